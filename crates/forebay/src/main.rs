@@ -1,2 +1,51 @@
-//! The one binary.
-fn main() {}
+//! The one binary, `forebay`: it parses the command line and hands over to one module per command.
+//! It knows the commands and how errors are shown; what a command does lives in its module and, below that, in the crates.
+
+mod bench;
+mod cmd;
+mod results;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// What a command returns: the error is printed on stderr and the process exits with 1.
+type CommandResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+#[derive(Parser)]
+#[command(
+    name = "forebay",
+    version,
+    about = "Moves KV cache over every path and sends requests to where it is"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run an emulated inference engine with an OpenAI API
+    Engine(cmd::engine::Args),
+    /// Route OpenAI requests to engines, aware of their caches and load
+    Route(cmd::route::Args),
+    /// Inspect, sample, generate and replay request traces
+    Trace(cmd::trace::Args),
+    /// Measure one part of the system against its ceiling
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Engine(args) => cmd::engine::run(args),
+        Command::Route(args) => cmd::route::run(args),
+        Command::Trace(args) => cmd::trace::run(args),
+        Command::Bench(args) => bench::run(args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("forebay: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
