@@ -4,3 +4,4 @@
 //! them. It must never know how an engine or a router works inside: it speaks to them over HTTP as any client would.
 
 pub mod request;
+pub mod tokens;

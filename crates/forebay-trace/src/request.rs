@@ -1,24 +1,44 @@
 //! One request as a trace records it, in the one form that every reader produces and everything else consumes.
 //! It knows lengths, times and prefix blocks; it must never know which format a request came from.
 
-/// One request of a trace. Times are microseconds of trace time.
-#[derive(Debug, Clone, PartialEq)]
+use serde::{Deserialize, Serialize};
+
+/// One request of a trace. Times are microseconds of trace time. Its JSON, one object a line, is the project's own trace
+/// format: absent options and an empty `blocks` are left out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceRequest {
     /// Names the conversation; requests of a trace without conversations each have their own.
     pub session: String,
+    /// For the session of a sub-agent: the top-level session that it works for, however deeply it is nested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent_session: Option<String>,
     /// Position within the session, from 0.
     pub turn: u32,
     /// Arrival, from the start of the trace.
     pub arrival_us: u64,
     /// Pause between the end of the previous turn's answer and this request, where the trace records it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub think_us: Option<u64>,
+    /// How long the recorded service took to answer, where the trace records it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_us: Option<u64>,
     /// Length of the prompt in tokens.
     pub input_tokens: u32,
     /// Length of the answer in tokens.
     pub output_tokens: u32,
     /// Tokens per prefix block; 0 in traces without prefix information.
+    #[serde(default)]
     pub block_tokens: u32,
     /// One id per prefix block, in order, unique over the whole trace: equal ids at equal positions after equal
-    /// predecessors are the same KV. The last block may be partial. Empty in traces without prefix information.
+    /// predecessors are the same KV. Some formats name only whole blocks, so that up to a block of the prompt has no id;
+    /// in others the last block may be partial. Empty in traces without prefix information.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<u64>,
+}
+
+impl TraceRequest {
+    /// The top-level session that the request belongs to: its own, or the one that its sub-agent works for.
+    pub fn root_session(&self) -> &str {
+        self.parent_session.as_deref().unwrap_or(&self.session)
+    }
 }
