@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// One request of a trace. Times are microseconds of trace time. Its JSON, one object a line, is the project's own trace
 /// format: absent options and an empty `blocks` are left out.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceRequest {
     /// Names the conversation; requests of a trace without conversations each have their own.
     pub session: String,
@@ -26,6 +26,9 @@ pub struct TraceRequest {
     pub input_tokens: u32,
     /// Length of the answer in tokens.
     pub output_tokens: u32,
+    /// How many tokens at the start of the prompt are tool definitions and system prompt, where the trace records it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system_tokens: Option<u32>,
     /// Tokens per prefix block; 0 in traces without prefix information.
     #[serde(default)]
     pub block_tokens: u32,
