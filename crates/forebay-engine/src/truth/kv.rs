@@ -1,0 +1,240 @@
+//! The bytes themselves: fills the extents of a block and reads them back. This file knows words, lanes and keys; it
+//! must never know which block of which memory it is given.
+
+use super::hash::BlockHash;
+use super::{BlockHasher, SplitMix64, fold_product};
+use forebay_kv::NamespaceKey;
+use std::ops::Range;
+use thiserror::Error;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Bytes of one word: the unit in which KV is made and read.
+pub const WORD_BYTES: usize = 4;
+
+/// How much KV there is. Scaled down from the real model's, so that several engines fit a small machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    layers: usize,
+    lanes: usize,
+    block_tokens: usize,
+}
+
+/// Why a shape is impossible.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ShapeError {
+    /// There is nothing to hold.
+    #[error("layers is {0}; at least 1 and at most {MAX_LAYERS} are allowed")]
+    Layers(usize),
+    /// Tokens of a block out of range.
+    #[error("block_tokens is {0}; at least 1 and at most {MAX_BLOCK_TOKENS} are allowed")]
+    BlockTokens(usize),
+    /// Not a whole number of words, or none, or too many.
+    #[error(
+        "kv_bytes_per_token_layer is {0}; a multiple of {WORD_BYTES} from {WORD_BYTES} to {MAX_TOKEN_LAYER_BYTES} is allowed"
+    )]
+    TokenLayerBytes(usize),
+}
+
+/// Most layers of a model.
+pub const MAX_LAYERS: usize = 512;
+/// Most tokens of a block.
+pub const MAX_BLOCK_TOKENS: usize = 1024;
+/// Most KV of a token in a layer: 64 KiB, twice that of 128 heads of 128 in half precision.
+pub const MAX_TOKEN_LAYER_BYTES: usize = 64 << 10;
+
+impl KvShape {
+    /// A shape of `layers`, each holding `bytes_per_token_layer` for every token, in blocks of `block_tokens`.
+    pub fn new(
+        layers: usize,
+        bytes_per_token_layer: usize,
+        block_tokens: usize,
+    ) -> Result<KvShape, ShapeError> {
+        if !(1..=MAX_LAYERS).contains(&layers) {
+            return Err(ShapeError::Layers(layers));
+        }
+        if !(1..=MAX_BLOCK_TOKENS).contains(&block_tokens) {
+            return Err(ShapeError::BlockTokens(block_tokens));
+        }
+        let whole_words = bytes_per_token_layer.is_multiple_of(WORD_BYTES);
+        if !whole_words || !(WORD_BYTES..=MAX_TOKEN_LAYER_BYTES).contains(&bytes_per_token_layer) {
+            return Err(ShapeError::TokenLayerBytes(bytes_per_token_layer));
+        }
+        Ok(KvShape { layers, lanes: bytes_per_token_layer / WORD_BYTES, block_tokens })
+    }
+
+    /// Layers of the model.
+    pub fn layers(&self) -> usize {
+        self.layers
+    }
+
+    /// Tokens of a block.
+    pub fn block_tokens(&self) -> usize {
+        self.block_tokens
+    }
+
+    /// Words of a block's extent in one layer.
+    pub fn extent_words(&self) -> usize {
+        self.lanes * self.block_tokens
+    }
+
+    /// Bytes of a block's extent in one layer.
+    pub fn extent_bytes(&self) -> usize {
+        self.extent_words() * WORD_BYTES
+    }
+}
+
+/// Constants of a lane of a layer.
+#[derive(Clone, Copy, Debug)]
+struct Lane {
+    flip_low: u32,
+    flip_high: u32,
+    /// Odd, so that a changed word always changes the sum.
+    weight: u32,
+}
+
+impl Lane {
+    fn new(random: &mut SplitMix64) -> Lane {
+        let (flips, weight) = (random.next(), random.next());
+        Lane { flip_low: flips as u32, flip_high: (flips >> 32) as u32, weight: weight as u32 | 1 }
+    }
+
+    #[inline(always)]
+    fn word(self, key_low: u32, key_high: u32) -> u32 {
+        let product = u64::from(key_low ^ self.flip_low) * u64::from(key_high ^ self.flip_high);
+        (product >> 32) as u32 ^ product as u32
+    }
+
+    #[inline(always)]
+    fn weigh(self, word: u32) -> u64 {
+        u64::from(word) * u64::from(self.weight)
+    }
+}
+
+/// The keys of a block's first tokens. Halves lie apart, so that the loops over them become vector instructions.
+#[derive(Clone, Debug, Default)]
+pub struct BlockKeys {
+    low: Vec<u32>,
+    high: Vec<u32>,
+}
+
+impl BlockKeys {
+    /// How many tokens have keys.
+    pub fn len(&self) -> usize {
+        self.low.len()
+    }
+
+    /// Whether no token has a key.
+    pub fn is_empty(&self) -> bool {
+        self.low.is_empty()
+    }
+
+    fn clear(&mut self) {
+        self.low.clear();
+        self.high.clear();
+    }
+
+    fn push(&mut self, key: u64) {
+        self.low.push(key as u32);
+        self.high.push((key >> 32) as u32);
+    }
+}
+
+/// The sums of a block's first tokens over the layers read so far.
+#[derive(Clone, Debug, Default)]
+pub struct BlockSums(Vec<u64>);
+
+impl BlockSums {
+    /// Starts over for the first `tokens` tokens of a block.
+    pub fn reset(&mut self, tokens: usize) {
+        self.0.clear();
+        self.0.resize(tokens, 0);
+    }
+
+    /// One sum per token, in order.
+    pub fn as_slice(&self) -> &[u64] {
+        &self.0
+    }
+}
+
+/// The KV of one namespace in one shape: what each word must be, and how words are read.
+#[derive(Clone, Debug)]
+pub struct KvTruth {
+    shape: KvShape,
+    hasher: BlockHasher,
+    key_seed: u64,
+    /// All lanes of layer 0, then of layer 1, and so on.
+    lanes: Vec<Lane>,
+}
+
+impl KvTruth {
+    /// The KV of `namespace` in `shape`.
+    pub fn new(namespace: &NamespaceKey, shape: KvShape) -> KvTruth {
+        let mut random = SplitMix64(xxh3_64(namespace.as_bytes()));
+        let key_seed = random.next();
+        let lanes = (0..shape.layers * shape.lanes).map(|_| Lane::new(&mut random)).collect();
+        KvTruth { shape, hasher: BlockHasher::new(namespace, shape.block_tokens), key_seed, lanes }
+    }
+
+    /// How much KV there is.
+    pub fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    /// Names the blocks of this namespace.
+    pub fn hasher(&self) -> &BlockHasher {
+        &self.hasher
+    }
+
+    /// Sets `keys` to those of `tokens`, the first tokens of the block that follows `parent`.
+    pub fn set_keys(&self, keys: &mut BlockKeys, parent: BlockHash, tokens: &[u32]) {
+        keys.clear();
+        let mut key = fold_product(parent.low_u64() ^ self.key_seed, parent.high_u64() | 1);
+        for &token in tokens {
+            key = fold_product(key ^ 0x4528_21E6_38D0_1377, u64::from(token) ^ self.key_seed);
+            keys.push(key);
+        }
+    }
+
+    /// Writes the words of the tokens `range` of a block into its extent in `layer`; other words stay as they are.
+    ///
+    /// # Panics
+    /// When `extent` is not [`KvShape::extent_words`] long or `range` reaches past `keys`.
+    pub fn fill(&self, layer: usize, keys: &BlockKeys, range: Range<usize>, extent: &mut [u32]) {
+        assert_eq!(extent.len(), self.shape.extent_words(), "an extent of another shape");
+        let (low, high) = (&keys.low[range.clone()], &keys.high[range.clone()]);
+        for (lane, row) in self.lanes_of(layer).iter().zip(extent.chunks_exact_mut(self.shape.block_tokens)) {
+            for ((word, &low), &high) in row[range.clone()].iter_mut().zip(low).zip(high) {
+                *word = lane.word(low, high);
+            }
+        }
+    }
+
+    /// Adds what is read from a block's extent in `layer` to the sums of its first tokens.
+    ///
+    /// # Panics
+    /// When `extent` is not [`KvShape::extent_words`] long or `sums` are of more tokens than a block has.
+    pub fn read(&self, layer: usize, extent: &[u32], sums: &mut BlockSums) {
+        assert_eq!(extent.len(), self.shape.extent_words(), "an extent of another shape");
+        for (lane, row) in self.lanes_of(layer).iter().zip(extent.chunks_exact(self.shape.block_tokens)) {
+            let row = &row[..sums.0.len()];
+            for (sum, &word) in sums.0.iter_mut().zip(row) {
+                *sum = sum.wrapping_add(lane.weigh(word));
+            }
+        }
+    }
+
+    /// What [`KvTruth::read`] over all layers would give for the tokens `range` of a block, if every byte were right.
+    pub(super) fn predict(&self, keys: &BlockKeys, range: Range<usize>, sums: &mut BlockSums) {
+        sums.reset(range.len());
+        let (low, high) = (&keys.low[range.clone()], &keys.high[range]);
+        for lane in &self.lanes {
+            for ((sum, &low), &high) in sums.0.iter_mut().zip(low).zip(high) {
+                *sum = sum.wrapping_add(lane.weigh(lane.word(low, high)));
+            }
+        }
+    }
+
+    fn lanes_of(&self, layer: usize) -> &[Lane] {
+        &self.lanes[layer * self.shape.lanes..(layer + 1) * self.shape.lanes]
+    }
+}
