@@ -1,0 +1,79 @@
+//! The contract between the schedule and the links that carry it out. This file knows what an operation is and how it
+//! ends; it must never know how any link does its work.
+
+use crate::mailbox::Mailbox;
+use crate::memory::Memory;
+use crate::mover::OpId;
+use crate::region::SpanPair;
+use crate::thread::Message;
+use std::sync::Arc;
+
+/// A physical resource that copies bytes.
+///
+/// [`start`](Link::start) must not block: it hands the operation to the hardware, the kernel or threads of the link's
+/// own. The operation owns its spans until `done` is finished, so a link finishes an operation only when nothing of it
+/// can read or write them any more, also after an error.
+pub trait Link: Send {
+    /// Starts copying each pair's source to its target. The order of pairs is free, but `Outcome::Moved` with fewer
+    /// bytes than asked for means a prefix of the pairs in their order.
+    fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion);
+}
+
+/// One hop of a lot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkOp {
+    /// What to copy where.
+    pub pairs: Vec<SpanPair>,
+    /// The sum of the pairs' lengths.
+    pub bytes: u64,
+}
+
+/// How an operation ended. Nothing touches its spans any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The first `bytes` bytes arrived. Fewer than asked for is a short copy: the mover continues it.
+    Moved {
+        /// Bytes that arrived.
+        bytes: u64,
+    },
+    /// Some or all bytes did not arrive; the targets hold anything. The mover tries again on any route.
+    Failed {
+        /// What happened.
+        error: String,
+    },
+    /// The bytes arrived but are not those that were stored or sent. Not tried again.
+    Corrupt,
+}
+
+/// The obligation to end one operation. Dropping it without [`finish`](Completion::finish) reports a failure, so that no
+/// operation is ever forgotten.
+#[derive(Debug)]
+pub struct Completion {
+    op: OpId,
+    mailbox: Option<Arc<Mailbox<Message>>>,
+}
+
+impl Completion {
+    pub(crate) fn new(op: OpId, mailbox: Arc<Mailbox<Message>>) -> Completion {
+        Completion { op, mailbox: Some(mailbox) }
+    }
+
+    /// Ends the operation. Callable from any thread; never blocks.
+    pub fn finish(mut self, outcome: Outcome) {
+        self.post(outcome);
+    }
+
+    fn post(&mut self, outcome: Outcome) {
+        if let Some(mailbox) = self.mailbox.take() {
+            // Windows bound the number of completions, so they bypass the mailbox's limit. A closed mailbox means that
+            // the mover thread is gone and nobody waits for this operation.
+            let _ = mailbox.post_unbounded(Message::Completed(self.op, outcome));
+        }
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        self.post(Outcome::Failed { error: "the link dropped the operation".into() });
+    }
+}

@@ -1,0 +1,146 @@
+//! Links: a physical resource with a bounded window and a measured rate. This file knows windows and rates; it must never
+//! know which lot or transfer is on a link.
+
+use crate::lot::MAX_LOT_BYTES;
+
+/// Names a link of a mover.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub(crate) u32);
+
+impl LinkId {
+    /// Position in the order in which links were added, as in [`Telemetry::links`](crate::Telemetry::links).
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What is stated about a link when it is added.
+#[derive(Debug, Clone)]
+pub struct LinkSpec {
+    /// Shown in telemetry and errors.
+    pub name: String,
+    /// Lots in flight at most. Two or more hide the latency between lots.
+    pub window_lots: u32,
+    /// Bytes in flight at most; no lot on the link is larger.
+    pub window_bytes: u64,
+    /// Rate to assume until one has been measured; 0 when nothing is known.
+    pub rate_hint_bytes_per_s: u64,
+    /// How long an operation may take before it counts as lost.
+    pub op_timeout_us: u64,
+}
+
+/// Operations get this long unless the link's owner knows better.
+const DEFAULT_OP_TIMEOUT_US: u64 = 30_000_000;
+
+impl LinkSpec {
+    /// A link without a rate hint, whose operations may take 30 s.
+    pub fn new(name: impl Into<String>, window_lots: u32, window_bytes: u64) -> LinkSpec {
+        let op_timeout_us = DEFAULT_OP_TIMEOUT_US;
+        LinkSpec { name: name.into(), window_lots, window_bytes, rate_hint_bytes_per_s: 0, op_timeout_us }
+    }
+}
+
+/// A link at work: what is in flight on it, and how fast it has been.
+#[derive(Debug)]
+pub(crate) struct LinkState {
+    pub spec: LinkSpec,
+    pub down: bool,
+    pub lots: u32,
+    pub bytes: u64,
+    /// Of `bytes`, those of guests: relays for other places.
+    pub guest_bytes: u64,
+    failures_in_row: u32,
+    rests_until_us: u64,
+    rate: RateMeter,
+}
+
+/// How long a link rests after its first failure in a row; each further one doubles it.
+const FIRST_REST_US: u64 = 1_000;
+/// Doublings at most: the longest rest is about a second.
+const REST_DOUBLINGS: u32 = 10;
+
+impl LinkState {
+    pub fn new(spec: LinkSpec) -> LinkState {
+        LinkState {
+            spec,
+            down: false,
+            lots: 0,
+            bytes: 0,
+            guest_bytes: 0,
+            failures_in_row: 0,
+            rests_until_us: 0,
+            rate: RateMeter::default(),
+        }
+    }
+
+    /// Whether a lot of `bytes` may start now. Guests together get one lot's worth of bytes at most.
+    pub fn admits(&self, now_us: u64, bytes: u64, guest: bool) -> bool {
+        let fits = self.lots == 0 || self.bytes.saturating_add(bytes) <= self.spec.window_bytes;
+        let welcome = !guest || self.guest_bytes.saturating_add(bytes) <= MAX_LOT_BYTES;
+        !self.down
+            && now_us >= self.rests_until_us
+            && self.lots < self.spec.window_lots.max(1)
+            && fits
+            && welcome
+    }
+
+    /// Notes a failure. The link rests for a while: one that fails at once would otherwise pull every lot and fail it.
+    pub fn failed(&mut self, now_us: u64) {
+        self.rests_until_us = now_us + (FIRST_REST_US << self.failures_in_row.min(REST_DOUBLINGS));
+        self.failures_in_row += 1;
+    }
+
+    /// When a rest ends that has not ended yet.
+    pub fn rest_ends_us(&self, now_us: u64) -> Option<u64> {
+        (!self.down && self.rests_until_us > now_us).then_some(self.rests_until_us)
+    }
+
+    pub fn take(&mut self, bytes: u64, guest: bool) {
+        self.lots += 1;
+        self.bytes += bytes;
+        self.guest_bytes += if guest { bytes } else { 0 };
+    }
+
+    pub fn give_back(&mut self, bytes: u64, guest: bool) {
+        self.lots -= 1;
+        self.bytes -= bytes;
+        self.guest_bytes -= if guest { bytes } else { 0 };
+    }
+
+    /// Notes bytes that arrived.
+    pub fn moved(&mut self, started_us: u64, now_us: u64, bytes: u64) {
+        self.failures_in_row = 0;
+        self.rate.sample(started_us, now_us, bytes);
+    }
+
+    /// Measured rate, else the hint, else `None`.
+    pub fn rate_bytes_per_s(&self) -> Option<f64> {
+        let hint = self.spec.rate_hint_bytes_per_s;
+        self.rate.bytes_per_s().or((hint > 0).then_some(hint as f64))
+    }
+}
+
+/// Decayed bytes over decayed busy time. A ratio of sums, because completions that arrive together would make a mean of
+/// ratios meaningless.
+#[derive(Debug, Default)]
+struct RateMeter {
+    bytes: f64,
+    busy_us: f64,
+    last_completion_us: u64,
+}
+
+impl RateMeter {
+    /// Weight that a sample keeps when the next one arrives: about the last ten lots count.
+    const KEEP: f64 = 0.9;
+
+    fn sample(&mut self, started_us: u64, now_us: u64, bytes: u64) {
+        let busy_since_us = started_us.max(self.last_completion_us);
+        self.bytes = self.bytes * Self::KEEP + bytes as f64;
+        self.busy_us = self.busy_us * Self::KEEP + now_us.saturating_sub(busy_since_us) as f64;
+        self.last_completion_us = now_us;
+    }
+
+    fn bytes_per_s(&self) -> Option<f64> {
+        (self.busy_us > 0.0).then(|| self.bytes / self.busy_us * 1e6)
+    }
+}

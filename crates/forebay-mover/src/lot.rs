@@ -1,0 +1,234 @@
+//! Lots: how a transfer is cut, and what travels together. This file knows pairs, sizes and staging slots; it must never
+//! know which lot goes next.
+
+use crate::region::{Span, SpanPair};
+use crate::route::{RouteId, RouteState};
+use crate::transfer::TransferId;
+use std::collections::VecDeque;
+
+/// No lot is cut smaller, unless less is left.
+pub const MIN_LOT_BYTES: u64 = 512 << 10;
+/// No lot is cut larger.
+pub const MAX_LOT_BYTES: u64 = 16 << 20;
+/// Pairs in a lot at most, so that a lot of tiny blocks stays a bounded piece of work.
+const MAX_LOT_PAIRS: usize = 16_384;
+/// A route's share of what remains is cut into this many lots (guided self-scheduling): large lots while much remains,
+/// small ones at the end, so that all routes finish together.
+const ROUNDS: f64 = 4.0;
+
+/// The size of the next lot for a route that has `share` of its lane's rate, when `remaining_bytes` are uncut.
+pub(crate) fn lot_bytes(remaining_bytes: u64, share: f64, limit_bytes: u64) -> u64 {
+    let guided = (remaining_bytes as f64 * share / ROUNDS) as u64;
+    guided.clamp(MIN_LOT_BYTES, MAX_LOT_BYTES).min(limit_bytes).min(remaining_bytes)
+}
+
+/// What is left to cut of a transfer between two places.
+#[derive(Debug)]
+pub(crate) struct Leg {
+    pairs: VecDeque<SpanPair>,
+    bytes: u64,
+    /// Lots that failed on a route and may go again.
+    returned: Vec<Cut>,
+}
+
+/// Pairs cut from a leg.
+#[derive(Debug)]
+pub(crate) struct Cut {
+    pub pairs: Vec<SpanPair>,
+    pub bytes: u64,
+    /// Failed attempts so far.
+    pub attempts: u32,
+}
+
+impl Leg {
+    pub fn new() -> Leg {
+        Leg { pairs: VecDeque::new(), bytes: 0, returned: Vec::new() }
+    }
+
+    /// Adds a pair at the end; a pair adjacent to the last one on both sides becomes part of it.
+    pub fn push(&mut self, pair: SpanPair) {
+        self.bytes += pair.len();
+        if !self.pairs.back_mut().is_some_and(|last| last.merge(&pair)) {
+            self.pairs.push_back(pair);
+        }
+    }
+
+    /// Bytes still to be cut, returned lots included.
+    pub fn remaining_bytes(&self) -> u64 {
+        self.bytes + self.returned.iter().map(|cut| cut.bytes).sum::<u64>()
+    }
+
+    /// Gives a failed lot back.
+    pub fn give_back(&mut self, cut: Cut) {
+        self.returned.push(cut);
+    }
+
+    /// Cuts up to `target_bytes`, at least one byte; failed lots go first. `None` when nothing is left.
+    pub fn cut(&mut self, target_bytes: u64) -> Option<Cut> {
+        let Some(mut again) = self.returned.pop() else { return self.cut_fresh(target_bytes) };
+        if again.bytes > target_bytes {
+            // The route that takes it over has smaller slots than the one it failed on.
+            let mut source = Leg { bytes: again.bytes, pairs: again.pairs.into(), returned: Vec::new() };
+            let first = source.cut_fresh(target_bytes)?;
+            let rest = Cut { bytes: source.bytes, pairs: source.pairs.into(), attempts: again.attempts };
+            self.returned.push(rest);
+            again = Cut { attempts: again.attempts, ..first };
+        }
+        Some(again)
+    }
+
+    fn cut_fresh(&mut self, target_bytes: u64) -> Option<Cut> {
+        let mut cut = Cut { pairs: Vec::new(), bytes: 0, attempts: 0 };
+        while let Some(pair) = self.pairs.front_mut() {
+            let room = target_bytes.max(1) - cut.bytes;
+            if room == 0 || cut.pairs.len() == MAX_LOT_PAIRS {
+                break;
+            }
+            let len = pair.len().min(room);
+            cut.pairs.push(pair.part(0, len));
+            cut.bytes += len;
+            match pair.len() - len {
+                0 => drop(self.pairs.pop_front()),
+                rest => *pair = pair.part(len, rest),
+            }
+        }
+        self.bytes -= cut.bytes;
+        (cut.bytes > 0).then_some(cut)
+    }
+
+    /// Everything that was never cut or came back.
+    pub fn into_unmoved(self) -> impl Iterator<Item = SpanPair> {
+        self.pairs.into_iter().chain(self.returned.into_iter().flat_map(|cut| cut.pairs))
+    }
+}
+
+/// A lot on its route.
+#[derive(Debug)]
+pub(crate) struct Lot {
+    pub transfer: TransferId,
+    pub leg: usize,
+    pub route: RouteId,
+    pub cut: Cut,
+    /// The hop that it is on or waits for.
+    pub hop: usize,
+    /// Bytes of that hop that have completed.
+    pub hop_done_bytes: u64,
+    /// The slot behind each hop passed or under way.
+    pub slots: Vec<u32>,
+    /// When it began to wait for its hop.
+    pub ready_since_us: u64,
+    /// Time spent waiting between hops.
+    pub staged_us: u64,
+    /// Time spent on links.
+    pub moved_us: u64,
+}
+
+impl Lot {
+    /// What the current hop still has to copy.
+    pub fn hop_pairs(&self, route: &RouteState) -> Vec<SpanPair> {
+        let source_slot = self.hop.checked_sub(1).map(|staging| (staging, self.slots[staging]));
+        let target_slot = (self.hop < route.last_hop()).then(|| (self.hop, self.slots[self.hop]));
+        let slot_part = |slot: Option<(usize, u32)>, offset, len, otherwise: Span| match slot {
+            Some((staging, slot)) => route.slot_span(staging, slot, offset, len),
+            None => otherwise,
+        };
+        let mut leg = Leg::new();
+        let mut offset = 0;
+        for pair in &self.cut.pairs {
+            let from = slot_part(source_slot, offset, pair.len(), pair.from);
+            let to = slot_part(target_slot, offset, pair.len(), pair.to);
+            leg.push(SpanPair::new(from, to));
+            offset += pair.len();
+        }
+        skip(leg.pairs, self.hop_done_bytes)
+    }
+
+    /// Gives back the slots that the lot still holds: the one it was read from and the one it was written to.
+    pub fn give_slots_back(&self, route: &mut RouteState) {
+        for (staging, slot) in self.slots.iter().enumerate().skip(self.hop.saturating_sub(1)) {
+            route.give_slot_back(staging, *slot);
+        }
+    }
+
+    /// Pairs that have not reached their target, when the lot is given up.
+    pub fn unmoved(&self, route: &RouteState) -> Vec<SpanPair> {
+        let moved = if self.hop == route.last_hop() { self.hop_done_bytes } else { 0 };
+        skip(self.cut.pairs.iter().copied(), moved)
+    }
+}
+
+/// The pairs without their first `bytes` bytes.
+fn skip(pairs: impl IntoIterator<Item = SpanPair>, mut bytes: u64) -> Vec<SpanPair> {
+    let mut rest = Vec::new();
+    for pair in pairs {
+        let skipped = bytes.min(pair.len());
+        bytes -= skipped;
+        if skipped < pair.len() {
+            rest.push(pair.part(skipped, pair.len() - skipped));
+        }
+    }
+    rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::RegionId;
+
+    fn pair(from: u64, to: u64, len: u64) -> SpanPair {
+        SpanPair::new(Span::new(RegionId(0), from, len), Span::new(RegionId(1), to, len))
+    }
+
+    #[test]
+    fn adjacent_blocks_become_one_copy() {
+        let mut leg = Leg::new();
+        for block in 0..8 {
+            leg.push(pair(block * 10, block * 10, 10));
+        }
+        leg.push(pair(200, 80, 10));
+        let cut = leg.cut(MAX_LOT_BYTES).unwrap();
+        assert_eq!(cut.pairs, vec![pair(0, 0, 80), pair(200, 80, 10)]);
+        assert!(leg.cut(1).is_none());
+    }
+
+    #[test]
+    fn a_cut_splits_a_pair_at_any_byte_and_loses_none() {
+        let mut leg = Leg::new();
+        leg.push(pair(0, 100, 7));
+        leg.push(pair(50, 300, 5));
+        let mut cuts = Vec::new();
+        while let Some(cut) = leg.cut(4) {
+            cuts.push((cut.bytes, cut.pairs));
+        }
+        assert_eq!(
+            cuts,
+            vec![
+                (4, vec![pair(0, 100, 4)]),
+                (4, vec![pair(4, 104, 3), pair(50, 300, 1)]),
+                (4, vec![pair(51, 301, 4)]),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_returned_lot_goes_first_and_keeps_its_attempts_when_split() {
+        let mut leg = Leg::new();
+        leg.push(pair(0, 0, 10));
+        leg.give_back(Cut { pairs: vec![pair(100, 100, 10)], bytes: 10, attempts: 2 });
+        assert_eq!(leg.remaining_bytes(), 20);
+        let first = leg.cut(6).unwrap();
+        assert_eq!((first.attempts, first.pairs), (2, vec![pair(100, 100, 6)]));
+        let rest = leg.cut(6).unwrap();
+        assert_eq!((rest.attempts, rest.pairs), (2, vec![pair(106, 106, 4)]));
+        assert_eq!(leg.cut(100).unwrap().attempts, 0);
+    }
+
+    #[test]
+    fn lots_grow_with_what_remains_and_shrink_with_the_share() {
+        assert_eq!(lot_bytes(1 << 30, 1.0, u64::MAX), MAX_LOT_BYTES);
+        assert_eq!(lot_bytes(16 << 20, 0.5, u64::MAX), 2 << 20);
+        assert_eq!(lot_bytes(16 << 20, 0.01, u64::MAX), MIN_LOT_BYTES);
+        assert_eq!(lot_bytes(1000, 1.0, u64::MAX), 1000);
+        assert_eq!(lot_bytes(1 << 30, 1.0, 4 << 20), 4 << 20);
+    }
+}

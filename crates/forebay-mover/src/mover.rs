@@ -1,0 +1,316 @@
+//! The mover: the schedule as a sans-IO state machine. Callers submit transfers and report what completed; the mover says
+//! what to start next and how each transfer ended. Time is an argument. This file knows the state and how wishes enter
+//! it; `mover/pull.rs` chooses what starts, `mover/settle.rs` takes in what completed. None of them must ever know how a
+//! link works or what time it is.
+
+mod pull;
+mod settle;
+
+use crate::link::{LinkId, LinkSpec, LinkState};
+use crate::lot::{Leg, Lot};
+use crate::queue::{Lane, Rank, Turns, Waiting};
+use crate::region::{Place, RegionId, RegionTable, Span, SpanPair};
+use crate::route::{RouteError, RouteId, RouteSpec, RouteState};
+use crate::telemetry::{ClassTelemetry, LinkTelemetry, Telemetry};
+use crate::transfer::{Class, End, Reason, Refused, Transfer, TransferId};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+/// Names an operation: one hop of one lot, started once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpId(u64);
+
+/// How much a mover takes on.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Transfers that have not ended, at most.
+    pub transfers: usize,
+    /// Pairs in one transfer, at most.
+    pub pairs_per_transfer: usize,
+    /// Attempts that a lot gets, over all routes, before its transfer fails.
+    pub attempts: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { transfers: 65_536, pairs_per_transfer: 4 << 20, attempts: 4 }
+    }
+}
+
+/// An operation to start now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Start {
+    /// To be named when it completes.
+    pub op: OpId,
+    /// The link to start it on.
+    pub link: LinkId,
+    /// What to copy where.
+    pub pairs: Vec<SpanPair>,
+    /// The sum of the pairs' lengths.
+    pub bytes: u64,
+}
+
+/// Something that callers wait for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A transfer ended.
+    Ended(TransferId, End),
+    /// Spans that were quarantined when their transfer ended are touched by nobody any more.
+    Quiet(TransferId, Vec<Span>),
+}
+
+/// The schedule.
+#[derive(Debug)]
+pub struct Mover {
+    limits: Limits,
+    regions: RegionTable,
+    links: Vec<LinkState>,
+    turns: Vec<Turns>,
+    routes: Vec<RouteState>,
+    lanes: Vec<Lane>,
+    lane_of: HashMap<(Place, Place), usize>,
+    transfers: HashMap<TransferId, Active>,
+    /// Lots between two hops, or in the middle of one after a short copy; guests last, then by class, then by age.
+    ready: BTreeMap<(bool, Class, u64), Lot>,
+    ops: HashMap<OpId, Op>,
+    expiries: BTreeSet<(u64, OpId)>,
+    events: VecDeque<Event>,
+    link_counters: Vec<LinkTelemetry>,
+    class_counters: [ClassTelemetry; Class::ALL.len()],
+    next_transfer: u64,
+    next_op: u64,
+    next_ready: u64,
+}
+
+/// A transfer's parts by lane.
+type Legs = Vec<(usize, Leg)>;
+
+/// A transfer that has not ended.
+#[derive(Debug)]
+struct Active {
+    class: Class,
+    deadline_us: Option<u64>,
+    submitted_us: u64,
+    legs: Legs,
+    /// Every region that it names.
+    regions: Vec<RegionId>,
+    /// Lots that were cut and have neither arrived nor been given up.
+    lots: u32,
+    /// Of these, lots with an operation in flight.
+    in_flight: u32,
+    moved_bytes: u64,
+    unmoved: Vec<SpanPair>,
+    quarantined: Vec<Span>,
+    /// Set once nothing more is started for it.
+    ending: Option<Ending>,
+}
+
+#[derive(Debug)]
+enum Ending {
+    Cancelled,
+    Failed(Reason),
+}
+
+/// An operation in flight.
+#[derive(Debug)]
+struct Op {
+    lot: Lot,
+    link: usize,
+    guest: bool,
+    bytes: u64,
+    started_us: u64,
+    expires_us: u64,
+    /// It overran its limit; its transfer has gone on without it.
+    lost: bool,
+}
+
+impl Active {
+    fn waiting(&self, id: TransferId, leg: usize) -> Waiting {
+        Waiting { rank: Rank { deadline_us: self.deadline_us.unwrap_or(u64::MAX), transfer: id }, leg }
+    }
+}
+
+impl Mover {
+    /// A mover without links or routes.
+    pub fn new(limits: Limits) -> Mover {
+        Mover {
+            limits,
+            regions: RegionTable::default(),
+            links: Vec::new(),
+            turns: Vec::new(),
+            routes: Vec::new(),
+            lanes: Vec::new(),
+            lane_of: HashMap::new(),
+            transfers: HashMap::new(),
+            ready: BTreeMap::new(),
+            ops: HashMap::new(),
+            expiries: BTreeSet::new(),
+            events: VecDeque::new(),
+            link_counters: Vec::new(),
+            class_counters: Default::default(),
+            next_transfer: 0,
+            next_op: 0,
+            next_ready: 0,
+        }
+    }
+
+    /// Registers `len` bytes at `place`.
+    pub fn add_region(&mut self, place: Place, len: u64) -> RegionId {
+        self.regions.add(place, len)
+    }
+
+    /// Forgets a region. Refused while a transfer that has not ended, or a lost operation, uses it.
+    pub fn remove_region(&mut self, region: RegionId) -> Result<(), Refused> {
+        self.regions.remove(region)
+    }
+
+    /// Adds a link.
+    pub fn add_link(&mut self, spec: LinkSpec) -> LinkId {
+        self.link_counters.push(LinkTelemetry { name: spec.name.clone(), ..LinkTelemetry::default() });
+        self.links.push(LinkState::new(spec));
+        self.turns.push(Turns::default());
+        LinkId(self.links.len() as u32 - 1)
+    }
+
+    /// Adds a route over links that exist and staging that is registered. Its staging regions stay in use for good.
+    pub fn add_route(&mut self, spec: RouteSpec) -> Result<RouteId, RouteError> {
+        self.check_route(&spec)?;
+        for staging in &spec.staging {
+            self.regions.hold(staging.region);
+        }
+        let id = RouteId(self.routes.len() as u32);
+        let lane = *self.lane_of.entry((spec.from, spec.to)).or_insert_with(|| {
+            self.lanes.push(Lane::new(spec.from, spec.to));
+            self.lanes.len() - 1
+        });
+        self.lanes[lane].routes.push(id);
+        self.routes.push(RouteState::new(spec, lane));
+        Ok(id)
+    }
+
+    fn check_route(&self, spec: &RouteSpec) -> Result<(), RouteError> {
+        if spec.hops.is_empty() || spec.staging.len() + 1 != spec.hops.len() {
+            return Err(RouteError::Shape { hops: spec.hops.len(), staging: spec.staging.len() });
+        }
+        if let Some(hop) = spec.hops.iter().find(|hop| hop.link.0 as usize >= self.links.len()) {
+            return Err(RouteError::UnknownLink(hop.link));
+        }
+        for staging in &spec.staging {
+            let (slots, slot_bytes) = (staging.slots, staging.slot_bytes);
+            if slots == 0 || slot_bytes == 0 {
+                return Err(RouteError::EmptyStaging { slots, slot_bytes });
+            }
+            let all = u64::from(slots).saturating_mul(slot_bytes);
+            self.regions.place_of(&Span::new(staging.region, 0, all))?;
+        }
+        Ok(())
+    }
+
+    /// Accepts a transfer. It ends exactly once, with an [`Event::Ended`]. A transfer without pairs ends at once.
+    pub fn submit(&mut self, now_us: u64, transfer: Transfer) -> Result<TransferId, Refused> {
+        let (legs, regions) = self.admit(&transfer)?;
+        let id = TransferId(self.next_transfer);
+        self.next_transfer += 1;
+        for region in &regions {
+            self.regions.hold(*region);
+        }
+        let active = Active {
+            class: transfer.class,
+            deadline_us: transfer.deadline_us,
+            submitted_us: now_us,
+            legs,
+            regions,
+            lots: 0,
+            in_flight: 0,
+            moved_bytes: 0,
+            unmoved: Vec::new(),
+            quarantined: Vec::new(),
+            ending: None,
+        };
+        for (index, (lane, leg)) in active.legs.iter().enumerate() {
+            self.lanes[*lane].waiting_bytes += leg.remaining_bytes();
+            self.lanes[*lane].insert(active.class, active.waiting(id, index));
+        }
+        self.transfers.insert(id, active);
+        self.settle(now_us, id);
+        Ok(id)
+    }
+
+    /// Checks a transfer and sorts its pairs by lane.
+    fn admit(&self, transfer: &Transfer) -> Result<(Legs, Vec<RegionId>), Refused> {
+        let (queued, limit) = (self.transfers.len(), self.limits.transfers);
+        if queued >= limit {
+            return Err(Refused::TooManyTransfers { queued, limit });
+        }
+        let (pairs, limit) = (transfer.pairs.len(), self.limits.pairs_per_transfer);
+        if pairs > limit {
+            return Err(Refused::TooManyPairs { pairs, limit });
+        }
+        let mut legs = Legs::new();
+        let mut regions = Vec::new();
+        for pair in &transfer.pairs {
+            let lane = self.lane_for(pair)?;
+            match legs.iter_mut().find(|(known, _)| *known == lane) {
+                Some((_, leg)) => leg.push(*pair),
+                None => {
+                    let mut leg = Leg::new();
+                    leg.push(*pair);
+                    legs.push((lane, leg));
+                }
+            }
+            for region in [pair.from.region, pair.to.region] {
+                if !regions.contains(&region) {
+                    regions.push(region);
+                }
+            }
+        }
+        Ok((legs, regions))
+    }
+
+    fn lane_for(&self, pair: &SpanPair) -> Result<usize, Refused> {
+        if pair.from.len != pair.to.len || pair.from.len == 0 {
+            return Err(Refused::Length { from_bytes: pair.from.len, to_bytes: pair.to.len });
+        }
+        let (from, to) = (self.regions.place_of(&pair.from)?, self.regions.place_of(&pair.to)?);
+        let lane = self.lane_of.get(&(from, to)).copied();
+        lane.filter(|lane| self.lane_is_live(*lane)).ok_or(Refused::NoRoute { from, to })
+    }
+
+    fn lane_is_live(&self, lane: usize) -> bool {
+        self.lanes[lane].routes.iter().any(|route| self.route_is_live(*route))
+    }
+
+    fn route_is_live(&self, route: RouteId) -> bool {
+        let hops = &self.routes[route.0 as usize].spec.hops;
+        hops.iter().all(|hop| !self.links[hop.link.0 as usize].down)
+    }
+
+    /// The next thing that callers wait for, in the order in which it happened.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When to call [`expire`](Mover::expire) and [`poll`](Mover::poll) again at the latest, even if nothing completes.
+    pub fn next_timeout_us(&self, now_us: u64) -> Option<u64> {
+        let expiry = self.expiries.first().map(|(expires_us, _)| *expires_us);
+        let work = !self.ready.is_empty() || self.lanes.iter().any(|lane| !lane.is_empty());
+        let rests = self.links.iter().filter_map(|link| link.rest_ends_us(now_us));
+        rests.filter(|_| work).chain(expiry).min()
+    }
+
+    /// A snapshot of all counters.
+    pub fn telemetry(&self) -> Telemetry {
+        let links = self.links.iter().zip(&self.link_counters).map(|(state, counters)| LinkTelemetry {
+            down: state.down,
+            in_flight_lots: state.lots,
+            in_flight_bytes: state.bytes,
+            rate_bytes_per_s: state.rate_bytes_per_s().unwrap_or(0.0),
+            ..counters.clone()
+        });
+        Telemetry {
+            links: links.collect(),
+            classes: self.class_counters.clone(),
+            transfers_active: self.transfers.len(),
+            waiting_bytes: self.lanes.iter().map(|lane| lane.waiting_bytes).sum(),
+        }
+    }
+}

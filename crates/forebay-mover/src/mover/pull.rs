@@ -1,0 +1,186 @@
+//! What starts next. An idle route pulls the next eligible lot: owners of a link before guests, lots that are under way
+//! before new ones, the most urgent class first, direct routes before longer ones. This file knows eligibility and
+//! order; it must never know what happens when an operation completes.
+
+use super::{Mover, Op, OpId, Start};
+use crate::lot::{Lot, lot_bytes};
+use crate::queue::{Rank, Waiting};
+use crate::route::{RouteId, RouteState};
+use crate::transfer::Class;
+
+/// A route that could take a lot now. The order of the fields is the order of precedence.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    turn: (bool, Class),
+    hops: usize,
+    rank: Rank,
+    route: usize,
+    waiting: Waiting,
+    bytes: u64,
+}
+
+impl Mover {
+    /// The next operation to start, or `None` when nothing can start before something completes, is submitted or times
+    /// out. Call it until it returns `None`.
+    pub fn poll(&mut self, now_us: u64) -> Option<Start> {
+        for guest in [false, true] {
+            let lot = self.take_ready(now_us, guest).or_else(|| self.pull_lot(now_us, guest));
+            if let Some(lot) = lot {
+                return Some(self.start(now_us, lot));
+            }
+        }
+        None
+    }
+
+    /// The first lot under way whose next hop has room.
+    fn take_ready(&mut self, now_us: u64, guest: bool) -> Option<Lot> {
+        let fits = |lot: &Lot| {
+            let route = &self.routes[lot.route.0 as usize];
+            let link = &self.links[route.spec.hops[lot.hop].link.0 as usize];
+            let has_slot = lot.slots.len() > lot.hop || route.has_slot_behind(lot.hop);
+            has_slot && link.admits(now_us, lot.cut.bytes - lot.hop_done_bytes, guest)
+        };
+        let mut ready = self.ready.iter().filter(|((is_guest, ..), _)| *is_guest == guest);
+        let key = ready.find(|(_, lot)| fits(lot)).map(|(key, _)| *key)?;
+        let lot = self.ready.remove(&key);
+        lot.map(|lot| Lot { staged_us: lot.staged_us + now_us.saturating_sub(lot.ready_since_us), ..lot })
+    }
+
+    /// Cuts a new lot for the route with the highest precedence.
+    fn pull_lot(&mut self, now_us: u64, guest: bool) -> Option<Lot> {
+        let candidates = (0..self.routes.len()).filter_map(|route| self.candidate(now_us, route, guest));
+        let best = candidates.min()?;
+        let route = &mut self.routes[best.route];
+        let lane = &mut self.lanes[route.lane];
+        let transfer = self.transfers.get_mut(&best.rank.transfer)?;
+        let (class, leg) = (transfer.class, &mut transfer.legs[best.waiting.leg].1);
+        let cut = leg.cut(best.bytes)?;
+        let exhausted = leg.remaining_bytes() == 0;
+        transfer.lots += 1;
+        lane.waiting_bytes -= cut.bytes;
+        route.in_flight_bytes += cut.bytes;
+        let counters = &mut self.class_counters[class.index()];
+        counters.queued_us += now_us.saturating_sub(transfer.submitted_us);
+        let link = route.spec.hops[0].link;
+        let on_link = |other: &&RouteState| other.spec.hops[0].link == link;
+        let waits =
+            |class| self.routes.iter().filter(on_link).any(|route| self.lanes[route.lane].waits(class));
+        self.turns[link.0 as usize].served(class, waits);
+        if exhausted {
+            self.lanes[self.routes[best.route].lane].remove(class, &best.waiting);
+        }
+        Some(Lot {
+            transfer: best.rank.transfer,
+            leg: best.waiting.leg,
+            route: RouteId(best.route as u32),
+            cut,
+            hop: 0,
+            hop_done_bytes: 0,
+            slots: Vec::new(),
+            ready_since_us: now_us,
+            staged_us: 0,
+            moved_us: 0,
+        })
+    }
+
+    /// What `route` would pull now.
+    fn candidate(&self, now_us: u64, route: usize, guest: bool) -> Option<Candidate> {
+        let state = &self.routes[route];
+        let hop = state.spec.hops[0];
+        let lane = &self.lanes[state.lane];
+        let link = &self.links[hop.link.0 as usize];
+        let may_start = hop.guest == guest && state.has_slot_behind(0) && link.admits(now_us, 1, guest);
+        if !may_start || lane.is_empty() || !self.route_is_live(RouteId(route as u32)) {
+            return None;
+        }
+        let turns = &self.turns[hop.link.0 as usize];
+        let waiting_classes = Class::ALL.into_iter().filter(|class| lane.waits(*class));
+        let class = waiting_classes.min_by_key(|class| turns.precedence(*class))?;
+        let waiting = lane.first(class)?;
+        let leg = &self.transfers.get(&waiting.rank.transfer)?.legs[waiting.leg].1;
+        let bytes = lot_bytes(leg.remaining_bytes(), self.share(route), self.lot_limit_bytes(state));
+        let eligible = link.admits(now_us, bytes, guest) && !self.others_finish_sooner(route, bytes);
+        eligible.then_some(Candidate {
+            turn: turns.precedence(class),
+            hops: state.spec.hops.len(),
+            rank: waiting.rank,
+            route,
+            waiting,
+            bytes,
+        })
+    }
+
+    /// Largest lot that fits through every staging and every window of a route.
+    fn lot_limit_bytes(&self, route: &RouteState) -> u64 {
+        let slots = route.spec.staging.iter().map(|staging| staging.slot_bytes);
+        let windows = route.spec.hops.iter().map(|hop| self.links[hop.link.0 as usize].spec.window_bytes);
+        slots.chain(windows).min().unwrap_or(u64::MAX).max(1)
+    }
+
+    /// Rate of a route: that of its slowest hop, or `None` while one is unknown.
+    fn rate(&self, route: usize) -> Option<f64> {
+        let hops = self.routes[route].spec.hops.iter();
+        let rates = hops.map(|hop| self.links[hop.link.0 as usize].rate_bytes_per_s());
+        rates.reduce(|slowest, rate| Some(slowest?.min(rate?))).flatten()
+    }
+
+    /// The live routes beside `route` between the same places.
+    fn others(&self, route: usize) -> impl Iterator<Item = usize> {
+        let lane = &self.lanes[self.routes[route].lane];
+        let live = lane.routes.iter().filter(|other| self.route_is_live(**other));
+        live.map(|other| other.0 as usize).filter(move |other| *other != route)
+    }
+
+    /// The part of its lane's rate that `route` has; equal parts while a rate is unknown.
+    fn share(&self, route: usize) -> f64 {
+        let own = self.rate(route);
+        let all = self.others(route).map(|other| self.rate(other)).fold(own, |sum, rate| Some(sum? + rate?));
+        match (own, all) {
+            (Some(own), Some(all)) if all > 0.0 => own / all,
+            _ => 1.0 / (1.0 + self.others(route).count() as f64),
+        }
+    }
+
+    /// Whether the lane would be empty sooner if `route` left a lot of `bytes` to the others. Without this a slow link
+    /// would take the last lot of a transfer and everybody would wait for it. It is never true while the others are
+    /// idle, so the lot is always taken by somebody.
+    fn others_finish_sooner(&self, route: usize, bytes: u64) -> bool {
+        let state = &self.routes[route];
+        let others = self.others(route).map(|other| (self.rate(other), self.routes[other].in_flight_bytes));
+        let summed = others.fold((Some(0.0), 0), |(rates, bytes), (rate, in_flight)| {
+            (rates.zip(rate).map(|(sum, rate)| sum + rate), bytes + in_flight)
+        });
+        let ((Some(others_rate), others_bytes), Some(own_rate)) = (summed, self.rate(route)) else {
+            return false;
+        };
+        let own_s = (state.in_flight_bytes + bytes) as f64 / own_rate;
+        let others_s = (self.lanes[state.lane].waiting_bytes + others_bytes) as f64 / others_rate;
+        others_bytes > 0 && own_s > others_s
+    }
+
+    /// Puts a lot's hop on its link.
+    fn start(&mut self, now_us: u64, mut lot: Lot) -> Start {
+        let route = &mut self.routes[lot.route.0 as usize];
+        if lot.slots.len() == lot.hop
+            && let Some(slot) = route.take_slot(lot.hop)
+        {
+            lot.slots.push(slot);
+        }
+        let hop = route.spec.hops[lot.hop];
+        let pairs = lot.hop_pairs(route);
+        let bytes = lot.cut.bytes - lot.hop_done_bytes;
+        let link = &mut self.links[hop.link.0 as usize];
+        link.take(bytes, hop.guest);
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        let expires_us = now_us.saturating_add(link.spec.op_timeout_us);
+        self.expiries.insert((expires_us, op));
+        if let Some(transfer) = self.transfers.get_mut(&lot.transfer) {
+            transfer.in_flight += 1;
+        }
+        let (link, guest) = (hop.link.0 as usize, hop.guest);
+        let state = Op { lot, link, guest, bytes, started_us: now_us, expires_us, lost: false };
+        self.ops.insert(op, state);
+        Start { op, link: hop.link, pairs, bytes }
+    }
+}

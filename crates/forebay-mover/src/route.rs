@@ -1,0 +1,131 @@
+//! Routes: hops between two places, joined by staging slots. This file knows the shape of a route and which slots are
+//! free; it must never know what is in them.
+
+use crate::link::LinkId;
+use crate::region::{Place, RegionId, Span};
+use crate::transfer::Refused;
+use thiserror::Error;
+
+/// Names a route of a mover.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RouteId(pub(crate) u32);
+
+/// One hop of a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hop {
+    /// The link that the hop runs on.
+    pub link: LinkId,
+    /// A guest uses a link that belongs to somebody else's traffic: it yields to every lot that is not a guest, and
+    /// has at most [`MAX_LOT_BYTES`](crate::MAX_LOT_BYTES) in flight there.
+    pub guest: bool,
+}
+
+/// Slots between two hops, side by side in one region from offset 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Staging {
+    /// Registered memory that nobody else uses.
+    pub region: RegionId,
+    /// Size of a slot; no lot on the route is larger.
+    pub slot_bytes: u64,
+    /// How many there are. Two let the hops overlap.
+    pub slots: u32,
+}
+
+/// A way from one place to another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouteSpec {
+    /// Where lots are read.
+    pub from: Place,
+    /// Where they arrive.
+    pub to: Place,
+    /// The hops in order; at least one.
+    pub hops: Vec<Hop>,
+    /// What lies between them: one fewer than hops.
+    pub staging: Vec<Staging>,
+}
+
+impl RouteSpec {
+    /// A route of one hop.
+    pub fn direct(from: Place, to: Place, link: LinkId) -> RouteSpec {
+        RouteSpec { from, to, hops: vec![Hop { link, guest: false }], staging: Vec::new() }
+    }
+
+    /// A route of two hops over staging. Where `guest` is set, both hops are guests of their links.
+    pub fn relayed(from: Place, to: Place, links: [LinkId; 2], staging: Staging, guest: bool) -> RouteSpec {
+        let hops = links.map(|link| Hop { link, guest }).to_vec();
+        RouteSpec { from, to, hops, staging: vec![staging] }
+    }
+}
+
+/// Why a route was not added.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum RouteError {
+    /// The numbers of hops and stagings do not fit.
+    #[error(
+        "a route needs at least one hop and one staging fewer than hops: {hops} hops, {staging} stagings"
+    )]
+    Shape {
+        /// Hops given.
+        hops: usize,
+        /// Stagings given.
+        staging: usize,
+    },
+    /// A hop names a link that was never added.
+    #[error("link {0:?} does not exist")]
+    UnknownLink(LinkId),
+    /// A staging has no slots or slots without bytes.
+    #[error("staging needs slots and bytes above 0: {slots} slots of {slot_bytes} bytes")]
+    EmptyStaging {
+        /// Slots given.
+        slots: u32,
+        /// Bytes per slot given.
+        slot_bytes: u64,
+    },
+    /// The slots do not fit into their region.
+    #[error("staging: {0}")]
+    Staging(#[from] Refused),
+}
+
+/// A route at work.
+#[derive(Debug)]
+pub(crate) struct RouteState {
+    pub spec: RouteSpec,
+    /// Index of the lane that it serves.
+    pub lane: usize,
+    /// Bytes of the lots that are on it.
+    pub in_flight_bytes: u64,
+    /// Free slots of each staging.
+    free: Vec<Vec<u32>>,
+}
+
+impl RouteState {
+    pub fn new(spec: RouteSpec, lane: usize) -> RouteState {
+        let free = spec.staging.iter().map(|staging| (0..staging.slots).rev().collect()).collect();
+        RouteState { spec, lane, in_flight_bytes: 0, free }
+    }
+
+    pub fn last_hop(&self) -> usize {
+        self.spec.hops.len() - 1
+    }
+
+    /// Whether the staging behind `hop`, if there is one, has a free slot.
+    pub fn has_slot_behind(&self, hop: usize) -> bool {
+        self.free.get(hop).is_none_or(|free| !free.is_empty())
+    }
+
+    pub fn take_slot(&mut self, staging: usize) -> Option<u32> {
+        self.free.get_mut(staging)?.pop()
+    }
+
+    pub fn give_slot_back(&mut self, staging: usize, slot: u32) {
+        debug_assert!(!self.free[staging].contains(&slot), "a slot is given back once");
+        self.free[staging].push(slot);
+    }
+
+    /// `len` bytes at `offset` of a slot.
+    pub fn slot_span(&self, staging: usize, slot: u32, offset: u64, len: u64) -> Span {
+        let Staging { region, slot_bytes, .. } = self.spec.staging[staging];
+        debug_assert!(offset + len <= slot_bytes);
+        Span::new(region, u64::from(slot) * slot_bytes + offset, len)
+    }
+}

@@ -1,0 +1,191 @@
+//! Transfers: what callers ask for and how it ends. This file knows the contract with callers; it must never know how a
+//! transfer is cut or scheduled.
+
+use crate::region::{Place, RegionId, Span, SpanPair};
+use thiserror::Error;
+
+/// Names a transfer. Ids are never reused while a mover lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TransferId(pub(crate) u64);
+
+/// How urgent a transfer is, most urgent first. Less urgent classes are served when more urgent ones leave links free,
+/// and at least once every [`STARVE_LOTS`](crate::STARVE_LOTS) lots of a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// A request waits for these bytes.
+    Demand,
+    /// Bytes that a request will want soon.
+    Prefetch,
+    /// Computed KV on its way to where it is kept.
+    WriteBack,
+    /// Checks and clean-up.
+    Scrub,
+}
+
+impl Class {
+    /// All classes, most urgent first.
+    pub const ALL: [Class; 4] = [Class::Demand, Class::Prefetch, Class::WriteBack, Class::Scrub];
+
+    pub(crate) fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// A wish to copy bytes between pairs of spans.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transfer {
+    /// What goes where. Targets must not overlap each other or any source.
+    pub pairs: Vec<SpanPair>,
+    /// How urgent it is.
+    pub class: Class,
+    /// When the bytes are needed. Within a class the earliest deadline goes first, those without one last. A missed
+    /// deadline does not end the transfer; it is counted.
+    pub deadline_us: Option<u64>,
+}
+
+impl Transfer {
+    /// A transfer without a deadline.
+    pub fn new(pairs: Vec<SpanPair>, class: Class) -> Transfer {
+        Transfer { pairs, class, deadline_us: None }
+    }
+
+    /// Sets when the bytes are needed, in the mover's clock.
+    pub fn with_deadline_us(mut self, deadline_us: u64) -> Transfer {
+        self.deadline_us = Some(deadline_us);
+        self
+    }
+}
+
+/// How a transfer ended. Each transfer ends exactly once, and only when nothing reads or writes its spans any more,
+/// except those listed as quarantined.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// Every span was moved in full; `bytes` is their exact sum.
+    Done {
+        /// Bytes moved.
+        bytes: u64,
+    },
+    /// Something could not be moved.
+    Failed(Failure),
+    /// The caller cancelled it.
+    Cancelled {
+        /// Bytes that had reached their target by then.
+        moved_bytes: u64,
+        /// Spans that a lost operation may still touch; an [`Event::Quiet`](crate::Event::Quiet) names them again once
+        /// it cannot.
+        quarantined: Vec<Span>,
+    },
+}
+
+/// Why and where a transfer failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The first reason.
+    pub reason: Reason,
+    /// What did not reach its target in full, in no particular order. Everything else did.
+    pub unmoved: Vec<SpanPair>,
+    /// Bytes that reached their target.
+    pub moved_bytes: u64,
+    /// Spans that a lost operation may still touch. They must not be reused until an
+    /// [`Event::Quiet`](crate::Event::Quiet) names them.
+    pub quarantined: Vec<Span>,
+}
+
+/// Why a lot, and with it its transfer, failed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Reason {
+    /// The transfer was never accepted.
+    #[error("refused: {0}")]
+    Refused(Refused),
+    /// A link reported an error, after the stated number of attempts on all routes.
+    #[error("link {link} failed after {attempts} attempts: {error}")]
+    Link {
+        /// The link's name.
+        link: String,
+        /// What the last attempt reported.
+        error: String,
+        /// Attempts made.
+        attempts: u32,
+    },
+    /// The bytes that left storage or the wire were not the ones that went in.
+    #[error("corrupt bytes on link {link}")]
+    Corrupt {
+        /// The link's name.
+        link: String,
+    },
+    /// An operation did not complete within its link's limit. Its spans are quarantined.
+    #[error("an operation on link {link} did not complete in {timeout_us} us")]
+    TimedOut {
+        /// The link's name.
+        link: String,
+        /// The limit.
+        timeout_us: u64,
+    },
+    /// Every route between the places is down.
+    #[error("no live route from {from:?} to {to:?}")]
+    NoRoute {
+        /// Where the bytes were.
+        from: Place,
+        /// Where they should have gone.
+        to: Place,
+    },
+}
+
+/// Why a wish was not accepted. Nothing was moved and nothing will be.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Refused {
+    /// No such region, or no longer.
+    #[error("region {region:?} is not registered")]
+    UnknownRegion {
+        /// The id given.
+        region: RegionId,
+    },
+    /// A span reaches outside its region.
+    #[error("span {span:?} reaches outside its region of {region_bytes} bytes")]
+    OutOfBounds {
+        /// The span.
+        span: Span,
+        /// The region's length.
+        region_bytes: u64,
+    },
+    /// Source and target differ in length, or are empty.
+    #[error("a pair must have equal lengths above 0: from {from_bytes} to {to_bytes} bytes")]
+    Length {
+        /// Source length.
+        from_bytes: u64,
+        /// Target length.
+        to_bytes: u64,
+    },
+    /// No route joins the two places, or all of them are down.
+    #[error("no live route from {from:?} to {to:?}")]
+    NoRoute {
+        /// Source place.
+        from: Place,
+        /// Target place.
+        to: Place,
+    },
+    /// Too many transfers wait.
+    #[error("{queued} transfers are queued; at most {limit} may be")]
+    TooManyTransfers {
+        /// Transfers that have not ended.
+        queued: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// Too many pairs in one transfer.
+    #[error("{pairs} pairs in one transfer; at most {limit} may be")]
+    TooManyPairs {
+        /// Pairs given.
+        pairs: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The region is used by transfers that have not ended.
+    #[error("region {region:?} is used by {users} transfers")]
+    RegionInUse {
+        /// The region.
+        region: RegionId,
+        /// Transfers, or lost operations, that hold it.
+        users: u32,
+    },
+}
