@@ -1,0 +1,221 @@
+//! The record log on disk: one JSON object a line, each written by a single append, so that a crash of the process loses
+//! at most the line that was being written. It knows lines and files; it must never know what the records mean.
+
+use super::{Counter, Line, LinkSample, LoadSample, RequestRecord, RunInfo};
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// Appends lines to a log file. It can be shared: each line is written whole under a lock.
+#[derive(Debug)]
+pub struct RecordWriter {
+    file: Mutex<File>,
+}
+
+/// All that a log holds, by kind and in the order written.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RecordLog {
+    /// How each arm was run.
+    pub runs: Vec<RunInfo>,
+    /// Requests that ended.
+    pub requests: Vec<RequestRecord>,
+    /// Load samples.
+    pub loads: Vec<LoadSample>,
+    /// Link samples.
+    pub links: Vec<LinkSample>,
+    /// Counters.
+    pub counters: Vec<Counter>,
+    /// Lines that could not be read: their number from 1, and why. A torn last line is one of them.
+    pub skipped: Vec<(u64, String)>,
+}
+
+/// A log that cannot be read at all.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read the record log {}: {source}", path.display())]
+pub struct LogError {
+    /// The file.
+    pub path: PathBuf,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+/// A line longer than this is damage, not a record.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+
+impl RecordWriter {
+    /// Opens `path` for appending and makes it if it is missing. A torn last line of an earlier crash is closed first,
+    /// so that it cannot swallow the next record.
+    pub fn append(path: &Path) -> io::Result<RecordWriter> {
+        let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
+        if file.seek(SeekFrom::End(0))? > 0 {
+            let mut last = [0];
+            file.seek(SeekFrom::End(-1))?;
+            file.read_exact(&mut last)?;
+            if last != *b"\n" {
+                file.write_all(b"\n")?;
+            }
+        }
+        Ok(RecordWriter { file: Mutex::new(file) })
+    }
+
+    /// Appends one line. It has left the process when this returns.
+    pub fn write(&self, line: &Line) -> io::Result<()> {
+        let mut text = serde_json::to_vec(line)?;
+        text.push(b'\n');
+        self.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(&text)
+    }
+}
+
+impl RecordLog {
+    /// Reads a log file. Lines that are not records are skipped and listed.
+    pub fn read(path: &Path) -> Result<RecordLog, LogError> {
+        let at_path = |source| LogError { path: path.to_owned(), source };
+        let file = File::open(path).map_err(at_path)?;
+        RecordLog::from_reader(BufReader::new(file)).map_err(at_path)
+    }
+
+    /// Reads a log from any reader; see [`RecordLog::read`].
+    pub fn from_reader(mut reader: impl BufRead) -> io::Result<RecordLog> {
+        let mut log = RecordLog::default();
+        let mut text = Vec::new();
+        for number in 1.. {
+            text.clear();
+            if reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut text)? == 0 {
+                break;
+            }
+            if text.trim_ascii().is_empty() {
+                continue;
+            }
+            match serde_json::from_slice(&text) {
+                Ok(line) => log.push(line),
+                Err(error) => log.skipped.push((number, error.to_string())),
+            }
+        }
+        Ok(log)
+    }
+
+    /// Adds one line.
+    pub fn push(&mut self, line: Line) {
+        match line {
+            Line::Run(run) => self.runs.push(run),
+            Line::Request(request) => self.requests.push(request),
+            Line::Load(load) => self.loads.push(load),
+            Line::Link(link) => self.links.push(link),
+            Line::Counter(counter) => self.counters.push(counter),
+        }
+    }
+
+    /// Adds all that another log holds.
+    pub fn extend(&mut self, other: RecordLog) {
+        self.runs.extend(other.runs);
+        self.requests.extend(other.requests);
+        self.loads.extend(other.loads);
+        self.links.extend(other.links);
+        self.counters.extend(other.counters);
+        self.skipped.extend(other.skipped);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Failure, FailureKind, Outcome};
+
+    fn request(turn: u32, outcome: Outcome) -> Line {
+        Line::Request(RequestRecord {
+            arm: "lpwl".into(),
+            session: "s-1".into(),
+            turn,
+            backend: Some("engine-0".into()),
+            arrival_s: 1.25,
+            start_s: 1.26,
+            ttft_s: Some(0.5),
+            tpot_s: None,
+            e2e_s: 0.75,
+            input_tokens: 1000,
+            carried_tokens: 640,
+            early: false,
+            output_tokens: 1,
+            cached_tokens: Some(512),
+            external_cached_tokens: Some(256),
+            wrong_tokens: Some(0),
+            outcome,
+        })
+    }
+
+    fn lines() -> Vec<Line> {
+        vec![
+            Line::Run(RunInfo { arm: "lpwl".into(), parameters: vec![("model".into(), "m".into())] }),
+            request(0, Outcome::Ok),
+            request(1, Outcome::Failed(Failure::new(FailureKind::Reset, "connection reset"))),
+            Line::Load(LoadSample {
+                arm: "lpwl".into(),
+                at_s: 2.0,
+                instance: "engine-0".into(),
+                running: 3,
+                waiting: 1,
+                kv_usage: 0.5,
+            }),
+            Line::Link(LinkSample { arm: "lpwl".into(), at_s: 2.0, link: "host".into(), bytes: 10, lots: 2 }),
+            Line::Counter(Counter { arm: "lpwl".into(), name: "corruptions caught".into(), value: 4 }),
+        ]
+    }
+
+    fn collected(lines: Vec<Line>) -> RecordLog {
+        let mut log = RecordLog::default();
+        lines.into_iter().for_each(|line| log.push(line));
+        log
+    }
+
+    #[test]
+    fn what_was_written_reads_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("records.jsonl");
+        let writer = RecordWriter::append(&path).unwrap();
+        lines().iter().for_each(|line| writer.write(line).unwrap());
+        assert_eq!(RecordLog::read(&path).unwrap(), collected(lines()));
+    }
+
+    #[test]
+    fn a_log_cut_at_any_byte_loses_only_the_last_line() {
+        let whole: Vec<u8> = lines()
+            .iter()
+            .flat_map(|line| [serde_json::to_vec(line).unwrap(), b"\n".to_vec()].concat())
+            .collect();
+        for cut in 0..whole.len() {
+            let log = RecordLog::from_reader(&whole[..cut]).unwrap();
+            let complete = whole[..cut].iter().filter(|&&byte| byte == b'\n').count();
+            let held =
+                log.runs.len() + log.requests.len() + log.loads.len() + log.links.len() + log.counters.len();
+            // A record whose newline alone is missing is whole and may count.
+            assert!(held == complete || held == complete + 1, "cut at {cut}: {held} of {complete}");
+            assert!(held + log.skipped.len() <= complete + 1);
+        }
+    }
+
+    #[test]
+    fn appending_after_a_torn_line_keeps_the_new_record() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("records.jsonl");
+        std::fs::write(&path, br#"{"kind":"request","arm":"lp"#).unwrap();
+        RecordWriter::append(&path).unwrap().write(&request(7, Outcome::Ok)).unwrap();
+        let log = RecordLog::read(&path).unwrap();
+        assert_eq!(log.requests.len(), 1);
+        assert_eq!(log.skipped.len(), 1);
+        assert_eq!(log.skipped[0].0, 1);
+    }
+
+    #[test]
+    fn a_missing_log_is_an_error_that_names_the_file() {
+        let error = RecordLog::read(Path::new("no-such-file.jsonl")).unwrap_err();
+        assert!(error.to_string().contains("no-such-file.jsonl"), "{error}");
+    }
+
+    #[test]
+    fn a_long_detail_is_cut_at_a_character() {
+        let failure = Failure::new(FailureKind::Garbage, "ä".repeat(300));
+        assert!(failure.detail.len() <= Failure::DETAIL_BYTES_MAX);
+        assert!(failure.detail.chars().all(|letter| letter == 'ä'));
+    }
+}

@@ -1,0 +1,121 @@
+//! Load samples from engines that export vLLM's metrics. It knows the Prometheus text format as far as it needs; it must
+//! never know what the samples are for.
+
+use crate::record::LoadSample;
+use bytes::Bytes;
+use http::Uri;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_util::rt::TokioExecutor;
+use std::time::Duration;
+use tokio::time::{Instant, MissedTickBehavior, timeout};
+
+/// One reading of an engine's metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LoadReading {
+    /// `vllm:num_requests_running`.
+    pub running: f64,
+    /// `vllm:num_requests_waiting`.
+    pub waiting: f64,
+    /// `vllm:kv_cache_usage_perc`: a share from 0 to 1, whatever its name says.
+    pub kv_usage: f64,
+}
+
+/// A reading may take this long, and be this large.
+const READING_TIMEOUT: Duration = Duration::from_secs(2);
+const READING_BYTES_MAX: usize = 4 << 20;
+
+/// The load in a page of metrics, summed over the engine's label sets; `None` when it has no such metrics.
+///
+/// ```
+/// use forebay_trace::replay::read_load;
+///
+/// let page = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine=\"0\"} 3.0\n";
+/// assert_eq!(read_load(page).map(|load| load.running), Some(3.0));
+/// ```
+pub fn read_load(page: &str) -> Option<LoadReading> {
+    let mut load = LoadReading::default();
+    let mut found = false;
+    for line in page.lines() {
+        let Some((name, value)) = sample(line) else { continue };
+        let field = match name {
+            "vllm:num_requests_running" => &mut load.running,
+            "vllm:num_requests_waiting" => &mut load.waiting,
+            "vllm:kv_cache_usage_perc" => &mut load.kv_usage,
+            _ => continue,
+        };
+        *field += value;
+        found = true;
+    }
+    found.then_some(load)
+}
+
+/// Reads the load of `instances` (name and base URL) every `interval` of real time and hands each sample to `sink`,
+/// stamped with model time since now. An engine that does not answer gives no sample. Runs until it is dropped.
+pub async fn sample_load(
+    arm: &str,
+    instances: &[(String, Uri)],
+    interval: Duration,
+    clock_ratio: f64,
+    mut sink: impl FnMut(LoadSample),
+) {
+    let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
+    let start = Instant::now();
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    loop {
+        ticks.tick().await;
+        for (instance, base) in instances {
+            let at_s = start.elapsed().as_secs_f64() * clock_ratio;
+            let Ok(Some(load)) = timeout(READING_TIMEOUT, fetch(&http, base)).await else { continue };
+            sink(LoadSample {
+                arm: arm.to_owned(),
+                at_s,
+                instance: instance.clone(),
+                running: load.running as u32,
+                waiting: load.waiting as u32,
+                kv_usage: load.kv_usage,
+            });
+        }
+    }
+}
+
+type HttpClient =
+    hyper_util::client::legacy::Client<hyper_util::client::legacy::connect::HttpConnector, Empty<Bytes>>;
+
+async fn fetch(http: &HttpClient, base: &Uri) -> Option<LoadReading> {
+    let url = format!("{}/metrics", base.to_string().trim_end_matches('/')).parse().ok()?;
+    let response = http.get(url).await.ok()?;
+    let page = Limited::new(response.into_body(), READING_BYTES_MAX).collect().await.ok()?.to_bytes();
+    read_load(std::str::from_utf8(&page).ok()?)
+}
+
+/// The name and the value of a sample line `name{labels} value [timestamp]`.
+fn sample(line: &str) -> Option<(&str, f64)> {
+    let name_end = line.find(['{', ' '])?;
+    let (name, rest) = line.split_at(name_end);
+    // A label value may hold any character, but nothing after the value holds a brace.
+    let values = rest.rfind('}').map_or(rest, |end| &rest[end + 1..]);
+    let value: f64 = values.split_whitespace().next()?.parse().ok()?;
+    (!name.starts_with('#') && value.is_finite()).then_some((name, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_of_vllm_metrics_gives_the_load() {
+        let page = "# HELP vllm:num_requests_running n\n\
+                    vllm:num_requests_running{engine=\"0\",model_name=\"a } 9\"} 3.0\n\
+                    vllm:num_requests_waiting{engine=\"0\"} 2.0 1700000000\n\
+                    vllm:kv_cache_usage_perc 0.25\n\
+                    vllm:num_requests_waiting_by_reason{reason=\"x\"} 7\n\
+                    vllm:num_requests_waiting NaN\n";
+        assert_eq!(read_load(page), Some(LoadReading { running: 3.0, waiting: 2.0, kv_usage: 0.25 }));
+    }
+
+    #[test]
+    fn a_page_without_these_metrics_gives_nothing() {
+        assert_eq!(read_load("up 1\n\n{\nvllm:num_requests_running\n"), None);
+    }
+}

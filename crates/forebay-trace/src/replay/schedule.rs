@@ -1,0 +1,288 @@
+//! When each request of a replay is due. It knows arrival times, think times and which turn waits for which answer; it
+//! must never know how a request is sent. Time is passed in: microseconds of model time since the start of the replay.
+
+use crate::request::TraceRequest;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+
+/// What decides when a request is sent. Trace time is never compressed; only the clock ratio scales all times alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pacing {
+    /// At its time in the trace, whether or not earlier answers have come.
+    Open,
+    /// A session's first turn at its time in the trace; each further turn when the previous answer has ended and the
+    /// recorded think time has passed. A trace without think times but with service times gives the pause between the
+    /// recorded answer and the next turn; with neither, a turn keeps the trace's distance to the previous turn's arrival,
+    /// but never precedes the previous answer. Sub-agents are sessions of their own.
+    Closed,
+}
+
+/// The requests that are not sent yet.
+#[derive(Debug)]
+pub struct Schedule {
+    pacing: Pacing,
+    /// Arrival of the first request: the start of the replay.
+    origin_us: Option<u64>,
+    due: BinaryHeap<Reverse<ByDue>>,
+    /// Sessions with a turn due or under way (closed loop only).
+    sessions: HashMap<String, Session>,
+    next_sequence: u64,
+    len: usize,
+}
+
+/// A request and the time at which it is due.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Due {
+    /// When, since the start of the replay.
+    pub due_us: u64,
+    /// What.
+    pub request: TraceRequest,
+}
+
+#[derive(Debug)]
+struct Session {
+    /// The turn under way: its times in the trace, and when it was due here.
+    turn_arrival_us: u64,
+    turn_service_us: Option<u64>,
+    turn_due_us: u64,
+    waiting: VecDeque<TraceRequest>,
+}
+
+/// Orders by time, then by the order of the trace.
+#[derive(Debug)]
+struct ByDue {
+    sequence: u64,
+    due: Due,
+}
+
+impl Schedule {
+    /// An empty schedule.
+    pub fn new(pacing: Pacing) -> Schedule {
+        Schedule {
+            pacing,
+            origin_us: None,
+            due: BinaryHeap::new(),
+            sessions: HashMap::new(),
+            next_sequence: 0,
+            len: 0,
+        }
+    }
+
+    /// Adds the next request of the trace. The first one added starts the replay's time.
+    pub fn add(&mut self, request: TraceRequest) {
+        self.len += 1;
+        let origin_us = *self.origin_us.get_or_insert(request.arrival_us);
+        let due_us = request.arrival_us.saturating_sub(origin_us);
+        if self.pacing == Pacing::Closed {
+            if let Some(session) = self.sessions.get_mut(&request.session) {
+                session.waiting.push_back(request);
+                return;
+            }
+            self.sessions.insert(request.session.clone(), Session::starting(&request, due_us));
+        }
+        self.put(Due { due_us, request });
+    }
+
+    /// When the next request is due; `None` while there is none that does not wait for an answer.
+    pub fn next_due_us(&self) -> Option<u64> {
+        self.due.peek().map(|Reverse(first)| first.due.due_us)
+    }
+
+    /// The next request that is due by `now_us`.
+    pub fn take(&mut self, now_us: u64) -> Option<Due> {
+        if self.next_due_us()? > now_us {
+            return None;
+        }
+        self.len -= 1;
+        self.due.pop().map(|Reverse(first)| first.due)
+    }
+
+    /// The session's turn under way ended, well or not: in a closed loop its next turn becomes due.
+    pub fn ended(&mut self, session: &str, now_us: u64) {
+        let Some(state) = self.sessions.get_mut(session) else { return };
+        let Some(request) = state.waiting.pop_front() else {
+            self.sessions.remove(session);
+            return;
+        };
+        let due_us = state.next_due_us(&request, now_us);
+        state.turn_arrival_us = request.arrival_us;
+        state.turn_service_us = request.service_us;
+        state.turn_due_us = due_us;
+        self.put(Due { due_us, request });
+    }
+
+    /// Requests that were added and not taken.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether every request that was added has been taken.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn put(&mut self, due: Due) {
+        self.due.push(Reverse(ByDue { sequence: self.next_sequence, due }));
+        self.next_sequence += 1;
+    }
+}
+
+impl Session {
+    fn starting(request: &TraceRequest, due_us: u64) -> Session {
+        Session {
+            turn_arrival_us: request.arrival_us,
+            turn_service_us: request.service_us,
+            turn_due_us: due_us,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// When the next turn is due if the turn under way ended at `now_us`; see [`Pacing::Closed`].
+    fn next_due_us(&self, next: &TraceRequest, now_us: u64) -> u64 {
+        let distance_us = next.arrival_us.saturating_sub(self.turn_arrival_us);
+        let pause_us =
+            next.think_us.or(self.turn_service_us.map(|service_us| distance_us.saturating_sub(service_us)));
+        match pause_us {
+            Some(pause_us) => now_us.saturating_add(pause_us),
+            None => now_us.max(self.turn_due_us.saturating_add(distance_us)),
+        }
+    }
+}
+
+impl ByDue {
+    fn key(&self) -> (u64, u64) {
+        (self.due.due_us, self.sequence)
+    }
+}
+
+impl PartialEq for ByDue {
+    fn eq(&self, other: &ByDue) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for ByDue {}
+
+impl PartialOrd for ByDue {
+    fn partial_cmp(&self, other: &ByDue) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ByDue {
+    fn cmp(&self, other: &ByDue) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn request(session: &str, turn: u32, arrival_us: u64, think_us: Option<u64>) -> TraceRequest {
+        let request = serde_json::json!({
+            "session": session, "turn": turn, "arrival_us": arrival_us, "think_us": think_us,
+            "input_tokens": 1, "output_tokens": 1,
+        });
+        serde_json::from_value(request).unwrap()
+    }
+
+    fn taken(due: Option<Due>) -> (String, u32, u64) {
+        let due = due.expect("a request is due");
+        (due.request.session, due.request.turn, due.due_us)
+    }
+
+    #[test]
+    fn an_open_loop_follows_the_trace_and_waits_for_no_answer() {
+        let mut schedule = Schedule::new(Pacing::Open);
+        schedule.add(request("a", 0, 5_000, None));
+        schedule.add(request("a", 1, 5_300, Some(1_000_000)));
+        assert_eq!(taken(schedule.take(0)), ("a".into(), 0, 0));
+        assert_eq!(schedule.take(299), None);
+        assert_eq!(schedule.next_due_us(), Some(300));
+        assert_eq!(taken(schedule.take(300)), ("a".into(), 1, 300));
+        assert!(schedule.is_empty());
+    }
+
+    #[test]
+    fn a_closed_loop_waits_for_the_answer_and_the_think_time() {
+        let mut schedule = Schedule::new(Pacing::Closed);
+        schedule.add(request("a", 0, 0, None));
+        schedule.add(request("a", 1, 10, Some(700)));
+        assert_eq!(taken(schedule.take(0)), ("a".into(), 0, 0));
+        assert_eq!(schedule.next_due_us(), None, "turn 1 waits for an answer");
+        assert!(!schedule.is_empty());
+        schedule.ended("a", 2_000);
+        assert_eq!(schedule.take(2_699), None);
+        assert_eq!(taken(schedule.take(2_700)), ("a".into(), 1, 2_700));
+    }
+
+    #[test]
+    fn without_think_times_the_pause_is_what_the_recorded_service_left() {
+        let mut schedule = Schedule::new(Pacing::Closed);
+        schedule.add(TraceRequest { service_us: Some(600), ..request("a", 0, 100, None) });
+        schedule.add(request("a", 1, 1_100, None));
+        schedule.take(0);
+        schedule.ended("a", 50);
+        assert_eq!(taken(schedule.take(450)), ("a".into(), 1, 450));
+    }
+
+    #[test]
+    fn without_think_and_service_times_a_turn_keeps_the_distance_of_the_trace() {
+        let mut schedule = Schedule::new(Pacing::Closed);
+        for (turn, arrival_us) in [(0, 100), (1, 1_100), (2, 1_500)] {
+            schedule.add(request("a", turn, arrival_us, None));
+        }
+        schedule.take(0);
+        schedule.ended("a", 400);
+        assert_eq!(taken(schedule.take(1_000)), ("a".into(), 1, 1_000));
+        // The answer comes later than the next arrival: the turn goes at once.
+        schedule.ended("a", 5_000);
+        assert_eq!(taken(schedule.take(5_000)), ("a".into(), 2, 5_000));
+    }
+
+    #[test]
+    fn a_session_that_returns_after_its_last_turn_starts_anew() {
+        let mut schedule = Schedule::new(Pacing::Closed);
+        schedule.add(request("a", 0, 0, None));
+        schedule.take(0);
+        schedule.ended("a", 10);
+        schedule.add(request("a", 1, 50, None));
+        assert_eq!(taken(schedule.take(50)), ("a".into(), 1, 50));
+    }
+
+    proptest! {
+        #[test]
+        fn every_request_is_taken_once_in_turn_order_and_never_early(
+            shape in prop::collection::vec((0usize..4, 0u64..1_000, prop::option::of(0u64..500)), 1..60),
+            service_us in 0u64..700,
+            closed in any::<bool>(),
+        ) {
+            let pacing = if closed { Pacing::Closed } else { Pacing::Open };
+            let mut schedule = Schedule::new(pacing);
+            let mut arrival_us = 0;
+            let mut turns = [0u32; 4];
+            for &(session, gap_us, think_us) in &shape {
+                arrival_us += gap_us;
+                schedule.add(request(&session.to_string(), turns[session], arrival_us, think_us));
+                turns[session] += 1;
+            }
+            let mut next_turn = HashMap::<String, u32>::new();
+            let mut last_due_us = 0;
+            let mut count = 0;
+            while let Some(due_us) = schedule.next_due_us() {
+                prop_assert!(due_us == 0 || schedule.take(due_us - 1).is_none());
+                let due = schedule.take(due_us).unwrap();
+                let turn = next_turn.entry(due.request.session.clone()).or_default();
+                prop_assert_eq!(due.request.turn, *turn);
+                *turn += 1;
+                count += 1;
+                last_due_us = last_due_us.max(due_us);
+                schedule.ended(&due.request.session, last_due_us + service_us);
+            }
+            prop_assert_eq!(count, shape.len());
+            prop_assert!(schedule.is_empty());
+        }
+    }
+}
