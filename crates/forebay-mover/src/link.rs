@@ -113,6 +113,11 @@ impl LinkState {
         self.rate.sample(started_us, now_us, bytes);
     }
 
+    /// Whether the rate rests on measurement.
+    pub fn is_measured(&self) -> bool {
+        self.rate.bytes_per_s().is_some()
+    }
+
     /// Measured rate, else the hint, else `None`.
     pub fn rate_bytes_per_s(&self) -> Option<f64> {
         let hint = self.spec.rate_hint_bytes_per_s;

@@ -144,7 +144,10 @@ impl Sim {
     /// A region of random bytes.
     pub fn add_region(&mut self, place: Place, len: usize) -> RegionId {
         let region = self.mover.add_region(place, len as u64);
-        let bytes = (0..len.div_ceil(8)).flat_map(|_| self.random.next().to_le_bytes()).take(len).collect();
+        let mut bytes = vec![0; len];
+        for word in bytes.chunks_mut(8) {
+            word.copy_from_slice(&self.random.next().to_le_bytes()[..word.len()]);
+        }
         self.memory.insert(region, bytes);
         region
     }

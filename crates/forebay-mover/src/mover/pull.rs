@@ -3,7 +3,7 @@
 //! order; it must never know what happens when an operation completes.
 
 use super::{Mover, Op, OpId, Start};
-use crate::lot::{Lot, lot_bytes};
+use crate::lot::{Lot, MIN_LOT_BYTES, lot_bytes};
 use crate::queue::{Rank, Waiting};
 use crate::route::{RouteId, RouteState};
 use crate::transfer::Class;
@@ -110,10 +110,15 @@ impl Mover {
         })
     }
 
-    /// Largest lot that fits through every staging and every window of a route.
+    /// Largest lot for a route: one that fits through every staging and every window, and a small one while a link has
+    /// not been measured, since it may turn out to be slow.
     fn lot_limit_bytes(&self, route: &RouteState) -> u64 {
         let slots = route.spec.staging.iter().map(|staging| staging.slot_bytes);
-        let windows = route.spec.hops.iter().map(|hop| self.links[hop.link.0 as usize].spec.window_bytes);
+        let links = route.spec.hops.iter().map(|hop| &self.links[hop.link.0 as usize]);
+        let windows = links.map(|link| match link.is_measured() {
+            true => link.spec.window_bytes,
+            false => link.spec.window_bytes.min(MIN_LOT_BYTES),
+        });
         slots.chain(windows).min().unwrap_or(u64::MAX).max(1)
     }
 
@@ -141,21 +146,23 @@ impl Mover {
         }
     }
 
-    /// Whether the lane would be empty sooner if `route` left a lot of `bytes` to the others. Without this a slow link
-    /// would take the last lot of a transfer and everybody would wait for it. It is never true while the others are
-    /// idle, so the lot is always taken by somebody.
+    /// Whether a lot of `bytes` would arrive sooner if `route` left it, with all that waits, to the others. Without this a
+    /// slow link would take the last lot of a transfer and everybody would wait for it. It is never true while the
+    /// others are idle, so the lot is always taken by somebody.
     fn others_finish_sooner(&self, route: usize, bytes: u64) -> bool {
         let state = &self.routes[route];
-        let others = self.others(route).map(|other| (self.rate(other), self.routes[other].in_flight_bytes));
-        let summed = others.fold((Some(0.0), 0), |(rates, bytes), (rate, in_flight)| {
-            (rates.zip(rate).map(|(sum, rate)| sum + rate), bytes + in_flight)
-        });
-        let ((Some(others_rate), others_bytes), Some(own_rate)) = (summed, self.rate(route)) else {
-            return false;
-        };
+        let Some(own_rate) = self.rate(route) else { return false };
+        let (mut sum, mut fastest, mut in_flight_bytes) = (0.0, 0.0_f64, 0);
+        for other in self.others(route) {
+            let Some(rate) = self.rate(other) else { return false };
+            sum += rate;
+            fastest = fastest.max(rate);
+            in_flight_bytes += self.routes[other].in_flight_bytes;
+        }
         let own_s = (state.in_flight_bytes + bytes) as f64 / own_rate;
-        let others_s = (self.lanes[state.lane].waiting_bytes + others_bytes) as f64 / others_rate;
-        others_bytes > 0 && own_s > others_s
+        let all_s = (self.lanes[state.lane].waiting_bytes + in_flight_bytes) as f64 / sum;
+        let lot_s = bytes as f64 / fastest;
+        in_flight_bytes > 0 && own_s > all_s.max(lot_s)
     }
 
     /// Puts a lot's hop on its link.

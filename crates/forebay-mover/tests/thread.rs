@@ -1,0 +1,182 @@
+//! The mover thread with real threads and memory: callers get exactly one end, whatever links do.
+
+#![allow(clippy::unwrap_used)]
+
+use forebay_mover::{
+    Class, Completion, End, HostBuffer, Limits, Link, LinkOp, LinkSpec, Memory, MoverHandle, MoverThread,
+    Outcome, Place, Reason, Refused, RegionId, RouteSpec, Span, SpanPair, Transfer,
+};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+const HOST: Place = Place::Host(0);
+const DEVICE: Place = Place::Device(0);
+
+/// Copies on the mover thread itself: the simplest link that keeps the contract.
+struct PlainCopy;
+
+impl Link for PlainCopy {
+    fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
+        for pair in &op.pairs {
+            let (from, len) = memory.host(&pair.from).unwrap();
+            let (to, _) = memory.host(&pair.to).unwrap();
+            // SAFETY: both ranges were resolved for this operation, which owns them, and lie in different regions.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), len) };
+        }
+        done.finish(Outcome::Moved { bytes: op.bytes });
+    }
+}
+
+/// Drops what it is given.
+struct Forgetful;
+
+impl Link for Forgetful {
+    fn start(&mut self, _: LinkOp, _: &Arc<Memory>, _: Completion) {}
+}
+
+/// Hands every operation to the test.
+struct Held(mpsc::Sender<(LinkOp, Completion)>);
+
+impl Link for Held {
+    fn start(&mut self, op: LinkOp, _: &Arc<Memory>, done: Completion) {
+        self.0.send((op, done)).unwrap();
+    }
+}
+
+struct World {
+    _thread: MoverThread,
+    mover: MoverHandle,
+    buffers: [Arc<HostBuffer>; 2],
+    regions: [RegionId; 2],
+}
+
+fn world(bytes: usize, link: Box<dyn Link>, spec: LinkSpec) -> World {
+    let thread = MoverThread::spawn(Limits::default()).unwrap();
+    let mover = thread.handle();
+    let buffers = [HOST, DEVICE].map(|_| Arc::new(HostBuffer::new(bytes)));
+    let regions =
+        [0, 1].map(|side| mover.register([HOST, DEVICE][side], Arc::clone(&buffers[side]) as _).unwrap());
+    let id = mover.add_link(spec, link).unwrap();
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap().unwrap();
+    World { _thread: thread, mover, buffers, regions }
+}
+
+impl World {
+    fn transfer(&self, offset: u64, len: u64) -> Transfer {
+        let [from, to] = self.regions.map(|region| Span::new(region, offset, len));
+        Transfer::new(vec![SpanPair::new(from, to)], Class::Demand)
+    }
+}
+
+fn spec() -> LinkSpec {
+    LinkSpec::new("link", 4, 1 << 30)
+}
+
+#[test]
+fn transfers_from_many_threads_each_end_once_with_their_bytes_in_place() {
+    let (threads, each, len) = (4, 200, 64);
+    let world = world(threads * each * len, Box::new(PlainCopy), spec());
+    let bytes: Vec<u8> = (0..threads * each * len).map(|at| (at * 31 % 251) as u8).collect();
+    world.buffers[0].write(0, &bytes);
+    let (ends, received) = mpsc::channel();
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (world, ends) = (&world, ends.clone());
+            scope.spawn(move || {
+                for nth in 0..each {
+                    let ends = ends.clone();
+                    let transfer = world.transfer(((thread * each + nth) * len) as u64, len as u64);
+                    world.mover.submit(transfer, move |end| ends.send(end).unwrap()).unwrap();
+                }
+            });
+        }
+    });
+    drop(ends);
+    let ends: Vec<End> = received.iter().collect();
+    assert_eq!(ends, vec![End::Done { bytes: len as u64 }; threads * each]);
+    let mut moved = vec![0; bytes.len()];
+    world.buffers[1].read(0, &mut moved);
+    assert!(moved == bytes);
+}
+
+#[test]
+fn an_operation_that_a_link_forgets_fails_and_is_not_waited_for() {
+    let world = world(100, Box::new(Forgetful), spec());
+    let End::Failed(failure) = world.mover.run(world.transfer(0, 100)).unwrap() else { panic!() };
+    assert!(matches!(failure.reason, Reason::Link { attempts: 4, .. }), "{:?}", failure.reason);
+    assert_eq!(failure.moved_bytes, 0);
+}
+
+#[test]
+fn a_refusal_arrives_as_the_end() {
+    let world = world(100, Box::new(PlainCopy), spec());
+    let End::Failed(failure) = world.mover.run(world.transfer(1, 100)).unwrap() else { panic!() };
+    assert!(matches!(failure.reason, Reason::Refused(Refused::OutOfBounds { .. })));
+}
+
+#[test]
+fn a_region_is_not_forgotten_while_a_link_may_touch_it() {
+    let (sender, held) = mpsc::channel();
+    let world = world(100, Box::new(Held(sender)), spec());
+    let (ends, received) = mpsc::channel();
+    world.mover.submit(world.transfer(0, 100), move |end| ends.send(end).unwrap()).unwrap();
+    let (op, done) = held.recv().unwrap();
+    assert!(matches!(world.mover.unregister(world.regions[1]).unwrap(), Err(Refused::RegionInUse { .. })));
+    done.finish(Outcome::Moved { bytes: op.bytes });
+    received.recv().unwrap();
+    world.mover.unregister(world.regions[1]).unwrap().unwrap();
+}
+
+#[test]
+fn a_cancelled_transfer_ends_when_its_operation_does_and_not_before() {
+    let (sender, held) = mpsc::channel();
+    let world = world(100, Box::new(Held(sender)), spec());
+    let (ends, received) = mpsc::channel();
+    let submitted = world.mover.submit(world.transfer(0, 100), move |end| ends.send(end).unwrap()).unwrap();
+    let (op, done) = held.recv().unwrap();
+    world.mover.cancel(submitted);
+    assert!(received.recv_timeout(Duration::from_millis(50)).is_err());
+    done.finish(Outcome::Moved { bytes: op.bytes });
+    assert_eq!(received.recv().unwrap(), End::Cancelled { moved_bytes: 100, quarantined: Vec::new() });
+}
+
+#[test]
+fn an_operation_that_overruns_its_limit_is_quarantined_until_it_completes() {
+    let (sender, held) = mpsc::channel();
+    let world = world(100, Box::new(Held(sender)), LinkSpec { op_timeout_us: 20_000, ..spec() });
+    let (quiet, quieted) = mpsc::channel();
+    world.mover.on_quiet(move |spans| quiet.send(spans.to_vec()).unwrap()).unwrap();
+    let End::Failed(failure) = world.mover.run(world.transfer(0, 100)).unwrap() else { panic!() };
+    assert!(matches!(failure.reason, Reason::TimedOut { timeout_us: 20_000, .. }));
+    assert!(quieted.try_recv().is_err());
+    let (op, done) = held.recv().unwrap();
+    done.finish(Outcome::Moved { bytes: op.bytes });
+    assert_eq!(quieted.recv().unwrap(), failure.quarantined);
+}
+
+#[test]
+fn an_idle_mover_uses_no_cpu() {
+    let world = world(100, Box::new(PlainCopy), spec());
+    world.mover.run(world.transfer(0, 100)).unwrap();
+    let before = mover_cpu_ticks();
+    let started = Instant::now();
+    std::thread::sleep(Duration::from_millis(1_500));
+    let cpu_s = (mover_cpu_ticks() - before) as f64 / 100.0;
+    assert!(
+        cpu_s <= 0.005 * started.elapsed().as_secs_f64() + 0.01,
+        "{cpu_s} s of CPU in {:?}",
+        started.elapsed()
+    );
+}
+
+/// User and system time of all threads named `forebay-mover`, in hundredths of a second.
+fn mover_cpu_ticks() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().filter_map(|task| {
+        let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+        let (name, fields) = stat.rsplit_once(") ")?;
+        let fields: Vec<u64> =
+            fields.split(' ').skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
+        name.contains("forebay-mover").then(|| fields.iter().sum::<u64>())
+    });
+    tasks.sum()
+}
