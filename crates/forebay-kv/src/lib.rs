@@ -5,15 +5,30 @@
 //! takes no time, and must never know where bytes are kept or how they move.
 
 mod chunk_id;
+mod chunk_layout;
+mod chunking;
 mod digest;
 mod dtype;
+mod extent;
+mod geometry;
+mod layout;
 mod namespace;
 mod order;
 mod rank;
+mod slice;
 
 pub use chunk_id::{ChunkId, chunk_ids};
+pub use chunk_layout::ChunkLayout;
+pub use chunking::{Chunking, ChunkingError, MAX_CHUNK_TOKENS};
 pub use digest::Digest;
 pub use dtype::{KvDtype, UnknownDtype};
+pub use extent::{Extent, OutOfRange, Strided, UnequalBytes};
+pub use geometry::{
+    Cache, Geometry, GeometryError, Group, MAX_BYTES_PER_TOKEN, MAX_LAYERS, MAX_STATE_BYTES, StateShape,
+    attention_parameters,
+};
+pub use layout::{Layout, LayoutError, MAX_LAYOUT_BYTES, PoolShape};
 pub use namespace::{Namespace, NamespaceKey};
 pub use order::{Axis, AxisOrder, UnknownOrder};
 pub use rank::{MAX_RANKS, Rank, RankError};
+pub use slice::{HeadMove, HeadSplit, SplitError};
