@@ -3,6 +3,7 @@
 //! This crate knows requests as traces record them (lengths, arrival times, prefix blocks) and what came of replaying
 //! them. It must never know how an engine or a router works inside: it speaks to them over HTTP as any client would.
 
+pub mod format;
 pub mod record;
 pub mod replay;
 pub mod request;

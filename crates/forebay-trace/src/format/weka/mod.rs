@@ -1,0 +1,178 @@
+//! Weka's Claude Code sessions: one JSON object a file, all of whose times count from its own start. Here the files become
+//! one trace in order of arrival, with one request of each in memory; what a file says is in [`session`].
+
+mod ids;
+mod session;
+mod text;
+
+use super::error::{LineError, Place, TraceError};
+use crate::request::TraceRequest;
+use ids::Ids;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use session::Session;
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, VecDeque};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::Path;
+use std::sync::Arc;
+use text::Broken;
+
+/// The most session files that one trace may have: each takes a buffer and a request in memory.
+pub(super) const MAX_SESSION_FILES: usize = 10_000;
+
+const BUFFER_BYTES: usize = 32 << 10;
+
+/// What these traces do not record and a reader may add. Both are assumptions; neither changes a time within a session.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WekaOptions {
+    /// Gives the sessions of one model their tool definitions and system prompt as a common prefix. The ids are local to
+    /// a session, so that without this sessions share nothing.
+    pub share_system_prompt: bool,
+    /// Spreads the starts of the sessions evenly at random over this time. All files count from 0, so that without this
+    /// all sessions start at once.
+    pub spread_starts_us: u64,
+    /// Seed of the random starts.
+    pub seed: u64,
+}
+
+/// All session files as one trace.
+pub(super) struct Weka {
+    sessions: Vec<OpenFile>,
+    waiting: BinaryHeap<Waiting>,
+    errors: VecDeque<TraceError>,
+    requests_read: u64,
+}
+
+/// The text of one session file.
+pub(super) type Input = Box<dyn BufRead + Send>;
+
+struct OpenFile {
+    file: Arc<Path>,
+    session: Session<Input>,
+}
+
+/// A request that was read and whose turn has not come.
+struct Waiting {
+    request: TraceRequest,
+    /// Its position among all that were read, which orders requests that arrive together.
+    position: u64,
+    /// The file to read on in when this request is handed out; only requests of a main line have one.
+    read_on_in: Option<usize>,
+}
+
+impl Weka {
+    /// A trace of session files, in this order where requests arrive at the same time.
+    pub(super) fn open(files: impl IntoIterator<Item = (Arc<Path>, Input)>, options: WekaOptions) -> Weka {
+        let mut random = StdRng::seed_from_u64(options.seed);
+        let mut weka = Weka {
+            sessions: Vec::new(),
+            waiting: BinaryHeap::new(),
+            errors: VecDeque::new(),
+            requests_read: 0,
+        };
+        for (number, (file, input)) in files.into_iter().enumerate() {
+            let start_us = random.random_range(0..=options.spread_starts_us);
+            let name = file.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+            match Session::open(input, name, start_us, Ids::new(number as u64, options.share_system_prompt)) {
+                Ok(session) => weka.sessions.push(OpenFile { file, session }),
+                Err(broken) => weka.errors.push_back(located(&file, Place::Header, broken)),
+            }
+        }
+        (0..weka.sessions.len()).for_each(|index| weka.read_on(index));
+        weka
+    }
+
+    /// Reads one session until a request of its main line waits. The sub-agents on the way wait as well: none of their
+    /// requests can arrive before the entry that holds them.
+    fn read_on(&mut self, index: usize) {
+        let OpenFile { file, session } = &mut self.sessions[index];
+        loop {
+            let entry = session.next_entry();
+            let place = Place::Request(session.entries);
+            let requests = match entry {
+                Ok(None) => return,
+                Ok(Some(Ok(requests))) => requests,
+                Ok(Some(Err(problem))) => {
+                    self.errors.push_back(located(file, place, Broken::Text(problem)));
+                    continue;
+                }
+                Err(broken) => return self.errors.push_back(located(file, place, broken)),
+            };
+            let is_main = requests.iter().any(|request| request.parent_session.is_none());
+            for request in requests {
+                self.requests_read += 1;
+                let read_on_in = is_main.then_some(index);
+                self.waiting.push(Waiting { request, position: self.requests_read, read_on_in });
+            }
+            if is_main {
+                return;
+            }
+        }
+    }
+}
+
+impl Iterator for Weka {
+    type Item = Result<TraceRequest, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(error) = self.errors.pop_front() {
+            return Some(Err(error));
+        }
+        let Waiting { request, read_on_in, .. } = self.waiting.pop()?;
+        if let Some(index) = read_on_in {
+            self.read_on(index);
+        }
+        Some(Ok(request))
+    }
+}
+
+fn located(file: &Arc<Path>, place: Place, broken: Broken) -> TraceError {
+    match broken {
+        Broken::Io(source) => TraceError::Io { file: file.to_path_buf(), source },
+        Broken::Text(problem) => TraceError::Line(LineError { file: Arc::clone(file), place, problem }),
+    }
+}
+
+/// The earliest arrival is the greatest, because a [`BinaryHeap`] hands out the greatest first.
+impl Ord for Waiting {
+    fn cmp(&self, other: &Waiting) -> Ordering {
+        let key = |waiting: &Waiting| (waiting.request.arrival_us, waiting.position);
+        key(other).cmp(&key(self))
+    }
+}
+
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Waiting) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Waiting) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Waiting {}
+
+/// A session file that is open only while it is read: a trace may have more files than a process may hold open.
+pub(super) fn reopening(file: Arc<Path>) -> Input {
+    Box::new(BufReader::with_capacity(BUFFER_BYTES, Reopening { file, offset: 0 }))
+}
+
+struct Reopening {
+    file: Arc<Path>,
+    offset: u64,
+}
+
+impl Read for Reopening {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let mut file = File::open(&self.file)?;
+        file.seek(SeekFrom::Start(self.offset))?;
+        let read = file.read(into)?;
+        self.offset += read as u64;
+        Ok(read)
+    }
+}
