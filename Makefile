@@ -1,0 +1,58 @@
+# The commands of the project. `make demo` and `make test` are the two of the README.
+
+PYTHON ?= python3
+VENV := .venv
+FOREBAY := target/release/forebay
+
+.PHONY: setup build demo test test-rust test-loom test-unverified test-python lint bench clean
+
+## What the tests need beside Rust: Chromium to look at the report, pytest and ruff in a virtual environment.
+setup: $(VENV)/.done
+	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust with rustup (https://rustup.rs)"; exit 1; }
+	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q chromium; } \
+		|| echo "chromium could not be installed: the tests that look at the report will be skipped"
+
+$(VENV)/.done: tests/requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install -q --disable-pip-version-check -r $<
+	touch $@
+
+build:
+	cargo build --release --locked -p forebay
+
+## A real trace through router and engines, each policy cold; the report is demo-out/report.html.
+demo: build
+	$(FOREBAY) demo --out demo-out
+
+test: setup test-rust test-loom test-unverified test-python
+
+test-rust:
+	cargo test --workspace --locked
+
+## Lock-free and hand-written synchronisation, over all interleavings.
+test-loom:
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --locked -p forebay-mover --test loom_mailbox
+
+## The same faults with verification taken out must give wrong tokens: the check can fail.
+test-unverified:
+	cargo test --locked -p forebay-engine --features unverified unverified
+
+## End to end, with real processes and a real browser.
+test-python: build
+	FOREBAY=$(abspath $(FOREBAY)) $(VENV)/bin/pytest -q tests
+
+lint: setup
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+	$(PYTHON) tools/licences.py
+
+## Every benchmark beside its ceiling; results go to bench/results/.
+bench: build
+	$(FOREBAY) bench copy --json bench/results/copy.json
+	$(FOREBAY) bench store --json bench/results/store.json
+	$(FOREBAY) bench route --json bench/results/route.json
+
+clean:
+	cargo clean
+	rm -rf $(VENV) demo-out
