@@ -1,0 +1,402 @@
+//! The shadow prefix index: which prompt prefixes each engine is believed to hold. It knows chunks of prompt bytes as
+//! chained hashes, what was sent where, and what the answers said was cached; it must never know tokens, requests or
+//! policies. It is a belief: a wrong entry costs a detour, never a wrong answer.
+//!
+//! Each engine has a clock that counts the chunks it had to compute. An engine evicts only as it computes, and drops
+//! what was used longest ago, the end of a prompt before its beginning (as vLLM's block pool does). So a chunk is
+//! believed resident while its age on that clock is below the engine's *reach*, and the reach is learned from answers:
+//! a chunk that was lost bounds it from above, one that was found although believed lost raises it again.
+
+use crate::generations::Generations;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Bytes of a prompt's JSON form per chunk: about 128 tokens of text, 85 token ids.
+pub const CHUNK_BYTES: usize = 512;
+
+/// A prompt is believed cached up to chunk boundaries, an engine counts whole blocks or store chunks (256 tokens, up
+/// to 1.8 KB), and tokens are not spread evenly over the bytes. A difference below this many chunks, or below an eighth
+/// of the prediction, is no evidence of an eviction.
+const SLACK_CHUNKS: usize = 4;
+
+/// The chained hashes of a prompt's whole chunks: entry `i` identifies bytes `0..(i + 1) * CHUNK_BYTES`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    keys: Vec<u64>,
+}
+
+impl Chain {
+    /// Hashes `prompt`, under `root`: prompts under different roots share nothing.
+    pub fn new(root: u64, prompt: &[u8]) -> Chain {
+        let mut key = root;
+        let chunks = prompt.chunks_exact(CHUNK_BYTES);
+        let keys = chunks.map(|chunk| {
+            key = xxh3_64_with_seed(chunk, key);
+            key
+        });
+        Chain { keys: keys.collect() }
+    }
+
+    /// Whole chunks.
+    pub fn chunks(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Identifies the first chunk, `None` for a prompt shorter than that.
+    pub fn first(&self) -> Option<u64> {
+        self.keys.first().copied()
+    }
+}
+
+/// What is believed of all engines. Memory is bounded by engines times `chunks_per_backend`.
+#[derive(Debug)]
+pub struct PrefixIndex {
+    shadows: Vec<Shadow>,
+}
+
+/// What is believed of one engine.
+#[derive(Debug)]
+struct Shadow {
+    /// Chunk key -> time of last use on the engine's clock. Within a prompt it falls by 1 per chunk: ends go first.
+    used: Generations<i64>,
+    /// Chunks computed so far.
+    clock: i64,
+    /// Chunks of at least this age are believed gone.
+    reach: i64,
+    /// The visits that have not been settled and had chunks to compute.
+    open: Vec<Open>,
+    /// Visits so far.
+    visits: u64,
+}
+
+/// An open visit: from `position` on its chunks were still to be computed, the first of them is `key`.
+#[derive(Debug)]
+struct Open {
+    visit: u64,
+    position: usize,
+    key: u64,
+}
+
+/// A prompt on its way through an engine, from [`PrefixIndex::visit`] until [`PrefixIndex::settle`].
+#[derive(Debug)]
+#[must_use = "a visit that is never settled teaches the index nothing about later ones"]
+pub struct Visit {
+    backend: usize,
+    number: u64,
+    chunks: usize,
+    predicted: usize,
+    /// From this chunk on other visits may still be computing the prompt: missing those chunks proves nothing.
+    in_the_making_from: usize,
+    /// Ages of the prompt's known chunks when it was sent, whether believed resident or not.
+    ages: Vec<i64>,
+}
+
+impl PrefixIndex {
+    /// An empty index for `backends` engines that remembers at most `chunks_per_backend` chunks of each.
+    pub fn new(backends: usize, chunks_per_backend: usize) -> PrefixIndex {
+        let shadow = || Shadow {
+            used: Generations::new(chunks_per_backend),
+            clock: 0,
+            reach: i64::MAX,
+            open: Vec::new(),
+            visits: 0,
+        };
+        PrefixIndex { shadows: (0..backends).map(|_| shadow()).collect() }
+    }
+
+    /// How many of the first chunks of `chain` the engine is believed to hold. Costs the logarithm of the chain's
+    /// length: use of a prompt touches it from its beginning, so what is resident is always a beginning.
+    pub fn hit_chunks(&self, backend: usize, chain: &Chain) -> usize {
+        let shadow = &self.shadows[backend];
+        chain.keys.partition_point(|&key| shadow.age(key).is_some_and(|age| age < shadow.reach))
+    }
+
+    /// Notes that a prompt was sent to an engine, which from now on is believed to hold it.
+    pub fn visit(&mut self, backend: usize, chain: &Chain) -> Visit {
+        let predicted = self.hit_chunks(backend, chain);
+        let shadow = &mut self.shadows[backend];
+        let meets = |open: &&Open| chain.keys.get(open.position) == Some(&open.key);
+        let in_the_making_from =
+            shadow.open.iter().filter(meets).map(|open| open.position).min().unwrap_or(usize::MAX);
+        shadow.visits += 1;
+        let number = shadow.visits;
+        if let Some(&key) = chain.keys.get(predicted) {
+            shadow.open.push(Open { visit: number, position: predicted, key });
+        }
+        let ages = shadow.touch(chain, predicted);
+        Visit { backend, number, chunks: chain.chunks(), predicted, in_the_making_from, ages }
+    }
+
+    /// Ends a visit. `cached_share` is the part of the prompt, 0 to 1, that the engine found cached, where it said so.
+    pub fn settle(&mut self, visit: Visit, cached_share: Option<f64>) {
+        let shadow = &mut self.shadows[visit.backend];
+        shadow.open.retain(|open| open.visit != visit.number);
+        let Some(share) = cached_share else { return };
+        let found = (share.clamp(0.0, 1.0) * visit.chunks as f64).round() as usize;
+        let slack = SLACK_CHUNKS.max(visit.predicted / 8);
+        if found + slack <= visit.predicted && found < visit.in_the_making_from {
+            let lost_age = visit.ages.get(found).copied().unwrap_or(i64::MAX);
+            shadow.reach = shadow.reach.min(lost_age);
+        } else if found >= visit.predicted + slack && !visit.ages.is_empty() {
+            let oldest_found = visit.ages[found.min(visit.ages.len()) - 1];
+            shadow.reach = shadow.reach.max(oldest_found.saturating_add(1));
+        }
+    }
+
+    /// Forgets an engine's cache, and what was learned about its size: its process is gone.
+    pub fn forget(&mut self, backend: usize) {
+        let shadow = &mut self.shadows[backend];
+        shadow.used.clear();
+        shadow.reach = i64::MAX;
+    }
+
+    /// Chunks remembered of an engine.
+    pub fn len(&self, backend: usize) -> usize {
+        self.shadows[backend].used.len()
+    }
+}
+
+impl Visit {
+    /// Chunks of the prompt that were believed resident when it was sent.
+    pub fn predicted_chunks(&self) -> usize {
+        self.predicted
+    }
+}
+
+impl Shadow {
+    fn age(&self, key: u64) -> Option<i64> {
+        self.used.get(key).map(|used| self.clock - used)
+    }
+
+    /// Marks all of `chain` as used now, of which `predicted` chunks need no computing, and returns the ages that its
+    /// known beginning had.
+    fn touch(&mut self, chain: &Chain, predicted: usize) -> Vec<i64> {
+        let before = self.clock;
+        self.clock += (chain.chunks() - predicted) as i64;
+        let mut ages = Vec::with_capacity(chain.chunks());
+        // From the end, so that the bound of the map forgets ends before beginnings.
+        for (position, &key) in chain.keys.iter().enumerate().rev() {
+            match self.used.insert(key, self.clock - position as i64) {
+                Some(used) => ages.push(before - used),
+                None => ages.clear(),
+            }
+        }
+        ages.reverse();
+        ages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    /// A prompt of `chunks` chunks that belongs to `session`.
+    fn prompt(session: u8, chunks: usize) -> Chain {
+        let bytes: Vec<u8> =
+            (0..chunks).flat_map(|chunk| [session, chunk as u8, (chunk >> 8) as u8].repeat(171)).collect();
+        let mut bytes = bytes;
+        bytes.resize(chunks * CHUNK_BYTES, session);
+        Chain::new(7, &bytes)
+    }
+
+    /// An engine's cache: LRU over chunks, the end of a prompt goes first.
+    struct Engine {
+        capacity: usize,
+        latest_first: VecDeque<u64>,
+    }
+
+    impl Engine {
+        fn new(capacity: usize) -> Engine {
+            Engine { capacity, latest_first: VecDeque::new() }
+        }
+
+        /// Runs a prompt and returns the share of it that was cached.
+        fn run(&mut self, chain: &Chain) -> f64 {
+            let found = chain.keys.iter().take_while(|key| self.latest_first.contains(key)).count();
+            for key in chain.keys.iter().rev() {
+                self.latest_first.retain(|other| other != key);
+                self.latest_first.push_front(*key);
+            }
+            self.latest_first.truncate(self.capacity);
+            found as f64 / chain.chunks() as f64
+        }
+    }
+
+    /// The prediction errors, as shares of the prompt, of sessions that grow by 2 chunks a turn and take turns as
+    /// `order` says.
+    fn errors(engine: &mut Engine, order: impl Iterator<Item = u8>, corrected: bool) -> Vec<f64> {
+        let mut index = PrefixIndex::new(1, 100_000);
+        let mut turns = [0; 256];
+        order
+            .map(|session| {
+                let chain = prompt(session, 40 + 2 * turns[usize::from(session)]);
+                turns[usize::from(session)] += 1;
+                let visit = index.visit(0, &chain);
+                let predicted = visit.predicted_chunks() as f64 / chain.chunks() as f64;
+                let cached = engine.run(&chain);
+                index.settle(visit, corrected.then_some(cached));
+                (predicted - cached).abs()
+            })
+            .collect()
+    }
+
+    fn in_turn(sessions: u8, turns: usize) -> impl Iterator<Item = u8> {
+        (0..turns).flat_map(move |_| 0..sessions)
+    }
+
+    /// Sessions in an order without pattern (a linear congruential generator).
+    fn at_random(sessions: u32, requests: usize) -> impl Iterator<Item = u8> {
+        let mut state = 1_u32;
+        (0..requests).map(move |_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            ((state >> 16) % sessions) as u8
+        })
+    }
+
+    fn mean(values: &[f64]) -> f64 {
+        values.iter().sum::<f64>() / values.len() as f64
+    }
+
+    #[test]
+    fn what_was_sent_is_believed_held_by_that_engine_only() {
+        let mut index = PrefixIndex::new(2, 1_000);
+        let first = prompt(1, 10);
+        let visit = index.visit(1, &first);
+        index.settle(visit, None);
+        assert_eq!((index.hit_chunks(0, &first), index.hit_chunks(1, &first)), (0, 10));
+        assert_eq!(index.hit_chunks(1, &prompt(1, 30)), 10, "a longer prompt of the session");
+        assert_eq!(index.hit_chunks(1, &prompt(2, 10)), 0, "another session");
+    }
+
+    #[test]
+    fn prompts_under_different_roots_share_nothing() {
+        let bytes = vec![b'x'; 4 * CHUNK_BYTES + 100];
+        let (a, b) = (Chain::new(1, &bytes), Chain::new(2, &bytes));
+        assert_eq!((a.chunks(), b.chunks()), (4, 4));
+        assert!(a.keys.iter().zip(&b.keys).all(|(a, b)| a != b));
+    }
+
+    #[test]
+    fn the_error_falls_once_answers_show_how_much_the_engine_keeps() {
+        // 8 sessions of 40 chunks and more cycle through a cache of 100 chunks: nearly everything is evicted.
+        let errors = errors(&mut Engine::new(100), in_turn(8, 20), true);
+        assert!(mean(&errors[8..16]) > 0.5, "before: {:?}", &errors[8..16]);
+        assert!(mean(&errors[32..]) < 0.05, "after: {}", mean(&errors[32..]));
+    }
+
+    #[test]
+    fn correction_at_least_halves_the_error_when_sessions_come_at_random() {
+        // 12 sessions of 40 to 140 chunks share a cache that holds about a third of them.
+        let uncorrected = mean(&errors(&mut Engine::new(400), at_random(12, 600), false));
+        let corrected = mean(&errors(&mut Engine::new(400), at_random(12, 600), true));
+        assert!(corrected < uncorrected / 2.0, "corrected {corrected}, uncorrected {uncorrected}");
+    }
+
+    #[test]
+    fn an_engine_that_caches_nothing_is_found_out() {
+        let errors = errors(&mut Engine::new(0), in_turn(3, 20), true);
+        assert!(mean(&errors[12..]) < 0.05, "{}", mean(&errors[12..]));
+    }
+
+    #[test]
+    fn a_cache_that_holds_everything_is_predicted_from_the_first_turn() {
+        let errors = errors(&mut Engine::new(100_000), in_turn(5, 10), true);
+        assert!(mean(&errors) < 0.01, "{}", mean(&errors));
+    }
+
+    #[test]
+    fn a_chunk_found_though_believed_lost_raises_the_reach_again() {
+        let mut index = PrefixIndex::new(1, 10_000);
+        let chain = prompt(1, 40);
+        let visit = index.visit(0, &chain);
+        index.settle(visit, None);
+        let visit = index.visit(0, &chain);
+        index.settle(visit, Some(0.0));
+        let other = index.visit(0, &prompt(2, 100));
+        index.settle(other, Some(0.0));
+        assert!(index.hit_chunks(0, &chain) < 40, "the loss must have shortened the reach");
+        let visit = index.visit(0, &chain);
+        index.settle(visit, Some(1.0));
+        let other = index.visit(0, &prompt(3, 50));
+        index.settle(other, None);
+        assert_eq!(index.hit_chunks(0, &chain), 40);
+    }
+
+    #[test]
+    fn a_miss_on_what_another_request_is_still_computing_proves_nothing() {
+        let mut index = PrefixIndex::new(1, 10_000);
+        let (old, new, unrelated) = (prompt(1, 40), prompt(1, 80), prompt(2, 40));
+        for chain in [&unrelated, &old] {
+            let visit = index.visit(0, chain);
+            index.settle(visit, Some(0.0));
+        }
+        let first = index.visit(0, &new);
+        let sibling = index.visit(0, &new);
+        assert_eq!((first.predicted_chunks(), sibling.predicted_chunks()), (40, 80));
+        index.settle(sibling, Some(0.5));
+        index.settle(first, Some(0.5));
+        assert_eq!(index.hit_chunks(0, &new), 80);
+        assert_eq!(index.hit_chunks(0, &unrelated), 40);
+    }
+
+    #[test]
+    fn a_restarted_engine_holds_nothing_and_keeps_no_learned_reach() {
+        let mut index = PrefixIndex::new(1, 10_000);
+        let chain = prompt(1, 40);
+        for _ in 0..2 {
+            let visit = index.visit(0, &chain);
+            index.settle(visit, Some(0.0));
+        }
+        index.forget(0);
+        assert_eq!((index.hit_chunks(0, &chain), index.len(0)), (0, 0));
+        let visit = index.visit(0, &chain);
+        index.settle(visit, Some(0.0));
+        assert_eq!(index.hit_chunks(0, &chain), 40);
+    }
+
+    proptest! {
+        #[test]
+        fn memory_is_bounded_and_a_prediction_is_never_longer_than_the_prompt(
+            visits in prop::collection::vec((0..2_usize, 0..20_u8, 0..30_usize, prop::option::of(0.0..1.5)), 0..200),
+        ) {
+            let mut index = PrefixIndex::new(2, 100);
+            let mut open = Vec::new();
+            for (backend, session, chunks, share) in visits {
+                let chain = prompt(session, chunks);
+                let visit = index.visit(backend, &chain);
+                prop_assert!(visit.predicted_chunks() <= chunks);
+                prop_assert!(index.hit_chunks(backend, &chain) <= chunks);
+                prop_assert!(index.len(backend) <= 100);
+                match share {
+                    Some(share) => index.settle(visit, Some(share)),
+                    None => open.push(visit),
+                }
+            }
+            for visit in open {
+                index.settle(visit, None);
+            }
+            prop_assert!(index.shadows.iter().all(|shadow| shadow.open.is_empty()));
+        }
+
+        #[test]
+        fn the_fast_lookup_finds_what_a_walk_finds(
+            visits in prop::collection::vec((0..6_u8, 1..40_usize), 1..60),
+            asked in (0..6_u8, 1..40_usize),
+        ) {
+            let mut index = PrefixIndex::new(1, 100_000);
+            for (session, chunks) in visits {
+                let visit = index.visit(0, &prompt(session, chunks));
+                index.settle(visit, Some(0.0));
+            }
+            let chain = prompt(asked.0, asked.1);
+            let shadow = &index.shadows[0];
+            let walk = chain
+                .keys
+                .iter()
+                .take_while(|&&key| shadow.age(key).is_some_and(|age| age < shadow.reach))
+                .count();
+            prop_assert_eq!(index.hit_chunks(0, &chain), walk);
+        }
+    }
+}

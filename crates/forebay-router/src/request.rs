@@ -1,0 +1,368 @@
+//! The body of a completion request as bytes. It finds, in one pass and without building a tree, the few fields that
+//! routing needs, and says how to ask for usage by changing the bytes in one place. It must never know engines or
+//! connections, and never change what the client asked for.
+
+use crate::json::{self, Kind, SyntaxError, Value};
+use std::ops::Range;
+
+/// Which of the two completion calls a body belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Endpoint {
+    /// `/v1/completions`: the prompt is in `prompt`.
+    Completions,
+    /// `/v1/chat/completions`: the prompt is in `messages`, after `tools`.
+    ChatCompletions,
+}
+
+/// In what form a prompt is given: bytes per token differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PromptKind {
+    /// A string, or several.
+    Text,
+    /// Chat messages.
+    Messages,
+    /// A list of token ids, or several.
+    TokenIds,
+}
+
+/// What a body says, as positions in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestFacts {
+    /// The form of the prompt.
+    pub kind: PromptKind,
+    /// The JSON value of the prompt.
+    pub prompt: Range<usize>,
+    /// The JSON values that decide the prompt's beginning beside `prompt`: model and tools.
+    pub context: [Range<usize>; 2],
+    /// The JSON value of `user`, where it is a string.
+    pub user: Option<Range<usize>>,
+    /// Does the client want a stream?
+    pub stream: bool,
+    /// The change that makes the engine report usage in a stream; `None` when it will anyway.
+    pub ask_for_usage: Option<Edit>,
+}
+
+/// Put `text` in place of the bytes at `at`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edit {
+    /// The bytes to replace, possibly none.
+    pub at: Range<usize>,
+    /// What comes there.
+    pub text: &'static str,
+}
+
+/// A body that cannot be routed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadRequest {
+    /// Not a JSON object.
+    #[error("the body is not a JSON object: {0}")]
+    NotAnObject(#[from] SyntaxError),
+    /// A field is missing.
+    #[error("{0}: this field is required")]
+    Missing(&'static str),
+    /// A field has a type that the API does not allow.
+    #[error("{field}: expected {expected}, found {found}")]
+    WrongType {
+        /// The field's name.
+        field: &'static str,
+        /// What the API allows.
+        expected: &'static str,
+        /// What was there.
+        found: &'static str,
+    },
+}
+
+impl BadRequest {
+    /// The field at fault, for the `param` of an OpenAI error.
+    pub fn field(&self) -> Option<&'static str> {
+        match self {
+            BadRequest::NotAnObject(_) => None,
+            BadRequest::Missing(field) | BadRequest::WrongType { field, .. } => Some(field),
+        }
+    }
+}
+
+/// Reads a body. Fields that routing does not need are not looked at: the engine judges them.
+pub fn read(endpoint: Endpoint, body: &[u8]) -> Result<RequestFacts, BadRequest> {
+    let fields = Fields::find(body)?;
+    let (prompt, kind) = match endpoint {
+        Endpoint::Completions => {
+            let prompt = fields.prompt.ok_or(BadRequest::Missing("prompt"))?;
+            let kind = prompt_kind(body, &prompt)?;
+            (prompt, kind)
+        }
+        Endpoint::ChatCompletions => {
+            let messages = fields.messages.ok_or(BadRequest::Missing("messages"))?;
+            expect("messages", &messages, "an array", &[Kind::Array])?;
+            (messages, PromptKind::Messages)
+        }
+    };
+    if let Some(model) = &fields.model {
+        expect("model", model, "a string", &[Kind::String])?;
+    }
+    let stream = flag("stream", body, fields.stream.as_ref())?;
+    let usage = usage_edit(body, fields.stream_options)?;
+    let place = |value: Option<Value>| value.map_or(0..0, |value| value.at);
+    Ok(RequestFacts {
+        kind,
+        prompt: prompt.at,
+        context: [place(fields.model), place(fields.tools)],
+        user: fields.user.filter(|user| user.kind == Kind::String).map(|user| user.at),
+        stream,
+        ask_for_usage: if stream { usage } else { None },
+    })
+}
+
+/// The fields that matter; of a repeated one the last, as JSON readers commonly have it.
+#[derive(Default)]
+struct Fields {
+    model: Option<Value>,
+    prompt: Option<Value>,
+    messages: Option<Value>,
+    tools: Option<Value>,
+    user: Option<Value>,
+    stream: Option<Value>,
+    stream_options: Option<Value>,
+}
+
+impl Fields {
+    fn find(body: &[u8]) -> Result<Fields, BadRequest> {
+        let mut fields = Fields::default();
+        for field in json::fields(body) {
+            let (key, value) = field?;
+            let place = match &*key {
+                "model" => &mut fields.model,
+                "prompt" => &mut fields.prompt,
+                "messages" => &mut fields.messages,
+                "tools" => &mut fields.tools,
+                "user" => &mut fields.user,
+                "stream" => &mut fields.stream,
+                "stream_options" => &mut fields.stream_options,
+                _ => continue,
+            };
+            *place = Some(value);
+        }
+        Ok(fields)
+    }
+}
+
+/// `prompt` is a string, an array of strings, of token ids, or of arrays of token ids.
+fn prompt_kind(body: &[u8], prompt: &Value) -> Result<PromptKind, BadRequest> {
+    let expected = "a string, an array of strings or an array of token ids";
+    expect("prompt", prompt, expected, &[Kind::String, Kind::Array])?;
+    let inner = body[prompt.at.start + 1..prompt.at.end].trim_ascii_start();
+    let text = prompt.kind == Kind::String || inner.starts_with(b"\"");
+    Ok(if text { PromptKind::Text } else { PromptKind::TokenIds })
+}
+
+/// How to make `stream_options.include_usage` true.
+fn usage_edit(body: &[u8], options: Option<Value>) -> Result<Option<Edit>, BadRequest> {
+    let Some(options) = options else {
+        // The body is an object with at least a prompt in it, so a comma follows.
+        let start = body.iter().position(|&byte| byte == b'{').map_or(0, |brace| brace + 1);
+        return Ok(Some(Edit { at: start..start, text: r#""stream_options":{"include_usage":true},"# }));
+    };
+    expect("stream_options", &options, "an object", &[Kind::Object, Kind::Null])?;
+    if options.kind == Kind::Null {
+        return Ok(Some(Edit { at: options.at, text: r#"{"include_usage":true}"# }));
+    }
+    let start = options.at.start;
+    let inner = &body[options.at.clone()];
+    let (mut fields, mut include_usage) = (0, None);
+    for field in json::fields(inner) {
+        let (key, value) = field.map_err(|error| SyntaxError { at: start + error.at, ..error })?;
+        fields += 1;
+        if key == "include_usage" {
+            include_usage = Some(value);
+        }
+    }
+    let asked = flag("stream_options.include_usage", inner, include_usage.as_ref())?;
+    Ok(match include_usage {
+        Some(_) if asked => None,
+        Some(value) => Some(Edit { at: start + value.at.start..start + value.at.end, text: "true" }),
+        None if fields == 0 => Some(Edit { at: options.at, text: r#"{"include_usage":true}"# }),
+        None => Some(Edit { at: start + 1..start + 1, text: r#""include_usage":true,"# }),
+    })
+}
+
+/// A boolean that may be absent or null, which are false.
+fn flag(field: &'static str, bytes: &[u8], value: Option<&Value>) -> Result<bool, BadRequest> {
+    let Some(value) = value else { return Ok(false) };
+    expect(field, value, "a boolean", &[Kind::Boolean, Kind::Null])?;
+    Ok(&bytes[value.at.clone()] == b"true")
+}
+
+fn expect(
+    field: &'static str,
+    value: &Value,
+    expected: &'static str,
+    allowed: &[Kind],
+) -> Result<(), BadRequest> {
+    if allowed.contains(&value.kind) {
+        return Ok(());
+    }
+    let found = match value.kind {
+        Kind::Null => "null",
+        Kind::Boolean => "a boolean",
+        Kind::Number => "a number",
+        Kind::String => "a string",
+        Kind::Object => "an object",
+        Kind::Array => "an array",
+    };
+    Err(BadRequest::WrongType { field, expected, found })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::json::tests::any_json;
+    use proptest::prelude::*;
+    use serde_json::{Value as Tree, json};
+
+    fn completions(body: &str) -> Result<RequestFacts, BadRequest> {
+        read(Endpoint::Completions, body.as_bytes())
+    }
+
+    fn edited(body: &[u8], edit: &Edit) -> Vec<u8> {
+        [&body[..edit.at.start], edit.text.as_bytes(), &body[edit.at.end..]].concat()
+    }
+
+    #[test]
+    fn prompts_of_all_forms_are_found() {
+        let table = [
+            (r#"{"prompt":"a"}"#, PromptKind::Text, r#""a""#),
+            (r#"{"prompt": [ "a", "b" ] }"#, PromptKind::Text, r#"[ "a", "b" ]"#),
+            (r#"{"prompt":[1,2]}"#, PromptKind::TokenIds, "[1,2]"),
+            (r#"{"prompt":[[1],[2]]}"#, PromptKind::TokenIds, "[[1],[2]]"),
+            (r#"{"prompt":"first","prompt":"last"}"#, PromptKind::Text, r#""last""#),
+        ];
+        for (body, kind, prompt) in table {
+            let facts = completions(body).unwrap();
+            assert_eq!((facts.kind, &body[facts.prompt]), (kind, prompt));
+        }
+        let body = r#"{"messages":[{"role":"user","content":"x"}],"tools":[{}],"model":"m","user":"u"}"#;
+        let facts = read(Endpoint::ChatCompletions, body.as_bytes()).unwrap();
+        assert_eq!(&body[facts.prompt], r#"[{"role":"user","content":"x"}]"#);
+        assert_eq!([&body[facts.context[0].clone()], &body[facts.context[1].clone()]], [r#""m""#, "[{}]"]);
+        assert_eq!(&body[facts.user.unwrap()], r#""u""#);
+    }
+
+    #[test]
+    fn wrong_types_are_refused_by_the_name_of_the_field() {
+        let table = [
+            (
+                r#"{"prompt":7}"#,
+                "prompt: expected a string, an array of strings or an array of token ids, found a number",
+            ),
+            (
+                r#"{"prompt":null}"#,
+                "prompt: expected a string, an array of strings or an array of token ids, found null",
+            ),
+            (r#"{"model":"m"}"#, "prompt: this field is required"),
+            (r#"{"prompt":"a","model":[]}"#, "model: expected a string, found an array"),
+            (r#"{"prompt":"a","stream":"yes"}"#, "stream: expected a boolean, found a string"),
+            (r#"{"prompt":"a","stream_options":3}"#, "stream_options: expected an object, found a number"),
+            (
+                r#"{"prompt":"a","stream_options":{"include_usage":{}}}"#,
+                "stream_options.include_usage: expected a boolean, found an object",
+            ),
+        ];
+        for (body, message) in table {
+            assert_eq!(completions(body).unwrap_err().to_string(), message);
+        }
+        let error = read(Endpoint::ChatCompletions, br#"{"messages":"hi"}"#).unwrap_err();
+        assert_eq!(error.to_string(), "messages: expected an array, found a string");
+        assert_eq!(error.field(), Some("messages"));
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused() {
+        for body in
+            ["", "[]", "7", "{", r#"{"prompt":"a""#, r#"{"prompt":"a",}"#, r#"{"prompt":tru}"#, "\"prompt\""]
+        {
+            assert!(
+                matches!(completions(body), Err(BadRequest::NotAnObject(_))),
+                "{body}: {:?}",
+                completions(body)
+            );
+        }
+    }
+
+    #[test]
+    fn usage_is_asked_for_in_streams_only_and_only_when_the_client_did_not() {
+        for body in [
+            r#"{"prompt":"a"}"#,
+            r#"{"prompt":"a","stream":false}"#,
+            r#"{"prompt":"a","stream":null,"stream_options":null}"#,
+            r#"{"prompt":"a","stream":true,"stream_options":{"include_usage":true}}"#,
+        ] {
+            assert_eq!(completions(body).unwrap().ask_for_usage, None, "{body}");
+        }
+    }
+
+    fn stream_options() -> impl Strategy<Value = Option<Tree>> {
+        prop::sample::select(vec![
+            None,
+            Some(Tree::Null),
+            Some(json!({})),
+            Some(json!({"include_usage": false})),
+            Some(json!({"include_usage": null})),
+            Some(json!({"continuous_usage_stats": true})),
+            Some(json!({"a": [1, {"include_usage": false}], "include_usage": false, "b": "}"})),
+        ])
+    }
+
+    proptest! {
+        #[test]
+        fn the_edit_makes_the_engine_report_usage_and_changes_nothing_else(
+            options in stream_options(),
+            others in prop::collection::btree_map("[a-z]{1,8}", any_json(), 0..5),
+            pretty: bool,
+        ) {
+            let mut body = Tree::Object(others.into_iter().collect());
+            body["prompt"] = json!("a");
+            body["stream"] = json!(true);
+            if let Some(options) = &options {
+                body["stream_options"] = options.clone();
+            }
+            let mut wanted = body.clone();
+            if !wanted["stream_options"].is_object() {
+                wanted["stream_options"] = json!({});
+            }
+            wanted["stream_options"]["include_usage"] = json!(true);
+            let text = if pretty { serde_json::to_vec_pretty(&body) } else { serde_json::to_vec(&body) }.unwrap();
+            let facts = read(Endpoint::Completions, &text).unwrap();
+            let sent: Tree = serde_json::from_slice(&edited(&text, &facts.ask_for_usage.unwrap())).unwrap();
+            prop_assert_eq!(sent, wanted);
+        }
+
+        #[test]
+        fn the_scanner_finds_what_a_full_parse_finds(
+            fields in prop::collection::btree_map("(prompt|messages|model|tools|user|stream|.{0,5})", any_json(), 0..8),
+            pretty: bool,
+        ) {
+            let body = Tree::Object(fields.into_iter().collect());
+            let text = if pretty { serde_json::to_vec_pretty(&body) } else { serde_json::to_vec(&body) }.unwrap();
+            let prompt = &body["prompt"];
+            let well_typed = (prompt.is_string() || prompt.is_array())
+                && (body.get("model").is_none_or(Tree::is_string))
+                && (body["stream"].is_boolean() || body["stream"].is_null());
+            let facts = read(Endpoint::Completions, &text);
+            prop_assert_eq!(facts.is_ok(), well_typed, "{:?}", facts);
+            if let Ok(facts) = facts {
+                let value = |at: Range<usize>| serde_json::from_slice::<Tree>(&text[at]).unwrap_or_default();
+                prop_assert_eq!(&value(facts.prompt), prompt);
+                prop_assert_eq!(&value(facts.context[0].clone()), &body["model"]);
+                prop_assert_eq!(&value(facts.context[1].clone()), &body["tools"]);
+                prop_assert_eq!(facts.user.is_some(), body["user"].is_string());
+                prop_assert_eq!(facts.stream, body["stream"] == json!(true));
+            }
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(body: Vec<u8>) {
+            let _ = read(Endpoint::Completions, &body);
+            let _ = read(Endpoint::ChatCompletions, &body);
+        }
+    }
+}
