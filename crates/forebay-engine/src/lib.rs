@@ -4,4 +4,7 @@
 //! It knows what an engine does with tokens, blocks and time. It must never know who routes requests to it or which
 //! trace they come from, and it moves KV between itself and a store only through the store's public API.
 
+pub mod latency;
+pub mod profile;
+pub mod scheduler;
 pub mod truth;

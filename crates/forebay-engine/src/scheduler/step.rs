@@ -1,0 +1,71 @@
+//! What the scheduler asks for and is told: steps, loads and stores. This file is data only; it must never know how any
+//! of it is carried out.
+
+use super::blocks::BlockId;
+use super::request::{Request, RequestId};
+use forebay_kv::ChunkId;
+
+/// What to do next. Loads are started and not waited for; shares are computed in order and then reported with
+/// [`Scheduler::complete`](super::Scheduler::complete).
+#[derive(Debug, Default)]
+pub struct Step {
+    /// What each request computes, in order: a later share may use blocks that an earlier one fills.
+    pub shares: Vec<Share>,
+    /// Chunks to fetch from the store.
+    pub loads: Vec<Load>,
+    /// Requests that can never run because too few blocks are left. They are gone.
+    pub failed: Vec<RequestId>,
+}
+
+impl Step {
+    /// Whether there is nothing to compute, fetch or report.
+    pub fn is_empty(&self) -> bool {
+        self.shares.is_empty() && self.loads.is_empty() && self.failed.is_empty()
+    }
+}
+
+/// A request's part of a step: the KV of `tokens` tokens from position `start` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Whose.
+    pub request: RequestId,
+    /// Tokens whose KV exists already.
+    pub start: usize,
+    /// Tokens to compute; at least 1.
+    pub tokens: usize,
+    /// Whether the last of them is the end of the context, so that a token follows.
+    pub samples: bool,
+}
+
+/// Chunks to fetch for a request. It ends with [`Scheduler::load_ended`](super::Scheduler::load_ended).
+#[derive(Debug)]
+pub struct Load {
+    /// For whom.
+    pub request: RequestId,
+    /// Ids from the start of the sequence to the last chunk wanted.
+    pub ids: Vec<ChunkId>,
+    /// The first chunk wanted.
+    pub first_chunk: usize,
+    /// Where the wanted chunks go: the blocks of the first, then of the second, and so on.
+    pub blocks: Vec<BlockId>,
+}
+
+/// A chunk to copy to the store. Its blocks are held until [`Scheduler::store_ended`](super::Scheduler::store_ended).
+#[derive(Debug)]
+pub struct ChunkStore {
+    /// The chunk.
+    pub id: ChunkId,
+    /// The one before it.
+    pub parent: Option<ChunkId>,
+    /// Its blocks, in order.
+    pub blocks: Vec<BlockId>,
+}
+
+/// What followed from a step.
+#[derive(Debug, Default)]
+pub struct Completed {
+    /// Requests with all their output. Their blocks are free already.
+    pub finished: Vec<(RequestId, Request)>,
+    /// Chunks that became complete.
+    pub stores: Vec<ChunkStore>,
+}
