@@ -47,15 +47,24 @@ pub enum Outcome {
 
 /// The obligation to end one operation. Dropping it without [`finish`](Completion::finish) reports a failure, so that no
 /// operation is ever forgotten.
-#[derive(Debug)]
 pub struct Completion {
     op: OpId,
     mailbox: Option<Arc<Mailbox<Message>>>,
+    inspector: Option<Inspector>,
 }
+
+type Inspector = Box<dyn FnOnce(&Outcome) + Send>;
 
 impl Completion {
     pub(crate) fn new(op: OpId, mailbox: Arc<Mailbox<Message>>) -> Completion {
-        Completion { op, mailbox: Some(mailbox) }
+        Completion { op, mailbox: Some(mailbox), inspector: None }
+    }
+
+    /// Has `inspector` called with the outcome, on the finishing thread, while the operation still owns its spans. For
+    /// links that wrap others.
+    pub fn inspect(mut self, inspector: impl FnOnce(&Outcome) + Send + 'static) -> Completion {
+        self.inspector = Some(Box::new(inspector));
+        self
     }
 
     /// Ends the operation. Callable from any thread; never blocks.
@@ -65,10 +74,19 @@ impl Completion {
 
     fn post(&mut self, outcome: Outcome) {
         if let Some(mailbox) = self.mailbox.take() {
+            if let Some(inspector) = self.inspector.take() {
+                inspector(&outcome);
+            }
             // Windows bound the number of completions, so they bypass the mailbox's limit. A closed mailbox means that
             // the mover thread is gone and nobody waits for this operation.
             let _ = mailbox.post_unbounded(Message::Completed(self.op, outcome));
         }
+    }
+}
+
+impl std::fmt::Debug for Completion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Completion").field("op", &self.op).finish_non_exhaustive()
     }
 }
 

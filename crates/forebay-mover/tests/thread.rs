@@ -169,6 +169,31 @@ fn an_idle_mover_uses_no_cpu() {
     );
 }
 
+/// Wraps a link and changes each target before anybody learns that it arrived.
+struct Wrapped<L>(L);
+
+impl<L: Link> Link for Wrapped<L> {
+    fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
+        let (target, memory_then) = (op.pairs[0].to, Arc::clone(memory));
+        let done = done.inspect(move |outcome| {
+            assert!(matches!(outcome, Outcome::Moved { .. }));
+            let (to, _) = memory_then.host(&target).unwrap();
+            // SAFETY: the operation that owns the target is not finished yet.
+            unsafe { *to.as_ptr() ^= 0xff };
+        });
+        self.0.start(op, memory, done);
+    }
+}
+
+#[test]
+fn an_inspector_runs_before_the_transfer_ends() {
+    let world = world(100, Box::new(Wrapped(PlainCopy)), spec());
+    assert_eq!(world.mover.run(world.transfer(0, 100)).unwrap(), End::Done { bytes: 100 });
+    let mut first = [0];
+    world.buffers[1].read(0, &mut first);
+    assert_eq!(first, [0xff]);
+}
+
 /// User and system time of all threads named `forebay-mover`, in hundredths of a second.
 fn mover_cpu_ticks() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().filter_map(|task| {
