@@ -23,7 +23,7 @@ pub fn block_tokens(block_id: u64, block_tokens: u32, vocab: u32) -> impl Iterat
 }
 
 /// The output function of SplitMix64, a bijection of 64-bit words.
-fn mix(word: u64) -> u64 {
+pub(crate) fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     word ^ (word >> 31)

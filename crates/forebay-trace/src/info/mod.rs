@@ -1,0 +1,181 @@
+//! `info`: what a trace is like, in the figures that decide how hard it is on a cache. One pass over the requests; memory
+//! grows with the number of requests (a few words each) and of distinct blocks, and both have limits.
+
+mod caches;
+mod lru;
+mod quantiles;
+mod sessions;
+mod text;
+
+pub use caches::{CacheInfo, PrefixInfo};
+pub use quantiles::Quantiles;
+pub use sessions::SessionInfo;
+
+use crate::format::{Format, TraceError, TraceReader};
+use crate::request::TraceRequest;
+use caches::Caches;
+use quantiles::Values;
+use serde::Serialize;
+use sessions::Sessions;
+
+/// The most requests that are surveyed.
+pub const MAX_REQUESTS: usize = 1 << 25;
+/// The most distinct blocks that are surveyed, at some 20 bytes each.
+pub const MAX_DISTINCT_BLOCKS: usize = 1 << 26;
+
+/// Cache sizes that are looked at by default, in tokens: the KV of Qwen3-Coder-30B-A3B that fits on one, 8 and 32 H20 with
+/// 96 GB (281,888 tokens each).
+pub const DEFAULT_CACHE_TOKENS: [u64; 3] = [281_888, 8 * 281_888, 32 * 281_888];
+
+/// Context lengths for which the share of prompts that fit is told: 128 Ki tokens, and Claude's 200,000.
+const CONTEXT_LENGTHS: [u32; 2] = [131_072, 200_000];
+
+/// Why a trace has no figures.
+#[derive(Debug, thiserror::Error)]
+pub enum InfoError {
+    /// It could not be read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// It has no request that could be read.
+    #[error("no requests: {skipped_lines} bad lines and nothing else")]
+    Empty {
+        /// How many lines were bad.
+        skipped_lines: u64,
+    },
+    /// It is larger than memory is meant to hold.
+    #[error("more than {limit} {what}: sample the trace first")]
+    TooLarge {
+        /// What there is too much of.
+        what: &'static str,
+        /// How much is allowed.
+        limit: usize,
+    },
+}
+
+/// What a trace is like. Shares are of 1.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Info {
+    /// The format it was read in.
+    pub format: String,
+    /// How many requests.
+    pub requests: usize,
+    /// How many bad lines were left out.
+    pub skipped_lines: u64,
+    /// From the first arrival to the last, in seconds.
+    pub span_s: f64,
+    /// Requests per second over that time; 0 when all arrive at once.
+    pub requests_per_s: f64,
+    /// Requests that arrive before the one that the file has before them.
+    pub out_of_order: u64,
+    /// Prompt lengths.
+    pub input_tokens: Quantiles,
+    /// Answer lengths.
+    pub output_tokens: Quantiles,
+    /// All prompt tokens for each answer token.
+    pub input_per_output: f64,
+    /// Prompt tokens as a share of all tokens.
+    pub prefill_share: f64,
+    /// The share of prompts that fit into a context length.
+    pub fits: Vec<FitInfo>,
+    /// Prefixes and caches, where the trace has prefix information.
+    pub prefix: Option<PrefixInfo>,
+    /// Conversations, where the trace records them.
+    pub sessions: Option<SessionInfo>,
+}
+
+/// The share of prompts that fit into a context length.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct FitInfo {
+    /// The context length in tokens.
+    pub context_tokens: u32,
+    /// The share of prompts that are not longer.
+    pub share: f64,
+}
+
+/// Reads a trace to its end and says what it is like; `cache_tokens` are the sizes of caches to try.
+pub fn info(reader: &mut TraceReader, cache_tokens: &[u64]) -> Result<Info, InfoError> {
+    let mut survey = Survey::new(cache_tokens);
+    for request in reader.by_ref() {
+        survey.add(&request?)?;
+    }
+    survey.finish(reader.format(), reader.skipped().lines)
+}
+
+struct Survey {
+    requests: usize,
+    first_us: u64,
+    last_us: u64,
+    previous_us: u64,
+    out_of_order: u64,
+    input: Values,
+    output: Values,
+    all_input: u64,
+    all_output: u64,
+    fitting: [u64; CONTEXT_LENGTHS.len()],
+    caches: Caches,
+    sessions: Sessions,
+}
+
+impl Survey {
+    fn new(cache_tokens: &[u64]) -> Survey {
+        Survey {
+            requests: 0,
+            first_us: u64::MAX,
+            last_us: 0,
+            previous_us: 0,
+            out_of_order: 0,
+            input: Values::default(),
+            output: Values::default(),
+            all_input: 0,
+            all_output: 0,
+            fitting: [0; CONTEXT_LENGTHS.len()],
+            caches: Caches::new(cache_tokens),
+            sessions: Sessions::default(),
+        }
+    }
+
+    fn add(&mut self, request: &TraceRequest) -> Result<(), InfoError> {
+        if self.requests >= MAX_REQUESTS {
+            return Err(InfoError::TooLarge { what: "requests", limit: MAX_REQUESTS });
+        }
+        self.requests += 1;
+        self.first_us = self.first_us.min(request.arrival_us);
+        self.last_us = self.last_us.max(request.arrival_us);
+        self.out_of_order += u64::from(request.arrival_us < self.previous_us);
+        self.previous_us = request.arrival_us;
+        self.input.add(request.input_tokens.into());
+        self.output.add(request.output_tokens.into());
+        self.all_input += u64::from(request.input_tokens);
+        self.all_output += u64::from(request.output_tokens);
+        for (fitting, context_tokens) in self.fitting.iter_mut().zip(CONTEXT_LENGTHS) {
+            *fitting += u64::from(request.input_tokens <= context_tokens);
+        }
+        self.sessions.add(request);
+        self.caches.add(request)
+    }
+
+    fn finish(self, format: Format, skipped_lines: u64) -> Result<Info, InfoError> {
+        let empty = || InfoError::Empty { skipped_lines };
+        let span_s = self.last_us.saturating_sub(self.first_us) as f64 / 1e6;
+        let requests = self.requests as f64;
+        let fit = |(context_tokens, &fitting): (u32, &u64)| FitInfo {
+            context_tokens,
+            share: fitting as f64 / requests,
+        };
+        Ok(Info {
+            format: format.to_string(),
+            requests: self.requests,
+            skipped_lines,
+            span_s,
+            requests_per_s: if span_s > 0.0 { requests / span_s } else { 0.0 },
+            out_of_order: self.out_of_order,
+            input_tokens: self.input.quantiles().ok_or_else(empty)?,
+            output_tokens: self.output.quantiles().ok_or_else(empty)?,
+            input_per_output: self.all_input as f64 / self.all_output.max(1) as f64,
+            prefill_share: self.all_input as f64 / (self.all_input + self.all_output) as f64,
+            fits: CONTEXT_LENGTHS.into_iter().zip(&self.fitting).map(fit).collect(),
+            prefix: self.caches.finish(),
+            sessions: self.sessions.finish(),
+        })
+    }
+}
