@@ -10,4 +10,5 @@ pub mod record;
 pub mod replay;
 pub mod request;
 pub mod reuse;
+pub mod sample;
 pub mod tokens;

@@ -5,6 +5,7 @@
 
 use forebay_trace::format::{Format, ReadOptions, TraceReader};
 use forebay_trace::info::{self, Info};
+use forebay_trace::sample::{SampleOptions, sample};
 use std::path::{Path, PathBuf};
 
 const POOL_TOKENS: [u64; 4] = [281_888, 8 * 281_888, 32 * 281_888, 1_000_000_000_000];
@@ -186,4 +187,18 @@ fn weka_has_its_published_think_and_service_times() {
     let service = || main.iter().map(|request| request.service_us).collect();
     assert_printed([quantile(0.5, think()), quantile(0.9, think())], [8.5, 129.0], 1);
     assert_printed([quantile(0.5, service()), quantile(0.9, service())], [5.4, 19.5], 1);
+}
+
+#[test]
+fn a_tenth_of_mooncake_conversation_keeps_its_reuse() {
+    let Some(path) = trace("mooncake-fast25/conversation_trace.jsonl") else { return };
+    for seed in 0..5 {
+        let mut reader = TraceReader::open(&path, ReadOptions::default()).unwrap();
+        let options = SampleOptions { keep: 0.1, seed, ..SampleOptions::default() };
+        let report = sample(&mut reader, options, |_| Ok(())).unwrap();
+        assert!((1_000..1_450).contains(&report.kept_requests), "{report:?}");
+        let (before, after) = (report.reuse.unwrap().shared, report.kept_reuse.unwrap().shared);
+        // Thinned request by request, 36.6 % would fall to 11.4 %.
+        assert!((before - 0.3664).abs() < 1e-4 && after > 0.31, "{report:?}");
+    }
 }
