@@ -1,7 +1,7 @@
 //! Where each piece of KV lies inside a chunk.
 //!
-//! Knows that a chunk is the layers of one worker one after another, and a layer its blocks' pages one after another,
-//! each page as the engine has it. Must never know ids, tiers, or which sequence a chunk belongs to.
+//! Knows that a chunk is the layers of one worker one after another, and a layer its blocks' pages one after
+//! another, each page as the engine has it. Must never know ids, tiers, or which sequence a chunk belongs to.
 //!
 //! ```text
 //! chunk = layer 0 | layer 1 | ...            one extent, `bytes()` long
@@ -11,16 +11,20 @@
 
 use std::ops::Range;
 
-use crate::chunking::Chunking;
+use crate::chunking::{Chunking, MAX_CHUNK_TOKENS};
 use crate::extent::{Extent, OutOfRange, Strided, check_index, check_range};
 use crate::geometry::{Geometry, MAX_BYTES_PER_TOKEN};
-use crate::order::{Axis, AxisOrder};
+use crate::order::AxisOrder;
 
-/// The inner shape of chunks of one worker. Only layers that keep KV per token are in a chunk; state layers are not.
+// The largest chunk of the largest geometry: offsets cannot overflow.
+const _: () = assert!(MAX_BYTES_PER_TOKEN.checked_mul(MAX_CHUNK_TOKENS as u64).is_some());
+
+/// The inner shape of chunks of one worker. Only layers that keep KV per token are in a chunk; state layers
+/// are not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkLayout {
     chunking: Chunking,
-    heads_outermost: bool,
+    heads_before_tokens: bool,
     layers: Vec<ChunkLayer>,
     bytes: u64,
 }
@@ -42,8 +46,8 @@ impl ChunkLayer {
 impl ChunkLayout {
     /// The layout of chunks of a worker with this geometry, in an engine with this order of axes.
     ///
-    /// The geometry is the worker's own: see [`Geometry::shard`]. Of the order only heads before or after tokens
-    /// matters, for a chunk holds one block after another in every order.
+    /// The geometry is the worker's own: see [`Geometry::shard`]. Of the order only heads before or after
+    /// tokens matters, for a chunk holds one block after another in every order.
     pub fn new(geometry: &Geometry, order: AxisOrder, chunking: Chunking) -> Self {
         let mut layers: Vec<ChunkLayer> = geometry
             .groups()
@@ -60,17 +64,12 @@ impl ChunkLayout {
             .filter(|layer| layer.cell_bytes > 0)
             .collect();
         layers.sort_unstable_by_key(|layer| layer.model_layer);
-        // No overflow: a geometry is at most MAX_BYTES_PER_TOKEN and a chunk at most MAX_CHUNK_TOKENS, 2^50 together.
-        const { assert!(MAX_BYTES_PER_TOKEN <= 1 << 30) };
         let mut bytes = 0;
         for layer in &mut layers {
             layer.offset = bytes;
             bytes += layer.bytes_per_token() * u64::from(chunking.chunk_tokens());
         }
-        let axes = order.axes();
-        let heads_outermost = axes.iter().position(|&axis| axis == Axis::Head)
-            < axes.iter().position(|&axis| axis == Axis::Token);
-        Self { chunking, heads_outermost, layers, bytes }
+        Self { chunking, heads_before_tokens: order.heads_before_tokens(), layers, bytes }
     }
 
     /// How tokens are cut into chunks and blocks.
@@ -134,7 +133,7 @@ impl ChunkLayout {
         check_range("head", &heads, held)?;
         check_range("token", &tokens, block_tokens)?;
         let (outer, inner, inner_len) =
-            if self.heads_outermost { (heads, tokens, block_tokens) } else { (tokens, heads, held) };
+            if self.heads_before_tokens { (heads, tokens, block_tokens) } else { (tokens, heads, held) };
         let row_bytes = u64::from(inner_len) * cell_bytes;
         Ok(Strided::joined(
             page.offset + u64::from(outer.start) * row_bytes + u64::from(inner.start) * cell_bytes,

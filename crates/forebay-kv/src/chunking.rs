@@ -35,7 +35,8 @@ pub enum ChunkingError {
     },
     /// The chunk size is zero, too large, or cuts a block.
     #[error(
-        "chunk_tokens is {chunk_tokens}; allowed: multiples of block_tokens {block_tokens} up to {MAX_CHUNK_TOKENS}"
+        "chunk_tokens is {chunk_tokens}; allowed: multiples of block_tokens, {block_tokens}, \
+         up to {MAX_CHUNK_TOKENS}"
     )]
     Chunk {
         /// The chunk size that was asked for.

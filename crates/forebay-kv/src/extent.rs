@@ -1,7 +1,7 @@
 //! Where bytes lie in one stretch of memory.
 //!
-//! Knows offsets, lengths and strides, and how two places of the same bytes are cut alike. Must never know whose
-//! memory it is, nor what the bytes mean.
+//! Knows offsets, lengths and strides, and how two places of the same bytes are cut alike. Must never know
+//! whose memory it is, nor what the bytes mean.
 
 use std::ops::Range;
 
@@ -63,10 +63,11 @@ impl Strided {
         (0..pieces).map(move |piece| Extent { offset: offset + piece * stride_bytes, len: piece_bytes })
     }
 
-    /// Cuts this place and `other` into the fewest pairs of equal length that hold the same bytes in the same order.
+    /// Cuts this place and `other` into the fewest pairs of equal length that hold the same bytes in the same
+    /// order.
     ///
-    /// Both must list the same heads and tokens in the same [`AxisOrder`](crate::AxisOrder): lengths are compared,
-    /// meaning cannot be.
+    /// Both must list the same heads and tokens in the same [`AxisOrder`](crate::AxisOrder): lengths are
+    /// compared, meaning cannot be.
     ///
     /// # Errors
     /// When the two do not hold equally many bytes.

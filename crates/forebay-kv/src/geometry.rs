@@ -1,7 +1,7 @@
 //! How much cache a model needs: what each layer keeps, per token or per sequence.
 //!
-//! Knows groups of layers that cache alike, and the sums over them. Must never know how an engine arranges the bytes
-//! (`layout`), nor how a config file spells any of it (`hf`).
+//! Knows groups of layers that cache alike, and the sums over them. Must never know how an engine arranges
+//! the bytes (`layout`), nor how a config file spells any of it (`hf`).
 
 mod error;
 mod fields;
@@ -64,7 +64,8 @@ pub enum Cache {
         /// How many of the latest tokens a token attends to, itself included; `None` for all.
         window_tokens: Option<u32>,
     },
-    /// One latent per token that all heads share: MLA.
+    /// One latent per token that all heads share: MLA. All its elements have one format; vLLM's `fp8_ds_mla`,
+    /// which mixes two and adds scales, is not known here.
     Latent {
         /// Elements of the latent: `kv_lora_rank + qk_rope_head_dim`.
         width: u32,
@@ -75,8 +76,8 @@ pub enum Cache {
     State(StateShape),
 }
 
-/// The state of one layer and sequence: the recurrent state and the last inputs of the convolution, by the heads that
-/// tensor parallelism splits.
+/// The state of one layer and sequence: the recurrent state and the last inputs of the convolution, by the
+/// heads that tensor parallelism splits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StateShape {
     /// Heads (Mamba 2), value heads (gated delta net) or channels (Mamba 1).
@@ -90,24 +91,24 @@ pub struct StateShape {
 }
 
 impl Geometry {
-    /// Reads a model's `config.json`, as Hugging Face publishes it. The cache has the format that the config states:
-    /// that of `quantization_config` for the KV cache, else the weights' (`dtype` or `torch_dtype`).
+    /// Reads a model's `config.json`, as Hugging Face publishes it. The cache has the format that the config
+    /// states: that of `quantization_config` for the KV cache, else the weights' (`dtype` or `torch_dtype`).
     ///
     /// An engine may choose otherwise, for instance bf16 where the config says float32. Then say so, by
     /// [`Geometry::from_hf_config_with`].
     ///
-    /// Layers for multi-token prediction (`num_nextn_predict_layers`) are not counted. A config with `kv_lora_rank` is
-    /// taken to be served as MLA, with the latent in the cache.
+    /// Layers for multi-token prediction (`num_nextn_predict_layers`) are not counted. A config with
+    /// `kv_lora_rank` is taken to be served as MLA, with the latent in the cache.
     ///
     /// # Errors
-    /// When the text is not JSON, a needed field is missing, or a field has a value that is impossible or stands for a
-    /// kind of cache that is not known here. A wrong geometry is never returned for want of a field.
+    /// When the text is not JSON, a needed field is missing, or a field has a value that is impossible or
+    /// stands for a kind of cache that is not known here.
     pub fn from_hf_config(json: &str) -> Result<Self, GeometryError> {
         hf::read(json, None)
     }
 
-    /// As [`Geometry::from_hf_config`], with the cache in `dtype` as vLLM's `--kv-cache-dtype` asks. State layers keep
-    /// the weights' format.
+    /// As [`Geometry::from_hf_config`], with the cache in `dtype` as vLLM's `--kv-cache-dtype` asks. State
+    /// layers keep the weights' format.
     ///
     /// # Errors
     /// As [`Geometry::from_hf_config`].
@@ -115,12 +116,12 @@ impl Geometry {
         hf::read(json, Some(dtype))
     }
 
-    /// A geometry of `layers` layers, the groups put in the order of their first layers. A layer that is in no group
-    /// keeps nothing.
+    /// A geometry of `layers` layers, the groups put in the order of their first layers. A layer that is in
+    /// no group keeps nothing.
     ///
     /// # Errors
-    /// When there are no layers or more than [`MAX_LAYERS`], a group names a layer that does not exist or that another
-    /// has, a size is 0, or a sum exceeds [`MAX_BYTES_PER_TOKEN`] or [`MAX_STATE_BYTES`].
+    /// When there are no layers or more than [`MAX_LAYERS`], a group names a layer that does not exist or
+    /// that another has, a size is 0, or a sum exceeds [`MAX_BYTES_PER_TOKEN`] or [`MAX_STATE_BYTES`].
     pub fn from_groups(layers: u32, mut groups: Vec<Group>) -> Result<Self, GeometryError> {
         error::check_count("layers", layers.into(), 1, MAX_LAYERS.into())?;
         let mut seen = vec![false; layers as usize];
@@ -170,7 +171,8 @@ impl Geometry {
         self.groups.iter().map(|group| group.layers.len() as u64 * group.bytes_per_sequence()).sum()
     }
 
-    /// Bytes that a sequence of `tokens` needs to go on: windows keep their latest tokens only, states count once.
+    /// Bytes that a sequence of `tokens` needs to go on: windows keep their latest tokens only, states count
+    /// once.
     ///
     /// An engine keeps whole blocks and so somewhat more.
     pub fn bytes_at(&self, tokens: u32) -> u64 {
@@ -268,7 +270,8 @@ impl Cache {
 }
 
 impl StateShape {
-    /// Bytes of the state of one layer and sequence. Saturates, though no [`Geometry`] holds a state as large as that.
+    /// Bytes of the state of one layer and sequence. Saturates, though no [`Geometry`] holds a state as large
+    /// as that.
     pub const fn bytes(&self) -> u64 {
         let heads = (self.heads as u64).saturating_mul(self.bytes_per_head);
         heads.saturating_add((self.groups as u64).saturating_mul(self.bytes_per_group))

@@ -1,10 +1,10 @@
 //! Where an engine keeps each piece of its KV cache.
 //!
-//! Knows one paged cache: an axis order, its sizes, and hence the byte offset of any layer, block, head and token
-//! within its tensor. Must never know addresses, regions or what a block holds at the moment.
+//! Knows one paged cache: an axis order, its sizes, and hence the byte offset of any layer, block, head and
+//! token within its tensor. Must never know addresses, regions or what a block holds at the moment.
 //!
-//! vLLM's logical view of a layer is `[B, H, N, C]`, where the cell C packs one head's key and value of one token (or
-//! the one latent of MLA). The physical orders are those of [`AxisOrder`].
+//! vLLM's logical view of a layer is `[B, H, N, C]`, where the cell C packs one head's key and value of one
+//! token (or the one latent of MLA). The physical orders are those of [`AxisOrder`].
 
 use std::ops::Range;
 
@@ -167,7 +167,7 @@ impl Layout {
             + u64::from(heads.start) * self.head_stride
             + u64::from(tokens.start) * self.token_stride;
         let (heads, tokens) = (u64::from(heads.end - heads.start), u64::from(tokens.end - tokens.start));
-        Ok(if self.head_stride > self.token_stride {
+        Ok(if self.order.heads_before_tokens() {
             Strided::joined(offset, tokens * self.token_stride, self.head_stride, heads)
         } else {
             Strided::joined(offset, heads * self.head_stride, self.token_stride, tokens)
@@ -182,7 +182,8 @@ impl Layout {
         self.extents(layer, block, 0..self.shape.heads, 0..self.shape.block_tokens)
     }
 
-    /// Where a block of all layers lies, if that is one extent: in cross-layer orders, or with a single layer.
+    /// Where a block of all layers lies, if that is one extent: in cross-layer orders, or with a single
+    /// layer.
     ///
     /// # Errors
     /// When the block does not exist.

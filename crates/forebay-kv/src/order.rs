@@ -1,7 +1,7 @@
 //! The orders in which engines lay out the axes of a KV cache.
 //!
-//! Knows vLLM's six physical orders by name and by axis. Must never know sizes, addresses or bytes: `layout` turns an
-//! order and a shape into extents.
+//! Knows vLLM's six physical orders by name and by axis. Must never know sizes, addresses or bytes: `layout`
+//! turns an order and a shape into extents.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,7 +22,8 @@ pub enum Axis {
 
 /// A physical order of the axes L, B, H, N (and the cell C innermost), outermost first, by vLLM's names.
 ///
-/// With L outermost each layer is a tensor of its own; otherwise all layers share one tensor (cross-layer blocks).
+/// With L outermost each layer is a tensor of its own; otherwise all layers share one tensor (cross-layer
+/// blocks).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AxisOrder {
     /// Per layer, heads before tokens: vLLM's `HND`.
@@ -67,6 +68,11 @@ impl AxisOrder {
             Self::Blnhc => "BLNHC",
             Self::Bhlnc => "BHLNC",
         }
+    }
+
+    /// Whether a page holds head after head, rather than token after token.
+    pub const fn heads_before_tokens(self) -> bool {
+        !matches!(self, Self::Lbnhc | Self::Blnhc)
     }
 
     /// Whether all layers share one tensor.
@@ -120,6 +126,8 @@ mod tests {
                 })
                 .collect();
             assert_eq!(order.name(), format!("{spelt}C"));
+            assert_eq!(order.heads_before_tokens(), spelt.find('H') < spelt.find('N'));
+            assert_eq!(order.is_cross_layer(), !spelt.starts_with('L'));
             assert_eq!(order.name().parse(), Ok(order));
         }
     }

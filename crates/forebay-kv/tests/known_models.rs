@@ -63,6 +63,13 @@ fn llama_31_8b_takes_128_kib_a_token_and_half_of_that_in_fp8() {
 }
 
 #[test]
+fn without_a_number_of_kv_heads_every_head_has_its_own() {
+    let config = r#"{"model_type": "llama", "torch_dtype": "float16", "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32}"#;
+    assert_eq!(read(config).bytes_per_token(), 524_288);
+}
+
+#[test]
 fn a_checkpoint_may_ask_for_an_fp8_cache() {
     let scheme = r#""quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}"#;
     let algo = r#""quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}"#;
@@ -98,10 +105,12 @@ fn qwen2_with_its_window_switched_off_has_none() {
     let geometry = read(config);
     assert_eq!(geometry.bytes_per_token(), 57_344);
     assert_eq!(geometry.groups()[0].window_tokens(), None);
+    // Nor has it one when nothing is said: Qwen's classes switch it off.
+    let unsaid =
+        config.replace("false", "null").replace(r#""max_window_layers": 28"#, r#""max_window_layers": 20"#);
+    assert_eq!(read(&unsaid), geometry);
     // Switched on, layers from max_window_layers on have one.
-    let on =
-        config.replace("false", "true").replace(r#""max_window_layers": 28"#, r#""max_window_layers": 20"#);
-    let geometry = read(&on);
+    let geometry = read(&unsaid.replace("null", "true"));
     assert_eq!(group_of(&geometry, 0).layers, (0..20).collect::<Vec<_>>());
     assert_eq!(group_of(&geometry, 20).window_tokens(), Some(131_072));
 }
@@ -196,6 +205,7 @@ fn jamba_attends_in_4_of_32_layers_and_its_states_have_channels_for_heads() {
     assert_eq!(group_of(&geometry, 4).layers, [4, 12, 20, 28]);
     assert_eq!(geometry.bytes_per_token(), 4 * 4096);
     assert_eq!(geometry.bytes_per_sequence(), 28 * 2 * (3 * 8192 + 8192 * 16));
+    assert_eq!(geometry.shard(4).unwrap().bytes_per_sequence(), 7 * 2 * (3 * 8192 + 8192 * 16));
 }
 
 #[test]
@@ -270,6 +280,14 @@ fn a_recurrent_state_may_have_a_format_of_its_own_that_the_cache_does_not_change
     for geometry in [read(config), Geometry::from_hf_config_with(config, KvDtype::Fp8E5m2).unwrap()] {
         assert_eq!(group_of(&geometry, 0).cache, Cache::State(state));
     }
+}
+
+#[test]
+fn groups_come_in_the_order_of_their_layers() {
+    let group =
+        |layers: Vec<u32>, width| Group { layers, cache: Cache::Latent { width, dtype: KvDtype::Float16 } };
+    let geometry = Geometry::from_groups(4, vec![group(vec![3, 1], 1), group(vec![2, 0], 2)]).unwrap();
+    assert_eq!(geometry.groups(), [group(vec![0, 2], 2), group(vec![1, 3], 1)]);
 }
 
 #[test]

@@ -27,7 +27,8 @@ fn bytes_of(extents: impl IntoIterator<Item = Extent>) -> Vec<u64> {
 
 #[test]
 fn strides_are_those_that_vllm_registers() {
-    // Seen in vLLM 0.26 on the CPU: one layer of shape (16384, 2, 16, 128) with strides (4096, 2048, 128, 1), in bf16.
+    // Seen in vLLM 0.26 on the CPU: one layer of shape (16384, 2, 16, 128) with strides (4096, 2048, 128, 1),
+    // in bf16.
     let shape = PoolShape { layers: 1, blocks: 16_384, heads: 2, block_tokens: 16, cell_bytes: 256 };
     let layout = Layout::new(AxisOrder::Lbhnc, shape).unwrap();
     let cell = layout.extents(0, 1, 1..2, 3..4).unwrap();

@@ -23,7 +23,7 @@ pub enum GeometryError {
     Invalid {
         /// The field, with the objects that it lies in.
         field: String,
-        /// Its value, cut to [`MAX_VALUE_CHARS`] characters.
+        /// Its value, cut to 80 characters.
         value: String,
         /// What it could have been.
         allowed: String,
@@ -31,7 +31,7 @@ pub enum GeometryError {
 }
 
 /// How much of a wrong value an error repeats.
-pub const MAX_VALUE_CHARS: usize = 80;
+const MAX_VALUE_CHARS: usize = 80;
 
 impl GeometryError {
     pub(super) fn invalid(

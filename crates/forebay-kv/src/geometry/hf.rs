@@ -1,7 +1,7 @@
 //! Reads a geometry from a Hugging Face `config.json`.
 //!
-//! Knows where configs keep the sizes of attention layers and the format of the cache. Must never know how the layers
-//! alternate (`layer_map`) or what is in a state (`state`).
+//! Knows where configs keep the sizes of attention layers and the format of the cache. Must never know how
+//! the layers alternate (`layer_map`) or what is in a state (`state`).
 
 use serde_json::Value;
 
@@ -63,13 +63,15 @@ pub(super) fn read(json: &str, cache_dtype: Option<KvDtype>) -> Result<Geometry,
     refuse_unknown_caches(&config)?;
     let kinds = layer_map::read(&config)?;
     let formats = Formats { inner: &config, outer: &outer, cache: cache_dtype };
-    let mut groups: Vec<Group> = Vec::new();
-    let mut done = vec![Kind::Nothing];
-    for kind in &kinds {
-        if !done.contains(kind) {
-            done.push(*kind);
-            let layers = (0..).zip(&kinds).filter(|(_, other)| *other == kind).map(|(layer, _)| layer);
-            groups.push(Group { layers: layers.collect(), cache: cache_of(*kind, &config, &formats)? });
+    let mut groups = Vec::new();
+    for kind in [Kind::Full, Kind::Window, Kind::State] {
+        let layers: Vec<u32> = (0..)
+            .zip(&kinds)
+            .filter(|(_, of_layer)| **of_layer == Some(kind))
+            .map(|(layer, _)| layer)
+            .collect();
+        if !layers.is_empty() {
+            groups.push(Group { layers, cache: cache_of(kind, &config, &formats)? });
         }
     }
     Geometry::from_groups(kinds.len() as u32, groups)
@@ -111,7 +113,7 @@ fn cache_of(kind: Kind, config: &Fields, formats: &Formats) -> Result<Cache, Geo
             let window = window.ok_or_else(|| config.missing("sliding_window", "the window in tokens"))?;
             attention(config, Some(window), formats.cache()?)
         }
-        Kind::Full | Kind::Nothing => attention(config, None, formats.cache()?),
+        Kind::Full => attention(config, None, formats.cache()?),
     }
 }
 
@@ -192,7 +194,8 @@ impl Formats<'_> {
         self.weights()
     }
 
-    /// Of states, which vLLM keeps in the weights' format unless the config says otherwise of the recurrent part.
+    /// Of states, which vLLM keeps in the weights' format unless the config says otherwise of the recurrent
+    /// part.
     fn state(&self) -> Result<state::Formats, GeometryError> {
         let conv = self.weights()?;
         let recurrent = match self.inner.dtype("mamba_ssm_cache_dtype")? {
@@ -214,7 +217,8 @@ impl Formats<'_> {
     }
 }
 
-/// The format that a quantized checkpoint wants its cache in: by compressed-tensors' scheme or by ModelOpt's name.
+/// The format that a quantized checkpoint wants its cache in: by compressed-tensors' scheme or by ModelOpt's
+/// name.
 fn quantized(config: &Fields) -> Result<Option<KvDtype>, GeometryError> {
     if let Some(scheme) = config.object("kv_cache_scheme") {
         return match (scheme.text("type")?, scheme.count("num_bits", 1, 64)?) {

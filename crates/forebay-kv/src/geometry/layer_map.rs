@@ -8,7 +8,7 @@ use super::error::GeometryError;
 use super::fields::Fields;
 use super::{MAX_LAYERS, state};
 
-/// What a layer keeps.
+/// What a layer keeps, if it keeps anything: layers that are only an MLP do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// KV of all tokens.
@@ -17,12 +17,13 @@ pub(super) enum Kind {
     Window,
     /// A state.
     State,
-    /// Nothing: a layer that is only an MLP.
-    Nothing,
 }
 
+/// One entry a layer.
+pub(super) type Kinds = Vec<Option<Kind>>;
+
 /// The kind of each layer, in order.
-pub(super) fn read(config: &Fields) -> Result<Vec<Kind>, GeometryError> {
+pub(super) fn read(config: &Fields) -> Result<Kinds, GeometryError> {
     let layers = config.count("num_hidden_layers", 1, MAX_LAYERS)?;
     for field in ["layer_types", "layers_block_type"] {
         if let Some(list) = config.list(field)? {
@@ -37,20 +38,15 @@ pub(super) fn read(config: &Fields) -> Result<Vec<Kind>, GeometryError> {
 }
 
 /// A list of names, as Transformers writes it.
-fn named(
-    config: &Fields,
-    field: &str,
-    list: &[Value],
-    layers: Option<u32>,
-) -> Result<Vec<Kind>, GeometryError> {
+fn named(config: &Fields, field: &str, list: &[Value], layers: Option<u32>) -> Result<Kinds, GeometryError> {
     check_length(config, field, list.len(), layers)?;
     list.iter()
         .enumerate()
         .map(|(layer, name)| match name.as_str() {
-            Some("full_attention" | "attention") => Ok(Kind::Full),
-            Some("sliding_attention") => Ok(Kind::Window),
-            Some("linear_attention" | "mamba") => Ok(Kind::State),
-            Some("mlp" | "moe") => Ok(Kind::Nothing),
+            Some("full_attention" | "attention") => Ok(Some(Kind::Full)),
+            Some("sliding_attention") => Ok(Some(Kind::Window)),
+            Some("linear_attention" | "mamba") => Ok(Some(Kind::State)),
+            Some("mlp" | "moe") => Ok(None),
             _ => Err(config.invalid(
                 &format!("{field}[{layer}]"),
                 name,
@@ -61,15 +57,15 @@ fn named(
 }
 
 /// Nemotron-H's string of one letter a layer.
-fn lettered(config: &Fields, pattern: &str, layers: Option<u32>) -> Result<Vec<Kind>, GeometryError> {
+fn lettered(config: &Fields, pattern: &str, layers: Option<u32>) -> Result<Kinds, GeometryError> {
     let field = "hybrid_override_pattern";
     check_length(config, field, pattern.chars().count(), layers)?;
     pattern
         .chars()
         .map(|letter| match letter {
-            '*' => Ok(Kind::Full),
-            'M' => Ok(Kind::State),
-            '-' | 'E' => Ok(Kind::Nothing),
+            '*' => Ok(Some(Kind::Full)),
+            'M' => Ok(Some(Kind::State)),
+            '-' | 'E' => Ok(None),
             _ => Err(GeometryError::invalid(config.name(field), letter, "only the letters * M - E")),
         })
         .collect()
@@ -85,10 +81,11 @@ fn check_length(config: &Fields, field: &str, len: usize, layers: Option<u32>) -
     Err(GeometryError::invalid(config.name(field), format_args!("{len} layers"), allowed))
 }
 
-/// Models with state layers: a full layer now and then (Qwen3-Next, Jamba), at given places (Bamba), or none (Mamba).
-fn with_states(config: &Fields, layers: u32) -> Result<Vec<Kind>, GeometryError> {
+/// Models with state layers: a full layer now and then (Qwen3-Next, Jamba), at given places (Bamba), or none
+/// (Mamba).
+fn with_states(config: &Fields, layers: u32) -> Result<Kinds, GeometryError> {
     let full_where = |is_full: &dyn Fn(u32) -> bool| {
-        (0..layers).map(|layer| if is_full(layer) { Kind::Full } else { Kind::State }).collect()
+        (0..layers).map(|layer| Some(if is_full(layer) { Kind::Full } else { Kind::State })).collect()
     };
     if let Some(interval) = config.count("full_attention_interval", 1, MAX_LAYERS)? {
         return Ok(full_where(&|layer| (layer + 1).is_multiple_of(interval)));
@@ -115,10 +112,11 @@ fn with_states(config: &Fields, layers: u32) -> Result<Vec<Kind>, GeometryError>
     Ok(full_where(&|_| false))
 }
 
-/// Models of attention layers only: all full, all with a window (Mistral), or a pattern (Gemma, gpt-oss, Qwen).
-fn attention_only(config: &Fields, layers: u32) -> Result<Vec<Kind>, GeometryError> {
+/// Models of attention layers only: all full, all with a window (Mistral), or a pattern (Gemma, gpt-oss,
+/// Qwen).
+fn attention_only(config: &Fields, layers: u32) -> Result<Kinds, GeometryError> {
     let window_where = |has_window: &dyn Fn(u32) -> bool| {
-        (0..layers).map(|layer| if has_window(layer) { Kind::Window } else { Kind::Full }).collect()
+        (0..layers).map(|layer| Some(if has_window(layer) { Kind::Window } else { Kind::Full })).collect()
     };
     let first_windowed = config.count("max_window_layers", 0, u32::MAX)?;
     // Only Qwen's configs say from which layer on, and only theirs need to be told that the window is in use.

@@ -1,7 +1,7 @@
 //! The parameters of a model's config that change KV without changing its size.
 //!
-//! Knows which fields shape attention and rotary embeddings, and one way to write their values as text. Must never
-//! know how a namespace is digested.
+//! Knows which fields shape attention and rotary embeddings, and one way to write their values as text. Must
+//! never know how a namespace is digested.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::error::GeometryError;
 use super::hf;
 
-/// Fields whose values enter a namespace. A field that is missing here would let KV of two settings mix; one too many
-/// costs a miss after a change that did not matter.
+/// Fields whose values enter a namespace. A field that is missing here would let KV of two settings mix; one
+/// too many costs a miss after a change that did not matter.
 const FIELDS: [&str; 24] = [
     "alibi",
     "attention_bias",
@@ -39,7 +39,8 @@ const FIELDS: [&str; 24] = [
     "use_sliding_window",
 ];
 
-/// The rotary and attention parameters of a `config.json`, for [`Namespace::attention`](crate::Namespace::attention).
+/// The rotary and attention parameters of a `config.json`, for
+/// [`Namespace::attention`](crate::Namespace::attention).
 ///
 /// Nested fields get dotted names. Pass the config as the engine runs it, overrides included.
 ///

@@ -2,13 +2,13 @@
 //!
 //! Knows the shapes of Mamba 1, Mamba 2 and gated delta net states. Must never know which layers have one.
 //!
-//! The shapes are those of vLLM's `MambaStateShapeCalculator` without speculative tokens. With `t` the taps of the
-//! convolution less one, a state keeps
+//! The shapes are those of vLLM's `MambaStateShapeCalculator` without speculative tokens. With `t` the taps
+//! of the convolution less one, a state keeps
 //!
 //! ```text
-//! Mamba 1           t x channels                                     conv    channels x state             recurrent
-//! Mamba 2           t x (heads x head_dim + 2 x groups x state)      conv    heads x head_dim x state     recurrent
-//! gated delta net   t x (v_heads x v_dim + 2 x k_heads x k_dim)      conv    v_heads x v_dim x k_dim      recurrent
+//! Mamba 1          conv t x channels                                   recurrent channels x state
+//! Mamba 2          conv t x (heads x head_dim + 2 x groups x state)    recurrent heads x head_dim x state
+//! gated delta net  conv t x (v_heads x v_dim + 2 x k_heads x k_dim)    recurrent v_heads x v_dim x k_dim
 //! ```
 
 use super::StateShape;
