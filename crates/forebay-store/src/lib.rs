@@ -1,1 +1,23 @@
-//! Placeholder.
+//! Where KV rests: the memory tier.
+//!
+//! Knows chunks by their ids, the bytes of arena that each has, leases, pins, tenants' shares and the order of eviction.
+//! Must never know what KV means, which model it is of, or how bytes are moved: copies are transfers that the mover
+//! carries out.
+
+mod entry;
+mod index;
+mod lease;
+mod recency;
+mod shape;
+mod slots;
+mod stat;
+mod tenant;
+mod tier;
+mod tree;
+
+pub use lease::LeaseId;
+pub use shape::{ChunkShape, MAX_LAYERS, ShapeError};
+pub use slots::{ArenaUse, SLOT_ALIGN_BYTES, SlabError};
+pub use stat::{Faults, NotCommitted, Refusals, Refused, Stat, Unreadable};
+pub use tenant::{TenantId, TenantUse};
+pub use tier::{Begun, MemoryTier, Read, ReadEnd, TierConfig, Write};

@@ -1,0 +1,437 @@
+//! Slots: which bytes of the arena belong to which chunk. The arena is a line of slabs; a slab holds slots for chunks of
+//! one shape, and returns to the pool when its last slot is free. This file knows who occupies a slot and which
+//! operations still own it; it must never know why a chunk comes or goes.
+
+use crate::entry::EntryIx;
+use crate::shape::ChunkShape;
+use crate::tenant::TenantId;
+use std::collections::{BTreeSet, HashMap};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Slots start at multiples of this, so that a chunk can go to a disk by direct I/O. A slot is its chunk's length rounded
+/// up to it.
+pub const SLOT_ALIGN_BYTES: u64 = 4096;
+
+/// Slabs of an arena, and slots of a slab, at most.
+pub(crate) const NUMBER_LIMIT: u64 = 65_535;
+
+/// Names a slot: the slab's number and the slot's number in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct SlotId(NonZeroU32);
+
+impl SlotId {
+    fn new(slab: u16, slot: u16) -> SlotId {
+        // Numbers stay below NUMBER_LIMIT, so the sum does not wrap.
+        SlotId(NonZeroU32::MIN.saturating_add(u32::from(slab) << 16 | u32::from(slot)))
+    }
+
+    /// The slab's number.
+    pub fn slab(self) -> u16 {
+        ((self.0.get() - 1) >> 16) as u16
+    }
+
+    fn slot(self) -> u16 {
+        (self.0.get() - 1) as u16
+    }
+}
+
+/// Why an arena cannot be divided.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SlabError {
+    /// Slabs must hold whole slots.
+    #[error(
+        "slab_bytes must be a multiple of {SLOT_ALIGN_BYTES} from {SLOT_ALIGN_BYTES} to {limit}, not {slab_bytes}"
+    )]
+    SlabBytes {
+        /// Given.
+        slab_bytes: u64,
+        /// Largest slab.
+        limit: u64,
+    },
+    /// No slab fits, or too many do.
+    #[error(
+        "{capacity_bytes} bytes are {slabs} slabs of {slab_bytes} bytes; allowed are 1 to {NUMBER_LIMIT}"
+    )]
+    Slabs {
+        /// The arena's length.
+        capacity_bytes: u64,
+        /// Given.
+        slab_bytes: u64,
+        /// How many would fit.
+        slabs: u64,
+    },
+}
+
+/// Where every byte of the arena is. The five add up to the arena's length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ArenaUse {
+    /// Slots with a chunk, or with one being written.
+    pub used_bytes: u64,
+    /// Slots whose chunk is gone while an operation still reads or writes them. The tenant still pays.
+    pub draining_bytes: u64,
+    /// Slots whose chunk is gone while a lost operation may still touch them. Nobody pays.
+    pub quarantined_bytes: u64,
+    /// Free slots, and slabs in the pool.
+    pub free_bytes: u64,
+    /// What is left of slabs, and of the arena, after the last slot or slab that fits.
+    pub tail_bytes: u64,
+}
+
+/// A payment that ends: the slot is free, or quarantined and nobody's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Refund {
+    /// Who paid.
+    pub tenant: TenantId,
+    /// For how much.
+    pub bytes: u64,
+}
+
+/// The allocator.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    capacity_bytes: u64,
+    slab_bytes: u64,
+    slabs: Vec<Slab>,
+    /// Numbers of slabs that belong to no shape.
+    pool: BTreeSet<u16>,
+    /// For each shape in use, its slabs that have a free slot. The lowest is filled first, so that others drain.
+    open: HashMap<Arc<ChunkShape>, BTreeSet<u16>>,
+    /// Slots that operations own.
+    owned: HashMap<SlotId, Owned>,
+    /// What a slab in the pool has for a shape: no layers.
+    no_shape: Arc<ChunkShape>,
+}
+
+/// A slab; one in the pool has no slots.
+#[derive(Debug)]
+struct Slab {
+    shape: Arc<ChunkShape>,
+    occupants: Box<[Option<EntryIx>]>,
+    occupied: u32,
+    free: Vec<u16>,
+    /// CRC-32C of each layer of each slot.
+    sums: Box<[u32]>,
+}
+
+/// Operations on a slot.
+#[derive(Debug, Default)]
+struct Owned {
+    operations: u32,
+    /// Bytes of the slot that lost operations may still touch.
+    lost_bytes: u64,
+    /// Who pays for the slot although its chunk is gone.
+    payer: Option<TenantId>,
+    /// The chunk is gone.
+    vacated: bool,
+}
+
+impl Slab {
+    /// A slab with as many slots of this shape as fit into it.
+    fn new(shape: &Arc<ChunkShape>, slab_bytes: u64) -> Slab {
+        let slots = slab_bytes.checked_div(slot_bytes(shape)).unwrap_or(0) as usize;
+        Slab {
+            shape: Arc::clone(shape),
+            occupants: vec![None; slots].into(),
+            occupied: 0,
+            free: (0..slots as u16).rev().collect(),
+            sums: vec![0; slots * shape.layers()].into(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.free.len() == self.occupants.len()
+    }
+}
+
+/// Bytes of a slot for chunks of this shape.
+pub(crate) fn slot_bytes(shape: &ChunkShape) -> u64 {
+    shape.bytes().checked_next_multiple_of(SLOT_ALIGN_BYTES).unwrap_or(u64::MAX)
+}
+
+impl Slots {
+    /// Divides `capacity_bytes` into slabs.
+    pub fn new(capacity_bytes: u64, slab_bytes: u64) -> Result<Slots, SlabError> {
+        let limit = NUMBER_LIMIT * SLOT_ALIGN_BYTES;
+        if slab_bytes == 0 || slab_bytes > limit || !slab_bytes.is_multiple_of(SLOT_ALIGN_BYTES) {
+            return Err(SlabError::SlabBytes { slab_bytes, limit });
+        }
+        let slabs = capacity_bytes / slab_bytes;
+        if slabs == 0 || slabs > NUMBER_LIMIT {
+            return Err(SlabError::Slabs { capacity_bytes, slab_bytes, slabs });
+        }
+        let no_shape = Arc::new(ChunkShape::none());
+        Ok(Slots {
+            capacity_bytes,
+            slab_bytes,
+            slabs: (0..slabs).map(|_| Slab::new(&no_shape, slab_bytes)).collect(),
+            pool: (0..slabs as u16).collect(),
+            open: HashMap::new(),
+            owned: HashMap::new(),
+            no_shape,
+        })
+    }
+
+    /// Bytes of a slab, the largest chunk there can be.
+    pub fn slab_bytes(&self) -> u64 {
+        self.slab_bytes
+    }
+
+    /// Gives `occupant` a slot, if there is one for this shape.
+    pub fn take(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Option<SlotId> {
+        let number = match self.open.get(shape).and_then(BTreeSet::first) {
+            Some(number) => *number,
+            None => self.open_slab(shape)?,
+        };
+        let slab = &mut self.slabs[usize::from(number)];
+        let slot = slab.free.pop()?;
+        slab.occupants[usize::from(slot)] = Some(occupant);
+        slab.occupied += 1;
+        if slab.free.is_empty()
+            && let Some(open) = self.open.get_mut(shape)
+        {
+            open.remove(&number);
+        }
+        Some(SlotId::new(number, slot))
+    }
+
+    fn open_slab(&mut self, shape: &ChunkShape) -> Option<u16> {
+        if slot_bytes(shape) > self.slab_bytes {
+            return None;
+        }
+        let number = self.pool.pop_first()?;
+        let shape = match self.open.get_key_value(shape) {
+            Some((shape, _)) => Arc::clone(shape),
+            None => Arc::new(shape.clone()),
+        };
+        self.slabs[usize::from(number)] = Slab::new(&shape, self.slab_bytes);
+        self.open.entry(shape).or_default().insert(number);
+        Some(number)
+    }
+
+    /// An operation begins to read or write the slot. Until it ends the slot is not given to anybody else.
+    pub fn begin(&mut self, slot: SlotId) {
+        self.owned.entry(slot).or_default().operations += 1;
+    }
+
+    /// An operation ended. `lost_bytes` of the slot may still be touched by a part of it that is lost.
+    pub fn end(&mut self, slot: SlotId, lost_bytes: u64) -> Option<Refund> {
+        let owned = self.owned.get_mut(&slot)?;
+        debug_assert!(owned.operations > 0, "an operation ends once");
+        owned.operations = owned.operations.saturating_sub(1);
+        owned.lost_bytes += lost_bytes;
+        self.settle(slot)
+    }
+
+    /// Bytes of the slot that were lost are touched by nobody any more.
+    pub fn quiet(&mut self, slot: SlotId, bytes: u64) -> Option<Refund> {
+        let owned = self.owned.get_mut(&slot)?;
+        owned.lost_bytes = owned.lost_bytes.saturating_sub(bytes);
+        self.settle(slot)
+    }
+
+    /// The chunk leaves its slot, for which `tenant` paid.
+    pub fn vacate(&mut self, slot: SlotId, tenant: TenantId) -> Option<Refund> {
+        let slab = &mut self.slabs[usize::from(slot.slab())];
+        slab.occupants[usize::from(slot.slot())] = None;
+        slab.occupied -= 1;
+        let owned = self.owned.entry(slot).or_default();
+        (owned.vacated, owned.payer) = (true, Some(tenant));
+        self.settle(slot)
+    }
+
+    /// Frees or quarantines a vacated slot once its last operation has ended.
+    fn settle(&mut self, slot: SlotId) -> Option<Refund> {
+        let bytes = slot_bytes(self.shape(slot));
+        let owned = self.owned.get_mut(&slot).filter(|owned| owned.operations == 0)?;
+        let (vacated, lost) = (owned.vacated, owned.lost_bytes > 0);
+        let payer = owned.payer.take();
+        if !lost {
+            self.owned.remove(&slot);
+            if vacated {
+                self.free(slot);
+            }
+        }
+        payer.map(|tenant| Refund { tenant, bytes })
+    }
+
+    fn free(&mut self, slot: SlotId) {
+        let number = slot.slab();
+        let slab = &mut self.slabs[usize::from(number)];
+        slab.free.push(slot.slot());
+        let (empty, shape) = (slab.is_empty(), Arc::clone(&slab.shape));
+        let open = self.open.entry(shape).or_default();
+        open.insert(number);
+        if empty {
+            open.remove(&number);
+            self.slabs[usize::from(number)] = Slab::new(&self.no_shape, self.slab_bytes);
+            self.pool.insert(number);
+            self.open.retain(|shape, open| !open.is_empty() || Arc::strong_count(shape) > 1);
+        }
+    }
+
+    /// Where the slot starts in the arena.
+    pub fn offset_bytes(&self, slot: SlotId) -> u64 {
+        let in_slab = u64::from(slot.slot()) * slot_bytes(self.shape(slot));
+        u64::from(slot.slab()) * self.slab_bytes + in_slab
+    }
+
+    /// The slot that holds the byte at `offset_bytes` of the arena.
+    pub fn at_offset(&self, offset_bytes: u64) -> Option<SlotId> {
+        let number = u16::try_from(offset_bytes / self.slab_bytes).ok()?;
+        let slab = self.slabs.get(usize::from(number))?;
+        let slot = (offset_bytes % self.slab_bytes).checked_div(slot_bytes(&slab.shape))?;
+        (slot < slab.occupants.len() as u64).then(|| SlotId::new(number, slot as u16))
+    }
+
+    /// The shape of the chunks in this slot's slab.
+    pub fn shape(&self, slot: SlotId) -> &Arc<ChunkShape> {
+        &self.slabs[usize::from(slot.slab())].shape
+    }
+
+    /// CRC-32C per layer of the chunk in the slot.
+    pub fn sums(&self, slot: SlotId) -> &[u32] {
+        let slab = &self.slabs[usize::from(slot.slab())];
+        let layers = slab.shape.layers();
+        &slab.sums[usize::from(slot.slot()) * layers..][..layers]
+    }
+
+    /// Keeps the CRC-32C of each layer. The caller gives as many as the shape has layers.
+    pub fn set_sums(&mut self, slot: SlotId, sums: &[u32]) {
+        let slab = &mut self.slabs[usize::from(slot.slab())];
+        let layers = slab.shape.layers();
+        slab.sums[usize::from(slot.slot()) * layers..][..layers].copy_from_slice(sums);
+    }
+
+    /// Everybody who has a slot in the slab.
+    pub fn occupants(&self, slab: u16) -> impl Iterator<Item = EntryIx> + '_ {
+        self.slabs[usize::from(slab)].occupants.iter().copied().flatten()
+    }
+
+    /// Whether a slot of the slab has no chunk and cannot be freed yet.
+    pub fn slab_is_owned(&self, slab: u16) -> bool {
+        self.owned.keys().any(|slot| slot.slab() == slab)
+    }
+
+    /// Where every byte is, counted slab by slab.
+    pub fn usage(&self) -> ArenaUse {
+        let slabs_bytes = self.slabs.len() as u64 * self.slab_bytes;
+        let mut usage = ArenaUse {
+            tail_bytes: self.capacity_bytes - slabs_bytes,
+            free_bytes: self.pool.len() as u64 * self.slab_bytes,
+            ..ArenaUse::default()
+        };
+        for slab in self.slabs.iter().filter(|slab| !slab.occupants.is_empty()) {
+            let (slots, bytes) = (slab.occupants.len() as u64, slot_bytes(&slab.shape));
+            usage.free_bytes += slab.free.len() as u64 * bytes;
+            usage.used_bytes += u64::from(slab.occupied) * bytes;
+            usage.tail_bytes += self.slab_bytes - slots * bytes;
+        }
+        for (slot, owned) in self.owned.iter().filter(|(_, owned)| owned.vacated) {
+            let bytes = slot_bytes(self.shape(*slot));
+            let kind =
+                if owned.operations == 0 { &mut usage.quarantined_bytes } else { &mut usage.draining_bytes };
+            *kind += bytes;
+        }
+        usage
+    }
+
+    /// Bytes that the tables take: per slot an occupant, a free number and the sums.
+    pub fn table_bytes(&self) -> u64 {
+        let slab = |slab: &Slab| {
+            (size_of_val(&*slab.occupants) + slab.free.capacity() * 2 + size_of_val(&*slab.sums)) as u64
+        };
+        self.slabs.iter().map(slab).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = SLOT_ALIGN_BYTES;
+    const TENANT: TenantId = TenantId(1);
+
+    fn shape(bytes: u64) -> ChunkShape {
+        ChunkShape::new([bytes]).unwrap()
+    }
+
+    fn row(position: usize) -> EntryIx {
+        EntryIx::at(position).unwrap()
+    }
+
+    #[test]
+    fn impossible_divisions_are_refused() {
+        assert!(matches!(Slots::new(PAGE, 0), Err(SlabError::SlabBytes { .. })));
+        assert!(matches!(Slots::new(PAGE, 100), Err(SlabError::SlabBytes { .. })));
+        assert!(matches!(Slots::new(PAGE - 1, PAGE), Err(SlabError::Slabs { slabs: 0, .. })));
+        assert!(matches!(Slots::new(u64::MAX, PAGE), Err(SlabError::Slabs { .. })));
+        assert!(Slots::new(u64::MAX, u64::MAX).is_err());
+    }
+
+    #[test]
+    fn slots_of_two_shapes_tile_their_slabs_without_overlap() {
+        let mut slots = Slots::new(4 * 3 * PAGE + 5, 3 * PAGE).unwrap();
+        let taken = [PAGE, 2 * PAGE - 1, 1, 2 * PAGE, PAGE].map(|bytes| slots.take(&shape(bytes), row(0)));
+        let offsets = taken.map(|slot| slots.offset_bytes(slot.unwrap()));
+        // Every length is a shape of its own: one, two, one, two and again one page, the last beside the first.
+        assert_eq!(offsets, [0, 3 * PAGE, 6 * PAGE, 9 * PAGE, PAGE]);
+        assert!(
+            taken
+                .iter()
+                .flatten()
+                .all(|slot| slots.at_offset(slots.offset_bytes(*slot) + PAGE - 1) == Some(*slot))
+        );
+        let usage = slots.usage();
+        assert_eq!((usage.used_bytes, usage.tail_bytes), (7 * PAGE, 2 * PAGE + 5));
+        assert_eq!(usage.free_bytes, 3 * PAGE);
+    }
+
+    #[test]
+    fn an_empty_slab_serves_another_shape() {
+        let mut slots = Slots::new(2 * PAGE, 2 * PAGE).unwrap();
+        let first = slots.take(&shape(PAGE), row(0)).unwrap();
+        assert_eq!(slots.take(&shape(2 * PAGE), row(1)), None);
+        assert_eq!(slots.vacate(first, TENANT), Some(Refund { tenant: TENANT, bytes: PAGE }));
+        assert!(slots.take(&shape(2 * PAGE), row(1)).is_some());
+        assert_eq!(slots.open.len(), 1, "a shape without slabs is forgotten");
+    }
+
+    #[test]
+    fn a_vacated_slot_is_free_only_when_its_last_operation_has_ended() {
+        let mut slots = Slots::new(PAGE, PAGE).unwrap();
+        let slot = slots.take(&shape(9), row(0)).unwrap();
+        slots.begin(slot);
+        slots.begin(slot);
+        assert_eq!(slots.vacate(slot, TENANT), None);
+        assert_eq!(slots.end(slot, 0), None);
+        assert_eq!((slots.usage().draining_bytes, slots.take(&shape(9), row(1))), (PAGE, None));
+        assert_eq!(slots.end(slot, 0), Some(Refund { tenant: TENANT, bytes: PAGE }));
+        assert!(slots.take(&shape(9), row(1)).is_some());
+    }
+
+    #[test]
+    fn a_slot_with_lost_bytes_is_quarantined_until_all_of_them_are_quiet() {
+        let mut slots = Slots::new(PAGE, PAGE).unwrap();
+        let slot = slots.take(&shape(9), row(0)).unwrap();
+        slots.begin(slot);
+        slots.end(slot, 9);
+        assert_eq!(slots.usage().used_bytes, PAGE, "the chunk still rests there");
+        assert_eq!(slots.vacate(slot, TENANT), Some(Refund { tenant: TENANT, bytes: PAGE }));
+        slots.quiet(slot, 4);
+        assert_eq!((slots.usage().quarantined_bytes, slots.take(&shape(9), row(1))), (PAGE, None));
+        assert_eq!(slots.quiet(slot, 5), None, "the tenant was refunded already");
+        assert!(slots.take(&shape(9), row(1)).is_some());
+    }
+
+    #[test]
+    fn checksums_belong_to_their_slot() {
+        let mut slots = Slots::new(2 * PAGE, 2 * PAGE).unwrap();
+        let layers = ChunkShape::new([5, 6]).unwrap();
+        let [one, two] = [0, 1].map(|number| slots.take(&layers, row(number)).unwrap());
+        slots.set_sums(one, &[1, 2]);
+        slots.set_sums(two, &[3, 4]);
+        assert_eq!((slots.sums(one), slots.sums(two)), (&[1, 2][..], &[3, 4][..]));
+    }
+}

@@ -1,0 +1,175 @@
+//! What the tier says about itself: refusals with their reasons, faults and a snapshot of all counters. This file names
+//! and counts; it must never decide.
+
+use crate::slots::ArenaUse;
+use crate::tenant::{TenantId, TenantUse};
+use thiserror::Error;
+
+/// Why a chunk is not stored. Nothing was changed for it; others may have been evicted in the attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Refused {
+    /// The chunk before this one is neither here nor being written, so nobody could find this one.
+    #[error("the chunk's parent is not stored")]
+    ParentMissing,
+    /// Somebody else is writing this chunk.
+    #[error("the chunk is being written")]
+    BeingWritten,
+    /// The id, or the parent's, belongs to another tenant.
+    #[error("the chunk or its parent belongs to {owner:?}")]
+    OtherTenant {
+        /// Whose it is.
+        owner: TenantId,
+    },
+    /// No slab can hold the chunk.
+    #[error("the chunk takes {slot_bytes} bytes; a slab has {slab_bytes}")]
+    TooLarge {
+        /// The chunk's length, rounded up to a slot.
+        slot_bytes: u64,
+        /// The largest slot there can be.
+        slab_bytes: u64,
+    },
+    /// Everything in memory is leased, pinned, being written or being read.
+    #[error("{needed_bytes} bytes are needed and nothing may be evicted")]
+    Full {
+        /// What the chunk takes.
+        needed_bytes: u64,
+    },
+    /// The tenant's share is used up by chunks that may not be evicted.
+    #[error(
+        "{tenant:?} uses {used_bytes} of {quota_bytes} bytes; {needed_bytes} more are needed and nothing may be evicted"
+    )]
+    Quota {
+        /// Who.
+        tenant: TenantId,
+        /// What it uses.
+        used_bytes: u64,
+        /// What it may use.
+        quota_bytes: u64,
+        /// What the chunk takes.
+        needed_bytes: u64,
+    },
+    /// The index is full of chunks that may not be evicted.
+    #[error("the index holds its {limit} chunks and none may be evicted")]
+    IndexFull {
+        /// Chunks at most.
+        limit: usize,
+    },
+}
+
+/// Why a lease does not give access to a chunk. To the caller it is a miss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Unreadable {
+    /// The lease expired or was released.
+    #[error("the lease is dead")]
+    DeadLease,
+    /// The chunk was deleted or found corrupt since the lease was granted.
+    #[error("chunk {chunk} of the lease is gone")]
+    Gone {
+        /// Its place in the lease.
+        chunk: usize,
+    },
+    /// The lease does not cover so many chunks, or the chunk has fewer layers.
+    #[error("chunk {chunk}, layer {layer} is outside of the lease")]
+    Outside {
+        /// The place asked for.
+        chunk: usize,
+        /// The layer asked for.
+        layer: usize,
+    },
+}
+
+/// Why a written chunk did not become visible.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum NotCommitted {
+    /// It was deleted while it was written.
+    #[error("the chunk was deleted while it was written")]
+    Deleted,
+    /// There is not one checksum per layer.
+    #[error("{given} checksums for {layers} layers")]
+    Sums {
+        /// Checksums given.
+        given: usize,
+        /// Layers of the chunk.
+        layers: usize,
+    },
+}
+
+/// How often a wish was refused, by reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Refusals {
+    /// [`Refused::ParentMissing`].
+    pub parent_missing: u64,
+    /// [`Refused::BeingWritten`].
+    pub being_written: u64,
+    /// [`Refused::OtherTenant`].
+    pub other_tenant: u64,
+    /// [`Refused::TooLarge`].
+    pub too_large: u64,
+    /// [`Refused::Full`].
+    pub full: u64,
+    /// [`Refused::Quota`].
+    pub quota: u64,
+    /// [`Refused::IndexFull`].
+    pub index_full: u64,
+    /// Leases that were not granted because there were too many.
+    pub leases: u64,
+}
+
+impl Refusals {
+    pub(crate) fn count(&mut self, refused: &Refused) {
+        let counter = match refused {
+            Refused::ParentMissing => &mut self.parent_missing,
+            Refused::BeingWritten => &mut self.being_written,
+            Refused::OtherTenant { .. } => &mut self.other_tenant,
+            Refused::TooLarge { .. } => &mut self.too_large,
+            Refused::Full { .. } => &mut self.full,
+            Refused::Quota { .. } => &mut self.quota,
+            Refused::IndexFull { .. } => &mut self.index_full,
+        };
+        *counter += 1;
+    }
+}
+
+/// What went wrong with bytes, by kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Faults {
+    /// Chunks dropped because a layer's bytes did not match their checksum.
+    pub corrupt: u64,
+    /// Writes that failed or were cancelled.
+    pub writes: u64,
+    /// Reads that failed or were cancelled.
+    pub reads: u64,
+    /// Operations that lost track of bytes of a slot.
+    pub lost: u64,
+}
+
+/// A snapshot of the tier.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Stat {
+    /// Length of the arena.
+    pub capacity_bytes: u64,
+    /// Where every byte of it is.
+    pub arena: ArenaUse,
+    /// Chunks that can be found, if their parents can.
+    pub chunks: usize,
+    /// Ids known, including chunks being written and holes.
+    pub rows: usize,
+    /// Leases alive.
+    pub leases: usize,
+    /// Leases that ended by time.
+    pub leases_expired: u64,
+    /// Chunks written in full since the start.
+    pub stored: u64,
+    /// Chunks evicted since the start.
+    pub evicted: u64,
+    /// Wishes refused.
+    pub refusals: Refusals,
+    /// Bytes that went wrong.
+    pub faults: Faults,
+    /// Tenants that use memory.
+    pub tenants: Vec<TenantUse>,
+    /// Bytes of the tables that grow with the limit on chunks: ids, relatives, recency, state.
+    pub index_bytes: u64,
+    /// Bytes of the tables that grow with slots in use: occupants and checksums.
+    pub slot_table_bytes: u64,
+}

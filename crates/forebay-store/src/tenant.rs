@@ -1,0 +1,98 @@
+//! Tenants and their shares. This file knows who may use how many bytes and who uses how many; it must never know what
+//! the bytes are or what is evicted to keep a share.
+
+use std::collections::HashMap;
+
+/// Names a tenant of a store. The node numbers them; what they may see follows from the salt in their namespaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct TenantId(pub u16);
+
+/// What a tenant uses of what it may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TenantUse {
+    /// The tenant.
+    pub tenant: TenantId,
+    /// Bytes of slots that hold its chunks, including those still being written or drained.
+    pub used_bytes: u64,
+    /// Its limit.
+    pub quota_bytes: u64,
+}
+
+/// Bytes charged to each tenant, exact to the slot.
+#[derive(Debug)]
+pub(crate) struct Quotas {
+    default_bytes: u64,
+    limits: HashMap<TenantId, u64>,
+    used: HashMap<TenantId, u64>,
+}
+
+impl Quotas {
+    /// `limits` for tenants named there, `default_bytes` for all others.
+    pub fn new(default_bytes: u64, limits: impl IntoIterator<Item = (TenantId, u64)>) -> Quotas {
+        Quotas { default_bytes, limits: limits.into_iter().collect(), used: HashMap::new() }
+    }
+
+    /// What the tenant may use.
+    pub fn limit_bytes(&self, tenant: TenantId) -> u64 {
+        self.limits.get(&tenant).copied().unwrap_or(self.default_bytes)
+    }
+
+    /// What the tenant uses.
+    pub fn used_bytes(&self, tenant: TenantId) -> u64 {
+        self.used.get(&tenant).copied().unwrap_or(0)
+    }
+
+    /// Whether `bytes` more stay within the tenant's limit.
+    pub fn has_room(&self, tenant: TenantId, bytes: u64) -> bool {
+        self.used_bytes(tenant).checked_add(bytes).is_some_and(|sum| sum <= self.limit_bytes(tenant))
+    }
+
+    /// Charges bytes for which [`has_room`](Quotas::has_room) was true.
+    pub fn charge(&mut self, tenant: TenantId, bytes: u64) {
+        debug_assert!(self.has_room(tenant, bytes));
+        *self.used.entry(tenant).or_default() += bytes;
+    }
+
+    /// Takes back a charge.
+    pub fn credit(&mut self, tenant: TenantId, bytes: u64) {
+        let used = self.used_bytes(tenant);
+        debug_assert!(used >= bytes, "a tenant is credited what it was charged");
+        match used.saturating_sub(bytes) {
+            0 => self.used.remove(&tenant),
+            rest => self.used.insert(tenant, rest),
+        };
+    }
+
+    /// All tenants that use something, by number.
+    pub fn report(&self) -> Vec<TenantUse> {
+        let row =
+            |(&tenant, &used_bytes)| TenantUse { tenant, used_bytes, quota_bytes: self.limit_bytes(tenant) };
+        let mut rows: Vec<TenantUse> = self.used.iter().map(row).collect();
+        rows.sort_by_key(|row| row.tenant);
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_charge_above_the_limit_does_not_fit() {
+        let mut quotas = Quotas::new(100, [(TenantId(1), 10)]);
+        assert!(quotas.has_room(TenantId(1), 10) && !quotas.has_room(TenantId(1), 11));
+        quotas.charge(TenantId(1), 4);
+        assert!(quotas.has_room(TenantId(1), 6) && !quotas.has_room(TenantId(1), 7));
+        assert!(quotas.has_room(TenantId(0), 100) && !quotas.has_room(TenantId(0), u64::MAX));
+    }
+
+    #[test]
+    fn credits_return_exactly_what_was_charged() {
+        let mut quotas = Quotas::new(100, []);
+        quotas.charge(TenantId(3), 70);
+        quotas.credit(TenantId(3), 30);
+        assert_eq!(quotas.report(), [TenantUse { tenant: TenantId(3), used_bytes: 40, quota_bytes: 100 }]);
+        quotas.credit(TenantId(3), 40);
+        assert!(quotas.report().is_empty());
+    }
+}

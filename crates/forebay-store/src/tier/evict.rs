@@ -1,0 +1,123 @@
+//! Making room: the coldest chunk that nobody needs goes first, and no chunk goes before those that continue it. This
+//! file knows the order in which chunks go; it must never know who asks for the room.
+//!
+//! The orders of use hold every chunk since it was last stored or released, evictable or not. One that comes up for
+//! eviction and may not go is set aside (parked), and comes back when its last hold or its last child is gone. Each
+//! setting aside is paid for by the use that put the chunk into the order, so eviction is O(1) amortised.
+
+use super::MemoryTier;
+use crate::entry::{EntryIx, State};
+use crate::shape::ChunkShape;
+use crate::slots::{SlotId, slot_bytes};
+use crate::stat::Refused;
+use crate::tenant::TenantId;
+
+impl MemoryTier {
+    /// Evicts until the index can take one more id.
+    pub(super) fn make_row(&mut self) -> Result<(), Refused> {
+        while !self.index.has_room() {
+            let victim = self.victim(None).ok_or(Refused::IndexFull { limit: self.index.limit() })?;
+            self.evict(victim);
+        }
+        Ok(())
+    }
+
+    /// Evicts chunks of the tenant until `needed_bytes` more are within its quota.
+    pub(super) fn make_share(&mut self, tenant: TenantId, needed_bytes: u64) -> Result<(), Refused> {
+        while !self.quotas.has_room(tenant, needed_bytes) {
+            let victim = self.victim(Some(tenant)).ok_or_else(|| Refused::Quota {
+                tenant,
+                used_bytes: self.quotas.used_bytes(tenant),
+                quota_bytes: self.quotas.limit_bytes(tenant),
+                needed_bytes,
+            })?;
+            self.evict(victim);
+        }
+        Ok(())
+    }
+
+    /// Evicts until there is a slot for a chunk of this shape, and takes it for `occupant`.
+    ///
+    /// Where the coldest chunk has another shape, its whole slab is emptied if nobody needs what is there: slots of
+    /// another shape are of no use, and single ones would be evicted from all over the arena before a slab is free.
+    pub(super) fn make_slot(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Result<SlotId, Refused> {
+        loop {
+            if let Some(slot) = self.slots.take(shape, occupant) {
+                return Ok(slot);
+            }
+            let victim = self.victim(None).ok_or(Refused::Full { needed_bytes: slot_bytes(shape) })?;
+            let foreign = self.entry(victim).slot.filter(|slot| **self.slots.shape(*slot) != *shape);
+            if !foreign.is_some_and(|slot| self.empty_slab(slot.slab())) {
+                self.evict(victim);
+            }
+        }
+    }
+
+    /// The coldest chunk, of one tenant or of all, that may go.
+    fn victim(&mut self, tenant: Option<TenantId>) -> Option<EntryIx> {
+        loop {
+            let row = match tenant {
+                None => self.recency.coldest()?,
+                Some(tenant) => self.recency.coldest_of(tenant)?,
+            };
+            if self.is_evictable(row) {
+                return Some(row);
+            }
+            self.recency.remove(row, self.entry(row).tenant);
+            self.entry_mut(row).state = State::Parked;
+        }
+    }
+
+    fn evict(&mut self, row: EntryIx) {
+        debug_assert!(self.is_evictable(row));
+        self.evicted += u64::from(self.drop_bytes(row));
+    }
+
+    /// Evicts everything in a slab with all that continues it. Does nothing and says so if any of that must stay.
+    fn empty_slab(&mut self, slab: u16) -> bool {
+        let doomed = self.tree.descend(self.slots.occupants(slab).collect());
+        let may_go = |row: &EntryIx| {
+            let entry = self.entry(*row);
+            entry.is_unheld() || entry.state == State::Hole
+        };
+        if self.slots.slab_is_owned(slab) || !doomed.iter().all(may_go) {
+            return false;
+        }
+        for row in doomed {
+            // Parents may come first: they are holes until the last of their descendants, all of them doomed, is gone.
+            self.evicted += u64::from(self.drop_bytes(row));
+        }
+        true
+    }
+
+    fn is_evictable(&self, row: EntryIx) -> bool {
+        self.entry(row).is_unheld() && self.tree.is_leaf(row)
+    }
+
+    /// Whether the row was set aside and could be evicted now.
+    pub(super) fn awaits_listing(&self, row: EntryIx) -> bool {
+        self.entry(row).state == State::Parked && self.is_evictable(row)
+    }
+
+    /// Puts a row that was set aside back as the warmest, if what kept it is gone.
+    pub(super) fn relist(&mut self, row: EntryIx) {
+        if self.awaits_listing(row) {
+            self.list(row);
+        }
+    }
+
+    /// Makes a resident row the warmest.
+    pub(super) fn touch(&mut self, row: EntryIx) {
+        if self.entry(row).state == State::Listed {
+            self.recency.remove(row, self.entry(row).tenant);
+        }
+        self.list(row);
+    }
+
+    pub(super) fn list(&mut self, row: EntryIx) {
+        let entry = self.entry_mut(row);
+        entry.state = State::Listed;
+        let tenant = entry.tenant;
+        self.recency.push_warmest(row, tenant);
+    }
+}

@@ -1,0 +1,184 @@
+//! Reading: leases are granted over prefixes, and reads run under leases. This file knows who may read which bytes; it
+//! must never know where they go.
+
+use super::MemoryTier;
+use crate::entry::ChunkRef;
+use crate::lease::{Grant, LeaseId};
+use crate::shape::ChunkShape;
+use crate::slots::SlotId;
+use crate::stat::Unreadable;
+use crate::tenant::TenantId;
+use forebay_kv::ChunkId;
+use std::sync::Arc;
+
+/// A read that may run: it owns the slot until this value is given to [`MemoryTier::end_read`], whatever becomes of the
+/// chunk and the lease meanwhile. If it is dropped instead, the chunk is never evicted.
+#[derive(Debug)]
+#[must_use = "the slot is owned until the read is ended"]
+pub struct Read {
+    chunk: ChunkRef,
+    slot: SlotId,
+    offset_bytes: u64,
+    shape: Arc<ChunkShape>,
+}
+
+impl Read {
+    /// Where the chunk starts in the arena.
+    pub fn offset_bytes(&self) -> u64 {
+        self.offset_bytes
+    }
+
+    /// The lengths of its layers.
+    pub fn shape(&self) -> &ChunkShape {
+        &self.shape
+    }
+}
+
+impl MemoryTier {
+    /// Leases the longest prefix of `ids` that is here and the tenant's, for `ttl_us` or the configured maximum, and says
+    /// how many chunks that are. `None` if there are none, or as many leases as may be.
+    pub fn lease(
+        &mut self,
+        now_us: u64,
+        tenant: TenantId,
+        ids: &[ChunkId],
+        ttl_us: u64,
+    ) -> Option<(LeaseId, usize)> {
+        self.advance(now_us);
+        let rows = self.prefix(ids).map(|row| (row, self.entry(row)));
+        let own = rows.take_while(|(_, entry)| entry.tenant == tenant);
+        let chunks: Box<[ChunkRef]> =
+            own.map(|(row, entry)| ChunkRef { entry: row, generation: entry.generation }).collect();
+        if chunks.is_empty() {
+            return None;
+        }
+        if !self.leases.has_room() {
+            self.refusals.leases += 1;
+            return None;
+        }
+        for chunk in &chunks {
+            self.entry_mut(chunk.entry).holds += 1;
+        }
+        let (count, expires_us) = (chunks.len(), self.end_of(ttl_us));
+        Some((self.leases.grant(Grant { chunks, expires_us }), count))
+    }
+
+    /// Lets a live lease end `ttl_us` from now, and says when that is. A dead lease stays dead.
+    pub fn renew(&mut self, now_us: u64, lease: LeaseId, ttl_us: u64) -> Result<u64, Unreadable> {
+        self.advance(now_us);
+        let expires_us = self.end_of(ttl_us);
+        if self.leases.renew(lease, expires_us) { Ok(expires_us) } else { Err(Unreadable::DeadLease) }
+    }
+
+    /// Ends a lease. Says whether it was alive.
+    pub fn release(&mut self, now_us: u64, lease: LeaseId) -> bool {
+        self.advance(now_us);
+        let grant = self.leases.end(lease);
+        if let Some(grant) = &grant {
+            self.let_go(grant);
+        }
+        grant.is_some()
+    }
+
+    /// Takes back the holds of a lease that ended. Its last chunk is now the one used last; those before it need no
+    /// place of their own, since they cannot go before it and inherit its place when it goes.
+    pub(super) fn let_go(&mut self, grant: &Grant) {
+        for chunk in &grant.chunks {
+            self.unhold(chunk);
+        }
+        if let Some(last) = grant.chunks.last().filter(|last| self.is_live(last)) {
+            self.touch(last.entry);
+        }
+    }
+
+    /// Begins to read a chunk of a lease, counted from 0.
+    pub fn begin_read(&mut self, now_us: u64, lease: LeaseId, chunk: usize) -> Result<Read, Unreadable> {
+        self.advance(now_us);
+        let (chunk, slot) = self.readable(lease, chunk)?;
+        self.entry_mut(chunk.entry).holds += 1;
+        self.slots.begin(slot);
+        Ok(Read {
+            chunk,
+            slot,
+            offset_bytes: self.slots.offset_bytes(slot),
+            shape: Arc::clone(self.slots.shape(slot)),
+        })
+    }
+
+    /// A read ended. `lost_bytes` of the slot may still be read by a part of it that is lost; they are reported to
+    /// [`quiet`](MemoryTier::quiet) once they cannot, and the slot is not given to another chunk before.
+    pub fn end_read(&mut self, now_us: u64, read: Read, ended: ReadEnd) {
+        self.advance(now_us);
+        if let ReadEnd::Failed { lost_bytes } = ended {
+            self.faults.reads += 1;
+            self.faults.lost += u64::from(lost_bytes > 0);
+        }
+        self.unhold(&read.chunk);
+        let refund = self.slots.end(read.slot, ended.lost_bytes());
+        self.refund(refund);
+    }
+
+    /// The CRC-32C that a layer had when it was stored.
+    pub fn sum(
+        &mut self,
+        now_us: u64,
+        lease: LeaseId,
+        chunk: usize,
+        layer: usize,
+    ) -> Result<u32, Unreadable> {
+        self.advance(now_us);
+        let (_, slot) = self.readable(lease, chunk)?;
+        self.slots.sums(slot).get(layer).copied().ok_or(Unreadable::Outside { chunk, layer })
+    }
+
+    /// Bytes of a leased chunk did not match their checksum: the chunk is dropped, and the fault counted.
+    pub fn drop_corrupt(&mut self, now_us: u64, lease: LeaseId, chunk: usize) {
+        self.advance(now_us);
+        self.faults.corrupt += 1;
+        if let Ok((chunk, _)) = self.readable(lease, chunk) {
+            self.drop_bytes(chunk.entry);
+        }
+    }
+
+    fn readable(&self, lease: LeaseId, chunk: usize) -> Result<(ChunkRef, SlotId), Unreadable> {
+        let grant = self.leases.get(lease).ok_or(Unreadable::DeadLease)?;
+        let held = grant.chunks.get(chunk).ok_or(Unreadable::Outside { chunk, layer: 0 })?;
+        let entry = self.entry(held.entry);
+        let slot = entry.slot.filter(|_| self.is_live(held));
+        slot.map(|slot| (*held, slot)).ok_or(Unreadable::Gone { chunk })
+    }
+
+    fn unhold(&mut self, chunk: &ChunkRef) {
+        if self.is_live(chunk) {
+            let entry = self.entry_mut(chunk.entry);
+            debug_assert!(entry.holds > 0, "a chunk is let go as often as it is held");
+            entry.holds = entry.holds.saturating_sub(1);
+            self.relist(chunk.entry);
+        }
+    }
+
+    fn end_of(&self, ttl_us: u64) -> u64 {
+        self.clock_us.saturating_add(ttl_us.min(self.config.max_lease_us))
+    }
+}
+
+/// How a read ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadEnd {
+    /// The bytes arrived.
+    Done,
+    /// They did not, or not all of them.
+    Failed {
+        /// Bytes of the slot that a lost operation may still read.
+        lost_bytes: u64,
+    },
+}
+
+impl ReadEnd {
+    fn lost_bytes(self) -> u64 {
+        match self {
+            ReadEnd::Done => 0,
+            ReadEnd::Failed { lost_bytes } => lost_bytes,
+        }
+    }
+}

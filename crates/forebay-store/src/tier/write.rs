@@ -1,0 +1,185 @@
+//! Letting chunks in: a write begins with a slot of its own and ends committed or aborted. This file knows what a chunk
+//! needs to be let in; it must never know how its bytes get there.
+
+use super::MemoryTier;
+use crate::entry::{ChunkRef, Entry, EntryIx, State};
+use crate::shape::ChunkShape;
+use crate::slots::{SlotId, slot_bytes};
+use crate::stat::{NotCommitted, Refused};
+use crate::tenant::TenantId;
+use forebay_kv::ChunkId;
+use std::sync::Arc;
+
+/// What became of the wish to store a chunk.
+#[derive(Debug)]
+pub enum Begun {
+    /// There is a slot: write the bytes, then [commit](MemoryTier::commit) or [abort](MemoryTier::abort).
+    Write(Write),
+    /// The chunk is here already. Nothing is to be done.
+    AlreadyHere,
+}
+
+/// A chunk being written. The slot is the writer's until this value is given to [`MemoryTier::commit`] or
+/// [`MemoryTier::abort`]; if it is dropped instead, the slot is lost to the tier.
+#[derive(Debug)]
+#[must_use = "the slot stays taken until the write is committed or aborted"]
+pub struct Write {
+    chunk: ChunkRef,
+    slot: SlotId,
+    offset_bytes: u64,
+    shape: Arc<ChunkShape>,
+}
+
+impl Write {
+    /// Where the chunk starts in the arena.
+    pub fn offset_bytes(&self) -> u64 {
+        self.offset_bytes
+    }
+
+    /// The lengths of its layers.
+    pub fn shape(&self) -> &ChunkShape {
+        &self.shape
+    }
+}
+
+impl MemoryTier {
+    /// Asks for a slot for chunk `id`, which continues `parent` or starts a sequence. Others are evicted as needed.
+    ///
+    /// The parent must be here or being written. Should its write fail, this chunk is not found until the parent is
+    /// stored again.
+    pub fn begin_write(
+        &mut self,
+        now_us: u64,
+        tenant: TenantId,
+        id: &ChunkId,
+        parent: Option<&ChunkId>,
+        shape: &ChunkShape,
+    ) -> Result<Begun, Refused> {
+        self.advance(now_us);
+        let begun = self.admit(tenant, id, parent, shape);
+        if let Err(refused) = &begun {
+            self.refusals.count(refused);
+        }
+        begun
+    }
+
+    fn admit(
+        &mut self,
+        tenant: TenantId,
+        id: &ChunkId,
+        parent: Option<&ChunkId>,
+        shape: &ChunkShape,
+    ) -> Result<Begun, Refused> {
+        let known = self.own(tenant, id)?;
+        match known.map(|row| (row, self.entry(row).state)) {
+            Some((_, State::Writing)) => return Err(Refused::BeingWritten),
+            Some((row, State::Listed | State::Parked)) => {
+                self.touch(row);
+                return Ok(Begun::AlreadyHere);
+            }
+            Some((_, State::Hole)) | None => {}
+        }
+        let (slot_bytes, slab_bytes) = (slot_bytes(shape), self.slots.slab_bytes());
+        if slot_bytes > slab_bytes {
+            return Err(Refused::TooLarge { slot_bytes, slab_bytes });
+        }
+        let row = self.claim(tenant, id, parent)?;
+        match self.make_share(tenant, slot_bytes).and_then(|()| self.make_slot(shape, row)) {
+            Ok(slot) => Ok(Begun::Write(self.start(row, tenant, slot, slot_bytes))),
+            Err(refused) => {
+                self.drop_bytes(row);
+                Err(refused)
+            }
+        }
+    }
+
+    /// The row of an id, unless it is another tenant's.
+    fn own(&self, tenant: TenantId, id: &ChunkId) -> Result<Option<EntryIx>, Refused> {
+        let row = self.index.find(id);
+        match row.map(|row| self.entry(row).tenant) {
+            Some(owner) if owner != tenant => Err(Refused::OtherTenant { owner }),
+            _ => Ok(row),
+        }
+    }
+
+    /// Gives the id a row below its parent and marks it as being written, so that from here on neither the row nor its
+    /// parent can be evicted.
+    fn claim(
+        &mut self,
+        tenant: TenantId,
+        id: &ChunkId,
+        parent: Option<&ChunkId>,
+    ) -> Result<EntryIx, Refused> {
+        self.make_row()?;
+        let parent = match parent {
+            None => None,
+            Some(parent) => Some(
+                self.own(tenant, parent)?
+                    .filter(|row| self.entry(*row).state != State::Hole)
+                    .ok_or(Refused::ParentMissing)?,
+            ),
+        };
+        let full = Refused::IndexFull { limit: self.index.limit() };
+        let row = match self.index.find(id) {
+            // Bytes in a row whose generations are used up could not be told from earlier ones.
+            Some(hole) if self.entry(hole).generation == u32::MAX => return Err(full),
+            Some(hole) => hole,
+            None => {
+                let row = self.index.insert(id).ok_or(full)?;
+                if row.position() >= self.entries.len() {
+                    self.entries.push(Entry::unused(tenant));
+                }
+                self.tree.add(row, parent);
+                row
+            }
+        };
+        let generation = self.entry(row).generation;
+        *self.entry_mut(row) = Entry { generation, state: State::Writing, ..Entry::unused(tenant) };
+        Ok(row)
+    }
+
+    fn start(&mut self, row: EntryIx, tenant: TenantId, slot: SlotId, slot_bytes: u64) -> Write {
+        self.quotas.charge(tenant, slot_bytes);
+        self.slots.begin(slot);
+        self.entry_mut(row).slot = Some(slot);
+        Write {
+            chunk: ChunkRef { entry: row, generation: self.entry(row).generation },
+            slot,
+            offset_bytes: self.slots.offset_bytes(slot),
+            shape: Arc::clone(self.slots.shape(slot)),
+        }
+    }
+
+    /// All bytes of the chunk are in its slot: it becomes visible, with the CRC-32C of each layer.
+    pub fn commit(&mut self, now_us: u64, write: Write, sums: &[u32]) -> Result<(), NotCommitted> {
+        self.advance(now_us);
+        let layers = write.shape.layers();
+        if sums.len() != layers {
+            self.abort(now_us, write, 0);
+            return Err(NotCommitted::Sums { given: sums.len(), layers });
+        }
+        let refund = self.slots.end(write.slot, 0);
+        self.refund(refund);
+        if !self.is_live(&write.chunk) {
+            return Err(NotCommitted::Deleted);
+        }
+        self.slots.set_sums(write.slot, sums);
+        self.list(write.chunk.entry);
+        self.chunks += 1;
+        self.stored += 1;
+        Ok(())
+    }
+
+    /// The write failed. `lost_bytes` of the slot may still be written by a part of it that is lost; they are reported
+    /// to [`quiet`](MemoryTier::quiet) once they cannot.
+    pub fn abort(&mut self, now_us: u64, write: Write, lost_bytes: u64) {
+        self.advance(now_us);
+        self.faults.writes += 1;
+        self.faults.lost += u64::from(lost_bytes > 0);
+        if self.is_live(&write.chunk) {
+            self.drop_bytes(write.chunk.entry);
+        }
+        let refund = self.slots.end(write.slot, lost_bytes);
+        self.refund(refund);
+    }
+}
