@@ -129,6 +129,11 @@ impl MoverHandle {
         })
     }
 
+    /// Registers bytes that no address reaches, such as a file's: only a link that knows the region can move them.
+    pub fn register_opaque(&self, place: Place, len: u64) -> Result<RegionId, Closed> {
+        self.control(move |worker| worker.mover.add_region(place, len))
+    }
+
     /// Forgets a region. Refused while a transfer uses it.
     pub fn unregister(&self, region: RegionId) -> Result<Result<(), Refused>, Closed> {
         self.control(move |worker| {
