@@ -3,6 +3,8 @@
 //!
 //! The model keeps for every byte page of the arena who wrote it last, so that a stale or shared slot shows at once.
 
+#![allow(clippy::unwrap_used)]
+
 use forebay_kv::ChunkId;
 use forebay_store::{
     Begun, ChunkShape, LeaseId, MemoryTier, Read, ReadEnd, Refused, SLOT_ALIGN_BYTES as PAGE,
