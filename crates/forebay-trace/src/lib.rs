@@ -4,10 +4,12 @@
 //! them. It must never know how an engine or a router works inside: it speaks to them over HTTP as any client would.
 
 pub mod format;
+pub mod generate;
 pub mod info;
 pub mod prefix;
 pub mod record;
 pub mod replay;
+pub mod report;
 pub mod request;
 pub mod reuse;
 pub mod sample;

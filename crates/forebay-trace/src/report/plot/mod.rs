@@ -1,0 +1,15 @@
+//! The plots of the report, each a self-contained SVG drawn from plain numbers. The files below know pictures; they must
+//! never know records or where numbers come from.
+
+mod cdf;
+mod load;
+mod moved;
+mod scale;
+mod sources;
+mod svg;
+
+pub use cdf::{Distribution, distributions};
+pub use load::{LoadPanel, Series, load};
+pub use moved::{Moved, moved};
+pub use sources::{Split, sources};
+pub use svg::escape;
