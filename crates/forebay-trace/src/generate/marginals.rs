@@ -1,0 +1,289 @@
+//! What generated sessions are like: every distribution and constant in one place, with where it comes from. It knows
+//! numbers; it must never know how a session is put together from them.
+
+use crate::format::MAX_TOKENS;
+use rand::Rng;
+use rand_distr::{Distribution, StandardNormal};
+use serde::{Deserialize, Serialize};
+
+/// The most sessions of one trace, so that block ids stay below 2^53.
+pub const MAX_SESSIONS: u32 = 1 << 20;
+/// The most system prompts.
+pub const MAX_SYSTEM_PROMPTS: usize = 1 << 11;
+/// The largest block size, in tokens.
+pub const MAX_BLOCK_TOKENS: u32 = 1 << 16;
+
+/// The 90th percentile of the standard normal distribution.
+const NORMAL_P90: f64 = 1.281_551_565_544_600_4;
+
+/// A log-normal distribution through its median and its 90th percentile; values beyond the bounds are put on them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spread {
+    /// The median.
+    pub p50: f64,
+    /// The value that 90 % do not exceed.
+    pub p90: f64,
+    /// The smallest value.
+    pub min: f64,
+    /// The largest value.
+    pub max: f64,
+}
+
+/// The turns of one conversation. Token counts are rounded.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Conversation {
+    /// Requests.
+    pub turns: Spread,
+    /// The first prompt beyond the system prompt, in tokens.
+    pub first_own_tokens: Spread,
+    /// How much longer a prompt is than the one before it, in tokens.
+    pub growth_tokens: Spread,
+    /// Length of an answer in tokens.
+    pub output_tokens: Spread,
+    /// Pause between an answer and the next request, in seconds.
+    pub think_s: Spread,
+}
+
+/// A system prompt with tool definitions that sessions share.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SystemPrompt {
+    /// Its length in tokens.
+    pub tokens: u32,
+    /// How many sessions have it, in proportion to the other weights.
+    pub weight: f64,
+}
+
+/// Sub-agents: sessions that a turn starts and waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SubAgents {
+    /// The share of turns that start one.
+    pub per_turn: f64,
+    /// Length of the system prompt that all sub-agents share, in tokens.
+    pub system_tokens: u32,
+    /// Their turns; the pause is the tools'.
+    pub conversation: Conversation,
+}
+
+/// How long an answer is assumed to take when arrival times are laid out. A replay in a closed loop does not use it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Service {
+    /// In any case, in milliseconds.
+    pub fixed_ms: f64,
+    /// For each prompt token beyond the previous prompt, in microseconds.
+    pub per_new_token_us: f64,
+    /// For each answer token, in milliseconds.
+    pub per_output_token_ms: f64,
+}
+
+/// Everything that a generated trace is made of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Marginals {
+    /// Top-level sessions.
+    pub sessions: u32,
+    /// Sessions start independently of each other, evenly over this time, in seconds.
+    pub starts_over_s: f64,
+    /// Tokens per prefix block.
+    pub block_tokens: u32,
+    /// A prompt that would be longer, in tokens, is compacted: it begins anew with its system prompt and a summary.
+    pub context_tokens: u32,
+    /// A compacted prompt beyond its system prompt, in tokens.
+    pub summary_tokens: Spread,
+    /// Assumed times of answers.
+    pub service: Service,
+    /// System prompts of top-level sessions.
+    pub system_prompts: Vec<SystemPrompt>,
+    /// Top-level sessions.
+    pub main: Conversation,
+    /// Sub-agents of these.
+    pub sub_agents: SubAgents,
+}
+
+/// A marginal that makes no sense.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{field}: {found}, allowed {allowed}")]
+pub struct MarginalsError {
+    /// The field.
+    pub field: String,
+    /// Its value.
+    pub found: String,
+    /// What it may be.
+    pub allowed: String,
+}
+
+impl Marginals {
+    /// Coding agents as Weka recorded them with Claude Code (kv-cache-tester, 710 of its 739 sessions; what was not
+    /// published of these was computed over 40 of them). `docs/traces.md` says which figure is from where.
+    pub fn claude_code() -> Marginals {
+        let spread = |p50, p90, min, max| Spread { p50, p90, min, max };
+        Marginals {
+            sessions: 100,
+            starts_over_s: 3_600.0,
+            block_tokens: 64,
+            context_tokens: 166_000,
+            summary_tokens: spread(15_600.0, 38_000.0, 1_000.0, 80_000.0),
+            service: Service { fixed_ms: 2_300.0, per_new_token_us: 0.0, per_output_token_ms: 17.0 },
+            system_prompts: vec![
+                SystemPrompt { tokens: 12_127, weight: 1.0 },
+                SystemPrompt { tokens: 14_882, weight: 3.0 },
+                SystemPrompt { tokens: 15_759, weight: 1.0 },
+            ],
+            main: Conversation {
+                turns: spread(45.0, 155.0, 1.0, 514.0),
+                first_own_tokens: spread(9_600.0, 100_000.0, 500.0, 150_000.0),
+                growth_tokens: spread(646.0, 3_510.0, 1.0, 60_000.0),
+                output_tokens: spread(216.0, 959.0, 1.0, 32_000.0),
+                think_s: spread(10.0, 166.0, 0.0, 7_200.0),
+            },
+            sub_agents: SubAgents {
+                per_turn: 0.0012,
+                system_tokens: 8_723,
+                conversation: Conversation {
+                    turns: spread(16.0, 19.0, 1.0, 100.0),
+                    first_own_tokens: spread(9_500.0, 19_000.0, 100.0, 60_000.0),
+                    growth_tokens: spread(997.0, 3_336.0, 1.0, 30_000.0),
+                    output_tokens: spread(148.0, 270.0, 1.0, 4_000.0),
+                    think_s: spread(3.0, 3.8, 0.0, 60.0),
+                },
+            },
+        }
+    }
+
+    /// A small trace for four emulated H20 that serve Qwen3-Coder-30B-A3B for four minutes. By the fit in `docs/traces.md`
+    /// prompts take a tenth of their time when all that can be cached is, and most of it when nothing is. The shape is
+    /// that of coding agents, the sizes are chosen; nothing in it is measured.
+    pub fn demo() -> Marginals {
+        let spread = |p50, p90, min, max| Spread { p50, p90, min, max };
+        Marginals {
+            sessions: 28,
+            starts_over_s: 50.0,
+            block_tokens: 64,
+            context_tokens: 60_000,
+            summary_tokens: spread(3_000.0, 6_000.0, 500.0, 10_000.0),
+            service: Service { fixed_ms: 0.0, per_new_token_us: 61.5, per_output_token_ms: 50.0 },
+            system_prompts: vec![
+                SystemPrompt { tokens: 3_200, weight: 1.0 },
+                SystemPrompt { tokens: 5_600, weight: 2.0 },
+                SystemPrompt { tokens: 8_000, weight: 1.0 },
+            ],
+            main: Conversation {
+                turns: spread(11.0, 14.0, 4.0, 16.0),
+                first_own_tokens: spread(5_000.0, 14_000.0, 1_000.0, 17_000.0),
+                growth_tokens: spread(900.0, 3_000.0, 300.0, 4_000.0),
+                output_tokens: spread(90.0, 200.0, 40.0, 300.0),
+                think_s: spread(5.0, 12.0, 2.0, 20.0),
+            },
+            sub_agents: SubAgents {
+                per_turn: 0.02,
+                system_tokens: 3_000,
+                conversation: Conversation {
+                    turns: spread(4.0, 6.0, 2.0, 8.0),
+                    first_own_tokens: spread(1_500.0, 3_000.0, 500.0, 5_000.0),
+                    growth_tokens: spread(900.0, 2_500.0, 300.0, 4_000.0),
+                    output_tokens: spread(80.0, 160.0, 40.0, 200.0),
+                    think_s: spread(2.0, 4.0, 1.0, 6.0),
+                },
+            },
+        }
+    }
+
+    /// Refuses marginals from which no trace can be made, naming the field.
+    pub fn check(&self) -> Result<(), MarginalsError> {
+        within("sessions", self.sessions.into(), 1.0, MAX_SESSIONS.into())?;
+        within("starts_over_s", self.starts_over_s, 0.0, 1e8)?;
+        within("block_tokens", self.block_tokens.into(), 1.0, MAX_BLOCK_TOKENS.into())?;
+        within("context_tokens", self.context_tokens.into(), 1.0, MAX_TOKENS.into())?;
+        self.summary_tokens.check("summary_tokens", self.context_tokens.into())?;
+        within("service.fixed_ms", self.service.fixed_ms, 0.0, 1e7)?;
+        within("service.per_new_token_us", self.service.per_new_token_us, 0.0, 1e6)?;
+        within("service.per_output_token_ms", self.service.per_output_token_ms, 0.0, 1e5)?;
+        within("number of system_prompts", self.system_prompts.len() as f64, 1.0, MAX_SYSTEM_PROMPTS as f64)?;
+        for (index, prompt) in self.system_prompts.iter().enumerate() {
+            self.fits(&format!("system_prompts[{index}].tokens"), prompt.tokens)?;
+            within(&format!("system_prompts[{index}].weight"), prompt.weight, f64::MIN_POSITIVE, 1e9)?;
+        }
+        self.main.check("main", self.context_tokens)?;
+        within("sub_agents.per_turn", self.sub_agents.per_turn, 0.0, 1.0)?;
+        self.fits("sub_agents.system_tokens", self.sub_agents.system_tokens)?;
+        self.sub_agents.conversation.check("sub_agents.conversation", self.context_tokens)
+    }
+
+    /// A system prompt leaves room for a token of one's own.
+    fn fits(&self, field: &str, system_tokens: u32) -> Result<(), MarginalsError> {
+        within(field, system_tokens.into(), 0.0, f64::from(self.context_tokens) - 1.0)
+    }
+}
+
+impl Conversation {
+    fn check(&self, name: &str, context_tokens: u32) -> Result<(), MarginalsError> {
+        let context_tokens = f64::from(context_tokens);
+        self.turns.check(&format!("{name}.turns"), 1e6)?;
+        self.first_own_tokens.check(&format!("{name}.first_own_tokens"), context_tokens)?;
+        self.growth_tokens.check(&format!("{name}.growth_tokens"), context_tokens)?;
+        self.output_tokens.check(&format!("{name}.output_tokens"), MAX_TOKENS.into())?;
+        self.think_s.check(&format!("{name}.think_s"), 1e7)
+    }
+}
+
+impl Spread {
+    fn check(&self, field: &str, largest: f64) -> Result<(), MarginalsError> {
+        within(&format!("{field}.max"), self.max, 0.0, largest)?;
+        within(&format!("{field}.min"), self.min, 0.0, self.max)?;
+        within(&format!("{field}.p90"), self.p90, self.min.max(f64::MIN_POSITIVE), self.max)?;
+        within(&format!("{field}.p50"), self.p50, self.min.max(f64::MIN_POSITIVE), self.p90)
+    }
+
+    /// A value of this distribution.
+    pub(super) fn draw(&self, random: &mut impl Rng) -> f64 {
+        let sigma = (self.p90 / self.p50).ln() / NORMAL_P90;
+        let normal: f64 = StandardNormal.sample(random);
+        (self.p50 * (sigma * normal).exp()).clamp(self.min, self.max)
+    }
+
+    /// A value of this distribution as a whole number, at least 1.
+    pub(super) fn draw_count(&self, random: &mut impl Rng) -> u32 {
+        self.draw(random).round().max(1.0) as u32
+    }
+}
+
+fn within(field: &str, value: f64, least: f64, most: f64) -> Result<(), MarginalsError> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    let allowed = format!("{least} to {most}");
+    Err(MarginalsError { field: field.into(), found: value.to_string(), allowed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Marginals;
+
+    #[test]
+    fn the_presets_make_sense() {
+        assert_eq!(Marginals::claude_code().check(), Ok(()));
+        assert_eq!(Marginals::demo().check(), Ok(()));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_field() {
+        let refused = |change: fn(&mut Marginals)| {
+            let mut marginals = Marginals::demo();
+            change(&mut marginals);
+            marginals.check().unwrap_err().to_string()
+        };
+        assert_eq!(refused(|m| m.sessions = 0), "sessions: 0, allowed 1 to 1048576");
+        assert_eq!(refused(|m| m.main.think_s.p50 = f64::NAN), "main.think_s.p50: NaN, allowed 2 to 12");
+        assert_eq!(refused(|m| m.main.turns.p90 = 30.0), "main.turns.p90: 30, allowed 4 to 16");
+        assert_eq!(refused(|m| m.system_prompts.clear()), "number of system_prompts: 0, allowed 1 to 2048");
+        assert_eq!(
+            refused(|m| m.system_prompts[1].tokens = 60_000),
+            "system_prompts[1].tokens: 60000, allowed 0 to 59999"
+        );
+        assert_eq!(refused(|m| m.sub_agents.per_turn = 2.0), "sub_agents.per_turn: 2, allowed 0 to 1");
+    }
+}
