@@ -1,1 +1,8 @@
-//! Placeholder.
+//! Links that need no GPU: how bytes move over resources that every machine has.
+//!
+//! Knows system calls, instructions and threads that copy. Must never know what is scheduled when, or what the bytes mean:
+//! operations come from the mover, with spans that only its memory table can resolve.
+
+mod host;
+
+pub use host::{HostLink, MAX_COPY_THREADS};
