@@ -4,13 +4,41 @@
 //! behind it, and the policies that choose among them. It must never know how an engine computes, how KV is stored or
 //! moved, or what a token is: prompts are bytes, and what was cached is what the engines' answers say.
 //!
-//! Three layers. [`policy`], [`prefix`], [`tokens`], [`request`], [`sse`] and [`usage`] are pure.
+//! Three layers:
+//! * Pure: `policy` (who gets a request), `prefix` (who is believed to hold what), `tokens`, `health`, `dispatcher`
+//!   (all of that as one state, with time as an argument), and `json`, `request`, `sse`, `usage` (bodies and streams
+//!   as bytes).
+//! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `probe`.
+//! * Glue: `proxy` (the journey of a request), `relay` (of an answer), `shared`, `server`.
+//!
+//! [`Router::spawn`] starts a router in this process. [`policy::choose`] is also what a simulator calls.
 
+mod config;
+mod decisions;
+mod dispatcher;
 mod generations;
-pub mod json;
+mod health;
+mod json;
+mod metrics;
 pub mod policy;
-pub mod prefix;
-pub mod request;
-pub mod sse;
-pub mod tokens;
-pub mod usage;
+mod prefix;
+mod probe;
+mod proxy;
+mod relay;
+mod request;
+mod respond;
+mod server;
+mod shared;
+mod sse;
+mod stall;
+mod stats;
+mod tokens;
+mod upstream;
+mod usage;
+
+pub use config::{Backend, ConfigError, Limits, RouterConfig};
+pub use decisions::{CandidateRecord, DecisionRecord, Outcome};
+pub use health::Failure;
+pub use policy::Policy;
+pub use server::{Router, RouterHandle, StartError};
+pub use stats::{BackendStats, Histogram, RouterStats};

@@ -126,12 +126,13 @@ impl PrefixIndex {
         Visit { backend, number, chunks: chain.chunks(), predicted, in_the_making_from, ages }
     }
 
-    /// Ends a visit. `cached_share` is the part of the prompt, 0 to 1, that the engine found cached, where it said so.
-    pub fn settle(&mut self, visit: Visit, cached_share: Option<f64>) {
+    /// Ends a visit whose prompt was computed. `cached_bytes` is how much of it the engine found cached, where it said
+    /// so.
+    pub fn settle(&mut self, visit: Visit, cached_bytes: Option<usize>) {
         let shadow = &mut self.shadows[visit.backend];
         shadow.open.retain(|open| open.visit != visit.number);
-        let Some(share) = cached_share else { return };
-        let found = (share.clamp(0.0, 1.0) * visit.chunks as f64).round() as usize;
+        let Some(cached_bytes) = cached_bytes else { return };
+        let found = (cached_bytes / CHUNK_BYTES).min(visit.chunks);
         let slack = SLACK_CHUNKS.max(visit.predicted / 8);
         if found + slack <= visit.predicted && found < visit.in_the_making_from {
             let lost_age = visit.ages.get(found).copied().unwrap_or(i64::MAX);
@@ -139,6 +140,15 @@ impl PrefixIndex {
         } else if found >= visit.predicted + slack && !visit.ages.is_empty() {
             let oldest_found = visit.ages[found.min(visit.ages.len()) - 1];
             shadow.reach = shadow.reach.max(oldest_found.saturating_add(1));
+        }
+    }
+
+    /// Ends a visit whose prompt was perhaps never computed: what it added is not believed any more.
+    pub fn abandon(&mut self, visit: Visit, chain: &Chain) {
+        let shadow = &mut self.shadows[visit.backend];
+        shadow.open.retain(|open| open.visit != visit.number);
+        for &key in chain.keys.iter().skip(visit.ages.len()) {
+            shadow.used.remove(key);
         }
     }
 
@@ -211,15 +221,15 @@ mod tests {
             Engine { capacity, latest_first: VecDeque::new() }
         }
 
-        /// Runs a prompt and returns the share of it that was cached.
-        fn run(&mut self, chain: &Chain) -> f64 {
+        /// Runs a prompt and returns how many of its bytes were cached.
+        fn run(&mut self, chain: &Chain) -> usize {
             let found = chain.keys.iter().take_while(|key| self.latest_first.contains(key)).count();
             for key in chain.keys.iter().rev() {
                 self.latest_first.retain(|other| other != key);
                 self.latest_first.push_front(*key);
             }
             self.latest_first.truncate(self.capacity);
-            found as f64 / chain.chunks() as f64
+            found * CHUNK_BYTES
         }
     }
 
@@ -233,10 +243,10 @@ mod tests {
                 let chain = prompt(session, 40 + 2 * turns[usize::from(session)]);
                 turns[usize::from(session)] += 1;
                 let visit = index.visit(0, &chain);
-                let predicted = visit.predicted_chunks() as f64 / chain.chunks() as f64;
-                let cached = engine.run(&chain);
-                index.settle(visit, corrected.then_some(cached));
-                (predicted - cached).abs()
+                let predicted = visit.predicted_chunks();
+                let cached_bytes = engine.run(&chain);
+                index.settle(visit, corrected.then_some(cached_bytes));
+                predicted.abs_diff(cached_bytes / CHUNK_BYTES) as f64 / chain.chunks() as f64
             })
             .collect()
     }
@@ -312,12 +322,12 @@ mod tests {
         let visit = index.visit(0, &chain);
         index.settle(visit, None);
         let visit = index.visit(0, &chain);
-        index.settle(visit, Some(0.0));
+        index.settle(visit, Some(0));
         let other = index.visit(0, &prompt(2, 100));
-        index.settle(other, Some(0.0));
+        index.settle(other, Some(0));
         assert!(index.hit_chunks(0, &chain) < 40, "the loss must have shortened the reach");
         let visit = index.visit(0, &chain);
-        index.settle(visit, Some(1.0));
+        index.settle(visit, Some(40 * CHUNK_BYTES));
         let other = index.visit(0, &prompt(3, 50));
         index.settle(other, None);
         assert_eq!(index.hit_chunks(0, &chain), 40);
@@ -329,15 +339,27 @@ mod tests {
         let (old, new, unrelated) = (prompt(1, 40), prompt(1, 80), prompt(2, 40));
         for chain in [&unrelated, &old] {
             let visit = index.visit(0, chain);
-            index.settle(visit, Some(0.0));
+            index.settle(visit, Some(0));
         }
         let first = index.visit(0, &new);
         let sibling = index.visit(0, &new);
         assert_eq!((first.predicted_chunks(), sibling.predicted_chunks()), (40, 80));
-        index.settle(sibling, Some(0.5));
-        index.settle(first, Some(0.5));
+        index.settle(sibling, Some(40 * CHUNK_BYTES));
+        index.settle(first, Some(40 * CHUNK_BYTES));
         assert_eq!(index.hit_chunks(0, &new), 80);
         assert_eq!(index.hit_chunks(0, &unrelated), 40);
+    }
+
+    #[test]
+    fn an_abandoned_visit_leaves_nothing_new_behind() {
+        let mut index = PrefixIndex::new(1, 10_000);
+        let visit = index.visit(0, &prompt(1, 10));
+        index.settle(visit, None);
+        let longer = prompt(1, 30);
+        let visit = index.visit(0, &longer);
+        assert_eq!(index.hit_chunks(0, &longer), 30);
+        index.abandon(visit, &longer);
+        assert_eq!(index.hit_chunks(0, &longer), 10);
     }
 
     #[test]
@@ -346,30 +368,30 @@ mod tests {
         let chain = prompt(1, 40);
         for _ in 0..2 {
             let visit = index.visit(0, &chain);
-            index.settle(visit, Some(0.0));
+            index.settle(visit, Some(0));
         }
         index.forget(0);
         assert_eq!((index.hit_chunks(0, &chain), index.len(0)), (0, 0));
         let visit = index.visit(0, &chain);
-        index.settle(visit, Some(0.0));
+        index.settle(visit, Some(0));
         assert_eq!(index.hit_chunks(0, &chain), 40);
     }
 
     proptest! {
         #[test]
         fn memory_is_bounded_and_a_prediction_is_never_longer_than_the_prompt(
-            visits in prop::collection::vec((0..2_usize, 0..20_u8, 0..30_usize, prop::option::of(0.0..1.5)), 0..200),
+            visits in prop::collection::vec((0..2_usize, 0..20_u8, 0..30_usize, prop::option::of(0..20_000_usize)), 0..200),
         ) {
             let mut index = PrefixIndex::new(2, 100);
             let mut open = Vec::new();
-            for (backend, session, chunks, share) in visits {
+            for (backend, session, chunks, cached_bytes) in visits {
                 let chain = prompt(session, chunks);
                 let visit = index.visit(backend, &chain);
                 prop_assert!(visit.predicted_chunks() <= chunks);
                 prop_assert!(index.hit_chunks(backend, &chain) <= chunks);
                 prop_assert!(index.len(backend) <= 100);
-                match share {
-                    Some(share) => index.settle(visit, Some(share)),
+                match cached_bytes {
+                    Some(bytes) => index.settle(visit, Some(bytes)),
                     None => open.push(visit),
                 }
             }
@@ -387,7 +409,7 @@ mod tests {
             let mut index = PrefixIndex::new(1, 100_000);
             for (session, chunks) in visits {
                 let visit = index.visit(0, &prompt(session, chunks));
-                index.settle(visit, Some(0.0));
+                index.settle(visit, Some(0));
             }
             let chain = prompt(asked.0, asked.1);
             let shadow = &index.shadows[0];

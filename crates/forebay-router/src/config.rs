@@ -1,0 +1,240 @@
+//! What a router is told at its start, and the limits it keeps to. It knows which values are allowed; it must never
+//! know what is done with them.
+
+use crate::dispatcher::MAX_BACKENDS;
+use crate::policy::Policy;
+use http::HeaderValue;
+use http::uri::{Authority, Uri};
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// An engine to route to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Backend {
+    /// Its name in headers, metrics and decisions: letters, digits, `-`, `_` and `.`.
+    pub name: String,
+    /// Where it listens: `http://HOST:PORT`.
+    pub url: String,
+}
+
+/// All that a router is told.
+#[derive(Debug, Clone)]
+pub struct RouterConfig {
+    /// Address to listen on; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// The engines, at least one and at most 64.
+    pub backends: Vec<Backend>,
+    /// How to choose among them.
+    pub policy: Policy,
+    /// Threads that serve connections, at least 1.
+    pub threads: usize,
+    /// Times and sizes.
+    pub limits: Limits,
+}
+
+/// The numbers that bound everything the router does. All must be positive.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// For connecting to a backend.
+    pub connect: Duration,
+    /// From sending a request to the first byte of its answer's body. Then another backend is tried.
+    pub first_byte: Duration,
+    /// Between two pieces of an answer. Then the client is told and disconnected.
+    pub progress: Duration,
+    /// For a client to send a request's body, or to take any byte of an answer that waits for it.
+    pub client_stall: Duration,
+    /// Between the probes of a backend that is up.
+    pub probe_interval: Duration,
+    /// Between the probes of a backend that failed or is ejected.
+    pub reprobe_interval: Duration,
+    /// For the answer to a probe.
+    pub probe_timeout: Duration,
+    /// Failures in a row that eject a backend (a refused connection ejects at once).
+    pub eject_after: u32,
+    /// Backends that are tried for one request.
+    pub attempts: u32,
+    /// Bytes of a request's body.
+    pub max_body_bytes: usize,
+    /// Requests under way at once; more are refused with 503.
+    pub max_in_flight: usize,
+    /// Client connections per thread; more wait to be accepted.
+    pub max_connections: usize,
+    /// Idle connections kept per backend and thread.
+    pub max_idle_connections: usize,
+    /// For requests under way when the router is shut down.
+    pub drain: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            connect: Duration::from_secs(1),
+            first_byte: Duration::from_secs(120),
+            progress: Duration::from_secs(60),
+            client_stall: Duration::from_secs(60),
+            probe_interval: Duration::from_secs(1),
+            reprobe_interval: Duration::from_millis(250),
+            probe_timeout: Duration::from_secs(1),
+            eject_after: 3,
+            attempts: 3,
+            max_body_bytes: 16 * 1024 * 1024,
+            max_in_flight: 1024,
+            max_connections: 4096,
+            max_idle_connections: 256,
+            drain: Duration::from_secs(5),
+        }
+    }
+}
+
+/// A value that is not allowed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Too few or too many backends.
+    #[error("backends: {0} given, 1 to {MAX_BACKENDS} are allowed")]
+    BackendCount(usize),
+    /// A name with other characters than are allowed.
+    #[error("backend name '{0}': letters, digits, '-', '_' and '.' are allowed")]
+    BackendName(String),
+    /// Two backends of one name.
+    #[error("backend name '{0}' is given twice")]
+    RepeatedName(String),
+    /// An address that is not of the form `http://HOST:PORT`.
+    #[error("backend {name}: '{url}' is not of the form http://HOST:PORT")]
+    BackendUrl {
+        /// The backend.
+        name: String,
+        /// What was given.
+        url: String,
+    },
+    /// A limit of zero.
+    #[error("{0}: must be above 0")]
+    Zero(&'static str),
+}
+
+/// A backend after checking.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub name: String,
+    /// The name, for the response header.
+    pub header: HeaderValue,
+    /// Host and port, to connect to.
+    pub authority: String,
+    /// Host and port, for the `Host` header.
+    pub host: HeaderValue,
+}
+
+impl RouterConfig {
+    /// A router with the default limits, and a thread for every two CPUs, at most 8: engines need the others.
+    pub fn new(listen: SocketAddr, backends: Vec<Backend>, policy: Policy) -> RouterConfig {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        RouterConfig { listen, backends, policy, threads: (cpus / 2).clamp(1, 8), limits: Limits::default() }
+    }
+
+    /// Checks everything.
+    pub(crate) fn check(&self) -> Result<Vec<Target>, ConfigError> {
+        if !(1..=MAX_BACKENDS).contains(&self.backends.len()) {
+            return Err(ConfigError::BackendCount(self.backends.len()));
+        }
+        let mut names = HashSet::new();
+        if let Some(repeated) = self.backends.iter().find(|backend| !names.insert(&backend.name)) {
+            return Err(ConfigError::RepeatedName(repeated.name.clone()));
+        }
+        if self.threads == 0 {
+            return Err(ConfigError::Zero("threads"));
+        }
+        self.limits.check()?;
+        self.backends.iter().map(Backend::check).collect()
+    }
+}
+
+impl Backend {
+    fn check(&self) -> Result<Target, ConfigError> {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        let bad_name = || ConfigError::BackendName(self.name.clone());
+        if self.name.is_empty() || !self.name.bytes().all(allowed) {
+            return Err(bad_name());
+        }
+        let header = HeaderValue::from_str(&self.name).map_err(|_| bad_name())?;
+        let bad_url = || ConfigError::BackendUrl { name: self.name.clone(), url: self.url.clone() };
+        let uri: Uri = self.url.parse().map_err(|_| bad_url())?;
+        let plain = uri.scheme_str() == Some("http") && uri.path() == "/" && uri.query().is_none();
+        let authority = uri.authority().filter(|authority| plain && is_host_and_port(authority));
+        let authority = authority.ok_or_else(bad_url)?.as_str().to_owned();
+        let host = HeaderValue::from_str(&authority).map_err(|_| bad_url())?;
+        Ok(Target { name: self.name.clone(), header, authority, host })
+    }
+}
+
+fn is_host_and_port(authority: &Authority) -> bool {
+    authority.port_u16().is_some_and(|port| port > 0) && !authority.as_str().contains('@')
+}
+
+impl Limits {
+    fn check(&self) -> Result<(), ConfigError> {
+        let durations = [
+            ("connect timeout", self.connect),
+            ("first-byte timeout", self.first_byte),
+            ("progress timeout", self.progress),
+            ("client stall timeout", self.client_stall),
+            ("probe interval", self.probe_interval),
+            ("reprobe interval", self.reprobe_interval),
+            ("probe timeout", self.probe_timeout),
+        ];
+        let counts = [
+            ("eject after", self.eject_after as usize),
+            ("attempts", self.attempts as usize),
+            ("maximum body", self.max_body_bytes),
+            ("maximum in flight", self.max_in_flight),
+            ("maximum connections", self.max_connections),
+        ];
+        let zero_duration = durations.iter().find(|(_, duration)| duration.is_zero()).map(|(name, _)| *name);
+        let zero_count = counts.iter().find(|(_, count)| *count == 0).map(|(name, _)| *name);
+        zero_duration.or(zero_count).map_or(Ok(()), |name| Err(ConfigError::Zero(name)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(backends: &[(&str, &str)]) -> RouterConfig {
+        let backends = backends.iter().map(|&(name, url)| Backend { name: name.into(), url: url.into() });
+        RouterConfig::new(([127, 0, 0, 1], 0).into(), backends.collect(), Policy::Lpwl)
+    }
+
+    #[test]
+    fn good_backends_become_targets() {
+        let targets =
+            config(&[("a", "http://127.0.0.1:8000"), ("b.c-d_1", "http://[::1]:80/")]).check().unwrap();
+        assert_eq!((&targets[0].authority[..], &targets[1].authority[..]), ("127.0.0.1:8000", "[::1]:80"));
+    }
+
+    #[test]
+    fn what_is_not_allowed_is_refused_with_its_name_and_value() {
+        let table = [
+            (vec![], "backends: 0 given, 1 to 64 are allowed"),
+            (vec![("", "http://h:1")], "backend name '': letters, digits, '-', '_' and '.' are allowed"),
+            (
+                vec![("a\"", "http://h:1")],
+                "backend name 'a\"': letters, digits, '-', '_' and '.' are allowed",
+            ),
+            (vec![("a", "http://h:1"), ("a", "http://h:2")], "backend name 'a' is given twice"),
+            (vec![("a", "h:1")], "backend a: 'h:1' is not of the form http://HOST:PORT"),
+            (vec![("a", "http://h")], "backend a: 'http://h' is not of the form http://HOST:PORT"),
+            (vec![("a", "http://h:0")], "backend a: 'http://h:0' is not of the form http://HOST:PORT"),
+            (vec![("a", "https://h:1")], "backend a: 'https://h:1' is not of the form http://HOST:PORT"),
+            (vec![("a", "http://h:1/v1")], "backend a: 'http://h:1/v1' is not of the form http://HOST:PORT"),
+            (vec![("a", "http://u@h:1")], "backend a: 'http://u@h:1' is not of the form http://HOST:PORT"),
+        ];
+        for (backends, message) in table {
+            assert_eq!(config(&backends).check().unwrap_err().to_string(), message);
+        }
+        let mut zero = config(&[("a", "http://h:1")]);
+        zero.limits.progress = Duration::ZERO;
+        assert_eq!(zero.check().unwrap_err().to_string(), "progress timeout: must be above 0");
+        zero = config(&[("a", "http://h:1")]);
+        zero.limits.max_body_bytes = 0;
+        assert_eq!(zero.check().unwrap_err().to_string(), "maximum body: must be above 0");
+    }
+}

@@ -1,0 +1,190 @@
+//! Why each of the last requests went where it went. It knows decisions and how they ended, as plain values in a ring
+//! of fixed size; it must never know how they were made.
+
+use crate::health::Failure;
+use crate::policy::{Candidate, Decision, Reason};
+use serde::Serialize;
+use std::collections::VecDeque;
+
+/// Decisions that are remembered.
+pub const REMEMBERED: usize = 256;
+
+/// One decision and what came of it.
+#[derive(Debug, Clone, Serialize)]
+pub struct DecisionRecord {
+    /// Counts decisions from 0; a request that is tried again has one for each attempt.
+    pub number: u64,
+    /// When it was made, since the router's start.
+    pub at_us: u64,
+    /// Identifies the session, as a hash.
+    pub session: u64,
+    /// Estimated length of the prompt.
+    pub input_tokens: u64,
+    /// Which attempt at the request this was, from 1.
+    pub attempt: u32,
+    /// Name of the chosen backend.
+    pub backend: String,
+    /// Which rule settled it.
+    pub reason: Reason,
+    /// What was known of each backend.
+    pub candidates: Vec<CandidateRecord>,
+    /// How it ended; absent while it is under way.
+    pub outcome: Option<Outcome>,
+}
+
+/// What was known of one backend when a decision was made.
+#[derive(Debug, Clone, Serialize)]
+pub struct CandidateRecord {
+    /// Its name.
+    pub backend: String,
+    /// Its score, lower is better; absent when it could not be chosen.
+    pub score: Option<f64>,
+    /// Requests in flight.
+    pub in_flight: u32,
+    /// Prompt tokens yet to be computed.
+    pub pending_prefill_tokens: u64,
+    /// Prompt tokens of the requests in flight.
+    pub context_tokens: u64,
+    /// Tokens of this prompt that it was believed to hold.
+    pub hit_tokens: u64,
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Status of the answer; absent if there was none.
+    pub status: Option<u16>,
+    /// Why there was no whole answer.
+    pub failure: Option<Failure>,
+    /// The client went away.
+    pub cancelled: bool,
+    /// From the decision to the first byte of the answer.
+    pub first_byte_us: Option<u64>,
+    /// Length of the prompt as the engine counted it.
+    pub prompt_tokens: Option<u64>,
+    /// Predicted hit, scaled to the engine's count.
+    pub predicted_tokens: Option<u64>,
+    /// The hit that the engine reported.
+    pub cached_tokens: Option<u64>,
+}
+
+/// The ring.
+#[derive(Debug, Default)]
+pub struct Decisions {
+    entries: VecDeque<Entry>,
+    /// Number of the first entry.
+    first: u64,
+}
+
+/// A record before names are filled in.
+#[derive(Debug)]
+pub struct Entry {
+    /// See [`DecisionRecord::at_us`].
+    pub at_us: u64,
+    /// See [`DecisionRecord::session`].
+    pub session: u64,
+    /// See [`DecisionRecord::input_tokens`].
+    pub input_tokens: u64,
+    /// See [`DecisionRecord::attempt`].
+    pub attempt: u32,
+    /// What was decided.
+    pub decision: Decision,
+    /// On what grounds.
+    pub candidates: Vec<Candidate>,
+    /// How it ended.
+    pub outcome: Option<Outcome>,
+}
+
+impl Decisions {
+    /// Adds a decision and returns its number.
+    pub fn push(&mut self, entry: Entry) -> u64 {
+        if self.entries.len() == REMEMBERED {
+            self.entries.pop_front();
+            self.first += 1;
+        }
+        self.entries.push_back(entry);
+        self.first + self.entries.len() as u64 - 1
+    }
+
+    /// Notes how a decision ended, if it is still remembered.
+    pub fn finish(&mut self, number: u64, outcome: Outcome) {
+        let place = number.checked_sub(self.first).and_then(|place| usize::try_from(place).ok());
+        if let Some(entry) = place.and_then(|place| self.entries.get_mut(place)) {
+            entry.outcome = Some(outcome);
+        }
+    }
+
+    /// All that are remembered, oldest first. `names` are those of the backends.
+    pub fn records(&self, names: &[String]) -> Vec<DecisionRecord> {
+        let numbers = self.first..;
+        numbers.zip(&self.entries).map(|(number, entry)| entry.record(number, names)).collect()
+    }
+}
+
+impl Entry {
+    fn record(&self, number: u64, names: &[String]) -> DecisionRecord {
+        let scores = &self.decision.scores;
+        let candidates = names.iter().zip(&self.candidates).zip(scores).map(|((name, candidate), score)| {
+            CandidateRecord {
+                backend: name.clone(),
+                score: *score,
+                in_flight: candidate.in_flight,
+                pending_prefill_tokens: candidate.pending_prefill_tokens,
+                context_tokens: candidate.context_tokens,
+                hit_tokens: candidate.hit_tokens,
+            }
+        });
+        DecisionRecord {
+            number,
+            at_us: self.at_us,
+            session: self.session,
+            input_tokens: self.input_tokens,
+            attempt: self.attempt,
+            backend: names.get(self.decision.chosen).cloned().unwrap_or_default(),
+            reason: self.decision.reason,
+            candidates: candidates.collect(),
+            outcome: self.outcome,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(at_us: u64) -> Entry {
+        let decision = Decision { chosen: 0, reason: Reason::LowestScore, scores: vec![Some(1.5)] };
+        let candidates = vec![Candidate {
+            eligible: true,
+            in_flight: 1,
+            pending_prefill_tokens: 2,
+            context_tokens: 3,
+            hit_tokens: 4,
+        }];
+        Entry { at_us, session: 5, input_tokens: 6, attempt: 1, decision, candidates, outcome: None }
+    }
+
+    const DONE: Outcome = Outcome {
+        status: Some(200),
+        failure: None,
+        cancelled: false,
+        first_byte_us: Some(7),
+        prompt_tokens: None,
+        predicted_tokens: None,
+        cached_tokens: None,
+    };
+
+    #[test]
+    fn the_last_decisions_are_kept_and_no_more() {
+        let mut decisions = Decisions::default();
+        for number in 0..REMEMBERED as u64 + 10 {
+            assert_eq!(decisions.push(entry(number)), number);
+        }
+        decisions.finish(3, DONE);
+        decisions.finish(10, DONE);
+        let records = decisions.records(&["a".into()]);
+        assert_eq!((records.len(), records[0].number, records[0].at_us), (REMEMBERED, 10, 10));
+        assert_eq!((records[0].outcome, records[1].outcome), (Some(DONE), None));
+        assert_eq!((&records[0].backend[..], records[0].candidates[0].score), ("a", Some(1.5)));
+    }
+}

@@ -1,0 +1,449 @@
+//! The router's state: the load, health and presumed cache of every backend, and what was decided. It joins the policy,
+//! the prefix index and the learned token ratio. It takes time as an argument and must never know sockets or HTTP.
+//!
+//! Every assignment is ended exactly once, with how it ended; until then it counts as load.
+
+use crate::decisions::{DecisionRecord, Decisions, Entry, Outcome};
+use crate::generations::Generations;
+use crate::health::{Change, Failure, Health};
+use crate::policy::{Candidate, Policy, Request, View, choose};
+use crate::prefix::{CHUNK_BYTES, Chain, PrefixIndex, Visit};
+use crate::request::PromptKind;
+use crate::stats::{BackendStats, RouterStats};
+use crate::tokens::BytesPerToken;
+use crate::usage::Usage;
+
+/// Chunks remembered per backend: 128 MiB of prompts (about 32 million tokens of text) in about 10 MiB.
+const CHUNKS_PER_BACKEND: usize = 256 * 1024;
+
+/// Sessions whose backend is remembered.
+const SESSIONS: usize = 64 * 1024;
+
+/// A set of backends, one bit each.
+pub type BackendSet = u64;
+
+/// More backends than a [`BackendSet`] has bits cannot be served.
+pub const MAX_BACKENDS: usize = BackendSet::BITS as usize;
+
+/// What routing needs to know of a request.
+#[derive(Debug)]
+pub struct Ask {
+    /// The form of its prompt.
+    pub kind: PromptKind,
+    /// Bytes of the prompt's JSON value.
+    pub prompt_bytes: usize,
+    /// The prompt's chunks.
+    pub chain: Chain,
+    /// Identifies the session.
+    pub session: u64,
+}
+
+/// A request on its way to a backend. To be given back with [`Dispatcher::end`].
+#[derive(Debug)]
+#[must_use = "an assignment that is not ended counts as load for ever"]
+pub struct Assignment {
+    /// Index of the backend.
+    pub backend: usize,
+    decision: u64,
+    assigned_us: u64,
+    first_byte_us: Option<u64>,
+    input_tokens: u64,
+    new_tokens: u64,
+    visit: Visit,
+}
+
+/// How an assignment ended.
+#[derive(Debug, Clone, Copy)]
+pub enum End {
+    /// With a whole answer.
+    Answered {
+        /// Its HTTP status.
+        status: u16,
+        /// What it reported.
+        usage: Option<Usage>,
+    },
+    /// Without one.
+    Failed(Failure),
+    /// The client went away.
+    Cancelled,
+}
+
+/// The state. See the module.
+#[derive(Debug)]
+pub struct Dispatcher {
+    policy: Policy,
+    names: Vec<String>,
+    backends: Vec<Backend>,
+    index: PrefixIndex,
+    bytes_per_token: BytesPerToken,
+    homes: Generations<usize>,
+    decisions: Decisions,
+    turn: u64,
+}
+
+#[derive(Debug)]
+struct Backend {
+    health: Health,
+    in_flight: u32,
+    pending_prefill_tokens: u64,
+    context_tokens: u64,
+    totals: BackendStats,
+}
+
+impl Dispatcher {
+    /// Backends with the given names, all up and idle. At most [`MAX_BACKENDS`] are used.
+    pub fn new(policy: Policy, names: Vec<String>, eject_after: u32) -> Dispatcher {
+        let backends = names.iter().take(MAX_BACKENDS).map(|name| Backend {
+            health: Health::new(eject_after),
+            in_flight: 0,
+            pending_prefill_tokens: 0,
+            context_tokens: 0,
+            totals: BackendStats::new(name),
+        });
+        let backends: Vec<Backend> = backends.collect();
+        Dispatcher {
+            policy,
+            index: PrefixIndex::new(backends.len(), CHUNKS_PER_BACKEND),
+            names,
+            backends,
+            bytes_per_token: BytesPerToken::default(),
+            homes: Generations::new(SESSIONS),
+            decisions: Decisions::default(),
+            turn: 0,
+        }
+    }
+
+    /// Chooses a backend that is up and not in `tried`, and counts the request as its load. `None`: there is none.
+    pub fn assign(&mut self, now_us: u64, ask: &Ask, tried: BackendSet) -> Option<Assignment> {
+        let input_tokens = self.bytes_per_token.estimate(ask.kind, ask.prompt_bytes);
+        let candidates = self.candidates(ask, input_tokens, tried);
+        let view = View { candidates: &candidates, turn: self.turn };
+        let request = Request { input_tokens, home: self.homes.get(ask.session) };
+        let decision = choose(self.policy, &view, &request)?;
+        let chosen = decision.chosen;
+        let new_tokens = input_tokens.saturating_sub(candidates[chosen].hit_tokens).max(1);
+        self.turn += 1;
+        self.homes.insert(ask.session, chosen);
+        let backend = &mut self.backends[chosen];
+        backend.in_flight += 1;
+        backend.pending_prefill_tokens += new_tokens;
+        backend.context_tokens += input_tokens;
+        let attempt = tried.count_ones() + 1;
+        let session = ask.session;
+        let entry =
+            Entry { at_us: now_us, session, input_tokens, attempt, decision, candidates, outcome: None };
+        Some(Assignment {
+            backend: chosen,
+            decision: self.decisions.push(entry),
+            assigned_us: now_us,
+            first_byte_us: None,
+            input_tokens,
+            new_tokens,
+            visit: self.index.visit(chosen, &ask.chain),
+        })
+    }
+
+    fn candidates(&self, ask: &Ask, input_tokens: u64, tried: BackendSet) -> Vec<Candidate> {
+        let tokens_per_chunk = CHUNK_BYTES as f64 / self.bytes_per_token.ratio(ask.kind);
+        let candidate = |(index, backend): (usize, &Backend)| {
+            let hit_chunks = self.index.hit_chunks(index, &ask.chain);
+            Candidate {
+                eligible: backend.health.is_up() && tried & (1 << index) == 0,
+                in_flight: backend.in_flight,
+                pending_prefill_tokens: backend.pending_prefill_tokens,
+                context_tokens: backend.context_tokens,
+                hit_tokens: ((hit_chunks as f64 * tokens_per_chunk) as u64).min(input_tokens),
+            }
+        };
+        self.backends.iter().enumerate().map(candidate).collect()
+    }
+
+    /// The first byte of the answer's body has come: its prompt is computed.
+    pub fn first_byte(&mut self, now_us: u64, assignment: &mut Assignment) {
+        if assignment.first_byte_us.is_some() {
+            return;
+        }
+        let waited_us = now_us.saturating_sub(assignment.assigned_us);
+        assignment.first_byte_us = Some(waited_us);
+        let backend = &mut self.backends[assignment.backend];
+        backend.pending_prefill_tokens -= assignment.new_tokens;
+        backend.totals.first_byte_seconds.observe(waited_us as f64 / 1e6);
+    }
+
+    /// Ends an assignment: its load is gone, and what its end teaches is learned.
+    pub fn end(&mut self, ask: &Ask, assignment: Assignment, end: End) -> Option<Change> {
+        let index = assignment.backend;
+        let backend = &mut self.backends[index];
+        backend.in_flight -= 1;
+        backend.context_tokens -= assignment.input_tokens;
+        if assignment.first_byte_us.is_none() {
+            backend.pending_prefill_tokens -= assignment.new_tokens;
+        }
+        let mut outcome = Outcome {
+            status: None,
+            failure: None,
+            cancelled: false,
+            first_byte_us: assignment.first_byte_us,
+            prompt_tokens: None,
+            predicted_tokens: None,
+            cached_tokens: None,
+        };
+        let mut change = None;
+        let mut cached_bytes = None;
+        match end {
+            End::Answered { status, usage } => {
+                backend.health.answered();
+                backend.totals.answered += 1;
+                outcome.status = Some(status);
+                if let Some(usage) = usage {
+                    cached_bytes =
+                        learn(&mut self.bytes_per_token, backend, ask, &assignment, usage, &mut outcome);
+                }
+            }
+            End::Failed(failure) => {
+                backend.totals.count_failure(failure);
+                outcome.failure = Some(failure);
+                change = backend.health.failed(failure);
+            }
+            End::Cancelled => {
+                backend.totals.cancelled += 1;
+                outcome.cancelled = true;
+            }
+        }
+        if assignment.first_byte_us.is_some() {
+            self.index.settle(assignment.visit, cached_bytes);
+        } else {
+            self.index.abandon(assignment.visit, &ask.chain);
+        }
+        self.decisions.finish(assignment.decision, outcome);
+        self.apply(index, change)
+    }
+
+    /// A probe of a backend ended.
+    pub fn probed(&mut self, backend: usize, result: Result<(), Failure>) -> Option<Change> {
+        let health = &mut self.backends[backend].health;
+        let change = match result {
+            Ok(()) => health.probe_answered(),
+            Err(failure) => health.probe_failed(failure),
+        };
+        self.apply(backend, change)
+    }
+
+    fn apply(&mut self, backend: usize, change: Option<Change>) -> Option<Change> {
+        if let Some(Change::Ejected { gone }) = change {
+            self.backends[backend].totals.ejections += 1;
+            if gone {
+                self.index.forget(backend);
+            }
+        }
+        change
+    }
+
+    /// Is a backend in use?
+    pub fn is_up(&self, backend: usize) -> bool {
+        self.backends[backend].health.is_up()
+    }
+
+    /// The state as numbers.
+    pub fn stats(&self) -> RouterStats {
+        let backends = self.backends.iter().enumerate().map(|(index, backend)| BackendStats {
+            up: backend.health.is_up(),
+            in_flight: backend.in_flight,
+            pending_prefill_tokens: backend.pending_prefill_tokens,
+            context_tokens: backend.context_tokens,
+            index_chunks: self.index.len(index),
+            ..backend.totals.clone()
+        });
+        RouterStats { policy: self.policy.name(), decisions: self.turn, backends: backends.collect() }
+    }
+
+    /// The last decisions, oldest first.
+    pub fn decisions(&self) -> Vec<DecisionRecord> {
+        self.decisions.records(&self.names)
+    }
+}
+
+/// Learns from the usage of an answered request, and returns how many bytes of the prompt were cached.
+fn learn(
+    ratio: &mut BytesPerToken,
+    backend: &mut Backend,
+    ask: &Ask,
+    assignment: &Assignment,
+    usage: Usage,
+    outcome: &mut Outcome,
+) -> Option<usize> {
+    ratio.learn(ask.kind, ask.prompt_bytes, usage.prompt_tokens);
+    outcome.prompt_tokens = Some(usage.prompt_tokens);
+    let cached_tokens = usage.cached_tokens?;
+    // This answer's own ratio, so that a wrong guess of the prompt's length is not taken for a wrong hit.
+    let bytes_per_token = ask.prompt_bytes as f64 / usage.prompt_tokens.max(1) as f64;
+    let predicted_bytes = assignment.visit.predicted_chunks() * CHUNK_BYTES;
+    let predicted_tokens = (predicted_bytes as f64 / bytes_per_token.max(f64::MIN_POSITIVE)) as u64;
+    outcome.predicted_tokens = Some(predicted_tokens);
+    outcome.cached_tokens = Some(cached_tokens);
+    let totals = &mut backend.totals;
+    totals.prompt_tokens += usage.prompt_tokens;
+    totals.cached_tokens += cached_tokens;
+    totals.predicted_tokens += predicted_tokens;
+    totals.over_predicted_tokens += predicted_tokens.saturating_sub(cached_tokens);
+    totals.under_predicted_tokens += cached_tokens.saturating_sub(predicted_tokens);
+    Some((cached_tokens as f64 * bytes_per_token) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ask(session: u64, bytes: usize) -> Ask {
+        let prompt = vec![session as u8; bytes];
+        let chain = Chain::new(1, &prompt);
+        Ask { kind: PromptKind::Text, prompt_bytes: bytes, chain, session }
+    }
+
+    fn two(policy: Policy) -> Dispatcher {
+        Dispatcher::new(policy, vec!["a".into(), "b".into()], 3)
+    }
+
+    fn answered(prompt_tokens: u64, cached_tokens: u64) -> End {
+        let usage = Usage { prompt_tokens, completion_tokens: 1, cached_tokens: Some(cached_tokens) };
+        End::Answered { status: 200, usage: Some(usage) }
+    }
+
+    #[test]
+    fn a_session_returns_to_the_backend_that_holds_its_prefix() {
+        for policy in [Policy::SessionSticky, Policy::Linear, Policy::Lmetric, Policy::Lpwl] {
+            let mut dispatcher = two(policy);
+            let mut homes = Vec::new();
+            for turn in 0..4 {
+                for session in [1, 2] {
+                    let ask = ask(session, 40_000 + 4_000 * turn);
+                    let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
+                    dispatcher.first_byte(5, &mut assignment);
+                    homes.push(assignment.backend);
+                    dispatcher.end(&ask, assignment, End::Answered { status: 200, usage: None });
+                }
+            }
+            assert!(homes.chunks(2).all(|pair| pair == &homes[..2]), "{policy}: {homes:?}");
+        }
+    }
+
+    #[test]
+    fn pending_tokens_are_released_at_the_first_byte_and_load_at_the_end() {
+        let mut dispatcher = two(Policy::Lpwl);
+        let ask = ask(1, 4_000);
+        let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
+        let index = assignment.backend;
+        let load = |dispatcher: &Dispatcher| {
+            let backend = &dispatcher.stats().backends[index];
+            (backend.in_flight, backend.pending_prefill_tokens, backend.context_tokens)
+        };
+        assert_eq!(load(&dispatcher), (1, 1_000, 1_000));
+        dispatcher.first_byte(10, &mut assignment);
+        dispatcher.first_byte(20, &mut assignment);
+        assert_eq!(load(&dispatcher), (1, 0, 1_000));
+        dispatcher.end(&ask, assignment, End::Cancelled);
+        assert_eq!(load(&dispatcher), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_backend_that_was_tried_is_not_tried_again_and_none_left_is_none() {
+        let mut dispatcher = two(Policy::RoundRobin);
+        let ask = ask(1, 100);
+        let first = dispatcher.assign(0, &ask, 0).unwrap();
+        let second = dispatcher.assign(0, &ask, 1 << first.backend).unwrap();
+        assert_ne!(first.backend, second.backend);
+        assert!(dispatcher.assign(0, &ask, 0b11).is_none());
+        for assignment in [first, second] {
+            dispatcher.end(&ask, assignment, End::Failed(Failure::Refused));
+        }
+        assert!(dispatcher.assign(0, &ask, 0).is_none(), "both are ejected");
+        assert_eq!(dispatcher.probed(1, Ok(())), Some(Change::Readmitted));
+        let third = dispatcher.assign(0, &ask, 0).unwrap();
+        assert_eq!(third.backend, 1);
+        dispatcher.end(&ask, third, End::Cancelled);
+    }
+
+    #[test]
+    fn the_prediction_error_is_counted_and_falls_after_correction() {
+        let mut dispatcher = Dispatcher::new(Policy::Lpwl, vec!["a".into()], 3);
+        let mut over = Vec::new();
+        for turn in 0..12_usize {
+            let before = dispatcher.stats().backends[0].over_predicted_tokens;
+            for session in 1..4 {
+                let ask = ask(session, 40_000 + 2_000 * turn);
+                let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
+                dispatcher.first_byte(1, &mut assignment);
+                // An engine that never has anything cached.
+                dispatcher.end(&ask, assignment, answered(10_000 + 500 * turn as u64, 0));
+            }
+            over.push(dispatcher.stats().backends[0].over_predicted_tokens - before);
+        }
+        assert!(over[1] > 10_000, "{over:?}");
+        assert!(over[6..].iter().all(|&tokens| tokens < over[1] / 20), "{over:?}");
+        let record = dispatcher.decisions().pop().unwrap();
+        let outcome = record.outcome.unwrap();
+        assert_eq!((outcome.cached_tokens, outcome.prompt_tokens), (Some(0), Some(15_500)));
+    }
+
+    #[test]
+    fn a_restarted_backend_is_not_believed_to_hold_anything() {
+        let mut dispatcher = two(Policy::Lpwl);
+        let ask = ask(1, 40_000);
+        let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
+        let home = assignment.backend;
+        dispatcher.first_byte(1, &mut assignment);
+        dispatcher.end(&ask, assignment, End::Answered { status: 200, usage: None });
+        assert!(dispatcher.stats().backends[home].index_chunks > 0);
+        assert_eq!(dispatcher.probed(home, Err(Failure::Refused)), Some(Change::Ejected { gone: true }));
+        assert_eq!(dispatcher.stats().backends[home].index_chunks, 0);
+    }
+
+    proptest! {
+        #[test]
+        fn load_is_never_lost_nor_left_behind(
+            steps in prop::collection::vec((0..4_u8, 0..9_000_usize, 0..5_u8), 0..120),
+            policy in prop::sample::select(Policy::ALL.to_vec()),
+        ) {
+            let names = (0..3).map(|index| index.to_string()).collect();
+            let mut dispatcher = Dispatcher::new(policy, names, 2);
+            let mut under_way: Vec<(Ask, Assignment)> = Vec::new();
+            for (action, bytes, detail) in steps {
+                match action {
+                    0 | 1 => {
+                        let ask = ask(u64::from(detail), bytes);
+                        if let Some(assignment) = dispatcher.assign(0, &ask, u64::from(detail) & 0b11) {
+                            prop_assert!(dispatcher.is_up(assignment.backend));
+                            under_way.push((ask, assignment));
+                        }
+                    }
+                    2 if !under_way.is_empty() => {
+                        let place = bytes % under_way.len();
+                        dispatcher.first_byte(9, &mut under_way[place].1);
+                    }
+                    _ if !under_way.is_empty() => {
+                        let (ask, assignment) = under_way.swap_remove(bytes % under_way.len());
+                        let end = match detail {
+                            0 => End::Cancelled,
+                            1 => End::Failed(Failure::Closed),
+                            2 => End::Answered { status: 200, usage: None },
+                            _ => answered(bytes as u64, u64::from(detail)),
+                        };
+                        dispatcher.end(&ask, assignment, end);
+                    }
+                    _ => {
+                        dispatcher.probed(bytes % 3, Ok(()));
+                    }
+                }
+                let in_flight: u32 = dispatcher.stats().backends.iter().map(|backend| backend.in_flight).sum();
+                prop_assert_eq!(in_flight as usize, under_way.len());
+            }
+            for (ask, assignment) in under_way {
+                dispatcher.end(&ask, assignment, End::Cancelled);
+            }
+            for backend in dispatcher.stats().backends {
+                prop_assert_eq!((backend.in_flight, backend.pending_prefill_tokens, backend.context_tokens), (0, 0, 0));
+            }
+        }
+    }
+}

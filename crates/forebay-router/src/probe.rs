@@ -1,0 +1,67 @@
+//! Asks backends whether they are well. It knows one GET on a fresh connection, so that a process that accepts nothing
+//! any more is found out; it must never know what follows from the answer.
+
+use crate::config::{Limits, Target};
+use crate::health::Failure;
+use crate::shared::Shared;
+use crate::upstream::{Pieces, Pool, Upstream};
+use bytes::{Bytes, BytesMut};
+use http::{HeaderValue, Request, StatusCode, Uri, header};
+use std::future::poll_fn;
+use std::sync::Arc;
+
+/// Answers to a GET are read up to this size.
+const MAX_ANSWER_BYTES: usize = 1024 * 1024;
+
+/// An answer that has been read.
+#[derive(Debug)]
+pub struct Small {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its body.
+    pub body: Bytes,
+}
+
+/// Gets a small document from a backend within `limits.probe_timeout`.
+pub async fn get(target: &Target, path: &'static str, limits: &Limits) -> Result<Small, Failure> {
+    let exchange = async {
+        let upstream = Upstream::connect(target, limits).await?;
+        let mut request = Request::new(Pieces::default());
+        *request.uri_mut() = Uri::from_static(path);
+        request.headers_mut().insert(header::HOST, target.host.clone());
+        request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        let (head, mut answer) = upstream.exchange(request).await?.into_parts();
+        let mut body = BytesMut::new();
+        while let Some(bytes) = poll_fn(|context| answer.poll_bytes(context)).await {
+            body.extend_from_slice(&bytes?);
+            if body.len() > MAX_ANSWER_BYTES {
+                return Err(Failure::Garbage);
+            }
+        }
+        Ok(Small { status: head.status, body: body.freeze() })
+    };
+    tokio::time::timeout(limits.probe_timeout, exchange).await.unwrap_or(Err(Failure::FirstByteTimeout))
+}
+
+/// Probes one backend for ever. An answer below 500 counts as well: an engine that knows no `/health` is alive.
+pub async fn watch(shared: Arc<Shared>, backend: usize) {
+    let limits = &shared.limits;
+    loop {
+        let result = match get(&shared.targets[backend], "/health", limits).await {
+            Ok(answer) if answer.status.is_server_error() => Err(Failure::Unavailable),
+            Ok(_) => Ok(()),
+            Err(failure) => Err(failure),
+        };
+        let well = result.is_ok();
+        shared.probed(backend, result);
+        tokio::time::sleep(if well { limits.probe_interval } else { limits.reprobe_interval }).await;
+    }
+}
+
+/// Drops idle connections that backends have closed, for ever.
+pub async fn sweep(pool: Arc<Pool>, limits: Limits) {
+    loop {
+        tokio::time::sleep(limits.probe_interval).await;
+        pool.sweep();
+    }
+}

@@ -1,0 +1,231 @@
+//! The body of an answer on its way to the client. It knows the upstream answer, its deadlines and the usage in it, and
+//! tells the flight how it ended; it must never know how the backend was chosen.
+
+use crate::dispatcher::End;
+use crate::health::Failure;
+use crate::respond::Refusal;
+use crate::shared::{Flight, Permit};
+use crate::sse::UsageTap;
+use crate::upstream::{Answer, Pool};
+use crate::usage::{self, Usage};
+use bytes::{Bytes, BytesMut};
+use http::StatusCode;
+use http_body::{Body, Frame, SizeHint};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::time::{Instant, Sleep};
+
+/// Answers that are no stream are searched for usage up to this size.
+const MAX_READ_ANSWER_BYTES: usize = 1024 * 1024;
+
+/// A body for the client.
+#[derive(Debug)]
+pub enum Reply {
+    /// The router's own.
+    Whole(Option<Bytes>),
+    /// A backend's.
+    Relayed(Box<Relay>),
+}
+
+impl Reply {
+    /// The router's own answer.
+    pub fn whole(bytes: Bytes) -> Reply {
+        Reply::Whole((!bytes.is_empty()).then_some(bytes))
+    }
+}
+
+/// The answer broke off: the client's connection is closed, so that it cannot be taken for whole.
+#[derive(Debug, thiserror::Error)]
+#[error("the backend's answer broke off")]
+pub struct BrokeOff;
+
+impl Body for Reply {
+    type Data = Bytes;
+    type Error = BrokeOff;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context,
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokeOff>>> {
+        match self.get_mut() {
+            Reply::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Reply::Relayed(relay) => {
+                relay.poll(context).map(|piece| piece.map(|bytes| bytes.map(Frame::data)))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Reply::Whole(None))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Reply::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Reply::Relayed(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// Finds the usage in what passes.
+#[derive(Debug)]
+pub enum Reader {
+    /// A stream of events.
+    Events(UsageTap),
+    /// One JSON document, as far as it was kept.
+    Document(BytesMut),
+}
+
+impl Reader {
+    fn pass(&mut self, bytes: Bytes) -> Bytes {
+        match self {
+            Reader::Events(tap) => tap.pass(bytes),
+            Reader::Document(document) => {
+                if document.len() + bytes.len() <= MAX_READ_ANSWER_BYTES {
+                    document.extend_from_slice(&bytes);
+                }
+                bytes
+            }
+        }
+    }
+
+    fn finish(&mut self) -> Bytes {
+        match self {
+            Reader::Events(tap) => tap.finish(),
+            Reader::Document(_) => Bytes::new(),
+        }
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        match self {
+            Reader::Events(tap) => tap.usage(),
+            Reader::Document(document) => usage::read(document)?.usage,
+        }
+    }
+}
+
+/// An answer under way.
+#[derive(Debug)]
+pub struct Relay {
+    state: State,
+    parts: Parts,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Passing,
+    /// The failure was written; the next poll lets it reach the socket before the connection is closed.
+    Told,
+    Closing,
+    Ended,
+}
+
+/// What a relay works with.
+#[derive(Debug)]
+pub struct Parts {
+    /// The bytes that have come already; `None` if the answer is empty.
+    pub first: Option<Bytes>,
+    /// The rest; gone when it has ended.
+    pub answer: Option<Answer>,
+    /// How usage is found in it.
+    pub reader: Reader,
+    /// Its status.
+    pub status: StatusCode,
+    /// The request's flight.
+    pub flight: Flight,
+    /// Where the connection goes at the end.
+    pub pool: Arc<Pool>,
+    /// A timer to use.
+    pub deadline: Pin<Box<Sleep>>,
+    /// How long it may wait between two pieces.
+    pub progress: Duration,
+    /// The request's right to be under way.
+    pub _permit: Permit,
+}
+
+impl Relay {
+    /// Starts to pass an answer on.
+    pub fn start(mut parts: Parts) -> Reply {
+        parts.deadline.as_mut().reset(Instant::now() + parts.progress);
+        Reply::Relayed(Box::new(Relay { state: State::Passing, parts }))
+    }
+
+    fn poll(&mut self, context: &mut Context) -> Poll<Option<Result<Bytes, BrokeOff>>> {
+        match self.state {
+            State::Passing => self.poll_passing(context),
+            State::Told => {
+                self.state = State::Closing;
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            State::Closing => {
+                self.state = State::Ended;
+                Poll::Ready(Some(Err(BrokeOff)))
+            }
+            State::Ended => Poll::Ready(None),
+        }
+    }
+
+    fn poll_passing(&mut self, context: &mut Context) -> Poll<Option<Result<Bytes, BrokeOff>>> {
+        loop {
+            let piece = match ready!(self.poll_piece(context)) {
+                Some(Ok(bytes)) => self.parts.reader.pass(bytes),
+                Some(Err(failure)) => return Poll::Ready(Some(self.fail(failure))),
+                None => {
+                    let rest = self.finish();
+                    return Poll::Ready((!rest.is_empty()).then_some(Ok(rest)));
+                }
+            };
+            if !piece.is_empty() {
+                return Poll::Ready(Some(Ok(piece)));
+            }
+        }
+    }
+
+    /// The next bytes as they come from the backend, in time.
+    fn poll_piece(&mut self, context: &mut Context) -> Poll<Option<Result<Bytes, Failure>>> {
+        if let Some(first) = self.parts.first.take() {
+            return Poll::Ready(Some(Ok(first)));
+        }
+        let Some(answer) = &mut self.parts.answer else { return Poll::Ready(None) };
+        if let Poll::Ready(piece) = answer.poll_bytes(context) {
+            self.parts.deadline.as_mut().reset(Instant::now() + self.parts.progress);
+            return Poll::Ready(piece);
+        }
+        ready!(self.parts.deadline.as_mut().poll(context));
+        Poll::Ready(Some(Err(Failure::ProgressTimeout)))
+    }
+
+    /// The answer is whole.
+    fn finish(&mut self) -> Bytes {
+        self.state = State::Ended;
+        let rest = self.parts.reader.finish();
+        let usage = self.parts.reader.usage();
+        self.parts.flight.end(End::Answered { status: self.parts.status.as_u16(), usage });
+        if let Some(upstream) = self.parts.answer.take().and_then(Answer::into_idle) {
+            self.parts.pool.put(self.parts.flight.backend, upstream);
+        }
+        rest
+    }
+
+    /// The answer is not whole. A stream says why before it breaks off; a document just breaks off.
+    fn fail(&mut self, failure: Failure) -> Result<Bytes, BrokeOff> {
+        self.parts.flight.end(End::Failed(failure));
+        self.parts.answer = None;
+        let Reader::Events(_) = self.parts.reader else {
+            self.state = State::Ended;
+            return Err(BrokeOff);
+        };
+        self.state = State::Told;
+        let message = match failure {
+            Failure::ProgressTimeout => {
+                format!("the engine sent nothing for {} s", self.parts.progress.as_secs_f64())
+            }
+            _ => "the engine's answer broke off".to_owned(),
+        };
+        let error = Refusal::of_service(StatusCode::BAD_GATEWAY, message).json();
+        Ok([b"data: ", &error[..], b"\n\n"].concat().into())
+    }
+}

@@ -1,0 +1,202 @@
+//! A router as threads: each accepts from the one listening socket and serves its connections on a runtime of its own,
+//! so that a request never changes threads. It knows threads, accepting and shutting down; what is done with a request
+//! is the proxy's business.
+
+use crate::config::{ConfigError, RouterConfig};
+use crate::decisions::DecisionRecord;
+use crate::probe;
+use crate::proxy::{self, Worker};
+use crate::shared::Shared;
+use crate::stall::StallGuard;
+use crate::stats::RouterStats;
+use crate::upstream::Pool;
+use http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::pin::pin;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+
+/// A client connection without a request is closed after this time.
+const IDLE_CLIENT: Duration = Duration::from_secs(75);
+
+/// After an error of `accept` (no more file descriptors, say) the next is tried after this time.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Why a router did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A value that is not allowed.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The address cannot be listened on.
+    #[error("listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A thread or its runtime could not be made.
+    #[error("start a thread: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// Starts routers.
+#[derive(Debug)]
+pub struct Router;
+
+/// A running router. Dropping it stops it without waiting for requests under way.
+#[derive(Debug)]
+pub struct RouterHandle {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    stop: watch::Sender<bool>,
+    threads: Vec<(JoinHandle<()>, oneshot::Receiver<()>)>,
+}
+
+impl Router {
+    /// Starts a router on threads of its own. Needs no runtime.
+    ///
+    /// ```
+    /// use forebay_router::{Backend, Policy, Router, RouterConfig};
+    ///
+    /// let engine = Backend { name: "engine-0".into(), url: "http://127.0.0.1:8000".into() };
+    /// let router = Router::spawn(RouterConfig::new(([127, 0, 0, 1], 0).into(), vec![engine], Policy::Lpwl))?;
+    /// assert_ne!(router.addr().port(), 0);
+    /// # Ok::<(), forebay_router::StartError>(())
+    /// ```
+    pub fn spawn(config: RouterConfig) -> Result<RouterHandle, StartError> {
+        let targets = config.check()?;
+        let address = config.listen;
+        let listen = |source| StartError::Listen { address, source };
+        let listener = StdListener::bind(address).map_err(listen)?;
+        listener.set_nonblocking(true).map_err(listen)?;
+        let addr = listener.local_addr().map_err(listen)?;
+        let shared = Shared::new(config.policy, targets, config.limits);
+        let (stop, stopped) = watch::channel(false);
+        let mut threads = Vec::new();
+        for number in 0..config.threads {
+            let listener = listener.try_clone().map_err(listen)?;
+            let (shared, stopped) = (shared.clone(), stopped.clone());
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map_err(StartError::Thread)?;
+            let (done, ended) = oneshot::channel();
+            let run = move || {
+                runtime.block_on(run_thread(listener, shared, stopped, number == 0));
+                drop(done);
+            };
+            let name = format!("route-{number}");
+            let thread = std::thread::Builder::new().name(name).spawn(run).map_err(StartError::Thread)?;
+            threads.push((thread, ended));
+        }
+        Ok(RouterHandle { addr, shared, stop, threads })
+    }
+}
+
+impl RouterHandle {
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Its figures.
+    pub fn stats(&self) -> RouterStats {
+        self.shared.stats()
+    }
+
+    /// Why each of the last requests went where it went, oldest first.
+    pub fn decisions(&self) -> Vec<DecisionRecord> {
+        self.shared.decisions()
+    }
+
+    /// Stops accepting, lets requests under way end for at most `limits.drain`, and returns when all threads have
+    /// ended.
+    pub async fn shutdown(mut self) {
+        self.stop.send_replace(true);
+        for (thread, ended) in self.threads.drain(..) {
+            // Resolves, with an error, when the thread drops its end; after that joining does not wait.
+            let _ = ended.await;
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for RouterHandle {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+    }
+}
+
+async fn run_thread(
+    listener: StdListener,
+    shared: Arc<Shared>,
+    mut stopped: watch::Receiver<bool>,
+    probes: bool,
+) {
+    let Ok(listener) = TcpListener::from_std(listener) else { return };
+    let pool = Arc::new(Pool::new(shared.targets.len(), shared.limits.max_idle_connections));
+    let worker = Arc::new(Worker { shared: shared.clone(), pool: pool.clone() });
+    if probes {
+        for backend in 0..shared.targets.len() {
+            tokio::spawn(probe::watch(shared.clone(), backend));
+        }
+    }
+    tokio::spawn(probe::sweep(pool, shared.limits.clone()));
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if connections.len() < shared.limits.max_connections => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(serve(worker.clone(), stream, stopped.clone()));
+                }
+                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+            },
+            Some(_) = connections.join_next() => {}
+            _ = stopped.changed() => break,
+        }
+    }
+    drop(listener);
+    let drained = async { while connections.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(shared.limits.drain, drained).await;
+}
+
+/// Serves one client connection until either side has had enough.
+async fn serve(worker: Arc<Worker>, stream: TcpStream, mut stopped: watch::Receiver<bool>) {
+    // Without it the end of a small answer waits for the client's delayed acknowledgement, 40 ms and more.
+    if stream.set_nodelay(true).is_err() {
+        return;
+    }
+    let io = TokioIo::new(StallGuard::new(stream, worker.shared.limits.client_stall));
+    let service = service_fn(move |request: Request<Incoming>| {
+        let answer = proxy::answer(worker.clone(), request);
+        async move { Ok::<_, Infallible>(answer.await) }
+    });
+    let mut connection = pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(IDLE_CLIENT)
+            .serve_connection(io, service)
+    );
+    let ended = tokio::select! {
+        biased;
+        ended = connection.as_mut() => ended,
+        _ = stopped.changed() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    // A broken client connection concerns nobody else: what it meant for its request is recorded there.
+    drop(ended);
+}

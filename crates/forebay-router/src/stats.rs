@@ -1,0 +1,104 @@
+//! The router's figures as plain values. It knows what is counted and in which units; it must never know who counts or
+//! how the figures are shown.
+
+use crate::health::Failure;
+use serde::Serialize;
+
+/// Everything at one moment.
+#[derive(Debug, Clone, Serialize)]
+pub struct RouterStats {
+    /// Name of the policy.
+    pub policy: &'static str,
+    /// Decisions made.
+    pub decisions: u64,
+    /// One entry per backend, in the order they were given.
+    pub backends: Vec<BackendStats>,
+}
+
+/// One backend at one moment, and its totals since the start. Tokens in flight are estimates, totals of tokens are as
+/// the engines counted them.
+#[derive(Debug, Clone, Serialize)]
+pub struct BackendStats {
+    /// Its name.
+    pub name: String,
+    /// May it be used?
+    pub up: bool,
+    /// Requests in flight.
+    pub in_flight: u32,
+    /// Prompt tokens that it has yet to compute.
+    pub pending_prefill_tokens: u64,
+    /// Prompt tokens of its requests in flight.
+    pub context_tokens: u64,
+    /// Prompt chunks that the router remembers of it.
+    pub index_chunks: usize,
+    /// Requests that it answered to the end.
+    pub answered: u64,
+    /// Requests whose client went away.
+    pub cancelled: u64,
+    /// Attempts that failed, in the order of [`Failure::ALL`].
+    pub failures: [u64; Failure::ALL.len()],
+    /// How often it was taken out of use.
+    pub ejections: u64,
+    /// Tokens of answered prompts, where the answer reported what was cached.
+    pub prompt_tokens: u64,
+    /// How many of them it had cached.
+    pub cached_tokens: u64,
+    /// How many of them the router believed that it had cached.
+    pub predicted_tokens: u64,
+    /// Predicted and not cached, summed over requests.
+    pub over_predicted_tokens: u64,
+    /// Cached and not predicted, summed over requests.
+    pub under_predicted_tokens: u64,
+    /// From the decision to the first byte of the answer.
+    pub first_byte_seconds: Histogram,
+}
+
+impl BackendStats {
+    /// No events yet.
+    pub fn new(name: &str) -> BackendStats {
+        BackendStats {
+            name: name.to_owned(),
+            up: true,
+            in_flight: 0,
+            pending_prefill_tokens: 0,
+            context_tokens: 0,
+            index_chunks: 0,
+            answered: 0,
+            cancelled: 0,
+            failures: [0; Failure::ALL.len()],
+            ejections: 0,
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            predicted_tokens: 0,
+            over_predicted_tokens: 0,
+            under_predicted_tokens: 0,
+            first_byte_seconds: Histogram::default(),
+        }
+    }
+
+    /// Counts a failed attempt.
+    pub fn count_failure(&mut self, failure: Failure) {
+        self.failures[failure as usize] += 1;
+    }
+}
+
+/// Upper bounds of the histogram's buckets: from a warm hit on an idle engine to a cold 100 k prompt behind a queue.
+pub const BOUNDS_SECONDS: [f64; 12] = [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+
+/// Counts of durations by [`BOUNDS_SECONDS`].
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Histogram {
+    /// Durations at most as long as the bound, not counting those of the bounds before; the last entry has the rest.
+    pub buckets: [u64; BOUNDS_SECONDS.len() + 1],
+    /// Sum of all durations.
+    pub sum: f64,
+}
+
+impl Histogram {
+    /// Counts one duration.
+    pub fn observe(&mut self, seconds: f64) {
+        let bucket = BOUNDS_SECONDS.iter().position(|&bound| seconds <= bound);
+        self.buckets[bucket.unwrap_or(BOUNDS_SECONDS.len())] += 1;
+        self.sum += seconds;
+    }
+}

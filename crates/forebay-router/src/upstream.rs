@@ -1,0 +1,241 @@
+//! Connections to backends: one HTTP/1.1 exchange at a time, reused when it ended well. It knows sockets and messages;
+//! it must never know why a request goes to this backend or what becomes of a failure.
+//!
+//! A connection is driven by whoever waits for its answer, not by a task of its own: an answer's bytes reach the client
+//! with one wake-up instead of two.
+
+use crate::config::{Limits, Target};
+use crate::health::Failure;
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+use tokio::net::TcpStream;
+
+/// Answers are handed on in pieces of at most about this size.
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// A request's body: up to three pieces, so that a change in the middle copies nothing.
+#[derive(Debug, Clone, Default)]
+pub struct Pieces {
+    pieces: [Bytes; 3],
+}
+
+impl Pieces {
+    /// A body of three parts; empty ones are skipped.
+    pub fn new(pieces: [Bytes; 3]) -> Pieces {
+        Pieces { pieces }
+    }
+}
+
+impl Body for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let next = self.pieces.iter_mut().find(|piece| !piece.is_empty()).map(std::mem::take);
+        Poll::Ready(next.map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.pieces.iter().all(Bytes::is_empty)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.pieces.iter().map(|piece| piece.len() as u64).sum())
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Upstream {
+    sender: http1::SendRequest<Pieces>,
+    connection: http1::Connection<TokioIo<TcpStream>, Pieces>,
+    /// The connection's future has ended and must not be polled again.
+    ended: bool,
+}
+
+impl Upstream {
+    /// Connects within `limits.connect`.
+    pub async fn connect(target: &Target, limits: &Limits) -> Result<Upstream, Failure> {
+        let connecting = TcpStream::connect(&target.authority);
+        let stream = match tokio::time::timeout(limits.connect, connecting).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                return Err(Failure::Refused);
+            }
+            Ok(Err(_)) | Err(_) => return Err(Failure::Unreachable),
+        };
+        stream.set_nodelay(true).map_err(|_| Failure::Unreachable)?;
+        let (sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|_| Failure::Unreachable)?;
+        Ok(Upstream { sender, connection, ended: false })
+    }
+
+    /// Sends a request and waits for the head of its answer. Dropping the future leaves the connection unusable.
+    pub async fn exchange(mut self, request: Request<Pieces>) -> Result<Response<Answer>, Failure> {
+        let sent = self.sender.send_request(request);
+        let mut sent = pin!(sent);
+        let head = poll_fn(|context| {
+            if let Poll::Ready(head) = sent.as_mut().poll(context) {
+                return Poll::Ready(head);
+            }
+            self.drive(context);
+            sent.as_mut().poll(context)
+        });
+        let head =
+            head.await.map_err(|error| if error.is_parse() { Failure::Garbage } else { Failure::Closed })?;
+        Ok(head.map(|body| Answer { body, upstream: Some(self), broken: None }))
+    }
+
+    /// Lets the connection read and write what it can.
+    fn drive(&mut self, context: &mut Context) {
+        // An error also reaches whoever waits for the head or the body.
+        if !self.ended && Pin::new(&mut self.connection).poll(context).is_ready() {
+            self.ended = true;
+        }
+    }
+
+    /// Can it take a request? Notices when the backend has closed it.
+    fn is_usable(&mut self) -> bool {
+        self.drive(&mut Context::from_waker(Waker::noop()));
+        !self.ended && self.sender.is_ready()
+    }
+}
+
+/// The body of an answer.
+#[derive(Debug)]
+pub struct Answer {
+    body: Incoming,
+    /// Gone once the answer has ended.
+    upstream: Option<Upstream>,
+    /// A failure that came together with bytes, which go first.
+    broken: Option<Failure>,
+}
+
+impl Answer {
+    /// The bytes that have arrived, as one piece; `None` at the end.
+    pub fn poll_bytes(&mut self, context: &mut Context) -> Poll<Option<Result<Bytes, Failure>>> {
+        if let Some(failure) = self.broken.take() {
+            return Poll::Ready(Some(Err(failure)));
+        }
+        let mut arrived = Arrived::default();
+        let mut driven = false;
+        while arrived.len() < PIECE_BYTES {
+            match Pin::new(&mut self.body).poll_frame(context) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    driven = false;
+                    if let Ok(bytes) = frame.into_data() {
+                        arrived.push(bytes);
+                    }
+                }
+                Poll::Ready(Some(Err(_))) => {
+                    self.broken = Some(Failure::BrokenOff);
+                    break;
+                }
+                Poll::Ready(None) if arrived.len() == 0 => return Poll::Ready(None),
+                Poll::Ready(None) => break,
+                Poll::Pending if driven => break,
+                Poll::Pending => {
+                    driven = true;
+                    if let Some(upstream) = &mut self.upstream {
+                        upstream.drive(context);
+                    }
+                }
+            }
+        }
+        match arrived.take() {
+            Some(bytes) => Poll::Ready(Some(Ok(bytes))),
+            None => self.broken.take().map_or(Poll::Pending, |failure| Poll::Ready(Some(Err(failure)))),
+        }
+    }
+
+    /// The connection, if the answer has ended and another request can follow.
+    pub fn into_idle(self) -> Option<Upstream> {
+        let mut upstream = self.upstream?;
+        drop(self.body);
+        upstream.is_usable().then_some(upstream)
+    }
+}
+
+/// Frames that arrived together. A single one is not copied.
+#[derive(Default)]
+struct Arrived {
+    first: Option<Bytes>,
+    more: BytesMut,
+}
+
+impl Arrived {
+    fn push(&mut self, bytes: Bytes) {
+        match &self.first {
+            None => self.first = Some(bytes),
+            Some(first) => {
+                if self.more.is_empty() {
+                    self.more.reserve(4 * (first.len() + bytes.len()));
+                    self.more.extend_from_slice(first);
+                }
+                self.more.extend_from_slice(&bytes);
+            }
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.more.len().max(self.first.as_ref().map_or(0, Bytes::len))
+    }
+
+    fn take(self) -> Option<Bytes> {
+        if self.more.is_empty() { self.first } else { Some(self.more.freeze()) }
+    }
+}
+
+/// The idle connections of one thread.
+#[derive(Debug)]
+pub struct Pool {
+    idle: Mutex<Vec<Vec<Upstream>>>,
+    max_idle: usize,
+}
+
+impl Pool {
+    /// No connections yet, to `backends` backends; at most `max_idle` are kept for each.
+    pub fn new(backends: usize, max_idle: usize) -> Pool {
+        Pool { idle: Mutex::new((0..backends).map(|_| Vec::new()).collect()), max_idle }
+    }
+
+    /// The connection that was used last, if the backend has not closed it.
+    pub fn take(&self, backend: usize) -> Option<Upstream> {
+        loop {
+            let mut upstream = self.with(|idle| idle[backend].pop())?;
+            if upstream.is_usable() {
+                return Some(upstream);
+            }
+        }
+    }
+
+    /// Keeps a connection for later.
+    pub fn put(&self, backend: usize, upstream: Upstream) {
+        self.with(|idle| {
+            if idle[backend].len() < self.max_idle {
+                idle[backend].push(upstream);
+            }
+        });
+    }
+
+    /// Drops the connections that backends have closed.
+    pub fn sweep(&self) {
+        self.with(|idle| idle.iter_mut().for_each(|idle| idle.retain_mut(|upstream| upstream.is_usable())));
+    }
+
+    fn with<T>(&self, use_idle: impl FnOnce(&mut Vec<Vec<Upstream>>) -> T) -> T {
+        use_idle(&mut self.idle.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
