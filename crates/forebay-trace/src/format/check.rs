@@ -9,6 +9,8 @@ pub const MAX_TOKENS: u32 = 1 << 24;
 
 /// The latest time that is accepted, in seconds: later ones would lose microseconds on their way through a double.
 const MAX_SECONDS: f64 = 4e9;
+/// The same in microseconds.
+const MAX_MICROS: u64 = 4_000_000_000_000_000;
 
 /// How one format calls the fields that are checked.
 pub(super) struct Names {
@@ -49,6 +51,16 @@ pub(super) fn check(request: TraceRequest, names: &Names) -> Result<TraceRequest
     Ok(request)
 }
 
+/// Refuses a time in microseconds that is later than any format may have.
+pub(super) fn check_micros(field: &str, time_us: Option<u64>) -> Result<(), Problem> {
+    match time_us {
+        Some(late_us) if late_us > MAX_MICROS => {
+            Err(Problem::field(field, format!("{late_us}, allowed 0 to {MAX_MICROS}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A time in `unit_s` seconds as whole microseconds.
 pub(super) fn micros(field: &str, value: f64, unit_s: f64) -> Result<u64, Problem> {
     let seconds = value * unit_s;
@@ -61,7 +73,7 @@ pub(super) fn micros(field: &str, value: f64, unit_s: f64) -> Result<u64, Proble
 
 #[cfg(test)]
 mod tests {
-    use super::{LENGTH_NAMES, MAX_TOKENS, check, micros};
+    use super::{LENGTH_NAMES, MAX_TOKENS, check, check_micros, micros};
     use crate::request::TraceRequest;
 
     fn request(input_tokens: u32, block_tokens: u32, blocks: u64) -> TraceRequest {
@@ -90,5 +102,7 @@ mod tests {
         for wrong in [-0.001, f64::NAN, f64::INFINITY, 4.1e9] {
             assert!(micros("t", wrong, 1.0).is_err());
         }
+        assert!(check_micros("t", Some(4_000_000_000_000_000)).is_ok() && check_micros("t", None).is_ok());
+        assert!(check_micros("t", Some(u64::MAX)).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! The project's own JSONL, as `sample` and `generate` write it: each line is a [`TraceRequest`], field by field.
 
 use super::LineParser;
-use super::check::{Names, check};
+use super::check::{Names, check, check_micros};
 use super::error::{Problem, parse_object};
 use crate::request::TraceRequest;
 use std::io::{self, Write};
@@ -12,7 +12,11 @@ pub(super) struct Own;
 
 impl LineParser for Own {
     fn parse(&mut self, text: &[u8], _number: u64) -> Result<Option<TraceRequest>, Problem> {
-        check(parse_object(text)?, &NAMES).map(Some)
+        let request: TraceRequest = parse_object(text)?;
+        check_micros("arrival_us", Some(request.arrival_us))?;
+        check_micros("think_us", request.think_us)?;
+        check_micros("service_us", request.service_us)?;
+        check(request, &NAMES).map(Some)
     }
 }
 

@@ -21,7 +21,7 @@ impl Display for Info {
         }
         if let Some(prefix) = &self.prefix {
             writeln!(out)?;
-            prefix.text(out)?;
+            prefix.text(out, self.sessions.is_some())?;
         }
         Ok(())
     }
@@ -84,7 +84,7 @@ impl SessionInfo {
 }
 
 impl PrefixInfo {
-    fn text(&self, out: &mut Formatter<'_>) -> fmt::Result {
+    fn text(&self, out: &mut Formatter<'_>, sessions_recorded: bool) -> fmt::Result {
         writeln!(
             out,
             "blocks of {} tokens: {} distinct, {} of them reused; {} distinct first blocks",
@@ -100,13 +100,13 @@ impl PrefixInfo {
             percent(self.medium),
             percent(self.heavy)
         )?;
-        writeln!(
-            out,
-            "{} of the requests hit anything; of all blocks {} are reused within a session, {} across",
-            percent(self.requests_with_hit),
-            percent(self.reuse.within_session),
-            percent(self.reuse.across_sessions())
-        )?;
+        write!(out, "{} of the requests hit anything", percent(self.requests_with_hit))?;
+        if sessions_recorded {
+            let (within, across) =
+                (percent(self.reuse.within_session), percent(self.reuse.across_sessions()));
+            write!(out, "; of all blocks {within} are reused within a session, {across} across")?;
+        }
+        writeln!(out)?;
         writeln!(out, "\n{:<34}{:>12}{:>12}", "one shared cache, LRU", "of blocks", "of tokens")?;
         for cache in &self.caches {
             let name = format!("{} tokens", grouped(cache.capacity_tokens as f64));

@@ -139,7 +139,7 @@ impl Sampler {
         }
         self.kept_requests += 1;
         self.kept_reuse.add(&request);
-        request.arrival_us -= self.options.start_us;
+        request.arrival_us = request.arrival_us.saturating_sub(self.options.start_us);
         Ok(Some(request))
     }
 
@@ -147,16 +147,15 @@ impl Sampler {
         if mix(family ^ mix(self.options.seed)) > self.highest_kept {
             return false;
         }
-        if arrival_us < self.options.start_us {
+        if self.kept.contains(&family) {
+            return true;
+        }
+        let Some(since_start_us) = arrival_us.checked_sub(self.options.start_us) else {
             self.began_earlier.insert(family);
             return false;
-        }
-        let in_window =
-            self.options.span_us.is_none_or(|span_us| arrival_us - self.options.start_us < span_us);
-        if in_window && !self.began_earlier.contains(&family) {
-            self.kept.insert(family);
-        }
-        self.kept.contains(&family)
+        };
+        let in_window = self.options.span_us.is_none_or(|span_us| since_start_us < span_us);
+        in_window && !self.began_earlier.contains(&family) && self.kept.insert(family)
     }
 
     /// What the sample is made of.

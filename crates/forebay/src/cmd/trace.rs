@@ -1,10 +1,237 @@
-//! `forebay trace`: look at traces, cut samples from them, make new ones and replay them.
+//! `forebay trace`: look at traces, cut samples from them and make new ones. It turns arguments into calls of
+//! `forebay-trace` and prints what came back; every format, figure and choice is decided there.
+
+use forebay_trace::format::{Format, ReadOptions, Skipped, TraceReader, WekaOptions, write_line};
+use forebay_trace::generate::{Generator, Marginals};
+use forebay_trace::info::{DEFAULT_CACHE_TOKENS, info};
+use forebay_trace::reuse::Reuse;
+use forebay_trace::sample::{SampleOptions, SampleReport, sample};
+use serde::Serialize;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 /// Arguments of `forebay trace`.
 #[derive(clap::Args)]
-pub struct Args {}
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Say what a trace is like: lengths, reuse, what caches would hit, sessions
+    Info(InfoArgs),
+    /// Make a smaller trace of whole sessions
+    Sample(SampleArgs),
+    /// Make a trace of agent sessions from stated distributions
+    Generate(GenerateArgs),
+}
+
+/// Which trace to read, and how.
+#[derive(clap::Args)]
+pub struct ReadArgs {
+    /// Trace file, or directory of Weka's session files
+    trace: PathBuf,
+    /// forebay, mooncake, weka, bailian, agentic-kv or azure [default: told by the content]
+    #[arg(long)]
+    format: Option<Format>,
+    /// Stop at the first bad line instead of leaving bad lines out
+    #[arg(long)]
+    strict: bool,
+    /// Weka only: let sessions of one model share their system prompt, which the trace does not record
+    #[arg(long)]
+    share_system_prompt: bool,
+    /// Weka only: spread the starts of the sessions over this time, for the trace starts all at once
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    spread_starts: f64,
+}
+
+#[derive(clap::Args)]
+struct InfoArgs {
+    #[command(flatten)]
+    read: ReadArgs,
+    /// Sizes of caches to try, in tokens
+    #[arg(long, value_name = "TOKENS,..", value_delimiter = ',', default_values_t = DEFAULT_CACHE_TOKENS)]
+    cache_tokens: Vec<u64>,
+    /// Write the figures as JSON, too
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(clap::Args)]
+struct SampleArgs {
+    #[command(flatten)]
+    read: ReadArgs,
+    /// Where the sample goes
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Share of the sessions to keep, above 0 and up to 1
+    #[arg(long, default_value_t = 1.0)]
+    keep: f64,
+    /// Which sessions; with one seed, a smaller share is part of a larger one
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Leave out sessions that begin earlier in the trace
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    start: f64,
+    /// Leave out sessions that begin this long after the start, or later
+    #[arg(long, value_name = "SECONDS")]
+    span: Option<f64>,
+    /// Write the report as JSON, too
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(clap::Args)]
+struct GenerateArgs {
+    /// Where the trace goes
+    #[arg(long, value_name = "FILE", required_unless_present = "show")]
+    out: Option<PathBuf>,
+    /// Distributions to draw from
+    #[arg(long, default_value = "claude-code")]
+    preset: Preset,
+    /// Distributions of your own instead, in TOML as --show prints them
+    #[arg(long, value_name = "FILE", conflicts_with = "preset")]
+    marginals: Option<PathBuf>,
+    /// Number of sessions instead of the preset's
+    #[arg(long)]
+    sessions: Option<u32>,
+    /// The same seed gives the same trace
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print the distributions and make no trace
+    #[arg(long)]
+    show: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Preset {
+    /// Coding agents as Weka recorded them
+    ClaudeCode,
+    /// A small trace for four emulated H20 and four minutes
+    Demo,
+}
 
 /// Runs the command.
-pub fn run(_args: Args) -> crate::CommandResult {
-    Err("not built yet".into())
+pub fn run(args: Args) -> crate::CommandResult {
+    match args.command {
+        Command::Info(args) => run_info(&args),
+        Command::Sample(args) => run_sample(&args),
+        Command::Generate(args) => run_generate(&args),
+    }
+}
+
+impl ReadArgs {
+    /// Opens the trace; `seed` decides whatever the reading leaves to chance.
+    pub fn open(&self, seed: u64) -> Result<TraceReader, Box<dyn std::error::Error + Send + Sync>> {
+        let spread_starts_us = micros("--spread-starts", self.spread_starts)?;
+        let weka = WekaOptions { share_system_prompt: self.share_system_prompt, spread_starts_us, seed };
+        let options = ReadOptions { format: self.format, strict: self.strict, weka };
+        Ok(TraceReader::open(&self.trace, options)?)
+    }
+}
+
+fn run_info(args: &InfoArgs) -> crate::CommandResult {
+    let mut reader = args.read.open(0)?;
+    let outcome = info(&mut reader, &args.cache_tokens);
+    show_skipped(reader.skipped());
+    let info = outcome?;
+    print!("{info}");
+    write_json(args.json.as_deref(), &info)
+}
+
+fn run_sample(args: &SampleArgs) -> crate::CommandResult {
+    let start_us = micros("--start", args.start)?;
+    let span_us = args.span.map(|span| micros("--span", span)).transpose()?;
+    let options = SampleOptions { keep: args.keep, seed: args.seed, start_us, span_us };
+    let mut reader = args.read.open(args.seed)?;
+    if std::fs::canonicalize(&args.out)
+        .is_ok_and(|out| std::fs::canonicalize(&args.read.trace).is_ok_and(|trace| trace == out))
+    {
+        return Err(
+            format!("{}: is the trace itself; the sample needs another file", args.out.display()).into()
+        );
+    }
+    let mut out = create(&args.out)?;
+    let report = sample(&mut reader, options, |request| write_line(&mut out, request))?;
+    out.flush()?;
+    show_skipped(reader.skipped());
+    if report.requests == 0 {
+        return Err(format!("{}: no requests", args.read.trace.display()).into());
+    }
+    show_sample(&report);
+    write_json(args.json.as_deref(), &report)
+}
+
+fn run_generate(args: &GenerateArgs) -> crate::CommandResult {
+    let mut marginals = match (&args.marginals, args.preset) {
+        (Some(file), _) => {
+            toml::from_str(&read_text(file)?).map_err(|error| format!("{}: {error}", file.display()))?
+        }
+        (None, Preset::ClaudeCode) => Marginals::claude_code(),
+        (None, Preset::Demo) => Marginals::demo(),
+    };
+    marginals.sessions = args.sessions.unwrap_or(marginals.sessions);
+    if args.show {
+        print!("{}", toml::to_string(&marginals)?);
+    }
+    let requests = Generator::new(&marginals, args.seed)?;
+    let Some(file) = args.out.as_deref().filter(|_| !args.show) else { return Ok(()) };
+    let (mut out, mut count) = (create(file)?, 0u64);
+    for request in requests {
+        write_line(&mut out, &request)?;
+        count += 1;
+    }
+    out.flush()?;
+    println!("{count} requests of {} sessions in {}", marginals.sessions, file.display());
+    Ok(())
+}
+
+fn show_skipped(skipped: &Skipped) {
+    if skipped.lines > 0 {
+        eprintln!("forebay: {} bad lines left out, the first of them:", skipped.lines);
+        skipped.first.iter().for_each(|error| eprintln!("  {error}"));
+    }
+}
+
+fn show_sample(report: &SampleReport) {
+    let SampleReport { requests, kept_requests, kept_families, .. } = report;
+    let families = if report.sessions_recorded { "sessions" } else { "conversations, inferred from prompts" };
+    println!("{kept_requests} of {requests} requests, in {kept_families} {families}");
+    let line = |name: &str, reuse: Option<Reuse>| {
+        let Some(reuse) = reuse else { return };
+        let [shared, within, across] =
+            [reuse.shared, reuse.within_session, reuse.across_sessions()].map(|share| share * 100.0);
+        println!(
+            "reuse {name}: {shared:.1} % of blocks, {within:.1} % within a session, {across:.1} % across"
+        );
+    };
+    line("in the trace ", report.reuse);
+    line("in the sample", report.kept_reuse);
+}
+
+/// Seconds of the command line as microseconds.
+fn micros(name: &str, seconds: f64) -> Result<u64, String> {
+    const MOST_S: f64 = 1e9;
+    if !(0.0..=MOST_S).contains(&seconds) {
+        return Err(format!("{name}: {seconds}, allowed 0 to {MOST_S} seconds"));
+    }
+    Ok((seconds * 1e6).round() as u64)
+}
+
+fn create(file: &Path) -> Result<BufWriter<File>, String> {
+    File::create(file).map(BufWriter::new).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+fn read_text(file: &Path) -> Result<String, String> {
+    std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+fn write_json(file: Option<&Path>, value: &impl Serialize) -> crate::CommandResult {
+    let Some(file) = file else { return Ok(()) };
+    let mut out = create(file)?;
+    serde_json::to_writer_pretty(&mut out, value)?;
+    writeln!(out)?;
+    Ok(out.flush()?)
 }

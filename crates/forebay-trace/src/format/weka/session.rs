@@ -125,7 +125,7 @@ impl<R: BufRead> Session<R> {
         base_us: u64,
         requests: &mut Vec<TraceRequest>,
     ) -> Result<(), Problem> {
-        let start_us = base_us + micros("t", entry.t, 1.0)?;
+        let start_us = base_us.saturating_add(micros("t", entry.t, 1.0)?);
         let agent = entry.agent_id.unwrap_or_else(|| format!("agent-of-entry-{}", self.entries));
         let line = Line {
             session: format!("{}/{agent}", self.name),
@@ -157,7 +157,7 @@ impl<R: BufRead> Session<R> {
                 session: line.session.clone(),
                 parent_session: line.parent_session.clone(),
                 turn,
-                arrival_us: base_us + micros("t", entry.t, 1.0)?,
+                arrival_us: base_us.saturating_add(micros("t", entry.t, 1.0)?),
                 think_us: seconds("think_time", entry.think_time)?,
                 service_us: seconds("api_time", entry.api_time)?,
                 input_tokens: entry.input.ok_or_else(|| Problem::missing("in"))?,
