@@ -4,6 +4,8 @@
 //! Must never know what KV means, which model it is of, or how bytes are moved: copies are transfers that the mover
 //! carries out.
 
+mod arena;
+mod checksum;
 mod entry;
 mod index;
 mod lease;
@@ -11,13 +13,16 @@ mod recency;
 mod shape;
 mod slots;
 mod stat;
+mod store;
 mod tenant;
 mod tier;
 mod tree;
 
+pub use arena::{Arena, ArenaError, Pages};
 pub use lease::LeaseId;
 pub use shape::{ChunkShape, MAX_LAYERS, ShapeError};
 pub use slots::{ArenaUse, SLOT_ALIGN_BYTES, SlabError};
 pub use stat::{Faults, NotCommitted, Refusals, Refused, Stat, Unreadable};
+pub use store::{Lease, NotLoaded, NotStored, NotVerified, OpenError, Store, StoreEnd};
 pub use tenant::{TenantId, TenantUse};
 pub use tier::{Begun, MemoryTier, Read, ReadEnd, TierConfig, Write};

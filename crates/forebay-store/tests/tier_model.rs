@@ -357,7 +357,9 @@ impl Model {
                 assert!(alive);
                 self.assert_bytes(&read, version);
                 let layer = version.1 as usize % shape(version.0).layers();
-                assert_eq!(self.tier.sum(now_us, id, chunk, layer), Ok(version.1 as u32 * 10 + layer as u32));
+                let extent = shape(version.0).layer(layer).unwrap();
+                let stored = (version.1 as u32 * 10 + layer as u32, extent.end - extent.start);
+                assert_eq!(self.tier.sum(now_us, id, chunk, layer), Ok(stored));
                 self.reading.push((read, version));
             }
             Err(Unreadable::DeadLease) => assert!(!alive),

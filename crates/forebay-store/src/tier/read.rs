@@ -118,17 +118,20 @@ impl MemoryTier {
         self.refund(refund);
     }
 
-    /// The CRC-32C that a layer had when it was stored.
+    /// The CRC-32C that a layer had when it was stored, and its length.
     pub fn sum(
         &mut self,
         now_us: u64,
         lease: LeaseId,
         chunk: usize,
         layer: usize,
-    ) -> Result<u32, Unreadable> {
+    ) -> Result<(u32, u64), Unreadable> {
         self.advance(now_us);
         let (_, slot) = self.readable(lease, chunk)?;
-        self.slots.sums(slot).get(layer).copied().ok_or(Unreadable::Outside { chunk, layer })
+        let outside = Unreadable::Outside { chunk, layer };
+        let extent = self.slots.shape(slot).layer(layer).ok_or(outside)?;
+        let sum = self.slots.sums(slot).get(layer).copied().ok_or(outside)?;
+        Ok((sum, extent.end - extent.start))
     }
 
     /// Bytes of a leased chunk did not match their checksum: the chunk is dropped, and the fault counted.

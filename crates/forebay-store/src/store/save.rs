@@ -1,0 +1,171 @@
+//! Storing a chunk: slot, copy, checksums, commit. This file knows these steps; it must never know where the source lies or
+//! what is evicted for it.
+
+use super::{Shared, Store};
+use crate::checksum;
+use crate::shape::{ChunkShape, ShapeError};
+use crate::stat::Refused;
+use crate::tenant::TenantId;
+use crate::tier::{Begun, Write};
+use forebay_kv::ChunkId;
+use forebay_mover::{Class, End, Span, SpanPair, SubmitError, Transfer};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use thiserror::Error;
+
+/// How storing a chunk ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreEnd {
+    /// The chunk is visible.
+    Stored {
+        /// Its length.
+        bytes: u64,
+    },
+    /// It was here before; nothing was copied.
+    AlreadyHere,
+    /// It was deleted while it was copied.
+    Deleted,
+    /// The copy failed or was cancelled.
+    Failed(End),
+}
+
+/// Why a chunk is not being stored. `on_end` was not and will not be called.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum NotStored {
+    /// The layers do not make a chunk.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// The tier does not take it in.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// The mover takes nothing in.
+    #[error(transparent)]
+    Mover(#[from] SubmitError),
+}
+
+type OnEnd = Box<dyn FnOnce(StoreEnd) + Send>;
+
+/// A chunk on its way in. Dropped before it is committed, it gives its slot back.
+#[derive(Debug)]
+struct Incoming {
+    shared: Arc<Shared>,
+    write: Option<Write>,
+    layers: Vec<Vec<Span>>,
+}
+
+/// A chunk whose bytes have arrived, and who waits for it.
+pub(super) struct Sealing {
+    incoming: Incoming,
+    bytes: u64,
+    on_end: OnEnd,
+}
+
+impl Store {
+    /// Stores a chunk from `layers`: for each layer the spans whose bytes, one after another, are the layer.
+    ///
+    /// With `Ok`, `on_end` is called exactly once: at once and on this thread if the chunk is here already, else when it
+    /// is visible or has failed. The spans must stay registered and unchanged until then, because the checksums are
+    /// taken from them: what a copy got wrong is found by whoever loads it.
+    pub fn store_chunk(
+        &self,
+        tenant: TenantId,
+        id: ChunkId,
+        parent: Option<ChunkId>,
+        layers: &[Vec<Span>],
+        class: Class,
+        on_end: impl FnOnce(StoreEnd) + Send + 'static,
+    ) -> Result<(), NotStored> {
+        let shared = &self.shared;
+        let shape = ChunkShape::new(layers.iter().map(|spans| span_bytes(spans)))?;
+        let now_us = shared.now_us();
+        let begun = shared.tier().begin_write(now_us, tenant, &id, parent.as_ref(), &shape)?;
+        let Begun::Write(write) = begun else {
+            on_end(StoreEnd::AlreadyHere);
+            return Ok(());
+        };
+        let pairs = shared.pairs_to_arena(layers, write.offset_bytes());
+        let incoming = Incoming { shared: Arc::clone(shared), write: Some(write), layers: layers.to_vec() };
+        shared
+            .mover
+            .submit(Transfer::new(pairs, class), move |end| incoming.copied(end, Box::new(on_end)))?;
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// Each span to the bytes of the arena that follow those of the span before.
+    fn pairs_to_arena(&self, layers: &[Vec<Span>], offset_bytes: u64) -> Vec<SpanPair> {
+        let mut offset = offset_bytes;
+        let spans = layers.iter().flatten().filter(|span| span.len > 0);
+        let pair = |span: &Span| {
+            let to = Span::new(self.arena, offset, span.len);
+            offset += span.len;
+            SpanPair::new(*span, to)
+        };
+        spans.map(pair).collect()
+    }
+}
+
+impl Incoming {
+    /// The copy has ended; on the mover's thread.
+    fn copied(mut self, end: End, on_end: OnEnd) {
+        if let End::Done { bytes } = end {
+            let sealer = self.shared.sealer.clone();
+            // The thread that takes it lives as long as the store, which this chunk keeps alive.
+            let _ = sealer.send(Sealing { incoming: self, bytes, on_end });
+            return;
+        }
+        let lost_bytes = self.shared.lost_bytes(&end);
+        self.abort(lost_bytes);
+        on_end(StoreEnd::Failed(end));
+    }
+
+    fn abort(&mut self, lost_bytes: u64) {
+        if let Some(write) = self.write.take() {
+            self.shared.tier().abort(self.shared.now_us(), write, lost_bytes);
+        }
+    }
+
+    /// Takes the checksums and makes the chunk visible. Says whether it is.
+    fn commit(mut self) -> bool {
+        let sums = self.checksums();
+        let Some(write) = self.write.take() else { return false };
+        self.shared.tier().commit(self.shared.now_us(), write, &sums).is_ok()
+    }
+
+    /// Of the source where the host can read it, else of the copy.
+    fn checksums(&self) -> Vec<u32> {
+        let memory = self.shared.mover.memory();
+        let sum = |(layer, spans): (usize, &Vec<Span>)| {
+            checksum::of_spans(memory, spans).or_else(|| checksum::of_spans(memory, &[self.copy_of(layer)?]))
+        };
+        self.layers.iter().enumerate().filter_map(sum).collect()
+    }
+
+    /// Where a layer lies in the arena.
+    fn copy_of(&self, layer: usize) -> Option<Span> {
+        let write = self.write.as_ref()?;
+        let extent = write.shape().layer(layer)?;
+        let offset = write.offset_bytes() + extent.start;
+        Some(Span::new(self.shared.arena, offset, extent.end - extent.start))
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        self.abort(0);
+    }
+}
+
+/// The store's own thread: checksums cost milliseconds a chunk, too long for the mover's thread.
+pub(super) fn seal_all(sealings: Receiver<Sealing>) {
+    for Sealing { incoming, bytes, on_end } in sealings {
+        let visible = incoming.commit();
+        on_end(if visible { StoreEnd::Stored { bytes } } else { StoreEnd::Deleted });
+    }
+}
+
+/// Bytes of all spans. A sum that cannot be is no layer that the tier would take, whatever number stands for it.
+fn span_bytes(spans: &[Span]) -> u64 {
+    spans.iter().fold(0, |sum, span| sum.saturating_add(span.len))
+}
