@@ -3,6 +3,8 @@
 //! Knows system calls, instructions and threads that copy. Must never know what is scheduled when, or what the bytes mean:
 //! operations come from the mover, with spans that only its memory table can resolve.
 
+mod flips;
 mod host;
 
+pub use flips::{BitFlips, ChanceError};
 pub use host::{HostLink, MAX_COPY_THREADS};
