@@ -41,8 +41,8 @@ pub struct TierConfig {
 }
 
 impl TierConfig {
-    /// A tier for one tenant: slabs of a 64th of the capacity, an index for chunks of 64 KiB and larger, 65,536 leases of
-    /// at most a minute.
+    /// A tier without quotas: slabs of a 64th of the capacity, an index for chunks of 64 KiB and larger, 65,536 leases
+    /// of at most a minute.
     pub fn new(capacity_bytes: u64) -> TierConfig {
         let align = crate::SLOT_ALIGN_BYTES;
         let slab_limit = crate::slots::NUMBER_LIMIT * align;
@@ -52,7 +52,7 @@ impl TierConfig {
             max_chunks: u32::try_from(capacity_bytes / (64 << 10)).unwrap_or(u32::MAX).max(1024),
             max_leases: 65_536,
             max_lease_us: 60_000_000,
-            default_quota_bytes: capacity_bytes,
+            default_quota_bytes: u64::MAX,
             quotas: Vec::new(),
         }
     }
