@@ -116,8 +116,8 @@ pub struct Relay {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Passing,
-    /// The failure was written; the next poll lets it reach the socket before the connection is closed.
-    Told,
+    /// The answer broke off: what has been handed on gets one turn to reach the socket before the connection is closed.
+    Flushing,
     Closing,
     Ended,
 }
@@ -155,7 +155,7 @@ impl Relay {
     fn poll(&mut self, context: &mut Context) -> Poll<Option<Result<Bytes, BrokeOff>>> {
         match self.state {
             State::Passing => self.poll_passing(context),
-            State::Told => {
+            State::Flushing => {
                 self.state = State::Closing;
                 context.waker().wake_by_ref();
                 Poll::Pending
@@ -172,16 +172,23 @@ impl Relay {
         loop {
             let piece = match ready!(self.poll_piece(context)) {
                 Some(Ok(bytes)) => self.parts.reader.pass(bytes),
-                Some(Err(failure)) => return Poll::Ready(Some(self.fail(failure))),
-                None => {
-                    let rest = self.finish();
-                    return Poll::Ready((!rest.is_empty()).then_some(Ok(rest)));
-                }
+                Some(Err(failure)) => return self.fail(failure, context),
+                None => Bytes::new(),
             };
-            if !piece.is_empty() {
-                return Poll::Ready(Some(Ok(piece)));
+            // A document of announced length is not polled again after its last byte: its end must be seen here.
+            let rest = if self.has_ended() { self.finish() } else { Bytes::new() };
+            match (piece.is_empty(), rest.is_empty()) {
+                (true, true) if self.state == State::Ended => return Poll::Ready(None),
+                (true, true) => {}
+                (false, true) => return Poll::Ready(Some(Ok(piece))),
+                (true, false) => return Poll::Ready(Some(Ok(rest))),
+                (false, false) => return Poll::Ready(Some(Ok([piece, rest].concat().into()))),
             }
         }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.parts.first.is_none() && self.parts.answer.as_ref().is_none_or(Answer::has_ended)
     }
 
     /// The next bytes as they come from the backend, in time.
@@ -210,15 +217,12 @@ impl Relay {
         rest
     }
 
-    /// The answer is not whole. A stream says why before it breaks off; a document just breaks off.
-    fn fail(&mut self, failure: Failure) -> Result<Bytes, BrokeOff> {
+    /// The answer is not whole. A stream says why before it breaks off, a document just breaks off.
+    fn fail(&mut self, failure: Failure, context: &mut Context) -> Poll<Option<Result<Bytes, BrokeOff>>> {
         self.parts.flight.end(End::Failed(failure));
         self.parts.answer = None;
-        let Reader::Events(_) = self.parts.reader else {
-            self.state = State::Ended;
-            return Err(BrokeOff);
-        };
-        self.state = State::Told;
+        self.state = State::Flushing;
+        let Reader::Events(_) = self.parts.reader else { return self.poll(context) };
         let message = match failure {
             Failure::ProgressTimeout => {
                 format!("the engine sent nothing for {} s", self.parts.progress.as_secs_f64())
@@ -226,6 +230,6 @@ impl Relay {
             _ => "the engine's answer broke off".to_owned(),
         };
         let error = Refusal::of_service(StatusCode::BAD_GATEWAY, message).json();
-        Ok([b"data: ", &error[..], b"\n\n"].concat().into())
+        Poll::Ready(Some(Ok([b"data: ", &error[..], b"\n\n"].concat().into())))
     }
 }

@@ -95,7 +95,7 @@ impl Upstream {
         });
         let head =
             head.await.map_err(|error| if error.is_parse() { Failure::Garbage } else { Failure::Closed })?;
-        Ok(head.map(|body| Answer { body, upstream: Some(self), broken: None }))
+        Ok(head.map(|body| Answer { body, upstream: Some(self), broken: None, ended: false }))
     }
 
     /// Lets the connection read and write what it can.
@@ -121,6 +121,7 @@ pub struct Answer {
     upstream: Option<Upstream>,
     /// A failure that came together with bytes, which go first.
     broken: Option<Failure>,
+    ended: bool,
 }
 
 impl Answer {
@@ -143,8 +144,10 @@ impl Answer {
                     self.broken = Some(Failure::BrokenOff);
                     break;
                 }
-                Poll::Ready(None) if arrived.len() == 0 => return Poll::Ready(None),
-                Poll::Ready(None) => break,
+                Poll::Ready(None) => {
+                    self.ended = true;
+                    break;
+                }
                 Poll::Pending if driven => break,
                 Poll::Pending => {
                     driven = true;
@@ -156,8 +159,14 @@ impl Answer {
         }
         match arrived.take() {
             Some(bytes) => Poll::Ready(Some(Ok(bytes))),
+            None if self.ended => Poll::Ready(None),
             None => self.broken.take().map_or(Poll::Pending, |failure| Poll::Ready(Some(Err(failure)))),
         }
+    }
+
+    /// Has everything been handed out? Known before [`Answer::poll_bytes`] says so where the length was announced.
+    pub fn has_ended(&self) -> bool {
+        self.ended || (self.body.is_end_stream() && self.broken.is_none())
     }
 
     /// The connection, if the answer has ended and another request can follow.

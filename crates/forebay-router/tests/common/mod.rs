@@ -1,0 +1,358 @@
+//! What the tests of the router share: a fake engine that follows a script, and a client that keeps its connection.
+//! It knows sockets and bytes of HTTP only, so that it can misbehave in every way.
+#![allow(dead_code)]
+
+use bytes::Bytes;
+use forebay_router::{Backend, Limits, Policy, Router, RouterConfig, RouterHandle};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::SendRequest;
+use hyper_util::rt::TokioIo;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// One step of an engine's answer.
+#[derive(Clone)]
+pub enum Step {
+    /// Writes bytes in one go.
+    Write(String),
+    /// Does nothing for a while.
+    Wait(Duration),
+    /// Does nothing until the other side has gone.
+    Hang,
+    /// Closes the connection in order.
+    Close,
+    /// Resets the connection.
+    Reset,
+}
+
+/// What an engine answers to a request with this path and body.
+pub type Script = Arc<dyn Fn(&str, &str) -> Vec<Step> + Send + Sync>;
+
+/// What happened at an engine.
+#[derive(Default)]
+pub struct Seen {
+    /// Bodies of completion requests.
+    pub bodies: Vec<String>,
+    /// Heads of completion requests.
+    pub heads: Vec<String>,
+    /// When clients went away while they were waited for.
+    pub left: Vec<Instant>,
+    /// Connections that brought completion requests.
+    pub connections: usize,
+}
+
+/// A fake engine. Dropping it closes its socket and its connections.
+pub struct Engine {
+    pub address: SocketAddr,
+    pub seen: Arc<Mutex<Seen>>,
+    accepting: JoinHandle<()>,
+    connections: Arc<Mutex<Vec<JoinHandle<()>>>>,
+}
+
+impl Engine {
+    pub async fn start(script: impl Fn(&str, &str) -> Vec<Step> + Send + Sync + 'static) -> Engine {
+        Engine::start_at(([127, 0, 0, 1], 0).into(), script).await
+    }
+
+    pub async fn start_at(
+        address: SocketAddr,
+        script: impl Fn(&str, &str) -> Vec<Step> + Send + Sync + 'static,
+    ) -> Engine {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind(address).unwrap();
+        let listener = socket.listen(64).unwrap();
+        let address = listener.local_addr().unwrap();
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let connections = Arc::new(Mutex::new(Vec::new()));
+        let accepting = tokio::spawn(accept(listener, Arc::new(script), seen.clone(), connections.clone()));
+        Engine { address, seen, accepting, connections }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub fn requests(&self) -> usize {
+        self.seen.lock().unwrap().bodies.len()
+    }
+
+    pub fn left(&self) -> usize {
+        self.seen.lock().unwrap().left.len()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        self.connections.lock().unwrap().iter().for_each(JoinHandle::abort);
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    script: Script,
+    seen: Arc<Mutex<Seen>>,
+    connections: Arc<Mutex<Vec<JoinHandle<()>>>>,
+) {
+    while let Ok((stream, _)) = listener.accept().await {
+        stream.set_nodelay(true).unwrap();
+        let serving = tokio::spawn(serve(stream, script.clone(), seen.clone()));
+        connections.lock().unwrap().push(serving);
+    }
+}
+
+async fn serve(mut stream: TcpStream, script: Script, seen: Arc<Mutex<Seen>>) {
+    let mut buffer = Vec::new();
+    let mut counted = false;
+    while let Some((head, body)) = read_request(&mut stream, &mut buffer).await {
+        let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
+        if path.starts_with("/v1/c") {
+            let mut seen = seen.lock().unwrap();
+            seen.bodies.push(body.clone());
+            seen.heads.push(head.clone());
+            seen.connections += usize::from(!counted);
+            counted = true;
+        }
+        for step in script(&path, &body) {
+            match step {
+                Step::Write(text) => {
+                    if stream.write_all(text.as_bytes()).await.is_err() {
+                        seen.lock().unwrap().left.push(Instant::now());
+                        return;
+                    }
+                }
+                Step::Wait(time) => tokio::time::sleep(time).await,
+                Step::Hang => {
+                    let mut byte = [0];
+                    let _ = stream.read(&mut byte).await;
+                    seen.lock().unwrap().left.push(Instant::now());
+                    return;
+                }
+                Step::Close => return,
+                Step::Reset => {
+                    stream.set_zero_linger().unwrap();
+                    return;
+                }
+            }
+        }
+    }
+}
+
+async fn read_request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<(String, String)> {
+    loop {
+        if let Some(end) = buffer.windows(4).position(|window| window == b"\r\n\r\n") {
+            let head = String::from_utf8_lossy(&buffer[..end]).into_owned();
+            let length = head.lines().find_map(|line| {
+                let (name, value) = line.split_once(':')?;
+                name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().unwrap())
+            });
+            let whole = end + 4 + length.unwrap_or(0);
+            if buffer.len() >= whole {
+                let body = String::from_utf8_lossy(&buffer[end + 4..whole]).into_owned();
+                buffer.drain(..whole);
+                return Some((head, body));
+            }
+        }
+        if stream.read_buf(buffer).await.ok()? == 0 {
+            return None;
+        }
+    }
+}
+
+/// A whole JSON answer.
+pub fn document(status: &str, body: &str) -> Vec<Step> {
+    let length = body.len();
+    vec![Step::Write(format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    ))]
+}
+
+/// The head of a stream.
+pub fn stream_head() -> Step {
+    Step::Write(
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".into(),
+    )
+}
+
+/// One HTTP chunk.
+pub fn chunk(data: &str) -> Step {
+    Step::Write(format!("{:x}\r\n{data}\r\n", data.len()))
+}
+
+/// One event with a piece of text.
+pub fn event(text: &str) -> Step {
+    chunk(&format!("data: {{\"choices\":[{{\"index\":0,\"text\":\"{text}\"}}]}}\n\n"))
+}
+
+/// The end of a stream.
+pub fn stream_end() -> Step {
+    Step::Write("e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n".into())
+}
+
+/// The event with the usage.
+pub fn usage_event(prompt_tokens: u64, cached_tokens: u64) -> Step {
+    chunk(&format!("data: {{\"choices\":[],\"usage\":{}}}\n\n", usage(prompt_tokens, cached_tokens)))
+}
+
+/// A `usage` object.
+pub fn usage(prompt_tokens: u64, cached_tokens: u64) -> String {
+    format!(
+        "{{\"prompt_tokens\":{prompt_tokens},\"completion_tokens\":1,\"total_tokens\":{},\
+         \"prompt_tokens_details\":{{\"cached_tokens\":{cached_tokens}}}}}",
+        prompt_tokens + 1
+    )
+}
+
+/// An engine that is well: answers probes, documents and streams.
+pub fn well(path: &str, body: &str) -> Vec<Step> {
+    if path == "/health" {
+        document("200 OK", "{}")
+    } else if path == "/v1/models" {
+        document("200 OK", r#"{"object":"list","data":[]}"#)
+    } else if body.contains("\"stream\":true") {
+        let mut steps = vec![stream_head(), event("a"), event("b")];
+        if body.contains("\"include_usage\":true") {
+            steps.push(usage_event(10, 4));
+        }
+        steps.push(stream_end());
+        steps
+    } else {
+        document("200 OK", &format!("{{\"choices\":[{{}}],\"usage\":{}}}", usage(10, 4)))
+    }
+}
+
+/// An engine that is well except for completions.
+pub fn only_probes(steps: Vec<Step>) -> impl Fn(&str, &str) -> Vec<Step> {
+    move |path, body| if path.starts_with("/v1/c") { steps.clone() } else { well(path, body) }
+}
+
+/// A router before engines named `e0`, `e1` and so on. Limits are short, so that tests are.
+pub fn router(policy: Policy, urls: &[String], adjust: impl FnOnce(&mut Limits)) -> RouterHandle {
+    let backends = urls.iter().enumerate();
+    let backends = backends.map(|(index, url)| Backend { name: format!("e{index}"), url: url.clone() });
+    let mut config = RouterConfig::new(([127, 0, 0, 1], 0).into(), backends.collect(), policy);
+    config.threads = 2;
+    config.limits.drain = Duration::from_millis(500);
+    adjust(&mut config.limits);
+    Router::spawn(config).unwrap()
+}
+
+/// A client with one connection.
+pub struct Client {
+    sender: SendRequest<Full<Bytes>>,
+    driving: JoinHandle<()>,
+}
+
+impl Client {
+    pub async fn connect(router: &RouterHandle) -> Client {
+        let stream = TcpStream::connect(router.addr()).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        let driving = tokio::spawn(async move { drop(connection.await) });
+        Client { sender, driving }
+    }
+
+    /// Sends a request; the answer's body has not been read yet.
+    pub async fn begin(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Result<http::Response<Incoming>, hyper::Error> {
+        let mut request = http::Request::builder().method(method).uri(path).header("host", "router");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::new(Bytes::copy_from_slice(body.as_bytes()))).unwrap();
+        self.sender.ready().await?;
+        self.sender.send_request(request).await
+    }
+
+    pub async fn get(&mut self, path: &str) -> Got {
+        let answer = self.begin("GET", path, &[], "").await.unwrap();
+        Got::read(answer).await
+    }
+
+    pub async fn complete(&mut self, body: &str) -> Got {
+        self.complete_as("", body).await
+    }
+
+    /// Completes a prompt of a session.
+    pub async fn complete_as(&mut self, session: &str, body: &str) -> Got {
+        let session_header = [("x-session-id", session)];
+        let headers = if session.is_empty() { &[][..] } else { &session_header[..] };
+        Got::read(self.begin("POST", "/v1/completions", headers, body).await.unwrap()).await
+    }
+
+    /// Goes away at once, whatever is under way.
+    pub fn vanish(self) {
+        self.driving.abort();
+    }
+}
+
+/// An answer that has been read.
+#[derive(Debug)]
+pub struct Got {
+    pub status: u16,
+    pub headers: http::HeaderMap,
+    pub body: String,
+    /// The body did not end in order.
+    pub broken: bool,
+}
+
+impl Got {
+    pub async fn read(answer: http::Response<Incoming>) -> Got {
+        let (head, mut incoming) = answer.into_parts();
+        let mut body = Vec::new();
+        let mut broken = false;
+        while let Some(frame) = incoming.frame().await {
+            match frame {
+                Ok(frame) => body.extend_from_slice(frame.data_ref().unwrap_or(&Bytes::new())),
+                Err(_) => {
+                    broken = true;
+                    break;
+                }
+            }
+        }
+        let body = String::from_utf8_lossy(&body).into_owned();
+        Got { status: head.status.as_u16(), headers: head.headers, body, broken }
+    }
+
+    pub fn backend(&self) -> &str {
+        self.headers.get("x-forebay-backend").map_or("", |value| value.to_str().unwrap())
+    }
+
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.body).unwrap()
+    }
+}
+
+/// Waits until something holds, at most `limit`; returns whether it did.
+pub async fn until(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while !holds() {
+        if start.elapsed() > limit {
+            return false;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    true
+}
+
+/// The address of a socket that nobody listens on.
+pub async fn nobody() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    format!("http://{}", listener.local_addr().unwrap())
+}
+
+pub const SECOND: Duration = Duration::from_secs(1);
+pub const MS: Duration = Duration::from_millis(1);
+pub const PROMPT: &str = r#"{"model":"m","prompt":"Once upon a time"}"#;
+pub const STREAM: &str = r#"{"model":"m","prompt":"Once upon a time","stream":true}"#;

@@ -1,0 +1,346 @@
+//! What clients and engines see when something fails: real sockets, engines that misbehave by script.
+
+mod common;
+
+use common::*;
+use forebay_router::{Failure, Policy};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+fn failures(router: &forebay_router::RouterHandle, backend: usize, failure: Failure) -> u64 {
+    router.stats().backends[backend].failures[failure as usize]
+}
+
+#[tokio::test]
+async fn a_backend_that_is_down_costs_clients_nothing() {
+    let engine = Engine::start(well).await;
+    // Probes are late on purpose: a request finds out.
+    let urls = [nobody().await, engine.url()];
+    let router = router(Policy::RoundRobin, &urls, |limits| limits.probe_timeout = 10 * SECOND);
+    let mut client = Client::connect(&router).await;
+    for _ in 0..20 {
+        let got = client.complete(PROMPT).await;
+        assert_eq!((got.status, got.backend()), (200, "e1"));
+    }
+    let stats = router.stats();
+    assert!(!stats.backends[0].up && stats.backends[0].ejections == 1);
+    assert!(failures(&router, 0, Failure::Refused) <= 1, "one request at most was spent on it");
+}
+
+#[tokio::test]
+async fn no_backend_at_all_is_503_at_once() {
+    let router = router(Policy::Lpwl, &[nobody().await], |_| {});
+    let mut client = Client::connect(&router).await;
+    let start = Instant::now();
+    for _ in 0..3 {
+        let got = client.complete(PROMPT).await;
+        assert_eq!((got.status, got.headers.contains_key("retry-after")), (503, true));
+        assert_eq!(got.json()["error"]["type"], "service_unavailable_error");
+    }
+    assert_eq!(client.get("/health").await.status, 503);
+    assert_eq!(client.get("/v1/models").await.status, 503);
+    assert!(start.elapsed() < SECOND);
+}
+
+#[tokio::test]
+async fn a_backend_that_hangs_before_the_first_byte_is_given_up_in_time_and_another_answers() {
+    for steps in [vec![Step::Hang], vec![stream_head(), Step::Hang]] {
+        let hung = Engine::start(only_probes(steps)).await;
+        let engine = Engine::start(well).await;
+        let urls = [hung.url(), engine.url()];
+        let router = router(Policy::RoundRobin, &urls, |limits| limits.first_byte = 200 * MS);
+        let start = Instant::now();
+        let got = Client::connect(&router).await.complete(STREAM).await;
+        let took = start.elapsed();
+        assert_eq!((got.status, got.backend(), got.broken), (200, "e1", false));
+        assert!(took >= 200 * MS && took < SECOND, "{took:?}");
+        assert_eq!(failures(&router, 0, Failure::FirstByteTimeout), 1);
+        assert!(
+            until(SECOND, || hung.left() == 1).await,
+            "the hung engine must see that the router has gone"
+        );
+        assert_eq!((hung.requests(), engine.requests()), (1, 1));
+    }
+}
+
+#[tokio::test]
+async fn when_every_backend_hangs_the_client_gets_504_after_the_stated_attempts() {
+    let engines = [
+        Engine::start(only_probes(vec![Step::Hang])).await,
+        Engine::start(only_probes(vec![Step::Hang])).await,
+    ];
+    let urls = engines.each_ref().map(Engine::url);
+    let router = router(Policy::RoundRobin, &urls, |limits| limits.first_byte = 100 * MS);
+    let got = Client::connect(&router).await.complete(PROMPT).await;
+    assert_eq!(got.status, 504, "{}", got.body);
+    assert_eq!(engines.each_ref().map(Engine::requests), [1, 1]);
+}
+
+#[tokio::test]
+async fn requests_that_wait_for_a_backend_that_probes_find_dead_are_sent_elsewhere() {
+    let hung = Engine::start(|_, _| vec![Step::Hang]).await;
+    let engine = Engine::start(well).await;
+    let urls = [hung.url(), engine.url()];
+    let router = router(Policy::RoundRobin, &urls, |limits| {
+        limits.probe_timeout = 100 * MS;
+        limits.reprobe_interval = 20 * MS;
+    });
+    let start = Instant::now();
+    let got = Client::connect(&router).await.complete(PROMPT).await;
+    assert_eq!((got.status, got.backend()), (200, "e1"));
+    // Three probes of 100 ms, two pauses of 20 ms; the deadline for the first byte is 120 s.
+    assert!(start.elapsed() < 2 * SECOND, "{:?}", start.elapsed());
+    assert_eq!(failures(&router, 0, Failure::Ejected), 1);
+}
+
+#[tokio::test]
+async fn a_backend_that_answers_garbage_is_passed_over_and_alone_gives_502() {
+    let garbage =
+        Engine::start(only_probes(vec![Step::Write("SSH-2.0-OpenSSH_9.2\r\n\r\n".into()), Step::Close]))
+            .await;
+    let engine = Engine::start(well).await;
+    let both = router(Policy::RoundRobin, &[garbage.url(), engine.url()], |_| {});
+    assert_eq!(Client::connect(&both).await.complete(PROMPT).await.backend(), "e1");
+    let alone = router(Policy::RoundRobin, &[garbage.url()], |_| {});
+    let got = Client::connect(&alone).await.complete(PROMPT).await;
+    assert_eq!(got.status, 502, "{}", got.body);
+    assert_eq!(failures(&alone, 0, Failure::Garbage), 1);
+}
+
+#[tokio::test]
+async fn an_answer_without_a_byte_is_tried_elsewhere() {
+    for steps in [vec![Step::Close], vec![Step::Reset], vec![stream_head(), Step::Reset]] {
+        let closing = Engine::start(only_probes(steps)).await;
+        let engine = Engine::start(well).await;
+        let router = router(Policy::RoundRobin, &[closing.url(), engine.url()], |_| {});
+        let got = Client::connect(&router).await.complete(STREAM).await;
+        assert_eq!((got.status, got.backend(), got.broken), (200, "e1", false));
+        assert_eq!((closing.requests(), engine.requests()), (1, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_after_its_first_byte_is_never_sent_twice_and_the_client_is_told() {
+    for end in [Step::Reset, Step::Close, Step::Hang] {
+        let breaking = Engine::start(only_probes(vec![stream_head(), event("a"), end])).await;
+        let engine = Engine::start(well).await;
+        let urls = [breaking.url(), engine.url()];
+        let router = router(Policy::RoundRobin, &urls, |limits| limits.progress = 200 * MS);
+        let start = Instant::now();
+        let got = Client::connect(&router).await.complete(STREAM).await;
+        assert_eq!((got.status, got.backend(), got.broken), (200, "e0", true));
+        let events: Vec<&str> = got.body.split_terminator("\n\n").collect();
+        assert_eq!(events.len(), 2, "{}", got.body);
+        assert_eq!(events[0], r#"data: {"choices":[{"index":0,"text":"a"}]}"#);
+        let error: serde_json::Value =
+            serde_json::from_str(events[1].strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!(error["error"]["code"], 502);
+        assert_eq!((breaking.requests(), engine.requests()), (1, 0));
+        assert!(start.elapsed() < SECOND, "{:?}", start.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn half_an_event_is_never_passed_on_as_the_last() {
+    let half = chunk("data: {\"choices\":[{\"ind");
+    let engine = Engine::start(only_probes(vec![stream_head(), event("a"), half, Step::Reset])).await;
+    let router = router(Policy::RoundRobin, &[engine.url()], |_| {});
+    let got = Client::connect(&router).await.complete(STREAM).await;
+    assert!(got.broken && !got.body.contains("\"ind\"") && got.body.ends_with("}\n\n"), "{}", got.body);
+}
+
+#[tokio::test]
+async fn a_short_document_is_never_taken_for_a_whole_one() {
+    let short =
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{\"choices\":";
+    let engine = Engine::start(only_probes(vec![Step::Write(short.into()), Step::Close])).await;
+    let router = router(Policy::RoundRobin, &[engine.url()], |_| {});
+    let got = Client::connect(&router).await.complete(PROMPT).await;
+    assert!(got.broken, "{got:?}");
+    assert_eq!(failures(&router, 0, Failure::BrokenOff), 1);
+}
+
+#[tokio::test]
+async fn a_busy_backend_is_passed_over_and_the_last_one_speaks_for_itself() {
+    let busy = || only_probes(document("503 Service Unavailable", r#"{"error":"full"}"#));
+    let (first, second) = (Engine::start(busy()).await, Engine::start(well).await);
+    let one_busy = router(Policy::RoundRobin, &[first.url(), second.url()], |_| {});
+    assert_eq!(Client::connect(&one_busy).await.complete(PROMPT).await.backend(), "e1");
+    assert!(one_busy.stats().backends[0].up, "a busy engine is not a sick one");
+    let (first, second) = (Engine::start(busy()).await, Engine::start(busy()).await);
+    let all_busy = router(Policy::RoundRobin, &[first.url(), second.url()], |_| {});
+    let got = Client::connect(&all_busy).await.complete(PROMPT).await;
+    assert_eq!((got.status, &got.body[..]), (503, r#"{"error":"full"}"#));
+    assert_eq!((first.requests(), second.requests()), (1, 1));
+}
+
+#[tokio::test]
+async fn an_error_of_the_engine_is_the_clients_to_see_and_not_tried_again() {
+    let engine = Engine::start(only_probes(document("400 Bad Request", r#"{"error":"no"}"#))).await;
+    let other = Engine::start(well).await;
+    let router = router(Policy::RoundRobin, &[engine.url(), other.url()], |_| {});
+    let got = Client::connect(&router).await.complete(PROMPT).await;
+    assert_eq!((got.status, &got.body[..], other.requests()), (400, r#"{"error":"no"}"#, 0));
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels_its_request_at_the_engine_within_a_second() {
+    for steps in [vec![Step::Hang], vec![stream_head(), event("a"), Step::Hang]] {
+        let engine = Engine::start(only_probes(steps)).await;
+        let router = router(Policy::Lpwl, &[engine.url()], |_| {});
+        let mut client = Client::connect(&router).await;
+        let asking = tokio::spawn(async move {
+            // Gives up after 200 ms, before or after the first event.
+            let _ = tokio::time::timeout(200 * MS, client.complete(STREAM)).await;
+            client.vanish();
+        });
+        assert!(until(SECOND, || engine.requests() == 1).await);
+        asking.await.unwrap();
+        let gone = Instant::now();
+        assert!(until(SECOND, || engine.left() == 1).await, "the engine still works for nobody");
+        assert!(gone.elapsed() < SECOND);
+        let load = || router.stats().backends[0].clone();
+        assert!(until(SECOND, || load().cancelled == 1).await);
+        assert_eq!((load().in_flight, load().pending_prefill_tokens), (0, 0));
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_disconnected_in_time() {
+    let mut steps = vec![stream_head()];
+    steps.extend((0..400).map(|_| event(&"x".repeat(64 * 1024))));
+    let engine = Engine::start(only_probes(steps)).await;
+    let router = router(Policy::Lpwl, &[engine.url()], |limits| limits.client_stall = 200 * MS);
+    let mut stream = tokio::net::TcpStream::connect(router.addr()).await.unwrap();
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-length: {}\r\n\r\n{STREAM}",
+        STREAM.len()
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    assert!(until(5 * SECOND, || router.stats().backends[0].cancelled == 1).await);
+    assert!(until(SECOND, || engine.left() == 1).await);
+}
+
+#[tokio::test]
+async fn wrong_requests_are_refused_with_the_right_code_and_never_reach_an_engine() {
+    let engine = Engine::start(well).await;
+    let router = router(Policy::Lpwl, &[engine.url()], |limits| limits.max_body_bytes = 10_000);
+    let mut client = Client::connect(&router).await;
+    for (path, body, field, message) in [
+        ("/v1/completions", r#"{"prompt":5}"#, "prompt", "found a number"),
+        ("/v1/completions", r#"{"prompt":"a","stream":"yes"}"#, "stream", "found a string"),
+        ("/v1/completions", r#"{"prompt":"a","model":1}"#, "model", "found a number"),
+        ("/v1/chat/completions", r#"{"messages":{}}"#, "messages", "found an object"),
+        ("/v1/chat/completions", r#"{"model":"m"}"#, "messages", "required"),
+    ] {
+        let got = Got::read(client.begin("POST", path, &[], body).await.unwrap()).await;
+        let error = &got.json()["error"];
+        assert_eq!((got.status, &error["param"]), (400, &serde_json::json!(field)));
+        assert!(error["message"].as_str().unwrap().contains(message), "{error}");
+    }
+    for body in ["", "{", "[]", "\u{0}\u{1}", r#"{"prompt":"a"} trailing"#] {
+        assert_eq!(client.complete(body).await.status, 400, "{body:?}");
+    }
+    let deep = format!(r#"{{"prompt":{}}}"#, "[".repeat(9_000));
+    assert_eq!(client.complete(&deep).await.status, 400);
+    let got = client.begin("GET", "/v1/completions", &[], "").await.unwrap();
+    assert_eq!(Got::read(got).await.status, 405);
+    assert_eq!(client.get("/v1/nothing").await.status, 404);
+    let long = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(10_000));
+    assert_eq!(client.complete(&long).await.status, 413);
+    assert_eq!(engine.requests(), 0);
+}
+
+#[tokio::test]
+async fn a_body_without_announced_length_is_limited_too() {
+    let engine = Engine::start(well).await;
+    let router = router(Policy::Lpwl, &[engine.url()], |limits| limits.max_body_bytes = 10_000);
+    let mut stream = tokio::net::TcpStream::connect(router.addr()).await.unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: r\r\ntransfer-encoding: chunked\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let piece = format!("3e8\r\n{}\r\n", "x".repeat(1_000));
+    for _ in 0..11 {
+        stream.write_all(piece.as_bytes()).await.unwrap();
+    }
+    stream.write_all(b"0\r\n\r\n").await.unwrap();
+    let mut answer = vec![0; 12];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(answer, b"HTTP/1.1 413");
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_is_408_in_time() {
+    let engine = Engine::start(well).await;
+    let router = router(Policy::Lpwl, &[engine.url()], |limits| limits.client_stall = 100 * MS);
+    let mut stream = tokio::net::TcpStream::connect(router.addr()).await.unwrap();
+    stream
+        .write_all(b"POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-length: 50\r\n\r\n{")
+        .await
+        .unwrap();
+    let mut answer = vec![0; 12];
+    tokio::time::timeout(SECOND, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    assert_eq!(answer, b"HTTP/1.1 408");
+}
+
+#[tokio::test]
+async fn more_requests_than_allowed_are_refused_and_the_others_served() {
+    let slow = |path: &str, body: &str| {
+        let mut steps = vec![Step::Wait(if path == "/health" { Duration::ZERO } else { 300 * MS })];
+        steps.extend(well(path, body));
+        steps
+    };
+    let engine = Engine::start(slow).await;
+    let router = router(Policy::Lpwl, &[engine.url()], |limits| limits.max_in_flight = 4);
+    let mut asking = Vec::new();
+    for _ in 0..10 {
+        let mut client = Client::connect(&router).await;
+        asking.push(tokio::spawn(async move { client.complete(PROMPT).await.status }));
+    }
+    let mut statuses = Vec::new();
+    for asked in asking {
+        statuses.push(asked.await.unwrap());
+    }
+    statuses.sort_unstable();
+    assert_eq!(statuses, [[200; 4].as_slice(), &[503; 6]].concat());
+    assert_eq!(Client::connect(&router).await.complete(PROMPT).await.status, 200, "places are given back");
+}
+
+#[tokio::test]
+async fn a_restarted_backend_gets_traffic_again_within_two_seconds() {
+    let (first, second) = (Engine::start(well).await, Engine::start(well).await);
+    let router = router(Policy::RoundRobin, &[first.url(), second.url()], |_| {});
+    let mut client = Client::connect(&router).await;
+    for _ in 0..4 {
+        assert_eq!(client.complete(PROMPT).await.status, 200);
+    }
+    let address = first.address;
+    drop(first);
+    for _ in 0..10 {
+        assert_eq!(client.complete(PROMPT).await.status, 200, "no client notices that an engine has gone");
+    }
+    assert!(until(3 * SECOND, || !router.stats().backends[0].up).await);
+    let restarted = Engine::start_at(address, well).await;
+    let start = Instant::now();
+    while restarted.requests() == 0 {
+        assert_eq!(client.complete(PROMPT).await.status, 200);
+        tokio::time::sleep(5 * MS).await;
+        assert!(start.elapsed() < 2 * SECOND, "no traffic yet");
+    }
+}
+
+#[tokio::test]
+async fn connections_that_an_engine_closes_between_requests_are_no_failures() {
+    let closing = |path: &str, body: &str| {
+        let mut steps = well(path, body);
+        steps.extend([Step::Wait(20 * MS), Step::Close]);
+        steps
+    };
+    let engine = Engine::start(closing).await;
+    let router = router(Policy::Lpwl, &[engine.url()], |_| {});
+    let mut client = Client::connect(&router).await;
+    for pause in [0, 5, 15, 19, 20, 21, 25, 30, 40] {
+        assert_eq!(client.complete(PROMPT).await.status, 200);
+        tokio::time::sleep(pause * MS).await;
+    }
+    assert_eq!(router.stats().backends[0].failures.iter().sum::<u64>(), 0);
+}

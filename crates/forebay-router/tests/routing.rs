@@ -1,0 +1,140 @@
+//! Where requests go, and what the router says about it, over real sockets.
+
+mod common;
+
+use common::*;
+use forebay_router::Policy;
+
+/// A prompt of a session that has had some turns: about 4,000 bytes a turn.
+fn turn(session: usize, turns: usize) -> String {
+    let text: String =
+        (0..turns).map(|turn| format!("session {session} turn {turn:04} ").repeat(160)).collect();
+    format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]}}"#)
+}
+
+async fn chat(client: &mut Client, headers: &[(&str, &str)], body: &str) -> Got {
+    Got::read(client.begin("POST", "/v1/chat/completions", headers, body).await.unwrap()).await
+}
+
+#[tokio::test]
+async fn turns_of_a_session_go_where_its_prefix_is_without_any_session_header() {
+    for policy in [Policy::Linear, Policy::Lmetric, Policy::Lpwl] {
+        let engines = [Engine::start(well).await, Engine::start(well).await, Engine::start(well).await];
+        let router = router(policy, &engines.each_ref().map(Engine::url), |_| {});
+        let mut client = Client::connect(&router).await;
+        let mut homes = vec![String::new(); 5];
+        for turns in 1..5 {
+            for (session, home) in homes.iter_mut().enumerate() {
+                let got = chat(&mut client, &[], &turn(session, turns)).await;
+                if turns > 1 {
+                    assert_eq!(got.backend(), *home, "{policy}");
+                }
+                *home = got.backend().to_owned();
+            }
+        }
+        assert!(homes.iter().any(|home| *home != homes[0]), "{policy}: all sessions at {}", homes[0]);
+    }
+}
+
+#[tokio::test]
+async fn a_session_is_known_by_its_header_its_user_or_its_beginning() {
+    let engines = [Engine::start(well).await, Engine::start(well).await];
+    let router = router(Policy::SessionSticky, &engines.each_ref().map(Engine::url), |_| {});
+    let mut client = Client::connect(&router).await;
+    let user = |name: &str, n: usize| format!(r#"{{"messages":[{n}],"user":"{name}"}}"#);
+    let mut asked = 0;
+    for headers in [&[("x-session-id", "s1")][..], &[("x-claude-code-session-id", "s2")], &[]] {
+        let first = chat(&mut client, headers, &user("u3", asked)).await.backend().to_owned();
+        for _ in 0..4 {
+            asked += 1;
+            assert_eq!(chat(&mut client, headers, &user("u3", asked)).await.backend(), first, "{headers:?}");
+        }
+    }
+    let first = chat(&mut client, &[], &turn(1, 1)).await.backend().to_owned();
+    for turns in 2..6 {
+        assert_eq!(chat(&mut client, &[], &turn(1, turns)).await.backend(), first);
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_keeps_less_than_believed_is_found_out_by_its_answers() {
+    // The engine has nothing cached, ever.
+    let forgetful = |path: &str, body: &str| {
+        if path == "/health" {
+            return well(path, body);
+        }
+        let tokens = body.len() as u64 / 4;
+        document("200 OK", &format!("{{\"choices\":[{{}}],\"usage\":{}}}", usage(tokens, 0)))
+    };
+    let engine = Engine::start(forgetful).await;
+    let router = router(Policy::Lpwl, &[engine.url()], |_| {});
+    let mut client = Client::connect(&router).await;
+    let mut over = Vec::new();
+    for turns in 1..12 {
+        let before = router.stats().backends[0].over_predicted_tokens;
+        for session in 0..3 {
+            chat(&mut client, &[], &turn(session, turns)).await;
+        }
+        over.push(router.stats().backends[0].over_predicted_tokens - before);
+    }
+    assert!(over[1] > 500, "{over:?}");
+    assert!(over[6..].iter().all(|&tokens| tokens < over[1] / 10), "{over:?}");
+}
+
+#[tokio::test]
+async fn decisions_metrics_models_and_health_say_what_happened() {
+    let engines = [Engine::start(well).await, Engine::start(well).await];
+    let router = router(Policy::Lpwl, &engines.each_ref().map(Engine::url), |_| {});
+    let mut client = Client::connect(&router).await;
+    let answered = client.complete_as("s", PROMPT).await;
+    let decisions = client.get("/debug/decisions").await.json();
+    let decision = &decisions[0];
+    assert_eq!(decisions.as_array().unwrap().len(), 1);
+    assert_eq!((&decision["backend"], &decision["attempt"]), (&answered.backend().into(), &1.into()));
+    assert_eq!(decision["candidates"].as_array().unwrap().len(), 2);
+    assert!(decision["candidates"][0]["score"].as_f64().unwrap() > 0.0);
+    let outcome = &decision["outcome"];
+    assert_eq!((&outcome["status"], &outcome["cached_tokens"]), (&200.into(), &4.into()));
+    let metrics = client.get("/metrics").await;
+    assert!(metrics.headers["content-type"].to_str().unwrap().starts_with("text/plain"));
+    let line =
+        format!("forebay_route_attempts_total{{backend=\"{}\",end=\"answered\"}} 1\n", answered.backend());
+    assert!(metrics.body.contains(&line), "{}", metrics.body);
+    let models = client.get("/v1/models").await;
+    assert_eq!((models.status, models.json()["object"].as_str()), (200, Some("list")));
+    assert_eq!(client.get("/health").await.json()["backends_up"], 2);
+    assert_eq!(router.decisions().len(), 1);
+}
+
+#[tokio::test]
+async fn shutdown_lets_requests_end_and_then_nobody_listens() {
+    let slow = |path: &str, body: &str| {
+        let mut steps = vec![Step::Wait(if path == "/health" { 0 * MS } else { 200 * MS })];
+        steps.extend(well(path, body));
+        steps
+    };
+    let engine = Engine::start(slow).await;
+    let router = router(Policy::Lpwl, &[engine.url()], |_| {});
+    let address = router.addr();
+    let mut client = Client::connect(&router).await;
+    let asking = tokio::spawn(async move { client.complete(STREAM).await });
+    assert!(until(SECOND, || engine.requests() == 1).await);
+    router.shutdown().await;
+    let got = asking.await.unwrap();
+    assert_eq!((got.status, got.broken), (200, false));
+    assert!(tokio::net::TcpStream::connect(address).await.is_err());
+}
+
+#[tokio::test]
+async fn shutdown_does_not_wait_longer_than_it_says() {
+    let engine = Engine::start(only_probes(vec![Step::Hang])).await;
+    let router = router(Policy::Lpwl, &[engine.url()], |limits| limits.drain = 100 * MS);
+    let mut client = Client::connect(&router).await;
+    let asking =
+        tokio::spawn(async move { client.begin("POST", "/v1/completions", &[], PROMPT).await.is_err() });
+    assert!(until(SECOND, || engine.requests() == 1).await);
+    let start = std::time::Instant::now();
+    router.shutdown().await;
+    assert!(start.elapsed() < SECOND, "{:?}", start.elapsed());
+    assert!(asking.await.unwrap());
+}
