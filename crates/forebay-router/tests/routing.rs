@@ -13,7 +13,7 @@ fn turn(session: usize, turns: usize) -> String {
 }
 
 async fn chat(client: &mut Client, headers: &[(&str, &str)], body: &str) -> Got {
-    Got::read(client.begin("POST", "/v1/chat/completions", headers, body).await.unwrap()).await
+    client.post("/v1/chat/completions", headers, body).await
 }
 
 #[tokio::test]
@@ -109,7 +109,7 @@ async fn decisions_metrics_models_and_health_say_what_happened() {
 #[tokio::test]
 async fn shutdown_lets_requests_end_and_then_nobody_listens() {
     let slow = |path: &str, body: &str| {
-        let mut steps = vec![Step::Wait(if path == "/health" { 0 * MS } else { 200 * MS })];
+        let mut steps = vec![Step::Wait(if path == "/health" { MS } else { 200 * MS })];
         steps.extend(well(path, body));
         steps
     };

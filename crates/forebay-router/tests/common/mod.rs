@@ -1,6 +1,6 @@
 //! What the tests of the router share: a fake engine that follows a script, and a client that keeps its connection.
 //! It knows sockets and bytes of HTTP only, so that it can misbehave in every way.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use bytes::Bytes;
 use forebay_router::{Backend, Limits, Policy, Router, RouterConfig, RouterHandle};
@@ -288,7 +288,11 @@ impl Client {
     pub async fn complete_as(&mut self, session: &str, body: &str) -> Got {
         let session_header = [("x-session-id", session)];
         let headers = if session.is_empty() { &[][..] } else { &session_header[..] };
-        Got::read(self.begin("POST", "/v1/completions", headers, body).await.unwrap()).await
+        self.post("/v1/completions", headers, body).await
+    }
+
+    pub async fn post(&mut self, path: &str, headers: &[(&str, &str)], body: &str) -> Got {
+        Got::read(self.begin("POST", path, headers, body).await.unwrap()).await
     }
 
     /// Goes away at once, whatever is under way.
