@@ -19,8 +19,9 @@ pub mod transcript;
 
 pub use check::Check;
 pub use progress::Progress;
-pub use sampling::{LoadReading, read_load, sample_load};
+pub use sampling::{Instance, LoadReading, read_load, sample_load};
 pub use schedule::Pacing;
+pub use tokio_util::sync::CancellationToken;
 
 use crate::record::RequestRecord;
 use crate::request::TraceRequest;
@@ -29,7 +30,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 /// How a replay is run.
 #[derive(Debug, Clone, PartialEq)]

@@ -6,8 +6,18 @@ use bytes::Bytes;
 use http::Uri;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::rt::TokioExecutor;
+use std::str::FromStr;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
+
+/// An engine whose load is sampled.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Instance {
+    /// What samples call it.
+    pub name: String,
+    /// Where it serves `/metrics`.
+    pub url: Uri,
+}
 
 /// One reading of an engine's metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -49,11 +59,11 @@ pub fn read_load(page: &str) -> Option<LoadReading> {
     found.then_some(load)
 }
 
-/// Reads the load of `instances` (name and base URL) every `interval` of real time and hands each sample to `sink`,
+/// Reads the load of `instances` every `interval` of real time and hands each sample to `sink`,
 /// stamped with model time since now. An engine that does not answer gives no sample. Runs until it is dropped.
 pub async fn sample_load(
     arm: &str,
-    instances: &[(String, Uri)],
+    instances: &[Instance],
     interval: Duration,
     clock_ratio: f64,
     mut sink: impl FnMut(LoadSample),
@@ -64,17 +74,33 @@ pub async fn sample_load(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         ticks.tick().await;
-        for (instance, base) in instances {
+        for instance in instances {
             let at_s = start.elapsed().as_secs_f64() * clock_ratio;
-            let Ok(Some(load)) = timeout(READING_TIMEOUT, fetch(&http, base)).await else { continue };
+            let Ok(Some(load)) = timeout(READING_TIMEOUT, fetch(&http, &instance.url)).await else {
+                continue;
+            };
             sink(LoadSample {
                 arm: arm.to_owned(),
                 at_s,
-                instance: instance.clone(),
+                instance: instance.name.clone(),
                 running: load.running as u32,
                 waiting: load.waiting as u32,
                 kv_usage: load.kv_usage,
             });
+        }
+    }
+}
+
+impl FromStr for Instance {
+    type Err = String;
+
+    /// Reads `NAME=URL`.
+    fn from_str(text: &str) -> Result<Instance, String> {
+        let (name, url) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=URL"))?;
+        let uri: Uri = url.parse().map_err(|error| format!("{url:?} is no URL: {error}"))?;
+        match uri.scheme_str() {
+            Some("http") => Ok(Instance { name: name.to_owned(), url: uri }),
+            _ => Err(format!("{url:?} does not begin with http://")),
         }
     }
 }
@@ -112,6 +138,15 @@ mod tests {
                     vllm:num_requests_waiting_by_reason{reason=\"x\"} 7\n\
                     vllm:num_requests_waiting NaN\n";
         assert_eq!(read_load(page), Some(LoadReading { running: 3.0, waiting: 2.0, kv_usage: 0.25 }));
+    }
+
+    #[test]
+    fn an_instance_is_read_or_refused_with_its_text() {
+        let instance: Instance = "engine-0=http://127.0.0.1:8000".parse().unwrap();
+        assert_eq!((instance.name.as_str(), instance.url.port_u16()), ("engine-0", Some(8000)));
+        for bad in ["engine-0", "a=b", "a=https://h", "a=http://"] {
+            assert!(bad.parse::<Instance>().unwrap_err().contains(bad.trim_start_matches("a=")), "{bad}");
+        }
     }
 
     #[test]

@@ -181,6 +181,20 @@ impl ArmSummary {
         self.failures.values().sum()
     }
 
+    /// The figures that results objects keep of an arm, as name, unit and value; those that were not measured are absent.
+    pub fn figures(&self) -> Vec<(&'static str, &'static str, f64)> {
+        let measured = [
+            ("ttft_p50_s", "s", self.ttft_s.p50),
+            ("ttft_p90_s", "s", self.ttft_s.p90),
+            ("tpot_p90_s", "s", self.tpot_s.p90),
+            ("e2e_p50_s", "s", self.e2e_s.p50),
+            ("hit_rate", "share", self.sources.hit_rate()),
+            ("wrong_tokens", "tokens", self.wrong.map(|wrong| wrong.tokens as f64)),
+            ("failures", "requests", Some(self.failed() as f64)),
+        ];
+        measured.into_iter().filter_map(|(name, unit, value)| Some((name, unit, value?))).collect()
+    }
+
     /// Requests of the busiest engine over those of the mean engine; `None` with fewer than two engines.
     pub fn imbalance(&self) -> Option<f64> {
         let most = *self.instances.values().max().filter(|_| self.instances.len() > 1)?;

@@ -19,7 +19,7 @@ pub struct Distribution {
 
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 340.0;
-const PLOT: Area = Area { x: 52.0, y: 12.0, width: 892.0, height: 276.0 };
+const PLOT: Area = Area { x: 52.0, y: 12.0, width: 880.0, height: 276.0 };
 /// A line through this many quantiles looks smooth.
 const STEPS: usize = 200;
 /// Vertical strips that answer the pointer.

@@ -2,7 +2,7 @@
 //! must never know where they were sampled.
 
 use super::scale::Scale;
-use super::svg::{Anchor, Area, Svg};
+use super::svg::{Anchor, Area, Svg, shortened};
 
 /// One arm.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,7 +28,7 @@ pub struct Series {
 
 const WIDTH: f64 = 470.0;
 const HEIGHT: f64 = 210.0;
-const PLOT: Area = Area { x: 40.0, y: 30.0, width: 418.0, height: 130.0 };
+const PLOT: Area = Area { x: 48.0, y: 30.0, width: 410.0, height: 130.0 };
 /// More points than this cannot be told apart; each stands for the largest of its interval.
 const POINTS_MAX: usize = 140;
 const STRIPS: usize = 40;
@@ -45,7 +45,7 @@ pub fn load(id: &str, panels: &[LoadPanel]) -> Vec<String> {
 
 fn draw_panel(id: &str, panel: &LoadPanel, time: &Scale, requests: &Scale) -> String {
     let mut svg = Svg::new(WIDTH, HEIGHT);
-    svg.text("name", Anchor::Start, (PLOT.x, 16.0), &panel.name);
+    svg.text("name", Anchor::Start, (PLOT.x, 16.0), &shortened(&panel.name, 22));
     svg.text("tick", Anchor::End, (PLOT.x + PLOT.width, 16.0), &panel.note);
     draw_axes(&mut svg, time, requests);
     let thinned: Vec<Vec<(f64, f64)>> =

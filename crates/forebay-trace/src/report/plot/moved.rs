@@ -1,7 +1,7 @@
 //! How many bytes each link moved: one panel per arm, one bar per link. It knows names and amounts; it must never know what
 //! a link is.
 
-use super::svg::{Anchor, Area, Svg};
+use super::svg::{Anchor, Area, Svg, shortened};
 use crate::report::units::{bytes, count};
 
 /// One arm.
@@ -29,13 +29,13 @@ pub fn moved(id: &str, arms: &[Moved]) -> Vec<String> {
 
 fn draw_panel(id: &str, arm: &Moved, most: u64) -> String {
     let mut svg = Svg::new(WIDTH, TOP + ROW * arm.links.len() as f64 + 8.0);
-    svg.text("name", Anchor::Start, (0.0, 16.0), &arm.name);
+    svg.text("name", Anchor::Start, (0.0, 16.0), &shortened(&arm.name, 48));
     for (row, (link, moved, lots)) in arm.links.iter().enumerate() {
         let y = TOP + ROW * row as f64;
         let middle = y + ROW / 2.0 + 4.0;
         let width = (WIDTH - NAME_WIDTH - VALUE_WIDTH) * *moved as f64 / most as f64;
         let area = Area { x: NAME_WIDTH, y: y + (ROW - BAR) / 2.0, width, height: BAR };
-        svg.text("tick", Anchor::End, (NAME_WIDTH - 8.0, middle), &shortened(link));
+        svg.text("tick", Anchor::End, (NAME_WIDTH - 8.0, middle), &shortened(link, 24));
         svg.bar("moved", area, &format!("{link}\n{}, {} lots", bytes(*moved), count(*lots)));
         svg.text("tick", Anchor::Start, (NAME_WIDTH + width + 6.0, middle), &bytes(*moved));
     }
@@ -46,14 +46,4 @@ fn description(arm: &Moved) -> String {
     let links =
         arm.links.iter().map(|(link, moved, lots)| format!("{link}: {} in {lots} lots", bytes(*moved)));
     links.collect::<Vec<_>>().join("; ")
-}
-
-/// A name that fits beside the bars: its end tells links apart.
-fn shortened(name: &str) -> String {
-    const LETTERS: usize = 24;
-    let letters = name.chars().count();
-    if letters <= LETTERS {
-        return name.to_owned();
-    }
-    std::iter::once('…').chain(name.chars().skip(letters - LETTERS + 1)).collect()
 }

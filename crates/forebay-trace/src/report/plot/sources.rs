@@ -1,7 +1,7 @@
 //! How wholes are split into parts: one bar of full length per whole. It knows names and amounts; it must never know what
 //! is split.
 
-use super::svg::{Anchor, Area, Svg};
+use super::svg::{Anchor, Area, Svg, shortened};
 use crate::report::units::short_count;
 
 /// One whole.
@@ -34,7 +34,7 @@ pub fn sources(id: &str, title: &str, axis: &str, parts: &[&str], wholes: &[Spli
     svg.text("axis", Anchor::Middle, (NAME_WIDTH + width / 2.0, bottom + 38.0), axis);
     for (row, whole) in wholes.iter().enumerate() {
         let y = TOP + ROW * row as f64 + (ROW - BAR) / 2.0;
-        svg.text("name", Anchor::End, (NAME_WIDTH - 10.0, y + BAR / 2.0 + 4.0), &shortened(&whole.name));
+        svg.text("name", Anchor::End, (NAME_WIDTH - 10.0, y + BAR / 2.0 + 4.0), &shortened(&whole.name, 16));
         draw_parts(&mut svg, parts, whole, y, width);
     }
     svg.finish(id, title, &description(parts, wholes))
@@ -78,13 +78,4 @@ fn description(parts: &[&str], wholes: &[Split]) -> String {
         format!("{}: {}", whole.name, shares.join(", "))
     });
     bars.collect::<Vec<_>>().join("; ")
-}
-
-/// A name that fits beside the bars.
-fn shortened(name: &str) -> String {
-    const LETTERS: usize = 18;
-    if name.chars().count() <= LETTERS {
-        return name.to_owned();
-    }
-    name.chars().take(LETTERS - 1).chain(['…']).collect()
 }

@@ -121,9 +121,27 @@ pub fn escape(text: impl Display) -> String {
     escaped
 }
 
+/// A name in at most `letters_max` letters: a longer one loses its middle, because both ends tell names apart.
+pub fn shortened(name: &str, letters_max: usize) -> String {
+    let letters = name.chars().count();
+    if letters <= letters_max {
+        return name.to_owned();
+    }
+    let tail = (letters_max - 1) / 2;
+    let head = letters_max - 1 - tail;
+    name.chars().take(head).chain(['\u{2026}']).chain(name.chars().skip(letters - tail)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_name_keeps_both_ends() {
+        assert_eq!(shortened("engine-0", 8), "engine-0");
+        assert_eq!(shortened("memory to engine-12", 12), "memory\u{2026}ne-12");
+        assert_eq!(shortened("äöüäöü", 4).chars().count(), 4);
+    }
 
     #[test]
     fn names_from_a_log_cannot_become_markup() {
