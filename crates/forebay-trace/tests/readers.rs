@@ -96,7 +96,7 @@ proptest! {
     #[test]
     fn good_lines_are_read_whatever_stands_between_them(
         format in prop::sample::select(vec![Format::Forebay, Format::Mooncake, Format::Bailian, Format::AgenticKv]),
-        between in prop::collection::vec("[^\n]{0,30}", 0..8),
+        between in prop::collection::vec("[^\n\u{feff}]{0,30}", 0..8),
     ) {
         let blank = between.iter().filter(|line| line.trim_ascii().is_empty()).count();
         let text: String = between.iter().map(|line| format!("{line}\r\n{}\n", good_line(format))).collect();
@@ -202,6 +202,22 @@ fn session_files_become_one_trace_in_order_of_arrival() {
         "{:?}",
         reader.skipped()
     );
+}
+
+#[test]
+fn a_session_goes_on_after_its_sub_agents() {
+    let directory = tempfile::tempdir().unwrap();
+    let agent = |t: f64| {
+        format!(r#"{{"t":{t},"type":"subagent","agent_id":"a","requests":[{{"t":4,"in":64,"out":1}}]}}"#)
+    };
+    let request = |t: f64| format!(r#"{{"t":{t},"type":"n","in":64,"out":1}}"#);
+    let entries = [request(0.0), agent(1.0), request(2.0), agent(3.0), request(10.0)].join(",");
+    let text = format!(r#"{{"id":"one","block_size":64,"requests":[{entries}]}}"#);
+    std::fs::write(directory.path().join("one.json"), text).unwrap();
+    let requests = open(directory.path(), WekaOptions::default()).map(Result::unwrap);
+    let order: Vec<_> = requests.map(|r| (r.session.clone(), r.arrival_us / 1_000_000)).collect();
+    let names = order.iter().map(|(name, second)| (name.as_str(), *second)).collect::<Vec<_>>();
+    assert_eq!(names, [("one", 0), ("one", 2), ("one/a", 5), ("one/a", 7), ("one", 10)]);
 }
 
 #[test]

@@ -130,13 +130,14 @@ mod tests {
         fn it_serves_what_a_naive_list_would(
             prompts in prop::collection::vec(prop::collection::btree_set(0u64..40, 0..12), 0..60),
             capacity_blocks in 0usize..30,
+            tokens_to_spare in 0u64..16,
             shuffle in any::<bool>(),
         ) {
             let prompts: Vec<Vec<u64>> = prompts
                 .into_iter()
                 .map(|keys| if shuffle { keys.into_iter().rev().collect() } else { keys.into_iter().collect() })
                 .collect();
-            let mut lru = Lru::new(capacity_blocks as u64 * 16 + 15);
+            let mut lru = Lru::new(capacity_blocks as u64 * 16 + tokens_to_spare);
             let served: Vec<usize> = prompts.iter().map(|keys| lru.serve(keys, 16)).collect();
             prop_assert_eq!(served, naive(&prompts, capacity_blocks));
             prop_assert!(lru.slots.len() <= capacity_blocks + 12);

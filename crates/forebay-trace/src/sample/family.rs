@@ -92,6 +92,8 @@ mod tests {
         assert_eq!(family(&mut ends, 5, &[0, 10, 11, 16]), 1, "a second answer to the first prompt");
         assert_eq!(family(&mut ends, 6, &[0, 20]), 2, "the whole blocks of an earlier prompt alone");
         assert_eq!(family(&mut ends, 7, &[]), 7);
+        assert_eq!(family(&mut ends, 8, &[0, 30]), 8);
+        assert_eq!(family(&mut ends, 9, &[0, 31]), 9, "short prompts have no more in common than others");
     }
 
     #[test]
