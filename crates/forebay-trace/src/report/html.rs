@@ -45,7 +45,7 @@ fn verdict(summary: &Summary) -> String {
     let wrong = total(|arm| arm.wrong.map_or(0, |wrong| wrong.tokens));
     let failed = total(|arm| arm.failed() as u64);
     let arms = if summary.arms.len() == 1 { "arm" } else { "arms" };
-    let mut tiles = vec![
+    let tiles = [
         tile(
             "",
             &count(total(|arm| arm.requests as u64)),
@@ -61,10 +61,6 @@ fn verdict(summary: &Summary) -> String {
             ),
         },
     ];
-    tiles.extend(summary.counter_names().into_iter().map(|name| {
-        let total = summary.arms.iter().filter_map(|arm| arm.counters.get(name)).sum();
-        tile("", &count(total), name)
-    }));
     format!("<ul class=\"tiles\">{}</ul>\n", tiles.concat())
 }
 

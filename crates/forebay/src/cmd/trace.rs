@@ -1,6 +1,7 @@
-//! `forebay trace`: look at traces, cut samples from them and make new ones. It turns arguments into calls of
+//! `forebay trace`: look at traces, cut samples from them, make new ones and replay them. It turns arguments into calls of
 //! `forebay-trace` and prints what came back; every format, figure and choice is decided there.
 
+use super::replay::{ReplayArgs, ReportArgs, run_replay, run_report};
 use forebay_trace::format::{Format, ReadOptions, Skipped, TraceReader, WekaOptions, write_line};
 use forebay_trace::generate::{Generator, Marginals};
 use forebay_trace::info::{DEFAULT_CACHE_TOKENS, info};
@@ -26,13 +27,17 @@ enum Command {
     Sample(SampleArgs),
     /// Make a trace of agent sessions from stated distributions
     Generate(GenerateArgs),
+    /// Send a trace to an engine or a router as its clients did, and report what came of it
+    Replay(Box<ReplayArgs>),
+    /// Make the report of what replays recorded
+    Report(ReportArgs),
 }
 
 /// Which trace to read, and how.
 #[derive(clap::Args)]
 pub struct ReadArgs {
     /// Trace file, or directory of Weka's session files
-    trace: PathBuf,
+    pub trace: PathBuf,
     /// forebay, mooncake, weka, bailian, agentic-kv or azure [default: told by the content]
     #[arg(long)]
     format: Option<Format>,
@@ -119,6 +124,8 @@ pub fn run(args: Args) -> crate::CommandResult {
         Command::Info(args) => run_info(&args),
         Command::Sample(args) => run_sample(&args),
         Command::Generate(args) => run_generate(&args),
+        Command::Replay(args) => run_replay(*args),
+        Command::Report(args) => run_report(args),
     }
 }
 
