@@ -1,10 +1,69 @@
-//! `forebay bench`: each benchmark measures one part beside its ceiling and writes the results object.
+//! `forebay bench`: each benchmark measures one part beside its ceiling and writes the results object. This file knows the
+//! benchmarks by name and shows what they measured; how they measure is theirs.
+
+mod copy;
+mod store;
+
+use crate::results::{Results, Row};
+use std::path::PathBuf;
 
 /// Arguments of `forebay bench`.
 #[derive(clap::Args)]
-pub struct Args {}
+pub struct Args {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(clap::Subcommand)]
+enum Bench {
+    /// Scattered copies in host memory through the mover, against plain memcpy
+    Copy(copy::Args),
+    /// Lookups and leases in a full memory tier
+    Store(store::Args),
+}
+
+/// Where results go.
+#[derive(clap::Args)]
+struct Output {
+    /// Write the results object to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
 
 /// Runs the command.
-pub fn run(_args: Args) -> crate::CommandResult {
-    Err("not built yet".into())
+pub fn run(args: Args) -> crate::CommandResult {
+    match args.bench {
+        Bench::Copy(args) => copy::run(args),
+        Bench::Store(args) => store::run(args),
+    }
+}
+
+/// Prints the rows, and writes them where that was asked for.
+fn finish(results: &Results, output: &Output) -> crate::CommandResult {
+    println!(
+        "{:<28} {:>10} {:>10} {:>10} {:>10} {:>6} {:>10}  peer",
+        "row", "median", "min", "max", "ceiling", "ratio", "cpu_s/GB"
+    );
+    results.rows.iter().for_each(print_row);
+    match &output.json {
+        Some(file) => Ok(results.write(file)?),
+        None => Ok(()),
+    }
+}
+
+fn print_row(row: &Row) {
+    let number = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.3}"));
+    let peer = row.peer.as_ref();
+    println!(
+        "{:<28} {:>10.3} {:>10.3} {:>10.3} {:>10} {:>6} {:>10}  {} [{}]",
+        row.name,
+        row.value,
+        row.min,
+        row.max,
+        number(row.ceiling),
+        number(row.ratio),
+        number(row.cpu_s_per_gb),
+        peer.map_or_else(|| "-".into(), |peer| format!("{} {} {:.3}", peer.name, peer.version, peer.value)),
+        row.unit,
+    );
 }
