@@ -148,6 +148,28 @@ fn bad_lines_are_counted_and_the_first_ones_kept() {
 }
 
 #[test]
+fn times_beyond_all_traces_are_refused_in_every_format() {
+    let own =
+        |times: &str| format!(r#"{{"session":"a","turn":0,{times},"input_tokens":1,"output_tokens":7}}"#);
+    let lines = [
+        (Format::Forebay, own(r#""arrival_us":4000000000000001"#)),
+        (Format::Forebay, own(r#""arrival_us":0,"think_us":4000000000000001"#)),
+        (Format::Forebay, own(r#""arrival_us":0,"service_us":4000000000000001"#)),
+        (Format::Mooncake, r#"{"timestamp": 1e300, "input_length": 1, "output_length": 2}"#.into()),
+        (Format::Bailian, r#"{"chat_id":7,"timestamp":-1,"input_length":1,"output_length":9}"#.into()),
+        (
+            Format::AgenticKv,
+            r#"{"chat_id":7,"timestamp":0,"input_length":1,"output_length":9,"time_to_parent_chat":-2}"#
+                .into(),
+        ),
+        (Format::Weka, r#"{"id":"a","block_size":64,"requests":[{"t":1e30,"in":1,"out":5}]}"#.into()),
+    ];
+    lines
+        .into_iter()
+        .for_each(|(format, line)| assert_eq!(read_all(line.clone(), format), (vec![], 1), "{line}"));
+}
+
+#[test]
 fn a_strict_reader_stops_at_the_first_bad_line() {
     let good = good_line(Format::Mooncake);
     let options = ReadOptions { strict: true, ..ReadOptions::default() };

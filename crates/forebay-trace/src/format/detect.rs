@@ -84,6 +84,11 @@ mod tests {
                 r#"{"chat_id":1,"parent_chat_id":-1,"timestamp":61.1,"input_length":1200,"output_length":2,"type":"coder","turn":1,"hash_ids":[1,2]}"#,
                 Format::AgenticKv,
             ),
+            // Blocks that cover the prompt in neither size decide nothing.
+            (
+                r#"{"chat_id":1,"timestamp":6,"input_length":9000,"output_length":2,"hash_ids":[1]}"#,
+                Format::Bailian,
+            ),
             (
                 r#"{"chat_id":1,"session_id":"x","timestamp":6,"input_length":4,"output_length":2}"#,
                 Format::AgenticKv,

@@ -145,20 +145,20 @@ impl Caches {
         Ok(())
     }
 
-    /// Remembers the blocks of a prompt; how many at its start were known.
+    /// Remembers the blocks of a prompt; how many were known. These are its first ones, for a key stands for all blocks
+    /// before it, too.
     fn hold(&mut self, keys: &[u64]) -> usize {
-        let mut held = 0;
-        for (index, &key) in keys.iter().enumerate() {
-            let was_known = match self.known.entry(key) {
+        let mut known = 0;
+        for &key in keys {
+            match self.known.entry(key) {
                 Entry::Occupied(mut asked_again) => {
                     asked_again.insert(true);
-                    true
+                    known += 1;
                 }
-                Entry::Vacant(first) => *first.insert(false),
-            };
-            held += usize::from(was_known && held == index);
+                Entry::Vacant(first) => drop(first.insert(false)),
+            }
         }
-        held
+        known
     }
 
     /// What came of it, or `None` when no request had blocks.
