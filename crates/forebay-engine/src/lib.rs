@@ -4,7 +4,21 @@
 //! It knows what an engine does with tokens, blocks and time. It must never know who routes requests to it or which
 //! trace they come from, and it moves KV between itself and a store only through the store's public API.
 
+mod clock;
+mod compute;
+mod device;
+mod engine;
+pub mod events;
+mod external;
+mod http;
+mod job;
 pub mod latency;
 pub mod profile;
 pub mod scheduler;
+pub mod stats;
+pub mod text;
 pub mod truth;
+mod worker;
+
+pub use engine::{Engine, EngineConfig, EngineHandle, SpawnError};
+pub use external::StoreConnection;

@@ -15,7 +15,7 @@ fn truth_of(namespace: u8, layers: usize, bytes: usize, block_tokens: usize) -> 
 /// The KV of a context as an engine holds it: one extent per block and layer.
 struct Memory {
     truth: KvTruth,
-    extents: Vec<Vec<Vec<u32>>>,
+    extents: Vec<Vec<Vec<u8>>>,
     tokens: Vec<u32>,
 }
 
@@ -30,7 +30,7 @@ impl Memory {
         let start = self.tokens.len();
         self.tokens.extend_from_slice(tokens);
         let blocks = self.tokens.len().div_ceil(shape.block_tokens());
-        self.extents.resize(blocks, vec![vec![0; shape.extent_words()]; shape.layers()]);
+        self.extents.resize(blocks, vec![vec![0; shape.extent_bytes()]; shape.layers()]);
         let mut hashes = Vec::new();
         self.truth.hasher().extend(&mut hashes, &self.tokens);
         let mut keys = BlockKeys::default();
@@ -49,7 +49,10 @@ impl Memory {
         let (mut digest, mut sums) = (ContextDigest::EMPTY, BlockSums::default());
         for (tokens, extents) in self.tokens.chunks(block_tokens).zip(&self.extents) {
             sums.reset(tokens.len());
-            extents.iter().enumerate().for_each(|(layer, extent)| self.truth.read(layer, extent, &mut sums));
+            extents
+                .iter()
+                .enumerate()
+                .for_each(|(layer, extent)| self.truth.read(layer, 0..tokens.len(), extent, &mut sums));
             sums.as_slice().iter().for_each(|&sum| digest.absorb(sum));
         }
         digest
@@ -64,11 +67,12 @@ fn every_bit_of_every_byte_matters() {
     let mut flips = 0;
     for (block, tokens) in [(0, 4), (1, 2)] {
         for layer in 0..3 {
-            for word in (0..8).filter(|word| word % 4 < tokens) {
-                for bit in 0..32 {
-                    memory.extents[block][layer][word] ^= 1 << bit;
-                    assert_ne!(memory.read(), right, "block {block} layer {layer} word {word} bit {bit}");
-                    memory.extents[block][layer][word] ^= 1 << bit;
+            // Two lanes of four words of four bytes.
+            for byte in (0..32).filter(|byte| byte / 4 % 4 < tokens) {
+                for bit in 0..8 {
+                    memory.extents[block][layer][byte] ^= 1 << bit;
+                    assert_ne!(memory.read(), right, "block {block} layer {layer} byte {byte} bit {bit}");
+                    memory.extents[block][layer][byte] ^= 1 << bit;
                     flips += 1;
                 }
             }
@@ -88,7 +92,7 @@ fn kv_in_the_wrong_place_matters() {
     memory.extents[1].swap(2, 3);
     assert_ne!(memory.read(), right, "layers swapped");
     memory.extents[1].swap(2, 3);
-    memory.extents.iter_mut().flatten().for_each(|extent| extent.swap(0, 1));
+    memory.extents.iter_mut().flatten().for_each(|extent| extent[..8].rotate_left(4));
     assert_ne!(memory.read(), right, "tokens swapped");
 }
 
@@ -97,8 +101,9 @@ fn the_same_tokens_after_another_prefix_have_other_kv() {
     let (mut one, mut other) = (Memory::new(truth_of(1, 2, 4, 4)), Memory::new(truth_of(1, 2, 4, 4)));
     one.compute(&[1, 2, 3, 4, 9, 9]);
     other.compute(&[1, 2, 3, 5, 9, 9]);
-    assert_eq!(one.extents[0][0][..3], other.extents[0][0][..3], "an equal prefix has equal KV");
-    assert!((0..2).all(|token| one.extents[1][0][token] != other.extents[1][0][token]));
+    assert_eq!(one.extents[0][0][..12], other.extents[0][0][..12], "an equal prefix has equal KV");
+    assert_ne!(one.extents[1][0][..4], other.extents[1][0][..4]);
+    assert_ne!(one.extents[1][0][4..8], other.extents[1][0][4..8]);
 }
 
 #[test]

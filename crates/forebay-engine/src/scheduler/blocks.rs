@@ -63,12 +63,14 @@ const NONE: u32 = u32::MAX;
 struct Block {
     holders: u32,
     name: Option<BlockHash>,
+    /// Whether one of the holders will never let go.
+    stranded: bool,
     /// Neighbours in the list of free blocks, towards the longest and the shortest free.
     older: u32,
     newer: u32,
 }
 
-/// The pool. Every block is held, free or, after an I/O that may never end, withdrawn.
+/// The pool. Every block is held, free or, after an I/O that may still write it, withdrawn.
 #[derive(Debug)]
 pub struct BlockPool {
     blocks: Vec<Block>,
@@ -76,6 +78,7 @@ pub struct BlockPool {
     newest_free: u32,
     free: usize,
     withdrawn: usize,
+    stranded: usize,
     cached: HashMap<BlockHash, BlockId>,
     evicted: Vec<BlockHash>,
 }
@@ -83,13 +86,14 @@ pub struct BlockPool {
 impl BlockPool {
     /// A pool of `blocks` free blocks without names.
     pub fn new(blocks: u32) -> BlockPool {
-        let fresh = || Block { holders: 0, name: None, older: NONE, newer: NONE };
+        let fresh = || Block { holders: 0, name: None, stranded: false, older: NONE, newer: NONE };
         let mut pool = BlockPool {
             blocks: (0..blocks).map(|_| fresh()).collect(),
             oldest_free: NONE,
             newest_free: NONE,
             free: 0,
             withdrawn: 0,
+            stranded: 0,
             cached: HashMap::new(),
             evicted: Vec::new(),
         };
@@ -97,24 +101,29 @@ impl BlockPool {
         pool
     }
 
+    /// All blocks.
+    pub fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
     /// Blocks that may be given out.
     pub fn free(&self) -> usize {
         self.free
     }
 
-    /// Blocks in use by requests and stores.
+    /// Blocks in use by requests and stores, stranded ones included.
     pub fn held(&self) -> usize {
         self.blocks.len() - self.free - self.withdrawn
     }
 
     /// Blocks that are or may become free.
     pub fn usable(&self) -> usize {
-        self.blocks.len() - self.withdrawn
+        self.blocks.len() - self.lost()
     }
 
     /// Blocks that an I/O may still touch and nobody gets again.
-    pub fn withdrawn(&self) -> usize {
-        self.withdrawn
+    pub fn lost(&self) -> usize {
+        self.withdrawn + self.stranded
     }
 
     /// The blocks of the longest cached prefix of `names`. They are not held by this.
@@ -173,6 +182,17 @@ impl BlockPool {
         debug_assert!(block.holders == 1 && block.name.is_none(), "only a load's target is withdrawn");
         block.holders = 0;
         self.withdrawn += 1;
+    }
+
+    /// Turns a hold into one that never ends, because an I/O may still read the block.
+    pub fn strand(&mut self, id: BlockId) {
+        let block = &mut self.blocks[id.index()];
+        if std::mem::replace(&mut block.stranded, true) {
+            // One such hold is enough.
+            self.release(id);
+        } else {
+            self.stranded += 1;
+        }
     }
 
     /// Names the content of a held block, so that others find it. Says whether this was news: a name stays with the

@@ -56,10 +56,16 @@ impl Scheduler {
         }
     }
 
-    /// A store has ended, well or not: nothing reads these blocks for it any more.
-    pub fn store_ended(&mut self, blocks: &[BlockId]) {
+    /// A store has ended, well or not. Unless `quiet`, a lost operation may still read its blocks, so that they are held
+    /// for ever; what they contain stays of use.
+    pub fn store_ended(&mut self, blocks: &[BlockId], quiet: bool) {
         self.store_blocks -= blocks.len();
-        blocks.iter().rev().for_each(|block| self.pool.release(*block));
+        for block in blocks.iter().rev() {
+            match quiet {
+                true => self.pool.release(*block),
+                false => self.pool.strand(*block),
+            }
+        }
     }
 
     /// Holds the blocks of complete chunks that the store has not been given yet.

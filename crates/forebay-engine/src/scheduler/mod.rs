@@ -155,7 +155,7 @@ impl Scheduler {
             while self.running.len() > index && !self.grow(id, share.start + share.tokens) {
                 // The last one started gives way; if that is this one itself, the loop ends.
                 if let Some(victim) = self.running.pop() {
-                    self.give_blocks_back(victim);
+                    self.give_blocks_back(victim, step);
                     self.queue.push_front(victim);
                     preempted = true;
                 }
@@ -343,7 +343,7 @@ impl Scheduler {
             .rev()
             .find(|id| waits(id) && !self.requests[*id].blocks.is_empty());
         if let Some(&holder) = holder {
-            self.give_blocks_back(holder);
+            self.give_blocks_back(holder, step);
             return true;
         }
         if self.loading > 0 || self.store_blocks > 0 {
@@ -357,13 +357,14 @@ impl Scheduler {
     }
 
     /// Takes all blocks of a request, so that it starts over.
-    fn give_blocks_back(&mut self, id: RequestId) {
+    fn give_blocks_back(&mut self, id: RequestId, step: &mut Step) {
         if let Some(request) = self.requests.get_mut(&id) {
             request.phase = Phase::Waiting;
             (request.computed, request.named) = (0, 0);
             let blocks = std::mem::take(&mut request.blocks);
             blocks.into_iter().rev().for_each(|block| self.pool.release(block));
             self.counters.preemptions += 1;
+            step.preempted.push(id);
         }
     }
 

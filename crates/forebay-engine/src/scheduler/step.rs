@@ -13,15 +13,10 @@ pub struct Step {
     pub shares: Vec<Share>,
     /// Chunks to fetch from the store.
     pub loads: Vec<Load>,
+    /// Requests that gave their blocks back.
+    pub preempted: Vec<RequestId>,
     /// Requests that can never run because too few blocks are left. They are gone.
     pub failed: Vec<RequestId>,
-}
-
-impl Step {
-    /// Whether there is nothing to compute, fetch or report.
-    pub fn is_empty(&self) -> bool {
-        self.shares.is_empty() && self.loads.is_empty() && self.failed.is_empty()
-    }
 }
 
 /// A request's part of a step: the KV of `tokens` tokens from position `start` on.

@@ -166,7 +166,7 @@ impl Rig {
         let (chunk, held) = self.stores.swap_remove(which % self.stores.len());
         assert_eq!(self.contents(&chunk.blocks), held, "a store reads what was computed");
         self.store.insert(chunk.id, held);
-        self.scheduler.store_ended(&chunk.blocks);
+        self.scheduler.store_ended(&chunk.blocks, true);
         self.check();
     }
 
@@ -182,8 +182,8 @@ impl Rig {
         for (index, &expected) in holders.iter().enumerate() {
             assert_eq!(pool.holders(BlockId(index as u32)), expected, "holders of block {index}");
         }
-        assert_eq!(pool.free() + pool.held() + pool.withdrawn(), self.device.len());
-        assert_eq!(pool.held(), holders.iter().filter(|holders| **holders > 0).count());
+        let held = holders.iter().filter(|holders| **holders > 0).count();
+        assert_eq!((pool.held(), pool.free() + held + pool.lost()), (held, self.device.len()));
     }
 
     /// Everything ends, whatever happened before.
@@ -345,6 +345,22 @@ fn stores_never_hold_more_blocks_than_allowed_and_what_they_miss_is_counted() {
     }
     // 41 tokens are 5 chunks of 2 blocks.
     assert_eq!((rig.stores.len(), rig.scheduler.counters().unstored_chunks), (4, 1));
+}
+
+#[test]
+fn blocks_that_a_lost_store_may_read_are_never_given_out_again() {
+    let mut rig = Rig::new(config(true));
+    rig.submit(prompt(0, 17), 1);
+    while rig.finished.is_empty() {
+        rig.step();
+    }
+    for (chunk, _) in std::mem::take(&mut rig.stores) {
+        rig.scheduler.store_ended(&chunk.blocks, false);
+    }
+    let pool = &rig.scheduler.pool;
+    assert_eq!((pool.lost(), pool.held(), pool.usable()), (4, 4, 20));
+    assert_eq!(rig.scheduler.submit(vec![1; 75], 5).map(drop), Ok(()), "80 tokens are 20 blocks");
+    assert!(rig.scheduler.submit(vec![1; 76], 5).is_err());
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! The bytes themselves: fills the extents of a block and reads them back. This file knows words, lanes and keys; it
-//! must never know which block of which memory it is given.
+//! must never know which block of which memory it is given. Words are little-endian.
 
 use super::hash::BlockHash;
 use super::{BlockHasher, SplitMix64, fold_product};
@@ -72,14 +72,19 @@ impl KvShape {
         self.block_tokens
     }
 
-    /// Words of a block's extent in one layer.
-    pub fn extent_words(&self) -> usize {
-        self.lanes * self.block_tokens
-    }
-
     /// Bytes of a block's extent in one layer.
     pub fn extent_bytes(&self) -> usize {
-        self.extent_words() * WORD_BYTES
+        self.lanes * self.row_bytes()
+    }
+
+    /// Bytes of one lane of a block's extent: a word per token.
+    pub fn row_bytes(&self) -> usize {
+        self.block_tokens * WORD_BYTES
+    }
+
+    /// Where in a row the words of `tokens` are.
+    pub fn word_bytes(tokens: &Range<usize>) -> Range<usize> {
+        tokens.start * WORD_BYTES..tokens.end * WORD_BYTES
     }
 }
 
@@ -139,12 +144,12 @@ impl BlockKeys {
     }
 }
 
-/// The sums of a block's first tokens over the layers read so far.
+/// The sums of a block's tokens, one each, over the layers read so far.
 #[derive(Clone, Debug, Default)]
 pub struct BlockSums(Vec<u64>);
 
 impl BlockSums {
-    /// Starts over for the first `tokens` tokens of a block.
+    /// Starts over for `tokens` tokens.
     pub fn reset(&mut self, tokens: usize) {
         self.0.clear();
         self.0.resize(tokens, 0);
@@ -198,26 +203,31 @@ impl KvTruth {
     /// Writes the words of the tokens `range` of a block into its extent in `layer`; other words stay as they are.
     ///
     /// # Panics
-    /// When `extent` is not [`KvShape::extent_words`] long or `range` reaches past `keys`.
-    pub fn fill(&self, layer: usize, keys: &BlockKeys, range: Range<usize>, extent: &mut [u32]) {
-        assert_eq!(extent.len(), self.shape.extent_words(), "an extent of another shape");
+    /// When `extent` is not [`KvShape::extent_bytes`] long or `range` reaches past `keys`.
+    pub fn fill(&self, layer: usize, keys: &BlockKeys, range: Range<usize>, extent: &mut [u8]) {
+        assert_eq!(extent.len(), self.shape.extent_bytes(), "an extent of another shape");
         let (low, high) = (&keys.low[range.clone()], &keys.high[range.clone()]);
-        for (lane, row) in self.lanes_of(layer).iter().zip(extent.chunks_exact_mut(self.shape.block_tokens)) {
-            for ((word, &low), &high) in row[range.clone()].iter_mut().zip(low).zip(high) {
-                *word = lane.word(low, high);
+        for (lane, row) in self.lanes_of(layer).iter().zip(extent.chunks_exact_mut(self.shape.row_bytes())) {
+            let words = row[KvShape::word_bytes(&range)].chunks_exact_mut(WORD_BYTES);
+            for ((word, &low), &high) in words.zip(low).zip(high) {
+                word.copy_from_slice(&lane.word(low, high).to_le_bytes());
             }
         }
     }
 
-    /// Adds what is read from a block's extent in `layer` to the sums of its first tokens.
+    /// Adds what is read from a block's extent in `layer` to the sums of its tokens `range`.
     ///
     /// # Panics
-    /// When `extent` is not [`KvShape::extent_words`] long or `sums` are of more tokens than a block has.
-    pub fn read(&self, layer: usize, extent: &[u32], sums: &mut BlockSums) {
-        assert_eq!(extent.len(), self.shape.extent_words(), "an extent of another shape");
-        for (lane, row) in self.lanes_of(layer).iter().zip(extent.chunks_exact(self.shape.block_tokens)) {
-            let row = &row[..sums.0.len()];
-            for (sum, &word) in sums.0.iter_mut().zip(row) {
+    /// When `extent` is not [`KvShape::extent_bytes`] long, `range` reaches past the block, or `sums` were not reset to
+    /// as many tokens.
+    pub fn read(&self, layer: usize, range: Range<usize>, extent: &[u8], sums: &mut BlockSums) {
+        assert_eq!(extent.len(), self.shape.extent_bytes(), "an extent of another shape");
+        assert_eq!(sums.0.len(), range.len(), "sums of other tokens");
+        for (lane, row) in self.lanes_of(layer).iter().zip(extent.chunks_exact(self.shape.row_bytes())) {
+            for (sum, word) in
+                sums.0.iter_mut().zip(row[KvShape::word_bytes(&range)].chunks_exact(WORD_BYTES))
+            {
+                let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
                 *sum = sum.wrapping_add(lane.weigh(word));
             }
         }

@@ -1,0 +1,211 @@
+//! The sockets: one task that numbers batches, publishes them and replays the last ones. It must never hold up the
+//! engine: what it cannot take is dropped and counted.
+
+use super::wire;
+use crate::scheduler::CacheEvent;
+use bytes::Bytes;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+use thiserror::Error;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use zeromq::{Endpoint, PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqError, ZmqMessage};
+
+/// Batches that can be replayed; vLLM's `buffer_steps`.
+pub const BUFFER_BATCHES: usize = 10_000;
+
+/// Batches that wait to be published at most.
+const QUEUE_BATCHES: usize = 10_000;
+
+/// Ends a replay: -1 as 8 bytes.
+const END_OF_REPLAY: &[u8] = &[0xFF; 8];
+
+/// Where events go.
+#[derive(Clone, Debug)]
+pub struct EventsConfig {
+    /// Address of the PUB socket; port 0 lets the system choose.
+    pub publish: SocketAddr,
+    /// Address of the ROUTER socket for replays, if there is to be one.
+    pub replay: Option<SocketAddr>,
+    /// First frame of every message; empty is vLLM's default.
+    pub topic: String,
+}
+
+/// Why events cannot be published.
+#[derive(Debug, Error)]
+pub enum EventsError {
+    /// The address cannot be bound.
+    #[error("cannot bind {socket} for KV events to {address}: {error}")]
+    Bind {
+        /// Which socket.
+        socket: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// What the socket said.
+        error: ZmqError,
+    },
+    /// The socket was bound to something that is not an IP address and a port.
+    #[error("{socket} for KV events is bound to {endpoint}, which is not TCP")]
+    NotTcp {
+        /// Which socket.
+        socket: &'static str,
+        /// Where.
+        endpoint: String,
+    },
+}
+
+/// Takes batches from the engine. Never waits.
+#[derive(Clone, Debug)]
+pub struct EventSender {
+    batches: mpsc::Sender<Vec<CacheEvent>>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl EventSender {
+    /// Publishes a batch, unless the queue is full.
+    pub fn send(&self, events: Vec<CacheEvent>) {
+        if !events.is_empty() && self.batches.try_send(events).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Batches dropped so far. Subscribers cannot notice those.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
+
+/// The running publisher. It ends when every [`EventSender`] is gone.
+#[derive(Debug)]
+pub struct Publisher {
+    /// Where the PUB socket is.
+    pub publish: SocketAddr,
+    /// Where the ROUTER socket is.
+    pub replay: Option<SocketAddr>,
+    /// Takes batches.
+    pub sender: EventSender,
+    /// Ends with the publisher.
+    pub task: JoinHandle<()>,
+}
+
+impl Publisher {
+    /// Binds the sockets and starts publishing on the current runtime.
+    pub async fn start(config: &EventsConfig, block_tokens: usize) -> Result<Publisher, EventsError> {
+        let mut publisher = PubSocket::new();
+        let publish = bind(&mut publisher, "PUB", config.publish).await?;
+        let (replay, router) = match config.replay {
+            Some(address) => {
+                let mut router = RouterSocket::new();
+                (Some(bind(&mut router, "ROUTER", address).await?), Some(router))
+            }
+            None => (None, None),
+        };
+        let (sender, batches) = mpsc::channel(QUEUE_BATCHES);
+        let work = Work {
+            publisher,
+            router,
+            batches,
+            topic: Bytes::from(config.topic.clone().into_bytes()),
+            block_tokens,
+            next_number: 0,
+            buffer: VecDeque::new(),
+        };
+        let sender = EventSender { batches: sender, dropped: Arc::default() };
+        Ok(Publisher { publish, replay, sender, task: tokio::spawn(work.run()) })
+    }
+}
+
+async fn bind(
+    socket: &mut impl Socket,
+    name: &'static str,
+    address: SocketAddr,
+) -> Result<SocketAddr, EventsError> {
+    let endpoint = socket.bind(&format!("tcp://{address}")).await;
+    let endpoint = endpoint.map_err(|error| EventsError::Bind { socket: name, address, error })?;
+    match endpoint {
+        Endpoint::Tcp(_, port) => Ok(SocketAddr::new(address.ip(), port)),
+        other => Err(EventsError::NotTcp { socket: name, endpoint: other.to_string() }),
+    }
+}
+
+struct Work {
+    publisher: PubSocket,
+    router: Option<RouterSocket>,
+    batches: mpsc::Receiver<Vec<CacheEvent>>,
+    topic: Bytes,
+    block_tokens: usize,
+    next_number: u64,
+    buffer: VecDeque<(u64, Bytes)>,
+}
+
+impl Work {
+    async fn run(mut self) {
+        self.publish(wire::encode_cleared(now_s())).await;
+        loop {
+            tokio::select! {
+                batch = self.batches.recv() => match batch {
+                    Some(events) => self.publish(wire::encode(now_s(), &events, self.block_tokens)).await,
+                    None => return,
+                },
+                request = next_request(&mut self.router) => self.replay(request).await,
+            }
+        }
+    }
+
+    async fn publish(&mut self, payload: Vec<u8>) {
+        let (number, payload) = (self.next_number, Bytes::from(payload));
+        self.next_number += 1;
+        if self.buffer.len() == BUFFER_BATCHES {
+            self.buffer.pop_front();
+        }
+        self.buffer.push_back((number, payload.clone()));
+        let frames = vec![self.topic.clone(), number_frame(number), payload];
+        if let Ok(message) = ZmqMessage::try_from(frames) {
+            // A subscriber that is gone or too slow misses it, and asks for a replay.
+            let _ = self.publisher.send(message).await;
+        }
+    }
+
+    /// Answers `[identity, empty, first number]`; anything else is ignored, as vLLM does.
+    async fn replay(&mut self, request: ZmqMessage) {
+        let frames = request.into_vec();
+        let [identity, _, first] = &frames[..] else { return };
+        let Ok(first) = <[u8; 8]>::try_from(&first[..]).map(u64::from_be_bytes) else { return };
+        let Some(router) = &mut self.router else { return };
+        let batches = self.buffer.iter().filter(|(number, _)| *number >= first);
+        let answers = batches.map(|(number, payload)| (number_frame(*number), payload.clone()));
+        for (number, payload) in answers.chain([(Bytes::from_static(END_OF_REPLAY), Bytes::new())]) {
+            let frames = vec![identity.clone(), Bytes::new(), number, payload];
+            let Ok(message) = ZmqMessage::try_from(frames) else { return };
+            if router.send(message).await.is_err() {
+                // The asker is gone.
+                return;
+            }
+        }
+    }
+}
+
+/// The next replay request; never, where there is no socket for them.
+async fn next_request(router: &mut Option<RouterSocket>) -> ZmqMessage {
+    loop {
+        match router {
+            Some(router) => {
+                if let Ok(request) = router.recv().await {
+                    return request;
+                }
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
+
+fn number_frame(number: u64) -> Bytes {
+    Bytes::copy_from_slice(&number.to_be_bytes())
+}
+
+fn now_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}

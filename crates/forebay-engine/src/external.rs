@@ -1,0 +1,331 @@
+//! The engine's side of the store: chunks are fetched into blocks, checked, and handed over when their model time has
+//! passed; computed chunks are copied away. This file is glue; what is fetched and stored when is the scheduler's choice.
+//!
+//! A fetched chunk counts only if every byte of it is right. The first one that is not, for whatever reason, ends the
+//! fetched prefix: it and all behind it are computed. A load's blocks belong to the mover until every transfer of it has
+//! ended, and so do a store's.
+
+use crate::clock::ModelClock;
+use crate::device::DeviceMemory;
+use crate::job::Message;
+use crate::latency::LatencyModel;
+use crate::scheduler::{BlockId, ChunkStore, Load, RequestId};
+use crate::stats::StoreStats;
+use crate::truth::KvShape;
+use forebay_kv::ChunkId;
+use forebay_mover::{Class, Closed, End, MoverHandle, Place, RegionId, Span};
+use forebay_store::{Lease, NotVerified, Store, StoreEnd, TenantId};
+use std::collections::HashMap;
+use std::sync::mpsc;
+use std::time::Instant;
+
+/// How long chunks are leased for a load; a load that takes longer is a miss. The store may allow less.
+const LEASE_US: u64 = 30_000_000;
+
+/// How an engine reaches a store.
+#[derive(Clone, Debug)]
+pub struct StoreConnection {
+    /// The store.
+    pub store: Store,
+    /// Its mover. There must be routes between the store's place and `device`, both ways, and it must outlive the engine.
+    pub mover: MoverHandle,
+    /// Whose chunks the engine's are.
+    pub tenant: TenantId,
+    /// Where the engine's device memory is to be registered.
+    pub device: Place,
+}
+
+/// Names a load under way.
+type LoadId = u64;
+
+/// A chunk of a load has arrived, or never will.
+#[derive(Debug)]
+pub struct Loaded {
+    load: LoadId,
+    chunk: usize,
+    end: End,
+}
+
+/// A chunk has been stored, or not. Nothing reads its blocks any more unless they are not quiet.
+#[derive(Debug)]
+pub struct Stored {
+    /// Its blocks.
+    pub blocks: Vec<BlockId>,
+    /// Whether the blocks are untouched from now on.
+    pub quiet: bool,
+    /// Whether the store has the chunk now.
+    there: bool,
+}
+
+/// What came of a load: the first `good_chunks` of its chunks may be used.
+#[derive(Debug)]
+pub struct Fetched {
+    /// For whom it was.
+    pub request: RequestId,
+    /// Chunks of which every byte was checked.
+    pub good_chunks: usize,
+    /// Blocks that a lost transfer may still write.
+    pub withdrawn: Vec<BlockId>,
+}
+
+/// A load that the scheduler waits for.
+#[derive(Debug)]
+struct Active {
+    load: Load,
+    /// When the real bytes would have been on the GPU.
+    due: Instant,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// `ends` has one for each chunk that was submitted, in order; `None` while it is under way.
+    Moving { lease: Lease, ends: Vec<Option<End>> },
+    /// Everything has ended, and what arrived was checked.
+    Checked(Fetched),
+}
+
+impl State {
+    fn has_ended(&self) -> bool {
+        match self {
+            State::Moving { ends, .. } => ends.iter().all(Option::is_some),
+            State::Checked(_) => true,
+        }
+    }
+}
+
+/// The connection at work.
+#[derive(Debug)]
+pub struct External {
+    connection: StoreConnection,
+    device: DeviceMemory,
+    region: RegionId,
+    shape: KvShape,
+    chunk_blocks: usize,
+    inbox: mpsc::Sender<Message>,
+    loads: HashMap<LoadId, Active>,
+    next_load: LoadId,
+    /// When the engine's host link has carried all bytes of the loads so far.
+    link_free: Option<Instant>,
+    /// Chunks on their way to the store.
+    storing: usize,
+    /// Bytes of a chunk in one layer.
+    layer: Vec<u8>,
+    stats: StoreStats,
+}
+
+impl External {
+    /// Registers the device with the store's mover.
+    pub fn connect(
+        connection: StoreConnection,
+        device: DeviceMemory,
+        shape: KvShape,
+        chunk_tokens: usize,
+        inbox: mpsc::Sender<Message>,
+    ) -> Result<External, Closed> {
+        let region = connection.mover.register(connection.device, device.buffer())?;
+        let chunk_blocks = chunk_tokens / shape.block_tokens();
+        Ok(External {
+            connection,
+            device,
+            region,
+            shape,
+            chunk_blocks,
+            inbox,
+            loads: HashMap::new(),
+            next_load: 0,
+            link_free: None,
+            storing: 0,
+            layer: vec![0; chunk_blocks * shape.extent_bytes()],
+            stats: StoreStats::default(),
+        })
+    }
+
+    /// Takes the device out of the mover again. Call it when everything is quiet.
+    pub fn disconnect(self) {
+        // While a lost operation uses it, or where the mover has ended, the memory stays as it is.
+        let _ = self.connection.mover.unregister(self.region);
+    }
+
+    /// How many of `ids` the store holds, from the first on.
+    pub fn longest_stored(&self, ids: &[ChunkId]) -> usize {
+        self.connection.store.lookup(ids)
+    }
+
+    /// Starts a load. Its end comes out of [`External::take_due`].
+    pub fn load(&mut self, load: Load, latency: &LatencyModel, clock: &ModelClock) {
+        let StoreConnection { store, tenant, mover, .. } = self.connection.clone();
+        let lease = store.lease(tenant, &load.ids, LEASE_US);
+        let wanted = load.ids.len() - load.first_chunk;
+        let leased = lease.len().saturating_sub(load.first_chunk).min(wanted);
+        let tokens = leased * self.chunk_blocks * self.shape.block_tokens();
+        let now = Instant::now();
+        let due = self.link_free.unwrap_or(now).max(now) + clock.real(latency.load_us(tokens));
+        self.link_free = Some(due);
+        let deadline_us = mover.now_us() + due.saturating_duration_since(now).as_micros() as u64;
+
+        let id = self.next_load;
+        self.next_load += 1;
+        let mut ends = Vec::with_capacity(leased);
+        for (chunk, blocks) in load.blocks.chunks(self.chunk_blocks).take(leased).enumerate() {
+            let inbox = self.inbox.clone();
+            // An engine that has ended does not care.
+            let on_end = move |end| drop(inbox.send(Message::Loaded(Loaded { load: id, chunk, end })));
+            let targets = self.layers(blocks);
+            let place = load.first_chunk + chunk;
+            let submitted =
+                store.load_chunk(&lease, place, &targets, Class::Demand, Some(deadline_us), on_end);
+            if submitted.is_err() {
+                // What is behind it would be of no use.
+                break;
+            }
+            ends.push(None);
+        }
+        self.stats.missing_chunks += (wanted - leased) as u64;
+        self.stats.unmoved_chunks += u64::from(ends.len() < leased);
+        self.loads.insert(id, Active { load, due, state: State::Moving { lease, ends } });
+        self.check_ended(id);
+    }
+
+    /// Takes in that a chunk has arrived or failed.
+    pub fn loaded(&mut self, loaded: Loaded) {
+        if let Some(Active { state: State::Moving { ends, .. }, .. }) = self.loads.get_mut(&loaded.load)
+            && let Some(end) = ends.get_mut(loaded.chunk)
+        {
+            *end = Some(loaded.end);
+            self.check_ended(loaded.load);
+        }
+    }
+
+    /// Checks what a load brought once all of it has ended. That may be before it is due, and then costs no model time.
+    fn check_ended(&mut self, id: LoadId) {
+        let Some(mut active) = self.loads.remove(&id) else { return };
+        if let State::Moving { lease, ends } = &active.state
+            && active.state.has_ended()
+        {
+            let fetched = Fetched {
+                request: active.load.request,
+                good_chunks: self.good_chunks(&active.load, lease, ends),
+                withdrawn: self.touched_blocks(&active.load, ends),
+            };
+            active.state = State::Checked(fetched);
+        }
+        self.loads.insert(id, active);
+    }
+
+    /// How many chunks of a load, from the first on, arrived with every byte right.
+    fn good_chunks(&mut self, load: &Load, lease: &Lease, ends: &[Option<End>]) -> usize {
+        let mut good = 0;
+        for (blocks, end) in load.blocks.chunks(self.chunk_blocks).zip(ends) {
+            let counter = match end {
+                Some(End::Done { .. }) => match self.verify(lease, load.first_chunk + good, blocks) {
+                    Ok(()) => {
+                        good += 1;
+                        continue;
+                    }
+                    Err(NotVerified::Corrupt { .. }) => &mut self.stats.corrupt_chunks,
+                    Err(NotVerified::Unreadable(_) | NotVerified::Length { .. }) => {
+                        &mut self.stats.missing_chunks
+                    }
+                },
+                _ => &mut self.stats.unmoved_chunks,
+            };
+            *counter += 1;
+            break;
+        }
+        self.stats.loaded_chunks += good as u64;
+        self.stats.unused_chunks += ends.len().saturating_sub(good + 1) as u64;
+        good
+    }
+
+    /// Checks every layer of a chunk as it lies in the device.
+    fn verify(&mut self, lease: &Lease, chunk: usize, blocks: &[BlockId]) -> Result<(), NotVerified> {
+        for layer in 0..self.shape.layers() {
+            let extents = self.layer.chunks_exact_mut(self.shape.extent_bytes());
+            extents.zip(blocks).for_each(|(extent, block)| self.device.read(layer, *block, extent));
+            self.connection.store.verify(lease, chunk, layer, &[&self.layer])?;
+        }
+        Ok(())
+    }
+
+    /// Blocks of chunks of which a lost operation may still write some part.
+    fn touched_blocks(&self, load: &Load, ends: &[Option<End>]) -> Vec<BlockId> {
+        let chunks = load.blocks.chunks(self.chunk_blocks).zip(ends);
+        let touched = chunks.filter(|(_, end)| end.as_ref().is_some_and(|end| !is_quiet(end)));
+        touched.flat_map(|(blocks, _)| blocks).copied().collect()
+    }
+
+    /// Loads that have been checked and whose time has passed, the first one first.
+    pub fn take_due(&mut self, now: Instant) -> Vec<Fetched> {
+        let is_due = |active: &Active| matches!(active.state, State::Checked(_)) && active.due <= now;
+        let mut due: Vec<(LoadId, Active)> = self.loads.extract_if(|_, active| is_due(active)).collect();
+        due.sort_by_key(|(id, _)| *id);
+        let fetched = due.into_iter().map(|(_, active)| active.state);
+        fetched
+            .filter_map(|state| if let State::Checked(fetched) = state { Some(fetched) } else { None })
+            .collect()
+    }
+
+    /// When the next load that has been checked is due.
+    pub fn next_due(&self) -> Option<Instant> {
+        let checked = self.loads.values().filter(|active| matches!(active.state, State::Checked(_)));
+        checked.map(|active| active.due).min()
+    }
+
+    /// Copies a chunk to the store; its end comes as [`Message::Stored`]. Gives its blocks back if the store does not take it.
+    pub fn store(&mut self, chunk: ChunkStore) -> Option<Vec<BlockId>> {
+        let ChunkStore { id, parent, blocks } = chunk;
+        let (inbox, held) = (self.inbox.clone(), blocks.clone());
+        let on_end = move |end: StoreEnd| {
+            let there = matches!(end, StoreEnd::Stored { .. } | StoreEnd::AlreadyHere);
+            let quiet = !matches!(&end, StoreEnd::Failed(end) if !is_quiet(end));
+            // An engine that has ended does not care.
+            let _ = inbox.send(Message::Stored(Stored { blocks: held, quiet, there }));
+        };
+        let layers = self.layers(&blocks);
+        let StoreConnection { store, tenant, .. } = &self.connection;
+        match store.store_chunk(*tenant, id, parent, &layers, Class::WriteBack, on_end) {
+            Ok(()) => {
+                self.storing += 1;
+                None
+            }
+            Err(_) => {
+                self.stats.refused_chunks += 1;
+                Some(blocks)
+            }
+        }
+    }
+
+    /// Takes in that a chunk has been stored or not.
+    pub fn stored(&mut self, stored: &Stored) {
+        self.storing -= 1;
+        match stored.there {
+            true => self.stats.stored_chunks += 1,
+            false => self.stats.refused_chunks += 1,
+        }
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_quiet(&self) -> bool {
+        self.storing == 0 && self.loads.values().all(|active| active.state.has_ended())
+    }
+
+    /// What came of all chunks so far.
+    pub fn stats(&self) -> StoreStats {
+        self.stats
+    }
+
+    /// Where blocks lie in the device, layer by layer.
+    fn layers(&self, blocks: &[BlockId]) -> Vec<Vec<Span>> {
+        (0..self.shape.layers()).map(|layer| self.device.spans(self.region, layer, blocks)).collect()
+    }
+}
+
+/// Whether nothing of an ended transfer can touch its spans any more.
+fn is_quiet(end: &End) -> bool {
+    match end {
+        End::Done { .. } => true,
+        End::Failed(failure) => failure.quarantined.is_empty(),
+        End::Cancelled { quarantined, .. } => quarantined.is_empty(),
+    }
+}

@@ -1,0 +1,168 @@
+//! The two endpoints that generate: a request in, an answer out, whole or as server-sent events. This file is glue; it
+//! must never decide what is in a prompt or an answer.
+
+use super::App;
+use super::answer::{Endpoint, Head, Output, Usage};
+use super::error::ApiError;
+use super::fields::{Fields, Options};
+use super::prompt::Prompt;
+use super::wait::Answers;
+use super::{chat, prompt};
+use crate::job::End;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// `POST /v1/completions`.
+pub async fn completions(
+    State(app): State<Arc<App>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let body = read(body)?;
+    let fields = Fields::parse(&body)?;
+    let options = Options::parse(&fields, &["max_tokens"])?;
+    check_model(&app, &options)?;
+    let prompt = fields.raw("prompt").ok_or_else(|| ApiError::field("prompt", "this field is needed"))?;
+    let prompts = prompt::parse(prompt, app.vocab)?;
+    answer(app, Endpoint::Completions, options, prompts).await
+}
+
+/// `POST /v1/chat/completions`.
+pub async fn chat_completions(
+    State(app): State<Arc<App>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let body = read(body)?;
+    let fields = Fields::parse(&body)?;
+    let options = Options::parse(&fields, &["max_completion_tokens", "max_tokens"])?;
+    check_model(&app, &options)?;
+    let prompt = chat::parse(&fields, app.vocab)?;
+    answer(app, Endpoint::Chat, options, vec![prompt]).await
+}
+
+fn read(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
+    body.map_err(|rejection| ApiError::body(rejection.status(), rejection.body_text()))
+}
+
+fn check_model(app: &App, options: &Options) -> Result<(), ApiError> {
+    match &options.model {
+        Some(model) if *model != app.model => Err(ApiError::unknown_model(model, &app.model)),
+        _ => Ok(()),
+    }
+}
+
+async fn answer(
+    app: Arc<App>,
+    endpoint: Endpoint,
+    options: Options,
+    prompts: Vec<Prompt>,
+) -> Result<Response, ApiError> {
+    let mut usage = Usage::default();
+    prompts.iter().for_each(|prompt| usage.add_prompt(prompt.tokens.len()));
+    let told = |prompt: &Prompt| (options.return_token_ids && prompt.was_text).then(|| prompt.tokens.clone());
+    let outputs: Vec<Output> = prompts
+        .iter()
+        .zip(0..)
+        .map(|(prompt, index)| Output {
+            index,
+            first: true,
+            prompt_token_ids: told(prompt),
+            ..Output::default()
+        })
+        .collect();
+    let head = Head {
+        endpoint,
+        id: new_id(endpoint),
+        created_s: super::now_s(),
+        model: app.model.clone(),
+        return_token_ids: options.return_token_ids,
+    };
+    let answers = Answers::submit(&app.intake, prompts, &options, app.stream_interval)?;
+    let streamed = Streamed { head, answers, outputs, usage, include_usage: options.include_usage };
+    if options.stream { Ok(streamed.into_events()) } else { streamed.into_whole().await }
+}
+
+/// Ids that differ within an engine and, in all likelihood, between engines.
+fn new_id(endpoint: Endpoint) -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let seed = super::now_s() ^ u64::from(std::process::id()) << 32;
+    format!("{}-{:016x}{number:08x}", endpoint.id_prefix(), xxh3_64_with_seed(&number.to_le_bytes(), seed))
+}
+
+/// Answers on their way to a client.
+struct Streamed {
+    head: Head,
+    answers: Answers,
+    /// What of each answer is to be sent next.
+    outputs: Vec<Output>,
+    usage: Usage,
+    include_usage: bool,
+}
+
+impl Streamed {
+    /// Waits for all answers.
+    async fn into_whole(mut self) -> Result<Response, ApiError> {
+        while let Some(update) = self.answers.next().await {
+            if let Some(End::Failed(reason)) = update.end {
+                return Err(ApiError::failed(reason));
+            }
+            self.usage.add_output(update.tokens.len());
+            self.usage.add_hit(update.hit);
+            if let Some(output) = self.outputs.get_mut(update.index as usize) {
+                output.tokens.extend(update.tokens);
+                output.last = true;
+            }
+        }
+        let body = self.head.whole(&self.outputs, self.usage);
+        Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
+    }
+
+    /// One event per update, then the usage if it was asked for, then the end mark.
+    fn into_events(self) -> Response {
+        let frames = stream::unfold(Some(self), |state| async move {
+            let mut state = state?;
+            match state.next_frame().await {
+                Some(frame) => Some((Ok::<_, Infallible>(frame), Some(state))),
+                None => Some((Ok(state.last_frame()), None)),
+            }
+        });
+        let headers = [(CONTENT_TYPE, "text/event-stream; charset=utf-8"), (CACHE_CONTROL, "no-cache")];
+        (headers, Body::from_stream(frames)).into_response()
+    }
+
+    async fn next_frame(&mut self) -> Option<String> {
+        let update = self.answers.next().await?;
+        if let Some(End::Failed(reason)) = update.end {
+            let error = serde_json::to_string(&ApiError::failed(reason)).unwrap_or_default();
+            return Some(event(&error));
+        }
+        self.usage.add_output(update.tokens.len());
+        let output = self.outputs.get_mut(update.index as usize)?;
+        if output.first {
+            self.usage.add_hit(update.hit);
+        }
+        output.tokens = update.tokens;
+        output.last = update.end.is_some();
+        let piece = self.head.piece(output, self.include_usage);
+        output.first = false;
+        output.prompt_token_ids = None;
+        Some(event(&piece))
+    }
+
+    fn last_frame(&self) -> String {
+        let end = event("[DONE]");
+        if self.include_usage { event(&self.head.usage(self.usage)) + &end } else { end }
+    }
+}
+
+fn event(data: &str) -> String {
+    format!("data: {data}\n\n")
+}
