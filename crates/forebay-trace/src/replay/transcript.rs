@@ -264,8 +264,8 @@ mod tests {
         assert!(second.early);
         assert_eq!(second.tokens[..32], first.tokens[..]);
         // The late answer must not become part of a turn that it does not precede.
-        transcripts.answered("a", 0, vec![900; 8]);
         transcripts.answered("a", 1, vec![901; 8]);
+        transcripts.answered("a", 0, vec![900; 8]);
         let third = transcripts.prompt(&request("a", 2, 64, 16, &[1, 2, 3, 4]));
         assert_eq!(third.tokens[..48], second.tokens[..]);
         assert_eq!(third.tokens[48..56], [901; 8]);
