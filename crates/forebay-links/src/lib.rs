@@ -3,6 +3,7 @@
 //! Knows system calls, instructions and threads that copy. Must never know what is scheduled when, or what the bytes mean:
 //! operations come from the mover, with spans that only its memory table can resolve.
 
+pub mod disk;
 mod flips;
 mod host;
 

@@ -1,0 +1,191 @@
+//! What holds for every driver without faults.
+
+use crate::faulty::{Fault, Mischief};
+use crate::world::{PAGE, World, faulty_world, for_each_driver, world};
+use forebay_mover::{Class, End, Span, SpanPair, Transfer};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// Pages of disk and of memory that the larger tests use.
+const PAGES: u64 = 1024;
+
+#[test]
+fn what_was_written_is_read_however_memory_is_scattered() {
+    for_each_driver(|driver| {
+        let world = world(driver, PAGES * PAGE);
+        let written = world.fill(0, PAGES, 1);
+        // Blocks of 3 pages go to disk in reverse order, in transfers of 16 blocks.
+        let blocks: Vec<_> =
+            (0..PAGES / 3).map(|block| (block * 3, (PAGES / 3 - 1 - block) * 3, 3)).collect();
+        blocks.chunks(16).for_each(|blocks| world.run_fully(world.writing(blocks)));
+        world.fill(0, PAGES, 2);
+        let upwards: Vec<_> = blocks.iter().rev().copied().collect();
+        upwards.chunks(40).for_each(|blocks| world.run_fully(world.reading(blocks)));
+        let used = PAGES / 3 * 3;
+        assert!(world.bytes(0, used) == written[..(used * PAGE) as usize], "{driver:?}");
+    });
+}
+
+#[test]
+fn bytes_land_in_the_file_where_the_span_says() {
+    for_each_driver(|driver| {
+        let world = world(driver, 16 * PAGE);
+        let written = world.fill(3, 2, 7);
+        world.run_fully(world.writing(&[(3, 9, 2)]));
+        assert!(world.file_bytes(9, 2) == written);
+        assert!(world.file_bytes(0, 9).iter().chain(&world.file_bytes(11, 5)).all(|byte| *byte == 0));
+    });
+}
+
+#[test]
+fn a_region_is_a_window_into_the_file() {
+    for_each_driver(|driver| {
+        let world = world(driver, 16 * PAGE);
+        let part = world.disk.register(&world.mover, crate::world::DISK, 4 * PAGE, 2 * PAGE).unwrap();
+        let written = world.fill(0, 2, 3);
+        let pair = SpanPair::new(Span::new(world.memory, 0, 2 * PAGE), Span::new(part, 0, 2 * PAGE));
+        world.run_fully(Transfer::new(vec![pair], Class::WriteBack));
+        assert!(world.file_bytes(4, 2) == written);
+        let unregistered = world.disk.unregister(&world.mover, part).unwrap();
+        assert_eq!(unregistered, Ok(()));
+        for (base, len) in
+            [(0, 17 * PAGE), (15 * PAGE, 2 * PAGE), (512, PAGE), (0, 100), (0, 0), (u64::MAX, PAGE)]
+        {
+            assert!(
+                world.disk.register(&world.mover, crate::world::DISK, base, len).is_err(),
+                "{base} {len}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_layer_into_scattered_blocks_is_one_io() {
+    for_each_driver(|driver| {
+        let world = world(driver, 64 * PAGE);
+        let blocks: Vec<_> = (0..16).map(|block| (60 - block * 4, block * 2, 2)).collect();
+        world.run_fully(world.reading(&blocks));
+        assert_eq!(world.disk.stats().ios, 1, "{driver:?}");
+        assert_eq!(world.disk.stats().read_bytes, 32 * PAGE);
+    });
+}
+
+#[test]
+fn unaligned_spans_are_errors_that_name_the_value_and_write_nothing() {
+    for_each_driver(|driver| {
+        let world = world(driver, 16 * PAGE);
+        world.fill(0, 16, 5);
+        for (memory, disk, len, named) in [
+            (0, 512, PAGE, "file offset 512"),
+            (64, 0, PAGE, "memory address"),
+            (0, 0, 100, "length 100"),
+            (0, 0, PAGE + 8, "length 4104"),
+        ] {
+            let good = SpanPair::new(Span::new(world.memory, 0, PAGE), Span::new(world.kept, 8 * PAGE, PAGE));
+            let bad = SpanPair::new(Span::new(world.memory, memory, len), Span::new(world.kept, disk, len));
+            let error = world.error_of(Transfer::new(vec![good, bad], Class::WriteBack));
+            assert!(error.contains(named), "{driver:?}: {error}");
+        }
+        assert!(world.file_bytes(0, 16).iter().all(|byte| *byte == 0));
+        assert_eq!(world.disk.stats().written_bytes, 0);
+    });
+}
+
+#[test]
+fn operations_of_many_threads_do_not_mix() {
+    for_each_driver(|driver| {
+        let world = world(driver, PAGES * PAGE);
+        let written = world.fill(0, PAGES / 2, 11);
+        let (ends, received) = mpsc::channel();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (world, ends) = (&world, ends.clone());
+                scope.spawn(move || write_then_read(world, thread, &ends));
+            }
+        });
+        drop(ends);
+        assert_eq!(received.iter().count(), 4 * 32 * 2);
+        assert!(world.bytes(PAGES / 2, PAGES / 2) == written, "{driver:?}");
+    });
+}
+
+/// Writes a quarter of the first half of memory in transfers of 4 pages, all at once, then reads it into the second half.
+fn write_then_read(world: &World, thread: u64, ends: &mpsc::Sender<u64>) {
+    let share = PAGES / 8;
+    for into_second_half in [false, true] {
+        let (sender, receiver) = mpsc::channel();
+        for page in (thread * share..(thread + 1) * share).step_by(4) {
+            let transfer = match into_second_half {
+                false => world.writing(&[(page, page, 4)]),
+                true => world.reading(&[(page + PAGES / 2, page, 4)]),
+            };
+            let sender = sender.clone();
+            world.mover.submit(transfer, move |end| sender.send(end).unwrap()).unwrap();
+        }
+        drop(sender);
+        for end in receiver {
+            assert_eq!(end, End::Done { bytes: 4 * PAGE });
+            ends.send(4 * PAGE).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_cancelled_operation_is_quiet_at_its_end() {
+    for_each_driver(|driver| {
+        let mischief = Mischief::new(|_, _| Fault::None);
+        let gate = mischief.gate.clone();
+        let world = faulty_world(driver, 16 * PAGE, mischief);
+        gate.close();
+        let (ends, received) = mpsc::channel();
+        let transfer = world.reading(&[(0, 0, 4)]);
+        let submitted = world.mover.submit(transfer, move |end| ends.send(end).unwrap()).unwrap();
+        while world.mover.telemetry().unwrap().links[0].in_flight_lots == 0 {
+            std::thread::yield_now();
+        }
+        world.mover.cancel(submitted);
+        assert!(
+            received.recv_timeout(Duration::from_millis(50)).is_err(),
+            "ended while an I/O was under way"
+        );
+        gate.open();
+        let end = received.recv().unwrap();
+        assert_eq!(end, End::Cancelled { moved_bytes: 4 * PAGE, quarantined: Vec::new() });
+    });
+}
+
+#[test]
+fn the_file_closes_after_the_last_operation_and_not_before() {
+    for_each_driver(|driver| {
+        let mischief = Mischief::new(|_, _| Fault::None);
+        let gate = mischief.gate.clone();
+        let mut world = faulty_world(driver, 16 * PAGE, mischief);
+        let written = world.fill(0, 4, 9);
+        assert!(descriptors_of(&world) > 0);
+        gate.close();
+        let transfer = world.writing(&[(0, 0, 4)]);
+        world.mover.submit(transfer, |_| ()).unwrap();
+        while world.mover.telemetry().unwrap().links[0].in_flight_lots == 0 {
+            std::thread::yield_now();
+        }
+        let opener = gate.clone();
+        let opens = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            opener.open();
+        });
+        let started = Instant::now();
+        world.end();
+        assert!(started.elapsed() >= Duration::from_millis(45), "ended while an I/O was under way");
+        opens.join().unwrap();
+        assert_eq!(descriptors_of(&world), 0, "{driver:?}");
+        assert!(world.file_bytes(0, 4) == written);
+    });
+}
+
+/// Descriptors of this process that refer to the world's file.
+fn descriptors_of(world: &World) -> usize {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap();
+    links
+        .filter(|link| std::fs::read_link(link.as_ref().unwrap().path()).is_ok_and(|to| to == world.path))
+        .count()
+}
