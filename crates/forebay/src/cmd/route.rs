@@ -96,7 +96,8 @@ fn size(text: &str) -> Result<usize, String> {
         "GiB" => 1 << 30,
         unit => return Err(format!("'{unit}' in '{text}' is none of B, KiB, MiB, GiB")),
     };
-    let number: usize = digits.parse().map_err(|_| format!("'{digits}' in '{text}' is not a whole number"))?;
+    let number: usize =
+        digits.parse().map_err(|_| format!("'{digits}' in '{text}' is not a whole number"))?;
     number.checked_mul(unit).filter(|&bytes| bytes > 0).ok_or_else(|| format!("{text} is not allowed"))
 }
 
