@@ -3,6 +3,7 @@
 
 mod bench;
 mod cmd;
+mod demo;
 mod results;
 
 use clap::{Parser, Subcommand};
@@ -24,6 +25,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Replay a trace through a router and emulated engines, once per routing policy, and report
+    Demo(demo::Args),
     /// Run an emulated inference engine with an OpenAI API
     Engine(cmd::engine::Args),
     /// Route OpenAI requests to engines, aware of their caches and load
@@ -36,6 +39,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Demo(args) => demo::run(args),
         Command::Engine(args) => cmd::engine::run(args),
         Command::Route(args) => cmd::route::run(args),
         Command::Trace(args) => cmd::trace::run(args),

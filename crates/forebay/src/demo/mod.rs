@@ -1,0 +1,121 @@
+//! `forebay demo`: a trace through a router and emulated engines that keep their KV in one memory tier, once for each
+//! routing policy, each time cold. It knows the order of events; `workload` says what is asked, `host` what runs, `arm`
+//! how one policy is replayed, `rows` what is kept of it.
+
+mod arm;
+mod fault;
+mod host;
+mod rows;
+mod workload;
+
+use crate::CommandResult;
+use fault::Fault;
+use forebay_engine::profile::Profile;
+use forebay_router::Policy;
+use forebay_trace::record::{RecordLog, RecordWriter};
+use forebay_trace::report;
+use host::HostShape;
+use std::path::PathBuf;
+use tokio_util::sync::CancellationToken;
+
+/// GPU and model that the engines emulate.
+const PROFILE: &str = "h20-qwen3-coder-30b-a3b";
+
+/// Arguments of `forebay demo`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Trace to replay, a file or a directory in any format that `forebay trace info` reads; generated if not given
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Take only the first N requests of the trace
+    #[arg(long, value_name = "N")]
+    requests: Option<usize>,
+    /// Routing policies to compare, each from a cold start
+    #[arg(long, value_delimiter = ',', default_values_t = Policy::ALL)]
+    policies: Vec<Policy>,
+    /// Engines behind the router
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=16))]
+    engines: u16,
+    /// KV pool of each engine, in tokens [default: the profile's for a given trace; 120000 for the generated one, so
+    /// that it does not fit]
+    #[arg(long, value_name = "TOKENS")]
+    pool_tokens: Option<usize>,
+    /// Host memory tier that the engines share, in tokens
+    #[arg(long, value_name = "TOKENS", default_value_t = 1_000_000)]
+    memory_tokens: u64,
+    /// Model seconds per real second; arrivals, think times and steps are scaled alike
+    #[arg(long, default_value_t = 20.0)]
+    clock_ratio: f64,
+    /// Damage what the store's links move: flip-bit:P flips a bit in each byte with probability P
+    #[arg(long, value_name = "FAULT")]
+    fault: Option<Fault>,
+    /// Seed of the generated trace and of faults
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Directory for report.html, records.jsonl and summary.json
+    #[arg(long, value_name = "DIR", default_value = "demo-out")]
+    out: PathBuf,
+    /// Also write the results object that benchmarks write
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> CommandResult {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(compare(args))
+}
+
+async fn compare(args: Args) -> CommandResult {
+    let workload = workload::load(args.trace.as_deref(), args.requests, args.seed)?;
+    let profile = Profile::shipped(PROFILE)?;
+    let usual_pool_tokens = args.trace.as_ref().map_or(120_000, |_| profile.memory.pool_tokens);
+    let shape = HostShape {
+        profile,
+        engines: args.engines,
+        pool_tokens: args.pool_tokens.unwrap_or(usual_pool_tokens),
+        memory_tokens: args.memory_tokens,
+        clock_ratio: args.clock_ratio,
+        fault: args.fault,
+        seed: args.seed,
+    };
+    std::fs::create_dir_all(&args.out)?;
+    let records = args.out.join("records.jsonl");
+    // A demo is one comparison: what an earlier one left would be mixed into it.
+    std::fs::write(&records, "")?;
+    let writer = RecordWriter::append(&records)?;
+    let cancel = cancelled_by_ctrl_c();
+
+    println!("{}", workload.description);
+    println!("{}", shape.description());
+    for policy in &args.policies {
+        arm::run(*policy, &workload, &shape, &writer, &cancel).await?;
+        if cancel.is_cancelled() {
+            eprintln!("interrupted: the report covers what ran until now");
+            break;
+        }
+    }
+
+    let log = RecordLog::read(&records)?;
+    let summary = report::summarize(&log);
+    let page = args.out.join("report.html");
+    std::fs::write(&page, report::html(&summary, &log))?;
+    std::fs::write(args.out.join("summary.json"), serde_json::to_string_pretty(&summary)?)?;
+    if let Some(file) = &args.json {
+        rows::results(&summary).write(file)?;
+    }
+    println!("\n{}", report::terminal(&summary));
+    println!("Report: {}", page.display());
+    Ok(())
+}
+
+fn cancelled_by_ctrl_c() -> CancellationToken {
+    let cancel = CancellationToken::new();
+    let trigger = cancel.clone();
+    tokio::spawn(async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            trigger.cancel();
+        }
+    });
+    cancel
+}

@@ -1,0 +1,20 @@
+//! What is kept of a demo as the results object: rows named `demo.<policy>.<figure>`. It knows names and units only.
+
+use crate::results::{Results, Row};
+use forebay_trace::report::Summary;
+
+/// The counter of chunks whose checksum did not fit.
+pub const CORRUPTIONS_CAUGHT: &str = "corruptions caught";
+
+/// The results object of a demo.
+pub fn results(summary: &Summary) -> Results {
+    let mut results = Results::new("demo");
+    for arm in &summary.arms {
+        let caught = arm.counters.get(CORRUPTIONS_CAUGHT).copied().unwrap_or(0);
+        let figures = arm.figures().into_iter().chain([("corruptions_caught", "chunks", caught as f64)]);
+        for (figure, unit, value) in figures {
+            results.rows.push(Row::of_runs(format!("demo.{}.{figure}", arm.arm), unit, &[value]));
+        }
+    }
+    results
+}

@@ -1,0 +1,69 @@
+//! What the demo asks of the engines: a trace from a file, or a generated one. It knows traces; it must never know who
+//! will answer.
+
+use forebay_trace::format::{ReadOptions, TraceReader};
+use forebay_trace::generate::{Generator, Marginals};
+use forebay_trace::replay::Pacing;
+use forebay_trace::request::TraceRequest;
+use std::path::Path;
+
+/// Requests to replay.
+pub struct Workload {
+    /// In the order of their arrival.
+    pub requests: Vec<TraceRequest>,
+    /// Closed loop where the trace records sessions, by its time stamps where it does not.
+    pub pacing: Pacing,
+    /// One line for people.
+    pub description: String,
+}
+
+/// Why there is nothing to replay.
+#[derive(Debug, thiserror::Error)]
+#[error("{name}: no request could be read ({skipped} bad lines skipped)")]
+pub struct EmptyTrace {
+    name: String,
+    skipped: u64,
+}
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Reads `trace`, or generates the demo's own. `limit` keeps the first requests.
+pub fn load(trace: Option<&Path>, limit: Option<usize>, seed: u64) -> Result<Workload, Error> {
+    let limit = limit.unwrap_or(usize::MAX);
+    match trace {
+        Some(path) => read(path, limit),
+        None => Ok(generate(limit, seed)?),
+    }
+}
+
+fn generate(limit: usize, seed: u64) -> Result<Workload, Error> {
+    let marginals = Marginals::demo();
+    let requests: Vec<_> = Generator::new(&marginals, seed)?.take(limit).collect();
+    let description = format!(
+        "Trace: {} requests of {} generated agent sessions (seed {seed}), closed loop with think times",
+        requests.len(),
+        marginals.sessions
+    );
+    Ok(Workload { requests, pacing: Pacing::Closed, description })
+}
+
+fn read(path: &Path, limit: usize) -> Result<Workload, Error> {
+    let mut reader = TraceReader::open(path, ReadOptions::default())?;
+    let mut requests = Vec::new();
+    for request in reader.by_ref().take(limit) {
+        requests.push(request?);
+    }
+    let (name, skipped) = (path.display().to_string(), reader.skipped().lines);
+    if requests.is_empty() {
+        return Err(EmptyTrace { name, skipped }.into());
+    }
+    requests.sort_by_key(|request| request.arrival_us);
+    let format = reader.format();
+    let (pacing, how) = match format.records_sessions() {
+        true => (Pacing::Closed, "closed loop with think times"),
+        false => (Pacing::Open, "by their time stamps"),
+    };
+    let skipped = if skipped > 0 { format!(", {skipped} bad lines skipped") } else { String::new() };
+    let description = format!("Trace: {} requests of {name} ({format}), {how}{skipped}", requests.len());
+    Ok(Workload { requests, pacing, description })
+}
