@@ -16,8 +16,8 @@ pub struct DecisionRecord {
     pub number: u64,
     /// When it was made, since the router's start.
     pub at_us: u64,
-    /// Identifies the session, as a hash.
-    pub session: u64,
+    /// Identifies the session: a hash, in hexadecimal.
+    pub session: String,
     /// Estimated length of the prompt.
     pub input_tokens: u64,
     /// Which attempt at the request this was, from 1.
@@ -137,7 +137,7 @@ impl Entry {
         DecisionRecord {
             number,
             at_us: self.at_us,
-            session: self.session,
+            session: format!("{:016x}", self.session),
             input_tokens: self.input_tokens,
             attempt: self.attempt,
             backend: names.get(self.decision.chosen).cloned().unwrap_or_default(),

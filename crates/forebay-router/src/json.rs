@@ -117,12 +117,13 @@ impl<'a> Fields<'a> {
     /// A field name without its quotes. Escapes in it are rare, and JSON allows them.
     fn key(&self, at: Range<usize>) -> Result<Cow<'a, str>, SyntaxError> {
         let start = at.start;
-        let no_name = |_| SyntaxError { expected: "a field name", at: start };
         let quoted = &self.bytes[at];
-        if memchr(b'\\', quoted).is_some() {
-            return serde_json::from_slice(quoted).map(Cow::Owned).map_err(|_| no_name(()));
-        }
-        std::str::from_utf8(&quoted[1..quoted.len() - 1]).map(Cow::Borrowed).map_err(|_| no_name(()))
+        let name = if memchr(b'\\', quoted).is_some() {
+            serde_json::from_slice(quoted).ok().map(Cow::Owned)
+        } else {
+            std::str::from_utf8(&quoted[1..quoted.len() - 1]).ok().map(Cow::Borrowed)
+        };
+        name.ok_or(SyntaxError { expected: "a field name", at: start })
     }
 
     fn value(&mut self) -> Result<Value, SyntaxError> {

@@ -93,7 +93,11 @@ impl Shared {
 
     /// Waits until the backend is ejected.
     pub async fn ejection(&self, backend: usize) {
-        self.ejected[backend].notified().await;
+        let ejected = self.ejected[backend].notified();
+        // It may have happened between the decision and this moment; from here on the waiting sees it.
+        if self.is_up(backend) {
+            ejected.await;
+        }
     }
 
     /// The figures.
