@@ -4,6 +4,8 @@
 //! There are two drivers in production, [`uring`](super::uring) and [`threads`](super::threads). Tests put a third in
 //! front of them, which fails on purpose, so that no code in production knows of injected faults.
 
+use std::io;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// What an I/O does.
@@ -62,7 +64,18 @@ pub unsafe trait Kernel: Send {
 
     /// Starts what was taken in, sleeps until something completed or somebody used the [`Waker`], and appends what
     /// completed. An error means that the system call for waiting failed; requests are under way as before.
-    fn wait(&mut self, completed: &mut Vec<Completed>) -> std::io::Result<()>;
+    fn wait(&mut self, completed: &mut Vec<Completed>) -> io::Result<()>;
+
+    /// Has the system pin `len` bytes at `start` once, so that requests of one slice inside of them need not. An error
+    /// leaves everything working as before, or some of the bytes pinned.
+    ///
+    /// # Safety
+    ///
+    /// The memory must stay valid, and the same, until the kernel was dropped.
+    unsafe fn pin(&mut self, start: NonNull<u8>, len: usize) -> io::Result<()> {
+        let _ = (start, len);
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// What interrupts a wait.
     fn waker(&self) -> Waker;

@@ -12,10 +12,10 @@ use super::threads::Threads;
 use super::uring::Uring;
 use super::worker::{Message, Shared, Worker};
 use forebay_mover::{
-    Closed, Completion, Link, LinkOp, Memory, MoverHandle, Outcome, Place, Refused, RegionId,
+    Backing, Closed, Completion, Link, LinkOp, Memory, MoverHandle, Outcome, Place, Refused, RegionId,
 };
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
 use std::thread::JoinHandle;
 use thiserror::Error;
 
@@ -212,6 +212,19 @@ impl DiskHandle {
             self.shared.regions.write().unwrap_or_else(PoisonError::into_inner).unmap(region);
         }
         Ok(unregistered)
+    }
+
+    /// Has the system pin memory once, for as long as the link lives, so that I/Os on one piece of it need not pin it
+    /// each time: about a quarter less CPU for an I/O of 80 KiB. Meant for arenas and staging. An error leaves everything
+    /// working without; commonly it is the limit of locked memory (`RLIMIT_MEMLOCK`), or the driver by threads, which
+    /// cannot pin.
+    pub fn pin(&self, backing: Arc<dyn Backing>) -> Result<(), DiskError> {
+        let failed =
+            |source| DiskError::System { path: self.file.path().to_owned(), doing: "pinning memory", source };
+        let ended = || failed(std::io::Error::new(std::io::ErrorKind::BrokenPipe, "the disk link has ended"));
+        let (sender, receiver) = mpsc::sync_channel(1);
+        self.shared.inbox.post(Message::Pin(backing, sender)).map_err(|_| ended())?;
+        receiver.recv().map_err(|_| ended())?.map_err(failed)
     }
 
     /// Makes durable what was written by transfers that ended before this call (`fdatasync`). Returns at once;

@@ -12,6 +12,7 @@ mod inbox;
 mod kernel;
 mod link;
 mod pacer;
+mod pinned;
 mod plan;
 mod progress;
 mod regions;

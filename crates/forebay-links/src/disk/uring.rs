@@ -3,10 +3,12 @@
 //! sleeps while nothing happens; there is no polling thread. This file does system calls; it must never decide anything.
 
 use super::kernel::{Action, Completed, Kernel, Request, Waker};
+use super::pinned::{PINNED_PARTS_MAX, Pinned};
 use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{IoUring, opcode, squeue};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +29,8 @@ pub struct Uring {
     wakes: Box<u64>,
     wake_is_armed: bool,
     with_kernel: usize,
+    pinned: Pinned,
+    has_buffer_table: bool,
 }
 
 impl Uring {
@@ -36,7 +40,15 @@ impl Uring {
         ring.submitter().register_files(&[file.as_fd().as_raw_fd()])?;
         let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
         let (eventfd, wakes) = (Arc::new(eventfd), Box::new(0));
-        Ok(Uring { ring, eventfd, wakes, wake_is_armed: false, with_kernel: 0 })
+        Ok(Uring {
+            ring,
+            eventfd,
+            wakes,
+            wake_is_armed: false,
+            with_kernel: 0,
+            pinned: Pinned::default(),
+            has_buffer_table: false,
+        })
     }
 
     fn arm_wake(&mut self) {
@@ -91,10 +103,22 @@ impl Uring {
 unsafe impl Kernel for Uring {
     unsafe fn start(&mut self, key: u64, request: Request) {
         let Request { action, offset, slices, slice_count } = request;
-        let entry = match action {
-            Action::Read => opcode::Readv::new(FILE, slices, slice_count).offset(offset).build(),
-            Action::Write => opcode::Writev::new(FILE, slices, slice_count).offset(offset).build(),
-            Action::Sync => opcode::Fsync::new(FILE).flags(FsyncFlags::DATASYNC).build(),
+        // SAFETY: the caller keeps the slices valid.
+        let only = (slice_count == 1).then(|| unsafe { *slices });
+        let pinned =
+            only.and_then(|slice| Some((slice, self.pinned.find(slice.iov_base.addr(), slice.iov_len)?)));
+        let entry = match (action, pinned) {
+            (Action::Sync, _) => opcode::Fsync::new(FILE).flags(FsyncFlags::DATASYNC).build(),
+            (Action::Read, None) => opcode::Readv::new(FILE, slices, slice_count).offset(offset).build(),
+            (Action::Write, None) => opcode::Writev::new(FILE, slices, slice_count).offset(offset).build(),
+            (Action::Read, Some((slice, buffer))) => {
+                let (start, len) = (slice.iov_base.cast(), slice.iov_len as u32);
+                opcode::ReadFixed::new(FILE, start, len, buffer).offset(offset).build()
+            }
+            (Action::Write, Some((slice, buffer))) => {
+                let (start, len) = (slice.iov_base.cast_const().cast(), slice.iov_len as u32);
+                opcode::WriteFixed::new(FILE, start, len, buffer).offset(offset).build()
+            }
         };
         // SAFETY: as the caller promises.
         unsafe { self.push(entry.user_data(key)) };
@@ -105,6 +129,21 @@ unsafe impl Kernel for Uring {
         self.arm_wake();
         self.submit_and_wait()?;
         self.collect(completed);
+        Ok(())
+    }
+
+    unsafe fn pin(&mut self, start: NonNull<u8>, len: usize) -> io::Result<()> {
+        if !self.has_buffer_table {
+            self.ring.submitter().register_buffers_sparse(PINNED_PARTS_MAX as u32)?;
+            self.has_buffer_table = true;
+        }
+        for part in self.pinned.cut(start.addr().get(), len)? {
+            let part_start = start.with_addr(start.addr().saturating_add(part.start - start.addr().get()));
+            let buffer = libc::iovec { iov_base: part_start.as_ptr().cast(), iov_len: part.len };
+            // SAFETY: as the caller promises; the part lies inside of what it promised.
+            unsafe { self.ring.submitter().register_buffers_update(part.index.into(), &[buffer], None) }?;
+            self.pinned.insert(part);
+        }
         Ok(())
     }
 

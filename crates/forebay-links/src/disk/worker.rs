@@ -7,8 +7,10 @@ use super::inbox::Inbox;
 use super::kernel::{Completed, Kernel};
 use super::regions::Regions;
 use super::stats::DiskStats;
-use forebay_mover::{Completion, LinkOp, Memory, Outcome};
+use forebay_mover::{Backing, Completion, LinkOp, Memory, Outcome};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -30,6 +32,8 @@ pub(crate) type OnSynced = Box<dyn FnOnce(Result<(), DiskFault>) + Send>;
 pub(crate) enum Message {
     Op(LinkOp, Arc<Memory>, Completion),
     Sync(OnSynced),
+    /// Pin this memory, and say whether that worked.
+    Pin(Arc<dyn Backing>, SyncSender<std::io::Result<()>>),
 }
 
 /// Who waits for an operation.
@@ -51,6 +55,8 @@ pub(crate) struct Worker {
     is_syncing: bool,
     io_bytes_max: u64,
     shared: Arc<Shared>,
+    /// Memory that the kernel may have pinned.
+    pinned: Vec<Arc<dyn Backing>>,
     _file: DiskFile,
 }
 
@@ -70,6 +76,7 @@ impl Worker {
             is_syncing: false,
             io_bytes_max,
             shared,
+            pinned: Vec::new(),
             _file: file,
         }
     }
@@ -95,6 +102,16 @@ impl Worker {
     fn accept(&mut self, message: Message) {
         match message {
             Message::Sync(on_synced) => self.next_sync.push(on_synced),
+            Message::Pin(backing, answer) => {
+                let pinned = match NonNull::new(backing.as_ptr()) {
+                    // SAFETY: the backing is kept for as long as the kernel, and stays where it is while it lives.
+                    Some(start) => unsafe { self.kernel.pin(start, backing.len()) },
+                    None => Ok(()),
+                };
+                self.pinned.push(backing);
+                // A caller that has gone does not want to know.
+                let _ = answer.send(pinned);
+            }
             Message::Op(op, memory, done) => {
                 let mut plan = self.flights.spare_plan();
                 let regions = self.shared.regions.read().unwrap_or_else(PoisonError::into_inner);

@@ -3,7 +3,7 @@
 use crate::faulty::{Fault, Mischief};
 use crate::world::{PAGE, World, faulty_world, for_each_driver, world};
 use forebay_mover::{Class, End, Span, SpanPair, Transfer};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// Pages of disk and of memory that the larger tests use.
@@ -128,6 +128,28 @@ fn write_then_read(world: &World, thread: u64, ends: &mpsc::Sender<u64>) {
             ends.send(4 * PAGE).unwrap();
         }
     }
+}
+
+#[test]
+fn pinned_memory_holds_the_same_bytes() {
+    for_each_driver(|driver| {
+        let world = world(driver, PAGES * PAGE);
+        match world.disk.pin(Arc::clone(&world.buffer) as _) {
+            Ok(()) => assert!(world.disk.pin(Arc::clone(&world.buffer) as _).is_err(), "pinned twice"),
+            Err(error) => eprintln!("SKIPPED: {driver:?}: {error}"),
+        }
+        let written = world.fill(0, PAGES, 1);
+        let pages = (0..PAGES).step_by(32);
+        pages.clone().for_each(|page| world.run_fully(world.writing(&[(page, PAGES - 32 - page, 32)])));
+        world.fill(0, PAGES, 2);
+        pages.for_each(|page| {
+            // One piece, and two that are apart in memory but one I/O.
+            let half = [(page, PAGES - 32 - page, 16), (page + 16, PAGES - 16 - page, 16)];
+            world.run_fully(world.reading(if page % 64 == 0 { &half[..] } else { &half[..1] }));
+            world.run_fully(world.reading(&half[1..]));
+        });
+        assert!(world.bytes(0, PAGES) == written, "{driver:?}");
+    });
 }
 
 #[test]
