@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_kv::ChunkId;
-use forebay_store::{Begun, ChunkShape, MemoryTier, Refused, SLOT_ALIGN_BYTES as PAGE, TenantId, TierConfig};
+use forebay_store::{
+    Begun, ChunkShape, MemoryTier, ReadEnd, Refused, SLOT_ALIGN_BYTES as PAGE, TenantId, TierConfig,
+};
 
 const TENANT: TenantId = TenantId(0);
 const TTL_US: u64 = 1000;
@@ -180,6 +182,19 @@ fn a_slab_with_a_held_chunk_is_not_emptied() {
     assert_eq!(tier.pin(TENANT, &[id(1)]), 1);
     store_sized(&mut tier, TENANT, 20, None, 2).unwrap();
     assert_eq!(here(&tier, [1, 2, 3, 20]), [true, false, false, true]);
+}
+
+#[test]
+fn a_slab_that_an_operation_keeps_is_not_emptied_for_nothing() {
+    let mut tier = tier(2, 3);
+    (0..6).for_each(|number| store(&mut tier, number, None));
+    let (lease, _) = tier.lease(0, TENANT, &[id(1)], TTL_US).unwrap();
+    let read = tier.begin_read(0, lease, 0).unwrap();
+    assert_eq!(tier.delete(TENANT, &[id(1)]), 1);
+    touch(&mut tier, &[2]);
+    store_sized(&mut tier, TENANT, 20, None, 3).unwrap();
+    assert_eq!(here(&tier, [0, 2, 3, 4, 5, 20]), [false, true, false, false, false, true]);
+    tier.end_read(0, read, ReadEnd::Done);
 }
 
 #[test]

@@ -438,6 +438,28 @@ impl Model {
         }
     }
 
+    /// Ends everything, and fills the arena with chunks of another tenant: nothing may have got stuck.
+    fn check_that_all_memory_comes_back(mut self, max_chunks: u32) {
+        (0..self.writing.len()).for_each(|_| self.commit(0));
+        (0..self.reading.len()).for_each(|_| self.end_read(0, false));
+        (0..self.lost.len()).for_each(|_| self.take(Step::Quiet));
+        (0..CHUNKS).for_each(|number| self.take(Step::Unpin(number)));
+        self.now_us = self.seen_us + 1000;
+        let count = (SLABS * SLAB_PAGES).min(max_chunks.into());
+        let ids: Vec<ChunkId> = (0..count).map(|number| id(1000 + number as usize)).collect();
+        let shape = ChunkShape::new([PAGE]).unwrap();
+        for id in &ids {
+            match self.tier.begin_write(self.now_us, TenantId(2), id, None, &shape) {
+                Ok(Begun::Write(write)) => self.tier.commit(self.now_us, write, &[0]).unwrap(),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(ids.iter().all(|id| self.tier.lookup(&[*id]) == 1));
+        let stat = self.tier.stat();
+        assert_eq!((stat.rows as u64, stat.arena.used_bytes), (count, count * PAGE));
+        assert_eq!((stat.arena.draining_bytes, stat.arena.quarantined_bytes), (0, 0));
+    }
+
     fn check(&self) {
         for number in 0..CHUNKS {
             assert_eq!(self.tier.lookup(&ids(&path(number))), self.prefix(number), "prefix of {number}");
@@ -485,5 +507,6 @@ proptest! {
             model.take(step);
             model.check();
         }
+        model.check_that_all_memory_comes_back(max_chunks);
     }
 }

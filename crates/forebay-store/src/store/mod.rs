@@ -31,6 +31,41 @@ use thiserror::Error;
 /// * `on_end` runs on one of the store's or the mover's threads: keep it short, and do not wait for either in it.
 ///
 /// The arena stays registered with the mover until the mover ends.
+///
+/// ```
+/// use forebay_kv::ChunkId;
+/// use forebay_links::HostLink;
+/// use forebay_mover::*;
+/// use forebay_store::{Pages, Store, StoreEnd, TenantId, TierConfig};
+/// use std::sync::{Arc, mpsc::channel};
+///
+/// let mover = MoverThread::spawn(Limits::default())?;
+/// let handle = mover.handle();
+/// let host = Place::Host(0);
+/// let link = handle.add_link(LinkSpec::new("host", 4, 64 << 20), Box::new(HostLink::new(2)?))?;
+/// handle.add_route(RouteSpec::direct(host, host, link))??;
+/// let store = Store::open(&handle, host, Pages::Transparent, TierConfig::new(16 << 20))?;
+///
+/// // Two layers of 1000 bytes go into the store and come back behind them.
+/// let memory = Arc::new(HostBuffer::new(4000));
+/// memory.write(0, &[7; 2000]);
+/// let region = handle.register(host, memory.clone())?;
+/// let layers = |start| [0, 1000].map(|layer| vec![Span::new(region, start + layer, 1000)]);
+/// let (tenant, id) = (TenantId(0), ChunkId::from_bytes([1; 32]));
+///
+/// let (sender, stored) = channel();
+/// store.store_chunk(tenant, id, None, &layers(0), Class::WriteBack, move |end| drop(sender.send(end)))?;
+/// assert_eq!(stored.recv()?, StoreEnd::Stored { bytes: 2000 });
+///
+/// let lease = store.lease(tenant, &[id], 1_000_000);
+/// let (sender, loaded) = channel();
+/// store.load_chunk(&lease, 0, &layers(2000), Class::Demand, None, move |end| drop(sender.send(end)))?;
+/// assert_eq!(loaded.recv()?, End::Done { bytes: 2000 });
+/// let mut layer = [0; 1000];
+/// memory.read(2000, &mut layer);
+/// store.verify(&lease, 0, 0, &[&layer])?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Store {
     shared: Arc<Shared>,
