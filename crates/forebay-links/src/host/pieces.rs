@@ -22,12 +22,12 @@ unsafe impl Sync for Piece {}
 /// Why a lot is not copied.
 #[derive(Debug, PartialEq, Eq, Error)]
 pub(crate) enum Unsound {
-    /// A span is not in host memory, or reaches outside its region.
+    /// A part of a region is not in host memory, or reaches outside of it.
     #[error("{0:?} is not host memory")]
     NotHost(Span),
     /// A pair's spans differ in length.
     #[error("a pair copies {from_bytes} bytes to {to_bytes}")]
-    Length { from_bytes: usize, to_bytes: usize },
+    Length { from_bytes: u64, to_bytes: u64 },
     /// A target overlaps a source, so what is copied would depend on the order.
     #[error("a target overlaps a source of the same lot")]
     Overlap,
@@ -35,16 +35,45 @@ pub(crate) enum Unsound {
 
 /// The addresses of an operation's pairs, if copying them in any order, by any number of threads, is sound.
 pub(crate) fn resolve(op: &LinkOp, memory: &Memory) -> Result<Vec<Piece>, Unsound> {
-    let host = |span: &Span| memory.host(span).ok_or(Unsound::NotHost(*span));
+    let regions = Regions::of(op, memory)?;
     let mut pieces = Vec::with_capacity(op.pairs.len());
     for pair in &op.pairs {
-        let ((from, from_bytes), (to, to_bytes)) = (host(&pair.from)?, host(&pair.to)?);
-        if from_bytes != to_bytes {
-            return Err(Unsound::Length { from_bytes, to_bytes });
+        let (from, to) = (regions.address(&pair.from)?, regions.address(&pair.to)?);
+        if pair.from.len != pair.to.len {
+            return Err(Unsound::Length { from_bytes: pair.from.len, to_bytes: pair.to.len });
         }
-        pieces.push(Piece { from, to, len: from_bytes });
+        pieces.push(Piece { from, to, len: pair.from.len as usize });
     }
     if overlaps(&pieces) { Err(Unsound::Overlap) } else { Ok(pieces) }
+}
+
+/// The regions that an operation names: of each, all up to the last byte that is used, and where it starts. A lot has
+/// hundreds of spans in two regions or three: one look into the memory table for each region, not for each span.
+struct Regions(Vec<(Span, NonNull<u8>)>);
+
+impl Regions {
+    fn of(op: &LinkOp, memory: &Memory) -> Result<Regions, Unsound> {
+        let mut parts: Vec<Span> = Vec::new();
+        for span in op.pairs.iter().flat_map(|pair| [&pair.from, &pair.to]) {
+            let end = span.offset.saturating_add(span.len);
+            match parts.iter_mut().find(|part| part.region == span.region) {
+                Some(part) => part.len = part.len.max(end),
+                None => parts.push(Span::new(span.region, 0, end)),
+            }
+        }
+        let start =
+            |part: Span| memory.host(&part).map(|(start, _)| (part, start)).ok_or(Unsound::NotHost(part));
+        parts.into_iter().map(start).collect::<Result<_, _>>().map(Regions)
+    }
+
+    /// Where a span of the operation starts.
+    fn address(&self, span: &Span) -> Result<NonNull<u8>, Unsound> {
+        let region = self.0.iter().find(|(part, _)| part.region == span.region);
+        let (_, start) = region.ok_or(Unsound::NotHost(*span))?;
+        // SAFETY: the memory table has checked that the region's part, of which the span is a part, lies in one
+        // allocation; an offset inside an allocation fits into usize.
+        Ok(unsafe { start.add(span.offset as usize) })
+    }
 }
 
 /// Whether any target shares a byte with any source.

@@ -50,7 +50,7 @@ use thiserror::Error;
 /// let memory = Arc::new(HostBuffer::new(4000));
 /// memory.write(0, &[7; 2000]);
 /// let region = handle.register(host, memory.clone())?;
-/// let layers = |start| [0, 1000].map(|layer| vec![Span::new(region, start + layer, 1000)]);
+/// let layers = |start: u64| [0, 1000].map(|layer| vec![Span::new(region, start + layer, 1000)]);
 /// let (tenant, id) = (TenantId(0), ChunkId::from_bytes([1; 32]));
 ///
 /// let (sender, stored) = channel();
