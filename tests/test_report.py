@@ -157,7 +157,7 @@ def test_a_torn_log_is_reported_as_far_as_it_goes(tmp_path):
     log.write_bytes(log.read_bytes()[:-30])
     command = [forebay(), "trace", "report", str(log), "--summary", str(tmp_path / "summary.json")]
     text = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
-    assert "1 lines of the log could not be read" in text
+    assert "Lines of the log that could not be read: 1." in text
     assert max(map(len, text.splitlines())) <= 100
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["arms"][0]["requests"] == 20

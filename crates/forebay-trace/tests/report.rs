@@ -139,7 +139,10 @@ fn arms_keep_the_order_of_the_run_and_links_their_last_sample() {
 
 #[test]
 fn the_terminal_tables_fit_100_columns() {
-    let text = terminal(&summarize(&full_log()));
+    let mut log = full_log();
+    log.requests.iter_mut().for_each(|record| record.start_s += 20.0);
+    let text = terminal(&summarize(&log));
+    assert!(text.contains("lpwl 20.0 s."), "a note of more than one line: {text}");
     for line in text.lines() {
         assert!(line.chars().count() <= 100, "{} columns: {line}", line.chars().count());
     }
@@ -152,8 +155,11 @@ fn a_late_replayer_and_early_turns_are_told() {
     let late = |number| RequestRecord { start_s: f64::from(number) + 0.9, ..request("a", number) };
     let early = RequestRecord { early: true, ..late(3) };
     let text = terminal(&summarize(&log_of([late(0), late(1), late(2), early])));
-    assert!(text.contains("sent late, p90 0.900 s"), "{text}");
-    assert!(text.contains("1 turns were sent before the previous answer"), "{text}");
+    assert!(
+        text.contains("sent late, because the machine was busy or the window full (p90): a 0.900 s."),
+        "{text}"
+    );
+    assert!(text.contains("Turns sent before the previous answer was complete: a 1."), "{text}");
 }
 
 #[test]

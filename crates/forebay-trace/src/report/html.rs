@@ -101,7 +101,7 @@ fn counters(summary: &Summary) -> String {
     });
     let rows: String = rows.collect();
     scrolling(&format!(
-        "<table><thead><tr><th scope=\"col\">Counted</th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        "<table class=\"even\"><thead><tr><th scope=\"col\">Counted</th>{head}</tr></thead><tbody>{rows}</tbody></table>"
     ))
 }
 

@@ -7,36 +7,40 @@ use super::units::{count, seconds};
 /// Sending late by this share of the median TTFT is worth a note: a replayer that is late measures itself.
 const LATE_SHARE: f64 = 0.1;
 
-/// The notes on all arms.
+/// One sentence for each thing to know, over all arms that it concerns.
 pub fn notes(summary: &Summary) -> Vec<String> {
-    let mut notes: Vec<String> = summary.arms.iter().flat_map(of_arm).collect();
-    if summary.skipped_lines > 0 {
-        notes.push(format!("{} lines of the log could not be read.", summary.skipped_lines));
-    }
-    notes
+    let of_arms = [
+        note(summary, "Failed requests", failures),
+        note(summary, "Requests were sent late, because the machine was busy or the window full (p90)", late),
+        note(summary, "Turns sent before the previous answer was complete", |arm| {
+            some_count(arm.early as u64)
+        }),
+        note(summary, "Prompt tokens for which engines did not report hits", |arm| {
+            some_count(arm.sources.unreported)
+        }),
+    ];
+    let of_log = some_count(summary.skipped_lines as u64)
+        .map(|lines| format!("Lines of the log that could not be read: {lines}."));
+    of_arms.into_iter().flatten().chain(of_log).collect()
 }
 
-fn of_arm(arm: &ArmSummary) -> Vec<String> {
-    let mut notes = Vec::new();
-    if !arm.failures.is_empty() {
-        let kinds = arm.failures.iter().map(|(kind, failed)| format!("{failed} x {kind}"));
-        notes.push(format!("failed requests: {}.", kinds.collect::<Vec<_>>().join(", ")));
-    }
-    if arm.early > 0 {
-        notes.push(format!("{} turns were sent before the previous answer was complete.", arm.early));
-    }
-    if arm.sources.unreported > 0 {
-        notes.push(format!(
-            "engines did not report hits for {} prompt tokens.",
-            count(arm.sources.unreported)
-        ));
-    }
-    let late = arm.start_delay_s.p90.zip(arm.ttft_s.p50).filter(|(delay, ttft)| *delay > LATE_SHARE * ttft);
-    if let Some((delay_s, _)) = late {
-        notes.push(format!(
-            "requests were sent late, p90 {} s; their latencies include it.",
-            seconds(delay_s)
-        ));
-    }
-    notes.into_iter().map(|note| format!("{}: {note}", arm.arm)).collect()
+/// `what: arm figure, arm figure.` for the arms that have a figure.
+fn note(summary: &Summary, what: &str, figure: impl Fn(&ArmSummary) -> Option<String>) -> Option<String> {
+    let arms: Vec<String> =
+        summary.arms.iter().filter_map(|arm| Some(format!("{} {}", arm.arm, figure(arm)?))).collect();
+    (!arms.is_empty()).then(|| format!("{what}: {}.", arms.join(", ")))
+}
+
+fn failures(arm: &ArmSummary) -> Option<String> {
+    let kinds: Vec<String> = arm.failures.iter().map(|(kind, failed)| format!("{failed} x {kind}")).collect();
+    (!kinds.is_empty()).then(|| format!("({})", kinds.join(", ")))
+}
+
+fn late(arm: &ArmSummary) -> Option<String> {
+    let (delay_s, ttft_s) = arm.start_delay_s.p90.zip(arm.ttft_s.p50)?;
+    (delay_s > LATE_SHARE * ttft_s).then(|| format!("{} s", seconds(delay_s)))
+}
+
+fn some_count(value: u64) -> Option<String> {
+    (value > 0).then(|| count(value))
 }

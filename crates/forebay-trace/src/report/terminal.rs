@@ -7,6 +7,9 @@ use super::summary::Summary;
 use super::units::{NONE, bytes, count, millis_or_none, percent_or_none, seconds_or_none};
 use std::fmt::Write;
 
+/// What a terminal is expected to have.
+const COLUMNS: usize = 100;
+
 /// A table under construction: the first column is aligned left, all others right.
 struct Table {
     title: &'static str,
@@ -24,7 +27,7 @@ pub fn terminal(summary: &Summary) -> String {
     }
     let mut text = tables.iter().map(Table::to_text).collect::<Vec<_>>().join("\n");
     for note in notes(summary) {
-        let _ = writeln!(text, "\n{note}");
+        let _ = writeln!(text, "\n{}", wrapped(&note));
     }
     text
 }
@@ -119,6 +122,25 @@ fn counters(summary: &Summary) -> Table {
         table.row(std::iter::once(name.to_owned()).chain(values));
     }
     table
+}
+
+/// A sentence on as many lines as it needs.
+fn wrapped(sentence: &str) -> String {
+    let mut text = String::new();
+    let mut column = 0;
+    for word in sentence.split(' ') {
+        let letters = word.chars().count();
+        if column > 0 && column + 1 + letters > COLUMNS {
+            text.push('\n');
+            column = 0;
+        } else if column > 0 {
+            text.push(' ');
+            column += 1;
+        }
+        text.push_str(word);
+        column += letters;
+    }
+    text
 }
 
 impl Table {
