@@ -344,3 +344,52 @@ async fn connections_that_an_engine_closes_between_requests_are_no_failures() {
     }
     assert_eq!(router.stats().backends[0].failures.iter().sum::<u64>(), 0);
 }
+
+#[tokio::test]
+async fn after_a_storm_of_failures_nothing_is_left_behind() {
+    let hang = vec![stream_head(), event("a"), Step::Hang];
+    let engines = [
+        Engine::start(well).await,
+        Engine::start(only_probes(vec![stream_head(), event("a"), Step::Reset])).await,
+        Engine::start(only_probes(hang)).await,
+        Engine::start(only_probes(vec![Step::Close])).await,
+    ];
+    let router = router(Policy::LeastLoaded, &engines.each_ref().map(Engine::url), |limits| {
+        limits.first_byte = 100 * MS;
+        limits.progress = 100 * MS;
+        limits.max_in_flight = 24;
+    });
+    let mut storm = Vec::new();
+    for number in 0..24_u32 {
+        let mut client = Client::connect(&router).await;
+        storm.push(tokio::spawn(async move {
+            for turn in 0..10_u32 {
+                let patience = Duration::from_millis(u64::from((number * 7 + turn * 13) % 150));
+                let asking = client.begin("POST", "/v1/completions", &[], STREAM);
+                match tokio::time::timeout(patience, asking).await {
+                    Ok(Ok(answer)) => drop(tokio::time::timeout(patience, Got::read(answer)).await),
+                    Ok(Err(_)) => return,
+                    Err(_) => return client.vanish(),
+                }
+            }
+        }));
+    }
+    for client in storm {
+        client.await.unwrap();
+    }
+    let idle = || {
+        router.stats().backends.iter().all(|backend| {
+            (backend.in_flight, backend.pending_prefill_tokens, backend.context_tokens) == (0, 0, 0)
+        })
+    };
+    assert!(until(2 * SECOND, idle).await, "{:?}", router.stats());
+    // All places are free again: as many requests as are allowed at once, and the engine that is well has some of them.
+    let mut asking = Vec::new();
+    for _ in 0..24 {
+        let mut client = Client::connect(&router).await;
+        asking.push(tokio::spawn(async move { client.complete(STREAM).await.status }));
+    }
+    for asked in asking {
+        assert_eq!(asked.await.unwrap(), 200);
+    }
+}
