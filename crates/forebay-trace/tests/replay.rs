@@ -80,6 +80,16 @@ async fn a_request_asks_for_exactly_what_the_trace_says() {
 }
 
 #[tokio::test]
+async fn an_answer_of_zero_tokens_is_asked_for_as_one_because_the_api_has_no_shorter() {
+    let engine = FakeEngine::start(|_| AT_ONCE).await;
+    let silent = TraceRequest { output_tokens: 0, ..request("s", 0, 0, 40, &[1, 2, 3]) };
+    let (outcome, records) = replay(&engine, options(Pacing::Open), vec![silent]).await;
+    assert_eq!((outcome.done, outcome.wrong_tokens), (1, 0));
+    assert_eq!(engine.seen()[0].body["max_tokens"], 1);
+    assert_eq!((records[0].output_tokens, records[0].tpot_s), (1, None));
+}
+
+#[tokio::test]
 async fn each_turn_carries_the_tokens_that_were_really_answered() {
     let engine = FakeEngine::start(|_| AT_ONCE).await;
     let trace = vec![

@@ -152,7 +152,7 @@ impl<'a, S: FnMut(&RequestRecord) -> io::Result<()>> Run<'a, S> {
                 model: &model,
                 session: &due.request.session,
                 prompt: &prompt.tokens,
-                output_tokens: due.request.output_tokens,
+                output_tokens: asked_tokens(&due),
             };
             let reply = client.call(call).await;
             let ended_us = clock.now_us();
@@ -245,6 +245,11 @@ impl Clock {
     }
 }
 
+/// The API has no answers of zero tokens; some traces do.
+fn asked_tokens(due: &Due) -> u32 {
+    due.request.output_tokens.max(1)
+}
+
 /// Tokens that are wrong or, in an answer that is whole, missing. An answer cut short by a failure is checked as far as
 /// it came. `None` when tokens came without their ids.
 fn wrong_tokens(check: &dyn Check, due: &Due, prompt: &Prompt, reply: &Reply) -> Option<u32> {
@@ -252,7 +257,7 @@ fn wrong_tokens(check: &dyn Check, due: &Due, prompt: &Prompt, reply: &Reply) ->
     if tokens.is_empty() && reply.answer.output_tokens() > 0 {
         return None;
     }
-    let missing = due.request.output_tokens.saturating_sub(tokens.len() as u32);
+    let missing = asked_tokens(due).saturating_sub(tokens.len() as u32);
     let missing = if reply.failure.is_none() { missing } else { 0 };
     Some(check.wrong(&prompt.tokens, tokens).saturating_add(missing))
 }
