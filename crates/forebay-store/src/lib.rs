@@ -9,6 +9,7 @@ mod checksum;
 mod entry;
 mod index;
 mod lease;
+pub mod log;
 mod recency;
 mod shape;
 mod slots;

@@ -1,0 +1,268 @@
+//! The footer of a chunk, and the check of every read against it. This file knows which copy of which chunk a reader
+//! expects and what it got; it must never know where the reader got it from.
+//!
+//! How a layer that is read alone proves what it is: the index says which copy is expected (chunk, segment, slot, life of
+//! the segment). The footer says the same about itself under its own CRC, or it is refused. It holds the layers' sums,
+//! each bound to the copy and the layer. Bytes that give such a sum are the ones that were written there.
+//!
+//! ```text
+//!  32  segment   u32
+//!  36  slot      u16
+//!  38  tenant    u16
+//!  40  sequence  u64      the segment's life: the generation of the copy
+//!  48  flags     u16      1: has a parent
+//!  50  layers    u16
+//!  52  zero      u32
+//!  56  bytes     u64      of the chunk, without padding
+//!  64  id        32 bytes
+//!  96  parent    32 bytes
+//! 128  layers    8 bytes each: u32 length, bit 31 set where an extent starts; u32 sum
+//! ```
+
+use super::page::{Damaged, Fields, LogUuid, PageKind, Parser, check};
+use super::slot_shape::{MAX_DISK_LAYERS, SlotShape};
+use super::sum::CopyName;
+use crate::checksum;
+use crate::tenant::TenantId;
+use forebay_kv::ChunkId;
+use std::sync::Arc;
+use thiserror::Error;
+
+const HAS_PARENT: u16 = 1;
+
+/// What a chunk's last page says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Footer {
+    /// Which copy of which chunk this is.
+    pub name: CopyName,
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// The chunk before it.
+    pub parent: Option<ChunkId>,
+    /// How it lies in its slot.
+    pub shape: Arc<SlotShape>,
+    /// The CRC-32C of each layer, combined with the layer's [seal](CopyName::seal).
+    sums: Box<[u32]>,
+}
+
+/// Why what was read is not what was written. To the reader it is a miss, and never data.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Fault {
+    /// The footer's page is damaged or something else.
+    #[error("the chunk's footer: {0}")]
+    Footer(#[from] Damaged),
+    /// The footer was written in another life of the segment: an earlier write that came back, or a lost one.
+    #[error("the slot holds life {found} of its segment, expected is {expected}")]
+    Stale {
+        /// What was found.
+        found: u64,
+        /// What was expected.
+        expected: u64,
+    },
+    /// The footer of another place: a read or a write went astray.
+    #[error("the footer is of segment {segment}, slot {slot}")]
+    Misplaced {
+        /// Where it belongs.
+        segment: u32,
+        /// Where it belongs.
+        slot: u16,
+    },
+    /// Another chunk.
+    #[error("the slot holds chunk {0:?}")]
+    OtherChunk(ChunkId),
+    /// The chunk has no such layer.
+    #[error("there is no layer {layer} in {layers}")]
+    NoLayer {
+        /// Asked for.
+        layer: usize,
+        /// How many there are.
+        layers: usize,
+    },
+    /// Not as many bytes as the layer has.
+    #[error("{found} bytes of layer {layer}, which has {expected}")]
+    Length {
+        /// Which layer.
+        layer: usize,
+        /// Bytes given.
+        found: u64,
+        /// Bytes it has.
+        expected: u64,
+    },
+    /// The bytes are not the ones that were written.
+    #[error("the bytes of layer {layer} do not match their CRC-32C")]
+    Bytes {
+        /// Which layer.
+        layer: usize,
+    },
+}
+
+impl Footer {
+    /// The footer of a copy, from the CRC-32C of each of its layers.
+    pub fn new(
+        name: CopyName,
+        tenant: TenantId,
+        parent: Option<ChunkId>,
+        shape: Arc<SlotShape>,
+        crcs: &[u32],
+    ) -> Footer {
+        debug_assert_eq!(crcs.len(), shape.layers(), "a layer has one sum");
+        let sums = crcs.iter().enumerate().map(|(layer, crc)| crc ^ name.seal(layer as u16)).collect();
+        Footer { name, tenant, parent, shape, sums }
+    }
+
+    /// The page.
+    pub fn encode(&self) -> Vec<u8> {
+        let CopyName { log, id, segment, sequence, slot } = self.name;
+        let mut fields = Fields::page(PageKind::Footer, log);
+        fields.u32(segment).u16(slot).u16(self.tenant.0).u64(sequence);
+        fields.u16(self.parent.map_or(0, |_| HAS_PARENT)).u16(self.shape.layers() as u16).u32(0);
+        fields.u64(self.shape.chunk().bytes());
+        fields.bytes(id.as_bytes()).bytes(&self.parent.map_or([0; 32], |parent| *parent.as_bytes()));
+        for (word, sum) in self.shape.words().zip(&self.sums) {
+            fields.u32(word).u32(*sum);
+        }
+        fields.finish_page()
+    }
+
+    /// The footer of whatever copy this page says that it is.
+    pub fn parse(log: LogUuid, bytes: &[u8]) -> Result<Footer, Damaged> {
+        let mut fields = Parser::page(PageKind::Footer, log, bytes)?;
+        let (segment, slot, tenant) = (fields.u32()?, fields.u16()?, TenantId(fields.u16()?));
+        let sequence = fields.u64()?;
+        let (flags, layers) = (fields.u16()?, fields.u16()?);
+        check("layers", layers, usize::from(layers) <= MAX_DISK_LAYERS, MAX_DISK_LAYERS)?;
+        fields.u32()?;
+        let chunk_bytes = fields.u64()?;
+        let [id, parent] = [fields.bytes()?, fields.bytes()?].map(ChunkId::from_bytes);
+        let (mut words, mut sums) = (Vec::new(), Vec::new());
+        for _ in 0..layers {
+            words.push(fields.u32()?);
+            sums.push(fields.u32()?);
+        }
+        let shape = Arc::new(SlotShape::from_words(&words)?);
+        let bytes = shape.chunk().bytes();
+        check("bytes", chunk_bytes, chunk_bytes == bytes, bytes)?;
+        let parent = (flags & HAS_PARENT != 0).then_some(parent);
+        let name = CopyName { log, id, segment, sequence, slot };
+        Ok(Footer { name, tenant, parent, shape, sums: sums.into() })
+    }
+
+    /// The footer of the copy that is expected, and of no other.
+    pub fn of(expected: &CopyName, bytes: &[u8]) -> Result<Footer, Fault> {
+        let footer = Footer::parse(expected.log, bytes)?;
+        let found = &footer.name;
+        if (found.segment, found.slot) != (expected.segment, expected.slot) {
+            return Err(Fault::Misplaced { segment: found.segment, slot: found.slot });
+        }
+        if found.sequence != expected.sequence {
+            return Err(Fault::Stale { found: found.sequence, expected: expected.sequence });
+        }
+        if found.id != expected.id {
+            return Err(Fault::OtherChunk(found.id));
+        }
+        Ok(footer)
+    }
+
+    /// The CRC-32C that a layer had when it was stored.
+    pub fn crc(&self, layer: usize) -> Option<u32> {
+        Some(self.sums.get(layer)? ^ self.name.seal(u16::try_from(layer).ok()?))
+    }
+
+    /// The CRC-32C of all layers.
+    pub fn crcs(&self) -> Vec<u32> {
+        (0..self.sums.len()).filter_map(|layer| self.crc(layer)).collect()
+    }
+
+    /// Fails unless these pieces, one after another, are the layer as it was written.
+    pub fn verify(&self, layer: usize, pieces: &[&[u8]]) -> Result<(), Fault> {
+        let no_layer = Fault::NoLayer { layer, layers: self.sums.len() };
+        let crc = self.crc(layer).ok_or(no_layer.clone())?;
+        let place = self.shape.layer(layer).ok_or(no_layer)?;
+        let found = pieces.iter().map(|piece| piece.len() as u64).sum();
+        let expected = place.end - place.start;
+        if found != expected {
+            return Err(Fault::Length { layer, found, expected });
+        }
+        if checksum::of_pieces(pieces) == crc { Ok(()) } else { Err(Fault::Bytes { layer }) }
+    }
+}
+
+/// Fails unless `pieces`, one after another, are the layer of the copy that is expected: its chunk, its generation, its
+/// bytes.
+///
+/// ```
+/// use forebay_kv::ChunkId;
+/// use forebay_store::log::{CopyName, Fault, Footer, LogUuid, SlotShape, crc32c, verify_read};
+/// use forebay_store::{ChunkShape, TenantId};
+/// use std::sync::Arc;
+///
+/// let name = CopyName {
+///     log: LogUuid([1; 16]),
+///     id: ChunkId::from_bytes([2; 32]),
+///     segment: 0,
+///     sequence: 8,
+///     slot: 5,
+/// };
+/// let shape = Arc::new(SlotShape::new(&ChunkShape::new([4])?)?);
+/// let footer = Footer::new(name, TenantId(0), None, shape, &[crc32c(b"good")]).encode();
+///
+/// assert_eq!(verify_read(&name, &footer, 0, &[b"go", b"od"]), Ok(()));
+/// assert_eq!(verify_read(&name, &footer, 0, &[b"evil"]), Err(Fault::Bytes { layer: 0 }));
+/// let older = CopyName { sequence: 7, ..name };
+/// assert_eq!(verify_read(&older, &footer, 0, &[b"good"]), Err(Fault::Stale { found: 8, expected: 7 }));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn verify_read(expected: &CopyName, footer: &[u8], layer: usize, pieces: &[&[u8]]) -> Result<(), Fault> {
+    Footer::of(expected, footer)?.verify(layer, pieces)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::ChunkShape;
+
+    fn name() -> CopyName {
+        CopyName { log: LogUuid([1; 16]), id: ChunkId::from_bytes([2; 32]), segment: 3, sequence: 4, slot: 5 }
+    }
+
+    fn footer(layers: usize) -> Footer {
+        let shape = Arc::new(SlotShape::new(&ChunkShape::new(vec![2; layers]).unwrap()).unwrap());
+        let crcs: Vec<u32> = (0..layers).map(|layer| layer as u32 * 7).collect();
+        Footer::new(name(), TenantId(6), Some(ChunkId::from_bytes([9; 32])), shape, &crcs)
+    }
+
+    #[test]
+    fn the_largest_footer_fits_its_page() {
+        let footer = footer(MAX_DISK_LAYERS);
+        assert_eq!(Footer::of(&name(), &footer.encode()), Ok(footer));
+    }
+
+    #[test]
+    fn crcs_are_those_that_were_stored_although_sums_are_sealed() {
+        let footer = footer(4);
+        assert_eq!(footer.crcs(), [0, 7, 14, 21]);
+        assert!(footer.crcs().iter().zip(&footer.sums).all(|(crc, sum)| crc != sum));
+        assert_eq!(footer.crc(4), None);
+    }
+
+    #[test]
+    fn a_footer_of_another_copy_is_refused_with_what_it_is() {
+        let page = footer(2).encode();
+        let of = |expected: CopyName| Footer::of(&expected, &page).unwrap_err();
+        let other = ChunkId::from_bytes([0; 32]);
+        assert_eq!(of(CopyName { sequence: 9, ..name() }), Fault::Stale { found: 4, expected: 9 });
+        assert_eq!(of(CopyName { segment: 9, ..name() }), Fault::Misplaced { segment: 3, slot: 5 });
+        assert_eq!(of(CopyName { slot: 9, ..name() }), Fault::Misplaced { segment: 3, slot: 5 });
+        assert_eq!(of(CopyName { id: other, ..name() }), Fault::OtherChunk(name().id));
+        let log = LogUuid([0; 16]);
+        let found = LogUuid([1; 16]);
+        assert_eq!(of(CopyName { log, ..name() }), Fault::Footer(Damaged::OtherLog { found }));
+    }
+
+    #[test]
+    fn a_layer_of_the_wrong_length_or_number_is_refused() {
+        let footer = footer(2);
+        assert_eq!(footer.verify(2, &[&[0; 2]]), Err(Fault::NoLayer { layer: 2, layers: 2 }));
+        assert_eq!(footer.verify(1, &[&[0; 1]]), Err(Fault::Length { layer: 1, found: 1, expected: 2 }));
+    }
+}
