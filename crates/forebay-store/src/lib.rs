@@ -4,6 +4,7 @@
 //! Must never know what KV means, which model it is of, or how bytes are moved: copies are transfers that the mover
 //! carries out.
 
+pub mod admission;
 mod arena;
 mod checksum;
 mod entry;

@@ -24,6 +24,11 @@ impl ChunkKey {
         ChunkKey(hash)
     }
 
+    /// The 64 bits.
+    pub(crate) fn hash_bits(self) -> u64 {
+        self.0
+    }
+
     /// Whether the chunk is in a sample of one in `one_in`, a power of two. Smaller samples are part of larger ones.
     pub(crate) fn is_sampled(self, one_in: u64) -> bool {
         // The bits in the middle: hash tables take theirs from both ends.

@@ -1,0 +1,370 @@
+//! The load-or-recompute gate: how much of a stored prefix to load, and how much to compute anew. A pure function of
+//! sizes, queues and rates; it must never know what time it is or how anything is loaded.
+//!
+//! Loading the first `k` chunks and computing the rest takes
+//!
+//! ```text
+//! max(wait, load(k)) + compute(tokens that are then there .. end of the prompt)
+//!
+//! load(k)       = max over sources in use (latency + (queue + bytes of the k chunks there) / rate)
+//! compute(a..b) = max(floor, C_lin * (b - a) + C_att * (b^2 - a^2) / 2)
+//! ```
+//!
+//! and the gate takes the `k` that takes least. The cost of computing is that of the emulated engine's steps, `C_att` for
+//! each pair of a query and a key, so a token is the dearer the deeper it stands. With one source that makes it all or
+//! nothing but for the floor; part of a prefix is loaded when the rest lies on a slower or busier source, or when what is
+//! left fits into a step that has to run anyway.
+
+/// A chunk that could be loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredChunk {
+    /// Tokens that it stands for.
+    pub tokens: u32,
+    /// What has to be read.
+    pub bytes: u64,
+    /// Where it lies: an index of [`Prefix::sources`].
+    pub source: usize,
+}
+
+/// Where chunks lie: memory, a disk, a peer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Source {
+    /// The measured rate ([`MeasuredRate`](super::MeasuredRate)). What is not a positive number is a source that gives
+    /// nothing.
+    pub bytes_per_us: f64,
+    /// From asking to the first byte, without queueing.
+    pub latency_us: f64,
+    /// What has to be read for others before.
+    pub queued_bytes: u64,
+}
+
+/// What it costs to compute.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PrefillCost {
+    /// `C_lin`: all that is linear in the tokens.
+    pub linear_us_per_token: f64,
+    /// `C_att`: attention, for each pair of a query and a key.
+    pub attention_us_per_pair: f64,
+    /// The shortest step there is.
+    pub floor_us: f64,
+}
+
+/// A prompt, of which a part is stored.
+#[derive(Debug, Clone, Copy)]
+pub struct Prefix<'a> {
+    /// Tokens at the start whose KV the engine has.
+    pub held_tokens: u32,
+    /// What is stored of the tokens that follow, in their order.
+    pub chunks: &'a [StoredChunk],
+    /// Tokens after them, which have to be computed in any case.
+    pub new_tokens: u32,
+    /// Where the chunks lie.
+    pub sources: &'a [Source],
+    /// What it costs to compute.
+    pub prefill: PrefillCost,
+    /// How long the GPU is busy with others before it could compute anything.
+    pub wait_us: f64,
+}
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// Compute everything that the engine does not have.
+    Recompute,
+    /// Load the first chunks, one at least, and compute the rest.
+    Load {
+        /// How many.
+        chunks: usize,
+    },
+}
+
+/// A decision, and what it is expected to save.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Choice {
+    /// What to do.
+    pub decision: Decision,
+    /// How long it takes until all KV of the prompt is there.
+    pub expected_us: f64,
+    /// How long it would take if nothing were loaded.
+    pub recompute_us: f64,
+}
+
+/// The quickest way to the KV of a prompt; among equally quick ones the one that loads least.
+///
+/// ```
+/// use forebay_store::admission::gate::{Decision, Prefix, PrefillCost, Source, StoredChunk, choose};
+///
+/// // 16,384 tokens of Qwen3-Coder-30B-A3B for an H20, on a disk with 3.5 GB/s.
+/// let chunks = [StoredChunk { tokens: 256, bytes: 256 * 98_304, source: 0 }; 64];
+/// let disk = Source { bytes_per_us: 3_500.0, latency_us: 100.0, queued_bytes: 0 };
+/// let prefill = PrefillCost { linear_us_per_token: 61.5, attention_us_per_pair: 0.005_904, floor_us: 7_200.0 };
+/// let prefix =
+///     Prefix { held_tokens: 0, chunks: &chunks, new_tokens: 500, sources: &[disk], prefill, wait_us: 0.0 };
+/// assert_eq!(choose(&prefix).decision, Decision::Load { chunks: 64 });
+///
+/// let busy = Source { queued_bytes: 20_000_000_000, ..disk };
+/// assert_eq!(choose(&Prefix { sources: &[busy], ..prefix }).decision, Decision::Recompute);
+/// ```
+pub fn choose(prefix: &Prefix) -> Choice {
+    let held = u64::from(prefix.held_tokens);
+    let stored: u64 = prefix.chunks.iter().map(|chunk| u64::from(chunk.tokens)).sum();
+    let end = held + stored + u64::from(prefix.new_tokens);
+    let time_us = |load_us: f64, there: u64| prefix.wait_us.max(load_us) + prefix.prefill.time_us(there, end);
+    let recompute_us = time_us(0.0, held);
+    let mut choice = Choice { decision: Decision::Recompute, expected_us: recompute_us, recompute_us };
+    let mut loading = Loading::new(prefix.sources);
+    let mut there = held;
+    for (index, chunk) in prefix.chunks.iter().enumerate() {
+        loading.add(chunk);
+        there += u64::from(chunk.tokens);
+        let expected_us = time_us(loading.time_us, there);
+        if expected_us < choice.expected_us {
+            choice.decision = Decision::Load { chunks: index + 1 };
+            choice.expected_us = expected_us;
+        }
+    }
+    choice
+}
+
+impl PrefillCost {
+    /// How long it takes to compute the tokens from one to another.
+    fn time_us(&self, from: u64, to: u64) -> f64 {
+        let (from, to) = (from as f64, to as f64);
+        let pairs = (to * to - from * from) / 2.0;
+        (self.linear_us_per_token * (to - from) + self.attention_us_per_pair * pairs).max(self.floor_us)
+    }
+}
+
+/// What is to be loaded, source by source.
+struct Loading<'a> {
+    sources: &'a [Source],
+    bytes: Vec<u64>,
+    time_us: f64,
+}
+
+impl<'a> Loading<'a> {
+    fn new(sources: &'a [Source]) -> Loading<'a> {
+        Loading { sources, bytes: vec![0; sources.len()], time_us: 0.0 }
+    }
+
+    fn add(&mut self, chunk: &StoredChunk) {
+        let there = self.sources.get(chunk.source).zip(self.bytes.get_mut(chunk.source));
+        let Some((source, bytes)) = there else {
+            self.time_us = f64::INFINITY;
+            return;
+        };
+        *bytes = bytes.saturating_add(chunk.bytes);
+        self.time_us = self.time_us.max(source.time_us(*bytes));
+    }
+}
+
+impl Source {
+    fn time_us(&self, bytes: u64) -> f64 {
+        if self.bytes_per_us > 0.0 {
+            self.latency_us + (self.queued_bytes as f64 + bytes as f64) / self.bytes_per_us
+        } else {
+            f64::INFINITY
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Qwen3-Coder-30B-A3B on an H20, with CUDA graphs: the emulated engine's profile.
+    const H20: PrefillCost =
+        PrefillCost { linear_us_per_token: 61.5, attention_us_per_pair: 0.005_904, floor_us: 7_200.0 };
+    const BYTES_PER_TOKEN: u64 = 98_304;
+
+    fn disk(gb_per_s: f64, queued_bytes: u64) -> Source {
+        Source { bytes_per_us: gb_per_s * 1e3, latency_us: 100.0, queued_bytes }
+    }
+
+    fn chunks(count: usize, source: usize) -> Vec<StoredChunk> {
+        vec![StoredChunk { tokens: 256, bytes: 256 * BYTES_PER_TOKEN, source }; count]
+    }
+
+    fn prefix<'a>(chunks: &'a [StoredChunk], sources: &'a [Source]) -> Prefix<'a> {
+        Prefix { held_tokens: 0, chunks, new_tokens: 500, sources, prefill: H20, wait_us: 0.0 }
+    }
+
+    #[test]
+    fn a_table_of_disks() {
+        // Computing takes 61.5 us for each token and 5.9 ns for each pair; loading at 1 GB/s takes 98.3 us for each token.
+        let cases = [
+            ("a fast disk, a short prefix", 3.5, 0, 16, Decision::Load { chunks: 16 }),
+            ("a slow disk, a short prefix: computing is quicker", 1.0, 0, 16, Decision::Recompute),
+            ("a slow disk, a long prefix: attention is dear", 1.0, 0, 128, Decision::Load { chunks: 128 }),
+            ("a fast disk behind a queue of a second", 3.5, 3_500_000_000, 16, Decision::Recompute),
+            ("the same queue before a long prefix", 3.5, 3_500_000_000, 128, Decision::Load { chunks: 128 }),
+            ("a dead disk", 0.0, 0, 128, Decision::Recompute),
+            ("a disk that was never measured", f64::NAN, 0, 128, Decision::Recompute),
+            ("nothing stored", 3.5, 0, 0, Decision::Recompute),
+        ];
+        for (name, gb_per_s, queued_bytes, count, expected) in cases {
+            let (chunks, disk) = (chunks(count, 0), disk(gb_per_s, queued_bytes));
+            assert_eq!(choose(&prefix(&chunks, &[disk])).decision, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_load_of_forty_seconds_gives_way_to_a_prefill_of_one() {
+        // What dynamo#6101 reports: 40 s from the disk, 0.9 s to compute.
+        let chunks = chunks(40, 0);
+        let bytes: u64 = chunks.iter().map(|chunk| chunk.bytes).sum();
+        let disk = Source { bytes_per_us: bytes as f64 / 40e6, latency_us: 0.0, queued_bytes: 0 };
+        let choice = choose(&prefix(&chunks, &[disk]));
+        assert_eq!(choice.decision, Decision::Recompute);
+        assert!((choice.expected_us - 1e6).abs() < 0.1e6, "{choice:?}");
+    }
+
+    #[test]
+    fn a_fast_beginning_is_loaded_and_a_slow_rest_is_computed() {
+        let sources = [disk(50.0, 0), disk(0.5, 0)];
+        let stored: Vec<StoredChunk> = chunks(20, 0).into_iter().chain(chunks(10, 1)).collect();
+        assert_eq!(choose(&prefix(&stored, &sources)).decision, Decision::Load { chunks: 20 });
+        let striped = [disk(1.0, 0), disk(1.0, 0)];
+        let stored: Vec<StoredChunk> = (0..16).flat_map(|at| chunks(1, at % 2)).collect();
+        assert_eq!(
+            choose(&prefix(&stored, &striped)).decision,
+            Decision::Load { chunks: 16 },
+            "two slow disks"
+        );
+    }
+
+    #[test]
+    fn what_fits_into_a_step_that_runs_anyway_is_not_loaded() {
+        let floor = PrefillCost { floor_us: 50_000.0, ..H20 };
+        let (stored, disks) = (chunks(16, 0), [disk(3.5, 0)]);
+        let few_new = Prefix { prefill: floor, new_tokens: 1, ..prefix(&stored, &disks) };
+        // 50 ms are 600 tokens behind a context of 3,500: two chunks and the new token.
+        assert_eq!(choose(&few_new).decision, Decision::Load { chunks: 14 });
+    }
+
+    #[test]
+    fn loading_is_free_while_the_gpu_is_busy() {
+        let (stored, slow) = (chunks(16, 0), [disk(0.5, 0)]);
+        let idle = prefix(&stored, &slow);
+        assert_eq!(choose(&idle).decision, Decision::Recompute);
+        let busy = Prefix { wait_us: 2e6, ..idle };
+        assert_eq!(choose(&busy).decision, Decision::Load { chunks: 16 });
+    }
+
+    #[test]
+    fn a_chunk_at_no_source_ends_what_can_be_loaded() {
+        let stored: Vec<StoredChunk> =
+            chunks(8, 0).into_iter().chain(chunks(1, 7)).chain(chunks(8, 0)).collect();
+        assert_eq!(choose(&prefix(&stored, &[disk(50.0, 0)])).decision, Decision::Load { chunks: 8 });
+    }
+
+    prop_compose! {
+        fn any_source()(bytes_per_us in 1.0f64..1e5, latency_us in 0.0f64..1e4, queued_bytes in 0u64..1 << 34) -> Source {
+            Source { bytes_per_us, latency_us, queued_bytes }
+        }
+    }
+
+    prop_compose! {
+        fn any_chunk()(tokens in 1u32..2_000, bytes in 0u64..1 << 28, source in 0usize..3) -> StoredChunk {
+            StoredChunk { tokens, bytes, source }
+        }
+    }
+
+    fn loaded(choice: &Choice) -> usize {
+        match choice.decision {
+            Decision::Recompute => 0,
+            Decision::Load { chunks } => chunks,
+        }
+    }
+
+    /// The time of each number of chunks, computed without any shortcut.
+    fn times(prefix: &Prefix) -> Vec<f64> {
+        let tokens = |chunks: &[StoredChunk]| chunks.iter().map(|chunk| chunk.tokens).sum::<u32>();
+        let end = prefix.held_tokens + tokens(prefix.chunks) + prefix.new_tokens;
+        let load_us = |chunks: &[StoredChunk]| {
+            let at = |(index, source): (usize, &Source)| {
+                let here: Vec<u64> =
+                    chunks.iter().filter(|chunk| chunk.source == index).map(|chunk| chunk.bytes).collect();
+                let bytes = here.iter().sum::<u64>() + source.queued_bytes;
+                if here.is_empty() { 0.0 } else { source.latency_us + bytes as f64 / source.bytes_per_us }
+            };
+            prefix.sources.iter().enumerate().map(at).fold(0.0, f64::max)
+        };
+        (0..=prefix.chunks.len())
+            .map(|count| {
+                let there = prefix.held_tokens + tokens(&prefix.chunks[..count]);
+                let computed = (end - there) as f64;
+                let attention = computed * (there as f64 + computed / 2.0);
+                let compute_us = computed * prefix.prefill.linear_us_per_token
+                    + attention * prefix.prefill.attention_us_per_pair;
+                prefix.wait_us.max(load_us(&prefix.chunks[..count])) + compute_us.max(prefix.prefill.floor_us)
+            })
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn no_number_of_chunks_is_quicker(
+            stored in prop::collection::vec(any_chunk(), 0..40),
+            sources in prop::collection::vec(any_source(), 3),
+            held_tokens in 0u32..50_000,
+            new_tokens in 0u32..5_000,
+            wait_us in 0.0f64..1e6,
+            floor_us in 0.0f64..1e5,
+        ) {
+            let prefill = PrefillCost { floor_us, ..H20 };
+            let prefix = Prefix { held_tokens, chunks: &stored, new_tokens, sources: &sources, prefill, wait_us };
+            let (choice, times) = (choose(&prefix), times(&prefix));
+            let best = times.iter().copied().fold(f64::INFINITY, f64::min);
+            prop_assert!((choice.expected_us - best).abs() <= best * 1e-9);
+            prop_assert!((times[loaded(&choice)] - best).abs() <= best * 1e-9);
+            prop_assert!((choice.recompute_us - times[0]).abs() <= times[0] * 1e-9);
+        }
+
+        #[test]
+        fn a_faster_disk_or_a_shorter_queue_never_loads_less(
+            stored in prop::collection::vec(any_chunk(), 0..40),
+            disk in any_source(),
+            faster in 1.0f64..10.0,
+            shorter in 0.0f64..1.0,
+            wait_us in 0.0f64..1e6,
+        ) {
+            let stored: Vec<StoredChunk> = stored.into_iter().map(|chunk| StoredChunk { source: 0, ..chunk }).collect();
+            let with = |source: Source| {
+                let prefix = Prefix { wait_us, ..prefix(&stored, &[]) };
+                loaded(&choose(&Prefix { sources: &[source], ..prefix }))
+            };
+            let before = with(disk);
+            let faster = with(Source { bytes_per_us: disk.bytes_per_us * faster, ..disk });
+            prop_assert!(faster >= before);
+            let queued_bytes = (disk.queued_bytes as f64 * shorter) as u64;
+            let shorter = with(Source { queued_bytes, ..disk });
+            prop_assert!(shorter >= before);
+        }
+
+        #[test]
+        fn nonsense_is_survived(
+            numbers in prop::collection::vec(any::<f64>(), 6),
+            tokens in any::<u32>(),
+            bytes in any::<u64>(),
+        ) {
+            let source = Source { bytes_per_us: numbers[0], latency_us: numbers[1], queued_bytes: bytes };
+            let prefill = PrefillCost {
+                linear_us_per_token: numbers[2],
+                attention_us_per_pair: numbers[3],
+                floor_us: numbers[4],
+            };
+            let stored = [StoredChunk { tokens, bytes, source: 0 }; 3];
+            let prefix = Prefix {
+                held_tokens: tokens,
+                chunks: &stored,
+                new_tokens: tokens,
+                sources: &[source],
+                prefill,
+                wait_us: numbers[5],
+            };
+            prop_assert!(loaded(&choose(&prefix)) <= 3);
+        }
+    }
+}
