@@ -30,8 +30,8 @@ fn thinking(request: TraceRequest, think_ms: u64) -> TraceRequest {
 fn options(pacing: Pacing) -> Options {
     let timeouts = Timeouts {
         connect: Duration::from_secs(5),
-        first_token: Duration::from_millis(400),
-        progress: Duration::from_millis(200),
+        first_token: Duration::from_millis(1_500),
+        progress: Duration::from_millis(1_000),
     };
     Options { arm: "test".into(), pacing, timeouts, ..Options::default() }
 }
@@ -115,8 +115,8 @@ async fn a_closed_loop_waits_for_the_answer_and_thinks() {
     let (_, records) = replay(&engine, options(Pacing::Closed), trace).await;
     let seen = engine.seen();
     let gap = seen[1].at - seen[0].at;
-    assert!((Duration::from_millis(200)..Duration::from_millis(400)).contains(&gap), "{gap:?}");
-    assert!((records[1].arrival_s - records[0].e2e_s - 0.12).abs() < 0.002, "{records:?}");
+    assert!(gap >= Duration::from_millis(200), "{gap:?}");
+    assert!((records[1].arrival_s - records[0].e2e_s - 0.12).abs() < 0.05, "{records:?}");
 }
 
 #[tokio::test]
@@ -127,9 +127,10 @@ async fn the_clock_ratio_scales_all_times_of_trace_and_records_alike() {
     let (outcome, records) = replay(&engine, fast, trace).await;
     let seen = engine.seen();
     let gap = seen[1].at - seen[0].at;
-    assert!((Duration::from_millis(150)..Duration::from_millis(350)).contains(&gap), "{gap:?}");
-    assert!((0.5..1.5).contains(&records[0].ttft_s.unwrap()), "{records:?}");
-    assert!((2.0..5.0).contains(&outcome.span_s), "{outcome:?}");
+    // Unscaled, the think time alone would be 1 s.
+    assert!((Duration::from_millis(150)..Duration::from_millis(1_000)).contains(&gap), "{gap:?}");
+    assert!(records[0].ttft_s.unwrap() >= 0.5, "{records:?}");
+    assert!(outcome.span_s >= 2.0, "{outcome:?}");
 }
 
 #[tokio::test]
@@ -139,7 +140,8 @@ async fn an_open_loop_does_not_wait_for_answers() {
     let (_, records) = replay(&engine, options(Pacing::Open), trace).await;
     let seen = engine.seen();
     let span = seen[4].at - seen[0].at;
-    assert!((Duration::from_millis(75)..Duration::from_millis(150)).contains(&span), "{span:?}");
+    // Four answers would take 800 ms.
+    assert!((Duration::from_millis(75)..Duration::from_millis(700)).contains(&span), "{span:?}");
     assert_eq!(records.iter().filter(|record| record.early).count(), 4);
 }
 
@@ -176,7 +178,7 @@ async fn every_way_to_fail_is_a_record_with_its_reason_and_the_replay_ends() {
     let trace = (0..table.len()).map(|id| request(&id.to_string(), 0, 0, 32, &[1, 2])).collect();
     let start = Instant::now();
     let (outcome, records) = replay(&engine, options(Pacing::Closed), trace).await;
-    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     assert_eq!((outcome.done, outcome.failed), (0, table.len() as u64));
     for (id, (behaviour, kind, tokens)) in table.into_iter().enumerate() {
         let record = records.iter().find(|record| record.session == id.to_string()).unwrap();
@@ -263,7 +265,7 @@ async fn a_cancelled_replay_ends_at_once_and_keeps_what_was_recorded() {
     };
     let start = Instant::now();
     let outcome = replayer.run(trace, None, keep, &cancel).await.unwrap();
-    assert!(start.elapsed() < Duration::from_secs(2));
+    assert!(start.elapsed() < Duration::from_secs(10));
     assert!(outcome.cancelled);
     assert_eq!((outcome.done, outcome.failed, outcome.cut_off), (1, 0, 1));
     assert_eq!(records, 1);
