@@ -1,5 +1,5 @@
 //! Model time: what the latency model says, stretched or squeezed onto real time by one ratio. This file knows real
-//! clocks and sleeping; it must never know what takes time or why.
+//! clocks; it must never know what takes time, why, or how it is waited for.
 
 use std::time::{Duration, Instant};
 
@@ -32,16 +32,15 @@ impl ModelClock {
         then.elapsed().as_secs_f64() * self.ratio
     }
 
-    /// Sleeps until a step that began at `started` and takes `model_us` is over. Steps of a busy engine follow one
-    /// another without gaps.
-    pub fn finish_step(&mut self, started: Instant, model_us: f64) {
+    /// When a step that began at `started`, has been emulated by now and takes `model_us` is over. Steps of a busy engine
+    /// follow one another without gaps.
+    pub fn end_of_step(&mut self, started: Instant, model_us: f64) -> Instant {
         let earliest = started.checked_sub(MAX_CATCH_UP).unwrap_or(started);
         let began = self.busy_until.map_or(started, |until| until.clamp(earliest, started));
         let until = began + self.real(model_us);
         self.busy_until = Some(until);
-        let now = Instant::now();
-        self.lag += now.saturating_duration_since(until);
-        std::thread::sleep(until.saturating_duration_since(now));
+        self.lag += Instant::now().saturating_duration_since(until);
+        until
     }
 
     /// The engine has nothing to compute: the next step begins when it begins.
@@ -72,10 +71,24 @@ mod tests {
     fn steps_of_a_busy_engine_take_their_time_in_sum() {
         let mut clock = ModelClock::new(10.0);
         let start = Instant::now();
-        (0..20).for_each(|_| clock.finish_step(Instant::now(), 20_000.0));
-        let passed = start.elapsed();
-        // 20 steps of 2 ms: never less, whatever the machine does meanwhile.
-        assert!(passed >= Duration::from_millis(38), "{passed:?}");
+        let mut ends = Vec::new();
+        for _ in 0..20 {
+            let end = clock.end_of_step(Instant::now(), 20_000.0);
+            std::thread::sleep(end.saturating_duration_since(Instant::now()));
+            ends.push(end);
+        }
+        // 20 steps of 2 ms, each beginning where the one before ended, even though every sleep is too long.
+        assert!(ends[19] >= start + Duration::from_millis(40));
+        assert!(ends.windows(2).all(|pair| pair[1] - pair[0] >= Duration::from_millis(2)));
+    }
+
+    #[test]
+    fn a_step_after_a_pause_begins_when_it_begins() {
+        let mut clock = ModelClock::new(1.0);
+        let first = clock.end_of_step(Instant::now(), 1_000.0);
+        clock.idle();
+        let started = first + Duration::from_millis(1);
+        assert_eq!(clock.end_of_step(started, 1_000.0), started + Duration::from_millis(1));
     }
 
     #[test]
@@ -83,7 +96,7 @@ mod tests {
         let mut clock = ModelClock::new(1.0);
         let started = Instant::now();
         std::thread::sleep(Duration::from_millis(5));
-        clock.finish_step(started, 1_000.0);
+        clock.end_of_step(started, 1_000.0);
         assert!(clock.lag_s() >= 0.003, "{}", clock.lag_s());
     }
 }

@@ -9,13 +9,14 @@ use crate::external::{External, StoreConnection};
 use crate::http::{self, App};
 use crate::job::{Intake, Message};
 use crate::latency::{LatencyModel, Launch};
-use crate::profile::Profile;
+use crate::profile::{Profile, ProfileError};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::stats::Stats;
 use crate::truth::{KvShape, KvTruth, ShapeError};
 use crate::worker::{Jobs, Worker};
 use axum::serve::ListenerExt;
 use forebay_kv::NamespaceKey;
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -91,7 +92,7 @@ impl EngineConfig {
     }
 
     fn pool_blocks(&self) -> Result<u32, SpawnError> {
-        let blocks = self.profile.memory.pool_tokens / self.profile.memory.block_tokens.max(1);
+        let blocks = self.profile.memory.pool_tokens / self.profile.memory.block_tokens;
         match u32::try_from(blocks) {
             Ok(blocks @ 1..) => Ok(blocks),
             _ => Err(SpawnError::value(
@@ -103,6 +104,7 @@ impl EngineConfig {
     }
 
     fn check(&self) -> Result<(), SpawnError> {
+        self.profile.check()?;
         let block_tokens = self.profile.memory.block_tokens;
         let ratio = self.clock_ratio;
         match () {
@@ -132,6 +134,9 @@ pub enum SpawnError {
         /// What it may be.
         allowed: &'static str,
     },
+    /// The profile makes no sense.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
     /// The KV is impossible.
     #[error(transparent)]
     Shape(#[from] ShapeError),
@@ -209,6 +214,7 @@ impl Engine {
         let shared = Arc::new(Mutex::new(Stats::default()));
         let worker = Worker {
             inbox: messages,
+            deferred: VecDeque::new(),
             scheduler,
             compute: Compute::new(truth, device, config.profile.model.vocab),
             latency: LatencyModel::new(&config.profile, config.launch),

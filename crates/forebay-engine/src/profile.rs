@@ -1,7 +1,9 @@
 //! Profiles: the constants of one model on one GPU. This file knows where they are written and which values make
 //! sense; it must never know what is computed with them.
 
+use forebay_kv::{AxisOrder, Digest, KvDtype, Namespace, Rank};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use thiserror::Error;
 
 /// The constants of one (GPU, model) pair. Each shipped profile states its sources beside the values.
@@ -134,7 +136,24 @@ impl Profile {
         Ok(profile)
     }
 
-    fn check(&self) -> Result<(), ProfileError> {
+    /// What makes KV of this model, on one emulated GPU, unusable elsewhere. There are no weights to digest, so the
+    /// model's name stands for them; the latency model's constants change no KV.
+    pub fn namespace(&self) -> Namespace {
+        Namespace {
+            weights: Digest::of(self.model.name.as_bytes()),
+            dtype: KvDtype::Bfloat16,
+            order: AxisOrder::Lbhnc,
+            block_tokens: self.memory.block_tokens as u32,
+            tensor_parallel: Rank::ONLY,
+            pipeline_parallel: Rank::ONLY,
+            attention: BTreeMap::new(),
+            lora: None,
+            tenant_salt: Vec::new(),
+        }
+    }
+
+    /// Whether every value makes sense; a profile that was changed may not.
+    pub fn check(&self) -> Result<(), ProfileError> {
         let counts = [
             ("model.layers", self.model.layers),
             ("model.vocab", self.model.vocab as usize),

@@ -33,6 +33,8 @@ pub struct Stats {
     pub busy_s: f64,
     /// Model time by which steps took longer to emulate than they should have taken.
     pub lag_s: f64,
+    /// Batches of KV events that were not published, because the publisher could not keep up.
+    pub dropped_event_batches: u64,
     /// What came of chunks that were loaded and stored.
     pub store: StoreStats,
     /// Time to the first token.

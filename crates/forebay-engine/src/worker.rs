@@ -9,7 +9,7 @@ use crate::job::{Delivery, End, Job, JobId, Message, Update};
 use crate::latency::{LatencyModel, StepShare};
 use crate::scheduler::{Completed, RequestId, Scheduler, Share, Step};
 use crate::stats::{E2E_BOUNDS_S, Stats, TPOT_BOUNDS_S, TTFT_BOUNDS_S};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,6 +23,8 @@ const STOP_PATIENCE: Duration = Duration::from_secs(10);
 /// What the thread is made of.
 pub struct Worker {
     pub inbox: Receiver<Message>,
+    /// Messages that came during a step.
+    pub deferred: VecDeque<Message>,
     pub scheduler: Scheduler,
     pub compute: Compute,
     pub latency: LatencyModel,
@@ -71,7 +73,7 @@ impl Worker {
     /// Runs until it is told to stop and everything is quiet.
     pub fn run(mut self) {
         loop {
-            while let Ok(message) = self.inbox.try_recv() {
+            while let Some(message) = self.deferred.pop_front().or_else(|| self.inbox.try_recv().ok()) {
                 self.take(message);
             }
             self.take_fetched();
@@ -200,7 +202,8 @@ impl Worker {
         let shares = step.shares.iter();
         let share = |share: &Share| StepShare { context_tokens: share.start, new_tokens: share.tokens };
         let step_us = self.latency.step_us(shares.map(share));
-        self.clock.finish_step(started, step_us);
+        let until = self.clock.end_of_step(started, step_us);
+        self.sit_out(until);
         self.stats.steps += 1;
         self.stats.busy_s += step_us / 1e6;
 
@@ -217,6 +220,17 @@ impl Worker {
                 && let Some(blocks) = external.store(chunk)
             {
                 self.scheduler.store_ended(&blocks, true);
+            }
+        }
+    }
+
+    /// Lets a step's time pass. Messages wait for its end, as they do while a GPU is busy; only a stop does not.
+    fn sit_out(&mut self, until: Instant) {
+        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            match self.inbox.recv_timeout(left) {
+                Ok(Message::Stop) => return self.deferred.push_back(Message::Stop),
+                Ok(message) => self.deferred.push_back(message),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
             }
         }
     }
@@ -267,6 +281,7 @@ impl Worker {
         let events = self.scheduler.take_events();
         if let Some(sender) = &self.events {
             sender.send(events);
+            self.stats.dropped_event_batches = sender.dropped();
         }
         let pool = self.scheduler.pool();
         let stats = &mut self.stats;

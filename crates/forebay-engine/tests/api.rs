@@ -375,6 +375,8 @@ async fn impossible_configurations_are_refused_by_field() {
     assert!(
         refused(|config| config.profile.memory.pool_tokens = 3).await.contains("memory.pool_tokens is 3")
     );
+    let budget = refused(|config| config.profile.scheduler.max_batched_tokens = 0).await;
+    assert!(budget.contains("scheduler.max_batched_tokens is 0"), "{budget}");
     assert!(refused(|config| config.stream_interval = 0).await.contains("stream_interval is 0"));
     assert!(refused(|config| config.listen = ([8, 8, 8, 8], 80).into()).await.contains("8.8.8.8:80"));
 }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -19,6 +19,9 @@ pub const BUFFER_BATCHES: usize = 10_000;
 
 /// Batches that wait to be published at most.
 const QUEUE_BATCHES: usize = 10_000;
+
+/// Pause after an error of the replay socket, so that one that lasts costs nothing.
+const AFTER_ERROR: Duration = Duration::from_millis(100);
 
 /// Ends a replay: -1 as 8 bytes.
 const END_OF_REPLAY: &[u8] = &[0xFF; 8];
@@ -192,11 +195,10 @@ impl Work {
 async fn next_request(router: &mut Option<RouterSocket>) -> ZmqMessage {
     loop {
         match router {
-            Some(router) => {
-                if let Ok(request) = router.recv().await {
-                    return request;
-                }
-            }
+            Some(router) => match router.recv().await {
+                Ok(request) => return request,
+                Err(_) => tokio::time::sleep(AFTER_ERROR).await,
+            },
             None => std::future::pending().await,
         }
     }

@@ -87,6 +87,8 @@ pub fn render(stats: &Stats, model: &str, block_tokens: usize) -> String {
         ],
     );
     text.gauge("forebay_lost_blocks", "Blocks lost to I/O that may never end", stats.blocks_lost);
+    let (help, dropped) = ("Batches of KV events not published", stats.dropped_event_batches);
+    text.counter("forebay_dropped_kv_event_batches", help, dropped);
     text.counter("forebay_steps", "Steps computed", stats.steps);
     text.counter("forebay_busy_seconds", "Model time of all steps", stats.busy_s);
     text.counter("forebay_lag_seconds", "Model time by which steps took too long to emulate", stats.lag_s);

@@ -1,10 +1,187 @@
-//! `forebay engine`: run an emulated engine.
+//! `forebay engine`: run an emulated engine. It turns arguments into an engine's configuration and, with `--memory`, a
+//! memory tier beside it; what an engine does is `forebay-engine`'s.
+
+use super::route::{size, wait_for_signal};
+use forebay_engine::events::EventsConfig;
+use forebay_engine::latency::Launch;
+use forebay_engine::profile::Profile;
+use forebay_engine::{Engine, EngineConfig, EngineHandle, StoreConnection};
+use forebay_links::HostLink;
+use forebay_mover::{Limits, LinkSpec, MoverThread, Place, RouteSpec};
+use forebay_store::{Pages, Store, TenantId, TierConfig};
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Requests under way may take this long, in real time, to end after a signal.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Where the engine and its memory tier are for the mover.
+const DEVICE: Place = Place::Device(0);
+const HOST: Place = Place::Host(0);
+
+/// Copies in flight between the two: lots, and bytes.
+const LINK_WINDOW: (u32, u64) = (2, 32 << 20);
 
 /// Arguments of `forebay engine`.
 #[derive(clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8000)]
+    port: u16,
+    /// GPU and model to emulate
+    #[arg(long, value_name = "NAME", default_value = Profile::DEFAULT)]
+    profile: String,
+    /// A profile of your own, in TOML, in place of a shipped one
+    #[arg(long, value_name = "FILE", conflicts_with = "profile")]
+    profile_file: Option<PathBuf>,
+    /// Served name of the model [default: the profile's]
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Model seconds per real second
+    #[arg(long, value_name = "RATIO", default_value_t = 1.0)]
+    clock_ratio: f64,
+    /// Emulate CUDA graphs: a step's floor is the profile's for graphs, not the eager one
+    #[arg(long)]
+    cuda_graphs: bool,
+    /// KV bytes that are really kept for a token in a layer, a multiple of 4
+    #[arg(long, value_name = "BYTES", default_value_t = 4)]
+    kv_bytes_per_token_layer: usize,
+    /// Tokens of KV that fit the GPU [default: the profile's]
+    #[arg(long, value_name = "TOKENS")]
+    pool_tokens: Option<usize>,
+    /// Tokens computed in one step at most [default: the profile's]
+    #[arg(long, value_name = "TOKENS")]
+    max_num_batched_tokens: Option<usize>,
+    /// Requests running at most [default: the profile's]
+    #[arg(long, value_name = "REQUESTS")]
+    max_num_seqs: Option<usize>,
+    /// Requests queued and running at most; more are refused with 503
+    #[arg(long, value_name = "REQUESTS", default_value_t = 4096)]
+    max_requests: usize,
+    /// Longest body, such as 4MiB or 200000
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "16MiB")]
+    max_body: usize,
+    /// Tokens per streamed chunk after the first
+    #[arg(long, value_name = "TOKENS", default_value_t = 1)]
+    stream_interval: usize,
+    /// Publish KV events over ZeroMQ here
+    #[arg(long, value_name = "HOST:PORT")]
+    kv_events: Option<SocketAddr>,
+    /// Answer requests for missed KV events here
+    #[arg(long, value_name = "HOST:PORT", requires = "kv_events")]
+    kv_events_replay: Option<SocketAddr>,
+    /// Topic of KV events
+    #[arg(long, value_name = "TEXT", default_value = "", requires = "kv_events")]
+    kv_events_topic: String,
+    /// Keep KV in a memory tier of this size too, such as 1GiB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<usize>,
+    /// Tokens of a chunk in the memory tier
+    #[arg(long, value_name = "TOKENS", default_value_t = 256)]
+    chunk_tokens: usize,
+}
 
 /// Runs the command.
-pub fn run(_args: Args) -> crate::CommandResult {
-    Err("not built yet".into())
+pub fn run(args: Args) -> crate::CommandResult {
+    let memory = args.memory;
+    let config = args.into_config()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        // Dropped last: the engine's transfers end before the mover does.
+        let tier = memory.map(|bytes| Tier::open(bytes, &config)).transpose()?;
+        let connection = tier.as_ref().map(Tier::connection);
+        let (model, ratio) = (config.model.clone(), config.clock_ratio);
+        let engine = Engine::spawn(config, connection).await?;
+        println!("forebay engine: http://{} serves {model}, clock x{ratio}", engine.address());
+        print_events(&engine);
+        wait_for_signal().await?;
+        engine.shutdown(GRACE).await;
+        Ok(())
+    })
+}
+
+fn print_events(engine: &EngineHandle) {
+    if let Some((publish, replay)) = engine.kv_events() {
+        let replay = replay.map(|replay| format!(", replayed by tcp://{replay}")).unwrap_or_default();
+        println!("forebay engine: KV events from tcp://{publish}{replay}");
+    }
+}
+
+impl Args {
+    fn into_config(self) -> Result<EngineConfig, Box<dyn std::error::Error + Send + Sync>> {
+        let mut profile = match &self.profile_file {
+            Some(file) => {
+                let text = std::fs::read_to_string(file);
+                Profile::from_toml(&text.map_err(|error| format!("{}: {error}", file.display()))?)?
+            }
+            None => Profile::shipped(&self.profile)?,
+        };
+        profile.memory.pool_tokens = self.pool_tokens.unwrap_or(profile.memory.pool_tokens);
+        let limits = &mut profile.scheduler;
+        limits.max_batched_tokens = self.max_num_batched_tokens.unwrap_or(limits.max_batched_tokens);
+        limits.max_seqs = self.max_num_seqs.unwrap_or(limits.max_seqs);
+        let namespace = profile.namespace().key();
+        let kv_events = self.kv_events.map(|publish| EventsConfig {
+            publish,
+            replay: self.kv_events_replay,
+            topic: self.kv_events_topic,
+        });
+        let usual = EngineConfig::new(profile, namespace);
+        Ok(EngineConfig {
+            model: self.model.unwrap_or(usual.model),
+            kv_bytes_per_token_layer: self.kv_bytes_per_token_layer,
+            chunk_tokens: self.chunk_tokens,
+            launch: if self.cuda_graphs { Launch::Graph } else { Launch::Eager },
+            clock_ratio: self.clock_ratio,
+            stream_interval: self.stream_interval,
+            max_requests: self.max_requests,
+            max_body_bytes: self.max_body,
+            listen: SocketAddr::new(self.host, self.port),
+            kv_events,
+            ..usual
+        })
+    }
+}
+
+/// A memory tier of the engine's own.
+struct Tier {
+    store: Store,
+    mover: MoverThread,
+}
+
+impl Tier {
+    fn open(bytes: usize, engine: &EngineConfig) -> Result<Tier, Box<dyn std::error::Error + Send + Sync>> {
+        let tier = TierConfig::new(bytes as u64);
+        let chunk_bytes = engine.chunk_tokens * engine.profile.model.layers * engine.kv_bytes_per_token_layer;
+        if tier.slab_bytes < chunk_bytes as u64 {
+            let slab_bytes = tier.slab_bytes;
+            return Err(format!(
+                "--memory is {bytes} bytes, in slabs of {slab_bytes}; a chunk has {chunk_bytes}"
+            )
+            .into());
+        }
+        let mover = MoverThread::spawn(Limits::default())?;
+        let handle = mover.handle();
+        let store = Store::open(&handle, HOST, Pages::Transparent, tier)?;
+        let (window_lots, window_bytes) = LINK_WINDOW;
+        for (name, from, to) in [("h2d", HOST, DEVICE), ("d2h", DEVICE, HOST)] {
+            let link = LinkSpec::new(name, window_lots, window_bytes);
+            let link = handle.add_link(link, Box::new(HostLink::new(1)?))?;
+            handle.add_route(RouteSpec::direct(from, to, link))??;
+        }
+        Ok(Tier { store, mover })
+    }
+
+    fn connection(&self) -> StoreConnection {
+        StoreConnection {
+            store: self.store.clone(),
+            mover: self.mover.handle(),
+            tenant: TenantId::default(),
+            device: DEVICE,
+        }
+    }
 }

@@ -68,7 +68,7 @@ pub fn run(args: Args) -> crate::CommandResult {
     })
 }
 
-async fn wait_for_signal() -> std::io::Result<()> {
+pub(super) async fn wait_for_signal() -> std::io::Result<()> {
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tokio::select! {
         interrupt = tokio::signal::ctrl_c() => interrupt,
@@ -87,7 +87,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("{text} s is not allowed: above 0"))
 }
 
-fn size(text: &str) -> Result<usize, String> {
+pub(super) fn size(text: &str) -> Result<usize, String> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit: usize = match &text[digits.len()..] {
         "" | "B" => 1,
