@@ -5,7 +5,7 @@ mod copy;
 mod pieces;
 
 use copy::Kernel;
-use forebay_mover::{Completion, Link, LinkOp, Memory, Outcome};
+use forebay_mover::{Completion, Link, LinkOp, MIN_LOT_BYTES, Memory, Outcome};
 use pieces::Piece;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,8 +15,10 @@ use std::thread::JoinHandle;
 /// Threads of a link at most.
 pub const MAX_COPY_THREADS: usize = 64;
 
-/// Lots below this are copied through the cache: they fit there, and their reader is likely to be near.
-const STREAMING_LOT_BYTES: u64 = 256 << 10;
+/// Lots below this are copied through the cache. They are whole small transfers, whose reader is near: on a machine with
+/// 2 MiB of L2, copying and then reading is faster through the cache up to 1 MiB, while copying alone is 1.6 times as fast
+/// past it at any size from 16 KiB.
+const STREAMING_LOT_BYTES: u64 = MIN_LOT_BYTES;
 
 /// Blocks below this are copied through the cache also in larger lots: they are mostly head and tail.
 const STREAMING_BLOCK_BYTES: usize = 1024;

@@ -9,7 +9,10 @@
 use super::{Output, finish};
 use crate::results::{Peer, Results, Row};
 use forebay_links::HostLink;
-use forebay_mover::*;
+use forebay_mover::{
+    Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId, RouteSpec, Span,
+    SpanPair, Transfer,
+};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -54,6 +57,8 @@ struct CopyBench {
     _mover: MoverThread,
 }
 
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
 /// A block's offset at the source and at the target.
 type Block = (usize, usize);
 
@@ -64,7 +69,7 @@ struct Cost {
 }
 
 impl CopyBench {
-    fn new(threads: usize) -> Result<CopyBench, Box<dyn std::error::Error + Send + Sync>> {
+    fn new(threads: usize) -> Outcome<CopyBench> {
         let plain_source: Vec<u8> = (0..GIB as u64 / 8)
             .flat_map(|word| (word.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes())
             .collect();
@@ -79,12 +84,7 @@ impl CopyBench {
         Ok(CopyBench { threads, plain_source, target, from, to, handle, _mover: mover })
     }
 
-    fn measure(
-        &self,
-        name: &str,
-        block_bytes: usize,
-        runs: u32,
-    ) -> Result<Row, Box<dyn std::error::Error + Send + Sync>> {
+    fn measure(&self, name: &str, block_bytes: usize, runs: u32) -> Outcome<Row> {
         let blocks = scattered(block_bytes);
         let total = (blocks.len() * block_bytes) as f64 / 1e9;
         let whole = GIB / self.threads;
@@ -102,7 +102,9 @@ impl CopyBench {
         let peer = Row::of_runs("peer", "GB/s", &peers).value;
         let mut row = Row::of_runs(format!("copy.host.{name}"), "GB/s", &links).with_ceiling(ceiling);
         row.cpu_s_per_gb = Some(cpu_s / (total * f64::from(runs)));
-        row.peer = Some(Peer { name: "memcpy".into(), version: libc_version(), value: peer });
+        if blocks.len() >= self.threads {
+            row.peer = Some(Peer { name: "memcpy".into(), version: libc_version(), value: peer });
+        }
         Ok(row)
     }
 
@@ -121,11 +123,7 @@ impl CopyBench {
         begin.elapsed().as_secs_f64()
     }
 
-    fn transfer(
-        &self,
-        blocks: &[Block],
-        block_bytes: usize,
-    ) -> Result<Cost, Box<dyn std::error::Error + Send + Sync>> {
+    fn transfer(&self, blocks: &[Block], block_bytes: usize) -> Outcome<Cost> {
         let len = block_bytes as u64;
         let pair = |(from, to): &Block| {
             SpanPair::new(Span::new(self.from, *from as u64, len), Span::new(self.to, *to as u64, len))
