@@ -3,10 +3,13 @@
 
 use super::trace::ReadArgs;
 use crate::results::{Results, Row};
+use forebay_engine::EngineConfig;
+use forebay_engine::profile::Profile;
+use forebay_engine::truth::Oracle;
 use forebay_trace::format::{Format, TraceError, TraceReader};
 use forebay_trace::record::{Line, RecordLog, RecordWriter, RequestRecord, RunInfo};
 use forebay_trace::replay::{
-    CancellationToken, Instance, Options, Pacing, ReplayOutcome, Replayer, Timeouts, sample_load,
+    CancellationToken, Check, Instance, Options, Pacing, ReplayOutcome, Replayer, Timeouts, sample_load,
 };
 use forebay_trace::report::{self, LiveLine, Summary};
 use forebay_trace::request::TraceRequest;
@@ -52,6 +55,12 @@ pub struct ReplayArgs {
     /// From a token to the next, in real seconds
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
     progress_timeout: Duration,
+    /// Check every token: the engines are emulated ones of this profile
+    #[arg(long, value_name = "PROFILE")]
+    check: Option<String>,
+    /// With --check: KV bytes that those engines keep for a token in a layer
+    #[arg(long, value_name = "BYTES", default_value_t = 4)]
+    kv_bytes_per_token_layer: usize,
     /// An engine whose load is sampled from its metrics; repeat for each
     #[arg(long, value_name = "NAME=URL")]
     engine: Vec<Instance>,
@@ -95,6 +104,8 @@ enum PacingArg {
     Closed,
 }
 
+/// Prefixes that the oracle remembers, about 50 bytes each.
+const ORACLE_BLOCKS: usize = 1 << 20;
 /// How often the load of engines is sampled, in real time.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
 
@@ -129,7 +140,7 @@ async fn replay(args: ReplayArgs) -> crate::CommandResult {
         let _ = sampling.write(&Line::Load(sample));
     });
     let keep = |record: &RequestRecord| log.write(&Line::Request(record.clone()));
-    let work = replayer.run(requests, None, keep, &cancel);
+    let work = replayer.run(requests, args.check()?, keep, &cancel);
     let live = LiveLine::new(&args.arm, replayer.progress());
     let outcome = tokio::select! {
         outcome = live.during(work) => outcome?,
@@ -176,6 +187,18 @@ impl ReplayArgs {
             },
             ..Options::default()
         }
+    }
+
+    /// What the engines must answer, if that is known.
+    fn check(&self) -> Result<Option<Arc<dyn Check>>, Box<dyn std::error::Error + Send + Sync>> {
+        let Some(name) = &self.check else { return Ok(None) };
+        let profile = Profile::shipped(name)?;
+        let (vocab, namespace) = (profile.model.vocab, profile.namespace().key());
+        let engines = EngineConfig {
+            kv_bytes_per_token_layer: self.kv_bytes_per_token_layer,
+            ..EngineConfig::new(profile, namespace)
+        };
+        Ok(Some(Arc::new(Oracle::new(engines.truth()?, vocab, ORACLE_BLOCKS))))
     }
 
     /// What a reader of the report needs to know, or to run this again.
