@@ -21,6 +21,7 @@
 //! the last first, so that the first can run.
 
 mod blocks;
+mod cache;
 mod config;
 mod external;
 mod request;
@@ -44,6 +45,7 @@ pub struct Scheduler {
     config: SchedulerConfig,
     namer: Namer,
     pool: BlockPool,
+    /// Every id in `queue` or `running` is here, and every id here is in one of them.
     requests: HashMap<RequestId, Request>,
     /// Waiting and loading requests, first come first.
     queue: VecDeque<RequestId>,
@@ -228,13 +230,6 @@ impl Scheduler {
         Admission::Run(share)
     }
 
-    /// The cached blocks of the longest prefix that leaves at least one token to compute.
-    fn longest_hit(&self, id: RequestId) -> Vec<BlockId> {
-        let request = &self.requests[&id];
-        let most = (request.tokens.len() - 1) / self.config.block_tokens;
-        self.pool.longest_cached(&request.block_names[..most])
-    }
-
     /// Gives a request the cached blocks `hits`, if its first share then finds room too.
     fn start_behind(
         &mut self,
@@ -253,19 +248,6 @@ impl Scheduler {
         let Some(request) = self.requests.get_mut(&id) else { return false };
         request.stored_chunks = stored_chunks;
         true
-    }
-
-    /// Makes `hits` the first blocks of a request that has none.
-    fn take_hits(&mut self, id: RequestId, hits: Vec<BlockId>) {
-        hits.iter().for_each(|block| self.pool.hold(*block));
-        if let Some(request) = self.requests.get_mut(&id) {
-            request.computed = hits.len() * self.config.block_tokens;
-            request.named = hits.len();
-            request.blocks = hits;
-            if !request.started {
-                request.hit = CacheHit { gpu_tokens: request.computed, store_tokens: 0 };
-            }
-        }
     }
 
     /// A step has been computed. `sampled` are the tokens that follow, one for each share that samples, in order.
@@ -307,24 +289,6 @@ impl Scheduler {
         request.blocks.extend(blocks);
         self.name_blocks(id, tokens);
         true
-    }
-
-    /// Tells the prefix cache about the whole blocks among a request's first `tokens` tokens.
-    fn name_blocks(&mut self, id: RequestId, tokens: usize) {
-        self.note_evictions();
-        let block_tokens = self.config.block_tokens;
-        let Some(request) = self.requests.get_mut(&id) else { return };
-        let full = tokens / block_tokens;
-        for index in request.named..full {
-            let name = request.block_names[index];
-            if !self.pool.name(request.blocks[index], name) {
-                continue;
-            }
-            let parent = index.checked_sub(1).map(|parent| request.block_names[parent]);
-            let tokens = &request.tokens[index * block_tokens..(index + 1) * block_tokens];
-            blocks::note_stored(&mut self.events, name, parent, tokens);
-        }
-        request.named = request.named.max(full);
     }
 
     /// Lets the queue go on when nothing runs and its first request finds no room: the last request that holds loaded
@@ -395,18 +359,6 @@ impl Scheduler {
             self.counters.store_queries_tokens += (tokens - request.hit.gpu_tokens) as u64;
             self.counters.store_hits_tokens += request.hit.store_tokens as u64;
         }
-    }
-
-    fn note_evictions(&mut self) {
-        let hashes = self.pool.take_evicted();
-        if !hashes.is_empty() {
-            self.events.push(CacheEvent::Removed { hashes });
-        }
-    }
-
-    /// Changes of the prefix cache since this was asked last.
-    pub fn take_events(&mut self) -> Vec<CacheEvent> {
-        std::mem::take(&mut self.events)
     }
 
     /// A request that is neither finished nor forgotten.
