@@ -3,9 +3,10 @@
 //! reach into the router.
 //!
 //! Fake engines answer at once with 16 events, each in a write of its own; they and the load run on one CPU, the routers
-//! on another. Added time: requests arrive at random (open loop), and each goes to the next of direct, router and peer,
-//! so that all see the same disturbances. CPU: a closed loop, router and peer in turn, user and system time of the
-//! router's processes over requests; this does not depend on how busy the rest of the machine is.
+//! on another. Router and peer are measured in turn, and the one that is not is stopped: it may have work of its own in
+//! the background. Added time: requests arrive at random (open loop) and go directly to an engine and through the router
+//! by turns, so that both see the same disturbances. CPU: a closed loop, user and system time of the router's processes
+//! over requests; this does not depend on how busy the rest of the machine is.
 
 mod engine;
 mod load;
@@ -22,6 +23,9 @@ const ENGINES: usize = 4;
 
 /// Requests under way in the closed loop.
 const CLOSED_LOOP: usize = 32;
+
+/// Before each measurement, so that connections are open.
+const WARM_UP: Duration = Duration::from_secs(1);
 
 /// Longer answers count as stalled: fake engines answer in well under a millisecond, and a router that lets Nagle's
 /// algorithm meet delayed acknowledgements adds 40 ms.
@@ -89,12 +93,13 @@ pub fn run(args: Args) -> crate::CommandResult {
     if router_cpu == load_cpu {
         eprintln!("forebay bench route: one CPU only: added times include waiting for engines and load");
     }
+    let results = Results::new("route");
     process::pin_this_thread(load_cpu)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(measure(args, router_cpu))
+    runtime.block_on(measure(args, results, router_cpu))
 }
 
-async fn measure(args: Args, router_cpu: usize) -> crate::CommandResult {
+async fn measure(args: Args, mut results: Results, router_cpu: usize) -> crate::CommandResult {
     let engines = engine::start(ENGINES).await?;
     let router = start_router(&engines, args.policy, router_cpu)?;
     let peer = args.peer.as_ref().map(|peer| start_peer(peer, &engines, router_cpu)).transpose()?;
@@ -102,17 +107,19 @@ async fn measure(args: Args, router_cpu: usize) -> crate::CommandResult {
     arms.extend(peer);
     for arm in &mut arms {
         arm.process.wait_until_well(arm.address).await?;
+        arm.process.pause();
     }
-    let mut results = Results::new("route");
     for (size, prompt_bytes) in [("1kb", 1 << 10), ("100kb", 100 << 10)] {
-        let mut figures: Vec<Figures> = arms.iter().map(|_| Figures::default()).collect();
         let mut prompts = Prompts::new(prompt_bytes);
-        for arm in &arms {
-            load::closed_loop(arm.address, &mut prompts, CLOSED_LOOP, Duration::from_secs(1)).await?;
-        }
+        let mut figures: Vec<Figures> = arms.iter().map(|_| Figures::default()).collect();
         for run in 0..args.runs {
-            add_cpu(&arms, &mut prompts, &args, &mut figures).await?;
-            add_times(&engines, &arms, &mut prompts, &args, run, &mut figures).await?;
+            for (arm, figures) in arms.iter().zip(&mut figures) {
+                arm.process.resume();
+                load::closed_loop(arm.address, &mut prompts, CLOSED_LOOP, WARM_UP).await?;
+                figures.cpu_ms.push(cpu_ms(arm, &mut prompts, &args).await?);
+                figures.add_times(engines[0], arm, &mut prompts, &args, run).await?;
+                arm.process.pause();
+            }
         }
         results.rows.extend(rows(size, &figures, args.peer.as_ref()));
     }
@@ -128,45 +135,36 @@ struct Figures {
     stalled_share: Vec<f64>,
 }
 
-async fn add_cpu(
-    arms: &[Arm],
-    prompts: &mut Prompts,
-    args: &Args,
-    figures: &mut [Figures],
-) -> crate::CommandResult {
-    for (arm, figures) in arms.iter().zip(figures) {
-        let before = arm.process.cpu_seconds()?;
-        let length = Duration::from_secs(args.run_seconds);
-        let requests = load::closed_loop(arm.address, prompts, CLOSED_LOOP, length).await?;
-        let spent = arm.process.cpu_seconds()? - before;
-        figures.cpu_ms.push(spent * 1e3 / requests as f64);
-    }
-    Ok(())
+/// CPU time per request in a closed loop.
+async fn cpu_ms(arm: &Arm, prompts: &mut Prompts, args: &Args) -> Result<f64, load::Failure> {
+    let before = arm.process.cpu_seconds()?;
+    let length = Duration::from_secs(args.run_seconds);
+    let requests = load::closed_loop(arm.address, prompts, CLOSED_LOOP, length).await?;
+    Ok((arm.process.cpu_seconds()? - before) * 1e3 / requests as f64)
 }
 
-async fn add_times(
-    engines: &[SocketAddr],
-    arms: &[Arm],
-    prompts: &mut Prompts,
-    args: &Args,
-    run: u32,
-    figures: &mut [Figures],
-) -> crate::CommandResult {
-    let targets: Vec<SocketAddr> =
-        [engines[0]].into_iter().chain(arms.iter().map(|arm| arm.address)).collect();
-    let rate = f64::from(args.rate) * targets.len() as f64;
-    let length = Duration::from_secs(args.run_seconds);
-    let priority = Priority::raise(arms.iter().map(|arm| arm.process.id()));
-    let times = load::open_loop(&targets, prompts, rate, length, u64::from(run)).await?;
-    drop(priority);
-    let (direct, routed) = times.split_at(1);
-    for (times, figures) in routed.iter().zip(figures) {
-        figures.added_p50_ms.push(percentile(&times.first_ms, 50.0) - percentile(&direct[0].first_ms, 50.0));
-        figures.added_p99_ms.push(percentile(&times.first_ms, 99.0) - percentile(&direct[0].first_ms, 99.0));
-        let stalled = times.end_ms.iter().filter(|&&time| time > STALL_MS).count();
-        figures.stalled_share.push(stalled as f64 / times.end_ms.len().max(1) as f64);
+impl Figures {
+    async fn add_times(
+        &mut self,
+        engine: SocketAddr,
+        arm: &Arm,
+        prompts: &mut Prompts,
+        args: &Args,
+        run: u32,
+    ) -> Result<(), load::Failure> {
+        let length = Duration::from_secs(args.run_seconds);
+        let rate = 2.0 * f64::from(args.rate);
+        let priority = Priority::raise(arm.process.id());
+        let times = load::open_loop([engine, arm.address], prompts, rate, length, u64::from(run)).await?;
+        drop(priority);
+        let [direct, routed] = times;
+        let added = |percent| percentile(&routed.first_ms, percent) - percentile(&direct.first_ms, percent);
+        self.added_p50_ms.push(added(50.0));
+        self.added_p99_ms.push(added(99.0));
+        let stalled = routed.end_ms.iter().filter(|&&time| time > STALL_MS).count();
+        self.stalled_share.push(stalled as f64 / routed.end_ms.len().max(1) as f64);
+        Ok(())
     }
-    Ok(())
 }
 
 /// By linear interpolation; 0 without values.

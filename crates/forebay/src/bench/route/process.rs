@@ -35,17 +35,17 @@ pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// While it lives, this process and the given ones go before all others on their CPUs (real-time scheduling), so that
-/// other work on the machine is not taken for the routers'. For phases that use little CPU only. It takes `chrt` and the
+/// While it lives, this process and another one go before all others on their CPUs (real-time scheduling), so that
+/// other work on the machine is not taken for the router's. For phases that use little CPU only. It takes `chrt` and the
 /// right to use it; without them it does nothing.
 pub struct Priority {
-    pids: Vec<u32>,
+    pids: [u32; 2],
 }
 
 impl Priority {
     /// Raises it.
-    pub fn raise(arms: impl Iterator<Item = u32>) -> Priority {
-        let pids: Vec<u32> = arms.chain([std::process::id()]).collect();
+    pub fn raise(other: u32) -> Priority {
+        let pids = [std::process::id(), other];
         pids.iter().for_each(|pid| chrt(&["--rr", "--pid", "1"], *pid));
         Priority { pids }
     }
@@ -116,6 +116,22 @@ impl Pinned {
         Err(io::Error::other(format!("{} was not well after {} s", self.name, START_LIMIT.as_secs())))
     }
 
+    /// Stops it and its children until they are resumed.
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = Pid::from_raw(self.child.id() as i32) {
+            let _ = kill_process_group(group, signal);
+        }
+    }
+
     /// User and system time of it and its children so far.
     pub fn cpu_seconds(&self) -> io::Result<f64> {
         let mut stats = HashMap::new();
@@ -169,13 +185,13 @@ async fn is_well(address: SocketAddr) -> io::Result<bool> {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        let Some(group) = Pid::from_raw(self.child.id() as i32) else { return };
-        let _ = kill_process_group(group, Signal::TERM);
+        self.signal(Signal::TERM);
+        self.resume();
         let end = Instant::now() + Duration::from_secs(3);
         while Instant::now() < end && !matches!(self.child.try_wait(), Ok(Some(_))) {
             std::thread::sleep(Duration::from_millis(50));
         }
-        let _ = kill_process_group(group, Signal::KILL);
+        self.signal(Signal::KILL);
         let _ = self.child.wait();
     }
 }
