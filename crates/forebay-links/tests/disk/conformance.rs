@@ -3,6 +3,8 @@
 use crate::faulty::{Fault, Mischief};
 use crate::world::{PAGE, World, faulty_world, for_each_driver, world};
 use forebay_mover::{Class, End, Span, SpanPair, Transfer};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -23,6 +25,46 @@ fn what_was_written_is_read_however_memory_is_scattered() {
         upwards.chunks(40).for_each(|blocks| world.run_fully(world.reading(blocks)));
         let used = PAGES / 3 * 3;
         assert!(world.bytes(0, used) == written[..(used * PAGE) as usize], "{driver:?}");
+    });
+}
+
+/// One transfer of random pairs: to disk or from it, then for each pair the pages that it skips and its own.
+type Step = (bool, u64, Vec<(u64, u64)>);
+
+fn any_steps() -> impl Strategy<Value = Vec<Step>> {
+    let pairs = proptest::collection::vec((0u64..4, 1u64..8), 1..12);
+    proptest::collection::vec((any::<bool>(), 0u64..60, pairs), 1..40)
+}
+
+#[test]
+fn any_sequence_of_transfers_behaves_like_copies_between_two_arrays() {
+    for_each_driver(|driver| {
+        let world = world(driver, 128 * PAGE);
+        let mut runner = TestRunner::new(ProptestConfig::with_cases(12));
+        let ran = runner.run(&any_steps(), |steps| {
+            let (mut memory, mut disk) = (world.fill(0, 128, steps.len() as u64), world.file_bytes(0, 128));
+            for (to_disk, first, pairs) in steps {
+                // Pairs go up on disk and down in memory, so that none overlap.
+                let (mut on_disk, mut in_memory, mut pages) = (first, 128, Vec::new());
+                for (skip, len) in pairs {
+                    (on_disk, in_memory) = (on_disk + skip + len, in_memory - skip - len);
+                    pages.push((in_memory, on_disk - len, len));
+                }
+                pages.retain(|(_, on_disk, len)| on_disk + len <= 128);
+                world.run_fully(if to_disk { world.writing(&pages) } else { world.reading(&pages) });
+                for (in_memory, on_disk, len) in pages {
+                    let [in_memory, on_disk] = [in_memory, on_disk]
+                        .map(|page| (page * PAGE) as usize..((page + len) * PAGE) as usize);
+                    match to_disk {
+                        true => disk[on_disk].copy_from_slice(&memory[in_memory]),
+                        false => memory[in_memory].copy_from_slice(&disk[on_disk]),
+                    }
+                }
+            }
+            prop_assert!(world.bytes(0, 128) == memory && world.file_bytes(0, 128) == disk);
+            Ok(())
+        });
+        ran.unwrap_or_else(|error| panic!("{driver:?}: {error}"));
     });
 }
 

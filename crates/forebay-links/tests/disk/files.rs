@@ -3,7 +3,8 @@
 use crate::world::{PAGE, directory};
 use forebay_links::disk::{DiskError, DiskFile};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The error of an attempt that has to fail, and its message.
 fn refused(attempt: Result<DiskFile, DiskError>) -> (DiskError, String) {
@@ -109,4 +110,39 @@ fn a_read_only_place_is_refused() {
         Ok(_) => eprintln!("SKIPPED: this user may write to read-only files"),
         Err(error) => panic!("{error:?}"),
     }
+}
+
+/// A loop device over a file, detached when dropped. Needs root.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn over(file: &Path) -> Option<LoopDevice> {
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
+        let device = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| LoopDevice(device.trim().into()))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_raw_partition_is_used_in_whole_pages_and_by_one_owner() {
+    let directory = directory();
+    let image = directory.path().join("image");
+    // Three blocks of 512 bytes more than whole pages.
+    std::fs::write(&image, vec![0; (1 << 20) + 3 * 512]).unwrap();
+    let Some(device) = LoopDevice::over(&image) else {
+        return eprintln!("SKIPPED: no loop devices for this user");
+    };
+    let file = DiskFile::open(&device.0).unwrap();
+    assert_eq!((file.bytes(), file.block_bytes()), (1 << 20, 512));
+    let (error, message) = refused(DiskFile::open(&device.0));
+    assert!(matches!(error, DiskError::InUse { .. }), "{error:?}");
+    assert!(message.contains("in use"), "{message}");
+    drop(file);
+    DiskFile::open(&device.0).unwrap();
 }
