@@ -114,7 +114,60 @@ fn blocks_of(positions: &Range<usize>, block_tokens: usize) -> impl Iterator<Ite
 
 #[cfg(test)]
 mod tests {
-    use super::blocks_of;
+    use super::{Compute, DeviceMemory, KvTruth, blocks_of};
+    use crate::scheduler::{BlockId, Scheduler, SchedulerConfig};
+    use crate::truth::{KvShape, Oracle};
+    use forebay_kv::NamespaceKey;
+
+    /// Answers a prompt; before the token number `flip_at`, a bit of the prompt's KV is flipped.
+    fn answer(prompt: &[u32], tokens: usize, flip_at: Option<usize>) -> (Vec<u32>, Vec<u32>) {
+        let namespace = NamespaceKey::from_bytes([5; 32]);
+        let truth = KvTruth::new(&namespace, KvShape::new(3, 4, 4).unwrap());
+        let oracle = Oracle::new(truth.clone(), 1_000, 100);
+        let device = DeviceMemory::new(truth.shape(), 16);
+        let mut compute = Compute::new(truth, device.clone(), 1_000);
+        let mut scheduler = Scheduler::new(SchedulerConfig {
+            namespace,
+            pool_blocks: 16,
+            block_tokens: 4,
+            max_batched_tokens: 8,
+            max_seqs: 4,
+            max_queued: 4,
+            max_model_tokens: 64,
+            chunk_tokens: None,
+            max_store_blocks: 0,
+        });
+        scheduler.submit(prompt.to_vec(), tokens).unwrap();
+        let mut output = Vec::new();
+        while output.len() < tokens {
+            if flip_at == Some(output.len()) {
+                let mut extent = [0; 16];
+                device.read(1, BlockId(0), &mut extent);
+                extent[3] ^= 16;
+                device.write(1, BlockId(0), &(0..4), &extent);
+            }
+            let step = scheduler.schedule(&mut |_| 0);
+            let sampled = compute.run(&scheduler, &step);
+            scheduler.complete(&step, &sampled);
+            output.extend(sampled);
+        }
+        (output, oracle.predict(prompt, tokens))
+    }
+
+    #[test]
+    fn tokens_follow_from_the_bytes_in_the_device() {
+        let prompt: Vec<u32> = (0..21).collect();
+        let (output, right) = answer(&prompt, 12, None);
+        assert_eq!(output, right);
+    }
+
+    #[test]
+    fn a_byte_that_changes_while_a_request_decodes_shows_in_its_last_token() {
+        let prompt: Vec<u32> = (0..21).collect();
+        let (output, right) = answer(&prompt, 12, Some(5));
+        assert_eq!(output[..11], right[..11], "what was read before it changed was right");
+        assert_ne!(output[11], right[11]);
+    }
 
     #[test]
     fn positions_fall_into_blocks_in_order_and_without_gaps() {

@@ -95,9 +95,11 @@ mod tests {
     fn words_that_are_no_tokens_are_text() {
         let vocab = 1_000;
         assert_eq!(encode(" t999", vocab), [999]);
-        for text in [" t1000", " t007", " t12x", "t12", " t"] {
-            assert_ne!(encode(text, vocab), [12], "{text}");
+        for (text, number) in [(" t007", 7), (" t00", 0), (" t12x", 12), ("t12", 12), (" t12_", 12)] {
+            assert_ne!(encode(text, vocab)[0], number, "{text}");
         }
+        assert_eq!(encode(" t0", vocab), [0]);
+        assert_eq!(encode(" t1000", vocab).len(), 1, "a word above the vocabulary is text");
         assert_eq!(encode("", vocab), Vec::<u32>::new());
         assert_eq!(encode(" t99999999999999999999", vocab).len(), 5, "pieces of at most five letters");
     }

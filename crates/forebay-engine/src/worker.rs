@@ -13,6 +13,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc::UnboundedSender;
 
 /// Longest sleep of an idle engine. Every message wakes it up before.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -48,6 +49,9 @@ pub struct Jobs {
     by_id: HashMap<JobId, RequestId>,
 }
 
+/// Output, and who waits for it.
+type Delivered = (UnboundedSender<Update>, Update);
+
 /// A job that the scheduler knows.
 struct ActiveJob {
     job: Job,
@@ -81,7 +85,7 @@ impl Worker {
                 break;
             }
             let step = self.schedule();
-            self.publish(&step);
+            self.publish();
             if step.shares.is_empty() {
                 self.wait();
             } else {
@@ -209,8 +213,15 @@ impl Worker {
 
         let completed = self.scheduler.complete(step, &sampled);
         let sampling = step.shares.iter().filter(|share| share.samples);
+        let mut updates = Vec::new();
         for (share, token) in sampling.zip(sampled) {
-            self.emit(share.request, token, &completed);
+            updates.extend(self.emit(share.request, token, &completed));
+        }
+        // Whoever sees an answer finds it counted.
+        self.publish();
+        for (sender, update) in updates {
+            // Whoever does not listen any more has dropped the ticket, which aborts the job.
+            let _ = sender.send(update);
         }
         for (request, _) in &completed.finished {
             self.compute.forget(*request);
@@ -235,13 +246,11 @@ impl Worker {
         }
     }
 
-    /// Takes an output token of a request and hands over what is due.
-    fn emit(&mut self, request: RequestId, token: u32, completed: &Completed) {
+    /// Takes an output token of a request. Gives what is to be handed over, and to whom, if anything is due.
+    fn emit(&mut self, request: RequestId, token: u32, completed: &Completed) -> Option<Delivered> {
         let finished = completed.finished.iter().find(|(finished, _)| *finished == request);
-        let Some(state) = finished.map(|(_, state)| state).or(self.scheduler.request(request)) else {
-            return;
-        };
-        let Some(active) = self.jobs.by_request.get_mut(&request) else { return };
+        let state = finished.map(|(_, state)| state).or(self.scheduler.request(request))?;
+        let active = self.jobs.by_request.get_mut(&request)?;
         self.stats.output_tokens += 1;
         active.pending.push(token);
         let first = active.first_token.is_none();
@@ -251,19 +260,21 @@ impl Worker {
             self.stats.ttft.observe(&TTFT_BOUNDS_S, self.clock.model_s_since(active.job.arrived));
         }
         let due = match active.job.delivery {
+            _ if finished.is_some() => true,
             Delivery::AtEnd => false,
             Delivery::Every(tokens) => first || active.pending.len() >= tokens,
         };
-        if due || finished.is_some() {
-            let tokens = std::mem::take(&mut active.pending);
-            let end = finished.is_some().then_some(End::Length);
-            let update = Update { index: active.job.index, tokens, hit: state.hit(), end };
-            // Whoever does not listen any more has dropped the ticket, which aborts the job.
-            let _ = active.job.updates.send(update);
-        }
+        let update = |active: &mut ActiveJob| Update {
+            index: active.job.index,
+            tokens: std::mem::take(&mut active.pending),
+            hit: state.hit(),
+            end: finished.is_some().then_some(End::Length),
+        };
+        let delivered = due.then(|| (active.job.updates.clone(), update(active)));
         if finished.is_some() {
             self.note_finished(request);
         }
+        delivered
     }
 
     fn note_finished(&mut self, request: RequestId) {
@@ -277,7 +288,7 @@ impl Worker {
     }
 
     /// Shows others where the engine stands.
-    fn publish(&mut self, step: &Step) {
+    fn publish(&mut self) {
         let events = self.scheduler.take_events();
         if let Some(sender) = &self.events {
             sender.send(events);
@@ -293,7 +304,6 @@ impl Worker {
         stats.scheduler = self.scheduler.counters();
         stats.lag_s = self.clock.lag_s();
         stats.store = self.external.as_ref().map(External::stats).unwrap_or_default();
-        debug_assert!(step.shares.len() <= stats.running, "only running requests have shares");
         *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.stats.clone();
     }
 }

@@ -188,6 +188,42 @@ async fn without_the_check_corrupt_chunks_become_wrong_tokens() {
     assert!(wrong > 0, "{flipped} flipped bits must show");
 }
 
+/// Flips one bit of the very last byte that each operation moves.
+#[cfg(not(feature = "unverified"))]
+struct LastByte(HostLink);
+
+#[cfg(not(feature = "unverified"))]
+impl Link for LastByte {
+    fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
+        let last = op.pairs.last().and_then(|pair| memory.host(&pair.to)).expect("pairs of host memory");
+        let last_byte = std::sync::atomic::AtomicPtr::new(last.0.as_ptr().wrapping_add(last.1 - 1));
+        let done = done.inspect(move |_| {
+            // SAFETY: the byte is the last one of a span of this operation, which owns it until `done` is finished.
+            unsafe { *last_byte.load(Ordering::Relaxed) ^= 1 };
+        });
+        self.0.start(op, memory, done);
+    }
+}
+
+#[cfg(not(feature = "unverified"))]
+#[tokio::test]
+async fn a_single_wrong_bit_in_the_last_layer_is_caught() {
+    let rig = Rig::new(32 * MIB, Box::new(LastByte(HostLink::new(1).unwrap())));
+    let config = config();
+    let oracle = oracle(&config);
+    let (first, client) = rig.spawn(&config, 0).await;
+    let prompt = tokens(300, 1);
+    client.complete(&prompt, 1).await;
+    rig.wait_for_chunks(1).await;
+    let (second, other) = rig.spawn(&config, 1).await;
+    let (answer, usage) = other.complete(&prompt, 5).await;
+    assert_eq!((oracle.wrong_tokens(&prompt, &answer), cached(&usage)), (0, (0, 0)));
+    assert_eq!(second.stats().store.corrupt_chunks, 1);
+    assert_eq!(rig.store.stat().faults.corrupt, 1);
+    first.shutdown(SECONDS).await;
+    second.shutdown(SECONDS).await;
+}
+
 /// Two engines with small pools over a store that is too small for all, a link that flips bits, clients that go away.
 #[cfg(not(feature = "unverified"))]
 #[tokio::test]

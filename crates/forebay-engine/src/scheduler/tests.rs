@@ -46,7 +46,8 @@ struct Rig {
     stores: Vec<(ChunkStore, Vec<u64>)>,
     wanted: BTreeMap<RequestId, (Vec<u32>, usize)>,
     started: Vec<RequestId>,
-    finished: HashSet<RequestId>,
+    /// In the order in which they finished.
+    finished: Vec<RequestId>,
 }
 
 impl Rig {
@@ -59,7 +60,7 @@ impl Rig {
             stores: Vec::new(),
             wanted: BTreeMap::new(),
             started: Vec::new(),
-            finished: HashSet::new(),
+            finished: Vec::new(),
         }
     }
 
@@ -94,7 +95,7 @@ impl Rig {
         for (id, request) in completed.finished {
             let (prompt, max_tokens) = self.wanted.remove(&id).expect("a request finishes once");
             assert_eq!(request.tokens()[prompt.len()..], expected_output(&prompt, max_tokens), "{id:?}");
-            self.finished.insert(id);
+            self.finished.push(id);
         }
         self.check();
         !step.shares.is_empty()
@@ -308,6 +309,17 @@ fn the_last_started_request_is_preempted_and_finishes_with_the_same_tokens() {
     rig.drain();
     assert!(rig.scheduler.counters().preemptions > 0);
     assert_eq!(rig.finished.len(), 2);
+}
+
+#[test]
+fn a_preempted_request_runs_again_before_those_that_came_later() {
+    let mut rig = Rig::new(config(false));
+    rig.submit(prompt(0, 40), 20);
+    rig.submit(prompt(1, 44), 20);
+    rig.submit(prompt(2, 40), 20);
+    rig.drain();
+    assert!(rig.scheduler.counters().preemptions > 0);
+    assert_eq!(rig.finished, [0, 1, 2].map(RequestId));
 }
 
 #[test]
