@@ -2,6 +2,7 @@
 //! benchmarks by name and shows what they measured; how they measure is theirs.
 
 mod copy;
+mod route;
 mod store;
 
 use crate::results::{Results, Row};
@@ -18,6 +19,8 @@ pub struct Args {
 enum Bench {
     /// Scattered copies in host memory through the mover, against plain memcpy
     Copy(copy::Args),
+    /// What the router adds to requests, in CPU and in time
+    Route(route::Args),
     /// Lookups and leases in a full memory tier
     Store(store::Args),
 }
@@ -34,6 +37,7 @@ struct Output {
 pub fn run(args: Args) -> crate::CommandResult {
     match args.bench {
         Bench::Copy(args) => copy::run(args),
+        Bench::Route(args) => route::run(args),
         Bench::Store(args) => store::run(args),
     }
 }
