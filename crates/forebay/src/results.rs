@@ -115,13 +115,19 @@ impl Machine {
             .and_then(|text| text.split_whitespace().nth(1).and_then(|word| word.parse().ok()))
             .unwrap_or(0.0);
         Machine {
-            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            cpus: cpus(),
             memory_gib: (memory_kib / 1024.0 / 1024.0 * 10.0).round() / 10.0,
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             gpus: Vec::new(),
             disk: None,
         }
     }
+}
+
+/// Processors of the machine, not only those that a benchmark has bound itself to.
+fn cpus() -> usize {
+    let listed = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    listed.lines().filter(|line| line.starts_with("processor")).count()
 }
 
 /// The commit of the checkout in the current directory, with `-dirty` when it has changes, or `unknown` outside of one.
