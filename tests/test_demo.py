@@ -53,7 +53,8 @@ def test_flipped_bits_are_caught_and_no_token_is_wrong(tmp_path):
 
 def test_ctrl_c_ends_it_soon_with_a_report_and_leaves_no_process(tmp_path):
     command = [forebay(), "demo", "--out", str(tmp_path / "out"), *SMALL]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, start_new_session=True)
     time.sleep(3)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=10)
@@ -95,7 +96,8 @@ def test_a_git_lfs_pointer_is_named_as_one(tmp_path):
 
 
 def test_a_public_trace_runs(tmp_path):
-    traces = pathlib.Path(os.environ.get("FOREBAY_TRACES", pathlib.Path(__file__).parents[2] / "shared" / "traces"))
+    beside = pathlib.Path(__file__).parents[2] / "shared" / "traces"
+    traces = pathlib.Path(os.environ.get("FOREBAY_TRACES", beside))
     trace = traces / "mooncake-fast25" / "conversation_trace.jsonl"
     if not trace.exists():
         pytest.skip(f"SKIPPED: no public traces at {traces}; set FOREBAY_TRACES")
