@@ -312,14 +312,17 @@ fn the_last_started_request_is_preempted_and_finishes_with_the_same_tokens() {
 }
 
 #[test]
-fn a_preempted_request_runs_again_before_those_that_came_later() {
-    let mut rig = Rig::new(config(false));
+fn a_preempted_request_is_the_first_of_the_queue() {
+    let mut rig = Rig::new(SchedulerConfig { max_seqs: 2, ..config(false) });
     rig.submit(prompt(0, 40), 20);
     rig.submit(prompt(1, 44), 20);
     rig.submit(prompt(2, 40), 20);
+    while rig.scheduler.counters().preemptions == 0 {
+        assert!(rig.step());
+    }
+    assert_eq!(rig.scheduler.running, [RequestId(0)]);
+    assert_eq!(rig.scheduler.queue, [RequestId(1), RequestId(2)]);
     rig.drain();
-    assert!(rig.scheduler.counters().preemptions > 0);
-    assert_eq!(rig.finished, [0, 1, 2].map(RequestId));
 }
 
 #[test]
