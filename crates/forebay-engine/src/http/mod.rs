@@ -12,6 +12,8 @@ mod fields;
 mod generate;
 mod metrics;
 mod prompt;
+#[cfg(test)]
+mod tests;
 mod wait;
 
 use crate::job::Intake;
