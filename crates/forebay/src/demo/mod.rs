@@ -67,13 +67,15 @@ pub fn run(args: Args) -> CommandResult {
 }
 
 async fn compare(args: Args) -> CommandResult {
-    let workload = workload::load(args.trace.as_deref(), args.requests, args.seed)?;
     let profile = Profile::shipped(PROFILE)?;
     let usual_pool_tokens = args.trace.as_ref().map_or(120_000, |_| profile.memory.pool_tokens);
+    let pool_tokens = args.pool_tokens.unwrap_or(usual_pool_tokens);
+    let context_tokens = profile.model.max_model_tokens.min(pool_tokens);
+    let workload = workload::load(args.trace.as_deref(), args.requests, args.seed, context_tokens)?;
     let shape = HostShape {
         profile,
         engines: args.engines,
-        pool_tokens: args.pool_tokens.unwrap_or(usual_pool_tokens),
+        pool_tokens,
         memory_tokens: args.memory_tokens,
         clock_ratio: args.clock_ratio,
         fault: args.fault,

@@ -5,6 +5,7 @@ use forebay_trace::format::{ReadOptions, TraceReader};
 use forebay_trace::generate::{Generator, Marginals};
 use forebay_trace::replay::Pacing;
 use forebay_trace::request::TraceRequest;
+use std::collections::HashSet;
 use std::path::Path;
 
 /// Requests to replay.
@@ -27,11 +28,17 @@ pub struct EmptyTrace {
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Reads `trace`, or generates the demo's own. `limit` keeps the first requests.
-pub fn load(trace: Option<&Path>, limit: Option<usize>, seed: u64) -> Result<Workload, Error> {
+/// Reads `trace`, or generates the demo's own. `limit` keeps the first requests; sessions with a request of more than
+/// `context_tokens`, which no engine could take, are left out.
+pub fn load(
+    trace: Option<&Path>,
+    limit: Option<usize>,
+    seed: u64,
+    context_tokens: usize,
+) -> Result<Workload, Error> {
     let limit = limit.unwrap_or(usize::MAX);
     match trace {
-        Some(path) => read(path, limit),
+        Some(path) => read(path, limit, context_tokens),
         None => Ok(generate(limit, seed)?),
     }
 }
@@ -47,12 +54,13 @@ fn generate(limit: usize, seed: u64) -> Result<Workload, Error> {
     Ok(Workload { requests, pacing: Pacing::Closed, description })
 }
 
-fn read(path: &Path, limit: usize) -> Result<Workload, Error> {
+fn read(path: &Path, limit: usize, context_tokens: usize) -> Result<Workload, Error> {
     let mut reader = TraceReader::open(path, ReadOptions::default())?;
     let mut requests = Vec::new();
     for request in reader.by_ref().take(limit) {
         requests.push(request?);
     }
+    let too_long = leave_out_too_long(&mut requests, context_tokens);
     let (name, skipped) = (path.display().to_string(), reader.skipped().lines);
     if requests.is_empty() {
         return Err(EmptyTrace { name, skipped }.into());
@@ -64,6 +72,39 @@ fn read(path: &Path, limit: usize) -> Result<Workload, Error> {
         false => (Pacing::Open, "by their time stamps"),
     };
     let skipped = if skipped > 0 { format!(", {skipped} bad lines skipped") } else { String::new() };
-    let description = format!("Trace: {} requests of {name} ({format}), {how}{skipped}", requests.len());
+    let left_out = match too_long {
+        0 => String::new(),
+        count => format!(", {count} requests of sessions beyond {context_tokens} tokens left out"),
+    };
+    let description =
+        format!("Trace: {} requests of {name} ({format}), {how}{skipped}{left_out}", requests.len());
     Ok(Workload { requests, pacing, description })
+}
+
+/// Removes sessions with a request that does not fit, and says how many requests that were.
+fn leave_out_too_long(requests: &mut Vec<TraceRequest>, context_tokens: usize) -> usize {
+    let tokens = |request: &TraceRequest| u64::from(request.input_tokens) + u64::from(request.output_tokens);
+    let does_not_fit = requests.iter().filter(|request| tokens(request) > context_tokens as u64);
+    let sessions: HashSet<String> = does_not_fit.map(|request| request.session.clone()).collect();
+    let before = requests.len();
+    requests.retain(|request| !sessions.contains(&request.session));
+    before - requests.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_that_outgrows_the_context_is_left_out_whole() {
+        let request = |session: &str, input_tokens| TraceRequest {
+            session: session.into(),
+            input_tokens,
+            output_tokens: 10,
+            ..TraceRequest::default()
+        };
+        let mut requests = vec![request("a", 80), request("b", 90), request("a", 91), request("b", 90)];
+        assert_eq!(leave_out_too_long(&mut requests, 100), 2);
+        assert!(requests.iter().all(|request| request.session == "b"));
+    }
 }
