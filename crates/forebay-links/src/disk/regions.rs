@@ -83,3 +83,49 @@ impl Regions {
         Ok((action, Piece { offset: extent.base + disk.offset, address, len }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_mover::{HostBuffer, Limits, MoverThread, Place};
+    use std::sync::Arc;
+
+    const PAGE: u64 = 4096;
+
+    #[test]
+    fn operations_that_are_not_between_this_disk_and_memory_are_refused() {
+        let mover = MoverThread::spawn(Limits::default()).unwrap();
+        let handle = mover.handle();
+        let host = handle.register(Place::Host(0), Arc::new(HostBuffer::new(4 * PAGE as usize))).unwrap();
+        let elsewhere = handle.register_opaque(Place::Device(0), 4 * PAGE).unwrap();
+        let disk = handle.register_opaque(Place::Disk(0), 4 * PAGE).unwrap();
+        let mut regions = Regions::default();
+        regions.map(disk, Extent { base: 8 * PAGE, len: 4 * PAGE });
+
+        let span = |region, page: u64, pages: u64| Span::new(region, page * PAGE, pages * PAGE);
+        let plan = |pairs: &[(Span, Span)]| {
+            let pairs: Vec<_> = pairs.iter().map(|(from, to)| SpanPair::new(*from, *to)).collect();
+            let op = LinkOp { bytes: pairs.iter().map(|pair| pair.from.len).sum(), pairs };
+            let mut plan = Plan::default();
+            let action = regions.plan(&op, handle.memory(), 1 << 20, &mut plan)?;
+            Ok((action, plan.ios().iter().map(|io| (io.offset, io.bytes)).collect::<Vec<_>>()))
+        };
+
+        let read = plan(&[(span(disk, 1, 2), span(host, 0, 2))]).unwrap();
+        assert_eq!(read, (Action::Read, vec![(9 * PAGE, 2 * PAGE)]));
+        let write = plan(&[(span(host, 2, 1), span(disk, 3, 1))]).unwrap();
+        assert_eq!(write, (Action::Write, vec![(11 * PAGE, PAGE)]));
+
+        let refusal = |pairs: &[(Span, Span)]| plan(pairs).unwrap_err();
+        assert!(matches!(refusal(&[(span(host, 0, 1), span(host, 1, 1))]), Unusable::Sides(_)));
+        assert!(matches!(refusal(&[(span(disk, 0, 1), span(disk, 1, 1))]), Unusable::Sides(_)));
+        let there_and_back = [(span(disk, 0, 1), span(host, 0, 1)), (span(host, 1, 1), span(disk, 1, 1))];
+        assert!(matches!(refusal(&there_and_back), Unusable::Directions(_)));
+        assert!(matches!(refusal(&[(span(disk, 0, 1), span(host, 0, 2))]), Unusable::Lengths(_)));
+        assert!(matches!(refusal(&[(span(disk, 3, 2), span(host, 0, 2))]), Unusable::Outside(_)));
+        let beyond = Span::new(disk, u64::MAX - 1, PAGE);
+        assert!(matches!(refusal(&[(beyond, span(host, 0, 1))]), Unusable::Outside(_)));
+        assert!(matches!(refusal(&[(span(disk, 0, 1), span(elsewhere, 0, 1))]), Unusable::NoAddress(_)));
+        assert!(matches!(refusal(&[(span(disk, 0, 1), span(host, 4, 1))]), Unusable::NoAddress(_)));
+    }
+}

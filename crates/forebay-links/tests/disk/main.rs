@@ -6,5 +6,6 @@ mod conformance;
 mod faults;
 mod faulty;
 mod files;
+mod kernels;
 mod syncs;
 mod world;
