@@ -1,6 +1,7 @@
 //! A link that damages what passes through it, for showing that damage is caught. It wraps any link whose targets are
 //! host memory. It knows bits and chances; it must never know what reads them afterwards.
 
+use forebay_mover::sim::SplitMix;
 use forebay_mover::{Completion, Link, LinkOp, Memory, Outcome, SpanPair};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +39,7 @@ impl<L: Link> BitFlips<L> {
 impl<L: Link> Link for BitFlips<L> {
     fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
         self.operations += 1;
-        let mut dice = Dice(self.seed ^ self.operations.wrapping_mul(0xD6E8_FEB8_6659_FD93));
+        let mut dice = SplitMix(self.seed ^ self.operations.wrapping_mul(0xD6E8_FEB8_6659_FD93));
         let (pairs, chance, flipped) = (op.pairs.clone(), self.chance_per_byte, Arc::clone(&self.flipped));
         let memory_then = Arc::clone(memory);
         let done = done.inspect(move |outcome| {
@@ -51,42 +52,28 @@ impl<L: Link> Link for BitFlips<L> {
 }
 
 /// Flips bits in the targets of `pairs` and says how many.
-fn damage(pairs: &[SpanPair], memory: &Memory, chance: f64, dice: &mut Dice) -> u64 {
+fn damage(pairs: &[SpanPair], memory: &Memory, chance: f64, dice: &mut SplitMix) -> u64 {
     let mut flipped = 0;
-    let mut next = dice.gap(chance);
+    let mut next = gap(dice, chance);
     for pair in pairs {
         let Some((target, len)) = memory.host(&pair.to) else { continue };
         while next < len as u64 {
             // SAFETY: `next` lies inside the span, which was resolved from registered memory and belongs to this
             // operation until its completion is finished, which happens after this.
-            unsafe { *target.as_ptr().add(next as usize) ^= 1 << (dice.next() % 8) };
+            unsafe { *target.as_ptr().add(next as usize) ^= 1 << (dice.draw() % 8) };
             flipped += 1;
-            next = next.saturating_add(1).saturating_add(dice.gap(chance));
+            next = next.saturating_add(1).saturating_add(gap(dice, chance));
         }
         next -= len as u64;
     }
     flipped
 }
 
-/// S. Vigna's splitmix64.
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Bytes that stay whole before the next that does not: geometrically distributed.
-    fn gap(&mut self, chance: f64) -> u64 {
-        let uniform = ((self.next() >> 11) as f64 + 1.0) / (1u64 << 53) as f64;
-        let gap = uniform.ln() / (1.0 - chance).ln();
-        // A chance of 1 divides by minus infinity: no byte stays whole.
-        if gap.is_finite() { gap as u64 } else { 0 }
-    }
+/// Bytes that stay whole before the next that does not: geometrically distributed.
+fn gap(dice: &mut SplitMix, chance: f64) -> u64 {
+    let gap = (1.0 - dice.draw_unit()).ln() / (1.0 - chance).ln();
+    // A chance of 1 divides by minus infinity, and 0 by it is no number: no byte stays whole.
+    if gap.is_finite() { gap as u64 } else { 0 }
 }
 
 #[cfg(test)]

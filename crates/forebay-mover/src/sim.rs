@@ -146,7 +146,7 @@ impl Sim {
         let region = self.mover.add_region(place, len as u64);
         let mut bytes = vec![0; len];
         for word in bytes.chunks_mut(8) {
-            word.copy_from_slice(&self.random.next().to_le_bytes()[..word.len()]);
+            word.copy_from_slice(&self.random.draw().to_le_bytes()[..word.len()]);
         }
         self.memory.insert(region, bytes);
         region
@@ -314,10 +314,11 @@ fn overlap(a: &Span, b: &Span) -> bool {
 
 /// S. Vigna's splitmix64: small, seeded, and good enough to choose faults with.
 #[derive(Debug)]
-struct SplitMix(u64);
+pub struct SplitMix(pub u64);
 
 impl SplitMix {
-    fn next(&mut self) -> u64 {
+    /// The next 64 bits.
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -325,11 +326,16 @@ impl SplitMix {
         z ^ (z >> 31)
     }
 
+    /// The next number from 0 up to and without 1.
+    pub fn draw_unit(&mut self) -> f64 {
+        (self.draw() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
     fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
+        self.draw() % bound.max(1)
     }
 
     fn chance(&mut self, probability: f64) -> bool {
-        probability > 0.0 && (self.next() >> 11) as f64 / (1u64 << 53) as f64 <= probability
+        probability > 0.0 && self.draw_unit() <= probability
     }
 }

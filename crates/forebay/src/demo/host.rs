@@ -5,12 +5,10 @@ use super::fault::Fault;
 use forebay_engine::profile::Profile;
 use forebay_engine::truth::Oracle;
 use forebay_engine::{Engine, EngineConfig, EngineHandle, StoreConnection};
-use forebay_kv::{AxisOrder, Digest, KvDtype, Namespace, Rank};
 use forebay_links::{BitFlips, HostLink};
 use forebay_mover::{Limits, Link, LinkSpec, MoverHandle, MoverThread, Place, RouteSpec};
 use forebay_router::{Backend, Policy, Router, RouterConfig, RouterHandle};
 use forebay_store::{Pages, Store, TenantId, TierConfig};
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -84,17 +82,7 @@ impl HostShape {
     fn engine_config(&self) -> EngineConfig {
         let mut profile = self.profile.clone();
         profile.memory.pool_tokens = self.pool_tokens;
-        let namespace = Namespace {
-            weights: Digest::of(profile.model.name.as_bytes()),
-            dtype: KvDtype::Bfloat16,
-            order: AxisOrder::Lbhnc,
-            block_tokens: profile.memory.block_tokens as u32,
-            tensor_parallel: Rank::ONLY,
-            pipeline_parallel: Rank::ONLY,
-            attention: BTreeMap::new(),
-            lora: None,
-            tenant_salt: Vec::new(),
-        };
+        let namespace = profile.namespace();
         EngineConfig {
             kv_bytes_per_token_layer: KV_BYTES_PER_TOKEN_LAYER,
             chunk_tokens: CHUNK_TOKENS,
