@@ -2,6 +2,7 @@
 //! benchmarks by name and shows what they measured; how they measure is theirs.
 
 mod copy;
+mod disk;
 mod route;
 mod store;
 
@@ -19,6 +20,8 @@ pub struct Args {
 enum Bench {
     /// Scattered copies in host memory through the mover, against plain memcpy
     Copy(copy::Args),
+    /// Objects through the disk link, against bare io_uring on the same file
+    Disk(disk::Args),
     /// What the router adds to requests, in CPU and in time
     Route(route::Args),
     /// Lookups and leases in a full memory tier
@@ -37,6 +40,7 @@ struct Output {
 pub fn run(args: Args) -> crate::CommandResult {
     match args.bench {
         Bench::Copy(args) => copy::run(args),
+        Bench::Disk(args) => disk::run(args),
         Bench::Route(args) => route::run(args),
         Bench::Store(args) => store::run(args),
     }
