@@ -32,6 +32,10 @@ const CLOSE_CONNECTIONS: Duration = Duration::from_secs(1);
 /// How often a shutdown looks whether jobs are left.
 const DRAIN_POLL: Duration = Duration::from_millis(5);
 
+/// Stores hold one block in so many of the pool at most: enough for the chunks of several steps, and too few to starve
+/// requests when a store is slow.
+const STORE_SHARE: usize = 4;
+
 /// What an engine is to be.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -207,7 +211,7 @@ impl Engine {
             max_queued: config.max_requests,
             max_model_tokens: config.profile.model.max_model_tokens,
             chunk_tokens: external.is_some().then_some(config.chunk_tokens),
-            max_store_blocks: pool_blocks as usize / 4,
+            max_store_blocks: pool_blocks as usize / STORE_SHARE,
         });
         let limit_tokens = config.profile.model.max_model_tokens.min(pool_blocks as usize * block_tokens);
         let intake = Arc::new(Intake::new(inbox.clone(), limit_tokens, config.max_requests));

@@ -1,7 +1,7 @@
 //! Text and tokens of a model that has no tokenizer: every piece of text has an id, and every id has a word. This file
 //! must never know what a prompt is made of or what an answer means.
 //!
-//! Text is cut from left to right into pieces: one space at most, then up to [`PIECE_CHARS`] letters, digits and
+//! Text is cut from left to right into pieces: one space at most, then up to five letters, digits and
 //! underscores, or a single other character. So a longer text starts with the pieces of a shorter one, except perhaps
 //! for the last piece of that. A piece that is the word of a token is that token; any other piece is hashed to an id.
 //! An answer that comes back in the next prompt is therefore the same tokens again.

@@ -82,7 +82,9 @@ fn cached(usage: &Value) -> (u64, u64) {
 #[tokio::test]
 async fn what_one_engine_computed_another_one_loads() {
     let rig = Rig::healthy();
-    let config = config();
+    let mut config = config();
+    // Stores may hold a quarter of the pool: 8 chunks, so that none is left out.
+    config.profile.memory.pool_tokens = 8_192;
     let oracle = oracle(&config);
     let (first, client) = rig.spawn(&config, 0).await;
     let prompt = tokens(1_100, 1);
@@ -124,7 +126,8 @@ async fn a_prompt_that_is_stored_whole_still_computes_one_token() {
 #[tokio::test]
 async fn what_fell_out_of_the_gpu_comes_back_from_the_store() {
     let rig = Rig::healthy();
-    let config = config();
+    let mut config = config();
+    config.profile.memory.pool_tokens = 6_144;
     let oracle = oracle(&config);
     let (engine, client) = rig.spawn(&config, 0).await;
     for round in 0..3 {
