@@ -1,5 +1,6 @@
 //! The log.
 mod format;
+mod medium;
 pub use format::checkpoint::*;
 pub use format::footer::*;
 pub use format::journal::*;
@@ -11,3 +12,4 @@ pub use format::slot_shape::*;
 pub use format::sum::*;
 pub use format::summary::*;
 pub use format::superblock::*;
+pub use medium::Medium;
