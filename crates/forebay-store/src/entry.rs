@@ -1,14 +1,13 @@
 //! Entries: the rows of the tier's tables. This file knows how a row is named and what state it is in; it must never know
 //! where a chunk's bytes lie or who its relatives are.
 
-use crate::slots::SlotId;
 use crate::tenant::TenantId;
 use std::num::NonZeroU32;
 
 /// Names a row that all tables of the tier share: ids, relatives, recency and state. Rows are reused; a [`ChunkRef`] is
 /// not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct EntryIx(NonZeroU32);
+pub struct EntryIx(NonZeroU32);
 
 impl EntryIx {
     /// Rows at most: one value is spent on `Option<EntryIx>`.
@@ -44,13 +43,13 @@ pub(crate) struct ChunkRef {
 
 /// What is known of one row.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Entry {
+pub(crate) struct Entry<Slot> {
     /// Raised whenever the bytes in this row go. A row whose generations are used up is never used again.
     pub generation: u32,
     /// Leases and reads that need the bytes.
     pub holds: u32,
     /// Where the bytes are. Only a hole has none.
-    pub slot: Option<SlotId>,
+    pub slot: Option<Slot>,
     pub tenant: TenantId,
     pub state: State,
     pub pinned: bool,
@@ -69,9 +68,9 @@ pub(crate) enum State {
     Parked,
 }
 
-impl Entry {
+impl<Slot> Entry<Slot> {
     /// A row that never held anything.
-    pub fn unused(tenant: TenantId) -> Entry {
+    pub fn unused(tenant: TenantId) -> Entry<Slot> {
         Entry { generation: 0, holds: 0, slot: None, tenant, state: State::Hole, pinned: false }
     }
 
@@ -92,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_row_of_state_is_sixteen_bytes_and_an_optional_row_number_four() {
-        assert_eq!(size_of::<Entry>(), 16);
+        assert_eq!(size_of::<Entry<crate::slots::SlotId>>(), 16);
         assert_eq!(size_of::<Option<EntryIx>>(), 4);
     }
 

@@ -71,6 +71,11 @@ impl Index {
         !self.free.is_empty() || self.ids.len() < self.limit
     }
 
+    /// The id of a row that is in use.
+    pub fn id(&self, row: EntryIx) -> &ChunkId {
+        &self.ids[row.position()]
+    }
+
     /// The row of an id.
     pub fn find(&self, id: &ChunkId) -> Option<EntryIx> {
         let (place, tag) = hash(id);

@@ -3,8 +3,10 @@
 //! operations still own it; it must never know why a chunk comes or goes.
 
 use crate::entry::EntryIx;
+use crate::operations::{Operations, Settled, Waits};
 use crate::shape::ChunkShape;
 use crate::tenant::TenantId;
+use crate::tier::Refund;
 use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -19,7 +21,7 @@ pub(crate) const NUMBER_LIMIT: u64 = 65_535;
 
 /// Names a slot: the slab's number and the slot's number in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct SlotId(NonZeroU32);
+pub struct SlotId(NonZeroU32);
 
 impl SlotId {
     fn new(slab: u16, slot: u16) -> SlotId {
@@ -79,18 +81,9 @@ pub struct ArenaUse {
     pub tail_bytes: u64,
 }
 
-/// A payment that ends: the slot is free, or quarantined and nobody's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Refund {
-    /// Who paid.
-    pub tenant: TenantId,
-    /// For how much.
-    pub bytes: u64,
-}
-
 /// The allocator.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub struct Slots {
     capacity_bytes: u64,
     slab_bytes: u64,
     slabs: Vec<Slab>,
@@ -98,8 +91,7 @@ pub(crate) struct Slots {
     pool: BTreeSet<u16>,
     /// For each shape in use, its slabs that have a free slot. The lowest is filled first, so that others drain.
     open: HashMap<Arc<ChunkShape>, BTreeSet<u16>>,
-    /// Slots that operations own.
-    owned: HashMap<SlotId, Owned>,
+    operations: Operations<SlotId>,
     /// What a slab in the pool has for a shape: no layers.
     no_shape: Arc<ChunkShape>,
 }
@@ -113,18 +105,6 @@ struct Slab {
     free: Vec<u16>,
     /// CRC-32C of each layer of each slot.
     sums: Box<[u32]>,
-}
-
-/// Operations on a slot.
-#[derive(Debug, Default)]
-struct Owned {
-    operations: u32,
-    /// Bytes of the slot that lost operations may still touch.
-    lost_bytes: u64,
-    /// Who pays for the slot although its chunk is gone.
-    payer: Option<TenantId>,
-    /// The chunk is gone.
-    vacated: bool,
 }
 
 impl Slab {
@@ -168,9 +148,14 @@ impl Slots {
             slabs: (0..slabs).map(|_| Slab::new(&no_shape, slab_bytes)).collect(),
             pool: (0..slabs as u16).collect(),
             open: HashMap::new(),
-            owned: HashMap::new(),
+            operations: Operations::new(),
             no_shape,
         })
+    }
+
+    /// Length of the arena.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
     }
 
     /// Bytes of a slab, the largest chunk there can be.
@@ -212,23 +197,19 @@ impl Slots {
 
     /// An operation begins to read or write the slot. Until it ends the slot is not given to anybody else.
     pub fn begin(&mut self, slot: SlotId) {
-        self.owned.entry(slot).or_default().operations += 1;
+        self.operations.begin(slot);
     }
 
     /// An operation ended. `lost_bytes` of the slot may still be touched by a part of it that is lost.
     pub fn end(&mut self, slot: SlotId, lost_bytes: u64) -> Option<Refund> {
-        let owned = self.owned.get_mut(&slot)?;
-        debug_assert!(owned.operations > 0, "an operation ends once");
-        owned.operations = owned.operations.saturating_sub(1);
-        owned.lost_bytes += lost_bytes;
-        self.settle(slot)
+        let settled = self.operations.end(slot, lost_bytes);
+        self.settle(slot, settled)
     }
 
     /// Bytes of the slot that were lost are touched by nobody any more.
     pub fn quiet(&mut self, slot: SlotId, bytes: u64) -> Option<Refund> {
-        let owned = self.owned.get_mut(&slot)?;
-        owned.lost_bytes = owned.lost_bytes.saturating_sub(bytes);
-        self.settle(slot)
+        let settled = self.operations.quiet(slot, bytes);
+        self.settle(slot, settled)
     }
 
     /// The chunk leaves its slot, for which `tenant` paid.
@@ -236,24 +217,16 @@ impl Slots {
         let slab = &mut self.slabs[usize::from(slot.slab())];
         slab.occupants[usize::from(slot.slot())] = None;
         slab.occupied -= 1;
-        let owned = self.owned.entry(slot).or_default();
-        (owned.vacated, owned.payer) = (true, Some(tenant));
-        self.settle(slot)
+        let settled = self.operations.vacate(slot, tenant);
+        self.settle(slot, settled)
     }
 
-    /// Frees or quarantines a vacated slot once its last operation has ended.
-    fn settle(&mut self, slot: SlotId) -> Option<Refund> {
+    fn settle(&mut self, slot: SlotId, settled: Settled) -> Option<Refund> {
         let bytes = slot_bytes(self.shape(slot));
-        let owned = self.owned.get_mut(&slot).filter(|owned| owned.operations == 0)?;
-        let (vacated, lost) = (owned.vacated, owned.lost_bytes > 0);
-        let payer = owned.payer.take();
-        if !lost {
-            self.owned.remove(&slot);
-            if vacated {
-                self.free(slot);
-            }
+        if settled.free {
+            self.free(slot);
         }
-        payer.map(|tenant| Refund { tenant, bytes })
+        settled.refunded.map(|tenant| Refund { tenant, bytes })
     }
 
     fn free(&mut self, slot: SlotId) {
@@ -311,7 +284,7 @@ impl Slots {
 
     /// Whether a slot of the slab has no chunk and cannot be freed yet.
     pub fn slab_is_owned(&self, slab: u16) -> bool {
-        self.owned.keys().any(|slot| slot.slab() == slab)
+        self.operations.slots().any(|slot| slot.slab() == slab)
     }
 
     /// Where every byte is, counted slab by slab.
@@ -328,11 +301,12 @@ impl Slots {
             usage.used_bytes += u64::from(slab.occupied) * bytes;
             usage.tail_bytes += self.slab_bytes - slots * bytes;
         }
-        for (slot, owned) in self.owned.iter().filter(|(_, owned)| owned.vacated) {
-            let bytes = slot_bytes(self.shape(*slot));
-            let kind =
-                if owned.operations == 0 { &mut usage.quarantined_bytes } else { &mut usage.draining_bytes };
-            *kind += bytes;
+        for (slot, waits) in self.operations.waiting() {
+            let bytes = slot_bytes(self.shape(slot));
+            match waits {
+                Waits::Draining => usage.draining_bytes += bytes,
+                Waits::Quarantined => usage.quarantined_bytes += bytes,
+            }
         }
         usage
     }

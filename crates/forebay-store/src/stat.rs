@@ -3,6 +3,7 @@
 
 use crate::slots::ArenaUse;
 use crate::tenant::{TenantId, TenantUse};
+use std::ops::Deref;
 use thiserror::Error;
 
 /// Why a chunk is not stored. Nothing was changed for it; others may have been evicted in the attempt.
@@ -28,7 +29,13 @@ pub enum Refused {
         /// The largest slot there can be.
         slab_bytes: u64,
     },
-    /// Everything in memory is leased, pinned, being written or being read.
+    /// The medium cannot hold chunks of this shape.
+    #[error("{reason}")]
+    Unfit {
+        /// Why.
+        reason: String,
+    },
+    /// Everything here is leased, pinned, being written or being read; or, on disk, no segment is free yet.
     #[error("{needed_bytes} bytes are needed and nothing may be evicted")]
     Full {
         /// What the chunk takes.
@@ -103,7 +110,7 @@ pub struct Refusals {
     pub being_written: u64,
     /// [`Refused::OtherTenant`].
     pub other_tenant: u64,
-    /// [`Refused::TooLarge`].
+    /// [`Refused::TooLarge`] and [`Refused::Unfit`].
     pub too_large: u64,
     /// [`Refused::Full`].
     pub full: u64,
@@ -121,7 +128,7 @@ impl Refusals {
             Refused::ParentMissing => &mut self.parent_missing,
             Refused::BeingWritten => &mut self.being_written,
             Refused::OtherTenant { .. } => &mut self.other_tenant,
-            Refused::TooLarge { .. } => &mut self.too_large,
+            Refused::TooLarge { .. } | Refused::Unfit { .. } => &mut self.too_large,
             Refused::Full { .. } => &mut self.full,
             Refused::Quota { .. } => &mut self.quota,
             Refused::IndexFull { .. } => &mut self.index_full,
@@ -143,13 +150,9 @@ pub struct Faults {
     pub lost: u64,
 }
 
-/// A snapshot of the tier.
+/// What tiers of every medium count.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Stat {
-    /// Length of the arena.
-    pub capacity_bytes: u64,
-    /// Where every byte of it is.
-    pub arena: ArenaUse,
+pub struct Counters {
     /// Chunks that can be found, if their parents can.
     pub chunks: usize,
     /// Ids known, including chunks being written and holes.
@@ -166,10 +169,29 @@ pub struct Stat {
     pub refusals: Refusals,
     /// Bytes that went wrong.
     pub faults: Faults,
-    /// Tenants that use memory.
+    /// Tenants that use something.
     pub tenants: Vec<TenantUse>,
     /// Bytes of the tables that grow with the limit on chunks: ids, relatives, recency, state.
     pub index_bytes: u64,
+}
+
+/// A snapshot of the memory tier.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Stat {
+    /// Length of the arena.
+    pub capacity_bytes: u64,
+    /// Where every byte of it is.
+    pub arena: ArenaUse,
+    /// What is counted.
+    pub counters: Counters,
     /// Bytes of the tables that grow with slots in use: occupants and checksums.
     pub slot_table_bytes: u64,
+}
+
+impl Deref for Stat {
+    type Target = Counters;
+
+    fn deref(&self) -> &Counters {
+        &self.counters
+    }
 }

@@ -5,14 +5,13 @@
 //! eviction and may not go is set aside (parked), and comes back when its last hold or its last child is gone. Each
 //! setting aside is paid for by the use that put the chunk into the order, so eviction is O(1) amortised.
 
-use super::MemoryTier;
+use super::{Space, Taken, Tier};
 use crate::entry::{EntryIx, State};
 use crate::shape::ChunkShape;
-use crate::slots::{SlotId, slot_bytes};
 use crate::stat::Refused;
 use crate::tenant::TenantId;
 
-impl MemoryTier {
+impl<S: Space> Tier<S> {
     /// Evicts until the index can take one more id.
     pub(super) fn make_row(&mut self) -> Result<(), Refused> {
         while !self.index.has_room() {
@@ -38,16 +37,19 @@ impl MemoryTier {
 
     /// Evicts until there is a slot for a chunk of this shape, and takes it for `occupant`.
     ///
-    /// Where the coldest chunk has another shape, its whole slab is emptied if nobody needs what is there: slots of
-    /// another shape are of no use, and single ones would be evicted from all over the arena before a slab is free.
-    pub(super) fn make_slot(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Result<SlotId, Refused> {
+    /// Where the medium says that the coldest chunk had better go with others, they all go if nobody needs any of them.
+    pub(super) fn make_slot(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Result<S::Slot, Refused> {
+        let full = Refused::Full { needed_bytes: self.space.slot_bytes(shape)? };
         loop {
-            if let Some(slot) = self.slots.take(shape, occupant) {
-                return Ok(slot);
+            match self.space.take(shape, occupant) {
+                Taken::Slot(slot) => return Ok(slot),
+                Taken::Full => return Err(full),
+                Taken::Evict => {}
             }
-            let victim = self.victim(None).ok_or(Refused::Full { needed_bytes: slot_bytes(shape) })?;
-            let foreign = self.entry(victim).slot.filter(|slot| **self.slots.shape(*slot) != *shape);
-            if !foreign.is_some_and(|slot| self.empty_slab(slot.slab())) {
+            let Some(victim) = self.victim(None) else { return Err(full) };
+            let slot = self.entry(victim).slot;
+            let companions = slot.and_then(|slot| self.space.companions(slot, shape));
+            if !companions.is_some_and(|rows| self.evict_together(rows)) {
                 self.evict(victim);
             }
         }
@@ -68,19 +70,19 @@ impl MemoryTier {
         }
     }
 
-    fn evict(&mut self, row: EntryIx) {
+    pub(crate) fn evict(&mut self, row: EntryIx) {
         debug_assert!(self.is_evictable(row));
         self.evicted += u64::from(self.drop_bytes(row));
     }
 
-    /// Evicts everything in a slab with all that continues it. Does nothing and says so if any of that must stay.
-    fn empty_slab(&mut self, slab: u16) -> bool {
-        let doomed = self.tree.descend(self.slots.occupants(slab).collect());
+    /// Evicts these chunks with all that continues them. Does nothing and says so if any of that must stay.
+    fn evict_together(&mut self, rows: Vec<EntryIx>) -> bool {
+        let doomed = self.tree.descend(rows);
         let may_go = |row: &EntryIx| {
             let entry = self.entry(*row);
             entry.is_unheld() || entry.state == State::Hole
         };
-        if self.slots.slab_is_owned(slab) || !doomed.iter().all(may_go) {
+        if !doomed.iter().all(may_go) {
             return false;
         }
         for row in doomed {

@@ -1,34 +1,32 @@
-//! The memory tier: which chunks rest in the arena, who may read them, and what goes when room is needed. A sans-IO state
-//! machine: time is an argument, and the bytes move elsewhere between a `begin` and its end. This file holds the state,
-//! lookups and what changes single chunks; `write.rs` lets chunks in, `read.rs` grants and serves leases, `evict.rs` makes
-//! room. None of them must ever touch the arena or know what the bytes mean.
+//! A tier: which chunks rest on one medium, who may read them, and what goes when room is needed. A sans-IO state machine:
+//! time is an argument, and the bytes move elsewhere between a `begin` and its end. This file holds the state, lookups and
+//! what changes single chunks; `write.rs` lets chunks in, `read.rs` grants and serves leases, `evict.rs` makes room,
+//! `memory.rs` is what only the memory tier has. None of them must ever touch bytes or know what they mean.
 
 mod evict;
+mod memory;
 mod read;
+mod space;
 mod write;
 
-pub use read::{Read, ReadEnd};
-pub use write::{Begun, Write};
+pub use memory::{Begun, MemoryTier, Read, TierConfig, Write};
+pub use read::{ReadEnd, Reading};
+pub use space::{Refund, Space, Taken};
+pub use write::{Beginning, Writing};
 
 use crate::entry::{ChunkRef, Entry, EntryIx, State};
 use crate::index::{BATCH, Index};
 use crate::lease::Leases;
 use crate::recency::Recency;
-use crate::slots::{Refund, SlabError, Slots};
-use crate::stat::{Faults, Refusals, Stat};
+use crate::stat::{Counters, Faults, Refusals};
 use crate::tenant::{Quotas, TenantId};
 use crate::tree::Tree;
 use forebay_kv::ChunkId;
 
-/// The limits of a tier.
+/// The limits of a tier, whatever its medium.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TierConfig {
-    /// Length of the arena.
-    pub capacity_bytes: u64,
-    /// Length of a slab: the largest chunk, and the unit in which memory passes between chunks of different shapes. A
-    /// multiple of [`SLOT_ALIGN_BYTES`](crate::SLOT_ALIGN_BYTES).
-    pub slab_bytes: u64,
-    /// Chunks known at most. Tables for so many are reserved at the start, 90 bytes each, and touched as they fill.
+pub(crate) struct TierLimits {
+    /// Chunks known at most. Tables for so many are reserved at the start and touched as they fill.
     pub max_chunks: u32,
     /// Leases alive at most.
     pub max_leases: usize,
@@ -40,25 +38,7 @@ pub struct TierConfig {
     pub quotas: Vec<(TenantId, u64)>,
 }
 
-impl TierConfig {
-    /// A tier without quotas: slabs of a 64th of the capacity, an index for chunks of 64 KiB and larger, 65,536 leases
-    /// of at most a minute.
-    pub fn new(capacity_bytes: u64) -> TierConfig {
-        let align = crate::SLOT_ALIGN_BYTES;
-        let slab_limit = crate::slots::NUMBER_LIMIT * align;
-        TierConfig {
-            capacity_bytes,
-            slab_bytes: (capacity_bytes / 64 / align * align).clamp(align, slab_limit),
-            max_chunks: u32::try_from(capacity_bytes / (64 << 10)).unwrap_or(u32::MAX).max(1024),
-            max_leases: 65_536,
-            max_lease_us: 60_000_000,
-            default_quota_bytes: u64::MAX,
-            quotas: Vec::new(),
-        }
-    }
-}
-
-/// Chunks in memory.
+/// Chunks on a medium.
 ///
 /// What may be found: the longest prefix of a sequence whose chunks are all here. A chunk is let in only below a parent
 /// that is here or on its way, becomes visible when all of it is written, and is evicted before its parent, never after.
@@ -66,13 +46,13 @@ impl TierConfig {
 /// A chunk that is deleted or found corrupt while chunks below it stay leaves a *hole*: its id without bytes. Lookups end
 /// before it; storing it again makes what is below visible again.
 #[derive(Debug)]
-pub struct MemoryTier {
-    config: TierConfig,
-    index: Index,
-    entries: Vec<Entry>,
+pub struct Tier<S: Space> {
+    max_lease_us: u64,
+    pub(crate) index: Index,
+    pub(crate) entries: Vec<Entry<S::Slot>>,
     tree: Tree,
     recency: Recency,
-    slots: Slots,
+    pub(crate) space: S,
     leases: Leases,
     quotas: Quotas,
     /// The latest time that any caller gave: time never runs backwards here.
@@ -84,28 +64,32 @@ pub struct MemoryTier {
     faults: Faults,
 }
 
-impl MemoryTier {
+impl<S: Space> Tier<S> {
     /// An empty tier.
-    pub fn new(config: TierConfig) -> Result<MemoryTier, SlabError> {
-        let slots = Slots::new(config.capacity_bytes, config.slab_bytes)?;
-        let index = Index::new(config.max_chunks);
+    pub(crate) fn with_space(space: S, limits: TierLimits) -> Tier<S> {
+        let index = Index::new(limits.max_chunks);
         let limit = index.limit();
-        Ok(MemoryTier {
+        Tier {
             index,
             entries: Vec::with_capacity(limit),
             tree: Tree::new(limit),
             recency: Recency::new(limit),
-            slots,
-            leases: Leases::new(config.max_leases),
-            quotas: Quotas::new(config.default_quota_bytes, config.quotas.iter().copied()),
+            space,
+            leases: Leases::new(limits.max_leases),
+            max_lease_us: limits.max_lease_us,
+            quotas: Quotas::new(limits.default_quota_bytes, limits.quotas),
             clock_us: 0,
             chunks: 0,
             stored: 0,
             evicted: 0,
             refusals: Refusals::default(),
             faults: Faults::default(),
-            config,
-        })
+        }
+    }
+
+    /// Whether the chunk is here.
+    pub fn contains(&self, id: &ChunkId) -> bool {
+        self.index.find(id).is_some_and(|row| self.entry(row).is_resident())
     }
 
     /// How many of `ids`, a sequence from its first chunk on, are here without a gap. Looking is not using: only a lease
@@ -158,19 +142,9 @@ impl MemoryTier {
             .collect()
     }
 
-    /// Bytes of the arena at `offset_bytes` that were reported as lost are touched by nobody any more.
-    pub fn quiet(&mut self, offset_bytes: u64, bytes: u64) {
-        if let Some(slot) = self.slots.at_offset(offset_bytes) {
-            let refund = self.slots.quiet(slot, bytes);
-            self.refund(refund);
-        }
-    }
-
-    /// All counters.
-    pub fn stat(&self) -> Stat {
-        Stat {
-            capacity_bytes: self.config.capacity_bytes,
-            arena: self.slots.usage(),
+    /// What every tier counts.
+    pub(crate) fn counters(&self) -> Counters {
+        Counters {
             chunks: self.chunks,
             rows: self.index.len(),
             leases: self.leases.len(),
@@ -183,8 +157,7 @@ impl MemoryTier {
             index_bytes: self.index.table_bytes()
                 + self.tree.table_bytes()
                 + self.recency.table_bytes()
-                + (self.entries.capacity() * size_of::<Entry>()) as u64,
-            slot_table_bytes: self.slots.table_bytes(),
+                + (self.entries.capacity() * size_of::<Entry<S::Slot>>()) as u64,
         }
     }
 
@@ -196,11 +169,11 @@ impl MemoryTier {
         }
     }
 
-    fn entry(&self, row: EntryIx) -> &Entry {
+    fn entry(&self, row: EntryIx) -> &Entry<S::Slot> {
         &self.entries[row.position()]
     }
 
-    fn entry_mut(&mut self, row: EntryIx) -> &mut Entry {
+    fn entry_mut(&mut self, row: EntryIx) -> &mut Entry<S::Slot> {
         &mut self.entries[row.position()]
     }
 
@@ -226,7 +199,7 @@ impl MemoryTier {
         *entry = Entry { generation: entry.generation.saturating_add(1), ..Entry::unused(tenant) };
         self.chunks -= usize::from(state != State::Writing);
         if let Some(slot) = slot {
-            let refund = self.slots.vacate(slot, tenant);
+            let refund = self.space.vacate(slot, tenant, self.index.id(row));
             self.refund(refund);
         }
         let heir = self.remove_empty_holes(row).filter(|heir| self.awaits_listing(*heir));

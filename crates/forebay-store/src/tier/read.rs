@@ -1,40 +1,24 @@
 //! Reading: leases are granted over prefixes, and reads run under leases. This file knows who may read which bytes; it
 //! must never know where they go.
 
-use super::MemoryTier;
+use super::{Space, Tier};
 use crate::entry::ChunkRef;
 use crate::lease::{Grant, LeaseId};
-use crate::shape::ChunkShape;
-use crate::slots::SlotId;
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
-use std::sync::Arc;
 
-/// A read that may run: it owns the slot until this value is given to [`MemoryTier::end_read`], whatever becomes of the
-/// chunk and the lease meanwhile. If it is dropped instead, the chunk is never evicted.
+/// A read that may run: it owns the slot until this value is given to [`Tier::end_read`], whatever becomes of the chunk
+/// and the lease meanwhile. If it is dropped instead, the chunk is never evicted.
 #[derive(Debug)]
 #[must_use = "the slot is owned until the read is ended"]
-pub struct Read {
-    chunk: ChunkRef,
-    slot: SlotId,
-    offset_bytes: u64,
-    shape: Arc<ChunkShape>,
+pub struct Reading<S: Space> {
+    pub(crate) chunk: ChunkRef,
+    pub(crate) slot: S::Slot,
+    pub(crate) place: S::Place,
 }
 
-impl Read {
-    /// Where the chunk starts in the arena.
-    pub fn offset_bytes(&self) -> u64 {
-        self.offset_bytes
-    }
-
-    /// The lengths of its layers.
-    pub fn shape(&self) -> &ChunkShape {
-        &self.shape
-    }
-}
-
-impl MemoryTier {
+impl<S: Space> Tier<S> {
     /// Leases the longest prefix of `ids` that is here and the tenant's, for `ttl_us` or the configured maximum, and says
     /// how many chunks that are. `None` if there are none, or as many leases as may be.
     pub fn lease(
@@ -92,46 +76,35 @@ impl MemoryTier {
     }
 
     /// Begins to read a chunk of a lease, counted from 0.
-    pub fn begin_read(&mut self, now_us: u64, lease: LeaseId, chunk: usize) -> Result<Read, Unreadable> {
+    pub fn begin_read(
+        &mut self,
+        now_us: u64,
+        lease: LeaseId,
+        chunk: usize,
+    ) -> Result<Reading<S>, Unreadable> {
         self.advance(now_us);
         let (chunk, slot) = self.readable(lease, chunk)?;
+        Ok(self.start_reading(chunk, slot))
+    }
+
+    pub(crate) fn start_reading(&mut self, chunk: ChunkRef, slot: S::Slot) -> Reading<S> {
         self.entry_mut(chunk.entry).holds += 1;
-        self.slots.begin(slot);
-        Ok(Read {
-            chunk,
-            slot,
-            offset_bytes: self.slots.offset_bytes(slot),
-            shape: Arc::clone(self.slots.shape(slot)),
-        })
+        self.space.begin(slot);
+        let place = self.space.place(slot, self.index.id(chunk.entry));
+        Reading { chunk, slot, place }
     }
 
     /// A read ended. `lost_bytes` of the slot may still be read by a part of it that is lost; they are reported to
-    /// [`quiet`](MemoryTier::quiet) once they cannot, and the slot is not given to another chunk before.
-    pub fn end_read(&mut self, now_us: u64, read: Read, ended: ReadEnd) {
+    /// `quiet` once they cannot, and the slot is not given to another chunk before.
+    pub fn end_read(&mut self, now_us: u64, read: Reading<S>, ended: ReadEnd) {
         self.advance(now_us);
         if let ReadEnd::Failed { lost_bytes } = ended {
             self.faults.reads += 1;
             self.faults.lost += u64::from(lost_bytes > 0);
         }
         self.unhold(&read.chunk);
-        let refund = self.slots.end(read.slot, ended.lost_bytes());
+        let refund = self.space.end(read.slot, ended.lost_bytes());
         self.refund(refund);
-    }
-
-    /// The CRC-32C that a layer had when it was stored, and its length.
-    pub fn sum(
-        &mut self,
-        now_us: u64,
-        lease: LeaseId,
-        chunk: usize,
-        layer: usize,
-    ) -> Result<(u32, u64), Unreadable> {
-        self.advance(now_us);
-        let (_, slot) = self.readable(lease, chunk)?;
-        let outside = Unreadable::Outside { chunk, layer };
-        let extent = self.slots.shape(slot).layer(layer).ok_or(outside)?;
-        let sum = self.slots.sums(slot).get(layer).copied().ok_or(outside)?;
-        Ok((sum, extent.end - extent.start))
     }
 
     /// Bytes of a leased chunk did not match their checksum: the chunk is dropped, and the fault counted.
@@ -143,7 +116,7 @@ impl MemoryTier {
         }
     }
 
-    fn readable(&self, lease: LeaseId, chunk: usize) -> Result<(ChunkRef, SlotId), Unreadable> {
+    pub(super) fn readable(&self, lease: LeaseId, chunk: usize) -> Result<(ChunkRef, S::Slot), Unreadable> {
         let grant = self.leases.get(lease).ok_or(Unreadable::DeadLease)?;
         let held = grant.chunks.get(chunk).ok_or(Unreadable::Outside { chunk, layer: 0 })?;
         let entry = self.entry(held.entry);
@@ -161,7 +134,7 @@ impl MemoryTier {
     }
 
     fn end_of(&self, ttl_us: u64) -> u64 {
-        self.clock_us.saturating_add(ttl_us.min(self.config.max_lease_us))
+        self.clock_us.saturating_add(ttl_us.min(self.max_lease_us))
     }
 }
 

@@ -1,48 +1,33 @@
 //! Letting chunks in: a write begins with a slot of its own and ends committed or aborted. This file knows what a chunk
 //! needs to be let in; it must never know how its bytes get there.
 
-use super::MemoryTier;
+use super::{Space, Tier};
 use crate::entry::{ChunkRef, Entry, EntryIx, State};
 use crate::shape::ChunkShape;
-use crate::slots::{SlotId, slot_bytes};
 use crate::stat::{NotCommitted, Refused};
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
-use std::sync::Arc;
 
 /// What became of the wish to store a chunk.
 #[derive(Debug)]
-pub enum Begun {
-    /// There is a slot: write the bytes, then [commit](MemoryTier::commit) or [abort](MemoryTier::abort).
-    Write(Write),
+pub enum Beginning<S: Space> {
+    /// There is a slot: write the bytes, then end the write.
+    Write(Writing<S>),
     /// The chunk is here already. Nothing is to be done.
     AlreadyHere,
 }
 
-/// A chunk being written. The slot is the writer's until this value is given to [`MemoryTier::commit`] or
-/// [`MemoryTier::abort`]; if it is dropped instead, the slot is lost to the tier.
+/// A chunk being written. The slot is the writer's until the write is ended; if this value is dropped instead, the slot
+/// is lost to the tier.
 #[derive(Debug)]
-#[must_use = "the slot stays taken until the write is committed or aborted"]
-pub struct Write {
-    chunk: ChunkRef,
-    slot: SlotId,
-    offset_bytes: u64,
-    shape: Arc<ChunkShape>,
+#[must_use = "the slot stays taken until the write is ended"]
+pub struct Writing<S: Space> {
+    pub(crate) chunk: ChunkRef,
+    pub(crate) slot: S::Slot,
+    pub(crate) place: S::Place,
 }
 
-impl Write {
-    /// Where the chunk starts in the arena.
-    pub fn offset_bytes(&self) -> u64 {
-        self.offset_bytes
-    }
-
-    /// The lengths of its layers.
-    pub fn shape(&self) -> &ChunkShape {
-        &self.shape
-    }
-}
-
-impl MemoryTier {
+impl<S: Space> Tier<S> {
     /// Asks for a slot for chunk `id`, which continues `parent` or starts a sequence. Others are evicted as needed.
     ///
     /// The parent must be here or being written. Should its write fail, this chunk is not found until the parent is
@@ -54,7 +39,7 @@ impl MemoryTier {
         id: &ChunkId,
         parent: Option<&ChunkId>,
         shape: &ChunkShape,
-    ) -> Result<Begun, Refused> {
+    ) -> Result<Beginning<S>, Refused> {
         self.advance(now_us);
         let begun = self.admit(tenant, id, parent, shape);
         if let Err(refused) = &begun {
@@ -69,23 +54,20 @@ impl MemoryTier {
         id: &ChunkId,
         parent: Option<&ChunkId>,
         shape: &ChunkShape,
-    ) -> Result<Begun, Refused> {
+    ) -> Result<Beginning<S>, Refused> {
         let known = self.own(tenant, id)?;
         match known.map(|row| (row, self.entry(row).state)) {
             Some((_, State::Writing)) => return Err(Refused::BeingWritten),
             Some((row, State::Listed | State::Parked)) => {
                 self.touch(row);
-                return Ok(Begun::AlreadyHere);
+                return Ok(Beginning::AlreadyHere);
             }
             Some((_, State::Hole)) | None => {}
         }
-        let (slot_bytes, slab_bytes) = (slot_bytes(shape), self.slots.slab_bytes());
-        if slot_bytes > slab_bytes {
-            return Err(Refused::TooLarge { slot_bytes, slab_bytes });
-        }
+        let slot_bytes = self.space.slot_bytes(shape)?;
         let row = self.claim(tenant, id, parent)?;
         match self.make_share(tenant, slot_bytes).and_then(|()| self.make_slot(shape, row)) {
-            Ok(slot) => Ok(Begun::Write(self.start(row, tenant, slot, slot_bytes))),
+            Ok(slot) => Ok(Beginning::Write(self.start(row, tenant, slot, slot_bytes))),
             Err(refused) => {
                 self.drop_bytes(row);
                 Err(refused)
@@ -138,32 +120,24 @@ impl MemoryTier {
         Ok(row)
     }
 
-    fn start(&mut self, row: EntryIx, tenant: TenantId, slot: SlotId, slot_bytes: u64) -> Write {
+    fn start(&mut self, row: EntryIx, tenant: TenantId, slot: S::Slot, slot_bytes: u64) -> Writing<S> {
         self.quotas.charge(tenant, slot_bytes);
-        self.slots.begin(slot);
+        self.space.begin(slot);
         self.entry_mut(row).slot = Some(slot);
-        Write {
+        Writing {
             chunk: ChunkRef { entry: row, generation: self.entry(row).generation },
             slot,
-            offset_bytes: self.slots.offset_bytes(slot),
-            shape: Arc::clone(self.slots.shape(slot)),
+            place: self.space.place(slot, self.index.id(row)),
         }
     }
 
-    /// All bytes of the chunk are in its slot: it becomes visible, with the CRC-32C of each layer.
-    pub fn commit(&mut self, now_us: u64, write: Write, sums: &[u32]) -> Result<(), NotCommitted> {
-        self.advance(now_us);
-        let layers = write.shape.layers();
-        if sums.len() != layers {
-            self.abort(now_us, write, 0);
-            return Err(NotCommitted::Sums { given: sums.len(), layers });
-        }
-        let refund = self.slots.end(write.slot, 0);
+    /// All bytes of the chunk are in its slot: it becomes visible, unless it was deleted meanwhile.
+    pub(crate) fn finish(&mut self, write: Writing<S>) -> Result<(), NotCommitted> {
+        let refund = self.space.end(write.slot, 0);
         self.refund(refund);
         if !self.is_live(&write.chunk) {
             return Err(NotCommitted::Deleted);
         }
-        self.slots.set_sums(write.slot, sums);
         self.list(write.chunk.entry);
         self.chunks += 1;
         self.stored += 1;
@@ -171,15 +145,15 @@ impl MemoryTier {
     }
 
     /// The write failed. `lost_bytes` of the slot may still be written by a part of it that is lost; they are reported
-    /// to [`quiet`](MemoryTier::quiet) once they cannot.
-    pub fn abort(&mut self, now_us: u64, write: Write, lost_bytes: u64) {
+    /// to `quiet` once they cannot.
+    pub fn abort(&mut self, now_us: u64, write: Writing<S>, lost_bytes: u64) {
         self.advance(now_us);
         self.faults.writes += 1;
         self.faults.lost += u64::from(lost_bytes > 0);
         if self.is_live(&write.chunk) {
             self.drop_bytes(write.chunk.entry);
         }
-        let refund = self.slots.end(write.slot, lost_bytes);
+        let refund = self.space.end(write.slot, lost_bytes);
         self.refund(refund);
     }
 }

@@ -1,0 +1,58 @@
+//! What a tier needs of the medium that its chunks rest on. The arena and the log are such media. This file knows slots by
+//! name; it must never know which chunk comes or goes, or why.
+
+use crate::entry::EntryIx;
+use crate::shape::ChunkShape;
+use crate::stat::Refused;
+use crate::tenant::TenantId;
+use forebay_kv::ChunkId;
+use std::fmt::Debug;
+
+/// Gives slots to chunks and takes them back.
+pub trait Space: Debug {
+    /// Names a slot.
+    type Slot: Copy + Eq + Debug;
+    /// Where a slot is, for those who move its bytes.
+    type Place: Debug;
+
+    /// What a chunk of this shape takes, unless none can ever be taken in.
+    fn slot_bytes(&self, shape: &ChunkShape) -> Result<u64, Refused>;
+
+    /// Gives `occupant` a slot for a chunk of this shape.
+    fn take(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Taken<Self::Slot>;
+
+    /// Chunks that had better go together with the one in `slot`, if that gives room for this shape sooner.
+    fn companions(&self, slot: Self::Slot, shape: &ChunkShape) -> Option<Vec<EntryIx>>;
+
+    /// Where the slot of chunk `id` is.
+    fn place(&self, slot: Self::Slot, id: &ChunkId) -> Self::Place;
+
+    /// An operation begins to read or write the slot. Until it ends the slot is not given to anybody else.
+    fn begin(&mut self, slot: Self::Slot);
+
+    /// An operation ended. `lost_bytes` of the slot may still be touched by a part of it that is lost.
+    fn end(&mut self, slot: Self::Slot, lost_bytes: u64) -> Option<Refund>;
+
+    /// Chunk `id` leaves its slot, for which `tenant` paid.
+    fn vacate(&mut self, slot: Self::Slot, tenant: TenantId, id: &ChunkId) -> Option<Refund>;
+}
+
+/// What became of the wish for a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken<Slot> {
+    /// Here it is.
+    Slot(Slot),
+    /// There is none until another chunk goes.
+    Evict,
+    /// There is none, and it would not help if a chunk went now.
+    Full,
+}
+
+/// A payment that ends: the slot is free, or quarantined and nobody's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refund {
+    /// Who paid.
+    pub tenant: TenantId,
+    /// For how much.
+    pub bytes: u64,
+}
