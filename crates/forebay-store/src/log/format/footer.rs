@@ -10,7 +10,7 @@
 //!  36  slot      u16
 //!  38  tenant    u16
 //!  40  sequence  u64      the segment's life: the generation of the copy
-//!  48  flags     u16      1: has a parent
+//!  48  flags     u16      1: has a parent; 2: the layers are sealed with the tenant's key
 //!  50  layers    u16
 //!  52  zero      u32
 //!  56  bytes     u64      of the chunk, without padding
@@ -29,6 +29,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 const HAS_PARENT: u16 = 1;
+const IS_SEALED: u16 = 2;
 
 /// What a chunk's last page says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub struct Footer {
     pub parent: Option<ChunkId>,
     /// How it lies in its slot.
     pub shape: Arc<SlotShape>,
+    /// Whether the layers are sealed with the tenant's key. Lengths and sums are those of the sealed bytes.
+    pub sealed: bool,
     /// The CRC-32C of each layer, combined with the layer's [seal](CopyName::seal).
     sums: Box<[u32]>,
 }
@@ -107,7 +110,12 @@ impl Footer {
     ) -> Footer {
         debug_assert_eq!(crcs.len(), shape.layers(), "a layer has one sum");
         let sums = crcs.iter().enumerate().map(|(layer, crc)| crc ^ name.seal(layer as u16)).collect();
-        Footer { name, tenant, parent, shape, sums }
+        Footer { name, tenant, parent, shape, sealed: false, sums }
+    }
+
+    /// The same, of a copy whose layers are sealed with the tenant's key, or not.
+    pub fn with_sealed(self, sealed: bool) -> Footer {
+        Footer { sealed, ..self }
     }
 
     /// The page.
@@ -115,7 +123,8 @@ impl Footer {
         let CopyName { log, id, segment, sequence, slot } = self.name;
         let mut fields = Fields::page(PageKind::Footer, log);
         fields.u32(segment).u16(slot).u16(self.tenant.0).u64(sequence);
-        fields.u16(self.parent.map_or(0, |_| HAS_PARENT)).u16(self.shape.layers() as u16).u32(0);
+        let flags = self.parent.map_or(0, |_| HAS_PARENT) | if self.sealed { IS_SEALED } else { 0 };
+        fields.u16(flags).u16(self.shape.layers() as u16).u32(0);
         fields.u64(self.shape.chunk().bytes());
         fields.bytes(id.as_bytes()).bytes(&self.parent.map_or([0; 32], |parent| *parent.as_bytes()));
         for (word, sum) in self.shape.words().zip(&self.sums) {
@@ -130,6 +139,8 @@ impl Footer {
         let (segment, slot, tenant) = (fields.u32()?, fields.u16()?, TenantId(fields.u16()?));
         let sequence = fields.u64()?;
         let (flags, layers) = (fields.u16()?, fields.u16()?);
+        let known = HAS_PARENT | IS_SEALED;
+        check("flags", flags, flags & !known == 0, format!("0 to {known}"))?;
         check("layers", layers, usize::from(layers) <= MAX_DISK_LAYERS, MAX_DISK_LAYERS)?;
         fields.u32()?;
         let chunk_bytes = fields.u64()?;
@@ -143,8 +154,9 @@ impl Footer {
         let bytes = shape.chunk().bytes();
         check("bytes", chunk_bytes, chunk_bytes == bytes, bytes)?;
         let parent = (flags & HAS_PARENT != 0).then_some(parent);
+        let sealed = flags & IS_SEALED != 0;
         let name = CopyName { log, id, segment, sequence, slot };
-        Ok(Footer { name, tenant, parent, shape, sums: sums.into() })
+        Ok(Footer { name, tenant, parent, shape, sealed, sums: sums.into() })
     }
 
     /// The footer of the copy that is expected, and of no other.
@@ -218,6 +230,7 @@ pub fn verify_read(expected: &CopyName, footer: &[u8], layer: usize, pieces: &[&
 
 #[cfg(test)]
 mod tests {
+    use super::super::page::with_bytes;
     use super::*;
     use crate::shape::ChunkShape;
 
@@ -235,6 +248,17 @@ mod tests {
     fn the_largest_footer_fits_its_page() {
         let footer = footer(MAX_DISK_LAYERS);
         assert_eq!(Footer::of(&name(), &footer.encode()), Ok(footer));
+    }
+
+    #[test]
+    fn a_sealed_copy_says_so_and_flags_that_mean_nothing_yet_are_refused() {
+        for sealed in [false, true] {
+            let footer = footer(2).with_sealed(sealed);
+            assert_eq!(Footer::of(&name(), &footer.encode()), Ok(footer));
+        }
+        let page = with_bytes(footer(2).encode(), 48, &[4]);
+        let unknown = Damaged::Field { field: "flags", value: 4, allowed: "0 to 3".into() };
+        assert_eq!(Footer::of(&name(), &page), Err(Fault::Footer(unknown)));
     }
 
     #[test]

@@ -120,8 +120,14 @@ pub(crate) fn check(
 
 /// The same page as a program with another version of the format would have written it.
 #[cfg(test)]
-pub(crate) fn with_version(mut page: Vec<u8>, version: u16) -> Vec<u8> {
-    page[CRC_FROM..CRC_FROM + 2].copy_from_slice(&version.to_le_bytes());
+pub(crate) fn with_version(page: Vec<u8>, version: u16) -> Vec<u8> {
+    with_bytes(page, CRC_FROM, &version.to_le_bytes())
+}
+
+/// The same page with other bytes at a place, and a CRC that matches them.
+#[cfg(test)]
+pub(crate) fn with_bytes(mut page: Vec<u8>, at: usize, bytes: &[u8]) -> Vec<u8> {
+    page[at..at + bytes.len()].copy_from_slice(bytes);
     let crc = crc32c(&page[CRC_FROM..]);
     page[8..CRC_FROM].copy_from_slice(&crc.to_le_bytes());
     page
