@@ -46,7 +46,7 @@ mod transfer;
 
 pub use driver::{Completion, Link, LinkOp, Outcome};
 pub use link::{LinkId, LinkSpec};
-pub use lot::{MAX_LOT_BYTES, MIN_LOT_BYTES};
+pub use lot::{MAX_LOT_BYTES, MIN_LOT_BYTES, PAGE_BYTES};
 pub use mailbox::{Mailbox, PostError};
 pub use memory::{Backing, HostBuffer, Memory};
 pub use mover::{Event, Limits, Mover, OpId, Start};

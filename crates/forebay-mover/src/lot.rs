@@ -10,6 +10,8 @@ use std::collections::VecDeque;
 pub const MIN_LOT_BYTES: u64 = 512 << 10;
 /// No lot is cut larger.
 pub const MAX_LOT_BYTES: u64 = 16 << 20;
+/// Pairs are cut at multiples of this, counted from their starts: pairs of whole pages stay so, as direct I/O needs them.
+pub const PAGE_BYTES: u64 = 4096;
 /// Pairs in a lot at most, so that a lot of tiny blocks stays a bounded piece of work.
 const MAX_LOT_PAIRS: usize = 16_384;
 /// A route's share of what remains is cut into this many lots (guided self-scheduling): large lots while much remains,
@@ -29,6 +31,17 @@ pub(crate) struct Leg {
     bytes: u64,
     /// Lots that failed on a route and may go again.
     returned: Vec<Cut>,
+}
+
+/// How much of a pair joins a lot that has `cut_bytes` of its `target_bytes`: all of it, or whole pages, or nothing. A
+/// lot that can never hold a page takes part of one, so that every transfer gets on.
+fn part_bytes(pair_bytes: u64, target_bytes: u64, cut_bytes: u64) -> u64 {
+    let room_bytes = target_bytes - cut_bytes;
+    match room_bytes / PAGE_BYTES * PAGE_BYTES {
+        _ if pair_bytes <= room_bytes => pair_bytes,
+        0 if cut_bytes == 0 => room_bytes,
+        pages_bytes => pages_bytes,
+    }
 }
 
 /// Pairs cut from a leg.
@@ -63,7 +76,8 @@ impl Leg {
         self.returned.push(cut);
     }
 
-    /// Cuts up to `target_bytes`, at least one byte; failed lots go first. `None` when nothing is left.
+    /// Cuts up to `target_bytes`, at least one byte; failed lots go first. No page of a pair is cut in two unless the
+    /// target is less than a page. `None` when nothing is left.
     pub fn cut(&mut self, target_bytes: u64) -> Option<Cut> {
         let Some(mut again) = self.returned.pop() else { return self.cut_fresh(target_bytes) };
         if again.bytes > target_bytes {
@@ -80,11 +94,10 @@ impl Leg {
     fn cut_fresh(&mut self, target_bytes: u64) -> Option<Cut> {
         let mut cut = Cut { pairs: Vec::new(), bytes: 0, attempts: 0 };
         while let Some(pair) = self.pairs.front_mut() {
-            let room = target_bytes.max(1) - cut.bytes;
-            if room == 0 || cut.pairs.len() == MAX_LOT_PAIRS {
+            let len = part_bytes(pair.len(), target_bytes.max(1), cut.bytes);
+            if len == 0 || cut.pairs.len() == MAX_LOT_PAIRS {
                 break;
             }
-            let len = pair.len().min(room);
             cut.pairs.push(pair.part(0, len));
             cut.bytes += len;
             match pair.len() - len {
@@ -174,6 +187,7 @@ fn skip(pairs: impl IntoIterator<Item = SpanPair>, mut bytes: u64) -> Vec<SpanPa
 mod tests {
     use super::*;
     use crate::region::RegionId;
+    use proptest::prelude::*;
 
     fn pair(from: u64, to: u64, len: u64) -> SpanPair {
         SpanPair::new(Span::new(RegionId(0), from, len), Span::new(RegionId(1), to, len))
@@ -192,22 +206,63 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_splits_a_pair_at_any_byte_and_loses_none() {
+    fn a_lot_smaller_than_a_page_is_cut_at_any_byte_and_loses_none() {
         let mut leg = Leg::new();
         leg.push(pair(0, 100, 7));
         leg.push(pair(50, 300, 5));
         let mut cuts = Vec::new();
         while let Some(cut) = leg.cut(4) {
-            cuts.push((cut.bytes, cut.pairs));
+            cuts.push(cut.pairs);
         }
-        assert_eq!(
-            cuts,
-            vec![
-                (4, vec![pair(0, 100, 4)]),
-                (4, vec![pair(4, 104, 3), pair(50, 300, 1)]),
-                (4, vec![pair(51, 301, 4)]),
-            ]
-        );
+        let pieces = [pair(0, 100, 4), pair(4, 104, 3), pair(50, 300, 4), pair(54, 304, 1)];
+        assert_eq!(cuts, pieces.map(|piece| vec![piece]));
+    }
+
+    #[test]
+    fn a_lot_stops_before_a_page_that_it_has_no_room_for() {
+        let mut leg = Leg::new();
+        leg.push(pair(0, 0, 100));
+        leg.push(pair(1 << 20, 1 << 20, 3 * PAGE_BYTES + 10));
+        let first = leg.cut(PAGE_BYTES).unwrap();
+        assert_eq!(first.pairs, vec![pair(0, 0, 100)], "the pair's first page does not fit");
+        let second = leg.cut(3 * PAGE_BYTES + 9).unwrap();
+        assert_eq!(second.bytes, 3 * PAGE_BYTES);
+        assert_eq!(leg.cut(PAGE_BYTES).unwrap().bytes, 10, "a pair's end is where it is");
+    }
+
+    /// Lengths of pairs with odd places and ends; for each cut its target and whether the lot comes back.
+    fn any_cuts() -> impl Strategy<Value = (Vec<u64>, Vec<(u64, bool)>)> {
+        let lens =
+            prop::collection::vec(prop_oneof![1..200_000u64, (1..60u64).prop_map(|p| p * PAGE_BYTES)], 1..20);
+        (lens, prop::collection::vec((PAGE_BYTES..300_000, any::<bool>()), 1..200))
+    }
+
+    proptest! {
+        #[test]
+        fn no_page_of_a_pair_is_in_two_lots((lens, cuts) in any_cuts()) {
+            const APART: u64 = 1 << 30;
+            let mut leg = Leg::new();
+            for (nth, len) in lens.iter().enumerate() {
+                leg.push(pair(nth as u64 * APART + 17, nth as u64 * APART, *len));
+            }
+            let mut moved_bytes = vec![0; lens.len()];
+            let targets = cuts.into_iter().chain(std::iter::repeat((100_000, false)));
+            for (target_bytes, comes_back) in targets {
+                let Some(cut) = leg.cut(target_bytes) else { break };
+                prop_assert!(cut.bytes > 0 && cut.bytes <= target_bytes);
+                for piece in &cut.pairs {
+                    let (nth, start) = ((piece.to.offset / APART) as usize, piece.to.offset % APART);
+                    let end = start + piece.len();
+                    prop_assert!(start % PAGE_BYTES == 0 && (end % PAGE_BYTES == 0 || end == lens[nth]), "{:?}", piece);
+                    prop_assert_eq!(piece.from.offset, piece.to.offset + 17);
+                    moved_bytes[nth] += if comes_back { 0 } else { piece.len() };
+                }
+                if comes_back {
+                    leg.give_back(cut);
+                }
+            }
+            prop_assert_eq!(moved_bytes, lens);
+        }
     }
 
     #[test]

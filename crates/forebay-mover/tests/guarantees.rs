@@ -4,7 +4,7 @@
 
 use forebay_mover::sim::{Sim, SimLink};
 use forebay_mover::{
-    Class, End, Hop, Limits, LinkSpec, MAX_LOT_BYTES, Mover, Outcome, Place, RegionId, RouteSpec,
+    Class, End, Hop, Limits, LinkSpec, MAX_LOT_BYTES, Mover, Outcome, PAGE_BYTES, Place, RegionId, RouteSpec,
     STARVE_LOTS, Span, SpanPair, Staging, Transfer,
 };
 use proptest::prelude::*;
@@ -240,6 +240,28 @@ proptest! {
         }
         let after = built.sim.bytes(built.target);
         prop_assert!((0..after.len()).all(|at| is_target[at] || after[at] == built.before[at]));
+    }
+
+    #[test]
+    fn pairs_are_cut_between_pages_whatever_the_slots_and_whatever_fails(mut world in any_world(true)) {
+        let relayed = world.relayed.iter_mut().flat_map(|(first, second, ..)| [first, second]);
+        // A short result is continued at the byte where it ended.
+        world.direct.iter_mut().chain(relayed).for_each(|link| link.model.short = 0.0);
+        let mut built = build(&world);
+        built.sim.run();
+        let pairs: Vec<_> =
+            built.sim.ended.iter().flat_map(|ended| &built.sim.transfer(ended.id).unwrap().pairs).collect();
+        for ran in built.sim.ran.iter().flat_map(|ran| &ran.pairs) {
+            for span in [ran.from, ran.to].into_iter().filter(|span| [built.source, built.target].contains(&span.region)) {
+                let holds = |whole: &&Span| {
+                    whole.region == span.region && (whole.offset..whole.offset + whole.len).contains(&span.offset)
+                };
+                let whole = pairs.iter().flat_map(|pair| [&pair.from, &pair.to]).find(holds).unwrap();
+                let (start, end) = (span.offset - whole.offset, span.offset - whole.offset + span.len);
+                prop_assert!(start % PAGE_BYTES == 0, "{:?} of {:?}", span, whole);
+                prop_assert!(end % PAGE_BYTES == 0 || end == whole.len, "{:?} of {:?}", span, whole);
+            }
+        }
     }
 
     #[test]

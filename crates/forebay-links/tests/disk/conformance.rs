@@ -1,8 +1,11 @@
 //! What holds for every driver without faults.
 
 use crate::faulty::{Fault, Mischief};
-use crate::world::{PAGE, World, faulty_world, for_each_driver, world};
-use forebay_mover::{Class, End, Span, SpanPair, Transfer};
+use crate::world::{DISK, PAGE, World, faulty_world, for_each_driver, world};
+use forebay_links::HostLink;
+use forebay_mover::{
+    Class, End, HostBuffer, LinkSpec, Place, RegionId, RouteSpec, Span, SpanPair, Staging, Transfer,
+};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::sync::{Arc, mpsc};
@@ -26,6 +29,48 @@ fn what_was_written_is_read_however_memory_is_scattered() {
         let used = PAGES / 3 * 3;
         assert!(world.bytes(0, used) == written[..(used * PAGE) as usize], "{driver:?}");
     });
+}
+
+#[test]
+fn transfers_of_any_size_are_cut_where_direct_io_can_go_on() {
+    const PAGES: u64 = (32 << 20) / PAGE;
+    for_each_driver(|driver| {
+        let world = world(driver, PAGES * PAGE);
+        let far = add_staged_routes(&world, [25, 9]);
+        // Blocks of 84 KiB and of a page, with gaps, and all as one.
+        let block = |at: u64| (at, PAGES - 24 - at, if at % 5 == 0 { 1 } else { 21 });
+        let blocks: Vec<_> = (0..PAGES - 24).step_by(24).map(block).collect();
+        for blocks in [&blocks[..], &[(0, 0, PAGES)]] {
+            for is_far in [false, true] {
+                let written = world.fill(0, PAGES, 1);
+                world.run_fully(world.writing(blocks));
+                world.fill(0, PAGES, 2);
+                let mut reading = world.reading(blocks);
+                let target = if is_far { far } else { world.memory };
+                reading.pairs.iter_mut().for_each(|pair| pair.to.region = target);
+                world.run_fully(reading);
+                for (page, _, pages) in blocks {
+                    let bytes = (page * PAGE) as usize..((page + pages) * PAGE) as usize;
+                    assert!(world.bytes(*page, *pages) == written[bytes], "{driver:?}: page {page}");
+                }
+            }
+        }
+    });
+}
+
+/// Makes the world's memory reachable as another place, by a route for each size of slots, in pages.
+fn add_staged_routes(world: &World, slot_pages: [u64; 2]) -> RegionId {
+    const FAR: Place = Place::Host(2);
+    let copies = Box::new(HostLink::new(1).unwrap());
+    let copies = world.mover.add_link(LinkSpec::new("copies", 2, 64 << 20), copies).unwrap();
+    for pages in slot_pages {
+        let memory = Arc::new(HostBuffer::new((4 * pages * PAGE) as usize));
+        let region = world.mover.register(Place::Host(1), memory).unwrap();
+        let staging = Staging { region, slots: 4, slot_bytes: pages * PAGE };
+        let route = RouteSpec::relayed(DISK, FAR, [world.link, copies], staging, false);
+        world.mover.add_route(route).unwrap().unwrap();
+    }
+    world.mover.register(FAR, Arc::clone(&world.buffer) as _).unwrap()
 }
 
 /// One transfer of random pairs: to disk or from it, then for each pair the pages that it skips and its own.
@@ -83,7 +128,7 @@ fn bytes_land_in_the_file_where_the_span_says() {
 fn a_region_is_a_window_into_the_file() {
     for_each_driver(|driver| {
         let world = world(driver, 16 * PAGE);
-        let part = world.disk.register(&world.mover, crate::world::DISK, 4 * PAGE, 2 * PAGE).unwrap();
+        let part = world.disk.register(&world.mover, DISK, 4 * PAGE, 2 * PAGE).unwrap();
         let written = world.fill(0, 2, 3);
         let pair = SpanPair::new(Span::new(world.memory, 0, 2 * PAGE), Span::new(part, 0, 2 * PAGE));
         world.run_fully(Transfer::new(vec![pair], Class::WriteBack));
@@ -93,10 +138,7 @@ fn a_region_is_a_window_into_the_file() {
         for (base, len) in
             [(0, 17 * PAGE), (15 * PAGE, 2 * PAGE), (512, PAGE), (0, 100), (0, 0), (u64::MAX, PAGE)]
         {
-            assert!(
-                world.disk.register(&world.mover, crate::world::DISK, base, len).is_err(),
-                "{base} {len}"
-            );
+            assert!(world.disk.register(&world.mover, DISK, base, len).is_err(), "{base} {len}");
         }
     });
 }

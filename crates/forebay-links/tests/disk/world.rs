@@ -3,8 +3,8 @@
 use crate::faulty::{Faulty, Mischief};
 use forebay_links::disk::{DiskFile, DiskHandle, DiskLink, DiskOptions, Driver, Kernel, Threads, Uring};
 use forebay_mover::{
-    Class, End, Failure, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, Reason, RegionId,
-    RouteSpec, Span, SpanPair, Transfer,
+    Class, End, Failure, HostBuffer, Limits, LinkId, LinkSpec, MoverHandle, MoverThread, Place, Reason,
+    RegionId, RouteSpec, Span, SpanPair, Transfer,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +21,7 @@ pub struct World {
     thread: Option<MoverThread>,
     pub mover: MoverHandle,
     pub disk: DiskHandle,
+    pub link: LinkId,
     pub kept: RegionId,
     pub buffer: Arc<HostBuffer>,
     pub memory: RegionId,
@@ -77,7 +78,7 @@ fn build(bytes: u64, link: impl FnOnce(&Path) -> DiskLink) -> World {
     let kept = disk.register(&mover, DISK, 0, bytes).unwrap();
     let buffer = Arc::new(HostBuffer::new(bytes as usize));
     let memory = mover.register(HOST, Arc::clone(&buffer) as _).unwrap();
-    World { thread: Some(thread), mover, disk, kept, buffer, memory, path, _directory: directory }
+    World { thread: Some(thread), mover, disk, link: id, kept, buffer, memory, path, _directory: directory }
 }
 
 impl World {
