@@ -9,10 +9,10 @@
 //! ```
 //!
 //! Two messages under one key and nonce would give away both, so it matters that this cannot happen. Each copy has a key
-//! of its own, but a name alone is not enough to go by: a copy whose segment was opened just before a crash was never
-//! heard of, and its name may be given again; so may every name after the disk was replaced by an older image. Nonces are
-//! therefore drawn at random for each layer that is sealed. With 96 random bits under a key that sees a few hundred layers,
-//! two equal ones are not to be expected in the life of any disk.
+//! of its own, and within one history of a log no two copies have one name. But a log that was replaced by an older image
+//! of itself gives names again that the lost part of its history had given. Nonces are therefore drawn at random for each
+//! layer that is sealed. With 96 random bits under a key that sees a few hundred layers, two equal ones are not to be
+//! expected in the life of any disk.
 
 use crate::log::CopyName;
 use crate::tenant::TenantId;
@@ -287,8 +287,8 @@ mod tests {
         let plain = [0; 64];
         let first = sealed(&name(), 0, &plain);
         let carried = sealed(&CopyName { segment: 9, sequence: 10, ..name() }, 0, &plain);
-        let after_a_crash = sealed(&name(), 0, &plain);
-        for other in [carried, after_a_crash] {
+        let again = sealed(&name(), 0, &plain);
+        for other in [carried, again] {
             assert!(first.chunks(16).zip(other.chunks(16)).all(|(one, other)| one != other));
         }
     }

@@ -20,7 +20,7 @@ use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
 
 /// Entries of a page.
-pub(crate) const ENTRIES_PER_PAGE: usize = 56;
+pub const ENTRIES_PER_PAGE: usize = 56;
 
 const HAS_CHUNK: u16 = 1;
 const HAS_PARENT: u16 = 2;
