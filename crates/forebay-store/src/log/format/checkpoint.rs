@@ -255,6 +255,8 @@ impl SegmentRow {
         let sequence = fields.u64()?;
         let bits = fields.slice(usize::from(slots).div_ceil(8))?.to_vec();
         let live = SlotSet { bits };
+        let beyond = (slots..=slots | 7).find(|slot| live.contains(*slot));
+        check("live slot", beyond.unwrap_or(0), beyond.is_none(), format!("below {slots}"))?;
         Ok(SegmentRow { state, clean: flags & CLEAN != 0, slots, frontier, summarised, sequence, live })
     }
 }
