@@ -66,10 +66,10 @@ impl<Slot: Copy + Eq + Hash> Operations<Slot> {
         self.settle(slot)
     }
 
-    /// The chunk leaves its slot, for which `tenant` paid.
-    pub fn vacate(&mut self, slot: Slot, tenant: TenantId) -> Settled {
+    /// The chunk leaves its slot, for which `payer` paid, if anybody did.
+    pub fn vacate(&mut self, slot: Slot, payer: Option<TenantId>) -> Settled {
         let owned = self.owned.entry(slot).or_default();
-        (owned.vacated, owned.payer) = (true, Some(tenant));
+        (owned.vacated, owned.payer) = (true, payer);
         self.settle(slot)
     }
 

@@ -217,7 +217,7 @@ impl Slots {
         let slab = &mut self.slabs[usize::from(slot.slab())];
         slab.occupants[usize::from(slot.slot())] = None;
         slab.occupied -= 1;
-        let settled = self.operations.vacate(slot, tenant);
+        let settled = self.operations.vacate(slot, Some(tenant));
         self.settle(slot, settled)
     }
 

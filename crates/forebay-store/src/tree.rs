@@ -51,6 +51,11 @@ impl Tree {
         parent
     }
 
+    /// The row that this one continues.
+    pub fn parent(&self, row: EntryIx) -> Option<EntryIx> {
+        self.nodes[row.position()].parent
+    }
+
     /// Whether the row has no children.
     pub fn is_leaf(&self, row: EntryIx) -> bool {
         self.nodes[row.position()].first_child.is_none()

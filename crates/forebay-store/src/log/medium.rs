@@ -25,4 +25,18 @@ pub trait Medium: Send + Sync {
 
     /// Sets space aside for a stretch that was withdrawn.
     fn restore(&self, offset: u64, bytes: u64) -> io::Result<()>;
+
+    /// What the volume takes of its disk and what is left there.
+    fn space(&self) -> io::Result<VolumeSpace> {
+        Ok(VolumeSpace { held_bytes: self.bytes(), free_bytes: None })
+    }
+}
+
+/// What a volume takes of its disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VolumeSpace {
+    /// Bytes of the disk that the volume holds.
+    pub held_bytes: u64,
+    /// Bytes that others, and this volume, may still take; unknown where there is no file system.
+    pub free_bytes: Option<u64>,
 }

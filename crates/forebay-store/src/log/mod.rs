@@ -1,6 +1,23 @@
-//! The log.
+//! The log: chunks on disk in segments, and everything that brings them back after a crash.
+//!
+//! `format/` is the bytes. [`DiskTier`] is the state: `segments` gives slots to chunks, `volume` holds what is not yet
+//! durable, `commit` makes it durable, `open` and `recovery` bring it back, `reclaim` empties segments, `scrub` overwrites
+//! what is gone, `withdraw` gives space back. None of it does I/O on chunks; [`Medium`] is the little that it asks of a
+//! disk when it is opened.
+
+mod commit;
 mod format;
 mod medium;
+mod open;
+mod reclaim;
+mod recovery;
+mod scrub;
+mod segments;
+mod tier;
+mod volume;
+mod withdraw;
+
+pub use commit::{Commit, Pages};
 pub use format::checkpoint::*;
 pub use format::footer::*;
 pub use format::journal::*;
@@ -13,3 +30,11 @@ pub use format::sum::*;
 pub use format::summary::*;
 pub use format::superblock::*;
 pub use medium::Medium;
+pub use reclaim::{Carry, CarryEnd};
+pub use recovery::Recovered;
+pub use scrub::Scrub;
+pub use segments::{LogSlot, OnDisk, Segments};
+pub use tier::{
+    DiskBegun, DiskRead, DiskReadEnd, DiskStat, DiskTier, DiskTierConfig, DiskUse, DiskWrite, DiskWriteEnd,
+};
+pub use withdraw::Withdrawal;

@@ -21,6 +21,18 @@ impl<S: Space> Tier<S> {
         Ok(())
     }
 
+    /// Evicts the coldest chunk that may go, and says whether there was one.
+    pub(crate) fn evict_coldest(&mut self) -> bool {
+        let victim = self.victim(None);
+        victim.into_iter().for_each(|row| self.evict(row));
+        victim.is_some()
+    }
+
+    /// Drops a chunk, whoever continues it, as an eviction.
+    pub(crate) fn drop_reclaimed(&mut self, row: EntryIx) {
+        self.evicted += u64::from(self.drop_bytes(row));
+    }
+
     /// Evicts chunks of the tenant until `needed_bytes` more are within its quota.
     pub(super) fn make_share(&mut self, tenant: TenantId, needed_bytes: u64) -> Result<(), Refused> {
         while !self.quotas.has_room(tenant, needed_bytes) {
@@ -70,7 +82,7 @@ impl<S: Space> Tier<S> {
         }
     }
 
-    pub(crate) fn evict(&mut self, row: EntryIx) {
+    fn evict(&mut self, row: EntryIx) {
         debug_assert!(self.is_evictable(row));
         self.evicted += u64::from(self.drop_bytes(row));
     }

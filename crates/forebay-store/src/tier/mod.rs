@@ -162,27 +162,43 @@ impl<S: Space> Tier<S> {
     }
 
     /// Takes in the time and ends the leases that are over.
-    fn advance(&mut self, now_us: u64) {
+    pub(crate) fn advance(&mut self, now_us: u64) {
         self.clock_us = self.clock_us.max(now_us);
         while let Some(grant) = self.leases.expire(self.clock_us) {
             self.let_go(&grant);
         }
     }
 
-    fn entry(&self, row: EntryIx) -> &Entry<S::Slot> {
+    pub(crate) fn entry(&self, row: EntryIx) -> &Entry<S::Slot> {
         &self.entries[row.position()]
     }
 
-    fn entry_mut(&mut self, row: EntryIx) -> &mut Entry<S::Slot> {
+    pub(crate) fn entry_mut(&mut self, row: EntryIx) -> &mut Entry<S::Slot> {
         &mut self.entries[row.position()]
     }
 
+    /// The id of a row that is in use.
+    pub(crate) fn id_of(&self, row: EntryIx) -> &ChunkId {
+        self.index.id(row)
+    }
+
+    /// The id of the chunk that a row continues.
+    pub(crate) fn parent_id(&self, row: EntryIx) -> Option<ChunkId> {
+        self.tree.parent(row).map(|parent| *self.index.id(parent))
+    }
+
+    /// Rows whose chunks can be read.
+    pub(crate) fn resident_rows(&self) -> impl Iterator<Item = EntryIx> + '_ {
+        let rows = (0..self.entries.len()).filter_map(EntryIx::at);
+        rows.filter(|row| self.entry(*row).is_resident())
+    }
+
     /// Whether the row still has the bytes that it had when the reference was made.
-    fn is_live(&self, chunk: &ChunkRef) -> bool {
+    pub(crate) fn is_live(&self, chunk: &ChunkRef) -> bool {
         self.entry(chunk.entry).generation == chunk.generation
     }
 
-    fn refund(&mut self, refund: Option<Refund>) {
+    pub(crate) fn refund(&mut self, refund: Option<Refund>) {
         if let Some(Refund { tenant, bytes }) = refund {
             self.quotas.credit(tenant, bytes);
         }
@@ -190,7 +206,7 @@ impl<S: Space> Tier<S> {
 
     /// Takes the bytes of a row away, if it has any, and says whether it had: from now on it is a hole or, without
     /// descendants, nothing. Its place in the order of use falls to the first ancestor that has become evictable by it.
-    fn drop_bytes(&mut self, row: EntryIx) -> bool {
+    pub(crate) fn drop_bytes(&mut self, row: EntryIx) -> bool {
         let entry = self.entry_mut(row);
         let (tenant, state, slot) = (entry.tenant, entry.state, entry.slot.take());
         if state == State::Hole {

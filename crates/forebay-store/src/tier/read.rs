@@ -110,8 +110,16 @@ impl<S: Space> Tier<S> {
     /// Bytes of a leased chunk did not match their checksum: the chunk is dropped, and the fault counted.
     pub fn drop_corrupt(&mut self, now_us: u64, lease: LeaseId, chunk: usize) {
         self.advance(now_us);
+        match self.readable(lease, chunk) {
+            Ok((chunk, _)) => self.drop_found_corrupt(&chunk),
+            Err(_) => self.faults.corrupt += 1,
+        }
+    }
+
+    /// Bytes of a chunk are not the ones that were written: it is dropped, if it is still here, and the fault counted.
+    pub(crate) fn drop_found_corrupt(&mut self, chunk: &ChunkRef) {
         self.faults.corrupt += 1;
-        if let Ok((chunk, _)) = self.readable(lease, chunk) {
+        if self.is_live(chunk) {
             self.drop_bytes(chunk.entry);
         }
     }

@@ -131,6 +131,26 @@ impl<S: Space> Tier<S> {
         }
     }
 
+    /// Puts a chunk that was found at rest into a row that is new, as the one used last.
+    pub(crate) fn put_recovered(
+        &mut self,
+        row: EntryIx,
+        parent: Option<EntryIx>,
+        entry: Entry<S::Slot>,
+        slot_bytes: u64,
+    ) {
+        let tenant = entry.tenant;
+        if row.position() >= self.entries.len() {
+            self.entries.push(Entry::unused(tenant));
+        }
+        let generation = self.entry(row).generation;
+        *self.entry_mut(row) = Entry { generation, ..entry };
+        self.tree.add(row, parent);
+        self.quotas.charge_over(tenant, slot_bytes);
+        self.list(row);
+        self.chunks += 1;
+    }
+
     /// All bytes of the chunk are in its slot: it becomes visible, unless it was deleted meanwhile.
     pub(crate) fn finish(&mut self, write: Writing<S>) -> Result<(), NotCommitted> {
         let refund = self.space.end(write.slot, 0);

@@ -44,6 +44,11 @@ pub struct Slots {
 }
 
 impl Slots {
+    /// What a segment that was never opened has.
+    pub(crate) fn none() -> Slots {
+        Slots { shape: Arc::new(SlotShape::none()), count: 0 }
+    }
+
     /// As many slots of this shape as fit into a segment.
     pub fn fit(shape: Arc<SlotShape>, segment_bytes: u64) -> Result<Slots, Unfit> {
         let stride = shape.stride_bytes();

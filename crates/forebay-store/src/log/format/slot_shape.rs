@@ -76,6 +76,11 @@ impl SlotShape {
         Ok(SlotShape::placed(chunk.clone(), &extents(&lengths)))
     }
 
+    /// A slot for nothing but a footer.
+    pub(crate) fn none() -> SlotShape {
+        SlotShape::placed(ChunkShape::none(), &[])
+    }
+
     /// Places layers, given which of them start an extent.
     fn placed(chunk: ChunkShape, starts_extent: &[bool]) -> SlotShape {
         let mut end = 0u64;

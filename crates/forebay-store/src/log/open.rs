@@ -1,0 +1,146 @@
+//! Opening the disk tier: what recovery found on each volume becomes rows, relatives and an order of use. This file joins
+//! the two; it must never know bytes of the format.
+
+use super::format::checkpoint::SegmentState;
+use super::format::superblock::{Current, NotOpened};
+use super::medium::Medium;
+use super::recovery::{Found, FoundSegment, Metadata, Recovered, read_metadata, read_segments};
+use super::segments::{LogSlot, Segment, Segments, State};
+use super::tier::{DiskTier, DiskTierConfig};
+use super::volume::Volume;
+use crate::entry::{Entry, State as ChunkState};
+use crate::tenant::TenantId;
+use crate::tier::Tier;
+use forebay_kv::ChunkId;
+
+impl DiskTier {
+    /// Opens the logs on these volumes, whatever state a crash left them in, and says what was found on each. From here
+    /// on the files say that they are in use; nothing else was written.
+    ///
+    /// Chunks that were stored last count as used last.
+    pub fn open(
+        config: &DiskTierConfig,
+        media: &[&dyn Medium],
+    ) -> Result<(DiskTier, Vec<Recovered>), NotOpened> {
+        let mut found = media.iter().map(|medium| read_metadata(*medium)).collect::<Result<Vec<_>, _>>()?;
+        let (mut volumes, mut segments) = (Vec::new(), Vec::new());
+        for (number, metadata) in found.iter().enumerate() {
+            let Metadata { superblock, both_sound, .. } = metadata;
+            let next = Current { superblock: *superblock, both_sound: *both_sound }.next(false);
+            let mut volume = Volume::new(next, segments.len(), metadata.journal);
+            volume.replay_from = metadata.replay_from;
+            volume.checkpoint = metadata.checkpoint;
+            volume.doomed = metadata.doomed.clone();
+            let unused = || Segment::unused(number as u16, true);
+            segments.extend(std::iter::repeat_with(unused).take(next.layout.segments as usize));
+            volumes.push(volume);
+        }
+        let space = Segments::new(volumes, segments, config.carry_percent);
+        let mut tier = Tier::with_space(space, config.limits());
+        for (number, (metadata, medium)) in found.iter_mut().zip(media).enumerate() {
+            read_segments(*medium, metadata, |segment| tier.adopt(number, segment))?;
+            tier.settle_volume(number);
+        }
+        tier.start_epochs(media)?;
+        let doomed: Vec<TenantId> =
+            tier.space.volumes.iter().flat_map(|volume| volume.doomed.clone()).collect();
+        for tenant in doomed {
+            tier.doom_tenant(0, tenant);
+        }
+        for (number, metadata) in found.iter_mut().enumerate() {
+            metadata.recovered.chunks = tier.live_on(number);
+        }
+        Ok((tier, found.into_iter().map(|metadata| metadata.recovered).collect()))
+    }
+
+    /// Takes over a segment and what lives in it.
+    fn adopt(&mut self, volume: usize, found: FoundSegment) {
+        let FoundSegment { number, row, slots, chunks } = found;
+        let number = self.space.volumes[volume].first_segment + number as usize;
+        let segment = &mut self.space.segments[number];
+        segment.clean = row.clean;
+        segment.sequence = row.sequence;
+        match row.state {
+            SegmentState::Free => return,
+            SegmentState::Withdrawn => {
+                segment.state = State::Withdrawn;
+                self.space.volumes[volume].usable -= 1;
+                return;
+            }
+            // Nothing is added to a segment of an earlier epoch: who was writing where is not known any more.
+            SegmentState::Open | SegmentState::Sealed => segment.state = State::Sealed,
+        }
+        segment.occupants = vec![None; usize::from(slots.count)];
+        segment.frontier = slots.count;
+        segment.slots = slots;
+        if row.state == SegmentState::Open {
+            let (sequence, owner) = (row.sequence, &mut self.space.volumes[volume]);
+            let segment = owner.local(number);
+            owner.pending.push(super::format::record::Record::Sealed { segment, sequence });
+            owner.to_summarise.push(number);
+        }
+        for chunk in chunks {
+            self.adopt_chunk(LogSlot::new(number, chunk.slot), &chunk, row.state == SegmentState::Open);
+        }
+    }
+
+    fn adopt_chunk(&mut self, slot: LogSlot, found: &Found, note: bool) {
+        let Found { tenant, id, parent, .. } = found;
+        if let Some(known) = self.index.find(id) {
+            // An older copy, or another tenant's chunk by the same name, which cannot be.
+            self.drop_bytes(known);
+        }
+        let Some(row) = self.insert_recovered(*tenant, id, parent.as_ref(), slot) else { return };
+        let stride = self.space.segments[slot.segment()].stride_bytes();
+        let segment = &mut self.space.segments[slot.segment()];
+        segment.occupants[usize::from(slot.slot())] = Some(row);
+        segment.live += 1;
+        self.space.live_bytes += stride;
+        if note {
+            self.space.note_stored(slot, *tenant, *id, None);
+        }
+    }
+
+    /// A row for a chunk that is on disk. `None` if the index is full.
+    fn insert_recovered(
+        &mut self,
+        tenant: TenantId,
+        id: &ChunkId,
+        parent: Option<&ChunkId>,
+        slot: LogSlot,
+    ) -> Option<crate::entry::EntryIx> {
+        let row = self.index.insert(id)?;
+        let parent = parent.and_then(|parent| self.index.find(parent));
+        let entry = Entry { slot: Some(slot), state: ChunkState::Writing, ..Entry::unused(tenant) };
+        self.put_recovered(row, parent, entry, self.space.segments[slot.segment()].stride_bytes());
+        Some(row)
+    }
+
+    /// Sorts a volume's segments that hold nothing.
+    fn settle_volume(&mut self, volume: usize) {
+        let owner = &self.space.volumes[volume];
+        let own = owner.first_segment..owner.first_segment + owner.layout.segments as usize;
+        let mut free: Vec<usize> =
+            own.clone().filter(|number| self.space.segments[*number].state == State::Free).collect();
+        free.sort_by_key(|number| self.space.segments[*number].sequence);
+        self.space.volumes[volume].free.extend(free);
+        own.for_each(|number| self.space.free_if_empty(number));
+    }
+
+    /// Says in each file that it is in use, in an epoch of its own.
+    fn start_epochs(&mut self, media: &[&dyn Medium]) -> Result<(), NotOpened> {
+        for (volume, medium) in self.space.volumes.iter().zip(media) {
+            let superblock = &volume.superblock;
+            let offset = superblock.place();
+            let failed = |error: std::io::Error| NotOpened::Io { offset, error: error.to_string() };
+            medium.write_at(offset, &superblock.encode()).map_err(failed)?;
+            medium.sync().map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn live_on(&self, volume: usize) -> u64 {
+        let own = |segment: &&Segment| usize::from(segment.volume) == volume;
+        self.space.segments.iter().filter(own).map(|segment| u64::from(segment.live)).sum()
+    }
+}

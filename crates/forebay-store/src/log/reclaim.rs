@@ -1,0 +1,189 @@
+//! Reclaiming segments: the one with the fewest live bytes goes first, and what still lives in it is carried forward as
+//! far as the budget for that allows, the rest is dropped. This file knows what to carry; it must never know how bytes
+//! are copied.
+
+use super::segments::{LogSlot, Segment, Segments, State};
+use super::tier::{DiskRead, DiskTier, DiskWrite};
+use crate::entry::{ChunkRef, EntryIx, State as ChunkState};
+use crate::tier::{ReadEnd, Space, Writing};
+
+/// Above this share of live bytes, in sixteenths, a segment is not worth copying.
+const DENSE_SIXTEENTHS: u64 = 15;
+
+/// What may be carried forward.
+#[derive(Debug)]
+pub(super) struct CarryBudget {
+    percent: u32,
+    allowed_bytes: u64,
+    /// Chunks carried so far.
+    pub chunks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl CarryBudget {
+    pub fn new(percent: u32) -> CarryBudget {
+        CarryBudget { percent, allowed_bytes: 0, chunks: 0, bytes: 0 }
+    }
+
+    /// Bytes were stored, which pays for a share of them to be carried.
+    pub fn allow(&mut self, stored_bytes: u64) {
+        let share = u128::from(stored_bytes) * u128::from(self.percent) / 100;
+        self.allowed_bytes = self.allowed_bytes.saturating_add(u64::try_from(share).unwrap_or(u64::MAX));
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        self.allowed_bytes >= bytes
+    }
+
+    fn spend(&mut self, bytes: u64) {
+        self.allowed_bytes = self.allowed_bytes.saturating_sub(bytes);
+        self.chunks += 1;
+        self.bytes += bytes;
+    }
+}
+
+/// A chunk to be copied from its slot to another one, with a footer of its own.
+///
+/// Both slots are the carrier's until the value is given to [`end_carry`](DiskTier::end_carry).
+#[derive(Debug)]
+#[must_use = "both slots stay taken until the carry is ended"]
+pub struct Carry {
+    /// From where. All of it is to be verified.
+    pub read: DiskRead,
+    /// To where.
+    pub write: DiskWrite,
+}
+
+/// How a carry ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CarryEnd {
+    /// The chunk and its new footer are in the new slot.
+    Written,
+    /// What was read is not what was written there once. The chunk is dropped, and the fault counted.
+    Corrupt,
+    /// Reading or writing failed. The chunk stays where it is.
+    Failed {
+        /// Bytes of the old slot that a lost operation may still read.
+        read_lost_bytes: u64,
+        /// Bytes of the new slot that a lost operation may still write.
+        write_lost_bytes: u64,
+    },
+}
+
+impl Segments {
+    /// The segment to empty next, if a volume has fewer free ones than it should.
+    fn victim(&self, volume: usize) -> Option<usize> {
+        let owner = &self.volumes[volume];
+        if owner.free.len() + owner.freeing.len() >= self.free_goal(volume) || owner.is_congested() {
+            return None;
+        }
+        let own = owner.first_segment..owner.first_segment + owner.layout.segments as usize;
+        own.filter(|number| self.segments[*number].can_be_emptied()).min_by_key(|number| {
+            let segment = &self.segments[*number];
+            (segment.live_bytes(), segment.sequence)
+        })
+    }
+}
+
+impl Segment {
+    fn live_bytes(&self) -> u64 {
+        u64::from(self.live) * self.stride_bytes()
+    }
+
+    /// Whether something lives here that nobody works on.
+    fn can_be_emptied(&self) -> bool {
+        self.state == State::Sealed && u32::from(self.live) > self.busy
+    }
+}
+
+impl DiskTier {
+    /// A chunk to be carried forward, if segments must be emptied. Chunks that are not worth it are dropped on the way.
+    pub fn next_carry(&mut self, now_us: u64) -> Option<Carry> {
+        self.advance(now_us);
+        (0..self.volumes()).find_map(|volume| {
+            while let Some(number) = self.space.victim(volume) {
+                let emptied = self.empty(number);
+                if emptied.is_some() || self.space.victim(volume) == Some(number) {
+                    return emptied;
+                }
+            }
+            None
+        })
+    }
+
+    /// Drops chunks of a segment until there is one to carry or nothing more can be done.
+    fn empty(&mut self, number: usize) -> Option<Carry> {
+        let segment = &self.space.segments[number];
+        let dense = segment.live_bytes() * 16 > self.segment_bytes(number) * DENSE_SIXTEENTHS;
+        let stride = segment.stride_bytes();
+        for slot in 0..self.space.segments[number].frontier {
+            let at = LogSlot::new(number, slot);
+            let Some(row) = self.space.segments[number].occupants.get(usize::from(slot)).copied().flatten()
+            else {
+                continue;
+            };
+            let entry = self.entry(row);
+            if self.space.is_in_use(at) || entry.slot != Some(at) || entry.state == ChunkState::Writing {
+                continue;
+            }
+            let needed = !entry.is_unheld();
+            if needed || (!dense && self.space.carry.has_room(stride)) {
+                if let Some(carry) = self.begin_carry(row, at) {
+                    return Some(carry);
+                }
+                if needed {
+                    continue;
+                }
+            }
+            self.drop_reclaimed(row);
+        }
+        None
+    }
+
+    fn segment_bytes(&self, number: usize) -> u64 {
+        let volume = usize::from(self.space.segments[number].volume);
+        self.space.volumes[volume].layout.segment_bytes
+    }
+
+    fn begin_carry(&mut self, row: EntryIx, from: LogSlot) -> Option<Carry> {
+        let to = self.space.take_for_carry(from, row)?;
+        let chunk = ChunkRef { entry: row, generation: self.entry(row).generation };
+        let read = self.start_reading(chunk, from);
+        self.space.begin(to);
+        let place = self.space.place(to, self.id_of(row));
+        Some(Carry { read, write: Writing { chunk, slot: to, place } })
+    }
+
+    /// A carry ended.
+    pub fn end_carry(&mut self, now_us: u64, carry: Carry, end: CarryEnd) {
+        self.advance(now_us);
+        let Carry { read, write } = carry;
+        let (chunk, from, to, id) = (read.chunk, read.slot, write.slot, read.place.name.id);
+        let stride = write.place.shape.stride_bytes();
+        let (read_end, write_lost_bytes) = match end {
+            CarryEnd::Failed { read_lost_bytes, write_lost_bytes } => {
+                (ReadEnd::Failed { lost_bytes: read_lost_bytes }, write_lost_bytes)
+            }
+            _ => (ReadEnd::Done, 0),
+        };
+        let moved =
+            end == CarryEnd::Written && self.is_live(&chunk) && self.entry(chunk.entry).slot == Some(from);
+        let left = if moved {
+            let tenant = self.entry(chunk.entry).tenant;
+            self.entry_mut(chunk.entry).slot = Some(to);
+            self.space.note_stored(to, tenant, id, Some(from));
+            self.space.carry.spend(stride);
+            from
+        } else {
+            to
+        };
+        // Nobody is refunded: whoever pays for the chunk goes on doing so.
+        self.space.leave(left, None);
+        self.space.end(to, write_lost_bytes);
+        self.end_read(now_us, read, read_end);
+        if end == CarryEnd::Corrupt {
+            self.drop_found_corrupt(&chunk);
+        }
+    }
+}

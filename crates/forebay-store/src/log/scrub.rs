@@ -1,0 +1,197 @@
+//! Overwriting what is gone: the slots of deleted chunks, and after the end of a tenant every byte that no living chunk
+//! has. This file knows which bytes; it must never know how they are written.
+
+use super::format::record::Record;
+use super::segments::{LogSlot, Segments, State};
+use super::tier::DiskTier;
+use crate::entry::EntryIx;
+use crate::tenant::TenantId;
+use crate::tier::Space;
+use forebay_kv::ChunkId;
+use std::collections::VecDeque;
+
+/// Bytes of one piece at most, so that scrubbing gives way to others in between.
+const PIECE_BYTES: u64 = 8 << 20;
+
+/// A stretch of a volume to be overwritten with zeros.
+#[derive(Debug)]
+#[must_use = "the stretch stays taken until the scrub is ended"]
+pub struct Scrub {
+    /// The volume's number.
+    pub volume: usize,
+    /// Where it starts in the file.
+    pub offset: u64,
+    /// How long it is.
+    pub bytes: u64,
+    segment: usize,
+    /// Whether the whole segment is overwritten, and this is the last piece of it.
+    frees: bool,
+}
+
+/// What is left to overwrite.
+#[derive(Debug, Default)]
+pub(super) struct Scrubs {
+    jobs: VecDeque<Job>,
+    under_way: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Job {
+    /// A slot whose chunk was deleted. Its segment waits for it.
+    Slot(LogSlot),
+    /// All dead slots of a segment, or all of it if it is free.
+    Segment(usize),
+    /// What is left of a free segment, from this offset in it on.
+    Rest(usize, u64),
+}
+
+impl DiskTier {
+    /// Drops chunks as [`delete`](DiskTier::delete) does, and has their bytes overwritten.
+    pub fn delete_and_scrub(&mut self, tenant: TenantId, ids: &[ChunkId]) -> usize {
+        let own = |row: &EntryIx| self.entry(*row).tenant == tenant;
+        let rows: Vec<EntryIx> = ids.iter().filter_map(|id| self.index.find(id)).filter(own).collect();
+        for slot in rows.into_iter().filter_map(|row| self.entry(row).slot).collect::<Vec<_>>() {
+            // Until it is overwritten, the segment is not given to others.
+            self.space.segments[slot.segment()].busy += 1;
+            self.space.scrubs.jobs.push_back(Job::Slot(slot));
+        }
+        self.delete(tenant, ids)
+    }
+
+    /// Ends a tenant: its chunks are gone at once, and every byte on disk that no other chunk has is to be overwritten, as
+    /// [`next_scrub`](DiskTier::next_scrub) says. Survives a crash. Says how many chunks there were.
+    pub fn doom_tenant(&mut self, now_us: u64, tenant: TenantId) -> usize {
+        self.advance(now_us);
+        let rows = (0..self.entries.len()).filter_map(EntryIx::at);
+        let own: Vec<EntryIx> = rows.filter(|row| self.entry(*row).tenant == tenant).collect();
+        let gone = own.into_iter().filter(|row| self.drop_bytes(*row)).count();
+        for number in self.space.open_segments() {
+            // Bytes of earlier lives lie behind its frontier.
+            self.space.seal(number);
+        }
+        for volume in &mut self.space.volumes {
+            if !volume.doomed.contains(&tenant) {
+                volume.doomed.push(tenant);
+                volume.pending.push(Record::TenantDoomed { tenant });
+            }
+        }
+        self.space.scrub_everything();
+        gone
+    }
+
+    /// A stretch to be overwritten.
+    pub fn next_scrub(&mut self, now_us: u64) -> Option<Scrub> {
+        self.advance(now_us);
+        for _ in 0..self.space.scrubs.jobs.len() {
+            let job = self.space.scrubs.jobs.pop_front()?;
+            if let Some(scrub) = self.space.scrub_of(job) {
+                self.space.scrubs.under_way += 1;
+                return Some(scrub);
+            }
+        }
+        self.space.scrubs_may_be_over();
+        None
+    }
+
+    /// A stretch was overwritten, or could not be; then it comes again.
+    pub fn end_scrub(&mut self, scrub: Scrub, overwritten: bool) {
+        self.space.scrubs.under_way -= 1;
+        let Scrub { segment: number, frees, .. } = scrub;
+        let segment = &mut self.space.segments[number];
+        if segment.state != State::Scrubbing {
+            segment.busy -= 1;
+            if !overwritten {
+                self.space.scrubs.jobs.push_back(Job::Segment(number));
+            }
+            self.space.free_if_empty(number);
+        } else if !overwritten {
+            self.space.scrubs.jobs.push_back(Job::Rest(number, 0));
+        } else if frees {
+            segment.clean = true;
+            segment.state = State::Free;
+            self.space.volume_of(number).free.push_back(number);
+        }
+        self.space.scrubs_may_be_over();
+    }
+}
+
+impl Segments {
+    pub(super) fn scrub_everything(&mut self) {
+        let in_question = (0..self.segments.len()).filter(|number| {
+            let segment = &self.segments[*number];
+            segment.state != State::Withdrawn && !(segment.state == State::Free && segment.clean)
+        });
+        self.scrubs.jobs.extend(in_question.map(Job::Segment));
+    }
+
+    /// The next stretch of a job; what is left of the job comes later.
+    fn scrub_of(&mut self, job: Job) -> Option<Scrub> {
+        match job {
+            Job::Slot(slot) => {
+                if self.is_in_use(slot) {
+                    self.scrubs.jobs.push_back(job);
+                    return None;
+                }
+                let place = self.place(slot, &ChunkId::from_bytes([0; 32]));
+                let bytes = place.shape.stride_bytes();
+                let (volume, offset) = (place.volume, place.slot_at);
+                Some(Scrub { volume, offset, bytes, segment: slot.segment(), frees: false })
+            }
+            Job::Segment(number) => match self.segments[number].state {
+                State::Free => {
+                    self.volume_of(number).free.retain(|free| *free != number);
+                    self.segments[number].state = State::Scrubbing;
+                    self.scrub_of(Job::Rest(number, 0))
+                }
+                State::Sealed => {
+                    self.scrub_dead_slots(number);
+                    None
+                }
+                State::Freeing => {
+                    self.scrubs.jobs.push_back(job);
+                    None
+                }
+                // Opened since: what is written there now is alive, and the rest is scrubbed when it is sealed.
+                State::Open => {
+                    self.seal(number);
+                    self.scrubs.jobs.push_back(job);
+                    None
+                }
+                State::Scrubbing | State::Withdrawn => None,
+            },
+            Job::Rest(number, from) => {
+                let volume = usize::from(self.segments[number].volume);
+                let layout = self.volumes[volume].layout;
+                let bytes = (layout.segment_bytes - from).min(PIECE_BYTES);
+                let next = from + bytes;
+                let frees = next == layout.segment_bytes;
+                if !frees {
+                    self.scrubs.jobs.push_back(Job::Rest(number, next));
+                }
+                let offset = layout.segment_at(self.volumes[volume].local(number)) + from;
+                Some(Scrub { volume, offset, bytes, segment: number, frees })
+            }
+        }
+    }
+
+    /// Makes a job of each slot of a sealed segment in which nothing lives.
+    fn scrub_dead_slots(&mut self, number: usize) {
+        let segment = &mut self.segments[number];
+        let slots = segment.occupants.iter().enumerate().filter(|(_, occupant)| occupant.is_none());
+        let dead: Vec<Job> = slots.map(|(slot, _)| Job::Slot(LogSlot::new(number, slot as u16))).collect();
+        segment.busy += dead.len() as u32;
+        self.scrubs.jobs.extend(dead);
+    }
+
+    /// Says that doomed tenants are gone once nothing is left to overwrite.
+    fn scrubs_may_be_over(&mut self) {
+        if !self.scrubs.jobs.is_empty() || self.scrubs.under_way > 0 {
+            return;
+        }
+        for volume in &mut self.volumes {
+            for tenant in std::mem::take(&mut volume.doomed) {
+                volume.pending.push(Record::TenantGone { tenant });
+            }
+        }
+    }
+}

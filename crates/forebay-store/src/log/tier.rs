@@ -1,0 +1,280 @@
+//! The disk tier: a tier whose medium is the segments of one or more logs. This file is what its users call besides what
+//! every tier has; it must never do I/O: reads, writes and commits are carried out by others, who say how they ended.
+
+use super::format::footer::Footer;
+use super::format::slot_shape::SlotShape;
+use super::format::sum::CopyName;
+use super::segments::{OnDisk, Segments, State};
+use crate::stat::{Counters, NotCommitted};
+use crate::tenant::TenantId;
+use crate::tier::{Beginning, ReadEnd, Reading, Tier, TierLimits, Writing};
+use forebay_kv::ChunkId;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// Chunks on disk.
+///
+/// A sans-IO state machine as the memory tier is one. A write begins with a slot; its writer puts the chunk's bytes and
+/// footer there and says so; from then on the chunk can be read. It survives a crash from the next
+/// [commit](Tier::next_commit) on. A read is verified by its reader against the footer, under the name that
+/// [`DiskRead::name`] says.
+pub type DiskTier = Tier<Segments>;
+
+/// What became of the wish to store a chunk on disk.
+pub type DiskBegun = Beginning<Segments>;
+
+/// A read from disk.
+pub type DiskRead = Reading<Segments>;
+
+/// A write to disk.
+pub type DiskWrite = Writing<Segments>;
+
+/// The limits of a disk tier, besides the size of its logs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskTierConfig {
+    /// Chunks known at most. Tables for so many are reserved at the start, below 100 bytes each, and touched as they fill.
+    pub max_chunks: u32,
+    /// Leases alive at most.
+    pub max_leases: usize,
+    /// Longest time to live of a lease; longer wishes are cut to it.
+    pub max_lease_us: u64,
+    /// What a tenant may use that is not named in `quotas`.
+    pub default_quota_bytes: u64,
+    /// What single tenants may use.
+    pub quotas: Vec<(TenantId, u64)>,
+    /// Bytes of chunks that are carried forward out of segments that are reclaimed, at most, in percent of the bytes
+    /// that are stored. Chunks beyond are dropped.
+    pub carry_percent: u32,
+}
+
+impl Default for DiskTierConfig {
+    /// A million chunks, 65,536 leases of at most a minute, no quotas, a quarter of what is stored carried forward.
+    fn default() -> DiskTierConfig {
+        DiskTierConfig {
+            max_chunks: 1 << 20,
+            max_leases: 65_536,
+            max_lease_us: 60_000_000,
+            default_quota_bytes: u64::MAX,
+            quotas: Vec::new(),
+            carry_percent: 25,
+        }
+    }
+}
+
+impl DiskTierConfig {
+    pub(super) fn limits(&self) -> TierLimits {
+        TierLimits {
+            max_chunks: self.max_chunks,
+            max_leases: self.max_leases,
+            max_lease_us: self.max_lease_us,
+            default_quota_bytes: self.default_quota_bytes,
+            quotas: self.quotas.clone(),
+        }
+    }
+}
+
+/// How a read from disk ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskReadEnd {
+    /// The bytes arrived and are the ones that were written.
+    Done,
+    /// The bytes arrived and are not the ones that were written. The chunk is dropped, and the fault counted.
+    Corrupt,
+    /// They did not arrive, or not all of them.
+    Failed {
+        /// Bytes of the slot that a lost operation may still read.
+        lost_bytes: u64,
+    },
+}
+
+/// How a write to disk ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskWriteEnd {
+    /// The chunk's bytes and its footer are in the file.
+    Written,
+    /// They are not, or not all of them.
+    Failed {
+        /// Bytes of the slot that a lost operation may still write.
+        lost_bytes: u64,
+    },
+}
+
+/// Where the segments are, and what they hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DiskUse {
+    /// Length of all segments.
+    pub capacity_bytes: u64,
+    /// Slots with a chunk, or with one being written.
+    pub live_bytes: u64,
+    /// Live bytes at most.
+    pub live_limit_bytes: u64,
+    /// Segments that may be opened, or that may be as soon as that is durable or their bytes are overwritten.
+    pub free_segments: usize,
+    /// Segments that take chunks.
+    pub open_segments: usize,
+    /// Segments that take no more.
+    pub sealed_segments: usize,
+    /// Segments whose space belongs to the file system.
+    pub withdrawn_segments: usize,
+    /// Changes that are not durable.
+    pub pending_records: usize,
+}
+
+/// A snapshot of the disk tier.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DiskStat {
+    /// What is counted.
+    pub counters: Counters,
+    /// Space.
+    pub space: DiskUse,
+    /// Chunks that were carried forward.
+    pub carried: u64,
+    /// Bytes that were carried forward.
+    pub carried_bytes: u64,
+    /// Bytes of the tables that grow with slots.
+    pub slot_table_bytes: u64,
+}
+
+impl Deref for DiskStat {
+    type Target = Counters;
+
+    fn deref(&self) -> &Counters {
+        &self.counters
+    }
+}
+
+impl OnDisk {
+    /// The volume's number.
+    pub fn volume(&self) -> usize {
+        self.volume
+    }
+
+    /// Where the slot starts in the volume's file.
+    pub fn slot_at(&self) -> u64 {
+        self.slot_at
+    }
+
+    /// Which copy of which chunk it is.
+    pub fn name(&self) -> CopyName {
+        self.name
+    }
+
+    /// How the chunk lies in the slot.
+    pub fn shape(&self) -> &Arc<SlotShape> {
+        &self.shape
+    }
+}
+
+impl Deref for DiskRead {
+    type Target = OnDisk;
+
+    fn deref(&self) -> &OnDisk {
+        &self.place
+    }
+}
+
+impl Deref for DiskWrite {
+    type Target = OnDisk;
+
+    fn deref(&self) -> &OnDisk {
+        &self.place
+    }
+}
+
+impl DiskTier {
+    /// Whose chunk is being read.
+    pub fn tenant_of(&self, read: &DiskRead) -> TenantId {
+        self.entry(read.chunk.entry).tenant
+    }
+
+    /// A read ended.
+    pub fn end_disk_read(&mut self, now_us: u64, read: DiskRead, end: DiskReadEnd) {
+        let chunk = read.chunk;
+        let (ended, corrupt) = match end {
+            DiskReadEnd::Done => (ReadEnd::Done, false),
+            DiskReadEnd::Corrupt => (ReadEnd::Done, true),
+            DiskReadEnd::Failed { lost_bytes } => (ReadEnd::Failed { lost_bytes }, false),
+        };
+        self.end_read(now_us, read, ended);
+        if corrupt {
+            self.drop_found_corrupt(&chunk);
+        }
+    }
+
+    /// The page that is to follow the chunk's extents, from the CRC-32C of each layer as it is on disk.
+    pub fn footer(&self, write: &DiskWrite, crcs: &[u32]) -> Footer {
+        let row = write.chunk.entry;
+        let parent = self.parent_id(row);
+        let tenant = self.entry(row).tenant;
+        Footer::new(write.place.name, tenant, parent, Arc::clone(&write.place.shape), crcs)
+    }
+
+    /// A write ended. If the chunk's bytes and footer are in the file, it becomes visible.
+    pub fn end_write(
+        &mut self,
+        now_us: u64,
+        write: DiskWrite,
+        end: DiskWriteEnd,
+    ) -> Result<(), NotCommitted> {
+        match end {
+            DiskWriteEnd::Failed { lost_bytes } => {
+                self.abort(now_us, write, lost_bytes);
+                Ok(())
+            }
+            DiskWriteEnd::Written => {
+                self.advance(now_us);
+                let (slot, row, id) = (write.slot, write.chunk.entry, write.place.name.id);
+                let stride = write.place.shape.stride_bytes();
+                self.finish(write)?;
+                let tenant = self.entry(row).tenant;
+                self.space.note_stored(slot, tenant, id, None);
+                self.space.carry.allow(stride);
+                Ok(())
+            }
+        }
+    }
+
+    /// Bytes at an offset of a volume that were reported as lost are touched by nobody any more.
+    pub fn quiet(&mut self, volume: usize, offset: u64, bytes: u64) {
+        if let Some(slot) = self.space.at_offset(volume, offset) {
+            let refund = self.space.quiet(slot, bytes);
+            self.refund(refund);
+        }
+    }
+
+    /// All counters.
+    pub fn stat(&self) -> DiskStat {
+        let count = |states: &[State]| {
+            self.space.segments.iter().filter(|segment| states.contains(&segment.state)).count()
+        };
+        let volumes = &self.space.volumes;
+        let bytes =
+            |volume: &super::volume::Volume| u64::from(volume.layout.segments) * volume.layout.segment_bytes;
+        DiskStat {
+            counters: self.counters(),
+            space: DiskUse {
+                capacity_bytes: volumes.iter().map(bytes).sum(),
+                live_bytes: self.space.live_bytes,
+                live_limit_bytes: self.space.live_limit_bytes(),
+                free_segments: count(&[State::Free, State::Freeing, State::Scrubbing]),
+                open_segments: count(&[State::Open]),
+                sealed_segments: count(&[State::Sealed]),
+                withdrawn_segments: count(&[State::Withdrawn]),
+                pending_records: volumes.iter().map(|volume| volume.pending.len()).sum(),
+            },
+            carried: self.space.carry.chunks,
+            carried_bytes: self.space.carry.bytes,
+            slot_table_bytes: self.space.table_bytes(),
+        }
+    }
+
+    /// Number of volumes.
+    pub fn volumes(&self) -> usize {
+        self.space.volumes.len()
+    }
+
+    /// The ids of all chunks that can be read, in no particular order.
+    pub fn resident(&self) -> impl Iterator<Item = (TenantId, ChunkId)> + '_ {
+        self.resident_rows().map(|row| (self.entry(row).tenant, *self.id_of(row)))
+    }
+}
