@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """LMCache's local disk backend, driven through its Python API, as a peer of `forebay bench disk`.
 
-For each line on standard input it stores objects in a new directory, reads all of them back in batches and in another
-order, and answers with one line of JSON. The benchmark thereby decides who works when. It knows LMCache only; what the
-figures are compared with is the benchmark's.
+For each line on standard input it stores objects in a new directory, reads all of them back in batches and
+in another order, and answers with one line of JSON. The benchmark thereby decides who works when. It knows
+LMCache only; what the figures are compared with is the benchmark's.
 
-Choices in the peer's favour: direct I/O where `--direct` is given, no directory is deleted before the end (creating
-files beside deleted ones is slower on ext4), filling objects is not timed, and a store has ended when the index shows
-all objects, although none of them is durable.
+Choices in the peer's favour: direct I/O with `--direct`, no directory is deleted before the end (creating
+files beside deleted ones is slower on ext4), filling objects is not timed, and a store has ended when the
+index shows all objects, although none of them is durable.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 # Before torch is imported: its helpers would otherwise spin on processors that are being measured.
@@ -84,9 +85,7 @@ class Backend:
 
     def key(self, number: int) -> CacheEngineKey:
         """Names an object."""
-        return CacheEngineKey(
-            model_name="m", world_size=1, worker_id=0, chunk_hash=number, dtype=torch.uint8
-        )
+        return CacheEngineKey(model_name="m", world_size=1, worker_id=0, chunk_hash=number, dtype=torch.uint8)
 
     def filled(self) -> list:
         """One object in memory for each number, each full of bytes that say which."""
@@ -149,9 +148,7 @@ def timed(work: Work, part: Callable[[], object]) -> tuple[float, float]:
 def run(directory: Path, work: Work) -> dict[str, float]:
     """One run in a new directory."""
     backend = Backend(directory, work)
-    objects = backend.filled()
-    store_mib_per_s, store_cpu_us = timed(work, lambda: backend.store(objects))
-    del objects
+    store_mib_per_s, store_cpu_us = timed(work, partial(backend.store, backend.filled()))
     leave_page_cache(directory)
     order = list(range(work.objects))
     random.shuffle(order)
