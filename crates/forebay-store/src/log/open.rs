@@ -2,13 +2,14 @@
 //! the two; it must never know bytes of the format.
 
 use super::format::checkpoint::SegmentState;
+use super::format::record::Record;
 use super::format::superblock::{Current, NotOpened};
 use super::medium::Medium;
 use super::recovery::{Found, FoundSegment, Metadata, Recovered, read_metadata, read_segments};
 use super::segments::{LogSlot, Segment, Segments, State};
 use super::tier::{DiskTier, DiskTierConfig};
 use super::volume::Volume;
-use crate::entry::{Entry, State as ChunkState};
+use crate::entry::{Entry, EntryIx, State as ChunkState};
 use crate::tenant::TenantId;
 use crate::tier::Tier;
 use forebay_kv::ChunkId;
@@ -76,7 +77,7 @@ impl DiskTier {
         if row.state == SegmentState::Open {
             let (sequence, owner) = (row.sequence, &mut self.space.volumes[volume]);
             let segment = owner.local(number);
-            owner.pending.push(super::format::record::Record::Sealed { segment, sequence });
+            owner.pending.push(Record::Sealed { segment, sequence });
             owner.to_summarise.push(number);
         }
         for chunk in chunks {
@@ -86,18 +87,28 @@ impl DiskTier {
 
     fn adopt_chunk(&mut self, slot: LogSlot, found: &Found, note: bool) {
         let Found { tenant, id, parent, .. } = found;
-        if let Some(known) = self.index.find(id) {
-            // An older copy, or another tenant's chunk by the same name, which cannot be.
-            self.drop_bytes(known);
-        }
-        let Some(row) = self.insert_recovered(*tenant, id, parent.as_ref(), slot) else { return };
-        let stride = self.space.segments[slot.segment()].stride_bytes();
-        let segment = &mut self.space.segments[slot.segment()];
-        segment.occupants[usize::from(slot.slot())] = Some(row);
-        segment.live += 1;
-        self.space.live_bytes += stride;
+        let row = match self.index.find(id) {
+            Some(row) => {
+                self.leave_older_copy(row, slot);
+                row
+            }
+            None => match self.insert_recovered(*tenant, id, parent.as_ref(), slot) {
+                Some(row) => row,
+                None => return,
+            },
+        };
+        self.space.occupy(slot, row);
         if note {
             self.space.note_stored(slot, *tenant, *id, None);
+        }
+    }
+
+    /// Of two copies of a chunk, the one in the newer life counts: the other was about to be forgotten.
+    fn leave_older_copy(&mut self, row: EntryIx, newer: LogSlot) {
+        let id = *self.id_of(row);
+        if let Some(older) = self.entry_mut(row).slot.replace(newer) {
+            self.space.note_forgotten(older, &id);
+            self.space.leave(older, None);
         }
     }
 
@@ -108,7 +119,7 @@ impl DiskTier {
         id: &ChunkId,
         parent: Option<&ChunkId>,
         slot: LogSlot,
-    ) -> Option<crate::entry::EntryIx> {
+    ) -> Option<EntryIx> {
         let row = self.index.insert(id)?;
         let parent = parent.and_then(|parent| self.index.find(parent));
         let entry = Entry { slot: Some(slot), state: ChunkState::Writing, ..Entry::unused(tenant) };

@@ -132,13 +132,19 @@ impl DiskTier {
                 if let Some(carry) = self.begin_carry(row, at) {
                     return Some(carry);
                 }
-                if needed {
+                if needed || self.room_comes(number) {
                     continue;
                 }
             }
             self.drop_reclaimed(row);
         }
         None
+    }
+
+    /// Whether a segment of the same volume is free as soon as a commit has ended.
+    fn room_comes(&self, number: usize) -> bool {
+        let owner = &self.space.volumes[usize::from(self.space.segments[number].volume)];
+        owner.committing || !owner.freeing.is_empty()
     }
 
     fn segment_bytes(&self, number: usize) -> u64 {

@@ -166,12 +166,18 @@ impl Segments {
     /// The next slot of a segment that has one.
     fn take_in(&mut self, number: usize, occupant: EntryIx) -> LogSlot {
         let segment = &mut self.segments[number];
-        let slot = segment.frontier;
+        let slot = LogSlot::new(number, segment.frontier);
         segment.frontier += 1;
+        self.occupy(slot, occupant);
+        slot
+    }
+
+    /// A chunk comes into a slot.
+    pub(super) fn occupy(&mut self, slot: LogSlot, occupant: EntryIx) {
+        let segment = &mut self.segments[slot.segment()];
         segment.live += 1;
-        segment.occupants[usize::from(slot)] = Some(occupant);
+        segment.occupants[usize::from(slot.slot())] = Some(occupant);
         self.live_bytes += segment.stride_bytes();
-        LogSlot::new(number, slot)
     }
 
     /// The segment that takes a chunk of this shape next, on any volume. Opens one where it must.
@@ -276,6 +282,12 @@ impl Segments {
         owner.pending.push(Record::Stored { tenant, id, at, sequence, moved_from });
     }
 
+    /// A slot's chunk is gone.
+    pub(super) fn note_forgotten(&mut self, slot: LogSlot, id: &ChunkId) {
+        let (at, sequence) = (self.slot_ref(slot), self.segments[slot.segment()].sequence);
+        self.volume_of(slot.segment()).pending.push(Record::Forgotten { id: *id, at, sequence });
+    }
+
     fn slot_ref(&self, slot: LogSlot) -> SlotRef {
         let volume = &self.volumes[usize::from(self.segments[slot.segment()].volume)];
         SlotRef { segment: volume.local(slot.segment()), slot: slot.slot() }
@@ -340,11 +352,11 @@ impl Segments {
         (usable / FREE_SHARE).clamp(1, 64).min(usable / 4)
     }
 
-    /// Live bytes at most: what the segments hold, without those that should be free, one that is being filled, and a
-    /// sixteenth for the dead chunks among live ones.
+    /// Live bytes at most: what the segments hold, without those that should be free, one that is being filled, one from
+    /// which the coldest chunks have left, and a sixteenth for dead chunks among live ones.
     pub(super) fn live_limit_bytes(&self) -> u64 {
         let volume_limit = |(number, volume): (usize, &Volume)| {
-            let filled = volume.usable.saturating_sub(self.free_goal(number) + 1) as u64;
+            let filled = volume.usable.saturating_sub(self.free_goal(number) + 2).max(1) as u64;
             filled * volume.layout.segment_bytes / 16 * 15
         };
         self.volumes.iter().enumerate().map(volume_limit).sum()
@@ -434,8 +446,7 @@ impl Space for Segments {
     }
 
     fn vacate(&mut self, slot: LogSlot, tenant: TenantId, id: &ChunkId) -> Option<Refund> {
-        let (at, sequence) = (self.slot_ref(slot), self.segments[slot.segment()].sequence);
-        self.volume_of(slot.segment()).pending.push(Record::Forgotten { id: *id, at, sequence });
+        self.note_forgotten(slot, id);
         self.leave(slot, Some(tenant))
     }
 }
