@@ -117,7 +117,7 @@ impl Load {
 fn check(host: &mut Host, number: u64) -> Got {
     let got = host.get(TENANT, &id(number));
     if let Got::Bytes(layers) = &got {
-        assert_eq!(layers, &layers_of(&id(number), &shape(number / 40)), "wrong bytes of chunk {number}");
+        assert!(*layers == layers_of(&id(number), &shape(number / 40)), "wrong bytes of chunk {number}");
     }
     got
 }
@@ -272,16 +272,20 @@ fn a_log_of_many_times_its_size_never_wedges_and_keeps_what_was_used_last() {
     let mut refused = 0;
     for number in 0..2000 {
         refused += u32::from(!host.store(TENANT, &id(number), None, &shape(0)).unwrap());
-        host.get(TENANT, &id(0));
+        // Eight chunks far from each other are in use all the time.
+        (0..8).for_each(|hot| drop(host.get(TENANT, &id(hot * 5))));
         host.reclaim().unwrap();
         if (0..2).any(|volume| host.tier.commit_is_urgent(volume)) {
             host.commit().unwrap();
         }
     }
     assert_eq!(refused, 0);
-    assert_ne!(check(&mut host, 0), Got::Miss, "a chunk in use all the time was evicted");
+    for hot in 0..8 {
+        assert_ne!(check(&mut host, hot * 5), Got::Miss, "a chunk in use all the time was evicted");
+    }
     let stat = host.tier.stat();
-    assert!(stat.carried > 0 && stat.space.live_bytes <= stat.space.live_limit_bytes);
+    assert!(stat.carried > 0);
+    assert!(stat.space.live_bytes <= stat.space.live_limit_bytes + (64 << 10), "{stat:?}");
     assert!(stat.space.live_bytes * 2 > stat.space.live_limit_bytes, "{stat:?}");
 }
 

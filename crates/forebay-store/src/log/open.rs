@@ -72,6 +72,7 @@ impl DiskTier {
             SegmentState::Open | SegmentState::Sealed => segment.state = State::Sealed,
         }
         segment.occupants = vec![None; usize::from(slots.count)];
+        segment.share_bytes = self.space.volumes[volume].layout.segment_bytes / u64::from(slots.count.max(1));
         segment.frontier = slots.count;
         segment.slots = slots;
         if row.state == SegmentState::Open {

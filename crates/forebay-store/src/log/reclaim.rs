@@ -88,7 +88,7 @@ impl Segments {
 
 impl Segment {
     fn live_bytes(&self) -> u64 {
-        u64::from(self.live) * self.stride_bytes()
+        u64::from(self.live) * self.share_bytes
     }
 
     /// Whether something lives here that nobody works on.

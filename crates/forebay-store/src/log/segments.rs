@@ -75,6 +75,8 @@ pub(super) struct Segment {
     /// Slots from here on hold nothing of this life.
     pub frontier: u16,
     pub live: u16,
+    /// A slot's share of the segment, with its part of header, summary and what is left over.
+    pub share_bytes: u64,
     /// Slots with operations or lost bytes, and other work that the segment waits for.
     pub busy: u32,
 }
@@ -118,6 +120,7 @@ pub struct Segments {
     /// Shapes of chunks and how they lie in slots.
     shapes: HashMap<ChunkShape, Arc<SlotShape>>,
     operations: Operations<LogSlot>,
+    /// Of each slot with a chunk its share of the segment, unused rest included.
     pub(super) live_bytes: u64,
     pub(super) carry: CarryBudget,
     pub(super) scrubs: Scrubs,
@@ -177,7 +180,7 @@ impl Segments {
         let segment = &mut self.segments[slot.segment()];
         segment.live += 1;
         segment.occupants[usize::from(slot.slot())] = Some(occupant);
-        self.live_bytes += segment.stride_bytes();
+        self.live_bytes += segment.share_bytes;
     }
 
     /// The segment that takes a chunk of this shape next, on any volume. Opens one where it must.
@@ -217,8 +220,7 @@ impl Segments {
             sequence,
             slots,
             occupants: vec![None; usize::from(count)],
-            frontier: 0,
-            live: 0,
+            share_bytes: self.volumes[volume].layout.segment_bytes / u64::from(count.max(1)),
             ..Segment::unused(segment.volume, segment.clean)
         };
         let open = self.open.entry(Arc::clone(shape)).or_insert_with(|| vec![None; self.volumes.len()]);
@@ -304,11 +306,10 @@ impl Segments {
     /// The chunk of a slot is gone or elsewhere. `payer` paid for the slot, unless somebody goes on paying elsewhere.
     pub(super) fn leave(&mut self, slot: LogSlot, payer: Option<TenantId>) -> Option<Refund> {
         let was_busy = self.operations.contains(slot);
-        let stride = self.stride(slot);
         let segment = &mut self.segments[slot.segment()];
         segment.occupants[usize::from(slot.slot())] = None;
         segment.live -= 1;
-        self.live_bytes -= stride;
+        self.live_bytes -= segment.share_bytes;
         let settled = self.operations.vacate(slot, payer);
         self.settle(slot, settled, was_busy)
     }
@@ -381,6 +382,7 @@ impl Segment {
             occupants: Vec::new(),
             frontier: 0,
             live: 0,
+            share_bytes: 0,
             busy: 0,
         }
     }
@@ -404,7 +406,8 @@ impl Space for Segments {
 
     fn take(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Taken<LogSlot> {
         let Ok(slot_shape) = self.slot_shape(shape) else { return Taken::Full };
-        if self.live_bytes > 0 && self.live_bytes + slot_shape.stride_bytes() > self.live_limit_bytes() {
+        let most_bytes = self.live_limit_bytes().saturating_sub(slot_shape.stride_bytes());
+        if self.live_bytes > most_bytes && self.live_bytes > 0 {
             return Taken::Evict;
         }
         let Some(number) = self.segment_with_room(&slot_shape) else { return Taken::Full };

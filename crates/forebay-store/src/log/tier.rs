@@ -104,7 +104,7 @@ pub enum DiskWriteEnd {
 pub struct DiskUse {
     /// Length of all segments.
     pub capacity_bytes: u64,
-    /// Slots with a chunk, or with one being written.
+    /// Slots with a chunk, or with one being written, each with its share of what a segment has besides slots.
     pub live_bytes: u64,
     /// Live bytes at most.
     pub live_limit_bytes: u64,
