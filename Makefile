@@ -39,6 +39,7 @@ test-unverified:
 
 ## End to end, with real processes and a real browser.
 test-python: build
+	cargo build --release --locked -p forebay-store --example write_log
 	FOREBAY=$(abspath $(FOREBAY)) $(VENV)/bin/pytest -q tests
 
 lint: setup

@@ -325,7 +325,7 @@ class Log:
         fields = struct.unpack("<BBHIQHHIH6x32s", record)
         kind, flags, tenant, number, sequence, slot, slots, from_segment, from_slot, chunk = fields
         if kind >= 8:
-            self._doom(tenant, kind == 8)
+            (self.doomed.add if kind == 8 else self.doomed.discard)(tenant)
             return
         if number >= len(self.segments):
             return
@@ -333,7 +333,7 @@ class Log:
         if kind == 1:
             self.segments[number] = Segment(1, slots, sequence=sequence)
         elif kind in (6, 7):
-            segment.state = 3 if kind == 6 else 0
+            self.segments[number] = Segment(3 if kind == 6 else 0, sequence=segment.sequence)
         elif not segment.live_as(sequence):
             return
         elif kind == 2 and slot < segment.slots:
@@ -349,16 +349,6 @@ class Log:
         elif kind == 5:
             segment.live, segment.state = set(), 0
 
-    def _doom(self, tenant: int, is_doomed: bool) -> None:
-        """Ends the tenant's chunks of this moment; later ones count."""
-        if not is_doomed:
-            self.doomed.discard(tenant)
-            return
-        self.doomed.add(tenant)
-        for chunk in list(self.chunks()):
-            if chunk.tenant == tenant:
-                self.segments[chunk.segment].live.discard(chunk.slot)
-
     def chunks(self) -> Iterator[Chunk]:
         """All chunks, by segment and slot."""
         for number, segment in enumerate(self.segments):
@@ -371,9 +361,11 @@ class Log:
             at = self.superblock.segments_at + number * self.superblock.segment_bytes + head_bytes
             for slot in sorted(segment.live):
                 try:
-                    yield self._chunk(number, slot, shape, at + slot * shape.slot_bytes)
+                    chunk = self._chunk(number, slot, shape, at + slot * shape.slot_bytes)
                 except Damaged:
                     continue
+                if chunk.tenant not in self.doomed:
+                    yield chunk
 
     def _header(self, number: int, segment: Segment) -> tuple[int, Shape]:
         """Bytes before the first slot, and the shape of all chunks."""

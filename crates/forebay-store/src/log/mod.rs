@@ -3,17 +3,22 @@
 //! `format/` is the bytes. [`DiskTier`] is the state: `segments` gives slots to chunks, `volume` holds what is not yet
 //! durable, `commit` makes it durable, `open` and `recovery` bring it back, `reclaim` empties segments, `scrub` overwrites
 //! what is gone, `withdraw` gives space back. None of it does I/O on chunks; [`Medium`] is the little that it asks of a
-//! disk when it is opened.
+//! disk when it is opened. `offline` drives a tier for tools; `inspect` and `verify` look at a log without changing it, and
+//! `rebuild` helps one that lost its checkpoints.
 
 mod commit;
 mod format;
+mod inspect;
 mod medium;
+mod offline;
 mod open;
+mod rebuild;
 mod reclaim;
 mod recovery;
 mod scrub;
 mod segments;
 mod tier;
+mod verify;
 mod volume;
 mod withdraw;
 
@@ -29,7 +34,10 @@ pub use format::slot_shape::*;
 pub use format::sum::*;
 pub use format::summary::*;
 pub use format::superblock::*;
-pub use medium::Medium;
+pub use inspect::{ChunkInLog, Inspection, SegmentCounts, TenantInLog, inspect};
+pub use medium::{Medium, VolumeSpace};
+pub use offline::{Offline, OfflineError};
+pub use rebuild::{NotRebuilt, Rebuilt, rebuild};
 pub use reclaim::{Carry, CarryEnd};
 pub use recovery::Recovered;
 pub use scrub::Scrub;
@@ -37,4 +45,5 @@ pub use segments::{LogSlot, OnDisk, Segments};
 pub use tier::{
     DiskBegun, DiskRead, DiskReadEnd, DiskStat, DiskTier, DiskTierConfig, DiskUse, DiskWrite, DiskWriteEnd,
 };
+pub use verify::{ChunkFault, Verified, verify};
 pub use withdraw::Withdrawal;

@@ -1,0 +1,187 @@
+//! A log that one thread has to itself: a disk tier driven with blocking I/O, for tools and tests. This file carries out
+//! what the tier asks for, one thing after another; it must never decide what that is. Time stands still meanwhile.
+
+use super::commit::{Commit, Pages};
+use super::format::sum::{CopyName, crc32c};
+use super::format::superblock::NotOpened;
+use super::medium::Medium;
+use super::reclaim::{Carry, CarryEnd};
+use super::recovery::Recovered;
+use super::tier::{DiskBegun, DiskReadEnd, DiskTier, DiskTierConfig, DiskWrite, DiskWriteEnd};
+use super::verify::{ChunkFault, read_chunk};
+use crate::shape::{ChunkShape, ShapeError};
+use crate::stat::{NotCommitted, Refused};
+use crate::tenant::TenantId;
+use forebay_kv::ChunkId;
+use std::io;
+use thiserror::Error;
+
+const NOW_US: u64 = 0;
+
+/// A log that is open for one thread.
+pub struct Offline<'a> {
+    tier: DiskTier,
+    medium: &'a dyn Medium,
+}
+
+/// Why a change to a log was not made, or is not durable.
+#[derive(Debug, Error)]
+pub enum OfflineError {
+    /// The disk failed. What was durable before still is.
+    #[error("the disk failed: {0}")]
+    Io(#[from] io::Error),
+    /// The layers do not make a chunk.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// The tier does not take the chunk.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// The chunk was deleted while it was written.
+    #[error(transparent)]
+    NotCommitted(#[from] NotCommitted),
+}
+
+impl<'a> Offline<'a> {
+    /// Opens a log, whatever state a crash left it in.
+    pub fn open(
+        config: &DiskTierConfig,
+        medium: &'a dyn Medium,
+    ) -> Result<(Offline<'a>, Recovered), NotOpened> {
+        let (tier, found) = DiskTier::open(config, &[medium])?;
+        Ok((Offline { tier, medium }, found.into_iter().next().unwrap_or_default()))
+    }
+
+    /// The tier's own view.
+    pub fn tier(&self) -> &DiskTier {
+        &self.tier
+    }
+
+    /// Stores a chunk. It survives a crash after the next [`settle`](Offline::settle).
+    pub fn store(
+        &mut self,
+        tenant: TenantId,
+        id: &ChunkId,
+        parent: Option<&ChunkId>,
+        layers: &[Vec<u8>],
+    ) -> Result<(), OfflineError> {
+        let shape = ChunkShape::new(layers.iter().map(|layer| layer.len() as u64))?;
+        let begun = match self.tier.begin_write(NOW_US, tenant, id, parent, &shape) {
+            // Segments that were emptied can be filled again once that is durable.
+            Err(_) => {
+                self.settle()?;
+                self.tier.begin_write(NOW_US, tenant, id, parent, &shape)?
+            }
+            Ok(begun) => begun,
+        };
+        let DiskBegun::Write(write) = begun else { return Ok(()) };
+        let written = self.write_layers(&write, layers);
+        let end = match written {
+            Ok(()) => DiskWriteEnd::Written,
+            Err(_) => DiskWriteEnd::Failed { lost_bytes: 0 },
+        };
+        let ended = self.tier.end_write(NOW_US, write, end);
+        written?;
+        Ok(ended?)
+    }
+
+    fn write_layers(&self, write: &DiskWrite, layers: &[Vec<u8>]) -> io::Result<()> {
+        let shape = write.shape();
+        let mut slot = vec![0; shape.footer_at() as usize];
+        for (bytes, place) in layers.iter().zip((0..shape.layers()).filter_map(|layer| shape.layer(layer))) {
+            slot[place.start as usize..place.end as usize].copy_from_slice(bytes);
+        }
+        let crcs: Vec<u32> = layers.iter().map(|layer| crc32c(layer)).collect();
+        slot.extend(self.tier.footer(write, &crcs).encode());
+        self.medium.write_at(write.slot_at(), &slot)
+    }
+
+    /// Drops a copy of a chunk that was found damaged. Says whether it was the one that counts.
+    pub fn drop_copy(&mut self, tenant: TenantId, name: &CopyName) -> bool {
+        let Some((lease, _)) = self.tier.lease(NOW_US, tenant, &[name.id], 1) else { return false };
+        let mut is_dropped = false;
+        if let Ok(read) = self.tier.begin_read(NOW_US, lease, 0) {
+            is_dropped = read.name() == *name;
+            let end = if is_dropped { DiskReadEnd::Corrupt } else { DiskReadEnd::Done };
+            self.tier.end_disk_read(NOW_US, read, end);
+        }
+        self.tier.release(NOW_US, lease);
+        is_dropped
+    }
+
+    /// Drops all chunks of a tenant and overwrites every byte that no other chunk has. Says how many chunks there were.
+    pub fn purge(&mut self, tenant: TenantId) -> Result<usize, OfflineError> {
+        let gone = self.tier.doom_tenant(NOW_US, tenant);
+        self.settle()?;
+        Ok(gone)
+    }
+
+    /// Makes everything durable, and does all that is waiting to be done.
+    pub fn settle(&mut self) -> Result<(), OfflineError> {
+        loop {
+            while let Some(carry) = self.tier.next_carry(NOW_US) {
+                self.carry(carry)?;
+            }
+            self.overwrite()?;
+            match self.tier.next_commit(NOW_US, 0) {
+                Some(commit) => self.carry_out(commit)?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Makes everything durable, and says in the file that it was closed in good order.
+    pub fn close(mut self) -> Result<(), OfflineError> {
+        self.settle()?;
+        match self.tier.close(0) {
+            Some(commit) => self.carry_out(commit),
+            None => Ok(()),
+        }
+    }
+
+    fn carry(&mut self, carry: Carry) -> Result<(), OfflineError> {
+        let (name, shape) = (carry.read.name(), carry.read.shape());
+        let outcome = match read_chunk(self.medium, &name, shape, carry.read.slot_at()) {
+            Ok((mut slot, old)) => {
+                let footer = self.tier.footer(&carry.write, &old.crcs()).with_sealed(old.sealed);
+                slot.truncate(shape.footer_at() as usize);
+                slot.extend(footer.encode());
+                self.medium.write_at(carry.write.slot_at(), &slot).map(|()| CarryEnd::Written)
+            }
+            Err(ChunkFault::Io(error)) => Err(error),
+            Err(_) => Ok(CarryEnd::Corrupt),
+        };
+        let failed = CarryEnd::Failed { read_lost_bytes: 0, write_lost_bytes: 0 };
+        self.tier.end_carry(NOW_US, carry, *outcome.as_ref().unwrap_or(&failed));
+        outcome?;
+        Ok(())
+    }
+
+    fn overwrite(&mut self) -> Result<(), OfflineError> {
+        while let Some(scrub) = self.tier.next_scrub(NOW_US) {
+            let outcome = self.medium.write_at(scrub.offset, &vec![0; scrub.bytes as usize]);
+            self.tier.end_scrub(scrub, outcome.is_ok());
+            outcome?;
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, commit: Commit) -> Result<(), OfflineError> {
+        let outcome = write_in_order(self.medium, &commit);
+        self.tier.end_commit(NOW_US, commit, outcome.is_ok());
+        Ok(outcome?)
+    }
+}
+
+/// Writes a commit in the order that makes it one.
+fn write_in_order(medium: &dyn Medium, commit: &Commit) -> io::Result<()> {
+    let write = |pages: &Pages| pages.iter().try_for_each(|(offset, page)| medium.write_at(*offset, page));
+    medium.sync()?;
+    write(&commit.head)?;
+    write(&commit.journal)?;
+    medium.sync()?;
+    if commit.tail.is_empty() {
+        return Ok(());
+    }
+    write(&commit.tail)?;
+    medium.sync()
+}

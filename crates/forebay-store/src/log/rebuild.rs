@@ -1,0 +1,193 @@
+//! Making a checkpoint from nothing, for a log that lost both of its own: whatever segment headers and footers prove is
+//! there. This file finds and writes; it must never touch a log that can be opened.
+//!
+//! What a checkpoint alone knew is lost with it: chunks that were evicted or deleted, and whose bytes are still whole, come
+//! back, unless the journal remembers their end. So may chunks of a tenant that was being purged: purge it again.
+
+use super::format::checkpoint::{Checkpoint, SegmentRow, SegmentState, SlotSet};
+use super::format::footer::Footer;
+use super::format::journal::JournalPosition;
+use super::format::layout::{Layout, SUPERBLOCKS_AT};
+use super::format::page::PAGE_BYTES;
+use super::format::record::Record;
+use super::format::segment::SegmentHeader;
+use super::format::superblock::{Current, NotOpened, Superblock};
+use super::medium::Medium;
+use super::recovery::read_metadata;
+use crate::tenant::TenantId;
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use thiserror::Error;
+
+/// What a log was rebuilt from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Rebuilt {
+    /// Segments with a readable header.
+    pub segments: u32,
+    /// Slots with a readable footer. Their layers are checked when they are read.
+    pub chunks: u64,
+    /// Journal blocks that could be read.
+    pub blocks: u64,
+}
+
+/// Why a log was not rebuilt.
+#[derive(Debug, Error)]
+pub enum NotRebuilt {
+    /// It can be opened.
+    #[error("the log has a checkpoint that can be read: open it; nothing is to be rebuilt")]
+    NotNeeded,
+    /// It is not the checkpoints that are missing.
+    #[error(transparent)]
+    NotOpened(#[from] NotOpened),
+    /// The disk failed.
+    #[error("the disk failed: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Writes a checkpoint that says what headers, footers and the rest of the journal prove, and a superblock.
+pub fn rebuild(medium: &dyn Medium) -> Result<Rebuilt, NotRebuilt> {
+    match read_metadata(medium) {
+        Ok(_) => return Err(NotRebuilt::NotNeeded),
+        Err(NotOpened::NoCheckpoint { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let pages = [page_at(medium, SUPERBLOCKS_AT[0])?, page_at(medium, SUPERBLOCKS_AT[1])?];
+    let superblock = Current::choose(medium.bytes(), [&pages[0], &pages[1]], None)?.next(false);
+    let ends = Ends::read(medium, &superblock)?;
+    let mut rebuilt = Rebuilt { blocks: ends.blocks, ..Rebuilt::default() };
+    let segments = (0..superblock.layout.segments)
+        .map(|number| segment_row(medium, &superblock, &ends, number, &mut rebuilt))
+        .collect::<io::Result<_>>()?;
+    let checkpoint = Checkpoint {
+        serial: 1,
+        epoch: superblock.epoch,
+        journal: ends.next_block,
+        next_sequence: (superblock.epoch << 32) + 1,
+        doomed: ends.doomed,
+        segments,
+    };
+    let area = superblock.layout.checkpoints[checkpoint.area()];
+    medium.write_at(area.offset, &checkpoint.encode(superblock.log))?;
+    medium.sync()?;
+    medium.write_at(superblock.place(), &superblock.encode())?;
+    medium.sync()?;
+    Ok(rebuilt)
+}
+
+fn page_at(medium: &dyn Medium, offset: u64) -> io::Result<Vec<u8>> {
+    let mut page = vec![0; PAGE_BYTES];
+    medium.read_at(offset, &mut page)?;
+    Ok(page)
+}
+
+/// What the journal says is over.
+#[derive(Debug, Default)]
+struct Ends {
+    /// Segment, life and slot of chunks that are gone.
+    forgotten: HashSet<(u32, u64, u16)>,
+    /// Segments and lives.
+    freed: HashSet<(u32, u64)>,
+    withdrawn: HashSet<u32>,
+    doomed: Vec<TenantId>,
+    blocks: u64,
+    next_block: u64,
+}
+
+impl Ends {
+    /// Reads all blocks that are there, in the order of their numbers.
+    fn read(medium: &dyn Medium, superblock: &Superblock) -> io::Result<Ends> {
+        let Superblock { log, epoch, layout, .. } = superblock;
+        let mut blocks = BTreeMap::new();
+        for index in 0..layout.journal_blocks() {
+            let place = layout.journal.offset + index * PAGE_BYTES as u64;
+            let page = page_at(medium, place)?;
+            let mut sequence = [0; 8];
+            sequence.copy_from_slice(&page[40..48]);
+            let at = JournalPosition { sequence: u64::from_le_bytes(sequence), epoch: 0 };
+            if let Ok((records, next)) = at.parse(*log, *epoch, &page)
+                && at.place(layout) == place
+            {
+                blocks.insert(next.sequence, records);
+            }
+        }
+        let mut ends = Ends { blocks: blocks.len() as u64, ..Ends::default() };
+        ends.next_block = blocks.last_key_value().map_or(0, |(next, _)| *next);
+        blocks.into_values().flatten().for_each(|record| ends.apply(&record));
+        Ok(ends)
+    }
+
+    fn apply(&mut self, record: &Record) {
+        match *record {
+            Record::Forgotten { at, sequence, .. } => {
+                self.forgotten.insert((at.segment, sequence, at.slot));
+            }
+            Record::Freed { segment, sequence } => {
+                self.freed.insert((segment, sequence));
+            }
+            Record::Withdrawn { segment } => {
+                self.withdrawn.insert(segment);
+            }
+            Record::Restored { segment } => {
+                self.withdrawn.remove(&segment);
+            }
+            Record::TenantDoomed { tenant } if !self.doomed.contains(&tenant) => self.doomed.push(tenant),
+            Record::TenantGone { tenant } => self.doomed.retain(|doomed| *doomed != tenant),
+            Record::TenantDoomed { .. }
+            | Record::Opened { .. }
+            | Record::Stored { .. }
+            | Record::Sealed { .. } => {}
+        }
+    }
+}
+
+/// A segment as its own pages describe it.
+fn segment_row(
+    medium: &dyn Medium,
+    superblock: &Superblock,
+    ends: &Ends,
+    number: u32,
+    rebuilt: &mut Rebuilt,
+) -> io::Result<SegmentRow> {
+    let Superblock { log, layout, .. } = superblock;
+    let unused = SegmentRow { clean: false, ..SegmentRow::unused() };
+    if ends.withdrawn.contains(&number) {
+        return Ok(SegmentRow { state: SegmentState::Withdrawn, ..unused });
+    }
+    let page = page_at(medium, layout.segment_at(number))?;
+    let header = SegmentHeader::parse(*log, layout.segment_bytes, &page);
+    let Ok(header) =
+        header.map_err(drop).and_then(|header| (header.segment == number).then_some(header).ok_or(()))
+    else {
+        return Ok(unused);
+    };
+    let (sequence, count) = (header.sequence, header.slots.count);
+    if ends.freed.contains(&(number, sequence)) {
+        return Ok(SegmentRow { sequence, ..unused });
+    }
+    rebuilt.segments += 1;
+    let mut live = SlotSet::new(count);
+    for slot in (0..count).filter(|slot| !ends.forgotten.contains(&(number, sequence, *slot))) {
+        if has_footer(medium, superblock, layout, &header, slot)? {
+            live.set(slot, true);
+            rebuilt.chunks += 1;
+        }
+    }
+    let state = SegmentState::Sealed;
+    Ok(SegmentRow { state, clean: false, slots: count, frontier: count, summarised: 0, sequence, live })
+}
+
+/// Whether a slot has a footer of this life of its segment.
+fn has_footer(
+    medium: &dyn Medium,
+    superblock: &Superblock,
+    layout: &Layout,
+    header: &SegmentHeader,
+    slot: u16,
+) -> io::Result<bool> {
+    let slot_at = layout.segment_at(header.segment) + header.slots.slot_at(slot);
+    let page = page_at(medium, slot_at + header.slots.shape.footer_at())?;
+    Ok(Footer::parse(superblock.log, &page).is_ok_and(|footer| {
+        let name = (footer.name.segment, footer.name.sequence, footer.name.slot);
+        name == (header.segment, header.sequence, slot) && footer.shape == header.slots.shape
+    }))
+}
