@@ -13,4 +13,5 @@ pub mod report;
 pub mod request;
 pub mod reuse;
 pub mod sample;
+pub mod tiers;
 pub mod tokens;

@@ -142,13 +142,14 @@ mod tests {
         #[test]
         fn no_day_has_more_than_its_budget(
             bytes_per_day in 0u64..1_000_000,
-            asks in prop::collection::vec((0u64..HOUR_US * 3, 0u64..60_000, any::<bool>()), 1..200),
+            asks in prop::collection::vec((0u64..HOUR_US / 4, 0u64..400, any::<bool>()), 1..400),
         ) {
             let mut endurance = Endurance::new(bytes_per_day, 0);
             let mut taken: Vec<(u64, u64)> = Vec::new();
             let mut now_us = 0;
-            for (pause_us, bytes, half) in asks {
+            for (pause_us, percent_of_burst, half) in asks {
                 now_us += pause_us;
+                let bytes = endurance.burst_bytes() * percent_of_burst / 400;
                 if endurance.take(bytes, if half { Claim::Half } else { Claim::Full }, now_us) {
                     taken.push((now_us, bytes));
                 }

@@ -6,7 +6,7 @@ use super::shadow::{ALL, PerPolicy, SECOND_HIT, Sampled};
 /// Bytes of hits that a byte written has to save: twenty bytes written for one of hits is the most that is paid.
 ///
 /// A byte looked up is written at most once, so however the traffic is, `second-hit` is never preferred for more than 5
-/// points of hits. `docs/tiers.md` has what half and twice this figure do.
+/// points of hits. `docs/tiers.md` says what other figures do.
 pub const HITS_PER_WRITE: f64 = 0.05;
 
 /// How far back the figures reach: so many times the SSD's capacity, in bytes looked up.

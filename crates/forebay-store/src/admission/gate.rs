@@ -244,6 +244,15 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_loaded_that_saves_nothing() {
+        let tiny = [StoredChunk { tokens: 16, bytes: 0, source: 0 }];
+        let instant = Source { latency_us: 0.0, ..disk(50.0, 0) };
+        let under_the_floor = Prefix { new_tokens: 16, ..prefix(&tiny, &[]) };
+        let choice = choose(&Prefix { sources: &[instant], ..under_the_floor });
+        assert_eq!((choice.decision, choice.expected_us), (Decision::Recompute, 7_200.0));
+    }
+
+    #[test]
     fn loading_is_free_while_the_gpu_is_busy() {
         let (stored, slow) = (chunks(16, 0), [disk(0.5, 0)]);
         let idle = prefix(&stored, &slow);

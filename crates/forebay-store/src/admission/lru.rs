@@ -22,7 +22,8 @@ use super::key::{Chunk, ChunkKey, KeyMap};
 #[derive(Debug)]
 pub struct Lru {
     capacity_bytes: u64,
-    held_bytes: u64,
+    /// Chunks of any length may be asked for; their sum must not wrap.
+    held_bytes: u128,
     slot_of: KeyMap<u32>,
     /// A ring through the chunks; [`END`] is between the newest and the oldest.
     slots: Vec<Slot>,
@@ -95,13 +96,13 @@ impl Lru {
             }
         };
         self.slot_of.insert(chunk.key, slot);
-        self.held_bytes += chunk.bytes;
+        self.held_bytes += u128::from(chunk.bytes);
         self.link_newest(slot);
     }
 
     /// Takes out the oldest chunk while there are more bytes than the capacity.
     pub fn pop_excess(&mut self) -> Option<Chunk> {
-        if self.held_bytes <= self.capacity_bytes {
+        if self.held_bytes <= u128::from(self.capacity_bytes) {
             return None;
         }
         let oldest = self.slots[END as usize].newer;
@@ -129,7 +130,7 @@ impl Lru {
         self.unlink(slot);
         self.slot_of.remove(&chunk.key);
         self.free.push(slot);
-        self.held_bytes -= chunk.bytes;
+        self.held_bytes -= u128::from(chunk.bytes);
         chunk
     }
 
@@ -165,6 +166,7 @@ mod tests {
         ) {
             let mut lru = Lru::new(capacity_bytes);
             let mut naive: Vec<Chunk> = Vec::new();
+            let mut most_held = 0;
             for (key, insert) in steps {
                 let place = naive.iter().position(|held| *held == chunk(key));
                 if let Some(place) = place {
@@ -178,6 +180,7 @@ mod tests {
                 } else {
                     prop_assert_eq!(lru.touch(chunk(key).key), place.is_some());
                 }
+                most_held = most_held.max(naive.len());
                 while naive.iter().map(|held| held.bytes).sum::<u64>() > capacity_bytes {
                     prop_assert_eq!(lru.pop_excess(), Some(naive.remove(0)));
                 }
@@ -185,6 +188,7 @@ mod tests {
                 prop_assert_eq!(lru.len(), naive.len());
                 prop_assert!(naive.iter().all(|held| lru.contains(held.key)));
             }
+            prop_assert_eq!(lru.slots.len(), 1 + most_held, "slots are used again");
         }
 
         #[test]

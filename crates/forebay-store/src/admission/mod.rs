@@ -212,11 +212,12 @@ impl Admission {
 
 impl Verdicts {
     fn count(&mut self, verdict: Verdict, bytes: u64) {
-        match verdict {
-            Verdict::Write => self.write_bytes += bytes,
-            Verdict::UsedOnce => self.used_once_bytes += bytes,
-            Verdict::OverBudget => self.over_budget_bytes += bytes,
-        }
+        let sum = match verdict {
+            Verdict::Write => &mut self.write_bytes,
+            Verdict::UsedOnce => &mut self.used_once_bytes,
+            Verdict::OverBudget => &mut self.over_budget_bytes,
+        };
+        *sum = sum.saturating_add(bytes);
     }
 }
 

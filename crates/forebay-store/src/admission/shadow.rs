@@ -94,11 +94,11 @@ impl Shadow {
     }
 
     fn touch(&mut self, chunk: Chunk, sampled: &mut Sampled) {
-        sampled.used_bytes += chunk.bytes;
+        sampled.used_bytes = sampled.used_bytes.saturating_add(chunk.bytes);
         let in_memory = self.memory.contains(chunk.key);
         for (ssd, hit_bytes) in self.ssds.iter_mut().zip(&mut sampled.hit_bytes) {
             if !in_memory && ssd.touch(chunk.key) {
-                *hit_bytes += chunk.bytes;
+                *hit_bytes = hit_bytes.saturating_add(chunk.bytes);
             }
         }
         self.memory.insert(chunk);
@@ -111,7 +111,7 @@ impl Shadow {
         {
             if !ssd.touch(chunk.key) && admitted {
                 ssd.insert(chunk);
-                *written_bytes += chunk.bytes;
+                *written_bytes = written_bytes.saturating_add(chunk.bytes);
                 while ssd.pop_excess().is_some() {
                     self.was_full = true;
                 }
@@ -197,6 +197,17 @@ mod tests {
             assert!((written[0] - written[1]).abs() < 0.02, "{policy}: {written:?}");
             assert!(hits[0] > 0.05 && written[0] > 0.01, "{hits:?} {written:?}");
         }
+    }
+
+    #[test]
+    fn what_memory_holds_is_no_hit_of_the_ssd() {
+        let mut shadow = Shadow::new(64, 64 * 10);
+        let history = History::new(10);
+        let mut sampled = (0..).map(chunk).filter(|chunk| chunk.key.is_sampled(FIRST_ONE_IN));
+        let [one, other] = [sampled.next().unwrap(), sampled.next().unwrap()];
+        let mut hits = |chunk| shadow.used(&[chunk], &history).unwrap().hit_bytes[ALL];
+        // Memory has room for one: `one` goes to the SSD, comes back, and is then in both.
+        assert_eq!([one, other, one, one].map(&mut hits), [0, 0, 64, 0]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What caches would have made of a trace: one without limit, which gives the new tokens of each request and bounds every
 //! other, and some of given sizes.
 
-use super::lru::Lru;
+use super::prefix_cache::PrefixCache;
 use super::quantiles::{Quantiles, Values};
 use super::{InfoError, MAX_DISTINCT_BLOCKS};
 use crate::prefix::{KeyMap, KeySet, prefix_keys};
@@ -69,7 +69,7 @@ pub(super) struct Caches {
     new_tokens: Values,
     warm: u64,
     medium: u64,
-    limited: Vec<(Lru, Hits)>,
+    limited: Vec<(PrefixCache, Hits)>,
     keys: Vec<u64>,
 }
 
@@ -115,7 +115,10 @@ impl Caches {
             new_tokens: Values::default(),
             warm: 0,
             medium: 0,
-            limited: cache_tokens.iter().map(|&capacity| (Lru::new(capacity), Hits::default())).collect(),
+            limited: cache_tokens
+                .iter()
+                .map(|&capacity| (PrefixCache::new(capacity), Hits::default()))
+                .collect(),
             keys: Vec::new(),
         }
     }
@@ -133,8 +136,8 @@ impl Caches {
         self.warm += u64::from(new_tokens < WARM_BELOW);
         self.medium += u64::from((WARM_BELOW..HEAVY_FROM).contains(&new_tokens));
         self.reuse.add(request);
-        for (lru, hits) in &mut self.limited {
-            hits.add(request, lru.serve(&keys, request.block_tokens));
+        for (cache, hits) in &mut self.limited {
+            hits.add(request, cache.serve(&keys, request.block_tokens));
         }
         self.block_tokens = request.block_tokens.max(self.block_tokens);
         self.first_blocks.extend(keys.first());
@@ -184,8 +187,8 @@ impl Caches {
 }
 
 impl CacheInfo {
-    fn of((lru, hits): &(Lru, Hits)) -> CacheInfo {
+    fn of((cache, hits): &(PrefixCache, Hits)) -> CacheInfo {
         let (hit_blocks, hit_tokens) = (hits.share_of_blocks(), hits.share_of_tokens());
-        CacheInfo { capacity_tokens: lru.capacity_tokens(), hit_blocks, hit_tokens }
+        CacheInfo { capacity_tokens: cache.capacity_tokens(), hit_blocks, hit_tokens }
     }
 }

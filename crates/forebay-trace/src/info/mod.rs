@@ -2,7 +2,7 @@
 //! grows with the number of requests (a few words each) and of distinct blocks, and both have limits.
 
 mod caches;
-mod lru;
+mod prefix_cache;
 mod quantiles;
 mod sessions;
 mod text;

@@ -5,6 +5,7 @@ mod copy;
 mod disk;
 mod route;
 mod store;
+mod tiers;
 
 use crate::results::{Results, Row};
 use std::path::PathBuf;
@@ -26,6 +27,8 @@ enum Bench {
     Route(route::Args),
     /// Lookups and leases in a full memory tier
     Store(store::Args),
+    /// What admission to the SSD makes of traces, memory 2 % and SSD 20 % of their distinct blocks
+    Tiers(tiers::Args),
 }
 
 /// Where results go.
@@ -43,6 +46,7 @@ pub fn run(args: Args) -> crate::CommandResult {
         Bench::Disk(args) => disk::run(args),
         Bench::Route(args) => route::run(args),
         Bench::Store(args) => store::run(args),
+        Bench::Tiers(args) => tiers::run(args),
     }
 }
 

@@ -3,4 +3,5 @@
 pub mod engine;
 pub mod replay;
 pub mod route;
+pub mod tiers;
 pub mod trace;

@@ -2,11 +2,13 @@
 //! `forebay-trace` and prints what came back; every format, figure and choice is decided there.
 
 use super::replay::{ReplayArgs, ReportArgs, run_replay, run_report};
+use super::tiers::{self, TierArgs};
 use forebay_trace::format::{Format, ReadOptions, Skipped, TraceReader, WekaOptions, write_line};
 use forebay_trace::generate::{Generator, Marginals};
-use forebay_trace::info::{DEFAULT_CACHE_TOKENS, info};
+use forebay_trace::info::{DEFAULT_CACHE_TOKENS, Info, info};
 use forebay_trace::reuse::Reuse;
 use forebay_trace::sample::{SampleOptions, SampleReport, sample};
+use forebay_trace::tiers::TierReport;
 use serde::Serialize;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -59,9 +61,20 @@ struct InfoArgs {
     /// Sizes of caches to try, in tokens
     #[arg(long, value_name = "TOKENS,..", value_delimiter = ',', default_values_t = DEFAULT_CACHE_TOKENS)]
     cache_tokens: Vec<u64>,
+    #[command(flatten)]
+    tiers: TierArgs,
     /// Write the figures as JSON, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+}
+
+/// What `info --json` writes.
+#[derive(Serialize)]
+struct Figures<'a> {
+    #[serde(flatten)]
+    info: &'a Info,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tiers: Option<&'a TierReport>,
 }
 
 #[derive(clap::Args)]
@@ -145,7 +158,11 @@ fn run_info(args: &InfoArgs) -> crate::CommandResult {
     show_skipped(reader.skipped());
     let info = outcome?;
     print!("{info}");
-    write_json(args.json.as_deref(), &info)
+    let tiers =
+        args.tiers.are_given().then(|| tiers::run(&args.tiers, args.read.open(0)?, info.prefix.as_ref()));
+    let tiers = tiers.transpose()?;
+    tiers.iter().for_each(|tiers| print!("{tiers}"));
+    write_json(args.json.as_deref(), &Figures { info: &info, tiers: tiers.as_ref() })
 }
 
 fn run_sample(args: &SampleArgs) -> crate::CommandResult {
