@@ -136,6 +136,13 @@ pub enum DiskError {
     },
 }
 
+impl DiskError {
+    /// Why `path` could not be opened for direct I/O, from what the system said.
+    pub fn of_open(path: &Path, errno: Errno) -> DiskError {
+        open_error(path, errno)
+    }
+}
+
 impl DiskFile {
     /// Creates a file of `bytes` bytes, all of them set aside on the disk. What cannot be completed is removed again.
     pub fn create(path: impl AsRef<Path>, bytes: u64) -> Result<DiskFile, DiskError> {

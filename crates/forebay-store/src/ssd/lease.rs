@@ -1,0 +1,60 @@
+//! Leases as users hold them. This file knows that a lease ends when its holder drops it; it must never know what it
+//! keeps alive.
+
+use super::Ssd;
+use super::shared::Shared;
+use crate::lease::LeaseId;
+use crate::stat::Unreadable;
+use crate::tenant::TenantId;
+use forebay_kv::ChunkId;
+use std::sync::Arc;
+
+/// The right to read the chunks of a prefix until it expires or is dropped. The chunks stay on disk as long.
+#[derive(Debug)]
+pub struct DiskLease {
+    shared: Arc<Shared>,
+    /// None for a lease of nothing.
+    id: Option<LeaseId>,
+    chunks: usize,
+}
+
+impl Ssd {
+    /// Leases the longest prefix of `ids` that is here, for `ttl_us` or the configured maximum. The lease is empty if
+    /// nothing is here, or if as many leases as may be are alive, which is counted.
+    pub fn lease(&self, tenant: TenantId, ids: &[ChunkId], ttl_us: u64) -> DiskLease {
+        let shared = self.shared();
+        let granted = shared.change(|tier, now_us| tier.lease(now_us, tenant, ids, ttl_us));
+        let (id, chunks) = granted.map_or((None, 0), |(id, chunks)| (Some(id), chunks));
+        DiskLease { shared: Arc::clone(shared), id, chunks }
+    }
+}
+
+impl DiskLease {
+    /// Number of chunks.
+    pub fn len(&self) -> usize {
+        self.chunks
+    }
+
+    /// Whether it gives access to nothing.
+    pub fn is_empty(&self) -> bool {
+        self.chunks == 0
+    }
+
+    /// Lets the lease end `ttl_us` from now, or after the configured maximum. Fails if it is dead already.
+    pub fn renew(&self, ttl_us: u64) -> Result<(), Unreadable> {
+        let id = self.id()?;
+        self.shared.change(|tier, now_us| tier.renew(now_us, id, ttl_us)).map(drop)
+    }
+
+    pub(super) fn id(&self) -> Result<LeaseId, Unreadable> {
+        self.id.ok_or(Unreadable::DeadLease)
+    }
+}
+
+impl Drop for DiskLease {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.shared.change(|tier, now_us| tier.release(now_us, id));
+        }
+    }
+}

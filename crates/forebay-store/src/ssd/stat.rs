@@ -1,0 +1,87 @@
+//! What the SSD tier says about itself. This file counts; it must never decide.
+
+use super::pool::StagingUse;
+use crate::log::DiskStat;
+use forebay_links::disk::DiskStats;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A snapshot of the SSD tier. Counts are since it was opened.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SsdStat {
+    /// Chunks, space, refusals and faults.
+    pub tier: DiskStat,
+    /// Requests to read that ended with verified bytes.
+    pub reads: u64,
+    /// Chunks, or runs of their layers, in them.
+    pub read_wants: u64,
+    /// Bytes of the layers in them.
+    pub read_bytes: u64,
+    /// Chunks written.
+    pub writes: u64,
+    /// Their bytes.
+    pub written_bytes: u64,
+    /// Of the writes, those that went to disk from where they lay, without a copy in staging.
+    pub direct_writes: u64,
+    /// Wants whose bytes or footers were not the ones that were written.
+    pub corrupt: u64,
+    /// Reads, writes and carries that the disk failed.
+    pub io_faults: u64,
+    /// Stretches that could not be overwritten, withdrawn or restored; they are tried again.
+    pub failed_chores: u64,
+    /// Use of the staging memory.
+    pub staging: StagingUse,
+    /// Each volume.
+    pub volumes: Vec<VolumeStat>,
+}
+
+/// A snapshot of one volume.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct VolumeStat {
+    /// Commits that succeeded.
+    pub commits: u64,
+    /// Commits that failed and were tried again.
+    pub failed_commits: u64,
+    /// How long the last one took.
+    pub last_commit_us: u64,
+    /// Whether nothing is written because commits fail.
+    pub read_only: bool,
+    /// Bytes of the disk that the volume holds.
+    pub physical_bytes: u64,
+    /// What its link did.
+    pub link: DiskStats,
+}
+
+impl SsdStat {
+    /// Bytes that all volumes hold.
+    pub fn physical_bytes(&self) -> u64 {
+        self.volumes.iter().map(|volume| volume.physical_bytes).sum()
+    }
+}
+
+/// A counter that any thread may raise.
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    pub fn add(&self, more: u64) {
+        self.0.fetch_add(more, Ordering::Relaxed);
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What all threads count together.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub reads: Count,
+    pub read_wants: Count,
+    pub read_bytes: Count,
+    pub writes: Count,
+    pub written_bytes: Count,
+    pub direct_writes: Count,
+    pub corrupt: Count,
+    pub io_faults: Count,
+    pub failed_chores: Count,
+}
