@@ -1,8 +1,8 @@
-//! Where KV rests: the memory tier.
+//! Where KV rests: memory, and an SSD below it.
 //!
-//! Knows chunks by their ids, the bytes of arena that each has, leases, pins, tenants' shares and the order of eviction.
-//! Must never know what KV means, which model it is of, or how bytes are moved: copies are transfers that the mover
-//! carries out.
+//! Knows chunks by their ids, the bytes of memory and disk that each has, leases, pins, tenants' shares and the order of
+//! eviction. Must never know what KV means, which model it is of, or how bytes are moved: copies are transfers that the
+//! mover carries out.
 
 pub mod admission;
 mod arena;
@@ -27,6 +27,7 @@ pub use lease::LeaseId;
 pub use shape::{ChunkShape, MAX_LAYERS, ShapeError};
 pub use slots::{ArenaUse, SLOT_ALIGN_BYTES, SlabError};
 pub use stat::{Counters, Faults, NotCommitted, Refusals, Refused, Stat, Unreadable};
-pub use store::{Lease, NotLoaded, NotStored, NotVerified, OpenError, Store, StoreEnd};
+pub use store::{ChunkWriter, DiskSideStat, Hits, LayerEnd, Lease, Load, NotLoaded, NotStored, NotVerified};
+pub use store::{OpenError, PromotionStat, Store, StoreEnd, WriteBackConfig, WriteBackStat};
 pub use tenant::{TenantId, TenantUse};
 pub use tier::{Begun, MemoryTier, Read, ReadEnd, TierConfig, Write};

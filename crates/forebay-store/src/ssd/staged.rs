@@ -26,6 +26,11 @@ impl Staged {
         self.layers.clone()
     }
 
+    /// How many layers the chunk has.
+    pub fn chunk_layers(&self) -> usize {
+        self.footer.shape.layers()
+    }
+
     /// Where a layer lies in host memory that the mover knows; of a layer that was not read, `None`.
     pub fn span(&self, layer: usize) -> Option<Span> {
         self.place(layer).map(|place| self.held.span(place))

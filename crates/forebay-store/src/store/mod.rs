@@ -1,26 +1,43 @@
-//! The store as its users have it: the memory tier, its arena and the mover, joined. This file is glue: it turns chunks
-//! and layers into transfers, and ends of transfers into what the tier must know. It must never decide what stays.
+//! The store as its users have it: the memory tier, its arena, the mover and the disk below, if there is one, joined. This
+//! module is glue: it turns chunks and layers into transfers, and ends of transfers into what the tiers must know. It must
+//! never decide what stays.
+//!
+//! `save.rs` and `layers.rs` bring chunks in, whole or layer by layer; `load.rs` brings them out of memory and `fetch.rs`
+//! off the disk. Behind the user's back `write_back` copies from memory to disk and `promote.rs` from disk to memory.
 
+mod disk;
+mod fetch;
+mod layers;
 mod lease;
 mod load;
+mod promote;
 mod save;
+mod write_back;
 
+pub use disk::{DiskSideStat, Hits};
+pub use layers::{ChunkWriter, LayerEnd};
 pub use lease::Lease;
-pub use load::{NotLoaded, NotVerified};
+pub use load::{Load, NotLoaded, NotVerified};
+pub use promote::PromotionStat;
 pub use save::{NotStored, StoreEnd};
+pub use write_back::{WriteBackConfig, WriteBackStat};
 
 use crate::arena::{Arena, ArenaError, Pages};
 use crate::slots::SlabError;
+use crate::ssd::Ssd;
 use crate::stat::Stat;
 use crate::tenant::TenantId;
 use crate::tier::{MemoryTier, TierConfig};
+use disk::Disk;
 use forebay_kv::ChunkId;
 use forebay_mover::{Backing, Closed, End, MoverHandle, Place, RegionId, Span};
+use std::ops::Range;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use thiserror::Error;
+use write_back::WriteBack;
 
-/// Chunks at rest in host memory, for any number of threads. Cheap to clone.
+/// Chunks at rest in host memory and, if there is one, on a disk below it, for any number of threads. Cheap to clone.
 ///
 /// Bytes come and go by transfers of the mover: the caller registers its memory there and adds a route between its place
 /// and the store's, in both directions. What the caller must do:
@@ -94,8 +111,10 @@ struct Shared {
     mover: MoverHandle,
     arena: RegionId,
     pages: Pages,
-    /// To the thread that seals chunks whose bytes have arrived.
+    /// To the thread that takes the checksums of what has arrived.
     sealer: Sender<save::Sealing>,
+    /// What lies below memory.
+    disk: Option<Disk>,
 }
 
 impl Store {
@@ -106,6 +125,38 @@ impl Store {
         pages: Pages,
         config: TierConfig,
     ) -> Result<Store, OpenError> {
+        Store::join(mover, place, pages, config, None)
+    }
+
+    /// The same with a disk below: what memory takes in is written there in slack, as `write_back` says, and what is there
+    /// is found and loaded as if it were in memory. `ssd` has to use the same mover. A chunk that is loaded from the disk
+    /// is taken into memory too if there is a route from `place` to itself.
+    pub fn open_with_ssd(
+        mover: &MoverHandle,
+        place: Place,
+        pages: Pages,
+        config: TierConfig,
+        ssd: Ssd,
+        write_back: &WriteBackConfig,
+    ) -> Result<Store, OpenError> {
+        let queue = Arc::new(WriteBack::new(write_back));
+        let disk = Disk::new(ssd, Arc::clone(&queue));
+        let store = Store::join(mover, place, pages, config, Some(disk))?;
+        let (shared, mover): (Weak<Shared>, _) = (Arc::downgrade(&store.shared), mover.clone());
+        // The thread ends when the store is closed or gone.
+        std::thread::Builder::new()
+            .name("forebay-write".into())
+            .spawn(move || write_back::run(queue, shared, || mover.now_us()))?;
+        Ok(store)
+    }
+
+    fn join(
+        mover: &MoverHandle,
+        place: Place,
+        pages: Pages,
+        config: TierConfig,
+        disk: Option<Disk>,
+    ) -> Result<Store, OpenError> {
         let capacity_bytes = config.capacity_bytes;
         let tier = Mutex::new(MemoryTier::new(config)?);
         let arena = Arena::new(capacity_bytes, pages)?;
@@ -114,7 +165,7 @@ impl Store {
         let (sealer, sealings) = channel();
         // The thread ends when the last clone of the store, lease and running operation is gone.
         std::thread::Builder::new().name("forebay-seal".into()).spawn(move || save::seal_all(sealings))?;
-        let shared = Arc::new(Shared { tier, mover: mover.clone(), arena, pages, sealer });
+        let shared = Arc::new(Shared { tier, mover: mover.clone(), arena, pages, sealer, disk });
         let listener = Arc::downgrade(&shared);
         mover.on_quiet(move |spans| {
             if let Some(shared) = listener.upgrade() {
@@ -124,29 +175,55 @@ impl Store {
         Ok(Store { shared })
     }
 
-    /// How many of `ids`, a sequence from its first chunk on, are here without a gap. Looking keeps nothing: only a lease
-    /// does.
+    /// How many of `ids`, a sequence from its first chunk on, are here without a gap: a prefix in memory and what follows it
+    /// on disk. Looking keeps nothing: only a lease does.
     pub fn lookup(&self, ids: &[ChunkId]) -> usize {
-        self.shared.tier().lookup(ids)
+        let in_memory = self.shared.tier().lookup(ids);
+        in_memory + self.shared.open_disk().map_or(0, |disk| disk.ssd.lookup(&ids[in_memory..]))
     }
 
-    /// Keeps the longest prefix that is here from being evicted until it is unpinned, and says how long it is.
+    /// Keeps the longest prefix that is here from being evicted until it is unpinned, and says how long it is. A chunk is
+    /// kept in memory or, if it is not there, on disk.
     pub fn pin(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        self.shared.tier().pin(tenant, ids)
+        let in_memory = self.shared.tier().pin(tenant, ids);
+        in_memory + self.shared.open_disk().map_or(0, |disk| disk.ssd.pin(tenant, &ids[in_memory..]))
     }
 
     /// Ends the pins of these chunks, and says how many there were.
     pub fn unpin(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        self.shared.tier().unpin(tenant, ids)
+        self.count_in_either(
+            ids,
+            |ids| self.shared.tier().unpin(tenant, ids),
+            |ssd, ids| ssd.unpin(tenant, ids),
+        )
     }
 
     /// Drops these chunks, even if leased, pinned or being written, and says how many there were. Memory that an
     /// operation still uses is free when that ends.
     pub fn delete(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        self.shared.tier().delete(tenant, ids)
+        self.count_in_either(
+            ids,
+            |ids| self.shared.tier().delete(tenant, ids),
+            |ssd, ids| ssd.delete(tenant, ids),
+        )
     }
 
-    /// All counters.
+    /// Changes chunks in both tiers, and says how many were changed in one of them at least.
+    fn count_in_either(
+        &self,
+        ids: &[ChunkId],
+        in_memory: impl Fn(&[ChunkId]) -> usize,
+        on_disk: impl Fn(&Ssd, &[ChunkId]) -> usize,
+    ) -> usize {
+        let Some(disk) = &self.shared.disk else { return in_memory(ids) };
+        let changed = |id: &&ChunkId| {
+            let id = std::slice::from_ref(*id);
+            in_memory(id) + on_disk(&disk.ssd, id) > 0
+        };
+        ids.iter().filter(changed).count()
+    }
+
+    /// All counters of the memory tier.
     pub fn stat(&self) -> Stat {
         self.shared.tier().stat()
     }
@@ -169,12 +246,17 @@ impl Shared {
 
     /// Bytes of the arena that an ended transfer may still touch.
     fn lost_bytes(&self, end: &End) -> u64 {
+        self.lost_bytes_in(end, &(0..u64::MAX))
+    }
+
+    /// Bytes of a chunk of the arena that an ended transfer may still touch.
+    fn lost_bytes_in(&self, end: &End, chunk: &Range<u64>) -> u64 {
         let spans = match end {
             End::Done { .. } => &[][..],
             End::Failed(failure) => &failure.quarantined,
             End::Cancelled { quarantined, .. } => quarantined,
         };
-        self.in_arena(spans).map(|span| span.len).sum()
+        self.in_arena(spans).filter(|span| chunk.contains(&span.offset)).map(|span| span.len).sum()
     }
 
     fn quiet(&self, spans: &[Span]) {

@@ -1,6 +1,8 @@
 //! Storing a chunk: slot, copy, checksums, commit. This file knows these steps; it must never know where the source lies or
 //! what is evicted for it.
 
+use super::load::span_bytes;
+use super::write_back::Dirty;
 use super::{Shared, Store};
 use crate::checksum;
 use crate::shape::{ChunkShape, ShapeError};
@@ -51,14 +53,12 @@ struct Incoming {
     shared: Arc<Shared>,
     write: Option<Write>,
     layers: Vec<Vec<Span>>,
+    dirty: Dirty,
 }
 
-/// A chunk whose bytes have arrived, and who waits for it.
-pub(super) struct Sealing {
-    incoming: Incoming,
-    bytes: u64,
-    on_end: OnEnd,
-}
+/// What is to be done with bytes that have arrived, on the store's own thread: checksums cost milliseconds a chunk, too long
+/// for the mover's.
+pub(super) type Sealing = Box<dyn FnOnce() + Send>;
 
 impl Store {
     /// Stores a chunk from `layers`: for each layer the spans whose bytes, one after another, are the layer.
@@ -84,7 +84,9 @@ impl Store {
             return Ok(());
         };
         let pairs = shared.pairs_to_arena(layers, write.offset_bytes());
-        let incoming = Incoming { shared: Arc::clone(shared), write: Some(write), layers: layers.to_vec() };
+        let dirty = Dirty { tenant, id, parent, bytes: shape.bytes() };
+        let incoming =
+            Incoming { shared: Arc::clone(shared), write: Some(write), layers: layers.to_vec(), dirty };
         shared
             .mover
             .submit(Transfer::new(pairs, class), move |end| incoming.copied(end, Box::new(on_end)))?;
@@ -94,7 +96,7 @@ impl Store {
 
 impl Shared {
     /// Each span to the bytes of the arena that follow those of the span before.
-    fn pairs_to_arena(&self, layers: &[Vec<Span>], offset_bytes: u64) -> Vec<SpanPair> {
+    pub(super) fn pairs_to_arena(&self, layers: &[Vec<Span>], offset_bytes: u64) -> Vec<SpanPair> {
         let mut offset = offset_bytes;
         let spans = layers.iter().flatten().filter(|span| span.len > 0);
         let pair = |span: &Span| {
@@ -104,6 +106,26 @@ impl Shared {
         };
         spans.map(pair).collect()
     }
+
+    /// The checksum of a layer that was copied to the arena: of its source where the host can read it, else of the copy.
+    pub(super) fn sum_of(&self, write: &Write, layer: usize, source: &[Span]) -> Option<u32> {
+        let memory = self.mover.memory();
+        let copy = || {
+            let extent = write.shape().layer(layer)?;
+            let offset = write.offset_bytes() + extent.start;
+            checksum::of_spans(memory, &[Span::new(self.arena, offset, extent.end - extent.start)])
+        };
+        checksum::of_spans(memory, source).or_else(copy)
+    }
+
+    /// Makes a chunk visible, and offers it to the disk. Says whether it is.
+    pub(super) fn commit(&self, write: Write, sums: &[u32], dirty: Dirty) -> bool {
+        let visible = self.tier().commit(self.now_us(), write, sums).is_ok();
+        if visible {
+            self.offer_to_disk(dirty);
+        }
+        visible
+    }
 }
 
 impl Incoming {
@@ -112,7 +134,7 @@ impl Incoming {
         if let End::Done { bytes } = end {
             let sealer = self.shared.sealer.clone();
             // The thread that takes it lives as long as the store, which this chunk keeps alive.
-            let _ = sealer.send(Sealing { incoming: self, bytes, on_end });
+            let _ = sealer.send(Box::new(move || self.seal(bytes, on_end)));
             return;
         }
         let lost_bytes = self.shared.lost_bytes(&end);
@@ -126,28 +148,18 @@ impl Incoming {
         }
     }
 
-    /// Takes the checksums and makes the chunk visible. Says whether it is.
+    /// Takes the checksums and makes the chunk visible.
+    fn seal(self, bytes: u64, on_end: OnEnd) {
+        let visible = self.commit();
+        on_end(if visible { StoreEnd::Stored { bytes } } else { StoreEnd::Deleted });
+    }
+
     fn commit(mut self) -> bool {
-        let sums = self.checksums();
         let Some(write) = self.write.take() else { return false };
-        self.shared.tier().commit(self.shared.now_us(), write, &sums).is_ok()
-    }
-
-    /// Of the source where the host can read it, else of the copy.
-    fn checksums(&self) -> Vec<u32> {
-        let memory = self.shared.mover.memory();
-        let sum = |(layer, spans): (usize, &Vec<Span>)| {
-            checksum::of_spans(memory, spans).or_else(|| checksum::of_spans(memory, &[self.copy_of(layer)?]))
-        };
-        self.layers.iter().enumerate().filter_map(sum).collect()
-    }
-
-    /// Where a layer lies in the arena.
-    fn copy_of(&self, layer: usize) -> Option<Span> {
-        let write = self.write.as_ref()?;
-        let extent = write.shape().layer(layer)?;
-        let offset = write.offset_bytes() + extent.start;
-        Some(Span::new(self.shared.arena, offset, extent.end - extent.start))
+        let layers = self.layers.iter().enumerate();
+        let sums: Vec<u32> =
+            layers.filter_map(|(layer, source)| self.shared.sum_of(&write, layer, source)).collect();
+        self.shared.commit(write, &sums, self.dirty)
     }
 }
 
@@ -157,15 +169,7 @@ impl Drop for Incoming {
     }
 }
 
-/// The store's own thread: checksums cost milliseconds a chunk, too long for the mover's thread.
+/// The store's own thread.
 pub(super) fn seal_all(sealings: Receiver<Sealing>) {
-    for Sealing { incoming, bytes, on_end } in sealings {
-        let visible = incoming.commit();
-        on_end(if visible { StoreEnd::Stored { bytes } } else { StoreEnd::Deleted });
-    }
-}
-
-/// Bytes of all spans. A sum that cannot be is no layer that the tier would take, whatever number stands for it.
-fn span_bytes(spans: &[Span]) -> u64 {
-    spans.iter().fold(0, |sum, span| sum.saturating_add(span.len))
+    sealings.into_iter().for_each(|seal| seal());
 }

@@ -2,7 +2,7 @@
 //! must never know what goes when room is needed.
 
 use super::{Beginning, Reading, Refund, Space, Taken, Tier, TierLimits, Writing};
-use crate::entry::EntryIx;
+use crate::entry::{ChunkRef, EntryIx};
 use crate::lease::LeaseId;
 use crate::shape::ChunkShape;
 use crate::slots::{SlabError, SlotId, Slots, slot_bytes};
@@ -156,6 +156,23 @@ impl MemoryTier {
         self.finish(write)?;
         self.space.set_sums(slot, sums);
         Ok(())
+    }
+
+    /// Begins to read a chunk for a tier below, and gives the CRC-32C of its layers. No lease is needed, and it is no use:
+    /// the chunk stays as cold as it is.
+    pub fn begin_copy(&mut self, now_us: u64, tenant: TenantId, id: &ChunkId) -> Option<(Read, Vec<u32>)> {
+        self.advance(now_us);
+        let row = self.index.find(id)?;
+        let entry = self.entry(row);
+        let slot = entry.slot.filter(|_| entry.is_resident() && entry.tenant == tenant)?;
+        let chunk = ChunkRef { entry: row, generation: entry.generation };
+        let sums = self.space.sums(slot).to_vec();
+        Some((self.start_reading(chunk, slot), sums))
+    }
+
+    /// Whether the chunk that is read is still here: nobody deleted it or found it corrupt meanwhile.
+    pub fn is_current(&self, read: &Read) -> bool {
+        self.is_live(&read.chunk)
     }
 
     /// The CRC-32C that a layer had when it was stored, and its length.

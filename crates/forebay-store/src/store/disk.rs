@@ -1,0 +1,145 @@
+//! What a store has when there is a disk below its memory: the disk tier, write-back and counters. This file joins them; it
+//! must never know how a chunk gets from one to the other.
+
+use super::promote::PromotionStat;
+use super::write_back::{Dirty, WriteBack};
+use super::{Shared, Store, WriteBackStat};
+use crate::admission::{Chunk, ChunkKey};
+use crate::ssd::{Ssd, SsdError, SsdStat};
+use crate::tenant::TenantId;
+use forebay_kv::ChunkId;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The disk below.
+#[derive(Debug)]
+pub(super) struct Disk {
+    pub ssd: Ssd,
+    pub write_back: Arc<WriteBack>,
+    counts: Mutex<Counts>,
+    closed: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    hits: Hits,
+    promotions: PromotionStat,
+    bad_copies: u64,
+}
+
+/// Chunks that were leased, by where they were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Hits {
+    /// In memory.
+    pub memory: u64,
+    /// On disk and not in memory.
+    pub disk: u64,
+}
+
+/// What a store with a disk counts beside its memory tier's [`Stat`](crate::Stat).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DiskSideStat {
+    /// Chunks leased.
+    pub hits: Hits,
+    /// Chunks from memory to disk.
+    pub write_back: WriteBackStat,
+    /// Chunks from disk to memory.
+    pub promotions: PromotionStat,
+    /// Layers that were right in staging and wrong at their target.
+    pub bad_copies: u64,
+    /// The disk tier itself.
+    pub ssd: SsdStat,
+}
+
+impl Disk {
+    pub fn new(ssd: Ssd, write_back: Arc<WriteBack>) -> Disk {
+        Disk { ssd, write_back, counts: Mutex::default(), closed: AtomicBool::new(false) }
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn count_hits(&self, memory: usize, disk: usize) {
+        let hits = &mut self.counts().hits;
+        hits.memory += memory as u64;
+        hits.disk += disk as u64;
+    }
+
+    pub fn count_bad_copy(&self) {
+        self.counts().bad_copies += 1;
+    }
+
+    fn stat(&self) -> DiskSideStat {
+        let (write_back, ssd) = (self.write_back.stat(), self.ssd.stat());
+        let Counts { hits, promotions, bad_copies } = *self.counts();
+        DiskSideStat { hits, write_back, promotions, bad_copies, ssd }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.write_back.close();
+    }
+}
+
+impl Store {
+    /// Notes that a request uses a chain of chunks of `chunk_bytes` each, wherever they are and also if they have to be
+    /// computed. Admission to the disk learns from it which chunks are used again; those of them that memory has and the
+    /// disk has not are offered once more. To be called once for each request; without a disk it does nothing.
+    pub fn used(&self, tenant: TenantId, ids: &[ChunkId], chunk_bytes: u64) {
+        let Some(disk) = &self.shared.disk else { return };
+        let chain: Vec<Chunk> =
+            ids.iter().map(|id| Chunk { key: ChunkKey::from(id), bytes: chunk_bytes }).collect();
+        disk.write_back.used(&chain);
+        let in_memory = self.shared.tier().lookup(ids);
+        let on_disk = disk.ssd.lookup(&ids[..in_memory]);
+        let dirty = (on_disk..in_memory).map(|at| {
+            let parent = at.checked_sub(1).map(|before| ids[before]);
+            Dirty { tenant, id: ids[at], parent, bytes: chunk_bytes }
+        });
+        disk.write_back.offer(self.shared.now_us(), dirty);
+    }
+
+    /// Waits until no chunk waits to be written to the disk and all that were written are durable. At once without a disk.
+    pub fn flush(&self) -> Result<(), SsdError> {
+        let Some(disk) = &self.shared.disk else { return Ok(()) };
+        disk.write_back.drain();
+        disk.ssd.flush()
+    }
+
+    /// Writes what waits, makes it durable and closes the disk, so that it opens fast. From now on there are hits in
+    /// memory only. A store that is dropped instead loses what was not durable, and nothing else.
+    pub fn close(&self) -> Result<(), SsdError> {
+        let Some(disk) = &self.shared.disk else { return Ok(()) };
+        disk.closed.store(true, Ordering::Release);
+        disk.write_back.drain();
+        disk.write_back.close();
+        disk.ssd.clone().close()
+    }
+
+    /// The counters of a store with a disk.
+    pub fn disk_stat(&self) -> Option<DiskSideStat> {
+        self.shared.disk.as_ref().map(Disk::stat)
+    }
+}
+
+impl Shared {
+    /// The disk, as long as it can be read.
+    pub(super) fn open_disk(&self) -> Option<&Disk> {
+        self.disk.as_ref().filter(|disk| !disk.closed.load(Ordering::Acquire))
+    }
+
+    /// A chunk has become visible in memory.
+    pub(super) fn offer_to_disk(&self, dirty: Dirty) {
+        if let Some(disk) = &self.disk {
+            disk.write_back.offer(self.now_us(), [dirty]);
+        }
+    }
+
+    pub(super) fn count_promotion(&self, counter: impl FnOnce(&mut PromotionStat) -> &mut u64) {
+        if let Some(disk) = &self.disk {
+            *counter(&mut disk.counts().promotions) += 1;
+        }
+    }
+}

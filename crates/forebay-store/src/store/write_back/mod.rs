@@ -1,0 +1,230 @@
+//! Write-back: chunks that memory has taken in are copied to the disk in slack, so that they outlive memory and the process.
+//! This file is glue: `queue.rs` says what is written when, the disk tier writes. It must never know what stays on disk.
+//!
+//! A chunk is held in memory while it is written, by a read as any other. What the queue gives up is not lost as long as
+//! memory has it: its next use offers it again.
+
+mod queue;
+
+pub use queue::WriteBackStat;
+pub(super) use queue::{Dirty, Written};
+
+use super::Shared;
+use crate::admission::{AdmissionConfig, Chunk, Policy};
+use crate::ssd::SsdWriteEnd;
+use crate::tier::{Read, ReadEnd};
+use forebay_links::disk::PacerLimits;
+use forebay_mover::{Class, Span};
+use queue::Queue;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+/// What is written to the disk, and how fast.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WriteBackConfig {
+    /// Which chunks are written at all.
+    pub admission: AdmissionConfig,
+    /// How many chunks are written at a time, given how long reads take meanwhile, and how long a chunk may wait.
+    pub pacer: PacerLimits,
+    /// Chunks that may wait at most.
+    pub queue_chunks: usize,
+}
+
+impl WriteBackConfig {
+    /// Up to 8 chunks at a time while reads take less than 2 ms beside 1 ms per MB; a chunk waits 10 s at most, and
+    /// 65,536 chunks do. There is no endurance budget.
+    pub fn new(policy: Policy, memory_bytes: u64, ssd_bytes: u64, chunk_bytes: u64) -> WriteBackConfig {
+        WriteBackConfig {
+            admission: AdmissionConfig {
+                policy,
+                memory_bytes,
+                ssd_bytes,
+                ssd_chunks: ssd_bytes / chunk_bytes.max(1),
+                endurance_bytes_per_day: None,
+            },
+            pacer: PacerLimits {
+                lots_min: 1,
+                lots_max: 8,
+                read_goal_us: 2_000,
+                read_goal_bytes_per_s: 1_000_000_000,
+                epoch_us: EPOCH.as_micros() as u64,
+                dirty_age_max_us: 10_000_000,
+            },
+            queue_chunks: 65_536,
+        }
+    }
+}
+
+/// How often the number of writes at a time is judged, and looked at while chunks wait.
+const EPOCH: Duration = Duration::from_millis(100);
+
+/// The queue as threads share it.
+#[derive(Debug)]
+pub(super) struct WriteBack {
+    state: Mutex<State>,
+    /// There is something to write, room to write it, or nothing any more.
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    queue: Queue,
+    closed: bool,
+}
+
+impl WriteBack {
+    pub fn new(config: &WriteBackConfig) -> WriteBack {
+        let state = State { queue: Queue::new(config), closed: false };
+        WriteBack { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// A panic under the lock was one of the queue's own checks; the counters are as good as before.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a request used a chain of chunks.
+    pub fn used(&self, chain: &[Chunk]) {
+        self.state().queue.used(chain);
+    }
+
+    /// Offers chunks that memory has and the disk has not, parents first.
+    pub fn offer(&self, now_us: u64, chunks: impl IntoIterator<Item = Dirty>) {
+        let mut state = self.state();
+        if state.closed {
+            return;
+        }
+        let waits = chunks.into_iter().filter(|dirty| state.queue.offer(now_us, *dirty)).count();
+        if waits > 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// A read from the disk ended.
+    pub fn read_ended(&self, now_us: u64, took_us: u64, bytes: u64) {
+        self.state().queue.read_ended(now_us, took_us, bytes);
+    }
+
+    pub fn stat(&self) -> WriteBackStat {
+        self.state().queue.stat()
+    }
+
+    /// Waits until nothing waits or is being written.
+    pub fn drain(&self) {
+        let mut state = self.state();
+        while !state.queue.is_idle() && !state.closed {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends the thread. What waits is forgotten.
+    pub fn close(&self) {
+        self.state().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for a chunk to write. `None` when there will not be any more.
+    fn next(&self, now_us: impl Fn() -> u64) -> Option<Dirty> {
+        let mut state = self.state();
+        loop {
+            if state.closed {
+                return None;
+            }
+            if let Some(dirty) = state.queue.next(now_us()) {
+                return Some(dirty);
+            }
+            // The last ones may have been given up.
+            self.changed.notify_all();
+            state = if state.queue.is_empty() {
+                self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+            } else {
+                self.changed.wait_timeout(state, EPOCH).unwrap_or_else(PoisonError::into_inner).0
+            };
+        }
+    }
+
+    fn ended(&self, dirty: &Dirty, written: Written) {
+        self.state().queue.ended(dirty, written);
+        self.changed.notify_all();
+    }
+}
+
+/// A chunk on its way to the disk. Dropped before its write ended, it was refused.
+#[derive(Debug)]
+struct Outgoing {
+    shared: Arc<Shared>,
+    write_back: Arc<WriteBack>,
+    dirty: Dirty,
+    read: Option<Read>,
+    written: Written,
+}
+
+/// The thread of write-back: takes what is to be written from the queue and begins to write it. It keeps nothing alive
+/// while it waits, so that a store that is dropped lets go of its log.
+pub(super) fn run(write_back: Arc<WriteBack>, shared: Weak<Shared>, now_us: impl Fn() -> u64) {
+    while let Some(dirty) = write_back.next(&now_us) {
+        let Some(shared) = shared.upgrade() else { return };
+        begin(&write_back, &shared, dirty);
+    }
+}
+
+fn begin(write_back: &Arc<WriteBack>, shared: &Arc<Shared>, dirty: Dirty) {
+    let copy = shared.tier().begin_copy(shared.now_us(), dirty.tenant, &dirty.id);
+    let (Some((read, sums)), Some(disk)) = (copy, &shared.disk) else {
+        return write_back.ended(&dirty, Written::Gone);
+    };
+    let layers = shared.layers_of(&read);
+    let outgoing = Outgoing {
+        shared: Arc::clone(shared),
+        write_back: Arc::clone(write_back),
+        dirty,
+        read: Some(read),
+        written: Written::Refused,
+    };
+    let on_end = move |end| outgoing.ended(end);
+    // What is refused drops `on_end`, and with it the chunk.
+    let _ =
+        disk.ssd.write(dirty.tenant, dirty.id, dirty.parent, &layers, Some(sums), Class::WriteBack, on_end);
+}
+
+impl Outgoing {
+    fn ended(mut self, end: SsdWriteEnd) {
+        self.written = match end {
+            SsdWriteEnd::Stored { .. } => Written::Stored,
+            SsdWriteEnd::AlreadyHere => Written::AlreadyHere,
+            SsdWriteEnd::Deleted => Written::Gone,
+            SsdWriteEnd::Failed(_) => Written::Failed,
+        };
+    }
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        let Some(read) = self.read.take() else { return };
+        let deleted = {
+            let mut tier = self.shared.tier();
+            let deleted = !tier.is_current(&read);
+            // Should the write have failed and lost an operation, that may read the bytes of another chunk later; where it
+            // writes them to, nobody reads.
+            tier.end_read(self.shared.now_us(), read, ReadEnd::Done);
+            deleted
+        };
+        if let Some(disk) = self.shared.disk.as_ref().filter(|_| deleted) {
+            // Whoever deleted it cannot have found it on the disk before it was there.
+            disk.ssd.delete(self.dirty.tenant, &[self.dirty.id]);
+        }
+        self.write_back.ended(&self.dirty, self.written);
+    }
+}
+
+impl Shared {
+    /// Where the layers of a chunk lie in the arena.
+    fn layers_of(&self, read: &Read) -> Vec<Vec<Span>> {
+        let shape = read.shape();
+        let extents = (0..shape.layers()).filter_map(|layer| shape.layer(layer));
+        let span = |extent: std::ops::Range<u64>| {
+            Span::new(self.arena, read.offset_bytes() + extent.start, extent.end - extent.start)
+        };
+        extents.map(|extent| vec![span(extent)]).collect()
+    }
+}

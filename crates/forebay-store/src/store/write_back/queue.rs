@@ -1,0 +1,247 @@
+//! What waits to be written to the disk: which chunks are let into the queue, how many are written at a time, and what is
+//! given up. Sans-IO: time is an argument. This file knows ids, lengths and ages; it must never know where bytes lie or
+//! how they get to the disk.
+
+use super::WriteBackConfig;
+use crate::admission::{Admission, Chunk, ChunkKey, Verdict, Verdicts};
+use crate::tenant::TenantId;
+use forebay_kv::ChunkId;
+use forebay_links::disk::WriteBackPacer;
+use std::collections::{HashSet, VecDeque};
+
+/// A chunk that memory has and the disk has not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dirty {
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// Which.
+    pub id: ChunkId,
+    /// The chunk before it.
+    pub parent: Option<ChunkId>,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// What became of a chunk that left the queue to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Written {
+    /// It is on the disk.
+    Stored,
+    /// It was there before.
+    AlreadyHere,
+    /// Memory had evicted it, or somebody had deleted it, before it was written.
+    Gone,
+    /// The disk tier did not take it in.
+    Refused,
+    /// Its bytes did not get there.
+    Failed,
+}
+
+/// What became of chunks that were to be written to the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WriteBackStat {
+    /// What admission said, in bytes.
+    pub verdicts: Verdicts,
+    /// Chunks in the queue.
+    pub waiting: usize,
+    /// Chunks being written.
+    pub in_flight: usize,
+    /// Chunks written.
+    pub written: u64,
+    /// Bytes of these chunks.
+    pub written_bytes: u64,
+    /// Chunks that were on the disk when their turn came.
+    pub already_there: u64,
+    /// Chunks left out because the queue was full.
+    pub queue_full: u64,
+    /// Chunks left out because they had waited for too long.
+    pub too_old: u64,
+    /// Chunks that memory had evicted or that were deleted before their turn came.
+    pub gone: u64,
+    /// Chunks that the disk tier refused.
+    pub refused: u64,
+    /// Chunks whose write failed.
+    pub failed: u64,
+}
+
+/// The queue.
+#[derive(Debug)]
+pub struct Queue {
+    admission: Admission,
+    pacer: WriteBackPacer,
+    limit: usize,
+    /// With the time since when each waits, the oldest first.
+    waiting: VecDeque<(u64, Dirty)>,
+    /// Ids of all that wait or are being written.
+    known: HashSet<ChunkId>,
+    stat: WriteBackStat,
+}
+
+impl Queue {
+    /// An empty queue.
+    pub fn new(config: &WriteBackConfig) -> Queue {
+        Queue {
+            admission: Admission::new(config.admission),
+            pacer: WriteBackPacer::new(config.pacer),
+            limit: config.queue_chunks,
+            waiting: VecDeque::new(),
+            known: HashSet::new(),
+            stat: WriteBackStat::default(),
+        }
+    }
+
+    /// Notes that a request used a chain of chunks, wherever they were.
+    pub fn used(&mut self, chain: &[Chunk]) {
+        self.admission.used(chain);
+    }
+
+    /// Offers a chunk that memory has and the disk has not. Says whether it waits now.
+    pub fn offer(&mut self, now_us: u64, dirty: Dirty) -> bool {
+        if self.known.contains(&dirty.id) {
+            return false;
+        }
+        if self.waiting.len() >= self.limit {
+            self.stat.queue_full += 1;
+            return false;
+        }
+        let chunk = Chunk { key: ChunkKey::from(&dirty.id), bytes: dirty.bytes };
+        if self.admission.admit(chunk, now_us) != Verdict::Write {
+            return false;
+        }
+        self.known.insert(dirty.id);
+        self.waiting.push_back((now_us, dirty));
+        true
+    }
+
+    /// The chunk to write next, if one may be written now. What has waited for too long is given up.
+    ///
+    /// The order is that in which chunks came, so that a chunk's parent is written before it.
+    pub fn next(&mut self, now_us: u64) -> Option<Dirty> {
+        while let Some((since_us, dirty)) = self.waiting.front().copied() {
+            if self.pacer.is_too_old(now_us, since_us) {
+                self.waiting.pop_front();
+                self.known.remove(&dirty.id);
+                self.stat.too_old += 1;
+                continue;
+            }
+            let window = self.pacer.window_lots(now_us, Some(since_us));
+            if self.stat.in_flight >= window as usize {
+                return None;
+            }
+            self.waiting.pop_front();
+            self.stat.in_flight += 1;
+            return Some(dirty);
+        }
+        None
+    }
+
+    /// A chunk that [`next`](Queue::next) gave is written, or is not.
+    pub fn ended(&mut self, dirty: &Dirty, written: Written) {
+        debug_assert!(self.stat.in_flight > 0, "a write ends once");
+        self.stat.in_flight = self.stat.in_flight.saturating_sub(1);
+        self.known.remove(&dirty.id);
+        let counter = match written {
+            Written::Stored => {
+                self.stat.written_bytes += dirty.bytes;
+                &mut self.stat.written
+            }
+            Written::AlreadyHere => &mut self.stat.already_there,
+            Written::Gone => &mut self.stat.gone,
+            Written::Refused => &mut self.stat.refused,
+            Written::Failed => &mut self.stat.failed,
+        };
+        *counter += 1;
+    }
+
+    /// A read from the disk ended. Writes make way for slow ones.
+    pub fn read_ended(&mut self, now_us: u64, took_us: u64, bytes: u64) {
+        self.pacer.read_ended(now_us, took_us, bytes);
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Whether nothing waits or is being written.
+    pub fn is_idle(&self) -> bool {
+        self.is_empty() && self.stat.in_flight == 0
+    }
+
+    /// All counters.
+    pub fn stat(&self) -> WriteBackStat {
+        WriteBackStat { verdicts: self.admission.verdicts(), waiting: self.waiting.len(), ..self.stat }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::Policy;
+
+    const AGE_MAX_US: u64 = 1_000_000;
+
+    fn queue(policy: Policy) -> Queue {
+        let mut config = WriteBackConfig::new(policy, 1 << 20, 1 << 24, 64 << 10);
+        config.queue_chunks = 3;
+        config.pacer.lots_max = 2;
+        config.pacer.dirty_age_max_us = AGE_MAX_US;
+        Queue::new(&config)
+    }
+
+    fn dirty(number: u8) -> Dirty {
+        Dirty { tenant: TenantId(0), id: ChunkId::from_bytes([number; 32]), parent: None, bytes: 10 }
+    }
+
+    #[test]
+    fn chunks_leave_in_the_order_in_which_they_came_and_no_more_than_the_window_at_a_time() {
+        let mut queue = queue(Policy::All);
+        assert!((0..3).all(|number| queue.offer(0, dirty(number))));
+        assert_eq!((queue.next(1), queue.next(1)), (Some(dirty(0)), Some(dirty(1))));
+        assert_eq!(queue.next(1), None);
+        queue.ended(&dirty(1), Written::Stored);
+        assert_eq!((queue.next(1), queue.next(1)), (Some(dirty(2)), None));
+        queue.ended(&dirty(0), Written::Failed);
+        queue.ended(&dirty(2), Written::Refused);
+        let stat = queue.stat();
+        assert_eq!((stat.written, stat.written_bytes, stat.failed, stat.refused), (1, 10, 1, 1));
+        assert!(queue.is_idle());
+    }
+
+    #[test]
+    fn a_full_queue_leaves_chunks_out_and_counts_them() {
+        let mut queue = queue(Policy::All);
+        assert_eq!((0..5).filter(|number| queue.offer(0, dirty(*number))).count(), 3);
+        assert_eq!((queue.stat().queue_full, queue.stat().waiting), (2, 3));
+    }
+
+    #[test]
+    fn a_chunk_waits_once_until_it_has_been_written() {
+        let mut queue = queue(Policy::All);
+        assert!(queue.offer(0, dirty(1)) && !queue.offer(0, dirty(1)));
+        queue.next(0).unwrap();
+        assert!(!queue.offer(0, dirty(1)), "it is being written");
+        queue.ended(&dirty(1), Written::Failed);
+        assert!(queue.offer(0, dirty(1)));
+    }
+
+    #[test]
+    fn what_waited_for_too_long_is_given_up() {
+        let mut queue = queue(Policy::All);
+        queue.offer(0, dirty(1));
+        queue.offer(AGE_MAX_US, dirty(2));
+        assert_eq!(queue.next(AGE_MAX_US + 1), Some(dirty(2)));
+        assert_eq!(queue.stat().too_old, 1);
+    }
+
+    #[test]
+    fn what_admission_does_not_want_is_offered_again_with_its_next_use() {
+        let mut queue = queue(Policy::SecondHit);
+        let chain = [Chunk { key: ChunkKey::from(&dirty(1).id), bytes: 10 }];
+        queue.used(&chain);
+        assert!(!queue.offer(0, dirty(1)));
+        queue.used(&chain);
+        assert!(queue.offer(0, dirty(1)));
+        assert_eq!(queue.stat().verdicts.write_bytes, 10);
+    }
+}
