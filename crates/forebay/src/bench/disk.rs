@@ -1,35 +1,49 @@
-//! `forebay bench disk`: objects of a few sizes, read and written at random places of one preallocated file, through the
-//! mover and the disk link with checksums, beside what the same file gives to nothing but io_uring. It knows what is
-//! compared with what; how each side does its I/O is theirs.
+//! `forebay bench disk`: objects of a few sizes, stored and retrieved through the store with everything that it does for
+//! them, beside what the same file gives to nothing but io_uring; how long a log with millions of chunks takes to open;
+//! and, where a Python with it is given, LMCache's local disk backend. It knows what is compared with what; how each side
+//! does its I/O is theirs.
 //!
-//! In every run both sides move the same objects, at the same depth, from or into the same memory, one after the other,
-//! so that they see the same minute of the machine; which of them goes first alternates. Objects are drawn without
-//! repetition from the first half of the file. fio, where it is installed, works on the second half: it leaves no record
-//! of what it wrote. CPU time is that of the whole process; on our side it includes the checksums.
+//! In every run the store and the ceiling move as many objects of the same size, at the same depth, in the same file. They
+//! take turns in slices of a run, so that a disk whose speed changes from second to second changes for both; which of them
+//! goes first alternates. Both read in random order. Both write from the same memory and in the file's order, as a log
+//! does, and what a slice wrote is durable when the slice ends. CPU time is that of the whole process; on our side it
+//! includes checksums, footers, commits and eviction. fio and LMCache, where they are given, have whole runs of their own
+//! between ours.
 
+mod file;
 mod fio;
-mod link;
+mod image;
 mod memory;
+mod ours;
+mod peer;
 mod raw;
+mod recovery;
+mod sides;
 
 use super::{Output, finish};
-use crate::results::{Peer, Results, Row};
-use forebay_links::disk::DiskFile;
-use link::Linked;
+use crate::results::{Results, Row};
+use file::TestFile;
 use memory::{Direction, Objects};
+use ours::Ours;
+use peer::PeerProcess;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use raw::Raw;
-use rustix::time::{ClockId, clock_gettime};
+use sides::{Figures, Side, cpu_rows};
 use std::path::PathBuf;
-use std::time::Instant;
 
 /// Sizes: name, bytes, and how many are under way at a time: enough to keep the disks of the study busy.
-const SIZES: [(&str, u64, usize); 3] =
-    [("80kib", 80 << 10, 16), ("128kib", 128 << 10, 16), ("1mib", 1 << 20, 8)];
+const SIZES: [(&str, u64, usize); 4] =
+    [("80kib", 80 << 10, 16), ("128kib", 128 << 10, 16), ("1mib", 1 << 20, 8), ("2mib", 2 << 20, 4)];
+/// The size that is also measured after everything was overwritten several times.
+const CHURNED: &str = "128kib";
+/// How often everything is overwritten before.
+const CAPACITIES: u64 = 3;
 /// Batches of `depth` objects that our side submits ahead, so that the disk's queue stays full while one is checked.
 const BATCHES: usize = 4;
+/// Turns that each side takes in a run.
+const SLICES: usize = 4;
 const MIB: u64 = 1 << 20;
 
 /// Arguments of `forebay bench disk`.
@@ -39,14 +53,19 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     /// Runs of each kind
-    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// Size of the file
-    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u64).range(16..=1 << 24))]
-    file_mib: u64,
-    /// Bytes moved in a run; at most half of the file
-    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(8..=1 << 24))]
+    /// Bytes moved in a run. The file takes about twice as many for each run
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(8..=1 << 20))]
     run_mib: u64,
+    /// Chunks of the log whose recovery is measured
+    #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u32).range(1_000..=100_000_000))]
+    recovery_chunks: u32,
+    /// A few seconds of everything: shows that it works, and measures nothing
+    #[arg(long, conflicts_with_all = ["runs", "run_mib", "recovery_chunks"])]
+    quick: bool,
+    #[command(flatten)]
+    peer: peer::Args,
     #[command(flatten)]
     output: Output,
 }
@@ -54,148 +73,124 @@ pub struct Args {
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Runs the benchmark.
-pub fn run(args: Args) -> crate::CommandResult {
-    let path = args.dir.join(format!("forebay-bench-disk-{}", std::process::id()));
-    let file = DiskFile::create(&path, args.file_mib * MIB)?;
-    let removed_at_the_end = RemovedWhenDropped(path.clone());
-    Linked::new(file, 8)?.fill(args.file_mib * MIB)?;
-    let mut results = Results::new("disk");
-    for (name, object_bytes, depth) in SIZES {
-        let objects = Objects { bytes: object_bytes, depth, slots: BATCHES * depth };
-        let figures = measure(&args, &Linked::new(DiskFile::open(&path)?, depth)?, &path, objects)?;
-        results.rows.extend(figures.rows(name, objects));
+pub fn run(mut args: Args) -> crate::CommandResult {
+    if args.quick {
+        (args.runs, args.run_mib, args.recovery_chunks) = (2, 16, 100_000);
     }
-    drop(removed_at_the_end);
+    let mut results = Results::new("disk");
+    results.rows.extend(recovery::rows(&args.dir, args.recovery_chunks, args.runs)?);
+    for (name, bytes, depth) in SIZES {
+        results.rows.extend(Bench::new(&args, Objects { bytes, depth, slots: BATCHES * depth })?.rows(name)?);
+    }
     finish(&results, &args.output)
 }
 
-/// The file is large, so it goes also when the benchmark fails.
-struct RemovedWhenDropped(PathBuf);
-
-impl Drop for RemovedWhenDropped {
-    fn drop(&mut self) {
-        // There is nobody to tell; the directory is the user's.
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-/// What one side did in all runs of one direction.
-#[derive(Default)]
-struct Side {
-    mib_per_s: Vec<f64>,
-    cpu_us_per_object: Vec<f64>,
-}
-
-/// What was measured in one direction.
-#[derive(Default)]
-struct Way {
-    ours: Side,
-    raw: Side,
-    fio_mib_per_s: Vec<f64>,
-}
-
-#[derive(Default)]
-struct Figures {
-    read: Way,
-    write: Way,
-    fio_version: Option<String>,
-}
-
-fn measure(
-    args: &Args,
-    linked: &Linked,
-    path: &std::path::Path,
+/// Objects of one size, and all who move them.
+struct Bench<'a> {
+    args: &'a Args,
     objects: Objects,
-) -> Result<Figures, Failure> {
-    let half = args.file_mib * MIB / 2;
-    let mut places: Vec<u64> = (0..half / objects.bytes).map(|number| number * objects.bytes).collect();
-    let count = places.len().min((args.run_mib * MIB / objects.bytes) as usize);
-    let mut session = linked.session(objects)?;
-    let mut raw = Raw::open(path, session.memory())?;
-    session.store_all(&places)?;
-    let mut random = StdRng::seed_from_u64(objects.bytes);
-    let mut figures = Figures { fio_version: fio::version(), ..Figures::default() };
-    for run in 0..args.runs {
-        for direction in [Direction::Write, Direction::Read] {
-            places.shuffle(&mut random);
-            let places = &places[..count];
-            let way = match direction {
-                Direction::Read => &mut figures.read,
-                Direction::Write => &mut figures.write,
-            };
+    /// Objects of a run.
+    count: usize,
+    ours: Ours,
+    raw: Raw,
+    peer: Option<PeerProcess>,
+    random: StdRng,
+    /// Last, so that it is removed after everybody has closed it.
+    file: TestFile,
+}
+
+impl Bench<'_> {
+    fn new(args: &Args, objects: Objects) -> Result<Bench<'_>, Failure> {
+        let count = (args.run_mib * MIB / objects.bytes) as usize;
+        let file = TestFile::make(&args.dir, u64::from(args.runs) * args.run_mib * MIB)?;
+        let ours = Ours::open(&file, objects)?;
+        let raw = Raw::open(file.path(), ours.memory())?;
+        let peer = PeerProcess::start(&args.peer, &args.dir, objects, count)?;
+        let random = StdRng::seed_from_u64(objects.bytes);
+        Ok(Bench { args, objects, count, ours, raw, peer, random, file })
+    }
+
+    fn rows(mut self, name: &str) -> Result<Vec<Row>, Failure> {
+        let (mut store, mut retrieve) = (Figures::default(), Figures::default());
+        for run in 0..self.args.runs {
+            self.store_run(&mut store, run)?;
+            self.peer_run(&mut store, &mut retrieve)?;
+        }
+        self.retrieve_runs(&mut retrieve)?;
+        let mut rows = Vec::new();
+        rows.extend(retrieve.rate_rows(&format!("retrieve.{name}"), self.objects));
+        rows.extend(store.rate_rows(&format!("store.{name}"), self.objects));
+        rows.extend(cpu_rows(name, [&store, &retrieve]));
+        if name == CHURNED {
+            rows.extend(self.churned_rows(name)?);
+        }
+        Ok(rows)
+    }
+
+    /// The same after the log was filled again and again.
+    fn churned_rows(&mut self, name: &str) -> Result<Vec<Row>, Failure> {
+        self.ours.store((CAPACITIES * self.file.log_bytes() / self.objects.bytes) as usize)?;
+        let (mut store, mut retrieve) = (Figures::default(), Figures::default());
+        for run in 0..self.args.runs {
+            self.store_run(&mut store, run)?;
+        }
+        self.retrieve_runs(&mut retrieve)?;
+        let mut rows = Vec::new();
+        rows.extend(retrieve.rate_rows(&format!("retrieve.churn.{name}"), self.objects));
+        rows.extend(store.rate_rows(&format!("store.churn.{name}"), self.objects));
+        Ok(rows)
+    }
+
+    /// New objects on our side; the next stretch of its room for the ceiling.
+    fn store_run(&mut self, figures: &mut Figures, run: u32) -> Result<(), Failure> {
+        let places = self.file.places(self.objects.bytes);
+        let from = (run as usize * self.count).min(places.len() - self.count);
+        self.slices(figures, Direction::Write, &places[from..from + self.count])
+    }
+
+    fn retrieve_runs(&mut self, figures: &mut Figures) -> Result<(), Failure> {
+        let mut places = self.file.places(self.objects.bytes);
+        let count = self.count.min(self.ours.resident());
+        for _ in 0..self.args.runs {
+            places.shuffle(&mut self.random);
+            self.ours.shuffle(&mut self.random);
+            self.slices(figures, Direction::Read, &places[..count])?;
+        }
+        Ok(())
+    }
+
+    /// A run: an object for each place, by both sides in turn.
+    fn slices(&mut self, figures: &mut Figures, direction: Direction, places: &[u64]) -> Result<(), Failure> {
+        for (slice, places) in places.chunks(places.len().div_ceil(SLICES)).enumerate() {
+            let count = places.len();
             for turn in 0..2 {
-                if turn == run % 2 {
-                    let slots = way.raw.time(places.len(), objects, || raw.run(direction, places))?;
-                    if direction == Direction::Write {
-                        session.note_written(places, &slots);
-                    }
-                } else {
-                    way.ours.time(places.len(), objects, || session.run(direction, places))?;
+                match (turn == slice % 2, direction) {
+                    (true, _) => figures.raw.time(count, || self.raw.run(direction, places))?,
+                    (false, Direction::Write) => figures.ours.time(count, || self.ours.store(count))?,
+                    (false, Direction::Read) => figures.ours.time(count, || self.ours.retrieve(count))?,
                 }
             }
-            if figures.fio_version.is_some() {
-                way.fio_mib_per_s.push(fio::mib_per_s(direction, path, objects, half, args.run_mib)?);
-            }
         }
-    }
-    Ok(figures)
-}
-
-impl Side {
-    fn time<R>(
-        &mut self,
-        count: usize,
-        objects: Objects,
-        run: impl FnOnce() -> Result<R, Failure>,
-    ) -> Result<R, Failure> {
-        let (begin, cpu_before_s) = (Instant::now(), cpu_s());
-        let outcome = run()?;
-        let (wall_s, cpu_s) = (begin.elapsed().as_secs_f64(), cpu_s() - cpu_before_s);
-        self.mib_per_s.push((count as u64 * objects.bytes) as f64 / MIB as f64 / wall_s);
-        self.cpu_us_per_object.push(cpu_s * 1e6 / count as f64);
-        Ok(outcome)
-    }
-
-    fn median_cpu_us(&self) -> f64 {
-        Row::of_runs("", "", &self.cpu_us_per_object).value
-    }
-
-    fn row(&self, name: String, objects: Objects) -> Row {
-        let mut row = Row::of_runs(name, "MiB/s", &self.mib_per_s);
-        row.cpu_s_per_gb = Some(self.median_cpu_us() * 1e3 / objects.bytes as f64);
-        row
-    }
-}
-
-impl Figures {
-    fn rows(&self, name: &str, objects: Objects) -> Vec<Row> {
-        let mut rows = Vec::new();
-        for (way, verb, raw_verb) in [(&self.read, "retrieve", "read"), (&self.write, "store", "write")] {
-            let mut raw = way.raw.row(format!("disk.raw.{raw_verb}.{name}"), objects);
-            raw.peer = self.fio_version.as_ref().map(|version| Peer {
-                name: "fio".into(),
-                version: version.clone(),
-                value: Row::of_runs("", "", &way.fio_mib_per_s).value,
-            });
-            rows.push(way.ours.row(format!("disk.{verb}.{name}"), objects).with_ceiling(raw.value));
-            rows.push(raw);
+        figures.raw.end_run(self.objects);
+        figures.ours.end_run(self.objects);
+        if let Some(version) = fio::version() {
+            let mib_per_s = fio::mib_per_s(direction, &self.file, self.objects, self.args.run_mib)?;
+            // Its CPU time is that of another process and not known here.
+            figures.fio.get_or_insert_with(|| (version, Side::default())).1.note(mib_per_s, 0.0);
         }
-        let ours = [&self.read.ours, &self.write.ours];
-        rows.push(cpu_row(format!("disk.cpu_us.{name}"), ours));
-        rows.push(cpu_row(format!("disk.raw.cpu_us.{name}"), [&self.read.raw, &self.write.raw]));
-        rows
+        Ok(())
     }
-}
 
-/// CPU time per object in the direction that costs more.
-fn cpu_row(name: String, sides: [&Side; 2]) -> Row {
-    let [read, write] = sides;
-    let dearer = if read.median_cpu_us() >= write.median_cpu_us() { read } else { write };
-    Row::of_runs(name, "us", &dearer.cpu_us_per_object)
-}
-
-/// User and system time of this process so far.
-fn cpu_s() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+    fn peer_run(&mut self, store: &mut Figures, retrieve: &mut Figures) -> Result<(), Failure> {
+        let Some(peer) = &mut self.peer else { return Ok(()) };
+        let run = peer.run()?;
+        for (figures, mib_per_s, cpu_us) in [
+            (store, run.store_mib_per_s, run.store_cpu_us),
+            (retrieve, run.retrieve_mib_per_s, run.retrieve_cpu_us),
+        ] {
+            let (_, side) = figures.lmcache.get_or_insert_with(|| (peer.version.clone(), Side::default()));
+            side.note(mib_per_s, cpu_us);
+        }
+        Ok(())
+    }
 }

@@ -1,8 +1,8 @@
 //! fio, where it is installed: a second opinion on the ceiling. It knows fio's command line and its JSON.
 
+use super::file::TestFile;
 use super::memory::{Direction, Objects};
 use super::{Failure, MIB};
-use std::path::Path;
 use std::process::Command;
 
 /// Which version is installed, if any.
@@ -12,27 +12,27 @@ pub fn version() -> Option<String> {
     Some(text.trim().trim_start_matches("fio-").to_owned())
 }
 
-/// The rate of random objects behind `first_byte` of the file, as far again.
+/// The rate of objects in the room behind the log.
 pub fn mib_per_s(
     direction: Direction,
-    path: &Path,
+    file: &TestFile,
     objects: Objects,
-    first_byte: u64,
     run_mib: u64,
 ) -> Result<f64, Failure> {
+    let (offset, size) = file.room();
     let (pattern, section) = match direction {
         Direction::Read => ("randread", "read"),
-        Direction::Write => ("randwrite", "write"),
+        Direction::Write => ("write", "write"),
     };
     let output = Command::new("fio")
         .args(["--name=raw", "--ioengine=io_uring", "--direct=1", "--registerfiles=1", "--fixedbufs=1"])
         .args(["--thread", "--output-format=json", "--randrepeat=0", "--norandommap=1"])
-        .arg(format!("--filename={}", path.display()))
+        .arg(format!("--filename={}", file.path().display()))
         .arg(format!("--rw={pattern}"))
         .arg(format!("--bs={}", objects.bytes))
         .arg(format!("--iodepth={}", objects.depth))
-        .arg(format!("--offset={first_byte}"))
-        .arg(format!("--size={first_byte}"))
+        .arg(format!("--offset={offset}"))
+        .arg(format!("--size={size}"))
         .arg(format!("--io_size={}", run_mib * MIB))
         .output()?;
     let bytes_per_s = serde_json::from_slice::<serde_json::Value>(&output.stdout)

@@ -16,7 +16,7 @@ use std::path::Path;
 pub struct Raw {
     ring: IoUring,
     buffers: Buffers,
-    _file: File,
+    file: File,
 }
 
 impl Raw {
@@ -29,22 +29,21 @@ impl Raw {
         let whole = libc::iovec { iov_base: arena.as_ptr().cast(), iov_len: arena.len() };
         // SAFETY: the arena lives as long as the ring, which holds the buffers.
         unsafe { ring.submitter().register_buffers(&[whole]) }?;
-        Ok(Raw { ring, buffers: buffers.clone(), _file: file })
+        Ok(Raw { ring, buffers: buffers.clone(), file })
     }
 
-    /// Moves one object for each place, and says which buffer it used for which. Buffers take turns, as on our side:
-    /// a few that stay in the processor's cache would be a ceiling for nobody.
-    pub fn run(&mut self, direction: Direction, places: &[u64]) -> Result<Vec<usize>, Failure> {
+    /// Moves one object for each place; what was written is then durable. Buffers take turns, as on our side: a few that
+    /// stay in the processor's cache would be a ceiling for nobody.
+    pub fn run(&mut self, direction: Direction, places: &[u64]) -> Result<(), Failure> {
         let Objects { bytes, depth, slots } = self.buffers.objects;
         let mut free: VecDeque<usize> = (0..slots).collect();
-        let mut used = Vec::with_capacity(places.len());
-        let mut ended = 0;
+        let (mut begun, mut ended) = (0, 0);
         while ended < places.len() {
-            while used.len() < places.len().min(ended + depth)
+            while begun < places.len().min(ended + depth)
                 && let Some(slot) = free.pop_front()
             {
-                self.push(direction, slot, places[used.len()])?;
-                used.push(slot);
+                self.push(direction, slot, places[begun])?;
+                begun += 1;
             }
             self.ring.submit_and_wait(1)?;
             for entry in self.ring.completion() {
@@ -55,7 +54,10 @@ impl Raw {
                 ended += 1;
             }
         }
-        Ok(used)
+        match direction {
+            Direction::Read => Ok(()),
+            Direction::Write => Ok(self.file.sync_data()?),
+        }
     }
 
     fn push(&mut self, direction: Direction, slot: usize, place: u64) -> Result<(), Failure> {

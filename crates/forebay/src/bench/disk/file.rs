@@ -1,0 +1,68 @@
+//! The file under test: a log, and behind it as much room again for the ceiling, which thereby works on the same file
+//! without touching the log. All of it is written once before anything is measured: what was only set aside is slower to
+//! write the first time. This file knows where the two lie; it must never know what is measured.
+
+use super::memory::{Buffers, Direction, Objects};
+use super::raw::Raw;
+use super::{Failure, MIB};
+use forebay_store::log::Layout;
+use forebay_store::ssd::{Existing, init};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// A file with a log in it. Removed when dropped.
+pub struct TestFile {
+    path: PathBuf,
+    log_bytes: u64,
+    room_bytes: u64,
+}
+
+impl TestFile {
+    /// Makes a file with room for `objects_bytes` of objects in the log, and for as many behind it.
+    pub fn make(dir: &Path, objects_bytes: u64) -> Result<TestFile, Failure> {
+        let path = dir.join(format!("forebay-bench-disk-{}", std::process::id()));
+        // Footers take a page for each object, the smallest of which has twenty; segments being filled or emptied take
+        // some more.
+        let segment_bytes = (objects_bytes / 64).next_multiple_of(MIB).clamp(8 * MIB, 256 * MIB);
+        let log_bytes = objects_bytes.div_ceil(MIB) * MIB / 18 * 20 + 10 * segment_bytes;
+        let file = TestFile { path, log_bytes, room_bytes: objects_bytes };
+        init(&file.path, log_bytes, segment_bytes, Existing::Keep)?;
+        File::options().write(true).open(&file.path)?.set_len(log_bytes + objects_bytes)?;
+        file.write_once(Layout::new(log_bytes, segment_bytes)?.segments_at)?;
+        Ok(file)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Length of the log.
+    pub fn log_bytes(&self) -> u64 {
+        self.log_bytes
+    }
+
+    /// First byte behind the log, and how many there are from there on.
+    pub fn room(&self) -> (u64, u64) {
+        (self.log_bytes, self.room_bytes)
+    }
+
+    /// Places for objects behind the log.
+    pub fn places(&self, object_bytes: u64) -> Vec<u64> {
+        (0..self.room_bytes / object_bytes).map(|number| self.log_bytes + number * object_bytes).collect()
+    }
+
+    fn write_once(&self, from: u64) -> Result<(), Failure> {
+        let objects = Objects { bytes: MIB, depth: 8, slots: 16 };
+        let end = self.log_bytes + self.room_bytes;
+        let places: Vec<u64> = (0..(end - from) / MIB).map(|number| from + number * MIB).collect();
+        Raw::open(&self.path, &Buffers::new(objects)?)?.run(Direction::Write, &places)
+    }
+}
+
+impl Drop for TestFile {
+    fn drop(&mut self) {
+        // There is nobody to tell; the directory is the user's.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
