@@ -9,7 +9,7 @@ use forebay_store::ssd::{
     DiskLease, Existing, FileMedium, NotRead, NotWritten, Ssd, SsdConfig, SsdError, SsdWriteEnd, Staged,
     Volume, Want, init,
 };
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,9 +23,9 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Files, and what is made of them anew with each [`open`](Rig::open).
 pub struct Rig {
-    directory: TempDir,
     pub paths: Vec<PathBuf>,
     mover: Mutex<Option<MoverThread>>,
+    _directory: TempDir,
 }
 
 /// A store that is open, and memory to write from.
@@ -59,11 +59,7 @@ impl Rig {
                 Err(error) => panic!("{error}"),
             }
         }
-        Some(Rig { directory, paths, mover: Mutex::default() })
-    }
-
-    pub fn directory(&self) -> &Path {
-        self.directory.path()
+        Some(Rig { paths, mover: Mutex::default(), _directory: directory })
     }
 
     pub fn open(&self, config: SsdConfig) -> Opened {

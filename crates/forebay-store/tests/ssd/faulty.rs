@@ -1,0 +1,131 @@
+//! A kernel and a medium that fail when they are told to, in front of real ones.
+
+use forebay_links::disk::{Action, Completed, Kernel, Request, Waker};
+use forebay_store::log::{Medium, VolumeSpace};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+/// What fails from now on.
+#[derive(Clone, Default)]
+pub struct Faults {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Results that reads and writes of chunks have instead of being carried out, if not 0.
+    reads: AtomicI32,
+    writes: AtomicI32,
+    /// The error of syncs of the medium, if not 0.
+    syncs: AtomicI32,
+    /// What the disk says that it has left, if not 0.
+    free_bytes: AtomicU64,
+}
+
+impl Faults {
+    pub fn fail_reads(&self, errno: i32) {
+        self.shared.reads.store(-errno, Ordering::SeqCst);
+    }
+
+    pub fn fail_writes(&self, errno: i32) {
+        self.shared.writes.store(-errno, Ordering::SeqCst);
+    }
+
+    pub fn fail_syncs(&self, errno: i32) {
+        self.shared.syncs.store(errno, Ordering::SeqCst);
+    }
+
+    pub fn say_free(&self, bytes: u64) {
+        self.shared.free_bytes.store(bytes, Ordering::SeqCst);
+    }
+
+    pub fn kernel(&self, inner: Box<dyn Kernel>) -> Box<dyn Kernel> {
+        Box::new(Faulty { inner, faults: self.clone(), failed: Vec::new() })
+    }
+
+    pub fn medium(&self, inner: Arc<dyn Medium>) -> Arc<dyn Medium> {
+        Arc::new(FaultyMedium { inner, faults: self.clone() })
+    }
+}
+
+struct Faulty {
+    inner: Box<dyn Kernel>,
+    faults: Faults,
+    failed: Vec<Completed>,
+}
+
+// SAFETY: every request is completed once: by the inner kernel, or here without having been started.
+unsafe impl Kernel for Faulty {
+    unsafe fn start(&mut self, key: u64, request: Request) {
+        let result = match request.action {
+            Action::Read => self.faults.shared.reads.load(Ordering::SeqCst),
+            Action::Write => self.faults.shared.writes.load(Ordering::SeqCst),
+            Action::Sync => 0,
+        };
+        match result {
+            // SAFETY: as the caller promises.
+            0 => unsafe { self.inner.start(key, request) },
+            result => {
+                self.failed.push(Completed { key, result });
+                (self.inner.waker())();
+            }
+        }
+    }
+
+    fn wait(&mut self, completed: &mut Vec<Completed>) -> io::Result<()> {
+        self.inner.wait(completed)?;
+        completed.append(&mut self.failed);
+        Ok(())
+    }
+
+    fn waker(&self) -> Waker {
+        self.inner.waker()
+    }
+
+    fn name(&self) -> &'static str {
+        "faulty"
+    }
+}
+
+struct FaultyMedium {
+    inner: Arc<dyn Medium>,
+    faults: Faults,
+}
+
+impl Medium for FaultyMedium {
+    fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.inner.read_at(offset, buffer)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.inner.write_at(offset, bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        match self.faults.shared.syncs.load(Ordering::SeqCst) {
+            0 => self.inner.sync(),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    fn withdraw(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.inner.withdraw(offset, bytes)
+    }
+
+    fn restore(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.inner.restore(offset, bytes)
+    }
+
+    fn space(&self) -> io::Result<VolumeSpace> {
+        let space = self.inner.space()?;
+        match self.faults.shared.free_bytes.load(Ordering::SeqCst) {
+            0 => Ok(space),
+            bytes => Ok(VolumeSpace { free_bytes: Some(bytes), ..space }),
+        }
+    }
+}
