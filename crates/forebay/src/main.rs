@@ -33,6 +33,8 @@ enum Command {
     Route(cmd::route::Args),
     /// Inspect, sample, generate and replay request traces
     Trace(cmd::trace::Args),
+    /// Harm stores of KV, see that nothing wrong comes back, and compare them
+    Torture(cmd::torture::Args),
     /// Measure one part of the system against its ceiling
     Bench(bench::Args),
 }
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         Command::Engine(args) => cmd::engine::run(args),
         Command::Route(args) => cmd::route::run(args),
         Command::Trace(args) => cmd::trace::run(args),
+        Command::Torture(args) => cmd::torture::run(args),
         Command::Bench(args) => bench::run(args),
     };
     match outcome {

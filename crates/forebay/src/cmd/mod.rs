@@ -4,4 +4,5 @@ pub mod engine;
 pub mod replay;
 pub mod route;
 pub mod tiers;
+pub mod torture;
 pub mod trace;

@@ -1,0 +1,120 @@
+//! The faults of a worker's system calls: which of them end oddly, and how. The subjects' file layers ask before each call
+//! that moves bytes. This file decides; it must never know how a fault is played.
+
+use crate::power::Power;
+use crate::protocol::{Fault, IoFault};
+use crate::random::Random;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The faults of one worker, shared by everything that does I/O for the store.
+#[derive(Debug)]
+pub struct Faults {
+    state: Mutex<State>,
+    power: Power,
+}
+
+#[derive(Debug)]
+struct State {
+    fault: Fault,
+    random: Random,
+}
+
+/// How a call is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// As the system ends it.
+    Honest,
+    /// After that many bytes, above 0.
+    Short(usize),
+    /// After none, without an error.
+    Zero,
+    /// With this error number.
+    Error(i32),
+}
+
+impl Default for Faults {
+    fn default() -> Faults {
+        let state = State { fault: Fault::None, random: Random::new(0) };
+        Faults { state: Mutex::new(state), power: Power::default() }
+    }
+}
+
+impl Faults {
+    /// What goes wrong from now on.
+    pub fn inject(&self, fault: Fault) {
+        if let Fault::PowerLoss { after_writes, seed } = fault {
+            self.power.fail_after(after_writes, seed);
+        }
+        *self.lock() = State { fault, random: Random::new(1) };
+    }
+
+    /// The power supply, which sees every write.
+    pub fn power(&self) -> &Power {
+        &self.power
+    }
+
+    /// How a read of `bytes` is to end.
+    pub fn read(&self, bytes: usize) -> Ending {
+        self.ending(bytes, |reads, _| reads)
+    }
+
+    /// How a write of `bytes` is to end. A sync is a write of 0 bytes.
+    pub fn write(&self, bytes: usize) -> Ending {
+        self.ending(bytes, |_, writes| writes)
+    }
+
+    fn ending(&self, bytes: usize, concerns: impl FnOnce(bool, bool) -> bool) -> Ending {
+        let State { fault, random } = &mut *self.lock();
+        let Fault::Io { kind, reads, writes, percent } = *fault else { return Ending::Honest };
+        if !concerns(reads, writes) || !random.chance(percent) {
+            return Ending::Honest;
+        }
+        match kind {
+            IoFault::Short if bytes > 1 => Ending::Short(1 + random.below(bytes as u64 - 1) as usize),
+            IoFault::Zero if bytes > 0 => Ending::Zero,
+            IoFault::Short | IoFault::Zero => Ending::Honest,
+            IoFault::Eio => Ending::Error(libc::EIO),
+            IoFault::Enospc => Ending::Error(libc::ENOSPC),
+            IoFault::Eintr => Ending::Error(libc::EINTR),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faulty(kind: IoFault, percent: u8) -> Faults {
+        let faults = Faults::default();
+        faults.inject(Fault::Io { kind, reads: true, writes: false, percent });
+        faults
+    }
+
+    #[test]
+    fn only_the_calls_that_are_meant_end_oddly() {
+        let faults = faulty(IoFault::Eio, 100);
+        assert_eq!((faults.read(8), faults.write(8)), (Ending::Error(libc::EIO), Ending::Honest));
+        faults.inject(Fault::None);
+        assert_eq!(faults.read(8), Ending::Honest);
+    }
+
+    #[test]
+    fn a_short_call_moves_something_but_not_all() {
+        let faults = faulty(IoFault::Short, 100);
+        for _ in 0..1_000 {
+            assert!(matches!(faults.read(7), Ending::Short(1..7)));
+        }
+        assert_eq!(faults.read(1), Ending::Honest);
+    }
+
+    #[test]
+    fn a_storm_leaves_the_share_that_it_says() {
+        let faults = faulty(IoFault::Eintr, 90);
+        let honest = (0..10_000).filter(|_| faults.read(8) == Ending::Honest).count();
+        assert!((900..1_100).contains(&honest), "{honest}");
+    }
+}

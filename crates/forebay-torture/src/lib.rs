@@ -1,0 +1,28 @@
+//! Torture for stores of KV: faults, crashes and misuse, judged by the bytes that come back.
+//!
+//! A store under test runs in a worker, a process that speaks the [`protocol`] on its standard input and output. The suite
+//! puts values whose every byte it can predict, does harm to the files, the system calls or the process, and judges each
+//! value that comes back. A store may always have lost a value; it may never return another, hang, or take more disk than
+//! it was given. Workers for Forebay's disk tier, for a store of one file per object and for LMCache's local disk backend
+//! are included; any other store needs a worker of its own.
+//!
+//! Knows bytes, files and processes. Must never know how a store under test works, except in [`subjects`].
+
+mod cases;
+mod disk;
+pub mod faults;
+mod model;
+pub mod power;
+pub mod protocol;
+mod random;
+pub mod report;
+mod rig;
+pub mod serve;
+pub mod subjects;
+pub mod suite;
+mod value;
+pub mod worker;
+
+pub use report::Report;
+pub use rig::{Scale, Seen};
+pub use suite::{Outcome, Store, Suite};

@@ -1,0 +1,92 @@
+//! The worker's half of the protocol: commands from standard input are carried out by a subject, each on a thread of its
+//! own, and answered on standard output. This file knows threads and frames; it must never know what a subject does.
+
+use crate::protocol::{Answer, COMMANDS_MAX, Command, Do, Fault, Is, Setup, read_frame, write_frame};
+use std::io::{self, Read, Write};
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A store under test. Methods are called from many threads at a time.
+pub trait Subject: Send + Sync {
+    /// Opens it.
+    fn open(&self, setup: &Setup) -> Is;
+    /// Stores a value.
+    fn put(&self, key: u64, value: Vec<u8>) -> Is;
+    /// Reads values with one call of the store: `None` is a miss.
+    fn get_many(&self, keys: &[u64]) -> Result<Vec<Option<Vec<u8>>>, Is>;
+    /// Forgets a value.
+    fn delete(&self, key: u64) -> Is;
+    /// Makes durable what was answered before.
+    fn flush(&self) -> Is;
+    /// Has faults happen below the store.
+    fn inject(&self, fault: Fault) -> Is;
+    /// Faults that the store has noticed, if it counts them.
+    fn faults(&self) -> Option<u64>;
+    /// Closes it.
+    fn close(&self) -> Is;
+}
+
+/// Serves `subject` until `close` or the end of the commands.
+pub fn serve(
+    subject: Arc<dyn Subject>,
+    mut commands: impl Read,
+    answers: impl Write + Send + 'static,
+) -> io::Result<()> {
+    let answers = Arc::new(Mutex::new(answers));
+    let mut threads = Vec::new();
+    while let Some((command, payload)) = read_frame(&mut commands, |command: &Command| command.bytes)? {
+        let is_last = command.what == Do::Close;
+        let (subject, answers) = (Arc::clone(&subject), Arc::clone(&answers));
+        let answer = move || {
+            let (what, payload) = carry_out(&*subject, command.what, payload);
+            let header = Answer { id: command.id, bytes: payload.len() as u64, what };
+            let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
+            // Who no longer listens has ended, and so will this process with its next command.
+            let _ = write_frame(&mut *answers, &header, &payload);
+        };
+        if is_last {
+            answer();
+            return Ok(());
+        }
+        threads.retain(|thread: &std::thread::JoinHandle<()>| !thread.is_finished());
+        if threads.len() >= COMMANDS_MAX {
+            return Err(io::Error::other(format!("{COMMANDS_MAX} commands are under way; no more may")));
+        }
+        threads.push(std::thread::Builder::new().spawn(answer)?);
+    }
+    Ok(())
+}
+
+fn carry_out(subject: &dyn Subject, what: Do, payload: Vec<u8>) -> (Is, Vec<u8>) {
+    let work = AssertUnwindSafe(|| match what {
+        Do::Open(setup) => (subject.open(&setup), Vec::new()),
+        Do::Put { key } => (subject.put(key, payload), Vec::new()),
+        Do::Get { key } => get(subject, key),
+        Do::GetMany { keys } => get_many(subject, &keys),
+        Do::Delete { key } => (subject.delete(key), Vec::new()),
+        Do::Flush => (subject.flush(), Vec::new()),
+        Do::Inject(fault) => (subject.inject(fault), Vec::new()),
+        Do::Stat => (Is::Stat { faults: subject.faults() }, Vec::new()),
+        Do::Close => (subject.close(), Vec::new()),
+    });
+    let panicked = |_| (Is::Error { reason: "the store panicked".into() }, Vec::new());
+    std::panic::catch_unwind(work).unwrap_or_else(panicked)
+}
+
+fn get(subject: &dyn Subject, key: u64) -> (Is, Vec<u8>) {
+    match subject.get_many(&[key]).map(|mut values| values.pop().flatten()) {
+        Ok(Some(value)) => (Is::Hit, value),
+        Ok(None) => (Is::Miss, Vec::new()),
+        Err(other) => (other, Vec::new()),
+    }
+}
+
+fn get_many(subject: &dyn Subject, keys: &[u64]) -> (Is, Vec<u8>) {
+    match subject.get_many(keys) {
+        Ok(values) => {
+            let lengths = values.iter().map(|value| value.as_ref().map(|value| value.len() as u64)).collect();
+            (Is::Many { lengths }, values.into_iter().flatten().flatten().collect())
+        }
+        Err(other) => (other, Vec::new()),
+    }
+}

@@ -1,0 +1,75 @@
+//! The medium of Forebay's log with faults in front of it. A medium moves all bytes or fails, so faults of single calls
+//! that its implementation hides, short ones and interrupted ones, cannot be played here. This file plays faults; it must
+//! never know what is read or written.
+
+use crate::faults::{Ending, Faults};
+use forebay_store::log::{Medium, VolumeSpace};
+use forebay_store::ssd::FileMedium;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+/// A medium on a file.
+pub struct FaultyMedium {
+    inner: FileMedium,
+    /// The same file for the power supply, which reads and writes it as it likes.
+    file: Arc<File>,
+    faults: Arc<Faults>,
+}
+
+impl FaultyMedium {
+    /// A medium whose operations end as `faults` says.
+    pub fn new(inner: FileMedium, file: Arc<File>, faults: Arc<Faults>) -> FaultyMedium {
+        FaultyMedium { inner, file, faults }
+    }
+}
+
+impl Medium for FaultyMedium {
+    fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        check(self.faults.read(buffer.len()), io::ErrorKind::UnexpectedEof)?;
+        self.inner.read_at(offset, buffer)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        check(self.faults.write(bytes.len()), io::ErrorKind::WriteZero)?;
+        let announced = self.faults.power().write(&self.file, offset, &[bytes])?;
+        let written = self.inner.write_at(offset, bytes);
+        self.faults.power().written(announced);
+        written
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        check(self.faults.write(0), io::ErrorKind::WriteZero)?;
+        let syncing = self.faults.power().sync(&self.file)?;
+        self.inner.sync()?;
+        self.faults.power().synced(&syncing);
+        Ok(())
+    }
+
+    fn withdraw(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        check(self.faults.write(0), io::ErrorKind::WriteZero)?;
+        self.inner.withdraw(offset, bytes)
+    }
+
+    fn restore(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        check(self.faults.write(0), io::ErrorKind::WriteZero)?;
+        self.inner.restore(offset, bytes)
+    }
+
+    fn space(&self) -> io::Result<VolumeSpace> {
+        self.inner.space()
+    }
+}
+
+/// `zero` is the error of an operation that could move nothing.
+fn check(ending: Ending, zero: io::ErrorKind) -> io::Result<()> {
+    match ending {
+        Ending::Error(libc::EINTR) | Ending::Honest | Ending::Short(_) => Ok(()),
+        Ending::Zero => Err(zero.into()),
+        Ending::Error(errno) => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
