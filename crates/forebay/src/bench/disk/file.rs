@@ -24,7 +24,7 @@ impl TestFile {
         // Footers take a page for each object, the smallest of which has twenty; segments being filled or emptied take
         // some more.
         let segment_bytes = (objects_bytes / 64).next_multiple_of(MIB).clamp(8 * MIB, 256 * MIB);
-        let log_bytes = objects_bytes.div_ceil(MIB) * MIB / 18 * 20 + 10 * segment_bytes;
+        let log_bytes = (objects_bytes / 18 * 20).next_multiple_of(MIB) + 10 * segment_bytes;
         let file = TestFile { path, log_bytes, room_bytes: objects_bytes };
         init(&file.path, log_bytes, segment_bytes, Existing::Keep)?;
         File::options().write(true).open(&file.path)?.set_len(log_bytes + objects_bytes)?;

@@ -7,16 +7,20 @@ use super::memory::{Buffers, Direction, Objects};
 use forebay_kv::ChunkId;
 use forebay_links::disk::DiskOptions;
 use forebay_mover::{Class, Limits, MoverThread, Place, RegionId, Span};
-use forebay_store::TenantId;
-use forebay_store::ssd::{DiskLease, NotRead, Ssd, SsdConfig, SsdWriteEnd, Staged, Volume, Want};
+use forebay_store::ssd::{DiskLease, NotRead, NotWritten, Ssd, SsdConfig, SsdWriteEnd, Staged, Volume, Want};
+use forebay_store::{Refused, TenantId};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 const HOST: Place = Place::Host(0);
 const TENANT: TenantId = TenantId(0);
 const TTL_US: u64 = 60_000_000;
+/// How long to wait for room before asking again, and in all.
+const FULL_RETRY: Duration = Duration::from_micros(200);
+const FULL_AT_MOST: Duration = Duration::from_secs(10);
 
 /// A store on the file under test.
 pub struct Ours {
@@ -78,9 +82,19 @@ impl Ours {
         let id = self.next_id();
         let span =
             Span::new(self.memory, self.buffers.offset(Direction::Write, slot), self.buffers.objects.bytes);
-        let ended = ended.clone();
-        let on_end = move |end| drop(ended.send((slot, end)));
-        self.ssd.write(TENANT, id, None, &[vec![span]], None, Class::WriteBack, on_end)?;
+        let deadline = Instant::now() + FULL_AT_MOST;
+        loop {
+            let ended = ended.clone();
+            let on_end = move |end| drop(ended.send((slot, end)));
+            match self.ssd.write(TENANT, id, None, &[vec![span]], None, Class::WriteBack, on_end) {
+                Ok(()) => break,
+                // Room that was given up is there again only when that is durable. The wait is part of what is measured.
+                Err(NotWritten::Refused(Refused::Full { .. })) if Instant::now() < deadline => {
+                    std::thread::sleep(FULL_RETRY);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
         self.stored.push_back((id, slot));
         Ok(())
     }
