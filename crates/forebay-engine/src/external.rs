@@ -13,7 +13,7 @@ use crate::scheduler::{BlockId, ChunkStore, Load, RequestId};
 use crate::stats::StoreStats;
 use crate::truth::KvShape;
 use forebay_kv::ChunkId;
-use forebay_mover::{Class, Closed, End, MoverHandle, Place, RegionId, Span};
+use forebay_mover::{Class, Closed, End, MoverHandle, Place, Reason, RegionId, Span};
 use forebay_store::{Lease, NotVerified, Store, StoreEnd, TenantId};
 use std::collections::HashMap;
 use std::sync::mpsc;
@@ -64,6 +64,8 @@ pub struct Fetched {
     pub request: RequestId,
     /// Chunks of which every byte was checked.
     pub good_chunks: usize,
+    /// How many of these, the last ones, were on disk.
+    pub from_disk: usize,
     /// Blocks that a lost transfer may still write.
     pub withdrawn: Vec<BlockId>,
 }
@@ -152,6 +154,12 @@ impl External {
         self.connection.store.lookup(ids)
     }
 
+    /// Tells the store which chunks a request uses, wherever they are or if they have to be computed.
+    pub fn used(&self, ids: &[ChunkId]) {
+        let chunk_bytes = (self.layer.len() * self.shape.layers()) as u64;
+        self.connection.store.used(self.connection.tenant, ids, chunk_bytes);
+    }
+
     /// Starts a load. Its end comes out of [`External::take_due`].
     pub fn load(&mut self, load: Load, latency: &LatencyModel, clock: &ModelClock) {
         let StoreConnection { store, tenant, mover, .. } = self.connection.clone();
@@ -203,9 +211,14 @@ impl External {
         if let State::Moving { lease, ends } = &active.state
             && active.state.has_ended()
         {
+            let good_chunks = self.good_chunks(&active.load, lease, ends);
+            let in_memory = lease.in_memory().saturating_sub(active.load.first_chunk);
+            let from_disk = good_chunks.saturating_sub(in_memory);
+            self.stats.disk_chunks += from_disk as u64;
             let fetched = Fetched {
                 request: active.load.request,
-                good_chunks: self.good_chunks(&active.load, lease, ends),
+                good_chunks,
+                from_disk,
                 withdrawn: self.touched_blocks(&active.load, ends),
             };
             active.state = State::Checked(fetched);
@@ -228,6 +241,9 @@ impl External {
                         &mut self.stats.missing_chunks
                     }
                 },
+                Some(End::Failed(failure)) if matches!(failure.reason, Reason::Corrupt { .. }) => {
+                    &mut self.stats.corrupt_chunks
+                }
                 _ => &mut self.stats.unmoved_chunks,
             };
             *counter += 1;

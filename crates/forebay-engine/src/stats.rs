@@ -50,6 +50,8 @@ pub struct Stats {
 pub struct StoreStats {
     /// Loaded and every byte right.
     pub loaded_chunks: u64,
+    /// Of these, chunks that the store had on disk.
+    pub disk_chunks: u64,
     /// Loaded with wrong bytes, and caught.
     pub corrupt_chunks: u64,
     /// Gone between the lookup and the lease.

@@ -140,7 +140,12 @@ impl Worker {
             return end(&job, End::Failed("the engine is shutting down".into()));
         }
         match self.scheduler.submit(std::mem::take(&mut job.prompt), job.max_tokens) {
-            Ok(request) => self.jobs.insert(request, job),
+            Ok(request) => {
+                if let (Some(external), Some(request)) = (&self.external, self.scheduler.request(request)) {
+                    external.used(request.chunk_ids());
+                }
+                self.jobs.insert(request, job);
+            }
             Err(refused) => {
                 self.stats.failed += 1;
                 end(&job, End::Failed(refused.to_string()));
@@ -176,8 +181,8 @@ impl Worker {
     /// Hands chunks that have arrived, and whose time has passed, to the scheduler.
     fn take_fetched(&mut self) {
         let Some(external) = &mut self.external else { return };
-        for Fetched { request, good_chunks, withdrawn } in external.take_due(Instant::now()) {
-            self.scheduler.load_ended(request, good_chunks, &withdrawn);
+        for Fetched { request, good_chunks, from_disk, withdrawn } in external.take_due(Instant::now()) {
+            self.scheduler.load_ended(request, good_chunks, from_disk, &withdrawn);
         }
     }
 

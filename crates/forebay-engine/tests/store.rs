@@ -5,13 +5,17 @@ mod common;
 
 use common::{Client, FAST, config, eventually, oracle, tokens};
 use forebay_engine::{Engine, EngineConfig, EngineHandle, StoreConnection};
+use forebay_links::disk::DiskOptions;
 use forebay_links::{BitFlips, HostLink};
 use forebay_mover::{
     Completion, Limits, Link, LinkOp, LinkSpec, Memory, MoverThread, Outcome, Place, RouteSpec,
 };
-use forebay_store::{Pages, Store, TenantId, TierConfig};
+use forebay_store::admission::Policy;
+use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
+use forebay_store::{Pages, Store, TenantId, TierConfig, WriteBackConfig};
 use http::Method;
 use serde_json::{Value, json};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -32,9 +36,25 @@ impl Rig {
     /// A store of `capacity_bytes`; what it stores comes in over a host link, what it loads goes out over `load`.
     fn new(capacity_bytes: u64, load: Box<dyn Link>) -> Rig {
         let mover = MoverThread::spawn(Limits::default()).expect("a mover");
-        let handle = mover.handle();
         let tier = TierConfig { slab_bytes: MIB / 4, ..TierConfig::new(capacity_bytes) };
-        let store = Store::open(&handle, Place::Host(0), Pages::Base, tier).expect("a store");
+        let store = Store::open(&mover.handle(), Place::Host(0), Pages::Base, tier).expect("a store");
+        Rig::join(mover, store, load)
+    }
+
+    /// A store with a log below it.
+    fn with_log(log: &Path) -> Rig {
+        let mover = MoverThread::spawn(Limits::default()).expect("a mover");
+        let volume = Volume::open(log, DiskOptions::default()).expect("a log");
+        let ssd = Ssd::open(&mover.handle(), Place::Host(0), vec![volume], SsdConfig::default());
+        let tier = TierConfig { slab_bytes: MIB / 4, ..TierConfig::new(32 * MIB) };
+        let write_back = WriteBackConfig::new(Policy::All, 32 * MIB, 64 * MIB, CHUNK_BYTES);
+        let (handle, ssd) = (mover.handle(), ssd.expect("an SSD"));
+        let store = Store::open_with_ssd(&handle, Place::Host(0), Pages::Base, tier, ssd, &write_back);
+        Rig::join(mover, store.expect("a store"), Box::new(HostLink::new(1).expect("a host link")))
+    }
+
+    fn join(mover: MoverThread, store: Store, load: Box<dyn Link>) -> Rig {
+        let handle = mover.handle();
         let spec = |name: &str| LinkSpec::new(name, 4, 64 << 20);
         let copy = HostLink::new(1).expect("a host link");
         let stores = handle.add_link(spec("store"), Box::new(copy)).expect("added");
@@ -105,6 +125,37 @@ async fn what_one_engine_computed_another_one_loads() {
     assert_eq!(stats.scheduler.store_hits_tokens, 1_280);
     first.shutdown(SECONDS).await;
     second.shutdown(SECONDS).await;
+}
+
+#[tokio::test]
+async fn what_an_earlier_process_left_on_disk_is_loaded_and_counted_as_such() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let log = directory.path().join("log");
+    init(&log, 64 * MIB, MIB, Existing::Keep).expect("a log");
+    let mut config = config();
+    config.profile.memory.pool_tokens = 8_192;
+    let oracle = oracle(&config);
+    let prompt = tokens(1_100, 1);
+
+    let rig = Rig::with_log(&log);
+    let (engine, client) = rig.spawn(&config, 0).await;
+    client.complete(&prompt, 1).await;
+    rig.wait_for_chunks(4).await;
+    engine.shutdown(SECONDS).await;
+    rig.store.close().expect("everything is durable");
+    drop(rig);
+
+    let rig = Rig::with_log(&log);
+    let (engine, client) = rig.spawn(&config, 0).await;
+    let (warm, usage) = client.complete(&prompt, 20).await;
+    assert_eq!((oracle.wrong_tokens(&prompt, &warm), cached(&usage)), (0, (1_024, 1_024)));
+    assert_eq!(usage["prompt_tokens_details"]["ssd_cached_tokens"], 1_024);
+    let stats = engine.stats();
+    assert_eq!((stats.store.loaded_chunks, stats.store.disk_chunks), (4, 4));
+    assert_eq!((stats.scheduler.store_hits_tokens, stats.scheduler.disk_hits_tokens), (1_024, 1_024));
+    let (_, metrics) = client.get("/metrics").await;
+    assert!(metrics.contains(r#"tier="disk"} 1024"#) && metrics.contains(r#"tier="memory"} 0"#), "{metrics}");
+    engine.shutdown(SECONDS).await;
 }
 
 #[tokio::test]

@@ -102,6 +102,8 @@ struct PromptDetails {
     cached_tokens: usize,
     /// Of these, the ones that came from the store.
     external_cached_tokens: usize,
+    /// Of these, the ones that the store had on disk.
+    ssd_cached_tokens: usize,
 }
 
 impl Usage {
@@ -121,6 +123,7 @@ impl Usage {
     pub fn add_hit(&mut self, hit: CacheHit) {
         self.prompt_tokens_details.cached_tokens += hit.tokens();
         self.prompt_tokens_details.external_cached_tokens += hit.store_tokens;
+        self.prompt_tokens_details.ssd_cached_tokens += hit.disk_tokens;
     }
 }
 

@@ -36,6 +36,13 @@ pub fn render(stats: &Stats, model: &str, block_tokens: usize) -> String {
         "Tokens that came from the store",
         cache.store_hits_tokens,
     );
+    let in_memory = cache.store_hits_tokens - cache.disk_hits_tokens;
+    text.labelled(
+        "forebay_external_prefix_cache_hits_total",
+        "counter",
+        "Tokens that came from the store, by tier",
+        &[("tier=\"memory\"".to_owned(), in_memory), ("tier=\"disk\"".to_owned(), cache.disk_hits_tokens)],
+    );
     text.counter(
         "vllm:num_preemptions",
         "Requests whose blocks were taken, to be recomputed",

@@ -19,7 +19,7 @@ impl Scheduler {
             request.named = hits.len();
             request.blocks = hits;
             if !request.started {
-                request.hit = CacheHit { gpu_tokens: request.computed, store_tokens: 0 };
+                request.hit = CacheHit { gpu_tokens: request.computed, ..CacheHit::default() };
             }
         }
     }

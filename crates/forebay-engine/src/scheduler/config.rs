@@ -69,6 +69,8 @@ pub struct Counters {
     pub store_queries_tokens: u64,
     /// Tokens that came from the store.
     pub store_hits_tokens: u64,
+    /// Of these, tokens that the store had on disk.
+    pub disk_hits_tokens: u64,
     /// Requests that gave their blocks back to be recomputed.
     pub preemptions: u64,
     /// Complete chunks of finished requests that the store was not given, because stores held too many blocks.

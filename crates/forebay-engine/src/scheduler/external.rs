@@ -25,9 +25,16 @@ impl Scheduler {
         Admission::Load(Load { request: id, ids: request.chunk_ids[..chunks].to_vec(), first_chunk, blocks })
     }
 
-    /// A load has ended: the first `loaded_chunks` of its chunks are in their blocks, every byte checked. `withdrawn`
-    /// are blocks among the others that may still be written and are never used again.
-    pub fn load_ended(&mut self, id: RequestId, loaded_chunks: usize, withdrawn: &[BlockId]) {
+    /// A load has ended: the first `loaded_chunks` of its chunks are in their blocks, every byte checked; the last
+    /// `from_disk` of these were on disk. `withdrawn` are blocks among the others that may still be written and are never
+    /// used again.
+    pub fn load_ended(
+        &mut self,
+        id: RequestId,
+        loaded_chunks: usize,
+        from_disk: usize,
+        withdrawn: &[BlockId],
+    ) {
         let chunk_blocks = self.chunk_blocks();
         let Some(request) = self.requests.get_mut(&id) else { return };
         let Phase::Loading { first_chunk, aborted } = request.phase else { return };
@@ -45,7 +52,10 @@ impl Scheduler {
         let loaded_tokens = good_chunks * chunk_blocks * self.config.block_tokens;
         request.computed = loaded_tokens.min(request.tokens.len() - 1);
         if !request.started {
-            request.hit.store_tokens = request.computed - request.hit.gpu_tokens.min(request.computed);
+            let behind = |tokens: usize| request.computed.saturating_sub(tokens);
+            let in_memory_tokens = loaded_tokens - from_disk * chunk_blocks * self.config.block_tokens;
+            request.hit.store_tokens = behind(request.hit.gpu_tokens);
+            request.hit.disk_tokens = behind(request.hit.gpu_tokens.max(in_memory_tokens));
         }
         let computed = request.computed;
         if aborted {

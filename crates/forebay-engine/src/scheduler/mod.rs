@@ -358,6 +358,7 @@ impl Scheduler {
         if self.namer.chunk_tokens.is_some() {
             self.counters.store_queries_tokens += (tokens - request.hit.gpu_tokens) as u64;
             self.counters.store_hits_tokens += request.hit.store_tokens as u64;
+            self.counters.disk_hits_tokens += request.hit.disk_tokens as u64;
         }
     }
 

@@ -16,6 +16,8 @@ pub struct CacheHit {
     pub gpu_tokens: usize,
     /// In the store.
     pub store_tokens: usize,
+    /// Of these, the ones that the store had on disk.
+    pub disk_tokens: usize,
 }
 
 impl CacheHit {

@@ -156,7 +156,7 @@ impl Rig {
         }
         let withdrawn: Vec<BlockId> =
             load.blocks.last().copied().filter(|_| withdraw && good < wanted).into_iter().collect();
-        self.scheduler.load_ended(load.request, good, &withdrawn);
+        self.scheduler.load_ended(load.request, good, good / 2, &withdrawn);
         self.check();
     }
 
