@@ -169,9 +169,9 @@ impl Current {
     /// The superblock to write next.
     ///
     /// An epoch is never used twice, since it tells journal blocks of one from those of another. A copy that cannot be
-    /// read may have had the epoch after this one's.
+    /// read may have had the epoch after this one's. It is the copy that is replaced, never the one that can be read.
     pub fn next(&self, clean: bool) -> Superblock {
-        let step = if self.both_sound { 1 } else { 2 };
+        let step = if self.both_sound { 1 } else { 3 };
         let epoch = self.superblock.epoch.saturating_add(step);
         Superblock { epoch, clean, ..self.superblock }
     }
@@ -232,6 +232,11 @@ mod tests {
         let current = choose(&superblock(6).encode(), &torn).unwrap();
         assert_eq!(current.superblock.epoch, 6);
         assert!(current.next(false).epoch > 7);
+        assert_eq!(
+            current.next(false).place(),
+            superblock(7).place(),
+            "the sound copy stays until this one is"
+        );
     }
 
     #[test]
