@@ -31,6 +31,8 @@ enum Command {
     Engine(cmd::engine::Args),
     /// Route OpenAI requests to engines, aware of their caches and load
     Route(cmd::route::Args),
+    /// Make, look at, check and empty logs of the SSD tier
+    Store(cmd::store::Args),
     /// Inspect, sample, generate and replay request traces
     Trace(cmd::trace::Args),
     /// Harm stores of KV, see that nothing wrong comes back, and compare them
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(args),
         Command::Engine(args) => cmd::engine::run(args),
         Command::Route(args) => cmd::route::run(args),
+        Command::Store(args) => cmd::store::run(args),
         Command::Trace(args) => cmd::trace::run(args),
         Command::Torture(args) => cmd::torture::run(args),
         Command::Bench(args) => bench::run(args),

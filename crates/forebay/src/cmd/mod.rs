@@ -3,6 +3,7 @@
 pub mod engine;
 pub mod replay;
 pub mod route;
+pub mod store;
 pub mod tiers;
 pub mod torture;
 pub mod trace;

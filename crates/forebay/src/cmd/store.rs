@@ -1,0 +1,107 @@
+//! `forebay store`: make, look at, check and empty logs of the SSD tier while no engine uses them. It turns arguments into
+//! calls of `forebay-store`, and what came back into text; what a log is, is known there.
+
+mod change;
+mod look;
+mod size;
+
+use crate::CommandResult;
+use clap::Subcommand;
+use forebay_store::TenantId;
+use forebay_store::ssd::{Existing, FileMedium, SsdError, init};
+use size::{Size, size};
+use std::path::{Path, PathBuf};
+
+/// What commands fail with.
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Arguments of `forebay store`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Make an empty log, with all its space set aside
+    Init {
+        /// File to make, or raw partition to use
+        file: PathBuf,
+        /// Size of the log, such as 100G: all that it will ever take of the disk
+        #[arg(long, value_name = "SIZE", value_parser = size)]
+        size: u64,
+        /// Size of a segment; no chunk may be larger
+        #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256M")]
+        segment: u64,
+        /// Destroy what the file or partition holds
+        #[arg(long)]
+        force: bool,
+    },
+    /// Show what a log holds, without changing it
+    Stat {
+        /// The log
+        file: PathBuf,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read everything in a log and check every sum, without changing it; fails if anything is wrong
+    Verify {
+        /// The log
+        file: PathBuf,
+    },
+    /// Check as verify does, and drop what is damaged, so that it is a miss
+    Scrub {
+        /// The log
+        file: PathBuf,
+    },
+    /// Drop all chunks of a tenant and overwrite their bytes
+    Purge {
+        /// The log
+        file: PathBuf,
+        /// Whose chunks
+        #[arg(long, value_name = "NUMBER")]
+        tenant: u16,
+    },
+    /// Rebuild a log that lost both checkpoints from what its segments say
+    Recover {
+        /// The log
+        file: PathBuf,
+    },
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> CommandResult {
+    match args.command {
+        Command::Init { file, size, segment, force } => make(&file, size, segment, force),
+        Command::Stat { file, json } => look::stat(&file, json),
+        Command::Verify { file } => look::verify(&file),
+        Command::Scrub { file } => change::scrub(&file),
+        Command::Purge { file, tenant } => change::purge(&file, TenantId(tenant)),
+        Command::Recover { file } => change::recover(&file),
+    }
+}
+
+fn make(file: &Path, bytes: u64, segment_bytes: u64, force: bool) -> CommandResult {
+    let existing = if force { Existing::Destroy } else { Existing::Keep };
+    let log = init(file, bytes, segment_bytes, existing).map_err(|error| match error {
+        SsdError::Exists { path } => {
+            format!("{}: exists already; --force destroys what it holds", path.display()).into()
+        }
+        SsdError::Layout(error) => in_file(file, error),
+        other => Error::from(other),
+    })?;
+    println!("{}: log {log:?} of {} in segments of {}", file.display(), Size(bytes), Size(segment_bytes));
+    Ok(())
+}
+
+/// Opens a log's file, which nobody else may have open as a log.
+fn open(file: &Path) -> Result<FileMedium, Error> {
+    Ok(FileMedium::open(file)?)
+}
+
+/// Says in which file something is wrong.
+fn in_file(file: &Path, error: impl std::error::Error) -> Error {
+    format!("{}: {error}", file.display()).into()
+}

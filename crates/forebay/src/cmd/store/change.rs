@@ -1,0 +1,59 @@
+//! `forebay store scrub`, `purge` and `recover`: what changes a log while no engine uses it. Each leaves a log that was
+//! closed in good order, or, if it is stopped half-way, one that the next open recovers.
+
+use super::look::tell;
+use super::{Error, in_file, open};
+use crate::CommandResult;
+use forebay_store::TenantId;
+use forebay_store::log::{DiskTierConfig, Inspection, Medium, Offline, inspect, rebuild, verify};
+use std::path::Path;
+
+/// Checks everything and drops what is damaged.
+pub fn scrub(file: &Path) -> CommandResult {
+    let medium = open(file)?;
+    let found = verify(&medium).map_err(|error| in_file(file, error))?;
+    tell(file, &found);
+    if found.is_sound() {
+        return Ok(());
+    }
+    let mut log = opened(file, &medium, &found.inspection)?;
+    // A damaged copy may be an older one of a chunk that has a newer, sound one.
+    let dropped = found.faults.iter().filter(|(chunk, _)| log.drop_copy(chunk.tenant, &chunk.name)).count();
+    log.close().map_err(|error| in_file(file, error))?;
+    println!("{dropped} chunks were dropped");
+    Ok(())
+}
+
+/// Drops all chunks of a tenant and overwrites what they leave.
+pub fn purge(file: &Path, tenant: TenantId) -> CommandResult {
+    let medium = open(file)?;
+    let seen = inspect(&medium, |_| ()).map_err(|error| in_file(file, error))?;
+    let mut log = opened(file, &medium, &seen)?;
+    let gone = log.purge(tenant).map_err(|error| in_file(file, error))?;
+    log.close().map_err(|error| in_file(file, error))?;
+    println!("{}: {gone} chunks of tenant {} are gone, their bytes overwritten", file.display(), tenant.0);
+    Ok(())
+}
+
+/// Rebuilds a log that has no checkpoint.
+pub fn recover(file: &Path) -> CommandResult {
+    let medium = open(file)?;
+    let rebuilt = rebuild(&medium).map_err(|error| in_file(file, error))?;
+    println!(
+        "{}: rebuilt from {} segments and {} journal blocks, {} chunks",
+        file.display(),
+        rebuilt.segments,
+        rebuilt.blocks,
+        rebuilt.chunks
+    );
+    println!("chunks that were deleted lately may be back; purge tenants that are to be gone once more");
+    Ok(())
+}
+
+/// Opens a log with room for all the chunks that it holds.
+fn opened<'a>(file: &Path, medium: &'a dyn Medium, seen: &Inspection) -> Result<Offline<'a>, Error> {
+    let max_chunks = u32::try_from(seen.recovered.chunks.saturating_add(1)).unwrap_or(u32::MAX);
+    let config = DiskTierConfig { max_chunks, ..DiskTierConfig::default() };
+    let (log, _) = Offline::open(&config, medium).map_err(|error| in_file(file, error))?;
+    Ok(log)
+}
