@@ -165,3 +165,27 @@ fn a_full_log_takes_new_chunks_and_stays_sound() {
     let found = verify(&disk as &dyn Medium).unwrap();
     assert!(found.faults.is_empty() && found.inspection.recovered.chunks > 100, "{found:?}");
 }
+
+#[test]
+fn what_was_dropped_after_a_commit_that_failed_half_way_stays_gone() {
+    let disk = SimDisk::with_log(FILE_BYTES, SEGMENT_BYTES, 16 << 10);
+    let (mut log, _) = Offline::open(&config(), &disk).unwrap();
+    log.store(ONE, &id(1), None, &layers(1)).unwrap();
+    // Its sync, header and journal block succeed, the sync after them does not.
+    disk.fail_after(3);
+    assert!(log.settle().is_err());
+    disk.revive();
+    let name = chunks(&disk).0[0].name;
+    assert!(log.drop_copy(ONE, &name));
+    // More records than the journal has room for: a checkpoint takes their place.
+    for number in 0..300u16 {
+        let id = ChunkId::from_bytes(std::array::from_fn(|byte| number.to_le_bytes()[byte % 2]));
+        log.store(TWO, &id, None, &[vec![1]]).unwrap();
+    }
+    log.settle().unwrap();
+    drop(log);
+    assert!(
+        chunks(&disk).0.iter().all(|chunk| chunk.tenant == TWO),
+        "the failed commit's block is not replayed"
+    );
+}

@@ -187,6 +187,8 @@ impl DiskTier {
         let used = owner.journal.sequence - owner.replay_from;
         let total = used + records.len().div_ceil(RECORDS_PER_BLOCK) as u64;
         if total > owner.layout.journal_blocks() {
+            // Behind every block that an attempt which failed may have left: nobody is to replay those now.
+            at.sequence = owner.replay_from + owner.layout.journal_blocks();
             return (Pages::new(), at, false);
         }
         let mut pages = Pages::new();
