@@ -30,7 +30,7 @@ pub struct Args {
     /// Fewer values, kills and crash points: less than a minute
     #[arg(long)]
     quick: bool,
-    /// Writes at which the power fails [default: 1000, or 60 with --quick]
+    /// Writes at which the power fails [default: 1000, or 40 with --quick]
     #[arg(long, value_name = "COUNT")]
     crash_points: Option<u32>,
     /// Decides all that is random
@@ -141,9 +141,9 @@ fn own(program: &Path, args: &Args) -> Store {
     Store { name, launch, patience: patience(args.quick) }
 }
 
-/// Opening includes the start of an interpreter and its libraries.
+/// Opening includes the start of an interpreter and its libraries, which takes long on a busy machine.
 fn patience(quick: bool) -> Patience {
-    Patience { open: Duration::from_secs(60), command: Duration::from_secs(if quick { 10 } else { 20 }) }
+    Patience { open: Duration::from_secs(180), command: Duration::from_secs(if quick { 10 } else { 20 }) }
 }
 
 fn tell(store: &Store, outcome: &Outcome) {
