@@ -8,7 +8,7 @@
 
 mod file;
 mod flights;
-mod inbox;
+pub(crate) mod inbox;
 mod kernel;
 mod link;
 mod pacer;

@@ -1,0 +1,374 @@
+//! A flow as a link of the mover: a connection to a peer, and the thread that drives its asking end. This file joins the
+//! parts; it must never decide what is said on the wire.
+
+use super::command::PeerRegion;
+use super::connection::{Broken, Connection, Pumped};
+use super::frame::VERSION;
+use super::greeting::{Hello, Identity};
+use super::peer::PeerRegions;
+use super::requester::{Operation, Patience, Requester};
+use super::socket::{Ready, Socket, WakeUp};
+use crate::disk::inbox::Inbox;
+use forebay_mover::{Completion, Link, LinkOp, Memory, Outcome};
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// How a flow is used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FlowOptions {
+    /// Shown to the peer if it asks for one. At most [`TOKEN_BYTES_MAX`](super::TOKEN_BYTES_MAX) bytes.
+    pub token: Vec<u8>,
+    /// The instance to speak to; another one is an error. `None`: whoever answers.
+    pub instance: Option<[u8; 16]>,
+    /// Connecting and the greeting may take this long.
+    pub connect_limit_us: u64,
+    /// With something under way and no byte moved for this long, the peer counts as frozen and the flow ends.
+    pub progress_limit_us: u64,
+    /// An operation may take this long.
+    pub op_limit_us: u64,
+    /// A flow that is in use asks after this much silence whether the peer is alive.
+    pub ping_after_us: u64,
+    /// The socket's buffers, each; the system decides otherwise.
+    pub socket_buffer_bytes: Option<usize>,
+}
+
+impl Default for FlowOptions {
+    fn default() -> FlowOptions {
+        FlowOptions {
+            token: Vec::new(),
+            instance: None,
+            connect_limit_us: 5_000_000,
+            progress_limit_us: 2_000_000,
+            op_limit_us: 30_000_000,
+            ping_after_us: 1_000_000,
+            socket_buffer_bytes: None,
+        }
+    }
+}
+
+/// Why there is no flow.
+#[derive(Debug, Error)]
+pub enum FlowError {
+    /// No connection came about.
+    #[error("{address}: {source}")]
+    Connect {
+        /// Where to.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The system lacks something this end needs.
+    #[error("a flow could not be set up: {0}")]
+    System(#[from] std::io::Error),
+    /// The connection ended before the peer let this end in.
+    #[error("{address}: {broken}")]
+    Greeting {
+        /// Where to.
+        address: SocketAddr,
+        /// How it ended.
+        broken: Broken,
+    },
+}
+
+/// Who was found at the other end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Who it is.
+    pub identity: Identity,
+    /// What it offered when the flow began.
+    pub regions: Vec<PeerRegion>,
+}
+
+/// What a flow has done so far.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FlowStats {
+    /// Bytes of operations that succeeded.
+    pub moved_bytes: u64,
+    /// Operations that succeeded.
+    pub done: u64,
+    /// Operations that failed.
+    pub failed: u64,
+    /// Operations whose bytes arrived damaged.
+    pub corrupt: u64,
+    /// Why the flow ended, if it has.
+    pub broken: Option<Broken>,
+}
+
+/// A connection to a peer as a link of a mover. The window of its [`LinkSpec`](forebay_mover::LinkSpec) should have two
+/// lots or more, so that one travels while the next is made ready.
+///
+/// A broken flow fails every operation, at once; the mover uses other routes. Dropping the flow finishes what was
+/// started.
+///
+/// ```
+/// use forebay_links::tcp::*;
+/// use forebay_mover::*;
+/// use std::sync::Arc;
+///
+/// // One process offers memory.
+/// let exports = Arc::new(Exports::new(Arc::new(NoLeases)));
+/// exports.offer(7, 1, Arc::new(HostBuffer::new(8192)), Access::OPEN)?;
+/// let me = Identity::starting([1; 16])?;
+/// let server = TcpServer::listen(([127, 0, 0, 1], 0).into(), me, exports, ServerOptions::default())?;
+///
+/// // Another one writes to it.
+/// let mover = MoverThread::spawn(Limits::default())?;
+/// let handle = mover.handle();
+/// let (here, there) = (Place::Host(0), Place::Peer(1));
+/// let regions = PeerRegions::default();
+/// let me = Identity::starting([2; 16])?;
+/// let (flow, peer) = TcpFlow::connect(server.address(), me, regions.clone(), FlowOptions::default())?;
+/// let link = handle.add_link(LinkSpec::new("flow0", 2, 64 << 20), Box::new(flow))?;
+/// handle.add_route(RouteSpec::direct(here, there, link))??;
+/// let theirs = regions.register(&handle, there, peer.regions[0], 0)?;
+/// let ours = handle.register(here, Arc::new(HostBuffer::new(8192)))?;
+/// let pair = SpanPair::new(Span::new(ours, 0, 4096), Span::new(theirs, 4096, 4096));
+/// let end = handle.run(Transfer::new(vec![pair], Class::Demand))?;
+///
+/// assert_eq!(end, End::Done { bytes: 4096 });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct TcpFlow {
+    handle: FlowHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Speaks to a flow while a mover owns it. Cheap to clone, usable from any thread.
+#[derive(Clone)]
+pub struct FlowHandle {
+    inbox: Arc<Inbox<Message>>,
+    stats: Arc<Mutex<FlowStats>>,
+}
+
+enum Message {
+    Op(LinkOp, Arc<Memory>, Completion),
+    Cancel,
+}
+
+impl TcpFlow {
+    /// Connects to a peer and waits until it has let this end in.
+    pub fn connect(
+        address: SocketAddr,
+        me: Identity,
+        regions: PeerRegions,
+        options: FlowOptions,
+    ) -> Result<(TcpFlow, Peer), FlowError> {
+        let limit = Duration::from_micros(options.connect_limit_us.max(1));
+        let epoch = Instant::now();
+        let stream = TcpStream::connect_timeout(&address, limit)
+            .map_err(|source| FlowError::Connect { address, source })?;
+        let socket = Socket::new(stream, options.socket_buffer_bytes)?;
+        let wake = WakeUp::new()?;
+        let hello = Hello {
+            versions: (VERSION, VERSION),
+            from: me,
+            to_instance: options.instance.unwrap_or_default(),
+            token: options.token.clone(),
+        };
+        let patience = Patience { ping_after_us: options.ping_after_us };
+        let requester = Requester::new(hello, patience, 0);
+        let connection = Connection::new(requester, options.progress_limit_us, 0);
+        let waker = wake.clone();
+        let handle =
+            FlowHandle { inbox: Arc::new(Inbox::new(Arc::new(move || waker.wake()))), stats: Arc::default() };
+        let op_limit_us = options.op_limit_us;
+        let mut worker = Worker {
+            connection,
+            socket,
+            wake,
+            epoch,
+            op_limit_us,
+            handle: handle.clone(),
+            regions,
+            asked: HashMap::new(),
+        };
+        let peer = worker
+            .greet(options.connect_limit_us)
+            .map_err(|broken| FlowError::Greeting { address, broken })?;
+        let thread = std::thread::Builder::new().name("forebay-flow".into()).spawn(move || worker.run())?;
+        Ok((TcpFlow { handle, thread: Some(thread) }, peer))
+    }
+
+    /// Speaks to the flow after it was given to a mover.
+    pub fn handle(&self) -> FlowHandle {
+        self.handle.clone()
+    }
+}
+
+impl Link for TcpFlow {
+    fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
+        let message = Message::Op(op, Arc::clone(memory), done);
+        if let Err(Message::Op(_, _, done)) = self.handle.inbox.post(message) {
+            done.finish(Outcome::Failed { error: Broken::Ended.to_string() });
+        }
+    }
+}
+
+impl Drop for TcpFlow {
+    fn drop(&mut self) {
+        self.handle.inbox.close();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has already been printed, and its operations reported failures.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl FlowHandle {
+    /// Asks for an early end of all operations that are under way. Each fails once it is quiet at both ends, unless it
+    /// succeeds before. To be called after the mover's transfers were cancelled, or it tries again.
+    pub fn cancel_all(&self) {
+        // A flow that has ended has nothing left to cancel.
+        let _ = self.inbox.post(Message::Cancel);
+    }
+
+    /// What the flow has done so far.
+    pub fn stats(&self) -> FlowStats {
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl std::fmt::Debug for FlowHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FlowHandle").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+/// What the flow's thread owns.
+struct Worker {
+    connection: Connection<Requester>,
+    socket: Socket,
+    wake: WakeUp,
+    epoch: Instant,
+    op_limit_us: u64,
+    handle: FlowHandle,
+    regions: PeerRegions,
+    /// Who waits for which operation, and how many bytes it has.
+    asked: HashMap<u64, Completion>,
+}
+
+impl Worker {
+    /// Exchanges the greetings.
+    fn greet(&mut self, limit_us: u64) -> Result<Peer, Broken> {
+        let mut ready = Ready::default();
+        loop {
+            let now_us = self.now_us();
+            let pumped = self.connection.pump(now_us, &mut self.socket, ready.readable)?;
+            if let Some((welcome, regions)) = self.connection.role.peer() {
+                return Ok(Peer { identity: welcome.from, regions: regions.to_vec() });
+            }
+            if now_us >= limit_us {
+                return Err(Broken::Frozen { limit_us });
+            }
+            ready = self.wait(pumped, true, Some(limit_us))?;
+        }
+    }
+
+    fn run(mut self) {
+        let broken = self.drive().err().unwrap_or(Broken::Ended);
+        self.handle.stats.lock().unwrap_or_else(PoisonError::into_inner).broken = Some(broken.clone());
+        let Worker { mut connection, socket, wake, handle, mut asked, .. } = self;
+        // First nothing can move any more, then operations end.
+        socket.reset();
+        connection.role.fail_all(&broken);
+        for (number, outcome) in connection.role.take_ended() {
+            end(&handle.stats, asked.remove(&number), outcome);
+        }
+        drop(connection);
+        let mut messages = Vec::new();
+        loop {
+            let open = handle.inbox.take(&mut messages);
+            for message in messages.drain(..) {
+                if let Message::Op(_, _, done) = message {
+                    end(&handle.stats, Some(done), Outcome::Failed { error: broken.to_string() });
+                }
+            }
+            if !open {
+                return;
+            }
+            if handle.inbox.may_sleep(false) && wake.wait(None, None).is_err() {
+                // Without a wait the thread would spin. What is posted from now on fails when the flow is dropped.
+                handle.inbox.close();
+            }
+        }
+    }
+
+    /// Carries out what is posted until the flow is dropped, or breaks.
+    fn drive(&mut self) -> Result<(), Broken> {
+        let mut messages = Vec::new();
+        let mut ready = Ready::default();
+        loop {
+            let open = self.handle.inbox.take(&mut messages);
+            let now_us = self.now_us();
+            messages.drain(..).for_each(|message| self.take_in(now_us, message));
+            let pumped = self.connection.pump(now_us, &mut self.socket, ready.readable);
+            self.deliver_ends();
+            if !open && self.connection.role.is_idle() {
+                return Ok(());
+            }
+            let may_sleep = self.handle.inbox.may_sleep(!open);
+            let timeout_us = self.connection.next_timeout_us();
+            ready = self.wait(pumped?, may_sleep, timeout_us)?;
+        }
+    }
+
+    fn take_in(&mut self, now_us: u64, message: Message) {
+        let (op, memory, done) = match message {
+            Message::Cancel => return self.connection.role.cancel_all("the operation was cancelled"),
+            Message::Op(op, memory, done) => (op, memory, done),
+        };
+        match self.regions.translate(&op, &memory) {
+            Err(error) => end(&self.handle.stats, Some(done), Outcome::Failed { error }),
+            Ok(asking) => {
+                let deadline_us = now_us.saturating_add(self.op_limit_us);
+                let (wish, command, payload) = (asking.wish, asking.command, asking.payload);
+                let operation = Operation { wish, command, payload, deadline_us };
+                let number = self.connection.role.submit(now_us, operation);
+                self.asked.insert(number, done);
+            }
+        }
+    }
+
+    fn deliver_ends(&mut self) {
+        for (number, outcome) in self.connection.role.take_ended() {
+            end(&self.handle.stats, self.asked.remove(&number), outcome);
+        }
+    }
+
+    fn wait(&self, pumped: Pumped, may_sleep: bool, until_us: Option<u64>) -> Result<Ready, Broken> {
+        let timeout = match until_us {
+            _ if pumped.more || !may_sleep => Some(Duration::ZERO),
+            // A little late rather than twice: waits end early by what the clock is rounded.
+            Some(until_us) => Some(Duration::from_micros(until_us.saturating_sub(self.now_us()) + 1)),
+            None => None,
+        };
+        let waited = self.socket.wait(&self.wake, pumped.send_blocked, timeout);
+        waited.map_err(|error| Broken::System(error.to_string()))
+    }
+
+    fn now_us(&self) -> u64 {
+        self.epoch.elapsed().as_micros() as u64
+    }
+}
+
+/// Counts an outcome and tells whoever waits for it.
+fn end(stats: &Mutex<FlowStats>, done: Option<Completion>, outcome: Outcome) {
+    let mut counted = stats.lock().unwrap_or_else(PoisonError::into_inner);
+    match &outcome {
+        Outcome::Moved { bytes } => {
+            counted.done += 1;
+            counted.moved_bytes += bytes;
+        }
+        Outcome::Failed { .. } => counted.failed += 1,
+        Outcome::Corrupt => counted.corrupt += 1,
+    }
+    drop(counted);
+    if let Some(done) = done {
+        done.finish(outcome);
+    }
+}

@@ -1,0 +1,34 @@
+//! The TCP link: memory of other processes and machines, read and written over connections. One connection is one *flow*,
+//! one link of the mover. The bytes are in `docs/wire.md`.
+//!
+//! Pure parts: `runs`, `command`, `greeting` and `frame` are the bytes; `payload` is where they lie; `exports` is what a
+//! node offers; `connection` turns bytes into frames and payload in place, `requester` and `responder` say what the two
+//! ends do. Driver: `socket`. Glue: [`TcpFlow`], the asking end, and [`TcpServer`], the owning end, with a thread for each
+//! connection. Knows the wire and whose memory is meant; must never know what bytes mean, or why somebody wants them.
+
+mod body;
+mod command;
+mod connection;
+mod exports;
+mod flow;
+mod frame;
+mod greeting;
+mod payload;
+mod peer;
+mod requester;
+mod responder;
+mod runs;
+mod server;
+#[cfg(test)]
+mod simulation;
+mod socket;
+
+pub use command::{FaultCode, PeerRegion};
+pub use connection::Broken;
+pub use exports::{Access, ExportError, Exports, Leases, NoLeases};
+pub use flow::{FlowError, FlowHandle, FlowOptions, FlowStats, Peer, TcpFlow};
+pub use frame::{BadFrame, CHUNK_BYTES_MAX, OP_BYTES_MAX, OPS_MAX, REGIONS_MAX, SPANS_MAX, VERSION};
+pub use greeting::{Identity, Refusal, RefusalCode, TOKEN_BYTES_MAX};
+pub use peer::PeerRegions;
+pub use runs::BadRuns;
+pub use server::{ServerOptions, ServerStats, TcpServer};

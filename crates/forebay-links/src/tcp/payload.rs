@@ -1,0 +1,289 @@
+//! Where an operation's bytes lie: pieces of memory in the order of the wire, cut into chunks, one for each DATA. Together
+//! with `socket.rs` this is the only file of the TCP link that follows an address. It must never know what an operation is.
+
+use super::exports::{Export, Held};
+use super::frame::crc32c;
+use crc_fast::Digest;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Pieces of a chunk that is sent at most, so that header, pieces and CRC are one system call (`IOV_MAX` is 1,024).
+pub(super) const CHUNK_PIECES_MAX: usize = 1_000;
+
+/// Adjacent bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece {
+    pub start: NonNull<u8>,
+    pub len: usize,
+}
+
+/// The bytes of an operation that are not in a chunk yet.
+pub(super) struct Payload {
+    pieces: Vec<Piece>,
+    next: usize,
+    /// Bytes of the next piece that were cut already.
+    within: usize,
+    left: u64,
+    exports: Arc<[Arc<Export>]>,
+}
+
+// SAFETY: pieces are addresses of memory that `Payload::new` was promised, which any thread may reach.
+unsafe impl Send for Payload {}
+
+impl Payload {
+    /// The pieces in the order of the wire.
+    ///
+    /// # Safety
+    ///
+    /// The pieces must be readable and writable for as long as the payload and its chunks live, by whoever holds
+    /// `exports`, or by everybody if there are none.
+    pub unsafe fn new(pieces: Vec<Piece>, exports: Arc<[Arc<Export>]>) -> Payload {
+        let left = pieces.iter().map(|piece| piece.len as u64).sum();
+        Payload { pieces, next: 0, within: 0, left, exports }
+    }
+
+    /// Bytes that are not in a chunk yet.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Cuts the next chunk, of `bytes_max` bytes or fewer.
+    pub fn cut(&mut self, bytes_max: usize) -> Chunk {
+        self.cut_within(bytes_max, usize::MAX)
+    }
+
+    /// Cuts the next chunk to be sent, of few enough pieces for one system call.
+    pub fn cut_to_send(&mut self, bytes_max: usize) -> Chunk {
+        self.cut_within(bytes_max, CHUNK_PIECES_MAX)
+    }
+
+    fn cut_within(&mut self, bytes_max: usize, pieces_max: usize) -> Chunk {
+        let mut pieces = Vec::new();
+        let mut len = 0;
+        while len < bytes_max && pieces.len() < pieces_max && self.next < self.pieces.len() {
+            let piece = self.pieces[self.next];
+            let taken = (piece.len - self.within).min(bytes_max - len);
+            // SAFETY: `within` is below the piece's length.
+            let start = unsafe { piece.start.add(self.within) };
+            pieces.push(Piece { start, len: taken });
+            len += taken;
+            self.within += taken;
+            if self.within == piece.len {
+                self.next += 1;
+                self.within = 0;
+            }
+        }
+        self.left -= len as u64;
+        Chunk { pieces, next: 0, len, left: len, exports: Some(Arc::clone(&self.exports)) }
+    }
+}
+
+/// The payload of one DATA, and how much of it has moved.
+pub(super) struct Chunk {
+    pieces: Vec<Piece>,
+    next: usize,
+    len: usize,
+    left: usize,
+    /// `None`: the bytes are nobody's. Zeros are sent; what is received is thrown away.
+    exports: Option<Arc<[Arc<Export>]>>,
+}
+
+// SAFETY: as for `Payload`.
+unsafe impl Send for Chunk {}
+
+/// Whom the bytes of a chunk belong to.
+#[derive(Default)]
+pub(super) struct Owners(Option<Arc<[Arc<Export>]>>);
+
+impl Owners {
+    /// `None`: some of it was withdrawn.
+    pub fn hold(&self) -> Option<Vec<Held<'_>>> {
+        self.0.iter().flat_map(|exports| exports.iter()).map(|export| export.hold()).collect()
+    }
+}
+
+/// What nobody's bytes are sent from and received into.
+const VOID_BYTES: usize = 64 << 10;
+static ZEROS: [u8; VOID_BYTES] = [0; VOID_BYTES];
+
+/// Memory to throw bytes into.
+pub(super) struct Void(Box<[u8]>);
+
+impl Default for Void {
+    fn default() -> Void {
+        Void(vec![0; VOID_BYTES].into())
+    }
+}
+
+impl Chunk {
+    /// `len` bytes of nobody's.
+    pub fn hollow(len: usize) -> Chunk {
+        Chunk { pieces: Vec::new(), next: 0, len, left: len, exports: None }
+    }
+
+    /// From now on the bytes are nobody's: their owner has withdrawn them.
+    pub fn hollow_out(&mut self) {
+        self.pieces.clear();
+        self.exports = None;
+    }
+
+    pub fn is_hollow(&self) -> bool {
+        self.exports.is_none()
+    }
+
+    /// Bytes in all.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Bytes that have not moved.
+    pub fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Whom the bytes belong to. To be held while they are touched.
+    pub fn owners(&self) -> Owners {
+        Owners(self.exports.clone())
+    }
+
+    /// Appends what has not moved, to be sent, as long as `slices` stays within `slices_max`.
+    pub fn outgoing(&self, slices: &mut Vec<libc::iovec>, slices_max: usize) {
+        if self.is_hollow() {
+            append_void(ZEROS.as_ptr().cast_mut(), self.left, slices, slices_max);
+        } else {
+            self.append_pieces(slices, slices_max);
+        }
+    }
+
+    /// Appends where what has not moved is to be received, as long as `slices` stays within `slices_max`, and says
+    /// whether all of it was appended.
+    pub fn incoming(&self, void: &mut Void, slices: &mut Vec<libc::iovec>, slices_max: usize) -> bool {
+        if self.is_hollow() {
+            append_void(void.0.as_mut_ptr(), self.left, slices, slices_max)
+        } else {
+            self.append_pieces(slices, slices_max)
+        }
+    }
+
+    fn append_pieces(&self, slices: &mut Vec<libc::iovec>, slices_max: usize) -> bool {
+        let rest = &self.pieces[self.next..];
+        let room = slices_max.saturating_sub(slices.len()).min(rest.len());
+        slices.extend(rest[..room].iter().map(|piece| slice(piece.start.as_ptr(), piece.len)));
+        room == rest.len()
+    }
+
+    /// Notes that `len` bytes have moved, and adds them to `sum` if one is given. The caller holds the owners.
+    pub fn advance(&mut self, mut len: usize, mut sum: Option<&mut Digest>) {
+        self.left -= len;
+        while len > 0 && !self.is_hollow() {
+            let piece = &mut self.pieces[self.next];
+            let moved = len.min(piece.len);
+            if let Some(sum) = &mut sum {
+                // SAFETY: as `Payload::new` was promised; the caller holds the exports.
+                sum.update(unsafe { std::slice::from_raw_parts(piece.start.as_ptr(), moved) });
+            }
+            // SAFETY: `moved` is at most the piece's length.
+            piece.start = unsafe { piece.start.add(moved) };
+            piece.len -= moved;
+            len -= moved;
+            self.next += usize::from(piece.len == 0);
+        }
+    }
+
+    /// Puts bytes that came with something else in place. The caller holds the owners; there are no more than are left.
+    pub fn put(&mut self, mut bytes: &[u8], sum: &mut Digest) {
+        debug_assert!(bytes.len() <= self.left);
+        while let (false, Some(piece)) = (bytes.is_empty(), self.pieces.get(self.next)) {
+            let (now, rest) = bytes.split_at(bytes.len().min(piece.len));
+            // SAFETY: as `Payload::new` was promised; the caller holds the exports. A connection's own buffer is never
+            // a piece.
+            unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), piece.start.as_ptr(), now.len()) };
+            self.advance(now.len(), Some(sum));
+            bytes = rest;
+        }
+        if self.is_hollow() {
+            self.advance(bytes.len(), None);
+        }
+    }
+
+    /// CRC-32C of what has not moved. The caller holds the owners.
+    pub fn crc(&self) -> u32 {
+        let mut sum = crc32c();
+        for piece in &self.pieces[self.next..] {
+            // SAFETY: as `Payload::new` was promised; the caller holds the exports.
+            sum.update(unsafe { std::slice::from_raw_parts(piece.start.as_ptr(), piece.len) });
+        }
+        sum.finalize() as u32
+    }
+}
+
+/// Bytes as the system calls name them.
+pub(super) fn slice(start: *mut u8, len: usize) -> libc::iovec {
+    libc::iovec { iov_base: start.cast(), iov_len: len }
+}
+
+fn append_void(start: *mut u8, mut left: usize, slices: &mut Vec<libc::iovec>, slices_max: usize) -> bool {
+    while left > 0 && slices.len() < slices_max {
+        let len = left.min(VOID_BYTES);
+        slices.push(slice(start, len));
+        left -= len;
+    }
+    left == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::frame::crc32c_of;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pieces(memory: &mut [u8], lens: &[usize]) -> Payload {
+        let mut rest = memory;
+        let mut pieces = Vec::new();
+        for len in lens {
+            let (piece, after) = rest.split_at_mut(*len);
+            pieces.push(Piece { start: NonNull::new(piece.as_mut_ptr()).unwrap(), len: *len });
+            rest = after;
+        }
+        // SAFETY: the tests keep the memory longer than the payload, and do not touch it meanwhile.
+        unsafe { Payload::new(pieces, Arc::new([])) }
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_are_the_payload_in_its_order(lens in prop::collection::vec(1usize..50, 1..40), cut in 1usize..200, step in 1usize..60) {
+            let bytes: usize = lens.iter().sum();
+            let sent: Vec<u8> = (0..bytes).map(|at| at as u8).collect();
+            let mut memory = vec![0xee; bytes];
+            let mut payload = pieces(&mut memory, &lens);
+            let mut at = 0;
+            while payload.left() > 0 {
+                let mut chunk = payload.cut(cut);
+                let whole = &sent[at..at + chunk.len()];
+                let mut sum = crc32c();
+                for part in whole.chunks(step) {
+                    chunk.put(part, &mut sum);
+                }
+                prop_assert_eq!(chunk.left(), 0);
+                prop_assert_eq!(sum.finalize() as u32, crc32c_of(whole));
+                at += whole.len();
+            }
+            prop_assert_eq!(memory, sent);
+        }
+
+        #[test]
+        fn the_crc_of_a_chunk_is_that_of_its_bytes(lens in prop::collection::vec(1usize..50, 1..40), cut in 1usize..200) {
+            let bytes: usize = lens.iter().sum();
+            let mut memory: Vec<u8> = (0..bytes).map(|at| (at * 7) as u8).collect();
+            let sent = memory.clone();
+            let mut payload = pieces(&mut memory, &lens);
+            let mut at = 0;
+            while payload.left() > 0 {
+                let chunk = payload.cut_to_send(cut);
+                prop_assert_eq!(chunk.crc(), crc32c_of(&sent[at..at + chunk.len()]));
+                at += chunk.len();
+            }
+            prop_assert_eq!(at, bytes);
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! The port on which peers reach a node's memory: who is let in, how many, and the thread of each connection. This file
+//! counts and closes; it must never know what an operation is.
+
+use super::command::FaultCode;
+use super::connection::{Broken, Connection, Pumped};
+use super::exports::Exports;
+use super::frame::Frame;
+use super::greeting::{Hello, Identity, Refusal, RefusalCode};
+use super::responder::{Doorkeeper, Responder, farewell};
+use super::socket::{Ready, Socket, WakeUp};
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long the port rests when the system has no descriptors or threads left.
+const REST: Duration = Duration::from_millis(100);
+
+/// What a server allows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerOptions {
+    /// What peers have to show. Empty: nothing.
+    pub token: Vec<u8>,
+    /// Connections at a time, of all peers.
+    pub flows_max: usize,
+    /// Connections at a time, of one peer.
+    pub flows_per_peer_max: usize,
+    /// A connection that says nothing valid for this long is closed.
+    pub greeting_limit_us: u64,
+    /// A peer that moves no byte of what is due for this long counts as frozen.
+    pub progress_limit_us: u64,
+    /// How long operations that are under way may take when the server is closed.
+    pub drain_limit_us: u64,
+    /// The sockets' buffers, each; the system decides otherwise.
+    pub socket_buffer_bytes: Option<usize>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> ServerOptions {
+        ServerOptions {
+            token: Vec::new(),
+            flows_max: 256,
+            flows_per_peer_max: 32,
+            greeting_limit_us: 2_000_000,
+            progress_limit_us: 2_000_000,
+            drain_limit_us: 5_000_000,
+            socket_buffer_bytes: None,
+        }
+    }
+}
+
+/// What a server has done so far.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ServerStats {
+    /// Connections that are open, greeted or not.
+    pub flows: usize,
+    /// Connections that were let in.
+    pub let_in: u64,
+    /// Connections that were refused, by reason.
+    pub refused: HashMap<RefusalCode, u64>,
+    /// Operations that failed, by reason.
+    pub faults: HashMap<FaultCode, u64>,
+}
+
+/// Listens for peers. Dropping it closes the port, lets operations that are under way end, and closes the connections.
+#[derive(Debug)]
+pub struct TcpServer {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    me: Identity,
+    exports: Arc<Exports>,
+    options: ServerOptions,
+    closing: AtomicBool,
+    state: Mutex<State>,
+    wake: WakeUp,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    stats: ServerStats,
+    flows_of: HashMap<[u8; 16], usize>,
+    wakes: HashMap<u64, WakeUp>,
+}
+
+impl TcpServer {
+    /// Listens on an address. Whoever can reach it sees plain text: meant for loopback and for networks that are trusted.
+    pub fn listen(
+        address: SocketAddr,
+        me: Identity,
+        exports: Arc<Exports>,
+        options: ServerOptions,
+    ) -> io::Result<TcpServer> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let (closing, state) = (AtomicBool::new(false), Mutex::default());
+        let shared = Arc::new(Shared { me, exports, options, closing, state, wake: WakeUp::new()? });
+        let port = Port { shared: Arc::clone(&shared), threads: HashMap::new(), next: 0 };
+        let thread =
+            std::thread::Builder::new().name("forebay-port".into()).spawn(move || port.run(&listener))?;
+        Ok(TcpServer { shared, address, thread: Some(thread) })
+    }
+
+    /// Where peers connect to.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What the server has done so far.
+    pub fn stats(&self) -> ServerStats {
+        let state = self.shared.state();
+        ServerStats { flows: state.wakes.len(), ..state.stats.clone() }
+    }
+}
+
+impl Drop for TcpServer {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::Release);
+        self.shared.wake.wake();
+        self.shared.state().wakes.values().for_each(WakeUp::wake);
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has already been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a peer in, or says why not.
+    fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
+        if !same(&hello.token, &self.options.token) {
+            let text = "the token is not the one that is asked for".into();
+            return Err(Refusal { code: RefusalCode::Token, text });
+        }
+        let mut state = self.state();
+        let flows = state.flows_of.entry(hello.from.node).or_default();
+        let flows_max = self.options.flows_per_peer_max;
+        if *flows >= flows_max {
+            let text = format!("the peer has {flows} flows; allowed: {flows_max}");
+            return Err(Refusal { code: RefusalCode::TooManyFlows, text });
+        }
+        *flows += 1;
+        state.stats.let_in += 1;
+        Ok(())
+    }
+
+    fn count_refusal(&self, broken: &Broken) {
+        let code = match broken {
+            Broken::Turned(refusal) => refusal.code,
+            Broken::Bad(_) => RefusalCode::NotForebay,
+            _ => return,
+        };
+        *self.state().stats.refused.entry(code).or_default() += 1;
+    }
+}
+
+/// Whether two tokens are the same, in a time that does not tell where they differ.
+fn same(one: &[u8], other: &[u8]) -> bool {
+    let differing = one.iter().zip(other).fold(0, |differing, (one, other)| differing | (one ^ other));
+    one.len() == other.len() && std::hint::black_box(differing) == 0
+}
+
+/// What the port's thread owns.
+struct Port {
+    shared: Arc<Shared>,
+    threads: HashMap<u64, JoinHandle<()>>,
+    next: u64,
+}
+
+impl Port {
+    fn run(mut self, listener: &TcpListener) {
+        while !self.shared.closing.load(Ordering::Acquire) {
+            let rest = match listener.accept() {
+                Ok((stream, _)) => self.receive(stream).is_err(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    // A wait that fails would make the thread spin.
+                    let waited = self.shared.wake.wait(Some(listener), None);
+                    waited.is_err()
+                }
+                // Of those who connect some are gone already; where descriptors are short, a rest helps.
+                Err(_) => true,
+            };
+            self.reap();
+            if rest {
+                std::thread::sleep(REST);
+            }
+        }
+        for thread in self.threads.into_values() {
+            let _ = thread.join();
+        }
+    }
+
+    /// Gives a connection a thread of its own, or refuses it.
+    fn receive(&mut self, stream: TcpStream) -> io::Result<()> {
+        let options = &self.shared.options;
+        let socket = Socket::new(stream, options.socket_buffer_bytes)?;
+        let flows_max = options.flows_max;
+        if self.shared.state().wakes.len() >= flows_max {
+            let text = format!("{flows_max} flows are open; no more may");
+            let refusal = Refusal { code: RefusalCode::TooManyFlows, text };
+            self.shared.count_refusal(&Broken::Turned(refusal.clone()));
+            let mut bytes = Vec::new();
+            Frame::Refused(refusal).put(0, &mut bytes);
+            socket.part(&bytes);
+            return Ok(());
+        }
+        let (number, wake) = (self.next, WakeUp::new()?);
+        self.next += 1;
+        self.shared.state().wakes.insert(number, wake.clone());
+        let visit = Visit { shared: Arc::clone(&self.shared), number, node: Arc::default() };
+        let spawned =
+            std::thread::Builder::new().name("forebay-peer".into()).spawn(move || visit.run(socket, &wake));
+        self.threads.insert(number, spawned?);
+        Ok(())
+    }
+
+    /// Forgets the threads of connections that have ended.
+    fn reap(&mut self) {
+        self.threads.retain(|_, thread| !thread.is_finished());
+    }
+}
+
+/// A connection that a peer has made. Forgotten by the server when this is dropped.
+struct Visit {
+    shared: Arc<Shared>,
+    number: u64,
+    /// Whose it is, once that is known.
+    node: Arc<Mutex<Option<[u8; 16]>>>,
+}
+
+impl Visit {
+    fn run(self, mut socket: Socket, wake: &WakeUp) {
+        match self.serve(&mut socket, wake) {
+            Ok(()) => socket.part(&[]),
+            Err(broken) => {
+                self.shared.count_refusal(&broken);
+                match farewell(&broken) {
+                    Some(bytes) => socket.part(&bytes),
+                    None => socket.reset(),
+                }
+            }
+        }
+    }
+
+    /// Carries out what the peer asks for, until it goes or the server is closed.
+    fn serve(&self, socket: &mut Socket, wake: &WakeUp) -> Result<(), Broken> {
+        let epoch = Instant::now();
+        let now_us = || epoch.elapsed().as_micros() as u64;
+        let options = &self.shared.options;
+        let exports = Arc::clone(&self.shared.exports);
+        let responder = Responder::new(self.shared.me, exports, self.doorkeeper(), options.greeting_limit_us);
+        let mut connection = Connection::new(responder, options.progress_limit_us, 0);
+        let mut ready = Ready::default();
+        let mut drained_by_us = u64::MAX;
+        loop {
+            if self.shared.closing.load(Ordering::Acquire) && drained_by_us == u64::MAX {
+                connection.role.close();
+                drained_by_us = now_us().saturating_add(options.drain_limit_us);
+            }
+            // What a peer sent before it gave up must not be carried out after.
+            if ready.reset {
+                return Err(Broken::Closed);
+            }
+            let pumped = connection.pump(now_us(), socket, ready.readable);
+            self.count_faults(&mut connection.role);
+            let pumped = pumped?;
+            let drained = connection.role.is_idle() && !pumped.send_blocked && !pumped.more;
+            if drained_by_us < u64::MAX && (drained || now_us() >= drained_by_us) {
+                return Ok(());
+            }
+            let until_us = connection.next_timeout_us().unwrap_or(u64::MAX).min(drained_by_us);
+            let timeout = match pumped {
+                Pumped { more: true, .. } => Some(Duration::ZERO),
+                _ if until_us == u64::MAX => None,
+                _ => Some(Duration::from_micros(until_us.saturating_sub(now_us()) + 1)),
+            };
+            let waited = socket.wait(wake, pumped.send_blocked, timeout);
+            ready = waited.map_err(|error| Broken::System(error.to_string()))?;
+        }
+    }
+
+    fn doorkeeper(&self) -> Doorkeeper {
+        let (shared, node) = (Arc::clone(&self.shared), Arc::clone(&self.node));
+        Box::new(move |hello| {
+            shared.admit(hello)?;
+            *node.lock().unwrap_or_else(PoisonError::into_inner) = Some(hello.from.node);
+            Ok(())
+        })
+    }
+
+    fn count_faults(&self, responder: &mut Responder) {
+        let mut faults = responder.take_faults().peekable();
+        if faults.peek().is_some() {
+            let mut state = self.shared.state();
+            faults.for_each(|code| *state.stats.faults.entry(code).or_default() += 1);
+        }
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        let node = *self.node.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.shared.state();
+        state.wakes.remove(&self.number);
+        let Some(node) = node else { return };
+        if let Some(flows) = state.flows_of.get_mut(&node) {
+            *flows -= 1;
+            if *flows == 0 {
+                state.flows_of.remove(&node);
+            }
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! The TCP link with two real ends: blocks large and small, peers that die, freeze or are none.
+#![allow(clippy::unwrap_used)]
+
+use forebay_links::tcp::*;
+use forebay_mover::sim::SplitMix;
+use forebay_mover::{
+    Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId, RouteSpec, Span,
+    SpanPair, Transfer,
+};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+const HERE: Place = Place::Host(0);
+const THERE: Place = Place::Peer(1);
+const KEY: u64 = 7;
+const PEER: &str = "FOREBAY_TEST_PEER_BYTES";
+
+fn identity(node: u8) -> Identity {
+    Identity::starting([node; 16]).unwrap()
+}
+
+fn loopback() -> SocketAddr {
+    ([127, 0, 0, 1], 0).into()
+}
+
+/// A server in this process that offers one buffer.
+fn server(bytes: usize, options: ServerOptions) -> (TcpServer, Arc<HostBuffer>, Arc<Exports>) {
+    let exports = Arc::new(Exports::new(Arc::new(NoLeases)));
+    let memory = Arc::new(HostBuffer::new(bytes));
+    exports.offer(KEY, 1, Arc::clone(&memory) as _, Access::OPEN).unwrap();
+    let server = TcpServer::listen(loopback(), identity(1), Arc::clone(&exports), options).unwrap();
+    (server, memory, exports)
+}
+
+/// A mover with flows to a peer and a buffer as large as the peer's. The mover, with it the flows, is dropped first.
+struct Asking {
+    thread: Option<MoverThread>,
+    mover: MoverHandle,
+    flows: Vec<FlowHandle>,
+    memory: Arc<HostBuffer>,
+    ours: RegionId,
+    theirs: RegionId,
+}
+
+fn asking(address: SocketAddr, flows: usize, options: FlowOptions) -> Asking {
+    let thread = MoverThread::spawn(Limits { attempts: 1, ..Limits::default() }).unwrap();
+    let mover = thread.handle();
+    let regions = PeerRegions::default();
+    let mut handles = Vec::new();
+    let mut offered = None;
+    let me = identity(2);
+    for number in 0..flows {
+        let (flow, peer) = TcpFlow::connect(address, me, regions.clone(), options.clone()).unwrap();
+        handles.push(flow.handle());
+        let link =
+            mover.add_link(LinkSpec::new(format!("flow{number}"), 3, 64 << 20), Box::new(flow)).unwrap();
+        mover.add_route(RouteSpec::direct(HERE, THERE, link)).unwrap().unwrap();
+        mover.add_route(RouteSpec::direct(THERE, HERE, link)).unwrap().unwrap();
+        offered = Some(peer.regions[0]);
+    }
+    let offered = offered.unwrap();
+    let theirs = regions.register(&mover, THERE, offered, 0).unwrap();
+    let memory = Arc::new(HostBuffer::new(offered.len as usize));
+    let ours = mover.register(HERE, Arc::clone(&memory) as _).unwrap();
+    Asking { thread: Some(thread), mover, flows: handles, memory, ours, theirs }
+}
+
+#[derive(Clone, Copy)]
+enum Direction {
+    Write,
+    Read,
+}
+
+impl Asking {
+    /// Blocks `(ours, theirs)` of the same length.
+    fn transfer(&self, direction: Direction, blocks: &[(u64, u64)], block: u64) -> Transfer {
+        let pair = |(ours, theirs): &(u64, u64)| {
+            let ours = Span::new(self.ours, ours * block, block);
+            let theirs = Span::new(self.theirs, theirs * block, block);
+            match direction {
+                Direction::Write => SpanPair::new(ours, theirs),
+                Direction::Read => SpanPair::new(theirs, ours),
+            }
+        };
+        Transfer::new(blocks.iter().map(pair).collect(), Class::Demand)
+    }
+
+    /// Submits a transfer whose end is sent.
+    fn submit(&self, transfer: Transfer) -> mpsc::Receiver<End> {
+        let (sender, receiver) = mpsc::channel();
+        self.mover.submit(transfer, move |end| drop(sender.send(end))).unwrap();
+        receiver
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.thread.take();
+    }
+}
+
+/// Every slot of the one side with a slot of the other, both in an order of their own.
+fn scattered(count: u64, seed: u64) -> Vec<(u64, u64)> {
+    let mut dice = SplitMix(seed);
+    let mut shuffled = || {
+        let mut slots: Vec<u64> = (0..count).collect();
+        for at in (1..slots.len()).rev() {
+            slots.swap(at, (dice.draw() % (at as u64 + 1)) as usize);
+        }
+        slots
+    };
+    shuffled().into_iter().zip(shuffled()).collect()
+}
+
+fn fill(buffer: &HostBuffer, bytes: usize, seed: u64) -> Vec<u8> {
+    let mut dice = SplitMix(seed);
+    let noise: Vec<u8> = (0..bytes / 8 + 1).flat_map(|_| dice.draw().to_le_bytes()).take(bytes).collect();
+    assert!(buffer.write(0, &noise));
+    noise
+}
+
+fn bytes(buffer: &HostBuffer, bytes: usize) -> Vec<u8> {
+    let mut read = vec![0; bytes];
+    assert!(buffer.read(0, &mut read));
+    read
+}
+
+fn both_ways(count: u64, block: u64, flows: usize) {
+    let len = (count * block) as usize;
+    let (server, theirs, _) = server(len, ServerOptions::default());
+    let asking = asking(server.address(), flows, FlowOptions::default());
+    let blocks = scattered(count, 3);
+    let whole = |offset: u64| (offset * block) as usize..((offset + 1) * block) as usize;
+    for direction in [Direction::Write, Direction::Read] {
+        let ours_before = fill(&asking.memory, len, 11);
+        let theirs_before = fill(&theirs, len, 12);
+        let end = asking.mover.run(asking.transfer(direction, &blocks, block)).unwrap();
+        assert_eq!(end, End::Done { bytes: len as u64 });
+        let (ours_after, theirs_after) = (bytes(&asking.memory, len), bytes(&theirs, len));
+        for (ours, theirs) in &blocks {
+            let (from, to) = match direction {
+                Direction::Write => (&ours_before[whole(*ours)], &theirs_after[whole(*theirs)]),
+                Direction::Read => (&theirs_before[whole(*theirs)], &ours_after[whole(*ours)]),
+            };
+            assert!(from == to, "block {ours} of ours and {theirs} of theirs");
+        }
+    }
+    let used = asking.flows.iter().filter(|flow| flow.stats().done > 0).count();
+    assert_eq!(used, flows, "every flow is a route and pulls");
+}
+
+#[test]
+fn ten_thousand_scattered_blocks_arrive_both_ways() {
+    both_ways(10_000, 26_000, 1);
+}
+
+#[test]
+fn several_flows_are_several_routes() {
+    both_ways(5_000, 26_000, 3);
+}
+
+#[test]
+fn a_million_descriptors_are_one_transfer() {
+    both_ways(1_000_000, 40, 1);
+}
+
+/// A peer in a process of its own.
+struct Other {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Other {
+    fn spawn(bytes: usize) -> Other {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
+            .env(PEER, bytes.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let port =
+            lines.find_map(|line| line.unwrap().split_once("PORT ").map(|(_, port)| port.parse().unwrap()));
+        Other { child, address: ([127, 0, 0, 1], port.unwrap()).into() }
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.child.id() as i32).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Not a test: what [`Other`] runs. Ends with its input.
+#[test]
+#[ignore = "started by other tests"]
+fn the_other_process() {
+    let Ok(bytes) = std::env::var(PEER) else { return };
+    let (server, _memory, _exports) = server(bytes.parse().unwrap(), ServerOptions::default());
+    println!("PORT {}", server.address().port());
+    std::io::stdout().flush().unwrap();
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+const MANY: u64 = 4_096;
+const BLOCK: u64 = 64 << 10;
+
+/// A peer that is in the middle of a transfer of 256 MiB.
+fn busy_other(direction: Direction, options: FlowOptions) -> (Other, Asking, mpsc::Receiver<End>) {
+    let other = Other::spawn((MANY * BLOCK) as usize);
+    let asking = asking(other.address, 1, options);
+    let blocks: Vec<_> = scattered(MANY, 5).into_iter().cycle().take(100 * MANY as usize).collect();
+    let end = asking.submit(asking.transfer(direction, &blocks, BLOCK));
+    while asking.flows[0].stats().done == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    (other, asking, end)
+}
+
+#[test]
+fn a_killed_peer_is_reported_within_150_ms() {
+    for direction in [Direction::Write, Direction::Read] {
+        let (other, asking, end) = busy_other(direction, FlowOptions::default());
+        let killed = Instant::now();
+        other.signal(rustix::process::Signal::KILL);
+        let end = end.recv_timeout(Duration::from_secs(10)).unwrap();
+        let took = killed.elapsed();
+        assert!(matches!(&end, End::Failed(_)), "{end:?}");
+        assert!(took < Duration::from_millis(150), "{took:?}");
+        assert_eq!(asking.flows[0].stats().broken, Some(Broken::Closed));
+        // And so is every later operation.
+        let asked = Instant::now();
+        let end = asking.mover.run(asking.transfer(direction, &[(0, 0)], BLOCK)).unwrap();
+        assert!(matches!(&end, End::Failed(_)) && asked.elapsed() < Duration::from_secs(2), "{end:?}");
+    }
+}
+
+#[test]
+fn a_stopped_peer_is_reported_within_the_limit() {
+    for direction in [Direction::Write, Direction::Read] {
+        let limit_us = 500_000;
+        let options = FlowOptions { progress_limit_us: limit_us, ..FlowOptions::default() };
+        let (other, asking, end) = busy_other(direction, options);
+        let stopped = Instant::now();
+        other.signal(rustix::process::Signal::STOP);
+        let end = end.recv_timeout(Duration::from_secs(10)).unwrap();
+        let took = stopped.elapsed();
+        assert!(matches!(&end, End::Failed(_)), "{end:?}");
+        // The peer's system goes on taking bytes until its buffers are full.
+        assert!(took >= Duration::from_millis(400) && took < Duration::from_millis(1500), "{took:?}");
+        assert_eq!(asking.flows[0].stats().broken, Some(Broken::Frozen { limit_us }));
+    }
+}
+
+#[test]
+fn after_a_cancelled_transfer_has_ended_no_byte_of_it_is_written() {
+    let len = (MANY * BLOCK) as usize;
+    let (server, theirs, _) = server(len, ServerOptions::default());
+    let asking = asking(server.address(), 2, FlowOptions::default());
+    let blocks = scattered(MANY, 5);
+    let mut cancelled = 0;
+    for round in 0..20 {
+        let direction = if round % 2 == 0 { Direction::Write } else { Direction::Read };
+        let (sender, receiver) = mpsc::channel();
+        let transfer = asking.transfer(direction, &blocks, BLOCK);
+        let submitted = asking.mover.submit(transfer, move |end| drop(sender.send(end))).unwrap();
+        std::thread::sleep(Duration::from_millis(round));
+        asking.mover.cancel(submitted);
+        asking.flows.iter().for_each(FlowHandle::cancel_all);
+        cancelled += u32::from(matches!(receiver.recv().unwrap(), End::Cancelled { .. }));
+        // The source changes and the target is used for something else.
+        let ours_after = fill(&asking.memory, 1 << 20, round);
+        let theirs_after = fill(&theirs, 1 << 20, round + 100);
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(bytes(&asking.memory, 1 << 20) == ours_after);
+        assert!(bytes(&theirs, 1 << 20) == theirs_after);
+    }
+    assert!(cancelled >= 5, "{cancelled} transfers were cancelled before their end");
+    let end = asking.mover.run(asking.transfer(Direction::Read, &blocks, BLOCK)).unwrap();
+    assert_eq!(end, End::Done { bytes: len as u64 }, "the flows are still good");
+}
+
+/// What the port answers to bytes, until it closes.
+fn said_to(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream.write_all(bytes).unwrap();
+    let mut answer = Vec::new();
+    // A reset ends it as well.
+    let _ = stream.read_to_end(&mut answer);
+    answer
+}
+
+#[test]
+fn garbage_on_the_port_is_refused_with_a_reason_and_harms_nobody() {
+    let options = ServerOptions { greeting_limit_us: 200_000, ..ServerOptions::default() };
+    let (server, _theirs, _) = server(1 << 20, options);
+    let asking = asking(server.address(), 1, FlowOptions::default());
+    let http = said_to(server.address(), b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    assert!(http.starts_with(b"HTTP/1.1 400 "), "{}", String::from_utf8_lossy(&http));
+    let tls =
+        said_to(server.address(), b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03aaaaaaaaaaaaaaaaaaaaaa");
+    assert!(String::from_utf8_lossy(&tls).contains("TLS"), "{tls:?}");
+    let mut dice = SplitMix(1);
+    for _ in 0..50 {
+        let noise: Vec<u8> = (0..100).flat_map(|_| dice.draw().to_le_bytes()).collect();
+        assert!(String::from_utf8_lossy(&said_to(server.address(), &noise)).contains("wrong CRC"));
+    }
+    // Whoever says nothing, or only a part, is not waited for.
+    assert!(String::from_utf8_lossy(&said_to(server.address(), b"")).contains("HELLO"));
+    assert!(String::from_utf8_lossy(&said_to(server.address(), b"\x01")).contains("HELLO"));
+    assert_eq!(server.stats().refused[&RefusalCode::NotForebay], 54);
+    let end = asking.mover.run(asking.transfer(Direction::Write, &[(0, 1)], 4096)).unwrap();
+    assert_eq!(end, End::Done { bytes: 4096 });
+}
+
+fn refusal(address: SocketAddr, options: FlowOptions) -> RefusalCode {
+    match TcpFlow::connect(address, identity(2), PeerRegions::default(), options) {
+        Err(FlowError::Greeting { broken: Broken::Refused(refusal), .. }) => refusal.code,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn who_is_not_let_in_is_told_why() {
+    let options = ServerOptions {
+        token: b"secret".to_vec(),
+        flows_per_peer_max: 2,
+        flows_max: 3,
+        ..ServerOptions::default()
+    };
+    let (server, _theirs, _) = server(4096, options);
+    let right = FlowOptions { token: b"secret".to_vec(), ..FlowOptions::default() };
+    assert_eq!(refusal(server.address(), FlowOptions::default()), RefusalCode::Token);
+    let wrong = FlowOptions { token: b"secreT".to_vec(), ..FlowOptions::default() };
+    assert_eq!(refusal(server.address(), wrong), RefusalCode::Token);
+    let instance = FlowOptions { instance: Some([9; 16]), ..right.clone() };
+    assert_eq!(refusal(server.address(), instance), RefusalCode::Instance);
+    let two = asking(server.address(), 2, right.clone());
+    assert_eq!(refusal(server.address(), right.clone()), RefusalCode::TooManyFlows);
+    drop(two);
+    // The place is free as soon as the server has noticed.
+    std::thread::sleep(Duration::from_millis(200));
+    drop(asking(server.address(), 2, right));
+    assert_eq!(server.stats().let_in, 4);
+}
+
+#[test]
+fn a_server_that_closes_lets_operations_end_and_flows_hear_of_it() {
+    let len = (MANY * BLOCK) as usize;
+    let (server, _theirs, _) = server(len, ServerOptions::default());
+    let asking = asking(server.address(), 1, FlowOptions::default());
+    let blocks: Vec<_> = scattered(MANY, 5).into_iter().cycle().take(20 * MANY as usize).collect();
+    let end = asking.submit(asking.transfer(Direction::Write, &blocks, BLOCK));
+    while asking.flows[0].stats().done == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(server);
+    let end = end.recv_timeout(Duration::from_secs(10)).unwrap();
+    assert!(matches!(end, End::Failed(_)), "{end:?}");
+}
+
+#[test]
+fn a_withdrawn_region_is_refused_and_the_flow_stays() {
+    let (server, theirs, exports) = server(1 << 20, ServerOptions::default());
+    let asking = asking(server.address(), 1, FlowOptions::default());
+    assert!(exports.withdraw(KEY));
+    exports.offer(KEY, 2, theirs as _, Access::OPEN).unwrap();
+    let end = asking.mover.run(asking.transfer(Direction::Read, &[(0, 0)], 4096)).unwrap();
+    let End::Failed(failure) = end else { panic!("{end:?}") };
+    assert!(failure.reason.to_string().contains("StaleGeneration"), "{}", failure.reason);
+    assert_eq!(server.stats().faults[&FaultCode::StaleGeneration], 1);
+    assert_eq!(asking.flows[0].stats().broken, None);
+}
