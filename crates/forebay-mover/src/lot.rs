@@ -33,12 +33,14 @@ pub(crate) struct Leg {
     returned: Vec<Cut>,
 }
 
-/// How much of a pair joins a lot that has `cut_bytes` of its `target_bytes`: all of it, or whole pages, or nothing. A
-/// lot that can never hold a page takes part of one, so that every transfer gets on.
+/// How much of a pair joins a lot that has `cut_bytes` of its `target_bytes`: all of it, or whole pages, or nothing. A pair
+/// that fits into a lot by itself is not cut, because a link does more work for two halves than for a whole; unless the
+/// lot would stay half empty. A lot that can never hold a page takes part of one, so that every transfer gets on.
 fn part_bytes(pair_bytes: u64, target_bytes: u64, cut_bytes: u64) -> u64 {
     let room_bytes = target_bytes - cut_bytes;
     match room_bytes / PAGE_BYTES * PAGE_BYTES {
         _ if pair_bytes <= room_bytes => pair_bytes,
+        _ if pair_bytes <= target_bytes && cut_bytes * 2 >= target_bytes => 0,
         0 if cut_bytes == 0 => room_bytes,
         pages_bytes => pages_bytes,
     }

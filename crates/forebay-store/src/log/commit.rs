@@ -96,7 +96,7 @@ impl DiskTier {
         let mut head = self.header_pages(volume, &headers);
         head.extend(summarised.iter().flat_map(|number| self.summary_pages(*number)));
         let (journal, next_block, room_left) = self.journal_pages(volume, &records);
-        let checkpoint = closes || !room_left;
+        let checkpoint = closes || !room_left || self.space.volumes[volume].checkpoint_is_due;
         let mut tail = Pages::new();
         if checkpoint {
             tail.push(self.checkpoint_page(volume, next_block));
@@ -127,7 +127,9 @@ impl DiskTier {
         let owner = &mut self.space.volumes[commit.volume];
         owner.committing = false;
         if !durable {
-            // In the same order: blocks of this attempt that did reach the disk say the same.
+            // In the same order: blocks of this attempt that did reach the disk say the same. A checkpoint of it that did
+            // speaks of later blocks than the next ones, so the next attempt must replace it.
+            owner.checkpoint_is_due |= commit.checkpoint;
             owner.pending.splice(0..0, commit.records);
             owner.headers.splice(0..0, commit.headers);
             owner.to_summarise.splice(0..0, commit.summarised);
@@ -139,6 +141,7 @@ impl DiskTier {
         if commit.checkpoint {
             owner.replay_from = commit.next_block.sequence;
             owner.checkpoint += 1;
+            owner.checkpoint_is_due = false;
         }
         for number in commit.freed {
             self.space.segments[number].state = State::Free;

@@ -41,6 +41,8 @@ pub(super) struct Volume {
     pub replay_from: u64,
     /// The last checkpoint's number.
     pub checkpoint: u64,
+    /// Whether the next commit is to have one, since the last attempt's may or may not be in the file.
+    pub checkpoint_is_due: bool,
     pub committing: bool,
     pub closed: bool,
     /// Segments that are not withdrawn.
@@ -69,6 +71,7 @@ impl Volume {
             journal,
             replay_from: journal.sequence,
             checkpoint: 0,
+            checkpoint_is_due: false,
             committing: false,
             closed: false,
             usable: superblock.layout.segments as usize,

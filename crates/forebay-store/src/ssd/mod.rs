@@ -33,7 +33,7 @@ pub use read::Want;
 pub use staged::Staged;
 pub use stat::{SsdStat, VolumeStat};
 pub use volume::{Existing, Volume, init};
-pub use write::SsdWriteEnd;
+pub use write::{Source, SsdWriteEnd};
 
 use crate::arena::{Arena, Pages};
 use crate::log::{DiskTier, DiskTierConfig, Medium, PAGE_BYTES, Recovered};

@@ -7,18 +7,20 @@ use super::memory::{Buffers, Direction, Objects};
 use forebay_kv::ChunkId;
 use forebay_links::disk::DiskOptions;
 use forebay_mover::{Class, Limits, MoverThread, Place, RegionId, Span};
-use forebay_store::ssd::{DiskLease, NotRead, NotWritten, Ssd, SsdConfig, SsdWriteEnd, Staged, Volume, Want};
+use forebay_store::ssd::{
+    DiskLease, NotRead, NotWritten, Source, Ssd, SsdConfig, SsdWriteEnd, Staged, Volume, Want,
+};
 use forebay_store::{Refused, TenantId};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const HOST: Place = Place::Host(0);
 const TENANT: TenantId = TenantId(0);
 const TTL_US: u64 = 60_000_000;
-/// How long to wait for room before asking again, and in all.
+/// How long to wait for room before asking again, and for a request at most.
 const FULL_RETRY: Duration = Duration::from_micros(200);
 const FULL_AT_MOST: Duration = Duration::from_secs(10);
 
@@ -35,6 +37,7 @@ pub struct Ours {
     _mover: MoverThread,
 }
 
+type WriteEnd = (Vec<(ChunkId, usize)>, Vec<SsdWriteEnd>);
 type ReadEnd = (usize, Result<Vec<Staged>, NotRead>);
 
 impl Ours {
@@ -59,44 +62,63 @@ impl Ours {
         &self.buffers
     }
 
-    /// Stores so many new objects, one chunk each, and makes them durable.
+    /// Stores so many new objects, one chunk each, in requests of `depth` objects, and makes them durable.
     pub fn store(&mut self, count: usize) -> Result<(), Failure> {
+        let Objects { depth, slots, .. } = self.buffers.objects;
         let (sender, receiver) = channel();
-        let slots = self.buffers.objects.slots;
-        for slot in 0..slots.min(count) {
-            self.write(slot, &sender)?;
+        let objects: Vec<(ChunkId, usize)> =
+            (0..count).map(|number| (self.next_id(), number % slots)).collect();
+        let mut under_way = 0;
+        for batch in objects.chunks(depth) {
+            while under_way == slots / depth {
+                under_way -= self.check_stored(&receiver, &sender)?;
+            }
+            self.write(batch.to_vec(), &sender)?;
+            under_way += 1;
         }
-        for number in 0..count {
-            let (slot, end): (usize, SsdWriteEnd) = receiver.recv()?;
-            if !matches!(end, SsdWriteEnd::Stored { .. }) {
-                return Err(format!("a write ended as {end:?}").into());
-            }
-            if number + slots < count {
-                self.write(slot, &sender)?;
-            }
+        while under_way > 0 {
+            under_way -= self.check_stored(&receiver, &sender)?;
         }
         Ok(self.ssd.flush()?)
     }
 
-    fn write(&mut self, slot: usize, ended: &Sender<(usize, SsdWriteEnd)>) -> Result<(), Failure> {
-        let id = self.next_id();
-        let span =
-            Span::new(self.memory, self.buffers.offset(Direction::Write, slot), self.buffers.objects.bytes);
-        let deadline = Instant::now() + FULL_AT_MOST;
-        loop {
-            let ended = ended.clone();
-            let on_end = move |end| drop(ended.send((slot, end)));
-            match self.ssd.write(TENANT, id, None, &[vec![span]], None, Class::WriteBack, on_end) {
-                Ok(()) => break,
+    fn write(&self, batch: Vec<(ChunkId, usize)>, ended: &Sender<WriteEnd>) -> Result<(), Failure> {
+        let bytes = self.buffers.objects.bytes;
+        let span = |slot| Span::new(self.memory, self.buffers.offset(Direction::Write, slot), bytes);
+        let source = |(id, slot): &(ChunkId, usize)| Source {
+            id: *id,
+            parent: None,
+            layers: vec![vec![span(*slot)]],
+            crcs: None,
+        };
+        let sources = batch.iter().map(source).collect();
+        let ended = ended.clone();
+        let on_end = move |ends| drop(ended.send((batch, ends)));
+        Ok(self.ssd.write_many(TENANT, sources, Class::WriteBack, on_end)?)
+    }
+
+    /// Waits for a request, and says whether all of it is stored: 1 if it is, else 0, and the rest is on its way again.
+    fn check_stored(
+        &mut self,
+        receiver: &Receiver<WriteEnd>,
+        sender: &Sender<WriteEnd>,
+    ) -> Result<usize, Failure> {
+        let (batch, ends) = receiver.recv_timeout(FULL_AT_MOST)?;
+        let mut again = Vec::new();
+        for (object, end) in batch.into_iter().zip(ends) {
+            match end {
+                SsdWriteEnd::Stored { .. } => self.stored.push_back(object),
                 // Room that was given up is there again only when that is durable. The wait is part of what is measured.
-                Err(NotWritten::Refused(Refused::Full { .. })) if Instant::now() < deadline => {
-                    std::thread::sleep(FULL_RETRY);
-                }
-                Err(error) => return Err(error.into()),
+                SsdWriteEnd::Failed(NotWritten::Refused(Refused::Full { .. })) => again.push(object),
+                end => return Err(format!("a write ended as {end:?}").into()),
             }
         }
-        self.stored.push_back((id, slot));
-        Ok(())
+        if again.is_empty() {
+            return Ok(1);
+        }
+        std::thread::sleep(FULL_RETRY);
+        self.write(again, sender)?;
+        Ok(0)
     }
 
     fn next_id(&mut self) -> ChunkId {
