@@ -51,7 +51,8 @@ pub enum Driver {
 
 impl Default for DiskOptions {
     fn default() -> DiskOptions {
-        DiskOptions { depth: 32, io_bytes_max: 1 << 20, driver: Driver::Auto }
+        // A chunk of one or two MiB with its footer is still one I/O.
+        DiskOptions { depth: 32, io_bytes_max: 4 << 20, driver: Driver::Auto }
     }
 }
 

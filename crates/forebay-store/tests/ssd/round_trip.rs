@@ -3,7 +3,7 @@
 use crate::rig::*;
 use forebay_links::disk::DiskOptions;
 use forebay_store::TenantId;
-use forebay_store::ssd::{Existing, SsdError, SsdWriteEnd, TenantKeys, Volume, init};
+use forebay_store::ssd::{Existing, NotWritten, Source, SsdError, SsdWriteEnd, TenantKeys, Volume, init};
 
 const PAGE: u64 = 4096;
 
@@ -40,6 +40,44 @@ fn chunks_of_any_shape_come_back_whole_and_by_layers() {
     let stat = opened.ssd.stat();
     assert_eq!((stat.writes, stat.direct_writes), (25, 10), "aligned chunks go to disk without a copy");
     assert_eq!((stat.corrupt, stat.io_faults, stat.staging.used_bytes), (0, 0, 0));
+}
+
+#[test]
+fn many_chunks_in_one_write_end_each_by_itself() {
+    let Some(rig) = Rig::new(1, 64 * MIB, 4 * MIB) else { return };
+    let opened = rig.open(config());
+    let shape = Shape::new(&[20 * PAGE]);
+    opened.write_chain(0..1, &shape);
+    let source = |number: u64, parent: u64| Source {
+        id: id(number),
+        parent: Some(id(parent)),
+        layers: opened.source(number, &Shape { memory_at: number * 32 * PAGE, ..Shape::new(&[20 * PAGE]) }),
+        crcs: None,
+    };
+    // One is here, three follow it, one continues nothing, and one has too many checksums.
+    let odd = Source { crcs: Some(vec![0; 2]), ..source(4, 3) };
+    let sources = vec![
+        Source { parent: None, ..source(0, 0) },
+        source(1, 0),
+        source(2, 1),
+        source(3, 2),
+        source(9, 8),
+        odd,
+    ];
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let on_end = move |ends| drop(sender.send(ends));
+    opened.ssd.write_many(TENANT, sources, forebay_mover::Class::WriteBack, on_end).unwrap();
+    let ends: Vec<SsdWriteEnd> = receiver.recv().unwrap();
+    let stored = SsdWriteEnd::Stored { bytes: 20 * PAGE };
+    assert_eq!(ends[..4], [SsdWriteEnd::AlreadyHere, stored.clone(), stored.clone(), stored]);
+    assert!(matches!(ends[4], SsdWriteEnd::Failed(NotWritten::Refused(_))), "{:?}", ends[4]);
+    assert!(
+        matches!(ends[5], SsdWriteEnd::Failed(NotWritten::Sums { given: 2, layers: 1 })),
+        "{:?}",
+        ends[5]
+    );
+    opened.expect_chain(0..4, &shape);
+    assert_eq!(opened.ssd.stat().staging.used_bytes, 0);
 }
 
 #[test]
