@@ -5,8 +5,11 @@ use super::promote::PromotionStat;
 use super::write_back::{Dirty, WriteBack};
 use super::{Shared, Store, WriteBackStat};
 use crate::admission::{Chunk, ChunkKey};
+use crate::shape::ChunkShape;
 use crate::ssd::{Ssd, SsdError, SsdStat};
+use crate::stat::Refused;
 use crate::tenant::TenantId;
+use crate::tier::Begun;
 use forebay_kv::ChunkId;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -128,6 +131,20 @@ impl Shared {
     /// The disk, as long as it can be read.
     pub(super) fn open_disk(&self) -> Option<&Disk> {
         self.disk.as_ref().filter(|disk| !disk.closed.load(Ordering::Acquire))
+    }
+
+    /// Asks the memory tier for a slot. A chunk whose parent is on disk only starts a sequence of its own there: it is
+    /// found all the same, behind its parent, once it has been written to the disk too or its parent is in memory again.
+    pub(super) fn begin_write(
+        &self,
+        tenant: TenantId,
+        id: &ChunkId,
+        parent: Option<&ChunkId>,
+        shape: &ChunkShape,
+    ) -> Result<Begun, Refused> {
+        let on_disk = |id: &ChunkId| self.open_disk().is_some_and(|disk| disk.ssd.contains(id));
+        let parent = parent.filter(|parent| self.tier().takes_below(parent) || !on_disk(parent));
+        self.tier().begin_write(self.now_us(), tenant, id, parent, shape)
     }
 
     /// A chunk has become visible in memory.

@@ -64,7 +64,7 @@ impl Store {
         shape: &ChunkShape,
     ) -> Result<Option<ChunkWriter>, NotStored> {
         let shared = &self.shared;
-        let begun = shared.tier().begin_write(shared.now_us(), tenant, &id, parent.as_ref(), shape)?;
+        let begun = shared.begin_write(tenant, &id, parent.as_ref(), shape)?;
         let Begun::Write(write) = begun else { return Ok(None) };
         let state = State { write: Some(write), sums: vec![None; shape.layers()], lost_bytes: 0 };
         let dirty = Dirty { tenant, id, parent, bytes: shape.bytes() };

@@ -1,7 +1,6 @@
 //! Promotion: a chunk that was read whole from the disk goes to memory too, behind the load that it was read for. This file
 //! knows the copy and its end; it must never know who loaded the chunk.
 //!
-//! A chunk is taken in only below a parent that is in memory or on its way there, so chunks of a prefix follow each other.
 //! That needs a route from the store's place to itself; without one every promotion fails, and is counted.
 
 use super::Shared;
@@ -26,7 +25,7 @@ pub(super) struct Name {
 pub struct PromotionStat {
     /// In memory since then.
     pub promoted: u64,
-    /// Not taken in by the memory tier: full of what is in use, or without the chunk's parent.
+    /// Not taken in by the memory tier, for example because it is full of what is in use.
     pub refused: u64,
     /// Not copied, or deleted meanwhile.
     pub failed: u64,
@@ -53,8 +52,7 @@ pub(super) fn offer(shared: &Arc<Shared>, name: Name, staged: Arc<Staged>) {
     let sums = layers.filter_map(|layer| staged.crc(layer)).collect();
     let Ok(shape) = ChunkShape::new(spans.iter().map(|span| span.len)) else { return };
     let Name { tenant, id, parent } = name;
-    let begun = shared.tier().begin_write(shared.now_us(), tenant, &id, parent.as_ref(), &shape);
-    let write = match begun {
+    let write = match shared.begin_write(tenant, &id, parent.as_ref(), &shape) {
         Ok(Begun::Write(write)) => write,
         Ok(Begun::AlreadyHere) => return,
         Err(_) => return shared.count_promotion(|stat| &mut stat.refused),

@@ -77,8 +77,7 @@ impl Store {
     ) -> Result<(), NotStored> {
         let shared = &self.shared;
         let shape = ChunkShape::new(layers.iter().map(|spans| span_bytes(spans)))?;
-        let now_us = shared.now_us();
-        let begun = shared.tier().begin_write(now_us, tenant, &id, parent.as_ref(), &shape)?;
+        let begun = shared.begin_write(tenant, &id, parent.as_ref(), &shape)?;
         let Begun::Write(write) = begun else {
             on_end(StoreEnd::AlreadyHere);
             return Ok(());

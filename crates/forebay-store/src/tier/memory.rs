@@ -2,7 +2,7 @@
 //! must never know what goes when room is needed.
 
 use super::{Beginning, Reading, Refund, Space, Taken, Tier, TierLimits, Writing};
-use crate::entry::{ChunkRef, EntryIx};
+use crate::entry::{ChunkRef, EntryIx, State};
 use crate::lease::LeaseId;
 use crate::shape::ChunkShape;
 use crate::slots::{SlabError, SlotId, Slots, slot_bytes};
@@ -168,6 +168,11 @@ impl MemoryTier {
         let chunk = ChunkRef { entry: row, generation: entry.generation };
         let sums = self.space.sums(slot).to_vec();
         Some((self.start_reading(chunk, slot), sums))
+    }
+
+    /// Whether the chunk is here or on its way, so that others may be stored below it.
+    pub fn takes_below(&self, id: &ChunkId) -> bool {
+        self.index.find(id).is_some_and(|row| self.entry(row).state != State::Hole)
     }
 
     /// Whether the chunk that is read is still here: nobody deleted it or found it corrupt meanwhile.

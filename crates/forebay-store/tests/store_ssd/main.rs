@@ -6,8 +6,9 @@ mod model;
 mod rig;
 
 use forebay_mover::{End, Reason};
+use forebay_store::StoreEnd;
 use forebay_store::admission::Policy;
-use rig::{CHUNK_BYTES, Disk, Rig, TENANT, eventually, id, ids};
+use rig::{CHUNK_BYTES, Disk, Rig, TENANT, ended, eventually, id, ids};
 
 const CHAIN: [usize; 4] = [0, 1, 2, 3];
 const OTHER: [usize; 4] = [10, 11, 12, 13];
@@ -82,6 +83,21 @@ fn chunks_read_whole_from_disk_are_in_memory_afterwards() {
 }
 
 #[test]
+fn what_continues_a_prefix_that_is_on_disk_only_is_stored_behind_it() {
+    let disk = Disk::new();
+    let rig = Rig::new(&disk, 4);
+    for chain in [CHAIN, OTHER] {
+        rig.store_chain(&chain);
+        rig.store.flush().unwrap();
+    }
+    assert_eq!(rig.lease(&CHAIN).in_memory(), 0);
+    assert!(rig.begin_store(4, Some(3)).is_some_and(|end| matches!(ended(&end), StoreEnd::Stored { .. })));
+    rig.store.flush().unwrap();
+    assert_eq!((rig.store.lookup(&ids(&[0, 1, 2, 3, 4])), rig.load_all(&[0, 1, 2, 3, 4])), (5, 5));
+    assert!(rig.begin_store(6, Some(5)).is_none(), "what continues nothing is refused");
+}
+
+#[test]
 fn bytes_that_were_damaged_on_disk_are_a_miss_and_counted() {
     let disk = Disk::new();
     let rig = Rig::new(&disk, 8);
@@ -98,6 +114,7 @@ fn bytes_that_were_damaged_on_disk_are_a_miss_and_counted() {
     assert_eq!((failure.moved_bytes, rig.stat().ssd.corrupt), (0, 1));
     drop(lease);
     assert_eq!(rig.store.lookup(&ids(&CHAIN)), 2);
+    eventually("the first two are promoted", || rig.stat().promotions.promoted == 2);
     assert_eq!(rig.store_chain(&CHAIN), 4, "it is stored again");
     assert_eq!(rig.load_all(&CHAIN), 4);
 }
