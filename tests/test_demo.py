@@ -44,6 +44,22 @@ def test_every_policy_answers_every_request_with_the_right_tokens(tmp_path):
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
 
 
+def test_what_one_run_left_on_the_ssd_the_next_one_finds(tmp_path):
+    ssd = ["--policies", "lpwl", "--ssd", str(tmp_path / "ssd"), "--ssd-size", "256MiB", "--memory-tokens", "200000"]
+    counters = []
+    for run in ("first", "second"):
+        (tmp_path / run).mkdir()
+        rows, printed = demo(tmp_path / run, *ssd)
+        assert rows["demo.lpwl.wrong_tokens"]["value"] == 0, printed
+        assert rows["demo.lpwl.failures"]["value"] == 0, printed
+        summary = json.loads((tmp_path / run / "out" / "summary.json").read_text())
+        counters.append(summary["arms"][0]["counters"])
+    first, second = counters
+    assert first["chunks found on SSD"] == 0
+    assert second["chunks found on SSD"] > 0.9 * first["chunks written to SSD"] > 0
+    assert rows["demo.lpwl.ssd_hit_percent"]["value"] > 0
+
+
 def test_flipped_bits_are_caught_and_no_token_is_wrong(tmp_path):
     rows, _ = demo(tmp_path, "--policies", "round-robin", "--fault", "flip-bit:1e-5")
     assert rows["demo.round-robin.corruptions_caught"]["value"] > 0
@@ -72,6 +88,8 @@ def test_ctrl_c_ends_it_soon_with_a_report_and_leaves_no_process(tmp_path):
         (["--engines", "0"], "1..=16"),
         (["--clock-ratio", "0"], "clock_ratio"),
         (["--trace", "no-such-trace.jsonl"], "no-such-trace.jsonl"),
+        (["--ssd", "/proc/nowhere"], "/proc/nowhere"),
+        (["--ssd-size", "1GiB"], "--ssd"),
     ],
 )
 def test_bad_arguments_are_refused_with_what_is_allowed(tmp_path, arguments, named):

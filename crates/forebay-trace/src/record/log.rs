@@ -139,6 +139,7 @@ mod tests {
             output_tokens: 1,
             cached_tokens: Some(512),
             external_cached_tokens: Some(256),
+            ssd_cached_tokens: Some(128),
             wrong_tokens: Some(0),
             outcome,
         })

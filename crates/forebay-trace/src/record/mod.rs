@@ -67,6 +67,9 @@ pub struct RequestRecord {
     pub cached_tokens: Option<u32>,
     /// Those of them that came from outside the GPU's own cache; `None` when the engine did not say.
     pub external_cached_tokens: Option<u32>,
+    /// Those of the latter that came from an SSD; `None` when the engine did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ssd_cached_tokens: Option<u32>,
     /// Tokens that differ from what the engine must answer; `None` when nobody checked.
     pub wrong_tokens: Option<u32>,
     /// How it ended.

@@ -41,6 +41,9 @@ pub struct PromptTokensDetails {
     /// Those of them whose KV came from outside the GPU's own cache.
     #[serde(default)]
     pub external_cached_tokens: Option<u32>,
+    /// Those of the latter whose KV came from an SSD.
+    #[serde(default)]
+    pub ssd_cached_tokens: Option<u32>,
 }
 
 #[derive(Deserialize)]

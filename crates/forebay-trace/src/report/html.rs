@@ -12,7 +12,7 @@ use crate::record::RecordLog;
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 /// Parts of a prompt by source, as the page names them.
-const SOURCES: [&str; 3] = ["GPU cache", "memory", "computed"];
+const SOURCES: [&str; 4] = ["GPU cache", "memory", "SSD", "computed"];
 
 /// The page. `summary` is the summary of `log`.
 pub fn html(summary: &Summary, log: &RecordLog) -> String {
@@ -146,14 +146,14 @@ fn hits(summary: &Summary) -> String {
         .iter()
         .map(|arm| Split {
             name: arm.arm.clone(),
-            parts: vec![arm.sources.gpu, arm.sources.memory, arm.sources.computed],
+            parts: vec![arm.sources.gpu, arm.sources.memory, arm.sources.ssd, arm.sources.computed],
         })
         .collect();
     let plot =
         sources("plot-hits", "Prompt tokens by source and arm", "share of prompt tokens", &SOURCES, &wholes);
     let keys = SOURCES.iter().enumerate().map(|(index, name)| box_key(&format!("s{index}"), name));
     let text = "Where the prompt's KV came from, as the engines report it: found in the GPU's own cache, fetched from \
-                memory, or computed.";
+                memory or SSD, or computed.";
     section("hits", "Hits by source", text, &(legend(keys) + &scrolling(&plot)))
 }
 

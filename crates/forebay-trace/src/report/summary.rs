@@ -58,8 +58,10 @@ pub struct ArmSummary {
 pub struct TokenSources {
     /// Found in the GPU's own cache.
     pub gpu: u64,
-    /// Fetched from outside of the GPU.
+    /// Fetched from outside of the GPU, but not from an SSD.
     pub memory: u64,
+    /// Fetched from an SSD.
+    pub ssd: u64,
     /// Computed.
     pub computed: u64,
     /// Tokens of requests whose engine did not report its hits. They are in none of the above.
@@ -152,13 +154,13 @@ impl Summary {
 impl TokenSources {
     /// All tokens whose source is known.
     pub fn known(&self) -> u64 {
-        self.gpu + self.memory + self.computed
+        self.gpu + self.memory + self.ssd + self.computed
     }
 
     /// Share of tokens that were not computed, 0 to 1; `None` when no engine reported.
     pub fn hit_rate(&self) -> Option<f64> {
         let known = self.known();
-        (known > 0).then(|| (self.gpu + self.memory) as f64 / known as f64)
+        (known > 0).then(|| (known - self.computed) as f64 / known as f64)
     }
 
     fn add(&mut self, record: &RequestRecord) {
@@ -169,8 +171,10 @@ impl TokenSources {
         };
         let cached = u64::from(cached).min(input);
         let external = u64::from(record.external_cached_tokens.unwrap_or(0)).min(cached);
+        let ssd = u64::from(record.ssd_cached_tokens.unwrap_or(0)).min(external);
         self.gpu += cached - external;
-        self.memory += external;
+        self.memory += external - ssd;
+        self.ssd += ssd;
         self.computed += input - cached;
     }
 }

@@ -59,7 +59,17 @@ fn latencies(summary: &Summary) -> Table {
 fn sources(summary: &Summary) -> Table {
     let mut table = Table::new(
         "Prompt tokens by source, in percent, and wrong tokens",
-        &["", "hit rate", "gpu", "memory", "computed", "prompt tokens", "wrong tokens", "answers checked"],
+        &[
+            "",
+            "hit rate",
+            "gpu",
+            "memory",
+            "ssd",
+            "computed",
+            "prompt tokens",
+            "wrong tokens",
+            "answers checked",
+        ],
     );
     for arm in &summary.arms {
         let sources = arm.sources;
@@ -70,6 +80,7 @@ fn sources(summary: &Summary) -> Table {
             percent_or_none(sources.hit_rate()),
             share(sources.gpu),
             share(sources.memory),
+            share(sources.ssd),
             share(sources.computed),
             count(sources.known() + sources.unreported),
             arm.wrong.map_or_else(|| "unchecked".into(), |wrong| count(wrong.tokens)),

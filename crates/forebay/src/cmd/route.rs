@@ -87,7 +87,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("{text} s is not allowed: above 0"))
 }
 
-pub(super) fn size(text: &str) -> Result<usize, String> {
+pub fn size(text: &str) -> Result<usize, String> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit: usize = match &text[digits.len()..] {
         "" | "B" => 1,

@@ -27,6 +27,7 @@ pub async fn run(
 ) -> Result<(), Error> {
     let arm = policy.name();
     let host = shape.start(policy).await?;
+    let found_chunks = host.store.disk_stat().map(|stat| stat.ssd.tier.counters.chunks as u64);
     records.write(&Line::Run(run_info(arm, workload, shape)))?;
     let options = Options {
         arm: arm.to_owned(),
@@ -45,8 +46,8 @@ pub async fn run(
         outcome = live.during(replay) => outcome,
         failed = sample(arm, &host, shape.clock_ratio, records) => return Err(failed),
     };
-    count(arm, &host, records)?;
-    host.stop().await;
+    count(arm, &host, found_chunks, records)?;
+    host.stop().await?;
     outcome?;
     Ok(())
 }
@@ -94,10 +95,10 @@ fn write_samples(arm: &str, host: &Host, at_s: f64, records: &RecordWriter) -> R
 }
 
 /// What the parts counted themselves, at the end of an arm.
-fn count(arm: &str, host: &Host, records: &RecordWriter) -> Result<(), Error> {
+fn count(arm: &str, host: &Host, found_chunks: Option<u64>, records: &RecordWriter) -> Result<(), Error> {
     let stats: Vec<_> = host.engines.iter().map(|engine| engine.stats()).collect();
     let sum = |of: fn(&forebay_engine::stats::Stats) -> u64| stats.iter().map(of).sum();
-    let counters = [
+    let mut counters = vec![
         ("chunks loaded", sum(|stats| stats.store.loaded_chunks)),
         ("chunks stored", sum(|stats| stats.store.stored_chunks)),
         (super::rows::CORRUPTIONS_CAUGHT, sum(|stats| stats.store.corrupt_chunks)),
@@ -105,6 +106,14 @@ fn count(arm: &str, host: &Host, records: &RecordWriter) -> Result<(), Error> {
         ("chunks evicted", host.store.stat().evicted),
         ("preemptions", sum(|stats| stats.scheduler.preemptions)),
     ];
+    if let (Some(found_chunks), Some(stat)) = (found_chunks, host.store.disk_stat()) {
+        counters.extend([
+            (super::rows::SSD_FOUND, found_chunks),
+            ("chunks loaded from SSD", sum(|stats| stats.store.disk_chunks)),
+            ("chunks written to SSD", stat.write_back.written),
+            ("chunks promoted to memory", stat.promotions.promoted),
+        ]);
+    }
     for (name, value) in counters {
         records.write(&Line::Counter(Counter { arm: arm.to_owned(), name: name.to_owned(), value }))?;
     }

@@ -1,7 +1,8 @@
-//! The emulated host: engines, the memory tier that they share, the links between them, and the router in front. It
+//! The emulated host: engines, the memory tier and the SSD that they share, the links between them, and the router in front. It
 //! starts and stops them; it must never know what is asked of them.
 
 use super::fault::Fault;
+use super::ssd::SsdShape;
 use forebay_engine::profile::Profile;
 use forebay_engine::truth::Oracle;
 use forebay_engine::{Engine, EngineConfig, EngineHandle, StoreConnection};
@@ -17,7 +18,7 @@ use std::time::Duration;
 /// KV bytes that are really kept for a token in a layer. Small, so that many engines fit a small machine.
 const KV_BYTES_PER_TOKEN_LAYER: usize = 4;
 /// Tokens of a chunk in the memory tier.
-const CHUNK_TOKENS: usize = 256;
+pub const CHUNK_TOKENS: usize = 256;
 /// Tokens per streamed chunk after the first, as with vLLM's `--stream-interval`: model time runs faster than real time,
 /// and so would the stream's events.
 const STREAM_INTERVAL: usize = 16;
@@ -36,6 +37,8 @@ pub struct HostShape {
     pub pool_tokens: usize,
     /// Memory tier, in tokens.
     pub memory_tokens: u64,
+    /// What lies below it, if anything.
+    pub ssd: Option<SsdShape>,
     /// Model seconds per real second.
     pub clock_ratio: f64,
     /// What the links do to the bytes.
@@ -68,8 +71,12 @@ impl HostShape {
             Some(Fault::FlipBit(chance)) => format!(", a flipped bit per {:.0} bytes moved", 1.0 / chance),
             None => String::new(),
         };
+        let ssd = match &self.ssd {
+            Some(ssd) => format!(", an SSD log in {} below it", ssd.directory.display()),
+            None => String::new(),
+        };
         format!(
-            "Host: {} engines of profile {}, KV pool {} tokens each, {} tokens of shared host memory, clock x{}{fault}",
+            "Host: {} engines of profile {}, KV pool {} tokens each, {} tokens of shared host memory{ssd}, clock x{}{fault}",
             self.engines, self.profile.name, self.pool_tokens, self.memory_tokens, self.clock_ratio
         )
     }
@@ -92,13 +99,29 @@ impl HostShape {
         }
     }
 
-    /// Starts everything, cold.
+    /// KV bytes that are really kept for a token.
+    pub fn bytes_per_token(&self) -> u64 {
+        (self.profile.model.layers * KV_BYTES_PER_TOKEN_LAYER) as u64
+    }
+
+    /// Opens the memory tier, and the SSD below it, where there may be something from an earlier run of this policy.
+    fn open_store(&self, mover: &MoverHandle, policy: Policy) -> Result<Store, Error> {
+        let capacity_bytes = (self.memory_tokens * self.bytes_per_token()).next_multiple_of(1 << 20);
+        let tier = TierConfig::new(capacity_bytes);
+        let Some(ssd) = &self.ssd else { return Ok(Store::open(mover, HOST, Pages::Base, tier)?) };
+        // What is loaded from the SSD goes from its staging to the memory tier too.
+        let link = LinkSpec::new("host-copy", 2, 32 << 20);
+        let link = mover.add_link(link, Box::new(HostLink::new(1)?))?;
+        mover.add_route(RouteSpec::direct(HOST, HOST, link))??;
+        let log = ssd.open(policy.name(), mover, HOST)?;
+        Ok(Store::open_with_ssd(mover, HOST, Pages::Base, tier, log, &ssd.write_back(self))?)
+    }
+
+    /// Starts everything, cold but for the SSD.
     pub async fn start(&self, policy: Policy) -> Result<Host, Error> {
         let mover_thread = MoverThread::spawn(Limits::default())?;
         let mover = mover_thread.handle();
-        let bytes_per_token = (self.profile.model.layers * KV_BYTES_PER_TOKEN_LAYER) as u64;
-        let capacity_bytes = (self.memory_tokens * bytes_per_token).next_multiple_of(1 << 20);
-        let store = Store::open(&mover, HOST, Pages::Base, TierConfig::new(capacity_bytes))?;
+        let store = self.open_store(&mover, policy)?;
         let flipped_bits = Arc::new(AtomicU64::new(0));
         let mut engines = Vec::new();
         for number in 0..self.engines {
@@ -143,11 +166,12 @@ impl HostShape {
 }
 
 impl Host {
-    /// Stops everything. When this returns nothing of the host runs any more.
-    pub async fn stop(self) {
+    /// Stops everything and closes the SSD. When this returns nothing of the host runs any more.
+    pub async fn stop(self) -> Result<(), Error> {
         self.router.shutdown().await;
         for engine in self.engines {
             engine.shutdown(Duration::ZERO).await;
         }
+        Ok(tokio::task::spawn_blocking(move || self.store.close()).await??)
     }
 }

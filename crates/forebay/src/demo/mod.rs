@@ -1,11 +1,13 @@
-//! `forebay demo`: a trace through a router and emulated engines that keep their KV in one memory tier, once for each
-//! routing policy, each time cold. It knows the order of events; `workload` says what is asked, `host` what runs, `arm`
-//! how one policy is replayed, `rows` what is kept of it.
+//! `forebay demo`: a trace through a router and emulated engines that keep their KV in one memory tier, and on an SSD below
+//! it if they are given one, once for each routing policy. Each time memory is cold, and the SSD has what the same policy
+//! left there. This file knows the order of events; `workload` says what is asked, `host` and `ssd` what runs, `arm` how one
+//! policy is replayed, `rows` what is kept of it.
 
 mod arm;
 mod fault;
 mod host;
 mod rows;
+mod ssd;
 mod workload;
 
 use crate::CommandResult;
@@ -15,6 +17,7 @@ use forebay_router::Policy;
 use forebay_trace::record::{RecordLog, RecordWriter};
 use forebay_trace::report;
 use host::HostShape;
+use ssd::SsdShape;
 use std::path::PathBuf;
 use tokio_util::sync::CancellationToken;
 
@@ -43,6 +46,13 @@ pub struct Args {
     /// Host memory tier that the engines share, in tokens
     #[arg(long, value_name = "TOKENS", default_value_t = 1_000_000)]
     memory_tokens: u64,
+    /// Keep KV on an SSD too: a log for each policy in this directory, made if missing and kept afterwards, so that the
+    /// next run starts with what this one left
+    #[arg(long, value_name = "DIR")]
+    ssd: Option<PathBuf>,
+    /// Size of a new log
+    #[arg(long, value_name = "SIZE", value_parser = crate::cmd::route::size, default_value = "1GiB", requires = "ssd")]
+    ssd_size: usize,
     /// Model seconds per real second; arrivals, think times and steps are scaled alike
     #[arg(long, default_value_t = 20.0)]
     clock_ratio: f64,
@@ -77,6 +87,7 @@ async fn compare(args: Args) -> CommandResult {
         engines: args.engines,
         pool_tokens,
         memory_tokens: args.memory_tokens,
+        ssd: args.ssd.map(|directory| SsdShape { directory, bytes: args.ssd_size as u64 }),
         clock_ratio: args.clock_ratio,
         fault: args.fault,
         seed: args.seed,
