@@ -12,6 +12,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Where memory for direct I/O starts.
+const DIRECT_ALIGN: usize = 4096;
+
 /// What the power supply of one worker knows.
 #[derive(Debug, Default)]
 pub struct Power {
@@ -60,16 +63,15 @@ impl Power {
     pub fn write(&self, file: &Arc<File>, offset: u64, parts: &[&[u8]]) -> io::Result<Announced> {
         let state = &mut *self.lock();
         let Some(left) = state.fails_after else { return Ok(Announced(None)) };
-        let before = read_up_to(file, offset, parts.iter().map(|part| part.len()).sum())?;
+        let bytes = parts.concat();
+        let before = read_up_to(file, offset, bytes.len())?.bytes().to_vec();
         let number = state.next;
         state.next += 1;
         state.unsynced.push(Unsynced { number, file: Arc::clone(file), offset, before, has_ended: false });
         if left == 0 {
-            let mut at = offset;
-            for part in parts {
-                file.write_all_at(part, at)?;
-                at += part.len() as u64;
-            }
+            let mut last = Aligned::zeroed(bytes.len());
+            last.bytes().copy_from_slice(&bytes);
+            file.write_all_at(last.bytes(), offset)?;
             state.fail()?;
         }
         state.fails_after = Some(left.saturating_sub(1));
@@ -132,23 +134,45 @@ fn lose(unsynced: &[Unsynced], seed: u64) -> io::Result<()> {
             1 => (random.below(sectors), false),
             _ => (0, true),
         };
+        let mut left = read_up_to(&write.file, write.offset, write.before.len())?;
         for sector in first_lost..sectors {
             if scattered && random.chance(50) {
                 continue;
             }
             let start = sector as usize * SECTOR_BYTES;
             let end = (start + SECTOR_BYTES).min(write.before.len());
-            write.file.write_all_at(&write.before[start..end], write.offset + start as u64)?;
+            left.bytes()[start..end].copy_from_slice(&write.before[start..end]);
         }
+        write.file.write_all_at(left.bytes(), write.offset)?;
     }
     Ok(())
 }
 
+/// Bytes that lie in memory as direct I/O wants them: beside direct writes of a store, others through the system's cache
+/// would make the system report errors that no disk had.
+struct Aligned {
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Aligned {
+    fn zeroed(len: usize) -> Aligned {
+        let memory = vec![0; len + DIRECT_ALIGN];
+        let start = memory.as_ptr().align_offset(DIRECT_ALIGN);
+        Aligned { memory, start, len }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + self.len]
+    }
+}
+
 /// What lies in a file, with zeros after its end.
-fn read_up_to(file: &File, offset: u64, bytes: usize) -> io::Result<Vec<u8>> {
-    let (mut buffer, mut read) = (vec![0; bytes], 0);
+fn read_up_to(file: &File, offset: u64, bytes: usize) -> io::Result<Aligned> {
+    let (mut buffer, mut read) = (Aligned::zeroed(bytes), 0);
     while read < bytes {
-        match file.read_at(&mut buffer[read..], offset + read as u64) {
+        match file.read_at(&mut buffer.bytes()[read..], offset + read as u64) {
             Ok(0) => break,
             Ok(more) => read += more,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -181,7 +205,7 @@ mod tests {
     }
 
     fn content(file: &Arc<File>) -> Vec<u8> {
-        read_up_to(file, 0, 4 * SECTOR_BYTES).unwrap()
+        read_up_to(file, 0, 4 * SECTOR_BYTES).unwrap().bytes().to_vec()
     }
 
     #[test]

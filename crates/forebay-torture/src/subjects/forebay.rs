@@ -14,6 +14,7 @@ use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{Existing, FileMedium, Ssd, SsdConfig, SsdWriteEnd, Staged, Volume, Want, init};
 use std::error::Error;
 use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
@@ -28,6 +29,9 @@ const TENANT: TenantId = TenantId(1);
 const HOST: Place = Place::Host(0);
 /// For as long as a command may take.
 const LEASE_US: u64 = 60_000_000;
+
+/// After so long an engine has computed anew what it waits for, and says so with the deadline of its request.
+const READ_US: u64 = 5_000_000;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -67,14 +71,15 @@ impl Forebay {
     /// What `Volume::open` does, with faults between the log and the system.
     fn open_volume(&self, path: &Path) -> Result<Volume, Failure> {
         let inner = FileMedium::open(path)?;
-        let plain = Arc::new(File::options().read(true).write(true).open(path)?);
-        let medium = FaultyMedium::new(inner, Arc::clone(&plain), Arc::clone(&self.faults));
+        let mut options = File::options();
+        let same = Arc::new(options.read(true).write(true).custom_flags(libc::O_DIRECT).open(path)?);
+        let medium = FaultyMedium::new(inner, Arc::clone(&same), Arc::clone(&self.faults));
         let (disk, options) = (DiskFile::open(path)?, DiskOptions::default());
         let kernel: Box<dyn Kernel> = match Uring::open(&disk, options.depth) {
             Ok(uring) => Box::new(uring),
             Err(_) => Box::new(Threads::open(&disk, options.depth)?),
         };
-        let kernel = FaultyKernel::new(kernel, plain, Arc::clone(&self.faults));
+        let kernel = FaultyKernel::new(kernel, same, Arc::clone(&self.faults));
         Ok(Volume { link: DiskLink::over(Box::new(kernel), disk, options)?, medium: Arc::new(medium) })
     }
 
@@ -130,7 +135,8 @@ impl Open {
             (0..lease.len()).map(|chunk| Want { chunk, layers: 0..LAYERS as usize }).collect();
         let (sender, end) = mpsc::channel();
         let on_end = move |end| _ = sender.send(end);
-        if self.ssd.read(&lease, &wants, Class::Demand, None, on_end).is_err() {
+        let deadline_us = self.mover.handle().now_us() + READ_US;
+        if self.ssd.read(&lease, &wants, Class::Demand, Some(deadline_us), on_end).is_err() {
             return Ok(values);
         }
         if let Ok(staged) = end.recv()? {
