@@ -143,6 +143,15 @@ impl DiskError {
     }
 }
 
+/// What becomes of stretches of a file that have no space on the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Holes {
+    /// Space is set aside for them.
+    Fill,
+    /// Nothing.
+    Keep,
+}
+
 impl DiskFile {
     /// Creates a file of `bytes` bytes, all of them set aside on the disk. What cannot be completed is removed again.
     pub fn create(path: impl AsRef<Path>, bytes: u64) -> Result<DiskFile, DiskError> {
@@ -171,7 +180,16 @@ impl DiskFile {
     /// Opens a file that exists, or a raw partition that nobody else uses. A file with holes has them set aside, so that
     /// a full disk is found now and not by a write.
     pub fn open(path: impl AsRef<Path>) -> Result<DiskFile, DiskError> {
-        let path = path.as_ref();
+        DiskFile::open_and(path.as_ref(), Holes::Fill)
+    }
+
+    /// The same, but holes stay: for owners that give space back to the file system and know where. A write into a hole
+    /// may find the disk full.
+    pub fn open_with_holes(path: impl AsRef<Path>) -> Result<DiskFile, DiskError> {
+        DiskFile::open_and(path.as_ref(), Holes::Keep)
+    }
+
+    fn open_and(path: &Path, holes: Holes) -> Result<DiskFile, DiskError> {
         let stat = fs::stat(path).map_err(|errno| open_error(path, errno))?;
         let kind = FileType::from_raw_mode(stat.st_mode);
         let exclusive = match kind {
@@ -195,7 +213,7 @@ impl DiskFile {
             FileType::BlockDevice => {}
             _ => {
                 check_size(path, bytes)?;
-                if held_bytes < bytes {
+                if held_bytes < bytes && holes == Holes::Fill {
                     check_room(path, bytes - held_bytes)?;
                     preallocate(&fd, path, bytes)?;
                 }

@@ -82,9 +82,9 @@ impl Volume {
     /// Opens a log, and owns it until the medium is dropped.
     pub fn open(path: impl AsRef<Path>, options: DiskOptions) -> Result<Volume, SsdError> {
         let path = path.as_ref();
-        // The lock comes first: opening the file sets aside the space that its owner may have given back.
         let medium = Arc::new(FileMedium::open(path)?);
-        let link = DiskLink::open(DiskFile::open(path)?, options)?;
+        // What the log gave back to a disk that ran short stays there until the log takes it again.
+        let link = DiskLink::open(DiskFile::open_with_holes(path)?, options)?;
         Ok(Volume { link, medium })
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::faulty::Faults;
 use crate::rig::*;
-use forebay_store::ssd::{NotRead, NotStaged, NotWritten, SsdConfig, SsdWriteEnd};
+use forebay_links::disk::DiskOptions;
+use forebay_store::ssd::{NotRead, NotStaged, NotWritten, SsdConfig, SsdWriteEnd, Volume};
 use forebay_store::{Refused, Unreadable};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -136,23 +137,35 @@ fn readers_see_whole_chunks_while_everything_is_evicted_around_them() {
 fn a_disk_that_runs_short_gets_space_back_and_gives_it_again() {
     let Some(rig) = Rig::new(1, 32 * MIB, 2 * MIB) else { return };
     let faults = Faults::default();
-    let mut volume = rig.volume_over(0, |kernel| faults.kernel(kernel));
-    volume.medium = faults.medium(volume.medium);
-    let reserved = SsdConfig { reserve_bytes: 8 * MIB, ..config() };
-    let opened = rig.try_open(vec![volume], reserved).unwrap();
-    let shape = Shape::new(&[16 * PAGE]);
-    opened.write_chain(0..100, &shape);
-    let held = || opened.ssd.stat().physical_bytes();
-    let before = held();
-    faults.say_free(2 * MIB);
-    let wait = |what: &dyn Fn() -> bool| {
+    let volume_on = |faults: &Faults| {
+        let mut volume = rig.volume_over(0, |kernel| faults.kernel(kernel));
+        volume.medium = faults.medium(volume.medium);
+        volume
+    };
+    let reserved = || SsdConfig { reserve_bytes: 8 * MIB, ..config() };
+    let wait = |opened: &Opened, what: &dyn Fn() -> bool| {
         let patience = Instant::now() + PATIENCE;
         while !what() {
             assert!(Instant::now() < patience, "{:?}", opened.ssd.stat());
             std::thread::sleep(Duration::from_millis(20));
         }
     };
-    wait(&|| held() <= before - 6 * MIB);
+    let opened = rig.try_open(vec![volume_on(&faults)], reserved()).unwrap();
+    let shape = Shape::new(&[16 * PAGE]);
+    opened.write_chain(0..100, &shape);
+    let before = opened.ssd.stat().physical_bytes();
+    faults.say_free(2 * MIB);
+    wait(&opened, &|| opened.ssd.stat().physical_bytes() <= before - 6 * MIB);
+    drop(opened);
+    // A log that is opened again takes nothing back by itself.
+    let held_bytes =
+        || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&rig.paths[0]).unwrap()) * 512;
+    let given_back = held_bytes();
+    drop(Volume::open(&rig.paths[0], DiskOptions::default()).unwrap());
+    assert_eq!(held_bytes(), given_back);
+    let opened = rig.try_open(vec![volume_on(&faults)], reserved()).unwrap();
+    let held = || opened.ssd.stat().physical_bytes();
+    let wait = |what: &dyn Fn() -> bool| wait(&opened, what);
     faults.say_free(100 * MIB);
     wait(&|| opened.ssd.stat().tier.space.withdrawn_segments == 0 && held() == before);
     opened.write_chain(1000..1100, &shape);

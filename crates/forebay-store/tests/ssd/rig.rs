@@ -87,7 +87,7 @@ impl Rig {
         wrap: impl FnOnce(Box<dyn Kernel>) -> Box<dyn Kernel>,
     ) -> Volume {
         let medium = Arc::new(FileMedium::open(&self.paths[number]).unwrap());
-        let file = DiskFile::open(&self.paths[number]).unwrap();
+        let file = DiskFile::open_with_holes(&self.paths[number]).unwrap();
         let options = DiskOptions::default();
         let inner = Box::new(forebay_links::disk::Threads::open(&file, options.depth).unwrap());
         let link = DiskLink::over(wrap(inner), file, options).unwrap();
