@@ -45,7 +45,8 @@ def test_every_policy_answers_every_request_with_the_right_tokens(tmp_path):
 
 
 def test_what_one_run_left_on_the_ssd_the_next_one_finds(tmp_path):
-    ssd = ["--policies", "lpwl", "--ssd", str(tmp_path / "ssd"), "--ssd-size", "256MiB", "--memory-tokens", "200000"]
+    ssd = ["--policies", "lpwl", "--ssd", str(tmp_path / "ssd"), "--ssd-size", "256MiB"]
+    ssd += ["--memory-tokens", "200000"]
     counters = []
     for run in ("first", "second"):
         (tmp_path / run).mkdir()

@@ -38,7 +38,7 @@ fn transfers_of_any_size_are_cut_where_direct_io_can_go_on() {
         let world = world(driver, PAGES * PAGE);
         let far = add_staged_routes(&world, [25, 9]);
         // Blocks of 84 KiB and of a page, with gaps, and all as one.
-        let block = |at: u64| (at, PAGES - 24 - at, if at % 5 == 0 { 1 } else { 21 });
+        let block = |at: u64| (at, PAGES - 24 - at, if at.is_multiple_of(5) { 1 } else { 21 });
         let blocks: Vec<_> = (0..PAGES - 24).step_by(24).map(block).collect();
         for blocks in [&blocks[..], &[(0, 0, PAGES)]] {
             for is_far in [false, true] {
