@@ -1,7 +1,7 @@
-"""Torture worker for LMCache's LocalDiskBackend, driven through its Python API. protocol.rs says what is spoken here.
+"""Torture worker for LMCache's LocalDiskBackend, driven through its Python API; protocol.rs says how.
 
-What goes wrong below the backend is played by the `open` that its module sees: a raw file whose reads and writes
-end as injected, with Python's own buffering on top, as in production. The backend itself is not changed.
+What goes wrong below the backend is played by the `open` that its module sees: a raw file whose reads and
+writes end as injected, with Python's own buffering on top, as in production. The backend is not changed.
 """
 
 import asyncio
@@ -146,7 +146,7 @@ class Store:
         return None if held is None else self.take(held)
 
     def get_many(self, numbers: list[int]) -> list[bytes | None]:
-        """Several values with one asynchronous call, as LMCache's engine prefetches them, of keys that it has."""
+        """Several values with one asynchronous call, as LMCache's engine prefetches them: keys that it has."""
         present = [number for number in numbers if self.disk.contains(self.key(number))]
         load = self.disk.batched_get_non_blocking("torture", [self.key(number) for number in present])
         held = asyncio.run_coroutine_threadsafe(load, self.loop).result()
