@@ -146,7 +146,7 @@ class Store:
         return None if held is None else self.take(held)
 
     def get_many(self, numbers: list[int]) -> list[bytes | None]:
-        """Several values with one asynchronous call, as LMCache's engine prefetches them: keys that it has."""
+        """Several values with one asynchronous call, as LMCache's engine prefetches them: keys it has."""
         present = [number for number in numbers if self.disk.contains(self.key(number))]
         load = self.disk.batched_get_non_blocking("torture", [self.key(number) for number in present])
         held = asyncio.run_coroutine_threadsafe(load, self.loop).result()
