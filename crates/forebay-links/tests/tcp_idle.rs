@@ -19,7 +19,7 @@ fn descriptors() -> usize {
 #[test]
 fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
     let exports = Arc::new(Exports::new(Arc::new(NoLeases)));
-    exports.offer(7, 1, Arc::new(HostBuffer::new(4096)), Access::OPEN).unwrap();
+    exports.offer(7, Arc::new(HostBuffer::new(4096)), Access::OPEN).unwrap();
     let me = Identity::starting([1; 16]).unwrap();
     let options = ServerOptions::default();
     let server = TcpServer::listen(([127, 0, 0, 1], 0).into(), me, exports, options).unwrap();

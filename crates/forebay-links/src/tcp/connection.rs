@@ -175,11 +175,14 @@ impl<R: Role> Connection<R> {
 
     /// Sends and receives what can be without waiting. `readable`: there may be something to receive.
     pub fn pump(&mut self, now_us: u64, wire: &mut dyn Wire, mut readable: bool) -> Result<Pumped, Broken> {
-        if !self.awaited && self.is_awaiting() {
-            self.progress_us = now_us;
-        }
         if self.role.distrusts_late_bytes() {
             self.check_progress(now_us)?;
+        }
+        // First, so that what becomes due is sent by this very call.
+        self.role.expire(now_us)?;
+        if !self.awaited && self.is_awaiting() {
+            // Nothing was due until now: the silence before does not count.
+            self.progress_us = now_us;
         }
         let mut pumped = Pumped::default();
         for _ in 0..ROUNDS {
@@ -191,7 +194,6 @@ impl<R: Role> Connection<R> {
                 break;
             }
         }
-        self.role.expire(now_us)?;
         self.check_progress(now_us)?;
         self.awaited = self.is_awaiting();
         Ok(pumped)

@@ -9,6 +9,8 @@ use super::frame::REGIONS_MAX;
 use super::payload::{Payload, Piece};
 use forebay_mover::Backing;
 use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use thiserror::Error;
@@ -65,16 +67,6 @@ pub enum ExportError {
         /// What it names.
         generation: u64,
     },
-    /// A peer could take the new region for the old one.
-    #[error("generation {generation} of key {key} is not above {last}, which was offered before")]
-    Generation {
-        /// The key.
-        key: u64,
-        /// What was asked for.
-        generation: u64,
-        /// The latest.
-        last: u64,
-    },
     /// Peers are told of no more.
     #[error("{REGIONS_MAX} regions are offered; no more may")]
     TooMany,
@@ -106,24 +98,23 @@ pub struct Exports {
     leases: Arc<dyn Leases>,
 }
 
-#[derive(Default)]
 struct Table {
     offered: HashMap<u64, Arc<Export>>,
-    /// The latest generation of keys that were withdrawn.
-    generations: HashMap<u64, u64>,
+    next_generation: u64,
 }
 
 impl Exports {
     /// An empty table.
     pub fn new(leases: Arc<dyn Leases>) -> Exports {
-        Exports { table: RwLock::default(), leases }
+        // Generations start at random, so that none that an earlier process gave out, and a peer kept, is right by chance.
+        let next_generation = RandomState::new().build_hasher().finish() >> 1;
+        Exports { table: RwLock::new(Table { offered: HashMap::new(), next_generation }), leases }
     }
 
-    /// Offers memory under a key. Its generation must be above all that the key had before.
+    /// Offers memory under a key, at a generation that no offer had before.
     pub fn offer(
         &self,
         key: u64,
-        generation: u64,
         backing: Arc<dyn Backing>,
         access: Access,
     ) -> Result<PeerRegion, ExportError> {
@@ -131,13 +122,11 @@ impl Exports {
         if let Some(export) = table.offered.get(&key) {
             return Err(ExportError::InUse { key, generation: export.region.generation });
         }
-        if let Some(last) = table.generations.get(&key).copied().filter(|last| *last >= generation) {
-            return Err(ExportError::Generation { key, generation, last });
-        }
         if table.offered.len() >= REGIONS_MAX {
             return Err(ExportError::TooMany);
         }
-        let region = PeerRegion { key, generation, len: backing.len() as u64 };
+        let region = PeerRegion { key, generation: table.next_generation, len: backing.len() as u64 };
+        table.next_generation += 1;
         let export = Export { region, access, backing, offered: RwLock::new(true) };
         table.offered.insert(key, Arc::new(export));
         Ok(region)
@@ -148,7 +137,6 @@ impl Exports {
     pub fn withdraw(&self, key: u64) -> bool {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let Some(export) = table.offered.remove(&key) else { return false };
-        table.generations.insert(key, export.region.generation);
         drop(table);
         *export.offered.write().unwrap_or_else(PoisonError::into_inner) = false;
         true
@@ -294,14 +282,14 @@ mod tests {
         let exports = Exports::new(Arc::new(Only(9)));
         let memory = Arc::new(HostBuffer::new(100));
         assert_eq!(code(&exports, section(3, 0, 100), Wish::Read), Some(FaultCode::UnknownRegion));
-        exports.offer(5, 3, memory, Access::LEASED_READ).unwrap();
-        assert_eq!(code(&exports, section(3, 0, 100), Wish::Read), None);
-        assert_eq!(code(&exports, section(3, 1, 100), Wish::Read), Some(FaultCode::OutOfBounds));
-        assert_eq!(code(&exports, section(3, u64::MAX - 1, 1), Wish::Read), Some(FaultCode::OutOfBounds));
-        assert_eq!(code(&exports, section(2, 0, 1), Wish::Read), Some(FaultCode::StaleGeneration));
-        assert_eq!(code(&exports, section(4, 0, 1), Wish::Read), Some(FaultCode::StaleGeneration));
-        assert_eq!(code(&exports, section(3, 0, 1), Wish::Write), Some(FaultCode::NotAllowed));
-        let other = Section { lease: 8, ..section(3, 0, 1) };
+        let now = exports.offer(5, memory, Access::LEASED_READ).unwrap().generation;
+        assert_eq!(code(&exports, section(now, 0, 100), Wish::Read), None);
+        assert_eq!(code(&exports, section(now, 1, 100), Wish::Read), Some(FaultCode::OutOfBounds));
+        assert_eq!(code(&exports, section(now, u64::MAX - 1, 1), Wish::Read), Some(FaultCode::OutOfBounds));
+        assert_eq!(code(&exports, section(now - 1, 0, 1), Wish::Read), Some(FaultCode::StaleGeneration));
+        assert_eq!(code(&exports, section(now + 1, 0, 1), Wish::Read), Some(FaultCode::StaleGeneration));
+        assert_eq!(code(&exports, section(now, 0, 1), Wish::Write), Some(FaultCode::NotAllowed));
+        let other = Section { lease: 8, ..section(now, 0, 1) };
         assert_eq!(code(&exports, other, Wish::Read), Some(FaultCode::NoLease));
     }
 
@@ -309,17 +297,16 @@ mod tests {
     fn a_withdrawn_region_cannot_be_held_and_its_generation_never_comes_back() {
         let exports = Exports::new(Arc::new(NoLeases));
         let memory = Arc::new(HostBuffer::new(100));
-        exports.offer(5, 3, Arc::clone(&memory) as _, Access::OPEN).unwrap();
-        let again = exports.offer(5, 4, Arc::clone(&memory) as _, Access::OPEN);
-        assert_eq!(again, Err(ExportError::InUse { key: 5, generation: 3 }));
-        let mut grant = exports.resolve(&command(section(3, 0, 100)), Wish::Read).unwrap();
+        let generation = exports.offer(5, Arc::clone(&memory) as _, Access::OPEN).unwrap().generation;
+        let again = exports.offer(5, Arc::clone(&memory) as _, Access::OPEN);
+        assert_eq!(again, Err(ExportError::InUse { key: 5, generation }));
+        let mut grant = exports.resolve(&command(section(generation, 0, 100)), Wish::Read).unwrap();
         let chunk = grant.payload.cut(100);
         assert!(chunk.owners().hold().is_some());
         assert!(exports.withdraw(5) && !exports.withdraw(5));
         assert!(chunk.owners().hold().is_none());
-        let again = exports.offer(5, 3, Arc::clone(&memory) as _, Access::OPEN);
-        assert_eq!(again, Err(ExportError::Generation { key: 5, generation: 3, last: 3 }));
-        exports.offer(5, 4, memory, Access::OPEN).unwrap();
+        let later = exports.offer(5, memory, Access::OPEN).unwrap();
+        assert!(later.generation > generation);
         assert!(chunk.owners().hold().is_none(), "a new offer must not revive what an old operation named");
     }
 }

@@ -111,7 +111,7 @@ pub struct FlowStats {
 ///
 /// // One process offers memory.
 /// let exports = Arc::new(Exports::new(Arc::new(NoLeases)));
-/// exports.offer(7, 1, Arc::new(HostBuffer::new(8192)), Access::OPEN)?;
+/// exports.offer(7, Arc::new(HostBuffer::new(8192)), Access::OPEN)?;
 /// let me = Identity::starting([1; 16])?;
 /// let server = TcpServer::listen(([127, 0, 0, 1], 0).into(), me, exports, ServerOptions::default())?;
 ///
@@ -344,7 +344,9 @@ impl Worker {
         let timeout = match until_us {
             _ if pumped.more || !may_sleep => Some(Duration::ZERO),
             // A little late rather than twice: waits end early by what the clock is rounded.
-            Some(until_us) => Some(Duration::from_micros(until_us.saturating_sub(self.now_us()) + 1)),
+            Some(until_us) => {
+                Some(Duration::from_micros(until_us.saturating_sub(self.now_us()).saturating_add(1)))
+            }
             None => None,
         };
         let waited = self.socket.wait(&self.wake, pumped.send_blocked, timeout);

@@ -284,7 +284,7 @@ impl Visit {
             let timeout = match pumped {
                 Pumped { more: true, .. } => Some(Duration::ZERO),
                 _ if until_us == u64::MAX => None,
-                _ => Some(Duration::from_micros(until_us.saturating_sub(now_us()) + 1)),
+                _ => Some(Duration::from_micros(until_us.saturating_sub(now_us()).saturating_add(1))),
             };
             let waited = socket.wait(wake, pumped.send_blocked, timeout);
             ready = waited.map_err(|error| Broken::System(error.to_string()))?;

@@ -168,7 +168,7 @@ impl World {
         let (there, back) = (pipe(), pipe());
         let exports = Arc::new(Exports::new(leases));
         let theirs = noise(seed + 1);
-        exports.offer(KEY, 1, Arc::clone(&theirs) as _, access).unwrap();
+        let generation = exports.offer(KEY, Arc::clone(&theirs) as _, access).unwrap().generation;
         let doorkeeper = Box::new(|_: &Hello| Ok(()));
         let responder = Responder::new(identity(2), Arc::clone(&exports), doorkeeper, LIMIT_US);
         let requester = Requester::new(hello, Patience { ping_after_us: 1_000_000 }, 0);
@@ -184,7 +184,7 @@ impl World {
             exports,
             now_us: 0,
             ended: HashMap::new(),
-            generation: 1,
+            generation,
         }
     }
 
@@ -386,6 +386,31 @@ fn after_a_cancelled_operation_has_ended_nothing_of_it_is_written_anywhere() {
 }
 
 #[test]
+fn silence_before_a_ping_is_not_a_frozen_peer() {
+    let mut world = World::new(1);
+    world.submit(&plans(1, 1)[0], u64::MAX);
+    world.run(1);
+    // As with a limit that is shorter than the time after which a flow asks.
+    (0..4).for_each(|_| world.step());
+    world.now_us += LIMIT_US + 1;
+    (0..4).for_each(|_| world.step());
+    assert_eq!(world.asking_broken, None);
+}
+
+#[test]
+fn a_cancel_is_told_by_the_call_in_which_the_deadline_passes() {
+    let mut world = World::new(4);
+    (0..100).for_each(|_| world.step());
+    let deadline_us = world.now_us + 1_000;
+    world.submit(&Plan { wish: Wish::Read, ..plans(4, 1).remove(0) }, deadline_us);
+    world.step_asking();
+    let told = world.asking_end.out.lock().unwrap().carried;
+    world.now_us = deadline_us;
+    world.step_asking();
+    assert!(world.asking_end.out.lock().unwrap().carried > told, "nothing was told");
+}
+
+#[test]
 fn a_deadline_ends_an_operation_and_leaves_the_flow_good() {
     let mut world = World::new(4);
     let plans = plans(4, 4);
@@ -434,8 +459,31 @@ fn a_frozen_peer_is_found_in_time_and_writes_nothing_when_it_thaws() {
 }
 
 #[test]
+fn an_owner_that_slept_in_the_middle_of_a_write_drops_what_came_late() {
+    let mut slept = 0;
+    for steps in 1..60 {
+        let mut world = World::new(steps);
+        world.submit(&Plan { wish: Wish::Write, ..plans(steps, 1).remove(0) }, u64::MAX);
+        (0..steps).for_each(|_| world.step());
+        world.step_asking();
+        if !world.owning.role.awaits() {
+            continue;
+        }
+        // The asking end is gone, and the news of it was lost.
+        let theirs = bytes(&world.theirs);
+        world.now_us += LIMIT_US;
+        world.step_owning();
+        assert_eq!(world.owning_broken, Some(Broken::Frozen { limit_us: LIMIT_US }));
+        assert!(bytes(&world.theirs) == theirs, "late bytes were written");
+        slept += 1;
+    }
+    assert!(slept > 3, "{slept} owners slept in the middle of a write");
+}
+
+#[test]
 fn a_slow_peer_is_not_a_frozen_one() {
     let mut world = World::new(2);
+    (0..100).for_each(|_| world.step());
     let plans = plans(2, 4);
     for plan in &plans {
         world.submit(plan, u64::MAX);
@@ -534,7 +582,7 @@ fn a_withdrawn_region_is_quiet_at_once_and_its_operations_fail() {
 #[test]
 fn a_stale_generation_is_refused() {
     let mut world = World::new(1);
-    world.generation = 2;
+    world.generation += 1;
     world.submit(&plans(1, 1)[0], u64::MAX);
     world.run(1);
     let Outcome::Failed { error } = &world.ended[&1] else { panic!("{:?}", world.ended) };
@@ -550,9 +598,14 @@ fn another_instance_is_refused() {
     assert!(matches!(world.owning_broken, Some(Broken::Turned(_))), "{:?}", world.owning_broken);
 }
 
-/// What a responder says to bytes that a peer may send, correct CRCs included.
-fn hostile(bytes: &[u8]) -> Option<Broken> {
-    let mut world = World::new(5);
+/// What a responder says to frames that a peer may send after its HELLO.
+fn hostile(list: impl FnOnce(u64) -> Vec<(u64, Frame)>) -> Option<Broken> {
+    let world = World::new(5);
+    let bytes = frames(&list(world.generation));
+    hostile_bytes(world, &bytes)
+}
+
+fn hostile_bytes(mut world: World, bytes: &[u8]) -> Option<Broken> {
     let pipe = Arc::clone(&world.owning_end.back);
     let mut left = bytes;
     for _ in 0..10_000 {
@@ -578,30 +631,29 @@ fn frames(frames: &[(u64, Frame)]) -> Vec<u8> {
     bytes
 }
 
-fn command(len: u32) -> Command {
+fn command(generation: u64, len: u32) -> Command {
     let runs = runs([(0, len.into())]);
-    Command { sections: vec![Section { key: KEY, generation: 1, lease: 0, runs }] }
+    Command { sections: vec![Section { key: KEY, generation, lease: 0, runs }] }
 }
 
 #[test]
 fn frames_out_of_order_end_the_connection() {
     let unexpected = |found: Option<Broken>| matches!(found, Some(Broken::Bad(BadFrame::Unexpected { .. })));
-    assert_eq!(hostile(&frames(&[(1, Frame::Read(command(10)))])), None);
-    assert!(unexpected(hostile(&frames(&[(0, Frame::Hello(hello()))]))), "two HELLOs");
-    assert!(unexpected(hostile(&frames(&[(0, Frame::Done)]))), "an answer from the asking end");
-    assert!(unexpected(hostile(&frames(&[(1, Frame::Cancel)]))), "a CANCEL of nothing");
-    let read = || Frame::Read(command(10));
-    assert!(unexpected(hostile(&frames(&[(2, read()), (1, read())]))), "a number that went back");
-    assert!(unexpected(hostile(&frames(&[(1, read()), (1, read())]))), "a duplicate");
-    let write = || Frame::Write(command(10));
-    assert!(unexpected(hostile(&frames(&[(1, write()), (2, write())]))), "a WRITE in a WRITE");
-    assert!(unexpected(hostile(&frames(&[(1, write()), (2, Frame::Data(5))]))), "DATA of another operation");
-    assert!(unexpected(hostile(&frames(&[(1, write()), (1, Frame::Data(11))]))), "more DATA than spans");
+    let read = |generation| Frame::Read(command(generation, 10));
+    let write = |generation| Frame::Write(command(generation, 10));
+    assert_eq!(hostile(|generation| vec![(1, read(generation))]), None);
+    assert!(unexpected(hostile(|_| vec![(0, Frame::Hello(hello()))])), "two HELLOs");
+    assert!(unexpected(hostile(|_| vec![(0, Frame::Done)])), "an answer from the asking end");
+    assert!(unexpected(hostile(|_| vec![(1, Frame::Cancel)])), "a CANCEL of nothing");
+    assert!(unexpected(hostile(|of| vec![(2, read(of)), (1, read(of))])), "a number that went back");
+    assert!(unexpected(hostile(|of| vec![(1, read(of)), (1, read(of))])), "a duplicate");
+    assert!(unexpected(hostile(|of| vec![(1, write(of)), (2, write(of))])), "a WRITE in a WRITE");
+    assert!(unexpected(hostile(|of| vec![(1, write(of)), (2, Frame::Data(5))])), "DATA of another operation");
+    assert!(unexpected(hostile(|of| vec![(1, write(of)), (1, Frame::Data(11))])), "more DATA than spans");
     let mut before_hello = Vec::new();
-    read().put(1, &mut before_hello);
-    assert!(unexpected(hostile(&before_hello)), "an operation before the greeting");
-    let pings: Vec<_> = (0..100).map(|_| (0, Frame::Ping)).collect();
-    assert_eq!(hostile(&frames(&pings)), None);
+    read(1).put(1, &mut before_hello);
+    assert!(unexpected(hostile_bytes(World::new(5), &before_hello)), "an operation before the greeting");
+    assert_eq!(hostile(|_| (0..100).map(|_| (0, Frame::Ping)).collect()), None);
 }
 
 #[test]
@@ -623,11 +675,13 @@ fn a_peer_that_takes_no_answers_is_cut_off() {
 fn random_frames_never_panic_and_never_reach_memory_that_is_not_offered() {
     let mut dice = SplitMix(17);
     for _ in 0..300 {
-        let frame = |dice: &mut SplitMix| {
+        let frame = |dice: &mut SplitMix, generation: u64| {
             let number = dice.below(4);
+            let mut command = || command(generation, 1 + dice.below(2 * BYTES as u64) as u32);
+            let commands = (Frame::Read(command()), Frame::Write(command()));
             let frame = match dice.below(7) {
-                0 => Frame::Read(command(1 + dice.below(2 * BYTES as u64) as u32)),
-                1 => Frame::Write(command(1 + dice.below(2 * BYTES as u64) as u32)),
+                0 => commands.0,
+                1 => commands.1,
                 2 => Frame::Data(1 + dice.below(1000) as u32),
                 3 => Frame::Cancel,
                 4 => Frame::Ping,
@@ -636,8 +690,7 @@ fn random_frames_never_panic_and_never_reach_memory_that_is_not_offered() {
             };
             (number, frame)
         };
-        let list: Vec<_> = (0..20).map(|_| frame(&mut dice)).collect();
-        hostile(&frames(&list));
+        hostile(|generation| (0..20).map(|_| frame(&mut dice, generation)).collect());
     }
 }
 
