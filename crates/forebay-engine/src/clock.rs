@@ -21,10 +21,15 @@ impl ModelClock {
         ModelClock { ratio, busy_until: None, lag: Duration::ZERO }
     }
 
+    /// Real microseconds that `model_us` take.
+    pub fn real_us(&self, model_us: f64) -> f64 {
+        model_us / self.ratio
+    }
+
     /// Real time that `model_us` take.
     pub fn real(&self, model_us: f64) -> Duration {
         // Bounded, because Duration panics beyond its range.
-        Duration::from_secs_f64((model_us / 1e6 / self.ratio).clamp(0.0, 1e9))
+        Duration::from_secs_f64((self.real_us(model_us) / 1e6).clamp(0.0, 1e9))
     }
 
     /// Model seconds since `then`.

@@ -14,10 +14,11 @@ use crate::stats::StoreStats;
 use crate::truth::KvShape;
 use forebay_kv::ChunkId;
 use forebay_mover::{Class, Closed, End, MoverHandle, Place, Reason, RegionId, Span};
-use forebay_store::{Lease, NotVerified, Store, StoreEnd, TenantId};
+use forebay_store::admission::gate::PrefillCost;
+use forebay_store::{Lease, NotVerified, Prompt, Store, StoreEnd, TenantId};
 use std::collections::HashMap;
 use std::sync::mpsc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How long chunks are leased for a load; a load that takes longer is a miss. The store may allow less.
 const LEASE_US: u64 = 30_000_000;
@@ -156,26 +157,35 @@ impl External {
 
     /// Tells the store which chunks a request uses, wherever they are or if they have to be computed.
     pub fn used(&self, ids: &[ChunkId]) {
-        let chunk_bytes = (self.layer.len() * self.shape.layers()) as u64;
-        self.connection.store.used(self.connection.tenant, ids, chunk_bytes);
+        self.connection.store.used(self.connection.tenant, ids, self.chunk_bytes());
     }
 
-    /// Starts a load. Its end comes out of [`External::take_due`].
+    /// Starts a load of what is not quicker to compute. Its end comes out of [`External::take_due`].
     pub fn load(&mut self, load: Load, latency: &LatencyModel, clock: &ModelClock) {
         let StoreConnection { store, tenant, mover, .. } = self.connection.clone();
         let lease = store.lease(tenant, &load.ids, LEASE_US);
         let wanted = load.ids.len() - load.first_chunk;
         let leased = lease.len().saturating_sub(load.first_chunk).min(wanted);
-        let tokens = leased * self.chunk_blocks * self.shape.block_tokens();
         let now = Instant::now();
-        let due = self.link_free.unwrap_or(now).max(now) + clock.real(latency.load_us(tokens));
-        self.link_free = Some(due);
+        let due_with = |chunks: usize| match chunks {
+            0 => now,
+            _ => {
+                let link_us = latency.load_us(chunks * self.chunk_tokens());
+                self.link_free.unwrap_or(now).max(now) + clock.real(link_us)
+            }
+        };
+        let in_memory = lease.in_memory().saturating_sub(load.first_chunk).min(leased);
+        let wait = due_with(in_memory).duration_since(now);
+        let worth = self.worth_loading(&load, &lease, wait, latency.prefill(), clock);
+        let taken = worth.saturating_sub(load.first_chunk).min(leased);
+        let due = due_with(taken);
+        self.link_free = self.link_free.max(Some(due));
         let deadline_us = mover.now_us() + due.saturating_duration_since(now).as_micros() as u64;
 
         let id = self.next_load;
         self.next_load += 1;
-        let mut ends = Vec::with_capacity(leased);
-        for (chunk, blocks) in load.blocks.chunks(self.chunk_blocks).take(leased).enumerate() {
+        let mut ends = Vec::with_capacity(taken);
+        for (chunk, blocks) in load.blocks.chunks(self.chunk_blocks).take(taken).enumerate() {
             let inbox = self.inbox.clone();
             // An engine that has ended does not care.
             let on_end = move |end| drop(inbox.send(Message::Loaded(Loaded { load: id, chunk, end })));
@@ -190,9 +200,36 @@ impl External {
             ends.push(None);
         }
         self.stats.missing_chunks += (wanted - leased) as u64;
-        self.stats.unmoved_chunks += u64::from(ends.len() < leased);
+        self.stats.unmoved_chunks += u64::from(ends.len() < taken);
+        self.stats.gate_loaded_chunks += (taken - in_memory) as u64;
+        self.stats.gate_recomputed_chunks += (leased - taken) as u64;
         self.loads.insert(id, Active { load, due, state: State::Moving { lease, ends } });
         self.check_ended(id);
+    }
+
+    /// How many chunks of a lease are to be loaded. The store knows how long real reads of the emulated bytes take, so that
+    /// computing counts in real time too.
+    fn worth_loading(
+        &self,
+        load: &Load,
+        lease: &Lease,
+        wait: Duration,
+        prefill: PrefillCost,
+        clock: &ModelClock,
+    ) -> usize {
+        let prompt = Prompt {
+            tokens: load.tokens,
+            held_chunks: load.first_chunk,
+            chunk_tokens: self.chunk_tokens() as u32,
+            chunk_bytes: self.chunk_bytes(),
+            prefill: PrefillCost {
+                linear_us_per_token: clock.real_us(prefill.linear_us_per_token),
+                attention_us_per_pair: clock.real_us(prefill.attention_us_per_pair),
+                floor_us: clock.real_us(prefill.floor_us),
+            },
+            wait_us: wait.as_secs_f64() * 1e6,
+        };
+        self.connection.store.worth_loading(lease, &prompt)
     }
 
     /// Takes in that a chunk has arrived or failed.
@@ -329,6 +366,14 @@ impl External {
     /// What came of all chunks so far.
     pub fn stats(&self) -> StoreStats {
         self.stats
+    }
+
+    fn chunk_tokens(&self) -> usize {
+        self.chunk_blocks * self.shape.block_tokens()
+    }
+
+    fn chunk_bytes(&self) -> u64 {
+        (self.layer.len() * self.shape.layers()) as u64
     }
 
     /// Where blocks lie in the device, layer by layer.

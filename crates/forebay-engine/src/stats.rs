@@ -52,6 +52,10 @@ pub struct StoreStats {
     pub loaded_chunks: u64,
     /// Of these, chunks that the store had on disk.
     pub disk_chunks: u64,
+    /// On disk, and quicker to load than to compute.
+    pub gate_loaded_chunks: u64,
+    /// On disk, and computed again because that was quicker.
+    pub gate_recomputed_chunks: u64,
     /// Loaded with wrong bytes, and caught.
     pub corrupt_chunks: u64,
     /// Gone between the lookup and the lease.

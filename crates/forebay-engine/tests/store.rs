@@ -4,14 +4,17 @@
 mod common;
 
 use common::{Client, FAST, config, eventually, oracle, tokens};
+use forebay_engine::latency::Launch;
 use forebay_engine::{Engine, EngineConfig, EngineHandle, StoreConnection};
-use forebay_links::disk::DiskOptions;
+use forebay_links::disk::{
+    Action, Completed, DiskFile, DiskLink, DiskOptions, Kernel, Request, Threads, Waker,
+};
 use forebay_links::{BitFlips, HostLink};
 use forebay_mover::{
     Completion, Limits, Link, LinkOp, LinkSpec, Memory, MoverThread, Outcome, Place, RouteSpec,
 };
 use forebay_store::admission::Policy;
-use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
+use forebay_store::ssd::{Existing, FileMedium, Ssd, SsdConfig, Volume, init};
 use forebay_store::{Pages, Store, TenantId, TierConfig, WriteBackConfig};
 use http::Method;
 use serde_json::{Value, json};
@@ -43,8 +46,20 @@ impl Rig {
 
     /// A store with a log below it.
     fn with_log(log: &Path) -> Rig {
+        Rig::with_volume(Volume::open(log, DiskOptions::default()).expect("a log"))
+    }
+
+    /// A store with a log below it, on a disk where each read takes `delay` longer.
+    fn with_slow_log(log: &Path, delay: Duration) -> Rig {
+        let (medium, options) = (FileMedium::open(log).expect("a log"), DiskOptions::default());
+        let file = DiskFile::open(log).expect("a file");
+        let inner = Threads::open(&file, options.depth).expect("threads");
+        let link = DiskLink::over(Box::new(Slow { inner, delay }), file, options).expect("a link");
+        Rig::with_volume(Volume { link, medium: Arc::new(medium) })
+    }
+
+    fn with_volume(volume: Volume) -> Rig {
         let mover = MoverThread::spawn(Limits::default()).expect("a mover");
-        let volume = Volume::open(log, DiskOptions::default()).expect("a log");
         let ssd = Ssd::open(&mover.handle(), Place::Host(0), vec![volume], SsdConfig::default());
         let tier = TierConfig { slab_bytes: MIB / 4, ..TierConfig::new(32 * MIB) };
         let write_back = WriteBackConfig::new(Policy::All, 32 * MIB, 64 * MIB, CHUNK_BYTES);
@@ -93,6 +108,35 @@ impl Rig {
     }
 }
 
+/// Takes its time with each read.
+struct Slow {
+    inner: Threads,
+    delay: Duration,
+}
+
+// SAFETY: the inner kernel does everything.
+unsafe impl Kernel for Slow {
+    unsafe fn start(&mut self, key: u64, request: Request) {
+        if request.action == Action::Read {
+            std::thread::sleep(self.delay);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { self.inner.start(key, request) }
+    }
+
+    fn wait(&mut self, completed: &mut Vec<Completed>) -> std::io::Result<()> {
+        self.inner.wait(completed)
+    }
+
+    fn waker(&self) -> Waker {
+        self.inner.waker()
+    }
+
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+}
+
 fn cached(usage: &Value) -> (u64, u64) {
     let details = &usage["prompt_tokens_details"];
     let number = |name: &str| details[name].as_u64().unwrap_or_else(|| panic!("no {name} in {usage}"));
@@ -127,23 +171,67 @@ async fn what_one_engine_computed_another_one_loads() {
     second.shutdown(SECONDS).await;
 }
 
+/// An engine for which a chunk takes long enough to compute that a disk is quicker, and a step not so long that computing
+/// a few costs nothing.
+fn worth_loading() -> EngineConfig {
+    let mut config = EngineConfig { clock_ratio: 1.0, launch: Launch::Graph, ..config() };
+    config.profile.memory.pool_tokens = 8_192;
+    config
+}
+
+/// Has the chunks of a prompt computed and written to the log.
+async fn leave_on_disk(log: &Path, config: &EngineConfig, prompt: &[u32]) {
+    let rig = Rig::with_log(log);
+    let (engine, client) = rig.spawn(config, 0).await;
+    client.complete(prompt, 1).await;
+    rig.wait_for_chunks(prompt.len() / 256).await;
+    engine.shutdown(SECONDS).await;
+    rig.store.close().expect("everything is durable");
+}
+
+#[tokio::test]
+async fn a_prefix_that_a_slow_disk_has_is_computed_again_and_one_that_a_fast_disk_has_is_loaded() {
+    let config = worth_loading();
+    let oracle = oracle(&config);
+    let prompt = tokens(1_100, 1);
+    for (delay_ms, loaded, recomputed) in [(300, 4, 4), (0, 8, 0)] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let log = directory.path().join("log");
+        init(&log, 64 * MIB, MIB, Existing::Keep).expect("a log");
+        leave_on_disk(&log, &config, &prompt).await;
+        let rig = Rig::with_slow_log(&log, Duration::from_millis(delay_ms));
+        // The first engine finds out what the disk can do, the second one knows.
+        let engines = [rig.spawn(&config, 0).await, rig.spawn(&config, 1).await];
+        let mut hits = Vec::new();
+        for (_, client) in &engines {
+            let (answer, usage) = client.complete(&prompt, 3).await;
+            assert_eq!(oracle.wrong_tokens(&prompt, &answer), 0, "{delay_ms} ms");
+            hits.push(cached(&usage).1);
+        }
+        assert_eq!(hits, [1_024, if recomputed > 0 { 0 } else { 1_024 }], "{delay_ms} ms");
+        let gate = rig.store.disk_stat().expect("a disk").gate;
+        assert_eq!((gate.loaded, gate.recomputed), (loaded, recomputed), "{delay_ms} ms");
+        let stats = engines[1].0.stats().store;
+        assert_eq!(stats.gate_recomputed_chunks, recomputed, "{delay_ms} ms");
+        assert_eq!((stats.missing_chunks, stats.unmoved_chunks), (0, 0), "{delay_ms} ms");
+        let (_, metrics) = engines[1].1.get("/metrics").await;
+        let counted = format!(r#"decision="recomputed"}} {recomputed}"#);
+        assert!(metrics.contains(&counted), "{metrics}");
+        for (engine, _) in engines {
+            engine.shutdown(SECONDS).await;
+        }
+    }
+}
+
 #[tokio::test]
 async fn what_an_earlier_process_left_on_disk_is_loaded_and_counted_as_such() {
     let directory = tempfile::tempdir().expect("a directory");
     let log = directory.path().join("log");
     init(&log, 64 * MIB, MIB, Existing::Keep).expect("a log");
-    let mut config = config();
-    config.profile.memory.pool_tokens = 8_192;
+    let config = worth_loading();
     let oracle = oracle(&config);
     let prompt = tokens(1_100, 1);
-
-    let rig = Rig::with_log(&log);
-    let (engine, client) = rig.spawn(&config, 0).await;
-    client.complete(&prompt, 1).await;
-    rig.wait_for_chunks(4).await;
-    engine.shutdown(SECONDS).await;
-    rig.store.close().expect("everything is durable");
-    drop(rig);
+    leave_on_disk(&log, &config, &prompt).await;
 
     let rig = Rig::with_log(&log);
     let (engine, client) = rig.spawn(&config, 0).await;
@@ -152,6 +240,7 @@ async fn what_an_earlier_process_left_on_disk_is_loaded_and_counted_as_such() {
     assert_eq!(usage["prompt_tokens_details"]["ssd_cached_tokens"], 1_024);
     let stats = engine.stats();
     assert_eq!((stats.store.loaded_chunks, stats.store.disk_chunks), (4, 4));
+    assert_eq!((stats.store.gate_loaded_chunks, stats.store.gate_recomputed_chunks), (4, 0));
     assert_eq!((stats.scheduler.store_hits_tokens, stats.scheduler.disk_hits_tokens), (1_024, 1_024));
     let (_, metrics) = client.get("/metrics").await;
     assert!(metrics.contains(r#"tier="disk"} 1024"#) && metrics.contains(r#"tier="memory"} 0"#), "{metrics}");

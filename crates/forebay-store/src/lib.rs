@@ -27,7 +27,9 @@ pub use lease::LeaseId;
 pub use shape::{ChunkShape, MAX_LAYERS, ShapeError};
 pub use slots::{ArenaUse, SLOT_ALIGN_BYTES, SlabError};
 pub use stat::{Counters, Faults, NotCommitted, Refusals, Refused, Stat, Unreadable};
-pub use store::{ChunkWriter, DiskSideStat, Hits, LayerEnd, Lease, Load, NotLoaded, NotStored, NotVerified};
-pub use store::{OpenError, PromotionStat, Store, StoreEnd, WriteBackConfig, WriteBackStat};
+pub use store::{
+    ChunkWriter, DiskSideStat, GateStat, Hits, LayerEnd, Lease, Load, NotLoaded, NotStored, NotVerified,
+};
+pub use store::{OpenError, PromotionStat, Prompt, Store, StoreEnd, WriteBackConfig, WriteBackStat};
 pub use tenant::{TenantId, TenantUse};
 pub use tier::{Begun, MemoryTier, Read, ReadEnd, TierConfig, Write};

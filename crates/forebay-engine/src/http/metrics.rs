@@ -84,6 +84,15 @@ pub fn render(stats: &Stats, model: &str, block_tokens: usize) -> String {
         ],
     );
     text.labelled(
+        "forebay_gate_chunks_total",
+        "counter",
+        "Chunks that the store had on disk, by what was quicker",
+        &[
+            ("decision=\"loaded\"".to_owned(), store.gate_loaded_chunks),
+            ("decision=\"recomputed\"".to_owned(), store.gate_recomputed_chunks),
+        ],
+    );
+    text.labelled(
         "forebay_stored_chunks_total",
         "counter",
         "Chunks given to the store, by outcome",

@@ -22,7 +22,8 @@ impl Scheduler {
         request.stored_chunks = chunks;
         request.phase = Phase::Loading { first_chunk, aborted: false };
         self.loading += 1;
-        Admission::Load(Load { request: id, ids: request.chunk_ids[..chunks].to_vec(), first_chunk, blocks })
+        let (tokens, ids) = (request.tokens.len(), request.chunk_ids[..chunks].to_vec());
+        Admission::Load(Load { request: id, tokens, ids, first_chunk, blocks })
     }
 
     /// A load has ended: the first `loaded_chunks` of its chunks are in their blocks, every byte checked; the last

@@ -67,7 +67,7 @@ pub struct Request {
     pub(super) phase: Phase,
     pub(super) hit: CacheHit,
     pub(super) started: bool,
-    /// The store failed to deliver once and is not asked again: asking for ever would never end.
+    /// The store did not deliver all once, or was not let, and is not asked again: asking for ever would never end.
     pub(super) load_failed: bool,
 }
 

@@ -37,6 +37,8 @@ pub struct Share {
 pub struct Load {
     /// For whom.
     pub request: RequestId,
+    /// Tokens whose KV it needs, stored or not.
+    pub tokens: usize,
     /// Ids from the start of the sequence to the last chunk wanted.
     pub ids: Vec<ChunkId>,
     /// The first chunk wanted.

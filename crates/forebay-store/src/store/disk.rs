@@ -1,6 +1,7 @@
 //! What a store has when there is a disk below its memory: the disk tier, write-back and counters. This file joins them; it
 //! must never know how a chunk gets from one to the other.
 
+use super::gate::{GateStat, Reads};
 use super::promote::PromotionStat;
 use super::write_back::{Dirty, WriteBack};
 use super::{Shared, Store, WriteBackStat};
@@ -19,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) struct Disk {
     pub ssd: Ssd,
     pub write_back: Arc<WriteBack>,
+    pub reads: Reads,
     counts: Mutex<Counts>,
     closed: AtomicBool,
 }
@@ -44,6 +46,8 @@ pub struct Hits {
 pub struct DiskSideStat {
     /// Chunks leased.
     pub hits: Hits,
+    /// Chunks that could have been loaded from disk.
+    pub gate: GateStat,
     /// Chunks from memory to disk.
     pub write_back: WriteBackStat,
     /// Chunks from disk to memory.
@@ -56,7 +60,13 @@ pub struct DiskSideStat {
 
 impl Disk {
     pub fn new(ssd: Ssd, write_back: Arc<WriteBack>) -> Disk {
-        Disk { ssd, write_back, counts: Mutex::default(), closed: AtomicBool::new(false) }
+        Disk {
+            ssd,
+            write_back,
+            reads: Reads::new(),
+            counts: Mutex::default(),
+            closed: AtomicBool::new(false),
+        }
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -74,9 +84,9 @@ impl Disk {
     }
 
     fn stat(&self) -> DiskSideStat {
-        let (write_back, ssd) = (self.write_back.stat(), self.ssd.stat());
+        let (gate, write_back, ssd) = (self.reads.stat(), self.write_back.stat(), self.ssd.stat());
         let Counts { hits, promotions, bad_copies } = *self.counts();
-        DiskSideStat { hits, write_back, promotions, bad_copies, ssd }
+        DiskSideStat { hits, gate, write_back, promotions, bad_copies, ssd }
     }
 }
 

@@ -3,10 +3,11 @@
 //! never decide what stays.
 //!
 //! `save.rs` and `layers.rs` bring chunks in, whole or layer by layer; `load.rs` brings them out of memory and `fetch.rs`
-//! off the disk. Behind the user's back `write_back` copies from memory to disk and `promote.rs` from disk to memory.
+//! off the disk; `gate.rs` says how much of it is worth that. Behind the user's back `write_back` copies from memory to disk and `promote.rs` from disk to memory.
 
 mod disk;
 mod fetch;
+mod gate;
 mod layers;
 mod lease;
 mod load;
@@ -15,6 +16,7 @@ mod save;
 mod write_back;
 
 pub use disk::{DiskSideStat, Hits};
+pub use gate::{GateStat, Prompt};
 pub use layers::{ChunkWriter, LayerEnd};
 pub use lease::Lease;
 pub use load::{Load, NotLoaded, NotVerified};
