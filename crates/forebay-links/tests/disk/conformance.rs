@@ -292,7 +292,5 @@ fn the_file_closes_after_the_last_operation_and_not_before() {
 fn descriptors_of(world: &World) -> usize {
     let path = world.path.canonicalize().unwrap();
     let links = std::fs::read_dir("/proc/self/fd").unwrap();
-    links
-        .filter(|link| std::fs::read_link(link.as_ref().unwrap().path()).is_ok_and(|to| to == path))
-        .count()
+    links.filter(|link| std::fs::read_link(link.as_ref().unwrap().path()).is_ok_and(|to| to == path)).count()
 }
