@@ -1,5 +1,5 @@
 //! `forebay engine`: run an emulated engine. It turns arguments into an engine's configuration and, with `--memory`, a
-//! memory tier beside it; what an engine does is `forebay-engine`'s.
+//! memory tier beside it, and with `--ssd` a log below that; what an engine does is `forebay-engine`'s.
 
 use super::route::{size, wait_for_signal};
 use forebay_engine::events::EventsConfig;
@@ -7,8 +7,11 @@ use forebay_engine::latency::Launch;
 use forebay_engine::profile::Profile;
 use forebay_engine::{Engine, EngineConfig, EngineHandle, StoreConnection};
 use forebay_links::HostLink;
-use forebay_mover::{Limits, LinkSpec, MoverThread, Place, RouteSpec};
-use forebay_store::{Pages, Store, TenantId, TierConfig};
+use forebay_links::disk::DiskOptions;
+use forebay_mover::{Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteSpec};
+use forebay_store::admission::Policy;
+use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
+use forebay_store::{Pages, Store, TenantId, TierConfig, WriteBackConfig};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,6 +25,11 @@ const HOST: Place = Place::Host(0);
 
 /// Copies in flight between the two: lots, and bytes.
 const LINK_WINDOW: (u32, u64) = (2, 32 << 20);
+
+/// Length of a segment of a new log.
+const SEGMENT_BYTES: u64 = 4 << 20;
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Arguments of `forebay engine`.
 #[derive(clap::Args)]
@@ -80,6 +88,12 @@ pub struct Args {
     /// Keep KV in a memory tier of this size too, such as 1GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<usize>,
+    /// Keep KV in this log below the memory tier too, or in `forebay.log` in this directory; made if it is missing
+    #[arg(long, value_name = "FILE_OR_DIR", requires = "memory")]
+    ssd: Option<PathBuf>,
+    /// Size of a log that is made
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "1GiB", requires = "ssd")]
+    ssd_size: usize,
     /// Tokens of a chunk in the memory tier
     #[arg(long, value_name = "TOKENS", default_value_t = 256)]
     chunk_tokens: usize,
@@ -87,12 +101,13 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args) -> crate::CommandResult {
-    let memory = args.memory;
+    let (memory, ssd_size) = (args.memory, args.ssd_size as u64);
+    let log = args.ssd.clone().map(|path| Log { path, bytes: ssd_size });
     let config = args.into_config()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         // Dropped last: the engine's transfers end before the mover does.
-        let tier = memory.map(|bytes| Tier::open(bytes, &config)).transpose()?;
+        let tier = memory.map(|bytes| Tier::open(bytes, log.as_ref(), &config)).transpose()?;
         let connection = tier.as_ref().map(Tier::connection);
         let (model, ratio) = (config.model.clone(), config.clock_ratio);
         let engine = Engine::spawn(config, connection).await?;
@@ -100,7 +115,8 @@ pub fn run(args: Args) -> crate::CommandResult {
         print_events(&engine);
         wait_for_signal().await?;
         engine.shutdown(GRACE).await;
-        Ok(())
+        // What the engine computed last is still to be written.
+        Ok(tier.map_or(Ok(()), |tier| tier.store.close())?)
     })
 }
 
@@ -112,7 +128,7 @@ fn print_events(engine: &EngineHandle) {
 }
 
 impl Args {
-    fn into_config(self) -> Result<EngineConfig, Box<dyn std::error::Error + Send + Sync>> {
+    fn into_config(self) -> Result<EngineConfig, Error> {
         let mut profile = match &self.profile_file {
             Some(file) => {
                 let text = std::fs::read_to_string(file);
@@ -147,14 +163,42 @@ impl Args {
     }
 }
 
-/// A memory tier of the engine's own.
+/// A log of the SSD tier, and how long it is made if it is not there.
+struct Log {
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Log {
+    fn open(&self, mover: &MoverHandle, chunk_bytes: u64) -> Result<Ssd, Error> {
+        if chunk_bytes >= SEGMENT_BYTES {
+            return Err(format!(
+                "--ssd: a chunk has {chunk_bytes} bytes; allowed are less than {SEGMENT_BYTES}"
+            )
+            .into());
+        }
+        let path = if self.path.is_dir() { self.path.join("forebay.log") } else { self.path.clone() };
+        if !path.exists() {
+            init(&path, self.bytes, SEGMENT_BYTES, Existing::Keep)?;
+        }
+        let volume = Volume::open(&path, DiskOptions::default())?;
+        Ok(Ssd::open(mover, HOST, vec![volume], SsdConfig::default())?)
+    }
+
+    /// Everything that memory takes in is written.
+    fn write_back(&self, memory_bytes: u64, chunk_bytes: u64) -> WriteBackConfig {
+        WriteBackConfig::new(Policy::All, memory_bytes, self.bytes, chunk_bytes)
+    }
+}
+
+/// A memory tier of the engine's own, and what is below it.
 struct Tier {
     store: Store,
     mover: MoverThread,
 }
 
 impl Tier {
-    fn open(bytes: usize, engine: &EngineConfig) -> Result<Tier, Box<dyn std::error::Error + Send + Sync>> {
+    fn open(bytes: usize, log: Option<&Log>, engine: &EngineConfig) -> Result<Tier, Error> {
         let tier = TierConfig::new(bytes as u64);
         let chunk_bytes = engine.chunk_tokens * engine.profile.model.layers * engine.kv_bytes_per_token_layer;
         if tier.slab_bytes < chunk_bytes as u64 {
@@ -166,9 +210,18 @@ impl Tier {
         }
         let mover = MoverThread::spawn(Limits::default())?;
         let handle = mover.handle();
-        let store = Store::open(&handle, HOST, Pages::Transparent, tier)?;
+        let store = match log {
+            None => Store::open(&handle, HOST, Pages::Transparent, tier)?,
+            Some(log) => {
+                let ssd = log.open(&handle, chunk_bytes as u64)?;
+                let write_back = log.write_back(bytes as u64, chunk_bytes as u64);
+                Store::open_with_ssd(&handle, HOST, Pages::Transparent, tier, ssd, &write_back)?
+            }
+        };
         let (window_lots, window_bytes) = LINK_WINDOW;
-        for (name, from, to) in [("h2d", HOST, DEVICE), ("d2h", DEVICE, HOST)] {
+        // What is loaded from the SSD goes from its staging to the memory tier too.
+        let copy = log.map(|_| ("h2h", HOST, HOST));
+        for (name, from, to) in [("h2d", HOST, DEVICE), ("d2h", DEVICE, HOST)].into_iter().chain(copy) {
             let link = LinkSpec::new(name, window_lots, window_bytes);
             let link = handle.add_link(link, Box::new(HostLink::new(1)?))?;
             handle.add_route(RouteSpec::direct(from, to, link))??;
