@@ -31,7 +31,7 @@ const HOST: Place = Place::Host(0);
 const LEASE_US: u64 = 60_000_000;
 
 /// After so long an engine has computed anew what it waits for, and says so with the deadline of its request.
-const READ_US: u64 = 5_000_000;
+const READ_US: u64 = 2_000_000;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
