@@ -52,6 +52,7 @@ lint: setup
 bench: build
 	$(FOREBAY) bench copy --json bench/results/copy.json
 	$(FOREBAY) bench store --json bench/results/store.json
+	$(FOREBAY) bench disk --dir target --json bench/results/disk.json
 	$(FOREBAY) bench route --json bench/results/route.json
 
 clean:
