@@ -5,7 +5,6 @@
 
 use crate::entry::EntryIx;
 use crate::tenant::TenantId;
-use std::collections::HashMap;
 
 /// The two orders.
 const ALL: usize = 0;
@@ -16,7 +15,8 @@ const OF_TENANT: usize = 1;
 pub(crate) struct Recency {
     links: Vec<[Link; 2]>,
     all: Ends,
-    tenants: HashMap<TenantId, Ends>,
+    /// By the tenant's number, up to the highest that ever had a row.
+    tenants: Vec<Ends>,
 }
 
 /// Neighbours in one order.
@@ -35,14 +35,17 @@ struct Ends {
 impl Recency {
     /// Orders with room for `limit` rows.
     pub fn new(limit: usize) -> Recency {
-        Recency { links: Vec::with_capacity(limit), all: Ends::default(), tenants: HashMap::new() }
+        Recency { links: Vec::with_capacity(limit), all: Ends::default(), tenants: Vec::new() }
     }
 
     /// Adds a row as the one used last.
     pub fn push_warmest(&mut self, row: EntryIx, tenant: TenantId) {
         self.make_links(row);
-        let ends = self.tenants.entry(tenant).or_default();
-        for (order, ends) in [(ALL, &mut self.all), (OF_TENANT, ends)] {
+        let number = usize::from(tenant.0);
+        if self.tenants.len() <= number {
+            self.tenants.resize(number + 1, Ends::default());
+        }
+        for (order, ends) in [(ALL, &mut self.all), (OF_TENANT, &mut self.tenants[number])] {
             let colder = ends.warmest.replace(row);
             match colder {
                 Some(colder) => self.links[colder.position()][order].warmer = Some(row),
@@ -58,9 +61,6 @@ impl Recency {
             let Link { colder, warmer } = std::mem::take(&mut self.links[row.position()][order]);
             *self.ahead_of(colder, order, tenant) = warmer;
             *self.behind(warmer, order, tenant) = colder;
-        }
-        if self.tenants.get(&tenant) == Some(&Ends::default()) {
-            self.tenants.remove(&tenant);
         }
     }
 
@@ -82,7 +82,7 @@ impl Recency {
 
     /// The tenant's row used longest ago.
     pub fn coldest_of(&self, tenant: TenantId) -> Option<EntryIx> {
-        self.tenants.get(&tenant).and_then(|ends| ends.coldest)
+        self.tenants.get(usize::from(tenant.0)).and_then(|ends| ends.coldest)
     }
 
     /// Bytes of the table, as reserved.
@@ -115,7 +115,7 @@ impl Recency {
     fn ends(&mut self, order: usize, tenant: TenantId) -> &mut Ends {
         match order {
             ALL => &mut self.all,
-            _ => self.tenants.entry(tenant).or_default(),
+            _ => &mut self.tenants[usize::from(tenant.0)],
         }
     }
 }
@@ -173,10 +173,10 @@ mod tests {
                 }
                 prop_assert_eq!(&order(&recency, ALL, recency.all), &model);
                 for tenant in (0..TENANTS).map(TenantId) {
-                    let ends = recency.tenants.get(&tenant).copied().unwrap_or_default();
+                    let ends = recency.tenants.get(usize::from(tenant.0)).copied().unwrap_or_default();
                     let own: Vec<usize> = model.iter().copied().filter(|row| tenant_of(*row) == tenant).collect();
                     prop_assert_eq!(order(&recency, OF_TENANT, ends), own);
-                    prop_assert_eq!(recency.coldest_of(tenant).is_none(), !recency.tenants.contains_key(&tenant));
+                    prop_assert_eq!(ends.coldest.is_none(), ends.warmest.is_none());
                 }
             }
         }

@@ -23,13 +23,14 @@ pub struct TenantUse {
 pub(crate) struct Quotas {
     default_bytes: u64,
     limits: HashMap<TenantId, u64>,
-    used: HashMap<TenantId, u64>,
+    /// By the tenant's number, up to the highest that was ever charged.
+    used: Vec<u64>,
 }
 
 impl Quotas {
     /// `limits` for tenants named there, `default_bytes` for all others.
     pub fn new(default_bytes: u64, limits: impl IntoIterator<Item = (TenantId, u64)>) -> Quotas {
-        Quotas { default_bytes, limits: limits.into_iter().collect(), used: HashMap::new() }
+        Quotas { default_bytes, limits: limits.into_iter().collect(), used: Vec::new() }
     }
 
     /// What the tenant may use.
@@ -39,7 +40,7 @@ impl Quotas {
 
     /// What the tenant uses.
     pub fn used_bytes(&self, tenant: TenantId) -> u64 {
-        self.used.get(&tenant).copied().unwrap_or(0)
+        self.used.get(usize::from(tenant.0)).copied().unwrap_or(0)
     }
 
     /// Whether `bytes` more stay within the tenant's limit.
@@ -50,31 +51,35 @@ impl Quotas {
     /// Charges bytes for which [`has_room`](Quotas::has_room) was true.
     pub fn charge(&mut self, tenant: TenantId, bytes: u64) {
         debug_assert!(self.has_room(tenant, bytes));
-        *self.used.entry(tenant).or_default() += bytes;
+        self.charge_over(tenant, bytes);
     }
 
     /// Charges bytes that are there already, within the limit or not.
     pub fn charge_over(&mut self, tenant: TenantId, bytes: u64) {
-        *self.used.entry(tenant).or_default() += bytes;
+        let number = usize::from(tenant.0);
+        if self.used.len() <= number {
+            self.used.resize(number + 1, 0);
+        }
+        self.used[number] += bytes;
     }
 
     /// Takes back a charge.
     pub fn credit(&mut self, tenant: TenantId, bytes: u64) {
-        let used = self.used_bytes(tenant);
-        debug_assert!(used >= bytes, "a tenant is credited what it was charged");
-        match used.saturating_sub(bytes) {
-            0 => self.used.remove(&tenant),
-            rest => self.used.insert(tenant, rest),
-        };
+        debug_assert!(self.used_bytes(tenant) >= bytes, "a tenant is credited what it was charged");
+        if let Some(used) = self.used.get_mut(usize::from(tenant.0)) {
+            *used = used.saturating_sub(bytes);
+        }
     }
 
     /// All tenants that use something, by number.
     pub fn report(&self) -> Vec<TenantUse> {
-        let row =
-            |(&tenant, &used_bytes)| TenantUse { tenant, used_bytes, quota_bytes: self.limit_bytes(tenant) };
-        let mut rows: Vec<TenantUse> = self.used.iter().map(row).collect();
-        rows.sort_by_key(|row| row.tenant);
-        rows
+        let tenants = (0..=u16::MAX).map(TenantId).zip(&self.used).filter(|(_, used_bytes)| **used_bytes > 0);
+        let row = |(tenant, &used_bytes): (TenantId, &u64)| TenantUse {
+            tenant,
+            used_bytes,
+            quota_bytes: self.limit_bytes(tenant),
+        };
+        tenants.map(row).collect()
     }
 }
 

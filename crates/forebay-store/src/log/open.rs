@@ -10,6 +10,7 @@ use super::segments::{LogSlot, Segment, Segments, State};
 use super::tier::{DiskTier, DiskTierConfig};
 use super::volume::Volume;
 use crate::entry::{Entry, EntryIx, State as ChunkState};
+use crate::index::BATCH;
 use crate::tenant::TenantId;
 use crate::tier::Tier;
 use forebay_kv::ChunkId;
@@ -81,8 +82,12 @@ impl DiskTier {
             owner.pending.push(Record::Sealed { segment, sequence });
             owner.to_summarise.push(number);
         }
-        for chunk in chunks {
-            self.adopt_chunk(LogSlot::new(number, chunk.slot), &chunk, row.state == SegmentState::Open);
+        let note = row.state == SegmentState::Open;
+        for batch in chunks.chunks(BATCH) {
+            // Millions of ids come in no order: the processor fetches the cells of some of them at the same time.
+            let ids: Vec<ChunkId> = batch.iter().map(|chunk| chunk.id).collect();
+            std::hint::black_box(self.index.find_batch(&ids));
+            batch.iter().for_each(|chunk| self.adopt_chunk(LogSlot::new(number, chunk.slot), chunk, note));
         }
     }
 
@@ -99,6 +104,7 @@ impl DiskTier {
             },
         };
         self.space.occupy(slot, row);
+        self.quotas.charge_over(self.entry(row).tenant, self.space.segments[slot.segment()].stride_bytes());
         if note {
             self.space.note_stored(slot, *tenant, *id, None);
         }
@@ -109,7 +115,8 @@ impl DiskTier {
         let id = *self.id_of(row);
         if let Some(older) = self.entry_mut(row).slot.replace(newer) {
             self.space.note_forgotten(older, &id);
-            self.space.leave(older, None);
+            let refund = self.space.leave(older, Some(self.entry(row).tenant));
+            self.refund(refund);
         }
     }
 
@@ -124,7 +131,7 @@ impl DiskTier {
         let row = self.index.insert(id)?;
         let parent = parent.and_then(|parent| self.index.find(parent));
         let entry = Entry { slot: Some(slot), state: ChunkState::Writing, ..Entry::unused(tenant) };
-        self.put_recovered(row, parent, entry, self.space.segments[slot.segment()].stride_bytes());
+        self.put_recovered(row, parent, entry);
         Some(row)
     }
 

@@ -54,7 +54,7 @@ pub struct Tier<S: Space> {
     recency: Recency,
     pub(crate) space: S,
     leases: Leases,
-    quotas: Quotas,
+    pub(crate) quotas: Quotas,
     /// The latest time that any caller gave: time never runs backwards here.
     clock_us: u64,
     chunks: usize,

@@ -132,13 +132,7 @@ impl<S: Space> Tier<S> {
     }
 
     /// Puts a chunk that was found at rest into a row that is new, as the one used last.
-    pub(crate) fn put_recovered(
-        &mut self,
-        row: EntryIx,
-        parent: Option<EntryIx>,
-        entry: Entry<S::Slot>,
-        slot_bytes: u64,
-    ) {
+    pub(crate) fn put_recovered(&mut self, row: EntryIx, parent: Option<EntryIx>, entry: Entry<S::Slot>) {
         let tenant = entry.tenant;
         if row.position() >= self.entries.len() {
             self.entries.push(Entry::unused(tenant));
@@ -146,7 +140,6 @@ impl<S: Space> Tier<S> {
         let generation = self.entry(row).generation;
         *self.entry_mut(row) = Entry { generation, ..entry };
         self.tree.add(row, parent);
-        self.quotas.charge_over(tenant, slot_bytes);
         self.list(row);
         self.chunks += 1;
     }
