@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! 32  epoch     u64     in which the block was written
-//! 40  sequence  u64     blocks are numbered without gaps; block n lies at page n modulo the journal's pages
+//! 40  sequence  u64     without gaps since the last checkpoint; block n lies at page n modulo the journal's pages
 //! 48  records   u16
 //! 50  zero      14 bytes
 //! 64  records, 64 bytes each
