@@ -182,11 +182,6 @@ impl Deref for DiskWrite {
 }
 
 impl DiskTier {
-    /// Whose chunk is being read.
-    pub fn tenant_of(&self, read: &DiskRead) -> TenantId {
-        self.entry(read.chunk.entry).tenant
-    }
-
     /// A read ended.
     pub fn end_disk_read(&mut self, now_us: u64, read: DiskRead, end: DiskReadEnd) {
         let chunk = read.chunk;
