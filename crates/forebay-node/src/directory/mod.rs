@@ -1,0 +1,71 @@
+//! Who holds which chunks, as far as is known without asking.
+//!
+//! A directory is a hint. It may be late, down or wrong: a wrong answer costs one refused request to a peer, and without
+//! any directory everything but finding chunks elsewhere works. Knows nodes and chunk ids; must never know what a chunk
+//! holds, or decide from whom it is read.
+
+mod record;
+mod static_file;
+
+pub use record::{NAME_BYTES_MAX, NodeRecord, RecordError, node_of_name};
+pub use static_file::{StaticDirectory, StaticError};
+
+use forebay_kv::ChunkId;
+
+/// Where nodes find each other, and each other's chunks.
+pub trait Directory: Send + Sync {
+    /// Nodes that are known to live, without this one.
+    fn nodes(&self) -> Vec<NodeRecord>;
+
+    /// Which nodes are said to hold chunks. Answered from memory, without waiting for anything.
+    fn holders(&self, ids: &[ChunkId]) -> Holders;
+
+    /// Says which chunks this node has from now on, and which no more. Remembered and sent later: never waits.
+    fn announce(&self, added: &[ChunkId], removed: &[ChunkId]);
+
+    /// What the directory says about itself.
+    fn stat(&self) -> DirectoryStat;
+}
+
+/// Which nodes are said to hold chunks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holders {
+    /// The directory does not know: only asking the nodes helps.
+    Unknown,
+    /// For each id asked for, in order, nodes that are listed in [`Directory::nodes`]; never this one.
+    Said(Vec<Vec<[u8; 16]>>),
+}
+
+/// A snapshot of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DirectoryStat {
+    /// Nodes known, without this one.
+    pub nodes: usize,
+    /// Pairs of a chunk and a node that is said to hold it, this node's included.
+    pub holdings: usize,
+    /// Chunks of this node that others can see.
+    pub announced: usize,
+    /// Changes of this node's chunks that others cannot see yet.
+    pub waiting: usize,
+    /// For how long what is known may be out of date; `None` while changes arrive as they happen.
+    pub stale_us: Option<u64>,
+    /// How often everything was read anew.
+    pub lists: u64,
+    /// How often this node had to begin anew as a member: at the start, and after it was given up for dead.
+    pub joins: u64,
+    /// What went wrong.
+    pub faults: DirectoryFaults,
+}
+
+/// What went wrong, by kind. None of it harms anything but the directory's freshness.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DirectoryFaults {
+    /// The directory's service, or its file, could not be reached or did not answer in time.
+    pub unreachable: u64,
+    /// It refused what was asked, or answered what cannot be understood.
+    pub refused: u64,
+    /// Entries that were ignored because they are not what they should be.
+    pub bad_entries: u64,
+    /// Entries that were ignored because there are too many.
+    pub over_limit: u64,
+}

@@ -1,0 +1,6 @@
+//! The node: the process of each host that holds KV for the engines of that host and for other nodes.
+//!
+//! Knows which chunks are where, on this host and elsewhere, and who may have them. Must never know what KV means, or
+//! how bytes are moved: copies are transfers that the mover carries out.
+
+pub mod directory;
