@@ -17,6 +17,10 @@ pub trait Link: Send {
     /// Starts copying each pair's source to its target. The order of pairs is free, but `Outcome::Moved` with fewer
     /// bytes than asked for means a prefix of the pairs in their order.
     fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion);
+
+    /// Asks for an early end of an operation whose transfer was cancelled: as soon as it is quiet it may fail. Links whose
+    /// operations are short need not listen.
+    fn cancel(&mut self, _op: OpId) {}
 }
 
 /// One hop of a lot.
@@ -65,6 +69,11 @@ impl Completion {
     pub fn inspect(mut self, inspector: impl FnOnce(&Outcome) + Send + 'static) -> Completion {
         self.inspector = Some(Box::new(inspector));
         self
+    }
+
+    /// The operation that is to be ended, as [`Link::cancel`] names it.
+    pub fn op(&self) -> OpId {
+        self.op
     }
 
     /// Ends the operation. Callable from any thread; never blocks.

@@ -266,6 +266,11 @@ impl Worker {
             Message::Cancel(ticket) => {
                 if let Some(id) = self.by_ticket.get(&ticket) {
                     self.mover.cancel(now_us, *id);
+                    for (link, op) in self.mover.under_way(*id) {
+                        if let Some(driver) = self.drivers.get_mut(link.index()) {
+                            driver.cancel(op);
+                        }
+                    }
                 }
             }
             Message::Completed(op, outcome) => self.mover.complete(now_us, op, outcome),

@@ -9,7 +9,7 @@ use super::peer::PeerRegions;
 use super::requester::{Operation, Patience, Requester};
 use super::socket::{Ready, Socket, WakeUp};
 use crate::disk::inbox::Inbox;
-use forebay_mover::{Completion, Link, LinkOp, Memory, Outcome};
+use forebay_mover::{Completion, Link, LinkOp, Memory, OpId, Outcome};
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -148,6 +148,8 @@ pub struct FlowHandle {
 enum Message {
     Op(LinkOp, Arc<Memory>, Completion),
     Cancel,
+    CancelOp(OpId),
+    Sever,
 }
 
 impl TcpFlow {
@@ -207,6 +209,11 @@ impl Link for TcpFlow {
             done.finish(Outcome::Failed { error: Broken::Ended.to_string() });
         }
     }
+
+    fn cancel(&mut self, op: OpId) {
+        // A flow that has ended has nothing left to cancel.
+        let _ = self.handle.inbox.post(Message::CancelOp(op));
+    }
 }
 
 impl Drop for TcpFlow {
@@ -227,6 +234,13 @@ impl FlowHandle {
         let _ = self.inbox.post(Message::Cancel);
     }
 
+    /// Ends the connection now. Operations that are under way fail at once and touch nothing any more, at either end; the
+    /// peer is not waited for. For a peer that is known to be frozen or gone.
+    pub fn sever(&self) {
+        // A flow that has ended has nothing left to sever.
+        let _ = self.inbox.post(Message::Sever);
+    }
+
     /// What the flow has done so far.
     pub fn stats(&self) -> FlowStats {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -238,6 +252,9 @@ impl std::fmt::Debug for FlowHandle {
         f.debug_struct("FlowHandle").field("stats", &self.stats()).finish_non_exhaustive()
     }
 }
+
+/// Why an operation that was cancelled has failed.
+const CANCELLED: &str = "the operation was cancelled";
 
 /// What the flow's thread owns.
 struct Worker {
@@ -305,7 +322,7 @@ impl Worker {
         loop {
             let open = self.handle.inbox.take(&mut messages);
             let now_us = self.now_us();
-            messages.drain(..).for_each(|message| self.take_in(now_us, message));
+            self.take_in(now_us, &mut messages)?;
             let pumped = self.connection.pump(now_us, &mut self.socket, ready.readable);
             self.deliver_ends();
             if !open && self.connection.role.is_idle() {
@@ -317,12 +334,29 @@ impl Worker {
         }
     }
 
-    fn take_in(&mut self, now_us: u64, message: Message) {
-        let (op, memory, done) = match message {
-            Message::Cancel => return self.connection.role.cancel_all("the operation was cancelled"),
-            Message::Op(op, memory, done) => (op, memory, done),
-        };
-        match self.regions.translate(&op, &memory) {
+    /// Acts on what was posted. An error ends the flow; what was posted behind it fails.
+    fn take_in(&mut self, now_us: u64, messages: &mut Vec<Message>) -> Result<(), Broken> {
+        let mut severed = false;
+        for message in messages.drain(..) {
+            match message {
+                Message::Cancel => self.connection.role.cancel_all(CANCELLED),
+                Message::CancelOp(op) => self.cancel(op),
+                Message::Op(op, memory, done) => self.begin(now_us, &op, &memory, done),
+                Message::Sever => severed = true,
+            }
+        }
+        if severed { Err(Broken::Ended) } else { Ok(()) }
+    }
+
+    fn cancel(&mut self, op: OpId) {
+        let asked = self.asked.iter().find(|(_, done)| done.op() == op);
+        if let Some(number) = asked.map(|(number, _)| *number) {
+            self.connection.role.cancel(number, CANCELLED);
+        }
+    }
+
+    fn begin(&mut self, now_us: u64, op: &LinkOp, memory: &Memory, done: Completion) {
+        match self.regions.translate(op, memory) {
             Err(error) => end(&self.handle.stats, Some(done), Outcome::Failed { error }),
             Ok(asking) => {
                 let deadline_us = now_us.saturating_add(self.op_limit_us);

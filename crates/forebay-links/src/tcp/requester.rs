@@ -154,6 +154,14 @@ impl Requester {
         self.end_untold();
     }
 
+    /// Asks for an early end of one operation. One that has ended is not missed.
+    pub fn cancel(&mut self, number: u64, why: &'static str) {
+        if let Ok(at) = self.operations.binary_search_by_key(&number, |asked| asked.number) {
+            self.operations[at].want_cancel(why);
+            self.end_untold();
+        }
+    }
+
     /// Ends everything. The caller has closed the connection: nothing can move any more.
     pub fn fail_all(&mut self, broken: &Broken) {
         for asked in self.operations.drain(..) {

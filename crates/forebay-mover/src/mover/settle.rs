@@ -102,6 +102,11 @@ impl Mover {
     }
 
     fn attempt_failed(&mut self, now_us: u64, mut lot: Lot, link: usize, error: String) {
+        let ending = self.transfers.get(&lot.transfer).and_then(|transfer| transfer.ending.as_ref());
+        if matches!(ending, Some(Ending::Cancelled)) {
+            // What ended early because it was asked to says nothing against its link.
+            return self.abandon(lot);
+        }
         self.link_counters[link].failed += 1;
         self.links[link].failed(now_us);
         lot.cut.attempts += 1;
@@ -157,6 +162,12 @@ impl Mover {
     pub fn cancel(&mut self, now_us: u64, transfer: TransferId) {
         self.begin_ending(transfer, Ending::Cancelled);
         self.settle(now_us, transfer);
+    }
+
+    /// Operations of a transfer that are in flight, and the links that they are on.
+    pub fn under_way(&self, transfer: TransferId) -> impl Iterator<Item = (LinkId, OpId)> {
+        let own = self.ops.iter().filter(move |(_, op)| op.lot.transfer == transfer && !op.lost);
+        own.map(|(id, op)| (LinkId(op.link as u32), *id))
     }
 
     /// Starts nothing more for a transfer. The first cause counts.
