@@ -41,6 +41,13 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// A body that is one text.
+pub(super) fn parse_text(body: &[u8]) -> Option<String> {
+    let mut reader = Reader(body);
+    let text = reader.text()?;
+    reader.0.is_empty().then_some(text)
+}
+
 /// Appends a length of two bytes, then as many of `bytes` as `bytes_max` allows.
 pub(super) fn put_bytes(bytes: &[u8], bytes_max: u16, out: &mut Vec<u8>) {
     let len = bytes.len().min(bytes_max.into());

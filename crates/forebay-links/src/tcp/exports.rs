@@ -19,6 +19,11 @@ use thiserror::Error;
 pub trait Leases: Send + Sync {
     /// Whether `lease` gives the right to use the region now.
     fn is_alive(&self, lease: u64, region: PeerRegion) -> bool;
+
+    /// Whether `lease` gives the right to these bytes of the region. Asked for each span when an operation begins.
+    fn permits(&self, lease: u64, region: PeerRegion, _offset: u64, _len: u64) -> bool {
+        self.is_alive(lease, region)
+    }
 }
 
 /// For memory that is offered without leases: none ever lives.
@@ -166,7 +171,7 @@ impl Exports {
         let mut pieces = Vec::with_capacity(command.spans() as usize);
         let mut leases: Vec<(u64, PeerRegion)> = Vec::new();
         for (section, export) in command.sections.iter().zip(&found) {
-            export.append(section, &mut pieces)?;
+            export.append(section, &*self.leases, &mut pieces)?;
             let lease = (section.lease, export.region);
             if export.access.leased && !leases.contains(&lease) {
                 leases.push(lease);
@@ -222,18 +227,22 @@ impl Export {
         Ok(())
     }
 
-    /// Appends the addresses of a section's spans, which have to lie in the region.
-    fn append(&self, section: &Section, pieces: &mut Vec<Piece>) -> Result<(), Fault> {
+    /// Appends the addresses of a section's spans, which have to lie in the region and under the lease.
+    fn append(&self, section: &Section, leases: &dyn Leases, pieces: &mut Vec<Piece>) -> Result<(), Fault> {
+        let PeerRegion { key, len: region_len, .. } = self.region;
         for (offset, len) in section.runs.iter().flat_map(super::runs::Run::spans) {
             let piece = self.piece(offset, len).ok_or_else(|| Fault {
                 code: FaultCode::OutOfBounds,
                 text: format!(
-                    "span {} of {len} bytes at {offset}; the region with key {} has {}",
-                    pieces.len(),
-                    self.region.key,
-                    self.region.len
+                    "span {} of {len} bytes at {offset}; the region with key {key} has {region_len}",
+                    pieces.len()
                 ),
             })?;
+            if self.access.leased && !leases.permits(section.lease, self.region, offset, len) {
+                let lease = section.lease;
+                let text = format!("lease {lease} does not cover {len} bytes at {offset} of key {key}");
+                return Err(Fault { code: FaultCode::NoLease, text });
+            }
             pieces.push(piece);
         }
         Ok(())
@@ -291,6 +300,29 @@ mod tests {
         assert_eq!(code(&exports, section(now, 0, 1), Wish::Write), Some(FaultCode::NotAllowed));
         let other = Section { lease: 8, ..section(now, 0, 1) };
         assert_eq!(code(&exports, other, Wish::Read), Some(FaultCode::NoLease));
+    }
+
+    struct First(u64);
+
+    impl Leases for First {
+        fn is_alive(&self, _lease: u64, _region: PeerRegion) -> bool {
+            true
+        }
+
+        fn permits(&self, _lease: u64, _region: PeerRegion, offset: u64, len: u64) -> bool {
+            offset + len <= self.0
+        }
+    }
+
+    #[test]
+    fn a_lease_covers_the_spans_that_it_was_granted_for_and_no_others() {
+        let exports = Exports::new(Arc::new(First(50)));
+        let now = exports.offer(5, Arc::new(HostBuffer::new(100)), Access::LEASED_READ).unwrap().generation;
+        assert_eq!(code(&exports, section(now, 10, 40), Wish::Read), None);
+        assert_eq!(code(&exports, section(now, 10, 41), Wish::Read), Some(FaultCode::NoLease));
+        let runs = vec![Run { offset: 0, len: 10, count: 6, stride: 10 }];
+        let strided = Section { runs, ..section(now, 0, 1) };
+        assert_eq!(code(&exports, strided, Wish::Read), Some(FaultCode::NoLease), "the last span of a run");
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! A flow as a link of the mover: a connection to a peer, and the thread that drives its asking end. This file joins the
 //! parts; it must never decide what is said on the wire.
 
+use super::call::{CallEnd, CallError};
 use super::command::PeerRegion;
 use super::connection::{Broken, Connection, Pumped};
+use super::ending::Ending;
 use super::frame::VERSION;
 use super::greeting::{Hello, Identity};
 use super::peer::PeerRegions;
@@ -143,13 +145,32 @@ pub struct TcpFlow {
 pub struct FlowHandle {
     inbox: Arc<Inbox<Message>>,
     stats: Arc<Mutex<FlowStats>>,
+    ending: Arc<Ending>,
 }
 
 enum Message {
     Op(LinkOp, Arc<Memory>, Completion),
+    Call(Vec<u8>, u64, Caller),
     Cancel,
     CancelOp(OpId),
     Sever,
+}
+
+/// Whoever waits for the end of a call. Hears of it once, also when the flow's thread comes to grief.
+struct Caller(Option<Box<dyn FnOnce(CallEnd) + Send>>);
+
+fn hear(caller: Option<Caller>, end: CallEnd) {
+    if let Some(on_reply) = caller.and_then(|mut caller| caller.0.take()) {
+        on_reply(end);
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        if let Some(on_reply) = self.0.take() {
+            on_reply(Err(Broken::Ended.into()));
+        }
+    }
 }
 
 impl TcpFlow {
@@ -176,8 +197,8 @@ impl TcpFlow {
         let requester = Requester::new(hello, patience, 0);
         let connection = Connection::new(requester, options.progress_limit_us, 0);
         let waker = wake.clone();
-        let handle =
-            FlowHandle { inbox: Arc::new(Inbox::new(Arc::new(move || waker.wake()))), stats: Arc::default() };
+        let inbox = Arc::new(Inbox::new(Arc::new(move || waker.wake())));
+        let handle = FlowHandle { inbox, stats: Arc::default(), ending: Arc::default() };
         let op_limit_us = options.op_limit_us;
         let mut worker = Worker {
             connection,
@@ -188,6 +209,7 @@ impl TcpFlow {
             handle: handle.clone(),
             regions,
             asked: HashMap::new(),
+            called: HashMap::new(),
         };
         let peer = worker
             .greet(options.connect_limit_us)
@@ -241,6 +263,26 @@ impl FlowHandle {
         let _ = self.inbox.post(Message::Sever);
     }
 
+    /// Asks the peer for something beside its memory and tells `on_reply`, once, on the flow's thread, which moves no byte
+    /// meanwhile. Calls overtake operations, and each other's answers. A call that waits is given up after `limit_us`.
+    pub fn call(
+        &self,
+        body: Vec<u8>,
+        limit_us: u64,
+        on_reply: impl FnOnce(Result<Vec<u8>, CallError>) + Send + 'static,
+    ) {
+        let caller = Caller(Some(Box::new(on_reply)));
+        if let Err(Message::Call(_, _, caller)) = self.inbox.post(Message::Call(body, limit_us, caller)) {
+            hear(Some(caller), Err(self.ending.broken().unwrap_or(Broken::Ended).into()));
+        }
+    }
+
+    /// Tells `watcher`, once, why the flow has ended: on the flow's thread after all operations and calls, or at once if
+    /// that is past.
+    pub fn on_broken(&self, watcher: impl FnOnce(Broken) + Send + 'static) {
+        self.ending.watch(Box::new(watcher));
+    }
+
     /// What the flow has done so far.
     pub fn stats(&self) -> FlowStats {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -265,8 +307,10 @@ struct Worker {
     op_limit_us: u64,
     handle: FlowHandle,
     regions: PeerRegions,
-    /// Who waits for which operation, and how many bytes it has.
+    /// Who waits for which operation.
     asked: HashMap<u64, Completion>,
+    /// Who waits for which call.
+    called: HashMap<u64, Caller>,
 }
 
 impl Worker {
@@ -289,20 +333,28 @@ impl Worker {
     fn run(mut self) {
         let broken = self.drive().err().unwrap_or(Broken::Ended);
         self.handle.stats.lock().unwrap_or_else(PoisonError::into_inner).broken = Some(broken.clone());
-        let Worker { mut connection, socket, wake, handle, mut asked, .. } = self;
+        let Worker { mut connection, socket, wake, handle, mut asked, mut called, .. } = self;
         // First nothing can move any more, then operations end.
         socket.reset();
         connection.role.fail_all(&broken);
         for (number, outcome) in connection.role.take_ended() {
             end(&handle.stats, asked.remove(&number), outcome);
         }
+        for (number, call_end) in connection.role.take_ended_calls() {
+            hear(called.remove(&number), call_end);
+        }
         drop(connection);
+        handle.ending.over(&broken);
         let mut messages = Vec::new();
         loop {
             let open = handle.inbox.take(&mut messages);
             for message in messages.drain(..) {
-                if let Message::Op(_, _, done) = message {
-                    end(&handle.stats, Some(done), Outcome::Failed { error: broken.to_string() });
+                match message {
+                    Message::Op(_, _, done) => {
+                        end(&handle.stats, Some(done), Outcome::Failed { error: broken.to_string() });
+                    }
+                    Message::Call(_, _, caller) => hear(Some(caller), Err(broken.clone().into())),
+                    Message::Cancel | Message::CancelOp(_) | Message::Sever => {}
                 }
             }
             if !open {
@@ -342,6 +394,10 @@ impl Worker {
                 Message::Cancel => self.connection.role.cancel_all(CANCELLED),
                 Message::CancelOp(op) => self.cancel(op),
                 Message::Op(op, memory, done) => self.begin(now_us, &op, &memory, done),
+                Message::Call(body, limit_us, caller) => {
+                    let number = self.connection.role.call(now_us, body, limit_us);
+                    self.called.insert(number, caller);
+                }
                 Message::Sever => severed = true,
             }
         }
@@ -371,6 +427,9 @@ impl Worker {
     fn deliver_ends(&mut self) {
         for (number, outcome) in self.connection.role.take_ended() {
             end(&self.handle.stats, self.asked.remove(&number), outcome);
+        }
+        for (number, call_end) in self.connection.role.take_ended_calls() {
+            hear(self.called.remove(&number), call_end);
         }
     }
 

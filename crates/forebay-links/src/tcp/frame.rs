@@ -7,13 +7,14 @@
 //!  1  flags      u8    0
 //!  2  version    u16   of the protocol
 //!  4  body       u32   bytes that follow, the CRC-32C at their end included; 0: no body
-//!  8  operation  u64   which one; 0 outside of operations
+//!  8  operation  u64   which one, or which call; 0 outside of both
 //! 16  payload    u32   bytes that follow the body, then their CRC-32C; only of DATA
 //! 20  crc        u32   CRC-32C of bytes 0..20
 //! ```
 
+use super::body::{parse_text, put_bytes};
 use super::command::{Command, Fault, PeerRegion, parse_regions, put_regions};
-use super::greeting::{Hello, Refusal, Welcome};
+use super::greeting::{Hello, Refusal, TEXT_BYTES_MAX, Welcome};
 use super::runs::BadRuns;
 use crc_fast::{CrcAlgorithm, Digest};
 use thiserror::Error;
@@ -34,6 +35,10 @@ pub const OPS_MAX: u16 = 32;
 pub const REGIONS_MAX: usize = 16_384;
 /// Payload of one DATA at most. Little enough to stay in the cache between the CRC and the copy into the socket.
 pub const CHUNK_BYTES_MAX: u32 = 256 << 10;
+/// Bytes of a call, and of a reply, at most.
+pub const CALL_BYTES_MAX: u32 = 1 << 20;
+/// Calls of a flow at most that the peer has not answered.
+pub const CALLS_MAX: u16 = 64;
 /// Bytes of a body with a list at most: one section for each span.
 const LIST_BYTES_MAX: u32 = 1 << 20;
 /// Bytes of any other body at most.
@@ -56,9 +61,12 @@ pub(super) enum Kind {
     Cancelled = 11,
     Ping = 12,
     Pong = 13,
+    Call = 14,
+    Reply = 15,
+    Declined = 16,
 }
 
-const KINDS: [Kind; 13] = [
+const KINDS: [Kind; 16] = [
     Kind::Hello,
     Kind::Welcome,
     Kind::Refused,
@@ -72,6 +80,9 @@ const KINDS: [Kind; 13] = [
     Kind::Cancelled,
     Kind::Ping,
     Kind::Pong,
+    Kind::Call,
+    Kind::Reply,
+    Kind::Declined,
 ];
 
 /// A frame without its payload.
@@ -91,6 +102,10 @@ pub(super) enum Frame {
     Cancelled,
     Ping,
     Pong,
+    Call(Vec<u8>),
+    Reply(Vec<u8>),
+    /// Instead of a REPLY, with the reason.
+    Declined(String),
 }
 
 /// Why bytes are no frame, or none that may come now.
@@ -115,7 +130,7 @@ pub enum BadFrame {
         version: u16,
     },
     /// No kind has this number, or flags are set.
-    #[error("a frame of kind {kind} with flags {flags}; allowed: 1 to 13 without flags")]
+    #[error("a frame of kind {kind} with flags {flags}; allowed: 1 to 16 without flags")]
     Kind {
         /// The number.
         kind: u8,
@@ -225,7 +240,8 @@ impl Header {
     fn lengths_fit(&self) -> bool {
         let body_fits = match self.kind {
             Kind::Regions | Kind::Read | Kind::Write => (1..=LIST_BYTES_MAX).contains(&self.body),
-            Kind::Hello | Kind::Welcome | Kind::Refused | Kind::Failed => {
+            Kind::Call | Kind::Reply => (1..=CALL_BYTES_MAX + CRC_BYTES as u32).contains(&self.body),
+            Kind::Hello | Kind::Welcome | Kind::Refused | Kind::Failed | Kind::Declined => {
                 (1..=SMALL_BYTES_MAX).contains(&self.body)
             }
             _ => self.body == 0,
@@ -267,6 +283,9 @@ impl Frame {
             Frame::Cancelled => Kind::Cancelled,
             Frame::Ping => Kind::Ping,
             Frame::Pong => Kind::Pong,
+            Frame::Call(call) => (body.extend(call), Kind::Call).1,
+            Frame::Reply(reply) => (body.extend(reply), Kind::Reply).1,
+            Frame::Declined(why) => (put_bytes(why.as_bytes(), TEXT_BYTES_MAX, &mut body), Kind::Declined).1,
         };
         let has_body = self.has_body();
         let payload = if let Frame::Data(bytes) = self { *bytes } else { 0 };
@@ -282,6 +301,7 @@ impl Frame {
         match self {
             Frame::Hello(_) | Frame::Welcome(_) | Frame::Refused(_) | Frame::Regions(_) => true,
             Frame::Read(_) | Frame::Write(_) | Frame::Failed(_) => true,
+            Frame::Call(_) | Frame::Reply(_) | Frame::Declined(_) => true,
             Frame::Data(_) | Frame::Done | Frame::Cancel | Frame::Cancelled => false,
             Frame::Ping | Frame::Pong => false,
         }
@@ -309,6 +329,9 @@ impl Frame {
             Kind::Cancelled => Frame::Cancelled,
             Kind::Ping => Frame::Ping,
             Kind::Pong => Frame::Pong,
+            Kind::Call => Frame::Call(body.to_vec()),
+            Kind::Reply => Frame::Reply(body.to_vec()),
+            Kind::Declined => Frame::Declined(parse_text(body).ok_or(bad("a reason that is none"))?),
         })
     }
 }
@@ -369,6 +392,9 @@ mod tests {
             Just(Frame::Cancelled),
             Just(Frame::Ping),
             Just(Frame::Pong),
+            prop::collection::vec(any::<u8>(), 0..2000).prop_map(Frame::Call),
+            prop::collection::vec(any::<u8>(), 0..2000).prop_map(Frame::Reply),
+            "[a-z ]{0,80}".prop_map(Frame::Declined),
         ]
     }
 
@@ -406,7 +432,7 @@ mod tests {
                 bytes[20..].copy_from_slice(&crc.to_le_bytes());
             }
             if let Ok(header) = Header::parse(&bytes) {
-                prop_assert!(header.body <= LIST_BYTES_MAX && header.payload <= CHUNK_BYTES_MAX);
+                prop_assert!(header.body <= CALL_BYTES_MAX + CRC_BYTES as u32 && header.payload <= CHUNK_BYTES_MAX);
             }
         }
     }

@@ -3,12 +3,14 @@
 //!
 //! Pure parts: `runs`, `command`, `greeting` and `frame` are the bytes; `payload` is where they lie; `exports` is what a
 //! node offers; `connection` turns bytes into frames and payload in place, `requester` and `responder` say what the two
-//! ends do. Driver: `socket`. Glue: [`TcpFlow`], the asking end, and [`TcpServer`], the owning end, with a thread for each
+//! ends do, with `call` and `service` for what is asked beside memory. Driver: `socket`. Glue: [`TcpFlow`], the asking end, and [`TcpServer`], the owning end, with a thread for each
 //! connection. Knows the wire and whose memory is meant; must never know what bytes mean, or why somebody wants them.
 
 mod body;
+mod call;
 mod command;
 mod connection;
+mod ending;
 mod exports;
 mod flow;
 mod frame;
@@ -19,16 +21,22 @@ mod requester;
 mod responder;
 mod runs;
 mod server;
+mod service;
 #[cfg(test)]
 mod simulation;
 mod socket;
 
+pub use call::{CALLS_WAITING_MAX, CallError};
 pub use command::{FaultCode, PeerRegion};
 pub use connection::Broken;
 pub use exports::{Access, ExportError, Exports, Leases, NoLeases};
 pub use flow::{FlowError, FlowHandle, FlowOptions, FlowStats, Peer, TcpFlow};
-pub use frame::{BadFrame, CHUNK_BYTES_MAX, OP_BYTES_MAX, OPS_MAX, REGIONS_MAX, SPANS_MAX, VERSION};
+pub use frame::{
+    BadFrame, CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, OP_BYTES_MAX, OPS_MAX, REGIONS_MAX, SPANS_MAX,
+    VERSION,
+};
 pub use greeting::{Identity, Refusal, RefusalCode, TOKEN_BYTES_MAX};
 pub use peer::PeerRegions;
 pub use runs::BadRuns;
 pub use server::{ServerOptions, ServerStats, TcpServer};
+pub use service::{Reply, Service};

@@ -4,6 +4,7 @@
 //! An operation ends when nothing of it can touch its spans any more: a WRITE not before the last byte that was begun has
 //! left, a READ not before the peer said that no more will come, a cancelled one not before the peer said that it stopped.
 
+use super::call::{CallEnd, Calls};
 use super::command::{Command, Fault, FaultCode, PeerRegion};
 use super::connection::{Arrival, Broken, Role};
 use super::exports::Wish;
@@ -43,6 +44,7 @@ pub(super) struct Requester {
     operations: VecDeque<Asked>,
     next_number: u64,
     ended: Vec<(u64, Outcome)>,
+    calls: Calls,
     used_us: u64,
     heard_us: u64,
     ping: Ping,
@@ -92,6 +94,7 @@ impl Requester {
             operations: VecDeque::new(),
             next_number: 1,
             ended: Vec::new(),
+            calls: Calls::default(),
             used_us: now_us,
             heard_us: now_us,
             ping: Ping::None,
@@ -148,7 +151,13 @@ impl Requester {
         }
     }
 
-    /// Asks for an early end of everything.
+    /// Takes a call in and names it. Calls have numbers of their own.
+    pub fn call(&mut self, now_us: u64, body: Vec<u8>, limit_us: u64) -> u64 {
+        self.used_us = now_us;
+        self.calls.submit(now_us, body, limit_us)
+    }
+
+    /// Asks for an early end of all operations.
     pub fn cancel_all(&mut self, why: &'static str) {
         self.operations.iter_mut().for_each(|asked| asked.want_cancel(why));
         self.end_untold();
@@ -167,16 +176,22 @@ impl Requester {
         for asked in self.operations.drain(..) {
             self.ended.push((asked.number, Outcome::Failed { error: broken.to_string() }));
         }
+        self.calls.fail_all(broken);
     }
 
-    /// What has ended since the last call.
+    /// Which operations have ended since this was asked before.
     pub fn take_ended(&mut self) -> std::vec::Drain<'_, (u64, Outcome)> {
         self.ended.drain(..)
     }
 
-    /// Whether every operation has ended.
+    /// Which calls have ended since this was asked before.
+    pub fn take_ended_calls(&mut self) -> std::vec::Drain<'_, (u64, CallEnd)> {
+        self.calls.take_ended()
+    }
+
+    /// Whether every operation and every call has ended.
     pub fn is_idle(&self) -> bool {
-        self.operations.is_empty()
+        self.operations.is_empty() && self.calls.is_idle()
     }
 
     /// Operations that are to be cancelled and of which the peer has not heard have ended.
@@ -277,7 +292,7 @@ impl Requester {
     /// When an idle flow that is in use asks whether the peer is alive.
     fn ping_at_us(&self) -> Option<u64> {
         let at_us = self.heard_us.max(self.used_us).saturating_add(self.patience.ping_after_us);
-        let in_use = at_us < self.used_us.saturating_add(IN_USE_US);
+        let in_use = at_us < self.used_us.saturating_add(IN_USE_US) || !self.calls.is_idle();
         let idle = self.operations.is_empty() && self.ping == Ping::None && self.ops_max() > 0;
         (in_use && idle).then_some(at_us)
     }
@@ -328,6 +343,8 @@ impl Role for Requester {
             (Frame::Failed(fault), Greeted::Ready(..)) => return self.failed(operation, &fault),
             (Frame::Cancelled, Greeted::Ready(..)) => return self.cancelled(operation),
             (Frame::Pong, Greeted::Ready(..)) => return self.pong(),
+            (Frame::Reply(body), Greeted::Ready(..)) => return self.calls.answered(operation, Ok(body)),
+            (Frame::Declined(why), Greeted::Ready(..)) => return self.calls.answered(operation, Err(why)),
             _ => {}
         }
         Err(Broken::Bad(BadFrame::Unexpected { what: "a frame that may not come now", operation }))
@@ -358,6 +375,11 @@ impl Role for Requester {
             self.ping = Ping::Sent;
         }
         let ops_max = self.ops_max();
+        // A call takes a PING along: the answer may take its time, a sign of life may not.
+        if ops_max > 0 && self.calls.tell(out) && self.ping == Ping::None {
+            Frame::Ping.put(0, out);
+            self.ping = Ping::Sent;
+        }
         let mut told = self.operations.iter().filter(|asked| asked.told).count();
         for asked in &mut self.operations {
             asked.tell_cancel(out);
@@ -398,7 +420,7 @@ impl Role for Requester {
     fn next_timeout_us(&self) -> Option<u64> {
         let waiting = self.operations.iter().filter(|asked| asked.goes_on());
         let deadline_us = waiting.map(|asked| asked.operation.deadline_us).min();
-        [deadline_us, self.ping_at_us()].into_iter().flatten().min()
+        [deadline_us, self.ping_at_us(), self.calls.next_timeout_us()].into_iter().flatten().min()
     }
 
     fn expire(&mut self, now_us: u64) -> Result<(), Broken> {
@@ -408,6 +430,7 @@ impl Role for Requester {
             }
         }
         self.end_untold();
+        self.calls.expire(now_us);
         if self.ping_at_us().is_some_and(|at_us| at_us <= now_us) {
             self.ping = Ping::Due;
         }

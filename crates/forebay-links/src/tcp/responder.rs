@@ -11,6 +11,7 @@ use super::exports::{Exports, Grant, Wish};
 use super::frame::{BadFrame, CHUNK_BYTES_MAX, Frame, OP_BYTES_MAX, OPS_MAX, SPANS_MAX, VERSION};
 use super::greeting::{Hello, Identity, Refusal, RefusalCode, Welcome};
 use super::payload::Chunk;
+use super::service::Desk;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -25,8 +26,9 @@ pub(super) struct Responder {
     me: Identity,
     exports: Arc<Exports>,
     doorkeeper: Doorkeeper,
-    /// The peer is let in. Until when it has to be, otherwise.
-    open: bool,
+    desk: Desk,
+    /// The peer, once it is let in. Until when it has to be, otherwise.
+    peer: Option<Identity>,
     greet_until_us: u64,
     closing: bool,
     last_number: u64,
@@ -55,13 +57,15 @@ impl Responder {
         me: Identity,
         exports: Arc<Exports>,
         doorkeeper: Doorkeeper,
+        desk: Desk,
         greet_until_us: u64,
     ) -> Responder {
         Responder {
             me,
             exports,
             doorkeeper,
-            open: false,
+            desk,
+            peer: None,
             greet_until_us,
             closing: false,
             last_number: 0,
@@ -79,7 +83,7 @@ impl Responder {
 
     /// Whether nothing is under way and nothing is left to be said.
     pub fn is_idle(&self) -> bool {
-        self.reads.is_empty() && self.answers.is_empty() && !self.is_writing()
+        self.reads.is_empty() && self.answers.is_empty() && !self.is_writing() && self.desk.is_idle()
     }
 
     /// What operations failed with since the last call.
@@ -115,7 +119,7 @@ impl Responder {
             return Err(Broken::Turned(Refusal { code: RefusalCode::Closing, text }));
         }
         (self.doorkeeper)(hello).map_err(Broken::Turned)?;
-        self.open = true;
+        self.peer = Some(hello.from);
         let welcome = Welcome {
             version: VERSION,
             ops_max: OPS_MAX,
@@ -227,12 +231,13 @@ fn withdrawn_fault() -> Fault {
 
 impl Role for Responder {
     fn frame(&mut self, _now_us: u64, operation: u64, frame: Frame) -> Result<(), Broken> {
-        match frame {
-            Frame::Hello(hello) if !self.open => self.greet(&hello),
-            Frame::Read(command) if self.open => self.begin(operation, &command, Wish::Read),
-            Frame::Write(command) if self.open => self.begin(operation, &command, Wish::Write),
-            Frame::Cancel if self.open => self.cancel(operation),
-            Frame::Ping if self.open => self.answer(0, Frame::Pong),
+        match (frame, self.peer) {
+            (Frame::Hello(hello), None) => self.greet(&hello),
+            (Frame::Read(command), Some(_)) => self.begin(operation, &command, Wish::Read),
+            (Frame::Write(command), Some(_)) => self.begin(operation, &command, Wish::Write),
+            (Frame::Cancel, Some(_)) => self.cancel(operation),
+            (Frame::Ping, Some(_)) => self.answer(0, Frame::Pong),
+            (Frame::Call(body), Some(peer)) => self.desk.call(peer, operation, body, self.closing),
             _ => {
                 let what = "a frame that may not come now";
                 Err(Broken::Bad(BadFrame::Unexpected { what, operation }))
@@ -272,6 +277,7 @@ impl Role for Responder {
 
     fn outbound(&mut self, out: &mut Vec<u8>) -> Option<(u64, Chunk)> {
         out.append(&mut self.answers);
+        self.desk.tell(out);
         while let Some(read) = self.reads.front_mut() {
             match self.exports.still_leased(&read.grant) {
                 Ok(()) => {
@@ -314,11 +320,11 @@ impl Role for Responder {
     }
 
     fn next_timeout_us(&self) -> Option<u64> {
-        (!self.open).then_some(self.greet_until_us)
+        self.peer.is_none().then_some(self.greet_until_us)
     }
 
     fn expire(&mut self, now_us: u64) -> Result<(), Broken> {
-        if self.open || now_us < self.greet_until_us {
+        if self.peer.is_some() || now_us < self.greet_until_us {
             return Ok(());
         }
         let text = "no HELLO came in time".into();

@@ -7,6 +7,7 @@ use super::exports::Exports;
 use super::frame::Frame;
 use super::greeting::{Hello, Identity, Refusal, RefusalCode};
 use super::responder::{Doorkeeper, Responder, farewell};
+use super::service::{Desk, NoService, Service};
 use super::socket::{Ready, Socket, WakeUp};
 use std::collections::HashMap;
 use std::io;
@@ -73,36 +74,64 @@ pub struct TcpServer {
     thread: Option<JoinHandle<()>>,
 }
 
-#[derive(Debug)]
 struct Shared {
     me: Identity,
     exports: Arc<Exports>,
+    service: Arc<dyn Service>,
     options: ServerOptions,
     closing: AtomicBool,
     state: Mutex<State>,
+    /// Held while a peer is let in or said to be gone, so that the two never overtake each other.
+    coming_and_going: Mutex<()>,
     wake: WakeUp,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("me", &self.me).field("state", &self.state).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
 struct State {
     stats: ServerStats,
-    flows_of: HashMap<[u8; 16], usize>,
+    flows_of: HashMap<Identity, usize>,
     wakes: HashMap<u64, WakeUp>,
 }
 
 impl TcpServer {
-    /// Listens on an address. Whoever can reach it sees plain text: meant for loopback and for networks that are trusted.
+    /// Listens on an address, and refuses calls. Whoever can reach it sees plain text: meant for loopback and for networks
+    /// that are trusted.
     pub fn listen(
         address: SocketAddr,
         me: Identity,
         exports: Arc<Exports>,
         options: ServerOptions,
     ) -> io::Result<TcpServer> {
+        TcpServer::serve(address, me, exports, Arc::new(NoService), options)
+    }
+
+    /// Listens on an address as [`listen`](TcpServer::listen) does; `service` answers calls.
+    pub fn serve(
+        address: SocketAddr,
+        me: Identity,
+        exports: Arc<Exports>,
+        service: Arc<dyn Service>,
+        options: ServerOptions,
+    ) -> io::Result<TcpServer> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let (closing, state) = (AtomicBool::new(false), Mutex::default());
-        let shared = Arc::new(Shared { me, exports, options, closing, state, wake: WakeUp::new()? });
+        let shared = Arc::new(Shared {
+            me,
+            exports,
+            service,
+            options,
+            closing: AtomicBool::new(false),
+            state: Mutex::default(),
+            coming_and_going: Mutex::default(),
+            wake: WakeUp::new()?,
+        });
         let port = Port { shared: Arc::clone(&shared), threads: HashMap::new(), next: 0 };
         let thread =
             std::thread::Builder::new().name("forebay-port".into()).spawn(move || port.run(&listener))?;
@@ -144,16 +173,31 @@ impl Shared {
             let text = "the token is not the one that is asked for".into();
             return Err(Refusal { code: RefusalCode::Token, text });
         }
+        let _nobody_goes = self.coming_and_going.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state();
-        let flows = state.flows_of.entry(hello.from.node).or_default();
+        let of_node = |(from, flows): (&Identity, &usize)| (from.node == hello.from.node).then_some(*flows);
+        let flows: usize = state.flows_of.iter().filter_map(of_node).sum();
         let flows_max = self.options.flows_per_peer_max;
-        if *flows >= flows_max {
+        if flows >= flows_max {
             let text = format!("the peer has {flows} flows; allowed: {flows_max}");
             return Err(Refusal { code: RefusalCode::TooManyFlows, text });
         }
-        *flows += 1;
+        *state.flows_of.entry(hello.from).or_default() += 1;
         state.stats.let_in += 1;
         Ok(())
+    }
+
+    /// A connection of a peer that was let in has ended.
+    fn forget(&self, peer: Identity) {
+        let _nobody_comes = self.coming_and_going.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
+        let Some(flows) = state.flows_of.get_mut(&peer) else { return };
+        *flows -= 1;
+        if *flows == 0 {
+            state.flows_of.remove(&peer);
+            drop(state);
+            self.service.gone(peer);
+        }
     }
 
     fn count_refusal(&self, broken: &Broken) {
@@ -219,7 +263,7 @@ impl Port {
         let (number, wake) = (self.next, WakeUp::new()?);
         self.next += 1;
         self.shared.state().wakes.insert(number, wake.clone());
-        let visit = Visit { shared: Arc::clone(&self.shared), number, node: Arc::default() };
+        let visit = Visit { shared: Arc::clone(&self.shared), number, peer: Arc::default() };
         let spawned =
             std::thread::Builder::new().name("forebay-peer".into()).spawn(move || visit.run(socket, &wake));
         self.threads.insert(number, spawned?);
@@ -237,7 +281,7 @@ struct Visit {
     shared: Arc<Shared>,
     number: u64,
     /// Whose it is, once that is known.
-    node: Arc<Mutex<Option<[u8; 16]>>>,
+    peer: Arc<Mutex<Option<Identity>>>,
 }
 
 impl Visit {
@@ -260,7 +304,10 @@ impl Visit {
         let now_us = || epoch.elapsed().as_micros() as u64;
         let options = &self.shared.options;
         let exports = Arc::clone(&self.shared.exports);
-        let responder = Responder::new(self.shared.me, exports, self.doorkeeper(), options.greeting_limit_us);
+        let waker = wake.clone();
+        let desk = Desk::new(Arc::clone(&self.shared.service), move || waker.wake());
+        let (doorkeeper, greet_until_us) = (self.doorkeeper(), options.greeting_limit_us);
+        let responder = Responder::new(self.shared.me, exports, doorkeeper, desk, greet_until_us);
         let mut connection = Connection::new(responder, options.progress_limit_us, 0);
         let mut ready = Ready::default();
         let mut drained_by_us = u64::MAX;
@@ -292,10 +339,10 @@ impl Visit {
     }
 
     fn doorkeeper(&self) -> Doorkeeper {
-        let (shared, node) = (Arc::clone(&self.shared), Arc::clone(&self.node));
+        let (shared, peer) = (Arc::clone(&self.shared), Arc::clone(&self.peer));
         Box::new(move |hello| {
             shared.admit(hello)?;
-            *node.lock().unwrap_or_else(PoisonError::into_inner) = Some(hello.from.node);
+            *peer.lock().unwrap_or_else(PoisonError::into_inner) = Some(hello.from);
             Ok(())
         })
     }
@@ -311,15 +358,10 @@ impl Visit {
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        let node = *self.node.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.shared.state();
-        state.wakes.remove(&self.number);
-        let Some(node) = node else { return };
-        if let Some(flows) = state.flows_of.get_mut(&node) {
-            *flows -= 1;
-            if *flows == 0 {
-                state.flows_of.remove(&node);
-            }
+        let peer = *self.peer.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(peer) = peer {
+            self.shared.forget(peer);
         }
+        self.shared.state().wakes.remove(&self.number);
     }
 }

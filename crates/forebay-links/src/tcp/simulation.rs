@@ -2,8 +2,10 @@
 //! ends. Nothing here sleeps or knows a socket.
 #![allow(clippy::unwrap_used)]
 
+mod calls;
 mod tests;
 
+use super::call::CallEnd;
 use super::command::{Command, PeerRegion, Section};
 use super::connection::{Broken, Connection, Role, Wire};
 use super::exports::{Access, Exports, Leases, NoLeases, Wish};
@@ -13,6 +15,7 @@ use super::payload::{Payload, Piece};
 use super::requester::{Operation, Patience, Requester};
 use super::responder::Responder;
 use super::runs::runs;
+use super::service::{Desk, Reply, Service};
 use forebay_mover::sim::SplitMix;
 use forebay_mover::{Backing, HostBuffer, Outcome};
 use std::collections::{HashMap, VecDeque};
@@ -114,6 +117,31 @@ impl Leases for Lease {
     }
 }
 
+/// Answers a call with its bytes turned round: at once, or when the test says so, or by a refusal.
+#[derive(Default)]
+struct Mirror {
+    kept: Mutex<Vec<(Vec<u8>, Reply)>>,
+    called: Mutex<Vec<Vec<u8>>>,
+}
+
+fn mirrored(body: &[u8]) -> Vec<u8> {
+    body.iter().rev().copied().collect()
+}
+
+impl Service for Mirror {
+    fn call(&self, from: Identity, body: Vec<u8>, reply: Reply) {
+        assert_eq!(from, identity(1));
+        self.called.lock().unwrap().push(body.clone());
+        match body.first().map_or(0, |byte| byte % 3) {
+            0 => reply.send(mirrored(&body)),
+            1 => reply.refuse(format!("{} bytes", body.len())),
+            _ => self.kept.lock().unwrap().push((body, reply)),
+        }
+    }
+
+    fn gone(&self, _from: Identity) {}
+}
+
 /// An operation of the test: spans (ours, theirs, length).
 #[derive(Clone)]
 struct Plan {
@@ -131,8 +159,10 @@ struct World {
     ours: Arc<HostBuffer>,
     theirs: Arc<HostBuffer>,
     exports: Arc<Exports>,
+    mirror: Arc<Mirror>,
     now_us: u64,
     ended: HashMap<u64, Outcome>,
+    replies: HashMap<u64, CallEnd>,
     generation: u64,
 }
 
@@ -172,7 +202,9 @@ impl World {
         let theirs = noise(seed + 1);
         let generation = exports.offer(KEY, Arc::clone(&theirs) as _, access).unwrap().generation;
         let doorkeeper = Box::new(|_: &Hello| Ok(()));
-        let responder = Responder::new(identity(2), Arc::clone(&exports), doorkeeper, LIMIT_US);
+        let mirror = Arc::new(Mirror::default());
+        let desk = Desk::new(Arc::clone(&mirror) as _, || {});
+        let responder = Responder::new(identity(2), Arc::clone(&exports), doorkeeper, desk, LIMIT_US);
         let requester = Requester::new(hello, Patience { ping_after_us: 1_000_000 }, 0);
         World {
             asking: Connection::new(requester, LIMIT_US, 0),
@@ -184,8 +216,10 @@ impl World {
             ours: noise(seed + 2),
             theirs,
             exports,
+            mirror,
             now_us: 0,
             ended: HashMap::new(),
+            replies: HashMap::new(),
             generation,
         }
     }
@@ -222,6 +256,9 @@ impl World {
         for (number, outcome) in self.asking.role.take_ended() {
             assert!(self.ended.insert(number, outcome).is_none(), "operation {number} ended twice");
         }
+        for (number, end) in self.asking.role.take_ended_calls() {
+            assert!(self.replies.insert(number, end).is_none(), "call {number} ended twice");
+        }
     }
 
     fn step_owning(&mut self) {
@@ -241,6 +278,12 @@ impl World {
         self.now_us += 10;
         self.step_asking();
         self.step_owning();
+    }
+
+    /// Answers the calls that were kept, the last one first.
+    fn answer_kept(&self) {
+        let kept = std::mem::take(&mut *self.mirror.kept.lock().unwrap());
+        kept.into_iter().rev().for_each(|(body, reply)| reply.send(mirrored(&body)));
     }
 
     /// Steps until `count` operations have ended, with time passing quickly when nothing happens any more.

@@ -343,6 +343,14 @@ fn frames_out_of_order_end_the_connection() {
     let mut before_hello = Vec::new();
     read(1).put(1, &mut before_hello);
     assert!(unexpected(hostile_bytes(World::new(5), &before_hello)), "an operation before the greeting");
+    let call = |number| (number, Frame::Call(vec![0]));
+    assert!(unexpected(hostile(|_| vec![call(2), call(1)])), "a call's number that went back");
+    assert!(unexpected(hostile(|_| vec![call(1), call(1)])), "a duplicate call");
+    assert!(unexpected(hostile(|_| vec![(1, Frame::Reply(vec![]))])), "a reply from the asking end");
+    assert!(
+        unexpected(hostile(|_| (1..=65).map(|number| (number, Frame::Call(vec![2]))).collect())),
+        "more calls than may be unanswered"
+    );
     assert_eq!(hostile(|_| (0..100).map(|_| (0, Frame::Ping)).collect()), None);
 }
 
@@ -369,13 +377,15 @@ fn random_frames_never_panic_and_never_reach_memory_that_is_not_offered() {
             let number = dice.below(4);
             let mut command = || command(generation, 1 + dice.below(2 * BYTES as u64) as u32);
             let commands = (Frame::Read(command()), Frame::Write(command()));
-            let frame = match dice.below(7) {
+            let frame = match dice.below(9) {
                 0 => commands.0,
                 1 => commands.1,
                 2 => Frame::Data(1 + dice.below(1000) as u32),
                 3 => Frame::Cancel,
                 4 => Frame::Ping,
                 5 => Frame::Cancelled,
+                6 => Frame::Call(vec![number as u8; dice.below(9) as usize]),
+                7 => Frame::Reply(vec![number as u8]),
                 _ => Frame::Done,
             };
             (number, frame)

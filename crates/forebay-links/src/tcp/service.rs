@@ -1,0 +1,258 @@
+//! What a node answers beside its memory: calls go to a [`Service`], its replies come back from any thread. This file
+//! carries them and bounds them; it must never know what a call says.
+
+use super::connection::Broken;
+use super::frame::{BadFrame, CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, Frame};
+use super::greeting::Identity;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Bytes of replies at most that wait for a peer to take them. What comes on top is refused.
+const REPLY_BYTES_MAX: usize = 8 << 20;
+
+/// Answers what peers ask beside memory.
+pub trait Service: Send + Sync {
+    /// Called on the connection's thread, which moves no byte meanwhile: be quick, keep `reply` and answer from another
+    /// thread what takes time.
+    fn call(&self, from: Identity, body: Vec<u8>, reply: Reply);
+
+    /// The last connection of this instance has ended. No other of the same instance is let in before this returns, so
+    /// be quick, and wait for no peer.
+    fn gone(&self, from: Identity);
+}
+
+/// For nodes that offer memory and nothing else.
+pub(super) struct NoService;
+
+impl Service for NoService {
+    fn call(&self, _from: Identity, _body: Vec<u8>, reply: Reply) {
+        reply.refuse("this node answers no calls".into());
+    }
+
+    fn gone(&self, _from: Identity) {}
+}
+
+/// The right to answer one call, once. Dropped, it refuses.
+pub struct Reply {
+    number: u64,
+    tray: Option<Arc<Tray>>,
+}
+
+impl Reply {
+    /// Answers. More than [`CALL_BYTES_MAX`] bytes are refused instead.
+    pub fn send(self, body: Vec<u8>) {
+        let bytes = body.len();
+        if bytes <= CALL_BYTES_MAX as usize {
+            self.answer(Ok(body));
+        } else {
+            self.answer(Err(format!("the reply has {bytes} bytes; allowed: {CALL_BYTES_MAX}")));
+        }
+    }
+
+    /// Says why there is no answer. Of long reasons the peer hears the first 256 bytes.
+    pub fn refuse(self, why: String) {
+        self.answer(Err(why));
+    }
+
+    fn answer(mut self, answer: Answer) {
+        if let Some(tray) = self.tray.take() {
+            tray.put(self.number, answer);
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if let Some(tray) = self.tray.take() {
+            tray.put(self.number, Err("the node gave no answer".into()));
+        }
+    }
+}
+
+impl std::fmt::Debug for Reply {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reply").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+type Answer = Result<Vec<u8>, String>;
+
+/// Where the answers of one connection wait for its thread.
+struct Tray {
+    state: Mutex<Waiting>,
+    wake: Box<dyn Fn() + Send + Sync>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    answers: VecDeque<(u64, Answer)>,
+    bytes: usize,
+    /// The connection's thread looks here again before it sleeps.
+    awake: bool,
+    closed: bool,
+}
+
+impl Tray {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, number: u64, answer: Answer) {
+        let mut waiting = self.lock();
+        if waiting.closed {
+            return;
+        }
+        let bytes = answer.as_ref().map_or(0, Vec::len);
+        let fits = waiting.bytes + bytes <= REPLY_BYTES_MAX;
+        let full = || format!("more than {REPLY_BYTES_MAX} bytes of replies wait for this peer to take them");
+        waiting.bytes += if fits { bytes } else { 0 };
+        waiting.answers.push_back((number, if fits { answer } else { Err(full()) }));
+        let asleep = !std::mem::replace(&mut waiting.awake, true);
+        drop(waiting);
+        if asleep {
+            (self.wake)();
+        }
+    }
+}
+
+/// Where the calls of one connection come in and their answers go out.
+pub(super) struct Desk {
+    service: Arc<dyn Service>,
+    tray: Arc<Tray>,
+    last_number: u64,
+    unanswered: u16,
+}
+
+impl Desk {
+    /// `wake`: called, from any thread, when there is an answer to be sent.
+    pub fn new(service: Arc<dyn Service>, wake: impl Fn() + Send + Sync + 'static) -> Desk {
+        let tray = Arc::new(Tray { state: Mutex::default(), wake: Box::new(wake) });
+        Desk { service, tray, last_number: 0, unanswered: 0 }
+    }
+
+    /// Hands a call to the service. `closing`: the node begins nothing new.
+    pub fn call(&mut self, from: Identity, number: u64, body: Vec<u8>, closing: bool) -> Result<(), Broken> {
+        let unexpected = |what| Err(Broken::Bad(BadFrame::Unexpected { what, operation: number }));
+        if number <= self.last_number {
+            return unexpected("a call out of order");
+        }
+        if self.unanswered >= CALLS_MAX {
+            return unexpected("more calls than may be unanswered");
+        }
+        self.last_number = number;
+        self.unanswered += 1;
+        self.tray.lock().awake = true;
+        let reply = Reply { number, tray: Some(Arc::clone(&self.tray)) };
+        match closing {
+            true => reply.refuse("the node is about to end".into()),
+            false => self.service.call(from, body, reply),
+        }
+        Ok(())
+    }
+
+    /// Appends answers that are ready, no more than about one DATA at a time. To be called again until it appends none.
+    pub fn tell(&mut self, out: &mut Vec<u8>) {
+        let before = out.len();
+        while out.len() - before < CHUNK_BYTES_MAX as usize {
+            let mut waiting = self.tray.lock();
+            let Some((number, answer)) = waiting.answers.pop_front() else {
+                waiting.awake = false;
+                return;
+            };
+            waiting.bytes -= answer.as_ref().map_or(0, Vec::len);
+            drop(waiting);
+            self.unanswered -= 1;
+            let frame = match answer {
+                Ok(body) => Frame::Reply(body),
+                Err(why) => Frame::Declined(why),
+            };
+            frame.put(number, out);
+        }
+    }
+
+    /// Whether every call was answered.
+    pub fn is_idle(&self) -> bool {
+        self.unanswered == 0
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        let mut waiting = self.tray.lock();
+        waiting.closed = true;
+        waiting.answers.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[derive(Default)]
+    struct Keep(Mutex<Vec<Reply>>);
+
+    impl Service for Keep {
+        fn call(&self, _from: Identity, _body: Vec<u8>, reply: Reply) {
+            self.0.lock().unwrap().push(reply);
+        }
+
+        fn gone(&self, _from: Identity) {}
+    }
+
+    fn desk() -> (Desk, Arc<Keep>, Arc<AtomicU32>) {
+        let (keep, wakes) = (Arc::new(Keep::default()), Arc::new(AtomicU32::new(0)));
+        let counter = Arc::clone(&wakes);
+        let wake = move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+        };
+        let desk = Desk::new(Arc::clone(&keep) as _, wake);
+        (desk, keep, wakes)
+    }
+
+    const FROM: Identity = Identity { node: [1; 16], instance: [2; 16] };
+
+    #[test]
+    fn a_sleeping_connection_is_woken_once_for_all_answers_and_one_at_work_never() {
+        let (mut desk, keep, wakes) = desk();
+        for number in 1..=3 {
+            desk.call(FROM, number, vec![], false).unwrap();
+        }
+        keep.0.lock().unwrap().pop().unwrap().send(vec![1]);
+        assert_eq!(wakes.load(Ordering::Relaxed), 0, "it looks before it sleeps");
+        let mut out = Vec::new();
+        desk.tell(&mut out);
+        keep.0.lock().unwrap().clear();
+        assert_eq!(wakes.load(Ordering::Relaxed), 1);
+        assert!(!desk.is_idle());
+        desk.tell(&mut out);
+        assert!(desk.is_idle(), "dropped replies are answers");
+    }
+
+    #[test]
+    fn replies_that_nobody_takes_are_bounded_in_bytes() {
+        let (mut desk, keep, _) = desk();
+        for number in 1..=CALLS_MAX.into() {
+            desk.call(FROM, number, vec![], false).unwrap();
+        }
+        assert!(desk.call(FROM, 1_000, vec![], false).is_err(), "one call more than may be unanswered");
+        keep.0.lock().unwrap().drain(..).for_each(|reply| reply.send(vec![0; CALL_BYTES_MAX as usize]));
+        assert!(desk.tray.lock().bytes <= REPLY_BYTES_MAX);
+        let mut out = Vec::new();
+        while !desk.is_idle() {
+            desk.tell(&mut out);
+        }
+        assert!(out.len() > REPLY_BYTES_MAX && out.len() < 2 * REPLY_BYTES_MAX, "{}", out.len());
+        assert_eq!(desk.tray.lock().bytes, 0);
+    }
+
+    #[test]
+    fn an_answer_after_the_connection_has_ended_goes_nowhere() {
+        let (mut desk, keep, wakes) = desk();
+        desk.call(FROM, 1, vec![], false).unwrap();
+        desk.tell(&mut Vec::new());
+        drop(desk);
+        keep.0.lock().unwrap().pop().unwrap().send(vec![1]);
+        assert_eq!(wakes.load(Ordering::Relaxed), 0);
+    }
+}
