@@ -31,7 +31,7 @@ test-rust:
 
 ## Lock-free and hand-written synchronisation, over all interleavings.
 test-loom:
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --locked -p forebay-mover --test loom_mailbox
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --locked -p forebay-mover --test loom_turns
 
 ## The same faults with verification taken out must give wrong tokens: the check can fail.
 test-unverified:

@@ -1,16 +1,15 @@
 //! The contract between the schedule and the links that carry it out. This file knows what an operation is and how it
 //! ends; it must never know how any link does its work.
 
-use crate::mailbox::Mailbox;
 use crate::memory::Memory;
 use crate::mover::OpId;
 use crate::region::SpanPair;
-use crate::thread::Message;
+use crate::thread::Shared;
 use std::sync::Arc;
 
 /// A physical resource that copies bytes.
 ///
-/// [`start`](Link::start) must not block: it hands the operation to the hardware, the kernel or threads of the link's
+/// [`start`](Link::start) must not block, nor wait for the mover: it hands the operation to the hardware, the kernel or threads of the link's
 /// own. The operation owns its spans until `done` is finished, so a link finishes an operation only when nothing of it
 /// can read or write them any more, also after an error.
 pub trait Link: Send {
@@ -53,15 +52,15 @@ pub enum Outcome {
 /// operation is ever forgotten.
 pub struct Completion {
     op: OpId,
-    mailbox: Option<Arc<Mailbox<Message>>>,
+    mover: Option<Arc<Shared>>,
     inspector: Option<Inspector>,
 }
 
 type Inspector = Box<dyn FnOnce(&Outcome) + Send>;
 
 impl Completion {
-    pub(crate) fn new(op: OpId, mailbox: Arc<Mailbox<Message>>) -> Completion {
-        Completion { op, mailbox: Some(mailbox), inspector: None }
+    pub(crate) fn new(op: OpId, mover: Arc<Shared>) -> Completion {
+        Completion { op, mover: Some(mover), inspector: None }
     }
 
     /// Has `inspector` called with the outcome, on the finishing thread, while the operation still owns its spans. For
@@ -76,19 +75,19 @@ impl Completion {
         self.op
     }
 
-    /// Ends the operation. Callable from any thread; never blocks.
+    /// Ends the operation. Callable from any thread. This thread may then do what the mover has to do next: start
+    /// operations, also of the same link, and tell callers of the ends of their transfers. So no lock may be held that
+    /// [`Link::start`] takes too.
     pub fn finish(mut self, outcome: Outcome) {
         self.post(outcome);
     }
 
     fn post(&mut self, outcome: Outcome) {
-        if let Some(mailbox) = self.mailbox.take() {
+        if let Some(mover) = self.mover.take() {
             if let Some(inspector) = self.inspector.take() {
                 inspector(&outcome);
             }
-            // Windows bound the number of completions, so they bypass the mailbox's limit. A closed mailbox means that
-            // the mover thread is gone and nobody waits for this operation.
-            let _ = mailbox.post_unbounded(Message::Completed(self.op, outcome));
+            mover.completed(self.op, outcome);
         }
     }
 }

@@ -30,10 +30,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod alarm;
 mod driver;
 mod link;
 mod lot;
-mod mailbox;
 mod memory;
 mod mover;
 mod queue;
@@ -43,11 +43,11 @@ pub mod sim;
 mod telemetry;
 mod thread;
 mod transfer;
+mod turns;
 
 pub use driver::{Completion, Link, LinkOp, Outcome};
 pub use link::{LinkId, LinkSpec};
 pub use lot::{MAX_LOT_BYTES, MIN_LOT_BYTES, PAGE_BYTES};
-pub use mailbox::{Mailbox, PostError};
 pub use memory::{Backing, HostBuffer, Memory};
 pub use mover::{Event, Limits, Mover, OpId, Start};
 pub use queue::STARVE_LOTS;
@@ -56,3 +56,4 @@ pub use route::{Hop, RouteError, RouteId, RouteSpec, Staging};
 pub use telemetry::{ClassTelemetry, LinkTelemetry, Telemetry};
 pub use thread::{Closed, MoverHandle, MoverThread, SubmitError, Submitted};
 pub use transfer::{Class, End, Failure, Reason, Refused, Transfer, TransferId};
+pub use turns::{Left, PostError, Turns};

@@ -284,6 +284,11 @@ impl Mover {
         hops.iter().all(|hop| !self.links[hop.link.0 as usize].down)
     }
 
+    /// Whether there is something to report.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// The next thing that callers wait for, in the order in which it happened.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()

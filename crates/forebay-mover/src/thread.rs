@@ -1,32 +1,35 @@
-//! The mover thread: one [`Mover`] with real links, a clock and a mailbox. This file is glue: it carries messages between
-//! callers, the schedule and the links. It must never decide what moves when.
+//! The mover at work: one [`Mover`] with real links and a clock. This file is glue: it carries messages between callers,
+//! the schedule and the links. It must never decide what moves when.
 //!
-//! The thread sleeps until a message arrives or an operation overruns its limit; idle, it costs nothing.
+//! Whoever submits starts what can start, and whoever completes an operation starts the next one and tells callers of
+//! ends: nobody is woken up for that. Callers are never told by a thread that submits, which may hold locks of theirs; what
+//! it leaves behind, and what overruns its time, is for the mover's own thread. Idle, that sleeps.
 
+use crate::alarm::Alarm;
 use crate::driver::{Completion, Link, LinkOp, Outcome};
 use crate::link::{LinkId, LinkSpec};
-use crate::mailbox::{Mailbox, PostError};
 use crate::memory::{Backing, Memory};
 use crate::mover::{Event, Limits, Mover, OpId};
 use crate::region::{Place, RegionId, Span};
 use crate::route::{RouteError, RouteId, RouteSpec};
 use crate::telemetry::Telemetry;
 use crate::transfer::{End, Failure, Reason, Refused, Transfer, TransferId};
+use crate::turns::{Left, PostError, Turns};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use thiserror::Error;
 
-/// Messages that may wait for the mover thread.
-const MAILBOX_LIMIT: usize = 65_536;
+/// Messages that may wait for the mover.
+const MESSAGES_MAX: usize = 65_536;
 
 type OnEnd = Box<dyn FnOnce(End) + Send>;
 type OnQuiet = Box<dyn FnMut(&[Span]) + Send>;
 
-/// What others tell the mover thread.
-pub(crate) enum Message {
+/// What others tell the mover.
+enum Message {
     Submit(Ticket, Transfer, OnEnd),
     Cancel(Ticket),
     Completed(OpId, Outcome),
@@ -36,7 +39,7 @@ pub(crate) enum Message {
 /// Names a submission before the schedule has seen it.
 type Ticket = u64;
 
-/// A mover at work on a thread of its own. Dropping it ends the thread; transfers that have not ended then never will,
+/// A mover at work. Dropping it ends it; transfers that have not ended then never will,
 /// so stop submitting and wait for what is under way first.
 #[derive(Debug)]
 pub struct MoverThread {
@@ -44,13 +47,30 @@ pub struct MoverThread {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Submits to a mover thread. Cheap to clone, usable from any thread.
+/// Submits to a mover. Cheap to clone, usable from any thread.
 #[derive(Debug, Clone)]
 pub struct MoverHandle {
-    mailbox: Arc<Mailbox<Message>>,
-    memory: Arc<Memory>,
+    shared: Arc<Shared>,
     next_ticket: Arc<AtomicU64>,
+}
+
+/// What submitters, links and the mover's own thread have in common.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    turns: Turns<Message, Worker>,
+    /// Wakes the mover's own thread.
+    alarm: Alarm,
+    memory: Arc<Memory>,
     epoch: Instant,
+}
+
+/// What is done about ends that callers wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    /// They are told.
+    Tell,
+    /// They are left to another thread.
+    Leave,
 }
 
 /// A submitted transfer, for [`MoverHandle::cancel`].
@@ -62,34 +82,31 @@ pub struct Submitted(Ticket);
 #[error("the mover takes nothing in: {0}")]
 pub struct SubmitError(#[from] PostError);
 
-/// The mover thread has ended.
+/// The mover has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("the mover thread has ended")]
+#[error("the mover has ended")]
 pub struct Closed;
 
 impl MoverThread {
     /// Starts a mover without links or routes.
     pub fn spawn(limits: Limits) -> std::io::Result<MoverThread> {
-        let mailbox = Arc::new(Mailbox::new(MAILBOX_LIMIT));
         let memory = Arc::new(Memory::default());
         let epoch = Instant::now();
-        let handle = MoverHandle {
-            mailbox: Arc::clone(&mailbox),
-            memory: Arc::clone(&memory),
-            next_ticket: Arc::default(),
-            epoch,
-        };
         let worker = Worker {
             mover: Mover::new(limits),
             drivers: Vec::new(),
-            memory,
-            mailbox,
+            memory: Arc::clone(&memory),
             epoch,
             by_ticket: HashMap::new(),
             callers: HashMap::new(),
+            refused: Vec::new(),
             on_quiet: Vec::new(),
         };
-        let thread = std::thread::Builder::new().name("forebay-mover".into()).spawn(move || worker.run())?;
+        let turns = Turns::new(MESSAGES_MAX, worker);
+        let shared = Arc::new(Shared { turns, alarm: Alarm::new(epoch), memory, epoch });
+        let own = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("forebay-mover".into()).spawn(move || own.run())?;
+        let handle = MoverHandle { shared, next_ticket: Arc::default() };
         Ok(MoverThread { handle, thread: Some(thread) })
     }
 
@@ -101,9 +118,9 @@ impl MoverThread {
 
 impl Drop for MoverThread {
     fn drop(&mut self) {
-        self.handle.mailbox.close();
+        self.handle.shared.alarm.close();
         if let Some(thread) = self.thread.take() {
-            // A panic of the mover thread has already been printed; there is nobody left to tell.
+            // A panic of the thread has already been printed; there is nobody left to tell.
             let _ = thread.join();
         }
     }
@@ -112,12 +129,12 @@ impl Drop for MoverThread {
 impl MoverHandle {
     /// Microseconds since the mover started: the clock of deadlines.
     pub fn now_us(&self) -> u64 {
-        self.epoch.elapsed().as_micros() as u64
+        self.shared.epoch.elapsed().as_micros() as u64
     }
 
     /// Where links and checks find a region's bytes.
     pub fn memory(&self) -> &Arc<Memory> {
-        &self.memory
+        &self.shared.memory
     }
 
     /// Registers memory at a place. It stays alive until it is unregistered.
@@ -169,15 +186,17 @@ impl MoverHandle {
         self.control(|worker| worker.mover.telemetry())
     }
 
-    /// Submits a transfer. `on_end` is called exactly once, on the mover thread, so it must be short and must not wait
-    /// for the mover; a refusal arrives there too, as [`Reason::Refused`]. The spans belong to the mover until then.
+    /// Submits a transfer. `on_end` is called exactly once, on a thread of the mover or of a link, never on this one, so it
+    /// must be short and must not wait for the mover; a refusal arrives there too, as [`Reason::Refused`]. The spans belong
+    /// to the mover until then.
     pub fn submit(
         &self,
         transfer: Transfer,
         on_end: impl FnOnce(End) + Send + 'static,
     ) -> Result<Submitted, SubmitError> {
         let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
-        self.mailbox.post(Message::Submit(ticket, transfer, Box::new(on_end)))?;
+        self.shared.turns.post(Message::Submit(ticket, transfer, Box::new(on_end)))?;
+        self.shared.work(Ends::Leave);
         Ok(Submitted(ticket))
     }
 
@@ -191,10 +210,12 @@ impl MoverHandle {
     /// Asks for an early end. The transfer ends as cancelled once it is quiet, unless it ended before.
     pub fn cancel(&self, submitted: Submitted) {
         // A mover that is gone has nothing left to cancel.
-        let _ = self.mailbox.post_unbounded(Message::Cancel(submitted.0));
+        if self.shared.turns.post_unbounded(Message::Cancel(submitted.0)).is_ok() {
+            self.shared.work(Ends::Leave);
+        }
     }
 
-    /// Has `listener` called, on the mover thread, with spans that leave quarantine, whoever's they are.
+    /// Has `listener` called, on a thread of the mover or of a link, with spans that leave quarantine, whoever's they are.
     pub fn on_quiet(&self, listener: impl FnMut(&[Span]) + Send + 'static) -> Result<(), Closed> {
         self.control(move |worker| worker.on_quiet.push(Box::new(listener)))
     }
@@ -205,20 +226,55 @@ impl MoverHandle {
     ) -> Result<R, Closed> {
         let (sender, receiver) = mpsc::sync_channel(1);
         let message = Message::Control(Box::new(move |worker| drop(sender.send(act(worker)))));
-        self.mailbox.post_unbounded(message).map_err(|_| Closed)?;
+        self.shared.turns.post_unbounded(message).map_err(|_| Closed)?;
+        self.shared.work(Ends::Leave);
         receiver.recv().map_err(|_| Closed)
     }
 }
 
-/// What the mover thread owns.
-pub(crate) struct Worker {
+impl Shared {
+    /// An operation has ended. The windows of the links bound how many can.
+    pub fn completed(self: &Arc<Shared>, op: OpId, outcome: Outcome) {
+        // If the mover has ended nobody waits for this operation.
+        if self.turns.post_unbounded(Message::Completed(op, outcome)).is_ok() {
+            self.work(Ends::Tell);
+        }
+    }
+
+    /// Carries out what was posted, unless another thread does.
+    fn work(self: &Arc<Shared>, ends: Ends) {
+        let mut ring_at_us = None;
+        let left = self.turns.turn(|worker, messages| ring_at_us = worker.round(self, messages, ends));
+        let ring_at_us = if left == Left::More { Some(0) } else { ring_at_us };
+        // Only now, so that the mover's thread does not find the worker taken.
+        if let Some(at_us) = ring_at_us {
+            self.alarm.ring_at(at_us);
+        }
+    }
+
+    /// The mover's own thread.
+    fn run(self: Arc<Shared>) {
+        while self.alarm.wait() {
+            self.work(Ends::Tell);
+        }
+        // Outside of every lock: links wait for their threads when they are dropped.
+        let worker = self.turns.close(|worker, messages| {
+            worker.round(&self, messages, Ends::Tell);
+        });
+        drop(worker);
+    }
+}
+
+/// What only one thread has at a time.
+struct Worker {
     mover: Mover,
     drivers: Vec<Box<dyn Link>>,
     memory: Arc<Memory>,
-    mailbox: Arc<Mailbox<Message>>,
     epoch: Instant,
     by_ticket: HashMap<Ticket, TransferId>,
     callers: HashMap<TransferId, (Ticket, OnEnd)>,
+    /// Those who have not been told yet.
+    refused: Vec<(OnEnd, End)>,
     on_quiet: Vec<OnQuiet>,
 }
 
@@ -227,25 +283,20 @@ impl Worker {
         self.epoch.elapsed().as_micros() as u64
     }
 
-    fn run(mut self) {
-        let mut messages = Vec::new();
-        let mailbox = Arc::clone(&self.mailbox);
-        loop {
-            let now_us = self.now_us();
-            let timeout = self
-                .mover
-                .next_timeout_us(now_us)
-                .map(|at_us| Duration::from_micros(at_us.saturating_sub(now_us)));
-            if !mailbox.take(&mut messages, timeout) {
-                return;
-            }
-            for message in messages.drain(..) {
-                self.handle(message);
-            }
-            self.mover.expire(self.now_us());
-            self.start_what_can_start();
-            self.deliver_ends();
+    /// Does everything that can be done now. Gives the time at which there is more to do, if there is.
+    fn round(&mut self, shared: &Arc<Shared>, messages: &mut Vec<Message>, ends: Ends) -> Option<u64> {
+        for message in messages.drain(..) {
+            self.handle(message);
         }
+        self.mover.expire(self.now_us());
+        self.start_what_can_start(shared);
+        if ends == Ends::Tell {
+            self.tell_ends();
+        }
+        if self.mover.has_events() || !self.refused.is_empty() {
+            return Some(0);
+        }
+        self.mover.next_timeout_us(self.now_us())
     }
 
     fn handle(&mut self, message: Message) {
@@ -256,12 +307,12 @@ impl Worker {
                     self.by_ticket.insert(ticket, id);
                     self.callers.insert(id, (ticket, on_end));
                 }
-                Err(refused) => on_end(End::Failed(Failure {
-                    reason: Reason::Refused(refused),
-                    unmoved: Vec::new(),
-                    moved_bytes: 0,
-                    quarantined: Vec::new(),
-                })),
+                Err(refused) => {
+                    let reason = Reason::Refused(refused);
+                    let (unmoved, quarantined) = (Vec::new(), Vec::new());
+                    let failure = Failure { reason, unmoved, moved_bytes: 0, quarantined };
+                    self.refused.push((on_end, End::Failed(failure)));
+                }
             },
             Message::Cancel(ticket) => {
                 if let Some(id) = self.by_ticket.get(&ticket) {
@@ -278,9 +329,9 @@ impl Worker {
         }
     }
 
-    fn start_what_can_start(&mut self) {
+    fn start_what_can_start(&mut self, shared: &Arc<Shared>) {
         while let Some(start) = self.mover.poll(self.now_us()) {
-            let done = Completion::new(start.op, Arc::clone(&self.mailbox));
+            let done = Completion::new(start.op, Arc::clone(shared));
             let op = LinkOp { pairs: start.pairs, bytes: start.bytes };
             match self.drivers.get_mut(start.link.index()) {
                 Some(driver) => driver.start(op, &self.memory, done),
@@ -289,7 +340,10 @@ impl Worker {
         }
     }
 
-    fn deliver_ends(&mut self) {
+    fn tell_ends(&mut self) {
+        for (on_end, end) in self.refused.drain(..) {
+            on_end(end);
+        }
         while let Some(event) = self.mover.next_event() {
             match event {
                 Event::Ended(id, end) => {

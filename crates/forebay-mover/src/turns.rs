@@ -1,0 +1,132 @@
+//! Work that whoever comes carries out: many threads post messages for one worker, and a thread that has just posted does
+//! the work itself unless another one is at it, so that nobody has to be woken up for it. This file knows locks and
+//! queues; it must never know what a message means. Its loom model is in `tests/loom_turns.rs`.
+
+#[cfg(loom)]
+use loom::sync::{Mutex, MutexGuard};
+#[cfg(not(loom))]
+use std::sync::{Mutex, MutexGuard};
+use std::sync::{PoisonError, TryLockError};
+use thiserror::Error;
+
+/// Times that a thread goes on with what others have posted meanwhile.
+const TURNS_MAX: usize = 8;
+
+/// A worker and the messages that wait for it.
+pub struct Turns<M, W> {
+    queue: Mutex<Queue<M>>,
+    worker: Mutex<Option<Bench<M, W>>>,
+    limit: usize,
+}
+
+struct Queue<M> {
+    messages: Vec<M>,
+    closed: bool,
+}
+
+/// The worker, and the messages that it has before it.
+struct Bench<M, W> {
+    worker: W,
+    messages: Vec<M>,
+}
+
+/// Why a message was not taken in. It was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum PostError {
+    /// As many messages wait as may.
+    #[error("{limit} messages wait; no more may")]
+    Full {
+        /// The limit.
+        limit: usize,
+    },
+    /// The worker is gone.
+    #[error("the worker is gone")]
+    Closed,
+}
+
+/// What is left after a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing, or another thread is at it.
+    Nothing,
+    /// Messages that came meanwhile. Somebody has to take another turn.
+    More,
+}
+
+impl<M, W> Turns<M, W> {
+    /// `limit` messages may wait for the worker.
+    pub fn new(limit: usize, worker: W) -> Turns<M, W> {
+        let queue = Queue { messages: Vec::new(), closed: false };
+        let bench = Bench { worker, messages: Vec::new() };
+        Turns { queue: Mutex::new(queue), worker: Mutex::new(Some(bench)), limit }
+    }
+
+    /// Posts a message, unless too many wait or the worker is gone. To be followed by a [`turn`](Turns::turn).
+    pub fn post(&self, message: M) -> Result<(), PostError> {
+        self.post_within(message, self.limit)
+    }
+
+    /// Posts a message that is bounded by other means. To be followed by a [`turn`](Turns::turn).
+    pub fn post_unbounded(&self, message: M) -> Result<(), PostError> {
+        self.post_within(message, usize::MAX)
+    }
+
+    /// Has `work` carry out what waits, unless another thread is at it, which will see what this one has posted. Never
+    /// waits for that thread, so it may be called from inside of `work`.
+    pub fn turn(&self, mut work: impl FnMut(&mut W, &mut Vec<M>)) -> Left {
+        for _ in 0..TURNS_MAX {
+            let mut bench = match self.worker.try_lock() {
+                Ok(bench) => bench,
+                // Whoever panicked did so on a broken invariant of the worker, which its own checks find again.
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return Left::Nothing,
+            };
+            let Some(Bench { worker, messages }) = bench.as_mut() else { return Left::Nothing };
+            std::mem::swap(messages, &mut self.lock().messages);
+            work(worker, messages);
+            messages.clear();
+            drop(bench);
+            // Whoever posted while this thread had the worker was turned away, and relies on this look.
+            if self.lock().messages.is_empty() {
+                return Left::Nothing;
+            }
+        }
+        Left::More
+    }
+
+    /// Lets no further message in, has `work` carry out what was posted before, and gives the worker back. Waits for the
+    /// thread that is at it.
+    pub fn close(&self, work: impl FnOnce(&mut W, &mut Vec<M>)) -> Option<W> {
+        self.lock().closed = true;
+        let taken = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Bench { mut worker, mut messages } = taken?;
+        std::mem::swap(&mut messages, &mut self.lock().messages);
+        work(&mut worker, &mut messages);
+        Some(worker)
+    }
+
+    fn post_within(&self, message: M, limit: usize) -> Result<(), PostError> {
+        let mut queue = self.lock();
+        if queue.closed {
+            return Err(PostError::Closed);
+        }
+        if queue.messages.len() >= limit {
+            return Err(PostError::Full { limit });
+        }
+        queue.messages.push(message);
+        Ok(())
+    }
+
+    /// A poster that panicked left the queue whole: every change to it is a single call.
+    fn lock(&self) -> MutexGuard<'_, Queue<M>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<M, W> std::fmt::Debug for Turns<M, W> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let queue = self.lock();
+        let (waiting, closed) = (queue.messages.len(), queue.closed);
+        f.debug_struct("Turns").field("waiting", &waiting).field("closed", &closed).finish_non_exhaustive()
+    }
+}
