@@ -19,7 +19,7 @@ const STASH_BYTES: usize = 16 << 10;
 const ROUNDS: usize = 16;
 
 /// A stream of bytes that never waits: `WouldBlock` instead.
-pub(super) trait Wire: Send {
+pub(crate) trait Wire: Send {
     /// Sends a prefix of the slices, at least a byte.
     ///
     /// # Safety

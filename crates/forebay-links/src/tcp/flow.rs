@@ -2,6 +2,7 @@
 //! parts; it must never decide what is said on the wire.
 
 use super::call::{CallEnd, CallError};
+use super::carrier::Carrier;
 use super::command::PeerRegion;
 use super::connection::{Broken, Connection, Pumped};
 use super::ending::Ending;
@@ -182,11 +183,22 @@ impl TcpFlow {
         options: FlowOptions,
     ) -> Result<(TcpFlow, Peer), FlowError> {
         let limit = Duration::from_micros(options.connect_limit_us.max(1));
-        let epoch = Instant::now();
         let stream = TcpStream::connect_timeout(&address, limit)
             .map_err(|source| FlowError::Connect { address, source })?;
         let socket = Socket::new(stream, options.socket_buffer_bytes)?;
-        let wake = WakeUp::new()?;
+        let over = TcpFlow::over(Box::new(socket), me, regions, &options);
+        over.map_err(|broken| FlowError::Greeting { address, broken })
+    }
+
+    /// Greets the peer at the other end of a connection that has come about.
+    pub(crate) fn over(
+        carrier: Box<dyn Carrier>,
+        me: Identity,
+        regions: PeerRegions,
+        options: &FlowOptions,
+    ) -> Result<(TcpFlow, Peer), Broken> {
+        let system = |error: std::io::Error| Broken::System(error.to_string());
+        let wake = WakeUp::new().map_err(system)?;
         let hello = Hello {
             versions: (VERSION, VERSION),
             from: me,
@@ -195,27 +207,23 @@ impl TcpFlow {
         };
         let patience = Patience { ping_after_us: options.ping_after_us };
         let requester = Requester::new(hello, patience, 0);
-        let connection = Connection::new(requester, options.progress_limit_us, 0);
         let waker = wake.clone();
         let inbox = Arc::new(Inbox::new(Arc::new(move || waker.wake())));
         let handle = FlowHandle { inbox, stats: Arc::default(), ending: Arc::default() };
-        let op_limit_us = options.op_limit_us;
         let mut worker = Worker {
-            connection,
-            socket,
+            connection: Connection::new(requester, options.progress_limit_us, 0),
+            carrier,
             wake,
-            epoch,
-            op_limit_us,
+            epoch: Instant::now(),
+            op_limit_us: options.op_limit_us,
             handle: handle.clone(),
             regions,
             asked: HashMap::new(),
             called: HashMap::new(),
         };
-        let peer = worker
-            .greet(options.connect_limit_us)
-            .map_err(|broken| FlowError::Greeting { address, broken })?;
-        let thread = std::thread::Builder::new().name("forebay-flow".into()).spawn(move || worker.run())?;
-        Ok((TcpFlow { handle, thread: Some(thread) }, peer))
+        let peer = worker.greet(options.connect_limit_us)?;
+        let thread = std::thread::Builder::new().name("forebay-flow".into()).spawn(move || worker.run());
+        Ok((TcpFlow { handle, thread: Some(thread.map_err(system)?) }, peer))
     }
 
     /// Speaks to the flow after it was given to a mover.
@@ -301,7 +309,7 @@ const CANCELLED: &str = "the operation was cancelled";
 /// What the flow's thread owns.
 struct Worker {
     connection: Connection<Requester>,
-    socket: Socket,
+    carrier: Box<dyn Carrier>,
     wake: WakeUp,
     epoch: Instant,
     op_limit_us: u64,
@@ -319,7 +327,7 @@ impl Worker {
         let mut ready = Ready::default();
         loop {
             let now_us = self.now_us();
-            let pumped = self.connection.pump(now_us, &mut self.socket, ready.readable)?;
+            let pumped = self.connection.pump(now_us, &mut *self.carrier, ready.readable)?;
             if let Some((welcome, regions)) = self.connection.role.peer() {
                 return Ok(Peer { identity: welcome.from, regions: regions.to_vec() });
             }
@@ -333,9 +341,9 @@ impl Worker {
     fn run(mut self) {
         let broken = self.drive().err().unwrap_or(Broken::Ended);
         self.handle.stats.lock().unwrap_or_else(PoisonError::into_inner).broken = Some(broken.clone());
-        let Worker { mut connection, socket, wake, handle, mut asked, mut called, .. } = self;
+        let Worker { mut connection, carrier, wake, handle, mut asked, mut called, .. } = self;
         // First nothing can move any more, then operations end.
-        socket.reset();
+        carrier.reset();
         connection.role.fail_all(&broken);
         for (number, outcome) in connection.role.take_ended() {
             end(&handle.stats, asked.remove(&number), outcome);
@@ -375,7 +383,7 @@ impl Worker {
             let open = self.handle.inbox.take(&mut messages);
             let now_us = self.now_us();
             self.take_in(now_us, &mut messages)?;
-            let pumped = self.connection.pump(now_us, &mut self.socket, ready.readable);
+            let pumped = self.connection.pump(now_us, &mut *self.carrier, ready.readable);
             self.deliver_ends();
             if !open && self.connection.role.is_idle() {
                 return Ok(());
@@ -433,7 +441,7 @@ impl Worker {
         }
     }
 
-    fn wait(&self, pumped: Pumped, may_sleep: bool, until_us: Option<u64>) -> Result<Ready, Broken> {
+    fn wait(&mut self, pumped: Pumped, may_sleep: bool, until_us: Option<u64>) -> Result<Ready, Broken> {
         let timeout = match until_us {
             _ if pumped.more || !may_sleep => Some(Duration::ZERO),
             // A little late rather than twice: waits end early by what the clock is rounded.
@@ -442,7 +450,7 @@ impl Worker {
             }
             None => None,
         };
-        let waited = self.socket.wait(&self.wake, pumped.send_blocked, timeout);
+        let waited = self.carrier.wait(&self.wake, pumped.send_blocked, timeout);
         waited.map_err(|error| Broken::System(error.to_string()))
     }
 

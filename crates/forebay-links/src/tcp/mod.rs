@@ -8,6 +8,7 @@
 
 mod body;
 mod call;
+mod carrier;
 mod command;
 mod connection;
 mod ending;

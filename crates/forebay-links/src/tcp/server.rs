@@ -1,6 +1,7 @@
 //! The port on which peers reach a node's memory: who is let in, how many, and the thread of each connection. This file
 //! counts and closes; it must never know what an operation is.
 
+use super::carrier::Carrier;
 use super::command::FaultCode;
 use super::connection::{Broken, Connection, Pumped};
 use super::exports::Exports;
@@ -83,6 +84,8 @@ struct Shared {
     state: Mutex<State>,
     /// Held while a peer is let in or said to be gone, so that the two never overtake each other.
     coming_and_going: Mutex<()>,
+    /// Connections that came about beside the port.
+    arrived: Mutex<Vec<Box<dyn Carrier>>>,
     wake: WakeUp,
 }
 
@@ -130,6 +133,7 @@ impl TcpServer {
             closing: AtomicBool::new(false),
             state: Mutex::default(),
             coming_and_going: Mutex::default(),
+            arrived: Mutex::default(),
             wake: WakeUp::new()?,
         });
         let port = Port { shared: Arc::clone(&shared), threads: HashMap::new(), next: 0 };
@@ -141,6 +145,13 @@ impl TcpServer {
     /// Where peers connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Serves a connection that came about beside the port as if it had come through it.
+    #[expect(dead_code, reason = "for links that bring connections of their own")]
+    pub(crate) fn adopt(&self, carrier: Box<dyn Carrier>) {
+        self.shared.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(carrier);
+        self.shared.wake.wake();
     }
 
     /// What the server has done so far.
@@ -165,6 +176,10 @@ impl Drop for TcpServer {
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_arrived(&self) -> Vec<Box<dyn Carrier>> {
+        std::mem::take(&mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Lets a peer in, or says why not.
@@ -226,6 +241,10 @@ struct Port {
 impl Port {
     fn run(mut self, listener: &TcpListener) {
         while !self.shared.closing.load(Ordering::Acquire) {
+            for carrier in self.shared.take_arrived() {
+                // Where threads or descriptors are short, the peer finds that the connection has ended.
+                let _ = self.host(carrier);
+            }
             let rest = match listener.accept() {
                 Ok((stream, _)) => self.receive(stream).is_err(),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -246,18 +265,21 @@ impl Port {
         }
     }
 
-    /// Gives a connection a thread of its own, or refuses it.
     fn receive(&mut self, stream: TcpStream) -> io::Result<()> {
-        let options = &self.shared.options;
-        let socket = Socket::new(stream, options.socket_buffer_bytes)?;
-        let flows_max = options.flows_max;
+        let socket = Socket::new(stream, self.shared.options.socket_buffer_bytes)?;
+        self.host(Box::new(socket))
+    }
+
+    /// Gives what has come about a thread of its own, or refuses it.
+    fn host(&mut self, carrier: Box<dyn Carrier>) -> io::Result<()> {
+        let flows_max = self.shared.options.flows_max;
         if self.shared.state().wakes.len() >= flows_max {
             let text = format!("{flows_max} flows are open; no more may");
             let refusal = Refusal { code: RefusalCode::TooManyFlows, text };
             self.shared.count_refusal(&Broken::Turned(refusal.clone()));
             let mut bytes = Vec::new();
             Frame::Refused(refusal).put(0, &mut bytes);
-            socket.part(&bytes);
+            carrier.part(&bytes);
             return Ok(());
         }
         let (number, wake) = (self.next, WakeUp::new()?);
@@ -265,7 +287,7 @@ impl Port {
         self.shared.state().wakes.insert(number, wake.clone());
         let visit = Visit { shared: Arc::clone(&self.shared), number, peer: Arc::default() };
         let spawned =
-            std::thread::Builder::new().name("forebay-peer".into()).spawn(move || visit.run(socket, &wake));
+            std::thread::Builder::new().name("forebay-peer".into()).spawn(move || visit.run(carrier, &wake));
         self.threads.insert(number, spawned?);
         Ok(())
     }
@@ -285,21 +307,21 @@ struct Visit {
 }
 
 impl Visit {
-    fn run(self, mut socket: Socket, wake: &WakeUp) {
-        match self.serve(&mut socket, wake) {
-            Ok(()) => socket.part(&[]),
+    fn run(self, mut carrier: Box<dyn Carrier>, wake: &WakeUp) {
+        match self.serve(&mut *carrier, wake) {
+            Ok(()) => carrier.part(&[]),
             Err(broken) => {
                 self.shared.count_refusal(&broken);
                 match farewell(&broken) {
-                    Some(bytes) => socket.part(&bytes),
-                    None => socket.reset(),
+                    Some(bytes) => carrier.part(&bytes),
+                    None => carrier.reset(),
                 }
             }
         }
     }
 
     /// Carries out what the peer asks for, until it goes or the server is closed.
-    fn serve(&self, socket: &mut Socket, wake: &WakeUp) -> Result<(), Broken> {
+    fn serve(&self, carrier: &mut dyn Carrier, wake: &WakeUp) -> Result<(), Broken> {
         let epoch = Instant::now();
         let now_us = || epoch.elapsed().as_micros() as u64;
         let options = &self.shared.options;
@@ -320,7 +342,7 @@ impl Visit {
             if ready.reset {
                 return Err(Broken::Closed);
             }
-            let pumped = connection.pump(now_us(), socket, ready.readable);
+            let pumped = connection.pump(now_us(), carrier, ready.readable);
             self.count_faults(&mut connection.role);
             let pumped = pumped?;
             let drained = connection.role.is_idle() && !pumped.send_blocked && !pumped.more;
@@ -333,7 +355,7 @@ impl Visit {
                 _ if until_us == u64::MAX => None,
                 _ => Some(Duration::from_micros(until_us.saturating_sub(now_us()).saturating_add(1))),
             };
-            let waited = socket.wait(wake, pumped.send_blocked, timeout);
+            let waited = carrier.wait(wake, pumped.send_blocked, timeout);
             ready = waited.map_err(|error| Broken::System(error.to_string()))?;
         }
     }

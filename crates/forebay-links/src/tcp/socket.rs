@@ -1,6 +1,7 @@
 //! The system calls of the TCP link: vectored sends and receives that never wait, and the wait for whatever comes first.
 //! This file knows sockets; it must never know frames or operations.
 
+use super::carrier::Carrier;
 use super::connection::Wire;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -18,7 +19,7 @@ pub(super) struct Socket {
 
 /// What a wait has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Ready {
+pub(crate) struct Ready {
     /// There may be something to receive, if only the end.
     pub readable: bool,
     /// The peer is gone, and has thrown away what it had not received.
@@ -35,36 +36,6 @@ impl Socket {
             sockopt::set_socket_recv_buffer_size(&stream, bytes)?;
         }
         Ok(Socket { stream })
-    }
-
-    /// Waits until there is something to receive, something can be sent (if `sending`), somebody calls `waker`, or
-    /// `timeout` is over.
-    pub fn wait(&self, waker: &WakeUp, sending: bool, timeout: Option<Duration>) -> io::Result<Ready> {
-        let output = if sending { PollFlags::OUT } else { PollFlags::empty() };
-        let mut fds = [
-            PollFd::new(&self.stream, PollFlags::IN | PollFlags::RDHUP | output),
-            PollFd::new(&waker.0, PollFlags::IN),
-        ];
-        poll_for(&mut fds, timeout)?;
-        let (found, woken) = (fds[0].revents(), !fds[1].revents().is_empty());
-        if woken {
-            waker.clear();
-        }
-        let reset = found.intersects(PollFlags::ERR | PollFlags::HUP);
-        Ok(Ready { readable: reset || found.intersects(PollFlags::IN | PollFlags::RDHUP), reset })
-    }
-
-    /// Ends the connection so that the peer's system throws away what the peer has not received.
-    pub fn reset(self) {
-        // An error leaves an ordinary close, which the peer sees as well.
-        let _ = sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO));
-    }
-
-    /// Says one last thing, if the system takes it at once, and ends the connection.
-    pub fn part(self, farewell: &[u8]) {
-        // Whoever does not listen is not told.
-        let _ = rustix::net::send(&self.stream, farewell, rustix::net::SendFlags::NOSIGNAL);
-        let _ = self.stream.shutdown(std::net::Shutdown::Write);
     }
 }
 
@@ -84,6 +55,35 @@ impl Wire for Socket {
     }
 }
 
+impl Carrier for Socket {
+    fn wait(&mut self, waker: &WakeUp, sending: bool, timeout: Option<Duration>) -> io::Result<Ready> {
+        let output = if sending { PollFlags::OUT } else { PollFlags::empty() };
+        let mut fds = [
+            PollFd::new(&self.stream, PollFlags::IN | PollFlags::RDHUP | output),
+            PollFd::new(&waker.0, PollFlags::IN),
+        ];
+        poll_for(&mut fds, timeout)?;
+        let (found, woken) = (fds[0].revents(), !fds[1].revents().is_empty());
+        if woken {
+            waker.clear();
+        }
+        let reset = found.intersects(PollFlags::ERR | PollFlags::HUP);
+        Ok(Ready { readable: reset || found.intersects(PollFlags::IN | PollFlags::RDHUP), reset })
+    }
+
+    /// The peer's system throws away what the peer has not received.
+    fn reset(self: Box<Self>) {
+        // An error leaves an ordinary close, which the peer sees as well.
+        let _ = sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO));
+    }
+
+    fn part(self: Box<Self>, farewell: &[u8]) {
+        // Whoever does not listen is not told.
+        let _ = rustix::net::send(&self.stream, farewell, rustix::net::SendFlags::NOSIGNAL);
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+    }
+}
+
 fn message(slices: &[libc::iovec]) -> libc::msghdr {
     // SAFETY: all zeros is a message that names nothing.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -94,7 +94,7 @@ fn message(slices: &[libc::iovec]) -> libc::msghdr {
 
 /// Interrupts a wait, from any thread. Kept for the next wait if there is none.
 #[derive(Debug, Clone)]
-pub(super) struct WakeUp(Arc<OwnedFd>);
+pub(crate) struct WakeUp(Arc<OwnedFd>);
 
 impl WakeUp {
     pub fn new() -> io::Result<WakeUp> {
