@@ -267,7 +267,7 @@ async fn a_prompt_that_is_stored_whole_still_computes_one_token() {
 async fn what_fell_out_of_the_gpu_comes_back_from_the_store() {
     let rig = Rig::healthy();
     let mut config = config();
-    config.profile.memory.pool_tokens = 6_144;
+    config.profile.memory.pool_tokens = 4_096;
     let oracle = oracle(&config);
     let (engine, client) = rig.spawn(&config, 0).await;
     for round in 0..3 {
