@@ -3,4 +3,8 @@
 //! Knows which chunks are where, on this host and elsewhere, and who may have them. Must never know what KV means, or
 //! how bytes are moved: copies are transfers that the mover carries out.
 
+mod bytes;
+pub mod client;
 pub mod directory;
+#[expect(dead_code, reason = "the end of the node follows")]
+mod local;

@@ -3,7 +3,8 @@
 
 use forebay_mover::Backing;
 use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
+    memfd_create,
 };
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -79,6 +80,27 @@ impl Arena {
         Ok(arena)
     }
 
+    /// The arena of another process, by its file: the same memory, which that process may go on using also when this one
+    /// ends. A file that could be shortened under the mapping is refused. Children of this process do not get the mapping.
+    pub fn attach(file: OwnedFd) -> Result<Arena, ArenaError> {
+        let failed = |bytes, step| move |error| ArenaError { bytes, step, error };
+        let stat = fstat(&file).map_err(failed(0, "fstat"))?;
+        let bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        let seals = fcntl_get_seals(&file).map_err(failed(bytes, "seals"))?;
+        let len = usize::try_from(bytes).map_err(|_| failed(bytes, "length")(Errno::NOMEM))?;
+        if !seals.contains(SealFlags::SHRINK) || len == 0 {
+            return Err(failed(bytes, "not a sealed file")(Errno::INVAL));
+        }
+        let (access, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let start = unsafe { mmap(std::ptr::null_mut(), len, access, shared, &file, 0) };
+        let start = NonNull::new(start.map_err(failed(bytes, "mmap"))?.cast());
+        let start = start.ok_or_else(|| failed(bytes, "mmap")(Errno::NOMEM))?;
+        let arena = Arena { file, start, len, pages: Pages::Base };
+        arena.advise(Advice::LinuxDontFork).map_err(failed(bytes, "madvise"))?;
+        Ok(arena)
+    }
+
     /// Has the kernel give all pages now.
     fn make_present(&mut self) -> Result<(), Errno> {
         if self.pages == Pages::Transparent && self.advise(Advice::LinuxHugepage).is_err() {
@@ -92,7 +114,7 @@ impl Arena {
     }
 
     fn advise(&self, advice: Advice) -> Result<(), Errno> {
-        // SAFETY: the range is this arena's own mapping, and neither advice changes its contents.
+        // SAFETY: the range is this arena's own mapping, and no advice that is given here changes its contents.
         unsafe { madvise(self.start.as_ptr().cast(), self.len, advice) }
     }
 
@@ -158,6 +180,22 @@ mod tests {
         let arena = Arena::new(MIB, Pages::Base).unwrap();
         assert!(arena.as_fd().as_raw_fd() >= 0);
         assert_eq!(ftruncate(&arena, 0), Err(Errno::PERM));
+    }
+
+    #[test]
+    fn what_one_mapping_writes_the_other_reads_and_a_file_that_may_shrink_is_refused() {
+        let arena = Arena::new(MIB, Pages::Base).unwrap();
+        let other = Arena::attach(arena.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(other.len(), arena.len());
+        // SAFETY: inside of both mappings, which nobody else uses.
+        let seen = unsafe {
+            arena.as_ptr().add(77).write(5);
+            other.as_ptr().add(77).read()
+        };
+        assert_eq!(seen, 5);
+        let unsealed = memfd_create("unsealed", MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&unsealed, MIB).unwrap();
+        assert!(Arena::attach(unsealed).is_err());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use forebay_mover::{Memory, Span};
 /// CRC-32C (Castagnoli) of the bytes of all spans, one after another, or `None` if one of them is not host memory.
 ///
 /// The caller keeps the spans registered and unwritten meanwhile.
-pub(crate) fn of_spans(memory: &Memory, spans: &[Span]) -> Option<u32> {
+pub fn of_spans(memory: &Memory, spans: &[Span]) -> Option<u32> {
     let mut sum = crc32c();
     for span in spans {
         let (start, len) = memory.host(span)?;
@@ -18,7 +18,7 @@ pub(crate) fn of_spans(memory: &Memory, spans: &[Span]) -> Option<u32> {
 }
 
 /// CRC-32C of the bytes of all pieces, one after another.
-pub(crate) fn of_pieces(pieces: &[&[u8]]) -> u32 {
+pub fn of_pieces(pieces: &[&[u8]]) -> u32 {
     let mut sum = crc32c();
     pieces.iter().for_each(|piece| sum.update(piece));
     sum.finalize() as u32

@@ -6,7 +6,7 @@
 
 pub mod admission;
 mod arena;
-mod checksum;
+pub mod checksum;
 mod entry;
 mod index;
 mod lease;
@@ -30,6 +30,7 @@ pub use stat::{Counters, Faults, NotCommitted, Refusals, Refused, Stat, Unreadab
 pub use store::{
     ChunkWriter, DiskSideStat, GateStat, Hits, LayerEnd, Lease, Load, NotLoaded, NotStored, NotVerified,
 };
+pub use store::{Loan, NotBrought, NotPromoted, Reservation};
 pub use store::{OpenError, PromotionStat, Prompt, Store, StoreEnd, WriteBackConfig, WriteBackStat};
 pub use tenant::{TenantId, TenantUse};
 pub use tier::{Begun, MemoryTier, Read, ReadEnd, TierConfig, Write};

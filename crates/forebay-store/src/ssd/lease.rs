@@ -4,6 +4,7 @@
 use super::Ssd;
 use super::shared::Shared;
 use crate::lease::LeaseId;
+use crate::log::DiskReadEnd;
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
@@ -44,6 +45,19 @@ impl DiskLease {
     pub fn renew(&self, ttl_us: u64) -> Result<(), Unreadable> {
         let id = self.id()?;
         self.shared.change(|tier, now_us| tier.renew(now_us, id, ttl_us)).map(drop)
+    }
+
+    /// How many layers a chunk has, and how many bytes all of them take.
+    pub(crate) fn size_of(&self, chunk: usize) -> Result<(usize, u64), Unreadable> {
+        let id = self.id()?;
+        self.shared.change_quietly(|tier, now_us| {
+            let read = tier.begin_read(now_us, id, chunk)?;
+            let layers = read.shape().layers();
+            let bytes =
+                (0..layers).filter_map(|layer| read.shape().layer(layer)).map(|at| at.end - at.start).sum();
+            tier.end_disk_read(now_us, read, DiskReadEnd::Done);
+            Ok((layers, bytes))
+        })
     }
 
     pub(super) fn id(&self) -> Result<LeaseId, Unreadable> {

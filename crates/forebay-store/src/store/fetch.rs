@@ -6,7 +6,7 @@ use super::load::{Load, NotLoaded, Outgoing, Urgency, span_bytes, spread};
 use super::{Lease, Shared, Store, promote};
 use crate::ssd::{NotRead, Staged, Want};
 use crate::store::lease::{DiskSums, OnDisk};
-use forebay_mover::{End, Failure, Reason, Refused, SpanPair, SubmitError, Transfer};
+use forebay_mover::{Class, End, Failure, Reason, Refused, SpanPair, SubmitError, Transfer};
 use std::sync::{Arc, Mutex, PoisonError};
 
 type OnEnd = Box<dyn FnOnce(End) + Send>;
@@ -100,7 +100,7 @@ impl Fetch {
         self.deliver(staged.clone(), on_end);
         for (name, staged) in names.into_iter().zip(staged) {
             if let Some(name) = name {
-                promote::offer(&shared, name, staged);
+                promote::offer(&shared, name, staged, Class::Prefetch, drop);
             }
         }
     }

@@ -3,15 +3,18 @@
 //! never decide what stays.
 //!
 //! `save.rs` and `layers.rs` bring chunks in, whole or layer by layer; `load.rs` brings them out of memory and `fetch.rs`
-//! off the disk; `gate.rs` says how much of it is worth that. Behind the user's back `write_back` copies from memory to disk and `promote.rs` from disk to memory.
+//! off the disk; `lend.rs` and `reserve.rs` are for those who read and write the arena by themselves; `gate.rs` says how much
+//! of it is worth that. Behind the user's back `write_back` copies from memory to disk and `promote.rs` from disk to memory.
 
 mod disk;
 mod fetch;
 mod gate;
 mod layers;
 mod lease;
+mod lend;
 mod load;
 mod promote;
+mod reserve;
 mod save;
 mod write_back;
 
@@ -19,8 +22,10 @@ pub use disk::{DiskSideStat, Hits};
 pub use gate::{GateStat, Prompt};
 pub use layers::{ChunkWriter, LayerEnd};
 pub use lease::Lease;
+pub use lend::{Loan, NotBrought};
 pub use load::{Load, NotLoaded, NotVerified};
-pub use promote::PromotionStat;
+pub use promote::{NotPromoted, PromotionStat};
+pub use reserve::Reservation;
 pub use save::{NotStored, StoreEnd};
 pub use write_back::{WriteBackConfig, WriteBackStat};
 
@@ -112,7 +117,10 @@ struct Shared {
     tier: Mutex<MemoryTier>,
     mover: MoverHandle,
     arena: RegionId,
-    pages: Pages,
+    /// The memory of the arena.
+    backing: Arc<Arena>,
+    /// Chunks that come from disk to be lent.
+    arrivals: lend::Arrivals,
     /// To the thread that takes the checksums of what has arrived.
     sealer: Sender<save::Sealing>,
     /// What lies below memory.
@@ -161,13 +169,14 @@ impl Store {
     ) -> Result<Store, OpenError> {
         let capacity_bytes = config.capacity_bytes;
         let tier = Mutex::new(MemoryTier::new(config)?);
-        let arena = Arena::new(capacity_bytes, pages)?;
-        let pages = arena.pages();
-        let arena = mover.register(place, Arc::new(arena) as Arc<dyn Backing>)?;
+        let backing = Arc::new(Arena::new(capacity_bytes, pages)?);
+        let arena = mover.register(place, Arc::clone(&backing) as Arc<dyn Backing>)?;
         let (sealer, sealings) = channel();
         // The thread ends when the last clone of the store, lease and running operation is gone.
         std::thread::Builder::new().name("forebay-seal".into()).spawn(move || save::seal_all(sealings))?;
-        let shared = Arc::new(Shared { tier, mover: mover.clone(), arena, pages, sealer, disk });
+        let (mover_handle, arrivals) = (mover.clone(), lend::Arrivals::default());
+        let shared = Shared { tier, mover: mover_handle, arena, backing, arrivals, sealer, disk };
+        let shared = Arc::new(shared);
         let listener = Arc::downgrade(&shared);
         mover.on_quiet(move |spans| {
             if let Some(shared) = listener.upgrade() {
@@ -232,7 +241,7 @@ impl Store {
 
     /// Which pages the arena got.
     pub fn pages(&self) -> Pages {
-        self.shared.pages
+        self.shared.backing.pages()
     }
 }
 

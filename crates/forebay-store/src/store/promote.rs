@@ -6,11 +6,13 @@
 use super::Shared;
 use crate::shape::ChunkShape;
 use crate::ssd::Staged;
+use crate::stat::Refused;
 use crate::tenant::TenantId;
 use crate::tier::{Begun, Write};
 use forebay_kv::ChunkId;
 use forebay_mover::{Class, End, Span, Transfer};
 use std::sync::Arc;
+use thiserror::Error;
 
 /// What a chunk is called.
 #[derive(Debug, Clone, Copy)]
@@ -31,37 +33,68 @@ pub struct PromotionStat {
     pub failed: u64,
 }
 
-/// A chunk on its way to memory. Dropped before it is there, it gives its slot back.
-#[derive(Debug)]
+/// Why a chunk that was read from the disk is not in memory.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum NotPromoted {
+    /// The memory tier does not take it in.
+    #[error("not taken into memory: {0}")]
+    Refused(#[from] Refused),
+    /// It was not copied.
+    #[error("not copied from the disk's staging to memory")]
+    NotCopied,
+    /// It was there, and is gone: deleted, or evicted at once.
+    #[error("the chunk was deleted or evicted while it came into memory")]
+    Gone,
+}
+
+type OnEnd = Box<dyn FnOnce(Result<(), NotPromoted>) + Send>;
+
+/// A chunk on its way to memory. Dropped before it is there, it gives its slot back and says that it failed.
 struct Promotion {
     shared: Arc<Shared>,
     name: Name,
     write: Option<Write>,
     sums: Vec<u32>,
+    on_end: Option<OnEnd>,
     /// Where it is copied from.
     _staged: Arc<Staged>,
 }
 
-/// Copies a chunk to memory if all of it is in `staged` and memory takes it in.
-pub(super) fn offer(shared: &Arc<Shared>, name: Name, staged: Arc<Staged>) {
+/// Copies a chunk to memory if all of it is in `staged` and memory takes it in. `on_end` is called exactly once, on this
+/// thread or the mover's.
+pub(super) fn offer(
+    shared: &Arc<Shared>,
+    name: Name,
+    staged: Arc<Staged>,
+    class: Class,
+    on_end: impl FnOnce(Result<(), NotPromoted>) + Send + 'static,
+) {
     let layers = staged.layers();
     if layers != (0..staged.chunk_layers()) {
-        return;
+        return on_end(Err(NotPromoted::NotCopied));
     }
     let spans: Vec<Span> = layers.clone().filter_map(|layer| staged.span(layer)).collect();
     let sums = layers.filter_map(|layer| staged.crc(layer)).collect();
-    let Ok(shape) = ChunkShape::new(spans.iter().map(|span| span.len)) else { return };
+    let Ok(shape) = ChunkShape::new(spans.iter().map(|span| span.len)) else {
+        return on_end(Err(NotPromoted::NotCopied));
+    };
     let Name { tenant, id, parent } = name;
     let write = match shared.begin_write(tenant, &id, parent.as_ref(), &shape) {
         Ok(Begun::Write(write)) => write,
-        Ok(Begun::AlreadyHere) => return,
-        Err(_) => return shared.count_promotion(|stat| &mut stat.refused),
+        Ok(Begun::AlreadyHere) => return on_end(Ok(())),
+        Err(refused) => {
+            shared.count_promotion(|stat| &mut stat.refused);
+            return on_end(Err(refused.into()));
+        }
     };
     let layers: Vec<Vec<Span>> = spans.into_iter().map(|span| vec![span]).collect();
     let pairs = shared.pairs_to_arena(&layers, write.offset_bytes());
-    let promotion = Promotion { shared: Arc::clone(shared), name, write: Some(write), sums, _staged: staged };
+    let (shared, on_end): (_, OnEnd) = (Arc::clone(shared), Box::new(on_end));
+    let mover = shared.mover.clone();
+    let promotion =
+        Promotion { shared, name, write: Some(write), sums, on_end: Some(on_end), _staged: staged };
     // What the mover does not take drops the promotion.
-    let _ = shared.mover.submit(Transfer::new(pairs, Class::Prefetch), move |end| promotion.copied(&end));
+    let _ = mover.submit(Transfer::new(pairs, class), move |end| promotion.copied(&end));
 }
 
 impl Promotion {
@@ -80,14 +113,20 @@ impl Promotion {
         if visible && deleted {
             shared.tier().delete(tenant, &[id]);
         }
-        shared
-            .count_promotion(|stat| if visible && !deleted { &mut stat.promoted } else { &mut stat.failed });
+        let there = visible && !deleted;
+        shared.count_promotion(|stat| if there { &mut stat.promoted } else { &mut stat.failed });
+        if let Some(on_end) = self.on_end.take() {
+            on_end(if there { Ok(()) } else { Err(NotPromoted::Gone) });
+        }
     }
 
     fn abort(&mut self, lost_bytes: u64) {
         if let Some(write) = self.write.take() {
             self.shared.tier().abort(self.shared.now_us(), write, lost_bytes);
             self.shared.count_promotion(|stat| &mut stat.failed);
+        }
+        if let Some(on_end) = self.on_end.take() {
+            on_end(Err(NotPromoted::NotCopied));
         }
     }
 }

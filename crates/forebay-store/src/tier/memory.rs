@@ -158,6 +158,19 @@ impl MemoryTier {
         Ok(())
     }
 
+    /// Begins to read a chunk of a lease, and gives the CRC-32C of its layers.
+    pub fn begin_lend(
+        &mut self,
+        now_us: u64,
+        lease: LeaseId,
+        chunk: usize,
+    ) -> Result<(Read, Vec<u32>), Unreadable> {
+        self.advance(now_us);
+        let (chunk, slot) = self.readable(lease, chunk)?;
+        let sums = self.space.sums(slot).to_vec();
+        Ok((self.start_reading(chunk, slot), sums))
+    }
+
     /// Begins to read a chunk for a tier below, and gives the CRC-32C of its layers. No lease is needed, and it is no use:
     /// the chunk stays as cold as it is.
     pub fn begin_copy(&mut self, now_us: u64, tenant: TenantId, id: &ChunkId) -> Option<(Read, Vec<u32>)> {

@@ -1,0 +1,208 @@
+//! One connection to one instance of a node: requests go out, answers find who waits for them, and its end fails everybody
+//! at once. This file is glue over the socket; it must never know what a chunk is.
+//!
+//! A connection that broke stays as a value until nothing writes the arena that came with it any more. Only then does the
+//! socket close, with a word to the node that the slots of this client are quiet.
+
+use super::{ClientOptions, ConnectError};
+use crate::local::answer::{Answer, Refusal};
+use crate::local::frame::{Frame, Inbox};
+use crate::local::request::{Hello, Request};
+use crate::local::socket;
+use forebay_mover::{Backing, MoverHandle, Place, RegionId};
+use forebay_store::Arena;
+use rustix::fd::OwnedFd;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Bytes that are received at a time.
+const RECEIVE_BYTES: usize = 256 << 10;
+
+/// What becomes of a request. `None`: the node is gone, or was.
+pub type OnAnswer = Box<dyn FnOnce(Option<Answer>) + Send>;
+
+/// A connection, alive or broken.
+#[derive(Debug)]
+pub struct Connection {
+    socket: OwnedFd,
+    /// Held while a frame is sent, so that frames do not mix.
+    sending: Mutex<()>,
+    pending: Mutex<Pending>,
+    next_number: AtomicU64,
+    /// The arena as the client's mover knows it.
+    pub arena: RegionId,
+    /// Its length.
+    pub arena_bytes: u64,
+    /// Which life of the node this is.
+    pub instance: [u8; 16],
+}
+
+/// Who waits for answers.
+#[derive(Default)]
+struct Pending {
+    waiting: HashMap<u64, OnAnswer>,
+    /// When the node was last heard, or asked after a silence in which nobody waited for anything.
+    heard: Option<Instant>,
+    broken: bool,
+}
+
+impl std::fmt::Debug for Pending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pending").field("waiting", &self.waiting.len()).field("broken", &self.broken).finish()
+    }
+}
+
+impl Connection {
+    /// Connects, is let in, and maps the arena.
+    pub fn open(
+        mover: &MoverHandle,
+        place: Place,
+        options: &ClientOptions,
+    ) -> Result<Connection, ConnectError> {
+        let patience = Some(Duration::from_micros(options.answer_limit_us.max(1)));
+        let failed = |error| ConnectError::Socket { path: options.socket.clone(), error };
+        let socket = socket::connect_to(&options.socket).map_err(failed)?;
+        socket::set_patience(&socket, patience, patience).map_err(failed)?;
+        let ClientOptions { token, name, tenant, .. } = options.clone();
+        let hello = Request::Hello(Hello { token, name, tenant }).encode(0);
+        socket::send_all(&socket, &hello.encode()).map_err(failed)?;
+        let (answer, descriptor) = first_answer(&socket).map_err(failed)?;
+        let (instance, arena_bytes) = match Answer::decode(&answer) {
+            Ok(Answer::Welcome { instance, arena_bytes }) => (instance, arena_bytes),
+            Ok(Answer::Refused(_, why)) => return Err(ConnectError::Refused(why)),
+            other => return Err(ConnectError::Protocol(format!("no welcome but {other:?}"))),
+        };
+        let descriptor = descriptor.ok_or_else(|| ConnectError::Protocol("no arena".into()))?;
+        let arena = Arena::attach(descriptor)?;
+        if arena.len() as u64 != arena_bytes {
+            let text = format!("an arena of {} bytes, not {arena_bytes}", arena.len());
+            return Err(ConnectError::Protocol(text));
+        }
+        socket::set_patience(&socket, None, patience).map_err(failed)?;
+        let arena = mover.register(place, Arc::new(arena))?;
+        Ok(Connection {
+            socket,
+            sending: Mutex::default(),
+            pending: Mutex::default(),
+            next_number: AtomicU64::new(1),
+            arena,
+            arena_bytes,
+            instance,
+        })
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks. `on_answer` is called exactly once, on the connection's thread or, if it is broken, on this one.
+    pub fn ask(&self, request: &Request, on_answer: impl FnOnce(Option<Answer>) + Send + 'static) {
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let mut pending = self.pending();
+        if pending.broken {
+            drop(pending);
+            return on_answer(None);
+        }
+        if pending.waiting.is_empty() {
+            pending.heard = Some(Instant::now());
+        }
+        pending.waiting.insert(number, Box::new(on_answer));
+        drop(pending);
+        self.send(&request.encode(number));
+    }
+
+    /// Says something that is not answered.
+    pub fn tell(&self, request: &Request) {
+        if self.is_alive() {
+            self.send(&request.encode(0));
+        }
+    }
+
+    fn send(&self, frame: &Frame) {
+        let sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = socket::send_all(&self.socket, &frame.encode());
+        drop(sending);
+        if sent.is_err() {
+            self.end();
+        }
+    }
+
+    /// Whether the node is there, as far as is known.
+    pub fn is_alive(&self) -> bool {
+        !self.pending().broken
+    }
+
+    /// Whether anybody waits for an answer.
+    pub fn is_waiting(&self) -> bool {
+        !self.pending().waiting.is_empty()
+    }
+
+    /// For how long the node has been silent although somebody waits.
+    pub fn silent_for(&self) -> Option<Duration> {
+        let pending = self.pending();
+        pending.heard.filter(|_| !pending.waiting.is_empty()).map(|heard| heard.elapsed())
+    }
+
+    /// The connection is of no use any more: everybody who waits is told, and nobody gets anything of it from now on.
+    pub fn end(&self) {
+        let waiting = {
+            let mut pending = self.pending();
+            pending.broken = true;
+            std::mem::take(&mut pending.waiting)
+        };
+        socket::hang_up(&self.socket);
+        waiting.into_values().for_each(|on_answer| on_answer(None));
+    }
+
+    /// Takes in answers until the end.
+    pub fn receive(&self) {
+        let (mut inbox, mut bytes) = (Inbox::default(), vec![0; RECEIVE_BYTES]);
+        while let Ok(received @ 1..) = socket::receive(&self.socket, &mut bytes) {
+            inbox.put(&bytes[..received]);
+            self.pending().heard = Some(Instant::now());
+            loop {
+                match inbox.next() {
+                    Ok(Some(frame)) => self.dispatch(&frame),
+                    Ok(None) => break,
+                    Err(_) => return self.end(),
+                }
+            }
+        }
+        self.end();
+    }
+
+    fn dispatch(&self, frame: &Frame) {
+        let waiting = self.pending().waiting.remove(&frame.number);
+        let Some(on_answer) = waiting else { return };
+        // What cannot be understood is no answer.
+        let refused = |bad| Answer::Refused(Refusal::BadWords, format!("the node's answer: {bad}"));
+        on_answer(Some(Answer::decode(frame).unwrap_or_else(refused)));
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // Whoever wrote the arena over this connection held it, so nothing does now. A node that is gone, or is stuck, need
+        // not know.
+        let _ = socket::send_some(&self.socket, &Request::Bye.encode(0).encode());
+    }
+}
+
+/// The first frame, and the descriptor that came with it.
+fn first_answer(socket: &OwnedFd) -> std::io::Result<(Frame, Option<OwnedFd>)> {
+    let (mut inbox, mut bytes) = (Inbox::default(), [0; 4096]);
+    let mut descriptor = None;
+    loop {
+        let (received, came) = socket::receive_with(socket, &mut bytes)?;
+        descriptor = descriptor.or(came);
+        if received == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        inbox.put(&bytes[..received]);
+        if let Some(frame) = inbox.next().map_err(std::io::Error::other)? {
+            return Ok((frame, descriptor));
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! The client's own thread: it keeps leases alive, finds a node that is stuck, connects again to one that is gone, and takes
+//! arenas of the past out of the mover. This file knows when; `connection.rs` knows how. With nothing to keep and nothing
+//! gone it sleeps.
+
+use super::Shared;
+use super::connection::Connection;
+use super::lease::Held;
+use crate::local::answer::Answer;
+use crate::local::request::Request;
+use forebay_mover::RegionId;
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Between attempts to connect, at first and at most.
+const BACKOFF: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
+/// Between attempts to take an arena out of the mover that transfers still use.
+const RETIRE_EVERY: Duration = Duration::from_millis(500);
+
+/// What the thread knows.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    leases: HashMap<u64, Weak<Held>>,
+    next_lease: u64,
+    renew_at: Option<Instant>,
+    connection: Option<Arc<Connection>>,
+    connect_at: Option<Instant>,
+    backoff: Duration,
+    /// Arenas of broken connections.
+    past: Vec<RegionId>,
+    /// The thread looks at a silent node again then.
+    listen_at: Option<Instant>,
+    closed: bool,
+}
+
+/// What is to be done now.
+enum Chore {
+    Connect,
+    Renew(Arc<Connection>, Vec<Arc<Held>>),
+    Listen(Arc<Connection>),
+    Retire(Vec<RegionId>),
+    End,
+}
+
+impl Keeper {
+    pub fn new(connection: Arc<Connection>) -> Keeper {
+        let state = State { connection: Some(connection), backoff: BACKOFF[0], ..State::default() };
+        Keeper { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection, as long as it is alive.
+    pub fn connection(&self) -> Option<Arc<Connection>> {
+        self.state().connection.clone().filter(|connection| connection.is_alive())
+    }
+
+    /// A lease is to be kept alive.
+    pub fn keep(&self, held: &Arc<Held>) {
+        let mut state = self.state();
+        let number = state.next_lease;
+        state.next_lease += 1;
+        state.leases.insert(number, Arc::downgrade(held));
+        let due = Instant::now() + Duration::from_micros(held.ttl_us / 3);
+        if state.renew_at.is_none_or(|renew_at| due < renew_at) {
+            state.renew_at = Some(due);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Somebody waits for an answer that may take long: the node has to show that it lives meanwhile.
+    pub fn listen(&self, limit: Duration) {
+        let mut state = self.state();
+        if state.listen_at.is_none() {
+            state.listen_at = Some(Instant::now() + limit / 2);
+            self.changed.notify_one();
+        }
+    }
+
+    /// A connection broke.
+    pub fn broken(&self, connection: &Arc<Connection>) {
+        let mut state = self.state();
+        if state.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
+            state.connection = None;
+            state.past.push(connection.arena);
+            state.connect_at = Some(Instant::now());
+            state.listen_at = None;
+            self.changed.notify_one();
+        }
+    }
+
+    /// Ends the thread.
+    pub fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        let connection = state.connection.take();
+        drop(state);
+        self.changed.notify_one();
+        if let Some(connection) = connection {
+            connection.end();
+        }
+    }
+
+    fn next(&self) -> Chore {
+        let mut state = self.state();
+        loop {
+            let now = Instant::now();
+            if let Some(chore) = state.chore(now) {
+                return chore;
+            }
+            state = match state.next_due() {
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(due) => {
+                    let left = due.saturating_duration_since(now);
+                    self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+}
+
+impl State {
+    fn next_due(&self) -> Option<Instant> {
+        [self.renew_at, self.connect_at, self.listen_at].into_iter().flatten().min()
+    }
+
+    fn chore(&mut self, now: Instant) -> Option<Chore> {
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if self.closed {
+            return Some(Chore::End);
+        }
+        if is_due(self.connect_at) {
+            self.connect_at = None;
+            return Some(Chore::Connect);
+        }
+        if is_due(self.renew_at) {
+            return self.renewal(now);
+        }
+        if is_due(self.listen_at) {
+            self.listen_at = None;
+            if !self.past.is_empty() {
+                return Some(Chore::Retire(std::mem::take(&mut self.past)));
+            }
+            return self.connection.clone().map(Chore::Listen);
+        }
+        None
+    }
+
+    fn renewal(&mut self, now: Instant) -> Option<Chore> {
+        self.leases.retain(|_, held| held.strong_count() > 0);
+        let held: Vec<Arc<Held>> = self.leases.values().filter_map(Weak::upgrade).collect();
+        let ttl_us = held.iter().map(|held| held.ttl_us).min();
+        self.renew_at = ttl_us.map(|ttl_us| now + Duration::from_micros(ttl_us / 3));
+        self.connection.clone().map(|connection| Chore::Renew(connection, held))
+    }
+}
+
+/// The thread. It keeps the client's shared part alive until the client is dropped.
+pub(super) fn run(shared: &Arc<Shared>) {
+    loop {
+        match shared.keeper.next() {
+            Chore::End => return,
+            Chore::Connect => connect(shared),
+            Chore::Renew(connection, held) => renew(shared, &connection, held),
+            Chore::Listen(connection) => listen(shared, &connection),
+            Chore::Retire(arenas) => retire(shared, arenas),
+        }
+    }
+}
+
+fn connect(shared: &Arc<Shared>) {
+    let opened = Connection::open(&shared.mover, shared.place, &shared.options).map(Arc::new);
+    let started = opened.ok().filter(|connection| shared.start_receiving(connection));
+    let keeper = &shared.keeper;
+    let mut state = keeper.state();
+    match started {
+        Some(connection) if state.closed => {
+            drop(state);
+            connection.end();
+        }
+        Some(connection) => {
+            state.backoff = BACKOFF[0];
+            let broke_meanwhile = !connection.is_alive();
+            state.connection = Some(Arc::clone(&connection));
+            drop(state);
+            if broke_meanwhile {
+                keeper.broken(&connection);
+            }
+        }
+        None => {
+            state.connect_at = Some(Instant::now() + state.backoff);
+            state.backoff = (state.backoff * 2).min(BACKOFF[1]);
+        }
+    }
+    let mut state = keeper.state();
+    if !state.past.is_empty() && state.listen_at.is_none() {
+        state.listen_at = Some(Instant::now() + RETIRE_EVERY);
+    }
+}
+
+/// Lets leases of the same connection live on.
+fn renew(shared: &Arc<Shared>, connection: &Arc<Connection>, held: Vec<Arc<Held>>) {
+    let mut by_ttl: HashMap<u64, Vec<Arc<Held>>> = HashMap::new();
+    for held in held.into_iter().filter(|held| Arc::ptr_eq(&held.connection, connection)) {
+        by_ttl.entry(held.ttl_us).or_default().push(held);
+    }
+    for (ttl_us, held) in by_ttl {
+        let asked_us = shared.now_us();
+        let leases = held.iter().map(|held| held.id).collect();
+        let held: Vec<Weak<Held>> = held.iter().map(Arc::downgrade).collect();
+        connection.ask(&Request::Renew { ttl_us, leases }, move |answer| {
+            let Some(Answer::Renewed(dead)) = answer else { return };
+            for held in held.iter().filter_map(Weak::upgrade) {
+                if dead.contains(&held.id) { held.ended() } else { held.renewed(asked_us) }
+            }
+        });
+    }
+    shared.keeper.listen(shared.answer_limit());
+}
+
+/// Ends a connection whose node does not answer, and asks one that was silent for long whether it is there.
+fn listen(shared: &Arc<Shared>, connection: &Arc<Connection>) {
+    let Some(silent_for) = connection.silent_for() else { return };
+    let limit = shared.answer_limit();
+    if silent_for >= limit {
+        return connection.end();
+    }
+    if silent_for >= limit / 2 {
+        connection.ask(&Request::Ping, |_| {});
+    }
+    shared.keeper.listen(limit);
+}
+
+/// Takes arenas out of the mover that nothing uses any more.
+fn retire(shared: &Arc<Shared>, arenas: Vec<RegionId>) {
+    let in_use = |arena: &RegionId| matches!(shared.mover.unregister(*arena), Ok(Err(_)));
+    let in_use: Vec<RegionId> = arenas.into_iter().filter(in_use).collect();
+    let mut state = shared.keeper.state();
+    state.past.extend(in_use);
+    if !state.past.is_empty() || state.connection.as_ref().is_some_and(|connection| connection.is_waiting()) {
+        state.listen_at.get_or_insert(Instant::now() + RETIRE_EVERY);
+    }
+}

@@ -1,0 +1,332 @@
+//! The client of a node: what an engine links to keep its KV with the node of its host. The same calls as a
+//! [`Store`](forebay_store::Store) in the engine's own process, with bytes that are copied once, by the engine's mover, from
+//! or to the node's arena.
+//!
+//! A node may die at any time. Then every lookup finds nothing, what is under way fails, leases are dead, and the client
+//! connects again in the background, to whatever instance is there next. Knows words and the arena; must never know how the
+//! node finds, keeps or fetches a chunk.
+
+mod connection;
+mod futures;
+mod keeper;
+mod lease;
+mod load;
+mod promise;
+mod save;
+
+pub use crate::local::answer::NodeStat;
+pub use futures::AsyncClient;
+pub use lease::Lease;
+pub use load::NotLoaded;
+pub use save::NotStored;
+
+use crate::local::answer::Answer;
+use crate::local::request::{PromptWords, Request};
+use connection::Connection;
+use forebay_kv::ChunkId;
+use forebay_mover::{Closed, MoverHandle, Place};
+use forebay_store::{ArenaError, NotVerified, Prompt, TenantId};
+use keeper::Keeper;
+use lease::Held;
+use promise::{Promised, promise};
+use save::{Sealing, Unquiet};
+use std::path::PathBuf;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+use thiserror::Error;
+
+/// How to reach a node, and as whom.
+#[derive(Debug, Clone)]
+pub struct ClientOptions {
+    /// The node's socket.
+    pub socket: PathBuf,
+    /// What the node has to be shown.
+    pub token: Vec<u8>,
+    /// For people who read the node's counters.
+    pub name: String,
+    /// Whose chunks are stored and found.
+    pub tenant: TenantId,
+    /// A node that does not answer for so long is taken for dead.
+    pub answer_limit_us: u64,
+}
+
+impl ClientOptions {
+    /// Without a token, for the first tenant, with a limit of two seconds.
+    pub fn new(socket: impl Into<PathBuf>) -> ClientOptions {
+        ClientOptions {
+            socket: socket.into(),
+            token: Vec::new(),
+            name: format!("process {}", std::process::id()),
+            tenant: TenantId::default(),
+            answer_limit_us: 2_000_000,
+        }
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    /// The socket is not there, or nobody answers on it.
+    #[error("{}: {error}", path.display())]
+    Socket {
+        /// Where it should be.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// The node does not let this client in.
+    #[error("the node refuses: {0}")]
+    Refused(String),
+    /// Whoever answers is no node that this program understands.
+    #[error("not a node of this version: {0}")]
+    Protocol(String),
+    /// The arena cannot be mapped.
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    /// The mover has ended.
+    #[error(transparent)]
+    Mover(#[from] Closed),
+    /// No thread could be started.
+    #[error("the client's threads: {0}")]
+    Thread(std::io::Error),
+}
+
+/// A client. Cheap to clone, usable from any thread; with the last clone and the last lease the connection ends.
+///
+/// What the caller must do is what a [`Store`](forebay_store::Store) asks: a route of the mover between `place` and the
+/// places of sources and targets; sources unchanged until their `on_end`; every layer [verified](Client::verify) before use.
+#[derive(Debug, Clone)]
+pub struct Client {
+    shared: Arc<Shared>,
+    /// Ends the keeper with the last clone.
+    _owner: Arc<Owner>,
+}
+
+#[derive(Debug)]
+struct Owner(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    mover: MoverHandle,
+    place: Place,
+    options: ClientOptions,
+    keeper: Keeper,
+    sealer: Sender<Sealing>,
+    unquiet: Mutex<Unquiet>,
+}
+
+impl Client {
+    /// Connects to a node and registers its arena with `mover` at `place`.
+    pub fn connect(
+        mover: &MoverHandle,
+        place: Place,
+        options: ClientOptions,
+    ) -> Result<Client, ConnectError> {
+        let connection = Arc::new(Connection::open(mover, place, &options)?);
+        let (sealer, sealings) = channel::<Sealing>();
+        let shared = Arc::new(Shared {
+            mover: mover.clone(),
+            place,
+            options,
+            keeper: Keeper::new(Arc::clone(&connection)),
+            sealer,
+            unquiet: Mutex::default(),
+        });
+        let listener = Arc::downgrade(&shared);
+        mover.on_quiet(move |spans| {
+            if let Some(shared) = listener.upgrade() {
+                shared.unquiet().quiet(spans);
+            }
+        })?;
+        let start = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.into()).spawn(run).map_err(ConnectError::Thread)
+        };
+        start("forebay-seal", Box::new(move || sealings.into_iter().for_each(|seal| seal())))?;
+        if !shared.start_receiving(&connection) {
+            return Err(ConnectError::Thread(std::io::ErrorKind::WouldBlock.into()));
+        }
+        let kept = Arc::clone(&shared);
+        start("forebay-keeper", Box::new(move || keeper::run(&kept)))?;
+        Ok(Client { _owner: Arc::new(Owner(Arc::clone(&shared))), shared })
+    }
+
+    /// Whether the node is there, as far as is known.
+    pub fn is_connected(&self) -> bool {
+        self.shared.connection().is_some()
+    }
+
+    /// Which life of the node this is; another one after it was started again.
+    pub fn instance(&self) -> Option<[u8; 16]> {
+        self.shared.connection().map(|connection| connection.instance)
+    }
+
+    /// How many of `ids`, a sequence from its first chunk on, are in the node's memory, on its disk or on its peers. Looking
+    /// keeps nothing: only a lease does.
+    pub fn lookup(&self, ids: &[ChunkId]) -> usize {
+        self.wait(self.shared.lookup(ids)).unwrap_or(0)
+    }
+
+    /// Leases the longest prefix of `ids` that is there. The lease is kept alive until it is dropped, as long as the node
+    /// hears of it every `ttl_us`. It is empty if nothing is there, or too much is leased already.
+    pub fn lease(&self, ids: &[ChunkId], ttl_us: u64) -> Lease {
+        self.wait(self.shared.lease(ids, ttl_us)).unwrap_or_else(Lease::none)
+    }
+
+    /// Checks that `pieces`, one after another, are the bytes that layer `layer` of chunk `chunk` had when it was stored.
+    /// The chunk must have been loaded under the lease, which must be alive. Corrupt bytes are reported to the node, which
+    /// looks for itself. Anything but `Ok` is a miss.
+    pub fn verify(
+        &self,
+        lease: &Lease,
+        chunk: usize,
+        layer: usize,
+        pieces: &[&[u8]],
+    ) -> Result<(), NotVerified> {
+        lease.verify(chunk, layer, pieces)
+    }
+
+    /// Notes that a request uses a chain of chunks of `chunk_bytes` each, wherever they are and also if they have to be
+    /// computed. To be called once for each request.
+    pub fn used(&self, ids: &[ChunkId], chunk_bytes: u64) {
+        if let Some(connection) = self.shared.connection() {
+            connection.tell(&Request::Used { chunk_bytes, ids: ids.to_vec() });
+        }
+    }
+
+    /// How many chunks of the lease, from the first on, are to be loaded so that the KV of the prompt is there soonest.
+    pub fn worth_loading(&self, lease: &Lease, prompt: &Prompt) -> usize {
+        if lease.len() <= lease.in_memory().max(prompt.held_chunks) {
+            return lease.len();
+        }
+        self.wait(self.shared.worth_loading(lease, prompt)).unwrap_or(0).min(lease.len())
+    }
+
+    /// What the node counts. `None` if it is not there.
+    pub fn stat(&self) -> Option<NodeStat> {
+        self.wait(self.shared.stat()?)
+    }
+
+    /// Waits for an answer. A node that gives none in time is as good as dead.
+    fn wait<T>(&self, promised: Promised<T>) -> Option<T> {
+        let value = promised.wait(self.shared.answer_limit());
+        if value.is_none()
+            && let Some(connection) = self.shared.connection()
+            && connection.silent_for().is_some_and(|silent_for| silent_for >= self.shared.answer_limit())
+        {
+            connection.end();
+        }
+        value
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.keeper.close();
+    }
+}
+
+impl Shared {
+    fn now_us(&self) -> u64 {
+        self.mover.now_us()
+    }
+
+    fn answer_limit(&self) -> Duration {
+        Duration::from_micros(self.options.answer_limit_us.max(1))
+    }
+
+    fn connection(&self) -> Option<Arc<Connection>> {
+        self.keeper.connection()
+    }
+
+    fn keep_alive(&self, held: &Arc<Held>) {
+        self.keeper.keep(held);
+    }
+
+    fn seal(&self, sealing: Sealing) {
+        // The thread that takes it lives as long as this.
+        let _ = self.sealer.send(sealing);
+    }
+
+    fn unquiet(&self) -> MutexGuard<'_, Unquiet> {
+        self.unquiet.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the thread of a connection. Says whether there is one.
+    fn start_receiving(self: &Arc<Self>, connection: &Arc<Connection>) -> bool {
+        let (connection, shared): (_, Weak<Shared>) = (Arc::clone(connection), Arc::downgrade(self));
+        let receive = move || {
+            connection.receive();
+            if let Some(shared) = shared.upgrade() {
+                shared.keeper.broken(&connection);
+            }
+        };
+        std::thread::Builder::new().name("forebay-client".into()).spawn(receive).is_ok()
+    }
+
+    /// Asks, and promises what `read` makes of the answer; nothing if it makes nothing of it.
+    fn ask<T: Send + 'static>(
+        &self,
+        request: &Request,
+        read: impl FnOnce(Answer) -> Option<T> + Send + 'static,
+    ) -> Promised<T> {
+        let (kept, promised) = promise();
+        if let Some(connection) = self.connection() {
+            connection.ask(request, move |answer| {
+                if let Some(value) = answer.and_then(read) {
+                    kept.keep(value);
+                }
+            });
+        }
+        promised
+    }
+
+    fn lookup(&self, ids: &[ChunkId]) -> Promised<usize> {
+        let whole = ids.len();
+        self.ask(&Request::Lookup(ids.to_vec()), move |answer| match answer {
+            Answer::Found { here, on_peers } => Some((here as usize + on_peers as usize).min(whole)),
+            _ => None,
+        })
+    }
+
+    fn lease(self: &Arc<Self>, ids: &[ChunkId], ttl_us: u64) -> Promised<Lease> {
+        let (kept, promised) = promise();
+        let Some(connection) = self.connection() else { return promised };
+        let (shared, asked, asked_us) = (Arc::clone(self), Arc::clone(&connection), self.now_us());
+        asked.ask(&Request::Lease { ttl_us, ids: ids.to_vec() }, move |answer| {
+            if let Some(Answer::Leased(leased)) = answer {
+                kept.keep(Lease::granted(shared, connection, leased, asked_us));
+            }
+        });
+        promised
+    }
+
+    fn worth_loading(&self, lease: &Lease, prompt: &Prompt) -> Promised<usize> {
+        let id = lease.held.as_ref().map_or(0, |held| held.id);
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let words = PromptWords {
+            tokens: prompt.tokens as u64,
+            held_chunks: count(prompt.held_chunks),
+            chunk_tokens: prompt.chunk_tokens,
+            chunk_bytes: prompt.chunk_bytes,
+            prefill_us: [
+                prompt.prefill.linear_us_per_token,
+                prompt.prefill.attention_us_per_pair,
+                prompt.prefill.floor_us,
+            ],
+            wait_us: prompt.wait_us,
+        };
+        self.ask(&Request::Worth { lease: id, prompt: words }, |answer| match answer {
+            Answer::Worth(chunks) => Some(chunks as usize),
+            _ => None,
+        })
+    }
+
+    fn stat(&self) -> Option<Promised<NodeStat>> {
+        let promised = self.ask(&Request::Stat, |answer| match answer {
+            Answer::Stat(stat) => Some(stat),
+            _ => None,
+        });
+        Some(promised)
+    }
+}

@@ -1,0 +1,101 @@
+//! A value that comes later, for whoever sleeps until then and for futures alike. This file knows waiting; it must never know
+//! for what.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+#[derive(Debug)]
+struct Shared<T> {
+    state: Mutex<State<T>>,
+    kept: Condvar,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    value: Option<T>,
+    /// The promise was dropped, kept or not.
+    over: bool,
+    waker: Option<Waker>,
+}
+
+/// The end that gives the value. Dropped without, the other end gets none.
+#[derive(Debug)]
+pub struct Promise<T>(Arc<Shared<T>>);
+
+/// The end that gets the value.
+#[derive(Debug)]
+pub struct Promised<T>(Arc<Shared<T>>);
+
+/// Both ends.
+pub fn promise<T>() -> (Promise<T>, Promised<T>) {
+    let state = State { value: None, over: false, waker: None };
+    let shared = Arc::new(Shared { state: Mutex::new(state), kept: Condvar::new() });
+    (Promise(Arc::clone(&shared)), Promised(shared))
+}
+
+impl<T> Promise<T> {
+    /// Gives the value.
+    pub fn keep(self, value: T) {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).value = Some(value);
+    }
+}
+
+impl<T> Drop for Promise<T> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.over = true;
+        let waker = state.waker.take();
+        drop(state);
+        self.0.kept.notify_one();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> Promised<T> {
+    /// Sleeps until the value is there, there will be none, or the time is over: then there is none either.
+    pub fn wait(self, limit: Duration) -> Option<T> {
+        let until = Instant::now() + limit;
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while !state.over {
+            let left = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+            state = self.0.kept.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.value.take()
+    }
+}
+
+impl<T> Future for Promised<T> {
+    type Output = Option<T>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.over {
+            return Poll::Ready(state.value.take());
+        }
+        state.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_comes_across_threads_and_a_broken_promise_is_seen_at_once() {
+        let (promise, promised) = super::promise();
+        let thread = std::thread::spawn(move || promise.keep(5));
+        assert_eq!(promised.wait(Duration::from_secs(60)), Some(5));
+        thread.join().unwrap();
+        let (promise, promised) = super::promise::<u8>();
+        drop(promise);
+        assert_eq!(promised.wait(Duration::from_secs(60)), None);
+        let (_promise, promised) = super::promise::<u8>();
+        assert_eq!(promised.wait(Duration::from_millis(1)), None);
+    }
+}
