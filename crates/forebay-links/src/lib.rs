@@ -7,6 +7,7 @@ pub mod disk;
 mod flips;
 mod host;
 pub mod tcp;
+pub mod ucx;
 
 pub use flips::{BitFlips, ChanceError};
 pub use host::{HostLink, MAX_COPY_THREADS};

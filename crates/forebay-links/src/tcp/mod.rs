@@ -28,8 +28,10 @@ mod simulation;
 mod socket;
 
 pub use call::{CALLS_WAITING_MAX, CallError};
+pub(crate) use carrier::Carrier;
 pub use command::{FaultCode, PeerRegion};
 pub use connection::Broken;
+pub(crate) use connection::Wire;
 pub use exports::{Access, ExportError, Exports, Leases, NoLeases};
 pub use flow::{FlowError, FlowHandle, FlowOptions, FlowStats, Peer, TcpFlow};
 pub use frame::{
@@ -41,3 +43,4 @@ pub use peer::PeerRegions;
 pub use runs::BadRuns;
 pub use server::{ServerOptions, ServerStats, TcpServer};
 pub use service::{Reply, Service};
+pub(crate) use socket::{Ready, WakeUp};

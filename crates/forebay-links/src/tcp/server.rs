@@ -148,7 +148,6 @@ impl TcpServer {
     }
 
     /// Serves a connection that came about beside the port as if it had come through it.
-    #[expect(dead_code, reason = "for links that bring connections of their own")]
     pub(crate) fn adopt(&self, carrier: Box<dyn Carrier>) {
         self.shared.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(carrier);
         self.shared.wake.wake();

@@ -118,6 +118,21 @@ impl WakeUp {
         Ok(())
     }
 
+    /// Waits as [`wait`](WakeUp::wait) does, for whatever is to happen to `others`. Says whether there was a wake-up.
+    pub fn wait_beside<'a>(
+        &'a self,
+        others: &mut Vec<PollFd<'a>>,
+        timeout: Option<Duration>,
+    ) -> io::Result<bool> {
+        others.push(PollFd::new(&self.0, PollFlags::IN));
+        poll_for(others, timeout)?;
+        let woken = others.pop().is_some_and(|fd| !fd.revents().is_empty());
+        if woken {
+            self.clear();
+        }
+        Ok(woken)
+    }
+
     fn clear(&self) {
         // It fails only when somebody else has cleared it.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);

@@ -1,0 +1,128 @@
+//! What an end tells the other before they can speak over UCX: its worker's address, what messages to it must carry, and
+//! which process it is. It travels over a connection on which the two already know each other. This file knows the bytes;
+//! it must never know what UCX makes of an address.
+//!
+//! ```text
+//! little endian:
+//!  0  magic    8 bytes  "FBUCX\0\0\1", the last is the version
+//!  8  release  2 x u16  of UCX, major and minor
+//! 12  fabric   u32
+//! 16  secret   16 bytes
+//! 32  pid      u64      of the process
+//! 40  started  u64      when, in clock ticks since boot
+//! 48  address  the rest
+//! ```
+//!
+//! UCX believes an address, so a card must come from a peer that was let in, over a connection that it cannot be changed on.
+
+use super::error::UcxError;
+use super::rail::Fabric;
+
+const MAGIC: [u8; 8] = *b"FBUCX\0\0\x01";
+const HEAD_BYTES: usize = 48;
+/// Bytes of a worker's address at most.
+const ADDRESS_BYTES_MAX: usize = 16 << 10;
+
+/// What messages to an end must carry.
+pub(super) type Secret = [u8; 16];
+
+/// A process of this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Process {
+    pub pid: u64,
+    pub started: u64,
+}
+
+/// What an end says about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Card {
+    pub release: (u16, u16),
+    pub fabric: Fabric,
+    pub secret: Secret,
+    pub process: Process,
+    pub address: Vec<u8>,
+}
+
+impl Card {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEAD_BYTES + self.address.len());
+        out.extend(MAGIC);
+        out.extend(self.release.0.to_le_bytes());
+        out.extend(self.release.1.to_le_bytes());
+        out.extend(self.fabric.code().to_le_bytes());
+        out.extend(self.secret);
+        out.extend(self.process.pid.to_le_bytes());
+        out.extend(self.process.started.to_le_bytes());
+        out.extend(&self.address);
+        out
+    }
+
+    /// The card of an end that this end, with its own, can speak to.
+    pub fn parse(bytes: &[u8], own: &Card) -> Result<Card, UcxError> {
+        let bad = |why: String| UcxError::BadCard { why };
+        let Some((head, address)) = bytes.split_first_chunk::<HEAD_BYTES>() else {
+            return Err(bad(format!("{} bytes; at least {HEAD_BYTES} are needed", bytes.len())));
+        };
+        if head[..8] != MAGIC {
+            return Err(bad("it does not begin as one of this version does".into()));
+        }
+        if address.is_empty() || address.len() > ADDRESS_BYTES_MAX {
+            return Err(bad(format!("{} bytes; allowed: 1 to {ADDRESS_BYTES_MAX}", address.len())));
+        }
+        let release = (u16_at(head, 8), u16_at(head, 10));
+        if release != own.release {
+            let ((major, minor), (own_major, own_minor)) = (release, own.release);
+            return Err(bad(format!("it has UCX {major}.{minor}, this end {own_major}.{own_minor}")));
+        }
+        let code = u32::from(u16_at(head, 12)) | u32::from(u16_at(head, 14)) << 16;
+        if code != own.fabric.code() {
+            return Err(bad(format!("it is of fabric {code}, this end of {}", own.fabric.code())));
+        }
+        let mut secret = Secret::default();
+        secret.copy_from_slice(&head[16..32]);
+        let process = Process { pid: u64_at(head, 32), started: u64_at(head, 40) };
+        Ok(Card { release, fabric: own.fabric, secret, process, address: address.to_vec() })
+    }
+}
+
+fn u16_at(head: &[u8; HEAD_BYTES], at: usize) -> u16 {
+    u16::from_le_bytes([head[at], head[at + 1]])
+}
+
+fn u64_at(head: &[u8; HEAD_BYTES], at: usize) -> u64 {
+    (0..8).fold(0, |value, byte| value | u64::from(head[at + byte]) << (8 * byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn card(address: Vec<u8>) -> Card {
+        let process = Process { pid: 77, started: 1 << 40 };
+        Card { release: (1, 13), fabric: Fabric::Memory, secret: [5; 16], process, address }
+    }
+
+    proptest! {
+        #[test]
+        fn a_card_comes_back_as_it_was(address in prop::collection::vec(any::<u8>(), 1..300)) {
+            let card = card(address);
+            prop_assert_eq!(Card::parse(&card.to_bytes(), &card), Ok(card));
+        }
+
+        #[test]
+        fn any_bytes_are_a_card_or_a_reason(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            let _ = Card::parse(&bytes, &card(vec![1]));
+        }
+    }
+
+    #[test]
+    fn ends_that_cannot_speak_to_each_other_say_why() {
+        let own = card(vec![1]);
+        let why = |card: Card| Card::parse(&card.to_bytes(), &own).unwrap_err().to_string();
+        assert!(why(Card { release: (1, 18), ..own.clone() }).contains("UCX 1.18, this end 1.13"));
+        assert!(why(Card { fabric: Fabric::Tcp, ..own.clone() }).contains("fabric"));
+        assert!(why(Card { address: Vec::new(), ..own.clone() }).contains("0 bytes"));
+        assert!(why(Card { address: vec![0; ADDRESS_BYTES_MAX + 1], ..own.clone() }).contains("16385 bytes"));
+    }
+}

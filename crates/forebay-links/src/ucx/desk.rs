@@ -1,0 +1,295 @@
+//! Where a worker's callbacks put what they are told: messages that have come, requests that are over, an endpoint that has
+//! failed. Everything here happens on the worker's thread, inside calls of `worker_progress` or of the function that the
+//! request was begun with; so nothing is borrowed here while such a call is made. It must never know what messages say.
+
+use super::card::Secret;
+use super::slots::Slots;
+use super::sys::{self, AmReceived, Endpoint, Status};
+use super::window::Window;
+use libc::{c_void, size_t};
+use std::cell::RefCell;
+
+/// What precedes the bytes of every message.
+///
+/// ```text
+///  0  secret   16 bytes  of the end that it is for
+/// 16  number   u64       little endian: the first is 0
+/// 24  kind     u64       1: bytes of the stream. 2: no more will come. 3: forget what came and was not used
+/// ```
+pub(super) const HEADER_BYTES: usize = 32;
+const BYTES: u64 = 1;
+const END: u64 = 2;
+const RESET: u64 = 3;
+
+/// What a message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Bytes,
+    End,
+    Reset,
+}
+
+pub(super) type Header = [u8; HEADER_BYTES];
+
+pub(super) fn header(secret: &Secret, number: u64, kind: Kind) -> Header {
+    let kind = match kind {
+        Kind::Bytes => BYTES,
+        Kind::End => END,
+        Kind::Reset => RESET,
+    };
+    let mut header = [0; HEADER_BYTES];
+    header[..16].copy_from_slice(secret);
+    header[16..24].copy_from_slice(&number.to_le_bytes());
+    header[24..].copy_from_slice(&kind.to_le_bytes());
+    header
+}
+
+/// `None`: not for the end with this secret, or of no known kind.
+fn parse(header: &[u8], secret: &Secret) -> Option<(u64, Kind)> {
+    let header: &Header = header.try_into().ok()?;
+    let word = |at: usize| (0..8).fold(0, |word, byte| word | u64::from(header[at + byte]) << (8 * byte));
+    let kind = match word(24) {
+        BYTES => Kind::Bytes,
+        END => Kind::End,
+        RESET => Kind::Reset,
+        _ => return None,
+    };
+    (header[..16] == secret[..]).then_some((word(16), kind))
+}
+
+/// A message that is here, or on its way.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// Its bytes are in UCX's memory, until they are released.
+    Held { data: *mut c_void, len: usize },
+    /// Its bytes are at the peer, and can be fetched into a slot.
+    Offered { offer: *mut c_void, len: usize },
+    /// Its bytes are being fetched.
+    Coming { len: usize },
+    /// Its bytes are in a slot.
+    Here { slot: usize, len: usize },
+    /// There is no message after it.
+    End,
+}
+
+/// What callbacks have told.
+pub(super) struct Desk {
+    /// What messages to this end carry.
+    secret: Secret,
+    message_bytes_max: usize,
+    state: RefCell<State>,
+}
+
+pub(super) struct State {
+    pub inbound: Window<Message>,
+    /// Slots that a message can be sent from.
+    pub outgoing: Slots,
+    /// Slots that a message can be fetched into.
+    pub incoming: Slots,
+    /// Why nothing goes on.
+    pub failed: Option<Status>,
+    /// Nothing of what came is to be used any more.
+    pub reset: bool,
+}
+
+impl Desk {
+    pub fn new(secret: Secret, message_bytes_max: usize, slots: usize) -> Desk {
+        let state = State {
+            inbound: Window::default(),
+            outgoing: Slots::new(slots),
+            incoming: Slots::new(slots),
+            failed: None,
+            reset: false,
+        };
+        Desk { secret, message_bytes_max, state: RefCell::new(state) }
+    }
+
+    pub fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+        f(&mut self.state.borrow_mut())
+    }
+
+    /// A message has come. Says whether its data is kept.
+    fn message(&self, header: &[u8], data: *mut c_void, len: usize, attributes: u64) -> bool {
+        // What was meant for another end is none of this one's business.
+        let Some((number, kind)) = parse(header, &self.secret) else { return false };
+        let rndv = attributes & sys::AM_RECEIVED_RNDV != 0;
+        let message = match kind {
+            Kind::Reset => {
+                self.with(|state| state.reset = true);
+                return false;
+            }
+            Kind::End => Message::End,
+            Kind::Bytes if len == 0 || len > self.message_bytes_max => {
+                self.with(|state| state.failed = state.failed.or(Some(sys::INVALID_PARAM)));
+                return false;
+            }
+            Kind::Bytes if rndv => Message::Offered { offer: data, len },
+            Kind::Bytes if attributes & sys::AM_RECEIVED_DATA != 0 => Message::Held { data, len },
+            Kind::Bytes => {
+                self.with(|state| state.failed = state.failed.or(Some(sys::INVALID_PARAM)));
+                return false;
+            }
+        };
+        let kept = kind == Kind::Bytes;
+        self.with(|state| match state.inbound.insert(number, message) {
+            Ok(()) => kept,
+            Err(_) => {
+                state.failed = state.failed.or(Some(sys::INVALID_PARAM));
+                false
+            }
+        })
+    }
+}
+
+impl State {
+    /// A message that was sent is the peer's, or will never be.
+    pub fn sent(&mut self, slot: usize, status: Status) {
+        self.outgoing.give_back(slot);
+        self.note(status);
+    }
+
+    /// The bytes of a message have come, or will never.
+    pub fn fetched(&mut self, number: u64, slot: usize, status: Status, len: usize) {
+        match self.inbound.get(number) {
+            Some(message @ Message::Coming { .. }) if status == sys::OK => {
+                let whole = matches!(message, Message::Coming { len: due } if *due == len);
+                *message = Message::Here { slot, len };
+                self.note(if whole { sys::OK } else { sys::MESSAGE_TRUNCATED });
+            }
+            _ => {
+                self.incoming.give_back(slot);
+                self.note(if status == sys::OK { sys::INVALID_PARAM } else { status });
+            }
+        }
+    }
+
+    fn note(&mut self, status: Status) {
+        if status != sys::OK {
+            self.failed = self.failed.or(Some(status));
+        }
+    }
+}
+
+/// What a request is for, as its callback is told. Lives as long as the desk.
+pub(super) struct Ticket {
+    pub desk: *const Desk,
+    pub slot: usize,
+    /// Of the message that is being fetched.
+    pub number: u64,
+}
+
+/// Called with a message.
+pub(super) unsafe extern "C" fn on_message(
+    arg: *mut c_void,
+    header: *const c_void,
+    header_len: size_t,
+    data: *mut c_void,
+    len: size_t,
+    param: *const AmReceived,
+) -> Status {
+    if header.is_null() || header_len != HEADER_BYTES {
+        return sys::OK;
+    }
+    // SAFETY: UCX passes the desk that the worker was given, which outlives it, a header of this length, and parameters.
+    let (desk, header, attributes) = unsafe {
+        let header = std::slice::from_raw_parts(header.cast::<u8>(), header_len);
+        (&*arg.cast::<Desk>(), header, (*param).attributes)
+    };
+    if desk.message(header, data, len, attributes) { sys::IN_PROGRESS } else { sys::OK }
+}
+
+/// Called when a message is sent.
+pub(super) unsafe extern "C" fn on_sent(request: *mut c_void, status: Status, ticket: *mut c_void) {
+    // SAFETY: tickets live as long as the desk, and both outlive the worker. The request is over.
+    unsafe {
+        let ticket = &*ticket.cast::<Ticket>();
+        (*ticket.desk).with(|state| state.sent(ticket.slot, status));
+        free(request);
+    }
+}
+
+/// Called when the bytes of a message are here.
+pub(super) unsafe extern "C" fn on_fetched(
+    request: *mut c_void,
+    status: Status,
+    len: size_t,
+    ticket: *mut c_void,
+) {
+    // SAFETY: as for `on_sent`.
+    unsafe {
+        let ticket = &*ticket.cast::<Ticket>();
+        (*ticket.desk).with(|state| state.fetched(ticket.number, ticket.slot, status, len));
+        free(request);
+    }
+}
+
+/// Called when the endpoint has failed.
+pub(super) unsafe extern "C" fn on_failed(arg: *mut c_void, _endpoint: *mut Endpoint, status: Status) {
+    // SAFETY: the argument is the desk, which outlives the endpoint.
+    unsafe { &*arg.cast::<Desk>() }.with(|state| state.failed = state.failed.or(Some(status)));
+}
+
+/// Gives a request back.
+///
+/// # Safety
+///
+/// It must be one, and over.
+unsafe fn free(request: *mut c_void) {
+    if let Ok(ucp) = sys::Ucp::get() {
+        // SAFETY: the caller says so.
+        unsafe { (ucp.request_free)(request) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RNDV: u64 = sys::AM_RECEIVED_RNDV;
+    const DATA: u64 = sys::AM_RECEIVED_DATA;
+
+    fn message(desk: &Desk, header: &[u8], len: usize, attributes: u64) -> bool {
+        desk.message(header, std::ptr::without_provenance_mut(8), len, attributes)
+    }
+
+    #[test]
+    fn messages_without_the_secret_are_not_noticed() {
+        let desk = Desk::new([1; 16], 100, 2);
+        assert!(!message(&desk, &header(&[2; 16], 0, Kind::Reset), 0, 0));
+        assert!(!message(&desk, &header(&[2; 16], 0, Kind::Bytes), 10, DATA));
+        assert!(!message(&desk, &header(&[1; 16], 0, Kind::Bytes)[1..], 10, DATA));
+        desk.with(|state| assert!(!state.reset && state.failed.is_none() && state.inbound.len() == 0));
+        assert!(message(&desk, &header(&[1; 16], 0, Kind::Bytes), 10, DATA));
+    }
+
+    #[test]
+    fn a_peer_that_breaks_the_rules_ends_the_connection() {
+        let rules: [(u64, usize, u64); 5] =
+            [(0, 0, DATA), (0, 101, DATA), (0, 101, RNDV), (0, 10, 0), (1 << 40, 10, DATA)];
+        for (number, len, attributes) in rules {
+            let desk = Desk::new([1; 16], 100, 2);
+            assert!(!message(&desk, &header(&[1; 16], number, Kind::Bytes), len, attributes));
+            assert_eq!(
+                desk.with(|state| state.failed),
+                Some(sys::INVALID_PARAM),
+                "{number} {len} {attributes}"
+            );
+        }
+        let desk = Desk::new([1; 16], 100, 2);
+        assert!(message(&desk, &header(&[1; 16], 0, Kind::Bytes), 10, DATA));
+        assert!(!message(&desk, &header(&[1; 16], 0, Kind::Bytes), 10, DATA), "twice");
+        assert!(desk.with(|state| state.failed.is_some()));
+    }
+
+    #[test]
+    fn a_message_that_came_in_part_is_none() {
+        let desk = Desk::new([1; 16], 100, 1);
+        assert!(message(&desk, &header(&[1; 16], 0, Kind::Bytes), 10, RNDV));
+        desk.with(|state| {
+            let slot = state.incoming.take().unwrap();
+            *state.inbound.front().unwrap() = Message::Coming { len: 10 };
+            state.fetched(0, slot, sys::OK, 9);
+            assert_eq!(state.failed, Some(sys::MESSAGE_TRUNCATED));
+        });
+    }
+}

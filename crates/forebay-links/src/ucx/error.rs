@@ -1,0 +1,76 @@
+//! Why there is no UCX rail, or no flow over it.
+
+use super::rail::Fabric;
+use crate::tcp::Broken;
+use std::borrow::Cow;
+use thiserror::Error;
+
+/// Why UCX cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum UcxError {
+    /// The library could not be loaded.
+    #[error("libucp.so.0 cannot be loaded: {why}")]
+    NoLibrary {
+        /// What the loader said.
+        why: String,
+    },
+    /// The library lacks a function.
+    #[error("libucp.so.0 has no {name}")]
+    NoSymbol {
+        /// The function.
+        name: Cow<'static, str>,
+    },
+    /// The library is too old, or of another time.
+    #[error("libucp is version {}.{}.{}; needed: 1.13 or a later 1.x", version.0, version.1, version.2)]
+    Version {
+        /// Its version.
+        version: (u32, u32, u32),
+    },
+    /// Nothing on this machine carries what was asked for.
+    #[error("no transport of the fabric {fabric:?} on devices {devices:?}; this machine has {has}")]
+    NoTransport {
+        /// What was asked for.
+        fabric: Fabric,
+        /// On which devices; none named: all.
+        devices: Vec<String>,
+        /// What UCX finds here.
+        has: String,
+    },
+    /// A device's name that cannot be one.
+    #[error("{name:?} is no name of a device: letters, digits, '_', '-', '.' and ':' only")]
+    DeviceName {
+        /// The name.
+        name: String,
+    },
+    /// The library says no.
+    #[error("{doing}: UCX says {why}")]
+    Ucx {
+        /// What was tried.
+        doing: &'static str,
+        /// What it said.
+        why: String,
+    },
+    /// The system lacks something.
+    #[error("{doing}: {why}")]
+    System {
+        /// What was tried.
+        doing: &'static str,
+        /// What it said.
+        why: String,
+    },
+    /// What the other end wrote about itself cannot be used.
+    #[error("the peer's UCX address: {why}")]
+    BadCard {
+        /// Why not.
+        why: String,
+    },
+    /// The other end's answer did not come.
+    #[error("the peer gave no UCX address: {why}")]
+    Exchange {
+        /// Why not.
+        why: String,
+    },
+    /// The connection ended before the peer let this end in.
+    #[error("greeting over UCX: {0}")]
+    Greeting(Broken),
+}

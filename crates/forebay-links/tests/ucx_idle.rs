@@ -1,0 +1,67 @@
+//! Flows over UCX with nothing to do cost next to nothing, and ended ones leave nothing behind. A process of its own, since
+//! CPU time and descriptors are counted for the whole process.
+#![allow(clippy::unwrap_used)]
+
+use forebay_links::tcp::*;
+use forebay_links::ucx::*;
+use forebay_mover::HostBuffer;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn cpu_time() -> Duration {
+    let usage = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(usage.tv_sec as u64, usage.tv_nsec as u32)
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Waits until the descriptors are no more than there were.
+fn wait_for_descriptors(before: usize) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while descriptors() > before {
+        assert!(Instant::now() < until, "{} descriptors, {before} before", descriptors());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
+    let exports = Arc::new(Exports::new(Arc::new(NoLeases)));
+    exports.offer(7, Arc::new(HostBuffer::new(4096)), Access::OPEN).unwrap();
+    let me = Identity::starting([1; 16]).unwrap();
+    let options = ServerOptions { greeting_limit_us: 20_000_000, ..ServerOptions::default() };
+    let server = TcpServer::listen(([127, 0, 0, 1], 0).into(), me, exports, options).unwrap();
+    for fabric in [Fabric::Memory, Fabric::Tcp] {
+        let devices = if fabric == Fabric::Tcp { vec!["lo".into()] } else { Vec::new() };
+        let rail = match UcxRail::open(RailOptions { fabric, devices }) {
+            Err(UcxError::NoLibrary { why }) => {
+                eprintln!("SKIPPED: libucp.so.0 is not installed ({why})");
+                return;
+            }
+            rail => rail.unwrap(),
+        };
+        let connect = || {
+            let exchange = |offer: Vec<u8>| rail.answer(&server, &offer).map_err(|error| error.to_string());
+            let options = FlowOptions { connect_limit_us: 20_000_000, ..FlowOptions::default() };
+            UcxFlow::connect(&rail, me, PeerRegions::default(), options, exchange).unwrap().0
+        };
+        drop(connect());
+        std::thread::sleep(Duration::from_millis(300));
+        let before = descriptors();
+        for _ in 0..30 {
+            drop(connect());
+        }
+        wait_for_descriptors(before);
+        let flows: Vec<_> = (0..4).map(|_| connect()).collect();
+        let started = cpu_time();
+        std::thread::sleep(Duration::from_secs(2));
+        let used = cpu_time() - started;
+        // 0.5 % of a core, for all four and their other ends together.
+        assert!(used < Duration::from_millis(10), "{fabric:?}: {used:?}");
+        drop(flows);
+        wait_for_descriptors(before);
+        assert_eq!(rail.quarantined(), 0);
+    }
+}
