@@ -20,14 +20,14 @@ const ROUNDS: usize = 16;
 
 /// A stream of bytes that never waits: `WouldBlock` instead.
 pub(crate) trait Wire: Send {
-    /// Sends a prefix of the slices, at least a byte.
+    /// Sends a prefix of the slices, at least a byte. After `WouldBlock` the next send has to begin with the same bytes.
     ///
     /// # Safety
     ///
     /// The slices must be readable.
     unsafe fn send(&mut self, slices: &[libc::iovec]) -> io::Result<usize>;
 
-    /// Receives into the slices, in their order. 0: the peer sends nothing more.
+    /// Receives into the slices, in their order. Less than they hold: there is no more for now. 0: the peer sends nothing more.
     ///
     /// # Safety
     ///
@@ -44,6 +44,9 @@ pub enum Broken {
     /// The system says so.
     #[error("the connection failed: {0}")]
     System(String),
+    /// There is no trust between the two ends, or what came was tampered with.
+    #[error("TLS: {0}")]
+    Tls(String),
     /// The peer sent what it may not send.
     #[error("the peer sent {0}")]
     Bad(#[from] BadFrame),
@@ -434,9 +437,10 @@ impl Outlet {
 }
 
 /// Whether an error means no more than "later".
-fn again(error: io::Error) -> Result<(), Broken> {
+pub(super) fn again(error: io::Error) -> Result<(), Broken> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
+        io::ErrorKind::InvalidData => Err(Broken::Tls(error.to_string())),
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Err(Broken::Closed),
         _ => Err(Broken::System(error.to_string())),
     }

@@ -10,7 +10,9 @@ use super::frame::VERSION;
 use super::greeting::{Hello, Identity};
 use super::peer::PeerRegions;
 use super::requester::{Operation, Patience, Requester};
+use super::session::Session;
 use super::socket::{Ready, Socket, WakeUp};
+use super::tls::{TlsConfig, is_beyond_loopback};
 use crate::disk::inbox::Inbox;
 use forebay_mover::{Completion, Link, LinkOp, Memory, OpId, Outcome};
 use std::collections::HashMap;
@@ -21,7 +23,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// How a flow is used.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct FlowOptions {
     /// Shown to the peer if it asks for one. At most [`TOKEN_BYTES_MAX`](super::TOKEN_BYTES_MAX) bytes.
     pub token: Vec<u8>,
@@ -37,6 +39,10 @@ pub struct FlowOptions {
     pub ping_after_us: u64,
     /// The socket's buffers, each; the system decides otherwise.
     pub socket_buffer_bytes: Option<usize>,
+    /// This node's certificate and whom it trusts. `None`: plain text.
+    pub tls: Option<Arc<TlsConfig>>,
+    /// Plain text also to addresses beyond loopback.
+    pub plain_beyond_loopback: bool,
 }
 
 impl Default for FlowOptions {
@@ -49,6 +55,8 @@ impl Default for FlowOptions {
             op_limit_us: 30_000_000,
             ping_after_us: 1_000_000,
             socket_buffer_bytes: None,
+            tls: None,
+            plain_beyond_loopback: false,
         }
     }
 }
@@ -56,6 +64,12 @@ impl Default for FlowOptions {
 /// Why there is no flow.
 #[derive(Debug, Error)]
 pub enum FlowError {
+    /// Plain text would leave the machine.
+    #[error("{address} is beyond loopback: give TLS, or allow plain_beyond_loopback")]
+    Plain {
+        /// Where to.
+        address: SocketAddr,
+    },
     /// No connection came about.
     #[error("{address}: {source}")]
     Connect {
@@ -182,6 +196,9 @@ impl TcpFlow {
         regions: PeerRegions,
         options: FlowOptions,
     ) -> Result<(TcpFlow, Peer), FlowError> {
+        if options.tls.is_none() && !options.plain_beyond_loopback && is_beyond_loopback(address) {
+            return Err(FlowError::Plain { address });
+        }
         let limit = Duration::from_micros(options.connect_limit_us.max(1));
         let stream = TcpStream::connect_timeout(&address, limit)
             .map_err(|source| FlowError::Connect { address, source })?;
@@ -199,6 +216,10 @@ impl TcpFlow {
     ) -> Result<(TcpFlow, Peer), Broken> {
         let system = |error: std::io::Error| Broken::System(error.to_string());
         let wake = WakeUp::new().map_err(system)?;
+        let carrier = match &options.tls {
+            Some(tls) => Box::new(Session::asking(carrier, tls).map_err(system)?),
+            None => carrier,
+        };
         let hello = Hello {
             versions: (VERSION, VERSION),
             from: me,
@@ -324,11 +345,15 @@ struct Worker {
 impl Worker {
     /// Exchanges the greetings.
     fn greet(&mut self, limit_us: u64) -> Result<Peer, Broken> {
+        let left_us = limit_us.saturating_sub(self.now_us());
+        self.carrier.shake_hands(&self.wake, left_us, &|| false)?;
+        let speaks_for = self.carrier.speaks_for();
         let mut ready = Ready::default();
         loop {
             let now_us = self.now_us();
             let pumped = self.connection.pump(now_us, &mut *self.carrier, ready.readable)?;
             if let Some((welcome, regions)) = self.connection.role.peer() {
+                speaks_for.check(&welcome.from.node).map_err(Broken::Turned)?;
                 return Ok(Peer { identity: welcome.from, regions: regions.to_vec() });
             }
             if now_us >= limit_us {

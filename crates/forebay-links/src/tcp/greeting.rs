@@ -128,6 +128,10 @@ pub enum RefusalCode {
     TooManyFlows = 5,
     /// The node is about to end.
     Closing = 6,
+    /// The node speaks TLS only.
+    NotEncrypted = 7,
+    /// The TLS handshake failed, or the peer's certificate speaks for another node.
+    Certificate = 8,
     /// A code of a later version.
     Other = u16::MAX,
 }
@@ -156,6 +160,8 @@ impl Refusal {
             4 => RefusalCode::Instance,
             5 => RefusalCode::TooManyFlows,
             6 => RefusalCode::Closing,
+            7 => RefusalCode::NotEncrypted,
+            8 => RefusalCode::Certificate,
             _ => RefusalCode::Other,
         };
         let text = reader.text()?;

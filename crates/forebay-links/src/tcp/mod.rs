@@ -3,7 +3,8 @@
 //!
 //! Pure parts: `runs`, `command`, `greeting` and `frame` are the bytes; `payload` is where they lie; `exports` is what a
 //! node offers; `connection` turns bytes into frames and payload in place, `requester` and `responder` say what the two
-//! ends do, with `call` and `service` for what is asked beside memory. Driver: `socket`. Glue: [`TcpFlow`], the asking end, and [`TcpServer`], the owning end, with a thread for each
+//! ends do, with `call` and `service` for what is asked beside memory. Driver: `socket`, with
+//! TLS over it in `tls`, `session` and `secured`. Glue: [`TcpFlow`], the asking end, and [`TcpServer`], the owning end, with a thread for each
 //! connection. Knows the wire and whose memory is meant; must never know what bytes mean, or why somebody wants them.
 
 mod body;
@@ -21,11 +22,14 @@ mod peer;
 mod requester;
 mod responder;
 mod runs;
+mod secured;
 mod server;
 mod service;
+mod session;
 #[cfg(test)]
 mod simulation;
 mod socket;
+mod tls;
 
 pub use call::{CALLS_WAITING_MAX, CallError};
 pub(crate) use carrier::Carrier;
@@ -44,3 +48,4 @@ pub use runs::BadRuns;
 pub use server::{ServerOptions, ServerStats, TcpServer};
 pub use service::{Reply, Service};
 pub(crate) use socket::{Ready, WakeUp};
+pub use tls::{TlsConfig, TlsError};

@@ -343,6 +343,8 @@ pub(super) fn farewell(broken: &Broken) -> Option<Vec<u8>> {
         }
         Broken::Bad(bad) => Refusal { code: RefusalCode::NotForebay, text: bad.to_string() },
         Broken::Turned(refusal) => refusal.clone(),
+        // Told by an alert. A reset would overtake it.
+        Broken::Tls(_) => return Some(Vec::new()),
         _ => return None,
     };
     let mut bytes = Vec::new();

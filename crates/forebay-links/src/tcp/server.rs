@@ -9,7 +9,9 @@ use super::frame::Frame;
 use super::greeting::{Hello, Identity, Refusal, RefusalCode};
 use super::responder::{Doorkeeper, Responder, farewell};
 use super::service::{Desk, NoService, Service};
+use super::session::Session;
 use super::socket::{Ready, Socket, WakeUp};
+use super::tls::{SpeaksFor, TlsConfig, is_beyond_loopback};
 use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,7 +24,7 @@ use std::time::{Duration, Instant};
 const REST: Duration = Duration::from_millis(100);
 
 /// What a server allows.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ServerOptions {
     /// What peers have to show. Empty: nothing.
     pub token: Vec<u8>,
@@ -38,6 +40,10 @@ pub struct ServerOptions {
     pub drain_limit_us: u64,
     /// The sockets' buffers, each; the system decides otherwise.
     pub socket_buffer_bytes: Option<usize>,
+    /// This node's certificate and whom it trusts. `None`: plain text.
+    pub tls: Option<Arc<TlsConfig>>,
+    /// Plain text also on addresses that others can reach.
+    pub plain_beyond_loopback: bool,
 }
 
 impl Default for ServerOptions {
@@ -50,6 +56,8 @@ impl Default for ServerOptions {
             progress_limit_us: 2_000_000,
             drain_limit_us: 5_000_000,
             socket_buffer_bytes: None,
+            tls: None,
+            plain_beyond_loopback: false,
         }
     }
 }
@@ -103,8 +111,8 @@ struct State {
 }
 
 impl TcpServer {
-    /// Listens on an address, and refuses calls. Whoever can reach it sees plain text: meant for loopback and for networks
-    /// that are trusted.
+    /// Listens on an address, and refuses calls. Without TLS an address beyond loopback is refused unless it is asked for:
+    /// whoever can reach it sees plain text.
     pub fn listen(
         address: SocketAddr,
         me: Identity,
@@ -122,6 +130,10 @@ impl TcpServer {
         service: Arc<dyn Service>,
         options: ServerOptions,
     ) -> io::Result<TcpServer> {
+        if options.tls.is_none() && !options.plain_beyond_loopback && is_beyond_loopback(address) {
+            let why = format!("{address} is beyond loopback: give TLS, or allow plain_beyond_loopback");
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -218,6 +230,7 @@ impl Shared {
         let code = match broken {
             Broken::Turned(refusal) => refusal.code,
             Broken::Bad(_) => RefusalCode::NotForebay,
+            Broken::Tls(_) => RefusalCode::Certificate,
             _ => return,
         };
         *self.state().stats.refused.entry(code).or_default() += 1;
@@ -281,6 +294,10 @@ impl Port {
             carrier.part(&bytes);
             return Ok(());
         }
+        let carrier = match &self.shared.options.tls {
+            Some(tls) => Box::new(Session::answering(carrier, tls)?),
+            None => carrier,
+        };
         let (number, wake) = (self.next, WakeUp::new()?);
         self.next += 1;
         self.shared.state().wakes.insert(number, wake.clone());
@@ -324,10 +341,11 @@ impl Visit {
         let epoch = Instant::now();
         let now_us = || epoch.elapsed().as_micros() as u64;
         let options = &self.shared.options;
+        self.shake_hands(carrier, wake)?;
         let exports = Arc::clone(&self.shared.exports);
         let waker = wake.clone();
         let desk = Desk::new(Arc::clone(&self.shared.service), move || waker.wake());
-        let (doorkeeper, greet_until_us) = (self.doorkeeper(), options.greeting_limit_us);
+        let (doorkeeper, greet_until_us) = (self.doorkeeper(carrier.speaks_for()), options.greeting_limit_us);
         let responder = Responder::new(self.shared.me, exports, doorkeeper, desk, greet_until_us);
         let mut connection = Connection::new(responder, options.progress_limit_us, 0);
         let mut ready = Ready::default();
@@ -359,9 +377,23 @@ impl Visit {
         }
     }
 
-    fn doorkeeper(&self) -> Doorkeeper {
+    fn shake_hands(&self, carrier: &mut dyn Carrier, wake: &WakeUp) -> Result<(), Broken> {
+        let limit_us = self.shared.options.greeting_limit_us;
+        let is_closing = || self.shared.closing.load(Ordering::Acquire);
+        let shaken = carrier.shake_hands(wake, limit_us, &is_closing);
+        shaken.map_err(|broken| match broken {
+            Broken::Frozen { .. } => {
+                let text = "no TLS handshake came to its end in time".into();
+                Broken::Turned(Refusal { code: RefusalCode::NotForebay, text })
+            }
+            broken => broken,
+        })
+    }
+
+    fn doorkeeper(&self, speaks_for: SpeaksFor) -> Doorkeeper {
         let (shared, peer) = (Arc::clone(&self.shared), Arc::clone(&self.peer));
         Box::new(move |hello| {
+            speaks_for.check(&hello.from.node)?;
             shared.admit(hello)?;
             *peer.lock().unwrap_or_else(PoisonError::into_inner) = Some(hello.from);
             Ok(())

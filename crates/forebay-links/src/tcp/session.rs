@@ -1,0 +1,437 @@
+//! One TLS session over a carrier: the handshake, and bytes that are sealed and opened on their way. This file knows records
+//! and buffers; it must never know frames, or whom to trust.
+//!
+//! Short slices are gathered into records of 16 KiB, long ones are sealed where they lie, and as many records as make a DATA
+//! are one send. Bytes count as sent when their whole record is.
+
+use super::carrier::Carrier;
+use super::connection::Wire;
+use super::payload::slice;
+use super::tls::{SpeaksFor, TlsConfig};
+use rustls::client::UnbufferedClientConnection;
+use rustls::pki_types::ServerName;
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{ConnectionState, UnbufferedStatus, WriteTraffic};
+use std::collections::VecDeque;
+use std::io;
+use std::net::Ipv4Addr;
+
+/// Bytes of a record before it is sealed, at most.
+const RECORD_BYTES: usize = 16 << 10;
+/// What sealing adds at most, new keys that are announced before the record included.
+const SEAL_BYTES: usize = 512;
+/// Records that are sealed at once at most: the payload of a DATA, its frame and its CRC.
+const RECORDS_MAX: usize = 17;
+/// Sealed bytes that wait to be sent, or to be opened, at most.
+const BUFFER_BYTES: usize = RECORDS_MAX * (RECORD_BYTES + SEAL_BYTES);
+/// The first byte of a record, whatever its kind.
+const RECORD_KINDS: std::ops::RangeInclusive<u8> = 20..=24;
+
+/// A carrier whose bytes are sealed.
+pub(super) struct Session {
+    pub carrier: Box<dyn Carrier>,
+    state: State,
+    incoming: Incoming,
+    outgoing: Outgoing,
+}
+
+enum State {
+    Asking(UnbufferedClientConnection),
+    Answering(UnbufferedServerConnection),
+}
+
+/// Bytes from the carrier on their way to the caller.
+struct Incoming {
+    /// Received, from `start` to `end`, and not opened.
+    sealed: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// What is sealed is no whole record.
+    starved: bool,
+    /// Opened, and not taken.
+    opened: Vec<u8>,
+    /// The peer says nothing more.
+    closed: bool,
+}
+
+/// Bytes from the caller on their way to the carrier.
+struct Outgoing {
+    /// From `sent` to `end`.
+    sealed: Box<[u8]>,
+    sent: usize,
+    end: usize,
+    /// Where each record ends, and how many bytes of the caller it has.
+    records: VecDeque<(usize, usize)>,
+    /// The record that short slices are gathered into.
+    gathered: Vec<u8>,
+}
+
+/// What a handshake waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shaken {
+    Done,
+    WantsToReceive,
+    WantsToSend,
+}
+
+/// What a step of the session came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Something was opened, or is to be said.
+    Went,
+    /// More has to be received first.
+    Starved,
+    /// Bytes of the caller were sealed.
+    Sealed,
+    /// The peer says nothing more.
+    Closed,
+}
+
+impl Session {
+    /// The end that connects.
+    pub fn asking(carrier: Box<dyn Carrier>, tls: &TlsConfig) -> io::Result<Session> {
+        // An address is not told to the peer, and this one is not compared with its certificate either.
+        let name = ServerName::IpAddress(Ipv4Addr::UNSPECIFIED.into());
+        let connection = UnbufferedClientConnection::new(tls.asking(), name).map_err(invalid)?;
+        Ok(Session::over(carrier, State::Asking(connection)))
+    }
+
+    /// The end that accepts.
+    pub fn answering(carrier: Box<dyn Carrier>, tls: &TlsConfig) -> io::Result<Session> {
+        let connection = UnbufferedServerConnection::new(tls.answering()).map_err(invalid)?;
+        Ok(Session::over(carrier, State::Answering(connection)))
+    }
+
+    fn over(carrier: Box<dyn Carrier>, state: State) -> Session {
+        let incoming = Incoming {
+            sealed: vec![0; BUFFER_BYTES].into(),
+            start: 0,
+            end: 0,
+            starved: true,
+            opened: Vec::new(),
+            closed: false,
+        };
+        let outgoing = Outgoing {
+            sealed: vec![0; BUFFER_BYTES].into(),
+            sent: 0,
+            end: 0,
+            records: VecDeque::new(),
+            gathered: Vec::new(),
+        };
+        Session { carrier, state, incoming, outgoing }
+    }
+
+    /// Goes on with the handshake as far as it can without waiting. When it fails, a peer that speaks TLS was told why.
+    pub fn shake(&mut self) -> io::Result<Shaken> {
+        loop {
+            self.outgoing.flush(&mut *self.carrier)?;
+            if self.outgoing.end > 0 {
+                return Ok(Shaken::WantsToSend);
+            }
+            let step = self.open(&mut Scatter::over(&[]));
+            if step.is_err() && self.peer_speaks_tls() {
+                // What is to be said about the error is said if the carrier takes it at once.
+                let _ = self.open(&mut Scatter::over(&[]));
+                let _ = self.outgoing.flush(&mut *self.carrier);
+            }
+            match step? {
+                Step::Went | Step::Sealed => {}
+                Step::Starved if !self.is_shaking() => return Ok(Shaken::Done),
+                Step::Starved => match self.incoming.fill(&mut *self.carrier) {
+                    Ok(0) => return Err(io::ErrorKind::ConnectionReset.into()),
+                    Ok(_) => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        return Ok(Shaken::WantsToReceive);
+                    }
+                    Err(error) => return Err(error),
+                },
+                Step::Closed => return Err(io::ErrorKind::ConnectionReset.into()),
+            }
+        }
+    }
+
+    /// Whether the handshake is still under way.
+    pub fn is_shaking(&self) -> bool {
+        match &self.state {
+            State::Asking(connection) => connection.is_handshaking(),
+            State::Answering(connection) => connection.is_handshaking(),
+        }
+    }
+
+    /// Whether what was received begins as a record does.
+    pub fn peer_speaks_tls(&self) -> bool {
+        self.unopened().first().is_none_or(|first| RECORD_KINDS.contains(first))
+    }
+
+    /// What was received and is not opened.
+    pub fn unopened(&self) -> &[u8] {
+        &self.incoming.sealed[self.incoming.start..self.incoming.end]
+    }
+
+    /// The nodes that the peer's certificate speaks for.
+    pub fn certified(&self) -> SpeaksFor {
+        let certificates = match &self.state {
+            State::Asking(connection) => connection.peer_certificates(),
+            State::Answering(connection) => connection.peer_certificates(),
+        };
+        certificates.and_then(<[_]>::first).map_or(SpeaksFor::Only(Vec::new()), SpeaksFor::of)
+    }
+
+    /// Whether a receive may find something that the carrier does not show.
+    pub fn has_input(&self) -> bool {
+        !self.incoming.opened.is_empty() || self.incoming.closed || !self.incoming.starved
+    }
+
+    /// Opens the next record, or does what it asks for.
+    fn open(&mut self, into: &mut Scatter<'_>) -> io::Result<Step> {
+        let Incoming { sealed, start, end, starved, opened, closed } = &mut self.incoming;
+        let mut hands = Hands { into, opened, outgoing: &mut self.outgoing, slices: &[] };
+        let sealed = &mut sealed[*start..*end];
+        let (taken, step) = match &mut self.state {
+            State::Asking(connection) => hands.act(connection.process_tls_records(sealed)),
+            State::Answering(connection) => hands.act(connection.process_tls_records(sealed)),
+        };
+        *start += taken;
+        *starved = matches!(step, Ok(Step::Starved));
+        *closed |= matches!(step, Ok(Step::Closed));
+        step
+    }
+
+    /// Seals as much of the slices as is sent at once.
+    fn seal(&mut self, slices: &[libc::iovec]) -> io::Result<()> {
+        loop {
+            let Incoming { opened, closed, .. } = &mut self.incoming;
+            let mut hands =
+                Hands { into: &mut Scatter::over(&[]), opened, outgoing: &mut self.outgoing, slices };
+            let (_, step) = match &mut self.state {
+                State::Asking(connection) => hands.act(connection.process_tls_records(&mut [])),
+                State::Answering(connection) => hands.act(connection.process_tls_records(&mut [])),
+            };
+            match step? {
+                Step::Sealed => return Ok(()),
+                Step::Went => {}
+                Step::Closed => *closed = true,
+                Step::Starved => return Err(invalid("the handshake is not over")),
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("carrier", &self.carrier).finish_non_exhaustive()
+    }
+}
+
+impl Wire for Session {
+    unsafe fn send(&mut self, slices: &[libc::iovec]) -> io::Result<usize> {
+        // What was sealed before is the beginning of these slices.
+        if !self.outgoing.owes() {
+            self.seal(slices)?;
+        }
+        match self.outgoing.flush(&mut *self.carrier)? {
+            0 => Err(io::ErrorKind::WouldBlock.into()),
+            sent => Ok(sent),
+        }
+    }
+
+    unsafe fn receive(&mut self, slices: &[libc::iovec]) -> io::Result<usize> {
+        let mut into = Scatter::over(slices);
+        let taken = into.put(&self.incoming.opened);
+        self.incoming.opened.drain(..taken);
+        while !into.is_full() {
+            let step = if self.incoming.closed { Step::Closed } else { self.open(&mut into)? };
+            match step {
+                Step::Went | Step::Sealed => {}
+                Step::Closed => return Ok(into.placed),
+                Step::Starved => match self.incoming.fill(&mut *self.carrier) {
+                    Ok(0) => self.incoming.closed = true,
+                    Ok(_) => {}
+                    Err(_) if into.placed > 0 => return Ok(into.placed),
+                    Err(error) => return Err(error),
+                },
+            }
+        }
+        Ok(into.placed)
+    }
+}
+
+/// Where the bytes of a step come from and go to.
+struct Hands<'a, 'b> {
+    into: &'a mut Scatter<'b>,
+    opened: &'a mut Vec<u8>,
+    outgoing: &'a mut Outgoing,
+    /// To be sealed, if there are any.
+    slices: &'a [libc::iovec],
+}
+
+impl Hands<'_, '_> {
+    /// Does what the session asks for. Says how many of the received bytes are done with.
+    fn act<Data>(&mut self, status: UnbufferedStatus<'_, '_, Data>) -> (usize, io::Result<Step>) {
+        let UnbufferedStatus { mut discard, state } = status;
+        let step = match state {
+            Ok(ConnectionState::ReadTraffic(mut traffic)) => loop {
+                match traffic.next_record() {
+                    Some(Ok(record)) => {
+                        discard += record.discard;
+                        let taken = self.into.put(record.payload);
+                        self.opened.extend(&record.payload[taken..]);
+                    }
+                    Some(Err(error)) => break Err(invalid(error)),
+                    None => break Ok(Step::Went),
+                }
+            },
+            Ok(ConnectionState::EncodeTlsData(mut said)) => {
+                self.outgoing.append(0, |room| said.encode(room)).map(|()| Step::Went)
+            }
+            Ok(ConnectionState::TransmitTlsData(said)) => {
+                // It goes before everything that is sealed from now on.
+                said.done();
+                Ok(Step::Went)
+            }
+            Ok(ConnectionState::WriteTraffic(mut traffic)) if !self.slices.is_empty() => {
+                self.outgoing.seal(self.slices, &mut traffic).map(|()| Step::Sealed)
+            }
+            Ok(ConnectionState::WriteTraffic(_) | ConnectionState::BlockedHandshake) => Ok(Step::Starved),
+            Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Ok(Step::Closed),
+            Ok(_) => Err(invalid("early data, which nobody asked for")),
+            Err(error) => Err(invalid(error)),
+        };
+        (discard, step)
+    }
+}
+
+impl Incoming {
+    /// Receives once. 0: the peer sends nothing more.
+    fn fill(&mut self, carrier: &mut dyn Carrier) -> io::Result<usize> {
+        self.sealed.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        let room = &mut self.sealed[self.end..];
+        if room.is_empty() {
+            return Err(invalid("a record longer than any may be"));
+        }
+        // SAFETY: the room is this session's own.
+        let received = unsafe { carrier.receive(&[slice(room.as_mut_ptr(), room.len())]) }?;
+        self.end += received;
+        self.starved &= received == 0;
+        Ok(received)
+    }
+}
+
+impl Outgoing {
+    /// Whether bytes of the caller were sealed and are not sent.
+    fn owes(&self) -> bool {
+        self.records.iter().any(|(_, bytes)| *bytes > 0)
+    }
+
+    /// Appends what `seal` writes into the room it is given, with `bytes` of the caller in it.
+    fn append<E: std::fmt::Display>(
+        &mut self,
+        bytes: usize,
+        seal: impl FnOnce(&mut [u8]) -> Result<usize, E>,
+    ) -> io::Result<()> {
+        self.end += seal(&mut self.sealed[self.end..]).map_err(invalid)?;
+        self.records.push_back((self.end, bytes));
+        Ok(())
+    }
+
+    /// Seals slices, as many as are sent at once. Their memory is readable: `Wire::send` was promised that.
+    fn seal<Data>(&mut self, slices: &[libc::iovec], traffic: &mut WriteTraffic<'_, Data>) -> io::Result<()> {
+        let mut gathered = std::mem::take(&mut self.gathered);
+        let room = RECORD_BYTES * (RECORDS_MAX - self.records.len().min(RECORDS_MAX - 1));
+        let mut left = room;
+        for slice in slices.iter().filter(|slice| slice.iov_len > 0) {
+            let len = slice.iov_len.min(left);
+            left -= len;
+            // SAFETY: the caller of `Wire::send` says that the slices are readable.
+            let mut bytes = unsafe { std::slice::from_raw_parts(slice.iov_base.cast::<u8>(), len) };
+            while !bytes.is_empty() {
+                let short = RECORD_BYTES - gathered.len();
+                let (now, rest) = bytes.split_at(bytes.len().min(short));
+                bytes = rest;
+                if now.len() == RECORD_BYTES {
+                    self.append(RECORD_BYTES, |room| traffic.encrypt(now, room))?;
+                    continue;
+                }
+                gathered.extend(now);
+                if gathered.len() == RECORD_BYTES {
+                    self.append(RECORD_BYTES, |room| traffic.encrypt(&gathered, room))?;
+                    gathered.clear();
+                }
+            }
+        }
+        if !gathered.is_empty() {
+            self.append(gathered.len(), |room| traffic.encrypt(&gathered, room))?;
+            gathered.clear();
+        }
+        self.gathered = gathered;
+        Ok(())
+    }
+
+    /// Sends what the carrier takes, and says how many bytes of the caller have left with whole records.
+    fn flush(&mut self, carrier: &mut dyn Carrier) -> io::Result<usize> {
+        while self.sent < self.end {
+            let rest = &self.sealed[self.sent..self.end];
+            // SAFETY: the sealed bytes are this session's own.
+            match unsafe { carrier.send(&[slice(rest.as_ptr().cast_mut(), rest.len())]) } {
+                Ok(sent) => self.sent += sent,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let mut left = 0;
+        while let Some((_, bytes)) = self.records.pop_front_if(|(end, _)| *end <= self.sent) {
+            left += bytes;
+        }
+        if self.sent == self.end {
+            (self.sent, self.end) = (0, 0);
+        }
+        Ok(left)
+    }
+}
+
+/// Memory of the caller that is filled from its start.
+struct Scatter<'a> {
+    slices: &'a [libc::iovec],
+    /// Bytes of the first slice that are filled.
+    within: usize,
+    placed: usize,
+}
+
+impl<'a> Scatter<'a> {
+    /// Slices that are writable: `Wire::receive` was promised that.
+    fn over(slices: &'a [libc::iovec]) -> Scatter<'a> {
+        Scatter { slices, within: 0, placed: 0 }
+    }
+
+    fn is_full(&self) -> bool {
+        self.slices.is_empty()
+    }
+
+    /// Fills in as many of the bytes as there is room for, and says how many.
+    fn put(&mut self, bytes: &[u8]) -> usize {
+        let mut taken = 0;
+        while let Some((slice, rest)) = self.slices.split_first() {
+            let now = (slice.iov_len - self.within).min(bytes.len() - taken);
+            // SAFETY: the caller of `Wire::receive` says that the slices are writable; `now` bytes are left in this one.
+            // Nobody's slices lie in what a session has opened.
+            unsafe {
+                let to = slice.iov_base.cast::<u8>().add(self.within);
+                std::ptr::copy_nonoverlapping(bytes[taken..].as_ptr(), to, now);
+            }
+            taken += now;
+            self.within += now;
+            if self.within < slice.iov_len {
+                break;
+            }
+            (self.slices, self.within) = (rest, 0);
+        }
+        self.placed += taken;
+        taken
+    }
+}
+
+/// An error of the session itself, not of the system.
+fn invalid(error: impl std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error.to_string())
+}
