@@ -8,16 +8,17 @@
 use crate::clock::ModelClock;
 use crate::device::DeviceMemory;
 use crate::job::Message;
+use crate::kv_store::{KvLease, KvStore, Miss, Refused};
 use crate::latency::LatencyModel;
-use crate::scheduler::{BlockId, ChunkStore, Load, RequestId};
+use crate::scheduler::{BlockId, ChunkStore, Load, RequestId, Residence};
 use crate::stats::StoreStats;
 use crate::truth::KvShape;
 use forebay_kv::ChunkId;
 use forebay_mover::{Class, Closed, End, MoverHandle, Place, Reason, RegionId, Span};
 use forebay_store::admission::gate::PrefillCost;
-use forebay_store::{Lease, NotVerified, Prompt, Store, StoreEnd, TenantId};
+use forebay_store::{Prompt, StoreEnd};
 use std::collections::HashMap;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// How long chunks are leased for a load; a load that takes longer is a miss. The store may allow less.
@@ -27,11 +28,10 @@ const LEASE_US: u64 = 30_000_000;
 #[derive(Clone, Debug)]
 pub struct StoreConnection {
     /// The store.
-    pub store: Store,
-    /// Its mover. There must be routes between the store's place and `device`, both ways, and it must outlive the engine.
+    pub store: Arc<dyn KvStore>,
+    /// What moves the bytes between the two. There must be routes between the store's place and `device`, both ways, and it
+    /// must outlive the engine.
     pub mover: MoverHandle,
-    /// Whose chunks the engine's are.
-    pub tenant: TenantId,
     /// Where the engine's device memory is to be registered.
     pub device: Place,
 }
@@ -58,15 +58,13 @@ pub struct Stored {
     there: bool,
 }
 
-/// What came of a load: the first `good_chunks` of its chunks may be used.
+/// What came of a load: the first of its chunks, as many as are `good`, may be used.
 #[derive(Debug)]
 pub struct Fetched {
     /// For whom it was.
     pub request: RequestId,
     /// Chunks of which every byte was checked.
-    pub good_chunks: usize,
-    /// How many of these, the last ones, were on disk.
-    pub from_disk: usize,
+    pub good: Residence,
     /// Blocks that a lost transfer may still write.
     pub withdrawn: Vec<BlockId>,
 }
@@ -83,7 +81,7 @@ struct Active {
 #[derive(Debug)]
 enum State {
     /// `ends` has one for each chunk that was submitted, in order; `None` while it is under way.
-    Moving { lease: Lease, ends: Vec<Option<End>> },
+    Moving { lease: Box<dyn KvLease>, ends: Vec<Option<End>> },
     /// Everything has ended, and what arrived was checked.
     Checked(Fetched),
 }
@@ -157,15 +155,15 @@ impl External {
 
     /// Tells the store which chunks a request uses, wherever they are or if they have to be computed.
     pub fn used(&self, ids: &[ChunkId]) {
-        self.connection.store.used(self.connection.tenant, ids, self.chunk_bytes());
+        self.connection.store.used(ids, self.chunk_bytes());
     }
 
     /// Starts a load of what is not quicker to compute. Its end comes out of [`External::take_due`].
     pub fn load(&mut self, load: Load, latency: &LatencyModel, clock: &ModelClock) {
-        let StoreConnection { store, tenant, mover, .. } = self.connection.clone();
-        let lease = store.lease(tenant, &load.ids, LEASE_US);
-        let wanted = load.ids.len() - load.first_chunk;
-        let leased = lease.len().saturating_sub(load.first_chunk).min(wanted);
+        let lease = self.connection.store.lease(&load.ids, LEASE_US);
+        let wanted = load.first_chunk..load.ids.len();
+        let held = lease.residence().of(wanted.clone());
+        let leased = held.chunks();
         let now = Instant::now();
         let due_with = |chunks: usize| match chunks {
             0 => now,
@@ -174,16 +172,33 @@ impl External {
                 self.link_free.unwrap_or(now).max(now) + clock.real(link_us)
             }
         };
-        let in_memory = lease.in_memory().saturating_sub(load.first_chunk).min(leased);
-        let wait = due_with(in_memory).duration_since(now);
-        let worth = self.worth_loading(&load, &lease, wait, latency.prefill(), clock);
+        let wait = due_with(held.memory).duration_since(now);
+        let worth = lease.worth_loading(&self.prompt(&load, wait, latency.prefill(), clock));
         let taken = worth.saturating_sub(load.first_chunk).min(leased);
         let due = due_with(taken);
         self.link_free = self.link_free.max(Some(due));
-        let deadline_us = mover.now_us() + due.saturating_duration_since(now).as_micros() as u64;
+        let deadline_us =
+            self.connection.mover.now_us() + due.saturating_duration_since(now).as_micros() as u64;
 
         let id = self.next_load;
         self.next_load += 1;
+        let ends = self.submit(id, &load, lease.as_ref(), taken, deadline_us);
+        self.count(Miss::Missing, wanted.len() - leased);
+        self.stats.gate_loaded_chunks += taken.saturating_sub(held.memory) as u64;
+        self.stats.gate_recomputed_chunks += (leased - taken) as u64;
+        self.loads.insert(id, Active { load, due, state: State::Moving { lease, ends } });
+        self.check_ended(id);
+    }
+
+    /// Has the first `taken` chunks of a load moved. Gives a place for the end of each that is under way.
+    fn submit(
+        &mut self,
+        id: LoadId,
+        load: &Load,
+        lease: &dyn KvLease,
+        taken: usize,
+        deadline_us: u64,
+    ) -> Vec<Option<End>> {
         let mut ends = Vec::with_capacity(taken);
         for (chunk, blocks) in load.blocks.chunks(self.chunk_blocks).take(taken).enumerate() {
             let inbox = self.inbox.clone();
@@ -191,33 +206,22 @@ impl External {
             let on_end = move |end| drop(inbox.send(Message::Loaded(Loaded { load: id, chunk, end })));
             let targets = self.layers(blocks);
             let place = load.first_chunk + chunk;
-            let submitted =
-                store.load_chunk(&lease, place, &targets, Class::Demand, Some(deadline_us), on_end);
-            if submitted.is_err() {
-                // What is behind it would be of no use.
-                break;
+            match lease.load_chunk(place, &targets, Class::Demand, Some(deadline_us), Box::new(on_end)) {
+                Ok(()) => ends.push(None),
+                Err(miss) => {
+                    // What is behind it would be of no use.
+                    self.count(miss, 1);
+                    break;
+                }
             }
-            ends.push(None);
         }
-        self.stats.missing_chunks += (wanted - leased) as u64;
-        self.stats.unmoved_chunks += u64::from(ends.len() < taken);
-        self.stats.gate_loaded_chunks += (taken - in_memory) as u64;
-        self.stats.gate_recomputed_chunks += (leased - taken) as u64;
-        self.loads.insert(id, Active { load, due, state: State::Moving { lease, ends } });
-        self.check_ended(id);
+        ends
     }
 
-    /// How many chunks of a lease are to be loaded. The store knows how long real reads of the emulated bytes take, so that
-    /// computing counts in real time too.
-    fn worth_loading(
-        &self,
-        load: &Load,
-        lease: &Lease,
-        wait: Duration,
-        prefill: PrefillCost,
-        clock: &ModelClock,
-    ) -> usize {
-        let prompt = Prompt {
+    /// What decides how much of a lease is to be loaded. The store knows how long real reads of the emulated bytes take, so
+    /// that computing counts in real time too.
+    fn prompt(&self, load: &Load, wait: Duration, prefill: PrefillCost, clock: &ModelClock) -> Prompt {
+        Prompt {
             tokens: load.tokens,
             held_chunks: load.first_chunk,
             chunk_tokens: self.chunk_tokens() as u32,
@@ -228,8 +232,7 @@ impl External {
                 floor_us: clock.real_us(prefill.floor_us),
             },
             wait_us: wait.as_secs_f64() * 1e6,
-        };
-        self.connection.store.worth_loading(lease, &prompt)
+        }
     }
 
     /// Takes in that a chunk has arrived or failed.
@@ -248,43 +251,34 @@ impl External {
         if let State::Moving { lease, ends } = &active.state
             && active.state.has_ended()
         {
-            let good_chunks = self.good_chunks(&active.load, lease, ends);
-            let in_memory = lease.in_memory().saturating_sub(active.load.first_chunk);
-            let from_disk = good_chunks.saturating_sub(in_memory);
-            self.stats.disk_chunks += from_disk as u64;
-            let fetched = Fetched {
-                request: active.load.request,
-                good_chunks,
-                from_disk,
-                withdrawn: self.touched_blocks(&active.load, ends),
-            };
+            let first = active.load.first_chunk;
+            let good_chunks = self.good_chunks(&active.load, lease.as_ref(), ends);
+            let good = lease.residence().of(first..first + good_chunks);
+            self.stats.disk_chunks += good.disk as u64;
+            self.stats.peer_chunks += good.peers as u64;
+            let withdrawn = self.touched_blocks(&active.load, ends);
+            let fetched = Fetched { request: active.load.request, good, withdrawn };
             active.state = State::Checked(fetched);
         }
         self.loads.insert(id, active);
     }
 
     /// How many chunks of a load, from the first on, arrived with every byte right.
-    fn good_chunks(&mut self, load: &Load, lease: &Lease, ends: &[Option<End>]) -> usize {
+    fn good_chunks(&mut self, load: &Load, lease: &dyn KvLease, ends: &[Option<End>]) -> usize {
         let mut good = 0;
         for (blocks, end) in load.blocks.chunks(self.chunk_blocks).zip(ends) {
-            let counter = match end {
-                Some(End::Done { .. }) => match self.verify(lease, load.first_chunk + good, blocks) {
-                    Ok(()) => {
-                        good += 1;
-                        continue;
-                    }
-                    Err(NotVerified::Corrupt { .. }) => &mut self.stats.corrupt_chunks,
-                    Err(NotVerified::Unreadable(_) | NotVerified::Length { .. }) => {
-                        &mut self.stats.missing_chunks
-                    }
-                },
+            let arrived = match end {
+                Some(End::Done { .. }) => self.verify(lease, load.first_chunk + good, blocks),
                 Some(End::Failed(failure)) if matches!(failure.reason, Reason::Corrupt { .. }) => {
-                    &mut self.stats.corrupt_chunks
+                    Err(Miss::Corrupt)
                 }
-                _ => &mut self.stats.unmoved_chunks,
+                _ => Err(Miss::Unmoved),
             };
-            *counter += 1;
-            break;
+            if let Err(miss) = arrived {
+                self.count(miss, 1);
+                break;
+            }
+            good += 1;
         }
         self.stats.loaded_chunks += good as u64;
         self.stats.unused_chunks += ends.len().saturating_sub(good + 1) as u64;
@@ -292,13 +286,39 @@ impl External {
     }
 
     /// Checks every layer of a chunk as it lies in the device.
-    fn verify(&mut self, lease: &Lease, chunk: usize, blocks: &[BlockId]) -> Result<(), NotVerified> {
+    fn verify(&mut self, lease: &dyn KvLease, chunk: usize, blocks: &[BlockId]) -> Result<(), Miss> {
         for layer in 0..self.shape.layers() {
             let extents = self.layer.chunks_exact_mut(self.shape.extent_bytes());
             extents.zip(blocks).for_each(|(extent, block)| self.device.read(layer, *block, extent));
-            self.connection.store.verify(lease, chunk, layer, &[&self.layer])?;
+            lease.verify(chunk, layer, &self.layer)?;
         }
         Ok(())
+    }
+
+    /// Counts chunks that were found and cannot be used. Whatever a store that is gone did not do, it did not do because of
+    /// that; wrong bytes are another matter.
+    fn count(&mut self, miss: Miss, chunks: usize) {
+        let miss = match miss {
+            Miss::Corrupt => Miss::Corrupt,
+            _ if !self.connection.store.is_reachable() => Miss::NodeGone,
+            other => other,
+        };
+        let stats = &mut self.stats;
+        let counter = match miss {
+            Miss::NodeGone => &mut stats.node_gone_chunks,
+            Miss::DeadLease => &mut stats.dead_lease_chunks,
+            Miss::Missing => &mut stats.missing_chunks,
+            Miss::Corrupt => &mut stats.corrupt_chunks,
+            Miss::Unmoved => &mut stats.unmoved_chunks,
+        };
+        *counter += chunks as u64;
+    }
+
+    /// So many tokens of a prompt have been computed. What could not be asked for is worth to be known.
+    pub fn computed(&mut self, tokens: usize) {
+        if !self.connection.store.is_reachable() {
+            self.stats.unasked_chunks += (tokens / self.chunk_tokens()) as u64;
+        }
     }
 
     /// Blocks of chunks of which a lost operation may still write some part.
@@ -336,13 +356,13 @@ impl External {
             let _ = inbox.send(Message::Stored(Stored { blocks: held, quiet, there }));
         };
         let layers = self.layers(&blocks);
-        let StoreConnection { store, tenant, .. } = &self.connection;
-        match store.store_chunk(*tenant, id, parent, &layers, Class::WriteBack, on_end) {
+        let store = &self.connection.store;
+        match store.store_chunk(id, parent, &layers, Class::WriteBack, Box::new(on_end)) {
             Ok(()) => {
                 self.storing += 1;
                 None
             }
-            Err(_) => {
+            Err(Refused) => {
                 self.stats.refused_chunks += 1;
                 Some(blocks)
             }

@@ -12,6 +12,7 @@ pub mod events;
 mod external;
 mod http;
 mod job;
+pub mod kv_store;
 pub mod latency;
 pub mod profile;
 pub mod scheduler;

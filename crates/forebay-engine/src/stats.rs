@@ -52,18 +52,26 @@ pub struct StoreStats {
     pub loaded_chunks: u64,
     /// Of these, chunks that the store had on disk.
     pub disk_chunks: u64,
-    /// On disk, and quicker to load than to compute.
+    /// Of these, chunks that the store fetched from peers.
+    pub peer_chunks: u64,
+    /// Not in memory, and quicker to load than to compute.
     pub gate_loaded_chunks: u64,
-    /// On disk, and computed again because that was quicker.
+    /// Not in memory, and computed again because that was quicker.
     pub gate_recomputed_chunks: u64,
     /// Loaded with wrong bytes, and caught.
     pub corrupt_chunks: u64,
-    /// Gone between the lookup and the lease.
+    /// Lost with the node that had found them.
+    pub node_gone_chunks: u64,
+    /// Under a lease that ended before they were in use.
+    pub dead_lease_chunks: u64,
+    /// Gone between the lookup and their use.
     pub missing_chunks: u64,
     /// Not moved: the transfer failed or was refused.
     pub unmoved_chunks: u64,
     /// Good, but behind one that was not, so of no use.
     pub unused_chunks: u64,
+    /// Whole chunks of prompts that were computed while there was no node to ask for them.
+    pub unasked_chunks: u64,
     /// Stored by this engine.
     pub stored_chunks: u64,
     /// Offered to the store, which refused them or failed to copy them.

@@ -181,8 +181,8 @@ impl Worker {
     /// Hands chunks that have arrived, and whose time has passed, to the scheduler.
     fn take_fetched(&mut self) {
         let Some(external) = &mut self.external else { return };
-        for Fetched { request, good_chunks, from_disk, withdrawn } in external.take_due(Instant::now()) {
-            self.scheduler.load_ended(request, good_chunks, from_disk, &withdrawn);
+        for Fetched { request, good, withdrawn } in external.take_due(Instant::now()) {
+            self.scheduler.load_ended(request, good, &withdrawn);
         }
     }
 
@@ -262,6 +262,9 @@ impl Worker {
         if first {
             active.first_token = Some(Instant::now());
             self.stats.prompt_tokens += state.prompt_tokens() as u64;
+            if let Some(external) = &mut self.external {
+                external.computed(state.prompt_tokens() - state.hit().tokens());
+            }
             self.stats.ttft.observe(&TTFT_BOUNDS_S, self.clock.model_s_since(active.job.arrived));
         }
         let due = match active.job.delivery {

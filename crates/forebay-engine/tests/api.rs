@@ -19,7 +19,9 @@ async fn cold_and_warm_answers_are_the_oracles() {
     let prompt = tokens(1_000, 1);
     let (cold, usage) = client.complete(&prompt, 20).await;
     assert_eq!(cold, oracle.predict(&prompt, 20));
-    let nothing = json!({ "cached_tokens": 0, "external_cached_tokens": 0, "ssd_cached_tokens": 0 });
+    let nothing = json!({
+        "cached_tokens": 0, "external_cached_tokens": 0, "ssd_cached_tokens": 0, "peer_cached_tokens": 0,
+    });
     assert_eq!(usage["prompt_tokens_details"], nothing);
     assert_eq!(
         (&usage["prompt_tokens"], &usage["completion_tokens"], &usage["total_tokens"]),

@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Client, FAST, config, eventually, oracle, tokens};
+use forebay_engine::kv_store::InProcess;
 use forebay_engine::latency::Launch;
 use forebay_engine::{Engine, EngineConfig, EngineHandle, StoreConnection};
 use forebay_links::disk::{
@@ -93,9 +94,8 @@ impl Rig {
 
     async fn spawn(&self, config: &EngineConfig, device: u16) -> (EngineHandle, Client) {
         let connection = StoreConnection {
-            store: self.store.clone(),
+            store: Arc::new(InProcess::new(self.store.clone(), TenantId::default())),
             mover: self.mover.handle(),
-            tenant: TenantId::default(),
             device: Place::Device(device),
         };
         let engine = Engine::spawn(config.clone(), Some(connection)).await.expect("it starts");

@@ -24,6 +24,7 @@ fn request(arm: &str, number: u32) -> RequestRecord {
         cached_tokens: Some(6_000),
         external_cached_tokens: Some(2_000),
         ssd_cached_tokens: Some(500),
+        peer_cached_tokens: Some(300),
         wrong_tokens: Some(0),
         outcome: Outcome::Ok,
     }
@@ -91,7 +92,8 @@ fn tokens_are_split_by_the_engines_own_account() {
         RequestRecord { cached_tokens: Some(12_000), external_cached_tokens: None, ..request("a", 1) };
     let silent = RequestRecord { cached_tokens: None, external_cached_tokens: None, ..request("a", 2) };
     let arm = &summarize(&log_of([request("a", 0), more_cached, silent])).arms[0];
-    let expected = TokenSources { gpu: 14_000, memory: 1_500, ssd: 500, computed: 4_000, unreported: 10_000 };
+    let expected =
+        TokenSources { gpu: 14_000, memory: 1_200, ssd: 500, peer: 300, computed: 4_000, unreported: 10_000 };
     assert_eq!(arm.sources, expected);
     assert_eq!(arm.sources.hit_rate(), Some(0.8));
 }

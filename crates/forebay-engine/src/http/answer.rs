@@ -104,6 +104,8 @@ struct PromptDetails {
     external_cached_tokens: usize,
     /// Of these, the ones that the store had on disk.
     ssd_cached_tokens: usize,
+    /// Of those from the store, the ones that its peers had.
+    peer_cached_tokens: usize,
 }
 
 impl Usage {
@@ -124,6 +126,7 @@ impl Usage {
         self.prompt_tokens_details.cached_tokens += hit.tokens();
         self.prompt_tokens_details.external_cached_tokens += hit.store_tokens;
         self.prompt_tokens_details.ssd_cached_tokens += hit.disk_tokens;
+        self.prompt_tokens_details.peer_cached_tokens += hit.peer_tokens;
     }
 }
 

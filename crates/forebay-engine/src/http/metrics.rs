@@ -36,12 +36,17 @@ pub fn render(stats: &Stats, model: &str, block_tokens: usize) -> String {
         "Tokens that came from the store",
         cache.store_hits_tokens,
     );
-    let in_memory = cache.store_hits_tokens - cache.disk_hits_tokens;
+    let (disk, peers) = (cache.disk_hits_tokens, cache.peer_hits_tokens);
+    let in_memory = cache.store_hits_tokens - disk - peers;
     text.labelled(
         "forebay_external_prefix_cache_hits_total",
         "counter",
         "Tokens that came from the store, by tier",
-        &[("tier=\"memory\"".to_owned(), in_memory), ("tier=\"disk\"".to_owned(), cache.disk_hits_tokens)],
+        &[
+            ("tier=\"memory\"".to_owned(), in_memory),
+            ("tier=\"disk\"".to_owned(), disk),
+            ("tier=\"peer\"".to_owned(), peers),
+        ],
     );
     text.counter(
         "vllm:num_preemptions",
@@ -74,19 +79,35 @@ pub fn render(stats: &Stats, model: &str, block_tokens: usize) -> String {
     text.labelled(
         "forebay_loaded_chunks_total",
         "counter",
-        "Chunks loaded from the store, by outcome",
+        "Chunks to be loaded from the store, by outcome",
         &[
             ("outcome=\"good\"".to_owned(), store.loaded_chunks),
             ("outcome=\"corrupt\"".to_owned(), store.corrupt_chunks),
+            ("outcome=\"node_gone\"".to_owned(), store.node_gone_chunks),
+            ("outcome=\"dead_lease\"".to_owned(), store.dead_lease_chunks),
             ("outcome=\"missing\"".to_owned(), store.missing_chunks),
             ("outcome=\"unmoved\"".to_owned(), store.unmoved_chunks),
             ("outcome=\"unused\"".to_owned(), store.unused_chunks),
         ],
     );
+    let by_source = |source: &str, chunks: u64| (format!("source=\"{source}\""), chunks);
+    let near_chunks = store.disk_chunks + store.peer_chunks;
+    text.labelled(
+        "forebay_good_chunks_total",
+        "counter",
+        "Chunks loaded with every byte right, by where the store had them",
+        &[
+            by_source("memory", store.loaded_chunks - near_chunks),
+            by_source("disk", store.disk_chunks),
+            by_source("peer", store.peer_chunks),
+        ],
+    );
+    let help = "Chunks of prompts that were computed because no node could be asked for them";
+    text.counter("forebay_unasked_chunks", help, store.unasked_chunks);
     text.labelled(
         "forebay_gate_chunks_total",
         "counter",
-        "Chunks that the store had on disk, by what was quicker",
+        "Chunks that the store had, but not in memory, by what was quicker",
         &[
             ("decision=\"loaded\"".to_owned(), store.gate_loaded_chunks),
             ("decision=\"recomputed\"".to_owned(), store.gate_recomputed_chunks),

@@ -71,6 +71,8 @@ pub struct Counters {
     pub store_hits_tokens: u64,
     /// Of these, tokens that the store had on disk.
     pub disk_hits_tokens: u64,
+    /// Of the tokens from the store, those that it had to fetch from peers.
+    pub peer_hits_tokens: u64,
     /// Requests that gave their blocks back to be recomputed.
     pub preemptions: u64,
     /// Complete chunks of finished requests that the store was not given, because stores held too many blocks.

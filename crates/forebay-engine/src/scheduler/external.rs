@@ -2,7 +2,7 @@
 //! must never know how chunks are moved.
 
 use super::request::Phase;
-use super::{Admission, BlockId, ChunkStore, Load, RequestId, Scheduler};
+use super::{Admission, BlockId, ChunkStore, Load, RequestId, Residence, Scheduler};
 
 impl Scheduler {
     /// Gives a request blocks for `chunks` chunks of the store, behind those of `hits` that fill whole chunks.
@@ -26,22 +26,15 @@ impl Scheduler {
         Admission::Load(Load { request: id, tokens, ids, first_chunk, blocks })
     }
 
-    /// A load has ended: the first `loaded_chunks` of its chunks are in their blocks, every byte checked; the last
-    /// `from_disk` of these were on disk. `withdrawn` are blocks among the others that may still be written and are never
-    /// used again.
-    pub fn load_ended(
-        &mut self,
-        id: RequestId,
-        loaded_chunks: usize,
-        from_disk: usize,
-        withdrawn: &[BlockId],
-    ) {
+    /// A load has ended: its first chunks, as many as `loaded` has, are in their blocks, every byte checked. `withdrawn` are
+    /// blocks among the others that may still be written and are never used again.
+    pub fn load_ended(&mut self, id: RequestId, loaded: Residence, withdrawn: &[BlockId]) {
         let chunk_blocks = self.chunk_blocks();
         let Some(request) = self.requests.get_mut(&id) else { return };
         let Phase::Loading { first_chunk, aborted } = request.phase else { return };
         self.loading -= 1;
         request.phase = Phase::Waiting;
-        let good_chunks = (first_chunk + loaded_chunks).min(request.stored_chunks);
+        let good_chunks = (first_chunk + loaded.chunks()).min(request.stored_chunks);
         request.load_failed = good_chunks < request.stored_chunks;
         request.stored_chunks = good_chunks;
         for block in request.blocks.split_off(good_chunks * chunk_blocks).into_iter().rev() {
@@ -54,9 +47,13 @@ impl Scheduler {
         request.computed = loaded_tokens.min(request.tokens.len() - 1);
         if !request.started {
             let behind = |tokens: usize| request.computed.saturating_sub(tokens);
-            let in_memory_tokens = loaded_tokens - from_disk * chunk_blocks * self.config.block_tokens;
-            request.hit.store_tokens = behind(request.hit.gpu_tokens);
-            request.hit.disk_tokens = behind(request.hit.gpu_tokens.max(in_memory_tokens));
+            let gpu_tokens = request.hit.gpu_tokens;
+            let chunk_tokens = chunk_blocks * self.config.block_tokens;
+            let near_tokens = loaded_tokens - loaded.peers * chunk_tokens;
+            let in_memory_tokens = near_tokens - loaded.disk * chunk_tokens;
+            request.hit.store_tokens = behind(gpu_tokens);
+            request.hit.peer_tokens = behind(gpu_tokens.max(near_tokens));
+            request.hit.disk_tokens = behind(gpu_tokens.max(in_memory_tokens)) - request.hit.peer_tokens;
         }
         let computed = request.computed;
         if aborted {

@@ -32,7 +32,7 @@ mod tests;
 pub use blocks::{BlockId, BlockPool, CacheEvent};
 pub use config::{Counters, Refused, SchedulerConfig};
 pub use request::{CacheHit, Request, RequestId};
-pub use step::{ChunkStore, Completed, Load, Share, Step};
+pub use step::{ChunkStore, Completed, Load, Residence, Share, Step};
 
 use crate::truth::BlockHasher;
 use forebay_kv::ChunkId;
@@ -359,6 +359,7 @@ impl Scheduler {
             self.counters.store_queries_tokens += (tokens - request.hit.gpu_tokens) as u64;
             self.counters.store_hits_tokens += request.hit.store_tokens as u64;
             self.counters.disk_hits_tokens += request.hit.disk_tokens as u64;
+            self.counters.peer_hits_tokens += request.hit.peer_tokens as u64;
         }
     }
 

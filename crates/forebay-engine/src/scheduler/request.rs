@@ -18,6 +18,8 @@ pub struct CacheHit {
     pub store_tokens: usize,
     /// Of these, the ones that the store had on disk.
     pub disk_tokens: usize,
+    /// Of those from the store, the ones that its peers had.
+    pub peer_tokens: usize,
 }
 
 impl CacheHit {

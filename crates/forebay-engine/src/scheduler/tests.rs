@@ -156,7 +156,9 @@ impl Rig {
         }
         let withdrawn: Vec<BlockId> =
             load.blocks.last().copied().filter(|_| withdraw && good < wanted).into_iter().collect();
-        self.scheduler.load_ended(load.request, good, good / 2, &withdrawn);
+        let (disk, peers) = (good / 2, good / 3);
+        let loaded = Residence { memory: good - disk - peers, disk, peers };
+        self.scheduler.load_ended(load.request, loaded, &withdrawn);
         self.check();
     }
 

@@ -140,6 +140,7 @@ mod tests {
             cached_tokens: Some(512),
             external_cached_tokens: Some(256),
             ssd_cached_tokens: Some(128),
+            peer_cached_tokens: Some(64),
             wrong_tokens: Some(0),
             outcome,
         })

@@ -70,6 +70,9 @@ pub struct RequestRecord {
     /// Those of the latter that came from an SSD; `None` when the engine did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ssd_cached_tokens: Option<u32>,
+    /// Those of the external ones that came from another node; `None` when the engine did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_cached_tokens: Option<u32>,
     /// Tokens that differ from what the engine must answer; `None` when nobody checked.
     pub wrong_tokens: Option<u32>,
     /// How it ended.

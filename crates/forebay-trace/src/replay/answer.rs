@@ -44,6 +44,9 @@ pub struct PromptTokensDetails {
     /// Those of the latter whose KV came from an SSD.
     #[serde(default)]
     pub ssd_cached_tokens: Option<u32>,
+    /// Those of the external ones whose KV came from another node.
+    #[serde(default)]
+    pub peer_cached_tokens: Option<u32>,
 }
 
 #[derive(Deserialize)]

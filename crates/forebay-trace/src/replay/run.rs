@@ -207,6 +207,7 @@ impl<'a, S: FnMut(&RequestRecord) -> io::Result<()>> Run<'a, S> {
             cached_tokens: details.and_then(|details| details.cached_tokens),
             external_cached_tokens: details.and_then(|details| details.external_cached_tokens),
             ssd_cached_tokens: details.and_then(|details| details.ssd_cached_tokens),
+            peer_cached_tokens: details.and_then(|details| details.peer_cached_tokens),
             wrong_tokens: ended.wrong_tokens,
             outcome: reply.failure.clone().map_or(Outcome::Ok, Outcome::Failed),
         }

@@ -5,14 +5,14 @@ use super::plot::{
     Distribution, LoadPanel, Moved, Series, Split, distributions, escape, load, moved, sources,
 };
 use super::quantile::{Quantiles, sorted};
-use super::summary::{ArmSummary, Class, Summary};
+use super::summary::{ArmSummary, Class, Summary, TokenSources};
 use super::units::{NONE, count, millis_or_none, percent_or_none, seconds_or_none};
 use crate::record::RecordLog;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 /// Parts of a prompt by source, as the page names them.
-const SOURCES: [&str; 4] = ["GPU cache", "memory", "SSD", "computed"];
+const SOURCES: [&str; 5] = ["GPU cache", "memory", "SSD", "peer", "computed"];
 
 /// The page. `summary` is the summary of `log`.
 pub fn html(summary: &Summary, log: &RecordLog) -> String {
@@ -141,20 +141,19 @@ fn ttft(summary: &Summary, log: &RecordLog) -> String {
 }
 
 fn hits(summary: &Summary) -> String {
-    let wholes: Vec<Split> = summary
-        .arms
-        .iter()
-        .map(|arm| Split {
-            name: arm.arm.clone(),
-            parts: vec![arm.sources.gpu, arm.sources.memory, arm.sources.ssd, arm.sources.computed],
-        })
-        .collect();
+    let wholes: Vec<Split> =
+        summary.arms.iter().map(|arm| Split { name: arm.arm.clone(), parts: parts(&arm.sources) }).collect();
     let plot =
         sources("plot-hits", "Prompt tokens by source and arm", "share of prompt tokens", &SOURCES, &wholes);
     let keys = SOURCES.iter().enumerate().map(|(index, name)| box_key(&format!("s{index}"), name));
     let text = "Where the prompt's KV came from, as the engines report it: found in the GPU's own cache, fetched from \
-                memory or SSD, or computed.";
+                memory, from SSD or from another node, or computed.";
     section("hits", "Hits by source", text, &(legend(keys) + &scrolling(&plot)))
+}
+
+fn parts(sources: &TokenSources) -> Vec<u64> {
+    let TokenSources { gpu, memory, ssd, peer, computed, .. } = *sources;
+    vec![gpu, memory, ssd, peer, computed]
 }
 
 fn loads(summary: &Summary, log: &RecordLog) -> String {

@@ -58,10 +58,12 @@ pub struct ArmSummary {
 pub struct TokenSources {
     /// Found in the GPU's own cache.
     pub gpu: u64,
-    /// Fetched from outside of the GPU, but not from an SSD.
+    /// Fetched from outside of the GPU, but neither from an SSD nor from a peer.
     pub memory: u64,
     /// Fetched from an SSD.
     pub ssd: u64,
+    /// Fetched from another node.
+    pub peer: u64,
     /// Computed.
     pub computed: u64,
     /// Tokens of requests whose engine did not report its hits. They are in none of the above.
@@ -154,7 +156,7 @@ impl Summary {
 impl TokenSources {
     /// All tokens whose source is known.
     pub fn known(&self) -> u64 {
-        self.gpu + self.memory + self.ssd + self.computed
+        self.gpu + self.memory + self.ssd + self.peer + self.computed
     }
 
     /// Share of tokens that were not computed, 0 to 1; `None` when no engine reported.
@@ -173,8 +175,10 @@ impl TokenSources {
         let external = u64::from(record.external_cached_tokens.unwrap_or(0)).min(cached);
         let ssd = u64::from(record.ssd_cached_tokens.unwrap_or(0)).min(external);
         self.gpu += cached - external;
-        self.memory += external - ssd;
+        let peer = u64::from(record.peer_cached_tokens.unwrap_or(0)).min(external - ssd);
+        self.memory += external - ssd - peer;
         self.ssd += ssd;
+        self.peer += peer;
         self.computed += input - cached;
     }
 }

@@ -65,10 +65,11 @@ fn sources(summary: &Summary) -> Table {
             "gpu",
             "memory",
             "ssd",
+            "peer",
             "computed",
             "prompt tokens",
             "wrong tokens",
-            "answers checked",
+            "checked",
         ],
     );
     for arm in &summary.arms {
@@ -81,6 +82,7 @@ fn sources(summary: &Summary) -> Table {
             share(sources.gpu),
             share(sources.memory),
             share(sources.ssd),
+            share(sources.peer),
             share(sources.computed),
             count(sources.known() + sources.unreported),
             arm.wrong.map_or_else(|| "unchecked".into(), |wrong| count(wrong.tokens)),

@@ -3,6 +3,7 @@
 
 use super::route::{size, wait_for_signal};
 use forebay_engine::events::EventsConfig;
+use forebay_engine::kv_store::InProcess;
 use forebay_engine::latency::Launch;
 use forebay_engine::profile::Profile;
 use forebay_engine::{Engine, EngineConfig, EngineHandle, StoreConnection};
@@ -14,6 +15,7 @@ use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
 use forebay_store::{Pages, Store, TenantId, TierConfig, WriteBackConfig};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Requests under way may take this long, in real time, to end after a signal.
@@ -231,9 +233,8 @@ impl Tier {
 
     fn connection(&self) -> StoreConnection {
         StoreConnection {
-            store: self.store.clone(),
+            store: Arc::new(InProcess::new(self.store.clone(), TenantId::default())),
             mover: self.mover.handle(),
-            tenant: TenantId::default(),
             device: DEVICE,
         }
     }

@@ -3,6 +3,7 @@
 
 use super::fault::Fault;
 use super::ssd::SsdShape;
+use forebay_engine::kv_store::InProcess;
 use forebay_engine::profile::Profile;
 use forebay_engine::truth::Oracle;
 use forebay_engine::{Engine, EngineConfig, EngineHandle, StoreConnection};
@@ -127,8 +128,8 @@ impl HostShape {
         for number in 0..self.engines {
             let device = Place::Device(number);
             self.join_by_pcie(&mover, number, device, &flipped_bits)?;
-            let tenant = TenantId::default();
-            let connection = StoreConnection { store: store.clone(), mover: mover.clone(), device, tenant };
+            let shared = Arc::new(InProcess::new(store.clone(), TenantId::default()));
+            let connection = StoreConnection { store: shared, mover: mover.clone(), device };
             engines.push(Engine::spawn(self.engine_config(), Some(connection)).await?);
         }
         let backends = engines.iter().enumerate().map(|(number, engine)| Backend {
