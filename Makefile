@@ -6,9 +6,11 @@ FOREBAY := target/release/forebay
 
 .PHONY: setup build demo test test-rust test-loom test-unverified test-python lint bench clean
 
-## What the tests need beside Rust: Chromium to look at the report, UCX, pytest and ruff in a virtual environment.
+## What the tests need beside Rust: Chromium to look at the report, etcd, UCX, pytest and ruff in a virtual environment.
 setup: $(VENV)/.done
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust with rustup (https://rustup.rs)"; exit 1; }
+	@command -v etcd >/dev/null || { apt-get update -q && apt-get install -y -q etcd-server; } \
+		|| echo "etcd could not be installed: the tests of the directory in etcd will be skipped"
 	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q chromium; } \
 		|| echo "chromium could not be installed: the tests that look at the report will be skipped"
 	@ldconfig -p | grep -q libucp.so.0 || { apt-get update -q && apt-get install -y -q libucx0; } \

@@ -6,5 +6,8 @@
 mod bytes;
 pub mod client;
 pub mod directory;
+mod endpoint;
+mod hex;
 #[expect(dead_code, reason = "the end of the node follows")]
 mod local;
+pub mod metrics;

@@ -4,9 +4,11 @@
 //! any directory everything but finding chunks elsewhere works. Knows nodes and chunk ids; must never know what a chunk
 //! holds, or decide from whom it is read.
 
+mod etcd;
 mod record;
 mod static_file;
 
+pub use etcd::{EtcdConfig, EtcdDirectory, EtcdError};
 pub use record::{NAME_BYTES_MAX, NodeRecord, RecordError, node_of_name};
 pub use static_file::{StaticDirectory, StaticError};
 

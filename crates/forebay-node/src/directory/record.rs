@@ -1,6 +1,7 @@
 //! What a node says about itself so that others can reach it. This file knows the record's fields and their bounds; it
 //! must never know where records are kept.
 
+use crate::hex::{from_hex, to_hex};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use thiserror::Error;
@@ -91,32 +92,6 @@ pub(super) fn id_of(field: &'static str, value: &str) -> Result<[u8; 16], Record
     from_hex(value).ok_or_else(|| RecordError::Id { field, value: value[..start].to_owned() })
 }
 
-/// Lower-case hexadecimal digits.
-pub(super) fn to_hex(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    digits.map(|digit| char::from(DIGITS[usize::from(digit)])).collect()
-}
-
-/// `N` bytes from `2 N` hexadecimal digits, as [`to_hex`] writes them.
-pub(super) fn from_hex<const N: usize>(digits: &str) -> Option<[u8; N]> {
-    if digits.len() != 2 * N {
-        return None;
-    }
-    let mut bytes = [0; N];
-    for (byte, pair) in bytes.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
-        for &digit in pair {
-            let value = match digit {
-                b'0'..=b'9' => digit - b'0',
-                b'a'..=b'f' => digit - b'a' + 10,
-                _ => return None,
-            };
-            *byte = *byte << 4 | value;
-        }
-    }
-    Some(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,11 +124,6 @@ mod tests {
         #[test]
         fn any_bytes_are_a_record_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = NodeRecord::from_json(&bytes);
-        }
-
-        #[test]
-        fn digits_stand_for_the_bytes_they_were_made_of(bytes: [u8; 16]) {
-            prop_assert_eq!(from_hex::<16>(&to_hex(&bytes)), Some(bytes));
         }
     }
 }

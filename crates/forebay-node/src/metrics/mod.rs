@@ -1,0 +1,192 @@
+//! What the node shows of itself: numbers for Prometheus and OpenTelemetry, spans of sampled transfers.
+//!
+//! Nothing is registered and nothing is counted here: a [`Source`] is asked when somebody looks, and answers with what
+//! its owner counts anyway. A source that panics, a collector that is down and a client that reads slowly harm nobody;
+//! they are counted. Knows names, labels and formats; must never know what a number means to the node.
+
+mod http;
+mod otlp;
+mod prometheus;
+mod push;
+pub mod sources;
+mod spans;
+
+pub use http::MetricsServer;
+pub use prometheus::render;
+pub use push::{Push, PushConfig, PushError};
+pub use spans::{Span, Spans};
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// Numbers of one source at most; those after are left out.
+const METRICS_MAX: usize = 10_000;
+
+/// A name that numbers are shown under. There is one constant per name, so that a name has one kind and one help.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Family {
+    /// Letters, digits and underscores; what it counts, with its unit. Counters end in `_total`.
+    pub name: &'static str,
+    /// One sentence.
+    pub help: &'static str,
+    /// How it changes.
+    pub kind: Kind,
+}
+
+/// How a number changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// It only grows.
+    Counter,
+    /// It goes up and down.
+    Gauge,
+    /// Many observations, by size.
+    Histogram,
+}
+
+/// A number now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Metric {
+    /// What it is called.
+    pub family: &'static Family,
+    /// What tells it from others of that name.
+    pub labels: Vec<(&'static str, String)>,
+    /// How much it is.
+    pub value: Value,
+}
+
+/// How much.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// Of a counter or a gauge.
+    Number(f64),
+    /// Of a histogram.
+    Histogram(Histogram),
+}
+
+/// Observations by size.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Histogram {
+    /// Upper bounds, rising. An observation is at most its bound.
+    pub bounds: Vec<f64>,
+    /// Observations up to each bound and above the one before; one more for those above all bounds.
+    pub counts: Vec<u64>,
+    /// All observations together.
+    pub sum: f64,
+}
+
+impl Metric {
+    /// A number of a counter or a gauge.
+    pub fn new(family: &'static Family, labels: &[(&'static str, &str)], value: f64) -> Metric {
+        let labels = labels.iter().map(|&(name, value)| (name, value.to_owned())).collect();
+        Metric { family, labels, value: Value::Number(value) }
+    }
+}
+
+/// Whoever has numbers to show.
+pub trait Source: Send + Sync {
+    /// Adds the numbers of now. Quick: whoever looks waits for it.
+    fn collect(&self, out: &mut Vec<Metric>);
+}
+
+impl<F: Fn(&mut Vec<Metric>) + Send + Sync> Source for F {
+    fn collect(&self, out: &mut Vec<Metric>) {
+        self(out);
+    }
+}
+
+const SOURCE_FAULTS: Family = Family {
+    name: "forebay_metrics_source_faults_total",
+    help: "Times a source of metrics failed; its numbers were left out.",
+    kind: Kind::Counter,
+};
+
+/// All that the node shows.
+#[derive(Default)]
+pub struct Metrics {
+    sources: RwLock<Vec<Arc<Named>>>,
+    spans: Spans,
+}
+
+struct Named {
+    name: &'static str,
+    source: Box<dyn Source>,
+    faults: Mutex<u64>,
+}
+
+impl Metrics {
+    /// Nothing to show yet.
+    pub fn new() -> Metrics {
+        Metrics::default()
+    }
+
+    /// Asks this source too, from now on. The name is for the count of its faults.
+    pub fn add(&self, name: &'static str, source: impl Source + 'static) {
+        let named = Named { name, source: Box::new(source), faults: Mutex::default() };
+        self.sources.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(named));
+    }
+
+    /// Spans that wait to be pushed.
+    pub fn spans(&self) -> &Spans {
+        &self.spans
+    }
+
+    /// The numbers of all sources now.
+    pub fn gather(&self) -> Vec<Metric> {
+        let sources = self.sources.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut metrics: Vec<Metric> = sources.iter().flat_map(|named| named.collect()).collect();
+        metrics.extend(sources.iter().map(|named| {
+            let faults = *named.faults.lock().unwrap_or_else(PoisonError::into_inner);
+            Metric::new(&SOURCE_FAULTS, &[("source", named.name)], faults as f64)
+        }));
+        metrics
+    }
+}
+
+impl Named {
+    /// The numbers of this source; none if it panics.
+    fn collect(&self) -> Vec<Metric> {
+        let collected = catch_unwind(AssertUnwindSafe(|| {
+            let mut metrics = Vec::new();
+            self.source.collect(&mut metrics);
+            metrics.truncate(METRICS_MAX);
+            metrics
+        }));
+        collected.unwrap_or_else(|_| {
+            *self.faults.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+            Vec::new()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UP: Family = Family { name: "forebay_up", help: "Whether it is.", kind: Kind::Gauge };
+
+    #[test]
+    fn a_source_that_panics_is_left_out_and_counted() {
+        let metrics = Metrics::new();
+        metrics.add("bad", |out: &mut Vec<Metric>| {
+            out.push(Metric::new(&UP, &[("of", "bad")], 1.0));
+            panic!("a source that panics, as the test wants");
+        });
+        metrics.add("good", |out: &mut Vec<Metric>| out.push(Metric::new(&UP, &[("of", "good")], 1.0)));
+        metrics.gather();
+        let gathered = metrics.gather();
+        assert!(gathered.contains(&Metric::new(&UP, &[("of", "good")], 1.0)));
+        assert!(!gathered.contains(&Metric::new(&UP, &[("of", "bad")], 1.0)));
+        assert!(gathered.contains(&Metric::new(&SOURCE_FAULTS, &[("source", "bad")], 2.0)));
+        assert!(gathered.contains(&Metric::new(&SOURCE_FAULTS, &[("source", "good")], 0.0)));
+    }
+
+    #[test]
+    fn a_source_shows_no_more_than_its_limit() {
+        let metrics = Metrics::new();
+        metrics.add("many", |out: &mut Vec<Metric>| {
+            out.extend((0..2 * METRICS_MAX).map(|_| Metric::new(&UP, &[], 1.0)));
+        });
+        assert_eq!(metrics.gather().len(), METRICS_MAX + 1);
+    }
+}

@@ -1,0 +1,206 @@
+//! The thread that pushes metrics and spans to an OpenTelemetry collector. What goes wrong with it is counted, and
+//! matters to nobody else: what could not be pushed is lost, the next push has the newer numbers anyway.
+
+use super::otlp::{self, Resource};
+use super::{Family, Kind, Metric, Metrics};
+use crate::endpoint;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::Uri;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use thiserror::Error;
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+
+/// Bytes of a collector's answer that are read.
+const ANSWER_BYTES_MAX: usize = 64 * 1024;
+/// How often may be pushed.
+const EVERY_S: RangeInclusive<u32> = 1..=3600;
+
+/// Where to, and how often.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PushConfig {
+    /// `http://host:port` of the collector.
+    pub endpoint: String,
+    /// The node's name.
+    pub node: String,
+    /// Seconds between pushes.
+    pub every_s: u32,
+    /// How long an answer may take.
+    pub limit_us: u64,
+}
+
+/// Why nothing can be pushed. That the collector is down is no reason.
+#[derive(Debug, Error)]
+pub enum PushError {
+    /// The endpoint is not one.
+    #[error("endpoint is {value:?}; allowed: http://host:port")]
+    Endpoint {
+        /// What it says.
+        value: String,
+    },
+    /// The time between pushes is too short or too long.
+    #[error("every_s is {value}; allowed: {} to {}", EVERY_S.start(), EVERY_S.end())]
+    Every {
+        /// What it says.
+        value: u32,
+    },
+    /// The system gives no thread, or nothing to wait with.
+    #[error("the pushing thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// Pushes until it is dropped.
+#[derive(Debug)]
+pub struct Push {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    closing: AtomicBool,
+    stirred: Notify,
+    pushed: AtomicU64,
+    failed: AtomicU64,
+}
+
+const PUSHES: Family = Family {
+    name: "forebay_metrics_pushes_total",
+    help: "Pushes to the collector, by how they ended.",
+    kind: Kind::Counter,
+};
+const SPANS_DROPPED: Family = Family {
+    name: "forebay_metrics_spans_dropped_total",
+    help: "Spans that were dropped because too many waited to be pushed.",
+    kind: Kind::Counter,
+};
+
+impl Push {
+    /// Begins; the first push is after `every_s`.
+    pub fn start(config: &PushConfig, metrics: Arc<Metrics>) -> Result<Push, PushError> {
+        let endpoint = endpoint::parse(&config.endpoint)
+            .ok_or_else(|| PushError::Endpoint { value: config.endpoint.clone() })?;
+        if !EVERY_S.contains(&config.every_s) {
+            return Err(PushError::Every { value: config.every_s });
+        }
+        let shared = Arc::new(Shared::default());
+        let (of_push, of_metrics) = (Arc::clone(&shared), Arc::downgrade(&metrics));
+        metrics.add("push", move |out: &mut Vec<Metric>| {
+            of_push.collect(out);
+            if let Some(metrics) = of_metrics.upgrade() {
+                out.push(Metric::new(&SPANS_DROPPED, &[], metrics.spans().dropped() as f64));
+            }
+        });
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(PushError::Thread)?;
+        let pusher = Pusher::new(config, endpoint, Arc::clone(&shared), metrics);
+        let thread = std::thread::Builder::new()
+            .name("forebay-push".into())
+            .spawn(move || {
+                runtime.block_on(pusher.run());
+                // A name that is being looked up keeps nobody from closing.
+                runtime.shutdown_background();
+            })
+            .map_err(PushError::Thread)?;
+        Ok(Push { shared, thread: Some(thread) })
+    }
+}
+
+impl Drop for Push {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::Release);
+        self.shared.stirred.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has already been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn collect(&self, out: &mut Vec<Metric>) {
+        for (end, count) in [("taken", &self.pushed), ("failed", &self.failed)] {
+            out.push(Metric::new(&PUSHES, &[("end", end)], count.load(Ordering::Relaxed) as f64));
+        }
+    }
+}
+
+struct Pusher {
+    shared: Arc<Shared>,
+    metrics: Arc<Metrics>,
+    client: Client<HttpConnector, Full<Bytes>>,
+    endpoint: Uri,
+    node: String,
+    start_unix_ns: u64,
+    every: Duration,
+    limit: Duration,
+}
+
+impl Pusher {
+    fn new(config: &PushConfig, endpoint: Uri, shared: Arc<Shared>, metrics: Arc<Metrics>) -> Pusher {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(Duration::from_micros(config.limit_us)));
+        Pusher {
+            shared,
+            metrics,
+            client: Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector),
+            endpoint,
+            node: config.node.clone(),
+            start_unix_ns: unix_ns(),
+            every: Duration::from_secs(config.every_s.into()),
+            limit: Duration::from_micros(config.limit_us),
+        }
+    }
+
+    async fn run(self) {
+        while !self.shared.closing.load(Ordering::Acquire) {
+            tokio::select! {
+                () = self.shared.stirred.notified() => {}
+                () = self.push_after_a_while() => {}
+            }
+        }
+    }
+
+    async fn push_after_a_while(&self) {
+        sleep(self.every).await;
+        let resource = Resource { node: &self.node, start_unix_ns: self.start_unix_ns };
+        self.post("/v1/metrics", otlp::metrics_body(resource, &self.metrics.gather(), unix_ns())).await;
+        let spans = self.metrics.spans().take();
+        if !spans.is_empty() {
+            self.post("/v1/traces", otlp::spans_body(resource, &spans)).await;
+        }
+    }
+
+    async fn post(&self, path: &'static str, body: String) {
+        let is_taken = timeout(self.limit, self.exchange(path, body)).await.ok().flatten().unwrap_or(false);
+        let count = if is_taken { &self.shared.pushed } else { &self.shared.failed };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether the collector took it; none where there was no answer. The answer is read, so that the connection can
+    /// be used again.
+    async fn exchange(&self, path: &'static str, body: String) -> Option<bool> {
+        let request = http::Request::post(endpoint::with_path(&self.endpoint, path))
+            .header("content-type", "application/json")
+            .body(Full::from(body))
+            .ok()?;
+        let response = self.client.request(request).await.ok()?;
+        let is_taken = response.status().is_success();
+        Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await.ok()?;
+        Some(is_taken)
+    }
+}
+
+/// Now, by the wall clock. A collector wants that; nothing else here depends on it.
+fn unix_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}

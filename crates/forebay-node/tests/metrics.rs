@@ -1,0 +1,191 @@
+//! The node shows itself over real sockets: whoever reads slowly, and collectors that are dead, slow or refuse, change
+//! nothing for anybody else.
+
+#![allow(clippy::unwrap_used)]
+
+use forebay_node::metrics::{
+    Family, Kind, Metric, Metrics, MetricsServer, Push, PushConfig, PushError, Span, sources,
+};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const LOTS: Family = Family { name: "forebay_test_lots_total", help: "Lots.", kind: Kind::Counter };
+
+fn metrics() -> Arc<Metrics> {
+    let metrics = Arc::new(Metrics::new());
+    metrics.add("test", |out: &mut Vec<Metric>| out.push(Metric::new(&LOTS, &[("peer", "a\"b")], 7.0)));
+    metrics.add("process", sources::of_process());
+    metrics
+}
+
+fn listen(metrics: &Arc<Metrics>, ready: bool) -> MetricsServer {
+    let address = SocketAddr::from(([127, 0, 0, 1], 0));
+    let ready = move || if ready { Ok(()) } else { Err("draining".to_owned()) };
+    MetricsServer::listen(address, Arc::clone(metrics), ready).unwrap()
+}
+
+/// One exchange on a connection of its own: the status line and the body.
+fn get(address: SocketAddr, method: &str, path: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    write!(stream, "{method} {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.lines().next().unwrap().to_owned(), body.to_owned())
+}
+
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < LIMIT, "{what} did not come within {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The value of the line that begins like this.
+fn value(metrics: &Metrics, line: &str) -> f64 {
+    let text = forebay_node::metrics::render(&metrics.gather());
+    let line = text.lines().find_map(|candidate| candidate.strip_prefix(line)).unwrap();
+    line.trim().parse().unwrap()
+}
+
+#[test]
+fn the_node_shows_its_metrics_and_whether_it_is_ready() {
+    let metrics = metrics();
+    let server = listen(&metrics, false);
+    let (status, body) = get(server.address(), "GET", "/metrics");
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    assert!(
+        body.contains("# TYPE forebay_test_lots_total counter\nforebay_test_lots_total{peer=\"a\\\"b\"} 7\n")
+    );
+    assert!(body.contains("forebay_process_cpu_seconds_total{mode=\"user\"}"));
+    assert_eq!(get(server.address(), "GET", "/healthz").0, "HTTP/1.1 200 OK");
+    let (status, body) = get(server.address(), "GET", "/readyz");
+    assert_eq!((status.as_str(), body.as_str()), ("HTTP/1.1 503 Service Unavailable", "draining\n"));
+    assert_eq!(get(listen(&metrics, true).address(), "GET", "/readyz").1, "ready\n");
+    assert_eq!(get(server.address(), "GET", "/else").0, "HTTP/1.1 404 Not Found");
+    assert_eq!(get(server.address(), "POST", "/metrics").0, "HTTP/1.1 405 Method Not Allowed");
+}
+
+#[test]
+fn who_connects_and_says_nothing_keeps_others_out_for_a_bounded_time_only() {
+    let server = listen(&metrics(), true);
+    // More than are let in at a time; each is let go after its limit.
+    let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
+    assert_eq!(get(server.address(), "GET", "/healthz").0, "HTTP/1.1 200 OK");
+    let mut garbage = TcpStream::connect(server.address()).unwrap();
+    garbage.write_all(&[0xFF; 4096]).unwrap();
+    assert_eq!(get(server.address(), "GET", "/healthz").0, "HTTP/1.1 200 OK");
+    drop(silent);
+    let start = Instant::now();
+    drop(server);
+    assert!(start.elapsed() < Duration::from_secs(5), "closing waits for nobody");
+}
+
+/// A collector that answers everything with this, and says what it was sent.
+fn collector(answer: &'static str) -> (String, Receiver<(String, serde_json::Value)>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let (sender, received) = channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let Some((path, body)) = read_request(&mut stream) else { continue };
+            let _ = stream.write_all(answer.as_bytes());
+            if sender.send((path, serde_json::from_slice(&body).unwrap())).is_err() {
+                return;
+            }
+        }
+    });
+    (endpoint, received)
+}
+
+fn read_request(stream: &mut TcpStream) -> Option<(String, Vec<u8>)> {
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut bytes = Vec::new();
+    loop {
+        let mut piece = [0; 4096];
+        let count = stream.read(&mut piece).ok().filter(|&count| count > 0)?;
+        bytes.extend(&piece[..count]);
+        let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
+        let head = String::from_utf8_lossy(&bytes[..end]).to_ascii_lowercase();
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+        if bytes.len() >= end + 4 + length.parse::<usize>().unwrap() {
+            let path = head.split(' ').nth(1).unwrap().to_owned();
+            return Some((path, bytes.split_off(end + 4)));
+        }
+    }
+}
+
+fn push_to(endpoint: &str, metrics: &Arc<Metrics>) -> Push {
+    let config = PushConfig { endpoint: endpoint.into(), node: "left".into(), every_s: 1, limit_us: 300_000 };
+    Push::start(&config, Arc::clone(metrics)).unwrap()
+}
+
+const TAKEN: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
+const REFUSED: &str = "HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+
+#[test]
+fn a_collector_receives_metrics_and_spans() {
+    let metrics = metrics();
+    let (endpoint, received) = collector(TAKEN);
+    let _push = push_to(&endpoint, &metrics);
+    metrics.spans().put(Span {
+        trace: [1; 16],
+        id: [2; 8],
+        parent: None,
+        name: "read",
+        start_unix_ns: 1,
+        end_unix_ns: 2,
+        attributes: vec![("peer", "right".into())],
+        error: None,
+    });
+    let (path, body) = received.recv_timeout(LIMIT).unwrap();
+    assert_eq!(path, "/v1/metrics");
+    let sent = &body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"];
+    let lots = sent.as_array().unwrap().iter().find(|metric| metric["name"] == LOTS.name).unwrap();
+    assert_eq!(lots["sum"]["dataPoints"][0]["asDouble"], 7.0);
+    let (path, body) = received.recv_timeout(LIMIT).unwrap();
+    assert_eq!(path, "/v1/traces");
+    assert_eq!(body["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["name"], "read");
+    wait_for("the count", || value(&metrics, "forebay_metrics_pushes_total{end=\"taken\"}") >= 2.0);
+}
+
+#[test]
+fn a_collector_that_is_dead_slow_or_refuses_is_counted_and_changes_nothing() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let slow = format!("http://{}", silent.local_addr().unwrap());
+    let dead = {
+        let gone = TcpListener::bind("127.0.0.1:0").unwrap();
+        format!("http://{}", gone.local_addr().unwrap())
+    };
+    let (refusing, _received) = collector(REFUSED);
+    for endpoint in [slow, dead, refusing] {
+        let metrics = metrics();
+        let server = listen(&metrics, true);
+        let push = push_to(&endpoint, &metrics);
+        wait_for("a failure", || value(&metrics, "forebay_metrics_pushes_total{end=\"failed\"}") >= 2.0);
+        assert_eq!(value(&metrics, "forebay_metrics_pushes_total{end=\"taken\"}"), 0.0);
+        assert_eq!(get(server.address(), "GET", "/metrics").0, "HTTP/1.1 200 OK");
+        let start = Instant::now();
+        drop(push);
+        assert!(start.elapsed() < Duration::from_secs(5), "closing waits for no collector");
+    }
+}
+
+#[test]
+fn a_bad_push_is_refused_with_what_is_allowed() {
+    let start = |endpoint: &str, every_s| {
+        let config =
+            PushConfig { endpoint: endpoint.into(), node: "left".into(), every_s, limit_us: 1_000_000 };
+        Push::start(&config, metrics()).unwrap_err()
+    };
+    assert!(matches!(start("collector:4318", 10), PushError::Endpoint { .. }));
+    let error = start("http://collector:4318", 0);
+    assert_eq!(error.to_string(), "every_s is 0; allowed: 1 to 3600");
+}
