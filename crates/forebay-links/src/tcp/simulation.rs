@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod calls;
+mod hostile;
 mod tests;
 
 use super::call::CallEnd;
@@ -46,6 +47,8 @@ struct Pipe {
     /// Bytes that it holds at most.
     room: usize,
     carried: u64,
+    /// What it has carried, if somebody wants to know.
+    log: Option<Vec<u8>>,
     /// The byte whose lowest bit is flipped.
     flip_at: Option<u64>,
     /// Carries no more after so many bytes.
@@ -82,6 +85,7 @@ impl Wire for End {
                 }
                 let flip = u8::from(pipe.flip_at == Some(pipe.carried));
                 pipe.bytes.push_back(byte ^ flip);
+                pipe.log.iter_mut().for_each(|log| log.push(*byte));
                 pipe.carried += 1;
                 sent += 1;
             }
@@ -121,7 +125,7 @@ impl Leases for Lease {
 #[derive(Default)]
 struct Mirror {
     kept: Mutex<Vec<(Vec<u8>, Reply)>>,
-    called: Mutex<Vec<Vec<u8>>>,
+    called: Mutex<Vec<(Identity, Vec<u8>)>>,
 }
 
 fn mirrored(body: &[u8]) -> Vec<u8> {
@@ -130,8 +134,7 @@ fn mirrored(body: &[u8]) -> Vec<u8> {
 
 impl Service for Mirror {
     fn call(&self, from: Identity, body: Vec<u8>, reply: Reply) {
-        assert_eq!(from, identity(1));
-        self.called.lock().unwrap().push(body.clone());
+        self.called.lock().unwrap().push((from, body.clone()));
         match body.first().map_or(0, |byte| byte % 3) {
             0 => reply.send(mirrored(&body)),
             1 => reply.refuse(format!("{} bytes", body.len())),
@@ -188,6 +191,18 @@ fn bytes(buffer: &HostBuffer) -> Vec<u8> {
     bytes
 }
 
+fn asking(hello: Hello) -> Connection<Requester> {
+    let requester = Requester::new(hello, Patience { ping_after_us: 1_000_000 }, 0);
+    Connection::new(requester, LIMIT_US, 0)
+}
+
+fn owning(exports: &Arc<Exports>, mirror: &Arc<Mirror>) -> Connection<Responder> {
+    let doorkeeper = Box::new(|_: &Hello| Ok(()));
+    let desk = Desk::new(Arc::clone(mirror) as _, || {});
+    let responder = Responder::new(identity(2), Arc::clone(exports), doorkeeper, desk, LIMIT_US);
+    Connection::new(responder, LIMIT_US, 0)
+}
+
 impl World {
     fn new(seed: u64) -> World {
         World::over(seed, Arc::new(NoLeases), Access::OPEN, hello())
@@ -201,14 +216,10 @@ impl World {
         let exports = Arc::new(Exports::new(leases));
         let theirs = noise(seed + 1);
         let generation = exports.offer(KEY, Arc::clone(&theirs) as _, access).unwrap().generation;
-        let doorkeeper = Box::new(|_: &Hello| Ok(()));
         let mirror = Arc::new(Mirror::default());
-        let desk = Desk::new(Arc::clone(&mirror) as _, || {});
-        let responder = Responder::new(identity(2), Arc::clone(&exports), doorkeeper, desk, LIMIT_US);
-        let requester = Requester::new(hello, Patience { ping_after_us: 1_000_000 }, 0);
         World {
-            asking: Connection::new(requester, LIMIT_US, 0),
-            owning: Connection::new(responder, LIMIT_US, 0),
+            asking: asking(hello),
+            owning: owning(&exports, &mirror),
             asking_end: End { out: Arc::clone(&there), back: Arc::clone(&back), dice: SplitMix(dice.draw()) },
             owning_end: End { out: back, back: there, dice: SplitMix(dice.draw()) },
             asking_broken: None,
