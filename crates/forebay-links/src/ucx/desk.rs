@@ -3,7 +3,7 @@
 //! request was begun with; so nothing is borrowed here while such a call is made. It must never know what messages say.
 
 use super::card::Secret;
-use super::slots::Slots;
+use super::slots::{Free, SLOT_BYTES};
 use super::sys::{self, AmReceived, Endpoint, Status};
 use super::window::Window;
 use libc::{c_void, size_t};
@@ -76,16 +76,15 @@ pub(super) enum Message {
 pub(super) struct Desk {
     /// What messages to this end carry.
     secret: Secret,
-    message_bytes_max: usize,
     state: RefCell<State>,
 }
 
 pub(super) struct State {
     pub inbound: Window<Message>,
     /// Slots that a message can be sent from.
-    pub outgoing: Slots,
+    pub outgoing: Free,
     /// Slots that a message can be fetched into.
-    pub incoming: Slots,
+    pub incoming: Free,
     /// Why nothing goes on.
     pub failed: Option<Status>,
     /// Nothing of what came is to be used any more.
@@ -93,15 +92,15 @@ pub(super) struct State {
 }
 
 impl Desk {
-    pub fn new(secret: Secret, message_bytes_max: usize, slots: usize) -> Desk {
+    pub fn new(secret: Secret) -> Desk {
         let state = State {
             inbound: Window::default(),
-            outgoing: Slots::new(slots),
-            incoming: Slots::new(slots),
+            outgoing: Free::all(),
+            incoming: Free::all(),
             failed: None,
             reset: false,
         };
-        Desk { secret, message_bytes_max, state: RefCell::new(state) }
+        Desk { secret, state: RefCell::new(state) }
     }
 
     pub fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
@@ -119,7 +118,7 @@ impl Desk {
                 return false;
             }
             Kind::End => Message::End,
-            Kind::Bytes if len == 0 || len > self.message_bytes_max => {
+            Kind::Bytes if len == 0 || len > SLOT_BYTES => {
                 self.with(|state| state.failed = state.failed.or(Some(sys::INVALID_PARAM)));
                 return false;
             }
@@ -142,6 +141,20 @@ impl Desk {
 }
 
 impl State {
+    /// The first message that is only offered, and a slot to fetch it into: its number, the offer, its length, the slot.
+    pub fn take_offer(&mut self) -> Option<(u64, *mut c_void, usize, usize)> {
+        let offered = self.inbound.iter().find_map(|(number, message)| match message {
+            Message::Offered { offer, len } => Some((number, *offer, *len)),
+            _ => None,
+        });
+        let (number, offer, len) = offered?;
+        let slot = self.incoming.take()?;
+        if let Some(message) = self.inbound.get(number) {
+            *message = Message::Coming { len };
+        }
+        Some((number, offer, len, slot))
+    }
+
     /// A message that was sent is the peer's, or will never be.
     pub fn sent(&mut self, slot: usize, status: Status) {
         self.outgoing.give_back(slot);
@@ -254,7 +267,7 @@ mod tests {
 
     #[test]
     fn messages_without_the_secret_are_not_noticed() {
-        let desk = Desk::new([1; 16], 100, 2);
+        let desk = Desk::new([1; 16]);
         assert!(!message(&desk, &header(&[2; 16], 0, Kind::Reset), 0, 0));
         assert!(!message(&desk, &header(&[2; 16], 0, Kind::Bytes), 10, DATA));
         assert!(!message(&desk, &header(&[1; 16], 0, Kind::Bytes)[1..], 10, DATA));
@@ -264,10 +277,15 @@ mod tests {
 
     #[test]
     fn a_peer_that_breaks_the_rules_ends_the_connection() {
-        let rules: [(u64, usize, u64); 5] =
-            [(0, 0, DATA), (0, 101, DATA), (0, 101, RNDV), (0, 10, 0), (1 << 40, 10, DATA)];
+        let rules: [(u64, usize, u64); 5] = [
+            (0, 0, DATA),
+            (0, SLOT_BYTES + 1, DATA),
+            (0, SLOT_BYTES + 1, RNDV),
+            (0, 10, 0),
+            (1 << 40, 10, DATA),
+        ];
         for (number, len, attributes) in rules {
-            let desk = Desk::new([1; 16], 100, 2);
+            let desk = Desk::new([1; 16]);
             assert!(!message(&desk, &header(&[1; 16], number, Kind::Bytes), len, attributes));
             assert_eq!(
                 desk.with(|state| state.failed),
@@ -275,7 +293,7 @@ mod tests {
                 "{number} {len} {attributes}"
             );
         }
-        let desk = Desk::new([1; 16], 100, 2);
+        let desk = Desk::new([1; 16]);
         assert!(message(&desk, &header(&[1; 16], 0, Kind::Bytes), 10, DATA));
         assert!(!message(&desk, &header(&[1; 16], 0, Kind::Bytes), 10, DATA), "twice");
         assert!(desk.with(|state| state.failed.is_some()));
@@ -283,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_message_that_came_in_part_is_none() {
-        let desk = Desk::new([1; 16], 100, 1);
+        let desk = Desk::new([1; 16]);
         assert!(message(&desk, &header(&[1; 16], 0, Kind::Bytes), 10, RNDV));
         desk.with(|state| {
             let slot = state.incoming.take().unwrap();

@@ -3,7 +3,8 @@
 //!
 //! A connection over UCX speaks the wire of the TCP link; `crate::tcp` has all that is said and checked. Pure parts here:
 //! `card` is what two ends tell each other first, `window` puts messages in order, `report` reads what UCX prints. Driver:
-//! `sys` is the library's interface, `desk` what its callbacks do, `pipe` a stream of bytes made of its messages. Glue:
+//! `sys` is the library's interface, `worker` its calls, `desk` its callbacks, `slots` all the memory that it sees, and `pipe` a
+//! stream of bytes made of its messages. Glue:
 //! `rail` and `flow`. Knows transports and how bytes travel on them; must never know what is asked of a peer.
 
 mod card;
@@ -19,6 +20,7 @@ mod sys;
 #[cfg(test)]
 mod tests;
 mod window;
+mod worker;
 
 pub use error::UcxError;
 pub use flow::UcxFlow;

@@ -1,6 +1,6 @@
 //! Processes of this host: which one this is, and when another one ends. It must never know why that matters.
 
-use super::card::Process;
+use super::card::{Process, Secret};
 use super::error::UcxError;
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -27,11 +27,11 @@ impl Process {
     }
 }
 
-/// Fills a secret.
-pub(super) fn random(bytes: &mut [u8; 16]) -> Result<(), UcxError> {
-    let filled = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty());
-    match filled {
-        Ok(16) => Ok(()),
+/// A secret that nobody has.
+pub(super) fn secret() -> Result<Secret, UcxError> {
+    let mut bytes = Secret::default();
+    match rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()) {
+        Ok(filled) if filled == bytes.len() => Ok(bytes),
         Ok(_) => Err(system("drawing a secret", "too few random bytes")),
         Err(error) => Err(system("drawing a secret", &error.to_string())),
     }
