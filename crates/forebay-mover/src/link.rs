@@ -90,6 +90,12 @@ impl LinkState {
         self.failures_in_row += 1;
     }
 
+    /// Forgets failures.
+    pub fn rested(&mut self) {
+        self.failures_in_row = 0;
+        self.rests_until_us = 0;
+    }
+
     /// When a rest ends that has not ended yet.
     pub fn rest_ends_us(&self, now_us: u64) -> Option<u64> {
         (!self.down && self.rests_until_us > now_us).then_some(self.rests_until_us)

@@ -1,0 +1,79 @@
+//! How an agent is set up. This file knows what is allowed; it must never start anything.
+
+use crate::metadata::is_name;
+use crate::trouble::AgentError;
+use forebay_links::tcp::{Service, TlsConfig};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// How an agent is set up.
+#[derive(Clone)]
+pub struct AgentConfig {
+    /// What peers call it; 1 to 256 bytes.
+    pub name: String,
+    /// The node that it is, the same after each start. `None`: a new one each time.
+    pub node: Option<[u8; 16]>,
+    /// Where it listens; port 0 is any. `None`: nobody can connect to it, and it asks only.
+    pub listen: Option<SocketAddr>,
+    /// What its metadata say that peers should connect to. `None`: what it listens on.
+    pub advertise: Option<SocketAddr>,
+    /// Shown to peers, and asked of those who connect.
+    pub token: Vec<u8>,
+    /// TLS, both ways, with certificates at both ends. `None`: plain text.
+    pub tls: Option<Arc<TlsConfig>>,
+    /// Plain text also where others than this machine's programs can read along.
+    pub plain_beyond_loopback: bool,
+    /// Connections to a peer at most. There is one at first, and more as far as they make transfers faster.
+    pub flows_max: usize,
+    /// How long a connection may take to come about; whatever waits for it fails then.
+    pub connect_limit_us: u64,
+    /// A peer that moves no byte of what is due for this long counts as frozen.
+    pub progress_limit_us: u64,
+    /// Answers what peers ask with [`Agent::call`](crate::Agent::call). `None`: such calls are refused.
+    pub service: Option<Arc<dyn Service>>,
+}
+
+impl AgentConfig {
+    /// An agent that listens on any port of the loopback address.
+    pub fn named(name: impl Into<String>) -> AgentConfig {
+        AgentConfig {
+            name: name.into(),
+            node: None,
+            listen: Some(([127, 0, 0, 1], 0).into()),
+            advertise: None,
+            token: Vec::new(),
+            tls: None,
+            plain_beyond_loopback: false,
+            flows_max: 4,
+            connect_limit_us: 5_000_000,
+            progress_limit_us: 2_000_000,
+            service: None,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), AgentError> {
+        if !is_name(&self.name) {
+            return Err(AgentError::Name { bytes: self.name.len() });
+        }
+        match (self.listen, self.advertise) {
+            (Some(listen), None) if listen.ip().is_unspecified() => Err(AgentError::Unspecified { listen }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl std::fmt::Debug for AgentConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The token is nobody's business.
+        f.debug_struct("AgentConfig")
+            .field("name", &self.name)
+            .field("listen", &self.listen)
+            .field("advertise", &self.advertise)
+            .field("tls", &self.tls.is_some())
+            .field("plain_beyond_loopback", &self.plain_beyond_loopback)
+            .field("flows_max", &self.flows_max)
+            .field("connect_limit_us", &self.connect_limit_us)
+            .field("progress_limit_us", &self.progress_limit_us)
+            .finish_non_exhaustive()
+    }
+}

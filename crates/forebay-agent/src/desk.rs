@@ -1,0 +1,74 @@
+//! What peers say to this agent beside asking for memory: notifications are kept here, everything else goes to whoever
+//! answers calls. This file knows channels; it must never know what is said on them.
+
+use crate::event::Event;
+use crate::leases::LeaseTable;
+use crate::notices::{Inbox, Notice};
+use forebay_links::tcp::{Identity, Reply, Service};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// First byte of a call that is a notification.
+pub(crate) const NOTICES: u8 = 0;
+/// First byte of a call for the agent's service.
+pub(crate) const CALLS: u8 = 1;
+
+/// Takes in what peers say.
+pub(crate) struct Desk {
+    inbox: Mutex<Inbox>,
+    pub event: Event,
+    leases: LeaseTable,
+    service: Option<Arc<dyn Service>>,
+}
+
+impl Desk {
+    pub fn new(leases: LeaseTable, service: Option<Arc<dyn Service>>) -> Desk {
+        Desk { inbox: Mutex::default(), event: Event::default(), leases, service }
+    }
+
+    /// The notifications that wait, with their senders' names.
+    pub fn take_notices(&self) -> Vec<(String, Vec<u8>)> {
+        self.inbox().take()
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn notice(&self, from: Identity, bytes: &[u8], reply: Reply) {
+        let Some(notice) = Notice::parse(bytes) else {
+            return reply.refuse("a notification that is cut".into());
+        };
+        let taken = self.inbox().take_in(from.instance, &notice);
+        match taken {
+            Ok(new) => {
+                reply.send(Vec::new());
+                if new {
+                    self.event.set();
+                }
+            }
+            Err(why) => reply.refuse(why),
+        }
+    }
+}
+
+impl Service for Desk {
+    fn call(&self, from: Identity, mut body: Vec<u8>, reply: Reply) {
+        match (body.first(), &self.service) {
+            (Some(&NOTICES), _) => self.notice(from, &body[1..], reply),
+            (Some(&CALLS), Some(service)) => {
+                body.remove(0);
+                service.call(from, body, reply);
+            }
+            (Some(&CALLS), None) => reply.refuse("this agent answers no calls".into()),
+            (channel, _) => reply.refuse(format!("a call on channel {channel:?}, which means nothing")),
+        }
+    }
+
+    fn gone(&self, from: Identity) {
+        self.inbox().gone(from.instance);
+        self.leases.holder_is_gone(from.instance);
+        if let Some(service) = &self.service {
+            service.gone(from);
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! Leases: the right of a peer to use spans of memory until a time. A lease ends by time, when it is given back, or when its
+//! holder is gone; what is asked for under it afterwards is refused. This file knows rights and time; it must never know
+//! what lies in the spans.
+
+use forebay_links::tcp::{Leases, PeerRegion};
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Instant;
+use thiserror::Error;
+
+/// Leases of one agent at most.
+pub const LEASES_MAX: usize = 65_536;
+/// Spans of one lease at most.
+pub const LEASE_SPANS_MAX: usize = 65_536;
+
+/// Bytes that a lease is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeasedSpan {
+    /// Of which region.
+    pub region: PeerRegion,
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// Why there is no lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum NoLease {
+    /// There are as many as may be.
+    #[error("{LEASES_MAX} leases live; no more may")]
+    TooMany,
+    /// It is for too much at once.
+    #[error("a lease for {spans} spans; at most {LEASE_SPANS_MAX} may be")]
+    TooManySpans {
+        /// Spans asked for.
+        spans: usize,
+    },
+    /// A span is empty or not in its region.
+    #[error("a lease for {len} bytes at {offset} of a region of {region_bytes}")]
+    OutOfBounds {
+        /// First byte.
+        offset: u64,
+        /// Length.
+        len: u64,
+        /// The region's.
+        region_bytes: u64,
+    },
+    /// It has ended, or never was.
+    #[error("lease {lease} does not live")]
+    Ended {
+        /// Its number.
+        lease: u64,
+    },
+}
+
+/// How a lease ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseEnd {
+    /// Given back, or taken back.
+    Revoked,
+    /// Its time was over.
+    Expired,
+    /// Its holder has ended, or lost every connection.
+    HolderGone,
+}
+
+type OnEnd = Box<dyn FnOnce(LeaseEnd) + Send + Sync>;
+
+/// One lease.
+struct Lease {
+    holder: [u8; 16],
+    /// By region, then by offset.
+    spans: Vec<LeasedSpan>,
+    until_us: u64,
+    on_end: OnEnd,
+}
+
+/// The leases that an agent has granted. Cheap to clone.
+#[derive(Clone)]
+pub struct LeaseTable {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    live: RwLock<HashMap<u64, Lease>>,
+    /// Numbers leases so that none can be guessed.
+    numbers: RandomState,
+    epoch: Instant,
+    /// When somebody will look which leases are over; `u64::MAX`: nobody will.
+    look_at_us: AtomicU64,
+    look_in: OnLook,
+}
+
+/// Has [`LeaseTable::expire`] called after so many microseconds.
+type OnLook = Box<dyn Fn(&LeaseTable, u64) + Send + Sync>;
+
+impl LeaseTable {
+    /// An empty table. `look_in` is to have [`expire`](LeaseTable::expire) called after so many microseconds. A lease whose
+    /// time is over is dead also before that; only its end is not told yet.
+    pub(crate) fn new(look_in: impl Fn(&LeaseTable, u64) + Send + Sync + 'static) -> LeaseTable {
+        let (live, numbers, epoch) = (RwLock::default(), RandomState::new(), Instant::now());
+        let (look_at_us, look_in) = (AtomicU64::new(u64::MAX), Box::new(look_in));
+        LeaseTable { shared: Arc::new(Shared { live, numbers, epoch, look_at_us, look_in }) }
+    }
+
+    /// Somebody has to look again at this time.
+    fn look_at(&self, at_us: u64) {
+        let before_us = self.shared.look_at_us.fetch_min(at_us, Ordering::AcqRel);
+        if at_us < before_us {
+            (self.shared.look_in)(self, at_us.saturating_sub(self.now_us()));
+        }
+    }
+
+    /// Grants a lease to the peer with this instance and says its number. `on_end` is called once, when the lease has
+    /// ended and nothing more is begun under it, on any thread; it must be quick and must not use this table.
+    pub fn grant(
+        &self,
+        holder: [u8; 16],
+        mut spans: Vec<LeasedSpan>,
+        ttl_us: u64,
+        on_end: impl FnOnce(LeaseEnd) + Send + Sync + 'static,
+    ) -> Result<u64, NoLease> {
+        check(&spans)?;
+        spans.sort_unstable_by_key(LeasedSpan::order);
+        let mut live = self.write();
+        if live.len() >= LEASES_MAX {
+            return Err(NoLease::TooMany);
+        }
+        // 0 stands for no lease.
+        let free = |lease: &u64| *lease != 0 && !live.contains_key(lease);
+        let mut numbers = (0u64..).map(|nth| self.shared.numbers.hash_one((nth, self.now_us())));
+        let lease = numbers.find(free).unwrap_or(u64::MAX);
+        let until_us = self.now_us().saturating_add(ttl_us);
+        live.insert(lease, Lease { holder, spans, until_us, on_end: Box::new(on_end) });
+        drop(live);
+        self.look_at(until_us);
+        Ok(lease)
+    }
+
+    /// Lets a lease of this holder live for `ttl_us` from now.
+    pub fn renew(&self, holder: [u8; 16], lease: u64, ttl_us: u64) -> Result<(), NoLease> {
+        let now_us = self.now_us();
+        let mut live = self.write();
+        let found = live.get_mut(&lease).filter(|found| found.holder == holder && found.until_us > now_us);
+        found.ok_or(NoLease::Ended { lease })?.until_us = now_us.saturating_add(ttl_us);
+        Ok(())
+    }
+
+    /// Ends a lease of this holder. Says whether it lived.
+    pub fn give_back(&self, holder: [u8; 16], lease: u64) -> bool {
+        self.end_those(LeaseEnd::Revoked, |number, found| *number == lease && found.holder == holder) > 0
+    }
+
+    /// Ends a lease, whoever's it is. Says whether it lived.
+    pub fn revoke(&self, lease: u64) -> bool {
+        self.end_those(LeaseEnd::Revoked, |number, _| *number == lease) > 0
+    }
+
+    /// Ends all leases of a holder.
+    pub fn holder_is_gone(&self, holder: [u8; 16]) {
+        self.end_those(LeaseEnd::HolderGone, |_, lease| lease.holder == holder);
+    }
+
+    /// Ends the leases whose time is over, and has somebody look again when the next one's is.
+    pub fn expire(&self) {
+        self.shared.look_at_us.store(u64::MAX, Ordering::Release);
+        let now_us = self.now_us();
+        self.end_those(LeaseEnd::Expired, |_, lease| lease.until_us <= now_us);
+        let next_us = self.read().values().map(|lease| lease.until_us).min();
+        if let Some(next_us) = next_us {
+            self.look_at(next_us);
+        }
+    }
+
+    /// Leases that live.
+    pub fn len(&self) -> usize {
+        self.read().len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn end_those(&self, end: LeaseEnd, ends: impl Fn(&u64, &Lease) -> bool) -> usize {
+        let ended: Vec<Lease> = {
+            let mut live = self.write();
+            live.extract_if(|number, lease| ends(number, lease)).map(|(_, lease)| lease).collect()
+        };
+        let count = ended.len();
+        ended.into_iter().for_each(|lease| (lease.on_end)(end));
+        count
+    }
+
+    fn now_us(&self) -> u64 {
+        self.shared.epoch.elapsed().as_micros() as u64
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<u64, Lease>> {
+        self.shared.live.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<u64, Lease>> {
+        self.shared.live.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lease, if its time is not over.
+    fn with<R>(&self, lease: u64, look: impl FnOnce(&Lease) -> R) -> Option<R> {
+        let now_us = self.now_us();
+        self.read().get(&lease).filter(|found| found.until_us > now_us).map(look)
+    }
+}
+
+impl std::fmt::Debug for LeaseTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LeaseTable").field("live", &self.len()).finish()
+    }
+}
+
+impl LeasedSpan {
+    fn order(&self) -> (u64, u64, u64) {
+        (self.region.key, self.region.generation, self.offset)
+    }
+}
+
+impl Leases for LeaseTable {
+    fn is_alive(&self, lease: u64, region: PeerRegion) -> bool {
+        let covers = |found: &Lease| {
+            let at = found.spans.partition_point(|span| span.order() < (region.key, region.generation, 0));
+            found.spans.get(at).is_some_and(|span| span.region == region)
+        };
+        self.with(lease, covers).unwrap_or(false)
+    }
+
+    fn permits(&self, lease: u64, region: PeerRegion, offset: u64, len: u64) -> bool {
+        let covers = |found: &Lease| {
+            let after = (region.key, region.generation, offset);
+            let at = found.spans.partition_point(|span| span.order() <= after);
+            let span = at.checked_sub(1).and_then(|at| found.spans.get(at));
+            let end = offset.checked_add(len);
+            span.filter(|span| span.region == region)
+                .is_some_and(|span| end.is_some_and(|end| end <= span.offset + span.len))
+        };
+        self.with(lease, covers).unwrap_or(false)
+    }
+}
+
+fn check(spans: &[LeasedSpan]) -> Result<(), NoLease> {
+    if spans.len() > LEASE_SPANS_MAX {
+        return Err(NoLease::TooManySpans { spans: spans.len() });
+    }
+    let inside = |span: &LeasedSpan| {
+        let end = span.offset.checked_add(span.len).filter(|_| span.len > 0);
+        end.is_some_and(|end| end <= span.region.len)
+    };
+    match spans.iter().find(|span| !inside(span)) {
+        None => Ok(()),
+        Some(LeasedSpan { region, offset, len }) => {
+            Err(NoLease::OutOfBounds { offset: *offset, len: *len, region_bytes: region.len })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    const REGION: PeerRegion = PeerRegion { key: 7, generation: 3, len: 1_000 };
+    const OTHER: PeerRegion = PeerRegion { key: 8, generation: 3, len: 1_000 };
+    const HOUR_US: u64 = 3_600_000_000;
+
+    fn span(offset: u64, len: u64) -> LeasedSpan {
+        LeasedSpan { region: REGION, offset, len }
+    }
+
+    /// A table, and a way to grant one whose ends are kept.
+    fn table() -> (LeaseTable, Arc<Mutex<Vec<LeaseEnd>>>) {
+        (LeaseTable::new(|_, _| {}), Arc::default())
+    }
+
+    fn keep(ends: &Arc<Mutex<Vec<LeaseEnd>>>) -> impl FnOnce(LeaseEnd) + Send + Sync + 'static {
+        let ends = Arc::clone(ends);
+        move |end| ends.lock().unwrap().push(end)
+    }
+
+    #[test]
+    fn a_lease_is_for_its_spans_and_nothing_else() {
+        let (table, ends) = table();
+        let lease = table.grant([1; 16], vec![span(100, 50), span(0, 10)], HOUR_US, keep(&ends)).unwrap();
+        assert!(table.permits(lease, REGION, 100, 50) && table.permits(lease, REGION, 149, 1));
+        assert!(table.permits(lease, REGION, 0, 10) && table.is_alive(lease, REGION));
+        for (offset, len) in [(99, 2), (100, 51), (10, 1), (5, 6), (150, 1), (u64::MAX, 1)] {
+            assert!(!table.permits(lease, REGION, offset, len), "{len} bytes at {offset}");
+        }
+        assert!(!table.permits(lease, OTHER, 100, 50) && !table.is_alive(lease, OTHER));
+        let later = PeerRegion { generation: 4, ..REGION };
+        assert!(!table.permits(lease, later, 100, 50) && !table.is_alive(lease, later));
+        assert!(!table.is_alive(lease + 1, REGION) && !table.is_alive(0, REGION));
+    }
+
+    #[test]
+    fn a_lease_ends_once_by_whatever_comes_first() {
+        let (table, ends) = table();
+        let grant =
+            |holder, ttl_us| table.grant([holder; 16], vec![span(0, 10)], ttl_us, keep(&ends)).unwrap();
+        let (one, two, three) = (grant(1, HOUR_US), grant(2, HOUR_US), grant(1, 0));
+        assert!(!table.is_alive(three, REGION), "its time is over, though nobody has looked");
+        assert_eq!(table.renew([1; 16], three, HOUR_US), Err(NoLease::Ended { lease: three }));
+        table.expire();
+        assert_eq!(*ends.lock().unwrap(), [LeaseEnd::Expired]);
+        assert!(!table.give_back([2; 16], one), "it is another's");
+        assert!(table.give_back([1; 16], one) && !table.give_back([1; 16], one));
+        table.holder_is_gone([2; 16]);
+        assert!(!table.is_alive(one, REGION) && !table.is_alive(two, REGION) && !table.revoke(two));
+        assert_eq!(*ends.lock().unwrap(), [LeaseEnd::Expired, LeaseEnd::Revoked, LeaseEnd::HolderGone]);
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn only_its_holder_renews_a_lease() {
+        let (table, ends) = table();
+        let lease = table.grant([1; 16], vec![span(0, 10)], HOUR_US, keep(&ends)).unwrap();
+        assert_eq!(table.renew([1; 16], lease, 2 * HOUR_US), Ok(()));
+        table.expire();
+        assert!(table.is_alive(lease, REGION));
+        assert_eq!(table.renew([2; 16], lease, HOUR_US), Err(NoLease::Ended { lease }));
+    }
+
+    #[test]
+    fn somebody_looks_when_the_next_lease_is_over() {
+        let looks: Arc<Mutex<Vec<u64>>> = Arc::default();
+        let seen = Arc::clone(&looks);
+        let table = LeaseTable::new(move |_, in_us| seen.lock().unwrap().push(in_us));
+        let grant = |ttl_us| table.grant([1; 16], vec![span(0, 10)], ttl_us, |_| ()).unwrap();
+        let (hour, _second, soon) = (grant(HOUR_US), grant(2 * HOUR_US), grant(HOUR_US / 2));
+        assert_eq!(looks.lock().unwrap().len(), 2, "a later one needs no look of its own");
+        table.renew([1; 16], soon, 3 * HOUR_US).unwrap();
+        table.expire();
+        let next_us = looks.lock().unwrap().pop().unwrap();
+        assert!(next_us > HOUR_US / 2 && next_us <= HOUR_US && table.is_alive(hour, REGION));
+    }
+
+    #[test]
+    fn no_lease_reaches_outside_its_region() {
+        let (table, ends) = table();
+        for (offset, len) in [(0, 0), (0, 1_001), (1_000, 1), (u64::MAX, 2)] {
+            let refused = table.grant([1; 16], vec![span(offset, len)], HOUR_US, keep(&ends));
+            assert_eq!(refused, Err(NoLease::OutOfBounds { offset, len, region_bytes: 1_000 }));
+        }
+        let spans = vec![span(0, 1); LEASE_SPANS_MAX + 1];
+        let refused = table.grant([1; 16], spans, HOUR_US, keep(&ends));
+        assert_eq!(refused, Err(NoLease::TooManySpans { spans: LEASE_SPANS_MAX + 1 }));
+    }
+}

@@ -1,0 +1,207 @@
+//! The way to a peer as a state machine: nobody asked yet, being connected, resting after a failure, up, or dead for good.
+//! Time is passed in. This file knows when to connect; it must never know how, or who waits.
+
+use crate::trouble::Trouble;
+
+/// How long a line rests after its first failure in a row; each further one doubles it.
+const FIRST_REST_US: u64 = 10_000;
+/// Doublings at most: the longest rest is 0.64 s.
+const REST_DOUBLINGS: u32 = 6;
+/// A line that broke sooner than this after it came up has failed as much as one that never did.
+const STEADY_US: u64 = 1_000_000;
+
+/// The way to one peer.
+#[derive(Debug)]
+pub(crate) struct Line {
+    phase: Phase,
+    failures_in_row: u32,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Idle,
+    Connecting,
+    Resting,
+    Up { since_us: u64 },
+    Dead(Trouble),
+}
+
+/// What to do with somebody who wants to use the line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Want {
+    /// It is up.
+    Go,
+    /// It is being worked on.
+    Wait,
+    /// Connect, and wait.
+    Connect,
+    /// It never will be up.
+    Never(Trouble),
+}
+
+/// What to do after a connection did not come about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rest {
+    /// Then [`Line::rested`] is due.
+    pub until_us: u64,
+}
+
+impl Line {
+    pub fn new() -> Line {
+        Line { phase: Phase::Idle, failures_in_row: 0 }
+    }
+
+    /// Somebody wants to use it.
+    pub fn want(&mut self) -> Want {
+        match &self.phase {
+            Phase::Up { .. } => Want::Go,
+            Phase::Connecting | Phase::Resting => Want::Wait,
+            Phase::Dead(why) => Want::Never(why.clone()),
+            Phase::Idle => {
+                self.phase = Phase::Connecting;
+                Want::Connect
+            }
+        }
+    }
+
+    /// A connection came about. Says whether it is wanted: it is not if the line has died meanwhile.
+    pub fn connected(&mut self, now_us: u64) -> bool {
+        if let Phase::Dead(_) = self.phase {
+            return false;
+        }
+        if !matches!(self.phase, Phase::Up { .. }) {
+            self.phase = Phase::Up { since_us: now_us };
+        }
+        true
+    }
+
+    /// No connection came about.
+    pub fn failed(&mut self, now_us: u64) -> Option<Rest> {
+        matches!(self.phase, Phase::Connecting).then(|| self.rest(now_us))
+    }
+
+    /// The last connection ended.
+    pub fn broken(&mut self, now_us: u64) -> Option<Rest> {
+        let Phase::Up { since_us } = self.phase else { return None };
+        if now_us < since_us.saturating_add(STEADY_US) {
+            return Some(self.rest(now_us));
+        }
+        self.phase = Phase::Idle;
+        self.failures_in_row = 0;
+        None
+    }
+
+    fn rest(&mut self, now_us: u64) -> Rest {
+        let rest_us = FIRST_REST_US << self.failures_in_row.min(REST_DOUBLINGS);
+        self.failures_in_row += 1;
+        self.phase = Phase::Resting;
+        Rest { until_us: now_us.saturating_add(rest_us) }
+    }
+
+    /// A rest is over. Says whether to connect: only if somebody waits.
+    pub fn rested(&mut self, somebody_waits: bool) -> bool {
+        if !matches!(self.phase, Phase::Resting) {
+            return false;
+        }
+        self.phase = if somebody_waits { Phase::Connecting } else { Phase::Idle };
+        somebody_waits
+    }
+
+    /// Nothing will come of it any more. The first cause counts.
+    pub fn die(&mut self, why: Trouble) {
+        if !matches!(self.phase, Phase::Dead(_)) {
+            self.phase = Phase::Dead(why);
+        }
+    }
+
+    /// Why it is dead, if it is.
+    pub fn dead(&self) -> Option<&Trouble> {
+        match &self.phase {
+            Phase::Dead(why) => Some(why),
+            _ => None,
+        }
+    }
+
+    /// The phase in a word.
+    pub fn word(&self) -> &'static str {
+        match self.phase {
+            Phase::Idle => "idle",
+            Phase::Connecting => "connecting",
+            Phase::Resting => "resting",
+            Phase::Up { .. } => "up",
+            Phase::Dead(_) => "dead",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn removed() -> Trouble {
+        Trouble::Removed { peer: "a".into() }
+    }
+
+    #[test]
+    fn a_line_rests_longer_after_each_failure_and_connects_only_for_somebody() {
+        let mut line = Line::new();
+        assert_eq!(line.want(), Want::Connect);
+        assert_eq!(line.want(), Want::Wait);
+        let mut rests = Vec::new();
+        for _ in 0..9 {
+            rests.push(line.failed(1_000).map(|rest| rest.until_us - 1_000));
+            assert_eq!(line.want(), Want::Wait);
+            assert!(line.rested(true));
+        }
+        assert_eq!(rests[..3], [Some(10_000), Some(20_000), Some(40_000)]);
+        assert_eq!(rests[8], Some(640_000));
+        line.failed(0);
+        assert!(!line.rested(false) && line.word() == "idle");
+    }
+
+    #[test]
+    fn a_line_that_breaks_at_once_rests_and_one_that_was_steady_does_not() {
+        let mut line = Line::new();
+        line.want();
+        assert!(line.connected(0));
+        assert!(line.broken(10).is_some());
+        assert!(line.rested(true) && line.connected(0));
+        assert_eq!(line.broken(STEADY_US), None);
+        assert_eq!(line.want(), Want::Connect);
+    }
+
+    proptest! {
+        /// Whatever happens, at most one attempt to connect is under way, and the dead stay dead.
+        #[test]
+        fn there_is_one_attempt_at_a_time_and_no_life_after_death(events in prop::collection::vec(0u8..7, 0..100)) {
+            let mut line = Line::new();
+            let (mut attempts, mut dead) = (0i32, false);
+            for (now_us, event) in events.into_iter().enumerate() {
+                match event {
+                    0 => attempts += i32::from(line.want() == Want::Connect),
+                    1 if attempts > 0 => {
+                        attempts -= 1;
+                        prop_assert_eq!(line.connected(now_us as u64), !dead);
+                    }
+                    2 if attempts > 0 => {
+                        attempts -= 1;
+                        prop_assert_eq!(line.failed(now_us as u64).is_some(), !dead);
+                    }
+                    3 => drop(line.broken(now_us as u64)),
+                    4 => attempts += i32::from(line.rested(true)),
+                    5 => attempts += i32::from(line.rested(false)),
+                    6 if now_us % 10 == 0 => {
+                        line.die(removed());
+                        dead = true;
+                    }
+                    _ => {}
+                }
+                prop_assert!((0..=1).contains(&attempts));
+                if dead {
+                    prop_assert_eq!(line.want(), Want::Never(removed()));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Notifications: small messages between agents, each taken in exactly once. This file knows their bytes, which were seen
+//! before, and how many wait; it must never know how they travel or what they say.
+//!
+//! ```text
+//!  0  number  u64   of the notification, by its sender for this peer
+//!  8  floor   u64   every number below this one has been settled
+//! 16  name    u16, and as many bytes of UTF-8: the sender
+//!     text    the rest
+//! ```
+//! A sender whose connection broke before the answer came sends a notification again, under its number. The receiver knows
+//! it by the sender's instance and that number.
+
+use crate::metadata::{NAME_BYTES_MAX, is_name};
+use forebay_links::tcp::CALL_BYTES_MAX;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+/// Bytes of a notification at most. With its head it fits into one call.
+pub const NOTICE_BYTES_MAX: usize = CALL_BYTES_MAX as usize - 64 - NAME_BYTES_MAX;
+/// Notifications that may wait to be taken.
+pub const NOTICES_MAX: usize = 65_536;
+/// Bytes of them.
+const WAITING_BYTES_MAX: usize = 64 << 20;
+/// Numbers of one sender that are remembered above its floor.
+const SEEN_MAX: usize = 65_536;
+/// Senders that are remembered after they went: they may come back with what they do not know to have arrived.
+const GONE_MAX: usize = 1_024;
+
+/// A notification as it travels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Notice<'a> {
+    pub number: u64,
+    pub floor: u64,
+    pub from: &'a str,
+    pub text: &'a [u8],
+}
+
+impl<'a> Notice<'a> {
+    pub fn put(&self, out: &mut Vec<u8>) {
+        out.extend(self.number.to_le_bytes());
+        out.extend(self.floor.to_le_bytes());
+        out.extend((self.from.len() as u16).to_le_bytes());
+        out.extend(self.from.as_bytes());
+        out.extend(self.text);
+    }
+
+    pub fn parse(bytes: &'a [u8]) -> Option<Notice<'a>> {
+        let (number, rest) = bytes.split_first_chunk()?;
+        let (floor, rest) = rest.split_first_chunk()?;
+        let (len, rest) = rest.split_first_chunk()?;
+        let (from, text) = rest.split_at_checked(u16::from_le_bytes(*len).into())?;
+        let from = std::str::from_utf8(from).ok().filter(|name| is_name(name))?;
+        let (number, floor) = (u64::from_le_bytes(*number), u64::from_le_bytes(*floor));
+        (floor <= number).then_some(Notice { number, floor, from, text })
+    }
+}
+
+/// Numbers what is sent to one peer.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    next: u64,
+    open: BTreeSet<u64>,
+}
+
+impl Outbox {
+    /// A number for a notification.
+    pub fn open(&mut self) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.open.insert(number);
+        number
+    }
+
+    /// Everything below is settled.
+    pub fn floor(&self) -> u64 {
+        self.open.first().copied().unwrap_or(self.next)
+    }
+
+    /// Nothing more is sent under this number.
+    pub fn settle(&mut self, number: u64) {
+        self.open.remove(&number);
+    }
+}
+
+/// What came in.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    waiting: VecDeque<(String, Vec<u8>)>,
+    waiting_bytes: usize,
+    senders: HashMap<[u8; 16], Seen>,
+    gone: VecDeque<[u8; 16]>,
+}
+
+/// What one sender has sent.
+#[derive(Debug, Default)]
+struct Seen {
+    floor: u64,
+    above: BTreeSet<u64>,
+}
+
+impl Inbox {
+    /// Takes a notification of this instance in, once. Says whether it was new; an error is why it may not come in.
+    pub fn take_in(&mut self, instance: [u8; 16], notice: &Notice<'_>) -> Result<bool, String> {
+        let bytes = self.waiting_bytes + notice.text.len();
+        let full = self.waiting.len() >= NOTICES_MAX || bytes > WAITING_BYTES_MAX;
+        // Whoever speaks is here, or back.
+        self.gone.retain(|other| *other != instance);
+        let seen = self.senders.entry(instance).or_default();
+        seen.raise(notice.floor);
+        if notice.number < seen.floor || seen.above.contains(&notice.number) {
+            return Ok(false);
+        }
+        if seen.above.len() >= SEEN_MAX {
+            return Err(format!("more than {SEEN_MAX} notifications of this agent are not settled"));
+        }
+        if full {
+            let waiting = self.waiting.len();
+            return Err(format!("{waiting} notifications of {} bytes wait to be taken", self.waiting_bytes));
+        }
+        seen.above.insert(notice.number);
+        self.waiting_bytes = bytes;
+        self.waiting.push_back((notice.from.to_owned(), notice.text.to_vec()));
+        Ok(true)
+    }
+
+    /// A sender has lost its last connection. Of those who went long ago nothing is remembered.
+    pub fn gone(&mut self, instance: [u8; 16]) {
+        if !self.senders.contains_key(&instance) {
+            return;
+        }
+        self.gone.retain(|other| *other != instance);
+        self.gone.push_back(instance);
+        if self.gone.len() > GONE_MAX
+            && let Some(oldest) = self.gone.pop_front()
+        {
+            self.senders.remove(&oldest);
+        }
+    }
+
+    /// Everything that waits, with the names of the senders.
+    pub fn take(&mut self) -> Vec<(String, Vec<u8>)> {
+        self.waiting_bytes = 0;
+        self.waiting.drain(..).collect()
+    }
+}
+
+impl Seen {
+    fn raise(&mut self, floor: u64) {
+        if floor > self.floor {
+            self.floor = floor;
+            self.above = self.above.split_off(&floor);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_full_inbox_refuses_and_forgets_nothing() {
+        let mut inbox = Inbox::default();
+        let send = |inbox: &mut Inbox, number| {
+            let notice = Notice { number, floor: number.saturating_sub(1), from: "a", text: &[0; 1024] };
+            inbox.take_in([1; 16], &notice)
+        };
+        let taken =
+            (0..NOTICES_MAX as u64 + 10).filter(|number| send(&mut inbox, *number) == Ok(true)).count();
+        assert_eq!(taken, NOTICES_MAX);
+        assert_eq!(inbox.take().len(), NOTICES_MAX);
+        assert_eq!(send(&mut inbox, NOTICES_MAX as u64 + 9), Ok(true), "what was refused may come again");
+    }
+
+    #[test]
+    fn senders_that_went_long_ago_are_forgotten() {
+        let mut inbox = Inbox::default();
+        for sender in 0..GONE_MAX as u32 * 3 {
+            let mut instance = [0; 16];
+            instance[..4].copy_from_slice(&sender.to_le_bytes());
+            inbox.take_in(instance, &Notice { number: 0, floor: 0, from: "a", text: &[] }).unwrap();
+            inbox.gone(instance);
+        }
+        assert_eq!((inbox.senders.len(), inbox.gone.len()), (GONE_MAX, GONE_MAX));
+    }
+
+    proptest! {
+        #[test]
+        fn notices_survive_their_way(
+            number in any::<u64>(), below in any::<u64>(), from in "[a-zä]{1,30}",
+            text in prop::collection::vec(any::<u8>(), 0..50),
+        ) {
+            let notice = Notice { number, floor: number.saturating_sub(below), from: &from, text: &text };
+            let mut bytes = Vec::new();
+            notice.put(&mut bytes);
+            prop_assert_eq!(Notice::parse(&bytes), Some(notice));
+        }
+
+        #[test]
+        fn any_bytes_are_a_notice_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+            if let Some(notice) = Notice::parse(&bytes) {
+                prop_assert!(notice.floor <= notice.number && !notice.from.is_empty());
+            }
+        }
+
+        /// Deliveries that come twice, late and in any order, as connections break and come back.
+        #[test]
+        fn each_notice_is_taken_in_once(sends in prop::collection::vec((0usize..20, any::<bool>()), 1..200)) {
+            let (mut outbox, mut inbox) = (Outbox::default(), Inbox::default());
+            let mut open: Vec<u64> = Vec::new();
+            let mut taken = Vec::new();
+            for (pick, settled) in sends {
+                let number = open.get(pick).copied().unwrap_or_else(|| {
+                    open.push(outbox.open());
+                    open[open.len() - 1]
+                });
+                let notice = Notice { number, floor: outbox.floor(), from: "a", text: &number.to_le_bytes() };
+                inbox.take_in([1; 16], &notice).unwrap();
+                taken.extend(inbox.take());
+                if settled {
+                    outbox.settle(number);
+                    open.retain(|other| *other != number);
+                } else {
+                    inbox.gone([1; 16]);
+                }
+            }
+            let count = taken.len();
+            taken.sort();
+            taken.dedup();
+            prop_assert_eq!(taken.len(), count);
+            prop_assert_eq!(count as u64, outbox.next);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Sends a notification until the peer has taken it in, or time is over, or the peer is gone. This file knows when to send
+//! again; it must never know what a notification says.
+
+use crate::desk;
+use crate::notices::Notice;
+use crate::peer::Peer;
+use crate::shared::Shared;
+use crate::trouble::Trouble;
+use forebay_links::tcp::CallError;
+use std::sync::{Arc, Weak};
+
+/// How long after a connection broke a notification is sent again.
+const AGAIN_US: u64 = 1_000;
+
+type OnEnd = Box<dyn FnOnce(Result<(), Trouble>) + Send>;
+
+/// A notification on its way.
+struct Sending {
+    shared: Weak<Shared>,
+    peer: Arc<Peer>,
+    number: u64,
+    text: Vec<u8>,
+    until_us: u64,
+    on_end: OnEnd,
+}
+
+/// Sends `text`, and calls `on_end` once: after a success the peer has it, exactly once; after a failure it may have it,
+/// if the answer was lost.
+pub(crate) fn send(
+    shared: &Arc<Shared>,
+    peer: &Arc<Peer>,
+    text: Vec<u8>,
+    until_us: u64,
+    on_end: impl FnOnce(Result<(), Trouble>) + Send + 'static,
+) {
+    let number = peer.state().outbox.open();
+    let (weak, its) = (Arc::downgrade(shared), Arc::clone(peer));
+    let on_end: OnEnd = Box::new(on_end);
+    Sending { shared: weak, peer: its, number, text, until_us, on_end }.attempt();
+}
+
+impl Sending {
+    fn attempt(self) {
+        let Some(shared) = self.shared.upgrade() else { return self.end(Err(Trouble::Ended)) };
+        let (peer, until_us) = (Arc::clone(&self.peer), self.until_us);
+        peer.when_up(&shared, until_us, move |up| match up {
+            Ok(()) => self.speak(),
+            Err(why) => self.end(Err(why)),
+        });
+    }
+
+    fn speak(self) {
+        let Some(shared) = self.shared.upgrade() else { return self.end(Err(Trouble::Ended)) };
+        let now_us = shared.keeper.now_us();
+        // The flow may have ended a moment ago.
+        let Some(flow) = self.peer.flow() else { return self.again(&shared, now_us) };
+        let floor = self.peer.state().outbox.floor();
+        let mut body = vec![desk::NOTICES];
+        Notice { number: self.number, floor, from: &shared.name, text: &self.text }.put(&mut body);
+        let limit_us = self.until_us.saturating_sub(now_us);
+        flow.call(body, limit_us, move |answer| match answer {
+            Ok(_) => self.end(Ok(())),
+            Err(CallError::Broken(_)) => match self.shared.upgrade() {
+                Some(shared) => self.again(&shared, shared.keeper.now_us()),
+                None => self.end(Err(Trouble::Ended)),
+            },
+            Err(why) => {
+                let peer = self.peer.name.clone();
+                self.end(Err(Trouble::Unanswered { peer, why }));
+            }
+        });
+    }
+
+    /// Sends it again, over the next connection: the peer knows it by its number.
+    fn again(self, shared: &Arc<Shared>, now_us: u64) {
+        if now_us >= self.until_us {
+            let why = self.peer.trouble();
+            let late = || Trouble::Unreachable { peer: self.peer.name.clone(), why: "it was lost".into() };
+            let why = why.unwrap_or_else(late);
+            return self.end(Err(why));
+        }
+        shared.keeper.at(now_us + AGAIN_US, move || self.attempt());
+    }
+
+    fn end(self, result: Result<(), Trouble>) {
+        self.peer.state().outbox.settle(self.number);
+        (self.on_end)(result);
+    }
+}

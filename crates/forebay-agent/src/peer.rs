@@ -1,0 +1,228 @@
+//! One peer as this agent knows it: the way to it, the flows there, what waits for them, and its memory. This file keeps
+//! state; `connect.rs` brings flows about and takes them down.
+//!
+//! Two locks, because callers on the mover's thread must never wait for somebody who waits for the mover: `state` is held
+//! for moments and never across a word with the mover; `site` is for those words, and never taken on the mover's thread.
+
+use crate::addresses::Addresses;
+use crate::connect;
+use crate::descriptors::Descriptors;
+use crate::gauge::Gauge;
+use crate::line::{Line, Want};
+use crate::notices::Outbox;
+use crate::prepared::Blocks;
+use crate::seats::{Berth, Yard};
+use crate::shared::Shared;
+use crate::trouble::{AgentError, Trouble};
+use forebay_links::tcp::{Broken, FlowHandle, PeerRegion};
+use forebay_mover::{Refused, RegionId};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// What may wait for a connection to one peer.
+const WAITING_MAX: usize = 65_536;
+
+/// Called once the peer can be spoken to, or with the reason why not.
+type OnUp = Box<dyn FnOnce(Result<(), Trouble>) + Send>;
+
+/// A peer.
+pub(crate) struct Peer {
+    pub name: String,
+    /// `None`: it does not listen.
+    pub address: Option<SocketAddr>,
+    /// As its metadata say. `None`: it is known by address only, and whoever answers there is meant.
+    pub instance: Option<[u8; 16]>,
+    pub gauge: Arc<Gauge>,
+    state: Mutex<State>,
+    site: Mutex<Site>,
+}
+
+pub(crate) struct State {
+    pub line: Line,
+    waiting: BTreeMap<u64, OnUp>,
+    next_waiting: u64,
+    pub flows: Vec<Flow>,
+    pub next_flow: u64,
+    /// How the last flow ended, or why none came about.
+    pub lost: Option<Broken>,
+    pub why: Option<String>,
+    /// One more flow is being connected.
+    pub growing: bool,
+    pub outbox: Outbox,
+}
+
+/// A flow to the peer.
+pub(crate) struct Flow {
+    pub number: u64,
+    pub seat: usize,
+    pub handle: FlowHandle,
+}
+
+/// What of the peer is known to the mover.
+pub(crate) struct Site {
+    pub berth: Option<Berth>,
+    /// Who answered, of a peer that is known by address only.
+    pub answered: Option<[u8; 16]>,
+    memory: Addresses<Remote>,
+    /// Regions of memory that the peer has said no more of; to be forgotten with the peer.
+    old: Vec<RegionId>,
+}
+
+/// A range of the peer's memory.
+struct Remote {
+    region: PeerRegion,
+    id: OnceLock<RegionId>,
+}
+
+impl Peer {
+    pub fn new(
+        name: String,
+        address: Option<SocketAddr>,
+        instance: Option<[u8; 16]>,
+        flows_max: usize,
+    ) -> Arc<Peer> {
+        let state = State {
+            line: Line::new(),
+            waiting: BTreeMap::new(),
+            next_waiting: 0,
+            flows: Vec::new(),
+            next_flow: 0,
+            lost: None,
+            why: None,
+            growing: false,
+            outbox: Outbox::default(),
+        };
+        let site = Site { berth: None, answered: None, memory: Addresses::default(), old: Vec::new() };
+        let gauge = Arc::new(Gauge::new(flows_max));
+        Arc::new(Peer { name, address, instance, gauge, state: Mutex::new(state), site: Mutex::new(site) })
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn site(&self) -> MutexGuard<'_, Site> {
+        self.site.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `then` when the peer can be spoken to, at once if it can be now; or with the reason why not, at the latest at
+    /// `until_us` of the keeper. Brings the connection about if there is none.
+    pub fn when_up(
+        self: &Arc<Peer>,
+        shared: &Arc<Shared>,
+        until_us: u64,
+        then: impl FnOnce(Result<(), Trouble>) + Send + 'static,
+    ) {
+        let mut state = self.state();
+        let want = state.line.want();
+        let now = match &want {
+            Want::Go => Some(Ok(())),
+            Want::Never(why) => Some(Err(why.clone())),
+            Want::Wait if state.waiting.len() >= WAITING_MAX => {
+                let what = format!("{WAITING_MAX} requests wait for a connection to peer {}", self.name);
+                Some(Err(Trouble::Full(what)))
+            }
+            Want::Wait | Want::Connect => None,
+        };
+        if let Some(result) = now {
+            drop(state);
+            return then(result);
+        }
+        let number = state.next_waiting;
+        state.next_waiting += 1;
+        state.waiting.insert(number, Box::new(then));
+        drop(state);
+        let peer = Arc::clone(self);
+        shared.keeper.at(until_us, move || peer.give_up(number));
+        if want == Want::Connect {
+            connect::begin(shared, self);
+        }
+    }
+
+    /// Somebody has waited for long enough.
+    fn give_up(&self, number: u64) {
+        let mut state = self.state();
+        let Some(then) = state.waiting.remove(&number) else { return };
+        let why = state.why.clone().unwrap_or_else(|| "there is no answer yet".into());
+        drop(state);
+        then(Err(Trouble::Unreachable { peer: self.name.clone(), why }));
+    }
+
+    /// A flow that has not ended.
+    pub fn flow(&self) -> Option<FlowHandle> {
+        self.state().flows.first().map(|flow| flow.handle.clone())
+    }
+
+    /// Why transfers to the peer fail now, if that is because of the peer.
+    pub fn trouble(&self) -> Option<Trouble> {
+        let state = self.state();
+        if let Some(dead) = state.line.dead() {
+            return Some(dead.clone());
+        }
+        let broken = state.flows.iter().find_map(|flow| flow.handle.stats().broken);
+        let gone = state.lost.clone().filter(|_| state.flows.is_empty());
+        broken.or(gone).map(|why| Trouble::Lost { peer: self.name.clone(), why })
+    }
+
+    /// What the peer says of its memory. What stays the same keeps its region.
+    pub fn set_memory(&self, memory: &Addresses<PeerRegion>) {
+        let mut site = self.site();
+        let mut before = std::mem::take(&mut site.memory);
+        for found in memory.iter() {
+            let same = before.find(found.base).is_some_and(|old| {
+                old.base == found.base && old.len == found.len && old.what.region == *found.what
+            });
+            let kept = if same { before.remove(found.base) } else { None };
+            let remote = kept.unwrap_or(Remote { region: *found.what, id: OnceLock::new() });
+            // They come from a table like this one, so they do not overlap.
+            let _ = site.memory.insert(found.base, found.len, remote);
+        }
+        site.old.extend(before.iter().filter_map(|old| old.what.id.get()));
+    }
+
+    /// Resolves a list of the peer's memory. Ranges become regions of the mover when they are first asked for.
+    pub fn resolve(&self, shared: &Shared, list: &Descriptors) -> Result<Blocks, AgentError> {
+        let mut site = self.site();
+        let place = site.berth(&shared.yard).place;
+        Blocks::resolve(list, &site.memory, |remote| {
+            if let Some(id) = remote.id.get() {
+                return Ok(*id);
+            }
+            let id = shared.regions.register(&shared.mover, place, remote.region, 0)?;
+            Ok(*remote.id.get_or_init(|| id))
+        })
+    }
+
+    /// Forgets the regions of the peer's memory. Says whether all are forgotten: those that are in use are not.
+    pub fn forget_memory(&self, shared: &Shared) -> bool {
+        let mut site = self.site();
+        let mut ids: Vec<RegionId> = std::mem::take(&mut site.old);
+        ids.extend(site.memory.iter().filter_map(|remote| remote.what.id.get()));
+        site.memory = Addresses::default();
+        let in_use = |id: &RegionId| {
+            let forgotten = shared.regions.unregister(&shared.mover, *id);
+            matches!(forgotten, Ok(Err(Refused::RegionInUse { .. })))
+        };
+        site.old = ids.into_iter().filter(in_use).collect();
+        site.old.is_empty()
+    }
+}
+
+impl State {
+    /// Everybody who waits, to be called without the lock.
+    pub fn take_waiting(&mut self) -> Vec<OnUp> {
+        std::mem::take(&mut self.waiting).into_values().collect()
+    }
+
+    pub fn somebody_waits(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}
+
+impl Site {
+    /// The peer's place.
+    pub fn berth(&mut self, yard: &Yard) -> &mut Berth {
+        self.berth.get_or_insert_with(|| yard.berth())
+    }
+}

@@ -1,0 +1,26 @@
+//! Agents with nothing to do cost next to nothing. A process of its own, since CPU time is counted for the whole process.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use forebay_agent::{End, Op};
+use std::time::Duration;
+
+fn cpu_time() -> Duration {
+    let usage = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(usage.tv_sec as u64, usage.tv_nsec as u32)
+}
+
+#[test]
+fn an_idle_agent_costs_nothing() {
+    let (one, two) = two(1 << 20);
+    let request = scattered(&one, "two", two.registration.base(), Op::Read, 1024, 1024);
+    assert_eq!(run(&request), End::Done { bytes: 1 << 20 });
+    std::thread::sleep(Duration::from_millis(200));
+    let before = cpu_time();
+    std::thread::sleep(Duration::from_secs(2));
+    let used = cpu_time() - before;
+    // 0.5 % of a core, for both ends together, while they are connected.
+    assert!(used < Duration::from_millis(10), "{used:?}");
+}
