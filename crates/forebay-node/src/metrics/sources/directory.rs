@@ -20,7 +20,7 @@ pub fn of_directory(directory: Arc<dyn Directory>) -> impl Source {
     move |out: &mut Vec<Metric>| collect(&directory.stat(), out)
 }
 
-fn collect(stat: &DirectoryStat, out: &mut Vec<Metric>) {
+pub(super) fn collect(stat: &DirectoryStat, out: &mut Vec<Metric>) {
     push_one(out, &NODES, stat.nodes as f64);
     push_one(out, &HOLDINGS, stat.holdings as f64);
     push_one(out, &ANNOUNCED, stat.announced as f64);

@@ -36,3 +36,44 @@ fn push_each(
 fn push_one(out: &mut Vec<Metric>, family: &'static Family, number: f64) {
     out.push(Metric::new(family, &[], number));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Source;
+    use forebay_mover::{LinkTelemetry, Telemetry};
+    use forebay_store::ssd::{SsdStat, VolumeStat};
+    use forebay_store::{DiskSideStat, Stat};
+    use std::collections::{HashMap, HashSet};
+
+    /// What all parts show when they have done nothing.
+    fn everything() -> Vec<Metric> {
+        let mut out = Vec::new();
+        directory::collect(&Default::default(), &mut out);
+        let telemetry = Telemetry { links: vec![LinkTelemetry::default()], ..Telemetry::default() };
+        of_mover(move || telemetry.clone()).collect(&mut out);
+        of_process().collect(&mut out);
+        let ssd = SsdStat { volumes: vec![VolumeStat::default()], ..SsdStat::default() };
+        store::collect(&Stat::default(), Some(&DiskSideStat { ssd, ..DiskSideStat::default() }), &mut out);
+        out
+    }
+
+    #[test]
+    fn every_number_has_a_name_of_its_own_that_says_what_it_is() {
+        let (mut families, mut numbers) = (HashMap::new(), HashSet::new());
+        for metric in everything() {
+            let name = metric.family.name;
+            let is_valid = |character: char| character.is_ascii_lowercase() || character == '_';
+            assert!(name.starts_with("forebay_") && name.chars().all(is_valid), "{name}");
+            assert_eq!(name.ends_with("_total"), metric.family.kind == Kind::Counter, "{name}");
+            let family = families.entry(name).or_insert(metric.family);
+            assert_eq!(*family, metric.family, "{name} is two things");
+            assert!(
+                numbers.insert((name, metric.labels.clone())),
+                "{name} {:?} is there twice",
+                metric.labels
+            );
+        }
+        assert!(families.len() > 40);
+    }
+}

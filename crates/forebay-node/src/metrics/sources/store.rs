@@ -30,13 +30,15 @@ const BAD_COPIES: Family =
 
 /// Shows a store, with its disk if it has one.
 pub fn of_store(store: Arc<Store>) -> impl Source {
-    move |out: &mut Vec<Metric>| {
-        collect_memory(&store.stat(), out);
-        if let Some(disk) = store.disk_stat() {
-            collect_disk_side(&disk, out);
-            collect_tier("disk", &disk.ssd.tier.counters, out);
-            ssd::collect(&disk.ssd, out);
-        }
+    move |out: &mut Vec<Metric>| collect(&store.stat(), store.disk_stat().as_ref(), out)
+}
+
+pub(super) fn collect(memory: &Stat, disk: Option<&DiskSideStat>, out: &mut Vec<Metric>) {
+    collect_memory(memory, out);
+    if let Some(disk) = disk {
+        collect_disk_side(disk, out);
+        collect_tier("disk", &disk.ssd.tier.counters, out);
+        ssd::collect(&disk.ssd, out);
     }
 }
 
