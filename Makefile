@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 FOREBAY := target/release/forebay
 
-.PHONY: setup build demo test test-rust test-loom test-unverified test-python lint bench clean
+.PHONY: setup build wheel demo test test-rust test-loom test-unverified test-python lint bench clean
 
 ## What the tests need beside Rust: Chromium to look at the report, etcd, UCX, pytest and ruff in a virtual environment.
 setup: $(VENV)/.done
@@ -24,6 +24,12 @@ $(VENV)/.done: tests/requirements.txt
 build:
 	cargo build --release --locked -p forebay
 
+## The Python package, for CPython 3.11 and later. Left in target/wheels and installed into the virtual environment.
+wheel: setup
+	rm -rf target/wheels
+	$(VENV)/bin/maturin build --quiet --release --locked --out target/wheels
+	$(VENV)/bin/pip install -q --disable-pip-version-check --no-deps --force-reinstall target/wheels/forebay-*.whl
+
 ## A real trace through router and engines, each policy cold; the report is demo-out/report.html.
 demo: build
 	$(FOREBAY) demo --out demo-out
@@ -42,7 +48,7 @@ test-unverified:
 	cargo test --locked -p forebay-engine --features unverified --test store without_the_check
 
 ## End to end, with real processes and a real browser.
-test-python: build
+test-python: build wheel
 	cargo build --release --locked -p forebay-store --example write_log
 	FOREBAY=$(abspath $(FOREBAY)) $(VENV)/bin/pytest -q tests
 
@@ -50,6 +56,7 @@ lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
 	$(PYTHON) tools/licences.py
 
 ## Every benchmark beside its ceiling; results go to bench/results/.

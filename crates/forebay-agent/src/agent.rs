@@ -10,7 +10,6 @@ use crate::gauge::Counts;
 use crate::keeper::{Keeper, KeeperThread};
 use crate::leases::LeaseTable;
 use crate::metadata::{Metadata, is_name};
-use crate::notices::NOTICE_BYTES_MAX;
 use crate::notify;
 use crate::peer::Peer;
 use crate::prepared::{Blocks, Op, Pairs};
@@ -381,7 +380,7 @@ impl Agent {
         limit_us: Option<u64>,
     ) -> Result<Request, AgentError> {
         let (None, Some(peer)) = (&local.0.peer, &remote.0.peer) else { return Err(AgentError::Sides) };
-        check_notice(notification.as_deref())?;
+        notify::check(notification.as_deref())?;
         let pairs = Pairs::of(op, (&local.0.blocks, &local.1), (&remote.0.blocks, &remote.1))?;
         Ok(Request::new(&self.shared, Arc::clone(peer), pairs, notification, limit_us))
     }
@@ -393,7 +392,7 @@ impl Agent {
         text: Vec<u8>,
         on_end: impl FnOnce(Result<(), Trouble>) + Send + 'static,
     ) -> Result<(), AgentError> {
-        check_notice(Some(&text))?;
+        notify::check(Some(&text))?;
         let peer = self.peer(name)?;
         notify::send(&self.shared, &peer, text, self.shared.connect_until_us(), on_end);
         Ok(())
@@ -522,11 +521,4 @@ fn serve(
     let (exports, service) = (Arc::clone(exports), Arc::clone(desk) as Arc<dyn Service>);
     let server = TcpServer::serve(listen, me, exports, service, options);
     server.map(Some).map_err(system("listening for peers"))
-}
-
-fn check_notice(text: Option<&[u8]>) -> Result<(), AgentError> {
-    match text.map_or(0, <[u8]>::len) {
-        bytes if bytes > NOTICE_BYTES_MAX => Err(AgentError::TooLong { bytes }),
-        _ => Ok(()),
-    }
 }

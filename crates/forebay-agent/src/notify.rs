@@ -2,10 +2,10 @@
 //! again; it must never know what a notification says.
 
 use crate::desk;
-use crate::notices::Notice;
+use crate::notices::{NOTICE_BYTES_MAX, Notice};
 use crate::peer::Peer;
 use crate::shared::Shared;
-use crate::trouble::Trouble;
+use crate::trouble::{AgentError, Trouble};
 use forebay_links::tcp::CallError;
 use std::sync::{Arc, Weak};
 
@@ -85,5 +85,13 @@ impl Sending {
     fn end(self, result: Result<(), Trouble>) {
         self.peer.state().outbox.settle(self.number);
         (self.on_end)(result);
+    }
+}
+
+/// Whether a notification, if there is one, is short enough.
+pub(crate) fn check(text: Option<&[u8]>) -> Result<(), AgentError> {
+    match text.map_or(0, <[u8]>::len) {
+        bytes if bytes > NOTICE_BYTES_MAX => Err(AgentError::TooLong { bytes }),
+        _ => Ok(()),
     }
 }

@@ -83,6 +83,8 @@ struct Progress {
     post: u64,
     number: u64,
     on_end: Option<Box<dyn FnOnce(End) + Send>>,
+    /// What this post says in the place of the request's own notification.
+    instead: Option<Vec<u8>>,
     due: Option<Due>,
     /// Why the mover was asked to give up, if it was.
     stop: Option<Stop>,
@@ -126,6 +128,7 @@ impl Request {
             post: 0,
             number: 0,
             on_end: None,
+            instead: None,
             due: None,
             stop: None,
             since_us: 0,
@@ -149,7 +152,18 @@ impl Request {
     /// this agent. An error means that nothing was begun.
     pub fn post(&self, on_end: impl FnOnce(End) + Send + 'static) -> Result<(), AgentError> {
         let shared = self.run.shared.upgrade().ok_or(Trouble::Ended)?;
-        self.run.post(&shared, Box::new(on_end))
+        self.run.post(&shared, None, Box::new(on_end))
+    }
+
+    /// As [`post`](Request::post), with this notification in the place of the request's own, for this time.
+    pub fn post_with(
+        &self,
+        notification: Vec<u8>,
+        on_end: impl FnOnce(End) + Send + 'static,
+    ) -> Result<(), AgentError> {
+        notify::check(Some(&notification))?;
+        let shared = self.run.shared.upgrade().ok_or(Trouble::Ended)?;
+        self.run.post(&shared, Some(notification), Box::new(on_end))
     }
 
     /// Where the latest post has got to.
@@ -224,6 +238,7 @@ impl Run {
     fn post(
         self: &Arc<Run>,
         shared: &Arc<Shared>,
+        instead: Option<Vec<u8>>,
         on_end: Box<dyn FnOnce(End) + Send>,
     ) -> Result<(), AgentError> {
         let mut progress = self.progress();
@@ -235,6 +250,7 @@ impl Run {
         progress.phase = Phase::Queued;
         progress.post += 1;
         progress.on_end = Some(on_end);
+        progress.instead = instead;
         progress.stop = None;
         progress.since_us = now_us;
         progress.times = StageTimes::default();
@@ -284,11 +300,12 @@ impl Run {
             progress.times.posted_us = shared.keeper.now_us().saturating_sub(since_us);
         }
         let stop = progress.stop;
-        let end = match (end, &self.notification, shared.as_ref()) {
+        let text = progress.instead.take().or_else(|| self.notification.clone());
+        let end = match (end, text, shared.as_ref()) {
             (Moved::Done { bytes }, Some(text), Some(shared)) => {
                 progress.phase = Phase::Notifying;
                 drop(progress);
-                return self.notify(shared, post, bytes, text.clone());
+                return self.notify(shared, post, bytes, text);
             }
             (Moved::Done { bytes }, ..) => End::Done { bytes },
             (Moved::Cancelled { moved_bytes, .. }, ..) => stop.unwrap_or(Stop::Cancelled).end(moved_bytes),
@@ -374,7 +391,7 @@ impl Run {
     }
 
     fn count(&self, end: &End, times: StageTimes) {
-        let notifies = self.notification.is_some();
+        let notifies = self.notification.is_some() || times.notified_us > 0;
         self.peer.gauge.count(|counts| {
             counts.stages.queued.add(times.queued_us);
             counts.stages.posted.add(times.posted_us);

@@ -1,0 +1,151 @@
+//! Chunks on their way between a node and this process, as Python waits for them. A chunk that was loaded is good only
+//! after its bytes were compared with their checksums: that is part of waiting for it. This file knows ends; it must never
+//! know where the node has a chunk.
+
+use crate::places::Piece;
+use forebay_mover::End;
+use forebay_node::client::{Client, Lease};
+use forebay_store::StoreEnd;
+use pyo3::prelude::*;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Something that ends once, on any thread.
+pub struct Ending<T> {
+    end: Mutex<Option<T>>,
+    ended: Condvar,
+}
+
+impl<T> Default for Ending<T> {
+    fn default() -> Ending<T> {
+        Ending { end: Mutex::new(None), ended: Condvar::new() }
+    }
+}
+
+impl<T: Clone> Ending<T> {
+    pub fn set(&self, end: T) {
+        *self.lock() = Some(end);
+        self.ended.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<T>> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_come(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    fn wait(&self) -> T {
+        let mut end = self.lock();
+        loop {
+            if let Some(end) = end.as_ref() {
+                return end.clone();
+            }
+            end = self.ended.wait(end).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// A chunk that is being loaded into this process. The memory belongs to it until `wait` has returned.
+#[pyclass(frozen, module = "forebay")]
+pub struct Loading {
+    client: Client,
+    lease: Arc<Lease>,
+    chunk: usize,
+    layers: Vec<Vec<Piece>>,
+    ending: Arc<Ending<End>>,
+    /// `Ok` after the bytes were compared.
+    verdict: OnceLock<Result<(), String>>,
+}
+
+impl Loading {
+    pub fn new(
+        client: Client,
+        lease: Arc<Lease>,
+        chunk: usize,
+        layers: Vec<Vec<Piece>>,
+        ending: Arc<Ending<End>>,
+    ) -> Loading {
+        Loading { client, lease, chunk, layers, ending, verdict: OnceLock::new() }
+    }
+
+    fn verdict(&self) -> &Result<(), String> {
+        let end = self.ending.wait();
+        self.verdict.get_or_init(|| match end {
+            End::Done { .. } => self.verify(),
+            other => Err(format!("{other:?}")),
+        })
+    }
+
+    fn verify(&self) -> Result<(), String> {
+        for (number, layer) in self.layers.iter().enumerate() {
+            let pieces: Vec<&[u8]> = layer
+                .iter()
+                // SAFETY: the piece lies in memory that its place keeps there; the transfer has ended, and Python may not
+                // write it before `wait` has returned.
+                .map(|piece| unsafe { std::slice::from_raw_parts(piece.start(), piece.len as usize) })
+                .collect();
+            let verified = self.client.verify(&self.lease, self.chunk, number, &pieces);
+            verified.map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl Loading {
+    /// Whether `wait` has no transfer to wait for any more.
+    #[getter]
+    fn has_ended(&self) -> bool {
+        self.ending.has_come()
+    }
+
+    /// Waits for the end and compares the bytes with their checksums. False is a miss: nothing there may be used.
+    fn wait(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.verdict().is_ok())
+    }
+
+    /// Why it was a miss.
+    #[getter]
+    fn why(&self) -> Option<String> {
+        self.verdict.get()?.as_ref().err().cloned()
+    }
+}
+
+/// A chunk that is being stored. Its memory must not change until `wait` has returned.
+#[pyclass(frozen, module = "forebay")]
+pub struct Storing {
+    /// Keeps the memory in its place.
+    _layers: Vec<Vec<Piece>>,
+    ending: Arc<Ending<StoreEnd>>,
+}
+
+impl Storing {
+    pub fn new(layers: Vec<Vec<Piece>>, ending: Arc<Ending<StoreEnd>>) -> Storing {
+        Storing { _layers: layers, ending }
+    }
+}
+
+#[pymethods]
+impl Storing {
+    /// Whether `wait` would return at once.
+    #[getter]
+    fn has_ended(&self) -> bool {
+        self.ending.has_come()
+    }
+
+    /// Waits until the node has the chunk. False: it does not; that is a miss later, and nothing else.
+    fn wait(&self, py: Python<'_>) -> bool {
+        let end = py.detach(|| self.ending.wait());
+        matches!(end, StoreEnd::Stored { .. } | StoreEnd::AlreadyHere)
+    }
+
+    /// Why the node does not have it.
+    #[getter]
+    fn why(&self) -> Option<String> {
+        match self.ending.lock().as_ref()? {
+            StoreEnd::Stored { .. } | StoreEnd::AlreadyHere => None,
+            other => Some(format!("{other:?}")),
+        }
+    }
+}

@@ -1,0 +1,49 @@
+"""Forebay for Python: an agent that moves memory between processes and machines, and the client of a node.
+
+`forebay.Agent`, `forebay.Node` and what belongs to them is compiled; `forebay.aio` waits for it with
+asyncio; `forebay.nixl` is the same agent with NIXL's API.
+"""
+
+from forebay._forebay import (
+    Agent,
+    Descriptors,
+    Lease,
+    Loading,
+    Node,
+    NodeMemory,
+    Prepared,
+    Registration,
+    Storing,
+    Transfer,
+    chunk_ids,
+)
+from forebay.errors import (
+    CancelledError,
+    DeadlineError,
+    ForebayError,
+    InvalidError,
+    NotFoundError,
+    PeerLostError,
+    TransferError,
+)
+
+__all__ = [
+    "Agent",
+    "CancelledError",
+    "DeadlineError",
+    "Descriptors",
+    "ForebayError",
+    "InvalidError",
+    "Lease",
+    "Loading",
+    "Node",
+    "NodeMemory",
+    "NotFoundError",
+    "PeerLostError",
+    "Prepared",
+    "Registration",
+    "Storing",
+    "Transfer",
+    "TransferError",
+    "chunk_ids",
+]

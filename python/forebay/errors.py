@@ -1,0 +1,32 @@
+"""What can go wrong, one class for each thing that a program may do about it.
+
+Knows names only; which failure is which class is decided where it happens.
+"""
+
+
+class ForebayError(Exception):
+    """Anything that Forebay reports. The message names what was asked, what was found and what is allowed."""
+
+
+class InvalidError(ForebayError, ValueError):
+    """An argument is not acceptable: correct the program."""
+
+
+class NotFoundError(ForebayError, LookupError):
+    """No such peer, or no registered memory there: exchange metadata again, or register the memory first."""
+
+
+class PeerLostError(ForebayError, ConnectionError):
+    """The peer cannot be reached, has died, has restarted or does not move."""
+
+
+class DeadlineError(ForebayError, TimeoutError):
+    """The deadline passed first. Nothing touches the memory any more."""
+
+
+class CancelledError(ForebayError):
+    """The transfer was cancelled. Nothing touches the memory any more."""
+
+
+class TransferError(ForebayError):
+    """The transfer ended without all its bytes, for a reason that is none of the others."""
