@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use forebay_agent::{Access, Agent, AgentConfig, AgentError, Descriptors, Identity, Op, Reply, Run, Select};
 use forebay_agent::{End, LeasedSpan, PeerRegion, Service, State, Trouble};
-use forebay_mover::{Class, HostBuffer, Span, SpanPair, Transfer};
+use forebay_mover::{Class, HostBuffer, Reason, Span, SpanPair, Transfer};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -144,6 +144,44 @@ fn a_notification_comes_once_and_after_the_bytes() {
 }
 
 #[test]
+fn more_flows_are_tried_under_load_and_no_byte_is_lost() {
+    let len = 16 << 20;
+    let (one, two) = two(len);
+    let requests =
+        [Op::Write, Op::Read].map(|op| scattered(&one, "two", two.registration.base(), op, 16_384, 1024));
+    let (sent, began, mut flows_seen) = (fill(&one.memory, len, 1), Instant::now(), 0);
+    // What is written and read back in the same order is what it was.
+    for round in 0.. {
+        assert_eq!(run(&requests[round % 2]), End::Done { bytes: len as u64 });
+        flows_seen = flows_seen.max(one.agent.stats()[0].flows);
+        if flows_seen > 1 && round > 50 {
+            break;
+        }
+        assert!(began.elapsed() < LONG, "there never was a second flow");
+    }
+    assert!(bytes(&one.memory, len) == sent);
+}
+
+#[test]
+fn what_a_peer_denies_holds_nobody_else_up() {
+    let (one, two) = two(1 << 20);
+    let gone = end("three", 1 << 20);
+    let request = scattered(&one, "two", two.registration.base(), Op::Read, 1024, 1024);
+    let third = two.agent.register(Arc::clone(&gone.memory) as _, Access::OPEN).unwrap();
+    one.agent.add_peer(&two.agent.metadata()).unwrap();
+    let denied = scattered(&one, "two", third.base(), Op::Read, 1024, 1024);
+    two.agent.deregister(third).unwrap();
+    for _ in 0..30 {
+        let end = run(&denied);
+        assert!(matches!(end, End::Failed { why: Trouble::Unmoved(Reason::Denied { .. }), .. }), "{end:?}");
+    }
+    // Were each denial a failure of the connection, it would rest for a second by now.
+    let began = Instant::now();
+    assert_eq!(run(&request), End::Done { bytes: 1 << 20 });
+    assert!(began.elapsed() < Duration::from_millis(700), "{:?}", began.elapsed());
+}
+
+#[test]
 fn a_failed_request_notifies_nobody() {
     let (one, two) = two(4096);
     let local = one.agent.prepare_local(&blocks(one.registration.base(), 64, 64)).unwrap();
@@ -181,7 +219,10 @@ fn two_hundred_random_cancels_leave_no_byte_behind() {
         assert!(matches!(end, End::Cancelled { .. } | End::Done { .. }), "{end:?}");
         std::thread::sleep(Duration::from_millis(1));
         assert!(bytes(&one.memory, len) == ours, "round {round}: a byte was written here after the cancel");
-        assert!(bytes(&two.memory, len) == theirs, "round {round}: a byte was written there after the cancel");
+        assert!(
+            bytes(&two.memory, len) == theirs,
+            "round {round}: a byte was written there after the cancel"
+        );
     }
     assert!(cancelled >= 20, "{cancelled} of 200 were cancelled before their end");
     assert_eq!(run(&requests[0]), End::Done { bytes: len as u64 });

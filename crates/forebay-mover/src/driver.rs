@@ -44,6 +44,12 @@ pub enum Outcome {
         /// What happened.
         error: String,
     },
+    /// Whoever owns the other memory will not have it. That says nothing against the link, and another attempt would end
+    /// the same way. Not tried again.
+    Denied {
+        /// What was said.
+        error: String,
+    },
     /// The bytes arrived but are not those that were stored or sent. Not tried again.
     Corrupt,
 }

@@ -257,7 +257,9 @@ impl Sim {
         run.bytes -= start.bytes;
         match &outcome {
             Outcome::Moved { bytes } => self.copy(&start.pairs, *bytes, false),
-            Outcome::Failed { .. } | Outcome::Corrupt => self.copy(&start.pairs, start.bytes, true),
+            Outcome::Failed { .. } | Outcome::Denied { .. } | Outcome::Corrupt => {
+                self.copy(&start.pairs, start.bytes, true)
+            }
         }
         let Start { op, link, pairs, .. } = start;
         self.ran.push(Ran { link, started_us, completed_us: self.now_us, pairs });

@@ -107,6 +107,14 @@ pub enum Reason {
         /// Attempts made.
         attempts: u32,
     },
+    /// Whoever owns the other memory will not have it.
+    #[error("denied over link {link}: {error}")]
+    Denied {
+        /// The link's name.
+        link: String,
+        /// What was said.
+        error: String,
+    },
     /// The bytes that left storage or the wire were not the ones that went in.
     #[error("corrupt bytes on link {link}")]
     Corrupt {

@@ -492,7 +492,7 @@ fn end(stats: &Mutex<FlowStats>, done: Option<Completion>, outcome: Outcome) {
             counted.done += 1;
             counted.moved_bytes += bytes;
         }
-        Outcome::Failed { .. } => counted.failed += 1,
+        Outcome::Failed { .. } | Outcome::Denied { .. } => counted.failed += 1,
         Outcome::Corrupt => counted.corrupt += 1,
     }
     drop(counted);

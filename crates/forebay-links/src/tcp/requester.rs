@@ -260,7 +260,8 @@ impl Requester {
         let at = self.find(number, "a FAILED for nothing")?;
         let outcome = match fault.code {
             FaultCode::Corrupt => Outcome::Corrupt,
-            _ => Outcome::Failed { error: fault.to_string() },
+            FaultCode::Closing | FaultCode::Other => Outcome::Failed { error: fault.to_string() },
+            _ => Outcome::Denied { error: fault.to_string() },
         };
         self.answer(at, outcome);
         Ok(())

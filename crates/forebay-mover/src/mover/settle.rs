@@ -46,14 +46,24 @@ impl Mover {
                 self.attempt_failed(now_us, lot, link, error);
             }
             Outcome::Failed { error } => self.attempt_failed(now_us, lot, link, error),
+            Outcome::Denied { error } => {
+                counters.failed += 1;
+                let link = self.links[link].spec.name.clone();
+                self.give_up(lot, Reason::Denied { link, error });
+            }
             Outcome::Corrupt => {
                 counters.corrupt += 1;
-                let reason = Reason::Corrupt { link: self.links[link].spec.name.clone() };
-                let transfer = lot.transfer;
-                self.abandon(lot);
-                self.begin_ending(transfer, Ending::Failed(reason));
+                let link = self.links[link].spec.name.clone();
+                self.give_up(lot, Reason::Corrupt { link });
             }
         }
+    }
+
+    /// Fails a lot, and with it its transfer, without another attempt.
+    fn give_up(&mut self, lot: Lot, reason: Reason) {
+        let transfer = lot.transfer;
+        self.abandon(lot);
+        self.begin_ending(transfer, Ending::Failed(reason));
     }
 
     /// Takes a lot whose operation moved something to where it goes next.

@@ -275,7 +275,7 @@ fn a_stale_generation_is_refused() {
     world.generation += 1;
     world.submit(&plans(1, 1)[0], u64::MAX);
     world.run(1);
-    let Outcome::Failed { error } = &world.ended[&1] else { panic!("{:?}", world.ended) };
+    let Outcome::Denied { error } = &world.ended[&1] else { panic!("{:?}", world.ended) };
     assert!(error.contains("StaleGeneration"), "{error}");
 }
 
