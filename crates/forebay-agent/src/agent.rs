@@ -18,7 +18,8 @@ use crate::seats::Yard;
 use crate::shared::{Runs, Shared};
 use crate::trouble::{AgentError, Trouble};
 use forebay_links::tcp::{
-    Access, Exports, FlowOptions, Identity, PeerRegion, PeerRegions, ServerOptions, Service, TcpServer,
+    Access, CallError, Exports, FlowOptions, Identity, PeerRegion, PeerRegions, ServerOptions, Service,
+    TcpServer,
 };
 use forebay_mover::{Backing, Limits, MoverHandle, MoverThread, Place, RegionId};
 use rustix::fd::BorrowedFd;
@@ -434,7 +435,11 @@ impl Agent {
             };
             let left_us = until_us.saturating_sub(keeper.now_us());
             flow.call(body, left_us, move |answer| {
-                on_reply(answer.map_err(|why| Trouble::Unanswered { peer: name, why }));
+                on_reply(answer.map_err(|why| match why {
+                    // The caller's limit, not what the connection had left of it.
+                    CallError::Late { .. } => Trouble::Late { limit_us },
+                    why => Trouble::Unanswered { peer: name, why },
+                }));
             });
         });
         Ok(())
