@@ -5,9 +5,16 @@
 
 mod bytes;
 pub mod client;
+mod config;
 pub mod directory;
+mod elsewhere;
 mod endpoint;
 mod hex;
-#[expect(dead_code, reason = "the end of the node follows")]
 mod local;
 pub mod metrics;
+mod node;
+
+pub use config::{
+    ConfigError, LimitsConfig, MemoryConfig, NodeConfig, PagesConfig, SsdConfig, WriteBackPolicy,
+};
+pub use node::{ClientStat, Drained, Node, NodeError};

@@ -29,6 +29,8 @@ enum Command {
     Demo(demo::Args),
     /// Run an emulated inference engine with an OpenAI API
     Engine(cmd::engine::Args),
+    /// Run the daemon of a host, which keeps KV for its engines
+    Node(cmd::node::Args),
     /// Route OpenAI requests to engines, aware of their caches and load
     Route(cmd::route::Args),
     /// Make, look at, check and empty logs of the SSD tier
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Demo(args) => demo::run(args),
         Command::Engine(args) => cmd::engine::run(args),
+        Command::Node(args) => cmd::node::run(args),
         Command::Route(args) => cmd::route::run(args),
         Command::Store(args) => cmd::store::run(args),
         Command::Trace(args) => cmd::trace::run(args),

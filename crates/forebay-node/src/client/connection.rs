@@ -67,8 +67,10 @@ impl Connection {
         socket::set_patience(&socket, patience, patience).map_err(failed)?;
         let ClientOptions { token, name, tenant, .. } = options.clone();
         let hello = Request::Hello(Hello { token, name, tenant }).encode(0);
-        socket::send_all(&socket, &hello.encode()).map_err(failed)?;
-        let (answer, descriptor) = first_answer(&socket).map_err(failed)?;
+        // A node that has no room hangs up before it hears who asks, and says why.
+        let said = socket::send_all(&socket, &hello.encode());
+        let (answer, descriptor) =
+            first_answer(&socket).map_err(|error| failed(said.err().unwrap_or(error)))?;
         let (instance, arena_bytes) = match Answer::decode(&answer) {
             Ok(Answer::Welcome { instance, arena_bytes }) => (instance, arena_bytes),
             Ok(Answer::Refused(_, why)) => return Err(ConnectError::Refused(why)),

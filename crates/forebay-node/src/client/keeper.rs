@@ -154,6 +154,26 @@ impl State {
         None
     }
 
+    /// There is a connection, or none yet. Gives it back if nobody wants it any more.
+    fn connected(&mut self, connection: Option<Arc<Connection>>, now: Instant) -> Option<Arc<Connection>> {
+        if !self.past.is_empty() {
+            self.listen_at.get_or_insert(now + RETIRE_EVERY);
+        }
+        match connection {
+            Some(connection) if self.closed => return Some(connection),
+            Some(connection) if connection.is_alive() => {
+                self.backoff = BACKOFF[0];
+                self.connection = Some(connection);
+            }
+            broken_or_none => {
+                self.past.extend(broken_or_none.map(|connection| connection.arena));
+                self.connect_at = Some(now + self.backoff);
+                self.backoff = (self.backoff * 2).min(BACKOFF[1]);
+            }
+        }
+        None
+    }
+
     fn renewal(&mut self, now: Instant) -> Option<Chore> {
         self.leases.retain(|_, held| held.strong_count() > 0);
         let held: Vec<Arc<Held>> = self.leases.values().filter_map(Weak::upgrade).collect();
@@ -179,30 +199,9 @@ pub(super) fn run(shared: &Arc<Shared>) {
 fn connect(shared: &Arc<Shared>) {
     let opened = Connection::open(&shared.mover, shared.place, &shared.options).map(Arc::new);
     let started = opened.ok().filter(|connection| shared.start_receiving(connection));
-    let keeper = &shared.keeper;
-    let mut state = keeper.state();
-    match started {
-        Some(connection) if state.closed => {
-            drop(state);
-            connection.end();
-        }
-        Some(connection) => {
-            state.backoff = BACKOFF[0];
-            let broke_meanwhile = !connection.is_alive();
-            state.connection = Some(Arc::clone(&connection));
-            drop(state);
-            if broke_meanwhile {
-                keeper.broken(&connection);
-            }
-        }
-        None => {
-            state.connect_at = Some(Instant::now() + state.backoff);
-            state.backoff = (state.backoff * 2).min(BACKOFF[1]);
-        }
-    }
-    let mut state = keeper.state();
-    if !state.past.is_empty() && state.listen_at.is_none() {
-        state.listen_at = Some(Instant::now() + RETIRE_EVERY);
+    let useless = shared.keeper.state().connected(started, Instant::now());
+    if let Some(connection) = useless {
+        connection.end();
     }
 }
 

@@ -113,8 +113,8 @@ impl Copy {
             class: self.class,
             within_us: self.deadline_us.map(|deadline_us| deadline_us.saturating_sub(now_us)),
         };
-        let connection = Arc::clone(&self.held.connection);
-        connection.ask(&request, move |answer| match answer {
+        let (shared, connection) = (Arc::clone(&self.held.shared), Arc::clone(&self.held.connection));
+        shared.ask_patiently(&connection, &request, move |answer| match answer {
             Some(Answer::Brought(lent)) => {
                 self.held.note(chunk, lent);
                 let Some(lent) = self.held.place(chunk) else {

@@ -264,6 +264,17 @@ impl Shared {
         std::thread::Builder::new().name("forebay-client".into()).spawn(receive).is_ok()
     }
 
+    /// Asks for something that may take long: meanwhile the node has to show that it lives.
+    fn ask_patiently(
+        &self,
+        connection: &Arc<Connection>,
+        request: &Request,
+        on_answer: impl FnOnce(Option<Answer>) + Send + 'static,
+    ) {
+        connection.ask(request, on_answer);
+        self.keeper.listen(self.answer_limit());
+    }
+
     /// Asks, and promises what `read` makes of the answer; nothing if it makes nothing of it.
     fn ask<T: Send + 'static>(
         &self,

@@ -66,7 +66,7 @@ impl Client {
         let request = Request::Reserve { id, parent, shape: shape.clone() };
         let (shared, asked) = (Arc::clone(&self.shared), Arc::clone(&connection));
         let (layers, on_end): (_, OnEnd) = (layers.to_vec(), Box::new(on_end));
-        asked.ask(&request, move |answer| match answer {
+        self.shared.ask_patiently(&asked, &request, move |answer| match answer {
             Some(Answer::Reserved { slot, offset_bytes }) => {
                 let target = Span::new(connection.arena, offset_bytes, shape.bytes());
                 let slot = Slot { shared, connection, slot, layers, target, shape, committed: false };
@@ -137,7 +137,8 @@ impl Slot {
         let sums: Vec<u32> = layers.filter_map(sum).collect();
         self.committed = true;
         let (connection, bytes) = (Arc::clone(&self.connection), self.shape.bytes());
-        connection.ask(&Request::Commit { slot: self.slot, sums }, move |answer| {
+        let shared = Arc::clone(&self.shared);
+        shared.ask_patiently(&connection, &Request::Commit { slot: self.slot, sums }, move |answer| {
             untold.tell(match answer {
                 Some(Answer::Committed(true)) => StoreEnd::Stored { bytes },
                 Some(Answer::Committed(false)) => StoreEnd::Deleted,

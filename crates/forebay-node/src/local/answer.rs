@@ -46,8 +46,14 @@ pub struct NodeStat {
     pub corrupt: u64,
     /// Clients that are connected.
     pub clients: u64,
-    /// Leases alive.
+    /// Leases that clients hold.
     pub leases: u64,
+    /// Slots that clients write.
+    pub slots: u64,
+    /// Slots whose client went without a word, since the start.
+    pub orphans: u64,
+    /// Clients that were not let in.
+    pub refused: u64,
     /// Chunks leased in memory, on disk, and on peers.
     pub hits: [u64; 3],
     /// Chunks that came from peers, verified.
@@ -203,11 +209,6 @@ impl Answer {
 }
 
 impl Lent {
-    /// How many bytes it takes in an answer, without its shape.
-    pub fn encoded_bytes(&self) -> usize {
-        16 + 4 * self.sums.len()
-    }
-
     fn encode(&self, start: Writer) -> Writer {
         start.u64(self.offset_bytes).list(&self.sums, |writer, sum| writer.u32(*sum))
     }
@@ -256,19 +257,9 @@ impl Leased {
 
 impl NodeStat {
     fn encode(&self, start: Writer) -> Writer {
-        let NodeStat {
-            capacity_bytes,
-            used_bytes,
-            chunks,
-            corrupt,
-            clients,
-            leases,
-            hits,
-            pulled,
-            not_pulled,
-        } = *self;
-        let before = [capacity_bytes, used_bytes, chunks, corrupt, clients, leases];
-        let all = before.into_iter().chain(hits).chain([pulled, not_pulled]);
+        let memory = [self.capacity_bytes, self.used_bytes, self.chunks, self.corrupt];
+        let clients = [self.clients, self.leases, self.slots, self.orphans, self.refused];
+        let all = memory.into_iter().chain(clients).chain(self.hits).chain([self.pulled, self.not_pulled]);
         all.fold(start, Writer::u64)
     }
 
@@ -281,6 +272,9 @@ impl NodeStat {
             corrupt: next()?,
             clients: next()?,
             leases: next()?,
+            slots: next()?,
+            orphans: next()?,
+            refused: next()?,
             hits: [next()?, next()?, next()?],
             pulled: next()?,
             not_pulled: next()?,

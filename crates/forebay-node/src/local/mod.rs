@@ -5,6 +5,10 @@
 //! holds what of the arena; must never know why.
 
 pub mod answer;
+pub mod desk;
 pub mod frame;
+pub mod listener;
+pub mod outbox;
 pub mod request;
+pub mod session;
 pub mod socket;

@@ -10,7 +10,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
     recvmsg, send, sendmsg, shutdown, socket_with,
 };
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{PidfdFlags, pidfd_open};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::path::Path;
@@ -21,8 +21,6 @@ use std::time::Duration;
 pub struct Credentials {
     /// Its user.
     pub uid: u32,
-    /// Its number, as seen from here.
-    pub pid: i32,
     /// Readable when it has exited.
     pub process: OwnedFd,
 }
@@ -46,7 +44,7 @@ pub fn set_patience(socket: &OwnedFd, receive: Option<Duration>, send: Option<Du
 pub fn credentials(socket: &OwnedFd) -> io::Result<Credentials> {
     let peer = sockopt::socket_peercred(socket)?;
     let process = pidfd_open(peer.pid, PidfdFlags::empty())?;
-    Ok(Credentials { uid: peer.uid.as_raw(), pid: Pid::as_raw(Some(peer.pid)), process })
+    Ok(Credentials { uid: peer.uid.as_raw(), process })
 }
 
 /// Sends all of it, waiting as long as the socket's patience allows.
@@ -108,6 +106,12 @@ pub fn receive_with(socket: &OwnedFd, bytes: &mut [u8]) -> io::Result<(usize, Op
 pub fn hang_up(socket: &OwnedFd) {
     // A socket that is not connected any more has nothing to end.
     let _ = shutdown(socket, Shutdown::Read);
+}
+
+/// Ends both directions, so that the other end sees it although this descriptor stays open.
+pub fn part(socket: &OwnedFd) {
+    // A socket that is not connected any more has nothing to end.
+    let _ = shutdown(socket, Shutdown::Both);
 }
 
 /// Wakes a thread that [waits](wait).

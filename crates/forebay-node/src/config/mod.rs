@@ -1,0 +1,340 @@
+//! What a node is told at its start, in TOML, and which values are allowed. It must never know what is done with them.
+//!
+//! ```
+//! use forebay_node::NodeConfig;
+//!
+//! let config = NodeConfig::from_toml("socket = '/run/forebay/node.sock'\n[memory]\nsize = '64GiB'\n")?;
+//! assert_eq!(config.memory.size, 64 << 30);
+//! let wrong = NodeConfig::from_toml("socket = 'x'\n[memory]\nsize = '1KiB'\n").unwrap_err();
+//! assert!(wrong.to_string().contains("memory.size is 1KiB; allowed is"));
+//! # Ok::<(), forebay_node::ConfigError>(())
+//! ```
+
+mod size;
+
+use forebay_store::{SLOT_ALIGN_BYTES, admission::Policy};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// All that a node is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeConfig {
+    /// Where clients connect.
+    pub socket: PathBuf,
+    /// A file with what clients have to show; its last line break does not count. Without one they show nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
+    /// What is in it.
+    #[serde(skip)]
+    pub token: Vec<u8>,
+    /// Users that may connect, by number, beside root and the node's own.
+    #[serde(default)]
+    pub allow_uids: Vec<u32>,
+    /// Threads that copy what comes from disk into the arena.
+    #[serde(default = "two")]
+    pub copy_threads: usize,
+    /// The arena.
+    pub memory: MemoryConfig,
+    /// Logs below it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ssd: Vec<SsdConfig>,
+    /// What goes from memory to the logs.
+    #[serde(default)]
+    pub write_back: WriteBackPolicy,
+    /// What clients may have.
+    #[serde(default)]
+    pub limits: LimitsConfig,
+}
+
+/// The arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryConfig {
+    /// Its length.
+    #[serde(with = "size")]
+    pub size: u64,
+    /// The pages to ask for.
+    #[serde(default)]
+    pub pages: PagesConfig,
+    /// The largest chunk there may be; 0 for a 64th of the arena.
+    #[serde(default, with = "size")]
+    pub largest_chunk: u64,
+    /// A usual chunk, for the tables that decide what is written to disk.
+    #[serde(default = "mebibyte", with = "size")]
+    pub chunk_size: u64,
+}
+
+/// Pages of an arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PagesConfig {
+    /// Of 4 KiB.
+    Base,
+    /// Huge where the kernel gives them.
+    #[default]
+    Transparent,
+    /// Reserved huge pages, or else transparent ones.
+    Huge,
+}
+
+/// A log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SsdConfig {
+    /// Its file or partition. A file that is not there is made.
+    pub path: PathBuf,
+    /// How long it is made.
+    #[serde(with = "size")]
+    pub size: u64,
+    /// The segments it is made of; a chunk is shorter than one.
+    #[serde(default = "segment", with = "size")]
+    pub segment_size: u64,
+}
+
+/// Which chunks are written to the logs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WriteBackPolicy {
+    /// All.
+    All,
+    /// Those that were used twice.
+    SecondHit,
+    /// Whichever of both does better on a sample of the traffic.
+    #[default]
+    Adaptive,
+}
+
+/// What clients may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsConfig {
+    /// Clients at a time.
+    pub clients: usize,
+    /// Leases of a client at a time.
+    pub leases_per_client: usize,
+    /// Slots that a client writes at a time.
+    pub slots_per_client: usize,
+    /// Chunks on their way into memory for a client at a time.
+    pub loads_per_client: usize,
+    /// Longest time that a lease lives without being renewed.
+    pub lease_s: u64,
+    /// How long a node that is to end waits for what clients hold.
+    pub drain_s: u64,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// A file cannot be read.
+    #[error("{}: {error}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The text is not TOML with these fields; says where, and what is allowed there.
+    #[error("{0}")]
+    Toml(String),
+    /// A value is not allowed.
+    #[error("{field} is {value}; allowed is {allowed}")]
+    Value {
+        /// Which.
+        field: &'static str,
+        /// What it is.
+        value: String,
+        /// What it may be.
+        allowed: String,
+    },
+}
+
+impl Default for LimitsConfig {
+    /// 64 clients of 4096 leases, 1024 slots and 1024 chunks under way each; leases of a minute; 30 seconds for the end.
+    fn default() -> LimitsConfig {
+        LimitsConfig {
+            clients: 64,
+            leases_per_client: 4096,
+            slots_per_client: 1024,
+            loads_per_client: 1024,
+            lease_s: 60,
+            drain_s: 30,
+        }
+    }
+}
+
+impl LimitsConfig {
+    /// [`lease_s`](LimitsConfig::lease_s) in microseconds.
+    pub fn lease_us(&self) -> u64 {
+        self.lease_s.saturating_mul(1_000_000)
+    }
+}
+
+impl From<PagesConfig> for forebay_store::Pages {
+    fn from(pages: PagesConfig) -> forebay_store::Pages {
+        match pages {
+            PagesConfig::Base => forebay_store::Pages::Base,
+            PagesConfig::Transparent => forebay_store::Pages::Transparent,
+            PagesConfig::Huge => forebay_store::Pages::Huge,
+        }
+    }
+}
+
+impl WriteBackPolicy {
+    /// As the store calls it.
+    pub fn policy(self) -> Policy {
+        match self {
+            WriteBackPolicy::All => Policy::All,
+            WriteBackPolicy::SecondHit => Policy::SecondHit,
+            WriteBackPolicy::Adaptive => Policy::Adaptive,
+        }
+    }
+}
+
+impl NodeConfig {
+    /// A node with this much memory, this socket, and nothing else.
+    pub fn new(socket: impl Into<PathBuf>, memory_bytes: u64) -> NodeConfig {
+        NodeConfig {
+            socket: socket.into(),
+            token_file: None,
+            token: Vec::new(),
+            allow_uids: Vec::new(),
+            copy_threads: two(),
+            memory: MemoryConfig {
+                size: memory_bytes,
+                pages: PagesConfig::default(),
+                largest_chunk: 0,
+                chunk_size: mebibyte(),
+            },
+            ssd: Vec::new(),
+            write_back: WriteBackPolicy::default(),
+            limits: LimitsConfig::default(),
+        }
+    }
+
+    /// Reads a file and those that it names.
+    pub fn read(path: &Path) -> Result<NodeConfig, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| ConfigError::Read { path: path.to_owned(), error })?;
+        let mut config = NodeConfig::from_toml(&text).map_err(|error| match error {
+            ConfigError::Toml(message) => ConfigError::Toml(format!("{}: {message}", path.display())),
+            other => other,
+        })?;
+        if let Some(path) = &config.token_file {
+            config.token = read_token(path)?;
+        }
+        Ok(config)
+    }
+
+    /// What a text says, if it is allowed.
+    pub fn from_toml(text: &str) -> Result<NodeConfig, ConfigError> {
+        let config: NodeConfig = toml::from_str(text)
+            .map_err(|error| ConfigError::Toml(error.to_string().trim_end().to_owned()))?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// All of it, what was not said included.
+    pub fn to_toml(&self) -> String {
+        // A structure of tables, numbers and text always has a TOML form.
+        toml::to_string_pretty(self).unwrap_or_default()
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let MemoryConfig { size: memory, largest_chunk, chunk_size, .. } = self.memory;
+        let slab = SLOT_ALIGN_BYTES;
+        size_in("memory.size", memory, 64 * slab, 1 << 50)?;
+        size_in("memory.chunk_size", chunk_size, 1, memory)?;
+        if largest_chunk != 0 {
+            size_in("memory.largest_chunk", largest_chunk, slab, memory)?;
+        }
+        for ssd in &self.ssd {
+            size_in("ssd.segment_size", ssd.segment_size, 1 << 16, 1 << 32)?;
+            size_in("ssd.size", ssd.size, 4 * ssd.segment_size, 1 << 56)?;
+        }
+        let limits = &self.limits;
+        count_in("copy_threads", self.copy_threads as u64, 1, 64)?;
+        count_in("ssd logs", self.ssd.len() as u64, 0, forebay_store::ssd::VOLUMES_MAX as u64)?;
+        count_in("limits.clients", limits.clients as u64, 1, 4096)?;
+        count_in("limits.leases_per_client", limits.leases_per_client as u64, 1, 65_536)?;
+        count_in("limits.slots_per_client", limits.slots_per_client as u64, 1, 65_536)?;
+        count_in("limits.loads_per_client", limits.loads_per_client as u64, 1, 65_536)?;
+        count_in("limits.lease_s", limits.lease_s, 1, 86_400)?;
+        count_in("limits.drain_s", limits.drain_s, 0, 86_400)
+    }
+}
+
+fn read_token(path: &Path) -> Result<Vec<u8>, ConfigError> {
+    let mut token =
+        std::fs::read(path).map_err(|error| ConfigError::Read { path: path.to_owned(), error })?;
+    if token.last() == Some(&b'\n') {
+        token.pop();
+    }
+    let (field, allowed) = ("the length of the token", "1 to 4096 bytes".to_owned());
+    match token.len() {
+        1..=crate::local::request::TOKEN_BYTES_MAX => Ok(token),
+        len => Err(ConfigError::Value { field, value: len.to_string(), allowed }),
+    }
+}
+
+fn size_in(field: &'static str, bytes: u64, least: u64, most: u64) -> Result<(), ConfigError> {
+    let allowed = || format!("{} to {}", size::write(least), size::write(most));
+    let value = || size::write(bytes);
+    if (least..=most).contains(&bytes) {
+        Ok(())
+    } else {
+        Err(ConfigError::Value { field, value: value(), allowed: allowed() })
+    }
+}
+
+fn count_in(field: &'static str, count: u64, least: u64, most: u64) -> Result<(), ConfigError> {
+    let allowed = || format!("{least} to {most}");
+    if (least..=most).contains(&count) {
+        Ok(())
+    } else {
+        Err(ConfigError::Value { field, value: count.to_string(), allowed: allowed() })
+    }
+}
+
+fn two() -> usize {
+    2
+}
+
+fn mebibyte() -> u64 {
+    1 << 20
+}
+
+fn segment() -> u64 {
+    16 << 20
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: &str = "socket = '/run/node.sock'\n[memory]\nsize = '1GiB'\n";
+
+    #[test]
+    fn what_is_printed_is_read_as_the_same() {
+        let ssd = "[[ssd]]\npath = '/data/log'\nsize = '100GiB'\n";
+        let config = NodeConfig::from_toml(&format!("{LEAST}{ssd}")).unwrap();
+        assert_eq!(NodeConfig::from_toml(&config.to_toml()).unwrap(), config);
+        assert!(config.to_toml().contains("lease_s = 60"), "{}", config.to_toml());
+    }
+
+    #[test]
+    fn what_is_not_allowed_is_refused_with_what_is() {
+        for (text, says) in [
+            (format!("nope = 1\n{LEAST}"), "unknown field `nope`, expected one of `socket`"),
+            (format!("{LEAST}[limits]\nclients = 0\n"), "limits.clients is 0; allowed is 1 to 4096"),
+            (format!("{LEAST}pages = 'big'\n"), "expected one of `base`, `transparent`, `huge`"),
+            (format!("{LEAST}[[ssd]]\npath = 'x'\nsize = '1MiB'\n"), "ssd.size is 1MiB; allowed is 64MiB to"),
+            ("[memory]\nsize = '1GiB'\n".into(), "missing field `socket`"),
+            ("socket = 'x'\n[memory]\nsize = '1GB'\n".into(), "'1GB' is no size"),
+        ] {
+            let error = NodeConfig::from_toml(&text).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! The node's socket: who is let in, how many, and the thread of each client. This file knows users, tokens and threads; it
+//! must never know what a client wants.
+
+use super::answer::{Answer, Refusal};
+use super::desk::{Desk, Next};
+use super::frame::{Frame, Inbox};
+use super::request::{Hello, Request};
+use super::socket::{self, Credentials, WakeUp};
+use crate::node::Shared;
+use rustix::fd::OwnedFd;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a client may take to say who it is.
+const HELLO_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the socket rests when the system has no descriptors or threads left.
+const REST: Duration = Duration::from_millis(100);
+/// Bytes that are received at a time.
+const RECEIVE_BYTES: usize = 64 << 10;
+
+/// Who may connect.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Doorkeeper {
+    /// What clients have to show. Empty: nothing.
+    pub token: Vec<u8>,
+    /// Users beside root and the node's own.
+    pub uids: Vec<u32>,
+}
+
+impl Doorkeeper {
+    fn admits_user(&self, uid: u32) -> bool {
+        uid == 0 || uid == rustix::process::geteuid().as_raw() || self.uids.contains(&uid)
+    }
+
+    /// Takes the same time wherever a token of the right length is wrong.
+    fn admits_token(&self, token: &[u8]) -> bool {
+        let differences = self.token.iter().zip(token).fold(0, |sum, (ours, theirs)| sum | (ours ^ theirs));
+        self.token.is_empty() || (token.len() == self.token.len() && differences == 0)
+    }
+}
+
+/// The socket, bound. Its file goes with it.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+}
+
+impl Listener {
+    /// Binds the socket. A file that a node left behind is replaced, one on which a node answers is not.
+    pub fn bind(path: &Path, uids: &[u32]) -> io::Result<Listener> {
+        if UnixStream::connect(path).is_ok() {
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another node answers on this socket"));
+        }
+        match std::fs::symlink_metadata(path).map(|file| file.file_type()) {
+            Ok(kind) if std::os::unix::fs::FileTypeExt::is_socket(&kind) => std::fs::remove_file(path)?,
+            Ok(_) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    "there is a file that is no socket",
+                ));
+            }
+            Err(_) => {}
+        }
+        let socket = UnixListener::bind(path)?;
+        socket.set_nonblocking(true)?;
+        // Who may connect is checked again by who the kernel says that they are.
+        let mode = if uids.is_empty() { 0o600 } else { 0o666 };
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+        Ok(Listener { socket, path: path.to_owned() })
+    }
+
+    /// Lets clients in until the node stops.
+    pub fn run(&self, node: &Arc<Shared>, wake_up: &WakeUp) {
+        while !node.is_stopped() {
+            let waited = socket::wait(&self.socket, wake_up, (true, false), None);
+            if waited.is_err() {
+                std::thread::sleep(REST);
+            }
+            loop {
+                match self.socket.accept() {
+                    Ok((stream, _)) => admit(node, stream.into()),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(_) => {
+                        std::thread::sleep(REST);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // What is left behind is replaced by the next node.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Gives a client a thread, if there may be one more.
+fn admit(node: &Arc<Shared>, stream: OwnedFd) {
+    let refuse = |stream: &OwnedFd, refusal, why: String| {
+        let frame = Answer::Refused(refusal, why).encode(0);
+        // Whoever does not read it sees the end.
+        let _ = socket::send_some(stream, &frame.encode());
+    };
+    if node.is_draining() {
+        return refuse(&stream, Refusal::Draining, "the node is shutting down".into());
+    }
+    let Some(place) = node.enter() else {
+        let limit = node.limits.clients;
+        return refuse(&stream, Refusal::Limit, format!("{limit} clients are connected; no more may be"));
+    };
+    let node = Arc::clone(node);
+    let serve = move || {
+        let _place = place;
+        match greet(&node, &stream) {
+            Ok(guest) => serve(&node, stream, guest),
+            Err((refusal, why)) => {
+                node.count_refused();
+                refuse(&stream, refusal, why);
+            }
+        }
+    };
+    // A client for whom there is no thread sees the end.
+    let _ = std::thread::Builder::new().name("forebay-desk".into()).spawn(serve);
+}
+
+/// A client that is let in.
+struct Guest {
+    hello: Hello,
+    credentials: Credentials,
+    /// What it said behind its hello.
+    inbox: Inbox,
+}
+
+/// Hears who the client is, and lets it in or not.
+fn greet(node: &Shared, stream: &OwnedFd) -> Result<Guest, (Refusal, String)> {
+    let io = |doing: &'static str| move |error: io::Error| (Refusal::NotAllowed, format!("{doing}: {error}"));
+    let credentials = socket::credentials(stream)
+        .map_err(io("the client's process cannot be watched; is it in another process namespace?"))?;
+    if !node.doorkeeper.admits_user(credentials.uid) {
+        let why = format!("user {} may not connect; root and the node's own may", credentials.uid);
+        return Err((Refusal::NotAllowed, why));
+    }
+    socket::set_patience(stream, Some(HELLO_PATIENCE), Some(HELLO_PATIENCE)).map_err(io("the socket"))?;
+    let mut inbox = Inbox::default();
+    let frame = first_frame(stream, &mut inbox).map_err(io("the hello"))?;
+    let hello = match Request::decode(&frame) {
+        Ok(Request::Hello(hello)) => hello,
+        Ok(_) => return Err((Refusal::BadWords, "the first request is no hello".into())),
+        Err(bad) => return Err((Refusal::BadWords, bad.to_string())),
+    };
+    if !node.doorkeeper.admits_token(&hello.token) {
+        return Err((Refusal::NotAllowed, "the token is wrong".into()));
+    }
+    let arena_bytes = node.store.stat().capacity_bytes;
+    let welcome = Answer::Welcome { instance: node.instance, arena_bytes }.encode(frame.number).encode();
+    socket::send_with(stream, &welcome, node.store.arena_fd()).map_err(io("the welcome"))?;
+    socket::set_patience(stream, None, None).map_err(io("the socket"))?;
+    Ok(Guest { hello, credentials, inbox })
+}
+
+fn first_frame(stream: &OwnedFd, inbox: &mut Inbox) -> io::Result<Frame> {
+    let mut bytes = [0; 8192];
+    let until = Instant::now() + HELLO_PATIENCE;
+    while Instant::now() < until {
+        match socket::receive(stream, &mut bytes)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            received => inbox.put(&bytes[..received]),
+        }
+        if let Some(frame) = inbox.next().map_err(io::Error::other)? {
+            return Ok(frame);
+        }
+    }
+    Err(io::ErrorKind::TimedOut.into())
+}
+
+/// Answers a client until it goes, and then frees what it held.
+fn serve(node: &Arc<Shared>, stream: OwnedFd, guest: Guest) {
+    let Guest { hello, credentials, inbox } = guest;
+    let Ok(desk) = Desk::new(Arc::clone(node), stream, hello.tenant, hello.name) else { return };
+    let desk = Arc::new(desk);
+    let seat = node.seat(&desk);
+    let said_bye = attend(node, &desk, inbox).unwrap_or(false);
+    desk.session().disconnect();
+    if !said_bye && desk.session().slots() > 0 {
+        wait_for_exit(node, &desk, &credentials);
+    }
+    desk.session().quiet();
+    drop(seat);
+    node.let_go();
+}
+
+/// Takes requests until the client goes. Says whether it said goodbye.
+fn attend(node: &Shared, desk: &Arc<Desk>, mut inbox: Inbox) -> io::Result<bool> {
+    let mut bytes = vec![0; RECEIVE_BYTES];
+    let stream = desk.outbox.socket();
+    while !node.is_stopped() {
+        match take_all(desk, &mut inbox) {
+            Next::Go => {}
+            Next::Bye => return Ok(true),
+            Next::HangUp => break,
+        }
+        let sending = desk.outbox.flush()?;
+        let timeout = desk.expire().map(Duration::from_micros);
+        let ready = socket::wait(stream, desk.outbox.wake_up(), (!sending, sending), timeout)?;
+        if sending || !ready.readable {
+            if ready.gone {
+                break;
+            }
+            continue;
+        }
+        match socket::receive(stream, &mut bytes)? {
+            0 => break,
+            received => inbox.put(&bytes[..received]),
+        }
+    }
+    Ok(false)
+}
+
+/// Takes every whole request that has come.
+fn take_all(desk: &Arc<Desk>, inbox: &mut Inbox) -> Next {
+    loop {
+        let frame = match inbox.next() {
+            Ok(Some(frame)) => frame,
+            Ok(None) => return Next::Go,
+            Err(bad) => return hang_up(desk, 0, &bad),
+        };
+        let next = match Request::decode(&frame) {
+            Ok(request) => desk.take(frame.number, request),
+            Err(bad) => hang_up(desk, frame.number, &bad),
+        };
+        if next != Next::Go {
+            return next;
+        }
+    }
+}
+
+/// Tells a client that it does not speak the protocol.
+fn hang_up(desk: &Desk, number: u64, bad: &dyn std::fmt::Display) -> Next {
+    desk.outbox.put(&Answer::Refused(Refusal::BadWords, bad.to_string()).encode(number));
+    Next::HangUp
+}
+
+/// Sleeps until the process of a client that went without a word has exited: until then it may write its slots.
+fn wait_for_exit(node: &Shared, desk: &Desk, credentials: &Credentials) {
+    node.count_orphans(desk.session().slots());
+    socket::part(desk.outbox.socket());
+    while !node.is_stopped() {
+        match socket::wait(&credentials.process, desk.outbox.wake_up(), (true, false), None) {
+            Ok(ready) if ready.readable => return,
+            Ok(_) => {}
+            Err(_) => std::thread::sleep(REST),
+        }
+    }
+}

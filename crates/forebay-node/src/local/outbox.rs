@@ -1,0 +1,90 @@
+//! Answers on their way to a client, from any thread and without waiting: what the socket has no room for stays here until the
+//! client's own thread sends it. This file knows bytes and their order; it must never know what they say.
+//!
+//! It needs no limit of its own: while anything waits here the client's thread takes no further request, so what can come is
+//! bounded by what the client may have under way.
+
+use super::frame::Frame;
+use super::socket::{WakeUp, send_some};
+use rustix::fd::OwnedFd;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+/// What waits for a client.
+#[derive(Debug)]
+pub struct Outbox {
+    waiting: Mutex<Vec<u8>>,
+    socket: OwnedFd,
+    wake_up: WakeUp,
+}
+
+impl Outbox {
+    /// Nothing waits.
+    pub fn new(socket: OwnedFd) -> io::Result<Outbox> {
+        Ok(Outbox { waiting: Mutex::default(), socket, wake_up: WakeUp::new()? })
+    }
+
+    /// The socket.
+    pub fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// Called when the client's thread has something to do.
+    pub fn wake_up(&self) -> &WakeUp {
+        &self.wake_up
+    }
+
+    /// Sends a frame, or what there is room for; the rest is the thread's.
+    pub fn put(&self, frame: &Frame) {
+        let bytes = frame.encode();
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let rest = match waiting.is_empty() {
+            // The thread finds out by itself that the client is gone.
+            true => &bytes[send_some(&self.socket, &bytes).unwrap_or(bytes.len())..],
+            false => &bytes[..],
+        };
+        if !rest.is_empty() {
+            waiting.extend_from_slice(rest);
+            drop(waiting);
+            self.wake_up.wake();
+        }
+    }
+
+    /// Sends what waits, and says whether anything still does.
+    pub fn flush(&self) -> io::Result<bool> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if !waiting.is_empty() {
+            let sent = send_some(&self.socket, &waiting)?;
+            waiting.drain(..sent);
+        }
+        Ok(!waiting.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::frame::Inbox;
+    use super::super::socket::receive;
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_slow_reader_gets_every_frame_in_order_and_nobody_waits_for_it() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let outbox = Outbox::new(ours.into()).unwrap();
+        let theirs = OwnedFd::from(theirs);
+        let frame = |number| Frame { kind: 1, number, body: vec![number as u8; 50_000] };
+        (0..40).for_each(|number| outbox.put(&frame(number)));
+        assert!(outbox.flush().unwrap(), "more than a socket holds");
+        let (mut inbox, mut bytes, mut found) = (Inbox::default(), vec![0; 70_000], Vec::new());
+        while found.len() < 40 {
+            outbox.flush().unwrap();
+            let received = receive(&theirs, &mut bytes).unwrap();
+            inbox.put(&bytes[..received]);
+            while let Some(frame) = inbox.next().unwrap() {
+                found.push(frame);
+            }
+        }
+        assert!(found.into_iter().eq((0..40).map(frame)));
+    }
+}

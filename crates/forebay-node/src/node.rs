@@ -1,0 +1,412 @@
+//! The node: the store, its mover, and the clients of this host, joined. This file starts and ends them and counts; it must
+//! never know what a client wants or where a chunk lies.
+
+use crate::config::{NodeConfig, SsdConfig};
+use crate::elsewhere::Elsewhere;
+use crate::local::answer::NodeStat;
+use crate::local::desk::Desk;
+use crate::local::listener::{Doorkeeper, Listener};
+use crate::local::session::SessionLimits;
+use crate::local::socket::WakeUp;
+use forebay_links::HostLink;
+use forebay_links::disk::DiskOptions;
+use forebay_mover::{Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteError, RouteSpec};
+use forebay_store::ssd::{Existing, Ssd, SsdError, Volume, init};
+use forebay_store::{OpenError, Pages, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// Where the arena is for the mover.
+pub const HOST: Place = Place::Host(0);
+/// Copies in flight from staging to the arena: lots, and bytes.
+const COPY_WINDOW: (u32, u64) = (4, 64 << 20);
+/// How long a node that stops waits for its clients' threads.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why there is no node.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    /// The socket cannot be had.
+    #[error("socket {}: {error}", path.display())]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// Memory, threads or the mover.
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    /// A log cannot be had.
+    #[error("ssd: {0}")]
+    Ssd(#[from] SsdError),
+    /// The mover has ended.
+    #[error(transparent)]
+    Mover(#[from] Closed),
+    /// The mover refused a route.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    /// The system gives no thread or descriptor.
+    #[error("{doing}: {error}")]
+    System {
+        /// What was tried.
+        doing: &'static str,
+        /// Why it failed.
+        error: std::io::Error,
+    },
+}
+
+/// What clients may do, in numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NodeLimits {
+    pub clients: usize,
+    pub session: SessionLimits,
+    /// Longest time that a lease lives without being renewed.
+    pub lease_us: u64,
+}
+
+/// What the node's threads share.
+pub(crate) struct Shared {
+    pub store: Store,
+    pub mover: MoverHandle,
+    pub instance: [u8; 16],
+    pub limits: NodeLimits,
+    pub doorkeeper: Doorkeeper,
+    elsewhere: OnceLock<Arc<dyn Elsewhere>>,
+    seats: Mutex<HashMap<u64, Weak<Desk>>>,
+    next_seat: AtomicU64,
+    /// Threads of clients, those that are not let in yet included.
+    inside: AtomicUsize,
+    counts: Counts,
+    draining: AtomicBool,
+    stopped: AtomicBool,
+    /// Something was let go.
+    lighter: Condvar,
+    waiting: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    hits_memory: AtomicU64,
+    hits_disk: AtomicU64,
+    hits_peers: AtomicU64,
+    refused: AtomicU64,
+    orphans: AtomicU64,
+    corrupt: AtomicU64,
+}
+
+/// A node at work. Dropping it ends it at once, as a crash would: leases die, and what was not durable is lost.
+pub struct Node {
+    shared: Arc<Shared>,
+    listener: Option<JoinHandle<()>>,
+    wake_up: Arc<WakeUp>,
+    /// Ends last.
+    _mover: MoverThread,
+}
+
+/// A client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientStat {
+    /// What it calls itself.
+    pub name: String,
+    /// Leases that it holds.
+    pub leases: usize,
+    /// Slots that it writes.
+    pub slots: usize,
+}
+
+/// How a node went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drained {
+    /// Leases and slots that clients still held when the time was over.
+    pub cut_off: usize,
+}
+
+/// A client that is let in, among all of them.
+pub(crate) struct Seat {
+    node: Arc<Shared>,
+    number: u64,
+}
+
+/// A client's thread.
+pub(crate) struct Inside(Arc<Shared>);
+
+impl Node {
+    /// Starts a node: opens its logs, makes its arena and lets clients in.
+    pub fn start(config: &NodeConfig) -> Result<Node, NodeError> {
+        let system = |doing| move |error| NodeError::System { doing, error };
+        let failed = |error| NodeError::Socket { path: config.socket.clone(), error };
+        let listener = Listener::bind(&config.socket, &config.allow_uids).map_err(failed)?;
+        let mover = MoverThread::spawn(Limits::default()).map_err(system("the mover"))?;
+        let handle = mover.handle();
+        let (window_lots, window_bytes) = COPY_WINDOW;
+        let link = HostLink::new(config.copy_threads).map_err(system("threads that copy"))?;
+        let link = handle.add_link(LinkSpec::new("h2h", window_lots, window_bytes), Box::new(link))?;
+        handle.add_route(RouteSpec::direct(HOST, HOST, link))??;
+        let store = open_store(&handle, config)?;
+        let mut instance = [0; 16];
+        let drawn = rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty());
+        drawn.map_err(|error| NodeError::System { doing: "drawing an instance", error: error.into() })?;
+        let shared = Arc::new(Shared::new(store, handle, instance, config));
+        let wake_up = Arc::new(WakeUp::new().map_err(system("an eventfd"))?);
+        let (node, called) = (Arc::clone(&shared), Arc::clone(&wake_up));
+        let listener = std::thread::Builder::new()
+            .name("forebay-door".into())
+            .spawn(move || listener.run(&node, &called))
+            .map_err(system("the socket's thread"))?;
+        Ok(Node { shared, listener: Some(listener), wake_up, _mover: mover })
+    }
+
+    /// The store, for those who count.
+    pub fn store(&self) -> &Store {
+        &self.shared.store
+    }
+
+    /// This life of the node.
+    pub fn instance(&self) -> [u8; 16] {
+        self.shared.instance
+    }
+
+    /// What is counted.
+    pub fn stat(&self) -> NodeStat {
+        self.shared.stat()
+    }
+
+    /// Who is connected.
+    pub fn clients(&self) -> Vec<ClientStat> {
+        let stat = |desk: Arc<Desk>| {
+            let session = desk.session();
+            ClientStat { name: desk.name.clone(), leases: session.leases(), slots: session.slots() }
+        };
+        self.shared.desks().into_iter().map(stat).collect()
+    }
+
+    /// Ends the node in order: nobody gets anything new, what clients hold may end until `limit` is over, what waits for the
+    /// disk is written, and the logs are closed.
+    pub fn drain(self, limit: Duration) -> Result<Drained, SsdError> {
+        let shared = &self.shared;
+        shared.draining.store(true, Ordering::Release);
+        let cut_off = shared.wait_until_light(Instant::now() + limit);
+        self.stop();
+        self.shared.store.close()?;
+        Ok(Drained { cut_off })
+    }
+
+    fn stop(&self) {
+        let shared = &self.shared;
+        shared.stopped.store(true, Ordering::Release);
+        if let Some(elsewhere) = shared.elsewhere.get() {
+            elsewhere.stop();
+        }
+        self.wake_up.wake();
+        shared.desks().iter().for_each(|desk| desk.outbox.wake_up().wake());
+        let until = Instant::now() + STOP_PATIENCE;
+        let mut waiting = shared.waiting();
+        while shared.inside.load(Ordering::Acquire) > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            waiting = shared.lighter.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.stop();
+        if let Some(listener) = self.listener.take() {
+            // A panic of the thread has already been printed; there is nobody left to tell.
+            let _ = listener.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("stat", &self.stat()).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Store, NodeError> {
+    let mut tier = TierConfig::new(config.memory.size);
+    tier.max_lease_us = config.limits.lease_us();
+    if config.memory.largest_chunk > 0 {
+        tier.slab_bytes = config.memory.largest_chunk.next_multiple_of(SLOT_ALIGN_BYTES);
+    }
+    let pages = Pages::from(config.memory.pages);
+    if config.ssd.is_empty() {
+        return Ok(Store::open(mover, HOST, pages, tier)?);
+    }
+    let volumes = config.ssd.iter().map(open_volume).collect::<Result<Vec<_>, _>>()?;
+    let ssd = Ssd::open(mover, HOST, volumes, forebay_store::ssd::SsdConfig::default())?;
+    let ssd_bytes = config.ssd.iter().map(|ssd| ssd.size).sum();
+    let policy = config.write_back.policy();
+    let write_back = WriteBackConfig::new(policy, config.memory.size, ssd_bytes, config.memory.chunk_size);
+    Ok(Store::open_with_ssd(mover, HOST, pages, tier, ssd, &write_back)?)
+}
+
+/// Opens a log, and makes it if it is not there.
+fn open_volume(config: &SsdConfig) -> Result<Volume, SsdError> {
+    if !config.path.exists() {
+        init(&config.path, config.size, config.segment_size, Existing::Keep)?;
+    }
+    Volume::open(&config.path, DiskOptions::default())
+}
+
+impl Shared {
+    fn new(store: Store, mover: MoverHandle, instance: [u8; 16], config: &NodeConfig) -> Shared {
+        let limits = &config.limits;
+        let session = SessionLimits {
+            leases: limits.leases_per_client,
+            slots: limits.slots_per_client,
+            loads: limits.loads_per_client,
+        };
+        Shared {
+            store,
+            mover,
+            instance,
+            limits: NodeLimits { clients: limits.clients, session, lease_us: limits.lease_us() },
+            doorkeeper: Doorkeeper { token: config.token.clone(), uids: config.allow_uids.clone() },
+            elsewhere: OnceLock::new(),
+            seats: Mutex::default(),
+            next_seat: AtomicU64::new(0),
+            inside: AtomicUsize::new(0),
+            counts: Counts::default(),
+            draining: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            lighter: Condvar::new(),
+            waiting: Mutex::default(),
+        }
+    }
+
+    pub fn now_us(&self) -> u64 {
+        self.mover.now_us()
+    }
+
+    /// Other nodes, if there may be any.
+    pub fn elsewhere(&self) -> Option<&Arc<dyn Elsewhere>> {
+        self.elsewhere.get()
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, ()> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn seats(&self) -> MutexGuard<'_, HashMap<u64, Weak<Desk>>> {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn desks(&self) -> Vec<Arc<Desk>> {
+        self.seats().values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// One more client's thread, if there may be.
+    pub fn enter(self: &Arc<Self>) -> Option<Inside> {
+        let room = |inside: usize| (inside < self.limits.clients).then_some(inside + 1);
+        let entered = self.inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, room);
+        entered.ok().map(|_| Inside(Arc::clone(self)))
+    }
+
+    /// A client is let in.
+    pub fn seat(self: &Arc<Self>, desk: &Arc<Desk>) -> Seat {
+        let number = self.next_seat.fetch_add(1, Ordering::Relaxed);
+        self.seats().insert(number, Arc::downgrade(desk));
+        Seat { node: Arc::clone(self), number }
+    }
+
+    /// A client let something go.
+    pub fn let_go(&self) {
+        if self.is_draining() || self.is_stopped() {
+            drop(self.waiting());
+            self.lighter.notify_all();
+        }
+    }
+
+    /// Waits until no client holds anything, and says what they hold when the time is over.
+    fn wait_until_light(&self, until: Instant) -> usize {
+        let mut waiting = self.waiting();
+        loop {
+            let held: usize = self.desks().iter().map(|desk| desk.session().holds()).sum();
+            let left = until.saturating_duration_since(Instant::now());
+            if held == 0 || left.is_zero() {
+                return held;
+            }
+            waiting = self.lighter.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    pub fn count_hits(&self, memory: usize, disk: usize, peers: usize) {
+        let counts = &self.counts;
+        counts.hits_memory.fetch_add(memory as u64, Ordering::Relaxed);
+        counts.hits_disk.fetch_add(disk as u64, Ordering::Relaxed);
+        counts.hits_peers.fetch_add(peers as u64, Ordering::Relaxed);
+    }
+
+    pub fn count_refused(&self) {
+        self.counts.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Slots whose client went without a word.
+    pub fn count_orphans(&self, slots: usize) {
+        self.counts.orphans.fetch_add(slots as u64, Ordering::Relaxed);
+    }
+
+    pub fn count_corrupt(&self) {
+        self.counts.corrupt.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn stat(&self) -> NodeStat {
+        let stat = self.store.stat();
+        let desks = self.desks();
+        let (pulled, not_pulled) = self.elsewhere().map_or((0, 0), |elsewhere| elsewhere.pulled());
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let counts = &self.counts;
+        NodeStat {
+            capacity_bytes: stat.capacity_bytes,
+            used_bytes: stat.arena.used_bytes,
+            chunks: stat.chunks as u64,
+            corrupt: load(&counts.corrupt),
+            clients: desks.len() as u64,
+            leases: desks.iter().map(|desk| desk.session().leases() as u64).sum(),
+            slots: desks.iter().map(|desk| desk.session().slots() as u64).sum(),
+            orphans: load(&counts.orphans),
+            refused: load(&counts.refused),
+            hits: [load(&counts.hits_memory), load(&counts.hits_disk), load(&counts.hits_peers)],
+            pulled,
+            not_pulled,
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.node.seats().remove(&self.number);
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::AcqRel);
+        self.0.let_go();
+    }
+}

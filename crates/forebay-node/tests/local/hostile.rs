@@ -1,0 +1,78 @@
+//! Whoever does not speak the protocol loses the connection, and nobody else notices.
+
+use crate::rig::*;
+use forebay_store::StoreEnd;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// A frame of the local protocol, written by hand.
+fn frame(len: u32, kind: u16, zero: u16, body: &[u8]) -> Vec<u8> {
+    let mut bytes = len.to_le_bytes().to_vec();
+    bytes.extend_from_slice(&kind.to_le_bytes());
+    bytes.extend_from_slice(&zero.to_le_bytes());
+    bytes.extend_from_slice(&7u64.to_le_bytes());
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+fn hello() -> Vec<u8> {
+    let body = [b"FBLOCAL\n".as_slice(), &1u16.to_le_bytes(), &[0; 4], &[0; 4], &[0; 2]].concat();
+    frame(body.len() as u32, 1, 0, &body)
+}
+
+/// What the node says until it hangs up.
+fn said_to(site: &Site, bytes: &[u8]) -> String {
+    let mut socket = UnixStream::connect(site.socket()).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    // The node may hang up before it has read all.
+    let _ = socket.write_all(bytes);
+    let mut said = Vec::new();
+    let _ = socket.read_to_end(&mut said);
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+#[test]
+fn strange_bytes_are_refused_with_what_is_wrong_and_harm_nobody() {
+    let site = Site::new();
+    let node = site.node();
+    let peer = site.peer();
+    for (bytes, says) in [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(), "at most"),
+        (vec![0x16; 64], "at most"),
+        (frame(u32::MAX, 1, 0, b""), "at most"),
+        (frame(0, 1, 9, b""), "not 0"),
+        (frame(0, 2, 0, b""), "needs"),
+        (frame(0, 14, 0, b""), "no hello"),
+        ([hello(), hello()].concat(), "second hello"),
+        ([hello(), frame(4, 2, 0, &u32::MAX.to_le_bytes())].concat(), "needs"),
+        ([hello(), frame(0, 999, 0, b"")].concat(), "allowed is 1 to 15"),
+        ([hello(), frame(1, 13, 0, b"x")].concat(), "left behind the end"),
+    ] {
+        let said = said_to(&site, &bytes);
+        assert!(said.contains(says), "{says:?} is not in {said:?}");
+    }
+    assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
+    eventually("all of them are gone", || node.stat().clients == 1);
+}
+
+#[test]
+fn names_of_leases_and_slots_that_were_never_given_are_nothing() {
+    let site = Site::new();
+    let node = site.node();
+    let peer = site.peer();
+    assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
+    let lease = peer.lease();
+    let made_up: Vec<u8> = [1u64, 2, 3, u64::MAX].iter().flat_map(|name| name.to_le_bytes()).collect();
+    let release = [4u32.to_le_bytes().as_slice(), &made_up].concat();
+    let commit = [1u64.to_le_bytes().as_slice(), &1u32.to_le_bytes(), &[0; 4]].concat();
+    let mut all = hello();
+    all.extend(frame(release.len() as u32, 6, 0, &release));
+    all.extend(frame(commit.len() as u32, 8, 0, &commit));
+    all.extend(frame(8, 9, 0, &1u64.to_le_bytes()));
+    all.extend(frame(0, 15, 0, b""));
+    let said = said_to(&site, &all);
+    assert!(said.contains("slot 1 is not reserved"), "{said}");
+    assert!(peer.hit(&lease, 0), "another client's lease is untouched");
+    eventually("it is gone", || node.stat().clients == 1);
+}

@@ -1,0 +1,241 @@
+//! The node and its clients through the real socket, in one process and in several: what clients get, what becomes of the
+//! dead, and what the node makes of the hostile.
+#![allow(clippy::unwrap_used)]
+
+mod hostile;
+mod rig;
+
+use forebay_node::Node;
+use forebay_store::{NotVerified, StoreEnd};
+use rig::*;
+use rustix::process::Signal;
+use std::time::Duration;
+
+/// Not a test by itself: the children of the others.
+#[test]
+fn a_child_is_what_it_is_told_to_be() {
+    let Some((role, socket)) = role() else { return };
+    let site_of = |config: forebay_node::NodeConfig| Node::start(&config).unwrap();
+    let _node = (role == "node").then(|| {
+        let mut config = forebay_node::NodeConfig::new(&socket, 16 << 20);
+        config.copy_threads = 1;
+        site_of(config)
+    });
+    let _client = (role != "node").then(|| {
+        let peer = connect(options(&socket)).unwrap();
+        if role == "writer" {
+            assert!((0..CHUNKS).all(|number| peer.store(number) == StoreEnd::Stored { bytes: CHUNK_BYTES }));
+        }
+        let lease = peer.lease();
+        (peer, lease)
+    });
+    println!("ready");
+    std::thread::sleep(Duration::from_secs(120));
+}
+
+#[test]
+fn what_one_process_stores_another_loads_with_every_byte_right() {
+    let site = Site::new();
+    let _node = site.child("node");
+    let writer = site.child("writer");
+    writer.kill();
+    let peer = site.peer();
+    assert_eq!(peer.client.lookup(&ids()), CHUNKS);
+    let lease = peer.lease();
+    assert_eq!((lease.len(), lease.in_memory()), (CHUNKS, CHUNKS));
+    assert!((0..CHUNKS).all(|number| peer.hit(&lease, number)));
+    assert_eq!(peer.store(3), StoreEnd::AlreadyHere);
+}
+
+#[test]
+fn a_killed_client_gives_back_its_leases_at_once_and_its_slots_when_it_has_exited() {
+    let site = Site::new();
+    let node = site.node();
+    let holder = site.child("writer");
+    assert_eq!((node.stat().leases, node.stat().chunks), (1, CHUNKS as u64));
+    assert_eq!(node.clients().len(), 1);
+    holder.kill();
+    eventually("the lease has ended", || node.stat().leases == 0 && node.stat().clients == 0);
+    // Nothing of it holds a chunk any more: all of memory can be taken by others.
+    assert_eq!(node.store().stat().leases, 0);
+    assert_eq!(node.store().stat().arena.draining_bytes, 0);
+}
+
+#[test]
+fn a_killed_node_is_seen_at_once_and_the_next_one_is_found() {
+    let site = Site::new();
+    let node = site.child("node");
+    let peer = site.peer();
+    assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
+    let (lease, instance) = (peer.lease(), peer.client.instance().unwrap());
+    assert!(peer.hit(&lease, 0));
+    let killed = node.kill();
+    eventually("the death is seen", || !peer.client.is_connected());
+    let seen = killed.elapsed();
+    assert!(seen < Duration::from_millis(150), "{seen:?}");
+    assert!(!lease.is_alive() && peer.begin_load(&lease, 0).is_err());
+    assert!(matches!(peer.verify(&lease, 0), Err(NotVerified::Unreadable(_))));
+    assert_eq!((peer.client.lookup(&ids()), peer.lease().len()), (0, 0));
+
+    let _node = site.child("node");
+    eventually("the next node is found", || peer.client.is_connected());
+    assert_ne!(peer.client.instance(), Some(instance));
+    assert!(!lease.is_alive(), "a lease of the old node never lives again");
+    assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
+    let lease = peer.lease();
+    assert!(peer.hit(&lease, 0));
+}
+
+#[test]
+fn a_frozen_node_is_found_by_the_limit_and_is_used_again_when_it_thaws() {
+    let site = Site::new();
+    let node = site.child("node");
+    let peer =
+        connect(forebay_node::client::ClientOptions { answer_limit_us: 300_000, ..options(&site.socket()) })
+            .unwrap();
+    node.signal(Signal::STOP);
+    let stored = peer.begin_store(0);
+    assert!(matches!(ended(&stored), StoreEnd::Failed(_)), "the node never answers");
+    assert!(!peer.client.is_connected());
+    assert_eq!(peer.client.lookup(&ids()), 0);
+    node.signal(Signal::CONT);
+    eventually("it is found again", || peer.client.is_connected());
+    eventually("its slots are free", || {
+        peer.store(1) != StoreEnd::AlreadyHere && peer.client.stat().is_some_and(|stat| stat.slots == 0)
+    });
+}
+
+#[test]
+fn a_corrupt_byte_in_the_arena_is_never_a_hit() {
+    let site = Site::new();
+    let node = site.node();
+    let peer = site.peer();
+    assert!((0..2).all(|number| peer.store(number) == StoreEnd::Stored { bytes: CHUNK_BYTES }));
+    let lease = peer.lease();
+    let arena = node.store().arena_memory();
+    // SAFETY: inside of the arena, which lives as long as the node; nobody else writes it now.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(arena.as_ptr(), arena.len()) };
+    let at = bytes.windows(9000).position(|bytes| bytes == &truth(1)[..9000]).unwrap();
+    bytes[at] ^= 1;
+    assert!(peer.hit(&lease, 0) && !peer.hit(&lease, 1));
+    eventually("the node has looked for itself", || node.stat().corrupt == 1);
+    assert_eq!(peer.client.lookup(&ids()), 1, "nobody finds it any more");
+}
+
+#[test]
+fn bytes_that_a_client_got_wrong_by_itself_cost_nobody_else_the_chunk() {
+    let site = Site::new();
+    let node = site.node();
+    let peer = site.peer();
+    assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
+    let lease = peer.lease();
+    assert!(peer.hit(&lease, 0));
+    let wrong = vec![0; LAYER_BYTES as usize];
+    assert!(matches!(peer.client.verify(&lease, 0, 0, &[&wrong]), Err(NotVerified::Corrupt { .. })));
+    assert!(peer.client.stat().is_some(), "what was told before is answered before");
+    assert_eq!((node.stat().corrupt, peer.client.lookup(&ids())), (0, 1));
+}
+
+#[test]
+fn limits_refuse_with_reasons() {
+    let site = Site::new();
+    let mut config = site.config();
+    config.limits.clients = 1;
+    config.limits.leases_per_client = 1;
+    config.token = b"secret".to_vec();
+    let node = Node::start(&config).unwrap();
+    let refused = connect(options(&site.socket())).err().unwrap().to_string();
+    assert!(refused.contains("the token is wrong"), "{refused}");
+    eventually("its place is free", || node.stat().refused == 1);
+    let with_token =
+        forebay_node::client::ClientOptions { token: b"secret".to_vec(), ..options(&site.socket()) };
+    let mut peer = None;
+    eventually("there is room again", || {
+        peer = connect(with_token.clone()).ok();
+        peer.is_some()
+    });
+    let peer = peer.unwrap();
+    let refused = connect(with_token).err().unwrap().to_string();
+    assert!(refused.contains("1 clients are connected; no more may be"), "{refused}");
+    assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
+    let first = peer.lease();
+    assert!(peer.lease().is_empty(), "a second lease is one too many");
+    drop(first);
+    assert_eq!(peer.lease().len(), 1);
+    let second = Node::start(&config).unwrap_err().to_string();
+    assert!(second.contains("another node answers on this socket"), "{second}");
+}
+
+#[test]
+fn a_lease_that_is_not_renewed_ends_and_one_that_is_held_lives_on() {
+    let site = Site::new();
+    let node = site.node();
+    let peer = site.peer();
+    assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
+    let held = peer.client.lease(&ids(), 300_000);
+    std::thread::sleep(Duration::from_millis(900));
+    assert!(held.is_alive() && peer.hit(&held, 0), "the client renews it");
+    drop(held);
+    eventually("it is let go", || node.stat().leases == 0);
+}
+
+#[test]
+fn chunks_on_disk_are_loaded_and_a_drained_node_leaves_them_for_the_next() {
+    let site = Site::new();
+    let mut config = site.config();
+    config.ssd = vec![forebay_node::SsdConfig {
+        path: site.folder.path().join("log"),
+        size: 16 << 20,
+        segment_size: 1 << 20,
+    }];
+    config.write_back = forebay_node::WriteBackPolicy::All;
+    let node = Node::start(&config).unwrap();
+    let peer = site.peer();
+    assert!((0..CHUNKS).all(|number| peer.store(number) == StoreEnd::Stored { bytes: CHUNK_BYTES }));
+    let lease = peer.lease();
+    let drained = std::thread::spawn(move || node.drain(Duration::from_secs(60)).unwrap());
+    eventually("nothing new is granted", || peer.lease().is_empty());
+    assert!(peer.hit(&lease, 1), "what was held may be read to the end");
+    drop(lease);
+    assert_eq!(drained.join().unwrap().cut_off, 0);
+
+    let _node = Node::start(&config).unwrap();
+    eventually("the next node is found", || peer.client.is_connected());
+    let lease = peer.lease();
+    assert_eq!((lease.in_memory(), lease.on_disk()), (0, CHUNKS));
+    assert!((0..CHUNKS).all(|number| peer.hit(&lease, number)));
+    drop(lease);
+    assert_eq!(peer.lease().in_memory(), CHUNKS, "what was loaded is in memory now");
+}
+
+#[test]
+fn futures_get_what_the_blocking_client_gets() {
+    let site = Site::new();
+    let _node = site.node();
+    let peer = site.peer();
+    assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
+    let client = forebay_node::client::AsyncClient::from(peer.client.clone());
+    let all = ids();
+    let (found, leased) =
+        wait_for(async { (client.lookup(&all).await, client.lease(&all, MINUTE_US).await) });
+    assert_eq!((found, leased.len()), (1, 1));
+}
+
+/// The smallest runtime.
+fn wait_for<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
+    let mut context = std::task::Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            std::task::Poll::Ready(value) => return value,
+            std::task::Poll::Pending => std::thread::park(),
+        }
+    }
+}

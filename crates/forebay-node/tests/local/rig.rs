@@ -1,0 +1,214 @@
+//! Nodes and clients, in this process and in children of it. A child is this test program again, told by its environment
+//! what to be.
+
+use forebay_kv::ChunkId;
+use forebay_links::HostLink;
+use forebay_mover::{
+    Class, End, HostBuffer, Limits, LinkSpec, MoverThread, Place, RegionId, RouteSpec, Span,
+};
+use forebay_node::client::{Client, ClientOptions, ConnectError, Lease, NotLoaded};
+use forebay_node::{Node, NodeConfig};
+use forebay_store::{NotVerified, StoreEnd};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+pub const LAYERS: usize = 3;
+/// Not a multiple of anything.
+pub const LAYER_BYTES: u64 = 20_011;
+pub const CHUNK_BYTES: u64 = LAYERS as u64 * LAYER_BYTES;
+pub const CHUNKS: usize = 8;
+pub const MINUTE_US: u64 = 60_000_000;
+/// Says to a child what to be.
+const ROLE: &str = "FOREBAY_TEST_ROLE";
+const SOCKET: &str = "FOREBAY_TEST_SOCKET";
+
+/// A client with a mover of its own, and room for chunks to store from and as many to load to.
+pub struct Peer {
+    pub client: Client,
+    pub device: Arc<HostBuffer>,
+    region: RegionId,
+
+    _mover: MoverThread,
+}
+
+pub fn options(socket: &Path) -> ClientOptions {
+    ClientOptions::new(socket)
+}
+
+pub fn connect(options: ClientOptions) -> Result<Peer, ConnectError> {
+    let (host, gpu) = (Place::Host(0), Place::Device(0));
+    let mover = MoverThread::spawn(Limits::default()).unwrap();
+    let handle = mover.handle();
+    let link = HostLink::new(1).unwrap();
+    let link = handle.add_link(LinkSpec::new("host", 4, 64 << 20), Box::new(link)).unwrap();
+    handle.add_route(RouteSpec::direct(host, gpu, link)).unwrap().unwrap();
+    handle.add_route(RouteSpec::direct(gpu, host, link)).unwrap().unwrap();
+    let device = Arc::new(HostBuffer::new(2 * CHUNKS * CHUNK_BYTES as usize));
+    let region = handle.register(gpu, device.clone()).unwrap();
+    let client = Client::connect(&handle, host, options)?;
+    Ok(Peer { client, device, region, _mover: mover })
+}
+
+impl Peer {
+    /// The layers of chunk `number`, each as two spans in another order than they lie.
+    fn spans(&self, number: usize) -> Vec<Vec<Span>> {
+        let span = |layer: u64, from: u64, to: u64| {
+            Span::new(self.region, number as u64 * CHUNK_BYTES + layer * LAYER_BYTES + from, to - from)
+        };
+        let layer = |layer| vec![span(layer, 9000, LAYER_BYTES), span(layer, 0, 9000)];
+        (0..LAYERS as u64).map(layer).collect()
+    }
+
+    pub fn begin_store(&self, number: usize) -> Receiver<StoreEnd> {
+        assert!(self.device.write(number * CHUNK_BYTES as usize, &truth(number)));
+        let (sender, receiver) = channel();
+        let parent = number.checked_sub(1).map(id);
+        let on_end = move |end| drop(sender.send(end));
+        self.client.store_chunk(id(number), parent, &self.spans(number), Class::WriteBack, on_end).unwrap();
+        receiver
+    }
+
+    pub fn store(&self, number: usize) -> StoreEnd {
+        ended(&self.begin_store(number))
+    }
+
+    pub fn lease(&self) -> Lease {
+        self.client.lease(&ids(), MINUTE_US)
+    }
+
+    pub fn begin_load(&self, lease: &Lease, number: usize) -> Result<Receiver<End>, NotLoaded> {
+        let (sender, receiver) = channel();
+        let targets = self.spans(CHUNKS + number);
+        let on_end = move |end| drop(sender.send(end));
+        self.client.load_chunk(lease, number, &targets, Class::Demand, None, on_end)?;
+        Ok(receiver)
+    }
+
+    /// Loads a chunk and verifies it. Says whether it is a hit, and sees that no hit is wrong.
+    pub fn hit(&self, lease: &Lease, number: usize) -> bool {
+        let Ok(receiver) = self.begin_load(lease, number) else { return false };
+        let done = matches!(ended(&receiver), End::Done { bytes: CHUNK_BYTES });
+        let hit = done && self.verify(lease, number).is_ok();
+        assert!(!hit || self.loaded(number) == truth(number), "a hit with wrong bytes");
+        hit
+    }
+
+    pub fn verify(&self, lease: &Lease, number: usize) -> Result<(), NotVerified> {
+        let bytes = self.loaded(number);
+        for (layer, bytes) in bytes.chunks(LAYER_BYTES as usize).enumerate() {
+            self.client.verify(lease, number, layer, &[&bytes[9000..], &bytes[..9000]])?;
+        }
+        Ok(())
+    }
+
+    fn loaded(&self, number: usize) -> Vec<u8> {
+        let mut bytes = vec![0; CHUNK_BYTES as usize];
+        assert!(self.device.read((CHUNKS + number) * CHUNK_BYTES as usize, &mut bytes));
+        bytes
+    }
+}
+
+pub fn id(number: usize) -> ChunkId {
+    ChunkId::from_bytes([number as u8 + 1; 32])
+}
+
+pub fn ids() -> Vec<ChunkId> {
+    (0..CHUNKS).map(id).collect()
+}
+
+pub fn truth(number: usize) -> Vec<u8> {
+    let word = |at: usize| (at as u32 + 1).wrapping_mul(2_654_435_761 + number as u32).to_le_bytes()[2];
+    (0..CHUNK_BYTES as usize).map(word).collect()
+}
+
+pub fn ended<T>(receiver: &Receiver<T>) -> T {
+    receiver.recv_timeout(Duration::from_secs(30)).expect("every operation ends")
+}
+
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(30) {
+        if is_so() {
+            return start.elapsed();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    panic!("never: {what}");
+}
+
+/// A folder, and a node's socket in it.
+pub struct Site {
+    pub folder: tempfile::TempDir,
+}
+
+impl Site {
+    pub fn new() -> Site {
+        Site { folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("node.sock")
+    }
+
+    pub fn config(&self) -> NodeConfig {
+        let mut config = NodeConfig::new(self.socket(), 16 << 20);
+        config.copy_threads = 1;
+        config
+    }
+
+    pub fn node(&self) -> Node {
+        Node::start(&self.config()).unwrap()
+    }
+
+    pub fn peer(&self) -> Peer {
+        connect(options(&self.socket())).unwrap()
+    }
+
+    /// A child with a role, which has said that it is ready.
+    pub fn child(&self, role: &str) -> Process {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_child_is_what_it_is_told_to_be", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .env(SOCKET, self.socket())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let ready = lines.map_while(Result::ok).any(|line| line.contains("ready"));
+        assert!(ready, "the child {role} ended early");
+        Process(child)
+    }
+}
+
+/// What a child was told to be, and where the node is.
+pub fn role() -> Option<(String, PathBuf)> {
+    Some((std::env::var(ROLE).ok()?, std::env::var_os(SOCKET)?.into()))
+}
+
+/// A child that is killed with its owner.
+pub struct Process(Child);
+
+impl Process {
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    pub fn kill(mut self) -> Instant {
+        self.0.kill().unwrap();
+        let killed = Instant::now();
+        self.0.wait().unwrap();
+        killed
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
