@@ -3,6 +3,7 @@
 
 mod copy;
 mod disk;
+mod net;
 mod route;
 mod store;
 mod tiers;
@@ -23,6 +24,11 @@ enum Bench {
     Copy(copy::Args),
     /// Objects through the disk link, against bare io_uring on the same file
     Disk(disk::Args),
+    /// Memory of another process through an agent, against plain sockets between the same processes
+    Net(net::Args),
+    /// The other process of `net`
+    #[command(hide = true)]
+    NetOwner(net::OwnerArgs),
     /// What the router adds to requests, in CPU and in time
     Route(route::Args),
     /// Lookups and leases in a full memory tier
@@ -44,6 +50,8 @@ pub fn run(args: Args) -> crate::CommandResult {
     match args.bench {
         Bench::Copy(args) => copy::run(args),
         Bench::Disk(args) => disk::run(args),
+        Bench::Net(args) => net::run(args),
+        Bench::NetOwner(args) => net::run_owner(args),
         Bench::Route(args) => route::run(args),
         Bench::Store(args) => store::run(args),
         Bench::Tiers(args) => tiers::run(args),
