@@ -34,6 +34,26 @@ impl<T> Inbox<T> {
         Ok(())
     }
 
+    /// Posts a message that the caller sees to itself, or has the reader [roused](Inbox::rouse) for.
+    pub fn post_unseen(&self, message: T) -> Result<(), T> {
+        let mut state = self.lock();
+        if state.closed {
+            return Err(message);
+        }
+        state.messages.push(message);
+        Ok(())
+    }
+
+    /// Appends all messages to `into`, for another than the reader, which sleeps on if it does.
+    pub fn take_unseen(&self, into: &mut Vec<T>) {
+        into.append(&mut self.lock().messages);
+    }
+
+    /// Wakes the reader if it sleeps.
+    pub fn rouse(&self) {
+        self.wake(self.lock());
+    }
+
     /// Lets no further message in. What was posted before is still read.
     pub fn close(&self) {
         let mut state = self.lock();

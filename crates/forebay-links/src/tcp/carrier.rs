@@ -2,6 +2,7 @@
 //! must never know what the bytes say.
 
 use super::connection::{Broken, Wire};
+pub(crate) use super::socket::Watch;
 use super::socket::{Ready, WakeUp};
 use super::tls::SpeaksFor;
 use std::io;
@@ -12,6 +13,11 @@ pub(crate) trait Carrier: Wire + std::fmt::Debug {
     /// Waits until there is something to receive, something can be sent (if `sending`), somebody calls `waker`, or
     /// `timeout` is over.
     fn wait(&mut self, waker: &WakeUp, sending: bool, timeout: Option<Duration>) -> io::Result<Ready>;
+
+    /// What waits for it while another thread uses it, if that can be.
+    fn watch(&self) -> io::Result<Option<Watch>> {
+        Ok(None)
+    }
 
     /// Brings up what has to be up before the first frame, within a limit. `stop`: asked whenever `waker` was called.
     fn shake_hands(

@@ -1,25 +1,25 @@
 //! A flow as a link of the mover: a connection to a peer, and the thread that drives its asking end. This file joins the
 //! parts; it must never decide what is said on the wire.
 
-use super::call::{CallEnd, CallError};
+use super::asking::{AskingEnd, Caller, Message, hear};
+use super::call::CallError;
 use super::carrier::Carrier;
 use super::command::PeerRegion;
-use super::connection::{Broken, Connection, Pumped};
+use super::connection::Broken;
 use super::ending::Ending;
 use super::frame::VERSION;
 use super::greeting::{Hello, Identity};
 use super::peer::PeerRegions;
-use super::requester::{Operation, Patience, Requester};
+use super::requester::{Patience, Requester};
 use super::session::Session;
-use super::socket::{Ready, Socket, WakeUp};
+use super::socket::Socket;
 use super::tls::{TlsConfig, is_beyond_loopback};
 use crate::disk::inbox::Inbox;
-use forebay_mover::{Completion, Link, LinkOp, Memory, OpId, Outcome};
-use std::collections::HashMap;
+use forebay_mover::{Completion, Link, LinkOp, Memory, OpId};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use thiserror::Error;
 
 /// How a flow is used.
@@ -149,8 +149,8 @@ pub struct FlowStats {
 /// assert_eq!(end, End::Done { bytes: 4096 });
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
 pub struct TcpFlow {
+    end: Arc<AskingEnd>,
     handle: FlowHandle,
     thread: Option<JoinHandle<()>>,
 }
@@ -158,34 +158,9 @@ pub struct TcpFlow {
 /// Speaks to a flow while a mover owns it. Cheap to clone, usable from any thread.
 #[derive(Clone)]
 pub struct FlowHandle {
-    inbox: Arc<Inbox<Message>>,
-    stats: Arc<Mutex<FlowStats>>,
-    ending: Arc<Ending>,
-}
-
-enum Message {
-    Op(LinkOp, Arc<Memory>, Completion),
-    Call(Vec<u8>, u64, Caller),
-    Cancel,
-    CancelOp(OpId),
-    Sever,
-}
-
-/// Whoever waits for the end of a call. Hears of it once, also when the flow's thread comes to grief.
-struct Caller(Option<Box<dyn FnOnce(CallEnd) + Send>>);
-
-fn hear(caller: Option<Caller>, end: CallEnd) {
-    if let Some(on_reply) = caller.and_then(|mut caller| caller.0.take()) {
-        on_reply(end);
-    }
-}
-
-impl Drop for Caller {
-    fn drop(&mut self) {
-        if let Some(on_reply) = self.0.take() {
-            on_reply(Err(Broken::Ended.into()));
-        }
-    }
+    pub(super) inbox: Arc<Inbox<Message>>,
+    pub(super) stats: Arc<Mutex<FlowStats>>,
+    pub(super) ending: Arc<Ending>,
 }
 
 impl TcpFlow {
@@ -215,7 +190,6 @@ impl TcpFlow {
         options: &FlowOptions,
     ) -> Result<(TcpFlow, Peer), Broken> {
         let system = |error: std::io::Error| Broken::System(error.to_string());
-        let wake = WakeUp::new().map_err(system)?;
         let carrier = match &options.tls {
             Some(tls) => Box::new(Session::asking(carrier, tls).map_err(system)?),
             None => carrier,
@@ -228,23 +202,11 @@ impl TcpFlow {
         };
         let patience = Patience { ping_after_us: options.ping_after_us };
         let requester = Requester::new(hello, patience, 0);
-        let waker = wake.clone();
-        let inbox = Arc::new(Inbox::new(Arc::new(move || waker.wake())));
-        let handle = FlowHandle { inbox, stats: Arc::default(), ending: Arc::default() };
-        let mut worker = Worker {
-            connection: Connection::new(requester, options.progress_limit_us, 0),
-            carrier,
-            wake,
-            epoch: Instant::now(),
-            op_limit_us: options.op_limit_us,
-            handle: handle.clone(),
-            regions,
-            asked: HashMap::new(),
-            called: HashMap::new(),
-        };
-        let peer = worker.greet(options.connect_limit_us)?;
-        let thread = std::thread::Builder::new().name("forebay-flow".into()).spawn(move || worker.run());
-        Ok((TcpFlow { handle, thread: Some(thread.map_err(system)?) }, peer))
+        let (end, watch, handle, peer) = AskingEnd::greet(carrier, requester, regions, options)?;
+        let end = Arc::new(end);
+        let own = Arc::clone(&end);
+        let thread = std::thread::Builder::new().name("forebay-flow".into()).spawn(move || own.run(watch));
+        Ok((TcpFlow { end, handle, thread: Some(thread.map_err(system)?) }, peer))
     }
 
     /// Speaks to the flow after it was given to a mover.
@@ -255,10 +217,7 @@ impl TcpFlow {
 
 impl Link for TcpFlow {
     fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
-        let message = Message::Op(op, Arc::clone(memory), done);
-        if let Err(Message::Op(_, _, done)) = self.handle.inbox.post(message) {
-            done.finish(Outcome::Failed { error: Broken::Ended.to_string() });
-        }
+        self.end.begin(op, memory, done);
     }
 
     fn cancel(&mut self, op: OpId) {
@@ -278,6 +237,10 @@ impl Drop for TcpFlow {
 }
 
 impl FlowHandle {
+    pub(super) fn new(inbox: Arc<Inbox<Message>>) -> FlowHandle {
+        FlowHandle { inbox, stats: Arc::default(), ending: Arc::default() }
+    }
+
     /// Asks for an early end of all operations that are under way. Each fails once it is quiet at both ends, unless it
     /// succeeds before. To be called after the mover's transfers were cancelled, or it tries again.
     pub fn cancel_all(&self) {
@@ -318,185 +281,14 @@ impl FlowHandle {
     }
 }
 
+impl std::fmt::Debug for TcpFlow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TcpFlow").field("handle", &self.handle).finish_non_exhaustive()
+    }
+}
+
 impl std::fmt::Debug for FlowHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("FlowHandle").field("stats", &self.stats()).finish_non_exhaustive()
-    }
-}
-
-/// Why an operation that was cancelled has failed.
-const CANCELLED: &str = "the operation was cancelled";
-
-/// What the flow's thread owns.
-struct Worker {
-    connection: Connection<Requester>,
-    carrier: Box<dyn Carrier>,
-    wake: WakeUp,
-    epoch: Instant,
-    op_limit_us: u64,
-    handle: FlowHandle,
-    regions: PeerRegions,
-    /// Who waits for which operation.
-    asked: HashMap<u64, Completion>,
-    /// Who waits for which call.
-    called: HashMap<u64, Caller>,
-}
-
-impl Worker {
-    /// Exchanges the greetings.
-    fn greet(&mut self, limit_us: u64) -> Result<Peer, Broken> {
-        let left_us = limit_us.saturating_sub(self.now_us());
-        self.carrier.shake_hands(&self.wake, left_us, &|| false)?;
-        let speaks_for = self.carrier.speaks_for();
-        let mut ready = Ready::default();
-        loop {
-            let now_us = self.now_us();
-            let pumped = self.connection.pump(now_us, &mut *self.carrier, ready.readable)?;
-            if let Some((welcome, regions)) = self.connection.role.peer() {
-                speaks_for.check(&welcome.from.node).map_err(Broken::Turned)?;
-                return Ok(Peer { identity: welcome.from, regions: regions.to_vec() });
-            }
-            if now_us >= limit_us {
-                return Err(Broken::Frozen { limit_us });
-            }
-            ready = self.wait(pumped, true, Some(limit_us))?;
-        }
-    }
-
-    fn run(mut self) {
-        let broken = self.drive().err().unwrap_or(Broken::Ended);
-        self.handle.stats.lock().unwrap_or_else(PoisonError::into_inner).broken = Some(broken.clone());
-        let Worker { mut connection, carrier, wake, handle, mut asked, mut called, .. } = self;
-        // First nothing can move any more, then operations end.
-        carrier.reset();
-        connection.role.fail_all(&broken);
-        for (number, outcome) in connection.role.take_ended() {
-            end(&handle.stats, asked.remove(&number), outcome);
-        }
-        for (number, call_end) in connection.role.take_ended_calls() {
-            hear(called.remove(&number), call_end);
-        }
-        drop(connection);
-        handle.ending.over(&broken);
-        let mut messages = Vec::new();
-        loop {
-            let open = handle.inbox.take(&mut messages);
-            for message in messages.drain(..) {
-                match message {
-                    Message::Op(_, _, done) => {
-                        end(&handle.stats, Some(done), Outcome::Failed { error: broken.to_string() });
-                    }
-                    Message::Call(_, _, caller) => hear(Some(caller), Err(broken.clone().into())),
-                    Message::Cancel | Message::CancelOp(_) | Message::Sever => {}
-                }
-            }
-            if !open {
-                return;
-            }
-            if handle.inbox.may_sleep(false) && wake.wait(None, None).is_err() {
-                // Without a wait the thread would spin. What is posted from now on fails when the flow is dropped.
-                handle.inbox.close();
-            }
-        }
-    }
-
-    /// Carries out what is posted until the flow is dropped, or breaks.
-    fn drive(&mut self) -> Result<(), Broken> {
-        let mut messages = Vec::new();
-        let mut ready = Ready::default();
-        loop {
-            let open = self.handle.inbox.take(&mut messages);
-            let now_us = self.now_us();
-            self.take_in(now_us, &mut messages)?;
-            let pumped = self.connection.pump(now_us, &mut *self.carrier, ready.readable);
-            self.deliver_ends();
-            if !open && self.connection.role.is_idle() {
-                return Ok(());
-            }
-            let may_sleep = self.handle.inbox.may_sleep(!open);
-            let timeout_us = self.connection.next_timeout_us();
-            ready = self.wait(pumped?, may_sleep, timeout_us)?;
-        }
-    }
-
-    /// Acts on what was posted. An error ends the flow; what was posted behind it fails.
-    fn take_in(&mut self, now_us: u64, messages: &mut Vec<Message>) -> Result<(), Broken> {
-        let mut severed = false;
-        for message in messages.drain(..) {
-            match message {
-                Message::Cancel => self.connection.role.cancel_all(CANCELLED),
-                Message::CancelOp(op) => self.cancel(op),
-                Message::Op(op, memory, done) => self.begin(now_us, &op, &memory, done),
-                Message::Call(body, limit_us, caller) => {
-                    let number = self.connection.role.call(now_us, body, limit_us);
-                    self.called.insert(number, caller);
-                }
-                Message::Sever => severed = true,
-            }
-        }
-        if severed { Err(Broken::Ended) } else { Ok(()) }
-    }
-
-    fn cancel(&mut self, op: OpId) {
-        let asked = self.asked.iter().find(|(_, done)| done.op() == op);
-        if let Some(number) = asked.map(|(number, _)| *number) {
-            self.connection.role.cancel(number, CANCELLED);
-        }
-    }
-
-    fn begin(&mut self, now_us: u64, op: &LinkOp, memory: &Memory, done: Completion) {
-        match self.regions.translate(op, memory) {
-            Err(error) => end(&self.handle.stats, Some(done), Outcome::Failed { error }),
-            Ok(asking) => {
-                let deadline_us = now_us.saturating_add(self.op_limit_us);
-                let (wish, command, payload) = (asking.wish, asking.command, asking.payload);
-                let operation = Operation { wish, command, payload, deadline_us };
-                let number = self.connection.role.submit(now_us, operation);
-                self.asked.insert(number, done);
-            }
-        }
-    }
-
-    fn deliver_ends(&mut self) {
-        for (number, outcome) in self.connection.role.take_ended() {
-            end(&self.handle.stats, self.asked.remove(&number), outcome);
-        }
-        for (number, call_end) in self.connection.role.take_ended_calls() {
-            hear(self.called.remove(&number), call_end);
-        }
-    }
-
-    fn wait(&mut self, pumped: Pumped, may_sleep: bool, until_us: Option<u64>) -> Result<Ready, Broken> {
-        let timeout = match until_us {
-            _ if pumped.more || !may_sleep => Some(Duration::ZERO),
-            // A little late rather than twice: waits end early by what the clock is rounded.
-            Some(until_us) => {
-                Some(Duration::from_micros(until_us.saturating_sub(self.now_us()).saturating_add(1)))
-            }
-            None => None,
-        };
-        let waited = self.carrier.wait(&self.wake, pumped.send_blocked, timeout);
-        waited.map_err(|error| Broken::System(error.to_string()))
-    }
-
-    fn now_us(&self) -> u64 {
-        self.epoch.elapsed().as_micros() as u64
-    }
-}
-
-/// Counts an outcome and tells whoever waits for it.
-fn end(stats: &Mutex<FlowStats>, done: Option<Completion>, outcome: Outcome) {
-    let mut counted = stats.lock().unwrap_or_else(PoisonError::into_inner);
-    match &outcome {
-        Outcome::Moved { bytes } => {
-            counted.done += 1;
-            counted.moved_bytes += bytes;
-        }
-        Outcome::Failed { .. } | Outcome::Denied { .. } => counted.failed += 1,
-        Outcome::Corrupt => counted.corrupt += 1,
-    }
-    drop(counted);
-    if let Some(done) = done {
-        done.finish(outcome);
     }
 }

@@ -7,6 +7,7 @@
 //! TLS over it in `tls`, `session` and `secured`. Glue: [`TcpFlow`], the asking end, and [`TcpServer`], the owning end, with a thread for each
 //! connection. Knows the wire and whose memory is meant; must never know what bytes mean, or why somebody wants them.
 
+mod asking;
 mod body;
 mod call;
 mod carrier;

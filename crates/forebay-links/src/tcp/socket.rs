@@ -4,7 +4,7 @@
 use super::carrier::Carrier;
 use super::connection::Wire;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::net::sockopt;
 use std::io;
 use std::net::TcpStream;
@@ -57,18 +57,11 @@ impl Wire for Socket {
 
 impl Carrier for Socket {
     fn wait(&mut self, waker: &WakeUp, sending: bool, timeout: Option<Duration>) -> io::Result<Ready> {
-        let output = if sending { PollFlags::OUT } else { PollFlags::empty() };
-        let mut fds = [
-            PollFd::new(&self.stream, PollFlags::IN | PollFlags::RDHUP | output),
-            PollFd::new(&waker.0, PollFlags::IN),
-        ];
-        poll_for(&mut fds, timeout)?;
-        let (found, woken) = (fds[0].revents(), !fds[1].revents().is_empty());
-        if woken {
-            waker.clear();
-        }
-        let reset = found.intersects(PollFlags::ERR | PollFlags::HUP);
-        Ok(Ready { readable: reset || found.intersects(PollFlags::IN | PollFlags::RDHUP), reset })
+        wait(self.stream.as_fd(), waker, sending, timeout)
+    }
+
+    fn watch(&self) -> io::Result<Option<Watch>> {
+        Ok(Some(Watch(self.stream.as_fd().try_clone_to_owned()?)))
     }
 
     /// The peer's system throws away what the peer has not received.
@@ -82,6 +75,37 @@ impl Carrier for Socket {
         let _ = rustix::net::send(&self.stream, farewell, rustix::net::SendFlags::NOSIGNAL);
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
     }
+}
+
+/// Waits for a socket that others use meanwhile.
+#[derive(Debug)]
+pub(crate) struct Watch(OwnedFd);
+
+impl Watch {
+    /// As [`Carrier::wait`].
+    pub fn wait(&self, waker: &WakeUp, sending: bool, timeout: Option<Duration>) -> io::Result<Ready> {
+        wait(self.0.as_fd(), waker, sending, timeout)
+    }
+}
+
+fn wait(
+    socket: BorrowedFd<'_>,
+    waker: &WakeUp,
+    sending: bool,
+    timeout: Option<Duration>,
+) -> io::Result<Ready> {
+    let output = if sending { PollFlags::OUT } else { PollFlags::empty() };
+    let mut fds = [
+        PollFd::from_borrowed_fd(socket, PollFlags::IN | PollFlags::RDHUP | output),
+        PollFd::new(&waker.0, PollFlags::IN),
+    ];
+    poll_for(&mut fds, timeout)?;
+    let (found, woken) = (fds[0].revents(), !fds[1].revents().is_empty());
+    if woken {
+        waker.clear();
+    }
+    let reset = found.intersects(PollFlags::ERR | PollFlags::HUP);
+    Ok(Ready { readable: reset || found.intersects(PollFlags::IN | PollFlags::RDHUP), reset })
 }
 
 fn message(slices: &[libc::iovec]) -> libc::msghdr {
