@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 FOREBAY := target/release/forebay
 
-.PHONY: setup build wheel demo test test-rust test-loom test-unverified test-python lint bench clean
+.PHONY: setup build wheel demo test test-rust test-loom test-unverified test-python lint bench bench-net clean
 
 ## What the tests need beside Rust: Chromium to look at the report, etcd, UCX, pytest and ruff in a virtual environment.
 setup: $(VENV)/.done
@@ -65,6 +65,14 @@ bench: build
 	$(FOREBAY) bench store --json bench/results/store.json
 	$(FOREBAY) bench disk --dir target --json bench/results/disk.json
 	$(FOREBAY) bench route --json bench/results/route.json
+
+## Memory of another process over loopback, in a network namespace of its own with reno: many machines use bbr, which halves
+## it there. Needs root. Other systems run beside it where their virtual environments are given: NIXL=venv MOONCAKE=venv.
+bench-net: build
+	unshare -n sh -c 'ip link set lo up && sysctl -qw net.ipv4.tcp_congestion_control=reno && exec "$$@"' sh \
+		$(FOREBAY) bench net --json $(or $(JSON),bench/results/net.json) \
+		$(if $(NIXL),--peer "$(NIXL)/bin/python bench/peers/nixl.py") \
+		$(if $(MOONCAKE),--peer "$(MOONCAKE)/bin/python bench/peers/mooncake.py")
 
 clean:
 	cargo clean

@@ -5,6 +5,7 @@
 //! and `faults` measure; `raw` is the ceiling, `peers` are other systems' programs, run on the same blocks.
 
 mod blocks;
+mod certificates;
 mod faults;
 mod owner;
 mod pair;
@@ -17,7 +18,6 @@ use super::{Output, finish};
 use crate::results::Results;
 use forebay_agent::Op;
 use pair::Way;
-use std::path::PathBuf;
 
 pub use owner::Args as OwnerArgs;
 pub use owner::run as run_owner;
@@ -46,9 +46,6 @@ pub struct Args {
     /// A program that measures another system in the same way (see bench/peers); several times for several
     #[arg(long, value_name = "COMMAND")]
     peer: Vec<String>,
-    /// Where the certificates of the encrypted rows are made; a temporary directory if not given
-    #[arg(long, value_name = "DIR")]
-    tls_dir: Option<PathBuf>,
     #[command(flatten)]
     output: Output,
 }
@@ -107,7 +104,7 @@ pub fn run(args: Args) -> crate::CommandResult {
         }
     }
     if wanted(Part::Tls) {
-        results.rows.extend(rate::measure_tls(&way, args.tls_dir.as_deref(), args.runs)?);
+        results.rows.extend(rate::measure_tls(&way, args.runs)?);
     }
     if wanted(Part::Small) {
         results.rows.extend(small::measure(&way, args.runs)?);

@@ -1,9 +1,9 @@
 //! The two processes: this one with its agent and memory, and the owner that it has started and speaks to. Ended together.
 //! This file knows processes and pipes; it must never know what is measured.
 
-use super::Error;
 use super::blocks::{End, Shape};
 use super::owner::{fill_all, wrong_blocks};
+use super::{Error, certificates};
 use forebay_agent::{Access, Agent, AgentConfig, BadRun, Descriptors, Op, Prepared, Request, Select};
 use forebay_mover::HostBuffer;
 use rustix::process::{Pid, Signal, kill_process};
@@ -25,7 +25,8 @@ pub struct Way {
 impl Way {
     /// How an end is set up.
     pub fn config(&self, name: &str) -> Result<AgentConfig, Error> {
-        Ok(AgentConfig { flows_max: self.flows, ..AgentConfig::named(name) })
+        let tls = self.tls.as_deref().map(certificates::load).transpose()?;
+        Ok(AgentConfig { flows_max: self.flows, tls, ..AgentConfig::named(name) })
     }
 }
 

@@ -2,18 +2,23 @@
 //! one after the other, so that both see the same minute of the machine.
 
 use super::blocks::Shape;
+use super::certificates::Certificates;
 use super::pair::{Pair, Way, run};
 use super::raw::Raw;
 use super::{Error, OpName, peers};
 use crate::results::Row;
 use forebay_agent::Op;
-use std::path::Path;
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use std::time::Instant;
 
 /// Transfers before the first that counts: the number of flows is found meanwhile.
 const WARM_UPS: u64 = 4;
 /// Bytes of a block in the encrypted rows.
 const TLS_BLOCK_BYTES: usize = 1_000_000;
+
+/// A record of TLS, and how many bytes of them the cipher is timed with.
+const RECORD_BYTES: usize = 16 << 10;
+const CIPHER_BYTES: usize = 512 << 20;
 
 /// What one kind of transfer gave.
 struct Figures {
@@ -46,17 +51,50 @@ pub fn measure(
     Ok(rows)
 }
 
-/// Encrypted WRITEs of large blocks, beside plain ones.
-pub fn measure_tls(way: &Way, dir: Option<&Path>, runs: u32) -> Result<Vec<Row>, Error> {
+/// Encrypted WRITEs of large blocks beside plain ones, and what the cipher alone gives.
+pub fn measure_tls(way: &Way, runs: u32) -> Result<Vec<Row>, Error> {
     let shape = Shape::new(TLS_BLOCK_BYTES, None);
     let plain = transfers(way, Op::Write, shape, runs)?;
     let plain = Row::of_runs("", "GB/s", &plain.gbps);
-    let scratch = std::env::temp_dir().join(format!("forebay-bench-net-{}", std::process::id()));
-    let encrypted = Way { tls: Some(dir.map_or(scratch, Path::to_path_buf)), ..way.clone() };
+    let certificates = Certificates::make()?;
+    let encrypted = Way { tls: Some(certificates.directory().to_path_buf()), ..way.clone() };
     let figures = transfers(&encrypted, Op::Write, shape, runs)?;
     let mut row = Row::of_runs("net.tls.write.1mb", "GB/s", &figures.gbps).with_ceiling(plain.value);
     row.cpu_s_per_gb = Some(figures.cpu_s_per_gb);
-    Ok(vec![row])
+    Ok(vec![row, cipher(runs)?])
+}
+
+/// Bytes per second that one thread seals and another opens at the same time, in records as TLS has them.
+fn cipher(runs: u32) -> Result<Row, Error> {
+    let failed = |_| "the cipher failed";
+    let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &[7; 32]).map_err(failed)?);
+    let nonce = || Nonce::assume_unique_for_key([0; 12]);
+    let pass = |opens: bool| -> Result<(), &'static str> {
+        let mut record = vec![1; RECORD_BYTES];
+        key.seal_in_place_append_tag(nonce(), Aad::empty(), &mut record).map_err(failed)?;
+        let sealed = record.clone();
+        for _ in 0..CIPHER_BYTES / RECORD_BYTES {
+            if opens {
+                record.copy_from_slice(&sealed);
+                key.open_in_place(nonce(), Aad::empty(), &mut record).map_err(failed)?;
+            } else {
+                record.truncate(RECORD_BYTES);
+                key.seal_in_place_append_tag(nonce(), Aad::empty(), &mut record).map_err(failed)?;
+            }
+        }
+        Ok(())
+    };
+    let mut gbps = Vec::new();
+    for _ in 0..runs {
+        let begin = Instant::now();
+        std::thread::scope(|scope| {
+            let opening = scope.spawn(|| pass(true));
+            pass(false)?;
+            opening.join().map_err(|_| "a thread panicked")?
+        })?;
+        gbps.push(CIPHER_BYTES as f64 / 1e9 / begin.elapsed().as_secs_f64());
+    }
+    Ok(Row::of_runs("net.tls.aes_256_gcm", "GB/s", &gbps))
 }
 
 fn transfers(way: &Way, op: Op, shape: Shape, runs: u32) -> Result<Figures, Error> {
