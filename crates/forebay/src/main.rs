@@ -19,6 +19,9 @@ type CommandResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
     about = "Moves KV cache over every path and sends requests to where it is"
 )]
 struct Cli {
+    /// End when the process with this id, which started this one, ends
+    #[arg(long, global = true, hide = true, value_name = "PID")]
+    end_with: Option<i32>,
     #[command(subcommand)]
     command: Command,
 }
@@ -44,7 +47,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let Cli { end_with, command } = Cli::parse();
+    if let Some(parent) = end_with {
+        end_with_parent(parent);
+    }
+    let outcome = match command {
         Command::Demo(args) => demo::run(args),
         Command::Engine(args) => cmd::engine::run(args),
         Command::Node(args) => cmd::node::run(args),
@@ -60,5 +67,15 @@ fn main() -> ExitCode {
             eprintln!("forebay: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Lets the system kill this process when its parent, whose id is `parent`, ends, however that ends.
+fn end_with_parent(parent: i32) {
+    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+    let told = set_parent_process_death_signal(Some(Signal::KILL));
+    // It may have ended already.
+    if told.is_err() || getppid().is_none_or(|now| now.as_raw_nonzero().get() != parent) {
+        std::process::exit(1);
     }
 }

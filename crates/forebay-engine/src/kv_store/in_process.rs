@@ -5,7 +5,7 @@ use super::{KvLease, KvStore, Miss, OnLoaded, OnStored, Refused};
 use crate::scheduler::Residence;
 use forebay_kv::ChunkId;
 use forebay_mover::{Class, Span};
-use forebay_store::{Lease, NotLoaded, NotVerified, Prompt, Store, TenantId, Unreadable};
+use forebay_store::{Lease, NotLoaded, Prompt, Store, TenantId};
 
 /// A store and whose chunks the engine's are.
 #[derive(Debug, Clone)]
@@ -78,24 +78,12 @@ impl KvLease for StoreLease {
     ) -> Result<(), Miss> {
         let begun = self.store.load_chunk(&self.lease, chunk, targets, class, deadline_us, on_end);
         begun.map_err(|not_loaded| match not_loaded {
-            NotLoaded::Unreadable(why) => unreadable(why),
+            NotLoaded::Unreadable(why) => why.into(),
             _ => Miss::Unmoved,
         })
     }
 
     fn verify(&self, chunk: usize, layer: usize, bytes: &[u8]) -> Result<(), Miss> {
-        let verified = self.store.verify(&self.lease, chunk, layer, &[bytes]);
-        verified.map_err(|not_verified| match not_verified {
-            NotVerified::Corrupt { .. } => Miss::Corrupt,
-            NotVerified::Unreadable(why) => unreadable(why),
-            NotVerified::Length { .. } => Miss::Missing,
-        })
-    }
-}
-
-fn unreadable(why: Unreadable) -> Miss {
-    match why {
-        Unreadable::DeadLease => Miss::DeadLease,
-        Unreadable::Gone { .. } | Unreadable::Outside { .. } => Miss::Missing,
+        Ok(self.store.verify(&self.lease, chunk, layer, &[bytes])?)
     }
 }

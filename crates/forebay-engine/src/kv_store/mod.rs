@@ -3,13 +3,14 @@
 //! this process or in another.
 
 mod in_process;
+mod node;
 
 pub use in_process::InProcess;
 
 use crate::scheduler::Residence;
 use forebay_kv::ChunkId;
 use forebay_mover::{Class, End, Span};
-use forebay_store::{Prompt, StoreEnd};
+use forebay_store::{NotVerified, Prompt, StoreEnd, Unreadable};
 use std::fmt::Debug;
 
 /// Told how a load ended.
@@ -84,4 +85,23 @@ pub enum Miss {
     Corrupt,
     /// It was not moved: the transfer failed or was refused.
     Unmoved,
+}
+
+impl From<Unreadable> for Miss {
+    fn from(why: Unreadable) -> Miss {
+        match why {
+            Unreadable::DeadLease => Miss::DeadLease,
+            Unreadable::Gone { .. } | Unreadable::Outside { .. } => Miss::Missing,
+        }
+    }
+}
+
+impl From<NotVerified> for Miss {
+    fn from(why: NotVerified) -> Miss {
+        match why {
+            NotVerified::Corrupt { .. } => Miss::Corrupt,
+            NotVerified::Unreadable(why) => why.into(),
+            NotVerified::Length { .. } => Miss::Missing,
+        }
+    }
 }

@@ -1,15 +1,17 @@
-//! `forebay engine`: run an emulated engine. It turns arguments into an engine's configuration and, with `--memory`, a
-//! memory tier beside it, and with `--ssd` a log below that; what an engine does is `forebay-engine`'s.
+//! `forebay engine`: run an emulated engine. It turns arguments into an engine's configuration and a place for its KV: with
+//! `--memory` a memory tier beside it, with `--ssd` a log below that, with `--node` the node of this host. What an engine
+//! does is `forebay-engine`'s.
 
 use super::route::{size, wait_for_signal};
 use forebay_engine::events::EventsConfig;
-use forebay_engine::kv_store::InProcess;
+use forebay_engine::kv_store::{InProcess, KvStore};
 use forebay_engine::latency::Launch;
 use forebay_engine::profile::Profile;
 use forebay_engine::{Engine, EngineConfig, EngineHandle, StoreConnection};
 use forebay_links::HostLink;
 use forebay_links::disk::DiskOptions;
 use forebay_mover::{Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteSpec};
+use forebay_node::client::{Client, ClientOptions};
 use forebay_store::admission::Policy;
 use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
 use forebay_store::{Pages, Store, TenantId, TierConfig, WriteBackConfig};
@@ -96,21 +98,31 @@ pub struct Args {
     /// Size of a log that is made
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "1GiB", requires = "ssd")]
     ssd_size: usize,
-    /// Tokens of a chunk in the memory tier
+    /// Keep KV with the node that listens on this socket, in place of a memory tier of its own
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["memory", "ssd"])]
+    node: Option<PathBuf>,
+    /// A file with the token that the node asks for
+    #[arg(long, value_name = "FILE", requires = "node")]
+    node_token: Option<PathBuf>,
+    /// Tokens of a chunk in the memory tier or the node
     #[arg(long, value_name = "TOKENS", default_value_t = 256)]
     chunk_tokens: usize,
 }
 
 /// Runs the command.
 pub fn run(args: Args) -> crate::CommandResult {
-    let (memory, ssd_size) = (args.memory, args.ssd_size as u64);
-    let log = args.ssd.clone().map(|path| Log { path, bytes: ssd_size });
+    let (memory, node) = (args.memory, args.node_options()?);
+    let log = args.ssd.clone().map(|path| Log { path, bytes: args.ssd_size as u64 });
     let config = args.into_config()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         // Dropped last: the engine's transfers end before the mover does.
-        let tier = memory.map(|bytes| Tier::open(bytes, log.as_ref(), &config)).transpose()?;
-        let connection = tier.as_ref().map(Tier::connection);
+        let kept = match (memory, node) {
+            (Some(bytes), _) => Some(Kept::here(bytes, log.as_ref(), &config)?),
+            (None, Some(node)) => Some(Kept::with_node(node)?),
+            (None, None) => None,
+        };
+        let connection = kept.as_ref().map(Kept::connection);
         let (model, ratio) = (config.model.clone(), config.clock_ratio);
         let engine = Engine::spawn(config, connection).await?;
         println!("forebay engine: http://{} serves {model}, clock x{ratio}", engine.address());
@@ -118,7 +130,7 @@ pub fn run(args: Args) -> crate::CommandResult {
         wait_for_signal().await?;
         engine.shutdown(GRACE).await;
         // What the engine computed last is still to be written.
-        Ok(tier.map_or(Ok(()), |tier| tier.store.close())?)
+        Ok(kept.and_then(|kept| kept.own).map_or(Ok(()), |store| store.close())?)
     })
 }
 
@@ -130,6 +142,17 @@ fn print_events(engine: &EngineHandle) {
 }
 
 impl Args {
+    fn node_options(&self) -> Result<Option<ClientOptions>, Error> {
+        let Some(socket) = &self.node else { return Ok(None) };
+        let mut options = ClientOptions::new(socket);
+        if let Some(file) = &self.node_token {
+            let token = std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
+            options.token = token.strip_suffix(b"\n").unwrap_or(&token).to_vec();
+        }
+        options.name = format!("forebay engine {}", std::process::id());
+        Ok(Some(options))
+    }
+
     fn into_config(self) -> Result<EngineConfig, Error> {
         let mut profile = match &self.profile_file {
             Some(file) => {
@@ -193,14 +216,17 @@ impl Log {
     }
 }
 
-/// A memory tier of the engine's own, and what is below it.
-struct Tier {
-    store: Store,
+/// Where the engine keeps its KV beside its GPU.
+struct Kept {
+    store: Arc<dyn KvStore>,
+    /// The store, if it is the engine's own.
+    own: Option<Store>,
     mover: MoverThread,
 }
 
-impl Tier {
-    fn open(bytes: usize, log: Option<&Log>, engine: &EngineConfig) -> Result<Tier, Error> {
+impl Kept {
+    /// A memory tier of the engine's own, and what is below it.
+    fn here(bytes: usize, log: Option<&Log>, engine: &EngineConfig) -> Result<Kept, Error> {
         let tier = TierConfig::new(bytes as u64);
         let chunk_bytes = engine.chunk_tokens * engine.profile.model.layers * engine.kv_bytes_per_token_layer;
         if tier.slab_bytes < chunk_bytes as u64 {
@@ -220,22 +246,38 @@ impl Tier {
                 Store::open_with_ssd(&handle, HOST, Pages::Transparent, tier, ssd, &write_back)?
             }
         };
-        let (window_lots, window_bytes) = LINK_WINDOW;
-        // What is loaded from the SSD goes from its staging to the memory tier too.
-        let copy = log.map(|_| ("h2h", HOST, HOST));
-        for (name, from, to) in [("h2d", HOST, DEVICE), ("d2h", DEVICE, HOST)].into_iter().chain(copy) {
-            let link = LinkSpec::new(name, window_lots, window_bytes);
-            let link = handle.add_link(link, Box::new(HostLink::new(1)?))?;
-            handle.add_route(RouteSpec::direct(from, to, link))??;
+        join(&handle)?;
+        if log.is_some() {
+            // What is loaded from the SSD goes from its staging to the memory tier too.
+            add_copy(&handle, "h2h", HOST, HOST)?;
         }
-        Ok(Tier { store, mover })
+        let tenant = TenantId::default();
+        Ok(Kept { store: Arc::new(InProcess::new(store.clone(), tenant)), own: Some(store), mover })
+    }
+
+    /// The node of this host.
+    fn with_node(options: ClientOptions) -> Result<Kept, Error> {
+        let mover = MoverThread::spawn(Limits::default())?;
+        let handle = mover.handle();
+        join(&handle)?;
+        let client = Client::connect(&handle, HOST, options).map_err(|error| format!("--node: {error}"))?;
+        Ok(Kept { store: Arc::new(client), own: None, mover })
     }
 
     fn connection(&self) -> StoreConnection {
-        StoreConnection {
-            store: Arc::new(InProcess::new(self.store.clone(), TenantId::default())),
-            mover: self.mover.handle(),
-            device: DEVICE,
-        }
+        StoreConnection { store: Arc::clone(&self.store), mover: self.mover.handle(), device: DEVICE }
     }
+}
+
+/// Lets bytes go between the host and the engine's device, both ways.
+fn join(mover: &MoverHandle) -> Result<(), Error> {
+    add_copy(mover, "h2d", HOST, DEVICE)?;
+    add_copy(mover, "d2h", DEVICE, HOST)
+}
+
+fn add_copy(mover: &MoverHandle, name: &str, from: Place, to: Place) -> Result<(), Error> {
+    let (window_lots, window_bytes) = LINK_WINDOW;
+    let link = mover.add_link(LinkSpec::new(name, window_lots, window_bytes), Box::new(HostLink::new(1)?))?;
+    mover.add_route(RouteSpec::direct(from, to, link))??;
+    Ok(())
 }

@@ -68,7 +68,8 @@ pub fn run(args: Args) -> crate::CommandResult {
     })
 }
 
-pub(super) async fn wait_for_signal() -> std::io::Result<()> {
+/// Waits for SIGINT or SIGTERM.
+pub async fn wait_for_signal() -> std::io::Result<()> {
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tokio::select! {
         interrupt = tokio::signal::ctrl_c() => interrupt,

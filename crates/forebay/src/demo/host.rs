@@ -2,7 +2,9 @@
 //! starts and stops them; it must never know what is asked of them.
 
 use super::fault::Fault;
+use super::rows;
 use super::ssd::SsdShape;
+use super::system::Count;
 use forebay_engine::kv_store::InProcess;
 use forebay_engine::profile::Profile;
 use forebay_engine::truth::Oracle;
@@ -11,22 +13,31 @@ use forebay_links::{BitFlips, HostLink};
 use forebay_mover::{Limits, Link, LinkSpec, MoverHandle, MoverThread, Place, RouteSpec};
 use forebay_router::{Backend, Policy, Router, RouterConfig, RouterHandle};
 use forebay_store::{Pages, Store, TenantId, TierConfig};
+use forebay_trace::record::{Line, LinkSample, LoadSample, RecordWriter};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// KV bytes that are really kept for a token in a layer. Small, so that many engines fit a small machine.
-const KV_BYTES_PER_TOKEN_LAYER: usize = 4;
+pub const KV_BYTES_PER_TOKEN_LAYER: usize = 4;
 /// Tokens of a chunk in the memory tier.
 pub const CHUNK_TOKENS: usize = 256;
 /// Tokens per streamed chunk after the first, as with vLLM's `--stream-interval`: model time runs faster than real time,
 /// and so would the stream's events.
-const STREAM_INTERVAL: usize = 16;
+pub const STREAM_INTERVAL: usize = 16;
 /// Where the memory tier lies.
 const HOST: Place = Place::Host(0);
 /// Prefixes that the oracle remembers; more than the demo's traces have.
 const ORACLE_BLOCKS: usize = 1 << 20;
+
+/// Real time between two samples of load and links.
+pub const SAMPLE_EVERY: Duration = Duration::from_millis(100);
+
+/// What the router and the report call an engine.
+pub fn engine_name(number: usize) -> String {
+    format!("engine-{number}")
+}
 
 /// What the host is to be.
 pub struct HostShape {
@@ -50,16 +61,18 @@ pub struct HostShape {
 
 /// A running host.
 pub struct Host {
-    /// In the order of their numbers.
-    pub engines: Vec<EngineHandle>,
-    /// In front of them.
+    /// In front of the engines.
     pub router: RouterHandle,
+    /// In the order of their numbers.
+    engines: Vec<EngineHandle>,
     /// What they share.
-    pub store: Store,
+    store: Store,
     /// What moves the bytes.
-    pub mover: MoverHandle,
+    mover: MoverHandle,
     /// Bits that the fault has flipped.
-    pub flipped_bits: Arc<AtomicU64>,
+    flipped_bits: Arc<AtomicU64>,
+    /// Chunks that were on the SSD at the start, if there is one.
+    found_chunks: Option<u64>,
     _mover_thread: MoverThread,
 }
 
@@ -133,12 +146,13 @@ impl HostShape {
             engines.push(Engine::spawn(self.engine_config(), Some(connection)).await?);
         }
         let backends = engines.iter().enumerate().map(|(number, engine)| Backend {
-            name: format!("engine-{number}"),
+            name: engine_name(number),
             url: format!("http://{}", engine.address()),
         });
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let router = Router::spawn(RouterConfig::new(listen, backends.collect(), policy))?;
-        Ok(Host { engines, router, store, mover, flipped_bits, _mover_thread: mover_thread })
+        let found_chunks = store.disk_stat().map(|stat| stat.ssd.tier.counters.chunks as u64);
+        Ok(Host { router, engines, store, mover, flipped_bits, found_chunks, _mover_thread: mover_thread })
     }
 
     /// An engine's PCIe link, which carries both directions at once, so that each is a link to the mover.
@@ -167,6 +181,67 @@ impl HostShape {
 }
 
 impl Host {
+    /// Samples load and links until it cannot write any more.
+    pub async fn sample(&self, arm: &str, clock_ratio: f64, records: &RecordWriter) -> Error {
+        let start = Instant::now();
+        let mut ticks = tokio::time::interval(SAMPLE_EVERY);
+        loop {
+            ticks.tick().await;
+            let at_s = start.elapsed().as_secs_f64() * clock_ratio;
+            if let Err(error) = self.write_samples(arm, at_s, records) {
+                return error;
+            }
+        }
+    }
+
+    fn write_samples(&self, arm: &str, at_s: f64, records: &RecordWriter) -> Result<(), Error> {
+        for (number, engine) in self.engines.iter().enumerate() {
+            let stats = engine.stats();
+            records.write(&Line::Load(LoadSample {
+                arm: arm.to_owned(),
+                at_s,
+                instance: engine_name(number),
+                running: stats.running as u32,
+                waiting: stats.waiting as u32,
+                kv_usage: stats.blocks_used as f64 / stats.blocks_total.max(1) as f64,
+            }))?;
+        }
+        for link in self.mover.telemetry()?.links {
+            let (bytes, lots) = (link.bytes, link.lots);
+            records.write(&Line::Link(LinkSample {
+                arm: arm.to_owned(),
+                at_s,
+                link: link.name,
+                bytes,
+                lots,
+            }))?;
+        }
+        Ok(())
+    }
+
+    /// What the parts counted themselves.
+    pub fn counts(&self) -> Vec<Count> {
+        let stats: Vec<_> = self.engines.iter().map(EngineHandle::stats).collect();
+        let sum = |of: fn(&forebay_engine::stats::Stats) -> u64| stats.iter().map(of).sum();
+        let mut counts = vec![
+            (rows::CHUNKS_LOADED, sum(|stats| stats.store.loaded_chunks)),
+            (rows::CHUNKS_STORED, sum(|stats| stats.store.stored_chunks)),
+            (rows::CORRUPTIONS_CAUGHT, sum(|stats| stats.store.corrupt_chunks)),
+            ("bits flipped", self.flipped_bits.load(Ordering::Relaxed)),
+            ("chunks evicted", self.store.stat().evicted),
+            (rows::PREEMPTIONS, sum(|stats| stats.scheduler.preemptions)),
+        ];
+        if let (Some(found_chunks), Some(stat)) = (self.found_chunks, self.store.disk_stat()) {
+            counts.extend([
+                (rows::SSD_FOUND, found_chunks),
+                (rows::SSD_CHUNKS, sum(|stats| stats.store.disk_chunks)),
+                ("chunks written to SSD", stat.write_back.written),
+                ("chunks promoted to memory", stat.promotions.promoted),
+            ]);
+        }
+        counts
+    }
+
     /// Stops everything and closes the SSD. When this returns nothing of the host runs any more.
     pub async fn stop(self) -> Result<(), Error> {
         self.router.shutdown().await;

@@ -10,7 +10,7 @@ use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
 use std::path::PathBuf;
 
 /// Length of a segment: some 80 chunks of the demo.
-const SEGMENT_BYTES: u64 = 4 << 20;
+pub const SEGMENT_BYTES: u64 = 4 << 20;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 

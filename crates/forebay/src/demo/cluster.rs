@@ -1,0 +1,211 @@
+//! Nodes and engines as processes of their own, as on several hosts, with the router in this process. It starts and stops
+//! them and can kill a node; it must never know what is asked of them, or how a process is run.
+
+use super::figures::Figures;
+use super::host::{
+    CHUNK_TOKENS, HostShape, KV_BYTES_PER_TOKEN_LAYER, SAMPLE_EVERY, STREAM_INTERVAL, engine_name,
+};
+use super::node_config;
+use super::processes::Process;
+use super::rows;
+use super::system::Count;
+use forebay_router::{Backend, Policy, Router, RouterConfig, RouterHandle};
+use forebay_trace::record::{Line, RecordWriter};
+use forebay_trace::replay::{Instance, sample_load};
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use tempfile::TempDir;
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// What the cluster is to be.
+pub struct ClusterShape {
+    /// Its engines, and the memory and SSDs of all nodes together.
+    pub host: HostShape,
+    /// How many nodes; engine `i` belongs to node `i` modulo this.
+    pub nodes: u16,
+    /// Whether one of them is to be killed.
+    pub kill_one: bool,
+}
+
+/// A running cluster. Dropping it kills its processes.
+pub struct Cluster {
+    /// In front of the engines.
+    pub router: RouterHandle,
+    /// Whether a node is to be killed.
+    pub kill_one: bool,
+    engines: Vec<EngineProcess>,
+    /// Those that were not killed, in the order of their numbers.
+    nodes: Mutex<Vec<Process>>,
+    /// How many there were.
+    node_count: usize,
+    /// Sockets and configurations; removed with this.
+    _directory: TempDir,
+}
+
+struct EngineProcess {
+    process: Process,
+    address: SocketAddr,
+}
+
+impl ClusterShape {
+    /// One line for people.
+    pub fn description(&self) -> String {
+        let HostShape { engines, profile, pool_tokens, memory_tokens, clock_ratio, .. } = &self.host;
+        let ssd = match &self.host.ssd {
+            Some(ssd) => format!(", SSD logs in {} below it", ssd.directory.display()),
+            None => String::new(),
+        };
+        let (nodes, kill) = (self.nodes, if self.kill_one { ", of which one is killed halfway" } else { "" });
+        let plural = if nodes == 1 { "node" } else { "nodes" };
+        format!(
+            "Cluster: {engines} engines of profile {} on {nodes} {plural}{kill}, each a process; KV pool {pool_tokens} tokens \
+             each, {memory_tokens} tokens of node memory in all{ssd}, clock x{clock_ratio}",
+            profile.name
+        )
+    }
+
+    /// Starts everything, cold but for SSDs.
+    pub async fn start(&self, policy: Policy) -> Result<Cluster, Error> {
+        let directory = tempfile::Builder::new().prefix("forebay-demo-").tempdir()?;
+        let nodes = self.start_nodes(directory.path(), policy).await?;
+        let mut engines = Vec::new();
+        for number in 0..usize::from(self.host.engines) {
+            let socket = node_config::socket(directory.path(), number % usize::from(self.nodes));
+            let arguments = self.engine_arguments(&socket);
+            let (process, address) = Process::start(&engine_name(number), arguments, address_in).await?;
+            engines.push(EngineProcess { process, address });
+        }
+        let backends = engines.iter().enumerate();
+        let backends =
+            backends.map(|(number, engine)| Backend { name: engine_name(number), url: engine.url() });
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let router = Router::spawn(RouterConfig::new(listen, backends.collect(), policy))?;
+        let (kill_one, node_count) = (self.kill_one, nodes.len());
+        let nodes = Mutex::new(nodes);
+        Ok(Cluster { router, kill_one, engines, nodes, node_count, _directory: directory })
+    }
+
+    async fn start_nodes(&self, directory: &Path, policy: Policy) -> Result<Vec<Process>, Error> {
+        let mut nodes = Vec::new();
+        for number in 0..usize::from(self.nodes) {
+            let config = node_config::write(directory, number, self, policy)?;
+            let arguments = ["node".into(), "--config".into(), config.into_os_string()];
+            let said = |line: &str| line.starts_with("forebay node: ").then_some(());
+            let (node, ()) = Process::start(&node_name(number), arguments.into(), said).await?;
+            nodes.push(node);
+        }
+        Ok(nodes)
+    }
+
+    fn engine_arguments(&self, socket: &Path) -> Vec<OsString> {
+        let host = &self.host;
+        let options = [
+            ("--port", "0".to_owned()),
+            ("--profile", host.profile.name.clone()),
+            ("--clock-ratio", host.clock_ratio.to_string()),
+            ("--pool-tokens", host.pool_tokens.to_string()),
+            ("--kv-bytes-per-token-layer", KV_BYTES_PER_TOKEN_LAYER.to_string()),
+            ("--chunk-tokens", CHUNK_TOKENS.to_string()),
+            ("--stream-interval", STREAM_INTERVAL.to_string()),
+        ];
+        let options = options.into_iter().flat_map(|(name, value)| [OsString::from(name), value.into()]);
+        let command = std::iter::once(OsString::from("engine")).chain(options);
+        command.chain(["--node".into(), socket.into()]).collect()
+    }
+}
+
+impl Cluster {
+    /// How many engines there are.
+    pub fn engines(&self) -> usize {
+        self.engines.len()
+    }
+
+    /// Kills the last node with SIGKILL. Gives its name and those of its engines.
+    pub async fn kill_one(&self) -> Result<(String, Vec<String>), Error> {
+        let last = self.nodes.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let number = self.node_count - 1;
+        if let Some(node) = last {
+            node.kill().await?;
+        }
+        let engines = (0..self.engines.len()).filter(|engine| engine % self.node_count == number);
+        Ok((node_name(number), engines.map(engine_name).collect()))
+    }
+
+    /// Samples the load of engines until it cannot write any more.
+    pub async fn sample(&self, arm: &str, clock_ratio: f64, records: &RecordWriter) -> Error {
+        let instance = |(number, engine): (usize, &EngineProcess)| {
+            Ok::<_, Error>(Instance { name: engine_name(number), url: engine.url().parse()? })
+        };
+        let instances: Vec<Instance> = match self.engines.iter().enumerate().map(instance).collect() {
+            Ok(instances) => instances,
+            Err(error) => return error,
+        };
+        let (failed, mut failure) = tokio::sync::mpsc::unbounded_channel();
+        let sink = |sample| {
+            if let Err(error) = records.write(&Line::Load(sample)) {
+                drop(failed.send(error));
+            }
+        };
+        tokio::select! {
+            () = sample_load(arm, &instances, SAMPLE_EVERY, clock_ratio, sink) => "sampling ended by itself".into(),
+            error = failure.recv() => error.map_or("sampling ended by itself".into(), Error::from),
+        }
+    }
+
+    /// What the engines counted themselves.
+    pub async fn counts(&self) -> Result<Vec<Count>, Error> {
+        let mut pages = Vec::new();
+        for engine in &self.engines {
+            pages.push(Figures::of(engine.address).await?);
+        }
+        let sum = |name, label| pages.iter().map(|page| page.count(name, label)).sum::<u64>();
+        let good = |source| sum("forebay_good_chunks_total", source);
+        let loads = |outcome| sum("forebay_loaded_chunks_total", outcome);
+        let misses = [
+            loads("outcome=\"node_gone\""),
+            sum("forebay_unasked_chunks_total", ""),
+            loads("outcome=\"dead_lease\""),
+            loads("outcome=\"missing\""),
+            loads("outcome=\"unmoved\""),
+            loads("outcome=\"corrupt\""),
+        ];
+        let counts = [
+            (rows::CHUNKS_LOADED, loads("outcome=\"good\"")),
+            (rows::CHUNKS_STORED, sum("forebay_stored_chunks_total", "outcome=\"stored\"")),
+            (rows::SSD_CHUNKS, good("source=\"disk\"")),
+            (rows::PEER_CHUNKS, good("source=\"peer\"")),
+            (rows::PREEMPTIONS, sum("vllm:num_preemptions_total", "")),
+        ];
+        Ok(counts.into_iter().chain(rows::MISSES.into_iter().zip(misses)).collect())
+    }
+
+    /// Ends the router, the engines, then the nodes. All are ended, whatever happens to one of them.
+    pub async fn stop(self) -> Result<(), Error> {
+        self.router.shutdown().await;
+        let nodes = self.nodes.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut outcome = Ok(());
+        for process in self.engines.into_iter().map(|engine| engine.process).chain(nodes) {
+            outcome = outcome.and(process.stop().await);
+        }
+        Ok(outcome?)
+    }
+}
+
+impl EngineProcess {
+    fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+/// What a node is called.
+pub fn node_name(number: usize) -> String {
+    format!("node-{number}")
+}
+
+/// The address that an engine says it serves at.
+fn address_in(line: &str) -> Option<SocketAddr> {
+    line.split_once("http://")?.1.split_whitespace().next()?.parse().ok()
+}

@@ -1,0 +1,70 @@
+//! What an engine in a process of its own says of itself at `/metrics`. It knows HTTP and the text format as far as it needs
+//! them; it must never know what the figures are for.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// How long an engine may take to answer, and how much it may say.
+const LIMIT: Duration = Duration::from_secs(5);
+const BYTES_MAX: u64 = 1 << 20;
+
+/// A page of metrics.
+#[derive(Debug, Clone, Default)]
+pub struct Figures(String);
+
+/// An engine that did not say anything.
+#[derive(Debug, thiserror::Error)]
+#[error("http://{address}/metrics: {why}")]
+pub struct Silent {
+    address: SocketAddr,
+    why: String,
+}
+
+impl Figures {
+    /// Asks the engine at `address`.
+    pub async fn of(address: SocketAddr) -> Result<Figures, Silent> {
+        let silent = |why: String| Silent { address, why };
+        match timeout(LIMIT, get(address)).await {
+            Ok(Ok(page)) if page.starts_with("HTTP/1.1 200") => Ok(Figures(page)),
+            Ok(Ok(page)) => Err(silent(page.lines().next().unwrap_or("it said nothing").to_owned())),
+            Ok(Err(error)) => Err(silent(error.to_string())),
+            Err(_) => Err(silent(format!("no answer within {} s", LIMIT.as_secs()))),
+        }
+    }
+
+    /// The value of the counter `name` whose labels have `label`, or 0 if there is none.
+    pub fn count(&self, name: &str, label: &str) -> u64 {
+        let series = |line: &str| {
+            let (labels, value) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} ")?;
+            labels.contains(label).then(|| value.trim().parse::<f64>().ok())?
+        };
+        self.0.lines().find_map(series).map_or(0, |value| value as u64)
+    }
+}
+
+async fn get(address: SocketAddr) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!("GET /metrics HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut page = String::new();
+    stream.take(BYTES_MAX).read_to_string(&mut page).await?;
+    Ok(page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_is_found_by_its_name_and_a_label() {
+        let page = "HTTP/1.1 200 OK\r\n\r\n# TYPE chunks_total counter\nchunks_total{engine=\"0\",outcome=\"good\"} 4\n\
+                    chunks_total{engine=\"0\",outcome=\"corrupt\"} 2\nchunks{engine=\"0\"} 9\n";
+        let figures = Figures(page.to_owned());
+        assert_eq!(figures.count("chunks_total", "outcome=\"corrupt\""), 2);
+        assert_eq!(figures.count("chunks_total", "outcome=\"missing\""), 0);
+        assert_eq!(figures.count("chunks", ""), 9);
+    }
+}

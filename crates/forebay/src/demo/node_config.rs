@@ -1,0 +1,38 @@
+//! What the demo's nodes read when they start. It knows files and their fields; it must never know what runs.
+
+use super::cluster::{ClusterShape, node_name};
+use super::host::CHUNK_TOKENS;
+use super::ssd::SEGMENT_BYTES;
+use forebay_node::{NodeConfig, PagesConfig, SsdConfig, WriteBackPolicy};
+use forebay_router::Policy;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Memory comes in whole slabs, and a node needs a few to begin with.
+const MEMORY_UNIT_BYTES: u64 = 1 << 20;
+const MEMORY_BYTES_MIN: u64 = 8 << 20;
+
+/// Where a node's engines find it.
+pub fn socket(directory: &Path, node: usize) -> PathBuf {
+    directory.join(format!("{}.sock", node_name(node)))
+}
+
+/// Writes the configuration of a node that shares the memory and the SSDs of `cluster` evenly with the others.
+pub fn write(directory: &Path, node: usize, cluster: &ClusterShape, policy: Policy) -> io::Result<PathBuf> {
+    let (name, host, nodes) = (node_name(node), &cluster.host, u64::from(cluster.nodes));
+    let memory_bytes = (host.memory_tokens * host.bytes_per_token() / nodes).max(MEMORY_BYTES_MIN);
+    let memory_bytes = memory_bytes.next_multiple_of(MEMORY_UNIT_BYTES);
+    let mut config = NodeConfig::new(socket(directory, node), memory_bytes);
+    config.memory.pages = PagesConfig::Base;
+    config.memory.chunk_size = CHUNK_TOKENS as u64 * host.bytes_per_token();
+    config.write_back = WriteBackPolicy::All;
+    if let Some(ssd) = &host.ssd {
+        let named = |error| io::Error::other(format!("{}: {error}", ssd.directory.display()));
+        std::fs::create_dir_all(&ssd.directory).map_err(named)?;
+        let path = ssd.directory.join(format!("{}-{name}.log", policy.name()));
+        config.ssd.push(SsdConfig { path, size: ssd.bytes / nodes, segment_size: SEGMENT_BYTES });
+    }
+    let path = directory.join(format!("{name}.toml"));
+    std::fs::write(&path, config.to_toml())?;
+    Ok(path)
+}

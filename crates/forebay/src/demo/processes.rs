@@ -1,0 +1,174 @@
+//! Child processes that run this program with other arguments. It knows how they start, say that they are ready and end;
+//! it must never know what they do.
+//!
+//! A child is in a process group of its own, so that a Ctrl-C at the terminal reaches only its parent, which ends it when
+//! it is done with it. A child whose parent is gone ends too: see `--end-with` in `main.rs`.
+
+use rustix::process::{Pid, Signal, getpid, kill_process};
+use std::ffi::OsString;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, ChildStdout, Command};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// How long a child may take until it is ready, and to end after it was told to.
+const START_LIMIT: Duration = Duration::from_secs(30);
+const STOP_LIMIT: Duration = Duration::from_secs(15);
+
+/// What is kept of the last that a child says on stderr.
+const ERRORS_BYTES_MAX: usize = 4 << 10;
+
+/// A running child. Dropping it kills it.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    errors: Arc<Mutex<Vec<u8>>>,
+    listening: JoinHandle<()>,
+}
+
+/// A child that did not do as it should.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// The system did not start or signal it.
+    #[error("{name}: {error}")]
+    Io {
+        /// Which.
+        name: String,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// It did not say that it is ready.
+    #[error("{name} was not ready within {} s: {errors}", START_LIMIT.as_secs())]
+    NotReady {
+        /// Which.
+        name: String,
+        /// The last of its stderr.
+        errors: String,
+    },
+    /// It ended by itself, or badly.
+    #[error("{name} ended with {status}: {errors}")]
+    Ended {
+        /// Which.
+        name: String,
+        /// How.
+        status: ExitStatus,
+        /// The last of its stderr.
+        errors: String,
+    },
+    /// It had to be killed.
+    #[error("{name} did not end within {} s and was killed: {errors}", STOP_LIMIT.as_secs())]
+    Wedged {
+        /// Which.
+        name: String,
+        /// The last of its stderr.
+        errors: String,
+    },
+}
+
+impl Process {
+    /// Starts a child, and waits until it prints a line that `ready` makes something of.
+    pub async fn start<T>(
+        name: &str,
+        arguments: Vec<OsString>,
+        ready: impl Fn(&str) -> Option<T>,
+    ) -> Result<(Process, T), ProcessError> {
+        let io_error = |error| ProcessError::Io { name: name.to_owned(), error };
+        let mut child = Command::new(std::env::current_exe().map_err(io_error)?)
+            .args(arguments)
+            .arg("--end-with")
+            .arg(getpid().as_raw_nonzero().to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(io_error)?;
+        let errors = Arc::new(Mutex::new(Vec::new()));
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let kept = Arc::clone(&errors);
+        let listening = tokio::spawn(async move {
+            if let Some(mut stderr) = stderr {
+                keep_last(&mut stderr, &kept).await;
+            }
+        });
+        let mut process = Process { name: name.to_owned(), child, errors, listening };
+        let told = timeout(START_LIMIT, first_line(stdout, ready)).await;
+        match told {
+            Ok(Some(told)) => Ok((process, told)),
+            Ok(None) => {
+                let status = process.child.wait().await.map_err(io_error)?;
+                Err(process.ended(status).await)
+            }
+            Err(_) => Err(ProcessError::NotReady { name: name.to_owned(), errors: process.errors() }),
+        }
+    }
+
+    /// Kills the child; when this returns it is gone.
+    pub async fn kill(mut self) -> Result<(), ProcessError> {
+        self.child.kill().await.map_err(|error| ProcessError::Io { name: self.name.clone(), error })
+    }
+
+    /// Asks the child to end, and waits for it. An error if it ended before, ends badly or has to be killed.
+    pub async fn stop(mut self) -> Result<(), ProcessError> {
+        let io_error = |error| ProcessError::Io { name: self.name.clone(), error };
+        if let Some(status) = self.child.try_wait().map_err(io_error)? {
+            return Err(self.ended(status).await);
+        }
+        if let Some(pid) = self.child.id().and_then(|id| Pid::from_raw(id as i32)) {
+            kill_process(pid, Signal::TERM).map_err(|error| io_error(error.into()))?;
+        }
+        match timeout(STOP_LIMIT, self.child.wait()).await {
+            Ok(Ok(status)) if status.success() => Ok(()),
+            Ok(Ok(status)) => Err(self.ended(status).await),
+            Ok(Err(error)) => Err(io_error(error)),
+            Err(_) => Err(ProcessError::Wedged { name: self.name.clone(), errors: self.errors() }),
+        }
+    }
+
+    /// The child has ended, so that its last words arrive soon.
+    async fn ended(&mut self, status: ExitStatus) -> ProcessError {
+        // A grandchild that keeps stderr open is not waited for.
+        let _ = timeout(Duration::from_secs(1), &mut self.listening).await;
+        ProcessError::Ended { name: self.name.clone(), status, errors: self.errors() }
+    }
+
+    fn errors(&self) -> String {
+        let errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&errors).trim().to_owned()
+    }
+}
+
+/// What `ready` makes of the first line that it knows; `None` if stdout ends before. What follows is read and dropped, so
+/// that the child never waits for us.
+async fn first_line<T>(stdout: Option<ChildStdout>, ready: impl Fn(&str) -> Option<T>) -> Option<T> {
+    let mut stdout = BufReader::new(stdout?);
+    let mut line = String::new();
+    let told = loop {
+        line.clear();
+        if stdout.read_line(&mut line).await.ok()? == 0 {
+            return None;
+        }
+        if let Some(told) = ready(&line) {
+            break told;
+        }
+    };
+    // It ends with the child.
+    tokio::spawn(async move { tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await });
+    Some(told)
+}
+
+/// Reads until the end and keeps the last of it.
+async fn keep_last(from: &mut (impl AsyncReadExt + Unpin), kept: &Mutex<Vec<u8>>) {
+    let mut read = [0; 1 << 10];
+    while let Ok(length @ 1..) = from.read(&mut read).await {
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.extend_from_slice(&read[..length]);
+        let surplus = kept.len().saturating_sub(ERRORS_BYTES_MAX);
+        kept.drain(..surplus);
+    }
+}

@@ -1,0 +1,97 @@
+//! What an arm is replayed on: a host in this process, or a cluster of processes. It knows that they answer the same
+//! questions; it must never know how.
+
+use super::cluster::{Cluster, ClusterShape};
+use super::host::{Host, HostShape};
+use forebay_router::Policy;
+use forebay_trace::record::RecordWriter;
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// What a system is to be.
+pub enum Shape {
+    /// Everything in this process.
+    Host(HostShape),
+    /// Nodes and engines in processes of their own.
+    Cluster(ClusterShape),
+}
+
+/// A running system.
+pub enum System {
+    /// Of [`Shape::Host`].
+    Host(Host),
+    /// Of [`Shape::Cluster`].
+    Cluster(Cluster),
+}
+
+/// A count at the end of an arm, by its name.
+pub type Count = (&'static str, u64);
+
+impl Shape {
+    /// What the engines are, wherever they run.
+    pub fn host(&self) -> &HostShape {
+        match self {
+            Shape::Host(host) => host,
+            Shape::Cluster(cluster) => &cluster.host,
+        }
+    }
+
+    /// One line for people.
+    pub fn description(&self) -> String {
+        match self {
+            Shape::Host(host) => host.description(),
+            Shape::Cluster(cluster) => cluster.description(),
+        }
+    }
+
+    /// Starts it, cold but for SSDs.
+    pub async fn start(&self, policy: Policy) -> Result<System, Error> {
+        match self {
+            Shape::Host(host) => Ok(System::Host(host.start(policy).await?)),
+            Shape::Cluster(cluster) => Ok(System::Cluster(cluster.start(policy).await?)),
+        }
+    }
+}
+
+impl System {
+    /// Where requests go.
+    pub fn url(&self) -> String {
+        let router = match self {
+            System::Host(host) => &host.router,
+            System::Cluster(cluster) => &cluster.router,
+        };
+        format!("http://{}", router.addr())
+    }
+
+    /// Samples load and links until it cannot write any more.
+    pub async fn sample(&self, arm: &str, clock_ratio: f64, records: &RecordWriter) -> Error {
+        match self {
+            System::Host(host) => host.sample(arm, clock_ratio, records).await,
+            System::Cluster(cluster) => cluster.sample(arm, clock_ratio, records).await,
+        }
+    }
+
+    /// What its parts counted themselves.
+    pub async fn counts(&self) -> Result<Vec<Count>, Error> {
+        match self {
+            System::Host(host) => Ok(host.counts()),
+            System::Cluster(cluster) => cluster.counts().await,
+        }
+    }
+
+    /// The cluster that a node is to be killed of, if one is.
+    pub fn cluster_to_harm(&self) -> Option<&Cluster> {
+        match self {
+            System::Cluster(cluster) if cluster.kill_one => Some(cluster),
+            _ => None,
+        }
+    }
+
+    /// Stops everything. When this returns nothing of it runs any more.
+    pub async fn stop(self) -> Result<(), Error> {
+        match self {
+            System::Host(host) => host.stop().await,
+            System::Cluster(cluster) => cluster.stop().await,
+        }
+    }
+}
