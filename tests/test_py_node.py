@@ -1,0 +1,153 @@
+"""`forebay.Node` from Python, with a real node."""
+
+import os
+import pathlib
+import random
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from agent_peer import Pool
+
+import forebay
+
+HERE = pathlib.Path(__file__).parent
+PATIENCE_S = 20.0
+LAYERS, LAYER_BYTES, BLOCK_BYTES = 4, 24_000, 8_000
+NAMESPACE = bytes(range(32))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it did not come about in time"
+        time.sleep(0.01)
+
+
+def binary() -> str:
+    named = os.environ.get("FOREBAY")
+    built = [HERE.parent / "target" / profile / "forebay" for profile in ("release", "debug")]
+    found = [named] if named else [str(path) for path in built if path.exists()]
+    if not found:
+        pytest.skip("SKIPPED: no binary: run `make build` or set FOREBAY")
+    return found[0]
+
+
+@dataclass
+class Daemon:
+    """A node in a process of its own."""
+
+    folder: pathlib.Path
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def socket(self) -> pathlib.Path:
+        return self.folder / "node.sock"
+
+    def start(self) -> None:
+        config = self.folder / "node.toml"
+        config.write_text(f"socket = '{self.socket}'\n[memory]\nsize = '16MiB'\nlargest_chunk = '1MiB'\n")
+        self.process = subprocess.Popen(
+            [binary(), "node", "--config", str(config)], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None and "forebay node" in self.process.stdout.readline()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+
+
+@pytest.fixture
+def daemon(tmp_path: pathlib.Path) -> Iterator[Daemon]:
+    made = Daemon(tmp_path)
+    made.start()
+    yield made
+    made.kill()
+
+
+def layers_at(base: int) -> list[list[tuple[int, int, int]]]:
+    """The pieces of each layer: blocks that lie in another order than they count."""
+    order = (2, 0, 1)
+    return [
+        [(base + layer * LAYER_BYTES + at * BLOCK_BYTES, BLOCK_BYTES, 0) for at in order]
+        for layer in range(LAYERS)
+    ]
+
+
+def test_what_one_client_stored_another_one_loads(daemon: Daemon) -> None:
+    chunk_bytes = LAYERS * LAYER_BYTES
+    one, other = forebay.Node(daemon.socket, name="one"), forebay.Node(str(daemon.socket), name="other")
+    tokens = list(range(600))
+    ids = forebay.chunk_ids(NAMESPACE, tokens, 256)
+    assert len(ids) == 2 and one.lookup(ids) == 0 and len(one.lease(ids)) == 0
+    data = random.Random(8).randbytes(chunk_bytes)
+    source = one.register_memory(bytearray(data))
+    for parent, id in ((None, ids[0]), (ids[0], ids[1])):
+        storing = one.store(id, parent, layers_at(source.address))
+        assert storing.wait() and storing.has_ended and storing.why is None
+    assert one.store(ids[0], None, layers_at(source.address)).wait(), "what is there already is there"
+    one.close()
+
+    assert other.lookup(ids) == 2
+    target = np.zeros(chunk_bytes, dtype=np.uint8)
+    memory = other.register_memory(target)
+    lease = other.lease(ids)
+    assert (len(lease), lease.in_memory, lease.on_disk, lease.on_peers, lease.is_alive) == (2, 2, 0, 0, True)
+    loading = other.load(lease, 1, layers_at(memory.address))
+    assert loading.wait() and loading.why is None
+    assert target.tobytes() == data
+    lease.release()
+    assert not lease.is_alive
+    with pytest.raises(forebay.NotFoundError, match="released"):
+        other.load(lease, 0, layers_at(memory.address))
+    other.deregister_memory(memory)
+    with pytest.raises(forebay.NotFoundError, match="registered"):
+        other.load(other.lease(ids), 0, layers_at(memory.address))
+    stats = other.stats()
+    assert stats is not None and stats["chunks"] == 2
+    other.close()
+    with pytest.raises(forebay.PeerLostError, match="closed"):
+        other.lookup(ids)
+
+
+def test_a_chunk_that_does_not_fit_its_target_is_refused(daemon: Daemon) -> None:
+    node = forebay.Node(daemon.socket)
+    memory = node.register_memory(bytearray(LAYERS * LAYER_BYTES))
+    ids = forebay.chunk_ids(NAMESPACE, list(range(256)), 256)
+    assert node.store(ids[0], None, layers_at(memory.address)).wait()
+    lease = node.lease(ids)
+    with pytest.raises(forebay.TransferError):
+        node.load(lease, 0, [*layers_at(memory.address), [(memory.address, 8, 0)]])
+    with pytest.raises(forebay.TransferError):
+        node.load(lease, 7, layers_at(memory.address))
+    with pytest.raises(forebay.InvalidError, match="overlaps"):
+        node.register_memory((memory.address + 8, 8))
+
+
+def test_a_dead_node_is_a_miss_and_its_successor_is_found(daemon: Daemon) -> None:
+    node, pool = forebay.Node(daemon.socket), Pool(1 << 17, 3)
+    memory = node.register_memory((pool.address, pool.length))
+    ids = forebay.chunk_ids(NAMESPACE, list(range(256)), 256)
+    assert node.store(ids[0], None, layers_at(memory.address)).wait()
+    lease = node.lease(ids)
+    daemon.kill()
+    until(lambda: not node.is_connected)
+    assert not lease.is_alive and node.lookup(ids) == 0 and len(node.lease(ids)) == 0 and node.stats() is None
+    with pytest.raises(forebay.TransferError):
+        node.load(lease, 0, layers_at(memory.address))
+    daemon.start()
+    until(lambda: node.is_connected)
+    assert node.lookup(ids) == 0
+    assert node.store(ids[0], None, layers_at(memory.address)).wait()
+    assert node.lookup(ids) == 1 and not lease.is_alive
+
+
+def test_where_there_is_no_node_the_socket_is_named(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(forebay.PeerLostError, match=r"nobody\.sock"):
+        forebay.Node(tmp_path / "nobody.sock")
+    with pytest.raises((TypeError, ValueError)):
+        forebay.chunk_ids(b"short", [1, 2, 3], 1)
