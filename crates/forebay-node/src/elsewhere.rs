@@ -7,7 +7,6 @@ use forebay_store::{Loan, TenantId};
 
 /// A chunk of which other nodes have a copy.
 #[derive(Debug, Clone)]
-#[expect(dead_code, reason = "peers follow")]
 pub struct Wanted {
     /// Whose it is.
     pub tenant: TenantId,

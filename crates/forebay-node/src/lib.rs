@@ -13,8 +13,11 @@ mod hex;
 mod local;
 pub mod metrics;
 mod node;
+mod peering;
 
 pub use config::{
-    ConfigError, LimitsConfig, MemoryConfig, NodeConfig, PagesConfig, SsdConfig, WriteBackPolicy,
+    ConfigError, DirectoryConfig, LimitsConfig, MemoryConfig, MetricsConfig, NodeConfig, PagesConfig,
+    PeersConfig, SsdConfig, WriteBackPolicy,
 };
 pub use node::{ClientStat, Drained, Node, NodeError};
+pub use peering::PeeringStat;

@@ -2,18 +2,26 @@
 //! never know what a client wants or where a chunk lies.
 
 use crate::config::{NodeConfig, SsdConfig};
+use crate::directory::{
+    Directory, EtcdConfig, EtcdDirectory, EtcdError, NodeRecord, StaticDirectory, StaticError, node_of_name,
+};
 use crate::elsewhere::Elsewhere;
 use crate::local::answer::NodeStat;
 use crate::local::desk::Desk;
 use crate::local::listener::{Doorkeeper, Listener};
 use crate::local::session::SessionLimits;
 use crate::local::socket::WakeUp;
+use crate::metrics::sources::{of_directory, of_mover, of_process, of_store};
+use crate::metrics::{Metrics, MetricsServer};
+use crate::peering::{Nobody, Peering, PeeringStat};
+use forebay_agent::AgentError;
 use forebay_links::HostLink;
 use forebay_links::disk::DiskOptions;
 use forebay_mover::{Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteError, RouteSpec};
 use forebay_store::ssd::{Existing, Ssd, SsdError, Volume, init};
 use forebay_store::{OpenError, Pages, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -51,6 +59,15 @@ pub enum NodeError {
     /// The mover refused a route.
     #[error(transparent)]
     Route(#[from] RouteError),
+    /// The way to peers.
+    #[error("peers: {0}")]
+    Peers(#[from] AgentError),
+    /// The list of nodes.
+    #[error("directory: {0}")]
+    File(#[from] StaticError),
+    /// etcd.
+    #[error("directory: {0}")]
+    Etcd(#[from] EtcdError),
     /// The system gives no thread or descriptor.
     #[error("{doing}: {error}")]
     System {
@@ -103,6 +120,8 @@ struct Counts {
 /// A node at work. Dropping it ends it at once, as a crash would: leases die, and what was not durable is lost.
 pub struct Node {
     shared: Arc<Shared>,
+    peering: Option<Arc<Peering>>,
+    metrics: Option<MetricsServer>,
     listener: Option<JoinHandle<()>>,
     wake_up: Arc<WakeUp>,
     /// Ends last.
@@ -159,7 +178,53 @@ impl Node {
             .name("forebay-door".into())
             .spawn(move || listener.run(&node, &called))
             .map_err(system("the socket's thread"))?;
-        Ok(Node { shared, listener: Some(listener), wake_up, _mover: mover })
+        let node =
+            Node { shared, peering: None, metrics: None, listener: Some(listener), wake_up, _mover: mover };
+        node.join(config)
+    }
+
+    /// Meets other nodes, and shows itself.
+    fn join(mut self, config: &NodeConfig) -> Result<Node, NodeError> {
+        let shared = &self.shared;
+        let metrics = Arc::new(Metrics::new());
+        if let Some(peers) = &config.peers {
+            let directory = open_directory(config, peers.advertise.unwrap_or(peers.listen), shared.instance)?;
+            metrics.add("directory", of_directory(Arc::clone(&directory)));
+            let ground = (&shared.store, &shared.mover, HOST);
+            let peering = Arc::new(Peering::start(peers, &config.name, ground, directory)?);
+            // Set once: nobody else does.
+            let _ = shared.elsewhere.set(Arc::clone(&peering) as Arc<dyn Elsewhere>);
+            self.peering = Some(peering);
+        }
+        if let Some(shown) = &config.metrics {
+            metrics.add("process", of_process());
+            metrics.add("store", of_store(Arc::new(shared.store.clone())));
+            let mover = shared.mover.clone();
+            metrics.add("mover", of_mover(move || mover.telemetry().unwrap_or_default()));
+            let node = Arc::downgrade(shared);
+            let ready = move || match node.upgrade() {
+                Some(node) if !node.is_draining() => Ok(()),
+                _ => Err("the node is shutting down".into()),
+            };
+            let system = |error| NodeError::System { doing: "the port for metrics", error };
+            self.metrics = Some(MetricsServer::listen(shown.listen, metrics, ready).map_err(system)?);
+        }
+        Ok(self)
+    }
+
+    /// Where peers connect, if they may.
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        self.peering.as_ref().and_then(|peering| peering.address())
+    }
+
+    /// What went on between this node and others.
+    pub fn peering_stat(&self) -> Option<PeeringStat> {
+        self.peering.as_ref().map(|peering| peering.stat())
+    }
+
+    /// Where the node shows itself, if it does.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(MetricsServer::address)
     }
 
     /// The store, for those who count.
@@ -237,6 +302,26 @@ impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared").field("limits", &self.limits).finish_non_exhaustive()
     }
+}
+
+fn open_directory(
+    config: &NodeConfig,
+    address: SocketAddr,
+    instance: [u8; 16],
+) -> Result<Arc<dyn Directory>, NodeError> {
+    let node = node_of_name(&config.name);
+    let Some(directory) = &config.directory else { return Ok(Arc::new(Nobody)) };
+    if let Some(file) = &directory.file {
+        return Ok(Arc::new(StaticDirectory::open(file, node)?));
+    }
+    let me = NodeRecord { node, instance, name: config.name.clone(), address };
+    let etcd = EtcdConfig {
+        endpoints: directory.etcd.clone(),
+        prefix: directory.prefix.clone(),
+        ttl_s: directory.ttl_s,
+        ..EtcdConfig::default()
+    };
+    Ok(Arc::new(EtcdDirectory::start(&etcd, me)?))
 }
 
 fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Store, NodeError> {

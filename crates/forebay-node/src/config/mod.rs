@@ -10,7 +10,10 @@
 //! # Ok::<(), forebay_node::ConfigError>(())
 //! ```
 
+mod peers;
 mod size;
+
+pub use peers::{DirectoryConfig, MetricsConfig, PeersConfig};
 
 use forebay_store::{SLOT_ALIGN_BYTES, admission::Policy};
 use serde::{Deserialize, Serialize};
@@ -18,9 +21,12 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// All that a node is told.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeConfig {
+    /// What other nodes call it; the host's name otherwise.
+    #[serde(default = "peers::host_name")]
+    pub name: String,
     /// Where clients connect.
     pub socket: PathBuf,
     /// A file with what clients have to show; its last line break does not count. Without one they show nothing.
@@ -46,6 +52,15 @@ pub struct NodeConfig {
     /// What clients may have.
     #[serde(default)]
     pub limits: LimitsConfig,
+    /// Other nodes. Without it there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peers: Option<PeersConfig>,
+    /// Where nodes find each other. Without it this node finds none, but others may find it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<DirectoryConfig>,
+    /// Where the node shows itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<MetricsConfig>,
 }
 
 /// The arena.
@@ -196,6 +211,7 @@ impl NodeConfig {
     /// A node with this much memory, this socket, and nothing else.
     pub fn new(socket: impl Into<PathBuf>, memory_bytes: u64) -> NodeConfig {
         NodeConfig {
+            name: peers::host_name(),
             socket: socket.into(),
             token_file: None,
             token: Vec::new(),
@@ -210,6 +226,9 @@ impl NodeConfig {
             ssd: Vec::new(),
             write_back: WriteBackPolicy::default(),
             limits: LimitsConfig::default(),
+            peers: None,
+            directory: None,
+            metrics: None,
         }
     }
 
@@ -223,6 +242,9 @@ impl NodeConfig {
         })?;
         if let Some(path) = &config.token_file {
             config.token = read_token(path)?;
+        }
+        if let Some(peers) = &mut config.peers {
+            peers.read_files()?;
         }
         Ok(config)
     }
@@ -261,7 +283,10 @@ impl NodeConfig {
         count_in("limits.slots_per_client", limits.slots_per_client as u64, 1, 65_536)?;
         count_in("limits.loads_per_client", limits.loads_per_client as u64, 1, 65_536)?;
         count_in("limits.lease_s", limits.lease_s, 1, 86_400)?;
-        count_in("limits.drain_s", limits.drain_s, 0, 86_400)
+        count_in("limits.drain_s", limits.drain_s, 0, 86_400)?;
+        count_in("the length of name", self.name.len() as u64, 1, crate::directory::NAME_BYTES_MAX as u64)?;
+        self.peers.as_ref().map_or(Ok(()), PeersConfig::check)?;
+        self.directory.as_ref().map_or(Ok(()), DirectoryConfig::check)
     }
 }
 
@@ -319,7 +344,9 @@ mod tests {
     fn what_is_printed_is_read_as_the_same() {
         let ssd = "[[ssd]]\npath = '/data/log'\nsize = '100GiB'\n";
         let config = NodeConfig::from_toml(&format!("{LEAST}{ssd}")).unwrap();
-        assert_eq!(NodeConfig::from_toml(&config.to_toml()).unwrap(), config);
+        let peers = "[peers]\nlisten = '127.0.0.1:7600'\n[directory]\nfile = 'nodes.toml'\n";
+        let config = NodeConfig::from_toml(&format!("{}{peers}", config.to_toml())).unwrap();
+        assert_eq!(NodeConfig::from_toml(&config.to_toml()).unwrap().to_toml(), config.to_toml());
         assert!(config.to_toml().contains("lease_s = 60"), "{}", config.to_toml());
     }
 

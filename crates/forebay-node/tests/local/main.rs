@@ -15,12 +15,7 @@ use std::time::Duration;
 #[test]
 fn a_child_is_what_it_is_told_to_be() {
     let Some((role, socket)) = role() else { return };
-    let site_of = |config: forebay_node::NodeConfig| Node::start(&config).unwrap();
-    let _node = (role == "node").then(|| {
-        let mut config = forebay_node::NodeConfig::new(&socket, 16 << 20);
-        config.copy_threads = 1;
-        site_of(config)
-    });
+    let _node = (role == "node").then(|| Node::start(&config(&socket)).unwrap());
     let _client = (role != "node").then(|| {
         let peer = connect(options(&socket)).unwrap();
         if role == "writer" {

@@ -1,5 +1,6 @@
 //! Nodes and clients, in this process and in children of it. A child is this test program again, told by its environment
-//! what to be.
+//! what to be. Each program of tests uses a part of it.
+#![allow(dead_code)]
 
 use forebay_kv::ChunkId;
 use forebay_links::HostLink;
@@ -140,6 +141,17 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
     panic!("never: {what}");
 }
 
+/// A small node behind this socket. Where there is a configuration beside the socket, that one.
+pub fn config(socket: &Path) -> NodeConfig {
+    let file = socket.with_file_name("node.toml");
+    if file.exists() {
+        return NodeConfig::read(&file).unwrap();
+    }
+    let mut config = NodeConfig::new(socket, 16 << 20);
+    config.copy_threads = 1;
+    config
+}
+
 /// A folder, and a node's socket in it.
 pub struct Site {
     pub folder: tempfile::TempDir,
@@ -155,9 +167,7 @@ impl Site {
     }
 
     pub fn config(&self) -> NodeConfig {
-        let mut config = NodeConfig::new(self.socket(), 16 << 20);
-        config.copy_threads = 1;
-        config
+        config(&self.socket())
     }
 
     pub fn node(&self) -> Node {

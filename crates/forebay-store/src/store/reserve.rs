@@ -12,7 +12,7 @@ use crate::stat::NotCommitted;
 use crate::tenant::TenantId;
 use crate::tier::{Begun, Write};
 use forebay_kv::ChunkId;
-use forebay_mover::Span;
+use forebay_mover::{End, Span};
 use std::sync::Arc;
 
 /// A slot for a chunk that nobody sees before it is committed. Dropped, it is given up: nobody may write it from then on.
@@ -78,6 +78,16 @@ impl Reservation {
         match self.shared.commit(write, sums, self.dirty) {
             true => Ok(()),
             false => Err(NotCommitted::Deleted),
+        }
+    }
+
+    /// The transfer that was to fill the slot has failed. Bytes that a lost operation may still write are nobody else's before
+    /// the mover says that they are quiet.
+    pub fn abandon(mut self, end: &End) {
+        let extent = self.offset_bytes()..self.offset_bytes() + self.shape().bytes();
+        let lost_bytes = self.shared.lost_bytes_in(end, &extent);
+        if let Some(write) = self.write.take() {
+            self.shared.tier().abort(self.shared.now_us(), write, lost_bytes);
         }
     }
 

@@ -1,0 +1,168 @@
+//! What a node is told of other nodes, and which values are allowed.
+
+use super::{ConfigError, count_in, read_token, size, size_in};
+use forebay_agent::TlsConfig;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Other nodes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeersConfig {
+    /// Where they connect.
+    pub listen: SocketAddr,
+    /// Where they are told to connect, if that is another address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advertise: Option<SocketAddr>,
+    /// A file with what nodes show each other; all of them have the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
+    /// What is in it.
+    #[serde(skip)]
+    pub token: Vec<u8>,
+    /// This node's certificate, in PEM, with what leads to its authority.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<PathBuf>,
+    /// Its key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    /// The authorities whose nodes are let in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authorities: Option<PathBuf>,
+    /// What is in these files.
+    #[serde(skip)]
+    pub tls: Option<Arc<TlsConfig>>,
+    /// Plain text also where others than this host's programs can read along.
+    #[serde(default)]
+    pub plain_beyond_loopback: bool,
+    /// Connections to a peer at most.
+    #[serde(default = "four")]
+    pub flows_max: usize,
+    /// A peer that moves no byte of what is due for so long counts as frozen.
+    #[serde(default = "two_seconds")]
+    pub progress_limit_ms: u64,
+    /// Bytes that a peer may be lent at a time.
+    #[serde(default = "gibibyte", with = "size")]
+    pub lent_per_peer: u64,
+}
+
+/// Where nodes find each other: a file or etcd.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DirectoryConfig {
+    /// A list of nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
+    /// `http://host:port` of each etcd.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub etcd: Vec<String>,
+    /// All keys in etcd are below it.
+    #[serde(default = "prefix")]
+    pub prefix: String,
+    /// A node that is silent for so long counts as dead.
+    #[serde(default = "ten")]
+    pub ttl_s: u32,
+}
+
+/// Where a node shows itself.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetricsConfig {
+    /// Where `GET /metrics`, `/healthz` and `/readyz` are answered.
+    pub listen: SocketAddr,
+}
+
+impl PeersConfig {
+    /// Listens here, in plain text and without a token.
+    pub fn new(listen: SocketAddr) -> PeersConfig {
+        PeersConfig {
+            listen,
+            advertise: None,
+            token_file: None,
+            token: Vec::new(),
+            certificate: None,
+            key: None,
+            authorities: None,
+            tls: None,
+            plain_beyond_loopback: false,
+            flows_max: four(),
+            progress_limit_ms: two_seconds(),
+            lent_per_peer: gibibyte(),
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        count_in("peers.flows_max", self.flows_max as u64, 1, 64)?;
+        count_in("peers.progress_limit_ms", self.progress_limit_ms, 50, 600_000)?;
+        size_in("peers.lent_per_peer", self.lent_per_peer, 1 << 20, 1 << 50)?;
+        match [&self.certificate, &self.key, &self.authorities].iter().filter(|file| file.is_some()).count() {
+            0 | 3 => Ok(()),
+            given => Err(ConfigError::Value {
+                field: "the number of peers.certificate, peers.key and peers.authorities",
+                value: given.to_string(),
+                allowed: "all three, or none".into(),
+            }),
+        }
+    }
+
+    pub(super) fn read_files(&mut self) -> Result<(), ConfigError> {
+        if let Some(path) = &self.token_file {
+            self.token = read_token(path)?;
+        }
+        if let (Some(certificate), Some(key), Some(authorities)) =
+            (&self.certificate, &self.key, &self.authorities)
+        {
+            let tls = TlsConfig::from_pem(&read(certificate)?, &read(key)?, &read(authorities)?);
+            self.tls = Some(Arc::new(tls.map_err(|error| ConfigError::Toml(format!("peers: {error}")))?));
+        }
+        Ok(())
+    }
+}
+
+impl DirectoryConfig {
+    /// A list of nodes in a file.
+    pub fn of_file(path: impl Into<PathBuf>) -> DirectoryConfig {
+        DirectoryConfig { file: Some(path.into()), etcd: Vec::new(), prefix: prefix(), ttl_s: ten() }
+    }
+
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let given = usize::from(self.file.is_some()) + usize::from(!self.etcd.is_empty());
+        let (field, value) = ("the number of directory.file and directory.etcd", given.to_string());
+        if given == 1 {
+            Ok(())
+        } else {
+            Err(ConfigError::Value { field, value, allowed: "one of them".into() })
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, ConfigError> {
+    std::fs::read(path).map_err(|error| ConfigError::Read { path: path.to_owned(), error })
+}
+
+/// What the system calls this host.
+pub(super) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+fn prefix() -> String {
+    "/forebay".into()
+}
+
+fn four() -> usize {
+    4
+}
+
+fn ten() -> u32 {
+    10
+}
+
+fn two_seconds() -> u64 {
+    2000
+}
+
+fn gibibyte() -> u64 {
+    1 << 30
+}

@@ -1,0 +1,401 @@
+//! Nodes among each other: finding chunks elsewhere, pulling them, and lending one's own.
+//!
+//! Pure parts: `words` is what is said, `known` what was heard lately, `choice` whom to ask. `owner` lends, `pull` borrows;
+//! this file joins them with the directory and with those who wait. Knows who has what and who wants it; must never know
+//! how bytes travel, or believe a directory or a peer: what they say costs a question at most, and every byte is compared
+//! with its checksum.
+
+mod choice;
+mod known;
+mod owner;
+mod pull;
+mod words;
+
+use crate::config::PeersConfig;
+use crate::directory::{Directory, DirectoryStat, Holders, NodeRecord};
+use crate::elsewhere::{Elsewhere, OnFound, OnPulled, Wanted};
+use choice::Candidate;
+use forebay_agent::{Access, Agent, AgentConfig, AgentError, PeerStat, Service};
+use forebay_kv::ChunkId;
+use forebay_mover::{MoverHandle, Place};
+use forebay_store::{Store, TenantId};
+use known::Known;
+use owner::{Counter, Owner};
+use pull::Pull;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use words::{Ask, HAS_IDS_MAX, TenantKey, Told};
+
+/// How long a lookup waits for peers that are connected.
+const LOOK_LIMIT_US: u64 = 50_000;
+/// How long a peer that is not connected may take to come about; nobody waits for it.
+const MEET_LIMIT_US: u64 = 5_000_000;
+/// Chunks that are on their way at a time at most.
+const PULLS_MAX: usize = 4096;
+/// Chunks behind the wanted one that are pulled along with it.
+const BATCH: usize = 16;
+
+type Job = Box<dyn FnOnce() + Send>;
+type Waiters = HashMap<(TenantId, ChunkId), Vec<OnPulled>>;
+
+/// What pulls need.
+pub(crate) struct Borrower {
+    pub agent: Arc<Agent>,
+    pub store: Store,
+    pub token: Vec<u8>,
+    mover: MoverHandle,
+    jobs: Sender<Job>,
+    known: Mutex<Known>,
+    waiters: Mutex<Waiters>,
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    pulled: AtomicU64,
+    failed: AtomicU64,
+    denied: AtomicU64,
+    corrupt: AtomicU64,
+}
+
+/// Other nodes, from this one's side.
+pub(crate) struct Peering {
+    borrower: Arc<Borrower>,
+    owner: Arc<Owner>,
+    directory: Arc<dyn Directory>,
+    /// Peers that the agent was told of.
+    met: Arc<Mutex<HashMap<String, SocketAddr>>>,
+}
+
+/// What went on between nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeeringStat {
+    /// By peer.
+    pub peers: Vec<PeerStat>,
+    /// Chunks that came from peers, verified.
+    pub pulled: u64,
+    /// Chunks that were to come, and did not.
+    pub not_pulled: u64,
+    /// Loans that a peer denied although it was said to have the chunk.
+    pub denied: u64,
+    /// Chunks that came with other bytes than were lent.
+    pub corrupt: u64,
+    /// Chunks that were lent to peers.
+    pub lent: u64,
+    /// Questions of peers that were refused.
+    pub refused: u64,
+}
+
+/// The directory of a node that was told of none: nobody is known, and nobody is told.
+#[derive(Debug)]
+pub(crate) struct Nobody;
+
+impl Directory for Nobody {
+    fn nodes(&self) -> Vec<NodeRecord> {
+        Vec::new()
+    }
+
+    fn holders(&self, ids: &[ChunkId]) -> Holders {
+        Holders::Said(vec![Vec::new(); ids.len()])
+    }
+
+    fn announce(&self, _added: &[ChunkId], _removed: &[ChunkId]) {}
+
+    fn stat(&self) -> DirectoryStat {
+        DirectoryStat::default()
+    }
+}
+
+/// Answers of peers that a lookup waits for.
+struct Looking {
+    borrower: Arc<Borrower>,
+    tenant: TenantId,
+    ids: Vec<ChunkId>,
+    on_found: Option<OnFound>,
+}
+
+impl Peering {
+    /// Listens for peers and lends them what is here. The store's mover must be `mover`, its arena at `here`.
+    pub fn start(
+        config: &PeersConfig,
+        name: &str,
+        (store, mover, here): (&Store, &MoverHandle, Place),
+        directory: Arc<dyn Directory>,
+    ) -> Result<Peering, AgentError> {
+        let owner = Owner::new(store.clone(), mover.clone(), config.token.clone(), config.lent_per_peer);
+        let owner = Arc::new(owner);
+        let agent = AgentConfig {
+            node: Some(crate::directory::node_of_name(name)),
+            listen: Some(config.listen),
+            advertise: config.advertise,
+            token: config.token.clone(),
+            tls: config.tls.clone(),
+            plain_beyond_loopback: config.plain_beyond_loopback,
+            flows_max: config.flows_max,
+            progress_limit_us: config.progress_limit_ms.saturating_mul(1000),
+            service: Some(Arc::new(Counter(Arc::clone(&owner))) as Arc<dyn Service>),
+            ..AgentConfig::named(name)
+        };
+        let agent = Agent::start_on(agent, mover.clone(), here)?;
+        let registered = agent.register(store.arena_memory(), Access::LEASED_READ)?;
+        owner.open(agent.leases().clone(), registered.offered());
+        let (jobs, queue) = channel::<Job>();
+        let worker = std::thread::Builder::new().name("forebay-peering".into());
+        worker
+            .spawn(move || queue.into_iter().for_each(|job| job()))
+            .map_err(|source| AgentError::System { what: "a thread", source })?;
+        let borrower = Borrower {
+            agent: Arc::new(agent),
+            store: store.clone(),
+            token: config.token.clone(),
+            mover: mover.clone(),
+            jobs,
+            known: Mutex::default(),
+            waiters: Mutex::default(),
+            counts: Counts::default(),
+        };
+        let peering = Peering { borrower: Arc::new(borrower), owner, directory, met: Arc::default() };
+        peering.meet();
+        Ok(peering)
+    }
+
+    /// Where peers connect.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.borrower.agent.address()
+    }
+
+    /// What went on.
+    pub fn stat(&self) -> PeeringStat {
+        let (counts, (lent, refused)) = (&self.borrower.counts, self.owner.counts());
+        PeeringStat {
+            peers: self.borrower.agent.stats(),
+            pulled: counts.pulled.load(Ordering::Relaxed),
+            not_pulled: counts.failed.load(Ordering::Relaxed),
+            denied: counts.denied.load(Ordering::Relaxed),
+            corrupt: counts.corrupt.load(Ordering::Relaxed),
+            lent,
+            refused,
+        }
+    }
+
+    /// Tells the agent of nodes that are new in the directory, and to forget those that are gone, in the background.
+    fn meet(&self) {
+        let listed: HashMap<String, SocketAddr> =
+            self.directory.nodes().into_iter().map(|node| (node.name, node.address)).collect();
+        let met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        if *met == listed {
+            return;
+        }
+        drop(met);
+        let (met, borrower) = (Arc::clone(&self.met), Arc::clone(&self.borrower));
+        self.borrower.later(move || {
+            let mut met = met.lock().unwrap_or_else(PoisonError::into_inner);
+            for name in met.keys().filter(|name| !listed.contains_key(*name)) {
+                // One that is gone already is gone.
+                let _ = borrower.agent.remove_peer(name);
+            }
+            for (name, address) in listed.iter().filter(|(name, address)| met.get(*name) != Some(address)) {
+                if borrower.agent.add_address(name, *address).is_ok() {
+                    borrower.greet(name);
+                }
+            }
+            *met = listed;
+        });
+    }
+
+    /// Who is said to have each chunk, as far as it is known.
+    fn holders(&self, tenant: TenantId, ids: &[ChunkId]) -> Vec<Vec<String>> {
+        let said = match self.directory.holders(ids) {
+            Holders::Said(said) => said,
+            Holders::Unknown => {
+                let now_us = self.borrower.mover.now_us();
+                let mut known = self.borrower.known();
+                return ids.iter().map(|id| known.peers(now_us, tenant, id)).collect();
+            }
+        };
+        let names: HashMap<[u8; 16], String> =
+            self.directory.nodes().into_iter().map(|node| (node.node, node.name)).collect();
+        let names_of =
+            |nodes: Vec<[u8; 16]>| nodes.iter().filter_map(|node| names.get(node).cloned()).collect();
+        said.into_iter().map(names_of).collect()
+    }
+
+    /// Peers that may have a chunk, the best one first.
+    fn ranked(&self, tenant: TenantId, id: &ChunkId, bytes: u64) -> Vec<String> {
+        let holders = self.holders(tenant, std::slice::from_ref(id)).pop().unwrap_or_default();
+        let stats = self.borrower.agent.stats().into_iter();
+        let candidate = |stat: PeerStat| Candidate {
+            is_up: stat.state == "up",
+            name: stat.name,
+            moved_bytes: stat.counts.moved_bytes,
+            busy_us: stat.counts.busy_us,
+            queued_bytes: stat.counts.in_flight_bytes,
+        };
+        choice::rank(stats.filter(|stat| holders.contains(&stat.name)).map(candidate).collect(), bytes)
+    }
+
+    /// Asks every peer that is connected; those that are not are greeted, and will be asked another time.
+    fn ask_around(&self, tenant: TenantId, ids: &[ChunkId], on_found: OnFound) {
+        let ids = ids[..ids.len().min(HAS_IDS_MAX)].to_vec();
+        let ask = Ask::Has(TenantKey::of(&self.borrower.token, tenant), ids.clone()).encode();
+        let borrower = Arc::clone(&self.borrower);
+        let looking = Arc::new(Mutex::new(Looking { borrower, tenant, ids, on_found: Some(on_found) }));
+        for peer in self.borrower.agent.stats() {
+            if peer.state != "up" {
+                self.borrower.greet(&peer.name);
+                continue;
+            }
+            let (looking, name) = (Arc::clone(&looking), peer.name.clone());
+            // A peer that was forgotten a moment ago has nothing.
+            let _ = self.borrower.agent.call(&peer.name, ask.clone(), LOOK_LIMIT_US, move |reply| {
+                if let Ok(Ok(Told::Has(chunks))) = reply.map(|bytes| Told::decode(&bytes)) {
+                    looking.lock().unwrap_or_else(PoisonError::into_inner).heard(&name, chunks as usize);
+                }
+            });
+        }
+        // With the last answer the last share of `looking` goes, and tells what was found.
+    }
+}
+
+impl Looking {
+    fn heard(&self, peer: &str, chunks: usize) {
+        let ids = &self.ids[..chunks.min(self.ids.len())];
+        let now_us = self.borrower.mover.now_us();
+        self.borrower.known().note(now_us, self.tenant, ids, peer);
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        let now_us = self.borrower.mover.now_us();
+        let found = self.borrower.known().prefix(now_us, self.tenant, &self.ids);
+        if let Some(on_found) = self.on_found.take() {
+            on_found(found);
+        }
+    }
+}
+
+impl Elsewhere for Peering {
+    fn look(&self, tenant: TenantId, ids: &[ChunkId], on_found: OnFound) {
+        self.meet();
+        match self.directory.holders(ids) {
+            Holders::Said(_) => on_found(self.said(tenant, ids)),
+            Holders::Unknown => self.ask_around(tenant, ids, on_found),
+        }
+    }
+
+    fn said(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
+        self.holders(tenant, ids).iter().take_while(|peers| !peers.is_empty()).count()
+    }
+
+    fn pull(&self, wanted: Wanted, on_end: OnPulled) {
+        let Wanted { tenant, ids, parent, class, deadline_us } = wanted;
+        let Some(first) = ids.first() else { return on_end(Err("no chunk".into())) };
+        if let Some(loan) = self.borrower.store.lend_named(tenant, first) {
+            return on_end(Ok(loan));
+        }
+        let batch = match self.borrower.claim(tenant, &ids, on_end) {
+            0 => return,
+            batch => ids[..batch].to_vec(),
+        };
+        let peers = self.ranked(tenant, first, 1 << 20);
+        let borrower = Arc::clone(&self.borrower);
+        Pull { borrower, tenant, ids: batch, parent, class, deadline_us, peers }.start();
+    }
+
+    fn pulled(&self) -> (u64, u64) {
+        let counts = &self.borrower.counts;
+        (counts.pulled.load(Ordering::Relaxed), counts.failed.load(Ordering::Relaxed))
+    }
+
+    fn stop(&self) {
+        self.owner.stop();
+    }
+}
+
+impl Borrower {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn waiters(&self) -> MutexGuard<'_, Waiters> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The mover that moves what is pulled.
+    pub fn store_mover(&self) -> &MoverHandle {
+        &self.mover
+    }
+
+    /// Has a thread do it that may wait.
+    pub fn later(&self, job: impl FnOnce() + Send + 'static) {
+        // The thread lives as long as this.
+        let _ = self.jobs.send(Box::new(job));
+    }
+
+    /// Makes a peer's acquaintance, so that it can be asked next time.
+    fn greet(&self, name: &str) {
+        let nothing = Ask::Has(TenantKey::of(&self.token, TenantId::default()), Vec::new());
+        // Whoever is not there now is greeted again.
+        let _ = self.agent.call(name, nothing.encode(), MEET_LIMIT_US, |_| {});
+    }
+
+    /// Waits for the first of `ids`. Says how many of them the caller has to pull: none if somebody else pulls it already.
+    fn claim(&self, tenant: TenantId, ids: &[ChunkId], on_end: OnPulled) -> usize {
+        let mut waiters = self.waiters();
+        if let Some(waiting) = waiters.get_mut(&(tenant, ids[0])) {
+            waiting.push(on_end);
+            return 0;
+        }
+        if waiters.len() >= PULLS_MAX {
+            drop(waiters);
+            on_end(Err(format!("{PULLS_MAX} chunks are on their way from peers; no more may be")));
+            return 0;
+        }
+        let free = |id: &&ChunkId| {
+            !waiters.contains_key(&(tenant, **id)) && self.store.lookup(std::slice::from_ref(*id)) == 0
+        };
+        let followers = ids[1..].iter().take(BATCH - 1).take_while(free);
+        let batch: Vec<ChunkId> = ids.iter().take(1).chain(followers).copied().collect();
+        for id in &batch {
+            waiters.insert((tenant, *id), Vec::new());
+        }
+        waiters.entry((tenant, ids[0])).or_default().push(on_end);
+        batch.len()
+    }
+
+    /// A chunk is here, or will not be: everybody who waits is told, each with a loan of their own.
+    pub fn ended(&self, tenant: TenantId, id: &ChunkId, outcome: Result<(), String>) {
+        let counter = if outcome.is_ok() { &self.counts.pulled } else { &self.counts.failed };
+        counter.fetch_add(1, Ordering::Relaxed);
+        self.tell(tenant, id, outcome);
+    }
+
+    /// The same for a chunk that has come here by another way.
+    pub fn is_here(&self, tenant: TenantId, id: &ChunkId) {
+        self.tell(tenant, id, Ok(()));
+    }
+
+    fn tell(&self, tenant: TenantId, id: &ChunkId, outcome: Result<(), String>) {
+        let waiting = self.waiters().remove(&(tenant, *id)).unwrap_or_default();
+        for on_end in waiting {
+            let lent =
+                || self.store.lend_named(tenant, id).ok_or("evicted as soon as it was there".to_owned());
+            on_end(outcome.clone().and_then(|()| lent()));
+        }
+    }
+
+    /// A peer does not lend what it was said to have.
+    pub fn denied(&self, tenant: TenantId, ids: &[ChunkId], peer: &str) {
+        self.counts.denied.fetch_add(1, Ordering::Relaxed);
+        let mut known = self.known();
+        ids.iter().for_each(|id| known.deny(tenant, id, peer));
+    }
+
+    pub fn count_corrupt(&self) {
+        self.counts.corrupt.fetch_add(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,209 @@
+//! Pulling chunks from a peer into this node's memory: to be lent them, to read them under that lease into slots of the arena,
+//! to compare every byte's checksum, to make them visible, and to give the loan back. This file knows these steps; it must
+//! never know who waits for a chunk or why this peer was chosen.
+
+use super::Borrower;
+use super::words::{Ask, LEND_IDS_MAX, LentChunk, Loans, TenantKey, Told};
+use forebay_agent::{Agent, PeerRegion};
+use forebay_kv::ChunkId;
+use forebay_mover::{Class, End, RegionId, Span, SpanPair, Transfer};
+use forebay_store::{Reservation, TenantId};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// How long chunks are borrowed for.
+const LEND_US: u64 = 20_000_000;
+/// How long a peer may take to lend them.
+const LEND_LIMIT_US: u64 = 3_000_000;
+/// How long it may take to hear that they are given back. Nobody waits for that.
+const RETURN_LIMIT_US: u64 = 5_000_000;
+
+/// Chunks to be pulled from a peer, one behind the other in their sequence.
+pub struct Pull {
+    pub borrower: Arc<Borrower>,
+    pub tenant: TenantId,
+    pub ids: Vec<ChunkId>,
+    /// The chunk before the first one.
+    pub parent: Option<ChunkId>,
+    pub class: Class,
+    pub deadline_us: Option<u64>,
+    /// Peers that may have them, the best one first.
+    pub peers: Vec<String>,
+}
+
+/// What a peer has lent. When the last part of it has ended, it is given back.
+struct Borrowed {
+    borrower: Arc<Borrower>,
+    peer: String,
+    lease: u64,
+    region: Option<RegionId>,
+}
+
+/// A chunk on its way. Dropped before it is there, it has failed.
+struct Part {
+    borrowed: Arc<Borrowed>,
+    tenant: TenantId,
+    id: ChunkId,
+    slot: Option<Reservation>,
+    sums: Vec<u32>,
+    why: String,
+}
+
+impl Pull {
+    /// Asks the best peer for a loan; on any thread.
+    pub fn start(mut self) {
+        if self.peers.is_empty() {
+            return self.fail("no peer that is said to have the chunk gives it");
+        }
+        let peer = self.peers.remove(0);
+        self.ids.truncate(LEND_IDS_MAX);
+        let key = TenantKey::of(&self.borrower.token, self.tenant);
+        let ask = Ask::Lend(key, LEND_US, self.ids.clone()).encode();
+        let agent = Arc::clone(&self.borrower.agent);
+        let waiting = Arc::new(Mutex::new(Some((self, peer.clone()))));
+        let answered = Arc::clone(&waiting);
+        let take = |waiting: &Mutex<Option<(Pull, String)>>| {
+            waiting.lock().unwrap_or_else(PoisonError::into_inner).take()
+        };
+        let called = agent.call(&peer, ask, LEND_LIMIT_US, move |reply| {
+            let Some((pull, peer)) = take(&answered) else { return };
+            let told = reply.map_err(|why| why.to_string());
+            let told = told.and_then(|bytes| Told::decode(&bytes).map_err(|bad| bad.to_string()));
+            let borrower = Arc::clone(&pull.borrower);
+            // Regions are made by a thread that may wait for the mover.
+            borrower.later(move || match told {
+                Ok(Told::Lent(loans)) if !loans.chunks.is_empty() => pull.lent(peer, loans),
+                _ => pull.denied(&peer),
+            });
+        });
+        if called.is_err()
+            && let Some((pull, peer)) = take(&waiting)
+        {
+            pull.denied(&peer);
+        }
+    }
+
+    /// The peer lends nothing: it, or the directory, was wrong. The next one is asked.
+    fn denied(self, peer: &str) {
+        self.borrower.denied(self.tenant, &self.ids, peer);
+        self.start();
+    }
+
+    fn fail(self, why: &str) {
+        for id in &self.ids {
+            self.borrower.ended(self.tenant, id, Err(why.to_owned()));
+        }
+    }
+
+    /// The peer lends chunks: each goes into a slot of its own.
+    fn lent(self, peer: String, loans: Loans) {
+        let borrower = Arc::clone(&self.borrower);
+        let (key, generation, len) = loans.region;
+        let region = borrower.agent.region(&peer, PeerRegion { key, generation, len }, loans.lease);
+        let (region, why) = match region {
+            Ok(region) => (Some(region), String::new()),
+            Err(error) => (None, error.to_string()),
+        };
+        let lease = loans.lease;
+        let borrowed = Arc::new(Borrowed { borrower: Arc::clone(&borrower), peer, lease, region });
+        let mut parent = self.parent;
+        let mut chunks = loans.chunks.into_iter();
+        for id in &self.ids {
+            let before = parent.replace(*id);
+            let Some((chunk, region)) = chunks.next().zip(region) else {
+                borrower.ended(self.tenant, id, Err(format!("not lent: {why}")));
+                continue;
+            };
+            match borrower.store.reserve(self.tenant, *id, before, &chunk.shape) {
+                Ok(Some(slot)) => self.read(&borrowed, *id, slot, &chunk, region),
+                Ok(None) => borrower.is_here(self.tenant, id),
+                Err(error) => borrower.ended(self.tenant, id, Err(error.to_string())),
+            }
+        }
+    }
+
+    fn read(
+        &self,
+        borrowed: &Arc<Borrowed>,
+        id: ChunkId,
+        slot: Reservation,
+        chunk: &LentChunk,
+        region: RegionId,
+    ) {
+        let mut from = chunk.offset_bytes;
+        let pair = |to: Span| {
+            let pair = SpanPair::new(Span::new(region, from, to.len), to);
+            from += to.len;
+            pair
+        };
+        let pairs = slot.layers().into_iter().map(pair).collect();
+        let transfer = Transfer { pairs, class: self.class, deadline_us: self.deadline_us };
+        let (borrowed, tenant, sums) = (Arc::clone(borrowed), self.tenant, chunk.sums.clone());
+        let why = "the mover takes nothing in".to_owned();
+        let part = Part { borrowed, tenant, id, slot: Some(slot), sums, why };
+        // What the mover does not take in drops the part.
+        let _ = self.borrower.store_mover().submit(transfer, move |end| part.moved(end));
+    }
+}
+
+impl Part {
+    /// The bytes are there, or not; where the mover tells of ends.
+    fn moved(mut self, end: End) {
+        let borrower = Arc::clone(&self.borrowed.borrower);
+        match end {
+            // Checksums take too long for this thread.
+            End::Done { .. } => borrower.later(move || self.check()),
+            failed => {
+                self.why = match &failed {
+                    End::Failed(failure) => failure.reason.to_string(),
+                    _ => "cancelled".to_owned(),
+                };
+                if let Some(slot) = self.slot.take() {
+                    slot.abandon(&failed);
+                }
+                // Giving a loan back may wait for the mover.
+                borrower.later(move || drop(self));
+            }
+        }
+    }
+
+    /// Compares what arrived with what its owner said.
+    fn check(mut self) {
+        let Some(slot) = self.slot.take() else { return };
+        if slot.sums() != self.sums {
+            self.borrowed.borrower.count_corrupt();
+            "other bytes came than were lent".clone_into(&mut self.why);
+            return;
+        }
+        match slot.commit(&self.sums) {
+            Ok(()) => self.why.clear(),
+            Err(error) => self.why = error.to_string(),
+        }
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // The slot goes before anybody is told that it has failed.
+        self.slot = None;
+        let why = std::mem::take(&mut self.why);
+        let outcome = if why.is_empty() { Ok(()) } else { Err(why) };
+        self.borrowed.borrower.ended(self.tenant, &self.id, outcome);
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        let Borrowed { borrower, peer, lease, region } = self;
+        let (agent, region, peer, lease) = (Arc::clone(&borrower.agent), *region, peer.clone(), *lease);
+        borrower.later(move || give_back(&agent, &peer, lease, region));
+    }
+}
+
+fn give_back(agent: &Agent, peer: &str, lease: u64, region: Option<RegionId>) {
+    if let Some(region) = region {
+        // One that a lost operation still uses stays until the mover ends.
+        let _ = agent.forget_region(region);
+    }
+    // A loan that nobody hears of ends by itself.
+    let _ = agent.call(peer, Ask::Return(lease).encode(), RETURN_LIMIT_US, |_| {});
+}

@@ -1,0 +1,247 @@
+//! What nodes ask each other beside memory: who has which chunks, and to be lent them. Pure: this file knows the words and
+//! their bytes, from peers that may be lying; it must never know how they are answered.
+//!
+//! A loan is not renewed: it is for a few chunks at a time, and a pull that takes longer than its lease is of no use.
+
+use crate::bytes::{BadBytes, Reader, Writer};
+use forebay_kv::ChunkId;
+use forebay_store::{ChunkShape, TenantId};
+
+/// The version that this program speaks, and no other.
+const VERSION: u8 = 1;
+/// Chunks that a peer is asked for at a time.
+pub const HAS_IDS_MAX: usize = 16_384;
+/// Chunks that are lent at a time.
+pub const LEND_IDS_MAX: usize = 64;
+/// Longest time that a loan is for.
+pub const LEND_US_MAX: u64 = 60_000_000;
+
+/// Whose chunks are meant: a number that both nodes give the same tenant, and a key that only those can know who share the
+/// nodes' token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TenantKey {
+    /// The number.
+    pub tenant: TenantId,
+    /// The key.
+    pub key: [u8; 16],
+}
+
+/// What a node asks a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ask {
+    /// How many of these chunks, from the first on, are there?
+    Has(TenantKey, Vec<ChunkId>),
+    /// Lend the longest prefix of these chunks for so long.
+    Lend(TenantKey, u64, Vec<ChunkId>),
+    /// A loan is of no more use.
+    Return(u64),
+}
+
+/// A chunk that a peer lends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LentChunk {
+    /// Where it starts in the peer's region.
+    pub offset_bytes: u64,
+    /// The lengths of its layers.
+    pub shape: ChunkShape,
+    /// The CRC-32C of each.
+    pub sums: Vec<u32>,
+}
+
+/// What a peer lends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loans {
+    /// The lease under which it can be read.
+    pub lease: u64,
+    /// The region: key, generation and length.
+    pub region: (u64, u64, u64),
+    /// The chunks, of those asked for the first ones.
+    pub chunks: Vec<LentChunk>,
+}
+
+/// What a peer answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Told {
+    /// So many.
+    Has(u32),
+    /// These.
+    Lent(Loans),
+    /// The loan is over.
+    Returned,
+}
+
+impl TenantKey {
+    /// The key of a tenant among nodes that share a token.
+    pub fn of(token: &[u8], tenant: TenantId) -> TenantKey {
+        let mut hasher = blake3::Hasher::new_derive_key("forebay node-to-node tenant key, version 1");
+        hasher.update(&(token.len() as u64).to_le_bytes()).update(token).update(&tenant.0.to_le_bytes());
+        let mut key = [0; 16];
+        key.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        TenantKey { tenant, key }
+    }
+}
+
+impl Ask {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let start = Writer::default().u8(VERSION);
+        let Writer(bytes) = match self {
+            Ask::Has(key, ids) => write_key(start.u8(1), key).ids(ids),
+            Ask::Lend(key, ttl_us, ids) => write_key(start.u8(2), key).u64(*ttl_us).ids(ids),
+            Ask::Return(lease) => start.u8(3).u64(*lease),
+        };
+        bytes
+    }
+
+    /// From bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Ask, BadBytes> {
+        let mut body = versioned(bytes)?;
+        let ask = match body.u8("a question")? {
+            1 => Ask::Has(read_key(&mut body)?, ids(&mut body, HAS_IDS_MAX, "0 to 16384")?),
+            2 => {
+                let (key, ttl_us) = (read_key(&mut body)?, body.u64("a time to live")?);
+                Ask::Lend(key, ttl_us.min(LEND_US_MAX), ids(&mut body, LEND_IDS_MAX, "0 to 64")?)
+            }
+            3 => Ask::Return(body.u64("a lease")?),
+            kind => {
+                return Err(BadBytes::Value { what: "a question", value: kind.into(), allowed: "1 to 3" });
+            }
+        };
+        body.end()?;
+        Ok(ask)
+    }
+}
+
+impl Told {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let start = Writer::default().u8(VERSION);
+        let Writer(bytes) = match self {
+            Told::Has(chunks) => start.u8(1).u32(*chunks),
+            Told::Lent(loans) => {
+                let (key, generation, len) = loans.region;
+                let head = start.u8(2).u64(loans.lease).u64(key).u64(generation).u64(len);
+                head.list(&loans.chunks, |writer, chunk| {
+                    let shaped = writer.u64(chunk.offset_bytes).shape(&chunk.shape);
+                    shaped.list(&chunk.sums, |writer, sum| writer.u32(*sum))
+                })
+            }
+            Told::Returned => start.u8(3),
+        };
+        bytes
+    }
+
+    /// From bytes. Every chunk that is told lies in the region and has a checksum for each layer.
+    pub fn decode(bytes: &[u8]) -> Result<Told, BadBytes> {
+        let mut body = versioned(bytes)?;
+        let told = match body.u8("an answer")? {
+            1 => Told::Has(body.u32("chunks")?),
+            2 => {
+                let lease = body.u64("a lease")?;
+                let region = (body.u64("a key")?, body.u64("a generation")?, body.u64("a length")?);
+                let chunks = body.list("chunks", 16, |body| chunk(body, region.2))?;
+                Told::Lent(Loans { lease, region, chunks })
+            }
+            3 => Told::Returned,
+            kind => return Err(BadBytes::Value { what: "an answer", value: kind.into(), allowed: "1 to 3" }),
+        };
+        body.end()?;
+        Ok(told)
+    }
+}
+
+fn chunk(body: &mut Reader, region_bytes: u64) -> Result<LentChunk, BadBytes> {
+    let (offset_bytes, shape) = (body.u64("an offset")?, body.shape()?);
+    let sums = body.list("checksums", 4, |body| body.u32("a checksum"))?;
+    let end = offset_bytes.checked_add(shape.bytes());
+    if end.is_none_or(|end| end > region_bytes) {
+        return Err(BadBytes::Value {
+            what: "an offset",
+            value: offset_bytes,
+            allowed: "inside of the region",
+        });
+    }
+    if sums.len() != shape.layers() {
+        let (what, value) = ("the number of checksums", sums.len() as u64);
+        return Err(BadBytes::Value { what, value, allowed: "one for each layer" });
+    }
+    Ok(LentChunk { offset_bytes, shape, sums })
+}
+
+fn versioned(bytes: &[u8]) -> Result<Reader<'_>, BadBytes> {
+    let mut body = Reader(bytes);
+    match body.u8("a version")? {
+        VERSION => Ok(body),
+        version => Err(BadBytes::Value { what: "the version", value: version.into(), allowed: "1" }),
+    }
+}
+
+fn write_key(start: Writer, key: &TenantKey) -> Writer {
+    start.u16(key.tenant.0).bytes(&key.key)
+}
+
+fn read_key(body: &mut Reader) -> Result<TenantKey, BadBytes> {
+    Ok(TenantKey { tenant: TenantId(body.u16("a tenant")?), key: body.array("a tenant's key")? })
+}
+
+fn ids(body: &mut Reader, most: usize, allowed: &'static str) -> Result<Vec<ChunkId>, BadBytes> {
+    let ids = body.ids()?;
+    let value = ids.len() as u64;
+    if ids.len() > most {
+        Err(BadBytes::Value { what: "the number of chunk ids", value, allowed })
+    } else {
+        Ok(ids)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn lent(offset_bytes: u64) -> LentChunk {
+        LentChunk { offset_bytes, shape: ChunkShape::new([10, 20]).unwrap(), sums: vec![1, 2] }
+    }
+
+    #[test]
+    fn what_is_said_is_heard_and_nothing_cut_or_lengthened_is() {
+        let id = ChunkId::from_bytes([4; 32]);
+        let key = TenantKey::of(b"token", TenantId(3));
+        let told = Told::Lent(Loans { lease: 3, region: (1, 2, 100), chunks: vec![lent(0), lent(70)] });
+        let asks = [Ask::Has(key, vec![id; 3]), Ask::Lend(key, 5, vec![id]), Ask::Return(9)];
+        for (bytes, whole) in
+            asks.iter().map(|ask| (ask.encode(), Ask::decode(&ask.encode()).as_ref() == Ok(ask)))
+        {
+            assert!(whole && (0..bytes.len()).all(|cut| Ask::decode(&bytes[..cut]).is_err()));
+            assert!(Ask::decode(&[bytes, vec![0]].concat()).is_err());
+        }
+        for told in [Told::Has(7), told, Told::Returned] {
+            let bytes = told.encode();
+            assert_eq!(Told::decode(&bytes), Ok(told));
+            assert!((0..bytes.len()).all(|cut| Told::decode(&bytes[..cut]).is_err()));
+        }
+    }
+
+    #[test]
+    fn a_chunk_outside_of_its_region_is_no_chunk() {
+        for offset_bytes in [71, u64::MAX] {
+            let told = Told::Lent(Loans { lease: 3, region: (1, 2, 100), chunks: vec![lent(offset_bytes)] });
+            assert!(matches!(Told::decode(&told.encode()), Err(BadBytes::Value { .. })));
+        }
+    }
+
+    #[test]
+    fn a_key_is_for_one_tenant_of_one_cluster() {
+        let key = TenantKey::of(b"token", TenantId(3));
+        assert_eq!(key, TenantKey::of(b"token", TenantId(3)));
+        assert_ne!(key.key, TenantKey::of(b"token", TenantId(4)).key);
+        assert_ne!(key.key, TenantKey::of(b"other", TenantId(3)).key);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = (Ask::decode(&bytes), Told::decode(&bytes));
+        }
+    }
+}

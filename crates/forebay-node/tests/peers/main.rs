@@ -1,0 +1,183 @@
+//! Two nodes: what one has, clients of the other get, with every byte right or not at all.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../local/rig.rs"]
+mod rig;
+
+use forebay_node::{DirectoryConfig, Node, NodeConfig, PeersConfig, SsdConfig, WriteBackPolicy};
+use forebay_store::{StoreEnd, TenantId};
+use rig::*;
+use rustix::process::Signal;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Not a test by itself: the children of the others.
+#[test]
+fn a_child_is_what_it_is_told_to_be() {
+    let Some((_, socket)) = role() else { return };
+    let _node = Node::start(&config(&socket)).unwrap();
+    println!("ready");
+    std::thread::sleep(Duration::from_secs(120));
+}
+
+/// Two sites whose nodes know of each other.
+struct Pair {
+    left: Site,
+    right: Site,
+}
+
+impl Pair {
+    fn new() -> Pair {
+        let pair = Pair { left: Site::new(), right: Site::new() };
+        // Held until both are drawn, so that they differ.
+        let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let addresses = ports.map(|port| port.local_addr().unwrap());
+        let entry = |(name, address)| format!("[[nodes]]\nname = '{name}'\naddress = '{address}'\n");
+        let list: String = ["left", "right"].into_iter().zip(addresses).map(entry).collect();
+        for ((site, name), address) in
+            [(&pair.left, "left"), (&pair.right, "right")].into_iter().zip(addresses)
+        {
+            let mut config = site.config();
+            config.name = name.into();
+            config.peers = Some(PeersConfig { progress_limit_ms: 500, ..PeersConfig::new(address) });
+            std::fs::write(site.folder.path().join("nodes.toml"), &list).unwrap();
+            config.directory = Some(DirectoryConfig::of_file(site.folder.path().join("nodes.toml")));
+            write(site, &config);
+        }
+        pair
+    }
+}
+
+fn write(site: &Site, config: &NodeConfig) {
+    std::fs::write(site.folder.path().join("node.toml"), config.to_toml()).unwrap();
+}
+
+fn store_all(peer: &Peer) {
+    assert!((0..CHUNKS).all(|number| peer.store(number) == StoreEnd::Stored { bytes: CHUNK_BYTES }));
+}
+
+fn log(site: &Site) -> PathBuf {
+    site.folder.path().join("log")
+}
+
+#[test]
+fn what_a_peer_has_in_memory_is_a_hit_here_and_stays() {
+    let pair = Pair::new();
+    let (left, right) = (pair.left.node(), pair.right.node());
+    let (writer, reader) = (pair.left.peer(), pair.right.peer());
+    store_all(&writer);
+    eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
+    let lease = reader.lease();
+    assert_eq!((lease.in_memory(), lease.on_disk(), lease.on_peers()), (0, 0, CHUNKS));
+    assert!((0..CHUNKS).all(|number| reader.hit(&lease, number)));
+    drop(lease);
+    let stat = right.peering_stat().unwrap();
+    assert_eq!((stat.pulled, stat.not_pulled, stat.corrupt, stat.denied), (CHUNKS as u64, 0, 0, 0));
+    assert_eq!(reader.lease().in_memory(), CHUNKS, "what was pulled is here now");
+    assert_eq!(left.peering_stat().unwrap().lent, CHUNKS as u64);
+    // Every loan was given back: the owner may drop its chunks, and their memory is free at once.
+    let all = ids();
+    eventually("all loans are back", || {
+        left.store().delete(TenantId(0), &all);
+        left.store().stat().arena.draining_bytes == 0
+    });
+}
+
+#[test]
+fn what_a_peer_has_on_disk_is_a_hit_here() {
+    let pair = Pair::new();
+    let mut config = pair.left.config();
+    config.ssd = vec![SsdConfig { path: log(&pair.left), size: 16 << 20, segment_size: 1 << 20 }];
+    config.write_back = WriteBackPolicy::All;
+    write(&pair.left, &config);
+    let first = pair.left.node();
+    store_all(&pair.left.peer());
+    first.drain(Duration::from_secs(60)).unwrap();
+    let (left, _right) = (pair.left.node(), pair.right.node());
+    assert_eq!(left.store().stat().chunks, 0, "all of them are on disk");
+    let reader = pair.right.peer();
+    eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
+    let lease = reader.lease();
+    assert!((0..CHUNKS).all(|number| reader.hit(&lease, number)));
+}
+
+#[test]
+fn a_peer_that_is_killed_under_a_pull_is_a_miss_and_nothing_is_wrong() {
+    for delay_us in [0, 300, 1000, 3000] {
+        let pair = Pair::new();
+        let (left, right) = (pair.left.child("node"), pair.right.node());
+        let reader = pair.right.peer();
+        store_all(&pair.left.peer());
+        eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
+        let lease = reader.lease();
+        let loads: Vec<_> = (0..CHUNKS).map(|number| reader.begin_load(&lease, number).unwrap()).collect();
+        std::thread::sleep(Duration::from_micros(delay_us));
+        left.kill();
+        for (number, load) in loads.iter().enumerate() {
+            // `hit` checks bytes by itself; here it is enough that everything ends and what ended well verifies.
+            let done = matches!(ended(load), forebay_mover::End::Done { .. });
+            assert!(!done || reader.verify(&lease, number).is_ok(), "chunk {number}");
+        }
+        drop(lease);
+        assert_eq!(right.peering_stat().unwrap().corrupt, 0);
+        eventually("no slot is left over", || right.store().stat().rows == right.store().stat().chunks);
+        let again = reader.store(0);
+        assert!(matches!(again, StoreEnd::Stored { .. } | StoreEnd::AlreadyHere), "{again:?}");
+    }
+}
+
+#[test]
+fn a_frozen_peer_costs_a_limit_and_is_a_miss() {
+    let pair = Pair::new();
+    let (left, _right) = (pair.left.child("node"), pair.right.node());
+    let reader = pair.right.peer();
+    store_all(&pair.left.peer());
+    eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
+    let lease = reader.lease();
+    left.signal(Signal::STOP);
+    let start = Instant::now();
+    assert!(!reader.hit(&lease, 0), "the peer gives nothing");
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    assert_eq!(reader.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
+    assert!(reader.hit(&reader.lease(), 0));
+    left.signal(Signal::CONT);
+    eventually("it is asked again", || reader.client.lookup(&ids()) == CHUNKS);
+}
+
+#[test]
+fn a_peer_that_no_longer_has_what_it_said_costs_one_refusal() {
+    let pair = Pair::new();
+    let (left, right) = (pair.left.node(), pair.right.node());
+    let reader = pair.right.peer();
+    store_all(&pair.left.peer());
+    eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
+    let lease = reader.lease();
+    left.store().delete(TenantId(0), &ids());
+    assert!(!reader.hit(&lease, 0));
+    let stat = right.peering_stat().unwrap();
+    assert_eq!((stat.pulled, stat.denied, left.peering_stat().unwrap().refused), (0, 1, 1));
+    assert_eq!(reader.lease().len(), 0, "what was denied is not promised again");
+}
+
+#[test]
+fn a_peer_without_the_token_is_no_peer() {
+    let pair = Pair::new();
+    let (mut left, mut right) = (pair.left.config(), pair.right.config());
+    left.peers.as_mut().unwrap().token = b"one".to_vec();
+    right.peers.as_mut().unwrap().token = b"other".to_vec();
+    let (_left, right) = (Node::start(&left).unwrap(), Node::start(&right).unwrap());
+    let reader = pair.right.peer();
+    store_all(&pair.left.peer());
+    let faults = || {
+        assert_eq!(reader.client.lookup(&ids()), 0);
+        right
+            .peering_stat()
+            .unwrap()
+            .peers
+            .iter()
+            .any(|peer| peer.state == "resting" || !peer.counts.faults.is_empty())
+    };
+    eventually("it was tried", faults);
+    assert_eq!(reader.client.lookup(&ids()), 0);
+}
