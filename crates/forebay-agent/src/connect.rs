@@ -136,16 +136,17 @@ fn rest_until(shared: &Arc<Shared>, peer: &Arc<Peer>, rest: Option<Rest>) {
     });
 }
 
-/// A flow has ended by itself. Where one is frozen the peer is, so the others are not waited for.
+/// A flow has ended by itself. Where one is frozen the peer most likely is, so the others are not waited for.
 fn broken(shared: &Weak<Shared>, peer: &Arc<Peer>, number: u64, why: &Broken) {
     let Some(shared) = shared.upgrade() else { return };
     let mut state = peer.state();
-    let frozen = matches!(why, Broken::Frozen { .. });
-    let ended: Vec<Flow> = state.flows.extract_if(.., |flow| frozen || flow.number == number).collect();
+    let ended: Vec<Flow> = state.flows.extract_if(.., |flow| flow.number == number).collect();
     if ended.is_empty() {
         return;
     }
-    ended.iter().for_each(|flow| flow.handle.sever());
+    if let Broken::Frozen { .. } = why {
+        state.flows.iter().for_each(|flow| flow.handle.doubt());
+    }
     state.lost = Some(why.clone());
     peer.gauge.flows(state.flows.len());
     let last = state.flows.is_empty();

@@ -115,13 +115,14 @@ fn kill_and_time(op: Op) -> Duration {
 #[test]
 fn a_stopped_peer_is_reported_within_the_limit_and_writes_nothing_when_it_goes_on() {
     for op in [Op::Write, Op::Read] {
-        let config = AgentConfig { progress_limit_us: 400_000, ..AgentConfig::named("one") };
+        let config = AgentConfig { progress_limit_us: 1_000_000, ..AgentConfig::named("one") };
         let one = end_with(config, BYTES);
         let (other, request) = busy(&one, op);
         let (end, took) = while_busy(&request, || other.signal(Signal::STOP));
         assert!(matches!(&end, End::Failed { why: Trouble::Lost { .. }, .. }), "{end:?}");
-        // The peer's system goes on taking bytes until its buffers are full. A second beside the limit is for busy machines.
-        assert!(took < Duration::from_millis(1_400), "{took:?}");
+        // The peer's system takes a little more at first. The rest beside the limit is for busy machines, but what is left in
+        // this system's buffers when the limit is over must not buy the peer another one.
+        assert!(took < Duration::from_millis(1_900), "{took:?}");
         assert_eq!(one.agent.stats()[0].counts.faults.get("frozen"), Some(&1));
         let ours = fill(&one.memory, BYTES, 5);
         other.signal(Signal::CONT);

@@ -24,6 +24,7 @@ pub(super) enum Message {
     Call(Vec<u8>, u64, Caller),
     Cancel,
     CancelOp(OpId),
+    Doubt,
     Sever,
 }
 
@@ -156,7 +157,7 @@ impl AskingEnd {
                         end(&handle.stats, Some(done), Outcome::Failed { error: broken.to_string() });
                     }
                     Message::Call(_, _, caller) => hear(Some(caller), Err(broken.clone().into())),
-                    Message::Cancel | Message::CancelOp(_) | Message::Sever => {}
+                    Message::Cancel | Message::CancelOp(_) | Message::Doubt | Message::Sever => {}
                 }
             }
             if !open {
@@ -205,7 +206,7 @@ impl Worker {
         let mut ready = Ready::default();
         loop {
             let now_us = self.now_us();
-            let pumped = self.connection.pump(now_us, &mut *self.carrier, ready.readable)?;
+            let pumped = self.connection.pump(now_us, &mut *self.carrier, ready)?;
             if let Some((welcome, regions)) = self.connection.role.peer() {
                 speaks_for.check(&welcome.from.node).map_err(Broken::Turned)?;
                 return Ok(Peer { identity: welcome.from, regions: regions.to_vec() });
@@ -227,7 +228,7 @@ impl Worker {
         let open = self.handle.inbox.take(&mut messages);
         let now_us = self.now_us();
         self.take_in(now_us, &mut messages)?;
-        let pumped = self.connection.pump(now_us, &mut *self.carrier, ready.readable);
+        let pumped = self.connection.pump(now_us, &mut *self.carrier, ready);
         self.deliver_ends();
         let pumped = pumped?;
         if !open && self.connection.role.is_idle() {
@@ -244,7 +245,7 @@ impl Worker {
         self.handle.inbox.take_unseen(&mut messages);
         let now_us = self.now_us();
         let taken = self.take_in(now_us, &mut messages);
-        let pumped = taken.and_then(|()| self.connection.pump(now_us, &mut *self.carrier, false));
+        let pumped = taken.and_then(|()| self.connection.pump(now_us, &mut *self.carrier, Ready::default()));
         self.deliver_ends();
         match pumped {
             Ok(pumped) => {
@@ -287,7 +288,7 @@ impl Worker {
 
     /// Acts on what was posted. An error ends the flow; what was posted behind it fails.
     fn take_in(&mut self, now_us: u64, messages: &mut Vec<Message>) -> Result<(), Broken> {
-        let mut severed = false;
+        let mut verdict = Ok(());
         for message in messages.drain(..) {
             match message {
                 Message::Cancel => self.connection.role.cancel_all(CANCELLED),
@@ -297,10 +298,11 @@ impl Worker {
                     let number = self.connection.role.call(now_us, body, limit_us);
                     self.called.insert(number, caller);
                 }
-                Message::Sever => severed = true,
+                Message::Doubt => verdict = verdict.and_then(|()| self.connection.doubt(now_us)),
+                Message::Sever => verdict = Err(Broken::Ended),
             }
         }
-        if severed { Err(Broken::Ended) } else { Ok(()) }
+        verdict
     }
 
     fn cancel(&mut self, op: OpId) {

@@ -7,6 +7,7 @@
 use super::frame::{BadFrame, CRC_BYTES, Frame, HEADER_BYTES, Header, crc32c};
 use super::greeting::Refusal;
 use super::payload::{Chunk, Owners, Void, slice};
+use super::socket::Ready;
 use crc_fast::Digest;
 use std::io;
 use thiserror::Error;
@@ -17,6 +18,9 @@ const SLICES_MAX: usize = 1_024;
 const STASH_BYTES: usize = 16 << 10;
 /// Sends and receives of one pump at most, so that callers are heard in between.
 const ROUNDS: usize = 16;
+/// Buffers on the way take this much whether or not the peer is alive. Whoever sends more without being held up is slow, and
+/// the peer is not to blame.
+const BUFFERED_BYTES: usize = 1 << 20;
 
 /// A stream of bytes that never waits: `WouldBlock` instead.
 pub(crate) trait Wire: Send {
@@ -126,8 +130,15 @@ pub(super) struct Connection<R> {
     outlet: Outlet,
     void: Void,
     progress_limit_us: u64,
-    progress_us: u64,
+    /// When the peer gave the last sign of life: sent something, or took what had filled the buffers.
+    moved_us: u64,
+    /// When something became due of which nothing was before.
+    due_us: u64,
     awaited: bool,
+    /// The buffers on the way are full.
+    held_up: bool,
+    /// Bytes sent since the last sign of life.
+    unheeded_bytes: usize,
 }
 
 /// Bytes on their way in.
@@ -171,13 +182,16 @@ impl<R: Role> Connection<R> {
             outlet: Outlet::default(),
             void: Void::default(),
             progress_limit_us,
-            progress_us: now_us,
+            moved_us: now_us,
+            due_us: now_us,
             awaited: false,
+            held_up: false,
+            unheeded_bytes: 0,
         }
     }
 
-    /// Sends and receives what can be without waiting. `readable`: there may be something to receive.
-    pub fn pump(&mut self, now_us: u64, wire: &mut dyn Wire, mut readable: bool) -> Result<Pumped, Broken> {
+    /// Sends and receives what can be without waiting. `ready`: what a wait has found.
+    pub fn pump(&mut self, now_us: u64, wire: &mut dyn Wire, mut ready: Ready) -> Result<Pumped, Broken> {
         if self.role.distrusts_late_bytes() {
             self.check_progress(now_us)?;
         }
@@ -185,12 +199,16 @@ impl<R: Role> Connection<R> {
         self.role.expire(now_us)?;
         if !self.awaited && self.is_awaiting() {
             // Nothing was due until now: the silence before does not count.
-            self.progress_us = now_us;
+            self.due_us = now_us;
+        }
+        if self.held_up && ready.writable {
+            self.held_up = false;
+            self.moved(now_us);
         }
         let mut pumped = Pumped::default();
         for _ in 0..ROUNDS {
             let sent = self.send(now_us, wire)?;
-            let received = readable && self.receive(now_us, wire, &mut readable)?;
+            let received = ready.readable && self.receive(now_us, wire, &mut ready.readable)?;
             pumped.send_blocked = sent == Sent::Blocked;
             pumped.more = sent == Sent::All || received;
             if !pumped.more {
@@ -204,7 +222,7 @@ impl<R: Role> Connection<R> {
 
     /// When [`pump`](Connection::pump) has to be called even if nothing happens on the wire.
     pub fn next_timeout_us(&self) -> Option<u64> {
-        let frozen_us = self.is_awaiting().then_some(self.progress_us.saturating_add(self.progress_limit_us));
+        let frozen_us = self.is_awaiting().then(|| self.frozen_at_us());
         [frozen_us, self.role.next_timeout_us()].into_iter().flatten().min()
     }
 
@@ -214,14 +232,39 @@ impl<R: Role> Connection<R> {
     }
 
     fn check_progress(&self, now_us: u64) -> Result<(), Broken> {
-        let limit_us = self.progress_limit_us;
-        let frozen = self.is_awaiting() && now_us >= self.progress_us.saturating_add(limit_us);
-        if frozen { Err(Broken::Frozen { limit_us }) } else { Ok(()) }
+        let frozen = self.is_awaiting() && now_us >= self.frozen_at_us();
+        if frozen { Err(self.frozen()) } else { Ok(()) }
     }
 
-    /// Sends once.
+    fn frozen_at_us(&self) -> u64 {
+        self.moved_us.max(self.due_us).saturating_add(self.progress_limit_us)
+    }
+
+    fn frozen(&self) -> Broken {
+        Broken::Frozen { limit_us: self.progress_limit_us }
+    }
+
+    /// The peer is said to be frozen. That is believed unless it gave a sign of life in the last half of the limit.
+    pub fn doubt(&self, now_us: u64) -> Result<(), Broken> {
+        let believed = now_us.saturating_sub(self.moved_us) >= self.progress_limit_us / 2;
+        if believed { Err(self.frozen()) } else { Ok(()) }
+    }
+
+    fn moved(&mut self, now_us: u64) {
+        self.moved_us = now_us;
+        self.unheeded_bytes = 0;
+    }
+
+    /// Sends once. Once held up, not before a wait has said that the wire takes more: what little room is left then is in
+    /// this end's own buffers, and says nothing of the peer.
     fn send(&mut self, now_us: u64, wire: &mut dyn Wire) -> Result<Sent, Broken> {
+        if self.held_up {
+            return Ok(Sent::Blocked);
+        }
         if self.outlet.is_empty() {
+            if !self.role.awaits() {
+                self.due_us = now_us;
+            }
             self.outlet.load(&mut self.role);
         }
         if self.outlet.is_empty() {
@@ -229,10 +272,12 @@ impl<R: Role> Connection<R> {
         }
         let left = self.outlet.left();
         self.outlet.send(wire)?;
-        if self.outlet.left() < left {
-            self.progress_us = now_us;
+        self.unheeded_bytes += left - self.outlet.left();
+        if self.unheeded_bytes > BUFFERED_BYTES {
+            self.moved(now_us);
         }
-        if !self.outlet.is_empty() {
+        self.held_up = !self.outlet.is_empty();
+        if self.held_up {
             return Ok(Sent::Blocked);
         }
         if let Some(data) = self.outlet.data.take() {
@@ -245,7 +290,7 @@ impl<R: Role> Connection<R> {
     fn receive(&mut self, now_us: u64, wire: &mut dyn Wire, readable: &mut bool) -> Result<bool, Broken> {
         let received = self.intake.receive(wire, &mut self.void, readable)?;
         if received {
-            self.progress_us = now_us;
+            self.moved(now_us);
             while self.step(now_us)? {}
         }
         Ok(received)

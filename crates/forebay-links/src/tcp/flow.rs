@@ -255,6 +255,13 @@ impl FlowHandle {
         let _ = self.inbox.post(Message::Sever);
     }
 
+    /// Another flow has found the peer frozen. This one ends as well, unless it has moved a byte lately: then it is that
+    /// other connection which is.
+    pub fn doubt(&self) {
+        // A flow that has ended is beyond doubt.
+        let _ = self.inbox.post(Message::Doubt);
+    }
+
     /// Asks the peer for something beside its memory and tells `on_reply`, once, on the flow's thread, which moves no byte
     /// meanwhile. Calls overtake operations, and each other's answers. A call that waits is given up after `limit_us`.
     pub fn call(

@@ -359,7 +359,7 @@ impl Visit {
             if ready.reset {
                 return Err(Broken::Closed);
             }
-            let pumped = connection.pump(now_us(), carrier, ready.readable);
+            let pumped = connection.pump(now_us(), carrier, ready);
             self.count_faults(&mut connection.role);
             let pumped = pumped?;
             let drained = connection.role.is_idle() && !pumped.send_blocked && !pumped.more;

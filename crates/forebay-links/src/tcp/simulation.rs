@@ -17,6 +17,7 @@ use super::requester::{Operation, Patience, Requester};
 use super::responder::Responder;
 use super::runs::runs;
 use super::service::{Desk, Reply, Service};
+use super::socket::Ready;
 use forebay_mover::sim::SplitMix;
 use forebay_mover::{Backing, HostBuffer, Outcome};
 use std::collections::{HashMap, VecDeque};
@@ -68,6 +69,15 @@ struct End {
     out: Shared,
     back: Shared,
     dice: SplitMix,
+}
+
+impl End {
+    /// As a socket: a little room does not count.
+    fn ready(&self) -> Ready {
+        let pipe = self.out.lock().unwrap();
+        let free = pipe.room - pipe.bytes.len();
+        Ready { readable: true, writable: free > pipe.room / 3, reset: false }
+    }
 }
 
 impl Wire for End {
@@ -252,7 +262,8 @@ impl World {
 
     fn step_asking(&mut self) {
         if self.asking_broken.is_none() {
-            let pumped = self.asking.pump(self.now_us, &mut self.asking_end, true);
+            let ready = self.asking_end.ready();
+            let pumped = self.asking.pump(self.now_us, &mut self.asking_end, ready);
             if let Err(broken) = pumped {
                 // As a socket that is reset: what the peer has not received is thrown away.
                 for pipe in [&self.asking_end.out, &self.asking_end.back] {
@@ -276,7 +287,8 @@ impl World {
         if self.owning_broken.is_some() {
             return;
         }
-        if let Err(broken) = self.owning.pump(self.now_us, &mut self.owning_end, true) {
+        let ready = self.owning_end.ready();
+        if let Err(broken) = self.owning.pump(self.now_us, &mut self.owning_end, ready) {
             for pipe in [&self.owning_end.out, &self.owning_end.back] {
                 let mut pipe = pipe.lock().unwrap();
                 pipe.cut_at = Some(pipe.carried);

@@ -22,6 +22,8 @@ pub(super) struct Socket {
 pub(crate) struct Ready {
     /// There may be something to receive, if only the end.
     pub readable: bool,
+    /// The peer has taken enough for more to be sent. Only where that was waited for.
+    pub writable: bool,
     /// The peer is gone, and has thrown away what it had not received.
     pub reset: bool,
 }
@@ -105,7 +107,8 @@ fn wait(
         waker.clear();
     }
     let reset = found.intersects(PollFlags::ERR | PollFlags::HUP);
-    Ok(Ready { readable: reset || found.intersects(PollFlags::IN | PollFlags::RDHUP), reset })
+    let readable = reset || found.intersects(PollFlags::IN | PollFlags::RDHUP);
+    Ok(Ready { readable, writable: found.intersects(PollFlags::OUT), reset })
 }
 
 fn message(slices: &[libc::iovec]) -> libc::msghdr {

@@ -170,7 +170,7 @@ impl Pipe {
                 state.inbound.front(),
                 Some(Message::Held { .. } | Message::Here { .. } | Message::End)
             );
-            Ready { readable: reset || readable, reset }
+            Ready { readable: reset || readable, writable: false, reset }
         })
     }
 
@@ -318,9 +318,9 @@ impl Carrier for Pipe {
         let until = timeout.map(|timeout| Instant::now() + timeout);
         loop {
             self.progress();
-            let ready = self.ready();
+            let ready = Ready { writable: sending && self.may_send(), ..self.ready() };
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let found = ready.readable || (sending && self.may_send());
+            let found = ready.readable || ready.writable;
             let busy = !found && !self.worker.arm()?;
             let mut fds = vec![PollFd::new(&self.event_fd, PollFlags::IN)];
             fds.extend(self.peer_process.as_ref().map(|process| PollFd::new(process, PollFlags::IN)));

@@ -148,6 +148,59 @@ fn a_frozen_peer_is_found_in_time_and_writes_nothing_when_it_thaws() {
     }
 }
 
+/// Lets time pass for the asking end alone, until it gives up. Says how long that took.
+fn until_broken(world: &mut World, mut each_step: impl FnMut(&mut World)) -> u64 {
+    let frozen_us = world.now_us;
+    while world.asking_broken.is_none() {
+        world.now_us += LIMIT_US / 20;
+        each_step(world);
+        world.step_asking();
+        assert!(world.now_us < frozen_us + 10 * LIMIT_US, "still hoping");
+    }
+    assert_eq!(world.asking_broken, Some(Broken::Frozen { limit_us: LIMIT_US }));
+    world.now_us - frozen_us
+}
+
+#[test]
+fn asking_a_frozen_peer_for_more_is_no_sign_of_life() {
+    let mut world = World::new(1);
+    (0..100).for_each(|_| world.step());
+    let small = Plan { wish: Wish::Read, spans: vec![(0, 0, 100)] };
+    let took_us = until_broken(&mut world, |world| {
+        world.submit(&small, u64::MAX);
+    });
+    assert!(took_us <= LIMIT_US + LIMIT_US / 10, "{took_us} us");
+}
+
+#[test]
+fn room_that_is_left_in_our_own_buffers_is_no_sign_of_life() {
+    let mut world = World::new(1);
+    (0..100).for_each(|_| world.step());
+    world.submit(&Plan { wish: Wish::Write, spans: vec![(0, 0, BYTES as u64)] }, u64::MAX);
+    (0..1_000).for_each(|_| world.step_asking());
+    let took_us = until_broken(&mut world, |world| {
+        // As a system that fetches the rest of what was on its way when the peer froze, a little at a time.
+        let mut pipe = world.asking_end.out.lock().unwrap();
+        if pipe.bytes.len() > pipe.room * 3 / 4 {
+            pipe.bytes.drain(..2);
+        }
+    });
+    assert!(took_us <= LIMIT_US + LIMIT_US / 10, "{took_us} us");
+}
+
+#[test]
+fn a_flow_that_is_doubted_ends_unless_its_peer_was_heard_lately() {
+    let mut world = World::new(1);
+    (0..100).for_each(|_| world.step());
+    let heard_us = world.now_us;
+    assert_eq!(world.asking.doubt(heard_us + LIMIT_US / 4), Ok(()));
+    // What is due for a moment only does not make the silence before it shorter.
+    world.now_us = heard_us + LIMIT_US;
+    world.submit(&plans(1, 1)[0], u64::MAX);
+    world.step_asking();
+    assert_eq!(world.asking.doubt(world.now_us), Err(Broken::Frozen { limit_us: LIMIT_US }));
+}
+
 #[test]
 fn an_owner_that_slept_in_the_middle_of_a_write_drops_what_came_late() {
     let mut slept = 0;
