@@ -4,8 +4,8 @@
 
 use forebay_mover::sim::{Sim, SimLink};
 use forebay_mover::{
-    Class, End, Hop, Limits, LinkSpec, MAX_LOT_BYTES, Mover, Outcome, PAGE_BYTES, Place, RegionId, RouteSpec,
-    STARVE_LOTS, Span, SpanPair, Staging, Transfer,
+    Class, End, Event, Hop, Limits, LinkSpec, MAX_LOT_BYTES, Mover, Outcome, PAGE_BYTES, Place, RegionId,
+    RouteSpec, STARVE_LOTS, Span, SpanPair, Staging, Transfer,
 };
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -548,4 +548,27 @@ fn a_lost_operation_quarantines_its_spans_until_it_completes() {
     mover.complete(1_000, start.op, Outcome::Moved { bytes: 100 });
     assert_eq!(mover.next_event(), Some(forebay_mover::Event::Quiet(id, vec![from, to])));
     assert!(mover.remove_region(target).is_ok());
+}
+
+#[test]
+fn a_transfer_whose_last_lot_waits_for_a_link_that_dies_ends() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 200), mover.add_region(DEVICE, 200));
+    let region = mover.add_region(Place::Device(1), 200);
+    let [out, into] = ["out", "in"].map(|name| mover.add_link(LinkSpec::new(name, 1, 100)));
+    let staging = Staging { region, slots: 2, slot_bytes: 100 };
+    mover.add_route(RouteSpec::relayed(HOST, DEVICE, [out, into], staging, false)).unwrap();
+    let transfers = [0, 100].map(|at| {
+        let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
+        mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap()
+    });
+    // The first one is on its second link; the other one has got as far as the staging and waits.
+    for _ in transfers {
+        let first_hop = mover.poll(0).unwrap();
+        mover.complete(1, first_hop.op, Outcome::Moved { bytes: 100 });
+        mover.poll(1);
+    }
+    mover.link_down(2, into);
+    let ended = std::iter::from_fn(|| mover.next_event()).next().unwrap();
+    assert!(matches!(ended, Event::Ended(id, End::Failed(_)) if id == transfers[1]), "{ended:?}");
 }

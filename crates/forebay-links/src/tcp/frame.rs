@@ -34,7 +34,7 @@ pub const OPS_MAX: u16 = 32;
 /// Regions that a peer is told of at most when it connects.
 pub const REGIONS_MAX: usize = 16_384;
 /// Payload of one DATA at most. Little enough to stay in the cache between the CRC and the copy into the socket.
-pub const CHUNK_BYTES_MAX: u32 = 256 << 10;
+pub const CHUNK_BYTES_MAX: u32 = 512 << 10;
 /// Bytes of a call, and of a reply, at most.
 pub const CALL_BYTES_MAX: u32 = 1 << 20;
 /// Calls of a flow at most that the peer has not answered.

@@ -284,7 +284,10 @@ impl Mover {
         let keys: Vec<_> = self.ready.iter().filter(|(_, lot)| waits(lot)).map(|(key, _)| *key).collect();
         for key in keys {
             if let Some(lot) = self.ready.remove(&key) {
+                let transfer = lot.transfer;
                 self.try_again(lot);
+                // It may have been the last of a transfer that is in no lane any more.
+                self.settle(now_us, transfer);
             }
         }
         self.fail_stranded(now_us);
