@@ -1,7 +1,7 @@
 """Mooncake's transfer engine over tcp, as `forebay bench net --peer` calls it.
 
-Needs `pip install mooncake-transfer-engine-non-cuda==0.3.13.post1` and the system's libibverbs1 and libnuma1. More than
-2,048 blocks to one peer fail unless the queue is made longer, which is done here.
+Needs `pip install mooncake-transfer-engine-non-cuda==0.3.13.post1` and the system's libibverbs1 and
+libnuma1. More than 2,048 blocks to one peer fail unless the queue is made longer, which is done here.
 """
 
 import importlib.metadata
@@ -15,6 +15,8 @@ PACKAGE = "mooncake-transfer-engine-non-cuda"
 
 
 class Mooncake:
+    """An end of Mooncake."""
+
     name = "Mooncake"
 
     def __init__(self, memory: pair.Memory, role: str) -> None:

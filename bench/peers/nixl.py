@@ -1,7 +1,7 @@
-"""NIXL over UCX's tcp, as `forebay bench net --peer` calls it. With NIXL_MODULE=forebay.nixl: Forebay through the same calls.
+"""NIXL over UCX's tcp, as `forebay bench net --peer` calls it.
 
-Needs `pip install --no-deps nixl-cu13==1.5.1` and `pip install numpy`. Waits by polling each 100 us, which costs NIXL less
-on few cores than spinning does.
+With NIXL_MODULE=forebay.nixl: Forebay through the same calls. Needs `pip install --no-deps nixl-cu13==1.5.1`
+and `pip install numpy`. Waits by polling each 100 us, which costs NIXL less on few cores than spinning does.
 """
 
 import importlib
@@ -19,6 +19,8 @@ LIMIT_S = 120.0
 
 
 class Nixl:
+    """An end of NIXL."""
+
     def __init__(self, memory: pair.Memory, role: str) -> None:
         os.environ.setdefault("UCX_TLS", "tcp")
         os.environ.setdefault("UCX_NET_DEVICES", "lo")

@@ -1,7 +1,8 @@
-"""Two processes that move equal blocks between their memories, in different orders at the two ends, for systems other than
-Forebay. `nixl.py` and `mooncake.py` say how; this module starts the other process, times, compares and reports.
+"""Two processes that move equal blocks between their memories, in different orders at the two ends.
 
-One JSON object is printed: name, version, gbps (a list, one a run), cpu_s_per_gb (both processes), bad_blocks.
+For systems other than Forebay: `nixl.py` and `mooncake.py` say how; this module starts the other process, times,
+compares and reports. One JSON object is printed: name, version, gbps (a list, one a run), cpu_s_per_gb (of both
+processes), bad_blocks.
 """
 
 import argparse
@@ -118,6 +119,7 @@ def main(start: Callable[[Memory, str], End]) -> None:
 
 
 def ask(line: Connection, word: str, run: int) -> Any:
+    """Tells the other process something and gives its answer."""
     line.send((word, run))
     return line.recv()
 
