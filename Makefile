@@ -71,8 +71,8 @@ bench: build
 bench-net: build
 	unshare -n sh -c 'ip link set lo up && sysctl -qw net.ipv4.tcp_congestion_control=reno && exec "$$@"' sh \
 		$(FOREBAY) bench net --json $(or $(JSON),bench/results/net.json) \
-		$(if $(NIXL),--peer "$(NIXL)/bin/python bench/peers/nixl.py") \
-		$(if $(MOONCAKE),--peer "$(MOONCAKE)/bin/python bench/peers/mooncake.py")
+		$(if $(NIXL),--peer "$(NIXL)/bin/python bench/peers/run_nixl.py") \
+		$(if $(MOONCAKE),--peer "$(MOONCAKE)/bin/python bench/peers/run_mooncake.py")
 
 clean:
 	cargo clean

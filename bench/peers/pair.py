@@ -1,8 +1,8 @@
 """Two processes that move equal blocks between their memories, in different orders at the two ends.
 
-For systems other than Forebay: `nixl.py` and `mooncake.py` say how; this module starts the other process, times,
-compares and reports. One JSON object is printed: name, version, gbps (a list, one a run), cpu_s_per_gb (of both
-processes), bad_blocks.
+For systems other than Forebay: `run_nixl.py` and `run_mooncake.py` say how; this module starts the other
+process, times, compares and reports. One JSON object is printed: name, version, gbps (a list, one a run),
+cpu_s_per_gb (of both processes), bad_blocks.
 """
 
 import argparse
