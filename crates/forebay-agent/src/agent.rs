@@ -6,16 +6,17 @@ use crate::config::AgentConfig;
 use crate::connect;
 use crate::descriptors::{Descriptors, Select};
 use crate::desk::{self, Desk};
-use crate::gauge::Counts;
 use crate::keeper::{Keeper, KeeperThread};
 use crate::leases::LeaseTable;
 use crate::metadata::{Metadata, is_name};
 use crate::notify;
 use crate::peer::Peer;
 use crate::prepared::{Blocks, Op, Pairs};
+use crate::rails::Rails;
 use crate::request::{Request, Run};
 use crate::seats::Yard;
 use crate::shared::{Runs, Shared};
+use crate::stat::PeerStat;
 use crate::trouble::{AgentError, Trouble};
 use forebay_links::tcp::{
     Access, CallError, Exports, FlowOptions, Identity, PeerRegion, PeerRegions, ServerOptions, Service,
@@ -89,22 +90,9 @@ impl std::fmt::Debug for Prepared {
     }
 }
 
-/// A snapshot of one peer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PeerStat {
-    /// Its name.
-    pub name: String,
-    /// `idle`, `connecting`, `resting`, `up` or `dead`.
-    pub state: &'static str,
-    /// Connections to it.
-    pub flows: usize,
-    /// What went on.
-    pub counts: Counts,
-}
-
 /// One end in one process. Dropping it cancels what is under way and waits until nothing touches memory any more.
 pub struct Agent {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     address: Option<SocketAddr>,
     here: Place,
     exports: Arc<Exports>,
@@ -144,8 +132,12 @@ impl Agent {
         let keeper = keeper_thread.keeper();
         let leases = leases(&keeper);
         let exports = Arc::new(Exports::new(Arc::new(leases.clone())));
-        let desk = Arc::new(Desk::new(leases.clone(), config.service.clone()));
+        let rails = Arc::new(Rails::new(config.rails.clone()));
+        let desk = Arc::new(Desk::new(leases.clone(), Arc::clone(&rails), config.service.clone()));
         let server = serve(&config, me, &exports, &desk)?;
+        if let Some(server) = &server {
+            rails.serve_at(server.door());
+        }
         let flow_options = FlowOptions {
             token: config.token,
             tls: config.tls,
@@ -166,6 +158,7 @@ impl Agent {
             keeper,
             regions: PeerRegions::default(),
             desk,
+            rails,
             lent: Mutex::default(),
             runs: Mutex::new(Runs::default()),
         };
@@ -341,7 +334,7 @@ impl Agent {
         names
     }
 
-    fn peer(&self, name: &str) -> Result<Arc<Peer>, AgentError> {
+    pub(crate) fn peer(&self, name: &str) -> Result<Arc<Peer>, AgentError> {
         let found = self.peers().get(name).cloned();
         found.ok_or_else(|| AgentError::NoSuchPeer { peer: name.to_owned() })
     }
@@ -468,13 +461,7 @@ impl Agent {
     pub fn stats(&self) -> Vec<PeerStat> {
         let mut peers: Vec<_> = self.peers().values().cloned().collect();
         peers.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-        let stat = |peer: Arc<Peer>| {
-            let state = peer.state();
-            let (word, flows) = (state.line.word(), state.flows.len());
-            drop(state);
-            PeerStat { name: peer.name.clone(), state: word, flows, counts: peer.gauge.counts() }
-        };
-        peers.into_iter().map(stat).collect()
+        peers.iter().map(|peer| PeerStat::of(peer, &self.shared.rails)).collect()
     }
 }
 

@@ -1,8 +1,10 @@
 //! How an agent is set up. This file knows what is allowed; it must never start anything.
 
+use crate::menu::RAILS_MAX;
 use crate::metadata::is_name;
 use crate::trouble::AgentError;
 use forebay_links::tcp::{Service, TlsConfig};
+use forebay_links::ucx::RailOptions;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -23,7 +25,10 @@ pub struct AgentConfig {
     pub tls: Option<Arc<TlsConfig>>,
     /// Plain text also where others than this machine's programs can read along.
     pub plain_beyond_loopback: bool,
-    /// Connections to a peer at most. There is one at first, and more as far as they make transfers faster.
+    /// What carries bytes beside TCP, where a peer has the same: opened when it is first needed. Peers are reached over TCP
+    /// all the same, and over TCP alone where a rail fails. At most [`RAILS_MAX`](crate::RAILS_MAX).
+    pub rails: Vec<RailOptions>,
+    /// Connections to a peer at most, beside one over each further rail. There is one at first, and more as far as they make transfers faster.
     pub flows_max: usize,
     /// How long a connection may take to come about; whatever waits for it fails then.
     pub connect_limit_us: u64,
@@ -44,6 +49,7 @@ impl AgentConfig {
             token: Vec::new(),
             tls: None,
             plain_beyond_loopback: false,
+            rails: Vec::new(),
             flows_max: 4,
             connect_limit_us: 5_000_000,
             progress_limit_us: 2_000_000,
@@ -54,6 +60,9 @@ impl AgentConfig {
     pub(crate) fn check(&self) -> Result<(), AgentError> {
         if !is_name(&self.name) {
             return Err(AgentError::Name { bytes: self.name.len() });
+        }
+        if self.rails.len() > RAILS_MAX {
+            return Err(AgentError::Rails { rails: self.rails.len() });
         }
         match (self.listen, self.advertise) {
             (Some(listen), None) if listen.ip().is_unspecified() => Err(AgentError::Unspecified { listen }),
@@ -71,6 +80,7 @@ impl std::fmt::Debug for AgentConfig {
             .field("advertise", &self.advertise)
             .field("tls", &self.tls.is_some())
             .field("plain_beyond_loopback", &self.plain_beyond_loopback)
+            .field("rails", &self.rails)
             .field("flows_max", &self.flows_max)
             .field("connect_limit_us", &self.connect_limit_us)
             .field("progress_limit_us", &self.progress_limit_us)

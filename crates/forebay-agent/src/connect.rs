@@ -3,16 +3,33 @@
 
 use crate::flows::Advice;
 use crate::line::Rest;
+use crate::path::{Path, Way};
 use crate::peer::{Flow, Peer};
-use crate::seats::OnAdvice;
+use crate::seats::{OnAdvice, Sitter};
 use crate::shared::Shared;
 use crate::trouble::Trouble;
-use forebay_links::tcp::{Broken, FlowError, FlowOptions, RefusalCode, TcpFlow};
+use crate::upgrade;
+use forebay_links::tcp::{Broken, FlowError, FlowHandle, FlowOptions, RefusalCode, TcpFlow};
+use forebay_links::ucx::Fabric;
+use forebay_mover::Link;
 use std::sync::{Arc, Weak};
 
 /// How often, and how long apart, the regions of a peer that is gone are asked for again.
 const FORGET_ATTEMPTS: u32 = 1_000;
 const FORGET_AGAIN_US: u64 = 20_000;
+
+/// A flow that came about.
+pub(crate) struct Arrival {
+    pub link: Box<dyn Link>,
+    pub handle: FlowHandle,
+    pub way: Way,
+}
+
+impl Arrival {
+    fn over_tcp(flow: TcpFlow) -> Arrival {
+        Arrival { handle: flow.handle(), link: Box::new(flow), way: Way::Tcp }
+    }
+}
 
 type Connected = Result<(TcpFlow, forebay_links::tcp::Peer), FlowError>;
 
@@ -20,7 +37,10 @@ type Connected = Result<(TcpFlow, forebay_links::tcp::Peer), FlowError>;
 pub(crate) fn begin(shared: &Arc<Shared>, peer: &Arc<Peer>) {
     let instance = peer.instance;
     connect(shared, peer, instance, |shared, peer, connected| match connected {
-        Ok((flow, found)) => arrived(shared, peer, flow, found.identity.instance),
+        Ok((flow, found)) => {
+            arrived(shared, peer, Arrival::over_tcp(flow), found.identity.instance);
+            upgrade::begin(shared, peer);
+        }
         Err(error) => failed(shared, peer, &error),
     });
 }
@@ -52,8 +72,8 @@ fn connect(
 }
 
 /// A flow came about: it gets a seat, and those who wait may go.
-fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, flow: TcpFlow, instance: [u8; 16]) {
-    let handle = flow.handle();
+pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, instance: [u8; 16]) {
+    let Arrival { link: flow, handle, way } = arrival;
     let mut site = peer.site();
     if site.answered.is_some_and(|before| before != instance) {
         // What was known of the one before must never reach this one.
@@ -62,9 +82,15 @@ fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, flow: TcpFlow, instance: [u8;
         }
     }
     site.answered = Some(instance);
-    let on_advice = on_advice(shared, peer);
-    let seated = site.berth(&shared.yard).seat(&shared.yard, flow, Arc::clone(&peer.gauge), on_advice);
-    let seat = match seated {
+    let sitter = Sitter {
+        flow,
+        handle: handle.clone(),
+        path: way.path(),
+        gauge: Arc::clone(&peer.gauge),
+        on_advice: on_advice(shared, peer),
+    };
+    let stand_in = way.rail().and_then(|_| peer.state().seat_over_tcp());
+    let seat = match site.berth(&shared.yard).seat(&shared.yard, sitter, stand_in) {
         Ok(seat) => seat,
         Err(error) => {
             drop(site);
@@ -81,14 +107,42 @@ fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, flow: TcpFlow, instance: [u8;
     }
     let number = state.next_flow;
     state.next_flow += 1;
-    state.flows.push(Flow { number, seat, handle: handle.clone() });
-    peer.gauge.flows(state.flows.len());
+    if state.flows.is_empty() {
+        // What is known of rails was of another connection.
+        state.idle_rails.clear();
+        state.rail_rests = 0;
+    }
+    if let Some(nth) = way.rail() {
+        state.idle_rails.remove(&nth);
+    }
+    state.flows.push(Flow { number, seat, handle: handle.clone(), way, stands_by: false });
     let waiting = state.take_waiting();
     drop(state);
     drop(site);
+    arrange(shared, peer);
     let (weak, keeper, its) = (Arc::downgrade(shared), shared.keeper.clone(), Arc::clone(peer));
     handle.on_broken(move |why| keeper.soon(move || broken(&weak, &its, number, &why)));
     waiting.into_iter().for_each(|then| then(Ok(())));
+}
+
+/// Has bytes go over rails where there are any, and over TCP otherwise.
+fn arrange(shared: &Shared, peer: &Peer) {
+    let site = peer.site();
+    let mut state = peer.state();
+    let railed = state.is_railed();
+    let mut changed = Vec::new();
+    for flow in &mut state.flows {
+        let stands_by = railed && flow.way == Way::Tcp;
+        if stands_by != flow.stands_by {
+            flow.stands_by = stands_by;
+            changed.push((flow.seat, !stands_by));
+        }
+    }
+    peer.gauge.flows(state.at_work());
+    drop(state);
+    if let Some(berth) = &site.berth {
+        changed.into_iter().for_each(|(seat, up)| berth.set_up(&shared.yard, seat, up));
+    }
 }
 
 /// No flow came about.
@@ -136,24 +190,35 @@ fn rest_until(shared: &Arc<Shared>, peer: &Arc<Peer>, rest: Option<Rest>) {
     });
 }
 
-/// A flow has ended by itself. Where one is frozen the peer most likely is, so the others are not waited for.
+/// A flow has ended by itself. Where it shows that the peer is frozen, the others are not waited for.
 fn broken(shared: &Weak<Shared>, peer: &Arc<Peer>, number: u64, why: &Broken) {
     let Some(shared) = shared.upgrade() else { return };
     let mut state = peer.state();
     let ended: Vec<Flow> = state.flows.extract_if(.., |flow| flow.number == number).collect();
-    if ended.is_empty() {
-        return;
-    }
+    let Some(path) = ended.first().map(|flow| flow.way.path()) else { return };
     if let Broken::Frozen { .. } = why {
-        state.flows.iter().for_each(|flow| flow.handle.doubt());
+        let doubtful = |flow: &&Flow| shows_a_frozen_peer(path) || flow.way.path() == path;
+        state.flows.iter().filter(doubtful).for_each(|flow| flow.handle.doubt());
     }
     state.lost = Some(why.clone());
-    peer.gauge.flows(state.flows.len());
     let last = state.flows.is_empty();
     let rest = if last { state.line.broken(shared.keeper.now_us()) } else { None };
     drop(state);
+    // What takes over is there before what has ended goes.
+    arrange(&shared, peer);
     take_down(&shared, peer, &ended);
+    let rails: Vec<usize> = ended.iter().filter_map(|flow| flow.way.rail()).collect();
+    upgrade::lost(&shared, peer, &rails, why);
     rest_until(&shared, peer, rest);
+}
+
+/// Whether silence on this path means the peer itself. A network of its own may fail alone: then TCP goes on, or finds
+/// within its own limit that the peer is frozen.
+fn shows_a_frozen_peer(path: Path) -> bool {
+    match path {
+        Path::Tcp | Path::Rail(Fabric::Memory) => true,
+        Path::Rail(Fabric::Rdma | Fabric::Tcp) => false,
+    }
 }
 
 /// Takes flows that have ended, or were severed, out of their seats.
@@ -217,12 +282,24 @@ fn grow(shared: &Arc<Shared>, peer: &Arc<Peer>) {
         return;
     }
     state.growing = true;
+    let rail = state.lightest_rail();
     drop(state);
+    if let Some(rail) = rail {
+        let its = Arc::clone(peer);
+        return upgrade::one_more(shared, peer, rail, move |came| {
+            its.state().growing = false;
+            if !came {
+                its.gauge.flow_refused();
+            }
+        });
+    }
     connect(shared, peer, Some(instance), move |shared, peer, connected| {
         peer.state().growing = false;
         match connected {
             // It came too late if the others have ended: whoever wants one will ask.
-            Ok((flow, _)) if !peer.state().flows.is_empty() => arrived(shared, peer, flow, instance),
+            Ok((flow, _)) if !peer.state().flows.is_empty() => {
+                arrived(shared, peer, Arrival::over_tcp(flow), instance);
+            }
             Ok(_) => {}
             Err(_) => peer.gauge.flow_refused(),
         }
@@ -232,11 +309,10 @@ fn grow(shared: &Arc<Shared>, peer: &Arc<Peer>) {
 /// Lets the flow that came last finish what it has begun.
 fn shrink(shared: &Arc<Shared>, peer: &Arc<Peer>) {
     let mut state = peer.state();
-    if state.flows.len() < 2 {
-        return;
-    }
-    let Some(ended) = state.flows.pop() else { return };
-    peer.gauge.flows(state.flows.len());
+    let last = state.flows.iter().rposition(|flow| !flow.stands_by);
+    let Some(last) = last.filter(|_| state.at_work() > 1) else { return };
+    let ended = state.flows.remove(last);
+    peer.gauge.flows(state.at_work());
     drop(state);
     let flow = peer.site().unseat(shared, ended.seat);
     let parting = std::thread::Builder::new().name("forebay-part".into()).spawn(move || drop(flow));
@@ -245,7 +321,7 @@ fn shrink(shared: &Arc<Shared>, peer: &Arc<Peer>) {
 }
 
 impl crate::peer::Site {
-    fn unseat(&mut self, shared: &Shared, seat: usize) -> Option<TcpFlow> {
+    fn unseat(&mut self, shared: &Shared, seat: usize) -> Option<Box<dyn Link>> {
         self.berth.as_mut().and_then(|berth| berth.unseat(&shared.yard, seat))
     }
 }

@@ -1,9 +1,10 @@
-//! What peers say to this agent beside asking for memory: notifications are kept here, everything else goes to whoever
-//! answers calls. This file knows channels; it must never know what is said on them.
+//! What peers say to this agent beside asking for memory: notifications are kept here, words about rails go to those,
+//! everything else to whoever answers calls. This file knows channels; it must never know what is said on them.
 
 use crate::event::Event;
 use crate::leases::LeaseTable;
 use crate::notices::{Inbox, Notice};
+use crate::rails::Rails;
 use forebay_links::tcp::{Identity, Reply, Service};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,18 +12,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) const NOTICES: u8 = 0;
 /// First byte of a call for the agent's service.
 pub(crate) const CALLS: u8 = 1;
+/// First byte of a call about rails.
+pub(crate) const RAILS: u8 = 2;
 
 /// Takes in what peers say.
 pub(crate) struct Desk {
     inbox: Mutex<Inbox>,
     pub event: Event,
     leases: LeaseTable,
+    rails: Arc<Rails>,
     service: Option<Arc<dyn Service>>,
 }
 
 impl Desk {
-    pub fn new(leases: LeaseTable, service: Option<Arc<dyn Service>>) -> Desk {
-        Desk { inbox: Mutex::default(), event: Event::default(), leases, service }
+    pub fn new(leases: LeaseTable, rails: Arc<Rails>, service: Option<Arc<dyn Service>>) -> Desk {
+        Desk { inbox: Mutex::default(), event: Event::default(), leases, rails, service }
     }
 
     /// The notifications that wait, with their senders' names.
@@ -58,6 +62,10 @@ impl Service for Desk {
             (Some(&CALLS), Some(service)) => {
                 body.remove(0);
                 service.call(from, body, reply);
+            }
+            (Some(&RAILS), _) => {
+                body.remove(0);
+                self.rails.call(body, reply);
             }
             (Some(&CALLS), None) => reply.refuse("this agent answers no calls".into()),
             (channel, _) => reply.refuse(format!("a call on channel {channel:?}, which means nothing")),

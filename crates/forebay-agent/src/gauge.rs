@@ -2,6 +2,7 @@
 //! when the number of flows is worth a thought, which is [`Climb`]'s to have.
 
 use crate::flows::{Advice, Climb, Moved};
+use crate::path::Path;
 use forebay_mover::Outcome;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,6 +24,11 @@ impl Histogram {
         self.sum_us = self.sum_us.saturating_add(us);
     }
 
+    fn add_all(&mut self, other: &Histogram) {
+        self.counts.iter_mut().zip(other.counts).for_each(|(count, more)| *count += more);
+        self.sum_us = self.sum_us.saturating_add(other.sum_us);
+    }
+
     /// How many were counted.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
@@ -40,30 +46,37 @@ impl Histogram {
     }
 }
 
-/// Times of each stage.
+/// Times of each stage of requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stages {
-    /// Requests: from post until the mover had them. Long while there is no connection.
+    /// From post until the mover had them. Long while there is no connection.
     pub queued: Histogram,
-    /// Requests: from then until the last byte was in place and acknowledged.
+    /// From then until the last byte was in place and acknowledged.
     pub posted: Histogram,
-    /// Lots: on a flow, until all bytes were in place, their CRCs compared, and acknowledged.
-    pub wire: Histogram,
-    /// Requests with a notification: from the last byte until the peer had taken it in.
+    /// Where there is a notification: from the last byte until the peer had taken it in.
     pub notified: Histogram,
+}
+
+/// What went on over flows of one path.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PathCounts {
+    /// Bytes of lots that arrived, both ways.
+    pub moved_bytes: u64,
+    /// Lots that are on flows now.
+    pub in_flight_lots: u64,
+    /// Bytes that are on flows now.
+    pub in_flight_bytes: u64,
+    /// Times of lots: until all bytes were in place, their CRCs compared, and acknowledged.
+    pub wire: Histogram,
 }
 
 /// A snapshot of what went on with a peer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Bytes of lots that arrived, both ways.
-    pub moved_bytes: u64,
+    /// By what carried the bytes.
+    pub paths: BTreeMap<Path, PathCounts>,
     /// Time in which something was under way.
     pub busy_us: u64,
-    /// Lots that are on flows now.
-    pub in_flight_lots: u64,
-    /// Bytes that are on flows now.
-    pub in_flight_bytes: u64,
     /// Requests that ended well.
     pub done: u64,
     /// Requests that were cancelled.
@@ -72,6 +85,30 @@ pub struct Counts {
     pub faults: BTreeMap<&'static str, u64>,
     /// Times.
     pub stages: Stages,
+}
+
+impl Counts {
+    /// Bytes of lots that arrived, both ways, over all paths.
+    pub fn moved_bytes(&self) -> u64 {
+        self.paths.values().map(|path| path.moved_bytes).sum()
+    }
+
+    /// Lots that are on flows now.
+    pub fn in_flight_lots(&self) -> u64 {
+        self.paths.values().map(|path| path.in_flight_lots).sum()
+    }
+
+    /// Bytes that are on flows now.
+    pub fn in_flight_bytes(&self) -> u64 {
+        self.paths.values().map(|path| path.in_flight_bytes).sum()
+    }
+
+    /// Times of lots on flows, over all paths.
+    pub fn wire(&self) -> Histogram {
+        let mut all = Histogram::default();
+        self.paths.values().for_each(|path| all.add_all(&path.wire));
+        all
+    }
 }
 
 /// Counts for one peer, from any thread.
@@ -105,34 +142,36 @@ impl Gauge {
     }
 
     /// A lot goes on a flow. What it returns is for [`lot_ended`](Gauge::lot_ended).
-    pub fn lot_began(&self, bytes: u64) -> u64 {
+    pub fn lot_began(&self, on: Path, bytes: u64) -> u64 {
         let now_us = self.now_us();
         let mut state = self.lock();
-        if state.counts.in_flight_lots == 0 {
+        if state.counts.in_flight_lots() == 0 {
             state.busy_since_us = now_us;
         }
-        state.counts.in_flight_lots += 1;
-        state.counts.in_flight_bytes += bytes;
+        let path = state.counts.paths.entry(on).or_default();
+        path.in_flight_lots += 1;
+        path.in_flight_bytes += bytes;
         now_us
     }
 
     /// It has left it again.
-    pub fn lot_ended(&self, began_us: u64, bytes: u64, outcome: &Outcome) -> Advice {
+    pub fn lot_ended(&self, on: Path, began_us: u64, bytes: u64, outcome: &Outcome) -> Advice {
         let now_us = self.now_us();
         let mut state = self.lock();
         let busy_us = now_us.saturating_sub(state.busy_since_us);
         state.counts.busy_us += busy_us;
         state.busy_since_us = now_us;
-        state.counts.in_flight_lots -= 1;
-        state.counts.in_flight_bytes -= bytes;
+        let path = state.counts.paths.entry(on).or_default();
+        path.in_flight_lots -= 1;
+        path.in_flight_bytes -= bytes;
         let Outcome::Moved { bytes } = outcome else { return Advice::Stay };
-        state.counts.moved_bytes += bytes;
-        state.counts.stages.wire.add(now_us.saturating_sub(began_us));
+        path.moved_bytes += bytes;
+        path.wire.add(now_us.saturating_sub(began_us));
         let (moved, flows) = (state.moved(), state.flows);
         state.climb.advise(moved, flows)
     }
 
-    /// There are now so many flows.
+    /// There are now so many flows that carry bytes.
     pub fn flows(&self, flows: usize) {
         let mut state = self.lock();
         let moved = state.moved();
@@ -161,7 +200,7 @@ impl Gauge {
 
 impl State {
     fn moved(&self) -> Moved {
-        Moved { bytes: self.counts.moved_bytes, busy_us: self.counts.busy_us }
+        Moved { bytes: self.counts.moved_bytes(), busy_us: self.counts.busy_us }
     }
 }
 

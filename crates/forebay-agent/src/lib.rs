@@ -2,9 +2,10 @@
 //! read and write their memory. An [`Agent`] is what a program has one of.
 //!
 //! Pure parts: `addresses`, `descriptors`, `prepared` and `metadata` are memory by address; `line` is the way to a peer,
-//! `flows` how many connections it deserves, `notices` what was said already, `leases` who may use what until when. Glue:
-//! `agent`, `peer`, `connect`, `request`, `notify`, `desk`, and `keeper`, a thread that sleeps until something is due. The
-//! bytes are moved by a [`forebay_mover`] over flows of [`forebay_links::tcp`], and never touched here.
+//! `flows` how many connections it deserves, `menu` which rails two ends have in common, `notices` what was said already,
+//! `leases` who may use what until when. Glue: `agent`, `peer`, `connect`, `upgrade`, `rails`, `request`, `notify`, `desk`,
+//! and `keeper`, a thread that sleeps until something is due. The bytes are moved by a [`forebay_mover`] over flows of
+//! [`forebay_links::tcp`] and [`forebay_links::ucx`], and never touched here.
 //!
 //! Knows who has which memory, and when to speak to whom. Must never know what the bytes mean or who in the cluster has them.
 //!
@@ -48,24 +49,33 @@ mod gauge;
 mod keeper;
 mod leases;
 mod line;
+mod menu;
 mod metadata;
 mod notices;
 mod notify;
+mod path;
 mod peer;
 mod prepared;
+mod rails;
 mod request;
 mod seats;
 mod shared;
+mod stat;
 mod trouble;
+mod upgrade;
 
-pub use agent::{Agent, PeerStat, Prepared, Registration};
+pub use agent::{Agent, Prepared, Registration};
 pub use config::AgentConfig;
 pub use descriptors::{BLOCKS_MAX, BadRun, Descriptors, Run, Select};
 pub use forebay_links::tcp::{Access, CallError, Identity, PeerRegion, Reply, Service, TlsConfig, TlsError};
-pub use gauge::{Counts, Histogram, Stages};
+pub use forebay_links::ucx::{Fabric, RailOptions, RailReport, UcxError};
+pub use gauge::{Counts, Histogram, PathCounts, Stages};
 pub use leases::{LEASE_SPANS_MAX, LEASES_MAX, LeaseEnd, LeaseTable, LeasedSpan, NoLease};
+pub use menu::{RAILS_MAX, WhyIdle};
 pub use metadata::{BadMetadata, NAME_BYTES_MAX};
 pub use notices::{NOTICE_BYTES_MAX, NOTICES_MAX};
+pub use path::Path;
 pub use prepared::{BadBlocks, Op};
 pub use request::{End, Request, StageTimes, State};
+pub use stat::{FlowStat, IdleRail, PeerStat};
 pub use trouble::{AgentError, Trouble};

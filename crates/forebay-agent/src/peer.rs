@@ -9,7 +9,9 @@ use crate::connect;
 use crate::descriptors::Descriptors;
 use crate::gauge::Gauge;
 use crate::line::{Line, Want};
+use crate::menu::WhyIdle;
 use crate::notices::Outbox;
+use crate::path::Way;
 use crate::prepared::Blocks;
 use crate::seats::{Berth, Yard};
 use crate::shared::Shared;
@@ -50,6 +52,10 @@ pub(crate) struct State {
     /// One more flow is being connected.
     pub growing: bool,
     pub outbox: Outbox,
+    /// Why rails, by number, carry nothing over the connection that is there.
+    pub idle_rails: BTreeMap<usize, WhyIdle>,
+    /// How often rails were lost on this connection.
+    pub rail_rests: u32,
 }
 
 /// A flow to the peer.
@@ -57,6 +63,9 @@ pub(crate) struct Flow {
     pub number: u64,
     pub seat: usize,
     pub handle: FlowHandle,
+    pub way: Way,
+    /// The mover gives it nothing, since rails carry the bytes.
+    pub stands_by: bool,
 }
 
 /// What of the peer is known to the mover.
@@ -92,6 +101,8 @@ impl Peer {
             why: None,
             growing: false,
             outbox: Outbox::default(),
+            idle_rails: BTreeMap::new(),
+            rail_rests: 0,
         };
         let site = Site { berth: None, answered: None, memory: Addresses::default(), old: Vec::new() };
         let gauge = Arc::new(Gauge::new(flows_max));
@@ -210,6 +221,27 @@ impl Peer {
 }
 
 impl State {
+    /// Whether rails carry the bytes.
+    pub fn is_railed(&self) -> bool {
+        self.flows.iter().any(|flow| flow.way.rail().is_some())
+    }
+
+    /// The flows that carry bytes.
+    pub fn at_work(&self) -> usize {
+        self.flows.iter().filter(|flow| !flow.stands_by).count()
+    }
+
+    /// The seat of a flow over TCP.
+    pub fn seat_over_tcp(&self) -> Option<usize> {
+        self.flows.iter().find(|flow| flow.way == Way::Tcp).map(|flow| flow.seat)
+    }
+
+    /// The rail with the fewest flows of those that have some.
+    pub fn lightest_rail(&self) -> Option<usize> {
+        let flows_on = |nth: &usize| self.flows.iter().filter(|flow| flow.way.rail() == Some(*nth)).count();
+        self.flows.iter().filter_map(|flow| flow.way.rail()).min_by_key(flows_on)
+    }
+
     /// Everybody who waits, to be called without the lock.
     pub fn take_waiting(&mut self) -> Vec<OnUp> {
         std::mem::take(&mut self.waiting).into_values().collect()

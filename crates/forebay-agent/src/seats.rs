@@ -4,8 +4,9 @@
 
 use crate::flows::Advice;
 use crate::gauge::Gauge;
+use crate::path::Path;
 use crate::trouble::AgentError;
-use forebay_links::tcp::TcpFlow;
+use forebay_links::tcp::FlowHandle;
 use forebay_mover::{
     Completion, Link, LinkId, LinkOp, LinkSpec, Memory, MoverHandle, OpId, Outcome, Place, RouteSpec,
 };
@@ -20,32 +21,54 @@ const WINDOW_BYTES: u64 = 64 << 20;
 pub(crate) type OnAdvice = Arc<dyn Fn(Advice) + Send + Sync>;
 
 /// Whoever sits in a seat.
-struct Sitter {
-    flow: TcpFlow,
-    gauge: Arc<Gauge>,
-    on_advice: OnAdvice,
+pub(crate) struct Sitter {
+    pub flow: Box<dyn Link>,
+    pub handle: FlowHandle,
+    pub path: Path,
+    pub gauge: Arc<Gauge>,
+    pub on_advice: OnAdvice,
 }
 
 /// A link of the mover: who sits in it now.
 #[derive(Clone, Default)]
-struct Chair(Arc<Mutex<Option<Sitter>>>);
+struct Chair(Arc<Mutex<Taken>>);
+
+#[derive(Default)]
+struct Taken {
+    by: Option<Sitter>,
+    /// Gets what comes after the sitter's flow has broken, until somebody has seen to that.
+    stand_in: Option<Chair>,
+}
 
 impl Chair {
-    fn lock(&self) -> MutexGuard<'_, Option<Sitter>> {
+    fn lock(&self) -> MutexGuard<'_, Taken> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Taken {
+    /// The chair that lots go to instead. Those of a broken flow come back in the same moment, and would find no other.
+    fn deputy(&self) -> Option<Chair> {
+        let broken = self.by.as_ref().is_some_and(|sitter| sitter.handle.stats().broken.is_some());
+        self.stand_in.clone().filter(|_| broken)
     }
 }
 
 impl Link for Chair {
     fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
-        let mut sitter = self.lock();
-        let Some(sitter) = sitter.as_mut() else {
+        let mut taken = self.lock();
+        if let Some(mut deputy) = taken.deputy() {
+            drop(taken);
+            return deputy.start(op, memory, done);
+        }
+        let Some(sitter) = taken.by.as_mut() else {
             return done.finish(Outcome::Failed { error: "there is no connection".into() });
         };
         let bytes = op.bytes;
-        let began_us = sitter.gauge.lot_began(bytes);
+        let path = sitter.path;
+        let began_us = sitter.gauge.lot_began(path, bytes);
         let (gauge, on_advice) = (Arc::clone(&sitter.gauge), Arc::clone(&sitter.on_advice));
-        let done = done.inspect(move |outcome| match gauge.lot_ended(began_us, bytes, outcome) {
+        let done = done.inspect(move |outcome| match gauge.lot_ended(path, began_us, bytes, outcome) {
             Advice::Stay => {}
             advice => on_advice(advice),
         });
@@ -53,8 +76,14 @@ impl Link for Chair {
     }
 
     fn cancel(&mut self, op: OpId) {
-        if let Some(sitter) = self.lock().as_mut() {
+        let mut taken = self.lock();
+        if let Some(sitter) = taken.by.as_mut() {
             sitter.flow.cancel(op);
+        }
+        // It may be there: a flow ignores operations that it does not have.
+        if let Some(mut stand_in) = taken.stand_in.clone() {
+            drop(taken);
+            stand_in.cancel(op);
         }
     }
 }
@@ -67,21 +96,21 @@ pub(crate) struct Berth {
 }
 
 impl Berth {
-    /// Seats a flow and says where.
+    /// Seats a flow and says where. Once it breaks, what still comes goes to the seat `stand_in`, if it is given.
     pub fn seat(
         &mut self,
         yard: &Yard,
-        flow: TcpFlow,
-        gauge: Arc<Gauge>,
-        on_advice: OnAdvice,
+        sitter: Sitter,
+        stand_in: Option<usize>,
     ) -> Result<usize, AgentError> {
-        let empty = self.seats.iter().position(|(_, chair)| chair.lock().is_none());
+        let stand_in = stand_in.and_then(|seat| self.seats.get(seat)).map(|(_, chair)| chair.clone());
+        let empty = self.seats.iter().position(|(_, chair)| chair.lock().by.is_none());
         let seat = match empty {
             Some(seat) => seat,
             None => self.add_seat(yard)?,
         };
         let (link, chair) = &self.seats[seat];
-        *chair.lock() = Some(Sitter { flow, gauge, on_advice });
+        *chair.lock() = Taken { by: Some(sitter), stand_in };
         yard.mover.set_link_up(*link, true)?;
         Ok(seat)
     }
@@ -99,13 +128,21 @@ impl Berth {
         Ok(seat)
     }
 
+    /// Has the mover use a seat, or not. What was begun there goes on.
+    pub fn set_up(&self, yard: &Yard, seat: usize, up: bool) {
+        if let Some((link, _)) = self.seats.get(seat) {
+            // A mover that has ended uses none.
+            let _ = yard.mover.set_link_up(*link, up);
+        }
+    }
+
     /// Nothing new goes to this seat any more. The flow, to be dropped without any lock: that waits for what it has begun.
-    pub fn unseat(&mut self, yard: &Yard, seat: usize) -> Option<TcpFlow> {
+    pub fn unseat(&mut self, yard: &Yard, seat: usize) -> Option<Box<dyn Link>> {
         let (link, chair) = self.seats.get(seat)?;
         // A mover that has ended starts nothing new either.
         let _ = yard.mover.set_link_up(*link, false);
-        let sitter = chair.lock().take();
-        sitter.map(|sitter| sitter.flow)
+        let taken = std::mem::take(&mut *chair.lock());
+        taken.by.map(|sitter| sitter.flow)
     }
 }
 
@@ -137,5 +174,54 @@ impl Yard {
     /// Takes back a place in which nobody sits any more.
     pub fn take_back(&self, berth: Berth) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push(berth);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_links::tcp::{
+        Access, Exports, FlowOptions, Identity, NoLeases, PeerRegions, ServerOptions, TcpFlow, TcpServer,
+    };
+    use forebay_mover::{Class, End, HostBuffer, Limits, MoverThread, Span, SpanPair, Transfer};
+
+    fn identity(node: u8) -> Identity {
+        Identity::starting([node; 16]).unwrap()
+    }
+
+    #[test]
+    fn what_a_broken_flow_leaves_goes_to_its_stand_in_before_anybody_sees_to_it() {
+        let exports = Arc::new(Exports::new(Arc::new(NoLeases)));
+        let offered = exports.offer(0, Arc::new(HostBuffer::new(4096)), Access::OPEN).unwrap();
+        let local = ([127, 0, 0, 1], 0).into();
+        let server = TcpServer::listen(local, identity(1), exports, ServerOptions::default()).unwrap();
+        let thread = MoverThread::spawn(Limits::default()).unwrap();
+        let (mover, here) = (thread.handle(), Place::Host(0));
+        let (regions, me, gauge) = (PeerRegions::default(), identity(2), Arc::new(Gauge::new(4)));
+        let yard = Yard::new(mover.clone(), here, 30_000_000);
+        let mut berth = yard.berth();
+        let mut handles = Vec::new();
+        for stand_in in [None, Some(0)] {
+            let options = FlowOptions::default();
+            let (flow, _) = TcpFlow::connect(server.address(), me, regions.clone(), options).unwrap();
+            handles.push(flow.handle());
+            let (handle, flow) = (flow.handle(), Box::new(flow));
+            let (gauge, on_advice) = (Arc::clone(&gauge), Arc::new(|_| {}));
+            let sitter = Sitter { flow, handle, path: Path::Tcp, gauge, on_advice };
+            berth.seat(&yard, sitter, stand_in).unwrap();
+        }
+        berth.set_up(&yard, 0, false);
+        let ours = mover.register(here, Arc::new(HostBuffer::new(4096))).unwrap();
+        let theirs = regions.register(&mover, berth.place, offered, 0).unwrap();
+        let pair = SpanPair::new(Span::new(ours, 0, 4096), Span::new(theirs, 0, 4096));
+        for at in [1, 0] {
+            let end = mover.run(Transfer::new(vec![pair], Class::Demand)).unwrap();
+            assert_eq!(end, End::Done { bytes: 4096 });
+            assert_eq!((handles[at].stats().done, handles[1 - at].stats().done), (1, 1 - at as u64));
+            let (sender, receiver) = std::sync::mpsc::channel();
+            handles[1].on_broken(move |_| sender.send(()).unwrap());
+            handles[1].sever();
+            receiver.recv().unwrap();
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::desk::Desk;
 use crate::keeper::Keeper;
+use crate::rails::Rails;
 use crate::request::Run;
 use crate::seats::Yard;
 use forebay_links::tcp::{FlowOptions, Identity, PeerRegions};
@@ -20,6 +21,7 @@ pub(crate) struct Shared {
     pub yard: Yard,
     pub regions: PeerRegions,
     pub desk: Arc<Desk>,
+    pub rails: Arc<Rails>,
     /// Regions of peers that callers asked for themselves, and the places that they keep in use.
     pub lent: Mutex<HashMap<RegionId, Arc<()>>>,
     pub runs: Mutex<Runs>,

@@ -2,6 +2,7 @@
 
 use crate::descriptors::BadRun;
 use crate::leases::NoLease;
+use crate::menu::RAILS_MAX;
 use crate::metadata::{BadMetadata, NAME_BYTES_MAX};
 use crate::notices::NOTICE_BYTES_MAX;
 use crate::prepared::BadBlocks;
@@ -104,6 +105,12 @@ pub enum AgentError {
     Name {
         /// Its length.
         bytes: usize,
+    },
+    /// More rails than an agent may have.
+    #[error("rails: {rails} given; at most {RAILS_MAX} are allowed")]
+    Rails {
+        /// How many were given.
+        rails: usize,
     },
     /// Peers could not be told where to connect.
     #[error("listen: {listen} is no address that peers can connect to; set advertise")]

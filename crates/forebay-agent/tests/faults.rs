@@ -3,91 +3,18 @@
 
 mod common;
 
+use common::other::{self, BLOCK, BLOCKS, BYTES, Other, busy, while_busy};
 use common::*;
-use forebay_agent::{AgentConfig, End, Op, Request, Trouble};
+use forebay_agent::{AgentConfig, End, Op, Trouble};
 use forebay_mover::sim::SplitMix;
-use rustix::process::{Pid, Signal, kill_process};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, Command, Stdio};
+use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
-const PEER: &str = "FOREBAY_TEST_AGENT_BYTES";
-const BLOCK: u64 = 64 << 10;
-const BLOCKS: u64 = 1_024;
-const BYTES: usize = (BLOCK * BLOCKS) as usize;
-
-/// A peer in a process of its own.
-struct Other {
-    child: Child,
-    metadata: Vec<u8>,
-    base: u64,
-}
-
-impl Other {
-    fn spawn(bytes: usize) -> Other {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
-            .env(PEER, bytes.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let said = lines.map_while(Result::ok).find_map(|line| {
-            let (_, said) = line.split_once("PEER ")?;
-            let (base, metadata) = said.split_once(' ')?;
-            Some((base.parse().unwrap(), metadata.split(' ').map(|byte| byte.parse().unwrap()).collect()))
-        });
-        let (base, metadata) = said.unwrap();
-        Other { child, metadata, base }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_raw(self.child.id() as i32).unwrap(), signal).unwrap();
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Not a test: what [`Other`] runs. Ends with its input.
+/// Not a test: what [`Other`] runs.
 #[test]
 #[ignore = "started by other tests"]
 fn the_other_process() {
-    let Ok(bytes) = std::env::var(PEER) else { return };
-    let other = end("other", bytes.parse().unwrap());
-    let metadata: Vec<String> = other.agent.metadata().iter().map(u8::to_string).collect();
-    println!("PEER {} {}", other.registration.base(), metadata.join(" "));
-    std::io::stdout().flush().unwrap();
-    let _ = std::io::stdin().read(&mut [0]);
-}
-
-/// A peer in the middle of a request that is posted again and again.
-fn busy(one: &common::End, op: Op) -> (Other, Request) {
-    let other = Other::spawn(BYTES);
-    one.agent.add_peer(&other.metadata).unwrap();
-    let request = scattered(one, "other", other.base, op, BLOCK, BLOCKS);
-    assert_eq!(run(&request), End::Done { bytes: BYTES as u64 });
-    (other, request)
-}
-
-/// Has something happen to the peer while a request is under way, and says what came of that and how long it took.
-fn while_busy(request: &Request, happen: impl Fn()) -> (End, Duration) {
-    for round in 0u64.. {
-        let ended = post(request);
-        std::thread::sleep(Duration::from_millis(round % 8));
-        if ended.try_recv().is_ok() {
-            continue;
-        }
-        happen();
-        let since = Instant::now();
-        return (ended.recv_timeout(LONG).unwrap(), since.elapsed());
-    }
-    unreachable!()
+    other::run();
 }
 
 #[test]
@@ -102,13 +29,13 @@ fn a_killed_peer_is_reported_within_150_ms_and_every_later_request_fails_too() {
 /// How long it takes until the death of a peer is reported.
 fn kill_and_time(op: Op) -> Duration {
     let one = end("one", BYTES);
-    let (other, request) = busy(&one, op);
+    let (other, request) = busy(&one, op, &[]);
     let (end, took) = while_busy(&request, || other.signal(Signal::KILL));
     assert!(matches!(&end, End::Failed { why: Trouble::Lost { .. }, .. }), "{end:?}");
     let asked = Instant::now();
     let end = run(&request);
     assert!(matches!(&end, End::Failed { .. }) && asked.elapsed() < LONG / 2, "{end:?}");
-    assert_eq!(one.agent.stats()[0].counts.in_flight_lots, 0);
+    assert_eq!(one.agent.stats()[0].counts.in_flight_lots(), 0);
     took
 }
 
@@ -117,7 +44,7 @@ fn a_stopped_peer_is_reported_within_the_limit_and_writes_nothing_when_it_goes_o
     for op in [Op::Write, Op::Read] {
         let config = AgentConfig { progress_limit_us: 1_000_000, ..AgentConfig::named("one") };
         let one = end_with(config, BYTES);
-        let (other, request) = busy(&one, op);
+        let (other, request) = busy(&one, op, &[]);
         let (end, took) = while_busy(&request, || other.signal(Signal::STOP));
         assert!(matches!(&end, End::Failed { why: Trouble::Lost { .. }, .. }), "{end:?}");
         // The peer's system takes a little more at first. The rest beside the limit is for busy machines, but what is left in
@@ -137,7 +64,7 @@ fn a_stopped_peer_is_reported_within_the_limit_and_writes_nothing_when_it_goes_o
 fn a_cancel_while_the_peer_is_stopped_returns_within_the_limit() {
     let config = AgentConfig { progress_limit_us: 400_000, ..AgentConfig::named("one") };
     let one = end_with(config, BYTES);
-    let (other, request) = busy(&one, Op::Write);
+    let (other, request) = busy(&one, Op::Write, &[]);
     other.signal(Signal::STOP);
     let ended = post(&request);
     let asked = Instant::now();
@@ -153,7 +80,7 @@ fn peers_that_die_again_and_again_leave_nothing_behind() {
     let mut dice = SplitMix(3);
     let mut counts = Vec::new();
     for round in 0..12u64 {
-        let other = Other::spawn(BYTES);
+        let other = Other::spawn(BYTES, &[]);
         one.agent.add_peer(&other.metadata).unwrap();
         let request = scattered(
             &one,
@@ -168,7 +95,7 @@ fn peers_that_die_again_and_again_leave_nothing_behind() {
         drop(other);
         let end = ended.recv_timeout(LONG).unwrap();
         assert!(matches!(end, End::Done { .. } | End::Failed { .. }), "{end:?}");
-        wait_until("its flows are gone", || one.agent.stats()[0].flows == 0);
+        wait_until("its flows are gone", || one.agent.stats()[0].flows.is_empty());
         let links = one.agent.mover().telemetry().unwrap().links.len();
         let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
         let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();

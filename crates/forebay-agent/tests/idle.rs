@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use forebay_agent::{End, Op};
+use forebay_agent::{AgentConfig, End, Fabric, Op, Path};
 use std::time::Duration;
 
 fn cpu_time() -> Duration {
@@ -14,8 +14,22 @@ fn cpu_time() -> Duration {
 
 #[test]
 fn an_idle_agent_costs_nothing() {
-    let (one, two) = two(1 << 20);
+    idle(&[]);
+    if ucx_is_here() {
+        idle(&[Fabric::Memory]);
+    }
+}
+
+fn idle(rails: &[Fabric]) {
+    let config = |name| AgentConfig { rails: on_rails(rails), ..AgentConfig::named(name) };
+    let (one, two) = (end_with(config("one"), 1 << 20), end_with(config("two"), 1 << 20));
+    one.agent.add_peer(&two.agent.metadata()).unwrap();
     let request = scattered(&one, "two", two.registration.base(), Op::Read, 1024, 1024);
+    assert_eq!(run(&request), End::Done { bytes: 1 << 20 });
+    for fabric in rails {
+        let taken = || one.agent.stats()[0].flows.iter().any(|flow| flow.path == Path::Rail(*fabric));
+        wait_until("the rail is taken", taken);
+    }
     assert_eq!(run(&request), End::Done { bytes: 1 << 20 });
     std::thread::sleep(Duration::from_millis(200));
     let before = cpu_time();

@@ -97,7 +97,8 @@ fn beside(rail: &UcxRail, owner: &Owner) -> Asking {
 }
 
 fn leased(rail: &UcxRail, owner: &Owner, lease: u64) -> Asking {
-    let exchange = |offer: Vec<u8>| rail.answer(&owner.server, &offer).map_err(|error| error.to_string());
+    let exchange =
+        |offer: Vec<u8>| rail.answer(&owner.server.door(), &offer).map_err(|error| error.to_string());
     over_ucx(rail, options(), lease, exchange)
 }
 
@@ -263,7 +264,8 @@ fn spans_beyond_the_region_are_refused() {
     for rail in rails() {
         let owner = open_owner(1 << 20);
         let regions = PeerRegions::default();
-        let exchange = |offer: Vec<u8>| rail.answer(&owner.server, &offer).map_err(|error| error.to_string());
+        let exchange =
+            |offer: Vec<u8>| rail.answer(&owner.server.door(), &offer).map_err(|error| error.to_string());
         let (flow, peer) =
             UcxFlow::connect(&rail, identity(2), regions.clone(), options(), exchange).unwrap();
         let larger = PeerRegion { len: 2 << 20, ..peer.regions[0] };
@@ -381,7 +383,7 @@ fn the_other_process() {
     std::io::stdout().flush().unwrap();
     let (control, _) = listener.accept().unwrap();
     while let Some(offer) = get(&control) {
-        put(&control, &rail.answer(&owner.server, &offer).unwrap());
+        put(&control, &rail.answer(&owner.server.door(), &offer).unwrap());
     }
 }
 
@@ -472,7 +474,8 @@ fn flow_and_server_hear_of_each_others_end() {
 fn a_rail_says_what_it_took_and_why_not_the_rest() {
     for rail in rails() {
         let owner = open_owner(4096);
-        let exchange = |offer: Vec<u8>| rail.answer(&owner.server, &offer).map_err(|error| error.to_string());
+        let exchange =
+            |offer: Vec<u8>| rail.answer(&owner.server.door(), &offer).map_err(|error| error.to_string());
         let (flow, _) =
             UcxFlow::connect(&rail, identity(2), PeerRegions::default(), options(), exchange).unwrap();
         let report = flow.report().unwrap();
@@ -495,7 +498,7 @@ fn an_offer_that_is_none_is_refused() {
     for rail in rails() {
         let owner = open_owner(4096);
         for offer in [&b""[..], b"GET / HTTP/1.1\r\n\r\n", &[0; 100]] {
-            assert!(matches!(rail.answer(&owner.server, offer), Err(UcxError::BadCard { .. })));
+            assert!(matches!(rail.answer(&owner.server.door(), offer), Err(UcxError::BadCard { .. })));
         }
         let unanswered = |_| Err("the peer has no UCX".to_string());
         let refused = UcxFlow::connect(&rail, identity(2), PeerRegions::default(), options(), unanswered);

@@ -43,7 +43,8 @@ fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
             rail => rail.unwrap(),
         };
         let connect = || {
-            let exchange = |offer: Vec<u8>| rail.answer(&server, &offer).map_err(|error| error.to_string());
+            let exchange =
+                |offer: Vec<u8>| rail.answer(&server.door(), &offer).map_err(|error| error.to_string());
             let options = FlowOptions { connect_limit_us: 20_000_000, ..FlowOptions::default() };
             UcxFlow::connect(&rail, me, PeerRegions::default(), options, exchange).unwrap().0
         };

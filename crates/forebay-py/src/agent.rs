@@ -330,17 +330,17 @@ fn peer_stat<'py>(py: Python<'py>, stat: &PeerStat) -> PyResult<Bound<'py, PyDic
     for (name, times) in [
         ("queued", &counts.stages.queued),
         ("posted", &counts.stages.posted),
-        ("wire", &counts.stages.wire),
+        ("wire", &counts.wire()),
         ("notified", &counts.stages.notified),
     ] {
         stages.set_item(name, histogram(py, times)?)?;
     }
     let dict = PyDict::new(py);
     dict.set_item("state", stat.state)?;
-    dict.set_item("flows", stat.flows)?;
-    dict.set_item("moved_bytes", counts.moved_bytes)?;
+    dict.set_item("flows", stat.flows.len())?;
+    dict.set_item("moved_bytes", counts.moved_bytes())?;
     dict.set_item("busy_us", counts.busy_us)?;
-    dict.set_item("in_flight_bytes", counts.in_flight_bytes)?;
+    dict.set_item("in_flight_bytes", counts.in_flight_bytes())?;
     dict.set_item("done", counts.done)?;
     dict.set_item("cancelled", counts.cancelled)?;
     dict.set_item("faults", counts.faults.clone())?;

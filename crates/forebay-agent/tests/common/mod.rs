@@ -1,7 +1,10 @@
 //! Agents with a buffer each, and what tests do with them.
 #![allow(dead_code)]
 
+pub mod other;
+
 use forebay_agent::*;
+use forebay_links::ucx::UcxRail;
 use forebay_mover::HostBuffer;
 use forebay_mover::sim::SplitMix;
 use std::sync::{Arc, mpsc};
@@ -26,6 +29,25 @@ pub fn end_with(config: AgentConfig, bytes: usize) -> End {
     let memory = Arc::new(HostBuffer::new(bytes));
     let registration = agent.register(Arc::clone(&memory) as _, Access::OPEN).unwrap();
     End { agent, memory, registration }
+}
+
+/// Rails of these fabrics, on this machine only.
+pub fn on_rails(fabrics: &[Fabric]) -> Vec<RailOptions> {
+    let devices = |fabric| if fabric == Fabric::Tcp { vec!["lo".to_string()] } else { Vec::new() };
+    fabrics.iter().map(|fabric| RailOptions { fabric: *fabric, devices: devices(*fabric) }).collect()
+}
+
+/// Whether the library for rails is here. Says so if not.
+pub fn ucx_is_here() -> bool {
+    let rail = UcxRail::open(RailOptions { fabric: Fabric::Memory, devices: Vec::new() });
+    match rail {
+        Ok(_) => true,
+        Err(error @ UcxError::NoLibrary { .. }) => {
+            eprintln!("SKIPPED: libucp.so.0 is not installed ({error})");
+            false
+        }
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// Two agents, the first of which knows the second.

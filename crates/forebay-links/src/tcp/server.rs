@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -159,16 +159,30 @@ impl TcpServer {
         self.address
     }
 
-    /// Serves a connection that came about beside the port as if it had come through it.
-    pub(crate) fn adopt(&self, carrier: Box<dyn Carrier>) {
-        self.shared.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(carrier);
-        self.shared.wake.wake();
+    /// The way in beside the port.
+    pub fn door(&self) -> Door {
+        Door(Arc::downgrade(&self.shared))
     }
 
     /// What the server has done so far.
     pub fn stats(&self) -> ServerStats {
         let state = self.shared.state();
         ServerStats { flows: state.wakes.len(), ..state.stats.clone() }
+    }
+}
+
+/// A way into a server beside its port, for connections that come about otherwise. Does not keep the server.
+#[derive(Debug, Clone)]
+pub struct Door(Weak<Shared>);
+
+impl Door {
+    /// Has a connection served as if it had come through the port. `false`: the server has ended.
+    pub(crate) fn adopt(&self, carrier: Box<dyn Carrier>) -> bool {
+        let open = self.0.upgrade().filter(|shared| !shared.closing.load(Ordering::Acquire));
+        let Some(shared) = open else { return false };
+        shared.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(carrier);
+        shared.wake.wake();
+        true
     }
 }
 

@@ -70,6 +70,9 @@ pub enum UcxError {
         /// Why not.
         why: String,
     },
+    /// There is nobody any more who would serve the connection.
+    #[error("this end's server has ended")]
+    NoServer,
     /// The connection ended before the peer let this end in.
     #[error("greeting over UCX: {0}")]
     Greeting(Broken),

@@ -6,7 +6,7 @@ use super::error::UcxError;
 use super::pipe::Pipe;
 use super::rail::{UcxRail, machine};
 use super::report::{Lane, RailReport, left};
-use crate::tcp::{FlowHandle, FlowOptions, Identity, Peer, PeerRegions, TcpFlow, TcpServer};
+use crate::tcp::{Door, FlowHandle, FlowOptions, Identity, Peer, PeerRegions, TcpFlow};
 use forebay_mover::{Completion, Link, LinkOp, Memory, OpId};
 use std::sync::Arc;
 
@@ -74,15 +74,14 @@ impl Link for UcxFlow {
 }
 
 impl UcxRail {
-    /// Takes up a peer's offer: opens a connection that the server serves as one that came through its port, with the same
-    /// greeting, limits and counts. The answer is the peer's, over the connection on which its offer came.
+    /// Takes up a peer's offer: opens a connection that the door's server serves as one that came through its port, with the
+    /// same greeting, limits and counts. The answer is the peer's, over the connection on which its offer came.
     ///
     /// UCX believes what an offer says, so it must come from a peer that was let in.
-    pub fn answer(&self, server: &TcpServer, offer: &[u8]) -> Result<Vec<u8>, UcxError> {
+    pub fn answer(&self, door: &Door, offer: &[u8]) -> Result<Vec<u8>, UcxError> {
         let (mut pipe, own) = Pipe::new(&self.context)?;
         pipe.connect(&Card::parse(offer, &own)?)?;
-        server.adopt(Box::new(pipe));
-        Ok(own.to_bytes())
+        if door.adopt(Box::new(pipe)) { Ok(own.to_bytes()) } else { Err(UcxError::NoServer) }
     }
 
     /// Pipes that UCX had not let go of when their time was over. Their slots are never used again.

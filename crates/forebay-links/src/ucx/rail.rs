@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What connects two ends. A rail has one, since each tells in its own way that a peer has died.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fabric {
     /// Memory that processes of one host share.
     Memory,
@@ -21,8 +21,11 @@ pub enum Fabric {
 }
 
 impl Fabric {
-    /// As cards name it.
-    pub(super) fn code(self) -> u32 {
+    /// All there are, the best first.
+    pub const ALL: [Fabric; 3] = [Fabric::Memory, Fabric::Rdma, Fabric::Tcp];
+
+    /// As ends name it to each other.
+    pub fn code(self) -> u32 {
         match self {
             Fabric::Memory => 1,
             Fabric::Rdma => 2,

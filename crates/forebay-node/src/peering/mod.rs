@@ -230,9 +230,9 @@ impl Peering {
         let candidate = |stat: PeerStat| Candidate {
             is_up: stat.state == "up",
             name: stat.name,
-            moved_bytes: stat.counts.moved_bytes,
+            moved_bytes: stat.counts.moved_bytes(),
             busy_us: stat.counts.busy_us,
-            queued_bytes: stat.counts.in_flight_bytes,
+            queued_bytes: stat.counts.in_flight_bytes(),
         };
         choice::rank(stats.filter(|stat| holders.contains(&stat.name)).map(candidate).collect(), bytes)
     }

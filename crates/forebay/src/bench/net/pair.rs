@@ -109,7 +109,7 @@ impl Pair {
 
     /// Connections that are open.
     pub fn flows(&self) -> usize {
-        self.agent.stats().first().map_or(0, |peer| peer.flows)
+        self.agent.stats().first().map_or(0, |peer| peer.flows.len())
     }
 
     /// Tells the other process something and waits for its answer.

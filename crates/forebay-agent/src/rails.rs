@@ -1,0 +1,130 @@
+//! The rails of this agent, opened when they are first needed, and what peers say of theirs. This file opens and answers;
+//! it must never know which flows there are.
+
+use crate::menu::{Host, Menu, Word};
+use forebay_links::tcp::{Door, Reply};
+use forebay_links::ucx::{Fabric, RailOptions, UcxError, UcxRail};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Peers that are answered at a time; others are refused. Each costs a thread for the milliseconds that UCX needs.
+const ANSWERING_MAX: usize = 8;
+
+/// The rails of one agent.
+pub(crate) struct Rails {
+    rails: Vec<Rail>,
+    host: Host,
+    /// Where peers come in. Not there for an agent that does not listen: then nobody asks.
+    door: OnceLock<Door>,
+    answering: AtomicUsize,
+}
+
+struct Rail {
+    options: RailOptions,
+    opened: OnceLock<Result<UcxRail, UcxError>>,
+}
+
+impl Rails {
+    pub fn new(options: Vec<RailOptions>) -> Rails {
+        let rail = |options| Rail { options, opened: OnceLock::new() };
+        Rails {
+            rails: options.into_iter().map(rail).collect(),
+            host: host(),
+            door: OnceLock::new(),
+            answering: AtomicUsize::new(0),
+        }
+    }
+
+    /// Has what peers offer served at this door.
+    pub fn serve_at(&self, door: Door) {
+        // It is said once, by whoever starts the agent.
+        let _ = self.door.set(door);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rails.is_empty()
+    }
+
+    pub fn options(&self, nth: usize) -> Option<&RailOptions> {
+        self.rails.get(nth).map(|rail| &rail.options)
+    }
+
+    /// What the agent was given, whether it can be opened or not.
+    pub fn wanted(&self) -> Menu {
+        Menu { host: self.host, fabrics: self.rails.iter().map(|rail| rail.options.fabric).collect() }
+    }
+
+    /// Opens a rail, or says again why it cannot be.
+    pub fn open(&self, nth: usize) -> Result<&UcxRail, UcxError> {
+        self.rails[nth].open()
+    }
+
+    fn opened(&self) -> impl Iterator<Item = &UcxRail> {
+        self.rails.iter().filter_map(|rail| rail.open().ok())
+    }
+
+    /// Answers what a peer says, on a thread of its own if UCX is needed: it takes its time.
+    pub fn call(self: &Arc<Rails>, body: Vec<u8>, reply: Reply) {
+        if self.is_empty() {
+            // Nothing that takes time.
+            return self.reply(&body, reply);
+        }
+        if self.answering.fetch_add(1, Ordering::AcqRel) >= ANSWERING_MAX {
+            self.answering.fetch_sub(1, Ordering::AcqRel);
+            return reply.refuse(format!("{ANSWERING_MAX} peers are being answered"));
+        }
+        let answering = Answering(Arc::clone(self));
+        // Without a thread the reply is dropped, which refuses.
+        let answer = move || answering.0.reply(&body, reply);
+        let _ = std::thread::Builder::new().name("forebay-rails".into()).spawn(answer);
+    }
+
+    fn reply(&self, body: &[u8], reply: Reply) {
+        match self.answer(body) {
+            Ok(answer) => reply.send(answer),
+            Err(why) => reply.refuse(why),
+        }
+    }
+
+    fn answer(&self, body: &[u8]) -> Result<Vec<u8>, String> {
+        match Word::parse(body) {
+            Some(Word::Question) => {
+                let fabrics = self.opened().map(UcxRail::fabric).collect();
+                Ok(Menu { host: self.host, fabrics }.to_bytes())
+            }
+            Some(Word::Offer { fabric, nth, card }) => self.take_up(fabric, nth, card),
+            None => Err("words about rails that mean nothing here".into()),
+        }
+    }
+
+    fn take_up(&self, fabric: Fabric, nth: u8, card: &[u8]) -> Result<Vec<u8>, String> {
+        let rails: Vec<_> = self.opened().filter(|rail| rail.fabric() == fabric).collect();
+        let rail = usize::from(nth).checked_rem(rails.len()).and_then(|nth| rails.get(nth));
+        let rail = rail.ok_or_else(|| format!("there is no rail of fabric {fabric:?}"))?;
+        // A peer may be faster than the start of this agent.
+        rail.answer(self.door.wait(), card).map_err(|error| error.to_string())
+    }
+}
+
+impl Rail {
+    fn open(&self) -> Result<&UcxRail, UcxError> {
+        let opened = self.opened.get_or_init(|| UcxRail::open(self.options.clone()));
+        opened.as_ref().map_err(UcxError::clone)
+    }
+}
+
+/// One of those that are answered at a time.
+struct Answering(Arc<Rails>);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.answering.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What tells this host, since it was started, from others.
+fn host() -> Host {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = text.trim().chars().filter(|letter| *letter != '-').collect();
+    u128::from_str_radix(&digits, 16).ok().filter(|id| *id != 0).map(u128::to_be_bytes)
+}

@@ -1,0 +1,72 @@
+//! What an agent shows of its peers. This file takes snapshots; it must never change what they are of.
+
+use crate::gauge::Counts;
+use crate::menu::WhyIdle;
+use crate::path::{Path, Way};
+use crate::peer::{Flow, Peer};
+use crate::rails::Rails;
+use forebay_links::ucx::{RailOptions, RailReport};
+
+/// A snapshot of one peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerStat {
+    /// Its name.
+    pub name: String,
+    /// `idle`, `connecting`, `resting`, `up` or `dead`.
+    pub state: &'static str,
+    /// Connections to it.
+    pub flows: Vec<FlowStat>,
+    /// Rails of this agent that carry nothing to it although there is a connection.
+    pub idle_rails: Vec<IdleRail>,
+    /// What went on.
+    pub counts: Counts,
+}
+
+/// A snapshot of one connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FlowStat {
+    /// What carries its bytes.
+    pub path: Path,
+    /// It is used for words only, since rails carry the bytes.
+    pub stands_by: bool,
+    /// Bytes that it moved.
+    pub moved_bytes: u64,
+    /// Of a rail: the transports that UCX took, and those that it left and why.
+    pub report: Option<RailReport>,
+}
+
+/// A rail that carries nothing to a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdleRail {
+    /// The rail.
+    pub rail: RailOptions,
+    /// Why not.
+    pub why: WhyIdle,
+}
+
+impl PeerStat {
+    pub(crate) fn of(peer: &Peer, rails: &Rails) -> PeerStat {
+        let state = peer.state();
+        let idle = |(nth, why): (&usize, &WhyIdle)| {
+            rails.options(*nth).map(|rail| IdleRail { rail: rail.clone(), why: why.clone() })
+        };
+        PeerStat {
+            name: peer.name.clone(),
+            state: state.line.word(),
+            flows: state.flows.iter().map(FlowStat::of).collect(),
+            idle_rails: state.idle_rails.iter().filter_map(idle).collect(),
+            counts: peer.gauge.counts(),
+        }
+    }
+}
+
+impl FlowStat {
+    fn of(flow: &Flow) -> FlowStat {
+        let report = match &flow.way {
+            Way::Tcp => None,
+            Way::Rail { report, .. } => report.clone(),
+        };
+        let moved_bytes = flow.handle.stats().moved_bytes;
+        FlowStat { path: flow.way.path(), stands_by: flow.stands_by, moved_bytes, report }
+    }
+}
