@@ -1,4 +1,4 @@
-"""The demo with nodes and engines as processes: right tokens, a killed node, nothing left behind."""
+"""The demo with nodes and engines as processes: right tokens, peer hits, a killed node, nothing left over."""
 
 import json
 import os
@@ -71,12 +71,20 @@ def test_engines_in_processes_of_their_own_load_from_their_node(tmp_path):
     assert "nodes_killed" not in rows
 
 
+def test_what_one_node_has_engines_of_the_others_load(tmp_path):
+    rows, arm, printed = demo(tmp_path, "--nodes", "3")
+    assert arm["sources"]["peer"] > 0, printed
+    assert rows["peer_hit_percent"] > 0
+    assert arm["counters"]["chunks loaded from peers"] > 0
+
+
 def test_a_killed_node_costs_computing_and_not_one_token(tmp_path):
     rows, arm, printed = demo(tmp_path, "--nodes", "3", "--kill-one")
     assert rows["nodes_killed"] == 1
     assert rows["tokens_again"] > 0, printed
     assert arm["counters"]["chunks computed without a node"] > 0
     assert arm["sources"]["memory"] > 0
+    assert arm["sources"]["peer"] > 0
     assert "node-2 was killed after 30 requests" in printed
 
 

@@ -41,7 +41,7 @@ pub struct Cluster {
     nodes: Mutex<Vec<Process>>,
     /// How many there were.
     node_count: usize,
-    /// Sockets and configurations; removed with this.
+    /// Sockets, configurations and the list of nodes; removed with this.
     _directory: TempDir,
 }
 
@@ -88,15 +88,18 @@ impl ClusterShape {
         Ok(Cluster { router, kill_one, engines, nodes, node_count, _directory: directory })
     }
 
+    /// Each node takes a free port; then all are told where all are.
     async fn start_nodes(&self, directory: &Path, policy: Policy) -> Result<Vec<Process>, Error> {
-        let mut nodes = Vec::new();
+        node_config::write_list(directory, &[])?;
+        let (mut nodes, mut addresses) = (Vec::new(), Vec::new());
         for number in 0..usize::from(self.nodes) {
             let config = node_config::write(directory, number, self, policy)?;
             let arguments = ["node".into(), "--config".into(), config.into_os_string()];
-            let said = |line: &str| line.starts_with("forebay node: ").then_some(());
-            let (node, ()) = Process::start(&node_name(number), arguments.into(), said).await?;
+            let (node, address) = Process::start(&node_name(number), arguments.into(), peers_at).await?;
             nodes.push(node);
+            addresses.push(address);
         }
+        node_config::write_list(directory, &addresses)?;
         Ok(nodes)
     }
 
@@ -203,6 +206,12 @@ impl EngineProcess {
 /// What a node is called.
 pub fn node_name(number: usize) -> String {
     format!("node-{number}")
+}
+
+/// The address at which a node that is ready says it answers its peers.
+fn peers_at(line: &str) -> Option<SocketAddr> {
+    let said = line.strip_prefix("forebay node: ")?;
+    said.trim_end().rsplit_once(", peers at ")?.1.parse().ok()
 }
 
 /// The address that an engine says it serves at.

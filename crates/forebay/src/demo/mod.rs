@@ -66,7 +66,7 @@ pub struct Args {
     /// Run the node and each engine as a process of its own
     #[arg(long)]
     node: bool,
-    /// The same with N nodes; the engines are spread over them
+    /// The same with N nodes that are each other's peers; the engines are spread over them
     #[arg(long, value_name = "N", conflicts_with = "node", value_parser = clap::value_parser!(u16).range(1..=8))]
     nodes: Option<u16>,
     /// Kill one of the nodes when half of the requests have ended

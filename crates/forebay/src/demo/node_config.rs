@@ -1,11 +1,13 @@
-//! What the demo's nodes read when they start. It knows files and their fields; it must never know what runs.
+//! What the demo's nodes read: a configuration each when they start, and one list of all of them. It knows files and their
+//! fields; it must never know what runs.
 
 use super::cluster::{ClusterShape, node_name};
 use super::host::CHUNK_TOKENS;
 use super::ssd::SEGMENT_BYTES;
-use forebay_node::{NodeConfig, PagesConfig, SsdConfig, WriteBackPolicy};
+use forebay_node::{DirectoryConfig, NodeConfig, PagesConfig, PeersConfig, SsdConfig, WriteBackPolicy};
 use forebay_router::Policy;
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 /// Memory comes in whole slabs, and a node needs a few to begin with.
@@ -17,12 +19,16 @@ pub fn socket(directory: &Path, node: usize) -> PathBuf {
     directory.join(format!("{}.sock", node_name(node)))
 }
 
-/// Writes the configuration of a node that shares the memory and the SSDs of `cluster` evenly with the others.
+/// Writes the configuration of a node that shares the memory and the SSDs of `cluster` evenly with the others, takes any free
+/// port for them, and looks for them in the list.
 pub fn write(directory: &Path, node: usize, cluster: &ClusterShape, policy: Policy) -> io::Result<PathBuf> {
     let (name, host, nodes) = (node_name(node), &cluster.host, u64::from(cluster.nodes));
     let memory_bytes = (host.memory_tokens * host.bytes_per_token() / nodes).max(MEMORY_BYTES_MIN);
     let memory_bytes = memory_bytes.next_multiple_of(MEMORY_UNIT_BYTES);
     let mut config = NodeConfig::new(socket(directory, node), memory_bytes);
+    config.name.clone_from(&name);
+    config.peers = Some(PeersConfig::new((Ipv4Addr::LOCALHOST, 0).into()));
+    config.directory = Some(DirectoryConfig::of_file(list(directory)));
     config.memory.pages = PagesConfig::Base;
     config.memory.chunk_size = CHUNK_TOKENS as u64 * host.bytes_per_token();
     config.write_back = WriteBackPolicy::All;
@@ -35,4 +41,18 @@ pub fn write(directory: &Path, node: usize, cluster: &ClusterShape, policy: Poli
     let path = directory.join(format!("{name}.toml"));
     std::fs::write(&path, config.to_toml())?;
     Ok(path)
+}
+
+/// Writes, at once, where the nodes are. Nodes that run read it again.
+pub fn write_list(directory: &Path, addresses: &[SocketAddr]) -> io::Result<()> {
+    let entry =
+        |(node, address)| format!("[[nodes]]\nname = {:?}\naddress = \"{address}\"\n", node_name(node));
+    let entries: String = addresses.iter().enumerate().map(entry).collect();
+    let draft = directory.join("nodes.draft");
+    std::fs::write(&draft, entries)?;
+    std::fs::rename(&draft, list(directory))
+}
+
+fn list(directory: &Path) -> PathBuf {
+    directory.join("nodes.toml")
 }
