@@ -52,6 +52,10 @@ test-python: build wheel
 	cargo build --release --locked -p forebay-store --example write_log
 	FOREBAY=$(abspath $(FOREBAY)) $(VENV)/bin/pytest -q tests
 
+## A peer that dies in the middle of transfers and comes back, many more times than `make test` has it.
+soak:
+	FOREBAY_SOAK_ROUNDS=1000 cargo test --release --locked -p forebay-agent --test soak -- --nocapture
+
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings

@@ -165,14 +165,16 @@ fn failed(shared: &Arc<Shared>, peer: &Arc<Peer>, error: &FlowError) {
     rest_until(shared, peer, rest);
 }
 
-/// Whether those who wait are better told now than after more attempts: somebody, if only the other machine's system, has
-/// said no.
+/// Whether those who wait are better told now than after more attempts: somebody has said no, if only the other machine's
+/// system, or this end for want of trust.
 fn is_an_answer(error: &FlowError) -> bool {
     let said_no = |source: &std::io::Error| source.kind() == std::io::ErrorKind::ConnectionRefused;
     match error {
         FlowError::Connect { source, .. } | FlowError::System(source) => said_no(source),
         FlowError::Plain { .. } => true,
-        FlowError::Greeting { broken, .. } => matches!(broken, Broken::Refused(_) | Broken::Bad(_)),
+        FlowError::Greeting { broken, .. } => {
+            matches!(broken, Broken::Refused(_) | Broken::Turned(_) | Broken::Tls(_) | Broken::Bad(_))
+        }
     }
 }
 

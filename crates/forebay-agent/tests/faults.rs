@@ -3,18 +3,18 @@
 
 mod common;
 
-use common::other::{self, BLOCK, BLOCKS, BYTES, Other, busy, while_busy};
+use common::busy::{self, BLOCK, BLOCKS, BYTES, busy, while_busy};
 use common::*;
 use forebay_agent::{AgentConfig, End, Op, Trouble};
 use forebay_mover::sim::SplitMix;
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
-/// Not a test: what [`Other`] runs.
+/// Not a test: what [`busy::spawn`] starts.
 #[test]
 #[ignore = "started by other tests"]
 fn the_other_process() {
-    other::run();
+    busy::run();
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn peers_that_die_again_and_again_leave_nothing_behind() {
     let mut dice = SplitMix(3);
     let mut counts = Vec::new();
     for round in 0..12u64 {
-        let other = Other::spawn(BYTES, &[]);
+        let other = busy::spawn(BYTES, &[]);
         one.agent.add_peer(&other.metadata).unwrap();
         let request = scattered(
             &one,

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::other::{self, BYTES, busy, while_busy};
+use common::busy::{self, BYTES, busy, while_busy};
 use common::*;
 use forebay_agent::{AgentConfig, Fabric, FlowStat, Op, Path, RailOptions, Trouble, WhyIdle};
 use rustix::process::Signal;
@@ -16,7 +16,7 @@ const MEMORY: Path = Path::Rail(Fabric::Memory);
 #[test]
 #[ignore = "started by other tests"]
 fn the_other_process() {
-    other::run();
+    busy::run();
 }
 
 fn named(name: &str, rails: Vec<RailOptions>) -> AgentConfig {

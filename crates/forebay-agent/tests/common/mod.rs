@@ -1,7 +1,10 @@
 //! Agents with a buffer each, and what tests do with them.
 #![allow(dead_code)]
 
+pub mod busy;
 pub mod other;
+pub mod relay;
+pub mod tls;
 
 use forebay_agent::*;
 use forebay_links::ucx::UcxRail;
