@@ -11,7 +11,7 @@ use crate::local::desk::Desk;
 use crate::local::listener::{Doorkeeper, Listener};
 use crate::local::session::SessionLimits;
 use crate::local::socket::WakeUp;
-use crate::metrics::sources::{of_directory, of_mover, of_process, of_store};
+use crate::metrics::sources::{of_agent, of_directory, of_mover, of_process, of_store};
 use crate::metrics::{Metrics, MetricsServer};
 use crate::peering::{Nobody, Peering, PeeringStat};
 use forebay_agent::AgentError;
@@ -194,6 +194,9 @@ impl Node {
             let peering = Arc::new(Peering::start(peers, &config.name, ground, directory)?);
             // Set once: nobody else does.
             let _ = shared.elsewhere.set(Arc::clone(&peering) as Arc<dyn Elsewhere>);
+            let others = Arc::downgrade(&peering);
+            let peers = move || others.upgrade().map(|others| others.stat().peers).unwrap_or_default();
+            metrics.add("agent", of_agent(peers));
             self.peering = Some(peering);
         }
         if let Some(shown) = &config.metrics {

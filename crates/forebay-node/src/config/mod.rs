@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn what_is_not_allowed_is_refused_with_what_is() {
         for (text, says) in [
-            (format!("nope = 1\n{LEAST}"), "unknown field `nope`, expected one of `socket`"),
+            (format!("nope = 1\n{LEAST}"), "unknown field `nope`, expected one of `name`, `socket`"),
             (format!("{LEAST}[limits]\nclients = 0\n"), "limits.clients is 0; allowed is 1 to 4096"),
             (format!("{LEAST}pages = 'big'\n"), "expected one of `base`, `transparent`, `huge`"),
             (format!("{LEAST}[[ssd]]\npath = 'x'\nsize = '1MiB'\n"), "ssd.size is 1MiB; allowed is 64MiB to"),

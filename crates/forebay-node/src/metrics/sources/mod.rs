@@ -1,12 +1,14 @@
 //! What the parts of the node have to show: each file turns the snapshot of one part into numbers. These files know what
 //! the parts count; they must never count themselves.
 
+mod agent;
 mod directory;
 mod mover;
 mod process;
 mod ssd;
 mod store;
 
+pub use agent::of_agent;
 pub use directory::of_directory;
 pub use mover::of_mover;
 pub use process::of_process;
@@ -49,6 +51,7 @@ mod tests {
     /// What all parts show when they have done nothing.
     fn everything() -> Vec<Metric> {
         let mut out = Vec::new();
+        of_agent(|| vec![agent::tests::a_peer()]).collect(&mut out);
         directory::collect(&Default::default(), &mut out);
         let telemetry = Telemetry { links: vec![LinkTelemetry::default()], ..Telemetry::default() };
         of_mover(move || telemetry.clone()).collect(&mut out);
