@@ -157,6 +157,9 @@ impl Peering {
             waiters: Mutex::default(),
             counts: Counts::default(),
         };
+        let announcer = Arc::clone(&directory);
+        let announce = move |added: &[ChunkId], removed: &[ChunkId]| announcer.announce(added, removed);
+        store.on_change(announce).map_err(|source| AgentError::System { what: "a thread", source })?;
         let peering = Peering { borrower: Arc::new(borrower), owner, directory, met: Arc::default() };
         peering.meet();
         Ok(peering)

@@ -21,6 +21,17 @@ fn hello() -> Vec<u8> {
     frame(body.len() as u32, 1, 0, &body)
 }
 
+/// A connection that has been let in and has reserved a slot, written by hand.
+pub fn raw_reservation(socket: &std::path::Path) -> UnixStream {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    let shape = [1u32.to_le_bytes().as_slice(), &1u32.to_le_bytes(), &1000u64.to_le_bytes()].concat();
+    let body = [[std::process::id() as u8; 32].as_slice(), &[0], &[0; 32], &shape].concat();
+    stream.write_all(&[hello(), frame(body.len() as u32, 7, 0, &body)].concat()).unwrap();
+    // A welcome of 24 bytes and an answer of 16, each behind its header.
+    stream.read_exact(&mut [0; 16 + 24 + 16 + 16]).unwrap();
+    stream
+}
+
 /// What the node says until it hangs up.
 fn said_to(site: &Site, bytes: &[u8]) -> String {
     let mut socket = UnixStream::connect(site.socket()).unwrap();

@@ -16,11 +16,10 @@ use std::time::Duration;
 fn a_child_is_what_it_is_told_to_be() {
     let Some((role, socket)) = role() else { return };
     let _node = (role == "node").then(|| Node::start(&config(&socket)).unwrap());
-    let _client = (role != "node").then(|| {
+    let _slot = (role == "reserver").then(|| hostile::raw_reservation(&socket));
+    let _client = (role == "writer").then(|| {
         let peer = connect(options(&socket)).unwrap();
-        if role == "writer" {
-            assert!((0..CHUNKS).all(|number| peer.store(number) == StoreEnd::Stored { bytes: CHUNK_BYTES }));
-        }
+        assert!((0..CHUNKS).all(|number| peer.store(number) == StoreEnd::Stored { bytes: CHUNK_BYTES }));
         let lease = peer.lease();
         (peer, lease)
     });
@@ -54,6 +53,21 @@ fn a_killed_client_gives_back_its_leases_at_once_and_its_slots_when_it_has_exite
     // Nothing of it holds a chunk any more: all of memory can be taken by others.
     assert_eq!(node.store().stat().leases, 0);
     assert_eq!(node.store().stat().arena.draining_bytes, 0);
+}
+
+#[test]
+fn a_slot_of_a_client_that_went_without_a_word_is_nobodys_until_its_process_has_exited() {
+    let site = Site::new();
+    let node = site.node();
+    let reserver = site.child("reserver");
+    // This process goes on after its connection has ended.
+    drop(hostile::raw_reservation(&site.socket()));
+    eventually("both slots are there", || node.stat().slots == 2 || node.stat().orphans == 1);
+    eventually("one has no connection", || node.stat().orphans == 1);
+    reserver.kill();
+    eventually("the dead one's slot is free", || node.stat().slots == 1);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!((node.stat().slots, node.store().stat().rows), (1, 1), "the living one's is not");
 }
 
 #[test]

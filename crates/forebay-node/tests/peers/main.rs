@@ -1,6 +1,7 @@
 //! Two nodes: what one has, clients of the other get, with every byte right or not at all.
 #![allow(clippy::unwrap_used)]
 
+mod etcd;
 #[path = "../local/rig.rs"]
 mod rig;
 
@@ -180,4 +181,32 @@ fn a_peer_without_the_token_is_no_peer() {
     };
     eventually("it was tried", faults);
     assert_eq!(reader.client.lookup(&ids()), 0);
+}
+
+#[test]
+fn nodes_find_each_others_chunks_in_etcd_without_asking_and_forget_the_dead() {
+    let Some(etcd) = etcd::Etcd::start() else { return };
+    let pair = Pair::new();
+    for site in [&pair.left, &pair.right] {
+        let mut config = site.config();
+        config.directory = Some(DirectoryConfig {
+            file: None,
+            etcd: vec![etcd.url.clone()],
+            ttl_s: 2,
+            ..DirectoryConfig::of_file("")
+        });
+        write(site, &config);
+    }
+    let (left, right) = (pair.left.child("node"), pair.right.node());
+    let reader = pair.right.peer();
+    store_all(&pair.left.peer());
+    eventually("etcd says where they are", || reader.client.lookup(&ids()) == CHUNKS);
+    let lease = reader.lease();
+    assert_eq!(lease.on_peers(), CHUNKS);
+    assert!((0..CHUNKS / 2).all(|number| reader.hit(&lease, number)));
+    drop(lease);
+    right.store().delete(TenantId(0), &ids());
+    assert_eq!(reader.client.lookup(&ids()), CHUNKS, "the other one still has them");
+    left.kill();
+    eventually("the dead node's chunks are gone", || reader.client.lookup(&ids()) == 0);
 }

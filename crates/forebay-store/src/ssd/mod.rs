@@ -45,6 +45,7 @@ use forebay_mover::{Backing, LinkSpec, MoverHandle, Place, RouteSpec};
 use pool::Pool;
 use shared::{OpenVolume, Shared};
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -194,6 +195,20 @@ impl Ssd {
         let count = self.shared().change(|tier, now_us| tier.doom_tenant(now_us, tenant));
         self.shared().volumes.iter().for_each(|volume| volume.committer.hurry());
         count
+    }
+
+    /// From now on changes are kept, and `bell` is rung with the first one after each [look](Ssd::take_changes). Says what is
+    /// here.
+    pub(crate) fn watch(&self, bell: Sender<()>) -> Vec<ChunkId> {
+        self.shared().change_quietly(|tier, _| {
+            tier.changes.watch(bell);
+            tier.resident_rows().map(|row| *tier.id_of(row)).collect()
+        })
+    }
+
+    /// Chunks that came or went since the last look.
+    pub(crate) fn take_changes(&self) -> Vec<ChunkId> {
+        self.shared().change_quietly(|tier, _| tier.changes.take())
     }
 
     /// All counters.

@@ -4,7 +4,7 @@
 //!
 //! `save.rs` and `layers.rs` bring chunks in, whole or layer by layer; `load.rs` brings them out of memory and `fetch.rs`
 //! off the disk; `lend.rs` and `reserve.rs` are for those who read and write the arena by themselves; `gate.rs` says how much
-//! of it is worth that. Behind the user's back `write_back` copies from memory to disk and `promote.rs` from disk to memory.
+//! of it is worth that; `watch.rs` tells others what is here. Behind the user's back `write_back` copies from memory to disk and `promote.rs` from disk to memory.
 
 mod disk;
 mod fetch;
@@ -16,6 +16,7 @@ mod load;
 mod promote;
 mod reserve;
 mod save;
+mod watch;
 mod write_back;
 
 pub use disk::{DiskSideStat, Hits};

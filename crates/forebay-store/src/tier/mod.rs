@@ -3,6 +3,7 @@
 //! what changes single chunks; `write.rs` lets chunks in, `read.rs` grants and serves leases, `evict.rs` makes room,
 //! `memory.rs` is what only the memory tier has. None of them must ever touch bytes or know what they mean.
 
+mod changes;
 mod evict;
 mod memory;
 mod read;
@@ -21,6 +22,7 @@ use crate::recency::Recency;
 use crate::stat::{Counters, Faults, Refusals};
 use crate::tenant::{Quotas, TenantId};
 use crate::tree::Tree;
+use changes::Changes;
 use forebay_kv::ChunkId;
 
 /// The limits of a tier, whatever its medium.
@@ -55,6 +57,7 @@ pub struct Tier<S: Space> {
     pub(crate) space: S,
     leases: Leases,
     pub(crate) quotas: Quotas,
+    pub(crate) changes: Changes,
     /// The latest time that any caller gave: time never runs backwards here.
     clock_us: u64,
     chunks: usize,
@@ -78,6 +81,7 @@ impl<S: Space> Tier<S> {
             leases: Leases::new(limits.max_leases),
             max_lease_us: limits.max_lease_us,
             quotas: Quotas::new(limits.default_quota_bytes, limits.quotas),
+            changes: Changes::default(),
             clock_us: 0,
             chunks: 0,
             stored: 0,
@@ -213,7 +217,10 @@ impl<S: Space> Tier<S> {
             return false;
         }
         *entry = Entry { generation: entry.generation.saturating_add(1), ..Entry::unused(tenant) };
-        self.chunks -= usize::from(state != State::Writing);
+        if state != State::Writing {
+            self.chunks -= 1;
+            self.changes.note(self.index.id(row));
+        }
         if let Some(slot) = slot {
             let refund = self.space.vacate(slot, tenant, self.index.id(row));
             self.refund(refund);

@@ -152,6 +152,7 @@ impl<S: Space> Tier<S> {
             return Err(NotCommitted::Deleted);
         }
         self.list(write.chunk.entry);
+        self.changes.note(self.index.id(write.chunk.entry));
         self.chunks += 1;
         self.stored += 1;
         Ok(())

@@ -1,0 +1,201 @@
+//! Chunks that are lent, slots that are reserved, and what others are told: what those get who use the arena by themselves.
+#![allow(clippy::unwrap_used)]
+
+use forebay_kv::ChunkId;
+use forebay_links::HostLink;
+use forebay_links::disk::DiskOptions;
+use forebay_mover::{Class, Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteSpec};
+use forebay_store::admission::Policy;
+use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
+use forebay_store::{ChunkShape, Loan, Pages, Store, TenantId, TierConfig, WriteBackConfig, checksum};
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const HOST: Place = Place::Host(0);
+const TENANT: TenantId = TenantId(0);
+const LAYER_BYTES: usize = 10_001;
+const LAYERS: usize = 2;
+
+struct Rig {
+    store: Store,
+    _mover: MoverThread,
+}
+
+fn mover() -> (MoverThread, MoverHandle) {
+    let mover = MoverThread::spawn(Limits::default()).unwrap();
+    let handle = mover.handle();
+    let link =
+        handle.add_link(LinkSpec::new("h2h", 4, 64 << 20), Box::new(HostLink::new(1).unwrap())).unwrap();
+    handle.add_route(RouteSpec::direct(HOST, HOST, link)).unwrap().unwrap();
+    (mover, handle)
+}
+
+impl Rig {
+    fn in_memory(bytes: u64) -> Rig {
+        let (mover, handle) = mover();
+        let mut config = TierConfig::new(bytes);
+        config.slab_bytes = 64 << 10;
+        Rig { store: Store::open(&handle, HOST, Pages::Base, config).unwrap(), _mover: mover }
+    }
+
+    fn with_ssd(log: &Path) -> Rig {
+        let (mover, handle) = mover();
+        if !log.exists() {
+            init(log, 16 << 20, 1 << 20, Existing::Keep).unwrap();
+        }
+        let volume = Volume::open(log, DiskOptions::default()).unwrap();
+        let ssd = Ssd::open(&handle, HOST, vec![volume], SsdConfig::default()).unwrap();
+        let write_back = WriteBackConfig::new(Policy::All, 4 << 20, 16 << 20, 64 << 10);
+        let config = TierConfig::new(4 << 20);
+        let store = Store::open_with_ssd(&handle, HOST, Pages::Base, config, ssd, &write_back).unwrap();
+        Rig { store, _mover: mover }
+    }
+
+    /// Writes a chunk by hand, as another process would.
+    fn put(&self, number: usize) {
+        let shape = ChunkShape::new([LAYER_BYTES as u64; LAYERS]).unwrap();
+        let parent = number.checked_sub(1).map(id).filter(|parent| self.store.lookup(&[*parent]) == 1);
+        let slot = self.store.reserve(TENANT, id(number), parent, &shape).unwrap().unwrap();
+        self.write(slot.offset_bytes(), &truth(number));
+        let sums = slot.sums();
+        assert_eq!(
+            sums,
+            truth(number).chunks(LAYER_BYTES).map(|layer| checksum::of_pieces(&[layer])).collect::<Vec<_>>()
+        );
+        slot.commit(&sums).unwrap();
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        let arena = self.store.arena_memory();
+        assert!(offset as usize + bytes.len() <= arena.len());
+        // SAFETY: inside of the arena, in a slot that is this test's.
+        unsafe { arena.as_ptr().add(offset as usize).copy_from(bytes.as_ptr(), bytes.len()) };
+    }
+
+    fn bytes_of(&self, loan: &Loan) -> Vec<u8> {
+        let arena = self.store.arena_memory();
+        let (offset, len) = (loan.offset_bytes() as usize, loan.shape().bytes() as usize);
+        // SAFETY: inside of the arena, where nobody writes as long as the loan lives.
+        unsafe { std::slice::from_raw_parts(arena.as_ptr().add(offset), len) }.to_vec()
+    }
+}
+
+fn id(number: usize) -> ChunkId {
+    ChunkId::from_bytes([number as u8 + 1; 32])
+}
+
+fn truth(number: usize) -> Vec<u8> {
+    (0..LAYERS * LAYER_BYTES).map(|at| (at as u32 * 31 + number as u32 * 7) as u8).collect()
+}
+
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..3000 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("never: {what}");
+}
+
+#[test]
+fn a_lent_chunk_lies_still_whatever_becomes_of_it() {
+    let rig = Rig::in_memory(64 << 10);
+    rig.put(0);
+    let lease = rig.store.lease(TENANT, &[id(0)], 1_000_000);
+    let loan = rig.store.lend(&lease, 0).unwrap();
+    drop(lease);
+    assert_eq!(rig.store.delete(TENANT, &[id(0)]), 1);
+    // Two more would fill the slab; the lent slot is not among them.
+    rig.put(1);
+    let shape = ChunkShape::new([LAYER_BYTES as u64; LAYERS]).unwrap();
+    let next = rig.store.reserve(TENANT, id(2), Some(id(1)), &shape).unwrap().unwrap();
+    assert_ne!(next.offset_bytes(), loan.offset_bytes());
+    assert!(rig.bytes_of(&loan) == truth(0) && loan.check());
+    drop(loan);
+    assert_eq!(rig.store.stat().arena.draining_bytes, 0);
+}
+
+#[test]
+fn a_chunk_that_is_no_longer_what_it_was_is_found_by_a_check() {
+    let rig = Rig::in_memory(1 << 20);
+    rig.put(0);
+    let loan = rig.store.lend_named(TENANT, &id(0)).unwrap();
+    assert!(loan.check());
+    rig.write(loan.offset_bytes() + 15_000, &[!truth(0)[15_000]]);
+    assert!(!loan.check());
+    assert_eq!((rig.store.lookup(&[id(0)]), rig.store.stat().faults.corrupt), (0, 1));
+}
+
+#[test]
+fn a_reservation_that_is_dropped_was_never_there() {
+    let rig = Rig::in_memory(1 << 20);
+    let shape = ChunkShape::new([LAYER_BYTES as u64; LAYERS]).unwrap();
+    let slot = rig.store.reserve(TENANT, id(0), None, &shape).unwrap().unwrap();
+    assert!(rig.store.reserve(TENANT, id(0), None, &shape).is_err(), "somebody writes it");
+    drop(slot);
+    assert_eq!((rig.store.lookup(&[id(0)]), rig.store.stat().arena.used_bytes), (0, 0));
+    let slot = rig.store.reserve(TENANT, id(0), None, &shape).unwrap().unwrap();
+    assert!(slot.commit(&[1]).is_err(), "one checksum for two layers");
+    assert_eq!(rig.store.stat().arena.used_bytes, 0);
+    rig.put(0);
+    assert!(rig.store.reserve(TENANT, id(0), None, &shape).unwrap().is_none(), "it is here");
+}
+
+#[test]
+fn chunks_on_disk_are_brought_once_for_all_who_want_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let first = Rig::with_ssd(&log);
+    (0..4).for_each(|number| first.put(number));
+    first.store.close().unwrap();
+    drop(first);
+    let rig = Rig::with_ssd(&log);
+    let ids: Vec<ChunkId> = (0..4).map(id).collect();
+    let lease = rig.store.lease(TENANT, &ids, 60_000_000);
+    assert_eq!((lease.in_memory(), lease.len()), (0, 4));
+    assert!(rig.store.lend(&lease, 0).is_err(), "it is not in memory");
+    let (sender, loans) = channel();
+    for chunk in [0, 1, 1, 2, 1, 3] {
+        let sender = sender.clone();
+        let tell = move |loan| sender.send((chunk, loan)).unwrap();
+        rig.store.bring(&lease, chunk, Class::Demand, None, tell);
+    }
+    for _ in 0..6 {
+        let (chunk, loan) = loans.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert!(rig.bytes_of(&loan.unwrap()) == truth(chunk));
+    }
+    assert_eq!(rig.store.disk_stat().unwrap().promotions.promoted, 4);
+    assert!(rig.store.lend(&lease, 3).is_ok());
+}
+
+#[test]
+fn others_are_told_what_is_here_and_what_is_not_any_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let first = Rig::with_ssd(&log);
+    first.put(0);
+    first.store.close().unwrap();
+    drop(first);
+    let rig = Rig::with_ssd(&log);
+    rig.put(4);
+    let told: Arc<Mutex<HashSet<ChunkId>>> = Arc::default();
+    let kept = Arc::clone(&told);
+    let listener = move |added: &[ChunkId], removed: &[ChunkId]| {
+        let mut kept = kept.lock().unwrap();
+        kept.extend(added);
+        kept.retain(|id| !removed.contains(id));
+    };
+    rig.store.on_change(listener).unwrap();
+    let knows =
+        |numbers: &[usize]| *told.lock().unwrap() == numbers.iter().map(|number| id(*number)).collect();
+    eventually("what was there is told", || knows(&[0, 4]));
+    rig.put(1);
+    eventually("what came is told", || knows(&[0, 1, 4]));
+    rig.store.flush().unwrap();
+    assert_eq!(rig.store.delete(TENANT, &[id(0), id(4)]), 2);
+    eventually("what went is told", || knows(&[1]));
+}
