@@ -184,32 +184,35 @@ impl Peering {
         }
     }
 
+    fn met(&self) -> MutexGuard<'_, HashMap<String, SocketAddr>> {
+        self.met.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Tells the agent of nodes that are new in the directory, and to forget those that are gone, in the background.
     fn meet(&self) {
         let listed: HashMap<String, SocketAddr> =
             self.directory.nodes().into_iter().map(|node| (node.name, node.address)).collect();
-        let met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
-        if *met == listed {
+        let before = self.met().clone();
+        if before == listed {
             return;
         }
-        drop(met);
         let (met, borrower) = (Arc::clone(&self.met), Arc::clone(&self.borrower));
         self.borrower.later(move || {
-            let mut met = met.lock().unwrap_or_else(PoisonError::into_inner);
-            for name in met.keys().filter(|name| !listed.contains_key(*name)) {
+            for name in before.keys().filter(|name| !listed.contains_key(*name)) {
                 // One that is gone already is gone.
                 let _ = borrower.agent.remove_peer(name);
             }
-            for (name, address) in listed.iter().filter(|(name, address)| met.get(*name) != Some(address)) {
+            for (name, address) in listed.iter().filter(|(name, address)| before.get(*name) != Some(address))
+            {
                 if borrower.agent.add_address(name, *address).is_ok() {
                     borrower.greet(name);
                 }
             }
-            *met = listed;
+            *met.lock().unwrap_or_else(PoisonError::into_inner) = listed;
         });
     }
 
-    /// Who is said to have each chunk, as far as it is known.
+    /// Who is said to have each chunk, as far as it is known, of those that can be asked.
     fn holders(&self, tenant: TenantId, ids: &[ChunkId]) -> Vec<Vec<String>> {
         let said = match self.directory.holders(ids) {
             Holders::Said(said) => said,
@@ -219,8 +222,9 @@ impl Peering {
                 return ids.iter().map(|id| known.peers(now_us, tenant, id)).collect();
             }
         };
-        let names: HashMap<[u8; 16], String> =
-            self.directory.nodes().into_iter().map(|node| (node.node, node.name)).collect();
+        let met = self.met();
+        let nodes = self.directory.nodes().into_iter().filter(|node| met.contains_key(&node.name));
+        let names: HashMap<[u8; 16], String> = nodes.map(|node| (node.node, node.name)).collect();
         let names_of =
             |nodes: Vec<[u8; 16]>| nodes.iter().filter_map(|node| names.get(node).cloned()).collect();
         said.into_iter().map(names_of).collect()
@@ -398,7 +402,9 @@ impl Borrower {
         ids.iter().for_each(|id| known.deny(tenant, id, peer));
     }
 
-    pub fn count_corrupt(&self) {
+    /// A peer lent one thing and gave another: it is not believed to have the chunk.
+    pub fn is_wrong(&self, tenant: TenantId, id: &ChunkId, peer: &str) {
         self.counts.corrupt.fetch_add(1, Ordering::Relaxed);
+        self.known().deny(tenant, id, peer);
     }
 }

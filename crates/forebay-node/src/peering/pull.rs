@@ -170,7 +170,8 @@ impl Part {
     fn check(mut self) {
         let Some(slot) = self.slot.take() else { return };
         if slot.sums() != self.sums {
-            self.borrowed.borrower.count_corrupt();
+            let Borrowed { borrower, peer, .. } = &*self.borrowed;
+            borrower.is_wrong(self.tenant, &self.id, peer);
             "other bytes came than were lent".clone_into(&mut self.why);
             return;
         }

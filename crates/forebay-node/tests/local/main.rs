@@ -121,11 +121,7 @@ fn a_corrupt_byte_in_the_arena_is_never_a_hit() {
     let peer = site.peer();
     assert!((0..2).all(|number| peer.store(number) == StoreEnd::Stored { bytes: CHUNK_BYTES }));
     let lease = peer.lease();
-    let arena = node.store().arena_memory();
-    // SAFETY: inside of the arena, which lives as long as the node; nobody else writes it now.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(arena.as_ptr(), arena.len()) };
-    let at = bytes.windows(9000).position(|bytes| bytes == &truth(1)[..9000]).unwrap();
-    bytes[at] ^= 1;
+    corrupt(&node, 1, 777);
     assert!(peer.hit(&lease, 0) && !peer.hit(&lease, 1));
     eventually("the node has looked for itself", || node.stat().corrupt == 1);
     assert_eq!(peer.client.lookup(&ids()), 1, "nobody finds it any more");

@@ -9,7 +9,7 @@ use forebay_mover::{
 };
 use forebay_node::client::{Client, ClientOptions, ConnectError, Lease, NotLoaded};
 use forebay_node::{Node, NodeConfig};
-use forebay_store::{NotVerified, StoreEnd};
+use forebay_store::{NotVerified, StoreEnd, TenantId};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -126,6 +126,14 @@ pub fn truth(number: usize) -> Vec<u8> {
     (0..CHUNK_BYTES as usize).map(word).collect()
 }
 
+/// Turns a bit of a chunk as it lies in the arena of a node in this process.
+pub fn corrupt(node: &Node, number: usize, at: usize) {
+    let loan = node.store().lend_named(TenantId(0), &id(number)).unwrap();
+    let arena = node.store().arena_memory();
+    // SAFETY: inside of the arena, which lives as long as the node; nobody else writes the chunk now.
+    unsafe { *arena.as_ptr().add(loan.offset_bytes() as usize + at) ^= 1 };
+}
+
 pub fn ended<T>(receiver: &Receiver<T>) -> T {
     receiver.recv_timeout(Duration::from_secs(30)).expect("every operation ends")
 }
@@ -206,6 +214,11 @@ impl Process {
     pub fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(pid, signal).unwrap();
+        if signal == rustix::process::Signal::STOP {
+            // Not before all of its threads have stopped.
+            let stopped = rustix::process::WaitIdOptions::STOPPED;
+            rustix::process::waitid(rustix::process::WaitId::Pid(pid), stopped).unwrap();
+        }
     }
 
     pub fn kill(mut self) -> Instant {

@@ -210,3 +210,17 @@ fn nodes_find_each_others_chunks_in_etcd_without_asking_and_forget_the_dead() {
     left.kill();
     eventually("the dead node's chunks are gone", || reader.client.lookup(&ids()) == 0);
 }
+
+#[test]
+fn a_byte_that_is_wrong_at_its_owner_never_becomes_a_chunk_here() {
+    let pair = Pair::new();
+    let (left, right) = (pair.left.node(), pair.right.node());
+    let reader = pair.right.peer();
+    store_all(&pair.left.peer());
+    corrupt(&left, 2, 777);
+    eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
+    let lease = reader.lease();
+    assert!(reader.hit(&lease, 0) && reader.hit(&lease, 1) && !reader.hit(&lease, 2));
+    assert_eq!(right.peering_stat().unwrap().corrupt, 1);
+    assert_eq!(right.store().lookup(&ids()), 2, "the prefix ends before it");
+}
