@@ -26,7 +26,8 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
 use words::{Ask, HAS_IDS_MAX, TenantKey, Told};
 
 /// How long a lookup waits for peers that are connected.
@@ -43,11 +44,13 @@ type Waiters = HashMap<(TenantId, ChunkId), Vec<OnPulled>>;
 
 /// What pulls need.
 pub(crate) struct Borrower {
-    pub agent: Arc<Agent>,
+    /// Weak, so that it never ends on a thread of its own, to which a share of this may have come.
+    agent: Weak<Agent>,
     pub store: Store,
     pub token: Vec<u8>,
     mover: MoverHandle,
-    jobs: Sender<Job>,
+    /// `None` ends the thread.
+    jobs: Sender<Option<Job>>,
     known: Mutex<Known>,
     waiters: Mutex<Waiters>,
     counts: Counts,
@@ -63,7 +66,9 @@ struct Counts {
 
 /// Other nodes, from this one's side.
 pub(crate) struct Peering {
+    agent: Arc<Agent>,
     borrower: Arc<Borrower>,
+    worker: Option<JoinHandle<()>>,
     owner: Arc<Owner>,
     directory: Arc<dyn Directory>,
     /// Peers that the agent was told of.
@@ -142,13 +147,15 @@ impl Peering {
         let agent = Agent::start_on(agent, mover.clone(), here)?;
         let registered = agent.register(store.arena_memory(), Access::LEASED_READ)?;
         owner.open(agent.leases().clone(), registered.offered());
-        let (jobs, queue) = channel::<Job>();
-        let worker = std::thread::Builder::new().name("forebay-peering".into());
-        worker
-            .spawn(move || queue.into_iter().for_each(|job| job()))
-            .map_err(|source| AgentError::System { what: "a thread", source })?;
+        let system = |source| AgentError::System { what: "a thread", source };
+        let (jobs, queue) = channel::<Option<Job>>();
+        let worker = std::thread::Builder::new()
+            .name("forebay-peering".into())
+            .spawn(move || queue.into_iter().map_while(|job| job).for_each(|job| job()))
+            .map_err(system)?;
+        let agent = Arc::new(agent);
         let borrower = Borrower {
-            agent: Arc::new(agent),
+            agent: Arc::downgrade(&agent),
             store: store.clone(),
             token: config.token.clone(),
             mover: mover.clone(),
@@ -159,22 +166,23 @@ impl Peering {
         };
         let announcer = Arc::clone(&directory);
         let announce = move |added: &[ChunkId], removed: &[ChunkId]| announcer.announce(added, removed);
-        store.on_change(announce).map_err(|source| AgentError::System { what: "a thread", source })?;
-        let peering = Peering { borrower: Arc::new(borrower), owner, directory, met: Arc::default() };
+        store.on_change(announce).map_err(system)?;
+        let (borrower, worker) = (Arc::new(borrower), Some(worker));
+        let peering = Peering { agent, borrower, worker, owner, directory, met: Arc::default() };
         peering.meet();
         Ok(peering)
     }
 
     /// Where peers connect.
     pub fn address(&self) -> Option<SocketAddr> {
-        self.borrower.agent.address()
+        self.agent.address()
     }
 
     /// What went on.
     pub fn stat(&self) -> PeeringStat {
         let (counts, (lent, refused)) = (&self.borrower.counts, self.owner.counts());
         PeeringStat {
-            peers: self.borrower.agent.stats(),
+            peers: self.agent.stats(),
             pulled: counts.pulled.load(Ordering::Relaxed),
             not_pulled: counts.failed.load(Ordering::Relaxed),
             denied: counts.denied.load(Ordering::Relaxed),
@@ -198,13 +206,14 @@ impl Peering {
         }
         let (met, borrower) = (Arc::clone(&self.met), Arc::clone(&self.borrower));
         self.borrower.later(move || {
+            let Some(agent) = borrower.agent() else { return };
             for name in before.keys().filter(|name| !listed.contains_key(*name)) {
                 // One that is gone already is gone.
-                let _ = borrower.agent.remove_peer(name);
+                let _ = agent.remove_peer(name);
             }
             for (name, address) in listed.iter().filter(|(name, address)| before.get(*name) != Some(address))
             {
-                if borrower.agent.add_address(name, *address).is_ok() {
+                if agent.add_address(name, *address).is_ok() {
                     borrower.greet(name);
                 }
             }
@@ -233,7 +242,7 @@ impl Peering {
     /// Peers that may have a chunk, the best one first.
     fn ranked(&self, tenant: TenantId, id: &ChunkId, bytes: u64) -> Vec<String> {
         let holders = self.holders(tenant, std::slice::from_ref(id)).pop().unwrap_or_default();
-        let stats = self.borrower.agent.stats().into_iter();
+        let stats = self.agent.stats().into_iter();
         let candidate = |stat: PeerStat| Candidate {
             is_up: stat.state == "up",
             name: stat.name,
@@ -250,20 +259,30 @@ impl Peering {
         let ask = Ask::Has(TenantKey::of(&self.borrower.token, tenant), ids.clone()).encode();
         let borrower = Arc::clone(&self.borrower);
         let looking = Arc::new(Mutex::new(Looking { borrower, tenant, ids, on_found: Some(on_found) }));
-        for peer in self.borrower.agent.stats() {
+        for peer in self.agent.stats() {
             if peer.state != "up" {
                 self.borrower.greet(&peer.name);
                 continue;
             }
             let (looking, name) = (Arc::clone(&looking), peer.name.clone());
             // A peer that was forgotten a moment ago has nothing.
-            let _ = self.borrower.agent.call(&peer.name, ask.clone(), LOOK_LIMIT_US, move |reply| {
+            let _ = self.agent.call(&peer.name, ask.clone(), LOOK_LIMIT_US, move |reply| {
                 if let Ok(Ok(Told::Has(chunks))) = reply.map(|bytes| Told::decode(&bytes)) {
                     looking.lock().unwrap_or_else(PoisonError::into_inner).heard(&name, chunks as usize);
                 }
             });
         }
         // With the last answer the last share of `looking` goes, and tells what was found.
+    }
+}
+
+impl Drop for Peering {
+    fn drop(&mut self) {
+        let _ = self.borrower.jobs.send(None);
+        if let Some(worker) = self.worker.take() {
+            // A panic of the thread has already been printed; there is nobody left to tell.
+            let _ = worker.join();
+        }
     }
 }
 
@@ -332,6 +351,11 @@ impl Borrower {
         self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// `None`: the node is ending.
+    pub fn agent(&self) -> Option<Arc<Agent>> {
+        self.agent.upgrade()
+    }
+
     /// The mover that moves what is pulled.
     pub fn store_mover(&self) -> &MoverHandle {
         &self.mover
@@ -339,15 +363,15 @@ impl Borrower {
 
     /// Has a thread do it that may wait.
     pub fn later(&self, job: impl FnOnce() + Send + 'static) {
-        // The thread lives as long as this.
-        let _ = self.jobs.send(Box::new(job));
+        // What is left over when the node ends is dropped, and says so to whoever waits.
+        let _ = self.jobs.send(Some(Box::new(job)));
     }
 
     /// Makes a peer's acquaintance, so that it can be asked next time.
     fn greet(&self, name: &str) {
         let nothing = Ask::Has(TenantKey::of(&self.token, TenantId::default()), Vec::new());
         // Whoever is not there now is greeted again.
-        let _ = self.agent.call(name, nothing.encode(), MEET_LIMIT_US, |_| {});
+        let _ = self.agent().map(|agent| agent.call(name, nothing.encode(), MEET_LIMIT_US, |_| {}));
     }
 
     /// Waits for the first of `ids`. Says how many of them the caller has to pull: none if somebody else pulls it already.

@@ -8,7 +8,7 @@ use forebay_agent::{Agent, PeerRegion};
 use forebay_kv::ChunkId;
 use forebay_mover::{Class, End, RegionId, Span, SpanPair, Transfer};
 use forebay_store::{Reservation, TenantId};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// How long chunks are borrowed for.
 const LEND_US: u64 = 20_000_000;
@@ -58,7 +58,7 @@ impl Pull {
         self.ids.truncate(LEND_IDS_MAX);
         let key = TenantKey::of(&self.borrower.token, self.tenant);
         let ask = Ask::Lend(key, LEND_US, self.ids.clone()).encode();
-        let agent = Arc::clone(&self.borrower.agent);
+        let Some(agent) = self.borrower.agent() else { return self.fail("the node is shutting down") };
         let waiting = Arc::new(Mutex::new(Some((self, peer.clone()))));
         let answered = Arc::clone(&waiting);
         let take = |waiting: &Mutex<Option<(Pull, String)>>| {
@@ -98,10 +98,12 @@ impl Pull {
     fn lent(self, peer: String, loans: Loans) {
         let borrower = Arc::clone(&self.borrower);
         let (key, generation, len) = loans.region;
-        let region = borrower.agent.region(&peer, PeerRegion { key, generation, len }, loans.lease);
+        let of_peer = PeerRegion { key, generation, len };
+        let region = borrower.agent().map(|agent| agent.region(&peer, of_peer, loans.lease));
         let (region, why) = match region {
-            Ok(region) => (Some(region), String::new()),
-            Err(error) => (None, error.to_string()),
+            Some(Ok(region)) => (Some(region), String::new()),
+            Some(Err(error)) => (None, error.to_string()),
+            None => (None, "the node is shutting down".to_owned()),
         };
         let lease = loans.lease;
         let borrowed = Arc::new(Borrowed { borrower: Arc::clone(&borrower), peer, lease, region });
@@ -195,8 +197,12 @@ impl Drop for Part {
 impl Drop for Borrowed {
     fn drop(&mut self) {
         let Borrowed { borrower, peer, lease, region } = self;
-        let (agent, region, peer, lease) = (Arc::clone(&borrower.agent), *region, peer.clone(), *lease);
-        borrower.later(move || give_back(&agent, &peer, lease, region));
+        let (agent, region, peer, lease) = (Weak::clone(&borrower.agent), *region, peer.clone(), *lease);
+        borrower.later(move || {
+            if let Some(agent) = agent.upgrade() {
+                give_back(&agent, &peer, lease, region);
+            }
+        });
     }
 }
 

@@ -9,8 +9,9 @@ use forebay_node::{DirectoryConfig, Node, NodeConfig, PeersConfig, SsdConfig, Wr
 use forebay_store::{StoreEnd, TenantId};
 use rig::*;
 use rustix::process::Signal;
-use std::net::TcpListener;
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 /// Not a test by itself: the children of the others.
@@ -22,6 +23,8 @@ fn a_child_is_what_it_is_told_to_be() {
     std::thread::sleep(Duration::from_secs(120));
 }
 
+static PAIRS: AtomicU8 = AtomicU8::new(0);
+
 /// Two sites whose nodes know of each other.
 struct Pair {
     left: Site,
@@ -31,9 +34,13 @@ struct Pair {
 impl Pair {
     fn new() -> Pair {
         let pair = Pair { left: Site::new(), right: Site::new() };
-        // Held until both are drawn, so that they differ.
-        let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let addresses = ports.map(|port| port.local_addr().unwrap());
+        // No two tests, and no two runs of them side by side, have the same address.
+        let (process, pair_number) = (std::process::id(), PAIRS.fetch_add(1, Ordering::Relaxed));
+        let address = |last: u8| {
+            let [low, high, ..] = process.to_le_bytes();
+            SocketAddr::from(([127, low, high, 2 * pair_number + last], 7600))
+        };
+        let addresses = [address(1), address(2)];
         let entry = |(name, address)| format!("[[nodes]]\nname = '{name}'\naddress = '{address}'\n");
         let list: String = ["left", "right"].into_iter().zip(addresses).map(entry).collect();
         for ((site, name), address) in
