@@ -273,7 +273,8 @@ impl NodeConfig {
         }
         for ssd in &self.ssd {
             size_in("ssd.segment_size", ssd.segment_size, 1 << 16, 1 << 32)?;
-            size_in("ssd.size", ssd.size, 4 * ssd.segment_size, 1 << 56)?;
+            // Four segments, and what the log needs beside them.
+            size_in("ssd.size", ssd.size, 5 * ssd.segment_size, 1 << 56)?;
         }
         let limits = &self.limits;
         count_in("copy_threads", self.copy_threads as u64, 1, 64)?;
@@ -356,7 +357,7 @@ mod tests {
             (format!("nope = 1\n{LEAST}"), "unknown field `nope`, expected one of `name`, `socket`"),
             (format!("{LEAST}[limits]\nclients = 0\n"), "limits.clients is 0; allowed is 1 to 4096"),
             (format!("{LEAST}pages = 'big'\n"), "expected one of `base`, `transparent`, `huge`"),
-            (format!("{LEAST}[[ssd]]\npath = 'x'\nsize = '1MiB'\n"), "ssd.size is 1MiB; allowed is 64MiB to"),
+            (format!("{LEAST}[[ssd]]\npath = 'x'\nsize = '1MiB'\n"), "ssd.size is 1MiB; allowed is 80MiB to"),
             ("[memory]\nsize = '1GiB'\n".into(), "missing field `socket`"),
             ("socket = 'x'\n[memory]\nsize = '1GB'\n".into(), "'1GB' is no size"),
         ] {
