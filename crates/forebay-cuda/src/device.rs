@@ -1,0 +1,374 @@
+//! A GPU and what belongs to its context: streams, events, memory. Each value owns what it names and gives it back when it
+//! is dropped. This file knows lifetimes and which context must be current; it must never know what is copied or why.
+
+use crate::driver::{CudaError, Driver, abi, abi::Address};
+use libc::c_int;
+use std::ffi::CStr;
+use std::sync::Arc;
+
+/// A GPU with its primary context, which is shared with everything else in the process.
+pub struct Device {
+    driver: &'static Driver,
+    id: abi::DeviceId,
+    index: u16,
+    context: abi::ContextHandle,
+}
+
+// SAFETY: a context may be current on any thread; the driver's functions are thread-safe.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+/// A device's context is current on this thread while it lives.
+pub struct Current<'a> {
+    device: &'a Device,
+    /// Not to be sent: currency belongs to the thread.
+    _thread: std::marker::PhantomData<*const ()>,
+}
+
+impl Device {
+    /// Opens the GPU of an ordinal. Creates its primary context if nothing in the process has yet.
+    pub fn open(driver: &'static Driver, index: u16) -> Result<Arc<Device>, CudaError> {
+        let (mut id, mut context) = (0, std::ptr::null_mut());
+        // SAFETY: results are written to valid places.
+        unsafe {
+            let table = driver.table();
+            driver.check("cuDeviceGet", (table.device_get)(&mut id, c_int::from(index)))?;
+            driver.check("cuDevicePrimaryCtxRetain", (table.primary_context_retain)(&mut context, id))?;
+        }
+        Ok(Arc::new(Device { driver, id, index, context }))
+    }
+
+    /// GPUs that this process sees.
+    pub fn count(driver: &Driver) -> Result<u16, CudaError> {
+        let mut count = 0;
+        // SAFETY: the count is written to a valid place.
+        driver.check("cuDeviceGetCount", unsafe { (driver.table().device_count)(&mut count) })?;
+        Ok(u16::try_from(count).unwrap_or(0))
+    }
+
+    /// The driver that it was opened with.
+    pub fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+
+    /// Its ordinal in this process.
+    pub fn index(&self) -> u16 {
+        self.index
+    }
+
+    /// Its primary context.
+    pub fn context(&self) -> abi::ContextHandle {
+        self.context
+    }
+
+    /// A `CUdevice_attribute`.
+    pub fn attribute(&self, attribute: c_int) -> Result<i32, CudaError> {
+        let mut value = 0;
+        // SAFETY: the value is written to a valid place.
+        let status = unsafe { (self.driver.table().device_attribute)(&mut value, attribute, self.id) };
+        self.driver.check("cuDeviceGetAttribute", status)?;
+        Ok(value)
+    }
+
+    /// The product's name.
+    pub fn name(&self) -> Result<String, CudaError> {
+        let mut name = [0; 128];
+        // SAFETY: the buffer is as long as stated.
+        let status = unsafe { (self.driver.table().device_name)(name.as_mut_ptr(), 128, self.id) };
+        self.driver.check("cuDeviceGetName", status)?;
+        Ok(text(&name))
+    }
+
+    /// The PCI address, in the form in which sysfs has it.
+    pub fn bus_id(&self) -> Result<String, CudaError> {
+        let mut name = [0; 32];
+        // SAFETY: the buffer is as long as stated.
+        let status = unsafe { (self.driver.table().device_bus_id)(name.as_mut_ptr(), 32, self.id) };
+        self.driver.check("cuDeviceGetPCIBusId", status)?;
+        Ok(text(&name).to_lowercase())
+    }
+
+    /// What names the GPU in every process, whatever its ordinal there.
+    pub fn uuid(&self) -> Result<[u8; 16], CudaError> {
+        let mut uuid = abi::Uuid::default();
+        // SAFETY: the value is written to a valid place.
+        let status = unsafe { (self.driver.table().device_uuid)(&mut uuid, self.id) };
+        self.driver.check("cuDeviceGetUuid", status)?;
+        Ok(uuid.0)
+    }
+
+    /// Bytes of memory.
+    pub fn memory_bytes(&self) -> Result<u64, CudaError> {
+        let mut bytes = 0;
+        // SAFETY: the value is written to a valid place.
+        let status = unsafe { (self.driver.table().device_total_memory)(&mut bytes, self.id) };
+        self.driver.check("cuDeviceTotalMem", status)?;
+        Ok(bytes as u64)
+    }
+
+    /// Whether this GPU can read and write the memory of another over NVLink or PCIe.
+    pub fn can_reach(&self, other: &Device) -> Result<bool, CudaError> {
+        let mut can = 0;
+        // SAFETY: the value is written to a valid place.
+        let status = unsafe { (self.driver.table().device_can_access_peer)(&mut can, self.id, other.id) };
+        self.driver.check("cuDeviceCanAccessPeer", status)?;
+        Ok(can != 0)
+    }
+
+    /// Lets this GPU read and write the memory of another. Doing so again does nothing.
+    pub fn reach(&self, other: &Device) -> Result<(), CudaError> {
+        let current = self.enter()?;
+        // SAFETY: the other device's context lives as long as it does.
+        let status = unsafe { (self.driver.table().context_enable_peer)(other.context, 0) };
+        drop(current);
+        match status {
+            abi::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            status => self.driver.check("cuCtxEnablePeerAccess", status),
+        }
+    }
+
+    /// Makes its context current on this thread; what was current before is again when the guard is dropped.
+    pub fn enter(&self) -> Result<Current<'_>, CudaError> {
+        // SAFETY: the context is retained for as long as the device lives.
+        let status = unsafe { (self.driver.table().context_push)(self.context) };
+        self.driver.check("cuCtxPushCurrent", status)?;
+        Ok(Current { device: self, _thread: std::marker::PhantomData })
+    }
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: pushed by `enter` on this thread. It fails only when the driver has shut down.
+        unsafe { (self.device.driver.table().context_pop)(&mut popped) };
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: retained by `open`, released once. It fails only when the driver has shut down.
+        unsafe { (self.driver.table().primary_context_release)(self.id) };
+    }
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device").field("index", &self.index).finish_non_exhaustive()
+    }
+}
+
+fn text(bytes: &[libc::c_char]) -> String {
+    let bytes: Vec<u8> = bytes.iter().map(|byte| *byte as u8).collect();
+    CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into()).unwrap_or_default()
+}
+
+/// A stream that waits for nothing unless told to. Work in it runs in order.
+#[derive(Debug)]
+pub struct Stream {
+    device: Arc<Device>,
+    handle: abi::StreamHandle,
+}
+
+// SAFETY: streams may be used from any thread; the driver's functions are thread-safe.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// A stream of the least urgent priority for its kernels: the engine's own work goes first.
+    pub fn new(device: &Arc<Device>) -> Result<Stream, CudaError> {
+        let _current = device.enter()?;
+        let (driver, table) = (device.driver, device.driver.table());
+        let (mut least, mut most, mut handle) = (0, 0, std::ptr::null_mut());
+        // SAFETY: results are written to valid places; the device's context is current.
+        unsafe {
+            driver.check("cuCtxGetStreamPriorityRange", (table.context_priorities)(&mut least, &mut most))?;
+            let status = (table.stream_create)(&mut handle, abi::STREAM_NON_BLOCKING, least);
+            driver.check("cuStreamCreateWithPriority", status)?;
+        }
+        Ok(Stream { device: Arc::clone(device), handle })
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The driver's handle.
+    pub fn handle(&self) -> abi::StreamHandle {
+        self.handle
+    }
+
+    /// Has everything put into the stream from now on wait for the event's latest record.
+    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: both live.
+        let status = unsafe { (self.device.driver.table().stream_wait_event)(self.handle, event.handle, 0) };
+        self.device.driver.check("cuStreamWaitEvent", status)
+    }
+
+    /// Copies between addresses of host and device memory that the stream's device reaches.
+    ///
+    /// # Safety
+    ///
+    /// Both ranges stay valid until the copy is done, and nothing else touches the target, or writes the source, until then.
+    pub unsafe fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), CudaError> {
+        // SAFETY: by this function's contract; the caller has entered the device.
+        let status =
+            unsafe { (self.device.driver.table().copy_async)(to, from, bytes as abi::Size, self.handle) };
+        self.device.driver.check("cuMemcpyAsync", status)
+    }
+
+    /// Waits until everything put into it is done.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: the stream lives.
+        let status = unsafe { (self.device.driver.table().stream_synchronize)(self.handle) };
+        self.device.driver.check("cuStreamSynchronize", status)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`, destroyed once. It fails only when the driver has shut down or the context is lost.
+        unsafe { (self.device.driver.table().stream_destroy)(self.handle) };
+    }
+}
+
+/// A point in a stream.
+#[derive(Debug)]
+pub struct Event {
+    device: Arc<Device>,
+    handle: abi::EventHandle,
+}
+
+// SAFETY: events may be used from any thread; the driver's functions are thread-safe.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event without a time stamp. Until it is recorded it counts as passed.
+    pub fn new(device: &Arc<Device>) -> Result<Event, CudaError> {
+        let _current = device.enter()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the result is written to a valid place; the device's context is current.
+        let status = unsafe { (device.driver.table().event_create)(&mut handle, abi::EVENT_DISABLE_TIMING) };
+        device.driver.check("cuEventCreate", status)?;
+        Ok(Event { device: Arc::clone(device), handle })
+    }
+
+    /// The driver's handle.
+    pub fn handle(&self) -> abi::EventHandle {
+        self.handle
+    }
+
+    /// Records it behind everything that is in the stream now.
+    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: both live and belong to one context.
+        let status = unsafe { (self.device.driver.table().event_record)(self.handle, stream.handle) };
+        self.device.driver.check("cuEventRecord", status)
+    }
+
+    /// Whether its latest record has been passed.
+    pub fn is_passed(&self) -> Result<bool, CudaError> {
+        // SAFETY: the event lives.
+        match unsafe { (self.device.driver.table().event_query)(self.handle) } {
+            abi::NOT_READY => Ok(false),
+            status => self.device.driver.check("cuEventQuery", status).map(|()| true),
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`, destroyed once. It fails only when the driver has shut down or the context is lost.
+        unsafe { (self.device.driver.table().event_destroy)(self.handle) };
+    }
+}
+
+/// Memory of a GPU.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    device: Arc<Device>,
+    address: Address,
+    bytes: u64,
+}
+
+impl DeviceMemory {
+    /// Allocates memory that peers may reach and other processes may open.
+    pub fn new(device: &Arc<Device>, bytes: u64) -> Result<DeviceMemory, CudaError> {
+        let _current = device.enter()?;
+        let mut address = 0;
+        // SAFETY: the result is written to a valid place; the device's context is current.
+        let status = unsafe { (device.driver.table().memory_allocate)(&mut address, bytes as abi::Size) };
+        device.driver.check("cuMemAlloc", status)?;
+        Ok(DeviceMemory { device: Arc::clone(device), address, bytes })
+    }
+
+    /// The first byte.
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// What another process opens it by.
+    pub fn export(&self) -> Result<abi::IpcHandle, CudaError> {
+        let _current = self.device.enter()?;
+        let mut handle = abi::IpcHandle([0; 64]);
+        // SAFETY: the result is written to a valid place.
+        let status = unsafe { (self.device.driver.table().ipc_export)(&mut handle, self.address) };
+        self.device.driver.check("cuIpcGetMemHandle", status)?;
+        Ok(handle)
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        let Ok(_current) = self.device.enter() else { return };
+        // SAFETY: allocated by `new`, freed once.
+        unsafe { (self.device.driver.table().memory_free)(self.address) };
+    }
+}
+
+/// Memory of a GPU that another process owns.
+#[derive(Debug)]
+pub struct ForeignMemory {
+    device: Arc<Device>,
+    address: Address,
+}
+
+impl ForeignMemory {
+    /// Opens memory of another process for `device`. Its own GPU need not be visible here.
+    pub fn open(device: &Arc<Device>, handle: abi::IpcHandle) -> Result<ForeignMemory, CudaError> {
+        let _current = device.enter()?;
+        let mut address = 0;
+        // SAFETY: the result is written to a valid place; the device's context is current.
+        let status = unsafe {
+            (device.driver.table().ipc_open)(&mut address, handle, abi::IPC_LAZY_ENABLE_PEER_ACCESS)
+        };
+        device.driver.check("cuIpcOpenMemHandle", status)?;
+        Ok(ForeignMemory { device: Arc::clone(device), address })
+    }
+
+    /// The first byte, in this process.
+    pub fn address(&self) -> Address {
+        self.address
+    }
+}
+
+impl Drop for ForeignMemory {
+    fn drop(&mut self) {
+        let Ok(_current) = self.device.enter() else { return };
+        // SAFETY: opened by `open`, closed once. It fails where the owner is gone; the mapping goes with it.
+        unsafe { (self.device.driver.table().ipc_close)(self.address) };
+    }
+}

@@ -1,0 +1,57 @@
+//! What loading the driver and calling it can end in. This file knows words for failures; it must never know what is done
+//! about them.
+
+use super::abi::{self, Status};
+use thiserror::Error;
+
+/// A call of the driver failed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{call} failed: {name} ({status})")]
+pub struct CudaError {
+    /// The function that failed.
+    pub call: &'static str,
+    /// Its `CUresult`.
+    pub status: Status,
+    /// The result's name.
+    pub name: String,
+}
+
+impl CudaError {
+    /// Whether the driver is shutting down with the process, so that nothing is left to be released.
+    pub fn is_shutdown(&self) -> bool {
+        self.status == abi::DEINITIALIZED
+    }
+}
+
+/// Why there is no driver to use.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum LoadError {
+    /// The path in the environment holds a zero byte.
+    #[error("FOREBAY_LIBCUDA: a path cannot hold a zero byte")]
+    Path,
+    /// There is no such library, or it cannot be loaded.
+    #[error("no CUDA driver: {path}: {error}")]
+    NoLibrary {
+        /// What was opened.
+        path: String,
+        /// What the loader said.
+        error: String,
+    },
+    /// The driver lacks a function.
+    #[error("the CUDA driver has no {symbol}; drivers of CUDA 12.4 or later have it")]
+    MissingSymbol {
+        /// The function's name.
+        symbol: &'static str,
+    },
+    /// The driver is too old.
+    #[error("the CUDA driver supports CUDA {}.{}; {}.{} or later is needed", .version / 1000, .version % 1000 / 10, .oldest / 1000, .oldest % 1000 / 10)]
+    TooOld {
+        /// What it supports.
+        version: i32,
+        /// What is needed.
+        oldest: i32,
+    },
+    /// It is there and does not start: no GPU, or a broken installation.
+    #[error("the CUDA driver does not start: {0}")]
+    Start(#[from] CudaError),
+}
