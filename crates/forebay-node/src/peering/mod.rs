@@ -239,6 +239,14 @@ impl Peering {
         said.into_iter().map(names_of).collect()
     }
 
+    /// How many of these chunks, from the first on, every peer has that has the first one: whichever of them is asked, it can
+    /// lend them all.
+    fn together(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
+        let holders = self.holders(tenant, &ids[..ids.len().min(BATCH)]);
+        let Some(first) = holders.first() else { return 0 };
+        holders.iter().take_while(|peers| first.iter().all(|peer| peers.contains(peer))).count()
+    }
+
     /// Peers that may have a chunk, the best one first.
     fn ranked(&self, tenant: TenantId, id: &ChunkId, bytes: u64) -> Vec<String> {
         let holders = self.holders(tenant, std::slice::from_ref(id)).pop().unwrap_or_default();
@@ -323,7 +331,9 @@ impl Elsewhere for Peering {
         if let Some(loan) = self.borrower.store.lend_named(tenant, first) {
             return on_end(Ok(loan));
         }
-        let batch = match self.borrower.claim(tenant, &ids, on_end) {
+        // The first one is asked for in any case.
+        let together = self.together(tenant, &ids).max(1);
+        let batch = match self.borrower.claim(tenant, &ids[..together], on_end) {
             0 => return,
             batch => ids[..batch].to_vec(),
         };

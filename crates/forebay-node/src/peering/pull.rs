@@ -101,7 +101,7 @@ impl Pull {
         let of_peer = PeerRegion { key, generation, len };
         let region = borrower.agent().map(|agent| agent.region(&peer, of_peer, loans.lease));
         let (region, why) = match region {
-            Some(Ok(region)) => (Some(region), String::new()),
+            Some(Ok(region)) => (Some(region), "it lent only chunks before this one".to_owned()),
             Some(Err(error)) => (None, error.to_string()),
             None => (None, "the node is shutting down".to_owned()),
         };
@@ -112,7 +112,7 @@ impl Pull {
         for id in &self.ids {
             let before = parent.replace(*id);
             let Some((chunk, region)) = chunks.next().zip(region) else {
-                borrower.ended(self.tenant, id, Err(format!("not lent: {why}")));
+                borrower.ended(self.tenant, id, Err(format!("not lent by {}: {why}", borrowed.peer)));
                 continue;
             };
             match borrower.store.reserve(self.tenant, *id, before, &chunk.shape) {

@@ -23,7 +23,27 @@ fn a_child_is_what_it_is_told_to_be() {
     std::thread::sleep(Duration::from_secs(120));
 }
 
-static PAIRS: AtomicU8 = AtomicU8::new(0);
+static SITES: AtomicU8 = AtomicU8::new(1);
+
+/// Sites whose nodes know of each other.
+fn neighbours<const COUNT: usize>(names: [&str; COUNT]) -> [Site; COUNT] {
+    // No two tests, and no two runs of them side by side, have the same address.
+    let [low, high, ..] = std::process::id().to_le_bytes();
+    let first = SITES.fetch_add(COUNT as u8, Ordering::Relaxed);
+    let address = |nth: usize| SocketAddr::from(([127, low, high, first + nth as u8], 7600));
+    let entry = |nth: usize| format!("[[nodes]]\nname = '{}'\naddress = '{}'\n", names[nth], address(nth));
+    let list: String = (0..COUNT).map(entry).collect();
+    std::array::from_fn(|nth| {
+        let site = Site::new();
+        let mut config = site.config();
+        config.name = names[nth].into();
+        config.peers = Some(PeersConfig { progress_limit_ms: 500, ..PeersConfig::new(address(nth)) });
+        std::fs::write(site.folder.path().join("nodes.toml"), &list).unwrap();
+        config.directory = Some(DirectoryConfig::of_file(site.folder.path().join("nodes.toml")));
+        write(&site, &config);
+        site
+    })
+}
 
 /// Two sites whose nodes know of each other.
 struct Pair {
@@ -33,27 +53,8 @@ struct Pair {
 
 impl Pair {
     fn new() -> Pair {
-        let pair = Pair { left: Site::new(), right: Site::new() };
-        // No two tests, and no two runs of them side by side, have the same address.
-        let (process, pair_number) = (std::process::id(), PAIRS.fetch_add(1, Ordering::Relaxed));
-        let address = |last: u8| {
-            let [low, high, ..] = process.to_le_bytes();
-            SocketAddr::from(([127, low, high, 2 * pair_number + last], 7600))
-        };
-        let addresses = [address(1), address(2)];
-        let entry = |(name, address)| format!("[[nodes]]\nname = '{name}'\naddress = '{address}'\n");
-        let list: String = ["left", "right"].into_iter().zip(addresses).map(entry).collect();
-        for ((site, name), address) in
-            [(&pair.left, "left"), (&pair.right, "right")].into_iter().zip(addresses)
-        {
-            let mut config = site.config();
-            config.name = name.into();
-            config.peers = Some(PeersConfig { progress_limit_ms: 500, ..PeersConfig::new(address) });
-            std::fs::write(site.folder.path().join("nodes.toml"), &list).unwrap();
-            config.directory = Some(DirectoryConfig::of_file(site.folder.path().join("nodes.toml")));
-            write(site, &config);
-        }
-        pair
+        let [left, right] = neighbours(["left", "right"]);
+        Pair { left, right }
     }
 }
 
@@ -90,6 +91,31 @@ fn what_a_peer_has_in_memory_is_a_hit_here_and_stays() {
         left.store().delete(TenantId(0), &all);
         left.store().stat().arena.draining_bytes == 0
     });
+}
+
+#[test]
+fn a_sequence_whose_chunks_lie_with_several_peers_is_a_hit_as_a_whole() {
+    // The one that is asked first, by its name, has the least.
+    let [few, all, reader] = neighbours(["a", "b", "c"]);
+    let (_few, _all, node) = (few.node(), all.node(), reader.node());
+    let (few, all, reader) = (few.peer(), all.peer(), reader.peer());
+    assert_eq!(few.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
+    store_all(&all);
+    let both_are_known = || {
+        // Whoever is up before it is asked has answered after.
+        let up = node.peering_stat().unwrap().peers.iter().all(|peer| peer.state == "up");
+        reader.client.lookup(&ids()) == CHUNKS && up
+    };
+    eventually("both peers are found", both_are_known);
+    let lease = reader.lease();
+    let loads: Vec<_> = (0..CHUNKS).map(|number| reader.begin_load(&lease, number).unwrap()).collect();
+    for (number, load) in loads.iter().enumerate() {
+        let end = ended(load);
+        assert!(matches!(end, forebay_mover::End::Done { .. }), "chunk {number}: {end:?}");
+        reader.verify(&lease, number).unwrap();
+    }
+    let stat = node.peering_stat().unwrap();
+    assert_eq!((stat.pulled, stat.not_pulled, stat.denied), (CHUNKS as u64, 0, 0));
 }
 
 #[test]
