@@ -25,7 +25,7 @@ pub fn measure(runs: u32) -> Result<Vec<Row>, Error> {
 }
 
 fn detect(signal: Signal) -> Result<f64, Error> {
-    let pair = Pair::start(&Way { flows: 2, tls: None }, SHAPE)?;
+    let pair = Pair::start(&Way::plain(2), SHAPE)?;
     let request = pair.request(Op::Write)?;
     let (sender, receiver) = mpsc::sync_channel(1);
     request.post(move |end| drop(sender.send(end)))?;

@@ -3,15 +3,20 @@
 
 use super::blocks::{End, Shape};
 use super::owner::{fill_all, wrong_blocks};
+use super::rail::{self, Rail};
+use super::segment::{Memory, Segment};
 use super::{Error, certificates};
-use forebay_agent::{Access, Agent, AgentConfig, BadRun, Descriptors, Op, Prepared, Request, Select};
-use forebay_mover::HostBuffer;
+use forebay_agent::{
+    Access, Agent, AgentConfig, BadRun, Descriptors, Op, PeerStat, Prepared, Request, Select,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use std::io::{BufRead, BufReader, Write};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Arc, mpsc};
+use std::sync::{Barrier, mpsc};
+use std::time::{Duration, Instant};
 
 /// How the two ends speak.
 #[derive(Debug, Clone)]
@@ -20,21 +25,34 @@ pub struct Way {
     pub flows: usize,
     /// Where the certificates are; `None`: plain text.
     pub tls: Option<PathBuf>,
+    /// What the blocks lie in, at both ends.
+    pub segment: Segment,
+    /// What carries them instead of TCP, at both ends. Empty: TCP.
+    pub rails: Vec<Rail>,
 }
 
 impl Way {
+    /// Plain TCP between memory of the allocator.
+    pub fn plain(flows: usize) -> Way {
+        Way { flows, tls: None, segment: Segment::Heap, rails: Vec::new() }
+    }
+
     /// How an end is set up.
     pub fn config(&self, name: &str) -> Result<AgentConfig, Error> {
         let tls = self.tls.as_deref().map(certificates::load).transpose()?;
-        Ok(AgentConfig { flows_max: self.flows, tls, ..AgentConfig::named(name) })
+        let rails = self.rails.iter().map(|rail| rail.0.clone()).collect();
+        Ok(AgentConfig { flows_max: self.flows, tls, rails, ..AgentConfig::named(name) })
     }
 }
+
+/// A transfer may take so long.
+const LIMIT_US: Option<u64> = Some(120_000_000);
 
 /// Two processes with the same blocks in different orders.
 pub struct Pair {
     pub shape: Shape,
     pub agent: Agent,
-    pub memory: Arc<HostBuffer>,
+    pub memory: Memory,
     local: Prepared,
     remote: Prepared,
     /// Where the memory begins, here and there.
@@ -56,8 +74,8 @@ impl Pair {
         let first = owner.line()?;
         let (metadata, base) = first.split_once(' ').ok_or("the other process did not start")?;
         let agent = Agent::start(way.config("asking")?)?;
-        let memory = Arc::new(HostBuffer::new(shape.bytes()));
-        let bases = [agent.register(memory.clone(), Access::OPEN)?.base(), base.parse()?];
+        let memory = Memory::new(way.segment, shape.bytes())?;
+        let bases = [agent.register(memory.backing(), Access::OPEN)?.base(), base.parse()?];
         let peer = agent.add_peer(&unhex(metadata)?)?;
         let blocks = |base: u64, end: End| {
             let block = |block| (base + shape.offset(end, block) as u64, shape.block_bytes as u64);
@@ -66,6 +84,9 @@ impl Pair {
         let local = agent.prepare_local(&blocks(bases[0], End::Asking)?)?;
         let remote = agent.prepare_remote(&peer, &blocks(bases[1], End::Owner)?)?;
         agent.connect(&peer)?;
+        if !way.rails.is_empty() {
+            rail::wait_until_taken(&agent, way.rails.len())?;
+        }
         Ok(Pair { shape, agent, memory, local, remote, bases, peer, owner })
     }
 
@@ -81,8 +102,17 @@ impl Pair {
 
     /// All blocks from one end to the other.
     pub fn request(&self, op: Op) -> Result<Request, Error> {
-        let limit_us = Some(120_000_000);
-        Ok(self.agent.request(op, (&self.local, Select::All), (&self.remote, Select::All), None, limit_us)?)
+        Ok(self.agent.request(op, (&self.local, Select::All), (&self.remote, Select::All), None, LIMIT_US)?)
+    }
+
+    /// The same blocks divided among so many threads: a request for each.
+    pub fn requests(&self, op: Op, threads: usize) -> Result<Vec<Request>, Error> {
+        let part = |nth: usize| {
+            let [from, to] = [nth, nth + 1].map(|nth| (nth * self.shape.blocks / threads) as u32);
+            let [here, there] = [&self.local, &self.remote].map(|list| (list, select(from..to)));
+            Ok(self.agent.request(op, here, there, None, LIMIT_US)?)
+        };
+        if threads == 1 { Ok(vec![self.request(op)?]) } else { (0..threads).map(part).collect() }
     }
 
     /// Fills the blocks that are to be moved.
@@ -107,9 +137,10 @@ impl Pair {
         }
     }
 
-    /// Connections that are open.
+    /// Connections that carry bytes.
     pub fn flows(&self) -> usize {
-        self.agent.stats().first().map_or(0, |peer| peer.flows.len())
+        let at_work = |peer: &PeerStat| peer.flows.iter().filter(|flow| !flow.stands_by).count();
+        self.agent.stats().first().map_or(0, at_work)
     }
 
     /// Tells the other process something and waits for its answer.
@@ -140,6 +171,31 @@ pub fn run(request: &Request) -> Result<(), Error> {
     }
 }
 
+/// Has each request run by a thread of its own, all begun at once, and says how long it took until the last had ended.
+pub fn run_all(requests: &[Request]) -> Result<Duration, Error> {
+    if let [only] = requests {
+        let begin = Instant::now();
+        return run(only).map(|()| begin.elapsed());
+    }
+    let start = Barrier::new(requests.len() + 1);
+    let one = |request: &Request| {
+        start.wait();
+        run(request).map(|()| Instant::now())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = requests.iter().map(|request| scope.spawn(|| one(request))).collect();
+        start.wait();
+        let begin = Instant::now();
+        let ends = threads.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked")?);
+        let ends = ends.collect::<Result<Vec<Instant>, Error>>()?;
+        Ok(ends.into_iter().max().unwrap_or(begin).duration_since(begin))
+    })
+}
+
+fn select(blocks: Range<u32>) -> Select {
+    Select::Indices(blocks.collect())
+}
+
 impl Owner {
     fn start(way: &Way, shape: Shape) -> Result<Owner, Error> {
         let mut command = Command::new(std::env::current_exe()?);
@@ -147,6 +203,10 @@ impl Owner {
         command.arg("--block-bytes").arg(shape.block_bytes.to_string());
         command.arg("--blocks").arg(shape.blocks.to_string()).arg("--flows").arg(way.flows.to_string());
         command.args(way.tls.iter().flat_map(|dir| ["--tls".into(), dir.clone().into_os_string()]));
+        command.arg("--segment").arg(way.segment.name());
+        command.args(way.rails.iter().flat_map(|rail| ["--rail".to_owned(), rail.to_string()]));
+        // Its standard output is for answers. UCX would write its warnings there.
+        command.env("UCX_LOG_FILE", "stderr");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (input, output) = (child.stdin.take(), child.stdout.take());
         let (input, output) = input.zip(output).ok_or("the other process has no pipes")?;

@@ -3,9 +3,10 @@
 
 use super::blocks::Shape;
 use super::certificates::Certificates;
-use super::pair::{Pair, Way, run};
+use super::pair::{Pair, Way, run_all};
 use super::raw::Raw;
-use super::{Error, OpName, peers};
+use super::segment::Segment;
+use super::{Error, OpName, peers, rail};
 use crate::results::Row;
 use forebay_agent::Op;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
@@ -27,16 +28,35 @@ struct Figures {
     cpu_s_per_gb: f64,
 }
 
+/// One operation on blocks of one size.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    pub op: OpName,
+    pub shape: Shape,
+    /// The blocks are divided among so many threads, each with a transfer of its own.
+    pub threads: usize,
+}
+
+impl Case {
+    /// Of its row: what is as usual is not part of it.
+    fn name(self, way: &Way) -> String {
+        let ucx = if way.rails.is_empty() { "" } else { "ucx." };
+        let mut name = format!("net.{ucx}{}.{}", self.op.name(), self.shape.name());
+        if self.threads > 1 {
+            name += &format!(".{}threads", self.threads);
+        }
+        if way.segment != Segment::Heap {
+            name += &format!(".{}", way.segment);
+        }
+        name
+    }
+}
+
 /// One operation on blocks of one size, and the same by other systems.
-pub fn measure(
-    way: &Way,
-    op: OpName,
-    shape: Shape,
-    runs: u32,
-    commands: &[String],
-) -> Result<Vec<Row>, Error> {
-    let name = format!("net.{}.{}", op.name(), shape.name());
-    let figures = transfers(way, op.op(), shape, runs)?;
+pub fn measure(way: &Way, case: Case, runs: u32, commands: &[String]) -> Result<Vec<Row>, Error> {
+    let Case { op, shape, .. } = case;
+    let name = case.name(way);
+    let figures = transfers(way, case, runs)?;
     let raw = Row::of_runs("", "GB/s", &figures.raw_gbps);
     let mut row = Row::of_runs(&name, "GB/s", &figures.gbps).with_ceiling(raw.value);
     row.cpu_s_per_gb = Some(figures.cpu_s_per_gb);
@@ -54,11 +74,12 @@ pub fn measure(
 /// Encrypted WRITEs of large blocks beside plain ones, and what the cipher alone gives.
 pub fn measure_tls(way: &Way, runs: u32) -> Result<Vec<Row>, Error> {
     let shape = Shape::new(TLS_BLOCK_BYTES, None);
-    let plain = transfers(way, Op::Write, shape, runs)?;
+    let case = Case { op: OpName::Write, shape, threads: 1 };
+    let plain = transfers(way, case, runs)?;
     let plain = Row::of_runs("", "GB/s", &plain.gbps);
     let certificates = Certificates::make()?;
     let encrypted = Way { tls: Some(certificates.directory().to_path_buf()), ..way.clone() };
-    let figures = transfers(&encrypted, Op::Write, shape, runs)?;
+    let figures = transfers(&encrypted, case, runs)?;
     let mut row = Row::of_runs("net.tls.write.1mb", "GB/s", &figures.gbps).with_ceiling(plain.value);
     row.cpu_s_per_gb = Some(figures.cpu_s_per_gb);
     Ok(vec![row, cipher(runs)?])
@@ -97,11 +118,12 @@ fn cipher(runs: u32) -> Result<Row, Error> {
     Ok(Row::of_runs("net.tls.aes_256_gcm", "GB/s", &gbps))
 }
 
-fn transfers(way: &Way, op: Op, shape: Shape, runs: u32) -> Result<Figures, Error> {
+fn transfers(way: &Way, case: Case, runs: u32) -> Result<Figures, Error> {
+    let (op, shape) = (case.op.op(), case.shape);
     let mut pair = Pair::start(way, shape)?;
-    let request = pair.request(op)?;
+    let requests = pair.requests(op, case.threads)?;
     for _ in 0..WARM_UPS {
-        run(&request)?;
+        run_all(&requests)?;
     }
     let streams = pair.flows().max(1);
     let port = pair.ask(&format!("raw {streams}"))?.parse()?;
@@ -113,11 +135,25 @@ fn transfers(way: &Way, op: Op, shape: Shape, runs: u32) -> Result<Figures, Erro
         figures.raw_gbps.push(gb / raw.run(op == Op::Write)?.as_secs_f64());
         pair.fill(op, number)?;
         let cpu_before_s = pair.cpu_s()?;
-        let begin = Instant::now();
-        run(&request)?;
-        figures.gbps.push(gb / begin.elapsed().as_secs_f64());
+        figures.gbps.push(gb / run_all(&requests)?.as_secs_f64());
         figures.cpu_s_per_gb += (pair.cpu_s()? - cpu_before_s) / (gb * f64::from(runs));
         pair.check(op, number)?;
     }
+    check_way(way, &mut pair)?;
     Ok(figures)
+}
+
+/// Whether the bytes took the rails, and lay in what was wished for as far as the system gave it.
+fn check_way(way: &Way, pair: &mut Pair) -> Result<(), Error> {
+    let strayed = if way.rails.is_empty() { 0 } else { rail::bytes_over_tcp(&pair.agent)? };
+    if strayed > 0 {
+        return Err(format!("{strayed} bytes went over TCP instead of a rail").into());
+    }
+    if way.segment == Segment::Hugepages {
+        let mb = |bytes: usize| bytes / 1_000_000;
+        let (here, there) = (pair.memory.huge_bytes()?, pair.ask("huge")?.parse()?);
+        let all = mb(pair.shape.bytes());
+        eprintln!("hugepages: {} of {all} MB here and {} there were in huge pages", mb(here), mb(there));
+    }
+    Ok(())
 }

@@ -74,7 +74,7 @@ fn round_trip(way: &Way, name: &str, bytes: usize, runs: u32) -> Result<Row, Err
 fn start(runs: u32) -> Result<Row, Error> {
     let one = |_| {
         let begin = Instant::now();
-        let agent = Agent::start(Way { flows: 2, tls: None }.config("short")?)?;
+        let agent = Agent::start(Way::plain(2).config("short")?)?;
         agent.register(Arc::new(HostBuffer::new(4096)), Access::OPEN)?;
         Ok(begin.elapsed().as_secs_f64() * 1e3)
     };
