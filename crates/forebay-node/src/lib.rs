@@ -16,8 +16,8 @@ mod node;
 mod peering;
 
 pub use config::{
-    ConfigError, DirectoryConfig, LimitsConfig, MemoryConfig, MetricsConfig, NodeConfig, PagesConfig,
-    PeersConfig, SsdConfig, WriteBackPolicy,
+    CollectorConfig, ConfigError, DirectoryConfig, FabricConfig, LimitsConfig, MemoryConfig, MetricsConfig,
+    NodeConfig, PagesConfig, PeersConfig, QuotaConfig, RailConfig, SsdConfig, TenantsConfig, WriteBackPolicy,
 };
 pub use node::{ClientStat, Drained, Node, NodeError};
 pub use peering::PeeringStat;

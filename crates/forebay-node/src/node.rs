@@ -1,7 +1,7 @@
 //! The node: the store, its mover, and the clients of this host, joined. This file starts and ends them and counts; it must
 //! never know what a client wants or where a chunk lies.
 
-use crate::config::{NodeConfig, SsdConfig};
+use crate::config::{CollectorConfig, ConfigError, NodeConfig, SsdConfig};
 use crate::directory::{
     Directory, EtcdConfig, EtcdDirectory, EtcdError, NodeRecord, StaticDirectory, StaticError, node_of_name,
 };
@@ -11,13 +11,16 @@ use crate::local::desk::Desk;
 use crate::local::listener::{Doorkeeper, Listener};
 use crate::local::session::SessionLimits;
 use crate::local::socket::WakeUp;
-use crate::metrics::sources::{of_agent, of_directory, of_mover, of_process, of_store};
-use crate::metrics::{Metrics, MetricsServer};
+use crate::metrics::sources::{
+    of_agent, of_clients, of_directory, of_mover, of_peering, of_process, of_store,
+};
+use crate::metrics::{Metrics, MetricsServer, Push, PushConfig, PushError, Spans};
 use crate::peering::{Nobody, Peering, PeeringStat};
 use forebay_agent::AgentError;
 use forebay_links::HostLink;
 use forebay_links::disk::DiskOptions;
 use forebay_mover::{Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteError, RouteSpec};
+use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{Existing, Ssd, SsdError, Volume, init};
 use forebay_store::{OpenError, Pages, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};
 use std::collections::HashMap;
@@ -68,6 +71,12 @@ pub enum NodeError {
     /// etcd.
     #[error("directory: {0}")]
     Etcd(#[from] EtcdError),
+    /// Tenants' keys.
+    #[error(transparent)]
+    Keys(ConfigError),
+    /// The way to the collector.
+    #[error("metrics.push: {0}")]
+    Push(#[from] PushError),
     /// The system gives no thread or descriptor.
     #[error("{doing}: {error}")]
     System {
@@ -94,6 +103,7 @@ pub(crate) struct Shared {
     pub instance: [u8; 16],
     pub limits: NodeLimits,
     pub doorkeeper: Doorkeeper,
+    pub spans: Arc<Spans>,
     elsewhere: OnceLock<Arc<dyn Elsewhere>>,
     seats: Mutex<HashMap<u64, Weak<Desk>>>,
     next_seat: AtomicU64,
@@ -122,6 +132,7 @@ pub struct Node {
     shared: Arc<Shared>,
     peering: Option<Arc<Peering>>,
     metrics: Option<MetricsServer>,
+    _push: Option<Push>,
     listener: Option<JoinHandle<()>>,
     wake_up: Arc<WakeUp>,
     /// Ends last.
@@ -171,32 +182,37 @@ impl Node {
         let mut instance = [0; 16];
         let drawn = rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty());
         drawn.map_err(|error| NodeError::System { doing: "drawing an instance", error: error.into() })?;
-        let shared = Arc::new(Shared::new(store, handle, instance, config));
+        let metrics = Arc::new(Metrics::new());
+        let spans = Arc::clone(metrics.spans());
+        let shared = Arc::new(Shared::new(store, handle, instance, spans, config));
         let wake_up = Arc::new(WakeUp::new().map_err(system("an eventfd"))?);
         let (node, called) = (Arc::clone(&shared), Arc::clone(&wake_up));
         let listener = std::thread::Builder::new()
             .name("forebay-door".into())
             .spawn(move || listener.run(&node, &called))
             .map_err(system("the socket's thread"))?;
+        let listener = Some(listener);
         let node =
-            Node { shared, peering: None, metrics: None, listener: Some(listener), wake_up, _mover: mover };
-        node.join(config)
+            Node { shared, peering: None, metrics: None, _push: None, listener, wake_up, _mover: mover };
+        node.join(config, metrics)
     }
 
     /// Meets other nodes, and shows itself.
-    fn join(mut self, config: &NodeConfig) -> Result<Node, NodeError> {
+    fn join(mut self, config: &NodeConfig, metrics: Arc<Metrics>) -> Result<Node, NodeError> {
         let shared = &self.shared;
-        let metrics = Arc::new(Metrics::new());
         if let Some(peers) = &config.peers {
             let directory = open_directory(config, peers.advertise.unwrap_or(peers.listen), shared.instance)?;
             metrics.add("directory", of_directory(Arc::clone(&directory)));
             let ground = (&shared.store, &shared.mover, HOST);
-            let peering = Arc::new(Peering::start(peers, &config.name, ground, directory)?);
+            let peering =
+                Arc::new(Peering::start(peers, &config.name, ground, directory, Arc::clone(&shared.spans))?);
             // Set once: nobody else does.
             let _ = shared.elsewhere.set(Arc::clone(&peering) as Arc<dyn Elsewhere>);
             let others = Arc::downgrade(&peering);
             let peers = move || others.upgrade().map(|others| others.stat().peers).unwrap_or_default();
             metrics.add("agent", of_agent(peers));
+            let others = Arc::downgrade(&peering);
+            metrics.add("peering", of_peering(move || others.upgrade().map(|others| others.stat())));
             self.peering = Some(peering);
         }
         if let Some(shown) = &config.metrics {
@@ -205,12 +221,17 @@ impl Node {
             let mover = shared.mover.clone();
             metrics.add("mover", of_mover(move || mover.telemetry().unwrap_or_default()));
             let node = Arc::downgrade(shared);
+            metrics
+                .add("clients", of_clients(move || node.upgrade().map(|node| (node.stat(), node.clients()))));
+            let node = Arc::downgrade(shared);
             let ready = move || match node.upgrade() {
                 Some(node) if !node.is_draining() => Ok(()),
                 _ => Err("the node is shutting down".into()),
             };
             let system = |error| NodeError::System { doing: "the port for metrics", error };
-            self.metrics = Some(MetricsServer::listen(shown.listen, metrics, ready).map_err(system)?);
+            let shows = MetricsServer::listen(shown.listen, Arc::clone(&metrics), ready).map_err(system)?;
+            self.metrics = Some(shows);
+            self._push = shown.push.as_ref().map(|to| push(to, &config.name, metrics)).transpose()?;
         }
         Ok(self)
     }
@@ -247,11 +268,7 @@ impl Node {
 
     /// Who is connected.
     pub fn clients(&self) -> Vec<ClientStat> {
-        let stat = |desk: Arc<Desk>| {
-            let session = desk.session();
-            ClientStat { name: desk.name.clone(), leases: session.leases(), slots: session.slots() }
-        };
-        self.shared.desks().into_iter().map(stat).collect()
+        self.shared.clients()
     }
 
     /// Ends the node in order: nobody gets anything new, what clients hold may end until `limit` is over, what waits for the
@@ -327,9 +344,17 @@ fn open_directory(
     Ok(Arc::new(EtcdDirectory::start(&etcd, me)?))
 }
 
+/// Tells a collector, and traces for it.
+fn push(to: &CollectorConfig, node: &str, metrics: Arc<Metrics>) -> Result<Push, PushError> {
+    metrics.spans().sample_one_of(to.trace_one_of);
+    let (endpoint, node, limit_us) = (to.endpoint.clone(), node.to_owned(), to.limit_ms.saturating_mul(1000));
+    Push::start(&PushConfig { endpoint, node, every_s: to.every_s, limit_us }, metrics)
+}
+
 fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Store, NodeError> {
     let mut tier = TierConfig::new(config.memory.size);
     tier.max_lease_us = config.limits.lease_us();
+    (tier.default_quota_bytes, tier.quotas) = config.tenants.memory_quotas();
     if config.memory.largest_chunk > 0 {
         tier.slab_bytes = config.memory.largest_chunk.next_multiple_of(SLOT_ALIGN_BYTES);
     }
@@ -338,7 +363,11 @@ fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Store, NodeErr
         return Ok(Store::open(mover, HOST, pages, tier)?);
     }
     let volumes = config.ssd.iter().map(open_volume).collect::<Result<Vec<_>, _>>()?;
-    let ssd = Ssd::open(mover, HOST, volumes, forebay_store::ssd::SsdConfig::default())?;
+    let (default_quota_bytes, quotas) = config.tenants.ssd_quotas();
+    let disk = DiskTierConfig { default_quota_bytes, quotas, ..DiskTierConfig::default() };
+    let keys = config.tenants.read_keys().map_err(NodeError::Keys)?;
+    let on_disk = forebay_store::ssd::SsdConfig { tier: disk, keys, ..Default::default() };
+    let ssd = Ssd::open(mover, HOST, volumes, on_disk)?;
     let ssd_bytes = config.ssd.iter().map(|ssd| ssd.size).sum();
     let policy = config.write_back.policy();
     let write_back = WriteBackConfig::new(policy, config.memory.size, ssd_bytes, config.memory.chunk_size);
@@ -354,7 +383,13 @@ fn open_volume(config: &SsdConfig) -> Result<Volume, SsdError> {
 }
 
 impl Shared {
-    fn new(store: Store, mover: MoverHandle, instance: [u8; 16], config: &NodeConfig) -> Shared {
+    fn new(
+        store: Store,
+        mover: MoverHandle,
+        instance: [u8; 16],
+        spans: Arc<Spans>,
+        config: &NodeConfig,
+    ) -> Shared {
         let limits = &config.limits;
         let session = SessionLimits {
             leases: limits.leases_per_client,
@@ -367,6 +402,7 @@ impl Shared {
             instance,
             limits: NodeLimits { clients: limits.clients, session, lease_us: limits.lease_us() },
             doorkeeper: Doorkeeper { token: config.token.clone(), uids: config.allow_uids.clone() },
+            spans,
             elsewhere: OnceLock::new(),
             seats: Mutex::default(),
             next_seat: AtomicU64::new(0),
@@ -461,6 +497,14 @@ impl Shared {
 
     pub fn count_corrupt(&self) {
         self.counts.corrupt.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn clients(&self) -> Vec<ClientStat> {
+        let stat = |desk: Arc<Desk>| {
+            let session = desk.session();
+            ClientStat { name: desk.name.clone(), leases: session.leases(), slots: session.slots() }
+        };
+        self.desks().into_iter().map(stat).collect()
     }
 
     pub fn stat(&self) -> NodeStat {

@@ -10,11 +10,16 @@
 //! # Ok::<(), forebay_node::ConfigError>(())
 //! ```
 
+mod metrics;
 mod peers;
 mod size;
+mod tenants;
 
-pub use peers::{DirectoryConfig, MetricsConfig, PeersConfig};
+pub use metrics::{CollectorConfig, MetricsConfig};
+pub use peers::{DirectoryConfig, FabricConfig, PeersConfig, RailConfig};
+pub use tenants::{QuotaConfig, TenantsConfig};
 
+use forebay_store::ssd::KeysNotRead;
 use forebay_store::{SLOT_ALIGN_BYTES, admission::Policy};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -52,6 +57,9 @@ pub struct NodeConfig {
     /// What clients may have.
     #[serde(default)]
     pub limits: LimitsConfig,
+    /// What tenants may use.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub tenants: TenantsConfig,
     /// Other nodes. Without it there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<PeersConfig>,
@@ -153,6 +161,9 @@ pub enum ConfigError {
     /// The text is not TOML with these fields; says where, and what is allowed there.
     #[error("{0}")]
     Toml(String),
+    /// Tenants' keys cannot be had.
+    #[error("tenants: {0}")]
+    Keys(#[from] KeysNotRead),
     /// A value is not allowed.
     #[error("{field} is {value}; allowed is {allowed}")]
     Value {
@@ -226,6 +237,7 @@ impl NodeConfig {
             ssd: Vec::new(),
             write_back: WriteBackPolicy::default(),
             limits: LimitsConfig::default(),
+            tenants: TenantsConfig::default(),
             peers: None,
             directory: None,
             metrics: None,
@@ -246,6 +258,8 @@ impl NodeConfig {
         if let Some(peers) = &mut config.peers {
             peers.read_files()?;
         }
+        // Read again, and kept, by whoever starts the node.
+        config.tenants.read_keys()?;
         Ok(config)
     }
 
@@ -286,6 +300,8 @@ impl NodeConfig {
         count_in("limits.lease_s", limits.lease_s, 1, 86_400)?;
         count_in("limits.drain_s", limits.drain_s, 0, 86_400)?;
         count_in("the length of name", self.name.len() as u64, 1, crate::directory::NAME_BYTES_MAX as u64)?;
+        self.tenants.check(memory, self.ssd.iter().map(|ssd| ssd.size).sum())?;
+        self.metrics.as_ref().map_or(Ok(()), MetricsConfig::check)?;
         self.peers.as_ref().map_or(Ok(()), PeersConfig::check)?;
         self.directory.as_ref().map_or(Ok(()), DirectoryConfig::check)
     }
@@ -323,6 +339,10 @@ fn count_in(field: &'static str, count: u64, least: u64, most: u64) -> Result<()
     }
 }
 
+fn is_default(tenants: &TenantsConfig) -> bool {
+    *tenants == TenantsConfig::default()
+}
+
 fn two() -> usize {
     2
 }
@@ -339,14 +359,21 @@ fn segment() -> u64 {
 mod tests {
     use super::*;
 
+    const PEERS: &str = "[peers]\nlisten = '127.0.0.1:7600'\n";
+    const METRICS: &str = "[metrics]\nlisten = '127.0.0.1:9310'\n";
     const LEAST: &str = "socket = '/run/node.sock'\n[memory]\nsize = '1GiB'\n";
 
     #[test]
     fn what_is_printed_is_read_as_the_same() {
         let ssd = "[[ssd]]\npath = '/data/log'\nsize = '100GiB'\n";
         let config = NodeConfig::from_toml(&format!("{LEAST}{ssd}")).unwrap();
-        let peers = "[peers]\nlisten = '127.0.0.1:7600'\n[directory]\nfile = 'nodes.toml'\n";
-        let config = NodeConfig::from_toml(&format!("{}{peers}", config.to_toml())).unwrap();
+        let peers = "[peers]\nlisten = '127.0.0.1:7600'\n[directory]\nfile = 'nodes.toml'\n\
+            [[peers.rails]]\nfabric = 'rdma'\ndevices = ['mlx5_0:1']\n";
+        let tenants = "[tenants]\nmemory = '512MiB'\n[[tenants.quotas]]\ntenant = 7\nssd = '1GiB'\n";
+        let push =
+            "[metrics]\nlisten = '127.0.0.1:9310'\n[metrics.push]\nendpoint = 'http://collector:4318'\n";
+        let all = format!("{}{peers}{tenants}{push}", config.to_toml());
+        let config = NodeConfig::from_toml(&all).unwrap();
         assert_eq!(NodeConfig::from_toml(&config.to_toml()).unwrap().to_toml(), config.to_toml());
         assert!(config.to_toml().contains("lease_s = 60"), "{}", config.to_toml());
     }
@@ -359,6 +386,32 @@ mod tests {
             (format!("{LEAST}pages = 'big'\n"), "expected one of `base`, `transparent`, `huge`"),
             (format!("{LEAST}[[ssd]]\npath = 'x'\nsize = '1MiB'\n"), "ssd.size is 1MiB; allowed is 80MiB to"),
             ("[memory]\nsize = '1GiB'\n".into(), "missing field `socket`"),
+            (format!("{LEAST}{PEERS}[[peers.rails]]\nfabric = 'tin'\n"), "`memory`, `rdma`, `tcp`"),
+            (
+                format!("{LEAST}{PEERS}[[peers.rails]]\nfabric = 'tcp'\ndevices = ['a,b']\n"),
+                "a device of peers.rails is \"a,b\"; allowed is letters",
+            ),
+            (
+                format!("{LEAST}{PEERS}{}", "[[peers.rails]]\nfabric = 'tcp'\n".repeat(17)),
+                "the number of peers.rails is 17; allowed is 0 to 16",
+            ),
+            (
+                format!("{LEAST}{METRICS}[metrics.push]\nendpoint = 'collector'\n"),
+                "metrics.push.endpoint is \"collector\"; allowed is http://host:port",
+            ),
+            (
+                format!("{LEAST}{METRICS}[metrics.push]\nendpoint = 'http://a:1'\nevery_s = 0\n"),
+                "metrics.push.every_s is 0; allowed is 1 to 3600",
+            ),
+            (
+                format!("{LEAST}[tenants]\nmemory = '2GiB'\n"),
+                "a tenant's quota of memory is 2GiB; allowed is 4KiB to 1GiB",
+            ),
+            (format!("{LEAST}[tenants]\nkey_file = 'keys'\n"), "is 0; allowed is one or more"),
+            (
+                format!("{LEAST}{}", "[[tenants.quotas]]\ntenant = 7\n".repeat(2)),
+                "the tenant of two tenants.quotas is 7; allowed is each tenant once",
+            ),
             ("socket = 'x'\n[memory]\nsize = '1GB'\n".into(), "'1GB' is no size"),
         ] {
             let error = NodeConfig::from_toml(&text).unwrap_err().to_string();

@@ -1,7 +1,7 @@
-//! What a node is told of other nodes, and which values are allowed.
+//! What a node is told of other nodes and of the ways to them, and which values are allowed.
 
 use super::{ConfigError, count_in, read_token, size, size_in};
-use forebay_agent::TlsConfig;
+use forebay_agent::{Fabric, RAILS_MAX, RailOptions, TlsConfig};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -46,6 +46,32 @@ pub struct PeersConfig {
     /// Bytes that a peer may be lent at a time.
     #[serde(default = "gibibyte", with = "size")]
     pub lent_per_peer: u64,
+    /// What carries bytes beside TCP, where a peer has the same; over TCP alone where a rail fails.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rails: Vec<RailConfig>,
+}
+
+/// A rail: UCX over one fabric.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RailConfig {
+    /// What connects the two ends.
+    pub fabric: FabricConfig,
+    /// On which devices, as UCX names them: `mlx5_0:1`, `eth0`. None named: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
+}
+
+/// What connects the ends of a rail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FabricConfig {
+    /// Memory that processes of one host share.
+    Memory,
+    /// InfiniBand and RoCE.
+    Rdma,
+    /// Sockets, for devices that nobody else is on.
+    Tcp,
 }
 
 /// Where nodes find each other: a file or etcd.
@@ -66,14 +92,6 @@ pub struct DirectoryConfig {
     pub ttl_s: u32,
 }
 
-/// Where a node shows itself.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MetricsConfig {
-    /// Where `GET /metrics`, `/healthz` and `/readyz` are answered.
-    pub listen: SocketAddr,
-}
-
 impl PeersConfig {
     /// Listens here, in plain text and without a token.
     pub fn new(listen: SocketAddr) -> PeersConfig {
@@ -90,6 +108,7 @@ impl PeersConfig {
             flows_max: four(),
             progress_limit_ms: two_seconds(),
             lent_per_peer: gibibyte(),
+            rails: Vec::new(),
         }
     }
 
@@ -97,6 +116,8 @@ impl PeersConfig {
         count_in("peers.flows_max", self.flows_max as u64, 1, 64)?;
         count_in("peers.progress_limit_ms", self.progress_limit_ms, 50, 600_000)?;
         size_in("peers.lent_per_peer", self.lent_per_peer, 1 << 20, 1 << 50)?;
+        count_in("the number of peers.rails", self.rails.len() as u64, 0, RAILS_MAX as u64)?;
+        self.rails.iter().try_for_each(RailConfig::check)?;
         match [&self.certificate, &self.key, &self.authorities].iter().filter(|file| file.is_some()).count() {
             0 | 3 => Ok(()),
             given => Err(ConfigError::Value {
@@ -118,6 +139,32 @@ impl PeersConfig {
             self.tls = Some(Arc::new(tls.map_err(|error| ConfigError::Toml(format!("peers: {error}")))?));
         }
         Ok(())
+    }
+}
+
+impl RailConfig {
+    /// As the agent calls it.
+    pub fn options(&self) -> RailOptions {
+        let fabric = match self.fabric {
+            FabricConfig::Memory => Fabric::Memory,
+            FabricConfig::Rdma => Fabric::Rdma,
+            FabricConfig::Tcp => Fabric::Tcp,
+        };
+        RailOptions { fabric, devices: self.devices.clone() }
+    }
+
+    /// A comma would make one name two.
+    fn check(&self) -> Result<(), ConfigError> {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte);
+        let is_device = |name: &&String| !name.is_empty() && name.bytes().all(allowed);
+        match self.devices.iter().find(|name| !is_device(name)) {
+            None => Ok(()),
+            Some(name) => Err(ConfigError::Value {
+                field: "a device of peers.rails",
+                value: format!("{name:?}"),
+                allowed: "letters, digits and _-.: as UCX names it".into(),
+            }),
+        }
     }
 }
 

@@ -46,6 +46,24 @@ pub fn serialize<S: Serializer>(bytes: &u64, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(&write(*bytes))
 }
 
+/// The same where nothing may be said.
+pub mod optional {
+    use serde::{Deserializer, Serializer};
+
+    /// For serde.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+        super::deserialize(from).map(Some)
+    }
+
+    /// For serde.
+    pub fn serialize<S: Serializer>(bytes: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
+        match bytes {
+            Some(bytes) => super::serialize(bytes, to),
+            None => to.serialize_none(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,6 +5,7 @@ use super::answer::{Answer, Leased, Lent, Refusal};
 use super::outbox::Outbox;
 use super::request::{PromptWords, Request};
 use super::session::Session;
+use super::traces::Traces;
 use crate::elsewhere::Wanted;
 use crate::node::Shared;
 use forebay_kv::ChunkId;
@@ -26,6 +27,7 @@ const LENT_BYTES: usize = 16;
 pub struct Desk {
     node: Arc<Shared>,
     session: Mutex<Session>,
+    traces: Traces,
     pub outbox: Outbox,
     pub tenant: TenantId,
     pub name: String,
@@ -46,7 +48,8 @@ impl Desk {
     /// A client that holds nothing.
     pub fn new(node: Arc<Shared>, socket: OwnedFd, tenant: TenantId, name: String) -> io::Result<Desk> {
         let session = Mutex::new(Session::new(node.limits.session));
-        Ok(Desk { node, session, outbox: Outbox::new(socket)?, tenant, name })
+        let traces = Traces::new(Arc::clone(&node.spans), &name);
+        Ok(Desk { node, session, traces, outbox: Outbox::new(socket)?, tenant, name })
     }
 
     /// A panic under the lock leaves what the client holds; it is freed with the rest.
@@ -56,6 +59,11 @@ impl Desk {
 
     /// Answers from any thread.
     fn answer(&self, number: u64, answer: &Answer) {
+        let refused = match answer {
+            Answer::Refused(_, why) => Some(why.as_str()),
+            _ => None,
+        };
+        self.traces.end(number, refused);
         self.outbox.put(&answer.encode(number));
     }
 
@@ -65,6 +73,9 @@ impl Desk {
 
     /// Takes a request.
     pub fn take(self: &Arc<Self>, number: u64, request: Request) -> Next {
+        if let Some(name) = request.traced_as() {
+            self.traces.begin(number, name);
+        }
         match request {
             Request::Hello(_) => {
                 self.refuse(number, Refusal::BadWords, "a second hello");

@@ -179,6 +179,20 @@ impl Request {
         Frame { kind, number, body }
     }
 
+    /// What it is called where it is worth a trace: it is answered, and more than a look at counters.
+    pub fn traced_as(&self) -> Option<&'static str> {
+        match self {
+            Request::Lookup(_) => Some("lookup"),
+            Request::Lease { .. } => Some("lease"),
+            Request::Bring { .. } => Some("bring"),
+            Request::Renew { .. } => Some("renew"),
+            Request::Reserve { .. } => Some("reserve"),
+            Request::Commit { .. } => Some("commit"),
+            Request::Worth { .. } => Some("worth"),
+            _ => None,
+        }
+    }
+
     /// What a frame says.
     pub fn decode(frame: &Frame) -> Result<Request, BadBytes> {
         let mut body = Reader(&frame.body);

@@ -10,11 +10,14 @@ mod prometheus;
 mod push;
 pub mod sources;
 mod spans;
+mod trace;
 
 pub use http::MetricsServer;
 pub use prometheus::render;
+pub(crate) use push::EVERY_S as PUSH_EVERY_S;
 pub use push::{Push, PushConfig, PushError};
 pub use spans::{Span, Spans};
+pub use trace::Trace;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -105,7 +108,7 @@ const SOURCE_FAULTS: Family = Family {
 #[derive(Default)]
 pub struct Metrics {
     sources: RwLock<Vec<Arc<Named>>>,
-    spans: Spans,
+    spans: Arc<Spans>,
 }
 
 struct Named {
@@ -127,7 +130,7 @@ impl Metrics {
     }
 
     /// Spans that wait to be pushed.
-    pub fn spans(&self) -> &Spans {
+    pub fn spans(&self) -> &Arc<Spans> {
         &self.spans
     }
 

@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 /// Bytes of a collector's answer that are read.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 /// How often may be pushed.
-const EVERY_S: RangeInclusive<u32> = 1..=3600;
+pub(crate) const EVERY_S: RangeInclusive<u32> = 1..=3600;
 
 /// Where to, and how often.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -200,7 +200,7 @@ impl Pusher {
 }
 
 /// Now, by the wall clock. A collector wants that; nothing else here depends on it.
-fn unix_ns() -> u64 {
+pub(super) fn unix_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -45,6 +45,11 @@ impl Spans {
         self.every.store(every, Ordering::Relaxed);
     }
 
+    /// Whether any are sampled.
+    pub fn samples(&self) -> bool {
+        self.every.load(Ordering::Relaxed) != 0
+    }
+
     /// Whether this one is sampled.
     pub fn wants(&self) -> bool {
         let every = self.every.load(Ordering::Relaxed);

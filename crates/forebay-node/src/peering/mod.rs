@@ -11,9 +11,10 @@ mod owner;
 mod pull;
 mod words;
 
-use crate::config::PeersConfig;
+use crate::config::{PeersConfig, RailConfig};
 use crate::directory::{Directory, DirectoryStat, Holders, NodeRecord};
 use crate::elsewhere::{Elsewhere, OnFound, OnPulled, Wanted};
+use crate::metrics::{Spans, Trace};
 use choice::Candidate;
 use forebay_agent::{Access, Agent, AgentConfig, AgentError, PeerStat, Service};
 use forebay_kv::ChunkId;
@@ -54,6 +55,7 @@ pub(crate) struct Borrower {
     known: Mutex<Known>,
     waiters: Mutex<Waiters>,
     counts: Counts,
+    spans: Arc<Spans>,
 }
 
 #[derive(Debug, Default)]
@@ -76,7 +78,7 @@ pub(crate) struct Peering {
 }
 
 /// What went on between nodes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PeeringStat {
     /// By peer.
     pub peers: Vec<PeerStat>,
@@ -129,6 +131,7 @@ impl Peering {
         name: &str,
         (store, mover, here): (&Store, &MoverHandle, Place),
         directory: Arc<dyn Directory>,
+        spans: Arc<Spans>,
     ) -> Result<Peering, AgentError> {
         let owner = Owner::new(store.clone(), mover.clone(), config.token.clone(), config.lent_per_peer);
         let owner = Arc::new(owner);
@@ -141,6 +144,7 @@ impl Peering {
             plain_beyond_loopback: config.plain_beyond_loopback,
             flows_max: config.flows_max,
             progress_limit_us: config.progress_limit_ms.saturating_mul(1000),
+            rails: config.rails.iter().map(RailConfig::options).collect(),
             service: Some(Arc::new(Counter(Arc::clone(&owner))) as Arc<dyn Service>),
             ..AgentConfig::named(name)
         };
@@ -163,6 +167,7 @@ impl Peering {
             known: Mutex::default(),
             waiters: Mutex::default(),
             counts: Counts::default(),
+            spans,
         };
         let announcer = Arc::clone(&directory);
         let announce = move |added: &[ChunkId], removed: &[ChunkId]| announcer.announce(added, removed);
@@ -337,9 +342,10 @@ impl Elsewhere for Peering {
             0 => return,
             batch => ids[..batch].to_vec(),
         };
+        let trace = Trace::begin(&self.borrower.spans, "pull");
         let peers = self.ranked(tenant, first, 1 << 20);
         let borrower = Arc::clone(&self.borrower);
-        Pull { borrower, tenant, ids: batch, parent, class, deadline_us, peers }.start();
+        Pull { borrower, tenant, ids: batch, parent, class, deadline_us, peers, trace }.start();
     }
 
     fn pulled(&self) -> (u64, u64) {

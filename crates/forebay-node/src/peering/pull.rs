@@ -3,7 +3,8 @@
 //! never know who waits for a chunk or why this peer was chosen.
 
 use super::Borrower;
-use super::words::{Ask, LEND_IDS_MAX, LentChunk, Loans, TenantKey, Told};
+use super::words::{Ask, LEND_IDS_MAX, Loans, TenantKey, Told};
+use crate::metrics::Trace;
 use forebay_agent::{Agent, PeerRegion};
 use forebay_kv::ChunkId;
 use forebay_mover::{Class, End, RegionId, Span, SpanPair, Transfer};
@@ -28,6 +29,9 @@ pub struct Pull {
     pub deadline_us: Option<u64>,
     /// Peers that may have them, the best one first.
     pub peers: Vec<String>,
+    /// Of the first chunk, if it is traced. Its stages: `lent`, when a peer has lent it; `queued`, when the mover has it;
+    /// `posted`, when all its bytes are in place and acknowledged; `verified`, when it is visible.
+    pub trace: Option<Trace>,
 }
 
 /// What a peer has lent. When the last part of it has ended, it is given back.
@@ -45,6 +49,7 @@ struct Part {
     id: ChunkId,
     slot: Option<Reservation>,
     sums: Vec<u32>,
+    trace: Option<Trace>,
     why: String,
 }
 
@@ -88,15 +93,21 @@ impl Pull {
         self.start();
     }
 
-    fn fail(self, why: &str) {
+    fn fail(mut self, why: &str) {
+        fail(&mut self.trace, why);
         for id in &self.ids {
             self.borrower.ended(self.tenant, id, Err(why.to_owned()));
         }
     }
 
     /// The peer lends chunks: each goes into a slot of its own.
-    fn lent(self, peer: String, loans: Loans) {
+    fn lent(mut self, peer: String, loans: Loans) {
         let borrower = Arc::clone(&self.borrower);
+        let mut trace = self.trace.take();
+        if let Some(trace) = &mut trace {
+            trace.note("peer", &peer);
+            trace.passed("lent");
+        }
         let (key, generation, len) = loans.region;
         let of_peer = PeerRegion { key, generation, len };
         let region = borrower.agent().map(|agent| agent.region(&peer, of_peer, loans.lease));
@@ -110,28 +121,31 @@ impl Pull {
         let mut parent = self.parent;
         let mut chunks = loans.chunks.into_iter();
         for id in &self.ids {
-            let before = parent.replace(*id);
+            let (before, mut trace) = (parent.replace(*id), trace.take());
             let Some((chunk, region)) = chunks.next().zip(region) else {
-                borrower.ended(self.tenant, id, Err(format!("not lent by {}: {why}", borrowed.peer)));
+                let why = format!("not lent by {}: {why}", borrowed.peer);
+                fail(&mut trace, &why);
+                borrower.ended(self.tenant, id, Err(why));
                 continue;
             };
             match borrower.store.reserve(self.tenant, *id, before, &chunk.shape) {
-                Ok(Some(slot)) => self.read(&borrowed, *id, slot, &chunk, region),
+                Ok(Some(slot)) => {
+                    let why = "the mover takes nothing in".to_owned();
+                    let (borrowed, tenant, sums) = (Arc::clone(&borrowed), self.tenant, chunk.sums);
+                    let part = Part { borrowed, tenant, id: *id, slot: None, sums, trace, why };
+                    self.read(part, slot, region, chunk.offset_bytes);
+                }
                 Ok(None) => borrower.is_here(self.tenant, id),
-                Err(error) => borrower.ended(self.tenant, id, Err(error.to_string())),
+                Err(error) => {
+                    fail(&mut trace, &error.to_string());
+                    borrower.ended(self.tenant, id, Err(error.to_string()));
+                }
             }
         }
     }
 
-    fn read(
-        &self,
-        borrowed: &Arc<Borrowed>,
-        id: ChunkId,
-        slot: Reservation,
-        chunk: &LentChunk,
-        region: RegionId,
-    ) {
-        let mut from = chunk.offset_bytes;
+    /// Reads a chunk that starts at `from` in the peer's region.
+    fn read(&self, mut part: Part, slot: Reservation, region: RegionId, mut from: u64) {
         let pair = |to: Span| {
             let pair = SpanPair::new(Span::new(region, from, to.len), to);
             from += to.len;
@@ -139,21 +153,29 @@ impl Pull {
         };
         let pairs = slot.layers().into_iter().map(pair).collect();
         let transfer = Transfer { pairs, class: self.class, deadline_us: self.deadline_us };
-        let (borrowed, tenant, sums) = (Arc::clone(borrowed), self.tenant, chunk.sums.clone());
-        let why = "the mover takes nothing in".to_owned();
-        let part = Part { borrowed, tenant, id, slot: Some(slot), sums, why };
+        part.slot = Some(slot);
+        part.passed("queued");
         // What the mover does not take in drops the part.
         let _ = self.borrower.store_mover().submit(transfer, move |end| part.moved(end));
     }
 }
 
 impl Part {
+    fn passed(&mut self, stage: &'static str) {
+        if let Some(trace) = &mut self.trace {
+            trace.passed(stage);
+        }
+    }
+
     /// The bytes are there, or not; where the mover tells of ends.
     fn moved(mut self, end: End) {
         let borrower = Arc::clone(&self.borrowed.borrower);
         match end {
             // Checksums take too long for this thread.
-            End::Done { .. } => borrower.later(move || self.check()),
+            End::Done { .. } => {
+                self.passed("posted");
+                borrower.later(move || self.check());
+            }
             failed => {
                 self.why = match &failed {
                     End::Failed(failure) => failure.reason.to_string(),
@@ -178,7 +200,10 @@ impl Part {
             return;
         }
         match slot.commit(&self.sums) {
-            Ok(()) => self.why.clear(),
+            Ok(()) => {
+                self.why.clear();
+                self.passed("verified");
+            }
             Err(error) => self.why = error.to_string(),
         }
     }
@@ -189,6 +214,9 @@ impl Drop for Part {
         // The slot goes before anybody is told that it has failed.
         self.slot = None;
         let why = std::mem::take(&mut self.why);
+        if !why.is_empty() {
+            fail(&mut self.trace, &why);
+        }
         let outcome = if why.is_empty() { Ok(()) } else { Err(why) };
         self.borrowed.borrower.ended(self.tenant, &self.id, outcome);
     }
@@ -203,6 +231,12 @@ impl Drop for Borrowed {
                 give_back(&agent, &peer, lease, region);
             }
         });
+    }
+}
+
+fn fail(trace: &mut Option<Trace>, why: &str) {
+    if let Some(trace) = trace {
+        trace.fail(why);
     }
 }
 

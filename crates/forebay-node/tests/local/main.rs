@@ -4,6 +4,7 @@
 
 mod hostile;
 mod rig;
+mod tenants;
 
 use forebay_node::Node;
 use forebay_store::{NotVerified, StoreEnd};

@@ -2,8 +2,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod etcd;
+#[path = "../metrics/http.rs"]
+mod http;
 #[path = "../local/rig.rs"]
 mod rig;
+mod telemetry;
+mod ways;
 
 use forebay_node::{DirectoryConfig, Node, NodeConfig, PeersConfig, SsdConfig, WriteBackPolicy};
 use forebay_store::{StoreEnd, TenantId};

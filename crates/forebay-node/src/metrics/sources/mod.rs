@@ -2,15 +2,19 @@
 //! the parts count; they must never count themselves.
 
 mod agent;
+mod clients;
 mod directory;
 mod mover;
+mod peering;
 mod process;
 mod ssd;
 mod store;
 
 pub use agent::of_agent;
+pub(crate) use clients::of_clients;
 pub use directory::of_directory;
 pub use mover::of_mover;
+pub(crate) use peering::of_peering;
 pub use process::of_process;
 pub use store::of_store;
 
@@ -53,6 +57,9 @@ mod tests {
         let mut out = Vec::new();
         of_agent(|| vec![agent::tests::a_peer()]).collect(&mut out);
         directory::collect(&Default::default(), &mut out);
+        let client = crate::ClientStat { name: "engine".into(), leases: 1, slots: 1 };
+        clients::collect(&Default::default(), &[client], &mut out);
+        peering::collect(&Default::default(), &mut out);
         let telemetry = Telemetry { links: vec![LinkTelemetry::default()], ..Telemetry::default() };
         of_mover(move || telemetry.clone()).collect(&mut out);
         of_process().collect(&mut out);

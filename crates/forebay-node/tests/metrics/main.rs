@@ -3,16 +3,17 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod http;
+
 use forebay_node::metrics::{
     Family, Kind, Metric, Metrics, MetricsServer, Push, PushConfig, PushError, Span, sources,
 };
-use std::io::{Read, Write};
+use http::*;
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-const LIMIT: Duration = Duration::from_secs(60);
 const LOTS: Family = Family { name: "forebay_test_lots_total", help: "Lots.", kind: Kind::Counter };
 
 fn metrics() -> Arc<Metrics> {
@@ -26,17 +27,6 @@ fn listen(metrics: &Arc<Metrics>, ready: bool) -> MetricsServer {
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
     let ready = move || if ready { Ok(()) } else { Err("draining".to_owned()) };
     MetricsServer::listen(address, Arc::clone(metrics), ready).unwrap()
-}
-
-/// One exchange on a connection of its own: the status line and the body.
-fn get(address: SocketAddr, method: &str, path: &str) -> (String, String) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    write!(stream, "{method} {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.lines().next().unwrap().to_owned(), body.to_owned())
 }
 
 fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -87,48 +77,10 @@ fn who_connects_and_says_nothing_keeps_others_out_for_a_bounded_time_only() {
     assert!(start.elapsed() < Duration::from_secs(5), "closing waits for nobody");
 }
 
-/// A collector that answers everything with this, and says what it was sent.
-fn collector(answer: &'static str) -> (String, Receiver<(String, serde_json::Value)>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    let (sender, received) = channel();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let Some((path, body)) = read_request(&mut stream) else { continue };
-            let _ = stream.write_all(answer.as_bytes());
-            if sender.send((path, serde_json::from_slice(&body).unwrap())).is_err() {
-                return;
-            }
-        }
-    });
-    (endpoint, received)
-}
-
-fn read_request(stream: &mut TcpStream) -> Option<(String, Vec<u8>)> {
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let mut bytes = Vec::new();
-    loop {
-        let mut piece = [0; 4096];
-        let count = stream.read(&mut piece).ok().filter(|&count| count > 0)?;
-        bytes.extend(&piece[..count]);
-        let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
-        let head = String::from_utf8_lossy(&bytes[..end]).to_ascii_lowercase();
-        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
-        if bytes.len() >= end + 4 + length.parse::<usize>().unwrap() {
-            let path = head.split(' ').nth(1).unwrap().to_owned();
-            return Some((path, bytes.split_off(end + 4)));
-        }
-    }
-}
-
 fn push_to(endpoint: &str, metrics: &Arc<Metrics>) -> Push {
     let config = PushConfig { endpoint: endpoint.into(), node: "left".into(), every_s: 1, limit_us: 300_000 };
     Push::start(&config, Arc::clone(metrics)).unwrap()
 }
-
-const TAKEN: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
-const REFUSED: &str = "HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
 #[test]
 fn a_collector_receives_metrics_and_spans() {

@@ -1,0 +1,77 @@
+//! Where a node shows itself, and which values are allowed.
+
+use super::{ConfigError, count_in};
+use crate::endpoint;
+use crate::metrics::PUSH_EVERY_S;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+
+/// Where a node shows itself.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetricsConfig {
+    /// Where `GET /metrics`, `/healthz` and `/readyz` are answered.
+    pub listen: SocketAddr,
+    /// Whom it tells by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub push: Option<CollectorConfig>,
+}
+
+/// An OpenTelemetry collector.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CollectorConfig {
+    /// `http://host:port` where it takes OTLP over HTTP.
+    pub endpoint: String,
+    /// Seconds between pushes.
+    #[serde(default = "fifteen")]
+    pub every_s: u32,
+    /// How long it may take to answer.
+    #[serde(default = "two_seconds")]
+    pub limit_ms: u64,
+    /// Of so many pulls and requests of clients one is traced; 0: none.
+    #[serde(default = "hundred")]
+    pub trace_one_of: u32,
+}
+
+impl MetricsConfig {
+    /// Answers here, and tells nobody by itself.
+    pub fn new(listen: SocketAddr) -> MetricsConfig {
+        MetricsConfig { listen, push: None }
+    }
+
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        self.push.as_ref().map_or(Ok(()), CollectorConfig::check)
+    }
+}
+
+impl CollectorConfig {
+    /// A collector, told every 15 seconds of all numbers and of one trace in a hundred.
+    pub fn new(endpoint: impl Into<String>) -> CollectorConfig {
+        let (every_s, limit_ms, trace_one_of) = (fifteen(), two_seconds(), hundred());
+        CollectorConfig { endpoint: endpoint.into(), every_s, limit_ms, trace_one_of }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let (least_s, most_s) = (*PUSH_EVERY_S.start(), *PUSH_EVERY_S.end());
+        count_in("metrics.push.every_s", self.every_s.into(), least_s.into(), most_s.into())?;
+        count_in("metrics.push.limit_ms", self.limit_ms, 10, 60_000)?;
+        let (field, value) = ("metrics.push.endpoint", format!("{:?}", self.endpoint));
+        match endpoint::parse(&self.endpoint) {
+            Some(_) => Ok(()),
+            None => Err(ConfigError::Value { field, value, allowed: "http://host:port".into() }),
+        }
+    }
+}
+
+fn fifteen() -> u32 {
+    15
+}
+
+fn two_seconds() -> u64 {
+    2000
+}
+
+fn hundred() -> u32 {
+    100
+}

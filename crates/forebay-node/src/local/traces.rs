@@ -1,0 +1,49 @@
+//! Requests of a client that are traced, from when they are taken until they are answered. This file knows numbers of
+//! requests; it must never know what is asked.
+
+use crate::metrics::{Spans, Trace};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Requests of a client that are traced at a time at most; those after are not.
+const TRACES_MAX: usize = 64;
+
+/// What is traced of one client.
+#[derive(Debug)]
+pub struct Traces {
+    spans: Arc<Spans>,
+    client: String,
+    open: Mutex<HashMap<u64, Trace>>,
+}
+
+impl Traces {
+    /// Nothing yet.
+    pub fn new(spans: Arc<Spans>, client: &str) -> Traces {
+        Traces { spans, client: client.to_owned(), open: Mutex::default() }
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<u64, Trace>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request that will be answered is taken.
+    pub fn begin(&self, number: u64, name: &'static str) {
+        let Some(mut trace) = Trace::begin(&self.spans, name) else { return };
+        trace.note("client", &self.client);
+        let mut open = self.open();
+        if open.len() < TRACES_MAX {
+            open.insert(number, trace);
+        }
+    }
+
+    /// A request is answered; with a refusal, why.
+    pub fn end(&self, number: u64, refused: Option<&str>) {
+        if !self.spans.samples() {
+            return;
+        }
+        let trace = self.open().remove(&number);
+        if let (Some(mut trace), Some(why)) = (trace, refused) {
+            trace.fail(why);
+        }
+    }
+}

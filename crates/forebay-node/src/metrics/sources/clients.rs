@@ -1,0 +1,70 @@
+//! What a node has to show of the clients of its host: who is there, what they hold, and what they found.
+
+use super::{counter, gauge, push_each, push_one};
+use crate::local::answer::NodeStat;
+use crate::metrics::{Family, Metric, Source};
+use crate::node::ClientStat;
+use std::collections::BTreeMap;
+
+const CLIENTS: Family = gauge("forebay_clients", "Clients that are connected, by the name they give.");
+const LEASES: Family = gauge("forebay_client_leases", "Leases that clients hold, by name.");
+const SLOTS: Family = gauge("forebay_client_slots", "Slots that clients write, by name.");
+const HITS: Family =
+    counter("forebay_client_leased_chunks_total", "Chunks that clients leased, by where they were.");
+const REFUSED: Family = counter("forebay_clients_refused_total", "Clients that were not let in.");
+const ORPHANS: Family =
+    counter("forebay_client_orphaned_slots_total", "Slots whose client went without a word.");
+const CORRUPT: Family =
+    counter("forebay_client_corrupt_chunks_total", "Chunks that a client, and then the node, found wrong.");
+
+/// Shows the clients of a node: `look` gives what the node counts, and who is connected. `None`: the node has ended.
+pub(crate) fn of_clients(
+    look: impl Fn() -> Option<(NodeStat, Vec<ClientStat>)> + Send + Sync,
+) -> impl Source {
+    move |out: &mut Vec<Metric>| {
+        if let Some((stat, clients)) = look() {
+            collect(&stat, &clients, out);
+        }
+    }
+}
+
+pub(super) fn collect(stat: &NodeStat, clients: &[ClientStat], out: &mut Vec<Metric>) {
+    // Several may give the same name.
+    let mut named: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
+    for client in clients {
+        let sums = named.entry(&client.name).or_default();
+        *sums = [sums[0] + 1, sums[1] + client.leases, sums[2] + client.slots];
+    }
+    for (name, sums) in named {
+        for (family, sum) in [&CLIENTS, &LEASES, &SLOTS].into_iter().zip(sums) {
+            out.push(Metric::new(family, &[("client", name)], sum as f64));
+        }
+    }
+    let [memory, disk, peers] = stat.hits;
+    push_each(out, &HITS, "tier", &[("memory", memory), ("disk", disk), ("peers", peers)]);
+    push_one(out, &REFUSED, stat.refused as f64);
+    push_one(out, &ORPHANS, stat.orphans as f64);
+    push_one(out, &CORRUPT, stat.corrupt as f64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_of_one_name_are_shown_together() {
+        let client = |name: &str, leases| ClientStat { name: name.into(), leases, slots: 1 };
+        let stat = NodeStat { hits: [1, 2, 3], ..NodeStat::default() };
+        let mut out = Vec::new();
+        collect(&stat, &[client("engine", 2), client("other", 1), client("engine", 3)], &mut out);
+        let text = crate::metrics::render(&out);
+        for line in [
+            "forebay_clients{client=\"engine\"} 2",
+            "forebay_client_leases{client=\"engine\"} 5",
+            "forebay_client_slots{client=\"other\"} 1",
+            "forebay_client_leased_chunks_total{tier=\"peers\"} 3",
+        ] {
+            assert!(text.lines().any(|shown| shown == line), "{line} is not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! What a node has to show of chunks that it lends to other nodes and borrows from them. The ways to them are the
+//! [`agent`](super::agent)'s.
+
+use super::{counter, push_each, push_one};
+use crate::metrics::{Family, Metric, Source};
+use crate::peering::PeeringStat;
+
+const PULLS: Family = counter("forebay_peering_pulls_total", "Chunks wanted from peers, by how it ended.");
+const DENIED: Family = counter(
+    "forebay_peering_denied_total",
+    "Loans that a peer denied although it was said to have the chunk.",
+);
+const CORRUPT: Family =
+    counter("forebay_peering_corrupt_chunks_total", "Chunks that came with other bytes than were lent.");
+const LENT: Family = counter("forebay_peering_lent_chunks_total", "Chunks lent to peers.");
+const REFUSED: Family = counter("forebay_peering_refused_total", "Questions of peers that were refused.");
+
+/// Shows what went on between nodes. `None`: the node has ended.
+pub(crate) fn of_peering(stat: impl Fn() -> Option<PeeringStat> + Send + Sync) -> impl Source {
+    move |out: &mut Vec<Metric>| {
+        if let Some(stat) = stat() {
+            collect(&stat, out);
+        }
+    }
+}
+
+pub(super) fn collect(stat: &PeeringStat, out: &mut Vec<Metric>) {
+    push_each(out, &PULLS, "end", &[("pulled", stat.pulled), ("failed", stat.not_pulled)]);
+    push_one(out, &DENIED, stat.denied as f64);
+    push_one(out, &CORRUPT, stat.corrupt as f64);
+    push_one(out, &LENT, stat.lent as f64);
+    push_one(out, &REFUSED, stat.refused as f64);
+}

@@ -1,0 +1,101 @@
+//! What nodes show of what goes on between them, and that nothing of it depends on whoever looks.
+
+use crate::http::{LIMIT, TAKEN, collector, get};
+use crate::rig::*;
+use crate::{Pair, store_all, write};
+use forebay_node::{CollectorConfig, MetricsConfig, Node};
+use serde_json::Value;
+use std::net::{SocketAddr, TcpListener};
+use std::time::Instant;
+
+/// Has a node tell this collector of everything, every second.
+fn tell(site: &Site, endpoint: &str) {
+    let mut config = site.config();
+    let push =
+        CollectorConfig { every_s: 1, limit_ms: 300, trace_one_of: 1, ..CollectorConfig::new(endpoint) };
+    let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+    config.metrics = Some(MetricsConfig { push: Some(push), ..MetricsConfig::new(listen) });
+    write(site, &config);
+}
+
+/// A number on a node's page.
+fn shown(node: &Node, line: &str) -> f64 {
+    let (_, page) = get(node.metrics_address().unwrap(), "GET", "/metrics");
+    let value = page.lines().find_map(|shown| shown.strip_prefix(line)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("{line} is not in\n{page}")).parse().unwrap()
+}
+
+fn attribute(span: &Value, key: &str) -> Option<String> {
+    let attribute = span["attributes"].as_array()?.iter().find(|attribute| attribute["key"] == key)?;
+    Some(attribute["value"]["stringValue"].as_str()?.to_owned())
+}
+
+#[test]
+fn pulls_and_clients_are_shown_in_numbers_and_told_to_a_collector_in_their_stages() {
+    let pair = Pair::new();
+    let (endpoint, received) = collector(TAKEN);
+    tell(&pair.right, &endpoint);
+    let (_left, right) = (pair.left.node(), pair.right.node());
+    let (writer, reader) = (pair.left.peer(), pair.right.peer());
+    store_all(&writer);
+    eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
+    let lease = reader.lease();
+    assert!((0..CHUNKS).all(|number| reader.hit(&lease, number)));
+    let name = right.clients()[0].name.clone();
+    for (line, number) in [
+        (format!("forebay_clients{{client=\"{name}\"}}"), 1),
+        (format!("forebay_client_leases{{client=\"{name}\"}}"), 1),
+        ("forebay_client_leased_chunks_total{tier=\"peers\"}".into(), CHUNKS),
+        ("forebay_peering_pulls_total{end=\"pulled\"}".into(), CHUNKS),
+        ("forebay_peering_pulls_total{end=\"failed\"}".into(), 0),
+    ] {
+        assert_eq!(shown(&right, &line), number as f64, "{line}");
+    }
+    let (mut spans, start) = (Vec::new(), Instant::now());
+    let has = |spans: &[Value], name: &str| spans.iter().any(|span| span["name"] == name);
+    while !["lookup", "lease", "bring", "pull"].iter().all(|name| has(&spans, name)) {
+        let (path, body) = received.recv_timeout(LIMIT.saturating_sub(start.elapsed())).unwrap();
+        if path == "/v1/traces" {
+            let more = body["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap().clone();
+            spans.extend(more);
+        }
+    }
+    let pull = spans.iter().find(|span| span["name"] == "pull").unwrap();
+    assert_eq!(
+        (attribute(pull, "peer").as_deref(), &pull["status"]["code"]),
+        (Some("left"), &Value::from(1))
+    );
+    let stages = spans.iter().filter(|span| span["parentSpanId"] == pull["spanId"]);
+    let stages: Vec<&str> = stages.map(|span| span["name"].as_str().unwrap()).collect();
+    assert_eq!(stages, ["lent", "queued", "posted", "verified"]);
+    let bring = spans.iter().find(|span| span["name"] == "bring").unwrap();
+    assert_eq!(attribute(bring, "client"), Some(name));
+}
+
+#[test]
+fn collectors_that_are_dead_or_silent_fail_no_transfer_and_fill_no_memory() {
+    let pair = Pair::new();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    tell(&pair.left, &format!("http://{dead}"));
+    tell(&pair.right, &format!("http://{}", silent.local_addr().unwrap()));
+    let (left, right) = (pair.left.node(), pair.right.node());
+    let (writer, reader) = (pair.left.peer(), pair.right.peer());
+    store_all(&writer);
+    eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
+    let lease = reader.lease();
+    assert!((0..CHUNKS).all(|number| reader.hit(&lease, number)));
+    for node in [&left, &right] {
+        let client = if std::ptr::eq(node, &left) { &writer } else { &reader };
+        // More spans than may wait, faster than they are tried to be pushed.
+        eventually("spans are dropped and pushes fail", || {
+            assert!((0..500).all(|_| client.client.lookup(&ids()) == CHUNKS));
+            let dropped = shown(node, "forebay_metrics_spans_dropped_total") > 0.0;
+            dropped && shown(node, "forebay_metrics_pushes_total{end=\"failed\"}") > 0.0
+        });
+        assert_eq!(shown(node, "forebay_metrics_pushes_total{end=\"taken\"}"), 0.0);
+    }
+    let stat = right.peering_stat().unwrap();
+    assert_eq!((stat.pulled, stat.not_pulled), (CHUNKS as u64, 0));
+    assert!((0..CHUNKS).all(|number| reader.hit(&lease, number)));
+}
