@@ -2,15 +2,13 @@
 //! is dropped. This file knows lifetimes and which context must be current; it must never know what is copied or why.
 
 use crate::driver::{CudaError, Driver, abi, abi::Address};
-use libc::c_int;
-use std::ffi::CStr;
+use crate::gpu::Gpu;
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// A GPU with its primary context, which is shared with everything else in the process.
 pub struct Device {
-    driver: &'static Driver,
-    id: abi::DeviceId,
-    index: u16,
+    gpu: Gpu,
     context: abi::ContextHandle,
 }
 
@@ -29,91 +27,22 @@ pub struct Current<'a> {
 impl Device {
     /// Opens the GPU of an ordinal. Creates its primary context if nothing in the process has yet.
     pub fn open(driver: &'static Driver, index: u16) -> Result<Arc<Device>, CudaError> {
-        let (mut id, mut context) = (0, std::ptr::null_mut());
-        // SAFETY: results are written to valid places.
-        unsafe {
-            let table = driver.table();
-            driver.check("cuDeviceGet", (table.device_get)(&mut id, c_int::from(index)))?;
-            driver.check("cuDevicePrimaryCtxRetain", (table.primary_context_retain)(&mut context, id))?;
-        }
-        Ok(Arc::new(Device { driver, id, index, context }))
+        let gpu = Gpu::find(driver, index)?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the result is written to a valid place.
+        let status = unsafe { (driver.table().primary_context_retain)(&mut context, gpu.id) };
+        driver.check("cuDevicePrimaryCtxRetain", status)?;
+        Ok(Arc::new(Device { gpu, context }))
     }
 
     /// GPUs that this process sees.
     pub fn count(driver: &Driver) -> Result<u16, CudaError> {
-        let mut count = 0;
-        // SAFETY: the count is written to a valid place.
-        driver.check("cuDeviceGetCount", unsafe { (driver.table().device_count)(&mut count) })?;
-        Ok(u16::try_from(count).unwrap_or(0))
-    }
-
-    /// The driver that it was opened with.
-    pub fn driver(&self) -> &'static Driver {
-        self.driver
-    }
-
-    /// Its ordinal in this process.
-    pub fn index(&self) -> u16 {
-        self.index
+        Gpu::count(driver)
     }
 
     /// Its primary context.
     pub fn context(&self) -> abi::ContextHandle {
         self.context
-    }
-
-    /// A `CUdevice_attribute`.
-    pub fn attribute(&self, attribute: c_int) -> Result<i32, CudaError> {
-        let mut value = 0;
-        // SAFETY: the value is written to a valid place.
-        let status = unsafe { (self.driver.table().device_attribute)(&mut value, attribute, self.id) };
-        self.driver.check("cuDeviceGetAttribute", status)?;
-        Ok(value)
-    }
-
-    /// The product's name.
-    pub fn name(&self) -> Result<String, CudaError> {
-        let mut name = [0; 128];
-        // SAFETY: the buffer is as long as stated.
-        let status = unsafe { (self.driver.table().device_name)(name.as_mut_ptr(), 128, self.id) };
-        self.driver.check("cuDeviceGetName", status)?;
-        Ok(text(&name))
-    }
-
-    /// The PCI address, in the form in which sysfs has it.
-    pub fn bus_id(&self) -> Result<String, CudaError> {
-        let mut name = [0; 32];
-        // SAFETY: the buffer is as long as stated.
-        let status = unsafe { (self.driver.table().device_bus_id)(name.as_mut_ptr(), 32, self.id) };
-        self.driver.check("cuDeviceGetPCIBusId", status)?;
-        Ok(text(&name).to_lowercase())
-    }
-
-    /// What names the GPU in every process, whatever its ordinal there.
-    pub fn uuid(&self) -> Result<[u8; 16], CudaError> {
-        let mut uuid = abi::Uuid::default();
-        // SAFETY: the value is written to a valid place.
-        let status = unsafe { (self.driver.table().device_uuid)(&mut uuid, self.id) };
-        self.driver.check("cuDeviceGetUuid", status)?;
-        Ok(uuid.0)
-    }
-
-    /// Bytes of memory.
-    pub fn memory_bytes(&self) -> Result<u64, CudaError> {
-        let mut bytes = 0;
-        // SAFETY: the value is written to a valid place.
-        let status = unsafe { (self.driver.table().device_total_memory)(&mut bytes, self.id) };
-        self.driver.check("cuDeviceTotalMem", status)?;
-        Ok(bytes as u64)
-    }
-
-    /// Whether this GPU can read and write the memory of another over NVLink or PCIe.
-    pub fn can_reach(&self, other: &Device) -> Result<bool, CudaError> {
-        let mut can = 0;
-        // SAFETY: the value is written to a valid place.
-        let status = unsafe { (self.driver.table().device_can_access_peer)(&mut can, self.id, other.id) };
-        self.driver.check("cuDeviceCanAccessPeer", status)?;
-        Ok(can != 0)
     }
 
     /// Lets this GPU read and write the memory of another. Doing so again does nothing.
@@ -137,6 +66,15 @@ impl Device {
     }
 }
 
+/// What is known of the GPU without its context.
+impl Deref for Device {
+    type Target = Gpu;
+
+    fn deref(&self) -> &Gpu {
+        &self.gpu
+    }
+}
+
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         let mut popped = std::ptr::null_mut();
@@ -154,13 +92,8 @@ impl Drop for Device {
 
 impl std::fmt::Debug for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Device").field("index", &self.index).finish_non_exhaustive()
+        f.debug_struct("Device").field("index", &self.index()).finish_non_exhaustive()
     }
-}
-
-fn text(bytes: &[libc::c_char]) -> String {
-    let bytes: Vec<u8> = bytes.iter().map(|byte| *byte as u8).collect();
-    CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into()).unwrap_or_default()
 }
 
 /// A stream that waits for nothing unless told to. Work in it runs in order.

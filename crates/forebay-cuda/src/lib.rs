@@ -5,3 +5,6 @@
 
 pub mod device;
 pub mod driver;
+pub mod gpu;
+pub mod pinned;
+pub mod topology;

@@ -47,6 +47,7 @@ pub const ATTRIBUTE_COPY_ENGINES: c_int = 40;
 pub const ATTRIBUTE_UNIFIED_ADDRESSING: c_int = 41;
 pub const ATTRIBUTE_COMPUTE_MAJOR: c_int = 75;
 pub const ATTRIBUTE_COMPUTE_MINOR: c_int = 76;
+pub const ATTRIBUTE_HOST_PAGE_TABLES: c_int = 100;
 
 pub const P2P_ACCESS_SUPPORTED: c_int = 2;
 pub const P2P_PERFORMANCE_RANK: c_int = 1;
