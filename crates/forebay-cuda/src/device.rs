@@ -57,6 +57,29 @@ impl Device {
         }
     }
 
+    /// Lets two GPUs reach each other's memory. Says whether they do: where not, there is simply no relay.
+    pub fn connect(&self, peer: &Device) -> bool {
+        let able = |one: &Device, other: &Device| one.can_reach(other).unwrap_or(false);
+        able(self, peer) && able(peer, self) && self.reach(peer).is_ok() && peer.reach(self).is_ok()
+    }
+
+    /// Copies in a stream that is somebody else's.
+    ///
+    /// # Safety
+    ///
+    /// The stream is of this device's context, which is current. What holds for `cuMemcpyAsync` holds for the ranges.
+    pub unsafe fn copy_in(
+        &self,
+        stream: abi::StreamHandle,
+        from: Address,
+        to: Address,
+        bytes: u64,
+    ) -> Result<(), CudaError> {
+        // SAFETY: by this function's contract.
+        let status = unsafe { (self.driver.table().copy_async)(to, from, bytes as abi::Size, stream) };
+        self.driver.check("cuMemcpyAsync", status)
+    }
+
     /// Makes its context current on this thread; what was current before is again when the guard is dropped.
     pub fn enter(&self) -> Result<Current<'_>, CudaError> {
         // SAFETY: the context is retained for as long as the device lives.
@@ -135,9 +158,7 @@ impl Stream {
 
     /// Has everything put into the stream from now on wait for the event's latest record.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
-        // SAFETY: both live.
-        let status = unsafe { (self.device.driver.table().stream_wait_event)(self.handle, event.handle, 0) };
-        self.device.driver.check("cuStreamWaitEvent", status)
+        event.hold(self.handle)
     }
 
     /// Copies between addresses of host and device memory that the stream's device reaches.
@@ -147,9 +168,7 @@ impl Stream {
     /// Both ranges stay valid until the copy is done, and nothing else touches the target, or writes the source, until then.
     pub unsafe fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), CudaError> {
         // SAFETY: by this function's contract; the caller has entered the device.
-        let status =
-            unsafe { (self.device.driver.table().copy_async)(to, from, bytes as abi::Size, self.handle) };
-        self.device.driver.check("cuMemcpyAsync", status)
+        unsafe { self.device.copy_in(self.handle, from, to, bytes) }
     }
 
     /// Waits until everything put into it is done.
@@ -197,9 +216,21 @@ impl Event {
 
     /// Records it behind everything that is in the stream now.
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
-        // SAFETY: both live and belong to one context.
-        let status = unsafe { (self.device.driver.table().event_record)(self.handle, stream.handle) };
+        self.record_in(stream.handle)
+    }
+
+    /// As [`record`](Event::record), in a stream of somebody else's. The driver refuses one of another context.
+    pub(crate) fn record_in(&self, stream: abi::StreamHandle) -> Result<(), CudaError> {
+        // SAFETY: the event lives; the driver checks that the stream is of its context.
+        let status = unsafe { (self.device.driver.table().event_record)(self.handle, stream) };
         self.device.driver.check("cuEventRecord", status)
+    }
+
+    /// Has everything put from now on into a stream of somebody else's wait for the latest record.
+    pub(crate) fn hold(&self, stream: abi::StreamHandle) -> Result<(), CudaError> {
+        // SAFETY: the event lives; the driver checks the stream.
+        let status = unsafe { (self.device.driver.table().stream_wait_event)(stream, self.handle, 0) };
+        self.device.driver.check("cuStreamWaitEvent", status)
     }
 
     /// Whether its latest record has been passed.
@@ -303,5 +334,47 @@ impl Drop for ForeignMemory {
         let Ok(_current) = self.device.enter() else { return };
         // SAFETY: opened by `open`, closed once. It fails where the owner is gone; the mapping goes with it.
         unsafe { (self.device.driver.table().ipc_close)(self.address) };
+    }
+}
+
+/// Pinned host memory that every GPU reaches, for small tables. Larger memory comes from a pool.
+#[derive(Debug)]
+pub struct HostMemory {
+    device: Arc<Device>,
+    start: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the allocation is owned and never moves.
+unsafe impl Send for HostMemory {}
+
+impl HostMemory {
+    /// Allocates pinned memory. The device is only whose context asks for it.
+    pub fn new(device: &Arc<Device>, bytes: usize) -> Result<HostMemory, CudaError> {
+        let _current = device.enter()?;
+        let mut start = std::ptr::null_mut();
+        let flags = abi::HOST_REGISTER_PORTABLE | abi::HOST_REGISTER_DEVICEMAP;
+        // SAFETY: the result is written to a valid place; the device's context is current.
+        let status = unsafe { (device.driver.table().host_allocate)(&mut start, bytes, flags) };
+        device.driver.check("cuMemHostAlloc", status)?;
+        Ok(HostMemory { device: Arc::clone(device), start: start.cast(), bytes })
+    }
+
+    /// The first byte, for the CPU and for every GPU.
+    pub fn start(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        let Ok(_current) = self.device.enter() else { return };
+        // SAFETY: allocated by `new`, freed once.
+        unsafe { (self.device.driver.table().host_free)(self.start.cast()) };
     }
 }

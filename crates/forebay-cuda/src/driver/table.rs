@@ -62,6 +62,8 @@ table! {
     memory_allocate: "cuMemAlloc" (*mut Address, Size);
     memory_free: "cuMemFree" (Address);
     memory_info: "cuMemGetInfo" (*mut Size, *mut Size);
+    host_allocate: "cuMemHostAlloc" (*mut *mut c_void, Size, c_uint);
+    host_free: "cuMemFreeHost" (*mut c_void);
     host_register: "cuMemHostRegister" (*mut c_void, Size, c_uint);
     host_unregister: "cuMemHostUnregister" (*mut c_void);
     host_device_address: "cuMemHostGetDevicePointer" (*mut Address, *mut c_void, c_uint);

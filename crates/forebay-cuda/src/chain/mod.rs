@@ -1,0 +1,230 @@
+//! Chains: copies in a caller's stream, over all paths, with nothing but events between them. Everything is queued at once and
+//! the host has no part in what follows, so a chain can no more deadlock than the copy that it replaces: the argument is in
+//! docs/decisions/006-streams-are-kept-by-events.md. What a chain cannot do exactly as the driver would, it declines. This
+//! file knows when a copy may become a chain; it must never know how one is queued.
+
+mod inspect;
+mod plan;
+mod set;
+
+use crate::device::Device;
+use crate::driver::abi::{self, StreamHandle};
+use crate::driver::{CudaError, Driver};
+use crate::kernels::Piece;
+use crate::links::Direction;
+use crate::rates::Rates;
+use inspect::{Inspector, Kind, Range};
+pub use plan::Path;
+pub use set::Gpu;
+use set::{Chain, Set};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use thiserror::Error;
+
+/// Staging of all chains on one GPU.
+pub const CHAIN_STAGING_BYTES: u64 = 24 << 20;
+/// Bytes of a copy into a stream that is not idle, at most: more operations than the driver's queues hold would make the
+/// caller wait for its own stream.
+const QUEUED_PARCELS_MAX: u64 = 128;
+
+/// Why a copy was left to the driver. Nothing was done about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
+#[repr(u8)]
+pub enum Declined {
+    /// So small that the direct way is the fastest.
+    #[error("small")]
+    Small = 1,
+    /// The stream is being captured into a graph.
+    #[error("capturing")]
+    Capturing = 2,
+    /// Host memory that is not pinned, or that other contexts do not reach.
+    #[error("pageable")]
+    Pageable = 3,
+    /// Managed memory or an array: the driver knows where it is, we do not.
+    #[error("managed")]
+    Managed = 4,
+    /// No peer reaches this GPU.
+    #[error("no relay")]
+    NoRelay = 5,
+    /// Chains of other streams have the relays.
+    #[error("busy")]
+    Busy = 6,
+    /// Both sides are host memory, or both are GPUs.
+    #[error("not between host and device")]
+    SameKind = 7,
+    /// The stream is not of a primary context.
+    #[error("foreign context")]
+    ForeignContext = 8,
+    /// The driver refused something on the way.
+    #[error("fault")]
+    Fault = 9,
+}
+
+/// Copies in callers' streams.
+#[derive(Debug)]
+pub struct Chains {
+    driver: &'static Driver,
+    devices: Vec<Arc<Device>>,
+    rates: Rates,
+    ways: HashMap<(u16, Direction), Way>,
+    counters: Counters,
+}
+
+/// Chains for one GPU in one direction.
+#[derive(Debug)]
+struct Way {
+    target: u16,
+    direction: Direction,
+    relays: Vec<u16>,
+    set: Mutex<Set>,
+}
+
+/// What chains have done.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Chains queued.
+    pub chains: AtomicU64,
+    /// Bytes that went over the target's own lane.
+    pub direct_bytes: AtomicU64,
+    /// Bytes that went over relays.
+    pub relayed_bytes: AtomicU64,
+}
+
+impl Chains {
+    /// Chains over GPUs that are open. Staging and streams are made here and nowhere else.
+    pub fn new(driver: &'static Driver, gpus: &[Gpu], rates: Rates) -> Result<Chains, CudaError> {
+        let devices: Vec<_> = gpus.iter().map(|(device, _)| Arc::clone(device)).collect();
+        let staging_bytes = CHAIN_STAGING_BYTES / (2 * gpus.len().max(1) as u64);
+        let mut ways = HashMap::new();
+        for target in gpus {
+            let peers = gpus.iter().filter(|peer| peer.0.index() != target.0.index());
+            let relays: Vec<Gpu> = peers.filter(|peer| target.0.connect(&peer.0)).cloned().collect();
+            if relays.is_empty() {
+                continue;
+            }
+            for direction in Direction::BOTH {
+                let set = Mutex::new(Set::new(direction, target, &relays, staging_bytes)?);
+                let relays = relays.iter().map(|relay| relay.0.index()).collect();
+                let target = target.0.index();
+                ways.insert((target, direction), Way { target, direction, relays, set });
+            }
+        }
+        Ok(Chains { driver, devices, rates, ways, counters: Counters::default() })
+    }
+
+    /// What they have done so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Copies pieces in the caller's stream: after everything that is in it, before everything that comes. All pieces go the
+    /// same way, between host memory and one GPU. The stream null is the legacy default stream of the current context.
+    ///
+    /// # Safety
+    ///
+    /// What holds for `cuMemcpyAsync` holds for every piece.
+    pub unsafe fn copy(&self, pieces: &[Piece], stream: StreamHandle) -> Result<(), Declined> {
+        let bytes = pieces.iter().map(|piece| piece.bytes).sum::<u64>();
+        if bytes < self.rates.break_even_bytes() {
+            return Err(Declined::Small);
+        }
+        self.check_capture(stream)?;
+        let device = self.device_of(stream)?;
+        let (target, direction, pieces) = self.inspect(pieces)?;
+        if device.index() != target {
+            return Err(Declined::ForeignContext);
+        }
+        let way = self.ways.get(&(target, direction)).ok_or(Declined::NoRelay)?;
+        let shares = self.shares(way, bytes)?;
+        let _current = device.enter().map_err(|_| Declined::Fault)?;
+        let mut set = lock(&way.set);
+        let idle = set.take(stream).map_err(|_| Declined::Fault)?.ok_or(Declined::Busy)?;
+        let parcels = shares.iter().skip(1).max().copied().unwrap_or(0) / set.slot_bytes();
+        if (!idle && parcels > QUEUED_PARCELS_MAX) || !set.has_room_for(pieces.len() * 2) {
+            return Err(Declined::Busy);
+        }
+        let direct_bytes = shares[0];
+        // SAFETY: by this function's contract; the set was taken and the target's context is current.
+        let queued = unsafe { set.queue(&mut Chain { stream, pieces, shares }) };
+        // After an error some of it is in the stream and does no harm: the driver copies the same bytes again, behind it.
+        queued.map_err(|_| Declined::Fault)?;
+        self.counters.chains.fetch_add(1, Ordering::Relaxed);
+        self.counters.direct_bytes.fetch_add(direct_bytes, Ordering::Relaxed);
+        self.counters.relayed_bytes.fetch_add(bytes - direct_bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The bytes for the direct way and each relay. A GPU that has a chain of its own in that direction does not relay: its
+    /// lane is its own first.
+    fn shares(&self, way: &Way, bytes: u64) -> Result<Vec<u64>, Declined> {
+        let owns_its_lane = |relay: &u16| {
+            let own = self.ways.get(&(*relay, way.direction));
+            own.is_some_and(|own| own.set.try_lock().is_ok_and(|mut set| !set.is_busy()))
+        };
+        let free = way.relays.iter().map(owns_its_lane).collect::<Vec<_>>();
+        let paths = self.rates.paths(way.direction, way.target, way.relays.iter().copied().zip(free));
+        let shares = plan::shares(bytes, &paths);
+        if shares.iter().skip(1).all(|share| *share == 0) { Err(Declined::Busy) } else { Ok(shares) }
+    }
+
+    fn check_capture(&self, stream: StreamHandle) -> Result<(), Declined> {
+        let mut status = abi::CAPTURE_NONE;
+        // SAFETY: the status is written to a valid place; the stream is the caller's. The legacy stream answers with an error
+        // while another stream is captured.
+        let asked = unsafe { (self.driver.table().stream_is_capturing)(stream, &mut status) };
+        if asked == abi::SUCCESS && status == abi::CAPTURE_NONE { Ok(()) } else { Err(Declined::Capturing) }
+    }
+
+    /// The GPU whose primary context a stream belongs to.
+    fn device_of(&self, stream: StreamHandle) -> Result<Arc<Device>, Declined> {
+        let mut context = std::ptr::null_mut();
+        let table = self.driver.table();
+        let is_default = stream as usize <= abi::PER_THREAD_STREAM as usize;
+        // SAFETY: the result is written to a valid place; the stream is the caller's.
+        let status = unsafe {
+            if is_default {
+                (table.context_current)(&mut context)
+            } else {
+                (table.stream_context)(stream, &mut context)
+            }
+        };
+        let device = self.devices.iter().find(|device| device.context() == context);
+        device.filter(|_| status == abi::SUCCESS).cloned().ok_or(Declined::ForeignContext)
+    }
+
+    /// Which GPU the pieces go to or come from, and the pieces, cut where registered memory is.
+    fn inspect(&self, pieces: &[Piece]) -> Result<(u16, Direction, VecDeque<Piece>), Declined> {
+        let (mut from, mut to) = (Inspector::new(self.driver), Inspector::new(self.driver));
+        let mut cut = VecDeque::with_capacity(pieces.len());
+        let mut ends = None;
+        for piece in pieces {
+            let mut rest = *piece;
+            while rest.bytes > 0 {
+                let (source, target) = (from.range_of(rest.from)?, to.range_of(rest.to)?);
+                let kinds = between(source, target)?;
+                if *ends.get_or_insert(kinds) != kinds {
+                    return Err(Declined::SameKind);
+                }
+                let bytes = rest.bytes.min(source.end - rest.from).min(target.end - rest.to);
+                cut.push_back(Piece { bytes, ..rest });
+                rest = Piece { from: rest.from + bytes, to: rest.to + bytes, bytes: rest.bytes - bytes };
+            }
+        }
+        let (device, direction) = ends.ok_or(Declined::Small)?;
+        Ok((device, direction, cut))
+    }
+}
+
+fn between(source: Range, target: Range) -> Result<(u16, Direction), Declined> {
+    match (source.kind, target.kind) {
+        (Kind::Host, Kind::Device(device)) => Ok((device, Direction::HostToDevice)),
+        (Kind::Device(device), Kind::Host) => Ok((device, Direction::DeviceToHost)),
+        _ => Err(Declined::SameKind),
+    }
+}
+
+fn lock(set: &Mutex<Set>) -> MutexGuard<'_, Set> {
+    // A thread that panicked has left at most a chain that is not joined; the next one waits for the same events.
+    set.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,321 @@
+//! The copier: a mover with every path between host memory and the GPUs of a process. This file knows which links and routes
+//! there are; it must never know how a link works or what is copied.
+
+use crate::addresses::Addresses;
+use crate::device::{Device, DeviceMemory, Stream};
+use crate::driver::abi::Address;
+use crate::driver::{CudaError, Driver, LoadError};
+use crate::kernels::Kernels;
+use crate::links::{Direction, LaneLink, PeerLink, RelayLink};
+use crate::poller::Poller;
+use forebay_mover::{
+    Backing, Class, Closed, End, Hop, Limits, LinkId, LinkSpec, MoverHandle, MoverThread, Place, RegionId,
+    RouteError, RouteSpec, Span, SpanPair, Staging, SubmitError, Telemetry, Transfer,
+};
+use std::collections::HashMap;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Where host memory is. Lanes of all GPUs reach all of it; which do so faster is measured, not assumed.
+pub const HOST: Place = Place::Host(0);
+/// Lots in flight on a lane or an NVLink pair.
+const WINDOW_LOTS: u32 = 4;
+const WINDOW_BYTES: u64 = 64 << 20;
+/// Staging on a relay for all GPUs that it serves, in both directions.
+pub const RELAY_STAGING_BYTES: u64 = 24 << 20;
+/// A relay's slots: fewer would not let its two hops overlap.
+const SLOTS_MIN: u64 = 3;
+const SLOT_BYTES_MAX: u64 = 4 << 20;
+/// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a lane that needs seconds for that is stuck.
+const OP_TIMEOUT_US: u64 = 10_000_000;
+
+/// How a peer hands on what it moves for another GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Relay {
+    /// Copy engines, by way of staging slots on the peer.
+    Staged,
+    /// A kernel of the peer, without staging.
+    Fused,
+}
+
+/// What a copier is made of.
+#[derive(Debug, Clone)]
+pub struct CopierOptions {
+    /// GPUs to use, by ordinal; none means every one that is visible.
+    pub devices: Option<Vec<u16>>,
+    /// How relays work towards GPUs.
+    pub to_device: Relay,
+    /// How they work towards the host.
+    pub to_host: Relay,
+}
+
+impl Default for CopierOptions {
+    fn default() -> CopierOptions {
+        CopierOptions { devices: None, to_device: Relay::Staged, to_host: Relay::Staged }
+    }
+}
+
+/// Why a copier did not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// There is no driver to use.
+    #[error(transparent)]
+    Driver(#[from] LoadError),
+    /// The driver refused something.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// An ordinal that does not exist.
+    #[error("devices: {index} does not exist; {count} GPUs are visible, the first is 0")]
+    NoDevice {
+        /// What was asked for.
+        index: u16,
+        /// How many there are.
+        count: u16,
+    },
+    /// Nothing to copy to.
+    #[error("devices: none; at least one GPU is needed")]
+    NoDevices,
+    /// The system starts no more threads.
+    #[error("a thread did not start: {0}")]
+    Thread(#[from] std::io::Error),
+    /// The mover has ended.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// A route does not fit together.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+}
+
+/// All paths between the host's memory and the GPUs that a process sees.
+#[derive(Debug)]
+pub struct Copier {
+    // Dropped in this order: links, then the thread that ends their operations, then what both use.
+    _mover: MoverThread,
+    _poller: Poller,
+    _staging: Vec<DeviceMemory>,
+    handle: MoverHandle,
+    addresses: Arc<Addresses>,
+    devices: Vec<Arc<Device>>,
+}
+
+impl Copier {
+    /// Loads the driver and starts with the GPUs asked for.
+    pub fn start(options: &CopierOptions) -> Result<Copier, StartError> {
+        Copier::with_driver(Driver::load()?, options)
+    }
+
+    /// Starts with a driver that is loaded.
+    pub fn with_driver(driver: &'static Driver, options: &CopierOptions) -> Result<Copier, StartError> {
+        let devices = open(driver, options.devices.as_deref())?;
+        let (mover, poller) = (MoverThread::spawn(Limits::default())?, Poller::spawn()?);
+        let handle = mover.handle();
+        let addresses = Arc::<Addresses>::default();
+        let mut build =
+            Build { handle: &handle, poller: &poller, addresses: &addresses, staging: Vec::new() };
+        build.everything(&devices, options)?;
+        let staging = build.staging;
+        Ok(Copier { _mover: mover, _poller: poller, _staging: staging, handle, addresses, devices })
+    }
+
+    /// The GPUs, in the order of their ordinals' places in the options.
+    pub fn devices(&self) -> &[Arc<Device>] {
+        &self.devices
+    }
+
+    /// The mover, to submit to.
+    pub fn mover(&self) -> &MoverHandle {
+        &self.handle
+    }
+
+    /// Registers pinned host memory.
+    pub fn register_host(&self, memory: Arc<dyn Backing>) -> Result<RegionId, Closed> {
+        self.handle.register(HOST, memory)
+    }
+
+    /// Registers memory of a GPU.
+    ///
+    /// # Safety
+    ///
+    /// The range stays allocated until it is unregistered, and spans of it are not used by others while transfers that name
+    /// them have not ended.
+    pub unsafe fn register_device(
+        &self,
+        device: u16,
+        start: Address,
+        bytes: u64,
+    ) -> Result<RegionId, Closed> {
+        let region = self.handle.register_opaque(Place::Device(device), bytes)?;
+        self.addresses.insert(region, start, bytes);
+        Ok(region)
+    }
+
+    /// Forgets a region, unless a transfer uses it.
+    pub fn unregister(&self, region: RegionId) -> Result<Result<(), forebay_mover::Refused>, Closed> {
+        let gone = self.handle.unregister(region)?;
+        if gone.is_ok() {
+            self.addresses.remove(region);
+        }
+        Ok(gone)
+    }
+
+    /// Copies one span over all paths and waits.
+    pub fn copy(&self, from: Span, to: Span) -> Result<End, SubmitError> {
+        self.handle.run(Transfer::new(vec![SpanPair::new(from, to)], Class::Demand))
+    }
+
+    /// Bytes by link, and rates.
+    pub fn telemetry(&self) -> Result<Telemetry, Closed> {
+        self.handle.telemetry()
+    }
+}
+
+fn open(driver: &'static Driver, wanted: Option<&[u16]>) -> Result<Vec<Arc<Device>>, StartError> {
+    let count = Device::count(driver)?;
+    let all: Vec<u16> = (0..count).collect();
+    let wanted = wanted.unwrap_or(&all);
+    if let Some(index) = wanted.iter().find(|index| **index >= count) {
+        return Err(StartError::NoDevice { index: *index, count });
+    }
+    if wanted.is_empty() {
+        return Err(StartError::NoDevices);
+    }
+    wanted.iter().map(|index| Ok(Device::open(driver, *index)?)).collect()
+}
+
+/// Size and number of a relay's slots for one GPU in one direction, when it serves `served` GPUs.
+fn slots(served: u64) -> (u64, u32) {
+    let each = RELAY_STAGING_BYTES / (2 * served.max(1));
+    let slot_bytes = (each / SLOTS_MIN).min(SLOT_BYTES_MAX);
+    let slot_bytes = 1 << slot_bytes.ilog2();
+    (slot_bytes, (each / slot_bytes) as u32)
+}
+
+/// A copier being put together.
+struct Build<'a> {
+    handle: &'a MoverHandle,
+    poller: &'a Poller,
+    addresses: &'a Arc<Addresses>,
+    staging: Vec<DeviceMemory>,
+}
+
+/// A GPU's kernels and lanes.
+struct Gpu {
+    device: Arc<Device>,
+    kernels: Arc<Kernels>,
+    lanes: HashMap<Direction, LinkId>,
+}
+
+impl Build<'_> {
+    fn everything(&mut self, devices: &[Arc<Device>], options: &CopierOptions) -> Result<(), StartError> {
+        let gpus = devices.iter().map(|device| self.gpu(device)).collect::<Result<Vec<_>, StartError>>()?;
+        for gpu in &gpus {
+            for direction in Direction::BOTH {
+                let (from, to) = ends(direction, &gpu.device);
+                self.handle.add_route(RouteSpec::direct(from, to, gpu.lanes[&direction]))??;
+            }
+        }
+        for gpu in &gpus {
+            let peers = gpus.iter().filter(|peer| peer.device.index() != gpu.device.index());
+            let relays = peers.filter(|peer| gpu.device.connect(&peer.device));
+            for peer in relays.collect::<Vec<_>>() {
+                self.relay(gpu, peer, Direction::HostToDevice, options.to_device, gpus.len() as u64 - 1)?;
+                self.relay(gpu, peer, Direction::DeviceToHost, options.to_host, gpus.len() as u64 - 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn gpu(&self, device: &Arc<Device>) -> Result<Gpu, StartError> {
+        let kernels = Arc::new(Kernels::load(device)?);
+        let mut lanes = HashMap::new();
+        for (direction, name) in Direction::BOTH.into_iter().zip(["h2d", "d2h"]) {
+            let link = LaneLink::new(direction, self.poller, &kernels, self.addresses, WINDOW_LOTS)?;
+            let spec = spec(format!("gpu{}.{name}", device.index()));
+            lanes.insert(direction, self.handle.add_link(spec, Box::new(link))?);
+        }
+        Ok(Gpu { device: Arc::clone(device), kernels, lanes })
+    }
+
+    fn relay(
+        &mut self,
+        gpu: &Gpu,
+        peer: &Gpu,
+        direction: Direction,
+        relay: Relay,
+        served: u64,
+    ) -> Result<(), StartError> {
+        match relay {
+            Relay::Staged => self.staged(gpu, peer, direction, served),
+            Relay::Fused => self.fused(gpu, peer, direction),
+        }
+    }
+
+    fn staged(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction, served: u64) -> Result<(), StartError> {
+        let (slot_bytes, slots) = slots(served);
+        let memory = DeviceMemory::new(&peer.device, slot_bytes * u64::from(slots))?;
+        let place = Place::Device(peer.device.index());
+        let region = self.handle.register_opaque(place, memory.bytes())?;
+        self.addresses.insert(region, memory.address(), memory.bytes());
+        self.staging.push(memory);
+        let track = self.poller.track(Stream::new(&gpu.device)?);
+        let pair = PeerLink::new(track, &gpu.kernels, self.addresses, WINDOW_LOTS)?;
+        let lane = peer.lanes[&direction];
+        let name = name(gpu, peer, direction);
+        let pair = self.handle.add_link(spec(name), Box::new(pair))?;
+        let (from, to) = ends(direction, &gpu.device);
+        let links = match direction {
+            Direction::HostToDevice => [lane, pair],
+            Direction::DeviceToHost => [pair, lane],
+        };
+        let staging = Staging { region, slot_bytes, slots };
+        self.handle.add_route(RouteSpec::relayed(from, to, links, staging, true))??;
+        Ok(())
+    }
+
+    fn fused(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction) -> Result<(), StartError> {
+        let track = self.poller.track(Stream::new(&peer.device)?);
+        let link = RelayLink::new(track, &peer.kernels, self.addresses, WINDOW_LOTS)?;
+        let name = name(gpu, peer, direction);
+        let link = self.handle.add_link(spec(name), Box::new(link))?;
+        let (from, to) = ends(direction, &gpu.device);
+        let hops = vec![Hop { link, guest: true }];
+        self.handle.add_route(RouteSpec { from, to, hops, staging: Vec::new() })??;
+        Ok(())
+    }
+}
+
+fn spec(name: String) -> LinkSpec {
+    LinkSpec { op_timeout_us: OP_TIMEOUT_US, ..LinkSpec::new(name, WINDOW_LOTS, WINDOW_BYTES) }
+}
+
+fn name(gpu: &Gpu, peer: &Gpu, direction: Direction) -> String {
+    let (gpu, peer) = (gpu.device.index(), peer.device.index());
+    match direction {
+        Direction::HostToDevice => format!("gpu{peer}>gpu{gpu}"),
+        Direction::DeviceToHost => format!("gpu{gpu}>gpu{peer}"),
+    }
+}
+
+fn ends(direction: Direction, device: &Device) -> (Place, Place) {
+    let device = Place::Device(device.index());
+    match direction {
+        Direction::HostToDevice => (HOST, device),
+        Direction::DeviceToHost => (device, HOST),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relay_keeps_to_its_staging_however_many_gpus_it_serves() {
+        for served in 1..=15 {
+            let (slot_bytes, slots) = slots(served);
+            assert!(u64::from(slots) >= SLOTS_MIN, "{served}");
+            assert!(slot_bytes >= 512 << 10 || served > 4, "{served}");
+            assert!(2 * served * slot_bytes * u64::from(slots) <= RELAY_STAGING_BYTES, "{served}");
+        }
+        assert_eq!(slots(1), (4 << 20, 3));
+    }
+}

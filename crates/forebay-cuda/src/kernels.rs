@@ -1,0 +1,118 @@
+//! The kernels of a GPU: loaded from PTX that is part of this library, so that nobody needs a compiler. This file knows
+//! how a kernel is launched; it must never know which pieces are copied why.
+
+use crate::device::{Device, Stream};
+use crate::driver::{CudaError, abi, abi::Address};
+use libc::c_void;
+use std::sync::Arc;
+
+/// Source and build script are in the folder `kernels`.
+const PTX: &str = concat!(include_str!("../kernels/pieces.ptx"), "\0");
+/// Threads of a block.
+const THREADS: u32 = 512;
+/// Bytes that a block copies in one go; a piece is not spread over more blocks than it keeps busy.
+const BLOCK_BYTES: u64 = THREADS as u64 * 16 * 4;
+
+/// Contiguous bytes that go from one address to another. The layout is the kernel's.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// First byte of the source.
+    pub from: Address,
+    /// First byte of the target.
+    pub to: Address,
+    /// How many.
+    pub bytes: u64,
+}
+
+/// The kernels, loaded for one device.
+#[derive(Debug)]
+pub struct Kernels {
+    device: Arc<Device>,
+    module: abi::ModuleHandle,
+    pieces: abi::FunctionHandle,
+}
+
+// SAFETY: modules and functions may be used from any thread.
+unsafe impl Send for Kernels {}
+// SAFETY: as above.
+unsafe impl Sync for Kernels {}
+
+impl Kernels {
+    /// The device that they were loaded for.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Loads them, and has the driver prepare them fully: it would otherwise do so at the first launch, and may then wait
+    /// for work that is under way.
+    pub fn load(device: &Arc<Device>) -> Result<Kernels, CudaError> {
+        let _current = device.enter()?;
+        let (driver, table) = (device.driver(), device.driver().table());
+        let mut kernels = Kernels {
+            device: Arc::clone(device),
+            module: std::ptr::null_mut(),
+            pieces: std::ptr::null_mut(),
+        };
+        // SAFETY: results are written to valid places; the text and the name end with a zero byte.
+        unsafe {
+            let status = (table.module_load)(&mut kernels.module, PTX.as_ptr().cast());
+            driver.check("cuModuleLoadData", status)?;
+            let name = c"forebay_pieces".as_ptr();
+            let status = (table.module_function)(&mut kernels.pieces, kernels.module, name);
+            driver.check("cuModuleGetFunction", status)?;
+        }
+        let stream = Stream::new(device)?;
+        // SAFETY: no pieces, so no address is used.
+        unsafe { kernels.copy(&stream, 0, 0, 0, 1)? };
+        stream.synchronize()?;
+        Ok(kernels)
+    }
+
+    /// Copies `count` pieces of `bytes` in all, listed at an address that the GPU reaches, with at most `blocks` blocks.
+    ///
+    /// # Safety
+    ///
+    /// The list holds `count` pieces and stays so until the copy is done. Until then all ranges are valid for the stream's
+    /// device, and nothing else touches the targets or writes the sources.
+    pub unsafe fn copy(
+        &self,
+        stream: &Stream,
+        list: Address,
+        count: u32,
+        bytes: u64,
+        blocks: u32,
+    ) -> Result<(), CudaError> {
+        let wide = count.clamp(1, blocks);
+        let useful = (bytes / u64::from(count.max(1))).div_ceil(BLOCK_BYTES).max(1);
+        let deep = u64::from(blocks / wide).min(useful) as u32;
+        let (mut list, mut count) = (list, count);
+        let mut parameters = [(&raw mut list).cast::<c_void>(), (&raw mut count).cast::<c_void>()];
+        let launch = self.device.driver().table().launch;
+        // SAFETY: the parameters have the types of the kernel's; the rest is this function's contract.
+        let status = unsafe {
+            launch(
+                self.pieces,
+                wide,
+                deep,
+                1,
+                THREADS,
+                1,
+                1,
+                0,
+                stream.handle(),
+                parameters.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        self.device.driver().check("cuLaunchKernel", status)
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        let Ok(_current) = self.device.enter() else { return };
+        // SAFETY: loaded by `load`, unloaded once.
+        unsafe { (self.device.driver().table().module_unload)(self.module) };
+    }
+}

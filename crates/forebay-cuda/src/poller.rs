@@ -1,0 +1,197 @@
+//! The control thread: one for all GPUs of a process. It watches an event for each operation in flight and calls its owner
+//! when the event has passed. It sleeps while nothing is in flight. This file knows events and order; it must never know
+//! what was copied.
+
+use crate::device::{Event, Stream};
+use crate::driver::CudaError;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long the thread looks for new work before it sleeps. Longer than the gap between two lots of a transfer, so that a
+/// transfer pays for one wake-up; short enough that an idle process costs nothing.
+const LINGER: Duration = Duration::from_micros(100);
+
+/// Called once an operation is over, on the control thread.
+pub type OnPassed = Box<dyn FnOnce(Result<(), CudaError>) + Send>;
+
+/// The control thread. Dropping it waits until nothing is in flight.
+#[derive(Debug)]
+pub struct Poller {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A stream whose operations are watched. They end in the order in which they were put in.
+#[derive(Debug)]
+pub struct Track {
+    index: usize,
+    stream: Stream,
+    shared: Arc<Shared>,
+    /// Events to be used again.
+    spare: Arc<Mutex<Vec<Event>>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    posted: Condvar,
+    /// Whether the state holds something new; spares the polling thread the lock.
+    fresh: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    inbox: Vec<(usize, InFlight)>,
+    tracks: usize,
+    asleep: bool,
+    closed: bool,
+}
+
+struct InFlight {
+    event: Event,
+    spare: Arc<Mutex<Vec<Event>>>,
+    on_passed: OnPassed,
+}
+
+impl std::fmt::Debug for InFlight {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InFlight").field("event", &self.event).finish_non_exhaustive()
+    }
+}
+
+impl Poller {
+    /// Starts the thread.
+    pub fn spawn() -> std::io::Result<Poller> {
+        let shared = Arc::<Shared>::default();
+        let own = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("forebay-cuda".into()).spawn(move || own.run())?;
+        Ok(Poller { shared, thread: Some(thread) })
+    }
+
+    /// Has the thread watch a stream from now on.
+    pub fn track(&self, stream: Stream) -> Track {
+        let mut state = lock(&self.shared.state);
+        let index = state.tracks;
+        state.tracks += 1;
+        Track { index, stream, shared: Arc::clone(&self.shared), spare: Arc::default() }
+    }
+}
+
+impl Drop for Poller {
+    fn drop(&mut self) {
+        lock(&self.shared.state).closed = true;
+        self.shared.fresh.store(true, Ordering::Release);
+        self.shared.posted.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has already been printed; there is nobody left to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Track {
+    /// The stream. Its device must be entered before something is put into it.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Has `on_passed` called when everything that is in the stream now is over. When marking that point fails it is given
+    /// back: the caller then knows no end of what it put in before.
+    pub fn when_passed(&self, on_passed: OnPassed) -> Result<(), (CudaError, OnPassed)> {
+        let spare = lock(&self.spare).pop();
+        let event = match spare.map_or_else(|| Event::new(self.stream.device()), Ok) {
+            Ok(event) => event,
+            Err(error) => return Err((error, on_passed)),
+        };
+        if let Err(error) = event.record(&self.stream) {
+            return Err((error, on_passed));
+        }
+        self.shared.post(self.index, InFlight { event, spare: Arc::clone(&self.spare), on_passed });
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn post(&self, track: usize, in_flight: InFlight) {
+        let mut state = lock(&self.state);
+        state.inbox.push((track, in_flight));
+        self.fresh.store(true, Ordering::Release);
+        let asleep = state.asleep;
+        drop(state);
+        if asleep {
+            self.posted.notify_one();
+        }
+    }
+
+    fn run(&self) {
+        let mut tracks = Vec::new();
+        let mut in_flight = 0;
+        let mut idle_since = Instant::now();
+        loop {
+            if self.fresh.swap(false, Ordering::Acquire) {
+                in_flight += self.take_in(&mut tracks);
+            }
+            let passed = tracks.iter_mut().map(end_passed).sum::<usize>();
+            in_flight -= passed;
+            if in_flight > 0 || passed > 0 {
+                idle_since = Instant::now();
+                std::hint::spin_loop();
+            } else if idle_since.elapsed() < LINGER {
+                std::hint::spin_loop();
+            } else if !self.sleep() {
+                return;
+            }
+        }
+    }
+
+    /// Sorts what was posted by track; says how much it was.
+    fn take_in(&self, tracks: &mut Vec<VecDeque<InFlight>>) -> usize {
+        let mut state = lock(&self.state);
+        tracks.resize_with(state.tracks, VecDeque::new);
+        let posted = state.inbox.len();
+        for (track, in_flight) in state.inbox.drain(..) {
+            tracks[track].push_back(in_flight);
+        }
+        posted
+    }
+
+    /// Sleeps until something is posted; false when nothing ever will be.
+    fn sleep(&self) -> bool {
+        let mut state = lock(&self.state);
+        while state.inbox.is_empty() {
+            if state.closed {
+                return false;
+            }
+            state.asleep = true;
+            state = self.posted.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.asleep = false;
+        }
+        true
+    }
+}
+
+/// Ends what has passed at the front of a track; says how much it was.
+fn end_passed(track: &mut VecDeque<InFlight>) -> usize {
+    let mut ended = 0;
+    while let Some(front) = track.front() {
+        let result = match front.event.is_passed() {
+            Ok(false) => break,
+            Ok(true) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Some(InFlight { event, spare, on_passed }) = track.pop_front() {
+            lock(&spare).push(event);
+            on_passed(result);
+        }
+        ended += 1;
+    }
+    ended
+}
+
+/// What these locks guard is whole at every step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
