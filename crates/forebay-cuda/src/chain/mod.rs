@@ -10,12 +10,11 @@ mod set;
 use crate::device::Device;
 use crate::driver::abi::{self, StreamHandle};
 use crate::driver::{CudaError, Driver};
-use crate::kernels::Piece;
+use crate::kernels::{Kernels, Piece};
 use crate::links::Direction;
 use crate::rates::Rates;
 use inspect::{Inspector, Kind, Range};
 pub use plan::Path;
-pub use set::Gpu;
 use set::{Chain, Set};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,20 +92,21 @@ pub struct Counters {
 
 impl Chains {
     /// Chains over GPUs that are open. Staging and streams are made here and nowhere else.
-    pub fn new(driver: &'static Driver, gpus: &[Gpu], rates: Rates) -> Result<Chains, CudaError> {
-        let devices: Vec<_> = gpus.iter().map(|(device, _)| Arc::clone(device)).collect();
+    pub fn new(driver: &'static Driver, gpus: &[Arc<Kernels>], rates: Rates) -> Result<Chains, CudaError> {
+        let devices: Vec<_> = gpus.iter().map(|gpu| Arc::clone(gpu.device())).collect();
         let staging_bytes = CHAIN_STAGING_BYTES / (2 * gpus.len().max(1) as u64);
         let mut ways = HashMap::new();
         for target in gpus {
-            let peers = gpus.iter().filter(|peer| peer.0.index() != target.0.index());
-            let relays: Vec<Gpu> = peers.filter(|peer| target.0.connect(&peer.0)).cloned().collect();
+            let peers = gpus.iter().filter(|peer| peer.device().index() != target.device().index());
+            let relays: Vec<Arc<Kernels>> =
+                peers.filter(|peer| target.device().connect(peer.device())).cloned().collect();
             if relays.is_empty() {
                 continue;
             }
             for direction in Direction::BOTH {
                 let set = Mutex::new(Set::new(direction, target, &relays, staging_bytes)?);
-                let relays = relays.iter().map(|relay| relay.0.index()).collect();
-                let target = target.0.index();
+                let relays = relays.iter().map(|relay| relay.device().index()).collect();
+                let target = target.device().index();
                 ways.insert((target, direction), Way { target, direction, relays, set });
             }
         }

@@ -20,14 +20,11 @@ const PIECES_MAX: usize = 65_536;
 /// Blocks of a kernel.
 const BLOCKS: u32 = 64;
 
-/// A GPU that takes part.
-pub type Gpu = (Arc<Device>, Arc<Kernels>);
-
 /// Everything that chains for one GPU in one direction need.
 #[derive(Debug)]
 pub struct Set {
     direction: Direction,
-    target: Gpu,
+    target: Arc<Kernels>,
     /// The target itself, for small pages, then its relays.
     vias: Vec<Via>,
     /// Passed when the caller's stream has come to the copy.
@@ -79,19 +76,19 @@ impl Set {
     /// A set for `target` with its relays, whose staging may have `staging_bytes` on each GPU.
     pub fn new(
         direction: Direction,
-        target: &Gpu,
-        relays: &[Gpu],
+        target: &Arc<Kernels>,
+        relays: &[Arc<Kernels>],
         staging_bytes: u64,
     ) -> Result<Set, CudaError> {
         let gpus = std::iter::once(target).chain(relays);
-        let vias = gpus.map(|via| Via::new(direction, &target.0, &via.0, staging_bytes));
+        let vias = gpus.map(|via| Via::new(direction, target.device(), via.device(), staging_bytes));
         Ok(Set {
             direction,
-            target: target.clone(),
+            target: Arc::clone(target),
             vias: vias.collect::<Result<_, CudaError>>()?,
-            begun: Event::new(&target.0)?,
-            whole: Event::new(&target.0)?,
-            list: HostMemory::new(&target.0, PIECES_MAX * size_of::<Piece>())?,
+            begun: Event::new(target.device())?,
+            whole: Event::new(target.device())?,
+            list: HostMemory::new(target.device(), PIECES_MAX * size_of::<Piece>())?,
             listed: 0,
             holder: None,
         })
@@ -156,7 +153,7 @@ impl Set {
         if pieces.len() > 1 && bytes < ENGINE_PIECE_BYTES * pieces.len() as u64 {
             return self.queue_via(0, &pieces);
         }
-        let device = &self.target.0;
+        let device = self.target.device();
         for piece in &pieces {
             // SAFETY: by the contract of `queue`.
             unsafe { device.copy_in(chain.stream, piece.from, piece.to, piece.bytes)? };
@@ -222,7 +219,7 @@ impl Set {
         // rest is as above.
         unsafe {
             std::ptr::copy_nonoverlapping(pieces.as_ptr(), list as *mut Piece, pieces.len());
-            self.target.1.copy(&way.hop, list, pieces.len() as u32, parcel.bytes, BLOCKS)?;
+            self.target.copy(&way.hop, list, pieces.len() as u32, parcel.bytes, BLOCKS)?;
         }
         Ok(pieces.len())
     }
