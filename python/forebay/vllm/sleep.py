@@ -1,0 +1,220 @@
+"""Sleep mode of vLLM through Forebay: weights go out to retained pinned memory and come back over every path.
+
+Knows vLLM's allocator of sleep mode (`vllm.device_allocator.cumem`): which memory there is, under which tags,
+whether it is mapped. What stays and what is dropped at which level is vLLM's rule; how bytes travel is
+`forebay.cuda`'s affair. Must never know models, requests or schedulers.
+
+Three things differ from the allocator's own `sleep` and `wake_up`: pinned memory is kept from one sleep
+to the next and can be pinned ahead (`warm`); all allocations travel in batches, instead of one copy after the
+other; and an operation that fails leaves everything where it was.
+"""
+
+import functools
+import gc
+import importlib
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import torch
+from vllm.device_allocator import get_mem_allocator_instance
+from vllm.device_allocator.cumem import create_and_map, unmap_and_release
+from vllm.device_allocator.sleep_mode_backend import CuMemBackend
+from vllm.platforms import current_platform
+
+from forebay.errors import ForebayError
+from forebay.vllm._shelf import Copier, PinnedPool, Shelf
+
+# Below "vllm", so that it is formatted and filtered as vLLM's own messages are.
+logger = logging.getLogger("vllm.forebay")
+
+# vLLM's `AllocationData`: handle (device, bytes, address, ...), tag, is_asleep.
+Allocation: TypeAlias = Any
+KEEP_KV = "FOREBAY_SLEEP_KEEP_KV"
+GIB = 1 << 30
+# What is mapped before its copy begins: large enough for every path's full rate, small beside a model.
+MAPPED_PER_COPY_BYTES = GIB
+# A wake that names tags may leave these asleep; it brings back all others.
+DEFERRABLE = frozenset(("weights", "kv_cache"))
+
+
+class SleepError(ForebayError):
+    """The engine could not fall asleep or wake up. Nothing is lost, and the same call may be made again."""
+
+
+def keeps_kv() -> bool:
+    """Whether KV is to survive a sleep at level 1. vLLM gives a backend no settings: it is a variable."""
+    value = os.environ.get(KEEP_KV, "0")
+    if value not in ("0", "1"):
+        raise ValueError(f"{KEEP_KV} is {value!r}; allowed are 0 and 1")
+    return value == "1"
+
+
+def dropped_tags(level: int, keep_kv: bool) -> frozenset[str]:
+    """The tags whose contents need not survive a sleep. One that is not known here may be state: it does."""
+    if level not in (1, 2):
+        raise ValueError(f"sleep level is {level}; allowed are 1 and 2")
+    scratch = frozenset(("workspace",))
+    if level == 2:  # Weights will be others, and KV belongs to the weights that computed it.
+        return scratch | DEFERRABLE
+    return scratch if keep_kv else scratch | {"kv_cache"}
+
+
+@functools.cache
+def _means() -> tuple[PinnedPool, Copier]:
+    """The pool and the paths of this process. Never more sleeps than the GPU's memory: the pool's limit."""
+    cuda = importlib.import_module("forebay.cuda")
+    return cuda.PinnedPool(limit_bytes=torch.cuda.mem_get_info()[1]), cuda.Copier()
+
+
+def warm() -> None:
+    """Begins to pin what a sleep at level 1 would need now, in the background."""
+    dropped = dropped_tags(1, keeps_kv())
+    allocations = get_mem_allocator_instance().pointer_to_data.values()
+    _means()[0].warm(_bytes(data for data in allocations if data.tag not in dropped))
+
+
+class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there when types are checked
+    """vLLM's backend `forebay`. Frees and restores the memory of `CuMemAllocator`, as `cumem` does."""
+
+    def __init__(self) -> None:
+        """Takes nothing yet: memory and paths come with the first `suspend`, or with `warm` before it."""
+        super().__init__()
+        self._shelved: dict[int, tuple[Allocation, Shelf]] = {}
+
+    @classmethod
+    def is_supported(cls) -> bool:
+        """Only CUDA has these paths."""
+        return bool(current_platform.is_cuda())
+
+    def suspend(self, level: int = 1) -> None:
+        """Frees all memory of the allocator; what the level keeps is copied out first, in one batch.
+
+        If copying fails nothing was freed and the engine is as awake as before. What sleeps already stays so.
+        """
+        begun = time.perf_counter()
+        dropped = dropped_tags(level, keeps_kv())
+        awake = [data for data in self._allocations().values() if not data.is_asleep]
+        torch.cuda.synchronize()
+        moved = self._move_out([data for data in awake if data.tag not in dropped])
+        self._state = "SUSPENDED"
+        for data in awake:
+            # Also where unmapping fails, when only the shelf is certain to have the contents.
+            data.is_asleep = True
+            unmap_and_release(data.handle)
+        # What torch holds for tensors that are gone is not the allocator's, but it is asked for as well.
+        gc.collect()
+        torch.cuda.empty_cache()
+        freed = _bytes(awake)
+        took = time.perf_counter() - begun
+        logger.info("sleep freed %.2f GiB and kept %.2f GiB of it: %.3f s", freed / GIB, moved / GIB, took)
+
+    def resume(self, tags: list[str] | None = None) -> None:
+        """Maps memory again and brings back what was kept of it. Without tags that is all memory.
+
+        If it fails, everything that slept is still asleep and nothing that was kept is lost.
+        """
+        begun = time.perf_counter()
+        due = [
+            data
+            for data in self._allocations().values()
+            if data.is_asleep and (tags is None or data.tag in tags or data.tag not in DEFERRABLE)
+        ]
+        self._state = "RESUMING"
+        try:
+            moved = self._bring_back(due)
+        finally:
+            asleep = any(data.is_asleep for data in self._allocations().values())
+            self._state = "SUSPENDED" if asleep else "RUNNING"
+        mapped = _bytes(due)
+        took = time.perf_counter() - begun
+        logger.info("wake-up mapped %.2f GiB and moved %.2f GiB: %.3f s", mapped / GIB, moved / GIB, took)
+
+    def _allocations(self) -> dict[int, Allocation]:
+        """vLLM's allocations by address. What is not among them any more, or awake, leaves the shelf."""
+        current: dict[int, Allocation] = get_mem_allocator_instance().pointer_to_data
+        for address, (data, _) in list(self._shelved.items()):
+            if not data.is_asleep or current.get(address) is not data:
+                self._unshelve(address)
+        return current
+
+    def _unshelve(self, address: int) -> None:
+        _, shelf = self._shelved.pop(address)
+        shelf.drop(address)
+
+    def _move_out(self, kept: list[Allocation]) -> int:
+        """Copies allocations to a new shelf and returns the bytes of it."""
+        if not kept:
+            return 0
+        extents = {data.handle[2]: data.handle[1] for data in kept}
+        try:
+            shelf = Shelf.fill(*_means(), extents)
+        except Exception as error:
+            raise SleepError(
+                f"cannot fall asleep: {len(kept)} allocations of {_bytes(kept)} bytes could not be copied to "
+                f"pinned memory ({error}); all memory is as it was"
+            ) from error
+        self._shelved.update({data.handle[2]: (data, shelf) for data in kept})
+        return _bytes(kept)
+
+    def _bring_back(self, due: list[Allocation]) -> int:
+        """Maps what is due, copies what was kept of it, and returns the bytes that were copied."""
+        # What has contents comes first: its copies run while the rest is mapped.
+        due = sorted(due, key=lambda data: data.handle[2] not in self._shelved)
+        mapped: list[Allocation] = []
+        try:
+            moved = self._map_and_copy(due, mapped)
+        except Exception as error:
+            for data in mapped:
+                with suppress(RuntimeError):  # The first error is the one to report.
+                    unmap_and_release(data.handle)
+            raise SleepError(
+                f"cannot wake up: {len(due)} allocations of {_bytes(due)} bytes could not be mapped and "
+                f"filled ({error}); they are still asleep and their contents are kept"
+            ) from error
+        for data in due:
+            data.is_asleep = False
+            if data.handle[2] in self._shelved:
+                self._unshelve(data.handle[2])
+        return moved
+
+    def _map_and_copy(self, due: list[Allocation], mapped: list[Allocation]) -> int:
+        """Mapping costs the driver's time, copying the links': a second thread copies while this one maps."""
+        moved = 0
+        copies: list[Future[None]] = []
+        # Leaving it, also by an error, waits for its copies: they use memory that must stay mapped.
+        with ThreadPoolExecutor(1, thread_name_prefix="forebay-wake") as copying:
+            for batch in _batches(due):
+                for data in batch:
+                    create_and_map(data.handle)
+                    mapped.append(data)
+                kept = [self._shelved[data.handle[2]] for data in batch if data.handle[2] in self._shelved]
+                pairs = [shelf.back(data.handle[2]) for data, shelf in kept]
+                if pairs:
+                    copies.append(copying.submit(_means()[1].copy_batch_and_wait, pairs))
+                    moved += sum(length for _, _, length in pairs)
+        for copy in copies:
+            copy.result()
+        return moved
+
+
+def _bytes(allocations: Iterable[Allocation]) -> int:
+    return sum(data.handle[1] for data in allocations)
+
+
+def _batches(allocations: Iterable[Allocation]) -> Iterator[list[Allocation]]:
+    """Allocations in turn, in batches that are worth a copy of their own."""
+    batch: list[Allocation] = []
+    batch_bytes = 0
+    for data in allocations:
+        batch.append(data)
+        batch_bytes += data.handle[1]
+        if batch_bytes >= MAPPED_PER_COPY_BYTES:
+            yield batch
+            batch, batch_bytes = [], 0
+    if batch:
+        yield batch
