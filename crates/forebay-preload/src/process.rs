@@ -1,0 +1,26 @@
+//! Start, fork and end of the process. At start nothing is done but asking to be told of forks; at the end nothing but
+//! printing counts: the driver may be gone by then, so no CUDA is called from here.
+
+use crate::{counts, library, system};
+
+#[used]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+static AT_START: extern "C" fn() = started;
+
+#[used]
+#[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
+static AT_END: extern "C" fn() = ended;
+
+extern "C" fn started() {
+    // It fails for want of memory only; then the check of the process id, which is made before copies are handed over, remains.
+    system::pthread_atfork(None, None, Some(forked));
+}
+
+extern "C" fn forked() {
+    counts::forget();
+    library::forked();
+}
+
+extern "C" fn ended() {
+    counts::report();
+}

@@ -1,0 +1,42 @@
+/* A copying library that copies nothing: it says what it was offered, and takes or declines it as the environment says. */
+#define _GNU_SOURCE
+#include "../../include/forebay_copy.h"
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static void *(*real)(void *, const char *);
+static void *driver;
+
+static int number(const char *name, int otherwise) {
+    const char *value = getenv(name);
+    return value ? atoi(value) : otherwise;
+}
+
+static int32_t copy(const forebay_pair *pairs, uint64_t count, uint32_t direction, void *stream, uint32_t flags,
+                    int32_t *result) {
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < count; i++) bytes += pairs[i].bytes;
+    printf("offer %lu->%lu count %lu bytes %lu direction %u stream %lu flags %u\n", pairs[0].from, pairs[0].to, count, bytes,
+           direction, (uintptr_t)stream, flags);
+    if (getenv("DOUBLE_COPIES")) { /* by the driver, as the real one does, and once as it should not */
+        int (*enqueue)(uint64_t, uint64_t, size_t, void *) =
+            (int (*)(uint64_t, uint64_t, size_t, void *))real(driver, "cuMemcpyAsync");
+        enqueue(pairs[0].to, pairs[0].from, bytes, stream);
+        enqueue = (int (*)(uint64_t, uint64_t, size_t, void *))dlsym(driver, "cuMemcpyAsync");
+        enqueue(pairs[0].to, pairs[0].from, bytes, stream);
+    }
+    fflush(stdout);
+    *result = number("DOUBLE_RESULT", 0);
+    return number("DOUBLE_DECLINES", 0);
+}
+
+const forebay_copy_api *forebay_copy_open(void *(*real_dlsym)(void *, const char *), void *libcuda) {
+    static forebay_copy_api api = {FOREBAY_COPY_ABI, sizeof api, 1 << 20, copy};
+    real = real_dlsym;
+    driver = libcuda;
+    printf("open\n");
+    fflush(stdout);
+    api.abi = number("DOUBLE_ABI", FOREBAY_COPY_ABI);
+    return getenv("DOUBLE_STAYS_OUT") ? NULL : &api;
+}
