@@ -1,0 +1,116 @@
+//! Primary contexts, which thread works in which, and peer access.
+
+use crate::abi::{Code, Outcome};
+use crate::caller::{put, put_if_wanted};
+use crate::capture;
+use crate::driver::State;
+use crate::entry::{contexts, entries};
+
+/// Handles of contexts begin here.
+const CONTEXT_BASE: usize = 0xfa4e_c000_0000_0000;
+
+/// The handle of a GPU's primary context.
+pub fn context_handle(gpu: usize) -> usize {
+    CONTEXT_BASE + gpu * 16
+}
+
+impl State {
+    /// The GPU of a context that is alive.
+    pub fn context(&self, handle: usize) -> Outcome<usize> {
+        let gpu =
+            handle.checked_sub(CONTEXT_BASE).filter(|offset| offset % 16 == 0).map(|offset| offset / 16);
+        let alive = |&gpu: &usize| self.gpus.get(gpu).is_some_and(|gpu| gpu.retained > 0);
+        gpu.filter(alive).ok_or(Code::INVALID_CONTEXT)
+    }
+}
+
+entries! {
+    cuDevicePrimaryCtxRetain = "cuDevicePrimaryCtxRetain" @ 7000 (context: *mut usize, device: i32) |call| {
+        call.ready()?;
+        let gpu = call.device(device)?;
+        call.gpus[gpu].retained += 1;
+        put(context, context_handle(gpu))
+    }
+    cuDevicePrimaryCtxRelease_v2 = "cuDevicePrimaryCtxRelease" @ 11000 (device: i32) |call| {
+        call.ready()?;
+        let gpu = call.device(device)?;
+        call.gpus[gpu].retained = call.gpus[gpu].retained.checked_sub(1).ok_or(Code::INVALID_CONTEXT)?;
+        Ok(())
+    }
+    cuDevicePrimaryCtxGetState = "cuDevicePrimaryCtxGetState" @ 7000
+    (device: i32, flags: *mut u32, active: *mut i32) |call| {
+        call.ready()?;
+        let gpu = call.device(device)?;
+        put_if_wanted(flags, 0);
+        put(active, (call.gpus[gpu].retained > 0).into())
+    }
+    cuCtxSetCurrent = "cuCtxSetCurrent" @ 4000 (context: usize) |call| {
+        call.ready()?;
+        let gpu = if context == 0 { None } else { Some(call.context(context)?) };
+        contexts(|contexts| {
+            contexts.pop();
+            contexts.extend(gpu);
+        });
+        Ok(())
+    }
+    cuCtxGetCurrent = "cuCtxGetCurrent" @ 4000 (context: *mut usize) |call| {
+        call.ready()?;
+        put(context, contexts(|contexts| contexts.last().map_or(0, |&gpu| context_handle(gpu))))
+    }
+    cuCtxPushCurrent_v2 = "cuCtxPushCurrent" @ 4000 (context: usize) |call| {
+        call.ready()?;
+        let gpu = call.context(context)?;
+        contexts(|contexts| contexts.push(gpu));
+        Ok(())
+    }
+    cuCtxPopCurrent_v2 = "cuCtxPopCurrent" @ 4000 (context: *mut usize) |call| {
+        call.ready()?;
+        let gpu = contexts(Vec::pop).ok_or(Code::INVALID_CONTEXT)?;
+        put_if_wanted(context, context_handle(gpu));
+        Ok(())
+    }
+    cuCtxGetDevice = "cuCtxGetDevice" @ 2000 (device: *mut i32) |call| {
+        call.ready()?;
+        let gpu = contexts(|contexts| contexts.last().copied()).ok_or(Code::INVALID_CONTEXT)?;
+        put(device, call.ordinal(gpu))
+    }
+    cuCtxGetStreamPriorityRange = "cuCtxGetStreamPriorityRange" @ 5050 (least: *mut i32, greatest: *mut i32) |call| {
+        call.current()?;
+        put_if_wanted(least, 0);
+        put_if_wanted(greatest, -5);
+        Ok(())
+    }
+    cuCtxSynchronize = "cuCtxSynchronize" @ 2000 () |call| {
+        let gpu = call.current()?;
+        call.unsafe_in_capture()?;
+        let ops: Vec<u64> = call.ops.iter().filter(|(_, op)| op.gpu == gpu).map(|(&id, _)| id).collect();
+        let ended: Vec<_> = call.streams.values().filter(|stream| stream.gpu == gpu).map(|stream| stream.clock.clone()).collect();
+        ended.iter().for_each(|clock| call.order.host.join(clock));
+        call.wait_for_ops(ops)?;
+        call.healthy(gpu)
+    }
+    cuCtxEnablePeerAccess = "cuCtxEnablePeerAccess" @ 4000 (peer: usize, flags: u32) |call| {
+        let gpu = call.current()?;
+        let peer = call.context(peer)?;
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        if !call.can_peer(gpu, peer) {
+            return Err(Code::PEER_ACCESS_UNSUPPORTED);
+        }
+        if call.memory.peers.insert((gpu, peer)) { Ok(()) } else { Err(Code::PEER_ACCESS_ALREADY_ENABLED) }
+    }
+    cuCtxDisablePeerAccess = "cuCtxDisablePeerAccess" @ 4000 (peer: usize) |call| {
+        let gpu = call.current()?;
+        let peer = call.context(peer)?;
+        if call.memory.peers.remove(&(gpu, peer)) { Ok(()) } else { Err(Code::PEER_ACCESS_NOT_ENABLED) }
+    }
+    cuThreadExchangeStreamCaptureMode = "cuThreadExchangeStreamCaptureMode" @ 10010 (mode: *mut u32) |call| {
+        call.ready()?;
+        let wanted = crate::caller::get(mode)?;
+        if wanted > capture::RELAXED {
+            return Err(Code::INVALID_VALUE);
+        }
+        put(mode, capture::exchange_mode(wanted))
+    }
+}

@@ -1,0 +1,216 @@
+//! Allocating, registering and asking about memory.
+
+use super::context::context_handle;
+use crate::abi::{Code, MEMORY_DEVICE, MEMORY_HOST, Outcome};
+use crate::caller::{get_all, put, put_if_wanted};
+use crate::driver::{State, signals};
+use crate::entry::{Call, entries};
+use crate::memory::{Area, Kind};
+use std::ffi::c_void;
+
+impl State {
+    /// Whether a GPU has that much left.
+    pub fn room_for(&self, gpu: usize, bytes: u64) -> Outcome {
+        if bytes <= self.free_bytes(gpu) { Ok(()) } else { Err(Code::OUT_OF_MEMORY) }
+    }
+
+    fn free_bytes(&self, gpu: usize) -> u64 {
+        let (_, allocated) = self.memory.count(|area| area.gpu == gpu && area.kind == Kind::Device);
+        let created: u64 =
+            self.handles.values().filter(|handle| handle.gpu == gpu).map(|handle| handle.bytes).sum();
+        self.settings.memory_bytes.saturating_sub(allocated + created)
+    }
+}
+
+impl Call {
+    /// Takes an area away when nothing uses it any more. Who still does is told.
+    pub fn release(&mut self, base: u64, kinds: &[Kind]) -> Outcome<Area> {
+        let bytes = match self.memory.find(base) {
+            Some(area) if area.base == base && kinds.contains(&area.kind) => area.bytes,
+            _ => {
+                let symbol = self.symbol;
+                self.misuse.report(format!("{symbol}: no such memory"));
+                return Err(Code::INVALID_VALUE);
+            }
+        };
+        if let Some(user) = self.using(base, bytes) {
+            let symbol = self.symbol;
+            self.misuse.report(format!("{symbol}: memory that {user} uses has not ended"));
+        }
+        while self.using(base, bytes).is_some() {
+            self.wait(&signals().done);
+        }
+        self.order.forget(base, bytes);
+        self.memory.remove(base, kinds).ok_or(Code::INVALID_VALUE)
+    }
+}
+
+/// `CU_MEMHOSTREGISTER_IOMEMORY` and everything newer is not for host memory.
+const REGISTER_FLAGS: u32 = 0x1 | 0x2 | 0x8;
+
+entries! {
+    cuMemAlloc_v2 = "cuMemAlloc" @ 3020 (address: *mut u64, bytes: usize) |call| {
+        let gpu = call.current()?;
+        call.unsafe_in_capture()?;
+        if bytes == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        call.room_for(gpu, bytes as u64)?;
+        let base = call.memory.allocate(gpu, bytes as u64)?;
+        call.memory.forget_freed(base, bytes as u64);
+        put(address, base)
+    }
+    cuMemAllocManaged = "cuMemAllocManaged" @ 6000 (address: *mut u64, bytes: usize, _flags: u32) |call| {
+        let gpu = call.current()?;
+        call.unsafe_in_capture()?;
+        if bytes == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let base = call.memory.allocate_host(Kind::Managed, gpu, bytes as u64)?;
+        call.memory.forget_freed(base, bytes as u64);
+        put(address, base)
+    }
+    cuMemFree_v2 = "cuMemFree" @ 3020 (address: u64) |call| {
+        call.current()?;
+        call.unsafe_in_capture()?;
+        if address == 0 {
+            return Ok(());
+        }
+        call.release(address, &[Kind::Device, Kind::Managed]).map(drop)
+    }
+    cuMemGetInfo_v2 = "cuMemGetInfo" @ 3020 (free: *mut usize, total: *mut usize) |call| {
+        let gpu = call.current()?;
+        put(free, call.free_bytes(gpu) as usize)?;
+        put(total, call.settings.memory_bytes as usize)
+    }
+    cuMemHostAlloc = "cuMemHostAlloc" @ 2020 (address: *mut *mut c_void, bytes: usize, _flags: u32) |call| {
+        let gpu = call.current()?;
+        call.unsafe_in_capture()?;
+        if bytes == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let base = call.memory.allocate_host(Kind::Pinned, gpu, bytes as u64)?;
+        call.memory.forget_freed(base, bytes as u64);
+        put(address, base as *mut c_void)
+    }
+    cuMemFreeHost = "cuMemFreeHost" @ 2000 (address: *mut c_void) |call| {
+        call.current()?;
+        call.unsafe_in_capture()?;
+        call.release(address as u64, &[Kind::Pinned]).map(drop)
+    }
+    cuMemHostRegister_v2 = "cuMemHostRegister" @ 6050 (address: *mut c_void, bytes: usize, flags: u32) |call| {
+        let gpu = call.current()?;
+        call.unsafe_in_capture()?;
+        let (base, bytes) = (address as u64, bytes as u64);
+        let end = base.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
+        if base == 0 || bytes == 0 || flags & !REGISTER_FLAGS != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        if call.memory.areas().any(|area| area.base < end && base < area.base + area.bytes) {
+            return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        call.memory.forget_freed(base, bytes);
+        call.memory.add_host(Kind::Registered, gpu, base, bytes, Vec::new());
+        Ok(())
+    }
+    cuMemHostUnregister = "cuMemHostUnregister" @ 4000 (address: *mut c_void) |call| {
+        call.current()?;
+        call.unsafe_in_capture()?;
+        if call.memory.find(address as u64).is_none_or(|area| area.kind != Kind::Registered) {
+            return Err(Code::HOST_MEMORY_NOT_REGISTERED);
+        }
+        call.release(address as u64, &[Kind::Registered])?;
+        // The memory itself stays: it is pageable from now on, not freed.
+        call.memory.forget_freed(address as u64, 1);
+        Ok(())
+    }
+    cuMemHostGetDevicePointer_v2 = "cuMemHostGetDevicePointer" @ 3020
+    (device: *mut u64, address: *mut c_void, _flags: u32) |call| {
+        call.current()?;
+        let known = call.memory.find(address as u64).is_some_and(|area| !area.kind.on_device());
+        if known { put(device, address as u64) } else { Err(Code::INVALID_VALUE) }
+    }
+    cuMemHostGetFlags = "cuMemHostGetFlags" @ 2030 (flags: *mut u32, address: *mut c_void) |call| {
+        call.current()?;
+        let known = call.memory.find(address as u64).is_some_and(|area| !area.kind.on_device());
+        if known { put(flags, 0x3) } else { Err(Code::INVALID_VALUE) }
+    }
+    cuMemGetAddressRange_v2 = "cuMemGetAddressRange" @ 3020 (base: *mut u64, bytes: *mut usize, at: u64) |call| {
+        call.current()?;
+        let area = call.memory.find(at).ok_or(Code::NOT_FOUND)?;
+        put_if_wanted(base, area.base);
+        put_if_wanted(bytes, area.bytes as usize);
+        Ok(())
+    }
+    cuPointerGetAttribute = "cuPointerGetAttribute" @ 4000 (value: *mut c_void, attribute: i32, at: u64) |call| {
+        call.ready()?;
+        let area = call.memory.find(at).ok_or(Code::INVALID_VALUE)?;
+        attribute_of(call, area, attribute, at).ok_or(Code::INVALID_VALUE)?.store(value)
+    }
+    cuPointerGetAttributes = "cuPointerGetAttributes" @ 7000
+    (count: u32, attributes: *const i32, values: *const *mut c_void, at: u64) |call| {
+        call.ready()?;
+        let attributes = get_all(attributes, count as usize)?;
+        let values = get_all(values, count as usize)?;
+        for (attribute, value) in attributes.into_iter().zip(values) {
+            let known = call.memory.find(at).and_then(|area| attribute_of(call, area, attribute, at));
+            // Of memory that it does not know, the real driver says zero and no error.
+            known.or_else(|| Attribute::nothing(attribute)).ok_or(Code::INVALID_VALUE)?.store(value)?;
+        }
+        Ok(())
+    }
+}
+
+/// An attribute, in the bytes that it has.
+enum Attribute {
+    Byte(bool),
+    Word(u32),
+    Long(u64),
+}
+
+impl Attribute {
+    fn store(self, at: *mut c_void) -> Outcome {
+        match self {
+            Attribute::Byte(value) => put(at as *mut u8, value.into()),
+            Attribute::Word(value) => put(at as *mut u32, value),
+            Attribute::Long(value) => put(at as *mut u64, value),
+        }
+    }
+
+    /// What there is to say of unknown memory.
+    fn nothing(attribute: i32) -> Option<Attribute> {
+        match attribute {
+            1 | 3 | 4 | 7 | 11 | 12 | 14 | 17 | 18 | 19 | 20 => Some(Attribute::Long(0)),
+            2 | 16 => Some(Attribute::Word(0)),
+            9 => Some(Attribute::Word(-2i32 as u32)),
+            6 | 8 | 10 | 13 | 15 => Some(Attribute::Byte(false)),
+            _ => None,
+        }
+    }
+}
+
+fn attribute_of(state: &State, area: &Area, attribute: i32, at: u64) -> Option<Attribute> {
+    let on_device = area.kind.on_device();
+    Some(match attribute {
+        1 => Attribute::Long(context_handle(area.gpu) as u64),
+        2 => {
+            Attribute::Word(if on_device || area.kind == Kind::Managed { MEMORY_DEVICE } else { MEMORY_HOST })
+        }
+        3 => Attribute::Long(at),
+        4 if on_device => return None,
+        4 => Attribute::Long(at),
+        6 => Attribute::Byte(false),
+        7 => Attribute::Long(area.serial),
+        8 => Attribute::Byte(area.kind == Kind::Managed),
+        9 => Attribute::Word(state.ordinal(area.gpu) as u32),
+        10 => Attribute::Byte(area.kind == Kind::Device),
+        11 | 19 => Attribute::Long(area.base),
+        12 | 18 => Attribute::Long(area.bytes),
+        13 => Attribute::Byte(true),
+        14 => Attribute::Long(if area.kind == Kind::Virtual { 1 } else { 0 }),
+        15 => Attribute::Byte(on_device),
+        16 => Attribute::Word(3),
+        17 | 20 => Attribute::Long(0),
+        _ => return None,
+    })
+}

@@ -1,0 +1,169 @@
+//! Streams, what they wait for and what they signal.
+
+use super::context::context_handle;
+use crate::abi::{Code, HostFn, Outcome, STREAM_NON_BLOCKING, StreamCallback};
+use crate::caller::{put, put_if_wanted};
+use crate::entry::{Call, entries};
+use crate::hostcall::HostCall;
+use crate::queue::What;
+use crate::stream::{Sort, Stream};
+use crate::waits::Wanted;
+use std::ffi::c_void;
+
+impl Call {
+    fn create_stream(&mut self, handle: *mut usize, flags: u32, priority: i32) -> Outcome {
+        let gpu = self.current()?;
+        if flags & !STREAM_NON_BLOCKING != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let sort = if flags == STREAM_NON_BLOCKING { Sort::NonBlocking } else { Sort::Blocking };
+        let created = self.new_handle();
+        self.streams.insert(created, Stream::new(gpu, sort, true, priority.clamp(-5, 0)));
+        put(handle, created)
+    }
+
+    fn wait_value(&mut self, stream: usize, at: u64, bytes: u64, value: u64, flags: u32) -> Outcome {
+        let stream = self.stream(stream)?;
+        self.enqueue_named(stream, What::Wait(Wanted { at, bytes, value, flags })).map(drop)
+    }
+
+    fn write_word(&mut self, stream: usize, at: u64, bytes: u64, value: u64) -> Outcome {
+        let stream = self.stream(stream)?;
+        self.enqueue_named(stream, What::Write { at, bytes, value }).map(drop)
+    }
+
+    /// Of a stream: its status, and the number of its capture.
+    fn capture_info(&mut self, stream: usize, status: *mut u32, id: *mut u64) -> Outcome {
+        let stream = self.stream(stream)?;
+        let (found, capture) = self.capture_status(stream);
+        put(status, found)?;
+        if found != 0 {
+            put_if_wanted(id, capture);
+        }
+        Ok(())
+    }
+}
+
+entries! {
+    cuStreamCreate = "cuStreamCreate" @ 2000 (stream: *mut usize, flags: u32) |call| {
+        call.create_stream(stream, flags, 0)
+    }
+    cuStreamCreateWithPriority = "cuStreamCreateWithPriority" @ 5050
+    (stream: *mut usize, flags: u32, priority: i32) |call| {
+        call.create_stream(stream, flags, priority)
+    }
+    cuStreamDestroy_v2 = "cuStreamDestroy" @ 4000 (stream: usize) |call| {
+        let resolved = call.stream(stream)?;
+        if resolved != stream {
+            return Err(Code::INVALID_HANDLE);
+        }
+        // What it has been given still runs.
+        call.streams.remove(&stream);
+        Ok(())
+    }
+    cuStreamQuery | cuStreamQuery_ptsz @ 7000 = "cuStreamQuery" @ 2000 (stream: usize) |call| {
+        let stream = call.stream(stream)?;
+        call.not_capturing(stream)?;
+        let Some(found) = call.streams.get(&stream) else { return Err(Code::INVALID_HANDLE) };
+        let (last, gpu, clock) = (found.last, found.gpu, found.clock.clone());
+        call.healthy(gpu)?;
+        if call.ops.contains_key(&last) {
+            return Err(Code::NOT_READY);
+        }
+        call.order.host.join(&clock);
+        Ok(())
+    }
+    cuStreamSynchronize | cuStreamSynchronize_ptsz @ 7000 = "cuStreamSynchronize" @ 2000 (stream: usize) |call| {
+        let stream = call.stream(stream)?;
+        call.wait_for_stream(stream)
+    }
+    cuStreamWaitEvent | cuStreamWaitEvent_ptsz @ 7000 = "cuStreamWaitEvent" @ 3020
+    (stream: usize, event: usize, _flags: u32) |call| {
+        let stream = call.stream(stream)?;
+        let Some(capture) = call.events.get(&event).map(|event| event.capture) else {
+            call.misuse.report("cuStreamWaitEvent: an event that does not exist".into());
+            return Err(Code::INVALID_HANDLE);
+        };
+        if let (Some(_), Some(found)) = (capture, call.streams.get_mut(&stream)) {
+            // The stream joins the capture.
+            found.capture = capture;
+        }
+        call.enqueue_named(stream, What::Join(event)).map(drop)
+    }
+    cuStreamIsCapturing | cuStreamIsCapturing_ptsz @ 10000 = "cuStreamIsCapturing" @ 10000
+    (stream: usize, status: *mut u32) |call| {
+        call.capture_info(stream, status, std::ptr::null_mut())
+    }
+    cuStreamGetCaptureInfo | cuStreamGetCaptureInfo_ptsz @ 10010 = "cuStreamGetCaptureInfo" @ 10010
+    (stream: usize, status: *mut u32, id: *mut u64) |call| {
+        call.capture_info(stream, status, id)
+    }
+    cuStreamGetCaptureInfo_v2 | cuStreamGetCaptureInfo_v2_ptsz @ 11030 = "cuStreamGetCaptureInfo" @ 11030
+    (stream: usize, status: *mut u32, id: *mut u64, graph: *mut usize, _nodes: *mut usize, node_count: *mut usize) |call| {
+        put_if_wanted(graph, 0);
+        put_if_wanted(node_count, 0);
+        call.capture_info(stream, status, id)
+    }
+    cuStreamGetCaptureInfo_v3 | cuStreamGetCaptureInfo_v3_ptsz @ 12030 = "cuStreamGetCaptureInfo" @ 12030
+    (stream: usize, status: *mut u32, id: *mut u64, graph: *mut usize, _nodes: *mut usize, _edges: *mut usize,
+     node_count: *mut usize) |call| {
+        put_if_wanted(graph, 0);
+        put_if_wanted(node_count, 0);
+        call.capture_info(stream, status, id)
+    }
+    cuStreamBeginCapture_v2 | cuStreamBeginCapture_v2_ptsz @ 10010 = "cuStreamBeginCapture" @ 10010
+    (stream: usize, mode: u32) |call| {
+        let stream = call.stream(stream)?;
+        call.begin_capture(stream, mode)
+    }
+    cuStreamEndCapture | cuStreamEndCapture_ptsz @ 10000 = "cuStreamEndCapture" @ 10000
+    (stream: usize, graph: *mut usize) |call| {
+        let stream = call.stream(stream)?;
+        put_if_wanted(graph, 0);
+        let made = call.end_capture(stream)?;
+        put(graph, made)
+    }
+    cuStreamGetCtx | cuStreamGetCtx_ptsz @ 9020 = "cuStreamGetCtx" @ 9020 (stream: usize, context: *mut usize) |call| {
+        let stream = call.stream(stream)?;
+        let gpu = call.streams.get(&stream).map(|stream| stream.gpu).ok_or(Code::INVALID_HANDLE)?;
+        put(context, context_handle(gpu))
+    }
+    cuStreamGetFlags | cuStreamGetFlags_ptsz @ 7000 = "cuStreamGetFlags" @ 5050 (stream: usize, flags: *mut u32) |call| {
+        let stream = call.stream(stream)?;
+        put(flags, call.streams.get(&stream).is_some_and(|stream| stream.sort == Sort::NonBlocking).into())
+    }
+    cuStreamGetPriority | cuStreamGetPriority_ptsz @ 7000 = "cuStreamGetPriority" @ 5050
+    (stream: usize, priority: *mut i32) |call| {
+        let stream = call.stream(stream)?;
+        put(priority, call.streams.get(&stream).map_or(0, |stream| stream.priority))
+    }
+    cuStreamAddCallback | cuStreamAddCallback_ptsz @ 7000 = "cuStreamAddCallback" @ 5000
+    (stream: usize, function: Option<StreamCallback>, data: *mut c_void, _flags: u32) |call| {
+        let resolved = call.stream(stream)?;
+        let function = function.ok_or(Code::INVALID_VALUE)?;
+        call.not_capturing(resolved)?;
+        call.enqueue_named(resolved, What::Call(HostCall::callback(function, stream, data))).map(drop)
+    }
+    cuLaunchHostFunc | cuLaunchHostFunc_ptsz @ 10000 = "cuLaunchHostFunc" @ 10000
+    (stream: usize, function: Option<HostFn>, data: *mut c_void) |call| {
+        let stream = call.stream(stream)?;
+        let function = function.ok_or(Code::INVALID_VALUE)?;
+        call.enqueue_named(stream, What::Call(HostCall::host(function, data))).map(drop)
+    }
+    cuStreamWriteValue32_v2 | cuStreamWriteValue32_v2_ptsz @ 11070 = "cuStreamWriteValue32" @ 11070
+    (stream: usize, at: u64, value: u32, _flags: u32) |call| {
+        call.write_word(stream, at, 4, value.into())
+    }
+    cuStreamWriteValue64_v2 | cuStreamWriteValue64_v2_ptsz @ 11070 = "cuStreamWriteValue64" @ 11070
+    (stream: usize, at: u64, value: u64, _flags: u32) |call| {
+        call.write_word(stream, at, 8, value)
+    }
+    cuStreamWaitValue32_v2 | cuStreamWaitValue32_v2_ptsz @ 11070 = "cuStreamWaitValue32" @ 11070
+    (stream: usize, at: u64, value: u32, flags: u32) |call| {
+        call.wait_value(stream, at, 4, value.into(), flags)
+    }
+    cuStreamWaitValue64_v2 | cuStreamWaitValue64_v2_ptsz @ 11070 = "cuStreamWaitValue64" @ 11070
+    (stream: usize, at: u64, value: u64, flags: u32) |call| {
+        call.wait_value(stream, at, 8, value, flags)
+    }
+}

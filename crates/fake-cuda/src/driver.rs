@@ -1,0 +1,213 @@
+//! The driver's state and the lock around it. This file knows how threads share the state and wait for it to change; it
+//! must never know what any call means.
+
+use crate::abi::Code;
+use crate::capture::{Capture, Recorded};
+use crate::engine::{ENGINES_PER_GPU, Engine};
+use crate::event::Event;
+use crate::faults::Faults;
+use crate::kernels::Kernel;
+use crate::links::Links;
+use crate::memory::Memory;
+use crate::misuse::Misuse;
+use crate::order::Order;
+use crate::queue::Op;
+use crate::settings::Settings;
+use crate::stats::Stats;
+use crate::stream::Stream;
+use crate::vmm::Handle;
+use std::collections::{HashMap, VecDeque};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// A GPU with its primary context.
+#[derive(Default)]
+pub struct Gpu {
+    /// How often its context is retained.
+    pub retained: u32,
+    /// The error that sticks to its context.
+    pub poison: Option<Code>,
+}
+
+/// Everything.
+pub struct State {
+    pub settings: Settings,
+    pub initialised: bool,
+    /// The symbol that is being called.
+    pub calling: &'static str,
+    pub gpus: Vec<Gpu>,
+    pub memory: Memory,
+    /// What cuMemCreate gave and addresses that cuMemAddressReserve gave.
+    pub handles: HashMap<u64, Handle>,
+    pub reserved: HashMap<u64, (u64, crate::memory::Mapping)>,
+    /// Opened memory of other processes, by (process, inode, GPU): where, and how often.
+    pub opened: HashMap<(u64, u64, usize), (u64, u32)>,
+    pub streams: HashMap<usize, Stream>,
+    pub default_streams: HashMap<(usize, Option<usize>), usize>,
+    pub events: HashMap<usize, Event>,
+    pub captures: Vec<Capture>,
+    pub graphs: HashMap<usize, Vec<Recorded>>,
+    /// Kernels' names by module, kernels by function.
+    pub modules: HashMap<usize, Vec<String>>,
+    pub functions: HashMap<usize, &'static Kernel>,
+    pub ops: HashMap<u64, Op>,
+    pub engines: Vec<Engine>,
+    /// Operations that wait for a value in memory.
+    pub waiting: Vec<u64>,
+    /// Operations that call a function of the program.
+    pub calls: VecDeque<u64>,
+    pub links: Links,
+    pub order: Order,
+    pub faults: Faults,
+    pub misuse: Misuse,
+    pub stats: Stats,
+    serial: u64,
+}
+
+/// What threads sleep on.
+pub struct Signals {
+    /// An operation has ended.
+    pub done: Condvar,
+    pub engines: Vec<Condvar>,
+    pub waiting: Condvar,
+    pub calls: Condvar,
+}
+
+struct Driver {
+    pid: u32,
+    state: Mutex<State>,
+    signals: Signals,
+    /// Whether the settings made sense.
+    sound: bool,
+}
+
+fn driver() -> &'static Driver {
+    static DRIVER: OnceLock<Driver> = OnceLock::new();
+    DRIVER.get_or_init(|| {
+        let mut state = State::new(Settings::read());
+        let (rates, faults) = (state.settings.rates.clone(), state.settings.faults.clone());
+        let set = state.links.set(&rates).and_then(|()| state.command(&faults));
+        if let Err(error) = &set {
+            eprintln!("fake-cuda: {error}");
+        }
+        let engines = state.engines.iter().map(|_| Condvar::new()).collect();
+        let signals =
+            Signals { done: Condvar::new(), engines, waiting: Condvar::new(), calls: Condvar::new() };
+        let sound = set.is_ok() && !state.gpus.is_empty();
+        Driver { pid: std::process::id(), state: Mutex::new(state), signals, sound }
+    })
+}
+
+/// What threads sleep on.
+pub fn signals() -> &'static Signals {
+    &driver().signals
+}
+
+/// Whether this process was forked from the one that loaded the driver: nothing works there.
+pub fn forked() -> bool {
+    driver().pid != std::process::id()
+}
+
+/// Whether the settings describe a machine with GPUs.
+pub fn sound() -> bool {
+    driver().sound
+}
+
+impl State {
+    fn new(settings: Result<Settings, String>) -> State {
+        let settings = settings.unwrap_or_else(|error| {
+            eprintln!("fake-cuda: {error}");
+            Settings::nothing()
+        });
+        let gpus = settings.gpus;
+        State {
+            settings,
+            initialised: false,
+            calling: "",
+            gpus: (0..gpus).map(|_| Gpu::default()).collect(),
+            memory: Memory::default(),
+            handles: HashMap::new(),
+            reserved: HashMap::new(),
+            opened: HashMap::new(),
+            streams: HashMap::new(),
+            default_streams: HashMap::new(),
+            events: HashMap::new(),
+            captures: Vec::new(),
+            graphs: HashMap::new(),
+            modules: HashMap::new(),
+            functions: HashMap::new(),
+            ops: HashMap::new(),
+            engines: (0..gpus * ENGINES_PER_GPU).map(|_| Engine::default()).collect(),
+            waiting: Vec::new(),
+            calls: VecDeque::new(),
+            links: Links::default(),
+            order: Order::default(),
+            faults: Faults::default(),
+            misuse: Misuse::default(),
+            stats: Stats::default(),
+            serial: 0,
+        }
+    }
+
+    /// A handle that no other object has, far from every address and from the small numbers that mean default streams.
+    pub fn new_handle(&mut self) -> usize {
+        self.serial += 1;
+        0xfa4e_0000_0000_0000 + (self.serial as usize) * 16
+    }
+}
+
+/// The locked state.
+pub struct Locked(Option<MutexGuard<'static, State>>);
+
+/// Locks the state.
+pub fn lock() -> Locked {
+    Locked(Some(acquire()))
+}
+
+fn acquire() -> MutexGuard<'static, State> {
+    driver().state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Locked {
+    /// Sleeps until `signal`, and sometimes not that long.
+    pub fn wait(&mut self, signal: &Condvar) {
+        if let Some(guard) = self.0.take() {
+            self.0 = Some(signal.wait(guard).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// As [`wait`](Locked::wait), and not longer than `limit`.
+    pub fn wait_for(&mut self, signal: &Condvar, limit: Duration) {
+        if let Some(guard) = self.0.take() {
+            self.0 = Some(signal.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner).0);
+        }
+    }
+
+    /// Does something while others may have the state.
+    pub fn without<T>(&mut self, what: impl FnOnce() -> T) -> T {
+        self.0 = None;
+        let result = what();
+        self.0 = Some(acquire());
+        result
+    }
+}
+
+impl Deref for Locked {
+    type Target = State;
+    fn deref(&self) -> &State {
+        match &self.0 {
+            Some(guard) => guard,
+            None => unreachable!("the state is only away inside of this file's functions"),
+        }
+    }
+}
+
+impl DerefMut for Locked {
+    fn deref_mut(&mut self) -> &mut State {
+        match &mut self.0 {
+            Some(guard) => guard,
+            None => unreachable!("the state is only away inside of this file's functions"),
+        }
+    }
+}

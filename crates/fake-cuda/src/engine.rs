@@ -1,0 +1,269 @@
+//! Engines: the threads that carry out operations. This file knows pieces, slices and which links bytes cross; it must
+//! never know why an operation may begin.
+//!
+//! Each GPU has four: copies from the host, copies to the host, copies from GPU to GPU or inside of one, and kernels. An
+//! engine has several operations in hand and does a slice of each in turn, as streams share a link.
+
+use crate::abi::Code;
+use crate::driver::{Locked, State, lock, signals};
+use crate::order::Touch;
+use crate::queue::{Move, What};
+use crate::stats::Way;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Engines of a GPU.
+pub const ENGINES_PER_GPU: usize = 4;
+const NAMES: [&str; ENGINES_PER_GPU] = ["h2d", "d2h", "p2p", "compute"];
+const FROM_HOST: usize = 0;
+const TO_HOST: usize = 1;
+const PEER: usize = 2;
+const COMPUTE: usize = 3;
+
+/// Bytes that are moved for one operation before another has its turn.
+const SLICE_BYTES: u64 = 256 << 10;
+/// Moves of one slice at most.
+const SLICE_MOVES: usize = 1024;
+/// Operations in one engine's hands at most.
+const JOBS_MAX: usize = 16;
+
+/// An engine, as others see it.
+#[derive(Default)]
+pub struct Engine {
+    ready: VecDeque<u64>,
+    /// Held up so long before each operation.
+    pub delay: Duration,
+    pub frozen: bool,
+    running: bool,
+}
+
+/// The engine that a command means: `h2d.0`, say.
+pub fn engine_by_name(name: &str, gpus: usize) -> Result<usize, String> {
+    let found = name.split_once('.').and_then(|(kind, gpu)| {
+        let kind = NAMES.iter().position(|&name| name == kind)?;
+        let gpu: usize = gpu.parse().ok().filter(|&gpu| gpu < gpus)?;
+        Some(gpu * ENGINES_PER_GPU + kind)
+    });
+    found.ok_or_else(|| format!("no engine {name:?}: want h2d, d2h, p2p or compute, and .GPU below {gpus}"))
+}
+
+/// Memory to be filled.
+struct Fill {
+    at: u64,
+    bytes: u64,
+    unit: [u8; 4],
+}
+
+/// An operation in an engine's hands.
+struct Job {
+    id: u64,
+    gpu: usize,
+    by_kernel: bool,
+    moves: Arc<[Move]>,
+    /// The move at hand, and its bytes that are done.
+    at: usize,
+    done: u64,
+    fill: Option<Fill>,
+    computes: Duration,
+}
+
+/// What an engine does before it looks at the state again.
+#[derive(Default)]
+struct Slice {
+    /// (from, to, bytes), as this process may reach them.
+    copies: Vec<(u64, u64, usize)>,
+    fill: Option<Fill>,
+    until: Option<Instant>,
+}
+
+impl State {
+    /// An operation may begin: some engine's.
+    pub fn give_to_engine(&mut self, id: u64) {
+        let Some(op) = self.ops.get(&id) else { return };
+        let (gpu, kind) = match &op.what {
+            What::Moves { moves, .. } => self.copy_engine(op.gpu, moves.first()),
+            _ => (op.gpu, COMPUTE),
+        };
+        let engine = gpu * ENGINES_PER_GPU + kind;
+        self.engines[engine].ready.push_back(id);
+        if !std::mem::replace(&mut self.engines[engine].running, true) {
+            std::thread::spawn(move || run(engine));
+        }
+        self.wake_engine(engine);
+    }
+
+    /// Something has changed for an engine.
+    pub fn wake_engine(&self, engine: usize) {
+        signals().engines[engine].notify_all();
+    }
+
+    /// Copies to and from the host go over the link of the GPU that has the memory, whoever posts them.
+    fn copy_engine(&self, gpu: usize, first: Option<&Move>) -> (usize, usize) {
+        let Some(&Move { from, to, .. }) = first else { return (gpu, PEER) };
+        match (self.gpu_of(from), self.gpu_of(to)) {
+            (None, Some(to)) => (to, FROM_HOST),
+            (Some(from), None) => (from, TO_HOST),
+            _ => (gpu, PEER),
+        }
+    }
+
+    fn gpu_of(&self, at: u64) -> Option<usize> {
+        self.memory.find(at).filter(|area| area.kind.on_device()).map(|area| area.gpu)
+    }
+
+    /// The ways that bytes take. A kernel's bytes all pass the GPU that runs it.
+    fn ways(&self, gpu: usize, by_kernel: bool, from: u64, to: u64) -> Vec<Way> {
+        let (from, to) = (self.gpu_of(from), self.gpu_of(to));
+        if !by_kernel {
+            return vec![match (from, to) {
+                (None, Some(to)) => Way::HostToDevice(to),
+                (Some(from), None) => Way::DeviceToHost(from),
+                (Some(from), Some(to)) if from != to => Way::Peer(from, to),
+                (Some(gpu), Some(_)) => Way::Local(gpu),
+                (None, None) => Way::Host,
+            }];
+        }
+        let first = match from {
+            None => Some(Way::HostToDevice(gpu)),
+            Some(from) => (from != gpu).then_some(Way::Peer(from, gpu)),
+        };
+        let second = match to {
+            None => Some(Way::DeviceToHost(gpu)),
+            Some(to) => (to != gpu).then_some(Way::Peer(gpu, to)),
+        };
+        let ways: Vec<Way> = first.into_iter().chain(second).collect();
+        if ways.is_empty() { vec![Way::Local(gpu)] } else { ways }
+    }
+
+    /// Takes an operation into hand. `None`: it has failed.
+    fn take_up(&mut self, id: u64) -> Option<Job> {
+        let op = self.ops.get(&id)?;
+        let (gpu, what) = (op.gpu, op.what.clone());
+        let mut job = Job {
+            id,
+            gpu,
+            by_kernel: false,
+            moves: [].into(),
+            at: 0,
+            done: 0,
+            fill: None,
+            computes: Duration::ZERO,
+        };
+        match what {
+            What::Moves { moves, .. } => job.moves = moves,
+            What::Fill { at, bytes, unit, unit_bytes } => {
+                let unit = if unit_bytes == 1 { [unit as u8; 4] } else { unit.to_le_bytes() };
+                job.fill = Some(Fill { at: self.memory.raw(at), bytes, unit });
+            }
+            What::Kernel { kernel, args } => match self.effect(kernel, gpu, &args) {
+                Ok(effect) => {
+                    (job.by_kernel, job.moves, job.computes) = (true, effect.moves.into(), effect.computes);
+                    let touches = job.moves.iter();
+                    let touches = touches.flat_map(|&Move { from, to, bytes }| {
+                        [Touch::read(from, bytes), Touch::write(to, bytes)]
+                    });
+                    self.ops.get_mut(&id)?.touches = touches.collect();
+                }
+                Err(error) => {
+                    self.misuse.report(format!("kernel {}: {error}", kernel.name));
+                    self.gpus[gpu].poison = Some(Code::ILLEGAL_ADDRESS);
+                    return None;
+                }
+            },
+            _ => {}
+        }
+        let op = self.ops.get(&id)?;
+        if let Some(other) = self.order.begin(op.stream, op.number, op.name, &op.clock, &op.touches) {
+            let name = op.name;
+            self.misuse.report(format!(
+                "{name} touches the same bytes as {other} in another stream, in no order with it"
+            ));
+        }
+        Some(job)
+    }
+
+    /// The next slice of a job.
+    fn slice(&mut self, job: &mut Job, busy: bool) -> Slice {
+        let now = Instant::now();
+        let mut slice = Slice { fill: job.fill.take(), ..Slice::default() };
+        let mut left = SLICE_BYTES;
+        while left > 0 && slice.copies.len() < SLICE_MOVES && job.at < job.moves.len() {
+            let piece = job.moves[job.at];
+            let bytes = left.min(piece.bytes - job.done);
+            let ways = self.ways(job.gpu, job.by_kernel, piece.from, piece.to);
+            let (from, to) = (self.memory.raw(piece.from) + job.done, self.memory.raw(piece.to) + job.done);
+            slice.copies.push((from, to, bytes as usize));
+            slice.until = slice.until.max(self.links.reserve(&ways, bytes, now, busy || left < SLICE_BYTES));
+            ways.iter().for_each(|&way| self.stats.moved(way, bytes));
+            job.done += bytes;
+            left -= bytes;
+            if job.done == piece.bytes {
+                (job.at, job.done) = (job.at + 1, 0);
+            }
+        }
+        if !job.computes.is_zero() {
+            slice.until = slice.until.max(Some(now + std::mem::take(&mut job.computes)));
+        }
+        slice
+    }
+}
+
+impl Slice {
+    fn carry_out(self) {
+        for (from, to, bytes) in self.copies {
+            // SAFETY: enqueueing or taking up has checked both ranges; areas stay while an operation uses them, and memory
+            // that the driver does not know is the caller's to keep until the copy has ended.
+            unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+        }
+        if let Some(Fill { at, bytes, unit }) = self.fill {
+            for index in 0..bytes as usize {
+                // SAFETY: as above.
+                unsafe { (at as *mut u8).add(index).write(unit[index % 4]) };
+            }
+        }
+        if let Some(left) = self.until.and_then(|until| until.checked_duration_since(Instant::now())) {
+            std::thread::sleep(left);
+        }
+    }
+}
+
+/// An engine's thread.
+fn run(engine: usize) {
+    let mut state = lock();
+    let mut jobs = VecDeque::new();
+    let mut busy = false;
+    loop {
+        if state.engines[engine].frozen || (jobs.is_empty() && state.engines[engine].ready.is_empty()) {
+            busy = false;
+            state.wait(&signals().engines[engine]);
+            continue;
+        }
+        if jobs.len() < JOBS_MAX && take_next(&mut state, engine, &mut jobs) {
+            continue;
+        }
+        let Some(mut job) = jobs.pop_front() else { continue };
+        let slice = state.slice(&mut job, busy);
+        state.without(|| slice.carry_out());
+        busy = true;
+        if job.at == job.moves.len() {
+            state.finish(job.id);
+        } else {
+            jobs.push_back(job);
+        }
+    }
+}
+
+/// Takes the next operation that may begin into hand; says whether there was one.
+fn take_next(state: &mut Locked, engine: usize, jobs: &mut VecDeque<Job>) -> bool {
+    let Some(id) = state.engines[engine].ready.pop_front() else { return false };
+    let delay = state.engines[engine].delay;
+    if !delay.is_zero() {
+        state.without(|| std::thread::sleep(delay));
+    }
+    match state.take_up(id) {
+        Some(job) => jobs.push_back(job),
+        None => state.finish(id),
+    }
+    true
+}

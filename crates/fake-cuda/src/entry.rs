@@ -1,0 +1,156 @@
+//! How a call enters the driver. This file knows what every entry point has in common, and the macro that declares them;
+//! it must never know what one of them does.
+
+use crate::abi::{Code, Outcome};
+use crate::driver::{Locked, forked, lock, signals, sound};
+use crate::hostcall;
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+
+/// An entry point, for those who ask by name.
+pub struct Entry {
+    /// As exported: `cuMemcpyHtoDAsync_v2_ptsz`.
+    pub symbol: &'static str,
+    /// As cuGetProcAddress knows it: `cuMemcpyHtoDAsync`.
+    pub name: &'static str,
+    /// The CUDA version that brought it.
+    pub since: i32,
+    /// Whether stream 0 is the thread's own.
+    pub per_thread: bool,
+    pub address: *const (),
+}
+
+/// Declares entry points: `SYMBOL | TWIN @ ITS_VERSION = "NAME" @ VERSION (arguments) |call| { body }`. A twin does the same
+/// for the per-thread default stream.
+macro_rules! entries {
+    ($($symbol:ident $(| $twin:ident @ $twin_since:literal)? = $name:literal @ $since:literal $args:tt |$call:ident| $body:block)*) => {
+        $(
+            $crate::entry::entries!(@one $symbol false $args $call $body);
+            $($crate::entry::entries!(@one $twin true $args $call $body);)?
+        )*
+        /// The entry points of this file.
+        pub const ENTRIES: &[$crate::entry::Entry] = &[
+            $($crate::entry::Entry {
+                symbol: stringify!($symbol), name: $name, since: $since, per_thread: false, address: $symbol as *const (),
+            }, $($crate::entry::Entry {
+                symbol: stringify!($twin), name: $name, since: $twin_since, per_thread: true, address: $twin as *const (),
+            },)?)*
+        ];
+    };
+    (@one $symbol:ident $per_thread:literal ($($arg:ident: $kind:ty),* $(,)?) $call:ident $body:block) => {
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $symbol($($arg: $kind),*) -> i32 {
+            $crate::entry::enter(stringify!($symbol), $per_thread, move |$call| $body)
+        }
+    };
+}
+pub(crate) use entries;
+
+thread_local! {
+    /// GPUs whose contexts are current, the last one on top.
+    static CONTEXTS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The calling thread's stack of contexts.
+pub fn contexts<T>(what: impl FnOnce(&mut Vec<usize>) -> T) -> T {
+    CONTEXTS.with(|contexts| what(&mut contexts.borrow_mut()))
+}
+
+/// A call that is being served.
+pub struct Call {
+    state: Locked,
+    /// Whether stream 0 is the thread's own.
+    pub per_thread: bool,
+    pub symbol: &'static str,
+}
+
+impl Deref for Call {
+    type Target = Locked;
+    fn deref(&self) -> &Locked {
+        &self.state
+    }
+}
+
+impl DerefMut for Call {
+    fn deref_mut(&mut self) -> &mut Locked {
+        &mut self.state
+    }
+}
+
+/// Serves a call: counts it, fails it if that is asked for, and gives it the locked state.
+pub fn enter(symbol: &'static str, per_thread: bool, body: impl FnOnce(&mut Call) -> Outcome) -> i32 {
+    if forked() {
+        return Code::NOT_INITIALIZED.0;
+    }
+    let mut call = Call { state: lock(), per_thread, symbol };
+    call.stats.called(symbol);
+    call.calling = symbol;
+    if hostcall::inside() && !symbol.starts_with("cuGet") {
+        call.misuse.report(format!("{symbol}: called from a function that a stream called"));
+        return Code::NOT_PERMITTED.0;
+    }
+    if let Some(code) = call.faults.strike(symbol) {
+        return code.0;
+    }
+    body(&mut call).err().unwrap_or(Code::SUCCESS).0
+}
+
+impl Call {
+    /// Nothing goes before cuInit.
+    pub fn ready(&self) -> Outcome {
+        if self.initialised && sound() { Ok(()) } else { Err(Code::NOT_INITIALIZED) }
+    }
+
+    /// The GPU whose context is current, if no error sticks to it.
+    pub fn current(&self) -> Outcome<usize> {
+        self.ready()?;
+        let gpu = contexts(|contexts| contexts.last().copied()).ok_or(Code::INVALID_CONTEXT)?;
+        self.healthy(gpu)?;
+        Ok(gpu)
+    }
+
+    /// The error that sticks to a context.
+    pub fn healthy(&self, gpu: usize) -> Outcome {
+        self.gpus[gpu].poison.map_or(Ok(()), Err)
+    }
+
+    /// The stream that the caller means.
+    pub fn stream(&mut self, given: usize) -> Outcome<usize> {
+        let (gpu, per_thread) = (self.current()?, self.per_thread);
+        self.resolve_stream(given, gpu, per_thread)
+    }
+
+    /// Waits until operations have ended. The host knows then what lies before.
+    pub fn wait_for_ops(&mut self, ops: impl IntoIterator<Item = u64>) -> Outcome {
+        for id in ops {
+            let Some(op) = self.ops.get(&id) else { continue };
+            let (gpu, stream, number) = (op.gpu, op.stream, op.number);
+            while self.ops.contains_key(&id) {
+                self.state.wait(&signals().done);
+            }
+            self.calling = self.symbol;
+            if let Some(clock) = self.streams.get(&stream).map(|stream| stream.clock.clone()) {
+                self.order.host.join(&clock);
+            }
+            self.order.host.reach(stream, number);
+            self.healthy(gpu)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all that a stream has been given. The legacy stream stands for all that block with it.
+    pub fn wait_for_stream(&mut self, stream: usize) -> Outcome {
+        self.not_capturing(stream)?;
+        let before = self.streams_before(stream);
+        let legacy =
+            self.streams.get(&stream).is_some_and(|stream| stream.sort == crate::stream::Sort::Legacy);
+        for stream in before.into_iter().take(if legacy { usize::MAX } else { 1 }) {
+            let Some(found) = self.streams.get(&stream) else { continue };
+            let (gpu, last, clock) = (found.gpu, found.last, found.clock.clone());
+            self.order.host.join(&clock);
+            self.wait_for_ops([last])?;
+            self.healthy(gpu)?;
+        }
+        Ok(())
+    }
+}

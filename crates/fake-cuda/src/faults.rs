@@ -1,0 +1,95 @@
+//! Faults on request. This file knows the commands and what is left of them; it must never know how a call fails or an
+//! engine waits.
+//!
+//! Commands: `fail SYMBOL NTH CODE` (the NTH call from now on gives CODE, once), `delay ENGINE US` (before each operation),
+//! `freeze ENGINE`, `release ENGINE`, `poison GPU CODE` (the context's error from now on), `missing SYMBOL`
+//! (cuGetProcAddress does not find it), `p2p off|on`, `version N`, `rates RATES`. An engine is `h2d.0`, `d2h.0`, `p2p.0` or
+//! `compute.0`.
+
+use crate::abi::Code;
+use crate::driver::State;
+use crate::engine::engine_by_name;
+use std::collections::HashSet;
+use std::time::Duration;
+
+/// Faults that wait to happen.
+#[derive(Default)]
+pub struct Faults {
+    /// Symbol, calls until it happens, and what the call gives.
+    failing: Vec<(String, u64, Code)>,
+    missing: HashSet<String>,
+    pub p2p_off: bool,
+}
+
+impl Faults {
+    /// What a call of `symbol` gives instead of doing anything.
+    pub fn strike(&mut self, symbol: &str) -> Option<Code> {
+        let mut struck = None;
+        self.failing.retain_mut(|(name, calls, code)| {
+            if name != symbol {
+                return true;
+            }
+            *calls -= 1;
+            if *calls == 0 {
+                struck = Some(*code);
+            }
+            *calls > 0
+        });
+        struck
+    }
+
+    pub fn is_missing(&self, symbol: &str) -> bool {
+        self.missing.contains(symbol)
+    }
+}
+
+impl State {
+    /// Carries out commands, separated by `;`.
+    pub fn command(&mut self, commands: &str) -> Result<(), String> {
+        commands
+            .split(';')
+            .map(str::trim)
+            .filter(|command| !command.is_empty())
+            .try_for_each(|one| self.one_command(one))
+    }
+
+    fn one_command(&mut self, command: &str) -> Result<(), String> {
+        let words: Vec<&str> = command.split_whitespace().collect();
+        match words[..] {
+            ["fail", symbol, nth, code] => {
+                let (nth, code) = (positive(nth)?, Code(positive(code)? as i32));
+                self.faults.failing.push((symbol.into(), nth, code));
+            }
+            ["delay", engine, us] => {
+                let us = us.parse().map_err(|_| format!("delay {us:?}: want microseconds"))?;
+                self.engines[engine_by_name(engine, self.gpus.len())?].delay = Duration::from_micros(us);
+            }
+            ["freeze", engine] => self.engines[engine_by_name(engine, self.gpus.len())?].frozen = true,
+            ["release", engine] => {
+                let engine = engine_by_name(engine, self.gpus.len())?;
+                self.engines[engine].frozen = false;
+                self.wake_engine(engine);
+            }
+            ["poison", gpu, code] => {
+                let (given, code) = (gpu, Code(positive(code)? as i32));
+                let gpu = given.parse().ok().and_then(|gpu: usize| self.gpus.get_mut(gpu));
+                gpu.ok_or_else(|| format!("poison {given:?}: no such GPU"))?.poison = Some(code);
+            }
+            ["missing", symbol] => drop(self.faults.missing.insert(symbol.into())),
+            ["p2p", "off"] => self.faults.p2p_off = true,
+            ["p2p", "on"] => self.faults.p2p_off = false,
+            ["version", version] => self.settings.version = positive(version)? as i32,
+            ["rates", rates] => self.links.set(rates)?,
+            _ => return Err(format!("no such command: {command:?}")),
+        }
+        Ok(())
+    }
+}
+
+fn positive(number: &str) -> Result<u64, String> {
+    number
+        .parse()
+        .ok()
+        .filter(|&number| number > 0)
+        .ok_or_else(|| format!("{number:?} is no positive number"))
+}

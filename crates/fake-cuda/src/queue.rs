@@ -1,0 +1,260 @@
+//! Operations and what each waits for. This file knows when an operation may begin and what its end sets free; it must
+//! never know how bytes are moved.
+//!
+//! An operation counts the operations that it is ordered after and that have not ended: the last one of its stream, the
+//! record of an event, what the legacy rule adds. When none is left it begins; those that need no engine end at once.
+
+use crate::abi::{Code, Outcome};
+use crate::clock::Clock;
+use crate::driver::{State, signals};
+use crate::hostcall::HostCall;
+use crate::kernels::Kernel;
+use crate::memory::Lost;
+use crate::order::Touch;
+use crate::waits::Wanted;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes to be moved from one address to another.
+#[derive(Debug, Clone, Copy)]
+pub struct Move {
+    pub from: u64,
+    pub to: u64,
+    pub bytes: u64,
+}
+
+/// What an operation does.
+#[derive(Clone)]
+pub enum What {
+    /// Records an event.
+    Record(usize),
+    /// Comes after the record of an event.
+    Join(usize),
+    /// Copies. `kept`: bytes that were taken when the copy was posted.
+    Moves {
+        moves: Arc<[Move]>,
+        #[expect(dead_code, reason = "held as long as a move points into it")]
+        kept: Option<Arc<[u8]>>,
+    },
+    /// Fills memory with a unit of 1 or 4 bytes.
+    Fill {
+        at: u64,
+        bytes: u64,
+        unit: u32,
+        unit_bytes: u32,
+    },
+    Kernel {
+        kernel: &'static Kernel,
+        args: Arc<[u64]>,
+    },
+    /// Writes a value of 4 or 8 bytes.
+    Write {
+        at: u64,
+        bytes: u64,
+        value: u64,
+    },
+    /// Waits for a value.
+    Wait(Wanted),
+    Call(HostCall),
+}
+
+/// An operation that has not ended.
+pub struct Op {
+    pub name: &'static str,
+    pub gpu: usize,
+    pub stream: usize,
+    pub number: u64,
+    pub what: What,
+    /// What lies before its beginning, as far as that has ended.
+    pub clock: Clock,
+    pub touches: Vec<Touch>,
+    /// How many operations it still waits for.
+    pending: usize,
+    dependents: Vec<u64>,
+}
+
+impl State {
+    /// Puts an operation at a stream's end. `None`: a capture has it.
+    pub fn enqueue(&mut self, stream: usize, name: &'static str, what: What) -> Outcome<Option<u64>> {
+        let gpu = self.streams.get(&stream).map(|stream| stream.gpu).ok_or(Code::INVALID_HANDLE)?;
+        let touches = self.touched(gpu, name, &what)?;
+        let Some(what) = self.record_if_capturing(stream, name, what)? else { return Ok(None) };
+        let id = self.new_handle() as u64;
+        let (clock, dependents) = (self.order.host.clone(), Vec::new());
+        let mut op = Op { name, gpu, stream, number: 0, what, clock, touches, pending: 0, dependents };
+        for before in self.streams_before(stream) {
+            let Some(before) = self.streams.get(&before) else { continue };
+            let (last, clock) = (before.last, before.clock.clone());
+            self.order_after(id, &mut op, last, &clock);
+        }
+        if let What::Join(event) = op.what {
+            let event = self.events.get(&event).ok_or(Code::INVALID_HANDLE)?;
+            let (record, clock) = (event.record, event.clock.clone());
+            self.order_after(id, &mut op, record, &clock);
+        }
+        if let What::Record(event) = op.what {
+            let event = self.events.get_mut(&event).ok_or(Code::INVALID_HANDLE)?;
+            (event.record, event.at) = (id, None);
+        }
+        if let Some(stream) = self.streams.get_mut(&stream) {
+            stream.number += 1;
+            stream.last = id;
+            op.number = stream.number;
+        }
+        let ready = op.pending == 0;
+        self.ops.insert(id, op);
+        if ready {
+            self.run(vec![id]);
+        }
+        Ok(Some(id))
+    }
+
+    /// `op` comes after operation `last`, before whose end, if it has ended, lies `clock`.
+    fn order_after(&mut self, id: u64, op: &mut Op, last: u64, clock: &Clock) {
+        match self.ops.get_mut(&last) {
+            Some(before) => {
+                before.dependents.push(id);
+                op.pending += 1;
+            }
+            None => op.clock.join(clock),
+        }
+    }
+
+    /// An operation has done what it does.
+    pub fn finish(&mut self, id: u64) {
+        let free = self.end(id);
+        self.run(free);
+    }
+
+    fn run(&mut self, mut ready: Vec<u64>) {
+        while let Some(id) = ready.pop() {
+            if self.begin(id) {
+                ready.extend(self.end(id));
+            }
+        }
+    }
+
+    /// Begins an operation; says whether that was all.
+    fn begin(&mut self, id: u64) -> bool {
+        let Some(op) = self.ops.get(&id) else { return false };
+        if self.gpus[op.gpu].poison.is_some() {
+            return true;
+        }
+        match op.what.clone() {
+            What::Record(_) | What::Join(_) => true,
+            What::Write { at, bytes, value } => {
+                self.write_value(id, at, bytes, value);
+                true
+            }
+            What::Wait(wanted) => self.begin_wait(id, wanted),
+            What::Call(_) => {
+                self.begin_call(id);
+                false
+            }
+            What::Moves { .. } | What::Fill { .. } | What::Kernel { .. } => {
+                self.give_to_engine(id);
+                false
+            }
+        }
+    }
+
+    /// Takes an operation out; gives those that may begin now.
+    fn end(&mut self, id: u64) -> Vec<u64> {
+        let Some(mut op) = self.ops.remove(&id) else { return Vec::new() };
+        op.clock.reach(op.stream, op.number);
+        if let Some(stream) = self.streams.get_mut(&op.stream) {
+            stream.clock.join(&op.clock);
+        }
+        match op.what {
+            What::Record(event) => {
+                if let Some(event) = self.events.get_mut(&event).filter(|event| event.record == id) {
+                    (event.clock, event.at) = (op.clock.clone(), Some(Instant::now()));
+                }
+            }
+            // The program's function may tell any of its threads.
+            What::Call(_) => self.order.host.join(&op.clock),
+            _ => {}
+        }
+        signals().done.notify_all();
+        let mut free = Vec::new();
+        for dependent in op.dependents {
+            let Some(next) = self.ops.get_mut(&dependent) else { continue };
+            next.clock.join(&op.clock);
+            next.pending -= 1;
+            if next.pending == 0 {
+                free.push(dependent);
+            }
+        }
+        free
+    }
+
+    /// What an operation will read and write, if its GPU may. What kernels touch shows when they run.
+    fn touched(&mut self, gpu: usize, name: &'static str, what: &What) -> Outcome<Vec<Touch>> {
+        let mut touches = Vec::new();
+        match what {
+            What::Moves { moves, .. } => {
+                for &Move { from, to, bytes } in moves.iter() {
+                    self.check(gpu, name, from, bytes)?;
+                    self.check(gpu, name, to, bytes)?;
+                    touches.extend([Touch::read(from, bytes), Touch::write(to, bytes)]);
+                }
+            }
+            What::Fill { at, bytes, .. } => {
+                self.check(gpu, name, *at, *bytes)?;
+                touches.push(Touch::write(*at, *bytes));
+            }
+            // Words that streams signal each other with are there to be raced for.
+            What::Write { at, bytes, .. } | What::Wait(Wanted { at, bytes, .. }) => {
+                self.check(gpu, name, *at, *bytes)?;
+                if self.memory.find(*at).is_none() || at % bytes != 0 {
+                    return Err(Code::INVALID_VALUE);
+                }
+            }
+            What::Record(_) | What::Join(_) | What::Kernel { .. } | What::Call(_) => {}
+        }
+        Ok(touches)
+    }
+
+    /// Whether an operation of `gpu` may touch these bytes. Addresses that the driver does not know are the host's own.
+    pub fn check(&mut self, gpu: usize, name: &str, at: u64, bytes: u64) -> Outcome {
+        if at == 0 && bytes > 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let wrong = match self.memory.span(at, bytes) {
+            Ok(area) if self.memory.reaches(gpu, area) => return Ok(()),
+            // The real driver copies by way of the host then, without a word.
+            Ok(area) if area.kind == crate::memory::Kind::Device => {
+                let whose = area.gpu;
+                self.misuse.report(format!("{name}: GPU {gpu} has no peer access to GPU {whose}"));
+                return Ok(());
+            }
+            Ok(area) => format!("GPU {gpu} has no access to {:?} memory of GPU {}", area.kind, area.gpu),
+            Err(Lost::Unknown) => return Ok(()),
+            Err(Lost::Freed) => "freed memory".into(),
+            Err(Lost::Beyond) => "bytes beyond the end of an allocation or registration".into(),
+        };
+        self.misuse.report(format!("{name}: {wrong}"));
+        Err(Code::INVALID_VALUE)
+    }
+
+    /// Whether any operation that has not ended touches these bytes; its name.
+    pub fn using(&self, base: u64, bytes: u64) -> Option<&'static str> {
+        let wanted = Touch::write(base, bytes);
+        let using = |op: &&Op| {
+            let word = match op.what {
+                What::Write { at, bytes, .. } | What::Wait(Wanted { at, bytes, .. }) => {
+                    Some(Touch::read(at, bytes))
+                }
+                _ => None,
+            };
+            op.touches.iter().chain(&word).any(|touch| touch.overlaps(&wanted))
+        };
+        self.ops.values().find(using).map(|op| op.name)
+    }
+
+    /// Runs a graph's operations in a stream.
+    pub fn launch_graph(&mut self, graph: usize, stream: usize) -> Outcome {
+        let ops = self.graphs.get(&graph).ok_or(Code::INVALID_HANDLE)?.clone();
+        ops.into_iter().try_for_each(|(name, what)| self.enqueue(stream, name, what).map(drop))
+    }
+}
