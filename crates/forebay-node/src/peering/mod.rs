@@ -1,11 +1,12 @@
 //! Nodes among each other: finding chunks elsewhere, pulling them, and lending one's own.
 //!
-//! Pure parts: `words` is what is said, `known` what was heard lately, `choice` whom to ask. `owner` lends, `pull` borrows;
+//! Pure parts: `words` is what is said, `known` what was heard lately, `choice` whom to ask, `coming` what waits. `owner` lends, `pull` borrows;
 //! this file joins them with the directory and with those who wait. Knows who has what and who wants it; must never know
 //! how bytes travel, or believe a directory or a peer: what they say costs a question at most, and every byte is compared
 //! with its checksum.
 
 mod choice;
+mod coming;
 mod known;
 mod owner;
 mod pull;
@@ -16,12 +17,13 @@ use crate::directory::{Directory, DirectoryStat, Holders, NodeRecord};
 use crate::elsewhere::{Elsewhere, OnFound, OnPulled, Wanted};
 use crate::metrics::{Spans, Trace};
 use choice::Candidate;
+use coming::{Coming, Job};
 use forebay_agent::{Access, Agent, AgentConfig, AgentError, PeerStat, Service};
 use forebay_kv::ChunkId;
 use forebay_mover::{MoverHandle, Place};
 use forebay_store::{Store, TenantId};
 use known::Known;
-use owner::{Counter, Owner};
+use owner::{Counter, Owner, OwnerStat};
 use pull::Pull;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -35,13 +37,12 @@ use words::{Ask, HAS_IDS_MAX, TenantKey, Told};
 const LOOK_LIMIT_US: u64 = 50_000;
 /// How long a peer that is not connected may take to come about; nobody waits for it.
 const MEET_LIMIT_US: u64 = 5_000_000;
+/// How long a peer may take to hear what is not worth waiting for.
+const TELL_LIMIT_US: u64 = 5_000_000;
 /// Chunks that are on their way at a time at most.
 const PULLS_MAX: usize = 4096;
 /// Chunks behind the wanted one that are pulled along with it.
 const BATCH: usize = 16;
-
-type Job = Box<dyn FnOnce() + Send>;
-type Waiters = HashMap<(TenantId, ChunkId), Vec<OnPulled>>;
 
 /// What pulls need.
 pub(crate) struct Borrower {
@@ -53,7 +54,7 @@ pub(crate) struct Borrower {
     /// `None` ends the thread.
     jobs: Sender<Option<Job>>,
     known: Mutex<Known>,
-    waiters: Mutex<Waiters>,
+    coming: Mutex<Coming>,
     counts: Counts,
     spans: Arc<Spans>,
 }
@@ -94,6 +95,10 @@ pub struct PeeringStat {
     pub lent: u64,
     /// Questions of peers that were refused.
     pub refused: u64,
+    /// Chunks of this node that peers found wrong.
+    pub complaints: u64,
+    /// Of those, chunks that were wrong here too, and were dropped.
+    pub wrong: u64,
 }
 
 /// The directory of a node that was told of none: nobody is known, and nobody is told.
@@ -165,7 +170,7 @@ impl Peering {
             mover: mover.clone(),
             jobs,
             known: Mutex::default(),
-            waiters: Mutex::default(),
+            coming: Mutex::default(),
             counts: Counts::default(),
             spans,
         };
@@ -185,7 +190,8 @@ impl Peering {
 
     /// What went on.
     pub fn stat(&self) -> PeeringStat {
-        let (counts, (lent, refused)) = (&self.borrower.counts, self.owner.counts());
+        let counts = &self.borrower.counts;
+        let OwnerStat { lent, refused, complaints, wrong } = self.owner.stat();
         PeeringStat {
             peers: self.agent.stats(),
             pulled: counts.pulled.load(Ordering::Relaxed),
@@ -194,6 +200,8 @@ impl Peering {
             corrupt: counts.corrupt.load(Ordering::Relaxed),
             lent,
             refused,
+            complaints,
+            wrong,
         }
     }
 
@@ -296,6 +304,9 @@ impl Drop for Peering {
             // A panic of the thread has already been printed; there is nobody left to tell.
             let _ = worker.join();
         }
+        // What waits for a pull that was dropped would keep itself alive.
+        let left_over = std::mem::take(&mut *self.borrower.coming());
+        drop(left_over);
     }
 }
 
@@ -363,8 +374,8 @@ impl Borrower {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn waiters(&self) -> MutexGuard<'_, Waiters> {
-        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+    fn coming(&self) -> MutexGuard<'_, Coming> {
+        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `None`: the node is ending.
@@ -392,26 +403,34 @@ impl Borrower {
 
     /// Waits for the first of `ids`. Says how many of them the caller has to pull: none if somebody else pulls it already.
     fn claim(&self, tenant: TenantId, ids: &[ChunkId], on_end: OnPulled) -> usize {
-        let mut waiters = self.waiters();
-        if let Some(waiting) = waiters.get_mut(&(tenant, ids[0])) {
-            waiting.push(on_end);
-            return 0;
-        }
-        if waiters.len() >= PULLS_MAX {
-            drop(waiters);
+        let mut coming = self.coming();
+        let Some(on_end) = coming.wait_for_end(tenant, &ids[0], on_end) else { return 0 };
+        if coming.len() >= PULLS_MAX {
+            drop(coming);
             on_end(Err(format!("{PULLS_MAX} chunks are on their way from peers; no more may be")));
             return 0;
         }
-        let free = |id: &&ChunkId| {
-            !waiters.contains_key(&(tenant, **id)) && self.store.lookup(std::slice::from_ref(*id)) == 0
-        };
-        let followers = ids[1..].iter().take(BATCH - 1).take_while(free);
-        let batch: Vec<ChunkId> = ids.iter().take(1).chain(followers).copied().collect();
-        for id in &batch {
-            waiters.insert((tenant, *id), Vec::new());
+        let free =
+            |id: &&ChunkId| !coming.has(tenant, id) && self.store.lookup(std::slice::from_ref(*id)) == 0;
+        let batch = 1 + ids[1..].iter().take(BATCH - 1).take_while(free).count();
+        ids[..batch].iter().for_each(|id| coming.add(tenant, id));
+        // It has just been added.
+        let _ = coming.wait_for_end(tenant, &ids[0], on_end);
+        batch
+    }
+
+    /// Does it as soon as a chunk has a slot, or will have none: those that follow it may have one only then.
+    pub fn when_placed(&self, tenant: TenantId, id: &ChunkId, job: impl FnOnce() + Send + 'static) {
+        let job = self.coming().wait_for_slot(tenant, id, Box::new(job));
+        if let Some(job) = job {
+            job();
         }
-        waiters.entry((tenant, ids[0])).or_default().push(on_end);
-        batch.len()
+    }
+
+    /// A chunk has a slot.
+    pub fn placed(&self, tenant: TenantId, id: &ChunkId) {
+        let jobs = self.coming().place(tenant, id);
+        jobs.into_iter().for_each(|job| self.later(job));
     }
 
     /// A chunk is here, or will not be: everybody who waits is told, each with a loan of their own.
@@ -427,8 +446,9 @@ impl Borrower {
     }
 
     fn tell(&self, tenant: TenantId, id: &ChunkId, outcome: Result<(), String>) {
-        let waiting = self.waiters().remove(&(tenant, *id)).unwrap_or_default();
-        for on_end in waiting {
+        let waiting = self.coming().end(tenant, id);
+        waiting.jobs.into_iter().for_each(|job| self.later(job));
+        for on_end in waiting.on_ends {
             let lent =
                 || self.store.lend_named(tenant, id).ok_or("evicted as soon as it was there".to_owned());
             on_end(outcome.clone().and_then(|()| lent()));
@@ -442,9 +462,12 @@ impl Borrower {
         ids.iter().for_each(|id| known.deny(tenant, id, peer));
     }
 
-    /// A peer lent one thing and gave another: it is not believed to have the chunk.
+    /// A peer lent one thing and gave another: it is not believed to have the chunk, and told, so that it looks for itself.
     pub fn is_wrong(&self, tenant: TenantId, id: &ChunkId, peer: &str) {
         self.counts.corrupt.fetch_add(1, Ordering::Relaxed);
         self.known().deny(tenant, id, peer);
+        let wrong = Ask::Wrong(TenantKey::of(&self.token, tenant), *id).encode();
+        // One that does not hear it goes on lending what nobody takes.
+        let _ = self.agent().map(|agent| agent.call(peer, wrong, TELL_LIMIT_US, |_| {}));
     }
 }

@@ -10,11 +10,13 @@ use forebay_kv::ChunkId;
 use forebay_mover::{Class, MoverHandle};
 use forebay_store::{Lease, Loan, NotBrought, Store, TenantId};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// How long a chunk may take to come from disk to be lent.
 const BRING_LIMIT_US: u64 = 2_000_000;
+/// Chunks that are examined at a time because peers found them wrong. Others are not.
+const EXAMINING_MAX: usize = 4;
 /// Bytes of checksums and places in an answer at most.
 const ANSWER_BYTES_MAX: usize = 900 << 10;
 
@@ -29,6 +31,7 @@ pub struct Owner {
     ground: OnceLock<(LeaseTable, PeerRegion)>,
     lent: Arc<Mutex<HashMap<[u8; 16], u64>>>,
     stopped: AtomicBool,
+    examining: AtomicUsize,
     counts: Counts,
 }
 
@@ -36,6 +39,20 @@ pub struct Owner {
 struct Counts {
     lends: AtomicU64,
     refused: AtomicU64,
+    complaints: AtomicU64,
+    wrong: AtomicU64,
+}
+
+/// What an owner counts.
+pub struct OwnerStat {
+    /// Chunks that were lent.
+    pub lent: u64,
+    /// Questions that were refused.
+    pub refused: u64,
+    /// Chunks that peers found wrong.
+    pub complaints: u64,
+    /// Of those, chunks that were wrong here too.
+    pub wrong: u64,
 }
 
 /// Chunks that come together to be lent.
@@ -65,6 +82,7 @@ impl Owner {
             ground: OnceLock::new(),
             lent: Arc::default(),
             stopped: AtomicBool::new(false),
+            examining: AtomicUsize::new(0),
             counts: Counts::default(),
         }
     }
@@ -80,9 +98,16 @@ impl Owner {
         self.stopped.store(true, Ordering::Release);
     }
 
-    /// Chunks that were lent, and requests that were refused.
-    pub fn counts(&self) -> (u64, u64) {
-        (self.counts.lends.load(Ordering::Relaxed), self.counts.refused.load(Ordering::Relaxed))
+    /// What is counted.
+    pub fn stat(&self) -> OwnerStat {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let Counts { lends, refused, complaints, wrong } = &self.counts;
+        OwnerStat {
+            lent: load(lends),
+            refused: load(refused),
+            complaints: load(complaints),
+            wrong: load(wrong),
+        }
     }
 
     fn lent(&self) -> MutexGuard<'_, HashMap<[u8; 16], u64>> {
@@ -126,6 +151,53 @@ impl Owner {
             store.bring(&gathering._lease, chunk, Class::Demand, deadline_us, on_end);
         }
         gathering.arrived(None, None);
+    }
+}
+
+impl Owner {
+    /// Has a loan of this peer live on.
+    fn renew(&self, from: &Identity, lease: u64, ttl_us: u64, reply: Reply) {
+        let Some((leases, _)) = self.ground.get() else { return self.refuse(reply, "not open yet".into()) };
+        if self.stopped.load(Ordering::Acquire) {
+            return self.refuse(reply, "shutting down".into());
+        }
+        match leases.renew(from.instance, lease, ttl_us) {
+            Ok(()) => reply.send(Told::Heard.encode()),
+            Err(error) => self.refuse(reply, error.to_string()),
+        }
+    }
+
+    /// A peer found a chunk wrong. Only what is wrong here too is dropped: the peer's memory may be at fault. It takes as
+    /// long as reading the chunk, which is too long for the connection's thread.
+    fn examine(owner: &Arc<Owner>, key: &TenantKey, id: ChunkId, reply: Reply) {
+        let tenant = match owner.tenant(key) {
+            Ok(tenant) => tenant,
+            Err(why) => return owner.refuse(reply, why),
+        };
+        owner.counts.complaints.fetch_add(1, Ordering::Relaxed);
+        let room = |examining: usize| (examining < EXAMINING_MAX).then_some(examining + 1);
+        if owner.examining.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).is_err() {
+            return owner.refuse(reply, format!("{EXAMINING_MAX} chunks are being examined"));
+        }
+        let examining = Examining(Arc::clone(owner));
+        let examine = move || {
+            let owner = &examining.0;
+            if owner.store.lend_named(tenant, &id).is_some_and(|loan| !loan.check()) {
+                owner.counts.wrong.fetch_add(1, Ordering::Relaxed);
+            }
+            reply.send(Told::Heard.encode());
+        };
+        // Without a thread the reply is dropped, which refuses.
+        let _ = std::thread::Builder::new().name("forebay-examine".into()).spawn(examine);
+    }
+}
+
+/// One of those that are examined at a time.
+struct Examining(Arc<Owner>);
+
+impl Drop for Examining {
+    fn drop(&mut self) {
+        self.0.examining.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -240,12 +312,112 @@ impl Service for Counter {
                     // One that has ended is over as well.
                     leases.give_back(from.instance, lease);
                 }
-                reply.send(Told::Returned.encode());
+                reply.send(Told::Heard.encode());
             }
+            Ok(Ask::Renew(lease, ttl_us)) => owner.renew(&from, lease, ttl_us, reply),
+            Ok(Ask::Wrong(key, id)) => Owner::examine(owner, &key, id, reply),
             Err(bad) => owner.refuse(reply, bad.to_string()),
         }
     }
 
     /// The agent ends the peer's leases, and with them its loans.
     fn gone(&self, _from: Identity) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Node, NodeConfig, PeersConfig};
+    use forebay_agent::{Agent, AgentConfig, Trouble};
+    use forebay_store::ChunkShape;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    const RIGHT: ChunkId = ChunkId::from_bytes([7; 32]);
+    const WRONG: ChunkId = ChunkId::from_bytes([8; 32]);
+
+    /// A node with two chunks, and an agent that is its peer.
+    struct Rig {
+        asker: Agent,
+        node: Node,
+        _folder: tempfile::TempDir,
+    }
+
+    impl Rig {
+        fn new() -> Rig {
+            let folder = tempfile::tempdir().unwrap();
+            let mut config = NodeConfig::new(folder.path().join("node.sock"), 16 << 20);
+            config.name = "left".into();
+            config.peers = Some(PeersConfig::new(([127, 0, 0, 1], 0).into()));
+            let node = Node::start(&config).unwrap();
+            for (id, is_right) in [(RIGHT, true), (WRONG, false)] {
+                let shape = ChunkShape::new([5000, 6000]).unwrap();
+                let slot = node.store().reserve(TenantId(0), id, None, &shape).unwrap().unwrap();
+                let mut sums = slot.sums();
+                // Bytes that have other sums than they should are as wrong as bytes that have changed.
+                sums[1] ^= u32::from(!is_right);
+                slot.commit(&sums).unwrap();
+            }
+            let asker = Agent::start(AgentConfig { listen: None, ..AgentConfig::named("asker") }).unwrap();
+            asker.add_address("left", node.peer_address().unwrap()).unwrap();
+            Rig { asker, node, _folder: folder }
+        }
+
+        fn ask(&self, ask: &Ask) -> Result<Told, String> {
+            let (sender, answered) = channel();
+            let on_reply = move |reply: Result<Vec<u8>, Trouble>| {
+                let bytes = reply.map_err(|why| why.to_string());
+                let told = bytes.and_then(|bytes| Told::decode(&bytes).map_err(|bad| bad.to_string()));
+                drop(sender.send(told));
+            };
+            self.asker.call("left", ask.encode(), LIMIT.as_micros() as u64, on_reply).unwrap();
+            answered.recv_timeout(2 * LIMIT).unwrap()
+        }
+
+        fn borrow(&self, ttl_us: u64) -> u64 {
+            match self.ask(&Ask::Lend(key(), ttl_us, vec![RIGHT])) {
+                Ok(Told::Lent(loans)) => loans.lease,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn key() -> TenantKey {
+        TenantKey::of(b"", TenantId(0))
+    }
+
+    #[test]
+    fn a_loan_lives_as_long_as_it_is_renewed_and_not_for_others() {
+        let rig = Rig::new();
+        let ttl_us = 3_000_000;
+        let (left, kept) = (rig.borrow(ttl_us), rig.borrow(ttl_us));
+        assert_eq!(rig.ask(&Ask::Renew(kept, 60_000_000)), Ok(Told::Heard));
+        let lease_is_over = |lease| rig.ask(&Ask::Renew(lease, 1)).is_err();
+        std::thread::sleep(Duration::from_micros(ttl_us));
+        assert!(lease_is_over(left), "nobody renewed it");
+        assert_eq!(rig.ask(&Ask::Renew(kept, 60_000_000)), Ok(Told::Heard));
+        let other = Agent::start(AgentConfig { listen: None, ..AgentConfig::named("other") }).unwrap();
+        other.add_address("left", rig.node.peer_address().unwrap()).unwrap();
+        let rig = Rig { asker: other, ..rig };
+        assert!(rig.ask(&Ask::Renew(kept, 60_000_000)).is_err(), "it is another's");
+    }
+
+    #[test]
+    fn what_a_peer_finds_wrong_is_dropped_if_it_is_wrong_here_too() {
+        let rig = Rig::new();
+        let complained = |id| rig.ask(&Ask::Wrong(key(), id));
+        let counts = || {
+            let stat = rig.node.peering_stat().unwrap();
+            (stat.complaints, stat.wrong)
+        };
+        let store = rig.node.store();
+        assert_eq!((complained(RIGHT), counts()), (Ok(Told::Heard), (1, 0)));
+        assert_eq!((store.lookup(&[RIGHT]), store.lookup(&[WRONG])), (1, 1));
+        assert_eq!((complained(WRONG), counts()), (Ok(Told::Heard), (2, 1)));
+        assert_eq!((store.lookup(&[RIGHT]), store.lookup(&[WRONG])), (1, 0));
+        assert!(rig.ask(&Ask::Wrong(TenantKey::of(b"guessed", TenantId(0)), RIGHT)).is_err());
+        assert_eq!(counts(), (2, 1), "who does not know the key is not heard");
+    }
 }

@@ -2,21 +2,20 @@
 //! to compare every byte's checksum, to make them visible, and to give the loan back. This file knows these steps; it must
 //! never know who waits for a chunk or why this peer was chosen.
 
-use super::Borrower;
 use super::words::{Ask, LEND_IDS_MAX, Loans, TenantKey, Told};
+use super::{Borrower, TELL_LIMIT_US};
 use crate::metrics::Trace;
 use forebay_agent::{Agent, PeerRegion};
 use forebay_kv::ChunkId;
 use forebay_mover::{Class, End, RegionId, Span, SpanPair, Transfer};
 use forebay_store::{Reservation, TenantId};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// How long chunks are borrowed for.
 const LEND_US: u64 = 20_000_000;
 /// How long a peer may take to lend them.
 const LEND_LIMIT_US: u64 = 3_000_000;
-/// How long it may take to hear that they are given back. Nobody waits for that.
-const RETURN_LIMIT_US: u64 = 5_000_000;
 
 /// Chunks to be pulled from a peer, one behind the other in their sequence.
 pub struct Pull {
@@ -40,6 +39,8 @@ struct Borrowed {
     peer: String,
     lease: u64,
     region: Option<RegionId>,
+    /// When the first chunk to come after has it renewed.
+    renew_at_us: AtomicU64,
 }
 
 /// A chunk on its way. Dropped before it is there, it has failed.
@@ -76,7 +77,14 @@ impl Pull {
             let borrower = Arc::clone(&pull.borrower);
             // Regions are made by a thread that may wait for the mover.
             borrower.later(move || match told {
-                Ok(Told::Lent(loans)) if !loans.chunks.is_empty() => pull.lent(peer, loans),
+                Ok(Told::Lent(loans)) if !loans.chunks.is_empty() => match pull.parent {
+                    // It may be on its way as well, behind these.
+                    Some(parent) => {
+                        let borrower = Arc::clone(&pull.borrower);
+                        borrower.when_placed(pull.tenant, &parent, move || pull.lent(peer, loans));
+                    }
+                    None => pull.lent(peer, loans),
+                },
                 _ => pull.denied(&peer),
             });
         });
@@ -117,7 +125,9 @@ impl Pull {
             None => (None, "the node is shutting down".to_owned()),
         };
         let lease = loans.lease;
-        let borrowed = Arc::new(Borrowed { borrower: Arc::clone(&borrower), peer, lease, region });
+        let renew_at_us = AtomicU64::new(borrower.store_mover().now_us() + LEND_US / 2);
+        let borrowed = Borrowed { borrower: Arc::clone(&borrower), peer, lease, region, renew_at_us };
+        let borrowed = Arc::new(borrowed);
         let mut parent = self.parent;
         let mut chunks = loans.chunks.into_iter();
         for id in &self.ids {
@@ -134,6 +144,7 @@ impl Pull {
                     let (borrowed, tenant, sums) = (Arc::clone(&borrowed), self.tenant, chunk.sums);
                     let part = Part { borrowed, tenant, id: *id, slot: None, sums, trace, why };
                     self.read(part, slot, region, chunk.offset_bytes);
+                    borrower.placed(self.tenant, id);
                 }
                 Ok(None) => borrower.is_here(self.tenant, id),
                 Err(error) => {
@@ -174,6 +185,7 @@ impl Part {
             // Checksums take too long for this thread.
             End::Done { .. } => {
                 self.passed("posted");
+                self.borrowed.keep();
                 borrower.later(move || self.check());
             }
             failed => {
@@ -222,9 +234,34 @@ impl Drop for Part {
     }
 }
 
+impl Borrowed {
+    /// A chunk has come: has the loan live on if half of its time is over and others are still on their way. A pull of
+    /// which no chunk comes for so long is of no use.
+    fn keep(self: &Arc<Self>) {
+        let now_us = self.borrower.store_mover().now_us();
+        let due_us = self.renew_at_us.load(Ordering::Relaxed);
+        if !is_due(now_us, due_us, Arc::strong_count(self) - 1) {
+            return;
+        }
+        self.renew_at_us.store(now_us + LEND_US / 2, Ordering::Relaxed);
+        let (agent, peer, lease) = (Weak::clone(&self.borrower.agent), self.peer.clone(), self.lease);
+        self.borrower.later(move || {
+            if let Some(agent) = agent.upgrade() {
+                // Where it is not renewed the reads that are left fail.
+                let _ = agent.call(&peer, Ask::Renew(lease, LEND_US).encode(), TELL_LIMIT_US, |_| {});
+            }
+        });
+    }
+}
+
+/// Whether a loan is to be renewed: its time has come, and `others` still read under it.
+fn is_due(now_us: u64, due_us: u64, others: usize) -> bool {
+    now_us >= due_us && others > 0
+}
+
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        let Borrowed { borrower, peer, lease, region } = self;
+        let Borrowed { borrower, peer, lease, region, .. } = self;
         let (agent, region, peer, lease) = (Weak::clone(&borrower.agent), *region, peer.clone(), *lease);
         borrower.later(move || {
             if let Some(agent) = agent.upgrade() {
@@ -246,5 +283,17 @@ fn give_back(agent: &Agent, peer: &str, lease: u64, region: Option<RegionId>) {
         let _ = agent.forget_region(region);
     }
     // A loan that nobody hears of ends by itself.
-    let _ = agent.call(peer, Ask::Return(lease).encode(), RETURN_LIMIT_US, |_| {});
+    let _ = agent.call(peer, Ask::Return(lease).encode(), TELL_LIMIT_US, |_| {});
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_due;
+
+    #[test]
+    fn a_loan_is_renewed_when_its_time_has_come_and_something_still_reads_under_it() {
+        for (now_us, due_us, others, due) in [(9, 10, 3, false), (10, 10, 3, true), (10, 10, 0, false)] {
+            assert_eq!(is_due(now_us, due_us, others), due, "{now_us} {due_us} {others}");
+        }
+    }
 }

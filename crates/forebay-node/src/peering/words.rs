@@ -1,7 +1,7 @@
 //! What nodes ask each other beside memory: who has which chunks, and to be lent them. Pure: this file knows the words and
 //! their bytes, from peers that may be lying; it must never know how they are answered.
 //!
-//! A loan is not renewed: it is for a few chunks at a time, and a pull that takes longer than its lease is of no use.
+//! A loan is for a few chunks at a time, and is renewed only while they come.
 
 use crate::bytes::{BadBytes, Reader, Writer};
 use forebay_kv::ChunkId;
@@ -35,6 +35,10 @@ pub enum Ask {
     Lend(TenantKey, u64, Vec<ChunkId>),
     /// A loan is of no more use.
     Return(u64),
+    /// Let a loan live for so long from now.
+    Renew(u64, u64),
+    /// This chunk came with other bytes than were lent: are they wrong where they lie?
+    Wrong(TenantKey, ChunkId),
 }
 
 /// A chunk that a peer lends.
@@ -66,8 +70,8 @@ pub enum Told {
     Has(u32),
     /// These.
     Lent(Loans),
-    /// The loan is over.
-    Returned,
+    /// It is done, and there is nothing to say.
+    Heard,
 }
 
 impl TenantKey {
@@ -89,6 +93,8 @@ impl Ask {
             Ask::Has(key, ids) => write_key(start.u8(1), key).ids(ids),
             Ask::Lend(key, ttl_us, ids) => write_key(start.u8(2), key).u64(*ttl_us).ids(ids),
             Ask::Return(lease) => start.u8(3).u64(*lease),
+            Ask::Renew(lease, ttl_us) => start.u8(4).u64(*lease).u64(*ttl_us),
+            Ask::Wrong(key, id) => write_key(start.u8(5), key).bytes(id.as_bytes()),
         };
         bytes
     }
@@ -103,8 +109,10 @@ impl Ask {
                 Ask::Lend(key, ttl_us.min(LEND_US_MAX), ids(&mut body, LEND_IDS_MAX, "0 to 64")?)
             }
             3 => Ask::Return(body.u64("a lease")?),
+            4 => Ask::Renew(body.u64("a lease")?, body.u64("a time to live")?.min(LEND_US_MAX)),
+            5 => Ask::Wrong(read_key(&mut body)?, body.id()?),
             kind => {
-                return Err(BadBytes::Value { what: "a question", value: kind.into(), allowed: "1 to 3" });
+                return Err(BadBytes::Value { what: "a question", value: kind.into(), allowed: "1 to 5" });
             }
         };
         body.end()?;
@@ -126,7 +134,7 @@ impl Told {
                     shaped.list(&chunk.sums, |writer, sum| writer.u32(*sum))
                 })
             }
-            Told::Returned => start.u8(3),
+            Told::Heard => start.u8(3),
         };
         bytes
     }
@@ -142,7 +150,7 @@ impl Told {
                 let chunks = body.list("chunks", 16, |body| chunk(body, region.2))?;
                 Told::Lent(Loans { lease, region, chunks })
             }
-            3 => Told::Returned,
+            3 => Told::Heard,
             kind => return Err(BadBytes::Value { what: "an answer", value: kind.into(), allowed: "1 to 3" }),
         };
         body.end()?;
@@ -208,14 +216,16 @@ mod tests {
         let id = ChunkId::from_bytes([4; 32]);
         let key = TenantKey::of(b"token", TenantId(3));
         let told = Told::Lent(Loans { lease: 3, region: (1, 2, 100), chunks: vec![lent(0), lent(70)] });
-        let asks = [Ask::Has(key, vec![id; 3]), Ask::Lend(key, 5, vec![id]), Ask::Return(9)];
+        let small = [Ask::Return(9), Ask::Renew(9, 5), Ask::Wrong(key, id)];
+        let asks: Vec<Ask> =
+            [Ask::Has(key, vec![id; 3]), Ask::Lend(key, 5, vec![id])].into_iter().chain(small).collect();
         for (bytes, whole) in
             asks.iter().map(|ask| (ask.encode(), Ask::decode(&ask.encode()).as_ref() == Ok(ask)))
         {
             assert!(whole && (0..bytes.len()).all(|cut| Ask::decode(&bytes[..cut]).is_err()));
             assert!(Ask::decode(&[bytes, vec![0]].concat()).is_err());
         }
-        for told in [Told::Has(7), told, Told::Returned] {
+        for told in [Told::Has(7), told, Told::Heard] {
             let bytes = told.encode();
             assert_eq!(Told::decode(&bytes), Ok(told));
             assert!((0..bytes.len()).all(|cut| Told::decode(&bytes[..cut]).is_err()));

@@ -260,4 +260,8 @@ fn a_byte_that_is_wrong_at_its_owner_never_becomes_a_chunk_here() {
     assert!(reader.hit(&lease, 0) && reader.hit(&lease, 1) && !reader.hit(&lease, 2));
     assert_eq!(right.peering_stat().unwrap().corrupt, 1);
     assert_eq!(right.store().lookup(&ids()), 2, "the prefix ends before it");
+    eventually("its owner was told, looked for itself, and dropped it", || {
+        let stat = left.peering_stat().unwrap();
+        (stat.complaints, stat.wrong, left.store().lookup(&ids())) == (1, 1, 2)
+    });
 }

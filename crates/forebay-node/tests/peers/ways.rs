@@ -7,15 +7,15 @@ use forebay_links::ucx::{UcxError, UcxRail};
 use forebay_node::{FabricConfig, Node, NodeConfig, RailConfig};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-/// Stores at one node and loads at the other, and gives that one.
-fn all_are_hits(pair: &Pair, until: impl Fn(&Node) -> bool) -> Node {
-    let (_left, right) = (pair.left.node(), pair.right.node());
+/// Stores at the left node and loads at the right one.
+fn all_are_hits(pair: &Pair, until: impl Fn(&Node) -> bool) -> (Node, Node) {
+    let (left, right) = (pair.left.node(), pair.right.node());
     let reader = pair.right.peer();
     store_all(&pair.left.peer());
     eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS && until(&right));
     let lease = reader.lease();
     assert!((0..CHUNKS).all(|number| reader.hit(&lease, number)));
-    right
+    (left, right)
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn bytes_take_a_rail_that_both_nodes_have() {
         let peers = node.peering_stat().unwrap().peers;
         peers.iter().any(|peer| peer.flows.iter().any(|flow| flow.path == path))
     };
-    let right = all_are_hits(&pair, has_rail);
+    let (_left, right) = all_are_hits(&pair, has_rail);
     let counts = &right.peering_stat().unwrap().peers[0].counts;
     assert_eq!(counts.paths[&path].moved_bytes, CHUNKS as u64 * CHUNK_BYTES);
     assert!(counts.faults.is_empty(), "{:?}", counts.faults);
@@ -49,7 +49,7 @@ fn a_rail_that_is_not_there_leaves_tcp() {
     let rail = RailConfig { fabric: FabricConfig::Tcp, devices: vec!["nosuch0".into()] };
     config.peers.as_mut().unwrap().rails = vec![rail];
     write(&pair.right, &config);
-    let right = all_are_hits(&pair, |_| true);
+    let (_left, right) = all_are_hits(&pair, |_| true);
     let counts = &right.peering_stat().unwrap().peers[0].counts;
     assert_eq!(counts.paths[&Path::Tcp].moved_bytes, CHUNKS as u64 * CHUNK_BYTES);
 }
@@ -87,7 +87,7 @@ fn nodes_with_certificates_of_one_authority_have_hits_from_each_other() {
     let (pair, authority) = (Pair::new(), Authority::new());
     authority.admit(&pair.left);
     authority.admit(&pair.right);
-    let right = all_are_hits(&pair, |_| true);
+    let (_left, right) = all_are_hits(&pair, |_| true);
     let stat = right.peering_stat().unwrap();
     assert_eq!((stat.pulled, stat.not_pulled, stat.corrupt), (CHUNKS as u64, 0, 0));
     assert!(stat.peers[0].counts.faults.is_empty(), "{:?}", stat.peers[0].counts.faults);

@@ -13,6 +13,10 @@ const DENIED: Family = counter(
 const CORRUPT: Family =
     counter("forebay_peering_corrupt_chunks_total", "Chunks that came with other bytes than were lent.");
 const LENT: Family = counter("forebay_peering_lent_chunks_total", "Chunks lent to peers.");
+const COMPLAINTS: Family = counter(
+    "forebay_peering_complaints_total",
+    "Chunks of this node that peers found wrong, by whether they are.",
+);
 const REFUSED: Family = counter("forebay_peering_refused_total", "Questions of peers that were refused.");
 
 /// Shows what went on between nodes. `None`: the node has ended.
@@ -30,4 +34,6 @@ pub(super) fn collect(stat: &PeeringStat, out: &mut Vec<Metric>) {
     push_one(out, &CORRUPT, stat.corrupt as f64);
     push_one(out, &LENT, stat.lent as f64);
     push_one(out, &REFUSED, stat.refused as f64);
+    let right = stat.complaints.saturating_sub(stat.wrong);
+    push_each(out, &COMPLAINTS, "here", &[("wrong", stat.wrong), ("right", right)]);
 }

@@ -1,0 +1,117 @@
+//! Chunks that are on their way, and what waits for each: until it has a slot, so that those that follow it may have one, and
+//! until it is here or failed. Pure: this file keeps what waits and gives it back when its time has come; it must never run it.
+
+use crate::elsewhere::OnPulled;
+use forebay_kv::ChunkId;
+use forebay_store::TenantId;
+use std::collections::HashMap;
+
+/// Something to be done by a thread that may wait.
+pub type Job = Box<dyn FnOnce() + Send>;
+
+/// Chunks that are on their way.
+#[derive(Default)]
+pub struct Coming {
+    chunks: HashMap<(TenantId, ChunkId), Waiting>,
+}
+
+/// What waits for a chunk.
+#[derive(Default)]
+pub struct Waiting {
+    has_slot: bool,
+    /// For its slot.
+    pub jobs: Vec<Job>,
+    /// For its end.
+    pub on_ends: Vec<OnPulled>,
+}
+
+impl Coming {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// Whether a chunk is among them.
+    pub fn has(&self, tenant: TenantId, id: &ChunkId) -> bool {
+        self.chunks.contains_key(&(tenant, *id))
+    }
+
+    /// A chunk is on its way from now on.
+    pub fn add(&mut self, tenant: TenantId, id: &ChunkId) {
+        self.chunks.entry((tenant, *id)).or_default();
+    }
+
+    /// Keeps what waits for the end of a chunk, or gives it back: the chunk is not on its way.
+    pub fn wait_for_end(&mut self, tenant: TenantId, id: &ChunkId, on_end: OnPulled) -> Option<OnPulled> {
+        match self.chunks.get_mut(&(tenant, *id)) {
+            Some(waiting) => waiting.on_ends.push(on_end),
+            None => return Some(on_end),
+        }
+        None
+    }
+
+    /// Keeps what waits for the slot of a chunk, or gives it back: the chunk has one, or is not on its way.
+    pub fn wait_for_slot(&mut self, tenant: TenantId, id: &ChunkId, job: Job) -> Option<Job> {
+        match self.chunks.get_mut(&(tenant, *id)) {
+            Some(waiting) if !waiting.has_slot => waiting.jobs.push(job),
+            _ => return Some(job),
+        }
+        None
+    }
+
+    /// A chunk has a slot. What waited for that is given back.
+    pub fn place(&mut self, tenant: TenantId, id: &ChunkId) -> Vec<Job> {
+        let Some(waiting) = self.chunks.get_mut(&(tenant, *id)) else { return Vec::new() };
+        waiting.has_slot = true;
+        std::mem::take(&mut waiting.jobs)
+    }
+
+    /// A chunk is here, or will not be. All that waited is given back.
+    pub fn end(&mut self, tenant: TenantId, id: &ChunkId) -> Waiting {
+        self.chunks.remove(&(tenant, *id)).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TENANT: TenantId = TenantId(3);
+    const ID: ChunkId = ChunkId::from_bytes([1; 32]);
+
+    fn job() -> Job {
+        Box::new(|| {})
+    }
+
+    fn on_end() -> OnPulled {
+        Box::new(|_| {})
+    }
+
+    #[test]
+    fn what_waits_for_a_slot_waits_until_there_is_one_or_never_will_be() {
+        let mut coming = Coming::default();
+        assert!(coming.wait_for_slot(TENANT, &ID, job()).is_some(), "nothing is on its way");
+        coming.add(TENANT, &ID);
+        assert!(coming.wait_for_slot(TENANT, &ID, job()).is_none());
+        assert!(coming.wait_for_slot(TenantId(4), &ID, job()).is_some(), "another tenant's");
+        assert_eq!(coming.place(TENANT, &ID).len(), 1);
+        assert!(coming.wait_for_slot(TENANT, &ID, job()).is_some(), "it has one");
+        coming.end(TENANT, &ID);
+        coming.add(TENANT, &ID);
+        assert!(coming.wait_for_slot(TENANT, &ID, job()).is_none(), "the next one has none yet");
+        assert_eq!(coming.end(TENANT, &ID).jobs.len(), 1, "it failed before it had one");
+        assert!(coming.place(TENANT, &ID).is_empty() && coming.len() == 0);
+    }
+
+    #[test]
+    fn all_who_wait_for_the_end_are_given_back_at_the_end() {
+        let mut coming = Coming::default();
+        assert!(coming.wait_for_end(TENANT, &ID, on_end()).is_some());
+        coming.add(TENANT, &ID);
+        assert!((0..3).all(|_| coming.wait_for_end(TENANT, &ID, on_end()).is_none()));
+        coming.add(TENANT, &ID);
+        assert!(coming.place(TENANT, &ID).is_empty() && coming.has(TENANT, &ID));
+        assert_eq!(coming.end(TENANT, &ID).on_ends.len(), 3);
+        assert!(!coming.has(TENANT, &ID));
+    }
+}
