@@ -10,7 +10,7 @@ SLEEP_BACKEND = "forebay"
 def register() -> None:
     """Makes the sleep-mode backend `forebay` known to vLLM. May be called any number of times.
 
-    vLLM before 0.26 has no sleep-mode backends: then there is nothing to register with and nothing happens.
+    A vLLM without sleep-mode backends has nothing to register with: then nothing happens.
     """
     try:
         from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
