@@ -18,24 +18,36 @@ use thiserror::Error;
 
 /// Where host memory is. Lanes of all GPUs reach all of it; which do so faster is measured, not assumed.
 pub const HOST: Place = Place::Host(0);
-/// Lots in flight on a lane or an NVLink pair.
-const WINDOW_LOTS: u32 = 4;
+/// Lots in flight on a lane or an NVLink pair: one moves, one waits behind it, one covers for the control thread.
+const WINDOW_LOTS: u32 = 3;
 const WINDOW_BYTES: u64 = 64 << 20;
 /// Staging on a relay for all GPUs that it serves, in both directions.
-pub const RELAY_STAGING_BYTES: u64 = 24 << 20;
+pub const RELAY_STAGING_BYTES: u64 = 28 << 20;
 /// A relay's slots: fewer would not let its two hops overlap.
-const SLOTS_MIN: u64 = 3;
-const SLOT_BYTES_MAX: u64 = 4 << 20;
+const SLOTS_MIN: u64 = 4;
+/// Larger slots gain nothing: the lane is busy for tens of microseconds with one of these.
+const SLOT_BYTES_MAX: u64 = 2 << 20;
 /// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a lane that needs seconds for that is stuck.
 const OP_TIMEOUT_US: u64 = 10_000_000;
 
 /// How a peer hands on what it moves for another GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Relay {
-    /// Copy engines, by way of staging slots on the peer.
-    Staged,
+    /// By way of staging slots on the peer.
+    Staged(By),
     /// A kernel of the peer, without staging.
     Fused,
+}
+
+/// Who moves bytes between a GPU's memory and a peer's staging.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// The GPU's own copy engine.
+    Own,
+    /// The peer's copy engine.
+    Peer,
+    /// A kernel of the GPU.
+    Kernel,
 }
 
 /// What a copier is made of.
@@ -51,7 +63,11 @@ pub struct CopierOptions {
 
 impl Default for CopierOptions {
     fn default() -> CopierOptions {
-        CopierOptions { devices: None, to_device: Relay::Staged, to_host: Relay::Staged }
+        CopierOptions {
+            devices: None,
+            to_device: Relay::Staged(By::Kernel),
+            to_host: Relay::Staged(By::Kernel),
+        }
     }
 }
 
@@ -245,20 +261,32 @@ impl Build<'_> {
         served: u64,
     ) -> Result<(), StartError> {
         match relay {
-            Relay::Staged => self.staged(gpu, peer, direction, served),
+            Relay::Staged(by) => self.staged(gpu, peer, direction, by, served),
             Relay::Fused => self.fused(gpu, peer, direction),
         }
     }
 
-    fn staged(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction, served: u64) -> Result<(), StartError> {
+    fn staged(
+        &mut self,
+        gpu: &Gpu,
+        peer: &Gpu,
+        direction: Direction,
+        by: By,
+        served: u64,
+    ) -> Result<(), StartError> {
         let (slot_bytes, slots) = slots(served);
         let memory = DeviceMemory::new(&peer.device, slot_bytes * u64::from(slots))?;
         let place = Place::Device(peer.device.index());
         let region = self.handle.register_opaque(place, memory.bytes())?;
         self.addresses.insert(region, memory.address(), memory.bytes());
         self.staging.push(memory);
-        let track = self.poller.track(Stream::new(&gpu.device)?);
-        let pair = PeerLink::new(track, &gpu.kernels, self.addresses, WINDOW_LOTS)?;
+        let engine = match by {
+            By::Own => Some(self.poller.track(Stream::new(&gpu.device)?)),
+            By::Peer => Some(self.poller.track(Stream::new(&peer.device)?)),
+            By::Kernel => None,
+        };
+        let kernel = self.poller.track(Stream::new(&gpu.device)?);
+        let pair = PeerLink::new(engine, kernel, &gpu.kernels, self.addresses, WINDOW_LOTS)?;
         let lane = peer.lanes[&direction];
         let name = name(gpu, peer, direction);
         let pair = self.handle.add_link(spec(name), Box::new(pair))?;
@@ -313,9 +341,9 @@ mod tests {
         for served in 1..=15 {
             let (slot_bytes, slots) = slots(served);
             assert!(u64::from(slots) >= SLOTS_MIN, "{served}");
-            assert!(slot_bytes >= 512 << 10 || served > 4, "{served}");
+            assert!(slot_bytes >= 512 << 10 || served > 7, "{served}");
             assert!(2 * served * slot_bytes * u64::from(slots) <= RELAY_STAGING_BYTES, "{served}");
         }
-        assert_eq!(slots(1), (4 << 20, 3));
+        assert_eq!(slots(1), (2 << 20, 7));
     }
 }

@@ -18,4 +18,4 @@ pub mod rates;
 pub mod topology;
 
 pub use addresses::{Addresses, NoAddress};
-pub use copier::{Copier, CopierOptions, HOST, RELAY_STAGING_BYTES, Relay, StartError};
+pub use copier::{By, Copier, CopierOptions, HOST, RELAY_STAGING_BYTES, Relay, StartError};

@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
-/// Staging of all chains on one GPU.
-pub const CHAIN_STAGING_BYTES: u64 = 24 << 20;
+/// Staging on a relay for the chains of all GPUs that it serves, in both directions.
+pub const CHAIN_STAGING_BYTES: u64 = 20 << 20;
 /// Bytes of a copy into a stream that is not idle, at most: more operations than the driver's queues hold would make the
 /// caller wait for its own stream.
 const QUEUED_PARCELS_MAX: u64 = 128;
@@ -94,7 +94,8 @@ impl Chains {
     /// Chains over GPUs that are open. Staging and streams are made here and nowhere else.
     pub fn new(driver: &'static Driver, gpus: &[Arc<Kernels>], rates: Rates) -> Result<Chains, CudaError> {
         let devices: Vec<_> = gpus.iter().map(|gpu| Arc::clone(gpu.device())).collect();
-        let staging_bytes = CHAIN_STAGING_BYTES / (2 * gpus.len().max(1) as u64);
+        let served = gpus.len().saturating_sub(1).max(1) as u64;
+        let staging_bytes = CHAIN_STAGING_BYTES / (2 * served);
         let mut ways = HashMap::new();
         for target in gpus {
             let peers = gpus.iter().filter(|peer| peer.device().index() != target.device().index());

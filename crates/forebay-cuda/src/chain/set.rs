@@ -10,11 +10,15 @@ use crate::links::{Direction, ENGINE_PIECE_BYTES, Parcel, parcels};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Staging slots on each GPU.
-const SLOTS: u64 = 3;
+/// Staging slots of a way at least: fewer would not let its hops overlap.
+const SLOTS_MIN: u64 = 4;
+/// Larger slots gain nothing: the lane is busy for tens of microseconds with one of these.
+const SLOT_BYTES_MAX: u64 = 2 << 20;
+/// Staging on the target itself, for pages too small for a copy engine.
+pub const OWN_STAGING_BYTES: u64 = 4 << 20;
 /// A share is cut into this many parcels at least, if they are not too small then, so that its two hops overlap.
 const PARCELS: u64 = 8;
-const PARCEL_BYTES_MIN: u64 = 256 << 10;
+const PARCEL_BYTES_MIN: u64 = 512 << 10;
 /// Pieces that chains in flight may have listed for kernels.
 const PIECES_MAX: usize = 65_536;
 /// Blocks of a kernel.
@@ -73,15 +77,16 @@ pub struct Chain {
 }
 
 impl Set {
-    /// A set for `target` with its relays, whose staging may have `staging_bytes` on each GPU.
+    /// A set for `target` with its relays, on each of which its staging may have `staging_bytes`.
     pub fn new(
         direction: Direction,
         target: &Arc<Kernels>,
         relays: &[Arc<Kernels>],
         staging_bytes: u64,
     ) -> Result<Set, CudaError> {
-        let gpus = std::iter::once(target).chain(relays);
-        let vias = gpus.map(|via| Via::new(direction, target.device(), via.device(), staging_bytes));
+        let own = (target, OWN_STAGING_BYTES);
+        let gpus = std::iter::once(own).chain(relays.iter().map(|relay| (relay, staging_bytes)));
+        let vias = gpus.map(|(via, bytes)| Via::new(direction, target.device(), via.device(), bytes));
         Ok(Set {
             direction,
             target: Arc::clone(target),
@@ -120,7 +125,7 @@ impl Set {
 
     /// The largest parcel that goes over a relay.
     pub fn slot_bytes(&self) -> u64 {
-        self.vias[0].slot_bytes
+        self.vias.last().map_or(SLOT_BYTES_MAX, |via| via.slot_bytes)
     }
 
     /// Queues a chain. Whatever it returns, the caller's stream goes on only when everything that was queued is over.
@@ -132,31 +137,31 @@ impl Set {
     /// the rules of a copy in that stream hold for who else may use them.
     pub unsafe fn queue(&mut self, chain: &mut Chain) -> Result<(), CudaError> {
         self.holder = Some(chain.stream);
-        let queued = self.queue_relays(chain).and_then(|()| self.queue_direct(chain));
+        let direct = take(&mut chain.pieces, chain.shares[0]);
+        let queued = self.queue_direct(chain.stream, &direct).and_then(|()| self.queue_relays(chain));
         let joined = (0..self.vias.len()).try_for_each(|via| self.join(via, chain.stream));
         let marked = self.whole.record_in(chain.stream);
         queued.and(joined).and(marked)
     }
 
-    /// The relays go first: theirs is the longer way.
-    fn queue_relays(&mut self, chain: &mut Chain) -> Result<(), CudaError> {
-        for via in 1..self.vias.len() {
-            let pieces = take(&mut chain.pieces, chain.shares[via]);
-            self.queue_via(via, &pieces)?;
+    /// The direct way comes first: it is one call, and the lane is at work while the rest is queued.
+    fn queue_direct(&mut self, stream: StreamHandle, pieces: &[Piece]) -> Result<(), CudaError> {
+        let bytes = pieces.iter().map(|piece| piece.bytes).sum::<u64>();
+        if pieces.len() > 1 && bytes < ENGINE_PIECE_BYTES * pieces.len() as u64 {
+            return self.queue_via(0, pieces);
+        }
+        let device = self.target.device();
+        for piece in pieces {
+            // SAFETY: by the contract of `queue`.
+            unsafe { device.copy_in(stream, piece.from, piece.to, piece.bytes)? };
         }
         Ok(())
     }
 
-    fn queue_direct(&mut self, chain: &mut Chain) -> Result<(), CudaError> {
-        let pieces = take(&mut chain.pieces, u64::MAX);
-        let bytes = pieces.iter().map(|piece| piece.bytes).sum::<u64>();
-        if pieces.len() > 1 && bytes < ENGINE_PIECE_BYTES * pieces.len() as u64 {
-            return self.queue_via(0, &pieces);
-        }
-        let device = self.target.device();
-        for piece in &pieces {
-            // SAFETY: by the contract of `queue`.
-            unsafe { device.copy_in(chain.stream, piece.from, piece.to, piece.bytes)? };
+    fn queue_relays(&mut self, chain: &mut Chain) -> Result<(), CudaError> {
+        for via in 1..self.vias.len() {
+            let pieces = take(&mut chain.pieces, chain.shares[via]);
+            self.queue_via(via, &pieces)?;
         }
         Ok(())
     }
@@ -237,8 +242,9 @@ impl Via {
         via: &Arc<Device>,
         staging_bytes: u64,
     ) -> Result<Via, CudaError> {
-        let slot_bytes = 1 << (staging_bytes / SLOTS).max(1).ilog2();
-        let staging = DeviceMemory::new(via, slot_bytes * SLOTS)?;
+        let slot_bytes = 1 << (staging_bytes / SLOTS_MIN).clamp(1, SLOT_BYTES_MAX).ilog2();
+        let slots = staging_bytes / slot_bytes;
+        let staging = DeviceMemory::new(via, slot_bytes * slots)?;
         // An event belongs to the device of the stream that it is recorded in.
         let (fills, empties) = match direction {
             Direction::HostToDevice => (via, target),
@@ -251,7 +257,7 @@ impl Via {
         Ok(Via {
             lane: Stream::new(via)?,
             hop: Stream::new(target)?,
-            slots: (0..SLOTS).map(slot).collect::<Result<_, CudaError>>()?,
+            slots: (0..slots).map(slot).collect::<Result<_, CudaError>>()?,
             slot_bytes,
             next: 0,
             ended: Event::new(empties)?,
@@ -274,7 +280,7 @@ impl Via {
     }
 
     fn copy_runs(&self, direction: Direction, parcel: &Parcel, slot: Address) -> Result<(), CudaError> {
-        let _current = self.lane.device().enter()?;
+        // A copy, unlike a kernel, may be put into a stream of a device that is not current.
         for &(host, offset, bytes) in &parcel.runs {
             let (from, to) = match direction {
                 Direction::HostToDevice => (host, slot + offset),

@@ -12,27 +12,29 @@ use crate::poller::Track;
 use forebay_mover::{Completion, Link, LinkOp, Memory, Outcome};
 use std::sync::Arc;
 
-/// The NVLink pair between a GPU and a peer's staging. All work is the GPU's own: only its engine and kernels need to reach
-/// its memory, so any allocator will do.
+/// The NVLink pair between a GPU and a peer's staging.
 #[derive(Debug)]
 pub struct PeerLink {
-    parts: Parts,
-    blocks: u32,
+    /// Moves whole lots, if an engine does.
+    engine: Option<Track>,
+    /// Moves pages. Always the GPU's own: only it need reach its memory.
+    shuffle: Shuffle,
 }
 
 /// A peer's lane as one hop, driven by a kernel of the peer.
 #[derive(Debug)]
 pub struct RelayLink {
-    parts: Parts,
-    blocks: u32,
+    shuffle: Shuffle,
 }
 
+/// A kernel on a stream, and its lists.
 #[derive(Debug)]
-struct Parts {
+struct Shuffle {
     track: Track,
     kernels: Arc<Kernels>,
     tables: Arc<Tables>,
     addresses: Arc<Addresses>,
+    blocks: u32,
 }
 
 /// Blocks of a kernel that gathers or scatters: as many as keep NVLink busy.
@@ -41,14 +43,16 @@ const PEER_BLOCKS: u32 = 64;
 const RELAY_BLOCKS: u32 = 16;
 
 impl PeerLink {
-    /// A link whose work is put into `track`, with `window_lots` lots in flight at most.
+    /// A link for the kernels' GPU, which puts kernels into `kernel`, and whole lots into `engine` if there is one: a stream of
+    /// either GPU. A lot goes there only if that GPU reaches both sides.
     pub fn new(
-        track: Track,
+        engine: Option<Track>,
+        kernel: Track,
         kernels: &Arc<Kernels>,
         addresses: &Arc<Addresses>,
         window_lots: u32,
     ) -> Result<PeerLink, CudaError> {
-        Ok(PeerLink { parts: Parts::new(track, kernels, addresses, window_lots)?, blocks: PEER_BLOCKS })
+        Ok(PeerLink { engine, shuffle: Shuffle::new(kernel, kernels, addresses, window_lots, PEER_BLOCKS)? })
     }
 }
 
@@ -60,67 +64,80 @@ impl RelayLink {
         addresses: &Arc<Addresses>,
         window_lots: u32,
     ) -> Result<RelayLink, CudaError> {
-        Ok(RelayLink { parts: Parts::new(track, kernels, addresses, window_lots)?, blocks: RELAY_BLOCKS })
+        Ok(RelayLink { shuffle: Shuffle::new(track, kernels, addresses, window_lots, RELAY_BLOCKS)? })
     }
 }
 
 impl Link for PeerLink {
     fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
-        let whole = op.bytes >= ENGINE_PIECE_BYTES * op.pairs.len() as u64;
-        self.parts.start(op, memory, done, if whole { None } else { Some(self.blocks) });
+        match self.engine.as_ref().filter(|_| op.bytes >= ENGINE_PIECE_BYTES * op.pairs.len() as u64) {
+            Some(engine) => self.shuffle.with_pieces(&op, memory, done, engine, |pieces, done| {
+                finish_when_passed(engine, op.bytes, by_engine(engine, pieces), done, ());
+            }),
+            None => self.shuffle.start(&op, memory, done),
+        }
     }
 }
 
 impl Link for RelayLink {
     fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
-        self.parts.start(op, memory, done, Some(self.blocks));
+        self.shuffle.start(&op, memory, done);
     }
 }
 
-impl Parts {
+impl Shuffle {
     fn new(
         track: Track,
         kernels: &Arc<Kernels>,
         addresses: &Arc<Addresses>,
         window_lots: u32,
-    ) -> Result<Parts, CudaError> {
+        blocks: u32,
+    ) -> Result<Shuffle, CudaError> {
         let tables = Tables::new(track.stream().device(), window_lots)?;
-        Ok(Parts { track, kernels: Arc::clone(kernels), tables, addresses: Arc::clone(addresses) })
+        let (kernels, addresses) = (Arc::clone(kernels), Arc::clone(addresses));
+        Ok(Shuffle { track, kernels, tables, addresses, blocks })
     }
 
-    /// Copies by a kernel with as many blocks as stated, else by copy engine.
-    fn start(&self, op: LinkOp, memory: &Memory, done: Completion, blocks: Option<u32>) {
-        let pieces = match self.addresses.resolve(&op, memory) {
+    /// Calls `act` with what an operation copies, the device of `track` entered.
+    fn with_pieces(
+        &self,
+        op: &LinkOp,
+        memory: &Memory,
+        done: Completion,
+        track: &Track,
+        act: impl FnOnce(&[Piece], Completion),
+    ) {
+        let pieces = match self.addresses.resolve(op, memory) {
             Ok(pieces) => pieces,
             Err(error) => return done.finish(Outcome::Failed { error: error.to_string() }),
         };
-        let current = match self.track.stream().device().enter() {
-            Ok(current) => current,
-            Err(error) => return done.finish(Outcome::Failed { error: error.to_string() }),
-        };
-        let Some(blocks) = blocks else {
-            let posted = self.by_engine(&pieces);
-            return finish_when_passed(&self.track, op.bytes, posted, done, ());
-        };
-        let Some(table) = self.tables.fill(&pieces) else {
-            let error = format!("{} pieces do not fit into a list", pieces.len());
-            return done.finish(Outcome::Failed { error });
-        };
-        // SAFETY: the pieces were resolved from registered memory, which the mover keeps registered and to itself until the
-        // operation is finished; the list is held until then.
-        let posted = unsafe {
-            self.kernels.copy(self.track.stream(), table.address(), pieces.len() as u32, op.bytes, blocks)
-        };
-        drop(current);
-        finish_when_passed(&self.track, op.bytes, posted, done, table);
+        match track.stream().device().enter() {
+            Ok(_current) => act(&pieces, done),
+            Err(error) => done.finish(Outcome::Failed { error: error.to_string() }),
+        }
     }
 
-    fn by_engine(&self, pieces: &[Piece]) -> Result<(), CudaError> {
-        for piece in pieces {
+    /// Copies by kernel.
+    fn start(&self, op: &LinkOp, memory: &Memory, done: Completion) {
+        self.with_pieces(op, memory, done, &self.track, |pieces, done| {
+            let Some(table) = self.tables.fill(pieces) else {
+                let error = format!("{} pieces do not fit into a list", pieces.len());
+                return done.finish(Outcome::Failed { error });
+            };
+            let (stream, count) = (self.track.stream(), pieces.len() as u32);
             // SAFETY: the pieces were resolved from registered memory, which the mover keeps registered and to itself until
-            // the operation is finished.
-            unsafe { self.track.stream().copy(piece.from, piece.to, piece.bytes)? };
-        }
-        Ok(())
+            // the operation is finished; the list is held until then.
+            let posted = unsafe { self.kernels.copy(stream, table.address(), count, op.bytes, self.blocks) };
+            finish_when_passed(&self.track, op.bytes, posted, done, table);
+        });
     }
+}
+
+fn by_engine(track: &Track, pieces: &[Piece]) -> Result<(), CudaError> {
+    for piece in pieces {
+        // SAFETY: the pieces were resolved from registered memory, which the mover keeps registered and to itself until the
+        // operation is finished.
+        unsafe { track.stream().copy(piece.from, piece.to, piece.bytes)? };
+    }
+    Ok(())
 }
