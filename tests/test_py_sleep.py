@@ -31,7 +31,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
 
 
 @pytest.fixture
-def sleep(machine: Machine) -> Any:
+def sleep(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("forebay.vllm._shelf.PIECE_BYTES", vllm_standin.SLAB_BYTES // 4)
     return importlib.import_module("forebay.vllm.sleep")
 
 
@@ -66,9 +67,8 @@ def test_every_byte_is_back_after_each_wake(machine: Machine, sleep: Any) -> Non
 def test_all_allocations_go_out_in_one_batch(machine: Machine, sleep: Any) -> None:
     contents = fill(machine)
     sleep.ForebayBackend().suspend(1)
-    assert [len(batch) for batch in machine.copier.batches] == [
-        len(contents["weights"] | contents["runtime"])
-    ]
+    kept = sum(map(len, (contents["weights"] | contents["runtime"]).values()))
+    assert [sum(length for _, _, length in batch) for batch in machine.copier.batches] == [kept]
 
 
 def test_kv_is_dropped_unless_it_is_to_be_kept(
@@ -93,7 +93,8 @@ def test_level_2_drops_weights_and_kv_and_keeps_all_other_state(
     monkeypatch.setenv("FOREBAY_SLEEP_KEEP_KV", "1")
     backend = sleep.ForebayBackend()
     backend.suspend(2)
-    assert sum(len(batch) for batch in machine.copier.batches) == len(contents["runtime"])
+    state = sum(map(len, contents["runtime"].values()))
+    assert sum(length for batch in machine.copier.batches for _, _, length in batch) == state
     backend.resume()
     assert holds(machine, contents["runtime"])
     assert not any(holds(machine, {address: held}) for address, held in contents["weights"].items())
@@ -107,31 +108,34 @@ def test_weights_can_wake_before_kv(machine: Machine, sleep: Any, monkeypatch: p
     backend.resume(["weights"])
     awake = contents["weights"] | contents["runtime"]  # Whatever is not weights or KV comes with any wake.
     assert set(machine.gpu.mapped) == set(awake) and holds(machine, awake)
-    assert backend.state() == "SUSPENDED" and len(machine.pool.lent) == 1
+    assert backend.state() == "SUSPENDED" and machine.pool.lent
     backend.resume(["kv_cache"])
     assert holds(machine, awake | contents["kv_cache"])
     assert backend.state() == "RUNNING" and machine.pool.lent == []
 
 
-def test_a_first_sleep_pins_nothing_when_it_was_warmed(machine: Machine, sleep: Any) -> None:
-    contents = fill(machine)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_first_sleep_pins_nothing_when_it_was_warmed(machine: Machine, sleep: Any, seed: int) -> None:
+    contents = fill(machine, seed=seed)
+    machine.gpu.allocate("weights", bytes(3 * vllm_standin.SLAB_BYTES))
     sleep.warm()
-    pinned = machine.pool.pinned_bytes
-    assert pinned == sum(map(len, (contents["weights"] | contents["runtime"]).values()))
+    kept = sum(map(len, (contents["weights"] | contents["runtime"]).values()))
+    assert machine.pool.warmed == [kept + 3 * vllm_standin.SLAB_BYTES]
+    slabs = len(machine.pool.slabs)
     sleep.ForebayBackend().suspend(1)
-    assert machine.pool.pinned_bytes == pinned
+    assert len(machine.pool.slabs) == slabs
 
 
 def test_pinned_memory_is_kept_between_sleeps(machine: Machine, sleep: Any) -> None:
     fill(machine)
     backend = sleep.ForebayBackend()
-    pinned = set()
+    slabs = set()
     for _ in range(4):
         backend.suspend(1)
-        pinned.add(machine.pool.pinned_bytes)
+        slabs.add(len(machine.pool.slabs))
         backend.resume()
         assert machine.pool.lent == []
-    assert len(pinned) == 1
+    assert len(slabs) == 1
 
 
 def test_a_failed_copy_out_leaves_the_engine_awake(machine: Machine, sleep: Any) -> None:
@@ -148,10 +152,10 @@ def test_a_failed_copy_out_leaves_the_engine_awake(machine: Machine, sleep: Any)
 def test_a_full_pool_leaves_the_engine_awake(machine: Machine, sleep: Any) -> None:
     fill(machine)
     before = machine.gpu.contents()
-    machine.pool.limit_bytes = 1000
-    with pytest.raises(sleep.SleepError, match="limit 1000"):
+    machine.pool.limit_bytes = 2 * vllm_standin.SLAB_BYTES
+    with pytest.raises(sleep.SleepError, match="full.*limit 32768"):
         sleep.ForebayBackend().suspend(1)
-    assert machine.gpu.contents() == before
+    assert machine.gpu.contents() == before and machine.pool.lent == []
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 10_000, 1 << 30])
@@ -267,7 +271,7 @@ def test_the_worker_chooses_the_backend_and_pins_ahead(machine: Machine) -> None
     assert worker.backend_at_start == "forebay" and "forebay" in machine.factory.registry
     worker.load_model(load_dummy_weights=True)
     worker.initialize_from_config(None)
-    assert machine.pool.pinned_bytes == 3000
+    assert machine.pool.warmed == [3000]
 
 
 def test_the_worker_pins_ahead_for_kv_that_is_to_be_kept(
@@ -277,14 +281,14 @@ def test_the_worker_pins_ahead_for_kv_that_is_to_be_kept(
     worker = importlib.import_module("forebay.vllm.worker").Worker(config(), gpu=machine.gpu)
     worker.load_model()
     worker.initialize_from_config(None)
-    assert machine.pool.idle and len(machine.pool.idle[0]) == 8000
+    assert machine.pool.warmed == [3000, 8000]
 
 
 def test_an_engine_without_sleep_mode_pins_nothing(machine: Machine) -> None:
     worker = importlib.import_module("forebay.vllm.worker").Worker(config(enabled=False), gpu=machine.gpu)
     worker.load_model()
     worker.initialize_from_config(None)
-    assert machine.pool.pinned_bytes == 0
+    assert machine.pool.warmed == []
 
 
 def test_kv_that_would_come_back_as_zeroes_is_refused(

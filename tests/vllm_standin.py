@@ -13,6 +13,7 @@ from typing import Any
 
 GPU_BASE = 1 << 46
 GPU_BYTES = 1 << 30
+SLAB_BYTES = 16 << 10
 
 
 class CudaError(RuntimeError):
@@ -69,50 +70,62 @@ class Gpu:
         return {address: bytes(memory) for address, memory in self.mapped.items()}
 
 
+@dataclass(eq=False)
 class Buffer:
-    """A part of the pool."""
+    """A range of one slab of the pool."""
 
-    def __init__(self, pool: "Pool", memory: ctypes.Array[ctypes.c_char]) -> None:
-        """Made by the pool."""
-        self.pool, self.memory = pool, memory
-        self.address, self.bytes = ctypes.addressof(memory), len(memory)
+    pool: "Pool"
+    memory: memoryview
+    address: int
+    bytes: int
 
     def close(self) -> None:
         """Gives it back, once."""
         self.pool.lent.remove(self)
-        ctypes.memset(self.address, 0xDD, self.bytes)
-        self.pool.idle.append(self.memory)
+        self.memory[:] = b"\xdd" * self.bytes
 
 
 class Pool:
-    """`forebay.cuda.PinnedPool`; pins at once instead of in the background."""
+    """`forebay.cuda.PinnedPool`: lends ranges of slabs, each of which was pinned on its own."""
 
     def __init__(self, limit_bytes: int) -> None:
         """No memory yet."""
         self.limit_bytes = limit_bytes
-        self.pinned_bytes = 0
-        self.idle: list[ctypes.Array[ctypes.c_char]] = []
+        self.warmed: list[int] = []
+        self.slabs: list[ctypes.Array[ctypes.c_char]] = []
         self.lent: list[Buffer] = []
 
     def warm(self, bytes: int) -> None:
-        """One piece is enough for the tests."""
-        if bytes > self.pinned_bytes:
-            self.idle = [self._pin(bytes)]
+        """At once instead of in the background."""
+        self.warmed.append(bytes)
+        while sum(map(len, self.slabs)) < bytes:
+            self._pin(SLAB_BYTES)
 
     def take(self, bytes: int) -> Buffer:
-        """The first piece that is large enough, or a new one."""
-        fitting = [memory for memory in self.idle if len(memory) >= bytes]
-        memory = fitting[0] if fitting else self._pin(bytes)
-        if fitting:
-            self.idle.remove(memory)
-        self.lent.append(Buffer(self, memory))
+        """The first range that is long enough, or one of a new slab."""
+        found = next((at for slab in self.slabs if (at := self._gap(slab, bytes)) is not None), None)
+        slab, offset = found or (self._pin(max(bytes, SLAB_BYTES)), 0)
+        range_of_it = memoryview(slab).cast("B")[offset : offset + bytes]
+        self.lent.append(Buffer(self, range_of_it, ctypes.addressof(slab) + offset, bytes))
         return self.lent[-1]
 
+    def _gap(
+        self, slab: ctypes.Array[ctypes.c_char], bytes: int
+    ) -> tuple[ctypes.Array[ctypes.c_char], int] | None:
+        base = ctypes.addressof(slab)
+        taken = sorted((b.address - base, b.bytes) for b in self.lent if base <= b.address < base + len(slab))
+        offset = 0
+        for start, length in [*taken, (len(slab), 0)]:
+            if start - offset >= bytes:
+                return slab, offset
+            offset = start + length
+        return None
+
     def _pin(self, bytes: int) -> ctypes.Array[ctypes.c_char]:
-        if self.pinned_bytes + bytes > self.limit_bytes:
+        if sum(map(len, self.slabs)) + bytes > self.limit_bytes:
             raise CudaError(f"pinned memory is full: {bytes} bytes wanted, limit {self.limit_bytes}")
-        self.pinned_bytes += bytes
-        return ctypes.create_string_buffer(bytes)
+        self.slabs.append(ctypes.create_string_buffer(bytes))
+        return self.slabs[-1]
 
 
 class Copier:
@@ -144,7 +157,7 @@ class Copier:
                 return memory, address - base
         for buffer in self.pool.lent:
             if buffer.address <= address and address + length <= buffer.address + buffer.bytes:
-                return memoryview(buffer.memory).cast("B"), address - buffer.address
+                return buffer.memory, address - buffer.address
         raise CudaError(f"CUDA_ERROR_ILLEGAL_ADDRESS: {address:#x} + {length}")
 
 

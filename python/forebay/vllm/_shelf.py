@@ -1,12 +1,12 @@
-"""Where the contents of device memory lie while the memory itself is gone: one pinned buffer, many extents.
+"""Where the contents of device memory lie while the memory itself is gone: pieces of a pool of pinned memory.
 
 Knows addresses and lengths, and what it asks of `forebay.cuda`. Must never know vLLM or torch, nor decide
-what is kept: a shelf holds what it was filled with until each extent was dropped, and then gives its buffer
+what is kept: a shelf holds what it was filled with until each extent was dropped, and then gives its pieces
 back.
 """
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from typing import Protocol, TypeAlias
 
 
 class PinnedBuffer(Protocol):
@@ -32,36 +32,64 @@ class Copier(Protocol):
     def copy_batch_and_wait(self, pairs: list[tuple[int, int, int]]) -> None: ...  # noqa: D102
 
 
+# What is taken from the pool at a time. A pool pins slab by slab, a GiB as a rule, and lends what lies in one
+# slab: pieces that divide a slab leave nothing of it unused, whatever the sizes of allocations are.
+PIECE_BYTES = 256 << 20
+
+# From, to, bytes.
+Copy: TypeAlias = tuple[int, int, int]
+
+
 class Shelf:
     """Contents of device memory, by the address to which they will go back."""
 
-    def __init__(self, buffer: PinnedBuffer, extents: Mapping[int, int]) -> None:
-        """Gives each extent (address: bytes) its place in the buffer."""
-        self._buffer = buffer
-        self._places: dict[int, tuple[int, int, int]] = {}
-        place = buffer.address
-        for address, length in extents.items():
-            self._places[address] = (place, address, length)
-            place += length
+    def __init__(self, buffers: list[PinnedBuffer], copies: dict[int, list[Copy]]) -> None:
+        """Made by `fill`. The copies bring an extent back, by its address."""
+        self._buffers = buffers
+        self._copies = copies
 
     @classmethod
     def fill(cls, pool: PinnedPool, copier: Copier, extents: Mapping[int, int]) -> "Shelf":
-        """Copies all extents (address: bytes) out in one batch. If that fails the buffer is given back."""
-        buffer = pool.take(sum(extents.values()))
+        """Copies all extents (address: bytes) out in one batch. If that fails, what it took is given back."""
+        buffers: list[PinnedBuffer] = []
         try:
-            shelf = cls(buffer, extents)
-            copier.copy_batch_and_wait([(address, place, n) for place, address, n in shelf._places.values()])
+            missing = sum(extents.values())
+            while missing > 0:
+                buffers.append(pool.take(min(missing, PIECE_BYTES)))
+                missing -= buffers[-1].bytes
+            copies = _lay_out(buffers, extents)
+            out = [(address, place, n) for back in copies.values() for place, address, n in back]
+            copier.copy_batch_and_wait(out)
         except BaseException:
-            buffer.close()
+            for buffer in buffers:
+                buffer.close()
             raise
-        return shelf
+        return cls(buffers, copies)
 
-    def back(self, address: int) -> tuple[int, int, int]:
-        """The copy that brings this extent back: from, to, bytes."""
-        return self._places[address]
+    def back(self, address: int) -> list[Copy]:
+        """The copies that bring this extent back."""
+        return self._copies[address]
 
     def drop(self, address: int) -> None:
-        """Forgets an extent. With the last one the buffer goes back to its pool."""
-        del self._places[address]
-        if not self._places:
-            self._buffer.close()
+        """Forgets an extent. With the last one the buffers go back to their pool."""
+        del self._copies[address]
+        if not self._copies:
+            for buffer in self._buffers:
+                buffer.close()
+
+
+def _lay_out(buffers: Iterable[PinnedBuffer], extents: Mapping[int, int]) -> dict[int, list[Copy]]:
+    """Extents one after another through the buffers; what does not fit in one goes on in the next."""
+    places = ((buffer.address, buffer.bytes) for buffer in buffers)
+    place, left = 0, 0
+    copies: dict[int, list[Copy]] = {}
+    for address, length in extents.items():
+        copies[address] = []
+        done = 0
+        while done < length:
+            if left == 0:
+                place, left = next(places)
+            part = min(left, length - done)
+            copies[address].append((place, address + done, part))
+            place, left, done = place + part, left - part, done + part
+    return copies

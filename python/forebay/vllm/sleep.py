@@ -193,7 +193,7 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
                     create_and_map(data.handle)
                     mapped.append(data)
                 kept = [self._shelved[data.handle[2]] for data in batch if data.handle[2] in self._shelved]
-                pairs = [shelf.back(data.handle[2]) for data, shelf in kept]
+                pairs = [copy for data, shelf in kept for copy in shelf.back(data.handle[2])]
                 if pairs:
                     copies.append(copying.submit(_means()[1].copy_batch_and_wait, pairs))
                     moved += sum(length for _, _, length in pairs)
