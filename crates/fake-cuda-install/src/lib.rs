@@ -74,5 +74,8 @@ fn install(built: &Path) -> std::io::Result<Installed> {
     };
     let libcuda = link("libfake_cuda.so", "libcuda.so.1")?;
     let libcudart = link("libfake_cudart.so", "libcudart.so.13")?;
+    // For programs that are linked against them: `-L FOLDER -lcuda`.
+    link("libfake_cuda.so", "libcuda.so")?;
+    link("libfake_cudart.so", "libcudart.so")?;
     Ok(Installed { libcuda, libcudart, folder })
 }

@@ -6,7 +6,6 @@
 
 use crate::abi::Code;
 use crate::driver::{Locked, State, lock, signals};
-use crate::order::Touch;
 use crate::queue::{Move, What};
 use crate::stats::Way;
 use std::collections::VecDeque;
@@ -159,11 +158,7 @@ impl State {
             What::Kernel { kernel, args } => match self.effect(kernel, gpu, &args) {
                 Ok(effect) => {
                     (job.by_kernel, job.moves, job.computes) = (true, effect.moves.into(), effect.computes);
-                    let touches = job.moves.iter();
-                    let touches = touches.flat_map(|&Move { from, to, bytes }| {
-                        [Touch::read(from, bytes), Touch::write(to, bytes)]
-                    });
-                    self.ops.get_mut(&id)?.touches = touches.collect();
+                    self.ops.get_mut(&id)?.touches = effect.touches;
                 }
                 Err(error) => {
                     self.misuse.report(format!("kernel {}: {error}", kernel.name));

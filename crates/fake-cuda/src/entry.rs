@@ -141,10 +141,7 @@ impl Call {
     /// Waits for all that a stream has been given. The legacy stream stands for all that block with it.
     pub fn wait_for_stream(&mut self, stream: usize) -> Outcome {
         self.not_capturing(stream)?;
-        let before = self.streams_before(stream);
-        let legacy =
-            self.streams.get(&stream).is_some_and(|stream| stream.sort == crate::stream::Sort::Legacy);
-        for stream in before.into_iter().take(if legacy { usize::MAX } else { 1 }) {
+        for stream in self.waited_for_with(stream) {
             let Some(found) = self.streams.get(&stream) else { continue };
             let (gpu, last, clock) = (found.gpu, found.last, found.clock.clone());
             self.order.host.join(&clock);

@@ -5,6 +5,7 @@
 
 use crate::driver::State;
 use crate::memory::Memory;
+use crate::order::Touch;
 use crate::queue::Move;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ pub struct Kernel {
     pub name: &'static str,
     /// Bytes of each parameter.
     pub params: &'static [usize],
-    body: fn(&View, &[u64]) -> Result<Effect, String>,
+    body: fn(&mut View, &[u64]) -> Result<Effect, String>,
 }
 
 /// What a kernel does.
@@ -25,6 +26,8 @@ pub struct Effect {
     pub moves: Vec<Move>,
     /// How long it computes beside.
     pub computes: Duration,
+    /// All that it reads and writes.
+    pub touches: Vec<Touch>,
 }
 
 /// All kernels.
@@ -52,15 +55,18 @@ pub fn entries(ptx: &str) -> Vec<String> {
 struct View<'a> {
     memory: &'a Memory,
     gpu: usize,
+    /// Tables that were read.
+    tables: Vec<Touch>,
 }
 
 impl View<'_> {
     /// Numbers of 8 bytes.
-    fn table(&self, at: u64, count: u64) -> Result<Vec<u64>, String> {
+    fn table(&mut self, at: u64, count: u64) -> Result<Vec<u64>, String> {
         if count > ENTRIES_MAX {
             return Err(format!("a table of {count} entries"));
         }
         self.reach(at, count * 8)?;
+        self.tables.push(Touch::read(at, count * 8));
         let raw = self.memory.raw(at) as *const u64;
         // SAFETY: an area that this GPU reaches has these bytes, and stays while the state is locked.
         Ok((0..count as usize).map(|index| unsafe { raw.add(index).read_unaligned() }).collect())
@@ -78,22 +84,24 @@ impl View<'_> {
 impl State {
     /// What a kernel does on a GPU now. An error is an illegal address.
     pub fn effect(&self, kernel: &Kernel, gpu: usize, args: &[u64]) -> Result<Effect, String> {
-        let view = View { memory: &self.memory, gpu };
-        let effect = (kernel.body)(&view, args)?;
+        let mut view = View { memory: &self.memory, gpu, tables: Vec::new() };
+        let mut effect = (kernel.body)(&mut view, args)?;
         for &Move { from, to, bytes } in effect.moves.iter().filter(|piece| piece.bytes > 0) {
             view.reach(from, bytes)?;
             view.reach(to, bytes)?;
+            effect.touches.extend([Touch::read(from, bytes), Touch::write(to, bytes)]);
         }
+        effect.touches.append(&mut view.tables);
         Ok(effect)
     }
 }
 
 fn moved(moves: Vec<Move>) -> Result<Effect, String> {
-    Ok(Effect { moves, computes: Duration::ZERO })
+    Ok(Effect { moves, ..Effect::default() })
 }
 
 /// `(const u8* from, const u64* to_pages, u32 page_bytes, u32 pages)`
-fn scatter(view: &View, args: &[u64]) -> Result<Effect, String> {
+fn scatter(view: &mut View, args: &[u64]) -> Result<Effect, String> {
     let &[from, to_pages, bytes, pages] = args else { return Err("wrong parameters".into()) };
     let to_pages = view.table(to_pages, pages)?;
     moved(
@@ -105,7 +113,7 @@ fn scatter(view: &View, args: &[u64]) -> Result<Effect, String> {
 }
 
 /// `(const u64* from_pages, u8* to, u32 page_bytes, u32 pages)`
-fn gather(view: &View, args: &[u64]) -> Result<Effect, String> {
+fn gather(view: &mut View, args: &[u64]) -> Result<Effect, String> {
     let &[from_pages, to, bytes, pages] = args else { return Err("wrong parameters".into()) };
     let from_pages = view.table(from_pages, pages)?;
     moved(
@@ -117,20 +125,20 @@ fn gather(view: &View, args: &[u64]) -> Result<Effect, String> {
 }
 
 /// `(const u8* from, u8* to, u64 bytes)`
-fn relay(_: &View, args: &[u64]) -> Result<Effect, String> {
+fn relay(_: &mut View, args: &[u64]) -> Result<Effect, String> {
     let &[from, to, bytes] = args else { return Err("wrong parameters".into()) };
     moved(vec![Move { from, to, bytes }])
 }
 
 /// `(const Piece* pieces, u32 count)` with `struct Piece { u64 from; u64 to; u64 bytes; }`
-fn pieces(view: &View, args: &[u64]) -> Result<Effect, String> {
+fn pieces(view: &mut View, args: &[u64]) -> Result<Effect, String> {
     let &[pieces, count] = args else { return Err("wrong parameters".into()) };
     let table = view.table(pieces, count * 3)?;
     moved(table.chunks_exact(3).map(|piece| Move { from: piece[0], to: piece[1], bytes: piece[2] }).collect())
 }
 
 /// `(u64 cycles)`: computes for as many nanoseconds.
-fn spin(_: &View, args: &[u64]) -> Result<Effect, String> {
+fn spin(_: &mut View, args: &[u64]) -> Result<Effect, String> {
     let &[cycles] = args else { return Err("wrong parameters".into()) };
-    Ok(Effect { moves: Vec::new(), computes: Duration::from_nanos(cycles) })
+    Ok(Effect { computes: Duration::from_nanos(cycles), ..Effect::default() })
 }

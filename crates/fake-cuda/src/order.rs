@@ -88,6 +88,11 @@ impl Order {
         self.values.retain(|&at, _| !(base..base + bytes).contains(&at));
     }
 
+    /// A stream is gone, and with it everyone who could be ordered after it by name.
+    pub fn forget_stream(&mut self, stream: usize) {
+        self.past.retain(|past| past.stream != stream);
+    }
+
     /// A stream has written a value.
     pub fn wrote_value(&mut self, at: u64, clock: &Clock) {
         self.values.insert(at, clock.clone());

@@ -9,7 +9,7 @@ use crate::clock::Clock;
 use crate::driver::{State, signals};
 use crate::hostcall::HostCall;
 use crate::kernels::Kernel;
-use crate::memory::Lost;
+use crate::memory::{Kind, Lost};
 use crate::order::Touch;
 use crate::waits::Wanted;
 use std::sync::Arc;
@@ -33,7 +33,6 @@ pub enum What {
     /// Copies. `kept`: bytes that were taken when the copy was posted.
     Moves {
         moves: Arc<[Move]>,
-        #[expect(dead_code, reason = "held as long as a move points into it")]
         kept: Option<Arc<[u8]>>,
     },
     /// Fills memory with a unit of 1 or 4 bytes.
@@ -192,11 +191,13 @@ impl State {
     fn touched(&mut self, gpu: usize, name: &'static str, what: &What) -> Outcome<Vec<Touch>> {
         let mut touches = Vec::new();
         match what {
-            What::Moves { moves, .. } => {
-                for &Move { from, to, bytes } in moves.iter() {
-                    self.check(gpu, name, from, bytes)?;
-                    self.check(gpu, name, to, bytes)?;
-                    touches.extend([Touch::read(from, bytes), Touch::write(to, bytes)]);
+            What::Moves { moves, kept } => {
+                for one in moves.iter() {
+                    self.check_move(gpu, name, one)?;
+                    touches.push(Touch::write(one.to, one.bytes));
+                    if kept.is_none() {
+                        touches.push(Touch::read(one.from, one.bytes));
+                    }
                 }
             }
             What::Fill { at, bytes, .. } => {
@@ -215,19 +216,28 @@ impl State {
         Ok(touches)
     }
 
+    /// Whether a copy that `gpu` makes may be made.
+    pub fn check_move(&mut self, gpu: usize, name: &str, one: &Move) -> Outcome {
+        self.check(gpu, name, one.from, one.bytes)?;
+        self.check(gpu, name, one.to, one.bytes)?;
+        let areas = [one.from, one.to].map(|at| self.memory.find(at).filter(|area| area.kind.on_device()));
+        // A copy from or to the host takes the link of the GPU that has the memory, whoever makes it.
+        let [Some(from), Some(to)] = areas else { return Ok(()) };
+        if let Some(area) = [from, to].into_iter().find(|area| !self.memory.reaches(gpu, area)) {
+            // The real driver copies by way of the host then, without a word.
+            let whose = area.gpu;
+            self.misuse.report(format!("{name}: GPU {gpu} has no peer access to GPU {whose}"));
+        }
+        Ok(())
+    }
+
     /// Whether an operation of `gpu` may touch these bytes. Addresses that the driver does not know are the host's own.
     pub fn check(&mut self, gpu: usize, name: &str, at: u64, bytes: u64) -> Outcome {
         if at == 0 && bytes > 0 {
             return Err(Code::INVALID_VALUE);
         }
         let wrong = match self.memory.span(at, bytes) {
-            Ok(area) if self.memory.reaches(gpu, area) => return Ok(()),
-            // The real driver copies by way of the host then, without a word.
-            Ok(area) if area.kind == crate::memory::Kind::Device => {
-                let whose = area.gpu;
-                self.misuse.report(format!("{name}: GPU {gpu} has no peer access to GPU {whose}"));
-                return Ok(());
-            }
+            Ok(area) if area.kind == Kind::Device || self.memory.reaches(gpu, area) => return Ok(()),
             Ok(area) => format!("GPU {gpu} has no access to {:?} memory of GPU {}", area.kind, area.gpu),
             Err(Lost::Unknown) => return Ok(()),
             Err(Lost::Freed) => "freed memory".into(),

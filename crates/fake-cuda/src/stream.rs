@@ -80,6 +80,12 @@ impl State {
         handle
     }
 
+    /// Streams that have nothing left to do when `stream` has not: the legacy stream stands for all that block with it.
+    pub fn waited_for_with(&self, stream: usize) -> Vec<usize> {
+        let legacy = self.streams.get(&stream).is_some_and(|stream| stream.sort == Sort::Legacy);
+        if legacy { self.streams_before(stream) } else { vec![stream] }
+    }
+
     /// Streams whose last operation the next one of `stream` comes after: itself, and what the legacy rule adds.
     pub fn streams_before(&self, stream: usize) -> Vec<usize> {
         let mut before = vec![stream];

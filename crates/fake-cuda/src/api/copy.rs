@@ -131,7 +131,7 @@ impl Call {
     ) -> Outcome {
         put_if_wanted(fail, usize::MAX);
         let count = lists.count;
-        // Neither the legacy stream nor a capture takes batches, in the real driver.
+        // The legacy stream takes no batches, in the real driver.
         let legacy = stream == crate::abi::STREAM_LEGACY || (stream == 0 && !self.per_thread);
         if legacy || count == 0 || count > BATCH_MAX || attrs.0.is_null() || attrs.2 == 0 || attrs.2 > count {
             return Err(Code::INVALID_VALUE);
@@ -151,14 +151,13 @@ impl Call {
         for (index, ((to, from), bytes)) in to.into_iter().zip(from).zip(bytes).enumerate() {
             let symbol = self.symbol;
             let bytes = bytes as u64;
-            let sound = bytes > 0
-                && self.check(gpu, symbol, from, bytes).is_ok()
-                && self.check(gpu, symbol, to, bytes).is_ok();
+            let one = Move { from, to, bytes };
+            let sound = bytes > 0 && self.check_move(gpu, symbol, &one).is_ok();
             if !sound {
                 put_if_wanted(fail, index);
                 return Err(Code::INVALID_VALUE);
             }
-            moves.push(Move { from, to, bytes });
+            moves.push(one);
         }
         self.copies(moves, stream, false)
     }

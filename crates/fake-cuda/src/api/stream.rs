@@ -59,18 +59,21 @@ entries! {
         }
         // What it has been given still runs.
         call.streams.remove(&stream);
+        call.order.forget_stream(stream);
         Ok(())
     }
     cuStreamQuery | cuStreamQuery_ptsz @ 7000 = "cuStreamQuery" @ 2000 (stream: usize) |call| {
         let stream = call.stream(stream)?;
         call.not_capturing(stream)?;
-        let Some(found) = call.streams.get(&stream) else { return Err(Code::INVALID_HANDLE) };
-        let (last, gpu, clock) = (found.last, found.gpu, found.clock.clone());
-        call.healthy(gpu)?;
-        if call.ops.contains_key(&last) {
-            return Err(Code::NOT_READY);
+        for stream in call.waited_for_with(stream) {
+            let Some(found) = call.streams.get(&stream) else { continue };
+            let (last, gpu, clock) = (found.last, found.gpu, found.clock.clone());
+            call.healthy(gpu)?;
+            if call.ops.contains_key(&last) {
+                return Err(Code::NOT_READY);
+            }
+            call.order.host.join(&clock);
         }
-        call.order.host.join(&clock);
         Ok(())
     }
     cuStreamSynchronize | cuStreamSynchronize_ptsz @ 7000 = "cuStreamSynchronize" @ 2000 (stream: usize) |call| {
