@@ -1,6 +1,6 @@
 //! Nodes among each other: finding chunks elsewhere, pulling them, and lending one's own.
 //!
-//! Pure parts: `words` is what is said, `known` what was heard lately, `choice` whom to ask, `coming` what waits. `owner` lends, `pull` borrows;
+//! Pure parts: `words` is what is said, `known` what was heard lately, `choice` whom to ask, `coming` and `lenders` what waits. `owner` lends, `pull` borrows;
 //! this file joins them with the directory and with those who wait. Knows who has what and who wants it; must never know
 //! how bytes travel, or believe a directory or a peer: what they say costs a question at most, and every byte is compared
 //! with its checksum.
@@ -8,6 +8,7 @@
 mod choice;
 mod coming;
 mod known;
+mod lenders;
 mod owner;
 mod pull;
 mod words;
@@ -23,6 +24,7 @@ use forebay_kv::ChunkId;
 use forebay_mover::{MoverHandle, Place};
 use forebay_store::{Store, TenantId};
 use known::Known;
+use lenders::Lenders;
 use owner::{Counter, Owner, OwnerStat};
 use pull::Pull;
 use std::collections::HashMap;
@@ -55,6 +57,7 @@ pub(crate) struct Borrower {
     jobs: Sender<Option<Job>>,
     known: Mutex<Known>,
     coming: Mutex<Coming>,
+    lenders: Mutex<Lenders<Pull>>,
     counts: Counts,
     spans: Arc<Spans>,
 }
@@ -171,6 +174,7 @@ impl Peering {
             jobs,
             known: Mutex::default(),
             coming: Mutex::default(),
+            lenders: Mutex::default(),
             counts: Counts::default(),
             spans,
         };
@@ -307,6 +311,8 @@ impl Drop for Peering {
         // What waits for a pull that was dropped would keep itself alive.
         let left_over = std::mem::take(&mut *self.borrower.coming());
         drop(left_over);
+        let left_over = std::mem::take(&mut *self.borrower.lenders());
+        drop(left_over);
     }
 }
 
@@ -376,6 +382,16 @@ impl Borrower {
 
     fn coming(&self) -> MutexGuard<'_, Coming> {
         self.coming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lenders(&self) -> MutexGuard<'_, Lenders<Pull>> {
+        self.lenders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A peer was asked and lends nothing, or has its loan back: who waited for that asks.
+    pub fn close(&self, peer: &str) {
+        let next = self.lenders().close(peer);
+        next.into_iter().for_each(Pull::start);
     }
 
     /// `None`: the node is ending.

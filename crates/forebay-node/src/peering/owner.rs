@@ -213,23 +213,24 @@ impl Gathering {
         let loans: Vec<Loan> = std::mem::take(&mut state.loans).into_iter().map_while(|loan| loan).collect();
         drop(state);
         match self.grant(loans) {
-            Ok(loans) => reply.send(Told::Lent(loans).encode()),
+            Ok(told) => reply.send(told.encode()),
             Err(why) => self.owner.refuse(reply, why),
         }
     }
 
     /// Grants a lease of as many chunks as the peer may have.
-    fn grant(&self, mut loans: Vec<Loan>) -> Result<Loans, String> {
+    fn grant(&self, mut loans: Vec<Loan>) -> Result<Told, String> {
         let owner = &self.owner;
         let (leases, region) = owner.ground.get().ok_or("not open yet")?;
         let instance = self.from.instance;
-        let bytes = {
+        let any = !loans.is_empty();
+        let (bytes, others) = {
             let mut lent = owner.lent();
             let has = lent.entry(instance).or_default();
             let fitting = fitting(&loans, owner.lent_bytes_max.saturating_sub(*has));
             loans.truncate(fitting.0);
             *has += fitting.1;
-            fitting.1
+            (fitting.1, *has > fitting.1)
         };
         let told: Vec<LentChunk> = loans.iter().map(told).collect();
         let spans = loans.iter().map(|loan| span(*region, loan)).collect();
@@ -237,14 +238,16 @@ impl Gathering {
         let table = Arc::clone(&owner.lent);
         // Dropped also where there is no lease.
         let kept = Kept { loans, bytes, instance, table };
-        if count == 0 {
-            return Err("no chunk could be lent: not readable, or as much is lent as may be".into());
+        match count {
+            0 if any && others => return Ok(Told::NotNow),
+            0 => return Err("no chunk could be lent: not readable, or larger than what may be lent".into()),
+            _ => {}
         }
         let granted = leases.grant(instance, spans, self.ttl_us, move |_| drop(kept));
         let lease = granted.map_err(|error| error.to_string())?;
         owner.counts.lends.fetch_add(count as u64, Ordering::Relaxed);
         let region = (region.key, region.generation, region.len);
-        Ok(Loans { lease, region, chunks: told })
+        Ok(Told::Lent(Loans { lease, region, chunks: told }))
     }
 }
 

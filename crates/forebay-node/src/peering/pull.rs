@@ -2,6 +2,7 @@
 //! to compare every byte's checksum, to make them visible, and to give the loan back. This file knows these steps; it must
 //! never know who waits for a chunk or why this peer was chosen.
 
+use super::lenders::NotNow;
 use super::words::{Ask, LEND_IDS_MAX, Loans, TenantKey, Told};
 use super::{Borrower, TELL_LIMIT_US};
 use crate::metrics::Trace;
@@ -65,6 +66,7 @@ impl Pull {
         let key = TenantKey::of(&self.borrower.token, self.tenant);
         let ask = Ask::Lend(key, LEND_US, self.ids.clone()).encode();
         let Some(agent) = self.borrower.agent() else { return self.fail("the node is shutting down") };
+        let closed = self.borrower.lenders().open(&peer);
         let waiting = Arc::new(Mutex::new(Some((self, peer.clone()))));
         let answered = Arc::clone(&waiting);
         let take = |waiting: &Mutex<Option<(Pull, String)>>| {
@@ -85,6 +87,7 @@ impl Pull {
                     }
                     None => pull.lent(peer, loans),
                 },
+                Ok(Told::NotNow) => pull.not_now(peer, closed),
                 _ => pull.denied(&peer),
             });
         });
@@ -98,7 +101,36 @@ impl Pull {
     /// The peer lends nothing: it, or the directory, was wrong. The next one is asked.
     fn denied(self, peer: &str) {
         self.borrower.denied(self.tenant, &self.ids, peer);
+        self.borrower.close(peer);
         self.start();
+    }
+
+    /// The peer has lent as much as it may, which is no reason to think that it has not got them.
+    fn not_now(mut self, peer: String, closed: u64) {
+        self.peers.insert(0, peer.clone());
+        let borrower = Arc::clone(&self.borrower);
+        let then = borrower.lenders().not_now(&peer, closed, self);
+        match then {
+            NotNow::Wait => {}
+            NotNow::Again(pulls) => pulls.into_iter().for_each(Pull::start),
+            NotNow::Elsewhere(pulls) => pulls.into_iter().for_each(|mut pull| {
+                pull.peers.remove(0);
+                pull.start();
+            }),
+        }
+    }
+
+    /// Those chunks that were not lent along with the others are asked for when these are given back.
+    fn put_off(&mut self, peer: &str, lent: usize) {
+        let ids = self.ids.split_off(lent.min(self.ids.len()));
+        if ids.is_empty() {
+            return;
+        }
+        let (borrower, parent) = (Arc::clone(&self.borrower), self.ids.last().copied());
+        let peers = std::iter::once(peer.to_owned()).chain(self.peers.clone()).collect();
+        let Pull { tenant, class, deadline_us, .. } = *self;
+        let rest = Pull { borrower, tenant, ids, parent, class, deadline_us, peers, trace: None };
+        self.borrower.lenders().wait(peer, rest);
     }
 
     fn fail(mut self, why: &str) {
@@ -116,11 +148,12 @@ impl Pull {
             trace.note("peer", &peer);
             trace.passed("lent");
         }
+        self.put_off(&peer, loans.chunks.len());
         let (key, generation, len) = loans.region;
         let of_peer = PeerRegion { key, generation, len };
         let region = borrower.agent().map(|agent| agent.region(&peer, of_peer, loans.lease));
         let (region, why) = match region {
-            Some(Ok(region)) => (Some(region), "it lent only chunks before this one".to_owned()),
+            Some(Ok(region)) => (Some(region), String::new()),
             Some(Err(error)) => (None, error.to_string()),
             None => (None, "the node is shutting down".to_owned()),
         };
@@ -263,10 +296,10 @@ impl Drop for Borrowed {
     fn drop(&mut self) {
         let Borrowed { borrower, peer, lease, region, .. } = self;
         let (agent, region, peer, lease) = (Weak::clone(&borrower.agent), *region, peer.clone(), *lease);
-        borrower.later(move || {
-            if let Some(agent) = agent.upgrade() {
-                give_back(&agent, &peer, lease, region);
-            }
+        let borrower = Arc::clone(borrower);
+        self.borrower.later(move || match agent.upgrade() {
+            Some(agent) => give_back(&borrower, &agent, &peer, lease, region),
+            None => borrower.close(&peer),
         });
     }
 }
@@ -277,13 +310,17 @@ fn fail(trace: &mut Option<Trace>, why: &str) {
     }
 }
 
-fn give_back(agent: &Agent, peer: &str, lease: u64, region: Option<RegionId>) {
+fn give_back(borrower: &Arc<Borrower>, agent: &Agent, peer: &str, lease: u64, region: Option<RegionId>) {
     if let Some(region) = region {
         // One that a lost operation still uses stays until the mover ends.
         let _ = agent.forget_region(region);
     }
-    // A loan that nobody hears of ends by itself.
-    let _ = agent.call(peer, Ask::Return(lease).encode(), TELL_LIMIT_US, |_| {});
+    let (closer, of_peer) = (Arc::clone(borrower), peer.to_owned());
+    // A loan of which the peer does not hear that it is over ends by itself.
+    let told = agent.call(peer, Ask::Return(lease).encode(), TELL_LIMIT_US, move |_| closer.close(&of_peer));
+    if told.is_err() {
+        borrower.close(peer);
+    }
 }
 
 #[cfg(test)]

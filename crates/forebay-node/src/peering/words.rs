@@ -72,6 +72,8 @@ pub enum Told {
     Lent(Loans),
     /// It is done, and there is nothing to say.
     Heard,
+    /// As much is lent to the one that asks as may be: not before it has given something back.
+    NotNow,
 }
 
 impl TenantKey {
@@ -135,6 +137,7 @@ impl Told {
                 })
             }
             Told::Heard => start.u8(3),
+            Told::NotNow => start.u8(4),
         };
         bytes
     }
@@ -151,7 +154,8 @@ impl Told {
                 Told::Lent(Loans { lease, region, chunks })
             }
             3 => Told::Heard,
-            kind => return Err(BadBytes::Value { what: "an answer", value: kind.into(), allowed: "1 to 3" }),
+            4 => Told::NotNow,
+            kind => return Err(BadBytes::Value { what: "an answer", value: kind.into(), allowed: "1 to 4" }),
         };
         body.end()?;
         Ok(told)
@@ -225,7 +229,7 @@ mod tests {
             assert!(whole && (0..bytes.len()).all(|cut| Ask::decode(&bytes[..cut]).is_err()));
             assert!(Ask::decode(&[bytes, vec![0]].concat()).is_err());
         }
-        for told in [Told::Has(7), told, Told::Heard] {
+        for told in [Told::Has(7), told, Told::Heard, Told::NotNow] {
             let bytes = told.encode();
             assert_eq!(Told::decode(&bytes), Ok(told));
             assert!((0..bytes.len()).all(|cut| Told::decode(&bytes[..cut]).is_err()));

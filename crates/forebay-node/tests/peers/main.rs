@@ -123,6 +123,31 @@ fn a_sequence_whose_chunks_lie_with_several_peers_is_a_hit_as_a_whole() {
 }
 
 #[test]
+fn a_peer_that_lends_little_at_a_time_gives_everything_in_turn() {
+    let pair = Pair::new();
+    let mut config = pair.left.config();
+    // Two chunks, and a bit.
+    config.peers.as_mut().unwrap().lent_per_peer = 2 * CHUNK_BYTES + 1000;
+    let (_left, right) = (Node::start(&config).unwrap(), pair.right.node());
+    let (writer, readers) = (pair.left.peer(), [pair.right.peer(), pair.right.peer()]);
+    store_all(&writer);
+    eventually("the peer is found", || readers[0].client.lookup(&ids()) == CHUNKS);
+    let leases = [readers[0].lease(), readers[1].lease()];
+    // From the front and, for all that are not on their way by then, one by one from the other.
+    let loads: Vec<_> = (0..CHUNKS)
+        .flat_map(|number| [(0, number), (1, number)])
+        .map(|(at, number)| (at, number, readers[at].begin_load(&leases[at], number).unwrap()))
+        .collect();
+    for (at, number, load) in &loads {
+        let end = ended(load);
+        assert!(matches!(end, forebay_mover::End::Done { .. }), "chunk {number}: {end:?}");
+        readers[*at].verify(&leases[*at], *number).unwrap();
+    }
+    let stat = right.peering_stat().unwrap();
+    assert_eq!((stat.pulled, stat.not_pulled, stat.denied), (CHUNKS as u64, 0, 0));
+}
+
+#[test]
 fn what_a_peer_has_on_disk_is_a_hit_here() {
     let pair = Pair::new();
     let mut config = pair.left.config();

@@ -1,0 +1,111 @@
+//! Peers that lend to this node, and what waits until one of them may lend more. Pure: this file counts questions and loans; it
+//! must never know what is borrowed.
+//!
+//! A question is open until it is answered without a loan, or its loan is given back. While a peer has any open, one that was
+//! told "not now" waits for one of them to be closed; with none open nothing would ever wake it, so it does not wait.
+
+use std::collections::{HashMap, VecDeque};
+
+/// All peers of which something is wanted.
+pub struct Lenders<T> {
+    peers: HashMap<String, Lender<T>>,
+}
+
+struct Lender<T> {
+    open: usize,
+    closed: u64,
+    waiting: VecDeque<T>,
+}
+
+/// What becomes of those that were told "not now".
+#[derive(Debug, PartialEq, Eq)]
+pub enum NotNow<T> {
+    /// They wait.
+    Wait,
+    /// Something was closed since they asked: they ask again.
+    Again(Vec<T>),
+    /// Nothing that the peer lends to this node would end: another peer is to be asked.
+    Elsewhere(Vec<T>),
+}
+
+impl<T> Default for Lenders<T> {
+    fn default() -> Lenders<T> {
+        Lenders { peers: HashMap::new() }
+    }
+}
+
+impl<T> Lenders<T> {
+    /// A peer is asked. Gives how many questions were closed before.
+    pub fn open(&mut self, peer: &str) -> u64 {
+        let new = || Lender { open: 0, closed: 0, waiting: VecDeque::new() };
+        let lender = self.peers.entry(peer.to_owned()).or_insert_with(new);
+        lender.open += 1;
+        lender.closed
+    }
+
+    /// A question is closed. Gives who may ask now: one, since as much is free as that one had; all, if nothing would wake them.
+    pub fn close(&mut self, peer: &str) -> Vec<T> {
+        let Some(lender) = self.peers.get_mut(peer) else { return Vec::new() };
+        lender.open = lender.open.saturating_sub(1);
+        lender.closed += 1;
+        match lender.open {
+            0 => self.forget(peer),
+            _ => lender.waiting.pop_front().into_iter().collect(),
+        }
+    }
+
+    /// The peer lends no more now to one that asked when `closed` questions were closed.
+    pub fn not_now(&mut self, peer: &str, closed: u64, asker: T) -> NotNow<T> {
+        let Some(lender) = self.peers.get_mut(peer) else { return NotNow::Elsewhere(vec![asker]) };
+        lender.open = lender.open.saturating_sub(1);
+        lender.waiting.push_back(asker);
+        match lender.open {
+            0 if lender.closed != closed => NotNow::Again(self.forget(peer)),
+            0 => NotNow::Elsewhere(self.forget(peer)),
+            _ => NotNow::Wait,
+        }
+    }
+
+    /// Has something ask when an open question is closed; there has to be one.
+    pub fn wait(&mut self, peer: &str, asker: T) {
+        if let Some(lender) = self.peers.get_mut(peer) {
+            lender.waiting.push_back(asker);
+        }
+    }
+
+    fn forget(&mut self, peer: &str) -> Vec<T> {
+        self.peers.remove(peer).map(|lender| lender.waiting.into()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_asks_for_each_loan_that_ends_and_all_when_the_last_one_does() {
+        let mut lenders = Lenders::default();
+        for asker in 0..5 {
+            let closed = lenders.open("left");
+            if asker > 1 {
+                assert_eq!(lenders.not_now("left", closed, asker), NotNow::Wait);
+            }
+        }
+        assert_eq!(lenders.close("left"), [2]);
+        assert_eq!(lenders.close("left"), [3, 4]);
+        assert!(lenders.peers.is_empty());
+    }
+
+    #[test]
+    fn nobody_waits_for_what_will_never_end() {
+        let mut lenders = Lenders::default();
+        let (first, second) = (lenders.open("left"), lenders.open("left"));
+        assert_eq!(lenders.not_now("left", first, 1), NotNow::Wait, "the second question is open");
+        assert_eq!(lenders.not_now("left", second, 2), NotNow::Elsewhere(vec![1, 2]));
+        let (loan, asker) = (lenders.open("left"), lenders.open("left"));
+        assert_eq!(loan, asker);
+        assert!(lenders.close("left").is_empty());
+        assert_eq!(lenders.not_now("left", asker, 3), NotNow::Again(vec![3]), "the loan ended meanwhile");
+        assert!(lenders.peers.is_empty());
+    }
+}
