@@ -22,7 +22,7 @@ pub const HOST: Place = Place::Host(0);
 const WINDOW_LOTS: u32 = 3;
 const WINDOW_BYTES: u64 = 64 << 20;
 /// Staging on a relay for all GPUs that it serves, in both directions.
-pub const RELAY_STAGING_BYTES: u64 = 28 << 20;
+pub const RELAY_STAGING_BYTES: u64 = 20 << 20;
 /// A relay's slots: fewer would not let its two hops overlap.
 const SLOTS_MIN: u64 = 4;
 /// Larger slots gain nothing: the lane is busy for tens of microseconds with one of these.
@@ -341,9 +341,9 @@ mod tests {
         for served in 1..=15 {
             let (slot_bytes, slots) = slots(served);
             assert!(u64::from(slots) >= SLOTS_MIN, "{served}");
-            assert!(slot_bytes >= 512 << 10 || served > 7, "{served}");
+            assert!(slot_bytes >= 512 << 10 || served > 5, "{served}");
             assert!(2 * served * slot_bytes * u64::from(slots) <= RELAY_STAGING_BYTES, "{served}");
         }
-        assert_eq!(slots(1), (2 << 20, 7));
+        assert_eq!(slots(1), (2 << 20, 5));
     }
 }

@@ -12,21 +12,30 @@ pub struct Rates {
     lanes: HashMap<(u16, Direction), f64>,
     /// Bytes per second of all lanes together.
     host: HashMap<Direction, f64>,
+    relays: HashMap<Direction, Relaying>,
     break_even_bytes: u64,
-    relay_latency_s: f64,
+}
+
+/// What it costs to go over a relay.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Relaying {
+    /// What a relay carries in the end of what its lane would.
+    pub efficiency: f64,
+    /// From the start of a copy until a relay's first bytes arrive, beyond what they take on the wire.
+    pub latency_s: f64,
 }
 
 /// A lane of PCIe 5 x16, until it is measured. Only the proportions matter for how a copy is divided.
 const LANE_BYTES_PER_S: f64 = 54e9;
 /// Smaller copies are faster alone, until it is measured.
 const BREAK_EVEN_BYTES: u64 = 3 << 20;
-/// From the start of a copy until a relay's first bytes arrive beyond what they take on the wire.
-const RELAY_LATENCY_S: f64 = 20e-6;
+/// What relaying costs, until it is measured.
+const RELAYING: Relaying = Relaying { efficiency: 0.95, latency_s: 25e-6 };
 
 impl Default for Rates {
     fn default() -> Rates {
-        let (lanes, host) = (HashMap::new(), HashMap::new());
-        Rates { lanes, host, break_even_bytes: BREAK_EVEN_BYTES, relay_latency_s: RELAY_LATENCY_S }
+        let (lanes, host, relays) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Rates { lanes, host, relays, break_even_bytes: BREAK_EVEN_BYTES }
     }
 }
 
@@ -54,6 +63,12 @@ impl Rates {
         self
     }
 
+    /// Notes what relaying costs.
+    pub fn with_relaying(mut self, direction: Direction, relaying: Relaying) -> Rates {
+        self.relays.insert(direction, relaying);
+        self
+    }
+
     /// The ways to or from a GPU: its own, then that of each relay, which carries nothing unless it is free.
     pub fn paths(
         &self,
@@ -62,10 +77,11 @@ impl Rates {
         relays: impl Iterator<Item = (u16, bool)>,
     ) -> Vec<Path> {
         let lane = |device| self.lanes.get(&(device, direction)).copied().unwrap_or(LANE_BYTES_PER_S);
+        let relaying = self.relays.get(&direction).copied().unwrap_or(RELAYING);
         let mut paths = vec![Path { bytes_per_s: lane(target), latency_s: 0.0 }];
         paths.extend(relays.map(|(relay, free)| Path {
-            bytes_per_s: if free { lane(relay) } else { 0.0 },
-            latency_s: self.relay_latency_s,
+            bytes_per_s: if free { lane(relay) * relaying.efficiency } else { 0.0 },
+            latency_s: relaying.latency_s,
         }));
         let sum: f64 = paths.iter().map(|path| path.bytes_per_s).sum();
         let host = self.host.get(&direction).copied().unwrap_or(sum);

@@ -21,6 +21,8 @@ pub struct Range {
     pub kind: Kind,
     pub start: Address,
     pub end: Address,
+    /// Whether it is an allocation that any GPU with access to its GPU reaches, not one mapped for chosen ones.
+    pub is_open: bool,
 }
 
 /// Remembers the last range, since the pages of one copy lie in few allocations. For one copy only: memory may be freed.
@@ -47,25 +49,27 @@ impl<'a> Inspector<'a> {
     }
 
     fn ask(&self, address: Address) -> Result<Range, Declined> {
-        let (mut kind, mut managed, mut ordinal) = (0_u32, 0_u32, 0_i32);
+        let (mut kind, mut managed, mut open, mut ordinal) = (0_u32, 0_u32, 0_u32, 0_i32);
         let (mut start, mut bytes): (Address, abi::Size) = (0, 0);
         let attributes = [
             abi::POINTER_MEMORY_TYPE,
             abi::POINTER_IS_MANAGED,
+            abi::POINTER_IS_IPC_CAPABLE,
             abi::POINTER_DEVICE_ORDINAL,
             abi::POINTER_RANGE_START,
             abi::POINTER_RANGE_SIZE,
         ];
-        let values: [*mut c_void; 5] = [
+        let values: [*mut c_void; 6] = [
             (&raw mut kind).cast(),
             (&raw mut managed).cast(),
+            (&raw mut open).cast(),
             (&raw mut ordinal).cast(),
             (&raw mut start).cast(),
             (&raw mut bytes).cast(),
         ];
         // SAFETY: one valid place for each attribute, of the attribute's type. Any address may be asked about.
         let status =
-            unsafe { (self.table.pointer_attributes)(5, attributes.as_ptr(), values.as_ptr(), address) };
+            unsafe { (self.table.pointer_attributes)(6, attributes.as_ptr(), values.as_ptr(), address) };
         if status != abi::SUCCESS || (kind == 0 && managed == 0) {
             return Err(Declined::Pageable);
         }
@@ -81,6 +85,6 @@ impl<'a> Inspector<'a> {
             abi::MEMORY_TYPE_DEVICE => Kind::Device(u16::try_from(ordinal).map_err(|_| Declined::Managed)?),
             _ => return Err(Declined::Managed),
         };
-        Ok(Range { kind, start, end })
+        Ok(Range { kind, start, end, is_open: open != 0 })
     }
 }

@@ -6,6 +6,7 @@
 mod inspect;
 mod plan;
 mod set;
+mod strand;
 
 use crate::device::Device;
 use crate::driver::abi::{self, StreamHandle};
@@ -22,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
 /// Staging on a relay for the chains of all GPUs that it serves, in both directions.
-pub const CHAIN_STAGING_BYTES: u64 = 20 << 20;
+pub const CHAIN_STAGING_BYTES: u64 = 28 << 20;
 /// Bytes of a copy into a stream that is not idle, at most: more operations than the driver's queues hold would make the
 /// caller wait for its own stream.
 const QUEUED_PARCELS_MAX: u64 = 128;
@@ -79,6 +80,16 @@ struct Way {
     set: Mutex<Set>,
 }
 
+/// What a copy turned out to be.
+struct Inspected {
+    target: u16,
+    direction: Direction,
+    /// Cut where registered memory is.
+    pieces: VecDeque<Piece>,
+    /// Whether relays reach the GPU's side.
+    peers_reach: bool,
+}
+
 /// What chains have done.
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -132,7 +143,7 @@ impl Chains {
         }
         self.check_capture(stream)?;
         let device = self.device_of(stream)?;
-        let (target, direction, pieces) = self.inspect(pieces)?;
+        let Inspected { target, direction, pieces, peers_reach } = self.inspect(pieces)?;
         if device.index() != target {
             return Err(Declined::ForeignContext);
         }
@@ -147,7 +158,7 @@ impl Chains {
         }
         let direct_bytes = shares[0];
         // SAFETY: by this function's contract; the set was taken and the target's context is current.
-        let queued = unsafe { set.queue(&mut Chain { stream, pieces, shares }) };
+        let queued = unsafe { set.queue(&mut Chain { stream, pieces, shares, peers_reach }) };
         // After an error some of it is in the stream and does no harm: the driver copies the same bytes again, behind it.
         queued.map_err(|_| Declined::Fault)?;
         self.counters.chains.fetch_add(1, Ordering::Relaxed);
@@ -194,11 +205,11 @@ impl Chains {
         device.filter(|_| status == abi::SUCCESS).cloned().ok_or(Declined::ForeignContext)
     }
 
-    /// Which GPU the pieces go to or come from, and the pieces, cut where registered memory is.
-    fn inspect(&self, pieces: &[Piece]) -> Result<(u16, Direction, VecDeque<Piece>), Declined> {
+    /// Which GPU the pieces go to or come from, and over which ways.
+    fn inspect(&self, pieces: &[Piece]) -> Result<Inspected, Declined> {
         let (mut from, mut to) = (Inspector::new(self.driver), Inspector::new(self.driver));
         let mut cut = VecDeque::with_capacity(pieces.len());
-        let mut ends = None;
+        let (mut ends, mut peers_reach) = (None, true);
         for piece in pieces {
             let mut rest = *piece;
             while rest.bytes > 0 {
@@ -207,13 +218,15 @@ impl Chains {
                 if *ends.get_or_insert(kinds) != kinds {
                     return Err(Declined::SameKind);
                 }
+                peers_reach &= source.kind == Kind::Host || source.is_open;
+                peers_reach &= target.kind == Kind::Host || target.is_open;
                 let bytes = rest.bytes.min(source.end - rest.from).min(target.end - rest.to);
                 cut.push_back(Piece { bytes, ..rest });
                 rest = Piece { from: rest.from + bytes, to: rest.to + bytes, bytes: rest.bytes - bytes };
             }
         }
-        let (device, direction) = ends.ok_or(Declined::Small)?;
-        Ok((device, direction, cut))
+        let (target, direction) = ends.ok_or(Declined::Small)?;
+        Ok(Inspected { target, direction, pieces: cut, peers_reach })
     }
 }
 

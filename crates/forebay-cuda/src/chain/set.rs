@@ -2,6 +2,7 @@
 //! chain of the same stream may use its set, which waits for the first one anyway; so no chain ever waits for one that it
 //! would not wait for without us. This file knows how a chain is queued; it must never know when that is allowed.
 
+use super::strand::Strands;
 use crate::device::{Device, DeviceMemory, Event, HostMemory, Stream};
 use crate::driver::CudaError;
 use crate::driver::abi::{Address, StreamHandle};
@@ -31,6 +32,8 @@ pub struct Set {
     target: Arc<Kernels>,
     /// The target itself, for small pages, then its relays.
     vias: Vec<Via>,
+    /// The relays again, for whole runs of memory that they reach.
+    strands: Vec<Strands>,
     /// Passed when the caller's stream has come to the copy.
     begun: Event,
     /// Passed when the last chain is done.
@@ -74,6 +77,8 @@ pub struct Chain {
     pub pieces: VecDeque<Piece>,
     /// For the direct way, then for each relay.
     pub shares: Vec<u64>,
+    /// Whether relays reach the target's side.
+    pub peers_reach: bool,
 }
 
 impl Set {
@@ -84,12 +89,15 @@ impl Set {
         relays: &[Arc<Kernels>],
         staging_bytes: u64,
     ) -> Result<Set, CudaError> {
+        let (strand_bytes, staging_bytes) = (staging_bytes / 2, staging_bytes / 2);
         let own = (target, OWN_STAGING_BYTES);
         let gpus = std::iter::once(own).chain(relays.iter().map(|relay| (relay, staging_bytes)));
         let vias = gpus.map(|(via, bytes)| Via::new(direction, target.device(), via.device(), bytes));
+        let strands = relays.iter().map(|relay| Strands::new(relay.device(), strand_bytes, SLOT_BYTES_MAX));
         Ok(Set {
             direction,
             target: Arc::clone(target),
+            strands: strands.collect::<Result<_, CudaError>>()?,
             vias: vias.collect::<Result<_, CudaError>>()?,
             begun: Event::new(target.device())?,
             whole: Event::new(target.device())?,
@@ -139,7 +147,7 @@ impl Set {
         self.holder = Some(chain.stream);
         let direct = take(&mut chain.pieces, chain.shares[0]);
         let queued = self.queue_direct(chain.stream, &direct).and_then(|()| self.queue_relays(chain));
-        let joined = (0..self.vias.len()).try_for_each(|via| self.join(via, chain.stream));
+        let joined = self.join(chain.stream);
         let marked = self.whole.record_in(chain.stream);
         queued.and(joined).and(marked)
     }
@@ -161,7 +169,15 @@ impl Set {
     fn queue_relays(&mut self, chain: &mut Chain) -> Result<(), CudaError> {
         for via in 1..self.vias.len() {
             let pieces = take(&mut chain.pieces, chain.shares[via]);
-            self.queue_via(via, &pieces)?;
+            let bytes = pieces.iter().map(|piece| piece.bytes).sum::<u64>();
+            if chain.peers_reach && bytes >= ENGINE_PIECE_BYTES * pieces.len() as u64 {
+                let strands = &mut self.strands[via - 1];
+                let parcel_bytes = parcel_bytes(bytes, strands.slot_bytes());
+                // SAFETY: by the contract of `queue`; the relay reaches the target's memory.
+                unsafe { strands.queue(&pieces, parcel_bytes, &self.begun)? };
+            } else {
+                self.queue_via(via, &pieces)?;
+            }
         }
         Ok(())
     }
@@ -173,7 +189,7 @@ impl Set {
         }
         let (direction, way) = (self.direction, &self.vias[via]);
         way.first(direction).wait_for(&self.begun)?;
-        let parcel_bytes = (bytes / PARCELS).clamp(PARCEL_BYTES_MIN, way.slot_bytes);
+        let parcel_bytes = parcel_bytes(bytes, way.slot_bytes);
         let sides = |piece: &Piece| direction.sides(piece);
         for parcel in parcels(pieces.iter().map(sides), parcel_bytes) {
             self.queue_parcel(via, &parcel)?;
@@ -229,9 +245,12 @@ impl Set {
         Ok(pieces.len())
     }
 
-    /// Has the caller's stream wait for a way's last work, of this chain or one before.
-    fn join(&self, via: usize, stream: StreamHandle) -> Result<(), CudaError> {
-        self.vias[via].ended.hold(stream)
+    /// Has the caller's stream wait for the last work of every way, of this chain or one before.
+    fn join(&self, stream: StreamHandle) -> Result<(), CudaError> {
+        let strands = self.strands.iter().map(|strands| strands.join(stream));
+        let vias = self.vias.iter().map(|via| via.ended.hold(stream));
+        // All of them, also after an error.
+        strands.chain(vias).fold(Ok(()), Result::and)
     }
 }
 
@@ -291,6 +310,11 @@ impl Via {
         }
         Ok(())
     }
+}
+
+/// How much of a share travels at a time.
+fn parcel_bytes(share_bytes: u64, slot_bytes: u64) -> u64 {
+    (share_bytes / PARCELS).max(PARCEL_BYTES_MIN).min(slot_bytes)
 }
 
 /// The first `bytes` bytes of the pieces.
