@@ -163,13 +163,15 @@ def test_after_a_failed_copy_in_nothing_is_lost(
     machine: Machine, sleep: Any, monkeypatch: pytest.MonkeyPatch, batch_bytes: int
 ) -> None:
     contents = fill(machine)
-    monkeypatch.setattr(sleep, "MAPPED_PER_COPY_BYTES", batch_bytes)
+    monkeypatch.setattr(sleep, "FIRST_BATCH_BYTES", batch_bytes)
     backend = sleep.ForebayBackend()
     backend.suspend(1)
+    interval = sys.getswitchinterval()
     machine.copier.good_copies_left = 3
     with pytest.raises(sleep.SleepError, match="cannot wake up.*LAUNCH_FAILED.*contents are kept"):
         backend.resume()
     assert machine.gpu.mapped == {} and backend.state() == "SUSPENDED"
+    assert sys.getswitchinterval() == interval
     machine.copier.good_copies_left = None
     backend.resume()
     assert holds(machine, contents["weights"] | contents["runtime"])
@@ -180,7 +182,7 @@ def test_a_gpu_that_others_have_filled_can_be_tried_again(
     machine: Machine, sleep: Any, monkeypatch: pytest.MonkeyPatch, missing_bytes: int
 ) -> None:
     contents = fill(machine)
-    monkeypatch.setattr(sleep, "MAPPED_PER_COPY_BYTES", 5000)
+    monkeypatch.setattr(sleep, "FIRST_BATCH_BYTES", 5000)
     needed = sum(map(len, machine.gpu.contents().values()))
     backend = sleep.ForebayBackend()
     backend.suspend(1)
@@ -193,26 +195,30 @@ def test_a_gpu_that_others_have_filled_can_be_tried_again(
     assert holds(machine, contents["weights"] | contents["runtime"])
 
 
-def test_copies_run_while_the_rest_is_mapped(machine: Machine, sleep: Any) -> None:
+@pytest.mark.parametrize("first_batch_bytes", [1, 1 << 30])
+def test_copies_run_while_the_rest_is_mapped(
+    machine: Machine, sleep: Any, monkeypatch: pytest.MonkeyPatch, first_batch_bytes: int
+) -> None:
+    monkeypatch.setattr(sleep, "FIRST_BATCH_BYTES", first_batch_bytes)
     machine.gpu.allocate("kv_cache", b"k" * 100)
     weights = machine.gpu.allocate("weights", b"w" * 100)
-    sleep.MAPPED_PER_COPY_BYTES = 1  # Of a module that is forgotten after the test.
     backend = sleep.ForebayBackend()
     backend.suspend(1)
-    kv_mapped = threading.Event()
-    mapped: list[str] = []
-    seen: list[bool] = []
+    copying, kv_mapped = threading.Event(), threading.Event()
+    met: list[bool] = []
 
     def on_map(data: vllm_standin.AllocationData) -> None:
-        mapped.append(data.tag)
         if data.tag == "kv_cache":
+            met.append(copying.wait(PATIENCE_S))
             kv_mapped.set()
 
-    machine.gpu.on_map = on_map
-    machine.copier.on_batch = lambda: seen.append(kv_mapped.wait(PATIENCE_S))
+    def on_batch() -> None:
+        copying.set()
+        met.append(kv_mapped.wait(PATIENCE_S))
+
+    machine.gpu.on_map, machine.copier.on_batch = on_map, on_batch
     backend.resume()
-    assert mapped == ["weights", "kv_cache"] and seen == [True]
-    assert holds(machine, {weights: b"w" * 100})
+    assert met == [True, True] and holds(machine, {weights: b"w" * 100})
 
 
 def test_memory_that_was_freed_asleep_never_gets_its_contents_back(machine: Machine, sleep: Any) -> None:

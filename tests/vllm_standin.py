@@ -152,7 +152,7 @@ class Copier:
             into[start : start + length] = out_of[first : first + length]
 
     def _memory(self, address: int, length: int) -> tuple[Any, int]:
-        for base, memory in self.gpu.mapped.items():
+        for base, memory in list(self.gpu.mapped.items()):  # Another thread maps meanwhile.
             if base <= address and address + length <= base + len(memory):
                 return memory, address - base
         for buffer in self.pool.lent:
