@@ -122,9 +122,9 @@ impl Call {
 
     /// Waits until operations have ended. The host knows then what lies before.
     pub fn wait_for_ops(&mut self, ops: impl IntoIterator<Item = u64>) -> Outcome {
-        for id in ops {
-            let Some(op) = self.ops.get(&id) else { continue };
-            let (gpu, stream, number) = (op.gpu, op.stream, op.number);
+        let found = |id: u64| self.ops.get(&id).map(|op| (id, op.gpu, op.stream, op.number));
+        let waited_for: Vec<_> = ops.into_iter().filter_map(found).collect();
+        for (id, gpu, stream, number) in waited_for {
             while self.ops.contains_key(&id) {
                 self.state.wait(&signals().done);
             }

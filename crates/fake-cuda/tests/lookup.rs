@@ -21,21 +21,24 @@ fn the_version_and_the_flags_choose_the_entry_point() {
         |cuda| {
             let symbol = |name: &str| (0, 0, cuda.symbol(name) as usize);
             assert_eq!(find(cuda, "cuMemcpyBatchAsync", 12080, 0), symbol("cuMemcpyBatchAsync"));
-            assert_eq!(find(cuda, "cuMemcpyBatchAsync", 13020, 0), symbol("cuMemcpyBatchAsync_v2"));
+            assert_eq!(find(cuda, "cuMemcpyBatchAsync", 13000, 0), symbol("cuMemcpyBatchAsync_v2"));
             assert_eq!(find(cuda, "cuMemcpyBatchAsync", 13000, 2), symbol("cuMemcpyBatchAsync_v2_ptsz"));
             assert_eq!(find(cuda, "cuMemcpyBatchAsync", 12040, 0), (0, 2, 0), "too new for who asks");
             assert_eq!(find(cuda, "cuMemcpyHtoDAsync", 7000, 2), symbol("cuMemcpyHtoDAsync_v2_ptsz"));
             assert_eq!(find(cuda, "cuMemcpyHtoDAsync", 3020, 0), symbol("cuMemcpyHtoDAsync_v2"));
+            // The same name with other arguments: who asks for the newest must call the newest.
+            assert_eq!(find(cuda, "cuCtxSynchronize", 13000, 0), symbol("cuCtxSynchronize_v2"));
             assert_eq!(find(cuda, "cuStreamGetCaptureInfo", 11040, 0), symbol("cuStreamGetCaptureInfo_v2"));
             assert_eq!(find(cuda, "cuMemcpyHtoDAsync_v2", 13000, 0), (0, 1, 0), "names have no suffix");
             assert_eq!(find(cuda, "cuMemAlloc", 13000, 0), (0, 1, 0), "missing on request");
             assert_eq!(find(cuda, "cuGetProcAddress", 13000, 0), symbol("cuGetProcAddress_v2"));
             cuda.control("version 12080");
             assert_eq!(
-                find(cuda, "cuMemcpyBatchAsync", 13000, 0),
-                symbol("cuMemcpyBatchAsync"),
-                "an older driver"
+                find(cuda, "cuMemcpyBatchAsync", 13000, 0).0,
+                1,
+                "a version that the driver does not have"
             );
+            assert_eq!(find(cuda, "cuMemcpyBatchAsync", 12080, 0), symbol("cuMemcpyBatchAsync"));
         },
     );
 }

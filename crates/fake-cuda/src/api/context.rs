@@ -4,7 +4,7 @@ use crate::abi::{Code, Outcome};
 use crate::caller::{put, put_if_wanted};
 use crate::capture;
 use crate::driver::State;
-use crate::entry::{contexts, entries};
+use crate::entry::{Call, contexts, entries};
 
 /// Handles of contexts begin here.
 const CONTEXT_BASE: usize = 0xfa4e_c000_0000_0000;
@@ -21,6 +21,24 @@ impl State {
             handle.checked_sub(CONTEXT_BASE).filter(|offset| offset % 16 == 0).map(|offset| offset / 16);
         let alive = |&gpu: &usize| self.gpus.get(gpu).is_some_and(|gpu| gpu.retained > 0);
         gpu.filter(alive).ok_or(Code::INVALID_CONTEXT)
+    }
+}
+
+impl Call {
+    /// The GPU of a context, or of the current one for 0: what CUDA 13 made of calls that had no argument.
+    fn context_or_current(&self, context: usize) -> Outcome<usize> {
+        if context == 0 { self.current() } else { self.context(context) }
+    }
+
+    fn wait_for_context(&mut self, gpu: usize) -> Outcome {
+        self.healthy(gpu)?;
+        self.unsafe_in_capture()?;
+        let ops: Vec<u64> = self.ops.iter().filter(|(_, op)| op.gpu == gpu).map(|(&id, _)| id).collect();
+        let ended =
+            self.streams.values().filter(|stream| stream.gpu == gpu).map(|stream| stream.clock.clone());
+        ended.collect::<Vec<_>>().iter().for_each(|clock| self.order.host.join(clock));
+        self.wait_for_ops(ops)?;
+        self.healthy(gpu)
     }
 }
 
@@ -74,6 +92,10 @@ entries! {
         let gpu = contexts(|contexts| contexts.last().copied()).ok_or(Code::INVALID_CONTEXT)?;
         put(device, call.ordinal(gpu))
     }
+    cuCtxGetDevice_v2 = "cuCtxGetDevice" @ 13000 (device: *mut i32, context: usize) |call| {
+        let gpu = call.context_or_current(context)?;
+        put(device, call.ordinal(gpu))
+    }
     cuCtxGetStreamPriorityRange = "cuCtxGetStreamPriorityRange" @ 5050 (least: *mut i32, greatest: *mut i32) |call| {
         call.current()?;
         put_if_wanted(least, 0);
@@ -82,12 +104,11 @@ entries! {
     }
     cuCtxSynchronize = "cuCtxSynchronize" @ 2000 () |call| {
         let gpu = call.current()?;
-        call.unsafe_in_capture()?;
-        let ops: Vec<u64> = call.ops.iter().filter(|(_, op)| op.gpu == gpu).map(|(&id, _)| id).collect();
-        let ended: Vec<_> = call.streams.values().filter(|stream| stream.gpu == gpu).map(|stream| stream.clock.clone()).collect();
-        ended.iter().for_each(|clock| call.order.host.join(clock));
-        call.wait_for_ops(ops)?;
-        call.healthy(gpu)
+        call.wait_for_context(gpu)
+    }
+    cuCtxSynchronize_v2 = "cuCtxSynchronize" @ 13000 (context: usize) |call| {
+        let gpu = call.context_or_current(context)?;
+        call.wait_for_context(gpu)
     }
     cuCtxEnablePeerAccess = "cuCtxEnablePeerAccess" @ 4000 (peer: usize, flags: u32) |call| {
         let gpu = call.current()?;

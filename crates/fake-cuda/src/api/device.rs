@@ -1,7 +1,7 @@
 //! What is to be said about the driver and its GPUs.
 
 use crate::abi::{Code, Outcome, Uuid};
-use crate::caller::{put, put_text};
+use crate::caller::{put, put_text, text};
 use crate::driver::{State, sound};
 use crate::entry::entries;
 use std::ffi::c_char;
@@ -59,6 +59,10 @@ fn bus(gpu: usize) -> i32 {
     0x10 + gpu as i32
 }
 
+fn bus_id(gpu: usize) -> String {
+    format!("0000:{:02X}:00.0", bus(gpu))
+}
+
 entries! {
     cuInit = "cuInit" @ 2000 (flags: u32) |call| {
         if flags != 0 {
@@ -106,7 +110,13 @@ entries! {
     cuDeviceGetPCIBusId = "cuDeviceGetPCIBusId" @ 4010 (id: *mut c_char, bytes: i32, device: i32) |call| {
         call.ready()?;
         let gpu = call.device(device)?;
-        put_text(id, bytes.max(0) as usize, &format!("0000:{:02X}:00.0", bus(gpu)))
+        put_text(id, bytes.max(0) as usize, &bus_id(gpu))
+    }
+    cuDeviceGetByPCIBusId = "cuDeviceGetByPCIBusId" @ 4010 (device: *mut i32, id: *const c_char) |call| {
+        call.ready()?;
+        let id = text(id)?;
+        let ordinal = call.settings.visible.iter().position(|&gpu| bus_id(gpu).eq_ignore_ascii_case(id));
+        put(device, ordinal.ok_or(Code::INVALID_DEVICE)? as i32)
     }
     cuDeviceTotalMem_v2 = "cuDeviceTotalMem" @ 3020 (bytes: *mut usize, device: i32) |call| {
         call.ready()?;

@@ -96,10 +96,12 @@ entries! {
     cuEventSynchronize = "cuEventSynchronize" @ 2000 (event: usize) |call| {
         let gpu = call.event(event)?;
         call.not_captured(event)?;
-        let Some(found) = call.events.get(&event) else { return Err(Code::INVALID_HANDLE) };
-        let (record, clock) = (found.record, found.clock.clone());
-        call.wait_for_ops([record])?;
-        call.order.host.join(&clock);
+        let record = call.events.get(&event).map(|event| event.record);
+        call.wait_for_ops(record)?;
+        // Another thread may have destroyed it meanwhile.
+        if let Some(clock) = call.events.get(&event).map(|event| event.clock.clone()) {
+            call.order.host.join(&clock);
+        }
         call.healthy(gpu)
     }
     cuEventElapsedTime = "cuEventElapsedTime" @ 2000 (ms: *mut f32, first: usize, last: usize) |call| {

@@ -5,7 +5,7 @@ use crate::caller::put;
 use crate::entry::entries;
 
 entries! {
-    cuGraphInstantiateWithFlags = "cuGraphInstantiate" @ 11040 (made: *mut usize, graph: usize, _flags: u64) |call| {
+    cuGraphInstantiateWithFlags = "cuGraphInstantiateWithFlags" @ 11040 (made: *mut usize, graph: usize, _flags: u64) |call| {
         call.ready()?;
         let ops = call.graphs.get(&graph).ok_or(Code::INVALID_HANDLE)?.clone();
         let handle = call.new_handle();

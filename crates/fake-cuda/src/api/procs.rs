@@ -50,6 +50,9 @@ fn answer(
     version: i32,
     flags: u64,
 ) -> Outcome<u32> {
+    if version > state.settings.version {
+        return Err(Code::INVALID_VALUE);
+    }
     match find(state, text(name)?, version, flags) {
         Ok(found) => put(address, found).map(|()| FOUND),
         Err(why) => put(address, null_mut()).map(|()| why),

@@ -32,6 +32,18 @@ impl Call {
         self.enqueue_named(stream, What::Write { at, bytes, value }).map(drop)
     }
 
+    fn context_of(&mut self, stream: usize, context: *mut usize) -> Outcome {
+        let stream = self.stream(stream)?;
+        let gpu = self.streams.get(&stream).map(|stream| stream.gpu).ok_or(Code::INVALID_HANDLE)?;
+        put(context, context_handle(gpu))
+    }
+
+    fn launch_host(&mut self, stream: usize, function: Option<HostFn>, data: *mut c_void) -> Outcome {
+        let stream = self.stream(stream)?;
+        let function = function.ok_or(Code::INVALID_VALUE)?;
+        self.enqueue_named(stream, What::Call(HostCall::host(function, data))).map(drop)
+    }
+
     /// Of a stream: its status, and the number of its capture.
     fn capture_info(&mut self, stream: usize, status: *mut u32, id: *mut u64) -> Outcome {
         let stream = self.stream(stream)?;
@@ -127,9 +139,12 @@ entries! {
         put(graph, made)
     }
     cuStreamGetCtx | cuStreamGetCtx_ptsz @ 9020 = "cuStreamGetCtx" @ 9020 (stream: usize, context: *mut usize) |call| {
-        let stream = call.stream(stream)?;
-        let gpu = call.streams.get(&stream).map(|stream| stream.gpu).ok_or(Code::INVALID_HANDLE)?;
-        put(context, context_handle(gpu))
+        call.context_of(stream, context)
+    }
+    cuStreamGetCtx_v2 | cuStreamGetCtx_v2_ptsz @ 12050 = "cuStreamGetCtx" @ 12050
+    (stream: usize, context: *mut usize, green: *mut usize) |call| {
+        put_if_wanted(green, 0);
+        call.context_of(stream, context)
     }
     cuStreamGetFlags | cuStreamGetFlags_ptsz @ 7000 = "cuStreamGetFlags" @ 5050 (stream: usize, flags: *mut u32) |call| {
         let stream = call.stream(stream)?;
@@ -149,9 +164,11 @@ entries! {
     }
     cuLaunchHostFunc | cuLaunchHostFunc_ptsz @ 10000 = "cuLaunchHostFunc" @ 10000
     (stream: usize, function: Option<HostFn>, data: *mut c_void) |call| {
-        let stream = call.stream(stream)?;
-        let function = function.ok_or(Code::INVALID_VALUE)?;
-        call.enqueue_named(stream, What::Call(HostCall::host(function, data))).map(drop)
+        call.launch_host(stream, function, data)
+    }
+    cuLaunchHostFunc_v2 | cuLaunchHostFunc_v2_ptsz @ 13010 = "cuLaunchHostFunc" @ 13010
+    (stream: usize, function: Option<HostFn>, data: *mut c_void, _sync_mode: u32) |call| {
+        call.launch_host(stream, function, data)
     }
     cuStreamWriteValue32_v2 | cuStreamWriteValue32_v2_ptsz @ 11070 = "cuStreamWriteValue32" @ 11070
     (stream: usize, at: u64, value: u32, _flags: u32) |call| {
