@@ -14,6 +14,8 @@ pub mod kernels;
 pub mod links;
 pub mod pinned;
 pub mod poller;
+pub mod preflight;
+pub mod profile;
 pub mod rates;
 pub mod topology;
 

@@ -34,6 +34,8 @@ enum Command {
     Engine(cmd::engine::Args),
     /// Run the daemon of a host, which keeps KV for its engines
     Node(cmd::node::Args),
+    /// See whether this host is fit for fast copies, and what to do where it is not
+    Preflight(cmd::preflight::Args),
     /// Route OpenAI requests to engines, aware of their caches and load
     Route(cmd::route::Args),
     /// Make, look at, check and empty logs of the SSD tier
@@ -51,18 +53,20 @@ fn main() -> ExitCode {
     if let Some(parent) = end_with {
         end_with_parent(parent);
     }
+    let done = |()| ExitCode::SUCCESS;
     let outcome = match command {
-        Command::Demo(args) => demo::run(args),
-        Command::Engine(args) => cmd::engine::run(args),
-        Command::Node(args) => cmd::node::run(args),
-        Command::Route(args) => cmd::route::run(args),
-        Command::Store(args) => cmd::store::run(args),
-        Command::Trace(args) => cmd::trace::run(args),
-        Command::Torture(args) => cmd::torture::run(args),
-        Command::Bench(args) => bench::run(args),
+        Command::Demo(args) => demo::run(args).map(done),
+        Command::Engine(args) => cmd::engine::run(args).map(done),
+        Command::Node(args) => cmd::node::run(args).map(done),
+        Command::Preflight(args) => cmd::preflight::run(args),
+        Command::Route(args) => cmd::route::run(args).map(done),
+        Command::Store(args) => cmd::store::run(args).map(done),
+        Command::Trace(args) => cmd::trace::run(args).map(done),
+        Command::Torture(args) => cmd::torture::run(args).map(done),
+        Command::Bench(args) => bench::run(args).map(done),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("forebay: {error}");
             ExitCode::FAILURE

@@ -3,7 +3,7 @@
 
 use super::space::Full;
 use crate::driver::CudaError;
-use crate::topology::HostMemory;
+use crate::topology::MemoryFacts;
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -31,7 +31,7 @@ pub enum PinError {
         /// What the system said.
         error: Errno,
         /// What there is.
-        host: Box<HostMemory>,
+        host: Box<MemoryFacts>,
     },
     /// The driver does not pin it.
     #[error("pinning {bytes} bytes: {error}; {host}")]
@@ -41,6 +41,6 @@ pub enum PinError {
         /// What the driver said.
         error: CudaError,
         /// What there is.
-        host: Box<HostMemory>,
+        host: Box<MemoryFacts>,
     },
 }

@@ -2,7 +2,7 @@
 //! waits for it. This file knows system calls and pages; it must never know a driver, nor what the memory is for.
 
 use super::error::PinError;
-use crate::topology::HostMemory;
+use crate::topology::MemoryFacts;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
@@ -32,7 +32,7 @@ impl Mapping {
     /// `bytes` zeroed bytes that are present, made so by up to `threads` threads. As a file where it is to be shared.
     pub fn new(bytes: u64, shared: bool, threads: usize) -> Result<Mapping, PinError> {
         let failed =
-            |step| move |error| PinError::Map { bytes, step, error, host: Box::new(HostMemory::read()) };
+            |step| move |error| PinError::Map { bytes, step, error, host: Box::new(MemoryFacts::read()) };
         let len = usize::try_from(bytes).map_err(|_| failed("length")(Errno::NOMEM))?;
         let file = shared.then(|| Mapping::file(bytes)).transpose().map_err(failed("memfd"))?;
         let access = ProtFlags::READ | ProtFlags::WRITE;

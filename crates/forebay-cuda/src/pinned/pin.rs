@@ -4,7 +4,7 @@
 use super::error::PinError;
 use crate::device::Device;
 use crate::driver::abi;
-use crate::topology::HostMemory;
+use crate::topology::MemoryFacts;
 use forebay_mover::Backing;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl Pin {
     ///
     /// The range is mapped for as long as the value lives.
     pub unsafe fn new(device: &Arc<Device>, start: NonNull<u8>, bytes: u64) -> Result<Pin, PinError> {
-        let failed = |error| PinError::Pin { bytes, error, host: Box::new(HostMemory::read()) };
+        let failed = |error| PinError::Pin { bytes, error, host: Box::new(MemoryFacts::read()) };
         let driver = device.driver();
         let _current = device.enter().map_err(failed)?;
         let flags = abi::HOST_REGISTER_PORTABLE | abi::HOST_REGISTER_DEVICEMAP;

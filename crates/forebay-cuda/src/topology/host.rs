@@ -9,7 +9,7 @@ use std::fmt;
 
 /// Memory of the host, and what this process may have of it. What the system does not tell is `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostMemory {
+pub struct MemoryFacts {
     /// All of it.
     pub total_bytes: Option<u64>,
     /// What could be had without anything else being moved out.
@@ -53,20 +53,20 @@ pub struct NumaNode {
     pub usable: bool,
 }
 
-impl HostMemory {
+impl MemoryFacts {
     /// Of this host, now.
-    pub fn read() -> HostMemory {
-        HostMemory::read_at(&Root::default())
+    pub fn read() -> MemoryFacts {
+        MemoryFacts::read_at(&Root::default())
     }
 
     /// Of the tree at `root`. What a process may lock has no file; it is this process's.
-    pub fn read_at(root: &Root) -> HostMemory {
+    pub fn read_at(root: &Root) -> MemoryFacts {
         let meminfo = root.text("proc/meminfo").unwrap_or_default();
         let transparent = |file: &str| {
             let setting = root.text(&format!("sys/kernel/mm/transparent_hugepage/{file}"))?;
             Transparent::chosen(&setting)
         };
-        HostMemory {
+        MemoryFacts {
             total_bytes: in_meminfo(&meminfo, "MemTotal:"),
             available_bytes: in_meminfo(&meminfo, "MemAvailable:"),
             huge_page_bytes: in_meminfo(&meminfo, "Hugepagesize:"),
@@ -79,7 +79,7 @@ impl HostMemory {
     }
 }
 
-impl fmt::Display for HostMemory {
+impl fmt::Display for MemoryFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let known =
             |bytes: Option<u64>| bytes.map_or("an unknown number of".into(), |bytes| bytes.to_string());
@@ -186,8 +186,8 @@ mod tests {
     #[test]
     fn what_the_system_does_not_tell_is_unknown() {
         let nowhere = tempfile::tempdir().unwrap();
-        let memory = HostMemory::read_at(&Root::new(nowhere.path()));
-        assert_eq!(HostMemory { memlock_bytes: None, ..memory }, HostMemory::default());
+        let memory = MemoryFacts::read_at(&Root::new(nowhere.path()));
+        assert_eq!(MemoryFacts { memlock_bytes: None, ..memory }, MemoryFacts::default());
         assert!(memory.to_string().contains("unknown"), "{memory}");
     }
 }

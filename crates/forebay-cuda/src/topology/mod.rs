@@ -6,7 +6,7 @@ mod host;
 mod pci;
 mod root;
 
-pub use host::{HostMemory, NumaNode, Transparent};
+pub use host::{MemoryFacts, NumaNode, Transparent};
 pub use pci::PciPlace;
 pub use root::Root;
 
@@ -25,7 +25,7 @@ pub struct Topology {
     /// Every ordered pair of two GPUs.
     pub pairs: Vec<Pair>,
     /// Its memory.
-    pub memory: HostMemory,
+    pub memory: MemoryFacts,
     /// Its NUMA nodes; none where the system does not tell.
     pub numa_nodes: Vec<NumaNode>,
     /// Processors that this process may run on.
@@ -81,7 +81,7 @@ impl Topology {
                 .filter(|(from, to)| from.index() != to.index())
                 .map(|(from, to)| Pair::read(from, to))
                 .collect::<Result<_, _>>()?,
-            memory: HostMemory::read_at(root),
+            memory: MemoryFacts::read_at(root),
             numa_nodes: host::numa_nodes(root, &processors),
             processors: processors.len() as u32,
         })

@@ -2,6 +2,7 @@
 
 pub mod engine;
 pub mod node;
+pub mod preflight;
 pub mod replay;
 pub mod route;
 pub mod store;

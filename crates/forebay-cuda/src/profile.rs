@@ -1,0 +1,182 @@
+//! What was measured of a host's links, and where it is kept between runs. This file knows figures and a file for them; it
+//! must never know how they are measured, nor what they decide.
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Files of another format are as good as none.
+const FORMAT: u32 = 1;
+/// No profile is longer.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// Figures of one host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Profile {
+    format: u32,
+    /// The digest of the topology that was measured.
+    pub digest: String,
+    /// When: seconds since 1970.
+    pub measured_unix_s: u64,
+    /// Each GPU's own link while the others are idle.
+    pub alone: Vec<LinkRate>,
+    /// All links at once.
+    pub together: BothWays,
+    /// Copies from one GPU to another.
+    pub pairs: Vec<PairRate>,
+    /// Copies of fewer bytes are faster over the GPU's own link alone.
+    pub break_even_bytes: BreakEven,
+}
+
+/// Rates of one GPU's link.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LinkRate {
+    /// The GPU.
+    pub gpu: u16,
+    /// Its rates.
+    pub rates: BothWays,
+}
+
+/// A rate towards GPUs and one from them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct BothWays {
+    /// From the host to GPUs.
+    pub h2d_bytes_per_s: f64,
+    /// From GPUs to the host.
+    pub d2h_bytes_per_s: f64,
+}
+
+/// The rate between two GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PairRate {
+    /// Where the bytes were.
+    pub from: u16,
+    /// Where they went.
+    pub to: u16,
+    /// How fast.
+    pub bytes_per_s: f64,
+}
+
+/// The least size that gains by several paths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BreakEven {
+    /// From the host to a GPU.
+    pub h2d: u64,
+    /// From a GPU to the host.
+    pub d2h: u64,
+}
+
+impl Profile {
+    /// Figures measured now, of the host whose topology has this digest.
+    pub fn new(
+        digest: String,
+        alone: Vec<LinkRate>,
+        together: BothWays,
+        pairs: Vec<PairRate>,
+        break_even_bytes: BreakEven,
+    ) -> Profile {
+        let measured_unix_s = u64::try_from(clock_gettime(ClockId::Realtime).tv_sec).unwrap_or(0);
+        Profile { format: FORMAT, digest, measured_unix_s, alone, together, pairs, break_even_bytes }
+    }
+
+    /// The folder for profiles of this user; `None` where the user has none at all.
+    pub fn folder() -> Option<PathBuf> {
+        // What is not absolute is to be ignored, as the base directory specification has it.
+        let absolute =
+            |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+        Some(cache.join("forebay"))
+    }
+
+    /// The profile of a digest, if the folder has one. A file that is damaged, or of another host or format, is none.
+    pub fn load(folder: &Path, digest: &str) -> Option<Profile> {
+        let mut text = String::new();
+        File::open(file(folder, digest)).ok()?.take(MOST_BYTES).read_to_string(&mut text).ok()?;
+        let profile: Profile = serde_json::from_str(&text).ok()?;
+        let sound = profile.format == FORMAT && profile.digest == digest && profile.is_sound();
+        sound.then_some(profile)
+    }
+
+    /// Keeps it in the folder, which is made if it is not there. Readers find the old one or the new one.
+    pub fn save(&self, folder: &Path) -> io::Result<()> {
+        fs::create_dir_all(folder)?;
+        let path = file(folder, &self.digest);
+        let new = path.with_extension(format!("{}.new", std::process::id()));
+        let written = File::create(&new).and_then(|mut file| {
+            serde_json::to_writer_pretty(&mut file, self)?;
+            file.write_all(b"\n")
+        });
+        let kept = written.and_then(|()| fs::rename(&new, path));
+        if kept.is_err() {
+            let _ = fs::remove_file(&new);
+        }
+        kept
+    }
+
+    /// The rates of a GPU's own link.
+    pub fn alone(&self, gpu: u16) -> Option<BothWays> {
+        self.alone.iter().find(|link| link.gpu == gpu).map(|link| link.rates)
+    }
+
+    /// Whether every rate is one that a link can have.
+    fn is_sound(&self) -> bool {
+        let both = |rates: &BothWays| [rates.h2d_bytes_per_s, rates.d2h_bytes_per_s];
+        let links = self.alone.iter().flat_map(|link| both(&link.rates));
+        let pairs = self.pairs.iter().map(|pair| pair.bytes_per_s);
+        links.chain(both(&self.together)).chain(pairs).all(|rate| rate.is_finite() && rate > 0.0)
+    }
+}
+
+fn file(folder: &Path, digest: &str) -> PathBuf {
+    folder.join(format!("gpu-{digest}.json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile() -> Profile {
+        let rates = BothWays { h2d_bytes_per_s: 55.1e9, d2h_bytes_per_s: 55.4e9 };
+        let together = BothWays { h2d_bytes_per_s: 136.3e9, d2h_bytes_per_s: 127.7e9 };
+        let alone = vec![LinkRate { gpu: 0, rates }, LinkRate { gpu: 1, rates }];
+        let pairs = vec![PairRate { from: 0, to: 1, bytes_per_s: 396.6e9 }];
+        Profile::new("0123".into(), alone, together, pairs, BreakEven { h2d: 3 << 20, d2h: 2 << 20 })
+    }
+
+    #[test]
+    fn a_profile_that_is_kept_comes_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("made/when/needed");
+        assert_eq!(Profile::load(&folder, "0123"), None);
+        let kept = profile();
+        kept.save(&folder).unwrap();
+        assert_eq!(Profile::load(&folder, "0123"), Some(kept));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing else is left in the folder");
+    }
+
+    #[test]
+    fn a_damaged_or_foreign_file_is_a_miss() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let good = serde_json::to_string(&profile()).unwrap();
+        let bad = [
+            String::new(),
+            good[..good.len() / 2].into(),
+            good.replace("\"format\":1", "\"format\":2"),
+            good.replace("0123", "4567"),
+            good.replace("55100000000.0", "-1.0"),
+            good.replace("55100000000.0", "1e999"),
+            good.replace("55100000000.0", "null"),
+            "x".repeat(2 << 20),
+        ];
+        for text in bad {
+            assert_ne!(text, good);
+            fs::write(file(folder, "0123"), text).unwrap();
+            assert_eq!(Profile::load(folder, "0123"), None);
+        }
+        fs::write(file(folder, "0123"), good).unwrap();
+        assert!(Profile::load(folder, "0123").is_some());
+    }
+}

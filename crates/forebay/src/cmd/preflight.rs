@@ -1,0 +1,169 @@
+//! `forebay preflight`: whether a host is fit for fast copies, before anything depends on it. This file knows how findings
+//! are shown and what the exit code says; what is found is `forebay-cuda`'s to say.
+
+use clap::Subcommand;
+use forebay_cuda::driver::Driver;
+use forebay_cuda::preflight::{Finding, Severity, findings, without_driver, worst};
+use forebay_cuda::profile::Profile;
+use forebay_cuda::topology::{GpuFacts, MemoryFacts, Topology, Transparent};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Arguments of the command.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// GPUs, their links, and the host's memory. Exits with 0, with 1 after warnings, with 2 after faults
+    Gpu {
+        /// Write all of it to a file as JSON too
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
+}
+
+/// Runs the command. The exit code is the worst finding's.
+pub fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error + Send + Sync>> {
+    let What::Gpu { json } = args.what;
+    let seen = Driver::load().and_then(|driver| Ok(Topology::read(driver)?));
+    let host = match seen {
+        Ok(host) => host,
+        Err(error) => {
+            let finding = without_driver(&error);
+            println!("fault: {}: {}", finding.what, finding.action);
+            write(json.as_deref(), None, None, &[finding])?;
+            return Ok(exit_code(Severity::Fault));
+        }
+    };
+    let profile = Profile::folder().and_then(|folder| Profile::load(&folder, &host.digest()));
+    let found = findings(&host, profile.as_ref());
+    print_host(&host);
+    if let Some(profile) = &profile {
+        print_profile(profile);
+    }
+    println!();
+    found.iter().for_each(print_finding);
+    write(json.as_deref(), Some(&host), profile.as_ref(), &found)?;
+    Ok(exit_code(worst(&found)))
+}
+
+fn exit_code(severity: Severity) -> ExitCode {
+    ExitCode::from(match severity {
+        Severity::Ok | Severity::Note => 0,
+        Severity::Warning => 1,
+        Severity::Fault => 2,
+    })
+}
+
+fn print_host(host: &Topology) {
+    let MemoryFacts { total_bytes, available_bytes, memlock_bytes, .. } = host.memory;
+    println!("driver      CUDA {}.{}", host.cuda_version / 1000, host.cuda_version % 1000 / 10);
+    println!("memory      {} of {} available", gigabytes(available_bytes), gigabytes(total_bytes));
+    println!("pages       {}", pages(&host.memory));
+    println!(
+        "may lock    {}",
+        memlock_bytes.map_or("without limit".into(), |bytes| format!("{bytes} bytes"))
+    );
+    let nodes: Vec<String> = host.numa_nodes.iter().map(|node| node.id.to_string()).collect();
+    println!("NUMA nodes  {}", if nodes.is_empty() { "unknown".into() } else { nodes.join(" ") });
+    println!("processors  {}", host.processors);
+    println!();
+    println!(
+        "{:<4} {:<24} {:>9}  {:<13} {:<18} {:<13} {:<8} reaches",
+        "GPU", "name", "memory", "PCI address", "link", "port", "node"
+    );
+    host.gpus.iter().for_each(|gpu| print_gpu(gpu, host));
+}
+
+fn print_gpu(gpu: &GpuFacts, host: &Topology) {
+    let GpuFacts { index, name, memory_bytes, pci, .. } = gpu;
+    let reached = host.pairs.iter().filter(|pair| pair.from == *index && pair.reaches);
+    let reached: Vec<String> = reached.map(|pair| pair.to.to_string()).collect();
+    println!(
+        "{:<4} {:<24} {:>9}  {:<13} {:<18} {:<13} {:<8} {}",
+        index,
+        name,
+        gigabytes(Some(*memory_bytes)),
+        pci.address,
+        link(gpu),
+        pci.port().unwrap_or("unknown"),
+        pci.numa_node.map_or("unknown".into(), |node| node.to_string()),
+        if reached.is_empty() { "none".into() } else { reached.join(" ") }
+    );
+}
+
+/// Generation and lanes, now and at most.
+fn link(gpu: &GpuFacts) -> String {
+    let of = |now: Option<u8>, most: Option<u8>| match (now, most) {
+        (Some(now), Some(most)) if now != most => format!("{now} of {most}"),
+        (Some(now), _) => now.to_string(),
+        (None, _) => "unknown".into(),
+    };
+    let pci = &gpu.pci;
+    match (pci.generation, pci.lanes) {
+        (None, None) => "unknown".into(),
+        _ => format!("gen {}, x{}", of(pci.generation, pci.most_generation), of(pci.lanes, pci.most_lanes)),
+    }
+}
+
+fn pages(memory: &MemoryFacts) -> String {
+    let transparent = match memory.transparent {
+        Some(Transparent::Always) => "huge ones without asking",
+        Some(Transparent::Madvise) => "huge ones on request",
+        Some(Transparent::Never) => "no huge ones but reserved ones",
+        None => "unknown whether there are huge ones",
+    };
+    match (memory.huge_pages, memory.huge_pages_free) {
+        (Some(all), Some(free)) if all > 0 => {
+            format!("{transparent}; {free} of {all} reserved ones are free")
+        }
+        _ => format!("{transparent}; none reserved"),
+    }
+}
+
+fn print_profile(profile: &Profile) {
+    println!();
+    println!("{:<10} {:>14} {:>14}   GB/s, as measured", "link", "to the GPU", "from the GPU");
+    let rows = profile.alone.iter().map(|link| (format!("GPU {}", link.gpu), link.rates));
+    for (name, rates) in rows.chain([("all".into(), profile.together)]) {
+        let (h2d, d2h) = (rates.h2d_bytes_per_s / 1e9, rates.d2h_bytes_per_s / 1e9);
+        println!("{name:<10} {h2d:>14.1} {d2h:>14.1}");
+    }
+    let least = |bytes: u64| format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20));
+    let (h2d, d2h) = (least(profile.break_even_bytes.h2d), least(profile.break_even_bytes.d2h));
+    println!("several paths pay from {h2d} to a GPU and from {d2h} from one");
+}
+
+fn print_finding(finding: &Finding) {
+    let severity = match finding.severity {
+        Severity::Ok => "ok",
+        Severity::Note => "note",
+        Severity::Warning => "warning",
+        Severity::Fault => "fault",
+    };
+    println!("{severity:<8} {}", finding.what);
+    for line in [&finding.why, &finding.action].into_iter().filter(|line| !line.is_empty()) {
+        println!("         {line}");
+    }
+}
+
+fn gigabytes(bytes: Option<u64>) -> String {
+    bytes.map_or("unknown".into(), |bytes| format!("{:.1} GB", bytes as f64 / 1e9))
+}
+
+fn write(
+    file: Option<&Path>,
+    host: Option<&Topology>,
+    profile: Option<&Profile>,
+    found: &[Finding],
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let Some(file) = file else { return Ok(()) };
+    let all = json!({"severity": worst(found), "findings": found, "host": host, "measured": profile});
+    std::fs::write(file, format!("{all:#}\n")).map_err(|error| format!("{}: {error}", file.display()))?;
+    Ok(())
+}
