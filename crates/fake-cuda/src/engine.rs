@@ -139,6 +139,9 @@ impl State {
     fn take_up(&mut self, id: u64) -> Option<Job> {
         let op = self.ops.get(&id)?;
         let (gpu, what) = (op.gpu, op.what.clone());
+        if self.gpus[gpu].poison.is_some() {
+            return None;
+        }
         let mut job = Job {
             id,
             gpu,

@@ -15,6 +15,9 @@ use crate::waits::Wanted;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Bytes at most that are taken for a signal when they are written to host memory.
+const SIGNAL_BYTES: u64 = 64;
+
 /// Bytes to be moved from one address to another.
 #[derive(Debug, Clone, Copy)]
 pub struct Move {
@@ -161,8 +164,13 @@ impl State {
     fn end(&mut self, id: u64) -> Vec<u64> {
         let Some(mut op) = self.ops.remove(&id) else { return Vec::new() };
         op.clock.reach(op.stream, op.number);
+        let mut last_of_retired = false;
         if let Some(stream) = self.streams.get_mut(&op.stream) {
             stream.clock.join(&op.clock);
+            last_of_retired = stream.retired && stream.last == id;
+        }
+        if last_of_retired {
+            self.remove_stream(op.stream);
         }
         match op.what {
             What::Record(event) => {
@@ -172,6 +180,7 @@ impl State {
             }
             // The program's function may tell any of its threads.
             What::Call(_) => self.order.host.join(&op.clock),
+            _ if self.signals_host(&op) => self.order.host.join(&op.clock),
             _ => {}
         }
         signals().done.notify_all();
@@ -185,6 +194,12 @@ impl State {
             }
         }
         free
+    }
+
+    /// Whether an operation writes a few bytes of host memory: the host may look at them and go on from there.
+    fn signals_host(&self, op: &Op) -> bool {
+        let few = op.touches.iter().filter(|touch| touch.writes && touch.to - touch.from <= SIGNAL_BYTES);
+        few.into_iter().any(|touch| self.memory.find(touch.from).is_some_and(|area| !area.kind.on_device()))
     }
 
     /// What an operation will read and write, if its GPU may. What kernels touch shows when they run.

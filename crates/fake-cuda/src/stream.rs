@@ -21,8 +21,10 @@ pub enum Sort {
 pub struct Stream {
     pub gpu: usize,
     pub sort: Sort,
-    /// Made by cuStreamCreate, to be destroyed.
+    /// Made by cuStreamCreate and not yet destroyed.
     pub explicit: bool,
+    /// Destroyed; it stays until its last operation has ended.
+    pub retired: bool,
     pub priority: i32,
     /// The last operation, ended or not.
     pub last: u64,
@@ -36,7 +38,17 @@ pub struct Stream {
 
 impl Stream {
     pub fn new(gpu: usize, sort: Sort, explicit: bool, priority: i32) -> Stream {
-        Stream { gpu, sort, explicit, priority, last: 0, number: 0, clock: Clock::default(), capture: None }
+        Stream {
+            gpu,
+            sort,
+            explicit,
+            retired: false,
+            priority,
+            last: 0,
+            number: 0,
+            clock: Clock::default(),
+            capture: None,
+        }
     }
 }
 
@@ -78,6 +90,21 @@ impl State {
         self.streams.insert(handle, Stream::new(gpu, sort, false, 0));
         self.default_streams.insert((gpu, thread), handle);
         handle
+    }
+
+    /// A stream takes nothing more. What it has been given still runs.
+    pub fn retire_stream(&mut self, handle: usize) {
+        let Some(stream) = self.streams.get_mut(&handle) else { return };
+        (stream.explicit, stream.retired) = (false, true);
+        if !self.ops.contains_key(&stream.last) {
+            self.remove_stream(handle);
+        }
+    }
+
+    /// A retired stream is gone.
+    pub fn remove_stream(&mut self, handle: usize) {
+        self.streams.remove(&handle);
+        self.order.forget_stream(handle);
     }
 
     /// Streams that have nothing left to do when `stream` has not: the legacy stream stands for all that block with it.

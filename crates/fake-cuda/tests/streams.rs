@@ -127,3 +127,47 @@ fn pageable_copies_are_over_when_the_call_returns() {
         assert_eq!(cuda.report(), "");
     });
 }
+
+#[test]
+fn stream_0_of_a_twin_is_the_threads_own() {
+    alone("stream_0_of_a_twin_is_the_threads_own", &[], |cuda| {
+        let contexts = cuda.start(1);
+        let (device, source, word) = (cuda.alloc(BYTES), cuda.pinned(BYTES), cuda.pinned(8));
+        // This thread's stream waits for a value.
+        let wait = |value: u32| cu!(cuda, cuStreamWaitValue32_v2_ptsz(0 => usize, at(word) => u64, value => u32, 1 => u32));
+        assert_eq!(wait(1), 0);
+        let query = || cu!(cuda, cuStreamQuery_ptsz(0 => usize));
+        assert_eq!(query(), 600);
+        let (address, context) = (at(source), contexts[0]);
+        std::thread::scope(|scope| {
+            let other = || {
+                cuda.enter(context);
+                let copied =
+                    cu!(cuda, cuMemcpyAsync_ptsz(device => u64, address => u64, BYTES => usize, 0 => usize));
+                [copied, cu!(cuda, cuStreamSynchronize_ptsz(0 => usize))]
+            };
+            assert_eq!(scope.spawn(other).join().unwrap(), [0, 0], "another thread's stream does not wait");
+        });
+        // The legacy stream waits for both, and is what 0 means without a twin.
+        assert_eq!(cuda.copy(device, at(source), BYTES, 0), 0);
+        assert_eq!([cuda.query(0), query()], [600, 600]);
+        word[0] = 1;
+        assert_eq!(cuda.sync(1), 0, "1 is the legacy stream by its other name");
+        assert_eq!([cuda.query(0), query()], [0, 0]);
+        assert_eq!(cuda.report(), "");
+    });
+}
+
+#[test]
+fn a_destroyed_stream_still_does_what_it_was_given() {
+    alone("a_destroyed_stream_still_does_what_it_was_given", &[], |cuda| {
+        cuda.start(1);
+        let stream = cuda.stream_with(0);
+        // The legacy stream waits for it all the same.
+        frozen_chain(cuda, stream, 0, || {
+            assert_eq!(cu!(cuda, cuStreamDestroy_v2(stream => usize)), 0);
+            assert_eq!(cuda.stat("live.streams"), 0);
+        });
+        assert_eq!(cuda.sync(stream), 400);
+    });
+}

@@ -69,9 +69,7 @@ entries! {
         if resolved != stream {
             return Err(Code::INVALID_HANDLE);
         }
-        // What it has been given still runs.
-        call.streams.remove(&stream);
-        call.order.forget_stream(stream);
+        call.retire_stream(stream);
         Ok(())
     }
     cuStreamQuery | cuStreamQuery_ptsz @ 7000 = "cuStreamQuery" @ 2000 (stream: usize) |call| {

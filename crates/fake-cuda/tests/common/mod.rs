@@ -27,6 +27,9 @@ pub fn alone(test: &str, env: &[(&str, &str)], body: impl FnOnce(&Cuda)) {
 /// The driver.
 pub struct Cuda(*mut c_void);
 
+// SAFETY: a handle of dlopen is any thread's to use, and so is what it leads to.
+unsafe impl Sync for Cuda {}
+
 /// A move of `forebay_pieces`.
 #[repr(C)]
 pub struct Piece {
