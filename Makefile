@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 FOREBAY := target/release/forebay
 
-.PHONY: setup build wheel demo test test-rust test-loom test-unverified test-python lint bench bench-net clean
+.PHONY: setup build wheel demo test test-rust test-loom test-unverified test-python soak lint bench bench-net clean
 
 ## What the tests need beside Rust: Chromium to look at the report, etcd, UCX, pytest and ruff in a virtual environment.
 setup: $(VENV)/.done
@@ -52,9 +52,10 @@ test-python: build wheel
 	cargo build --release --locked -p forebay-store --example write_log
 	FOREBAY=$(abspath $(FOREBAY)) $(VENV)/bin/pytest -q tests
 
-## A peer that dies in the middle of transfers and comes back, many more times than `make test` has it.
+## A peer that dies in the middle of transfers and comes back, many more times than `make test` has it: about five minutes.
 soak:
-	FOREBAY_SOAK_ROUNDS=1000 cargo test --release --locked -p forebay-agent --test soak -- --nocapture
+	FOREBAY_SOAK_ROUNDS=1000 FOREBAY_SOAK_JSON=$(abspath $(or $(JSON),bench/results/soak.json)) \
+		cargo test --release --locked -p forebay-agent --test soak -- --nocapture
 
 lint: setup
 	cargo fmt --all --check

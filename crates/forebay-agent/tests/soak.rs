@@ -2,19 +2,28 @@
 //! After each death: no wrong byte, no request without an end; after all of them: no descriptor, thread or memory more than
 //! at the beginning. A process of its own, since those are counted for the whole process.
 //!
-//! `FOREBAY_SOAK_ROUNDS` says how many deaths; the figures are printed.
+//! `FOREBAY_SOAK_ROUNDS` says how many deaths, `FOREBAY_SOAK_JSON` where the results object goes.
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "../../forebay/src/results.rs"]
+#[allow(dead_code, reason = "the format of all results; ceilings and peers are of benchmarks")]
+mod results;
 
+use common::heap;
 use common::other::{self, Other, introduce, order};
 use common::*;
 use forebay_agent::{Access, End, Op, Request, Select};
 use forebay_mover::HostBuffer;
 use forebay_mover::sim::SplitMix;
+use results::{Results, Row};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+#[global_allocator]
+static HEAP: heap::Counted = heap::Counted;
 
 const ROUNDS: u64 = 60;
 /// After these everything that is kept for good is there.
@@ -25,6 +34,11 @@ const BLOCKS: u64 = 256;
 const REGION: usize = (BLOCK * BLOCKS) as usize;
 /// A peer lives so long at most.
 const LIFE_US: u64 = 80_000;
+/// More of the heap after many deaths than after few is a leak, but for this much: tables grow in steps, and the last
+/// peer's timers may be there still.
+const HEAP_SLACK_KIB: i64 = 1 << 10;
+/// The same of what the system counts. The allocator keeps an arena for each of several threads.
+const RESIDENT_SLACK_KIB: i64 = 16 << 10;
 
 /// Regions of the end that survives, side by side.
 const OURS: u64 = 0;
@@ -75,9 +89,17 @@ fn region(memory: &HostBuffer, region: u64) -> Vec<u8> {
     found
 }
 
+/// Bytes that are not what they should be.
+fn differing(found: &[u8], expected: &[u8]) -> u64 {
+    found.iter().zip(expected).filter(|(found, expected)| found != expected).count() as u64
+}
+
 fn put(memory: &HostBuffer, region: u64, bytes: &[u8]) {
     assert!(memory.write(region as usize * REGION, bytes));
 }
+
+/// What a peer says that has read wrong bytes; how many follows.
+const WRONG: &str = "wrong ";
 
 /// Not a test: a peer that reads and writes the memory of whoever has started it until it is killed.
 #[test]
@@ -98,10 +120,11 @@ fn a_short_lived_peer() {
     let write = request_with(&own, Op::Write, THEIRS, ("one", dropped), said);
     loop {
         let (looked, written) = (post(&look), post(&write));
-        if looked.recv_timeout(LONG).unwrap() == (End::Done { bytes: REGION as u64 })
-            && region(&own.memory, LOOKED_AT) != expected
-        {
-            own.agent.notify("one", b"wrong".to_vec(), |_| {}).unwrap();
+        if looked.recv_timeout(LONG).unwrap() == (End::Done { bytes: REGION as u64 }) {
+            let wrong = differing(&region(&own.memory, LOOKED_AT), &expected);
+            if wrong > 0 {
+                own.agent.notify("one", format!("{WRONG}{wrong}").into_bytes(), |_| {}).unwrap();
+            }
         }
         written.recv_timeout(LONG).unwrap();
     }
@@ -112,18 +135,24 @@ fn a_short_lived_peer() {
 struct Footprint {
     descriptors: usize,
     threads: usize,
-    memory_kib: u64,
+    /// As the system counts it, after the allocator has given back what nobody holds.
+    resident_kib: i64,
+    /// Of the heap.
+    held_kib: i64,
 }
 
 impl Footprint {
     fn now() -> Footprint {
         let count = |what| std::fs::read_dir(what).unwrap().count();
+        let held_kib = (heap::held_bytes() >> 10) as i64;
+        heap::trim();
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         Footprint {
             descriptors: count("/proc/self/fd"),
             threads: count("/proc/self/task"),
-            memory_kib: memory.trim().trim_end_matches(" kB").parse().unwrap(),
+            resident_kib: resident.trim().trim_end_matches(" kB").parse().unwrap(),
+            held_kib,
         }
     }
 
@@ -133,7 +162,7 @@ impl Footprint {
             std::thread::sleep(Duration::from_millis(20));
             Footprint::now()
         });
-        samples.min_by_key(|found| (found.threads, found.descriptors)).unwrap()
+        samples.min_by_key(|found| (found.threads, found.descriptors, found.held_kib)).unwrap()
     }
 }
 
@@ -141,19 +170,34 @@ impl Footprint {
 struct Tally {
     done: AtomicU64,
     failed: AtomicU64,
+    wrong_bytes: AtomicU64,
+    /// Requests without an end.
+    hangs: AtomicU64,
 }
 
 impl Tally {
     /// Runs a request and says whether it succeeded.
     fn run(&self, request: &Request) -> bool {
-        let is_done = match run(request) {
-            End::Done { bytes } => bytes == REGION as u64,
-            End::Failed { .. } => false,
-            End::Cancelled { .. } => panic!("nobody cancelled it"),
+        let (is_done, counter) = match post(request).recv_timeout(LONG) {
+            Ok(End::Done { bytes }) => (bytes == REGION as u64, &self.done),
+            Ok(End::Failed { .. }) => (false, &self.failed),
+            Ok(End::Cancelled { .. }) => panic!("nobody cancelled it"),
+            Err(_) => (false, &self.hangs),
         };
-        let counter = if is_done { &self.done } else { &self.failed };
         counter.fetch_add(1, Ordering::Relaxed);
         is_done
+    }
+
+    fn compare(&self, found: &[u8], expected: &[u8]) {
+        self.wrong_bytes.fetch_add(differing(found, expected), Ordering::Relaxed);
+    }
+
+    fn wrong_bytes(&self) -> u64 {
+        self.wrong_bytes.load(Ordering::Relaxed)
+    }
+
+    fn hangs(&self) -> u64 {
+        self.hangs.load(Ordering::Relaxed)
     }
 }
 
@@ -191,14 +235,14 @@ impl Survivor {
             scope.spawn(|| {
                 put(memory, FETCHED, &nothing);
                 while tally.run(&fetch) {
-                    assert!(region(memory, FETCHED) == expected, "round {round}: wrong bytes were read");
+                    tally.compare(&region(memory, FETCHED), &expected);
                     put(memory, FETCHED, &nothing);
                 }
             });
             scope.spawn(|| {
                 put(memory, RETURNED, &nothing);
                 while tally.run(&write) && tally.run(&back) {
-                    assert!(region(memory, RETURNED) == ours, "round {round}: wrong bytes were written");
+                    tally.compare(&region(memory, RETURNED), &ours);
                     put(memory, RETURNED, &nothing);
                 }
             });
@@ -209,43 +253,100 @@ impl Survivor {
         self.slowest_end = self.slowest_end.max(died.elapsed());
         // What the dead peer had sent and was not placed is not placed any more.
         self.end.agent.deregister(drop_at).unwrap();
-        let said = self.end.agent.take_notifications();
-        assert!(said.iter().all(|(_, text)| text != b"wrong"), "round {round}: the peer read wrong bytes");
-        if said.contains(&("other".into(), format!("written {round}").into_bytes())) {
-            self.writers += 1;
-            assert!(
-                in_our_order(&region(&dropped, 0)) == theirs,
-                "round {round}: the peer wrote wrong bytes"
-            );
-        }
+        self.hear(round, &dropped, &theirs);
         fetch
+    }
+
+    /// What the peer of this round said: that it has read wrong bytes, or written all of its own.
+    fn hear(&mut self, round: u64, dropped: &HostBuffer, theirs: &[u8]) {
+        let mut wrote = false;
+        for (_, text) in self.end.agent.take_notifications() {
+            let text = String::from_utf8(text).unwrap();
+            if let Some(wrong) = text.strip_prefix(WRONG) {
+                self.tally.wrong_bytes.fetch_add(wrong.parse().unwrap(), Ordering::Relaxed);
+            }
+            wrote |= text == format!("written {round}");
+        }
+        if wrote {
+            self.writers += 1;
+            self.tally.compare(&in_our_order(&region(dropped, 0)), theirs);
+        }
+    }
+}
+
+/// What this process had at first, in the middle and at the end.
+struct Course {
+    deaths: u64,
+    at: [Footprint; 3],
+}
+
+impl Course {
+    /// Lets peers live and die until there were so many, or something hangs.
+    fn run(survivor: &mut Survivor, deaths: u64) -> Course {
+        let mut dice = SplitMix(deaths);
+        let (mut before, mut at) = (None, Vec::new());
+        for round in 0..deaths + WARM_UP {
+            if round == WARM_UP || round == WARM_UP + deaths / 2 {
+                at.push(Footprint::settled());
+            }
+            let life = Duration::from_micros(dice.draw() % LIFE_US);
+            before = Some(survivor.round(round, life, before.as_ref()));
+            if survivor.tally.hangs() > 0 {
+                break;
+            }
+        }
+        let mut last = Footprint::settled();
+        let first = at.first().copied().unwrap_or(last);
+        let until = Instant::now() + LONG;
+        while (last.descriptors > first.descriptors || last.threads > first.threads) && Instant::now() < until
+        {
+            last = Footprint::settled();
+        }
+        Course { deaths, at: [first, at.get(1).copied().unwrap_or(last), last] }
+    }
+
+    /// How much more of something there was at the end of each half than at its beginning.
+    fn growth(&self, of: impl Fn(&Footprint) -> i64) -> [i64; 2] {
+        let [first, middle, last] = &self.at;
+        [of(middle) - of(first), of(last) - of(middle)]
+    }
+
+    fn write(&self, tally: &Tally, file: &Path) {
+        let mut results = Results::new("soak");
+        let mut row = |name: &str, unit, value: f64| {
+            results.rows.push(Row::of_runs(format!("net.soak.{name}"), unit, &[value]));
+        };
+        let more = |of: fn(&Footprint) -> i64| self.growth(of).iter().sum::<i64>() as f64;
+        row("deaths", "processes", self.deaths as f64);
+        row("wrong_bytes", "bytes", tally.wrong_bytes() as f64);
+        row("hangs", "requests", tally.hangs() as f64);
+        row("fds_leaked", "descriptors", more(|found| found.descriptors as i64));
+        row("threads_leaked", "threads", more(|found| found.threads as i64));
+        row("heap_growth_mib", "MiB", more(|found| found.held_kib) / 1024.0);
+        row("rss_growth_mib", "MiB", more(|found| found.resident_kib) / 1024.0);
+        results.write(file).unwrap();
     }
 }
 
 #[test]
 fn a_peer_that_is_killed_again_and_again_costs_no_byte_no_hang_and_leaves_nothing() {
-    let rounds: u64 = std::env::var("FOREBAY_SOAK_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
-    let mut dice = SplitMix(rounds);
+    let deaths: u64 = std::env::var("FOREBAY_SOAK_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
     let (tally, slowest_end) = (Tally::default(), Duration::ZERO);
     let mut survivor = Survivor { end: end("one", 3 * REGION), tally, writers: 0, slowest_end };
-    let (mut before, mut warm) = (None, None);
-    for round in 0..rounds + WARM_UP {
-        if round == WARM_UP {
-            warm = Some(Footprint::settled());
-        }
-        let life = Duration::from_micros(dice.draw() % LIFE_US);
-        before = Some(survivor.round(round, life, before.as_ref()));
+    let course = Course::run(&mut survivor, deaths);
+    let Survivor { tally, writers, slowest_end, .. } = survivor;
+    println!("SOAK deaths {deaths}, {tally:?}, {writers} peers had written, slowest end {slowest_end:?}");
+    course.at.iter().for_each(|found| println!("SOAK {found:?}"));
+    if let Some(file) = std::env::var_os("FOREBAY_SOAK_JSON") {
+        course.write(&tally, Path::new(&file));
     }
-    let warm = warm.unwrap();
-    let mut last = Footprint::settled();
-    let until = Instant::now() + LONG;
-    while last.descriptors > warm.descriptors || last.threads > warm.threads {
-        assert!(Instant::now() < until, "{warm:?} at first, {last:?} after {rounds} deaths");
-        last = Footprint::settled();
-    }
-    println!("SOAK deaths {rounds}, {:?}, {} peers had written", survivor.tally, survivor.writers);
-    println!("SOAK slowest end {:?}, {warm:?} at first, {last:?} at the end", survivor.slowest_end);
-    assert!(survivor.tally.done.into_inner() > 0 && survivor.writers > 0, "nothing was moved");
-    assert!(survivor.slowest_end < LONG / 3, "{:?}", survivor.slowest_end);
-    assert!(last.memory_kib < warm.memory_kib + (32 << 10), "{warm:?} at first, {last:?} at the end");
+    assert!(tally.done.load(Ordering::Relaxed) > 0 && writers > 0, "nothing was moved");
+    assert_eq!((tally.wrong_bytes(), tally.hangs()), (0, 0));
+    assert!(slowest_end < LONG / 3, "{slowest_end:?}");
+    let [first, _, last] = course.at;
+    assert!(last.descriptors <= first.descriptors && last.threads <= first.threads, "{:?}", course.at);
+    let held = course.growth(|found| found.held_kib);
+    assert!(held.iter().all(|kib| *kib < HEAP_SLACK_KIB), "the heap grew by {held:?} KiB");
+    let resident: i64 = course.growth(|found| found.resident_kib).iter().sum();
+    assert!(resident < RESIDENT_SLACK_KIB, "{resident} KiB: {:?}", course.at);
 }

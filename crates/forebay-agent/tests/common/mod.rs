@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod busy;
+pub mod heap;
 pub mod other;
 pub mod relay;
 pub mod tls;
