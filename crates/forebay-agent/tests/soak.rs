@@ -7,7 +7,11 @@
 
 mod common;
 #[path = "../../forebay/src/results.rs"]
-#[allow(dead_code, reason = "the format of all results; ceilings and peers are of benchmarks")]
+#[allow(
+    dead_code,
+    clippy::disallowed_methods,
+    reason = "the program's: ceilings and peers are of benchmarks"
+)]
 mod results;
 
 use common::heap;
