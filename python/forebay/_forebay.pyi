@@ -56,6 +56,14 @@ class Transfer:
     def cancel(self) -> None: ...
 
 @final
+class Rail:
+    def __new__(cls, fabric: Literal["memory", "rdma", "tcp"], *, devices: Sequence[str] = ()) -> Self: ...
+    @property
+    def fabric(self) -> Literal["memory", "rdma", "tcp"]: ...
+    @property
+    def devices(self) -> list[str]: ...
+
+@final
 class Agent:
     def __new__(
         cls,
@@ -66,6 +74,7 @@ class Agent:
         token: bytes = b"",
         tls: tuple[bytes, bytes, bytes] | None = None,
         plain_beyond_loopback: bool = False,
+        rails: Sequence[Rail] = (),
         flows_max: int = 4,
         progress_limit_us: int = 2_000_000,
     ) -> Self: ...

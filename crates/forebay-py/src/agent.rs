@@ -4,6 +4,7 @@
 use crate::descriptors::Descriptors;
 use crate::errors::{InvalidError, PeerLostError, of_agent, of_run, of_trouble};
 use crate::memory::borrow;
+use crate::rail::{self, Rail};
 use crate::rows::{self, Rows};
 use crate::transfer::{Prepared, Transfer};
 use forebay_agent::{Access, AgentConfig, AgentError, Histogram, Op, PeerStat, Run, Select};
@@ -86,6 +87,7 @@ impl Agent {
         token = Vec::new(),
         tls = None,
         plain_beyond_loopback = false,
+        rails = Vec::new(),
         flows_max = 4,
         progress_limit_us = 2_000_000,
     ))]
@@ -98,6 +100,7 @@ impl Agent {
         token: Vec<u8>,
         tls: Option<(Vec<u8>, Vec<u8>, Vec<u8>)>,
         plain_beyond_loopback: bool,
+        rails: Vec<Py<Rail>>,
         flows_max: usize,
         progress_limit_us: u64,
     ) -> PyResult<Agent> {
@@ -107,6 +110,7 @@ impl Agent {
             token,
             tls: tls.map(|pem| certificates(&pem)).transpose()?,
             plain_beyond_loopback,
+            rails: rails.iter().map(|rail| rail.get().options()).collect(),
             flows_max,
             progress_limit_us,
             ..AgentConfig::named(name.clone())
@@ -338,6 +342,13 @@ fn peer_stat<'py>(py: Python<'py>, stat: &PeerStat) -> PyResult<Bound<'py, PyDic
     let dict = PyDict::new(py);
     dict.set_item("state", stat.state)?;
     dict.set_item("flows", stat.flows.len())?;
+    let paths = PyDict::new(py);
+    for (path, counts) in &counts.paths {
+        paths.set_item(path.name(), counts.moved_bytes)?;
+    }
+    dict.set_item("paths", paths)?;
+    let idle = stat.idle_rails.iter().map(|idle| (rail::name(idle.rail.fabric), idle.why.to_string()));
+    dict.set_item("idle_rails", idle.collect::<Vec<_>>())?;
     dict.set_item("moved_bytes", counts.moved_bytes())?;
     dict.set_item("busy_us", counts.busy_us)?;
     dict.set_item("in_flight_bytes", counts.in_flight_bytes())?;

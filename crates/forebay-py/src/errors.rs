@@ -18,6 +18,7 @@ pub fn of_agent(error: AgentError) -> PyErr {
     match error {
         AgentError::Name { .. }
         | AgentError::Unspecified { .. }
+        | AgentError::Rails { .. }
         | AgentError::Overlap { .. }
         | AgentError::Unsound { .. }
         | AgentError::Metadata(_)

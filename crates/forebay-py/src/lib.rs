@@ -10,6 +10,7 @@ mod errors;
 mod memory;
 mod node;
 mod places;
+mod rail;
 mod rows;
 mod transfer;
 
@@ -24,6 +25,8 @@ mod _forebay {
     use crate::descriptors::Descriptors;
     #[pymodule_export]
     use crate::node::{Lease, Node, NodeMemory, chunk_ids};
+    #[pymodule_export]
+    use crate::rail::Rail;
     #[pymodule_export]
     use crate::transfer::{Prepared, Transfer};
 }
