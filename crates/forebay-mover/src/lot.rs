@@ -192,7 +192,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn pair(from: u64, to: u64, len: u64) -> SpanPair {
-        SpanPair::new(Span::new(RegionId(0), from, len), Span::new(RegionId(1), to, len))
+        SpanPair::new(Span::new(RegionId::nth(0), from, len), Span::new(RegionId::nth(1), to, len))
     }
 
     #[test]

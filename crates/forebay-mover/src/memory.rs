@@ -147,13 +147,13 @@ mod tests {
     #[test]
     fn a_span_outside_its_region_has_no_address() {
         let memory = Memory::default();
-        let region = RegionId(3);
+        let region = RegionId::nth(3);
         memory.insert(region, Arc::new(HostBuffer::new(100)));
         assert!(memory.host(&Span::new(region, 0, 100)).is_some());
         assert!(memory.host(&Span::new(region, 100, 0)).is_some());
         assert!(memory.host(&Span::new(region, 1, 100)).is_none());
         assert!(memory.host(&Span::new(region, u64::MAX, 2)).is_none());
-        assert!(memory.host(&Span::new(RegionId(4), 0, 1)).is_none());
+        assert!(memory.host(&Span::new(RegionId::nth(4), 0, 1)).is_none());
         memory.remove(region);
         assert!(memory.host(&Span::new(region, 0, 1)).is_none());
     }

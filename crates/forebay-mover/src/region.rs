@@ -3,9 +3,14 @@
 
 use crate::transfer::Refused;
 
-/// Names a registered region. Ids are never reused while a mover lives.
+/// Names a registered region. No other region of a mover ever has the same id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RegionId(pub(crate) u32);
+pub struct RegionId {
+    /// Where it is in the table; used again when the region is gone,
+    slot: u32,
+    /// for another generation.
+    generation: u32,
+}
 
 /// Where a region's bytes lie. Routes join two places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -85,10 +90,18 @@ impl SpanPair {
     }
 }
 
-/// What the schedule knows of each region.
+/// What the schedule knows of each region. As long as there ever were regions at a time: programs that register and forget
+/// memory for years do not make it grow.
 #[derive(Debug, Default)]
 pub(crate) struct RegionTable {
-    regions: Vec<Option<Region>>,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u32,
+    region: Option<Region>,
 }
 
 #[derive(Debug)]
@@ -101,8 +114,13 @@ struct Region {
 
 impl RegionTable {
     pub fn add(&mut self, place: Place, len: u64) -> RegionId {
-        self.regions.push(Some(Region { place, len, users: 0 }));
-        RegionId(self.regions.len() as u32 - 1)
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() as u32 - 1
+        });
+        let found = &mut self.slots[slot as usize];
+        found.region = Some(Region { place, len, users: 0 });
+        RegionId { slot, generation: found.generation }
     }
 
     /// Forgets a region. Refused while a transfer uses it.
@@ -111,7 +129,13 @@ impl RegionTable {
         if region.users > 0 {
             return Err(Refused::RegionInUse { region: id, users: region.users });
         }
-        self.regions[id.0 as usize] = None;
+        let slot = &mut self.slots[id.slot as usize];
+        slot.region = None;
+        // A slot whose generations are used up stays empty.
+        if let Some(next) = slot.generation.checked_add(1) {
+            slot.generation = next;
+            self.free.push(id.slot);
+        }
         Ok(())
     }
 
@@ -125,19 +149,67 @@ impl RegionTable {
     }
 
     pub fn hold(&mut self, id: RegionId) {
-        if let Some(Some(region)) = self.regions.get_mut(id.0 as usize) {
+        if let Some(region) = self.get_mut(id) {
             region.users += 1;
         }
     }
 
     pub fn release(&mut self, id: RegionId) {
-        if let Some(Some(region)) = self.regions.get_mut(id.0 as usize) {
+        if let Some(region) = self.get_mut(id) {
             debug_assert!(region.users > 0, "a region is released as often as it is held");
             region.users = region.users.saturating_sub(1);
         }
     }
 
     fn get(&self, id: RegionId) -> Result<&Region, Refused> {
-        self.regions.get(id.0 as usize).and_then(Option::as_ref).ok_or(Refused::UnknownRegion { region: id })
+        let slot = self.slots.get(id.slot as usize).filter(|slot| slot.generation == id.generation);
+        slot.and_then(|slot| slot.region.as_ref()).ok_or(Refused::UnknownRegion { region: id })
+    }
+
+    fn get_mut(&mut self, id: RegionId) -> Option<&mut Region> {
+        let slot = self.slots.get_mut(id.slot as usize).filter(|slot| slot.generation == id.generation);
+        slot.and_then(|slot| slot.region.as_mut())
+    }
+}
+
+#[cfg(test)]
+impl RegionId {
+    /// An id as the `nth` region of a new mover has it.
+    pub(crate) fn nth(nth: u32) -> RegionId {
+        RegionId { slot: nth, generation: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn the_table_is_as_long_as_there_were_regions_at_a_time_and_no_id_comes_back() {
+        let (mut table, mut seen) = (RegionTable::default(), HashSet::new());
+        let kept = table.add(Place::Host(0), 10);
+        for len in 1..1_000 {
+            let [one, other] = [table.add(Place::Peer(1), len), table.add(Place::Peer(2), len)];
+            assert!(seen.insert(one) && seen.insert(other));
+            for gone in [one, other] {
+                assert_eq!(table.remove(gone), Ok(()));
+                assert_eq!(table.remove(gone), Err(Refused::UnknownRegion { region: gone }));
+            }
+            assert!(table.place_of(&Span::new(one, 0, 1)).is_err(), "an id of a region that is gone");
+        }
+        assert_eq!(table.place_of(&Span::new(kept, 0, 10)), Ok(Place::Host(0)));
+        assert_eq!(table.slots.len(), 3);
+    }
+
+    #[test]
+    fn a_slot_whose_generations_are_used_up_is_not_used_again() {
+        let mut table = RegionTable::default();
+        let first = table.add(Place::Host(0), 1);
+        table.slots[0].generation = u32::MAX;
+        let last = RegionId { generation: u32::MAX, ..first };
+        assert_eq!(table.remove(last), Ok(()));
+        assert_eq!(table.add(Place::Host(0), 1).slot, 1);
+        assert!(table.place_of(&Span::new(last, 0, 1)).is_err());
     }
 }
