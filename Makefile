@@ -52,9 +52,10 @@ test-python: build wheel
 	cargo build --release --locked -p forebay-store --example write_log
 	FOREBAY=$(abspath $(FOREBAY)) $(VENV)/bin/pytest -q tests
 
-## A peer that dies in the middle of transfers and comes back, many more times than `make test` has it: about five minutes.
+## A peer that dies in the middle of transfers and comes back, many more times than `make test` has it: some minutes. With one
+## arena the resident size is what the process holds; glibc gives each thread one, and keeps some MB in each for later.
 soak:
-	FOREBAY_SOAK_ROUNDS=1000 FOREBAY_SOAK_JSON=$(abspath $(or $(JSON),bench/results/soak.json)) \
+	MALLOC_ARENA_MAX=1 FOREBAY_SOAK_ROUNDS=1000 FOREBAY_SOAK_JSON=$(abspath $(or $(JSON),bench/results/soak.json)) \
 		cargo test --release --locked -p forebay-agent --test soak -- --nocapture
 
 lint: setup
