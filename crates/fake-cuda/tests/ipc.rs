@@ -80,8 +80,8 @@ fn another_process_reads_and_writes_the_same_bytes_until_they_are_freed() {
 }
 
 /// Virtual memory of GPU 0 that only it may touch, as an engine's allocator makes it.
-fn virtual_memory(cuda: &Cuda, bytes: usize) -> (u64, u64) {
-    let prop: [u32; 8] = [1, 0, 1, 0, 0, 0, 0, 0];
+fn virtual_memory(cuda: &Cuda, bytes: usize, types: u32) -> (u64, u64) {
+    let prop: [u32; 8] = [1, types, 1, 0, 0, 0, 0, 0];
     let access = [1u32, 0, 3];
     let (mut handle, mut address) = (0u64, 0u64);
     assert_eq!(
@@ -102,7 +102,7 @@ fn no_peer_touches_virtual_memory_that_it_was_not_given() {
     alone("no_peer_touches_virtual_memory_that_it_was_not_given", &[], |cuda| {
         let contexts = cuda.start(2);
         let bytes = 2 << 20;
-        let (address, handle) = virtual_memory(cuda, bytes);
+        let (address, handle) = virtual_memory(cuda, bytes, 0);
         let (stream, host, back) = (cuda.stream(), cuda.pinned(bytes), cuda.pinned(bytes));
         host.fill(8);
         assert_eq!(cuda.copy(address, at(host), bytes, stream), 0);
@@ -156,5 +156,76 @@ fn pointers_tell_what_they_are() {
             cu!(cuda, cuPointerGetAttribute(&mut kind => *mut u32, 2 => i32, at(&pageable) => u64)),
             1
         );
+    });
+}
+
+#[test]
+fn memory_that_is_mapped_outlives_the_process_that_exported_it() {
+    let test = "memory_that_is_mapped_outlives_the_process_that_exported_it";
+    alone(test, &[], |cuda| {
+        cuda.start(1);
+        let (stream, host) = (cuda.stream(), cuda.pinned(BYTES));
+        if std::env::var("FAKE_CUDA_EXPORTS").is_ok() {
+            let device = cuda.alloc(BYTES);
+            host.fill(6);
+            assert_eq!(cuda.copy(device, at(host), BYTES, stream), 0);
+            assert_eq!(cuda.sync(stream), 0);
+            let mut handle = Handle([0; 64]);
+            assert_eq!(cu!(cuda, cuIpcGetMemHandle(&mut handle => *mut Handle, device => u64)), 0);
+            std::fs::write(std::env::var("FAKE_CUDA_EXPORTS").unwrap(), handle.0).unwrap();
+            loop {
+                std::thread::park();
+            }
+        }
+        let path = std::env::temp_dir().join(format!("fake-cuda-handle-{}", std::process::id()));
+        let mut exporter = Command::new(std::env::current_exe().unwrap());
+        let mut exporter = exporter.args([test, "--exact"]).env("FAKE_CUDA_EXPORTS", &path).spawn().unwrap();
+        common::until(|| std::fs::read(&path).is_ok_and(|bytes| bytes.len() == 64));
+        let handle = Handle(std::fs::read(&path).unwrap().try_into().unwrap());
+        std::fs::remove_file(&path).unwrap();
+        let (code, theirs) = open(cuda, handle);
+        assert_eq!(code, 0);
+        exporter.kill().unwrap();
+        exporter.wait().unwrap();
+        assert_eq!(cuda.copy(at(host), theirs, BYTES, stream), 0);
+        assert_eq!(cuda.sync(stream), 0);
+        assert!(host.iter().all(|&byte| byte == 6));
+        assert_eq!(cu!(cuda, cuIpcCloseMemHandle(theirs => u64)), 0);
+        assert_eq!(open(cuda, handle).0, 205, "the handle has gone stale");
+    });
+}
+
+#[test]
+fn physical_memory_travels_as_a_descriptor_if_it_was_made_to() {
+    alone("physical_memory_travels_as_a_descriptor_if_it_was_made_to", &[], |cuda| {
+        cuda.start(1);
+        let bytes = 2 << 20;
+        let (own, private) = virtual_memory(cuda, bytes, 0);
+        let (shared, exportable) = virtual_memory(cuda, bytes, 1);
+        let export = |handle: u64| {
+            let mut file = -1i32;
+            let code = cu!(cuda, cuMemExportToShareableHandle(&mut file => *mut i32, handle => u64, 1 => u32, 0 => u64));
+            (code, file)
+        };
+        assert_eq!(export(private), (1, -1));
+        let (code, file) = export(exportable);
+        assert_eq!(code, 0);
+        let mut imported = 0u64;
+        let code = cu!(cuda, cuMemImportFromShareableHandle(&mut imported => *mut u64, file as usize => usize, 1 => u32));
+        assert_eq!(code, 0);
+        // The imported memory takes the place of the private one.
+        assert_eq!(cu!(cuda, cuMemUnmap(own => u64, bytes => usize)), 0);
+        assert_eq!(cu!(cuda, cuMemMap(own => u64, bytes => usize, 0 => usize, imported => u64, 0 => u64)), 0);
+        let (stream, host, back) = (cuda.stream(), cuda.pinned(bytes), cuda.pinned(bytes));
+        host.fill(5);
+        assert_eq!(cuda.copy(shared, at(host), bytes, stream), 0);
+        assert_eq!(cuda.copy(at(back), own, bytes, stream), 1, "nobody was given access to the new mapping");
+        let access = [1u32, 0, 3];
+        let code =
+            cu!(cuda, cuMemSetAccess(own => u64, bytes => usize, access.as_ptr() => *const u32, 1 => usize));
+        assert_eq!(code, 0);
+        assert_eq!(cuda.copy(at(back), own, bytes, stream), 0);
+        assert_eq!(cuda.sync(stream), 0);
+        assert_eq!(host, back);
     });
 }
