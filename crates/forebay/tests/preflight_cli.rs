@@ -16,7 +16,10 @@ fn a_machine_without_a_driver_gets_one_line_and_2() {
         .unwrap();
     assert_eq!(ran.status.code(), Some(2));
     let told = String::from_utf8(ran.stdout).unwrap();
-    assert!(told.lines().count() == 1 && told.starts_with("fault: ") && told.contains("libcuda.so.1"), "{told}");
+    assert!(
+        told.lines().count() == 1 && told.starts_with("fault: ") && told.contains("libcuda.so.1"),
+        "{told}"
+    );
     let json: Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     assert_eq!(json["severity"], "fault");
     assert!(json["host"].is_null());

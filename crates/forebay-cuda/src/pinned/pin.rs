@@ -68,7 +68,8 @@ impl Registered {
         Registered::in_pieces(device, memory, MOST_BYTES)
     }
 
-    fn in_pieces(
+    /// The same in pieces of `piece_bytes`, which is at least 1 and a multiple of a page.
+    pub fn in_pieces(
         device: &Arc<Device>,
         memory: Arc<dyn Backing>,
         piece_bytes: u64,

@@ -256,7 +256,7 @@ mod tests {
         for odd in [1, 0] {
             places.iter().skip(odd).step_by(2).for_each(|place| space.give_back(*place));
         }
-        assert_eq!(take(&mut space, 64 * KIB).unwrap().offset, 0);
+        assert_eq!(space.take(64 * KIB).unwrap().0.offset, 0);
     }
 
     #[derive(Debug, Clone)]

@@ -91,7 +91,11 @@ fn print_gpu(gpu: &GpuFacts, host: &Topology) {
         gigabytes(Some(*memory_bytes)),
         pci.address,
         link(gpu),
-        pci.port().unwrap_or("unknown"),
+        if pci.bridges.as_ref().is_some_and(Vec::is_empty) {
+            "none"
+        } else {
+            pci.port().unwrap_or("unknown")
+        },
         pci.numa_node.map_or("unknown".into(), |node| node.to_string()),
         if reached.is_empty() { "none".into() } else { reached.join(" ") }
     );

@@ -1,0 +1,208 @@
+//! Pinned memory on a driver that counts: what is kept, what is refused, and that nothing stays pinned.
+#![allow(clippy::unwrap_used)]
+
+mod fake;
+
+use fake::{Fake, alone};
+use forebay_cuda::device::{Device, DeviceMemory, Stream};
+use forebay_cuda::pinned::{PinError, PinnedBuffer, PinnedPool, PoolConfig, Registered};
+use forebay_mover::{Backing, HostBuffer};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::thread;
+
+const MIB: u64 = 1 << 20;
+
+/// A pool of slabs of 4 MiB.
+fn pool(fake: &Fake, limit_bytes: u64) -> PinnedPool {
+    let device = Device::open(fake.driver, 0).unwrap();
+    PinnedPool::new(&device, PoolConfig { slab_bytes: 4 * MIB, ..PoolConfig::new(limit_bytes) })
+}
+
+/// Fills a buffer with a byte.
+fn fill(buffer: &PinnedBuffer, byte: u8) {
+    // SAFETY: the buffer is the test's alone.
+    unsafe { buffer.as_ptr().write_bytes(byte, buffer.len()) };
+}
+
+fn holds_only(buffer: &PinnedBuffer, byte: u8) -> bool {
+    // SAFETY: the buffer is the test's alone, and its pages are there.
+    let bytes = unsafe { std::slice::from_raw_parts(buffer.as_ptr(), buffer.len()) };
+    bytes.iter().all(|found| *found == byte)
+}
+
+#[test]
+fn what_is_given_back_is_lent_again_without_pinning() {
+    alone("what_is_given_back_is_lent_again_without_pinning", &[], |fake| {
+        let pool = pool(fake, 16 * MIB);
+        let first = pool.take(3 * MIB).unwrap();
+        let address = first.as_ptr();
+        drop(first);
+        let again = pool.take(4 * MIB).unwrap();
+        assert_eq!(again.as_ptr(), address);
+        let counters = pool.counters();
+        assert_eq!((counters.registrations, counters.held_bytes, counters.lent_bytes), (1, 4 * MIB, 4 * MIB));
+        assert_eq!(fake.stat("cuMemHostRegister_v2"), 1);
+        assert!(!counters.pinning.is_zero());
+    });
+}
+
+#[test]
+fn memory_that_was_warmed_is_lent_without_pinning() {
+    alone("memory_that_was_warmed_is_lent_without_pinning", &[], |fake| {
+        let pool = pool(fake, 16 * MIB);
+        pool.warm(10 * MIB).unwrap();
+        assert_eq!((pool.counters().held_bytes, pool.counters().registrations), (12 * MIB, 3));
+        let lent: Vec<_> = [4, 4, 4].map(|mib| pool.take(mib * MIB).unwrap()).into();
+        assert_eq!(pool.counters().registrations, 3);
+        drop(lent);
+        pool.warm(10 * MIB).unwrap();
+        assert_eq!(fake.stat("cuMemHostRegister_v2"), 3);
+        assert!(matches!(pool.warm(17 * MIB), Err(PinError::Full(_))));
+        assert_eq!(pool.counters().held_bytes, 12 * MIB);
+    });
+}
+
+#[test]
+fn a_full_pool_refuses_and_says_what_is_left() {
+    alone("a_full_pool_refuses_and_says_what_is_left", &[], |fake| {
+        let pool = pool(fake, 10 * MIB);
+        let _lent = pool.take(5 * MIB).unwrap();
+        let Err(PinError::Full(full)) = pool.take(6 * MIB) else { panic!("6 of 10 MiB after 5 were lent") };
+        assert_eq!((full.limit_bytes, full.lent_bytes, full.left_bytes), (10 * MIB, 5 * MIB, 5 * MIB));
+        assert!(pool.take(full.left_bytes).is_ok());
+        assert_eq!(pool.counters().refused, 1);
+        assert!(matches!(pool.take(65 << 30), Err(PinError::TooLong { .. })));
+    });
+}
+
+#[test]
+fn a_longer_request_lies_in_one_registration_and_free_slabs_make_room_for_it() {
+    alone("a_longer_request_lies_in_one_registration_and_free_slabs_make_room_for_it", &[], |fake| {
+        let pool = pool(fake, 12 * MIB);
+        pool.warm(12 * MIB).unwrap();
+        assert_eq!(fake.stat("live.host"), 3);
+        let long = pool.take(9 * MIB).unwrap();
+        fill(&long, 7);
+        assert!(holds_only(&long, 7));
+        assert_eq!(fake.stat("live.host"), 1);
+        assert_eq!(pool.counters().held_bytes, 9 * MIB);
+    });
+}
+
+#[test]
+fn nothing_stays_pinned_and_a_buffer_outlives_its_pool() {
+    alone("nothing_stays_pinned_and_a_buffer_outlives_its_pool", &[], |fake| {
+        let pool = pool(fake, 16 * MIB);
+        let buffer = pool.take(MIB).unwrap();
+        pool.warm(16 * MIB).unwrap();
+        drop(pool);
+        fill(&buffer, 1);
+        assert!(holds_only(&buffer, 1));
+        drop(buffer);
+        assert_eq!(fake.stat("live.host"), 0);
+    });
+}
+
+#[test]
+fn what_the_driver_does_not_pin_is_an_error_with_the_reason_and_the_pool_goes_on() {
+    alone("what_the_driver_does_not_pin_is_an_error_with_the_reason_and_the_pool_goes_on", &[], |fake| {
+        let pool = pool(fake, 16 * MIB);
+        fake.control("fail cuMemHostRegister_v2 1 2");
+        let refused = pool.take(MIB).unwrap_err();
+        assert!(matches!(&refused, PinError::Pin { bytes, .. } if *bytes == 4 * MIB));
+        let said = refused.to_string();
+        assert!(said.contains("CUDA_ERROR_OUT_OF_MEMORY") && said.contains("memory are available"), "{said}");
+        assert_eq!(pool.counters().held_bytes, 0);
+        pool.take(MIB).unwrap();
+    });
+}
+
+#[test]
+fn no_byte_has_two_borrowers_while_many_take_and_the_pool_is_warmed() {
+    alone("no_byte_has_two_borrowers_while_many_take_and_the_pool_is_warmed", &[], |fake| {
+        let pool = pool(fake, 24 * MIB);
+        let warming = pool.warm_in_background(24 * MIB).unwrap();
+        thread::scope(|scope| {
+            for borrower in 1..=6u8 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    for round in 0..20 {
+                        let bytes = 1 + u64::from(borrower) * 300_000 + round * 4096;
+                        let buffer = pool.take(bytes).unwrap();
+                        fill(&buffer, borrower);
+                        thread::yield_now();
+                        assert!(holds_only(&buffer, borrower));
+                    }
+                });
+            }
+        });
+        warming.join().unwrap().unwrap();
+        let counters = pool.counters();
+        assert_eq!((counters.lent_bytes, counters.held_bytes), (0, 24 * MIB));
+        assert_eq!(fake.stat("live.host"), 6);
+    });
+}
+
+#[test]
+fn another_process_finds_a_shared_buffer_at_its_offset_of_its_file() {
+    alone("another_process_finds_a_shared_buffer_at_its_offset_of_its_file", &[], |fake| {
+        let device = Device::open(fake.driver, 0).unwrap();
+        let config = PoolConfig { slab_bytes: 4 * MIB, ..PoolConfig::shared(8 * MIB) };
+        let pool = PinnedPool::new(&device, config);
+        let _before = pool.take(MIB).unwrap();
+        let buffer = pool.take(5000).unwrap();
+        fill(&buffer, 9);
+        let (file, offset) = buffer.file().unwrap();
+        assert_eq!(offset, MIB);
+        let mut read = [0; 5000];
+        let file = std::fs::File::from(file.try_clone_to_owned().unwrap());
+        file.read_exact_at(&mut read, offset).unwrap();
+        assert_eq!(read, [9; 5000]);
+        assert!(file.set_len(0).is_err(), "nobody can shorten it under the mapping");
+    });
+}
+
+#[test]
+fn memory_that_was_there_is_pinned_in_pieces_whole_or_not_at_all() {
+    alone("memory_that_was_there_is_pinned_in_pieces_whole_or_not_at_all", &[], |fake| {
+        let device = Device::open(fake.driver, 0).unwrap();
+        let memory: Arc<dyn Backing> = Arc::new(HostBuffer::new(10 * MIB as usize));
+        let pinned = Registered::in_pieces(&device, Arc::clone(&memory), 4 * MIB).unwrap();
+        assert_eq!(
+            (pinned.len(), pinned.as_ptr(), pinned.piece_bytes()),
+            (memory.len(), memory.as_ptr(), 4 * MIB)
+        );
+        assert_eq!(fake.stat("live.host"), 3);
+        assert!(Registered::new(&device, Arc::clone(&memory)).is_err(), "it is pinned already");
+        drop(pinned);
+        assert_eq!(fake.stat("live.host"), 0);
+        fake.control("fail cuMemHostRegister_v2 3 2");
+        assert!(Registered::in_pieces(&device, Arc::clone(&memory), 4 * MIB).is_err());
+        assert_eq!(fake.stat("live.host"), 0);
+        assert_eq!(Arc::strong_count(&memory), 1);
+    });
+}
+
+#[test]
+fn gpus_read_and_write_a_buffer() {
+    alone("gpus_read_and_write_a_buffer", &[], |fake| {
+        let pool = pool(fake, 16 * MIB);
+        let device = Device::open(fake.driver, 1).unwrap();
+        let (stream, there) = (Stream::new(&device).unwrap(), DeviceMemory::new(&device, MIB).unwrap());
+        let (from, to) = (pool.take(MIB).unwrap(), pool.take(MIB).unwrap());
+        fill(&from, 5);
+        fill(&to, 0);
+        {
+            let _current = device.enter().unwrap();
+            // SAFETY: all of the memory outlives the synchronisation below, and nothing else touches it.
+            unsafe {
+                stream.copy(from.as_ptr() as u64, there.address(), MIB).unwrap();
+                stream.copy(there.address(), to.as_ptr() as u64, MIB).unwrap();
+            }
+            stream.synchronize().unwrap();
+        }
+        assert!(holds_only(&to, 5));
+        assert_eq!((fake.stat("bytes.h2d.1"), fake.stat("bytes.d2h.1")), (MIB, MIB));
+    });
+}
