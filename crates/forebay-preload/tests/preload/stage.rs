@@ -88,7 +88,7 @@ fn compile_preload(target: &Path, options: &[&str]) {
 fn compile(folder: &Path, source: &str, target: &str, options: &[&str]) {
     let mut command = Command::new("cc");
     command.args(["-Wall", "-Wextra", "-Werror", "-o"]).arg(folder.join(target)).arg(sources().join(source));
-    command.args(options).arg("-ldl");
+    command.args(options).args(["-ldl", "-lpthread"]);
     run(&mut command);
 }
 
