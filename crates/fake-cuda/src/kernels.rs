@@ -65,6 +65,10 @@ impl View<'_> {
         if count > ENTRIES_MAX {
             return Err(format!("a table of {count} entries"));
         }
+        if count == 0 {
+            // A GPU reads nothing then, wherever the table is said to be.
+            return Ok(Vec::new());
+        }
         self.reach(at, count * 8)?;
         self.tables.push(Touch::read(at, count * 8));
         let raw = self.memory.raw(at) as *const u64;

@@ -33,17 +33,14 @@ impl Addresses {
     /// What an operation copies, by address. Pieces that continue each other on both sides become one.
     pub fn resolve(&self, op: &LinkOp, memory: &Memory) -> Result<Vec<Piece>, NoAddress> {
         let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
-        let address_of = |span: &Span| match ranges.get(&span.region) {
-            Some((start, bytes)) => {
-                let end = span.offset.checked_add(span.len).filter(|end| end <= bytes);
-                end.map(|_| start + span.offset).ok_or(NoAddress(*span))
-            }
-            None => memory.host(span).map(|(start, _)| start.as_ptr() as Address).ok_or(NoAddress(*span)),
-        };
+        let (mut from, mut to) = (Side::new(&ranges, memory), Side::new(&ranges, memory));
         let mut pieces: Vec<Piece> = Vec::with_capacity(op.pairs.len());
         for pair in &op.pairs {
-            let piece =
-                Piece { from: address_of(&pair.from)?, to: address_of(&pair.to)?, bytes: pair.from.len };
+            let piece = Piece {
+                from: from.address_of(&pair.from)?,
+                to: to.address_of(&pair.to)?,
+                bytes: pair.from.len,
+            };
             match pieces.last_mut() {
                 Some(last) if last.from + last.bytes == piece.from && last.to + last.bytes == piece.to => {
                     last.bytes += piece.bytes;
@@ -52,5 +49,37 @@ impl Addresses {
             }
         }
         Ok(pieces)
+    }
+}
+
+/// One side of an operation. The pages of a lot lie in few regions, so the last one is remembered.
+struct Side<'a> {
+    ranges: &'a HashMap<RegionId, (Address, u64)>,
+    memory: &'a Memory,
+    last: Option<(RegionId, Address, u64)>,
+}
+
+impl<'a> Side<'a> {
+    fn new(ranges: &'a HashMap<RegionId, (Address, u64)>, memory: &'a Memory) -> Side<'a> {
+        Side { ranges, memory, last: None }
+    }
+
+    fn address_of(&mut self, span: &Span) -> Result<Address, NoAddress> {
+        let (start, bytes) = match self.last {
+            Some((region, start, bytes)) if region == span.region => (start, bytes),
+            _ => self.look_up(span)?,
+        };
+        let end = span.offset.checked_add(span.len).filter(|end| *end <= bytes);
+        end.map(|_| start + span.offset).ok_or(NoAddress(*span))
+    }
+
+    fn look_up(&mut self, span: &Span) -> Result<(Address, u64), NoAddress> {
+        let found = self.ranges.get(&span.region).copied().or_else(|| {
+            let whole = self.memory.whole(span.region)?;
+            Some((whole.0.as_ptr() as Address, whole.1 as u64))
+        });
+        let (start, bytes) = found.ok_or(NoAddress(*span))?;
+        self.last = Some((span.region, start, bytes));
+        Ok((start, bytes))
     }
 }

@@ -1,19 +1,21 @@
-//! The copier: a mover with every path between host memory and the GPUs of a process. This file knows which links and routes
-//! there are; it must never know how a link works or what is copied.
+//! The copier: a mover with every path between host memory and the GPUs of a process, and chains for callers with streams.
+//! This file knows which links and routes there are; it must never know how a link works or what is copied.
 
 use crate::addresses::Addresses;
-use crate::device::{Device, DeviceMemory, Stream};
-use crate::driver::abi::Address;
-use crate::driver::{CudaError, Driver, LoadError};
-use crate::kernels::Kernels;
+use crate::chain::{Chains, Declined};
+use crate::device::{Device, DeviceMemory, Event, Stream};
+use crate::driver::abi::{Address, StreamHandle};
+use crate::driver::{CudaError, Driver, LoadError, Relaxed};
+use crate::kernels::{Kernels, Piece};
 use crate::links::{Direction, LaneLink, PeerLink, RelayLink};
 use crate::poller::Poller;
+use crate::rates::Rates;
 use forebay_mover::{
-    Backing, Class, Closed, End, Hop, Limits, LinkId, LinkSpec, MoverHandle, MoverThread, Place, RegionId,
-    RouteError, RouteSpec, Span, SpanPair, Staging, SubmitError, Telemetry, Transfer,
+    Backing, Class, Closed, End, Hop, Limits, LinkId, LinkSpec, MoverHandle, MoverThread, Place, Reason,
+    RegionId, RouteError, RouteSpec, Span, SpanPair, Staging, SubmitError, Telemetry, Transfer,
 };
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
 /// Where host memory is. Lanes of all GPUs reach all of it; which do so faster is measured, not assumed.
@@ -29,6 +31,9 @@ const SLOTS_MIN: u64 = 4;
 const SLOT_BYTES_MAX: u64 = 2 << 20;
 /// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a lane that needs seconds for that is stuck.
 const OP_TIMEOUT_US: u64 = 10_000_000;
+
+/// From this size on a copy that is waited for is the mover's.
+const MOVER_BYTES_MIN: u64 = 384 << 20;
 
 /// How a peer hands on what it moves for another GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,15 +64,14 @@ pub struct CopierOptions {
     pub to_device: Relay,
     /// How they work towards the host.
     pub to_host: Relay,
+    /// What is known of the paths.
+    pub rates: Rates,
 }
 
 impl Default for CopierOptions {
     fn default() -> CopierOptions {
-        CopierOptions {
-            devices: None,
-            to_device: Relay::Staged(By::Kernel),
-            to_host: Relay::Staged(By::Kernel),
-        }
+        let relay = Relay::Staged(By::Own);
+        CopierOptions { devices: None, to_device: relay, to_host: relay, rates: Rates::default() }
     }
 }
 
@@ -102,6 +106,29 @@ pub enum StartError {
     Route(#[from] RouteError),
 }
 
+/// Why a copy did not happen in full. What its targets hold is not known.
+#[derive(Debug, Error)]
+pub enum CopyError {
+    /// A GPU that the copier was not started with.
+    #[error("device: {index} is not one of this copier's")]
+    NoDevice {
+        /// What was asked for.
+        index: u16,
+    },
+    /// The driver refused something.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// The mover takes nothing in.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// Not all bytes could be moved.
+    #[error("the copy failed: {0}")]
+    Failed(Reason),
+    /// It was cancelled.
+    #[error("the copy was cancelled")]
+    Cancelled,
+}
+
 /// All paths between the host's memory and the GPUs that a process sees.
 #[derive(Debug)]
 pub struct Copier {
@@ -111,7 +138,19 @@ pub struct Copier {
     _staging: Vec<DeviceMemory>,
     handle: MoverHandle,
     addresses: Arc<Addresses>,
-    devices: Vec<Arc<Device>>,
+    gpus: Vec<Arc<Kernels>>,
+    chains: Chains,
+    /// All addresses of the host and of each GPU, for callers that have no regions.
+    anywhere: Anywhere,
+    /// Streams that callers wait for, each with the event behind its last copy.
+    spare: Mutex<Vec<(Stream, Event)>>,
+}
+
+/// Regions that hold every address of a place.
+#[derive(Debug)]
+struct Anywhere {
+    host: RegionId,
+    devices: HashMap<u16, RegionId>,
 }
 
 impl Copier {
@@ -123,19 +162,36 @@ impl Copier {
     /// Starts with a driver that is loaded.
     pub fn with_driver(driver: &'static Driver, options: &CopierOptions) -> Result<Copier, StartError> {
         let devices = open(driver, options.devices.as_deref())?;
-        let (mover, poller) = (MoverThread::spawn(Limits::default())?, Poller::spawn()?);
+        let (mover, poller) = (MoverThread::spawn(Limits::default())?, Poller::spawn(driver)?);
         let handle = mover.handle();
         let addresses = Arc::<Addresses>::default();
         let mut build =
             Build { handle: &handle, poller: &poller, addresses: &addresses, staging: Vec::new() };
-        build.everything(&devices, options)?;
+        let gpus = build.everything(&devices, options)?;
         let staging = build.staging;
-        Ok(Copier { _mover: mover, _poller: poller, _staging: staging, handle, addresses, devices })
+        let chains = Chains::new(driver, &gpus, options.rates.clone())?;
+        let anywhere = Anywhere::new(&handle, &addresses, &devices)?;
+        Ok(Copier {
+            _mover: mover,
+            _poller: poller,
+            _staging: staging,
+            handle,
+            addresses,
+            gpus,
+            chains,
+            anywhere,
+            spare: Mutex::default(),
+        })
     }
 
-    /// The GPUs, in the order of their ordinals' places in the options.
-    pub fn devices(&self) -> &[Arc<Device>] {
-        &self.devices
+    /// The GPUs, in the order of the options.
+    pub fn devices(&self) -> impl ExactSizeIterator<Item = &Arc<Device>> {
+        self.gpus.iter().map(|gpu| gpu.device())
+    }
+
+    /// Copies in callers' streams.
+    pub fn chains(&self) -> &Chains {
+        &self.chains
     }
 
     /// The mover, to submit to.
@@ -174,6 +230,88 @@ impl Copier {
         Ok(gone)
     }
 
+    /// The driver.
+    pub fn driver(&self) -> &'static Driver {
+        self.gpus[0].device().driver()
+    }
+
+    /// Copies pieces in a caller's stream: as a chain over all paths, or as the driver would where a chain cannot be. Says why
+    /// it was not a chain, if so.
+    ///
+    /// # Safety
+    ///
+    /// What holds for `cuMemcpyAsync` holds for every piece.
+    pub unsafe fn copy_in_stream(
+        &self,
+        pieces: &[Piece],
+        stream: StreamHandle,
+    ) -> Result<Option<Declined>, CudaError> {
+        // SAFETY: by this function's contract.
+        let Err(declined) = (unsafe { self.chains.copy(pieces, stream) }) else { return Ok(None) };
+        for piece in pieces {
+            // SAFETY: by this function's contract; what is current is the caller's business, as it is with the driver.
+            unsafe { self.gpus[0].device().copy_in(stream, piece.from, piece.to, piece.bytes)? };
+        }
+        Ok(Some(declined))
+    }
+
+    /// Copies pieces between pinned host memory and a GPU, at once, over all paths, and waits. Large copies are the mover's,
+    /// whose routes share out the work while it is done; others are chains, which begin sooner.
+    ///
+    /// # Safety
+    ///
+    /// All ranges are valid, of pinned host memory on one side and of the GPU on the other; nothing else touches the targets
+    /// or writes the sources until this returns.
+    pub unsafe fn copy_and_wait(
+        &self,
+        device: u16,
+        direction: Direction,
+        pieces: &[Piece],
+    ) -> Result<(), CopyError> {
+        let bytes = pieces.iter().map(|piece| piece.bytes).sum::<u64>();
+        if bytes >= MOVER_BYTES_MIN {
+            return self.by_mover(device, direction, pieces);
+        }
+        let gpu = self.gpus.iter().find(|gpu| gpu.device().index() == device);
+        let gpu = gpu.ok_or(CopyError::NoDevice { index: device })?.device();
+        let _relaxed = Relaxed::enter(self.driver());
+        let _current = gpu.enter()?;
+        let (stream, ended) = self.spare_stream(gpu)?;
+        // SAFETY: by this function's contract; the stream is of this device, which is current.
+        let copied = unsafe { self.copy_in_stream(pieces, stream.handle()) };
+        ended.record(&stream)?;
+        while !ended.is_passed()? {
+            std::hint::spin_loop();
+        }
+        lock(&self.spare).push((stream, ended));
+        Ok(copied.map(drop)?)
+    }
+
+    fn spare_stream(&self, device: &Arc<Device>) -> Result<(Stream, Event), CudaError> {
+        let mut spare = lock(&self.spare);
+        let known = spare.iter().position(|(stream, _)| stream.device().index() == device.index());
+        known.map_or_else(
+            || Ok((Stream::new(device)?, Event::new(device)?)),
+            |index| Ok(spare.swap_remove(index)),
+        )
+    }
+
+    fn by_mover(&self, device: u16, direction: Direction, pieces: &[Piece]) -> Result<(), CopyError> {
+        let region = *self.anywhere.devices.get(&device).ok_or(CopyError::NoDevice { index: device })?;
+        let (from, to) = match direction {
+            Direction::HostToDevice => (self.anywhere.host, region),
+            Direction::DeviceToHost => (region, self.anywhere.host),
+        };
+        let span = |piece: &Piece| {
+            SpanPair::new(Span::new(from, piece.from, piece.bytes), Span::new(to, piece.to, piece.bytes))
+        };
+        match self.handle.run(Transfer::new(pieces.iter().map(span).collect(), Class::Demand))? {
+            End::Done { .. } => Ok(()),
+            End::Failed(failure) => Err(CopyError::Failed(failure.reason)),
+            End::Cancelled { .. } => Err(CopyError::Cancelled),
+        }
+    }
+
     /// Copies one span over all paths and waits.
     pub fn copy(&self, from: Span, to: Span) -> Result<End, SubmitError> {
         self.handle.run(Transfer::new(vec![SpanPair::new(from, to)], Class::Demand))
@@ -182,6 +320,24 @@ impl Copier {
     /// Bytes by link, and rates.
     pub fn telemetry(&self) -> Result<Telemetry, Closed> {
         self.handle.telemetry()
+    }
+}
+
+/// What this lock guards is whole at every step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Anywhere {
+    fn new(handle: &MoverHandle, addresses: &Addresses, devices: &[Arc<Device>]) -> Result<Anywhere, Closed> {
+        let all = |place| {
+            let region = handle.register_opaque(place, u64::MAX)?;
+            addresses.insert(region, 0, u64::MAX);
+            Ok(region)
+        };
+        let device = |device: &Arc<Device>| Ok((device.index(), all(Place::Device(device.index()))?));
+        let devices = devices.iter().map(device).collect::<Result<_, Closed>>()?;
+        Ok(Anywhere { host: all(HOST)?, devices })
     }
 }
 
@@ -222,7 +378,11 @@ struct Gpu {
 }
 
 impl Build<'_> {
-    fn everything(&mut self, devices: &[Arc<Device>], options: &CopierOptions) -> Result<(), StartError> {
+    fn everything(
+        &mut self,
+        devices: &[Arc<Device>],
+        options: &CopierOptions,
+    ) -> Result<Vec<Arc<Kernels>>, StartError> {
         let gpus = devices.iter().map(|device| self.gpu(device)).collect::<Result<Vec<_>, StartError>>()?;
         for gpu in &gpus {
             for direction in Direction::BOTH {
@@ -238,7 +398,7 @@ impl Build<'_> {
                 self.relay(gpu, peer, Direction::DeviceToHost, options.to_host, gpus.len() as u64 - 1)?;
             }
         }
-        Ok(())
+        Ok(gpus.into_iter().map(|gpu| gpu.kernels).collect())
     }
 
     fn gpu(&self, device: &Arc<Device>) -> Result<Gpu, StartError> {

@@ -181,6 +181,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        let Ok(_current) = self.device.enter() else { return };
         // SAFETY: created by `new`, destroyed once. It fails only when the driver has shut down or the context is lost.
         unsafe { (self.device.driver.table().stream_destroy)(self.handle) };
     }

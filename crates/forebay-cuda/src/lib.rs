@@ -5,6 +5,7 @@
 //! house may know.
 
 mod addresses;
+mod capi;
 pub mod chain;
 mod copier;
 pub mod device;
@@ -20,4 +21,4 @@ pub mod rates;
 pub mod topology;
 
 pub use addresses::{Addresses, NoAddress};
-pub use copier::{By, Copier, CopierOptions, HOST, RELAY_STAGING_BYTES, Relay, StartError};
+pub use copier::{By, Copier, CopierOptions, CopyError, HOST, RELAY_STAGING_BYTES, Relay, StartError};

@@ -3,7 +3,7 @@
 //! what was copied.
 
 use crate::device::{Event, Stream};
-use crate::driver::CudaError;
+use crate::driver::{CudaError, Driver, Relaxed};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -64,10 +64,13 @@ impl std::fmt::Debug for InFlight {
 
 impl Poller {
     /// Starts the thread.
-    pub fn spawn() -> std::io::Result<Poller> {
+    pub fn spawn(driver: &'static Driver) -> std::io::Result<Poller> {
         let shared = Arc::<Shared>::default();
         let own = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("forebay-cuda".into()).spawn(move || own.run())?;
+        let thread = std::thread::Builder::new().name("forebay-cuda".into()).spawn(move || {
+            let _relaxed = Relaxed::enter(driver);
+            own.run();
+        })?;
         Ok(Poller { shared, thread: Some(thread) })
     }
 

@@ -28,9 +28,9 @@ pub struct Relaying {
 /// A lane of PCIe 5 x16, until it is measured. Only the proportions matter for how a copy is divided.
 const LANE_BYTES_PER_S: f64 = 54e9;
 /// Smaller copies are faster alone, until it is measured.
-const BREAK_EVEN_BYTES: u64 = 3 << 20;
+const BREAK_EVEN_BYTES: u64 = 2 << 20;
 /// What relaying costs, until it is measured.
-const RELAYING: Relaying = Relaying { efficiency: 0.95, latency_s: 25e-6 };
+const RELAYING: Relaying = Relaying { efficiency: 0.88, latency_s: 40e-6 };
 
 impl Default for Rates {
     fn default() -> Rates {

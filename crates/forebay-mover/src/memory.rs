@@ -48,6 +48,13 @@ impl Memory {
         NonNull::new(start).map(|start| (start, len))
     }
 
+    /// Address and length of a whole region, for links that resolve many spans of it. As valid as for [`host`](Memory::host).
+    pub fn whole(&self, region: RegionId) -> Option<(NonNull<u8>, usize)> {
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let backing = regions.get(&region)?;
+        NonNull::new(backing.as_ptr()).map(|start| (start, backing.len()))
+    }
+
     pub(crate) fn insert(&self, region: RegionId, backing: Arc<dyn Backing>) {
         self.regions.write().unwrap_or_else(PoisonError::into_inner).insert(region, backing);
     }

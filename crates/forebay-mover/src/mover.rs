@@ -247,30 +247,44 @@ impl Mover {
         }
         let mut legs = Legs::new();
         let mut regions = Vec::new();
+        // Blocks of one transfer lie in few regions: what holds for the pair before mostly holds for this one.
+        let mut last: Option<((RegionId, RegionId), usize)> = None;
         for pair in &transfer.pairs {
-            let lane = self.lane_for(pair)?;
-            match legs.iter_mut().find(|(known, _)| *known == lane) {
-                Some((_, leg)) => leg.push(*pair),
+            let between = (pair.from.region, pair.to.region);
+            let leg = match last.filter(|(known, _)| *known == between) {
+                Some((_, leg)) => {
+                    self.check_spans(pair)?;
+                    leg
+                }
                 None => {
-                    let mut leg = Leg::new();
-                    leg.push(*pair);
-                    legs.push((lane, leg));
+                    let lane = self.lane_for(pair)?;
+                    for region in [pair.from.region, pair.to.region] {
+                        if !regions.contains(&region) {
+                            regions.push(region);
+                        }
+                    }
+                    legs.iter().position(|(known, _)| *known == lane).unwrap_or_else(|| {
+                        legs.push((lane, Leg::new()));
+                        legs.len() - 1
+                    })
                 }
-            }
-            for region in [pair.from.region, pair.to.region] {
-                if !regions.contains(&region) {
-                    regions.push(region);
-                }
-            }
+            };
+            legs[leg].1.push(*pair);
+            last = Some((between, leg));
         }
         Ok((legs, regions))
     }
 
-    fn lane_for(&self, pair: &SpanPair) -> Result<usize, Refused> {
+    /// Checks the lengths of a pair's spans and that their regions hold them; gives where they lie.
+    fn check_spans(&self, pair: &SpanPair) -> Result<(Place, Place), Refused> {
         if pair.from.len != pair.to.len || pair.from.len == 0 {
             return Err(Refused::Length { from_bytes: pair.from.len, to_bytes: pair.to.len });
         }
-        let (from, to) = (self.regions.place_of(&pair.from)?, self.regions.place_of(&pair.to)?);
+        Ok((self.regions.place_of(&pair.from)?, self.regions.place_of(&pair.to)?))
+    }
+
+    fn lane_for(&self, pair: &SpanPair) -> Result<usize, Refused> {
+        let (from, to) = self.check_spans(pair)?;
         let lane = self.lane_of.get(&(from, to)).copied();
         lane.filter(|lane| self.lane_is_live(*lane)).ok_or(Refused::NoRoute { from, to })
     }

@@ -10,7 +10,7 @@ mod strand;
 
 use crate::device::Device;
 use crate::driver::abi::{self, StreamHandle};
-use crate::driver::{CudaError, Driver};
+use crate::driver::{CudaError, Driver, Relaxed};
 use crate::kernels::{Kernels, Piece};
 use crate::links::Direction;
 use crate::rates::Rates;
@@ -142,6 +142,7 @@ impl Chains {
             return Err(Declined::Small);
         }
         self.check_capture(stream)?;
+        let _relaxed = Relaxed::enter(self.driver);
         let device = self.device_of(stream)?;
         let Inspected { target, direction, pieces, peers_reach } = self.inspect(pieces)?;
         if device.index() != target {
@@ -165,6 +166,12 @@ impl Chains {
         self.counters.direct_bytes.fetch_add(direct_bytes, Ordering::Relaxed);
         self.counters.relayed_bytes.fetch_add(bytes - direct_bytes, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Waits until a stream has come to its end; gives the driver's status.
+    pub(crate) fn wait(&self, stream: StreamHandle) -> abi::Status {
+        // SAFETY: the stream is the caller's.
+        unsafe { (self.driver.table().stream_synchronize)(stream) }
     }
 
     /// The bytes for the direct way and each relay. A GPU that has a chain of its own in that direction does not relay: its

@@ -40,6 +40,7 @@ pub const HOST_REGISTER_PORTABLE: c_uint = 1;
 pub const HOST_REGISTER_DEVICEMAP: c_uint = 2;
 pub const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 pub const CAPTURE_NONE: c_int = 0;
+pub const CAPTURE_MODE_RELAXED: c_int = 2;
 
 pub const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 pub const ATTRIBUTE_INTEGRATED: c_int = 18;

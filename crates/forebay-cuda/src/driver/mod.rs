@@ -106,6 +106,33 @@ impl Driver {
     }
 }
 
+/// While it lives, calls of this thread do not break captures that other threads have under way.
+#[derive(Debug)]
+pub struct Relaxed {
+    driver: &'static Driver,
+    mode: c_int,
+    /// Not to be sent: the mode belongs to the thread.
+    _thread: std::marker::PhantomData<*const ()>,
+}
+
+impl Relaxed {
+    /// Asking about an event, say, counts as unsafe during a capture, whichever thread asks about whichever event. What this
+    /// library asks about is never part of a capture, so it is safe.
+    pub fn enter(driver: &'static Driver) -> Relaxed {
+        let mut mode = abi::CAPTURE_MODE_RELAXED;
+        // SAFETY: the mode is exchanged at a valid place. There is nothing to be done about a failure.
+        unsafe { (driver.table.capture_mode_exchange)(&mut mode) };
+        Relaxed { driver, mode, _thread: std::marker::PhantomData }
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: as in `enter`.
+        unsafe { (self.driver.table.capture_mode_exchange)(&mut self.mode) };
+    }
+}
+
 impl std::fmt::Debug for Driver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Driver").field("version", &self.version).finish_non_exhaustive()

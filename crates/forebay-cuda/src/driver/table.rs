@@ -82,6 +82,8 @@ table! {
     stream_context: "cuStreamGetCtx" (StreamHandle, *mut ContextHandle);
     stream_is_capturing: "cuStreamIsCapturing" (StreamHandle, *mut c_int);
 
+    capture_mode_exchange: "cuThreadExchangeStreamCaptureMode" (*mut c_int);
+
     event_create: "cuEventCreate" (*mut EventHandle, c_uint);
     event_destroy: "cuEventDestroy" (EventHandle);
     event_record: "cuEventRecord" (EventHandle, StreamHandle);

@@ -1,10 +1,8 @@
-//! The preload under programs, drivers, copying libraries and interposers of our own, `tests/c`, and under the fake driver that moves real
-//! bytes.
+//! The preload under programs, drivers, copying libraries and interposers of our own: `tests/c`.
 
 #![allow(clippy::unwrap_used)]
 
 mod found;
-mod moved;
 mod passed_on;
 mod stacked;
 mod stage;

@@ -1,0 +1,94 @@
+//! The C interface by which `libforebay_preload.so` hands copies over; docs/preload.md has the header. Starting takes a few
+//! hundred milliseconds, for a context on each GPU, so it happens in the background and copies are declined until then. This
+//! file knows the ABI; it must never know which program calls.
+
+use crate::chain::{Chains, Declined};
+use crate::device::Device;
+use crate::driver::abi::{self, Dlsym, StreamHandle};
+use crate::driver::{CudaError, Driver, LoadError, Relaxed};
+use crate::kernels::{Kernels, Piece};
+use crate::rates::Rates;
+use libc::{c_int, c_void};
+use std::sync::{Arc, OnceLock};
+
+/// Version of the structures below.
+const ABI: u32 = 1;
+/// The caller waits for the copy.
+const SYNCHRONOUS: u32 = 1;
+/// The null stream is the thread's own.
+const PER_THREAD: u32 = 2;
+
+/// What the preload library calls.
+#[repr(C)]
+#[derive(Debug)]
+pub struct CopyApi {
+    abi: u32,
+    size: u32,
+    /// Smaller copies need not be offered.
+    min_bytes: u64,
+    copy: unsafe extern "C" fn(*const Piece, u64, u32, StreamHandle, u32, *mut c_int) -> i32,
+}
+
+/// What copies are made with, once it has started. `None` when it did not.
+static CHAINS: OnceLock<Option<Chains>> = OnceLock::new();
+static API: OnceLock<CopyApi> = OnceLock::new();
+
+/// Begins to start. Null when there is nothing to start with.
+///
+/// # Safety
+///
+/// `real_dlsym` behaves as the C library's; `libcuda` is an open handle of the CUDA driver that is never closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_copy_open(
+    real_dlsym: Option<Dlsym>,
+    libcuda: *mut c_void,
+) -> *const CopyApi {
+    let Some(real_dlsym) = real_dlsym.filter(|_| !libcuda.is_null()) else { return std::ptr::null() };
+    let api = API.get_or_init(|| {
+        // SAFETY: by this function's contract.
+        let driver = unsafe { Driver::from_library(real_dlsym, libcuda) };
+        let start = move || drop(CHAINS.set(start(driver)));
+        // Where no thread starts, nothing ever will, and every copy is declined.
+        let _ = std::thread::Builder::new().name("forebay-start".into()).spawn(start);
+        let min_bytes = Rates::default().break_even_bytes();
+        CopyApi { abi: ABI, size: size_of::<CopyApi>() as u32, min_bytes, copy }
+    });
+    std::ptr::from_ref(api)
+}
+
+fn start(driver: Result<&'static Driver, LoadError>) -> Option<Chains> {
+    let driver = driver.ok()?;
+    let _relaxed = Relaxed::enter(driver);
+    every_gpu(driver).and_then(|gpus| Chains::new(driver, &gpus, Rates::default())).ok()
+}
+
+fn every_gpu(driver: &'static Driver) -> Result<Vec<Arc<Kernels>>, CudaError> {
+    let gpus = 0..crate::gpu::Gpu::count(driver)?;
+    gpus.map(|index| Ok(Arc::new(Kernels::load(&Device::open(driver, index)?)?))).collect()
+}
+
+/// Takes a copy over (0), or says why not (above 0) and has done nothing then.
+unsafe extern "C" fn copy(
+    pairs: *const Piece,
+    count: u64,
+    _direction: u32,
+    stream: StreamHandle,
+    flags: u32,
+    result: *mut c_int,
+) -> i32 {
+    let Some(started) = CHAINS.get() else { return Declined::Busy as i32 };
+    let Some(chains) = started else { return Declined::NoRelay as i32 };
+    // SAFETY: the caller gives `count` pairs.
+    let pieces = unsafe { std::slice::from_raw_parts(pairs, count as usize) };
+    let own = flags & PER_THREAD != 0 && stream.is_null();
+    let stream = if own { abi::PER_THREAD_STREAM } else { stream };
+    // SAFETY: the pairs are those of a copy that the program has asked the driver for.
+    let copied = unsafe { chains.copy(pieces, stream) };
+    if let Err(declined) = copied {
+        return declined as i32;
+    }
+    let status = if flags & SYNCHRONOUS != 0 { chains.wait(stream) } else { abi::SUCCESS };
+    // SAFETY: the caller gives a valid place.
+    unsafe { *result = status };
+    0
+}
