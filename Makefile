@@ -22,7 +22,7 @@ $(VENV)/.done: tests/requirements.txt
 	touch $@
 
 build:
-	cargo build --release --locked -p forebay
+	cargo build --release --locked -p forebay -p forebay-preload
 
 ## The Python package, for CPython 3.11 and later. Left in target/wheels and installed into the virtual environment.
 wheel: setup

@@ -6,7 +6,6 @@ use crate::names::{COPIES, Function, NAMES};
 use crate::real::{WAY_NAMES, WAYS, Way};
 use crate::reason::{REASONS, Reason};
 use crate::system::{Line, getpid};
-use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 struct Count {
@@ -59,9 +58,14 @@ fn print(count: &Count, way: &str, symbol: &[u8], reason: &str) {
     }
     let bytes = count.bytes.load(Relaxed);
     let mut line = Line::new();
-    // A line swallows what does not fit; it never fails.
-    let _ = write!(line, "forebay[{}]: ", getpid());
-    line.push(symbol);
-    let _ = writeln!(line, " by {way}: {reason}: {copies} calls, {bytes} bytes");
+    line.push(b"forebay[");
+    line.push_number(getpid().unsigned_abs().into());
+    for part in [b"]: ", symbol, b" by ", way.as_bytes(), b": ", reason.as_bytes(), b": "] {
+        line.push(part);
+    }
+    line.push_number(copies);
+    line.push(b" calls, ");
+    line.push_number(bytes);
+    line.push(b" bytes\n");
     line.print();
 }

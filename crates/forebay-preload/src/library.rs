@@ -158,11 +158,11 @@ fn open(driver: Driver) -> Result<&'static CopyApi, u32> {
 /// What the user says, or the file beside this library.
 fn library_path(path: &mut Line) -> Option<&CStr> {
     if let Some(file) = environment(FILE_VARIABLE) {
-        return path.push(file.to_bytes_with_nul()).then(|| path.as_c()).flatten();
+        return path.push(file.to_bytes()).then(|| path.as_c()).flatten();
     }
     let own = file_of(library_path as *const c_void)?.to_bytes();
     let folder = own.get(..=own.iter().rposition(|&byte| byte == b'/')?)?;
-    let whole = path.push(folder) && path.push(FILE) && path.push(&[0]);
+    let whole = path.push(folder) && path.push(FILE);
     whole.then(|| path.as_c()).flatten()
 }
 

@@ -114,18 +114,17 @@ impl Batch {
         if legacy || self.stream.addr() == STREAM_LEGACY || !unsafe { self.attributes_are_known() } {
             return None;
         }
-        let mut pairs = Vec::new();
+        let mut pairs: Vec<Pair> = Vec::new();
         pairs.try_reserve_exact(self.count).ok()?;
-        pairs.extend((0..self.count).map(|index| {
+        let room = pairs.spare_capacity_mut().iter_mut().take(self.count);
+        for (index, pair) in room.enumerate() {
             // SAFETY: the driver would read `count` elements of each.
-            unsafe {
-                Pair {
-                    from: self.from.add(index).read(),
-                    to: self.to.add(index).read(),
-                    bytes: self.bytes.add(index).read() as u64,
-                }
-            }
-        }));
+            let (from, to, bytes) =
+                unsafe { (*self.from.add(index), *self.to.add(index), *self.bytes.add(index)) };
+            pair.write(Pair { from, to, bytes: bytes as u64 });
+        }
+        // SAFETY: `count` elements were reserved, and are written.
+        unsafe { pairs.set_len(self.count) };
         Some(pairs)
     }
 

@@ -1,7 +1,6 @@
 //! What of the C library is used, and lines for stderr that are put together without allocating. Knows no CUDA.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::fmt;
 
 /// A handle of `dlsym` that means: what comes after the caller.
 pub(crate) const RTLD_NEXT: *mut c_void = -1isize as *mut c_void;
@@ -109,9 +108,26 @@ impl Line {
         taken == bytes.len()
     }
 
-    /// Up to the first NUL, if there is one.
+    /// Appends a number in decimal.
+    pub(crate) fn push_number(&mut self, number: u64) {
+        let mut digits = [0u8; 20];
+        let mut rest = number;
+        let mut count = 0;
+        for digit in digits.iter_mut().rev() {
+            *digit = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            count += 1;
+            if rest == 0 {
+                break;
+            }
+        }
+        self.push(digits.get(digits.len() - count..).unwrap_or_default());
+    }
+
+    /// As text for C, unless it is full: then something may be missing.
     pub(crate) fn as_c(&self) -> Option<&CStr> {
-        CStr::from_bytes_until_nul(&self.bytes).ok()
+        // SAFETY: what is not used is zero, so that the text ends within `bytes`, which it borrows.
+        (self.used < LINE_BYTES).then(|| unsafe { CStr::from_ptr(self.bytes.as_ptr().cast()) })
     }
 
     /// Writes it to stderr. Nothing is to be done if that fails.
@@ -121,9 +137,21 @@ impl Line {
     }
 }
 
-impl fmt::Write for Line {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.push(text.as_bytes());
-        Ok(())
+#[cfg(test)]
+mod tests {
+    use super::Line;
+
+    #[test]
+    fn a_line_takes_every_number_and_leaves_out_what_does_not_fit() {
+        for number in [0, 7, 10, 4_294_967_296, u64::MAX] {
+            let mut line = Line::new();
+            line.push_number(number);
+            assert_eq!(line.as_c().unwrap().to_str().unwrap(), number.to_string());
+        }
+        let mut line = Line::new();
+        assert!(line.push(&[b'x'; super::LINE_BYTES - 1]));
+        assert!(line.as_c().is_some());
+        assert!(!line.push(b"yz"));
+        assert!(line.as_c().is_none(), "something is missing");
     }
 }

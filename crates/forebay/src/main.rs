@@ -38,6 +38,8 @@ enum Command {
     Preflight(cmd::preflight::Args),
     /// Route OpenAI requests to engines, aware of their caches and load
     Route(cmd::route::Args),
+    /// Run a program so that its large CUDA copies take every path
+    Run(cmd::run::Args),
     /// Make, look at, check and empty logs of the SSD tier
     Store(cmd::store::Args),
     /// Inspect, sample, generate and replay request traces
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Command::Node(args) => cmd::node::run(args).map(done),
         Command::Preflight(args) => cmd::preflight::run(args),
         Command::Route(args) => cmd::route::run(args).map(done),
+        Command::Run(args) => cmd::run::run(args).map(done),
         Command::Store(args) => cmd::store::run(args).map(done),
         Command::Trace(args) => cmd::trace::run(args).map(done),
         Command::Torture(args) => cmd::torture::run(args).map(done),

@@ -4,7 +4,9 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
+typedef int (*enqueue_t)(uint64_t, uint64_t, size_t, void *);
 static void *(*real)(void *, const char *);
 static void *driver;
 
@@ -19,12 +21,12 @@ static int32_t copy(const forebay_pair *pairs, uint64_t count, uint32_t directio
     for (uint64_t i = 0; i < count; i++) bytes += pairs[i].bytes;
     printf("offer %lu->%lu count %lu bytes %lu direction %u stream %lu flags %u\n", pairs[0].from, pairs[0].to, count, bytes,
            direction, (uintptr_t)stream, flags);
-    if (getenv("DOUBLE_COPIES")) { /* by the driver, as the real one does, and once as it should not */
-        int (*enqueue)(uint64_t, uint64_t, size_t, void *) =
-            (int (*)(uint64_t, uint64_t, size_t, void *))real(driver, "cuMemcpyAsync");
-        enqueue(pairs[0].to, pairs[0].from, bytes, stream);
-        enqueue = (int (*)(uint64_t, uint64_t, size_t, void *))dlsym(driver, "cuMemcpyAsync");
-        enqueue(pairs[0].to, pairs[0].from, bytes, stream);
+    if (getenv("DOUBLE_COPIES")) { /* by the driver, as the real one does, and the first also as it should not */
+        enqueue_t enqueue = (enqueue_t)dlsym(driver, "cuMemcpyAsync");
+        enqueue(pairs[0].to, pairs[0].from, pairs[0].bytes, stream);
+        enqueue = (enqueue_t)real(driver, "cuMemcpyAsync");
+        for (uint64_t i = 0; i < count; i++) enqueue(pairs[i].to, pairs[i].from, pairs[i].bytes, stream);
+        if (flags & FOREBAY_SYNCHRONOUS) ((int (*)(void *))real(driver, "cuStreamSynchronize"))(stream);
     }
     fflush(stdout);
     *result = number("DOUBLE_RESULT", 0);
@@ -36,7 +38,16 @@ const forebay_copy_api *forebay_copy_open(void *(*real_dlsym)(void *, const char
     real = real_dlsym;
     driver = libcuda;
     printf("open\n");
+    if (getenv("DOUBLE_ALLOCATES")) {
+        uint64_t at;
+        printf("allocated %d\n", ((int (*)(uint64_t *, size_t))real(libcuda, "cuMemAlloc_v2"))(&at, 4096));
+        ((int (*)(uint64_t))real(libcuda, "cuMemFree_v2"))(at);
+    }
     fflush(stdout);
+    if (getenv("DOUBLE_WAITS")) { /* for a copy that another thread makes meanwhile */
+        volatile int *copies = real(libcuda, "driver_copies");
+        for (int i = 0; i < 30000 && !*copies; i++) usleep(1000);
+    }
     api.abi = number("DOUBLE_ABI", FOREBAY_COPY_ABI);
     return getenv("DOUBLE_STAYS_OUT") ? NULL : &api;
 }

@@ -10,6 +10,7 @@ static int quiet(void) {
     if (known < 0) known = getenv("DRIVER_QUIET") != NULL;
     return known;
 }
+volatile int driver_copies;
 #define SAY(...) do { if (!quiet()) { printf(__VA_ARGS__); fflush(stdout); } } while (0)
 
 int cuInit(unsigned flags) { (void)flags; initialised = 1; return 0; }
@@ -37,6 +38,7 @@ int cuThreadExchangeStreamCaptureMode(int *mode) {
 #define FINISHED(name) int name(uint64_t to, uint64_t from, size_t bytes) { \
     SAY("driver " #name " %lu %lu %zu\n", to, from, bytes); return 0; }
 #define ENQUEUED(name) int name(uint64_t to, uint64_t from, size_t bytes, void *stream) { \
+    driver_copies++; \
     SAY("driver " #name " %lu %lu %zu %lu\n", to, from, bytes, (uintptr_t)stream); return 0; }
 #define BATCHED(name) int name(uint64_t *to, uint64_t *from, size_t *bytes, size_t count, void *attributes, size_t *starts, \
         size_t attribute_count, size_t *failed, void *stream) { \

@@ -1,6 +1,7 @@
 /* A program that copies as its arguments say: each is one step. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,6 +56,16 @@ static void spend(void) {
     }
     printf("ns %.1f\n", best);
 }
+static void *copy_once(void *nothing) {
+    ((enqueue_t)dlsym(driver(), "cuMemcpyHtoDAsync_v2"))(1, 2, bytes, stream);
+    return nothing;
+}
+static void two_threads(void) {
+    pthread_t other;
+    pthread_create(&other, NULL, copy_once, NULL);
+    copy_once(NULL);
+    pthread_join(other, NULL);
+}
 #ifdef LINKED
 extern int cuMemcpyHtoDAsync_v2(uint64_t, uint64_t, size_t, void *);
 #endif
@@ -102,6 +113,7 @@ static void step(const char *what) {
         ((enqueue_t)found)(1, 2, bytes, stream);
         return;
     }
+    if (!strcmp(what, "threads")) { two_threads(); return; }
     if (!strcmp(what, "time")) { spend(); return; }
     if (!strcmp(what, "fork")) { /* the child goes on with the next steps; the parent waits, and ends */
         int status = 0;

@@ -15,6 +15,15 @@ fn the_library_is_opened_once_by_the_first_large_copy_in_relaxed_capture_mode() 
 }
 
 #[test]
+fn nobody_waits_for_the_library_to_start() {
+    let play = play("program", &["init", "threads"]).with("FOREBAY_PRELOAD", "stats");
+    let said = play.with("DOUBLE_WAITS", "1").says();
+    let (by_driver, offer) = (said.out.find(BY_DRIVER).unwrap(), said.out.find("offer").unwrap());
+    assert!(by_driver < offer, "{}", said.out);
+    assert!(said.err.contains("passed on, copying library still starting: 1 calls"), "{}", said.err);
+}
+
+#[test]
 fn the_librarys_own_smallest_size_holds_from_then_on() {
     let steps = ["init", "handle", "bytes=1048576", "handle", "bytes=1048575", "handle", "bytes=0", "handle"];
     let said = play("program", &steps).says();

@@ -63,6 +63,20 @@ fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c")
 }
 
+/// A program that moves bytes by the CUDA runtime, linked against the fake one, which other tests have as well.
+pub fn moving(steps: &[&str]) -> Play {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let fake = fake_cuda_install::installed();
+    let program = BUILT.get_or_init(|| {
+        let search = format!("-L{}", fake.folder.display());
+        compile(stage(), "moving.c", "moving", &[&search, "-l:libcudart.so.13", "-l:libcuda.so.1"]);
+        stage().join("moving")
+    });
+    let mut play = other_program(program).with("LD_LIBRARY_PATH", &fake.folder.to_string_lossy());
+    play.command.args(steps);
+    play
+}
+
 /// Cargo does not build a library for tests that no test can link; it has no dependency, so the compiler alone does.
 fn compile_preload(target: &Path, options: &[&str]) {
     let mut command = Command::new("rustc");
@@ -74,7 +88,7 @@ fn compile_preload(target: &Path, options: &[&str]) {
 fn compile(folder: &Path, source: &str, target: &str, options: &[&str]) {
     let mut command = Command::new("cc");
     command.args(["-Wall", "-Wextra", "-Werror", "-o"]).arg(folder.join(target)).arg(sources().join(source));
-    command.args(options).arg("-ldl");
+    command.args(options).args(["-ldl", "-lpthread"]);
     run(&mut command);
 }
 

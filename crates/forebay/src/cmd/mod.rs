@@ -5,6 +5,7 @@ pub mod node;
 pub mod preflight;
 pub mod replay;
 pub mod route;
+pub mod run;
 pub mod store;
 pub mod tiers;
 pub mod torture;

@@ -1,0 +1,67 @@
+//! `forebay run`: becomes another program whose CUDA copies are offered to Forebay. It knows where the preload lies and how the
+//! dynamic linker is told of it; what the preload does is its own, and `FOREBAY_PRELOAD` stays the user's.
+
+use crate::CommandResult;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const FILE: &str = "libforebay_preload.so";
+const LD_PRELOAD: &str = "LD_PRELOAD";
+
+/// Arguments of `forebay run`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Print what became of the program's copies when it ends
+    #[arg(long)]
+    stats: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// Why the program was not started.
+#[derive(Debug, thiserror::Error)]
+enum RunError {
+    #[error("{FILE} is not in {} nor in ../lib beside it", .0.display())]
+    NoLibrary(PathBuf),
+    #[error("the dynamic linker takes no path with spaces or colons: {}", .0.display())]
+    Path(PathBuf),
+    #[error("{}: {why}", .program.to_string_lossy())]
+    Program { program: OsString, why: std::io::Error },
+}
+
+/// Replaces this process by the program; returns only if that fails.
+pub fn run(args: Args) -> CommandResult {
+    let binary = std::env::current_exe()?;
+    let library = library_near(binary.parent().unwrap_or(Path::new("/")))?;
+    let Some((program, arguments)) = args.command.split_first() else { return Ok(()) };
+    let mut command = Command::new(program);
+    command.args(arguments).env(LD_PRELOAD, preloads(&library, std::env::var_os(LD_PRELOAD).as_deref()));
+    if args.stats {
+        command.env("FOREBAY_PRELOAD", "stats");
+    }
+    Err(RunError::Program { program: program.clone(), why: command.exec() }.into())
+}
+
+/// The library in the folder of this binary, or in `lib` beside that folder.
+fn library_near(folder: &Path) -> Result<PathBuf, RunError> {
+    let places = [folder.join(FILE), folder.join("../lib").join(FILE)];
+    let found = places.into_iter().find_map(|place| place.canonicalize().ok());
+    let library = found.ok_or_else(|| RunError::NoLibrary(folder.to_path_buf()))?;
+    let separated =
+        library.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b':'));
+    if separated { Err(RunError::Path(library)) } else { Ok(library) }
+}
+
+/// First ours, then those that were there: an interposer before ours that hooks `dlsym` would go round it.
+fn preloads(library: &Path, others: Option<&OsStr>) -> OsString {
+    let mut list = library.as_os_str().to_owned();
+    if let Some(others) = others.filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    list
+}
