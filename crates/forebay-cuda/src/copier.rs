@@ -8,7 +8,7 @@ use crate::driver::abi::{Address, StreamHandle};
 use crate::driver::{CudaError, Driver, LoadError, Relaxed};
 use crate::kernels::{Kernels, Piece};
 use crate::links::{Direction, LaneLink, PeerLink, RelayLink};
-use crate::poller::Poller;
+use crate::poller::{Poller, Tracks};
 use crate::rates::Rates;
 use forebay_mover::{
     Backing, Class, Closed, End, Hop, Limits, LinkId, LinkSpec, MoverHandle, MoverThread, Place, Reason,
@@ -20,8 +20,10 @@ use thiserror::Error;
 
 /// Where host memory is. Lanes of all GPUs reach all of it; which do so faster is measured, not assumed.
 pub const HOST: Place = Place::Host(0);
+/// Where host memory is that relays of the node's process reach too.
+pub const SHARED: Place = Place::Host(1);
 /// Lots in flight on a lane or an NVLink pair: one moves, one waits behind it, one covers for the control thread.
-const WINDOW_LOTS: u32 = 3;
+pub(crate) const WINDOW_LOTS: u32 = 3;
 const WINDOW_BYTES: u64 = 64 << 20;
 /// Staging on a relay for all GPUs that it serves, in both directions.
 pub const RELAY_STAGING_BYTES: u64 = 20 << 20;
@@ -134,7 +136,7 @@ pub enum CopyError {
 pub struct Copier {
     // Dropped in this order: links, then the thread that ends their operations, then what both use.
     _mover: MoverThread,
-    _poller: Poller,
+    poller: Poller,
     _staging: Vec<DeviceMemory>,
     handle: MoverHandle,
     addresses: Arc<Addresses>,
@@ -173,7 +175,7 @@ impl Copier {
         let anywhere = Anywhere::new(&handle, &addresses, &devices)?;
         Ok(Copier {
             _mover: mover,
-            _poller: poller,
+            poller,
             _staging: staging,
             handle,
             addresses,
@@ -197,6 +199,21 @@ impl Copier {
     /// The mover, to submit to.
     pub fn mover(&self) -> &MoverHandle {
         &self.handle
+    }
+
+    /// The kernels of a GPU, and so the GPU itself, by its ordinal.
+    pub(crate) fn kernels(&self, device: u16) -> Option<&Arc<Kernels>> {
+        self.gpus.iter().find(|gpu| gpu.device().index() == device)
+    }
+
+    /// The control thread's tracks.
+    pub(crate) fn tracks(&self) -> Tracks {
+        self.poller.tracks()
+    }
+
+    /// Where regions of GPUs lie.
+    pub(crate) fn addresses(&self) -> &Arc<Addresses> {
+        &self.addresses
     }
 
     /// Registers pinned host memory.
@@ -355,7 +372,7 @@ fn open(driver: &'static Driver, wanted: Option<&[u16]>) -> Result<Vec<Arc<Devic
 }
 
 /// Size and number of a relay's slots for one GPU in one direction, when it serves `served` GPUs.
-fn slots(served: u64) -> (u64, u32) {
+pub(crate) fn slots(served: u64) -> (u64, u32) {
     let each = RELAY_STAGING_BYTES / (2 * served.max(1));
     let slot_bytes = (each / SLOTS_MIN).min(SLOT_BYTES_MAX);
     let slot_bytes = 1 << slot_bytes.ilog2();
@@ -386,8 +403,10 @@ impl Build<'_> {
         let gpus = devices.iter().map(|device| self.gpu(device)).collect::<Result<Vec<_>, StartError>>()?;
         for gpu in &gpus {
             for direction in Direction::BOTH {
-                let (from, to) = ends(direction, &gpu.device);
-                self.handle.add_route(RouteSpec::direct(from, to, gpu.lanes[&direction]))??;
+                for host in [HOST, SHARED] {
+                    let (from, to) = direction.ends(host, gpu.device.index());
+                    self.handle.add_route(RouteSpec::direct(from, to, gpu.lanes[&direction]))??;
+                }
             }
         }
         for gpu in &gpus {
@@ -450,7 +469,7 @@ impl Build<'_> {
         let lane = peer.lanes[&direction];
         let name = name(gpu, peer, direction);
         let pair = self.handle.add_link(spec(name), Box::new(pair))?;
-        let (from, to) = ends(direction, &gpu.device);
+        let (from, to) = direction.ends(HOST, gpu.device.index());
         let links = match direction {
             Direction::HostToDevice => [lane, pair],
             Direction::DeviceToHost => [pair, lane],
@@ -465,14 +484,14 @@ impl Build<'_> {
         let link = RelayLink::new(track, &peer.kernels, self.addresses, WINDOW_LOTS)?;
         let name = name(gpu, peer, direction);
         let link = self.handle.add_link(spec(name), Box::new(link))?;
-        let (from, to) = ends(direction, &gpu.device);
+        let (from, to) = direction.ends(HOST, gpu.device.index());
         let hops = vec![Hop { link, guest: true }];
         self.handle.add_route(RouteSpec { from, to, hops, staging: Vec::new() })??;
         Ok(())
     }
 }
 
-fn spec(name: String) -> LinkSpec {
+pub(crate) fn spec(name: String) -> LinkSpec {
     LinkSpec { op_timeout_us: OP_TIMEOUT_US, ..LinkSpec::new(name, WINDOW_LOTS, WINDOW_BYTES) }
 }
 
@@ -481,14 +500,6 @@ fn name(gpu: &Gpu, peer: &Gpu, direction: Direction) -> String {
     match direction {
         Direction::HostToDevice => format!("gpu{peer}>gpu{gpu}"),
         Direction::DeviceToHost => format!("gpu{gpu}>gpu{peer}"),
-    }
-}
-
-fn ends(direction: Direction, device: &Device) -> (Place, Place) {
-    let device = Place::Device(device.index());
-    match direction {
-        Direction::HostToDevice => (HOST, device),
-        Direction::DeviceToHost => (device, HOST),
     }
 }
 

@@ -18,7 +18,10 @@ pub mod poller;
 pub mod preflight;
 pub mod profile;
 pub mod rates;
+pub mod remote;
 pub mod topology;
 
 pub use addresses::{Addresses, NoAddress};
-pub use copier::{By, Copier, CopierOptions, CopyError, HOST, RELAY_STAGING_BYTES, Relay, StartError};
+pub use copier::{
+    By, Copier, CopierOptions, CopyError, HOST, RELAY_STAGING_BYTES, Relay, SHARED, StartError,
+};

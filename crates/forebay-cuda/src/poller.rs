@@ -1,6 +1,6 @@
-//! The control thread: one for all GPUs of a process. It watches an event for each operation in flight and calls its owner
-//! when the event has passed. It sleeps while nothing is in flight. This file knows events and order; it must never know
-//! what was copied.
+//! The control thread: one for all GPUs of a process. It watches an event, or something else that shows the end, for each
+//! operation in flight, and calls its owner when that has passed. It sleeps while nothing is in flight. This file knows
+//! events and order; it must never know what was copied.
 
 use crate::device::{Event, Stream};
 use crate::driver::{CudaError, Driver, Relaxed};
@@ -22,6 +22,23 @@ pub type OnPassed = Box<dyn FnOnce(Result<(), CudaError>) + Send>;
 pub struct Poller {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What shows that an operation is over where that is no event of this process.
+pub trait Watch: Send {
+    /// Whether it is over. Asked again and again, on the control thread, until it is.
+    fn passed(&self) -> bool;
+}
+
+/// Gives tracks of a control thread to those who come later. It does not keep the thread.
+#[derive(Debug, Clone)]
+pub struct Tracks(Arc<Shared>);
+
+/// A row of operations with a [`Watch`] each. They end in the order in which they were put in.
+#[derive(Debug)]
+pub struct WatchTrack {
+    index: usize,
+    shared: Arc<Shared>,
 }
 
 /// A stream whose operations are watched. They end in the order in which they were put in.
@@ -51,14 +68,20 @@ struct State {
 }
 
 struct InFlight {
-    event: Event,
-    spare: Arc<Mutex<Vec<Event>>>,
+    mark: Mark,
     on_passed: OnPassed,
+}
+
+/// What shows the end of an operation.
+enum Mark {
+    /// The event, and where it goes to be used again.
+    Event(Event, Arc<Mutex<Vec<Event>>>),
+    Watch(Box<dyn Watch>),
 }
 
 impl std::fmt::Debug for InFlight {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("InFlight").field("event", &self.event).finish_non_exhaustive()
+        f.debug_struct("InFlight").finish_non_exhaustive()
     }
 }
 
@@ -76,10 +99,38 @@ impl Poller {
 
     /// Has the thread watch a stream from now on.
     pub fn track(&self, stream: Stream) -> Track {
-        let mut state = lock(&self.shared.state);
+        self.tracks().track(stream)
+    }
+
+    /// What gives further tracks.
+    pub fn tracks(&self) -> Tracks {
+        Tracks(Arc::clone(&self.shared))
+    }
+}
+
+impl Tracks {
+    /// Has the thread watch a stream from now on.
+    pub fn track(&self, stream: Stream) -> Track {
+        Track { index: self.next(), stream, shared: Arc::clone(&self.0), spare: Arc::default() }
+    }
+
+    /// Has the thread watch a row of operations from now on.
+    pub fn watch_track(&self) -> WatchTrack {
+        WatchTrack { index: self.next(), shared: Arc::clone(&self.0) }
+    }
+
+    fn next(&self) -> usize {
+        let mut state = lock(&self.0.state);
         let index = state.tracks;
         state.tracks += 1;
-        Track { index, stream, shared: Arc::clone(&self.shared), spare: Arc::default() }
+        index
+    }
+}
+
+impl WatchTrack {
+    /// Has `on_passed` called when `watch`, and those that were put in before it, have passed.
+    pub fn when_passed(&self, watch: Box<dyn Watch>, on_passed: OnPassed) {
+        self.shared.post(self.index, InFlight { mark: Mark::Watch(watch), on_passed });
     }
 }
 
@@ -112,7 +163,8 @@ impl Track {
         if let Err(error) = event.record(&self.stream) {
             return Err((error, on_passed));
         }
-        self.shared.post(self.index, InFlight { event, spare: Arc::clone(&self.spare), on_passed });
+        let mark = Mark::Event(event, Arc::clone(&self.spare));
+        self.shared.post(self.index, InFlight { mark, on_passed });
         Ok(())
     }
 }
@@ -176,17 +228,32 @@ impl Shared {
     }
 }
 
+impl Mark {
+    fn is_passed(&self) -> Result<bool, CudaError> {
+        match self {
+            Mark::Event(event, _) => event.is_passed(),
+            Mark::Watch(watch) => Ok(watch.passed()),
+        }
+    }
+
+    fn give_back(self) {
+        if let Mark::Event(event, spare) = self {
+            lock(&spare).push(event);
+        }
+    }
+}
+
 /// Ends what has passed at the front of a track; says how much it was.
 fn end_passed(track: &mut VecDeque<InFlight>) -> usize {
     let mut ended = 0;
     while let Some(front) = track.front() {
-        let result = match front.event.is_passed() {
+        let result = match front.mark.is_passed() {
             Ok(false) => break,
             Ok(true) => Ok(()),
             Err(error) => Err(error),
         };
-        if let Some(InFlight { event, spare, on_passed }) = track.pop_front() {
-            lock(&spare).push(event);
+        if let Some(InFlight { mark, on_passed }) = track.pop_front() {
+            mark.give_back();
             on_passed(result);
         }
         ended += 1;

@@ -11,7 +11,7 @@ use crate::device::{DeviceMemory, Event, Stream};
 use crate::driver::CudaError;
 use crate::kernels::{Kernels, Piece};
 use crate::poller::{Poller, Track};
-use forebay_mover::{Completion, Link, LinkOp, Memory, Outcome};
+use forebay_mover::{Completion, Link, LinkOp, Memory, Outcome, Place};
 use std::sync::Arc;
 
 /// Which way a lane goes.
@@ -26,6 +26,15 @@ pub enum Direction {
 impl Direction {
     /// Both.
     pub const BOTH: [Direction; 2] = [Direction::HostToDevice, Direction::DeviceToHost];
+
+    /// Where bytes that go this way between host memory and a GPU are read, and where they arrive.
+    pub fn ends(self, host: Place, device: u16) -> (Place, Place) {
+        let device = Place::Device(device);
+        match self {
+            Direction::HostToDevice => (host, device),
+            Direction::DeviceToHost => (device, host),
+        }
+    }
 
     /// (host address, device address, bytes) of a piece that goes this way.
     pub fn sides(self, piece: &Piece) -> (u64, u64, u64) {

@@ -1,0 +1,35 @@
+//! Relays across processes: an engine sees one GPU, the node's process sees all of them and relays for it. The engine's
+//! mover has one more route for each relay. Its hop between host memory and the relay's staging is a request to the node
+//! ([`ring`]); the hop between staging and its own GPU is its own, so whatever allocator the GPU's memory came from will do.
+//!
+//! - [`Relays`] is the node's side, [`Attachment`] the engine's.
+//! - `ring`, `wire`: what they say to each other. `shared`, `socket`: memory and sockets that both have.
+//!
+//! This folder knows processes, who trusts whom, and what happens when one of them dies. It must never know which lot goes
+//! where next.
+
+mod attach;
+mod control;
+mod desk;
+mod link;
+mod nonce;
+pub mod ring;
+mod serve;
+mod session;
+mod shared;
+mod socket;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+pub use attach::{AttachOptions, Attachment, NotAttached, Status};
+pub use serve::{RelayError, Relays, RelaysConfig, RelaysStat};
+pub use shared::{NotShared, SharedFile};
+pub use wire::{Hex, Uuid};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What these locks guard is whole at every step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,259 @@
+//! The node's side against engines that are not what they say: no engine needs a GPU to be refused.
+
+use super::ring::{self, Asker, Header, LANE_WORDS, RUNS_MAX, Run};
+use super::shared::SharedFile;
+use super::socket::{self, Ringer};
+use super::wire::{self, Hex, Offer, VERSION, Word};
+use super::{Relays, RelaysConfig, RelaysStat};
+use crate::driver::Driver;
+use crate::gpu::Gpu;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn driver() -> &'static Driver {
+    static DRIVER: OnceLock<&Driver> = OnceLock::new();
+    DRIVER.get_or_init(|| {
+        let path = fake_cuda_install::installed().libcuda.to_str().unwrap().to_owned();
+        let path = std::ffi::CString::new(path).unwrap();
+        // SAFETY: the library is the fake driver, which may be loaded anywhere, and is never closed.
+        unsafe {
+            let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
+            assert!(!library.is_null());
+            Driver::from_library(libc::dlsym, library).unwrap()
+        }
+    })
+}
+
+fn config(folder: &Path) -> RelaysConfig {
+    RelaysConfig {
+        socket: folder.join("relays.sock"),
+        gpus: None,
+        token: b"let me in".to_vec(),
+        uids: Vec::new(),
+        memory_limit_bytes: 1 << 20,
+    }
+}
+
+fn wait_until(relays: &Relays, wanted: impl Fn(&RelaysStat) -> bool) {
+    let begun = Instant::now();
+    while !wanted(&relays.stat()) {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", relays.stat());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// An engine that says what it likes.
+struct Client {
+    socket: OwnedFd,
+    ring: SharedFile,
+    ringer: Ringer,
+    relays: Vec<Offer>,
+}
+
+fn hello() -> Word {
+    let gpu = Hex(Gpu::find(driver(), 0).unwrap().uuid().unwrap());
+    Word::Hello { version: VERSION, token: "let me in".into(), gpu }
+}
+
+fn say(socket: &OwnedFd, word: &Word, files: &[&SharedFile]) -> Word {
+    let files: Vec<_> = files.iter().map(|file| file.file()).collect();
+    wire::send(socket, word, &files).unwrap();
+    wire::receive(socket).unwrap().0
+}
+
+fn reason(answer: Word) -> String {
+    match answer {
+        Word::Refused { reason } => reason,
+        word => panic!("{word:?} where a refusal was expected"),
+    }
+}
+
+impl Client {
+    fn attach(path: &Path) -> Client {
+        let socket = socket::connect_to(path).unwrap();
+        wire::send(&socket, &hello(), &[]).unwrap();
+        let (Word::Welcome { relays }, descriptors) = wire::receive(&socket).unwrap() else {
+            panic!("not welcome")
+        };
+        let [ring, bell] = <[OwnedFd; 2]>::try_from(descriptors).unwrap();
+        Client {
+            socket,
+            ring: SharedFile::open(ring, 1 << 30).unwrap(),
+            ringer: Ringer::received(bell),
+            relays,
+        }
+    }
+
+    fn give(&self, number: u64, bytes: u64) -> SharedFile {
+        let file = SharedFile::create(bytes).unwrap();
+        assert_eq!(say(&self.socket, &Word::Memory { memory: number }, &[&file]), Word::Done);
+        file
+    }
+
+    /// Asks for a copy and waits for the answer.
+    fn copy(&self, lane: usize, asker: &mut Asker, run: Run) {
+        let words = ring::lane(self.ring.words(), lane);
+        let number = asker.ask(words, &[run]).unwrap();
+        self.ringer.ring();
+        let begun = Instant::now();
+        while ring::answer(words, number).is_none() {
+            assert!(begun.elapsed() < PATIENCE);
+            std::thread::yield_now();
+        }
+        assert_eq!(ring::answer(words, number), Some(0));
+    }
+
+    fn is_parted_from(&self) -> bool {
+        socket::wait(&[], &[self.socket.as_fd()], Some(PATIENCE)).unwrap()[0]
+    }
+}
+
+#[test]
+fn what_an_engine_asks_for_is_copied_both_ways_and_its_going_frees_everything() {
+    let folder = tempfile::tempdir().unwrap();
+    let relays = Relays::start(driver(), config(folder.path())).unwrap();
+    let client = Client::attach(relays.socket());
+    assert_eq!(client.relays.len(), 3);
+    let file = client.give(7, 1 << 20);
+    let words = file.words();
+    words.iter().take(512).enumerate().for_each(|(nth, word)| word.store(nth as u64, Ordering::Relaxed));
+    let run = Run { memory: 7, offset: 0, staging: 8192, bytes: 4096 };
+    // The second relay there, and a copy of what is in its other half back: they are not the same bytes.
+    client.copy(2, &mut Asker::default(), run);
+    client.copy(3, &mut Asker::default(), Run { offset: 4096, ..run });
+    assert!(words[512..1024].iter().all(|word| word.load(Ordering::Relaxed) == 0));
+    assert_eq!(relays.stat().requests, 2);
+    assert!(relays.stat().staging_bytes > 0);
+    wire::send(&client.socket, &Word::Bye, &[]).unwrap();
+    wait_until(&relays, |stat| (stat.engines, stat.staging_bytes) == (0, 0));
+    assert!(Header::of(client.ring.words()).is_quiet());
+}
+
+#[test]
+fn who_may_not_attach_is_told_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let relays = Relays::start(driver(), config(folder.path())).unwrap();
+    let refused = |word: Word| {
+        let socket = socket::connect_to(relays.socket()).unwrap();
+        reason(say(&socket, &word, &[]))
+    };
+    let Word::Hello { version, token, gpu } = hello() else { unreachable!() };
+    let wrong = Word::Hello { version, token: "let me im".into(), gpu };
+    assert_eq!(refused(wrong), "the token is wrong");
+    assert_eq!(refused(Word::Hello { version, token: String::new(), gpu }), "the token is wrong");
+    assert!(refused(Word::Hello { version: 9, token, gpu }).contains("version 9"));
+    assert!(refused(Word::Bye).contains("hello"));
+    assert_eq!(relays.stat().refused, 4);
+}
+
+#[test]
+fn staging_is_bounded_for_all_engines_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let relays = Relays::start(driver(), config(folder.path())).unwrap();
+    let path = relays.socket();
+    let clients: Vec<_> = (0..3).map(|_| Client::attach(path)).collect();
+    let socket = socket::connect_to(path).unwrap();
+    let reason = reason(say(&socket, &hello(), &[]));
+    assert!(reason.contains("bytes of staging") && reason.contains("left"), "{reason}");
+    wire::send(&clients[0].socket, &Word::Bye, &[]).unwrap();
+    wait_until(&relays, |stat| stat.engines == 2);
+    Client::attach(path);
+}
+
+#[test]
+fn memory_that_is_too_long_or_could_be_shortened_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let relays = Relays::start(driver(), config(folder.path())).unwrap();
+    let client = Client::attach(relays.socket());
+    let give = |number, file: &SharedFile| say(&client.socket, &Word::Memory { memory: number }, &[file]);
+    let file = SharedFile::create(1 << 19).unwrap();
+    assert_eq!(give(1, &file), Word::Done);
+    assert!(reason(give(1, &file)).contains("given before"));
+    assert!(reason(give(2, &SharedFile::create(1 << 20).unwrap())).contains("allowed are"));
+    assert!(reason(say(&client.socket, &Word::Memory { memory: 3 }, &[])).contains("one file"));
+    let unsealed = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&unsealed, 4096).unwrap();
+    wire::send(&client.socket, &Word::Memory { memory: 4 }, &[unsealed.as_fd()]).unwrap();
+    assert!(reason(wire::receive(&client.socket).unwrap().0).contains("sealed"));
+    assert_eq!(say(&client.socket, &Word::Forget { memory: 1 }, &[]), Word::Done);
+    assert_eq!(give(5, &SharedFile::create(1 << 20).unwrap()), Word::Done);
+}
+
+/// What an engine must not ask for beside a good request: runs, and (sequence word, number of runs).
+fn nonsense(staging_bytes: u64) -> (Vec<Run>, [(u64, u64); 4]) {
+    let good = Run { memory: 0, offset: 0, staging: 0, bytes: 4096 };
+    let runs = vec![
+        Run { offset: 1 << 20, ..good },
+        Run { offset: u64::MAX - 4095, ..good },
+        Run { staging: staging_bytes - 4095, ..good },
+        Run { bytes: 0, ..good },
+        Run { bytes: u64::MAX, ..good },
+        Run { memory: 1, ..good },
+    ];
+    (runs, [(1, 0), (1, RUNS_MAX as u64 + 1), (2, 1), (u64::MAX, 1)])
+}
+
+#[test]
+fn an_engine_that_writes_nonsense_is_parted_from_and_others_go_on() {
+    let good = Run { memory: 0, offset: 0, staging: 0, bytes: 4096 };
+    for case in 0..10 {
+        let folder = tempfile::tempdir().unwrap();
+        let relays = Relays::start(driver(), config(folder.path())).unwrap();
+        let honest = Client::attach(relays.socket());
+        let _file = honest.give(0, 1 << 20);
+        let client = Client::attach(relays.socket());
+        let _memory = client.give(0, 1 << 20);
+        let (runs, words) = nonsense(client.relays[0].staging_bytes().unwrap());
+        let lane = ring::lane(client.ring.words(), 1);
+        match runs.get(case) {
+            Some(run) => assert_eq!(Asker::default().ask(lane, &[good, *run]), Some(0)),
+            None => {
+                let (sequence, count) = words[case - runs.len()];
+                lane[1].store(count, Ordering::Relaxed);
+                lane[0].store(sequence, Ordering::Release);
+            }
+        }
+        client.ringer.ring();
+        assert!(client.is_parted_from(), "case {case}");
+        honest.copy(0, &mut Asker::default(), good);
+        wait_until(&relays, |stat| stat.violations == 1);
+        let stat = relays.stat();
+        assert_eq!(
+            (stat.requests, stat.bytes),
+            (1, 4096),
+            "nothing of a bad request was started, case {case}"
+        );
+    }
+}
+
+#[test]
+fn a_ring_full_of_noise_harms_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let relays = Relays::start(driver(), config(folder.path())).unwrap();
+    let honest = Client::attach(relays.socket());
+    let _file = honest.give(0, 1 << 20);
+    let noisy = Client::attach(relays.socket());
+    let _memory = noisy.give(0, 1 << 20);
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    let words = noisy.ring.words();
+    for _ in 0..200_000 {
+        let (at, value) = (next() as usize % (words.len() - LANE_WORDS), next());
+        words[at].store(if value % 3 == 0 { value % 16 } else { value }, Ordering::Relaxed);
+    }
+    noisy.ringer.ring();
+    assert!(noisy.is_parted_from());
+    let run = Run { memory: 0, offset: 4096, staging: 4096, bytes: 4096 };
+    honest.copy(4, &mut Asker::default(), run);
+}

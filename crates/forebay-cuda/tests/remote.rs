@@ -1,0 +1,441 @@
+//! Relays across processes, on the fake driver. Each test runs this binary again as the process that plays the scenario, with
+//! GPUs of its own choice, and that one starts the other side as a third process.
+
+#![allow(clippy::unwrap_used)]
+
+use forebay_cuda::device::{Device, DeviceMemory, HostMemory, Stream};
+use forebay_cuda::driver::Driver;
+use forebay_cuda::driver::abi::Address;
+use forebay_cuda::pinned::{PinnedBuffer, PinnedPool, PoolConfig};
+use forebay_cuda::remote::{AttachOptions, Attachment, Relays, RelaysConfig, Status};
+use forebay_cuda::{Copier, CopierOptions};
+use forebay_mover::{Backing, Class, End, RegionId, Span, SpanPair, Transfer};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What is copied, and where it begins in its memory.
+const BYTES: u64 = 24 << 20;
+const OFFSET: u64 = 1 << 20;
+/// Slow lanes, so that relays pay and a node can be killed in the middle.
+const RATES: &str = "h2d=0.1,d2h=0.1,p2p=4,host_h2d=0.4,host_d2h=0.4";
+
+const ROLE: &str = "FOREBAY_TEST_ROLE";
+const SOCKET: &str = "FOREBAY_TEST_SOCKET";
+
+type Scenario = fn(&Path);
+const SCENARIOS: &[(&str, Scenario)] = &[
+    ("node", node),
+    ("copier", copier),
+    ("both_ways", both_ways),
+    ("killed", killed),
+    ("frozen", frozen),
+    ("virtual_memory", virtual_memory),
+    ("wrong_token", wrong_token),
+    ("engine_killed", engine_killed),
+];
+
+/// What a process that this binary started does.
+#[test]
+fn role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let (_, scenario) = SCENARIOS.iter().find(|(name, _)| *name == role).unwrap();
+    scenario(Path::new(&std::env::var(SOCKET).unwrap()));
+}
+
+/// This binary again, in a role.
+fn command(role: &str, socket: &Path, gpus: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "role", "--nocapture", "--test-threads=1"]);
+    command.env("FOREBAY_LIBCUDA", &fake_cuda_install::installed().libcuda);
+    command.env("FAKE_CUDA_RATES", RATES).env("CUDA_VISIBLE_DEVICES", gpus);
+    command.env(ROLE, role).env(SOCKET, socket);
+    command
+}
+
+fn play(role: &str, gpus: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let output = command(role, &folder.path().join("relays.sock"), gpus).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
+    assert!(!err.contains("fake-cuda: misuse"), "{err}");
+}
+
+#[test]
+fn bytes_go_both_ways_over_relays_whose_gpus_the_engine_cannot_see() {
+    play("both_ways", "1");
+}
+
+#[test]
+fn a_node_killed_in_the_middle_costs_no_byte_and_one_that_returns_is_used_again() {
+    play("killed", "2");
+}
+
+#[test]
+fn a_node_that_hangs_is_given_up_and_what_it_may_still_write_is_waited_for() {
+    play("frozen", "0");
+}
+
+#[test]
+fn memory_that_no_peer_may_touch_is_relayed_for_all_the_same() {
+    play("virtual_memory", "3");
+}
+
+#[test]
+fn without_the_right_token_copies_go_directly() {
+    play("wrong_token", "0");
+}
+
+#[test]
+fn an_engine_that_is_killed_leaves_nothing_at_the_node() {
+    play("engine_killed", "3,1,0");
+}
+
+/// Plays the node until its input ends.
+fn node(socket: &Path) {
+    let relays = Relays::start(Driver::load().unwrap(), config(socket)).unwrap();
+    println!("\nREADY");
+    let _ = std::io::stdin().lines().count();
+    drop(relays);
+}
+
+fn config(socket: &Path) -> RelaysConfig {
+    RelaysConfig {
+        socket: socket.to_owned(),
+        gpus: None,
+        token: b"token".to_vec(),
+        uids: Vec::new(),
+        memory_limit_bytes: 1 << 30,
+    }
+}
+
+/// A node in a process of its own, which sees its GPUs in another order.
+struct Node(Child);
+
+impl Node {
+    fn start(socket: &Path) -> Node {
+        let mut child =
+            command("node", socket, "3,2,1,0").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap() == "READY"), "the node did not start");
+        std::thread::spawn(move || lines.count());
+        Node(child)
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: the process is a child that has not been waited for.
+        assert_eq!(unsafe { libc::kill(self.0.id().try_into().unwrap(), signal) }, 0);
+    }
+
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// An engine: a copier, memory on both sides, and an attachment.
+struct Engine {
+    // Dropped in this order.
+    attachment: Attachment,
+    copier: Arc<Copier>,
+    host: Arc<PinnedBuffer>,
+    host_region: RegionId,
+    device: Target,
+    device_region: RegionId,
+}
+
+enum Target {
+    Allocated(DeviceMemory),
+    Virtual(Address),
+}
+
+impl Target {
+    fn address(&self) -> Address {
+        match self {
+            Target::Allocated(memory) => memory.address(),
+            Target::Virtual(address) => *address,
+        }
+    }
+}
+
+impl Engine {
+    fn start(socket: &Path, token: &str, target: impl Fn(&Arc<Device>) -> Target) -> Engine {
+        let copier = Arc::new(Copier::start(&CopierOptions::default()).unwrap());
+        let device = Arc::clone(copier.devices().next().unwrap());
+        let (socket, token) = (socket.to_owned(), token.to_owned());
+        let options = AttachOptions { socket, token, device: device.index() };
+        let attachment = Attachment::start(&copier, options).unwrap();
+        let pool =
+            PinnedPool::new(&device, PoolConfig { slab_bytes: 64 << 20, ..PoolConfig::shared(1 << 28) });
+        // Not at the start of its file.
+        let _before = pool.take(4096).unwrap();
+        let host = Arc::new(pool.take(OFFSET + BYTES).unwrap());
+        let (file, offset) = host.file().unwrap();
+        let backing: Arc<dyn Backing> = Arc::clone(&host) as _;
+        let host_region = attachment.register(backing, file, offset).unwrap();
+        let target = target(&device);
+        // SAFETY: the memory outlives the copier's transfers, and nobody else uses it.
+        let device_region =
+            unsafe { copier.register_device(device.index(), target.address(), OFFSET + BYTES) }.unwrap();
+        Engine { attachment, copier, host, host_region, device: target, device_region }
+    }
+
+    fn allocated(device: &Arc<Device>) -> Target {
+        Target::Allocated(DeviceMemory::new(device, OFFSET + BYTES).unwrap())
+    }
+
+    /// Waits for relays, and says how many there are.
+    fn wait_attached(&self) -> usize {
+        match self.attachment.wait(PATIENCE, |status| matches!(status, Status::Attached { .. })) {
+            Status::Attached { relays } => relays,
+            status => panic!("{status:?}"),
+        }
+    }
+
+    fn is_copying(&self) -> bool {
+        self.copier.telemetry().unwrap().transfers_active > 0
+    }
+
+    fn wait_detached(&self) -> String {
+        match self.attachment.wait(PATIENCE, |status| matches!(status, Status::Detached { .. })) {
+            Status::Detached { reason } => reason,
+            status => panic!("{status:?}"),
+        }
+    }
+
+    /// Bytes that came over relays so far, one way or both.
+    fn relayed(&self, way: &str) -> u64 {
+        let telemetry = self.copier.telemetry().unwrap();
+        let relays = telemetry.links.iter().filter(|link| link.name.starts_with("relay-"));
+        relays
+            .filter(|link| link.name.ends_with(way) && !link.name.contains(".gpu"))
+            .map(|link| link.bytes)
+            .sum()
+    }
+
+    fn fill(&self, seed: u64) {
+        // SAFETY: the buffer is this test's, and no transfer is under way.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.host.as_ptr(), self.host.len()) };
+        for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
+            word.copy_from_slice(&pattern(seed, at as u64).to_le_bytes());
+        }
+    }
+
+    fn check(&self, seed: u64) {
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(self.host.as_ptr(), self.host.len()) };
+        let first = (OFFSET / 8) as usize;
+        let wrong =
+            bytes.chunks_exact(8).enumerate().skip(first).find(|(at, word)| {
+                u64::from_le_bytes((*word).try_into().unwrap()) != pattern(seed, *at as u64)
+            });
+        assert_eq!(wrong.map(|(at, _)| at * 8), None, "a wrong byte");
+    }
+
+    fn spans(&self) -> (Span, Span) {
+        (Span::new(self.host_region, OFFSET, BYTES), Span::new(self.device_region, OFFSET, BYTES))
+    }
+
+    /// Copies to the GPU and back, with `during` called while each is under way. No byte may be wrong.
+    fn round_trip(&self, seed: u64, during: impl Fn(&Engine, &str)) {
+        let (host, device) = self.spans();
+        self.fill(seed);
+        for (from, to, way) in [(host, device, "h2d"), (device, host, "d2h")] {
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let transfer = Transfer::new(vec![SpanPair::new(from, to)], Class::Demand);
+            self.copier.mover().submit(transfer, move |end| sender.send(end).unwrap()).unwrap();
+            during(self, way);
+            assert_eq!(receiver.recv_timeout(PATIENCE).unwrap(), End::Done { bytes: BYTES }, "{way}");
+            if way == "h2d" {
+                self.fill(!seed);
+            }
+        }
+        self.check(seed);
+    }
+}
+
+fn pattern(seed: u64, at: u64) -> u64 {
+    (at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+fn wait_until(what: &str, wanted: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !wanted() {
+        assert!(begun.elapsed() < PATIENCE, "{what} did not happen");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn both_ways(socket: &Path) {
+    let _node = Node::start(socket);
+    let engine = Engine::start(socket, "token", Engine::allocated);
+    assert_eq!(engine.wait_attached(), 3, "all GPUs but its own");
+    engine.round_trip(1, |_, _| ());
+    for way in ["h2d", "d2h"] {
+        assert!(engine.relayed(way) > BYTES / 4, "{way}: {} bytes over relays", engine.relayed(way));
+    }
+}
+
+fn killed(socket: &Path) {
+    let engine = Engine::start(socket, "token", Engine::allocated);
+    // Without a node everything goes directly.
+    engine.round_trip(0, |_, _| ());
+    assert_eq!(engine.relayed(""), 0);
+    // From the first lots to the last ones, in each direction.
+    let points = [("h2d", 1), ("d2h", 1), ("h2d", BYTES / 4), ("d2h", BYTES / 4), ("d2h", BYTES / 2)];
+    for (nth, (at, bytes)) in points.into_iter().enumerate() {
+        let node = std::cell::Cell::new(Some(Node::start(socket)));
+        engine.wait_attached();
+        let before = engine.relayed(at);
+        engine.round_trip(nth as u64 + 1, |engine, way| {
+            if way == at {
+                wait_until("relaying", || engine.relayed(at) >= before + bytes);
+                node.take().unwrap().kill();
+            }
+        });
+        engine.wait_detached();
+    }
+}
+
+fn frozen(socket: &Path) {
+    for at in ["h2d", "d2h"] {
+        let node = Node::start(socket);
+        let engine = Engine::start(socket, "token", Engine::allocated);
+        engine.wait_attached();
+        engine.round_trip(7, |engine, way| {
+            if way == at {
+                wait_until("relaying", || engine.relayed(at) > 0);
+                node.signal(libc::SIGSTOP);
+                assert_eq!(engine.wait_detached(), "the node shows no sign of life");
+                match way {
+                    // Nobody reads what the node may still put into staging.
+                    "h2d" => wait_until("the end", || !engine.is_copying()),
+                    _ => {
+                        // Long enough for an end that comes too early to be seen.
+                        std::thread::sleep(Duration::from_millis(300));
+                        assert!(engine.is_copying(), "the node may still write to the host");
+                    }
+                }
+                node.signal(libc::SIGCONT);
+            }
+        });
+        engine.wait_attached();
+        engine.round_trip(8, |_, _| ());
+    }
+}
+
+fn wrong_token(socket: &Path) {
+    let _node = Node::start(socket);
+    let engine = Engine::start(socket, "tokem", Engine::allocated);
+    wait_until("a refusal", || engine.wait_detached().contains("the token is wrong"));
+    engine.round_trip(3, |_, _| ());
+    assert_eq!(engine.relayed(""), 0);
+}
+
+/// Copies until it is killed.
+fn copier(socket: &Path) {
+    let engine = Engine::start(socket, "token", Engine::allocated);
+    engine.wait_attached();
+    println!("\nREADY");
+    std::io::stdout().flush().unwrap();
+    for seed in 0.. {
+        engine.round_trip(seed, |_, _| ());
+    }
+}
+
+fn engine_killed(socket: &Path) {
+    let relays = Relays::start(Driver::load().unwrap(), config(socket)).unwrap();
+    for gpu in ["0", "2"] {
+        let requests = relays.stat().requests;
+        let mut child = command("copier", socket, gpu).stdout(Stdio::null()).spawn().unwrap();
+        wait_until("copying", || relays.stat().requests > requests + 20);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        wait_until("clearing up", || (relays.stat().engines, relays.stat().staging_bytes) == (0, 0));
+    }
+}
+
+/// Memory as vLLM's allocator makes it: mapped, and open to its own GPU only.
+fn virtual_memory(socket: &Path) {
+    let _node = Node::start(socket);
+    let engine = Engine::start(socket, "token", |device| Target::Virtual(map_virtual(device)));
+    engine.wait_attached();
+    engine.round_trip(5, |_, _| ());
+    assert!(engine.relayed("h2d") > 0 && engine.relayed("d2h") > 0);
+    let Engine { device: Target::Virtual(address), ref copier, .. } = engine else { unreachable!() };
+    // It is what it is said to be: its own GPU reads it.
+    let device = copier.devices().next().unwrap();
+    let host = HostMemory::new(device, 8).unwrap();
+    let stream = Stream::new(device).unwrap();
+    let _current = device.enter().unwrap();
+    // SAFETY: both ranges are allocated, and this waits for the copy.
+    unsafe { stream.copy(address + OFFSET, host.start() as Address, 8).unwrap() };
+    stream.synchronize().unwrap();
+    // SAFETY: the allocation has 8 bytes, and the copy is over.
+    assert_eq!(unsafe { host.start().cast::<u64>().read_unaligned() }, pattern(5, OFFSET / 8));
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Location {
+    kind: i32,
+    id: i32,
+}
+
+#[repr(C)]
+struct Properties {
+    kind: i32,
+    handle_types: i32,
+    location: Location,
+    security: *mut u8,
+    flags: [u8; 8],
+}
+
+#[repr(C)]
+struct Access {
+    location: Location,
+    flags: i32,
+}
+
+fn symbol<F: Copy>(name: &std::ffi::CStr) -> F {
+    let path = PathBuf::from(std::env::var("FOREBAY_LIBCUDA").unwrap());
+    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: the driver is loaded already; the callers name a function's own type.
+    unsafe {
+        let function = libc::dlsym(libc::dlopen(path.as_ptr(), libc::RTLD_NOW), name.as_ptr());
+        assert!(!function.is_null(), "{name:?}");
+        std::mem::transmute_copy(&function)
+    }
+}
+
+fn map_virtual(device: &Arc<Device>) -> Address {
+    type Create = unsafe extern "C" fn(*mut u64, usize, *const Properties, u64) -> i32;
+    type Reserve = unsafe extern "C" fn(*mut u64, usize, usize, u64, u64) -> i32;
+    type Map = unsafe extern "C" fn(u64, usize, usize, u64, u64) -> i32;
+    type SetAccess = unsafe extern "C" fn(u64, usize, *const Access, usize) -> i32;
+    let bytes = (OFFSET + BYTES).next_multiple_of(2 << 20) as usize;
+    let location = Location { kind: 1, id: device.index().into() };
+    let properties =
+        Properties { kind: 1, handle_types: 0, location, security: std::ptr::null_mut(), flags: [0; 8] };
+    let (mut handle, mut address) = (0, 0);
+    let _current = device.enter().unwrap();
+    // SAFETY: the signatures are those of cuda.h, and results are written to valid places.
+    unsafe {
+        assert_eq!(symbol::<Create>(c"cuMemCreate")(&mut handle, bytes, &properties, 0), 0);
+        assert_eq!(symbol::<Reserve>(c"cuMemAddressReserve")(&mut address, bytes, 0, 0, 0), 0);
+        assert_eq!(symbol::<Map>(c"cuMemMap")(address, bytes, 0, handle, 0), 0);
+        let access = Access { location, flags: 3 };
+        assert_eq!(symbol::<SetAccess>(c"cuMemSetAccess")(address, bytes, &access, 1), 0);
+    }
+    address
+}
