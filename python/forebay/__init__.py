@@ -1,7 +1,7 @@
 """Forebay for Python: an agent that moves memory between processes and machines, and the client of a node.
 
 `forebay.Agent`, `forebay.Node` and what belongs to them is compiled; `forebay.aio` waits for it with
-asyncio; `forebay.nixl` is the same agent with NIXL's API.
+asyncio; `forebay.nixl` is the same agent with NIXL's API; `forebay.cuda` is pinned memory for GPUs.
 """
 
 from forebay._forebay import (
@@ -23,6 +23,7 @@ from forebay.errors import (
     DeadlineError,
     ForebayError,
     InvalidError,
+    NoRoomError,
     NotFoundError,
     PeerLostError,
     TransferError,
@@ -38,6 +39,7 @@ __all__ = [
     "Lease",
     "Loading",
     "Node",
+    "NoRoomError",
     "NodeMemory",
     "NotFoundError",
     "PeerLostError",

@@ -24,6 +24,10 @@ class DeadlineError(ForebayError, TimeoutError):
     """The deadline passed first. Nothing touches the memory any more."""
 
 
+class NoRoomError(ForebayError, MemoryError):
+    """No memory is left, or none that may be taken: ask for less, give some back, or raise the limit."""
+
+
 class CancelledError(ForebayError):
     """The transfer was cancelled. Nothing touches the memory any more."""
 

@@ -8,6 +8,7 @@ pyo3::import_exception!(forebay.errors, CancelledError);
 pyo3::import_exception!(forebay.errors, DeadlineError);
 pyo3::import_exception!(forebay.errors, ForebayError);
 pyo3::import_exception!(forebay.errors, InvalidError);
+pyo3::import_exception!(forebay.errors, NoRoomError);
 pyo3::import_exception!(forebay.errors, NotFoundError);
 pyo3::import_exception!(forebay.errors, PeerLostError);
 pyo3::import_exception!(forebay.errors, TransferError);

@@ -1,10 +1,11 @@
 //! Python's view of Forebay: the extension module `forebay._forebay`, wrapped by the package in `python/forebay`.
 //!
 //! Knows Python's objects: buffers, arrays, exceptions, who holds the interpreter's lock. Must never know how bytes move:
-//! that is `forebay-agent` and `forebay-node`. Whatever waits lets go of the interpreter's lock first.
+//! that is `forebay-agent`, `forebay-node` and `forebay-cuda`. Whatever waits lets go of the interpreter's lock first.
 
 mod agent;
 mod chunk;
+mod cuda;
 mod descriptors;
 mod errors;
 mod memory;
@@ -21,6 +22,8 @@ mod _forebay {
     use crate::agent::{Agent, Registration};
     #[pymodule_export]
     use crate::chunk::{Loading, Storing};
+    #[pymodule_export]
+    use crate::cuda::{PinnedBuffer, PinnedPool};
     #[pymodule_export]
     use crate::descriptors::Descriptors;
     #[pymodule_export]

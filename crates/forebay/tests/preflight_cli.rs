@@ -25,3 +25,28 @@ fn a_machine_without_a_driver_gets_one_line_and_2() {
     assert!(json["host"].is_null());
     assert_eq!(json["findings"].as_array().unwrap().len(), 1);
 }
+
+#[test]
+fn every_gpu_of_a_driver_is_shown_and_the_worst_finding_is_the_exit_code() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("seen.json");
+    let preflight = |faults: &str| {
+        let ran = Command::new(env!("CARGO_BIN_EXE_forebay"))
+            .args(["preflight", "gpu", "--json"])
+            .arg(&json)
+            .env("FOREBAY_LIBCUDA", &fake_cuda_install::installed().libcuda)
+            .env("FAKE_CUDA_FAULTS", faults)
+            .output()
+            .unwrap();
+        let seen: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        (ran.status.code().unwrap(), String::from_utf8(ran.stdout).unwrap(), seen)
+    };
+    let (code, told, seen) = preflight("p2p off");
+    assert_eq!((code, &seen["severity"]), (1, &"warning".into()), "{told}");
+    assert!(told.contains("no GPU reaches the memory of another"), "{told}");
+    let gpus = seen["host"]["gpus"].as_array().unwrap();
+    assert_eq!(gpus.len(), 4);
+    assert!(gpus.iter().all(|gpu| told.contains(gpu["pci"]["address"].as_str().unwrap())), "{told}");
+    let (code, told, _) = preflight("version 12000");
+    assert!(code == 2 && told.contains("12.4 or later"), "{told}");
+}

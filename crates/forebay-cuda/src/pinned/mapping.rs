@@ -68,10 +68,15 @@ impl Mapping {
         let huge_pages = self.len.div_ceil(HUGE_PAGE_BYTES);
         let part = huge_pages.div_ceil(threads.max(1)).max(1) * HUGE_PAGE_BYTES;
         thread::scope(|scope| {
-            let parts = (0..self.len).step_by(part);
-            let helpers: Vec<_> = parts
-                .map(|offset| scope.spawn(move || self.populate(offset, part.min(self.len - offset))))
-                .collect();
+            let mut helpers = Vec::new();
+            for offset in (0..self.len).step_by(part) {
+                let populate = move || self.populate(offset, part.min(self.len - offset));
+                match thread::Builder::new().spawn_scoped(scope, populate) {
+                    Ok(helper) => helpers.push(helper),
+                    // The system has no thread left: this one does it.
+                    Err(_) => populate()?,
+                }
+            }
             helpers.into_iter().try_for_each(|helper| helper.join().unwrap_or(Err(Errno::CANCELED)))
         })
     }
