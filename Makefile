@@ -22,7 +22,7 @@ $(VENV)/.done: tests/requirements.txt
 	touch $@
 
 build:
-	cargo build --release --locked -p forebay -p forebay-preload
+	cargo build --release --locked -p forebay -p forebay-preload -p forebay-cuda
 
 ## The Python package, for CPython 3.11 and later. Left in target/wheels and installed into the virtual environment.
 wheel: setup

@@ -3,16 +3,21 @@
 //! file knows the ABI; it must never know which program calls.
 
 use crate::chain::{Chains, Declined};
+use crate::copier::StartError;
 use crate::device::Device;
 use crate::driver::abi::{self, Dlsym, StreamHandle};
-use crate::driver::{CudaError, Driver, LoadError, Relaxed};
+use crate::driver::{Driver, LoadError, Relaxed};
+use crate::gpu::Gpu;
 use crate::kernels::{Kernels, Piece};
 use crate::rates::Rates;
 use libc::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 /// Version of the structures below.
 const ABI: u32 = 1;
+/// Why a copy is declined while the start is under way.
+const STARTING: i32 = 11;
 /// The caller waits for the copy.
 const SYNCHRONOUS: u32 = 1;
 /// The null stream is the thread's own.
@@ -29,7 +34,7 @@ pub struct CopyApi {
     copy: unsafe extern "C" fn(*const Piece, u64, u32, StreamHandle, u32, *mut c_int) -> i32,
 }
 
-/// What copies are made with, once it has started. `None` when it did not.
+/// What copies are made with, once it has started. `None` when it could not. Never dropped: the driver may be gone by then.
 static CHAINS: OnceLock<Option<Chains>> = OnceLock::new();
 static API: OnceLock<CopyApi> = OnceLock::new();
 
@@ -44,27 +49,36 @@ pub unsafe extern "C" fn forebay_copy_open(
     libcuda: *mut c_void,
 ) -> *const CopyApi {
     let Some(real_dlsym) = real_dlsym.filter(|_| !libcuda.is_null()) else { return std::ptr::null() };
-    let api = API.get_or_init(|| {
+    let open = || {
         // SAFETY: by this function's contract.
         let driver = unsafe { Driver::from_library(real_dlsym, libcuda) };
-        let start = move || drop(CHAINS.set(start(driver)));
-        // Where no thread starts, nothing ever will, and every copy is declined.
-        let _ = std::thread::Builder::new().name("forebay-start".into()).spawn(start);
+        let thread = std::thread::Builder::new().name("forebay-start".into());
+        if let Err(error) = thread.spawn(move || drop(CHAINS.set(started(driver)))) {
+            let _ = CHAINS.set(complain(&StartError::Thread(error)));
+        }
         let min_bytes = Rates::default().break_even_bytes();
         CopyApi { abi: ABI, size: size_of::<CopyApi>() as u32, min_bytes, copy }
-    });
-    std::ptr::from_ref(api)
+    };
+    // A panic must not leave Rust. Its message is on stderr.
+    catch_unwind(|| std::ptr::from_ref(API.get_or_init(open))).unwrap_or(std::ptr::null())
 }
 
-fn start(driver: Result<&'static Driver, LoadError>) -> Option<Chains> {
-    let driver = driver.ok()?;
+/// What copies are made with; nothing, and a line on stderr, where that does not start.
+fn started(driver: Result<&'static Driver, LoadError>) -> Option<Chains> {
+    let start = AssertUnwindSafe(|| start(driver?));
+    catch_unwind(start).ok()?.map_or_else(|error| complain(&error), Some)
+}
+
+fn complain(error: &StartError) -> Option<Chains> {
+    eprintln!("forebay: copies are left to the driver: {error}");
+    None
+}
+
+fn start(driver: &'static Driver) -> Result<Chains, StartError> {
     let _relaxed = Relaxed::enter(driver);
-    every_gpu(driver).and_then(|gpus| Chains::new(driver, &gpus, Rates::default())).ok()
-}
-
-fn every_gpu(driver: &'static Driver) -> Result<Vec<Arc<Kernels>>, CudaError> {
-    let gpus = 0..crate::gpu::Gpu::count(driver)?;
-    gpus.map(|index| Ok(Arc::new(Kernels::load(&Device::open(driver, index)?)?))).collect()
+    let gpu = |index| Ok(Arc::new(Kernels::load(&Device::open(driver, index)?)?));
+    let gpus = (0..Gpu::count(driver)?).map(gpu).collect::<Result<Vec<_>, StartError>>()?;
+    Ok(Chains::new(driver, &gpus, Rates::default())?)
 }
 
 /// Takes a copy over (0), or says why not (above 0) and has done nothing then.
@@ -76,15 +90,19 @@ unsafe extern "C" fn copy(
     flags: u32,
     result: *mut c_int,
 ) -> i32 {
-    let Some(started) = CHAINS.get() else { return Declined::Busy as i32 };
-    let Some(chains) = started else { return Declined::NoRelay as i32 };
+    let Some(started) = CHAINS.get() else { return STARTING };
+    let Some(chains) = started else { return Declined::Fault as i32 };
+    if pairs.is_null() || count == 0 {
+        return Declined::Small as i32;
+    }
     // SAFETY: the caller gives `count` pairs.
     let pieces = unsafe { std::slice::from_raw_parts(pairs, count as usize) };
     let own = flags & PER_THREAD != 0 && stream.is_null();
     let stream = if own { abi::PER_THREAD_STREAM } else { stream };
     // SAFETY: the pairs are those of a copy that the program has asked the driver for.
-    let copied = unsafe { chains.copy(pieces, stream) };
-    if let Err(declined) = copied {
+    let copied = catch_unwind(AssertUnwindSafe(|| unsafe { chains.copy(pieces, stream) }));
+    // A panic leaves, as an error does, right copies in the stream, behind which the driver makes them again.
+    if let Err(declined) = copied.unwrap_or(Err(Declined::Fault)) {
         return declined as i32;
     }
     let status = if flags & SYNCHRONOUS != 0 { chains.wait(stream) } else { abi::SUCCESS };

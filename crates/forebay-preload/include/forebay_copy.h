@@ -20,6 +20,7 @@ enum {
     FOREBAY_OTHER_CONTEXT = 8, /* a context that is not the device's primary one, or not the stream's */
     FOREBAY_FAULT = 9,         /* a fault of ours */
     FOREBAY_OFF = 10,          /* switched off */
+    FOREBAY_STARTING = 11,     /* still starting: a later copy may be taken */
 };
 
 /* Addresses as the caller gave them. */

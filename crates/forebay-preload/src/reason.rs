@@ -5,7 +5,7 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Reason(usize);
 
-const LIBRARY_LAST: usize = 10;
+const LIBRARY_LAST: usize = 11;
 
 /// What each is called in the report at exit, by number.
 pub(crate) const REASONS: [&str; 18] = [
@@ -20,8 +20,8 @@ pub(crate) const REASONS: [&str; 18] = [
     "passed on, another context",
     "passed on, internal fault",
     "passed on, switched off",
-    "passed on, no context",
     "passed on, copying library still starting",
+    "passed on, no context",
     "passed on, no copying library",
     "passed on, copying library stays out",
     "passed on, forked from a process that copies",
@@ -34,8 +34,9 @@ impl Reason {
     pub(crate) const SMALL: Reason = Reason(1);
     pub(crate) const CAPTURING: Reason = Reason(2);
     pub(crate) const FAULT: Reason = Reason(9);
-    pub(crate) const NO_CONTEXT: Reason = Reason(11);
-    pub(crate) const STARTING: Reason = Reason(12);
+    /// Ours while the library is opened, and its own afterwards.
+    pub(crate) const STARTING: Reason = Reason(11);
+    pub(crate) const NO_CONTEXT: Reason = Reason(12);
     pub(crate) const NO_LIBRARY: Reason = Reason(13);
     pub(crate) const STAYS_OUT: Reason = Reason(14);
     pub(crate) const FORKED: Reason = Reason(15);

@@ -168,8 +168,10 @@ impl Chains {
         Ok(())
     }
 
-    /// Waits until a stream has come to its end; gives the driver's status.
+    /// Waits until a stream has come to its end; gives the driver's status. What other threads have put into the stream since
+    /// the copy is waited for too. They cannot know that it came second: they call at the same time as the copy's caller.
     pub(crate) fn wait(&self, stream: StreamHandle) -> abi::Status {
+        let _relaxed = Relaxed::enter(self.driver);
         // SAFETY: the stream is the caller's.
         unsafe { (self.driver.table().stream_synchronize)(stream) }
     }

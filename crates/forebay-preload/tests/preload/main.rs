@@ -8,3 +8,4 @@ mod moved;
 mod passed_on;
 mod stacked;
 mod stage;
+mod together;

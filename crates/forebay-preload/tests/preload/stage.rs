@@ -77,6 +77,14 @@ pub fn moving(steps: &[&str]) -> Play {
     play
 }
 
+/// The real copying library, which Cargo builds beside these tests because they depend on it.
+pub fn copying_library() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let library = test.parent().unwrap().join("libforebay_cuda.so");
+    assert!(library.exists(), "{} is missing", library.display());
+    library
+}
+
 /// Cargo does not build a library for tests that no test can link; it has no dependency, so the compiler alone does.
 fn compile_preload(target: &Path, options: &[&str]) {
     let mut command = Command::new("rustc");

@@ -1,0 +1,127 @@
+//! With the real copying library, on a driver that moves real bytes and keeps CUDA's rules: large copies take every path,
+//! all others none, and the program cannot tell the difference.
+
+use crate::stage::{Said, copying_library, moving};
+
+const TAKEN: [&str; 5] = ["sync", "stream", "thread", "batch", "link"];
+
+fn together(steps: &[&str]) -> crate::stage::Play {
+    let play = moving(steps).with("FOREBAY_PRELOAD", "stats").with("FAKE_CUDA_GPUS", "3");
+    play.with("FOREBAY_CUDA_LIBRARY", &copying_library().to_string_lossy())
+}
+
+/// Bytes that a step sent over links of other GPUs, where every byte of it arrived.
+fn relayed(said: &Said, step: &str) -> u64 {
+    assert!(said.out.contains(&format!("{step} right\n")), "{step}: {} {}", said.out, said.err);
+    let line = said.out.lines().find_map(|line| line.strip_prefix(&format!("{step} relayed ")));
+    line.unwrap().parse().unwrap()
+}
+
+/// Calls of an entry point with an outcome. How the program found it is another test's.
+fn calls(said: &Said, symbol: &str, outcome: &str) -> u64 {
+    let entry = format!(": {symbol} by ");
+    let lines =
+        said.err.lines().filter(|line| line.contains(&entry) && line.contains(&format!(": {outcome}: ")));
+    lines
+        .map(|line| line.rsplit(": ").next().unwrap().split(' ').next().unwrap().parse::<u64>().unwrap())
+        .sum()
+}
+
+fn nothing_misused(said: &Said) {
+    assert!(said.out.ends_with("misuse 0\n"), "{} {}", said.out, said.err);
+}
+
+#[test]
+fn large_copies_take_every_path_and_every_byte_arrives() {
+    for memory in [&[][..], &["closed"]] {
+        let said = together(&[&["start"], memory, &TAKEN].concat()).says();
+        for step in TAKEN {
+            assert!(relayed(&said, step) >= 4 << 20, "{step}: {}", said.out);
+        }
+        nothing_misused(&said);
+        for (symbol, taken) in
+            [("cuMemcpyHtoD_v2", 1), ("cuMemcpy", 1), ("cuMemcpyAsync_ptsz", 1), ("cuMemcpyBatchAsync_v2", 2)]
+        {
+            assert_eq!(calls(&said, symbol, "taken"), taken, "{symbol}: {}", said.err);
+        }
+    }
+}
+
+#[test]
+fn until_it_has_started_copies_are_the_drivers_and_nobody_waits() {
+    // The start waits for a kernel on each GPU.
+    let said = together(&["sync", "stream"]).with("FAKE_CUDA_FAULTS", "freeze compute.1").says();
+    for step in ["sync", "stream"] {
+        assert_eq!(relayed(&said, step), 0);
+    }
+    nothing_misused(&said);
+    assert!(said.err.contains("passed on, copying library still starting: "), "{}", said.err);
+}
+
+#[test]
+fn what_is_not_for_several_links_takes_none() {
+    let said = together(&["start", "pageable"]).says();
+    assert_eq!(calls(&said, "cuMemcpyHtoD_v2", "passed on, host memory not pinned"), 1, "{}", said.err);
+    nothing_misused(&said);
+    let said = together(&["start", "small"]).says();
+    assert_eq!(calls(&said, "cuMemcpyDtoHAsync_v2", "passed on, small"), 8, "{}", said.err);
+    assert!(relayed(&said, "small") > 0, "its first copy is a large one");
+    nothing_misused(&said);
+}
+
+#[test]
+fn captures_are_left_alone_before_during_and_after_the_start() {
+    let steps = ["capture", "copy_in_capture", "start", "stream", "copy_in_capture", "end", "stream"];
+    let said = together(&steps).says();
+    assert!(said.out.starts_with("started\n"), "{} {}", said.out, said.err);
+    assert!(relayed(&said, "stream") > 0);
+    assert!(said.err.contains("passed on, capturing: 2 calls"), "{}", said.err);
+    nothing_misused(&said);
+}
+
+#[test]
+fn a_copy_that_is_waited_for_comes_after_what_it_would_come_after() {
+    let said = together(&["start", "after"]).says();
+    assert!(said.out.contains("after others right\n"), "{} {}", said.out, said.err);
+    assert_eq!(calls(&said, "cuMemcpyDtoH_v2", "taken"), 1, "{}", said.err);
+    nothing_misused(&said);
+}
+
+#[test]
+fn a_program_ends_as_it_would_with_copies_and_the_start_under_way() {
+    for steps in [&["start", "leave"][..], &["leave"]] {
+        let said = together(steps).with("FAKE_CUDA_RATES", "h2d=0.2,d2h=0.2").says();
+        assert!(said.out.ends_with("leaving\n"), "{} {}", said.out, said.err);
+        assert!(!said.err.contains("panicked") && !said.err.contains("misuse"), "{}", said.err);
+    }
+}
+
+#[test]
+fn a_library_that_does_not_start_says_why_and_declines() {
+    let said =
+        together(&["sync", "stream", "sync"]).with("FAKE_CUDA_FAULTS", "missing cuModuleLoadData").says();
+    for step in ["sync", "stream"] {
+        assert_eq!(relayed(&said, step), 0);
+    }
+    assert_eq!(
+        said.err
+            .matches("forebay: copies are left to the driver: the CUDA driver has no cuModuleLoadData")
+            .count(),
+        1,
+        "{}",
+        said.err
+    );
+    nothing_misused(&said);
+}
+
+#[test]
+fn with_one_gpu_or_switched_off_nothing_is_relayed() {
+    for (name, value) in [("FAKE_CUDA_GPUS", "1"), ("FOREBAY_PRELOAD", "off")] {
+        let said = together(&TAKEN).with(name, value).says();
+        for step in TAKEN {
+            assert_eq!(relayed(&said, step), 0, "{name}={value}");
+        }
+        assert!(!said.err.contains("taken"), "{}", said.err);
+        nothing_misused(&said);
+    }
+}
