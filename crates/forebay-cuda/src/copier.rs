@@ -25,6 +25,8 @@ pub const SHARED: Place = Place::Host(1);
 /// Lots in flight on a lane or an NVLink pair: one moves, one waits behind it, one covers for the control thread.
 pub(crate) const WINDOW_LOTS: u32 = 3;
 const WINDOW_BYTES: u64 = 64 << 20;
+/// Putting thousands of small pages on a link takes time, in which other links would wait for their first lot.
+const LOT_BYTES_MAX: u64 = 4 << 20;
 /// Staging on a relay for all GPUs that it serves, in both directions.
 pub const RELAY_STAGING_BYTES: u64 = 20 << 20;
 /// A relay's slots: fewer would not let its two hops overlap.
@@ -492,7 +494,8 @@ impl Build<'_> {
 }
 
 pub(crate) fn spec(name: String) -> LinkSpec {
-    LinkSpec { op_timeout_us: OP_TIMEOUT_US, ..LinkSpec::new(name, WINDOW_LOTS, WINDOW_BYTES) }
+    let (lot_bytes_max, op_timeout_us) = (LOT_BYTES_MAX, OP_TIMEOUT_US);
+    LinkSpec { lot_bytes_max, op_timeout_us, ..LinkSpec::new(name, WINDOW_LOTS, WINDOW_BYTES) }
 }
 
 fn name(gpu: &Gpu, peer: &Gpu, direction: Direction) -> String {

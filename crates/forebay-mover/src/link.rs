@@ -23,6 +23,8 @@ pub struct LinkSpec {
     pub window_lots: u32,
     /// Bytes in flight at most; no lot on the link is larger.
     pub window_bytes: u64,
+    /// Largest lot. Smaller than the window where lots take time to be put on the link.
+    pub lot_bytes_max: u64,
     /// Rate to assume until one has been measured; 0 when nothing is known.
     pub rate_hint_bytes_per_s: u64,
     /// How long an operation may take before it counts as lost.
@@ -33,10 +35,16 @@ pub struct LinkSpec {
 const DEFAULT_OP_TIMEOUT_US: u64 = 30_000_000;
 
 impl LinkSpec {
-    /// A link without a rate hint, whose operations may take 30 s.
+    /// A link without a rate hint, with lots of any size that the mover has, whose operations may take 30 s.
     pub fn new(name: impl Into<String>, window_lots: u32, window_bytes: u64) -> LinkSpec {
-        let op_timeout_us = DEFAULT_OP_TIMEOUT_US;
-        LinkSpec { name: name.into(), window_lots, window_bytes, rate_hint_bytes_per_s: 0, op_timeout_us }
+        LinkSpec {
+            name: name.into(),
+            window_lots,
+            window_bytes,
+            lot_bytes_max: MAX_LOT_BYTES,
+            rate_hint_bytes_per_s: 0,
+            op_timeout_us: DEFAULT_OP_TIMEOUT_US,
+        }
     }
 }
 

@@ -147,15 +147,18 @@ impl Lot {
             Some((staging, slot)) => route.slot_span(staging, slot, offset, len),
             None => otherwise,
         };
-        let mut leg = Leg::new();
+        let mut pairs: Vec<SpanPair> = Vec::with_capacity(self.cut.pairs.len());
         let mut offset = 0;
         for pair in &self.cut.pairs {
             let from = slot_part(source_slot, offset, pair.len(), pair.from);
             let to = slot_part(target_slot, offset, pair.len(), pair.to);
-            leg.push(SpanPair::new(from, to));
+            let hop = SpanPair::new(from, to);
+            if !pairs.last_mut().is_some_and(|last| last.merge(&hop)) {
+                pairs.push(hop);
+            }
             offset += pair.len();
         }
-        skip(leg.pairs, self.hop_done_bytes)
+        if self.hop_done_bytes == 0 { pairs } else { skip(pairs, self.hop_done_bytes) }
     }
 
     /// Gives back the slots that the lot still holds: the one it was read from and the one it was written to.

@@ -3,6 +3,7 @@
 //! order; it must never know what happens when an operation completes.
 
 use super::{Mover, Op, OpId, Start};
+use crate::link::LinkState;
 use crate::lot::{Lot, MIN_LOT_BYTES, lot_bytes};
 use crate::queue::{Rank, Waiting};
 use crate::route::{RouteId, RouteState};
@@ -19,12 +20,30 @@ struct Candidate {
     bytes: u64,
 }
 
+/// A place in a link's window.
+#[derive(Debug, Clone, Copy)]
+struct Seat {
+    /// Whether it is the first one: nothing is in flight.
+    idle: bool,
+    guest: bool,
+}
+
+impl Seat {
+    fn is_on(self, link: &LinkState) -> bool {
+        !self.idle || link.lots == 0
+    }
+}
+
 impl Mover {
     /// The next operation to start, or `None` when nothing can start before something completes, is submitted or times
     /// out. Call it until it returns `None`.
+    ///
+    /// Links with nothing in flight come first, owners before guests, so that all of them are at work before one has
+    /// its window full. On each link its owner's lots still go before any guest's.
     pub fn poll(&mut self, now_us: u64) -> Option<Start> {
-        for guest in [false, true] {
-            let lot = self.take_ready(now_us, guest).or_else(|| self.pull_lot(now_us, guest));
+        for (idle, guest) in [(true, false), (true, true), (false, false), (false, true)] {
+            let seat = Seat { idle, guest };
+            let lot = self.take_ready(now_us, seat).or_else(|| self.pull_lot(now_us, seat));
             if let Some(lot) = lot {
                 return Some(self.start(now_us, lot));
             }
@@ -33,22 +52,24 @@ impl Mover {
     }
 
     /// The first lot under way whose next hop has room.
-    fn take_ready(&mut self, now_us: u64, guest: bool) -> Option<Lot> {
+    fn take_ready(&mut self, now_us: u64, seat: Seat) -> Option<Lot> {
         let fits = |lot: &Lot| {
             let route = &self.routes[lot.route.0 as usize];
             let link = &self.links[route.spec.hops[lot.hop].link.0 as usize];
             let has_slot = lot.slots.len() > lot.hop || route.has_slot_behind(lot.hop);
-            has_slot && link.admits(now_us, lot.cut.bytes - lot.hop_done_bytes, guest)
+            has_slot
+                && seat.is_on(link)
+                && link.admits(now_us, lot.cut.bytes - lot.hop_done_bytes, seat.guest)
         };
-        let mut ready = self.ready.iter().filter(|((is_guest, ..), _)| *is_guest == guest);
+        let mut ready = self.ready.iter().filter(|((is_guest, ..), _)| *is_guest == seat.guest);
         let key = ready.find(|(_, lot)| fits(lot)).map(|(key, _)| *key)?;
         let lot = self.ready.remove(&key);
         lot.map(|lot| Lot { staged_us: lot.staged_us + now_us.saturating_sub(lot.ready_since_us), ..lot })
     }
 
     /// Cuts a new lot for the route with the highest precedence.
-    fn pull_lot(&mut self, now_us: u64, guest: bool) -> Option<Lot> {
-        let candidates = (0..self.routes.len()).filter_map(|route| self.candidate(now_us, route, guest));
+    fn pull_lot(&mut self, now_us: u64, seat: Seat) -> Option<Lot> {
+        let candidates = (0..self.routes.len()).filter_map(|route| self.candidate(now_us, route, seat));
         let best = candidates.min()?;
         let route = &mut self.routes[best.route];
         let lane = &mut self.lanes[route.lane];
@@ -84,12 +105,14 @@ impl Mover {
     }
 
     /// What `route` would pull now.
-    fn candidate(&self, now_us: u64, route: usize, guest: bool) -> Option<Candidate> {
+    fn candidate(&self, now_us: u64, route: usize, seat: Seat) -> Option<Candidate> {
         let state = &self.routes[route];
         let hop = state.spec.hops[0];
         let lane = &self.lanes[state.lane];
         let link = &self.links[hop.link.0 as usize];
-        let may_start = hop.guest == guest && state.has_slot_behind(0) && link.admits(now_us, 1, guest);
+        let guest = seat.guest;
+        let fits = hop.guest == guest && seat.is_on(link) && state.has_slot_behind(0);
+        let may_start = fits && link.admits(now_us, 1, guest);
         if !may_start || lane.is_empty() || !self.route_is_live(RouteId(route as u32)) {
             return None;
         }
@@ -116,7 +139,7 @@ impl Mover {
         let slots = route.spec.staging.iter().map(|staging| staging.slot_bytes);
         let links = route.spec.hops.iter().map(|hop| &self.links[hop.link.0 as usize]);
         let windows = links.map(|link| match link.is_measured() {
-            true => link.spec.window_bytes,
+            true => link.spec.window_bytes.min(link.spec.lot_bytes_max),
             false => link.spec.window_bytes.min(MIN_LOT_BYTES),
         });
         slots.chain(windows).min().unwrap_or(u64::MAX).max(1)
