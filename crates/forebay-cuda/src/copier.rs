@@ -27,12 +27,10 @@ pub(crate) const WINDOW_LOTS: u32 = 3;
 const WINDOW_BYTES: u64 = 64 << 20;
 /// Putting thousands of small pages on a link takes time, in which other links would wait for their first lot.
 const LOT_BYTES_MAX: u64 = 4 << 20;
-/// Staging on a relay for all GPUs that it serves, in both directions.
-pub const RELAY_STAGING_BYTES: u64 = 20 << 20;
-/// A relay's slots: fewer would not let its two hops overlap.
-const SLOTS_MIN: u64 = 4;
-/// Larger slots gain nothing: the lane is busy for tens of microseconds with one of these.
-const SLOT_BYTES_MAX: u64 = 2 << 20;
+/// Slots on a relay, for all GPUs that it serves, in both directions. Larger ones gain nothing: a lane is busy for tens of
+/// microseconds with one of these; smaller ones would make more lots than the control thread can see to.
+const RELAY_SLOTS: u32 = 10;
+const RELAY_SLOT_BYTES: u64 = 2 << 20;
 /// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a lane that needs seconds for that is stuck.
 const OP_TIMEOUT_US: u64 = 10_000_000;
 
@@ -373,14 +371,6 @@ fn open(driver: &'static Driver, wanted: Option<&[u16]>) -> Result<Vec<Arc<Devic
     wanted.iter().map(|index| Ok(Device::open(driver, *index)?)).collect()
 }
 
-/// Size and number of a relay's slots for one GPU in one direction, when it serves `served` GPUs.
-pub(crate) fn slots(served: u64) -> (u64, u32) {
-    let each = RELAY_STAGING_BYTES / (2 * served.max(1));
-    let slot_bytes = (each / SLOTS_MIN).min(SLOT_BYTES_MAX);
-    let slot_bytes = 1 << slot_bytes.ilog2();
-    (slot_bytes, (each / slot_bytes) as u32)
-}
-
 /// A copier being put together.
 struct Build<'a> {
     handle: &'a MoverHandle,
@@ -394,6 +384,8 @@ struct Gpu {
     device: Arc<Device>,
     kernels: Arc<Kernels>,
     lanes: HashMap<Direction, LinkId>,
+    /// For what it relays.
+    staging: Staging,
 }
 
 impl Build<'_> {
@@ -415,14 +407,14 @@ impl Build<'_> {
             let peers = gpus.iter().filter(|peer| peer.device.index() != gpu.device.index());
             let relays = peers.filter(|peer| gpu.device.connect(&peer.device));
             for peer in relays.collect::<Vec<_>>() {
-                self.relay(gpu, peer, Direction::HostToDevice, options.to_device, gpus.len() as u64 - 1)?;
-                self.relay(gpu, peer, Direction::DeviceToHost, options.to_host, gpus.len() as u64 - 1)?;
+                self.relay(gpu, peer, Direction::HostToDevice, options.to_device)?;
+                self.relay(gpu, peer, Direction::DeviceToHost, options.to_host)?;
             }
         }
         Ok(gpus.into_iter().map(|gpu| gpu.kernels).collect())
     }
 
-    fn gpu(&self, device: &Arc<Device>) -> Result<Gpu, StartError> {
+    fn gpu(&mut self, device: &Arc<Device>) -> Result<Gpu, StartError> {
         let kernels = Arc::new(Kernels::load(device)?);
         let mut lanes = HashMap::new();
         for (direction, name) in Direction::BOTH.into_iter().zip(["h2d", "d2h"]) {
@@ -430,37 +422,27 @@ impl Build<'_> {
             let spec = spec(format!("gpu{}.{name}", device.index()));
             lanes.insert(direction, self.handle.add_link(spec, Box::new(link))?);
         }
-        Ok(Gpu { device: Arc::clone(device), kernels, lanes })
+        let staging = self.staging(device)?;
+        Ok(Gpu { device: Arc::clone(device), kernels, lanes, staging })
     }
 
-    fn relay(
-        &mut self,
-        gpu: &Gpu,
-        peer: &Gpu,
-        direction: Direction,
-        relay: Relay,
-        served: u64,
-    ) -> Result<(), StartError> {
+    fn staging(&mut self, device: &Arc<Device>) -> Result<Staging, StartError> {
+        let (slots, slot_bytes) = (RELAY_SLOTS, RELAY_SLOT_BYTES);
+        let memory = DeviceMemory::new(device, slot_bytes * u64::from(slots))?;
+        let region = self.handle.register_opaque(Place::Device(device.index()), memory.bytes())?;
+        self.addresses.insert(region, memory.address(), memory.bytes());
+        self.staging.push(memory);
+        Ok(Staging { region, slot_bytes, slots })
+    }
+
+    fn relay(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction, relay: Relay) -> Result<(), StartError> {
         match relay {
-            Relay::Staged(by) => self.staged(gpu, peer, direction, by, served),
+            Relay::Staged(by) => self.staged(gpu, peer, direction, by),
             Relay::Fused => self.fused(gpu, peer, direction),
         }
     }
 
-    fn staged(
-        &mut self,
-        gpu: &Gpu,
-        peer: &Gpu,
-        direction: Direction,
-        by: By,
-        served: u64,
-    ) -> Result<(), StartError> {
-        let (slot_bytes, slots) = slots(served);
-        let memory = DeviceMemory::new(&peer.device, slot_bytes * u64::from(slots))?;
-        let place = Place::Device(peer.device.index());
-        let region = self.handle.register_opaque(place, memory.bytes())?;
-        self.addresses.insert(region, memory.address(), memory.bytes());
-        self.staging.push(memory);
+    fn staged(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction, by: By) -> Result<(), StartError> {
         let engine = match by {
             By::Own => Some(self.poller.track(Stream::new(&gpu.device)?)),
             By::Peer => Some(self.poller.track(Stream::new(&peer.device)?)),
@@ -476,8 +458,7 @@ impl Build<'_> {
             Direction::HostToDevice => [lane, pair],
             Direction::DeviceToHost => [pair, lane],
         };
-        let staging = Staging { region, slot_bytes, slots };
-        self.handle.add_route(RouteSpec::relayed(from, to, links, staging, true))??;
+        self.handle.add_route(RouteSpec::relayed(from, to, links, peer.staging, true))??;
         Ok(())
     }
 
@@ -503,21 +484,5 @@ fn name(gpu: &Gpu, peer: &Gpu, direction: Direction) -> String {
     match direction {
         Direction::HostToDevice => format!("gpu{peer}>gpu{gpu}"),
         Direction::DeviceToHost => format!("gpu{gpu}>gpu{peer}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_relay_keeps_to_its_staging_however_many_gpus_it_serves() {
-        for served in 1..=15 {
-            let (slot_bytes, slots) = slots(served);
-            assert!(u64::from(slots) >= SLOTS_MIN, "{served}");
-            assert!(slot_bytes >= 512 << 10 || served > 5, "{served}");
-            assert!(2 * served * slot_bytes * u64::from(slots) <= RELAY_STAGING_BYTES, "{served}");
-        }
-        assert_eq!(slots(1), (2 << 20, 5));
     }
 }

@@ -22,6 +22,4 @@ pub mod remote;
 pub mod topology;
 
 pub use addresses::{Addresses, NoAddress};
-pub use copier::{
-    By, Copier, CopierOptions, CopyError, HOST, RELAY_STAGING_BYTES, Relay, SHARED, StartError,
-};
+pub use copier::{By, Copier, CopierOptions, CopyError, HOST, Relay, SHARED, StartError};

@@ -69,18 +69,13 @@ impl Rates {
         self
     }
 
-    /// The ways to or from a GPU: its own, then that of each relay, which carries nothing unless it is free.
-    pub fn paths(
-        &self,
-        direction: Direction,
-        target: u16,
-        relays: impl Iterator<Item = (u16, bool)>,
-    ) -> Vec<Path> {
+    /// The ways to or from a GPU: its own, then that of each relay.
+    pub fn paths(&self, direction: Direction, target: u16, relays: &[u16]) -> Vec<Path> {
         let lane = |device| self.lanes.get(&(device, direction)).copied().unwrap_or(LANE_BYTES_PER_S);
         let relaying = self.relays.get(&direction).copied().unwrap_or(RELAYING);
         let mut paths = vec![Path { bytes_per_s: lane(target), latency_s: 0.0 }];
-        paths.extend(relays.map(|(relay, free)| Path {
-            bytes_per_s: if free { lane(relay) * relaying.efficiency } else { 0.0 },
+        paths.extend(relays.iter().map(|relay| Path {
+            bytes_per_s: lane(*relay) * relaying.efficiency,
             latency_s: relaying.latency_s,
         }));
         let sum: f64 = paths.iter().map(|path| path.bytes_per_s).sum();

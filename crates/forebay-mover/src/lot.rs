@@ -2,7 +2,7 @@
 //! know which lot goes next.
 
 use crate::region::{Span, SpanPair};
-use crate::route::{RouteId, RouteState};
+use crate::route::{RouteId, RouteState, SlotTable};
 use crate::transfer::TransferId;
 use std::collections::VecDeque;
 
@@ -140,11 +140,11 @@ pub(crate) struct Lot {
 
 impl Lot {
     /// What the current hop still has to copy.
-    pub fn hop_pairs(&self, route: &RouteState) -> Vec<SpanPair> {
+    pub fn hop_pairs(&self, route: &RouteState, slots: &SlotTable) -> Vec<SpanPair> {
         let source_slot = self.hop.checked_sub(1).map(|staging| (staging, self.slots[staging]));
         let target_slot = (self.hop < route.last_hop()).then(|| (self.hop, self.slots[self.hop]));
         let slot_part = |slot: Option<(usize, u32)>, offset, len, otherwise: Span| match slot {
-            Some((staging, slot)) => route.slot_span(staging, slot, offset, len),
+            Some((staging, slot)) => slots.span(route, staging, slot, offset, len),
             None => otherwise,
         };
         let mut pairs: Vec<SpanPair> = Vec::with_capacity(self.cut.pairs.len());
@@ -162,9 +162,9 @@ impl Lot {
     }
 
     /// Gives back the slots that the lot still holds: the one it was read from and the one it was written to.
-    pub fn give_slots_back(&self, route: &mut RouteState) {
+    pub fn give_slots_back(&self, route: &RouteState, slots: &mut SlotTable) {
         for (staging, slot) in self.slots.iter().enumerate().skip(self.hop.saturating_sub(1)) {
-            route.give_slot_back(staging, *slot);
+            slots.give_back(route, staging, *slot);
         }
     }
 

@@ -10,7 +10,7 @@ use crate::link::{LinkId, LinkSpec, LinkState};
 use crate::lot::{Leg, Lot};
 use crate::queue::{Lane, Rank, Turns, Waiting};
 use crate::region::{Place, RegionId, RegionTable, Span, SpanPair};
-use crate::route::{RouteError, RouteId, RouteSpec, RouteState};
+use crate::route::{RouteError, RouteId, RouteSpec, RouteState, SlotTable, Slots, Staging};
 use crate::telemetry::{ClassTelemetry, LinkTelemetry, Telemetry};
 use crate::transfer::{Class, End, Reason, Refused, Transfer, TransferId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -66,6 +66,7 @@ pub struct Mover {
     links: Vec<LinkState>,
     turns: Vec<Turns>,
     routes: Vec<RouteState>,
+    slots: SlotTable,
     lanes: Vec<Lane>,
     lane_of: HashMap<(Place, Place), usize>,
     transfers: HashMap<TransferId, Active>,
@@ -138,6 +139,7 @@ impl Mover {
             links: Vec::new(),
             turns: Vec::new(),
             routes: Vec::new(),
+            slots: SlotTable::default(),
             lanes: Vec::new(),
             lane_of: HashMap::new(),
             transfers: HashMap::new(),
@@ -174,17 +176,25 @@ impl Mover {
     /// Adds a route over links that exist and staging that is registered. Its staging regions stay in use for good.
     pub fn add_route(&mut self, spec: RouteSpec) -> Result<RouteId, RouteError> {
         self.check_route(&spec)?;
-        for staging in &spec.staging {
-            self.regions.hold(staging.region);
-        }
+        let slots = spec.staging.iter().map(|staging| self.slots_of(staging)).collect();
         let id = RouteId(self.routes.len() as u32);
         let lane = *self.lane_of.entry((spec.from, spec.to)).or_insert_with(|| {
             self.lanes.push(Lane::new(spec.from, spec.to));
             self.lanes.len() - 1
         });
         self.lanes[lane].routes.push(id);
-        self.routes.push(RouteState::new(spec, lane));
+        self.routes.push(RouteState::new(spec, lane, slots));
         Ok(id)
+    }
+
+    /// The index of a staging's slots, which are there from the first route on that has it.
+    fn slots_of(&mut self, staging: &Staging) -> usize {
+        let known = self.slots.all.iter().position(|slots| slots.staging == *staging);
+        known.unwrap_or_else(|| {
+            self.regions.hold(staging.region);
+            self.slots.all.push(Slots::new(*staging));
+            self.slots.all.len() - 1
+        })
     }
 
     fn check_route(&self, spec: &RouteSpec) -> Result<(), RouteError> {
@@ -198,6 +208,11 @@ impl Mover {
             let (slots, slot_bytes) = (staging.slots, staging.slot_bytes);
             if slots == 0 || slot_bytes == 0 {
                 return Err(RouteError::EmptyStaging { slots, slot_bytes });
+            }
+            let mut known = self.slots.all.iter().map(|slots| slots.staging);
+            if let Some(known) = known.find(|known| known.region == staging.region && known != staging) {
+                let (region, known, known_bytes) = (known.region, known.slots, known.slot_bytes);
+                return Err(RouteError::CutOtherwise { region, known, known_bytes, slots, slot_bytes });
             }
             let all = u64::from(slots).saturating_mul(slot_bytes);
             self.regions.place_of(&Span::new(staging.region, 0, all))?;

@@ -20,7 +20,7 @@ pub struct Hop {
     pub guest: bool,
 }
 
-/// Slots between two hops, side by side in one region from offset 0.
+/// Slots between two hops, side by side in one region from offset 0. Routes with the same staging share its slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Staging {
     /// Registered memory that nobody else uses.
@@ -81,9 +81,75 @@ pub enum RouteError {
         /// Bytes per slot given.
         slot_bytes: u64,
     },
+    /// A region holds the slots of other routes already, cut otherwise.
+    #[error(
+        "staging {region:?} has {known} slots of {known_bytes} bytes on another route, not {slots} of {slot_bytes}"
+    )]
+    CutOtherwise {
+        /// The region.
+        region: RegionId,
+        /// Slots that it has.
+        known: u32,
+        /// Their size.
+        known_bytes: u64,
+        /// Slots given.
+        slots: u32,
+        /// Bytes per slot given.
+        slot_bytes: u64,
+    },
     /// The slots do not fit into their region.
     #[error("staging: {0}")]
     Staging(#[from] Refused),
+}
+
+/// The slots of one staging, and which are free.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    pub staging: Staging,
+    free: Vec<u32>,
+}
+
+impl Slots {
+    pub fn new(staging: Staging) -> Slots {
+        Slots { staging, free: (0..staging.slots).rev().collect() }
+    }
+
+    /// `len` bytes at `offset` of a slot.
+    fn span(&self, slot: u32, offset: u64, len: u64) -> Span {
+        let Staging { region, slot_bytes, .. } = self.staging;
+        debug_assert!(offset + len <= slot_bytes);
+        Span::new(region, u64::from(slot) * slot_bytes + offset, len)
+    }
+}
+
+/// All slots of a mover.
+#[derive(Debug, Default)]
+pub(crate) struct SlotTable {
+    pub all: Vec<Slots>,
+}
+
+impl SlotTable {
+    /// Whether the staging behind `hop` of a route, if there is one, has a free slot.
+    pub fn has_behind(&self, route: &RouteState, hop: usize) -> bool {
+        route.slots.get(hop).is_none_or(|slots| !self.all[*slots].free.is_empty())
+    }
+
+    /// Takes a slot of the staging behind `hop` of a route, if there is one.
+    pub fn take_behind(&mut self, route: &RouteState, hop: usize) -> Option<u32> {
+        self.all[*route.slots.get(hop)?].free.pop()
+    }
+
+    /// Gives back a slot of the staging behind `hop` of a route.
+    pub fn give_back(&mut self, route: &RouteState, hop: usize, slot: u32) {
+        let free = &mut self.all[route.slots[hop]].free;
+        debug_assert!(!free.contains(&slot), "a slot is given back once");
+        free.push(slot);
+    }
+
+    /// `len` bytes at `offset` of a slot behind `hop` of a route.
+    pub fn span(&self, route: &RouteState, hop: usize, slot: u32, offset: u64, len: u64) -> Span {
+        self.all[route.slots[hop]].span(slot, offset, len)
+    }
 }
 
 /// A route at work.
@@ -94,38 +160,16 @@ pub(crate) struct RouteState {
     pub lane: usize,
     /// Bytes of the lots that are on it.
     pub in_flight_bytes: u64,
-    /// Free slots of each staging.
-    free: Vec<Vec<u32>>,
+    /// Indices of its stagings' slots.
+    slots: Vec<usize>,
 }
 
 impl RouteState {
-    pub fn new(spec: RouteSpec, lane: usize) -> RouteState {
-        let free = spec.staging.iter().map(|staging| (0..staging.slots).rev().collect()).collect();
-        RouteState { spec, lane, in_flight_bytes: 0, free }
+    pub fn new(spec: RouteSpec, lane: usize, slots: Vec<usize>) -> RouteState {
+        RouteState { spec, lane, in_flight_bytes: 0, slots }
     }
 
     pub fn last_hop(&self) -> usize {
         self.spec.hops.len() - 1
-    }
-
-    /// Whether the staging behind `hop`, if there is one, has a free slot.
-    pub fn has_slot_behind(&self, hop: usize) -> bool {
-        self.free.get(hop).is_none_or(|free| !free.is_empty())
-    }
-
-    pub fn take_slot(&mut self, staging: usize) -> Option<u32> {
-        self.free.get_mut(staging)?.pop()
-    }
-
-    pub fn give_slot_back(&mut self, staging: usize, slot: u32) {
-        debug_assert!(!self.free[staging].contains(&slot), "a slot is given back once");
-        self.free[staging].push(slot);
-    }
-
-    /// `len` bytes at `offset` of a slot.
-    pub fn slot_span(&self, staging: usize, slot: u32, offset: u64, len: u64) -> Span {
-        let Staging { region, slot_bytes, .. } = self.spec.staging[staging];
-        debug_assert!(offset + len <= slot_bytes);
-        Span::new(region, u64::from(slot) * slot_bytes + offset, len)
     }
 }

@@ -572,3 +572,28 @@ fn a_transfer_whose_last_lot_waits_for_a_link_that_dies_ends() {
     let ended = std::iter::from_fn(|| mover.next_event()).next().unwrap();
     assert!(matches!(ended, Event::Ended(id, End::Failed(_)) if id == transfers[1]), "{ended:?}");
 }
+
+#[test]
+fn routes_with_the_same_staging_share_its_slots() {
+    let mut mover = Mover::new(Limits::default());
+    let source = mover.add_region(HOST, 400);
+    let region = mover.add_region(Place::Device(9), 100);
+    let staging = Staging { region, slots: 1, slot_bytes: 100 };
+    let targets = [0, 1].map(|device| {
+        let target = mover.add_region(Place::Device(device), 200);
+        let links = ["out", "in"].map(|name| mover.add_link(LinkSpec::new(name, 4, 1000)));
+        mover.add_route(RouteSpec::relayed(HOST, Place::Device(device), links, staging, false)).unwrap();
+        target
+    });
+    for target in targets {
+        let pair = SpanPair::new(Span::new(source, 0, 100), Span::new(target, 0, 100));
+        mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap();
+    }
+    let first = mover.poll(0).unwrap();
+    assert_eq!(mover.poll(0), None, "the only slot is taken");
+    mover.complete(1, first.op, Outcome::Moved { bytes: 100 });
+    let second_hop = mover.poll(1).unwrap();
+    assert_eq!((second_hop.pairs[0].from.region, mover.poll(1)), (region, None));
+    mover.complete(2, second_hop.op, Outcome::Moved { bytes: 100 });
+    assert_eq!(mover.poll(2).unwrap().pairs[0].to.region, region, "the other route has the slot now");
+}

@@ -79,6 +79,13 @@ fn impossible_routes_are_refused() {
     assert_eq!(mover.add_route(route.clone()), Err(RouteError::EmptyStaging { slots: 0, slot_bytes: 10 }));
     route.staging = vec![staging(101, 10)];
     assert!(matches!(mover.add_route(route.clone()), Err(RouteError::Staging(Refused::OutOfBounds { .. }))));
+    route.staging = vec![staging(10, 10)];
+    mover.add_route(route.clone()).unwrap();
+    route.staging = vec![staging(5, 20)];
+    assert!(matches!(
+        mover.add_route(route.clone()),
+        Err(RouteError::CutOtherwise { known: 10, slots: 5, .. })
+    ));
     route.staging.clear();
     assert_eq!(mover.add_route(route), Err(RouteError::Shape { hops: 2, staging: 0 }));
 }

@@ -3,10 +3,10 @@
 //! docs/decisions/006-streams-are-kept-by-events.md. What a chain cannot do exactly as the driver would, it declines. This
 //! file knows when a copy may become a chain; it must never know how one is queued.
 
+mod crew;
 mod inspect;
 mod plan;
 mod set;
-mod strand;
 
 use crate::device::Device;
 use crate::driver::abi::{self, StreamHandle};
@@ -14,6 +14,7 @@ use crate::driver::{CudaError, Driver, Relaxed};
 use crate::kernels::{Kernels, Piece};
 use crate::links::Direction;
 use crate::rates::Rates;
+use crew::Crew;
 use inspect::{Inspector, Kind, Range};
 pub use plan::Path;
 use set::{Chain, Set};
@@ -22,8 +23,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
-/// Staging on a relay for the chains of all GPUs that it serves, in both directions.
-pub const CHAIN_STAGING_BYTES: u64 = 28 << 20;
+/// Slots of a crew. A crew works for one chain at a time, so the number of GPUs does not matter: staging on a relay is twice
+/// this, for both directions.
+const CREW_SLOTS: u64 = 3;
+const CREW_SLOT_BYTES: u64 = 4 << 20;
 /// Bytes of a copy into a stream that is not idle, at most: more operations than the driver's queues hold would make the
 /// caller wait for its own stream.
 const QUEUED_PARCELS_MAX: u64 = 128;
@@ -68,6 +71,7 @@ pub struct Chains {
     devices: Vec<Arc<Device>>,
     rates: Rates,
     ways: HashMap<(u16, Direction), Way>,
+    crews: HashMap<(u16, Direction), Mutex<Crew>>,
     counters: Counters,
 }
 
@@ -105,24 +109,24 @@ impl Chains {
     /// Chains over GPUs that are open. Staging and streams are made here and nowhere else.
     pub fn new(driver: &'static Driver, gpus: &[Arc<Kernels>], rates: Rates) -> Result<Chains, CudaError> {
         let devices: Vec<_> = gpus.iter().map(|gpu| Arc::clone(gpu.device())).collect();
-        let served = gpus.len().saturating_sub(1).max(1) as u64;
-        let staging_bytes = CHAIN_STAGING_BYTES / (2 * served);
-        let mut ways = HashMap::new();
-        for target in gpus {
-            let peers = gpus.iter().filter(|peer| peer.device().index() != target.device().index());
-            let relays: Vec<Arc<Kernels>> =
-                peers.filter(|peer| target.device().connect(peer.device())).cloned().collect();
-            if relays.is_empty() {
+        let (mut ways, mut crews) = (HashMap::new(), HashMap::new());
+        for gpu in gpus {
+            let others = gpus.iter().filter(|other| other.device().index() != gpu.device().index());
+            let peers: Vec<_> =
+                others.filter(|other| gpu.device().connect(other.device())).cloned().collect();
+            if peers.is_empty() {
                 continue;
             }
+            let own = gpu.device().index();
             for direction in Direction::BOTH {
-                let set = Mutex::new(Set::new(direction, target, &relays, staging_bytes)?);
-                let relays = relays.iter().map(|relay| relay.device().index()).collect();
-                let target = target.device().index();
-                ways.insert((target, direction), Way { target, direction, relays, set });
+                let crew = Crew::new(direction, gpu.device(), &peers, CREW_SLOTS, CREW_SLOT_BYTES)?;
+                crews.insert((own, direction), Mutex::new(crew));
+                let set = Mutex::new(Set::new(direction, gpu)?);
+                let relays = peers.iter().map(|relay| relay.device().index()).collect();
+                ways.insert((own, direction), Way { target: own, direction, relays, set });
             }
         }
-        Ok(Chains { driver, devices, rates, ways, counters: Counters::default() })
+        Ok(Chains { driver, devices, rates, ways, crews, counters: Counters::default() })
     }
 
     /// What they have done so far.
@@ -149,17 +153,17 @@ impl Chains {
             return Err(Declined::ForeignContext);
         }
         let way = self.ways.get(&(target, direction)).ok_or(Declined::NoRelay)?;
-        let shares = self.shares(way, bytes)?;
         let _current = device.enter().map_err(|_| Declined::Fault)?;
         let mut set = lock(&way.set);
         let idle = set.take(stream).map_err(|_| Declined::Fault)?.ok_or(Declined::Busy)?;
-        let parcels = shares.iter().skip(1).max().copied().unwrap_or(0) / set.slot_bytes();
+        let (mut crews, shares) = self.crews(way, stream, bytes)?;
+        let parcels = shares.iter().skip(1).max().copied().unwrap_or(0) / CREW_SLOT_BYTES;
         if (!idle && parcels > QUEUED_PARCELS_MAX) || !set.has_room_for(pieces.len() * 2) {
             return Err(Declined::Busy);
         }
         let direct_bytes = shares[0];
         // SAFETY: by this function's contract; the set was taken and the target's context is current.
-        let queued = unsafe { set.queue(&mut Chain { stream, pieces, shares, peers_reach }) };
+        let queued = unsafe { set.queue(&mut Chain { stream, pieces, shares, peers_reach }, &mut crews) };
         // After an error some of it is in the stream and does no harm: the driver copies the same bytes again, behind it.
         queued.map_err(|_| Declined::Fault)?;
         self.counters.chains.fetch_add(1, Ordering::Relaxed);
@@ -176,17 +180,30 @@ impl Chains {
         unsafe { (self.driver.table().stream_synchronize)(stream) }
     }
 
-    /// The bytes for the direct way and each relay. A GPU that has a chain of its own in that direction does not relay: its
-    /// lane is its own first.
-    fn shares(&self, way: &Way, bytes: u64) -> Result<Vec<u64>, Declined> {
-        let owns_its_lane = |relay: &u16| {
+    /// The crews that a chain may have, and the bytes for the direct way and each of them. A GPU that has a chain of its own in
+    /// that direction does not relay: its lane is its own first.
+    fn crews(
+        &self,
+        way: &Way,
+        stream: StreamHandle,
+        bytes: u64,
+    ) -> Result<(Vec<MutexGuard<'_, Crew>>, Vec<u64>), Declined> {
+        let has_own = |relay: &u16| {
             let own = self.ways.get(&(*relay, way.direction));
-            own.is_some_and(|own| own.set.try_lock().is_ok_and(|mut set| !set.is_busy()))
+            own.is_some_and(|own| !own.set.try_lock().is_ok_and(|mut set| !set.is_busy()))
         };
-        let free = way.relays.iter().map(owns_its_lane).collect::<Vec<_>>();
-        let paths = self.rates.paths(way.direction, way.target, way.relays.iter().copied().zip(free));
-        let shares = plan::shares(bytes, &paths);
-        if shares.iter().skip(1).all(|share| *share == 0) { Err(Declined::Busy) } else { Ok(shares) }
+        let free = way.relays.iter().filter(|relay| !has_own(relay)).filter_map(|relay| {
+            let crew = self.crews.get(&(*relay, way.direction))?.try_lock().ok()?;
+            crew.is_free_for(stream).then_some((*relay, crew))
+        });
+        let (relays, mut crews): (Vec<u16>, Vec<_>) = free.unzip();
+        let paths = self.rates.paths(way.direction, way.target, &relays);
+        let mut shares = plan::shares(bytes, &paths);
+        let mut used = shares.iter().skip(1).map(|share| *share > 0).collect::<Vec<_>>().into_iter();
+        crews.retain(|_| used.next().unwrap_or(false));
+        let mut nth = 0;
+        shares.retain(|share| (nth == 0 || *share > 0, nth += 1).0);
+        if crews.is_empty() { Err(Declined::Busy) } else { Ok((crews, shares)) }
     }
 
     fn check_capture(&self, stream: StreamHandle) -> Result<(), Declined> {

@@ -7,7 +7,6 @@ use super::lock;
 use super::socket::{self, Bell, Ringer};
 use super::wire::{Hex, Offer, Uuid};
 use super::{nonce, shared::SharedFile};
-use crate::copier::{RELAY_STAGING_BYTES, slots};
 use crate::device::{Device, DeviceMemory};
 use crate::driver::{CudaError, Driver, abi::Address};
 use crate::gpu::Gpu;
@@ -23,6 +22,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use thiserror::Error;
 
+/// Staging on a relay for all engines together.
+pub const RELAY_STAGING_BYTES: u64 = 24 << 20;
+/// Slots of an engine on a relay in each direction, at least: fewer would not let the two hops overlap.
+const SLOTS_MIN: u64 = 4;
+const SLOT_BYTES_MAX: u64 = 2 << 20;
 /// Engines at a time.
 pub const ENGINES_MAX: usize = 64;
 /// How long the socket rests when the system has no descriptors or threads left.
@@ -353,6 +357,14 @@ impl House {
     }
 }
 
+/// Size and number of an engine's slots on a relay in each direction, when there may be `served` engines.
+fn slots(served: u64) -> (u64, u32) {
+    let each = RELAY_STAGING_BYTES / (2 * served.max(1));
+    let slot_bytes = (each / SLOTS_MIN).min(SLOT_BYTES_MAX);
+    let slot_bytes = 1 << slot_bytes.ilog2();
+    (slot_bytes, (each / slot_bytes) as u32)
+}
+
 impl Share {
     fn new(gpu: &Arc<RelayGpu>, served: u64) -> Result<Share, String> {
         let (slot_bytes, slots) = slots(served);
@@ -402,5 +414,19 @@ impl Drop for Share {
         let bytes = self.memory.as_ref().map_or(0, DeviceMemory::bytes);
         self.memory = None;
         *lock(&self.gpu.used_bytes) -= bytes;
+    }
+}
+
+#[cfg(test)]
+mod slot_tests {
+    use super::*;
+
+    #[test]
+    fn a_relay_keeps_to_its_staging_however_many_engines_it_serves() {
+        for served in 1..=15 {
+            let (slot_bytes, slots) = slots(served);
+            assert!(u64::from(slots) >= SLOTS_MIN, "{served}");
+            assert!(2 * served * slot_bytes * u64::from(slots) <= RELAY_STAGING_BYTES, "{served}");
+        }
     }
 }

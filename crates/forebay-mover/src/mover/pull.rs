@@ -56,7 +56,7 @@ impl Mover {
         let fits = |lot: &Lot| {
             let route = &self.routes[lot.route.0 as usize];
             let link = &self.links[route.spec.hops[lot.hop].link.0 as usize];
-            let has_slot = lot.slots.len() > lot.hop || route.has_slot_behind(lot.hop);
+            let has_slot = lot.slots.len() > lot.hop || self.slots.has_behind(route, lot.hop);
             has_slot
                 && seat.is_on(link)
                 && link.admits(now_us, lot.cut.bytes - lot.hop_done_bytes, seat.guest)
@@ -111,7 +111,7 @@ impl Mover {
         let lane = &self.lanes[state.lane];
         let link = &self.links[hop.link.0 as usize];
         let guest = seat.guest;
-        let fits = hop.guest == guest && seat.is_on(link) && state.has_slot_behind(0);
+        let fits = hop.guest == guest && seat.is_on(link) && self.slots.has_behind(state, 0);
         let may_start = fits && link.admits(now_us, 1, guest);
         if !may_start || lane.is_empty() || !self.route_is_live(RouteId(route as u32)) {
             return None;
@@ -190,14 +190,14 @@ impl Mover {
 
     /// Puts a lot's hop on its link.
     fn start(&mut self, now_us: u64, mut lot: Lot) -> Start {
-        let route = &mut self.routes[lot.route.0 as usize];
+        let route = &self.routes[lot.route.0 as usize];
         if lot.slots.len() == lot.hop
-            && let Some(slot) = route.take_slot(lot.hop)
+            && let Some(slot) = self.slots.take_behind(route, lot.hop)
         {
             lot.slots.push(slot);
         }
         let hop = route.spec.hops[lot.hop];
-        let pairs = lot.hop_pairs(route);
+        let pairs = lot.hop_pairs(route, &self.slots);
         let bytes = lot.cut.bytes - lot.hop_done_bytes;
         let link = &mut self.links[hop.link.0 as usize];
         link.take(bytes, hop.guest);

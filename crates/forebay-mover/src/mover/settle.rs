@@ -7,7 +7,7 @@ use crate::driver::Outcome;
 use crate::link::LinkId;
 use crate::lot::Lot;
 use crate::region::Span;
-use crate::route::RouteState;
+use crate::route::{RouteState, SlotTable};
 use crate::transfer::{End, Failure, Reason, TransferId};
 
 impl Mover {
@@ -69,7 +69,7 @@ impl Mover {
     /// Takes a lot whose operation moved something to where it goes next.
     fn advance(&mut self, now_us: u64, mut lot: Lot) {
         let is_ending = self.transfers.get(&lot.transfer).is_none_or(|transfer| transfer.ending.is_some());
-        let route = &mut self.routes[lot.route.0 as usize];
+        let route = &self.routes[lot.route.0 as usize];
         let hop_is_done = lot.hop_done_bytes == lot.cut.bytes;
         if hop_is_done && lot.hop == route.last_hop() {
             return self.arrived(lot);
@@ -79,7 +79,7 @@ impl Mover {
         }
         if hop_is_done {
             if let Some(behind) = lot.hop.checked_sub(1) {
-                route.give_slot_back(behind, lot.slots[behind]);
+                self.slots.give_back(route, behind, lot.slots[behind]);
             }
             lot.hop += 1;
             lot.hop_done_bytes = 0;
@@ -146,7 +146,7 @@ impl Mover {
         lane.insert(transfer.class, transfer.waiting(lot.transfer, lot.leg));
         let route = &mut self.routes[lot.route.0 as usize];
         route.in_flight_bytes -= lot.cut.bytes;
-        lot.give_slots_back(route);
+        lot.give_slots_back(route, &mut self.slots);
         transfer.legs[lot.leg].1.give_back(lot.cut);
     }
 
@@ -164,7 +164,7 @@ impl Mover {
     fn leave_route(&mut self, lot: &Lot) {
         let route = &mut self.routes[lot.route.0 as usize];
         route.in_flight_bytes -= lot.cut.bytes;
-        lot.give_slots_back(route);
+        lot.give_slots_back(route, &mut self.slots);
     }
 
     /// Ends a transfer early. It ends when nothing of it is in flight any more, at once if nothing is: then and only
@@ -240,7 +240,7 @@ impl Mover {
         let route = &mut self.routes[op.lot.route.0 as usize];
         route.in_flight_bytes -= op.lot.cut.bytes;
         let unmoved = op.lot.unmoved(route);
-        let spans = op.touched_by_caller(route);
+        let spans = op.touched_by_caller(route, &self.slots);
         for span in &spans {
             self.regions.hold(span.region);
         }
@@ -261,9 +261,9 @@ impl Mover {
 
     /// A lost operation completed: its slots may be used again, and so may the spans that it kept in quarantine.
     fn lost_op_is_quiet(&mut self, op: Op) {
-        let route = &mut self.routes[op.lot.route.0 as usize];
-        op.lot.give_slots_back(route);
-        let spans = op.touched_by_caller(route);
+        let route = &self.routes[op.lot.route.0 as usize];
+        op.lot.give_slots_back(route, &mut self.slots);
+        let spans = op.touched_by_caller(route, &self.slots);
         for span in &spans {
             self.regions.release(span.region);
         }
@@ -318,8 +318,8 @@ impl Mover {
 
 impl Op {
     /// The spans of this operation that are the caller's, not staging.
-    fn touched_by_caller(&self, route: &RouteState) -> Vec<Span> {
-        let pairs = self.lot.hop_pairs(route);
+    fn touched_by_caller(&self, route: &RouteState, slots: &SlotTable) -> Vec<Span> {
+        let pairs = self.lot.hop_pairs(route, slots);
         let from = pairs.iter().map(|pair| pair.from).filter(|_| self.lot.hop == 0);
         let to = pairs.iter().map(|pair| pair.to).filter(|_| self.lot.hop == route.last_hop());
         from.chain(to).collect()
