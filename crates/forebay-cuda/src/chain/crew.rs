@@ -122,27 +122,32 @@ impl Crew {
         held.is_none_or(|(holder, done)| *holder == stream || done.is_passed().unwrap_or(false))
     }
 
-    /// Gives it to a chain. Its work waits for `begun`, behind which no other work of this crew is left.
+    /// Gives it to a chain. Its work waits for `begun`, behind which no other work of this crew is left; for nothing if that
+    /// has passed already.
     pub fn begin(
         &mut self,
         stream: StreamHandle,
         done: &Arc<Event>,
-        begun: &Event,
+        begun: Option<&Event>,
         target: u16,
         work: &Work,
     ) -> Result<(), CudaError> {
         self.holder = Some((stream, Arc::clone(done)));
         self.next = 0;
+        let Some(begun) = begun else { return Ok(()) };
         match work {
-            Work::Strands(_) => {
-                self.slots.iter().take(work.parcels()).try_for_each(|slot| slot.strand.wait_for(begun))
-            }
+            Work::Strands(_) => self.strands(work).try_for_each(|slot| slot.strand.wait_for(begun)),
             Work::Turns(_) => {
                 let Some(hop) = self.hops.get(&target) else { return Ok(()) };
                 self.lane.wait_for(begun)?;
                 hop.stream.wait_for(begun)
             }
         }
+    }
+
+    /// The strands that a chain uses: each costs a few calls, so a short chain has few.
+    fn strands(&self, work: &Work) -> impl Iterator<Item = &Slot> {
+        self.slots.iter().take((work.parcels() / 2).max(2).min(work.parcels()))
     }
 
     /// Queues the parcel of an index. Says how many pieces it has listed.
@@ -157,8 +162,12 @@ impl Crew {
         index: usize,
         list: &List,
     ) -> Result<usize, CudaError> {
+        let in_use = match work {
+            Work::Strands(_) => self.strands(work).count(),
+            Work::Turns(_) => self.slots.len(),
+        };
         let slot = self.next;
-        self.next = (slot + 1) % self.slots.len();
+        self.next = (slot + 1) % in_use.max(1);
         match work {
             Work::Strands(pieces) => {
                 let Some(piece) = pieces.get(index) else { return Ok(0) };
@@ -219,9 +228,8 @@ impl Crew {
         let behind = |event: &Event, last: &Stream| event.record(last).and_then(|()| event.hold(stream));
         match (work, self.hops.get(&target), self.direction) {
             (Work::Strands(_), ..) => {
-                let used = self.slots.iter().take(work.parcels());
                 // All of them, also after an error.
-                used.map(|slot| behind(&slot.near, &slot.strand)).fold(Ok(()), Result::and)
+                self.strands(work).map(|slot| behind(&slot.near, &slot.strand)).fold(Ok(()), Result::and)
             }
             (Work::Turns(_), Some(hop), Direction::HostToDevice) => behind(&hop.ended, &hop.stream),
             (Work::Turns(_), _, _) => behind(&self.ended, &self.lane),

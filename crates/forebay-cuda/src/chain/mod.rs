@@ -25,8 +25,8 @@ use thiserror::Error;
 
 /// Slots of a crew. A crew works for one chain at a time, so the number of GPUs does not matter: staging on a relay is twice
 /// this, for both directions.
-const CREW_SLOTS: u64 = 3;
-const CREW_SLOT_BYTES: u64 = 4 << 20;
+const CREW_SLOTS: u64 = 6;
+const CREW_SLOT_BYTES: u64 = 2 << 20;
 /// Bytes of a copy into a stream that is not idle, at most: more operations than the driver's queues hold would make the
 /// caller wait for its own stream.
 const QUEUED_PARCELS_MAX: u64 = 128;
@@ -162,8 +162,9 @@ impl Chains {
             return Err(Declined::Busy);
         }
         let direct_bytes = shares[0];
+        let mut chain = Chain { stream, pieces, shares, peers_reach, has_begun: idle };
         // SAFETY: by this function's contract; the set was taken and the target's context is current.
-        let queued = unsafe { set.queue(&mut Chain { stream, pieces, shares, peers_reach }, &mut crews) };
+        let queued = unsafe { set.queue(&mut chain, &mut crews) };
         // After an error some of it is in the stream and does no harm: the driver copies the same bytes again, behind it.
         queued.map_err(|_| Declined::Fault)?;
         self.counters.chains.fetch_add(1, Ordering::Relaxed);

@@ -16,7 +16,7 @@ use std::sync::Arc;
 const OWN_SLOTS: u64 = 4;
 const OWN_SLOT_BYTES: u64 = 1 << 20;
 /// A share is cut into this many parcels at least, if they are not too small then, so that its two hops overlap.
-const PARCELS: u64 = 6;
+const PARCELS: u64 = 4;
 const PARCEL_BYTES_MIN: u64 = 512 << 10;
 /// Pieces that chains in flight may have listed for kernels.
 const PIECES_MAX: usize = 65_536;
@@ -51,6 +51,8 @@ pub struct Chain {
     pub shares: Vec<u64>,
     /// Whether peers reach the target's side.
     pub peers_reach: bool,
+    /// Whether the stream has come to the copy already.
+    pub has_begun: bool,
 }
 
 impl Set {
@@ -116,8 +118,8 @@ impl Set {
             })
             .collect();
         // One call for the direct way, so that the lane is at work while the rest is queued.
-        let own = self.queue_direct(chain.stream, direct);
-        let queued = self.queue_crews(chain.stream, crews, &works);
+        let own = self.queue_direct(chain, direct);
+        let queued = self.queue_crews(chain, crews, &works);
         let target = self.target.device().index();
         let joins = crews.iter().zip(&works).map(|(crew, work)| crew.join(chain.stream, target, work));
         // All of them, also after an error.
@@ -135,12 +137,14 @@ impl Set {
         Work::Turns(parcels(pieces.iter().map(|piece| self.direction.sides(piece)), parcel_bytes))
     }
 
-    fn queue_direct(&mut self, stream: StreamHandle, pieces: Vec<Piece>) -> Result<(), CudaError> {
+    fn queue_direct(&mut self, chain: &Chain, pieces: Vec<Piece>) -> Result<(), CudaError> {
+        let stream = chain.stream;
         let bytes = pieces.iter().map(|piece| piece.bytes).sum::<u64>();
         if pieces.len() > 1 && bytes < ENGINE_PIECE_BYTES * pieces.len() as u64 {
             let work = [self.work(pieces, self.own.slot_bytes(), false)];
             let target = self.target.device().index();
-            self.own.begin(stream, &self.done, &self.begun, target, &work[0])?;
+            let begun = (!chain.has_begun).then_some(&self.begun);
+            self.own.begin(stream, &self.done, begun, target, &work[0])?;
             let mut list = self.list();
             let queued = queue_in_turn(&mut [&mut self.own], &work, target, &mut list);
             self.listed = list.pieces;
@@ -156,13 +160,14 @@ impl Set {
 
     fn queue_crews<C: DerefMut<Target = Crew>>(
         &mut self,
-        stream: StreamHandle,
+        chain: &Chain,
         crews: &mut [C],
         works: &[Work],
     ) -> Result<(), CudaError> {
         let target = self.target.device().index();
+        let begun = (!chain.has_begun).then_some(&self.begun);
         for (crew, work) in crews.iter_mut().zip(works) {
-            crew.begin(stream, &self.done, &self.begun, target, work)?;
+            crew.begin(chain.stream, &self.done, begun, target, work)?;
         }
         let mut list = self.list();
         let queued = queue_in_turn(crews, works, target, &mut list);
