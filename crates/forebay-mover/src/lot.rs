@@ -56,8 +56,11 @@ pub(crate) struct Cut {
 }
 
 impl Leg {
-    pub fn new() -> Leg {
-        Leg { pairs: VecDeque::new(), bytes: 0, returned: Vec::new() }
+    /// Pairs in this order; neighbours that are adjacent on both sides become one.
+    pub fn of(mut pairs: Vec<SpanPair>) -> Leg {
+        let bytes = pairs.iter().map(SpanPair::len).sum();
+        pairs.dedup_by(|next, last| last.merge(next));
+        Leg { pairs: pairs.into(), bytes, returned: Vec::new() }
     }
 
     /// Adds a pair at the end; a pair adjacent to the last one on both sides becomes part of it.
@@ -200,7 +203,7 @@ mod tests {
 
     #[test]
     fn adjacent_blocks_become_one_copy() {
-        let mut leg = Leg::new();
+        let mut leg = Leg::of(Vec::new());
         for block in 0..8 {
             leg.push(pair(block * 10, block * 10, 10));
         }
@@ -212,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_lot_smaller_than_a_page_is_cut_at_any_byte_and_loses_none() {
-        let mut leg = Leg::new();
+        let mut leg = Leg::of(Vec::new());
         leg.push(pair(0, 100, 7));
         leg.push(pair(50, 300, 5));
         let mut cuts = Vec::new();
@@ -225,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_lot_stops_before_a_page_that_it_has_no_room_for() {
-        let mut leg = Leg::new();
+        let mut leg = Leg::of(Vec::new());
         leg.push(pair(0, 0, 100));
         leg.push(pair(1 << 20, 1 << 20, 3 * PAGE_BYTES + 10));
         let first = leg.cut(PAGE_BYTES).unwrap();
@@ -246,7 +249,7 @@ mod tests {
         #[test]
         fn no_page_of_a_pair_is_in_two_lots((lens, cuts) in any_cuts()) {
             const APART: u64 = 1 << 30;
-            let mut leg = Leg::new();
+            let mut leg = Leg::of(Vec::new());
             for (nth, len) in lens.iter().enumerate() {
                 leg.push(pair(nth as u64 * APART + 17, nth as u64 * APART, *len));
             }
@@ -272,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_returned_lot_goes_first_and_keeps_its_attempts_when_split() {
-        let mut leg = Leg::new();
+        let mut leg = Leg::of(Vec::new());
         leg.push(pair(0, 0, 10));
         leg.give_back(Cut { pairs: vec![pair(100, 100, 10)], bytes: 10, attempts: 2 });
         assert_eq!(leg.remaining_bytes(), 20);

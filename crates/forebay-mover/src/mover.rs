@@ -124,6 +124,24 @@ struct Op {
     lost: bool,
 }
 
+/// Pairs by lane, given the lane and the length of each run of them.
+fn legs(pairs: Vec<SpanPair>, runs: &[(usize, usize)]) -> Legs {
+    let Some((lane, _)) = runs.first() else { return Legs::new() };
+    if runs.iter().all(|(other, _)| other == lane) {
+        return vec![(*lane, Leg::of(pairs))];
+    }
+    let mut legs = Legs::new();
+    let mut pairs = pairs.into_iter();
+    for (lane, len) in runs {
+        let leg = legs.iter().position(|(known, _)| known == lane).unwrap_or_else(|| {
+            legs.push((*lane, Leg::of(Vec::new())));
+            legs.len() - 1
+        });
+        pairs.by_ref().take(*len).for_each(|pair| legs[leg].1.push(pair));
+    }
+    legs
+}
+
 impl Active {
     fn waiting(&self, id: TransferId, leg: usize) -> Waiting {
         Waiting { rank: Rank { deadline_us: self.deadline_us.unwrap_or(u64::MAX), transfer: id }, leg }
@@ -222,7 +240,7 @@ impl Mover {
 
     /// Accepts a transfer. It ends exactly once, with an [`Event::Ended`]. A transfer without pairs ends at once.
     pub fn submit(&mut self, now_us: u64, transfer: Transfer) -> Result<TransferId, Refused> {
-        let (legs, regions) = self.admit(&transfer)?;
+        let (legs, regions) = self.admit(transfer.pairs)?;
         let id = TransferId(self.next_transfer);
         self.next_transfer += 1;
         for region in &regions {
@@ -250,56 +268,36 @@ impl Mover {
         Ok(id)
     }
 
-    /// Checks a transfer and sorts its pairs by lane.
-    fn admit(&self, transfer: &Transfer) -> Result<(Legs, Vec<RegionId>), Refused> {
+    /// Checks a transfer's pairs and sorts them by lane. Blocks of one transfer lie in few regions, so that is looked at once
+    /// for each run of pairs between the same two.
+    fn admit(&self, pairs: Vec<SpanPair>) -> Result<(Legs, Vec<RegionId>), Refused> {
         let (queued, limit) = (self.transfers.len(), self.limits.transfers);
         if queued >= limit {
             return Err(Refused::TooManyTransfers { queued, limit });
         }
-        let (pairs, limit) = (transfer.pairs.len(), self.limits.pairs_per_transfer);
-        if pairs > limit {
-            return Err(Refused::TooManyPairs { pairs, limit });
+        let (given, limit) = (pairs.len(), self.limits.pairs_per_transfer);
+        if given > limit {
+            return Err(Refused::TooManyPairs { pairs: given, limit });
         }
-        let mut legs = Legs::new();
-        let mut regions = Vec::new();
-        // Blocks of one transfer lie in few regions: what holds for the pair before mostly holds for this one.
-        let mut last: Option<((RegionId, RegionId), usize)> = None;
-        for pair in &transfer.pairs {
-            let between = (pair.from.region, pair.to.region);
-            let leg = match last.filter(|(known, _)| *known == between) {
-                Some((_, leg)) => {
-                    self.check_spans(pair)?;
-                    leg
-                }
-                None => {
-                    let lane = self.lane_for(pair)?;
-                    for region in [pair.from.region, pair.to.region] {
-                        if !regions.contains(&region) {
-                            regions.push(region);
-                        }
-                    }
-                    legs.iter().position(|(known, _)| *known == lane).unwrap_or_else(|| {
-                        legs.push((lane, Leg::new()));
-                        legs.len() - 1
-                    })
-                }
-            };
-            legs[leg].1.push(*pair);
-            last = Some((between, leg));
+        let (mut runs, mut regions) = (Vec::new(), Vec::new());
+        for run in pairs.chunk_by(|one, next| one.between() == next.between()) {
+            let (from, to) = run[0].between();
+            regions.extend(
+                [from, to].into_iter().filter(|region| !regions.contains(region)).collect::<Vec<_>>(),
+            );
+            runs.push((self.lane_for(run)?, run.len()));
         }
-        Ok((legs, regions))
+        Ok((legs(pairs, &runs), regions))
     }
 
-    /// Checks the lengths of a pair's spans and that their regions hold them; gives where they lie.
-    fn check_spans(&self, pair: &SpanPair) -> Result<(Place, Place), Refused> {
-        if pair.from.len != pair.to.len || pair.from.len == 0 {
+    /// The lane of pairs between the same two regions, which hold all of them.
+    fn lane_for(&self, run: &[SpanPair]) -> Result<usize, Refused> {
+        let unequal = |pair: &&SpanPair| pair.from.len != pair.to.len || pair.from.len == 0;
+        if let Some(pair) = run.iter().find(unequal) {
             return Err(Refused::Length { from_bytes: pair.from.len, to_bytes: pair.to.len });
         }
-        Ok((self.regions.place_of(&pair.from)?, self.regions.place_of(&pair.to)?))
-    }
-
-    fn lane_for(&self, pair: &SpanPair) -> Result<usize, Refused> {
-        let (from, to) = self.check_spans(pair)?;
+        let from = self.regions.place_of_all(run[0].from.region, run.iter().map(|pair| &pair.from))?;
+        let to = self.regions.place_of_all(run[0].to.region, run.iter().map(|pair| &pair.to))?;
         let lane = self.lane_of.get(&(from, to)).copied();
         lane.filter(|lane| self.lane_is_live(*lane)).ok_or(Refused::NoRoute { from, to })
     }

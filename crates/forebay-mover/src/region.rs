@@ -69,6 +69,11 @@ impl SpanPair {
         SpanPair { from, to }
     }
 
+    /// The regions that it joins.
+    pub(crate) fn between(&self) -> (RegionId, RegionId) {
+        (self.from.region, self.to.region)
+    }
+
     /// Length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.from.len
@@ -141,10 +146,20 @@ impl RegionTable {
 
     /// The place of a span that lies inside its region.
     pub fn place_of(&self, span: &Span) -> Result<Place, Refused> {
-        let region = self.get(span.region)?;
-        match span.offset.checked_add(span.len) {
-            Some(end) if end <= region.len => Ok(region.place),
-            _ => Err(Refused::OutOfBounds { span: *span, region_bytes: region.len }),
+        self.place_of_all(span.region, std::iter::once(span))
+    }
+
+    /// The place of a region that holds all of these spans of it.
+    pub fn place_of_all<'a>(
+        &self,
+        region: RegionId,
+        mut spans: impl Iterator<Item = &'a Span>,
+    ) -> Result<Place, Refused> {
+        let region = self.get(region)?;
+        let outside = spans.find(|span| span.offset.checked_add(span.len).is_none_or(|end| end > region.len));
+        match outside {
+            None => Ok(region.place),
+            Some(span) => Err(Refused::OutOfBounds { span: *span, region_bytes: region.len }),
         }
     }
 

@@ -69,8 +69,9 @@ impl Mover {
 
     /// Cuts a new lot for the route with the highest precedence.
     fn pull_lot(&mut self, now_us: u64, seat: Seat) -> Option<Lot> {
-        let candidates = (0..self.routes.len()).filter_map(|route| self.candidate(now_us, route, seat));
-        let best = candidates.min()?;
+        let waiting = self.lanes.iter().filter(|lane| !lane.is_empty());
+        let routes = waiting.flat_map(|lane| &lane.routes).map(|route| route.0 as usize);
+        let best = routes.filter_map(|route| self.candidate(now_us, route, seat)).min()?;
         let route = &mut self.routes[best.route];
         let lane = &mut self.lanes[route.lane];
         let transfer = self.transfers.get_mut(&best.rank.transfer)?;
@@ -113,7 +114,7 @@ impl Mover {
         let guest = seat.guest;
         let fits = hop.guest == guest && seat.is_on(link) && self.slots.has_behind(state, 0);
         let may_start = fits && link.admits(now_us, 1, guest);
-        if !may_start || lane.is_empty() || !self.route_is_live(RouteId(route as u32)) {
+        if !may_start || !self.route_is_live(RouteId(route as u32)) {
             return None;
         }
         let turns = &self.turns[hop.link.0 as usize];
