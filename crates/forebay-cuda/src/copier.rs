@@ -29,7 +29,7 @@ const WINDOW_BYTES: u64 = 64 << 20;
 const LOT_BYTES_MAX: u64 = 4 << 20;
 /// Slots on a relay, for all GPUs that it serves, in both directions. Larger ones gain nothing: a lane is busy for tens of
 /// microseconds with one of these; smaller ones would make more lots than the control thread can see to.
-const RELAY_SLOTS: u32 = 10;
+const RELAY_SLOTS: u32 = 8;
 const RELAY_SLOT_BYTES: u64 = 2 << 20;
 /// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a lane that needs seconds for that is stuck.
 const OP_TIMEOUT_US: u64 = 10_000_000;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// Slots of the target's own crew, for pages too small for a copy engine.
 const OWN_SLOTS: u64 = 4;
-const OWN_SLOT_BYTES: u64 = 1 << 20;
+const OWN_SLOT_BYTES: u64 = 2 << 20;
 /// A share is cut into this many parcels at least, if they are not too small then, so that its two hops overlap.
 const PARCELS: u64 = 4;
 const PARCEL_BYTES_MIN: u64 = 512 << 10;
@@ -110,86 +110,63 @@ impl Set {
     ) -> Result<(), CudaError> {
         self.holder = Some(chain.stream);
         let direct = take(&mut chain.pieces, chain.shares[0]);
-        let works: Vec<Work> = crews
-            .iter()
-            .zip(&chain.shares[1..])
-            .map(|(crew, share)| {
-                self.work(take(&mut chain.pieces, *share), crew.slot_bytes(), chain.peers_reach)
-            })
-            .collect();
-        // One call for the direct way, so that the lane is at work while the rest is queued.
-        let own = self.queue_direct(chain, direct);
-        let queued = self.queue_crews(chain, crews, &works);
+        let is_small = direct.len() > 1 && bytes_of(&direct) < ENGINE_PIECE_BYTES * direct.len() as u64;
+        // Few calls for the direct way, so that the lane is at work while the rest is queued.
+        let whole = if is_small { Ok(()) } else { self.queue_direct(chain.stream, &direct) };
+        let mut at_work: Vec<(&mut Crew, Work)> = Vec::with_capacity(crews.len() + 1);
+        for (crew, share) in crews.iter_mut().zip(&chain.shares[1..]) {
+            let pieces = take(&mut chain.pieces, *share);
+            let work = work(self.direction, &pieces, crew.slot_bytes(), chain.peers_reach);
+            at_work.push((&mut **crew, work));
+        }
+        if is_small {
+            let work = work(self.direction, &direct, self.own.slot_bytes(), false);
+            at_work.push((&mut self.own, work));
+        }
         let target = self.target.device().index();
-        let joins = crews.iter().zip(&works).map(|(crew, work)| crew.join(chain.stream, target, work));
+        let begun = (!chain.has_begun).then_some(&self.begun);
+        let mut list = List { start: self.list.start() as Address, pieces: self.listed };
+        let begin =
+            |(crew, work): &mut (&mut Crew, Work)| crew.begin(chain.stream, &self.done, begun, target, work);
+        let queued = at_work.iter_mut().try_for_each(begin);
+        let queued = queued.and_then(|()| queue_in_turn(&mut at_work, target, &mut list));
+        self.listed = list.pieces;
         // All of them, also after an error.
+        let joins = at_work.iter().map(|(crew, work)| crew.join(chain.stream, target, work));
         let joined = joins.fold(Ok(()), Result::and);
         let marked = self.done.record_in(chain.stream);
-        own.and(queued).and(joined).and(marked)
+        whole.and(queued).and(joined).and(marked)
     }
 
-    fn work(&self, pieces: Vec<Piece>, slot_bytes: u64, peers_reach: bool) -> Work {
-        let bytes = pieces.iter().map(|piece| piece.bytes).sum::<u64>();
-        let parcel_bytes = (bytes / PARCELS).max(PARCEL_BYTES_MIN).min(slot_bytes);
-        if peers_reach && bytes >= ENGINE_PIECE_BYTES * pieces.len() as u64 {
-            return Work::Strands(pieces.iter().flat_map(|piece| cut(*piece, parcel_bytes)).collect());
-        }
-        Work::Turns(parcels(pieces.iter().map(|piece| self.direction.sides(piece)), parcel_bytes))
-    }
-
-    fn queue_direct(&mut self, chain: &Chain, pieces: Vec<Piece>) -> Result<(), CudaError> {
-        let stream = chain.stream;
-        let bytes = pieces.iter().map(|piece| piece.bytes).sum::<u64>();
-        if pieces.len() > 1 && bytes < ENGINE_PIECE_BYTES * pieces.len() as u64 {
-            let work = [self.work(pieces, self.own.slot_bytes(), false)];
-            let target = self.target.device().index();
-            let begun = (!chain.has_begun).then_some(&self.begun);
-            self.own.begin(stream, &self.done, begun, target, &work[0])?;
-            let mut list = self.list();
-            let queued = queue_in_turn(&mut [&mut self.own], &work, target, &mut list);
-            self.listed = list.pieces;
-            return queued.and(self.own.join(stream, target, &work[0]));
-        }
+    fn queue_direct(&self, stream: StreamHandle, pieces: &[Piece]) -> Result<(), CudaError> {
         let device = self.target.device();
-        for piece in &pieces {
+        for piece in pieces {
             // SAFETY: by the contract of `queue`.
             unsafe { device.copy_in(stream, piece.from, piece.to, piece.bytes)? };
         }
         Ok(())
     }
+}
 
-    fn queue_crews<C: DerefMut<Target = Crew>>(
-        &mut self,
-        chain: &Chain,
-        crews: &mut [C],
-        works: &[Work],
-    ) -> Result<(), CudaError> {
-        let target = self.target.device().index();
-        let begun = (!chain.has_begun).then_some(&self.begun);
-        for (crew, work) in crews.iter_mut().zip(works) {
-            crew.begin(chain.stream, &self.done, begun, target, work)?;
-        }
-        let mut list = self.list();
-        let queued = queue_in_turn(crews, works, target, &mut list);
-        self.listed = list.pieces;
-        queued
-    }
+fn bytes_of(pieces: &[Piece]) -> u64 {
+    pieces.iter().map(|piece| piece.bytes).sum()
+}
 
-    fn list(&self) -> List {
-        List { start: self.list.start() as Address, pieces: self.listed }
+/// How a crew does its share.
+fn work(direction: Direction, pieces: &[Piece], slot_bytes: u64, peers_reach: bool) -> Work {
+    let bytes = bytes_of(pieces);
+    let parcel_bytes = (bytes / PARCELS).max(PARCEL_BYTES_MIN).min(slot_bytes);
+    if peers_reach && bytes >= ENGINE_PIECE_BYTES * pieces.len() as u64 {
+        return Work::Strands(pieces.iter().flat_map(|piece| cut(*piece, parcel_bytes)).collect());
     }
+    Work::Turns(parcels(pieces.iter().map(|piece| direction.sides(piece)), parcel_bytes))
 }
 
 /// Queues a parcel of each crew in turn, so that all lanes are at work soon.
-fn queue_in_turn<C: DerefMut<Target = Crew>>(
-    crews: &mut [C],
-    works: &[Work],
-    target: u16,
-    list: &mut List,
-) -> Result<(), CudaError> {
-    let rounds = works.iter().map(Work::parcels).max().unwrap_or(0);
+fn queue_in_turn(at_work: &mut [(&mut Crew, Work)], target: u16, list: &mut List) -> Result<(), CudaError> {
+    let rounds = at_work.iter().map(|(_, work)| work.parcels()).max().unwrap_or(0);
     for index in 0..rounds {
-        for (crew, work) in crews.iter_mut().zip(works) {
+        for (crew, work) in at_work.iter_mut() {
             // SAFETY: by the contract of `Set::queue`, whose caller has asked for room in the list.
             list.pieces += unsafe { crew.queue(target, work, index, list)? };
         }
