@@ -17,7 +17,8 @@ mod peering;
 
 pub use config::{
     CollectorConfig, ConfigError, DirectoryConfig, FabricConfig, LimitsConfig, MemoryConfig, MetricsConfig,
-    NodeConfig, PagesConfig, PeersConfig, QuotaConfig, RailConfig, SsdConfig, TenantsConfig, WriteBackPolicy,
+    NodeConfig, PagesConfig, PeersConfig, QuotaConfig, RailConfig, RelayGpus, RelaysConfig, SsdConfig,
+    TenantsConfig, WriteBackPolicy,
 };
 pub use node::{ClientStat, Drained, Node, NodeError};
 pub use peering::PeeringStat;

@@ -12,11 +12,13 @@ use crate::local::listener::{Doorkeeper, Listener};
 use crate::local::session::SessionLimits;
 use crate::local::socket::WakeUp;
 use crate::metrics::sources::{
-    of_agent, of_clients, of_directory, of_mover, of_peering, of_process, of_store,
+    of_agent, of_clients, of_directory, of_mover, of_peering, of_process, of_relays, of_store,
 };
 use crate::metrics::{Metrics, MetricsServer, Push, PushConfig, PushError, Spans};
 use crate::peering::{Nobody, Peering, PeeringStat};
 use forebay_agent::AgentError;
+use forebay_cuda::driver::{Driver, LoadError};
+use forebay_cuda::remote::{RelayError, Relays, RelaysStat};
 use forebay_links::HostLink;
 use forebay_links::disk::DiskOptions;
 use forebay_mover::{Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteError, RouteSpec};
@@ -71,9 +73,15 @@ pub enum NodeError {
     /// etcd.
     #[error("directory: {0}")]
     Etcd(#[from] EtcdError),
-    /// Tenants' keys.
+    /// Tenants' keys, or GPUs that relay.
     #[error(transparent)]
-    Keys(ConfigError),
+    Config(ConfigError),
+    /// There is no driver for relays.
+    #[error("relays: {0}")]
+    Driver(#[from] LoadError),
+    /// Relays do not start.
+    #[error("relays: {0}")]
+    Relays(#[from] RelayError),
     /// The way to the collector.
     #[error("metrics.push: {0}")]
     Push(#[from] PushError),
@@ -131,6 +139,7 @@ struct Counts {
 pub struct Node {
     shared: Arc<Shared>,
     peering: Option<Arc<Peering>>,
+    relays: Option<Arc<Relays>>,
     metrics: Option<MetricsServer>,
     _push: Option<Push>,
     listener: Option<JoinHandle<()>>,
@@ -192,8 +201,17 @@ impl Node {
             .spawn(move || listener.run(&node, &called))
             .map_err(system("the socket's thread"))?;
         let listener = Some(listener);
-        let node =
-            Node { shared, peering: None, metrics: None, _push: None, listener, wake_up, _mover: mover };
+        let (peering, relays, metrics_server, _push) = (None, None, None, None);
+        let node = Node {
+            shared,
+            peering,
+            relays,
+            metrics: metrics_server,
+            _push,
+            listener,
+            wake_up,
+            _mover: mover,
+        };
         node.join(config, metrics)
     }
 
@@ -214,6 +232,13 @@ impl Node {
             let others = Arc::downgrade(&peering);
             metrics.add("peering", of_peering(move || others.upgrade().map(|others| others.stat())));
             self.peering = Some(peering);
+        }
+        if let Some(relays) = &config.relays {
+            let relays = relays.for_relays(&config.token, &config.allow_uids).map_err(NodeError::Config)?;
+            let relays = Arc::new(Relays::start(Driver::load()?, relays)?);
+            let shown = Arc::downgrade(&relays);
+            metrics.add("relays", of_relays(move || shown.upgrade().map(|relays| relays.stat())));
+            self.relays = Some(relays);
         }
         if let Some(shown) = &config.metrics {
             metrics.add("process", of_process());
@@ -244,6 +269,11 @@ impl Node {
     /// What went on between this node and others.
     pub fn peering_stat(&self) -> Option<PeeringStat> {
         self.peering.as_ref().map(|peering| peering.stat())
+    }
+
+    /// What GPUs did that relay for engines, if any do.
+    pub fn relays_stat(&self) -> Option<RelaysStat> {
+        self.relays.as_ref().map(|relays| relays.stat())
     }
 
     /// Where the node shows itself, if it does.
@@ -365,7 +395,7 @@ fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Store, NodeErr
     let volumes = config.ssd.iter().map(open_volume).collect::<Result<Vec<_>, _>>()?;
     let (default_quota_bytes, quotas) = config.tenants.ssd_quotas();
     let disk = DiskTierConfig { default_quota_bytes, quotas, ..DiskTierConfig::default() };
-    let keys = config.tenants.read_keys().map_err(NodeError::Keys)?;
+    let keys = config.tenants.read_keys().map_err(NodeError::Config)?;
     let on_disk = forebay_store::ssd::SsdConfig { tier: disk, keys, ..Default::default() };
     let ssd = Ssd::open(mover, HOST, volumes, on_disk)?;
     let ssd_bytes = config.ssd.iter().map(|ssd| ssd.size).sum();

@@ -12,11 +12,13 @@
 
 mod metrics;
 mod peers;
+mod relays;
 mod size;
 mod tenants;
 
 pub use metrics::{CollectorConfig, MetricsConfig};
 pub use peers::{DirectoryConfig, FabricConfig, PeersConfig, RailConfig};
+pub use relays::{RelayGpus, RelaysConfig};
 pub use tenants::{QuotaConfig, TenantsConfig};
 
 use forebay_store::ssd::KeysNotRead;
@@ -69,6 +71,9 @@ pub struct NodeConfig {
     /// Where the node shows itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<MetricsConfig>,
+    /// GPUs that relay for engines. Without it none do, and no driver is needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relays: Option<RelaysConfig>,
 }
 
 /// The arena.
@@ -241,6 +246,7 @@ impl NodeConfig {
             peers: None,
             directory: None,
             metrics: None,
+            relays: None,
         }
     }
 
@@ -303,6 +309,7 @@ impl NodeConfig {
         self.tenants.check(memory, self.ssd.iter().map(|ssd| ssd.size).sum())?;
         self.metrics.as_ref().map_or(Ok(()), MetricsConfig::check)?;
         self.peers.as_ref().map_or(Ok(()), PeersConfig::check)?;
+        self.relays.as_ref().map_or(Ok(()), RelaysConfig::check)?;
         self.directory.as_ref().map_or(Ok(()), DirectoryConfig::check)
     }
 }

@@ -28,7 +28,8 @@ pub fn run(args: Args) -> crate::CommandResult {
     }
     let node = Node::start(&config)?;
     let peers = node.peer_address().map_or(String::new(), |address| format!(", peers at {address}"));
-    println!("forebay node: {} bytes behind {}{peers}", config.memory.size, config.socket.display());
+    let relays = node.relays_stat().map_or(String::new(), |stat| format!(", {} GPUs relay", stat.gpus));
+    println!("forebay node: {} bytes behind {}{peers}{relays}", config.memory.size, config.socket.display());
     tell_systemd("READY=1");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(node, Duration::from_secs(config.limits.drain_s)))

@@ -7,6 +7,7 @@ mod directory;
 mod mover;
 mod peering;
 mod process;
+mod relays;
 mod ssd;
 mod store;
 
@@ -16,6 +17,7 @@ pub use directory::of_directory;
 pub use mover::of_mover;
 pub(crate) use peering::of_peering;
 pub use process::of_process;
+pub(crate) use relays::of_relays;
 pub use store::of_store;
 
 use super::{Family, Kind, Metric};
@@ -60,6 +62,7 @@ mod tests {
         let client = crate::ClientStat { name: "engine".into(), leases: 1, slots: 1 };
         clients::collect(&Default::default(), &[client], &mut out);
         peering::collect(&Default::default(), &mut out);
+        relays::collect(&Default::default(), &mut out);
         let telemetry = Telemetry { links: vec![LinkTelemetry::default()], ..Telemetry::default() };
         of_mover(move || telemetry.clone()).collect(&mut out);
         of_process().collect(&mut out);
