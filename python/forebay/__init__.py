@@ -1,7 +1,8 @@
 """Forebay for Python: an agent that moves memory between processes and machines, and the client of a node.
 
 `forebay.Agent`, `forebay.Node` and what belongs to them is compiled; `forebay.aio` waits for it with
-asyncio; `forebay.nixl` is the same agent with NIXL's API; `forebay.cuda` is pinned memory for GPUs.
+asyncio; `forebay.nixl` is the same agent with NIXL's API; `forebay.cuda` is pinned memory and copies
+for GPUs.
 """
 
 from forebay._forebay import (

@@ -1,9 +1,10 @@
-"""Pinned host memory for GPUs.
+"""Pinned host memory, and copies between it and GPUs over every path of the host.
 
 `PinnedPool` keeps what it pinned, because pinning costs more than copying; `PinnedBuffer` is memory of it, a
-buffer as Python has them, which goes back to the pool when nothing refers to it any more. Knows names only.
+buffer as Python has them. `Copier` moves bytes between pinned memory and GPUs, over the links of all GPUs at
+once. Knows names only.
 """
 
-from forebay._forebay import PinnedBuffer, PinnedPool
+from forebay._forebay import Copier, PinnedBuffer, PinnedPool
 
-__all__ = ["PinnedBuffer", "PinnedPool"]
+__all__ = ["Copier", "PinnedBuffer", "PinnedPool"]

@@ -2,7 +2,7 @@
 //! This file knows which links and routes there are; it must never know how a link works or what is copied.
 
 use crate::addresses::Addresses;
-use crate::chain::{Chains, Declined};
+use crate::chain::{self, Chains, Declined};
 use crate::device::{Device, DeviceMemory, Event, Stream};
 use crate::driver::abi::{Address, StreamHandle};
 use crate::driver::{CudaError, Driver, LoadError, Relaxed};
@@ -116,6 +116,19 @@ pub enum CopyError {
     NoDevice {
         /// What was asked for.
         index: u16,
+    },
+    /// Not between pinned host memory and a GPU. Nothing was copied.
+    #[error(
+        "copy {index}, {} bytes from {:#x} to {:#x}, is not between pinned host memory and a GPU: {why}",
+        .piece.bytes, .piece.from, .piece.to
+    )]
+    NotBetween {
+        /// Its place among the pieces.
+        index: usize,
+        /// The piece.
+        piece: Piece,
+        /// What is wrong with it.
+        why: Declined,
     },
     /// The driver refused something.
     #[error(transparent)]
@@ -272,6 +285,26 @@ impl Copier {
         Ok(Some(declined))
     }
 
+    /// Copies pieces between pinned host memory and GPUs, each whichever way its addresses say, and waits. Whatever it returns,
+    /// nothing of it is under way any more.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy_and_wait`](Copier::copy_and_wait), but that the driver is asked what the addresses are.
+    pub unsafe fn copy_all_and_wait(&self, pieces: &[Piece]) -> Result<(), CopyError> {
+        let not_between = |(index, why)| CopyError::NotBetween { index, piece: pieces[index], why };
+        let groups = chain::groups(self.driver(), pieces).map_err(not_between)?;
+        let unknown = groups.iter().find(|group| !self.anywhere.devices.contains_key(&group.device));
+        if let Some(group) = unknown {
+            return Err(CopyError::NoDevice { index: group.device });
+        }
+        for group in groups {
+            // SAFETY: by this function's contract; the driver has said that the ways are these.
+            unsafe { self.copy_and_wait(group.device, group.direction, &group.pieces)? };
+        }
+        Ok(())
+    }
+
     /// Copies pieces between pinned host memory and a GPU, at once, over all paths, and waits. Large copies are the mover's,
     /// whose routes share out the work while it is done; others are chains, which begin sooner.
     ///
@@ -296,12 +329,15 @@ impl Copier {
         let (stream, ended) = self.spare_stream(gpu)?;
         // SAFETY: by this function's contract; the stream is of this device, which is current.
         let copied = unsafe { self.copy_in_stream(pieces, stream.handle()) };
-        ended.record(&stream)?;
-        while !ended.is_passed()? {
-            std::hint::spin_loop();
+        let passed = ended.record(&stream).and_then(|()| pass(&ended));
+        if copied.is_err() || passed.is_err() {
+            // What did get queued uses the memory until the stream has come to its end, or its context to its own.
+            let _ = stream.synchronize();
         }
-        lock(&self.spare).push((stream, ended));
-        Ok(copied.map(drop)?)
+        if passed.is_ok() {
+            lock(&self.spare).push((stream, ended));
+        }
+        Ok(copied.and(passed)?)
     }
 
     fn spare_stream(&self, device: &Arc<Device>) -> Result<(Stream, Event), CudaError> {
@@ -338,6 +374,13 @@ impl Copier {
     pub fn telemetry(&self) -> Result<Telemetry, Closed> {
         self.handle.telemetry()
     }
+}
+
+fn pass(event: &Event) -> Result<(), CudaError> {
+    while !event.is_passed()? {
+        std::hint::spin_loop();
+    }
+    Ok(())
 }
 
 /// What this lock guards is whole at every step.

@@ -23,7 +23,7 @@ mod _forebay {
     #[pymodule_export]
     use crate::chunk::{Loading, Storing};
     #[pymodule_export]
-    use crate::cuda::{PinnedBuffer, PinnedPool};
+    use crate::cuda::{Copier, PinnedBuffer, PinnedPool};
     #[pymodule_export]
     use crate::descriptors::Descriptors;
     #[pymodule_export]

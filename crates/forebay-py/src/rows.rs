@@ -46,6 +46,17 @@ pub fn read_plain(value: &Bound<'_, PyAny>) -> PyResult<Vec<Row>> {
     }
 }
 
+/// Reads copies, from, to and bytes of each: an N x 3 array of 64-bit integers or a list of 3-tuples.
+pub fn read_copies(value: &Bound<'_, PyAny>) -> PyResult<Vec<[u64; 3]>> {
+    match columns_of(value)? {
+        None => read_tuples(value),
+        Some(3) => read_array(value),
+        Some(columns) => {
+            Err(InvalidError::new_err(format!("copies have 3 columns (from, to, bytes), not {columns}")))
+        }
+    }
+}
+
 /// Reads which descriptors are meant: a list of integers or an array of 32- or 64-bit integers.
 pub fn read_indices(value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     if let Ok(list) = value.cast::<PyList>() {

@@ -1,9 +1,11 @@
-//! What an address is, asked of the driver: pinned host memory, memory of a GPU, or something that must be left alone. This
-//! file knows pointer attributes; it must never know what will be copied.
+//! What an address is, asked of the driver: pinned host memory, memory of a GPU, or something that must be left alone; and so
+//! between what a piece is to be copied. This file knows pointer attributes; it must never know how anything is copied.
 
 use super::Declined;
 use crate::driver::abi::{self, Address};
 use crate::driver::{Driver, Table};
+use crate::kernels::Piece;
+use crate::links::Direction;
 use libc::c_void;
 
 /// Where a range lies.
@@ -87,4 +89,72 @@ impl<'a> Inspector<'a> {
         };
         Ok(Range { kind, start, end, is_open: open != 0 })
     }
+}
+
+/// Both sides of pieces.
+pub struct Sides<'a> {
+    from: Inspector<'a>,
+    to: Inspector<'a>,
+}
+
+/// A piece, or a part of one, that lies in one range on either side.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    /// The GPU.
+    pub device: u16,
+    pub direction: Direction,
+    pub piece: Piece,
+    /// Whether any GPU with access to that GPU reaches its side.
+    pub is_open: bool,
+}
+
+impl<'a> Sides<'a> {
+    pub fn new(driver: &'a Driver) -> Sides<'a> {
+        Sides { from: Inspector::new(driver), to: Inspector::new(driver) }
+    }
+
+    /// The parts of a piece, each given to `each`.
+    pub fn cut(&mut self, piece: &Piece, mut each: impl FnMut(Part)) -> Result<(), Declined> {
+        let mut rest = *piece;
+        while rest.bytes > 0 {
+            let (from, to) = (self.from.range_of(rest.from)?, self.to.range_of(rest.to)?);
+            let (device, direction, is_open) = match (from.kind, to.kind) {
+                (Kind::Host, Kind::Device(device)) => (device, Direction::HostToDevice, to.is_open),
+                (Kind::Device(device), Kind::Host) => (device, Direction::DeviceToHost, from.is_open),
+                _ => return Err(Declined::SameKind),
+            };
+            let bytes = rest.bytes.min(from.end - rest.from).min(to.end - rest.to);
+            each(Part { device, direction, piece: Piece { bytes, ..rest }, is_open });
+            rest = Piece { from: rest.from + bytes, to: rest.to + bytes, bytes: rest.bytes - bytes };
+        }
+        Ok(())
+    }
+}
+
+/// Pieces that go the same way.
+#[derive(Debug)]
+pub struct Group {
+    /// To or from this GPU.
+    pub device: u16,
+    /// Which of the two.
+    pub direction: Direction,
+    /// Cut where allocations end.
+    pub pieces: Vec<Piece>,
+}
+
+/// Finds out where each piece goes; or which one, by its place, does not go between pinned memory and a GPU, and why.
+pub fn groups(driver: &Driver, pieces: &[Piece]) -> Result<Vec<Group>, (usize, Declined)> {
+    let mut sides = Sides::new(driver);
+    let mut groups: Vec<Group> = Vec::new();
+    for (index, piece) in pieces.iter().enumerate() {
+        let add = |Part { device, direction, piece, .. }: Part| match groups
+            .iter_mut()
+            .find(|group| (group.device, group.direction) == (device, direction))
+        {
+            Some(group) => group.pieces.push(piece),
+            None => groups.push(Group { device, direction, pieces: vec![piece] }),
+        };
+        sides.cut(piece, add).map_err(|why| (index, why))?;
+    }
+    Ok(groups)
 }

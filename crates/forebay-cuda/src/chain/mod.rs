@@ -15,7 +15,8 @@ use crate::kernels::{Kernels, Piece};
 use crate::links::Direction;
 use crate::rates::Rates;
 use crew::Crew;
-use inspect::{Inspector, Kind, Range};
+use inspect::Sides;
+pub use inspect::{Group, groups};
 pub use plan::Path;
 use set::{Chain, Set};
 use std::collections::{HashMap, VecDeque};
@@ -103,6 +104,30 @@ pub struct Counters {
     pub direct_bytes: AtomicU64,
     /// Bytes that went over relays.
     pub relayed_bytes: AtomicU64,
+    /// Copies left to the driver, by reason.
+    declined: [AtomicU64; Declined::ALL.len()],
+}
+
+impl Declined {
+    /// All of them.
+    pub const ALL: [Declined; 9] = [
+        Declined::Small,
+        Declined::Capturing,
+        Declined::Pageable,
+        Declined::Managed,
+        Declined::NoRelay,
+        Declined::Busy,
+        Declined::SameKind,
+        Declined::ForeignContext,
+        Declined::Fault,
+    ];
+}
+
+impl Counters {
+    /// How many copies were left to the driver for a reason.
+    pub fn declined(&self, why: Declined) -> u64 {
+        self.declined[why as usize - 1].load(Ordering::Relaxed)
+    }
 }
 
 impl Chains {
@@ -141,6 +166,16 @@ impl Chains {
     ///
     /// What holds for `cuMemcpyAsync` holds for every piece.
     pub unsafe fn copy(&self, pieces: &[Piece], stream: StreamHandle) -> Result<(), Declined> {
+        // SAFETY: by this function's contract.
+        let copied = unsafe { self.queue(pieces, stream) };
+        if let Err(why) = copied {
+            self.counters.declined[why as usize - 1].fetch_add(1, Ordering::Relaxed);
+        }
+        copied
+    }
+
+    /// As [`copy`](Chains::copy), with its contract.
+    unsafe fn queue(&self, pieces: &[Piece], stream: StreamHandle) -> Result<(), Declined> {
         let bytes = pieces.iter().map(|piece| piece.bytes).sum::<u64>();
         if bytes < self.rates.break_even_bytes() {
             return Err(Declined::Small);
@@ -234,34 +269,19 @@ impl Chains {
 
     /// Which GPU the pieces go to or come from, and over which ways.
     fn inspect(&self, pieces: &[Piece]) -> Result<Inspected, Declined> {
-        let (mut from, mut to) = (Inspector::new(self.driver), Inspector::new(self.driver));
+        let mut sides = Sides::new(self.driver);
         let mut cut = VecDeque::with_capacity(pieces.len());
-        let (mut ends, mut peers_reach) = (None, true);
+        let (mut ends, mut is_mixed, mut peers_reach) = (None, false, true);
         for piece in pieces {
-            let mut rest = *piece;
-            while rest.bytes > 0 {
-                let (source, target) = (from.range_of(rest.from)?, to.range_of(rest.to)?);
-                let kinds = between(source, target)?;
-                if *ends.get_or_insert(kinds) != kinds {
-                    return Err(Declined::SameKind);
-                }
-                peers_reach &= source.kind == Kind::Host || source.is_open;
-                peers_reach &= target.kind == Kind::Host || target.is_open;
-                let bytes = rest.bytes.min(source.end - rest.from).min(target.end - rest.to);
-                cut.push_back(Piece { bytes, ..rest });
-                rest = Piece { from: rest.from + bytes, to: rest.to + bytes, bytes: rest.bytes - bytes };
-            }
+            sides.cut(piece, |part| {
+                let end = (part.device, part.direction);
+                is_mixed |= *ends.get_or_insert(end) != end;
+                peers_reach &= part.is_open;
+                cut.push_back(part.piece);
+            })?;
         }
-        let (target, direction) = ends.ok_or(Declined::Small)?;
+        let (target, direction) = ends.filter(|_| !is_mixed).ok_or(Declined::SameKind)?;
         Ok(Inspected { target, direction, pieces: cut, peers_reach })
-    }
-}
-
-fn between(source: Range, target: Range) -> Result<(u16, Direction), Declined> {
-    match (source.kind, target.kind) {
-        (Kind::Host, Kind::Device(device)) => Ok((device, Direction::HostToDevice)),
-        (Kind::Device(device), Kind::Host) => Ok((device, Direction::DeviceToHost)),
-        _ => Err(Declined::SameKind),
     }
 }
 

@@ -1,16 +1,17 @@
 //! Pinned memory for Python: a pool, and buffers of it that any program for buffers can use. This file knows objects and
 //! who keeps memory alive; it must never know how memory is pinned.
 
-use crate::errors::{ForebayError, NoRoomError};
+use super::{driver, failed};
+use crate::errors::{InvalidError, NoRoomError};
 use forebay_cuda::device::Device;
-use forebay_cuda::driver::Driver;
 use forebay_cuda::pinned::{self, PinError, PoolConfig};
 use forebay_mover::Backing;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use std::ffi::c_int;
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Pinned host memory that is kept when it is given back.
 #[pyclass(frozen, module = "forebay.cuda")]
@@ -18,10 +19,17 @@ pub struct PinnedPool {
     pool: pinned::PinnedPool,
 }
 
-/// Pinned host memory, which its pool has back when nothing refers to it any more.
+/// Pinned host memory, which its pool has back when it is closed, or when nothing refers to it any more.
 #[pyclass(frozen, module = "forebay.cuda")]
 pub struct PinnedBuffer {
-    buffer: pinned::PinnedBuffer,
+    lent: Mutex<Lent>,
+}
+
+struct Lent {
+    /// `None` once it is closed.
+    buffer: Option<pinned::PinnedBuffer>,
+    /// Views of Python's that look at the memory.
+    views: usize,
 }
 
 #[pymethods]
@@ -36,8 +44,8 @@ impl PinnedPool {
         })
     }
 
-    /// Pins until the pool holds `bytes` bytes; with `wait=False` on a thread of its own.
-    #[pyo3(signature = (bytes, *, wait = true))]
+    /// Pins until the pool holds `bytes` bytes, on a thread of its own unless the caller waits.
+    #[pyo3(signature = (bytes, *, wait = false))]
     fn warm(&self, py: Python<'_>, bytes: u64, wait: bool) -> PyResult<()> {
         if wait {
             py.detach(|| self.pool.warm(bytes)).map_err(unpinned)
@@ -49,7 +57,7 @@ impl PinnedPool {
 
     fn take(&self, py: Python<'_>, bytes: u64) -> PyResult<PinnedBuffer> {
         let buffer = py.detach(|| self.pool.take(bytes)).map_err(unpinned)?;
-        Ok(PinnedBuffer { buffer })
+        Ok(PinnedBuffer { lent: Mutex::new(Lent { buffer: Some(buffer), views: 0 }) })
     }
 
     #[getter]
@@ -76,42 +84,80 @@ impl PinnedPool {
 #[pymethods]
 impl PinnedBuffer {
     #[getter]
-    fn address(&self) -> usize {
-        self.buffer.as_ptr() as usize
+    fn address(&self) -> PyResult<usize> {
+        Ok(self.lock().open()?.as_ptr() as usize)
     }
 
-    fn __len__(&self) -> usize {
-        self.buffer.len()
+    #[getter]
+    fn bytes(&self) -> PyResult<usize> {
+        Ok(self.lock().open()?.len())
     }
 
-    /// The bytes, writable. A view refers to this object, so the pool does not have them back while one is left.
+    fn __len__(&self) -> PyResult<usize> {
+        self.bytes()
+    }
+
+    /// Gives the memory back, once: no copy may be using it any more.
+    fn close(&self) -> PyResult<()> {
+        let mut lent = self.lock();
+        if lent.views > 0 {
+            return Err(PyBufferError::new_err(format!(
+                "{} views look at the memory: release them",
+                lent.views
+            )));
+        }
+        lent.buffer = None;
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, _error: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close()
+    }
+
+    /// The bytes, writable. While a view is left, the pool does not have them back.
     ///
     /// # Safety
     ///
     /// `view` is null or a place for a view, as Python's buffer protocol has it.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let buffer = &slf.get().buffer;
+        let mut lent = slf.get().lock();
+        let buffer = lent.open()?;
         let len = ffi::Py_ssize_t::try_from(buffer.len()).map_err(PyBufferError::new_err)?;
-        // SAFETY: by this function's contract; the memory is there, and writable, as long as the object is.
+        // SAFETY: by this function's contract; the memory is there, and writable, until no view is left.
         let status =
             unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), buffer.as_ptr().cast(), len, 0, flags) };
-        if status == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+        if status != 0 {
+            return Err(PyErr::fetch(slf.py()));
+        }
+        lent.views += 1;
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// Python calls it once for each view that it got.
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        self.lock().views -= 1;
     }
 }
 
-/// The driver, loaded once for the whole process.
-fn driver() -> PyResult<&'static Driver> {
-    static DRIVER: OnceLock<&'static Driver> = OnceLock::new();
-    match DRIVER.get() {
-        Some(driver) => Ok(driver),
-        None => Driver::load().map(|driver| *DRIVER.get_or_init(|| driver)).map_err(failed),
+impl PinnedBuffer {
+    fn lock(&self) -> MutexGuard<'_, Lent> {
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lent {
+    fn open(&self) -> PyResult<&pinned::PinnedBuffer> {
+        self.buffer.as_ref().ok_or_else(|| InvalidError::new_err("the buffer is closed"))
     }
 }
 
 fn unpinned(error: PinError) -> PyErr {
     NoRoomError::new_err(error.to_string())
-}
-
-fn failed(error: impl std::error::Error) -> PyErr {
-    ForebayError::new_err(error.to_string())
 }

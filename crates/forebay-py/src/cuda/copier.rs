@@ -1,0 +1,91 @@
+//! Copies between pinned host memory and GPUs for Python. This file knows lists of copies and what they ended in; it must
+//! never know which way bytes take.
+
+use super::{driver, failed};
+use crate::errors::{InvalidError, TransferError};
+use crate::rows;
+use forebay_cuda::chain::Declined;
+use forebay_cuda::kernels::Piece;
+use forebay_cuda::{CopierOptions, CopyError, StartError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Every path between host memory and the GPUs of this process. For any number of threads.
+#[pyclass(frozen, module = "forebay.cuda")]
+pub struct Copier(forebay_cuda::Copier);
+
+#[pymethods]
+impl Copier {
+    #[new]
+    #[pyo3(signature = (devices = None))]
+    fn new(py: Python<'_>, devices: Option<Vec<u16>>) -> PyResult<Copier> {
+        let options = CopierOptions { devices, ..CopierOptions::default() };
+        py.detach(|| {
+            let copier = forebay_cuda::Copier::with_driver(driver()?, &options).map_err(not_started)?;
+            Ok(Copier(copier))
+        })
+    }
+
+    /// Puts copies into a stream. What follows in it waits for them.
+    #[pyo3(signature = (pairs, *, stream = 0))]
+    fn copy_batch(&self, py: Python<'_>, pairs: &Bound<'_, PyAny>, stream: usize) -> PyResult<()> {
+        let pieces = read(pairs)?;
+        // SAFETY: Python's callers answer for addresses and streams, as they do with every binding of the driver.
+        let queued = py.detach(|| unsafe { self.0.copy_in_stream(&pieces, stream as *mut _) });
+        queued.map(drop).map_err(|error| TransferError::new_err(error.to_string()))
+    }
+
+    /// Copies at once and waits. When it returns, or raises, nothing of it is under way any more.
+    fn copy_batch_and_wait(&self, py: Python<'_>, pairs: &Bound<'_, PyAny>) -> PyResult<()> {
+        let pieces = read(pairs)?;
+        // SAFETY: as above.
+        py.detach(|| unsafe { self.0.copy_all_and_wait(&pieces) }).map_err(not_copied)
+    }
+
+    /// What was done since the start.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let links = py.detach(|| self.0.telemetry()).map_err(failed)?.links;
+        let counters = self.0.chains().counters();
+        let (declined, by_link) = (PyDict::new(py), PyDict::new(py));
+        for why in Declined::ALL.into_iter().filter(|why| counters.declined(*why) > 0) {
+            declined.set_item(why.to_string(), counters.declined(why))?;
+        }
+        for link in links {
+            by_link.set_item(link.name, link.bytes)?;
+        }
+        let stats = PyDict::new(py);
+        stats.set_item("chains", counters.chains.load(Relaxed))?;
+        stats.set_item("direct_bytes", counters.direct_bytes.load(Relaxed))?;
+        stats.set_item("relayed_bytes", counters.relayed_bytes.load(Relaxed))?;
+        stats.set_item("declined", declined)?;
+        stats.set_item("links", by_link)?;
+        Ok(stats)
+    }
+}
+
+/// From, to, bytes. Those without bytes are left out.
+fn read(pairs: &Bound<'_, PyAny>) -> PyResult<Vec<Piece>> {
+    let rows = rows::read_copies(pairs)?;
+    let total = rows.iter().try_fold(0_u64, |total, [_, _, bytes]| total.checked_add(*bytes));
+    let fits = |[from, to, bytes]: &[u64; 3]| from.checked_add(*bytes).and(to.checked_add(*bytes)).is_some();
+    if total.is_none() || !rows.iter().all(fits) {
+        return Err(InvalidError::new_err("copies reach beyond the last address"));
+    }
+    let pieces = rows.into_iter().map(|[from, to, bytes]| Piece { from, to, bytes });
+    Ok(pieces.filter(|piece| piece.bytes > 0).collect())
+}
+
+fn not_started(error: StartError) -> PyErr {
+    match error {
+        StartError::NoDevice { .. } | StartError::NoDevices => InvalidError::new_err(error.to_string()),
+        _ => failed(error),
+    }
+}
+
+fn not_copied(error: CopyError) -> PyErr {
+    match error {
+        CopyError::NoDevice { .. } | CopyError::NotBetween { .. } => InvalidError::new_err(error.to_string()),
+        _ => TransferError::new_err(error.to_string()),
+    }
+}

@@ -1,0 +1,27 @@
+//! Memory and copies of GPUs as Python has them. The files here know Python's objects and who keeps memory alive; they must
+//! never know how memory is pinned or which way bytes take.
+
+mod copier;
+mod pinned;
+
+pub use copier::Copier;
+pub use pinned::{PinnedBuffer, PinnedPool};
+
+use crate::errors::ForebayError;
+use forebay_cuda::driver::Driver;
+use pyo3::{PyErr, PyResult};
+use std::sync::{Mutex, PoisonError};
+
+/// The driver, loaded once for the whole process. Where there is none, it is looked for again the next time.
+fn driver() -> PyResult<&'static Driver> {
+    static DRIVER: Mutex<Option<&'static Driver>> = Mutex::new(None);
+    let mut known = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
+    match *known {
+        Some(driver) => Ok(driver),
+        None => Ok(known.insert(Driver::load().map_err(failed)?)),
+    }
+}
+
+fn failed(error: impl std::error::Error) -> PyErr {
+    ForebayError::new_err(error.to_string())
+}
