@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 FOREBAY := target/release/forebay
+LIBRARIES := python/forebay/lib
 
 .PHONY: setup build wheel demo test test-rust test-loom test-unverified test-python soak lint bench bench-net clean
 
@@ -24,9 +25,13 @@ $(VENV)/.done: tests/requirements.txt
 build:
 	cargo build --release --locked -p forebay -p forebay-preload -p forebay-cuda
 
-## The Python package, for CPython 3.11 and later. Left in target/wheels and installed into the virtual environment.
+## The Python package, for CPython 3.11 and later. Left in target/wheels and installed into the virtual environment. It carries
+## the libraries of `python -m forebay.run`.
 wheel: setup
-	rm -rf target/wheels
+	rm -rf target/wheels $(LIBRARIES)
+	cargo build --release --locked -p forebay-preload -p forebay-cuda
+	mkdir -p $(LIBRARIES)
+	for name in preload cuda; do strip -o $(LIBRARIES)/libforebay_$$name.so target/release/libforebay_$$name.so || exit 1; done
 	$(VENV)/bin/maturin build --quiet --release --locked --out target/wheels
 	$(VENV)/bin/pip install -q --disable-pip-version-check --no-deps --force-reinstall target/wheels/forebay-*.whl
 
@@ -82,4 +87,4 @@ bench-net: build
 
 clean:
 	cargo clean
-	rm -rf $(VENV) demo-out
+	rm -rf $(VENV) $(LIBRARIES) demo-out

@@ -1,0 +1,57 @@
+"""`python -m forebay.run`: the program is run with the preload before all others."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import forebay.run
+
+
+def run(*arguments: str, preload: str = "") -> tuple[int, str, str]:
+    environment = {**os.environ, "LD_PRELOAD": preload}
+    environment.pop("FOREBAY_PRELOAD", None)
+    command = [sys.executable, "-m", "forebay.run", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+needs_library = pytest.mark.skipif(
+    not forebay.run.LIBRARY.exists(),
+    reason="SKIPPED: this package has no libraries; `make wheel`",
+)
+
+
+@needs_library
+def test_the_program_is_run_with_the_library_before_all_others() -> None:
+    script = "echo $LD_PRELOAD $FOREBAY_PRELOAD $0 $1; exit 7"
+    ours = str(forebay.run.LIBRARY)
+    assert run("--", "sh", "-c", script, "--stats") == (7, f"{ours} --stats\n", "")
+    assert run("--stats", "sh", "-c", script)[1] == f"{ours} stats sh\n"
+    assert run("sh", "-c", script, preload="libm.so.6")[1] == f"{ours}:libm.so.6 sh\n"
+
+
+@needs_library
+def test_the_copying_library_lies_beside_it() -> None:
+    library = forebay.run.LIBRARY.with_name("libforebay_cuda.so")
+    assert ctypes.CDLL(str(library)).forebay_copy_open(None, None) == 0
+
+
+@needs_library
+def test_a_program_that_is_not_there_is_said() -> None:
+    code, _, error = run("no-such-program")
+    assert (code, error) == (1, "no-such-program: No such file or directory\n")
+
+
+def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert forebay.run.main([]) == forebay.run.USAGE
+    assert forebay.run.main(["--stat", "sh"]) == f"--stat is not known\n{forebay.run.USAGE}"
+    monkeypatch.setattr(forebay.run, "LIBRARY", tmp_path / "none.so")
+    assert "installed without it" in forebay.run.main(["sh"])
+    spaced = tmp_path / "with space"
+    spaced.write_bytes(b"")
+    monkeypatch.setattr(forebay.run, "LIBRARY", spaced)
+    assert "no path with spaces or colons" in forebay.run.main(["sh"])
