@@ -9,9 +9,11 @@ use crate::driver::abi::{self, Dlsym, StreamHandle};
 use crate::driver::{Driver, LoadError, Relaxed};
 use crate::gpu::Gpu;
 use crate::kernels::{Kernels, Piece};
+use crate::profile::Profile;
 use crate::rates::Rates;
 use libc::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Version of the structures below.
@@ -29,8 +31,8 @@ const PER_THREAD: u32 = 2;
 pub struct CopyApi {
     abi: u32,
     size: u32,
-    /// Smaller copies need not be offered.
-    min_bytes: u64,
+    /// Smaller copies need not be offered. It changes once it is known what was measured on this host.
+    min_bytes: AtomicU64,
     copy: unsafe extern "C" fn(*const Piece, u64, u32, StreamHandle, u32, *mut c_int) -> i32,
 }
 
@@ -53,10 +55,17 @@ pub unsafe extern "C" fn forebay_copy_open(
         // SAFETY: by this function's contract.
         let driver = unsafe { Driver::from_library(real_dlsym, libcuda) };
         let thread = std::thread::Builder::new().name("forebay-start".into());
-        if let Err(error) = thread.spawn(move || drop(CHAINS.set(started(driver)))) {
+        let start = move || {
+            let chains = started(driver);
+            if let Some(chains) = &chains {
+                API.wait().min_bytes.store(chains.rates().least_bytes(), Ordering::Relaxed);
+            }
+            drop(CHAINS.set(chains));
+        };
+        if let Err(error) = thread.spawn(start) {
             let _ = CHAINS.set(complain(&StartError::Thread(error)));
         }
-        let min_bytes = Rates::default().break_even_bytes();
+        let min_bytes = AtomicU64::new(Rates::default().least_bytes());
         CopyApi { abi: ABI, size: size_of::<CopyApi>() as u32, min_bytes, copy }
     };
     // A panic must not leave Rust. Its message is on stderr.
@@ -78,7 +87,8 @@ fn start(driver: &'static Driver) -> Result<Chains, StartError> {
     let _relaxed = Relaxed::enter(driver);
     let gpu = |index| Ok(Arc::new(Kernels::load(&Device::open(driver, index)?)?));
     let gpus = (0..Gpu::count(driver)?).map(gpu).collect::<Result<Vec<_>, StartError>>()?;
-    Ok(Chains::new(driver, &gpus, Rates::default())?)
+    let rates = Profile::kept(driver).as_ref().map(Rates::from).unwrap_or_default();
+    Ok(Chains::new(driver, &gpus, rates)?)
 }
 
 /// Takes a copy over (0), or says why not (above 0) and has done nothing then.

@@ -9,7 +9,9 @@ use crate::driver::{CudaError, Driver, LoadError, Relaxed};
 use crate::kernels::{Kernels, Piece};
 use crate::links::{Direction, LaneLink, PeerLink, RelayLink};
 use crate::poller::{Poller, Tracks};
+use crate::profile::Profile;
 use crate::rates::Rates;
+use crate::relay::{By, Relay};
 use forebay_mover::{
     Backing, Class, Closed, End, Hop, Limits, LinkId, LinkSpec, MoverHandle, MoverThread, Place, Reason,
     RegionId, RouteError, RouteSpec, Span, SpanPair, Staging, SubmitError, Telemetry, Transfer,
@@ -34,47 +36,18 @@ const RELAY_SLOT_BYTES: u64 = 2 << 20;
 /// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a lane that needs seconds for that is stuck.
 const OP_TIMEOUT_US: u64 = 10_000_000;
 
-/// From this size on a copy that is waited for is the mover's.
-const MOVER_BYTES_MIN: u64 = 384 << 20;
-
-/// How a peer hands on what it moves for another GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Relay {
-    /// By way of staging slots on the peer.
-    Staged(By),
-    /// A kernel of the peer, without staging.
-    Fused,
-}
-
-/// Who moves bytes between a GPU's memory and a peer's staging.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
-    /// The GPU's own copy engine.
-    Own,
-    /// The peer's copy engine.
-    Peer,
-    /// A kernel of the GPU.
-    Kernel,
-}
-
-/// What a copier is made of.
-#[derive(Debug, Clone)]
+/// What a copier is made of. What is not given is as it was measured on this host, if it was ([`Profile::kept`]), and
+/// otherwise as it is on most hosts: starting never measures, since the first copy must not wait for that.
+#[derive(Debug, Clone, Default)]
 pub struct CopierOptions {
     /// GPUs to use, by ordinal; none means every one that is visible.
     pub devices: Option<Vec<u16>>,
     /// How relays work towards GPUs.
-    pub to_device: Relay,
+    pub to_device: Option<Relay>,
     /// How they work towards the host.
-    pub to_host: Relay,
+    pub to_host: Option<Relay>,
     /// What is known of the paths.
-    pub rates: Rates,
-}
-
-impl Default for CopierOptions {
-    fn default() -> CopierOptions {
-        let relay = Relay::Staged(By::Own);
-        CopierOptions { devices: None, to_device: relay, to_host: relay, rates: Rates::default() }
-    }
+    pub rates: Option<Rates>,
 }
 
 /// Why a copier did not start.
@@ -177,14 +150,15 @@ impl Copier {
     /// Starts with a driver that is loaded.
     pub fn with_driver(driver: &'static Driver, options: &CopierOptions) -> Result<Copier, StartError> {
         let devices = open(driver, options.devices.as_deref())?;
+        let made = Made::of(driver, options);
         let (mover, poller) = (MoverThread::spawn(Limits::default())?, Poller::spawn(driver)?);
         let handle = mover.handle();
         let addresses = Arc::<Addresses>::default();
         let mut build =
             Build { handle: &handle, poller: &poller, addresses: &addresses, staging: Vec::new() };
-        let gpus = build.everything(&devices, options)?;
+        let gpus = build.everything(&devices, &made)?;
         let staging = build.staging;
-        let chains = Chains::new(driver, &gpus, options.rates.clone())?;
+        let chains = Chains::new(driver, &gpus, made.rates)?;
         let anywhere = Anywhere::new(&handle, &addresses, &devices)?;
         Ok(Copier {
             _mover: mover,
@@ -202,6 +176,11 @@ impl Copier {
     /// The GPUs, in the order of the options.
     pub fn devices(&self) -> impl ExactSizeIterator<Item = &Arc<Device>> {
         self.gpus.iter().map(|gpu| gpu.device())
+    }
+
+    /// Sets by what chains are divided from now on, and which copies are whose.
+    pub fn set_rates(&mut self, rates: Rates) {
+        self.chains.set_rates(rates);
     }
 
     /// Copies in callers' streams.
@@ -319,7 +298,7 @@ impl Copier {
         pieces: &[Piece],
     ) -> Result<(), CopyError> {
         let bytes = pieces.iter().map(|piece| piece.bytes).sum::<u64>();
-        if bytes >= MOVER_BYTES_MIN {
+        if bytes >= self.chains.rates().mover_bytes(direction) {
             return self.by_mover(device, direction, pieces);
         }
         let gpu = self.gpus.iter().find(|gpu| gpu.device().index() == device);
@@ -401,6 +380,28 @@ impl Anywhere {
     }
 }
 
+/// What a copier is made of once nothing is left open.
+struct Made {
+    /// By direction, as in [`Direction::BOTH`].
+    relays: [Relay; 2],
+    rates: Rates,
+}
+
+impl Made {
+    fn of(driver: &'static Driver, options: &CopierOptions) -> Made {
+        let CopierOptions { to_device, to_host, rates, .. } = options;
+        let complete = to_device.is_some() && to_host.is_some() && rates.is_some();
+        let kept = if complete { None } else { Profile::kept(driver) };
+        let measured = |direction| Some(kept.as_ref()?.relayed?.of(direction).relay);
+        let relay =
+            |asked: &Option<Relay>, direction| asked.or_else(|| measured(direction)).unwrap_or_default();
+        Made {
+            relays: [relay(to_device, Direction::HostToDevice), relay(to_host, Direction::DeviceToHost)],
+            rates: rates.clone().or_else(|| kept.as_ref().map(Rates::from)).unwrap_or_default(),
+        }
+    }
+}
+
 fn open(driver: &'static Driver, wanted: Option<&[u16]>) -> Result<Vec<Arc<Device>>, StartError> {
     let count = Device::count(driver)?;
     let all: Vec<u16> = (0..count).collect();
@@ -432,11 +433,7 @@ struct Gpu {
 }
 
 impl Build<'_> {
-    fn everything(
-        &mut self,
-        devices: &[Arc<Device>],
-        options: &CopierOptions,
-    ) -> Result<Vec<Arc<Kernels>>, StartError> {
+    fn everything(&mut self, devices: &[Arc<Device>], made: &Made) -> Result<Vec<Arc<Kernels>>, StartError> {
         let gpus = devices.iter().map(|device| self.gpu(device)).collect::<Result<Vec<_>, StartError>>()?;
         for gpu in &gpus {
             for direction in Direction::BOTH {
@@ -450,8 +447,9 @@ impl Build<'_> {
             let peers = gpus.iter().filter(|peer| peer.device.index() != gpu.device.index());
             let relays = peers.filter(|peer| gpu.device.connect(&peer.device));
             for peer in relays.collect::<Vec<_>>() {
-                self.relay(gpu, peer, Direction::HostToDevice, options.to_device)?;
-                self.relay(gpu, peer, Direction::DeviceToHost, options.to_host)?;
+                for (direction, relay) in Direction::BOTH.into_iter().zip(made.relays) {
+                    self.relay(gpu, peer, direction, relay)?;
+                }
             }
         }
         Ok(gpus.into_iter().map(|gpu| gpu.kernels).collect())

@@ -13,13 +13,16 @@ pub mod driver;
 pub mod gpu;
 pub mod kernels;
 pub mod links;
+pub mod measure;
 pub mod pinned;
 pub mod poller;
 pub mod preflight;
 pub mod profile;
 pub mod rates;
+mod relay;
 pub mod remote;
 pub mod topology;
 
 pub use addresses::{Addresses, NoAddress};
-pub use copier::{By, Copier, CopierOptions, CopyError, HOST, Relay, SHARED, StartError};
+pub use copier::{Copier, CopierOptions, CopyError, HOST, SHARED, StartError};
+pub use relay::{By, Relay};

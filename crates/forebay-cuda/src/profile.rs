@@ -1,6 +1,11 @@
 //! What was measured of a host's links, and where it is kept between runs. This file knows figures and a file for them; it
 //! must never know how they are measured, nor what they decide.
 
+use crate::driver::Driver;
+use crate::links::Direction;
+use crate::rates::Relaying;
+use crate::relay::Relay;
+use crate::topology::Topology;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -8,7 +13,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Files of another format are as good as none.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// No profile is longer.
 const MOST_BYTES: u64 = 1 << 20;
 
@@ -26,8 +31,8 @@ pub struct Profile {
     pub together: BothWays,
     /// Copies from one GPU to another.
     pub pairs: Vec<PairRate>,
-    /// Copies of fewer bytes are faster over the GPU's own link alone.
-    pub break_even_bytes: BreakEven,
+    /// Copies over relays; none where no GPU has one.
+    pub relayed: Option<RelayedBothWays>,
 }
 
 /// Rates of one GPU's link.
@@ -59,13 +64,53 @@ pub struct PairRate {
     pub bytes_per_s: f64,
 }
 
-/// The least size that gains by several paths.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BreakEven {
-    /// From the host to a GPU.
-    pub h2d: u64,
-    /// From a GPU to the host.
-    pub d2h: u64,
+/// How copies over relays do towards GPUs, and how from them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RelayedBothWays {
+    /// From the host to GPUs.
+    pub h2d: Relayed,
+    /// From GPUs to the host.
+    pub d2h: Relayed,
+}
+
+/// How copies over relays do in one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Relayed {
+    /// By what chains are divided best.
+    pub relaying: Relaying,
+    /// Copies of fewer bytes are faster over the GPU's own link alone; none where larger ones are, too.
+    pub break_even_bytes: Option<u64>,
+    /// From this size on the mover is faster than a chain.
+    pub mover_bytes: u64,
+    /// How a peer hands on best what the mover gives it.
+    pub relay: Relay,
+}
+
+impl BothWays {
+    /// The rate of one direction, in bytes per second.
+    pub fn of(&self, direction: Direction) -> f64 {
+        match direction {
+            Direction::HostToDevice => self.h2d_bytes_per_s,
+            Direction::DeviceToHost => self.d2h_bytes_per_s,
+        }
+    }
+}
+
+impl RelayedBothWays {
+    /// One direction's.
+    pub fn of(&self, direction: Direction) -> Relayed {
+        match direction {
+            Direction::HostToDevice => self.h2d,
+            Direction::DeviceToHost => self.d2h,
+        }
+    }
+}
+
+impl Relayed {
+    fn is_sound(&self) -> bool {
+        let Relaying { efficiency, latency_s } = self.relaying;
+        (0.01..=2.0).contains(&efficiency) && (0.0..=1.0).contains(&latency_s)
+    }
 }
 
 impl Profile {
@@ -75,10 +120,10 @@ impl Profile {
         alone: Vec<LinkRate>,
         together: BothWays,
         pairs: Vec<PairRate>,
-        break_even_bytes: BreakEven,
+        relayed: Option<RelayedBothWays>,
     ) -> Profile {
         let measured_unix_s = u64::try_from(clock_gettime(ClockId::Realtime).tv_sec).unwrap_or(0);
-        Profile { format: FORMAT, digest, measured_unix_s, alone, together, pairs, break_even_bytes }
+        Profile { format: FORMAT, digest, measured_unix_s, alone, together, pairs, relayed }
     }
 
     /// The folder for profiles of this user; `None` where the user has none at all.
@@ -88,6 +133,12 @@ impl Profile {
             |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
         Some(cache.join("forebay"))
+    }
+
+    /// What is kept of the host as a driver shows it now, if anything is.
+    pub fn kept(driver: &'static Driver) -> Option<Profile> {
+        let digest = Topology::read(driver).ok()?.digest();
+        Profile::load(&Profile::folder()?, &digest)
     }
 
     /// The profile of a digest, if the folder has one. A file that is damaged, or of another host or format, is none.
@@ -120,12 +171,14 @@ impl Profile {
         self.alone.iter().find(|link| link.gpu == gpu).map(|link| link.rates)
     }
 
-    /// Whether every rate is one that a link can have.
+    /// Whether every figure is one that a host can have.
     fn is_sound(&self) -> bool {
         let both = |rates: &BothWays| [rates.h2d_bytes_per_s, rates.d2h_bytes_per_s];
         let links = self.alone.iter().flat_map(|link| both(&link.rates));
         let pairs = self.pairs.iter().map(|pair| pair.bytes_per_s);
+        let mut relayed = self.relayed.iter().flat_map(|both| [both.h2d, both.d2h]);
         links.chain(both(&self.together)).chain(pairs).all(|rate| rate.is_finite() && rate > 0.0)
+            && relayed.all(|relayed| relayed.is_sound())
     }
 }
 
@@ -142,7 +195,14 @@ mod tests {
         let together = BothWays { h2d_bytes_per_s: 136.3e9, d2h_bytes_per_s: 127.7e9 };
         let alone = vec![LinkRate { gpu: 0, rates }, LinkRate { gpu: 1, rates }];
         let pairs = vec![PairRate { from: 0, to: 1, bytes_per_s: 396.6e9 }];
-        Profile::new("0123".into(), alone, together, pairs, BreakEven { h2d: 3 << 20, d2h: 2 << 20 })
+        let h2d = Relayed {
+            relaying: Relaying { efficiency: 0.85, latency_s: 40e-6 },
+            break_even_bytes: Some(2 << 20),
+            mover_bytes: 400 << 20,
+            relay: Relay::Fused,
+        };
+        let relayed = RelayedBothWays { h2d, d2h: Relayed { break_even_bytes: None, ..h2d } };
+        Profile::new("0123".into(), alone, together, pairs, Some(relayed))
     }
 
     #[test]
@@ -164,11 +224,13 @@ mod tests {
         let bad = [
             String::new(),
             good[..good.len() / 2].into(),
-            good.replace("\"format\":1", "\"format\":2"),
+            good.replace("\"format\":2", "\"format\":1"),
             good.replace("0123", "4567"),
             good.replace("55100000000.0", "-1.0"),
             good.replace("55100000000.0", "1e999"),
             good.replace("55100000000.0", "null"),
+            good.replace("\"efficiency\":0.85", "\"efficiency\":0.0"),
+            good.replace("\"fused\"", "\"thrown\""),
             "x".repeat(2 << 20),
         ];
         for text in bad {

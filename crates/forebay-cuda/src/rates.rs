@@ -3,21 +3,24 @@
 
 use crate::chain::Path;
 use crate::links::Direction;
+use crate::profile::Profile;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
 /// Rates of the lanes of a host, and what relaying costs.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rates {
     /// Bytes per second of each GPU's lane while the others are idle.
     lanes: HashMap<(u16, Direction), f64>,
     /// Bytes per second of all lanes together.
     host: HashMap<Direction, f64>,
     relays: HashMap<Direction, Relaying>,
-    break_even_bytes: u64,
+    break_even_bytes: HashMap<Direction, u64>,
+    mover_bytes: HashMap<Direction, u64>,
 }
 
 /// What it costs to go over a relay.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Relaying {
     /// What a relay carries in the end of what its lane would.
     pub efficiency: f64,
@@ -29,25 +32,56 @@ pub struct Relaying {
 const LANE_BYTES_PER_S: f64 = 54e9;
 /// Smaller copies are faster alone, until it is measured.
 const BREAK_EVEN_BYTES: u64 = 2 << 20;
+/// Larger copies that are waited for are the mover's, until it is measured.
+const MOVER_BYTES: u64 = 384 << 20;
 /// What relaying costs, until it is measured.
-const RELAYING: Relaying = Relaying { efficiency: 0.92, latency_s: 30e-6 };
+pub(crate) const RELAYING: Relaying = Relaying { efficiency: 0.92, latency_s: 30e-6 };
 
-impl Default for Rates {
-    fn default() -> Rates {
-        let (lanes, host, relays) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Rates { lanes, host, relays, break_even_bytes: BREAK_EVEN_BYTES }
+/// As measured. What was not measured, since no GPU of the host has a relay, stays as it is assumed.
+impl From<&Profile> for Rates {
+    fn from(profile: &Profile) -> Rates {
+        let mut rates = Rates::default();
+        for direction in Direction::BOTH {
+            rates = rates.with_host(direction, profile.together.of(direction));
+            for link in &profile.alone {
+                rates = rates.with_lane(link.gpu, direction, link.rates.of(direction));
+            }
+            if let Some(relayed) = profile.relayed.map(|relayed| relayed.of(direction)) {
+                rates = rates
+                    .with_relaying(direction, relayed.relaying)
+                    .with_break_even_bytes(direction, relayed.break_even_bytes.unwrap_or(u64::MAX))
+                    .with_mover_bytes(direction, relayed.mover_bytes);
+            }
+        }
+        rates
     }
 }
 
 impl Rates {
     /// The size from which on a copy over several paths is the faster one.
-    pub fn break_even_bytes(&self) -> u64 {
-        self.break_even_bytes
+    pub fn break_even_bytes(&self, direction: Direction) -> u64 {
+        self.break_even_bytes.get(&direction).copied().unwrap_or(BREAK_EVEN_BYTES)
     }
 
-    /// Sets the size from which on a copy goes over several paths.
-    pub fn with_break_even_bytes(mut self, bytes: u64) -> Rates {
-        self.break_even_bytes = bytes;
+    /// The size below which a copy is faster alone, whichever way it goes.
+    pub fn least_bytes(&self) -> u64 {
+        Direction::BOTH.map(|direction| self.break_even_bytes(direction)).into_iter().min().unwrap_or(0)
+    }
+
+    /// The size from which on the mover is faster than a chain, for a copy that is waited for.
+    pub fn mover_bytes(&self, direction: Direction) -> u64 {
+        self.mover_bytes.get(&direction).copied().unwrap_or(MOVER_BYTES)
+    }
+
+    /// Sets the size from which on a copy goes over several paths; `u64::MAX` for never.
+    pub fn with_break_even_bytes(mut self, direction: Direction, bytes: u64) -> Rates {
+        self.break_even_bytes.insert(direction, bytes);
+        self
+    }
+
+    /// Sets the size from which on a copy that is waited for is the mover's; `u64::MAX` for never.
+    pub fn with_mover_bytes(mut self, direction: Direction, bytes: u64) -> Rates {
+        self.mover_bytes.insert(direction, bytes);
         self
     }
 

@@ -4,7 +4,7 @@
 
 use forebay_cuda::driver::LoadError;
 use forebay_cuda::preflight::{Finding, Severity, findings, without_driver, worst};
-use forebay_cuda::profile::{BothWays, BreakEven, LinkRate, Profile};
+use forebay_cuda::profile::{BothWays, LinkRate, Profile};
 use forebay_cuda::topology::{GpuFacts, MemoryFacts, NumaNode, Pair, PciPlace, Topology, Transparent};
 
 /// Four GPUs with links of their own, all of which reach each other; huge pages, and no limits.
@@ -55,7 +55,7 @@ fn both(gb_per_s: f64) -> BothWays {
 
 fn measured(links: [f64; 4], together: f64) -> Profile {
     let alone = (0..).zip(links).map(|(gpu, rate)| LinkRate { gpu, rates: both(rate) }).collect();
-    Profile::new(good().digest(), alone, both(together), vec![], BreakEven { h2d: 1 << 21, d2h: 1 << 21 })
+    Profile::new(good().digest(), alone, both(together), vec![], None)
 }
 
 /// What is not as it should be.

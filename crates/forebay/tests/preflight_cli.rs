@@ -50,3 +50,30 @@ fn every_gpu_of_a_driver_is_shown_and_the_worst_finding_is_the_exit_code() {
     let (code, told, _) = preflight("version 12000");
     assert!(code == 2 && told.contains("12.4 or later"), "{told}");
 }
+
+#[test]
+fn what_was_measured_is_shown_and_is_there_the_next_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let preflight = |options: &[&str]| {
+        let json = folder.path().join("seen.json");
+        let ran = Command::new(env!("CARGO_BIN_EXE_forebay"))
+            .args(["preflight", "gpu", "--json"])
+            .arg(&json)
+            .args(options)
+            .env("FOREBAY_LIBCUDA", &fake_cuda_install::installed().libcuda)
+            .env("XDG_CACHE_HOME", folder.path())
+            .envs([("FAKE_CUDA_GPUS", "2"), ("FAKE_CUDA_RATES", "h2d=0.4,d2h=0.4,p2p=2")])
+            .output()
+            .unwrap();
+        let told =
+            format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+        let seen = std::fs::read(json).unwrap_or_else(|error| panic!("{error}: {told}"));
+        let seen: Value = serde_json::from_slice(&seen).unwrap();
+        (told, seen["measured"].clone())
+    };
+    assert!(preflight(&[]).1.is_null());
+    let (told, measured) = preflight(&["--measure"]);
+    assert!(told.contains("GB/s, as measured") && told.contains("several paths pay from"), "{told}");
+    assert_eq!(measured["pairs"].as_array().unwrap().len(), 2);
+    assert_eq!(preflight(&[]).1, measured);
+}

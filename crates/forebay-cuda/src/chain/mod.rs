@@ -154,6 +154,21 @@ impl Chains {
         Ok(Chains { driver, devices, rates, ways, crews, counters: Counters::default() })
     }
 
+    /// By what they are divided.
+    pub fn rates(&self) -> &Rates {
+        &self.rates
+    }
+
+    /// Sets by what they are divided from now on.
+    pub(crate) fn set_rates(&mut self, rates: Rates) {
+        self.rates = rates;
+    }
+
+    /// Whether a GPU has relays.
+    pub fn has_relays(&self, device: u16) -> bool {
+        self.ways.contains_key(&(device, Direction::HostToDevice))
+    }
+
     /// What they have done so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -177,7 +192,7 @@ impl Chains {
     /// As [`copy`](Chains::copy), with its contract.
     unsafe fn queue(&self, pieces: &[Piece], stream: StreamHandle) -> Result<(), Declined> {
         let bytes = pieces.iter().map(|piece| piece.bytes).sum::<u64>();
-        if bytes < self.rates.break_even_bytes() {
+        if bytes < self.rates.least_bytes() {
             return Err(Declined::Small);
         }
         self.check_capture(stream)?;
@@ -186,6 +201,9 @@ impl Chains {
         let Inspected { target, direction, pieces, peers_reach } = self.inspect(pieces)?;
         if device.index() != target {
             return Err(Declined::ForeignContext);
+        }
+        if bytes < self.rates.break_even_bytes(direction) {
+            return Err(Declined::Small);
         }
         let way = self.ways.get(&(target, direction)).ok_or(Declined::NoRelay)?;
         let _current = device.enter().map_err(|_| Declined::Fault)?;

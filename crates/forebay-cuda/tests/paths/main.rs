@@ -8,7 +8,7 @@ use forebay_cuda::chain::Declined;
 use forebay_cuda::device::{Event, Stream};
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
-use forebay_cuda::{By, CopierOptions, Relay};
+use forebay_cuda::{CopierOptions, Relay};
 use forebay_mover::{Class, End, Span, SpanPair, Transfer};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -20,11 +20,9 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn every_byte_arrives_over_every_kind_of_relay() {
     alone("every_byte_arrives_over_every_kind_of_relay", &[], |fake| {
-        for relay in
-            [Relay::Staged(By::Own), Relay::Staged(By::Peer), Relay::Staged(By::Kernel), Relay::Fused]
-        {
-            let world =
-                fake.world(CopierOptions { to_device: relay, to_host: relay, ..CopierOptions::default() });
+        for relay in Relay::ALL {
+            let (to_device, to_host) = (Some(relay), Some(relay));
+            let world = fake.world(CopierOptions { to_device, to_host, ..CopierOptions::default() });
             let bytes = 24 * MIB + 4096 + 13;
             let (source, target) = (world.host(bytes), world.host(bytes));
             let memory = world.memory(0, bytes);

@@ -4,8 +4,9 @@
 use clap::Subcommand;
 use forebay_cuda::driver::Driver;
 use forebay_cuda::preflight::{Finding, Severity, findings, without_driver, worst};
-use forebay_cuda::profile::Profile;
+use forebay_cuda::profile::{Profile, Relayed};
 use forebay_cuda::topology::{GpuFacts, MemoryFacts, Topology, Transparent};
+use forebay_cuda::{By, Relay};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -24,15 +25,18 @@ enum What {
         /// Write all of it to a file as JSON too
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
+        /// Measure the links first, and copies over them, for about 3 seconds, and keep the figures for everything that copies
+        #[arg(long)]
+        measure: bool,
     },
 }
 
 /// Runs the command. The exit code is the worst finding's.
 pub fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error + Send + Sync>> {
-    let What::Gpu { json } = args.what;
-    let seen = Driver::load().and_then(|driver| Ok(Topology::read(driver)?));
-    let host = match seen {
-        Ok(host) => host,
+    let What::Gpu { json, measure } = args.what;
+    let seen = Driver::load().and_then(|driver| Ok((driver, Topology::read(driver)?)));
+    let (driver, host) = match seen {
+        Ok(seen) => seen,
         Err(error) => {
             let finding = without_driver(&error);
             println!("fault: {}: {}", finding.what, finding.action);
@@ -40,7 +44,10 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error + Send + Sy
             return Ok(exit_code(Severity::Fault));
         }
     };
-    let profile = Profile::folder().and_then(|folder| Profile::load(&folder, &host.digest()));
+    let profile = match measure && !host.gpus.is_empty() {
+        true => Some(measured(driver, &host)?),
+        false => Profile::kept(driver),
+    };
     let found = findings(&host, profile.as_ref());
     print_host(&host);
     if let Some(profile) = &profile {
@@ -50,6 +57,19 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error + Send + Sy
     found.iter().for_each(print_finding);
     write(json.as_deref(), Some(&host), profile.as_ref(), &found)?;
     Ok(exit_code(worst(&found)))
+}
+
+/// Measures, and keeps what was measured.
+fn measured(
+    driver: &'static Driver,
+    host: &Topology,
+) -> Result<Profile, Box<dyn std::error::Error + Send + Sync>> {
+    let profile = forebay_cuda::measure::measure(driver, host)?;
+    let folder =
+        Profile::folder().ok_or("the figures are not kept: neither XDG_CACHE_HOME nor HOME is set")?;
+    let failed = |error| format!("the figures are not kept: {}: {error}", folder.display());
+    profile.save(&folder).map_err(failed)?;
+    Ok(profile)
 }
 
 fn exit_code(severity: Severity) -> ExitCode {
@@ -138,9 +158,38 @@ fn print_profile(profile: &Profile) {
         let (h2d, d2h) = (rates.h2d_bytes_per_s / 1e9, rates.d2h_bytes_per_s / 1e9);
         println!("{name:<10} {h2d:>14.1} {d2h:>14.1}");
     }
-    let least = |bytes: u64| format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20));
-    let (h2d, d2h) = (least(profile.break_even_bytes.h2d), least(profile.break_even_bytes.d2h));
-    println!("several paths pay from {h2d} to a GPU and from {d2h} from one");
+    for pair in &profile.pairs {
+        println!("{:<10} {:>14.1}", format!("{} > {}", pair.from, pair.to), pair.bytes_per_s / 1e9);
+    }
+    match &profile.relayed {
+        Some(relayed) => {
+            print_relayed("to a GPU", &relayed.h2d);
+            print_relayed("from a GPU", &relayed.d2h);
+        }
+        None => println!("no GPU reaches another, so that copies have one path each"),
+    }
+}
+
+fn print_relayed(way: &str, relayed: &Relayed) {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let Some(least) = relayed.break_even_bytes else {
+        println!("{way}: several paths do not pay");
+        return;
+    };
+    println!(
+        "{way}: several paths pay from {:.1} MiB on; a relay is {:.0} us late and carries {:.2} of its link; \
+         copies that are waited for are shared out as they go from {:.0} MiB on, by {}",
+        mib(least),
+        relayed.relaying.latency_s * 1e6,
+        relayed.relaying.efficiency,
+        mib(relayed.mover_bytes),
+        match relayed.relay {
+            Relay::Staged(By::Own) => "the GPU's own copy engine",
+            Relay::Staged(By::Peer) => "its peers' copy engines",
+            Relay::Staged(By::Kernel) => "a kernel of the GPU",
+            Relay::Fused => "kernels of its peers",
+        }
+    );
 }
 
 fn print_finding(finding: &Finding) {

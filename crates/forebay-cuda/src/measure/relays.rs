@@ -1,0 +1,209 @@
+//! Real copies for one GPU over its relays: by what chains are divided best, from which size on they pay, when the mover is
+//! better still, and how peers hand on best. All of it through [`Copier::copy_and_wait`], as callers have it; rates decide
+//! whether that is a plain copy, a chain or the mover's. This file knows candidates; it must never know how any of them copies.
+
+use super::choose::{Pair, best_kind, best_step, break_even, crossover};
+use super::turns::in_turn;
+use super::{MeasureError, PINNED_BYTES};
+use crate::copier::Copier;
+use crate::device::{DeviceMemory, HostMemory};
+use crate::driver::abi::Address;
+use crate::kernels::Piece;
+use crate::links::Direction;
+use crate::profile::Relayed;
+use crate::rates::{RELAYING, Rates, Relaying};
+use crate::relay::Relay;
+use std::time::Instant;
+
+const ROUNDS: usize = 7;
+/// More of them for small copies, which are over soon and disturbed easily.
+const SMALL_ROUNDS: usize = 15;
+/// A copy over a slow lane is no larger than what takes this long.
+const COPY_S: f64 = 8e-3;
+/// What relays may carry of what their lanes would: with all lanes at work the host's memory is the limit, and some of what a
+/// relay carries is late for good.
+const EFFICIENCIES: [f64; 7] = [0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05];
+const LATENCIES_US: [u32; 10] = [10, 15, 20, 25, 30, 40, 50, 60, 80, 100];
+/// Sizes at which latency tells, in MiB.
+const LATENCY_MIB: [f64; 3] = [4.0, 8.0, 16.0];
+/// Sizes at which chains may begin to pay, in MiB.
+const BREAK_EVEN_MIB: [f64; 11] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0];
+/// From here on the mover has it anyway: it shares out the work while it is done, which no figure of an idle host shows.
+const MOVER_BYTES_MOST: u64 = 1 << 30;
+
+/// Who copies.
+#[derive(Debug, Clone, Copy)]
+enum Who {
+    Plain,
+    Chain(Relaying),
+    Mover,
+}
+
+/// A GPU to copy for, and what with.
+pub struct Trials<'a> {
+    /// Copiers that differ in how relays hand on what the mover gives them. Chains are the first one's.
+    pub copiers: Vec<(Relay, Copier)>,
+    pub pinned: &'a HostMemory,
+    pub memory: DeviceMemory,
+    /// Of the bare links.
+    pub rates: Rates,
+}
+
+impl Trials<'_> {
+    /// Finds what is best in one direction, for a target whose own lane has this rate.
+    pub fn of(
+        &mut self,
+        direction: Direction,
+        lane_bytes_per_s: f64,
+        until: Instant,
+    ) -> Result<Relayed, MeasureError> {
+        let start = Instant::now();
+        let part = |part: f64| start + until.saturating_duration_since(start).mul_f64(part);
+        let most = ((lane_bytes_per_s * COPY_S) as u64).next_power_of_two().min(PINNED_BYTES);
+        let relaying = self.efficiency(direction, most, part(0.4))?;
+        let relaying = self.latency(direction, relaying, most, part(0.55))?;
+        let break_even_bytes = self.break_even(direction, relaying, most, part(0.75))?;
+        let best = self.relay(direction, most, part(0.9))?;
+        let crossing = self.mover(direction, relaying, best, most, until)?;
+        // Where chains do not pay the mover's paths, which are the same ones, do not either.
+        let mover_bytes = break_even_bytes.map_or(u64::MAX, |least| crossing.max(least));
+        Ok(Relayed { relaying, break_even_bytes, mover_bytes, relay: self.copiers[best].0 })
+    }
+
+    fn efficiency(
+        &mut self,
+        direction: Direction,
+        most: u64,
+        until: Instant,
+    ) -> Result<Relaying, MeasureError> {
+        let candidates = EFFICIENCIES.map(|efficiency| Relaying { efficiency, ..RELAYING });
+        self.best(direction, &candidates, &[most / 4, most], until)
+    }
+
+    fn latency(
+        &mut self,
+        direction: Direction,
+        found: Relaying,
+        most: u64,
+        until: Instant,
+    ) -> Result<Relaying, MeasureError> {
+        let candidates = LATENCIES_US.map(|us| Relaying { latency_s: f64::from(us) / 1e6, ..found });
+        self.best(direction, &candidates, &sizes(&LATENCY_MIB, most), until)
+    }
+
+    /// The candidate by which chains of these sizes are divided best.
+    fn best(
+        &mut self,
+        direction: Direction,
+        candidates: &[Relaying],
+        sizes: &[u64],
+        until: Instant,
+    ) -> Result<Relaying, MeasureError> {
+        let seconds = in_turn(candidates.len() * sizes.len(), ROUNDS, until, |nth| {
+            let (relaying, bytes) = (candidates[nth / sizes.len()], sizes[nth % sizes.len()]);
+            self.seconds(0, Who::Chain(relaying), direction, bytes)
+        })?;
+        let table: Vec<Vec<f64>> = seconds.chunks(sizes.len()).map(<[f64]>::to_vec).collect();
+        Ok(candidates[best_step(&table)])
+    }
+
+    fn break_even(
+        &mut self,
+        direction: Direction,
+        relaying: Relaying,
+        most: u64,
+        until: Instant,
+    ) -> Result<Option<u64>, MeasureError> {
+        let sizes = sizes(&BREAK_EVEN_MIB, most);
+        let pairs =
+            self.pairs(direction, [(0, Who::Plain), (0, Who::Chain(relaying))], &sizes, SMALL_ROUNDS, until)?;
+        Ok(break_even(&pairs))
+    }
+
+    /// The copier whose relays are the best for the mover.
+    fn relay(&mut self, direction: Direction, most: u64, until: Instant) -> Result<usize, MeasureError> {
+        let seconds = in_turn(self.copiers.len(), ROUNDS, until, |copier| {
+            self.seconds(copier, Who::Mover, direction, most)
+        })?;
+        Ok(best_kind(&seconds))
+    }
+
+    fn mover(
+        &mut self,
+        direction: Direction,
+        relaying: Relaying,
+        best: usize,
+        most: u64,
+        until: Instant,
+    ) -> Result<u64, MeasureError> {
+        let sizes = [most / 4, most / 2, most];
+        let pairs =
+            self.pairs(direction, [(0, Who::Chain(relaying)), (best, Who::Mover)], &sizes, ROUNDS, until)?;
+        Ok(crossover(&pairs, MOVER_BYTES_MOST))
+    }
+
+    /// Two ways side by side at several sizes.
+    fn pairs(
+        &mut self,
+        direction: Direction,
+        ways: [(usize, Who); 2],
+        sizes: &[u64],
+        rounds: usize,
+        until: Instant,
+    ) -> Result<Vec<Pair>, MeasureError> {
+        let seconds = in_turn(2 * sizes.len(), rounds, until, |nth| {
+            let (copier, who) = ways[nth % 2];
+            self.seconds(copier, who, direction, sizes[nth / 2])
+        })?;
+        let pair = |(bytes, both): (&u64, &[f64])| Pair { bytes: *bytes, usual_s: both[0], other_s: both[1] };
+        Ok(sizes.iter().zip(seconds.chunks(2)).map(pair).collect())
+    }
+
+    /// How long a copy takes.
+    fn seconds(
+        &mut self,
+        copier: usize,
+        who: Who,
+        direction: Direction,
+        bytes: u64,
+    ) -> Result<f64, MeasureError> {
+        let (host, device) = (self.pinned.start() as Address, self.memory.address());
+        let (from, to) = match direction {
+            Direction::HostToDevice => (host, device),
+            Direction::DeviceToHost => (device, host),
+        };
+        let rates = who.rates(&self.rates);
+        let copier = &mut self.copiers[copier].1;
+        copier.set_rates(rates);
+        let start = Instant::now();
+        let target = self.memory.device().index();
+        // SAFETY: both ranges are as long as the largest copy, and nobody else uses them.
+        unsafe { copier.copy_and_wait(target, direction, &[Piece { from, to, bytes }])? };
+        Ok(start.elapsed().as_secs_f64())
+    }
+}
+
+impl Who {
+    /// Rates with which a copier leaves a copy to it.
+    fn rates(self, bare: &Rates) -> Rates {
+        let (break_even_bytes, mover_bytes) = match self {
+            Who::Plain => (u64::MAX, u64::MAX),
+            Who::Chain(_) => (0, u64::MAX),
+            Who::Mover => (u64::MAX, 0),
+        };
+        Direction::BOTH.into_iter().fold(bare.clone(), |rates, direction| {
+            let rates = match self {
+                Who::Chain(relaying) => rates.with_relaying(direction, relaying),
+                _ => rates,
+            };
+            rates.with_break_even_bytes(direction, break_even_bytes).with_mover_bytes(direction, mover_bytes)
+        })
+    }
+}
+
+/// The sizes that are not larger than `most`, but one at least.
+fn sizes(mib: &[f64], most: u64) -> Vec<u64> {
+    let bytes = mib.iter().map(|mib| (mib * f64::from(1 << 20)) as u64);
+    let sizes: Vec<u64> = bytes.filter(|bytes| *bytes <= most).collect();
+    if sizes.is_empty() { vec![most] } else { sizes }
+}

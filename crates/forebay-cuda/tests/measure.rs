@@ -1,0 +1,159 @@
+//! Measuring, on the fake driver with links of known rates: figures are those of the links, and what is kept is used.
+#![allow(clippy::unwrap_used)]
+
+mod fake;
+
+use fake::{Fake, alone};
+use forebay_cuda::links::Direction;
+use forebay_cuda::measure::measure;
+use forebay_cuda::profile::{BothWays, Profile, Relayed, RelayedBothWays};
+use forebay_cuda::rates::{Rates, Relaying};
+use forebay_cuda::topology::Topology;
+use forebay_cuda::{Copier, CopierOptions, Relay};
+use libc::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A busy machine moves less than a link would, and for a moment more, since pretended links catch up on what they missed.
+fn is_about(measured: f64, gb_per_s: f64) -> bool {
+    (0.3 * gb_per_s..1.5 * gb_per_s).contains(&(measured / 1e9))
+}
+
+fn measured(fake: &Fake) -> Profile {
+    let profile = measure(fake.driver, &Topology::read(fake.driver).unwrap()).unwrap();
+    assert_nothing_is_left(fake);
+    profile
+}
+
+fn assert_nothing_is_left(fake: &Fake) {
+    for what in ["live.streams", "live.events", "live.modules", "live.allocations", "live.host"] {
+        assert_eq!(fake.stat(what), 0, "{what}");
+    }
+}
+
+#[test]
+fn links_are_measured_as_they_are_and_a_slow_lane_shows() {
+    let rates = "h2d=0.12,d2h=0.12,h2d.1=0.06,d2h.1=0.06,host_h2d=0.15,p2p=0.3";
+    let env = [("FAKE_CUDA_GPUS", "2"), ("FAKE_CUDA_RATES", rates)];
+    alone("links_are_measured_as_they_are_and_a_slow_lane_shows", &env, |fake| {
+        let profile = measured(fake);
+        let BothWays { h2d_bytes_per_s, d2h_bytes_per_s } = profile.together;
+        let both = [profile.alone(0).unwrap(), profile.alone(1).unwrap()];
+        for (rates, gb_per_s) in both.iter().zip([0.12, 0.06]) {
+            assert!(is_about(rates.h2d_bytes_per_s, gb_per_s), "{both:?}");
+            assert!(is_about(rates.d2h_bytes_per_s, gb_per_s), "{both:?}");
+        }
+        assert!(both[1].h2d_bytes_per_s < 0.8 * both[0].h2d_bytes_per_s, "{both:?}");
+        assert!(is_about(h2d_bytes_per_s, 0.15) && is_about(d2h_bytes_per_s, 0.18), "{:?}", profile.together);
+        assert_eq!(profile.pairs.len(), 2);
+        assert!(profile.pairs.iter().all(|pair| is_about(pair.bytes_per_s, 0.3)), "{:?}", profile.pairs);
+        let relayed = profile.relayed.unwrap();
+        for direction in Direction::BOTH {
+            let Relayed { relaying, mover_bytes, .. } = relayed.of(direction);
+            assert!((0.75..=1.05).contains(&relaying.efficiency), "{relaying:?}");
+            assert!((10e-6..=100e-6).contains(&relaying.latency_s), "{relaying:?}");
+            assert!(mover_bytes <= 1 << 30 || mover_bytes == u64::MAX, "{mover_bytes}");
+        }
+    });
+}
+
+#[test]
+fn measuring_ends_in_time_however_slow_links_are() {
+    let env = [("FAKE_CUDA_GPUS", "3"), ("FAKE_CUDA_RATES", "h2d=0.1,d2h=0.1,p2p=0.4")];
+    alone("measuring_ends_in_time_however_slow_links_are", &env, |fake| {
+        let start = Instant::now();
+        assert!(measured(fake).relayed.is_some());
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+    });
+}
+
+#[test]
+fn gpus_that_do_not_reach_each_other_have_lanes_and_nothing_else() {
+    let env =
+        [("FAKE_CUDA_GPUS", "2"), ("FAKE_CUDA_RATES", "h2d=0.4,d2h=0.4"), ("FAKE_CUDA_FAULTS", "p2p off")];
+    alone("gpus_that_do_not_reach_each_other_have_lanes_and_nothing_else", &env, |fake| {
+        let profile = measured(fake);
+        assert_eq!((profile.alone.len(), profile.pairs.len(), profile.relayed), (2, 0, None));
+        let rates = Rates::from(&profile);
+        assert_eq!(rates.least_bytes(), Rates::default().least_bytes());
+    });
+}
+
+#[test]
+fn a_copy_that_fails_is_an_error_and_leaves_nothing_behind() {
+    alone("a_copy_that_fails_is_an_error_and_leaves_nothing_behind", &[("FAKE_CUDA_GPUS", "2")], |fake| {
+        fake.control("fail cuMemcpyAsync 40 700");
+        let failed = measure(fake.driver, &Topology::read(fake.driver).unwrap()).unwrap_err();
+        assert!(failed.to_string().contains("cuMemcpyAsync"), "{failed}");
+        assert_nothing_is_left(fake);
+    });
+}
+
+/// A profile that nobody would assume, for the host as the fake driver has it.
+fn odd(fake: &Fake) -> Profile {
+    let host = Topology::read(fake.driver).unwrap();
+    let together = BothWays { h2d_bytes_per_s: 30e9, d2h_bytes_per_s: 20e9 };
+    let h2d = Relayed {
+        relaying: Relaying { efficiency: 0.7, latency_s: 55e-6 },
+        break_even_bytes: Some(5 << 20),
+        mover_bytes: 77 << 20,
+        relay: Relay::Fused,
+    };
+    let relayed = RelayedBothWays { h2d, d2h: Relayed { break_even_bytes: None, ..h2d } };
+    Profile::new(host.digest(), vec![], together, vec![], Some(relayed))
+}
+
+/// Runs a test with a folder for what is kept.
+fn with_cache(test: &str, body: impl FnOnce(&Fake)) {
+    let cache = tempfile::tempdir().unwrap();
+    alone(test, &[("FAKE_CUDA_GPUS", "2"), ("XDG_CACHE_HOME", cache.path().to_str().unwrap())], body);
+}
+
+#[test]
+fn a_copier_goes_by_what_was_kept_of_this_host_unless_told_otherwise() {
+    with_cache("a_copier_goes_by_what_was_kept_of_this_host_unless_told_otherwise", |fake| {
+        let started = |options| Copier::with_driver(fake.driver, &options).unwrap().chains().rates().clone();
+        assert_eq!(started(CopierOptions::default()), Rates::default());
+        let kept = odd(fake);
+        kept.save(&Profile::folder().unwrap()).unwrap();
+        let rates = started(CopierOptions::default());
+        assert_eq!(rates, Rates::from(&kept));
+        assert_eq!(rates.break_even_bytes(Direction::HostToDevice), 5 << 20);
+        assert_eq!(rates.break_even_bytes(Direction::DeviceToHost), u64::MAX);
+        assert_eq!(rates.mover_bytes(Direction::HostToDevice), 77 << 20);
+        let told = Rates::default().with_mover_bytes(Direction::HostToDevice, 1);
+        let options = CopierOptions { rates: Some(told.clone()), ..CopierOptions::default() };
+        assert_eq!(started(options), told);
+    });
+}
+
+/// The head of `forebay_copy_api`.
+#[repr(C)]
+struct CopyApi {
+    abi: u32,
+    size: u32,
+    min_bytes: AtomicU64,
+}
+
+unsafe extern "C" {
+    fn forebay_copy_open(
+        dlsym: unsafe extern "C" fn(*mut c_void, *const libc::c_char) -> *mut c_void,
+        libcuda: *mut c_void,
+    ) -> *const CopyApi;
+}
+
+#[test]
+fn the_preload_is_offered_copies_from_the_size_that_was_measured() {
+    with_cache("the_preload_is_offered_copies_from_the_size_that_was_measured", |fake| {
+        odd(fake).save(&Profile::folder().unwrap()).unwrap();
+        let path = std::ffi::CString::new(std::env::var("FOREBAY_LIBCUDA").unwrap()).unwrap();
+        // SAFETY: the library is the fake driver, which is never closed; what is returned lives as long as the process.
+        let api = unsafe { &*forebay_copy_open(libc::dlsym, libc::dlopen(path.as_ptr(), libc::RTLD_NOW)) };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while api.min_bytes.load(Ordering::Relaxed) != 5 << 20 {
+            assert!(Instant::now() < deadline, "still {:?}", api.min_bytes);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(api.abi == 1 && api.size >= 16);
+    });
+}
