@@ -38,8 +38,9 @@ int cuThreadExchangeStreamCaptureMode(int *mode) {
 #define FINISHED(name) int name(uint64_t to, uint64_t from, size_t bytes) { \
     SAY("driver " #name " %lu %lu %zu\n", to, from, bytes); return 0; }
 #define ENQUEUED(name) int name(uint64_t to, uint64_t from, size_t bytes, void *stream) { \
+    SAY("driver " #name " %lu %lu %zu %lu\n", to, from, bytes, (uintptr_t)stream); \
     driver_copies++; \
-    SAY("driver " #name " %lu %lu %zu %lu\n", to, from, bytes, (uintptr_t)stream); return 0; }
+    return 0; }
 #define BATCHED(name) int name(uint64_t *to, uint64_t *from, size_t *bytes, size_t count, void *attributes, size_t *starts, \
         size_t attribute_count, size_t *failed, void *stream) { \
     (void)to; (void)from; (void)bytes; (void)attributes; (void)starts; (void)attribute_count; *failed = 5; \
