@@ -3,6 +3,34 @@
 //! A [`Copier`] is a mover with those links and routes; [`chain::Chains`] copy in a caller's stream. Neither decides what
 //! moves when, which is the mover's or the stream's; they know devices, streams and kernels, which nothing else in the
 //! house may know.
+//!
+//! ```no_run
+//! use forebay_cuda::device::{DeviceMemory, HostMemory, Stream};
+//! use forebay_cuda::kernels::Piece;
+//! use forebay_cuda::links::Direction;
+//! use forebay_cuda::{Copier, CopierOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let bytes = 64 << 20;
+//! let copier = Copier::start(&CopierOptions::default())?;
+//! let gpu = copier.devices().next().ok_or("no GPU")?;
+//! let (host, memory) = (HostMemory::new(gpu, bytes)?, DeviceMemory::new(gpu, bytes as u64)?);
+//! let there = [Piece { from: host.start() as u64, to: memory.address(), bytes: bytes as u64 }];
+//!
+//! // SAFETY: both ranges are valid, the host's is pinned, and nobody else uses them.
+//! unsafe { copier.copy_and_wait(gpu.index(), Direction::HostToDevice, &there)? };
+//!
+//! // The same in the order of a stream, whose context is current.
+//! let stream = Stream::new(gpu)?;
+//! let _current = gpu.enter()?;
+//! // SAFETY: as above; both outlive the stream's work.
+//! if let Some(declined) = unsafe { copier.copy_in_stream(&there, stream.handle())? } {
+//!     println!("it went direct: {declined}");
+//! }
+//! stream.synchronize()?;
+//! # Ok(())
+//! # }
+//! ```
 
 mod addresses;
 mod capi;

@@ -73,7 +73,7 @@ fn what_was_measured_is_shown_and_is_there_the_next_time() {
     };
     assert!(preflight(&[]).1.is_null());
     let (told, measured) = preflight(&["--measure"]);
-    assert!(told.contains("GB/s, as measured") && told.contains("several paths pay from"), "{told}");
+    assert!(told.contains("GB/s, as measured") && told.contains("to a GPU: several paths"), "{told}");
     assert_eq!(measured["pairs"].as_array().unwrap().len(), 2);
     assert_eq!(preflight(&[]).1, measured);
 }
