@@ -72,7 +72,7 @@ lint: setup
 
 ## Every benchmark beside its ceiling; results go to bench/results/.
 bench: build
-	$(FOREBAY) bench copy --json bench/results/copy.json
+	$(FOREBAY) bench copy --host --json bench/results/copy.json
 	$(FOREBAY) bench store --json bench/results/store.json
 	$(FOREBAY) bench disk --dir target --json bench/results/disk.json
 	$(FOREBAY) bench route --json bench/results/route.json

@@ -100,6 +100,11 @@ impl Results {
         }
     }
 
+    /// Names the machine's GPUs.
+    pub fn gpus(&mut self, names: Vec<String>) {
+        self.machine.gpus = names;
+    }
+
     /// Writes the object as indented JSON.
     pub fn write(&self, file: &Path) -> std::io::Result<()> {
         let mut text = serde_json::to_string_pretty(self)?;

@@ -1,4 +1,4 @@
-//! `forebay bench copy`: scattered copies in host memory through the whole mover, from submission to end, beside what the
+//! `forebay bench copy --host`: scattered copies in host memory through the whole mover, from submission to end, beside what the
 //! machine's memory gives to plain memcpy. It measures what callers of the mover get; it must never reach around it.
 //!
 //! Every run copies a GiB three times, one after another so that all see the same minute of the machine: as plain memcpy
@@ -6,8 +6,9 @@
 //! transfer of all blocks. Blocks lie in different random orders at the source and at the target, so that none can be
 //! merged.
 
-use super::{Output, finish};
-use crate::results::{Peer, Results, Row};
+use super::Outcome;
+use super::timing::{Cost, cost};
+use crate::results::{Peer, Row};
 use forebay_links::HostLink;
 use forebay_mover::{
     Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId, RouteSpec, Span,
@@ -16,34 +17,17 @@ use forebay_mover::{
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
-use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::time::Instant;
 
 const GIB: usize = 1 << 30;
 const HOST: Place = Place::Host(0);
 
-/// Arguments of `forebay bench copy`.
-#[derive(clap::Args)]
-pub struct Args {
-    /// Runs of each kind
-    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    runs: u32,
-    /// Threads that copy
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
-    threads: u32,
-    #[command(flatten)]
-    output: Output,
-}
-
 /// Runs the benchmark.
-pub fn run(args: Args) -> crate::CommandResult {
-    let bench = CopyBench::new(args.threads as usize)?;
-    let mut results = Results::new("copy");
-    for (name, block_bytes) in [("26kib", 26 << 10), ("256kib", 256 << 10), ("1gib", GIB)] {
-        results.rows.push(bench.measure(name, block_bytes, args.runs)?);
-    }
-    finish(&results, &args.output)
+pub fn rows(runs: u32, threads: u32) -> Outcome<Vec<Row>> {
+    let bench = CopyBench::new(threads as usize)?;
+    let sizes = [("26kib", 26 << 10), ("256kib", 256 << 10), ("1gib", GIB)];
+    sizes.into_iter().map(|(name, block_bytes)| bench.measure(name, block_bytes, runs)).collect()
 }
 
 /// The same bytes twice: for memcpy, which needs slices, and registered with the mover.
@@ -57,16 +41,8 @@ struct CopyBench {
     _mover: MoverThread,
 }
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
-
 /// A block's offset at the source and at the target.
 type Block = (usize, usize);
-
-/// Wall and CPU seconds of one copy.
-struct Cost {
-    wall_s: f64,
-    cpu_s: f64,
-}
 
 impl CopyBench {
     fn new(threads: usize) -> Outcome<CopyBench> {
@@ -129,17 +105,14 @@ impl CopyBench {
             SpanPair::new(Span::new(self.from, *from as u64, len), Span::new(self.to, *to as u64, len))
         };
         let transfer = Transfer::new(blocks.iter().map(pair).collect(), Class::Demand);
-        let (begin, cpu_before_s) = (Instant::now(), cpu_s());
-        let end = self.handle.run(transfer)?;
-        let cost = Cost { wall_s: begin.elapsed().as_secs_f64(), cpu_s: cpu_s() - cpu_before_s };
-        match end {
-            End::Done { bytes } if bytes == blocks.len() as u64 * len => Ok(cost),
+        cost(|| match self.handle.run(transfer)? {
+            End::Done { bytes } if bytes == blocks.len() as u64 * len => Ok(()),
             end => Err(format!("the copy ended as {end:?}").into()),
-        }
+        })
     }
 
     /// Copies once and looks at every byte; also warms everything up.
-    fn check(&self, blocks: &[Block], block_bytes: usize) -> crate::CommandResult {
+    fn check(&self, blocks: &[Block], block_bytes: usize) -> Outcome<()> {
         self.target.write(0, &vec![0; GIB]);
         self.transfer(blocks, block_bytes)?;
         let mut copied = vec![0; block_bytes];
@@ -163,12 +136,6 @@ fn scattered(block_bytes: usize) -> Vec<Block> {
     };
     let sources = order();
     sources.into_iter().zip(order()).collect()
-}
-
-/// CPU seconds of this process so far.
-fn cpu_s() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// The C library that memcpy comes from, as its own tool names it.
