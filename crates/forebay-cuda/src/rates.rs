@@ -32,8 +32,8 @@ pub struct Relaying {
 const LANE_BYTES_PER_S: f64 = 54e9;
 /// Smaller copies are faster alone, until it is measured.
 const BREAK_EVEN_BYTES: u64 = 2 << 20;
-/// Larger copies that are waited for are the mover's, until it is measured.
-const MOVER_BYTES: u64 = 384 << 20;
+/// Larger copies that are waited for are the mover's. None, until it is measured: on most hosts chains are ahead at any size.
+const MOVER_BYTES: u64 = u64::MAX;
 /// What relaying costs, until it is measured.
 pub(crate) const RELAYING: Relaying = Relaying { efficiency: 0.92, latency_s: 30e-6 };
 
