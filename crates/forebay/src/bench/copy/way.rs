@@ -107,8 +107,9 @@ impl Ways {
 
     fn eager(&self) -> Outcome<&Copier> {
         ready(&self.eager, || {
-            let rates = Rates::default().with_break_even_bytes(0);
-            Ok(Copier::start(&CopierOptions { rates, ..CopierOptions::default() })?)
+            let always = |rates: Rates, direction| rates.with_break_even_bytes(direction, 0);
+            let rates = Direction::BOTH.into_iter().fold(self.copier.chains().rates().clone(), always);
+            Ok(Copier::start(&CopierOptions { rates: Some(rates), ..CopierOptions::default() })?)
         })
     }
 
