@@ -9,8 +9,8 @@ use std::sync::{Mutex, PoisonError};
 
 /// Blocks: one for nearly each multiprocessor, more than a link needs.
 const BLOCKS: u32 = 128;
-/// Pieces of a list at most.
-const PIECES_MAX: usize = 1 << 18;
+/// Pieces that a list has room for at first.
+const PIECES: usize = 1 << 14;
 
 /// The kernel and its list.
 pub struct Gather {
@@ -21,15 +21,15 @@ pub struct Gather {
 impl Gather {
     /// For one GPU.
     pub fn new(ends: &Ends) -> Outcome<Gather> {
-        let list = HostMemory::new(&ends.device, PIECES_MAX * size_of::<Piece>())?;
-        Ok(Gather { kernels: Kernels::load(&ends.device)?, list: Mutex::new(list) })
+        let list = Mutex::new(list(ends, PIECES)?);
+        Ok(Gather { kernels: Kernels::load(&ends.device)?, list })
     }
 
     /// Copies, and waits until it is done.
     pub fn copy(&self, ends: &Ends, job: &Job) -> Outcome<()> {
-        let (list, pieces) = (self.list.lock().unwrap_or_else(PoisonError::into_inner), &job.pieces);
-        if pieces.len() > PIECES_MAX {
-            return Err(format!("{} pieces; a list has {PIECES_MAX} at most", pieces.len()).into());
+        let (mut list, pieces) = (self.list.lock().unwrap_or_else(PoisonError::into_inner), &job.pieces);
+        if size_of_val(&pieces[..]) > list.bytes() {
+            *list = self::list(ends, pieces.len())?;
         }
         let (_current, stream) = (ends.device.enter()?, ends.stream(job.direction));
         let bytes = pieces.iter().map(|piece| piece.bytes).sum();
@@ -41,4 +41,8 @@ impl Gather {
         }
         Ok(stream.synchronize()?)
     }
+}
+
+fn list(ends: &Ends, pieces: usize) -> Outcome<HostMemory> {
+    Ok(HostMemory::new(&ends.device, pieces * size_of::<Piece>())?)
 }

@@ -25,7 +25,7 @@ mod way;
 
 use super::{Output, finish};
 use crate::results::Results;
-use forebay_cuda::driver::{Driver, LoadError};
+use forebay_cuda::driver::Driver;
 use forebay_cuda::links::Direction;
 
 /// Arguments of `forebay bench copy`.
@@ -95,7 +95,7 @@ fn driver(args: &Args) -> Outcome<Option<&'static Driver>> {
     }
     match Driver::load() {
         Ok(driver) => Ok(Some(driver)),
-        Err(error @ LoadError::NoLibrary { .. }) if !args.gpus.are_given() => {
+        Err(error) if !args.gpus.are_given() => {
             eprintln!("{error}; host memory is measured instead");
             Ok(None)
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// No copy is larger: its pattern and its target are pinned, on the host, for each GPU that is measured.
-const MOST_BYTES: u64 = 16 << 30;
+const MOST_BYTES: u64 = 32 << 30;
 const UNITS: [(&str, u64); 4] = [("gib", 1 << 30), ("mib", 1 << 20), ("kib", 1 << 10), ("b", 1)];
 
 /// A number of bytes, such as `64kib`.
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_refused_with_what_is_allowed() {
-        for text in ["", "kib", "4", "4kb", "0kib", "17gib", "-1kib", "1.5mib", "99999999999999999999gib"] {
+        for text in ["", "kib", "4", "4kb", "0kib", "33gib", "-1kib", "1.5mib", "99999999999999999999gib"] {
             assert!(size(text).unwrap_err().contains("allowed"), "{text}");
         }
     }
