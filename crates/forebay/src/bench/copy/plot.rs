@@ -10,7 +10,7 @@ use std::fmt::Write;
 const PANEL_WIDE: f64 = 420.0;
 const HIGH: f64 = 340.0;
 const LEFT: f64 = 52.0;
-const RIGHT: f64 = 16.0;
+const RIGHT: f64 = 28.0;
 const TOP: f64 = 64.0;
 const BOTTOM: f64 = 48.0;
 /// Lines across a panel at most.
