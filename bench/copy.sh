@@ -40,7 +40,7 @@ preflight() {
 }
 
 step preflight preflight
-step copy "$forebay" bench copy --json "$folder/copy.json" --plot "$folder/copy.svg" "$@"
+step copy "$forebay" bench copy --daemon --json "$folder/copy.json" --plot "$folder/copy.svg" "$@"
 
 if [ -n "$failed" ]; then
     echo "failed:$failed"

@@ -41,7 +41,7 @@ fn every_row_is_there_with_its_ceiling_and_its_peer() {
     let (json, plot) = (folder.path().join("copy.json"), folder.path().join("copy.svg"));
     let mut args = SMALL.to_vec();
     args.extend(["--paths", "best,chain,mover", "--json", json.to_str().unwrap()]);
-    args.extend(["--plot", plot.to_str().unwrap()]);
+    args.extend(["--plot", plot.to_str().unwrap(), "--daemon"]);
     let ran = bench(&args, &[]);
     assert!(ran.status.success(), "{}", said(&ran));
     let rows = rows(&json);
@@ -51,6 +51,10 @@ fn every_row_is_there_with_its_ceiling_and_its_peer() {
     }
     for course in ["h2d", "d2h", "both"] {
         measured.extend(["1gpu", "allgpus"].map(|group| format!("copy.{course}.{group}.16mib")));
+    }
+    for course in ["h2d", "d2h"] {
+        let row = &rows[&format!("copy.{course}.daemon.16mib")];
+        assert!(row["value"].as_f64().unwrap() > 0.0 && row["peer"]["value"].as_f64().unwrap() > 0.0);
     }
     let ways = ["", ".chain", ".mover"];
     for name in measured.iter().flat_map(|name| ways.map(|way| format!("{name}{way}"))) {

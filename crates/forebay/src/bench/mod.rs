@@ -22,6 +22,9 @@ pub struct Args {
 enum Bench {
     /// Scattered copies in host memory through the mover, against plain memcpy
     Copy(copy::Args),
+    /// The other process of `copy --daemon`
+    #[command(hide = true)]
+    CopyNode(copy::NodeArgs),
     /// Objects through the disk link, against bare io_uring on the same file
     Disk(disk::Args),
     /// Memory of another process through an agent, against plain sockets between the same processes
@@ -49,6 +52,7 @@ struct Output {
 pub fn run(args: Args) -> crate::CommandResult {
     match args.bench {
         Bench::Copy(args) => copy::run(args),
+        Bench::CopyNode(args) => copy::run_node(args),
         Bench::Disk(args) => disk::run(args),
         Bench::Net(args) => net::run(args),
         Bench::NetOwner(args) => net::run_owner(args),

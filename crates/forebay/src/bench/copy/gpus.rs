@@ -4,7 +4,7 @@
 use super::rig::Rig;
 use super::size::{Size, size};
 use super::way::Way;
-use super::{Course, Outcome, break_even, costs, paged, plot, sweep, victim};
+use super::{Course, Outcome, break_even, costs, daemon, paged, plot, sweep, victim};
 use crate::results::Results;
 use forebay_cuda::device::Device;
 use forebay_cuda::driver::Driver;
@@ -38,6 +38,9 @@ pub struct Args {
     /// Ordinals of the GPUs that are copied to and from by themselves; all others relay [default: 0]
     #[arg(long = "gpus", id = "targets", value_name = "GPU", value_delimiter = ',')]
     targets: Vec<u16>,
+    /// Also copies over relays that another process owns
+    #[arg(long)]
+    daemon: bool,
     /// Draw rates over sizes into this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
@@ -60,7 +63,10 @@ impl Args {
     pub fn are_given(&self) -> bool {
         let lists =
             [self.sizes.len(), self.direction.len(), self.paths.len(), self.pages.len(), self.targets.len()];
-        lists.iter().any(|given| *given > 0) || self.pages_total.is_some() || self.plot.is_some()
+        lists.iter().any(|given| *given > 0)
+            || self.pages_total.is_some()
+            || self.daemon
+            || self.plot.is_some()
     }
 
     fn plan(&self, runs: u32, count: u16) -> Outcome<Plan> {
@@ -129,6 +135,9 @@ pub fn measure(driver: &'static Driver, args: &Args, runs: u32, results: &mut Re
     if relays {
         results.rows.extend(break_even::rows(&rig, &plan)?);
         results.rows.extend(victim::rows(&rig, &plan)?);
+        if args.daemon {
+            results.rows.extend(daemon::rows(&rig, plan.runs)?);
+        }
     }
     results.rows.push(costs::of_idling()?);
     if let Some(file) = &args.plot {

@@ -3,14 +3,15 @@
 //!
 //! `gpus` is what is measured on GPUs and how that is asked for; `rig` is the memory and what must be in it, `bytes` the bytes
 //! themselves; `way` is who copies, with `batch` and `gather` for those who are not ours; `ceiling` is what no one can exceed.
-//! `sweep`, `paged`, `break_even`, `costs` and `victim` each make rows, and `plot` a picture of the first. `host` is the
-//! benchmark of host memory.
+//! `sweep`, `paged`, `break_even`, `costs` and `victim` each make rows, and `plot` a picture of the first. `daemon` is about relays of another
+//! process, and `host` is the benchmark of host memory.
 
 mod batch;
 mod break_even;
 mod bytes;
 mod ceiling;
 mod costs;
+mod daemon;
 mod gather;
 mod gpus;
 mod host;
@@ -22,6 +23,8 @@ mod sweep;
 mod timing;
 mod victim;
 mod way;
+
+pub use daemon::{NodeArgs, run_node};
 
 use super::{Output, finish};
 use crate::results::Results;
