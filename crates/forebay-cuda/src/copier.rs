@@ -18,6 +18,7 @@ use forebay_mover::{
 };
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use thiserror::Error;
 
 /// Where host memory is. Lanes of all GPUs reach all of it; which do so faster is measured, not assumed.
@@ -308,7 +309,11 @@ impl Copier {
         let (stream, ended) = self.spare_stream(gpu)?;
         // SAFETY: by this function's contract; the stream is of this device, which is current.
         let copied = unsafe { self.copy_in_stream(pieces, stream.handle()) };
-        let passed = ended.record(&stream).and_then(|()| pass(&ended));
+        let least_s = self.chains.rates().least_s(direction, self.gpus.len(), bytes);
+        let passed = ended.record(&stream).and_then(|()| {
+            doze(least_s);
+            pass(&ended)
+        });
         if copied.is_err() || passed.is_err() {
             // What did get queued uses the memory until the stream has come to its end, or its context to its own.
             let _ = stream.synchronize();
@@ -360,6 +365,16 @@ fn pass(event: &Event) -> Result<(), CudaError> {
         std::hint::spin_loop();
     }
     Ok(())
+}
+
+/// Sleeps through most of the time that a copy takes at least, so that waiting for a large one costs little of a processor.
+fn doze(least_s: f64) {
+    const SHARE: f64 = 0.8;
+    const LEAST: Duration = Duration::from_micros(300);
+    let nap = Duration::from_secs_f64((least_s * SHARE).clamp(0.0, 10.0));
+    if nap >= LEAST {
+        std::thread::sleep(nap);
+    }
 }
 
 /// What this lock guards is whole at every step.

@@ -68,6 +68,12 @@ impl Rates {
         Direction::BOTH.map(|direction| self.break_even_bytes(direction)).into_iter().min().unwrap_or(0)
     }
 
+    /// The least time that a copy takes: that of all lanes of the host, `gpus` of them, together.
+    pub fn least_s(&self, direction: Direction, gpus: usize, bytes: u64) -> f64 {
+        let lanes = LANE_BYTES_PER_S * gpus as f64;
+        bytes as f64 / self.host.get(&direction).copied().unwrap_or(lanes).max(1.0)
+    }
+
     /// The size from which on the mover is faster than a chain, for a copy that is waited for.
     pub fn mover_bytes(&self, direction: Direction) -> u64 {
         self.mover_bytes.get(&direction).copied().unwrap_or(MOVER_BYTES)

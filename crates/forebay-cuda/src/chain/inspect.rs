@@ -27,6 +27,12 @@ pub struct Range {
     pub is_open: bool,
 }
 
+impl Range {
+    fn holds(&self, address: Address, bytes: u64) -> bool {
+        address >= self.start && address.checked_add(bytes).is_some_and(|end| end <= self.end)
+    }
+}
+
 /// Remembers the last range, since the pages of one copy lie in few allocations. For one copy only: memory may be freed.
 pub struct Inspector<'a> {
     table: &'a Table,
@@ -95,6 +101,8 @@ impl<'a> Inspector<'a> {
 pub struct Sides<'a> {
     from: Inspector<'a>,
     to: Inspector<'a>,
+    /// The ranges of the last part, and what that was: mostly the next one lies there too.
+    last: Option<(Range, Range, Part)>,
 }
 
 /// A piece, or a part of one, that lies in one range on either side.
@@ -110,11 +118,19 @@ pub struct Part {
 
 impl<'a> Sides<'a> {
     pub fn new(driver: &'a Driver) -> Sides<'a> {
-        Sides { from: Inspector::new(driver), to: Inspector::new(driver) }
+        Sides { from: Inspector::new(driver), to: Inspector::new(driver), last: None }
     }
 
     /// The parts of a piece, each given to `each`.
     pub fn cut(&mut self, piece: &Piece, mut each: impl FnMut(Part)) -> Result<(), Declined> {
+        if let Some((from, to, last)) = &self.last
+            && piece.bytes > 0
+            && from.holds(piece.from, piece.bytes)
+            && to.holds(piece.to, piece.bytes)
+        {
+            each(Part { piece: *piece, ..*last });
+            return Ok(());
+        }
         let mut rest = *piece;
         while rest.bytes > 0 {
             let (from, to) = (self.from.range_of(rest.from)?, self.to.range_of(rest.to)?);
@@ -124,7 +140,9 @@ impl<'a> Sides<'a> {
                 _ => return Err(Declined::SameKind),
             };
             let bytes = rest.bytes.min(from.end - rest.from).min(to.end - rest.to);
-            each(Part { device, direction, piece: Piece { bytes, ..rest }, is_open });
+            let part = Part { device, direction, piece: Piece { bytes, ..rest }, is_open };
+            self.last = Some((from, to, part));
+            each(part);
             rest = Piece { from: rest.from + bytes, to: rest.to + bytes, bytes: rest.bytes - bytes };
         }
         Ok(())

@@ -22,12 +22,15 @@ use set::{Chain, Set};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 use thiserror::Error;
 
 /// Slots of a crew. A crew works for one chain at a time, so the number of GPUs does not matter: staging on a relay is twice
 /// this, for both directions.
 const CREW_SLOTS: u64 = 6;
 const CREW_SLOT_BYTES: u64 = 2 << 20;
+/// A GPU with a copy of its own less than this ago is about to have another.
+const LATELY_US: u64 = 10_000;
 /// Bytes of a copy into a stream that is not idle, at most: more operations than the driver's queues hold would make the
 /// caller wait for its own stream.
 const QUEUED_PARCELS_MAX: u64 = 128;
@@ -74,6 +77,7 @@ pub struct Chains {
     ways: HashMap<(u16, Direction), Way>,
     crews: HashMap<(u16, Direction), Mutex<Crew>>,
     counters: Counters,
+    epoch: Instant,
 }
 
 /// Chains for one GPU in one direction.
@@ -83,6 +87,8 @@ struct Way {
     direction: Direction,
     relays: Vec<u16>,
     set: Mutex<Set>,
+    /// When a copy of its own was last asked for; 0 if never.
+    used_us: AtomicU64,
 }
 
 /// What a copy turned out to be.
@@ -148,10 +154,21 @@ impl Chains {
                 crews.insert((own, direction), Mutex::new(crew));
                 let set = Mutex::new(Set::new(direction, gpu)?);
                 let relays = peers.iter().map(|relay| relay.device().index()).collect();
-                ways.insert((own, direction), Way { target: own, direction, relays, set });
+                ways.insert(
+                    (own, direction),
+                    Way { target: own, direction, relays, set, used_us: AtomicU64::new(0) },
+                );
             }
         }
-        Ok(Chains { driver, devices, rates, ways, crews, counters: Counters::default() })
+        Ok(Chains {
+            driver,
+            devices,
+            rates,
+            ways,
+            crews,
+            counters: Counters::default(),
+            epoch: Instant::now(),
+        })
     }
 
     /// By what they are divided.
@@ -206,6 +223,7 @@ impl Chains {
             return Err(Declined::Small);
         }
         let way = self.ways.get(&(target, direction)).ok_or(Declined::NoRelay)?;
+        way.used_us.store(self.now_us(), Ordering::Relaxed);
         let _current = device.enter().map_err(|_| Declined::Fault)?;
         let mut set = lock(&way.set);
         let idle = set.take(stream).map_err(|_| Declined::Fault)?.ok_or(Declined::Busy)?;
@@ -234,17 +252,26 @@ impl Chains {
         unsafe { (self.driver.table().stream_synchronize)(stream) }
     }
 
+    /// Microseconds since the chains were made, and one.
+    fn now_us(&self) -> u64 {
+        self.epoch.elapsed().as_micros() as u64 + 1
+    }
+
     /// The crews that a chain may have, and the bytes for the direct way and each of them. A GPU that has a chain of its own in
-    /// that direction does not relay: its lane is its own first.
+    /// that direction, or had a copy a moment ago, does not relay: its lane is its own first, and what a chain has put on it
+    /// cannot be taken back when the next copy comes. So GPUs that all copy at once leave each other alone.
     fn crews(
         &self,
         way: &Way,
         stream: StreamHandle,
         bytes: u64,
     ) -> Result<(Vec<MutexGuard<'_, Crew>>, Vec<u64>), Declined> {
+        let now_us = self.now_us();
         let has_own = |relay: &u16| {
-            let own = self.ways.get(&(*relay, way.direction));
-            own.is_some_and(|own| !own.set.try_lock().is_ok_and(|mut set| !set.is_busy()))
+            let Some(own) = self.ways.get(&(*relay, way.direction)) else { return false };
+            let used_us = own.used_us.load(Ordering::Relaxed);
+            let lately = used_us > 0 && now_us.saturating_sub(used_us) < LATELY_US;
+            lately || !own.set.try_lock().is_ok_and(|mut set| !set.is_busy())
         };
         let free = way.relays.iter().filter(|relay| !has_own(relay)).filter_map(|relay| {
             let crew = self.crews.get(&(*relay, way.direction))?.try_lock().ok()?;

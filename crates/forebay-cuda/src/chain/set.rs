@@ -13,7 +13,7 @@ use std::ops::DerefMut;
 use std::sync::Arc;
 
 /// Slots of the target's own crew, for pages too small for a copy engine.
-const OWN_SLOTS: u64 = 4;
+const OWN_SLOTS: u64 = 3;
 const OWN_SLOT_BYTES: u64 = 2 << 20;
 /// A share is cut into this many parcels at least, if they are not too small then, so that its two hops overlap.
 const PARCELS: u64 = 4;

@@ -248,3 +248,33 @@ fn a_lane_that_fails_leaves_its_lots_to_the_others() {
         world.end();
     });
 }
+
+#[test]
+fn gpus_that_copy_at_once_leave_each_others_lanes_alone() {
+    alone("gpus_that_copy_at_once_leave_each_others_lanes_alone", &[], |fake| {
+        let world = fake.world(CopierOptions::default());
+        let bytes = 12 * MIB;
+        let host = world.host(bytes);
+        let memories = [world.memory(0, bytes), world.memory(1, bytes)];
+        let copy = |gpu: usize| {
+            let piece = Piece { from: host.address(), to: memories[gpu].address(), bytes };
+            // SAFETY: all memory outlives the copies, and nothing else uses it.
+            unsafe { world.copier.copy_and_wait(gpu as u16, Direction::HostToDevice, &[piece]).unwrap() };
+        };
+        let over = |gpu: u16| world.fake.stat(&format!("bytes.h2d.{gpu}"));
+        // On a slow machine a moment may pass between the two copies; not ten times in a row.
+        let left_alone = (0..10).any(|_| {
+            copy(1);
+            let before = (over(1), over(2));
+            copy(0);
+            assert!(over(2) > before.1, "GPU 2 has been at rest all the time");
+            over(1) == before.0
+        });
+        assert!(left_alone, "GPU 1 has had a copy just now");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let before = over(1);
+        copy(0);
+        assert!(over(1) > before, "a GPU that is at rest relays again");
+        world.end();
+    });
+}

@@ -20,10 +20,26 @@ pub fn fill(memory: &mut [u8], seed: u64) {
     });
 }
 
-/// Makes memory forget what it held.
+/// Makes memory forget what it held, and the processor's caches too: host memory that copies come to is not in them in practice,
+/// and a GPU that writes what a cache holds has to wait for it.
 pub fn clear(memory: &mut [u8]) {
-    shared_out(memory, |_, share| share.fill(0));
+    shared_out(memory, |_, share| {
+        share.fill(0);
+        flush(share);
+    });
 }
+
+#[cfg(target_arch = "x86_64")]
+fn flush(memory: &[u8]) {
+    const LINE_BYTES: usize = 64;
+    for line in memory.chunks(LINE_BYTES) {
+        // SAFETY: every x86-64 processor has the instruction, and the line is ours.
+        unsafe { std::arch::x86_64::_mm_clflush(line.as_ptr()) };
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn flush(_: &[u8]) {}
 
 /// The first piece whose bytes did not arrive; addresses of pieces are offsets here.
 pub fn first_wrong(from: &[u8], to: &[u8], pieces: &[Piece]) -> Option<Piece> {
