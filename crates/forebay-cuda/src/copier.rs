@@ -18,7 +18,7 @@ use forebay_mover::{
 };
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// Where host memory is. Lanes of all GPUs reach all of it; which do so faster is measured, not assumed.
@@ -36,6 +36,10 @@ const RELAY_SLOTS: u32 = 8;
 const RELAY_SLOT_BYTES: u64 = 2 << 20;
 /// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a lane that needs seconds for that is stuck.
 const OP_TIMEOUT_US: u64 = 10_000_000;
+
+/// Of the time that a copy takes at least, the part that is slept through, and its limit.
+const DOZE_PART: f64 = 0.8;
+const DOZE_MAX_S: f64 = 10.0;
 
 /// What a copier is made of. What is not given is as it was measured on this host, if it was ([`Profile::kept`]), and
 /// otherwise as it is on most hosts: starting never measures, since the first copy must not wait for that.
@@ -307,11 +311,13 @@ impl Copier {
         let _relaxed = Relaxed::enter(self.driver());
         let _current = gpu.enter()?;
         let (stream, ended) = self.spare_stream(gpu)?;
+        let begin = Instant::now();
         // SAFETY: by this function's contract; the stream is of this device, which is current.
         let copied = unsafe { self.copy_in_stream(pieces, stream.handle()) };
         let least_s = self.chains.rates().least_s(direction, self.gpus.len(), bytes);
+        let least = Duration::from_secs_f64((least_s * DOZE_PART).clamp(0.0, DOZE_MAX_S));
         let passed = ended.record(&stream).and_then(|()| {
-            doze(least_s);
+            doze(least.saturating_sub(begin.elapsed()));
             pass(&ended)
         });
         if copied.is_err() || passed.is_err() {
@@ -367,13 +373,11 @@ fn pass(event: &Event) -> Result<(), CudaError> {
     Ok(())
 }
 
-/// Sleeps through most of the time that a copy takes at least, so that waiting for a large one costs little of a processor.
-fn doze(least_s: f64) {
-    const SHARE: f64 = 0.8;
+/// Sleeps, if that is worth it: waiting for a large copy then costs little of a processor.
+fn doze(time: Duration) {
     const LEAST: Duration = Duration::from_micros(300);
-    let nap = Duration::from_secs_f64((least_s * SHARE).clamp(0.0, 10.0));
-    if nap >= LEAST {
-        std::thread::sleep(nap);
+    if time >= LEAST {
+        std::thread::sleep(time);
     }
 }
 

@@ -31,6 +31,10 @@ const CREW_SLOTS: u64 = 6;
 const CREW_SLOT_BYTES: u64 = 2 << 20;
 /// A GPU with a copy of its own less than this ago is about to have another.
 const LATELY_US: u64 = 10_000;
+/// Copies of two GPUs that come within this are one load on both, and whoever has such loads has them again ...
+const AT_ONCE_US: u64 = 2_000;
+/// ... for this long.
+const CROWDED_US: u64 = 1_000_000;
 /// Bytes of a copy into a stream that is not idle, at most: more operations than the driver's queues hold would make the
 /// caller wait for its own stream.
 const QUEUED_PARCELS_MAX: u64 = 128;
@@ -89,6 +93,22 @@ struct Way {
     set: Mutex<Set>,
     /// When a copy of its own was last asked for; 0 if never.
     used_us: AtomicU64,
+    /// When that was at the same time as a copy of another GPU; 0 if never.
+    crowded_us: AtomicU64,
+}
+
+impl Way {
+    fn was_used(&self, now_us: u64, within_us: u64) -> bool {
+        is_within(self.used_us.load(Ordering::Relaxed), now_us, within_us)
+    }
+
+    fn was_crowded(&self, now_us: u64) -> bool {
+        is_within(self.crowded_us.load(Ordering::Relaxed), now_us, CROWDED_US)
+    }
+}
+
+fn is_within(then_us: u64, now_us: u64, within_us: u64) -> bool {
+    then_us > 0 && now_us.saturating_sub(then_us) < within_us
 }
 
 /// What a copy turned out to be.
@@ -156,7 +176,14 @@ impl Chains {
                 let relays = peers.iter().map(|relay| relay.device().index()).collect();
                 ways.insert(
                     (own, direction),
-                    Way { target: own, direction, relays, set, used_us: AtomicU64::new(0) },
+                    Way {
+                        target: own,
+                        direction,
+                        relays,
+                        set,
+                        used_us: AtomicU64::new(0),
+                        crowded_us: AtomicU64::new(0),
+                    },
                 );
             }
         }
@@ -223,7 +250,7 @@ impl Chains {
             return Err(Declined::Small);
         }
         let way = self.ways.get(&(target, direction)).ok_or(Declined::NoRelay)?;
-        way.used_us.store(self.now_us(), Ordering::Relaxed);
+        self.note(way);
         let _current = device.enter().map_err(|_| Declined::Fault)?;
         let mut set = lock(&way.set);
         let idle = set.take(stream).map_err(|_| Declined::Fault)?.ok_or(Declined::Busy)?;
@@ -252,6 +279,18 @@ impl Chains {
         unsafe { (self.driver.table().stream_synchronize)(stream) }
     }
 
+    /// Notes a copy of a GPU's own, and which GPUs copy at the same time as others.
+    fn note(&self, way: &Way) {
+        let now_us = self.now_us();
+        way.used_us.store(now_us, Ordering::Relaxed);
+        let others =
+            self.ways.values().filter(|other| other.direction == way.direction && other.target != way.target);
+        for other in others.filter(|other| other.was_used(now_us, AT_ONCE_US)) {
+            other.crowded_us.store(now_us, Ordering::Relaxed);
+            way.crowded_us.store(now_us, Ordering::Relaxed);
+        }
+    }
+
     /// Microseconds since the chains were made, and one.
     fn now_us(&self) -> u64 {
         self.epoch.elapsed().as_micros() as u64 + 1
@@ -269,9 +308,8 @@ impl Chains {
         let now_us = self.now_us();
         let has_own = |relay: &u16| {
             let Some(own) = self.ways.get(&(*relay, way.direction)) else { return false };
-            let used_us = own.used_us.load(Ordering::Relaxed);
-            let lately = used_us > 0 && now_us.saturating_sub(used_us) < LATELY_US;
-            lately || !own.set.try_lock().is_ok_and(|mut set| !set.is_busy())
+            let needs_it = own.was_used(now_us, LATELY_US) || own.was_crowded(now_us);
+            needs_it || !own.set.try_lock().is_ok_and(|mut set| !set.is_busy())
         };
         let free = way.relays.iter().filter(|relay| !has_own(relay)).filter_map(|relay| {
             let crew = self.crews.get(&(*relay, way.direction))?.try_lock().ok()?;

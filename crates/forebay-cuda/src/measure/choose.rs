@@ -4,7 +4,7 @@
 /// Candidates this close to the best one are as good: machines do not repeat themselves better than that.
 const AS_GOOD: f64 = 1.005;
 /// A way that is not the usual one has to be this much faster.
-const BETTER: f64 = 0.99;
+pub const BETTER: f64 = 0.99;
 
 /// Seconds that a copy of one size took, by each of two ways.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -46,41 +46,16 @@ fn slowness(seconds: &[Vec<f64>]) -> Vec<f64> {
     seconds.iter().map(|row| row.iter().zip(&best).map(|(one, best)| one / best).sum()).collect()
 }
 
-/// The smallest size from which on the other way is clearly the faster one. Sizes ascend.
-pub fn break_even(pairs: &[Pair]) -> Option<u64> {
-    let pays = |pair: &&Pair| pair.other_s <= pair.usual_s * BETTER;
+/// The smallest size from which on the other way takes at most `part` of the time. Sizes ascend.
+pub fn pays_from(pairs: &[Pair], part: f64) -> Option<u64> {
+    let pays = |pair: &&Pair| pair.other_s <= pair.usual_s * part;
     pairs.iter().rev().take_while(pays).last().map(|pair| pair.bytes)
-}
-
-/// The size at which the other way becomes the faster one, at most `most`. Where it lies beyond the sizes that were tried, it
-/// is where the straight line through the differences says. Sizes ascend.
-pub fn crossover(pairs: &[Pair], most: u64) -> u64 {
-    let ahead = |pair: &&Pair| pair.other_s <= pair.usual_s;
-    if let Some(first) = pairs.iter().rev().take_while(ahead).last() {
-        return first.bytes.min(most);
-    }
-    let (behind_s, gain_s_per_byte) = line(pairs);
-    let crossing = behind_s / gain_s_per_byte;
-    let tried = pairs.last().map_or(0, |pair| pair.bytes).min(most);
-    if gain_s_per_byte > 0.0 && crossing < most as f64 { (crossing as u64).max(tried) } else { most }
-}
-
-/// How far the other way is behind at the start, and what it gains by each byte, by least squares.
-fn line(pairs: &[Pair]) -> (f64, f64) {
-    let count = pairs.len() as f64;
-    let points = || pairs.iter().map(|pair| (pair.bytes as f64, pair.other_s - pair.usual_s));
-    let (mean_x, mean_y) = points().fold((0.0, 0.0), |sum, (x, y)| (sum.0 + x / count, sum.1 + y / count));
-    let spread: f64 = points().map(|(x, _)| (x - mean_x).powi(2)).sum();
-    let slope = points().map(|(x, y)| (x - mean_x) * (y - mean_y)).sum::<f64>() / spread;
-    (mean_y - slope * mean_x, -slope)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    const MIB: u64 = 1 << 20;
 
     fn pair(bytes: u64, usual_s: f64, other_s: f64) -> Pair {
         Pair { bytes, usual_s, other_s }
@@ -108,35 +83,25 @@ mod tests {
     }
 
     #[test]
-    fn break_even_is_where_every_larger_size_pays_too() {
+    fn another_way_pays_where_it_does_at_every_larger_size_too() {
         let pays = |bytes| pair(bytes, 1.0, 0.9);
         let does_not = |bytes| pair(bytes, 1.0, 0.995);
-        assert_eq!(break_even(&[pays(1), does_not(2), pays(3), pays(4)]), Some(3));
-        assert_eq!(break_even(&[pays(1), pays(2)]), Some(1));
-        assert_eq!(break_even(&[pays(1), does_not(2)]), None);
-    }
-
-    #[test]
-    fn a_crossover_beyond_what_was_tried_is_where_the_line_says() {
-        // 40 us late, and 1 % faster than 100 GB/s: the two are level after 400 MB.
-        let at = |bytes: u64| pair(bytes, bytes as f64 / 100e9, 40e-6 + bytes as f64 * 0.99 / 100e9);
-        let found = crossover(&[at(64 * MIB), at(128 * MIB), at(256 * MIB)], 1 << 30);
-        assert!(found.abs_diff(400_000_000) < MIB, "{found}");
-        assert_eq!(crossover(&[at(64 * MIB), at(512 * MIB), at(768 * MIB)], 1 << 30), 512 * MIB);
-        // Neither later nor faster, or slower in every way: never within reach.
-        assert_eq!(crossover(&[pair(1, 1.0, 1.1), pair(2, 2.0, 2.1)], 1 << 30), 1 << 30);
-        assert_eq!(crossover(&[pair(1, 1.0, 1.1), pair(2, 2.0, 2.3)], 1 << 30), 1 << 30);
+        assert_eq!(pays_from(&[pays(1), does_not(2), pays(3), pays(4)], 0.99), Some(3));
+        assert_eq!(pays_from(&[pays(1), pays(2)], 0.99), Some(1));
+        assert_eq!(pays_from(&[pays(1), does_not(2)], 0.99), None);
+        assert_eq!(pays_from(&[pays(1), pays(2)], 0.8), None, "not by as much");
     }
 
     proptest! {
         #[test]
-        fn whatever_was_measured_a_crossover_is_a_size_within_bounds(
+        fn whatever_was_measured_it_pays_from_a_size_that_was_tried(
             seconds in prop::collection::vec((0.0..1.0_f64, 0.0..1.0_f64), 1..6),
         ) {
             let pairs: Vec<Pair> =
-                seconds.iter().zip(1..).map(|((usual, other), nth)| pair(nth * MIB, *usual, *other)).collect();
-            let found = crossover(&pairs, 4 * MIB);
-            prop_assert!((MIB..=4 * MIB).contains(&found), "{found}");
+                seconds.iter().zip(1..).map(|((usual, other), nth)| pair(nth, *usual, *other)).collect();
+            let found = pays_from(&pairs, 0.95);
+            prop_assert_eq!(found.is_some(), pairs.last().is_some_and(|last| last.other_s <= last.usual_s * 0.95));
+            prop_assert!(found.is_none_or(|bytes| pairs.iter().any(|pair| pair.bytes == bytes)));
         }
     }
 }

@@ -2,7 +2,7 @@
 //! better still, and how peers hand on best. All of it through [`Copier::copy_and_wait`], as callers have it; rates decide
 //! whether that is a plain copy, a chain or the mover's. This file knows candidates; it must never know how any of them copies.
 
-use super::choose::{Pair, best_kind, best_step, break_even, crossover};
+use super::choose::{BETTER, Pair, best_kind, best_step, pays_from};
 use super::turns::in_turn;
 use super::{MeasureError, PINNED_BYTES};
 use crate::copier::Copier;
@@ -28,8 +28,9 @@ const LATENCIES_US: [u32; 10] = [10, 15, 20, 25, 30, 40, 50, 60, 80, 100];
 const LATENCY_MIB: [f64; 3] = [4.0, 8.0, 16.0];
 /// Sizes at which chains may begin to pay, in MiB.
 const BREAK_EVEN_MIB: [f64; 11] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0];
-/// From here on the mover has it anyway: it shares out the work while it is done, which no figure of an idle host shows.
-const MOVER_BYTES_MOST: u64 = 1 << 30;
+/// The mover has copies that are waited for where it takes at most this part of a chain's time: a chain leaves the processor
+/// and the peers' own work more to themselves.
+const MOVER_PAYS: f64 = 0.95;
 
 /// Who copies.
 #[derive(Debug, Clone, Copy)]
@@ -64,9 +65,9 @@ impl Trials<'_> {
         let relaying = self.latency(direction, relaying, most, part(0.55))?;
         let break_even_bytes = self.break_even(direction, relaying, most, part(0.75))?;
         let best = self.relay(direction, most, part(0.9))?;
-        let crossing = self.mover(direction, relaying, best, most, until)?;
+        let mover_from = self.mover(direction, relaying, best, most, until)?;
         // Where chains do not pay the mover's paths, which are the same ones, do not either.
-        let mover_bytes = break_even_bytes.map_or(u64::MAX, |least| crossing.max(least));
+        let mover_bytes = break_even_bytes.zip(mover_from).map_or(u64::MAX, |(least, from)| from.max(least));
         Ok(Relayed { relaying, break_even_bytes, mover_bytes, relay: self.copiers[best].0 })
     }
 
@@ -117,7 +118,7 @@ impl Trials<'_> {
         let sizes = sizes(&BREAK_EVEN_MIB, most);
         let pairs =
             self.pairs(direction, [(0, Who::Plain), (0, Who::Chain(relaying))], &sizes, SMALL_ROUNDS, until)?;
-        Ok(break_even(&pairs))
+        Ok(pays_from(&pairs, BETTER))
     }
 
     /// The copier whose relays are the best for the mover.
@@ -135,11 +136,11 @@ impl Trials<'_> {
         best: usize,
         most: u64,
         until: Instant,
-    ) -> Result<u64, MeasureError> {
+    ) -> Result<Option<u64>, MeasureError> {
         let sizes = [most / 4, most / 2, most];
         let pairs =
             self.pairs(direction, [(0, Who::Chain(relaying)), (best, Who::Mover)], &sizes, ROUNDS, until)?;
-        Ok(crossover(&pairs, MOVER_BYTES_MOST))
+        Ok(pays_from(&pairs, MOVER_PAYS))
     }
 
     /// Two ways side by side at several sizes.
