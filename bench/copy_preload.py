@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Copies of an unmodified PyTorch program, with and without the preload library: 1 GiB between pinned memory and a GPU.
+"""Copies of an unmodified PyTorch program with and without the preload library, 1 GiB of pinned memory.
 
-Runs a child with and a child without `libforebay_preload.so`, in turn, `--rounds` times; each child copies until the
-library has started, then `--runs` times each way, and compares every byte. Needs PyTorch with CUDA and nothing else.
-It knows PyTorch; it must never know Forebay, which is what the child's environment is for.
+Runs a child with and a child without `libforebay_preload.so`, in turn, `--rounds` times. Each child copies
+until the library has started, then `--runs` times each way, and compares every byte. Needs PyTorch with
+CUDA and nothing else. It knows PyTorch; it must never know Forebay: that is in the child's environment.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 GIB = 1 << 30
-# The library's contexts on other GPUs take a few hundred milliseconds; until they are there copies are the driver's.
+# The library's contexts on other GPUs take a while; until they are there copies are the driver's.
 WARM_UP_S = 2.0
 
 
@@ -63,7 +63,7 @@ def measured(arguments: argparse.Namespace, preload: Path | None) -> dict[str, o
 def main() -> None:
     """Measures, prints, and writes rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preload", type=Path, help="libforebay_preload.so, with libforebay_cuda.so beside it")
+    parser.add_argument("--preload", type=Path, help="libforebay_preload.so, libforebay_cuda.so beside it")
     parser.add_argument("--runs", type=int, default=9, help="copies each way in a child")
     parser.add_argument("--rounds", type=int, default=2, help="children with and without the library")
     parser.add_argument("--json", type=Path, help="write rows to this file")

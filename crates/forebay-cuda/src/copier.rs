@@ -38,7 +38,7 @@ const RELAY_SLOT_BYTES: u64 = 2 << 20;
 const OP_TIMEOUT_US: u64 = 10_000_000;
 
 /// Of the time that a copy takes at least, the part that is slept through, and its limit.
-const DOZE_PART: f64 = 0.8;
+const DOZE_PART: f64 = 0.9;
 const DOZE_MAX_S: f64 = 10.0;
 
 /// What a copier is made of. What is not given is as it was measured on this host, if it was ([`Profile::kept`]), and
@@ -308,13 +308,21 @@ impl Copier {
         }
         let gpu = self.gpus.iter().find(|gpu| gpu.device().index() == device);
         let gpu = gpu.ok_or(CopyError::NoDevice { index: device })?.device();
+        if bytes < self.chains.rates().least_bytes() {
+            // SAFETY: by this function's contract.
+            return unsafe { self.copy_alone(gpu, pieces) }.map_err(CopyError::from);
+        }
         let _relaxed = Relaxed::enter(self.driver());
         let _current = gpu.enter()?;
         let (stream, ended) = self.spare_stream(gpu)?;
         let begin = Instant::now();
         // SAFETY: by this function's contract; the stream is of this device, which is current.
         let copied = unsafe { self.copy_in_stream(pieces, stream.handle()) };
-        let least_s = self.chains.rates().least_s(direction, self.gpus.len(), bytes);
+        let rates = self.chains.rates();
+        let least_s = match copied {
+            Ok(None) => rates.least_s(direction, self.gpus.len(), bytes),
+            _ => rates.least_alone_s(device, direction, bytes),
+        };
         let least = Duration::from_secs_f64((least_s * DOZE_PART).clamp(0.0, DOZE_MAX_S));
         let passed = ended.record(&stream).and_then(|()| {
             doze(least.saturating_sub(begin.elapsed()));
@@ -328,6 +336,24 @@ impl Copier {
             lock(&self.spare).push((stream, ended));
         }
         Ok(copied.and(passed)?)
+    }
+
+    /// Copies as the driver would and no more: a small copy has no time for anything else.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy_and_wait`](Copier::copy_and_wait).
+    unsafe fn copy_alone(&self, gpu: &Arc<Device>, pieces: &[Piece]) -> Result<(), CudaError> {
+        let _current = gpu.enter()?;
+        let (stream, event) = self.spare_stream(gpu)?;
+        // SAFETY: by this function's contract.
+        let copy = |piece: &Piece| unsafe { stream.copy(piece.from, piece.to, piece.bytes) };
+        let copied = pieces.iter().try_for_each(copy);
+        let waited = stream.synchronize();
+        if waited.is_ok() {
+            lock(&self.spare).push((stream, event));
+        }
+        copied.and(waited)
     }
 
     fn spare_stream(&self, device: &Arc<Device>) -> Result<(Stream, Event), CudaError> {

@@ -68,7 +68,12 @@ impl Rates {
         Direction::BOTH.map(|direction| self.break_even_bytes(direction)).into_iter().min().unwrap_or(0)
     }
 
-    /// The least time that a copy takes: that of all lanes of the host, `gpus` of them, together.
+    /// The least time that a copy takes over its GPU's own lane.
+    pub fn least_alone_s(&self, device: u16, direction: Direction, bytes: u64) -> f64 {
+        bytes as f64 / self.lanes.get(&(device, direction)).copied().unwrap_or(LANE_BYTES_PER_S).max(1.0)
+    }
+
+    /// The least time that a copy takes over all lanes of the host, of `gpus` GPUs.
     pub fn least_s(&self, direction: Direction, gpus: usize, bytes: u64) -> f64 {
         let lanes = LANE_BYTES_PER_S * gpus as f64;
         bytes as f64 / self.host.get(&direction).copied().unwrap_or(lanes).max(1.0)

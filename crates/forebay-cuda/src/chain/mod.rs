@@ -18,7 +18,7 @@ use crew::Crew;
 use inspect::Sides;
 pub use inspect::{Group, groups};
 pub use plan::Path;
-use set::{Chain, Set};
+use set::{Chain, Set, is_small};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -165,13 +165,12 @@ impl Chains {
             let others = gpus.iter().filter(|other| other.device().index() != gpu.device().index());
             let peers: Vec<_> =
                 others.filter(|other| gpu.device().connect(other.device())).cloned().collect();
-            if peers.is_empty() {
-                continue;
-            }
             let own = gpu.device().index();
             for direction in Direction::BOTH {
-                let crew = Crew::new(direction, gpu.device(), &peers, CREW_SLOTS, CREW_SLOT_BYTES)?;
-                crews.insert((own, direction), Mutex::new(crew));
+                if !peers.is_empty() {
+                    let crew = Crew::new(direction, gpu.device(), &peers, CREW_SLOTS, CREW_SLOT_BYTES)?;
+                    crews.insert((own, direction), Mutex::new(crew));
+                }
                 let set = Mutex::new(Set::new(direction, gpu)?);
                 let relays = peers.iter().map(|relay| relay.device().index()).collect();
                 ways.insert(
@@ -210,7 +209,7 @@ impl Chains {
 
     /// Whether a GPU has relays.
     pub fn has_relays(&self, device: u16) -> bool {
-        self.ways.contains_key(&(device, Direction::HostToDevice))
+        self.crews.contains_key(&(device, Direction::HostToDevice))
     }
 
     /// What they have done so far.
@@ -254,7 +253,11 @@ impl Chains {
         let _current = device.enter().map_err(|_| Declined::Fault)?;
         let mut set = lock(&way.set);
         let idle = set.take(stream).map_err(|_| Declined::Fault)?.ok_or(Declined::Busy)?;
-        let (mut crews, shares) = self.crews(way, stream, bytes)?;
+        let (mut crews, shares) = self.crews(way, stream, bytes);
+        // Small pages gain from a chain of their own GPU alone: its kernels deal with them, not a call for each.
+        if crews.is_empty() && !is_small(&pieces, bytes) {
+            return Err(if way.relays.is_empty() { Declined::NoRelay } else { Declined::Busy });
+        }
         let parcels = shares.iter().skip(1).max().copied().unwrap_or(0) / CREW_SLOT_BYTES;
         if (!idle && parcels > QUEUED_PARCELS_MAX) || !set.has_room_for(pieces.len() * 2) {
             return Err(Declined::Busy);
@@ -299,12 +302,7 @@ impl Chains {
     /// The crews that a chain may have, and the bytes for the direct way and each of them. A GPU that has a chain of its own in
     /// that direction, or had a copy a moment ago, does not relay: its lane is its own first, and what a chain has put on it
     /// cannot be taken back when the next copy comes. So GPUs that all copy at once leave each other alone.
-    fn crews(
-        &self,
-        way: &Way,
-        stream: StreamHandle,
-        bytes: u64,
-    ) -> Result<(Vec<MutexGuard<'_, Crew>>, Vec<u64>), Declined> {
+    fn crews(&self, way: &Way, stream: StreamHandle, bytes: u64) -> (Vec<MutexGuard<'_, Crew>>, Vec<u64>) {
         let now_us = self.now_us();
         let has_own = |relay: &u16| {
             let Some(own) = self.ways.get(&(*relay, way.direction)) else { return false };
@@ -322,7 +320,7 @@ impl Chains {
         crews.retain(|_| used.next().unwrap_or(false));
         let mut nth = 0;
         shares.retain(|share| (nth == 0 || *share > 0, nth += 1).0);
-        if crews.is_empty() { Err(Declined::Busy) } else { Ok((crews, shares)) }
+        (crews, shares)
     }
 
     fn check_capture(&self, stream: StreamHandle) -> Result<(), Declined> {

@@ -110,7 +110,7 @@ impl Set {
     ) -> Result<(), CudaError> {
         self.holder = Some(chain.stream);
         let direct = take(&mut chain.pieces, chain.shares[0]);
-        let is_small = direct.len() > 1 && bytes_of(&direct) < ENGINE_PIECE_BYTES * direct.len() as u64;
+        let is_small = is_small(&direct, bytes_of(&direct));
         // Few calls for the direct way, so that the lane is at work while the rest is queued.
         let whole = if is_small { Ok(()) } else { self.queue_direct(chain.stream, &direct) };
         let mut at_work: Vec<(&mut Crew, Work)> = Vec::with_capacity(crews.len() + 1);
@@ -146,6 +146,12 @@ impl Set {
         }
         Ok(())
     }
+}
+
+/// Whether these are pages too small for a copy engine.
+pub fn is_small(pieces: impl IntoIterator<IntoIter: ExactSizeIterator>, bytes: u64) -> bool {
+    let pieces = pieces.into_iter().len() as u64;
+    pieces > 1 && bytes < ENGINE_PIECE_BYTES * pieces
 }
 
 fn bytes_of(pieces: &[Piece]) -> u64 {

@@ -177,19 +177,23 @@ fn print_relayed(way: &str, relayed: &Relayed) {
         return;
     };
     println!(
-        "{way}: several paths pay from {:.1} MiB on; a relay is {:.0} us late and carries {:.2} of its link; \
-         copies that are waited for are shared out as they go from {:.0} MiB on, by {}",
+        "{way}: several paths pay from {:.1} MiB on; a relay is {:.0} us late and carries {:.2} of its link",
         mib(least),
         relayed.relaying.latency_s * 1e6,
         relayed.relaying.efficiency,
-        mib(relayed.mover_bytes),
-        match relayed.relay {
+    );
+    if relayed.mover_bytes < u64::MAX {
+        let by = match relayed.relay {
             Relay::Staged(By::Own) => "the GPU's own copy engine",
             Relay::Staged(By::Peer) => "its peers' copy engines",
             Relay::Staged(By::Kernel) => "a kernel of the GPU",
             Relay::Fused => "kernels of its peers",
-        }
-    );
+        };
+        let from = mib(relayed.mover_bytes);
+        println!(
+            "{way}: copies that are waited for are shared out as they go from {from:.0} MiB on, by {by}"
+        );
+    }
 }
 
 fn print_finding(finding: &Finding) {
