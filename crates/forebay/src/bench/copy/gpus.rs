@@ -9,6 +9,7 @@ use crate::results::Results;
 use forebay_cuda::device::Device;
 use forebay_cuda::driver::Driver;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Sizes that are measured unless others are asked for.
 const SIZES: [u64; 10] =
@@ -131,6 +132,8 @@ pub fn measure(driver: &'static Driver, args: &Args, runs: u32, results: &mut Re
     let mut swept = sweep::sweep(&rig, &plan)?;
     results.rows.append(&mut swept.rows);
     results.rows.push(swept.cores);
+    // GPUs that have just copied at the same time, as in the sweep, leave each other alone for a second.
+    std::thread::sleep(Duration::from_millis(1_500));
     results.rows.extend(paged::rows(&rig, &plan)?);
     if relays {
         results.rows.extend(break_even::rows(&rig, &plan)?);
