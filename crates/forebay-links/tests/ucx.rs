@@ -509,27 +509,3 @@ fn an_offer_that_is_none_is_refused() {
         assert_eq!(owner.server.stats().flows, 0);
     }
 }
-
-/// Not a guarantee: how fast it is here, beside the TCP link. Run with `--ignored --nocapture`, in release.
-#[test]
-#[ignore = "a measurement"]
-fn rate_at_1_mib() {
-    let (count, block) = (256, 1 << 20);
-    let owner = open_owner((count * block) as usize);
-    let regions = PeerRegions::default();
-    let connected = TcpFlow::connect(owner.server.address(), identity(2), regions.clone(), options());
-    let (flow, peer) = connected.unwrap();
-    let handle = flow.handle();
-    let tcp = asking(Box::new(flow), handle, &regions, peer.regions[0], 0);
-    let ucx = rails().into_iter().map(|rail| (format!("ucx {:?}", rail.fabric()), beside(&rail, &owner)));
-    for (name, asking) in std::iter::once(("tcp".to_string(), tcp)).chain(ucx) {
-        for direction in [WRITE, READ] {
-            let blocks = scattered(count, 3);
-            asking.run(direction, &blocks, block);
-            let started = Instant::now();
-            asking.run(direction, &blocks, block);
-            let rate = (count * block) as f64 / started.elapsed().as_secs_f64() / 1e9;
-            println!("{name} {direction:?}: {rate:.2} GB/s");
-        }
-    }
-}
