@@ -8,10 +8,12 @@ use crate::driver::abi::{Address, StreamHandle};
 use crate::driver::{CudaError, Driver, LoadError, Relaxed};
 use crate::kernels::{Kernels, Piece};
 use crate::links::{Direction, LaneLink, PeerLink, RelayLink};
-use crate::poller::{Poller, Tracks};
+use crate::poller::Poller;
 use crate::profile::Profile;
+use crate::quarantine::Quarantine;
 use crate::rates::Rates;
 use crate::relay::{By, Relay};
+use crate::remote::{Attachment, Ground, Hex, RELAYS_VARIABLE, RelaysAt, TOKEN_VARIABLE};
 use forebay_mover::{
     Backing, Class, Closed, End, Hop, Limits, LinkId, LinkSpec, MoverHandle, MoverThread, Place, Reason,
     RegionId, RouteError, RouteSpec, Span, SpanPair, Staging, SubmitError, Telemetry, Transfer,
@@ -34,6 +36,9 @@ const LOT_BYTES_MAX: u64 = 4 << 20;
 /// microseconds with one of these; smaller ones would make more lots than the control thread can see to.
 const RELAY_SLOTS: u32 = 8;
 const RELAY_SLOT_BYTES: u64 = 2 << 20;
+/// From here on a copy that is waited for goes over another process's relays, where they reach its host side. Each needs a few
+/// lots of their own before it pays for what asking costs.
+const RELAYED_BYTES: u64 = 16 << 20;
 /// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a lane that needs seconds for that is stuck.
 const OP_TIMEOUT_US: u64 = 10_000_000;
 
@@ -53,6 +58,9 @@ pub struct CopierOptions {
     pub to_host: Option<Relay>,
     /// What is known of the paths.
     pub rates: Option<Rates>,
+    /// The node whose relays are used too: with them a process that sees one GPU copies over all of the host. What is not
+    /// given is as the environment has it ([`RelaysAt::from_environment`]).
+    pub relays: Option<RelaysAt>,
 }
 
 /// Why a copier did not start.
@@ -78,6 +86,9 @@ pub enum StartError {
     /// The system starts no more threads.
     #[error("a thread did not start: {0}")]
     Thread(#[from] std::io::Error),
+    /// What the environment says of a node's relays.
+    #[error("{RELAYS_VARIABLE} and {TOKEN_VARIABLE}: {0}")]
+    Relays(std::io::Error),
     /// The mover has ended.
     #[error(transparent)]
     Closed(#[from] Closed),
@@ -125,14 +136,16 @@ pub enum CopyError {
 /// All paths between the host's memory and the GPUs that a process sees.
 #[derive(Debug)]
 pub struct Copier {
-    // Dropped in this order: links, then the thread that ends their operations, then what both use.
+    // Dropped in this order: what another process does for it, links, then the thread that ends their operations, then what both use.
+    relays: Vec<Attachment>,
     _mover: MoverThread,
-    poller: Poller,
+    _poller: Poller,
     _staging: Vec<DeviceMemory>,
     handle: MoverHandle,
     addresses: Arc<Addresses>,
     gpus: Vec<Arc<Kernels>>,
     chains: Chains,
+    quarantine: Arc<Quarantine>,
     /// All addresses of the host and of each GPU, for callers that have no regions.
     anywhere: Anywhere,
     /// Streams that callers wait for, each with the event behind its last copy.
@@ -155,7 +168,7 @@ impl Copier {
     /// Starts with a driver that is loaded.
     pub fn with_driver(driver: &'static Driver, options: &CopierOptions) -> Result<Copier, StartError> {
         let devices = open(driver, options.devices.as_deref())?;
-        let made = Made::of(driver, options);
+        let made = Made::of(driver, options)?;
         let (mover, poller) = (MoverThread::spawn(Limits::default())?, Poller::spawn(driver)?);
         let handle = mover.handle();
         let addresses = Arc::<Addresses>::default();
@@ -165,14 +178,22 @@ impl Copier {
         let staging = build.staging;
         let chains = Chains::new(driver, &gpus, made.rates)?;
         let anywhere = Anywhere::new(&handle, &addresses, &devices)?;
+        let quarantine = Quarantine::of(&handle)?;
+        let own = devices.iter().map(|device| Ok(Hex(device.uuid()?))).collect::<Result<_, CudaError>>()?;
+        let (ground, tracks) = (handle.clone(), poller.tracks());
+        let ground = Ground { mover: ground, addresses: Arc::clone(&addresses), tracks, own };
+        let attach = |at: &RelaysAt, gpu| Attachment::start(ground.clone(), gpu, at.clone());
+        let relays = made.relays_at.iter().flat_map(|at| gpus.iter().map(|gpu| attach(at, gpu)));
         Ok(Copier {
+            relays: relays.collect::<Result<_, _>>()?,
             _mover: mover,
-            poller,
+            _poller: poller,
             _staging: staging,
             handle,
             addresses,
             gpus,
             chains,
+            quarantine,
             anywhere,
             spare: Mutex::default(),
         })
@@ -198,19 +219,9 @@ impl Copier {
         &self.handle
     }
 
-    /// The kernels of a GPU, and so the GPU itself, by its ordinal.
-    pub(crate) fn kernels(&self, device: u16) -> Option<&Arc<Kernels>> {
-        self.gpus.iter().find(|gpu| gpu.device().index() == device)
-    }
-
-    /// The control thread's tracks.
-    pub(crate) fn tracks(&self) -> Tracks {
-        self.poller.tracks()
-    }
-
-    /// Where regions of GPUs lie.
-    pub(crate) fn addresses(&self) -> &Arc<Addresses> {
-        &self.addresses
+    /// The relays of a node's process that copies of a GPU use too, if there are to be any.
+    pub fn relays(&self, device: u16) -> Option<&Attachment> {
+        self.relays.iter().find(|relays| relays.device() == device)
     }
 
     /// Registers pinned host memory.
@@ -303,8 +314,15 @@ impl Copier {
         pieces: &[Piece],
     ) -> Result<(), CopyError> {
         let bytes = pieces.iter().map(|piece| piece.bytes).sum::<u64>();
+        let relays = self.relays(device).filter(|_| bytes >= self.chains.rates().least_bytes());
+        let _own = relays.and_then(|relays| relays.own_copy(direction));
+        let relayed = relays.filter(|_| bytes >= RELAYED_BYTES);
+        if let Some(hosts) = relayed.and_then(|relays| relays.spans(direction, pieces)) {
+            return self.by_mover(device, direction, pieces, hosts);
+        }
         if bytes >= self.chains.rates().mover_bytes(direction) {
-            return self.by_mover(device, direction, pieces);
+            let host = |piece: &Piece| Span::new(self.anywhere.host, direction.sides(piece).0, piece.bytes);
+            return self.by_mover(device, direction, pieces, pieces.iter().map(host).collect());
         }
         let gpu = self.gpus.iter().find(|gpu| gpu.device().index() == device);
         let gpu = gpu.ok_or(CopyError::NoDevice { index: device })?.device();
@@ -365,23 +383,28 @@ impl Copier {
         )
     }
 
-    fn by_mover(&self, device: u16, direction: Direction, pieces: &[Piece]) -> Result<(), CopyError> {
+    /// Copies between spans of host memory and the GPU's sides of pieces.
+    fn by_mover(
+        &self,
+        device: u16,
+        direction: Direction,
+        pieces: &[Piece],
+        hosts: Vec<Span>,
+    ) -> Result<(), CopyError> {
         let region = *self.anywhere.devices.get(&device).ok_or(CopyError::NoDevice { index: device })?;
-        let (from, to) = match direction {
-            Direction::HostToDevice => (self.anywhere.host, region),
-            Direction::DeviceToHost => (region, self.anywhere.host),
+        let pair = |(piece, host): (&Piece, Span)| match direction {
+            Direction::HostToDevice => SpanPair::new(host, Span::new(region, piece.to, piece.bytes)),
+            Direction::DeviceToHost => SpanPair::new(Span::new(region, piece.from, piece.bytes), host),
         };
-        let span = |piece: &Piece| {
-            SpanPair::new(Span::new(from, piece.from, piece.bytes), Span::new(to, piece.to, piece.bytes))
-        };
-        match self.handle.run(Transfer::new(pieces.iter().map(span).collect(), Class::Demand))? {
+        let pairs = pieces.iter().zip(hosts).map(pair).collect();
+        match self.quarantine.run(&self.handle, Transfer::new(pairs, Class::Demand))? {
             End::Done { .. } => Ok(()),
             End::Failed(failure) => Err(CopyError::Failed(failure.reason)),
             End::Cancelled { .. } => Err(CopyError::Cancelled),
         }
     }
 
-    /// Copies one span over all paths and waits.
+    /// Copies one span over all paths and waits for its end, which names what may still be touched, if anything.
     pub fn copy(&self, from: Span, to: Span) -> Result<End, SubmitError> {
         self.handle.run(Transfer::new(vec![SpanPair::new(from, to)], Class::Demand))
     }
@@ -430,20 +453,26 @@ struct Made {
     /// By direction, as in [`Direction::BOTH`].
     relays: [Relay; 2],
     rates: Rates,
+    relays_at: Option<RelaysAt>,
 }
 
 impl Made {
-    fn of(driver: &'static Driver, options: &CopierOptions) -> Made {
+    fn of(driver: &'static Driver, options: &CopierOptions) -> Result<Made, StartError> {
         let CopierOptions { to_device, to_host, rates, .. } = options;
         let complete = to_device.is_some() && to_host.is_some() && rates.is_some();
         let kept = if complete { None } else { Profile::kept(driver) };
         let measured = |direction| Some(kept.as_ref()?.relayed?.of(direction).relay);
         let relay =
             |asked: &Option<Relay>, direction| asked.or_else(|| measured(direction)).unwrap_or_default();
-        Made {
+        let relays_at = match &options.relays {
+            Some(at) => Some(at.clone()),
+            None => RelaysAt::from_environment().map_err(StartError::Relays)?,
+        };
+        Ok(Made {
+            relays_at,
             relays: [relay(to_device, Direction::HostToDevice), relay(to_host, Direction::DeviceToHost)],
             rates: rates.clone().or_else(|| kept.as_ref().map(Rates::from)).unwrap_or_default(),
-        }
+        })
     }
 }
 

@@ -202,12 +202,33 @@ unsafe impl Sync for Event {}
 impl Event {
     /// An event without a time stamp. Until it is recorded it counts as passed.
     pub fn new(device: &Arc<Device>) -> Result<Event, CudaError> {
+        Event::with(device, abi::EVENT_DISABLE_TIMING)
+    }
+
+    /// The same, for which [`synchronize`](Event::synchronize) sleeps.
+    pub fn to_sleep_for(device: &Arc<Device>) -> Result<Event, CudaError> {
+        Event::with(device, abi::EVENT_DISABLE_TIMING | abi::EVENT_BLOCKING_SYNC)
+    }
+
+    fn with(device: &Arc<Device>, flags: libc::c_uint) -> Result<Event, CudaError> {
         let _current = device.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the result is written to a valid place; the device's context is current.
-        let status = unsafe { (device.driver.table().event_create)(&mut handle, abi::EVENT_DISABLE_TIMING) };
+        let status = unsafe { (device.driver.table().event_create)(&mut handle, flags) };
         device.driver.check("cuEventCreate", status)?;
         Ok(Event { device: Arc::clone(device), handle })
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Waits until its latest record has been passed.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: the event lives.
+        let status = unsafe { (self.device.driver.table().event_synchronize)(self.handle) };
+        self.device.driver.check("cuEventSynchronize", status)
     }
 
     /// The driver's handle.
@@ -232,6 +253,24 @@ impl Event {
         // SAFETY: the event lives; the driver checks the stream.
         let status = unsafe { (self.device.driver.table().stream_wait_event)(stream, self.handle, 0) };
         self.device.driver.check("cuStreamWaitEvent", status)
+    }
+
+    /// Records it behind everything that is in a stream of somebody else's now.
+    ///
+    /// # Safety
+    ///
+    /// The stream is one of this device's primary context and lives; that context is current, if it is a default stream.
+    pub unsafe fn record_behind(&self, stream: abi::StreamHandle) -> Result<(), CudaError> {
+        self.record_in(stream)
+    }
+
+    /// Has everything put from now on into a stream of somebody else's wait for the latest record.
+    ///
+    /// # Safety
+    ///
+    /// The stream lives; its context is current, if it is a default stream.
+    pub unsafe fn come_before(&self, stream: abi::StreamHandle) -> Result<(), CudaError> {
+        self.hold(stream)
     }
 
     /// Whether its latest record has been passed.

@@ -25,6 +25,13 @@ pub struct Piece {
     pub bytes: u64,
 }
 
+impl Piece {
+    /// Whether another piece begins, on both sides, where this one ends.
+    pub(crate) fn goes_on_with(&self, next: &Piece) -> bool {
+        self.from + self.bytes == next.from && self.to + self.bytes == next.to
+    }
+}
+
 /// The kernels, loaded for one device.
 #[derive(Debug)]
 pub struct Kernels {

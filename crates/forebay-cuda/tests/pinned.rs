@@ -5,11 +5,13 @@ mod fake;
 
 use fake::{Fake, alone};
 use forebay_cuda::device::{Device, DeviceMemory, Stream};
-use forebay_cuda::pinned::{PinError, PinnedBuffer, PinnedPool, PoolConfig, Registered};
+use forebay_cuda::pinned::{PinError, PinnedBehind, PinnedBuffer, PinnedPool, PoolConfig, Registered};
 use forebay_mover::{Backing, HostBuffer};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -204,5 +206,64 @@ fn gpus_read_and_write_a_buffer() {
         }
         assert!(holds_only(&to, 5));
         assert_eq!((fake.stat("bytes.h2d.1"), fake.stat("bytes.d2h.1")), (MIB, MIB));
+    });
+}
+
+#[test]
+fn memory_is_pinned_behind_its_users_and_what_is_waited_for_goes_first() {
+    alone("memory_is_pinned_behind_its_users_and_what_is_waited_for_goes_first", &[], |fake| {
+        let device = Device::open(fake.driver, 0).unwrap();
+        let memory: Arc<dyn Backing> = Arc::new(HostBuffer::new(16 * MIB as usize));
+        let behind = PinnedBehind::start(&device, Arc::clone(&memory), MIB, 3).unwrap();
+        let (told, outcome) = channel();
+        for ranges in [vec![(14 * MIB, MIB), (3 * MIB - 1, 2)], vec![(0, 16 * MIB)], vec![]] {
+            let told = told.clone();
+            behind.when_pinned(ranges.into_iter(), Box::new(move |pinned| told.send(pinned).unwrap()));
+        }
+        for _ in 0..3 {
+            assert_eq!(outcome.recv_timeout(Duration::from_secs(60)), Ok(Ok(())));
+        }
+        assert_eq!((behind.progress().0, fake.stat("cuMemHostRegister_v2")), (16 * MIB, 16));
+        let told_at_once = told.clone();
+        behind.when_pinned(
+            [(5 * MIB, 1)].into_iter(),
+            Box::new(move |pinned| told_at_once.send(pinned).unwrap()),
+        );
+        assert_eq!(outcome.try_recv(), Ok(Ok(())));
+        behind.when_pinned([(16 * MIB, 1)].into_iter(), Box::new(move |pinned| told.send(pinned).unwrap()));
+        assert!(outcome.try_recv().unwrap().is_err(), "there are no such bytes");
+        behind.close();
+        assert_eq!(fake.stat("live.host"), 0);
+        assert_eq!(Arc::strong_count(&memory), 2, "the test's and the value's");
+    });
+}
+
+#[test]
+fn a_piece_that_cannot_be_pinned_is_refused_and_the_others_are_there() {
+    let env = [("FAKE_CUDA_FAULTS", "fail cuMemHostRegister_v2 2 2")];
+    alone("a_piece_that_cannot_be_pinned_is_refused_and_the_others_are_there", &env, |fake| {
+        let device = Device::open(fake.driver, 0).unwrap();
+        let memory: Arc<dyn Backing> = Arc::new(HostBuffer::new(4 * MIB as usize));
+        let behind = PinnedBehind::start(&device, memory, MIB, 1).unwrap();
+        let (told, outcome) = channel();
+        for piece in 0..4 {
+            let told = told.clone();
+            let on_pinned = Box::new(move |pinned: Result<(), String>| told.send((piece, pinned)).unwrap());
+            behind.when_pinned([(piece * MIB, MIB)].into_iter(), on_pinned);
+        }
+        let mut refused = 0;
+        for _ in 0..4 {
+            let (piece, pinned) = outcome.recv_timeout(Duration::from_secs(60)).unwrap();
+            if let Err(why) = pinned {
+                assert!(why.contains("OUT_OF_MEMORY"), "piece {piece}: {why}");
+                refused += 1;
+            }
+        }
+        assert_eq!((refused, behind.progress().0), (1, 3 * MIB));
+        drop(behind);
+        // It is unpinned on a thread of its own.
+        while fake.stat("live.host") > 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
     });
 }

@@ -6,10 +6,12 @@
 use forebay_cuda::device::{Device, DeviceMemory, HostMemory, Stream};
 use forebay_cuda::driver::Driver;
 use forebay_cuda::driver::abi::Address;
+use forebay_cuda::kernels::Piece;
+use forebay_cuda::links::Direction;
 use forebay_cuda::pinned::{PinnedBuffer, PinnedPool, PoolConfig};
-use forebay_cuda::remote::{AttachOptions, Attachment, Relays, RelaysConfig, Status};
+use forebay_cuda::remote::{Attachment, Relays, RelaysAt, RelaysConfig, Status};
 use forebay_cuda::{Copier, CopierOptions};
-use forebay_mover::{Backing, Class, End, RegionId, Span, SpanPair, Transfer};
+use forebay_mover::Backing;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -36,12 +38,17 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("virtual_memory", virtual_memory),
     ("wrong_token", wrong_token),
     ("engine_killed", engine_killed),
+    ("environment", environment),
+    ("several_gpus", several_gpus),
 ];
 
 /// What a process that this binary started does.
 #[test]
 fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };
+    // One that hangs fails.
+    // SAFETY: there is no handler for the signal.
+    unsafe { libc::alarm(240) };
     let (_, scenario) = SCENARIOS.iter().find(|(name, _)| *name == role).unwrap();
     scenario(Path::new(&std::env::var(SOCKET).unwrap()));
 }
@@ -94,6 +101,16 @@ fn an_engine_that_is_killed_leaves_nothing_at_the_node() {
     play("engine_killed", "3,1,0");
 }
 
+#[test]
+fn the_environment_says_which_relays_to_use_and_only_memory_that_is_shared_goes_there() {
+    play("environment", "1");
+}
+
+#[test]
+fn a_copier_with_several_gpus_uses_the_node_for_the_others() {
+    play("several_gpus", "2,0");
+}
+
 /// Plays the node until its input ends.
 fn node(socket: &Path) {
     let relays = Relays::start(Driver::load().unwrap(), config(socket)).unwrap();
@@ -143,15 +160,12 @@ impl Drop for Node {
     }
 }
 
-/// An engine: a copier, memory on both sides, and an attachment.
+/// An engine: a copier and memory on both sides.
 struct Engine {
     // Dropped in this order.
-    attachment: Attachment,
-    copier: Arc<Copier>,
-    host: Arc<PinnedBuffer>,
-    host_region: RegionId,
+    copier: Copier,
+    host: PinnedBuffer,
     device: Target,
-    device_region: RegionId,
 }
 
 enum Target {
@@ -170,33 +184,37 @@ impl Target {
 
 impl Engine {
     fn start(socket: &Path, token: &str, target: impl Fn(&Arc<Device>) -> Target) -> Engine {
-        let copier = Arc::new(Copier::start(&CopierOptions::default()).unwrap());
+        let relays = Some(RelaysAt { socket: socket.to_owned(), token: token.to_owned() });
+        Engine::with(CopierOptions { relays, ..CopierOptions::default() }, target)
+    }
+
+    fn with(options: CopierOptions, target: impl Fn(&Arc<Device>) -> Target) -> Engine {
+        let copier = Copier::start(&options).unwrap();
         let device = Arc::clone(copier.devices().next().unwrap());
-        let (socket, token) = (socket.to_owned(), token.to_owned());
-        let options = AttachOptions { socket, token, device: device.index() };
-        let attachment = Attachment::start(&copier, options).unwrap();
         let pool =
             PinnedPool::new(&device, PoolConfig { slab_bytes: 64 << 20, ..PoolConfig::shared(1 << 28) });
         // Not at the start of its file.
         let _before = pool.take(4096).unwrap();
-        let host = Arc::new(pool.take(OFFSET + BYTES).unwrap());
-        let (file, offset) = host.file().unwrap();
-        let backing: Arc<dyn Backing> = Arc::clone(&host) as _;
-        let host_region = attachment.register(backing, file, offset).unwrap();
-        let target = target(&device);
-        // SAFETY: the memory outlives the copier's transfers, and nobody else uses it.
-        let device_region =
-            unsafe { copier.register_device(device.index(), target.address(), OFFSET + BYTES) }.unwrap();
-        Engine { attachment, copier, host, host_region, device: target, device_region }
+        let host = pool.take(OFFSET + BYTES).unwrap();
+        Engine { copier, host, device: target(&device) }
+    }
+
+    fn gpu(&self) -> u16 {
+        self.copier.devices().next().unwrap().index()
+    }
+
+    fn attachment(&self) -> &Attachment {
+        self.copier.relays(self.gpu()).unwrap()
     }
 
     fn allocated(device: &Arc<Device>) -> Target {
         Target::Allocated(DeviceMemory::new(device, OFFSET + BYTES).unwrap())
     }
 
-    /// Waits for relays, and says how many there are.
+    /// Waits for relays that reach the host memory, and says how many there are.
     fn wait_attached(&self) -> usize {
-        match self.attachment.wait(PATIENCE, |status| matches!(status, Status::Attached { .. })) {
+        wait_until("sharing", || self.attachment().shared_bytes() > 0);
+        match self.attachment().wait(PATIENCE, |status| matches!(status, Status::Attached { .. })) {
             Status::Attached { relays } => relays,
             status => panic!("{status:?}"),
         }
@@ -207,7 +225,7 @@ impl Engine {
     }
 
     fn wait_detached(&self) -> String {
-        match self.attachment.wait(PATIENCE, |status| matches!(status, Status::Detached { .. })) {
+        match self.attachment().wait(PATIENCE, |status| matches!(status, Status::Detached { .. })) {
             Status::Detached { reason } => reason,
             status => panic!("{status:?}"),
         }
@@ -242,20 +260,25 @@ impl Engine {
         assert_eq!(wrong.map(|(at, _)| at * 8), None, "a wrong byte");
     }
 
-    fn spans(&self) -> (Span, Span) {
-        (Span::new(self.host_region, OFFSET, BYTES), Span::new(self.device_region, OFFSET, BYTES))
+    fn copy(&self, direction: Direction) {
+        let (host, device) = (self.host.as_ptr() as Address + OFFSET, self.device.address() + OFFSET);
+        let (from, to) = match direction {
+            Direction::HostToDevice => (host, device),
+            Direction::DeviceToHost => (device, host),
+        };
+        // SAFETY: both ranges are this engine's, and nothing else uses them.
+        unsafe { self.copier.copy_and_wait(self.gpu(), direction, &[Piece { from, to, bytes: BYTES }]) }
+            .unwrap();
     }
 
     /// Copies to the GPU and back, with `during` called while each is under way. No byte may be wrong.
     fn round_trip(&self, seed: u64, during: impl Fn(&Engine, &str)) {
-        let (host, device) = self.spans();
         self.fill(seed);
-        for (from, to, way) in [(host, device, "h2d"), (device, host, "d2h")] {
-            let (sender, receiver) = std::sync::mpsc::channel();
-            let transfer = Transfer::new(vec![SpanPair::new(from, to)], Class::Demand);
-            self.copier.mover().submit(transfer, move |end| sender.send(end).unwrap()).unwrap();
-            during(self, way);
-            assert_eq!(receiver.recv_timeout(PATIENCE).unwrap(), End::Done { bytes: BYTES }, "{way}");
+        for (direction, way) in Direction::BOTH.into_iter().zip(["h2d", "d2h"]) {
+            std::thread::scope(|scope| {
+                scope.spawn(|| self.copy(direction));
+                during(self, way);
+            });
             if way == "h2d" {
                 self.fill(!seed);
             }
@@ -363,6 +386,43 @@ fn engine_killed(socket: &Path) {
         child.wait().unwrap();
         wait_until("clearing up", || (relays.stat().engines, relays.stat().staging_bytes) == (0, 0));
     }
+}
+
+/// A program that says nothing of relays, in an environment that does; memory of its own alone goes over its own lane.
+fn environment(socket: &Path) {
+    let _node = Node::start(socket);
+    let token = socket.with_file_name("token");
+    std::fs::write(&token, "token\n").unwrap();
+    // SAFETY: no other thread of this process uses the environment now.
+    unsafe {
+        std::env::set_var("FOREBAY_RELAYS", socket);
+        std::env::set_var("FOREBAY_TOKEN_FILE", token);
+    }
+    let engine = Engine::with(CopierOptions::default(), Engine::allocated);
+    engine.wait_attached();
+    engine.round_trip(1, |_, _| ());
+    let relayed = engine.relayed("");
+    assert!(relayed > BYTES / 2, "{relayed} bytes over relays");
+    let own = HostMemory::new(engine.copier.devices().next().unwrap(), BYTES as usize).unwrap();
+    let piece = Piece { from: own.start() as Address, to: engine.device.address(), bytes: BYTES };
+    // SAFETY: both ranges are allocated, and nothing else uses them.
+    unsafe { engine.copier.copy_and_wait(0, Direction::HostToDevice, &[piece]) }.unwrap();
+    assert_eq!(engine.relayed(""), relayed);
+    // The pool goes with its last buffer, and the node lets go of its memory.
+    let Engine { copier, host, .. } = engine;
+    drop(host);
+    wait_until("taking back", || copier.relays(0).unwrap().shared_bytes() == 0);
+}
+
+/// Of the node's relays those are used that the copier does not have itself.
+fn several_gpus(socket: &Path) {
+    let _node = Node::start(socket);
+    let engine = Engine::start(socket, "token", Engine::allocated);
+    assert_eq!(engine.wait_attached(), 2);
+    let other = engine.copier.relays(1).unwrap();
+    let status = other.wait(PATIENCE, |status| matches!(status, Status::Attached { .. }));
+    assert_eq!(status, Status::Attached { relays: 2 });
+    engine.round_trip(1, |_, _| ());
 }
 
 /// Memory as vLLM's allocator makes it: mapped, and open to its own GPU only.

@@ -3,13 +3,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-use forebay_cuda::remote::{AttachOptions, Attachment, Status};
+use forebay_cuda::remote::{RelaysAt, Status};
 use forebay_cuda::{Copier, CopierOptions};
 use forebay_node::{Node, NodeConfig, RelayGpus, RelaysConfig};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -93,9 +92,9 @@ fn relaying(folder: &Path) {
 }
 
 fn engine(folder: &Path) {
-    let copier = Arc::new(Copier::start(&CopierOptions::default()).unwrap());
-    let options = AttachOptions { socket: folder.join("relays.sock"), token: String::new(), device: 0 };
-    let attachment = Attachment::start(&copier, options).unwrap();
+    let relays = Some(RelaysAt { socket: folder.join("relays.sock"), token: String::new() });
+    let copier = Copier::start(&CopierOptions { relays, ..CopierOptions::default() }).unwrap();
+    let attachment = copier.relays(0).unwrap();
     let status = attachment.wait(PATIENCE, |status| matches!(status, Status::Attached { .. }));
     assert_eq!(status, Status::Attached { relays: 3 });
     println!("\nATTACHED");

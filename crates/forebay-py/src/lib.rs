@@ -1,18 +1,22 @@
 //! Python's view of Forebay: the extension module `forebay._forebay`, wrapped by the package in `python/forebay`.
 //!
 //! Knows Python's objects: buffers, arrays, exceptions, who holds the interpreter's lock. Must never know how bytes move:
-//! that is `forebay-agent`, `forebay-node` and `forebay-cuda`. Whatever waits lets go of the interpreter's lock first.
+//! that is `forebay-agent`, `forebay-node`, `forebay-connector` and `forebay-cuda`. Whatever waits lets go of the interpreter's lock first.
 
 mod agent;
 mod chunk;
 mod cuda;
 mod descriptors;
 mod errors;
+mod finding;
+mod ids;
 mod memory;
 mod node;
+mod paged;
 mod places;
 mod rail;
 mod rows;
+mod slack;
 mod transfer;
 
 /// The compiled part of the package `forebay`.
@@ -27,9 +31,17 @@ mod _forebay {
     #[pymodule_export]
     use crate::descriptors::Descriptors;
     #[pymodule_export]
-    use crate::node::{Lease, Node, NodeMemory, chunk_ids};
+    use crate::finding::{Finding, Hold};
+    #[pymodule_export]
+    use crate::ids::{chunk_ids, namespace_key};
+    #[pymodule_export]
+    use crate::node::{Lease, Node, NodeMemory};
+    #[pymodule_export]
+    use crate::paged::{PagedCache, head_reads};
     #[pymodule_export]
     use crate::rail::Rail;
+    #[pymodule_export]
+    use crate::slack::Slack;
     #[pymodule_export]
     use crate::transfer::{Prepared, Transfer};
 }

@@ -3,16 +3,18 @@
 
 use crate::chunk::{Ending, Loading, Storing};
 use crate::errors::{ForebayError, InvalidError, NotFoundError, PeerLostError, TransferError};
+use crate::finding::{Finding, Hold};
+use crate::ids;
 use crate::memory::borrow;
 use crate::places::{Piece, Place, Places};
 use crate::rows;
-use forebay_kv::{ChunkId, NamespaceKey};
+use forebay_kv::ChunkId;
 use forebay_links::HostLink;
 use forebay_mover::{Class, Limits, LinkSpec, MoverHandle, MoverThread, Place as At, RouteSpec, Span};
 use forebay_node::client::{Client, ClientOptions};
 use forebay_store::TenantId;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyDict;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -107,7 +109,7 @@ struct Inner {
 }
 
 impl Inner {
-    fn start(options: ClientOptions, copy_threads: usize) -> PyResult<Inner> {
+    fn start(options: ClientOptions, copy_threads: usize, wait: bool) -> PyResult<Inner> {
         let mover = MoverThread::spawn(Limits::default()).map_err(other)?;
         let handle = mover.handle();
         let link = HostLink::new(copy_threads).map_err(other)?;
@@ -115,7 +117,8 @@ impl Inner {
             .add_link(LinkSpec::new("host", WINDOW_LOTS, WINDOW_BYTES), Box::new(link))
             .map_err(other)?;
         handle.add_route(RouteSpec::direct(HOST, HOST, copies)).map_err(other)?.map_err(other)?;
-        let client = Client::connect(&handle, HOST, options);
+        let connect = if wait { Client::connect_or_wait } else { Client::connect };
+        let client = connect(&handle, HOST, options);
         let client = client.map_err(|error| PeerLostError::new_err(error.to_string()))?;
         Ok(Inner { client, mover })
     }
@@ -159,8 +162,9 @@ impl Drop for Node {
 
 #[pymethods]
 impl Node {
+    /// A client. With `wait` a node that is not there yet is looked for in the background; without it that is an error.
     #[new]
-    #[pyo3(signature = (socket, *, token = Vec::new(), name = None, tenant = 0, copy_threads = 2))]
+    #[pyo3(signature = (socket, *, token = Vec::new(), name = None, tenant = 0, copy_threads = 2, wait = false))]
     fn new(
         py: Python<'_>,
         socket: PathBuf,
@@ -168,12 +172,13 @@ impl Node {
         name: Option<String>,
         tenant: u16,
         copy_threads: usize,
+        wait: bool,
     ) -> PyResult<Node> {
         let mut options = ClientOptions { token, tenant: TenantId(tenant), ..ClientOptions::new(socket) };
         if let Some(name) = name {
             options.name = name;
         }
-        let inner = py.detach(|| Inner::start(options, copy_threads))?;
+        let inner = py.detach(|| Inner::start(options, copy_threads, wait))?;
         Ok(Node { inner: RwLock::new(Some(inner)), places: Mutex::default() })
     }
 
@@ -230,6 +235,19 @@ impl Node {
     /// How many of these chunks, from the first on, can be had: from memory, disk or peers. Looking keeps nothing.
     fn lookup(&self, py: Python<'_>, ids: Vec<[u8; 32]>) -> PyResult<usize> {
         self.with(py, |client, _| client.lookup(&chunks(ids)))
+    }
+
+    /// As `lookup`, without waiting, for a sequence whose chunks are kept in parts: the ids of each part.
+    fn find(&self, py: Python<'_>, parts: &Bound<'_, PyAny>) -> PyResult<Finding> {
+        let parts = parts.try_iter()?.map(|part| ids::ids(&part?)).collect::<PyResult<Vec<_>>>()?;
+        self.with(py, |client, _| Finding::ask(client, parts))
+    }
+
+    /// As `lease`, without waiting and without access: what is there stays until it is released.
+    #[pyo3(signature = (ids, *, ttl_us = 10_000_000))]
+    fn hold(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, ttl_us: u64) -> PyResult<Hold> {
+        let ids = ids::ids(ids)?;
+        self.with(py, |client, _| Hold::ask(client, &ids, ttl_us))
     }
 
     /// Leases the longest prefix of these chunks that is there; it may be empty.
@@ -321,18 +339,6 @@ impl Node {
         let refused = self.with(py, |_, mover| mover.unregister(region))?.map_err(other)?;
         refused.map_err(|error| TransferError::new_err(format!("the memory is in use: {error}")))
     }
-}
-
-/// The ids of the whole chunks of a sequence of tokens, under the key of a namespace of 32 bytes.
-#[pyfunction]
-pub fn chunk_ids<'py>(
-    py: Python<'py>,
-    namespace: [u8; 32],
-    tokens: Vec<u32>,
-    chunk_tokens: usize,
-) -> Vec<Bound<'py, PyBytes>> {
-    let ids = forebay_kv::chunk_ids(&NamespaceKey::from_bytes(namespace), &tokens, chunk_tokens);
-    ids.iter().map(|id| PyBytes::new(py, id.as_bytes())).collect()
 }
 
 fn chunks(ids: Vec<[u8; 32]>) -> Vec<ChunkId> {

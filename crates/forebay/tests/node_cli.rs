@@ -9,6 +9,7 @@ use forebay_node::client::{Client, ClientOptions};
 use forebay_store::StoreEnd;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
@@ -141,6 +142,17 @@ fn a_node_says_when_clients_may_come_and_ends_in_order_when_it_is_told() {
         assert!(node.line().contains("ending") && node.line().contains("ended, 0 leases and slots cut off"));
         assert!(!site.socket().exists(), "the socket goes with it");
     }
+}
+
+#[test]
+fn a_node_to_which_nobody_listens_any_more_ends_in_order() {
+    let site = Site::new("");
+    let mut node = site.start();
+    let (other, _) = std::io::pipe().unwrap();
+    node.lines = BufReader::new(OwnedFd::from(other).into());
+    node.signal(Signal::TERM);
+    assert_eq!(node.wait().code(), Some(0));
+    assert!(!site.socket().exists(), "the socket goes with it");
 }
 
 #[test]

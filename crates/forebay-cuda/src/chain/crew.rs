@@ -1,14 +1,17 @@
 //! Crews: what one GPU brings along to work for another in one direction: staging slots, streams and events. A chain has a
-//! crew to itself. It works in one of two ways. In *strands*, each slot has a stream of the crew's GPU and a parcel's two hops
+//! crew to itself. It works in one of three ways. In *strands*, each slot has a stream of the crew's GPU and a parcel's two hops
 //! follow each other there, so order needs no events; for that the GPU must reach the target's memory. In *turns*, a
-//! lane carries parcels between host memory and slots, and the target itself carries them on, page by page if need be.
+//! lane carries parcels between host memory and slots, and the target itself carries them on, page by page if need be. *Straight*
+//! is for a target's own crew, where host memory is in small pieces too: its kernel copies page by page.
 //! This file knows streams and slots; it must never know which bytes are a crew's.
 
+use super::list::{List, Listed};
+use super::pages::Pages;
 use crate::device::{Device, DeviceMemory, Event, Stream};
 use crate::driver::CudaError;
 use crate::driver::abi::{Address, StreamHandle};
 use crate::kernels::{Kernels, Piece};
-use crate::links::{Direction, ENGINE_PIECE_BYTES, Parcel};
+use crate::links::{Direction, ENGINE_PIECE_BYTES};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -27,6 +30,8 @@ pub struct Crew {
     hops: HashMap<u16, Hop>,
     /// Passed when the lane has come to the end of a chain.
     ended: Event,
+    /// Whether it works, or worked last, in strands.
+    in_strands: bool,
     /// Whose chain it works for, and what is passed when that is done.
     holder: Option<(StreamHandle, Arc<Event>)>,
     _staging: DeviceMemory,
@@ -54,28 +59,22 @@ struct Hop {
 
 /// What a crew is to do.
 #[derive(Debug)]
-pub enum Work {
-    /// In strands: a parcel is one run of memory.
-    Strands(Vec<Piece>),
-    /// In turns.
-    Turns(Vec<Parcel>),
+pub struct Work<'a> {
+    pub how: How,
+    /// What is left of its share.
+    pub pages: Pages<'a>,
+    pub parcel_bytes: u64,
 }
 
-impl Work {
-    /// How many parcels it is.
-    pub fn parcels(&self) -> usize {
-        match self {
-            Work::Strands(pieces) => pieces.len(),
-            Work::Turns(parcels) => parcels.len(),
-        }
-    }
-}
-
-/// Where lists of pieces for kernels are written.
-#[derive(Debug)]
-pub struct List {
-    pub start: Address,
-    pub pieces: usize,
+/// How a crew works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// A parcel is one run of memory; with so many strands.
+    Strands(usize),
+    /// A parcel is what fits into a slot.
+    Turns,
+    /// The target's kernel reads or writes host memory itself, page by page, without a slot.
+    Straight,
 }
 
 impl Crew {
@@ -106,6 +105,7 @@ impl Crew {
             next: 0,
             hops: targets.iter().map(hop).collect::<Result<_, CudaError>>()?,
             ended: Event::new(gpu)?,
+            in_strands: false,
             holder: None,
             _staging: staging,
         })
@@ -130,129 +130,142 @@ impl Crew {
         done: &Arc<Event>,
         begun: Option<&Event>,
         target: u16,
-        work: &Work,
+        how: How,
     ) -> Result<(), CudaError> {
-        self.holder = Some((stream, Arc::clone(done)));
+        let before = self.holder.replace((stream, Arc::clone(done)));
+        let was_in_strands = std::mem::replace(&mut self.in_strands, matches!(how, How::Strands(_)));
+        // Where a chain does not wait for the one before in its stream, slots are kept apart by their strands or by their events.
+        // These know nothing of each other.
+        let before = before.filter(|_| was_in_strands != self.in_strands);
         self.next = 0;
-        let Some(begun) = begun else { return Ok(()) };
-        match work {
-            Work::Strands(_) => self.strands(work).try_for_each(|slot| slot.strand.wait_for(begun)),
-            Work::Turns(_) => {
-                let Some(hop) = self.hops.get(&target) else { return Ok(()) };
-                self.lane.wait_for(begun)?;
-                hop.stream.wait_for(begun)
-            }
-        }
-    }
-
-    /// The strands that a chain uses: each costs a few calls, so a short chain has few.
-    fn strands(&self, work: &Work) -> impl Iterator<Item = &Slot> {
-        self.slots.iter().take((work.parcels() / 2).max(2).min(work.parcels()))
-    }
-
-    /// Queues the parcel of an index. Says how many pieces it has listed.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Set::queue`](super::set::Set::queue). In strands, the crew's GPU reaches the target's memory. The list has room.
-    pub unsafe fn queue(
-        &mut self,
-        target: u16,
-        work: &Work,
-        index: usize,
-        list: &List,
-    ) -> Result<usize, CudaError> {
-        let in_use = match work {
-            Work::Strands(_) => self.strands(work).count(),
-            Work::Turns(_) => self.slots.len(),
-        };
-        let slot = self.next;
-        self.next = (slot + 1) % in_use.max(1);
-        match work {
-            Work::Strands(pieces) => {
-                let Some(piece) = pieces.get(index) else { return Ok(0) };
-                let Slot { address, strand, .. } = &self.slots[slot];
-                // SAFETY: by this function's contract; the slot is the strand's, whose work runs in order.
-                unsafe {
-                    strand.copy(piece.from, *address, piece.bytes)?;
-                    strand.copy(*address, piece.to, piece.bytes)?;
+        for event in before.iter().map(|(_, done)| &**done).chain(begun) {
+            match how {
+                How::Strands(in_use) => {
+                    self.slots.iter().take(in_use).try_for_each(|slot| slot.strand.wait_for(event))?;
                 }
-                Ok(0)
+                How::Turns | How::Straight => {
+                    let Some(hop) = self.hops.get(&target) else { return Ok(()) };
+                    self.lane.wait_for(event)?;
+                    hop.stream.wait_for(event)?;
+                }
             }
-            Work::Turns(parcels) => match (parcels.get(index), self.hops.get(&target)) {
-                (Some(parcel), Some(hop)) => self.turn(parcel, hop, slot, list),
-                _ => Ok(0),
-            },
-        }
-    }
-
-    fn turn(&self, parcel: &Parcel, hop: &Hop, index: usize, list: &List) -> Result<usize, CudaError> {
-        let (slot, far) = (&self.slots[index], &hop.far[index]);
-        match self.direction {
-            Direction::HostToDevice => {
-                self.lane.wait_for(far)?;
-                self.copy_runs(parcel, slot.address)?;
-                slot.near.record(&self.lane)?;
-                hop.stream.wait_for(&slot.near)?;
-                let listed = hop.carry(parcel.scattered(slot.address).collect(), parcel.bytes, list)?;
-                far.record(&hop.stream)?;
-                Ok(listed)
-            }
-            Direction::DeviceToHost => {
-                hop.stream.wait_for(&slot.near)?;
-                let listed = hop.carry(parcel.gathered(slot.address).collect(), parcel.bytes, list)?;
-                far.record(&hop.stream)?;
-                self.lane.wait_for(far)?;
-                self.copy_runs(parcel, slot.address)?;
-                slot.near.record(&self.lane)?;
-                Ok(listed)
-            }
-        }
-    }
-
-    fn copy_runs(&self, parcel: &Parcel, slot: Address) -> Result<(), CudaError> {
-        // A copy, unlike a kernel, may be put into a stream of a device that is not current.
-        for &(host, offset, bytes) in &parcel.runs {
-            let (from, to) = match self.direction {
-                Direction::HostToDevice => (host, slot + offset),
-                Direction::DeviceToHost => (slot + offset, host),
-            };
-            // SAFETY: by the contract of `queue`; the slot is the chain's, and events keep its uses apart.
-            unsafe { self.lane.copy(from, to, bytes)? };
         }
         Ok(())
     }
 
-    /// Has the chain's stream wait for all of the chain's work here.
-    pub fn join(&self, stream: StreamHandle, target: u16, work: &Work) -> Result<(), CudaError> {
-        let behind = |event: &Event, last: &Stream| event.record(last).and_then(|()| event.hold(stream));
-        match (work, self.hops.get(&target), self.direction) {
-            (Work::Strands(_), ..) => {
-                // All of them, also after an error.
-                self.strands(work).map(|slot| behind(&slot.near, &slot.strand)).fold(Ok(()), Result::and)
+    /// The strands that a chain of so many parcels uses: each costs a few calls, so a short chain has few.
+    pub fn strands_for(&self, parcels: u64) -> usize {
+        let useful = (parcels / 2).max(2).min(parcels);
+        usize::try_from(useful).unwrap_or(usize::MAX).min(self.slots.len())
+    }
+
+    /// Queues the next parcel of its work, if something is left of that.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Set::queue`](super::set::Set::queue). In strands, the crew's GPU reaches the target's memory. The list lies in
+    /// pinned memory.
+    pub unsafe fn queue(&mut self, target: u16, work: &mut Work, list: &mut List) -> Result<(), CudaError> {
+        if work.pages.bytes() == 0 {
+            return Ok(());
+        }
+        let in_use = if let How::Strands(in_use) = work.how { in_use } else { self.slots.len() };
+        let slot = self.next;
+        self.next = (slot + 1) % in_use.max(1);
+        match (work.how, self.hops.get(&target)) {
+            (How::Strands(_), _) => {
+                let Some(piece) = work.pages.next(work.parcel_bytes) else { return Ok(()) };
+                let Slot { address, strand, .. } = &self.slots[slot];
+                // SAFETY: by this function's contract; the slot is the strand's, whose work runs in order.
+                unsafe {
+                    strand.copy(piece.from, *address, piece.bytes)?;
+                    strand.copy(*address, piece.to, piece.bytes)
+                }
             }
-            (Work::Turns(_), Some(hop), Direction::HostToDevice) => behind(&hop.ended, &hop.stream),
-            (Work::Turns(_), _, _) => behind(&self.ended, &self.lane),
+            (How::Turns, Some(hop)) => self.turn(work, hop, slot, list),
+            (How::Straight, Some(hop)) => {
+                let listed = list.straight(&mut work.pages, work.parcel_bytes);
+                let kept = hop.carry(&listed)?;
+                list.keep(kept);
+                Ok(())
+            }
+            (_, None) => Ok(()),
+        }
+    }
+
+    fn turn(&self, work: &mut Work, hop: &Hop, index: usize, list: &mut List) -> Result<(), CudaError> {
+        let (slot, far) = (&self.slots[index], &hop.far[index]);
+        let listed = list.through_slot(self.direction, &mut work.pages, slot.address, work.parcel_bytes);
+        let kept = match self.direction {
+            Direction::HostToDevice => {
+                self.lane.wait_for(far)?;
+                self.copy_runs(listed.runs)?;
+                slot.near.record(&self.lane)?;
+                hop.stream.wait_for(&slot.near)?;
+                let kept = hop.carry(&listed)?;
+                far.record(&hop.stream)?;
+                kept
+            }
+            Direction::DeviceToHost => {
+                hop.stream.wait_for(&slot.near)?;
+                let kept = hop.carry(&listed)?;
+                far.record(&hop.stream)?;
+                self.lane.wait_for(far)?;
+                self.copy_runs(listed.runs)?;
+                slot.near.record(&self.lane)?;
+                kept
+            }
+        };
+        list.keep(kept);
+        Ok(())
+    }
+
+    fn copy_runs(&self, runs: &[Piece]) -> Result<(), CudaError> {
+        // A copy, unlike a kernel, may be put into a stream of a device that is not current.
+        for run in runs {
+            // SAFETY: by the contract of `queue`; the slot is the chain's, and events keep its uses apart.
+            unsafe { self.lane.copy(run.from, run.to, run.bytes)? };
+        }
+        Ok(())
+    }
+
+    /// Waits until nothing of it is under way. A stream that cannot be waited for is lost, and its work with it.
+    pub fn settle(&self) {
+        let strands = self.slots.iter().map(|slot| &slot.strand);
+        let streams = strands.chain([&self.lane]).chain(self.hops.values().map(|hop| &hop.stream));
+        streams.for_each(|stream| drop(stream.synchronize()));
+    }
+
+    /// Has the chain's stream wait for all of the chain's work here.
+    pub fn join(&self, stream: StreamHandle, target: u16, how: How) -> Result<(), CudaError> {
+        let behind = |event: &Event, last: &Stream| event.record(last).and_then(|()| event.hold(stream));
+        match (how, self.hops.get(&target), self.direction) {
+            (How::Strands(in_use), ..) => {
+                let strands = self.slots.iter().take(in_use);
+                // All of them, also after an error.
+                strands.map(|slot| behind(&slot.near, &slot.strand)).fold(Ok(()), Result::and)
+            }
+            (How::Straight, Some(hop), _) | (How::Turns, Some(hop), Direction::HostToDevice) => {
+                behind(&hop.ended, &hop.stream)
+            }
+            _ => behind(&self.ended, &self.lane),
         }
     }
 }
 
 impl Hop {
-    /// Between a slot and the target's memory, by engine or kernel. Says how many pieces were listed.
-    fn carry(&self, pieces: Vec<Piece>, bytes: u64, list: &List) -> Result<usize, CudaError> {
-        if bytes >= ENGINE_PIECE_BYTES * pieces.len() as u64 || pieces.len() == 1 {
-            for piece in &pieces {
+    /// Carries what is listed, by engine or kernel. Says how many places of the list a kernel reads.
+    fn carry(&self, listed: &Listed) -> Result<usize, CudaError> {
+        let Listed { pages, bytes, .. } = *listed;
+        if bytes >= ENGINE_PIECE_BYTES * pages.len() as u64 || pages.len() == 1 {
+            for page in pages {
                 // SAFETY: by the contract of `Crew::queue`.
-                unsafe { self.stream.copy(piece.from, piece.to, piece.bytes)? };
+                unsafe { self.stream.copy(page.from, page.to, page.bytes)? };
             }
             return Ok(0);
         }
-        let start = list.start + (list.pieces * size_of::<Piece>()) as Address;
-        // SAFETY: there is room, by the contract of `Crew::queue`; what was listed there belongs to chains that are over.
-        unsafe {
-            std::ptr::copy_nonoverlapping(pieces.as_ptr(), start as *mut Piece, pieces.len());
-            self.kernels.copy(&self.stream, start, pieces.len() as u32, bytes, BLOCKS)?;
-        }
-        Ok(pieces.len())
+        // SAFETY: by the contract of `Crew::queue`; the caller keeps these places as they are.
+        unsafe { self.kernels.copy(&self.stream, listed.address(), pages.len() as u32, bytes, BLOCKS)? };
+        Ok(pages.len())
     }
 }

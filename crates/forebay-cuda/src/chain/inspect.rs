@@ -7,10 +7,11 @@ use crate::driver::{Driver, Table};
 use crate::kernels::Piece;
 use crate::links::Direction;
 use libc::c_void;
+use std::borrow::Cow;
 
 /// Where a range lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+enum Kind {
     /// Pinned host memory that every context reaches.
     Host,
     /// Memory of the GPU of an ordinal.
@@ -20,9 +21,9 @@ pub enum Kind {
 /// An allocation or a registered piece of host memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Range {
-    pub kind: Kind,
-    pub start: Address,
-    pub end: Address,
+    kind: Kind,
+    start: Address,
+    end: Address,
     /// Whether it is an allocation that any GPU with access to its GPU reaches, not one mapped for chosen ones.
     pub is_open: bool,
 }
@@ -33,27 +34,29 @@ impl Range {
     }
 }
 
-/// Remembers the last range, since the pages of one copy lie in few allocations. For one copy only: memory may be freed.
+/// Remembers ranges, since the pages of one copy lie in few allocations. For one copy only: memory may be freed.
 pub struct Inspector<'a> {
     table: &'a Table,
-    last: Option<Range>,
+    /// By their start. No two overlap.
+    known: Vec<Range>,
 }
 
 impl<'a> Inspector<'a> {
     pub fn new(driver: &'a Driver) -> Inspector<'a> {
-        Inspector { table: driver.table(), last: None }
+        Inspector { table: driver.table(), known: Vec::new() }
     }
 
     /// The range that holds an address.
     pub fn range_of(&mut self, address: Address) -> Result<Range, Declined> {
-        match self.last {
-            Some(last) if (last.start..last.end).contains(&address) => Ok(last),
-            _ => {
-                let range = self.ask(address)?;
-                self.last = Some(range);
-                Ok(range)
-            }
+        let behind = self.known.partition_point(|range| range.start <= address);
+        if let Some(range) = behind.checked_sub(1).and_then(|index| self.known.get(index))
+            && address < range.end
+        {
+            return Ok(*range);
         }
+        let range = self.ask(address)?;
+        self.known.insert(behind, range);
+        Ok(range)
     }
 
     fn ask(&self, address: Address) -> Result<Range, Declined> {
@@ -97,8 +100,100 @@ impl<'a> Inspector<'a> {
     }
 }
 
+/// What a row of pieces spans, found in one pass without a branch for each: mostly that settles where all of them lie.
+#[derive(Debug, Clone, Copy)]
+pub struct Outline {
+    /// In all.
+    pub bytes: u64,
+    from: Bounds,
+    to: Bounds,
+}
+
+/// One side of pieces.
+#[derive(Debug, Clone, Copy)]
+struct Bounds {
+    start: Address,
+    end: Address,
+    /// Pieces that follow each other in memory are one run.
+    runs: usize,
+    last_end: Address,
+}
+
+impl Bounds {
+    const NOTHING: Bounds = Bounds { start: Address::MAX, end: 0, runs: 0, last_end: Address::MAX };
+
+    fn add(&mut self, start: Address, bytes: u64) {
+        let end = start.saturating_add(bytes);
+        (self.start, self.end) = (self.start.min(start), self.end.max(end));
+        self.runs += usize::from(self.last_end != start);
+        self.last_end = end;
+    }
+}
+
+impl Outline {
+    /// That of these pieces.
+    pub fn of(pieces: &[Piece]) -> Outline {
+        let mut outline = Outline { bytes: 0, from: Bounds::NOTHING, to: Bounds::NOTHING };
+        for piece in pieces {
+            outline.bytes = outline.bytes.saturating_add(piece.bytes);
+            outline.from.add(piece.from, piece.bytes);
+            outline.to.add(piece.to, piece.bytes);
+        }
+        outline
+    }
+
+    /// Runs of host memory, if the pieces go this way.
+    pub fn host_runs(&self, direction: Direction) -> usize {
+        match direction {
+            Direction::HostToDevice => self.from.runs,
+            Direction::DeviceToHost => self.to.runs,
+        }
+    }
+}
+
+/// What a copy turned out to be.
+#[derive(Debug)]
+pub struct Inspected<'p> {
+    /// To or from this GPU.
+    pub device: u16,
+    pub direction: Direction,
+    /// Cut where allocations and registrations end.
+    pub pieces: Cow<'p, [Piece]>,
+    /// Whether any GPU with access to that GPU reaches its side.
+    pub peers_reach: bool,
+}
+
+/// Which GPU pieces go to or come from, and over which ways.
+pub fn inspect<'p>(
+    driver: &Driver,
+    pieces: &'p [Piece],
+    outline: &Outline,
+) -> Result<Inspected<'p>, Declined> {
+    let mut sides = Sides::new(driver);
+    let whole = Piece { from: outline.from.start, to: outline.to.start, bytes: 1 };
+    if let Ok((from, to)) = sides.ranges(&whole)
+        && outline.from.end <= from.end
+        && outline.to.end <= to.end
+    {
+        let Part { device, direction, is_open, .. } = between(&from, &to, whole)?;
+        return Ok(Inspected { device, direction, pieces: Cow::Borrowed(pieces), peers_reach: is_open });
+    }
+    let mut cut = Vec::with_capacity(pieces.len());
+    let (mut ends, mut is_mixed, mut peers_reach) = (None, false, true);
+    for piece in pieces {
+        sides.cut(piece, |part| {
+            let end = (part.device, part.direction);
+            is_mixed |= *ends.get_or_insert(end) != end;
+            peers_reach &= part.is_open;
+            cut.push(part.piece);
+        })?;
+    }
+    let (device, direction) = ends.filter(|_| !is_mixed).ok_or(Declined::SameKind)?;
+    Ok(Inspected { device, direction, pieces: Cow::Owned(cut), peers_reach })
+}
+
 /// Both sides of pieces.
-pub struct Sides<'a> {
+struct Sides<'a> {
     from: Inspector<'a>,
     to: Inspector<'a>,
     /// The ranges of the last part, and what that was: mostly the next one lies there too.
@@ -107,22 +202,37 @@ pub struct Sides<'a> {
 
 /// A piece, or a part of one, that lies in one range on either side.
 #[derive(Debug, Clone, Copy)]
-pub struct Part {
+struct Part {
     /// The GPU.
-    pub device: u16,
-    pub direction: Direction,
-    pub piece: Piece,
+    device: u16,
+    direction: Direction,
+    piece: Piece,
     /// Whether any GPU with access to that GPU reaches its side.
-    pub is_open: bool,
+    is_open: bool,
+}
+
+/// What a piece is that lies in these two ranges.
+fn between(from: &Range, to: &Range, piece: Piece) -> Result<Part, Declined> {
+    let (device, direction, is_open) = match (from.kind, to.kind) {
+        (Kind::Host, Kind::Device(device)) => (device, Direction::HostToDevice, to.is_open),
+        (Kind::Device(device), Kind::Host) => (device, Direction::DeviceToHost, from.is_open),
+        _ => return Err(Declined::SameKind),
+    };
+    Ok(Part { device, direction, piece, is_open })
 }
 
 impl<'a> Sides<'a> {
-    pub fn new(driver: &'a Driver) -> Sides<'a> {
+    fn new(driver: &'a Driver) -> Sides<'a> {
         Sides { from: Inspector::new(driver), to: Inspector::new(driver), last: None }
     }
 
+    /// The ranges in which a piece begins.
+    fn ranges(&mut self, piece: &Piece) -> Result<(Range, Range), Declined> {
+        Ok((self.from.range_of(piece.from)?, self.to.range_of(piece.to)?))
+    }
+
     /// The parts of a piece, each given to `each`.
-    pub fn cut(&mut self, piece: &Piece, mut each: impl FnMut(Part)) -> Result<(), Declined> {
+    fn cut(&mut self, piece: &Piece, mut each: impl FnMut(Part)) -> Result<(), Declined> {
         if let Some((from, to, last)) = &self.last
             && piece.bytes > 0
             && from.holds(piece.from, piece.bytes)
@@ -133,14 +243,9 @@ impl<'a> Sides<'a> {
         }
         let mut rest = *piece;
         while rest.bytes > 0 {
-            let (from, to) = (self.from.range_of(rest.from)?, self.to.range_of(rest.to)?);
-            let (device, direction, is_open) = match (from.kind, to.kind) {
-                (Kind::Host, Kind::Device(device)) => (device, Direction::HostToDevice, to.is_open),
-                (Kind::Device(device), Kind::Host) => (device, Direction::DeviceToHost, from.is_open),
-                _ => return Err(Declined::SameKind),
-            };
+            let (from, to) = self.ranges(&rest)?;
             let bytes = rest.bytes.min(from.end - rest.from).min(to.end - rest.to);
-            let part = Part { device, direction, piece: Piece { bytes, ..rest }, is_open };
+            let part = between(&from, &to, Piece { bytes, ..rest })?;
             self.last = Some((from, to, part));
             each(part);
             rest = Piece { from: rest.from + bytes, to: rest.to + bytes, bytes: rest.bytes - bytes };

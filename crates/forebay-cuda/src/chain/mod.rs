@@ -3,9 +3,14 @@
 //! docs/decisions/006-streams-are-kept-by-events.md. What a chain cannot do exactly as the driver would, it declines. This
 //! file knows when a copy may become a chain; it must never know how one is queued.
 
+mod courier;
 mod crew;
 mod inspect;
+mod list;
+mod lists;
+mod pages;
 mod plan;
+mod ring;
 mod set;
 
 use crate::device::Device;
@@ -14,12 +19,14 @@ use crate::driver::{CudaError, Driver, Relaxed};
 use crate::kernels::{Kernels, Piece};
 use crate::links::Direction;
 use crate::rates::Rates;
+pub use courier::{BATCH_PIECES_MAX, Batch, Courier, Sent};
 use crew::Crew;
-use inspect::Sides;
 pub use inspect::{Group, groups};
+use inspect::{Inspected, Outline, inspect};
+use pages::Pages;
 pub use plan::Path;
-use set::{Chain, Set, is_small};
-use std::collections::{HashMap, VecDeque};
+use set::{Chain, Set, Waits, is_small};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -111,16 +118,6 @@ fn is_within(then_us: u64, now_us: u64, within_us: u64) -> bool {
     then_us > 0 && now_us.saturating_sub(then_us) < within_us
 }
 
-/// What a copy turned out to be.
-struct Inspected {
-    target: u16,
-    direction: Direction,
-    /// Cut where registered memory is.
-    pieces: VecDeque<Piece>,
-    /// Whether relays reach the GPU's side.
-    peers_reach: bool,
-}
-
 /// What chains have done.
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -150,6 +147,12 @@ impl Declined {
 }
 
 impl Counters {
+    fn count(&self, direct_bytes: u64, relayed_bytes: u64) {
+        self.chains.fetch_add(1, Ordering::Relaxed);
+        self.direct_bytes.fetch_add(direct_bytes, Ordering::Relaxed);
+        self.relayed_bytes.fetch_add(relayed_bytes, Ordering::Relaxed);
+    }
+
     /// How many copies were left to the driver for a reason.
     pub fn declined(&self, why: Declined) -> u64 {
         self.declined[why as usize - 1].load(Ordering::Relaxed)
@@ -234,14 +237,16 @@ impl Chains {
 
     /// As [`copy`](Chains::copy), with its contract.
     unsafe fn queue(&self, pieces: &[Piece], stream: StreamHandle) -> Result<(), Declined> {
-        let bytes = pieces.iter().map(|piece| piece.bytes).sum::<u64>();
+        let outline = Outline::of(pieces);
+        let bytes = outline.bytes;
         if bytes < self.rates.least_bytes() {
             return Err(Declined::Small);
         }
         self.check_capture(stream)?;
         let _relaxed = Relaxed::enter(self.driver);
         let device = self.device_of(stream)?;
-        let Inspected { target, direction, pieces, peers_reach } = self.inspect(pieces)?;
+        let Inspected { device: target, direction, pieces, peers_reach } =
+            inspect(self.driver, pieces, &outline)?;
         if device.index() != target {
             return Err(Declined::ForeignContext);
         }
@@ -253,24 +258,30 @@ impl Chains {
         let _current = device.enter().map_err(|_| Declined::Fault)?;
         let mut set = lock(&way.set);
         let idle = set.take(stream).map_err(|_| Declined::Fault)?.ok_or(Declined::Busy)?;
-        let (mut crews, shares) = self.crews(way, stream, bytes);
+        let pages_are_small = is_small(pieces.len(), bytes);
+        // Host memory in small pieces is the target's own kernels' to read or write: copy engines would need a call for each.
+        let is_scattered = pages_are_small && is_small(outline.host_runs(direction), bytes);
+        let (mut crews, shares) =
+            if is_scattered { (Vec::new(), vec![bytes]) } else { self.crews(way, stream, bytes) };
         // Small pages gain from a chain of their own GPU alone: its kernels deal with them, not a call for each.
-        if crews.is_empty() && !is_small(&pieces, bytes) {
+        if crews.is_empty() && !pages_are_small {
             return Err(if way.relays.is_empty() { Declined::NoRelay } else { Declined::Busy });
         }
-        let parcels = shares.iter().skip(1).max().copied().unwrap_or(0) / CREW_SLOT_BYTES;
-        if (!idle && parcels > QUEUED_PARCELS_MAX) || !set.has_room_for(pieces.len() * 2) {
+        let parcels =
+            shares.iter().skip(usize::from(!pages_are_small)).max().copied().unwrap_or(0) / CREW_SLOT_BYTES;
+        if !idle && parcels > QUEUED_PARCELS_MAX {
             return Err(Declined::Busy);
         }
+        let places = set.room_for(pieces.len()).ok_or(Declined::Busy)?;
         let direct_bytes = shares[0];
-        let mut chain = Chain { stream, pieces, shares, peers_reach, has_begun: idle };
+        let pages = Pages::new(&pieces, bytes);
+        let waits = if idle { Waits::Nothing } else { Waits::Stream };
+        let chain = Chain { stream, joined: stream, pages, shares, peers_reach, is_scattered, places, waits };
         // SAFETY: by this function's contract; the set was taken and the target's context is current.
-        let queued = unsafe { set.queue(&mut chain, &mut crews) };
+        let queued = unsafe { set.queue(chain, &mut crews) };
         // After an error some of it is in the stream and does no harm: the driver copies the same bytes again, behind it.
         queued.map_err(|_| Declined::Fault)?;
-        self.counters.chains.fetch_add(1, Ordering::Relaxed);
-        self.counters.direct_bytes.fetch_add(direct_bytes, Ordering::Relaxed);
-        self.counters.relayed_bytes.fetch_add(bytes - direct_bytes, Ordering::Relaxed);
+        self.counters.count(direct_bytes, bytes - direct_bytes);
         Ok(())
     }
 
@@ -323,6 +334,11 @@ impl Chains {
         (crews, shares)
     }
 
+    /// Whether a stream is being captured into a graph.
+    pub fn is_captured(&self, stream: StreamHandle) -> bool {
+        self.check_capture(stream).is_err()
+    }
+
     fn check_capture(&self, stream: StreamHandle) -> Result<(), Declined> {
         let mut status = abi::CAPTURE_NONE;
         // SAFETY: the status is written to a valid place; the stream is the caller's. The legacy stream answers with an error
@@ -347,26 +363,9 @@ impl Chains {
         let device = self.devices.iter().find(|device| device.context() == context);
         device.filter(|_| status == abi::SUCCESS).cloned().ok_or(Declined::ForeignContext)
     }
-
-    /// Which GPU the pieces go to or come from, and over which ways.
-    fn inspect(&self, pieces: &[Piece]) -> Result<Inspected, Declined> {
-        let mut sides = Sides::new(self.driver);
-        let mut cut = VecDeque::with_capacity(pieces.len());
-        let (mut ends, mut is_mixed, mut peers_reach) = (None, false, true);
-        for piece in pieces {
-            sides.cut(piece, |part| {
-                let end = (part.device, part.direction);
-                is_mixed |= *ends.get_or_insert(end) != end;
-                peers_reach &= part.is_open;
-                cut.push_back(part.piece);
-            })?;
-        }
-        let (target, direction) = ends.filter(|_| !is_mixed).ok_or(Declined::SameKind)?;
-        Ok(Inspected { target, direction, pieces: cut, peers_reach })
-    }
 }
 
-fn lock(set: &Mutex<Set>) -> MutexGuard<'_, Set> {
+fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
     // A thread that panicked has left at most a chain that is not joined; the next one waits for the same events.
-    set.lock().unwrap_or_else(PoisonError::into_inner)
+    held.lock().unwrap_or_else(PoisonError::into_inner)
 }

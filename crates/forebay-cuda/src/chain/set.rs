@@ -2,14 +2,16 @@
 //! stream may use its set, which waits for the first one anyway; so no chain ever waits for one that it would not wait
 //! for without us. This file knows how a chain is divided among crews; it must never know when that is allowed.
 
-use super::crew::{Crew, List, Work};
-use crate::device::{Event, HostMemory};
+use super::crew::{Crew, How, Work};
+use super::list::List;
+use super::lists::Lists;
+use super::pages::Pages;
+use crate::device::Event;
 use crate::driver::CudaError;
-use crate::driver::abi::{Address, StreamHandle};
-use crate::kernels::{Kernels, Piece};
-use crate::links::{Direction, ENGINE_PIECE_BYTES, parcels};
-use std::collections::VecDeque;
-use std::ops::DerefMut;
+use crate::driver::abi::StreamHandle;
+use crate::kernels::Kernels;
+use crate::links::{Direction, ENGINE_PIECE_BYTES};
+use std::ops::{DerefMut, Range};
 use std::sync::Arc;
 
 /// Slots of the target's own crew, for pages too small for a copy engine.
@@ -18,21 +20,18 @@ const OWN_SLOT_BYTES: u64 = 2 << 20;
 /// A share is cut into this many parcels at least, if they are not too small then, so that its two hops overlap.
 const PARCELS: u64 = 4;
 const PARCEL_BYTES_MIN: u64 = 512 << 10;
-/// Pieces that chains in flight may have listed for kernels.
-const PIECES_MAX: usize = 65_536;
-
 /// Everything that chains for one GPU in one direction need, but for the crews of its peers.
 #[derive(Debug)]
 pub struct Set {
-    direction: Direction,
     target: Arc<Kernels>,
     own: Crew,
     /// Passed when the caller's stream has come to the copy.
     begun: Event,
+    /// Passed when the direct way's copies are over, where they are in a stream of their own.
+    direct: Event,
     /// Passed when the last chain is done.
     done: Arc<Event>,
-    list: HostMemory,
-    listed: usize,
+    lists: Lists,
     /// Whose chain is under way.
     holder: Option<StreamHandle>,
 }
@@ -42,17 +41,32 @@ unsafe impl Send for Set {}
 
 /// A chain to be queued.
 #[derive(Debug)]
-pub struct Chain {
-    /// The caller's stream, of the target's context.
+pub struct Chain<'a> {
+    /// A stream of the target's context, in which the direct way's copies are queued.
     pub stream: StreamHandle,
+    /// The stream that goes on when all of the chain is over; by it the set is held. For a caller's chain it is the same one.
+    pub joined: StreamHandle,
     /// What to copy, in the caller's order.
-    pub pieces: VecDeque<Piece>,
+    pub pages: Pages<'a>,
     /// For the direct way, then for each crew.
     pub shares: Vec<u64>,
     /// Whether peers reach the target's side.
     pub peers_reach: bool,
-    /// Whether the stream has come to the copy already.
-    pub has_begun: bool,
+    /// Whether host memory is in pieces too small for a copy engine. There are no crews then.
+    pub is_scattered: bool,
+    /// Where its lists may be, as [`Set::room_for`] said.
+    pub places: Range<usize>,
+    pub waits: Waits<'a>,
+}
+
+/// What a chain waits for.
+#[derive(Debug, Clone, Copy)]
+pub enum Waits<'a> {
+    Nothing,
+    /// Until its stream has come to where the set was taken. The direct way is in that stream.
+    Stream,
+    /// An event that is somebody else's.
+    For(&'a Event),
 }
 
 impl Set {
@@ -60,13 +74,12 @@ impl Set {
     pub fn new(direction: Direction, target: &Arc<Kernels>) -> Result<Set, CudaError> {
         let (device, itself) = (target.device(), std::slice::from_ref(target));
         Ok(Set {
-            direction,
             target: Arc::clone(target),
             own: Crew::new(direction, device, itself, OWN_SLOTS, OWN_SLOT_BYTES)?,
             begun: Event::new(device)?,
+            direct: Event::new(device)?,
             done: Arc::new(Event::new(device)?),
-            list: HostMemory::new(device, PIECES_MAX * size_of::<Piece>())?,
-            listed: 0,
+            lists: Lists::new(device)?,
             holder: None,
         })
     }
@@ -75,7 +88,7 @@ impl Set {
     pub fn is_busy(&mut self) -> bool {
         let passed = self.holder.is_none() || self.done.is_passed().unwrap_or(false);
         if passed {
-            (self.holder, self.listed) = (None, 0);
+            self.holder = None;
         }
         !passed
     }
@@ -90,12 +103,17 @@ impl Set {
         self.begun.is_passed().map(Some)
     }
 
-    /// Whether pieces of these sizes can be listed for kernels.
-    pub fn has_room_for(&self, pieces: usize) -> bool {
-        self.listed + pieces <= PIECES_MAX
+    /// Takes the set for a chain that ends in a stream, whatever is in that. `false`: a chain of another stream has it.
+    pub fn take_at_once(&mut self, joined: StreamHandle) -> bool {
+        !self.is_busy() || self.holder == Some(joined)
     }
 
-    /// Queues a chain over the target's own lane and crews that are free for its stream. Whatever it returns, the caller's
+    /// Where a chain of so many pieces can have its lists; `None` until chains that are under way have come further.
+    pub fn room_for(&mut self, pieces: usize) -> Option<Range<usize>> {
+        self.lists.room_for(pieces)
+    }
+
+    /// Queues a chain over the target's own lane and crews that are free for its stream. Whatever it returns, the joined
     /// stream goes on only when everything that was queued is over.
     ///
     /// # Safety
@@ -105,102 +123,100 @@ impl Set {
     /// the rules of a copy in that stream hold for who else may use them.
     pub unsafe fn queue<C: DerefMut<Target = Crew>>(
         &mut self,
-        chain: &mut Chain,
+        mut chain: Chain,
         crews: &mut [C],
     ) -> Result<(), CudaError> {
-        self.holder = Some(chain.stream);
-        let direct = take(&mut chain.pieces, chain.shares[0]);
-        let is_small = is_small(&direct, bytes_of(&direct));
+        self.holder = Some(chain.joined);
+        let begun = match chain.waits {
+            Waits::Nothing => None,
+            Waits::Stream => Some(&self.begun),
+            Waits::For(event) => Some(event),
+        };
+        let direct = chain.pages.share(chain.shares[0]);
+        let is_small = is_small(direct.pieces(), direct.bytes());
         // Few calls for the direct way, so that the lane is at work while the rest is queued.
-        let whole = if is_small { Ok(()) } else { self.queue_direct(chain.stream, &direct) };
+        let whole = if is_small { Ok(()) } else { self.queue_direct(&chain, direct) };
         let mut at_work: Vec<(&mut Crew, Work)> = Vec::with_capacity(crews.len() + 1);
-        for (crew, share) in crews.iter_mut().zip(&chain.shares[1..]) {
-            let pieces = take(&mut chain.pieces, *share);
-            let work = work(self.direction, &pieces, crew.slot_bytes(), chain.peers_reach);
-            at_work.push((&mut **crew, work));
-        }
         if is_small {
-            let work = work(self.direction, &direct, self.own.slot_bytes(), false);
+            let how = if chain.is_scattered { How::Straight } else { How::Turns };
+            let work = work(direct, &self.own, Some(how));
             at_work.push((&mut self.own, work));
         }
+        for (crew, share) in crews.iter_mut().zip(&chain.shares[1..]) {
+            let how = (!chain.peers_reach).then_some(How::Turns);
+            let work = work(chain.pages.share(*share), crew, how);
+            at_work.push((&mut **crew, work));
+        }
         let target = self.target.device().index();
-        let begun = (!chain.has_begun).then_some(&self.begun);
-        let mut list = List { start: self.list.start() as Address, pieces: self.listed };
-        let begin =
-            |(crew, work): &mut (&mut Crew, Work)| crew.begin(chain.stream, &self.done, begun, target, work);
+        let mut list = self.lists.open(&chain.places);
+        let begin = |(crew, work): &mut (&mut Crew, Work)| {
+            crew.begin(chain.joined, &self.done, begun, target, work.how)
+        };
         let queued = at_work.iter_mut().try_for_each(begin);
         let queued = queued.and_then(|()| queue_in_turn(&mut at_work, target, &mut list));
-        self.listed = list.pieces;
+        let listed = chain.places.len() - list.left();
         // All of them, also after an error.
-        let joins = at_work.iter().map(|(crew, work)| crew.join(chain.stream, target, work));
+        let joins = at_work.iter().map(|(crew, work)| crew.join(chain.joined, target, work.how));
         let joined = joins.fold(Ok(()), Result::and);
-        let marked = self.done.record_in(chain.stream);
-        whole.and(queued).and(joined).and(marked)
+        let read = self.lists.close(chain.places.start..chain.places.start + listed, chain.joined);
+        let marked = self.done.record_in(chain.joined);
+        whole.and(queued).and(joined).and(read).and(marked)
     }
 
-    fn queue_direct(&self, stream: StreamHandle, pieces: &[Piece]) -> Result<(), CudaError> {
+    /// Waits until nothing of the target's own crew is under way.
+    pub fn settle(&self) {
+        self.own.settle();
+    }
+
+    /// Queues the direct way's copies in the chain's stream.
+    fn queue_direct(&self, chain: &Chain, mut pages: Pages) -> Result<(), CudaError> {
         let device = self.target.device();
-        for piece in pieces {
-            // SAFETY: by the contract of `queue`.
-            unsafe { device.copy_in(stream, piece.from, piece.to, piece.bytes)? };
+        if let Waits::For(event) = chain.waits {
+            event.hold(chain.stream)?;
         }
-        Ok(())
+        let mut queued = Ok(());
+        while queued.is_ok()
+            && let Some(piece) = pages.next(u64::MAX)
+        {
+            // SAFETY: by the contract of `queue`.
+            queued = unsafe { device.copy_in(chain.stream, piece.from, piece.to, piece.bytes) };
+        }
+        if chain.joined == chain.stream {
+            return queued;
+        }
+        let joined = self.direct.record_in(chain.stream).and_then(|()| self.direct.hold(chain.joined));
+        queued.and(joined)
     }
 }
 
 /// Whether these are pages too small for a copy engine.
-pub fn is_small(pieces: impl IntoIterator<IntoIter: ExactSizeIterator>, bytes: u64) -> bool {
-    let pieces = pieces.into_iter().len() as u64;
-    pieces > 1 && bytes < ENGINE_PIECE_BYTES * pieces
+pub fn is_small(pieces: usize, bytes: u64) -> bool {
+    pieces > 1 && bytes < ENGINE_PIECE_BYTES * pieces as u64
 }
 
-fn bytes_of(pieces: &[Piece]) -> u64 {
-    pieces.iter().map(|piece| piece.bytes).sum()
-}
-
-/// How a crew does its share.
-fn work(direction: Direction, pieces: &[Piece], slot_bytes: u64, peers_reach: bool) -> Work {
-    let bytes = bytes_of(pieces);
-    let parcel_bytes = (bytes / PARCELS).max(PARCEL_BYTES_MIN).min(slot_bytes);
-    if peers_reach && bytes >= ENGINE_PIECE_BYTES * pieces.len() as u64 {
-        return Work::Strands(pieces.iter().flat_map(|piece| cut(*piece, parcel_bytes)).collect());
-    }
-    Work::Turns(parcels(pieces.iter().map(|piece| direction.sides(piece)), parcel_bytes))
+/// How a crew does its share: as told, or in strands if its pieces are long enough.
+fn work<'a>(pages: Pages<'a>, crew: &Crew, how: Option<How>) -> Work<'a> {
+    let parcel_bytes = (pages.bytes() / PARCELS).max(PARCEL_BYTES_MIN).min(crew.slot_bytes());
+    let pieces = pages.pieces() as u64;
+    let how = how.unwrap_or_else(|| {
+        if pages.bytes() < ENGINE_PIECE_BYTES * pieces {
+            return How::Turns;
+        }
+        How::Strands(crew.strands_for(pages.bytes().div_ceil(parcel_bytes).max(pieces)))
+    });
+    Work { how, pages, parcel_bytes }
 }
 
 /// Queues a parcel of each crew in turn, so that all lanes are at work soon.
 fn queue_in_turn(at_work: &mut [(&mut Crew, Work)], target: u16, list: &mut List) -> Result<(), CudaError> {
-    let rounds = at_work.iter().map(|(_, work)| work.parcels()).max().unwrap_or(0);
-    for index in 0..rounds {
+    while at_work.iter().any(|(_, work)| work.pages.bytes() > 0) {
         for (crew, work) in at_work.iter_mut() {
-            // SAFETY: by the contract of `Set::queue`, whose caller has asked for room in the list.
-            list.pieces += unsafe { crew.queue(target, work, index, list)? };
+            if list.left() == 0 {
+                return Err(CudaError::full("list of pages"));
+            }
+            // SAFETY: by the contract of `Set::queue`; the list is pinned.
+            unsafe { crew.queue(target, work, list)? };
         }
     }
     Ok(())
-}
-
-/// A piece in parts of at most `part_bytes`.
-fn cut(piece: Piece, part_bytes: u64) -> impl Iterator<Item = Piece> {
-    (0..piece.bytes.div_ceil(part_bytes)).map(move |nth| {
-        let at = nth * part_bytes;
-        Piece { from: piece.from + at, to: piece.to + at, bytes: part_bytes.min(piece.bytes - at) }
-    })
-}
-
-/// The first `bytes` bytes of the pieces.
-fn take(pieces: &mut VecDeque<Piece>, mut bytes: u64) -> Vec<Piece> {
-    let mut taken = Vec::new();
-    while bytes > 0
-        && let Some(front) = pieces.front_mut()
-    {
-        let part = front.bytes.min(bytes);
-        taken.push(Piece { bytes: part, ..*front });
-        bytes -= part;
-        *front = Piece { from: front.from + part, to: front.to + part, bytes: front.bytes - part };
-        if front.bytes == 0 {
-            pieces.pop_front();
-        }
-    }
-    taken
 }

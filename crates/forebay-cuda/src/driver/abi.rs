@@ -35,6 +35,7 @@ pub const PEER_ACCESS_ALREADY_ENABLED: Status = 704;
 pub const HOST_MEMORY_ALREADY_REGISTERED: Status = 712;
 
 pub const STREAM_NON_BLOCKING: c_uint = 1;
+pub const EVENT_BLOCKING_SYNC: c_uint = 1;
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
 pub const HOST_REGISTER_PORTABLE: c_uint = 1;
 pub const HOST_REGISTER_DEVICEMAP: c_uint = 2;

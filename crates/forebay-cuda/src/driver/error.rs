@@ -17,6 +17,11 @@ pub struct CudaError {
 }
 
 impl CudaError {
+    /// Something of ours is full that a call would have needed.
+    pub(crate) fn full(what: &'static str) -> CudaError {
+        CudaError { call: what, status: abi::OUT_OF_MEMORY, name: "full".into() }
+    }
+
     /// Whether the driver is shutting down with the process, so that nothing is left to be released.
     pub fn is_shutdown(&self) -> bool {
         self.status == abi::DEINITIALIZED

@@ -5,7 +5,7 @@
 
 use super::parcel::{Parcel, parcels};
 use super::table::{PIECES_MAX, Table, Tables};
-use super::{ENGINE_PIECE_BYTES, abandon, finish_when_passed};
+use super::{ENGINE_PIECE_BYTES, come_to_an_end, finish_when_passed};
 use crate::addresses::Addresses;
 use crate::device::{DeviceMemory, Event, Stream};
 use crate::driver::CudaError;
@@ -197,7 +197,8 @@ impl LaneLink {
         {
             let posted = self.through_slots(&parcels, &table);
             if posted.is_err() && self.join().is_err() {
-                return abandon(done, table);
+                come_to_an_end(&self.copies);
+                come_to_an_end(&self.shuffles);
             }
             return finish_when_passed(self.last(), bytes, posted, done, table);
         }

@@ -8,10 +8,9 @@ mod peer;
 mod table;
 
 pub use lane::{Direction, LaneLink};
-pub(crate) use parcel::{Parcel, parcels};
 pub use peer::{PeerLink, RelayLink};
 
-use crate::driver::CudaError;
+use crate::driver::{CudaError, Relaxed};
 use crate::poller::Track;
 use forebay_mover::{Completion, Outcome};
 
@@ -34,14 +33,15 @@ fn finish_when_passed(
             Err(error) => done.finish(Outcome::Failed { error: error.to_string() }),
         }
     });
-    if let Err((_, on_passed)) = track.when_passed(on_passed) {
-        // As in `abandon`: what was put in may go on.
-        std::mem::forget(on_passed);
+    if let Err((error, on_passed)) = track.when_passed(on_passed) {
+        come_to_an_end(track);
+        on_passed(Err(error));
     }
 }
 
-/// Leaves an operation without an end, since nobody can tell when what was put in is over. The mover counts it as lost when
-/// its time is up and keeps its spans from being used again.
-fn abandon(done: Completion, keep: impl Send + 'static) {
-    std::mem::forget((done, keep));
+/// Waits until nothing of a track is under way, where no event can be had that would tell: the memory is in use until then.
+/// An error is that of a context that has ended, and with it all that it had under way.
+fn come_to_an_end(track: &Track) {
+    let _relaxed = Relaxed::enter(track.stream().device().driver());
+    let _ = track.stream().synchronize();
 }

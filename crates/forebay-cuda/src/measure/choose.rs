@@ -4,7 +4,7 @@
 /// Candidates this close to the best one are as good: machines do not repeat themselves better than that.
 const AS_GOOD: f64 = 1.005;
 /// A way that is not the usual one has to be this much faster.
-pub const BETTER: f64 = 0.99;
+const BETTER: f64 = 0.99;
 
 /// Seconds that a copy of one size took, by each of two ways.
 #[derive(Debug, Clone, Copy, PartialEq)]

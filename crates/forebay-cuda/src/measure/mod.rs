@@ -100,5 +100,5 @@ fn relayed(
 
 fn copier(driver: &'static Driver, relay: Relay) -> Result<Copier, StartError> {
     let (to_device, to_host, rates) = (Some(relay), Some(relay), Some(Rates::default()));
-    Copier::with_driver(driver, &CopierOptions { devices: None, to_device, to_host, rates })
+    Copier::with_driver(driver, &CopierOptions { to_device, to_host, rates, ..CopierOptions::default() })
 }

@@ -113,6 +113,11 @@ impl Mapping {
         self.start
     }
 
+    /// Its length.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// The file under it, if there is one.
     pub fn file_descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)

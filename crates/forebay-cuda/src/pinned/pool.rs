@@ -4,6 +4,7 @@
 use super::error::PinError;
 use super::mapping::Mapping;
 use super::pin::{MOST_BYTES, Pin};
+use super::published::{Published, Shareable, publish};
 use super::space::{Growth, Place, Space};
 use crate::device::Device;
 use forebay_mover::Backing;
@@ -68,12 +69,18 @@ struct Inner {
 }
 
 struct State {
-    space: Space<Arc<Slab>>,
+    space: Space<Kept>,
     /// A thread is making a slab. One at a time: the driver takes registrations one after another anyway.
     growing: bool,
     registrations: u64,
     pinning: Duration,
     refused: u64,
+}
+
+/// A slab, and where it is shared what says so to others.
+struct Kept {
+    slab: Arc<Slab>,
+    _published: Option<Published>,
 }
 
 #[derive(Debug)]
@@ -147,8 +154,8 @@ impl Inner {
         }
         let mut state = self.lock();
         loop {
-            if let Some((place, slab)) = state.space.take(bytes) {
-                return Ok((place, Arc::clone(slab)));
+            if let Some((place, kept)) = state.space.take(bytes) {
+                return Ok((place, Arc::clone(&kept.slab)));
             }
             state = if state.growing { self.wait(state) } else { self.grow(state, bytes)? };
         }
@@ -177,14 +184,14 @@ impl Inner {
 
         let started = Instant::now();
         drop(unused);
-        let made = self.make_slab(add_bytes);
+        let made = self.make_slab(add_bytes).map(Kept::new);
         let mut state = self.lock();
         state.growing = false;
         state.pinning += started.elapsed();
         self.grown.notify_all();
-        let slab = made?;
+        let kept = made?;
         state.registrations += 1;
-        state.space.add(add_bytes, Arc::new(slab));
+        state.space.add(add_bytes, kept);
         Ok(state)
     }
 
@@ -202,6 +209,31 @@ impl Inner {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    fn new(slab: Slab) -> Kept {
+        let slab = Arc::new(slab);
+        let published = publish(Arc::clone(&slab) as Arc<dyn Shareable>);
+        Kept { slab, _published: published }
+    }
+}
+
+// SAFETY: the range is the slab's mapping, which is readable and writable, and never moves.
+unsafe impl Backing for Slab {
+    fn as_ptr(&self) -> *mut u8 {
+        self.memory.start().as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.memory.len()
+    }
+}
+
+impl Shareable for Slab {
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.file_descriptor()
     }
 }
 

@@ -3,30 +3,30 @@
 //! the order in which they come and go; it must never know what a request looks like, nor what is copied.
 
 use super::link::{Port, RemoteLink};
+use super::memory::{self, Memories, Reach};
 use super::ring::{self, Header};
-use super::session::{Known, Session};
+use super::session::{OwnCopy, Session};
 use super::shared::SharedFile;
 use super::socket::{self, Bell, Ringer};
 use super::wire::{self, Hex, Offer, Uuid, VERSION, Word};
 use super::{lock, nonce};
-use crate::copier::{Copier, SHARED, WINDOW_LOTS, spec};
+use crate::addresses::Addresses;
+use crate::copier::{SHARED, WINDOW_LOTS, spec};
 use crate::device::{Device, ForeignMemory, Stream};
 use crate::driver::{CudaError, Relaxed, abi::IpcHandle};
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, Piece};
 use crate::links::{Direction, PeerLink};
-use forebay_mover::{Backing, Closed, LinkId, Place, RegionId, RouteError, RouteSpec, Staging};
-use rustix::fs::fstat;
+use crate::pinned::{self, OnChange};
+use crate::poller::Tracks;
+use forebay_mover::{Closed, LinkId, MoverHandle, Place, RegionId, RouteError, RouteSpec, Span, Staging};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// How long a node may take for a word. Memory has to be pinned, which takes seconds for what is large.
-const PATIENCE: Duration = Duration::from_secs(5);
-const PINNING_PATIENCE: Duration = Duration::from_secs(300);
 /// Between two attempts to attach.
 const REST: Duration = Duration::from_secs(1);
 /// Between two looks at whether a connection that ended is quiet.
@@ -38,29 +38,46 @@ const RELAYS_MAX: usize = 64;
 /// Where the staging of the first relay is, for the mover: no GPU has such an ordinal.
 const FIRST_RELAY: u16 = 0x8000;
 
+/// Where a process reads which node's relays to use, unless it says so itself: the path of the socket.
+pub const RELAYS_VARIABLE: &str = "FOREBAY_RELAYS";
+/// Where it reads in which file the token is, if the node wants one.
+pub const TOKEN_VARIABLE: &str = "FOREBAY_TOKEN_FILE";
+
 /// Whom to attach to.
-#[derive(Debug, Clone)]
-pub struct AttachOptions {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelaysAt {
     /// The node's socket for relays.
     pub socket: PathBuf,
     /// What the node wants to be shown, if anything.
     pub token: String,
-    /// The GPU of the copier that is to be relayed for, by ordinal.
-    pub device: u16,
+}
+
+impl RelaysAt {
+    /// What the environment says; nothing where it names no socket.
+    pub fn from_environment() -> io::Result<Option<RelaysAt>> {
+        let Some(socket) = std::env::var_os(RELAYS_VARIABLE).filter(|path| !path.is_empty()) else {
+            return Ok(None);
+        };
+        let token = match std::env::var_os(TOKEN_VARIABLE).filter(|path| !path.is_empty()) {
+            Some(file) => std::fs::read_to_string(file)?.trim_end().to_owned(),
+            None => String::new(),
+        };
+        Ok(Some(RelaysAt { socket: socket.into(), token }))
+    }
 }
 
 /// Why something did not work with the node.
 #[derive(Debug, Error)]
 pub enum NotAttached {
-    /// The copier has no such GPU.
-    #[error("device: the copier has no GPU {0}")]
-    NoDevice(u16),
     /// The node will not.
     #[error("the node refuses: {0}")]
     Refused(String),
     /// What the node says makes no sense.
     #[error("the node's answer cannot be used: {0}")]
     Nonsense(String),
+    /// Nothing to gain.
+    #[error("none of the node's relays is another GPU that this one reaches")]
+    NoRelays,
     /// There is no node, or no talking to it.
     #[error("the node: {0}")]
     Io(#[from] io::Error),
@@ -90,18 +107,31 @@ pub enum Status {
     },
 }
 
+/// What of a copier an attachment builds on.
+#[derive(Debug, Clone)]
+pub(crate) struct Ground {
+    pub mover: MoverHandle,
+    pub addresses: Arc<Addresses>,
+    pub tracks: Tracks,
+    /// GPUs that the copier has itself: it needs no other process to go over them.
+    pub own: Vec<Uuid>,
+}
+
 /// A copier's GPU and the relays of the node's process. Dropping it takes them out of service.
-#[derive(Debug)]
 pub struct Attachment {
     inner: Arc<Inner>,
+    device: u16,
     thread: Option<JoinHandle<()>>,
+    /// Called when there is more memory to give to the node, or less.
+    _on_change: Arc<OnChange>,
 }
 
 #[derive(Debug)]
 struct Inner {
-    copier: Arc<Copier>,
-    options: AttachOptions,
+    ground: Ground,
+    at: RelaysAt,
     ringer: Arc<Ringer>,
+    reach: Arc<Reach>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -110,39 +140,38 @@ struct Inner {
 struct State {
     status: Status,
     session: Option<Arc<Session>>,
-    files: Vec<File>,
-    next_file: u64,
     closing: bool,
 }
 
-/// A file that the node maps while there is a connection, and the regions in it.
-#[derive(Debug)]
-struct File {
-    number: u64,
-    /// Device and inode.
-    identity: (u64, u64),
-    file: OwnedFd,
-    regions: Vec<(RegionId, u64)>,
-}
-
 impl Attachment {
-    /// Attaches in the background, now and whenever a node returns.
-    pub fn start(copier: &Arc<Copier>, options: AttachOptions) -> Result<Attachment, NotAttached> {
-        let kernels = copier.kernels(options.device).ok_or(NotAttached::NoDevice(options.device))?;
+    /// Attaches in the background, now and whenever a node returns. The node is given all memory that is published in this
+    /// process, now and later.
+    pub(crate) fn start(ground: Ground, kernels: &Arc<Kernels>, at: RelaysAt) -> io::Result<Attachment> {
         let (kernels, device) = (Arc::clone(kernels), Arc::clone(kernels.device()));
         let (ringer, bell) = socket::bell()?;
         let status = Status::Detached { reason: "not tried yet".into() };
-        let state = State { status, session: None, files: Vec::new(), next_file: 0, closing: false };
         let inner = Arc::new(Inner {
-            copier: Arc::clone(copier),
-            options,
+            ground,
+            at,
             ringer: Arc::new(ringer),
-            state: Mutex::new(state),
+            reach: Arc::default(),
+            state: Mutex::new(State { status, session: None, closing: false }),
             changed: Condvar::new(),
         });
-        let keeper = Keeper { inner: Arc::clone(&inner), device, kernels, bell, relays: Vec::new() };
+        let ringer = Arc::clone(&inner.ringer);
+        let on_change: Arc<OnChange> = Arc::new(move || ringer.ring());
+        pinned::on_change(&on_change);
+        let memories = Memories::new(&inner.ground.mover, &inner.reach);
+        let index = device.index();
+        let keeper =
+            Keeper { inner: Arc::clone(&inner), device, kernels, bell, memories, relays: Vec::new() };
         let thread = std::thread::Builder::new().name("forebay-attach".into()).spawn(move || keeper.run())?;
-        Ok(Attachment { inner, thread: Some(thread) })
+        Ok(Attachment { inner, device: index, thread: Some(thread), _on_change: on_change })
+    }
+
+    /// The GPU that is relayed for, by its ordinal.
+    pub fn device(&self) -> u16 {
+        self.device
     }
 
     /// How it stands.
@@ -157,31 +186,26 @@ impl Attachment {
         waited.unwrap_or_else(PoisonError::into_inner).0.status.clone()
     }
 
-    /// Registers pinned host memory that lies in a file from `offset` on, so that relays can reach it too: place
-    /// [`SHARED`]. Without a connection it is given to the node once there is one.
-    pub fn register(
-        &self,
-        memory: Arc<dyn Backing>,
-        file: BorrowedFd<'_>,
-        offset: u64,
-    ) -> Result<RegionId, NotAttached> {
-        let handle = self.inner.copier.mover();
-        let region = handle.register(SHARED, memory)?;
-        let added = lock(&self.inner.state).add(region, file, offset);
-        if added.is_err() {
-            // Nobody has been told of the region, so nothing uses it.
-            let _ = handle.unregister(region)?;
-        }
-        added.map(|()| region)
+    /// Bytes of host memory that relays reach now. It takes the node a moment to pin what is new.
+    pub fn shared_bytes(&self) -> u64 {
+        self.inner.reach.bytes()
     }
 
-    /// Forgets a region, unless a transfer uses it.
-    pub fn unregister(&self, region: RegionId) -> Result<Result<(), forebay_mover::Refused>, Closed> {
-        let gone = self.inner.copier.unregister(region)?;
-        if gone.is_ok() {
-            lock(&self.inner.state).remove(region);
-        }
-        Ok(gone)
+    /// Where the host sides of pieces lie, if relays reach them all now: regions whose place is [`SHARED`].
+    pub(crate) fn spans(&self, direction: Direction, pieces: &[Piece]) -> Option<Vec<Span>> {
+        self.inner.reach.spans(direction, pieces)
+    }
+
+    /// Tells the node, until the value is dropped, that this GPU's lane is in use by its own engine.
+    pub(crate) fn own_copy(&self, direction: Direction) -> Option<OwnCopy> {
+        let session = lock(&self.inner.state).session.clone();
+        session.map(|session| OwnCopy::new(session, direction))
+    }
+}
+
+impl std::fmt::Debug for Attachment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attachment").field("device", &self.device).field("status", &self.status()).finish()
     }
 }
 
@@ -196,86 +220,13 @@ impl Drop for Attachment {
     }
 }
 
-impl State {
-    fn add(&mut self, region: RegionId, file: BorrowedFd<'_>, offset: u64) -> Result<(), NotAttached> {
-        let stat = fstat(file).map_err(io::Error::from)?;
-        let identity = (stat.st_dev, stat.st_ino);
-        let index = match self.files.iter().position(|known| known.identity == identity) {
-            Some(index) => index,
-            None => self.add_file(identity, file.try_clone_to_owned()?)?,
-        };
-        let file = &mut self.files[index];
-        file.regions.push((region, offset));
-        if let Some(session) = &self.session {
-            session.know(region, Known { memory: file.number, offset });
-        }
-        Ok(())
-    }
-
-    fn add_file(&mut self, identity: (u64, u64), file: OwnedFd) -> Result<usize, NotAttached> {
-        let file = File { number: self.next_file, identity, file, regions: Vec::new() };
-        self.next_file += 1;
-        if let Some(session) = &self.session {
-            match give(session, &file) {
-                // The keeper sees to it, and gives the memory to the next node.
-                Err(NotAttached::Io(_)) => session.take_down(),
-                given => given?,
-            }
-        }
-        self.files.push(file);
-        Ok(self.files.len() - 1)
-    }
-
-    fn remove(&mut self, region: RegionId) {
-        for file in &mut self.files {
-            file.regions.retain(|(known, _)| *known != region);
-        }
-        if let Some(session) = &self.session {
-            session.forget(region);
-            for file in self.files.iter().filter(|file| file.regions.is_empty()) {
-                if ask(&session.socket, &Word::Forget { memory: file.number }, &[], PATIENCE).is_err() {
-                    session.take_down();
-                }
-            }
-        }
-        self.files.retain(|file| !file.regions.is_empty());
-    }
-}
-
-/// Gives a node memory, and notes the regions in it.
-fn give(session: &Session, file: &File) -> Result<(), NotAttached> {
-    let word = Word::Memory { memory: file.number };
-    match ask(&session.socket, &word, &[file.file.as_fd()], PINNING_PATIENCE)?.0 {
-        Word::Done => {}
-        word => return Err(NotAttached::Nonsense(format!("{word:?}"))),
-    }
-    for (region, offset) in &file.regions {
-        session.know(*region, Known { memory: file.number, offset: *offset });
-    }
-    Ok(())
-}
-
-/// Says a word and hears the answer.
-fn ask(
-    socket: &OwnedFd,
-    word: &Word,
-    descriptors: &[BorrowedFd<'_>],
-    patience: Duration,
-) -> Result<(Word, Vec<OwnedFd>), NotAttached> {
-    socket::set_patience(socket, Some(patience))?;
-    wire::send(socket, word, descriptors)?;
-    match wire::receive(socket)? {
-        (Word::Refused { reason }, _) => Err(NotAttached::Refused(reason)),
-        answer => Ok(answer),
-    }
-}
-
 /// The thread that keeps the connection.
 struct Keeper {
     inner: Arc<Inner>,
     device: Arc<Device>,
     kernels: Arc<Kernels>,
     bell: Bell,
+    memories: Memories,
     relays: Vec<Relay>,
 }
 
@@ -324,7 +275,7 @@ impl Keeper {
     }
 
     /// Waits for a while, or until the attachment ends.
-    fn rest(&self, limit: Duration) {
+    fn rest(&mut self, limit: Duration) {
         let until = Instant::now() + limit;
         while !self.is_closing() {
             let left = until.saturating_duration_since(Instant::now());
@@ -332,15 +283,20 @@ impl Keeper {
                 return;
             }
             self.bell.clear();
+            // Memory that goes is not kept for want of a node. A mover that has ended has none.
+            let _ = self.memories.follow(None);
         }
     }
 
     fn attach(&mut self) -> Result<(Arc<Session>, usize), NotAttached> {
         let (session, offers) = self.greet()?;
         let session = Arc::new(session);
-        let attached = self.announce(&session).and_then(|()| self.install_all(&session, &offers));
-        match attached {
-            Ok(relays) => Ok((session, relays)),
+        let introduced = self.memories.introduce(&session);
+        match introduced.and_then(|()| self.install_all(&session, &offers)) {
+            Ok(relays) => {
+                lock(&self.inner.state).session = Some(Arc::clone(&session));
+                Ok((session, relays))
+            }
             Err(error) => {
                 self.detach(session);
                 Err(error)
@@ -348,22 +304,14 @@ impl Keeper {
         }
     }
 
-    /// Gives the node all memory. What is registered from now on is given to it then.
-    fn announce(&self, session: &Arc<Session>) -> Result<(), NotAttached> {
-        let mut state = lock(&self.inner.state);
-        state.files.iter().try_for_each(|file| give(session, file))?;
-        state.session = Some(Arc::clone(session));
-        Ok(())
-    }
-
     /// Connects and says hello.
     fn greet(&self) -> Result<(Session, Vec<Offer>), NotAttached> {
-        let options = &self.inner.options;
-        let socket = socket::connect_to(&options.socket)?;
+        let at = &self.inner.at;
+        let socket = socket::connect_to(&at.socket)?;
         let process = socket::credentials(&socket)?.process;
-        let (token, gpu) = (options.token.clone(), Hex(self.device.uuid()?));
+        let (token, gpu) = (at.token.clone(), Hex(self.device.uuid()?));
         let hello = Word::Hello { version: VERSION, token, gpu };
-        let (answer, descriptors) = ask(&socket, &hello, &[], PATIENCE)?;
+        let (answer, descriptors) = memory::greet(&socket, &hello)?;
         let Word::Welcome { relays } = answer else {
             return Err(NotAttached::Nonsense(format!("{answer:?}")));
         };
@@ -381,10 +329,12 @@ impl Keeper {
         Ok((Session::new(socket, process, ring, ringer, Arc::clone(&self.inner.ringer)), relays))
     }
 
-    /// Puts all relays that this GPU reaches into service. Says how many.
+    /// Puts all relays into service that this GPU reaches and the copier does not have itself. Says how many.
     fn install_all(&mut self, session: &Arc<Session>, offers: &[Offer]) -> Result<usize, NotAttached> {
         let mut installed = 0;
-        for (index, offer) in offers.iter().enumerate() {
+        let others = |offer: &Offer| !self.inner.ground.own.contains(&offer.gpu);
+        let offers: Vec<_> = offers.iter().enumerate().filter(|(_, offer)| others(offer)).collect();
+        for (index, offer) in offers {
             let Some(memory) = self.open(offer)? else { continue };
             let relay = match self.relays.iter().position(|relay| relay.gpu == offer.gpu) {
                 Some(known) => known,
@@ -392,7 +342,7 @@ impl Keeper {
             };
             installed += usize::from(self.install(relay, memory, session, index, offer)?);
         }
-        let none = || NotAttached::Nonsense("none of its relays can be reached from this GPU".into());
+        let none = || NotAttached::NoRelays;
         (installed > 0).then_some(installed).ok_or_else(none)
     }
 
@@ -414,7 +364,7 @@ impl Keeper {
         index: usize,
         offer: &Offer,
     ) -> Result<bool, NotAttached> {
-        let copier = &self.inner.copier;
+        let ground = &self.inner.ground;
         let relay = &mut self.relays[relay];
         if (relay.slot_bytes, relay.slots) != (offer.slot_bytes, offer.slots) || relay.memory.is_some() {
             return Ok(false);
@@ -422,12 +372,12 @@ impl Keeper {
         let staging_bytes = relay.slot_bytes * u64::from(relay.slots);
         for (nth, way) in relay.ways.iter().enumerate() {
             let address = memory.address() + nth as u64 * staging_bytes;
-            copier.addresses().insert(way.staging, address, staging_bytes);
+            ground.addresses.insert(way.staging, address, staging_bytes);
             way.port.connect(session, 2 * index + nth);
         }
         relay.memory = Some(memory);
         for link in relay.links() {
-            copier.mover().set_link_up(link, true)?;
+            ground.mover.set_link_up(link, true)?;
         }
         Ok(true)
     }
@@ -443,15 +393,16 @@ impl Keeper {
     }
 
     fn add_way(&self, index: usize, offer: &Offer, direction: Direction) -> Result<Way, NotAttached> {
-        let (copier, handle) = (&self.inner.copier, self.inner.copier.mover());
+        let ground = &self.inner.ground;
+        let (handle, tracks) = (&ground.mover, &ground.tracks);
         let place = Place::Device(FIRST_RELAY + index as u16);
         let Offer { slot_bytes, slots, .. } = *offer;
         let staging = handle.register_opaque(place, slot_bytes * u64::from(slots))?;
         let port = Arc::<Port>::default();
-        let lane = RemoteLink::new(direction, &port, copier.tracks().watch_track());
+        let lane = RemoteLink::new(direction, &port, tracks.watch_track());
         let [engine, kernel] = [Stream::new(&self.device)?, Stream::new(&self.device)?];
-        let (engine, kernel) = (copier.tracks().track(engine), copier.tracks().track(kernel));
-        let pair = PeerLink::new(Some(engine), kernel, &self.kernels, copier.addresses(), WINDOW_LOTS)?;
+        let (engine, kernel) = (tracks.track(engine), tracks.track(kernel));
+        let pair = PeerLink::new(Some(engine), kernel, &self.kernels, &ground.addresses, WINDOW_LOTS)?;
         let (short, gpu) = (String::from(offer.gpu).split_off(24), self.device.index());
         let way = match direction {
             Direction::HostToDevice => "h2d",
@@ -474,13 +425,16 @@ impl Keeper {
     }
 
     /// Waits until a connection is of no more use. Says why.
-    fn watch(&self, session: &Session) -> String {
+    fn watch(&mut self, session: &Session) -> String {
         loop {
             if self.is_closing() {
                 return "it was ended here".into();
             }
             if session.is_down() {
                 return "the node shows no sign of life".into();
+            }
+            if let Err(error) = self.memories.follow(Some(session)) {
+                return error.to_string();
             }
             let readable = [self.bell.as_fd(), session.process.as_fd()];
             match socket::wait(&readable, &[session.socket.as_fd()], None).as_deref() {
@@ -494,7 +448,8 @@ impl Keeper {
     /// other routes.
     fn detach(&mut self, session: Arc<Session>) {
         lock(&self.inner.state).session = None;
-        let handle = self.inner.copier.mover();
+        self.memories.part();
+        let handle = &self.inner.ground.mover;
         for link in self.relays.iter().flat_map(Relay::links) {
             // A mover that has ended starts nothing more.
             let _ = handle.set_link_up(link, false);
@@ -508,7 +463,7 @@ impl Keeper {
             std::thread::sleep(LOOK);
         }
         for relay in &mut self.relays {
-            relay.ways.iter().for_each(|way| self.inner.copier.addresses().remove(way.staging));
+            relay.ways.iter().for_each(|way| self.inner.ground.addresses.remove(way.staging));
             relay.memory = None;
         }
         // A node that is gone needs no goodbye.
@@ -524,7 +479,7 @@ impl Keeper {
             session.take_down();
         }
         session.settle(gone);
-        let idle = self.inner.copier.telemetry().map_or(true, |telemetry| {
+        let idle = self.inner.ground.mover.telemetry().map_or(true, |telemetry| {
             let mut ours = self.relays.iter().flat_map(Relay::links);
             ours.all(|link| telemetry.links[link.index()].in_flight_lots == 0)
         });

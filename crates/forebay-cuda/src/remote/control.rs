@@ -2,10 +2,12 @@
 //! in flight and sleeps otherwise, until an engine rings. This file knows streams and the order of requests; it must never
 //! know who an engine is, and believes nothing that a ring says.
 
+use super::courtesy::Courtesy;
 use super::lock;
 use super::ring::{self, Answerer, Header, Run, Violation};
 use super::shared::SharedFile;
 use super::socket::{self, Bell, Ringer};
+use super::wire::Uuid;
 use crate::device::{Event, Stream};
 use crate::driver::{CudaError, abi::Address};
 use crate::links::Direction;
@@ -24,6 +26,8 @@ const LINGER: Duration = Duration::from_micros(100);
 /// What an engine's desk and the control thread share of it.
 #[derive(Debug)]
 pub struct Engine {
+    /// The GPU that it says it is.
+    gpu: Uuid,
     pub socket: OwnedFd,
     pub ring: SharedFile,
     /// Memory by the numbers that the engine gave it.
@@ -48,6 +52,8 @@ pub enum Rest {
 /// One direction of a relay for one engine.
 #[derive(Debug)]
 pub struct Lane {
+    /// The relay.
+    gpu: Uuid,
     direction: Direction,
     stream: Stream,
     staging: Address,
@@ -102,8 +108,9 @@ impl std::fmt::Debug for Served {
 
 impl Engine {
     /// An engine with a new ring.
-    pub fn new(socket: OwnedFd, ring: SharedFile) -> Engine {
+    pub fn new(gpu: Uuid, socket: OwnedFd, ring: SharedFile) -> Engine {
         Engine {
+            gpu,
             socket,
             ring,
             memories: RwLock::default(),
@@ -138,10 +145,15 @@ impl Engine {
 }
 
 impl Lane {
-    /// A lane whose copies go through `stream`, between host memory and `staging_bytes` bytes at an address of its device.
-    pub fn new(direction: Direction, stream: Stream, staging: Address, staging_bytes: u64) -> Lane {
+    /// A lane of a GPU whose copies go through `stream`, between host memory and staging of so many bytes at an address.
+    pub fn new(
+        gpu: Uuid,
+        direction: Direction,
+        stream: Stream,
+        (staging, staging_bytes): (Address, u64),
+    ) -> Lane {
         let (answerer, in_flight, spare) = (Answerer::default(), VecDeque::new(), Vec::new());
-        Lane { direction, stream, staging, staging_bytes, answerer, in_flight, spare }
+        Lane { gpu, direction, stream, staging, staging_bytes, answerer, in_flight, spare }
     }
 
     /// Puts a request into the stream. All of it is checked before anything is.
@@ -205,7 +217,7 @@ impl Lane {
 
 impl Served {
     /// Takes and ends what can be; says how much that was. Whoever writes nonsense is parted from.
-    fn step(&mut self, shared: &Shared, runs: &mut Vec<Run>) -> usize {
+    fn step(&mut self, shared: &Shared, courtesy: &mut Courtesy, runs: &mut Vec<Run>) -> usize {
         let engine = Arc::clone(&self.engine);
         let words = engine.ring.words();
         Header::of(words).beat();
@@ -215,7 +227,7 @@ impl Served {
             if engine.is_closing() {
                 continue;
             }
-            match self.take(index, shared, runs) {
+            match self.take(index, shared, courtesy, runs) {
                 Ok(taken) => done += taken,
                 Err(violation) => {
                     *lock(&engine.violation) = Some(violation);
@@ -226,12 +238,19 @@ impl Served {
         done
     }
 
-    /// Takes everything that was asked of a lane.
-    fn take(&mut self, index: usize, shared: &Shared, runs: &mut Vec<Run>) -> Result<usize, Violation> {
+    /// Takes everything that was asked of a lane, unless the lane's own engine goes first.
+    fn take(
+        &mut self,
+        index: usize,
+        shared: &Shared,
+        courtesy: &mut Courtesy,
+        runs: &mut Vec<Run>,
+    ) -> Result<usize, Violation> {
         let lane = &mut self.lanes[index];
         let words = ring::lane(self.engine.ring.words(), index);
         let mut taken = 0;
-        while lane.answerer.take(words, runs)? {
+        while lane.answerer.is_asked(words) && courtesy.lets_start(lane.gpu, lane.direction, Instant::now) {
+            lane.answerer.take(words, runs)?;
             match lane.start(&self.engine, runs)? {
                 Ok(bytes) => {
                     shared.requests.fetch_add(1, Ordering::Relaxed);
@@ -246,6 +265,13 @@ impl Served {
             taken += 1;
         }
         Ok(taken)
+    }
+
+    /// Notes on which lanes the engine itself copies.
+    fn note_own(&self, courtesy: &mut Courtesy) {
+        let header = Header::of(self.engine.ring.words());
+        let own = Direction::BOTH.into_iter().filter(|direction| header.is_own(*direction as usize));
+        own.for_each(|direction| courtesy.note(self.engine.gpu, direction));
     }
 
     fn in_flight(&self) -> usize {
@@ -343,13 +369,16 @@ impl Shared {
     }
 
     fn run(&self, bell: &Bell) {
-        let (mut served, mut runs) = (Vec::<Served>::new(), Vec::new());
+        let (mut served, mut runs, mut courtesy) = (Vec::<Served>::new(), Vec::new(), Courtesy::default());
         let mut idle_since = Instant::now();
         while !(self.closed.load(Ordering::Acquire) && served.is_empty()) {
             if self.fresh.swap(false, Ordering::AcqRel) {
                 served.append(&mut lock(&self.inbox));
             }
-            let done = served.iter_mut().map(|served| served.step(self, &mut runs)).sum::<usize>();
+            courtesy.forget();
+            served.iter().for_each(|served| served.note_own(&mut courtesy));
+            let step = |served: &mut Served| served.step(self, &mut courtesy, &mut runs);
+            let done = served.iter_mut().map(step).sum::<usize>();
             served.extract_if(.., |served| served.is_over()).for_each(Served::end);
             if done > 0 || served.iter().any(|served| served.in_flight() > 0) {
                 idle_since = Instant::now();

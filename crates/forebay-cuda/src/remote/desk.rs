@@ -6,7 +6,7 @@ use super::lock;
 use super::serve::{House, Share};
 use super::shared::SharedFile;
 use super::socket;
-use super::wire::{self, Offer, VERSION, Word};
+use super::wire::{self, Offer, Uuid, VERSION, Word};
 use crate::device::Stream;
 use crate::links::Direction;
 use crate::pinned::Registered;
@@ -21,6 +21,14 @@ const HELLO_PATIENCE: Duration = Duration::from_secs(2);
 /// Files that one engine may bring.
 const FILES_MAX: usize = 256;
 
+/// An engine that may be let in, and what it is offered.
+struct Caller {
+    gpu: Uuid,
+    relays: Vec<Offer>,
+    shares: Vec<Share>,
+    process: OwnedFd,
+}
+
 /// An engine that is let in.
 struct Guest {
     engine: Arc<Engine>,
@@ -31,7 +39,7 @@ struct Guest {
 /// Serves one engine until it is gone and nothing of it is left.
 pub fn serve(house: &House, number: u64, socket: OwnedFd) {
     let guest = match greet(house, &socket) {
-        Ok((offers, shares, process)) => seat(house, number, socket, offers, shares, process),
+        Ok(caller) => seat(house, number, socket, caller),
         Err(why) => return refuse(house, &socket, why),
     };
     let Some(guest) = guest else { return };
@@ -57,7 +65,7 @@ pub fn refuse(house: &House, socket: &OwnedFd, reason: String) {
 }
 
 /// Hears who the engine is, and finds staging for it.
-fn greet(house: &House, socket: &OwnedFd) -> Result<(Vec<Offer>, Vec<Share>, OwnedFd), String> {
+fn greet(house: &House, socket: &OwnedFd) -> Result<Caller, String> {
     let credentials = socket::credentials(socket).map_err(|error| {
         format!("the engine's process cannot be watched; is it in another process namespace? {error}")
     })?;
@@ -78,8 +86,8 @@ fn greet(house: &House, socket: &OwnedFd) -> Result<(Vec<Offer>, Vec<Share>, Own
         return Err("the token is wrong".into());
     }
     let shares = house.shares(gpu)?;
-    let offers = shares.iter().map(Share::offer).collect::<Result<_, _>>()?;
-    Ok((offers, shares, credentials.process))
+    let relays = shares.iter().map(Share::offer).collect::<Result<_, _>>()?;
+    Ok(Caller { gpu, relays, shares, process: credentials.process })
 }
 
 /// Takes the same time wherever a token of the right length is wrong.
@@ -89,30 +97,26 @@ fn is_token(wanted: &[u8], shown: &[u8]) -> bool {
 }
 
 /// Gives the engine a ring, and has it served. Whoever cannot be sees the end.
-fn seat(
-    house: &House,
-    number: u64,
-    socket: OwnedFd,
-    relays: Vec<Offer>,
-    shares: Vec<Share>,
-    process: OwnedFd,
-) -> Option<Guest> {
+fn seat(house: &House, number: u64, socket: OwnedFd, caller: Caller) -> Option<Guest> {
+    let Caller { gpu, relays, shares, process } = caller;
     let ring = house.ring(relays.len()).ok()?;
     let (ringer, bell) = socket::bell().ok()?;
     let mut lanes = Vec::with_capacity(2 * shares.len());
-    for share in &shares {
+    for (share, relay) in shares.iter().zip(&relays) {
         for (nth, direction) in Direction::BOTH.into_iter().enumerate() {
-            let (staging, bytes) = share.staging(nth);
-            lanes.push(Lane::new(direction, Stream::new(share.device()).ok()?, staging, bytes));
+            let stream = Stream::new(share.device()).ok()?;
+            lanes.push(Lane::new(relay.gpu, direction, stream, share.staging(nth)));
         }
     }
-    wire::send(&socket, &Word::Welcome { relays }, &[ring.file(), ringer.as_fd()]).ok()?;
     socket::set_patience(&socket, None).ok()?;
-    let engine = Arc::new(Engine::new(socket, ring));
+    let engine = Arc::new(Engine::new(gpu, socket, ring));
     house.control.serve(&engine, bell, lanes);
     if !house.seat(number, &engine) {
         socket::part(&engine.socket);
     }
+    // It is counted before it knows. One that cannot be told is gone, and that is seen by whoever listens to it.
+    let welcome = Word::Welcome { relays };
+    let _ = wire::send(&engine.socket, &welcome, &[engine.ring.file(), ringer.as_fd()]);
     Some(Guest { engine, shares, process })
 }
 

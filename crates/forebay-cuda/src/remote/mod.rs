@@ -10,8 +10,10 @@
 
 mod attach;
 mod control;
+mod courtesy;
 mod desk;
 mod link;
+mod memory;
 mod nonce;
 pub mod ring;
 mod serve;
@@ -21,8 +23,10 @@ mod socket;
 #[cfg(test)]
 mod tests;
 mod wire;
+mod words;
 
-pub use attach::{AttachOptions, Attachment, NotAttached, Status};
+pub(crate) use attach::Ground;
+pub use attach::{Attachment, NotAttached, RELAYS_VARIABLE, RelaysAt, Status, TOKEN_VARIABLE};
 pub use serve::{RelayError, Relays, RelaysConfig, RelaysStat};
 pub use shared::{NotShared, SharedFile};
 pub use wire::{Hex, Uuid};

@@ -6,9 +6,10 @@
 //! answerer, which takes requests in order and answers them in order. Request `n` is written into slot `n % SLOTS` and counts
 //! once the slot's first word is `n + 1`; so does its answer in the same slot. A slot is used again once its request was
 //! answered, so neither side ever has to believe a position that the other one states. The answerer copies every word once
-//! before it looks at it: the asker may be anybody, and write what it likes at any time.
+//! before it looks at it: the asker may be anybody, and write what it likes at any time. The loom model of falling asleep is
+//! `tests/loom_ring.rs`.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use super::words::{AtomicU64, Ordering, fence};
 use thiserror::Error;
 
 /// Requests of a lane that have not been answered, at most.
@@ -19,7 +20,7 @@ pub const RUNS_MAX: usize = 124;
 pub const LANE_WORDS: usize = SLOTS as usize * SLOT_WORDS;
 
 /// What the first word says: a name and the version of all of this.
-const MAGIC: u64 = 0x4642_5952_494e_4701;
+const MAGIC: u64 = 0x4642_5952_494e_4702;
 const SLOT_WORDS: usize = 512;
 const HEADER_WORDS: usize = 512;
 
@@ -35,6 +36,8 @@ const RUN_WORDS: usize = 4;
 const BEAT: usize = 8;
 const ASLEEP: usize = 16;
 const QUIET: usize = 24;
+/// How many copies of its own the engine has under way on its GPU's lane, in either direction. The engine writes it.
+const OWN: [usize; 2] = [32, 40];
 
 /// Contiguous bytes of host memory and of staging. The lane says which of them are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,7 +105,7 @@ pub fn lane(ring: &[AtomicU64], index: usize) -> &[AtomicU64] {
     &ring[start..start + LANE_WORDS]
 }
 
-/// The page that all lanes of a ring share. Only the node writes it.
+/// The page that all lanes of a ring share. Only the node writes it, but for the words that say what the engine does itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Header<'a>(&'a [AtomicU64]);
 
@@ -143,6 +146,21 @@ impl<'a> Header<'a> {
     pub fn is_asleep(&self) -> bool {
         fence(Ordering::SeqCst);
         self.0[ASLEEP].load(Ordering::SeqCst) != 0
+    }
+
+    /// Says that the engine begins to copy on its GPU's own lane.
+    pub fn begin_own(&self, direction: usize) {
+        self.0[OWN[direction]].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Says that such a copy has ended.
+    pub fn end_own(&self, direction: usize) {
+        self.0[OWN[direction]].fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether the engine copies on its GPU's own lane, as far as it says so.
+    pub fn is_own(&self, direction: usize) -> bool {
+        self.0[OWN[direction]].load(Ordering::Relaxed) != 0
     }
 
     /// Says that nothing of this ring's requests is under way, and never will be.
@@ -258,7 +276,7 @@ fn slot(lane: &[AtomicU64], number: u64) -> &[AtomicU64] {
     &lane[start..start + SLOT_WORDS]
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

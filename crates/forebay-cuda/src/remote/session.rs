@@ -66,6 +66,26 @@ pub struct Request {
     asked_us: u64,
 }
 
+/// A copy of the engine's own on its GPU's lane, for as long as this lives.
+pub struct OwnCopy {
+    session: Arc<Session>,
+    direction: Direction,
+}
+
+impl OwnCopy {
+    /// Tells the node.
+    pub fn new(session: Arc<Session>, direction: Direction) -> OwnCopy {
+        session.header().begin_own(direction as usize);
+        OwnCopy { session, direction }
+    }
+}
+
+impl Drop for OwnCopy {
+    fn drop(&mut self) {
+        self.session.header().end_own(self.direction as usize);
+    }
+}
+
 /// An operation that waits until the links are down: its lot would otherwise come back over the same link at once.
 #[derive(Debug)]
 struct Parked {

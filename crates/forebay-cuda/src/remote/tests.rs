@@ -1,5 +1,6 @@
 //! The node's side against engines that are not what they say: no engine needs a GPU to be refused.
 
+use super::courtesy::HOLD;
 use super::ring::{self, Asker, Header, LANE_WORDS, RUNS_MAX, Run};
 use super::shared::SharedFile;
 use super::socket::{self, Ringer};
@@ -57,7 +58,11 @@ struct Client {
 }
 
 fn hello() -> Word {
-    let gpu = Hex(Gpu::find(driver(), 0).unwrap().uuid().unwrap());
+    hello_of(0)
+}
+
+fn hello_of(gpu: u16) -> Word {
+    let gpu = Hex(Gpu::find(driver(), gpu).unwrap().uuid().unwrap());
     Word::Hello { version: VERSION, token: "let me in".into(), gpu }
 }
 
@@ -76,8 +81,12 @@ fn reason(answer: Word) -> String {
 
 impl Client {
     fn attach(path: &Path) -> Client {
+        Client::attach_as(path, 0)
+    }
+
+    fn attach_as(path: &Path, gpu: u16) -> Client {
         let socket = socket::connect_to(path).unwrap();
-        wire::send(&socket, &hello(), &[]).unwrap();
+        wire::send(&socket, &hello_of(gpu), &[]).unwrap();
         let (Word::Welcome { relays }, descriptors) = wire::receive(&socket).unwrap() else {
             panic!("not welcome")
         };
@@ -133,6 +142,30 @@ fn what_an_engine_asks_for_is_copied_both_ways_and_its_going_frees_everything() 
     wire::send(&client.socket, &Word::Bye, &[]).unwrap();
     wait_until(&relays, |stat| (stat.engines, stat.staging_bytes) == (0, 0));
     assert!(Header::of(client.ring.words()).is_quiet());
+}
+
+#[test]
+fn a_lane_whose_own_engine_copies_is_left_to_it_but_for_a_little() {
+    let folder = tempfile::tempdir().unwrap();
+    let relays = Relays::start(driver(), config(folder.path())).unwrap();
+    let (owner, guest) = (Client::attach_as(relays.socket(), 0), Client::attach_as(relays.socket(), 1));
+    let _file = guest.give(0, 1 << 20);
+    let gpu = Hex(Gpu::find(driver(), 0).unwrap().uuid().unwrap());
+    let lane = 2 * guest.relays.iter().position(|relay| relay.gpu == gpu).unwrap();
+    let run = Run { memory: 0, offset: 0, staging: 0, bytes: 4096 };
+    let mut asker = Asker::default();
+    let own = Header::of(owner.ring.words());
+    own.begin_own(0);
+    let begun = Instant::now();
+    (0..8).for_each(|_| guest.copy(lane, &mut asker, run));
+    assert!(begun.elapsed() >= 7 * HOLD, "{:?} for 8 requests", begun.elapsed());
+    // What it did is over, or it is: then the lane is anybody's.
+    own.end_own(0);
+    guest.copy(lane, &mut asker, run);
+    own.begin_own(0);
+    wire::send(&owner.socket, &Word::Bye, &[]).unwrap();
+    wait_until(&relays, |stat| stat.engines == 1);
+    guest.copy(lane, &mut asker, run);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// The version of the words and of what is in the ring.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// A word.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

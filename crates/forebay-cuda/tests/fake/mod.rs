@@ -65,7 +65,7 @@ impl Fake {
 }
 
 /// The crate loads the driver for all to see.
-fn symbol(name: &str) -> *mut libc::c_void {
+pub fn symbol(name: &str) -> *mut libc::c_void {
     let name = CString::new(name).unwrap();
     // SAFETY: the name is a C string.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };

@@ -2,18 +2,22 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod cost;
+mod courier;
 
 use common::{Host, alone, pattern};
 use forebay_cuda::chain::Declined;
 use forebay_cuda::device::{Event, Stream};
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
-use forebay_cuda::{CopierOptions, Relay};
-use forebay_mover::{Class, End, Span, SpanPair, Transfer};
+use forebay_cuda::rates::Rates;
+use forebay_cuda::{CopierOptions, CopyError, Relay};
+use forebay_mover::{Class, End, Reason, Span, SpanPair, Transfer};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
@@ -275,6 +279,42 @@ fn gpus_that_copy_at_once_leave_each_others_lanes_alone() {
         let before = over(1);
         copy(0);
         assert!(over(1) > before, "a GPU that is at rest relays again");
+        world.end();
+    });
+}
+
+#[test]
+fn a_copy_that_was_given_up_does_not_return_before_its_memory_is_quiet() {
+    alone("a_copy_that_was_given_up_does_not_return_before_its_memory_is_quiet", &[], |fake| {
+        // From the first byte on copies that are waited for are the mover's.
+        let rates =
+            Direction::BOTH.into_iter().fold(Rates::default(), |rates, way| rates.with_mover_bytes(way, 0));
+        let world = fake.world(CopierOptions { rates: Some(rates), ..CopierOptions::default() });
+        let bytes = 24 * MIB;
+        let (memory, target) = (world.memory(0, bytes), world.host(bytes));
+        let back = [Piece { from: memory.address(), to: target.address(), bytes }];
+        // SAFETY: all memory outlives the copy, and nothing else uses it before the copy's end.
+        let copy = || unsafe { world.copier.copy_and_wait(0, Direction::DeviceToHost, &back) };
+        fake.control("freeze d2h.0");
+        std::thread::scope(|scope| {
+            let copying = scope.spawn(copy);
+            let lost =
+                || world.copier.telemetry().unwrap().links.iter().map(|link| link.timed_out).sum::<u64>();
+            let begun = Instant::now();
+            while lost() == 0 {
+                assert!(begun.elapsed() < Duration::from_secs(60), "no operation was given up");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            // Long enough for a return that comes too early to be seen.
+            std::thread::sleep(Duration::from_millis(300));
+            let came_too_early = copying.is_finished();
+            fake.control("release d2h.0");
+            assert!(!came_too_early, "GPU 0 may still write to the target");
+            let error = copying.join().unwrap().unwrap_err();
+            assert!(matches!(error, CopyError::Failed(Reason::TimedOut { .. })), "{error}");
+        });
+        // The lane and the memory are as good as before.
+        copy().unwrap();
         world.end();
     });
 }

@@ -4,12 +4,13 @@
 //! A connection that broke stays as a value until nothing writes the arena that came with it any more. Only then does the
 //! socket close, with a word to the node that the slots of this client are quiet.
 
+use super::arena::NodeArena;
 use super::{ClientOptions, ConnectError};
 use crate::local::answer::{Answer, Refusal};
 use crate::local::frame::{Frame, Inbox};
 use crate::local::request::{Hello, Request};
 use crate::local::socket;
-use forebay_mover::{Backing, MoverHandle, Place, RegionId};
+use forebay_mover::{Backing, MoverHandle, Place};
 use forebay_store::Arena;
 use rustix::fd::OwnedFd;
 use std::collections::HashMap;
@@ -31,12 +32,8 @@ pub struct Connection {
     sending: Mutex<()>,
     pending: Mutex<Pending>,
     next_number: AtomicU64,
-    /// The arena as the client's mover knows it.
-    pub arena: RegionId,
-    /// Its length.
-    pub arena_bytes: u64,
-    /// Which life of the node this is.
-    pub instance: [u8; 16],
+    /// The arena that came with it, of this life of the node.
+    pub arena: Arc<NodeArena>,
 }
 
 /// Who waits for answers.
@@ -83,15 +80,14 @@ impl Connection {
             return Err(ConnectError::Protocol(text));
         }
         socket::set_patience(&socket, None, patience).map_err(failed)?;
-        let arena = mover.register(place, Arc::new(arena))?;
+        let memory = Arc::new(arena);
+        let region = mover.register(place, Arc::clone(&memory) as Arc<dyn Backing>)?;
         Ok(Connection {
             socket,
             sending: Mutex::default(),
             pending: Mutex::default(),
             next_number: AtomicU64::new(1),
-            arena,
-            arena_bytes,
-            instance,
+            arena: Arc::new(NodeArena { region, memory, instance }),
         })
     }
 

@@ -49,8 +49,10 @@ enum Chore {
 }
 
 impl Keeper {
-    pub fn new(connection: Arc<Connection>) -> Keeper {
-        let state = State { connection: Some(connection), backoff: BACKOFF[0], ..State::default() };
+    /// Keeps a connection, or looks for one.
+    pub fn new(connection: Option<Arc<Connection>>) -> Keeper {
+        let connect_at = connection.is_none().then(Instant::now);
+        let state = State { connection, connect_at, backoff: BACKOFF[0], ..State::default() };
         Keeper { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -90,7 +92,7 @@ impl Keeper {
         let mut state = self.state();
         if state.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
             state.connection = None;
-            state.past.push(connection.arena);
+            state.past.push(connection.arena.region);
             state.connect_at = Some(Instant::now());
             state.listen_at = None;
             self.changed.notify_one();
@@ -166,7 +168,7 @@ impl State {
                 self.connection = Some(connection);
             }
             broken_or_none => {
-                self.past.extend(broken_or_none.map(|connection| connection.arena));
+                self.past.extend(broken_or_none.map(|connection| connection.arena.region));
                 self.connect_at = Some(now + self.backoff);
                 self.backoff = (self.backoff * 2).min(BACKOFF[1]);
             }

@@ -114,21 +114,8 @@ impl Lease {
     /// have been loaded under this lease.
     pub(super) fn verify(&self, chunk: usize, layer: usize, pieces: &[&[u8]]) -> Result<(), NotVerified> {
         let held = self.held.as_ref().ok_or(Unreadable::DeadLease)?;
-        let (stored, layer_bytes) = held.sum(chunk, layer).ok_or(Unreadable::Outside { chunk, layer })?;
         let given_bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
-        if given_bytes != layer_bytes {
-            return Err(NotVerified::Length { layer, layer_bytes, given_bytes });
-        }
-        let found = checksum::of_pieces(pieces);
-        if !held.is_alive() {
-            return Err(Unreadable::DeadLease.into());
-        }
-        if found != stored {
-            let chunk_there = u32::try_from(chunk).unwrap_or(u32::MAX);
-            held.connection.tell(&Request::Corrupt { lease: held.id, chunk: chunk_there });
-            return Err(NotVerified::Corrupt { chunk, layer, stored, found });
-        }
-        Ok(())
+        held.verify(chunk, layer, given_bytes, || Some(checksum::of_pieces(pieces)))
     }
 }
 
@@ -160,13 +147,38 @@ impl Held {
     /// Where a chunk lies, if it is known and inside of the arena.
     pub fn place(&self, chunk: usize) -> Option<Lent> {
         let lent = self.lent().get(&chunk).cloned()?;
-        let end = lent.offset_bytes.checked_add(lent.shape.bytes())?;
-        (end <= self.connection.arena_bytes).then_some(lent)
+        self.connection.arena.span(lent.offset_bytes, lent.shape.bytes()).map(|_| lent)
     }
 
     /// `len` bytes at `offset` of the arena.
     pub fn span(&self, offset: u64, len: u64) -> Span {
-        Span::new(self.connection.arena, offset, len)
+        Span::new(self.connection.arena.region, offset, len)
+    }
+
+    /// Compares the checksum of bytes that were read with the one that the layer must have. What was read under a dead lease
+    /// may be anything, so nothing is said about it. `sum` gives none if the bytes cannot be reached.
+    pub fn verify(
+        &self,
+        chunk: usize,
+        layer: usize,
+        given_bytes: u64,
+        sum: impl FnOnce() -> Option<u32>,
+    ) -> Result<(), NotVerified> {
+        let (stored, layer_bytes) = self.sum(chunk, layer).ok_or(Unreadable::Outside { chunk, layer })?;
+        if given_bytes != layer_bytes {
+            return Err(NotVerified::Length { layer, layer_bytes, given_bytes });
+        }
+        let found = sum();
+        if !self.is_alive() {
+            return Err(Unreadable::DeadLease.into());
+        }
+        let found = found.ok_or(Unreadable::Outside { chunk, layer })?;
+        if found != stored {
+            let chunk_there = u32::try_from(chunk).unwrap_or(u32::MAX);
+            self.connection.tell(&Request::Corrupt { lease: self.id, chunk: chunk_there });
+            return Err(NotVerified::Corrupt { chunk, layer, stored, found });
+        }
+        Ok(())
     }
 
     fn sum(&self, chunk: usize, layer: usize) -> Option<(u32, u64)> {

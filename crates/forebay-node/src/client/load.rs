@@ -1,10 +1,9 @@
 //! Loading chunks of a lease: the node has them lie in the arena, and the client's own mover copies them from there to their
 //! target, once. This file knows these steps; it must never know where the node had a chunk before.
 
-use super::Client;
 use super::lease::{Held, Lease};
-use crate::local::answer::{Answer, Lent};
-use crate::local::request::Request;
+use super::{Client, lent};
+use crate::local::answer::Lent;
 use forebay_mover::{Class, End, Failure, Reason, Span, SpanPair, SubmitError, Transfer};
 use forebay_store::{ChunkShape, Unreadable};
 use std::ops::Range;
@@ -106,27 +105,16 @@ impl Client {
 impl Copy {
     /// Has the node lay the chunk into the arena, and copies it from there.
     fn bring(self, chunk: usize, on_end: OnEnd) {
-        let now_us = self.held.shared.now_us();
-        let request = Request::Bring {
-            lease: self.held.id,
-            chunk: u32::try_from(chunk).unwrap_or(u32::MAX),
-            class: self.class,
-            within_us: self.deadline_us.map(|deadline_us| deadline_us.saturating_sub(now_us)),
-        };
-        let (shared, connection) = (Arc::clone(&self.held.shared), Arc::clone(&self.held.connection));
-        shared.ask_patiently(&connection, &request, move |answer| match answer {
-            Some(Answer::Brought(lent)) => {
-                self.held.note(chunk, lent);
-                let Some(lent) = self.held.place(chunk) else {
-                    return on_end(failed("the chunk lies outside of the arena".into()));
-                };
-                if let Err((error, Some(on_end))) = self.start(&lent, on_end) {
-                    on_end(failed(error.to_string()));
-                }
+        let (held, class, deadline_us) = (Arc::clone(&self.held), self.class, self.deadline_us);
+        lent::bring(&held, chunk, class, deadline_us, move |brought| {
+            let lent = match brought {
+                Ok(_) => self.held.place(chunk),
+                Err(why) => return on_end(failed(why)),
+            };
+            let Some(lent) = lent else { return on_end(failed("the chunk is not in the arena".into())) };
+            if let Err((error, Some(on_end))) = self.start(&lent, on_end) {
+                on_end(failed(error.to_string()));
             }
-            Some(Answer::Refused(_, why)) => on_end(failed(why)),
-            Some(other) => on_end(failed(format!("an answer to something else: {other:?}"))),
-            None => on_end(failed("the node is gone".into())),
         });
     }
 

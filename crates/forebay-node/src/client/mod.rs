@@ -6,19 +6,25 @@
 //! connects again in the background, to whatever instance is there next. Knows words and the arena; must never know how the
 //! node finds, keeps or fetches a chunk.
 
+mod arena;
 mod connection;
 mod futures;
 mod keeper;
 mod lease;
+mod lent;
 mod load;
 mod promise;
 mod save;
+mod slot;
 
-pub use crate::local::answer::NodeStat;
+pub use crate::local::answer::{Found, NodeStat};
+pub use arena::NodeArena;
 pub use futures::AsyncClient;
 pub use lease::Lease;
+pub use lent::LentChunk;
 pub use load::NotLoaded;
 pub use save::NotStored;
+pub use slot::{Reserved, Slot};
 
 use crate::local::answer::Answer;
 use crate::local::request::{PromptWords, Request};
@@ -123,13 +129,37 @@ impl Client {
         place: Place,
         options: ClientOptions,
     ) -> Result<Client, ConnectError> {
-        let connection = Arc::new(Connection::open(mover, place, &options)?);
+        let connection = Connection::open(mover, place, &options)?;
+        Client::start(mover, place, options, Some(connection))
+    }
+
+    /// As [`connect`](Client::connect), but a node that is not there yet is looked for in the background: until then it is as
+    /// good as dead. A node that refuses this client is an error also here.
+    pub fn connect_or_wait(
+        mover: &MoverHandle,
+        place: Place,
+        options: ClientOptions,
+    ) -> Result<Client, ConnectError> {
+        let connection = match Connection::open(mover, place, &options) {
+            Err(ConnectError::Socket { .. }) => None,
+            opened => Some(opened?),
+        };
+        Client::start(mover, place, options, connection)
+    }
+
+    fn start(
+        mover: &MoverHandle,
+        place: Place,
+        options: ClientOptions,
+        connection: Option<Connection>,
+    ) -> Result<Client, ConnectError> {
+        let connection = connection.map(Arc::new);
         let (sealer, sealings) = channel::<Sealing>();
         let shared = Arc::new(Shared {
             mover: mover.clone(),
             place,
             options,
-            keeper: Keeper::new(Arc::clone(&connection)),
+            keeper: Keeper::new(connection.clone()),
             sealer,
             unquiet: Mutex::default(),
         });
@@ -143,7 +173,7 @@ impl Client {
             std::thread::Builder::new().name(name.into()).spawn(run).map_err(ConnectError::Thread)
         };
         start("forebay-seal", Box::new(move || sealings.into_iter().for_each(|seal| seal())))?;
-        if !shared.start_receiving(&connection) {
+        if connection.is_some_and(|connection| !shared.start_receiving(&connection)) {
             return Err(ConnectError::Thread(std::io::ErrorKind::WouldBlock.into()));
         }
         let kept = Arc::clone(&shared);
@@ -158,13 +188,28 @@ impl Client {
 
     /// Which life of the node this is; another one after it was started again.
     pub fn instance(&self) -> Option<[u8; 16]> {
-        self.shared.connection().map(|connection| connection.instance)
+        self.arena().map(|arena| arena.instance())
+    }
+
+    /// The memory of the node that is there now.
+    pub fn arena(&self) -> Option<Arc<NodeArena>> {
+        self.shared.connection().map(|connection| Arc::clone(&connection.arena))
     }
 
     /// How many of `ids`, a sequence from its first chunk on, are in the node's memory, on its disk or on its peers. Looking
     /// keeps nothing: only a lease does.
     pub fn lookup(&self, ids: &[ChunkId]) -> usize {
         self.wait(self.shared.lookup(ids)).unwrap_or(0)
+    }
+
+    /// As [`lookup`](Client::lookup), told apart and without waiting: `on_found` is called exactly once, on one of the client's
+    /// threads or, if there is no node, on this one. A node that falls silent has nothing. Keep it short.
+    pub fn find_then(&self, ids: &[ChunkId], on_found: impl FnOnce(Found) + Send + 'static) {
+        let Some(connection) = self.shared.connection() else { return on_found(Found::default()) };
+        self.shared.ask_patiently(&connection, &Request::Lookup(ids.to_vec()), move |answer| match answer {
+            Some(Answer::Found(found)) => on_found(found),
+            _ => on_found(Found::default()),
+        });
     }
 
     /// Leases the longest prefix of `ids` that is there. The lease is kept alive until it is dropped, as long as the node
@@ -295,7 +340,7 @@ impl Shared {
     fn lookup(&self, ids: &[ChunkId]) -> Promised<usize> {
         let whole = ids.len();
         self.ask(&Request::Lookup(ids.to_vec()), move |answer| match answer {
-            Answer::Found { here, on_peers } => Some((here as usize + on_peers as usize).min(whole)),
+            Answer::Found(found) => Some((found.chunks() as usize).min(whole)),
             _ => None,
         })
     }

@@ -4,14 +4,12 @@
 //! A slot that a lost operation of the client's mover may still write is not given back before the mover says that it is
 //! quiet.
 
-use super::connection::Connection;
 use super::load::{failed, span_bytes};
+use super::slot::{self, Reserved, Slot};
 use super::{Client, Shared};
-use crate::local::answer::Answer;
-use crate::local::request::Request;
 use forebay_kv::ChunkId;
 use forebay_mover::{Class, End, Span, SpanPair, Transfer};
-use forebay_store::{ChunkShape, ShapeError, StoreEnd, checksum};
+use forebay_store::{ChunkShape, ShapeError, StoreEnd};
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -31,16 +29,11 @@ type OnEnd = Box<dyn FnOnce(StoreEnd) + Send>;
 /// What is done with bytes that have arrived, on the client's own thread: checksums cost too much time for the mover's.
 pub(super) type Sealing = Box<dyn FnOnce() + Send>;
 
-/// A chunk on its way into its slot. Dropped before it is committed, it gives the slot back.
-struct Slot {
+/// A chunk on its way into its slot.
+struct Filling {
     shared: Arc<Shared>,
-    connection: Arc<Connection>,
-    slot: u64,
+    slot: Slot,
     layers: Vec<Vec<Span>>,
-    /// The chunk's bytes in the arena.
-    target: Span,
-    shape: ChunkShape,
-    committed: bool,
 }
 
 /// Slots that lost operations may still write. Each goes back when nothing does.
@@ -63,35 +56,23 @@ impl Client {
     ) -> Result<(), NotStored> {
         let shape = ChunkShape::new(layers.iter().map(|spans| span_bytes(spans)))?;
         let connection = self.shared.connection().ok_or(NotStored::Disconnected)?;
-        let request = Request::Reserve { id, parent, shape: shape.clone() };
-        let (shared, asked) = (Arc::clone(&self.shared), Arc::clone(&connection));
-        let (layers, on_end): (_, OnEnd) = (layers.to_vec(), Box::new(on_end));
-        self.shared.ask_patiently(&asked, &request, move |answer| match answer {
-            Some(Answer::Reserved { slot, offset_bytes }) => {
-                let target = Span::new(connection.arena, offset_bytes, shape.bytes());
-                let slot = Slot { shared, connection, slot, layers, target, shape, committed: false };
-                slot.fill(class, on_end);
-            }
-            Some(Answer::Here) => on_end(StoreEnd::AlreadyHere),
-            Some(Answer::Refused(_, why)) => on_end(StoreEnd::Failed(failed(why))),
-            Some(other) => {
-                on_end(StoreEnd::Failed(failed(format!("an answer to something else: {other:?}"))))
-            }
-            None => on_end(StoreEnd::Failed(failed("the node is gone".into()))),
+        let (shared, layers) = (Arc::clone(&self.shared), layers.to_vec());
+        let on_end: OnEnd = Box::new(on_end);
+        slot::reserve(&self.shared, connection, id, parent, shape, move |reserved| match reserved {
+            Reserved::Slot(slot) => Filling { shared, slot, layers }.fill(class, on_end),
+            Reserved::Here => on_end(StoreEnd::AlreadyHere),
+            Reserved::Refused(why) => on_end(StoreEnd::Failed(failed(why))),
         });
         Ok(())
     }
 }
 
-impl Slot {
+impl Filling {
     fn fill(self, class: Class, on_end: OnEnd) {
-        let end = self.target.offset.checked_add(self.target.len);
-        if end.is_none_or(|end| end > self.connection.arena_bytes) {
-            return on_end(StoreEnd::Failed(failed("the slot lies outside of the arena".into())));
-        }
-        let mut offset = self.target.offset;
+        let target = self.slot.span();
+        let mut offset = target.offset;
         let pair = |span: &Span| {
-            let to = Span::new(self.target.region, offset, span.len);
+            let to = Span::new(target.region, offset, span.len);
             offset += span.len;
             SpanPair::new(*span, to)
         };
@@ -113,48 +94,18 @@ impl Slot {
             End::Failed(failure) => &failure.quarantined,
             End::Cancelled { quarantined, .. } => quarantined,
         };
-        let arena = self.target.region;
+        let arena = self.slot.span().region;
         let lost_bytes = lost.iter().filter(|span| span.region == arena).map(|span| span.len).sum();
         if lost_bytes > 0 {
-            let shared = Arc::clone(&self.shared);
-            shared.unquiet().0.push((self, lost_bytes));
+            self.shared.unquiet().0.push((self.slot, lost_bytes));
         }
         untold.tell(StoreEnd::Failed(end));
     }
 
-    /// Takes the checksums, of the source where the host can read it, and has the chunk made visible.
-    fn commit(mut self, untold: Untold) {
-        let memory = self.shared.mover.memory();
-        let copy = |layer: usize| {
-            let extent = self.shape.layer(layer)?;
-            let at = self.target.offset + extent.start;
-            let span = Span::new(self.target.region, at, extent.end - extent.start);
-            checksum::of_spans(memory, &[span])
-        };
-        let layers = self.layers.iter().enumerate();
-        let sum =
-            |(layer, source): (usize, &Vec<Span>)| checksum::of_spans(memory, source).or_else(|| copy(layer));
-        let sums: Vec<u32> = layers.filter_map(sum).collect();
-        self.committed = true;
-        let (connection, bytes) = (Arc::clone(&self.connection), self.shape.bytes());
-        let shared = Arc::clone(&self.shared);
-        shared.ask_patiently(&connection, &Request::Commit { slot: self.slot, sums }, move |answer| {
-            untold.tell(match answer {
-                Some(Answer::Committed(true)) => StoreEnd::Stored { bytes },
-                Some(Answer::Committed(false)) => StoreEnd::Deleted,
-                Some(Answer::Refused(_, why)) => StoreEnd::Failed(failed(why)),
-                Some(other) => StoreEnd::Failed(failed(format!("an answer to something else: {other:?}"))),
-                None => StoreEnd::Failed(failed("the node is gone".into())),
-            });
-        });
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        if !self.committed {
-            self.connection.tell(&Request::Abort { slot: self.slot });
-        }
+    /// Takes the checksums and has the chunk made visible.
+    fn commit(self, untold: Untold) {
+        let sums = self.slot.sums(&self.layers);
+        self.slot.commit(sums, move |end| untold.tell(end));
     }
 }
 
@@ -181,8 +132,9 @@ impl Unquiet {
     /// Spans that were quarantined are touched by nobody any more.
     pub fn quiet(&mut self, spans: &[Span]) {
         for (slot, lost_bytes) in &mut self.0 {
-            let arena = slot.target.offset..slot.target.offset + slot.target.len;
-            let here = spans.iter().filter(|span| span.region == slot.target.region);
+            let target = slot.span();
+            let arena = target.offset..target.offset + target.len;
+            let here = spans.iter().filter(|span| span.region == target.region);
             let quiet: u64 = here.filter(|span| arena.contains(&span.offset)).map(|span| span.len).sum();
             *lost_bytes = lost_bytes.saturating_sub(quiet);
         }

@@ -16,6 +16,17 @@ pub struct Lent {
     pub sums: Vec<u32>,
 }
 
+/// How many chunks of a sequence are where, from the first on: those that are farther away lie behind the nearer ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Found {
+    /// In the node's memory.
+    pub in_memory: u32,
+    /// On its disk.
+    pub on_disk: u32,
+    /// On other nodes, as they say.
+    pub on_peers: u32,
+}
+
 /// What a lease is.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Leased {
@@ -102,12 +113,7 @@ pub enum Answer {
         arena_bytes: u64,
     },
     /// How many chunks, from the first on, are there.
-    Found {
-        /// On this host.
-        here: u32,
-        /// Behind those, on others.
-        on_peers: u32,
-    },
+    Found(Found),
     /// A lease.
     Leased(Leased),
     /// A chunk that was to be brought.
@@ -154,7 +160,7 @@ impl Answer {
         let start = Writer::default();
         let (kind, Writer(body)) = match self {
             Answer::Welcome { instance, arena_bytes } => (WELCOME, start.bytes(instance).u64(*arena_bytes)),
-            Answer::Found { here, on_peers } => (FOUND, start.u32(*here).u32(*on_peers)),
+            Answer::Found(found) => (FOUND, found.encode(start)),
             Answer::Leased(leased) => (LEASED, leased.encode(start)),
             Answer::Brought(lent) => (BROUGHT, lent.encode(start.shape(&lent.shape))),
             Answer::Renewed(dead) => (RENEWED, start.list(dead, |writer, lease| writer.u64(*lease))),
@@ -179,7 +185,7 @@ impl Answer {
             WELCOME => {
                 Answer::Welcome { instance: body.array("an instance")?, arena_bytes: body.u64("a length")? }
             }
-            FOUND => Answer::Found { here: body.u32("chunks")?, on_peers: body.u32("chunks")? },
+            FOUND => Answer::Found(Found::decode(&mut body)?),
             LEASED => Answer::Leased(Leased::decode(&mut body)?),
             BROUGHT => {
                 let shape = Arc::new(body.shape()?);
@@ -221,6 +227,31 @@ impl Lent {
             return Err(BadBytes::Value { what, value, allowed: "one for each layer" });
         }
         Ok(Lent { offset_bytes, shape, sums })
+    }
+}
+
+impl Found {
+    /// All of them.
+    pub fn chunks(&self) -> u32 {
+        self.in_memory.saturating_add(self.on_disk).saturating_add(self.on_peers)
+    }
+
+    /// Those of a sequence that is kept in two parts, both of which are needed: as far away as the farther part.
+    pub fn and(self, other: Found) -> Found {
+        let on_host = |found: Found| found.in_memory.saturating_add(found.on_disk);
+        let in_memory = self.in_memory.min(other.in_memory);
+        let here = on_host(self).min(on_host(other));
+        let all = self.chunks().min(other.chunks());
+        Found { in_memory, on_disk: here - in_memory, on_peers: all - here }
+    }
+
+    fn encode(&self, start: Writer) -> Writer {
+        start.u32(self.in_memory).u32(self.on_disk).u32(self.on_peers)
+    }
+
+    fn decode(body: &mut Reader) -> Result<Found, BadBytes> {
+        let mut chunks = || body.u32("chunks");
+        Ok(Found { in_memory: chunks()?, on_disk: chunks()?, on_peers: chunks()? })
     }
 }
 
@@ -303,7 +334,7 @@ mod tests {
         };
         vec![
             Answer::Welcome { instance: [3; 16], arena_bytes: 1 << 40 },
-            Answer::Found { here: 3, on_peers: 1 },
+            Answer::Found(Found { in_memory: 2, on_disk: 3, on_peers: 1 }),
             Answer::Leased(leased),
             Answer::Leased(Leased::default()),
             Answer::Brought(lent(77, 80)),

@@ -1,7 +1,7 @@
 //! One client of the node, answered: every request becomes a call of the store or of the peers, and what comes of it an
 //! answer. This file is glue between words, what the client holds, and the store; it must never wait for a disk or a peer.
 
-use super::answer::{Answer, Leased, Lent, Refusal};
+use super::answer::{Answer, Found, Leased, Lent, Refusal};
 use super::outbox::Outbox;
 use super::request::{PromptWords, Request};
 use super::session::Session;
@@ -110,8 +110,11 @@ impl Desk {
     }
 
     fn lookup(self: &Arc<Self>, number: u64, ids: &[ChunkId]) {
-        let here = self.node.store.lookup(ids);
-        let found = move |on_peers: usize| Answer::Found { here: here as u32, on_peers: on_peers as u32 };
+        let (in_memory, on_disk) = self.node.store.locate(ids);
+        let here = in_memory + on_disk;
+        let (in_memory, on_disk) = (in_memory as u32, on_disk as u32);
+        let found =
+            move |on_peers: usize| Answer::Found(Found { in_memory, on_disk, on_peers: on_peers as u32 });
         match self.node.elsewhere() {
             Some(elsewhere) if here < ids.len() => {
                 let desk = Arc::clone(self);

@@ -9,7 +9,7 @@ use forebay_store::{ChunkShape, TenantId};
 /// The first bytes of every connection.
 pub const MAGIC: [u8; 8] = *b"FBLOCAL\n";
 /// The version that this program speaks, and no other.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Longest token.
 pub const TOKEN_BYTES_MAX: usize = 4096;
 /// Longest name of a client.
@@ -240,7 +240,7 @@ impl Hello {
         }
         match body.u16("a version")? {
             VERSION => {}
-            version => return Err(value("the protocol's version", version.into(), "1")),
+            version => return Err(value("the protocol's version", version.into(), "2")),
         }
         let token = body.list("a token", 1, |body| body.u8("a token"))?;
         let (name, tenant) = (body.text("a name")?, TenantId(body.u16("a tenant")?));

@@ -17,7 +17,7 @@ fn frame(len: u32, kind: u16, zero: u16, body: &[u8]) -> Vec<u8> {
 }
 
 fn hello() -> Vec<u8> {
-    let body = [b"FBLOCAL\n".as_slice(), &1u16.to_le_bytes(), &[0; 4], &[0; 4], &[0; 2]].concat();
+    let body = [b"FBLOCAL\n".as_slice(), &2u16.to_le_bytes(), &[0; 4], &[0; 4], &[0; 2]].concat();
     frame(body.len() as u32, 1, 0, &body)
 }
 

@@ -6,9 +6,11 @@ use crate::errors::{InvalidError, TransferError};
 use crate::rows;
 use forebay_cuda::chain::Declined;
 use forebay_cuda::kernels::Piece;
+use forebay_cuda::remote::{RelaysAt, Status};
 use forebay_cuda::{CopierOptions, CopyError, StartError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Every path between host memory and the GPUs of this process. For any number of threads.
@@ -18,9 +20,15 @@ pub struct Copier(forebay_cuda::Copier);
 #[pymethods]
 impl Copier {
     #[new]
-    #[pyo3(signature = (devices = None))]
-    fn new(py: Python<'_>, devices: Option<Vec<u16>>) -> PyResult<Copier> {
-        let options = CopierOptions { devices, ..CopierOptions::default() };
+    #[pyo3(signature = (devices = None, *, relays = None, token = String::new()))]
+    fn new(
+        py: Python<'_>,
+        devices: Option<Vec<u16>>,
+        relays: Option<PathBuf>,
+        token: String,
+    ) -> PyResult<Copier> {
+        let relays = relays.map(|socket| RelaysAt { socket, token });
+        let options = CopierOptions { devices, relays, ..CopierOptions::default() };
         py.detach(|| {
             let copier = forebay_cuda::Copier::with_driver(driver()?, &options).map_err(not_started)?;
             Ok(Copier(copier))
@@ -60,7 +68,27 @@ impl Copier {
         stats.set_item("relayed_bytes", counters.relayed_bytes.load(Relaxed))?;
         stats.set_item("declined", declined)?;
         stats.set_item("links", by_link)?;
+        stats.set_item("relays", self.relays(py)?)?;
         Ok(stats)
+    }
+}
+
+impl Copier {
+    /// By GPU, the relays of a node's process: how many are in use, the bytes that they reach, and why there are none.
+    fn relays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let by_gpu = PyDict::new(py);
+        for relays in self.0.devices().filter_map(|device| self.0.relays(device.index())) {
+            let (count, reason) = match relays.status() {
+                Status::Attached { relays } => (relays, None),
+                Status::Detached { reason } => (0, Some(reason)),
+            };
+            let one = PyDict::new(py);
+            one.set_item("relays", count)?;
+            one.set_item("shared_bytes", relays.shared_bytes())?;
+            one.set_item("reason", reason)?;
+            by_gpu.set_item(relays.device(), one)?;
+        }
+        Ok(by_gpu)
     }
 }
 
@@ -78,7 +106,9 @@ fn read(pairs: &Bound<'_, PyAny>) -> PyResult<Vec<Piece>> {
 
 fn not_started(error: StartError) -> PyErr {
     match error {
-        StartError::NoDevice { .. } | StartError::NoDevices => InvalidError::new_err(error.to_string()),
+        StartError::NoDevice { .. } | StartError::NoDevices | StartError::Relays(_) => {
+            InvalidError::new_err(error.to_string())
+        }
         _ => failed(error),
     }
 }

@@ -190,8 +190,14 @@ impl Store {
     /// How many of `ids`, a sequence from its first chunk on, are here without a gap: a prefix in memory and what follows it
     /// on disk. Looking keeps nothing: only a lease does.
     pub fn lookup(&self, ids: &[ChunkId]) -> usize {
+        let (in_memory, on_disk) = self.locate(ids);
+        in_memory + on_disk
+    }
+
+    /// The same, told apart: how many are in memory, and how many of those behind them are on disk.
+    pub fn locate(&self, ids: &[ChunkId]) -> (usize, usize) {
         let in_memory = self.shared.tier().lookup(ids);
-        in_memory + self.shared.open_disk().map_or(0, |disk| disk.ssd.lookup(&ids[in_memory..]))
+        (in_memory, self.shared.open_disk().map_or(0, |disk| disk.ssd.lookup(&ids[in_memory..])))
     }
 
     /// Keeps the longest prefix that is here from being evicted until it is unpinned, and says how long it is. A chunk is

@@ -192,6 +192,32 @@ impl Marginals {
         }
     }
 
+    /// A small trace for a real engine that serves a model of a few MB on a CPU for a minute: the shape of coding agents, with
+    /// chosen sizes.
+    pub fn demo_small() -> Marginals {
+        let spread = |p50, p90, min, max| Spread { p50, p90, min, max };
+        let turns = Conversation {
+            turns: spread(5.0, 7.0, 3.0, 8.0),
+            first_own_tokens: spread(600.0, 1_200.0, 200.0, 1_500.0),
+            growth_tokens: spread(150.0, 400.0, 50.0, 600.0),
+            output_tokens: spread(12.0, 24.0, 4.0, 32.0),
+            think_s: spread(0.5, 1.5, 0.2, 3.0),
+        };
+        Marginals {
+            sessions: 8,
+            starts_over_s: 5.0,
+            context_tokens: 3_600,
+            summary_tokens: spread(600.0, 900.0, 300.0, 1_000.0),
+            system_prompts: vec![
+                SystemPrompt { tokens: 512, weight: 1.0 },
+                SystemPrompt { tokens: 768, weight: 1.0 },
+            ],
+            main: turns,
+            sub_agents: SubAgents { per_turn: 0.0, system_tokens: 512, conversation: turns },
+            ..Marginals::demo()
+        }
+    }
+
     /// Refuses marginals from which no trace can be made, naming the field.
     pub fn check(&self) -> Result<(), MarginalsError> {
         within("sessions", self.sessions.into(), 1.0, MAX_SESSIONS.into())?;
@@ -267,6 +293,7 @@ mod tests {
     fn the_presets_make_sense() {
         assert_eq!(Marginals::claude_code().check(), Ok(()));
         assert_eq!(Marginals::demo().check(), Ok(()));
+        assert_eq!(Marginals::demo_small().check(), Ok(()));
     }
 
     #[test]

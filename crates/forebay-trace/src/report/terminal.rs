@@ -58,7 +58,7 @@ fn latencies(summary: &Summary) -> Table {
 
 fn sources(summary: &Summary) -> Table {
     let mut table = Table::new(
-        "Prompt tokens by source, in percent, and wrong tokens",
+        "Prompt tokens by source (gpu where an engine names none), in percent, and wrong tokens",
         &[
             "",
             "hit rate",

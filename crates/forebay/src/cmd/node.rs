@@ -2,6 +2,8 @@
 //! node does is `forebay-node`'s.
 
 use forebay_node::{Node, NodeConfig};
+use std::fmt::Arguments;
+use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::PathBuf;
@@ -29,33 +31,52 @@ pub fn run(args: Args) -> crate::CommandResult {
     let node = Node::start(&config)?;
     let peers = node.peer_address().map_or(String::new(), |address| format!(", peers at {address}"));
     let relays = node.relays_stat().map_or(String::new(), |stat| format!(", {} GPUs relay", stat.gpus));
-    println!("forebay node: {} bytes behind {}{peers}{relays}", config.memory.size, config.socket.display());
-    tell_systemd("READY=1");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve(node, Duration::from_secs(config.limits.drain_s)))
+    // Before anybody hears that the node is there: from then on it may be told to end.
+    let signals = runtime.block_on(async { Signals::listen() })?;
+    say(format_args!("{} bytes behind {}{peers}{relays}", config.memory.size, config.socket.display()));
+    tell_systemd("READY=1");
+    runtime.block_on(serve(node, signals, Duration::from_secs(config.limits.drain_s)))
+}
+
+/// Says something to whoever reads. That may be nobody any more, and a node goes on and ends in order all the same.
+fn say(line: Arguments<'_>) {
+    let _ = writeln!(std::io::stdout(), "forebay node: {line}");
 }
 
 /// Serves until a signal, then ends in order. A second signal ends it at once.
-async fn serve(node: Node, limit: Duration) -> crate::CommandResult {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    either(&mut terminate, &mut interrupt).await;
+async fn serve(node: Node, mut signals: Signals, limit: Duration) -> crate::CommandResult {
+    signals.next().await;
     tell_systemd("STOPPING=1");
-    println!("forebay node: ending; what is leased may be read for {} s", limit.as_secs());
+    say(format_args!("ending; what is leased may be read for {} s", limit.as_secs()));
     let drain = tokio::task::spawn_blocking(move || node.drain(limit));
     tokio::select! {
         drained = drain => {
             let cut_off = drained??.cut_off;
-            println!("forebay node: ended, {cut_off} leases and slots cut off");
+            say(format_args!("ended, {cut_off} leases and slots cut off"));
             Ok(())
         }
-        () = either(&mut terminate, &mut interrupt) => std::process::exit(1),
+        () = signals.next() => std::process::exit(1),
     }
 }
 
-async fn either(terminate: &mut Signal, interrupt: &mut Signal) {
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+/// What ends a node.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn listen() -> std::io::Result<Signals> {
+        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        Ok(Signals { terminate, interrupt })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! dynamic linker is told of it; what the preload does is its own, and `FOREBAY_PRELOAD` stays the user's.
 
 use crate::CommandResult;
+use forebay_cuda::remote::RELAYS_VARIABLE;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
@@ -17,6 +18,9 @@ pub struct Args {
     /// Print what became of the program's copies when it ends
     #[arg(long)]
     stats: bool,
+    /// Use the relays of the node with this socket too: for what uses Forebay itself, such as vLLM's sleep mode
+    #[arg(long, value_name = "SOCKET")]
+    relays: Option<PathBuf>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -42,6 +46,9 @@ pub fn run(args: Args) -> CommandResult {
     command.args(arguments).env(LD_PRELOAD, preloads(&library, std::env::var_os(LD_PRELOAD).as_deref()));
     if args.stats {
         command.env("FOREBAY_PRELOAD", "stats");
+    }
+    if let Some(socket) = args.relays {
+        command.env(RELAYS_VARIABLE, socket);
     }
     Err(RunError::Program { program: program.clone(), why: command.exec() }.into())
 }

@@ -8,7 +8,6 @@ use forebay_router::Policy;
 use forebay_trace::record::{Counter, Line, RecordWriter, RequestRecord, RunInfo};
 use forebay_trace::replay::{Options, Replayer};
 use forebay_trace::report::LiveLine;
-use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -34,13 +33,13 @@ pub async fn run(
     };
     let replayer = Replayer::new(&system.url(), options)?;
     let live = LiveLine::new(arm, replayer.progress());
-    let check = Arc::new(host.oracle()?);
+    let check = shape.check()?;
     let kill = Kill::halfway(system.cluster_to_harm(), workload.requests.len());
     let sink = |record: &RequestRecord| {
         kill.note(record);
         records.write(&Line::Request(record.clone()))
     };
-    let replay = replayer.run(workload.requests.clone(), Some(check), sink, cancel);
+    let replay = replayer.run(workload.requests.clone(), check, sink, cancel);
     let outcome = tokio::select! {
         outcome = live.during(replay) => outcome,
         failed = system.sample(arm, host.clock_ratio, records) => return Err(failed),

@@ -6,9 +6,10 @@ use super::host::{
     CHUNK_TOKENS, HostShape, KV_BYTES_PER_TOKEN_LAYER, SAMPLE_EVERY, STREAM_INTERVAL, engine_name,
 };
 use super::node_config;
-use super::processes::Process;
+use super::processes::{Launch, Process};
 use super::rows;
 use super::system::Count;
+use super::vllm::{self, Vllm};
 use forebay_router::{Backend, Policy, Router, RouterConfig, RouterHandle};
 use forebay_trace::record::{Line, RecordWriter};
 use forebay_trace::replay::{Instance, sample_load};
@@ -28,6 +29,8 @@ pub struct ClusterShape {
     pub nodes: u16,
     /// Whether one of them is to be killed.
     pub kill_one: bool,
+    /// What its engines are, if they are not emulated.
+    pub vllm: Option<Vllm>,
 }
 
 /// A running cluster. Dropping it kills its processes.
@@ -37,6 +40,8 @@ pub struct Cluster {
     /// Whether a node is to be killed.
     pub kill_one: bool,
     engines: Vec<EngineProcess>,
+    /// Whether these are vLLMs, which count other things.
+    vllm: bool,
     /// Those that were not killed, in the order of their numbers.
     nodes: Mutex<Vec<Process>>,
     /// How many there were.
@@ -60,11 +65,22 @@ impl ClusterShape {
         };
         let (nodes, kill) = (self.nodes, if self.kill_one { ", of which one is killed halfway" } else { "" });
         let plural = if nodes == 1 { "node" } else { "nodes" };
+        let what = match &self.vllm {
+            Some(vllm) => format!("vLLMs with {}", vllm.model.display()),
+            None => format!("engines of profile {}", profile.name),
+        };
         format!(
-            "Cluster: {engines} engines of profile {} on {nodes} {plural}{kill}, each a process; KV pool {pool_tokens} tokens \
-             each, {memory_tokens} tokens of node memory in all{ssd}, clock x{clock_ratio}",
-            profile.name
+            "Cluster: {engines} {what} on {nodes} {plural}{kill}, each a process; KV pool {pool_tokens} tokens \
+             each, {memory_tokens} tokens of node memory in all{ssd}, clock x{clock_ratio}"
         )
+    }
+
+    /// KV bytes that are really kept for a token.
+    pub fn bytes_per_token(&self) -> u64 {
+        match self.vllm {
+            Some(_) => self.host.profile.model.kv_bytes_per_token,
+            None => self.host.bytes_per_token(),
+        }
     }
 
     /// Starts everything, cold but for SSDs.
@@ -74,9 +90,7 @@ impl ClusterShape {
         let mut engines = Vec::new();
         for number in 0..usize::from(self.host.engines) {
             let socket = node_config::socket(directory.path(), number % usize::from(self.nodes));
-            let arguments = self.engine_arguments(&socket);
-            let (process, address) = Process::start(&engine_name(number), arguments, address_in).await?;
-            engines.push(EngineProcess { process, address });
+            engines.push(self.start_engine(number, &socket).await?);
         }
         let backends = engines.iter().enumerate();
         let backends =
@@ -85,7 +99,23 @@ impl ClusterShape {
         let router = Router::spawn(RouterConfig::new(listen, backends.collect(), policy))?;
         let (kill_one, node_count) = (self.kill_one, nodes.len());
         let nodes = Mutex::new(nodes);
-        Ok(Cluster { router, kill_one, engines, nodes, node_count, _directory: directory })
+        let vllm = self.vllm.is_some();
+        Ok(Cluster { router, kill_one, engines, vllm, nodes, node_count, _directory: directory })
+    }
+
+    /// Starts an engine and waits until it serves.
+    async fn start_engine(&self, number: usize, socket: &Path) -> Result<EngineProcess, Error> {
+        let name = engine_name(number);
+        let Some(vllm) = &self.vllm else {
+            let launch = Launch::own(self.engine_arguments(socket));
+            let (process, address) = Process::start(&name, launch, address_in).await?;
+            return Ok(EngineProcess { process, address });
+        };
+        let launch =
+            vllm.launch(number, socket, self.host.pool_tokens, self.host.profile.model.max_model_tokens)?;
+        let (process, address) = Process::start(&name, launch, vllm::address_in).await?;
+        vllm::wait_until_it_answers(address).await?;
+        Ok(EngineProcess { process, address })
     }
 
     /// Each node takes a free port; then all are told where all are.
@@ -95,7 +125,8 @@ impl ClusterShape {
         for number in 0..usize::from(self.nodes) {
             let config = node_config::write(directory, number, self, policy)?;
             let arguments = ["node".into(), "--config".into(), config.into_os_string()];
-            let (node, address) = Process::start(&node_name(number), arguments.into(), peers_at).await?;
+            let launch = Launch::own(arguments.into());
+            let (node, address) = Process::start(&node_name(number), launch, peers_at).await?;
             nodes.push(node);
             addresses.push(address);
         }
@@ -163,6 +194,9 @@ impl Cluster {
         let mut pages = Vec::new();
         for engine in &self.engines {
             pages.push(Figures::of(engine.address).await?);
+        }
+        if self.vllm {
+            return Ok(vllm::counts(&pages));
         }
         let sum = |name, label| pages.iter().map(|page| page.count(name, label)).sum::<u64>();
         let good = |source| sum("forebay_good_chunks_total", source);

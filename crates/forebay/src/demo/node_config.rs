@@ -23,20 +23,22 @@ pub fn socket(directory: &Path, node: usize) -> PathBuf {
 /// port for them, and looks for them in the list.
 pub fn write(directory: &Path, node: usize, cluster: &ClusterShape, policy: Policy) -> io::Result<PathBuf> {
     let (name, host, nodes) = (node_name(node), &cluster.host, u64::from(cluster.nodes));
-    let memory_bytes = (host.memory_tokens * host.bytes_per_token() / nodes).max(MEMORY_BYTES_MIN);
+    let chunk_bytes = CHUNK_TOKENS as u64 * cluster.bytes_per_token();
+    let memory_bytes = (host.memory_tokens * cluster.bytes_per_token() / nodes).max(MEMORY_BYTES_MIN);
     let memory_bytes = memory_bytes.next_multiple_of(MEMORY_UNIT_BYTES);
     let mut config = NodeConfig::new(socket(directory, node), memory_bytes);
     config.name.clone_from(&name);
     config.peers = Some(PeersConfig::new((Ipv4Addr::LOCALHOST, 0).into()));
     config.directory = Some(DirectoryConfig::of_file(list(directory)));
     config.memory.pages = PagesConfig::Base;
-    config.memory.chunk_size = CHUNK_TOKENS as u64 * host.bytes_per_token();
+    config.memory.chunk_size = chunk_bytes;
     config.write_back = WriteBackPolicy::All;
     if let Some(ssd) = &host.ssd {
         let named = |error| io::Error::other(format!("{}: {error}", ssd.directory.display()));
         std::fs::create_dir_all(&ssd.directory).map_err(named)?;
         let path = ssd.directory.join(format!("{}-{name}.log", policy.name()));
-        config.ssd.push(SsdConfig { path, size: ssd.bytes / nodes, segment_size: SEGMENT_BYTES });
+        let segment_size = SEGMENT_BYTES.max((4 * chunk_bytes).next_multiple_of(MEMORY_UNIT_BYTES));
+        config.ssd.push(SsdConfig { path, size: ssd.bytes / nodes, segment_size });
     }
     let path = directory.join(format!("{name}.toml"));
     std::fs::write(&path, config.to_toml())?;

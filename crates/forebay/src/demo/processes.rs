@@ -1,11 +1,12 @@
-//! Child processes that run this program with other arguments. It knows how they start, say that they are ready and end;
-//! it must never know what they do.
+//! Child processes: this program with other arguments, or another one. It knows how they start, say that they are ready and
+//! end; it must never know what they do.
 //!
 //! A child is in a process group of its own, so that a Ctrl-C at the terminal reaches only its parent, which ends it when
-//! it is done with it. A child whose parent is gone ends too: see `--end-with` in `main.rs`.
+//! it is done with it. A child whose parent is gone ends too: see `--end-with` in `main.rs`; another program sees to it itself.
 
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,12 +15,44 @@ use tokio::process::{Child, ChildStdout, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// How long a child may take until it is ready, and to end after it was told to.
+/// How long this program may take until it is ready, and any child to end after it was told to.
 const START_LIMIT: Duration = Duration::from_secs(30);
-const STOP_LIMIT: Duration = Duration::from_secs(15);
+const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// What is kept of the last that a child says on stderr.
 const ERRORS_BYTES_MAX: usize = 4 << 10;
+
+/// What a child runs.
+#[derive(Debug)]
+pub struct Launch {
+    /// The program; this one if there is none.
+    pub program: Option<PathBuf>,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// What its environment has beside ours.
+    pub environment: Vec<(&'static str, OsString)>,
+    /// How long it may take until it is ready.
+    pub limit: Duration,
+}
+
+impl Launch {
+    /// This program.
+    pub fn own(arguments: Vec<OsString>) -> Launch {
+        Launch { program: None, arguments, environment: Vec::new(), limit: START_LIMIT }
+    }
+
+    fn command(self) -> std::io::Result<Command> {
+        let mut command = Command::new(match &self.program {
+            Some(program) => program.clone(),
+            None => std::env::current_exe()?,
+        });
+        command.args(self.arguments).envs(self.environment);
+        if self.program.is_none() {
+            command.arg("--end-with").arg(getpid().as_raw_nonzero().to_string());
+        }
+        Ok(command)
+    }
+}
 
 /// A running child. Dropping it kills it.
 #[derive(Debug)]
@@ -42,10 +75,12 @@ pub enum ProcessError {
         error: std::io::Error,
     },
     /// It did not say that it is ready.
-    #[error("{name} was not ready within {} s: {errors}", START_LIMIT.as_secs())]
+    #[error("{name} was not ready within {} s: {errors}", limit.as_secs())]
     NotReady {
         /// Which.
         name: String,
+        /// How long it had.
+        limit: Duration,
         /// The last of its stderr.
         errors: String,
     },
@@ -73,14 +108,14 @@ impl Process {
     /// Starts a child, and waits until it prints a line that `ready` makes something of.
     pub async fn start<T>(
         name: &str,
-        arguments: Vec<OsString>,
+        launch: Launch,
         ready: impl Fn(&str) -> Option<T>,
     ) -> Result<(Process, T), ProcessError> {
         let io_error = |error| ProcessError::Io { name: name.to_owned(), error };
-        let mut child = Command::new(std::env::current_exe().map_err(io_error)?)
-            .args(arguments)
-            .arg("--end-with")
-            .arg(getpid().as_raw_nonzero().to_string())
+        let limit = launch.limit;
+        let mut child = launch
+            .command()
+            .map_err(io_error)?
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -97,14 +132,14 @@ impl Process {
             }
         });
         let mut process = Process { name: name.to_owned(), child, errors, listening };
-        let told = timeout(START_LIMIT, first_line(stdout, ready)).await;
+        let told = timeout(limit, first_line(stdout, ready)).await;
         match told {
             Ok(Some(told)) => Ok((process, told)),
             Ok(None) => {
                 let status = process.child.wait().await.map_err(io_error)?;
                 Err(process.ended(status).await)
             }
-            Err(_) => Err(ProcessError::NotReady { name: name.to_owned(), errors: process.errors() }),
+            Err(_) => Err(ProcessError::NotReady { name: name.to_owned(), limit, errors: process.errors() }),
         }
     }
 

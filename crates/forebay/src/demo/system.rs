@@ -5,6 +5,8 @@ use super::cluster::{Cluster, ClusterShape};
 use super::host::{Host, HostShape};
 use forebay_router::Policy;
 use forebay_trace::record::RecordWriter;
+use forebay_trace::replay::Check;
+use std::sync::Arc;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -41,6 +43,16 @@ impl Shape {
         match self {
             Shape::Host(host) => host.description(),
             Shape::Cluster(cluster) => cluster.description(),
+        }
+    }
+
+    /// What engines must answer, if that is known: what a real model says, only that model knows.
+    pub fn check(&self) -> Result<Option<Arc<dyn Check>>, Error> {
+        match self {
+            Shape::Cluster(ClusterShape { vllm: Some(_), .. }) => Ok(None),
+            Shape::Host(host) | Shape::Cluster(ClusterShape { host, .. }) => {
+                Ok(Some(Arc::new(host.oracle()?)))
+            }
         }
     }
 

@@ -28,10 +28,11 @@ pub struct EmptyTrace {
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Reads `trace`, or generates the demo's own. `limit` keeps the first requests; sessions with a request of more than
+/// Reads `trace`, or generates one of `marginals`. `limit` keeps the first requests; sessions with a request of more than
 /// `context_tokens`, which no engine could take, are left out.
 pub fn load(
     trace: Option<&Path>,
+    marginals: &Marginals,
     limit: Option<usize>,
     seed: u64,
     context_tokens: usize,
@@ -39,13 +40,12 @@ pub fn load(
     let limit = limit.unwrap_or(usize::MAX);
     match trace {
         Some(path) => read(path, limit, context_tokens),
-        None => Ok(generate(limit, seed)?),
+        None => Ok(generate(marginals, limit, seed)?),
     }
 }
 
-fn generate(limit: usize, seed: u64) -> Result<Workload, Error> {
-    let marginals = Marginals::demo();
-    let requests: Vec<_> = Generator::new(&marginals, seed)?.take(limit).collect();
+fn generate(marginals: &Marginals, limit: usize, seed: u64) -> Result<Workload, Error> {
+    let requests: Vec<_> = Generator::new(marginals, seed)?.take(limit).collect();
     let description = format!(
         "Trace: {} requests of {} generated agent sessions (seed {seed}), closed loop with think times",
         requests.len(),

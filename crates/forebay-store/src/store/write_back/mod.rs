@@ -143,8 +143,8 @@ impl WriteBack {
         }
     }
 
-    fn ended(&self, dirty: &Dirty, written: Written) {
-        self.state().queue.ended(dirty, written);
+    fn ended(&self, now_us: u64, dirty: &Dirty, written: Written) {
+        self.state().queue.ended(now_us, dirty, written);
         self.changed.notify_all();
     }
 }
@@ -171,7 +171,7 @@ pub(super) fn run(write_back: Arc<WriteBack>, shared: Weak<Shared>, now_us: impl
 fn begin(write_back: &Arc<WriteBack>, shared: &Arc<Shared>, dirty: Dirty) {
     let copy = shared.tier().begin_copy(shared.now_us(), dirty.tenant, &dirty.id);
     let (Some((read, sums)), Some(disk)) = (copy, &shared.disk) else {
-        return write_back.ended(&dirty, Written::Gone);
+        return write_back.ended(shared.now_us(), &dirty, Written::Gone);
     };
     let layers = shared.layers_of(&read);
     let outgoing = Outgoing {
@@ -213,7 +213,7 @@ impl Drop for Outgoing {
             // Whoever deleted it cannot have found it on the disk before it was there.
             disk.ssd.delete(self.dirty.tenant, &[self.dirty.id]);
         }
-        self.write_back.ended(&self.dirty, self.written);
+        self.write_back.ended(self.shared.now_us(), &self.dirty, self.written);
     }
 }
 

@@ -64,6 +64,9 @@ pub struct WriteBackStat {
     pub failed: u64,
 }
 
+/// Refused chunks that are remembered until their parent is written.
+const ORPHANS_MAX: usize = 1024;
+
 /// The queue.
 #[derive(Debug)]
 pub struct Queue {
@@ -74,6 +77,8 @@ pub struct Queue {
     waiting: VecDeque<(u64, Dirty)>,
     /// Ids of all that wait or are being written.
     known: HashSet<ChunkId>,
+    /// Chunks that came before their parents, as chunks do that are stored at the same time, and were refused for it.
+    orphans: VecDeque<Dirty>,
     stat: WriteBackStat,
 }
 
@@ -86,6 +91,7 @@ impl Queue {
             limit: config.queue_chunks,
             waiting: VecDeque::new(),
             known: HashSet::new(),
+            orphans: VecDeque::new(),
             stat: WriteBackStat::default(),
         }
     }
@@ -135,8 +141,8 @@ impl Queue {
         None
     }
 
-    /// A chunk that [`next`](Queue::next) gave is written, or is not.
-    pub fn ended(&mut self, dirty: &Dirty, written: Written) {
+    /// A chunk that [`next`](Queue::next) gave is written, or is not. Those that could not be written before it wait again.
+    pub fn ended(&mut self, now_us: u64, dirty: &Dirty, written: Written) {
         debug_assert!(self.stat.in_flight > 0, "a write ends once");
         self.stat.in_flight = self.stat.in_flight.saturating_sub(1);
         self.known.remove(&dirty.id);
@@ -151,6 +157,24 @@ impl Queue {
             Written::Failed => &mut self.stat.failed,
         };
         *counter += 1;
+        match written {
+            Written::Stored | Written::AlreadyHere => self.adopt(now_us, dirty.id),
+            Written::Refused if dirty.parent.is_some() => self.orphans.push_back(*dirty),
+            _ => {}
+        }
+        if self.orphans.len() > ORPHANS_MAX {
+            self.orphans.pop_front();
+        }
+    }
+
+    /// A chunk is on the disk: those behind it that were refused have their turn again.
+    fn adopt(&mut self, now_us: u64, parent: ChunkId) {
+        let (children, others): (VecDeque<_>, _) =
+            self.orphans.drain(..).partition(|orphan| orphan.parent == Some(parent));
+        self.orphans = others;
+        for child in children.into_iter().filter(|child| self.known.insert(child.id)) {
+            self.waiting.push_back((now_us, child));
+        }
     }
 
     /// A read from the disk ended. Writes make way for slow ones.
@@ -199,10 +223,10 @@ mod tests {
         assert!((0..3).all(|number| queue.offer(0, dirty(number))));
         assert_eq!((queue.next(1), queue.next(1)), (Some(dirty(0)), Some(dirty(1))));
         assert_eq!(queue.next(1), None);
-        queue.ended(&dirty(1), Written::Stored);
+        queue.ended(1, &dirty(1), Written::Stored);
         assert_eq!((queue.next(1), queue.next(1)), (Some(dirty(2)), None));
-        queue.ended(&dirty(0), Written::Failed);
-        queue.ended(&dirty(2), Written::Refused);
+        queue.ended(1, &dirty(0), Written::Failed);
+        queue.ended(1, &dirty(2), Written::Refused);
         let stat = queue.stat();
         assert_eq!((stat.written, stat.written_bytes, stat.failed, stat.refused), (1, 10, 1, 1));
         assert!(queue.is_idle());
@@ -221,8 +245,26 @@ mod tests {
         assert!(queue.offer(0, dirty(1)) && !queue.offer(0, dirty(1)));
         queue.next(0).unwrap();
         assert!(!queue.offer(0, dirty(1)), "it is being written");
-        queue.ended(&dirty(1), Written::Failed);
+        queue.ended(1, &dirty(1), Written::Failed);
         assert!(queue.offer(0, dirty(1)));
+    }
+
+    #[test]
+    fn a_chunk_that_comes_before_its_parent_is_written_behind_it() {
+        let mut queue = queue(Policy::All);
+        let child = |number, parent| Dirty { parent: Some(dirty(parent).id), ..dirty(number) };
+        for orphan in [child(3, 2), child(2, 1)] {
+            queue.offer(0, orphan);
+            assert_eq!(queue.next(0), Some(orphan));
+            queue.ended(0, &orphan, Written::Refused);
+        }
+        assert!(queue.is_idle());
+        queue.offer(0, dirty(1));
+        for expected in [dirty(1), child(2, 1), child(3, 2)] {
+            assert_eq!(queue.next(5), Some(expected));
+            queue.ended(5, &expected, Written::Stored);
+        }
+        assert!(queue.is_idle());
     }
 
     #[test]

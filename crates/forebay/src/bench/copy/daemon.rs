@@ -15,13 +15,12 @@ use forebay_cuda::driver::Driver;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::pinned::{PinnedBuffer, PinnedPool, PoolConfig};
-use forebay_cuda::remote::{AttachOptions, Attachment, Relays, RelaysConfig, Status};
+use forebay_cuda::remote::{Relays, RelaysAt, RelaysConfig, Status};
 use forebay_cuda::{Copier, CopierOptions};
-use forebay_mover::{Backing, Class, End, RegionId, Span, SpanPair, Transfer};
+use forebay_mover::Backing;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes of a copy, if the rig has as many.
@@ -111,55 +110,51 @@ impl Drop for Node {
 
 /// This process as an engine with one GPU.
 struct Engine {
-    copier: Arc<Copier>,
-    _attachment: Attachment,
+    copier: Copier,
     /// Host memory, read and written, and memory of the GPU.
-    ends: [Arc<PinnedBuffer>; 2],
+    ends: [PinnedBuffer; 2],
     memory: DeviceMemory,
-    regions: [RegionId; 2],
-    device: RegionId,
 }
 
 impl Engine {
     fn start(driver: &'static Driver, socket: &Path, bytes: u64) -> Outcome<Engine> {
-        let options = CopierOptions { devices: Some(vec![GPU]), ..CopierOptions::default() };
-        let copier = Arc::new(Copier::with_driver(driver, &options)?);
+        let relays = Some(RelaysAt { socket: socket.to_owned(), token: String::new() });
+        let options = CopierOptions { devices: Some(vec![GPU]), relays, ..CopierOptions::default() };
+        let copier = Copier::with_driver(driver, &options)?;
         let device = copier.devices().next().cloned().ok_or("no GPU")?;
-        let options = AttachOptions { socket: socket.to_owned(), token: String::new(), device: GPU };
-        let attachment = Attachment::start(&copier, options)?;
         let pool = PinnedPool::new(&device, PoolConfig::shared(4 * BYTES_MAX));
-        let ends = [Arc::new(pool.take(bytes)?), Arc::new(pool.take(bytes)?)];
+        let ends = [pool.take(bytes)?, pool.take(bytes)?];
         // SAFETY: nobody else has the memory yet.
         fill(unsafe { bytes_of(&ends[0]) }, 77);
-        let register = |end: &Arc<PinnedBuffer>| -> Outcome<RegionId> {
-            let (file, offset) = end.file().ok_or("memory of a shared pool has no file")?;
-            Ok(attachment.register(Arc::clone(end) as Arc<dyn Backing>, file, offset)?)
-        };
-        let regions = [register(&ends[0])?, register(&ends[1])?];
         let memory = DeviceMemory::new(&device, bytes)?;
-        // SAFETY: the memory outlives the copier's use of it, which is this engine's alone.
-        let device = unsafe { copier.register_device(GPU, memory.address(), bytes)? };
+        let attachment = copier.relays(GPU).ok_or("the copier uses no relays")?;
         match attachment.wait(PATIENCE, |status| matches!(status, Status::Attached { .. })) {
             Status::Attached { .. } => {}
             Status::Detached { reason } => return Err(format!("the relays do not attach: {reason}").into()),
         }
-        Ok(Engine { copier, _attachment: attachment, ends, memory, regions, device })
+        let begin = Instant::now();
+        while attachment.shared_bytes() < 2 * bytes {
+            if begin.elapsed() > PATIENCE {
+                return Err(format!("the relays have not mapped host memory after {PATIENCE:?}").into());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(Engine { copier, ends, memory })
     }
 
     /// Copies once and looks at every byte, which is not timed.
     fn copy(&self, direction: Direction) -> Outcome<Cost> {
-        let (bytes, host) = (self.memory.bytes(), self.regions[direction as usize]);
+        let bytes = self.memory.bytes();
+        let (host, device) = (self.ends[direction as usize].as_ptr() as u64, self.memory.address());
         let (from, to) = match direction {
-            Direction::HostToDevice => (host, self.device),
-            Direction::DeviceToHost => (self.device, host),
+            Direction::HostToDevice => (host, device),
+            Direction::DeviceToHost => (device, host),
         };
-        let pair = SpanPair::new(Span::new(from, 0, bytes), Span::new(to, 0, bytes));
         // SAFETY: nothing copies now.
         unsafe { bytes_of(&self.ends[1]) }.fill(0);
-        let cost = cost(|| match self.copier.mover().run(Transfer::new(vec![pair], Class::Demand))? {
-            End::Done { bytes: moved } if moved == bytes => Ok(()),
-            end => Err(format!("the copy ended as {end:?}").into()),
-        })?;
+        // SAFETY: both ranges are the engine's, which does nothing else with them.
+        let copy = || unsafe { self.copier.copy_and_wait(GPU, direction, &[Piece { from, to, bytes }]) };
+        let cost = cost(|| Ok(copy()?))?;
         self.check(direction)?;
         Ok(cost)
     }

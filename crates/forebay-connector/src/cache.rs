@@ -1,0 +1,203 @@
+//! The shape of an engine's paged cache: its layers, their pages, and how tokens lie in them. Pure: this file knows sizes and
+//! addresses as numbers; it must never touch the memory there, nor know what is in a page.
+
+use thiserror::Error;
+
+/// Layers of a cache at most: as many as a chunk may have.
+pub const MAX_LAYERS: usize = forebay_store::MAX_LAYERS;
+/// Tokens of a chunk at most.
+pub const MAX_CHUNK_TOKENS: u32 = forebay_kv::MAX_CHUNK_TOKENS;
+
+/// The pages of one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layer {
+    /// Where page 0 starts.
+    pub address: u64,
+    /// How many pages there are.
+    pub pages: u64,
+    /// Bytes from the start of one page to the start of the next.
+    pub stride_bytes: u64,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Which of the cache's groups it belongs to: layers of a group share one table of pages.
+    pub group: usize,
+}
+
+/// Layers whose pages are given out together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Group {
+    /// Tokens of a page.
+    pub page_tokens: u32,
+    /// KV heads of a page where heads come before tokens; 1 where a page is never cut by heads.
+    pub heads: u32,
+}
+
+/// The shape of a cache. Every size was looked at: no sum or product of them overflows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheShape {
+    layers: Vec<Layer>,
+    groups: Vec<Group>,
+    chunk_tokens: u32,
+}
+
+/// What cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum BadShape {
+    /// A number is out of bounds.
+    #[error("{what} is {value}; allowed: {allowed}")]
+    Value {
+        /// Which number.
+        what: String,
+        /// What it is.
+        value: u64,
+        /// What it may be.
+        allowed: String,
+    },
+}
+
+fn bad(what: impl Into<String>, value: u64, allowed: impl Into<String>) -> BadShape {
+    BadShape::Value { what: what.into(), value, allowed: allowed.into() }
+}
+
+impl CacheShape {
+    /// A cache of these layers and groups, whose chunks have `chunk_tokens` tokens.
+    pub fn new(layers: Vec<Layer>, groups: Vec<Group>, chunk_tokens: u32) -> Result<CacheShape, BadShape> {
+        if !(1..=MAX_LAYERS).contains(&layers.len()) {
+            return Err(bad("the number of layers", layers.len() as u64, format!("1 to {MAX_LAYERS}")));
+        }
+        if !(1..=MAX_CHUNK_TOKENS).contains(&chunk_tokens) {
+            return Err(bad("chunk_tokens", chunk_tokens.into(), format!("1 to {MAX_CHUNK_TOKENS}")));
+        }
+        for (number, group) in groups.iter().enumerate() {
+            group.check(number, chunk_tokens)?;
+        }
+        for (number, layer) in layers.iter().enumerate() {
+            layer.check(number, &groups, chunk_tokens)?;
+        }
+        Ok(CacheShape { layers, groups, chunk_tokens })
+    }
+
+    /// The layers, in the order that chunks have them in.
+    pub fn layers(&self) -> &[Layer] {
+        &self.layers
+    }
+
+    /// The groups.
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// Tokens of a chunk that is not the last one.
+    pub fn chunk_tokens(&self) -> u32 {
+        self.chunk_tokens
+    }
+
+    /// The group of a layer.
+    pub fn group_of(&self, layer: &Layer) -> Group {
+        self.groups[layer.group]
+    }
+
+    /// Bytes of each layer of a chunk of `tokens` tokens: whole pages, also if the last one is not full.
+    pub fn layer_bytes(&self, tokens: u32) -> impl Iterator<Item = u64> + '_ {
+        self.layers.iter().map(move |layer| self.group_of(layer).pages_of(tokens) * layer.page_bytes)
+    }
+}
+
+impl Group {
+    /// Pages that so many tokens take.
+    pub fn pages_of(&self, tokens: u32) -> u64 {
+        tokens.div_ceil(self.page_tokens).into()
+    }
+
+    fn check(&self, number: usize, chunk_tokens: u32) -> Result<(), BadShape> {
+        let Group { page_tokens, heads } = *self;
+        if page_tokens == 0 || !chunk_tokens.is_multiple_of(page_tokens) {
+            let allowed = format!("a divisor of chunk_tokens, {chunk_tokens}");
+            return Err(bad(format!("page_tokens of group {number}"), page_tokens.into(), allowed));
+        }
+        if heads == 0 {
+            return Err(bad(format!("heads of group {number}"), 0, "1 or more"));
+        }
+        Ok(())
+    }
+}
+
+impl Layer {
+    /// Bytes from page 0 to the end of the last page.
+    pub fn bytes(&self) -> u64 {
+        (self.pages - 1) * self.stride_bytes + self.page_bytes
+    }
+
+    fn check(&self, number: usize, groups: &[Group], chunk_tokens: u32) -> Result<(), BadShape> {
+        let what = |name: &str| format!("{name} of layer {number}");
+        let Layer { address, pages, stride_bytes, page_bytes, group } = *self;
+        let Some(of) = groups.get(group) else {
+            return Err(bad(what("the group"), group as u64, format!("below {}", groups.len())));
+        };
+        let cells = u64::from(of.heads) * u64::from(of.page_tokens);
+        if page_bytes == 0 || !page_bytes.is_multiple_of(cells) {
+            return Err(bad(
+                what("page_bytes"),
+                page_bytes,
+                format!("a multiple of {cells}, heads by tokens"),
+            ));
+        }
+        if stride_bytes < page_bytes {
+            return Err(bad(what("stride_bytes"), stride_bytes, format!("{page_bytes}, a page, or more")));
+        }
+        let last = pages.checked_sub(1).and_then(|last| last.checked_mul(stride_bytes));
+        let end = last.and_then(|last| last.checked_add(page_bytes)?.checked_add(address));
+        if address == 0 || end.is_none_or(|end| end > i64::MAX as u64) {
+            let allowed = format!("1 or more that fit behind address {address:#x}, which is not 0");
+            return Err(bad(what("pages"), pages, allowed));
+        }
+        let chunk_bytes = of.pages_of(chunk_tokens).checked_mul(page_bytes);
+        let limit = i64::MAX as u64 / MAX_LAYERS as u64;
+        if chunk_bytes.is_none_or(|bytes| bytes > limit) {
+            return Err(bad(
+                what("page_bytes"),
+                page_bytes,
+                format!("a layer of a chunk of {limit} bytes at most"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYER: Layer = Layer { address: 4096, pages: 10, stride_bytes: 512, page_bytes: 256, group: 0 };
+    const GROUP: Group = Group { page_tokens: 16, heads: 2 };
+
+    #[test]
+    fn what_cannot_be_is_refused_with_the_field_the_value_and_what_is_allowed() {
+        let made = |layer: Layer, group: Group, chunk_tokens| {
+            CacheShape::new(vec![layer], vec![group], chunk_tokens).map_err(|error| error.to_string())
+        };
+        assert!(made(LAYER, GROUP, 256).is_ok());
+        for (layer, group, chunk_tokens, says) in [
+            (LAYER, GROUP, 0, "chunk_tokens is 0"),
+            (LAYER, GROUP, 250, "page_tokens of group 0 is 16; allowed: a divisor of chunk_tokens, 250"),
+            (LAYER, Group { heads: 0, ..GROUP }, 256, "heads of group 0 is 0"),
+            (Layer { group: 1, ..LAYER }, GROUP, 256, "the group of layer 0 is 1; allowed: below 1"),
+            (Layer { page_bytes: 100, ..LAYER }, GROUP, 256, "page_bytes of layer 0 is 100"),
+            (Layer { stride_bytes: 255, ..LAYER }, GROUP, 256, "stride_bytes of layer 0 is 255"),
+            (Layer { pages: 0, ..LAYER }, GROUP, 256, "pages of layer 0 is 0"),
+            (Layer { address: 0, ..LAYER }, GROUP, 256, "pages of layer 0"),
+            (Layer { pages: u64::MAX / 512, ..LAYER }, GROUP, 256, "pages of layer 0"),
+        ] {
+            let why = made(layer, group, chunk_tokens).unwrap_err();
+            assert!(why.starts_with(says), "{why}");
+        }
+        assert!(CacheShape::new(Vec::new(), vec![GROUP], 256).is_err());
+    }
+
+    #[test]
+    fn a_short_chunk_has_whole_pages() {
+        let shape = CacheShape::new(vec![LAYER; 2], vec![GROUP], 256).unwrap();
+        assert_eq!(shape.layer_bytes(17).collect::<Vec<_>>(), [512, 512]);
+        assert_eq!(LAYER.bytes(), 9 * 512 + 256);
+    }
+}

@@ -1,0 +1,159 @@
+//! A load or a store on a GPU. Its parts wait until the engine's stream has come to where it began: on the host, where that holds up
+//! nobody else, unless the engine itself already waits for a layer; then on the GPU. This file knows one job's parts and events; it
+//! must never know what else is on the lane.
+
+use super::Gpu;
+use super::part::{Part, cut};
+use crate::cache::CacheShape;
+use crate::copies::{Batch, Direction, Job, NotCopied, OnCopied};
+use forebay_cuda::device::Event;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// A job, as the connector has it.
+#[derive(Debug)]
+pub struct CudaJob(Arc<Inner>);
+
+/// A job, as its parts have it.
+#[derive(Debug)]
+pub struct Inner {
+    gpu: Arc<Gpu>,
+    direction: Direction,
+    /// Passed when the engine's stream has come to where the job began.
+    begun: Arc<Event>,
+    state: Mutex<State>,
+    posted: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Parts may go: the engine's stream has come that far, or they wait for it on the GPU.
+    may_go: bool,
+    is_watched: bool,
+    held: Vec<Part>,
+    /// Of each layer: parts that are not on their way yet, and the event behind the last one that is.
+    layers: Vec<(usize, Option<Arc<Event>>)>,
+}
+
+impl CudaJob {
+    /// A job that began where `begun` was recorded.
+    pub fn new(gpu: &Arc<Gpu>, direction: Direction, begun: Arc<Event>) -> CudaJob {
+        let layers = vec![(0, None); gpu.cache().layers().len()];
+        let state = Mutex::new(State { may_go: false, is_watched: false, held: Vec::new(), layers });
+        CudaJob(Arc::new(Inner { gpu: Arc::clone(gpu), direction, begun, state, posted: Condvar::new() }))
+    }
+}
+
+impl Job for CudaJob {
+    fn copy(&self, layer: u32, batch: Batch, on_copied: OnCopied) {
+        let inner = &self.0;
+        let pinned = match inner.gpu.arenas().of(&batch.arena) {
+            Ok(pinned) => pinned,
+            Err(why) => return on_copied(Err(why)),
+        };
+        let ranges: Vec<(u64, u64)> =
+            batch.pieces.iter().map(|piece| (piece.arena_offset, piece.bytes)).collect();
+        let part_bytes = inner.gpu.part_bytes(inner.direction);
+        let parts = cut(inner, layer, batch, &pinned, part_bytes, on_copied);
+        if let Some((unposted, _)) = inner.lock().layers.get_mut(layer as usize) {
+            *unposted += parts.len();
+        }
+        let own = Arc::clone(inner);
+        let on_pinned = move |pinned: Result<(), String>| match pinned {
+            Ok(()) => own.add(parts),
+            Err(why) => parts.into_iter().for_each(|part| {
+                own.note(part.layer, None);
+                part.end(Err(NotCopied(format!("the arena is not pinned: {why}"))));
+            }),
+        };
+        pinned.when_pinned(ranges.into_iter(), Box::new(on_pinned));
+    }
+
+    fn follow(&self, layer: u32, stream: u64) -> Result<bool, NotCopied> {
+        let inner = &self.0;
+        let mut state = inner.lock();
+        state.may_go = true;
+        let held = std::mem::take(&mut state.held);
+        drop(state);
+        inner.gpu.add(inner.direction, held);
+        let mut state = inner.lock();
+        let last = loop {
+            match state.layers.get(layer as usize) {
+                Some((0, last)) => break last.clone(),
+                Some(_) => state = inner.posted.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => return Err(NotCopied(format!("there is no layer {layer}"))),
+            }
+        };
+        drop(state);
+        last.map_or(Ok(()), |last| inner.gpu.have_wait(stream, &last))?;
+        Ok(true)
+    }
+}
+
+impl Inner {
+    /// Which way it goes.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// The cache that it is for.
+    pub fn cache(&self) -> &CacheShape {
+        self.gpu.cache()
+    }
+
+    /// What its parts have to wait for on the GPU, if they still do.
+    pub fn after(&self) -> Option<&Event> {
+        let _relaxed = self.gpu.relaxed();
+        Some(&*self.begun).filter(|begun| !begun.is_passed().unwrap_or(false))
+    }
+
+    /// A part of a layer is on its way, up to an event; or never will be.
+    pub fn note(&self, layer: u32, event: Option<Arc<Event>>) {
+        let mut state = self.lock();
+        if let Some((unposted, last)) = state.layers.get_mut(layer as usize) {
+            *unposted -= 1;
+            if event.is_some() {
+                *last = event;
+            }
+        }
+        drop(state);
+        self.posted.notify_all();
+    }
+
+    /// Adds parts whose memory is pinned.
+    fn add(self: &Arc<Self>, parts: Vec<Part>) {
+        let mut state = self.lock();
+        if !state.may_go && self.after().is_none() {
+            state.may_go = true;
+        }
+        state.held.extend(parts);
+        if state.may_go {
+            let held = std::mem::take(&mut state.held);
+            drop(state);
+            return self.gpu.add(self.direction, held);
+        }
+        if !std::mem::replace(&mut state.is_watched, true) {
+            drop(state);
+            let own = Arc::clone(self);
+            self.gpu.when_begun(Arc::clone(&self.begun), move |begun| own.go(begun));
+        }
+    }
+
+    /// The engine's stream has come to where the job began, or never will.
+    fn go(&self, begun: Result<(), NotCopied>) {
+        let mut state = self.lock();
+        state.may_go = true;
+        let held = std::mem::take(&mut state.held);
+        drop(state);
+        match begun {
+            Ok(()) => self.gpu.add(self.direction, held),
+            Err(why) => held.into_iter().for_each(|part| {
+                self.note(part.layer, None);
+                part.end(Err(why.clone()));
+            }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,143 @@
+//! Parts: a batch is cut into what a courier carries at a time, with addresses for offsets. The batch ends with its last part. This
+//! file knows addresses and who is told; it must never know when a part is on its way.
+
+use super::job::Inner;
+use crate::cache::CacheShape;
+use crate::copies::{Batch, Direction, NotCopied, OnCopied};
+use forebay_cuda::chain::BATCH_PIECES_MAX;
+use forebay_cuda::kernels::Piece;
+use forebay_cuda::pinned::PinnedBehind;
+use forebay_mover::Backing;
+use forebay_node::client::NodeArena;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A part of a batch.
+#[derive(Debug)]
+pub struct Part {
+    pub job: Arc<Inner>,
+    pub layer: u32,
+    pub pieces: Vec<Piece>,
+    pub bytes: u64,
+    whole: Arc<Whole>,
+}
+
+/// The batch that parts belong to. Whoever gave it is told when the last of them is dropped.
+struct Whole {
+    /// Parts that have not arrived.
+    missing: AtomicUsize,
+    failed: Mutex<Option<NotCopied>>,
+    on_copied: Mutex<Option<OnCopied>>,
+    /// Mapped and pinned until then.
+    _arena: Arc<NodeArena>,
+    _pinned: Arc<PinnedBehind>,
+}
+
+impl Part {
+    /// It is over: its bytes have arrived, or nothing touches them any more.
+    pub fn end(self, outcome: Result<(), NotCopied>) {
+        match outcome {
+            Ok(()) => drop(self.whole.missing.fetch_sub(1, Ordering::AcqRel)),
+            Err(why) => drop(lock(&self.whole.failed).get_or_insert(why)),
+        }
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        let failed = lock(&self.failed).take();
+        let outcome = match (failed, *self.missing.get_mut()) {
+            (Some(why), _) => Err(why),
+            (None, 0) => Ok(()),
+            (None, _) => Err(NotCopied("it was given up".into())),
+        };
+        if let Some(on_copied) = lock(&self.on_copied).take() {
+            on_copied(outcome);
+        }
+    }
+}
+
+impl std::fmt::Debug for Whole {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Whole").field("missing", &self.missing).finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(held: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Cuts a batch into parts of at most `part_bytes`, or one piece.
+pub fn cut(
+    job: &Arc<Inner>,
+    layer: u32,
+    batch: Batch,
+    pinned: &Arc<PinnedBehind>,
+    part_bytes: u64,
+    on_copied: OnCopied,
+) -> Vec<Part> {
+    let layers = job.cache().layers().len();
+    let stray = batch.pieces.iter().find(|piece| piece.layer as usize >= layers);
+    let failed = stray.map(|piece| NotCopied(format!("there is no layer {}", piece.layer)));
+    let lists = match failed {
+        Some(_) => Vec::new(),
+        None => lists(&batch, job.cache(), job.direction(), pinned.piece_bytes(), part_bytes),
+    };
+    let whole = Arc::new(Whole {
+        missing: AtomicUsize::new(lists.len()),
+        failed: Mutex::new(failed),
+        on_copied: Mutex::new(Some(on_copied)),
+        _arena: batch.arena,
+        _pinned: Arc::clone(pinned),
+    });
+    let part = |pieces: Vec<Piece>| {
+        let bytes = pieces.iter().map(|piece| piece.bytes).sum();
+        Part { job: Arc::clone(job), layer, pieces, bytes, whole: Arc::clone(&whole) }
+    };
+    lists.into_iter().map(part).collect()
+}
+
+/// The pieces by address, all of layers that there are, in lists of at most `part_bytes`. No piece goes across a multiple of
+/// `pinned_bytes` of the arena, where one registration ends and another begins: the driver refuses a copy over both. A piece that
+/// begins there begins a list as well, since pieces of a list that touch are copied as one.
+fn lists(
+    batch: &Batch,
+    cache: &CacheShape,
+    direction: Direction,
+    pinned_bytes: u64,
+    part_bytes: u64,
+) -> Vec<Vec<Piece>> {
+    let arena = batch.arena.memory().as_ptr() as u64;
+    let (mut lists, mut list, mut bytes) = (Vec::new(), Vec::new(), 0);
+    for (piece, offset, len) in batch.pieces.iter().flat_map(|piece| cut_at_seams(piece, pinned_bytes)) {
+        let is_full = bytes + len > part_bytes || list.len() == BATCH_PIECES_MAX;
+        if is_full || offset.is_multiple_of(pinned_bytes) {
+            lists.extend(Some(std::mem::take(&mut list)).filter(|list| !list.is_empty()));
+            bytes = 0;
+        }
+        let layer = &cache.layers()[piece.layer as usize];
+        let within = offset - piece.arena_offset;
+        let (near, far) = (arena + offset, layer.address + piece.page_offset + within);
+        list.push(match direction {
+            Direction::Load => Piece { from: near, to: far, bytes: len },
+            Direction::Store => Piece { from: far, to: near, bytes: len },
+        });
+        bytes += len;
+    }
+    lists.extend(Some(list).filter(|list| !list.is_empty()));
+    lists
+}
+
+/// What of a piece lies in each registration: the piece, where in the arena, how many bytes.
+fn cut_at_seams(
+    piece: &crate::copies::Piece,
+    pinned_bytes: u64,
+) -> impl Iterator<Item = (&crate::copies::Piece, u64, u64)> {
+    let (mut at, end) = (piece.arena_offset, piece.arena_offset + piece.bytes);
+    std::iter::from_fn(move || {
+        let len = (end - at).min(pinned_bytes - at % pinned_bytes);
+        let offset = at;
+        at += len;
+        (len > 0).then_some((piece, offset, len))
+    })
+}

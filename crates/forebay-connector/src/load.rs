@@ -1,0 +1,337 @@
+//! The state of one load: which of its chunks are in the arena, which layers of them have been copied and verified, and how
+//! many chunks may be used. Sans-IO: this file says what to copy next and when the load is over; it must never know how
+//! bytes are copied, nor what is in them.
+//!
+//! A load has *parts*: a chunk of each of its sources. Parts that are in the arena at the same time go together, as a *wave*,
+//! one batch for each layer. Whatever is wrong with a part makes its chunk and all behind it unusable, for later tokens mean
+//! nothing without earlier ones; the load goes on with what is before.
+
+use std::collections::BTreeSet;
+
+/// Waves that are copied at a time. Parts that come meanwhile gather for the next one.
+const WAVES: usize = 2;
+
+/// A chunk of a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Part {
+    /// Which chunk of the sequence.
+    pub chunk: usize,
+    /// Whose.
+    pub source: usize,
+}
+
+/// What to copy next; [`Load::handed`] is to be told when whoever copies has it, [`Load::settled`] when it has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Next {
+    /// Names the wave.
+    pub wave: usize,
+    /// The layer.
+    pub layer: u32,
+    /// The parts, in order.
+    pub parts: Vec<Part>,
+}
+
+/// How a load ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// Chunks that may be used, from the first one on.
+    pub good_chunks: usize,
+    /// Why it is not all of them.
+    pub why: Option<String>,
+}
+
+/// A load.
+#[derive(Debug)]
+pub struct Load {
+    layers: u32,
+    /// Batches on their way at most.
+    window: usize,
+    awaited: BTreeSet<Part>,
+    /// In the arena, and in no wave yet.
+    ready: BTreeSet<Part>,
+    waves: Vec<Wave>,
+    good_chunks: usize,
+    why: Option<String>,
+}
+
+#[derive(Debug)]
+struct Wave {
+    parts: Vec<Part>,
+    next_layer: u32,
+    /// Layers that were taken from here and that nobody copies yet.
+    taken: BTreeSet<u32>,
+    /// Layers that were taken and have not ended.
+    moving: BTreeSet<u32>,
+}
+
+impl Load {
+    /// A load of `chunks` chunks from each of `sources` sources, none of which is in the arena as far as is known.
+    pub fn new(chunks: usize, sources: usize, layers: u32, window: usize) -> Load {
+        let part = |source| move |chunk| Part { chunk, source };
+        let awaited = (0..sources).flat_map(|source| (0..chunks).map(part(source))).collect();
+        let (ready, waves) = (BTreeSet::new(), Vec::new());
+        Load { layers, window: window.max(1), awaited, ready, waves, good_chunks: chunks, why: None }
+    }
+
+    /// A part is in the arena.
+    pub fn here(&mut self, part: Part) {
+        if self.awaited.remove(&part) && part.chunk < self.good_chunks {
+            self.ready.insert(part);
+        }
+    }
+
+    /// A chunk cannot be used, nor any behind it.
+    pub fn fail(&mut self, chunk: usize, why: impl FnOnce() -> String) {
+        if chunk < self.good_chunks {
+            self.good_chunks = chunk;
+            self.why = Some(why());
+            self.awaited.retain(|part| part.chunk < chunk);
+            self.ready.retain(|part| part.chunk < chunk);
+        }
+    }
+
+    /// The time is over: what is not done cannot be used.
+    pub fn expire(&mut self, why: impl FnOnce() -> String) {
+        let unfinished = self.waves.iter().filter(|wave| !wave.is_done(self.layers));
+        let moving = unfinished.flat_map(|wave| &wave.parts);
+        if let Some(first) = self.awaited.iter().chain(&self.ready).chain(moving).map(|part| part.chunk).min()
+        {
+            self.fail(first, why);
+        }
+    }
+
+    /// What to copy now, the lowest layer first; to be asked until there is nothing.
+    pub fn next_batch(&mut self) -> Option<Next> {
+        if self.waves.iter().map(|wave| wave.moving.len()).sum::<usize>() >= self.window {
+            return None;
+        }
+        let (layers, good) = (self.layers, self.good_chunks);
+        let busy = self.waves.iter().filter(|wave| wave.wants_more(layers, good)).count();
+        if !self.ready.is_empty() && busy < WAVES {
+            let parts = std::mem::take(&mut self.ready).into_iter().collect();
+            self.waves.push(Wave { parts, next_layer: 0, taken: BTreeSet::new(), moving: BTreeSet::new() });
+        }
+        let wanting = self.waves.iter_mut().enumerate().filter(|(_, wave)| wave.wants_more(layers, good));
+        let (number, wave) = wanting.min_by_key(|(number, wave)| (wave.next_layer, *number))?;
+        let layer = wave.next_layer;
+        wave.next_layer += 1;
+        wave.taken.insert(layer);
+        wave.moving.insert(layer);
+        let parts = wave.parts.iter().copied().filter(|part| part.chunk < good).collect();
+        Some(Next { wave: number, layer, parts })
+    }
+
+    /// Whoever copies has a batch: who waits for its layer can wait for that.
+    pub fn handed(&mut self, wave: usize, layer: u32) {
+        if let Some(wave) = self.waves.get_mut(wave) {
+            wave.taken.remove(&layer);
+        }
+    }
+
+    /// Nothing touches a batch any more: it was copied, and verified but for the chunks that [`fail`](Load::fail) was told of.
+    pub fn settled(&mut self, wave: usize, layer: u32) {
+        if let Some(wave) = self.waves.get_mut(wave) {
+            wave.moving.remove(&layer);
+        }
+    }
+
+    /// Whether all of a layer that can be used is in its pages.
+    pub fn has_layer(&self, layer: u32) -> bool {
+        self.has_all_started(layer) && self.waves.iter().all(|wave| !wave.moving.contains(&layer))
+    }
+
+    /// Whether all of a layer that can be used is there or on its way: not only taken, but handed to whoever copies.
+    pub fn has_all_started(&self, layer: u32) -> bool {
+        let taken = |wave: &Wave| layer < wave.next_layer || !wave.wants_more(self.layers, self.good_chunks);
+        let gone = |wave: &Wave| taken(wave) && !wave.taken.contains(&layer);
+        self.awaited.is_empty() && self.ready.is_empty() && self.waves.iter().all(gone)
+    }
+
+    /// How it ended, as soon as it has: nothing of it touches a page any more.
+    pub fn verdict(&self) -> Option<Verdict> {
+        let over =
+            self.has_all_started(self.layers - 1) && self.waves.iter().all(|wave| wave.moving.is_empty());
+        over.then(|| Verdict { good_chunks: self.good_chunks, why: self.why.clone() })
+    }
+}
+
+impl Wave {
+    /// Whether any of it that may still be used was not copied yet.
+    fn wants_more(&self, layers: u32, good_chunks: usize) -> bool {
+        self.next_layer < layers && self.parts.iter().any(|part| part.chunk < good_chunks)
+    }
+
+    fn is_done(&self, layers: u32) -> bool {
+        self.next_layer == layers && self.moving.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn part(chunk: usize) -> Part {
+        Part { chunk, source: 0 }
+    }
+
+    #[test]
+    fn what_is_in_memory_goes_layer_by_layer_in_one_batch_each_and_a_few_at_a_time() {
+        let mut load = Load::new(3, 1, 5, 2);
+        (0..3).for_each(|chunk| load.here(part(chunk)));
+        let first = load.next_batch().unwrap();
+        assert_eq!(first, Next { wave: 0, layer: 0, parts: vec![part(0), part(1), part(2)] });
+        assert_eq!(load.next_batch().unwrap().layer, 1);
+        assert_eq!(load.next_batch(), None, "two at a time");
+        assert!(!load.has_all_started(0), "it was taken, but nobody copies it yet");
+        load.handed(0, 0);
+        load.handed(0, 1);
+        load.settled(0, 1);
+        assert!(load.has_layer(1) && !load.has_layer(0) && load.has_all_started(0));
+        for layer in 2..5 {
+            assert_eq!(load.next_batch().unwrap().layer, layer);
+            load.settled(0, layer);
+            assert_eq!(
+                (load.has_all_started(layer), load.verdict()),
+                (false, None),
+                "it can end before that is known"
+            );
+            load.handed(0, layer);
+        }
+        assert_eq!((load.next_batch(), load.verdict()), (None, None));
+        load.settled(0, 0);
+        assert_eq!(load.verdict(), Some(Verdict { good_chunks: 3, why: None }));
+    }
+
+    #[test]
+    fn a_bad_layer_costs_its_chunk_and_all_behind_it_and_nothing_before() {
+        let mut load = Load::new(3, 1, 2, 4);
+        (0..3).for_each(|chunk| load.here(part(chunk)));
+        let _ = (load.next_batch(), load.next_batch());
+        (0..2).for_each(|layer| load.handed(0, layer));
+        load.fail(1, || "corrupt".into());
+        load.settled(0, 0);
+        assert_eq!(load.verdict(), None, "a layer is on its way to pages of all of them");
+        load.fail(2, || "worse".into());
+        load.settled(0, 1);
+        assert_eq!(load.verdict(), Some(Verdict { good_chunks: 1, why: Some("corrupt".into()) }));
+    }
+
+    #[test]
+    fn a_late_chunk_holds_back_layers_until_it_comes_or_the_time_is_over() {
+        let mut load = Load::new(2, 1, 1, 4);
+        load.here(part(0));
+        let next = load.next_batch().unwrap();
+        load.handed(next.wave, next.layer);
+        load.settled(next.wave, next.layer);
+        assert!(!load.has_layer(0));
+        load.expire(|| "late".into());
+        assert!(load.has_layer(0));
+        assert_eq!(load.verdict(), Some(Verdict { good_chunks: 1, why: Some("late".into()) }));
+        load.here(part(1));
+        assert_eq!(load.next_batch(), None, "too late");
+    }
+
+    #[test]
+    fn a_chunk_needs_all_of_its_sources() {
+        let mut load = Load::new(2, 2, 1, 4);
+        for source in 0..2 {
+            (0..2).for_each(|chunk| load.here(Part { chunk, source }));
+        }
+        let next = load.next_batch().unwrap();
+        assert_eq!(next.parts.len(), 4);
+        load.handed(next.wave, next.layer);
+        load.fail(1, || "source 1".into());
+        load.settled(next.wave, next.layer);
+        assert_eq!(load.verdict().map(|verdict| verdict.good_chunks), Some(1));
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Here(usize),
+        Fail(usize),
+        Next,
+        /// One of those on their way.
+        Settle(usize),
+        Expire,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            4 => (0usize..12).prop_map(Step::Here),
+            1 => (0usize..6).prop_map(Step::Fail),
+            8 => Just(Step::Next),
+            8 => any::<usize>().prop_map(Step::Settle),
+        ];
+        (prop::collection::vec(step, 0..120), any::<bool>()).prop_map(|(mut steps, expires)| {
+            if expires {
+                steps.insert(steps.len() / 2, Step::Expire);
+            }
+            steps
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_load_ends_only_when_every_part_that_counts_has_every_layer_and_nothing_is_on_its_way(
+            steps in steps(),
+            layers in 1u32..5,
+            window in 1usize..4,
+        ) {
+            let mut load = Load::new(6, 2, layers, window);
+            let (mut moving, mut copied, mut bad) = (Vec::<Next>::new(), HashSet::new(), 6);
+            for step in steps {
+                match step {
+                    Step::Here(number) => load.here(Part { chunk: number % 6, source: number / 6 }),
+                    Step::Fail(chunk) => {
+                        load.fail(chunk, String::new);
+                        bad = bad.min(chunk);
+                    }
+                    Step::Next => if let Some(next) = load.next_batch() {
+                        prop_assert!(!next.parts.is_empty() && next.layer < layers);
+                        moving.push(next);
+                        prop_assert!(moving.len() <= window);
+                    },
+                    Step::Settle(which) => if !moving.is_empty() {
+                        let next = moving.swap_remove(which % moving.len());
+                        load.handed(next.wave, next.layer);
+                        load.settled(next.wave, next.layer);
+                        for part in next.parts {
+                            prop_assert!(copied.insert((part, next.layer)), "copied once");
+                        }
+                    },
+                    Step::Expire => load.expire(String::new),
+                }
+                if let Some(verdict) = load.verdict() {
+                    prop_assert!(moving.is_empty());
+                    prop_assert!(verdict.good_chunks <= bad);
+                    for chunk in 0..verdict.good_chunks {
+                        for layer in 0..layers {
+                            for source in 0..2 {
+                                let part = Part { chunk, source };
+                                prop_assert!(copied.contains(&(part, layer)));
+                            }
+                        }
+                    }
+                }
+                for layer in 0..layers {
+                    prop_assert!(!load.has_layer(layer) || moving.iter().all(|next| next.layer != layer));
+                }
+            }
+        }
+
+        #[test]
+        fn every_load_whose_parts_come_ends_with_all_of_them(order in Just((0..12usize).collect::<Vec<_>>()).prop_shuffle(), window in 1usize..4) {
+            let mut load = Load::new(6, 2, 3, window);
+            for number in order {
+                load.here(Part { chunk: number % 6, source: number / 6 });
+                while let Some(next) = load.next_batch() {
+                    load.handed(next.wave, next.layer);
+                    load.settled(next.wave, next.layer);
+                }
+            }
+            prop_assert_eq!(load.verdict(), Some(Verdict { good_chunks: 6, why: None }));
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! One load at work: what the node answers and what was copied and verified goes into its state, and what that says next is
+//! started. Glue: this file carries between `load.rs`, the client of the node and the copies; it must never decide what is
+//! copied when.
+
+use crate::copies::{Batch, Job, NotCopied, Piece};
+use crate::jobs::LoadEnd;
+use crate::load::{Load, Next, Part};
+use crate::paged::Shared;
+use crate::pages::{ChunkAt, PageTables, Source, pieces};
+use crate::stats::{add, take};
+use crate::workers::Urgency;
+use forebay_kv::ChunkId;
+use forebay_mover::{Class, Span};
+use forebay_node::client::{Lease, LentChunk};
+use forebay_store::{NotVerified, Unreadable};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long the node keeps a lease of which it hears nothing. It is renewed as long as the load takes.
+const LEASE_US: u64 = 10_000_000;
+
+/// What is to be loaded.
+#[derive(Debug)]
+pub struct Wish {
+    /// The engine's number for it.
+    pub job: u64,
+    /// Chunk ids, in order, and how they fit, of each storer's rank.
+    pub sources: Vec<(Vec<ChunkId>, Source)>,
+    /// Where the pages are.
+    pub tables: PageTables,
+    /// Tokens that the chunks have.
+    pub tokens: u64,
+    /// Whether the engine waits for it layer by layer.
+    pub layerwise: bool,
+    /// After so long it ends with what is there.
+    pub limit_us: u64,
+}
+
+/// A load under way.
+pub struct Loading {
+    shared: Arc<Shared>,
+    wish: Wish,
+    chunks: usize,
+    copying: Arc<dyn Job>,
+    begun: Instant,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    load: Load,
+    /// Sources of which the node has not said yet what it has.
+    unasked: usize,
+    leases: Vec<Lease>,
+    lent: HashMap<Part, Arc<LentChunk>>,
+    ending: bool,
+    /// It has ended, and whoever asks what ended is told.
+    over: bool,
+}
+
+/// A batch, and what it has to be compared with.
+struct Step {
+    load: Arc<Loading>,
+    wave: usize,
+    layer: u32,
+    checks: Vec<(usize, Arc<LentChunk>, Vec<Span>)>,
+    first_chunk: usize,
+    bytes: u64,
+    /// What is to be done still: the copy, the comparison.
+    left: AtomicUsize,
+    bad: Mutex<Vec<(usize, String)>>,
+    /// Pages and arena are touched.
+    _inside: crate::door::Inside,
+}
+
+impl Loading {
+    /// Begins a load, whose copies `copying` does.
+    pub fn begin(shared: &Arc<Shared>, wish: Wish, copying: Arc<dyn Job>) -> Arc<Loading> {
+        let chunks = wish.sources.first().map_or(0, |(ids, _)| ids.len());
+        let layers = shared.cache.layers().len() as u32;
+        let load = Load::new(chunks, wish.sources.len(), layers, shared.copies.window());
+        let unasked = wish.sources.len();
+        let (leases, lent) = (Vec::new(), HashMap::new());
+        let state = State { load, unasked, leases, lent, ending: false, over: false };
+        let (state, shared, begun) = (Mutex::new(state), Arc::clone(shared), Instant::now());
+        Arc::new(Loading { shared, wish, chunks, copying, begun, state, changed: Condvar::new() })
+    }
+
+    /// Asks the node, and sees to it that the load ends in time.
+    pub fn start(self: &Arc<Self>) {
+        add(&self.shared.counters.loads, 1);
+        add(&self.shared.counters.loads_under_way, 1);
+        let (late, limit) = (Arc::downgrade(self), Duration::from_micros(self.wish.limit_us));
+        if let Some(at) = self.begun.checked_add(limit) {
+            self.shared.tasks.post_at(at, move || {
+                if let Some(load) = late.upgrade() {
+                    load.expire();
+                }
+            });
+        }
+        let Some(client) = self.shared.client() else { return self.stop("the cache is closed") };
+        for (source, (ids, _)) in self.wish.sources.iter().enumerate() {
+            let load = Arc::clone(self);
+            client.lease_then(ids, LEASE_US, move |lease| {
+                let tasks = Arc::clone(&load.shared.tasks);
+                tasks.post(Urgency::Load, move || load.leased(source, lease));
+            });
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the engine waits for its layers.
+    pub fn is_layerwise(&self) -> bool {
+        self.wish.layerwise
+    }
+
+    /// Ends it as soon as nothing of it is on its way, with nothing that may be used.
+    pub fn stop(self: &Arc<Self>, why: &str) {
+        self.state().load.fail(0, || why.to_owned());
+        self.go_on();
+    }
+
+    fn expire(self: &Arc<Self>) {
+        self.state().load.expire(|| format!("not there within {} us", self.wish.limit_us));
+        self.go_on();
+    }
+
+    /// What the node has of a source.
+    fn leased(self: &Arc<Self>, source: usize, lease: Lease) {
+        let Some(client) = self.shared.client() else { return self.stop("the cache is closed") };
+        let (counters, chunks) = (&self.shared.counters, self.chunks);
+        add(&counters.chunks_memory, lease.in_memory() as u64);
+        add(&counters.chunks_disk, lease.on_disk() as u64);
+        add(&counters.chunks_peer, lease.on_peers() as u64);
+        let here: Vec<_> = (0..lease.len()).map(|chunk| client.lent(&lease, chunk)).collect();
+        let mut state = self.state();
+        state.unasked -= 1;
+        if lease.len() < chunks {
+            state.load.fail(lease.len(), || format!("the node has {} of {chunks} chunks", lease.len()));
+        }
+        let mut missing = Vec::new();
+        for (chunk, lent) in here.into_iter().enumerate() {
+            match lent {
+                Some(lent) => state.here(Part { chunk, source }, lent),
+                None => missing.push(chunk),
+            }
+        }
+        drop(state);
+        let deadline_us = self.shared.now_us().saturating_add(self.wish.limit_us);
+        for chunk in missing {
+            let (load, part) = (Arc::clone(self), Part { chunk, source });
+            client.bring(&lease, chunk, Class::Demand, Some(deadline_us), move |brought| {
+                let tasks = Arc::clone(&load.shared.tasks);
+                tasks.post(Urgency::Load, move || load.brought(part, brought));
+            });
+        }
+        self.keep(lease);
+        self.go_on();
+    }
+
+    /// The lease lives as long as the load.
+    fn keep(&self, lease: Lease) {
+        let mut state = self.state();
+        if !state.ending {
+            state.leases.push(lease);
+        }
+    }
+
+    fn brought(self: &Arc<Self>, part: Part, brought: Result<LentChunk, String>) {
+        let mut state = self.state();
+        match brought {
+            Ok(lent) => state.here(part, lent),
+            Err(why) => state.load.fail(part.chunk, || why),
+        }
+        drop(state);
+        self.go_on();
+    }
+
+    /// Starts what can start, and ends the load if it is over.
+    fn go_on(self: &Arc<Self>) {
+        while let Some((next, lent)) = self.next() {
+            let (wave, layer) = (next.wave, next.layer);
+            self.copy(next, lent);
+            self.state().load.handed(wave, layer);
+            self.changed.notify_all();
+        }
+        self.changed.notify_all();
+        self.end_if_over();
+    }
+
+    /// What to copy next, once all sources were asked for: so what is in memory goes together.
+    fn next(&self) -> Option<(Next, Vec<Arc<LentChunk>>)> {
+        let mut state = self.state();
+        if state.unasked > 0 {
+            return None;
+        }
+        let next = state.load.next_batch()?;
+        let lent = next.parts.iter().filter_map(|part| state.lent.get(part).cloned()).collect();
+        Some((next, lent))
+    }
+
+    fn copy(self: &Arc<Self>, next: Next, lent: Vec<Arc<LentChunk>>) {
+        let (mut batch, mut checks) = (Vec::new(), Vec::new());
+        let arena = lent.first().map(|lent| Arc::clone(lent.arena()));
+        for (part, lent) in next.parts.iter().zip(&lent) {
+            let is_same_arena = arena.as_ref().is_some_and(|arena| Arc::ptr_eq(arena, lent.arena()));
+            let gathered = match is_same_arena {
+                true => self.gather(*part, lent, next.layer, &mut batch),
+                false => Err("the node was started again".into()),
+            };
+            match gathered {
+                Ok(spans) if spans.is_empty() => {}
+                Ok(spans) => checks.push((part.chunk, Arc::clone(lent), spans)),
+                Err(why) => {
+                    self.state().load.fail(part.chunk, || why);
+                    break;
+                }
+            }
+        }
+        let (Some(arena), Some(inside)) = (arena, self.shared.door.enter()) else {
+            let mut state = self.state();
+            state.load.fail(0, || "the cache is closed".into());
+            return state.load.settled(next.wave, next.layer);
+        };
+        if batch.is_empty() {
+            return self.state().load.settled(next.wave, next.layer);
+        }
+        let is_read_here = self.shared.copies.region(next.layer).is_some();
+        let step = Arc::new(Step {
+            load: Arc::clone(self),
+            wave: next.wave,
+            layer: next.layer,
+            first_chunk: next.parts.first().map_or(0, |part| part.chunk),
+            checks,
+            bytes: batch.iter().map(|piece: &Piece| piece.bytes).sum(),
+            // What the host cannot read was compared or summed where it came into the arena, and stays so as long as the lease
+            // lives; a GPU's links are several times as fast as the processors that it would take to do that once more.
+            left: AtomicUsize::new(1 + usize::from(is_read_here)),
+            bad: Mutex::default(),
+            _inside: inside,
+        });
+        self.shared.meet(&arena);
+        let copied = Arc::clone(&step);
+        let on_copied = move |outcome: Result<(), NotCopied>| {
+            if let Err(error) = outcome {
+                copied.note(copied.first_chunk, error.to_string());
+            }
+            match is_read_here {
+                true => copied.verify_soon(),
+                false => copied.check_leases(),
+            }
+            copied.done();
+        };
+        self.copying.copy(next.layer, Batch { arena, pieces: batch }, Box::new(on_copied));
+    }
+
+    /// Adds the pieces of a part's layer to a batch. Gives the spans to compare with its checksum; none if nothing is wanted.
+    fn gather(
+        &self,
+        part: Part,
+        lent: &LentChunk,
+        layer: u32,
+        batch: &mut Vec<Piece>,
+    ) -> Result<Vec<Span>, String> {
+        let (cache, source) = (&self.shared.cache, &self.wish.sources[part.source].1);
+        if lent.shape().layers() != cache.layers().len() {
+            let (theirs, ours) = (lent.shape().layers(), cache.layers().len());
+            return Err(format!("the chunk has {theirs} layers, the cache {ours}"));
+        }
+        let chunk_tokens = u64::from(cache.chunk_tokens());
+        let first_token = part.chunk as u64 * chunk_tokens;
+        let tokens = (self.wish.tokens - first_token).min(chunk_tokens) as u32;
+        let at = ChunkAt { first_token, tokens };
+        let whole = lent.layer(layer as usize).ok_or("the chunk lacks a layer")?;
+        let (from, extent) = (batch.len(), (whole.offset, whole.len));
+        pieces(cache, &self.wish.tables, layer, at, source, extent, batch)
+            .map_err(|misfit| misfit.to_string())?;
+        let of_part = &batch[from..];
+        let is_same = cache
+            .layers()
+            .get(layer as usize)
+            .is_some_and(|layer| source.is_same(cache, layer, tokens, whole.len));
+        Ok(match self.shared.copies.region(layer).filter(|_| is_same) {
+            _ if of_part.is_empty() => Vec::new(),
+            Some(pages) => arrived(whole, of_part, pages),
+            None => vec![whole],
+        })
+    }
+
+    fn end_if_over(self: &Arc<Self>) {
+        let mut state = self.state();
+        let Some(verdict) = state.load.verdict().filter(|_| !state.ending) else { return };
+        state.ending = true;
+        let (leases, lent) = (std::mem::take(&mut state.leases), std::mem::take(&mut state.lent));
+        drop(state);
+        drop((leases, lent));
+        let counters = &self.shared.counters;
+        let tokens =
+            self.wish.tokens.min(verdict.good_chunks as u64 * u64::from(self.shared.cache.chunk_tokens()));
+        add(&counters.loads_short, (tokens < self.wish.tokens).into());
+        add(&counters.load_us, self.begun.elapsed().as_micros() as u64);
+        take(&counters.loads_under_way, 1);
+        self.shared.jobs.end_load(LoadEnd { job: self.wish.job, tokens, why: verdict.why });
+        self.state().over = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until all of a layer that can be used is in its pages, or, on a GPU, has `stream` wait. The last layer is there
+    /// when the load has ended and [`Jobs::take_ended`](crate::jobs::Jobs::take_ended) tells of it.
+    pub fn wait_layer(&self, layer: u32, stream: u64) -> Result<(), NotCopied> {
+        self.wait(|state| state.load.has_all_started(layer));
+        if !self.copying.follow(layer, stream)? {
+            let is_last = layer as usize + 1 >= self.shared.cache.layers().len();
+            self.wait(|state| !is_last && state.load.has_layer(layer));
+        }
+        Ok(())
+    }
+
+    /// Waits until something is so or the load is over.
+    fn wait(&self, is_so: impl Fn(&State) -> bool) {
+        let mut state = self.state();
+        if state.over || (state.unasked == 0 && is_so(&state)) {
+            return;
+        }
+        let since = Instant::now();
+        while !(state.over || (state.unasked == 0 && is_so(&state))) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        add(&self.shared.counters.layers_late, 1);
+        add(&self.shared.counters.bubble_us, since.elapsed().as_micros() as u64);
+    }
+}
+
+impl State {
+    fn here(&mut self, part: Part, lent: LentChunk) {
+        if !self.ending {
+            self.lent.insert(part, Arc::new(lent));
+            self.load.here(part);
+        }
+    }
+}
+
+impl Step {
+    fn note(&self, chunk: usize, why: String) {
+        self.bad.lock().unwrap_or_else(PoisonError::into_inner).push((chunk, why));
+    }
+
+    fn verify_soon(self: &Arc<Self>) {
+        let (tasks, step) = (Arc::clone(&self.load.shared.tasks), Arc::clone(self));
+        tasks.post(Urgency::Load, move || {
+            step.verify();
+            step.done();
+        });
+    }
+
+    /// The node may have written anything where chunks lay that it does not keep for us any more.
+    fn check_leases(&self) {
+        if let Some((chunk, ..)) = self.checks.iter().find(|(_, lent, _)| !lent.is_alive()) {
+            self.note(*chunk, Unreadable::DeadLease.to_string());
+        }
+    }
+
+    fn verify(&self) {
+        for (chunk, lent, spans) in &self.checks {
+            if let Err(error) = lent.verify(self.layer as usize, spans) {
+                let is_corrupt = matches!(error, NotVerified::Corrupt { .. });
+                add(&self.load.shared.counters.chunks_corrupt, is_corrupt.into());
+                return self.note(*chunk, error.to_string());
+            }
+        }
+    }
+
+    /// One of two things is done. With the second the batch is settled; what follows is for a worker.
+    fn done(self: &Arc<Self>) {
+        if self.left.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        let load = Arc::clone(&self.load);
+        let bad = std::mem::take(&mut *self.bad.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut state = load.state();
+        if bad.is_empty() {
+            add(&load.shared.counters.bytes_loaded, self.bytes);
+        }
+        bad.into_iter().for_each(|(chunk, why)| state.load.fail(chunk, || why));
+        state.load.settled(self.wave, self.layer);
+        drop(state);
+        let tasks = Arc::clone(&load.shared.tasks);
+        tasks.post(Urgency::Load, move || load.go_on());
+    }
+}
+
+/// A layer of a chunk where it arrived: its pages, and what was not wanted in the arena.
+fn arrived(whole: Span, pieces: &[Piece], pages: forebay_mover::RegionId) -> Vec<Span> {
+    let (mut spans, mut at) = (Vec::with_capacity(2 * pieces.len() + 1), whole.offset);
+    for piece in pieces {
+        if piece.arena_offset > at {
+            spans.push(Span::new(whole.region, at, piece.arena_offset - at));
+        }
+        spans.push(Span::new(pages, piece.page_offset, piece.bytes));
+        at = piece.arena_offset + piece.bytes;
+    }
+    let end = whole.offset + whole.len;
+    if end > at {
+        spans.push(Span::new(whole.region, at, end - at));
+    }
+    spans
+}
+
+impl std::fmt::Debug for Loading {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loading")
+            .field("job", &self.wish.job)
+            .field("chunks", &self.chunks)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,503 @@
+//! What computing costs on this engine and loading on this host, learned while it runs, and what follows from it: load or
+//! recompute. Sans-IO: this file knows tokens, bytes and seconds that it is told; it must never measure anything itself.
+//!
+//! Steps are kept in buckets by powers of two of their new tokens and their prefix. A cost that is linear in the new tokens and
+//! in the pairs of tokens that attend to each other is fitted to all buckets; near a bucket, its own measurement corrects the
+//! fit. What is not known yet is taken for worth loading: so it gets known.
+//!
+//! # The profile
+//!
+//! ```json
+//! {"version": 1, "layers": 32,
+//!  "steps": [{"new_tokens": 2048, "prefix_tokens": 0, "seconds": 0.05, "count": 3}],
+//!  "tiers": {"memory": {"bytes_per_s": 5e10, "latency_s": 0.0005}}}
+//! ```
+//!
+//! `count` is how many steps the seconds are the mean of, 1 if it is left out. `tiers` may lack any of `memory`, `disk` and
+//! `peer`, `latency_s` is 0 if it is left out. A profile is a beginning: what is learned later outweighs it.
+
+use forebay_store::admission::gate::{Decision, PrefillCost, Prefix, Source, StoredChunk, choose};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use thiserror::Error;
+
+/// How much a new measurement counts against what was known.
+const GAIN: f64 = 0.2;
+/// Measurements of a bucket that count at most, so that it goes on learning.
+const COUNT_MAX: u64 = 1_000;
+/// Tokens and bytes beyond this are taken for a mistake.
+const TOKENS_MAX: u64 = 1 << 40;
+/// Loads below this say more about latency than about the rate.
+const RATE_BYTES_MIN: u64 = 1 << 20;
+/// The profile's version.
+const VERSION: u32 = 1;
+
+/// Where chunks are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// The node's memory.
+    Memory,
+    /// The node's disk.
+    Disk,
+    /// Other nodes.
+    Peer,
+}
+
+/// What is known of a prompt before it is decided about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Question {
+    /// All tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Tokens at its start whose KV the engine has. It may end inside of a chunk.
+    pub held_tokens: u64,
+    /// Tokens of a chunk.
+    pub chunk_tokens: u32,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u64,
+    /// Chunks that can be had, from the one on that `held_tokens` ends in: the first ones are in memory,
+    pub in_memory: usize,
+    /// the next ones on disk,
+    pub on_disk: usize,
+    /// the last ones on other nodes.
+    pub on_peers: usize,
+}
+
+/// Why a profile is none.
+#[derive(Debug, Error)]
+pub enum BadProfile {
+    /// It is not written as one.
+    #[error("profile: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A number is out of bounds.
+    #[error("profile: {what} is {value}; allowed: {allowed}")]
+    Value {
+        /// Which.
+        what: &'static str,
+        /// What it is.
+        value: String,
+        /// What it may be.
+        allowed: String,
+    },
+}
+
+/// What is known.
+#[derive(Debug, Clone)]
+pub struct Slack {
+    layers: u32,
+    /// By the powers of two of new tokens and prefix.
+    steps: BTreeMap<(u32, u32), Bucket>,
+    tiers: BTreeMap<Tier, Rate>,
+    /// Fitted to the buckets; `None` as long as there are none.
+    cost: Option<PrefillCost>,
+}
+
+/// Steps that are alike, on average.
+#[derive(Debug, Clone, Copy)]
+struct Bucket {
+    new_tokens: f64,
+    prefix_tokens: f64,
+    us: f64,
+    count: u64,
+}
+
+/// How fast a tier is.
+#[derive(Debug, Clone, Copy)]
+struct Rate {
+    bytes_per_us: f64,
+    latency_us: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Profile {
+    version: u32,
+    layers: u32,
+    #[serde(default)]
+    steps: Vec<ProfileStep>,
+    #[serde(default)]
+    tiers: BTreeMap<Tier, ProfileTier>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProfileStep {
+    new_tokens: f64,
+    prefix_tokens: f64,
+    seconds: f64,
+    #[serde(default = "once")]
+    count: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProfileTier {
+    bytes_per_s: f64,
+    #[serde(default)]
+    latency_s: f64,
+}
+
+fn once() -> u64 {
+    1
+}
+
+impl Slack {
+    /// What is known of a model with so many layers: what the profile says, or nothing.
+    pub fn new(layers: u32, profile: Option<&str>) -> Result<Slack, BadProfile> {
+        let refuse = |what, value: String, allowed: &str| {
+            Err(BadProfile::Value { what, value, allowed: allowed.to_owned() })
+        };
+        if layers == 0 {
+            return refuse("layers", "0".into(), "1 or more");
+        }
+        let mut slack = Slack { layers, steps: BTreeMap::new(), tiers: BTreeMap::new(), cost: None };
+        let Some(profile) = profile else { return Ok(slack) };
+        let profile: Profile = serde_json::from_str(profile)?;
+        if profile.version != VERSION {
+            return refuse("version", profile.version.to_string(), "1");
+        }
+        if profile.layers != layers {
+            return refuse("layers", profile.layers.to_string(), &format!("{layers}, as the model has"));
+        }
+        for ProfileStep { new_tokens, prefix_tokens, seconds, count } in profile.steps {
+            let tokens = 0.0..=TOKENS_MAX as f64;
+            if !(new_tokens >= 1.0 && tokens.contains(&new_tokens) && tokens.contains(&prefix_tokens)) {
+                return refuse(
+                    "a step's tokens",
+                    format!("{new_tokens} + {prefix_tokens}"),
+                    "new ones, 2^40 at most",
+                );
+            }
+            if !is_time(seconds) {
+                return refuse("a step's seconds", seconds.to_string(), "1e-9 to 1e9");
+            }
+            let bucket =
+                Bucket { new_tokens, prefix_tokens, us: seconds * 1e6, count: count.clamp(1, COUNT_MAX) };
+            slack.steps.insert(bucket.key(), bucket);
+        }
+        for (tier, ProfileTier { bytes_per_s, latency_s }) in profile.tiers {
+            if !(is_rate(bytes_per_s) && latency_s >= 0.0 && latency_s.is_finite()) {
+                return refuse("a tier's rate", format!("{bytes_per_s} B/s after {latency_s} s"), "above 0");
+            }
+            slack.tiers.insert(tier, Rate { bytes_per_us: bytes_per_s / 1e6, latency_us: latency_s * 1e6 });
+        }
+        slack.cost = fit(slack.steps.values());
+        Ok(slack)
+    }
+
+    /// A step computed so many tokens behind a prefix. What cannot be is not noted.
+    pub fn note_step(&mut self, new_tokens: u64, prefix_tokens: u64, seconds: f64) {
+        if !is_time(seconds) || !(1..=TOKENS_MAX).contains(&new_tokens) || prefix_tokens > TOKENS_MAX {
+            return;
+        }
+        let (new_tokens, prefix_tokens) = (new_tokens as f64, prefix_tokens as f64);
+        let seen = Bucket { new_tokens, prefix_tokens, us: seconds * 1e6, count: 1 };
+        self.steps.entry(seen.key()).and_modify(|known| known.learn(&seen)).or_insert(seen);
+        self.cost = fit(self.steps.values());
+    }
+
+    /// So many bytes of a tier took so long.
+    pub fn note_load(&mut self, tier: Tier, bytes: u64, seconds: f64) {
+        if !is_time(seconds) || bytes == 0 {
+            return;
+        }
+        let us = seconds * 1e6;
+        let Some(known) = self.tiers.get_mut(&tier) else {
+            let rate = Rate { bytes_per_us: bytes as f64 / us, latency_us: 0.0 };
+            self.tiers.insert(tier, rate);
+            return;
+        };
+        if bytes < RATE_BYTES_MIN {
+            let latency_us = (us - bytes as f64 / known.bytes_per_us).max(0.0);
+            known.latency_us += GAIN * (latency_us - known.latency_us);
+        } else {
+            let bytes_per_us = bytes as f64 / (us - known.latency_us).max(us / 2.0);
+            known.bytes_per_us += GAIN * (bytes_per_us - known.bytes_per_us);
+        }
+    }
+
+    /// How many of the chunks to load so that the KV of the prompt is there soonest. All of them as long as computing has no
+    /// known cost; a tier of unknown rate costs nothing.
+    pub fn worth(&self, question: &Question) -> usize {
+        let Question { prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, .. } = *question;
+        let can_be_had =
+            question.in_memory.saturating_add(question.on_disk).saturating_add(question.on_peers);
+        let tokens = u64::from(chunk_tokens.max(1));
+        let held_tokens = held_tokens.min(prompt_tokens);
+        let missing = (prompt_tokens - held_tokens / tokens * tokens).div_ceil(tokens);
+        let chunks = can_be_had.min(usize::try_from(missing).unwrap_or(usize::MAX));
+        let Some(prefill) = self.cost else { return chunks };
+        let inside = held_tokens % tokens;
+        let first = held_tokens - inside;
+        let of = |number: usize| {
+            let start = first + number as u64 * tokens + if number == 0 { inside } else { 0 };
+            let end = (first + (number as u64 + 1) * tokens).min(prompt_tokens);
+            let source = match number {
+                number if number < question.in_memory => 0,
+                number if number - question.in_memory < question.on_disk => 1,
+                _ => 2,
+            };
+            StoredChunk { tokens: clip(end.saturating_sub(start)), bytes: chunk_bytes, source }
+        };
+        let chunks: Vec<StoredChunk> = (0..chunks).map(of).collect();
+        let covered: u64 = chunks.iter().map(|chunk| u64::from(chunk.tokens)).sum();
+        let prefix = Prefix {
+            held_tokens: clip(held_tokens),
+            chunks: &chunks,
+            new_tokens: clip(prompt_tokens - held_tokens - covered),
+            sources: &[Tier::Memory, Tier::Disk, Tier::Peer].map(|tier| self.source(tier)),
+            prefill,
+            wait_us: 0.0,
+        };
+        match choose(&prefix).decision {
+            Decision::Recompute => 0,
+            Decision::Load { chunks } => chunks,
+        }
+    }
+
+    fn source(&self, tier: Tier) -> Source {
+        let unknown = Rate { bytes_per_us: f64::MAX, latency_us: 0.0 };
+        let Rate { bytes_per_us, latency_us } = self.tiers.get(&tier).copied().unwrap_or(unknown);
+        Source { bytes_per_us, latency_us, queued_bytes: 0 }
+    }
+
+    /// How long a step takes that computes so many tokens behind a prefix; 0 as long as nothing is known.
+    pub fn step_us(&self, new_tokens: u64, prefix_tokens: u64) -> f64 {
+        let Some(cost) = self.cost else { return 0.0 };
+        let (new_tokens, prefix_tokens) = (new_tokens as f64, prefix_tokens as f64);
+        let asked = Bucket { new_tokens, prefix_tokens, us: 0.0, count: 0 };
+        let near = self.steps.get(&asked.key());
+        let correction = near.map_or(1.0, |near| near.us / near.fitted_us(&cost).max(f64::MIN_POSITIVE));
+        asked.fitted_us(&cost) * correction
+    }
+
+    /// How long one layer of such a step takes.
+    pub fn layer_us(&self, new_tokens: u64, prefix_tokens: u64) -> f64 {
+        self.step_us(new_tokens, prefix_tokens) / f64::from(self.layers)
+    }
+
+    /// What is known, to begin with another time.
+    pub fn profile(&self) -> String {
+        let step = |bucket: &Bucket| ProfileStep {
+            new_tokens: bucket.new_tokens,
+            prefix_tokens: bucket.prefix_tokens,
+            seconds: bucket.us / 1e6,
+            count: bucket.count,
+        };
+        let tier = |(tier, rate): (&Tier, &Rate)| {
+            let (bytes_per_s, latency_s) = (rate.bytes_per_us * 1e6, rate.latency_us / 1e6);
+            (*tier, ProfileTier { bytes_per_s, latency_s })
+        };
+        let steps = self.steps.values().map(step).collect();
+        let tiers = self.tiers.iter().map(tier).collect();
+        let profile = Profile { version: VERSION, layers: self.layers, steps, tiers };
+        // A structure of numbers always has a JSON form.
+        serde_json::to_string_pretty(&profile).unwrap_or_default()
+    }
+}
+
+/// Whether so many seconds can be the time of a step or a load.
+fn is_time(seconds: f64) -> bool {
+    (1e-9..=1e9).contains(&seconds)
+}
+
+fn is_rate(bytes_per_s: f64) -> bool {
+    bytes_per_s.is_finite() && bytes_per_s > 0.0
+}
+
+fn clip(tokens: u64) -> u32 {
+    u32::try_from(tokens).unwrap_or(u32::MAX)
+}
+
+impl Bucket {
+    fn key(&self) -> (u32, u32) {
+        let power = |tokens: f64| (tokens.max(0.0) as u64 + 1).ilog2();
+        (power(self.new_tokens), power(self.prefix_tokens))
+    }
+
+    /// Pairs of a query and a key.
+    fn pairs(&self) -> f64 {
+        self.new_tokens * (self.prefix_tokens + self.new_tokens / 2.0)
+    }
+
+    fn fitted_us(&self, cost: &PrefillCost) -> f64 {
+        let us = cost.linear_us_per_token * self.new_tokens + cost.attention_us_per_pair * self.pairs();
+        us.max(cost.floor_us)
+    }
+
+    /// The first ones are averaged; later ones count for a fixed share.
+    fn learn(&mut self, seen: &Bucket) {
+        self.count = (self.count + 1).min(COUNT_MAX);
+        let gain = (1.0 / self.count as f64).max(GAIN);
+        self.new_tokens += gain * (seen.new_tokens - self.new_tokens);
+        self.prefix_tokens += gain * (seen.prefix_tokens - self.prefix_tokens);
+        self.us += gain * (seen.us - self.us);
+    }
+}
+
+/// The cost that is nearest to the buckets, by relative error: a step of a millisecond says as much as one of a second.
+fn fit<'a>(buckets: impl Iterator<Item = &'a Bucket> + Clone) -> Option<PrefillCost> {
+    let floor_us = buckets.clone().map(|bucket| bucket.us).reduce(f64::min)?;
+    // Steps that cost hardly more than the shortest one say nothing about tokens, unless all do.
+    let longer = buckets.clone().filter(|bucket| bucket.us > 1.5 * floor_us);
+    let used: Vec<&Bucket> =
+        if longer.clone().next().is_some() { longer.collect() } else { buckets.collect() };
+    let [mut tt, mut tp, mut pp, mut t, mut p] = [0.0; 5];
+    for bucket in used {
+        let (tokens, pairs) = (bucket.new_tokens / bucket.us, bucket.pairs() / bucket.us);
+        tt += tokens * tokens;
+        tp += tokens * pairs;
+        pp += pairs * pairs;
+        t += tokens;
+        p += pairs;
+    }
+    let determinant = tt * pp - tp * tp;
+    let solved = (determinant > 1e-9 * tt * pp)
+        .then(|| ((t * pp - p * tp) / determinant, (p * tt - t * tp) / determinant));
+    let (linear_us_per_token, attention_us_per_pair) = match solved {
+        Some((linear, attention)) if linear >= 0.0 && attention >= 0.0 => (linear, attention),
+        Some((linear, _)) if linear < 0.0 => (0.0, p / pp),
+        _ => (t / tt, 0.0),
+    };
+    Some(PrefillCost { linear_us_per_token, attention_us_per_pair, floor_us })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LINEAR_US: f64 = 60.0;
+    const PAIR_US: f64 = 0.006;
+    const FLOOR_US: f64 = 7_000.0;
+
+    fn truth_us(new: u64, prefix: u64) -> f64 {
+        let (new, prefix) = (new as f64, prefix as f64);
+        (LINEAR_US * new + PAIR_US * new * (prefix + new / 2.0)).max(FLOOR_US)
+    }
+
+    fn learned() -> Slack {
+        let mut slack = Slack::new(32, None).unwrap();
+        for new in [1, 16, 256, 1024, 2048, 8192] {
+            for prefix in [0, 1000, 8000, 32_000] {
+                slack.note_step(new, prefix, truth_us(new, prefix) / 1e6);
+            }
+        }
+        slack
+    }
+
+    fn question(chunks: [usize; 3]) -> Question {
+        let [in_memory, on_disk, on_peers] = chunks;
+        let prompt_tokens = (chunks.iter().sum::<usize>() as u64) * 256 + 100;
+        Question {
+            prompt_tokens,
+            held_tokens: 0,
+            chunk_tokens: 256,
+            chunk_bytes: 256 * 98_304,
+            in_memory,
+            on_disk,
+            on_peers,
+        }
+    }
+
+    #[test]
+    fn a_table_of_what_is_worth_loading() {
+        let gib = 1u64 << 30;
+        let rates = |memory: f64, disk: f64, peer: f64| {
+            let mut slack = learned();
+            slack.note_load(Tier::Memory, gib, 1.0 / memory);
+            slack.note_load(Tier::Disk, gib, 1.0 / disk);
+            slack.note_load(Tier::Peer, gib, 1.0 / peer);
+            slack
+        };
+        let fast = rates(40.0, 3.5, 10.0);
+        let slow_disk = rates(40.0, 0.5, 10.0);
+        let nothing = Slack::new(32, None).unwrap();
+        for (name, slack, question, worth) in [
+            ("all in memory", &fast, question([16, 0, 0]), 16),
+            ("all tiers", &fast, question([4, 4, 4]), 12),
+            ("a slow disk behind memory", &slow_disk, question([16, 16, 0]), 16),
+            ("a slow disk alone", &slow_disk, question([0, 16, 0]), 0),
+            ("nothing known: try it", &nothing, question([1, 1, 1]), 3),
+            ("nothing stored", &fast, question([0, 0, 0]), 0),
+            ("no more than the prompt has", &fast, Question { prompt_tokens: 700, ..question([9, 0, 0]) }, 3),
+            ("all of it held", &fast, Question { held_tokens: 4196, ..question([16, 0, 0]) }, 0),
+        ] {
+            assert_eq!(slack.worth(&question), worth, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_chunk_of_which_most_is_held_is_not_worth_what_a_whole_one_is() {
+        let mut slack = learned();
+        slack.note_load(Tier::Disk, 1 << 30, 1.0 / 2.5);
+        let whole = Question { prompt_tokens: 9_000, held_tokens: 8_192, on_disk: 2, ..question([0, 0, 0]) };
+        assert_eq!(slack.worth(&whole), 2);
+        let part = Question { prompt_tokens: 8_448, held_tokens: 8_440, on_disk: 1, ..whole };
+        assert_eq!(slack.worth(&part), 0);
+    }
+
+    #[test]
+    fn what_was_learned_predicts_steps_that_were_not_seen() {
+        let slack = learned();
+        for (new, prefix) in [(512, 4000), (4096, 16_000), (3000, 0), (8192, 100_000)] {
+            let (found, truth) = (slack.step_us(new, prefix), truth_us(new, prefix));
+            assert!((found / truth - 1.0).abs() < 0.25, "{new} behind {prefix}: {found} us, not {truth}");
+        }
+        assert_eq!(slack.layer_us(512, 4000), slack.step_us(512, 4000) / 32.0);
+    }
+
+    #[test]
+    fn a_slower_engine_is_learned() {
+        let mut slack = learned();
+        (0..40).for_each(|_| slack.note_step(2048, 8000, 10.0));
+        assert!((slack.step_us(2048, 8000) / 10e6 - 1.0).abs() < 0.05);
+    }
+
+    #[test]
+    fn a_profile_begins_where_another_ended_and_what_is_none_is_refused() {
+        let mut slack = learned();
+        slack.note_load(Tier::Peer, 1 << 30, 0.1);
+        let again = Slack::new(32, Some(&slack.profile())).unwrap();
+        assert!((again.step_us(700, 900) / slack.step_us(700, 900) - 1.0).abs() < 1e-6);
+        assert_eq!(again.worth(&question([3, 0, 2])), slack.worth(&question([3, 0, 2])));
+        for (profile, says) in [
+            ("{}", "version"),
+            (r#"{"version": 2, "layers": 32}"#, "version is 2; allowed: 1"),
+            (r#"{"version": 1, "layers": 31}"#, "layers is 31; allowed: 32"),
+            (r#"{"version": 1, "layers": 32, "tiers": {"tape": {"bytes_per_s": 1}}}"#, "tape"),
+            (r#"{"version": 1, "layers": 32, "tiers": {"disk": {"bytes_per_s": 0}}}"#, "above 0"),
+            (
+                r#"{"version": 1, "layers": 32, "steps": [{"new_tokens": 0, "prefix_tokens": 0, "seconds": 1}]}"#,
+                "tokens",
+            ),
+            (
+                r#"{"version": 1, "layers": 32, "steps": [{"new_tokens": 1, "prefix_tokens": 0, "seconds": -1}]}"#,
+                "seconds",
+            ),
+        ] {
+            let why = Slack::new(32, Some(profile)).unwrap_err().to_string();
+            assert!(why.contains(says), "{why}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nonsense_is_survived_and_never_more_is_loaded_than_there_is(
+            steps in prop::collection::vec((any::<u64>(), any::<u64>(), any::<f64>()), 0..20),
+            loads in prop::collection::vec((any::<u64>(), any::<f64>()), 0..5),
+            numbers in (any::<u64>(), any::<u64>(), any::<u32>(), any::<u64>()),
+            chunks in (0usize..100, 0usize..100, 0usize..100),
+        ) {
+            let mut slack = Slack::new(1, None).unwrap();
+            steps.iter().for_each(|(new, prefix, seconds)| slack.note_step(*new, *prefix, *seconds));
+            loads.iter().for_each(|(bytes, seconds)| slack.note_load(Tier::Disk, *bytes, *seconds));
+            let (prompt_tokens, held_tokens, chunk_tokens, chunk_bytes) = numbers;
+            let (in_memory, on_disk, on_peers) = chunks;
+            let question = Question { prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, in_memory, on_disk, on_peers };
+            prop_assert!(slack.worth(&question) <= in_memory + on_disk + on_peers);
+            prop_assert!(slack.step_us(prompt_tokens, held_tokens) >= 0.0);
+            prop_assert!(Slack::new(1, Some(&slack.profile())).is_ok());
+        }
+    }
+}

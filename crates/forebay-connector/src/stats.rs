@@ -1,0 +1,80 @@
+//! What a cache counts. This file knows names; it must never know when something is counted.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// Counters, written by all threads.
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            $($(#[doc = $doc])+ pub $name: AtomicU64,)+
+        }
+
+        /// All of them at a time.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        pub struct Stats {
+            $($(#[doc = $doc])+ pub $name: u64,)+
+        }
+
+        impl Counters {
+            /// What they are now.
+            pub fn read(&self) -> Stats {
+                Stats { $($name: self.$name.load(Ordering::Relaxed),)+ }
+            }
+        }
+
+        impl Stats {
+            /// Each with its name.
+            pub fn named(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name),)+]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Loads that were begun.
+    loads,
+    /// Loads that ended with fewer tokens than asked for.
+    loads_short,
+    /// Loads that are under way.
+    loads_under_way,
+    /// Bytes that were copied into pages.
+    bytes_loaded,
+    /// Microseconds from the beginning to the end of loads, added up.
+    load_us,
+    /// Chunks of loads that were in the node's memory.
+    chunks_memory,
+    /// Chunks of loads that were on the node's disk.
+    chunks_disk,
+    /// Chunks of loads that other nodes had.
+    chunks_peer,
+    /// Chunks with bytes that were not those that were stored.
+    chunks_corrupt,
+    /// Times that an engine had to wait for a layer.
+    layers_late,
+    /// Microseconds that engines waited for layers.
+    bubble_us,
+    /// Chunks that were given to be stored.
+    stores,
+    /// Of those, what the node took or had.
+    stores_done,
+    /// Of those, what was not stored because too many bytes were on their way.
+    stores_refused,
+    /// Of those, what was not stored for any other reason.
+    stores_failed,
+    /// Bytes that were stored.
+    bytes_stored,
+    /// Bytes of stores that are on their way.
+    bytes_storing,
+}
+
+/// Adds.
+pub fn add(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+/// Subtracts.
+pub fn take(counter: &AtomicU64, by: u64) {
+    counter.fetch_sub(by, Ordering::Relaxed);
+}

@@ -1,0 +1,152 @@
+//! One store at work: chunks go from pages into slots of the arena and become visible there. Glue: this file carries between the
+//! client of the node and the copies; it must never know what the node evicts for a chunk.
+
+use crate::copies::{Batch, Job, NotCopied};
+use crate::door::Inside;
+use crate::paged::Shared;
+use crate::pages::{ChunkAt, PageTables, Source, pieces};
+use crate::stats::{add, take};
+use crate::workers::Urgency;
+use forebay_kv::ChunkId;
+use forebay_mover::Span;
+use forebay_node::client::{Reserved, Slot};
+use forebay_store::{ChunkShape, StoreEnd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A chunk to be stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewChunk {
+    /// Its id.
+    pub id: ChunkId,
+    /// The id of the chunk before it.
+    pub parent: Option<ChunkId>,
+    /// Its tokens.
+    pub tokens: u32,
+}
+
+/// A store under way. It ends when it is dropped: with its last chunk.
+pub struct Storing {
+    shared: Arc<Shared>,
+    job: u64,
+    tables: PageTables,
+    copying: Arc<dyn Job>,
+    /// Chunks that have not ended, and one while they are begun.
+    left: AtomicUsize,
+}
+
+/// A chunk of a store.
+struct Chunk {
+    store: Arc<Storing>,
+    at: ChunkAt,
+    bytes: u64,
+}
+
+impl Storing {
+    /// Begins a store: `chunks` one after another, with the pages of `tables`.
+    pub fn begin(
+        shared: &Arc<Shared>,
+        job: u64,
+        chunks: Vec<NewChunk>,
+        tables: PageTables,
+        copying: Arc<dyn Job>,
+    ) {
+        let left = AtomicUsize::new(1);
+        let store = Arc::new(Storing { shared: Arc::clone(shared), job, tables, copying, left });
+        let mut first_token = 0;
+        for chunk in chunks {
+            let at = ChunkAt { first_token, tokens: chunk.tokens };
+            first_token += u64::from(chunk.tokens);
+            store.reserve(&chunk, at);
+        }
+        store.ended();
+    }
+
+    fn reserve(self: &Arc<Self>, chunk: &NewChunk, at: ChunkAt) {
+        let counters = &self.shared.counters;
+        add(&counters.stores, 1);
+        let shape = ChunkShape::new(self.shared.cache.layer_bytes(at.tokens));
+        let (Ok(shape), Some(client)) = (shape, self.shared.client()) else {
+            return add(&counters.stores_failed, 1);
+        };
+        let bytes = shape.bytes();
+        if !self.shared.admit(bytes) {
+            return add(&counters.stores_refused, 1);
+        }
+        self.left.fetch_add(1, Ordering::AcqRel);
+        let stored = Chunk { store: Arc::clone(self), at, bytes };
+        client.reserve(chunk.id, chunk.parent, shape, move |reserved| match reserved {
+            Reserved::Slot(slot) => {
+                let tasks = Arc::clone(&stored.store.shared.tasks);
+                tasks.post(Urgency::Store, move || stored.fill(slot));
+            }
+            Reserved::Here => stored.end(&StoreEnd::AlreadyHere),
+            Reserved::Refused(_) => stored.end(&StoreEnd::Deleted),
+        });
+    }
+
+    /// A chunk has ended, or all have been begun.
+    fn ended(&self) {
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.shared.jobs.end_store(self.job);
+        }
+    }
+}
+
+impl Chunk {
+    /// Copies the pages into the slot.
+    fn fill(self, slot: Slot) {
+        let Some(inside) = self.store.shared.door.enter() else { return self.end(&StoreEnd::Deleted) };
+        let Some((batch, sources)) = self.gather(&slot) else { return self.end(&StoreEnd::Deleted) };
+        self.store.shared.meet(&batch.arena);
+        let copying = Arc::clone(&self.store.copying);
+        let on_copied = move |outcome: Result<(), NotCopied>| match outcome {
+            Ok(()) => {
+                let tasks = Arc::clone(&self.store.shared.tasks);
+                tasks.post(Urgency::Store, move || self.commit(slot, sources, inside));
+            }
+            Err(_) => {
+                drop((slot, inside));
+                self.end(&StoreEnd::Deleted);
+            }
+        };
+        copying.copy(0, batch, Box::new(on_copied));
+    }
+
+    /// What goes where, and of each layer the spans to sum up, if the host reads them.
+    fn gather(&self, slot: &Slot) -> Option<(Batch, Vec<Vec<Span>>)> {
+        let (shared, mut found, mut sources) = (&self.store.shared, Vec::new(), Vec::new());
+        let same = Source::same(&shared.cache);
+        for number in 0..shared.cache.layers().len() {
+            let (to, from, layer) = (slot.layer(number)?, found.len(), number as u32);
+            let extent = (to.offset, to.len);
+            pieces(&shared.cache, &self.store.tables, layer, self.at, &same, extent, &mut found).ok()?;
+            if let Some(region) = shared.copies.region(layer) {
+                let span = |piece: &crate::copies::Piece| Span::new(region, piece.page_offset, piece.bytes);
+                sources.push(found[from..].iter().map(span).collect());
+            }
+        }
+        Some((Batch { arena: Arc::clone(slot.arena()), pieces: found }, sources))
+    }
+
+    /// The bytes have arrived: sums them up and has the chunk made visible.
+    fn commit(self, slot: Slot, sources: Vec<Vec<Span>>, inside: Inside) {
+        let sums = slot.sums(&sources);
+        drop(inside);
+        slot.commit(sums, move |end| self.end(&end));
+    }
+
+    fn end(self, end: &StoreEnd) {
+        let counters = &self.store.shared.counters;
+        match end {
+            StoreEnd::Stored { bytes } => {
+                add(&counters.stores_done, 1);
+                add(&counters.bytes_stored, *bytes);
+            }
+            StoreEnd::AlreadyHere => add(&counters.stores_done, 1),
+            StoreEnd::Deleted | StoreEnd::Failed(_) => add(&counters.stores_failed, 1),
+        }
+        take(&counters.bytes_storing, self.bytes);
+        self.store.ended();
+    }
+}

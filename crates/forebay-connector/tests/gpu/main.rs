@@ -1,0 +1,279 @@
+//! Caches on GPUs of the fake driver and a real node: every byte is right whichever way it went, in the order of the engine's stream,
+//! and what goes wrong ends jobs and nothing else. The driver finds operations that touch the same bytes in no order.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../../forebay-cuda/tests/fake/mod.rs"]
+mod fake;
+mod rig;
+
+use fake::{Fake, alone};
+use rig::*;
+use std::ffi::{c_int, c_void};
+use std::time::Duration;
+
+const BLOCKS: usize = TOKENS.div_ceil(PAGE_TOKENS);
+const ONE: [(&str, &str); 2] = [("FAKE_CUDA_GPUS", "1"), ("XDG_CACHE_HOME", "/nonexistent")];
+const THREE: [(&str, &str); 2] = [("FAKE_CUDA_GPUS", "3"), ("XDG_CACHE_HOME", "/nonexistent")];
+
+fn there_and_back(fake: &Fake) {
+    let site = Site::new();
+    let _node = site.node();
+    let (writer, reader) = (site.engine(fake), site.engine(fake));
+    let from = blocks(3);
+    writer.store(1, &from, 1, 7);
+    assert_eq!(writer.paged.take_ended().1, [1]);
+    assert_eq!(writer.paged.stats().stores_done, 13);
+    for (job, layerwise) in [(1, true), (2, false)] {
+        let to = blocks(9 + job as usize);
+        reader.begin_load(job, &to, 1, layerwise);
+        if layerwise {
+            // What the engine does with a layer comes behind it in its stream; nobody on the host waits.
+            for layer in 0..LAYERS {
+                reader.paged.wait_layer(layer as u32, reader.handle()).unwrap();
+                reader.kernel(reader.layer(layer), &reader.scratch[layer]);
+            }
+            for layer in 0..LAYERS {
+                let found = reader.read(&reader.scratch[layer]);
+                assert!(reader.is_true(layer, &found, &to, &from, 7, TOKENS), "layer {layer}");
+            }
+        }
+        let end = reader.end_of(job);
+        assert_eq!((end.tokens, end.why), (TOKENS as u64, None));
+        assert!(reader.has(&to, &from, 7, TOKENS));
+    }
+}
+
+#[test]
+fn what_one_cache_stores_another_loads_with_every_byte_right_over_one_lane() {
+    alone("what_one_cache_stores_another_loads_with_every_byte_right_over_one_lane", &ONE, there_and_back);
+}
+
+#[test]
+fn what_one_cache_stores_another_loads_with_every_byte_right_over_all_lanes() {
+    let test = "what_one_cache_stores_another_loads_with_every_byte_right_over_all_lanes";
+    alone(test, &THREE, |fake| {
+        there_and_back(fake);
+        assert!(fake.stat("bytes.h2d.1") + fake.stat("bytes.h2d.2") > 0, "no relay had a part in it");
+    });
+}
+
+#[test]
+fn a_store_comes_behind_what_was_queued_before_it() {
+    alone("a_store_comes_behind_what_was_queued_before_it", &ONE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let engine = site.engine(fake);
+        let (from, to) = (blocks(3), blocks(20));
+        for layer in 0..LAYERS {
+            engine.write(engine.layer(layer), layer, 1);
+            engine.write(&engine.scratch[layer], layer, 2);
+        }
+        // The kernels that write the pages have not begun yet.
+        fake.control("freeze p2p.0");
+        (0..LAYERS).for_each(|layer| engine.kernel(&engine.scratch[layer], engine.layer(layer)));
+        engine.begin_store(1, &from, 1);
+        assert!(!engine.paged.wait_stored(&[1], Some(Duration::from_millis(50))));
+        fake.control("release p2p.0");
+        assert!(engine.paged.wait_stored(&[1], Some(PATIENCE)));
+        engine.begin_load(2, &to, 1, false);
+        assert_eq!(engine.end_of(2).tokens, TOKENS as u64);
+        assert!(engine.has(&to, &from, 2, TOKENS));
+    });
+}
+
+#[test]
+fn a_load_comes_behind_what_was_queued_before_it_whether_the_engine_waits_for_it_or_not() {
+    let test = "a_load_comes_behind_what_was_queued_before_it_whether_the_engine_waits_for_it_or_not";
+    alone(test, &THREE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let engine = site.engine(fake);
+        let (from, to) = (blocks(3), blocks(20));
+        engine.store(1, &from, 1, 5);
+        for layerwise in [true, false] {
+            fake.control("freeze p2p.0");
+            // Somebody's last kernels still write pages that are the load's now.
+            (0..LAYERS).for_each(|layer| engine.kernel(&engine.scratch[layer], engine.layer(layer)));
+            engine.begin_load(1, &to, 1, layerwise);
+            if layerwise {
+                engine.paged.wait_loads(engine.handle()).unwrap();
+                (0..LAYERS).for_each(|layer| engine.kernel(engine.layer(layer), &engine.scratch[layer]));
+            }
+            assert!(!engine.paged.wait_loaded(&[1], Some(Duration::from_millis(50))));
+            fake.control("release p2p.0");
+            assert_eq!(engine.end_of(1).tokens, TOKENS as u64);
+            assert!(engine.has(&to, &from, 5, TOKENS));
+        }
+    });
+}
+
+#[test]
+fn a_load_whose_stream_is_not_there_yet_holds_up_no_other() {
+    alone("a_load_whose_stream_is_not_there_yet_holds_up_no_other", &ONE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let (busy, idle) = (site.engine(fake), site.engine(fake));
+        let (from, to) = (blocks(3), blocks(20));
+        busy.store(1, &from, 1, 5);
+        fake.control("freeze p2p.0");
+        busy.kernel(&busy.scratch[0], busy.layer(0));
+        busy.begin_load(1, &to, 1, false);
+        idle.begin_load(1, &to, 1, false);
+        assert_eq!(idle.end_of(1).tokens, TOKENS as u64);
+        assert!(!busy.paged.wait_loaded(&[1], Some(Duration::ZERO)));
+        fake.control("release p2p.0");
+        assert_eq!(busy.end_of(1).tokens, TOKENS as u64);
+        assert!(busy.has(&to, &from, 5, TOKENS) && idle.has(&to, &from, 5, TOKENS));
+    });
+}
+
+#[test]
+fn a_node_that_dies_costs_tokens_and_never_truth_and_the_next_one_is_used() {
+    alone("a_node_that_dies_costs_tokens_and_never_truth_and_the_next_one_is_used", &ONE, |fake| {
+        let site = Site::new();
+        let node = site.node();
+        let engine = site.engine(fake);
+        let (from, to) = (blocks(3), blocks(20));
+        engine.store(1, &from, 1, 5);
+        fake.control("freeze h2d.0");
+        (0..4).for_each(|job| engine.begin_load(job, &to, 1, job % 2 == 0));
+        drop(node);
+        fake.control("release h2d.0");
+        assert!(engine.paged.wait_loaded(&[0, 1, 2, 3], Some(PATIENCE)), "every load ends");
+        let most = engine.paged.take_ended().0.iter().map(|end| end.tokens).max().unwrap();
+        assert!(engine.has(&to, &from, 5, most as usize));
+        let _node = site.node();
+        eventually("the next node is found", || engine.paged.is_connected());
+        engine.store(2, &from, 2, 6);
+        engine.begin_load(9, &to, 2, false);
+        assert_eq!(engine.end_of(9).tokens, TOKENS as u64);
+        assert!(engine.has(&to, &from, 6, TOKENS));
+    });
+}
+
+#[test]
+fn what_was_copied_when_its_lease_was_over_is_not_used() {
+    alone("what_was_copied_when_its_lease_was_over_is_not_used", &ONE, |fake| {
+        let site = Site::new();
+        let node = site.node();
+        let engine = site.engine(fake);
+        let (from, to) = (blocks(3), blocks(20));
+        engine.store(1, &from, 1, 5);
+        fake.control("freeze h2d.0");
+        (0..2).for_each(|job| engine.begin_load(job, &to, 1, job == 0));
+        std::thread::sleep(Duration::from_millis(50));
+        drop(node);
+        eventually("the node is missed", || !engine.paged.is_connected());
+        fake.control("release h2d.0");
+        for job in 0..2 {
+            assert_eq!(engine.end_of(job).tokens, 0);
+        }
+    });
+}
+
+#[test]
+fn a_refused_call_costs_a_job_and_the_next_one_is_whole() {
+    alone("a_refused_call_costs_a_job_and_the_next_one_is_whole", &THREE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let engine = site.engine(fake);
+        let (from, to) = (blocks(3), blocks(20));
+        engine.store(1, &from, 1, 5);
+        for call in
+            ["cuMemcpyAsync 3 719", "cuLaunchKernel 1 719", "cuEventRecord 4 719", "cuStreamWaitEvent 3 719"]
+        {
+            fake.control(&format!("fail {call}"));
+            engine.begin_load(1, &to, 1, false);
+            let end = engine.end_of(1);
+            assert!(engine.has(&to, &from, 5, end.tokens as usize), "{call}");
+            engine.begin_load(2, &to, 1, false);
+            let again = engine.end_of(2);
+            assert_eq!(again.tokens, TOKENS as u64, "{call}: {:?}", again.why);
+            assert!(engine.has(&to, &from, 5, TOKENS));
+        }
+    });
+}
+
+#[test]
+fn a_lost_gpu_ends_all_jobs_with_the_reason() {
+    alone("a_lost_gpu_ends_all_jobs_with_the_reason", &ONE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let engine = site.engine(fake);
+        let (from, to) = (blocks(3), blocks(20));
+        engine.store(1, &from, 1, 5);
+        fake.control("freeze h2d.0; freeze d2h.0");
+        (0..3).for_each(|job| engine.begin_load(job, &to, 1, false));
+        engine.begin_store(9, &from, 2);
+        fake.control("poison 0 719; release h2d.0; release d2h.0");
+        assert!(engine.paged.wait_loaded(&[0, 1, 2], Some(PATIENCE)));
+        assert!(engine.paged.wait_stored(&[9], Some(PATIENCE)));
+        let (loads, stores) = engine.paged.take_ended();
+        assert!(loads.iter().any(|end| end.why.as_ref().is_some_and(|why| why.contains("719"))), "{loads:?}");
+        assert_eq!((loads.len(), stores), (3, vec![1, 9]));
+        engine.paged.close();
+    });
+}
+
+#[test]
+fn a_cache_that_is_closed_while_busy_is_touched_by_nobody_afterwards() {
+    alone("a_cache_that_is_closed_while_busy_is_touched_by_nobody_afterwards", &THREE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let engine = site.engine(fake);
+        // An engine does not give the same pages to two jobs.
+        let pages = |part: usize| -> Vec<i64> {
+            (part * BLOCKS..(part + 1) * BLOCKS).map(|page| page as i64).collect()
+        };
+        engine.store(1, &pages(0), 1, 5);
+        fake.control("delay h2d.0 300; delay d2h.0 300; delay h2d.1 300");
+        for job in 0..3 {
+            engine.begin_load(job, &pages(1 + 2 * job as usize), 1, job % 2 == 0);
+            engine.begin_store(10 + job, &pages(2 * job as usize), 20 + job as u8);
+        }
+        engine.paged.close();
+        let zeros = vec![0; LAYER_BYTES];
+        (0..LAYERS).for_each(|layer| engine.write_all(engine.layer(layer), &zeros));
+        std::thread::sleep(Duration::from_millis(20));
+        (0..LAYERS).for_each(|layer| assert!(engine.read(engine.layer(layer)) == zeros));
+        // Memory is given back at once: the driver says if something still uses it.
+        drop(engine);
+        eventually("nothing is left", || fake.stat("live.host") == 0 && fake.stat("live.streams") == 0);
+        assert_eq!((fake.stat("live.events"), fake.stat("live.allocations")), (0, 0));
+    });
+}
+
+#[test]
+fn captures_of_others_go_on_and_a_captured_stream_is_left_alone() {
+    alone("captures_of_others_go_on_and_a_captured_stream_is_left_alone", &ONE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let (engine, other) = (site.engine(fake), site.engine(fake));
+        let (from, to) = (blocks(3), blocks(20));
+        engine.store(1, &from, 1, 5);
+        let mut graph = std::ptr::null_mut::<c_void>();
+        let captured = other.stream.handle();
+        let _current = other.device.enter().unwrap();
+        // SAFETY: these are the signatures, and the stream lives.
+        unsafe {
+            let begin: unsafe extern "C" fn(*mut c_void, u32) -> c_int =
+                std::mem::transmute(fake::symbol("cuStreamBeginCapture_v2"));
+            assert_eq!(begin(captured.cast(), 0), 0);
+        }
+        engine.begin_load(1, &to, 1, true);
+        engine.paged.wait_loads(engine.handle()).unwrap();
+        assert_eq!(engine.end_of(1).tokens, TOKENS as u64);
+        let refused = engine.paged.store(2, Vec::new(), engine.tables(&from), captured as u64).unwrap_err();
+        assert!(refused.to_string().contains("captured"), "{refused}");
+        // SAFETY: as above.
+        unsafe {
+            let end: unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int =
+                std::mem::transmute(fake::symbol("cuStreamEndCapture"));
+            assert_eq!(end(captured.cast(), &mut graph), 0, "the capture is whole");
+            let destroy: unsafe extern "C" fn(*mut c_void) -> c_int =
+                std::mem::transmute(fake::symbol("cuGraphDestroy"));
+            destroy(graph);
+        }
+        assert!(engine.has(&to, &from, 5, TOKENS));
+    });
+}

@@ -1,0 +1,333 @@
+//! Caches in host memory and a real node: what is stored by one engine is loaded by another, whatever their shapes, and what
+//! goes wrong costs tokens, never truth.
+#![allow(clippy::unwrap_used)]
+
+mod rig;
+
+use forebay_connector::pages::Source;
+use forebay_connector::{NotBegun, Wish};
+use forebay_mover::Backing;
+use forebay_store::TenantId;
+use rig::*;
+use std::time::{Duration, Instant};
+
+const TOKENS: usize = 4 * CHUNK_TOKENS as usize + 21;
+
+/// Turns a bit of a chunk as it lies in the arena of a node in this process.
+fn corrupt(node: &forebay_node::Node, id: &forebay_kv::ChunkId, at: usize) {
+    let loan = node.store().lend_named(TenantId(0), id).unwrap();
+    // SAFETY: inside of the arena, which lives as long as the node; nobody else writes the chunk now.
+    unsafe { *node.store().arena_memory().as_ptr().add(loan.offset_bytes() as usize + at) ^= 1 };
+}
+
+#[test]
+fn what_one_engine_stores_another_loads_with_every_byte_right_the_tail_included() {
+    let site = Site::new();
+    let _node = site.node();
+    let (writer, reader) = (site.engine(2, 0, 16), site.engine(2, 0, 16));
+    writer.store(1, &writer.blocks(TOKENS, 3), TOKENS, 1);
+    assert_eq!(writer.paged.take_ended().1, [1]);
+    for layerwise in [true, false] {
+        let blocks = reader.blocks(TOKENS, 9 + usize::from(layerwise));
+        let end = reader.load(reader.wish(7, &blocks, TOKENS, 1, layerwise));
+        assert_eq!((end.tokens, end.why), (TOKENS as u64, None));
+        assert!(reader.is_true(&blocks, 0..TOKENS));
+    }
+    let stats = reader.paged.stats();
+    assert_eq!((stats.loads, stats.loads_short, stats.chunks_memory), (2, 0, 10));
+    assert_eq!(writer.paged.stats().stores_done, 5);
+    assert_eq!(writer.paged.stats().bytes_storing, 0);
+}
+
+#[test]
+fn a_layer_that_was_waited_for_is_there_and_after_the_last_one_the_load_has_ended() {
+    let site = Site::new();
+    let _node = site.node();
+    let (writer, reader) = (site.engine(2, 0, 16), site.engine(2, 0, 16));
+    writer.store(1, &writer.blocks(TOKENS, 3), TOKENS, 1);
+    let blocks = reader.blocks(TOKENS, 5);
+    reader.paged.load(reader.wish(1, &blocks, TOKENS, 1, true), 0).unwrap();
+    for layer in 0..LAYERS {
+        reader.paged.wait_layer(layer as u32, 0).unwrap();
+        assert!(reader.is_layer_true(layer, &blocks, 0..TOKENS));
+    }
+    assert_eq!(reader.paged.take_ended().0.len(), 1);
+    assert!(matches!(reader.paged.wait_layer(LAYERS as u32, 0), Err(NotBegun::Value { .. })));
+}
+
+#[test]
+fn pages_that_are_not_wanted_are_not_touched() {
+    let site = Site::new();
+    let _node = site.node();
+    let (writer, reader) = (site.engine(2, 0, 16), site.engine(2, 0, 16));
+    writer.store(1, &writer.blocks(TOKENS, 3), TOKENS, 1);
+    let blocks = without(&reader.blocks(TOKENS, 0), &[0, 1, 2, 6, 9]);
+    let end = reader.load(reader.wish(1, &blocks, TOKENS, 1, true));
+    assert_eq!(end.tokens, TOKENS as u64);
+    assert!(reader.is_true(&blocks, 0..TOKENS) && reader.is_clean_beside(&blocks));
+}
+
+#[test]
+fn the_chunks_of_two_ranks_become_the_pages_of_one_and_the_other_way_round() {
+    let site = Site::new();
+    let _node = site.node();
+    let (left, right, both) = (site.engine(2, 0, 16), site.engine(2, 2, 16), site.engine(4, 0, 16));
+    for (rank, writer) in [&left, &right].into_iter().enumerate() {
+        writer.store(1, &writer.blocks(TOKENS, rank), TOKENS, 1 + rank as u8);
+    }
+    let blocks = both.blocks(TOKENS, 7);
+    let source = |rank: u32| Source { heads: whole(0, 2 * rank, 2), page_tokens: None };
+    let sources = (0..2).map(|rank| (ids(TOKENS, 1 + rank as u8), source(rank))).collect();
+    let end = both.load(Wish { sources, ..both.wish(1, &blocks, TOKENS, 0, true) });
+    assert_eq!((end.tokens, end.why), (TOKENS as u64, None));
+    assert!(both.is_true(&blocks, 0..TOKENS));
+
+    both.store(2, &blocks, TOKENS, 9);
+    for (rank, reader) in [(0, site.engine(2, 0, 16)), (1, site.engine(2, 2, 16))] {
+        let blocks = reader.blocks(TOKENS, 13);
+        let source = Source { heads: whole(2 * rank, 0, 2), page_tokens: None };
+        let sources = vec![(ids(TOKENS, 9), source)];
+        let end = reader.load(Wish { sources, ..reader.wish(1, &blocks, TOKENS, 0, false) });
+        assert_eq!((end.tokens, end.why), (TOKENS as u64, None));
+        assert!(reader.is_true(&blocks, 0..TOKENS));
+    }
+}
+
+#[test]
+fn blocks_of_another_size_become_pages_of_this_one() {
+    for (there, here) in [(16, 32), (32, 16)] {
+        let site = Site::new();
+        let _node = site.node();
+        let (writer, reader) = (site.engine(2, 0, there), site.engine(2, 0, here));
+        let tokens = 2 * CHUNK_TOKENS as usize + 37;
+        writer.store(1, &writer.blocks(tokens, 3), tokens, 1);
+        let blocks = without(&reader.blocks(tokens, 9), &[1]);
+        let source = Source { heads: whole(0, 0, 2), page_tokens: Some(there as u32) };
+        let sources = vec![(ids(tokens, 1), source)];
+        let end = reader.load(Wish { sources, ..reader.wish(1, &blocks, tokens, 0, true) });
+        assert_eq!((end.tokens, end.why), (tokens as u64, None));
+        assert!(reader.is_true(&blocks, 0..tokens) && reader.is_clean_beside(&blocks));
+    }
+}
+
+#[test]
+fn a_corrupt_byte_costs_its_chunk_and_those_behind_it_and_is_never_among_the_good_ones() {
+    let site = Site::new();
+    let node = site.node();
+    let (writer, reader) = (site.engine(2, 0, 16), site.engine(2, 0, 16));
+    writer.store(1, &writer.blocks(TOKENS, 3), TOKENS, 1);
+    corrupt(&node, &ids(TOKENS, 1)[2], 5_000);
+    let blocks = reader.blocks(TOKENS, 5);
+    let end = reader.load(reader.wish(1, &blocks, TOKENS, 1, true));
+    assert_eq!(end.tokens, 2 * u64::from(CHUNK_TOKENS));
+    assert!(end.why.unwrap().contains("layer"));
+    assert!(reader.is_true(&blocks, 0..2 * CHUNK_TOKENS as usize));
+    assert_eq!(reader.paged.stats().chunks_corrupt, 1);
+    eventually("the node has looked for itself", || node.stat().corrupt == 1);
+    let again = reader.load(reader.wish(2, &blocks, TOKENS, 1, true));
+    assert_eq!(again.tokens, 2 * u64::from(CHUNK_TOKENS), "nobody finds it any more");
+}
+
+#[test]
+fn chunks_of_another_shape_are_refused_and_nothing_is_written() {
+    let site = Site::new();
+    let _node = site.node();
+    let (writer, reader) = (site.engine(2, 0, 16), site.engine(4, 0, 16));
+    writer.store(1, &writer.blocks(TOKENS, 3), TOKENS, 1);
+    let blocks = reader.blocks(TOKENS, 5);
+    let end = reader.load(reader.wish(1, &blocks, TOKENS, 1, true));
+    assert_eq!(end.tokens, 0);
+    assert!(end.why.unwrap().contains("heads"), "which says what does not fit");
+    assert!(reader.is_clean_beside(&[]));
+}
+
+#[test]
+fn without_a_node_loads_end_with_nothing_and_stores_end_and_the_next_node_is_found() {
+    let site = Site::new();
+    let engine = site.engine(2, 0, 16);
+    assert!(!engine.paged.is_connected());
+    let blocks = engine.blocks(TOKENS, 5);
+    assert_eq!(engine.load(engine.wish(1, &blocks, TOKENS, 1, true)).tokens, 0);
+    engine.store(1, &blocks, TOKENS, 1);
+    assert_eq!(engine.paged.stats().stores_failed, 5);
+
+    let node = site.node();
+    eventually("the node is found", || engine.paged.is_connected());
+    engine.store(2, &blocks, TOKENS, 1);
+    assert_eq!(engine.load(engine.wish(2, &blocks, TOKENS, 1, true)).tokens, TOKENS as u64);
+
+    drop(node);
+    eventually("its end is seen", || !engine.paged.is_connected());
+    assert_eq!(engine.load(engine.wish(3, &blocks, TOKENS, 1, true)).tokens, 0);
+    let _node = site.node();
+    eventually("the next node is found", || engine.paged.is_connected());
+    assert_eq!(engine.load(engine.wish(4, &blocks, TOKENS, 1, true)).tokens, 0, "it is empty");
+    engine.store(3, &blocks, TOKENS, 1);
+    let end = engine.load(engine.wish(5, &blocks, TOKENS, 1, true));
+    assert_eq!(end.tokens, TOKENS as u64);
+    assert!(engine.is_true(&blocks, 0..TOKENS));
+}
+
+#[test]
+fn a_node_that_dies_while_much_is_loaded_costs_tokens_and_never_truth() {
+    for _ in 0..5 {
+        let site = Site::new();
+        let node = site.node();
+        let (writer, reader) = (site.engine(2, 0, 16), site.engine(2, 0, 16));
+        writer.store(1, &writer.blocks(TOKENS, 3), TOKENS, 1);
+        let blocks = reader.blocks(TOKENS, 5);
+        for job in 0..8 {
+            reader.paged.load(reader.wish(job, &blocks, TOKENS, 1, true), 0).unwrap();
+        }
+        drop(node);
+        for layer in 0..LAYERS {
+            reader.paged.wait_layer(layer as u32, 0).unwrap();
+        }
+        let (ends, _) = reader.paged.take_ended();
+        assert_eq!(ends.len(), 8);
+        let most = ends.iter().map(|end| end.tokens).max().unwrap_or(0);
+        assert!(reader.is_true(&blocks, 0..most as usize));
+    }
+}
+
+#[test]
+fn stores_beyond_the_limit_are_refused_and_counted_and_a_full_node_is_no_error() {
+    let site = Site::new();
+    let _node = site.node();
+    let mut options = site.options();
+    options.storing_bytes_max = 3 * LAYERS as u64 * 64 * 2 * CELL as u64;
+    let engine = Engine::new(2, 0, 16, options);
+    let blocks = engine.blocks(TOKENS, 5);
+    engine.store(1, &blocks, TOKENS, 1);
+    let stats = engine.paged.stats();
+    assert!(stats.stores_refused >= 1 && stats.stores_done >= 3, "{stats:?}");
+    assert_eq!((stats.stores_refused + stats.stores_done, stats.bytes_storing), (5, 0));
+}
+
+#[test]
+fn a_cache_that_is_closed_while_busy_is_touched_by_nobody_afterwards() {
+    let site = Site::new();
+    let _node = site.node();
+    let (writer, reader) = (site.engine(2, 0, 16), site.engine(2, 0, 16));
+    writer.store(1, &writer.blocks(TOKENS, 3), TOKENS, 1);
+    let blocks = reader.blocks(TOKENS, 5);
+    for job in 0..8 {
+        reader.paged.load(reader.wish(job, &blocks, TOKENS, 1, job % 2 == 0), 0).unwrap();
+        reader.begin_store(job, &blocks, TOKENS, 50 + job as u8);
+    }
+    reader.paged.close();
+    let zeros = vec![0; reader.memory[0].len()];
+    reader.memory.iter().for_each(|layer| assert!(layer.write(0, &zeros)));
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(reader.is_clean_beside(&[]));
+    assert!(reader.paged.wait_loaded(&(0..8).collect::<Vec<_>>(), Some(PATIENCE)), "they have ended");
+    assert!(reader.paged.wait_stored(&(0..8).collect::<Vec<_>>(), Some(PATIENCE)), "they have ended");
+    let wish = reader.wish(20, &blocks, TOKENS, 1, true);
+    assert!(matches!(reader.paged.load(wish, 0), Err(NotBegun::Closed)));
+    reader.paged.close();
+}
+
+#[test]
+fn a_node_that_refuses_slots_is_no_error_and_counted() {
+    let site = Site::new();
+    let mut config = forebay_node::NodeConfig::new(site.socket(), 16 << 20);
+    config.memory.largest_chunk = 4096;
+    let _node = forebay_node::Node::start(&config).unwrap();
+    let engine = site.engine(2, 0, 16);
+    let blocks = engine.blocks(TOKENS, 5);
+    engine.store(1, &blocks, TOKENS, 1);
+    let stats = engine.paged.stats();
+    assert_eq!((stats.stores_failed, stats.stores_done, stats.bytes_storing), (5, 0, 0));
+    assert_eq!(engine.load(engine.wish(1, &blocks, TOKENS, 1, true)).tokens, 0);
+}
+
+#[test]
+fn where_the_host_cannot_read_pages_streams_follow_and_what_the_node_drops_is_a_miss() {
+    let site = Site::new();
+    let node = site.node();
+    let writer = site.blind_engine(2, 0, 16);
+    let (reader, blocks) = (site.blind_engine(2, 0, 16), writer.blocks(TOKENS, 5));
+    writer.store(1, &blocks, TOKENS, 1);
+    let begin = |job| reader.paged.load(reader.wish(job, &blocks, TOKENS, 1, true), 7).unwrap();
+    begin(1);
+    for layer in 0..LAYERS {
+        reader.paged.wait_layer(layer as u32, 7).unwrap();
+    }
+    let followed = reader.followed();
+    assert!(
+        [(0, 7), (1, 7), (2, 7)].starts_with(&followed),
+        "the stream waits until it is over: {followed:?}"
+    );
+    assert_eq!(reader.end_of(1).tokens, TOKENS as u64);
+    assert!(reader.is_true(&blocks, 0..TOKENS));
+    drop(node);
+    begin(2);
+    assert_eq!(reader.end_of(2).tokens, 0);
+}
+
+#[test]
+fn a_load_ends_in_its_time_with_what_is_there() {
+    let site = Site::new();
+    let _node = site.node();
+    let engine = site.engine(2, 0, 16);
+    let blocks = engine.blocks(TOKENS, 5);
+    engine.store(1, &blocks, TOKENS, 1);
+    let wish = Wish { limit_us: 0, ..engine.wish(1, &blocks, TOKENS, 1, true) };
+    let since = Instant::now();
+    let end = engine.load(wish);
+    assert!(since.elapsed() < PATIENCE && end.tokens <= TOKENS as u64);
+}
+
+/// `cargo test --release -p forebay-connector -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn how_long_a_warm_hit_takes() {
+    use forebay_connector::cache::{CacheShape, Group, Layer};
+    use forebay_connector::pages::PageTables;
+    use forebay_connector::{PagedCache, PagedOptions};
+    use forebay_mover::HostBuffer;
+    let (layers, page_bytes, tokens, page_tokens, chunk_tokens) = (32, 2048, 1500usize, 16, 256);
+    let site = Site::new();
+    let _node = site.node_of(64 << 20);
+    let memory: Vec<HostBuffer> = (0..layers).map(|_| HostBuffer::new(256 * page_bytes)).collect();
+    let layer = |memory: &HostBuffer| {
+        let (address, pages, bytes) = (memory.as_ptr() as u64, 256, page_bytes as u64);
+        Layer { address, pages, stride_bytes: bytes, page_bytes: bytes, group: 0 }
+    };
+    let shape = || {
+        let group = Group { page_tokens, heads: 2 };
+        CacheShape::new(memory.iter().map(layer).collect(), vec![group], chunk_tokens).unwrap()
+    };
+    // SAFETY: the memory is dropped after the cache.
+    let paged = unsafe { PagedCache::on_host(shape(), PagedOptions { ..site.options() }) }.unwrap();
+    let namespace = forebay_kv::NamespaceKey::from_bytes([1; 32]);
+    let all: Vec<u32> = (0..1536).collect();
+    let ids = forebay_kv::chunk_ids(&namespace, &all, 256);
+    let blocks: Vec<i64> = (0..96).map(|block| (block * 37) % 256).collect();
+    let tables = || PageTables::new(paged.cache(), vec![blocks.clone()], tokens as u64, true).unwrap();
+    let chunk = |number: usize| forebay_connector::NewChunk {
+        id: ids[number],
+        parent: number.checked_sub(1).map(|before| ids[before]),
+        tokens: if number == 5 { 1500 - 5 * 256 } else { 256 },
+    };
+    paged.store(0, (0..6).map(chunk).collect(), tables(), 0).unwrap();
+    assert!(paged.wait_stored(&[0], Some(PATIENCE)));
+    let mut times: Vec<[f64; 2]> = (0..200)
+        .map(|job| {
+            let sources = vec![(ids.clone(), Source::same(paged.cache()))];
+            let (limit_us, tokens) = (1_000_000, tokens as u64);
+            let begun = Instant::now();
+            paged
+                .load(Wish { job, sources, tables: tables(), tokens, layerwise: true, limit_us }, 0)
+                .unwrap();
+            paged.wait_layer(0, 0).unwrap();
+            let first = begun.elapsed().as_secs_f64() * 1e3;
+            paged.wait_loads(0).unwrap();
+            let last = begun.elapsed().as_secs_f64() * 1e3;
+            assert_eq!(paged.take_ended().0[0].tokens, tokens);
+            [first, last]
+        })
+        .collect();
+    times.sort_by(|one, other| one[1].total_cmp(&other[1]));
+    println!("first layer, last layer: median {:.3?} ms, worst {:.3?} ms", times[100], times[199]);
+}

@@ -1,0 +1,162 @@
+//! Couriers: copies for one GPU in one direction in streams of our own, batch right behind batch, so that no lane is idle between
+//! two of them. A caller's chain begins when the one before in its stream has ended; a courier's shares slots with it as soon as
+//! they are free. This file knows how a batch is queued and when it has ended; it must never know what it is for.
+
+use super::inspect::{Inspector, Outline};
+use super::pages::Pages;
+use super::set::{Chain, Set, Waits, is_small};
+use super::{Chains, Declined, Way, lock};
+use crate::device::{Device, Event, Stream};
+use crate::driver::abi::Address;
+use crate::driver::{CudaError, Relaxed};
+use crate::kernels::Piece;
+use crate::links::Direction;
+use std::sync::Arc;
+
+/// Pieces of a batch at most.
+pub const BATCH_PIECES_MAX: usize = 16_384;
+
+/// Streams for copies that belong to nobody else's stream.
+#[derive(Debug)]
+pub struct Courier {
+    device: Arc<Device>,
+    direction: Direction,
+    /// For what needs no slots.
+    work: Stream,
+    /// Passed when `work` has come to the end of a batch.
+    worked: Event,
+    /// Comes to the end of each batch in turn.
+    joined: Stream,
+}
+
+/// What a courier carries at a time.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch<'a> {
+    /// From where to where, [`BATCH_PIECES_MAX`] pieces at most. None goes across two registrations or allocations, and no two
+    /// that follow each other touch where one of these ends: pieces that touch are copied as one.
+    pub pieces: &'a [Piece],
+    /// What has to be over before. Nothing of a later batch comes before it either.
+    pub after: Option<&'a Event>,
+    /// Whether peers reach the GPU's side: see [`Chains::is_open`].
+    pub is_open: bool,
+}
+
+/// What became of a batch.
+#[derive(Debug)]
+pub enum Sent {
+    /// Nothing, since too much is under way: it can be sent when another one has ended.
+    Later,
+    /// It was queued, as far as the result says; the event that was given passes when nothing of it is under way any more.
+    Queued(Result<(), CudaError>),
+}
+
+impl Courier {
+    /// Which GPU it is for.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Queues copies by engine alone.
+    fn copy_alone(&self, batch: &Batch) -> Result<(), CudaError> {
+        if let Some(after) = batch.after {
+            self.work.wait_for(after)?;
+        }
+        // SAFETY: by the contract of `Chains::send`.
+        let copy = |piece: &Piece| unsafe { self.work.copy(piece.from, piece.to, piece.bytes) };
+        let copied = batch.pieces.iter().try_for_each(copy);
+        let joined = self.worked.record(&self.work).and_then(|()| self.joined.wait_for(&self.worked));
+        copied.and(joined)
+    }
+}
+
+impl Chains {
+    /// A courier for a GPU that is open, or `None` for another.
+    pub fn courier(&self, device: u16, direction: Direction) -> Option<Result<Courier, CudaError>> {
+        let device = self.devices.iter().find(|known| known.index() == device)?;
+        let make = || {
+            let (work, joined) = (Stream::new(device)?, Stream::new(device)?);
+            let worked = Event::new(device)?;
+            Ok(Courier { device: Arc::clone(device), direction, work, worked, joined })
+        };
+        Some(make())
+    }
+
+    /// Whether peers reach what is at an address of a GPU: they do not where it was mapped for that GPU alone.
+    pub fn is_open(&self, address: Address) -> Result<bool, Declined> {
+        Inspector::new(self.driver).range_of(address).map(|range| range.is_open)
+    }
+
+    /// Queues a batch over all paths, behind those before it, and records `ended` where all of it is over. An error means that
+    /// `ended` was not recorded: use [`settle`](Chains::settle).
+    ///
+    /// # Safety
+    ///
+    /// The pieces go the courier's way, between registered host memory and its GPU. Until `ended` has passed they stay valid, and
+    /// nobody else writes what they read, or uses what they write, but for work that `after` is behind.
+    pub unsafe fn send(&self, courier: &Courier, batch: &Batch, ended: &Event) -> Result<Sent, CudaError> {
+        let _relaxed = Relaxed::enter(self.driver);
+        let _current = courier.device.enter()?;
+        let Some(way) = self.ways.get(&(courier.device.index(), courier.direction)) else {
+            return Ok(Sent::Queued(Err(CudaError::full("way"))));
+        };
+        let mut set = lock(&way.set);
+        let queued = if !set.take_at_once(courier.joined.handle()) {
+            // Some caller's chain has it, and nobody knows for how long.
+            courier.copy_alone(batch)
+        } else if let Some(places) = set.room_for(batch.pieces.len()) {
+            self.queue_batch(courier, batch, way, &mut set, places)
+        } else {
+            return Ok(Sent::Later);
+        };
+        ended.record(&courier.joined)?;
+        Ok(Sent::Queued(queued))
+    }
+
+    fn queue_batch(
+        &self,
+        courier: &Courier,
+        batch: &Batch,
+        way: &Way,
+        set: &mut Set,
+        places: std::ops::Range<usize>,
+    ) -> Result<(), CudaError> {
+        let outline = Outline::of(batch.pieces);
+        let (bytes, joined) = (outline.bytes, courier.joined.handle());
+        let is_scattered =
+            is_small(batch.pieces.len(), bytes) && is_small(outline.host_runs(courier.direction), bytes);
+        let is_alone = is_scattered || bytes < self.rates.break_even_bytes(courier.direction);
+        self.note(way);
+        let (mut crews, shares) =
+            if is_alone { (Vec::new(), vec![bytes]) } else { self.crews(way, joined, bytes) };
+        let chain = Chain {
+            stream: courier.work.handle(),
+            joined,
+            pages: Pages::new(batch.pieces, bytes),
+            peers_reach: batch.is_open,
+            is_scattered,
+            places,
+            waits: batch.after.map_or(Waits::Nothing, Waits::For),
+            shares,
+        };
+        let direct_bytes = chain.shares[0];
+        // SAFETY: by the contract of `send`; the set was taken for the joined stream and the device was entered.
+        unsafe { set.queue(chain, &mut crews) }?;
+        self.counters.count(direct_bytes, bytes - direct_bytes);
+        Ok(())
+    }
+
+    /// Waits until nothing that a courier has queued is under way. Where a stream cannot be waited for its context is lost, and
+    /// what was in it with it.
+    pub fn settle(&self, courier: &Courier) {
+        let _relaxed = Relaxed::enter(self.driver);
+        let Some(way) = self.ways.get(&(courier.device.index(), courier.direction)) else { return };
+        let _ = courier.work.synchronize();
+        lock(&way.set).settle();
+        for relay in &way.relays {
+            if let Some(crew) = self.crews.get(&(*relay, courier.direction)) {
+                lock(crew).settle();
+            }
+        }
+        let _ = courier.joined.synchronize();
+    }
+}

@@ -1,0 +1,70 @@
+//! The pinned memory of lists, which chains in flight share: each has its places until the GPU has read them. This file knows
+//! events and who reads until when; it must never know what is listed.
+
+use super::list::List;
+use super::ring::Ring;
+use crate::device::{Device, Event, HostMemory};
+use crate::driver::CudaError;
+use crate::driver::abi::StreamHandle;
+use crate::kernels::Piece;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Pieces that chains in flight may have listed for kernels.
+const PIECES_MAX: usize = 65_536;
+/// Pieces that the ends of parcels and shares may add where there are few.
+const CUTS_MAX: usize = 256;
+/// Chains in flight that have listed something.
+const CHAINS_MAX: usize = 64;
+
+/// Lists of one set.
+#[derive(Debug)]
+pub struct Lists {
+    memory: HostMemory,
+    ring: Ring,
+    /// Passed when a chain's places have been read, in the order of the ring.
+    read: VecDeque<Event>,
+    spare: Vec<Event>,
+}
+
+impl Lists {
+    /// Lists that a device reads.
+    pub fn new(device: &Arc<Device>) -> Result<Lists, CudaError> {
+        let memory = HostMemory::new(device, PIECES_MAX * size_of::<Piece>())?;
+        let spare = (0..CHAINS_MAX).map(|_| Event::new(device)).collect::<Result<_, _>>()?;
+        Ok(Lists { memory, ring: Ring::new(PIECES_MAX), read: VecDeque::with_capacity(CHAINS_MAX), spare })
+    }
+
+    /// Places for a chain of so many pieces, or `None` until chains that are under way have come further. Parcels cut some of the
+    /// pieces.
+    pub fn room_for(&mut self, pieces: usize) -> Option<Range<usize>> {
+        while self.read.front().is_some_and(|read| read.is_passed().unwrap_or(false)) {
+            self.ring.give_back();
+            self.spare.extend(self.read.pop_front());
+        }
+        self.ring.room(2 * pieces + CUTS_MAX).filter(|_| !self.spare.is_empty())
+    }
+
+    /// A list of places that [`room_for`](Lists::room_for) has just given.
+    pub fn open(&mut self, places: &Range<usize>) -> List<'_> {
+        // SAFETY: the ring's places are those of the allocation, and no kernel that is under way reads the free ones.
+        let free = unsafe {
+            let start = self.memory.start().cast::<Piece>().add(places.start);
+            std::slice::from_raw_parts_mut(start, places.len())
+        };
+        List::new(free)
+    }
+
+    /// The first of these places are read until the stream has come to here.
+    pub fn close(&mut self, places: Range<usize>, stream: StreamHandle) -> Result<(), CudaError> {
+        if places.is_empty() {
+            return Ok(());
+        }
+        let Some(read) = self.spare.pop() else { return Ok(()) };
+        let marked = read.record_in(stream);
+        self.ring.take(places);
+        self.read.push_back(read);
+        marked
+    }
+}

@@ -1,0 +1,77 @@
+//! Who goes first on a GPU's lane: the engine that the GPU is. While that copies itself, what others ask of the lane waits, but
+//! for one request now and then, so that nobody waits for ever. This file knows GPUs and times, which it is given; it must
+//! never know a ring, nor a stream.
+
+use super::wire::Uuid;
+use crate::links::Direction;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Between two requests of others on a lane whose own engine copies. A request is 2 MiB at most, so that others get 1 GB/s,
+/// which is 2 % of a lane of PCIe 5; and a lot that was asked for in vain is late by a few of these.
+pub const HOLD: Duration = Duration::from_millis(2);
+
+/// The lanes of all GPUs.
+#[derive(Debug, Default)]
+pub struct Courtesy {
+    /// Lanes whose own engines copy now.
+    taken: Vec<(Uuid, Direction)>,
+    /// When a request of others was last started on a lane that was taken.
+    last: HashMap<(Uuid, Direction), Instant>,
+}
+
+impl Courtesy {
+    /// Begins a round of looking at who copies.
+    pub fn forget(&mut self) {
+        self.taken.clear();
+    }
+
+    /// Notes that the engine of a GPU copies.
+    pub fn note(&mut self, gpu: Uuid, direction: Direction) {
+        self.taken.push((gpu, direction));
+    }
+
+    /// Whether a request of another engine may start on a GPU's lane now. If so it counts as started.
+    pub fn lets_start(&mut self, gpu: Uuid, direction: Direction, now: impl FnOnce() -> Instant) -> bool {
+        let lane = (gpu, direction);
+        if !self.taken.contains(&lane) {
+            return true;
+        }
+        let now = now();
+        let is_due = self.last.get(&lane).is_none_or(|last| now.saturating_duration_since(*last) >= HOLD);
+        if is_due {
+            self.last.insert(lane, now);
+        }
+        is_due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::Hex;
+    use super::*;
+
+    const GPU: Uuid = Hex([7; 16]);
+    const THERE: Direction = Direction::HostToDevice;
+
+    #[test]
+    fn others_wait_while_the_lanes_own_engine_copies_and_only_then() {
+        let (mut courtesy, now) = (Courtesy::default(), Instant::now());
+        courtesy.note(GPU, THERE);
+        assert!(courtesy.lets_start(GPU, THERE, || now), "the first one need not wait");
+        assert!(!courtesy.lets_start(GPU, THERE, || now));
+        assert!(courtesy.lets_start(GPU, Direction::DeviceToHost, || now), "the other direction is free");
+        assert!(courtesy.lets_start(Hex([8; 16]), THERE, || now), "and so is another GPU");
+        courtesy.forget();
+        assert!((0..9).all(|_| courtesy.lets_start(GPU, THERE, || now)));
+    }
+
+    #[test]
+    fn nobody_waits_for_ever() {
+        let (mut courtesy, begun) = (Courtesy::default(), Instant::now());
+        courtesy.note(GPU, THERE);
+        let started =
+            (0..100).filter(|tenth| courtesy.lets_start(GPU, THERE, || begun + HOLD * *tenth / 10)).count();
+        assert_eq!(started, 10, "one in each time of rest");
+    }
+}

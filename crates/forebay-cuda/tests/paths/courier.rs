@@ -1,0 +1,202 @@
+//! Couriers: batches that follow each other without a gap keep their bytes and their order all the same.
+
+use crate::common::{Fake, World, alone, pattern};
+use forebay_cuda::CopierOptions;
+use forebay_cuda::chain::{BATCH_PIECES_MAX, Batch, Courier, Sent};
+use forebay_cuda::device::{Event, Stream};
+use forebay_cuda::ends::Ends;
+use forebay_cuda::kernels::Piece;
+use forebay_cuda::links::Direction;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+
+fn courier(world: &World, direction: Direction) -> Courier {
+    world.copier.chains().courier(0, direction).unwrap().unwrap()
+}
+
+/// Sends a batch, again if it has to be later; its event.
+fn send(world: &World, courier: &Courier, pieces: &[Piece], after: Option<&Event>) -> Arc<Event> {
+    let ended = Arc::new(Event::to_sleep_for(courier.device()).unwrap());
+    loop {
+        // SAFETY: tests keep the memory until the events have passed, and use it for nothing else.
+        match unsafe { world.copier.chains().send(courier, &Batch { pieces, after, is_open: true }, &ended) }
+        {
+            Ok(Sent::Queued(Ok(()))) => return ended,
+            Ok(Sent::Later) => std::thread::sleep(Duration::from_millis(1)),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Pieces between contiguous host memory and every other page of the GPU's, backwards.
+fn pages(direction: Direction, host: u64, memory: u64, page: u64, bytes: u64) -> Vec<Piece> {
+    let count = bytes / page;
+    let piece = |nth: u64| {
+        let (near, far) = (host + nth * page, memory + (count - 1 - nth) * 2 * page);
+        match direction {
+            Direction::HostToDevice => Piece { from: near, to: far, bytes: page },
+            Direction::DeviceToHost => Piece { from: far, to: near, bytes: page },
+        }
+    };
+    (0..count).map(piece).collect()
+}
+
+fn both_ways(fake: &Fake) {
+    let world = fake.world(CopierOptions::default());
+    let (to_gpu, to_host) =
+        (courier(&world, Direction::HostToDevice), courier(&world, Direction::DeviceToHost));
+    // Small pages take turns, large ones strands, and both use the same slots.
+    let sizes = [16 << 10, 512 << 10, 64 << 10, 4 << 20, 4096, 16 << 10];
+    let bytes = 12 * MIB;
+    let batches: Vec<_> = (0..)
+        .zip(sizes)
+        .map(|(seed, page)| {
+            let (source, target, memory) = (world.host(bytes), world.host(bytes), world.memory(0, 2 * bytes));
+            source.fill(&pattern(seed, bytes));
+            (source, target, memory, page)
+        })
+        .collect();
+    for _ in 0..3 {
+        let loaded: Vec<_> = batches
+            .iter()
+            .map(|(source, _, memory, page)| {
+                let there = pages(Direction::HostToDevice, source.address(), memory.address(), *page, bytes);
+                send(&world, &to_gpu, &there, None)
+            })
+            .collect();
+        let stored: Vec<_> = batches
+            .iter()
+            .zip(&loaded)
+            .map(|((_, target, memory, page), loaded)| {
+                let back = pages(Direction::DeviceToHost, target.address(), memory.address(), *page, bytes);
+                send(&world, &to_host, &back, Some(loaded))
+            })
+            .collect();
+        for (seed, ((_, target, ..), stored)) in (0..).zip(batches.iter().zip(&stored)) {
+            stored.synchronize().unwrap();
+            assert!(target.bytes() == pattern(seed, bytes), "batch {seed}");
+            target.fill(&vec![0; bytes as usize]);
+        }
+    }
+    world.copier.chains().settle(&to_gpu);
+    drop((batches, to_gpu, to_host));
+    world.end();
+}
+
+#[test]
+fn a_couriers_batches_arrive_whole_over_all_paths() {
+    alone("courier::a_couriers_batches_arrive_whole_over_all_paths", &[], both_ways);
+}
+
+#[test]
+fn a_couriers_batches_arrive_whole_over_one_lane() {
+    let one = [("FAKE_CUDA_GPUS", "1")];
+    alone("courier::a_couriers_batches_arrive_whole_over_one_lane", &one, both_ways);
+}
+
+#[test]
+fn host_memory_in_small_pieces_is_the_gpus_own_kernels_to_read() {
+    let test = "courier::host_memory_in_small_pieces_is_the_gpus_own_kernels_to_read";
+    alone(test, &[], |fake| {
+        let world = fake.world(CopierOptions::default());
+        let (bytes, page) = (8 * MIB, 16 << 10);
+        let (source, target, memory) = (world.host(2 * bytes), world.host(bytes), world.memory(0, 2 * bytes));
+        source.fill(&pattern(3, 2 * bytes));
+        let mut there = pages(Direction::HostToDevice, source.address(), memory.address(), page, bytes);
+        there.iter_mut().for_each(|piece| piece.from += piece.from - source.address());
+        let before = fake.stat("cuMemcpyAsync");
+        let loaded = send(&world, &courier(&world, Direction::HostToDevice), &there, None);
+        loaded.synchronize().unwrap();
+        assert_eq!(fake.stat("cuMemcpyAsync"), before, "no call for each page");
+        let back = pages(Direction::DeviceToHost, target.address(), memory.address(), page, bytes);
+        send(&world, &courier(&world, Direction::DeviceToHost), &back, Some(&loaded)).synchronize().unwrap();
+        let all = pattern(3, 2 * bytes);
+        let every_other: Vec<u8> = all.chunks(page as usize).step_by(2).flatten().copied().collect();
+        assert!(target.bytes() == every_other);
+        drop((loaded, source, target, memory));
+        world.end();
+    });
+}
+
+#[test]
+fn a_batch_waits_for_what_it_comes_after_and_the_next_one_for_nothing_else() {
+    let test = "courier::a_batch_waits_for_what_it_comes_after_and_the_next_one_for_nothing_else";
+    alone(test, &[], |fake| {
+        let world = fake.world(CopierOptions::default());
+        let bytes = 8 * MIB;
+        let (source, target, memory) = (world.host(bytes), world.host(bytes), world.memory(0, 2 * bytes));
+        source.fill(&pattern(4, bytes));
+        let engine = Stream::new(memory.device()).unwrap();
+        let (to_gpu, to_host) =
+            (courier(&world, Direction::HostToDevice), courier(&world, Direction::DeviceToHost));
+        let current = memory.device().enter().unwrap();
+        let (held, begun) =
+            (fake.hold(memory.device(), engine.handle()), Event::new(memory.device()).unwrap());
+        begun.record(&engine).unwrap();
+        let ends = Ends::spawn(world.copier.driver(), "ends").unwrap();
+        let there = pages(Direction::HostToDevice, source.address(), memory.address(), 64 << 10, bytes);
+        let loaded = send(&world, &to_gpu, &there, Some(&begun));
+        let (told, ended) = channel();
+        let on_passed = {
+            let told = told.clone();
+            Box::new(move |passed: Result<(), _>| told.send(("first", passed.is_ok())).unwrap())
+        };
+        ends.when_passed(Arc::clone(&loaded), on_passed);
+        assert!(!loaded.is_passed().unwrap());
+        // The engine goes on only when the batch has: nothing that it does then comes too early.
+        held.release();
+        // SAFETY: the stream lives.
+        unsafe { loaded.come_before(engine.handle()).unwrap() };
+        let back = pages(Direction::DeviceToHost, target.address(), memory.address(), 64 << 10, bytes);
+        let behind = Event::new(memory.device()).unwrap();
+        behind.record(&engine).unwrap();
+        let stored = send(&world, &to_host, &back, Some(&behind));
+        let on_passed = Box::new(move |passed: Result<(), _>| told.send(("second", passed.is_ok())).unwrap());
+        ends.when_passed(Arc::clone(&stored), on_passed);
+        let limit = Duration::from_secs(60);
+        assert_eq!(ended.recv_timeout(limit), Ok(("first", true)));
+        assert_eq!(ended.recv_timeout(limit), Ok(("second", true)));
+        assert!(target.bytes() == pattern(4, bytes));
+        drop(current);
+        drop((ends, engine, to_gpu, to_host, begun, behind, loaded, stored, held, memory));
+        world.end();
+    });
+}
+
+#[test]
+fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still_reads() {
+    let test = "courier::what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still_reads";
+    alone(test, &[("FAKE_CUDA_GPUS", "1")], |fake| {
+        let world = fake.world(CopierOptions::default());
+        let page = 256;
+        let bytes = page * BATCH_PIECES_MAX as u64 / 2;
+        let to_gpu = courier(&world, Direction::HostToDevice);
+        let (source, target, memory) = (world.host(bytes), world.host(bytes), world.memory(0, 2 * bytes));
+        source.fill(&pattern(5, bytes));
+        let pieces = pages(Direction::HostToDevice, source.address(), memory.address(), page, bytes);
+        fake.control("freeze h2d.0; freeze compute.0");
+        let (mut sent, mut last) = (0, None);
+        while last.is_none() {
+            let ended = Event::to_sleep_for(memory.device()).unwrap();
+            let batch = Batch { pieces: &pieces, after: None, is_open: true };
+            // SAFETY: the memory outlives the copies. That batches write the same bytes in no order does no harm: they are equal.
+            match unsafe { world.copier.chains().send(&to_gpu, &batch, &ended).unwrap() } {
+                Sent::Queued(queued) => queued.map(|()| sent += 1).unwrap(),
+                Sent::Later => last = Some(sent),
+            }
+        }
+        assert!((2..16).contains(&sent), "{sent} batches of {} pieces", pieces.len());
+        fake.control("release h2d.0; release compute.0");
+        send(&world, &to_gpu, &pieces, None).synchronize().unwrap();
+        let back = pages(Direction::DeviceToHost, target.address(), memory.address(), page, bytes);
+        send(&world, &courier(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
+        assert!(target.bytes() == pattern(5, bytes));
+        assert_eq!(world.copier.chains().counters().chains.load(Ordering::Relaxed), sent + 2);
+        drop((to_gpu, source, target, memory));
+        world.end();
+    });
+}

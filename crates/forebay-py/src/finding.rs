@@ -1,0 +1,117 @@
+//! What a node is asked without anybody waiting: what it has of a sequence, and that it keeps it. For a thread that has other
+//! things to do than to wait for a node, an engine's scheduler for one. This file knows answers that come later; it must never
+//! know what is asked for whom.
+
+use forebay_kv::ChunkId;
+use forebay_node::client::{Client, Found, Lease};
+use pyo3::prelude::*;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What a node has of a sequence, which it may still have to say.
+#[pyclass(frozen, module = "forebay")]
+pub struct Finding(Arc<Answers>);
+
+struct Answers {
+    state: Mutex<State>,
+    complete: Condvar,
+}
+
+struct State {
+    unanswered: usize,
+    found: Option<Found>,
+}
+
+impl Answers {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, found: Found) {
+        let mut state = self.state();
+        state.unanswered -= 1;
+        state.found = Some(state.found.map_or(found, |before| before.and(found)));
+        if state.unanswered == 0 {
+            self.complete.notify_all();
+        }
+    }
+
+    fn wait(&self, limit: Duration) -> Option<Found> {
+        let until = Instant::now().checked_add(limit);
+        let mut state = self.state();
+        while state.unanswered > 0 {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return None;
+            }
+            let left = left.unwrap_or(Duration::MAX);
+            state = self.complete.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Some(state.found.unwrap_or_default())
+    }
+}
+
+impl Finding {
+    /// Asks for the ids of each part of a sequence; all parts of a chunk are needed.
+    pub fn ask(client: &Client, parts: Vec<Vec<ChunkId>>) -> Finding {
+        let state = State { unanswered: parts.len(), found: None };
+        let answers = Arc::new(Answers { state: Mutex::new(state), complete: Condvar::new() });
+        for ids in parts {
+            let told = Arc::clone(&answers);
+            if ids.is_empty() {
+                told.note(Found::default());
+                continue;
+            }
+            client.find_then(&ids, move |found| told.note(found));
+        }
+        Finding(answers)
+    }
+}
+
+#[pymethods]
+impl Finding {
+    /// How many chunks, from the first on, are in the node's memory, how many behind those on its disk, and how many behind
+    /// those on peers. None if the node has not said it within `limit_s`.
+    #[pyo3(signature = (limit_s = 0.0))]
+    fn wait(&self, py: Python<'_>, limit_s: f64) -> Option<(u32, u32, u32)> {
+        let limit = Duration::try_from_secs_f64(limit_s.max(0.0)).unwrap_or(Duration::MAX);
+        let found = py.detach(|| self.0.wait(limit))?;
+        Some((found.in_memory, found.on_disk, found.on_peers))
+    }
+}
+
+/// Keeps chunks in the node, from when it hears of it until this is released.
+#[pyclass(frozen, module = "forebay")]
+pub struct Hold(Arc<Mutex<Held>>);
+
+enum Held {
+    Asked,
+    Granted(#[expect(dead_code, reason = "it is kept, and that is all")] Lease),
+    Released,
+}
+
+impl Hold {
+    /// Asks for the longest prefix that is there.
+    pub fn ask(client: &Client, ids: &[ChunkId], ttl_us: u64) -> Hold {
+        let held = Arc::new(Mutex::new(Held::Asked));
+        let granted = Arc::clone(&held);
+        client.lease_then(ids, ttl_us, move |lease| {
+            let mut held = granted.lock().unwrap_or_else(PoisonError::into_inner);
+            if matches!(*held, Held::Asked) {
+                *held = Held::Granted(lease);
+            }
+        });
+        Hold(held)
+    }
+}
+
+#[pymethods]
+impl Hold {
+    /// Ends it.
+    fn release(&self) {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *held, Held::Released);
+        drop(held);
+        drop(before);
+    }
+}

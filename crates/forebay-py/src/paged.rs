@@ -1,0 +1,243 @@
+//! An engine's paged cache as Python has it. This file turns Python's objects into the connector's and back; it must never know
+//! how bytes get from the node to a page.
+
+use crate::errors::{ForebayError, InvalidError, PeerLostError, TransferError};
+use crate::ids::{id, ids};
+use forebay_connector::cache::{CacheShape, Group, Layer};
+use forebay_connector::pages::{HeadRange, PageTables, Source};
+use forebay_connector::{NewChunk, NotBegun, NotOpened, PagedCache as Cache, PagedOptions, Wish};
+use forebay_node::client::ClientOptions;
+use forebay_store::TenantId;
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Job, tokens that may be used, why it is not all.
+type LoadEnds = Vec<(u64, u64, Option<String>)>;
+
+/// An engine's paged KV cache, and its way to the node of the host. For any number of threads.
+#[pyclass(frozen, module = "forebay")]
+pub struct PagedCache(Cache);
+
+#[pymethods]
+impl PagedCache {
+    #[new]
+    #[pyo3(signature = (
+        socket, layers, *, page_tokens, chunk_tokens, heads, device = None, token = Vec::new(), name = None,
+        tenant = 0, copy_threads = 2
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a constructor")]
+    fn new(
+        py: Python<'_>,
+        socket: PathBuf,
+        layers: Vec<(u64, u64, u64, u64, usize)>,
+        page_tokens: Vec<u32>,
+        chunk_tokens: u32,
+        heads: Vec<u32>,
+        device: Option<u16>,
+        token: Vec<u8>,
+        name: Option<String>,
+        tenant: u16,
+        copy_threads: usize,
+    ) -> PyResult<PagedCache> {
+        let cache = shape(layers, &page_tokens, &heads, chunk_tokens)?;
+        let mut client = ClientOptions { token, tenant: TenantId(tenant), ..ClientOptions::new(socket) };
+        if let Some(name) = name {
+            client.name = name;
+        }
+        let options = PagedOptions { threads: copy_threads, ..PagedOptions::new(client) };
+        // SAFETY: whoever makes a `PagedCache` promises that the addresses are its pages until `close` has returned; a program
+        // that gives other numbers is as wrong as one that gives them to ctypes.
+        let opened = py.detach(|| unsafe {
+            match device {
+                Some(device) => Cache::on_device(cache, device, options),
+                None => Cache::on_host(cache, options),
+            }
+        });
+        opened.map(PagedCache).map_err(not_opened)
+    }
+
+    /// Whether the node is there, as far as is known. It is looked for in the background while it is not.
+    #[getter]
+    fn is_connected(&self) -> bool {
+        self.0.is_connected()
+    }
+
+    /// Begins to load chunks into pages.
+    #[pyo3(signature = (
+        job, sources, pages, *, tokens, source_page_tokens = None, layerwise, stream = 0, limit_us = 30_000_000
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn load(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        sources: Vec<(Bound<'_, PyAny>, u32, u32, u32)>,
+        pages: Vec<Bound<'_, PyAny>>,
+        tokens: u64,
+        source_page_tokens: Option<u32>,
+        layerwise: bool,
+        stream: u64,
+        limit_us: u64,
+    ) -> PyResult<()> {
+        let source = |(chunks, first_there, first_here, heads): &(Bound<'_, PyAny>, u32, u32, u32)| {
+            let heads = HeadRange { first_there: *first_there, first_here: *first_here, heads: *heads };
+            Ok((ids(chunks)?, Source { heads, page_tokens: source_page_tokens }))
+        };
+        let sources = sources.iter().map(source).collect::<PyResult<_>>()?;
+        let tables = PageTables::new(self.0.cache(), tables(&pages)?, tokens, true).map_err(invalid)?;
+        let wish = Wish { job, sources, tables, tokens, layerwise, limit_us };
+        py.detach(|| self.0.load(wish, stream)).map_err(not_begun)
+    }
+
+    /// Waits until a layer of all layerwise loads is in its pages.
+    #[pyo3(signature = (layer, stream = 0))]
+    fn wait_layer(&self, py: Python<'_>, layer: u32, stream: u64) -> PyResult<()> {
+        py.detach(|| self.0.wait_layer(layer, stream)).map_err(not_begun)
+    }
+
+    /// Waits for all layers of all layerwise loads.
+    #[pyo3(signature = (stream = 0))]
+    fn wait_loads(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+        py.detach(|| self.0.wait_loads(stream)).map_err(not_begun)
+    }
+
+    /// Begins to store chunks, one after another in their sequence.
+    #[pyo3(signature = (job, chunks, pages, *, stream = 0))]
+    fn store(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        chunks: Vec<(Bound<'_, PyAny>, Option<Bound<'_, PyAny>>, u32)>,
+        pages: Vec<Bound<'_, PyAny>>,
+        stream: u64,
+    ) -> PyResult<()> {
+        let chunk = |(name, parent, tokens): &(Bound<'_, PyAny>, Option<Bound<'_, PyAny>>, u32)| {
+            let parent = parent.as_ref().map(id).transpose()?;
+            Ok(NewChunk { id: id(name)?, parent, tokens: *tokens })
+        };
+        let chunks = chunks.iter().map(chunk).collect::<PyResult<Vec<_>>>()?;
+        let tokens = self.0.tokens_of(&chunks).map_err(not_begun)?;
+        let tables = PageTables::new(self.0.cache(), tables(&pages)?, tokens, false).map_err(invalid)?;
+        py.detach(|| self.0.store(job, chunks, tables, stream)).map_err(not_begun)
+    }
+
+    /// Loads and stores that have ended since this was asked last.
+    fn take_ended(&self) -> (LoadEnds, Vec<u64>) {
+        let (loads, stores) = self.0.take_ended();
+        (loads.into_iter().map(|end| (end.job, end.tokens, end.why)).collect(), stores)
+    }
+
+    /// Waits until none of these loads is under way.
+    #[pyo3(signature = (jobs, limit_s = None))]
+    fn wait_loaded(&self, py: Python<'_>, jobs: Vec<u64>, limit_s: Option<f64>) -> PyResult<bool> {
+        let limit = limit(limit_s)?;
+        Ok(py.detach(|| self.0.wait_loaded(&jobs, limit)))
+    }
+
+    /// Waits until none of these stores is under way.
+    #[pyo3(signature = (jobs, limit_s = None))]
+    fn wait_stored(&self, py: Python<'_>, jobs: Vec<u64>, limit_s: Option<f64>) -> PyResult<bool> {
+        let limit = limit(limit_s)?;
+        Ok(py.detach(|| self.0.wait_stored(&jobs, limit)))
+    }
+
+    /// What was counted.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for (name, value) in self.0.stats().named() {
+            dict.set_item(name, value)?;
+        }
+        Ok(dict)
+    }
+
+    /// Ends everything. Nothing touches the cache any more when this returns.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.0.close());
+    }
+}
+
+impl Drop for PagedCache {
+    fn drop(&mut self) {
+        Python::attach(|py| self.close(py));
+    }
+}
+
+fn shape(
+    layers: Vec<(u64, u64, u64, u64, usize)>,
+    page_tokens: &[u32],
+    heads: &[u32],
+    chunk_tokens: u32,
+) -> PyResult<CacheShape> {
+    if page_tokens.len() != heads.len() {
+        return Err(InvalidError::new_err(format!(
+            "page_tokens has {} groups, heads {}: as many are",
+            page_tokens.len(),
+            heads.len()
+        )));
+    }
+    let layer = |(address, pages, stride_bytes, page_bytes, group)| Layer {
+        address,
+        pages,
+        stride_bytes,
+        page_bytes,
+        group,
+    };
+    let group = |(page_tokens, heads): (&u32, &u32)| Group { page_tokens: *page_tokens, heads: *heads };
+    let groups = page_tokens.iter().zip(heads).map(group).collect();
+    CacheShape::new(layers.into_iter().map(layer).collect(), groups, chunk_tokens).map_err(invalid)
+}
+
+/// One table for each group: arrays of 32- or 64-bit integers.
+fn tables(pages: &[Bound<'_, PyAny>]) -> PyResult<Vec<Vec<i64>>> {
+    pages.iter().map(table).collect()
+}
+
+fn table(pages: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    let py = pages.py();
+    if let Ok(array) = PyBuffer::<i32>::get(pages) {
+        return Ok(array.to_vec(py)?.into_iter().map(i64::from).collect());
+    }
+    match PyBuffer::<i64>::get(pages) {
+        Ok(array) => array.to_vec(py),
+        Err(_) => Err(InvalidError::new_err("the pages of a group are an array of int32 or int64")),
+    }
+}
+
+fn limit(limit_s: Option<f64>) -> PyResult<Option<Duration>> {
+    let limit = limit_s.map(Duration::try_from_secs_f64).transpose();
+    limit.map_err(|error| InvalidError::new_err(format!("limit_s: {error}")))
+}
+
+fn invalid(error: impl ToString) -> PyErr {
+    InvalidError::new_err(error.to_string())
+}
+
+fn not_opened(error: NotOpened) -> PyErr {
+    let why = error.to_string();
+    match error {
+        NotOpened::Client(_) => PeerLostError::new_err(why),
+        NotOpened::Threads { .. } => InvalidError::new_err(why),
+        NotOpened::Copies(_) | NotOpened::System(_) => ForebayError::new_err(why),
+    }
+}
+
+fn not_begun(error: NotBegun) -> PyErr {
+    let why = error.to_string();
+    match error {
+        NotBegun::Pages(_) | NotBegun::Source(_) | NotBegun::Value { .. } => InvalidError::new_err(why),
+        NotBegun::Copies(_) => TransferError::new_err(why),
+        NotBegun::Closed => PeerLostError::new_err(why),
+    }
+}
+
+/// What a rank of one tensor parallel size reads from the ranks of another: source rank, first head there, first head here,
+/// heads.
+#[pyfunction]
+pub fn head_reads(heads: u32, size: u32, rank: u32, source_size: u32) -> PyResult<Vec<(u32, u32, u32, u32)>> {
+    let split = |size| forebay_kv::HeadSplit::new(heads, size).map_err(invalid);
+    let reads = split(size)?.reads(rank, &split(source_size)?).map_err(invalid)?;
+    Ok(reads.iter().map(|read| (read.from_rank, read.from_head, read.to_head, read.heads)).collect())
+}
