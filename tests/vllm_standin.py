@@ -213,6 +213,9 @@ class Machine:
     pool: Pool
     copier: Copier
     factory: Factory
+    device: int = 0
+    # What pool and copier were asked to be: (shared, device), and devices.
+    asked: dict[str, Any] = field(default_factory=dict)
 
     def modules(self) -> dict[str, types.ModuleType]:
         """What `import` finds."""
@@ -221,6 +224,7 @@ class Machine:
             mem_get_info=lambda: (gpu.free_bytes, GPU_BYTES),
             synchronize=lambda: None,
             empty_cache=lambda: None,
+            current_device=lambda: self.device,
         )
         contents: dict[str, dict[str, Any]] = {
             "torch": {"cuda": cuda},
@@ -237,7 +241,7 @@ class Machine:
             "vllm.platforms": {"current_platform": types.SimpleNamespace(is_cuda=lambda: True)},
             "vllm.v1": {},
             "vllm.v1.worker": {"gpu_worker": types.SimpleNamespace(Worker=GpuWorker)},
-            "forebay.cuda": {"PinnedPool": self._pool, "Copier": lambda: self.copier},
+            "forebay.cuda": {"PinnedPool": self._pool, "Copier": self._copier},
         }
         made = {}
         for name, members in contents.items():
@@ -245,9 +249,14 @@ class Machine:
             made[name].__dict__.update(members)
         return made
 
-    def _pool(self, limit_bytes: int) -> Pool:
+    def _pool(self, limit_bytes: int, *, shared: bool = False, device: int = 0) -> Pool:
         self.pool.limit_bytes = min(self.pool.limit_bytes, limit_bytes)
+        self.asked["pool"] = (shared, device)
         return self.pool
+
+    def _copier(self, devices: list[int] | None = None) -> Copier:
+        self.asked["copier"] = devices
+        return self.copier
 
 
 def machine() -> Machine:

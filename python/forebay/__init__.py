@@ -1,23 +1,29 @@
 """Forebay for Python: an agent that moves memory between processes and machines, and the client of a node.
 
-`forebay.Agent`, `forebay.Node` and what belongs to them is compiled; `forebay.aio` waits for it with
-asyncio; `forebay.nixl` is the same agent with NIXL's API; `forebay.cuda` is pinned memory and copies
-for GPUs.
+`forebay.Agent`, `forebay.Node`, `forebay.PagedCache` and what belongs to them is compiled; `forebay.aio`
+waits for it with asyncio; `forebay.nixl` is the same agent with NIXL's API; `forebay.cuda` is pinned memory
+and copies for GPUs.
 """
 
 from forebay._forebay import (
     Agent,
     Descriptors,
+    Finding,
+    Hold,
     Lease,
     Loading,
     Node,
     NodeMemory,
+    PagedCache,
     Prepared,
     Rail,
     Registration,
+    Slack,
     Storing,
     Transfer,
     chunk_ids,
+    head_reads,
+    namespace_key,
 )
 from forebay.errors import (
     CancelledError,
@@ -35,7 +41,9 @@ __all__ = [
     "CancelledError",
     "DeadlineError",
     "Descriptors",
+    "Finding",
     "ForebayError",
+    "Hold",
     "InvalidError",
     "Lease",
     "Loading",
@@ -43,12 +51,16 @@ __all__ = [
     "NoRoomError",
     "NodeMemory",
     "NotFoundError",
+    "PagedCache",
     "PeerLostError",
     "Prepared",
     "Rail",
     "Registration",
+    "Slack",
     "Storing",
     "Transfer",
     "TransferError",
     "chunk_ids",
+    "head_reads",
+    "namespace_key",
 ]

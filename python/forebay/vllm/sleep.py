@@ -36,6 +36,8 @@ logger = logging.getLogger("vllm.forebay")
 # vLLM's `AllocationData`: handle (device, bytes, address, ...), tag, is_asleep.
 Allocation: TypeAlias = Any
 KEEP_KV = "FOREBAY_SLEEP_KEEP_KV"
+# The socket of the node's relays. The copier reads it; here it says whose GPUs the other ones are.
+RELAYS = "FOREBAY_RELAYS"
 GIB = 1 << 30
 # What is mapped before the first copy begins: large enough for every path's full rate, small beside a model.
 FIRST_BATCH_BYTES = GIB
@@ -71,7 +73,11 @@ def dropped_tags(level: int, keep_kv: bool) -> frozenset[str]:
 def _means() -> tuple[PinnedPool, Copier]:
     """The pool and the paths of this process. Never more sleeps than the GPU's memory: the pool's limit."""
     cuda = importlib.import_module("forebay.cuda")
-    return cuda.PinnedPool(limit_bytes=torch.cuda.mem_get_info()[1]), cuda.Copier()
+    limit_bytes = torch.cuda.mem_get_info()[1]
+    gpu = torch.cuda.current_device()
+    if os.environ.get(RELAYS):  # Other GPUs are the node's: no context of this process on them.
+        return cuda.PinnedPool(limit_bytes, shared=True, device=gpu), cuda.Copier([gpu])
+    return cuda.PinnedPool(limit_bytes, device=gpu), cuda.Copier()
 
 
 def warm() -> None:

@@ -1,0 +1,152 @@
+"""Pages of an engine's host memory, kept with the node of the host under keys that the engine chose.
+
+Knows how a page becomes a chunk of one layer, and how many are on their way at a time. It is what engines
+with a cache of their own in host memory need: they name pages and say where they lie. Must never know an
+engine, nor what a page holds. Engines whose pages lie in GPU memory, layer by layer, have
+`forebay.PagedCache` instead.
+
+Whatever does not work is a miss: a page that is not loaded, or not kept. Nothing here raises because a node
+is gone.
+"""
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from forebay._forebay import Node
+from forebay.errors import ForebayError, InvalidError
+
+Piece = tuple[int, int]
+"""Address and bytes of a part of a page, in memory that the node's client knows."""
+AT_A_TIME = 16
+"""Pages on their way at a time: enough to keep a node busy, and few buffers that a dead one holds up."""
+LIMIT_US = 30_000_000
+"""When a page that is being loaded counts as missing."""
+MISSES_IN_A_ROW = 8
+"""After so many pages that are not there, those behind them count as missing too: each costs a question."""
+
+
+class _Moving(Protocol):
+    def wait(self) -> bool: ...
+
+
+def namespace(facts: Mapping[str, object]) -> bytes:
+    """A key for the pages of one kind of engine: they are shared where all facts are equal."""
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.blake2b(text.encode(), digest_size=32, person=b"forebay pages").digest()
+
+
+def check_digest(value: object) -> str:
+    """A digest of weights as settings have it. An engine's name for its model says nothing about them."""
+    try:
+        right = isinstance(value, str) and len(bytes.fromhex(value)) == 32
+    except ValueError:
+        right = False
+    if not right:
+        raise InvalidError(f"weights_digest is {value!r}; allowed are 64 hexadecimal digits")
+    return str(value).lower()
+
+
+def read_token(path: str | None) -> bytes:
+    """The secret that the node asks for, from a file; empty without one."""
+    if path is None:
+        return b""
+    with open(path, "rb") as file:
+        return file.read().strip()
+
+
+class Pages:
+    """The pages of one namespace. For any number of threads."""
+
+    def __init__(self, node: Node, namespace: bytes) -> None:
+        self._node = node
+        self._namespace = namespace
+
+    def id_of(self, key: bytes) -> bytes:
+        """The chunk's id: nobody who lacks the namespace can name it."""
+        return hashlib.blake2b(key, key=self._namespace, digest_size=32).digest()
+
+    def prefix(self, keys: Iterable[bytes]) -> int:
+        """How many pages, from the first on, can be had."""
+        return self._found([self.id_of(key) for key in keys])
+
+    def which(self, keys: Iterable[bytes]) -> list[bool]:
+        """For each page whether it can be had. May be wrong about pages behind many that cannot."""
+        ids = [self.id_of(key) for key in keys]
+        found = [False] * len(ids)
+        at = misses = 0
+        while at < len(ids) and misses < MISSES_IN_A_ROW:
+            run = self._found(ids[at:])
+            found[at : at + run] = [True] * run
+            misses = 0 if run else misses + 1
+            at += run + 1
+        return found
+
+    def load(self, keys: Sequence[bytes], places: Sequence[Sequence[Piece]]) -> list[bool]:
+        """Loads each page to its place. False: it is not there, and its place may hold anything.
+
+        Nothing touches the places any more when this returns.
+        """
+        ids = [self.id_of(key) for key in keys]
+        good: list[bool] = []
+        while len(good) < len(ids):
+            good += self._load_leased(ids[len(good) :], places[len(good) :])
+        return good
+
+    def store(self, keys: Sequence[bytes], places: Sequence[Sequence[Piece]]) -> list[bool]:
+        """Stores each page. False: the node did not take it.
+
+        Nothing reads the places any more when this returns.
+        """
+        ids = [self.id_of(key) for key in keys]
+
+        def begin(number: int) -> _Moving:
+            return self._node.store(ids[number], None, _one_layer(places[number]))
+
+        return _in_turn(len(ids), begin)
+
+    def _found(self, ids: list[bytes]) -> int:
+        try:
+            return self._node.lookup(ids)
+        except ForebayError:
+            return 0
+
+    def _load_leased(self, ids: list[bytes], places: Sequence[Sequence[Piece]]) -> list[bool]:
+        """Loads the pages that are there from the first on; the next one, if there is any, is not there."""
+        try:
+            lease = self._node.lease(ids)
+        except ForebayError:
+            return [False] * len(ids)
+        try:
+
+            def begin(number: int) -> _Moving:
+                return self._node.load(lease, number, _one_layer(places[number]), deadline_us=LIMIT_US)
+
+            good = _in_turn(len(lease), begin)
+        finally:
+            lease.release()
+        return good if len(good) == len(ids) else [*good, False]
+
+
+def _one_layer(pieces: Sequence[Piece]) -> list[list[tuple[int, int, int]]]:
+    return [[(address, length, 0) for address, length in pieces]]
+
+
+def _in_turn(count: int, begin: Callable[[int], _Moving]) -> list[bool]:
+    """Begins one after the other, a few ahead, and waits for all that began."""
+    ends: list[bool] = []
+    moving: deque[_Moving | None] = deque()
+    for number in range(count):
+        if len(moving) == AT_A_TIME:
+            ends.append(_ended_well(moving.popleft()))
+        try:
+            moving.append(begin(number))
+        except ForebayError:
+            moving.append(None)
+    return ends + [_ended_well(one) for one in moving]
+
+
+def _ended_well(moving: _Moving | None) -> bool:
+    return moving is not None and moving.wait()

@@ -1,0 +1,189 @@
+"""A storage backend for SGLang's HiCache: pages of its host memory are kept with the node of the host.
+
+Knows `HiCacheStorage`, and where a page of a host pool lies. Where it rests, in memory, on disk or with a
+peer, is the node's; how it gets there is `forebay.pages`. SGLang calls from threads of its own, which may
+wait.
+
+SGLang's choice is `--hicache-storage-backend dynamic` with this module's path and `ForebayStorage` in the
+extra configuration, and `"interface_v1": 1`: then pages go to and from the host pool itself.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import sglang
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
+
+from forebay._forebay import Node
+from forebay.errors import InvalidError, NotFoundError
+from forebay.pages import Pages, Piece, check_digest, namespace, read_token
+
+# SGLang's and torch's types, which are not there when types are checked.
+Config: TypeAlias = Any
+HostPool: TypeAlias = Any
+Tensor: TypeAlias = Any
+
+SOCKET = "/run/forebay/node.sock"
+# What SGLang itself puts into, or takes from, the extra configuration.
+NOT_OURS = frozenset(("backend_name", "module_path", "class_name", "interface_v1"))
+OURS = frozenset(("node", "token_file", "weights_digest"))
+
+
+def settings_of(extra: dict[str, Any] | None) -> dict[str, Any]:
+    """What is ours in the extra configuration, checked.
+
+    SGLang names a model as it is served: its weights must be named by a digest.
+    """
+    given = {name: value for name, value in (extra or {}).items() if name not in NOT_OURS}
+    unknown = sorted(given.keys() - OURS)
+    if unknown:
+        raise InvalidError(
+            f"extra config: {unknown[0]!r} is not known; allowed are {', '.join(sorted(OURS))}"
+        )
+    check_digest(given.get("weights_digest"))
+    return given
+
+
+def shard_of(config: Config) -> list[int]:
+    """Which part of a page a rank has. Ranks of an MLA model have the same, but for context parallelism."""
+    tensor = [] if config.is_mla_model and config.dcp_size == 1 else [config.tp_rank, config.tp_size]
+    if config.is_mla_model and config.dcp_size > 1:
+        tensor = [config.tp_size]
+    context = [config.attn_cp_rank, config.attn_cp_size, config.dcp_rank, config.dcp_size]
+    return [*tensor, config.pp_rank, config.pp_size, *context]
+
+
+def facts(config: Config, pool: HostPool, weights_digest: str) -> dict[str, object]:
+    """What a page's bytes depend on besides the tokens, which its key covers.
+
+    How a host pool lays out a page is SGLang's own affair, so its version is one of them.
+    """
+    return {
+        "engine": f"sglang {sglang.__version__}",
+        "weights": check_digest(weights_digest),
+        "dtype": str(pool.dtype),
+        "layout": str(pool.layout),
+        "page_tokens": pool.page_size,
+        "token_bytes": pool.get_size_per_token(),
+        "shard": shard_of(config),
+    }
+
+
+class ForebayStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there when types are checked
+    """The backend. Its settings are in the extra configuration.
+
+    `weights_digest` stands for the weights (64 hexadecimal digits), `node` is the node's socket, and
+    `token_file` holds the secret that the node asks for.
+    """
+
+    def __init__(self, storage_config: Config, kwargs: dict[str, Any] | None = None) -> None:
+        self._config = storage_config
+        self._settings = settings_of(storage_config.extra_config)
+        token = read_token(self._settings.get("token_file"))
+        self._node = Node(self._settings.get("node", SOCKET), token=token, name="sglang hicache")
+
+    def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:
+        """Tells where pages lie. Comes before everything else, once."""
+        super().register_mem_pool_host(mem_pool_host)
+        known = facts(self._config, mem_pool_host, self._settings["weights_digest"])
+        self._pages = Pages(self._node, namespace(known))
+        self._pool = self._node.register_memory(_extent(mem_pool_host.kv_buffer))
+
+    def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
+        """How many pages, from the first on, can be had."""
+        return self._pages.prefix(key.encode() for key in keys)
+
+    def exists(self, key: str) -> bool:
+        """Whether a page can be had."""
+        return self.batch_exists([key]) == 1
+
+    def batch_get_v1(self, keys: list[str], host_indices: Tensor, extra_info: Any = None) -> list[bool]:
+        """Loads pages into the host pool; for each whether it is there now."""
+        return self._pages.load([key.encode() for key in keys], self._places(keys, host_indices))
+
+    def batch_set_v1(self, keys: list[str], host_indices: Tensor, extra_info: Any = None) -> list[bool]:
+        """Stores pages of the host pool; for each whether the node has it."""
+        if not self._config.is_storage_writer:
+            return [True] * len(keys)
+        return self._pages.store([key.encode() for key in keys], self._places(keys, host_indices))
+
+    def batch_get(
+        self, keys: list[str], target_locations: Sequence[Tensor] | None = None, target_sizes: Any = None
+    ) -> list[Tensor | None]:
+        """Loads pages into tensors that lie elsewhere."""
+        targets = [target for target in target_locations or ()]
+        if len(targets) != len(keys):
+            return [None] * len(keys)
+        with self._lent(targets) as places:
+            good = self._pages.load([key.encode() for key in keys], places)
+        return [target if is_good else None for target, is_good in zip(targets, good, strict=True)]
+
+    def batch_set(
+        self,
+        keys: list[str],
+        values: Sequence[Tensor] | None = None,
+        target_locations: Any = None,
+        target_sizes: Any = None,
+    ) -> bool:
+        """Stores pages that are tensors of their own."""
+        if not self._config.is_storage_writer:
+            return True
+        sources = [value.contiguous() for value in values or ()]
+        if len(sources) != len(keys):
+            return False
+        with self._lent(sources) as places:
+            return all(self._pages.store([key.encode() for key in keys], places))
+
+    def get(self, key: str, target_location: Tensor = None, target_sizes: Any = None) -> Tensor | None:
+        """One page, into a tensor."""
+        return self.batch_get([key], None if target_location is None else [target_location])[0]
+
+    def set(
+        self, key: str, value: Tensor = None, target_location: Any = None, target_sizes: Any = None
+    ) -> bool:
+        """One page, from a tensor."""
+        return self.batch_set([key], None if value is None else [value])
+
+    def clear(self) -> bool:
+        """Not done: other engines may use the same pages. What nobody uses goes by itself."""
+        return False
+
+    def close(self) -> None:
+        """Nothing touches the host pool any more when this returns."""
+        self._node.close()
+
+    def _places(self, keys: Sequence[str], host_indices: Tensor) -> list[list[Piece]]:
+        """For each page its pieces, as the host pool has them."""
+        addresses, sizes = self.mem_pool_host.get_page_buffer_meta(host_indices)
+        if isinstance(sizes, int):
+            sizes = [sizes] * len(addresses)
+        pieces = list(zip(addresses, sizes, strict=True))
+        each, rest = divmod(len(pieces), max(1, len(keys)))
+        if rest:
+            raise InvalidError(
+                f"{len(keys)} pages have {len(pieces)} pieces; allowed is the same number for each"
+            )
+        return [pieces[at : at + each] for at in range(0, len(pieces), each or 1)]
+
+    @contextmanager
+    def _lent(self, tensors: Sequence[Tensor]) -> Iterator[list[list[Piece]]]:
+        """Makes tensors known to the node's client for as long as pages go to or from them."""
+        extents = [_extent(tensor) for tensor in tensors]
+        pool, known = self._pool, []
+        try:
+            for address, length in extents:
+                if (
+                    not pool.address <= address < pool.address + pool.bytes
+                ):  # A page may be a view of the host pool.
+                    known.append(self._node.register_memory((address, length)))
+            yield [[extent] for extent in extents]
+        finally:
+            for memory in known:
+                self._node.deregister_memory(memory)
+
+
+def _extent(tensor: Tensor) -> Piece:
+    if not tensor.is_contiguous():
+        raise NotFoundError("a page or a host pool is not contiguous in memory")
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()

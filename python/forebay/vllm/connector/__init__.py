@@ -1,0 +1,172 @@
+"""vLLM's KV connector on a Forebay node: `ForebayConnector`.
+
+Knows vLLM's interface, and which half answers which of its calls. Nothing is decided here.
+
+    {"kv_connector": "ForebayConnector", "kv_connector_module_path": "forebay.vllm.connector",
+     "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+     "kv_connector_extra_config": {"node": "/run/forebay/node.sock"}}
+"""
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    SupportsHMA,
+)
+
+import forebay
+from forebay.vllm import register
+from forebay.vllm.connector import compat
+from forebay.vllm.connector.config import settings_of
+from forebay.vllm.connector.metadata import Report, Step
+from forebay.vllm.connector.namespace import facts_of
+from forebay.vllm.connector.scheduler import SchedulerHalf
+from forebay.vllm.connector.stats import PromMetrics, Stats
+from forebay.vllm.connector.worker import WorkerHalf
+
+__all__ = ["ForebayConnector"]
+
+# A MultiConnector looks its connectors' statistics up by name, also where vLLM was told this module's path.
+register()
+
+
+class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM is not there when types are checked
+    """One half of it: vLLM makes one of these in its scheduler and one in each worker."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        """The half that `role` names."""
+        super().__init__(vllm_config, role, kv_cache_config)
+        settings = settings_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        self._scheduler: SchedulerHalf | None = None
+        self._worker: WorkerHalf | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            facts = facts_of(vllm_config, kv_cache_config, settings)
+            name = f"vllm {vllm_config.kv_transfer_config.engine_id} scheduler"
+            node = forebay.Node(
+                settings.node, token=settings.token, name=name, tenant=settings.tenant, wait=True
+            )
+            self._scheduler = SchedulerHalf(vllm_config, facts, settings, node)
+        else:
+            self._worker = WorkerHalf(vllm_config, kv_cache_config, settings)
+
+    @property
+    def _here(self) -> WorkerHalf:
+        assert self._worker is not None, "this is the scheduler's half"
+        return self._worker
+
+    @property
+    def _plans(self) -> SchedulerHalf:
+        assert self._scheduler is not None, "this is a worker's half"
+        return self._scheduler
+
+    # Of a worker.
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """The KV cache is there."""
+        self._here.register(kv_caches)
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """Blocks are about to be given to others."""
+        assert isinstance(kv_connector_metadata, Step)
+        self._here.before(kv_connector_metadata)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """A step begins."""
+        self._here.begin(self._get_connector_metadata(), forward_context)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """A layer's KV is about to be read."""
+        self._here.layer(layer_name)
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """A layer's KV was written. It is stored with all the others when the step was submitted."""
+
+    def wait_for_save(self) -> None:
+        """A step was submitted."""
+        self._here.computed()
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Which requests were sent and which ones received."""
+        return self._here.ended()
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """The same, and which of those received have failed. Newer versions ask for this."""
+        sent, received = self._here.ended()
+        failed, self._here.failed = self._here.failed, set()
+        return compat.transfer_results(sent, received, failed)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that were to be loaded and were not."""
+        invalid, self._here.invalid = self._here.invalid, set()
+        return invalid
+
+    def build_connector_worker_meta(self) -> Report:
+        """What ended in this step."""
+        return self._here.report
+
+    # Of the scheduler.
+
+    def on_new_request(self, request: Any) -> None:
+        """A request came."""
+        self._plans.added(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens can be loaded, and whether in the background."""
+        return self._plans.match(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """A request got blocks."""
+        self._plans.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Step:
+        """What the workers do in this step."""
+        return self._plans.build(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """What the workers have done."""
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, Report):
+            self._plans.ended(report)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """A request ended."""
+        return self._plans.finished(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A request ended."""
+        return self._plans.finished(request, block_ids)
+
+    # Of both.
+
+    def get_kv_connector_stats(self) -> Stats | None:
+        """What was counted since the last time."""
+        return self._plans.counts.take() if self._worker is None else self._worker.stats()
+
+    def shutdown(self) -> None:
+        """Ends; nothing touches the KV cache any more."""
+        if self._worker is not None:
+            self._worker.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
+
+    # Of the class.
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """Each block of a layer in one piece, heads before tokens."""
+        return compat.LAYOUT
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats | None:
+        """Counters as they were sent."""
+        return Stats({} if data is None else data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any
+    ) -> PromMetrics:
+        """Prometheus metrics."""
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

@@ -1,0 +1,107 @@
+"""What differs between versions of vLLM, 0.26 to 0.33, and what lies in private places.
+
+Knows where things are in which version. Everything else of the connector uses names that all of them have.
+"""
+
+import importlib.util
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from vllm.v1.outputs import KVConnectorOutput
+
+from forebay.vllm.connector.groups import fail_as_one, groups_of
+
+# Heads before tokens within a block, each block of a layer in one piece; the name became another one.
+LAYOUT = "LBHNC" if importlib.util.find_spec("vllm.v1.kv_cache_layout") else "HND"
+
+# Whether a worker can say whose loads have failed. If not, it names blocks.
+FAILURES_BY_REQUEST = "failed_recving" in {field.name for field in fields(KVConnectorOutput)}
+
+
+def cpu_kernel(vllm_config: Any, block_tokens: int, head_size: int) -> str | None:
+    """How vLLM on CPUs lays out a block, which depends on the machine; None on other platforms."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return None
+    try:
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+    except ImportError:
+        return "unknown"
+    dtype = vllm_config.model_config.dtype
+    return str(_get_attn_isa(dtype, block_tokens, head_size, vllm_config.cache_config.cache_dtype))
+
+
+def layer_number(name: str) -> int:
+    """The place of a layer in the model, which its name says: the first number in it."""
+    found = re.search(r"\d+", name)
+    return int(found.group()) if found else -1
+
+
+def transfer_results(sent: set[str] | None, received: set[str] | None, failed: set[str]) -> Any:
+    """What a worker says of whole requests, where it can say which ones have failed."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+    return KVConnectorTransferResults(sent or set(), received or set(), failed)
+
+
+def find_failures_in_all_groups() -> None:
+    """Has vLLM find the requests whose loads failed as one, and compute them from their first token on.
+
+    Where blocks are named, vLLM looks for them in the only group that there is, ends with an error if there
+    are several, and goes on behind blocks of a window that it does not have.
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    find_blocks = Scheduler._update_requests_with_invalid_blocks
+    if FAILURES_BY_REQUEST or find_blocks.__module__ == __name__:
+        return
+
+    def find(
+        self: Any,
+        requests: Iterable[Any],
+        invalid_block_ids: set[int],
+        num_scheduled_tokens: dict[str, int],
+        evict_blocks: bool = True,
+    ) -> Any:
+        if not fail_as_one(groups_of(self.kv_cache_config)):
+            return find_blocks(self, requests, invalid_block_ids, num_scheduled_tokens, evict_blocks)
+        tables = self.kv_cache_manager.get_block_ids
+        failed = [
+            request
+            for request in requests
+            if not all(invalid_block_ids.isdisjoint(table) for table in tables(request.request_id))
+        ]
+        if evict_blocks:  # Of those that compute. None: they have waited for their loads.
+            return find_blocks(self, failed, invalid_block_ids, num_scheduled_tokens, evict_blocks)
+        tokens = sum(request.num_computed_tokens for request in failed)
+        for request in failed:
+            request.num_computed_tokens = 0  # vLLM takes its blocks back and asks again what there is.
+        return {request.request_id for request in failed}, tokens, set()
+
+    Scheduler._update_requests_with_invalid_blocks = find
+
+
+def runs_whole_graph(forward_context: Any) -> bool:
+    """Whether no layer's hook is called in this step: it has no forward pass, or that is one CUDA graph."""
+    mode = getattr(forward_context, "cudagraph_runtime_mode", None)
+    return forward_context.attn_metadata is None or getattr(mode, "name", "NONE") == "FULL"
+
+
+def stream_of(device: Any) -> int:
+    """The stream that the engine's kernels go to, 0 on host memory."""
+    if device.type != "cuda":
+        return 0
+    import torch
+
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def world(vllm_config: Any) -> tuple[int, int]:
+    """This worker's rank, tensor-parallel ranks first, and how many there are."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    tp, pp = get_tp_group(), get_pp_group()
+    return pp.rank_in_group * tp.world_size + tp.rank_in_group, pp.world_size * tp.world_size

@@ -1,0 +1,149 @@
+"""What a user says in `kv_connector_extra_config`, checked.
+
+Knows the names of the settings, their defaults and what is allowed. Must never know vLLM's objects: it is
+given the dictionary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import InvalidError
+
+NODE = "/run/forebay/node.sock"
+CHUNK_TOKENS = 256
+HANDOVER_WAIT_S = 5.0
+COPY_THREADS = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How an engine cuts KV: over how many tensor-parallel ranks, and into blocks of how many tokens."""
+
+    tp: int
+    block_tokens: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What there is to say. Every field is a key of the extra configuration."""
+
+    node: str = NODE
+    token_file: str | None = None
+    tenant: int = 0
+    salt_file: str | None = None
+    chunk_tokens: int | None = None  # CHUNK_TOKENS, or the next multiple of the engine's block size
+    weights_digest: bytes | None = None
+    handovers: bool = True  # False where another connector hands prompts over
+    handover_wait_s: float = HANDOVER_WAIT_S
+    also_read: tuple[Shape, ...] = ()
+    copy_threads: int = COPY_THREADS
+    profile: str | None = None
+
+    @property
+    def token(self) -> bytes:
+        """The secret that the node asks for, without a line end."""
+        return secret("token_file", self.token_file)
+
+    @property
+    def salt(self) -> bytes:
+        """The tenant's secret, which enters every chunk id."""
+        return secret("salt_file", self.salt_file)
+
+
+def secret(name: str, path: str | None) -> bytes:
+    """What the file holds, without a line end; nothing if there is no file."""
+    if path is None:
+        return b""
+    try:
+        return Path(path).read_bytes().rstrip(b"\r\n")
+    except OSError as error:
+        raise InvalidError(f"{name} is {path!r}, which cannot be read ({error})") from error
+
+
+def refuse(name: str, value: object, allowed: str) -> InvalidError:
+    """The error of a setting that is not acceptable."""
+    return InvalidError(f"kv_connector_extra_config: {name} is {value!r}; allowed is {allowed}")
+
+
+def settings_of(extra: Mapping[str, Any]) -> Settings:
+    """Reads and checks the extra configuration of a connector."""
+    names = [field.name for field in fields(Settings)]
+    unknown = sorted(set(extra) - set(names))
+    if unknown:
+        raise refuse(unknown[0], extra[unknown[0]], "only " + ", ".join(names))
+    digest = text(extra, "weights_digest", None)
+    return Settings(
+        node=text(extra, "node", NODE) or NODE,
+        token_file=text(extra, "token_file", None),
+        tenant=number(extra, "tenant", 0, 0, 0xFFFF),
+        salt_file=text(extra, "salt_file", None),
+        chunk_tokens=number(extra, "chunk_tokens", 0, 1, 1 << 20) if "chunk_tokens" in extra else None,
+        weights_digest=None if digest is None else digest_of(digest),
+        handovers=flag(extra, "handovers", True),
+        handover_wait_s=seconds(extra, "handover_wait_s", HANDOVER_WAIT_S, 3600.0),
+        also_read=shapes(extra.get("also_read", ())),
+        copy_threads=number(extra, "copy_threads", COPY_THREADS, 1, 64),
+        profile=text(extra, "profile", None),
+    )
+
+
+def text(extra: Mapping[str, Any], name: str, default: str | None) -> str | None:
+    """A setting that is text."""
+    value = extra.get(name, default)
+    if value is not None and (not isinstance(value, str) or not value):
+        raise refuse(name, value, "text that is not empty")
+    return value
+
+
+def flag(extra: Mapping[str, Any], name: str, default: bool) -> bool:
+    """A setting that is true or false."""
+    value = extra.get(name, default)
+    if not isinstance(value, bool):
+        raise refuse(name, value, "true or false")
+    return value
+
+
+def number(extra: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    """A setting that is a whole number."""
+    value = extra.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise refuse(name, value, f"a whole number from {low} to {high}")
+    return value
+
+
+def seconds(extra: Mapping[str, Any], name: str, default: float, high: float) -> float:
+    """A setting that is a time."""
+    value = extra.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
+        raise refuse(name, value, f"a number of seconds from 0 to {high:g}")
+    return float(value)
+
+
+def digest_of(value: str) -> bytes:
+    """A digest in hexadecimal digits."""
+    try:
+        digest = bytes.fromhex(value)
+    except ValueError:
+        digest = b""
+    if len(digest) != 32:
+        raise refuse("weights_digest", value, "64 hexadecimal digits")
+    return digest
+
+
+def shapes(value: object) -> tuple[Shape, ...]:
+    """The shapes of other engines whose chunks are read too."""
+    if not isinstance(value, list | tuple) or len(value) > 8:
+        raise refuse("also_read", value, 'a list of up to 8 entries like {"tp": 2, "block_tokens": 16}')
+    return tuple(shape(entry) for entry in value)
+
+
+def shape(entry: object) -> Shape:
+    """One shape. Also what a ticket says, so nothing about it is believed."""
+    if not isinstance(entry, Mapping) or set(entry) != {"tp", "block_tokens"}:
+        raise refuse("also_read", entry, 'entries like {"tp": 2, "block_tokens": 16}')
+    return Shape(
+        tp=number(entry, "tp", 0, 1, 1024),
+        block_tokens=number(entry, "block_tokens", 0, 1, 1 << 20),
+    )

@@ -1,0 +1,46 @@
+"""Whether a load runs layer by layer under the forward pass, or in the background while others compute.
+
+A pure function and its reasons; it knows no vLLM. What is worth loading at all is `forebay.Slack`'s
+business.
+"""
+
+from enum import Enum
+
+# A load this short holds up the others less than the step in between costs the one that waits for it.
+SHORT_LOAD_S = 0.002
+
+
+class Way(Enum):
+    """How a load runs."""
+
+    LAYERWISE = "layerwise"  # in the request's own step, each layer just before it is needed
+    BACKGROUND = "background"  # between steps; the request waits meanwhile
+
+
+def way_of_loading(*, layerwise_possible: bool, handed: bool, others: int, load_s: float | None) -> Way:
+    """Decides it.
+
+    `layerwise_possible`: a load that fails in its own step can be undone. `handed`: all of it comes from a
+    prefiller, maybe of another host, and there is nothing to compute meanwhile. `others`: requests that
+    compute, or that are loaded in this step already. `load_s`: how long the load will take, as far as that is
+    known.
+    """
+    if handed or not layerwise_possible:
+        return Way.BACKGROUND
+    if others == 0:
+        return Way.LAYERWISE
+    if load_s is not None and load_s <= SHORT_LOAD_S:
+        return Way.LAYERWISE
+    return Way.BACKGROUND
+
+
+def layerwise_is_possible(
+    *, async_scheduling: bool, recompute: bool, pipeline_ranks: int, as_one: bool
+) -> bool:
+    """Whether a step that computed from a load that failed can be undone.
+
+    vLLM that schedules a step ahead does not take back the token of the next step when it recomputes a
+    request; when it fails the request there is nothing to take back. The same holds for pipelines. A request
+    whose loads fail as one needs other blocks than it has, which vLLM gives only to a request that waits.
+    """
+    return pipeline_ranks == 1 and not as_one and not (async_scheduling and recompute)

@@ -1,0 +1,78 @@
+"""Asks the node what is there, without waiting for it longer than a step can bear.
+
+Knows the node's client and how ids are looked up over ranks and shapes. Must never know vLLM.
+"""
+
+from collections.abc import Callable, Sequence
+
+import forebay
+from forebay.vllm.connector.config import Shape
+from forebay.vllm.connector.metadata import Source
+from forebay.vllm.connector.namespace import Facts
+from forebay.vllm.connector.tracked import Asked, Found
+
+# The node frees what it leased to an engine that died after this time.
+LEASE_TTL_US = 10_000_000
+# A node of this host answers in a tenth of it. One that asks its peers, or is stuck, is heard in a later one.
+STEP_WAIT_S = 0.001
+
+
+class Finder:
+    """Finds the longest prefix that every rank has."""
+
+    def __init__(self, node: forebay.Node, facts: Facts, clock: Callable[[], float]) -> None:
+        """Asks that node."""
+        self.node, self.facts, self.clock = node, facts, clock
+        self.patience_s = STEP_WAIT_S
+
+    def new_step(self) -> None:
+        """All answers that a step waits for have this time together."""
+        self.patience_s = STEP_WAIT_S
+
+    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int) -> Asked:
+        """Asks what is there of `ids`. Keeps nothing in the node."""
+        return Asked(shape, ids, tokens, self.node.find(ids))
+
+    def answer(self, asked: Asked) -> Found | None:
+        """What is there; None if the node has not said it yet."""
+        counts = asked.finding.wait()
+        if counts is None and self.patience_s > 0:
+            before = self.clock()
+            counts = asked.finding.wait(self.patience_s)
+            self.patience_s -= self.clock() - before
+        if counts is None:
+            return None
+        in_memory, on_disk, on_peers = counts
+        found = Found(asked.shape, asked.ids, asked.tokens, in_memory, on_disk, on_peers)
+        return self.first(found, in_memory + on_disk + on_peers)
+
+    def first(self, found: Found, chunks: int) -> Found:
+        """Only the first `chunks`."""
+        if chunks >= found.chunks:
+            return found
+        in_memory = min(found.in_memory, chunks)
+        on_disk = min(found.on_disk, chunks - in_memory)
+        return Found(
+            found.shape,
+            [of_rank[:chunks] for of_rank in found.ids],
+            chunks * self.facts.chunk_tokens,
+            in_memory,
+            on_disk,
+            chunks - in_memory - on_disk,
+        )
+
+    def hold(self, ids: Sequence[list[bytes]]) -> list[forebay.Hold]:
+        """Keeps chunks in the node until they are released."""
+        return [self.node.hold(of_rank, ttl_us=LEASE_TTL_US) for of_rank in ids]
+
+    def sources(self, shape: Shape, ids: list[list[bytes]]) -> list[list[Source]]:
+        """For each rank of this engine, whose chunks hold its heads."""
+        facts, tp = self.facts, self.facts.shape.tp
+        return [
+            [
+                (ids[stage * shape.tp + theirs], there, here, heads)
+                for theirs, there, here, heads in forebay.head_reads(facts.heads, tp, rank, shape.tp)
+            ]
+            for stage in range(facts.pp)
+            for rank in range(tp)
+        ]

@@ -1,0 +1,71 @@
+"""Prefill here, decode there: the parameters that a proxy carries from one to the other.
+
+Knows the fields of `kv_transfer_params`. Those of NIXL's connector are filled in, so that proxies written
+for it work; what they say of blocks is not used, since the decoder asks its own node for chunks. Nothing
+that comes in is believed.
+"""
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.errors import InvalidError
+from forebay.vllm.connector.config import Shape, number, shape
+from forebay.vllm.connector.namespace import Facts, refuse_shape
+
+VERSION = 1
+OURS = "forebay"
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What the prefiller has stored: the first tokens of the prompt, cut in its shape."""
+
+    tokens: int
+    shape: Shape
+
+
+def is_prefill(params: Mapping[str, Any] | None) -> bool:
+    """Whether somebody else will decode."""
+    return bool(params and params.get("do_remote_decode"))
+
+
+def ticket_of(params: Mapping[str, Any] | None, prompt_tokens: int, facts: Facts) -> Ticket | None:
+    """What the parameters promise; `InvalidError` if this engine cannot use it."""
+    if not params or not params.get("do_remote_prefill"):
+        return None
+    said = params.get(OURS)
+    if said is None:
+        return Ticket(prompt_tokens, facts.shape)  # A proxy that passes on only the fields it knows.
+    if not isinstance(said, Mapping) or said.get("version") != VERSION:
+        raise InvalidError(f"kv_transfer_params: {OURS} is {said!r}; allowed is version {VERSION}")
+    for name, mine in (("identity", facts.identity()), ("chunk_tokens", facts.chunk_tokens)):
+        if said.get(name) != mine:
+            raise InvalidError(f"kv_transfer_params: {name} is {said.get(name)!r}; allowed is {mine!r}")
+    theirs = shape({"tp": said.get("tp"), "block_tokens": said.get("block_tokens")})
+    refuse_shape("kv_transfer_params", theirs, facts)
+    return Ticket(number(said, "tokens", 0, 1, 1 << 30), theirs)
+
+
+def answer(request: Any, blocks: tuple[list[int], ...], engine_id: str, facts: Facts) -> dict[str, Any]:
+    """What the prefiller gives to the proxy."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_block_ids": [list(group) for group in blocks],
+        "remote_engine_id": engine_id,
+        "remote_request_id": request.request_id,
+        "remote_host": socket.gethostname(),
+        "remote_port": 0,
+        "tp_size": facts.shape.tp,
+        "remote_num_tokens": request.num_prompt_tokens,
+        OURS: {
+            "version": VERSION,
+            "identity": facts.identity(),
+            "chunk_tokens": facts.chunk_tokens,
+            "tp": facts.shape.tp,
+            "block_tokens": facts.shape.block_tokens,
+            "tokens": request.num_prompt_tokens,
+        },
+    }

@@ -1,0 +1,109 @@
+"""What there is for a request: what a prefiller stored for it, or the longest prefix that pays.
+
+Knows tickets, shapes and where loads have failed before. Must never know blocks, and keeps
+nothing in the node.
+"""
+
+from collections.abc import Callable
+
+from forebay.vllm.connector.config import Settings
+from forebay.vllm.connector.finder import Finder
+from forebay.vllm.connector.namespace import Facts
+from forebay.vllm.connector.pace import Pace
+from forebay.vllm.connector.stats import Counts
+from forebay.vllm.connector.tracked import Asked, Found, Ids, Tracked
+
+# What was found is true for so long; vLLM asks again with every step while a request has no room.
+FRESH_S = 0.005
+
+
+class Matcher:
+    """Asks the node for requests."""
+
+    def __init__(
+        self,
+        facts: Facts,
+        settings: Settings,
+        finder: Finder,
+        pace: Pace,
+        counts: Counts,
+        clock: Callable[[], float],
+    ) -> None:
+        """Asks by `finder`; what pays, `pace` says."""
+        self.facts, self.settings, self.finder = facts, settings, finder
+        self.pace, self.counts, self.clock = pace, counts, clock
+
+    def found(self, one: Tracked) -> Found | None:
+        """What there is for a request, as of a moment ago; None if it is still to come or to be said."""
+        now = self.clock()
+        if one.found is not None and now - one.found_s < FRESH_S and one.found_held == one.held:
+            return one.found
+        found = self.handed_over(one, now) if one.ticket is not None else self.kept(one)
+        if found is not None:
+            one.found, one.found_s, one.found_held = found, now, one.held
+        return found
+
+    def answers(self, one: Tracked, ask: Callable[[], list[Asked]]) -> list[Found] | None:
+        """What the node says to what is asked, once it has said all of it."""
+        if one.asked is None:
+            one.asked = ask()
+        answers = [self.finder.answer(asked) for asked in one.asked]
+        found = [answer for answer in answers if answer is not None]
+        if len(found) < len(answers):
+            return None
+        one.asked = None
+        return found
+
+    def handed_over(self, one: Tracked, now: float) -> Found | None:
+        """All that the prefiller stored, or after a while what is there."""
+        if one.wanted is None:
+            one.wanted, one.wanted_s = self.promised(one), now
+        wanted = one.wanted
+        answers = self.answers(one, lambda: [self.finder.ask(wanted.shape, wanted.ids, wanted.tokens)])
+        if answers is None:
+            return None
+        (found,) = answers
+        if found.tokens < wanted.tokens and now - one.wanted_s < self.settings.handover_wait_s:
+            return None
+        if found.shape == self.facts.shape:
+            one.known = found.tokens // self.facts.chunk_tokens
+        self.counts.add("handovers" if found.tokens == wanted.tokens else "handovers_late")
+        one.ticket, one.handed = None, found
+        return found
+
+    def promised(self, one: Tracked) -> Found:
+        """What a ticket says that there will be."""
+        ticket, size = one.ticket, self.facts.chunk_tokens
+        assert ticket is not None
+        prompt = one.request.all_token_ids[: one.request.num_prompt_tokens]
+        ids = Ids(ticket.shape, self.facts.namespaces(one.request.cache_salt, ticket.shape), size)
+        ids.grow(prompt)
+        whole = min(ticket.tokens, len(prompt)) // size
+        covered = ticket.tokens if ticket.tokens <= len(prompt) else whole * size
+        return Found(ticket.shape, ids.with_tail(prompt[:covered], whole), covered)
+
+    def kept(self, one: Tracked) -> Found | None:
+        """The longest prefix that is there and pays, in this engine's shape or another that it reads."""
+        if one.handed is not None:
+            return one.handed
+        answers = self.answers(one, lambda: self.shapes(one))
+        if answers is None:
+            return None
+        one.known = answers[0].chunks
+        best = max(answers, key=lambda found: found.chunks)
+        return self.finder.first(best, self.pace.worth(best, one.request.num_tokens, one.held))
+
+    def shapes(self, one: Tracked) -> list[Asked]:
+        """Asks for a request's whole chunks in each shape, its own first, up to where loading has failed."""
+        tokens, size = one.request.all_token_ids, self.facts.chunk_tokens
+        one.ids.grow(tokens)
+        asked = []
+        for shape in (self.facts.shape, *self.settings.also_read):
+            ids = one.ids
+            if shape != self.facts.shape:
+                ids = Ids(shape, self.facts.namespaces(one.request.cache_salt, shape), size)
+                ids.grow(tokens)
+            limit = len(ids.ranks[0]) if one.chunk_limit is None else one.chunk_limit
+            named = [of_rank[:limit] for of_rank in ids.ranks]
+            asked.append(self.finder.ask(shape, named, len(named[0]) * size))
+        return asked

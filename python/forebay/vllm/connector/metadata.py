@@ -1,0 +1,80 @@
+"""What the two halves tell each other with every step.
+
+Knows the shape of these messages. Must never know why something is loaded or stored. They are pickled
+between processes, so they hold ids and arrays and no objects of vLLM.
+"""
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+Pages: TypeAlias = list[npt.NDArray[np.int32]]
+# Chunk ids in order, first head in them, first head here, heads.
+Source: TypeAlias = tuple[list[bytes], int, int, int]
+# Id, id of the chunk before it, tokens.
+Stored: TypeAlias = tuple[bytes, bytes | None, int]
+
+
+@dataclass
+class Load:
+    """Chunks that go into pages of a request."""
+
+    job: int
+    request: str
+    sources: list[list[Source]]  # for each rank
+    pages: Pages  # for each group, of all blocks from the first chunk's first token on; -1: is there already
+    tokens: int  # that the chunks hold
+    source_page_tokens: int | None
+    layerwise: bool
+
+
+@dataclass
+class Store:
+    """Consecutive chunks that are in pages of a request."""
+
+    job: int
+    chunks: list[list[Stored]]  # for each rank
+    pages: Pages
+
+
+@dataclass
+class Step(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there when types are checked
+    """What the workers do in one step."""
+
+    number: int
+    idle: bool  # nothing is computed
+    loads: list[Load] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
+    flush: list[int] = field(default_factory=list)  # stores that must be quiet before anything is computed
+    sent: dict[str, list[int]] = field(default_factory=dict)  # requests that end when these stores are quiet
+
+
+@dataclass
+class Ended:
+    """How a load ended, of as many workers as said so."""
+
+    workers: int
+    tokens: int  # that may be used, from the first chunk on
+
+
+@dataclass
+class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is not there when types are checked
+    """What ended in a step, at one worker or at several."""
+
+    step: int
+    loads: dict[int, Ended] = field(default_factory=dict)
+    stores: dict[int, int] = field(default_factory=dict)  # how many workers
+
+    def aggregate(self, other: "Report") -> "Report":
+        """Both together. A load is as good as it is where it is worst."""
+        loads = dict(self.loads)
+        for job, ended in other.loads.items():
+            mine = loads.get(job, Ended(0, ended.tokens))
+            loads[job] = Ended(mine.workers + ended.workers, min(mine.tokens, ended.tokens))
+        stores = dict(self.stores)
+        for job, workers in other.stores.items():
+            stores[job] = stores.get(job, 0) + workers
+        return Report(max(self.step, other.step), loads, stores)

@@ -1,0 +1,216 @@
+"""From a configuration of vLLM to namespaces: everything besides the tokens that the bytes of KV depend on.
+
+Knows vLLM's configuration objects. Must never know tokens, requests or where KV is. When in doubt two
+engines differ: that costs a miss, a false match would cost a wrong answer.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.config import get_current_vllm_config_or_none
+
+import forebay
+from forebay.errors import InvalidError
+from forebay.vllm.connector import compat
+from forebay.vllm.connector.config import CHUNK_TOKENS, Settings, Shape
+from forebay.vllm.connector.groups import Group, block_tokens_of, groups_of, layers_of
+from forebay.vllm.connector.weights import digest_of_weights
+
+# Of a model's configuration: says who wrote it, not what it computes.
+VOLATILE = ("_name_or_path", "transformers_version")
+# Namespaces of salts that requests bring are kept this many.
+SALTS_KEPT = 256
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of all KV of an engine, whichever rank has it and whatever the shape."""
+
+    weights: bytes
+    dtype: str
+    attention: dict[str, str]
+    salt: bytes
+    heads: int  # KV heads of the whole model
+    shape: Shape
+    pp: int
+    layers: int
+    chunk_tokens: int
+    chunk_bytes: int  # of one rank
+    on_cpu: bool
+    groups: tuple[Group, ...]
+    keys: dict[tuple[str | None, Shape], list[bytes]] = field(default_factory=dict, compare=False)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether blocks leave a request before it ends."""
+        return any(group.window is not None for group in self.groups)
+
+    def namespaces(self, request_salt: str | None, shape: Shape) -> list[bytes]:
+        """The namespace of each rank of engines of that shape, pipeline stages outermost."""
+        found = self.keys.get((request_salt, shape))
+        if found is None:
+            if len(self.keys) >= SALTS_KEPT:
+                self.keys.pop(next(iter(self.keys)))
+            found = [self.key(request_salt, shape, tp, pp) for pp in range(self.pp) for tp in range(shape.tp)]
+            self.keys[request_salt, shape] = found
+        return found
+
+    def key(self, request_salt: str | None, shape: Shape, tp: int, pp: int) -> bytes:
+        """The namespace of one rank."""
+        salt = self.salt
+        if request_salt is not None:
+            salt += hashlib.sha256(b"request " + request_salt.encode()).digest()
+        return forebay.namespace_key(
+            {
+                "weights": self.weights,
+                "dtype": self.dtype,
+                "order": "LBHNC",
+                "block_tokens": shape.block_tokens,
+                "tp": (tp, shape.tp),
+                "pp": (pp, self.pp),
+                "attention": self.attention,
+                "lora": None,
+                "salt": salt,
+            }
+        )
+
+    def identity(self) -> str:
+        """Digits that are equal where engines can read each other's chunks, given each other's shape."""
+        return hashlib.sha256(self.key(None, Shape(1, 1), 0, 0)).hexdigest()[:32]
+
+
+def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Facts:
+    """Reads the facts, and refuses what could make KV wrong."""
+    refuse_what_is_not_supported(vllm_config)
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    groups = groups_of(kv_cache_config)
+    first = layers_of(kv_cache_config.kv_cache_groups[0].kv_cache_spec)[0]
+    config = model_text(model)
+    chunk_tokens = chunk_tokens_of(settings, groups)
+    facts = Facts(
+        weights=settings.weights_digest
+        or digest_of_weights(
+            str(model.model), str(vllm_config.load_config.load_format), config, int(model.seed or 0)
+        ),
+        dtype=dtype_of(vllm_config.cache_config.cache_dtype, first.dtype),
+        attention={
+            "config": hashlib.sha256(config.encode()).hexdigest(),
+            "computed in": str(model.dtype),
+            "quantization": str(model.quantization),
+            "kv heads": str(model.get_total_num_kv_heads()),
+            **attention_of(vllm_config, kv_cache_config),
+        },
+        salt=settings.salt,
+        heads=model.get_total_num_kv_heads(),
+        shape=Shape(parallel.tensor_parallel_size, block_tokens_of(groups)),
+        pp=parallel.pipeline_parallel_size,
+        layers=sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups),
+        chunk_tokens=chunk_tokens,
+        chunk_bytes=sum(
+            page_bytes_of(group) * (chunk_tokens // one.block_tokens)
+            for group, one in zip(kv_cache_config.kv_cache_groups, groups, strict=True)
+        ),
+        on_cpu=compat.cpu_kernel(vllm_config, first.block_size, first.head_size) is not None,
+        groups=groups,
+    )
+    for shape in settings.also_read:
+        refuse_shape("kv_connector_extra_config: also_read", shape, facts)
+    return facts
+
+
+def attention_of(vllm_config: Any, kv_cache_config: Any) -> dict[str, str]:
+    """What the bytes of layers depend on. How they are cut into blocks is said where that differs."""
+    groups = [layers_of(group.kv_cache_spec)[0] for group in kv_cache_config.kv_cache_groups]
+    said = [
+        {
+            "head": f"{spec.head_size} {getattr(spec, 'head_size_v', None)}",
+            "window": str(getattr(spec, "sliding_window", None)),
+            "kind": type(spec).__name__,
+            "kernel": str(compat.cpu_kernel(vllm_config, spec.block_size, spec.head_size)),
+        }
+        for spec in groups
+    ]
+    if len(said) == 1:
+        return said[0]
+    blocks = [{"block": str(spec.block_size)} for spec in groups]
+    return {"groups": json.dumps([one | block for one, block in zip(said, blocks, strict=True)])}
+
+
+def page_bytes_of(group: Any) -> int:
+    """Bytes of a block of all layers of a group."""
+    layers = layers_of(group.kv_cache_spec)
+    each = len(group.layer_names) if len(layers) == 1 else 1
+    return sum(int(layer.page_size_bytes) for layer in layers) * each
+
+
+def refuse_shape(what: str, theirs: Shape, facts: Facts) -> None:
+    """Refuses chunks of a shape that cannot be cut as this engine needs them.
+
+    Pages of GPUs hold each token of a head in one piece. Those of CPUs do not: no other block size there.
+    """
+    mine = facts.shape
+    if theirs.block_tokens != mine.block_tokens and (facts.on_cpu or len(facts.groups) > 1):
+        where = "on CPUs" if facts.on_cpu else "with several groups of layers"
+        raise InvalidError(
+            f"{what}: block_tokens is {theirs.block_tokens}; allowed {where} is {mine.block_tokens}"
+        )
+    if theirs.tp != mine.tp and len({group.heads for group in facts.groups}) > 1:
+        raise InvalidError(
+            f"{what}: tp is {theirs.tp}; allowed is {mine.tp}, since layers have different numbers of heads"
+        )
+
+
+def model_text(model: Any) -> str:
+    """The model's configuration as the engine runs it."""
+    facts = {key: value for key, value in model.hf_text_config.to_dict().items() if key not in VOLATILE}
+    return json.dumps(facts, sort_keys=True, default=str)
+
+
+def dtype_of(cache_dtype: str, dtype: Any) -> str:
+    """The format of the elements. vLLM's `auto` is the model's own."""
+    name = str(dtype) if cache_dtype == "auto" else cache_dtype
+    if name == "torch.uint8":
+        name = cache_dtype
+    return name.removeprefix("torch.")
+
+
+def chunk_tokens_of(settings: Settings, groups: Sequence[Group]) -> int:
+    """Tokens of a chunk: whole blocks."""
+    block_tokens = block_tokens_of(groups)
+    tokens = settings.chunk_tokens or -(-CHUNK_TOKENS // block_tokens) * block_tokens
+    if tokens % block_tokens == 0:
+        return tokens
+    raise InvalidError(
+        f"kv_connector_extra_config: chunk_tokens is {tokens}; allowed are multiples of the engine's "
+        f"block size, which is {block_tokens}"
+    )
+
+
+def refuse_what_is_not_supported(vllm_config: Any) -> None:
+    """Says at the start what would otherwise be a wrong byte later."""
+    parallel = vllm_config.parallel_config
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        raise InvalidError(
+            "calculate_kv_scales is True: scales would depend on the first prompt; allowed is False"
+        )
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) != 1:
+            raise InvalidError(f"{name} is {getattr(parallel, name)}; allowed is 1")
+
+
+def refuse_another_policy(vllm_config: Any) -> None:
+    """Under a MultiConnector the engine goes by that one's policy, while each of its connectors sees its own.
+
+    Workers' halves see both: vLLM makes them while the whole configuration is the current one.
+    """
+    whole = get_current_vllm_config_or_none() or vllm_config
+    mine = vllm_config.kv_transfer_config.kv_load_failure_policy
+    engines = whole.kv_transfer_config.kv_load_failure_policy
+    if mine != engines:
+        raise InvalidError(
+            f"kv_load_failure_policy of ForebayConnector is {mine!r}; allowed is what "
+            f"{whole.kv_transfer_config.kv_connector} has, {engines!r}"
+        )

@@ -1,0 +1,339 @@
+"""The scheduler's half: which chunks a request gets from the node, and which of its own it gives to it.
+
+Knows vLLM's requests and what its scheduler calls and when. Bytes are the workers' business, policy that
+needs no vLLM is in `decide`, in `stores` and in `forebay.Slack`.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vllm.logger import init_logger
+
+import forebay
+from forebay.errors import InvalidError
+from forebay.vllm.connector import compat, handover
+from forebay.vllm.connector.config import Settings
+from forebay.vllm.connector.decide import Way, layerwise_is_possible, way_of_loading
+from forebay.vllm.connector.finder import Finder
+from forebay.vllm.connector.groups import fail_as_one
+from forebay.vllm.connector.matcher import Matcher
+from forebay.vllm.connector.metadata import Load, Report, Step
+from forebay.vllm.connector.namespace import Facts
+from forebay.vllm.connector.pace import Pace
+from forebay.vllm.connector.stats import Counts
+from forebay.vllm.connector.stores import Stores
+from forebay.vllm.connector.tracked import Ids, Loading, Tracked
+
+logger = init_logger("vllm.forebay.scheduler")
+
+FINISHED_WELL = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
+
+
+class SchedulerHalf:
+    """Lives in the process of vLLM's scheduler. One thread calls it."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        facts: Facts,
+        settings: Settings,
+        node: forebay.Node,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Asks and tells `node`."""
+        transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
+        self.facts, self.settings, self.node, self.clock = facts, settings, node, clock
+        self.engine_id = str(transfer.engine_id)
+        self.loads, self.keeps = bool(transfer.is_kv_consumer), bool(transfer.is_kv_producer)
+        self.layerwise_possible = layerwise_is_possible(
+            async_scheduling=bool(vllm_config.scheduler_config.async_scheduling),
+            recompute=transfer.kv_load_failure_policy == "recompute",
+            pipeline_ranks=parallel.pipeline_parallel_size,
+            as_one=fail_as_one(facts.groups),
+        )
+        if fail_as_one(facts.groups):
+            compat.find_failures_in_all_groups()
+        # Tokens behind the last accepted one whose KV may still change.
+        self.volatile = 0 if vllm_config.speculative_config is None else 1
+        self.workers = parallel.world_size
+        self.finder = Finder(node, facts, clock)
+        self.stores = Stores(facts, self.workers)
+        self.pace = Pace(facts, settings.profile)
+        self.counts = Counts()
+        self.matcher = Matcher(facts, settings, self.finder, self.pace, self.counts, clock)
+        self.tracked: dict[str, Tracked] = {}
+        self.running: set[str] = set()  # computing since the last step or admitted to this one
+        self.unstored: dict[str, Tracked] = {}  # have computed chunks that no store was planned for
+        self.leaving: dict[str, Tracked] = {}  # finished, and something of them is still to be stored
+        self.loading: dict[int, Tracked] = {}
+        self.new_loads: list[Load] = []
+        self.fresh: set[int] = set()  # blocks that were given out since the last step
+        self.jobs = 0
+        self.step = 0
+
+    # What vLLM tells about requests.
+
+    def added(self, request: Any) -> None:
+        """A request came. One whose KV depends on more than its tokens and its salt is left alone."""
+        if (
+            request.prompt_token_ids is None
+            or request.mm_features
+            or request.lora_request is not None
+            or request.pooling_params is not None
+            or getattr(request, "resumable", False)
+        ):
+            self.counts.add("requests_left_alone")
+            return
+        namespaces = self.facts.namespaces(request.cache_salt, self.facts.shape)
+        one = Tracked(request, Ids(self.facts.shape, namespaces, self.facts.chunk_tokens))
+        try:
+            one.ticket = handover.ticket_of(self.params(request), request.num_prompt_tokens, self.facts)
+        except InvalidError as error:
+            self.counts.add("handovers_refused")
+            logger.warning("request %s is computed here: %s", one.name, error)
+        self.tracked[one.name] = one
+
+    def params(self, request: Any) -> Any:
+        """What a proxy says of a hand-over, unless that is for another connector."""
+        return request.kv_transfer_params if self.settings.handovers else None
+
+    def match(self, request: Any, held: int) -> tuple[int | None, bool]:
+        """How many tokens behind the `held` ones the node has, and whether they come in the background.
+
+        Keeps nothing in the node. None: ask again, the node has not answered yet, or the chunks of a
+        hand-over are still coming.
+        """
+        one = self.tracked.get(request.request_id)
+        if one is None or not self.loads or request.skip_reading_prefix_cache:
+            return 0, False
+        one.held = held
+        found = self.matcher.found(one)
+        if found is None:
+            return None, False
+        usable = min(found.tokens, request.num_tokens)
+        if usable - held <= 0:
+            return 0, False
+        others = len(self.running - {one.name})
+        loaded = found.chunks - held // self.facts.chunk_tokens
+        way = way_of_loading(
+            layerwise_possible=self.layerwise_possible,
+            handed=one.handed is not None,
+            others=others,
+            load_s=self.pace.load_s(loaded * self.facts.chunk_bytes),
+        )
+        one.way_layerwise = way is Way.LAYERWISE
+        if one.way_layerwise or self.facts.has_windows:
+            # One token at least is computed. A window must still have what that one sees.
+            usable = min(usable, request.num_tokens - 1)
+        return max(0, usable - held), usable > held and not one.way_layerwise
+
+    def allocated(self, request: Any, blocks: Any, external: int) -> None:
+        """A request got blocks: all of them are told. `external` of its tokens are to be loaded into them."""
+        one = self.tracked.get(request.request_id)
+        table = [[0 if block.is_null else block.block_id for block in group] for group in blocks.blocks]
+        if one is None:
+            self.fresh.update(block for group in table for block in group)
+            return
+        one.notice_preemption()
+        held = [one.held // group.block_tokens for group in self.facts.groups]
+        mine = [len(group) for group in one.blocks] or held
+        for group, have in zip(table, mine, strict=True):
+            self.fresh.update(group[have:])
+        if not one.blocks:
+            one.start_over(one.held + external)
+        one.blocks = table
+        self.running.add(one.name)
+        if external > 0:
+            self.load(one)
+
+    def load(self, one: Tracked) -> None:
+        """Loads what was found into the blocks that the request got for it."""
+        found, size = one.found, self.facts.chunk_tokens
+        assert found is not None
+        first = one.held // size
+        pages = [
+            group.wanted(table, first * size, found.tokens, one.held)
+            for group, table in zip(self.facts.groups, one.blocks, strict=True)
+        ]
+        ids = [of_rank[first:] for of_rank in found.ids]
+        self.jobs += 1
+        tokens = found.tokens - first * size
+        theirs, mine = found.shape.block_tokens, self.facts.shape.block_tokens
+        self.new_loads.append(
+            Load(
+                job=self.jobs,
+                request=one.name,
+                sources=self.finder.sources(found.shape, ids),
+                pages=pages,
+                tokens=tokens,
+                source_page_tokens=None if theirs == mine else theirs,
+                layerwise=one.way_layerwise,
+            )
+        )
+        one.loading = Loading(
+            job=self.jobs,
+            first_chunk=first,
+            tokens=tokens,
+            layerwise=one.way_layerwise,
+            began_s=self.clock(),
+            bytes=len(ids[0]) * self.facts.chunk_bytes,
+            tiers=found.tiers(first),
+            holds=self.finder.hold(ids),
+            usable=tokens,
+        )
+        self.loading[self.jobs] = one
+        if not one.way_layerwise:
+            self.running.discard(one.name)
+        for tier, chunks in one.loading.tiers.items():
+            if chunks:
+                self.counts.add(f"tokens_{tier}", chunks * size)
+
+    def finished(self, request: Any, blocks: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+        """A request ended. True: its blocks are still read."""
+        self.running.discard(request.request_id)
+        one = self.tracked.pop(request.request_id, None)
+        if one is None or one.loading is not None and not one.loading.layerwise:
+            self.unstored.pop(request.request_id, None)
+            return False, None  # vLLM itself waits for the end of a load in the background.
+        well = request.status.name in FINISHED_WELL
+        if well and self.keeps and not one.gap:
+            self.aim(one, request.num_computed_tokens)
+        params = None
+        if well and self.keeps and not one.gap and handover.is_prefill(self.params(request)):
+            params = handover.answer(request, blocks, self.engine_id, self.facts)
+        if not well:
+            one.goal, one.tail = one.planned, False
+        if one.is_stored:
+            self.unstored.pop(one.name, None)
+            if not one.stores:
+                return False, params
+        else:
+            self.unstored[one.name] = one
+        self.leaving[one.name] = one
+        return True, params
+
+    # What happens in a step.
+
+    def build(self, output: Any) -> Step:
+        """What the workers do in the step that vLLM has just scheduled."""
+        self.step += 1
+        self.finder.new_step()
+        for name in getattr(output, "preempted_req_ids", None) or ():
+            self.preempted(name)
+        self.follow(output)
+        step = Step(self.step, idle=output.total_num_scheduled_tokens == 0)
+        step.flush = self.stores.touched(self.fresh) if self.fresh else []
+        step.loads, self.new_loads = self.new_loads, []
+        self.fresh.clear()
+        for name, one in list(self.unstored.items()):
+            self.plan(one, step)
+            if one.is_stored:
+                del self.unstored[name]
+        for one in list(self.leaving.values()):
+            if one.is_stored:
+                step.sent[one.name] = sorted(one.stores)
+                del self.leaving[one.name]
+        if output.total_num_scheduled_tokens > len(output.num_scheduled_tokens) and not step.loads:
+            self.pace.began(self.step, output.num_scheduled_tokens, self.tracked, self.clock())
+        return step
+
+    def follow(self, output: Any) -> None:
+        """Which blocks requests have, and which tokens are computed when the step is over."""
+        cached = output.scheduled_cached_reqs
+        for name, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if new is None or name in cached.resumed_req_ids:
+                continue  # The whole table of a resumed request was told when it got its blocks.
+            one = self.tracked.get(name)
+            for group in new:
+                self.fresh.update(group)
+            if one is not None and one.blocks:
+                for have, more in zip(one.blocks, new, strict=True):
+                    have.extend(more)
+        for name in (*(new.req_id for new in output.scheduled_new_reqs), *cached.resumed_req_ids):
+            one = self.tracked.get(name)
+            if one is not None and one.request.num_computed_tokens > one.begun:
+                one.gap = True  # Another connector loads the rest: whether that is right is not known here.
+        self.running = set(output.num_scheduled_tokens)
+        unsure = any(one.loading is not None and one.loading.layerwise for one in self.loading.values())
+        if not self.keeps or unsure:
+            return  # What is computed in the step of a load is right only if the load was.
+        # The one loop over all requests in each step.
+        for name, tokens in output.num_scheduled_tokens.items():
+            one = self.tracked.get(name)
+            if one is not None and one.request.num_computed_tokens + tokens >= one.next_tokens:
+                self.aim(one, one.request.num_computed_tokens + tokens)
+
+    def aim(self, one: Tracked, computed: int) -> None:
+        """The chunks among the first `computed` tokens are to be stored."""
+        request, size, prompt = one.request, self.facts.chunk_tokens, one.request.num_prompt_tokens
+        certain = min(computed, request.num_tokens)
+        prefill = handover.is_prefill(self.params(request))
+        if prefill:
+            certain = min(certain, prompt)
+            one.tail = certain == prompt and prompt % size > 0 and not one.tailed
+        elif certain > prompt:
+            certain -= self.volatile
+        one.goal = max(one.goal, certain // size)
+        one.next_tokens = (one.goal + 1) * size
+        if prefill and certain < prompt:
+            one.next_tokens = min(one.next_tokens, prompt)
+        one.ids.grow(request.all_token_ids, one.goal)
+        if not one.is_stored:
+            self.unstored[one.name] = one
+
+    def plan(self, one: Tracked, step: Step) -> None:
+        """Stores what there is room for."""
+        one.computed = one.request.num_computed_tokens
+        store = self.stores.plan(one, self.jobs + 1)
+        if store is not None:
+            self.jobs += 1
+            step.stores.append(store)
+
+    def preempted(self, name: str) -> None:
+        """A request lost its blocks; it may have new ones already."""
+        self.running.discard(name)
+        one = self.tracked.get(name)
+        if one is not None:
+            one.notice_preemption()
+
+    def ended(self, report: Report) -> None:
+        """What the workers say has ended."""
+        self.pace.ended(report.step, self.clock())
+        for job, workers in report.stores.items():
+            self.stores.ended(job, workers)
+        for job, ended in report.loads.items():
+            one = self.loading.get(job)
+            if one is None or one.loading is None:
+                continue
+            one.loading.workers += ended.workers
+            one.loading.usable = min(one.loading.usable, ended.tokens)
+            if one.loading.workers >= self.workers:
+                del self.loading[job]
+                self.load_ended(one, one.loading)
+
+    def load_ended(self, one: Tracked, load: Loading) -> None:
+        """A load is over everywhere. What did not come is not asked for again by this request."""
+        one.loading = None
+        for hold in load.holds:
+            hold.release()
+        if load.usable >= load.tokens:
+            if not load.layerwise:
+                self.pace.loaded(load, self.clock())
+            return
+        one.chunk_limit = load.first_chunk + load.usable // self.facts.chunk_tokens
+        one.known = min(one.known, one.chunk_limit)
+        one.found = one.handed = one.ticket = None
+        self.counts.add("loads_failed")
+        if load.layerwise:
+            one.planned = min(one.planned, one.known)
+            one.goal, one.next_tokens = one.planned, 0
+        else:
+            one.blocks = []
+
+    def close(self) -> None:
+        """Nothing is asked any more."""
+        for one in self.loading.values():
+            for hold in one.loading.holds if one.loading is not None else ():
+                hold.release()
+        self.node.close()

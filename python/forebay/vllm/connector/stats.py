@@ -1,0 +1,115 @@
+"""What is counted, and how vLLM gets to see it: in its log and as Prometheus metrics.
+
+Knows names of counters. All of them only grow, so adding up is all there is to do with them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.v1.metrics.utils import create_metric_per_engine
+
+# What there is to count, and what it means. The scheduler's half counts the first, the workers the others.
+COUNTERS = {
+    "requests_left_alone": "Requests whose KV depends on more than tokens and salt",
+    "tokens_memory": "Tokens of chunks to be loaded that were in the node's memory",
+    "tokens_disk": "Tokens of chunks to be loaded that were on the node's disk",
+    "tokens_peer": "Tokens of chunks to be loaded that other nodes had",
+    "loads_failed": "Requests of whose chunks some did not come",
+    "handovers": "Requests that found all that a prefiller had stored",
+    "handovers_late": "Requests that did not find it in time",
+    "handovers_refused": "Requests with a ticket that this engine cannot use",
+    "loads": "Loads that were begun, of each worker",
+    "loads_short": "Loads that ended with fewer tokens than asked for",
+    "load_us": "Microseconds from the beginning to the end of loads",
+    "bytes_loaded": "Bytes that were copied into KV blocks",
+    "chunks_corrupt": "Chunks with bytes that were not those that were stored",
+    "layers_late": "Times that an engine had to wait for a layer",
+    "bubble_us": "Microseconds that engines waited for layers",
+    "stores": "Chunks that were given to be stored",
+    "stores_done": "Of those, what the node took or had",
+    "stores_refused": "Of those, what was not stored because too many bytes were on their way",
+    "stores_failed": "Of those, what was not stored for any other reason",
+    "bytes_stored": "Bytes that were stored",
+}
+
+
+class Deltas:
+    """Turns totals into what came on top."""
+
+    def __init__(self) -> None:
+        """Since the beginning."""
+        self.seen: dict[str, int | float] = {}
+
+    def take(self, totals: Mapping[str, int | float]) -> "Stats | None":
+        """What came on top since the last time."""
+        data = {name: totals[name] - self.seen.get(name, 0) for name in COUNTERS if name in totals}
+        self.seen.update(totals)
+        grown = {name: more for name, more in data.items() if more > 0}
+        return Stats(grown) if grown else None
+
+
+class Counts:
+    """What a half counts itself."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.totals: dict[str, int | float] = {}
+        self.deltas = Deltas()
+        self.grown = False
+
+    def add(self, name: str, count: int | float = 1) -> None:
+        """Counts."""
+        self.totals[name] = self.totals.get(name, 0) + count
+        self.grown = True
+
+    def take(self) -> "Stats | None":
+        """What was counted since the last time."""
+        if not self.grown:
+            return None  # As after nearly every step.
+        self.grown = False
+        return self.deltas.take(self.totals)
+
+
+class Stats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not there when types are checked
+    """Counters of an interval, of one half or of several."""
+
+    data: dict[str, int | float]
+
+    def reset(self) -> None:
+        """Begins again."""
+        self.data = {}
+
+    def aggregate(self, other: "Stats") -> "Stats":
+        """Both together."""
+        for name, count in other.data.items():
+            self.data[name] = self.data.get(name, 0) + count
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """What the log line says."""
+        return {name: self.data[name] for name in COUNTERS if name in self.data}
+
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return not self.data
+
+
+class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM is not there when types are checked
+    """Each counter as `vllm:forebay_<name>`."""
+
+    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], labelvalues: Any) -> None:
+        """Registers them."""
+        super().__init__(vllm_config, metric_types, labelnames, labelvalues)
+        self.counters = {}
+        for name, text in COUNTERS.items():
+            counter = self._counter_cls(
+                name=f"vllm:forebay_{name}", documentation=text, labelnames=labelnames
+            )
+            self.counters[name] = create_metric_per_engine(counter, labelvalues)
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Adds an interval."""
+        for name, count in transfer_stats_data.items():
+            if name in self.counters:
+                self.counters[name][engine_idx].inc(count)

@@ -1,0 +1,104 @@
+"""Which computed chunks are stored, when, and whose blocks must wait for that.
+
+Knows jobs, the blocks that they read, and how many bytes are on their way. Must never know why a request
+has blocks.
+"""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from forebay.vllm.connector.metadata import Pages, Store, Stored
+from forebay.vllm.connector.namespace import Facts
+from forebay.vllm.connector.tracked import Tracked
+
+# Bytes of one rank that are being stored at a time. What comes on top waits for a later step.
+IN_FLIGHT_BYTES = 512 << 20
+
+
+@dataclass
+class Job:
+    """A store that has not ended at every worker."""
+
+    owner: Tracked
+    blocks: set[int]
+    chunks: int
+    workers: int = 0  # where it has ended
+
+
+class Stores:
+    """The stores that are on their way."""
+
+    def __init__(self, facts: Facts, workers: int) -> None:
+        """Of none."""
+        self.facts = facts
+        self.workers = workers
+        self.limit = max(1, IN_FLIGHT_BYTES // max(1, facts.chunk_bytes))
+        if facts.has_windows:
+            self.limit = sys.maxsize  # What waits has left the window. Too much at once, workers refuse.
+        self.jobs: dict[int, Job] = {}
+        self.chunks = 0
+
+    def plan(self, one: Tracked, job: int) -> Store | None:
+        """The next chunks of a request that are to be stored, if there are any and there is room for them."""
+        if one.gap:
+            return None
+        size, room = self.facts.chunk_tokens, self.limit - self.chunks
+        first, last = one.planned, min(one.goal, one.planned + room)
+        tail = one.tail and last == one.goal and last - first < room
+        end = one.request.num_prompt_tokens if tail else last * size
+        if end <= first * size:
+            return None
+        pages = self.pages(one, first * size, end)
+        if pages is None:
+            one.gap = True
+            return None
+        one.planned, one.tail, one.tailed = last, one.tail and not tail, one.tailed or tail
+        count = last - first + tail
+        self.jobs[job] = Job(one, set(np.concatenate(pages).tolist()), count)
+        self.chunks += count
+        one.stores.add(job)
+        return Store(job, self.named(one, first, end), pages)
+
+    def named(self, one: Tracked, first: int, end: int) -> list[list[Stored]]:
+        """Ids and parents of the chunks from the chunk `first` on up to the token `end`, for each rank."""
+        size = self.facts.chunk_tokens
+        if end % size:
+            ids = one.ids.with_tail(one.request.all_token_ids[:end], end // size)
+        else:
+            ids = [of_rank[: end // size] for of_rank in one.ids.ranks]
+        return [
+            [
+                (of_rank[chunk], of_rank[chunk - 1] if chunk else None, min(size, end - chunk * size))
+                for chunk in range(first, len(of_rank))
+            ]
+            for of_rank in ids
+        ]
+
+    def pages(self, one: Tracked, start: int, end: int) -> Pages | None:
+        """The blocks of the tokens from `start` to `end`; nothing if some of them are others' by now."""
+        pages = []
+        for group, table in zip(self.facts.groups, one.blocks, strict=False):
+            kept = group.kept(table, start, end, self.facts.chunk_tokens, one.computed)
+            if kept is None:
+                return None
+            pages.append(kept)
+        return pages or None
+
+    def touched(self, blocks: Iterable[int]) -> list[int]:
+        """The stores that still read one of `blocks`, which are about to be written."""
+        fresh = set(blocks)
+        return [number for number, job in self.jobs.items() if not fresh.isdisjoint(job.blocks)]
+
+    def ended(self, number: int, workers: int) -> None:
+        """A store ended at some workers."""
+        job = self.jobs.get(number)
+        if job is None:
+            return
+        job.workers += workers
+        if job.workers >= self.workers:
+            del self.jobs[number]
+            self.chunks -= job.chunks
+            job.owner.stores.discard(number)

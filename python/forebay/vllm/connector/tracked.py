@@ -1,0 +1,154 @@
+"""What the scheduler's half remembers of a request.
+
+Knows a request's chunk ids, its blocks, what is being loaded and stored of it. Must never decide anything.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import forebay
+from forebay.vllm.connector.config import Shape
+from forebay.vllm.connector.handover import Ticket
+
+# Where chunks may be, the nearest first.
+TIERS = ("memory", "disk", "peer")
+
+
+class Ids:
+    """The chunk ids of a request's tokens, as the ranks of one shape name them. They grow with the tokens."""
+
+    def __init__(self, shape: Shape, namespaces: Sequence[bytes], chunk_tokens: int) -> None:
+        """Of no token yet."""
+        self.shape = shape
+        self.chunk_tokens = chunk_tokens
+        self.namespaces = namespaces
+        self.ranks: list[list[bytes]] = [[] for _ in namespaces]
+
+    def grow(self, tokens: Sequence[int], chunks: int | None = None) -> None:
+        """Names the first `chunks` whole chunks of `tokens`, or all. Tokens of before are the same."""
+        have = len(self.ranks[0])
+        chunks = len(tokens) // self.chunk_tokens if chunks is None else chunks
+        new = tokens[have * self.chunk_tokens : chunks * self.chunk_tokens]
+        if not new:
+            return
+        for namespace, ids in zip(self.namespaces, self.ranks, strict=True):
+            parent = ids[-1] if ids else None
+            ids.extend(forebay.chunk_ids(namespace, new, self.chunk_tokens, parent=parent))
+
+    def with_tail(self, tokens: Sequence[int], chunks: int) -> list[list[bytes]]:
+        """The ids of the first `chunks` whole chunks, and one of what `tokens` are left behind them."""
+        rest = tokens[chunks * self.chunk_tokens :]
+        found = [ids[:chunks] for ids in self.ranks]
+        if rest:
+            for namespace, ids in zip(self.namespaces, found, strict=True):
+                parent = ids[-1] if ids else None
+                ids += forebay.chunk_ids(namespace, rest, self.chunk_tokens, parent=parent, tail=True)
+        return found
+
+
+@dataclass
+class Asked:
+    """What the node was asked for: ids by rank in the shape of who stored them, and what they cover."""
+
+    shape: Shape
+    ids: list[list[bytes]]
+    tokens: int
+    finding: forebay.Finding
+
+
+@dataclass
+class Found:
+    """The chunks of a request that can be loaded: ids by rank in the shape of who stored them."""
+
+    shape: Shape
+    ids: list[list[bytes]]
+    tokens: int  # of the request, that they cover
+    in_memory: int = 0
+    on_disk: int = 0
+    on_peers: int = 0
+
+    @property
+    def chunks(self) -> int:
+        """How many there are."""
+        return len(self.ids[0])
+
+    def tiers(self, first: int) -> dict[str, int]:
+        """How many of the chunks from `first` on are where. The nearest come first in a sequence."""
+        on_disk = self.in_memory + self.on_disk
+        bounds = [max(first, bound) for bound in (0, self.in_memory, on_disk, self.chunks)]
+        return {name: end - start for name, start, end in zip(TIERS, bounds[:-1], bounds[1:], strict=True)}
+
+
+@dataclass
+class Loading:
+    """A load that has not ended at every worker."""
+
+    job: int
+    first_chunk: int
+    tokens: int
+    layerwise: bool
+    began_s: float
+    bytes: int
+    tiers: dict[str, int]
+    holds: list[forebay.Hold]
+    workers: int = 0  # where it has ended
+    usable: int = 0
+
+
+@dataclass
+class Tracked:
+    """One request."""
+
+    request: Any
+    ids: Ids
+    ticket: Ticket | None = None
+    wanted: Found | None = None  # what the ticket promises
+    wanted_s: float = 0.0  # since when it is waited for
+    asked: list[Asked] | None = None  # of the node, and not all of it was answered yet
+    found: Found | None = None
+    found_s: float = 0.0
+    found_held: int = 0
+    held: int = 0  # tokens that vLLM had when it asked last
+    handed: Found | None = None  # what a prefiller stored
+    known: int = 0  # chunks that need not be stored
+    way_layerwise: bool = False
+    chunk_limit: int | None = None  # loads failed behind it
+    loading: Loading | None = None
+    blocks: list[list[int]] = field(default_factory=list)  # by group; 0: none
+    computed: int = 0  # tokens: what of them windows have left may be others'
+    goal: int = 0  # whole chunks that are computed
+    next_tokens: int = 0  # so many have to be computed before there is another one
+    planned: int = 0  # of them, those that are stored, being stored or known to be there
+    tail: bool = False  # what is behind them is stored too
+    tailed: bool = False  # it is being stored, or was
+    begun: int = 0  # tokens that were there when it got its blocks, or are loaded into them
+    gap: bool = False  # a chunk cannot be stored: those behind it would not be found
+    preemptions: int = 0  # that were noticed
+    stores: set[int] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        """vLLM's id of the request."""
+        return str(self.request.request_id)
+
+    def start_over(self, begun: int) -> None:
+        """There are blocks, and nothing is computed yet behind the first `begun` tokens."""
+        self.begun = begun
+        self.planned = self.goal = self.known
+        self.next_tokens = 0
+        self.gap = False
+
+    def notice_preemption(self) -> None:
+        """Its blocks are others' now; what was not stored yet will not be."""
+        if self.preemptions == self.request.num_preemptions:
+            return
+        self.preemptions = self.request.num_preemptions
+        self.blocks = []
+        self.goal = self.planned
+        self.tail = False
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether nothing is left to be planned."""
+        return self.gap or (self.planned >= self.goal and not self.tail)

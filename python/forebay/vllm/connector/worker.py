@@ -1,0 +1,258 @@
+"""The worker's half: moves what the scheduler's half planned, by `forebay.PagedCache`.
+
+Knows the engine's tensors and the moments of a step. Must never know tokens, or why something moves. Each
+method is called once a step, or once a layer; none of them looks at single blocks and layers.
+"""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.logger import init_logger
+
+import forebay
+from forebay.errors import ForebayError, InvalidError
+from forebay.vllm.connector import compat
+from forebay.vllm.connector.config import Settings
+from forebay.vllm.connector.groups import fail_as_one, groups_of
+from forebay.vllm.connector.metadata import Ended, Load, Report, Step
+from forebay.vllm.connector.namespace import (
+    chunk_tokens_of,
+    refuse_another_policy,
+    refuse_what_is_not_supported,
+)
+from forebay.vllm.connector.stats import Deltas, Stats
+
+logger = init_logger("vllm.forebay.worker")
+
+# An engine that only waits for loads and stores looks again after this time at the latest.
+IDLE_S = (0.0002, 0.0005, 0.001, 0.002)
+# How long copies may take to let go of blocks before it is said aloud; it is waited for in any case.
+QUIET_S = 30.0
+
+
+class WorkerHalf:
+    """Lives in a worker. The thread that runs the model calls it."""
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings) -> None:
+        """Of a worker whose tensors are still to come."""
+        refuse_what_is_not_supported(vllm_config)
+        refuse_another_policy(vllm_config)
+        self.vllm_config, self.settings = vllm_config, settings
+        self.groups = groups_of(kv_cache_config)
+        self.names = [group.layer_names for group in kv_cache_config.kv_cache_groups]
+        self.num_blocks = kv_cache_config.num_blocks
+        self.rank, self.ranks = compat.world(vllm_config)
+        self.cache: forebay.PagedCache | None = None
+        self.device: Any = None
+        self.layers: dict[str, int] = {}
+        self.tensors: list[Any] = []  # Kept: `cache` has their addresses.
+        self.loads: dict[int, Load] = {}
+        self.layerwise: set[int] = set()  # loads of this step
+        self.stores: set[int] = set()
+        self.step: Step | None = None
+        self.unsent: dict[str, set[int]] = {}
+        self.invalid: set[int] = set()
+        self.failed: set[str] = set()  # requests, where vLLM asks for these and not for blocks
+        self.report = Report(0)
+        self.received: set[str] = set()
+        self.idle_steps = 0
+        self.deltas = Deltas()
+
+    def register(self, tensors: dict[str, Any]) -> None:
+        """The KV cache is there. Layers of a group that have the same pages are one.
+
+        Layers of several groups may lie in the same place: they have it by turns, block by block.
+        """
+        layers = [(name, number) for number, names in enumerate(self.names) for name in names]
+        layers = [(name, number) for name, number in layers if name in tensors]
+        layers.sort(key=lambda layer: compat.layer_number(layer[0]))
+        absent = set(range(len(self.groups))) - {number for _, number in layers}
+        if absent:
+            raise InvalidError(
+                f"rank {self.rank} has no layer of group {min(absent)}; allowed are pipeline stages with "
+                "layers of each group"
+            )
+        places: list[tuple[int, int, int, int, int]] = []
+        heads = [group.heads for group in self.groups]
+        for name, number in layers:
+            place, whole = self.place(name, tensors[name], number)
+            if not whole:
+                heads[number] = 1
+            if place not in places:
+                places.append(place)
+            self.layers[name] = places.index(place)
+        self.tensors = [tensors[name] for name, _ in layers]
+        self.device = self.tensors[0].device
+        self.cache = forebay.PagedCache(
+            self.settings.node,
+            places,
+            page_tokens=[group.block_tokens for group in self.groups],
+            chunk_tokens=chunk_tokens_of(self.settings, self.groups),
+            heads=heads,
+            device=self.device.index or 0 if self.device.type == "cuda" else None,
+            token=self.settings.token,
+            name=f"vllm {self.vllm_config.kv_transfer_config.engine_id} rank {self.rank}",
+            tenant=self.settings.tenant,
+            copy_threads=self.settings.copy_threads,
+        )
+
+    def place(self, name: str, tensor: Any, group: int) -> tuple[tuple[int, int, int, int, int], bool]:
+        """Where a layer's pages lie, and whether a page is cut by heads first."""
+        if tensor.shape[0] % self.num_blocks:
+            raise InvalidError(
+                f"layer {name} has {tensor.shape[0]} blocks; allowed are multiples of {self.num_blocks}"
+            )
+        parts = tensor.shape[0] // self.num_blocks  # Kernels may use smaller blocks than the scheduler.
+        width = tensor.element_size()
+        if not tensor[0].is_contiguous() or (parts > 1 and not tensor.is_contiguous()):
+            raise InvalidError(
+                f"layer {name} has pages with strides {tensor.stride()}; allowed is the layout HND: "
+                "do not set VLLM_KV_CACHE_LAYOUT"
+            )
+        page_bytes = tensor[0].numel() * width * parts
+        stride_bytes = tensor.stride(0) * width * parts
+        return (tensor.data_ptr(), self.num_blocks, stride_bytes, page_bytes, group), parts == 1
+
+    # The moments of a step, in the order of a step.
+
+    def before(self, step: Step) -> None:
+        """Blocks are about to be written: stores that still read them end first."""
+        if self.cache is None or not step.flush:
+            return
+        mine = [job for job in step.flush if job in self.stores]
+        while mine and not self.cache.wait_stored(mine, QUIET_S):
+            logger.warning("stores have not ended in %d s; the engine waits for them", QUIET_S)
+
+    def begin(self, step: Step, forward_context: Any) -> None:
+        """Loads begin."""
+        self.step, self.report = step, Report(step.number)
+        if self.cache is None or not (step.loads or self.layerwise):
+            return
+        stream = compat.stream_of(self.device)
+        for load in step.loads:
+            self.loads[load.job] = load
+            try:
+                self.cache.load(
+                    load.job,
+                    load.sources[self.rank],
+                    load.pages,  # type: ignore[arg-type]  # numpy's arrays are buffers, its types do not say so
+                    tokens=load.tokens,
+                    source_page_tokens=load.source_page_tokens,
+                    layerwise=load.layerwise,
+                    stream=stream,
+                )
+            except ForebayError as error:
+                self.load_ended(load.job, 0, str(error))
+                continue
+            if load.layerwise:
+                self.layerwise.add(load.job)
+        if self.layerwise and compat.runs_whole_graph(forward_context):
+            self.cache.wait_loads(stream)
+
+    def layer(self, name: str) -> None:
+        """A layer is about to be used."""
+        if self.layerwise and self.cache is not None:
+            self.cache.wait_layer(self.layers[name], compat.stream_of(self.device))
+
+    def computed(self) -> None:
+        """The forward pass was submitted: what it computes is stored behind it."""
+        step = self.step
+        if self.cache is None or step is None or not step.stores:
+            return
+        stream = compat.stream_of(self.device)
+        for store in step.stores:
+            try:
+                self.cache.store(
+                    store.job,
+                    store.chunks[self.rank],
+                    store.pages,  # type: ignore[arg-type]
+                    stream=stream,
+                )
+                self.stores.add(store.job)
+            except ForebayError as error:
+                logger.warning("chunks were not stored: %s", error)
+                self.report.stores[store.job] = 1
+        step.stores = []
+
+    def ended(self) -> tuple[set[str] | None, set[str] | None]:
+        """Which requests' blocks are no longer read, and which ones' are filled."""
+        self.computed()
+        step = self.step
+        if self.cache is None or step is None:
+            return None, None
+        if self.loads or self.stores:
+            self.take()
+        while self.layerwise:
+            # A step's own loads have ended for the engine's stream; how, must be known before its tokens are.
+            self.cache.wait_loaded(list(self.layerwise), QUIET_S)
+            self.take()
+        for name, jobs in step.sent.items():
+            self.unsent[name] = set(jobs)
+        sent = {name for name, jobs in self.unsent.items() if jobs.isdisjoint(self.stores)}
+        for name in sent:
+            del self.unsent[name]
+        received, self.received = self.received, set()
+        self.rest(step, bool(sent or received))
+        return sent or None, received or None
+
+    def take(self) -> None:
+        """What the cache says has ended."""
+        assert self.cache is not None
+        loads, stores = self.cache.take_ended()
+        for job, tokens, why in loads:
+            self.load_ended(job, tokens, why)
+        for job in stores:
+            self.stores.discard(job)
+            self.report.stores[job] = 1
+
+    def load_ended(self, job: int, tokens: int, why: str | None) -> None:
+        """A load is over, with `tokens` that may be used."""
+        load = self.loads.pop(job)
+        self.layerwise.discard(job)
+        self.report.loads[job] = Ended(1, tokens)
+        if not load.layerwise:
+            self.received.add(load.request)
+        if tokens >= load.tokens:
+            return
+        logger.warning("request %s: %d of %d tokens were loaded: %s", load.request, tokens, load.tokens, why)
+        if not fail_as_one(self.groups):
+            self.invalid.update(self.bad_blocks(load, tokens))
+        elif compat.FAILURES_BY_REQUEST:
+            self.failed.add(load.request)
+        else:
+            self.invalid.update(self.bad_blocks(load, 0))
+
+    def bad_blocks(self, load: Load, tokens: int) -> Iterable[int]:
+        """The blocks of a load that do not hold what they should if only `tokens` came."""
+        for group, pages in zip(self.groups, load.pages, strict=True):
+            bad = pages[tokens // group.block_tokens :]
+            yield from bad[bad >= 0].tolist()
+
+    def rest(self, step: Step, ended: bool) -> None:
+        """An engine with nothing to compute asks again and again; others need the processor meanwhile."""
+        assert self.cache is not None
+        if not step.idle or ended or step.loads:
+            self.idle_steps = 0
+            return
+        limit_s = IDLE_S[min(self.idle_steps, len(IDLE_S) - 1)]
+        self.idle_steps += 1
+        if self.loads:
+            self.cache.wait_loaded(list(self.loads), limit_s)
+        elif self.stores:
+            self.cache.wait_stored(list(self.stores), limit_s)
+        else:
+            time.sleep(limit_s)
+
+    def stats(self) -> Stats | None:
+        """What was counted since the last time, where something may have been."""
+        report = self.report
+        if self.cache is None or not (report.loads or report.stores):
+            return None
+        return self.deltas.take(self.cache.stats())
+
+    def close(self) -> None:
+        """Returns when nothing touches the tensors any more."""
+        if self.cache is not None:
+            self.cache.close()
+            self.cache = None

@@ -1,0 +1,132 @@
+"""`python -m forebay.vllm.profile`: how long a model computes for new tokens behind a prefix.
+
+What it writes is a beginning for the connector (`profile` in its settings), which would otherwise learn it
+from its first requests: with it the first prompt is already loaded or computed, whichever is sooner. Knows
+vLLM's public interface and which steps to time; what follows from the times is `forebay.Slack`'s affair.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import InvalidError
+
+NEW_TOKENS = (16, 64, 256, 1024, 2048, 4096, 8192)
+PREFIX_TOKENS = (0, 1024, 4096, 16384, 65536, 131072)
+RUNS = 3
+VERSION = 1  # Of the profile.
+ANSWER_TOKENS = 1
+TOKEN_MIN = 3  # Lower ids are often special.
+
+
+class Timer:
+    """An engine in this process, asked for one step at a time."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        from vllm import LLM, SamplingParams
+
+        self.llm = LLM(**arguments)
+        config = self.llm.llm_engine.vllm_config
+        self.layers = int(config.model_config.get_total_num_hidden_layers())
+        self.most_tokens = int(config.model_config.max_model_len)
+        self.most_new = int(config.scheduler_config.max_num_batched_tokens)
+        self.vocabulary = int(config.model_config.get_vocab_size())
+        self.block_tokens = int(config.cache_config.block_size)
+        self.sampling = SamplingParams(
+            max_tokens=ANSWER_TOKENS, temperature=0, ignore_eos=True, detokenize=False
+        )
+        self.random = random.Random(0)
+        self.asked = 0
+
+    def draw(self, tokens: int) -> list[int]:
+        """Tokens that nobody has asked for."""
+        return self.random.choices(range(TOKEN_MIN, self.vocabulary), k=tokens)
+
+    def ask(self, prompt: list[int]) -> tuple[float, int]:
+        """Seconds of the steps that a prompt takes, and how many of its tokens were in the prefix cache."""
+        engine, cached = self.llm.llm_engine, 0
+        self.asked += 1
+        engine.add_request(str(self.asked), {"prompt_token_ids": prompt}, self.sampling)
+        begun = time.perf_counter()
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                cached = output.num_cached_tokens or 0
+        return time.perf_counter() - begun, cached
+
+
+def plan(most_tokens: int, most_new: int, block_tokens: int) -> Iterator[tuple[int, list[int]]]:
+    """Prefixes in whole blocks, each longer than the last, and the steps to time behind each."""
+    for prefix in PREFIX_TOKENS:
+        whole = prefix // block_tokens * block_tokens
+        steps = [new for new in NEW_TOKENS if new <= most_new and whole + new + ANSWER_TOKENS <= most_tokens]
+        if steps:
+            yield whole, steps
+
+
+def times(timer: Timer) -> Iterator[tuple[int, int, float]]:
+    """New tokens, prefix tokens and seconds of each timed step. A first run of each is for the kernels."""
+    prefix: list[int] = []
+    for length, steps in plan(timer.most_tokens, timer.most_new, timer.block_tokens):
+        prefix += timer.draw(length - len(prefix))
+        if prefix:
+            timer.ask(prefix)
+        for new in steps:
+            for run in range(RUNS + 1):
+                seconds, cached = timer.ask(prefix + timer.draw(new))
+                if cached != length:
+                    print(f"{new} behind {length}: {cached} were there, not timed", file=sys.stderr)
+                elif run > 0:
+                    yield new, length, seconds
+
+
+def profile_of(layers: int, steps: Iterable[tuple[int, int, float]]) -> str:
+    """The profile, as `forebay.Slack` reads it: of steps that are alike, the median."""
+    alike: dict[tuple[int, int], list[float]] = {}
+    for new, prefix, seconds in steps:
+        print(f"{new:>7} new behind {prefix:>7}: {1e3 * seconds:8.2f} ms", file=sys.stderr)
+        alike.setdefault((new, prefix), []).append(seconds)
+    found = [
+        {"new_tokens": new, "prefix_tokens": prefix, "seconds": statistics.median(runs), "count": len(runs)}
+        for (new, prefix), runs in alike.items()
+    ]
+    return json.dumps({"version": VERSION, "layers": layers, "steps": found}, indent=1)
+
+
+def engine_arguments(model: str, more: str) -> dict[str, Any]:
+    """What the engine is built with."""
+    try:
+        said = json.loads(more)
+    except ValueError as error:
+        raise InvalidError(f"--engine is {more!r}, no JSON ({error}); allowed is an object") from error
+    if not isinstance(said, dict):
+        raise InvalidError(f'--engine is {more!r}; allowed is an object, such as {{"dtype": "float32"}}')
+    return {"model": model, "enable_prefix_caching": True, "skip_tokenizer_init": True, **said}
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m forebay.vllm.profile", description=__doc__)
+    parser.add_argument("--model", required=True, help="as for `vllm serve`")
+    parser.add_argument("--out", type=Path, required=True, help="where the profile goes")
+    parser.add_argument(
+        "--engine", default="{}", metavar="JSON", help="more arguments of vllm.LLM, as the server has them"
+    )
+    args = parser.parse_args()
+    try:
+        arguments = engine_arguments(args.model, args.engine)
+    except InvalidError as error:
+        parser.error(str(error))
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # Steps are timed where they are made.
+    timer = Timer(arguments)
+    args.out.write_text(profile_of(timer.layers, times(timer)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

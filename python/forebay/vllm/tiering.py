@@ -1,0 +1,213 @@
+"""A secondary tier for vLLM's OffloadingConnector: blocks of its CPU tier are kept with the node of the host.
+
+Knows vLLM's `SecondaryTierManager`: keys, jobs, the view of the CPU tier's memory. Where a block rests, in
+memory, on disk or with a peer, is the node's. Everything is by way of `forebay.pages`, on two threads, so
+that a load never waits for stores; vLLM's scheduler thread only puts jobs into queues, which the CPU tier's
+size bounds.
+
+The way for engines that use the OffloadingConnector already.
+"""
+
+import dataclasses
+import time
+from collections.abc import Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from queue import Empty, SimpleQueue
+from typing import Any, TypeAlias
+
+import vllm
+from vllm.v1.kv_offload.base import LookupResult, RequestOffloadingContext
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+from forebay._forebay import Node, NodeMemory
+from forebay.pages import Pages, Piece, check_digest, namespace, read_token
+
+# vLLM's types, by the names of its newest version: `TransferJob` is `JobMetadata` in 0.26.
+OffloadKey: TypeAlias = bytes
+ReqContext: TypeAlias = Any
+TransferJob: TypeAlias = Any
+
+SOCKET = "/run/forebay/node.sock"
+RESULT_FIELDS = frozenset(field.name for field in dataclasses.fields(JobResult))
+
+
+def facts(config: Any, row_bytes: int, weights_digest: str) -> dict[str, object]:
+    """What a block's bytes depend on besides the tokens, which its key covers together with LoRA and salts.
+
+    How the CPU tier lays out a block is vLLM's own affair, so its version is one of them, and all sizes
+    are: when in doubt, engines share nothing.
+    """
+    return {
+        "engine": f"vllm {vllm.__version__}",
+        "weights": check_digest(weights_digest),
+        "dtype": str(config.model.dtype),
+        "tokens_per_hash": config.cache.tokens_per_hash,
+        "blocks_per_chunk": config.cache.blocks_per_chunk,
+        "row_bytes": row_bytes,
+        "groups": [[group.tokens_per_block, list(group.layer_names)] for group in config.groups],
+        "parallel": [
+            config.parallel.world_size,
+            config.parallel.tp_size,
+            config.parallel.pp_size,
+            config.parallel.pcp_size,
+            config.parallel.dcp_size,
+        ],
+        "layout": [str(getattr(config, name, None)) for name in ("kv_cache_layout", "canonical_layout")],
+    }
+
+
+class _Lookups(AsyncLookupManager):  # type: ignore[misc]  # vLLM is not there when types are checked
+    """Asks the node on a thread of its own, once a step for all blocks of a request."""
+
+    def __init__(self, tier_type: str, pages: Pages) -> None:
+        super().__init__(tier_type=tier_type)
+        self._pages = pages
+
+    def batch_lookup(self, keys: list[OffloadKey], req_context: ReqContext) -> Iterable[bool]:
+        return self._pages.which(keys)
+
+
+class _Failed:
+    """Blocks that could not be loaded, by request.
+
+    The answer to a lookup is kept as long as a request lives. Without this the request would ask for a
+    block that is gone again and again, and never begin to compute.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[str, set[OffloadKey]] = {}
+
+    def begin(self, req_context: ReqContext) -> None:
+        self._keys[req_context.req_id] = set()
+
+    def add(self, req_context: ReqContext, keys: Collection[OffloadKey]) -> None:
+        if (known := self._keys.get(req_context.req_id)) is not None:
+            known.update(keys)
+
+    def has(self, key: OffloadKey, req_context: ReqContext) -> bool:
+        return key in self._keys.get(req_context.req_id, ())
+
+    def forget(self, req_context: ReqContext) -> None:
+        self._keys.pop(req_context.req_id, None)
+
+
+class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as above
+    """The tier `forebay`. Its settings are the constructor's last three arguments.
+
+    `weights_digest` stands for the weights (64 hexadecimal digits), since the tier is told only a
+    model's name; `node` is the node's socket, `token_file` holds the secret that the node asks for.
+    """
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        *,
+        weights_digest: str,
+        node: str = SOCKET,
+        token_file: str | None = None,
+        **newer: Any,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, **newer)
+        assert primary_kv_view.strides is not None
+        self._row_bytes = primary_kv_view.strides[0]
+        self._node = Node(node, token=read_token(token_file), name=f"vllm {tier_type}")
+        # Given up with the tier: vLLM cannot release its view while there are others.
+        self._memory: NodeMemory | None = self._node.register_memory(primary_kv_view)
+        self._base = self._memory.address
+        self._pages = Pages(
+            self._node, namespace(facts(offloading_spec.config, self._row_bytes, weights_digest))
+        )
+        self._lookup_manager = _Lookups(tier_type, self._pages)
+        self._failed = _Failed()
+        self._loads = ThreadPoolExecutor(1, "forebay_loads")
+        self._stores = ThreadPoolExecutor(1, "forebay_stores")
+        self._under_way: set[Future[None]] = set()
+        # A job, for each of its keys whether it moved, and the seconds that took.
+        self._ended: SimpleQueue[tuple[TransferJob, list[bool], float]] = SimpleQueue()
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Whether the node has a block. The first question is answered with "later"."""
+        if self._failed.has(key, req_context):
+            return LookupResult.MISS
+        found = self._lookup_manager.lookup(key, req_context)
+        if found is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Begins to store blocks of the CPU tier."""
+        self._submit(self._stores, self._pages.store, job_metadata)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Begins to load blocks into the CPU tier."""
+        self._submit(self._loads, self._pages.load, job_metadata)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """All jobs that ended since the last call: nothing touches their blocks any more."""
+        results: list[JobResult] = []
+        while True:
+            try:
+                job, good, seconds = self._ended.get_nowait()
+            except Empty:
+                return results
+            results.append(self._result(job, good, seconds))
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Blocks are stored as they come; a request needs nothing more."""
+        self._failed.begin(req_context)
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """What is kept for a request is forgotten."""
+        self._lookup_manager.cleanup(req_context.req_id)
+        self._failed.forget(req_context)
+
+    def on_schedule_end(self, context: Any) -> None:
+        """Sends the step's lookups."""
+        self._lookup_manager.flush()
+
+    def drain_jobs(self) -> None:
+        """Waits until nothing touches the CPU tier's memory."""
+        wait(list(self._under_way))
+
+    def shutdown(self) -> None:
+        """Ends the threads and lets go of the CPU tier's memory. Jobs that have not begun do not move."""
+        self._lookup_manager.shutdown()
+        for pool in (self._stores, self._loads):
+            pool.shutdown(cancel_futures=True)
+        self._node.close()
+        self._memory = None
+
+    def _submit(self, pool: ThreadPoolExecutor, move: Any, job: TransferJob) -> None:
+        future = pool.submit(self._run, move, job)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+
+    def _run(self, move: Any, job: TransferJob) -> None:
+        """A job, on its thread. It ends exactly once, whatever happens."""
+        begun = time.monotonic()
+        good = [False] * len(job.keys)
+        try:
+            good = move(list(job.keys), self._places(job))
+        finally:
+            self._ended.put((job, good, time.monotonic() - begun))
+
+    def _places(self, job: TransferJob) -> list[list[Piece]]:
+        rows = job.chunk_ids if hasattr(job, "chunk_ids") else job.block_ids
+        return [[(self._base + int(row) * self._row_bytes, self._row_bytes)] for row in rows]
+
+    def _result(self, job: TransferJob, good: list[bool], seconds: float) -> JobResult:
+        moved = [key for key, is_good in zip(job.keys, good, strict=True) if is_good]
+        if job.is_promotion and not all(good):
+            self._failed.add(job.req_context, set(job.keys).difference(moved))
+        known = {
+            "job_id": job.job_id,
+            "success": all(good),
+            "successful_keys": moved if job.is_promotion and not all(good) else None,
+            "transfer_time": seconds,
+            "transfer_bytes": len(moved) * self._row_bytes,
+        }
+        return JobResult(**{name: value for name, value in known.items() if name in RESULT_FIELDS})

@@ -1,0 +1,94 @@
+"""The demo with vLLM as its engines, as far as that is the demo's affair: the vLLMs are stand-ins."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+from test_demo_nodes import processes_of, wait_until
+from test_report import forebay
+
+STANDIN = pathlib.Path(__file__).parent / "vllm_server"
+CONFIG = {
+    "vocab_size": 2000,
+    "max_position_embeddings": 8192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 256,
+}
+
+
+@pytest.fixture
+def command(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    command = [forebay(), "demo", "--engine", "vllm", "--vllm", sys.executable, "--model", str(model)]
+    return [*command, "--out", str(tmp_path / "out"), "--policies", "round-robin"]
+
+
+def environment(directory):
+    return {**os.environ, "PYTHONPATH": str(STANDIN), "FOREBAY_TEST_MARK": str(directory)}
+
+
+def test_vllms_with_a_node_answer_through_the_router(command, tmp_path):
+    results = tmp_path / "results.json"
+    more = ["--requests", "12", "--json", str(results)]
+    done = subprocess.run(
+        [*command, *more], timeout=180, capture_output=True, text=True, env=environment(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 vLLMs with" in done.stdout and "clock x1" in done.stdout
+    rows = {row["name"]: row["value"] for row in json.loads(results.read_text())["rows"]}
+    assert rows["demo.round-robin.failures"] == 0
+    assert "demo.round-robin.wrong_tokens" not in rows, "nobody knows what a real model must say"
+    assert rows["demo.round-robin.hit_rate"] == pytest.approx(0.5, abs=0.01)
+    counters = json.loads((tmp_path / "out" / "summary.json").read_text())["arms"][0]["counters"]
+    assert counters["tokens loaded from nodes"] == 14 and counters["tokens found on the GPU"] == 14
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_however_it_ends_its_vllms_end_too(command, tmp_path, end):
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, env=environment(tmp_path), start_new_session=True
+    )
+    process.mark = f"FOREBAY_TEST_MARK={tmp_path}"
+    wait_until("a node and two vLLMs run", lambda: len(processes_of(process)) == 3)
+    process.send_signal(end)
+    process.communicate(timeout=60)
+    wait_until("all processes have ended", lambda: not processes_of(process))
+
+
+def test_a_vllm_that_cannot_start_is_named_with_its_own_words(command, tmp_path):
+    nowhere = {**environment(tmp_path), "PYTHONPATH": ""}
+    done = subprocess.run(command, timeout=60, capture_output=True, text=True, env=nowhere)
+    assert done.returncode != 0
+    assert "engine-0" in done.stderr and "vllm" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--clock-ratio", "20"], "--clock-ratio is 20"),
+        (["--fault", "flip-bit:1e-5"], "--fault is given"),
+        (["--model", "/proc/nowhere"], "/proc/nowhere/config.json"),
+    ],
+)
+def test_what_no_vllm_can_do_is_refused(command, tmp_path, more, named):
+    if "--model" in more:
+        at = command.index("--model")
+        command = command[:at] + command[at + 2 :]
+    done = subprocess.run([*command, *more], timeout=30, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert named in done.stderr, done.stderr
+
+
+def test_a_vllm_has_to_be_named(tmp_path):
+    command = [forebay(), "demo", "--engine", "vllm", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, timeout=30, capture_output=True, text=True)
+    assert done.returncode != 0 and "--vllm" in done.stderr

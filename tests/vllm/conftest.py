@@ -1,0 +1,215 @@
+"""What all tests with vLLM share: a node, a model, and vLLM itself in a process of its own.
+
+Knows where the Python with vLLM is: `FOREBAY_VLLM_PYTHON`, or the one that runs the tests. Without vLLM in
+it all tests of this folder are skipped.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nodes import binary, free_port
+
+HERE = Path(__file__).parent
+PYTHON = os.environ.get("FOREBAY_VLLM_PYTHON", sys.executable)
+PATIENCE_S = 240.0
+# Newer vLLMs take multiples of 32 only on a CPU.
+CHUNK, BLOCK = 64, int(os.environ.get("FOREBAY_VLLM_BLOCK", "16"))
+ROOM_TOKENS = 2560
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "PYTHONHASHSEED": "0",
+    "OMP_NUM_THREADS": "1",
+    # Workers of several ranks need not have a NUMA node each.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+def has_vllm() -> bool:
+    """Whether that Python has vLLM and forebay."""
+    script = "import importlib.util as u, sys; sys.exit(not (u.find_spec('vllm') and u.find_spec('forebay')))"
+    return subprocess.run([PYTHON, "-c", script], check=False).returncode == 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what needs vLLM where there is none."""
+    mine = [item for item in items if HERE in item.path.parents]
+    if mine and not has_vllm():
+        why = f"SKIPPED: {PYTHON} has no vLLM or no forebay: `make test-vllm`, or set FOREBAY_VLLM_PYTHON"
+        for item in mine:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+class Daemon:
+    """A node in a process of its own."""
+
+    def __init__(self, folder: Path, memory: str = "64MiB", disk: str = "256MiB", more: str = "") -> None:
+        """Not started yet. `more` are lines of its configuration."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.socket = folder / "node.sock"
+        self.log = folder / "log"
+        self.config = folder / "node.toml"
+        self.metrics_at = f"127.0.0.1:{free_port()}"
+        text = f"socket = '{self.socket}'\nwrite_back = 'all'\n"
+        text += f"[metrics]\nlisten = '{self.metrics_at}'\n{more}\n"
+        text += f"[memory]\nsize = '{memory}'\nlargest_chunk = '4MiB'\n"
+        text += f"[[ssd]]\npath = '{self.log}'\nsize = '{disk}'\n"
+        self.config.write_text(text)
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> "Daemon":
+        command = [binary(), "node", "--config", str(self.config)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None and "forebay node" in self.process.stdout.readline()
+        return self
+
+    def metric(self, name: str) -> float:
+        """The sum over all lines whose name and labels begin like this."""
+        with urllib.request.urlopen(f"http://{self.metrics_at}/metrics", timeout=10) as page:
+            lines = page.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+    def written(self, chunks: int) -> None:
+        """Waits until so many chunks are on disk to stay."""
+        until(lambda: self.metric('forebay_chunks{tier="disk"') >= chunks)
+        until(lambda: self.metric("forebay_disk_pending_records") == 0)
+
+    def kill(self) -> None:
+        """At once."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
+class Engine:
+    """vLLM in a process of its own. `engine.generate(...)` and so on are `driver.py`'s."""
+
+    def __init__(self, arguments: dict[str, Any], log: Path) -> None:
+        self.log = log
+        self.process = subprocess.Popen(
+            [PYTHON, str(HERE / "driver.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log.open("ab"),
+            text=True,
+            env=os.environ | ENVIRONMENT,
+        )
+        self.tell(arguments)
+
+    def tell(self, order: dict[str, Any]) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, f"vLLM has died: {self.log.read_text(errors='replace')[-3000:]}"
+        said = json.loads(line)
+        assert "error" not in said, f"{said['error']}: {self.log.read_text(errors='replace')[-3000:]}"
+        return said["answer"]
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda **order: self.tell({"do": name, **order})
+
+    def end(self) -> None:
+        self.process.stdin.close()  # type: ignore[union-attr]
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def transfer(node: Path, **more: Any) -> dict[str, Any]:
+    """The connector's configuration."""
+    return {
+        "kv_connector": "ForebayConnector",
+        "kv_connector_module_path": "forebay.vllm.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"node": str(node), "chunk_tokens": CHUNK, "handover_wait_s": 1, **more},
+    }
+
+
+def arguments(model: Path, connector: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """Of `LLM`: few blocks, so that requests are preempted; small steps, so that prompts come in pieces."""
+    given: dict[str, Any] = {
+        "model": str(model),
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "block_size": BLOCK,
+        "num_gpu_blocks_override": ROOM_TOKENS // BLOCK,
+        "max_model_len": 2048,
+        "max_num_batched_tokens": 512,
+        "max_num_seqs": 8,
+        "distributed_executor_backend": "uni",
+    }
+    if connector is not None:
+        given["kv_transfer_config"] = connector
+    return given | more
+
+
+def prompt(seed: int, tokens: int) -> list[int]:
+    """Tokens that follow from the seed."""
+    state, found = seed * 7919 + 1, []
+    for _ in range(tokens):
+        state = (state * 1103515245 + 12345) % (1 << 31)
+        found.append(3 + (state >> 8) % 1000)
+    return found
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for it."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it did not come about in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model."""
+    folder = tmp_path_factory.mktemp("model")
+    subprocess.run([PYTHON, str(HERE / "tiny_model.py"), str(folder)], check=True)
+    return folder
+
+
+# What is asked for: tokens of the prompt, and how many are to follow.
+ASKED: dict[str, tuple[list[int], int]] = {
+    "short": (prompt(1, 600), 16),
+    "even": (prompt(2, 512), 16),  # whole chunks
+    "long": (prompt(3, 1400), 16),  # several steps
+    "left": (prompt(4, 320) + prompt(5, 200), 16),  # one beginning, three ends
+    "right": (prompt(4, 320) + prompt(6, 280), 16),
+    "middle": (prompt(4, 320) + prompt(7, 100), 16),
+    "talk": (prompt(8, 300), 100),
+    "handed": (prompt(10, 450), 16),
+    "never": (prompt(11, 300), 16),
+    **{f"crowd {number}": (prompt(20 + number, 400), 200) for number in range(5)},
+}
+
+
+@pytest.fixture(scope="session")
+def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
+    """What vLLM says to each of `ASKED` without a connector."""
+    engine = Engine(arguments(model, enable_prefix_caching=False), tmp_path_factory.mktemp("plain") / "log")
+    said = {}
+    for name, (tokens, count) in ASKED.items():
+        (answer,) = engine.generate(prompts=[tokens], tokens=count)
+        said[name] = answer["tokens"]
+    engine.end()
+    return said

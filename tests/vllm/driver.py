@@ -1,0 +1,289 @@
+"""One vLLM, told by lines of JSON what to do. The tests start it under the Python that has vLLM.
+
+Knows vLLM's engine and how to look into its connector: the scheduler's half is in this process, the workers'
+halves are where the executor has them. A line is {"do": name, ...}; the answer is one line. The first line is
+the arguments of `LLM`. What vLLM prints goes to standard error.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class Driver:
+    """The engine and what can be done with it."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        """Starts the engine."""
+        from vllm import LLM
+        from vllm.config import KVTransferConfig
+
+        transfer = arguments.pop("kv_transfer_config", None)
+        if transfer is not None:
+            arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
+        self.llm = LLM(**arguments)
+        self.engine = self.llm.llm_engine
+        self.core = self.engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+        self.added = 0
+        self.slowest_s = 0.0
+        if transfer is not None:
+            self.half = ours(self.scheduler.connector)._scheduler
+            # What pays depends on the machine; the tests are about what is right.
+            self.half.pace.worth = lambda found, prompt, held: found.chunks
+
+    def groups(self) -> Any:
+        """What each group of layers keeps: the kind, its window, how many layers."""
+        return [
+            (type(group.kv_cache_spec).__name__, group.kv_cache_spec.sliding_window, len(group.layer_names))
+            for group in self.scheduler.kv_cache_config.kv_cache_groups
+        ]
+
+    def generate(
+        self, prompts: list[list[int]], tokens: int, params: Any = None, salt: str | None = None
+    ) -> list[Any]:
+        """Runs prompts together to their ends: tokens, how many were cached, and why it ended."""
+        names = self.add(prompts, tokens, params, salt)
+        done = self.until(lambda outputs: len(outputs) == len(names))
+        return [done[name] for name in names]
+
+    def add(
+        self, prompts: list[list[int]], tokens: int, params: Any = None, salt: str | None = None
+    ) -> list[str]:
+        """Adds requests without running them."""
+        from vllm import SamplingParams
+
+        names = []
+        for prompt in prompts:
+            self.added += 1
+            names.append(f"r{self.added}")
+            extra = {"kv_transfer_params": params} if params else None
+            sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, extra_args=extra)
+            said: dict[str, Any] = {"prompt_token_ids": prompt}
+            if salt is not None:
+                said["cache_salt"] = salt
+            self.engine.add_request(names[-1], said, sampling)
+        return names
+
+    def until(self, enough: Any, limit_s: float = 120) -> dict[str, Any]:
+        """Steps until it is enough. What a request says of itself comes with its last output."""
+        done: dict[str, Any] = {}
+        end = time.monotonic() + limit_s
+        while not enough(done):
+            if time.monotonic() > end:
+                raise TimeoutError(f"after {limit_s} s only {sorted(done)} have ended")
+            before = time.monotonic()
+            outputs = self.engine.step()
+            self.slowest_s = max(self.slowest_s, time.monotonic() - before)
+            for output in outputs:
+                if output.finished:
+                    (best,) = output.outputs
+                    done[output.request_id.split("-")[0]] = {
+                        "tokens": list(best.token_ids),
+                        "cached": output.num_cached_tokens,
+                        "reason": best.finish_reason,
+                        "params": ticket(output.kv_transfer_params),
+                    }
+        return done
+
+    def cancel(self, prompts: list[list[int]], tokens: int, after_steps: int) -> Any:
+        """Adds requests, steps, and aborts them all."""
+        names = self.add(prompts, tokens)
+        for _ in range(after_steps):
+            self.engine.step()
+        running = [request for request in self.scheduler.requests if request.split("-")[0] in names]
+        self.engine.abort_request(names)
+        self.settle()
+        return len(running)
+
+    def settle(self, limit_s: float = 60) -> Any:
+        """Steps until nothing of any request is left: no block is held for a store or a load."""
+        end = time.monotonic() + limit_s
+        while self.scheduler.has_requests() or self.scheduler.requests:
+            if time.monotonic() > end:
+                raise TimeoutError(f"after {limit_s} s there are {list(self.scheduler.requests)}")
+            self.engine.step()
+        return len(self.scheduler.requests)
+
+    def forget(self) -> Any:
+        """What vLLM itself has cached is gone."""
+        self.settle()
+        return bool(self.llm.reset_prefix_cache())
+
+    def policy(self, recompute: bool) -> Any:
+        """What vLLM does with a request whose load fails."""
+        self.scheduler.recompute_kv_load_failures = recompute
+        return True
+
+    def layerwise(self, possible: bool) -> Any:
+        """Whether the connector may load layer by layer."""
+        self.half.layerwise_possible = possible
+        return True
+
+    def slowest(self) -> Any:
+        """Seconds of the longest step since it was last asked here."""
+        found, self.slowest_s = self.slowest_s, 0.0
+        return found
+
+    def asks(self) -> Any:
+        """How often the connector has told the scheduler of tokens to load, since it was last asked here."""
+        if not hasattr(self, "asked"):
+            self.asked, match = 0, self.half.match
+
+            def counted(*arguments: Any) -> Any:
+                said = match(*arguments)
+                self.asked += said[0] is not None  # None: the node has not answered yet.
+                return said
+
+            self.half.match = counted
+        asked, self.asked = self.asked, 0
+        return asked
+
+    def workers(self, look: Callable[[Any], Any]) -> list[Any]:
+        """What `look` says of each worker's half, by rank."""
+
+        def there(_: Any) -> Any:
+            from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+            return look(ours(get_kv_transfer_group())._worker)
+
+        return list(self.core.collective_rpc(there))
+
+    def stats(self) -> Any:
+        """The counters of both halves, those of all workers together."""
+        mine = {f"totals_{name}": count for name, count in self.half.counts.totals.items()}
+        theirs = self.workers(lambda half: half.cache.stats())
+        return {name: sum(of_one[name] for of_one in theirs) for name in theirs[0]} | mine
+
+    def serialize_stats(self) -> Any:
+        """As between processes: vLLM's MultiConnector counts on it that a front end gets what was sent."""
+        from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+        make = self.scheduler.make_stats
+
+        def sent(*arguments: Any, **named: Any) -> Any:
+            stats = make(*arguments, **named)
+            return stats and MsgpackDecoder(type(stats)).decode(MsgpackEncoder().encode(stats))
+
+        self.scheduler.make_stats = sent
+        return True
+
+    def metrics(self) -> Any:
+        """What vLLM's page of metrics says of Forebay."""
+        from prometheus_client import REGISTRY
+
+        families = [one for one in REGISTRY.collect() if one.name.startswith("vllm:forebay_")]
+        return {one.name: sum(x.value for x in one.samples if x.name.endswith("_total")) for one in families}
+
+    def spoil(self, tokens: int, rank: int | None = None) -> Any:
+        """Loads bring only their first `tokens`, everywhere or at one rank: what comes behind them is noise,
+        and they say so.
+        """
+
+        def here(half: Any) -> None:
+            if rank in (None, half.rank):
+                half.cache = Spoiled(half.cache, half, tokens)
+
+        return self.workers(here)
+
+    def heal(self) -> Any:
+        """Loads are as they were."""
+
+        def here(half: Any) -> None:
+            if isinstance(half.cache, Spoiled):
+                half.cache = half.cache.cache
+
+        return self.workers(here)
+
+    def stop(self, when: str) -> Any:
+        """This process stops, all threads of it, when the next load is `planned` or when it has `begun`."""
+        (worker,) = self.workers(lambda half: half)
+        half, name = (self.half, "load") if when == "planned" else (worker, "begin")
+        go_on = getattr(half, name)
+
+        def stopping(what: Any, *more: Any) -> None:
+            go_on(what, *more)
+            if when == "planned" or what.loads:
+                delattr(half, name)
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        setattr(half, name, stopping)
+        return os.getpid()
+
+    def preemptions(self) -> Any:
+        """How often requests lost their blocks. Counted from the first call on."""
+        if not hasattr(self, "preempted"):
+            self.preempted, preempt = 0, self.scheduler._preempt_request
+
+            def counted(*arguments: Any, **more: Any) -> Any:
+                self.preempted += 1
+                return preempt(*arguments, **more)
+
+            self.scheduler._preempt_request = counted
+        return self.preempted
+
+
+def ticket(params: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a prefiller gives. Newer vLLMs add what it had cached itself; a decoder that is shown this says it
+    of itself, instead of what it has loaded.
+    """
+    return params and {name: said for name, said in params.items() if name != "remote_prefill_cached_tokens"}
+
+
+def ours(connector: Any) -> Any:
+    """Forebay's connector, which may be one of several."""
+    several = getattr(connector, "_connectors", [connector])
+    return next(one for one in several if type(one).__name__ == "ForebayConnector")
+
+
+class Spoiled:
+    """A cache whose loads go wrong half way. Everything else is the cache's."""
+
+    def __init__(self, cache: Any, half: Any, tokens: int) -> None:
+        """Spoils what `cache` loads behind the first `tokens`."""
+        self.cache, self.half, self.tokens = cache, half, tokens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cache, name)
+
+    def take_ended(self) -> Any:
+        """Says what has ended; blocks of spoiled loads are overwritten before that."""
+        loads, stores = self.cache.take_ended()
+        return [(job, self.spoil(job, tokens), "spoiled by the test") for job, tokens, _ in loads], stores
+
+    def spoil(self, job: int, tokens: int) -> int:
+        """Noise behind what may be used, which is returned."""
+        good = min(tokens, self.tokens)
+        for block in self.half.bad_blocks(self.half.loads[job], good):
+            for tensor in self.half.tensors:
+                tensor[block].normal_()
+        return good
+
+
+def main() -> None:
+    """Reads lines until there are none."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    driver = None
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            if driver is None:
+                driver, answer = Driver(order), "ready"
+            else:
+                answer = getattr(driver, order.pop("do"))(**order)
+            said = {"answer": answer}
+        except Exception as error:  # The test says what was wrong; the process goes on.
+            import traceback
+
+            traceback.print_exc()
+            said = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(said), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

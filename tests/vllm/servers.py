@@ -1,0 +1,115 @@
+"""`vllm serve` and a proxy before it, in processes of their own, and what they say over HTTP.
+
+Knows vLLM's command line, its OpenAI API and its page of metrics. Must never know connectors or prompts.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from conftest import BLOCK, ENVIRONMENT, PYTHON, until
+from nodes import free_port
+
+MODEL_NAME = "tiny"
+ANSWER_S = 60.0
+
+
+class Process:
+    """A program that answers HTTP on a port of loopback."""
+
+    def __init__(self, command: list[str], port: int, ready: str, log: Path, environment: Any = None) -> None:
+        """Started, and not ready yet: `ready` is the page that says so."""
+        self.base, self.ready, self.log = f"http://127.0.0.1:{port}", ready, log
+        self.process = subprocess.Popen(
+            command,
+            stdout=log.open("ab"),
+            stderr=subprocess.STDOUT,
+            env=os.environ | (environment or {}),
+            start_new_session=True,
+        )
+
+    def wait(self) -> None:
+        """Returns when it is ready."""
+        until(self.is_ready)
+
+    def is_ready(self) -> bool:
+        """Whether it answers. It fails the test if it has ended."""
+        assert self.process.poll() is None, f"it has ended: {self.log.read_text(errors='replace')[-3000:]}"
+        try:
+            self.page(self.ready)
+        except OSError:
+            return False
+        return True
+
+    def page(self, path: str) -> str:
+        """What it answers to a GET."""
+        with urllib.request.urlopen(self.base + path, timeout=ANSWER_S) as answer:
+            return str(answer.read().decode())
+
+    def complete(self, tokens: list[int], count: int, **more: Any) -> dict[str, Any]:
+        """What it says to a prompt; `urllib.error.HTTPError` if it says that it cannot."""
+        with self.post(tokens, count, **more) as answer:
+            return dict(json.loads(answer.read()))
+
+    def stream(self, tokens: list[int], count: int) -> Iterator[str]:
+        """The same, piece by piece."""
+        with self.post(tokens, count, stream=True) as answer:
+            for line in answer:
+                said = line.decode().strip().removeprefix("data: ")
+                if said and said != "[DONE]":
+                    yield str(json.loads(said)["choices"][0]["text"])
+
+    def post(self, tokens: list[int], count: int, **more: Any) -> Any:
+        """Asks for `count` tokens behind a prompt."""
+        asked = {"model": MODEL_NAME, "prompt": tokens, "max_tokens": count, "temperature": 0}
+        asked |= {"ignore_eos": True, "skip_special_tokens": False} | more  # All tokens are seen.
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.base + "/v1/completions", json.dumps(asked).encode(), headers)
+        return urllib.request.urlopen(request, timeout=ANSWER_S)
+
+    def counters(self) -> dict[str, float]:
+        """The counters of its page of metrics by name, summed over labels."""
+        found: dict[str, float] = {}
+        for line in self.page("/metrics").splitlines():
+            if not line.startswith("#"):
+                name, value = line.split("{")[0].split(" ")[0], float(line.rsplit(" ", 1)[1])
+                found[name] = found.get(name, 0.0) + value
+        return found
+
+    def freeze(self) -> None:
+        """It answers nothing from now on."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def kill(self) -> None:
+        """As a machine dies, with all processes that it has started."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def serve(model: Path, transfer: dict[str, Any], processor: int, log: Path) -> Process:
+    """A `vllm serve` that computes on one processor."""
+    port = free_port()
+    command = [PYTHON, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    command += ["--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "float32", "--enforce-eager", "--distributed-executor-backend", "uni"]
+    command += ["--block-size", str(BLOCK), "--max-model-len", "2048", "--max-num-batched-tokens", "512"]
+    command += ["--max-num-seqs", "8", "--num-gpu-blocks-override", "400", "--enable-prompt-tokens-details"]
+    command += ["--kv-transfer-config", json.dumps(transfer)]
+    environment = ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": str(processor % (os.cpu_count() or 1))}
+    return Process(command, port, "/health", log, environment)
+
+
+def toy_proxy(script: Path, prefiller: Process, decoder: Process, log: Path) -> Process:
+    """vLLM's own toy proxy."""
+    port = free_port()
+    command = [PYTHON, str(script), "--port", str(port)]
+    for name, server in (("prefiller", prefiller), ("decoder", decoder)):
+        command += [f"--{name}-hosts", "127.0.0.1", f"--{name}-ports", server.base.rsplit(":", 1)[1]]
+    return Process(command, port, "/healthcheck", log)

@@ -1,0 +1,145 @@
+"""Nodes that are not there, die, or have bad bytes cost time, never a token and never an engine."""
+
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ASKED, CHUNK, Daemon, Engine, arguments, transfer, until
+from nodes import freeze
+
+# As often as the scheduler may ask for a request whose load fails: at first, once again, and some to spare.
+ASKS = 20
+
+
+class Place:
+    """An engine and a node, each of which can be killed."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.model, self.folder = model, folder
+        self.node = Daemon(folder / "node")
+        self.engine = self.start()
+
+    def start(self) -> Engine:
+        """An engine."""
+        return Engine(arguments(self.model, transfer(self.node.socket)), self.folder / "log")
+
+    def ask(self, name: str) -> dict[str, Any]:
+        """One of the prompts."""
+        tokens, count = ASKED[name]
+        (said,) = self.engine.generate(prompts=[tokens], tokens=count)
+        return said
+
+    def again(self, name: str) -> dict[str, Any]:
+        """The same when vLLM itself has kept nothing."""
+        assert self.engine.forget()
+        return self.ask(name)
+
+    def loaded(self, name: str, plain: dict[str, list[int]]) -> bool:
+        """Whether the prompt came from the node. In any case the tokens are right."""
+        said = self.again(name)
+        assert said["tokens"] == plain[name]
+        return said["cached"] == len(ASKED[name][0]) // CHUNK * CHUNK
+
+    def restart_node(self) -> None:
+        """What it had in memory is gone."""
+        self.node.kill()
+        self.node.start()
+
+
+@pytest.fixture(scope="module")
+def place(
+    model: Path, plain: dict[str, list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    made = Place(model, tmp_path_factory.mktemp("failures"))
+    try:
+        yield made
+        made.engine.end()
+    finally:
+        made.node.kill()
+
+
+def test_an_engine_without_a_node_works_and_finds_it_when_it_comes(
+    place: Place, plain: dict[str, list[int]]
+) -> None:
+    assert place.ask("short")["tokens"] == plain["short"]
+    place.node.start()
+    until(lambda: place.loaded("short", plain))
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("good", [0, CHUNK * 3])
+def test_a_load_that_fails_is_computed_or_is_an_error_and_never_loops(
+    place: Place, plain: dict[str, list[int]], recompute: bool, layerwise: bool, good: int
+) -> None:
+    engine = place.engine
+    until(lambda: place.loaded("long", plain))
+    engine.policy(recompute=recompute)
+    engine.layerwise(possible=layerwise)
+    assert engine.forget()
+    engine.spoil(tokens=good)
+    engine.asks()
+    said = place.ask("long")
+    asked = engine.asks()
+    engine.heal()
+    engine.policy(recompute=True)
+    engine.layerwise(possible=True)
+    if recompute:
+        assert said["tokens"] == plain["long"]
+    else:
+        assert said["reason"] == "error"
+    assert asked <= ASKS, "it asks for the same again and again"
+    until(lambda: place.loaded("long", plain))
+
+
+def test_a_node_that_dies_is_a_miss_and_what_is_on_its_disk_comes_back_with_it(
+    place: Place, plain: dict[str, list[int]]
+) -> None:
+    until(lambda: place.loaded("short", plain) and place.loaded("long", plain))
+    place.node.written(len(ASKED["short"][0]) // CHUNK + len(ASKED["long"][0]) // CHUNK)
+    place.node.kill()
+    assert not place.loaded("short", plain), "there is no node"
+    place.node.start()
+    until(lambda: place.loaded("short", plain))
+
+
+def test_a_frozen_node_holds_up_no_step(place: Place, plain: dict[str, list[int]]) -> None:
+    assert place.node.process is not None and place.engine.forget()
+    place.engine.slowest()
+    freeze(place.node.process)
+    said = place.ask("right")
+    slowest_s = place.engine.slowest()
+    place.node.process.send_signal(signal.SIGCONT)
+    assert said["tokens"] == plain["right"]
+    assert slowest_s < 1.5, "a client takes a node for dead after two seconds"
+    until(lambda: place.loaded("right", plain))
+
+
+def test_what_was_stored_outlives_the_engine_and_the_node(place: Place, plain: dict[str, list[int]]) -> None:
+    place.engine.kill()
+    place.restart_node()
+    place.engine = place.start()
+    said = place.ask("long")
+    assert said["tokens"] == plain["long"] and said["cached"] == len(ASKED["long"][0]) // CHUNK * CHUNK
+    assert place.engine.stats()["totals_tokens_disk"] > 0
+
+
+def test_bad_bytes_on_disk_are_a_miss(place: Place, plain: dict[str, list[int]]) -> None:
+    place.node.kill()
+    log = place.node.log
+    data = bytearray(log.read_bytes())
+    noise = random.Random(5)
+    # In the middle of every 64 KiB: no chunk is spared, the log's own records mostly are.
+    for at in range(1 << 20, len(data) - 64, 64 << 10):
+        data[at : at + 64] = noise.randbytes(64)
+    log.write_bytes(data)
+    place.node.start()
+    place.engine.asks()
+    for _ in range(3):
+        for name in ("short", "long"):
+            assert place.again(name)["tokens"] == plain[name]
+    assert place.engine.asks() <= 6 * ASKS
+    until(lambda: place.loaded("short", plain))

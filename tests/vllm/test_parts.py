@@ -1,0 +1,333 @@
+"""The parts of the connector that decide, without an engine."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="SKIPPED: no vLLM here: `make test-vllm`")
+
+from forebay.errors import InvalidError  # noqa: E402
+from forebay.vllm.connector import handover, namespace, stores  # noqa: E402
+from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
+from forebay.vllm.connector.decide import Way, layerwise_is_possible, way_of_loading  # noqa: E402
+from forebay.vllm.connector.groups import Group, fail_as_one, groups_of  # noqa: E402
+from forebay.vllm.connector.metadata import Ended, Report  # noqa: E402
+from forebay.vllm.connector.namespace import Facts, refuse_shape  # noqa: E402
+from forebay.vllm.connector.pace import Pace  # noqa: E402
+from forebay.vllm.connector.scheduler import SchedulerHalf  # noqa: E402
+from forebay.vllm.connector.stats import Counts, Stats  # noqa: E402
+from forebay.vllm.connector.tracked import Found, Ids, Tracked  # noqa: E402
+
+CHUNK, BLOCK = 64, 16
+
+
+def facts(**different: Any) -> Facts:
+    same: dict[str, Any] = {
+        "weights": bytes(32),
+        "dtype": "bfloat16",
+        "attention": {"head": "64"},
+        "salt": b"",
+        "heads": 8,
+        "shape": Shape(1, BLOCK),
+        "pp": 1,
+        "layers": 2,
+        "chunk_tokens": CHUNK,
+        "chunk_bytes": 1 << 20,
+        "on_cpu": False,
+        "groups": (Group(BLOCK, 8, None),),
+    }
+    return Facts(**(same | different))
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"nod": "x"}, "nod is 'x'; allowed is only node, "),
+        ({"node": ""}, "node is ''; allowed is text"),
+        ({"tenant": -1}, "tenant is -1; allowed is a whole number from 0 to 65535"),
+        ({"chunk_tokens": 0}, "chunk_tokens is 0; allowed is a whole number from 1"),
+        ({"chunk_tokens": True}, "chunk_tokens is True"),
+        ({"weights_digest": "abc"}, "weights_digest is 'abc'; allowed is 64 hexadecimal digits"),
+        ({"handovers": "no"}, "handovers is 'no'; allowed is true or false"),
+        ({"handover_wait_s": "5"}, "handover_wait_s is '5'; allowed is a number of seconds"),
+        ({"also_read": {"tp": 2}}, "also_read is {'tp': 2}; allowed is a list"),
+        ({"also_read": [{"tp": 0, "block_tokens": 16}]}, "tp is 0; allowed is a whole number from 1"),
+        ({"token_file": "/nowhere/token"}, "token_file is '/nowhere/token', which cannot be read"),
+    ],
+)
+def test_a_bad_setting_is_named_with_what_is_allowed(extra: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidError, match="allowed|cannot") as caught:
+        assert settings_of(extra).token is None
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("possible", "handed", "others", "load_s", "way"),
+    [
+        (True, False, 0, None, Way.LAYERWISE),
+        (True, False, 0, 9.0, Way.LAYERWISE),
+        (True, False, 1, None, Way.BACKGROUND),
+        (True, False, 1, 0.001, Way.LAYERWISE),
+        (True, False, 7, 0.1, Way.BACKGROUND),
+        (True, True, 0, 0.001, Way.BACKGROUND),
+        (False, False, 0, 0.001, Way.BACKGROUND),
+    ],
+)
+def test_others_are_not_held_up_by_a_long_load(
+    possible: bool, handed: bool, others: int, load_s: float | None, way: Way
+) -> None:
+    said = way_of_loading(layerwise_possible=possible, handed=handed, others=others, load_s=load_s)
+    assert said is way
+
+
+@pytest.mark.parametrize(
+    ("ahead", "recompute", "stages", "as_one", "possible"),
+    [
+        (False, True, 1, False, True),
+        (False, False, 1, False, True),
+        (True, False, 1, False, True),
+        (True, True, 1, False, False),
+        (False, True, 2, False, False),
+        (False, False, 1, True, False),
+    ],
+)
+def test_a_step_that_cannot_be_undone_loads_nothing_itself(
+    ahead: bool, recompute: bool, stages: int, as_one: bool, possible: bool
+) -> None:
+    said = layerwise_is_possible(
+        async_scheduling=ahead, recompute=recompute, pipeline_ranks=stages, as_one=as_one
+    )
+    assert said is possible
+
+
+def test_a_load_is_as_good_as_at_the_worker_where_it_is_worst() -> None:
+    one = Report(3, {7: Ended(1, 256), 8: Ended(1, 64)}, {5: 1})
+    both = one.aggregate(Report(3, {7: Ended(1, 128)}, {5: 1, 6: 1}))
+    assert both == Report(3, {7: Ended(2, 128), 8: Ended(1, 64)}, {5: 2, 6: 1})
+
+
+def test_engines_that_differ_in_anything_have_other_namespaces() -> None:
+    keys = {
+        facts(**different).namespaces(salt, shape)[0]
+        for different, salt, shape in [
+            ({}, None, Shape(1, 16)),
+            ({}, "a", Shape(1, 16)),
+            ({}, "b", Shape(1, 16)),
+            ({}, None, Shape(1, 32)),
+            ({}, None, Shape(2, 16)),
+            ({"salt": b"s"}, None, Shape(1, 16)),
+            ({"weights": bytes(31) + b"1"}, None, Shape(1, 16)),
+            ({"dtype": "float16"}, None, Shape(1, 16)),
+            ({"attention": {"head": "128"}}, None, Shape(1, 16)),
+        ]
+    }
+    assert len(keys) == 9
+    assert len(set(facts().namespaces(None, Shape(4, 16)))) == 4, "each rank has its own"
+
+
+def test_ids_grow_with_the_tokens_and_a_tail_has_one_of_its_own() -> None:
+    tokens = list(range(200))
+    grown, whole = (Ids(Shape(2, BLOCK), [bytes(32), bytes(31) + b"1"], CHUNK) for _ in range(2))
+    for end in (10, 70, 130, 200):
+        grown.grow(tokens[:end])
+    whole.grow(tokens)
+    assert grown.ranks == whole.ranks and [len(ids) for ids in whole.ranks] == [3, 3]
+    tailed = whole.with_tail(tokens, 3)
+    assert [ids[:3] for ids in tailed] == whole.ranks and [len(ids) for ids in tailed] == [4, 4]
+    assert whole.with_tail(tokens[:192], 3) == whole.ranks
+
+
+def test_chunks_are_counted_by_where_they_are() -> None:
+    found = Found(Shape(1, BLOCK), [[bytes(32)] * 10], 640, in_memory=4, on_disk=3, on_peers=3)
+    assert found.tiers(0) == {"memory": 4, "disk": 3, "peer": 3}
+    assert found.tiers(5) == {"memory": 0, "disk": 2, "peer": 3}
+    assert found.tiers(10) == {"memory": 0, "disk": 0, "peer": 0}
+
+
+GOOD = {"version": 1, "chunk_tokens": CHUNK, "tp": 2, "block_tokens": 32, "tokens": 600}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda said: said | {"version": 2},
+        lambda said: said | {"identity": "0" * 32},
+        lambda said: said | {"chunk_tokens": 128},
+        lambda said: said | {"tp": 0},
+        lambda said: said | {"tp": "2"},
+        lambda said: said | {"block_tokens": None},
+        lambda said: said | {"tokens": -1},
+        lambda said: said | {"tokens": 1 << 40},
+        lambda said: [said],
+        lambda said: "ticket",
+    ],
+)
+def test_a_ticket_is_not_believed(spoil: Callable[[dict[str, Any]], object]) -> None:
+    mine = facts()
+    said = GOOD | {"identity": mine.identity()}
+    params = {"do_remote_prefill": True, "forebay": said}
+    assert handover.ticket_of(params, 600, mine) == handover.Ticket(600, Shape(2, 32))
+    assert handover.ticket_of(None, 600, mine) is None
+    assert handover.ticket_of(params | {"do_remote_prefill": False}, 600, mine) is None
+    with pytest.raises(InvalidError, match="allowed"):
+        handover.ticket_of(params | {"forebay": spoil(said)}, 600, mine)
+    with pytest.raises(InvalidError, match="block_tokens is 32; allowed on CPUs is 16"):
+        handover.ticket_of(params, 600, facts(on_cpu=True))
+
+
+def a_request(tokens: int, computed_chunks: int) -> Tracked:
+    """A request of which so much is computed, with the blocks 1, 2, 3 ..."""
+    request = SimpleNamespace(
+        request_id="one", all_token_ids=list(range(tokens)), num_prompt_tokens=tokens, num_tokens=tokens
+    )
+    one = Tracked(request, Ids(Shape(1, BLOCK), [bytes(32)], CHUNK))
+    one.blocks = [list(range(1, 1 + -(-tokens // BLOCK)))]
+    one.goal = computed_chunks
+    one.ids.grow(request.all_token_ids)
+    return one
+
+
+def test_what_there_is_no_room_for_is_stored_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "IN_FLIGHT_BYTES", 3 << 20)
+    planner, one = stores.Stores(facts(), workers=2), a_request(600, 9)
+    one.tail = True
+    first = planner.plan(one, 1)
+    assert first is not None and len(first.chunks[0]) == 3
+    assert first.pages[0].tolist() == list(range(1, 13))
+    assert planner.plan(one, 2) is None, "three are on their way"
+    planner.ended(1, 1)
+    assert planner.plan(one, 2) is None, "one worker still stores"
+    sizes = []
+    while not one.is_stored:
+        planner.ended(1 + len(sizes), 2)
+        store = planner.plan(one, 2 + len(sizes))
+        assert store is not None
+        sizes.append([tokens for _, _, tokens in store.chunks[0]])
+    assert sizes == [[64] * 3, [64] * 3, [24]]
+    names = one.ids.with_tail(one.request.all_token_ids, 9)[0]
+    assert store is not None and store.chunks[0] == [(names[9], names[8], 24)]
+
+
+def test_stores_that_read_a_block_are_known_until_they_end() -> None:
+    planner, one = stores.Stores(facts(), workers=1), a_request(128, 2)
+    assert planner.plan(one, 7) is not None
+    assert planner.touched([1]) == [7] and planner.touched([8]) == [7] and planner.touched([9]) == []
+    planner.ended(7, 1)
+    assert planner.touched([1]) == [] and one.stores == set()
+
+
+def test_a_chunk_whose_blocks_went_to_others_is_not_stored_and_nothing_behind_it() -> None:
+    both = facts(groups=(Group(BLOCK, 8, None), Group(BLOCK, 8, 40)))
+    planner, one = stores.Stores(both, workers=1), a_request(256, 2)
+    one.blocks = [one.blocks[0], list(range(101, 117))]
+    one.planned, one.computed = 1, 120  # Token 120 sees those from 81 on.
+    store = planner.plan(one, 1)
+    assert store is not None and store.pages[0].tolist() == [5, 6, 7, 8]
+    assert store.pages[1].tolist() == [108, 106, 107, 108]
+    one.goal, one.computed = 4, 250
+    assert planner.plan(one, 2) is None and one.is_stored
+
+
+@pytest.mark.parametrize("window", [1, 15, 16, 17, 40, 64, 65, 100, 200])
+@pytest.mark.parametrize("block_tokens", [16, 32])
+def test_a_chunk_is_whole_in_the_step_that_ends_it_and_never_lacks_what_a_load_asks_for(
+    window: int, block_tokens: int
+) -> None:
+    group = Group(block_tokens, 8, window)
+    table = list(range(1, 512 // block_tokens + 1))
+    for end in (64, 128, 448, 431):  # a chunk's; the last one is of a tail
+        start = (end - 1) // 64 * 64
+        for computed in range(end + 70):  # before the step
+            now = [0] * group.unseen(computed) + table[group.unseen(computed) :]
+            kept = group.kept(now, start, end, 64, computed)
+            if kept is None:
+                assert computed >= end, "it is whole in the step that ends it"
+                continue
+            assert set(kept.tolist()) <= set(table)
+            for loaded in (end - 1, end, end + 1, end + 15, end + 63, end + 64):  # at least all but one
+                asked = [0] * group.unseen(loaded) + table[group.unseen(loaded) :]
+                wanted = group.wanted(asked, start, end, 0)
+                assert all(ask in (-1, has) for ask, has in zip(wanted, kept, strict=True))
+
+
+def test_tables_say_what_is_wanted() -> None:
+    group = Group(BLOCK, 8, 40)
+    assert group.wanted([0, 0, 7, 8, 9], 16, 80, 0).tolist() == [-1, 7, 8, 9]
+    assert group.wanted([5, 6, 7, 8], 0, 70, 32).tolist() == [-1, -1, 7, 8, -1]
+    assert Group(BLOCK, 8, None).kept([5, 0, 7, 8], 0, 64, 64, 0) is None
+    assert group.kept([5, 6, 7], 0, 64, 64, 0) is None, "there is no block for the end"
+
+
+def a_model(*kinds: str, **more: Any) -> SimpleNamespace:
+    """Groups of such kinds."""
+    specs = [
+        type(kind, (), {"block_size": BLOCK, "num_kv_heads": 2, "sliding_window": 128, **more})
+        for kind in kinds
+    ]
+    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec()) for spec in specs])
+
+
+def test_groups_of_other_kinds_are_refused() -> None:
+    full, window = groups_of(a_model("FullAttentionSpec", "SlidingWindowSpec"))
+    assert full == Group(BLOCK, 2, None) and window == Group(BLOCK, 2, 128)
+    for kind in ("MambaSpec", "CrossAttentionSpec", "ChunkedLocalAttentionSpec", "SlidingWindowMLASpec"):
+        with pytest.raises(InvalidError, match=f"keeps KV as {kind}; allowed are Full"):
+            groups_of(a_model("FullAttentionSpec", kind))
+    assert [fail_as_one(groups) for groups in [(full,), (window,), (full, full)]] == [False, True, True]
+
+
+def test_shapes_that_cannot_be_cut_are_refused() -> None:
+    both = facts(groups=(Group(BLOCK, 8, None), Group(BLOCK, 4, 40)))
+    with pytest.raises(InvalidError, match="block_tokens is 32; allowed with several groups of layers is 16"):
+        refuse_shape("here", Shape(1, 32), both)
+    with pytest.raises(InvalidError, match="tp is 2; allowed is 1"):
+        refuse_shape("here", Shape(2, BLOCK), both)
+    refuse_shape("here", Shape(2, 32), facts())
+
+
+def test_counters_come_as_what_came_on_top() -> None:
+    counts = Counts()
+    counts.add("handovers")
+    counts.add("tokens_memory", 256)
+    first = counts.take()
+    assert first is not None and first.data == {"handovers": 1, "tokens_memory": 256}
+    assert counts.take() is None
+    counts.add("handovers")
+    second = counts.take()
+    assert second is not None and first.aggregate(second).reduce() == {"tokens_memory": 256, "handovers": 2}
+    assert Stats({}).is_empty()
+
+
+def test_another_policy_than_the_engines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def config(name: str, policy: str) -> SimpleNamespace:
+        transfer = SimpleNamespace(kv_connector=name, kv_load_failure_policy=policy)
+        return SimpleNamespace(kv_transfer_config=transfer)
+
+    whole = config("MultiConnector", "recompute")
+    monkeypatch.setattr(namespace, "get_current_vllm_config_or_none", lambda: whole)
+    namespace.refuse_another_policy(config("ForebayConnector", "recompute"))
+    with pytest.raises(InvalidError, match="is 'fail'; allowed is what MultiConnector has, 'recompute'"):
+        namespace.refuse_another_policy(config("ForebayConnector", "fail"))
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_hand_over_may_be_another_connectors(ours: bool) -> None:
+    half = SimpleNamespace(settings=settings_of({"handovers": ours}))
+    request = SimpleNamespace(kv_transfer_params={"do_remote_decode": True})
+    assert handover.is_prefill(SchedulerHalf.params(half, request)) is ours
+
+
+def test_everything_is_loaded_until_steps_of_two_sizes_say_what_a_token_costs() -> None:
+    facts: Any = SimpleNamespace(layers=4, chunk_tokens=256, chunk_bytes=1 << 20)
+    there: Any = SimpleNamespace(
+        tokens=1792, chunks=7, tiers=lambda first: {"memory": 7 - first, "disk": 0, "peer": 0}
+    )
+    pace = Pace(facts, None)
+    pace.began(1, {"first": 2000}, {}, 0.0)
+    pace.ended(1, 1.2)
+    assert pace.worth(there, 2000, 0) == 7
+    pace.began(2, {"second": 208}, {}, 2.0)
+    pace.ended(2, 3.2)
+    assert pace.worth(there, 2000, 0) < 7, "a token costs nothing, as far as these steps say"

@@ -1,0 +1,112 @@
+"""Makes a tiny Llama with random weights, and a tokenizer whose tokens are the words `t0`, `t1`, ...
+
+Knows the files that vLLM reads. Weights are wide enough that greedy tokens vary: a wrong byte of KV changes
+them. With a window, two layers of three see no more than so many tokens.
+
+usage: tiny_model.py FOLDER [WINDOW]
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+VOCABULARY = 1024
+LAYERS, LAYERS_WITH_WINDOWS = 4, 6
+HEADS, KV_HEADS, HEAD = 4, 2, 64
+WIDTH = HEADS * HEAD
+INNER = 2 * WIDTH
+LONGEST = 8192
+SPREAD = 0.15
+
+
+def shapes(layers: int) -> dict[str, tuple[int, ...]]:
+    """The tensors, by the names that Llama's files have."""
+    found: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (VOCABULARY, WIDTH),
+        "model.norm.weight": (WIDTH,),
+        "lm_head.weight": (VOCABULARY, WIDTH),
+    }
+    for layer in range(layers):
+        name = f"model.layers.{layer}."
+        found |= {
+            name + "input_layernorm.weight": (WIDTH,),
+            name + "post_attention_layernorm.weight": (WIDTH,),
+            name + "self_attn.q_proj.weight": (HEADS * HEAD, WIDTH),
+            name + "self_attn.k_proj.weight": (KV_HEADS * HEAD, WIDTH),
+            name + "self_attn.v_proj.weight": (KV_HEADS * HEAD, WIDTH),
+            name + "self_attn.o_proj.weight": (WIDTH, HEADS * HEAD),
+            name + "mlp.gate_proj.weight": (INNER, WIDTH),
+            name + "mlp.up_proj.weight": (INNER, WIDTH),
+            name + "mlp.down_proj.weight": (WIDTH, INNER),
+        }
+    return found
+
+
+def write_weights(folder: Path, layers: int, seed: int) -> None:
+    """Seeded noise; ones where vectors scale."""
+    import torch
+    from safetensors.torch import save_file
+
+    random = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: torch.randn(shape, generator=random) * SPREAD if len(shape) == 2 else torch.ones(shape)
+        for name, shape in shapes(layers).items()
+    }
+    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+def write_config(folder: Path, layers: int, window: int | None) -> None:
+    """What kind of model it is."""
+    config: dict[str, object] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
+        "num_hidden_layers": layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": LONGEST,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "float32",
+        "initializer_range": 1 / math.sqrt(WIDTH),
+    }
+    if window is not None:
+        kinds = ["full_attention" if layer % 3 == 2 else "sliding_attention" for layer in range(layers)]
+        config |= {"sliding_window": window, "layer_types": kinds}
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One word, one token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {f"t{number}": number for number in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0", "eos_token": "t2"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def make(folder: Path, window: int | None = None, seed: int = 7) -> Path:
+    """Writes all of it."""
+    layers = LAYERS if window is None else LAYERS_WITH_WINDOWS
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder, layers, window)
+    write_tokenizer(folder)
+    write_weights(folder, layers, seed)
+    return folder
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]), *(int(window) for window in sys.argv[2:3]))
