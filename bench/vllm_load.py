@@ -1,0 +1,323 @@
+#!/usr/bin/env python3
+"""32 sessions of coding agents at a time on one vLLM whose HBM does not hold them all: ours beside vLLM's.
+
+    bench/vllm_load.py FOLDER --part PART     measures one part; `bench/vllm.sh` runs them all
+    bench/vllm_load.py FOLDER                 makes load.json of the parts that are there
+
+The load is what `forebay trace generate` makes of the distributions in `vllm_load.toml`: a session's
+next prompt is its last one, the answer to it, and something new; it comes after a pause. A session that
+ends makes room for the next one. The first turns of the first 32 fill the caches and are not counted.
+`hbm` is vLLM alone with all of its HBM, the best there could be; all others have a part of it. Knows the
+load and how rows are made of what came of it.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import vllm_engine
+from vllm_engine import BLOCK_TOKENS, GIB, OURS, PEERS, Site
+
+PARTS = ("hbm", "plain", *PEERS, "memory")
+MARGINALS = Path(__file__).with_suffix(".toml")
+WARM_TOKENS = 5000  # A turn with fewer new ones is warm.
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large the load is."""
+
+    at_once: int
+    hbm_tokens: int  # Of all but `hbm`.
+    most_tokens: int  # Of a prompt and its answer.
+    shrink: int  # Divides all lengths and pauses.
+    sessions: int | None  # Instead of the stated number.
+
+
+FULL = Shape(at_once=32, hbm_tokens=256 << 10, most_tokens=64 << 10, shrink=1, sessions=None)
+TINY = Shape(at_once=4, hbm_tokens=4 << 10, most_tokens=2560, shrink=32, sessions=6)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is asked."""
+
+    input_tokens: int
+    output_tokens: int
+    system_tokens: int
+    system: int  # Sessions with the same have the same system prompt.
+    think_s: float
+
+
+@dataclass
+class Answer:
+    """What came of a turn. Times in seconds."""
+
+    session: int
+    turn: int
+    input_tokens: int
+    new_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    ttft_s: float
+    total_s: float
+
+    @property
+    def tpot_s(self) -> float:
+        """From token to token."""
+        return (self.total_s - self.ttft_s) / max(1, self.output_tokens - 1)
+
+
+@dataclass
+class Part:
+    """What one engine did."""
+
+    part: str
+    version: str
+    gpus: list[str]
+    ready_s: float
+    wall_s: float = 0.0
+    answers: list[Answer] = field(default_factory=list)
+
+
+def sessions(site: Site, shape: Shape) -> list[list[Turn]]:
+    """The load, the same in every part."""
+    trace = site.folder / "load.jsonl"
+    command = [site.forebay, "trace", "generate", "--marginals", str(MARGINALS), "--out", str(trace)]
+    if shape.sessions:
+        command += ["--sessions", str(shape.sessions)]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    found: dict[str, list[Turn]] = {}
+    for line in trace.read_text().splitlines():
+        request = json.loads(line)
+        turn = Turn(
+            max(1, request["input_tokens"] // shape.shrink),
+            max(2, request["output_tokens"] // shape.shrink),
+            request["system_tokens"] // shape.shrink,
+            request["blocks"][0],
+            request.get("think_us", 0) / 1e6 / shape.shrink,
+        )
+        found.setdefault(request["session"], []).append(turn)
+    return list(found.values())
+
+
+class Transcript:
+    """A session's prompt as it grows. Token ids come from seeds; answers are the engine's own."""
+
+    def __init__(self, session: int, vocabulary: int) -> None:
+        self.vocabulary = vocabulary
+        self.fresh = random.Random(f"session {session}")
+        self.tokens: list[int] = []
+        self.asked = 0  # Length of the last prompt.
+
+    def draw(self, source: random.Random, tokens: int) -> list[int]:
+        return source.choices(range(3, self.vocabulary), k=tokens)
+
+    def ask(self, turn: Turn) -> tuple[list[int], int]:
+        """The prompt of a turn, and how much is new. A shorter one begins anew behind the system prompt."""
+        if turn.input_tokens <= self.asked or not self.tokens:
+            self.tokens = self.draw(random.Random(f"system {turn.system}"), turn.system_tokens)
+        known = len(self.tokens)
+        self.tokens += self.draw(self.fresh, max(1, turn.input_tokens - known))
+        self.asked = turn.input_tokens
+        return list(self.tokens), len(self.tokens) - known
+
+    def note(self, answer: list[int]) -> None:
+        """The answer is part of the next prompt."""
+        self.tokens += answer
+
+
+class Engine:
+    """A vLLM in a process of its own, as servers run it."""
+
+    def __init__(self, site: Site, part: str, shape: Shape) -> None:
+        import vllm
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        way = "plain" if part == "hbm" else part
+        arguments = vllm_engine.engine_arguments(site, way, shape.most_tokens)
+        if part == "hbm" and not site.tiny:
+            arguments["gpu_memory_utilization"] = 0.9
+        else:
+            arguments["num_gpu_blocks_override"] = shape.hbm_tokens // BLOCK_TOKENS
+        self.version = vllm.__version__
+        self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        self.sampling = lambda tokens: vllm.SamplingParams(
+            max_tokens=tokens,
+            temperature=0,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+    async def ask(self, name: str, prompt: list[int], tokens: int) -> tuple[float, float, int, list[int]]:
+        """Seconds to the first token and to the last, tokens that were not computed, and the answer."""
+        begun, first_s, cached, answer = time.perf_counter(), 0.0, 0, []
+        stream = self.llm.generate({"prompt_token_ids": prompt}, self.sampling(tokens), name)
+        async for output in stream:
+            first_s = first_s or time.perf_counter() - begun
+            cached = max(cached, output.num_cached_tokens or 0)
+            answer += output.outputs[0].token_ids
+        return first_s, time.perf_counter() - begun, cached, answer
+
+
+class Load:
+    """Sessions on an engine, so many at a time."""
+
+    def __init__(self, engine: Engine, load: list[list[Turn]], vocabulary: int) -> None:
+        self.engine, self.vocabulary = engine, vocabulary
+        self.waiting = iter(enumerate(load))
+        self.answers: list[Answer] = []
+
+    async def turn(self, transcript: Transcript, session: int, number: int, turn: Turn) -> Answer:
+        """One request."""
+        prompt, new = transcript.ask(turn)
+        name = f"{session}-{number}"
+        first_s, total_s, cached, said = await self.engine.ask(name, prompt, turn.output_tokens)
+        transcript.note(said)
+        return Answer(session, number, len(prompt), new, cached, len(said), first_s, total_s)
+
+    async def agent(self, filled: asyncio.Barrier) -> None:
+        """One session after the other. All agents have filled the caches before the first counted turn."""
+        counted = False
+        for session, turns in self.waiting:
+            transcript = Transcript(session, self.vocabulary)
+            for number, turn in enumerate(turns):
+                if counted and number > 0:
+                    await asyncio.sleep(turn.think_s)
+                answer = await self.turn(transcript, session, number, turn)
+                if counted:
+                    self.answers.append(answer)
+                else:
+                    await filled.wait()
+                    self.begun = time.perf_counter()
+                counted = True
+
+    async def run(self, at_once: int) -> float:
+        """Seconds that the counted turns took in all."""
+        filled = asyncio.Barrier(at_once)
+        async with asyncio.TaskGroup() as agents:
+            for _ in range(at_once):
+                agents.create_task(self.agent(filled))
+        return time.perf_counter() - self.begun
+
+
+async def run_part(site: Site, part: str, shape: Shape) -> Part:
+    """One engine, with a node beside it if it needs one."""
+    load = sessions(site, shape)
+    with vllm_engine.node_beside(site, part):
+        begun = time.perf_counter()
+        engine = Engine(site, part, shape)
+        try:
+            await engine.ask("first", [5] * 40, 2)
+            found = Part(part, engine.version, gpu_names(site), time.perf_counter() - begun)
+            running = Load(engine, load, site.model["vocab_size"])
+            found.wall_s = await running.run(min(shape.at_once, len(load)))
+            found.answers = running.answers
+            return found
+        finally:
+            engine.llm.shutdown()
+
+
+def gpu_names(site: Site) -> list[str]:
+    """The GPU that an engine has."""
+    if site.tiny:
+        return []
+    import torch
+
+    return [torch.cuda.get_device_name(0)]
+
+
+def figures(part: Part) -> dict[str, tuple[str, float]]:
+    """Name, unit and value of what is said of a part."""
+    ttft = sorted(answer.ttft_s for answer in part.answers)
+    prompts = sum(answer.input_tokens for answer in part.answers)
+    return {
+        "ttft_mean_s": ("s", statistics.mean(ttft)),
+        "ttft_p50_s": ("s", statistics.median(ttft)),
+        "ttft_p99_s": ("s", ttft[math.ceil(0.99 * len(ttft)) - 1]),
+        "tpot_p50_s": ("s", statistics.median(answer.tpot_s for answer in part.answers)),
+        "tokens_per_s": ("1/s", sum(answer.output_tokens for answer in part.answers) / part.wall_s),
+        "cached_percent": ("%", 100 * sum(answer.cached_tokens for answer in part.answers) / prompts),
+    }
+
+
+def rows(parts: dict[str, Part]) -> Iterator[dict[str, Any]]:
+    """Ours has the plain names, OffloadingConnector as peer, `hbm` as ceiling; others theirs behind."""
+    all_figures = {name: figures(part) for name, part in parts.items()}
+    for name, found in all_figures.items():
+        for figure, (unit, value) in found.items():
+            suffix = "" if name in OURS else f".{name}"
+            line = {"name": f"vllm.load.{figure}{suffix}", "unit": unit, "value": value}
+            line |= {"min": value, "max": value, "runs": 1, "requests": len(parts[name].answers)}
+            if name in OURS and "hbm" in all_figures:
+                best = all_figures["hbm"][figure][1]
+                line |= {"ceiling": best, "ratio": value / best if best else None}
+            if name in OURS and "offloading" in all_figures:
+                peer = parts["offloading"]
+                line["peer"] = {"name": PEERS["offloading"], "version": peer.version}
+                line["peer"]["value"] = all_figures["offloading"][figure][1]
+            yield line
+
+
+def merge(folder: Path) -> None:
+    """Makes the results object."""
+    parts = {}
+    for name in PARTS:
+        file = folder / f"load-{name}.json"
+        if file.exists():
+            said = json.loads(file.read_text())
+            said["answers"] = [Answer(**answer) for answer in said["answers"]]
+            parts[name] = Part(**said)
+    if not parts:
+        sys.exit(f"{folder} has no parts of the load: measure them first")
+    some = next(iter(parts.values()))
+    made = vllm_engine.results("vllm_load", some.gpus, None, list(rows(parts)))
+    (folder / "load.json").write_text(json.dumps(made, indent=2) + "\n")
+    warm = sum(answer.new_tokens < WARM_TOKENS for answer in some.answers) / len(some.answers)
+    print(f"{len(some.answers)} turns, {100 * warm:.0f} % of them warm (fewer than {WARM_TOKENS} new tokens)")
+    for line in made["rows"]:
+        ceiling = f"{line['ceiling']:>10.4f}" if "ceiling" in line else ""
+        peer = f"{line['peer']['name']} {line['peer']['value']:.4f}" if "peer" in line else ""
+        print(f"{line['name']:<40} {line['value']:>10.4f} {line['unit']:<4} {ceiling} {peer}")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="where parts and results go")
+    parser.add_argument("--part", choices=PARTS, help="measure this part")
+    parser.add_argument("--memory-gib", type=float, help="host memory for KV (default 60)")
+    parser.add_argument("--scratch", type=Path, help="where the model and the load lie (default: in FOLDER)")
+    parser.add_argument("--forebay", help="the forebay program")
+    parser.add_argument("--tiny", action="store_true", help="a model of a few MB on the CPU, to try it")
+    args = parser.parse_args()
+    folder = args.folder.absolute()
+    if args.part is None:
+        merge(folder)
+        return
+    scratch = (args.scratch or folder / "scratch").absolute()
+    scratch.mkdir(parents=True, exist_ok=True)
+    memory_gib = args.memory_gib or (0.25 if args.tiny else 60)
+    site = Site(scratch, args.tiny, int(memory_gib * GIB), 0, vllm_engine.program(args.forebay))
+    vllm_engine.in_environment(site.environment(args.part))
+    part = asyncio.run(run_part(site, args.part, TINY if args.tiny else FULL))
+    (folder / f"load-{args.part}.json").write_text(json.dumps(asdict(part)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""What the connector costs a vLLM: in steps with nothing to move, and for a prefix in the node's memory.
+
+    bench/vllm_steps.py --json FILE
+
+On a host without GPUs. Steps in which requests decode are timed with and without the connector, in two
+processes on one processor, in turns. A hit is a prefix that vLLM has dropped: the time from the lookup until
+its last layer is there, and how much of it the engine's thread spent in the connector; once in a cache of a
+few MB and once in one shaped like Llama-3.1-8B's, beside a plain copy of as many bytes. Knows what is
+measured and how rows are made of it; engines are `vllm_child`'s and `vllm_engine`'s.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import vllm_engine
+from vllm_child import Child
+from vllm_engine import CHUNK_TOKENS, GIB, LLAMA_8B, TINY, Site
+
+BATCHES = (8, 64)
+PROMPT_TOKENS = 16  # With the steps below no chunk becomes whole: there is nothing to store.
+STEPS = 60
+ROUNDS = 7
+PREFIX_TOKENS = 6 * CHUNK_TOKENS
+HITS = 15
+COPY_RUNS = 9
+COPY_THREADS = 2  # As many as the connector has.
+# As many bytes of KV for a token as Llama-3.1-8B has, and hardly anything to compute.
+WIDE = LLAMA_8B | {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 8,
+    "vocab_size": 2000,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True)
+class Shaped(Site):
+    """A site with a model of its own."""
+
+    shape: str = "tiny"
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """What `config.json` says."""
+        return {"tiny": TINY, "8b": WIDE}[self.shape]
+
+
+def start(site: Site, way: str, processor: int = 0) -> Child:
+    """An engine that steps where it is asked."""
+    given = vllm_engine.engine_arguments(site, way, 4096)
+    given |= {"distributed_executor_backend": "uni", "max_num_batched_tokens": 4096}
+    return Child(given, processor, site.folder / f"{way}.log")
+
+
+def measure_steps(site: Site, rounds: int) -> list[dict[str, Any]]:
+    """Decode steps, in turns."""
+    engines = {way: start(site, way) for way in ("plain", "memory")}
+    versions = {way: engine.ready() for way, engine in engines.items()}
+    made = []
+    for batch in BATCHES:
+        found: dict[str, list[float]] = {way: [] for way in engines}
+        for number in range(rounds + 1):
+            for way in sorted(engines, reverse=number % 2 == 1):
+                times = engines[way].steps(batch, PROMPT_TOKENS, STEPS)
+                if number > 0:  # The first round is for caches.
+                    found[way].append(1e3 * statistics.median(times))
+        pairs = zip(found["memory"], found["plain"], strict=True)
+        ours = row(f"vllm.steps.decode_ms.{batch}", "ms", found["memory"])
+        alone = statistics.median(found["plain"])
+        ours["peer"] = {"name": "vLLM without a connector", "version": versions["plain"], "value": alone}
+        made += [
+            ours,
+            row(f"vllm.steps.decode_ms.{batch}.plain", "ms", found["plain"]),
+            row(f"vllm.steps.overhead_percent.{batch}", "%", [100 * (a / b - 1) for a, b in pairs]),
+        ]
+    for engine in engines.values():
+        engine.end()
+    return made
+
+
+def measure_hits(site: Shaped, hits: int) -> list[dict[str, Any]]:
+    """A prefix in the node's memory, by both ways of loading."""
+    engine = start(site, "memory")
+    engine.ready()
+    made = []
+    size = PREFIX_TOKENS * site.bytes_per_token
+    ceiling_ms = 1e3 * statistics.median(copies(size))
+    for way in ("layerwise", "background"):
+        found = engine.hits(PREFIX_TOKENS, hits, way == "layerwise")
+        # In the background the engine has nothing else to do than to wait inside.
+        for figure in ("ready", "inside", "load") if way == "layerwise" else ("ready", "load"):
+            one = row(
+                f"vllm.hit.{figure}_ms.{site.shape}.{way}", "ms", [1e3 * hit[f"{figure}_s"] for hit in found]
+            )
+            made.append(one | {"ceiling": ceiling_ms, "ratio": one["value"] / ceiling_ms, "bytes": size})
+    engine.end()
+    return made
+
+
+def copies(size: int) -> list[float]:
+    """Seconds of plain copies of so many bytes, from and to memory that was touched before."""
+    import numpy as np
+
+    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+    parts = [
+        slice(size * part // COPY_THREADS, size * (part + 1) // COPY_THREADS) for part in range(COPY_THREADS)
+    ]
+    times = []
+    with ThreadPoolExecutor(COPY_THREADS) as threads:
+        for _ in range(COPY_RUNS):
+            begun = time.perf_counter()
+            list(threads.map(lambda part: np.copyto(target[part], source[part]), parts))
+            times.append(time.perf_counter() - begun)
+    return times
+
+
+def row(name: str, unit: str, values: list[float]) -> dict[str, Any]:
+    """A figure and its spread."""
+    middle = statistics.median(values)
+    return {
+        "name": name,
+        "unit": unit,
+        "value": middle,
+        "min": min(values),
+        "max": max(values),
+        "runs": len(values),
+    }
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True, help="where the rows go")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of decode steps")
+    parser.add_argument("--hits", type=int, default=HITS)
+    parser.add_argument("--forebay", help="the program")
+    args = parser.parse_args()
+    load, made, program = os.getloadavg()[0], [], vllm_engine.program(args.forebay)
+    for shape in ("tiny", "8b"):
+        with tempfile.TemporaryDirectory() as folder:
+            memory = GIB if shape == "tiny" else 4 * GIB
+            site = Shaped(Path(folder), True, memory, GIB, program, shape)
+            with vllm_engine.node_beside(site, "memory"):
+                if shape == "tiny":
+                    made += measure_steps(site, args.rounds)
+                made += measure_hits(site, args.hits)
+        said = vllm_engine.results("vllm_steps", [], None, made)
+        said["machine"]["load_before"] = round(load, 2)
+        args.json.write_text(json.dumps(said, indent=2) + "\n")
+    for one in made:
+        print(f"{one['name']:44} {one['value']:9.3f} {one['unit']} ({one['min']:.3f} to {one['max']:.3f})")
+
+
+if __name__ == "__main__":
+    main()
