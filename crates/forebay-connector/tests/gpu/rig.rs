@@ -140,11 +140,12 @@ impl Engine {
         self.paged.load(wish, self.handle()).unwrap();
     }
 
+    /// The end of the only load under way: ends of others would be lost.
     pub fn end_of(&self, job: u64) -> LoadEnd {
         assert!(self.paged.wait_loaded(&[job], Some(PATIENCE)), "every load ends");
         let (mut loads, _) = self.paged.take_ended();
-        let at = loads.iter().position(|end| end.job == job).unwrap();
-        loads.swap_remove(at)
+        assert!(loads.len() == 1 && loads[0].job == job, "loads {loads:?} ended, not {job} alone");
+        loads.swap_remove(0)
     }
 
     /// Whether `found`, a layer's bytes, has in `blocks` what was stored from `from`, for so many tokens.
