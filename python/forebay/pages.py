@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from forebay._forebay import Node
@@ -49,12 +50,14 @@ def check_digest(value: object) -> str:
     return str(value).lower()
 
 
-def read_token(path: str | None) -> bytes:
-    """The secret that the node asks for, from a file; empty without one."""
+def read_secret(name: str, path: str | None) -> bytes:
+    """What the file holds that the setting `name` says, without a line end, as nodes read theirs."""
     if path is None:
         return b""
-    with open(path, "rb") as file:
-        return file.read().strip()
+    try:
+        return Path(path).read_bytes().removesuffix(b"\n")
+    except OSError as error:
+        raise InvalidError(f"{name} is {path!r}, which cannot be read ({error})") from error
 
 
 class Pages:
@@ -91,9 +94,12 @@ class Pages:
         """
         ids = [self.id_of(key) for key in keys]
         good: list[bool] = []
-        while len(good) < len(ids):
-            good += self._load_leased(ids[len(good) :], places[len(good) :])
-        return good
+        misses = 0
+        while len(good) < len(ids) and misses < MISSES_IN_A_ROW:
+            loaded = self._load_leased(ids[len(good) :], places[len(good) :])
+            misses = 0 if any(loaded) else misses + 1
+            good += loaded
+        return good + [False] * (len(ids) - len(good))
 
     def store(self, keys: Sequence[bytes], places: Sequence[Sequence[Piece]]) -> list[bool]:
         """Stores each page. False: the node did not take it.

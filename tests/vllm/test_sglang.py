@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import upstream
+from conftest import until
 from nodes import Node
 
 torch = pytest.importorskip("torch", reason="SKIPPED: this Python has no torch: `make test-vllm`")
@@ -79,9 +80,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made.kill()
 
 
-def backend_of(
-    sglang: Any, node: Node, pool: Pool, extra: dict[str, Any] | None = None, **config: Any
-) -> Any:
+def backend_of(sglang: Any, node: Any, pool: Pool, extra: dict[str, Any] | None = None, **config: Any) -> Any:
     """As SGLang's cache controller makes it."""
     settings = {
         "backend_name": "forebay",
@@ -180,6 +179,32 @@ def test_ranks_of_an_mla_model_share_what_one_of_them_stores(sglang: Any, node: 
     assert ranks[1].batch_exists(["a"]) == 1
     for rank in ranks:
         rank.close()
+
+
+def test_it_starts_before_its_node_and_finds_it_when_it_comes(sglang: Any, tmp_path: Path) -> None:
+    pool = Pool("page_first")
+    backend = backend_of(sglang, types.SimpleNamespace(socket=tmp_path / "node.sock"), pool)
+    pool.kv_buffer.copy_(torch.rand(pool.kv_buffer.shape))
+    assert backend.batch_set_v1(["a"], pool.indices(0)) == [False]
+    node = Node(tmp_path)
+    until(lambda: backend._node.is_connected)
+    assert backend.batch_set_v1(["a"], pool.indices(0)) == [True]
+    assert backend.batch_get_v1(["a"], pool.indices(1)) == [True]
+    assert torch.equal(pool.of(1), pool.of(0))
+    backend.close()
+    node.kill()
+
+
+def test_many_pages_that_are_not_there_cost_few_questions(sglang: Any, node: Node) -> None:
+    pool = Pool("page_first")
+    backend = backend_of(sglang, node, pool)
+    ask, asked = backend._pages._load_leased, []
+    backend._pages._load_leased = lambda ids, places: asked.append(len(ids)) or ask(ids, places)
+    keys = [f"not there {number}" for number in range(PAGES)] * 50
+    pages = [page for _ in range(50) for page in range(PAGES)]
+    assert backend.batch_get_v1(keys, pool.indices(*pages)) == [False] * len(keys)
+    assert len(asked) < 20
+    backend.close()
 
 
 def test_without_a_node_everything_is_a_miss(sglang: Any, node: Node) -> None:

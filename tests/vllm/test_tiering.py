@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+from conftest import until
 from nodes import Node
 
 pytest.importorskip("vllm", reason="SKIPPED: this Python has no vLLM: `make test-vllm`")
@@ -53,7 +55,7 @@ def spec_of(dtype: str = "bfloat16") -> SimpleNamespace:
 class Engine:
     """vLLM's tiering over a CPU tier of a few rows, without the GPU that would fill them."""
 
-    def __init__(self, node: Node, **spec: str) -> None:
+    def __init__(self, node: Any, **spec: str) -> None:
         register()
         self.rows = np.zeros((ROWS, ROW_BYTES), dtype=np.int8)
         region = MagicMock()
@@ -176,6 +178,22 @@ def test_a_block_that_cannot_be_loaded_is_asked_for_once(node: Node) -> None:
     fresh.until_idle()
     fresh.end()
     engine.end()
+
+
+def test_it_starts_before_its_node_and_finds_it_when_it_comes(tmp_path: Path) -> None:
+    engine = Engine(SimpleNamespace(socket=tmp_path / "node.sock"))
+    blocks = blocks_of(3)
+    engine.store(engine.request("a"), blocks_of(2, seed=9))
+    node = Node(tmp_path)
+    until(lambda: engine.tier._node.is_connected)
+    engine.store(engine.request("b"), blocks)
+    other = Engine(node)
+    request = other.request("c")
+    assert other.find(request, list(blocks)) == [LookupResult.HIT] * 3
+    assert other.rows_of(request, list(blocks)) == list(blocks.values())
+    for one in (engine, other):
+        one.end()
+    node.kill()
 
 
 def test_without_a_node_every_job_ends_and_finds_nothing(node: Node) -> None:

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
 from forebay._forebay import Node
 from forebay.errors import InvalidError, NotFoundError
-from forebay.pages import Pages, Piece, check_digest, namespace, read_token
+from forebay.pages import Pages, Piece, check_digest, namespace, read_secret
 
 # SGLang's and torch's types, which are not there when types are checked.
 Config: TypeAlias = Any
@@ -80,8 +80,9 @@ class ForebayStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
     def __init__(self, storage_config: Config, kwargs: dict[str, Any] | None = None) -> None:
         self._config = storage_config
         self._settings = settings_of(storage_config.extra_config)
-        token = read_token(self._settings.get("token_file"))
-        self._node = Node(self._settings.get("node", SOCKET), token=token, name="sglang hicache")
+        token = read_secret("token_file", self._settings.get("token_file"))
+        socket = self._settings.get("node", SOCKET)
+        self._node = Node(socket, token=token, name="sglang hicache", wait=True)
 
     def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:
         """Tells where pages lie. Comes before everything else, once."""

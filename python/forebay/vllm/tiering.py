@@ -16,17 +16,20 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 import vllm
+from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import LookupResult, RequestOffloadingContext
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from forebay._forebay import Node, NodeMemory
-from forebay.pages import Pages, Piece, check_digest, namespace, read_token
+from forebay.pages import Pages, Piece, check_digest, namespace, read_secret
 
 # vLLM's types, by the names of its newest version: `TransferJob` is `JobMetadata` in 0.26.
 OffloadKey: TypeAlias = bytes
 ReqContext: TypeAlias = Any
 TransferJob: TypeAlias = Any
+
+logger = init_logger("vllm.forebay.tiering")
 
 SOCKET = "/run/forebay/node.sock"
 RESULT_FIELDS = frozenset(field.name for field in dataclasses.fields(JobResult))
@@ -113,7 +116,8 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
         super().__init__(offloading_spec, primary_kv_view, tier_type, **newer)
         assert primary_kv_view.strides is not None
         self._row_bytes = primary_kv_view.strides[0]
-        self._node = Node(node, token=read_token(token_file), name=f"vllm {tier_type}")
+        token = read_secret("token_file", token_file)
+        self._node = Node(node, token=token, name=f"vllm {tier_type}", wait=True)
         # Given up with the tier: vLLM cannot release its view while there are others.
         self._memory: NodeMemory | None = self._node.register_memory(primary_kv_view)
         self._base = self._memory.address
@@ -192,6 +196,8 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
         good = [False] * len(job.keys)
         try:
             good = move(list(job.keys), self._places(job))
+        except Exception:  # Nobody asks the future what became of it.
+            logger.exception("a job of %d blocks has failed", len(job.keys))
         finally:
             self._ended.put((job, good, time.monotonic() - begun))
 

@@ -6,11 +6,12 @@ given the dictionary.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from forebay.errors import InvalidError
+from forebay.pages import read_secret
 
+SETTINGS = "kv_connector_extra_config"
 NODE = "/run/forebay/node.sock"
 CHUNK_TOKENS = 256
 HANDOVER_WAIT_S = 5.0
@@ -44,27 +45,17 @@ class Settings:
     @property
     def token(self) -> bytes:
         """The secret that the node asks for, without a line end."""
-        return secret("token_file", self.token_file)
+        return read_secret("token_file", self.token_file)
 
     @property
     def salt(self) -> bytes:
         """The tenant's secret, which enters every chunk id."""
-        return secret("salt_file", self.salt_file)
+        return read_secret("salt_file", self.salt_file)
 
 
-def secret(name: str, path: str | None) -> bytes:
-    """What the file holds, without a line end; nothing if there is no file."""
-    if path is None:
-        return b""
-    try:
-        return Path(path).read_bytes().rstrip(b"\r\n")
-    except OSError as error:
-        raise InvalidError(f"{name} is {path!r}, which cannot be read ({error})") from error
-
-
-def refuse(name: str, value: object, allowed: str) -> InvalidError:
-    """The error of a setting that is not acceptable."""
-    return InvalidError(f"kv_connector_extra_config: {name} is {value!r}; allowed is {allowed}")
+def refuse(name: str, value: object, allowed: str, where: str = SETTINGS) -> InvalidError:
+    """The error of something that is not acceptable, and who said it."""
+    return InvalidError(f"{where}: {name} is {value!r}; allowed is {allowed}")
 
 
 def settings_of(extra: Mapping[str, Any]) -> Settings:
@@ -105,11 +96,13 @@ def flag(extra: Mapping[str, Any], name: str, default: bool) -> bool:
     return value
 
 
-def number(extra: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
-    """A setting that is a whole number."""
+def number(
+    extra: Mapping[str, Any], name: str, default: int, low: int, high: int, where: str = SETTINGS
+) -> int:
+    """A setting that is a whole number, or a field of what others say."""
     value = extra.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise refuse(name, value, f"a whole number from {low} to {high}")
+        raise refuse(name, value, f"a whole number from {low} to {high}", where)
     return value
 
 
@@ -139,11 +132,11 @@ def shapes(value: object) -> tuple[Shape, ...]:
     return tuple(shape(entry) for entry in value)
 
 
-def shape(entry: object) -> Shape:
+def shape(entry: object, where: str = SETTINGS) -> Shape:
     """One shape. Also what a ticket says, so nothing about it is believed."""
     if not isinstance(entry, Mapping) or set(entry) != {"tp", "block_tokens"}:
-        raise refuse("also_read", entry, 'entries like {"tp": 2, "block_tokens": 16}')
+        raise refuse("also_read", entry, 'entries like {"tp": 2, "block_tokens": 16}', where)
     return Shape(
-        tp=number(entry, "tp", 0, 1, 1024),
-        block_tokens=number(entry, "block_tokens", 0, 1, 1 << 20),
+        tp=number(entry, "tp", 0, 1, 1024, where),
+        block_tokens=number(entry, "block_tokens", 0, 1, 1 << 20, where),
     )

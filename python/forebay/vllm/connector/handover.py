@@ -43,9 +43,9 @@ def ticket_of(params: Mapping[str, Any] | None, prompt_tokens: int, facts: Facts
     for name, mine in (("identity", facts.identity()), ("chunk_tokens", facts.chunk_tokens)):
         if said.get(name) != mine:
             raise InvalidError(f"kv_transfer_params: {name} is {said.get(name)!r}; allowed is {mine!r}")
-    theirs = shape({"tp": said.get("tp"), "block_tokens": said.get("block_tokens")})
+    theirs = shape({"tp": said.get("tp"), "block_tokens": said.get("block_tokens")}, "kv_transfer_params")
     refuse_shape("kv_transfer_params", theirs, facts)
-    return Ticket(number(said, "tokens", 0, 1, 1 << 30), theirs)
+    return Ticket(number(said, "tokens", 0, 1, 1 << 30, "kv_transfer_params"), theirs)
 
 
 def answer(request: Any, blocks: tuple[list[int], ...], engine_id: str, facts: Facts) -> dict[str, Any]:
