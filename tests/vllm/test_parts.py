@@ -19,6 +19,7 @@ from forebay.vllm.connector.pace import Pace  # noqa: E402
 from forebay.vllm.connector.scheduler import SchedulerHalf  # noqa: E402
 from forebay.vllm.connector.stats import Counts, Stats  # noqa: E402
 from forebay.vllm.connector.tracked import Found, Ids, Tracked  # noqa: E402
+from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
 CHUNK, BLOCK = 64, 16
 
@@ -157,6 +158,9 @@ GOOD = {"version": 1, "chunk_tokens": CHUNK, "tp": 2, "block_tokens": 32, "token
         lambda said: said | {"chunk_tokens": 128},
         lambda said: said | {"tp": 0},
         lambda said: said | {"tp": "2"},
+        lambda said: said | {"tp": 3},  # It divides no 8 heads.
+        lambda said: said | {"tp": 64},  # Each head eight times: each rank's chunks would have to be named.
+        lambda said: said | {"tp": 1024},
         lambda said: said | {"block_tokens": None},
         lambda said: said | {"tokens": -1},
         lambda said: said | {"tokens": 1 << 40},
@@ -171,7 +175,7 @@ def test_a_ticket_is_not_believed(spoil: Callable[[dict[str, Any]], object]) -> 
     assert handover.ticket_of(params, 600, mine) == handover.Ticket(600, Shape(2, 32))
     assert handover.ticket_of(None, 600, mine) is None
     assert handover.ticket_of(params | {"do_remote_prefill": False}, 600, mine) is None
-    with pytest.raises(InvalidError, match="allowed"):
+    with pytest.raises(InvalidError, match="kv_transfer_params: .* allowed"):
         handover.ticket_of(params | {"forebay": spoil(said)}, 600, mine)
     with pytest.raises(InvalidError, match="block_tokens is 32; allowed on CPUs is 16"):
         handover.ticket_of(params, 600, facts(on_cpu=True))
@@ -284,7 +288,59 @@ def test_shapes_that_cannot_be_cut_are_refused() -> None:
         refuse_shape("here", Shape(1, 32), both)
     with pytest.raises(InvalidError, match="tp is 2; allowed is 1"):
         refuse_shape("here", Shape(2, BLOCK), both)
-    refuse_shape("here", Shape(2, 32), facts())
+    for uneven in (both, facts(groups=(Group(BLOCK, 8, None, even=False),))):
+        refuse_shape("here", Shape(1, BLOCK), uneven)
+        for shape in (Shape(2, BLOCK), Shape(1, 32)):
+            with pytest.raises(InvalidError, match="allowed"):
+                refuse_shape("here", shape, uneven)
+    for tp in (2, 4, 8, 16, 32):
+        refuse_shape("here", Shape(tp, 32), facts())
+    for tp in (3, 12, 64):
+        with pytest.raises(InvalidError, match=f"tp is {tp}; allowed are divisors of the model's 8 KV heads"):
+            refuse_shape("here", Shape(tp, 32), facts())
+    refuse_shape("here", Shape(64, 32), facts(heads=1, shape=Shape(64, BLOCK)))
+
+
+def place(heads: int, *shape: int, block_tokens: int = 128, strides: Any = None) -> Any:
+    """What a worker makes of a layer of 4 blocks and so many heads that has such a tensor."""
+    torch = pytest.importorskip("torch")
+    tensor = torch.zeros(shape, dtype=torch.bfloat16)
+    tensor = tensor if strides is None else tensor.permute(strides)
+    spec = SimpleNamespace(num_kv_heads=heads)
+    half: Any = SimpleNamespace(num_blocks=4, specs=[spec], groups=(Group(block_tokens, heads, None),))
+    at, *found = WorkerHalf.place(half, "layer 0", tensor, 0)
+    assert at == tensor.data_ptr()
+    return found
+
+
+def test_pages_are_what_their_namespace_says_or_are_refused() -> None:
+    assert place(8, 4, 8, 128, 64) == [4, 131_072, 131_072, 0]
+    assert place(1, 4, 1, 128, 64) == place(1, 4, 128, 64) == place(1, 8, 1, 64, 64) == [4, 16_384, 16_384, 0]
+    for heads, shape in (
+        (8, (8, 8, 64, 64)),  # kernels with blocks of 64 in blocks of 128: heads come twice
+        (8, (4, 2, 128, 8, 32)),  # keys, then values
+        (8, (4, 16, 128, 32)),  # the same
+        (1, (4, 2, 128, 32)),
+        (1, (4, 2, 128, 1, 32)),
+        (8, (4, 128, 8, 64)),  # tokens, then heads
+        (8, (4, 128, 512)),
+    ):
+        with pytest.raises(InvalidError, match=f"layer 0 has pages of .*; allowed are {heads} heads of 128"):
+            place(heads, *shape)
+    with pytest.raises(InvalidError, match="allowed is the layout HND"):
+        place(8, 4, 128, 8, 64, strides=(0, 2, 1, 3))
+    with pytest.raises(InvalidError, match="has 6 blocks; allowed are multiples of 4"):
+        place(8, 6, 8, 128, 64)
+
+
+def test_a_layer_that_reads_anothers_kv_waits_for_nothing_of_its_own() -> None:
+    waited: list[int] = []
+    cache = SimpleNamespace(wait_layer=lambda layer, stream: waited.append(layer))
+    device = SimpleNamespace(type="cpu")
+    half: Any = SimpleNamespace(layerwise={1}, cache=cache, layers={"layer 3": 3}, device=device)
+    WorkerHalf.layer(half, "layer 3")
+    WorkerHalf.layer(half, "layer 7, which reads layer 3's")
+    assert waited == [3]
 
 
 def test_counters_come_as_what_came_on_top() -> None:

@@ -30,8 +30,9 @@ class Group:
     """What is the same for the layers of a group."""
 
     block_tokens: int
-    heads: int  # KV heads that a rank has
+    heads: int  # KV heads that a rank has, in the first layer
     window: int | None  # tokens that a token sees, itself and those before it
+    even: bool = True  # the other layers have as many heads
 
     def unseen(self, token: int) -> int:
         """How many blocks lie before everything that `token` sees."""
@@ -82,12 +83,19 @@ def group_of(spec: Any) -> Group:
             )
     one = layers_of(spec)[0]
     window = one.sliding_window if type(one).__name__ == "SlidingWindowSpec" else None
-    return Group(one.block_size, one.num_kv_heads, window)
+    even = all(layer.num_kv_heads == one.num_kv_heads for layer in layers_of(spec))
+    return Group(one.block_size, one.num_kv_heads, window, even)
 
 
 def layers_of(spec: Any) -> list[Any]:
     """What the layers of a group keep. One says it for all, unless they differ."""
     return list(getattr(spec, "kv_cache_specs", {}).values()) or [spec]
+
+
+def heads_of(spec: Any, name: str) -> int:
+    """KV heads that a rank has in one layer of a group."""
+    one = getattr(spec, "kv_cache_specs", {}).get(name) or layers_of(spec)[0]
+    return int(one.num_kv_heads)
 
 
 def block_tokens_of(groups: Sequence[Group]) -> int:

@@ -21,6 +21,8 @@ from forebay.vllm.connector.weights import digest_of_weights
 
 # Of a model's configuration: says who wrote it, not what it computes.
 VOLATILE = ("_name_or_path", "transformers_version")
+# More ranks than so many times the KV heads are not believed in: the chunks of each have to be named.
+RANKS_AT_MOST = 4
 # Namespaces of salts that requests bring are kept this many.
 SALTS_KEPT = 256
 
@@ -157,9 +159,26 @@ def refuse_shape(what: str, theirs: Shape, facts: Facts) -> None:
         raise InvalidError(
             f"{what}: block_tokens is {theirs.block_tokens}; allowed {where} is {mine.block_tokens}"
         )
-    if theirs.tp != mine.tp and len({group.heads for group in facts.groups}) > 1:
+    uneven = not all(group.even and group.heads == facts.groups[0].heads for group in facts.groups)
+    for name, there, here in (
+        ("tp", theirs.tp, mine.tp),
+        ("block_tokens", theirs.block_tokens, mine.block_tokens),
+    ):
+        if there != here and uneven:
+            raise InvalidError(
+                f"{what}: {name} is {there}; allowed is {here}, since layers have different numbers of heads"
+            )
+    if theirs.tp == mine.tp:
+        return
+    try:
+        forebay.head_reads(facts.heads, mine.tp, 0, theirs.tp)
+        fits = theirs.tp <= RANKS_AT_MOST * max(mine.tp, facts.heads)
+    except InvalidError:
+        fits = False
+    if not fits:
         raise InvalidError(
-            f"{what}: tp is {theirs.tp}; allowed is {mine.tp}, since layers have different numbers of heads"
+            f"{what}: tp is {theirs.tp}; allowed are divisors of the model's {facts.heads} KV heads, and "
+            f"multiples of them up to {RANKS_AT_MOST * max(mine.tp, facts.heads)}"
         )
 
 

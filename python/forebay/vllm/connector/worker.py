@@ -14,7 +14,7 @@ import forebay
 from forebay.errors import ForebayError, InvalidError
 from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import Settings
-from forebay.vllm.connector.groups import fail_as_one, groups_of
+from forebay.vllm.connector.groups import fail_as_one, groups_of, heads_of
 from forebay.vllm.connector.metadata import Ended, Load, Report, Step
 from forebay.vllm.connector.namespace import (
     chunk_tokens_of,
@@ -41,6 +41,7 @@ class WorkerHalf:
         self.vllm_config, self.settings = vllm_config, settings
         self.groups = groups_of(kv_cache_config)
         self.names = [group.layer_names for group in kv_cache_config.kv_cache_groups]
+        self.specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         self.num_blocks = kv_cache_config.num_blocks
         self.rank, self.ranks = compat.world(vllm_config)
         self.cache: forebay.PagedCache | None = None
@@ -74,11 +75,8 @@ class WorkerHalf:
                 "layers of each group"
             )
         places: list[tuple[int, int, int, int, int]] = []
-        heads = [group.heads for group in self.groups]
         for name, number in layers:
-            place, whole = self.place(name, tensors[name], number)
-            if not whole:
-                heads[number] = 1
+            place = self.place(name, tensors[name], number)
             if place not in places:
                 places.append(place)
             self.layers[name] = places.index(place)
@@ -89,7 +87,7 @@ class WorkerHalf:
             places,
             page_tokens=[group.block_tokens for group in self.groups],
             chunk_tokens=chunk_tokens_of(self.settings, self.groups),
-            heads=heads,
+            heads=[group.heads for group in self.groups],
             device=self.device.index or 0 if self.device.type == "cuda" else None,
             token=self.settings.token,
             name=f"vllm {self.vllm_config.kv_transfer_config.engine_id} rank {self.rank}",
@@ -97,14 +95,24 @@ class WorkerHalf:
             copy_threads=self.settings.copy_threads,
         )
 
-    def place(self, name: str, tensor: Any, group: int) -> tuple[tuple[int, int, int, int, int], bool]:
-        """Where a layer's pages lie, and whether a page is cut by heads first."""
+    def place(self, name: str, tensor: Any, group: int) -> tuple[int, int, int, int, int]:
+        """Where a layer's pages lie. Each has its heads one after the other, and no finer cut: another order
+        of the same bytes has the same checksum.
+        """
         if tensor.shape[0] % self.num_blocks:
             raise InvalidError(
                 f"layer {name} has {tensor.shape[0]} blocks; allowed are multiples of {self.num_blocks}"
             )
         parts = tensor.shape[0] // self.num_blocks  # Kernels may use smaller blocks than the scheduler.
         width = tensor.element_size()
+        heads, page = heads_of(self.specs[group], name), tuple(tensor.shape[1:])
+        one_head = heads == 1 and page[:-2] in ((), (1,))
+        if not one_head and page[:-1] != (heads, self.groups[group].block_tokens):
+            raise InvalidError(
+                f"layer {name} has pages of {page}; allowed are {heads} heads of "
+                f"{self.groups[group].block_tokens} tokens with both keys and values: set another "
+                "--attention-backend or a smaller --block-size"
+            )
         if not tensor[0].is_contiguous() or (parts > 1 and not tensor.is_contiguous()):
             raise InvalidError(
                 f"layer {name} has pages with strides {tensor.stride()}; allowed is the layout HND: "
@@ -112,7 +120,7 @@ class WorkerHalf:
             )
         page_bytes = tensor[0].numel() * width * parts
         stride_bytes = tensor.stride(0) * width * parts
-        return (tensor.data_ptr(), self.num_blocks, stride_bytes, page_bytes, group), parts == 1
+        return tensor.data_ptr(), self.num_blocks, stride_bytes, page_bytes, group
 
     # The moments of a step, in the order of a step.
 
@@ -152,8 +160,9 @@ class WorkerHalf:
 
     def layer(self, name: str) -> None:
         """A layer is about to be used."""
-        if self.layerwise and self.cache is not None:
-            self.cache.wait_layer(self.layers[name], compat.stream_of(self.device))
+        number = self.layers.get(name)  # None: it reads another layer's KV, which came before it.
+        if self.layerwise and self.cache is not None and number is not None:
+            self.cache.wait_layer(number, compat.stream_of(self.device))
 
     def computed(self) -> None:
         """The forward pass was submitted: what it computes is stored behind it."""
