@@ -44,7 +44,8 @@ class Child:
     def __init__(self, arguments: dict[str, Any], processor: int, log: Path, more: Any = None) -> None:
         """Starts it on one processor. `more` is environment; `ready` says when it can be asked."""
         environment = os.environ | vllm_engine.QUIET | vllm_engine.ON_CPU | (more or {})
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = str(processor % (os.cpu_count() or 1))
+        mine = sorted(os.sched_getaffinity(0))
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = str(mine[processor % len(mine)])
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         self.log = log
         self.process = subprocess.Popen(

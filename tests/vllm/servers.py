@@ -102,7 +102,8 @@ def serve(model: Path, transfer: dict[str, Any], processor: int, log: Path) -> P
     command += ["--block-size", str(BLOCK), "--max-model-len", "2048", "--max-num-batched-tokens", "512"]
     command += ["--max-num-seqs", "8", "--num-gpu-blocks-override", "400", "--enable-prompt-tokens-details"]
     command += ["--kv-transfer-config", json.dumps(transfer)]
-    environment = ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": str(processor % (os.cpu_count() or 1))}
+    mine = sorted(os.sched_getaffinity(0))
+    environment = ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": str(mine[processor % len(mine)])}
     return Process(command, port, "/health", log, environment)
 
 
