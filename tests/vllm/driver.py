@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 
@@ -122,6 +123,20 @@ class Driver:
     def layerwise(self, possible: bool) -> Any:
         """Whether the connector may load layer by layer."""
         self.half.layerwise_possible = possible
+        return True
+
+    def wait_for_handovers(self, seconds: float) -> Any:
+        """How long the engine waits for the chunks of a ticket."""
+        self.half.matcher.settings = replace(self.half.matcher.settings, handover_wait_s=seconds)
+        return True
+
+    def connected(self) -> Any:
+        """Whether all parts of the connector have found the node."""
+        return self.half.node.is_connected and all(self.workers(lambda half: half.cache.is_connected))
+
+    def role(self, loads: bool) -> Any:
+        """Whether the engine is a `kv_both`, or a `kv_producer`, which only stores."""
+        self.half.loads = loads
         return True
 
     def slowest(self) -> Any:

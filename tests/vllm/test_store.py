@@ -126,22 +126,41 @@ def test_a_prompt_that_was_prefilled_for_another_engine_is_loaded_to_its_end(
 ) -> None:
     prompt_tokens, count = ASKED["handed"]
     prefill = {"do_remote_decode": True, "do_remote_prefill": False}
+    before = engine.stats().get("totals_handovers", 0)
     (first,) = engine.generate(prompts=[prompt_tokens], tokens=1, params=prefill)
     assert first["tokens"] == plain["handed"][:1] and first["params"]["do_remote_prefill"] is True
     assert engine.forget()
     (decoded,) = engine.generate(prompts=[prompt_tokens], tokens=count, params=first["params"])
     assert decoded["tokens"] == plain["handed"] and decoded["cached"] >= len(prompt_tokens) - 1
-    assert engine.stats()["totals_handovers"] == 1
+    assert engine.stats()["totals_handovers"] == before + 1
+
+
+def test_an_engine_that_only_stores_hands_over_what_vllm_itself_has_cached(
+    engine: Engine, plain: dict[str, list[int]]
+) -> None:
+    tokens, count = ASKED["right"]
+    prefill = {"do_remote_decode": True, "do_remote_prefill": False}
+    assert engine.forget()
+    engine.role(loads=False)
+    engine.generate(prompts=[tokens[:320]], tokens=1, salt="producer")
+    (first,) = engine.generate(prompts=[tokens], tokens=1, params=prefill, salt="producer")
+    engine.role(loads=True)
+    assert first["cached"] >= 320 - BLOCK, "vLLM had the beginning"
+    assert first["params"] is not None and engine.forget()
+    (said,) = engine.generate(prompts=[tokens], tokens=count, params=first["params"], salt="producer")
+    assert said["tokens"] == plain["right"] and said["cached"] >= len(tokens) - 1
 
 
 def test_a_prefill_that_never_comes_is_waited_for_and_then_computed(
     engine: Engine, plain: dict[str, list[int]]
 ) -> None:
     prompt_tokens, count = ASKED["never"]
+    before = engine.stats()
     ticket = {"do_remote_prefill": True, "remote_engine_id": "gone", "remote_block_ids": [[1]]}
     (said,) = engine.generate(prompts=[prompt_tokens], tokens=count, params=ticket)
     assert said["tokens"] == plain["never"] and said["cached"] == 0
-    assert engine.stats()["totals_handovers_late"] == 1
+    assert engine.stats()["totals_handovers_late"] == before.get("totals_handovers_late", 0) + 1
     hostile = ticket | {"forebay": {"version": 1, "identity": "x", "tokens": -1}}
     (said,) = engine.generate(prompts=[prompt(51, 90)], tokens=2, params=hostile)
-    assert len(said["tokens"]) == 2 and engine.stats()["totals_handovers_refused"] == 1
+    refused = before.get("totals_handovers_refused", 0)
+    assert len(said["tokens"]) == 2 and engine.stats()["totals_handovers_refused"] == refused + 1

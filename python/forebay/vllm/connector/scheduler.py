@@ -105,9 +105,11 @@ class SchedulerHalf:
         hand-over are still coming.
         """
         one = self.tracked.get(request.request_id)
-        if one is None or not self.loads or request.skip_reading_prefix_cache:
+        if one is None:
             return 0, False
         one.held = held
+        if not self.loads or request.skip_reading_prefix_cache:
+            return 0, False
         found = self.matcher.found(one)
         if found is None:
             return None, False
@@ -141,7 +143,8 @@ class SchedulerHalf:
         for group, have in zip(table, mine, strict=True):
             self.fresh.update(group[have:])
         if not one.blocks:
-            one.start_over(one.held + external)
+            # A load in the background that failed half way has left tokens that vLLM counts by itself.
+            one.start_over(max(one.held + external, request.num_computed_tokens))
         one.blocks = table
         self.running.add(one.name)
         if external > 0:
