@@ -54,17 +54,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class Daemon:
     """A node in a process of its own."""
 
-    def __init__(self, folder: Path, memory: str = "64MiB", disk: str = "256MiB", more: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        memory: str = "64MiB",
+        disk: str = "256MiB",
+        more: str = "",
+        write_back: str = "all",
+        more_of_disk: str = "",
+    ) -> None:
         """Not started yet. `more` are lines of its configuration."""
         folder.mkdir(parents=True, exist_ok=True)
         self.socket = folder / "node.sock"
         self.log = folder / "log"
         self.config = folder / "node.toml"
         self.metrics_at = f"127.0.0.1:{free_port()}"
-        text = f"socket = '{self.socket}'\nwrite_back = 'all'\n"
+        text = f"socket = '{self.socket}'\nwrite_back = '{write_back}'\n"
         text += f"[metrics]\nlisten = '{self.metrics_at}'\n{more}\n"
         text += f"[memory]\nsize = '{memory}'\nlargest_chunk = '4MiB'\n"
-        text += f"[[ssd]]\npath = '{self.log}'\nsize = '{disk}'\n"
+        text += f"[[ssd]]\npath = '{self.log}'\nsize = '{disk}'\n{more_of_disk}\n"
         self.config.write_text(text)
         self.process: subprocess.Popen[str] | None = None
 

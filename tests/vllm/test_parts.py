@@ -375,6 +375,30 @@ def test_a_hand_over_may_be_another_connectors(ours: bool) -> None:
     assert handover.is_prefill(SchedulerHalf.params(half, request)) is ours
 
 
+@pytest.mark.parametrize("handed", [False, True])
+def test_a_prompt_is_used_once_by_its_prefiller_and_its_decoder_together(handed: bool) -> None:
+    used: list[tuple[list[bytes], int]] = []
+    two = facts(shape=Shape(2, BLOCK))
+    node = SimpleNamespace(used=lambda ids, chunk_bytes: used.append((ids, chunk_bytes)))
+    half: Any = SimpleNamespace(facts=two, settings=settings_of({}), node=node, counts=Counts(), tracked={})
+    half.params = lambda request: SchedulerHalf.params(half, request)
+    half.use = lambda one: SchedulerHalf.use(half, one)
+    request = SimpleNamespace(
+        request_id="one",
+        prompt_token_ids=list(range(200)),
+        num_prompt_tokens=200,
+        mm_features=[],
+        lora_request=None,
+        pooling_params=None,
+        cache_salt=None,
+        kv_transfer_params={"do_remote_prefill": True} if handed else None,
+    )
+    SchedulerHalf.added(half, request)
+    ranks = half.tracked["one"].ids.ranks
+    assert used == ([] if handed else [(ranks[0], 1 << 20), (ranks[1], 1 << 20)])
+    assert handed or [len(of_rank) for of_rank in ranks] == [3, 3]
+
+
 def test_everything_is_loaded_until_steps_of_two_sizes_say_what_a_token_costs() -> None:
     facts: Any = SimpleNamespace(layers=4, chunk_tokens=256, chunk_bytes=1 << 20)
     there: Any = SimpleNamespace(

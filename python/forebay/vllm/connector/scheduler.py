@@ -93,6 +93,18 @@ class SchedulerHalf:
             self.counts.add("handovers_refused")
             logger.warning("request %s is computed here: %s", one.name, error)
         self.tracked[one.name] = one
+        if one.ticket is None:
+            self.use(one)
+
+    def use(self, one: Tracked) -> None:
+        """The node learns what a request needs, wherever it is: what stays on its disk follows from that.
+
+        Once for a prompt: of one that is handed over, the prefiller tells.
+        """
+        one.ids.grow(one.request.prompt_token_ids)
+        for of_rank in one.ids.ranks:
+            if of_rank:
+                self.node.used(of_rank, self.facts.chunk_bytes)
 
     def params(self, request: Any) -> Any:
         """What a proxy says of a hand-over, unless that is for another connector."""
