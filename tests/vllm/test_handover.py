@@ -5,6 +5,7 @@ of the prefiller is what a proxy carries, which is here what vLLM's own toy prox
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,18 @@ def test_the_decoder_goes_on_where_the_prefiller_stopped(
     assert said["tokens"] == plain[name]
     # The last token is computed again for its logits, and no other.
     assert said["cached"] >= len(tokens) - 1
+
+
+def test_a_decoder_that_is_asked_at_the_same_time_takes_over_when_all_is_there(pair: Pair) -> None:
+    tokens = prompt(94, 11 * CHUNK + 5)
+    ticket = {"do_remote_prefill": True, "do_remote_decode": False}
+    with ThreadPoolExecutor(1) as asked:
+        decoding = asked.submit(pair.decode, tokens, 16, ticket)
+        pair.prefill(tokens)
+        said = decoding.result()
+    assert pair.prefiller.forget()
+    (alone,) = pair.prefiller.generate(prompts=[tokens], tokens=16)
+    assert said["tokens"] == alone["tokens"] and said["cached"] >= len(tokens) - 1
 
 
 def test_a_prompt_shorter_than_a_chunk_is_handed_over_too(pair: Pair) -> None:

@@ -13,6 +13,7 @@ from forebay.vllm.connector import handover, namespace, stores  # noqa: E402
 from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
 from forebay.vllm.connector.decide import Way, layerwise_is_possible, way_of_loading  # noqa: E402
 from forebay.vllm.connector.groups import Group, fail_as_one, groups_of  # noqa: E402
+from forebay.vllm.connector.matcher import Matcher  # noqa: E402
 from forebay.vllm.connector.metadata import Ended, Report  # noqa: E402
 from forebay.vllm.connector.namespace import Facts, refuse_shape  # noqa: E402
 from forebay.vllm.connector.pace import Pace  # noqa: E402
@@ -179,6 +180,48 @@ def test_a_ticket_is_not_believed(spoil: Callable[[dict[str, Any]], object]) -> 
         handover.ticket_of(params | {"forebay": spoil(said)}, 600, mine)
     with pytest.raises(InvalidError, match="block_tokens is 32; allowed on CPUs is 16"):
         handover.ticket_of(params, 600, facts(on_cpu=True))
+
+
+class Prefiller:
+    """Stores a chunk of each rank in each `pace_s`. Stands for the node that is asked for them."""
+
+    def __init__(self, pace_s: float, chunks: int) -> None:
+        self.pace_s, self.chunks, self.now = pace_s, chunks, 0.0
+        self.asked = 0
+        self.brought: list[bytes] = []
+
+    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int) -> tuple[Any, ...]:
+        self.asked += 1
+        return shape, ids, tokens
+
+    def answer(self, asked: tuple[Any, ...]) -> Found:
+        shape, ids, tokens = asked
+        there = min(int(self.now / self.pace_s), self.chunks)
+        tokens = min(tokens, there * CHUNK)
+        return Found(shape, [of_rank[:there] for of_rank in ids], tokens, on_peers=there)
+
+    def bring(self, ids: list[list[bytes]]) -> list[object]:
+        self.brought += ids[0]
+        return [object()]
+
+
+@pytest.mark.parametrize(("stored", "comes"), [(10, True), (6, False)])
+def test_a_decoder_waits_as_long_as_chunks_come_and_has_them_brought_meanwhile(
+    stored: int, comes: bool
+) -> None:
+    mine, prefiller, counts = facts(), Prefiller(1.0, stored), Counts()
+    settings = settings_of({"handover_wait_s": 3})
+    matcher = Matcher(mine, settings, prefiller, Any, counts, lambda: prefiller.now)  # type: ignore[arg-type]
+    one = a_request(10 * CHUNK, 0)
+    one.request.cache_salt = None
+    one.ticket = handover.Ticket(10 * CHUNK, mine.shape)
+    while (found := matcher.found(one)) is None:
+        prefiller.now += 0.001
+    assert found.chunks == stored and counts.totals == {"handovers" if comes else "handovers_late": 1}
+    assert prefiller.now == pytest.approx(10 if comes else 6 + 3, abs=0.1)
+    assert prefiller.asked < 600, "in some 10,000 steps"
+    # When the last one is there, the load begins, which has it brought itself.
+    assert prefiller.brought == found.ids[0][: 9 if comes else 6], "each was brought once, in order"
 
 
 def a_request(tokens: int, computed_chunks: int) -> Tracked:

@@ -3,7 +3,7 @@
 //! know what is asked for whom.
 
 use forebay_kv::ChunkId;
-use forebay_node::client::{Client, Found, Lease};
+use forebay_node::client::{Client, Found, Lease, fetch};
 use pyo3::prelude::*;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -86,19 +86,24 @@ pub struct Hold(Arc<Mutex<Held>>);
 
 enum Held {
     Asked,
-    Granted(#[expect(dead_code, reason = "it is kept, and that is all")] Lease),
+    Granted(#[expect(dead_code, reason = "it is kept, and that is all")] Arc<Lease>),
     Released,
 }
 
 impl Hold {
-    /// Asks for the longest prefix that is there.
-    pub fn ask(client: &Client, ids: &[ChunkId], ttl_us: u64) -> Hold {
+    /// Asks for the longest prefix that is there, and with `bring` has it come into the node's memory.
+    pub fn ask(client: &Client, ids: &[ChunkId], ttl_us: u64, bring: bool) -> Hold {
         let held = Arc::new(Mutex::new(Held::Asked));
         let granted = Arc::clone(&held);
         client.lease_then(ids, ttl_us, move |lease| {
             let mut held = granted.lock().unwrap_or_else(PoisonError::into_inner);
             if matches!(*held, Held::Asked) {
-                *held = Held::Granted(lease);
+                let lease = Arc::new(lease);
+                *held = Held::Granted(Arc::clone(&lease));
+                drop(held);
+                if bring {
+                    fetch(&lease);
+                }
             }
         });
         Hold(held)

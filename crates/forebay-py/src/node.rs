@@ -243,11 +243,12 @@ impl Node {
         self.with(py, |client, _| Finding::ask(client, parts))
     }
 
-    /// As `lease`, without waiting and without access: what is there stays until it is released.
-    #[pyo3(signature = (ids, *, ttl_us = 10_000_000))]
-    fn hold(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, ttl_us: u64) -> PyResult<Hold> {
+    /// As `lease`, without waiting and without access: what is there stays until it is released. With `bring`, what is on
+    /// the node's disk or on peers comes into its memory meanwhile, behind what requests wait for.
+    #[pyo3(signature = (ids, *, ttl_us = 10_000_000, bring = false))]
+    fn hold(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, ttl_us: u64, bring: bool) -> PyResult<Hold> {
         let ids = ids::ids(ids)?;
-        self.with(py, |client, _| Hold::ask(client, &ids, ttl_us))
+        self.with(py, |client, _| Hold::ask(client, &ids, ttl_us, bring))
     }
 
     /// Leases the longest prefix of these chunks that is there; it may be empty.

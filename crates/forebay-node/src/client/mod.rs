@@ -8,6 +8,7 @@
 
 mod arena;
 mod connection;
+mod fetch;
 mod futures;
 mod keeper;
 mod lease;
@@ -19,6 +20,7 @@ mod slot;
 
 pub use crate::local::answer::{Found, NodeStat};
 pub use arena::NodeArena;
+pub use fetch::fetch;
 pub use futures::AsyncClient;
 pub use lease::Lease;
 pub use lent::LentChunk;

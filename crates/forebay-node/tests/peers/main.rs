@@ -9,12 +9,14 @@ mod rig;
 mod telemetry;
 mod ways;
 
+use forebay_node::client::fetch;
 use forebay_node::{DirectoryConfig, Node, NodeConfig, PeersConfig, SsdConfig, WriteBackPolicy};
 use forebay_store::{StoreEnd, TenantId};
 use rig::*;
 use rustix::process::Signal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
@@ -95,6 +97,24 @@ fn what_a_peer_has_in_memory_is_a_hit_here_and_stays() {
         left.store().delete(TenantId(0), &all);
         left.store().stat().arena.draining_bytes == 0
     });
+}
+
+#[test]
+fn what_is_fetched_is_in_memory_before_anybody_loads_it() {
+    let pair = Pair::new();
+    let (_left, right) = (pair.left.node(), pair.right.node());
+    let (writer, reader) = (pair.left.peer(), pair.right.peer());
+    store_all(&writer);
+    eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
+    let lease = Arc::new(reader.lease());
+    fetch(&lease);
+    eventually("all of it is here", || right.store().locate(&ids()).0 == CHUNKS);
+    assert!((0..CHUNKS).all(|number| reader.hit(&lease, number)));
+    let stat = right.peering_stat().unwrap();
+    assert_eq!((stat.pulled, stat.not_pulled), (CHUNKS as u64, 0), "none of it came twice");
+    fetch(&Arc::new(reader.lease()));
+    fetch(&Arc::new(reader.client.lease(&[], 1_000_000)));
+    assert_eq!(right.peering_stat().unwrap().pulled, CHUNKS as u64, "what is here is not fetched");
 }
 
 #[test]

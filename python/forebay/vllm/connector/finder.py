@@ -65,6 +65,10 @@ class Finder:
         """Keeps chunks in the node until they are released."""
         return [self.node.hold(of_rank, ttl_us=LEASE_TTL_US) for of_rank in ids]
 
+    def bring(self, ids: Sequence[list[bytes]]) -> list[forebay.Hold]:
+        """The same, and has them come into the node's memory from its disk and its peers."""
+        return [self.node.hold(of_rank, ttl_us=LEASE_TTL_US, bring=True) for of_rank in ids]
+
     def sources(self, shape: Shape, ids: list[list[bytes]]) -> list[list[Source]]:
         """For each rank of this engine, whose chunks hold its heads."""
         facts, tp = self.facts, self.facts.shape.tp

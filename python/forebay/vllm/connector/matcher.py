@@ -11,10 +11,12 @@ from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.pace import Pace
 from forebay.vllm.connector.stats import Counts
-from forebay.vllm.connector.tracked import Asked, Found, Ids, Tracked
+from forebay.vllm.connector.tracked import Asked, Coming, Found, Ids, Tracked
 
 # What was found is true for so long; vLLM asks again with every step while a request has no room.
 FRESH_S = 0.005
+# What a prefiller stores is asked for again after an eighth of the time that it was waited for, and no later.
+ASK_AGAIN_S = 0.05
 
 
 class Matcher:
@@ -55,21 +57,33 @@ class Matcher:
         return found
 
     def handed_over(self, one: Tracked, now: float) -> Found | None:
-        """All that the prefiller stored, or after a while what is there."""
-        if one.wanted is None:
-            one.wanted, one.wanted_s = self.promised(one), now
-        wanted = one.wanted
-        answers = self.answers(one, lambda: [self.finder.ask(wanted.shape, wanted.ids, wanted.tokens)])
+        """All that the prefiller stores, or what is there when nothing has come for a while."""
+        if one.coming is None:
+            one.coming = Coming(self.promised(one), now)
+        coming, promised = one.coming, one.coming.promised
+        if one.asked is None and now < coming.ask_s:
+            return None
+        answers = self.answers(one, lambda: [self.finder.ask(promised.shape, promised.ids, promised.tokens)])
         if answers is None:
             return None
         (found,) = answers
-        if found.tokens < wanted.tokens and now - one.wanted_s < self.settings.handover_wait_s:
+        if found.tokens < promised.tokens and not self.gave_up(coming, found, now):
             return None
         if found.shape == self.facts.shape:
             one.known = found.tokens // self.facts.chunk_tokens
-        self.counts.add("handovers" if found.tokens == wanted.tokens else "handovers_late")
+        self.counts.add("handovers" if found.tokens == promised.tokens else "handovers_late")
         one.ticket, one.handed = None, found
         return found
+
+    def gave_up(self, coming: Coming, found: Found, now: float) -> bool:
+        """Whether the rest is not waited for any more. What is new comes nearer meanwhile."""
+        if found.chunks > coming.chunks:
+            if found.chunks > found.in_memory:
+                coming.holds += self.finder.bring([ids[coming.chunks :] for ids in found.ids])
+            coming.chunks, coming.since_s = found.chunks, now
+        waited_s = now - coming.since_s
+        coming.ask_s = now + min(ASK_AGAIN_S, waited_s / 8)
+        return waited_s >= self.settings.handover_wait_s
 
     def promised(self, one: Tracked) -> Found:
         """What a ticket says that there will be."""

@@ -197,6 +197,7 @@ class SchedulerHalf:
             holds=self.finder.hold(ids),
             usable=tokens,
         )
+        one.coming = None  # What kept a prefiller's chunks until now.
         self.loading[self.jobs] = one
         if not one.way_layerwise:
             self.running.discard(one.name)

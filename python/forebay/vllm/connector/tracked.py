@@ -81,6 +81,17 @@ class Found:
 
 
 @dataclass
+class Coming:
+    """What a prefiller stores for a request, while it does."""
+
+    promised: Found
+    since_s: float  # when the last of it came, or the wait for it began
+    ask_s: float = 0.0  # when the node is asked again
+    chunks: int = 0  # that have come
+    holds: list[forebay.Hold] = field(default_factory=list)  # of these
+
+
+@dataclass
 class Loading:
     """A load that has not ended at every worker."""
 
@@ -103,8 +114,7 @@ class Tracked:
     request: Any
     ids: Ids
     ticket: Ticket | None = None
-    wanted: Found | None = None  # what the ticket promises
-    wanted_s: float = 0.0  # since when it is waited for
+    coming: Coming | None = None  # what the ticket promises, as far as it has come
     asked: list[Asked] | None = None  # of the node, and not all of it was answered yet
     found: Found | None = None
     found_s: float = 0.0
