@@ -45,19 +45,31 @@ class Driver:
         ]
 
     def generate(
-        self, prompts: list[list[int]], tokens: int, params: Any = None, salt: str | None = None
+        self,
+        prompts: list[list[int]],
+        tokens: int,
+        params: Any = None,
+        salt: str | None = None,
+        lora: dict[str, Any] | None = None,
     ) -> list[Any]:
         """Runs prompts together to their ends: tokens, how many were cached, and why it ended."""
-        names = self.add(prompts, tokens, params, salt)
+        names = self.add(prompts, tokens, params, salt, lora)
         done = self.until(lambda outputs: len(outputs) == len(names))
         return [done[name] for name in names]
 
     def add(
-        self, prompts: list[list[int]], tokens: int, params: Any = None, salt: str | None = None
+        self,
+        prompts: list[list[int]],
+        tokens: int,
+        params: Any = None,
+        salt: str | None = None,
+        lora: dict[str, Any] | None = None,
     ) -> list[str]:
-        """Adds requests without running them."""
+        """Adds requests without running them. `lora` are the fields of their adapter's request."""
         from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
 
+        adapter = None if lora is None else LoRARequest(**lora)
         names = []
         for prompt in prompts:
             self.added += 1
@@ -67,7 +79,7 @@ class Driver:
             said: dict[str, Any] = {"prompt_token_ids": prompt}
             if salt is not None:
                 said["cache_salt"] = salt
-            self.engine.add_request(names[-1], said, sampling)
+            self.engine.add_request(names[-1], said, sampling, lora_request=adapter)
         return names
 
     def until(self, enough: Any, limit_s: float = 120) -> dict[str, Any]:

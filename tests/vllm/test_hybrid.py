@@ -58,7 +58,7 @@ def whole(name: str) -> int:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("hybrid")
     model = folder / "model"
-    subprocess.run([PYTHON, str(HERE / "tiny_model.py"), str(model), str(WINDOW)], check=True)
+    subprocess.run([PYTHON, str(HERE / "tiny_model.py"), str(model), "--window", str(WINDOW)], check=True)
     more = {"num_gpu_blocks_override": BLOCKS, "max_num_batched_tokens": STEP}
     node = Daemon(folder / "node", memory="128MiB").start()
     stored = arguments(model, transfer(node.socket), **more)

@@ -125,8 +125,20 @@ def test_engines_that_differ_in_anything_have_other_namespaces() -> None:
             ({"attention": {"head": "128"}}, None, Shape(1, 16)),
         ]
     }
-    assert len(keys) == 9
+    keys |= {facts().namespaces(None, Shape(1, 16), adapter)[0] for adapter in (bytes(32), b"1" * 32)}
+    assert len(keys) == 11
     assert len(set(facts().namespaces(None, Shape(4, 16)))) == 4, "each rank has its own"
+
+
+def test_stages_that_have_other_layers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SimpleNamespace(get_total_num_hidden_layers=lambda: 4)
+    monkeypatch.delenv("VLLM_PP_LAYER_PARTITION", raising=False)
+    said = [namespace.stages_of(model, 3)]
+    for partition in ("2,1,1", "1,1,2"):
+        monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", partition)
+        said.append(namespace.stages_of(model, 3))
+    assert said[0] == {"stages": "[(0, 1), (1, 3), (3, 4)]"}
+    assert len({str(one) for one in said}) == 3 and namespace.stages_of(model, 1) == {}
 
 
 def test_ids_grow_with_the_tokens_and_a_tail_has_one_of_its_own() -> None:

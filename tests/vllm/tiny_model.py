@@ -1,14 +1,13 @@
 """Makes a tiny Llama with random weights, and a tokenizer whose tokens are the words `t0`, `t1`, ...
 
 Knows the files that vLLM reads. Weights are wide enough that greedy tokens vary: a wrong byte of KV changes
-them. With a window, two layers of three see no more than so many tokens.
-
-usage: tiny_model.py FOLDER [WINDOW]
+them. With a window, two layers of three, or all of them, see no more than so many tokens. Adapters, for LoRA,
+lie in folders in it: `adapter0`, `adapter1`, ...
 """
 
+import argparse
 import json
 import math
-import sys
 from pathlib import Path
 
 VOCABULARY = 1024
@@ -18,6 +17,7 @@ WIDTH = HEADS * HEAD
 INNER = 2 * WIDTH
 LONGEST = 8192
 SPREAD = 0.15
+RANK = 4
 
 
 def shapes(layers: int) -> dict[str, tuple[int, ...]]:
@@ -56,8 +56,27 @@ def write_weights(folder: Path, layers: int, seed: int) -> None:
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
-def write_config(folder: Path, layers: int, window: int | None) -> None:
-    """What kind of model it is."""
+def write_adapter(folder: Path, layers: int, seed: int) -> None:
+    """An adapter of queries, keys and values that changes what comes out."""
+    import torch
+    from safetensors.torch import save_file
+
+    random = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(layers):
+        for name, heads in (("q_proj", HEADS), ("k_proj", KV_HEADS), ("v_proj", KV_HEADS)):
+            of_module = f"base_model.model.model.layers.{layer}.self_attn.{name}."
+            for part, shape in (("lora_A", (RANK, WIDTH)), ("lora_B", (heads * HEAD, RANK))):
+                tensors[f"{of_module}{part}.weight"] = torch.randn(shape, generator=random) * SPREAD
+    folder.mkdir()
+    save_file(tensors, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+    modules = ["q_proj", "k_proj", "v_proj"]
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "target_modules": modules}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+def write_config(folder: Path, layers: int, window: int | None, full: bool) -> None:
+    """What kind of model it is. With a window, some layers see everything if it is `full`."""
     config: dict[str, object] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -81,7 +100,9 @@ def write_config(folder: Path, layers: int, window: int | None) -> None:
         "initializer_range": 1 / math.sqrt(WIDTH),
     }
     if window is not None:
-        kinds = ["full_attention" if layer % 3 == 2 else "sliding_attention" for layer in range(layers)]
+        kinds = [
+            "full_attention" if full and layer % 3 == 2 else "sliding_attention" for layer in range(layers)
+        ]
         config |= {"sliding_window": window, "layer_types": kinds}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
@@ -98,15 +119,28 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def make(folder: Path, window: int | None = None, seed: int = 7) -> Path:
+def make(folder: Path, window: int | None = None, full: bool = True, adapters: int = 0) -> Path:
     """Writes all of it."""
-    layers = LAYERS if window is None else LAYERS_WITH_WINDOWS
+    layers = LAYERS_WITH_WINDOWS if window is not None and full else LAYERS
     folder.mkdir(parents=True, exist_ok=True)
-    write_config(folder, layers, window)
+    write_config(folder, layers, window, full)
     write_tokenizer(folder)
-    write_weights(folder, layers, seed)
+    write_weights(folder, layers, seed=7)
+    for number in range(adapters):
+        write_adapter(folder / f"adapter{number}", layers, seed=100 + number)
     return folder
 
 
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--window", type=int)
+    parser.add_argument("--all-windows", action="store_true", help="no layer sees everything")
+    parser.add_argument("--adapters", type=int, default=0)
+    said = parser.parse_args()
+    make(said.folder, said.window, not said.all_windows, said.adapters)
+
+
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), *(int(window) for window in sys.argv[2:3]))
+    main()

@@ -6,7 +6,7 @@ nothing in the node.
 
 from collections.abc import Callable
 
-from forebay.vllm.connector.config import Settings
+from forebay.vllm.connector.config import Settings, Shape
 from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.pace import Pace
@@ -90,11 +90,16 @@ class Matcher:
         ticket, size = one.ticket, self.facts.chunk_tokens
         assert ticket is not None
         prompt = one.request.all_token_ids[: one.request.num_prompt_tokens]
-        ids = Ids(ticket.shape, self.facts.namespaces(one.request.cache_salt, ticket.shape), size)
+        ids = Ids(ticket.shape, self.namespaces(one, ticket.shape), size)
         ids.grow(prompt)
         whole = min(ticket.tokens, len(prompt)) // size
         covered = ticket.tokens if ticket.tokens <= len(prompt) else whole * size
         return Found(ticket.shape, ids.with_tail(prompt[:covered], whole), covered)
+
+    def namespaces(self, one: Tracked, shape: Shape) -> list[bytes]:
+        """Of a request's chunks, if an engine of that shape has stored them."""
+        digest = one.adapter.digest if one.adapter is not None else None
+        return self.facts.namespaces(one.request.cache_salt, shape, digest)
 
     def kept(self, one: Tracked) -> Found | None:
         """The longest prefix that is there and pays, in this engine's shape or another that it reads."""
@@ -115,7 +120,7 @@ class Matcher:
         for shape in (self.facts.shape, *self.settings.also_read):
             ids = one.ids
             if shape != self.facts.shape:
-                ids = Ids(shape, self.facts.namespaces(one.request.cache_salt, shape), size)
+                ids = Ids(shape, self.namespaces(one, shape), size)
                 ids.grow(tokens)
             limit = len(ids.ranks[0]) if one.chunk_limit is None else one.chunk_limit
             named = [of_rank[:limit] for of_rank in ids.ranks]

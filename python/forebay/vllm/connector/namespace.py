@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.config import get_current_vllm_config_or_none
+from vllm.distributed.utils import get_pp_indices
 
 import forebay
 from forebay.errors import InvalidError
@@ -23,7 +24,7 @@ from forebay.vllm.connector.weights import digest_of_weights
 VOLATILE = ("_name_or_path", "transformers_version")
 # More ranks than so many times the KV heads are not believed in: the chunks of each have to be named.
 RANKS_AT_MOST = 4
-# Namespaces of salts that requests bring are kept this many.
+# Namespaces of salts and adapters that requests bring are kept this many.
 SALTS_KEPT = 256
 
 
@@ -43,24 +44,32 @@ class Facts:
     chunk_bytes: int  # of one rank
     on_cpu: bool
     groups: tuple[Group, ...]
-    keys: dict[tuple[str | None, Shape], list[bytes]] = field(default_factory=dict, compare=False)
+    keys: dict[tuple[str | None, Shape, bytes | None], list[bytes]] = field(
+        default_factory=dict, compare=False
+    )
 
     @property
     def has_windows(self) -> bool:
         """Whether blocks leave a request before it ends."""
         return any(group.window is not None for group in self.groups)
 
-    def namespaces(self, request_salt: str | None, shape: Shape) -> list[bytes]:
+    def namespaces(self, request_salt: str | None, shape: Shape, adapter: bytes | None = None) -> list[bytes]:
         """The namespace of each rank of engines of that shape, pipeline stages outermost."""
-        found = self.keys.get((request_salt, shape))
+        found = self.keys.get((request_salt, shape, adapter))
         if found is None:
             if len(self.keys) >= SALTS_KEPT:
                 self.keys.pop(next(iter(self.keys)))
-            found = [self.key(request_salt, shape, tp, pp) for pp in range(self.pp) for tp in range(shape.tp)]
-            self.keys[request_salt, shape] = found
+            found = [
+                self.key(request_salt, shape, tp, pp, adapter)
+                for pp in range(self.pp)
+                for tp in range(shape.tp)
+            ]
+            self.keys[request_salt, shape, adapter] = found
         return found
 
-    def key(self, request_salt: str | None, shape: Shape, tp: int, pp: int) -> bytes:
+    def key(
+        self, request_salt: str | None, shape: Shape, tp: int, pp: int, adapter: bytes | None = None
+    ) -> bytes:
         """The namespace of one rank."""
         salt = self.salt
         if request_salt is not None:
@@ -74,7 +83,7 @@ class Facts:
                 "tp": (tp, shape.tp),
                 "pp": (pp, self.pp),
                 "attention": self.attention,
-                "lora": None,
+                "lora": adapter,
                 "salt": salt,
             }
         )
@@ -104,6 +113,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
             "quantization": str(model.quantization),
             "kv heads": str(model.get_total_num_kv_heads()),
             **attention_of(vllm_config, kv_cache_config),
+            **stages_of(model, parallel.pipeline_parallel_size),
         },
         salt=settings.salt,
         heads=model.get_total_num_kv_heads(),
@@ -139,6 +149,14 @@ def attention_of(vllm_config: Any, kv_cache_config: Any) -> dict[str, str]:
         return said[0]
     blocks = [{"block": str(spec.block_size)} for spec in groups]
     return {"groups": json.dumps([one | block for one, block in zip(said, blocks, strict=True)])}
+
+
+def stages_of(model: Any, stages: int) -> dict[str, str]:
+    """Which layers each pipeline stage has. `VLLM_PP_LAYER_PARTITION` cuts them as it likes."""
+    if stages == 1:
+        return {}
+    layers = model.get_total_num_hidden_layers()
+    return {"stages": str([get_pp_indices(layers, stage, stages) for stage in range(stages)])}
 
 
 def page_bytes_of(group: Any) -> int:

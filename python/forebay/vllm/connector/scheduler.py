@@ -6,6 +6,7 @@ needs no vLLM is in `decide`, in `stores` and in `forebay.Slack`.
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from vllm.logger import init_logger
@@ -13,6 +14,7 @@ from vllm.logger import init_logger
 import forebay
 from forebay.errors import InvalidError
 from forebay.vllm.connector import compat, handover
+from forebay.vllm.connector.adapters import Adapter, Adapters
 from forebay.vllm.connector.config import Settings
 from forebay.vllm.connector.decide import Way, layerwise_is_possible, way_of_loading
 from forebay.vllm.connector.finder import Finder
@@ -62,6 +64,8 @@ class SchedulerHalf:
         self.pace = Pace(facts, settings.profile)
         self.counts = Counts()
         self.matcher = Matcher(facts, settings, self.finder, self.pace, self.counts, clock)
+        self.adapters = Adapters(vllm_config.lora_config)
+        self.unnamed: dict[str, Future[Adapter | None]] = {}  # requests whose adapters are being read
         self.tracked: dict[str, Tracked] = {}
         self.running: set[str] = set()  # computing since the last step or admitted to this one
         self.unstored: dict[str, Tracked] = {}  # have computed chunks that no store was planned for
@@ -79,14 +83,21 @@ class SchedulerHalf:
         if (
             request.prompt_token_ids is None
             or request.mm_features
-            or request.lora_request is not None
             or request.pooling_params is not None
             or getattr(request, "resumable", False)
         ):
             self.counts.add("requests_left_alone")
             return
-        namespaces = self.facts.namespaces(request.cache_salt, self.facts.shape)
-        one = Tracked(request, Ids(self.facts.shape, namespaces, self.facts.chunk_tokens))
+        if request.lora_request is not None:
+            self.unnamed[request.request_id] = self.adapters.find(request.lora_request)
+        else:
+            self.track(request, None)
+
+    def track(self, request: Any, adapter: Adapter | None) -> None:
+        """It is known what a request's KV depends on."""
+        digest = adapter.digest if adapter is not None else None
+        namespaces = self.facts.namespaces(request.cache_salt, self.facts.shape, digest)
+        one = Tracked(request, Ids(self.facts.shape, namespaces, self.facts.chunk_tokens), adapter)
         try:
             one.ticket = handover.ticket_of(self.params(request), request.num_prompt_tokens, self.facts)
         except InvalidError as error:
@@ -116,6 +127,8 @@ class SchedulerHalf:
         Keeps nothing in the node. None: ask again, the node has not answered yet, or the chunks of a
         hand-over are still coming.
         """
+        if not self.is_named(request):
+            return None, False
         one = self.tracked.get(request.request_id)
         if one is None:
             return 0, False
@@ -142,6 +155,21 @@ class SchedulerHalf:
             usable = min(usable, request.num_tokens - 1)
         return max(0, usable - held), usable > held and not one.way_layerwise
 
+    def is_named(self, request: Any) -> bool:
+        """Whether a request's adapter has been read. One that cannot be told from others is left alone."""
+        finding = self.unnamed.get(request.request_id)
+        if finding is None:
+            return True
+        if not finding.done():
+            return False
+        del self.unnamed[request.request_id]
+        adapter = finding.result()
+        if adapter is None:
+            self.counts.add("requests_left_alone")
+        else:
+            self.track(request, adapter)
+        return True
+
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """A request got blocks: all of them are told. `external` of its tokens are to be loaded into them."""
         one = self.tracked.get(request.request_id)
@@ -157,6 +185,8 @@ class SchedulerHalf:
         if not one.blocks:
             # A load in the background that failed half way has left tokens that vLLM counts by itself.
             one.start_over(max(one.held + external, request.num_computed_tokens))
+            # What vLLM's own cache has under this name may be of what the name stood for before.
+            one.gap = one.held > 0 and one.adapter is not None and one.adapter.renamed
         one.blocks = table
         self.running.add(one.name)
         if external > 0:
@@ -208,6 +238,7 @@ class SchedulerHalf:
     def finished(self, request: Any, blocks: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         """A request ended. True: its blocks are still read."""
         self.running.discard(request.request_id)
+        self.unnamed.pop(request.request_id, None)
         one = self.tracked.pop(request.request_id, None)
         if one is None or one.loading is not None and not one.loading.layerwise:
             self.unstored.pop(request.request_id, None)
@@ -352,4 +383,5 @@ class SchedulerHalf:
         for one in self.loading.values():
             for hold in one.loading.holds if one.loading is not None else ():
                 hold.release()
+        self.adapters.close()
         self.node.close()

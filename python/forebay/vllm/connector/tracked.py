@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import forebay
+from forebay.vllm.connector.adapters import Adapter
 from forebay.vllm.connector.config import Shape
 from forebay.vllm.connector.handover import Ticket
 
@@ -113,6 +114,7 @@ class Tracked:
 
     request: Any
     ids: Ids
+    adapter: Adapter | None = None
     ticket: Ticket | None = None
     coming: Coming | None = None  # what the ticket promises, as far as it has come
     asked: list[Asked] | None = None  # of the node, and not all of it was answered yet
