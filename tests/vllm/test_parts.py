@@ -437,6 +437,7 @@ def test_a_prompt_is_used_once_by_its_prefiller_and_its_decoder_together(handed:
     node = SimpleNamespace(used=lambda ids, chunk_bytes: used.append((ids, chunk_bytes)))
     half: Any = SimpleNamespace(facts=two, settings=settings_of({}), node=node, counts=Counts(), tracked={})
     half.params = lambda request: SchedulerHalf.params(half, request)
+    half.track = lambda request, adapter: SchedulerHalf.track(half, request, adapter)
     half.use = lambda one: SchedulerHalf.use(half, one)
     request = SimpleNamespace(
         request_id="one",

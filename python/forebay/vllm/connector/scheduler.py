@@ -79,7 +79,9 @@ class SchedulerHalf:
     # What vLLM tells about requests.
 
     def added(self, request: Any) -> None:
-        """A request came. One whose KV depends on more than its tokens and its salt is left alone."""
+        """A request came. One whose KV depends on more than tokens, a salt and an adapter is left
+        alone.
+        """
         if (
             request.prompt_token_ids is None
             or request.mm_features
