@@ -130,6 +130,15 @@ def test_engines_that_differ_in_anything_have_other_namespaces() -> None:
     assert len(set(facts().namespaces(None, Shape(4, 16)))) == 4, "each rank has its own"
 
 
+def test_layers_that_are_kept_out_of_fp8_are_said() -> None:
+    said = [
+        namespace.unquantized_of(SimpleNamespace(kv_cache_dtype_skip_layers=layers))
+        for layers in ([], ["0"], ["1"], ["sliding_window", "1"], ["1", "sliding_window"])
+    ]
+    assert said[0] == {} == namespace.unquantized_of(SimpleNamespace())
+    assert len({str(one) for one in said}) == 4 and said[3] == said[4]
+
+
 def test_stages_that_have_other_layers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     model = SimpleNamespace(get_total_num_hidden_layers=lambda: 4)
     monkeypatch.delenv("VLLM_PP_LAYER_PARTITION", raising=False)

@@ -113,6 +113,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
             "quantization": str(model.quantization),
             "kv heads": str(model.get_total_num_kv_heads()),
             **attention_of(vllm_config, kv_cache_config),
+            **unquantized_of(vllm_config.cache_config),
             **stages_of(model, parallel.pipeline_parallel_size),
         },
         salt=settings.salt,
@@ -149,6 +150,12 @@ def attention_of(vllm_config: Any, kv_cache_config: Any) -> dict[str, str]:
         return said[0]
     blocks = [{"block": str(spec.block_size)} for spec in groups]
     return {"groups": json.dumps([one | block for one, block in zip(said, blocks, strict=True)])}
+
+
+def unquantized_of(cache_config: Any) -> dict[str, str]:
+    """Which layers have elements of the model's own format beside FP8 ones, if that was asked for."""
+    layers = sorted(getattr(cache_config, "kv_cache_dtype_skip_layers", ()))
+    return {"unquantized": str(layers)} if layers else {}
 
 
 def stages_of(model: Any, stages: int) -> dict[str, str]:
