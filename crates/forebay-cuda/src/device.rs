@@ -80,6 +80,15 @@ impl Device {
         self.driver.check("cuMemcpyAsync", status)
     }
 
+    /// What tells a stream of its context, which is current, from every other one.
+    pub(crate) fn id_of(&self, stream: abi::StreamHandle) -> Result<StreamId, CudaError> {
+        let mut number = 0;
+        // SAFETY: the result is written to a valid place; the stream is the caller's.
+        let status = unsafe { (self.driver.table().stream_id)(stream, &mut number) };
+        self.driver.check("cuStreamGetId", status)?;
+        Ok(StreamId { device: self.index(), number })
+    }
+
     /// Makes its context current on this thread; what was current before is again when the guard is dropped.
     pub fn enter(&self) -> Result<Current<'_>, CudaError> {
         // SAFETY: the context is retained for as long as the device lives.
@@ -117,6 +126,14 @@ impl std::fmt::Debug for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Device").field("index", &self.index()).finish_non_exhaustive()
     }
+}
+
+/// What tells a stream from every other one of the process, the past ones too. A handle does not: those of default streams mean
+/// another stream on every GPU and thread, and one that was destroyed comes back as another stream's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamId {
+    device: u16,
+    number: u64,
 }
 
 /// A stream that waits for nothing unless told to. Work in it runs in order.

@@ -144,6 +144,11 @@ entries! {
         put_if_wanted(green, 0);
         call.context_of(stream, context)
     }
+    cuStreamGetId | cuStreamGetId_ptsz @ 12000 = "cuStreamGetId" @ 12000 (stream: usize, id: *mut u64) |call| {
+        // Streams' handles here are never used again.
+        let stream = call.stream(stream)?;
+        put(id, stream as u64)
+    }
     cuStreamGetFlags | cuStreamGetFlags_ptsz @ 7000 = "cuStreamGetFlags" @ 5050 (stream: usize, flags: *mut u32) |call| {
         let stream = call.stream(stream)?;
         put(flags, call.streams.get(&stream).is_some_and(|stream| stream.sort == Sort::NonBlocking).into())

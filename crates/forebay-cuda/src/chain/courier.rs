@@ -6,7 +6,7 @@ use super::inspect::{Inspector, Outline};
 use super::pages::Pages;
 use super::set::{Chain, Set, Waits, is_small};
 use super::{Chains, Declined, Way, lock};
-use crate::device::{Device, Event, Stream};
+use crate::device::{Device, Event, Stream, StreamId};
 use crate::driver::abi::Address;
 use crate::driver::{CudaError, Relaxed};
 use crate::kernels::Piece;
@@ -27,6 +27,8 @@ pub struct Courier {
     worked: Event,
     /// Comes to the end of each batch in turn.
     joined: Stream,
+    /// What tells `joined` from other streams.
+    holder: StreamId,
 }
 
 /// What a courier carries at a time.
@@ -76,7 +78,10 @@ impl Chains {
         let make = || {
             let (work, joined) = (Stream::new(device)?, Stream::new(device)?);
             let worked = Event::new(device)?;
-            Ok(Courier { device: Arc::clone(device), direction, work, worked, joined })
+            let current = device.enter()?;
+            let holder = device.id_of(joined.handle())?;
+            drop(current);
+            Ok(Courier { device: Arc::clone(device), direction, work, worked, joined, holder })
         };
         Some(make())
     }
@@ -100,8 +105,9 @@ impl Chains {
             return Ok(Sent::Queued(Err(CudaError::full("way"))));
         };
         let mut set = lock(&way.set);
-        let queued = if !set.take_at_once(courier.joined.handle()) {
-            // Some caller's chain has it, and nobody knows for how long.
+        let queued = if !set.take_at_once(courier.holder) {
+            // Some caller's chain has it, and nobody knows for how long. A queue that is full makes the next call wait.
+            drop(set);
             courier.copy_alone(batch)
         } else if let Some(places) = set.room_for(batch.pieces.len()) {
             self.queue_batch(courier, batch, way, &mut set, places)
@@ -121,17 +127,19 @@ impl Chains {
         places: std::ops::Range<usize>,
     ) -> Result<(), CudaError> {
         let outline = Outline::of(batch.pieces);
-        let (bytes, joined) = (outline.bytes, courier.joined.handle());
+        let (bytes, holder) = (outline.bytes, courier.holder);
         let is_scattered =
             is_small(batch.pieces.len(), bytes) && is_small(outline.host_runs(courier.direction), bytes);
         let is_alone = is_scattered || bytes < self.rates.break_even_bytes(courier.direction);
         self.note(way);
         let (mut crews, shares) =
-            if is_alone { (Vec::new(), vec![bytes]) } else { self.crews(way, joined, bytes) };
+            if is_alone { (Vec::new(), vec![bytes]) } else { self.crews(way, holder, bytes) };
         let chain = Chain {
             stream: courier.work.handle(),
-            joined,
+            joined: courier.joined.handle(),
+            holder,
             pages: Pages::new(batch.pieces, bytes),
+            seams: &[],
             peers_reach: batch.is_open,
             is_scattered,
             places,

@@ -7,7 +7,7 @@
 
 use super::list::{List, Listed};
 use super::pages::Pages;
-use crate::device::{Device, DeviceMemory, Event, Stream};
+use crate::device::{Device, DeviceMemory, Event, Stream, StreamId};
 use crate::driver::CudaError;
 use crate::driver::abi::{Address, StreamHandle};
 use crate::kernels::{Kernels, Piece};
@@ -33,12 +33,9 @@ pub struct Crew {
     /// Whether it works, or worked last, in strands.
     in_strands: bool,
     /// Whose chain it works for, and what is passed when that is done.
-    holder: Option<(StreamHandle, Arc<Event>)>,
+    holder: Option<(StreamId, Arc<Event>)>,
     _staging: DeviceMemory,
 }
-
-// SAFETY: a stream's handle is only compared.
-unsafe impl Send for Crew {}
 
 /// A slot, its strand, and the event of the crew's own GPU for its state: filled or emptied, by direction.
 #[derive(Debug)]
@@ -117,7 +114,7 @@ impl Crew {
     }
 
     /// Whether a chain of `stream` may have it: nobody has, or an earlier chain of the same stream.
-    pub fn is_free_for(&self, stream: StreamHandle) -> bool {
+    pub fn is_free_for(&self, stream: StreamId) -> bool {
         let held = self.holder.as_ref();
         held.is_none_or(|(holder, done)| *holder == stream || done.is_passed().unwrap_or(false))
     }
@@ -126,7 +123,7 @@ impl Crew {
     /// has passed already.
     pub fn begin(
         &mut self,
-        stream: StreamHandle,
+        stream: StreamId,
         done: &Arc<Event>,
         begun: Option<&Event>,
         target: u16,

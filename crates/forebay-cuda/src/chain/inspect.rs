@@ -159,6 +159,8 @@ pub struct Inspected<'p> {
     pub direction: Direction,
     /// Cut where allocations and registrations end.
     pub pieces: Cow<'p, [Piece]>,
+    /// Addresses, in order, where allocations and registrations begin; none where there is one on either side.
+    pub seams: Vec<Address>,
     /// Whether any GPU with access to that GPU reaches its side.
     pub peers_reach: bool,
 }
@@ -176,7 +178,8 @@ pub fn inspect<'p>(
         && outline.to.end <= to.end
     {
         let Part { device, direction, is_open, .. } = between(&from, &to, whole)?;
-        return Ok(Inspected { device, direction, pieces: Cow::Borrowed(pieces), peers_reach: is_open });
+        let (pieces, seams) = (Cow::Borrowed(pieces), Vec::new());
+        return Ok(Inspected { device, direction, pieces, seams, peers_reach: is_open });
     }
     let mut cut = Vec::with_capacity(pieces.len());
     let (mut ends, mut is_mixed, mut peers_reach) = (None, false, true);
@@ -189,7 +192,7 @@ pub fn inspect<'p>(
         })?;
     }
     let (device, direction) = ends.filter(|_| !is_mixed).ok_or(Declined::SameKind)?;
-    Ok(Inspected { device, direction, pieces: Cow::Owned(cut), peers_reach })
+    Ok(Inspected { device, direction, pieces: Cow::Owned(cut), seams: sides.seams(), peers_reach })
 }
 
 /// Both sides of pieces.
@@ -229,6 +232,14 @@ impl<'a> Sides<'a> {
     /// The ranges in which a piece begins.
     fn ranges(&mut self, piece: &Piece) -> Result<(Range, Range), Declined> {
         Ok((self.from.range_of(piece.from)?, self.to.range_of(piece.to)?))
+    }
+
+    /// Where the ranges begin, in order.
+    fn seams(&self) -> Vec<Address> {
+        let known = self.from.known.iter().chain(&self.to.known);
+        let mut seams: Vec<_> = known.map(|range| range.start).collect();
+        seams.sort_unstable();
+        seams
     }
 
     /// The parts of a piece, each given to `each`.

@@ -10,6 +10,8 @@ use crate::links::Direction;
 #[derive(Debug)]
 pub struct List<'a> {
     free: &'a mut [Piece],
+    /// Addresses, in order, where an allocation or a registration begins: the driver refuses a copy across one.
+    seams: &'a [Address],
     /// Runs of host memory of the last parcel; kept for its memory.
     runs: Vec<Piece>,
 }
@@ -32,9 +34,9 @@ impl Listed<'_> {
 }
 
 impl<'a> List<'a> {
-    /// A list of these places.
-    pub fn new(free: &'a mut [Piece]) -> List<'a> {
-        List { free, runs: Vec::new() }
+    /// A list of these places, for pieces between which these seams may be.
+    pub fn new(free: &'a mut [Piece], seams: &'a [Address]) -> List<'a> {
+        List { free, seams, runs: Vec::new() }
     }
 
     /// Places that are left.
@@ -67,7 +69,7 @@ impl<'a> List<'a> {
                 Direction::DeviceToHost => (Piece { from: at, ..piece }, Piece { to: at, ..piece }),
             };
             match self.runs.last_mut() {
-                Some(last) if last.goes_on_with(&run) => last.bytes += run.bytes,
+                Some(last) if goes_on(last, &run, self.seams) => last.bytes += run.bytes,
                 _ => self.runs.push(run),
             }
             listed += self.add(listed, page);
@@ -90,13 +92,19 @@ impl<'a> List<'a> {
 
     /// Puts a page into the place `at`, or makes the one before longer by it. Says how many places that took.
     fn add(&mut self, at: usize, page: Piece) -> usize {
-        if at > 0 && self.free[at - 1].goes_on_with(&page) {
+        if at > 0 && goes_on(&self.free[at - 1], &page, self.seams) {
             self.free[at - 1].bytes += page.bytes;
             return 0;
         }
         self.free[at] = page;
         1
     }
+}
+
+/// Whether two pieces are one to the driver.
+fn goes_on(last: &Piece, next: &Piece, seams: &[Address]) -> bool {
+    let is_seam = |address: Address| seams.binary_search(&address).is_ok();
+    last.goes_on_with(next) && !is_seam(next.from) && !is_seam(next.to)
 }
 
 #[cfg(test)]
@@ -112,7 +120,7 @@ mod tests {
         let pieces =
             [(1000, 9000), (1100, 5000), (1200, 5100)].map(|(from, to)| Piece { from, to, bytes: 100 });
         let mut places = [NONE; 8];
-        let mut list = List::new(&mut places);
+        let mut list = List::new(&mut places, &[]);
         let mut pages = Pages::new(&pieces, 300);
         let listed = list.through_slot(Direction::HostToDevice, &mut pages, SLOT, 250);
         assert_eq!(listed.runs, [Piece { from: 1000, to: SLOT, bytes: 250 }]);
@@ -123,6 +131,21 @@ mod tests {
         let listed = list.through_slot(Direction::HostToDevice, &mut pages, SLOT, 250);
         assert_eq!((listed.runs, listed.bytes), ([Piece { from: 1250, to: SLOT, bytes: 50 }].as_slice(), 50));
         assert_eq!((places[0], places[1]), (expected[0], expected[1]), "what is kept stays");
+    }
+
+    #[test]
+    fn nothing_is_one_across_the_end_of_a_registration_or_an_allocation() {
+        let pieces =
+            [(1000, 9000), (1100, 9100), (1200, 9200)].map(|(from, to)| Piece { from, to, bytes: 100 });
+        for (seam, runs, pages) in [(1100, 2, 1), (9100, 1, 2), (1150, 1, 1)] {
+            let mut places = [NONE; 8];
+            let seams = [500, seam, 20_000];
+            let mut list = List::new(&mut places, &seams);
+            let listed = list.through_slot(Direction::HostToDevice, &mut Pages::new(&pieces, 300), SLOT, 300);
+            assert_eq!((listed.runs.len(), listed.pages.len()), (runs, pages), "{seam}");
+            let listed = list.straight(&mut Pages::new(&pieces, 300), 300);
+            assert_eq!(listed.pages.len(), runs.max(pages), "{seam}");
+        }
     }
 
     /// Where each byte comes from and goes to.
@@ -143,7 +166,7 @@ mod tests {
             let mut places = vec![NONE; places];
             let mut moved = Vec::new();
             while pages.bytes() > 0 {
-                let mut list = List::new(&mut places);
+                let mut list = List::new(&mut places, &[]);
                 let listed = list.through_slot(Direction::DeviceToHost, &mut pages, SLOT, most);
                 prop_assert!(listed.bytes <= most && listed.bytes > 0);
                 let into: Vec<_> = bytes(listed.pages).collect();

@@ -5,7 +5,7 @@ use super::list::List;
 use super::ring::Ring;
 use crate::device::{Device, Event, HostMemory};
 use crate::driver::CudaError;
-use crate::driver::abi::StreamHandle;
+use crate::driver::abi::{Address, StreamHandle};
 use crate::kernels::Piece;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -47,13 +47,13 @@ impl Lists {
     }
 
     /// A list of places that [`room_for`](Lists::room_for) has just given.
-    pub fn open(&mut self, places: &Range<usize>) -> List<'_> {
+    pub fn open<'a>(&'a mut self, places: &Range<usize>, seams: &'a [Address]) -> List<'a> {
         // SAFETY: the ring's places are those of the allocation, and no kernel that is under way reads the free ones.
         let free = unsafe {
             let start = self.memory.start().cast::<Piece>().add(places.start);
             std::slice::from_raw_parts_mut(start, places.len())
         };
-        List::new(free)
+        List::new(free, seams)
     }
 
     /// The first of these places are read until the stream has come to here.

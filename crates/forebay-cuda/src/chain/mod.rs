@@ -13,7 +13,7 @@ mod plan;
 mod ring;
 mod set;
 
-use crate::device::Device;
+use crate::device::{Device, StreamId};
 use crate::driver::abi::{self, StreamHandle};
 use crate::driver::{CudaError, Driver, Relaxed};
 use crate::kernels::{Kernels, Piece};
@@ -42,8 +42,8 @@ const LATELY_US: u64 = 10_000;
 const AT_ONCE_US: u64 = 2_000;
 /// ... for this long.
 const CROWDED_US: u64 = 1_000_000;
-/// Bytes of a copy into a stream that is not idle, at most: more operations than the driver's queues hold would make the
-/// caller wait for its own stream.
+/// Parcels of a way's share, at most, of a copy into a stream that is not idle: more operations than the driver's queues hold
+/// would make the caller wait for its own stream.
 const QUEUED_PARCELS_MAX: u64 = 128;
 
 /// Why a copy was left to the driver. Nothing was done about it.
@@ -245,7 +245,7 @@ impl Chains {
         self.check_capture(stream)?;
         let _relaxed = Relaxed::enter(self.driver);
         let device = self.device_of(stream)?;
-        let Inspected { device: target, direction, pieces, peers_reach } =
+        let Inspected { device: target, direction, pieces, seams, peers_reach } =
             inspect(self.driver, pieces, &outline)?;
         if device.index() != target {
             return Err(Declined::ForeignContext);
@@ -256,13 +256,14 @@ impl Chains {
         let way = self.ways.get(&(target, direction)).ok_or(Declined::NoRelay)?;
         self.note(way);
         let _current = device.enter().map_err(|_| Declined::Fault)?;
+        let holder = device.id_of(stream).map_err(|_| Declined::Fault)?;
         let mut set = lock(&way.set);
-        let idle = set.take(stream).map_err(|_| Declined::Fault)?.ok_or(Declined::Busy)?;
+        let idle = set.take(stream, holder).map_err(|_| Declined::Fault)?.ok_or(Declined::Busy)?;
         let pages_are_small = is_small(pieces.len(), bytes);
         // Host memory in small pieces is the target's own kernels' to read or write: copy engines would need a call for each.
         let is_scattered = pages_are_small && is_small(outline.host_runs(direction), bytes);
         let (mut crews, shares) =
-            if is_scattered { (Vec::new(), vec![bytes]) } else { self.crews(way, stream, bytes) };
+            if is_scattered { (Vec::new(), vec![bytes]) } else { self.crews(way, holder, bytes) };
         // Small pages gain from a chain of their own GPU alone: its kernels deal with them, not a call for each.
         if crews.is_empty() && !pages_are_small {
             return Err(if way.relays.is_empty() { Declined::NoRelay } else { Declined::Busy });
@@ -276,7 +277,9 @@ impl Chains {
         let direct_bytes = shares[0];
         let pages = Pages::new(&pieces, bytes);
         let waits = if idle { Waits::Nothing } else { Waits::Stream };
-        let chain = Chain { stream, joined: stream, pages, shares, peers_reach, is_scattered, places, waits };
+        let (joined, seams) = (stream, &*seams);
+        let chain =
+            Chain { stream, joined, holder, pages, seams, shares, peers_reach, is_scattered, places, waits };
         // SAFETY: by this function's contract; the set was taken and the target's context is current.
         let queued = unsafe { set.queue(chain, &mut crews) };
         // After an error some of it is in the stream and does no harm: the driver copies the same bytes again, behind it.
@@ -313,7 +316,7 @@ impl Chains {
     /// The crews that a chain may have, and the bytes for the direct way and each of them. A GPU that has a chain of its own in
     /// that direction, or had a copy a moment ago, does not relay: its lane is its own first, and what a chain has put on it
     /// cannot be taken back when the next copy comes. So GPUs that all copy at once leave each other alone.
-    fn crews(&self, way: &Way, stream: StreamHandle, bytes: u64) -> (Vec<MutexGuard<'_, Crew>>, Vec<u64>) {
+    fn crews(&self, way: &Way, stream: StreamId, bytes: u64) -> (Vec<MutexGuard<'_, Crew>>, Vec<u64>) {
         let now_us = self.now_us();
         let has_own = |relay: &u16| {
             let Some(own) = self.ways.get(&(*relay, way.direction)) else { return false };

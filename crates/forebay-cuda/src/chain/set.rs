@@ -6,9 +6,9 @@ use super::crew::{Crew, How, Work};
 use super::list::List;
 use super::lists::Lists;
 use super::pages::Pages;
-use crate::device::Event;
+use crate::device::{Event, StreamId};
 use crate::driver::CudaError;
-use crate::driver::abi::StreamHandle;
+use crate::driver::abi::{Address, StreamHandle};
 use crate::kernels::Kernels;
 use crate::links::{Direction, ENGINE_PIECE_BYTES};
 use std::ops::{DerefMut, Range};
@@ -33,21 +33,22 @@ pub struct Set {
     done: Arc<Event>,
     lists: Lists,
     /// Whose chain is under way.
-    holder: Option<StreamHandle>,
+    holder: Option<StreamId>,
 }
-
-// SAFETY: a stream's handle is only compared and handed to the driver, which takes it from any thread.
-unsafe impl Send for Set {}
 
 /// A chain to be queued.
 #[derive(Debug)]
 pub struct Chain<'a> {
     /// A stream of the target's context, in which the direct way's copies are queued.
     pub stream: StreamHandle,
-    /// The stream that goes on when all of the chain is over; by it the set is held. For a caller's chain it is the same one.
+    /// The stream that goes on when all of the chain is over. For a caller's chain it is the same one.
     pub joined: StreamHandle,
+    /// Which one that is: by this the set and its crews are held.
+    pub holder: StreamId,
     /// What to copy, in the caller's order.
     pub pages: Pages<'a>,
+    /// Where pieces that touch are two all the same: see [`List`].
+    pub seams: &'a [Address],
     /// For the direct way, then for each crew.
     pub shares: Vec<u64>,
     /// Whether peers reach the target's side.
@@ -95,8 +96,8 @@ impl Set {
 
     /// Takes the set for a chain of a stream. Says whether the stream is idle, so that the chain begins at once, or `None`
     /// when a chain of another stream has the set.
-    pub fn take(&mut self, stream: StreamHandle) -> Result<Option<bool>, CudaError> {
-        if self.is_busy() && self.holder != Some(stream) {
+    pub fn take(&mut self, stream: StreamHandle, holder: StreamId) -> Result<Option<bool>, CudaError> {
+        if !self.take_at_once(holder) {
             return Ok(None);
         }
         self.begun.record_in(stream)?;
@@ -104,7 +105,7 @@ impl Set {
     }
 
     /// Takes the set for a chain that ends in a stream, whatever is in that. `false`: a chain of another stream has it.
-    pub fn take_at_once(&mut self, joined: StreamHandle) -> bool {
+    pub fn take_at_once(&mut self, joined: StreamId) -> bool {
         !self.is_busy() || self.holder == Some(joined)
     }
 
@@ -126,7 +127,7 @@ impl Set {
         mut chain: Chain,
         crews: &mut [C],
     ) -> Result<(), CudaError> {
-        self.holder = Some(chain.joined);
+        self.holder = Some(chain.holder);
         let begun = match chain.waits {
             Waits::Nothing => None,
             Waits::Stream => Some(&self.begun),
@@ -148,9 +149,9 @@ impl Set {
             at_work.push((&mut **crew, work));
         }
         let target = self.target.device().index();
-        let mut list = self.lists.open(&chain.places);
+        let mut list = self.lists.open(&chain.places, chain.seams);
         let begin = |(crew, work): &mut (&mut Crew, Work)| {
-            crew.begin(chain.joined, &self.done, begun, target, work.how)
+            crew.begin(chain.holder, &self.done, begun, target, work.how)
         };
         let queued = at_work.iter_mut().try_for_each(begin);
         let queued = queued.and_then(|()| queue_in_turn(&mut at_work, target, &mut list));

@@ -80,6 +80,7 @@ table! {
     stream_synchronize: "cuStreamSynchronize" (StreamHandle);
     stream_wait_event: "cuStreamWaitEvent" (StreamHandle, EventHandle, c_uint);
     stream_context: "cuStreamGetCtx" (StreamHandle, *mut ContextHandle);
+    stream_id: "cuStreamGetId" (StreamHandle, *mut u64);
     stream_is_capturing: "cuStreamIsCapturing" (StreamHandle, *mut c_int);
 
     capture_mode_exchange: "cuThreadExchangeStreamCaptureMode" (*mut c_int);

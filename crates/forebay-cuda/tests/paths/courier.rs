@@ -33,7 +33,7 @@ fn send(world: &World, courier: &Courier, pieces: &[Piece], after: Option<&Event
 }
 
 /// Pieces between contiguous host memory and every other page of the GPU's, backwards.
-fn pages(direction: Direction, host: u64, memory: u64, page: u64, bytes: u64) -> Vec<Piece> {
+pub fn pages(direction: Direction, host: u64, memory: u64, page: u64, bytes: u64) -> Vec<Piece> {
     let count = bytes / page;
     let piece = |nth: u64| {
         let (near, far) = (host + nth * page, memory + (count - 1 - nth) * 2 * page);
@@ -146,6 +146,10 @@ fn a_batch_waits_for_what_it_comes_after_and_the_next_one_for_nothing_else() {
             Box::new(move |passed: Result<(), _>| told.send(("first", passed.is_ok())).unwrap())
         };
         ends.when_passed(Arc::clone(&loaded), on_passed);
+        // A batch of the other direction waits for nothing, and has come to its end meanwhile.
+        let (other, free) = (world.memory(0, 2 * bytes), world.host(bytes));
+        let away = pages(Direction::DeviceToHost, free.address(), other.address(), 64 << 10, bytes);
+        send(&world, &to_host, &away, None).synchronize().unwrap();
         assert!(!loaded.is_passed().unwrap());
         // The engine goes on only when the batch has: nothing that it does then comes too early.
         held.release();
@@ -162,7 +166,7 @@ fn a_batch_waits_for_what_it_comes_after_and_the_next_one_for_nothing_else() {
         assert_eq!(ended.recv_timeout(limit), Ok(("second", true)));
         assert!(target.bytes() == pattern(4, bytes));
         drop(current);
-        drop((ends, engine, to_gpu, to_host, begun, behind, loaded, stored, held, memory));
+        drop((ends, engine, to_gpu, to_host, begun, behind, loaded, stored, held, memory, other));
         world.end();
     });
 }
