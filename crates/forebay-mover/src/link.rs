@@ -98,10 +98,11 @@ impl LinkState {
         self.failures_in_row += 1;
     }
 
-    /// Forgets failures.
+    /// Forgets failures, and how fast it was before them.
     pub fn rested(&mut self) {
         self.failures_in_row = 0;
         self.rests_until_us = 0;
+        self.rate = RateMeter::default();
     }
 
     /// When a rest ends that has not ended yet.
@@ -127,15 +128,22 @@ impl LinkState {
         self.rate.sample(started_us, now_us, bytes);
     }
 
-    /// Whether the rate rests on measurement.
-    pub fn is_measured(&self) -> bool {
-        self.rate.bytes_per_s().is_some()
+    /// Whether the rate rests on measurement that still counts. A link that was late once would otherwise be left out for good:
+    /// it is measured only while it is used.
+    pub fn is_measured(&self, now_us: u64) -> bool {
+        self.rate.bytes_per_s().is_some() && (self.lots > 0 || !self.rate.is_stale(now_us))
     }
 
-    /// Measured rate, else the hint, else `None`.
-    pub fn rate_bytes_per_s(&self) -> Option<f64> {
+    /// Measured rate if it still counts, else the hint, else `None`.
+    pub fn rate_bytes_per_s(&self, now_us: u64) -> Option<f64> {
         let hint = self.spec.rate_hint_bytes_per_s;
-        self.rate.bytes_per_s().or((hint > 0).then_some(hint as f64))
+        let measured = self.rate.bytes_per_s().filter(|_| self.is_measured(now_us));
+        measured.or((hint > 0).then_some(hint as f64))
+    }
+
+    /// The rate that was measured last, however long ago, else the hint, else 0.
+    pub fn last_rate_bytes_per_s(&self) -> f64 {
+        self.rate.bytes_per_s().unwrap_or(self.spec.rate_hint_bytes_per_s as f64)
     }
 }
 
@@ -151,12 +159,21 @@ struct RateMeter {
 impl RateMeter {
     /// Weight that a sample keeps when the next one arrives: about the last ten lots count.
     const KEEP: f64 = 0.9;
+    /// What came before a rest of this length says nothing of what comes after it.
+    const STALE_US: u64 = 1_000_000;
 
     fn sample(&mut self, started_us: u64, now_us: u64, bytes: u64) {
+        if self.is_stale(started_us) {
+            *self = RateMeter::default();
+        }
         let busy_since_us = started_us.max(self.last_completion_us);
         self.bytes = self.bytes * Self::KEEP + bytes as f64;
         self.busy_us = self.busy_us * Self::KEEP + now_us.saturating_sub(busy_since_us) as f64;
         self.last_completion_us = now_us;
+    }
+
+    fn is_stale(&self, now_us: u64) -> bool {
+        now_us.saturating_sub(self.last_completion_us) > Self::STALE_US
     }
 
     fn bytes_per_s(&self) -> Option<f64> {

@@ -335,7 +335,7 @@ impl Mover {
             down: state.down,
             in_flight_lots: state.lots,
             in_flight_bytes: state.bytes,
-            rate_bytes_per_s: state.rate_bytes_per_s().unwrap_or(0.0),
+            rate_bytes_per_s: state.last_rate_bytes_per_s(),
             ..counters.clone()
         });
         Telemetry {

@@ -597,3 +597,36 @@ fn routes_with_the_same_staging_share_its_slots() {
     mover.complete(2, second_hop.op, Outcome::Moved { bytes: 100 });
     assert_eq!(mover.poll(2).unwrap().pairs[0].to.region, region, "the other route has the slot now");
 }
+
+#[test]
+fn a_link_that_was_late_once_is_used_again() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 64 * MIB), mover.add_region(DEVICE, 64 * MIB));
+    let [_, late] = ["good", "late"].map(|name| {
+        let link = mover.add_link(LinkSpec::new(name, 1, 64 * MIB));
+        mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+        link
+    });
+    // Every operation takes a millisecond, and the first one of the late link so much more. Gives the bytes of that link.
+    let mut copy = |begin_us: u64, mut late_us: u64| {
+        let before = mover.telemetry().links[late.index()].bytes;
+        let pair = SpanPair::new(Span::new(source, 0, 64 * MIB), Span::new(target, 0, 64 * MIB));
+        mover.submit(begin_us, Transfer::new(vec![pair], Class::Demand)).unwrap();
+        let (mut now_us, mut under_way) = (begin_us, Vec::new());
+        loop {
+            while let Some(start) = mover.poll(now_us) {
+                let extra_us = if start.link == late { std::mem::take(&mut late_us) } else { 0 };
+                under_way.push((now_us + 1_000 + extra_us, start));
+            }
+            under_way.sort_by_key(|(at_us, _)| std::cmp::Reverse(*at_us));
+            let Some((at_us, start)) = under_way.pop() else { break };
+            now_us = at_us;
+            mover.complete(now_us, start.op, Outcome::Moved { bytes: start.bytes });
+        }
+        assert!(matches!(mover.next_event(), Some(Event::Ended(_, End::Done { .. }))));
+        mover.telemetry().links[late.index()].bytes - before
+    };
+    copy(0, 2_500_000);
+    let bytes = copy(4_000_000, 0);
+    assert!(bytes > 16 * MIB, "{bytes} of 64 MiB over one of two equal links");
+}

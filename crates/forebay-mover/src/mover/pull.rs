@@ -122,8 +122,9 @@ impl Mover {
         let class = waiting_classes.min_by_key(|class| turns.precedence(*class))?;
         let waiting = lane.first(class)?;
         let leg = &self.transfers.get(&waiting.rank.transfer)?.legs[waiting.leg].1;
-        let bytes = lot_bytes(leg.remaining_bytes(), self.share(route), self.lot_limit_bytes(state));
-        let eligible = link.admits(now_us, bytes, guest) && !self.others_finish_sooner(route, bytes);
+        let bytes =
+            lot_bytes(leg.remaining_bytes(), self.share(now_us, route), self.lot_limit_bytes(now_us, state));
+        let eligible = link.admits(now_us, bytes, guest) && !self.others_finish_sooner(now_us, route, bytes);
         eligible.then_some(Candidate {
             turn: turns.precedence(class),
             hops: state.spec.hops.len(),
@@ -136,10 +137,10 @@ impl Mover {
 
     /// Largest lot for a route: one that fits through every staging and every window, and a small one while a link has
     /// not been measured, since it may turn out to be slow.
-    fn lot_limit_bytes(&self, route: &RouteState) -> u64 {
+    fn lot_limit_bytes(&self, now_us: u64, route: &RouteState) -> u64 {
         let slots = route.spec.staging.iter().map(|staging| staging.slot_bytes);
         let links = route.spec.hops.iter().map(|hop| &self.links[hop.link.0 as usize]);
-        let windows = links.map(|link| match link.is_measured() {
+        let windows = links.map(|link| match link.is_measured(now_us) {
             true => link.spec.window_bytes.min(link.spec.lot_bytes_max),
             false => link.spec.window_bytes.min(MIN_LOT_BYTES),
         });
@@ -147,9 +148,9 @@ impl Mover {
     }
 
     /// Rate of a route: that of its slowest hop, or `None` while one is unknown.
-    fn rate(&self, route: usize) -> Option<f64> {
+    fn rate(&self, now_us: u64, route: usize) -> Option<f64> {
         let hops = self.routes[route].spec.hops.iter();
-        let rates = hops.map(|hop| self.links[hop.link.0 as usize].rate_bytes_per_s());
+        let rates = hops.map(|hop| self.links[hop.link.0 as usize].rate_bytes_per_s(now_us));
         rates.reduce(|slowest, rate| Some(slowest?.min(rate?))).flatten()
     }
 
@@ -161,9 +162,12 @@ impl Mover {
     }
 
     /// The part of its lane's rate that `route` has; equal parts while a rate is unknown.
-    fn share(&self, route: usize) -> f64 {
-        let own = self.rate(route);
-        let all = self.others(route).map(|other| self.rate(other)).fold(own, |sum, rate| Some(sum? + rate?));
+    fn share(&self, now_us: u64, route: usize) -> f64 {
+        let own = self.rate(now_us, route);
+        let all = self
+            .others(route)
+            .map(|other| self.rate(now_us, other))
+            .fold(own, |sum, rate| Some(sum? + rate?));
         match (own, all) {
             (Some(own), Some(all)) if all > 0.0 => own / all,
             _ => 1.0 / (1.0 + self.others(route).count() as f64),
@@ -173,12 +177,12 @@ impl Mover {
     /// Whether a lot of `bytes` would arrive sooner if `route` left it, with all that waits, to the others. Without this a
     /// slow link would take the last lot of a transfer and everybody would wait for it. It is never true while the
     /// others are idle, so the lot is always taken by somebody.
-    fn others_finish_sooner(&self, route: usize, bytes: u64) -> bool {
+    fn others_finish_sooner(&self, now_us: u64, route: usize, bytes: u64) -> bool {
         let state = &self.routes[route];
-        let Some(own_rate) = self.rate(route) else { return false };
+        let Some(own_rate) = self.rate(now_us, route) else { return false };
         let (mut sum, mut fastest, mut in_flight_bytes) = (0.0, 0.0_f64, 0);
         for other in self.others(route) {
-            let Some(rate) = self.rate(other) else { return false };
+            let Some(rate) = self.rate(now_us, other) else { return false };
             sum += rate;
             fastest = fastest.max(rate);
             in_flight_bytes += self.routes[other].in_flight_bytes;
