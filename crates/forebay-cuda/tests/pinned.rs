@@ -8,10 +8,10 @@ use forebay_cuda::device::{Device, DeviceMemory, Stream};
 use forebay_cuda::pinned::{PinError, PinnedBehind, PinnedBuffer, PinnedPool, PoolConfig, Registered};
 use forebay_mover::{Backing, HostBuffer};
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
@@ -210,8 +210,8 @@ fn gpus_read_and_write_a_buffer() {
 }
 
 #[test]
-fn memory_is_pinned_behind_its_users_and_what_is_waited_for_goes_first() {
-    alone("memory_is_pinned_behind_its_users_and_what_is_waited_for_goes_first", &[], |fake| {
+fn memory_is_pinned_behind_its_users() {
+    alone("memory_is_pinned_behind_its_users", &[], |fake| {
         let device = Device::open(fake.driver, 0).unwrap();
         let memory: Arc<dyn Backing> = Arc::new(HostBuffer::new(16 * MIB as usize));
         let behind = PinnedBehind::start(&device, Arc::clone(&memory), MIB, 3).unwrap();
@@ -235,6 +235,57 @@ fn memory_is_pinned_behind_its_users_and_what_is_waited_for_goes_first() {
         behind.close();
         assert_eq!(fake.stat("live.host"), 0);
         assert_eq!(Arc::strong_count(&memory), 2, "the test's and the value's");
+    });
+}
+
+#[test]
+fn what_is_waited_for_is_pinned_first() {
+    alone("what_is_waited_for_is_pinned_first", &[], |fake| {
+        const PIECES: u64 = 64;
+        let device = Device::open(fake.driver, 0).unwrap();
+        let begun = Instant::now();
+        // The thread that pins is held up while it tells of a piece. It may have come to the end before that.
+        let (behind, held, release) = loop {
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "pinning is over before anything can be asked for"
+            );
+            let memory: Arc<dyn Backing> = Arc::new(HostBuffer::new((PIECES * MIB) as usize));
+            let behind = Arc::new(PinnedBehind::start(&device, memory, MIB, 1).unwrap());
+            let (release, gate) = channel::<()>();
+            let gate = Arc::new(Mutex::new(gate));
+            let (told, outcome) = channel();
+            let here = thread::current().id();
+            let held = (0..PIECES / 2).find(|piece| {
+                let (told, gate) = (told.clone(), Arc::clone(&gate));
+                let hold = move |_: Result<(), String>| {
+                    told.send(thread::current().id() != here).unwrap();
+                    if thread::current().id() != here {
+                        // It ends when the other side is dropped.
+                        let _ = gate.lock().unwrap().recv();
+                    }
+                };
+                behind.when_pinned([(piece * MIB, 1)].into_iter(), Box::new(hold));
+                outcome.recv_timeout(Duration::from_secs(60)).unwrap()
+            });
+            if let Some(held) = held {
+                break (behind, held, release);
+            }
+        };
+        let before = behind.progress().0;
+        assert!(before <= (held + 1) * MIB);
+        let (told, outcome) = channel();
+        let own = Arc::clone(&behind);
+        let note = move |pinned: Result<(), String>| told.send((pinned, own.progress().0)).unwrap();
+        behind.when_pinned([((PIECES - 1) * MIB, MIB)].into_iter(), Box::new(note));
+        drop(release);
+        let (pinned, at) = outcome.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(
+            (pinned, at),
+            (Ok(()), before + MIB),
+            "the last piece comes right after the one that was held up"
+        );
+        behind.close();
     });
 }
 

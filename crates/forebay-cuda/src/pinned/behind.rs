@@ -24,10 +24,11 @@ pub struct PinnedBehind {
 
 struct Shared {
     device: Arc<Device>,
+    /// Dropped before the memory, whose pieces are pinned in it.
+    state: Mutex<State>,
     memory: Arc<dyn Backing>,
     piece_bytes: u64,
     begun: Instant,
-    state: Mutex<State>,
     changed: Condvar,
 }
 
@@ -80,12 +81,13 @@ impl PinnedBehind {
         let (device, begun) = (Arc::clone(device), Instant::now());
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let shared = Arc::new(Shared { device, memory, piece_bytes, begun, state, changed });
-        for _ in 1..threads {
+        let spawned = (1..threads).try_for_each(|_| {
             let shared = Arc::clone(&shared);
-            spawn(move || shared.pin_all())?;
-        }
+            spawn(move || shared.pin_all()).map(drop)
+        });
         let own = Arc::clone(&shared);
-        let keeper = spawn(move || own.keep())?;
+        let keeper = spawned.and_then(|()| spawn(move || own.keep()));
+        let keeper = keeper.inspect_err(|_| shared.close())?;
         Ok(PinnedBehind { shared, keeper: Mutex::new(Some(keeper)) })
     }
 
