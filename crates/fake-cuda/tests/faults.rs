@@ -74,10 +74,11 @@ fn peers_that_are_switched_off_cannot_be_reached() {
     });
 }
 
-/// GB/s of copies from the host to some GPUs at once, each in two streams.
-fn h2d_rate(cuda: &Cuda, contexts: &[usize], mib: usize) -> f64 {
+/// GB/s of copies from the host to some GPUs at once, each in two streams; another figure each time that it is asked for.
+fn h2d_rates<'a>(cuda: &'a Cuda, contexts: &[usize], mib: usize) -> impl FnMut() -> f64 + use<'a> {
     let bytes = mib << 20;
     let host = cuda.pinned(bytes);
+    let gpus = contexts.len();
     let mut streams = Vec::new();
     for &context in contexts {
         cuda.enter(context);
@@ -87,13 +88,15 @@ fn h2d_rate(cuda: &Cuda, contexts: &[usize], mib: usize) -> f64 {
                 .map(|offset| (context, cuda.stream(), device + offset as u64, at(&host[offset..]))),
         );
     }
-    let start = Instant::now();
-    for &(context, stream, device, host) in &streams {
-        cuda.enter(context);
-        assert_eq!(cuda.copy(device, host, bytes / 2, stream), 0);
+    move || {
+        let start = Instant::now();
+        for &(context, stream, device, host) in &streams {
+            cuda.enter(context);
+            assert_eq!(cuda.copy(device, host, bytes / 2, stream), 0);
+        }
+        streams.iter().for_each(|&(_, stream, ..)| assert_eq!(cuda.sync(stream), 0));
+        (bytes * gpus) as f64 / start.elapsed().as_secs_f64() / 1e9
     }
-    streams.iter().for_each(|&(_, stream, ..)| assert_eq!(cuda.sync(stream), 0));
-    (bytes * contexts.len()) as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
 #[test]
@@ -101,11 +104,17 @@ fn links_give_the_rates_they_are_set_to_and_the_host_caps_their_sum() {
     let rates = ("FAKE_CUDA_RATES", "h2d=0.2,h2d.2=0.1,host_h2d=0.3");
     alone("links_give_the_rates_they_are_set_to_and_the_host_caps_their_sum", &[rates], |cuda| {
         let contexts = cuda.start(3);
-        // Never faster; slower only as far as this machine is busy with other things, so the best of a few counts.
-        let best = |contexts: &[usize]| (0..5).map(|_| h2d_rate(cuda, contexts, 16)).fold(0.0, f64::max);
+        // Never faster; slower only while this machine is busy with other things.
         for (contexts, rate) in [(&contexts[..1], 0.2), (&contexts[2..], 0.1), (&contexts[..2], 0.3)] {
-            let found = best(contexts);
-            assert!((0.9 * rate..1.03 * rate).contains(&found), "{found} GB/s where {rate} is set");
+            let (mut rates, begun) = (h2d_rates(cuda, contexts, 16), Instant::now());
+            loop {
+                let found = rates();
+                assert!(found < 1.03 * rate, "{found} GB/s where {rate} is set");
+                if found >= 0.9 * rate {
+                    break;
+                }
+                assert!(begun.elapsed() < Duration::from_secs(60), "{found} GB/s where {rate} is set");
+            }
         }
     });
 }

@@ -3,6 +3,7 @@
 
 mod common;
 use common::{Cuda, alone, at, cu};
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 const BYTES: usize = 1 << 20;
@@ -179,7 +180,16 @@ fn memory_that_is_mapped_outlives_the_process_that_exported_it() {
         }
         let path = std::env::temp_dir().join(format!("fake-cuda-handle-{}", std::process::id()));
         let mut exporter = Command::new(std::env::current_exe().unwrap());
-        let mut exporter = exporter.args([test, "--exact"]).env("FAKE_CUDA_EXPORTS", &path).spawn().unwrap();
+        exporter.args([test, "--exact"]).env("FAKE_CUDA_EXPORTS", &path);
+        // One that outlived this process would hold its output open.
+        // SAFETY: the call is one that may be made between fork and exec.
+        unsafe {
+            exporter.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            });
+        }
+        let mut exporter = exporter.spawn().unwrap();
         common::until(|| std::fs::read(&path).is_ok_and(|bytes| bytes.len() == 64));
         let handle = Handle(std::fs::read(&path).unwrap().try_into().unwrap());
         std::fs::remove_file(&path).unwrap();
