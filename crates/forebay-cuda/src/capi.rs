@@ -6,7 +6,7 @@ use crate::chain::{Chains, Declined};
 use crate::copier::StartError;
 use crate::device::Device;
 use crate::driver::abi::{self, Dlsym, StreamHandle};
-use crate::driver::{Driver, LoadError, Relaxed};
+use crate::driver::{Driver, Relaxed};
 use crate::gpu::Gpu;
 use crate::kernels::{Kernels, Piece};
 use crate::profile::Profile;
@@ -54,16 +54,9 @@ pub unsafe extern "C" fn forebay_copy_open(
     let open = || {
         // SAFETY: by this function's contract.
         let driver = unsafe { Driver::from_library(real_dlsym, libcuda) };
-        let thread = std::thread::Builder::new().name("forebay-start".into());
-        let start = move || {
-            let chains = started(driver);
-            if let Some(chains) = &chains {
-                API.wait().min_bytes.store(chains.rates().least_bytes(), Ordering::Relaxed);
-            }
-            drop(CHAINS.set(chains));
-        };
-        if let Err(error) = thread.spawn(start) {
-            let _ = CHAINS.set(complain(&StartError::Thread(error)));
+        let started = driver.map_err(StartError::from).and_then(start_behind);
+        if let Err(error) = started {
+            let _ = CHAINS.set(complain(&error));
         }
         let min_bytes = AtomicU64::new(Rates::default().least_bytes());
         CopyApi { abi: ABI, size: size_of::<CopyApi>() as u32, min_bytes, copy }
@@ -72,9 +65,22 @@ pub unsafe extern "C" fn forebay_copy_open(
     catch_unwind(|| std::ptr::from_ref(API.get_or_init(open))).unwrap_or(std::ptr::null())
 }
 
+/// Starts on a thread of its own.
+fn start_behind(driver: &'static Driver) -> Result<(), StartError> {
+    let start = move || {
+        let chains = started(driver);
+        if let Some(chains) = &chains {
+            API.wait().min_bytes.store(chains.rates().least_bytes(), Ordering::Relaxed);
+        }
+        drop(CHAINS.set(chains));
+    };
+    let thread = std::thread::Builder::new().name("forebay-start".into());
+    thread.spawn(start).map(drop).map_err(StartError::Thread)
+}
+
 /// What copies are made with; nothing, and a line on stderr, where that does not start.
-fn started(driver: Result<&'static Driver, LoadError>) -> Option<Chains> {
-    let start = AssertUnwindSafe(|| start(driver?));
+fn started(driver: &'static Driver) -> Option<Chains> {
+    let start = AssertUnwindSafe(|| start(driver));
     catch_unwind(start).ok()?.map_or_else(|error| complain(&error), Some)
 }
 
