@@ -36,7 +36,7 @@ class Pace:
     def began(
         self, step: int, scheduled: Mapping[str, int], tracked: Mapping[str, Tracked], now: float
     ) -> None:
-        """A step begins that computes prompts and nothing else: no loads run in it."""
+        """A step begins that computes prompts, maybe beside decodes. None of the loads began with it."""
         before = [tracked[name].request.num_computed_tokens for name in scheduled if name in tracked]
         self.steps[step] = now, sum(scheduled.values()), max(before, default=0)
         if len(self.steps) > STEPS_KEPT:
