@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -260,6 +261,12 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def row(name: str, unit: str, runs: list[float], **more: Any) -> dict[str, Any]:
+    """A figure and its spread, as all benchmarks write it."""
+    figures = {"value": statistics.median(runs), "min": min(runs), "max": max(runs), "runs": len(runs)}
+    return {"name": name, "unit": unit} | figures | more
 
 
 def results(bench: str, gpus: list[str], disk: str | None, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from typing import Any
 import vllm_child
 import vllm_engine
 from vllm_child import Child
-from vllm_engine import GIB, Node, Site
+from vllm_engine import GIB, Node, Site, row
 
 SIZES = (512, 1500, 4000)
 RUNS = 7
@@ -156,32 +156,19 @@ def measure(site: Site, node: Node, runs: int) -> tuple[dict[str, dict[int, Time
             child.end()
 
 
-def row(name: str, times: list[float]) -> dict[str, Any]:
-    """A figure and its spread."""
-    middle = statistics.median(times)
-    return {
-        "name": name,
-        "unit": "s",
-        "value": middle,
-        "min": min(times),
-        "max": max(times),
-        "runs": len(times),
-    }
-
-
 def rows(found: dict[str, dict[int, Times]], alone: dict[int, list[float]]) -> list[dict[str, Any]]:
     """The ceiling is the prompt computed by one vLLM alone: less is better."""
     made = []
     for tokens, ceiling_s in alone.items():
-        made.append(row(f"vllm.pd.prefill_s.{tokens}", ceiling_s))
+        made.append(row(f"vllm.pd.prefill_s.{tokens}", "s", ceiling_s))
         floor_s = statistics.median(ceiling_s)
         for name in (OURS, PEER):
             suffix = "" if name == OURS else f".{name}"
             times, theirs = found[name][tokens], found[PEER][tokens]
-            ttft = row(f"vllm.pd.ttft_s.{tokens}{suffix}", times.ttft)
+            ttft = row(f"vllm.pd.ttft_s.{tokens}{suffix}", "s", times.ttft)
             ttft |= {"ceiling": floor_s, "ratio": ttft["value"] / floor_s}
             ttft["cpu_s"] = statistics.median(times.cpu)
-            decode = row(f"vllm.pd.decode_s.{tokens}{suffix}", times.decode)
+            decode = row(f"vllm.pd.decode_s.{tokens}{suffix}", "s", times.decode)
             if name == OURS:
                 for one, peer_s in ((ttft, theirs.ttft), (decode, theirs.decode)):
                     value = statistics.median(peer_s)

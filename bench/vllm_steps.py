@@ -23,7 +23,7 @@ from typing import Any
 
 import vllm_engine
 from vllm_child import Child
-from vllm_engine import CHUNK_TOKENS, GIB, LLAMA_8B, TINY, Site
+from vllm_engine import CHUNK_TOKENS, GIB, LLAMA_8B, TINY, Site, row
 
 BATCHES = (8, 64)
 PROMPT_TOKENS = 16  # With the steps below no chunk becomes whole: there is nothing to store.
@@ -123,19 +123,6 @@ def copies(size: int) -> list[float]:
             list(threads.map(lambda part: np.copyto(target[part], source[part]), parts))
             times.append(time.perf_counter() - begun)
     return times
-
-
-def row(name: str, unit: str, values: list[float]) -> dict[str, Any]:
-    """A figure and its spread."""
-    middle = statistics.median(values)
-    return {
-        "name": name,
-        "unit": unit,
-        "value": middle,
-        "min": min(values),
-        "max": max(values),
-        "runs": len(values),
-    }
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import vllm_engine
 import vllm_plot
-from vllm_engine import GIB, OURS, PEERS, WAYS, Node, Site
+from vllm_engine import GIB, OURS, PEERS, WAYS, Node, Site, row
 
 SIZES = [1024 << step for step in range(8)]
 TINY_SIZES = [256, 1024, 2048]
@@ -258,12 +258,6 @@ class Found:
     def sizes(self) -> list[int]:
         """All that vLLM alone was measured with: nothing can be said of others."""
         return [int(tokens) for tokens in self.parts["plain"].sizes if self.has("plain", int(tokens))]
-
-
-def row(name: str, unit: str, runs: list[float], **more: Any) -> dict[str, Any]:
-    """A row of the results, as all benchmarks write it."""
-    figures = {"value": statistics.median(runs), "min": min(runs), "max": max(runs), "runs": len(runs)}
-    return {"name": name, "unit": unit} | figures | more
 
 
 def rows(found: Found) -> Iterator[dict[str, Any]]:
