@@ -7,12 +7,13 @@ each direction.
 import ctypes
 import json
 import mmap
-import os
 import signal
 import subprocess
 import sys
 from types import TracebackType
 from typing import Any, Self
+
+from processes import freeze, kill, line_of
 
 from forebay import Agent
 
@@ -40,12 +41,6 @@ class Pool:
         return ctypes.string_at(self.address + offset, length)
 
 
-def freeze(process: subprocess.Popen[str]) -> None:
-    """Stops a child; returns when each of its threads has stopped, which can be later than the signal."""
-    process.send_signal(signal.SIGSTOP)
-    os.waitpid(process.pid, os.WUNTRACED)
-
-
 class Peer:
     """A process with an agent `peer` and `length` bytes of memory, all of them `fill`."""
 
@@ -66,12 +61,10 @@ class Peer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.process.kill()
-        self.process.communicate()
+        kill(self.process)
 
     def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = line_of(self.process)
         assert line, "the peer has ended"
         answer: dict[str, Any] = json.loads(line)
         return answer

@@ -4,7 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from test_report import forebay
+from processes import binary
 
 SIZES = ["80kib", "128kib", "1mib"]
 ROWS = {f"disk.{verb}.{size}" for verb in ("retrieve", "store") for size in SIZES} | {
@@ -19,7 +19,7 @@ ROWS = {f"disk.{verb}.{size}" for verb in ("retrieve", "store") for size in SIZE
 def test_every_row_is_measured_and_nothing_stays_behind(tmp_path: Path) -> None:
     directory, out = tmp_path / "disk", tmp_path / "disk.json"
     directory.mkdir()
-    command = [forebay(), "bench", "disk", "--quick", "--dir", str(directory), "--json", str(out)]
+    command = [binary(), "bench", "disk", "--quick", "--dir", str(directory), "--json", str(out)]
     subprocess.run(command, check=True, timeout=120)
     rows = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
     assert rows.keys() >= ROWS

@@ -5,10 +5,9 @@ import os
 import pathlib
 import signal
 import subprocess
-import time
 
 import pytest
-from test_report import forebay
+from processes import binary, until
 
 ROW_FIGURES = {
     "ttft_p50_s",
@@ -26,7 +25,7 @@ SMALL = ["--requests", "60", "--engines", "2", "--clock-ratio", "20"]
 def demo(directory, *arguments):
     """Runs a small demo and returns its results rows by name."""
     results = directory / "results.json"
-    command = [forebay(), "demo", "--out", str(directory / "out"), "--json", str(results), *SMALL, *arguments]
+    command = [binary(), "demo", "--out", str(directory / "out"), "--json", str(results), *SMALL, *arguments]
     done = subprocess.run(command, timeout=180, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return {row["name"]: row for row in json.loads(results.read_text())["rows"]}, done.stdout
@@ -69,13 +68,14 @@ def test_flipped_bits_are_caught_and_no_token_is_wrong(tmp_path):
 
 
 def test_ctrl_c_ends_it_soon_with_a_report_and_leaves_no_process(tmp_path):
-    command = [forebay(), "demo", "--out", str(tmp_path / "out"), *SMALL]
+    command = [binary(), "demo", "--out", str(tmp_path / "out"), *SMALL]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, start_new_session=True)
-    time.sleep(3)
+    records = tmp_path / "out" / "records.jsonl"
+    until(lambda: records.exists() and '"request"' in records.read_text())
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
-    assert process.returncode == 0
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0 and b"interrupted" in said
     assert (tmp_path / "out" / "report.html").exists()
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
@@ -94,7 +94,7 @@ def test_ctrl_c_ends_it_soon_with_a_report_and_leaves_no_process(tmp_path):
     ],
 )
 def test_bad_arguments_are_refused_with_what_is_allowed(tmp_path, arguments, named):
-    command = [forebay(), "demo", "--out", str(tmp_path / "out"), *arguments]
+    command = [binary(), "demo", "--out", str(tmp_path / "out"), *arguments]
     done = subprocess.run(command, timeout=30, capture_output=True, text=True)
     assert done.returncode != 0
     assert named in done.stderr, done.stderr
@@ -105,7 +105,7 @@ def test_a_git_lfs_pointer_is_named_as_one(tmp_path):
     trace = tmp_path / "trace.jsonl"
     trace.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 132054902\n")
     done = subprocess.run(
-        [forebay(), "demo", "--out", str(tmp_path / "out"), "--trace", str(trace)],
+        [binary(), "demo", "--out", str(tmp_path / "out"), "--trace", str(trace)],
         timeout=30,
         capture_output=True,
         text=True,

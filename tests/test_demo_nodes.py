@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from test_report import forebay
+from processes import binary
 
 # Pools so small that KV has to come back from a node, and a policy that sends each turn to another engine.
 SMALL = ["--requests", "60", "--engines", "3", "--clock-ratio", "20", "--pool-tokens", "40000"]
@@ -18,7 +18,7 @@ ROUND_ROBIN = ["--policies", "round-robin"]
 def demo(directory, *arguments):
     """Runs a small demo; gives its rows by name, the counters of its only arm, and what it printed."""
     results = directory / "results.json"
-    command = [forebay(), "demo", "--out", str(directory / "out"), "--json", str(results)]
+    command = [binary(), "demo", "--out", str(directory / "out"), "--json", str(results)]
     command += [*SMALL, *ROUND_ROBIN, *arguments]
     done = subprocess.run(command, timeout=180, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -47,7 +47,7 @@ def start_marked(directory, *arguments):
     """Starts a demo whose processes can be told from all others."""
     mark = f"FOREBAY_TEST_MARK={directory}"
     environment = {**os.environ, "FOREBAY_TEST_MARK": str(directory), "TMPDIR": str(directory)}
-    command = [forebay(), "demo", "--out", str(directory / "out"), *SMALL, *ROUND_ROBIN, *arguments]
+    command = [binary(), "demo", "--out", str(directory / "out"), *SMALL, *ROUND_ROBIN, *arguments]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment, start_new_session=True)
     process.mark = mark
@@ -101,7 +101,7 @@ def test_however_it_ends_its_processes_end_too(tmp_path, end):
 
 
 def test_a_node_that_cannot_start_is_named_with_its_own_words(tmp_path):
-    command = [forebay(), "demo", "--out", str(tmp_path / "out"), *SMALL, "--node"]
+    command = [binary(), "demo", "--out", str(tmp_path / "out"), *SMALL, "--node"]
     command += ["--ssd", str(tmp_path / "ssd"), "--ssd-size", "1MiB"]
     done = subprocess.run(command, timeout=60, capture_output=True, text=True)
     assert done.returncode != 0
@@ -121,7 +121,7 @@ def test_a_node_that_cannot_start_is_named_with_its_own_words(tmp_path):
     ],
 )
 def test_bad_arguments_are_refused_with_what_is_allowed(tmp_path, arguments, named):
-    command = [forebay(), "demo", "--out", str(tmp_path / "out"), *arguments]
+    command = [binary(), "demo", "--out", str(tmp_path / "out"), *arguments]
     done = subprocess.run(command, timeout=30, capture_output=True, text=True)
     assert done.returncode != 0
     assert named in done.stderr, done.stderr

@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
+from processes import binary
 from test_demo_nodes import processes_of, wait_until
-from test_report import forebay
 
 STANDIN = pathlib.Path(__file__).parent / "vllm_server"
 CONFIG = {
@@ -27,7 +27,7 @@ def command(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(CONFIG))
-    command = [forebay(), "demo", "--engine", "vllm", "--vllm", sys.executable, "--model", str(model)]
+    command = [binary(), "demo", "--engine", "vllm", "--vllm", sys.executable, "--model", str(model)]
     return [*command, "--out", str(tmp_path / "out"), "--policies", "round-robin"]
 
 
@@ -89,6 +89,6 @@ def test_what_no_vllm_can_do_is_refused(command, tmp_path, more, named):
 
 
 def test_a_vllm_has_to_be_named(tmp_path):
-    command = [forebay(), "demo", "--engine", "vllm", "--out", str(tmp_path / "out")]
+    command = [binary(), "demo", "--engine", "vllm", "--out", str(tmp_path / "out")]
     done = subprocess.run(command, timeout=30, capture_output=True, text=True)
     assert done.returncode != 0 and "--vllm" in done.stderr

@@ -11,7 +11,7 @@ import time
 import format_reader
 import pytest
 from format_reader import Damaged, Log, Refused, crc32c, seal
-from test_report import forebay
+from processes import binary
 
 SEGMENT_BYTES = 2 << 20
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "format.md"
@@ -19,7 +19,7 @@ DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "format.md"
 
 def write_log() -> str:
     """The program that fills logs; `make test-python` builds it."""
-    path = pathlib.Path(forebay()).parent / "examples" / "write_log"
+    path = pathlib.Path(binary()).parent / "examples" / "write_log"
     assert path.exists(), f"{path} is missing: cargo build --release -p forebay-store --example write_log"
     return str(path)
 

@@ -6,12 +6,13 @@ import pickle
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from agent_peer import Peer, Pool
+from processes import until
 
 from forebay.nixl import _bindings, _exchange
 from forebay.nixl._api import nixl_agent, nixl_agent_config, nixl_xfer_handle
@@ -19,13 +20,6 @@ from forebay.nixl._api import nixl_agent, nixl_agent_config, nixl_xfer_handle
 MIB = 1 << 20
 PATIENCE_S = 20.0
 NAMES = (f"agent-{number}" for number in itertools.count())
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.001)
 
 
 class End:

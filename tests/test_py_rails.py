@@ -2,12 +2,11 @@
 
 import ctypes
 import random
-import time
-from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
 from agent_peer import Pool
+from processes import until
 
 import forebay
 
@@ -22,13 +21,6 @@ def need_ucx() -> None:
         ctypes.CDLL("libucp.so.0")
     except OSError as error:
         pytest.skip(f"libucp.so.0 is not installed: {error}")
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.01)
 
 
 def connected(ours: list[forebay.Rail], theirs: list[forebay.Rail]) -> tuple[forebay.Agent, forebay.Agent]:

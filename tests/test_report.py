@@ -5,13 +5,13 @@ ground, and nothing comes from elsewhere.
 """
 
 import json
-import os
 import pathlib
 import re
 import shutil
 import subprocess
 
 import pytest
+from processes import binary
 from report_fixture import ARMS, synthetic_lines, write_synthetic_log
 
 HERE = pathlib.Path(__file__).parent
@@ -19,21 +19,11 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 NARROW, WIDE = 420, 1200
 
 
-def forebay():
-    """The binary under test."""
-    named = os.environ.get("FOREBAY")
-    built = [HERE.parent / "target" / profile / "forebay" for profile in ("release", "debug")]
-    found = [named] if named else [str(path) for path in built if path.exists()]
-    if not found:
-        pytest.skip("SKIPPED: no binary: run `make build` or set FOREBAY")
-    return found[0]
-
-
 def make_page(directory, lines):
     """The report of these lines, as `forebay trace report` writes it."""
     log, page = directory / "records.jsonl", directory / "report.html"
     log.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    command = [forebay(), "trace", "report", str(log), "--html", str(page)]
+    command = [binary(), "trace", "report", str(log), "--html", str(page)]
     subprocess.run(command, check=True, timeout=60, capture_output=True)
     return page
 
@@ -155,7 +145,7 @@ def test_a_torn_log_is_reported_as_far_as_it_goes(tmp_path):
     log = tmp_path / "records.jsonl"
     write_synthetic_log(log, arms=["lpwl"], requests=20)
     log.write_bytes(log.read_bytes()[:-30])
-    command = [forebay(), "trace", "report", str(log), "--summary", str(tmp_path / "summary.json")]
+    command = [binary(), "trace", "report", str(log), "--summary", str(tmp_path / "summary.json")]
     text = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
     assert "Lines of the log that could not be read: 1." in text
     assert max(map(len, text.splitlines())) <= 100

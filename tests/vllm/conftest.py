@@ -8,18 +8,18 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes import binary, free_port
+from processes import free_port, kill, line_of, start_node, until
 
 HERE = Path(__file__).parent
 PYTHON = os.environ.get("FOREBAY_VLLM_PYTHON", sys.executable)
-PATIENCE_S = 240.0
+# For all that an engine may be asked to do, and for its start.
+ENGINE_S = 900.0
 # Newer vLLMs take multiples of 32 only on a CPU.
 CHUNK, BLOCK = 64, int(os.environ.get("FOREBAY_VLLM_BLOCK", "16"))
 ROOM_TOKENS = 2560
@@ -77,9 +77,7 @@ class Daemon:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> "Daemon":
-        command = [binary(), "node", "--config", str(self.config)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None and "forebay node" in self.process.stdout.readline()
+        self.process = start_node(self.config)
         return self
 
     def metric(self, name: str) -> float:
@@ -88,17 +86,15 @@ class Daemon:
             lines = page.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
-    def written(self, chunks: int) -> None:
+    def written(self, chunks: float) -> None:
         """Waits until so many chunks are on disk to stay."""
         until(lambda: self.metric('forebay_chunks{tier="disk"') >= chunks)
         until(lambda: self.metric("forebay_disk_pending_records") == 0)
 
     def kill(self) -> None:
         """At once."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.communicate()
-            self.process = None
+        kill(self.process)
+        self.process = None
 
 
 class Engine:
@@ -114,13 +110,17 @@ class Engine:
             text=True,
             env=os.environ | ENVIRONMENT,
         )
-        self.tell(arguments)
+        try:
+            self.tell(arguments)
+        except BaseException:
+            self.kill()
+            raise
 
     def tell(self, order: dict[str, Any]) -> Any:
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
-        line = self.process.stdout.readline()
+        line = line_of(self.process, ENGINE_S)
         assert line, f"vLLM has died: {self.log.read_text(errors='replace')[-3000:]}"
         said = json.loads(line)
         assert "error" not in said, f"{said['error']}: {self.log.read_text(errors='replace')[-3000:]}"
@@ -178,14 +178,6 @@ def prompt(seed: int, tokens: int) -> list[int]:
         state = (state * 1103515245 + 12345) % (1 << 31)
         found.append(3 + (state >> 8) % 1000)
     return found
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for it."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from conftest import BLOCK, ENVIRONMENT, PYTHON, until
-from nodes import free_port
+from conftest import BLOCK, ENGINE_S, ENVIRONMENT, PYTHON
+from processes import PATIENCE_S, free_port, until
 
 MODEL_NAME = "tiny"
-ANSWER_S = 60.0
 
 
 class Process:
@@ -36,7 +35,7 @@ class Process:
 
     def wait(self) -> None:
         """Returns when it is ready."""
-        until(self.is_ready)
+        until(self.is_ready, ENGINE_S)
 
     def is_ready(self) -> bool:
         """Whether it answers. It fails the test if it has ended."""
@@ -49,7 +48,7 @@ class Process:
 
     def page(self, path: str) -> str:
         """What it answers to a GET."""
-        with urllib.request.urlopen(self.base + path, timeout=ANSWER_S) as answer:
+        with urllib.request.urlopen(self.base + path, timeout=PATIENCE_S) as answer:
             return str(answer.read().decode())
 
     def complete(self, tokens: list[int], count: int, **more: Any) -> dict[str, Any]:
@@ -71,7 +70,7 @@ class Process:
         asked |= {"ignore_eos": True, "skip_special_tokens": False} | more  # All tokens are seen.
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.base + "/v1/completions", json.dumps(asked).encode(), headers)
-        return urllib.request.urlopen(request, timeout=ANSWER_S)
+        return urllib.request.urlopen(request, timeout=PATIENCE_S)
 
     def counters(self) -> dict[str, float]:
         """The counters of its page of metrics by name, summed over labels."""

@@ -6,6 +6,7 @@ of the prefiller is what a proxy carries, which is here what vLLM's own toy prox
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,15 +49,14 @@ class Pair:
 def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("handover")
     nodes = two_peers(folder)
-    engines = [
-        Engine(arguments(model, transfer(node.socket, handover_wait_s=3)), folder / f"log{number}")
-        for number, node in enumerate(nodes)
-    ]
-    yield Pair(engines[0], engines[1], nodes)
-    for engine in engines:
-        engine.kill()
-    for node in nodes:
-        node.kill()
+    with ExitStack() as ends:
+        engines = []
+        for number, node in enumerate(nodes):
+            ends.callback(node.kill)
+            waits = transfer(node.socket, handover_wait_s=60)
+            engines.append(Engine(arguments(model, waits), folder / f"log{number}"))
+            ends.callback(engines[-1].kill)
+        yield Pair(*engines, nodes)
 
 
 @pytest.mark.parametrize("name", ["short", "even", "long"])
@@ -102,7 +102,9 @@ def test_an_engine_takes_over_from_itself_over_its_own_node(pair: Pair, plain: d
 def test_a_ticket_for_what_is_not_there_is_computed(pair: Pair, plain: dict[str, list[int]]) -> None:
     tokens, count = ASKED["right"]
     ticket = pair.prefill(prompt(91, len(tokens)))
+    pair.decoder.wait_for_handovers(seconds=1)
     said = pair.decode(tokens, count, ticket)
+    pair.decoder.wait_for_handovers(seconds=60)
     assert said["tokens"] == plain["right"]
 
 
@@ -131,6 +133,7 @@ def test_the_death_of_the_prefillers_node_costs_a_prefill(pair: Pair) -> None:
     pair.nodes[0].kill()
     fresh = prompt(93, 500)
     ticket = {"do_remote_prefill": True, "do_remote_decode": False}
+    pair.decoder.wait_for_handovers(seconds=1)
     first = pair.decode(fresh, 16, ticket)
     (again,) = pair.decoder.generate(prompts=[fresh], tokens=16)
     assert first["tokens"] == again["tokens"]

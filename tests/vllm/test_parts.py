@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm", reason="SKIPPED: no vLLM here: `make test-vllm`")
+pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
 from forebay.errors import InvalidError  # noqa: E402
 from forebay.vllm.connector import handover, namespace, stores  # noqa: E402

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import upstream
-from conftest import until
 from nodes import Node
+from processes import until
 
 torch = pytest.importorskip("torch", reason="SKIPPED: this Python has no torch: `make test-vllm`")
 

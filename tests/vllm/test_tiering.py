@@ -14,10 +14,10 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-from conftest import until
 from nodes import Node
+from processes import until
 
-pytest.importorskip("vllm", reason="SKIPPED: this Python has no vLLM: `make test-vllm`")
+pytest.importorskip("vllm.config", reason="SKIPPED: this Python has no vLLM: `make test-vllm`")
 
 from vllm.v1.kv_offload.base import (  # noqa: E402
     LookupResult,

@@ -10,7 +10,7 @@ import pytest
 import upstream
 from nodes import Node
 
-pytest.importorskip("vllm", reason="SKIPPED: this Python has no vLLM: `make test-vllm`")
+pytest.importorskip("vllm.config", reason="SKIPPED: this Python has no vLLM: `make test-vllm`")
 
 CONNECTOR = "tests/v1/kv_connector/unit/test_"
 TIERING = "tests/v1/kv_offload/tiering/test_"
@@ -57,12 +57,13 @@ LEFT_OUT = {
 @pytest.fixture(scope="module")
 def outcome(model: Path, tmp_path_factory: pytest.TempPathFactory) -> upstream.Outcome:
     """All of them in one process: importing vLLM takes longer than the tests."""
-    node = Node(tmp_path_factory.mktemp("upstream"))
+    sources = upstream.vllm_tests()
     files = [f"{CONNECTOR}{name}.py" for name in ABOUT_CONNECTORS]
     files += [f"{TIERING}{name}.py" for name in ABOUT_TIERS]
+    node = Node(tmp_path_factory.mktemp("upstream"))
     settings = {"FOREBAY_TEST_NODE": str(node.socket), "FOREBAY_TEST_MODEL": str(model)}
     try:
-        return upstream.run(upstream.vllm_tests(), files, "upstream_stand_ins", settings)
+        return upstream.run(sources, files, "upstream_stand_ins", settings)
     finally:
         node.kill()
 
