@@ -20,7 +20,7 @@ const THREADS: usize = 4;
 #[derive(Debug)]
 pub struct Arenas {
     device: Arc<Device>,
-    known: Mutex<Vec<Known>>,
+    known: Arc<Mutex<Vec<Known>>>,
 }
 
 #[derive(Debug)]
@@ -33,12 +33,13 @@ struct Known {
 impl Arenas {
     /// None yet, for a GPU.
     pub fn new(device: &Arc<Device>) -> Arenas {
-        Arenas { device: Arc::clone(device), known: Mutex::default() }
+        Arenas { device: Arc::clone(device), known: Arc::default() }
     }
 
-    /// An arena, which begins to be pinned if it is new.
+    /// An arena, which begins to be pinned if it is new. It is let go of when its node is gone and nothing uses it: the host may
+    /// not have room for the next node's beside it. Unpinning is not waited for.
     pub fn of(&self, arena: &Arc<NodeArena>) -> Result<Arc<PinnedBehind>, NotCopied> {
-        let mut known = self.lock();
+        let mut known = lock(&self.known);
         let found = known.iter().find(|known| std::ptr::eq(known.arena.as_ptr(), Arc::as_ptr(arena)));
         if let Some(found) = found {
             return Ok(Arc::clone(&found.pinned));
@@ -49,21 +50,23 @@ impl Arenas {
         let pinned = PinnedBehind::start(&self.device, memory, piece_bytes, THREADS);
         let pinned = Arc::new(pinned.map_err(|error| NotCopied(format!("a thread did not start: {error}")))?);
         known.push(Known { arena: Arc::downgrade(arena), pinned: Arc::clone(&pinned) });
+        drop(known);
+        let all = Arc::downgrade(&self.known);
+        arena.when_gone(Box::new(move || {
+            if let Some(all) = all.upgrade() {
+                lock(&all).retain(|known| known.arena.strong_count() > 0);
+            }
+        }));
         Ok(pinned)
-    }
-
-    /// Lets go of arenas whose node is gone: unpinning them is not waited for.
-    pub fn sweep(&self) {
-        self.lock().retain(|known| known.arena.strong_count() > 0);
     }
 
     /// Unpins all of them, and waits until that is done. Nothing is under way there any more.
     pub fn close(&self) {
-        let known = std::mem::take(&mut *self.lock());
+        let known = std::mem::take(&mut *lock(&self.known));
         known.iter().for_each(|known| known.pinned.close());
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock(known: &Mutex<Vec<Known>>) -> MutexGuard<'_, Vec<Known>> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
 }

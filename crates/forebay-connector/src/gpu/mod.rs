@@ -102,7 +102,6 @@ impl CudaCopies {
 impl Copies for CudaCopies {
     fn begin(&self, direction: Direction, stream: u64) -> Result<Arc<dyn Job>, NotCopied> {
         let gpu = &self.0;
-        gpu.arenas.sweep();
         let _relaxed = gpu.relaxed();
         let _current = gpu.device.enter().map_err(failed)?;
         let stream = gpu.engine_stream(stream)?;
@@ -121,7 +120,6 @@ impl Copies for CudaCopies {
     }
 
     fn meet(&self, arena: &Arc<NodeArena>) {
-        self.0.arenas.sweep();
         // Should it fail, whoever copies from it is told why.
         let _ = self.0.arenas.of(arena);
     }
@@ -232,11 +230,13 @@ impl Gpu {
                 }
             };
         };
-        lane.queue().posted();
         part.job.note(part.layer, Some(Arc::clone(&event)));
         let gpu = Arc::clone(self);
         let on_passed = move |passed: Result<(), CudaError>| gpu.ended(part, bytes, queued.and(passed));
         lane.ends.when_passed(event, Box::new(on_passed));
+        // Last: from here on another thread may post. Events are noted and waited for in the order of the lane, or a layer's
+        // last event would be that of an earlier part.
+        lane.queue().posted();
         true
     }
 

@@ -87,7 +87,7 @@ impl Connection {
             sending: Mutex::default(),
             pending: Mutex::default(),
             next_number: AtomicU64::new(1),
-            arena: Arc::new(NodeArena { region, memory, instance }),
+            arena: Arc::new(NodeArena::new(region, memory, instance)),
         })
     }
 
