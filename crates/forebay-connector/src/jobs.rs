@@ -38,9 +38,10 @@ impl Jobs {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many loads there are.
-    pub fn loads(&self) -> usize {
-        self.state().loads.len()
+    /// How many loads there are, and whether one of them has this number.
+    pub fn loads(&self, job: u64) -> (usize, bool) {
+        let state = self.state();
+        (state.loads.len(), state.loads.contains_key(&job))
     }
 
     /// A load begins. `false`: one with this number is under way.
@@ -54,7 +55,12 @@ impl Jobs {
         }
     }
 
-    /// A load has ended, or never began.
+    /// A load is over that never began.
+    pub fn refuse_load(&self, end: LoadEnd) {
+        self.state().ended_loads.push(end);
+    }
+
+    /// A load has ended.
     pub fn end_load(&self, end: LoadEnd) {
         let mut state = self.state();
         let ended = state.loads.remove(&end.job);

@@ -20,6 +20,7 @@ pub mod pages;
 pub mod slack;
 mod stats;
 mod storing;
+mod window;
 mod workers;
 
 pub use gpu::CudaCopies;

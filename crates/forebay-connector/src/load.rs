@@ -73,6 +73,11 @@ impl Load {
         Load { layers, window: window.max(1), awaited, ready, waves, good_chunks: chunks, why: None }
     }
 
+    /// Whether a part is not in the arena yet and would be of use there.
+    pub fn awaits(&self, part: Part) -> bool {
+        self.awaited.contains(&part)
+    }
+
     /// A part is in the arena.
     pub fn here(&mut self, part: Part) {
         if self.awaited.remove(&part) && part.chunk < self.good_chunks {

@@ -8,6 +8,7 @@ use crate::load::{Load, Next, Part};
 use crate::paged::Shared;
 use crate::pages::{ChunkAt, PageTables, Source, pieces};
 use crate::stats::{add, take};
+use crate::window::Place;
 use crate::workers::Urgency;
 use forebay_kv::ChunkId;
 use forebay_mover::{Class, Span};
@@ -15,7 +16,7 @@ use forebay_node::client::{Lease, LentChunk};
 use forebay_store::{NotVerified, Unreadable};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long the node keeps a lease of which it hears nothing. It is renewed as long as the load takes.
@@ -45,6 +46,8 @@ pub struct Loading {
     chunks: usize,
     copying: Arc<dyn Job>,
     begun: Instant,
+    /// In the clock of the client's mover.
+    deadline_us: u64,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -53,7 +56,7 @@ struct State {
     load: Load,
     /// Sources of which the node has not said yet what it has.
     unasked: usize,
-    leases: Vec<Lease>,
+    leases: Vec<Arc<Lease>>,
     lent: HashMap<Part, Arc<LentChunk>>,
     ending: bool,
     /// It has ended, and whoever asks what ended is told.
@@ -84,8 +87,18 @@ impl Loading {
         let unasked = wish.sources.len();
         let (leases, lent) = (Vec::new(), HashMap::new());
         let state = State { load, unasked, leases, lent, ending: false, over: false };
+        let deadline_us = shared.now_us().saturating_add(wish.limit_us);
         let (state, shared, begun) = (Mutex::new(state), Arc::clone(shared), Instant::now());
-        Arc::new(Loading { shared, wish, chunks, copying, begun, state, changed: Condvar::new() })
+        Arc::new(Loading {
+            shared,
+            wish,
+            chunks,
+            copying,
+            begun,
+            deadline_us,
+            state,
+            changed: Condvar::new(),
+        })
     }
 
     /// Asks the node, and sees to it that the load ends in time.
@@ -131,8 +144,15 @@ impl Loading {
     }
 
     /// What the node has of a source.
-    fn leased(self: &Arc<Self>, source: usize, lease: Lease) {
+    fn leased(self: &Arc<Self>, source: usize, lease: Result<Lease, String>) {
         let Some(client) = self.shared.client() else { return self.stop("the cache is closed") };
+        let lease = match lease {
+            Ok(lease) => lease,
+            Err(why) => {
+                self.state().unasked -= 1;
+                return self.stop(&why);
+            }
+        };
         let (counters, chunks) = (&self.shared.counters, self.chunks);
         add(&counters.chunks_memory, lease.in_memory() as u64);
         add(&counters.chunks_disk, lease.on_disk() as u64);
@@ -150,25 +170,32 @@ impl Loading {
                 None => missing.push(chunk),
             }
         }
-        drop(state);
-        let deadline_us = self.shared.now_us().saturating_add(self.wish.limit_us);
-        for chunk in missing {
-            let (load, part) = (Arc::clone(self), Part { chunk, source });
-            client.bring(&lease, chunk, Class::Demand, Some(deadline_us), move |brought| {
-                let tasks = Arc::clone(&load.shared.tasks);
-                tasks.post(Urgency::Load, move || load.brought(part, brought));
-            });
+        // The lease lives as long as the load.
+        let lease = Arc::new(lease);
+        if !state.ending {
+            state.leases.push(Arc::clone(&lease));
         }
-        self.keep(lease);
+        drop(state);
+        for chunk in missing {
+            let (load, part, lease) = (Arc::clone(self), Part { chunk, source }, Arc::downgrade(&lease));
+            self.shared.brings.enter(move |place| load.bring(part, &lease, place));
+        }
         self.go_on();
     }
 
-    /// The lease lives as long as the load.
-    fn keep(&self, lease: Lease) {
-        let mut state = self.state();
-        if !state.ending {
-            state.leases.push(lease);
-        }
+    /// Asks for a chunk, unless the load has no use for it any more.
+    fn bring(self: &Arc<Self>, part: Part, lease: &Weak<Lease>, place: Place) {
+        let Some(lease) = lease.upgrade().filter(|_| self.state().load.awaits(part)) else { return };
+        let Some(client) = self.shared.client() else { return self.stop("the cache is closed") };
+        let load = Arc::clone(self);
+        client.bring(&lease, part.chunk, Class::Demand, Some(self.deadline_us), move |brought| {
+            let tasks = Arc::clone(&load.shared.tasks);
+            tasks.post(Urgency::Load, move || {
+                // On this thread: who is next sends, which may wait for the node, and the client's own takes its answers.
+                drop(place);
+                load.brought(part, brought);
+            });
+        });
     }
 
     fn brought(self: &Arc<Self>, part: Part, brought: Result<LentChunk, String>) {

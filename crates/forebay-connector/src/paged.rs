@@ -11,6 +11,7 @@ use crate::loading::{Loading, Wish};
 use crate::pages::{BadPages, Misfit, PageTables};
 use crate::stats::{Counters, Stats};
 use crate::storing::{NewChunk, Storing};
+use crate::window::Window;
 use crate::workers::{Tasks, Workers};
 use forebay_links::MAX_COPY_THREADS;
 use forebay_mover::{Limits, MoverHandle, MoverThread};
@@ -26,6 +27,9 @@ pub const LOADS_MAX: usize = 1024;
 pub const CHUNKS_MAX: usize = 65_536;
 /// Bytes of stores on their way at most, unless said otherwise. What is beyond is not stored.
 pub const STORING_BYTES_MAX: u64 = 4 << 30;
+/// Chunks that the node is asked to bring, and as many that it has slots for, at a time, unless said otherwise: half of what a
+/// node allows a client unless it is told otherwise.
+pub const CHUNKS_AT_A_TIME: usize = 512;
 
 /// How a cache reaches its node, and with how much.
 #[derive(Debug, Clone)]
@@ -36,12 +40,16 @@ pub struct PagedOptions {
     pub threads: usize,
     /// Bytes of stores on their way at most.
     pub storing_bytes_max: u64,
+    /// Chunks that the node is asked to bring, and as many that it has slots for, at a time. Others wait; a node would refuse
+    /// what is beyond its `loads_per_client` and `slots_per_client`.
+    pub chunks_at_a_time: usize,
 }
 
 impl PagedOptions {
-    /// Two threads, and the default limit.
+    /// Two threads, and the default limits.
     pub fn new(client: ClientOptions) -> PagedOptions {
-        PagedOptions { client, threads: 2, storing_bytes_max: STORING_BYTES_MAX }
+        let (storing_bytes_max, chunks_at_a_time) = (STORING_BYTES_MAX, CHUNKS_AT_A_TIME);
+        PagedOptions { client, threads: 2, storing_bytes_max, chunks_at_a_time }
     }
 }
 
@@ -115,6 +123,10 @@ pub struct Shared {
     pub tasks: Arc<Tasks>,
     /// Who touches pages.
     pub door: Arc<Door>,
+    /// Chunks that the node is asked to bring.
+    pub brings: Arc<Window>,
+    /// Chunks that the node has slots for.
+    pub slots: Arc<Window>,
     client: RwLock<Option<Client>>,
     mover: MoverHandle,
     storing_bytes_max: u64,
@@ -175,6 +187,8 @@ impl PagedCache {
             jobs: Jobs::default(),
             tasks: workers.tasks(),
             door: Arc::default(),
+            brings: Window::new(options.chunks_at_a_time),
+            slots: Window::new(options.chunks_at_a_time),
             client: RwLock::new(Some(client)),
             mover: handle,
             storing_bytes_max: options.storing_bytes_max,
@@ -205,18 +219,24 @@ impl PagedCache {
         if shared.client().is_none() {
             return Err(NotBegun::Closed);
         }
-        let under_way = shared.jobs.loads();
+        let job = wish.job;
+        let known = || {
+            let allowed = "a number of which no load is under way".into();
+            Err(NotBegun::Value { what: "job", value: job, allowed })
+        };
+        let (under_way, is_known) = shared.jobs.loads(job);
+        if is_known {
+            return known();
+        }
         if under_way >= LOADS_MAX {
             let why = Some(format!("{under_way} loads are under way, no more may be"));
-            shared.jobs.end_load(LoadEnd { job: wish.job, tokens: 0, why });
+            shared.jobs.refuse_load(LoadEnd { job, tokens: 0, why });
             return Ok(());
         }
         let copying = shared.copies.begin(Direction::Load, stream)?;
-        let job = wish.job;
         let load = Loading::begin(shared, wish, copying);
         if !shared.jobs.begin_load(job, Arc::clone(&load)) {
-            let allowed = "a number of which no load is under way".into();
-            return Err(NotBegun::Value { what: "job", value: job, allowed });
+            return known();
         }
         load.start();
         Ok(())
@@ -242,6 +262,7 @@ impl PagedCache {
             }
             source.check(&self.shared.cache)?;
         }
+        wish.tables.check(&self.shared.cache, wish.tokens, true)?;
         Ok(())
     }
 
@@ -269,7 +290,8 @@ impl PagedCache {
         Ok(())
     }
 
-    /// Begins to store chunks, one after another in their sequence, with the pages of `tables` for all of them together.
+    /// Begins to store chunks, one after another in their sequence, with the pages of `tables` for all of them together: every
+    /// token has one, and only the last chunk may be short.
     pub fn store(
         &self,
         job: u64,
@@ -278,6 +300,7 @@ impl PagedCache {
         stream: u64,
     ) -> Result<(), NotBegun> {
         let shared = &self.shared;
+        tables.check(&shared.cache, self.tokens_of(&chunks)?, false)?;
         if shared.client().is_none() {
             return Err(NotBegun::Closed);
         }

@@ -123,7 +123,14 @@ impl PageTables {
         tokens: u64,
         holes: bool,
     ) -> Result<PageTables, BadPages> {
-        let groups = cache.groups().len();
+        let tables = PageTables(tables);
+        tables.check(cache, tokens, holes)?;
+        Ok(tables)
+    }
+
+    /// Looks whether they fit a cache and a sequence of `tokens` tokens, as in [`new`](PageTables::new).
+    pub fn check(&self, cache: &CacheShape, tokens: u64, holes: bool) -> Result<(), BadPages> {
+        let (tables, groups) = (&self.0, cache.groups().len());
         if tables.len() != groups {
             return Err(BadPages::Groups { given: tables.len(), groups });
         }
@@ -141,7 +148,7 @@ impl PageTables {
                 return Err(BadPages::Page { group, block, page: table[block], allowed });
             }
         }
-        Ok(PageTables(tables))
+        Ok(())
     }
 
     /// Where the page of a block starts, from its layer's page 0 on.

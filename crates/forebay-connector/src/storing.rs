@@ -6,6 +6,7 @@ use crate::door::Inside;
 use crate::paged::Shared;
 use crate::pages::{ChunkAt, PageTables, Source, pieces};
 use crate::stats::{add, take};
+use crate::window::Place;
 use crate::workers::Urgency;
 use forebay_kv::ChunkId;
 use forebay_mover::Span;
@@ -25,7 +26,7 @@ pub struct NewChunk {
     pub tokens: u32,
 }
 
-/// A store under way. It ends when it is dropped: with its last chunk.
+/// A store under way. It ends with its last chunk.
 pub struct Storing {
     shared: Arc<Shared>,
     job: u64,
@@ -40,6 +41,8 @@ struct Chunk {
     store: Arc<Storing>,
     at: ChunkAt,
     bytes: u64,
+    /// Until the node has the slot back.
+    _place: Place,
 }
 
 impl Storing {
@@ -57,16 +60,16 @@ impl Storing {
         for chunk in chunks {
             let at = ChunkAt { first_token, tokens: chunk.tokens };
             first_token += u64::from(chunk.tokens);
-            store.reserve(&chunk, at);
+            store.admit(chunk, at);
         }
         store.ended();
     }
 
-    fn reserve(self: &Arc<Self>, chunk: &NewChunk, at: ChunkAt) {
+    /// Begins a chunk as soon as the node has room for its slot, if so many bytes may be on their way.
+    fn admit(self: &Arc<Self>, chunk: NewChunk, at: ChunkAt) {
         let counters = &self.shared.counters;
         add(&counters.stores, 1);
-        let shape = ChunkShape::new(self.shared.cache.layer_bytes(at.tokens));
-        let (Ok(shape), Some(client)) = (shape, self.shared.client()) else {
+        let Ok(shape) = ChunkShape::new(self.shared.cache.layer_bytes(at.tokens)) else {
             return add(&counters.stores_failed, 1);
         };
         let bytes = shape.bytes();
@@ -74,14 +77,10 @@ impl Storing {
             return add(&counters.stores_refused, 1);
         }
         self.left.fetch_add(1, Ordering::AcqRel);
-        let stored = Chunk { store: Arc::clone(self), at, bytes };
-        client.reserve(chunk.id, chunk.parent, shape, move |reserved| match reserved {
-            Reserved::Slot(slot) => {
-                let tasks = Arc::clone(&stored.store.shared.tasks);
-                tasks.post(Urgency::Store, move || stored.fill(slot));
-            }
-            Reserved::Here => stored.end(&StoreEnd::AlreadyHere),
-            Reserved::Refused(_) => stored.end(&StoreEnd::Deleted),
+        let store = Arc::clone(self);
+        self.shared.slots.enter(move |place| {
+            let stored = Chunk { store, at, bytes, _place: place };
+            stored.reserve(&chunk, shape);
         });
     }
 
@@ -94,21 +93,41 @@ impl Storing {
 }
 
 impl Chunk {
+    fn reserve(self, chunk: &NewChunk, shape: ChunkShape) {
+        let Some(client) = self.store.shared.client() else { return self.end(&StoreEnd::Deleted) };
+        client.reserve(chunk.id, chunk.parent, shape, move |reserved| {
+            self.soon(move |stored| match reserved {
+                Reserved::Slot(slot) => stored.fill(slot),
+                Reserved::Here => stored.end(&StoreEnd::AlreadyHere),
+                Reserved::Refused(_) => stored.end(&StoreEnd::Deleted),
+            });
+        });
+    }
+
+    /// Goes on, on a worker: whoever has the place next sends, which may wait for the node, and the client's own thread takes its
+    /// answers.
+    fn soon(self, then: impl FnOnce(Chunk) + Send + 'static) {
+        let tasks = Arc::clone(&self.store.shared.tasks);
+        tasks.post(Urgency::Store, move || then(self));
+    }
+
     /// Copies the pages into the slot.
     fn fill(self, slot: Slot) {
-        let Some(inside) = self.store.shared.door.enter() else { return self.end(&StoreEnd::Deleted) };
-        let Some((batch, sources)) = self.gather(&slot) else { return self.end(&StoreEnd::Deleted) };
+        let inside = self.store.shared.door.enter();
+        let (Some(inside), Some((batch, sources))) = (inside, self.gather(&slot)) else {
+            drop(slot);
+            return self.end(&StoreEnd::Deleted);
+        };
         self.store.shared.meet(&batch.arena);
         let copying = Arc::clone(&self.store.copying);
-        let on_copied = move |outcome: Result<(), NotCopied>| match outcome {
-            Ok(()) => {
-                let tasks = Arc::clone(&self.store.shared.tasks);
-                tasks.post(Urgency::Store, move || self.commit(slot, sources, inside));
-            }
-            Err(_) => {
-                drop((slot, inside));
-                self.end(&StoreEnd::Deleted);
-            }
+        let on_copied = move |outcome: Result<(), NotCopied>| {
+            self.soon(move |stored| match outcome {
+                Ok(()) => stored.commit(slot, sources, inside),
+                Err(_) => {
+                    drop((slot, inside));
+                    stored.end(&StoreEnd::Deleted);
+                }
+            });
         };
         copying.copy(0, batch, Box::new(on_copied));
     }
@@ -133,9 +152,10 @@ impl Chunk {
     fn commit(self, slot: Slot, sources: Vec<Vec<Span>>, inside: Inside) {
         let sums = slot.sums(&sources);
         drop(inside);
-        slot.commit(sums, move |end| self.end(&end));
+        slot.commit(sums, move |end| self.soon(move |stored| stored.end(&end)));
     }
 
+    /// It is over. Its place is left last.
     fn end(self, end: &StoreEnd) {
         let counters = &self.store.shared.counters;
         match end {

@@ -158,7 +158,6 @@ mod tests {
         tasks.post_at(now + Duration::from_millis(40), say("soon"));
         tasks.post(Urgency::Store, say("store"));
         tasks.post(Urgency::Load, say("load"));
-        std::thread::sleep(Duration::from_millis(1));
         go.send(()).unwrap();
         let said: Vec<_> = (0..4).map(|_| receiver.recv_timeout(Duration::from_secs(30)).unwrap()).collect();
         let place = |what| said.iter().position(|said| *said == what).unwrap();

@@ -96,6 +96,8 @@ impl Hold {
         let held = Arc::new(Mutex::new(Held::Asked));
         let granted = Arc::clone(&held);
         client.lease_then(ids, ttl_us, move |lease| {
+            // Without a node, or refused: there is nothing to hold.
+            let Ok(lease) = lease else { return };
             let mut held = granted.lock().unwrap_or_else(PoisonError::into_inner);
             if matches!(*held, Held::Asked) {
                 let lease = Arc::new(lease);

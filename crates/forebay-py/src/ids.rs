@@ -8,7 +8,7 @@ use pyo3::types::{PyBytes, PyDict};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-/// The fields of a namespace that must be there, and those that need not.
+/// The fields of a namespace: all must be there, and no other.
 const FIELDS: [&str; 9] =
     ["weights", "dtype", "order", "block_tokens", "tp", "pp", "attention", "lora", "salt"];
 

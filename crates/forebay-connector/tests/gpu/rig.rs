@@ -36,8 +36,11 @@ impl Site {
     }
 
     pub fn engine(&self, fake: &Fake) -> Engine {
-        let client =
-            ClientOptions { answer_limit_us: 500_000, ..ClientOptions::new(self.0.path().join("node.sock")) };
+        // Every death of a node here is the end of a connection: no answer is merely late.
+        let client = ClientOptions {
+            answer_limit_us: 30_000_000,
+            ..ClientOptions::new(self.0.path().join("node.sock"))
+        };
         Engine::new(fake, PagedOptions::new(client))
     }
 }

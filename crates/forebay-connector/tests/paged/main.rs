@@ -4,8 +4,8 @@
 
 mod rig;
 
-use forebay_connector::pages::Source;
-use forebay_connector::{NotBegun, Wish};
+use forebay_connector::pages::{BadPages, Source};
+use forebay_connector::{LOADS_MAX, NotBegun, PagedOptions, Wish};
 use forebay_mover::Backing;
 use forebay_store::TenantId;
 use rig::*;
@@ -147,7 +147,9 @@ fn without_a_node_loads_end_with_nothing_and_stores_end_and_the_next_node_is_fou
     let engine = site.engine(2, 0, 16);
     assert!(!engine.paged.is_connected());
     let blocks = engine.blocks(TOKENS, 5);
-    assert_eq!(engine.load(engine.wish(1, &blocks, TOKENS, 1, true)).tokens, 0);
+    let end = engine.load(engine.wish(1, &blocks, TOKENS, 1, true));
+    assert_eq!(end.tokens, 0);
+    assert!(end.why.as_ref().is_some_and(|why| why.contains("node.sock: No such file")), "{:?}", end.why);
     engine.store(1, &blocks, TOKENS, 1);
     assert_eq!(engine.paged.stats().stores_failed, 5);
 
@@ -196,12 +198,99 @@ fn stores_beyond_the_limit_are_refused_and_counted_and_a_full_node_is_no_error()
     let _node = site.node();
     let mut options = site.options();
     options.storing_bytes_max = 3 * LAYERS as u64 * 64 * 2 * CELL as u64;
-    let engine = Engine::new(2, 0, 16, options);
+    let limit = options.storing_bytes_max;
+    let (engine, gate) = site.gated_engine(2, options);
     let blocks = engine.blocks(TOKENS, 5);
-    engine.store(1, &blocks, TOKENS, 1);
+    engine.begin_store(1, &blocks, TOKENS, 1);
+    let begun = engine.paged.stats();
+    gate.open();
+    assert!(engine.paged.wait_stored(&[1], Some(PATIENCE)));
+    assert_eq!((begun.stores_refused, begun.bytes_storing), (2, limit));
     let stats = engine.paged.stats();
-    assert!(stats.stores_refused >= 1 && stats.stores_done >= 3, "{stats:?}");
-    assert_eq!((stats.stores_refused + stats.stores_done, stats.bytes_storing), (5, 0));
+    let ended = (stats.stores_refused, stats.stores_done, stats.stores_failed, stats.bytes_storing);
+    assert_eq!(ended, (2, 3, 0, 0));
+}
+
+#[test]
+fn more_chunks_than_the_node_takes_or_brings_at_a_time_wait_for_their_turn() {
+    let site = Site::new();
+    let mut config = forebay_node::NodeConfig::new(site.socket(), 16 << 20);
+    (config.limits.slots_per_client, config.limits.loads_per_client) = (4, 4);
+    let path = site.folder.path().join("log");
+    config.ssd = vec![forebay_node::SsdConfig { path, size: 16 << 20, segment_size: 1 << 20 }];
+    config.write_back = forebay_node::WriteBackPolicy::All;
+    let node = forebay_node::Node::start(&config).unwrap();
+    let options = || PagedOptions { chunks_at_a_time: 4, ..site.options() };
+    let tokens = 16 * CHUNK_TOKENS as usize;
+    let writer = Engine::new(2, 0, 16, options());
+    let blocks = writer.blocks(tokens, 3);
+    writer.store(1, &blocks, tokens, 1);
+    let stats = writer.paged.stats();
+    assert_eq!((stats.stores_done, stats.stores_failed), (16, 0));
+    drop(writer);
+    node.drain(PATIENCE).unwrap();
+
+    let _node = forebay_node::Node::start(&config).unwrap();
+    let reader = Engine::new(2, 0, 16, options());
+    let end = reader.load(reader.wish(1, &blocks, tokens, 1, true));
+    assert_eq!((end.tokens, end.why), (tokens as u64, None));
+    assert!(reader.is_true(&blocks, 0..tokens));
+    assert_eq!(reader.paged.stats().chunks_disk, 16, "the node had to bring all of them");
+}
+
+#[test]
+fn pages_that_are_not_there_for_every_token_are_refused_before_anything_is_begun() {
+    let site = Site::new();
+    let _node = site.node();
+    let engine = site.engine(2, 0, 16);
+    let (blocks, few) = (engine.blocks(TOKENS, 3), 2 * CHUNK_TOKENS as usize);
+    let store = |chunks, blocks: &[i64], tokens| {
+        engine.paged.store(1, chunks, engine.tables(blocks, tokens), 0).map_err(|error| error.to_string())
+    };
+    let refused = store(new_chunks(TOKENS, 1), &without(&blocks, &[6]), TOKENS).unwrap_err();
+    assert!(refused.contains("page -1 of block 6"), "{refused}");
+    let refused = store(new_chunks(TOKENS, 1), &engine.blocks(few, 3), few).unwrap_err();
+    assert!(refused.contains("the pages of group 0 are 8; allowed: 18 or more"), "{refused}");
+    let mut long = new_chunks(few, 1);
+    long[1].tokens += 1;
+    let refused = store(long, &blocks, TOKENS).unwrap_err();
+    assert!(refused.contains("the tokens of a chunk is 65; allowed: 64"), "{refused}");
+    let wish = Wish {
+        tables: engine.tables(&engine.blocks(few, 3), few),
+        ..engine.wish(1, &blocks, TOKENS, 1, true)
+    };
+    assert!(matches!(engine.paged.load(wish, 0), Err(NotBegun::Pages(BadPages::Short { .. }))));
+    let other = site.engine(4, 0, 32);
+    let wish =
+        Wish { tables: other.tables(&other.blocks(few, 3), few), ..engine.wish(1, &blocks, few, 1, true) };
+    assert!(matches!(engine.paged.load(wish, 0), Err(NotBegun::Pages(BadPages::Short { .. }))));
+    let stats = engine.paged.stats();
+    assert_eq!((stats.loads, stats.stores), (0, 0));
+    assert_eq!(engine.paged.take_ended(), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn a_load_of_a_known_number_or_one_too_many_leaves_those_under_way_alone() {
+    let site = Site::new();
+    let _node = site.node();
+    let tokens = CHUNK_TOKENS as usize;
+    let writer = site.engine(2, 0, 16);
+    let blocks = writer.blocks(tokens, 3);
+    writer.store(1, &blocks, tokens, 1);
+    let (engine, gate) = site.gated_engine(2, site.options());
+    let begin = |job| engine.paged.load(engine.wish(job, &blocks, tokens, 1, false), 0);
+    let all: Vec<u64> = (0..LOADS_MAX as u64).collect();
+    let begun = all.iter().all(|job| begin(*job).is_ok());
+    let (known, refused) = (begin(5), begin(5_000));
+    let (at_once, _) = engine.paged.take_ended();
+    gate.open();
+    assert!(begun && refused.is_ok() && engine.paged.wait_loaded(&all, Some(PATIENCE)));
+    assert!(known.unwrap_err().to_string().contains("job is 5; allowed: a number of which no load"));
+    assert_eq!((at_once.len(), at_once[0].job, at_once[0].tokens), (1, 5_000, 0));
+    let mut ends = engine.paged.take_ended().0;
+    ends.sort_by_key(|end| end.job);
+    assert_eq!(ends.iter().map(|end| end.job).collect::<Vec<_>>(), all, "each ends once");
+    assert!(ends.iter().all(|end| end.tokens == tokens as u64));
 }
 
 #[test]
@@ -266,25 +355,31 @@ fn where_the_host_cannot_read_pages_streams_follow_and_what_the_node_drops_is_a_
 }
 
 #[test]
-fn a_load_ends_in_its_time_with_what_is_there() {
+fn a_load_whose_time_is_over_ends_and_nothing_more_is_copied() {
     let site = Site::new();
     let _node = site.node();
-    let engine = site.engine(2, 0, 16);
-    let blocks = engine.blocks(TOKENS, 5);
-    engine.store(1, &blocks, TOKENS, 1);
-    let wish = Wish { limit_us: 0, ..engine.wish(1, &blocks, TOKENS, 1, true) };
-    let since = Instant::now();
-    let end = engine.load(wish);
-    assert!(since.elapsed() < PATIENCE && end.tokens <= TOKENS as u64);
+    let writer = site.engine(2, 0, 16);
+    let blocks = writer.blocks(TOKENS, 5);
+    writer.store(1, &blocks, TOKENS, 1);
+    // One thread: what is due comes before answers of the node.
+    let (engine, gate) = site.gated_engine(2, PagedOptions { threads: 1, ..site.options() });
+    engine.paged.load(Wish { limit_us: 0, ..engine.wish(1, &blocks, TOKENS, 1, true) }, 0).unwrap();
+    let has_ended = engine.paged.wait_loaded(&[1], Some(PATIENCE));
+    let held = gate.held();
+    gate.open();
+    assert!(has_ended && held == 0);
+    let end = engine.end_of(1);
+    assert_eq!((end.tokens, end.why), (0, Some("not there within 0 us".into())));
+    assert!(engine.is_clean_beside(&[]));
 }
 
 /// `cargo test --release -p forebay-connector -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn how_long_a_warm_hit_takes() {
+    use forebay_connector::PagedCache;
     use forebay_connector::cache::{CacheShape, Group, Layer};
     use forebay_connector::pages::PageTables;
-    use forebay_connector::{PagedCache, PagedOptions};
     use forebay_mover::HostBuffer;
     let (layers, page_bytes, tokens, page_tokens, chunk_tokens) = (32, 2048, 1500usize, 16, 256);
     let site = Site::new();

@@ -17,7 +17,7 @@ pub const CELL: usize = 24;
 pub const LAYERS: usize = 3;
 pub const PAGES: usize = 64;
 pub const CHUNK_TOKENS: u32 = 64;
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A folder, and a node's socket in it.
 pub struct Site {
@@ -44,13 +44,28 @@ impl Site {
     }
 
     pub fn options(&self) -> PagedOptions {
-        let client = ClientOptions { answer_limit_us: 500_000, ..ClientOptions::new(self.socket()) };
+        // Every death of a node here is the end of a connection: no answer is merely late.
+        let client = ClientOptions { answer_limit_us: 30_000_000, ..ClientOptions::new(self.socket()) };
         PagedOptions::new(client)
     }
 
     /// An engine of this shape, whose pages are filled with nothing.
     pub fn engine(&self, heads: usize, first_head: usize, page_tokens: usize) -> Engine {
         Engine::new(heads, first_head, page_tokens, self.options())
+    }
+
+    /// One whose copies begin when a gate is opened. It has to be before the engine goes.
+    pub fn gated_engine(&self, heads: usize, options: PagedOptions) -> (Engine, Arc<Gate>) {
+        let gate = Gate::new();
+        let own = Arc::clone(&gate);
+        let engine = Engine::open(heads, 0, 16, |shape| {
+            PagedCache::open(shape, options, |mover, cache| {
+                // SAFETY: the memory is dropped after the cache, which closes it.
+                let host = unsafe { HostCopies::new(mover, cache, 1) }?;
+                Ok(Arc::new(Gated { host, gate: own }))
+            })
+        });
+        (engine, gate)
     }
 
     /// One whose pages only its copies reach, as a GPU's are.
@@ -65,6 +80,88 @@ impl Site {
             })
         });
         Engine { followed, ..made }
+    }
+}
+
+/// Copies that begin when the gate is opened.
+#[derive(Debug)]
+pub struct Gate(Mutex<Option<Vec<Held>>>);
+
+/// A copy at a closed gate.
+struct Held {
+    host: Arc<dyn Job>,
+    layer: u32,
+    batch: Batch,
+    on_copied: OnCopied,
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Held").field("layer", &self.layer).finish_non_exhaustive()
+    }
+}
+
+impl Gate {
+    /// One that is closed.
+    fn new() -> Arc<Gate> {
+        Arc::new(Gate(Mutex::new(Some(Vec::new()))))
+    }
+
+    /// Lets through what came and what comes.
+    pub fn open(&self) {
+        let held = self.0.lock().unwrap().take();
+        held.into_iter().flatten().for_each(|held| held.host.copy(held.layer, held.batch, held.on_copied));
+    }
+
+    /// How many copies stand there.
+    pub fn held(&self) -> usize {
+        self.0.lock().unwrap().as_ref().map_or(0, Vec::len)
+    }
+}
+
+/// Copies on the host, behind a gate.
+#[derive(Debug)]
+struct Gated {
+    host: HostCopies,
+    gate: Arc<Gate>,
+}
+
+#[derive(Debug)]
+struct GatedJob {
+    host: Arc<dyn Job>,
+    gate: Arc<Gate>,
+}
+
+impl Copies for Gated {
+    fn begin(&self, direction: Direction, stream: u64) -> Result<Arc<dyn Job>, NotCopied> {
+        let host = self.host.begin(direction, stream)?;
+        Ok(Arc::new(GatedJob { host, gate: Arc::clone(&self.gate) }))
+    }
+
+    fn region(&self, layer: u32) -> Option<RegionId> {
+        self.host.region(layer)
+    }
+
+    fn window(&self) -> usize {
+        self.host.window()
+    }
+}
+
+impl Job for GatedJob {
+    fn copy(&self, layer: u32, batch: Batch, on_copied: OnCopied) {
+        let mut gate = self.gate.0.lock().unwrap();
+        let host = Arc::clone(&self.host);
+        match gate.as_mut() {
+            Some(held) => held.push(Held { host, layer, batch, on_copied }),
+            None => {
+                drop(gate);
+                host.copy(layer, batch, on_copied);
+            }
+        }
+    }
+
+    fn follow(&self, layer: u32, stream: u64) -> Result<bool, NotCopied> {
+        self.host.follow(layer, stream)
     }
 }
 
@@ -229,7 +326,7 @@ impl Engine {
     pub fn wish(&self, job: u64, blocks: &[i64], tokens: usize, salt: u8, layerwise: bool) -> Wish {
         let sources = vec![(ids(tokens, salt), Source::same(self.paged.cache()))];
         let tables = self.tables(blocks, tokens);
-        Wish { job, sources, tables, tokens: tokens as u64, layerwise, limit_us: 20_000_000 }
+        Wish { job, sources, tables, tokens: tokens as u64, layerwise, limit_us: 60_000_000 }
     }
 
     pub fn load(&self, wish: Wish) -> LoadEnd {
@@ -238,11 +335,12 @@ impl Engine {
         self.end_of(job)
     }
 
+    /// The end of the only load under way: ends of others would be lost.
     pub fn end_of(&self, job: u64) -> LoadEnd {
         assert!(self.paged.wait_loaded(&[job], Some(PATIENCE)), "every load ends");
         let (mut loads, _) = self.paged.take_ended();
-        let at = loads.iter().position(|end| end.job == job).unwrap();
-        loads.swap_remove(at)
+        assert!(loads.len() == 1 && loads[0].job == job, "loads {loads:?} ended, not {job} alone");
+        loads.swap_remove(0)
     }
 }
 

@@ -70,6 +70,9 @@ impl Connection {
             first_answer(&socket).map_err(|error| failed(said.err().unwrap_or(error)))?;
         let (instance, arena_bytes) = match Answer::decode(&answer) {
             Ok(Answer::Welcome { instance, arena_bytes }) => (instance, arena_bytes),
+            Ok(Answer::Refused(Refusal::Draining | Refusal::Limit, why)) => {
+                return Err(ConnectError::Busy(why));
+            }
             Ok(Answer::Refused(_, why)) => return Err(ConnectError::Refused(why)),
             other => return Err(ConnectError::Protocol(format!("no welcome but {other:?}"))),
         };

@@ -17,6 +17,9 @@ const BACKOFF: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1
 /// Between attempts to take an arena out of the mover that transfers still use.
 const RETIRE_EVERY: Duration = Duration::from_millis(500);
 
+/// Why there is no connection, before another one was tried.
+const GONE: &str = "the node is gone";
+
 /// What the thread knows.
 #[derive(Debug)]
 pub(super) struct Keeper {
@@ -30,6 +33,8 @@ struct State {
     next_lease: u64,
     renew_at: Option<Instant>,
     connection: Option<Arc<Connection>>,
+    /// Why there is none.
+    why_gone: String,
     connect_at: Option<Instant>,
     backoff: Duration,
     /// Arenas of broken connections.
@@ -49,10 +54,12 @@ enum Chore {
 }
 
 impl Keeper {
-    /// Keeps a connection, or looks for one.
-    pub fn new(connection: Option<Arc<Connection>>) -> Keeper {
-        let connect_at = connection.is_none().then(Instant::now);
-        let state = State { connection, connect_at, backoff: BACKOFF[0], ..State::default() };
+    /// Keeps a connection, or looks for one where there is none yet, and why.
+    pub fn new(connection: Result<Arc<Connection>, String>) -> Keeper {
+        let connect_at = connection.is_err().then(Instant::now);
+        let why_gone = connection.as_ref().err().map_or(GONE, String::as_str).to_owned();
+        let backoff = BACKOFF[0];
+        let state = State { connection: connection.ok(), why_gone, connect_at, backoff, ..State::default() };
         Keeper { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -63,6 +70,11 @@ impl Keeper {
     /// The connection, as long as it is alive.
     pub fn connection(&self) -> Option<Arc<Connection>> {
         self.state().connection.clone().filter(|connection| connection.is_alive())
+    }
+
+    /// Why there is no connection, as far as is known.
+    pub fn why_gone(&self) -> String {
+        self.state().why_gone.clone()
     }
 
     /// A lease is to be kept alive.
@@ -92,6 +104,7 @@ impl Keeper {
         let mut state = self.state();
         if state.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
             state.connection = None;
+            state.why_gone = GONE.into();
             state.past.push(connection.arena.region);
             state.connect_at = Some(Instant::now());
             state.listen_at = None;
@@ -156,19 +169,27 @@ impl State {
         None
     }
 
-    /// There is a connection, or none yet. Gives it back if nobody wants it any more.
-    fn connected(&mut self, connection: Option<Arc<Connection>>, now: Instant) -> Option<Arc<Connection>> {
+    /// There is a connection, or none yet and why. Gives it back if nobody wants it any more.
+    fn connected(
+        &mut self,
+        connection: Result<Arc<Connection>, String>,
+        now: Instant,
+    ) -> Option<Arc<Connection>> {
         if !self.past.is_empty() {
             self.listen_at.get_or_insert(now + RETIRE_EVERY);
         }
         match connection {
-            Some(connection) if self.closed => return Some(connection),
-            Some(connection) if connection.is_alive() => {
+            Ok(connection) if self.closed => return Some(connection),
+            Ok(connection) if connection.is_alive() => {
                 self.backoff = BACKOFF[0];
                 self.connection = Some(connection);
+                self.why_gone = GONE.into();
             }
             broken_or_none => {
-                self.past.extend(broken_or_none.map(|connection| connection.arena.region));
+                match broken_or_none {
+                    Ok(broken) => self.past.push(broken.arena.region),
+                    Err(why) => self.why_gone = why,
+                }
                 self.connect_at = Some(now + self.backoff);
                 self.backoff = (self.backoff * 2).min(BACKOFF[1]);
             }
@@ -199,8 +220,12 @@ pub(super) fn run(shared: &Arc<Shared>) {
 }
 
 fn connect(shared: &Arc<Shared>) {
-    let opened = Connection::open(&shared.mover, shared.place, &shared.options).map(Arc::new);
-    let started = opened.ok().filter(|connection| shared.start_receiving(connection));
+    let opened = Connection::open(&shared.mover, shared.place, &shared.options);
+    let started = opened.map_err(|error| error.to_string()).and_then(|connection| {
+        let connection = Arc::new(connection);
+        let has_thread = shared.start_receiving(&connection);
+        has_thread.then_some(connection).ok_or_else(|| "the client gets no thread".into())
+    });
     let useless = shared.keeper.state().connected(started, Instant::now());
     if let Some(connection) = useless {
         connection.end();

@@ -21,21 +21,25 @@ pub struct LentChunk {
 }
 
 impl Client {
-    /// As [`lease`](Client::lease), without waiting: `on_lease` is called exactly once, on one of the client's threads or, if
-    /// there is no node, on this one. Keep it short.
+    /// As [`lease`](Client::lease), without waiting and with the reason if there is none: `on_lease` is called exactly once, on
+    /// one of the client's threads or, if there is no node, on this one. Keep it short.
     pub fn lease_then(
         &self,
         ids: &[forebay_kv::ChunkId],
         ttl_us: u64,
-        on_lease: impl FnOnce(Lease) + Send + 'static,
+        on_lease: impl FnOnce(Result<Lease, String>) + Send + 'static,
     ) {
         let shared = &self.shared;
-        let Some(connection) = shared.connection() else { return on_lease(Lease::none()) };
+        let Some(connection) = shared.connection() else { return on_lease(Err(shared.keeper.why_gone())) };
         let (granter, asked, asked_us) = (Arc::clone(shared), Arc::clone(&connection), shared.now_us());
         let request = Request::Lease { ttl_us, ids: ids.to_vec() };
-        shared.ask_patiently(&asked, &request, move |answer| match answer {
-            Some(Answer::Leased(leased)) => on_lease(Lease::granted(granter, connection, leased, asked_us)),
-            _ => on_lease(Lease::none()),
+        shared.ask_patiently(&asked, &request, move |answer| {
+            on_lease(match answer {
+                Some(Answer::Leased(leased)) => Ok(Lease::granted(granter, connection, leased, asked_us)),
+                Some(Answer::Refused(_, why)) => Err(why),
+                Some(other) => Err(format!("an answer to something else: {other:?}")),
+                None => Err("the node is gone".into()),
+            });
         });
     }
 

@@ -83,6 +83,9 @@ pub enum ConnectError {
         /// What the system said.
         error: std::io::Error,
     },
+    /// The node lets nobody in now: it shuts down, or has as many clients as it may have.
+    #[error("the node refuses for now: {0}")]
+    Busy(String),
     /// The node does not let this client in.
     #[error("the node refuses: {0}")]
     Refused(String),
@@ -132,19 +135,19 @@ impl Client {
         options: ClientOptions,
     ) -> Result<Client, ConnectError> {
         let connection = Connection::open(mover, place, &options)?;
-        Client::start(mover, place, options, Some(connection))
+        Client::start(mover, place, options, Ok(connection))
     }
 
-    /// As [`connect`](Client::connect), but a node that is not there yet is looked for in the background: until then it is as
-    /// good as dead. A node that refuses this client is an error also here.
+    /// As [`connect`](Client::connect), but a node that is not there yet, shuts down or is full is looked for in the background:
+    /// until then it is as good as dead. A node that refuses this client is an error also here.
     pub fn connect_or_wait(
         mover: &MoverHandle,
         place: Place,
         options: ClientOptions,
     ) -> Result<Client, ConnectError> {
         let connection = match Connection::open(mover, place, &options) {
-            Err(ConnectError::Socket { .. }) => None,
-            opened => Some(opened?),
+            Err(error @ (ConnectError::Socket { .. } | ConnectError::Busy(_))) => Err(error.to_string()),
+            opened => Ok(opened?),
         };
         Client::start(mover, place, options, connection)
     }
@@ -153,7 +156,7 @@ impl Client {
         mover: &MoverHandle,
         place: Place,
         options: ClientOptions,
-        connection: Option<Connection>,
+        connection: Result<Connection, String>,
     ) -> Result<Client, ConnectError> {
         let connection = connection.map(Arc::new);
         let (sealer, sealings) = channel::<Sealing>();
@@ -175,7 +178,7 @@ impl Client {
             std::thread::Builder::new().name(name.into()).spawn(run).map_err(ConnectError::Thread)
         };
         start("forebay-seal", Box::new(move || sealings.into_iter().for_each(|seal| seal())))?;
-        if connection.is_some_and(|connection| !shared.start_receiving(&connection)) {
+        if connection.is_ok_and(|connection| !shared.start_receiving(&connection)) {
             return Err(ConnectError::Thread(std::io::ErrorKind::WouldBlock.into()));
         }
         let kept = Arc::clone(&shared);
@@ -186,6 +189,11 @@ impl Client {
     /// Whether the node is there, as far as is known.
     pub fn is_connected(&self) -> bool {
         self.shared.connection().is_some()
+    }
+
+    /// Why the node is not there, as it was found last; `None` while it is.
+    pub fn why_gone(&self) -> Option<String> {
+        (!self.is_connected()).then(|| self.shared.keeper.why_gone())
     }
 
     /// Which life of the node this is; another one after it was started again.

@@ -1,0 +1,116 @@
+//! How much the node is asked for at a time: it refuses what is beyond its own limits. This file knows order and numbers; it must
+//! never know what is asked for.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+type Begin = Box<dyn FnOnce(Place) + Send>;
+
+/// So much at a time; what comes beyond waits in its order.
+pub struct Window {
+    places: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    taken: usize,
+    waiting: VecDeque<Begin>,
+    /// A thread begins what waits. Places that are free meanwhile are given by that thread: what ends while it is begun would
+    /// otherwise begin the next from within, without end.
+    is_beginning: bool,
+}
+
+/// A place in the window, until this is dropped.
+pub struct Place(Arc<Window>);
+
+impl Window {
+    /// With so many places, one at least.
+    pub fn new(places: usize) -> Arc<Window> {
+        Arc::new(Window { places: places.max(1), state: Mutex::default() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `begin` as soon as there is a place: on this thread, or on one that leaves its place or comes later.
+    pub fn enter(self: &Arc<Self>, begin: impl FnOnce(Place) + Send + 'static) {
+        self.state().waiting.push_back(Box::new(begin));
+        self.go_on();
+    }
+
+    fn go_on(self: &Arc<Self>) {
+        let mut state = self.state();
+        if state.is_beginning {
+            return;
+        }
+        while state.taken < self.places
+            && let Some(begin) = state.waiting.pop_front()
+        {
+            state.taken += 1;
+            state.is_beginning = true;
+            drop(state);
+            begin(Place(Arc::clone(self)));
+            state = self.state();
+            state.is_beginning = false;
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.state().taken -= 1;
+        self.0.go_on();
+    }
+}
+
+impl std::fmt::Debug for Window {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Window").field("places", &self.places).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_beyond_the_places_begins_in_its_order_when_others_have_ended() {
+        let (window, begun) = (Window::new(2), Arc::new(Mutex::new(Vec::new())));
+        for number in 0..5 {
+            let begun = Arc::clone(&begun);
+            window.enter(move |place| begun.lock().unwrap().push((number, place)));
+        }
+        let numbers = || begun.lock().unwrap().iter().map(|(number, _)| *number).collect::<Vec<_>>();
+        assert_eq!(numbers(), [0, 1]);
+        let leave = |at| {
+            let (_, place) = begun.lock().unwrap().remove(at);
+            drop(place);
+        };
+        leave(1);
+        assert_eq!(numbers(), [0, 2]);
+        leave(0);
+        leave(0);
+        assert_eq!(numbers(), [3, 4]);
+    }
+
+    #[test]
+    fn what_ends_while_it_is_begun_has_the_next_begin_on_the_same_level() {
+        let window = Window::new(1);
+        let (first, many) = (Arc::new(Mutex::new(None)), 200_000);
+        let held = Arc::clone(&first);
+        window.enter(move |place| *held.lock().unwrap() = Some(place));
+        let ended = Arc::new(Mutex::new(0));
+        for _ in 0..many {
+            let ended = Arc::clone(&ended);
+            window.enter(move |place| {
+                *ended.lock().unwrap() += 1;
+                drop(place);
+            });
+        }
+        let place = first.lock().unwrap().take();
+        drop(place);
+        assert_eq!(*ended.lock().unwrap(), many);
+    }
+}
