@@ -27,8 +27,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Between two attempts to attach.
+/// Between two attempts to attach. Twice as long each time that the node will not or cannot have this engine.
 const REST: Duration = Duration::from_secs(1);
+const REST_MAX: Duration = Duration::from_secs(60);
+/// A node that takes longer for its welcome is said to be silent. It is waited for all the same.
+const WELCOME_PATIENCE: Duration = Duration::from_secs(5);
 /// Between two looks at whether a connection that ended is quiet.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long an attachment that ends waits for a node that hangs. What is in flight then is left to it for good.
@@ -75,8 +78,8 @@ pub enum NotAttached {
     /// What the node says makes no sense.
     #[error("the node's answer cannot be used: {0}")]
     Nonsense(String),
-    /// Nothing to gain.
-    #[error("none of the node's relays is another GPU that this one reaches")]
+    /// Nothing to gain, or staging of other sizes than before.
+    #[error("none of the node's relays is another GPU that this one reaches, with staging as it was before")]
     NoRelays,
     /// There is no node, or no talking to it.
     #[error("the node: {0}")]
@@ -161,7 +164,8 @@ impl Attachment {
         let ringer = Arc::clone(&inner.ringer);
         let on_change: Arc<OnChange> = Arc::new(move || ringer.ring());
         pinned::on_change(&on_change);
-        let memories = Memories::new(&inner.ground.mover, &inner.reach);
+        let its = Arc::clone(&inner);
+        let memories = Memories::new(&inner.ground.mover, &inner.reach, move || lock(&its.state).closing);
         let index = device.index();
         let keeper =
             Keeper { inner: Arc::clone(&inner), device, kernels, bell, memories, relays: Vec::new() };
@@ -251,8 +255,14 @@ struct Way {
 impl Keeper {
     fn run(mut self) {
         let _relaxed = Relaxed::enter(self.device.driver());
+        let mut rest = REST;
         while !self.is_closing() {
-            match self.attach() {
+            let attached = self.attach();
+            rest = match &attached {
+                Err(NotAttached::NoRelays | NotAttached::Refused(_)) => (2 * rest).min(REST_MAX),
+                _ => REST,
+            };
+            match attached {
                 Ok((session, relays)) => {
                     self.set_status(Status::Attached { relays });
                     let reason = self.watch(&session);
@@ -261,7 +271,7 @@ impl Keeper {
                 }
                 Err(error) => self.set_status(Status::Detached { reason: error.to_string() }),
             }
-            self.rest(REST);
+            self.rest(rest);
         }
     }
 
@@ -305,13 +315,15 @@ impl Keeper {
     }
 
     /// Connects and says hello.
-    fn greet(&self) -> Result<(Session, Vec<Offer>), NotAttached> {
+    fn greet(&mut self) -> Result<(Session, Vec<Offer>), NotAttached> {
         let at = &self.inner.at;
         let socket = socket::connect_to(&at.socket)?;
         let process = socket::credentials(&socket)?.process;
         let (token, gpu) = (at.token.clone(), Hex(self.device.uuid()?));
         let hello = Word::Hello { version: VERSION, token, gpu };
-        let (answer, descriptors) = memory::greet(&socket, &hello)?;
+        wire::send(&socket, &hello, &[])?;
+        self.wait_for_welcome(&socket, &process)?;
+        let (answer, descriptors) = memory::hear(&socket)?;
         let Word::Welcome { relays } = answer else {
             return Err(NotAttached::Nonsense(format!("{answer:?}")));
         };
@@ -327,6 +339,31 @@ impl Keeper {
         Header::find(ring.words(), lanes).ok_or_else(|| nonsense("a ring of another version"))?;
         let ringer = Ringer::received(bell);
         Ok((Session::new(socket, process, ring, ringer, Arc::clone(&self.inner.ringer)), relays))
+    }
+
+    /// Waits for the answer to a hello, however long a node that hangs takes for it: it hears each hello in the end, and would
+    /// keep staging for those that were given up.
+    fn wait_for_welcome(&mut self, socket: &OwnedFd, process: &OwnedFd) -> Result<(), NotAttached> {
+        let mut patience = Some(WELCOME_PATIENCE);
+        loop {
+            let readable = [socket.as_fd(), process.as_fd(), self.bell.as_fd()];
+            match socket::wait(&readable, &[], patience)?[..] {
+                [false, false, true] => self.bell.clear(),
+                [false, false, false] => {
+                    self.set_status(Status::Detached { reason: "the node is silent".into() });
+                    patience = None;
+                    continue;
+                }
+                [false, true, _] => return Err(NotAttached::Io(io::ErrorKind::ConnectionReset.into())),
+                _ => return Ok(()),
+            };
+            if self.is_closing() {
+                // So that the node keeps nothing for it, whenever it hears the hello.
+                wire::send(socket, &Word::Bye, &[])?;
+                return Err(NotAttached::Io(io::ErrorKind::Interrupted.into()));
+            }
+            self.memories.follow(None)?;
+        }
     }
 
     /// Puts all relays into service that this GPU reaches and the copier does not have itself. Says how many.
@@ -427,13 +464,14 @@ impl Keeper {
     /// Waits until a connection is of no more use. Says why.
     fn watch(&mut self, session: &Session) -> String {
         loop {
+            let followed = self.memories.follow(Some(session));
             if self.is_closing() {
                 return "it was ended here".into();
             }
             if session.is_down() {
                 return "the node shows no sign of life".into();
             }
-            if let Err(error) = self.memories.follow(Some(session)) {
+            if let Err(error) = followed {
                 return error.to_string();
             }
             let readable = [self.bell.as_fd(), session.process.as_fd()];

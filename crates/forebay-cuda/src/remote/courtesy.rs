@@ -7,7 +7,7 @@ use crate::links::Direction;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Between two requests of others on a lane whose own engine copies. A request is 2 MiB at most, so that others get 1 GB/s,
+/// Between two requests of others on a lane whose own engine copies. A lot is 2 MiB at most, so that others get 1 GB/s,
 /// which is 2 % of a lane of PCIe 5; and a lot that was asked for in vain is late by a few of these.
 pub const HOLD: Duration = Duration::from_millis(2);
 

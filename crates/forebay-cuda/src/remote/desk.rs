@@ -34,6 +34,8 @@ struct Guest {
     engine: Arc<Engine>,
     shares: Vec<Share>,
     process: OwnedFd,
+    /// It may have been told of its staging.
+    told: bool,
 }
 
 /// Serves one engine until it is gone and nothing of it is left.
@@ -48,7 +50,7 @@ pub fn serve(house: &House, number: u64, socket: OwnedFd) {
     if lock(&guest.engine.violation).is_some() {
         house.count_violation();
     }
-    if !said_bye {
+    if guest.told && !said_bye {
         // Its own copies to and from staging may still be under way.
         house.wait_for_end(&guest.process);
     }
@@ -116,8 +118,8 @@ fn seat(house: &House, number: u64, socket: OwnedFd, caller: Caller) -> Option<G
     }
     // It is counted before it knows. One that cannot be told is gone, and that is seen by whoever listens to it.
     let welcome = Word::Welcome { relays };
-    let _ = wire::send(&engine.socket, &welcome, &[engine.ring.file(), ringer.as_fd()]);
-    Some(Guest { engine, shares, process })
+    let told = wire::send(&engine.socket, &welcome, &[engine.ring.file(), ringer.as_fd()]).is_ok();
+    Some(Guest { engine, shares, process, told })
 }
 
 /// Takes the engine's words until it goes. Says whether it said goodbye.
@@ -130,7 +132,9 @@ fn attend(house: &House, guest: &Guest) -> bool {
             Word::Bye => return true,
             Word::Memory { memory } => take_memory(house, engine, memory, descriptors),
             Word::Forget { memory } => {
-                engine.memories.write().unwrap_or_else(PoisonError::into_inner).remove(&memory);
+                let gone = engine.memories.write().unwrap_or_else(PoisonError::into_inner).remove(&memory);
+                // Unpinning takes seconds, in which the control thread looks up memory.
+                drop(gone);
                 Ok(())
             }
             _ => Err("an engine says hello once, then memory, forget and bye".into()),

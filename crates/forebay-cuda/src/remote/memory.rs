@@ -3,6 +3,7 @@
 
 use super::NotAttached;
 use super::session::{Known, Session};
+use super::socket;
 use super::wire::{self, Word};
 use crate::copier::SHARED;
 use crate::kernels::Piece;
@@ -10,13 +11,15 @@ use crate::links::Direction;
 use crate::pinned::{self, Shareable};
 use forebay_mover::{Backing, MoverHandle, RegionId, Span};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long a node may take for a word. Memory has to be pinned, which takes seconds for what is large.
-const PATIENCE: Duration = Duration::from_secs(5);
-const PINNING_PATIENCE: Duration = Duration::from_secs(300);
+/// How long a node may take for a word: memory has to be pinned and unpinned, which takes seconds for what is large.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Between two looks at whether the answer is still waited for.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// What copies may look up: memory that the node has now, by its first address, with the address behind it and its region.
 #[derive(Debug, Default)]
@@ -63,13 +66,19 @@ pub struct Memories {
     regions: BTreeMap<u64, (RegionId, Arc<dyn Shareable>)>,
     /// What this node will not have.
     refused: BTreeSet<u64>,
+    /// Whether the attachment ends: then no answer of the node is waited for any more.
+    is_closing: Box<dyn Fn() -> bool + Send>,
 }
 
 impl Memories {
     /// None yet.
-    pub fn new(mover: &MoverHandle, reach: &Arc<Reach>) -> Memories {
-        let (mover, reach) = (mover.clone(), Arc::clone(reach));
-        Memories { mover, reach, regions: BTreeMap::new(), refused: BTreeSet::new() }
+    pub fn new(
+        mover: &MoverHandle,
+        reach: &Arc<Reach>,
+        is_closing: impl Fn() -> bool + Send + 'static,
+    ) -> Memories {
+        let (mover, reach, is_closing) = (mover.clone(), Arc::clone(reach), Box::new(is_closing));
+        Memories { mover, reach, regions: BTreeMap::new(), refused: BTreeSet::new(), is_closing }
     }
 
     /// Gives a new node everything. To be called before its relays are put into service: what copies use already must be
@@ -77,10 +86,10 @@ impl Memories {
     pub fn introduce(&mut self, session: &Session) -> Result<(), NotAttached> {
         self.refused.clear();
         for (number, (region, memory)) in &self.regions {
-            if let Some(reason) = give(session, *number, *region, memory)? {
-                return Err(NotAttached::Refused(reason));
+            // What the node will not have goes over other routes.
+            if give(session, &*self.is_closing, *number, *region, memory)?.is_none() {
+                self.reach.add(&**memory, *region);
             }
-            self.reach.add(&**memory, *region);
         }
         self.follow(Some(session))
     }
@@ -112,7 +121,7 @@ impl Memories {
         memory: Arc<dyn Shareable>,
     ) -> Result<(), NotAttached> {
         let region = self.mover.register(SHARED, Arc::clone(&memory) as Arc<dyn Backing>)?;
-        let given = give(session, number, region, &memory);
+        let given = give(session, &*self.is_closing, number, region, &memory);
         if !matches!(given, Ok(None)) {
             // Nobody has been told of the region, so nothing uses it.
             let _ = self.mover.unregister(region)?;
@@ -133,11 +142,12 @@ impl Memories {
         if self.mover.unregister(*region)?.is_err() {
             return Ok(());
         }
-        if let Some(session) = session {
-            session.forget(*region);
-            ask(&session.socket, &Word::Forget { memory: number }, &[], PATIENCE)?;
-        }
+        let region = *region;
         self.regions.remove(&number);
+        if let Some(session) = session {
+            session.forget(region);
+            ask(session, &*self.is_closing, &Word::Forget { memory: number }, &[])?;
+        }
         Ok(())
     }
 }
@@ -145,39 +155,50 @@ impl Memories {
 /// Gives a node memory. If it will not have it, says why.
 fn give(
     session: &Session,
+    is_closing: &dyn Fn() -> bool,
     number: u64,
     region: RegionId,
     memory: &Arc<dyn Shareable>,
 ) -> Result<Option<String>, NotAttached> {
     let word = Word::Memory { memory: number };
     let file = memory.file().into_iter().collect::<Vec<_>>();
-    match ask(&session.socket, &word, &file, PINNING_PATIENCE) {
-        Ok((Word::Done, _)) => {
+    match ask(session, is_closing, &word, &file) {
+        Ok(Word::Done) => {
             session.know(region, Known { memory: number, offset: 0 });
             Ok(None)
         }
-        Ok((word, _)) => Err(NotAttached::Nonsense(format!("{word:?}"))),
+        Ok(word) => Err(NotAttached::Nonsense(format!("{word:?}"))),
         Err(NotAttached::Refused(reason)) => Ok(Some(reason)),
         Err(error) => Err(error),
     }
 }
 
-/// Says a word and hears the answer.
+/// Says a word and hears the answer, unless nobody waits for it any more.
 fn ask(
-    socket: &OwnedFd,
+    session: &Session,
+    is_closing: &dyn Fn() -> bool,
     word: &Word,
     descriptors: &[BorrowedFd<'_>],
-    patience: Duration,
-) -> Result<(Word, Vec<OwnedFd>), NotAttached> {
-    super::socket::set_patience(socket, Some(patience))?;
-    wire::send(socket, word, descriptors)?;
+) -> Result<Word, NotAttached> {
+    wire::send(&session.socket, word, descriptors)?;
+    let begun = Instant::now();
+    let fds = [session.socket.as_fd(), session.process.as_fd()];
+    loop {
+        match socket::wait(&fds, &[], Some(LOOK))?[..] {
+            [false, false] => {}
+            [false, _] => return Err(NotAttached::Io(ErrorKind::ConnectionReset.into())),
+            _ => return Ok(hear(&session.socket)?.0),
+        }
+        if is_closing() || session.is_down() || begun.elapsed() > PATIENCE {
+            return Err(NotAttached::Io(ErrorKind::TimedOut.into()));
+        }
+    }
+}
+
+/// Hears an answer that is there, and the descriptors that came along.
+pub fn hear(socket: &OwnedFd) -> Result<(Word, Vec<OwnedFd>), NotAttached> {
     match wire::receive(socket)? {
         (Word::Refused { reason }, _) => Err(NotAttached::Refused(reason)),
         answer => Ok(answer),
     }
-}
-
-/// Says hello and hears the welcome.
-pub fn greet(socket: &OwnedFd, hello: &Word) -> Result<(Word, Vec<OwnedFd>), NotAttached> {
-    ask(socket, hello, &[], PATIENCE)
 }

@@ -241,8 +241,12 @@ fn open(driver: &'static Driver, wanted: Option<&[Uuid]>) -> Result<Vec<Arc<Rela
 
 /// Binds the socket. A file that a node left behind is replaced, one on which a node answers is not.
 fn listen(path: &Path, for_others: bool) -> io::Result<OwnedFd> {
-    if socket::connect_to(path).is_ok() {
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, "another node answers on this socket"));
+    let in_use = || io::Error::new(io::ErrorKind::AddrInUse, "another node answers on this socket");
+    match socket::connect_to(path).map_err(|error| (error.kind(), error)) {
+        Err((io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound, _)) => {}
+        // It is there, but has more callers than it has let in yet.
+        Ok(_) | Err((io::ErrorKind::WouldBlock, _)) => return Err(in_use()),
+        Err((_, error)) => return Err(error),
     }
     match std::fs::symlink_metadata(path).map(|file| file.file_type().is_socket()) {
         Ok(true) => std::fs::remove_file(path)?,

@@ -12,7 +12,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -156,6 +156,8 @@ fn a_lane_whose_own_engine_copies_is_left_to_it_but_for_a_little() {
     let mut asker = Asker::default();
     let own = Header::of(owner.ring.words());
     own.begin_own(0);
+    // The node may have looked who copies just before.
+    guest.copy(lane, &mut asker, run);
     let begun = Instant::now();
     (0..8).for_each(|_| guest.copy(lane, &mut asker, run));
     assert!(begun.elapsed() >= 7 * HOLD, "{:?} for 8 requests", begun.elapsed());
@@ -166,6 +168,85 @@ fn a_lane_whose_own_engine_copies_is_left_to_it_but_for_a_little() {
     wire::send(&owner.socket, &Word::Bye, &[]).unwrap();
     wait_until(&relays, |stat| stat.engines == 1);
     guest.copy(lane, &mut asker, run);
+}
+
+#[test]
+fn a_guest_that_always_asks_does_not_keep_others_off_a_lane() {
+    let folder = tempfile::tempdir().unwrap();
+    let relays = Relays::start(driver(), config(folder.path())).unwrap();
+    let clients = [0, 1, 1].map(|gpu| Client::attach_as(relays.socket(), gpu));
+    let [owner, greedy, modest] = &clients;
+    let _files = [greedy.give(0, 1 << 18), modest.give(0, 1 << 18)];
+    let gpu = Hex(Gpu::find(driver(), 0).unwrap().uuid().unwrap());
+    let lane = 2 * greedy.relays.iter().position(|relay| relay.gpu == gpu).unwrap();
+    let run = Run { memory: 0, offset: 0, staging: 0, bytes: 4096 };
+    Header::of(owner.ring.words()).begin_own(0);
+    let (mut asker, words) = (Asker::default(), ring::lane(greedy.ring.words(), lane));
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                while asker.ask(words, &[run]).is_some() {}
+                greedy.ringer.ring();
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        let copying = scope.spawn(|| {
+            let mut asker = Asker::default();
+            (0..4).for_each(|_| modest.copy(lane, &mut asker, run));
+        });
+        let copied = copying.join();
+        over.store(true, Ordering::Relaxed);
+        copied.unwrap();
+    });
+}
+
+#[test]
+fn a_request_that_is_taken_back_as_it_is_taken_is_no_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let relays = Relays::start(driver(), config(folder.path())).unwrap();
+    let client = Client::attach(relays.socket());
+    let _file = client.give(0, 1 << 20);
+    let words = ring::lane(client.ring.words(), 0);
+    let begun = Instant::now();
+    let run = Run { memory: 0, offset: 0, staging: 0, bytes: 4096 };
+    let mut asker = Asker::default();
+    let requests = 300;
+    for number in 0..requests {
+        let asked = &words[number as usize % ring::SLOTS as usize * (words.len() / ring::SLOTS as usize)];
+        let before = asked.load(Ordering::Relaxed);
+        assert_eq!(asker.ask(words, &[run]), Some(number));
+        client.ringer.ring();
+        let mut flips = 0_u64;
+        while ring::answer(words, number).is_none() {
+            asked.store(before, Ordering::Release);
+            asked.store(number + 1, Ordering::Release);
+            flips += 1;
+            if flips.is_multiple_of(4096) {
+                client.ringer.ring();
+                assert!(begun.elapsed() < PATIENCE, "request {number}");
+            }
+        }
+    }
+    assert_eq!(relays.stat().requests, requests, "each was started once");
+}
+
+#[test]
+fn a_socket_whose_node_is_slow_to_let_engines_in_is_not_taken_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(folder.path());
+    let _listener = socket::listen_on(&config.socket).unwrap();
+    let mut waiting = Vec::new();
+    let full = loop {
+        match socket::connect_to(&config.socket) {
+            Ok(socket) => waiting.push(socket),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full.kind(), std::io::ErrorKind::WouldBlock);
+    let refused = Relays::start(driver(), config).unwrap_err().to_string();
+    assert!(refused.contains("another node answers"), "{refused}");
+    assert!(folder.path().join("relays.sock").exists());
 }
 
 #[test]
@@ -281,12 +362,24 @@ fn a_ring_full_of_noise_harms_nobody() {
         seed
     };
     let words = noisy.ring.words();
-    for _ in 0..200_000 {
-        let (at, value) = (next() as usize % (words.len() - LANE_WORDS), next());
-        words[at].store(if value % 3 == 0 { value % 16 } else { value }, Ordering::Relaxed);
-    }
-    noisy.ringer.ring();
-    assert!(noisy.is_parted_from());
-    let run = Run { memory: 0, offset: 4096, staging: 4096, bytes: 4096 };
-    honest.copy(4, &mut Asker::default(), run);
+    let (run, parted) = (Run { memory: 0, offset: 4096, staging: 4096, bytes: 4096 }, AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        // It keeps the node awake, which so reads what is being written.
+        let copying = scope.spawn(|| {
+            let mut asker = Asker::default();
+            while !parted.load(Ordering::Relaxed) {
+                honest.copy(4, &mut asker, run);
+            }
+            honest.copy(4, &mut asker, run);
+        });
+        for _ in 0..200_000 {
+            let (at, value) = (next() as usize % (words.len() - LANE_WORDS), next());
+            words[at].store(if value % 3 == 0 { value % 16 } else { value }, Ordering::Relaxed);
+        }
+        noisy.ringer.ring();
+        let is_parted = noisy.is_parted_from();
+        parted.store(true, Ordering::Relaxed);
+        copying.join().unwrap();
+        assert!(is_parted);
+    });
 }
