@@ -13,7 +13,7 @@ use crate::profile::Profile;
 use crate::quarantine::Quarantine;
 use crate::rates::Rates;
 use crate::relay::{By, Relay};
-use crate::remote::{Attachment, Ground, Hex, RELAYS_VARIABLE, RelaysAt, TOKEN_VARIABLE};
+use crate::remote::{Attachment, Ground, Hex, NodeRelays, RELAYS_VARIABLE, RelaysAt, TOKEN_VARIABLE};
 use forebay_mover::{
     Backing, Class, Closed, End, Hop, Limits, LinkId, LinkSpec, MoverHandle, MoverThread, Place, Reason,
     RegionId, RouteError, RouteSpec, Span, SpanPair, Staging, SubmitError, Telemetry, Transfer,
@@ -58,9 +58,8 @@ pub struct CopierOptions {
     pub to_host: Option<Relay>,
     /// What is known of the paths.
     pub rates: Option<Rates>,
-    /// The node whose relays are used too: with them a process that sees one GPU copies over all of the host. What is not
-    /// given is as the environment has it ([`RelaysAt::from_environment`]).
-    pub relays: Option<RelaysAt>,
+    /// The node whose relays are used too: with them a process that sees one GPU copies over all of the host.
+    pub relays: NodeRelays,
 }
 
 /// Why a copier did not start.
@@ -465,8 +464,9 @@ impl Made {
         let relay =
             |asked: &Option<Relay>, direction| asked.or_else(|| measured(direction)).unwrap_or_default();
         let relays_at = match &options.relays {
-            Some(at) => Some(at.clone()),
-            None => RelaysAt::from_environment().map_err(StartError::Relays)?,
+            NodeRelays::At(at) => Some(at.clone()),
+            NodeRelays::None => None,
+            NodeRelays::FromEnvironment => RelaysAt::from_environment().map_err(StartError::Relays)?,
         };
         Ok(Made {
             relays_at,

@@ -9,7 +9,7 @@ use forebay_cuda::driver::{Driver, LIBRARY_VARIABLE};
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::pinned::{PinnedBuffer, PinnedPool, PoolConfig};
-use forebay_cuda::remote::{Attachment, Relays, RelaysAt, RelaysConfig, Status};
+use forebay_cuda::remote::{Attachment, NodeRelays, Relays, RelaysAt, RelaysConfig, Status};
 use forebay_cuda::{Copier, CopierOptions};
 use forebay_mover::Backing;
 use std::io::{BufRead, BufReader, Write};
@@ -227,7 +227,7 @@ impl Target {
 
 impl Engine {
     fn start(socket: &Path, token: &str, target: impl Fn(&Arc<Device>) -> Target) -> Engine {
-        let relays = Some(RelaysAt { socket: socket.to_owned(), token: token.to_owned() });
+        let relays = NodeRelays::At(RelaysAt { socket: socket.to_owned(), token: token.to_owned() });
         Engine::with(CopierOptions { relays, ..CopierOptions::default() }, target)
     }
 

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use forebay_cuda::remote::{RelaysAt, Status};
+use forebay_cuda::remote::{NodeRelays, RelaysAt, Status};
 use forebay_cuda::{Copier, CopierOptions};
 use forebay_node::{Node, NodeConfig, RelayGpus, RelaysConfig};
 use std::io::{BufRead, BufReader};
@@ -92,7 +92,7 @@ fn relaying(folder: &Path) {
 }
 
 fn engine(folder: &Path) {
-    let relays = Some(RelaysAt { socket: folder.join("relays.sock"), token: String::new() });
+    let relays = NodeRelays::At(RelaysAt { socket: folder.join("relays.sock"), token: String::new() });
     let copier = Copier::start(&CopierOptions { relays, ..CopierOptions::default() }).unwrap();
     let attachment = copier.relays(0).unwrap();
     let status = attachment.wait(PATIENCE, |status| matches!(status, Status::Attached { .. }));

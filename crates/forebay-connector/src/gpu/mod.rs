@@ -17,6 +17,7 @@ use forebay_cuda::chain::{Batch, Courier, Sent};
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, Relaxed, abi::StreamHandle};
 use forebay_cuda::ends::Ends;
+use forebay_cuda::remote::NodeRelays;
 use forebay_cuda::{Copier, CopierOptions};
 use forebay_mover::RegionId;
 use forebay_node::client::NodeArena;
@@ -76,7 +77,9 @@ impl CudaCopies {
     ///
     /// The pages of the cache are memory of that GPU and stay so until everything that was begun has ended.
     pub unsafe fn new(cache: &CacheShape, device: u16) -> Result<CudaCopies, NotCopied> {
-        let copier = Copier::start(&CopierOptions::default()).map_err(failed)?;
+        // What couriers carry goes over the GPUs of this process alone.
+        let options = CopierOptions { relays: NodeRelays::None, ..CopierOptions::default() };
+        let copier = Copier::start(&options).map_err(failed)?;
         let lane = |direction, name| {
             let no_device = || failed(format!("device: {device} is not visible"));
             let courier =

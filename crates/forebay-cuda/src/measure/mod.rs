@@ -17,6 +17,7 @@ use crate::links::Direction;
 use crate::profile::{Profile, RelayedBothWays};
 use crate::rates::Rates;
 use crate::relay::Relay;
+use crate::remote::NodeRelays;
 use crate::topology::Topology;
 use relays::Trials;
 use std::time::{Duration, Instant};
@@ -100,5 +101,6 @@ fn relayed(
 
 fn copier(driver: &'static Driver, relay: Relay) -> Result<Copier, StartError> {
     let (to_device, to_host, rates) = (Some(relay), Some(relay), Some(Rates::default()));
-    Copier::with_driver(driver, &CopierOptions { to_device, to_host, rates, ..CopierOptions::default() })
+    let options = CopierOptions { devices: None, to_device, to_host, rates, relays: NodeRelays::None };
+    Copier::with_driver(driver, &options)
 }

@@ -46,6 +46,18 @@ pub const RELAYS_VARIABLE: &str = "FOREBAY_RELAYS";
 /// Where it reads in which file the token is, if the node wants one.
 pub const TOKEN_VARIABLE: &str = "FOREBAY_TOKEN_FILE";
 
+/// Which node's relays a copier uses beside its own.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum NodeRelays {
+    /// Those that the environment names, if any ([`RelaysAt::from_environment`]).
+    #[default]
+    FromEnvironment,
+    /// None, whatever the environment says: for a copier none of whose copies would go over them.
+    None,
+    /// These.
+    At(RelaysAt),
+}
+
 /// Whom to attach to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelaysAt {

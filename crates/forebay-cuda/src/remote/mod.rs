@@ -26,7 +26,7 @@ mod wire;
 mod words;
 
 pub(crate) use attach::Ground;
-pub use attach::{Attachment, NotAttached, RELAYS_VARIABLE, RelaysAt, Status, TOKEN_VARIABLE};
+pub use attach::{Attachment, NodeRelays, NotAttached, RELAYS_VARIABLE, RelaysAt, Status, TOKEN_VARIABLE};
 pub use serve::{RelayError, Relays, RelaysConfig, RelaysStat};
 pub use shared::{NotShared, SharedFile};
 pub use wire::{Hex, Uuid};

@@ -6,7 +6,7 @@ use crate::errors::{InvalidError, TransferError};
 use crate::rows;
 use forebay_cuda::chain::Declined;
 use forebay_cuda::kernels::Piece;
-use forebay_cuda::remote::{RelaysAt, Status};
+use forebay_cuda::remote::{NodeRelays, RelaysAt, Status};
 use forebay_cuda::{CopierOptions, CopyError, StartError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -27,7 +27,8 @@ impl Copier {
         relays: Option<PathBuf>,
         token: String,
     ) -> PyResult<Copier> {
-        let relays = relays.map(|socket| RelaysAt { socket, token });
+        let relays =
+            relays.map_or(NodeRelays::FromEnvironment, |socket| NodeRelays::At(RelaysAt { socket, token }));
         let options = CopierOptions { devices, relays, ..CopierOptions::default() };
         py.detach(|| {
             let copier = forebay_cuda::Copier::with_driver(driver()?, &options).map_err(not_started)?;

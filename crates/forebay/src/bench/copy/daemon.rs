@@ -15,7 +15,7 @@ use forebay_cuda::driver::Driver;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::pinned::{PinnedBuffer, PinnedPool, PoolConfig};
-use forebay_cuda::remote::{Relays, RelaysAt, RelaysConfig, Status};
+use forebay_cuda::remote::{NodeRelays, Relays, RelaysAt, RelaysConfig, Status};
 use forebay_cuda::{Copier, CopierOptions};
 use forebay_mover::Backing;
 use std::io::Read;
@@ -118,7 +118,7 @@ struct Engine {
 
 impl Engine {
     fn start(driver: &'static Driver, socket: &Path, bytes: u64) -> Outcome<Engine> {
-        let relays = Some(RelaysAt { socket: socket.to_owned(), token: String::new() });
+        let relays = NodeRelays::At(RelaysAt { socket: socket.to_owned(), token: String::new() });
         let options = CopierOptions { devices: Some(vec![GPU]), relays, ..CopierOptions::default() };
         let copier = Copier::with_driver(driver, &options)?;
         let device = copier.devices().next().cloned().ok_or("no GPU")?;
