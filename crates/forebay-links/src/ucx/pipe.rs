@@ -8,6 +8,7 @@
 use super::card::{Card, Process, Secret};
 use super::desk::{Desk, Kind, Message, State, header};
 use super::error::UcxError;
+use super::patience::Patience;
 use super::process;
 use super::rail::{Context, Fabric};
 use super::report::Lane;
@@ -141,19 +142,19 @@ impl Pipe {
         }
         let Some(slot) = self.with(|state| state.outgoing.take()) else { return };
         self.post(slot, 0, kind);
-        let until = Instant::now() + LAST_WORDS_LIMIT;
-        self.progress_until(until, |pipe| pipe.with(|state| state.outgoing.are_all()));
+        self.progress_for(LAST_WORDS_LIMIT, |pipe| pipe.with(|state| state.outgoing.are_all()));
     }
 
-    /// Lets UCX work until `over` or a time. Says whether it is over.
-    fn progress_until(&mut self, until: Instant, mut over: impl FnMut(&mut Pipe) -> bool) -> bool {
+    /// Lets UCX work until `over`, at most for so long. Says whether it is over.
+    fn progress_for(&mut self, limit: Duration, mut over: impl FnMut(&mut Pipe) -> bool) -> bool {
+        let mut patience = Patience::new(limit, Instant::now());
         loop {
             // Whatever comes now is not wanted, but UCX has to see it.
             let more = self.worker.progress();
             if over(self) {
                 return true;
             }
-            if Instant::now() >= until {
+            if patience.is_over(Instant::now()) {
                 return false;
             }
             if !more {
@@ -220,10 +221,9 @@ impl Pipe {
             self.discard();
             return true;
         }
-        let until = Instant::now() + CLOSE_LIMIT;
         let closing = self.worker.close();
         let over = move || closing.as_ref().is_none_or(Closing::is_over);
-        self.progress_until(until, |pipe| {
+        self.progress_for(CLOSE_LIMIT, |pipe| {
             pipe.discard();
             over() && pipe.with(|state| state.outgoing.are_all() && state.incoming.are_all())
         })
