@@ -2,19 +2,13 @@
 //! time and descriptors are counted for the whole process.
 #![allow(clippy::unwrap_used)]
 
+mod idle;
+
 use forebay_links::tcp::*;
 use forebay_mover::HostBuffer;
+use idle::{assert_idle, cpu_of_two_seconds, descriptors, settled_descriptors, wait_until};
 use std::sync::Arc;
 use std::time::Duration;
-
-fn cpu_time() -> Duration {
-    let usage = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(usage.tv_sec as u64, usage.tv_nsec as u32)
-}
-
-fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
-}
 
 #[test]
 fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
@@ -26,19 +20,15 @@ fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
     let connect =
         || TcpFlow::connect(server.address(), me, PeerRegions::default(), FlowOptions::default()).unwrap().0;
     drop(connect());
-    std::thread::sleep(Duration::from_millis(200));
-    let descriptors_before = descriptors();
+    wait_until("the first one is gone", || server.stats().flows == 0);
+    let before = settled_descriptors();
     for _ in 0..100 {
         drop((connect(), connect()));
     }
     let flows: Vec<_> = (0..8).map(|_| connect()).collect();
-    let before = cpu_time();
-    std::thread::sleep(Duration::from_secs(2));
-    let used = cpu_time() - before;
     // 0.5 % of a core, for all eight and their other ends together.
-    assert!(used < Duration::from_millis(10), "{used:?}");
+    assert_idle("CPU time of two seconds", Duration::from_millis(10), cpu_of_two_seconds);
     drop(flows);
-    std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(descriptors(), descriptors_before);
-    assert_eq!(server.stats().flows, 0);
+    wait_until("nobody is served", || server.stats().flows == 0);
+    wait_until("as many descriptors as before", || descriptors() <= before);
 }

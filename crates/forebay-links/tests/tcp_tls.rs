@@ -218,18 +218,20 @@ fn tls_on_a_port_without_is_told_so() {
 fn silence_in_the_handshake_ends_by_the_greeting_limit() {
     let tls = Authority::new().plain_node();
     let options = ServerOptions { greeting_limit_us: 200_000, ..serving(&tls) };
-    let (server, _memory, _) = server(4096, options);
+    let (hasty, _memory, _) = server(4096, options);
     // Nothing at all, a part of a record, and a record that is no handshake's.
     for said in [b"".as_slice(), b"\x16\x03\x01\x02", b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\xfc"] {
-        let mut stream = TcpStream::connect(server.address()).unwrap();
+        let mut stream = TcpStream::connect(hasty.address()).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream.write_all(said).unwrap();
         let began = Instant::now();
         let _ = stream.read_to_end(&mut Vec::new());
         assert!(began.elapsed() < LIMIT, "not closed");
     }
-    wait_until("all are gone", || server.stats().flows == 0);
-    drop(asking(server.address(), 1, flowing(&tls)));
+    wait_until("all are gone", || hasty.stats().flows == 0);
+    wait_until("others are let in", || {
+        TcpFlow::connect(hasty.address(), identity(2), PeerRegions::default(), flowing(&tls)).is_ok()
+    });
     // And the other way round: an owner that takes connections and says nothing.
     let silent = std::net::TcpListener::bind(loopback()).unwrap();
     let options = FlowOptions { connect_limit_us: 200_000, ..flowing(&tls) };

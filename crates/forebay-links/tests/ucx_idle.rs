@@ -2,29 +2,14 @@
 //! CPU time and descriptors are counted for the whole process.
 #![allow(clippy::unwrap_used)]
 
+mod idle;
+
 use forebay_links::tcp::*;
 use forebay_links::ucx::*;
 use forebay_mover::HostBuffer;
+use idle::{assert_idle, cpu_of_two_seconds, descriptors, settled_descriptors, wait_until};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-fn cpu_time() -> Duration {
-    let usage = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(usage.tv_sec as u64, usage.tv_nsec as u32)
-}
-
-fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
-}
-
-/// Waits until the descriptors are no more than there were.
-fn wait_for_descriptors(before: usize) {
-    let until = Instant::now() + Duration::from_secs(20);
-    while descriptors() > before {
-        assert!(Instant::now() < until, "{} descriptors, {before} before", descriptors());
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
+use std::time::Duration;
 
 #[test]
 fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
@@ -49,20 +34,18 @@ fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
             UcxFlow::connect(&rail, me, PeerRegions::default(), options, exchange).unwrap().0
         };
         drop(connect());
-        std::thread::sleep(Duration::from_millis(300));
-        let before = descriptors();
+        wait_until("the first one is gone", || server.stats().flows == 0);
+        let before = settled_descriptors();
         for _ in 0..30 {
             drop(connect());
         }
-        wait_for_descriptors(before);
+        wait_until("as many descriptors as before", || descriptors() <= before);
         let flows: Vec<_> = (0..4).map(|_| connect()).collect();
-        let started = cpu_time();
-        std::thread::sleep(Duration::from_secs(2));
-        let used = cpu_time() - started;
         // 0.5 % of a core, for all four and their other ends together.
-        assert!(used < Duration::from_millis(10), "{fabric:?}: {used:?}");
+        let what = format!("{fabric:?}: CPU time of two seconds");
+        assert_idle(&what, Duration::from_millis(10), cpu_of_two_seconds);
         drop(flows);
-        wait_for_descriptors(before);
+        wait_until("as many descriptors as before", || descriptors() <= before);
         assert_eq!(rail.quarantined(), 0);
     }
 }

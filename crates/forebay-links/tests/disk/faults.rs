@@ -159,6 +159,10 @@ fn the_driver_never_has_more_requests_than_the_depth() {
         let pages: Vec<_> = (0..32).map(|io| (io, 2 * io, 1)).collect();
         let (sender, receiver) = std::sync::mpsc::channel();
         world.mover.submit(world.reading(&pages), move |end| sender.send(end).unwrap()).unwrap();
+        while started.load(Ordering::SeqCst) < u64::from(DEPTH) {
+            std::thread::yield_now();
+        }
+        // One that must not come would come now.
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert_eq!(started.load(Ordering::SeqCst), u64::from(DEPTH));
         gate.open();
