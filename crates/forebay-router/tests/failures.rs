@@ -3,20 +3,58 @@
 mod common;
 
 use common::*;
-use forebay_router::{Failure, Policy};
+use forebay_router::{Failure, Policy, RouterHandle};
+use http_body_util::BodyExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
-fn failures(router: &forebay_router::RouterHandle, backend: usize, failure: Failure) -> u64 {
+fn failures(router: &RouterHandle, backend: usize, failure: Failure) -> u64 {
     router.stats().backends[backend].failures[failure as usize]
+}
+
+/// A prompt that waits at its engine.
+const HELD: &str = r#"{"model":"m","prompt":"held"}"#;
+
+/// An engine that lets [`HELD`] wait for a permit, and is well then.
+fn held(gate: Arc<Semaphore>, others: impl Fn(&str, &str) -> Vec<Step>) -> impl Fn(&str, &str) -> Vec<Step> {
+    move |path, body| {
+        if body != HELD {
+            return others(path, body);
+        }
+        let mut steps = vec![Step::Gate(gate.clone())];
+        steps.extend(well(path, body));
+        steps
+    }
+}
+
+/// Has so many more requests wait at engines at the same time, each asked again while there is no place for it.
+async fn take_places(router: &RouterHandle, engines: &[&Engine], count: usize) -> JoinSet<u16> {
+    let at_engines = || engines.iter().map(|engine| engine.requests_of(HELD)).sum::<usize>();
+    let before = at_engines();
+    let mut asking = JoinSet::new();
+    for _ in 0..count {
+        let mut client = Client::connect(router).await;
+        asking.spawn(async move {
+            loop {
+                match client.complete(HELD).await.status {
+                    503 => tokio::time::sleep(5 * MS).await,
+                    status => return status,
+                }
+            }
+        });
+    }
+    assert!(until(|| at_engines() == before + count).await, "{} of {count}", at_engines() - before);
+    asking
 }
 
 #[tokio::test]
 async fn a_backend_that_is_down_costs_clients_nothing() {
     let engine = Engine::start(well).await;
-    // Probes are late on purpose: a request finds out.
-    let urls = [nobody().await, engine.url()];
-    let router = router(Policy::RoundRobin, &urls, |limits| limits.probe_timeout = 10 * SECOND);
+    let down = Nobody::new();
+    let router = router(Policy::RoundRobin, &[down.url(), engine.url()], |_| {});
     let mut client = Client::connect(&router).await;
     for _ in 0..20 {
         let got = client.complete(PROMPT).await;
@@ -29,7 +67,8 @@ async fn a_backend_that_is_down_costs_clients_nothing() {
 
 #[tokio::test]
 async fn no_backend_at_all_is_503_at_once() {
-    let router = router(Policy::Lpwl, &[nobody().await], |_| {});
+    let down = Nobody::new();
+    let router = router(Policy::Lpwl, &[down.url()], |_| {});
     let mut client = Client::connect(&router).await;
     let start = Instant::now();
     for _ in 0..3 {
@@ -39,7 +78,7 @@ async fn no_backend_at_all_is_503_at_once() {
     }
     assert_eq!(client.get("/health").await.status, 503);
     assert_eq!(client.get("/v1/models").await.status, 503);
-    assert!(start.elapsed() < SECOND);
+    assert!(start.elapsed() < PATIENCE, "it waited for something");
 }
 
 #[tokio::test]
@@ -48,17 +87,14 @@ async fn a_backend_that_hangs_before_the_first_byte_is_given_up_in_time_and_anot
         let hung = Engine::start(only_probes(steps)).await;
         let engine = Engine::start(well).await;
         let urls = [hung.url(), engine.url()];
-        let router = router(Policy::RoundRobin, &urls, |limits| limits.first_byte = 200 * MS);
+        let router = router(Policy::RoundRobin, &urls, |limits| limits.first_byte = SECOND);
         let start = Instant::now();
         let got = Client::connect(&router).await.complete(STREAM).await;
         let took = start.elapsed();
         assert_eq!((got.status, got.backend(), got.broken), (200, "e1", false));
-        assert!(took >= 200 * MS && took < SECOND, "{took:?}");
+        assert!(took >= SECOND && took < PATIENCE, "{took:?}");
         assert_eq!(failures(&router, 0, Failure::FirstByteTimeout), 1);
-        assert!(
-            until(SECOND, || hung.left() == 1).await,
-            "the hung engine must see that the router has gone"
-        );
+        assert!(until(|| hung.left() == 1).await, "the hung engine must see that the router has gone");
         assert_eq!((hung.requests(), engine.requests()), (1, 1));
     }
 }
@@ -70,10 +106,11 @@ async fn when_every_backend_hangs_the_client_gets_504_after_the_stated_attempts(
         Engine::start(only_probes(vec![Step::Hang])).await,
     ];
     let urls = engines.each_ref().map(Engine::url);
-    let router = router(Policy::RoundRobin, &urls, |limits| limits.first_byte = 100 * MS);
+    let router = router(Policy::RoundRobin, &urls, |limits| limits.first_byte = 500 * MS);
     let got = Client::connect(&router).await.complete(PROMPT).await;
     assert_eq!(got.status, 504, "{}", got.body);
-    assert_eq!(engines.each_ref().map(Engine::requests), [1, 1]);
+    let asked = || engines.each_ref().map(Engine::requests);
+    assert!(until(|| asked() == [1, 1]).await, "{:?}", asked());
 }
 
 #[tokio::test]
@@ -82,14 +119,14 @@ async fn requests_that_wait_for_a_backend_that_probes_find_dead_are_sent_elsewhe
     let engine = Engine::start(well).await;
     let urls = [hung.url(), engine.url()];
     let router = router(Policy::RoundRobin, &urls, |limits| {
-        limits.probe_timeout = 100 * MS;
+        limits.probe_timeout = SECOND;
         limits.reprobe_interval = 20 * MS;
     });
     let start = Instant::now();
     let got = Client::connect(&router).await.complete(PROMPT).await;
     assert_eq!((got.status, got.backend()), (200, "e1"));
-    // Three probes of 100 ms, two pauses of 20 ms; the deadline for the first byte is 120 s.
-    assert!(start.elapsed() < 2 * SECOND, "{:?}", start.elapsed());
+    // Three probes of 1 s, two pauses of 20 ms; the deadline for the first byte is 120 s.
+    assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
     assert_eq!(failures(&router, 0, Failure::Ejected), 1);
 }
 
@@ -136,7 +173,7 @@ async fn a_stream_that_breaks_after_its_first_byte_is_never_sent_twice_and_the_c
             serde_json::from_str(events[1].strip_prefix("data: ").unwrap()).unwrap();
         assert_eq!(error["error"]["code"], 502);
         assert_eq!((breaking.requests(), engine.requests()), (1, 0));
-        assert!(start.elapsed() < SECOND, "{:?}", start.elapsed());
+        assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
     }
 }
 
@@ -184,23 +221,28 @@ async fn an_error_of_the_engine_is_the_clients_to_see_and_not_tried_again() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_cancels_its_request_at_the_engine_within_a_second() {
-    for steps in [vec![Step::Hang], vec![stream_head(), event("a"), Step::Hang]] {
+async fn a_client_that_leaves_cancels_its_request_at_the_engine_whatever_it_had_so_far() {
+    let hang = vec![Step::Hang];
+    let one_event = vec![stream_head(), event("a"), Step::Hang];
+    for (steps, has_begun) in [(hang, false), (one_event, true)] {
         let engine = Engine::start(only_probes(steps)).await;
         let router = router(Policy::Lpwl, &[engine.url()], |_| {});
         let mut client = Client::connect(&router).await;
-        let asking = tokio::spawn(async move {
-            // Gives up after 200 ms, before or after the first event.
-            let _ = tokio::time::timeout(200 * MS, client.complete(STREAM)).await;
-            client.vanish();
-        });
-        assert!(until(SECOND, || engine.requests() == 1).await);
-        asking.await.unwrap();
-        let gone = Instant::now();
-        assert!(until(SECOND, || engine.left() == 1).await, "the engine still works for nobody");
-        assert!(gone.elapsed() < SECOND);
+        let asking = client.begin("POST", "/v1/completions", &[], STREAM);
+        let mut answer = None;
+        tokio::select! {
+            begun = asking => answer = Some(begun.unwrap()),
+            () = async { assert!(until(|| engine.requests() == 1).await) }, if !has_begun => {}
+        }
+        if let Some(answer) = &mut answer {
+            assert!(answer.body_mut().frame().await.unwrap().unwrap().is_data());
+        }
+        assert_eq!(answer.is_some(), has_begun);
+        client.vanish();
+        // Nothing else ends it: the limits for first bytes and for progress are longer.
+        assert!(until(|| engine.left() == 1).await, "the engine still works for nobody");
         let load = || router.stats().backends[0].clone();
-        assert!(until(SECOND, || load().cancelled == 1).await);
+        assert!(until(|| load().cancelled == 1).await);
         assert_eq!((load().in_flight, load().pending_prefill_tokens), (0, 0));
     }
 }
@@ -217,8 +259,8 @@ async fn a_client_that_takes_nothing_is_disconnected_in_time() {
         STREAM.len()
     );
     stream.write_all(request.as_bytes()).await.unwrap();
-    assert!(until(5 * SECOND, || router.stats().backends[0].cancelled == 1).await);
-    assert!(until(SECOND, || engine.left() == 1).await);
+    assert!(until(|| router.stats().backends[0].cancelled == 1).await);
+    assert!(until(|| engine.left() == 1).await);
 }
 
 #[tokio::test]
@@ -278,35 +320,30 @@ async fn a_body_that_does_not_come_is_408_in_time() {
         .await
         .unwrap();
     let mut answer = vec![0; 12];
-    tokio::time::timeout(SECOND, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    tokio::time::timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
     assert_eq!(answer, b"HTTP/1.1 408");
 }
 
 #[tokio::test]
 async fn more_requests_than_allowed_are_refused_and_the_others_served() {
-    let slow = |path: &str, body: &str| {
-        let mut steps = vec![Step::Wait(if path == "/health" { Duration::ZERO } else { 300 * MS })];
-        steps.extend(well(path, body));
-        steps
-    };
-    let engine = Engine::start(slow).await;
+    let gate = Arc::new(Semaphore::new(0));
+    let engine = Engine::start(held(gate.clone(), well)).await;
     let router = router(Policy::Lpwl, &[engine.url()], |limits| limits.max_in_flight = 4);
-    let mut asking = Vec::new();
-    for _ in 0..10 {
-        let mut client = Client::connect(&router).await;
-        asking.push(tokio::spawn(async move { client.complete(PROMPT).await.status }));
+    for _ in 0..2 {
+        // The second time, all places have been given back.
+        let mut asking = take_places(&router, &[&engine], 4).await;
+        for _ in 0..6 {
+            assert_eq!(Client::connect(&router).await.complete(HELD).await.status, 503);
+        }
+        gate.add_permits(4);
+        while let Some(status) = asking.join_next().await {
+            assert_eq!(status.unwrap(), 200);
+        }
     }
-    let mut statuses = Vec::new();
-    for asked in asking {
-        statuses.push(asked.await.unwrap());
-    }
-    statuses.sort_unstable();
-    assert_eq!(statuses, [[200; 4].as_slice(), &[503; 6]].concat());
-    assert_eq!(Client::connect(&router).await.complete(PROMPT).await.status, 200, "places are given back");
 }
 
 #[tokio::test]
-async fn a_restarted_backend_gets_traffic_again_within_two_seconds() {
+async fn a_restarted_backend_gets_traffic_again() {
     let (first, second) = (Engine::start(well).await, Engine::start(well).await);
     let router = router(Policy::RoundRobin, &[first.url(), second.url()], |_| {});
     let mut client = Client::connect(&router).await;
@@ -318,13 +355,13 @@ async fn a_restarted_backend_gets_traffic_again_within_two_seconds() {
     for _ in 0..10 {
         assert_eq!(client.complete(PROMPT).await.status, 200, "no client notices that an engine has gone");
     }
-    assert!(until(3 * SECOND, || !router.stats().backends[0].up).await);
+    assert!(until(|| !router.stats().backends[0].up).await);
     let restarted = Engine::start_at(address, well).await;
     let start = Instant::now();
     while restarted.requests() == 0 {
         assert_eq!(client.complete(PROMPT).await.status, 200);
         tokio::time::sleep(5 * MS).await;
-        assert!(start.elapsed() < 2 * SECOND, "no traffic yet");
+        assert!(start.elapsed() < PATIENCE, "no traffic yet");
     }
 }
 
@@ -348,14 +385,14 @@ async fn connections_that_an_engine_closes_between_requests_are_no_failures() {
 #[tokio::test]
 async fn after_a_storm_of_failures_nothing_is_left_behind() {
     let hang = vec![stream_head(), event("a"), Step::Hang];
+    let gate = Arc::new(Semaphore::new(0));
     let engines = [
-        Engine::start(well).await,
-        Engine::start(only_probes(vec![stream_head(), event("a"), Step::Reset])).await,
-        Engine::start(only_probes(hang)).await,
-        Engine::start(only_probes(vec![Step::Close])).await,
+        Engine::start(held(gate.clone(), well)).await,
+        Engine::start(held(gate.clone(), only_probes(vec![stream_head(), event("a"), Step::Reset]))).await,
+        Engine::start(held(gate.clone(), only_probes(hang))).await,
+        Engine::start(held(gate.clone(), only_probes(vec![Step::Close]))).await,
     ];
     let router = router(Policy::LeastLoaded, &engines.each_ref().map(Engine::url), |limits| {
-        limits.first_byte = 100 * MS;
         limits.progress = 100 * MS;
         limits.max_in_flight = 24;
     });
@@ -382,14 +419,12 @@ async fn after_a_storm_of_failures_nothing_is_left_behind() {
             (backend.in_flight, backend.pending_prefill_tokens, backend.context_tokens) == (0, 0, 0)
         })
     };
-    assert!(until(2 * SECOND, idle).await, "{:?}", router.stats());
-    // All places are free again: as many requests as are allowed at once, and the engine that is well has some of them.
-    let mut asking = Vec::new();
-    for _ in 0..24 {
-        let mut client = Client::connect(&router).await;
-        asking.push(tokio::spawn(async move { client.complete(STREAM).await.status }));
-    }
-    for asked in asking {
-        assert_eq!(asked.await.unwrap(), 200);
+    assert!(until(idle).await, "{:?}", router.stats());
+    // All places are free again, and not one more.
+    let mut asking = take_places(&router, &engines.each_ref(), 24).await;
+    assert_eq!(Client::connect(&router).await.complete(HELD).await.status, 503);
+    gate.add_permits(24);
+    while let Some(status) = asking.join_next().await {
+        assert_eq!(status.unwrap(), 200);
     }
 }

@@ -5,7 +5,10 @@ mod common;
 use common::*;
 use forebay_router::Policy;
 use http_body_util::BodyExt;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 const ASKING: &str = r#"{"prompt":"Once upon a time","stream":true,"stream_options":{"include_usage":true}}"#;
 const EVENTS: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"a\"}]}\n\ndata: {\"choices\":[{\"index\":0,\"text\":\"b\"}]}\n\n";
@@ -47,22 +50,22 @@ async fn documents_pass_unchanged_and_teach_too() {
 
 #[tokio::test]
 async fn each_event_arrives_before_the_next_is_made() {
-    let steps =
-        vec![stream_head(), event("a"), Step::Wait(150 * MS), event("b"), Step::Wait(150 * MS), stream_end()];
+    let made = Arc::new(Semaphore::new(0));
+    let next = || Step::Gate(made.clone());
+    let steps = vec![stream_head(), event("a"), next(), event("b"), next(), stream_end()];
     let engine = Engine::start(only_probes(steps)).await;
     let router = router(Policy::Lpwl, &[engine.url()], |_| {});
     let mut client = Client::connect(&router).await;
-    let start = Instant::now();
-    let mut body = client.begin("POST", "/v1/completions", &[], STREAM).await.unwrap().into_body();
-    let mut arrivals = Vec::new();
-    while let Some(frame) = body.frame().await {
-        if frame.unwrap().is_data() {
-            arrivals.push(start.elapsed());
-        }
+    let asking = client.begin("POST", "/v1/completions", &[], STREAM);
+    let answer = timeout(PATIENCE, asking).await.expect("the answer begins with its first event");
+    let mut body = answer.unwrap().into_body();
+    for text in ["a", "b", "[DONE]"] {
+        let frame = timeout(PATIENCE, body.frame()).await.expect("nothing else is made until it is here");
+        let event = String::from_utf8(frame.unwrap().unwrap().into_data().unwrap().to_vec()).unwrap();
+        assert!(event.contains(text) && event.ends_with("\n\n"), "{event:?}");
+        made.add_permits(1);
     }
-    assert_eq!(arrivals.len(), 3);
-    let paused = |gap: Duration| gap > 75 * MS && gap < 225 * MS;
-    assert!(paused(arrivals[1] - arrivals[0]) && paused(arrivals[2] - arrivals[1]), "{arrivals:?}");
+    assert!(body.frame().await.is_none());
 }
 
 #[tokio::test]
@@ -85,8 +88,8 @@ async fn keep_alive_streams_do_not_stall() {
         assert!(!client.complete(STREAM).await.broken);
         slow += usize::from(start.elapsed() >= 30 * MS);
     }
-    // Without TCP_NODELAY on the accepted socket a third to a half of them wait 40 ms; a busy machine delays a few.
-    assert!(slow <= 6, "{slow} of 300 took 30 ms and more");
+    // Without TCP_NODELAY on the accepted socket a third to a half of them wait 40 ms; a busy machine delays some.
+    assert!(slow <= 60, "{slow} of 300 took 30 ms and more");
     assert_eq!(engine.seen.lock().unwrap().connections, 1, "the connection to the engine is kept as well");
 }
 

@@ -12,7 +12,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 /// One step of an engine's answer.
@@ -22,6 +23,8 @@ pub enum Step {
     Write(String),
     /// Does nothing for a while.
     Wait(Duration),
+    /// Does nothing until there is a permit, and takes it.
+    Gate(Arc<Semaphore>),
     /// Does nothing until the other side has gone.
     Hang,
     /// Closes the connection in order.
@@ -63,7 +66,7 @@ impl Engine {
         address: SocketAddr,
         script: impl Fn(&str, &str) -> Vec<Step> + Send + Sync + 'static,
     ) -> Engine {
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
         socket.set_reuseaddr(true).unwrap();
         socket.bind(address).unwrap();
         let listener = socket.listen(64).unwrap();
@@ -80,6 +83,11 @@ impl Engine {
 
     pub fn requests(&self) -> usize {
         self.seen.lock().unwrap().bodies.len()
+    }
+
+    /// Requests with exactly this body.
+    pub fn requests_of(&self, body: &str) -> usize {
+        self.seen.lock().unwrap().bodies.iter().filter(|seen| *seen == body).count()
     }
 
     pub fn left(&self) -> usize {
@@ -128,6 +136,7 @@ async fn serve(mut stream: TcpStream, script: Script, seen: Arc<Mutex<Seen>>) {
                     }
                 }
                 Step::Wait(time) => tokio::time::sleep(time).await,
+                Step::Gate(gate) => gate.acquire().await.unwrap().forget(),
                 Step::Hang => {
                     let mut byte = [0];
                     let _ = stream.read(&mut byte).await;
@@ -232,13 +241,16 @@ pub fn only_probes(steps: Vec<Step>) -> impl Fn(&str, &str) -> Vec<Step> {
     move |path, body| if path.starts_with("/v1/c") { steps.clone() } else { well(path, body) }
 }
 
-/// A router before engines named `e0`, `e1` and so on. Limits are short, so that tests are.
+/// A router before engines named `e0`, `e1` and so on. It drains quickly, so that tests end soon, and has patience with
+/// engines on a busy machine.
 pub fn router(policy: Policy, urls: &[String], adjust: impl FnOnce(&mut Limits)) -> RouterHandle {
     let backends = urls.iter().enumerate();
     let backends = backends.map(|(index, url)| Backend { name: format!("e{index}"), url: url.clone() });
     let mut config = RouterConfig::new(([127, 0, 0, 1], 0).into(), backends.collect(), policy);
     config.threads = 2;
     config.limits.drain = Duration::from_millis(500);
+    config.limits.connect = PATIENCE;
+    config.limits.probe_timeout = PATIENCE;
     adjust(&mut config.limits);
     Router::spawn(config).unwrap()
 }
@@ -338,11 +350,11 @@ impl Got {
     }
 }
 
-/// Waits until something holds, at most `limit`; returns whether it did.
-pub async fn until(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
+/// Waits until something holds; returns whether it did in time.
+pub async fn until(mut holds: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !holds() {
-        if start.elapsed() > limit {
+        if start.elapsed() > PATIENCE {
             return false;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -350,12 +362,23 @@ pub async fn until(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// The address of a socket that nobody listens on.
-pub async fn nobody() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    format!("http://{}", listener.local_addr().unwrap())
+/// A port that is taken, and where nobody listens.
+pub struct Nobody(TcpSocket);
+
+impl Nobody {
+    pub fn new() -> Nobody {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        Nobody(socket)
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.0.local_addr().unwrap())
+    }
 }
 
+/// What anything may take on a busy machine. Shorter than the limits that would end it otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(20);
 pub const SECOND: Duration = Duration::from_secs(1);
 pub const MS: Duration = Duration::from_millis(1);
 pub const PROMPT: &str = r#"{"model":"m","prompt":"Once upon a time"}"#;
