@@ -157,7 +157,7 @@ fn more_flows_are_tried_under_load_and_no_byte_is_lost() {
         if flows_seen > 1 && round > 50 {
             break;
         }
-        assert!(began.elapsed() < LONG, "there never was a second flow");
+        assert!(began.elapsed() < 2 * LONG, "there never was a second flow");
     }
     assert!(bytes(&one.memory, len) == sent);
 }
@@ -171,14 +171,22 @@ fn what_a_peer_denies_holds_nobody_else_up() {
     one.agent.add_peer(&two.agent.metadata()).unwrap();
     let denied = scattered(&one, "two", third.base(), Op::Read, 1024, 1024);
     two.agent.deregister(third).unwrap();
-    for _ in 0..30 {
-        let end = run(&denied);
-        assert!(matches!(end, End::Failed { why: Trouble::Unmoved(Reason::Denied { .. }), .. }), "{end:?}");
-    }
-    // Were each denial a failure of the connection, it would rest for a second by now.
-    let began = Instant::now();
-    assert_eq!(run(&request), End::Done { bytes: 1 << 20 });
-    assert!(began.elapsed() < Duration::from_millis(700), "{:?}", began.elapsed());
+    let deny_and_time = || {
+        for _ in 0..30 {
+            let end = run(&denied);
+            assert!(
+                matches!(end, End::Failed { why: Trouble::Unmoved(Reason::Denied { .. }), .. }),
+                "{end:?}"
+            );
+        }
+        let began = Instant::now();
+        assert_eq!(run(&request), End::Done { bytes: 1 << 20 });
+        began.elapsed()
+    };
+    // Were each denial a failure of the connection, it would rest for a second by now. The shortest of a few: on a busy
+    // machine this process may have to wait for its turn.
+    let took: Vec<_> = (0..5).map(|_| deny_and_time()).collect();
+    assert!(took.iter().any(|took| *took < Duration::from_millis(700)), "{took:?}");
 }
 
 #[test]
@@ -408,7 +416,7 @@ fn leased_memory_is_read_under_a_lease_that_lives_and_no_longer() {
 
 #[test]
 fn an_agent_starts_within_20_ms_and_its_metadata_are_small() {
-    let mut times: Vec<Duration> = (0..5)
+    let mut times: Vec<Duration> = (0..20)
         .map(|_| {
             let began = Instant::now();
             let agent = Agent::start(AgentConfig::named("one")).unwrap();

@@ -31,10 +31,13 @@ fn idle(rails: &[Fabric]) {
         wait_until("the rail is taken", taken);
     }
     assert_eq!(run(&request), End::Done { bytes: 1 << 20 });
-    std::thread::sleep(Duration::from_millis(200));
-    let before = cpu_time();
-    std::thread::sleep(Duration::from_secs(2));
-    let used = cpu_time() - before;
-    // 0.5 % of a core, for both ends together, while they are connected.
-    assert!(used < Duration::from_millis(10), "{used:?}");
+    // 0.5 % of a core, for both ends together, while they are connected. One window of a few has to be quiet: in the first
+    // one the work before may still end.
+    let mut used = Vec::new();
+    while used.last().is_none_or(|last| *last > Duration::from_millis(10)) {
+        assert!(used.len() < 5, "CPU time of two seconds: {used:?}");
+        let before = cpu_time();
+        std::thread::sleep(Duration::from_secs(2));
+        used.push(cpu_time() - before);
+    }
 }

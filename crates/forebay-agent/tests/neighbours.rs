@@ -41,7 +41,7 @@ fn pester(agent: SocketAddr, stop: &AtomicBool) -> u64 {
 
 #[test]
 fn a_good_peer_is_served_beside_hostile_ones_and_one_that_takes_no_answers() {
-    let owner = end_with(AgentConfig { progress_limit_us: 500_000, ..AgentConfig::named("owner") }, BYTES);
+    let owner = end_with(AgentConfig { progress_limit_us: 2_000_000, ..AgentConfig::named("owner") }, BYTES);
     let address = owner.agent.address().unwrap();
     let expected = fill(&owner.memory, BYTES, 1);
     let good = end("good", BYTES);

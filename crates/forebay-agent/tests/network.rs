@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const BLOCK: u64 = 64 << 10;
 const BLOCKS: u64 = 512;
 const BYTES: usize = (BLOCK * BLOCKS) as usize;
-const LIMIT_US: u64 = 1_000_000;
+const LIMIT_US: u64 = 2_000_000;
 const ASKS: &str = "FOREBAY_TEST_ASKING_NET";
 
 /// Runs a command and says whether it succeeded.
@@ -127,7 +127,7 @@ fn the_near_end() {
             "{end_of_request:?}"
         );
         // The limit, what was still on its way, and a busy machine.
-        assert!(took < Duration::from_micros(LIMIT_US * 2), "{took:?}");
+        assert!(took < BELOW_OPERATIONS, "{took:?}");
         let unplugged = run(&request);
         assert!(matches!(&unplugged, End::Failed { .. }), "{unplugged:?}");
         net.plug(end, true);

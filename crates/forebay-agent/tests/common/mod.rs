@@ -15,7 +15,10 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// Long enough for the slowest machine.
-pub const LONG: Duration = Duration::from_secs(30);
+pub const LONG: Duration = Duration::from_secs(60);
+
+/// Well below the 30 s that the mover gives an operation: what is over by then was ended by the connection.
+pub const BELOW_OPERATIONS: Duration = Duration::from_secs(15);
 
 /// An agent and the memory that it offers.
 pub struct End {
