@@ -25,7 +25,9 @@ fn hello() -> Vec<u8> {
 pub fn raw_reservation(socket: &std::path::Path) -> UnixStream {
     let mut stream = UnixStream::connect(socket).unwrap();
     let shape = [1u32.to_le_bytes().as_slice(), &1u32.to_le_bytes(), &1000u64.to_le_bytes()].concat();
-    let body = [[std::process::id() as u8; 32].as_slice(), &[0], &[0; 32], &shape].concat();
+    // Each process has a chunk of its own.
+    let id = std::process::id().to_le_bytes().repeat(8);
+    let body = [id.as_slice(), &[0], &[0; 32], &shape].concat();
     stream.write_all(&[hello(), frame(body.len() as u32, 7, 0, &body)].concat()).unwrap();
     // A welcome of 24 bytes and an answer of 16, each behind its header.
     stream.read_exact(&mut [0; 16 + 24 + 16 + 16]).unwrap();

@@ -5,7 +5,7 @@
 use forebay_kv::ChunkId;
 use forebay_links::HostLink;
 use forebay_mover::{
-    Class, End, HostBuffer, Limits, LinkSpec, MoverThread, Place, RegionId, RouteSpec, Span,
+    Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId, RouteSpec, Span,
 };
 use forebay_node::client::{Client, ClientOptions, ConnectError, Lease, NotLoaded};
 use forebay_node::{Node, NodeConfig};
@@ -36,11 +36,23 @@ pub struct Peer {
     _mover: MoverThread,
 }
 
+/// Patience for whatever needs processors.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// With more patience than tests have: what a client finds, it does not find by a node's silence.
 pub fn options(socket: &Path) -> ClientOptions {
-    ClientOptions::new(socket)
+    ClientOptions { answer_limit_us: 10 * MINUTE_US, ..ClientOptions::new(socket) }
 }
 
 pub fn connect(options: ClientOptions) -> Result<Peer, ConnectError> {
+    connect_by(options, Client::connect)
+}
+
+/// Connects as `connect` does.
+pub fn connect_by(
+    options: ClientOptions,
+    connect: impl FnOnce(&MoverHandle, Place, ClientOptions) -> Result<Client, ConnectError>,
+) -> Result<Peer, ConnectError> {
     let (host, gpu) = (Place::Host(0), Place::Device(0));
     let mover = MoverThread::spawn(Limits::default()).unwrap();
     let handle = mover.handle();
@@ -50,7 +62,7 @@ pub fn connect(options: ClientOptions) -> Result<Peer, ConnectError> {
     handle.add_route(RouteSpec::direct(gpu, host, link)).unwrap().unwrap();
     let device = Arc::new(HostBuffer::new(2 * CHUNKS * CHUNK_BYTES as usize));
     let region = handle.register(gpu, device.clone()).unwrap();
-    let client = Client::connect(&handle, host, options)?;
+    let client = connect(&handle, host, options)?;
     Ok(Peer { client, device, region, _mover: mover })
 }
 
@@ -135,14 +147,14 @@ pub fn corrupt(node: &Node, number: usize, at: usize) {
 }
 
 pub fn ended<T>(receiver: &Receiver<T>) -> T {
-    receiver.recv_timeout(Duration::from_secs(30)).expect("every operation ends")
+    receiver.recv_timeout(PATIENCE).expect("every operation ends")
 }
 
-pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(30) {
+    while start.elapsed() < PATIENCE {
         if is_so() {
-            return start.elapsed();
+            return;
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -221,11 +233,9 @@ impl Process {
         }
     }
 
-    pub fn kill(mut self) -> Instant {
+    pub fn kill(mut self) {
         self.0.kill().unwrap();
-        let killed = Instant::now();
         self.0.wait().unwrap();
-        killed
     }
 }
 

@@ -1,7 +1,17 @@
-//! An etcd of a test's own, on a free port. `None`, said loudly, where there is none installed.
+//! An etcd of a test's own, on an address of its own. `None`, said loudly, where there is none installed.
 
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+static INSTANCES: AtomicU8 = AtomicU8::new(1);
+
+/// Where clients and peers of an etcd find it. No two of one process, and no two processes side by side, have the same address; the
+/// ports are none that the system gives away.
+pub fn urls() -> [String; 2] {
+    let [low, high, ..] = std::process::id().to_le_bytes();
+    let instance = INSTANCES.fetch_add(1, Ordering::Relaxed);
+    [23_790, 23_791].map(|port| format!("http://127.{low}.{high}.{instance}:{port}"))
+}
 
 pub struct Etcd {
     process: Child,
@@ -11,8 +21,7 @@ pub struct Etcd {
 
 impl Etcd {
     pub fn start() -> Option<Etcd> {
-        let [port, peer_port] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [url, peer_url] = [port, peer_port].map(|port| format!("http://{}", port.local_addr().unwrap()));
+        let [url, peer_url] = urls();
         let folder = tempfile::tempdir().unwrap();
         let started = Command::new("etcd")
             .args(["--data-dir".as_ref(), folder.path().join("data").as_os_str()])
