@@ -373,7 +373,6 @@ impl Shared {
 
     fn run(&self, bell: &Bell) {
         let (mut served, mut runs, mut courtesy) = (Vec::<Served>::new(), Vec::new(), Courtesy::default());
-        let mut first = 0;
         let mut idle_since = Instant::now();
         while !(self.closed.load(Ordering::Acquire) && served.is_empty()) {
             if self.fresh.swap(false, Ordering::AcqRel) {
@@ -382,10 +381,7 @@ impl Shared {
             courtesy.forget();
             served.iter().for_each(|served| served.note_own(&mut courtesy));
             let step = |served: &mut Served| served.step(self, &mut courtesy, &mut runs);
-            // Each round begins at another engine: what a lane lets others have now and then is not always the same one's.
-            first = (first + 1) % served.len().max(1);
-            let (later, sooner) = served.split_at_mut(first);
-            let done = sooner.iter_mut().chain(later).map(step).sum::<usize>();
+            let done = served.iter_mut().map(step).sum::<usize>();
             served.extract_if(.., |served| served.is_over()).for_each(Served::end);
             if done > 0 || served.iter().any(|served| served.in_flight() > 0) {
                 idle_since = Instant::now();

@@ -171,37 +171,6 @@ fn a_lane_whose_own_engine_copies_is_left_to_it_but_for_a_little() {
 }
 
 #[test]
-fn a_guest_that_always_asks_does_not_keep_others_off_a_lane() {
-    let folder = tempfile::tempdir().unwrap();
-    let relays = Relays::start(driver(), config(folder.path())).unwrap();
-    let clients = [0, 1, 1].map(|gpu| Client::attach_as(relays.socket(), gpu));
-    let [owner, greedy, modest] = &clients;
-    let _files = [greedy.give(0, 1 << 18), modest.give(0, 1 << 18)];
-    let gpu = Hex(Gpu::find(driver(), 0).unwrap().uuid().unwrap());
-    let lane = 2 * greedy.relays.iter().position(|relay| relay.gpu == gpu).unwrap();
-    let run = Run { memory: 0, offset: 0, staging: 0, bytes: 4096 };
-    Header::of(owner.ring.words()).begin_own(0);
-    let (mut asker, words) = (Asker::default(), ring::lane(greedy.ring.words(), lane));
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
-                while asker.ask(words, &[run]).is_some() {}
-                greedy.ringer.ring();
-                std::thread::sleep(Duration::from_micros(200));
-            }
-        });
-        let copying = scope.spawn(|| {
-            let mut asker = Asker::default();
-            (0..4).for_each(|_| modest.copy(lane, &mut asker, run));
-        });
-        let copied = copying.join();
-        over.store(true, Ordering::Relaxed);
-        copied.unwrap();
-    });
-}
-
-#[test]
 fn a_request_that_is_taken_back_as_it_is_taken_is_no_request() {
     let folder = tempfile::tempdir().unwrap();
     let relays = Relays::start(driver(), config(folder.path())).unwrap();
@@ -211,8 +180,10 @@ fn a_request_that_is_taken_back_as_it_is_taken_is_no_request() {
     let begun = Instant::now();
     let run = Run { memory: 0, offset: 0, staging: 0, bytes: 4096 };
     let mut asker = Asker::default();
-    let requests = 300;
-    for number in 0..requests {
+    // Each is a small chance to be seen just before it is taken back.
+    let mut number = 0;
+    while number < 3_000 && begun.elapsed() < Duration::from_secs(5) {
+        let since = Instant::now();
         let asked = &words[number as usize % ring::SLOTS as usize * (words.len() / ring::SLOTS as usize)];
         let before = asked.load(Ordering::Relaxed);
         assert_eq!(asker.ask(words, &[run]), Some(number));
@@ -224,11 +195,12 @@ fn a_request_that_is_taken_back_as_it_is_taken_is_no_request() {
             flips += 1;
             if flips.is_multiple_of(4096) {
                 client.ringer.ring();
-                assert!(begun.elapsed() < PATIENCE, "request {number}");
+                assert!(since.elapsed() < PATIENCE, "request {number}");
             }
         }
+        number += 1;
     }
-    assert_eq!(relays.stat().requests, requests, "each was started once");
+    assert_eq!(relays.stat().requests, number, "each was started once");
 }
 
 #[test]
