@@ -29,6 +29,9 @@ const COUNT_MAX: u64 = 1_000;
 const TOKENS_MAX: u64 = 1 << 40;
 /// Loads below this say more about latency than about the rate.
 const RATE_BYTES_MIN: u64 = 1 << 20;
+/// Of so many answers that nothing is worth loading, one says to load all the same: what is never loaded is never measured, and one
+/// slow load would be believed for ever.
+const TRY_EVERY: u32 = 64;
 /// The profile's version.
 const VERSION: u32 = 1;
 
@@ -90,6 +93,8 @@ pub struct Slack {
     tiers: BTreeMap<Tier, Rate>,
     /// Fitted to the buckets; `None` as long as there are none.
     cost: Option<PrefillCost>,
+    /// Answers that nothing is worth loading, since one said to try.
+    declined: u32,
 }
 
 /// Steps that are alike, on average.
@@ -150,7 +155,8 @@ impl Slack {
         if layers == 0 {
             return refuse("layers", "0".into(), "1 or more");
         }
-        let mut slack = Slack { layers, steps: BTreeMap::new(), tiers: BTreeMap::new(), cost: None };
+        let mut slack =
+            Slack { layers, steps: BTreeMap::new(), tiers: BTreeMap::new(), cost: None, declined: 0 };
         let Some(profile) = profile else { return Ok(slack) };
         let profile: Profile = serde_json::from_str(profile)?;
         if profile.version != VERSION {
@@ -196,13 +202,16 @@ impl Slack {
         self.cost = fit(self.steps.values());
     }
 
-    /// So many bytes of a tier took so long.
+    /// So many bytes of a tier took so long. Few bytes are not noted before the tier has a rate.
     pub fn note_load(&mut self, tier: Tier, bytes: u64, seconds: f64) {
         if !is_time(seconds) || bytes == 0 {
             return;
         }
         let us = seconds * 1e6;
         let Some(known) = self.tiers.get_mut(&tier) else {
+            if bytes < RATE_BYTES_MIN {
+                return;
+            }
             let rate = Rate { bytes_per_us: bytes as f64 / us, latency_us: 0.0 };
             self.tiers.insert(tier, rate);
             return;
@@ -217,8 +226,9 @@ impl Slack {
     }
 
     /// How many of the chunks to load so that the KV of the prompt is there soonest. All of them as long as computing has no
-    /// known cost; a tier of unknown rate costs nothing.
-    pub fn worth(&self, question: &Question) -> usize {
+    /// known cost, and now and then where none would be worth it, so that this goes on learning; a tier of unknown rate costs
+    /// nothing.
+    pub fn worth(&mut self, question: &Question) -> usize {
         let Question { prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, .. } = *question;
         let can_be_had =
             question.in_memory.saturating_add(question.on_disk).saturating_add(question.on_peers);
@@ -230,8 +240,8 @@ impl Slack {
         let inside = held_tokens % tokens;
         let first = held_tokens - inside;
         let of = |number: usize| {
-            let start = first + number as u64 * tokens + if number == 0 { inside } else { 0 };
-            let end = (first + (number as u64 + 1) * tokens).min(prompt_tokens);
+            let start = if number == 0 { held_tokens } else { first + number as u64 * tokens };
+            let end = first.saturating_add((number as u64 + 1).saturating_mul(tokens)).min(prompt_tokens);
             let source = match number {
                 number if number < question.in_memory => 0,
                 number if number - question.in_memory < question.on_disk => 1,
@@ -250,8 +260,12 @@ impl Slack {
             wait_us: 0.0,
         };
         match choose(&prefix).decision {
-            Decision::Recompute => 0,
             Decision::Load { chunks } => chunks,
+            Decision::Recompute if chunks.is_empty() => 0,
+            Decision::Recompute => {
+                self.declined = (self.declined + 1) % TRY_EVERY;
+                if self.declined == 0 { chunks.len() } else { 0 }
+            }
         }
     }
 
@@ -311,7 +325,7 @@ fn clip(tokens: u64) -> u32 {
 
 impl Bucket {
     fn key(&self) -> (u32, u32) {
-        let power = |tokens: f64| (tokens.max(0.0) as u64 + 1).ilog2();
+        let power = |tokens: f64| (tokens.max(0.0) as u64).saturating_add(1).ilog2();
         (power(self.new_tokens), power(self.prefix_tokens))
     }
 
@@ -400,6 +414,15 @@ mod tests {
         }
     }
 
+    /// Numbers that can be, and the largest ones.
+    fn number() -> impl Strategy<Value = u64> {
+        prop_oneof![3 => 0u64..100_000, 1 => any::<u64>(), 1 => u64::MAX - 1_000..=u64::MAX]
+    }
+
+    fn seconds() -> impl Strategy<Value = f64> {
+        prop_oneof![3 => 1e-9..100.0f64, 1 => any::<f64>()]
+    }
+
     #[test]
     fn a_table_of_what_is_worth_loading() {
         let gib = 1u64 << 30;
@@ -410,18 +433,23 @@ mod tests {
             slack.note_load(Tier::Peer, gib, 1.0 / peer);
             slack
         };
-        let fast = rates(40.0, 3.5, 10.0);
-        let slow_disk = rates(40.0, 0.5, 10.0);
-        let nothing = Slack::new(32, None).unwrap();
-        for (name, slack, question, worth) in [
-            ("all in memory", &fast, question([16, 0, 0]), 16),
-            ("all tiers", &fast, question([4, 4, 4]), 12),
-            ("a slow disk behind memory", &slow_disk, question([16, 16, 0]), 16),
-            ("a slow disk alone", &slow_disk, question([0, 16, 0]), 0),
-            ("nothing known: try it", &nothing, question([1, 1, 1]), 3),
-            ("nothing stored", &fast, question([0, 0, 0]), 0),
-            ("no more than the prompt has", &fast, Question { prompt_tokens: 700, ..question([9, 0, 0]) }, 3),
-            ("all of it held", &fast, Question { held_tokens: 4196, ..question([16, 0, 0]) }, 0),
+        let fast = || rates(40.0, 3.5, 10.0);
+        let slow_disk = || rates(40.0, 0.5, 10.0);
+        let nothing = || Slack::new(32, None).unwrap();
+        for (name, mut slack, question, worth) in [
+            ("all in memory", fast(), question([16, 0, 0]), 16),
+            ("all tiers", fast(), question([4, 4, 4]), 12),
+            ("a slow disk behind memory", slow_disk(), question([16, 16, 0]), 16),
+            ("a slow disk alone", slow_disk(), question([0, 16, 0]), 0),
+            ("nothing known: try it", nothing(), question([1, 1, 1]), 3),
+            ("nothing stored", fast(), question([0, 0, 0]), 0),
+            (
+                "no more than the prompt has",
+                fast(),
+                Question { prompt_tokens: 700, ..question([9, 0, 0]) },
+                3,
+            ),
+            ("all of it held", fast(), Question { held_tokens: 4196, ..question([16, 0, 0]) }, 0),
         ] {
             assert_eq!(slack.worth(&question), worth, "{name}");
         }
@@ -458,7 +486,7 @@ mod tests {
     fn a_profile_begins_where_another_ended_and_what_is_none_is_refused() {
         let mut slack = learned();
         slack.note_load(Tier::Peer, 1 << 30, 0.1);
-        let again = Slack::new(32, Some(&slack.profile())).unwrap();
+        let mut again = Slack::new(32, Some(&slack.profile())).unwrap();
         assert!((again.step_us(700, 900) / slack.step_us(700, 900) - 1.0).abs() < 1e-6);
         assert_eq!(again.worth(&question([3, 0, 2])), slack.worth(&question([3, 0, 2])));
         for (profile, says) in [
@@ -481,12 +509,31 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_is_not_worth_it_is_tried_now_and_then_and_so_learned_again() {
+        let mut slack = learned();
+        slack.note_load(Tier::Memory, 1 << 10, 1.0);
+        assert!(slack.tiers.is_empty(), "a few bytes that took long say nothing about the rate");
+        // The first load waited for something that was to be made ready once.
+        slack.note_load(Tier::Memory, 1 << 20, 10.0);
+        let asked = question([16, 0, 0]);
+        let answers: Vec<usize> = (0..2 * TRY_EVERY).map(|_| slack.worth(&asked)).collect();
+        let tried = answers.iter().filter(|chunks| **chunks == 16).count();
+        assert_eq!((tried, answers.iter().sum::<usize>()), (2, 32));
+        assert_eq!(slack.worth(&question([0, 0, 0])), 0);
+        for _ in 0..100 * TRY_EVERY {
+            let chunks = slack.worth(&asked) as u64;
+            slack.note_load(Tier::Memory, chunks * asked.chunk_bytes, chunks as f64 * 0.001);
+        }
+        assert!((0..10).all(|_| slack.worth(&asked) == 16), "it is fast");
+    }
+
     proptest! {
         #[test]
         fn nonsense_is_survived_and_never_more_is_loaded_than_there_is(
-            steps in prop::collection::vec((any::<u64>(), any::<u64>(), any::<f64>()), 0..20),
-            loads in prop::collection::vec((any::<u64>(), any::<f64>()), 0..5),
-            numbers in (any::<u64>(), any::<u64>(), any::<u32>(), any::<u64>()),
+            steps in prop::collection::vec((number(), number(), seconds()), 0..20),
+            loads in prop::collection::vec((number(), seconds()), 0..5),
+            numbers in (number(), number(), prop_oneof![any::<u32>(), 0u32..1_000], number()),
             chunks in (0usize..100, 0usize..100, 0usize..100),
         ) {
             let mut slack = Slack::new(1, None).unwrap();
@@ -495,7 +542,9 @@ mod tests {
             let (prompt_tokens, held_tokens, chunk_tokens, chunk_bytes) = numbers;
             let (in_memory, on_disk, on_peers) = chunks;
             let question = Question { prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, in_memory, on_disk, on_peers };
-            prop_assert!(slack.worth(&question) <= in_memory + on_disk + on_peers);
+            for _ in 0..2 * TRY_EVERY {
+                prop_assert!(slack.worth(&question) <= in_memory + on_disk + on_peers);
+            }
             prop_assert!(slack.step_us(prompt_tokens, held_tokens) >= 0.0);
             prop_assert!(Slack::new(1, Some(&slack.profile())).is_ok());
         }
