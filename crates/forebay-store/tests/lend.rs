@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const HOST: Place = Place::Host(0);
 const TENANT: TenantId = TenantId(0);
@@ -33,6 +33,18 @@ fn mover() -> (MoverThread, MoverHandle) {
     (mover, handle)
 }
 
+/// A log whose last owner may not have let go of it quite yet: its write-back thread ends a little later than it.
+fn opened(log: &Path) -> Volume {
+    let since = Instant::now();
+    loop {
+        match Volume::open(log, DiskOptions::default()) {
+            Ok(volume) => return volume,
+            Err(error) => assert!(since.elapsed() < Duration::from_secs(60), "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 impl Rig {
     fn in_memory(bytes: u64) -> Rig {
         let (mover, handle) = mover();
@@ -46,7 +58,7 @@ impl Rig {
         if !log.exists() {
             init(log, 16 << 20, 1 << 20, Existing::Keep).unwrap();
         }
-        let volume = Volume::open(log, DiskOptions::default()).unwrap();
+        let volume = opened(log);
         let ssd = Ssd::open(&handle, HOST, vec![volume], SsdConfig::default()).unwrap();
         let write_back = WriteBackConfig::new(Policy::All, 4 << 20, 16 << 20, 64 << 10);
         let config = TierConfig::new(4 << 20);

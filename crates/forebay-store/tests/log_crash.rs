@@ -266,6 +266,23 @@ fn chunks_that_no_record_names_are_salvaged_after_a_kill() {
 }
 
 #[test]
+fn changes_are_pending_until_the_commit_that_has_them_has_ended() {
+    let disks = disks(1);
+    let mut host = Host::open(&config(), &disks).unwrap();
+    let pending = |host: &Host| host.tier.stat().space.pending_records;
+    host.commit().unwrap();
+    assert_eq!(pending(&host), 0);
+    host.store(TENANT, &id(0), None, &shape(0)).unwrap();
+    let before = pending(&host);
+    let commit = host.tier.next_commit(1, 0).unwrap();
+    assert_eq!(pending(&host), before, "it is under way");
+    host.tier.end_commit(1, commit, false);
+    assert_eq!(pending(&host), before, "it failed");
+    host.commit().unwrap();
+    assert_eq!((before > 0, pending(&host)), (true, 0));
+}
+
+#[test]
 fn a_log_of_many_times_its_size_never_wedges_and_keeps_what_was_used_last() {
     let disks = disks(2);
     let mut host = Host::open(&config(), &disks).unwrap();

@@ -90,6 +90,7 @@ impl DiskTier {
         let owner = &mut self.space.volumes[volume];
         owner.committing = true;
         let records = std::mem::take(&mut owner.pending);
+        owner.committing_records = records.len();
         let headers = std::mem::take(&mut owner.headers);
         let summarised = std::mem::take(&mut owner.to_summarise);
         let freed = std::mem::take(&mut owner.freeing);
@@ -126,6 +127,7 @@ impl DiskTier {
         self.advance(now_us);
         let owner = &mut self.space.volumes[commit.volume];
         owner.committing = false;
+        owner.committing_records = 0;
         if !durable {
             // In the same order: blocks of this attempt that did reach the disk say the same. A checkpoint of it that did
             // speaks of later blocks than the next ones, so the next attempt must replace it.

@@ -255,7 +255,10 @@ impl DiskTier {
                 open_segments: count(&[State::Open]),
                 sealed_segments: count(&[State::Sealed]),
                 withdrawn_segments: count(&[State::Withdrawn]),
-                pending_records: volumes.iter().map(|volume| volume.pending.len()).sum(),
+                pending_records: volumes
+                    .iter()
+                    .map(|volume| volume.pending.len() + volume.committing_records)
+                    .sum(),
             },
             carried: self.space.carry.chunks,
             carried_bytes: self.space.carry.bytes,

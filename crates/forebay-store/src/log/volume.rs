@@ -31,8 +31,9 @@ pub(super) struct Volume {
     pub freeing: Vec<usize>,
     /// Sealed segments whose summaries are to be written.
     pub to_summarise: Vec<usize>,
-    /// Changes that are not durable.
+    /// Changes that are not durable, and how many more a commit under way has.
     pub pending: Vec<Record>,
+    pub committing_records: usize,
     /// Headers that are not in the file.
     pub headers: Vec<SegmentHeader>,
     /// Where the next block of the journal goes.
@@ -67,6 +68,7 @@ impl Volume {
             freeing: Vec::new(),
             to_summarise: Vec::new(),
             pending: Vec::new(),
+            committing_records: 0,
             headers: Vec::new(),
             journal,
             replay_from: journal.sequence,

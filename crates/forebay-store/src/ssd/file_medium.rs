@@ -94,6 +94,14 @@ impl FileMedium {
     }
 }
 
+impl Drop for FileMedium {
+    fn drop(&mut self) {
+        // Closing is not enough: a thread of this process that starts another program holds a copy of the descriptor for a
+        // moment, and the lock with it. If it fails, closing does what it can.
+        let _ = fs::flock(&self.fd, FlockOperation::Unlock);
+    }
+}
+
 impl Medium for FileMedium {
     fn bytes(&self) -> u64 {
         self.bytes
