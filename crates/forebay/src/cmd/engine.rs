@@ -2,7 +2,8 @@
 //! `--memory` a memory tier beside it, with `--ssd` a log below that, with `--node` the node of this host. What an engine
 //! does is `forebay-engine`'s.
 
-use super::route::{size, wait_for_signal};
+use super::route::size;
+use super::signals::Signals;
 use forebay_engine::events::EventsConfig;
 use forebay_engine::kv_store::{InProcess, KvStore};
 use forebay_engine::latency::Launch;
@@ -125,9 +126,10 @@ pub fn run(args: Args) -> crate::CommandResult {
         let connection = kept.as_ref().map(Kept::connection);
         let (model, ratio) = (config.model.clone(), config.clock_ratio);
         let engine = Engine::spawn(config, connection).await?;
+        let mut signals = Signals::listen()?;
         println!("forebay engine: http://{} serves {model}, clock x{ratio}", engine.address());
         print_events(&engine);
-        wait_for_signal().await?;
+        signals.next().await;
         engine.shutdown(GRACE).await;
         // What the engine computed last is still to be written.
         Ok(kept.and_then(|kept| kept.own).map_or(Ok(()), |store| store.close())?)

@@ -6,6 +6,7 @@ pub mod preflight;
 pub mod replay;
 pub mod route;
 pub mod run;
+pub mod signals;
 pub mod store;
 pub mod tiers;
 pub mod torture;

@@ -1,6 +1,7 @@
 //! `forebay node`: run the daemon of a host. It turns a file into a configuration and signals into the node's end; what a
 //! node does is `forebay-node`'s.
 
+use super::signals::Signals;
 use forebay_node::{Node, NodeConfig};
 use std::fmt::Arguments;
 use std::io::Write;
@@ -8,7 +9,6 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::PathBuf;
 use std::time::Duration;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Arguments of `forebay node`.
 #[derive(clap::Args)]
@@ -32,7 +32,6 @@ pub fn run(args: Args) -> crate::CommandResult {
     let peers = node.peer_address().map_or(String::new(), |address| format!(", peers at {address}"));
     let relays = node.relays_stat().map_or(String::new(), |stat| format!(", {} GPUs relay", stat.gpus));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // Before anybody hears that the node is there: from then on it may be told to end.
     let signals = runtime.block_on(async { Signals::listen() })?;
     say(format_args!("{} bytes behind {}{peers}{relays}", config.memory.size, config.socket.display()));
     tell_systemd("READY=1");
@@ -57,26 +56,6 @@ async fn serve(node: Node, mut signals: Signals, limit: Duration) -> crate::Comm
             Ok(())
         }
         () = signals.next() => std::process::exit(1),
-    }
-}
-
-/// What ends a node.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn listen() -> std::io::Result<Signals> {
-        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        Ok(Signals { terminate, interrupt })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
     }
 }
 

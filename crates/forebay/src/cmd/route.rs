@@ -1,6 +1,7 @@
 //! `forebay route`: route requests to engines. It turns arguments into a router's configuration; routing itself is
 //! `forebay-router`'s.
 
+use super::signals::Signals;
 use forebay_router::{Backend, Limits, Policy, Router, RouterConfig};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -60,21 +61,13 @@ pub fn run(args: Args) -> crate::CommandResult {
     let backends = config.backends.len();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let router = Router::spawn(config)?;
-    println!("forebay route: http://{} to {backends} engine(s), policy {}", router.addr(), args.policy);
     runtime.block_on(async {
-        wait_for_signal().await?;
+        let mut signals = Signals::listen()?;
+        println!("forebay route: http://{} to {backends} engine(s), policy {}", router.addr(), args.policy);
+        signals.next().await;
         router.shutdown().await;
         Ok(())
     })
-}
-
-/// Waits for SIGINT or SIGTERM.
-pub async fn wait_for_signal() -> std::io::Result<()> {
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    tokio::select! {
-        interrupt = tokio::signal::ctrl_c() => interrupt,
-        _ = terminate.recv() => Ok(()),
-    }
 }
 
 fn backend(text: &str) -> Result<Backend, String> {

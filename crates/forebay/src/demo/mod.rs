@@ -19,7 +19,7 @@ mod vllm;
 mod workload;
 
 use crate::CommandResult;
-use crate::cmd::route::wait_for_signal;
+use crate::cmd::signals::Signals;
 use cluster::ClusterShape;
 use fault::Fault;
 use forebay_engine::profile::Profile;
@@ -212,7 +212,8 @@ fn cancelled_by_signal() -> CancellationToken {
     let cancel = CancellationToken::new();
     let trigger = cancel.clone();
     tokio::spawn(async move {
-        if wait_for_signal().await.is_ok() {
+        if let Ok(mut signals) = Signals::listen() {
+            signals.next().await;
             trigger.cancel();
         }
     });

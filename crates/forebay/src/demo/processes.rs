@@ -2,9 +2,9 @@
 //! end; it must never know what they do.
 //!
 //! A child is in a process group of its own, so that a Ctrl-C at the terminal reaches only its parent, which ends it when
-//! it is done with it. A child whose parent is gone ends too: see `--end-with` in `main.rs`; another program sees to it itself.
+//! it is done with it, and what it started with it. A child whose parent is gone ends too: see `--end-with` in `main.rs`; another program sees to it itself.
 
-use rustix::process::{Pid, Signal, getpid, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
@@ -54,7 +54,7 @@ impl Launch {
     }
 }
 
-/// A running child. Dropping it kills it.
+/// A running child. Dropping it kills it, and what it started.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -143,8 +143,9 @@ impl Process {
         }
     }
 
-    /// Kills the child; when this returns it is gone.
+    /// Kills the child and what it started; when this returns the child is gone.
     pub async fn kill(mut self) -> Result<(), ProcessError> {
+        self.kill_group();
         self.child.kill().await.map_err(|error| ProcessError::Io { name: self.name.clone(), error })
     }
 
@@ -154,7 +155,7 @@ impl Process {
         if let Some(status) = self.child.try_wait().map_err(io_error)? {
             return Err(self.ended(status).await);
         }
-        if let Some(pid) = self.child.id().and_then(|id| Pid::from_raw(id as i32)) {
+        if let Some(pid) = self.pid() {
             kill_process(pid, Signal::TERM).map_err(|error| io_error(error.into()))?;
         }
         match timeout(STOP_LIMIT, self.child.wait()).await {
@@ -163,6 +164,18 @@ impl Process {
             Ok(Err(error)) => Err(io_error(error)),
             Err(_) => Err(ProcessError::Wedged { name: self.name.clone(), errors: self.errors() }),
         }
+    }
+
+    /// Kills all of the child's group, unless the child has been waited for: then its id may be anybody's.
+    fn kill_group(&self) {
+        if let Some(group) = self.pid() {
+            // All of it may have ended.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+
+    fn pid(&self) -> Option<Pid> {
+        self.child.id().and_then(|id| Pid::from_raw(id as i32))
     }
 
     /// The child has ended, so that its last words arrive soon.
@@ -175,6 +188,12 @@ impl Process {
     fn errors(&self) -> String {
         let errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&errors).trim().to_owned()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill_group();
     }
 }
 
@@ -205,5 +224,44 @@ async fn keep_last(from: &mut (impl AsyncReadExt + Unpin), kept: &Mutex<Vec<u8>>
         kept.extend_from_slice(&read[..length]);
         let surplus = kept.len().saturating_sub(ERRORS_BYTES_MAX);
         kept.drain(..surplus);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    /// Not what is only not waited for yet.
+    fn is_alive(pid: u32) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with('Z')))
+    }
+
+    #[test]
+    fn what_a_child_started_ends_with_it() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        for is_killed in [true, false] {
+            runtime.block_on(async {
+                let launch = Launch {
+                    program: Some("sh".into()),
+                    arguments: ["-c", "sleep 1000 & echo $!; wait"].map(OsString::from).into(),
+                    environment: Vec::new(),
+                    limit: START_LIMIT,
+                };
+                let ready = |line: &str| line.trim().parse::<u32>().ok();
+                let (process, grandchild) = Process::start("sh", launch, ready).await.unwrap();
+                assert!(is_alive(grandchild));
+                match is_killed {
+                    true => process.kill().await.unwrap(),
+                    false => drop(process),
+                }
+                let since = Instant::now();
+                while is_alive(grandchild) {
+                    assert!(since.elapsed() < Duration::from_secs(60), "it goes on");
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            });
+        }
     }
 }

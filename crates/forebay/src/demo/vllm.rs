@@ -6,6 +6,7 @@ use super::processes::Launch;
 use super::rows;
 use super::system::Count;
 use forebay_engine::profile::ModelFacts;
+use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::Deserialize;
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -20,9 +21,11 @@ const ANSWER_TRIES_EVERY: Duration = Duration::from_millis(100);
 /// Tokens of a block; newer versions want a multiple of 32 on a CPU.
 const BLOCK_TOKENS: usize = 32;
 
-/// Starts vLLM's command line in a process that ends with the one that started it: a signal comes when it does.
-const LAUNCHER: &str = "import ctypes, runpy, signal\n\
+/// Starts vLLM's command line in a process that ends with the one that started it, whose id is `PARENT`: a signal comes when it does,
+/// unless it has already.
+const LAUNCHER: &str = "import ctypes, os, runpy, signal\n\
                         ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n\
+                        if os.getppid() != PARENT: os._exit(1)\n\
                         runpy.run_module('vllm.entrypoints.cli.main', run_name='__main__')\n";
 
 /// Which vLLM, and what it serves.
@@ -116,11 +119,13 @@ impl Vllm {
             ("--num-gpu-blocks-override", pool_tokens.div_ceil(BLOCK_TOKENS).to_string()),
             ("--kv-transfer-config", connector.to_string()),
         ];
-        let mut arguments: Vec<OsString> = vec!["-c".into(), LAUNCHER.into(), "serve".into()];
+        let launcher = LAUNCHER.replace("PARENT", &std::process::id().to_string());
+        let mut arguments: Vec<OsString> = vec!["-c".into(), launcher.into(), "serve".into()];
         arguments.push(self.model.clone().into_os_string());
         arguments.extend(options.into_iter().flat_map(|(name, value)| [OsString::from(name), value.into()]));
         arguments.extend(["--enforce-eager", "--enable-prompt-tokens-details"].map(OsString::from));
-        let processor = number % std::thread::available_parallelism().map_or(1, usize::from);
+        let processors = processors();
+        let processor = processors.get(number % processors.len().max(1)).copied().unwrap_or(0);
         let environment = [
             ("PYTHONHASHSEED", "0".to_owned()),
             ("HF_HUB_OFFLINE", "1".to_owned()),
@@ -133,6 +138,12 @@ impl Vllm {
         let environment = environment.map(|(name, value)| (name, value.into())).into();
         Ok(Launch { program: Some(self.python.clone()), arguments, environment, limit: START_LIMIT })
     }
+}
+
+/// Processors that this process may use, and its children with it.
+fn processors() -> Vec<usize> {
+    let ours = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    (0..CpuSet::MAX_CPU).filter(|processor| ours.is_set(*processor)).collect()
 }
 
 /// The address at which vLLM says that it serves.
@@ -195,5 +206,10 @@ mod tests {
         assert_eq!((after("--num-gpu-blocks-override"), after("--max-model-len")), ("4".into(), "90".into()));
         assert!(after("--kv-transfer-config").contains(r#""node":"/n.sock""#));
         assert_eq!(launch.program, Some("py".into()));
+        let parent = format!("getppid() != {}:", std::process::id());
+        assert!(told[1].contains(&parent), "{}", told[1]);
+        let bound =
+            &launch.environment.iter().find(|(name, _)| *name == "VLLM_CPU_OMP_THREADS_BIND").unwrap().1;
+        assert_eq!(bound.to_string_lossy(), processors()[0].to_string());
     }
 }

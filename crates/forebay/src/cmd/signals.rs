@@ -1,0 +1,26 @@
+//! The signals that end a command which serves. To be listened for before anybody hears that it serves: from then on it may be told
+//! to end, and in order. It must never know what ends.
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// SIGINT and SIGTERM.
+pub struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// Takes them from now on, in a runtime.
+    pub fn listen() -> std::io::Result<Signals> {
+        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        Ok(Signals { terminate, interrupt })
+    }
+
+    /// Waits for one, or finds one that came before.
+    pub async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
