@@ -129,7 +129,7 @@ fn suite(args: &Args, dir: PathBuf) -> Result<Suite, Box<dyn std::error::Error +
                 quiet: !args.verbose,
             },
         };
-        stores.push(Store { name: kind.name().into(), launch, patience: patience(args.quick) });
+        stores.push(Store { name: kind.name().into(), launch, patience: PATIENCE });
     }
     stores.extend(args.program.as_deref().map(|program| own(program, args)));
     Ok(Suite { stores, only: args.only.clone(), scale, dir })
@@ -138,13 +138,11 @@ fn suite(args: &Args, dir: PathBuf) -> Result<Suite, Box<dyn std::error::Error +
 fn own(program: &Path, args: &Args) -> Store {
     let name = program.file_stem().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
     let launch = Launch { program: program.into(), args: Vec::new(), quiet: !args.verbose };
-    Store { name, launch, patience: patience(args.quick) }
+    Store { name, launch, patience: PATIENCE }
 }
 
-/// Opening includes the start of an interpreter and its libraries, which takes long on a busy machine.
-fn patience(quick: bool) -> Patience {
-    Patience { open: Duration::from_secs(180), command: Duration::from_secs(if quick { 10 } else { 20 }) }
-}
+/// Long enough for a busy machine. Opening includes the start of an interpreter and its libraries.
+const PATIENCE: Patience = Patience { open: Duration::from_secs(180), command: Duration::from_secs(60) };
 
 fn tell(store: &Store, outcome: &Outcome) {
     let found = finding(outcome).unwrap_or_default();
