@@ -146,6 +146,11 @@ class Driver:
         """Whether all parts of the connector have found the node."""
         return self.half.node.is_connected and all(self.workers(lambda half: half.cache.is_connected))
 
+    def aside(self, on: bool) -> Any:
+        """Whether the connector leaves the engine to itself: nothing is loaded and nothing stored."""
+        self.half.loads = self.half.keeps = not on
+        return True
+
     def role(self, loads: bool) -> Any:
         """Whether the engine is a `kv_both`, or a `kv_producer`, which only stores."""
         self.half.loads = loads
@@ -284,10 +289,12 @@ class Spoiled:
 
     def spoil(self, job: int, tokens: int) -> int:
         """Noise behind what may be used, which is returned."""
+        import torch
+
         good = min(tokens, self.tokens)
         for block in self.half.bad_blocks(self.half.loads[job], good):
             for tensor in self.half.tensors:
-                tensor[block].normal_()
+                tensor[block].copy_(100 * torch.rand(tensor[block].shape))  # Elements may be of a byte.
         return good
 
 

@@ -1,4 +1,4 @@
-"""Makes a tiny Llama with random weights, and a tokenizer whose tokens are the words `t0`, `t1`, ...
+"""Makes a tiny Llama or DeepSeek with random weights, and a tokenizer whose tokens are the words `t0`, `t1`.
 
 Knows the files that vLLM reads. Weights are wide enough that greedy tokens vary: a wrong byte of KV changes
 them. With a window, two layers of three, or all of them, see no more than so many tokens. Adapters, for LoRA,
@@ -18,10 +18,29 @@ INNER = 2 * WIDTH
 LONGEST = 8192
 SPREAD = 0.15
 RANK = 4
+LATENT, ROPE = 512, 64  # the only sizes that vLLM's kernel for CPUs has
 
 
-def shapes(layers: int) -> dict[str, tuple[int, ...]]:
-    """The tensors, by the names that Llama's files have."""
+def of_attention(latent: bool) -> dict[str, tuple[int, ...]]:
+    """The tensors of a layer's attention, by the names that Llama's files have, or DeepSeek's."""
+    if not latent:
+        return {
+            "q_proj.weight": (HEADS * HEAD, WIDTH),
+            "k_proj.weight": (KV_HEADS * HEAD, WIDTH),
+            "v_proj.weight": (KV_HEADS * HEAD, WIDTH),
+            "o_proj.weight": (WIDTH, HEADS * HEAD),
+        }
+    return {
+        "q_proj.weight": (HEADS * (HEAD + ROPE), WIDTH),
+        "kv_a_proj_with_mqa.weight": (LATENT + ROPE, WIDTH),
+        "kv_a_layernorm.weight": (LATENT,),
+        "kv_b_proj.weight": (HEADS * (HEAD + HEAD), LATENT),
+        "o_proj.weight": (WIDTH, HEADS * HEAD),
+    }
+
+
+def shapes(layers: int, latent: bool) -> dict[str, tuple[int, ...]]:
+    """The tensors of a model."""
     found: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCABULARY, WIDTH),
         "model.norm.weight": (WIDTH,),
@@ -32,10 +51,7 @@ def shapes(layers: int) -> dict[str, tuple[int, ...]]:
         found |= {
             name + "input_layernorm.weight": (WIDTH,),
             name + "post_attention_layernorm.weight": (WIDTH,),
-            name + "self_attn.q_proj.weight": (HEADS * HEAD, WIDTH),
-            name + "self_attn.k_proj.weight": (KV_HEADS * HEAD, WIDTH),
-            name + "self_attn.v_proj.weight": (KV_HEADS * HEAD, WIDTH),
-            name + "self_attn.o_proj.weight": (WIDTH, HEADS * HEAD),
+            **{f"{name}self_attn.{tensor}": shape for tensor, shape in of_attention(latent).items()},
             name + "mlp.gate_proj.weight": (INNER, WIDTH),
             name + "mlp.up_proj.weight": (INNER, WIDTH),
             name + "mlp.down_proj.weight": (WIDTH, INNER),
@@ -43,7 +59,7 @@ def shapes(layers: int) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def write_weights(folder: Path, layers: int, seed: int) -> None:
+def write_weights(folder: Path, layers: int, latent: bool, seed: int) -> None:
     """Seeded noise; ones where vectors scale."""
     import torch
     from safetensors.torch import save_file
@@ -51,7 +67,7 @@ def write_weights(folder: Path, layers: int, seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     tensors = {
         name: torch.randn(shape, generator=random) * SPREAD if len(shape) == 2 else torch.ones(shape)
-        for name, shape in shapes(layers).items()
+        for name, shape in shapes(layers, latent).items()
     }
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
@@ -75,7 +91,7 @@ def write_adapter(folder: Path, layers: int, seed: int) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
-def write_config(folder: Path, layers: int, window: int | None, full: bool) -> None:
+def write_config(folder: Path, layers: int, window: int | None, full: bool, latent: bool) -> None:
     """What kind of model it is. With a window, some layers see everything if it is `full`."""
     config: dict[str, object] = {
         "architectures": ["LlamaForCausalLM"],
@@ -104,6 +120,19 @@ def write_config(folder: Path, layers: int, window: int | None, full: bool) -> N
             "full_attention" if full and layer % 3 == 2 else "sliding_attention" for layer in range(layers)
         ]
         config |= {"sliding_window": window, "layer_types": kinds}
+    if latent:
+        config |= {
+            "architectures": ["DeepseekV2ForCausalLM"],
+            "model_type": "deepseek_v2",
+            "num_key_value_heads": HEADS,
+            "q_lora_rank": None,
+            "kv_lora_rank": LATENT,
+            "qk_rope_head_dim": ROPE,
+            "qk_nope_head_dim": HEAD,
+            "v_head_dim": HEAD,
+            "first_k_dense_replace": layers,
+        }
+        del config["head_dim"]
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
@@ -119,16 +148,15 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def make(folder: Path, window: int | None = None, full: bool = True, adapters: int = 0) -> Path:
+def make(folder: Path, window: int | None, full: bool, latent: bool, adapters: int) -> None:
     """Writes all of it."""
     layers = LAYERS_WITH_WINDOWS if window is not None and full else LAYERS
     folder.mkdir(parents=True, exist_ok=True)
-    write_config(folder, layers, window, full)
+    write_config(folder, layers, window, full, latent)
     write_tokenizer(folder)
-    write_weights(folder, layers, seed=7)
+    write_weights(folder, layers, latent, seed=7)
     for number in range(adapters):
         write_adapter(folder / f"adapter{number}", layers, seed=100 + number)
-    return folder
 
 
 def main() -> None:
@@ -138,8 +166,9 @@ def main() -> None:
     parser.add_argument("--window", type=int)
     parser.add_argument("--all-windows", action="store_true", help="no layer sees everything")
     parser.add_argument("--adapters", type=int, default=0)
+    parser.add_argument("--latent", action="store_true", help="a small DeepSeek, for MLA")
     said = parser.parse_args()
-    make(said.folder, said.window, not said.all_windows, said.adapters)
+    make(said.folder, said.window, not said.all_windows, said.latent, said.adapters)
 
 
 if __name__ == "__main__":

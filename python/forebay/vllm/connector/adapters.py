@@ -64,7 +64,7 @@ class Adapters:
 
     def digest_of(self, asked: Any) -> bytes:
         """What the adapter computes; nothing if that cannot be told."""
-        if asked.load_inplace or getattr(asked, "tensorizer_config_dict", None):  # Up to 0.26.
+        if asked.load_inplace or getattr(asked, "tensorizer_config_dict", None):  # Gone in 0.32.
             return b""  # What it has been replaced by is not said; or its weights are elsewhere.
         try:
             content = self.content(Path(os.path.expanduser(asked.lora_path)))

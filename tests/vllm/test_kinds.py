@@ -1,0 +1,136 @@
+"""Other kinds of KV than a Llama's in full precision: a window in every layer, elements of one byte, and
+the latents of MLA. Cold and warm, the tokens are those of a run in which nothing is stored and loaded.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ASKED, BLOCK, CHUNK, HERE, PYTHON, ROOM_TOKENS, Daemon, Engine, arguments, transfer
+
+WINDOW, LAYERS = 40, 4
+NAMES = ("short", "even", "long")
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+@dataclass
+class Kind:
+    """A model, how vLLM is started with it, what its groups are, and the bytes of a token in all layers."""
+
+    model: list[str]
+    block_tokens: int
+    more: dict[str, Any]
+    groups: list[list[Any]]
+    token_bytes: int
+
+
+KINDS = {
+    "window": Kind(
+        ["--window", str(WINDOW), "--all-windows"],
+        BLOCK,
+        {},
+        [["SlidingWindowSpec", WINDOW, 4]],
+        LAYERS * 2 * 128 * 4,
+    ),
+    # vLLM takes FP8 on CPUs in blocks of 32.
+    "fp8": Kind([], 32, {"kv_cache_dtype": "fp8"}, [["FullAttentionSpec", None, 4]], LAYERS * 2 * 128),
+    "latent": Kind(["--latent"], 16, {}, [["MLAAttentionSpec", None, 4]], LAYERS * (512 + 64) * 4),
+}
+
+
+@dataclass
+class Place:
+    """An engine, and what it should say."""
+
+    kind: Kind
+    engine: Engine
+    plain: dict[str, list[int]]
+
+    def ask(self, name: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The prompt, of which vLLM itself has kept nothing. Returns when it is stored."""
+        assert self.engine.forget()
+        tokens, count = ASKED[name]
+        (said,) = self.engine.generate(prompts=[tokens], tokens=count, params=params)
+        self.engine.settle()
+        assert said["tokens"] == self.plain[name], name
+        return dict(said)
+
+
+def whole(name: str) -> int:
+    """Tokens of the whole chunks of a prompt."""
+    return len(ASKED[name][0]) // CHUNK * CHUNK
+
+
+def start(kind: Kind, folder: Path, node: Daemon) -> Place:
+    """The engine. What is right, it says itself as long as the connector is set aside."""
+    model = folder / "model"
+    subprocess.run([PYTHON, str(HERE / "tiny_model.py"), str(model), *kind.model], check=True)
+    blocks = {"block_size": kind.block_tokens, "num_gpu_blocks_override": ROOM_TOKENS // kind.block_tokens}
+    engine = Engine(arguments(model, transfer(node.socket), **blocks, **kind.more), folder / "log")
+    engine.aside(on=True)
+    said = {}
+    for name in (*NAMES, "handed"):
+        tokens, count = ASKED[name]
+        said[name] = engine.generate(prompts=[tokens], tokens=count)[0]["tokens"]
+    engine.aside(on=False)
+    return Place(kind, engine, said)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Place]]:
+    """Of each kind that this vLLM has on CPUs. Starting takes most of the time."""
+    folder = tmp_path_factory.mktemp("kinds")
+    names = [name for name in KINDS if name != "latent" or BLOCK != 16]
+    node = Daemon(folder / "node").start()
+    try:
+        with ThreadPoolExecutor() as threads:
+            made = threads.map(lambda name: start(KINDS[name], folder / name, node), names)
+            found = dict(zip(names, made, strict=True))
+        yield found
+        for place in found.values():
+            place.engine.end()
+    finally:
+        node.kill()
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, places: dict[str, Place]) -> Place:
+    if request.param not in places:
+        pytest.skip('SKIPPED: vLLM 0.26 says "MLA is not supported on CPU"')
+    return places[request.param]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prompt_of_any_kind_is_stored_and_loaded(place: Place, name: str) -> None:
+    assert place.engine.groups() == place.kind.groups
+    before = place.engine.stats()
+    cold = place.ask(name)
+    stored = place.engine.stats()
+    warm = place.ask(name)
+    after = place.engine.stats()
+    chunks = (len(ASKED[name][0]) + ASKED[name][1] - 1) // CHUNK
+    assert cold["cached"] == 0 and stored["stores_done"] - before["stores_done"] == chunks
+    assert stored["bytes_stored"] - before["bytes_stored"] == chunks * CHUNK * place.kind.token_bytes
+    assert warm["cached"] in (whole(name), len(ASKED[name][0]) - 1)
+    assert after["loads"] == stored["loads"] + 1 and after["loads_short"] == before["loads_short"]
+
+
+def test_a_prefill_of_any_kind_is_loaded_to_its_end(place: Place) -> None:
+    tokens = ASKED["handed"][0]
+    (first,) = place.engine.generate(prompts=[tokens], tokens=1, params=PREFILL)
+    said = place.ask("handed", first["params"])
+    assert said["cached"] >= len(tokens) - 1
+
+
+def test_a_load_of_any_kind_that_fails_is_computed(place: Place) -> None:
+    place.ask("short")
+    place.engine.spoil(tokens=3 * CHUNK)
+    before = place.engine.stats().get("totals_loads_failed", 0)
+    place.ask("short")
+    place.engine.heal()
+    assert place.engine.stats()["totals_loads_failed"] == before + 1
+    assert place.ask("short")["cached"] == whole("short")
