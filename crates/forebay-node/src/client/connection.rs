@@ -165,7 +165,11 @@ impl Connection {
             self.pending().heard = Some(Instant::now());
             loop {
                 match inbox.next() {
-                    Ok(Some(frame)) if frame.number == 0 => Answer::decode(&frame).map_or((), &on_unasked),
+                    Ok(Some(frame)) if frame.number == 0 => {
+                        if let Ok(answer) = Answer::decode(&frame) {
+                            on_unasked(answer);
+                        }
+                    }
                     Ok(Some(frame)) => self.dispatch(&frame),
                     Ok(None) => break,
                     Err(_) => return self.end(),

@@ -316,9 +316,10 @@ impl Shared {
     fn start_receiving(self: &Arc<Self>, connection: &Arc<Connection>) -> bool {
         let (connection, shared): (_, Weak<Shared>) = (Arc::clone(connection), Arc::downgrade(self));
         let receive = move || {
-            connection.receive(|answer| match (answer, shared.upgrade()) {
-                (Answer::Gone(ids), Some(shared)) => shared.watcher.tell(Gone::These(ids)),
-                _ => {}
+            connection.receive(|answer| {
+                if let (Answer::Gone(ids), Some(shared)) = (answer, shared.upgrade()) {
+                    shared.watcher.tell(Gone::These(ids));
+                }
             });
             if let Some(shared) = shared.upgrade() {
                 // Before there can be another connection, over which chunks are watched.

@@ -158,7 +158,8 @@ impl Desk {
             return self.answer(number, &Answer::Leased(Leased::default()));
         }
         let (mut loans, mut bytes) = (Vec::new(), 0);
-        for chunk in 0..if to_load { in_memory } else { 0 } {
+        let lent_now = if to_load { in_memory } else { 0 };
+        for chunk in 0..lent_now {
             let Ok(loan) = store.lend(&lease, chunk) else { break };
             bytes += LENT_BYTES + 4 * loan.sums().len();
             if bytes > LENT_BYTES_MAX {
