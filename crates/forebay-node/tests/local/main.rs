@@ -244,7 +244,7 @@ fn what_is_only_kept_is_no_hit() {
     assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
     let (sender, held) = std::sync::mpsc::channel();
     peer.client.hold_then(&ids(), MINUTE_US, move |lease| drop(sender.send(lease)));
-    let held = ended(&held);
+    let held = ended(&held).unwrap();
     assert_eq!((held.len(), node.stat().leases, node.stat().hits), (1, 1, [0, 0, 0]));
     assert!(peer.hit(&peer.lease(), 0));
     assert_eq!(node.stat().hits, [1, 0, 0]);
