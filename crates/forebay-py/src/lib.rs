@@ -18,7 +18,6 @@ mod rail;
 mod rows;
 mod slack;
 mod transfer;
-mod watching;
 
 /// The compiled part of the package `forebay`.
 #[pyo3::pymodule]

@@ -97,7 +97,6 @@ class Loading:
     """A load that has not ended at every worker."""
 
     job: int
-    ids: list[list[bytes]]  # of the request's chunks, from the first one on
     first_chunk: int
     tokens: int
     layerwise: bool
