@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 /// A new folder where the binary is, so that it can be linked: a copy that is still open for writing when another thread
 /// starts a program cannot be run.
-fn folder() -> tempfile::TempDir {
+fn beside() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
@@ -39,7 +39,7 @@ fn run(binary: &Path, arguments: &[&str], preloaded: &str) -> Output {
 #[test]
 fn the_program_is_run_with_the_library_before_all_others() {
     for folder in ["bin", "lib"] {
-        let root = folder();
+        let root = beside();
         let binary = install(root.path(), Some(folder));
         let ours = library(root.path(), folder).display().to_string();
         let script = "echo $LD_PRELOAD $FOREBAY_PRELOAD $0 $1; exit 7";
@@ -57,10 +57,10 @@ fn the_program_is_run_with_the_library_before_all_others() {
 
 #[test]
 fn what_cannot_be_run_is_said() {
-    let whole = folder();
+    let whole = beside();
     let spaced =
         tempfile::Builder::new().prefix("with space").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let bare = folder();
+    let bare = beside();
     for (root, library, program, said) in [
         (&whole, Some("lib"), "no-such-program", "forebay: no-such-program: No such file"),
         (&spaced, Some("lib"), "true", "forebay: the dynamic linker takes no path with spaces or colons: "),
