@@ -11,8 +11,10 @@ pub(super) use queue::{Dirty, Written};
 
 use super::Shared;
 use crate::admission::{AdmissionConfig, Chunk, Policy};
-use crate::ssd::SsdWriteEnd;
+use crate::ssd::{NotWritten, SsdWriteEnd};
+use crate::stat::Refused;
 use crate::tier::{Read, ReadEnd};
+use forebay_kv::ChunkId;
 use forebay_links::disk::PacerLimits;
 use forebay_mover::{Class, Span};
 use queue::Queue;
@@ -143,6 +145,11 @@ impl WriteBack {
         }
     }
 
+    fn adopt(&self, now_us: u64, parent: ChunkId) {
+        self.state().queue.adopt(now_us, parent);
+        self.changed.notify_all();
+    }
+
     fn ended(&self, now_us: u64, dirty: &Dirty, written: Written) {
         self.state().queue.ended(now_us, dirty, written);
         self.changed.notify_all();
@@ -183,8 +190,14 @@ fn begin(write_back: &Arc<WriteBack>, shared: &Arc<Shared>, dirty: Dirty) {
     };
     let on_end = move |end| outgoing.ended(end);
     // What is refused drops `on_end`, and with it the chunk.
-    let _ =
+    let begun =
         disk.ssd.write(dirty.tenant, dirty.id, dirty.parent, &layers, Some(sums), Class::WriteBack, on_end);
+    if let (Err(NotWritten::Refused(Refused::ParentMissing)), Some(parent)) = (begun, dirty.parent)
+        && disk.ssd.contains(&parent)
+    {
+        // It came in the meantime, when nobody knew yet of one that waits for it.
+        write_back.adopt(shared.now_us(), parent);
+    }
 }
 
 impl Outgoing {
@@ -212,6 +225,7 @@ impl Drop for Outgoing {
         if let Some(disk) = self.shared.disk.as_ref().filter(|_| deleted) {
             // Whoever deleted it cannot have found it on the disk before it was there.
             disk.ssd.delete(self.dirty.tenant, &[self.dirty.id]);
+            self.written = Written::Gone;
         }
         self.write_back.ended(self.shared.now_us(), &self.dirty, self.written);
     }

@@ -7,7 +7,7 @@ use crate::admission::{Admission, Chunk, ChunkKey, Verdict, Verdicts};
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
 use forebay_links::disk::WriteBackPacer;
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// A chunk that memory has and the disk has not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,8 +75,12 @@ pub struct Queue {
     limit: usize,
     /// With the time since when each waits, the oldest first.
     waiting: VecDeque<(u64, Dirty)>,
+    writing: HashSet<ChunkId>,
     /// Ids of all that wait or are being written.
     known: HashSet<ChunkId>,
+    /// Chunks that were offered while they were being written. What is written may be what somebody has deleted, and stored again
+    /// since: they have another turn.
+    again: HashMap<ChunkId, Dirty>,
     /// Chunks that came before their parents, as chunks do that are stored at the same time, and were refused for it.
     orphans: VecDeque<Dirty>,
     stat: WriteBackStat,
@@ -90,7 +94,9 @@ impl Queue {
             pacer: WriteBackPacer::new(config.pacer),
             limit: config.queue_chunks,
             waiting: VecDeque::new(),
+            writing: HashSet::new(),
             known: HashSet::new(),
+            again: HashMap::new(),
             orphans: VecDeque::new(),
             stat: WriteBackStat::default(),
         }
@@ -103,6 +109,9 @@ impl Queue {
 
     /// Offers a chunk that memory has and the disk has not. Says whether it waits now.
     pub fn offer(&mut self, now_us: u64, dirty: Dirty) -> bool {
+        if self.writing.contains(&dirty.id) {
+            self.again.insert(dirty.id, dirty);
+        }
         if self.known.contains(&dirty.id) {
             return false;
         }
@@ -131,11 +140,11 @@ impl Queue {
                 continue;
             }
             let window = self.pacer.window_lots(now_us, Some(since_us));
-            if self.stat.in_flight >= window as usize {
+            if self.writing.len() >= window as usize {
                 return None;
             }
             self.waiting.pop_front();
-            self.stat.in_flight += 1;
+            self.writing.insert(dirty.id);
             return Some(dirty);
         }
         None
@@ -143,8 +152,8 @@ impl Queue {
 
     /// A chunk that [`next`](Queue::next) gave is written, or is not. Those that could not be written before it wait again.
     pub fn ended(&mut self, now_us: u64, dirty: &Dirty, written: Written) {
-        debug_assert!(self.stat.in_flight > 0, "a write ends once");
-        self.stat.in_flight = self.stat.in_flight.saturating_sub(1);
+        let was_written = self.writing.remove(&dirty.id);
+        debug_assert!(was_written, "a write ends once");
         self.known.remove(&dirty.id);
         let counter = match written {
             Written::Stored => {
@@ -157,9 +166,13 @@ impl Queue {
             Written::Failed => &mut self.stat.failed,
         };
         *counter += 1;
+        let again = self.again.remove(&dirty.id);
+        if let Some(again) = again {
+            self.wait(now_us, again);
+        }
         match written {
             Written::Stored | Written::AlreadyHere => self.adopt(now_us, dirty.id),
-            Written::Refused if dirty.parent.is_some() => self.orphans.push_back(*dirty),
+            Written::Refused if dirty.parent.is_some() && again.is_none() => self.orphans.push_back(*dirty),
             _ => {}
         }
         if self.orphans.len() > ORPHANS_MAX {
@@ -168,12 +181,17 @@ impl Queue {
     }
 
     /// A chunk is on the disk: those behind it that were refused have their turn again.
-    fn adopt(&mut self, now_us: u64, parent: ChunkId) {
+    pub fn adopt(&mut self, now_us: u64, parent: ChunkId) {
         let (children, others): (VecDeque<_>, _) =
             self.orphans.drain(..).partition(|orphan| orphan.parent == Some(parent));
         self.orphans = others;
-        for child in children.into_iter().filter(|child| self.known.insert(child.id)) {
-            self.waiting.push_back((now_us, child));
+        children.into_iter().for_each(|child| self.wait(now_us, child));
+    }
+
+    /// Lets in what was let in before.
+    fn wait(&mut self, now_us: u64, dirty: Dirty) {
+        if self.known.insert(dirty.id) {
+            self.waiting.push_back((now_us, dirty));
         }
     }
 
@@ -189,12 +207,13 @@ impl Queue {
 
     /// Whether nothing waits or is being written.
     pub fn is_idle(&self) -> bool {
-        self.is_empty() && self.stat.in_flight == 0
+        self.is_empty() && self.writing.is_empty()
     }
 
     /// All counters.
     pub fn stat(&self) -> WriteBackStat {
-        WriteBackStat { verdicts: self.admission.verdicts(), waiting: self.waiting.len(), ..self.stat }
+        let (waiting, in_flight) = (self.waiting.len(), self.writing.len());
+        WriteBackStat { verdicts: self.admission.verdicts(), waiting, in_flight, ..self.stat }
     }
 }
 
@@ -244,9 +263,22 @@ mod tests {
         let mut queue = queue(Policy::All);
         assert!(queue.offer(0, dirty(1)) && !queue.offer(0, dirty(1)));
         queue.next(0).unwrap();
-        assert!(!queue.offer(0, dirty(1)), "it is being written");
         queue.ended(1, &dirty(1), Written::Failed);
         assert!(queue.offer(0, dirty(1)));
+    }
+
+    #[test]
+    fn a_chunk_that_is_stored_again_while_it_is_written_is_written_again() {
+        for written in [Written::Gone, Written::Stored, Written::Refused] {
+            let mut queue = queue(Policy::All);
+            queue.offer(0, dirty(1));
+            queue.next(0).unwrap();
+            assert!(!queue.offer(0, dirty(1)) && !queue.offer(0, dirty(1)), "it is being written");
+            queue.ended(1, &dirty(1), written);
+            assert_eq!((queue.next(1), queue.next(1)), (Some(dirty(1)), None));
+            queue.ended(2, &dirty(1), Written::AlreadyHere);
+            assert!(queue.is_idle());
+        }
     }
 
     #[test]
