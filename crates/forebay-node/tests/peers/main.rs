@@ -90,7 +90,8 @@ fn what_a_peer_has_in_memory_is_a_hit_here_and_stays() {
     let stat = right.peering_stat().unwrap();
     assert_eq!((stat.pulled, stat.not_pulled, stat.corrupt, stat.denied), (CHUNKS as u64, 0, 0, 0));
     assert_eq!(reader.lease().in_memory(), CHUNKS, "what was pulled is here now");
-    assert_eq!(left.peering_stat().unwrap().lent, CHUNKS as u64);
+    // A chunk may be lent again where the first loan was late.
+    assert!(left.peering_stat().unwrap().lent >= CHUNKS as u64);
     // Every loan was given back: the owner may drop its chunks, and their memory is free at once.
     let all = ids();
     eventually("all loans are back", || {
@@ -110,8 +111,11 @@ fn what_is_fetched_is_in_memory_before_anybody_loads_it() {
     fetch(&lease);
     eventually("all of it is here", || right.store().locate(&ids()).0 == CHUNKS);
     assert!((0..CHUNKS).all(|number| reader.hit(&lease, number)));
-    let stat = right.peering_stat().unwrap();
-    assert_eq!((stat.pulled, stat.not_pulled), (CHUNKS as u64, 0), "none of it came twice");
+    // A chunk is here before it is counted.
+    eventually("each came once", || {
+        let stat = right.peering_stat().unwrap();
+        (stat.pulled, stat.not_pulled) == (CHUNKS as u64, 0)
+    });
     fetch(&Arc::new(reader.lease()));
     fetch(&Arc::new(reader.client.lease(&[], 1_000_000)));
     assert_eq!(right.peering_stat().unwrap().pulled, CHUNKS as u64, "what is here is not fetched");
