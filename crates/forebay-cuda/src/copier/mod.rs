@@ -1,5 +1,10 @@
 //! The copier: a mover with every path between host memory and the GPUs of a process, and chains for callers with streams.
-//! This file knows which links and routes there are; it must never know how a link works or what is copied.
+//! This file knows what a copy asks of them, and `build` which links and routes there are; neither must know how a link works or what
+//! is copied.
+
+mod build;
+
+pub(crate) use build::{WINDOW_LOTS, spec};
 
 use crate::addresses::Addresses;
 use crate::chain::{self, Chains, Declined};
@@ -7,16 +12,16 @@ use crate::device::{Device, DeviceMemory, Event, Stream};
 use crate::driver::abi::{Address, StreamHandle};
 use crate::driver::{CudaError, Driver, LoadError, Relaxed};
 use crate::kernels::{Kernels, Piece};
-use crate::links::{Direction, LaneLink, PeerLink, RelayLink};
+use crate::links::Direction;
 use crate::poller::Poller;
 use crate::profile::Profile;
 use crate::quarantine::Quarantine;
 use crate::rates::Rates;
-use crate::relay::{By, Relay};
+use crate::relay::Relay;
 use crate::remote::{Attachment, Ground, Hex, NodeRelays, RELAYS_VARIABLE, RelaysAt, TOKEN_VARIABLE};
 use forebay_mover::{
-    Backing, Class, Closed, End, Hop, Limits, LinkId, LinkSpec, MoverHandle, MoverThread, Place, Reason,
-    RegionId, RouteError, RouteSpec, Span, SpanPair, Staging, SubmitError, Telemetry, Transfer,
+    Backing, Class, Closed, End, Limits, MoverHandle, MoverThread, Place, Reason, RegionId, RouteError, Span,
+    SpanPair, SubmitError, Telemetry, Transfer,
 };
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,21 +32,9 @@ use thiserror::Error;
 pub const HOST: Place = Place::Host(0);
 /// Where host memory is that relays of the node's process reach too.
 pub const SHARED: Place = Place::Host(1);
-/// Lots in flight on a lane or an NVLink pair: one moves, one waits behind it, one covers for the control thread.
-pub(crate) const WINDOW_LOTS: u32 = 3;
-const WINDOW_BYTES: u64 = 64 << 20;
-/// Putting thousands of small pages on a link takes time, in which other links would wait for their first lot.
-const LOT_BYTES_MAX: u64 = 4 << 20;
-/// Slots on a relay, for all GPUs that it serves, in both directions. Larger ones gain nothing: a lane is busy for tens of
-/// microseconds with one of these; smaller ones would make more lots than the control thread can see to.
-const RELAY_SLOTS: u32 = 8;
-const RELAY_SLOT_BYTES: u64 = 2 << 20;
 /// From here on a copy that is waited for goes over another process's relays, where they reach its host side. Each needs a few
 /// lots of their own before it pays for what asking costs.
 const RELAYED_BYTES: u64 = 16 << 20;
-/// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a lane that needs seconds for that is stuck.
-const OP_TIMEOUT_US: u64 = 10_000_000;
-
 /// Of the time that a copy takes at least, the part that is slept through, and its limit.
 const DOZE_PART: f64 = 0.9;
 const DOZE_MAX_S: f64 = 10.0;
@@ -171,10 +164,7 @@ impl Copier {
         let (mover, poller) = (MoverThread::spawn(Limits::default())?, Poller::spawn(driver)?);
         let handle = mover.handle();
         let addresses = Arc::<Addresses>::default();
-        let mut build =
-            Build { handle: &handle, poller: &poller, addresses: &addresses, staging: Vec::new() };
-        let gpus = build.everything(&devices, &made)?;
-        let staging = build.staging;
+        let (gpus, staging) = build::build(&handle, &poller, &addresses, &devices, &made)?;
         let chains = Chains::new(driver, &gpus, made.rates)?;
         let anywhere = Anywhere::new(&handle, &addresses, &devices)?;
         let quarantine = Quarantine::of(&handle)?;
@@ -487,117 +477,4 @@ fn open(driver: &'static Driver, wanted: Option<&[u16]>) -> Result<Vec<Arc<Devic
         return Err(StartError::NoDevices);
     }
     wanted.iter().map(|index| Ok(Device::open(driver, *index)?)).collect()
-}
-
-/// A copier being put together.
-struct Build<'a> {
-    handle: &'a MoverHandle,
-    poller: &'a Poller,
-    addresses: &'a Arc<Addresses>,
-    staging: Vec<DeviceMemory>,
-}
-
-/// A GPU's kernels and lanes.
-struct Gpu {
-    device: Arc<Device>,
-    kernels: Arc<Kernels>,
-    lanes: HashMap<Direction, LinkId>,
-    /// For what it relays.
-    staging: Staging,
-}
-
-impl Build<'_> {
-    fn everything(&mut self, devices: &[Arc<Device>], made: &Made) -> Result<Vec<Arc<Kernels>>, StartError> {
-        let gpus = devices.iter().map(|device| self.gpu(device)).collect::<Result<Vec<_>, StartError>>()?;
-        for gpu in &gpus {
-            for direction in Direction::BOTH {
-                for host in [HOST, SHARED] {
-                    let (from, to) = direction.ends(host, gpu.device.index());
-                    self.handle.add_route(RouteSpec::direct(from, to, gpu.lanes[&direction]))??;
-                }
-            }
-        }
-        for gpu in &gpus {
-            let peers = gpus.iter().filter(|peer| peer.device.index() != gpu.device.index());
-            let relays = peers.filter(|peer| gpu.device.connect(&peer.device));
-            for peer in relays.collect::<Vec<_>>() {
-                for (direction, relay) in Direction::BOTH.into_iter().zip(made.relays) {
-                    self.relay(gpu, peer, direction, relay)?;
-                }
-            }
-        }
-        Ok(gpus.into_iter().map(|gpu| gpu.kernels).collect())
-    }
-
-    fn gpu(&mut self, device: &Arc<Device>) -> Result<Gpu, StartError> {
-        let kernels = Arc::new(Kernels::load(device)?);
-        let mut lanes = HashMap::new();
-        for (direction, name) in Direction::BOTH.into_iter().zip(["h2d", "d2h"]) {
-            let link = LaneLink::new(direction, self.poller, &kernels, self.addresses, WINDOW_LOTS)?;
-            let spec = spec(format!("gpu{}.{name}", device.index()));
-            lanes.insert(direction, self.handle.add_link(spec, Box::new(link))?);
-        }
-        let staging = self.staging(device)?;
-        Ok(Gpu { device: Arc::clone(device), kernels, lanes, staging })
-    }
-
-    fn staging(&mut self, device: &Arc<Device>) -> Result<Staging, StartError> {
-        let (slots, slot_bytes) = (RELAY_SLOTS, RELAY_SLOT_BYTES);
-        let memory = DeviceMemory::new(device, slot_bytes * u64::from(slots))?;
-        let region = self.handle.register_opaque(Place::Device(device.index()), memory.bytes())?;
-        self.addresses.insert(region, memory.address(), memory.bytes());
-        self.staging.push(memory);
-        Ok(Staging { region, slot_bytes, slots })
-    }
-
-    fn relay(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction, relay: Relay) -> Result<(), StartError> {
-        match relay {
-            Relay::Staged(by) => self.staged(gpu, peer, direction, by),
-            Relay::Fused => self.fused(gpu, peer, direction),
-        }
-    }
-
-    fn staged(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction, by: By) -> Result<(), StartError> {
-        let engine = match by {
-            By::Own => Some(self.poller.track(Stream::new(&gpu.device)?)),
-            By::Peer => Some(self.poller.track(Stream::new(&peer.device)?)),
-            By::Kernel => None,
-        };
-        let kernel = self.poller.track(Stream::new(&gpu.device)?);
-        let pair = PeerLink::new(engine, kernel, &gpu.kernels, self.addresses, WINDOW_LOTS)?;
-        let lane = peer.lanes[&direction];
-        let name = name(gpu, peer, direction);
-        let pair = self.handle.add_link(spec(name), Box::new(pair))?;
-        let (from, to) = direction.ends(HOST, gpu.device.index());
-        let links = match direction {
-            Direction::HostToDevice => [lane, pair],
-            Direction::DeviceToHost => [pair, lane],
-        };
-        self.handle.add_route(RouteSpec::relayed(from, to, links, peer.staging, true))??;
-        Ok(())
-    }
-
-    fn fused(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction) -> Result<(), StartError> {
-        let track = self.poller.track(Stream::new(&peer.device)?);
-        let link = RelayLink::new(track, &peer.kernels, self.addresses, WINDOW_LOTS)?;
-        let name = name(gpu, peer, direction);
-        let link = self.handle.add_link(spec(name), Box::new(link))?;
-        let (from, to) = direction.ends(HOST, gpu.device.index());
-        let hops = vec![Hop { link, guest: true }];
-        self.handle.add_route(RouteSpec { from, to, hops, staging: Vec::new() })??;
-        Ok(())
-    }
-}
-
-pub(crate) fn spec(name: String) -> LinkSpec {
-    let (lot_bytes_max, op_timeout_us) = (LOT_BYTES_MAX, OP_TIMEOUT_US);
-    LinkSpec { lot_bytes_max, op_timeout_us, ..LinkSpec::new(name, WINDOW_LOTS, WINDOW_BYTES) }
-}
-
-fn name(gpu: &Gpu, peer: &Gpu, direction: Direction) -> String {
-    let (gpu, peer) = (gpu.device.index(), peer.device.index());
-    match direction {
-        Direction::HostToDevice => format!("gpu{peer}>gpu{gpu}"),
-        Direction::DeviceToHost => format!("gpu{gpu}>gpu{peer}"),
-    }
 }
