@@ -1,0 +1,166 @@
+//! What becomes of a transfer that is cancelled, or whose links fail, lose an operation or are late: step by step.
+
+#![allow(clippy::unwrap_used)]
+
+use forebay_mover::sim::{Sim, SimLink};
+use forebay_mover::{
+    Class, End, Event, Limits, LinkSpec, Mover, Outcome, Place, RouteSpec, Span, SpanPair, Staging, Transfer,
+};
+
+const HOST: Place = Place::Host(0);
+const DEVICE: Place = Place::Device(0);
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_cancel_returns_only_when_quiet() {
+    let mut sim = Sim::new(2);
+    let id = sim.add_link(LinkSpec::new("link", 2, 64 * MIB), SimLink::of_rate(1_000_000_000));
+    sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap();
+    let (source, target) = (sim.add_region(HOST, 32 << 20), sim.add_region(DEVICE, 32 << 20));
+    let pair = SpanPair::new(Span::new(source, 0, 32 * MIB), Span::new(target, 0, 32 * MIB));
+    sim.submit_at(0, Transfer::new(vec![pair], Class::Demand));
+    sim.cancel_at(100, 0);
+    sim.run();
+    let last_write_us = sim.ran.iter().map(|ran| ran.completed_us).max().unwrap();
+    assert!(matches!(sim.ended[0].end, End::Cancelled { moved_bytes, .. } if moved_bytes < 32 * MIB));
+    assert_eq!(sim.ended[0].at_us, last_write_us);
+    assert!(last_write_us > 100);
+    assert_eq!(sim.violations, Vec::<String>::new());
+}
+
+#[test]
+fn a_link_that_fails_at_once_does_not_swallow_the_transfer() {
+    let mut sim = Sim::new(2);
+    for (name, model) in [
+        ("broken", SimLink { error: 1.0, ..SimLink::of_rate(1_000_000_000_000) }),
+        ("healthy", SimLink::of_rate(1_000_000_000)),
+    ] {
+        let id = sim.add_link(LinkSpec::new(name, 2, 64 * MIB), model);
+        sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap();
+    }
+    let (source, target) = (sim.add_region(HOST, 64 << 20), sim.add_region(DEVICE, 64 << 20));
+    let pair = SpanPair::new(Span::new(source, 0, 64 * MIB), Span::new(target, 0, 64 * MIB));
+    sim.submit_at(0, Transfer::new(vec![pair], Class::Demand));
+    sim.run();
+    assert_eq!(sim.ended[0].end, End::Done { bytes: 64 * MIB });
+    assert_eq!(sim.bytes(source), sim.bytes(target));
+}
+
+#[test]
+fn corrupt_bytes_fail_the_transfer_and_are_not_tried_again() {
+    let mut sim = Sim::new(2);
+    let id = sim.add_link(
+        LinkSpec::new("link", 1, 64 * MIB),
+        SimLink { corrupt: 1.0, ..SimLink::of_rate(1_000_000) },
+    );
+    sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap();
+    let (source, target) = (sim.add_region(HOST, 4096), sim.add_region(DEVICE, 4096));
+    let pair = SpanPair::new(Span::new(source, 0, 4096), Span::new(target, 0, 4096));
+    sim.submit_at(0, Transfer::new(vec![pair], Class::Demand));
+    sim.run();
+    let End::Failed(failure) = &sim.ended[0].end else { panic!("{:?}", sim.ended[0].end) };
+    assert_eq!(failure.unmoved, vec![pair]);
+    assert_eq!(sim.ran.len(), 1);
+}
+
+#[test]
+fn a_lost_operation_quarantines_its_spans_until_it_completes() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 100), mover.add_region(DEVICE, 100));
+    let link = mover.add_link(LinkSpec { op_timeout_us: 50, ..LinkSpec::new("link", 1, MIB) });
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+    let (from, to) = (Span::new(source, 0, 100), Span::new(target, 0, 100));
+    let id = mover.submit(0, Transfer::new(vec![SpanPair::new(from, to)], Class::Demand)).unwrap();
+    let start = mover.poll(0).unwrap();
+    assert_eq!(mover.next_timeout_us(0), Some(50));
+    mover.expire(49);
+    assert_eq!(mover.next_event(), None);
+    mover.expire(50);
+    let Some(forebay_mover::Event::Ended(ended, End::Failed(failure))) = mover.next_event() else { panic!() };
+    assert_eq!((ended, failure.quarantined), (id, vec![from, to]));
+    assert!(mover.remove_region(target).is_err(), "the lost operation may still write there");
+    mover.complete(1_000, start.op, Outcome::Moved { bytes: 100 });
+    assert_eq!(mover.next_event(), Some(forebay_mover::Event::Quiet(id, vec![from, to])));
+    assert!(mover.remove_region(target).is_ok());
+}
+
+#[test]
+fn a_transfer_whose_last_lot_waits_for_a_link_that_dies_ends() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 200), mover.add_region(DEVICE, 200));
+    let region = mover.add_region(Place::Device(1), 200);
+    let [out, into] = ["out", "in"].map(|name| mover.add_link(LinkSpec::new(name, 1, 100)));
+    let staging = Staging { region, slots: 2, slot_bytes: 100 };
+    mover.add_route(RouteSpec::relayed(HOST, DEVICE, [out, into], staging, false)).unwrap();
+    let transfers = [0, 100].map(|at| {
+        let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
+        mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap()
+    });
+    // The first one is on its second link; the other one has got as far as the staging and waits.
+    for _ in transfers {
+        let first_hop = mover.poll(0).unwrap();
+        mover.complete(1, first_hop.op, Outcome::Moved { bytes: 100 });
+        mover.poll(1);
+    }
+    mover.link_down(2, into);
+    let ended = std::iter::from_fn(|| mover.next_event()).next().unwrap();
+    assert!(matches!(ended, Event::Ended(id, End::Failed(_)) if id == transfers[1]), "{ended:?}");
+}
+
+#[test]
+fn routes_with_the_same_staging_share_its_slots() {
+    let mut mover = Mover::new(Limits::default());
+    let source = mover.add_region(HOST, 400);
+    let region = mover.add_region(Place::Device(9), 100);
+    let staging = Staging { region, slots: 1, slot_bytes: 100 };
+    let targets = [0, 1].map(|device| {
+        let target = mover.add_region(Place::Device(device), 200);
+        let links = ["out", "in"].map(|name| mover.add_link(LinkSpec::new(name, 4, 1000)));
+        mover.add_route(RouteSpec::relayed(HOST, Place::Device(device), links, staging, false)).unwrap();
+        target
+    });
+    for target in targets {
+        let pair = SpanPair::new(Span::new(source, 0, 100), Span::new(target, 0, 100));
+        mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap();
+    }
+    let first = mover.poll(0).unwrap();
+    assert_eq!(mover.poll(0), None, "the only slot is taken");
+    mover.complete(1, first.op, Outcome::Moved { bytes: 100 });
+    let second_hop = mover.poll(1).unwrap();
+    assert_eq!((second_hop.pairs[0].from.region, mover.poll(1)), (region, None));
+    mover.complete(2, second_hop.op, Outcome::Moved { bytes: 100 });
+    assert_eq!(mover.poll(2).unwrap().pairs[0].to.region, region, "the other route has the slot now");
+}
+
+#[test]
+fn a_link_that_was_late_once_is_used_again() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 64 * MIB), mover.add_region(DEVICE, 64 * MIB));
+    let [_, late] = ["good", "late"].map(|name| {
+        let link = mover.add_link(LinkSpec::new(name, 1, 64 * MIB));
+        mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+        link
+    });
+    // Every operation takes a millisecond, and the first one of the late link so much more. Gives the bytes of that link.
+    let mut copy = |begin_us: u64, mut late_us: u64| {
+        let before = mover.telemetry().links[late.index()].bytes;
+        let pair = SpanPair::new(Span::new(source, 0, 64 * MIB), Span::new(target, 0, 64 * MIB));
+        mover.submit(begin_us, Transfer::new(vec![pair], Class::Demand)).unwrap();
+        let (mut now_us, mut under_way) = (begin_us, Vec::new());
+        loop {
+            while let Some(start) = mover.poll(now_us) {
+                let extra_us = if start.link == late { std::mem::take(&mut late_us) } else { 0 };
+                under_way.push((now_us + 1_000 + extra_us, start));
+            }
+            under_way.sort_by_key(|(at_us, _)| std::cmp::Reverse(*at_us));
+            let Some((at_us, start)) = under_way.pop() else { break };
+            now_us = at_us;
+            mover.complete(now_us, start.op, Outcome::Moved { bytes: start.bytes });
+        }
+        assert!(matches!(mover.next_event(), Some(Event::Ended(_, End::Done { .. }))));
+        mover.telemetry().links[late.index()].bytes - before
+    };
+    copy(0, 2_500_000);
+    let bytes = copy(4_000_000, 0);
+    assert!(bytes > 16 * MIB, "{bytes} of 64 MiB over one of two equal links");
+}
