@@ -9,7 +9,7 @@ use forebay_connector::{LOADS_MAX, NotBegun, PagedOptions, Wish};
 use forebay_mover::Backing;
 use forebay_store::TenantId;
 use rig::*;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const TOKENS: usize = 4 * CHUNK_TOKENS as usize + 21;
 
@@ -371,58 +371,4 @@ fn a_load_whose_time_is_over_ends_and_nothing_more_is_copied() {
     let end = engine.end_of(1);
     assert_eq!((end.tokens, end.why), (0, Some("not there within 0 us".into())));
     assert!(engine.is_clean_beside(&[]));
-}
-
-/// `cargo test --release -p forebay-connector -- --ignored --nocapture`.
-#[test]
-#[ignore = "a measurement"]
-fn how_long_a_warm_hit_takes() {
-    use forebay_connector::PagedCache;
-    use forebay_connector::cache::{CacheShape, Group, Layer};
-    use forebay_connector::pages::PageTables;
-    use forebay_mover::HostBuffer;
-    let (layers, page_bytes, tokens, page_tokens, chunk_tokens) = (32, 2048, 1500usize, 16, 256);
-    let site = Site::new();
-    let _node = site.node_of(64 << 20);
-    let memory: Vec<HostBuffer> = (0..layers).map(|_| HostBuffer::new(256 * page_bytes)).collect();
-    let layer = |memory: &HostBuffer| {
-        let (address, pages, bytes) = (memory.as_ptr() as u64, 256, page_bytes as u64);
-        Layer { address, pages, stride_bytes: bytes, page_bytes: bytes, group: 0 }
-    };
-    let shape = || {
-        let group = Group { page_tokens, heads: 2 };
-        CacheShape::new(memory.iter().map(layer).collect(), vec![group], chunk_tokens).unwrap()
-    };
-    // SAFETY: the memory is dropped after the cache.
-    let paged = unsafe { PagedCache::on_host(shape(), PagedOptions { ..site.options() }) }.unwrap();
-    let namespace = forebay_kv::NamespaceKey::from_bytes([1; 32]);
-    let all: Vec<u32> = (0..1536).collect();
-    let ids = forebay_kv::chunk_ids(&namespace, &all, 256);
-    let blocks: Vec<i64> = (0..96).map(|block| (block * 37) % 256).collect();
-    let tables = || PageTables::new(paged.cache(), vec![blocks.clone()], tokens as u64, true).unwrap();
-    let chunk = |number: usize| forebay_connector::NewChunk {
-        id: ids[number],
-        parent: number.checked_sub(1).map(|before| ids[before]),
-        tokens: if number == 5 { 1500 - 5 * 256 } else { 256 },
-    };
-    paged.store(0, (0..6).map(chunk).collect(), tables(), 0).unwrap();
-    assert!(paged.wait_stored(&[0], Some(PATIENCE)));
-    let mut times: Vec<[f64; 2]> = (0..200)
-        .map(|job| {
-            let sources = vec![(ids.clone(), Source::same(paged.cache()))];
-            let (limit_us, tokens) = (1_000_000, tokens as u64);
-            let begun = Instant::now();
-            paged
-                .load(Wish { job, sources, tables: tables(), tokens, layerwise: true, limit_us }, 0)
-                .unwrap();
-            paged.wait_layer(0, 0).unwrap();
-            let first = begun.elapsed().as_secs_f64() * 1e3;
-            paged.wait_loads(0).unwrap();
-            let last = begun.elapsed().as_secs_f64() * 1e3;
-            assert_eq!(paged.take_ended().0[0].tokens, tokens);
-            [first, last]
-        })
-        .collect();
-    times.sort_by(|one, other| one[1].total_cmp(&other[1]));
-    println!("first layer, last layer: median {:.3?} ms, worst {:.3?} ms", times[100], times[199]);
 }

@@ -11,19 +11,13 @@ use std::sync::Arc;
 /// Says which test a process is to run.
 const ALONE: &str = "FOREBAY_CUDA_TEST";
 
-/// What a line begins with that is shown although the test passed.
-pub const FIGURE: &str = "figure:";
-
 /// Runs a test's body in a process of its own with the fake driver.
 pub fn alone(test: &str, env: &[(&str, &str)], body: impl FnOnce(&Fake)) {
     if std::env::var(ALONE).is_ok_and(|name| name == test) {
         return body(&Fake::load());
     }
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child
-        .args([test, "--exact", "--include-ignored", "--nocapture"])
-        .env(ALONE, test)
-        .env("FAKE_CUDA_GPUS", "3");
+    child.args([test, "--exact", "--nocapture"]).env(ALONE, test).env("FAKE_CUDA_GPUS", "3");
     // Nothing that was measured counts, unless the test brings it.
     child.env("XDG_CACHE_HOME", "/nonexistent");
     child.env(LIBRARY_VARIABLE, &fake_cuda_install::installed().libcuda).envs(env.iter().copied());
@@ -32,9 +26,6 @@ pub fn alone(test: &str, env: &[(&str, &str)], body: impl FnOnce(&Fake)) {
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}");
     assert!(said.contains("1 passed"), "no test is called {test}: {said}");
-    for figure in said.lines().filter(|line| line.starts_with(FIGURE)) {
-        println!("{figure}");
-    }
 }
 
 /// What tests ask of the fake driver beyond the real one.
