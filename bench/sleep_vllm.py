@@ -27,34 +27,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 500000.0,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-    "torch_dtype": "bfloat16",
-}
-QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # The worker is in this process: its parameters can be looked at.
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "PYTHONHASHSEED": "0",
-}
+import vllm_engine
+
+# The worker is in this process: its parameters can be looked at.
+QUIET = vllm_engine.QUIET | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 WORKER = "forebay.vllm.worker.Worker"
 ENGINE_LIMIT_S = 400
 PROMPT = [3 + index * 7919 % 30000 for index in range(512)]
@@ -262,7 +238,7 @@ def compare(rounds: int, preload: str | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         model, out = Path(folder) / "llama-8b", Path(folder) / "found.json"
         model.mkdir()
-        (model / "config.json").write_text(json.dumps(LLAMA_8B))
+        (model / "config.json").write_text(json.dumps(vllm_engine.LLAMA_8B))
         links = Links(**child("links", model, rounds, None, out))
         stock = Engine(**child("stock", model, rounds, None, out))
         made = rows(links, stock, Engine(**child("forebay", model, rounds, None, out)), "")

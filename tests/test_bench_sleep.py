@@ -13,6 +13,7 @@ SCRIPT = pathlib.Path(__file__).parent.parent / "bench" / "sleep_vllm.py"
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("sleep_vllm", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
