@@ -47,8 +47,14 @@ def test_vllms_with_a_node_answer_through_the_router(command, tmp_path):
     assert rows["demo.round-robin.failures"] == 0
     assert "demo.round-robin.wrong_tokens" not in rows, "nobody knows what a real model must say"
     assert rows["demo.round-robin.hit_rate"] == pytest.approx(0.5, abs=0.01)
-    counters = json.loads((tmp_path / "out" / "summary.json").read_text())["arms"][0]["counters"]
-    assert counters["tokens loaded from nodes"] == 14 and counters["tokens found on the GPU"] == 14
+    arm = json.loads((tmp_path / "out" / "summary.json").read_text())["arms"][0]
+    counters, sources = arm["counters"], arm["sources"]
+    assert counters["tokens loaded from nodes"] == 140 and counters["tokens found on the GPU"] == 14
+    assert counters["chunks stored"] == 6
+    assert (sources["memory"], sources["ssd"], sources["peer"]) == (80, 40, 20)
+    assert sources["gpu"] == pytest.approx(sources["computed"] - 140, abs=12), (
+        "half of each prompt was cached"
+    )
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])

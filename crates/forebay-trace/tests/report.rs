@@ -3,7 +3,10 @@
 use forebay_trace::record::{
     Counter, Failure, FailureKind, Line, LinkSample, LoadSample, Outcome, RecordLog, RequestRecord, RunInfo,
 };
-use forebay_trace::report::{Class, TokenSources, WrongTokens, html, summarize, terminal};
+use forebay_trace::report::{
+    Class, OUTSIDE_PEER_TOKENS, OUTSIDE_SSD_TOKENS, OUTSIDE_TOKENS, TokenSources, WrongTokens, html,
+    summarize, terminal,
+};
 
 fn request(arm: &str, number: u32) -> RequestRecord {
     let at_s = f64::from(number);
@@ -96,6 +99,29 @@ fn tokens_are_split_by_the_engines_own_account() {
         TokenSources { gpu: 14_000, memory: 1_200, ssd: 500, peer: 300, computed: 4_000, unreported: 10_000 };
     assert_eq!(arm.sources, expected);
     assert_eq!(arm.sources.hit_rate(), Some(0.8));
+}
+
+#[test]
+fn what_engines_count_only_in_all_is_taken_out_of_what_was_on_the_gpu() {
+    let unsplit = |arm: &str| RequestRecord {
+        external_cached_tokens: None,
+        ssd_cached_tokens: None,
+        peer_cached_tokens: None,
+        ..request(arm, 0)
+    };
+    let mut log = log_of([unsplit("a"), unsplit("b"), unsplit("c")]);
+    let mut count = |arm: &str, counts: [u64; 3]| {
+        for (name, value) in [OUTSIDE_TOKENS, OUTSIDE_SSD_TOKENS, OUTSIDE_PEER_TOKENS].into_iter().zip(counts)
+        {
+            log.push(Line::Counter(Counter { arm: arm.into(), name: name.into(), value }));
+        }
+    };
+    count("b", [2_000, 500, 300]);
+    count("c", [9_000, 5_500, 700]);
+    let sources: Vec<TokenSources> = summarize(&log).arms.iter().map(|arm| arm.sources).collect();
+    let split =
+        |gpu, memory, ssd, peer| TokenSources { gpu, memory, ssd, peer, computed: 4_000, unreported: 0 };
+    assert_eq!(sources, [split(6_000, 0, 0, 0), split(4_000, 1_200, 500, 300), split(0, 0, 5_500, 500)]);
 }
 
 #[test]

@@ -14,8 +14,8 @@ pub struct Progress {
     pub done: u64,
     /// Requests that failed.
     pub failed: u64,
-    /// Wrong tokens so far.
-    pub wrong_tokens: u64,
+    /// Wrong tokens so far; `None` when nobody checks.
+    pub wrong_tokens: Option<u64>,
     /// Median time to first token so far.
     pub ttft_p50_s: Option<f64>,
 }

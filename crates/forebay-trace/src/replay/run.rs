@@ -219,7 +219,7 @@ impl<'a, S: FnMut(&RequestRecord) -> io::Result<()>> Run<'a, S> {
             in_flight: self.under_way.len(),
             done: self.outcome.done,
             failed: self.outcome.failed,
-            wrong_tokens: self.outcome.wrong_tokens,
+            wrong_tokens: self.check.as_ref().map(|_| self.outcome.wrong_tokens),
             ttft_p50_s: self.ttft.get().map(|us| us as f64 / 1e6),
         });
     }

@@ -147,8 +147,8 @@ fn hits(summary: &Summary) -> String {
         sources("plot-hits", "Prompt tokens by source and arm", "share of prompt tokens", &SOURCES, &wholes);
     let keys = SOURCES.iter().enumerate().map(|(index, name)| box_key(&format!("s{index}"), name));
     let text = "Where the prompt's KV came from, as the engines report it: found in the GPU's own cache, fetched from \
-                memory, from SSD or from another node, or computed. An engine that names no source, as vLLM's answers do \
-                not, is booked as the GPU's own cache: its counters above tell them apart.";
+                memory, from SSD or from another node, or computed. Where answers do not say it, as vLLM's do not, the \
+                engines' counters above do. What nothing names is booked as the GPU's own cache.";
     section("hits", "Hits by source", text, &(legend(keys) + &scrolling(&plot)))
 }
 

@@ -59,19 +59,22 @@ impl LiveLine {
 /// ```
 /// use forebay_trace::{replay::Progress, report};
 ///
-/// let progress = Progress { at_s: 61.5, in_flight: 8, done: 120, ttft_p50_s: Some(0.412), ..Progress::default() };
-/// let line = report::line("lpwl", &progress);
+/// let some = Progress { at_s: 61.5, in_flight: 8, done: 120, ttft_p50_s: Some(0.412), ..Progress::default() };
+/// assert_eq!(report::line("lpwl", &some), "lpwl: 120 done, 8 in flight, 0 failed, TTFT p50 0.412 s, 61.5 s");
+/// let checked = Progress { wrong_tokens: Some(0), ..some };
+/// let line = report::line("lpwl", &checked);
 /// assert_eq!(line, "lpwl: 120 done, 8 in flight, 0 failed, 0 wrong tokens, TTFT p50 0.412 s, 61.5 s");
 /// ```
 pub fn line(arm: &str, progress: &Progress) -> String {
     let ttft =
         progress.ttft_p50_s.map_or_else(String::new, |p50_s| format!(", TTFT p50 {} s", seconds(p50_s)));
+    let wrong =
+        progress.wrong_tokens.map_or_else(String::new, |wrong| format!(", {} wrong tokens", count(wrong)));
     format!(
-        "{arm}: {} done, {} in flight, {} failed, {} wrong tokens{ttft}, {} s",
+        "{arm}: {} done, {} in flight, {} failed{wrong}{ttft}, {} s",
         count(progress.done),
         progress.in_flight,
         count(progress.failed),
-        count(progress.wrong_tokens),
         seconds(progress.at_s),
     )
 }

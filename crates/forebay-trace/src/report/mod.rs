@@ -17,6 +17,7 @@ pub use html::html;
 pub use live::{LiveLine, line};
 pub use quantile::Quantiles;
 pub use summary::{
-    ArmSummary, Class, ClassSummary, LinkTotal, Summary, TokenSources, WrongTokens, summarize,
+    ArmSummary, Class, ClassSummary, LinkTotal, OUTSIDE_PEER_TOKENS, OUTSIDE_SSD_TOKENS, OUTSIDE_TOKENS,
+    Summary, TokenSources, WrongTokens, summarize,
 };
 pub use terminal::terminal;

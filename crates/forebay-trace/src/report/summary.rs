@@ -6,6 +6,14 @@ use crate::record::{Outcome, RecordLog, RequestRecord};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Counters of engines that say in all, and not in each answer, how many of the cached tokens were not in their own caches:
+/// all of these, and of them those from an SSD and those from other nodes.
+pub const OUTSIDE_TOKENS: &str = "tokens loaded from nodes";
+/// See [`OUTSIDE_TOKENS`].
+pub const OUTSIDE_SSD_TOKENS: &str = "tokens loaded from SSD";
+/// See [`OUTSIDE_TOKENS`].
+pub const OUTSIDE_PEER_TOKENS: &str = "tokens loaded from peers";
+
 /// The figures of a whole log.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Summary {
@@ -181,6 +189,18 @@ impl TokenSources {
         self.peer += peer;
         self.computed += input - cached;
     }
+
+    /// Takes what was not on the GPU out of what answers call cached.
+    fn tell_apart(&mut self, counters: &BTreeMap<String, u64>) {
+        let counted = |name| counters.get(name).copied().unwrap_or(0);
+        let outside = counted(OUTSIDE_TOKENS).min(self.gpu);
+        let ssd = counted(OUTSIDE_SSD_TOKENS).min(outside);
+        let peer = counted(OUTSIDE_PEER_TOKENS).min(outside - ssd);
+        self.gpu -= outside;
+        self.memory += outside - ssd - peer;
+        self.ssd += ssd;
+        self.peer += peer;
+    }
 }
 
 impl ArmSummary {
@@ -215,10 +235,12 @@ impl ArmSummary {
 pub fn summarize(log: &RecordLog) -> Summary {
     let arms = arms(log)
         .into_iter()
-        .map(|arm| ArmSummary {
-            links: links(arm, log),
-            counters: counters(arm, log),
-            ..summarize_requests(arm, log.requests.iter().filter(|record| record.arm == arm))
+        .map(|arm| {
+            let of_requests = summarize_requests(arm, log.requests.iter().filter(|record| record.arm == arm));
+            let (links, counters) = (links(arm, log), counters(arm, log));
+            let mut sources = of_requests.sources;
+            sources.tell_apart(&counters);
+            ArmSummary { links, counters, sources, ..of_requests }
         })
         .collect();
     Summary { arms, skipped_lines: log.skipped.len() }

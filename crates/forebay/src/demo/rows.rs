@@ -24,9 +24,8 @@ pub const PEER_CHUNKS: &str = "chunks loaded from peers";
 pub const NODES_KILLED: &str = "nodes killed";
 pub const TOKENS_AGAIN: &str = "tokens computed again";
 
-/// Prompt tokens that vLLM found in its own pool, and that its connector brought; only there with vLLM.
+/// Prompt tokens that vLLM found in its own pool; only there with vLLM.
 pub const POOL_TOKENS: &str = "tokens found on the GPU";
-pub const CONNECTOR_TOKENS: &str = "tokens loaded from nodes";
 
 /// Chunks that could not be loaded, by why; only there with nodes.
 pub const MISSES: [&str; 6] = [

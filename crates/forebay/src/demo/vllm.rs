@@ -6,6 +6,7 @@ use super::processes::Launch;
 use super::rows;
 use super::system::Count;
 use forebay_engine::profile::ModelFacts;
+use forebay_trace::report::{OUTSIDE_PEER_TOKENS, OUTSIDE_SSD_TOKENS, OUTSIDE_TOKENS};
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::Deserialize;
 use std::ffi::OsString;
@@ -161,13 +162,17 @@ pub async fn wait_until_it_answers(address: SocketAddr) -> Result<(), Mute> {
     tokio::time::timeout(ANSWER_LIMIT, answered).await.map_err(|_| Mute { address })
 }
 
-/// What all engines counted, in vLLM's own words.
+/// What all engines counted. Where hits came from, vLLM's answers do not say.
 pub fn counts(pages: &[Figures]) -> Vec<Count> {
     let sum = |name| pages.iter().map(|page| page.count(name, "")).sum();
     vec![
         (rows::POOL_TOKENS, sum("vllm:prefix_cache_hits_total")),
-        (rows::CONNECTOR_TOKENS, sum("vllm:external_prefix_cache_hits_total")),
+        (OUTSIDE_TOKENS, sum("vllm:external_prefix_cache_hits_total")),
+        (OUTSIDE_SSD_TOKENS, sum("vllm:forebay_tokens_disk_total")),
+        (OUTSIDE_PEER_TOKENS, sum("vllm:forebay_tokens_peer_total")),
         ("tokens of prompts", sum("vllm:prompt_tokens_total")),
+        (rows::CHUNKS_STORED, sum("vllm:forebay_stores_done_total")),
+        (rows::CORRUPTIONS_CAUGHT, sum("vllm:forebay_chunks_corrupt_total")),
         (rows::PREEMPTIONS, sum("vllm:num_preemptions_total")),
     ]
 }

@@ -10,7 +10,15 @@ import signal
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-COUNTERS = ("prefix_cache_hits", "external_prefix_cache_hits", "prompt_tokens", "num_preemptions")
+COUNTERS = {
+    "prefix_cache_hits": 7,
+    "external_prefix_cache_hits": 70,
+    "forebay_tokens_disk": 20,
+    "forebay_tokens_peer": 10,
+    "forebay_stores_done": 3,
+    "prompt_tokens": 7,
+    "num_preemptions": 7,
+}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -22,7 +30,8 @@ class Handler(BaseHTTPRequestHandler):
         """Says nothing."""
 
     def do_GET(self) -> None:
-        lines = [f'vllm:{name}_total{{engine="0",model_name="demo"}} 7.0' for name in COUNTERS]
+        label = '{engine="0",model_name="demo"}'
+        lines = [f"vllm:{name}_total{label} {value}.0" for name, value in COUNTERS.items()]
         self.answer("text/plain", "\n".join(lines) + "\n")
 
     def do_POST(self) -> None:
