@@ -346,6 +346,15 @@ def test_groups_of_other_kinds_are_refused() -> None:
     assert [fail_as_one(groups) for groups in [(full,), (window,), (full, full)]] == [False, True, True]
 
 
+def test_latents_are_one_head_however_many_are_computed_from_them() -> None:
+    model = SimpleNamespace(get_total_num_kv_heads=lambda: 128)
+    latents, heads = a_model("MLAAttentionSpec"), a_model("FullAttentionSpec")
+    found = [
+        namespace.heads_of_model(model, one.kv_cache_groups[0].kv_cache_spec) for one in (latents, heads)
+    ]
+    assert found == [1, 128]
+
+
 def test_shapes_that_cannot_be_cut_are_refused() -> None:
     both = facts(groups=(Group(BLOCK, 8, None), Group(BLOCK, 4, 40)))
     with pytest.raises(InvalidError, match="block_tokens is 32; allowed with several groups of layers is 16"):

@@ -117,7 +117,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
             **stages_of(model, parallel.pipeline_parallel_size),
         },
         salt=settings.salt,
-        heads=model.get_total_num_kv_heads(),
+        heads=heads_of_model(model, first),
         shape=Shape(parallel.tensor_parallel_size, block_tokens_of(groups)),
         pp=parallel.pipeline_parallel_size,
         layers=sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups),
@@ -132,6 +132,11 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
     for shape in settings.also_read:
         refuse_shape("kv_connector_extra_config: also_read", shape, facts)
     return facts
+
+
+def heads_of_model(model: Any, spec: Any) -> int:
+    """KV heads of a layer, all ranks together. MLA keeps one, whatever the number that it computes."""
+    return 1 if type(spec).__name__ == "MLAAttentionSpec" else int(model.get_total_num_kv_heads())
 
 
 def attention_of(vllm_config: Any, kv_cache_config: Any) -> dict[str, str]:
