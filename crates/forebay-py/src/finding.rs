@@ -95,7 +95,7 @@ impl Hold {
     pub fn ask(client: &Client, ids: &[ChunkId], ttl_us: u64, bring: bool) -> Hold {
         let held = Arc::new(Mutex::new(Held::Asked));
         let granted = Arc::clone(&held);
-        client.lease_then(ids, ttl_us, move |lease| {
+        client.hold_then(ids, ttl_us, move |lease| {
             // Without a node, or refused: there is nothing to hold.
             let Ok(lease) = lease else { return };
             let mut held = granted.lock().unwrap_or_else(PoisonError::into_inner);

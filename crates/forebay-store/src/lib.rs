@@ -28,7 +28,7 @@ pub use shape::{ChunkShape, MAX_LAYERS, ShapeError};
 pub use slots::{ArenaUse, SLOT_ALIGN_BYTES, SlabError};
 pub use stat::{Counters, Faults, NotCommitted, Refusals, Refused, Stat, Unreadable};
 pub use store::{
-    ChunkWriter, DiskSideStat, GateStat, Hits, LayerEnd, Lease, Load, NotLoaded, NotStored, NotVerified,
+    ChunkWriter, DiskSideStat, GateStat, Hits, LayerEnd, Lease, Left, Load, NotLoaded, NotStored, NotVerified,
 };
 pub use store::{Loan, NotBrought, NotPromoted, Reservation};
 pub use store::{OpenError, PromotionStat, Prompt, Store, StoreEnd, WriteBackConfig, WriteBackStat};

@@ -7,8 +7,9 @@ use forebay_links::disk::DiskOptions;
 use forebay_mover::{Class, Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteSpec};
 use forebay_store::admission::Policy;
 use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
-use forebay_store::{ChunkShape, Loan, Pages, Store, TenantId, TierConfig, WriteBackConfig, checksum};
+use forebay_store::{ChunkShape, Left, Loan, Pages, Store, TenantId, TierConfig, WriteBackConfig, checksum};
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -210,4 +211,39 @@ fn others_are_told_what_is_here_and_what_is_not_any_more() {
     rig.store.flush().unwrap();
     assert_eq!(rig.store.delete(TENANT, &[id(0), id(4)]), 2);
     eventually("what went is told", || knows(&[1]));
+}
+
+#[test]
+fn what_goes_is_told_when_it_is_in_neither_tier_and_until_nobody_listens() {
+    let folder = tempfile::tempdir().unwrap();
+    let rig = Rig::with_ssd(&folder.path().join("log"));
+    let listen = |last: usize| {
+        let told: Arc<Mutex<HashSet<ChunkId>>> = Arc::default();
+        let kept = Arc::clone(&told);
+        let listener = move |left: Left<'_>| {
+            let Left::These(ids) = left else { panic!("few have gone") };
+            kept.lock().unwrap().extend(ids);
+            if ids.contains(&id(last)) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        rig.store.on_leave(listener).unwrap();
+        move |numbers: &[usize]| *told.lock().unwrap() == numbers.iter().map(|number| id(*number)).collect()
+    };
+    let (knows, other_knows) = (listen(2), listen(254));
+    // More than memory has room for, none below another.
+    for number in (0..240).rev() {
+        rig.put(number);
+        if number % 16 == 0 {
+            rig.store.flush().unwrap();
+        }
+    }
+    let place = |number: &usize| rig.store.locate(&[id(*number)]);
+    let evicted = (3..240).find(|number| place(number) == (0, 1)).expect("on disk alone");
+    let in_both = (3..240).find(|number| place(number) == (1, 0)).expect("in memory, and on disk");
+    assert_eq!(rig.store.delete(TENANT, &[id(evicted), id(in_both)]), 2);
+    eventually("what went from disk, and from both, is told", || knows(&[evicted, in_both]));
+    assert_eq!(rig.store.delete(TENANT, &[id(2)]), 1);
+    eventually("the last one is told", || knows(&[evicted, in_both, 2]));
+    assert_eq!(rig.store.delete(TENANT, &[id(1)]), 1);
+    eventually("the other one hears of more", || other_knows(&[evicted, in_both, 2, 1]));
+    assert!(knows(&[evicted, in_both, 2]), "nobody listens any more");
 }

@@ -157,14 +157,19 @@ impl Connection {
         waiting.into_values().for_each(|on_answer| on_answer(None));
     }
 
-    /// Takes in answers until the end.
-    pub fn receive(&self) {
+    /// Takes in answers until the end, and gives those that nobody has asked for to `on_unasked`.
+    pub fn receive(&self, on_unasked: impl Fn(Answer)) {
         let (mut inbox, mut bytes) = (Inbox::default(), vec![0; RECEIVE_BYTES]);
         while let Ok(received @ 1..) = socket::receive(&self.socket, &mut bytes) {
             inbox.put(&bytes[..received]);
             self.pending().heard = Some(Instant::now());
             loop {
                 match inbox.next() {
+                    Ok(Some(frame)) if frame.number == 0 => {
+                        if let Ok(answer) = Answer::decode(&frame) {
+                            on_unasked(answer);
+                        }
+                    }
                     Ok(Some(frame)) => self.dispatch(&frame),
                     Ok(None) => break,
                     Err(_) => return self.end(),

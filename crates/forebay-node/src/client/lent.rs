@@ -29,10 +29,31 @@ impl Client {
         ttl_us: u64,
         on_lease: impl FnOnce(Result<Lease, String>) + Send + 'static,
     ) {
+        self.keep_then(ids, ttl_us, true, on_lease);
+    }
+
+    /// As [`lease_then`](Client::lease_then), to keep what is there for others who will load it under leases of their own:
+    /// the node does not count it as a hit.
+    pub fn hold_then(
+        &self,
+        ids: &[forebay_kv::ChunkId],
+        ttl_us: u64,
+        on_lease: impl FnOnce(Result<Lease, String>) + Send + 'static,
+    ) {
+        self.keep_then(ids, ttl_us, false, on_lease);
+    }
+
+    fn keep_then(
+        &self,
+        ids: &[forebay_kv::ChunkId],
+        ttl_us: u64,
+        to_load: bool,
+        on_lease: impl FnOnce(Result<Lease, String>) + Send + 'static,
+    ) {
         let shared = &self.shared;
         let Some(connection) = shared.connection() else { return on_lease(Err(shared.keeper.why_gone())) };
         let (granter, asked, asked_us) = (Arc::clone(shared), Arc::clone(&connection), shared.now_us());
-        let request = Request::Lease { ttl_us, ids: ids.to_vec() };
+        let request = Request::Lease { ttl_us, to_load, ids: ids.to_vec() };
         shared.ask_patiently(&asked, &request, move |answer| {
             on_lease(match answer {
                 Some(Answer::Leased(leased)) => Ok(Lease::granted(granter, connection, leased, asked_us)),

@@ -17,6 +17,7 @@ mod load;
 mod promise;
 mod save;
 mod slot;
+mod watch;
 
 pub use crate::local::answer::{Found, NodeStat};
 pub use arena::NodeArena;
@@ -27,6 +28,7 @@ pub use lent::LentChunk;
 pub use load::NotLoaded;
 pub use save::NotStored;
 pub use slot::{Reserved, Slot};
+pub use watch::Gone;
 
 use crate::local::answer::Answer;
 use crate::local::request::{PromptWords, Request};
@@ -43,6 +45,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use thiserror::Error;
+use watch::Watcher;
 
 /// How to reach a node, and as whom.
 #[derive(Debug, Clone)]
@@ -125,6 +128,7 @@ struct Shared {
     keeper: Keeper,
     sealer: Sender<Sealing>,
     unquiet: Mutex<Unquiet>,
+    watcher: Watcher,
 }
 
 impl Client {
@@ -167,6 +171,7 @@ impl Client {
             keeper: Keeper::new(connection.clone()),
             sealer,
             unquiet: Mutex::default(),
+            watcher: Watcher::default(),
         });
         let listener = Arc::downgrade(&shared);
         mover.on_quiet(move |spans| {
@@ -311,8 +316,14 @@ impl Shared {
     fn start_receiving(self: &Arc<Self>, connection: &Arc<Connection>) -> bool {
         let (connection, shared): (_, Weak<Shared>) = (Arc::clone(connection), Arc::downgrade(self));
         let receive = move || {
-            connection.receive();
+            connection.receive(|answer| {
+                if let (Answer::Gone(ids), Some(shared)) = (answer, shared.upgrade()) {
+                    shared.watcher.tell(Gone::These(ids));
+                }
+            });
             if let Some(shared) = shared.upgrade() {
+                // Before there can be another connection, over which chunks are watched.
+                shared.watcher.tell(Gone::All);
                 shared.keeper.broken(&connection);
             }
         };
@@ -359,7 +370,7 @@ impl Shared {
         let (kept, promised) = promise();
         let Some(connection) = self.connection() else { return promised };
         let (shared, asked, asked_us) = (Arc::clone(self), Arc::clone(&connection), self.now_us());
-        asked.ask(&Request::Lease { ttl_us, ids: ids.to_vec() }, move |answer| {
+        asked.ask(&Request::Lease { ttl_us, to_load: true, ids: ids.to_vec() }, move |answer| {
             if let Some(Answer::Leased(leased)) = answer {
                 kept.keep(Lease::granted(shared, connection, leased, asked_us));
             }

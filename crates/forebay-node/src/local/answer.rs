@@ -2,6 +2,7 @@
 
 use super::frame::Frame;
 use crate::bytes::{BadBytes, Reader, Writer};
+use forebay_kv::ChunkId;
 use forebay_store::ChunkShape;
 use std::sync::Arc;
 
@@ -65,7 +66,7 @@ pub struct NodeStat {
     pub orphans: u64,
     /// Clients that were not let in.
     pub refused: u64,
-    /// Chunks leased in memory, on disk, and on peers.
+    /// Chunks leased to be loaded, in memory, on disk, and on peers.
     pub hits: [u64; 3],
     /// Chunks that came from peers, verified.
     pub pulled: u64,
@@ -137,6 +138,10 @@ pub enum Answer {
     Stat(NodeStat),
     /// To a ping.
     Pong,
+    /// These of the chunks that are to be watched are not there, or are too many. They are not watched.
+    Watched(Vec<ChunkId>),
+    /// These watched chunks are not there any more, and are not watched any more. Nobody has asked for this: its number is 0.
+    Gone(Vec<ChunkId>),
     /// No.
     Refused(Refusal, String),
 }
@@ -153,6 +158,8 @@ const WORTH: u16 = 12;
 const STAT: u16 = 13;
 const PONG: u16 = 14;
 const REFUSED: u16 = 16;
+const WATCHED: u16 = 17;
+const GONE: u16 = 18;
 
 impl Answer {
     /// The frame that says it.
@@ -170,6 +177,8 @@ impl Answer {
             Answer::Worth(chunks) => (WORTH, start.u32(*chunks)),
             Answer::Stat(stat) => (STAT, stat.encode(start)),
             Answer::Pong => (PONG, start),
+            Answer::Watched(ids) => (WATCHED, start.ids(ids)),
+            Answer::Gone(ids) => (GONE, start.ids(ids)),
             Answer::Refused(refusal, why) => {
                 let code = REFUSALS.iter().position(|one| one == refusal).unwrap_or_default() as u8;
                 (REFUSED, start.u8(code).text(why))
@@ -198,6 +207,8 @@ impl Answer {
             WORTH => Answer::Worth(body.u32("chunks")?),
             STAT => Answer::Stat(NodeStat::decode(&mut body)?),
             PONG => Answer::Pong,
+            WATCHED => Answer::Watched(body.ids()?),
+            GONE => Answer::Gone(body.ids()?),
             REFUSED => {
                 let code = body.u8("a refusal")?;
                 let bad = BadBytes::Value { what: "a refusal", value: code.into(), allowed: "0 to 6" };
@@ -206,7 +217,11 @@ impl Answer {
             }
             kind => {
                 let (what, value) = ("the kind of an answer", kind.into());
-                return Err(BadBytes::Value { what, value, allowed: "1 to 5, 7 to 9, 12 to 14 and 16" });
+                return Err(BadBytes::Value {
+                    what,
+                    value,
+                    allowed: "1 to 5, 7 to 9, 12 to 14 and 16 to 18",
+                });
             }
         };
         body.end()?;
@@ -345,6 +360,8 @@ mod tests {
             Answer::Worth(4),
             Answer::Stat(NodeStat { hits: [1, 2, 3], pulled: 9, ..NodeStat::default() }),
             Answer::Pong,
+            Answer::Watched(vec![ChunkId::from_bytes([1; 32])]),
+            Answer::Gone(vec![ChunkId::from_bytes([2; 32]), ChunkId::from_bytes([3; 32])]),
             Answer::Refused(Refusal::Draining, "the node is shutting down".into()),
         ]
     }

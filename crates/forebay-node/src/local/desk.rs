@@ -3,17 +3,19 @@
 
 use super::answer::{Answer, Found, Leased, Lent, Refusal};
 use super::outbox::Outbox;
-use super::request::{PromptWords, Request};
+use super::request::{IDS_MAX, PromptWords, Request};
 use super::session::Session;
 use super::traces::Traces;
+use super::watched::Watched;
 use crate::elsewhere::Wanted;
 use crate::node::Shared;
 use forebay_kv::ChunkId;
 use forebay_mover::Class;
 use forebay_store::admission::gate::PrefillCost;
-use forebay_store::{ChunkShape, Loan, NotCommitted, NotStored, Prompt, TenantId};
+use forebay_store::{ChunkShape, Left, Loan, NotCommitted, NotStored, Prompt, TenantId};
 use rustix::fd::OwnedFd;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of checksums and places in the answer to a lease at most. Chunks beyond are told one by one.
@@ -28,6 +30,8 @@ pub struct Desk {
     node: Arc<Shared>,
     session: Mutex<Session>,
     traces: Traces,
+    watches: AtomicBool,
+    watched: Mutex<Watched>,
     pub outbox: Outbox,
     pub tenant: TenantId,
     pub name: String,
@@ -49,12 +53,17 @@ impl Desk {
     pub fn new(node: Arc<Shared>, socket: OwnedFd, tenant: TenantId, name: String) -> io::Result<Desk> {
         let session = Mutex::new(Session::new(node.limits.session));
         let traces = Traces::new(Arc::clone(&node.spans), &name);
-        Ok(Desk { node, session, traces, outbox: Outbox::new(socket)?, tenant, name })
+        let (watches, watched, outbox) = (AtomicBool::new(false), Mutex::default(), Outbox::new(socket)?);
+        Ok(Desk { node, session, traces, watches, watched, outbox, tenant, name })
     }
 
     /// A panic under the lock leaves what the client holds; it is freed with the rest.
     pub fn session(&self) -> MutexGuard<'_, Session> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn watched(&self) -> MutexGuard<'_, Watched> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Answers from any thread.
@@ -82,7 +91,7 @@ impl Desk {
                 return Next::HangUp;
             }
             Request::Lookup(ids) => self.lookup(number, &ids),
-            Request::Lease { ttl_us, ids } => self.lease(number, &ids, ttl_us),
+            Request::Lease { ttl_us, to_load, ids } => self.lease(number, &ids, ttl_us, to_load),
             Request::Bring { lease, chunk, class, within_us } => {
                 self.bring(number, lease, chunk as usize, class, within_us);
             }
@@ -102,6 +111,7 @@ impl Desk {
             Request::Corrupt { lease, chunk } => self.check(lease, chunk as usize),
             Request::Used { chunk_bytes, ids } => self.node.store.used(self.tenant, &ids, chunk_bytes),
             Request::Worth { lease, prompt } => self.worth(number, lease, &prompt),
+            Request::Watch(ids) => self.watch(number, &ids),
             Request::Stat => self.answer(number, &Answer::Stat(self.node.stat())),
             Request::Ping => self.answer(number, &Answer::Pong),
             Request::Bye => return Next::Bye,
@@ -125,7 +135,7 @@ impl Desk {
         }
     }
 
-    fn lease(&self, number: u64, ids: &[ChunkId], ttl_us: u64) {
+    fn lease(&self, number: u64, ids: &[ChunkId], ttl_us: u64, to_load: bool) {
         if self.node.is_draining() {
             return self.refuse(number, Refusal::Draining, "the node is shutting down");
         }
@@ -134,15 +144,22 @@ impl Desk {
         }
         let store = &self.node.store;
         let ttl_us = ttl_us.min(self.node.limits.lease_us);
-        let lease = store.lease(self.tenant, ids, ttl_us);
+        let lease = if to_load {
+            store.lease(self.tenant, ids, ttl_us)
+        } else {
+            store.hold(self.tenant, ids, ttl_us)
+        };
         let (here, in_memory) = (lease.len(), lease.in_memory());
         let on_peers = self.said_elsewhere(&ids[here..]);
-        self.node.count_hits(in_memory, here - in_memory, on_peers);
+        if to_load {
+            self.node.count_hits(in_memory, here - in_memory, on_peers);
+        }
         if here + on_peers == 0 {
             return self.answer(number, &Answer::Leased(Leased::default()));
         }
         let (mut loans, mut bytes) = (Vec::new(), 0);
-        for chunk in 0..in_memory {
+        let lent_now = if to_load { in_memory } else { 0 };
+        for chunk in 0..lent_now {
             let Ok(loan) = store.lend(&lease, chunk) else { break };
             bytes += LENT_BYTES + 4 * loan.sums().len();
             if bytes > LENT_BYTES_MAX {
@@ -285,6 +302,41 @@ impl Desk {
             }
             Err(error) => self.refuse(number, Refusal::Gone, error),
         }
+    }
+
+    /// Whether the client watches anything.
+    pub fn watches(&self) -> bool {
+        self.watches.load(Ordering::Acquire)
+    }
+
+    /// It is answered before the next chunk is said to be gone: the client takes both in order.
+    fn watch(&self, number: u64, ids: &[ChunkId]) {
+        self.watches.store(true, Ordering::Release);
+        if let Err(error) = self.node.tell_who_watches() {
+            return self.refuse(number, Refusal::Limit, error);
+        }
+        let mut watched = self.watched();
+        let absent = watched.watch(ids, |id| self.has(id));
+        self.answer(number, &Answer::Watched(absent));
+    }
+
+    /// Chunks may have gone; on the store's thread.
+    pub fn tell_left(&self, left: Left<'_>) {
+        let mut watched = self.watched();
+        let gone = watched.take_gone(left, |id| self.has(id));
+        for part in gone.chunks(IDS_MAX) {
+            self.outbox.put(&Answer::Gone(part.to_vec()).encode(0));
+        }
+    }
+
+    /// The client watches nothing any more.
+    pub fn unwatch(&self) {
+        self.watches.store(false, Ordering::Release);
+        self.watched().clear();
+    }
+
+    fn has(&self, id: &ChunkId) -> bool {
+        self.node.store.lookup(std::slice::from_ref(id)) > 0
     }
 
     /// Ends the leases whose time has come, and says in how many microseconds the next one ends.

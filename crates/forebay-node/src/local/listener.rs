@@ -189,6 +189,7 @@ fn serve(node: &Arc<Shared>, stream: OwnedFd, guest: Guest) {
     let seat = node.seat(&desk);
     let said_bye = attend(node, &desk, inbox).unwrap_or(false);
     desk.session().disconnect();
+    desk.unwatch();
     if !said_bye && desk.session().slots() > 0 {
         wait_for_exit(node, &desk, &credentials);
     }

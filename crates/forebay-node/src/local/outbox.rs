@@ -2,7 +2,7 @@
 //! client's own thread sends it. This file knows bytes and their order; it must never know what they say.
 //!
 //! It needs no limit of its own: while anything waits here the client's thread takes no further request, so what can come is
-//! bounded by what the client may have under way.
+//! bounded by what the client may have under way, and may watch.
 
 use super::frame::Frame;
 use super::socket::{WakeUp, send_some};

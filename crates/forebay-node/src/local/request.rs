@@ -9,7 +9,7 @@ use forebay_store::{ChunkShape, TenantId};
 /// The first bytes of every connection.
 pub const MAGIC: [u8; 8] = *b"FBLOCAL\n";
 /// The version that this program speaks, and no other.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Longest token.
 pub const TOKEN_BYTES_MAX: usize = 4096;
 /// Longest name of a client.
@@ -56,6 +56,8 @@ pub enum Request {
     Lease {
         /// For how long, unless it is renewed.
         ttl_us: u64,
+        /// Whether that is to load it. Otherwise it is only kept: that is no hit, and where it lies is not said.
+        to_load: bool,
         /// The sequence.
         ids: Vec<ChunkId>,
     },
@@ -121,6 +123,8 @@ pub enum Request {
         /// What it is for.
         prompt: PromptWords,
     },
+    /// Say when these chunks have gone, and now which of them are not there.
+    Watch(Vec<ChunkId>),
     /// What does the node count?
     Stat,
     /// Is anybody there?
@@ -144,6 +148,7 @@ const WORTH: u16 = 12;
 const STAT: u16 = 13;
 const PING: u16 = 14;
 const BYE: u16 = 15;
+const WATCH: u16 = 16;
 
 impl Request {
     /// The frame that says it.
@@ -152,7 +157,9 @@ impl Request {
         let (kind, Writer(body)) = match self {
             Request::Hello(hello) => (HELLO, hello.encode(start)),
             Request::Lookup(ids) => (LOOKUP, start.ids(ids)),
-            Request::Lease { ttl_us, ids } => (LEASE, start.u64(*ttl_us).ids(ids)),
+            Request::Lease { ttl_us, to_load, ids } => {
+                (LEASE, start.u64(*ttl_us).u8((*to_load).into()).ids(ids))
+            }
             Request::Bring { lease, chunk, class, within_us } => {
                 let rank = Class::ALL.iter().position(|one| one == class).unwrap_or_default() as u8;
                 let within_us = within_us.unwrap_or(u64::MAX);
@@ -172,6 +179,7 @@ impl Request {
             Request::Corrupt { lease, chunk } => (CORRUPT, start.u64(*lease).u32(*chunk)),
             Request::Used { chunk_bytes, ids } => (USED, start.u64(*chunk_bytes).ids(ids)),
             Request::Worth { lease, prompt } => (WORTH, prompt.encode(start.u64(*lease))),
+            Request::Watch(ids) => (WATCH, start.ids(ids)),
             Request::Stat => (STAT, start),
             Request::Ping => (PING, start),
             Request::Bye => (BYE, start),
@@ -189,6 +197,7 @@ impl Request {
             Request::Reserve { .. } => Some("reserve"),
             Request::Commit { .. } => Some("commit"),
             Request::Worth { .. } => Some("worth"),
+            Request::Watch(_) => Some("watch"),
             _ => None,
         }
     }
@@ -199,7 +208,11 @@ impl Request {
         let request = match frame.kind {
             HELLO => Request::Hello(Hello::decode(&mut body)?),
             LOOKUP => Request::Lookup(ids(&mut body)?),
-            LEASE => Request::Lease { ttl_us: body.u64("a time to live")?, ids: ids(&mut body)? },
+            LEASE => Request::Lease {
+                ttl_us: body.u64("a time to live")?,
+                to_load: body.bool("whether it is to be loaded")?,
+                ids: ids(&mut body)?,
+            },
             BRING => Request::Bring {
                 lease: body.u64("a lease")?,
                 chunk: body.u32("a chunk's place")?,
@@ -217,10 +230,11 @@ impl Request {
             CORRUPT => Request::Corrupt { lease: body.u64("a lease")?, chunk: body.u32("a chunk's place")? },
             USED => Request::Used { chunk_bytes: body.u64("a chunk's length")?, ids: ids(&mut body)? },
             WORTH => Request::Worth { lease: body.u64("a lease")?, prompt: PromptWords::decode(&mut body)? },
+            WATCH => Request::Watch(ids(&mut body)?),
             STAT => Request::Stat,
             PING => Request::Ping,
             BYE => Request::Bye,
-            kind => return Err(value("the kind of a request", kind.into(), "1 to 15")),
+            kind => return Err(value("the kind of a request", kind.into(), "1 to 16")),
         };
         body.end()?;
         Ok(request)
@@ -240,7 +254,7 @@ impl Hello {
         }
         match body.u16("a version")? {
             VERSION => {}
-            version => return Err(value("the protocol's version", version.into(), "2")),
+            version => return Err(value("the protocol's version", version.into(), "3")),
         }
         let token = body.list("a token", 1, |body| body.u8("a token"))?;
         let (name, tenant) = (body.text("a name")?, TenantId(body.u16("a tenant")?));
@@ -328,7 +342,8 @@ mod tests {
         vec![
             Request::Hello(hello),
             Request::Lookup(vec![id(1), id(2)]),
-            Request::Lease { ttl_us: 5, ids: vec![] },
+            Request::Lease { ttl_us: 5, to_load: true, ids: vec![] },
+            Request::Lease { ttl_us: 5, to_load: false, ids: vec![id(4)] },
             Request::Bring { lease: 3, chunk: 4, class: Class::Prefetch, within_us: None },
             Request::Bring { lease: 3, chunk: 4, class: Class::Scrub, within_us: Some(9) },
             Request::Renew { ttl_us: 6, leases: vec![1, u64::MAX] },
@@ -340,6 +355,7 @@ mod tests {
             Request::Corrupt { lease: 1, chunk: 0 },
             Request::Used { chunk_bytes: 77, ids: vec![id(9)] },
             Request::Worth { lease: 2, prompt },
+            Request::Watch(vec![id(5), id(6)]),
             Request::Stat,
             Request::Ping,
             Request::Bye,
@@ -363,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_prompt_of_times_that_are_none_is_refused() {
-        let Some(Request::Worth { lease, prompt }) = samples().into_iter().nth(13) else { panic!() };
+        let Some(Request::Worth { lease, prompt }) = samples().into_iter().nth(14) else { panic!() };
         for wait_us in [f64::NAN, f64::INFINITY, -1.0] {
             let frame = Request::Worth { lease, prompt: PromptWords { wait_us, ..prompt } }.encode(0);
             assert!(Request::decode(&frame).is_err());

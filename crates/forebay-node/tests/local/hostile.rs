@@ -17,7 +17,7 @@ fn frame(len: u32, kind: u16, zero: u16, body: &[u8]) -> Vec<u8> {
 }
 
 fn hello() -> Vec<u8> {
-    let body = [b"FBLOCAL\n".as_slice(), &2u16.to_le_bytes(), &[0; 4], &[0; 4], &[0; 2]].concat();
+    let body = [b"FBLOCAL\n".as_slice(), &3u16.to_le_bytes(), &[0; 4], &[0; 4], &[0; 2]].concat();
     frame(body.len() as u32, 1, 0, &body)
 }
 
@@ -59,7 +59,7 @@ fn strange_bytes_are_refused_with_what_is_wrong_and_harm_nobody() {
         (frame(0, 14, 0, b""), "no hello"),
         ([hello(), hello()].concat(), "second hello"),
         ([hello(), frame(4, 2, 0, &u32::MAX.to_le_bytes())].concat(), "needs"),
-        ([hello(), frame(0, 999, 0, b"")].concat(), "allowed is 1 to 15"),
+        ([hello(), frame(0, 999, 0, b"")].concat(), "allowed is 1 to 16"),
         ([hello(), frame(1, 13, 0, b"x")].concat(), "left behind the end"),
     ] {
         let said = said_to(&site, &bytes);

@@ -5,6 +5,7 @@
 mod hostile;
 mod rig;
 mod tenants;
+mod watch;
 
 use forebay_node::Node;
 use forebay_node::client::{Client, ClientOptions, ConnectError};
@@ -233,6 +234,21 @@ fn chunks_on_disk_are_loaded_and_a_drained_node_leaves_them_for_the_next() {
     assert!((0..CHUNKS).all(|number| peer.hit(&lease, number)));
     drop(lease);
     assert_eq!(peer.lease().in_memory(), CHUNKS, "what was loaded is in memory now");
+}
+
+#[test]
+fn what_is_only_kept_is_no_hit() {
+    let site = Site::new();
+    let node = site.node();
+    let peer = site.peer();
+    assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
+    let (sender, held) = std::sync::mpsc::channel();
+    peer.client.hold_then(&ids(), MINUTE_US, move |lease| drop(sender.send(lease)));
+    let held = ended(&held).unwrap();
+    assert_eq!((held.len(), node.stat().leases, node.stat().hits), (1, 1, [0, 0, 0]));
+    assert!(peer.hit(&peer.lease(), 0));
+    assert_eq!(node.stat().hits, [1, 0, 0]);
+    assert!(peer.hit(&held, 0), "it can be loaded all the same");
 }
 
 #[test]

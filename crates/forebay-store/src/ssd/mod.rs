@@ -38,6 +38,7 @@ pub use write::{Source, SsdWriteEnd};
 use crate::arena::{Arena, Pages};
 use crate::log::{DiskTier, DiskTierConfig, Medium, PAGE_BYTES, Recovered};
 use crate::tenant::TenantId;
+use crate::tier::Names;
 use commit::Committer;
 use crew::Crew;
 use forebay_kv::ChunkId;
@@ -197,18 +198,24 @@ impl Ssd {
         count
     }
 
-    /// From now on changes are kept, and `bell` is rung with the first one after each [look](Ssd::take_changes). Says what is
-    /// here.
-    pub(crate) fn watch(&self, bell: Sender<()>) -> Vec<ChunkId> {
-        self.shared().change_quietly(|tier, _| {
-            tier.changes.watch(bell);
-            tier.resident_rows().map(|row| *tier.id_of(row)).collect()
-        })
+    /// From now on changes are kept for `key`, and `bell` is rung with the first one after each [look](Ssd::take_changes).
+    pub(crate) fn watch(&self, key: u64, bell: Sender<()>) {
+        self.shared().change_quietly(|tier, _| tier.changes.watch(key, bell));
     }
 
-    /// Chunks that came or went since the last look.
-    pub(crate) fn take_changes(&self) -> Vec<ChunkId> {
-        self.shared().change_quietly(|tier, _| tier.changes.take())
+    /// Changes are not kept for `key` any more.
+    pub(crate) fn unwatch(&self, key: u64) {
+        self.shared().change_quietly(|tier, _| tier.changes.unwatch(key));
+    }
+
+    /// Chunks that came or went since `key` last looked.
+    pub(crate) fn take_changes(&self, key: u64) -> Names {
+        self.shared().change_quietly(|tier, _| tier.changes.take(key))
+    }
+
+    /// All that is here.
+    pub(crate) fn residents(&self) -> Vec<ChunkId> {
+        self.shared().look(|tier| tier.resident_rows().map(|row| *tier.id_of(row)).collect())
     }
 
     /// All counters.

@@ -32,7 +32,7 @@ struct Counts {
     bad_copies: u64,
 }
 
-/// Chunks that were leased, by where they were.
+/// Chunks that were leased to be loaded, by where they were.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Hits {
     /// In memory.

@@ -40,12 +40,20 @@ impl Store {
     /// configured maximum. The lease is empty if nothing is here, or as many leases as may be are alive (counted in
     /// [`Counters::refusals`](crate::Counters::refusals)).
     pub fn lease(&self, tenant: TenantId, ids: &[ChunkId], ttl_us: u64) -> Lease {
+        let lease = self.hold(tenant, ids, ttl_us);
+        if let Some(disk) = self.shared.open_disk() {
+            disk.count_hits(lease.in_memory, lease.len() - lease.in_memory);
+        }
+        lease
+    }
+
+    /// The same for those who only keep chunks for others: it is no hit.
+    pub fn hold(&self, tenant: TenantId, ids: &[ChunkId], ttl_us: u64) -> Lease {
         let shared = Arc::clone(&self.shared);
         let granted = shared.tier().lease(shared.now_us(), tenant, ids, ttl_us);
         let (id, in_memory) = granted.map_or((None, 0), |(id, chunks)| (Some(id), chunks));
         let disk = shared.open_disk().and_then(|disk| {
             let lease = disk.ssd.lease(tenant, &ids[in_memory..], ttl_us);
-            disk.count_hits(in_memory, lease.len());
             OnDisk::new(lease, tenant, &ids[..in_memory], &ids[in_memory..])
         });
         Lease { shared, id, in_memory, disk }

@@ -1,9 +1,13 @@
-//! Telling others which chunks this store has: a thread that sleeps until chunks came or went, and then says which, in
-//! batches. This file knows waiting and asking; it must never make anybody who stores or evicts wait.
+//! Telling others which chunks this store has, and which it has no more: threads that sleep until chunks came or went, and then
+//! say which, in batches. This file knows waiting and asking; it must never make anybody who stores or evicts wait. A store
+//! that nobody watches keeps nothing for it.
 
 use super::{Shared, Store};
+use crate::tier::Names;
 use forebay_kv::ChunkId;
 use std::collections::HashSet;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -11,57 +15,111 @@ use std::time::Duration;
 /// Changes of so long a time are told together.
 const BATCH_FOR: Duration = Duration::from_millis(20);
 
+/// What a store has no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left<'a> {
+    /// These chunks.
+    These(&'a [ChunkId]),
+    /// Too many to be named: any chunk may have gone.
+    Any,
+}
+
+/// The right to look what came or went. With it the store ends to keep that.
+struct Watch {
+    key: u64,
+    rings: Receiver<()>,
+    shared: Weak<Shared>,
+}
+
 impl Store {
     /// Has `listener` told, on a thread of its own, which chunks are here from now on, in memory or on disk, and which in
     /// neither any more. It begins with all that are here. The order between chunks is not kept, and a chunk may be told
     /// again. With the store the thread ends.
     pub fn on_change(
         &self,
-        listener: impl FnMut(&[ChunkId], &[ChunkId]) + Send + 'static,
+        mut listener: impl FnMut(&[ChunkId], &[ChunkId]) + Send + 'static,
     ) -> std::io::Result<()> {
-        let (bell, rings) = channel();
-        let shared = &self.shared;
-        let mut here: HashSet<ChunkId> = {
-            let mut tier = shared.tier();
-            tier.changes.watch(bell.clone());
-            tier.resident_rows().map(|row| *tier.id_of(row)).collect()
+        let watch = Watch::begin(&self.shared);
+        let mut changed = self.shared.all();
+        let tell = move || {
+            loop {
+                let (added, removed): (Vec<ChunkId>, Vec<ChunkId>) = {
+                    let Some(shared) = watch.shared.upgrade() else { return };
+                    changed.drain(..).partition(|id| shared.has(id))
+                };
+                if !(added.is_empty() && removed.is_empty()) {
+                    listener(&added, &removed);
+                }
+                let Some(names) = watch.next() else { return };
+                // Those that are not named are a lie of the past.
+                changed = names.ids;
+            }
         };
-        if let Some(disk) = &shared.disk {
-            here.extend(disk.ssd.watch(bell));
-        }
-        let shared: Weak<Shared> = Arc::downgrade(shared);
-        std::thread::Builder::new()
-            .name("forebay-tell".into())
-            .spawn(move || tell(here, rings, shared, listener))?;
+        std::thread::Builder::new().name("forebay-tell".into()).spawn(tell)?;
+        Ok(())
+    }
+
+    /// Has `listener` told, on a thread of its own, which chunks go from now on: that were in memory or on disk, and are in
+    /// neither when it is told. A chunk may be told again, and may have come back since. It ends with the store, or when
+    /// the listener breaks.
+    pub fn on_leave(
+        &self,
+        mut listener: impl FnMut(Left<'_>) -> ControlFlow<()> + Send + 'static,
+    ) -> std::io::Result<()> {
+        let watch = Watch::begin(&self.shared);
+        let tell = move || {
+            while let Some(Names { mut ids, more }) = watch.next() {
+                if !more {
+                    let Some(shared) = watch.shared.upgrade() else { return };
+                    ids.retain(|id| !shared.has(id));
+                }
+                let left = if more { Left::Any } else { Left::These(&ids) };
+                if left != Left::These(&[]) && listener(left).is_break() {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("forebay-leave".into()).spawn(tell)?;
         Ok(())
     }
 }
 
-fn tell(
-    here: HashSet<ChunkId>,
-    rings: Receiver<()>,
-    shared: Weak<Shared>,
-    mut listener: impl FnMut(&[ChunkId], &[ChunkId]),
-) {
-    let mut changed = here;
-    loop {
-        let (added, removed): (Vec<ChunkId>, Vec<ChunkId>) = {
-            let Some(shared) = shared.upgrade() else { return };
-            changed.drain().partition(|id| shared.has(id))
-        };
-        if !(added.is_empty() && removed.is_empty()) {
-            listener(&added, &removed);
+impl Watch {
+    fn begin(shared: &Arc<Shared>) -> Watch {
+        static KEYS: AtomicU64 = AtomicU64::new(0);
+        let (key, (bell, rings)) = (KEYS.fetch_add(1, Ordering::Relaxed), channel());
+        shared.tier().changes.watch(key, bell.clone());
+        if let Some(disk) = &shared.disk {
+            disk.ssd.watch(key, bell);
         }
-        if rings.recv().is_err() {
-            return;
-        }
+        Watch { key, rings, shared: Arc::downgrade(shared) }
+    }
+
+    /// Waits until chunks came or went, and says which, each once. `None`: the store is gone.
+    fn next(&self) -> Option<Names> {
+        self.rings.recv().ok()?;
         std::thread::sleep(BATCH_FOR);
         // Both tiers may have rung. A ring that comes later than this is for what comes later too.
-        while rings.try_recv().is_ok() {}
-        let Some(shared) = shared.upgrade() else { return };
-        changed.extend(shared.tier().changes.take());
+        while self.rings.try_recv().is_ok() {}
+        let shared = self.shared.upgrade()?;
+        let mut names = shared.tier().changes.take(self.key);
         if let Some(disk) = &shared.disk {
-            changed.extend(disk.ssd.take_changes());
+            let more = disk.ssd.take_changes(self.key);
+            names.ids.extend(more.ids);
+            names.more |= more.more;
+        }
+        let mut seen = HashSet::with_capacity(names.ids.len());
+        names.ids.retain(|id| seen.insert(*id));
+        Some(names)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        shared.tier().changes.unwatch(self.key);
+        if let Some(disk) = &shared.disk {
+            disk.ssd.unwatch(self.key);
         }
     }
 }
@@ -69,5 +127,16 @@ fn tell(
 impl Shared {
     fn has(&self, id: &ChunkId) -> bool {
         self.tier().contains(id) || self.open_disk().is_some_and(|disk| disk.ssd.contains(id))
+    }
+
+    fn all(&self) -> Vec<ChunkId> {
+        let mut all: HashSet<ChunkId> = {
+            let tier = self.tier();
+            tier.resident_rows().map(|row| *tier.id_of(row)).collect()
+        };
+        if let Some(disk) = &self.disk {
+            all.extend(disk.ssd.residents());
+        }
+        all.into_iter().collect()
     }
 }

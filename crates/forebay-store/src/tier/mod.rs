@@ -10,6 +10,7 @@ mod read;
 mod space;
 mod write;
 
+pub(crate) use changes::Names;
 pub use memory::{Begun, MemoryTier, Read, TierConfig, Write};
 pub use read::{ReadEnd, Reading};
 pub use space::{Refund, Space, Taken};

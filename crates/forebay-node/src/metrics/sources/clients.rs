@@ -9,8 +9,10 @@ use std::collections::BTreeMap;
 const CLIENTS: Family = gauge("forebay_clients", "Clients that are connected, by the name they give.");
 const LEASES: Family = gauge("forebay_client_leases", "Leases that clients hold, by name.");
 const SLOTS: Family = gauge("forebay_client_slots", "Slots that clients write, by name.");
-const HITS: Family =
-    counter("forebay_client_leased_chunks_total", "Chunks that clients leased, by where they were.");
+const HITS: Family = counter(
+    "forebay_client_leased_chunks_total",
+    "Chunks that clients leased to load them, by where they were.",
+);
 const REFUSED: Family = counter("forebay_clients_refused_total", "Clients that were not let in.");
 const ORPHANS: Family =
     counter("forebay_client_orphaned_slots_total", "Slots whose client went without a word.");
