@@ -125,6 +125,48 @@ def test_what_a_node_has_is_said_without_waiting_for_it(daemon: Daemon) -> None:
     until(lambda: node.find([ids]).wait(PATIENCE_S) == (2, 0, 0))
 
 
+def test_chunks_that_are_watched_are_said_to_have_gone_without_waiting_for_it(daemon: Daemon) -> None:
+    node = forebay.Node(daemon.socket)
+    memory = node.register_memory(bytearray(LAYERS * LAYER_BYTES))
+    ids = forebay.chunk_ids(NAMESPACE, list(range(768)), 256)
+    for parent, id in ((None, ids[0]), (ids[0], ids[1])):
+        assert node.store(id, parent, layers_at(memory.address)).wait()
+    said: list[tuple[int | None, list[bytes] | None]] = []
+
+    def heard(count: int) -> bool:
+        said.extend(node.take_watched())
+        return len(said) >= count
+
+    asked = node.watch(ids)
+    until(lambda: heard(1))
+    assert said == [(asked, ids[2:])], "one is not there"
+    assert daemon.process is not None
+    daemon.process.kill()
+    until(lambda: heard(2))
+    assert said[1:] == [(None, None)], "with the node all of them have gone"
+    asked = node.watch(ids[:1])
+    until(lambda: heard(3))
+    assert said[2:] == [(asked, ids[:1])]
+
+
+def test_what_is_held_for_others_to_load_is_no_hit(daemon: Daemon) -> None:
+    node = forebay.Node(daemon.socket)
+    memory = node.register_memory(bytearray(LAYERS * LAYER_BYTES))
+    (id,) = forebay.chunk_ids(NAMESPACE, list(range(256)), 256)
+    assert node.store(id, None, layers_at(memory.address)).wait()
+
+    def counted(name: str) -> int:
+        stats = node.stats()
+        return -1 if stats is None else stats[name]
+
+    hold = node.hold([id])
+    until(lambda: counted("leases") == 1)
+    assert counted("hits_in_memory") == 0
+    node.lease([id]).release()
+    assert counted("hits_in_memory") == 1
+    hold.release()
+
+
 def test_a_chunk_that_does_not_fit_its_target_is_refused(daemon: Daemon) -> None:
     node = forebay.Node(daemon.socket)
     memory = node.register_memory(bytearray(LAYERS * LAYER_BYTES))

@@ -3,7 +3,7 @@
 import json
 import pathlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,14 +82,14 @@ class Engine:
     def held(self, blocks: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
         return np.concatenate([self.pages[:, block] for block in blocks], axis=2)
 
-    def store(self, job: int, ids: list[bytes]) -> None:
+    def store(self, job: int, ids: list[bytes], missing: Sequence[int] = ()) -> None:
         blocks = self.blocks(job)
         self.compute(blocks)
         parents = [None, *ids[:-1]]
         sizes = [min(CHUNK_TOKENS, TOKENS - n * CHUNK_TOKENS) for n in range(len(ids))]
         self.cache.store(job, list(zip(ids, parents, sizes, strict=True)), [blocks])
         assert self.cache.wait_stored([job], PATIENCE_S)
-        assert self.cache.take_ended() == ([], [job])
+        assert self.cache.take_ended() == ([], [(job, list(missing))])
 
     def load(
         self,
@@ -226,7 +226,7 @@ def test_a_frozen_node_ends_no_load_late(daemon: Daemon) -> None:
 def test_without_a_node_a_cache_is_there_and_waits_for_one(tmp_path: pathlib.Path) -> None:
     engine = Engine(Daemon(tmp_path), range(2), 16)
     assert not engine.cache.is_connected
-    engine.store(1, ids_of(b"none"))
+    engine.store(1, ids_of(b"none"), missing=range(4))
     assert engine.cache.stats()["stores_failed"] == 4
     assert engine.load(1, [(ids_of(b"none"), 0, 0, 2)], engine.blocks(1))[0] == 0
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -21,11 +22,14 @@ class Driver:
     def __init__(self, arguments: dict[str, Any]) -> None:
         """Starts the engine."""
         from vllm import LLM
-        from vllm.config import KVTransferConfig
+        from vllm.config import KVEventsConfig, KVTransferConfig
 
         transfer = arguments.pop("kv_transfer_config", None)
         if transfer is not None:
             arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
+        events = arguments.pop("kv_events_config", None)
+        if events is not None:
+            arguments["kv_events_config"] = KVEventsConfig(**events)
         self.llm = LLM(**arguments)
         self.engine = self.llm.llm_engine
         self.core = self.engine.engine_core.engine_core
@@ -184,6 +188,68 @@ class Driver:
             return look(ours(get_kv_transfer_group())._worker)
 
         return list(self.core.collective_rpc(there))
+
+    def record(self) -> Any:
+        """Keeps what vLLM publishes of KV blocks from now on, and the requests that come."""
+        self.batches: list[Any] = []
+        self.requests: list[Any] = []
+        self.scheduler.kv_event_publisher.publish = self.batches.append
+        add = self.half.added
+
+        def added(request: Any) -> None:
+            self.requests.append(request)
+            add(request)
+
+        self.half.added = added
+        return True
+
+    def take_events(self) -> Any:
+        """Publishes what a step would."""
+        events = list(self.scheduler.connector.take_events())
+        if events:
+            self.scheduler.kv_event_publisher.publish(SimpleNamespace(events=events))
+        return len(events)
+
+    def published(self) -> Any:
+        """The events since the last time."""
+        from msgspec.structs import asdict
+
+        batches, self.batches[:] = list(self.batches), []
+        return [
+            asdict(event) | {"type": type(event).__name__}
+            for batch in batches
+            for event in batch.events
+            if getattr(event, "medium", None) is not None
+        ]
+
+    def tokens_of(self, block: int) -> Any:
+        """The tokens up to the end of a block that vLLM calls this."""
+        from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+        size = self.scheduler.hash_block_size
+        for request in self.requests:
+            names = [maybe_convert_block_hash(one) for one in request.block_hashes]
+            if block in names:
+                return list(request.all_token_ids[: (names.index(block) + 1) * size])
+        return None
+
+    def found(self) -> Any:
+        """The blocks, as vLLM calls them, of those chunks of the requests that came that the node has."""
+        from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+        from forebay.vllm.connector.tracked import Ids
+
+        names = set()
+        for request in self.requests:
+            facts = self.half.facts
+            ids = Ids(facts.shape, facts.namespaces(request.cache_salt, facts.shape), facts.chunk_tokens)
+            ids.grow(request.all_token_ids)
+            blocks = facts.chunk_tokens // self.scheduler.hash_block_size
+            for number, parts in enumerate(zip(*ids.ranks, strict=True)):
+                if all(self.half.node.lookup([one]) for one in parts):
+                    of_chunk = request.block_hashes[number * blocks : (number + 1) * blocks]
+                    names.update(maybe_convert_block_hash(one) for one in of_chunk)
+        return sorted(names)
 
     def stats(self) -> Any:
         """The counters of both halves, those of all workers together."""

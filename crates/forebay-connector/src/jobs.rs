@@ -18,6 +18,15 @@ pub struct LoadEnd {
     pub why: Option<String>,
 }
 
+/// A store that has ended: nothing of it touches a page any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobStored {
+    /// Which.
+    pub job: u64,
+    /// The places, in order, of those of its chunks that the node neither took nor had.
+    pub missing: Vec<u32>,
+}
+
 /// All jobs of a cache.
 #[derive(Debug, Default)]
 pub struct Jobs {
@@ -30,7 +39,7 @@ struct State {
     loads: HashMap<u64, Arc<Loading>>,
     stores: HashSet<u64>,
     ended_loads: Vec<LoadEnd>,
-    ended_stores: Vec<u64>,
+    ended_stores: Vec<JobStored>,
 }
 
 impl Jobs {
@@ -76,10 +85,10 @@ impl Jobs {
     }
 
     /// A store has ended.
-    pub fn end_store(&self, job: u64) {
+    pub fn end_store(&self, end: JobStored) {
         let mut state = self.state();
-        state.stores.remove(&job);
-        state.ended_stores.push(job);
+        state.stores.remove(&end.job);
+        state.ended_stores.push(end);
         drop(state);
         self.ended.notify_all();
     }
@@ -90,7 +99,7 @@ impl Jobs {
     }
 
     /// What has ended since this was asked last.
-    pub fn take_ended(&self) -> (Vec<LoadEnd>, Vec<u64>) {
+    pub fn take_ended(&self) -> (Vec<LoadEnd>, Vec<JobStored>) {
         let mut state = self.state();
         (std::mem::take(&mut state.ended_loads), std::mem::take(&mut state.ended_stores))
     }

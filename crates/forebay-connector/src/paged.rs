@@ -6,7 +6,7 @@ use crate::copies::{Copies, Direction, NotCopied};
 use crate::door::Door;
 use crate::gpu::CudaCopies;
 use crate::host::{HOST, HostCopies};
-use crate::jobs::{Jobs, LoadEnd};
+use crate::jobs::{JobStored, Jobs, LoadEnd};
 use crate::loading::{Loading, Wish};
 use crate::pages::{BadPages, Misfit, PageTables};
 use crate::stats::{Counters, Stats};
@@ -331,7 +331,7 @@ impl PagedCache {
     }
 
     /// Loads and stores that have ended since this was asked last. Nothing of them touches a page any more.
-    pub fn take_ended(&self) -> (Vec<LoadEnd>, Vec<u64>) {
+    pub fn take_ended(&self) -> (Vec<LoadEnd>, Vec<JobStored>) {
         self.shared.jobs.take_ended()
     }
 

@@ -3,6 +3,7 @@
 
 use crate::copies::{Batch, Job, NotCopied};
 use crate::door::Inside;
+use crate::jobs::JobStored;
 use crate::paged::Shared;
 use crate::pages::{ChunkAt, PageTables, Source, pieces};
 use crate::stats::{add, take};
@@ -12,8 +13,8 @@ use forebay_kv::ChunkId;
 use forebay_mover::Span;
 use forebay_node::client::{Reserved, Slot};
 use forebay_store::{ChunkShape, StoreEnd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A chunk to be stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,11 +35,14 @@ pub struct Storing {
     copying: Arc<dyn Job>,
     /// Chunks that have not ended, and one while they are begun.
     left: AtomicUsize,
+    /// The numbers of those that the node neither took nor had.
+    missing: Mutex<Vec<u32>>,
 }
 
 /// A chunk of a store.
 struct Chunk {
     store: Arc<Storing>,
+    number: u32,
     at: ChunkAt,
     bytes: u64,
     /// Until the node has the slot back.
@@ -55,39 +59,50 @@ impl Storing {
         copying: Arc<dyn Job>,
     ) {
         let left = AtomicUsize::new(1);
-        let store = Arc::new(Storing { shared: Arc::clone(shared), job, tables, copying, left });
+        let (shared, missing) = (Arc::clone(shared), Mutex::default());
+        let store = Arc::new(Storing { shared, job, tables, copying, left, missing });
         let mut first_token = 0;
-        for chunk in chunks {
+        for (number, chunk) in (0..).zip(chunks) {
             let at = ChunkAt { first_token, tokens: chunk.tokens };
             first_token += u64::from(chunk.tokens);
-            store.admit(chunk, at);
+            store.admit(chunk, number, at);
         }
         store.ended();
     }
 
     /// Begins a chunk as soon as the node has room for its slot, if so many bytes may be on their way.
-    fn admit(self: &Arc<Self>, chunk: NewChunk, at: ChunkAt) {
+    fn admit(self: &Arc<Self>, chunk: NewChunk, number: u32, at: ChunkAt) {
         let counters = &self.shared.counters;
         add(&counters.stores, 1);
         let Ok(shape) = ChunkShape::new(self.shared.cache.layer_bytes(at.tokens)) else {
-            return add(&counters.stores_failed, 1);
+            add(&counters.stores_failed, 1);
+            return self.miss(number);
         };
         let bytes = shape.bytes();
         if !self.shared.admit(bytes) {
-            return add(&counters.stores_refused, 1);
+            add(&counters.stores_refused, 1);
+            return self.miss(number);
         }
         self.left.fetch_add(1, Ordering::AcqRel);
         let store = Arc::clone(self);
         self.shared.slots.enter(move |place| {
-            let stored = Chunk { store, at, bytes, _place: place };
+            let stored = Chunk { store, number, at, bytes, _place: place };
             stored.reserve(&chunk, shape);
         });
+    }
+
+    /// The node does not have a chunk.
+    fn miss(&self, number: u32) {
+        self.missing.lock().unwrap_or_else(PoisonError::into_inner).push(number);
     }
 
     /// A chunk has ended, or all have been begun.
     fn ended(&self) {
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.shared.jobs.end_store(self.job);
+            let mut missing =
+                std::mem::take(&mut *self.missing.lock().unwrap_or_else(PoisonError::into_inner));
+            missing.sort_unstable();
+            self.shared.jobs.end_store(JobStored { job: self.job, missing });
         }
     }
 }
@@ -164,7 +179,10 @@ impl Chunk {
                 add(&counters.bytes_stored, *bytes);
             }
             StoreEnd::AlreadyHere => add(&counters.stores_done, 1),
-            StoreEnd::Deleted | StoreEnd::Failed(_) => add(&counters.stores_failed, 1),
+            StoreEnd::Deleted | StoreEnd::Failed(_) => {
+                add(&counters.stores_failed, 1);
+                self.store.miss(self.number);
+            }
         }
         take(&counters.bytes_storing, self.bytes);
         self.store.ended();

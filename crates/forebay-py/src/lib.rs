@@ -18,6 +18,7 @@ mod rail;
 mod rows;
 mod slack;
 mod transfer;
+mod watching;
 
 /// The compiled part of the package `forebay`.
 #[pyo3::pymodule]

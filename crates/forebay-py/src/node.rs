@@ -8,13 +8,14 @@ use crate::ids;
 use crate::memory::borrow;
 use crate::places::{Piece, Place, Places};
 use crate::rows;
+use crate::watching::{Said, Watching};
 use forebay_kv::ChunkId;
 use forebay_links::HostLink;
 use forebay_mover::{Class, Limits, LinkSpec, MoverHandle, MoverThread, Place as At, RouteSpec, Span};
 use forebay_node::client::{Client, ClientOptions};
 use forebay_store::TenantId;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -101,7 +102,11 @@ pub struct Node {
     /// `None` after `close`. Taken before `places` are let go of: then nothing touches them any more.
     inner: RwLock<Option<Inner>>,
     places: Mutex<Places>,
+    watching: Watching,
 }
+
+/// The number of a question, and the chunks that are not there; without a number those that have gone since; without chunks all.
+type SaidOfChunks<'py> = (Option<u64>, Option<Vec<Bound<'py, PyBytes>>>);
 
 struct Inner {
     client: Client,
@@ -179,7 +184,7 @@ impl Node {
             options.name = name;
         }
         let inner = py.detach(|| Inner::start(options, copy_threads, wait))?;
-        Ok(Node { inner: RwLock::new(Some(inner)), places: Mutex::default() })
+        Ok(Node { inner: RwLock::new(Some(inner)), places: Mutex::default(), watching: Watching::default() })
     }
 
     /// Whether the node is there, as far as is known. It is looked for in the background while it is not.
@@ -256,6 +261,24 @@ impl Node {
     fn lease(&self, py: Python<'_>, ids: Vec<[u8; 32]>, ttl_us: u64) -> PyResult<Lease> {
         let lease = self.with(py, |client, _| client.lease(&chunks(ids), ttl_us))?;
         Ok(Lease(Mutex::new(Some(Arc::new(lease)))))
+    }
+
+    /// Has the node say when these chunks have gone, and now which of them are not there, without waiting. Gives the number of
+    /// this question.
+    fn watch(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let ids = ids::ids(ids)?;
+        self.with(py, |client, _| self.watching.ask(client, &ids))
+    }
+
+    /// What the node has said of watched chunks since this was asked last, in its order.
+    fn take_watched<'py>(&self, py: Python<'py>) -> Vec<SaidOfChunks<'py>> {
+        let names = |ids: Vec<ChunkId>| Some(ids.iter().map(|id| PyBytes::new(py, id.as_bytes())).collect());
+        let said = |said| match said {
+            Said::Absent(number, ids) => (Some(number), names(ids)),
+            Said::Gone(ids) => (None, names(ids)),
+            Said::All => (None, None),
+        };
+        self.watching.take().into_iter().map(said).collect()
     }
 
     /// Loads a chunk of a lease, counted from 0, into memory: for each layer the descriptors whose bytes, one after

@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// Job, tokens that may be used, why it is not all.
 type LoadEnds = Vec<(u64, u64, Option<String>)>;
+/// Job, places of chunks that the node neither took nor had.
+type StoreEnds = Vec<(u64, Vec<u32>)>;
 
 /// An engine's paged KV cache, and its way to the node of the host. For any number of threads.
 #[pyclass(frozen, module = "forebay")]
@@ -125,9 +127,10 @@ impl PagedCache {
     }
 
     /// Loads and stores that have ended since this was asked last.
-    fn take_ended(&self) -> (LoadEnds, Vec<u64>) {
+    fn take_ended(&self) -> (LoadEnds, StoreEnds) {
         let (loads, stores) = self.0.take_ended();
-        (loads.into_iter().map(|end| (end.job, end.tokens, end.why)).collect(), stores)
+        let loads = loads.into_iter().map(|end| (end.job, end.tokens, end.why)).collect();
+        (loads, stores.into_iter().map(|end| (end.job, end.missing)).collect())
     }
 
     /// Waits until none of these loads is under way.

@@ -7,6 +7,7 @@ mod fake;
 mod rig;
 
 use fake::{Fake, alone};
+use forebay_connector::JobStored;
 use rig::*;
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
@@ -21,7 +22,7 @@ fn there_and_back(fake: &Fake) {
     let (writer, reader) = (site.engine(fake), site.engine(fake));
     let from = blocks(3);
     writer.store(1, &from, 1, 7);
-    assert_eq!(writer.paged.take_ended().1, [1]);
+    assert_eq!(writer.paged.take_ended().1, [JobStored { job: 1, missing: vec![] }]);
     assert_eq!(writer.paged.stats().stores_done, 13);
     for (job, layerwise) in [(1, true), (2, false)] {
         let to = blocks(9 + job as usize);
@@ -218,7 +219,7 @@ fn a_lost_gpu_ends_all_jobs_with_the_reason() {
         assert!(engine.paged.wait_stored(&[9], Some(PATIENCE)));
         let (loads, stores) = engine.paged.take_ended();
         assert!(loads.iter().any(|end| end.why.as_ref().is_some_and(|why| why.contains("719"))), "{loads:?}");
-        assert_eq!((loads.len(), stores), (3, vec![1, 9]));
+        assert_eq!((loads.len(), stores.iter().map(|end| end.job).collect()), (3, vec![1, 9]));
         engine.paged.close();
     });
 }

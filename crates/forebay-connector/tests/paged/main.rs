@@ -5,7 +5,7 @@
 mod rig;
 
 use forebay_connector::pages::{BadPages, Source};
-use forebay_connector::{LOADS_MAX, NotBegun, PagedOptions, Wish};
+use forebay_connector::{JobStored, LOADS_MAX, NotBegun, PagedOptions, Wish};
 use forebay_mover::Backing;
 use forebay_store::TenantId;
 use rig::*;
@@ -26,7 +26,7 @@ fn what_one_engine_stores_another_loads_with_every_byte_right_the_tail_included(
     let _node = site.node();
     let (writer, reader) = (site.engine(2, 0, 16), site.engine(2, 0, 16));
     writer.store(1, &writer.blocks(TOKENS, 3), TOKENS, 1);
-    assert_eq!(writer.paged.take_ended().1, [1]);
+    assert_eq!(writer.paged.take_ended().1, [JobStored { job: 1, missing: vec![] }]);
     for layerwise in [true, false] {
         let blocks = reader.blocks(TOKENS, 9 + usize::from(layerwise));
         let end = reader.load(reader.wish(7, &blocks, TOKENS, 1, layerwise));
@@ -209,6 +209,7 @@ fn stores_beyond_the_limit_are_refused_and_counted_and_a_full_node_is_no_error()
     let stats = engine.paged.stats();
     let ended = (stats.stores_refused, stats.stores_done, stats.stores_failed, stats.bytes_storing);
     assert_eq!(ended, (2, 3, 0, 0));
+    assert_eq!(engine.paged.take_ended().1, [JobStored { job: 1, missing: vec![3, 4] }]);
 }
 
 #[test]

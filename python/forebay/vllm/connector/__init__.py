@@ -19,6 +19,7 @@ import forebay
 from forebay.vllm import register
 from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import settings_of
+from forebay.vllm.connector.events import Events
 from forebay.vllm.connector.metadata import Report, Step
 from forebay.vllm.connector.namespace import facts_of
 from forebay.vllm.connector.scheduler import SchedulerHalf
@@ -46,7 +47,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
             node = forebay.Node(
                 settings.node, token=settings.token, name=name, tenant=settings.tenant, wait=True
             )
-            self._scheduler = SchedulerHalf(vllm_config, facts, settings, node)
+            blocks = compat.blocks_of(vllm_config, kv_cache_config)
+            events = None if blocks is None else Events(node, blocks, facts.chunk_tokens)
+            self._scheduler = SchedulerHalf(vllm_config, facts, settings, node, events)
         else:
             self._worker = WorkerHalf(vllm_config, kv_cache_config, settings)
 
@@ -128,6 +131,10 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, Report):
             self._plans.ended(report)
+
+    def take_events(self) -> list[Any]:
+        """What there is to tell of blocks in the node, if vLLM tells of blocks at all."""
+        return [] if self._plans.events is None else self._plans.events.take()
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request ended."""

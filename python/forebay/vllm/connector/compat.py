@@ -6,9 +6,11 @@ Knows where things are in which version. Everything else of the connector uses n
 import importlib.util
 import re
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, maybe_convert_block_hash
 from vllm.v1.outputs import KVConnectorOutput
 
 from forebay.vllm.connector.groups import fail_as_one, groups_of
@@ -82,6 +84,54 @@ def find_failures_in_all_groups() -> None:
         return {request.request_id for request in failed}, tokens, set()
 
     Scheduler._update_requests_with_invalid_blocks = find
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What vLLM's events say of blocks: those of one group of layers, which stand for the chunk's of all."""
+
+    group: int
+    block_tokens: int
+    hash_tokens: int  # of each of a request's hashes, which may be several for a block
+    kind: str
+    window: int | None
+
+    def hashes(self, request: Any, start: int, end: int) -> list[Any]:
+        """The names of the whole blocks from token `start` to `end`. A block's last hash is its name."""
+        last = self.block_tokens // self.hash_tokens - 1
+        found = request.block_hashes[start // self.hash_tokens : end // self.hash_tokens]
+        return [maybe_convert_block_hash(one) for one in found[last :: last + 1]]
+
+    def extra_keys(self, request: Any, start: int, end: int) -> list[Any]:
+        """What the names of these blocks depend on beside tokens, for each of them, as events say it."""
+        size = self.block_tokens
+        keys = [
+            generate_block_hash_extra_keys(request, first, first + size, 0)[0]
+            for first in range(start, end, size)
+        ]
+        # Newer versions say there of what kind a key is, and in events they do not.
+        plain = getattr(kv_cache_utils, "to_event_extra_keys", list)
+        return list(plain(keys))
+
+    def hash_before(self, request: Any, start: int) -> Any:
+        """The name of the block that ends there."""
+        return maybe_convert_block_hash(request.block_hashes[start // self.hash_tokens - 1])
+
+
+def blocks_of(vllm_config: Any, kv_cache_config: Any) -> Blocks | None:
+    """Of the first group that keeps all tokens, if there is one. None where vLLM was not asked for events."""
+    events = vllm_config.kv_events_config
+    if events is None or not events.enable_kv_cache_events:
+        return None
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+    from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
+
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    windows = [get_kv_cache_spec_sliding_window(spec) for spec in specs]
+    group = windows.index(None) if None in windows else 0
+    _, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    kind = str(get_kv_cache_spec_kind(specs[group]).value)
+    return Blocks(group, specs[group].block_size, hash_tokens, kind, windows[group])
 
 
 def runs_whole_graph(forward_context: Any) -> bool:

@@ -61,12 +61,20 @@ class Ended:
 
 
 @dataclass
+class Kept:
+    """How a store ended, of as many workers as said so."""
+
+    workers: int
+    missing: set[int] = field(default_factory=set)  # places of chunks that the node lacks
+
+
+@dataclass
 class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is not there when types are checked
     """What ended in a step, at one worker or at several."""
 
     step: int
     loads: dict[int, Ended] = field(default_factory=dict)
-    stores: dict[int, int] = field(default_factory=dict)  # how many workers
+    stores: dict[int, Kept] = field(default_factory=dict)
 
     def aggregate(self, other: "Report") -> "Report":
         """Both together. A load is as good as it is where it is worst."""
@@ -75,6 +83,7 @@ class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is not th
             mine = loads.get(job, Ended(0, ended.tokens))
             loads[job] = Ended(mine.workers + ended.workers, min(mine.tokens, ended.tokens))
         stores = dict(self.stores)
-        for job, workers in other.stores.items():
-            stores[job] = stores.get(job, 0) + workers
+        for job, kept in other.stores.items():
+            ours = stores.get(job, Kept(0))
+            stores[job] = Kept(ours.workers + kept.workers, ours.missing | kept.missing)
         return Report(max(self.step, other.step), loads, stores)

@@ -17,6 +17,7 @@ from forebay.vllm.connector import compat, handover
 from forebay.vllm.connector.adapters import Adapter, Adapters
 from forebay.vllm.connector.config import Settings
 from forebay.vllm.connector.decide import Way, layerwise_is_possible, way_of_loading
+from forebay.vllm.connector.events import Events
 from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.groups import fail_as_one
 from forebay.vllm.connector.matcher import Matcher
@@ -41,11 +42,13 @@ class SchedulerHalf:
         facts: Facts,
         settings: Settings,
         node: forebay.Node,
+        events: Events | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Asks and tells `node`."""
+        """Asks and tells `node`. What it has is told by `events`, if anybody wants to know."""
         transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
         self.facts, self.settings, self.node, self.clock = facts, settings, node, clock
+        self.events = events
         self.engine_id = str(transfer.engine_id)
         self.loads, self.keeps = bool(transfer.is_kv_consumer), bool(transfer.is_kv_producer)
         self.layerwise_possible = layerwise_is_possible(
@@ -220,6 +223,7 @@ class SchedulerHalf:
         )
         one.loading = Loading(
             job=self.jobs,
+            ids=found.ids,
             first_chunk=first,
             tokens=tokens,
             layerwise=one.way_layerwise,
@@ -349,8 +353,10 @@ class SchedulerHalf:
     def ended(self, report: Report) -> None:
         """What the workers say has ended."""
         self.pace.ended(report.step, self.clock())
-        for job, workers in report.stores.items():
-            self.stores.ended(job, workers)
+        for job, kept in report.stores.items():
+            stored = self.stores.ended(job, kept)
+            if stored is not None and self.events is not None:
+                self.events.there(stored.owner.request, stored.owner.ids.ranks, stored.there)
         for job, ended in report.loads.items():
             one = self.loading.get(job)
             if one is None or one.loading is None:
@@ -366,6 +372,9 @@ class SchedulerHalf:
         one.loading = None
         for hold in load.holds:
             hold.release()
+        if self.events is not None:
+            chunks = load.usable // self.facts.chunk_tokens
+            self.events.there(one.request, load.ids, range(load.first_chunk, load.first_chunk + chunks))
         if load.usable >= load.tokens:
             if not load.layerwise:
                 self.pace.loaded(load, self.clock())

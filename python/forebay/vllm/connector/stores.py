@@ -6,11 +6,11 @@ has blocks.
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from forebay.vllm.connector.metadata import Pages, Store, Stored
+from forebay.vllm.connector.metadata import Kept, Pages, Store, Stored
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.tracked import Tracked
 
@@ -24,8 +24,16 @@ class Job:
 
     owner: Tracked
     blocks: set[int]
+    first: int
     chunks: int
-    workers: int = 0  # where it has ended
+    tail: bool  # the last one is not whole
+    kept: Kept = field(default_factory=lambda: Kept(0))
+
+    @property
+    def there(self) -> list[int]:
+        """The whole chunks that the node has of all workers."""
+        whole = self.chunks - self.tail
+        return [self.first + place for place in range(whole) if place not in self.kept.missing]
 
 
 class Stores:
@@ -57,7 +65,7 @@ class Stores:
             return None
         one.planned, one.tail, one.tailed = last, one.tail and not tail, one.tailed or tail
         count = last - first + tail
-        self.jobs[job] = Job(one, set(np.concatenate(pages).tolist()), count)
+        self.jobs[job] = Job(one, set(np.concatenate(pages).tolist()), first, count, tail)
         self.chunks += count
         one.stores.add(job)
         return Store(job, self.named(one, first, end), pages)
@@ -92,13 +100,15 @@ class Stores:
         fresh = set(blocks)
         return [number for number, job in self.jobs.items() if not fresh.isdisjoint(job.blocks)]
 
-    def ended(self, number: int, workers: int) -> None:
-        """A store ended at some workers."""
+    def ended(self, number: int, kept: Kept) -> Job | None:
+        """A store ended at some workers. Gives it if these are the last ones."""
         job = self.jobs.get(number)
         if job is None:
-            return
-        job.workers += workers
-        if job.workers >= self.workers:
-            del self.jobs[number]
-            self.chunks -= job.chunks
-            job.owner.stores.discard(number)
+            return None
+        job.kept = Kept(job.kept.workers + kept.workers, job.kept.missing | kept.missing)
+        if job.kept.workers < self.workers:
+            return None
+        del self.jobs[number]
+        self.chunks -= job.chunks
+        job.owner.stores.discard(number)
+        return job

@@ -97,6 +97,7 @@ class Loading:
     """A load that has not ended at every worker."""
 
     job: int
+    ids: list[list[bytes]]  # of the request's chunks, from the first one on
     first_chunk: int
     tokens: int
     layerwise: bool

@@ -15,7 +15,7 @@ from forebay.errors import ForebayError, InvalidError
 from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import Settings
 from forebay.vllm.connector.groups import fail_as_one, groups_of, heads_of
-from forebay.vllm.connector.metadata import Ended, Load, Report, Step
+from forebay.vllm.connector.metadata import Ended, Kept, Load, Report, Step
 from forebay.vllm.connector.namespace import (
     chunk_tokens_of,
     refuse_another_policy,
@@ -181,7 +181,7 @@ class WorkerHalf:
                 self.stores.add(store.job)
             except ForebayError as error:
                 logger.warning("chunks were not stored: %s", error)
-                self.report.stores[store.job] = 1
+                self.report.stores[store.job] = Kept(1, set(range(len(store.chunks[self.rank]))))
         step.stores = []
 
     def ended(self) -> tuple[set[str] | None, set[str] | None]:
@@ -211,9 +211,9 @@ class WorkerHalf:
         loads, stores = self.cache.take_ended()
         for job, tokens, why in loads:
             self.load_ended(job, tokens, why)
-        for job in stores:
+        for job, missing in stores:
             self.stores.discard(job)
-            self.report.stores[job] = 1
+            self.report.stores[job] = Kept(1, set(missing))
 
     def load_ended(self, job: int, tokens: int, why: str | None) -> None:
         """A load is over, with `tokens` that may be used."""

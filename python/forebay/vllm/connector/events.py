@@ -1,0 +1,121 @@
+"""vLLM's events of KV blocks: what those who follow them, routers for the most part, are told of the node.
+
+Knows which of vLLM's blocks a chunk holds, and what was told of it. Must never know why a chunk was stored or
+loaded. Whoever follows the events knows which of the chunks that this engine has stored or loaded the node
+has, in memory or on its disk: the node watches each chunk that is told, says at once if it is not there, and
+later when it has gone. It is told of in the step after that. Nothing waits for the node here.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored
+
+import forebay
+from forebay.vllm.connector import compat
+
+# Ids in a question to the node, one of which is under way at most: its socket has room for it, nobody waits.
+ASK_IDS = 2048
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk: its ids, one for each rank, and the hashes of vLLM's blocks in it."""
+
+    ids: tuple[bytes, ...]
+    hashes: tuple[Any, ...]
+
+    @property
+    def name(self) -> Any:
+        """The same for chunks of other shapes with the same tokens."""
+        return self.hashes[-1]
+
+
+class Events:
+    """What is told."""
+
+    def __init__(self, node: forebay.Node, blocks: compat.Blocks, chunk_tokens: int) -> None:
+        """Nothing yet, of chunks that `node` has and that hold `blocks`."""
+        self.node, self.blocks, self.chunk_tokens = node, blocks, chunk_tokens
+        self.asked: list[tuple[Chunk, Any]] = []  # what the node has not answered yet, with the event
+        self.unasked: list[tuple[Chunk, Any]] = []  # what comes after it
+        self.told: dict[bytes, Chunk] = {}  # by each of its ids
+        self.shapes: dict[Any, int] = {}  # in how many shapes a chunk of this name was told
+        self.new: list[Any] = []
+
+    def there(self, request: Any, ids: Sequence[Sequence[bytes]], chunks: Iterable[int]) -> None:
+        """The node has these whole chunks of a request, of which `ids` are the ids for each rank."""
+        for number in chunks:
+            chunk, event = self.event(request, ids, number)
+            self.tell(chunk, event)
+            self.unasked.append((chunk, event))
+        self.ask()
+
+    def ask(self) -> None:
+        """Has the node watch what was told, if it has answered what it was asked before."""
+        if self.asked or not self.unasked:
+            return
+        count = max(1, ASK_IDS // len(self.unasked[0][0].ids))
+        self.asked, self.unasked = self.unasked[:count], self.unasked[count:]
+        self.node.watch([name for chunk, _ in self.asked for name in chunk.ids])
+
+    def event(self, request: Any, ids: Sequence[Sequence[bytes]], number: int) -> tuple[Chunk, Any]:
+        """A chunk and what there is to tell of it, as vLLM tells it of its own blocks."""
+        start, end = number * self.chunk_tokens, (number + 1) * self.chunk_tokens
+        hashes, adapter = self.blocks.hashes(request, start, end), request.lora_request
+        event = BlockStored(
+            block_hashes=hashes,
+            parent_block_hash=self.blocks.hash_before(request, start) if start else None,
+            token_ids=list(request.all_token_ids[start:end]),
+            block_size=self.blocks.block_tokens,
+            lora_id=None if adapter is None else adapter.adapter_id,
+            medium=MEDIUM_CPU,
+            lora_name=None if adapter is None else adapter.name,
+            extra_keys=self.blocks.extra_keys(request, start, end),
+            group_idx=self.blocks.group,
+            kv_cache_spec_kind=self.blocks.kind,
+            kv_cache_spec_sliding_window=self.blocks.window,
+        )
+        return Chunk(tuple(of_rank[number] for of_rank in ids), tuple(hashes)), event
+
+    def tell(self, chunk: Chunk, event: Any) -> None:
+        """It is there."""
+        if chunk.ids[0] in self.told:
+            return
+        self.told.update(dict.fromkeys(chunk.ids, chunk))
+        shapes = self.shapes.get(chunk.name, 0)
+        self.shapes[chunk.name] = shapes + 1
+        if not shapes:
+            self.new.append(event)
+
+    def untell(self, chunk: Chunk) -> None:
+        """It is not there, or one rank's part of it is not."""
+        if chunk.ids[0] not in self.told:
+            return
+        for name in chunk.ids:
+            del self.told[name]
+        shapes = self.shapes.pop(chunk.name) - 1
+        if shapes:
+            self.shapes[chunk.name] = shapes
+            return
+        hashes = list(chunk.hashes)
+        self.new.append(BlockRemoved(block_hashes=hashes, medium=MEDIUM_CPU, group_idx=self.blocks.group))
+
+    def take(self) -> list[Any]:
+        """The events since this was asked last."""
+        for number, names in self.node.take_watched():
+            if number is not None:
+                absent, answered, self.asked = set(names or ()), self.asked, []
+                for chunk, event in answered:
+                    if absent.isdisjoint(chunk.ids):
+                        self.tell(chunk, event)
+                    else:
+                        self.untell(chunk)
+                continue
+            for name in list(self.told) if names is None else names:
+                if name in self.told:  # With a chunk that is not, all of its ids are not.
+                    self.untell(self.told[name])
+        self.ask()
+        new, self.new = self.new, []
+        return new
