@@ -1,8 +1,9 @@
-//! Crews: what one GPU brings along to work for another in one direction: staging slots, streams and events. A chain has a
-//! crew to itself. It works in one of three ways. In *strands*, each slot has a stream of the crew's GPU and a parcel's two hops
-//! follow each other there, so order needs no events; for that the GPU must reach the target's memory. In *turns*, a
-//! lane carries parcels between host memory and slots, and the target itself carries them on, page by page if need be. *Straight*
-//! is for a target's own crew, where host memory is in small pieces too: its kernel copies page by page.
+//! Crews: what one GPU brings along to work for another in one direction: staging slots, each with a stream of the crew's GPU,
+//! its strand, and events. A chain has a crew to itself. It works in one of three ways. In *strands*, a parcel's two hops follow
+//! each other in its slot's strand, so order needs no events; for that the GPU must reach the target's memory. In *turns*, the
+//! strands carry parcels between host memory and slots, and the target itself carries them on, page by page if need be. *Straight*
+//! is for a target's own crew, where host memory is in small pieces too: its kernel copies page by page. Slots have strands of
+//! their own because a copy engine takes up the next copy of another stream at once, but waits for an event between two of one.
 //! This file knows streams and slots; it must never know which bytes are a crew's.
 
 use super::list::{List, Listed};
@@ -22,14 +23,11 @@ const BLOCKS: u32 = 64;
 #[derive(Debug)]
 pub struct Crew {
     direction: Direction,
-    lane: Stream,
     slots: Vec<Slot>,
     slot_bytes: u64,
     next: usize,
     /// By the target's ordinal.
     hops: HashMap<u16, Hop>,
-    /// Passed when the lane has come to the end of a chain.
-    ended: Event,
     /// Whether it works, or worked last, in strands.
     in_strands: bool,
     /// Whose chain it works for, and what is passed when that is done.
@@ -58,6 +56,8 @@ struct Hop {
 #[derive(Debug)]
 pub struct Work<'a> {
     pub how: How,
+    /// In so many slots.
+    pub slots: usize,
     /// What is left of its share.
     pub pages: Pages<'a>,
     pub parcel_bytes: u64,
@@ -66,8 +66,8 @@ pub struct Work<'a> {
 /// How a crew works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// A parcel is one run of memory; with so many strands.
-    Strands(usize),
+    /// A parcel is one run of memory.
+    Strands,
     /// A parcel is what fits into a slot.
     Turns,
     /// The target's kernel reads or writes host memory itself, page by page, without a slot.
@@ -96,12 +96,10 @@ impl Crew {
         };
         Ok(Crew {
             direction,
-            lane: Stream::new(gpu)?,
             slots: (0..slots).map(slot).collect::<Result<_, CudaError>>()?,
             slot_bytes,
             next: 0,
             hops: targets.iter().map(hop).collect::<Result<_, CudaError>>()?,
-            ended: Event::new(gpu)?,
             in_strands: false,
             holder: None,
             _staging: staging,
@@ -127,32 +125,30 @@ impl Crew {
         done: &Arc<Event>,
         begun: Option<&Event>,
         target: u16,
-        how: How,
+        work: &Work,
     ) -> Result<(), CudaError> {
         let before = self.holder.replace((stream, Arc::clone(done)));
-        let was_in_strands = std::mem::replace(&mut self.in_strands, matches!(how, How::Strands(_)));
+        let was_in_strands = std::mem::replace(&mut self.in_strands, work.how == How::Strands);
         // Where a chain does not wait for the one before in its stream, slots are kept apart by their strands or by their events.
         // These know nothing of each other.
         let before = before.filter(|_| was_in_strands != self.in_strands);
         self.next = 0;
         for event in before.iter().map(|(_, done)| &**done).chain(begun) {
-            match how {
-                How::Strands(in_use) => {
-                    self.slots.iter().take(in_use).try_for_each(|slot| slot.strand.wait_for(event))?;
-                }
-                How::Turns | How::Straight => {
-                    let Some(hop) = self.hops.get(&target) else { return Ok(()) };
-                    self.lane.wait_for(event)?;
-                    hop.stream.wait_for(event)?;
-                }
+            self.slots.iter().take(work.slots).try_for_each(|slot| slot.strand.wait_for(event))?;
+            if let (How::Turns | How::Straight, Some(hop)) = (work.how, self.hops.get(&target)) {
+                hop.stream.wait_for(event)?;
             }
         }
         Ok(())
     }
 
-    /// The strands that a chain of so many parcels uses: each costs a few calls, so a short chain has few.
-    pub fn strands_for(&self, parcels: u64) -> usize {
-        let useful = (parcels / 2).max(2).min(parcels);
+    /// The slots that a chain of so many parcels uses: each costs a few calls, so a short chain has few.
+    pub fn slots_for(&self, parcels: u64, how: How) -> usize {
+        let useful = match how {
+            How::Strands => (parcels / 2).max(2).min(parcels),
+            How::Turns => parcels,
+            How::Straight => 0,
+        };
         usize::try_from(useful).unwrap_or(usize::MAX).min(self.slots.len())
     }
 
@@ -166,11 +162,10 @@ impl Crew {
         if work.pages.bytes() == 0 {
             return Ok(());
         }
-        let in_use = if let How::Strands(in_use) = work.how { in_use } else { self.slots.len() };
         let slot = self.next;
-        self.next = (slot + 1) % in_use.max(1);
+        self.next = (slot + 1) % work.slots.max(1);
         match (work.how, self.hops.get(&target)) {
-            (How::Strands(_), _) => {
+            (How::Strands, _) => {
                 let Some(piece) = work.pages.next(work.parcel_bytes) else { return Ok(()) };
                 let Slot { address, strand, .. } = &self.slots[slot];
                 // SAFETY: by this function's contract; the slot is the strand's, whose work runs in order.
@@ -195,9 +190,9 @@ impl Crew {
         let listed = list.through_slot(self.direction, &mut work.pages, slot.address, work.parcel_bytes);
         let kept = match self.direction {
             Direction::HostToDevice => {
-                self.lane.wait_for(far)?;
-                self.copy_runs(listed.runs)?;
-                slot.near.record(&self.lane)?;
+                slot.strand.wait_for(far)?;
+                slot.copy_runs(listed.runs)?;
+                slot.near.record(&slot.strand)?;
                 hop.stream.wait_for(&slot.near)?;
                 let kept = hop.carry(&listed)?;
                 far.record(&hop.stream)?;
@@ -207,9 +202,9 @@ impl Crew {
                 hop.stream.wait_for(&slot.near)?;
                 let kept = hop.carry(&listed)?;
                 far.record(&hop.stream)?;
-                self.lane.wait_for(far)?;
-                self.copy_runs(listed.runs)?;
-                slot.near.record(&self.lane)?;
+                slot.strand.wait_for(far)?;
+                slot.copy_runs(listed.runs)?;
+                slot.near.record(&slot.strand)?;
                 kept
             }
         };
@@ -217,36 +212,37 @@ impl Crew {
         Ok(())
     }
 
-    fn copy_runs(&self, runs: &[Piece]) -> Result<(), CudaError> {
-        // A copy, unlike a kernel, may be put into a stream of a device that is not current.
-        for run in runs {
-            // SAFETY: by the contract of `queue`; the slot is the chain's, and events keep its uses apart.
-            unsafe { self.lane.copy(run.from, run.to, run.bytes)? };
-        }
-        Ok(())
-    }
-
     /// Waits until nothing of it is under way. A stream that cannot be waited for is lost, and its work with it.
     pub fn settle(&self) {
         let strands = self.slots.iter().map(|slot| &slot.strand);
-        let streams = strands.chain([&self.lane]).chain(self.hops.values().map(|hop| &hop.stream));
-        streams.for_each(|stream| drop(stream.synchronize()));
+        let hops = self.hops.values().map(|hop| &hop.stream);
+        strands.chain(hops).for_each(|stream| drop(stream.synchronize()));
     }
 
     /// Has the chain's stream wait for all of the chain's work here.
-    pub fn join(&self, stream: StreamHandle, target: u16, how: How) -> Result<(), CudaError> {
+    pub fn join(&self, stream: StreamHandle, target: u16, work: &Work) -> Result<(), CudaError> {
         let behind = |event: &Event, last: &Stream| event.record(last).and_then(|()| event.hold(stream));
-        match (how, self.hops.get(&target), self.direction) {
-            (How::Strands(in_use), ..) => {
-                let strands = self.slots.iter().take(in_use);
-                // All of them, also after an error.
-                strands.map(|slot| behind(&slot.near, &slot.strand)).fold(Ok(()), Result::and)
-            }
+        match (work.how, self.hops.get(&target), self.direction) {
             (How::Straight, Some(hop), _) | (How::Turns, Some(hop), Direction::HostToDevice) => {
                 behind(&hop.ended, &hop.stream)
             }
-            _ => behind(&self.ended, &self.lane),
+            _ => {
+                let slots = self.slots.iter().take(work.slots);
+                // All of them, also after an error.
+                slots.map(|slot| behind(&slot.near, &slot.strand)).fold(Ok(()), Result::and)
+            }
         }
+    }
+}
+
+impl Slot {
+    fn copy_runs(&self, runs: &[Piece]) -> Result<(), CudaError> {
+        // A copy, unlike a kernel, may be put into a stream of a device that is not current.
+        for run in runs {
+            // SAFETY: by the contract of `Crew::queue`; the slot is the chain's, and events keep its uses apart.
+            unsafe { self.strand.copy(run.from, run.to, run.bytes)? };
+        }
+        Ok(())
     }
 }
 

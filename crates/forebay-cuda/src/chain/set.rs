@@ -150,14 +150,13 @@ impl Set {
         }
         let target = self.target.device().index();
         let mut list = self.lists.open(&chain.places, chain.seams);
-        let begin = |(crew, work): &mut (&mut Crew, Work)| {
-            crew.begin(chain.holder, &self.done, begun, target, work.how)
-        };
+        let begin =
+            |(crew, work): &mut (&mut Crew, Work)| crew.begin(chain.holder, &self.done, begun, target, work);
         let queued = at_work.iter_mut().try_for_each(begin);
         let queued = queued.and_then(|()| queue_in_turn(&mut at_work, target, &mut list));
         let listed = chain.places.len() - list.left();
         // All of them, also after an error.
-        let joins = at_work.iter().map(|(crew, work)| crew.join(chain.joined, target, work.how));
+        let joins = at_work.iter().map(|(crew, work)| crew.join(chain.joined, target, work));
         let joined = joins.fold(Ok(()), Result::and);
         let read = self.lists.close(chain.places.start..chain.places.start + listed, chain.joined);
         let marked = self.done.record_in(chain.joined);
@@ -199,13 +198,12 @@ pub fn is_small(pieces: usize, bytes: u64) -> bool {
 fn work<'a>(pages: Pages<'a>, crew: &Crew, how: Option<How>) -> Work<'a> {
     let parcel_bytes = (pages.bytes() / PARCELS).max(PARCEL_BYTES_MIN).min(crew.slot_bytes());
     let pieces = pages.pieces() as u64;
-    let how = how.unwrap_or_else(|| {
-        if pages.bytes() < ENGINE_PIECE_BYTES * pieces {
-            return How::Turns;
-        }
-        How::Strands(crew.strands_for(pages.bytes().div_ceil(parcel_bytes).max(pieces)))
-    });
-    Work { how, pages, parcel_bytes }
+    let is_long = pages.bytes() >= ENGINE_PIECE_BYTES * pieces;
+    let how = how.unwrap_or(if is_long { How::Strands } else { How::Turns });
+    let parcels = pages.bytes().div_ceil(parcel_bytes);
+    // In strands a parcel is one piece at most.
+    let parcels = if how == How::Strands { parcels.max(pieces) } else { parcels };
+    Work { how, slots: crew.slots_for(parcels, how), pages, parcel_bytes }
 }
 
 /// Queues a parcel of each crew in turn, so that all lanes are at work soon.
