@@ -23,7 +23,7 @@ pub fn of_starting(rig: &Rig, plan: &Plan, relays: bool) -> Outcome<Vec<Row>> {
     let mut firsts = Vec::new();
     for direction in Direction::BOTH {
         let jobs = [rig.whole(plan.first(), direction, bytes)];
-        let copy = || rig.timed(Way::Best, &jobs).map(|cost| cost.wall_s * 1e3);
+        let copy = || rig.timed(Way::Best, &jobs).map(|timed| timed.first.wall_s * 1e3);
         let first_ms = copy()?;
         let later_ms = (0..LATER).map(|_| copy()).collect::<Outcome<Vec<_>>>()?;
         firsts.push(first_ms - median(&later_ms));

@@ -35,7 +35,7 @@ fn measure(rig: &Rig, plan: &Plan, course: Course, page_bytes: u64) -> Outcome<V
         ceilings.push(ceiling(rig, course)?);
         for nth in 0..ways.len() {
             let nth = (nth + run) % ways.len();
-            costs[nth].push(rig.timed(ways[nth], &jobs)?);
+            costs[nth].push(rig.timed(ways[nth], &jobs)?.again);
         }
     }
     let name = format!("copy.{}.paged.{}", course.name(), Size(page_bytes));

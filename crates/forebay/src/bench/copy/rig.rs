@@ -1,5 +1,5 @@
 //! What is copied and where it lies: for each GPU a pattern in host memory and the same in its own, and in both a place for
-//! copies. A copy is timed between clearing where it goes and looking at every byte that came, neither of which is timed.
+//! copies. Where a copy goes is cleared; the copy is timed, and timed again right behind; then every byte that came is looked at.
 //! This file knows memory and what must be in it; it must never know who copies how, which is `way`'s.
 
 use super::bytes::{clear, fill, first_wrong};
@@ -31,6 +31,15 @@ pub struct Ends {
     /// Where copies go.
     landing: Arc<PinnedBuffer>,
     taken: DeviceMemory,
+}
+
+/// What a copy costs.
+#[derive(Debug, Clone, Copy)]
+pub struct Timed {
+    /// After a pause, and to host memory that no cache holds.
+    pub first: Cost,
+    /// Right behind the same copy, as one of many.
+    pub again: Cost,
 }
 
 /// A copy for one GPU.
@@ -217,14 +226,15 @@ impl Rig {
         Job { gpu, direction, offsets, pieces, bytes }
     }
 
-    /// Does copies at once, which differ in GPU or direction, and looks at every byte.
-    pub fn timed(&self, way: Way, jobs: &[Job]) -> Outcome<Cost> {
+    /// Does copies at once, which differ in GPU or direction, twice, and looks at every byte.
+    pub fn timed(&self, way: Way, jobs: &[Job]) -> Outcome<Timed> {
         self.clear(jobs)?;
         // A thread's first call of the driver takes longer.
         let ready = |job: &Job| self.enter(job.gpu).map(drop);
-        let cost = at_once(jobs, ready, |job| self.ways.copy(way, &self.ends[job.gpu], job))?;
+        let copy = || at_once(jobs, ready, |job| self.ways.copy(way, &self.ends[job.gpu], job));
+        let timed = Timed { first: copy()?, again: copy()? };
         self.check(jobs)?;
-        Ok(cost)
+        Ok(timed)
     }
 
     /// Makes the targets forget what they held.

@@ -4,7 +4,7 @@
 
 use super::ceiling::ceiling;
 use super::gpus::Plan;
-use super::rig::{Job, Rig};
+use super::rig::{Job, Rig, Timed};
 use super::size::Size;
 use super::timing::{Cost, median};
 use super::way::Way;
@@ -45,8 +45,8 @@ struct Case {
 /// What was measured of a case.
 struct Figures {
     ceiling: f64,
-    native: Vec<Cost>,
-    ways: Vec<(Way, Vec<Cost>)>,
+    native: Vec<Timed>,
+    ways: Vec<(Way, Vec<Timed>)>,
 }
 
 /// Measures all of it.
@@ -99,7 +99,7 @@ fn case(rig: &Rig, (group, gpus): (&str, &[usize]), course: Course, bytes: u64) 
 impl Case {
     fn measure(&self, rig: &Rig, plan: &Plan) -> Outcome<Figures> {
         let (mut ceilings, mut native) = (Vec::new(), Vec::new());
-        let mut ways: Vec<(Way, Vec<Cost>)> = plan.ways.iter().map(|way| (*way, Vec::new())).collect();
+        let mut ways: Vec<(Way, Vec<Timed>)> = plan.ways.iter().map(|way| (*way, Vec::new())).collect();
         let runs = if self.bytes < SMALL_BYTES { 3 * plan.runs } else { plan.runs };
         for run in 0..runs {
             ceilings.push(ceiling(rig, self.course)?);
@@ -122,40 +122,50 @@ impl Case {
         self.bytes * self.jobs.len() as u64
     }
 
-    fn rates(&self, costs: &[Cost]) -> Vec<f64> {
-        costs.iter().map(|cost| cost.gb_per_s(self.all_bytes())).collect()
+    fn rates(&self, timed: &[Timed], which: Which) -> Vec<f64> {
+        timed.iter().map(|timed| which(timed).gb_per_s(self.all_bytes())).collect()
     }
 }
 
 impl Figures {
+    /// For each way a row of copies as one of many, and one of copies after a pause.
     fn rows(&self, case: &Case, rig: &Rig) -> Vec<Row> {
-        let row = |(nth, (way, costs)): (usize, &(Way, Vec<Cost>))| {
+        let whiches: [(&str, Which); 2] = [("", |timed| timed.again), (".first", |timed| timed.first)];
+        let row = |(nth, (way, timed)): (usize, &(Way, Vec<Timed>))| {
             // The first way has the plain name.
             let name =
                 if nth == 0 { case.name.clone() } else { format!("{}.{way:?}", case.name).to_lowercase() };
-            let mut row = Row::of_runs(name, "GB/s", &case.rates(costs)).with_ceiling(self.ceiling);
-            let cpu_s: f64 = costs.iter().map(|cost| cost.cpu_s).sum();
-            row.cpu_s_per_gb = Some(cpu_s / (case.all_bytes() as f64 / 1e9 * costs.len() as f64));
-            row.peer = Some(peer(rig, Way::Direct, median(&case.rates(&self.native))));
-            row
+            whiches.map(|(suffix, which)| self.row(format!("{name}{suffix}"), timed, which, case, rig))
         };
-        self.ways.iter().enumerate().map(row).collect()
+        self.ways.iter().enumerate().flat_map(row).collect()
+    }
+
+    fn row(&self, name: String, timed: &[Timed], which: Which, case: &Case, rig: &Rig) -> Row {
+        let mut row = Row::of_runs(name, "GB/s", &case.rates(timed, which)).with_ceiling(self.ceiling);
+        let cpu_s: f64 = timed.iter().map(|timed| which(timed).cpu_s).sum();
+        row.cpu_s_per_gb = Some(cpu_s / (case.all_bytes() as f64 / 1e9 * timed.len() as f64));
+        row.peer = Some(peer(rig, Way::Direct, median(&case.rates(&self.native, which))));
+        row
     }
 
     fn cores(&self) -> Vec<f64> {
-        self.ways[0].1.iter().map(|cost| cost.cores()).collect()
+        self.ways[0].1.iter().map(|timed| timed.again.cores()).collect()
     }
 
     fn point(&self, case: &Case) -> Point {
+        let rate = |timed: &[Timed]| median(&case.rates(timed, |timed| timed.again));
         Point {
             course: case.course,
             bytes: case.bytes,
-            native: median(&case.rates(&self.native)),
-            ours: median(&case.rates(&self.ways[0].1)),
+            native: rate(&self.native),
+            ours: rate(&self.ways[0].1),
             ceiling: self.ceiling,
         }
     }
 }
+
+/// One of the two costs of a copy.
+type Which = fn(&Timed) -> Cost;
 
 /// Somebody else's figure.
 pub fn peer(rig: &Rig, way: Way, value: f64) -> Peer {
