@@ -277,6 +277,14 @@ class Driver:
         families = [one for one in REGISTRY.collect() if one.name.startswith("vllm:forebay_")]
         return {one.name: sum(x.value for x in one.samples if x.name.endswith("_total")) for one in families}
 
+    def sources(self) -> Any:
+        """What the page of metrics says of where hits came from. Older versions do not say it."""
+        from prometheus_client import REGISTRY
+
+        families = [one for one in REGISTRY.collect() if one.name == "vllm:prompt_tokens_cached_by_source"]
+        samples = [x for one in families for x in one.samples if x.name.endswith("_total") and x.value]
+        return {x.labels["source"]: x.value for x in samples}
+
     def spoil(self, tokens: int, rank: int | None = None) -> Any:
         """Loads bring only their first `tokens`, everywhere or at one rank: what comes behind them is noise,
         and they say so.

@@ -20,7 +20,7 @@ from forebay.vllm.connector.namespace import Facts, refuse_shape  # noqa: E402
 from forebay.vllm.connector.pace import Pace  # noqa: E402
 from forebay.vllm.connector.scheduler import SchedulerHalf  # noqa: E402
 from forebay.vllm.connector.stats import Counts, Stats  # noqa: E402
-from forebay.vllm.connector.tracked import Found, Ids, Tracked  # noqa: E402
+from forebay.vllm.connector.tracked import Found, Ids, Loading, Tracked  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
 CHUNK, BLOCK = 64, 16
@@ -447,6 +447,40 @@ def test_a_hand_over_may_be_another_connectors(ours: bool) -> None:
     half = SimpleNamespace(settings=settings_of({"handovers": ours}))
     request = SimpleNamespace(kv_transfer_params={"do_remote_decode": True})
     assert handover.is_prefill(SchedulerHalf.params(half, request)) is ours
+
+
+@pytest.mark.parametrize(
+    ("held", "external", "says"),
+    [
+        (0, 600, {"memory": 128, "disk": 192, "peer": 280}),
+        (0, 599, {"memory": 128, "disk": 192, "peer": 279}),
+        (80, 519, {"memory": 48, "disk": 192, "peer": 279}),
+        (64, 0, {"memory": 0, "disk": 0, "peer": 0}),
+    ],
+)
+def test_every_token_of_a_load_comes_from_one_tier(held: int, external: int, says: dict[str, int]) -> None:
+    one = a_request(600, 0)
+    one.held = held
+    first = held // CHUNK
+    tiers = Found(Shape(1, BLOCK), [[bytes(32)] * 10], 600, in_memory=2, on_disk=3, on_peers=5).tiers(first)
+    load: dict[str, Any] = {"job": 1, "layerwise": False, "began_s": 0.0, "bytes": 0, "ids": [], "holds": []}
+    one.loading = Loading(first_chunk=first, tokens=600 - first * CHUNK, tiers=tiers, **load)
+    half: Any = SimpleNamespace(facts=facts(), tracked={"one": one})
+    said = SchedulerHalf.sources(half, one.request, external)
+    assert said == says and sum(said.values()) == external
+
+
+def test_blocks_that_are_free_soon_are_waited_for_and_those_of_a_stuck_node_are_not() -> None:
+    now = [7.0]
+    half: Any = SimpleNamespace(freeing={}, clock=lambda: now[0])
+    assert not SchedulerHalf.frees_soon(half)
+    half.freeing = {"one": 6.0, "other": 7.0}
+    assert SchedulerHalf.frees_soon(half)
+    SchedulerHalf.freed(half, {"other", "of another connector"})
+    assert half.freeing == {"one": 6.0} and not SchedulerHalf.frees_soon(half), "it is late"
+    SchedulerHalf.freed(half, None)
+    now[0] = 6.01
+    assert SchedulerHalf.frees_soon(half)
 
 
 @pytest.mark.parametrize("handed", [False, True])

@@ -78,6 +78,10 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         """A step begins."""
         self._here.begin(self._get_connector_metadata(), forward_context)
 
+    def has_connector_metadata(self) -> bool:
+        """Whether layers are to wait for a load. vLLM asks this at each layer, and nowhere else."""
+        return bool(self._here.layerwise)
+
     def wait_for_layer_load(self, layer_name: str) -> None:
         """A layer's KV is about to be read."""
         self._here.layer(layer_name)
@@ -122,12 +126,21 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         """A request got blocks."""
         self._plans.allocated(request, blocks, num_external_tokens)
 
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> Any:
+        """Where the tokens of a load are. Newer versions ask for this."""
+        return compat.hit_sources(self._plans.sources(request, num_external_tokens))
+
+    def has_pending_block_frees(self) -> bool:
+        """Whether blocks are free soon, so that nobody needs to be preempted. Newer versions ask for this."""
+        return self._plans.frees_soon()
+
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         """What the workers do in this step."""
         return self._plans.build(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers have done."""
+        self._plans.freed(connector_output.finished_sending)
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, Report):
             self._plans.ended(report)

@@ -5,7 +5,7 @@ Knows where things are in which version. Everything else of the connector uses n
 
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -47,6 +47,14 @@ def transfer_results(sent: set[str] | None, received: set[str] | None, failed: s
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
     return KVConnectorTransferResults(sent or set(), received or set(), failed)
+
+
+def hit_sources(tokens: Mapping[str, int]) -> Any:
+    """Tokens that are loaded, by our tiers, as newer versions name the places that KV comes from."""
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    names = {"memory": CacheHitSource.HOST, "disk": CacheHitSource.DISK, "peer": CacheHitSource.P2P}
+    return {names[tier]: count for tier, count in tokens.items() if count}
 
 
 def find_failures_in_all_groups() -> None:

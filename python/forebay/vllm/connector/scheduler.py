@@ -4,8 +4,9 @@ Knows vLLM's requests and what its scheduler calls and when. Bytes are the worke
 needs no vLLM is in `decide`, in `stores` and in `forebay.Slack`.
 """
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -31,6 +32,8 @@ from forebay.vllm.connector.tracked import Ids, Loading, Tracked
 logger = init_logger("vllm.forebay.scheduler")
 
 FINISHED_WELL = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
+# Stores of a request that has finished mostly end in so much time. A node that is stuck takes longer.
+FREE_SOON_S = 0.05
 
 
 class SchedulerHalf:
@@ -73,11 +76,13 @@ class SchedulerHalf:
         self.running: set[str] = set()  # computing since the last step or admitted to this one
         self.unstored: dict[str, Tracked] = {}  # have computed chunks that no store was planned for
         self.leaving: dict[str, Tracked] = {}  # finished, and something of them is still to be stored
+        self.freeing: dict[str, float] = {}  # finished, and their blocks are still read: since when
         self.loading: dict[int, Tracked] = {}
         self.new_loads: list[Load] = []
         self.fresh: set[int] = set()  # blocks that were given out since the last step
         self.jobs = 0
         self.step = 0
+        self.quiet = 0  # so many steps of a token for each request end no chunk
 
     # What vLLM tells about requests.
 
@@ -194,6 +199,7 @@ class SchedulerHalf:
             one.gap = one.held > 0 and one.adapter is not None and one.adapter.renamed
         one.blocks = table
         self.running.add(one.name)
+        self.quiet = 0
         if external > 0:
             self.load(one)
 
@@ -241,6 +247,28 @@ class SchedulerHalf:
             if chunks:
                 self.counts.add(f"tokens_{tier}", chunks * size)
 
+    def sources(self, request: Any, external: int) -> dict[str, int]:
+        """Where the `external` tokens are whose load was just planned: how many are in which tier."""
+        one = self.tracked.get(request.request_id)
+        if one is None or one.loading is None:
+            return {}
+        size, end, found = self.facts.chunk_tokens, one.loading.first_chunk, {}
+        last = one.held + external
+        for tier, chunks in one.loading.tiers.items():
+            start, end = end, end + chunks
+            found[tier] = max(0, min(last, end * size) - max(one.held, start * size))
+        return found
+
+    def frees_soon(self) -> bool:
+        """Whether a request has finished whose blocks are free as soon as its stores have ended."""
+        youngest_s = next(reversed(self.freeing.values()), None)
+        return youngest_s is not None and self.clock() - youngest_s < FREE_SOON_S
+
+    def freed(self, names: Iterable[str] | None) -> None:
+        """Nothing reads the blocks of requests any more that have finished."""
+        for name in names or ():
+            self.freeing.pop(name, None)
+
     def finished(self, request: Any, blocks: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         """A request ended. True: its blocks are still read."""
         self.running.discard(request.request_id)
@@ -264,6 +292,7 @@ class SchedulerHalf:
         else:
             self.unstored[one.name] = one
         self.leaving[one.name] = one
+        self.freeing[one.name] = self.clock()
         return True, params
 
     # What happens in a step.
@@ -276,24 +305,56 @@ class SchedulerHalf:
             self.preempted(name)
         self.follow(output)
         step = Step(self.step, idle=output.total_num_scheduled_tokens == 0)
-        step.flush = self.stores.touched(self.fresh) if self.fresh else []
-        step.loads, self.new_loads = self.new_loads, []
-        self.fresh.clear()
-        for name, one in list(self.unstored.items()):
-            self.plan(one, step)
-            if one.is_stored:
-                del self.unstored[name]
-        for one in list(self.leaving.values()):
-            if one.is_stored:
-                step.sent[one.name] = sorted(one.stores)
-                del self.leaving[one.name]
+        if self.fresh:
+            step.flush = self.stores.touched(self.fresh)
+            self.fresh.clear()
+        if self.new_loads:
+            step.loads, self.new_loads = self.new_loads, []
+        if self.unstored:
+            for name, one in list(self.unstored.items()):
+                self.plan(one, step)
+                if one.is_stored:
+                    del self.unstored[name]
+        if self.leaving:
+            for one in list(self.leaving.values()):
+                if one.is_stored:
+                    step.sent[one.name] = sorted(one.stores)
+                    del self.leaving[one.name]
         if output.total_num_scheduled_tokens > len(output.num_scheduled_tokens) and not step.loads:
             self.pace.began(self.step, output.num_scheduled_tokens, self.tracked, self.clock())
         return step
 
     def follow(self, output: Any) -> None:
         """Which blocks requests have, and which tokens are computed when the step is over."""
-        cached = output.scheduled_cached_reqs
+        cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
+        if any(cached.new_block_ids):
+            self.extend(cached)
+        for name in (*(new.req_id for new in output.scheduled_new_reqs), *cached.resumed_req_ids):
+            one = self.tracked.get(name)
+            if one is not None and one.request.num_computed_tokens > one.begun:
+                one.gap = True  # Another connector loads the rest: whether that is right is not known here.
+        if scheduled.keys() != self.running:
+            self.running = set(scheduled)
+        elif self.quiet > 0 and output.total_num_scheduled_tokens == len(scheduled):
+            self.quiet -= 1
+            return
+        self.quiet = 0
+        unsure = any(one.loading is not None and one.loading.layerwise for one in self.loading.values())
+        if not self.keeps or unsure:
+            return  # What is computed in the step of a load is right only if the load was.
+        # The one loop over all requests, in steps that are not quiet.
+        nearest = sys.maxsize
+        for name, tokens in scheduled.items():
+            one = self.tracked.get(name)
+            if one is not None:
+                computed = one.request.num_computed_tokens + tokens
+                if computed >= one.next_tokens:
+                    self.aim(one, computed)
+                nearest = min(nearest, one.next_tokens - computed)
+        self.quiet = nearest - 1
+
+    def extend(self, cached: Any) -> None:
+        """Requests that go on got more blocks."""
         for name, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if new is None or name in cached.resumed_req_ids:
                 continue  # The whole table of a resumed request was told when it got its blocks.
@@ -303,19 +364,6 @@ class SchedulerHalf:
             if one is not None and one.blocks:
                 for have, more in zip(one.blocks, new, strict=True):
                     have.extend(more)
-        for name in (*(new.req_id for new in output.scheduled_new_reqs), *cached.resumed_req_ids):
-            one = self.tracked.get(name)
-            if one is not None and one.request.num_computed_tokens > one.begun:
-                one.gap = True  # Another connector loads the rest: whether that is right is not known here.
-        self.running = set(output.num_scheduled_tokens)
-        unsure = any(one.loading is not None and one.loading.layerwise for one in self.loading.values())
-        if not self.keeps or unsure:
-            return  # What is computed in the step of a load is right only if the load was.
-        # The one loop over all requests in each step.
-        for name, tokens in output.num_scheduled_tokens.items():
-            one = self.tracked.get(name)
-            if one is not None and one.request.num_computed_tokens + tokens >= one.next_tokens:
-                self.aim(one, one.request.num_computed_tokens + tokens)
 
     def aim(self, one: Tracked, computed: int) -> None:
         """The chunks among the first `computed` tokens are to be stored."""
@@ -385,7 +433,7 @@ class SchedulerHalf:
         self.counts.add("loads_failed")
         if load.layerwise:
             one.planned = min(one.planned, one.known)
-            one.goal, one.next_tokens = one.planned, 0
+            one.goal, one.next_tokens, self.quiet = one.planned, 0, 0
         else:
             one.blocks = []
 

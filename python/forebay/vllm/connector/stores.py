@@ -97,6 +97,8 @@ class Stores:
 
     def touched(self, blocks: Iterable[int]) -> list[int]:
         """The stores that still read one of `blocks`, which are about to be written."""
+        if not self.jobs:
+            return []  # As in most steps.
         fresh = set(blocks)
         return [number for number, job in self.jobs.items() if not fresh.isdisjoint(job.blocks)]
 

@@ -190,6 +190,9 @@ class WorkerHalf:
         step = self.step
         if self.cache is None or step is None:
             return None, None
+        if not (self.loads or self.stores or self.unsent or self.received or step.sent or step.idle):
+            self.idle_steps = 0
+            return None, None  # As after most steps.
         if self.loads or self.stores:
             self.take()
         while self.layerwise:
