@@ -154,15 +154,15 @@ class SchedulerHalf:
         others = len(self.running - {one.name})
         loaded = found.chunks - held // self.facts.chunk_tokens
         way = way_of_loading(
-            # Where all is there, the last token is computed again, and written before vLLM waits for a layer.
-            layerwise_possible=self.layerwise_possible and usable < request.num_tokens,
+            layerwise_possible=self.layerwise_possible,
             handed=one.handed is not None,
             others=others,
             load_s=self.pace.load_s(loaded * self.facts.chunk_bytes),
         )
         one.way_layerwise = way is Way.LAYERWISE
-        if self.facts.has_windows:
-            # One token at least is computed. A window must still have what that one sees.
+        if one.way_layerwise or self.facts.has_windows:
+            # One token at least is computed. A window must still have what that one sees. Where all is there,
+            # its page is loaded too, after it was written: with what the same token had before.
             usable = min(usable, request.num_tokens - 1)
         return max(0, usable - held), usable > held and not one.way_layerwise
 
