@@ -153,16 +153,19 @@ class SchedulerHalf:
             return 0, False
         others = len(self.running - {one.name})
         loaded = found.chunks - held // self.facts.chunk_tokens
+        # Where all is there the last token is computed again, and on CPUs its page may be written while its
+        # bytes are compared there with their checksum.
+        is_compared = self.facts.on_cpu and usable == request.num_tokens
         way = way_of_loading(
-            layerwise_possible=self.layerwise_possible,
+            layerwise_possible=self.layerwise_possible and not is_compared,
             handed=one.handed is not None,
             others=others,
             load_s=self.pace.load_s(loaded * self.facts.chunk_bytes),
         )
         one.way_layerwise = way is Way.LAYERWISE
         if one.way_layerwise or self.facts.has_windows:
-            # One token at least is computed. A window must still have what that one sees. Where all is there,
-            # its page is loaded too, after it was written: with what the same token had before.
+            # One token at least is computed. A window must still have what that one sees. On GPUs its page is
+            # loaded too, behind what writes it: with what the same token had before.
             usable = min(usable, request.num_tokens - 1)
         return max(0, usable - held), usable > held and not one.way_layerwise
 
