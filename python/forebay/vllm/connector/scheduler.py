@@ -165,7 +165,7 @@ class SchedulerHalf:
         one.way_layerwise = way is Way.LAYERWISE
         if one.way_layerwise or self.facts.has_windows:
             # One token at least is computed. A window must still have what that one sees. On GPUs its page is
-            # loaded too, behind what writes it: with what the same token had before.
+            # loaded too, before or behind what writes it: both are of the same token.
             usable = min(usable, request.num_tokens - 1)
         return max(0, usable - held), usable > held and not one.way_layerwise
 
