@@ -137,6 +137,8 @@ def transfer_config(site: Site, way: str) -> dict[str, Any] | None:
     """The `--kv-transfer-config` of a way."""
     if way == "plain":
         return None
+    if way == "nothing":
+        return {"kv_connector": "Nothing", "kv_connector_module_path": "nothing", "kv_role": "kv_both"}
     if way in OURS:
         return {
             "kv_connector": "ForebayConnector",

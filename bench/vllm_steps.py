@@ -3,11 +3,12 @@
 
     bench/vllm_steps.py --json FILE
 
-On a host without GPUs. Steps in which requests decode are timed with and without the connector, in two
-processes on one processor, in turns. A hit is a prefix that vLLM has dropped: the time from the lookup until
-its last layer is there, and how much of it the engine's thread spent in the connector; once in a cache of a
-few MB and once in one shaped like Llama-3.1-8B's, beside a plain copy of as many bytes. Knows what is
-measured and how rows are made of it; engines are `vllm_child`'s and `vllm_engine`'s.
+On a host without GPUs. Steps in which requests decode are timed with our connector, without one, and with
+one that does nothing, in three processes on one processor, in turns. A hit is a prefix that vLLM has dropped:
+the time from the lookup until its last layer is there, and how much of it the engine's thread spent in the
+connector; once in a cache of a few MB and once in one shaped like Llama-3.1-8B's, beside a plain copy of as
+many bytes. Knows what is measured and how rows are made of it; engines are `vllm_child`'s and
+`vllm_engine`'s.
 """
 
 import argparse
@@ -65,7 +66,7 @@ def start(site: Site, way: str, processor: int = 0) -> Child:
 
 def measure_steps(site: Site, rounds: int) -> list[dict[str, Any]]:
     """Decode steps, in turns."""
-    engines = {way: start(site, way) for way in ("plain", "memory")}
+    engines = {way: start(site, way) for way in ("plain", "memory", "nothing")}
     versions = {way: engine.ready() for way, engine in engines.items()}
     made = []
     for batch in BATCHES:
@@ -75,15 +76,16 @@ def measure_steps(site: Site, rounds: int) -> list[dict[str, Any]]:
                 times = engines[way].steps(batch, PROMPT_TOKENS, STEPS)
                 if number > 0:  # The first round is for caches.
                     found[way].append(1e3 * statistics.median(times))
-        pairs = zip(found["memory"], found["plain"], strict=True)
         ours = row(f"vllm.steps.decode_ms.{batch}", "ms", found["memory"])
         alone = statistics.median(found["plain"])
         ours["peer"] = {"name": "vLLM without a connector", "version": versions["plain"], "value": alone}
-        made += [
-            ours,
-            row(f"vllm.steps.decode_ms.{batch}.plain", "ms", found["plain"]),
-            row(f"vllm.steps.overhead_percent.{batch}", "%", [100 * (a / b - 1) for a, b in pairs]),
+        others = [
+            row(f"vllm.steps.decode_ms.{batch}.{way}", "ms", found[way]) for way in ("plain", "nothing")
         ]
+        made += [ours, *others]
+        for way, suffix in (("memory", ""), ("nothing", ".nothing")):
+            percent = [100 * (a / b - 1) for a, b in zip(found[way], found["plain"], strict=True)]
+            made.append(row(f"vllm.steps.overhead_percent.{batch}{suffix}", "%", percent))
     for engine in engines.values():
         engine.end()
     return made
