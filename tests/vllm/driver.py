@@ -43,9 +43,10 @@ class Driver:
 
     def groups(self) -> Any:
         """What each group of layers keeps: the kind, its window, how many layers."""
-        groups = self.scheduler.kv_cache_config.kv_cache_groups
-        specs = [(group.kv_cache_spec, len(group.layer_names)) for group in groups]
-        return [(type(spec).__name__, getattr(spec, "sliding_window", None), count) for spec, count in specs]
+        return [
+            (type(group.kv_cache_spec).__name__, group.kv_cache_spec.sliding_window, len(group.layer_names))
+            for group in self.scheduler.kv_cache_config.kv_cache_groups
+        ]
 
     def generate(
         self,
@@ -295,19 +296,8 @@ class Driver:
 
         return self.workers(here)
 
-    def lose_states(self) -> Any:
-        """Loads ask for states that the node does not have, as if they had gone after they were found."""
-        state_of = self.half.state_of
-
-        def lost(*arguments: Any) -> Any:
-            states, pages = state_of(*arguments)
-            return [bytes(32) for _ in states], pages
-
-        self.half.state_of = lost
-
     def heal(self) -> Any:
         """Loads are as they were."""
-        self.half.__dict__.pop("state_of", None)
 
         def here(half: Any) -> None:
             if isinstance(half.cache, Spoiled):

@@ -13,16 +13,14 @@ from forebay.vllm.connector import compat, handover, namespace, stores  # noqa: 
 from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
 from forebay.vllm.connector.decide import Way, layerwise_is_possible, way_of_loading  # noqa: E402
 from forebay.vllm.connector.events import Events  # noqa: E402
-from forebay.vllm.connector.finder import Finder  # noqa: E402
 from forebay.vllm.connector.groups import Group, fail_as_one, groups_of  # noqa: E402
 from forebay.vllm.connector.matcher import Matcher  # noqa: E402
 from forebay.vllm.connector.metadata import Ended, Kept, Report  # noqa: E402
 from forebay.vllm.connector.namespace import Facts, refuse_shape  # noqa: E402
 from forebay.vllm.connector.pace import Pace  # noqa: E402
 from forebay.vllm.connector.scheduler import SchedulerHalf  # noqa: E402
-from forebay.vllm.connector.states import WithStates  # noqa: E402
 from forebay.vllm.connector.stats import Counts, Stats  # noqa: E402
-from forebay.vllm.connector.tracked import Found, Ids, Loading, Tracked, state_id  # noqa: E402
+from forebay.vllm.connector.tracked import Found, Ids, Loading, Tracked  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
 CHUNK, BLOCK = 64, 16
@@ -40,7 +38,6 @@ def facts(**different: Any) -> Facts:
         "layers": 2,
         "chunk_tokens": CHUNK,
         "chunk_bytes": 1 << 20,
-        "state_bytes": 0,
         "on_cpu": False,
         "groups": (Group(BLOCK, 8, None),),
     }
@@ -344,7 +341,7 @@ def a_model(*kinds: str, **more: Any) -> SimpleNamespace:
 def test_groups_of_other_kinds_are_refused() -> None:
     full, window = groups_of(a_model("FullAttentionSpec", "SlidingWindowSpec"))
     assert full == Group(BLOCK, 2, None) and window == Group(BLOCK, 2, 128)
-    for kind in ("CrossAttentionSpec", "ChunkedLocalAttentionSpec", "SlidingWindowMLASpec"):
+    for kind in ("MambaSpec", "CrossAttentionSpec", "ChunkedLocalAttentionSpec", "SlidingWindowMLASpec"):
         with pytest.raises(InvalidError, match=f"keeps KV as {kind}; allowed are Full"):
             groups_of(a_model("FullAttentionSpec", kind))
     assert [fail_as_one(groups) for groups in [(full,), (window,), (full, full)]] == [False, True, True]
@@ -357,105 +354,6 @@ def test_latents_are_one_head_however_many_are_computed_from_them() -> None:
         namespace.heads_of_model(model, one.kv_cache_groups[0].kv_cache_spec) for one in (latents, heads)
     ]
     assert found == [1, 128]
-
-
-def test_states_are_stored_only_where_vllm_keeps_them_where_steps_end() -> None:
-    good = {"mamba_cache_mode": "align", "num_speculative_blocks": 0}
-    full, state = groups_of(a_model("FullAttentionSpec", "MambaSpec", **good))
-    assert full == Group(BLOCK, 2, None) and state == Group(BLOCK, 1, None, state=True)
-    assert fail_as_one((full, state))
-    for kinds, more, says in (
-        (
-            ("FullAttentionSpec", "MambaSpec"),
-            {"mamba_cache_mode": "all"},
-            "mamba_cache_mode is 'all'; allowed",
-        ),
-        (("FullAttentionSpec", "MambaSpec"), {"num_speculative_blocks": 2}, "has 2 blocks; allowed are 0"),
-        (("MambaSpec",), {}, "all layers of the model keep MambaSpec; allowed"),
-    ):
-        with pytest.raises(InvalidError, match=says):
-            groups_of(a_model(*kinds, **(good | more)))
-
-
-def test_a_state_is_stored_from_the_block_that_ends_with_its_chunk() -> None:
-    both = facts(groups=(Group(BLOCK, 8, None), Group(BLOCK, 1, None, state=True)), state_bytes=9)
-    planner, one = stores.Stores(both, workers=1), a_request(256, 0)
-    one.blocks = [one.blocks[0], [0] * 7 + [50]]
-    assert planner.plan_state(one, 1) is None, "no step ended at a chunk"
-    one.state = 2
-    assert not one.is_stored
-    store = planner.plan_state(one, 1)
-    assert store is not None and store.state and one.is_stored
-    assert store.chunks == [[(state_id(one.ids.ranks[0][1]), None, 1)]]
-    assert [pages.tolist() for pages in store.pages] == [[50]] and planner.touched([50]) == [1]
-    for gone in (1, 3):  # another step's, and where there is no block yet
-        one.state = gone
-        assert planner.plan_state(one, 2) is None
-    one.state, one.gap = 2, True
-    assert planner.plan_state(one, 2) is None, "what is before it will not be found"
-
-
-def test_a_hit_ends_where_all_ranks_have_a_state() -> None:
-    both = facts(groups=(Group(BLOCK, 8, None), Group(BLOCK, 1, None, state=True)), shape=Shape(2, BLOCK))
-    ids = [[bytes([rank, chunk]) * 16 for chunk in range(100)] for rank in range(2)]
-    asked: list[list[bytes]] = []
-
-    class Finding:
-        def __init__(self, parts: list[list[bytes]]) -> None:
-            asked.extend(parts)
-            self.here = all(part[0] in there for part in parts)
-
-        def wait(self, limit_s: float = 0) -> tuple[int, int, int]:
-            return (0, int(self.here), 0)
-
-    there = {state_id(ids[0][90]), state_id(ids[0][70]), state_id(ids[1][70]), state_id(ids[0][10])}
-    node: Any = SimpleNamespace(find=Finding)
-    finder = Finder(node, both, lambda: 0.0)
-    found = Found(both.shape, ids, 100 * CHUNK, 60, 20, 20)
-    said = finder.answer_states(finder.ask_states(found, 0))
-    assert said is not None and (said.chunks, said.tokens, said.in_memory, said.on_disk) == (
-        71,
-        71 * CHUNK,
-        60,
-        11,
-    )
-    assert len(asked) == 2 * 64, "it goes on asking"
-    none = finder.answer_states(finder.ask_states(found, 71 * CHUNK))
-    assert none is not None and none.chunks == 0, "what vLLM has itself is no hit"
-
-
-def test_a_load_of_both_ends_with_the_later_one_and_is_nothing_without_its_state() -> None:
-    class Half:
-        ended: tuple[list[Any], list[int]] = ([], [])
-        refuses = False
-
-        def load(self, *_: Any, **__: Any) -> None:
-            if self.refuses:
-                raise InvalidError("it cannot be")
-
-        def take_ended(self) -> Any:
-            ended, self.ended = self.ended, ([], [])
-            return ended
-
-    kv, states = Half(), Half()
-    both = WithStates(kv, states)  # type: ignore[arg-type]
-
-    def ended(of_kv: list[Any], of_states: list[Any]) -> Any:
-        kv.ended, states.ended = (of_kv, [1]), (of_states, [2])
-        loads, stores_ended = both.take_ended()
-        assert stores_ended == [1, 2]
-        return loads
-
-    for job in (5, 6):
-        both.load(job, [], [], state=b"", state_pages=[], stream=0)
-    assert ended([(5, 128, None)], []) == []
-    assert ended([], [(6, 1, None), (5, 1, None)]) == [(5, 128, None)]
-    assert ended([(6, 64, "late")], []) == [(6, 64, "late")]
-    both.load(7, [], [], state=b"", state_pages=[], stream=0)
-    assert ended([(7, 128, None)], [(7, 0, "gone")]) == [(7, 0, "state: gone")]
-    states.refuses = True
-    both.load(8, [], [], state=b"", state_pages=[], stream=0)
-    assert ended([(8, 128, None)], []) == [(8, 0, "state: it cannot be")]
 
 
 def test_shapes_that_cannot_be_cut_are_refused() -> None:
@@ -546,7 +444,7 @@ def test_another_policy_than_the_engines_is_refused(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_hand_over_may_be_another_connectors(ours: bool) -> None:
-    half = SimpleNamespace(settings=settings_of({"handovers": ours}), facts=facts())
+    half = SimpleNamespace(settings=settings_of({"handovers": ours}))
     request = SimpleNamespace(kv_transfer_params={"do_remote_decode": True})
     assert handover.is_prefill(SchedulerHalf.params(half, request)) is ours
 

@@ -142,40 +142,6 @@ def blocks_of(vllm_config: Any, kv_cache_config: Any) -> Blocks | None:
     return Blocks(group, specs[group].block_size, hash_tokens, kind, windows[group])
 
 
-def hit_only_where_states_are() -> None:
-    """Has vLLM's own cache hit only up to where all groups of layers hit.
-
-    Version 0.26 hits as far as any group does if there is a connector, and counts on the connector to bring
-    states for what it has of KV. Newer versions ask the connector whether it does.
-    """
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
-    from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
-
-    if hasattr(KVConnectorBase_V1, "supports_divergent_local_hybrid_hits"):
-        return
-
-    def find(self: Any, block_hashes: Any, longest: int) -> Any:
-        blocks, tokens, *_ = self.find_longest_cache_hit(block_hashes, longest)
-        return blocks, (tokens,) * len(blocks)
-
-    HybridKVCacheCoordinator.find_longest_cache_hit_per_group = find
-
-
-def stop_at(request: Any, token: int) -> None:
-    """Has vLLM end a step of the prompt at this token, if a block ends there: so there is a state.
-
-    It does so itself where it sees that prompts part.
-    """
-    request.shared_prefix_boundary = token
-
-
-def state_order() -> str:
-    """How vLLM lays out the states of convolutions."""
-    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
-
-    return "DS" if is_conv_state_dim_first() else "SD"
-
-
 def runs_whole_graph(forward_context: Any) -> bool:
     """Whether no layer's hook is called in this step: it has no forward pass, or that is one CUDA graph."""
     mode = getattr(forward_context, "cudagraph_runtime_mode", None)

@@ -3,7 +3,6 @@
 Knows a request's chunk ids, its blocks, what is being loaded and stored of it. Must never decide anything.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,11 +14,6 @@ from forebay.vllm.connector.handover import Ticket
 
 # Where chunks may be, the nearest first.
 TIERS = ("memory", "disk", "peer")
-
-
-def state_id(chunk_id: bytes) -> bytes:
-    """The name of the state at the end of a chunk."""
-    return hashlib.sha256(b"forebay state " + chunk_id).digest()
 
 
 class Ids:
@@ -88,14 +82,6 @@ class Found:
 
 
 @dataclass
-class States:
-    """At which ends of chunks that were found the node was asked for a state, the last one first."""
-
-    found: Found
-    findings: list[tuple[int, forebay.Finding]]  # chunks up to there
-
-
-@dataclass
 class Coming:
     """What a prefiller stores for a request, while it does."""
 
@@ -133,7 +119,6 @@ class Tracked:
     ticket: Ticket | None = None
     coming: Coming | None = None  # what the ticket promises, as far as it has come
     asked: list[Asked] | None = None  # of the node, and not all of it was answered yet
-    states: States | None = None  # the same, behind that
     found: Found | None = None
     found_s: float = 0.0
     found_held: int = 0
@@ -150,7 +135,6 @@ class Tracked:
     planned: int = 0  # of them, those that are stored, being stored or known to be there
     tail: bool = False  # what is behind them is stored too
     tailed: bool = False  # it is being stored, or was
-    state: int = 0  # chunks at whose end there is a state that is to be stored
     begun: int = 0  # tokens that were there when it got its blocks, or are loaded into them
     gap: bool = False  # a chunk cannot be stored: those behind it would not be found
     preemptions: int = 0  # that were noticed
@@ -166,7 +150,6 @@ class Tracked:
         self.begun = begun
         self.planned = self.goal = self.known
         self.next_tokens = 0
-        self.state = 0
         self.gap = False
 
     def notice_preemption(self) -> None:
@@ -177,9 +160,8 @@ class Tracked:
         self.blocks = []
         self.goal = self.planned
         self.tail = False
-        self.state = 0
 
     @property
     def is_stored(self) -> bool:
         """Whether nothing is left to be planned."""
-        return self.gap or (self.planned >= self.goal and not self.tail and not self.state)
+        return self.gap or (self.planned >= self.goal and not self.tail)

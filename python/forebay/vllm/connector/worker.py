@@ -21,7 +21,6 @@ from forebay.vllm.connector.namespace import (
     refuse_another_policy,
     refuse_what_is_not_supported,
 )
-from forebay.vllm.connector.states import WithStates, open_states
 from forebay.vllm.connector.stats import Deltas, Stats
 
 logger = init_logger("vllm.forebay.worker")
@@ -40,17 +39,12 @@ class WorkerHalf:
         refuse_what_is_not_supported(vllm_config)
         refuse_another_policy(vllm_config)
         self.vllm_config, self.settings = vllm_config, settings
-        groups = groups_of(kv_cache_config)
-        self.chunk_tokens = chunk_tokens_of(settings, groups)
-        self.as_one = fail_as_one(groups)
-        named = list(zip(groups, kv_cache_config.kv_cache_groups, strict=True))
-        self.groups = [one for one, _ in named if not one.state]
-        self.names = [group.layer_names for one, group in named if not one.state]
-        self.specs = [group.kv_cache_spec for one, group in named if not one.state]
-        self.with_states = [group.layer_names for one, group in named if one.state]
+        self.groups = groups_of(kv_cache_config)
+        self.names = [group.layer_names for group in kv_cache_config.kv_cache_groups]
+        self.specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         self.num_blocks = kv_cache_config.num_blocks
         self.rank, self.ranks = compat.world(vllm_config)
-        self.cache: forebay.PagedCache | WithStates | None = None
+        self.cache: forebay.PagedCache | None = None
         self.device: Any = None
         self.layers: dict[str, int] = {}
         self.tensors: list[Any] = []  # Kept: `cache` has their addresses.
@@ -88,22 +82,12 @@ class WorkerHalf:
             self.layers[name] = places.index(place)
         self.tensors = [tensors[name] for name, _ in layers]
         self.device = self.tensors[0].device
-        kv = self.open(
-            places,
-            page_tokens=[group.block_tokens for group in self.groups],
-            chunk_tokens=self.chunk_tokens,
-            heads=[group.heads for group in self.groups],
-        )
-        self.cache = kv
-        if self.with_states:
-            self.cache = WithStates(kv, open_states(self.with_states, tensors, self.num_blocks, self.open))
-
-    def open(self, places: list[tuple[int, int, int, int, int]], **shape: Any) -> forebay.PagedCache:
-        """A cache of what lies there."""
-        return forebay.PagedCache(
+        self.cache = forebay.PagedCache(
             self.settings.node,
             places,
-            **shape,
+            page_tokens=[group.block_tokens for group in self.groups],
+            chunk_tokens=chunk_tokens_of(self.settings, self.groups),
+            heads=[group.heads for group in self.groups],
             device=self.device.index or 0 if self.device.type == "cuda" else None,
             token=self.settings.token,
             name=f"vllm {self.vllm_config.kv_transfer_config.engine_id} rank {self.rank}",
@@ -156,9 +140,6 @@ class WorkerHalf:
         stream = compat.stream_of(self.device)
         for load in step.loads:
             self.loads[load.job] = load
-            more: dict[str, Any] = {}
-            if load.states is not None:
-                more = {"state": load.states[self.rank], "state_pages": load.state_pages}
             try:
                 self.cache.load(
                     load.job,
@@ -168,7 +149,6 @@ class WorkerHalf:
                     source_page_tokens=load.source_page_tokens,
                     layerwise=load.layerwise,
                     stream=stream,
-                    **more,
                 )
             except ForebayError as error:
                 self.load_ended(load.job, 0, str(error))
@@ -191,14 +171,12 @@ class WorkerHalf:
             return
         stream = compat.stream_of(self.device)
         for store in step.stores:
-            more: dict[str, Any] = {"state": store.state} if self.with_states else {}
             try:
                 self.cache.store(
                     store.job,
                     store.chunks[self.rank],
                     store.pages,  # type: ignore[arg-type]
                     stream=stream,
-                    **more,
                 )
                 self.stores.add(store.job)
             except ForebayError as error:
@@ -250,7 +228,7 @@ class WorkerHalf:
         if tokens >= load.tokens:
             return
         logger.warning("request %s: %d of %d tokens were loaded: %s", load.request, tokens, load.tokens, why)
-        if not self.as_one:
+        if not fail_as_one(self.groups):
             self.invalid.update(self.bad_blocks(load, tokens))
         elif compat.FAILURES_BY_REQUEST:
             self.failed.add(load.request)
