@@ -1,6 +1,8 @@
 //! The node: the store, its mover, and the clients of this host, joined. This file starts and ends them and counts; it must
 //! never know what a client wants or where a chunk lies.
 
+mod telling;
+
 use crate::config::{CollectorConfig, ConfigError, NodeConfig, SsdConfig};
 use crate::directory::{
     Directory, EtcdConfig, EtcdDirectory, EtcdError, NodeRecord, StaticDirectory, StaticError, node_of_name,
@@ -24,10 +26,9 @@ use forebay_links::disk::DiskOptions;
 use forebay_mover::{Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteError, RouteSpec};
 use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{Existing, Ssd, SsdError, Volume, init};
-use forebay_store::{Left, OpenError, Pages, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};
+use forebay_store::{OpenError, Pages, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -476,36 +477,6 @@ impl Shared {
 
     fn desks(&self) -> Vec<Arc<Desk>> {
         self.seats().values().filter_map(Weak::upgrade).collect()
-    }
-
-    fn telling(&self) -> MutexGuard<'_, bool> {
-        self.telling.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A client watches: from now on the store tells what leaves it, until no client watches any more.
-    pub fn tell_who_watches(self: &Arc<Self>) -> std::io::Result<()> {
-        let mut telling = self.telling();
-        if !*telling {
-            let node = Arc::downgrade(self);
-            self.store.on_leave(move |left| match node.upgrade() {
-                Some(node) => node.tell_left(left),
-                None => ControlFlow::Break(()),
-            })?;
-            *telling = true;
-        }
-        Ok(())
-    }
-
-    fn tell_left(&self, left: Left<'_>) -> ControlFlow<()> {
-        let mut telling = self.telling();
-        let watching: Vec<Arc<Desk>> = self.desks().into_iter().filter(|desk| desk.watches()).collect();
-        if watching.is_empty() {
-            *telling = false;
-            return ControlFlow::Break(());
-        }
-        drop(telling);
-        watching.iter().for_each(|desk| desk.tell_left(left));
-        ControlFlow::Continue(())
     }
 
     /// One more client's thread, if there may be.
