@@ -152,6 +152,25 @@ def transfer(node: Path, **more: Any) -> dict[str, Any]:
     }
 
 
+def example(folder: Path) -> dict[str, Any]:
+    """vLLM's example connector, which keeps what it stores in files of this folder."""
+    return {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(folder)},
+    }
+
+
+def several(*connectors: dict[str, Any]) -> dict[str, Any]:
+    """Connectors under vLLM's MultiConnector, which asks them in this order."""
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"connectors": list(connectors)},
+    }
+
+
 def arguments(model: Path, connector: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """Of `LLM`: few blocks, so that requests are preempted; small steps, so that prompts come in pieces."""
     given: dict[str, Any] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, transfer
+from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, example, several, transfer
 
 
 @dataclass
@@ -33,23 +33,13 @@ def place(
     model: Path, plain: dict[str, list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("beside")
-    node, example = Daemon(folder / "node").start(), folder / "example"
-    example.mkdir()
-    theirs = {
-        "kv_connector": "ExampleConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"shared_storage_path": str(example)},
-    }
-    both = {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"connectors": [theirs, transfer(node.socket)]},
-    }
+    node, theirs = Daemon(folder / "node").start(), folder / "example"
+    theirs.mkdir()
+    both = several(example(theirs), transfer(node.socket))
     try:
         engine = Engine(arguments(model, both, disable_log_stats=False), folder / "log")
         engine.serialize_stats()
-        yield Place(engine, example)
+        yield Place(engine, theirs)
         engine.end()
     finally:
         node.kill()

@@ -4,10 +4,9 @@ however small the node is, and after it has died too. The test takes them where 
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import BLOCK, CHUNK, Daemon, Engine, arguments, prompt, transfer, until
+from conftest import BLOCK, CHUNK, Daemon, Engine, arguments, example, prompt, several, transfer, until
 from nodes import two_peers
 
 EVENTS = {"enable_kv_cache_events": True, "publisher": "null"}
@@ -120,30 +119,20 @@ def test_what_a_load_has_brought_from_a_peer_is_told(model: Path, tmp_path: Path
             node.kill()
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_nothing_is_told_unless_vllm_is_asked_to(model: Path, tmp_path: Path, several: bool) -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_nothing_is_told_unless_vllm_is_asked_to(model: Path, tmp_path: Path, beside: bool) -> None:
     node = Daemon(tmp_path / "node").start()
-    connector: dict[str, Any] = transfer(node.socket)
-    if several:
-        example = {
-            "kv_connector": "ExampleConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
-        }
-        connector = {
-            "kv_connector": "MultiConnector",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"connectors": [connector, example]},
-        }
-    wanted = EVENTS if several else None
+    connector = transfer(node.socket)
+    if beside:
+        connector = several(connector, example(tmp_path))
+    wanted = EVENTS if beside else None
     engine = Engine(arguments(model, connector, kv_events_config=wanted), tmp_path / "log")
     try:
         engine.record()
         engine.generate(prompts=[prompt(91, 2 * CHUNK)], tokens=1)
         engine.settle()
         told = [event for event in engine.published() if event["medium"] == "CPU"]
-        assert bool(told) is several, "a MultiConnector passes on what its connectors tell"
+        assert bool(told) is beside, "a MultiConnector passes on what its connectors tell"
         engine.end()
     finally:
         node.kill()
