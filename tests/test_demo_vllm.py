@@ -31,8 +31,32 @@ def command(tmp_path):
     return [*command, "--out", str(tmp_path / "out"), "--policies", "round-robin"]
 
 
-def environment(directory):
-    return {**os.environ, "PYTHONPATH": str(STANDIN), "FOREBAY_TEST_MARK": str(directory)}
+def environment(directory, **more):
+    return {**os.environ, "PYTHONPATH": str(STANDIN), "FOREBAY_TEST_MARK": str(directory), **more}
+
+
+def start(command, directory, **more):
+    """Starts a demo whose processes can be told from all others."""
+    pipe = subprocess.PIPE
+    settings = environment(directory, TMPDIR=str(directory), **more)
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, env=settings, start_new_session=True)
+    process.mark = f"FOREBAY_TEST_MARK={directory}"
+    return process
+
+
+def interrupt(process, directory):
+    """What a Ctrl-C does. Long before a vLLM that is waited for would be given up, nothing runs any more."""
+    try:
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        assert b"interrupted" in said
+        wait_until("all processes have ended", lambda: not processes_of(process))
+        assert not list(directory.glob("forebay-demo-*")), "the sockets are removed"
+    finally:
+        process.kill()
+        for left in processes_of(process):
+            os.kill(left, signal.SIGKILL)
 
 
 def test_vllms_with_a_node_answer_through_the_router(command, tmp_path):
@@ -59,15 +83,25 @@ def test_vllms_with_a_node_answer_through_the_router(command, tmp_path):
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_however_it_ends_its_vllms_end_too(command, tmp_path, end):
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, env=environment(tmp_path), start_new_session=True
-    )
-    process.mark = f"FOREBAY_TEST_MARK={tmp_path}"
+    process = start(command, tmp_path)
     wait_until("a node and two vLLMs run", lambda: len(processes_of(process)) == 3)
     process.send_signal(end)
     process.communicate(timeout=60)
     wait_until("all processes have ended", lambda: not processes_of(process))
+
+
+def test_a_ctrl_c_is_heeded_while_a_vllm_starts(command, tmp_path):
+    process = start(command, tmp_path, FOREBAY_TEST_VLLM="never serves")
+    wait_until("a node, a vLLM and what this has started run", lambda: len(processes_of(process)) == 3)
+    interrupt(process, tmp_path)
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_a_ctrl_c_ends_vllms_that_do_not_end_when_they_are_asked_to(command, tmp_path):
+    process = start(command, tmp_path, FOREBAY_TEST_VLLM="never ends")
+    records = tmp_path / "out" / "records.jsonl"
+    wait_until("requests are sent", lambda: records.exists() and records.stat().st_size > 0)
+    interrupt(process, tmp_path)
 
 
 def test_a_vllm_that_cannot_start_is_named_with_its_own_words(command, tmp_path):

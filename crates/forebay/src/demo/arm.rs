@@ -1,16 +1,20 @@
-//! One policy, from a cold start to its last record. It knows the order of events; it must never know what the figures
-//! mean, or what runs.
+//! One policy, from a cold start to its last record, or to the Ctrl-C before it. It knows the order of events; it must never
+//! know what the figures mean, or what runs.
 
 use super::kill::Kill;
-use super::system::Shape;
+use super::system::{Shape, System};
 use super::workload::Workload;
 use forebay_router::Policy;
 use forebay_trace::record::{Counter, Line, RecordWriter, RequestRecord, RunInfo};
 use forebay_trace::replay::{Options, Replayer};
 use forebay_trace::report::LiveLine;
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// How long what runs may take to end in order after a cancellation. What does not, is killed.
+const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// Replays `workload` under `policy`, appends what came of it to `records`, and gives what there is to say of it beside.
 pub async fn run(
@@ -20,8 +24,30 @@ pub async fn run(
     records: &RecordWriter,
     cancel: &CancellationToken,
 ) -> Result<Option<String>, Error> {
+    // Engines may take minutes to start. Dropping what has started kills it.
+    let Some(system) = cancel.run_until_cancelled(shape.start(policy)).await else { return Ok(None) };
+    let replayed = replay(system?, policy, workload, shape, records, cancel);
+    tokio::select! {
+        said = replayed => said,
+        () = too_late(cancel) => Ok(None),
+    }
+}
+
+/// Comes back when a cancellation is [`END_LIMIT`] ago.
+async fn too_late(cancel: &CancellationToken) {
+    cancel.cancelled().await;
+    tokio::time::sleep(END_LIMIT).await;
+}
+
+async fn replay(
+    system: System,
+    policy: Policy,
+    workload: &Workload,
+    shape: &Shape,
+    records: &RecordWriter,
+    cancel: &CancellationToken,
+) -> Result<Option<String>, Error> {
     let (arm, host) = (policy.name(), shape.host());
-    let system = shape.start(policy).await?;
     records.write(&Line::Run(run_info(arm, workload, shape)))?;
     let options = Options {
         arm: arm.to_owned(),

@@ -136,7 +136,7 @@ async fn compare(args: Args) -> CommandResult {
     // A demo is one comparison: what an earlier one left would be mixed into it.
     std::fs::write(&records, "")?;
     let writer = RecordWriter::append(&records)?;
-    let cancel = cancelled_by_signal();
+    let cancel = cancelled_by_signal()?;
 
     println!("{}", workload.description);
     println!("{}", shape.description());
@@ -208,14 +208,14 @@ impl Args {
     }
 }
 
-fn cancelled_by_signal() -> CancellationToken {
+/// Listens before this returns: what is started then must not outlive us.
+fn cancelled_by_signal() -> std::io::Result<CancellationToken> {
+    let mut signals = Signals::listen()?;
     let cancel = CancellationToken::new();
     let trigger = cancel.clone();
     tokio::spawn(async move {
-        if let Ok(mut signals) = Signals::listen() {
-            signals.next().await;
-            trigger.cancel();
-        }
+        signals.next().await;
+        trigger.cancel();
     });
-    cancel
+    Ok(cancel)
 }

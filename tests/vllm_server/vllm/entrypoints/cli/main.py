@@ -1,12 +1,15 @@
 """A stand-in for vLLM's command line, as far as the demo sees it: it serves, counts, and computes nothing.
 
-It takes only what vLLM takes, and says what vLLM says. Must never be imported beside the real one.
+It takes only what vLLM takes, and says what vLLM says. Must never be imported beside the real one. By
+`FOREBAY_TEST_VLLM` it does worse: it "never serves", or it "never ends" when it is asked to.
 """
 
 import argparse
 import json
+import os
 import pathlib
 import signal
+import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -68,7 +71,11 @@ def main() -> None:
     assert pathlib.Path(connector["kv_connector_extra_config"]["node"]).is_socket()
     assert args.num_gpu_blocks_override * args.block_size >= args.max_model_len
     assert (args.model / "config.json").exists()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    manners = os.environ.get("FOREBAY_TEST_VLLM", "")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if manners else lambda *_: sys.exit(0))
+    if manners == "never serves":
+        # vLLM too has started a process of its own long before it serves.
+        subprocess.run([sys.executable, "-c", "import signal; signal.pause()"], check=True)
     server = ThreadingHTTPServer((args.host, args.port), Handler)
     print(f"INFO [api_server.py] Starting vLLM server on http://{args.host}:{args.port}", flush=True)
     server.serve_forever()
