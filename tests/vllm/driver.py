@@ -131,6 +131,11 @@ class Driver:
         self.settle()
         return bool(self.llm.reset_prefix_cache())
 
+    def reset(self) -> Any:
+        """The same, and the connector is told, as with sleep and when weights have changed."""
+        self.settle()
+        return bool(self.llm.reset_prefix_cache(reset_connector=True))
+
     def policy(self, recompute: bool) -> Any:
         """What vLLM does with a request whose load fails."""
         self.scheduler.recompute_kv_load_failures = recompute

@@ -1,7 +1,9 @@
-//! Loads and stores under way and ended, by the numbers that the engine gave them. Glue: this file knows who waits for what; it
-//! must never know how a job goes on.
+//! Loads and stores under way and ended, by the numbers that the engine gave them, and what loads have taken. Glue: this file knows
+//! who waits for what; it must never know how a job goes on.
 
 use crate::loading::Loading;
+use crate::slack::Tier;
+use std::collections::BTreeSet;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -27,6 +29,63 @@ pub struct JobStored {
     pub missing: Vec<u32>,
 }
 
+/// What was loaded from one place, and how long it came. Loads beside each other share a link: only together do they say what it
+/// moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Measured {
+    /// From where.
+    pub tier: Tier,
+    /// What came.
+    pub bytes: u64,
+    /// How long some of it was coming.
+    pub time: Duration,
+}
+
+/// What an ended load says of the time since no load was under way.
+#[derive(Debug, Clone)]
+pub struct Came {
+    /// Where its chunks were.
+    pub tiers: BTreeSet<Tier>,
+    /// What came of them.
+    pub bytes: u64,
+    /// Whether that was all. A load that fails has mostly waited.
+    pub all: bool,
+}
+
+/// Time in which there was always a load.
+#[derive(Debug)]
+struct Busy {
+    since: Instant,
+    loads: u32,
+    came: Came,
+}
+
+/// Loads that go on without a pause are measured when so many of them have ended,
+const LOADS_AT_LEAST: u32 = 8;
+/// and so much time has gone by: what is half there at its ends counts little.
+const TIME_AT_LEAST: Duration = Duration::from_millis(200);
+
+impl Busy {
+    fn begin() -> Busy {
+        let came = Came { tiers: BTreeSet::new(), bytes: 0, all: true };
+        Busy { since: Instant::now(), loads: 0, came }
+    }
+
+    fn add(&mut self, came: Came) {
+        self.loads += 1;
+        self.came.tiers.extend(came.tiers);
+        self.came.bytes += came.bytes;
+        self.came.all &= came.all;
+    }
+
+    /// What it says, if that is of one place.
+    fn measured(&self) -> Option<Measured> {
+        let Came { tiers, bytes, all } = &self.came;
+        let tier = *tiers.first().filter(|_| tiers.len() == 1 && *all && *bytes > 0)?;
+        Some(Measured { tier, bytes: *bytes, time: self.since.elapsed() })
+    }
+}
+
 /// All jobs of a cache.
 #[derive(Debug, Default)]
 pub struct Jobs {
@@ -40,6 +99,8 @@ struct State {
     stores: HashSet<u64>,
     ended_loads: Vec<LoadEnd>,
     ended_stores: Vec<JobStored>,
+    busy: Option<Busy>,
+    measured: Vec<Measured>,
 }
 
 impl Jobs {
@@ -55,13 +116,13 @@ impl Jobs {
 
     /// A load begins. `false`: one with this number is under way.
     pub fn begin_load(&self, job: u64, load: Arc<Loading>) -> bool {
-        match self.state().loads.entry(job) {
-            Entry::Occupied(_) => false,
-            Entry::Vacant(free) => {
-                free.insert(load);
-                true
-            }
-        }
+        let mut state = self.state();
+        match state.loads.entry(job) {
+            Entry::Occupied(_) => return false,
+            Entry::Vacant(free) => free.insert(load),
+        };
+        state.busy.get_or_insert_with(Busy::begin);
+        true
     }
 
     /// A load is over that never began.
@@ -70,9 +131,10 @@ impl Jobs {
     }
 
     /// A load has ended.
-    pub fn end_load(&self, end: LoadEnd) {
+    pub fn end_load(&self, end: LoadEnd, came: Came) {
         let mut state = self.state();
         let ended = state.loads.remove(&end.job);
+        state.measure(came);
         state.ended_loads.push(end);
         drop(state);
         drop(ended);
@@ -104,6 +166,11 @@ impl Jobs {
         (std::mem::take(&mut state.ended_loads), std::mem::take(&mut state.ended_stores))
     }
 
+    /// What was measured since this was asked last.
+    pub fn take_measured(&self) -> Vec<Measured> {
+        std::mem::take(&mut self.state().measured)
+    }
+
     /// Waits until none of these loads is under way.
     pub fn wait_loaded(&self, jobs: &[u64], limit: Option<Duration>) -> bool {
         self.wait(limit, |state| jobs.iter().all(|job| !state.loads.contains_key(job)))
@@ -129,5 +196,17 @@ impl Jobs {
             state = self.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
+    }
+}
+
+impl State {
+    fn measure(&mut self, came: Came) {
+        let Some(busy) = &mut self.busy else { return };
+        busy.add(came);
+        let is_over = self.loads.is_empty();
+        if is_over || (busy.loads >= LOADS_AT_LEAST && busy.since.elapsed() >= TIME_AT_LEAST) {
+            self.measured.extend(busy.measured());
+            self.busy = (!is_over).then(Busy::begin);
+        }
     }
 }

@@ -25,7 +25,7 @@ mod workers;
 
 pub use gpu::CudaCopies;
 pub use host::HostCopies;
-pub use jobs::{JobStored, LoadEnd};
+pub use jobs::{JobStored, LoadEnd, Measured};
 pub use loading::Wish;
 pub use paged::{CHUNKS_MAX, LOADS_MAX, NotBegun, NotOpened, PagedCache, PagedOptions, STORING_BYTES_MAX};
 pub use stats::Stats;

@@ -3,10 +3,11 @@
 //! copied when.
 
 use crate::copies::{Batch, Job, NotCopied, Piece};
-use crate::jobs::LoadEnd;
+use crate::jobs::{Came, LoadEnd};
 use crate::load::{Load, Next, Part};
 use crate::paged::Shared;
 use crate::pages::{ChunkAt, PageTables, Source, pieces};
+use crate::slack::Tier;
 use crate::stats::{add, take};
 use crate::window::Place;
 use crate::workers::Urgency;
@@ -14,7 +15,7 @@ use forebay_kv::ChunkId;
 use forebay_mover::{Class, Span};
 use forebay_node::client::{Lease, LentChunk};
 use forebay_store::{NotVerified, Unreadable};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -56,6 +57,9 @@ struct State {
     load: Load,
     /// Sources of which the node has not said yet what it has.
     unasked: usize,
+    /// Where its chunks were, and what has come of them.
+    tiers: BTreeSet<Tier>,
+    bytes: u64,
     leases: Vec<Arc<Lease>>,
     lent: HashMap<Part, Arc<LentChunk>>,
     ending: bool,
@@ -85,8 +89,8 @@ impl Loading {
         let layers = shared.cache.layers().len() as u32;
         let load = Load::new(chunks, wish.sources.len(), layers, shared.copies.window());
         let unasked = wish.sources.len();
-        let (leases, lent) = (Vec::new(), HashMap::new());
-        let state = State { load, unasked, leases, lent, ending: false, over: false };
+        let (tiers, leases, lent) = (BTreeSet::new(), Vec::new(), HashMap::new());
+        let state = State { load, unasked, tiers, bytes: 0, leases, lent, ending: false, over: false };
         let deadline_us = shared.now_us().saturating_add(wish.limit_us);
         let (state, shared, begun) = (Mutex::new(state), Arc::clone(shared), Instant::now());
         Arc::new(Loading {
@@ -158,8 +162,14 @@ impl Loading {
         add(&counters.chunks_disk, lease.on_disk() as u64);
         add(&counters.chunks_peer, lease.on_peers() as u64);
         let here: Vec<_> = (0..lease.len()).map(|chunk| client.lent(&lease, chunk)).collect();
+        let places = [
+            (Tier::Memory, lease.in_memory()),
+            (Tier::Disk, lease.on_disk()),
+            (Tier::Peer, lease.on_peers()),
+        ];
         let mut state = self.state();
         state.unasked -= 1;
+        state.tiers.extend(places.into_iter().filter(|(_, chunks)| *chunks > 0).map(|(tier, _)| tier));
         if lease.len() < chunks {
             state.load.fail(lease.len(), || format!("the node has {} of {chunks} chunks", lease.len()));
         }
@@ -324,6 +334,7 @@ impl Loading {
         let Some(verdict) = state.load.verdict().filter(|_| !state.ending) else { return };
         state.ending = true;
         let (leases, lent) = (std::mem::take(&mut state.leases), std::mem::take(&mut state.lent));
+        let (tiers, bytes) = (std::mem::take(&mut state.tiers), state.bytes);
         drop(state);
         drop((leases, lent));
         let counters = &self.shared.counters;
@@ -332,7 +343,8 @@ impl Loading {
         add(&counters.loads_short, (tokens < self.wish.tokens).into());
         add(&counters.load_us, self.begun.elapsed().as_micros() as u64);
         take(&counters.loads_under_way, 1);
-        self.shared.jobs.end_load(LoadEnd { job: self.wish.job, tokens, why: verdict.why });
+        let came = Came { tiers, bytes, all: tokens == self.wish.tokens };
+        self.shared.jobs.end_load(LoadEnd { job: self.wish.job, tokens, why: verdict.why }, came);
         self.state().over = true;
         self.changed.notify_all();
     }
@@ -412,6 +424,7 @@ impl Step {
         let mut state = load.state();
         if bad.is_empty() {
             add(&load.shared.counters.bytes_loaded, self.bytes);
+            state.bytes += self.bytes;
         }
         bad.into_iter().for_each(|(chunk, why)| state.load.fail(chunk, || why));
         state.load.settled(self.wave, self.layer);

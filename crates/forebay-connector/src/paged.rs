@@ -6,7 +6,7 @@ use crate::copies::{Copies, Direction, NotCopied};
 use crate::door::Door;
 use crate::gpu::CudaCopies;
 use crate::host::{HOST, HostCopies};
-use crate::jobs::{JobStored, Jobs, LoadEnd};
+use crate::jobs::{JobStored, Jobs, LoadEnd, Measured};
 use crate::loading::{Loading, Wish};
 use crate::pages::{BadPages, Misfit, PageTables};
 use crate::stats::{Counters, Stats};
@@ -333,6 +333,11 @@ impl PagedCache {
     /// Loads and stores that have ended since this was asked last. Nothing of them touches a page any more.
     pub fn take_ended(&self) -> (Vec<LoadEnd>, Vec<JobStored>) {
         self.shared.jobs.take_ended()
+    }
+
+    /// What loads have taken that ended since this was asked last.
+    pub fn take_measured(&self) -> Vec<Measured> {
+        self.shared.jobs.take_measured()
     }
 
     /// Waits until none of these loads is under way. `false`: not in time.

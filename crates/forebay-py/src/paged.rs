@@ -133,6 +133,12 @@ impl PagedCache {
         (loads, stores.into_iter().map(|end| (end.job, end.missing)).collect())
     }
 
+    /// Of loads that ended since this was asked last: from which tier how many bytes came in how many seconds.
+    fn take_measured(&self) -> Vec<(&'static str, u64, f64)> {
+        let measured = self.0.take_measured();
+        measured.into_iter().map(|one| (one.tier.name(), one.bytes, one.time.as_secs_f64())).collect()
+    }
+
     /// Waits until none of these loads is under way.
     #[pyo3(signature = (jobs, limit_s = None))]
     fn wait_loaded(&self, py: Python<'_>, jobs: Vec<u64>, limit_s: Option<f64>) -> PyResult<bool> {

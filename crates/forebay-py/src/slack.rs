@@ -49,7 +49,7 @@ impl Slack {
 
     /// How many of the chunks that can be had to load, from the one on that `held_tokens` ends in.
     #[pyo3(signature = (
-        *, prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, in_memory, on_disk, on_peers
+        *, prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, in_memory, on_disk, on_peers, queued = (0, 0, 0)
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn worth(
@@ -61,10 +61,25 @@ impl Slack {
         in_memory: usize,
         on_disk: usize,
         on_peers: usize,
+        queued: (u64, u64, u64),
     ) -> usize {
-        let question =
-            Question { prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, in_memory, on_disk, on_peers };
+        let question = Question {
+            prompt_tokens,
+            held_tokens,
+            chunk_tokens,
+            chunk_bytes,
+            in_memory,
+            on_disk,
+            on_peers,
+            queued: queued.into(),
+        };
         self.policy().worth(&question)
+    }
+
+    /// How long a load takes of so many bytes from memory, disk and other nodes, behind those that are queued there; None if that
+    /// is not known.
+    fn load_s(&self, sizes: (u64, u64, u64), queued: (u64, u64, u64)) -> Option<f64> {
+        Some(self.policy().load_us(sizes.into(), queued.into())? / 1e6)
     }
 
     /// How long one layer of a step takes; 0 as long as nothing is known.

@@ -100,6 +100,11 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
         """Only CUDA has these paths."""
         return bool(current_platform.is_cuda())
 
+    @classmethod
+    def keeps_kv(cls, level: int) -> bool:
+        """Whether KV is there again after a sleep at that level. A connector asks."""
+        return "kv_cache" not in dropped_tags(level, keeps_kv())
+
     def suspend(self, level: int = 1) -> None:
         """Frees all memory of the allocator; what the level keeps is copied out first, in one batch.
 

@@ -5,6 +5,7 @@
 mod rig;
 
 use forebay_connector::pages::{BadPages, Source};
+use forebay_connector::slack::Tier;
 use forebay_connector::{JobStored, LOADS_MAX, NotBegun, PagedOptions, Wish};
 use forebay_mover::Backing;
 use forebay_store::TenantId;
@@ -190,6 +191,27 @@ fn a_node_that_dies_while_much_is_loaded_costs_tokens_and_never_truth() {
         let most = ends.iter().map(|end| end.tokens).max().unwrap_or(0);
         assert!(reader.is_true(&blocks, 0..most as usize));
     }
+}
+
+#[test]
+fn what_loads_take_is_measured_of_all_that_run_beside_each_other_and_not_of_those_that_fail() {
+    let site = Site::new();
+    let _node = site.node();
+    let (writer, reader) = (site.engine(2, 0, 16), site.engine(2, 0, 16));
+    writer.store(1, &writer.blocks(TOKENS, 3), TOKENS, 1);
+    let jobs: Vec<u64> = (1..=LOADS_MAX as u64 / 2).collect();
+    let blocks = reader.blocks(TOKENS, 5);
+    for job in &jobs {
+        reader.paged.load(reader.wish(*job, &blocks, TOKENS, 1, false), 0).unwrap();
+    }
+    assert!(reader.paged.wait_loaded(&jobs, Some(PATIENCE)));
+    let measured = reader.paged.take_measured();
+    assert!(measured.iter().all(|one| one.tier == Tier::Memory && one.time > Duration::ZERO), "{measured:?}");
+    assert_eq!(measured.iter().map(|one| one.bytes).sum::<u64>(), reader.paged.stats().bytes_loaded);
+    assert!(reader.paged.take_measured().is_empty(), "each once");
+    reader.paged.take_ended();
+    let absent = reader.load(reader.wish(100, &reader.blocks(TOKENS, 3), TOKENS, 2, false));
+    assert_eq!((absent.tokens, reader.paged.take_measured()), (0, vec![]));
 }
 
 #[test]

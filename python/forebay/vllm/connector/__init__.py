@@ -69,6 +69,10 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         """The KV cache is there."""
         self._here.register(kv_caches)
 
+    def unregister_kv_caches(self) -> None:
+        """The KV cache's memory is about to go. Newer versions tell; in others `compat.before_sleep` does."""
+        self._here.quiet(keeps_kv=False)
+
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Blocks are about to be given to others."""
         assert isinstance(kv_connector_metadata, Step)
@@ -144,6 +148,10 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, Report):
             self._plans.ended(report)
+
+    def reset_cache(self) -> bool:
+        """What is stored is not to be used any more: weights may be others from now on."""
+        return self._plans.reset()
 
     def take_events(self) -> list[Any]:
         """What there is to tell of blocks in the node, if vLLM tells of blocks at all."""

@@ -5,10 +5,11 @@ Knows where things are in which version. Everything else of the connector uses n
 
 import importlib.util
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, maybe_convert_block_hash
 from vllm.v1.outputs import KVConnectorOutput
@@ -55,6 +56,33 @@ def hit_sources(tokens: Mapping[str, int]) -> Any:
 
     names = {"memory": CacheHitSource.HOST, "disk": CacheHitSource.DISK, "peer": CacheHitSource.P2P}
     return {names[tier]: count for tier, count in tokens.items() if count}
+
+
+# What is called before this worker's GPU memory goes, with whether KV will be there again.
+_before_sleep: list[Callable[[bool], None]] = []
+
+
+def before_sleep(quiet: Callable[[bool], None]) -> None:
+    """Has `quiet` called before vLLM's sleep mode unmaps the KV cache. 0.33 tells its connectors itself."""
+    from vllm.v1.worker.gpu_worker import Worker
+
+    _before_sleep.append(quiet)
+    sleep = Worker.sleep
+    if hasattr(KVConnectorBase_V1, "unregister_kv_caches") or sleep.__module__ == __name__:
+        return
+
+    def sleep_when_quiet(self: Any, level: int = 1) -> None:
+        keeps_kv = getattr(self._get_sleep_mode_backend(), "keeps_kv", None)
+        for quiet in _before_sleep:
+            quiet(keeps_kv is not None and keeps_kv(level))
+        sleep(self, level)
+
+    Worker.sleep = sleep_when_quiet
+
+
+def sleep_alone(quiet: Callable[[bool], None]) -> None:
+    """The opposite."""
+    _before_sleep.remove(quiet)
 
 
 def find_failures_in_all_groups() -> None:

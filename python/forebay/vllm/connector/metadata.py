@@ -5,7 +5,7 @@ between processes, so they hold ids and arrays and no objects of vLLM.
 """
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 Pages: TypeAlias = list[npt.NDArray[np.int32]]
 # Chunk ids in order, first head in them, first head here, heads.
 Source: TypeAlias = tuple[list[bytes], int, int, int]
+# A tier, bytes that came from it, seconds.
+Rate: TypeAlias = tuple[Literal["memory", "disk", "peer"], int, float]
 # Id, id of the chunk before it, tokens.
 Stored: TypeAlias = tuple[bytes, bytes | None, int]
 
@@ -75,6 +77,7 @@ class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is not th
     step: int
     loads: dict[int, Ended] = field(default_factory=dict)
     stores: dict[int, Kept] = field(default_factory=dict)
+    rates: list[Rate] = field(default_factory=list)  # what loads have taken
 
     def aggregate(self, other: "Report") -> "Report":
         """Both together. A load is as good as it is where it is worst."""
@@ -86,4 +89,4 @@ class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is not th
         for job, kept in other.stores.items():
             ours = stores.get(job, Kept(0))
             stores[job] = Kept(ours.workers + kept.workers, ours.missing | kept.missing)
-        return Report(max(self.step, other.step), loads, stores)
+        return Report(max(self.step, other.step), loads, stores, self.rates + other.rates)

@@ -6,6 +6,7 @@ engines differ: that costs a miss, a false match would cost a wrong answer.
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,9 +29,9 @@ RANKS_AT_MOST = 4
 SALTS_KEPT = 256
 
 
-@dataclass(frozen=True)
+@dataclass
 class Facts:
-    """What is true of all KV of an engine, whichever rank has it and whatever the shape."""
+    """What is true of all KV of an engine, of whatever rank and shape. The salt may become another one."""
 
     weights: bytes
     dtype: str
@@ -66,6 +67,11 @@ class Facts:
             ]
             self.keys[request_salt, shape, adapter] = found
         return found
+
+    def forget(self) -> None:
+        """From now on KV has names that nobody has used: what was stored until now is not found any more."""
+        self.salt += os.urandom(32)
+        self.keys.clear()
 
     def key(
         self, request_salt: str | None, shape: Shape, tp: int, pp: int, adapter: bytes | None = None

@@ -3,18 +3,16 @@
 Knows times and sizes; takes time as an argument. The model is `forebay.Slack`'s.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, cast
 
 import forebay
+from forebay.vllm.connector.metadata import Rate
 from forebay.vllm.connector.namespace import Facts
-from forebay.vllm.connector.tracked import Found, Loading, Tracked
+from forebay.vllm.connector.tracked import TIERS, Found, Loading, Tracked
 
 # Steps whose end is not known yet; more are forgotten, the oldest first.
 STEPS_KEPT = 64
-# Share of a new rate in the average.
-NEW = 0.3
 # Steps of one size do not say what a token costs: all of it could be what any step costs.
 SIZES_NEEDED = 2
 
@@ -31,7 +29,7 @@ class Pace:
         self.sizes: set[int] = set()  # powers of two of new tokens of the steps that were timed
         self.steps: dict[int, tuple[float, int, int]] = {}  # when it began, new tokens, tokens before them
         self.last_s = 0.0
-        self.bytes_per_s: float | None = None
+        self.queued = dict.fromkeys(TIERS, 0)  # bytes that are being loaded
 
     def began(
         self, step: int, scheduled: Mapping[str, int], tracked: Mapping[str, Tracked], now: float
@@ -50,19 +48,33 @@ class Pace:
             self.slack.note_step(begun[1], begun[2], max(0.0, now - max(begun[0], self.last_s)))
         self.last_s = now
 
-    def loaded(self, load: Loading, now: float) -> None:
-        """A load in the background has ended well."""
-        took_s = max(1e-6, now - load.began_s)
-        rate = load.bytes / took_s
-        before = rate if self.bytes_per_s is None else self.bytes_per_s
-        self.bytes_per_s = before + NEW * (rate - before)
-        where = [tier for tier, chunks in load.tiers.items() if chunks]
-        if len(where) == 1:
-            self.slack.note_load(cast(Literal["memory", "disk", "peer"], where[0]), load.bytes, took_s)
+    def load_began(self, load: Loading) -> None:
+        """A load begins, which those behind it wait for."""
+        for tier, chunks in load.tiers.items():
+            self.queued[tier] += chunks * self.facts.chunk_bytes
 
-    def load_s(self, load_bytes: int) -> float | None:
-        """How long a load will take, as far as that is known."""
-        return None if self.bytes_per_s is None else load_bytes / self.bytes_per_s
+    def load_ended(self, load: Loading) -> None:
+        """A load has ended."""
+        for tier, chunks in load.tiers.items():
+            self.queued[tier] -= chunks * self.facts.chunk_bytes
+
+    def measured(self, rates: Iterable[Rate]) -> None:
+        """What workers say that loads took. They measure it: here their ends are heard of a step later."""
+        for tier, load_bytes, seconds in rates:
+            self.slack.note_load(tier, load_bytes, seconds)
+
+    def load_s(self, found: Found, held: int) -> float | None:
+        """How long it will take to load what is not held, as far as that is known."""
+        return self.slack.load_s(self.sizes_of(found, held), self.in_queue())
+
+    def sizes_of(self, found: Found, held: int) -> tuple[int, int, int]:
+        """Bytes of one rank to be loaded from memory, disk and other nodes."""
+        tiers, size = found.tiers(held // self.facts.chunk_tokens), self.facts.chunk_bytes
+        return tiers["memory"] * size, tiers["disk"] * size, tiers["peer"] * size
+
+    def in_queue(self) -> tuple[int, int, int]:
+        """Bytes of one rank that are being loaded from memory, disk and other nodes."""
+        return self.queued["memory"], self.queued["disk"], self.queued["peer"]
 
     def worth(self, found: Found, prompt_tokens: int, held: int) -> int:
         """How many of the chunks that were found are to be loaded so that the prompt is ready soonest."""
@@ -78,4 +90,5 @@ class Pace:
             in_memory=tiers["memory"],
             on_disk=tiers["disk"],
             on_peers=tiers["peer"],
+            queued=self.in_queue(),
         )

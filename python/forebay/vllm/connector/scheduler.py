@@ -152,7 +152,6 @@ class SchedulerHalf:
         if usable - held <= 0:
             return 0, False
         others = len(self.running - {one.name})
-        loaded = found.chunks - held // self.facts.chunk_tokens
         # Where all is there the last token is computed again, and on CPUs its page may be written while its
         # bytes are compared there with their checksum.
         is_compared = self.facts.on_cpu and usable == request.num_tokens
@@ -160,7 +159,7 @@ class SchedulerHalf:
             layerwise_possible=self.layerwise_possible and not is_compared,
             handed=one.handed is not None,
             others=others,
-            load_s=self.pace.load_s(loaded * self.facts.chunk_bytes),
+            load_s=self.pace.load_s(found, held),
         )
         one.way_layerwise = way is Way.LAYERWISE
         if one.way_layerwise or self.facts.has_windows:
@@ -237,14 +236,13 @@ class SchedulerHalf:
             first_chunk=first,
             tokens=tokens,
             layerwise=one.way_layerwise,
-            began_s=self.clock(),
-            bytes=len(ids[0]) * self.facts.chunk_bytes,
             tiers=found.tiers(first),
             holds=self.finder.hold(ids),
             usable=tokens,
         )
         one.coming = None  # What kept a prefiller's chunks until now.
         self.loading[self.jobs] = one
+        self.pace.load_began(one.loading)
         if not one.way_layerwise:
             self.running.discard(one.name)
         for tier, chunks in one.loading.tiers.items():
@@ -405,6 +403,7 @@ class SchedulerHalf:
     def ended(self, report: Report) -> None:
         """What the workers say has ended."""
         self.pace.ended(report.step, self.clock())
+        self.pace.measured(report.rates)
         for job, kept in report.stores.items():
             stored = self.stores.ended(job, kept)
             if stored is not None and self.events is not None:
@@ -422,14 +421,13 @@ class SchedulerHalf:
     def load_ended(self, one: Tracked, load: Loading) -> None:
         """A load is over everywhere. What did not come is not asked for again by this request."""
         one.loading = None
+        self.pace.load_ended(load)
         for hold in load.holds:
             hold.release()
         if self.events is not None:
             chunks = load.usable // self.facts.chunk_tokens
             self.events.there(one.request, load.ids, range(load.first_chunk, load.first_chunk + chunks))
         if load.usable >= load.tokens:
-            if not load.layerwise:
-                self.pace.loaded(load, self.clock())
             return
         one.chunk_limit = load.first_chunk + load.usable // self.facts.chunk_tokens
         one.known = min(one.known, one.chunk_limit)
@@ -440,6 +438,19 @@ class SchedulerHalf:
             one.goal, one.next_tokens, self.quiet = one.planned, 0, 0
         else:
             one.blocks = []
+
+    def reset(self) -> bool:
+        """Nothing that was stored until now is used any more. False: loads of it are still on their way."""
+        if self.settings.keep_on_reset:
+            return not self.loading
+        self.facts.forget()
+        for one in self.tracked.values():
+            named = len(one.ids.ranks[0])
+            namespaces = self.matcher.namespaces(one, self.facts.shape)
+            one.ids = Ids(self.facts.shape, namespaces, self.facts.chunk_tokens)
+            one.ids.grow(one.request.all_token_ids, named)
+            one.forget()
+        return not self.loading
 
     def close(self) -> None:
         """Nothing is asked any more."""

@@ -101,8 +101,6 @@ class Loading:
     first_chunk: int
     tokens: int
     layerwise: bool
-    began_s: float
-    bytes: int
     tiers: dict[str, int]
     holds: list[forebay.Hold]
     workers: int = 0  # where it has ended
@@ -160,6 +158,12 @@ class Tracked:
         self.blocks = []
         self.goal = self.planned
         self.tail = False
+
+    def forget(self) -> None:
+        """What was found has another name now. What its blocks hold is not stored under that."""
+        self.asked = self.found = self.handed = self.ticket = self.coming = self.chunk_limit = None
+        self.known = 0
+        self.gap = bool(self.blocks)
 
     @property
     def is_stored(self) -> bool:

@@ -50,6 +50,7 @@ class WorkerHalf:
         self.tensors: list[Any] = []  # Kept: `cache` has their addresses.
         self.loads: dict[int, Load] = {}
         self.layerwise: set[int] = set()  # loads of this step
+        self.lost: set[int] = set()  # loads whose pages have been dropped
         self.stores: set[int] = set()
         self.step: Step | None = None
         self.unsent: dict[str, set[int]] = {}
@@ -80,6 +81,7 @@ class WorkerHalf:
             if place not in places:
                 places.append(place)
             self.layers[name] = places.index(place)
+        compat.before_sleep(self.quiet)
         self.tensors = [tensors[name] for name, _ in layers]
         self.device = self.tensors[0].device
         self.cache = forebay.PagedCache(
@@ -121,6 +123,20 @@ class WorkerHalf:
         page_bytes = tensor[0].numel() * width * parts
         stride_bytes = tensor.stride(0) * width * parts
         return tensor.data_ptr(), self.num_blocks, stride_bytes, page_bytes, group
+
+    def quiet(self, keeps_kv: bool) -> None:
+        """The KV cache's memory is about to go: nothing touches it any more when this returns.
+
+        Unless it comes back with what it had, loads that nobody has heard of yet are lost.
+        """
+        if self.cache is None:
+            return
+        while self.stores and not self.cache.wait_stored(list(self.stores), QUIET_S):
+            logger.warning("stores have not ended in %d s; sleep waits for them", QUIET_S)
+        while self.loads and not self.cache.wait_loaded(list(self.loads), QUIET_S):
+            logger.warning("loads have not ended in %d s; sleep waits for them", QUIET_S)
+        if not keeps_kv:
+            self.lost.update(self.loads)
 
     # The moments of a step, in the order of a step.
 
@@ -212,6 +228,7 @@ class WorkerHalf:
         """What the cache says has ended."""
         assert self.cache is not None
         loads, stores = self.cache.take_ended()
+        self.report.rates += self.cache.take_measured()
         for job, tokens, why in loads:
             self.load_ended(job, tokens, why)
         for job, missing in stores:
@@ -222,6 +239,9 @@ class WorkerHalf:
         """A load is over, with `tokens` that may be used."""
         load = self.loads.pop(job)
         self.layerwise.discard(job)
+        if job in self.lost:
+            self.lost.discard(job)
+            tokens, why = 0, "the KV cache has slept since"
         self.report.loads[job] = Ended(1, tokens)
         if not load.layerwise:
             self.received.add(load.request)
@@ -266,5 +286,6 @@ class WorkerHalf:
     def close(self) -> None:
         """Returns when nothing touches the tensors any more."""
         if self.cache is not None:
+            compat.sleep_alone(self.quiet)
             self.cache.close()
             self.cache = None

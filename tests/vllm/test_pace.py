@@ -1,0 +1,80 @@
+"""What is worth loading follows from what loads have taken, of every tier for itself."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
+
+from forebay.vllm.connector.metadata import Ended, Report  # noqa: E402
+from forebay.vllm.connector.pace import Pace  # noqa: E402
+from forebay.vllm.connector.tracked import Found  # noqa: E402
+
+CHUNK_TOKENS, CHUNK_BYTES = 256, 32 << 20
+# Eight chunks take 53 ms at this rate and 50 to compute.
+DISK_BYTES_S = 5e9
+
+
+@pytest.fixture
+def pace() -> Pace:
+    """An engine that computes a token in 25 us."""
+    facts: Any = SimpleNamespace(layers=4, chunk_tokens=CHUNK_TOKENS, chunk_bytes=CHUNK_BYTES)
+    made = Pace(facts, None)
+    now = 0.0
+    for step, tokens in enumerate((512, 2048, 8192)):
+        made.began(step, {"one": tokens}, {}, now)
+        now += 25e-6 * tokens
+        made.ended(step, now)
+    return made
+
+
+def found(memory: int = 0, disk: int = 0) -> Any:
+    """So many chunks."""
+    chunks = memory + disk
+    return Found(SimpleNamespace(), [[bytes(32)] * chunks], chunks * CHUNK_TOKENS, memory, disk, 0)  # type: ignore[arg-type]
+
+
+def loading(**tiers: int) -> Any:
+    return SimpleNamespace(tiers=tiers)
+
+
+def worth(pace: Pace, what: Any) -> int:
+    return pace.worth(what, what.tokens + 600, 0)  # Less takes as long as a step of 512.
+
+
+def test_a_disk_that_is_slower_than_computing_is_left_alone_and_memory_is_not(pace: Pace) -> None:
+    assert worth(pace, found(disk=8)) == 8, "nobody knows yet"
+    pace.measured([("disk", 1 << 30, (1 << 30) / DISK_BYTES_S), ("memory", 1 << 30, 0.02)])
+    assert [worth(pace, found(disk=8)) for _ in range(15)] == [0] * 15
+    assert worth(pace, found(disk=8)) == 1, "now and then a little, so that a faster disk gets known"
+    assert worth(pace, found(memory=8)) == 8
+
+
+def test_what_is_being_loaded_already_is_waited_for_and_so_counts(pace: Pace) -> None:
+    pace.measured([("disk", 1 << 30, (1 << 30) / (4 * DISK_BYTES_S)), ("memory", 1 << 30, 0.02)])
+    assert worth(pace, found(disk=8)) == 8
+    alone_s = pace.load_s(found(disk=8), 0)
+    other = loading(memory=0, disk=40, peer=0)
+    pace.load_began(other)
+    behind_s = pace.load_s(found(disk=8), 0)
+    assert alone_s is not None and behind_s == pytest.approx(6 * alone_s)
+    assert worth(pace, found(disk=8)) == 0
+    assert worth(pace, found(memory=8)) == 8, "memory has no queue"
+    pace.load_ended(other)
+    assert pace.load_s(found(disk=8), 0) == alone_s
+
+
+def test_how_long_a_load_takes_is_not_known_before_its_tiers_are(pace: Pace) -> None:
+    assert pace.load_s(found(memory=1), 0) is None
+    pace.measured([("memory", 1 << 30, 0.02)])
+    assert pace.load_s(found(memory=1), 0) == pytest.approx(CHUNK_BYTES / (1 << 30) * 0.02)
+    assert pace.load_s(found(memory=1, disk=1), 0) is None
+    assert pace.load_s(found(memory=1, disk=1), CHUNK_TOKENS + CHUNK_TOKENS) == 0
+
+
+def test_what_every_worker_has_measured_is_heard() -> None:
+    one = Report(1, {5: Ended(1, 64)}, rates=[("memory", 10, 1.0)])
+    both = one.aggregate(Report(1, {5: Ended(1, 32)}, rates=[("memory", 20, 1.0)]))
+    assert both.rates == [("memory", 10, 1.0), ("memory", 20, 1.0)]
+    assert both.loads[5] == Ended(2, 32)
