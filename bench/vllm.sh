@@ -6,6 +6,7 @@
 #   bench/vllm.sh FOLDER [STAGE...]         without stages: all of them, in this order, then `results`
 #
 #   links plain offloading simple memory multipath ssd                time to the first token (multipath: with several GPUs)
+#   asleep                                                            what KV is there after vLLM has slept (on a GPU)
 #   load-hbm load-plain load-offloading load-simple load-memory           the load
 #   results                                                           ttft.json, load.json and restore.svg of what there is
 #
@@ -14,7 +15,7 @@
 # folder on the SSD that is measured. ARGUMENTS go to every part, such as `--runs 5`, or `--tiny` to try all of it on a CPU.
 set -u
 if [ $# -lt 1 ]; then
-    sed -n '2,14s/^# *//p' "$0" >&2
+    sed -n '2,15s/^# *//p' "$0" >&2
     exit 2
 fi
 folder=$1
@@ -88,6 +89,7 @@ for stage in "$@"; do
         step links ttft --part links
         ;;
     plain | offloading | simple | example | memory | multipath | ssd) step "$stage" ttft --part "$stage" ;;
+    asleep) step asleep "$python" "$here/vllm_asleep.py" "$folder" --forebay "$forebay" --scratch "$scratch" ;;
     load-*) step "$stage" load --part "${stage#load-}" ;;
     results)
         [ ! -e "$folder/plain.json" ] || step ttft ttft
