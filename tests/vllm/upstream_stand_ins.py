@@ -9,6 +9,8 @@ import itertools
 import os
 import sys
 import time
+from pathlib import Path
+from typing import ClassVar
 
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.tiering.example import manager as example
@@ -44,6 +46,8 @@ class Blocks(dict):
 class AtOnce(ForebayTierManager):
     """In place of the tier that vLLM has as an example, which does everything at once."""
 
+    made: ClassVar[list["AtOnce"]] = []
+
     def __init__(self, offloading_spec, primary_kv_view, tier_type, custom_param=0):
         super().__init__(
             offloading_spec,
@@ -52,7 +56,10 @@ class AtOnce(ForebayTierManager):
             node=os.environ["FOREBAY_TEST_NODE"],
             weights_digest=digest(f"{os.getpid()} {next(NUMBERS)}"),
         )
-        self.blocks = Blocks(self)
+        self.made.append(self)
+        # Newer versions call them chunks.
+        self.blocks = self.chunks = Blocks(self)
+        self.completed_jobs = []
 
     def lookup(self, key, req_context):
         end = time.monotonic() + PATIENCE_S
@@ -66,19 +73,40 @@ class AtOnce(ForebayTierManager):
 
     def submit_store(self, job_metadata):
         super().submit_store(job_metadata)
-        super().drain_jobs()
+        self.complete()
         self.blocks.update(dict.fromkeys(job_metadata.keys, True))
 
     def submit_load(self, job_metadata):
         super().submit_load(job_metadata)
+        self.complete()
+
+    def complete(self):
         super().drain_jobs()
+        self.completed_jobs += super().get_finished_jobs()
+
+    def get_finished_jobs(self):
+        completed, self.completed_jobs = self.completed_jobs, []
+        return completed
 
     def get_num_blocks(self):
         return len(self.blocks)
 
-    @property
-    def completed_jobs(self):
-        return range(self._ended.qsize())
+    get_num_chunks = get_num_blocks
+
+
+class Files:
+    """Where a test looks whether a block is in the tier: there is such a file if the node has the block."""
+
+    def __init__(self, tier, root):
+        self.tier, self.root = tier, Path(root)
+
+    def get_file_name(self, key):
+        path = self.root / key.hex()
+        if self.tier._pages.which([key]) == [True]:
+            path.touch()
+        else:
+            path.unlink(missing_ok=True)
+        return str(path)
 
 
 class InPlaceOfFiles(ForebayTierManager):
@@ -92,6 +120,7 @@ class InPlaceOfFiles(ForebayTierManager):
             node=os.environ["FOREBAY_TEST_NODE"],
             weights_digest=digest(root_dir),
         )
+        self.file_mapper = Files(self, root_dir)
 
     def on_schedule_end(self, context):
         super().on_schedule_end(context)
@@ -137,3 +166,9 @@ def pytest_configure() -> None:
     put_connector()
     example.ExampleSecondaryTierManager = AtOnce
     fs.FileSystemTierManager = InPlaceOfFiles
+
+
+def pytest_runtest_teardown():
+    """Tests do not end the example, which holds nothing. Ours are clients, of which a node takes 64."""
+    while AtOnce.made:
+        AtOnce.made.pop().shutdown()
