@@ -5,12 +5,13 @@ halves are where the executor has them. A line is {"do": name, ...}; the answer 
 the arguments of `LLM`. What vLLM prints goes to standard error.
 """
 
+import hashlib
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -43,10 +44,9 @@ class Driver:
 
     def groups(self) -> Any:
         """What each group of layers keeps: the kind, its window, how many layers."""
-        return [
-            (type(group.kv_cache_spec).__name__, group.kv_cache_spec.sliding_window, len(group.layer_names))
-            for group in self.scheduler.kv_cache_config.kv_cache_groups
-        ]
+        groups = self.scheduler.kv_cache_config.kv_cache_groups
+        specs = [(group.kv_cache_spec, len(group.layer_names)) for group in groups]
+        return [(type(spec).__name__, getattr(spec, "sliding_window", None), count) for spec, count in specs]
 
     def generate(
         self,
@@ -290,25 +290,70 @@ class Driver:
         samples = [x for one in families for x in one.samples if x.name.endswith("_total") and x.value]
         return {x.labels["source"]: x.value for x in samples}
 
-    def spoil(self, tokens: int, rank: int | None = None) -> Any:
-        """Loads bring only their first `tokens`, everywhere or at one rank: what comes behind them is noise,
-        and they say so.
+    def spoil(self, tokens: int, rank: int | None = None, states: bool = False) -> Any:
+        """Loads bring only their first `tokens`, everywhere or at one rank, or no right `states`: what comes
+        behind them is noise, and they say so.
         """
 
         def here(half: Any) -> None:
-            if rank in (None, half.rank):
+            if rank not in (None, half.rank):
+                return
+            if states:
+                half.cache.states = Spoiled(half.cache.states, half, 0, states=True)
+            else:
                 half.cache = Spoiled(half.cache, half, tokens)
 
         return self.workers(here)
 
+    def lose_states(self) -> Any:
+        """Loads ask for states that the node does not have, as if they had gone after they were found."""
+        state_of = self.half.state_of
+
+        def lost(*arguments: Any) -> Any:
+            states, pages = state_of(*arguments)
+            return [bytes(32) for _ in states], pages
+
+        self.half.state_of = lost
+
     def heal(self) -> Any:
         """Loads are as they were."""
+        self.half.__dict__.pop("state_of", None)
 
         def here(half: Any) -> None:
             if isinstance(half.cache, Spoiled):
                 half.cache = half.cache.cache
+            states = getattr(half.cache, "states", None)
+            if isinstance(states, Spoiled):
+                half.cache.states = states.cache
 
         return self.workers(here)
+
+    def digests(self, prompt: list[int], end: int) -> Any:
+        """Of what vLLM's own cache has of a prompt up to a token: a group's blocks in order, layer by layer;
+        of a group with states, the last block alone. None where it has not all of it.
+        """
+        import torch
+
+        (name,) = self.add([prompt], 1)
+        (request,) = (one for one in self.scheduler.requests.values() if one.request_id.split("-")[0] == name)
+        hashes = request.block_hashes
+        self.until(lambda outputs: len(outputs) == 1)
+        pool = self.scheduler.kv_cache_manager.block_pool
+        layers = self.core.vllm_config.compilation_config.static_forward_context
+        found = []
+        for number, group in enumerate(self.scheduler.kv_cache_config.kv_cache_groups):
+            first = end // group.kv_cache_spec.block_size - 1 if is_state(group.kv_cache_spec) else 0
+            names = hashes[first : end // group.kv_cache_spec.block_size]
+            blocks = [pool.get_cached_block(one, [number]) for one in names]
+            if not all(blocks):
+                return None
+            digest = hashlib.sha256()
+            for layer in group.layer_names:
+                for tensor in parts_of(layers[layer].kv_cache):
+                    for (block,) in blocks:
+                        digest.update(tensor[block.block_id].flatten().view(torch.uint8).numpy())
+            found.append(digest.hexdigest())
+        return found
 
     def stop(self, when: str) -> Any:
         """This process stops, all threads of it, when the next load is `planned` or when it has `begun`."""
@@ -354,9 +399,9 @@ def ours(connector: Any) -> Any:
 class Spoiled:
     """A cache whose loads go wrong half way. Everything else is the cache's."""
 
-    def __init__(self, cache: Any, half: Any, tokens: int) -> None:
-        """Spoils what `cache` loads behind the first `tokens`."""
-        self.cache, self.half, self.tokens = cache, half, tokens
+    def __init__(self, cache: Any, half: Any, tokens: int, states: bool = False) -> None:
+        """Spoils what `cache` loads behind the first `tokens`, or the states that it loads."""
+        self.cache, self.half, self.tokens, self.states = cache, half, tokens, states
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.cache, name)
@@ -368,13 +413,33 @@ class Spoiled:
 
     def spoil(self, job: int, tokens: int) -> int:
         """Noise behind what may be used, which is returned."""
-        import torch
-
-        good = min(tokens, self.tokens)
-        for block in self.half.bad_blocks(self.half.loads[job], good):
-            for tensor in self.half.tensors:
-                tensor[block].copy_(100 * torch.rand(tensor[block].shape))  # Elements may be of a byte.
+        load, good = self.half.loads[job], min(tokens, self.tokens)
+        if self.states:
+            layers = self.half.vllm_config.compilation_config.static_forward_context
+            for names, blocks in zip(self.half.with_states, load.state_pages, strict=True):
+                spoil([part for name in names for part in parts_of(layers[name].kv_cache)], blocks.tolist())
+        else:
+            spoil(self.half.tensors, self.half.bad_blocks(load, good))
         return good
+
+
+def spoil(tensors: list[Any], blocks: Iterable[int]) -> None:
+    """Writes noise."""
+    import torch
+
+    for block in blocks:
+        for tensor in tensors:
+            tensor[block].copy_(100 * torch.rand(tensor[block].shape))  # Elements may be of a byte.
+
+
+def is_state(spec: Any) -> bool:
+    """Whether a group has states instead of KV."""
+    return type(spec).__name__ == "MambaSpec"
+
+
+def parts_of(cache: Any) -> list[Any]:
+    """The tensors of a layer: one with KV, or those of its states."""
+    return list(cache) if isinstance(cache, list | tuple) else [cache]
 
 
 def main() -> None:

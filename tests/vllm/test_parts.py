@@ -37,6 +37,7 @@ def facts(**different: Any) -> Facts:
         "layers": 2,
         "chunk_tokens": CHUNK,
         "chunk_bytes": 1 << 20,
+        "state_bytes": 0,
         "on_cpu": False,
         "groups": (Group(BLOCK, 8, None),),
     }
@@ -340,7 +341,7 @@ def a_model(*kinds: str, **more: Any) -> SimpleNamespace:
 def test_groups_of_other_kinds_are_refused() -> None:
     full, window = groups_of(a_model("FullAttentionSpec", "SlidingWindowSpec"))
     assert full == Group(BLOCK, 2, None) and window == Group(BLOCK, 2, 128)
-    for kind in ("MambaSpec", "CrossAttentionSpec", "ChunkedLocalAttentionSpec", "SlidingWindowMLASpec"):
+    for kind in ("CrossAttentionSpec", "ChunkedLocalAttentionSpec", "SlidingWindowMLASpec"):
         with pytest.raises(InvalidError, match=f"keeps KV as {kind}; allowed are Full"):
             groups_of(a_model("FullAttentionSpec", kind))
     assert [fail_as_one(groups) for groups in [(full,), (window,), (full, full)]] == [False, True, True]
@@ -443,7 +444,7 @@ def test_another_policy_than_the_engines_is_refused(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_hand_over_may_be_another_connectors(ours: bool) -> None:
-    half = SimpleNamespace(settings=settings_of({"handovers": ours}))
+    half = SimpleNamespace(settings=settings_of({"handovers": ours}), facts=facts())
     request = SimpleNamespace(kv_transfer_params={"do_remote_decode": True})
     assert handover.is_prefill(SchedulerHalf.params(half, request)) is ours
 

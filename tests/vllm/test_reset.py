@@ -74,7 +74,8 @@ def a_worker(waited: list[str]) -> Any:
     )
     half.loads = {7: Load(7, "one", [], [], 64, None, layerwise=False)}
     half.stores, half.lost, half.layerwise, half.received = {3}, set(), set(), set()
-    half.report, half.groups, half.invalid, half.failed = Report(1), (), set(), set()
+    half.report, half.groups, half.as_one = Report(1), (), False
+    half.invalid, half.failed = set(), set()
     return half
 
 

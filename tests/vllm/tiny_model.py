@@ -1,4 +1,4 @@
-"""Makes a tiny Llama or DeepSeek with random weights, and a tokenizer whose tokens are the words `t0`, `t1`.
+"""Makes a tiny Llama, DeepSeek or LFM2 with random weights, and a tokenizer with the words `t0`, `t1`, ...
 
 Knows the files that vLLM reads. Weights are wide enough that greedy tokens vary: a wrong byte of KV changes
 them. With a window, two layers of three, or all of them, see no more than so many tokens. Adapters, for LoRA,
@@ -19,6 +19,7 @@ LONGEST = 8192
 SPREAD = 0.15
 RANK = 4
 LATENT, ROPE = 512, 64  # the only sizes that vLLM's kernel for CPUs has
+SEEN = 33  # tokens that a convolution of LFM2 sees: a state is as large as a block of KV
 
 
 def of_attention(latent: bool) -> dict[str, tuple[int, ...]]:
@@ -59,15 +60,52 @@ def shapes(layers: int, latent: bool) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def write_weights(folder: Path, layers: int, latent: bool, seed: int) -> None:
+def shapes_with_states() -> dict[str, tuple[int, ...]]:
+    """The tensors of a small LFM2: every second layer has attention, the others have convolutions.
+
+    Attention has one head, as wide as the model: vLLM on CPUs turns only some of the queries of several heads
+    by their positions, other ones with each cut of a prompt, and its tokens differ.
+    """
+    found: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (VOCABULARY, WIDTH),
+        "model.embedding_norm.weight": (WIDTH,),
+        "lm_head.weight": (VOCABULARY, WIDTH),
+    }
+    attention = {
+        "self_attn.q_proj.weight": (WIDTH, WIDTH),
+        "self_attn.k_proj.weight": (WIDTH, WIDTH),
+        "self_attn.v_proj.weight": (WIDTH, WIDTH),
+        "self_attn.out_proj.weight": (WIDTH, WIDTH),
+        "self_attn.q_layernorm.weight": (WIDTH,),
+        "self_attn.k_layernorm.weight": (WIDTH,),
+    }
+    convolution = {
+        "conv.in_proj.weight": (3 * WIDTH, WIDTH),
+        "conv.conv.weight": (WIDTH, 1, SEEN),
+        "conv.out_proj.weight": (WIDTH, WIDTH),
+    }
+    for layer in range(LAYERS):
+        of_layer: dict[str, tuple[int, ...]] = {
+            "operator_norm.weight": (WIDTH,),
+            "ffn_norm.weight": (WIDTH,),
+            "feed_forward.w1.weight": (INNER, WIDTH),
+            "feed_forward.w2.weight": (WIDTH, INNER),
+            "feed_forward.w3.weight": (INNER, WIDTH),
+            **(attention if layer % 2 else convolution),
+        }
+        found |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
+    return found
+
+
+def write_weights(folder: Path, shapes: dict[str, tuple[int, ...]], seed: int) -> None:
     """Seeded noise; ones where vectors scale."""
     import torch
     from safetensors.torch import save_file
 
     random = torch.Generator().manual_seed(seed)
     tensors = {
-        name: torch.randn(shape, generator=random) * SPREAD if len(shape) == 2 else torch.ones(shape)
-        for name, shape in shapes(layers, latent).items()
+        name: torch.randn(shape, generator=random) * SPREAD if len(shape) > 1 else torch.ones(shape)
+        for name, shape in shapes.items()
     }
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
@@ -91,7 +129,9 @@ def write_adapter(folder: Path, layers: int, seed: int) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
-def write_config(folder: Path, layers: int, window: int | None, full: bool, latent: bool) -> None:
+def write_config(
+    folder: Path, layers: int, window: int | None, full: bool, latent: bool, states: bool
+) -> None:
     """What kind of model it is. With a window, some layers see everything if it is `full`."""
     config: dict[str, object] = {
         "architectures": ["LlamaForCausalLM"],
@@ -133,6 +173,24 @@ def write_config(folder: Path, layers: int, window: int | None, full: bool, late
             "first_k_dense_replace": layers,
         }
         del config["head_dim"]
+    if states:
+        config |= {
+            "architectures": ["Lfm2ForCausalLM"],
+            "model_type": "lfm2",
+            "num_attention_heads": 1,
+            "num_key_value_heads": 1,
+            "layer_types": ["full_attention" if layer % 2 else "conv" for layer in range(layers)],
+            "conv_L_cache": SEEN,
+            "conv_bias": False,
+            "conv_dim": WIDTH,
+            "block_dim": WIDTH,
+            "block_multiple_of": 1,
+            "block_auto_adjust_ff_dim": False,
+            "block_ffn_dim_multiplier": 1.0,
+            "norm_eps": 1e-6,
+            "tie_embedding": False,
+        }
+        del config["head_dim"]
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
@@ -148,13 +206,13 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def make(folder: Path, window: int | None, full: bool, latent: bool, adapters: int) -> None:
+def make(folder: Path, window: int | None, full: bool, latent: bool, states: bool, adapters: int) -> None:
     """Writes all of it."""
     layers = LAYERS_WITH_WINDOWS if window is not None and full else LAYERS
     folder.mkdir(parents=True, exist_ok=True)
-    write_config(folder, layers, window, full, latent)
+    write_config(folder, layers, window, full, latent, states)
     write_tokenizer(folder)
-    write_weights(folder, layers, latent, seed=7)
+    write_weights(folder, shapes_with_states() if states else shapes(layers, latent), seed=7)
     for number in range(adapters):
         write_adapter(folder / f"adapter{number}", layers, seed=100 + number)
 
@@ -167,8 +225,9 @@ def main() -> None:
     parser.add_argument("--all-windows", action="store_true", help="no layer sees everything")
     parser.add_argument("--adapters", type=int, default=0)
     parser.add_argument("--latent", action="store_true", help="a small DeepSeek, for MLA")
+    parser.add_argument("--states", action="store_true", help="a small LFM2, for layers with states")
     said = parser.parse_args()
-    make(said.folder, said.window, not said.all_windows, said.latent, said.adapters)
+    make(said.folder, said.window, not said.all_windows, said.latent, said.states, said.adapters)
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ class Blocks:
 
 
 def blocks_of(vllm_config: Any, kv_cache_config: Any) -> Blocks | None:
-    """Of the first group that keeps all tokens, if there is one. None where vLLM was not asked for events."""
+    """Of the first group that keeps KV of all tokens, or of any. None where vLLM was not asked for events."""
     events = vllm_config.kv_events_config
     if events is None or not events.enable_kv_cache_events:
         return None
@@ -164,10 +164,45 @@ def blocks_of(vllm_config: Any, kv_cache_config: Any) -> Blocks | None:
 
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     windows = [get_kv_cache_spec_sliding_window(spec) for spec in specs]
-    group = windows.index(None) if None in windows else 0
+    of_tokens = [number for number, one in enumerate(groups_of(kv_cache_config)) if not one.state]
+    group = next((number for number in of_tokens if windows[number] is None), of_tokens[0])
     _, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     kind = str(get_kv_cache_spec_kind(specs[group]).value)
     return Blocks(group, specs[group].block_size, hash_tokens, kind, windows[group])
+
+
+def hit_only_where_states_are() -> None:
+    """Has vLLM's own cache hit only up to where all groups of layers hit.
+
+    Version 0.26 hits as far as any group does if there is a connector, and counts on the connector to bring
+    states for what it has of KV. Newer versions ask the connector whether it does.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+    from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
+
+    if hasattr(KVConnectorBase_V1, "supports_divergent_local_hybrid_hits"):
+        return
+
+    def find(self: Any, block_hashes: Any, longest: int) -> Any:
+        blocks, tokens, *_ = self.find_longest_cache_hit(block_hashes, longest)
+        return blocks, (tokens,) * len(blocks)
+
+    HybridKVCacheCoordinator.find_longest_cache_hit_per_group = find
+
+
+def stop_at(request: Any, token: int) -> None:
+    """Has vLLM end a step of the prompt at this token, if a block ends there: so there is a state.
+
+    It does so itself where it sees that prompts part.
+    """
+    request.shared_prefix_boundary = token
+
+
+def state_order() -> str:
+    """How vLLM lays out the states of convolutions."""
+    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+
+    return "DS" if is_conv_state_dim_first() else "SD"
 
 
 def runs_whole_graph(forward_context: Any) -> bool:

@@ -9,12 +9,14 @@ import forebay
 from forebay.vllm.connector.config import Shape
 from forebay.vllm.connector.metadata import Source
 from forebay.vllm.connector.namespace import Facts
-from forebay.vllm.connector.tracked import Asked, Found
+from forebay.vllm.connector.tracked import Asked, Found, States, state_id
 
 # The node frees what it leased to an engine that died after this time.
 LEASE_TTL_US = 10_000_000
 # A node of this host answers in a tenth of it. One that asks its peers, or is stuck, is heard in a later one.
 STEP_WAIT_S = 0.001
+# Ends of chunks where a state is looked for, from the last one on. What ends before them is computed.
+STATES_ASKED = 64
 
 
 class Finder:
@@ -35,16 +37,44 @@ class Finder:
 
     def answer(self, asked: Asked) -> Found | None:
         """What is there; None if the node has not said it yet."""
-        counts = asked.finding.wait()
-        if counts is None and self.patience_s > 0:
-            before = self.clock()
-            counts = asked.finding.wait(self.patience_s)
-            self.patience_s -= self.clock() - before
+        counts = self.said(asked.finding)
         if counts is None:
             return None
         in_memory, on_disk, on_peers = counts
         found = Found(asked.shape, asked.ids, asked.tokens, in_memory, on_disk, on_peers)
         return self.first(found, in_memory + on_disk + on_peers)
+
+    def said(self, finding: forebay.Finding) -> tuple[int, int, int] | None:
+        """What the node has said, or says within the time that this step still has for it."""
+        counts = finding.wait()
+        if counts is None and self.patience_s > 0:
+            before = self.clock()
+            counts = finding.wait(self.patience_s)
+            self.patience_s -= self.clock() - before
+        return counts
+
+    def ask_states(self, found: Found, held: int) -> States:
+        """Asks behind which of the chunks there is a state. One that lies within the `held` tokens is of no
+        use.
+        """
+        least = max(held // self.facts.chunk_tokens, found.chunks - STATES_ASKED)
+        return States(
+            found,
+            [
+                (chunks, self.node.find([[state_id(of_rank[chunks - 1])] for of_rank in found.ids]))
+                for chunks in range(found.chunks, least, -1)
+            ],
+        )
+
+    def answer_states(self, asked: States) -> Found | None:
+        """The chunks up to the last state that all ranks have; None if the node has not said it yet."""
+        for chunks, finding in asked.findings:
+            counts = self.said(finding)
+            if counts is None:
+                return None
+            if sum(counts):
+                return self.first(asked.found, chunks)
+        return self.first(asked.found, 0)
 
     def first(self, found: Found, chunks: int) -> Found:
         """Only the first `chunks`."""

@@ -9,6 +9,10 @@ none either for tokens that are loaded and not seen from where the load ends. Lo
 chunks, so a chunk is whole if each group has what is seen from the chunk's last token on, and this is so in
 the step that computes that token, however many tokens a step has and however small the window is. For the
 blocks before that, which nobody will ask for, a chunk has the bytes of its last block.
+
+Mamba's layers, and those of other linear attention, have no KV but a state, which says all of what came
+before. There is one where a step has ended, in the block that ends there, and no chunk has it: it is stored
+by itself, under a name of its own.
 """
 
 import math
@@ -22,7 +26,8 @@ import numpy.typing as npt
 from forebay.errors import InvalidError
 
 # What a layer may keep.
-KINDS = ("FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec")
+STATE = "MambaSpec"
+KINDS = ("FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec", STATE)
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,12 @@ class Group:
     heads: int  # KV heads that a rank has, in the first layer
     window: int | None  # tokens that a token sees, itself and those before it
     even: bool = True  # the other layers have as many heads
+    state: bool = False  # of all tokens up to where a step ends, instead of KV of each
+
+    def ends_at(self, table: Sequence[int], token: int) -> int:
+        """The block that ends before `token`; 0 if there is none."""
+        number = token // self.block_tokens - 1
+        return table[number] if number < len(table) else 0
 
     def unseen(self, token: int) -> int:
         """How many blocks lie before everything that `token` sees."""
@@ -71,7 +82,10 @@ class Group:
 
 def groups_of(kv_cache_config: Any) -> tuple[Group, ...]:
     """The groups of a model, if they are of a kind that can be stored."""
-    return tuple(group_of(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups)
+    groups = tuple(group_of(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups)
+    if all(group.state for group in groups):
+        raise InvalidError(f"all layers of the model keep {STATE}; allowed are models with attention too")
+    return groups
 
 
 def group_of(spec: Any) -> Group:
@@ -82,9 +96,26 @@ def group_of(spec: Any) -> Group:
                 f"the model keeps KV as {type(layer).__name__}; allowed are {', '.join(KINDS)}"
             )
     one = layers_of(spec)[0]
+    if type(one).__name__ == STATE:
+        refuse_other_states(layers_of(spec))
+        return Group(one.block_size, 1, None, state=True)
     window = one.sliding_window if type(one).__name__ == "SlidingWindowSpec" else None
     even = all(layer.num_kv_heads == one.num_kv_heads for layer in layers_of(spec))
     return Group(one.block_size, one.num_kv_heads, window, even)
+
+
+def refuse_other_states(layers: list[Any]) -> None:
+    """Allows only states that are in a block of their own where a step ends, and stay as they are there."""
+    for layer in layers:
+        if layer.mamba_cache_mode != "align":
+            raise InvalidError(
+                f"mamba_cache_mode is {layer.mamba_cache_mode!r}; allowed is 'align': set "
+                "--enable-prefix-caching --mamba-cache-mode align"
+            )
+        if layer.num_speculative_blocks:
+            raise InvalidError(
+                f"speculative decoding with {STATE} has {layer.num_speculative_blocks} blocks; allowed are 0"
+            )
 
 
 def layers_of(spec: Any) -> list[Any]:

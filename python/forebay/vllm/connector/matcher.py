@@ -102,15 +102,25 @@ class Matcher:
         return self.facts.namespaces(one.request.cache_salt, shape, digest)
 
     def kept(self, one: Tracked) -> Found | None:
-        """The longest prefix that is there and pays, in this engine's shape or another that it reads."""
+        """The longest prefix that is there and pays, in this engine's shape or another that it reads. Where
+        layers have states, it ends at one.
+        """
         if one.handed is not None:
             return one.handed
-        answers = self.answers(one, lambda: self.shapes(one))
-        if answers is None:
-            return None
-        one.known = answers[0].chunks
-        best = max(answers, key=lambda found: found.chunks)
-        return self.finder.first(best, self.pace.worth(best, one.request.num_tokens, one.held))
+        if one.states is None:
+            answers = self.answers(one, lambda: self.shapes(one))
+            if answers is None:
+                return None
+            one.known = answers[0].chunks
+            best = max(answers, key=lambda found: found.chunks)
+            best = self.finder.first(best, self.pace.worth(best, one.request.num_tokens, one.held))
+            if not self.facts.has_states:
+                return best
+            one.states = self.finder.ask_states(best, one.held)
+        found = self.finder.answer_states(one.states)
+        if found is not None:
+            one.states = None
+        return found
 
     def shapes(self, one: Tracked) -> list[Asked]:
         """Asks for a request's whole chunks in each shape, its own first, up to where loading has failed."""
@@ -123,6 +133,9 @@ class Matcher:
                 ids = Ids(shape, self.namespaces(one, shape), size)
                 ids.grow(tokens)
             limit = len(ids.ranks[0]) if one.chunk_limit is None else one.chunk_limit
+            if self.facts.has_states:
+                # One token at least is computed, and no state goes back by one.
+                limit = min(limit, (len(tokens) - 1) // size)
             named = [of_rank[:limit] for of_rank in ids.ranks]
             asked.append(self.finder.ask(shape, named, len(named[0]) * size))
         return asked

@@ -31,15 +31,18 @@ class Load:
     tokens: int  # that the chunks hold
     source_page_tokens: int | None
     layerwise: bool
+    states: list[bytes] | None = None  # for each rank, the state at the end of them
+    state_pages: Pages = field(default_factory=list)  # for each group that has states, the block it goes to
 
 
 @dataclass
 class Store:
-    """Consecutive chunks that are in pages of a request."""
+    """Consecutive chunks that are in pages of a request, or a state, which is as one chunk of one token."""
 
     job: int
     chunks: list[list[Stored]]  # for each rank
     pages: Pages
+    state: bool = False
 
 
 @dataclass

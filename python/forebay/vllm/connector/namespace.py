@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm.config import get_current_vllm_config_or_none
@@ -18,7 +18,7 @@ import forebay
 from forebay.errors import InvalidError
 from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import CHUNK_TOKENS, Settings, Shape
-from forebay.vllm.connector.groups import Group, block_tokens_of, groups_of, layers_of
+from forebay.vllm.connector.groups import STATE, Group, block_tokens_of, groups_of, layers_of
 from forebay.vllm.connector.weights import digest_of_weights
 
 # Of a model's configuration: says who wrote it, not what it computes.
@@ -43,6 +43,7 @@ class Facts:
     layers: int
     chunk_tokens: int
     chunk_bytes: int  # of one rank
+    state_bytes: int  # of one rank, 0 if no layer has states
     on_cpu: bool
     groups: tuple[Group, ...]
     keys: dict[tuple[str | None, Shape, bytes | None], list[bytes]] = field(
@@ -53,6 +54,11 @@ class Facts:
     def has_windows(self) -> bool:
         """Whether blocks leave a request before it ends."""
         return any(group.window is not None for group in self.groups)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers have states instead of KV."""
+        return any(group.state for group in self.groups)
 
     def namespaces(self, request_salt: str | None, shape: Shape, adapter: bytes | None = None) -> list[bytes]:
         """The namespace of each rank of engines of that shape, pipeline stages outermost."""
@@ -104,7 +110,10 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
     refuse_what_is_not_supported(vllm_config)
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     groups = groups_of(kv_cache_config)
-    first = layers_of(kv_cache_config.kv_cache_groups[0].kv_cache_spec)[0]
+    if any(group.state for group in groups):
+        refuse_finer_hits(vllm_config.cache_config)
+    named = list(zip(groups, kv_cache_config.kv_cache_groups, strict=True))
+    first = next(layers_of(group.kv_cache_spec)[0] for one, group in named if not one.state)
     config = model_text(model)
     chunk_tokens = chunk_tokens_of(settings, groups)
     facts = Facts(
@@ -129,9 +138,9 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
         layers=sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups),
         chunk_tokens=chunk_tokens,
         chunk_bytes=sum(
-            page_bytes_of(group) * (chunk_tokens // one.block_tokens)
-            for group, one in zip(kv_cache_config.kv_cache_groups, groups, strict=True)
+            page_bytes_of(group) * (chunk_tokens // one.block_tokens) for one, group in named if not one.state
         ),
+        state_bytes=sum(page_bytes_of(group) for one, group in named if one.state),
         on_cpu=compat.cpu_kernel(vllm_config, first.block_size, first.head_size) is not None,
         groups=groups,
     )
@@ -148,19 +157,25 @@ def heads_of_model(model: Any, spec: Any) -> int:
 def attention_of(vllm_config: Any, kv_cache_config: Any) -> dict[str, str]:
     """What the bytes of layers depend on. How they are cut into blocks is said where that differs."""
     groups = [layers_of(group.kv_cache_spec)[0] for group in kv_cache_config.kv_cache_groups]
-    said = [
-        {
-            "head": f"{spec.head_size} {getattr(spec, 'head_size_v', None)}",
-            "window": str(getattr(spec, "sliding_window", None)),
-            "kind": type(spec).__name__,
-            "kernel": str(compat.cpu_kernel(vllm_config, spec.block_size, spec.head_size)),
-        }
-        for spec in groups
-    ]
+    said = [layer_of(vllm_config, spec) for spec in groups]
     if len(said) == 1:
         return said[0]
     blocks = [{"block": str(spec.block_size)} for spec in groups]
     return {"groups": json.dumps([one | block for one, block in zip(said, blocks, strict=True)])}
+
+
+def layer_of(vllm_config: Any, spec: Any) -> dict[str, str]:
+    """What the bytes of one layer depend on."""
+    kind = type(spec).__name__
+    if kind == STATE:
+        what = f"{spec.mamba_type} {list(zip(spec.shapes, spec.dtypes, strict=True))}"
+        return {"kind": kind, "state": what, "order": compat.state_order()}
+    return {
+        "head": f"{spec.head_size} {getattr(spec, 'head_size_v', None)}",
+        "window": str(getattr(spec, "sliding_window", None)),
+        "kind": kind,
+        "kernel": str(compat.cpu_kernel(vllm_config, spec.block_size, spec.head_size)),
+    }
 
 
 def unquantized_of(cache_config: Any) -> dict[str, str]:
@@ -178,8 +193,13 @@ def stages_of(model: Any, stages: int) -> dict[str, str]:
 
 
 def page_bytes_of(group: Any) -> int:
-    """Bytes of a block of all layers of a group."""
-    layers = layers_of(group.kv_cache_spec)
+    """Bytes of a block of all layers of a group. A state's block may have room behind it, which is not
+    counted.
+    """
+    layers = [
+        replace(layer, page_size_padded=None) if type(layer).__name__ == STATE else layer
+        for layer in layers_of(group.kv_cache_spec)
+    ]
     each = len(group.layer_names) if len(layers) == 1 else 1
     return sum(int(layer.page_size_bytes) for layer in layers) * each
 
@@ -190,6 +210,8 @@ def refuse_shape(what: str, theirs: Shape, facts: Facts) -> None:
     Pages of GPUs hold each token of a head in one piece. Those of CPUs do not: no other block size there.
     """
     mine = facts.shape
+    if facts.has_states and theirs != mine:
+        raise InvalidError(f"{what}: {theirs}; allowed is {mine}, since some layers have states")
     if theirs.block_tokens != mine.block_tokens and (facts.on_cpu or len(facts.groups) > 1):
         where = "on CPUs" if facts.on_cpu else "with several groups of layers"
         raise InvalidError(
@@ -254,6 +276,16 @@ def refuse_what_is_not_supported(vllm_config: Any) -> None:
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) != 1:
             raise InvalidError(f"{name} is {getattr(parallel, name)}; allowed is 1")
+
+
+def refuse_finer_hits(cache_config: Any) -> None:
+    """States are where blocks end."""
+    unit = getattr(cache_config, "prefix_match_unit", None)
+    if unit not in (None, cache_config.block_size):
+        raise InvalidError(
+            f"prefix_match_unit is {unit}; allowed is none for a model with {STATE}, or the block size, "
+            f"{cache_config.block_size}"
+        )
 
 
 def refuse_another_policy(vllm_config: Any) -> None:

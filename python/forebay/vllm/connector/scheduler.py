@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 from vllm.logger import init_logger
 
 import forebay
@@ -22,12 +23,12 @@ from forebay.vllm.connector.events import Events
 from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.groups import fail_as_one
 from forebay.vllm.connector.matcher import Matcher
-from forebay.vllm.connector.metadata import Load, Report, Step
+from forebay.vllm.connector.metadata import Load, Pages, Report, Step
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.pace import Pace
 from forebay.vllm.connector.stats import Counts
 from forebay.vllm.connector.stores import Stores
-from forebay.vllm.connector.tracked import Ids, Loading, Tracked
+from forebay.vllm.connector.tracked import Found, Ids, Loading, Tracked, state_id
 
 logger = init_logger("vllm.forebay.scheduler")
 
@@ -62,6 +63,8 @@ class SchedulerHalf:
         )
         if fail_as_one(facts.groups):
             compat.find_failures_in_all_groups()
+        if facts.has_states:
+            compat.hit_only_where_states_are()
         # Tokens behind the last accepted one whose KV may still change.
         self.volatile = 0 if vllm_config.speculative_config is None else 1
         self.workers = parallel.world_size
@@ -128,8 +131,12 @@ class SchedulerHalf:
                 self.node.used(of_rank, self.facts.chunk_bytes)
 
     def params(self, request: Any) -> Any:
-        """What a proxy says of a hand-over, unless that is for another connector."""
-        return request.kv_transfer_params if self.settings.handovers else None
+        """What a proxy says of a hand-over, unless that is for another connector.
+
+        Where layers have states nothing is handed over: there is none for the end of a prompt but one. The
+        decoder loads what there is.
+        """
+        return request.kv_transfer_params if self.settings.handovers and not self.facts.has_states else None
 
     def match(self, request: Any, held: int) -> tuple[int | None, bool]:
         """How many tokens behind the `held` ones the node has, and whether they come in the background.
@@ -143,6 +150,9 @@ class SchedulerHalf:
         if one is None:
             return 0, False
         one.held = held
+        size = self.facts.chunk_tokens
+        if self.keeps and self.facts.has_states:
+            compat.stop_at(request, (request.num_tokens - 1) // size * size)
         if not self.loads or request.skip_reading_prefix_cache:
             return 0, False
         found = self.matcher.found(one)
@@ -214,7 +224,9 @@ class SchedulerHalf:
         pages = [
             group.wanted(table, first * size, found.tokens, one.held)
             for group, table in zip(self.facts.groups, one.blocks, strict=True)
+            if not group.state
         ]
+        states, state_pages = self.state_of(one, found)
         ids = [of_rank[first:] for of_rank in found.ids]
         self.jobs += 1
         tokens = found.tokens - first * size
@@ -228,6 +240,8 @@ class SchedulerHalf:
                 tokens=tokens,
                 source_page_tokens=None if theirs == mine else theirs,
                 layerwise=one.way_layerwise,
+                states=states or None,
+                state_pages=state_pages,
             )
         )
         one.loading = Loading(
@@ -237,7 +251,7 @@ class SchedulerHalf:
             tokens=tokens,
             layerwise=one.way_layerwise,
             tiers=found.tiers(first),
-            holds=self.finder.hold(ids),
+            holds=self.finder.hold([*ids, *([state] for state in states)]),
             usable=tokens,
         )
         one.coming = None  # What kept a prefiller's chunks until now.
@@ -271,6 +285,17 @@ class SchedulerHalf:
         for name in names or ():
             self.freeing.pop(name, None)
 
+    def state_of(self, one: Tracked, found: Found) -> tuple[list[bytes], Pages]:
+        """The state at the end of what was found, of each rank, and the blocks that it goes to."""
+        if not self.facts.has_states:
+            return [], []
+        states = [state_id(of_rank[-1]) for of_rank in found.ids]
+        self.node.used(states, self.facts.state_bytes)
+        groups = zip(self.facts.groups, one.blocks, strict=True)
+        blocks = [group.ends_at(table, found.tokens) for group, table in groups if group.state]
+        assert all(blocks), "vLLM gives a block for the state at the end of what is loaded"
+        return states, [np.array([block], dtype=np.int32) for block in blocks]
+
     def finished(self, request: Any, blocks: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         """A request ended. True: its blocks are still read."""
         self.running.discard(request.request_id)
@@ -286,7 +311,7 @@ class SchedulerHalf:
         if well and self.keeps and not one.gap and handover.is_prefill(self.params(request)):
             params = handover.answer(request, blocks, self.engine_id, self.facts)
         if not well:
-            one.goal, one.tail = one.planned, False
+            one.goal, one.tail, one.state = one.planned, False, 0
         if one.is_stored:
             self.unstored.pop(one.name, None)
             if not one.stores:
@@ -353,6 +378,8 @@ class SchedulerHalf:
                 if computed >= one.next_tokens:
                     self.aim(one, computed)
                 nearest = min(nearest, one.next_tokens - computed)
+                if self.facts.has_states:
+                    nearest = min(nearest, self.aim_at_state(one, computed))
         self.quiet = nearest - 1
 
     def extend(self, cached: Any) -> None:
@@ -385,6 +412,17 @@ class SchedulerHalf:
         if not one.is_stored:
             self.unstored[one.name] = one
 
+    def aim_at_state(self, one: Tracked, computed: int) -> int:
+        """The state of the first `computed` tokens is to be stored if a chunk ends there. It gives how many
+        tokens are left to the next end of one.
+        """
+        chunks, behind = divmod(computed, self.facts.chunk_tokens)
+        # Of tokens that are computed and not known yet, the chunk has no name yet.
+        if not behind and computed <= one.request.num_tokens:
+            one.state = chunks
+            self.unstored[one.name] = one
+        return self.facts.chunk_tokens - behind
+
     def plan(self, one: Tracked, step: Step) -> None:
         """Stores what there is room for."""
         one.computed = one.request.num_computed_tokens
@@ -392,6 +430,11 @@ class SchedulerHalf:
         if store is not None:
             self.jobs += 1
             step.stores.append(store)
+        state = self.stores.plan_state(one, self.jobs + 1) if one.state else None
+        if state is not None:
+            self.jobs += 1
+            step.stores.append(state)
+            self.node.used([of_rank[0][0] for of_rank in state.chunks], self.facts.state_bytes)
 
     def preempted(self, name: str) -> None:
         """A request lost its blocks; it may have new ones already."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from forebay.vllm.connector.metadata import Kept, Pages, Store, Stored
 from forebay.vllm.connector.namespace import Facts
-from forebay.vllm.connector.tracked import Tracked
+from forebay.vllm.connector.tracked import Tracked, state_id
 
 # Bytes of one rank that are being stored at a time. What comes on top waits for a later step.
 IN_FLIGHT_BYTES = 512 << 20
@@ -70,6 +70,19 @@ class Stores:
         one.stores.add(job)
         return Store(job, self.named(one, first, end), pages)
 
+    def plan_state(self, one: Tracked, job: int) -> Store | None:
+        """The state at the end of a chunk of a request, in the step after which there is one."""
+        chunks, one.state = one.state, 0
+        groups = zip(self.facts.groups, one.blocks, strict=False)
+        token = chunks * self.facts.chunk_tokens
+        blocks = [group.ends_at(table, token) for group, table in groups if group.state]
+        if one.gap or not chunks or not blocks or 0 in blocks or len(one.ids.ranks[0]) < chunks:
+            return None
+        self.jobs[job] = Job(one, set(blocks), chunks, 0, False)  # no blocks that events tell of
+        one.stores.add(job)
+        named: list[list[Stored]] = [[(state_id(ids[chunks - 1]), None, 1)] for ids in one.ids.ranks]
+        return Store(job, named, [np.array([block], dtype=np.int32) for block in blocks], state=True)
+
     def named(self, one: Tracked, first: int, end: int) -> list[list[Stored]]:
         """Ids and parents of the chunks from the chunk `first` on up to the token `end`, for each rank."""
         size = self.facts.chunk_tokens
@@ -89,6 +102,8 @@ class Stores:
         """The blocks of the tokens from `start` to `end`; nothing if some of them are others' by now."""
         pages = []
         for group, table in zip(self.facts.groups, one.blocks, strict=False):
+            if group.state:
+                continue
             kept = group.kept(table, start, end, self.facts.chunk_tokens, one.computed)
             if kept is None:
                 return None

@@ -3,6 +3,7 @@
 Knows a request's chunk ids, its blocks, what is being loaded and stored of it. Must never decide anything.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,11 @@ from forebay.vllm.connector.handover import Ticket
 
 # Where chunks may be, the nearest first.
 TIERS = ("memory", "disk", "peer")
+
+
+def state_id(chunk_id: bytes) -> bytes:
+    """The name of the state at the end of a chunk."""
+    return hashlib.sha256(b"forebay state " + chunk_id).digest()
 
 
 class Ids:
@@ -82,6 +88,14 @@ class Found:
 
 
 @dataclass
+class States:
+    """At which ends of chunks that were found the node was asked for a state, the last one first."""
+
+    found: Found
+    findings: list[tuple[int, forebay.Finding]]  # chunks up to there
+
+
+@dataclass
 class Coming:
     """What a prefiller stores for a request, while it does."""
 
@@ -117,6 +131,7 @@ class Tracked:
     ticket: Ticket | None = None
     coming: Coming | None = None  # what the ticket promises, as far as it has come
     asked: list[Asked] | None = None  # of the node, and not all of it was answered yet
+    states: States | None = None  # the same, behind that
     found: Found | None = None
     found_s: float = 0.0
     found_held: int = 0
@@ -133,6 +148,7 @@ class Tracked:
     planned: int = 0  # of them, those that are stored, being stored or known to be there
     tail: bool = False  # what is behind them is stored too
     tailed: bool = False  # it is being stored, or was
+    state: int = 0  # chunks at whose end there is a state that is to be stored
     begun: int = 0  # tokens that were there when it got its blocks, or are loaded into them
     gap: bool = False  # a chunk cannot be stored: those behind it would not be found
     preemptions: int = 0  # that were noticed
@@ -148,6 +164,7 @@ class Tracked:
         self.begun = begun
         self.planned = self.goal = self.known
         self.next_tokens = 0
+        self.state = 0
         self.gap = False
 
     def notice_preemption(self) -> None:
@@ -158,14 +175,16 @@ class Tracked:
         self.blocks = []
         self.goal = self.planned
         self.tail = False
+        self.state = 0
 
     def forget(self) -> None:
         """What was found has another name now. What its blocks hold is not stored under that."""
-        self.asked = self.found = self.handed = self.ticket = self.coming = self.chunk_limit = None
-        self.known = 0
+        self.asked = self.states = self.found = self.handed = self.ticket = self.coming = None
+        self.chunk_limit = None
+        self.known = self.state = 0
         self.gap = bool(self.blocks)
 
     @property
     def is_stored(self) -> bool:
         """Whether nothing is left to be planned."""
-        return self.gap or (self.planned >= self.goal and not self.tail)
+        return self.gap or (self.planned >= self.goal and not self.tail and not self.state)

@@ -21,6 +21,7 @@ from forebay.vllm.connector.namespace import (
     refuse_another_policy,
     refuse_what_is_not_supported,
 )
+from forebay.vllm.connector.states import WithStates, open_states
 from forebay.vllm.connector.stats import Deltas, Stats
 
 logger = init_logger("vllm.forebay.worker")
@@ -39,12 +40,17 @@ class WorkerHalf:
         refuse_what_is_not_supported(vllm_config)
         refuse_another_policy(vllm_config)
         self.vllm_config, self.settings = vllm_config, settings
-        self.groups = groups_of(kv_cache_config)
-        self.names = [group.layer_names for group in kv_cache_config.kv_cache_groups]
-        self.specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+        groups = groups_of(kv_cache_config)
+        self.chunk_tokens = chunk_tokens_of(settings, groups)
+        self.as_one = fail_as_one(groups)
+        named = list(zip(groups, kv_cache_config.kv_cache_groups, strict=True))
+        self.groups = [one for one, _ in named if not one.state]
+        self.names = [group.layer_names for one, group in named if not one.state]
+        self.specs = [group.kv_cache_spec for one, group in named if not one.state]
+        self.with_states = [group.layer_names for one, group in named if one.state]
         self.num_blocks = kv_cache_config.num_blocks
         self.rank, self.ranks = compat.world(vllm_config)
-        self.cache: forebay.PagedCache | None = None
+        self.cache: forebay.PagedCache | WithStates | None = None
         self.device: Any = None
         self.layers: dict[str, int] = {}
         self.tensors: list[Any] = []  # Kept: `cache` has their addresses.
@@ -84,12 +90,22 @@ class WorkerHalf:
         compat.before_sleep(self.quiet)
         self.tensors = [tensors[name] for name, _ in layers]
         self.device = self.tensors[0].device
-        self.cache = forebay.PagedCache(
-            self.settings.node,
+        kv = self.open(
             places,
             page_tokens=[group.block_tokens for group in self.groups],
-            chunk_tokens=chunk_tokens_of(self.settings, self.groups),
+            chunk_tokens=self.chunk_tokens,
             heads=[group.heads for group in self.groups],
+        )
+        self.cache = kv
+        if self.with_states:
+            self.cache = WithStates(kv, open_states(self.with_states, tensors, self.num_blocks, self.open))
+
+    def open(self, places: list[tuple[int, int, int, int, int]], **shape: Any) -> forebay.PagedCache:
+        """A cache of what lies there."""
+        return forebay.PagedCache(
+            self.settings.node,
+            places,
+            **shape,
             device=self.device.index or 0 if self.device.type == "cuda" else None,
             token=self.settings.token,
             name=f"vllm {self.vllm_config.kv_transfer_config.engine_id} rank {self.rank}",
@@ -156,6 +172,9 @@ class WorkerHalf:
         stream = compat.stream_of(self.device)
         for load in step.loads:
             self.loads[load.job] = load
+            more: dict[str, Any] = {}
+            if load.states is not None:
+                more = {"state": load.states[self.rank], "state_pages": load.state_pages}
             try:
                 self.cache.load(
                     load.job,
@@ -165,6 +184,7 @@ class WorkerHalf:
                     source_page_tokens=load.source_page_tokens,
                     layerwise=load.layerwise,
                     stream=stream,
+                    **more,
                 )
             except ForebayError as error:
                 self.load_ended(load.job, 0, str(error))
@@ -187,12 +207,14 @@ class WorkerHalf:
             return
         stream = compat.stream_of(self.device)
         for store in step.stores:
+            more: dict[str, Any] = {"state": store.state} if self.with_states else {}
             try:
                 self.cache.store(
                     store.job,
                     store.chunks[self.rank],
                     store.pages,  # type: ignore[arg-type]
                     stream=stream,
+                    **more,
                 )
                 self.stores.add(store.job)
             except ForebayError as error:
@@ -248,7 +270,7 @@ class WorkerHalf:
         if tokens >= load.tokens:
             return
         logger.warning("request %s: %d of %d tokens were loaded: %s", load.request, tokens, load.tokens, why)
-        if not fail_as_one(self.groups):
+        if not self.as_one:
             self.invalid.update(self.bad_blocks(load, tokens))
         elif compat.FAILURES_BY_REQUEST:
             self.failed.add(load.request)

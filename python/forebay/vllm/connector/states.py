@@ -1,0 +1,140 @@
+"""States beside KV, in a worker: where they lie, and a cache for both.
+
+Knows how vLLM lays a state out in its block, and that a load of both ends with the later of the two. Must
+never know requests. To `forebay.PagedCache` a state is a chunk of one token whose page is the block.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import forebay
+from forebay.errors import ForebayError, InvalidError
+from forebay.vllm.connector.metadata import Rate
+
+# Of a cache's counters, those of what ends as one: KV's cache counts it.
+AS_ONE = ("loads", "loads_short", "loads_under_way", "load_us", "layers_late", "bubble_us")
+
+
+def place_of(name: str, parts: Sequence[Any], blocks: int, group: int) -> tuple[int, int, int, int, int]:
+    """Where a layer's states lie: its parts one behind the other in each block, maybe with room behind."""
+    first, end = parts[0], parts[0].data_ptr()
+    stride_bytes = first.stride(0) * first.element_size()
+    for part in parts:
+        one_piece = part.shape[0] == blocks and part[0].is_contiguous() and part.data_ptr() == end
+        if not one_piece or part.stride(0) * part.element_size() != stride_bytes:
+            raise InvalidError(
+                f"layer {name} has states of {[tuple(part.shape) for part in parts]} with strides "
+                f"{[part.stride() for part in parts]}; allowed are {blocks}, each in one piece"
+            )
+        end += part[0].numel() * part.element_size()
+    return first.data_ptr(), blocks, stride_bytes, end - first.data_ptr(), group
+
+
+def parts_of(states: Any) -> Sequence[Any]:
+    """The tensors of a layer's states. Newer versions give all parts of them as one of bytes."""
+    return states if isinstance(states, list | tuple) else [states]
+
+
+def open_states(
+    names: Sequence[Sequence[str]],
+    tensors: dict[str, Any],
+    blocks: int,
+    open_cache: Callable[..., forebay.PagedCache],
+) -> forebay.PagedCache:
+    """A cache of the states of the layers of each group."""
+    layers = [(name, number) for number, of_group in enumerate(names) for name in of_group if name in tensors]
+    absent = set(range(len(names))) - {number for _, number in layers}
+    if absent:
+        raise InvalidError(
+            "this rank has no layer of a group with states; allowed are pipeline stages with layers of each"
+        )
+    places = [place_of(name, parts_of(tensors[name]), blocks, number) for name, number in layers]
+    return open_cache(places, page_tokens=[1] * len(names), chunk_tokens=1, heads=[1] * len(names))
+
+
+@dataclass
+class Half:
+    """What is known of a load of both."""
+
+    kv: tuple[int, str | None] | None = None  # tokens that may be used, why it is not all
+    state: str | None = None  # why it did not come
+    state_ended: bool = False
+
+
+class WithStates:
+    """A cache of KV and one of states, as one. Their stores differ in numbers, a load of both has one."""
+
+    def __init__(self, kv: forebay.PagedCache, states: forebay.PagedCache) -> None:
+        """Of these two."""
+        self.kv, self.states = kv, states
+        self.halves: dict[int, Half] = {}
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether both have found the node."""
+        return self.kv.is_connected and self.states.is_connected
+
+    def load(
+        self, job: int, sources: Any, pages: Any, *, state: bytes, state_pages: Any, stream: int, **more: Any
+    ) -> None:
+        """Begins to load KV, and the state at the end of it."""
+        self.kv.load(job, sources, pages, stream=stream, **more)
+        half = self.halves[job] = Half()
+        try:
+            self.states.load(job, [([state], 0, 0, 1)], state_pages, tokens=1, layerwise=False, stream=stream)
+        except ForebayError as error:
+            half.state, half.state_ended = str(error), True
+
+    def store(self, job: int, chunks: Any, pages: Any, *, stream: int, state: bool) -> None:
+        """Begins to store chunks, or a state."""
+        cache = self.states if state else self.kv
+        cache.store(job, chunks, pages, stream=stream)
+
+    def take_ended(self) -> tuple[list[tuple[int, int, str | None]], list[tuple[int, list[int]]]]:
+        """What has ended. Without its state, no token of a load may be used."""
+        loads, stores = self.kv.take_ended()
+        states, more = self.states.take_ended()
+        for job, tokens, why in loads:
+            self.halves[job].kv = tokens, why
+        for job, tokens, why in states:
+            half = self.halves[job]
+            half.state, half.state_ended = None if tokens else why or "it has no state", True
+        ended = []
+        for job, half in list(self.halves.items()):
+            if half.kv is not None and half.state_ended:
+                del self.halves[job]
+                tokens, why = half.kv
+                ended.append((job, tokens, why) if half.state is None else (job, 0, f"state: {half.state}"))
+        return ended, stores + more
+
+    def take_measured(self) -> list[Rate]:
+        """What loads of KV took. A state is small beside it, and would say more of latency."""
+        self.states.take_measured()
+        return self.kv.take_measured()
+
+    def wait_layer(self, layer: int, stream: int = 0) -> None:
+        """No load of both is layer by layer."""
+
+    def wait_loads(self, stream: int = 0) -> None:
+        """The same."""
+
+    def wait_loaded(self, jobs: Sequence[int], limit_s: float | None = None) -> bool:
+        """Waits until none of these loads is under way, as long for either half."""
+        return self.kv.wait_loaded(jobs, limit_s) and self.states.wait_loaded(jobs, limit_s)
+
+    def wait_stored(self, jobs: Sequence[int], limit_s: float | None = None) -> bool:
+        """Waits until none of these stores is under way, as long for chunks as for states."""
+        return self.kv.wait_stored(jobs, limit_s) and self.states.wait_stored(jobs, limit_s)
+
+    def stats(self) -> dict[str, int]:
+        """What was counted of both. A load of both is one."""
+        states = self.states.stats()
+        return {
+            name: count + (0 if name in AS_ONE else states[name]) for name, count in self.kv.stats().items()
+        }
+
+    def close(self) -> None:
+        """Nothing touches the cache any more when this returns."""
+        self.kv.close()
+        self.states.close()
