@@ -1,9 +1,10 @@
 //! The node: the store, its mover, and the clients of this host, joined. This file starts and ends them and counts; it must
 //! never know what a client wants or where a chunk lies.
 
+mod opening;
 mod telling;
 
-use crate::config::{CollectorConfig, ConfigError, NodeConfig, SsdConfig};
+use crate::config::{CollectorConfig, ConfigError, NodeConfig};
 use crate::directory::{
     Directory, EtcdConfig, EtcdDirectory, EtcdError, NodeRecord, StaticDirectory, StaticError, node_of_name,
 };
@@ -22,11 +23,10 @@ use forebay_agent::AgentError;
 use forebay_cuda::driver::{Driver, LoadError};
 use forebay_cuda::remote::{RelayError, Relays, RelaysStat};
 use forebay_links::HostLink;
-use forebay_links::disk::DiskOptions;
+
 use forebay_mover::{Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteError, RouteSpec};
-use forebay_store::log::DiskTierConfig;
-use forebay_store::ssd::{Existing, Ssd, SsdError, Volume, init};
-use forebay_store::{OpenError, Pages, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};
+use forebay_store::ssd::SsdError;
+use forebay_store::{OpenError, Store};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -40,8 +40,6 @@ use thiserror::Error;
 pub const HOST: Place = Place::Host(0);
 /// Copies in flight from staging to the arena: lots, and bytes.
 const COPY_WINDOW: (u32, u64) = (4, 64 << 20);
-/// Staging of disks at least.
-const STAGING_BYTES_MIN: u64 = 64 << 20;
 /// How long a node that stops waits for its clients' threads.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -193,7 +191,7 @@ impl Node {
         let link = HostLink::new(config.copy_threads).map_err(system("threads that copy"))?;
         let link = handle.add_link(LinkSpec::new("h2h", window_lots, window_bytes), Box::new(link))?;
         handle.add_route(RouteSpec::direct(HOST, HOST, link))??;
-        let store = open_store(&handle, config)?;
+        let store = opening::open_store(&handle, config)?;
         let mut instance = [0; 16];
         let drawn = rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty());
         drawn.map_err(|error| NodeError::System { doing: "drawing an instance", error: error.into() })?;
@@ -387,46 +385,6 @@ fn push(to: &CollectorConfig, node: &str, metrics: Arc<Metrics>) -> Result<Push,
     Push::start(&PushConfig { endpoint, node, every_s: to.every_s, limit_us }, metrics)
 }
 
-fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Store, NodeError> {
-    let mut tier = TierConfig::new(config.memory.size);
-    tier.max_lease_us = config.limits.lease_us();
-    (tier.default_quota_bytes, tier.quotas) = config.tenants.memory_quotas();
-    if config.memory.largest_chunk > 0 {
-        tier.slab_bytes = config.memory.largest_chunk.next_multiple_of(SLOT_ALIGN_BYTES);
-    }
-    let pages = Pages::from(config.memory.pages);
-    if config.ssd.is_empty() {
-        return Ok(Store::open(mover, HOST, pages, tier)?);
-    }
-    let volumes = config.ssd.iter().map(open_volume).collect::<Result<Vec<_>, _>>()?;
-    let (default_quota_bytes, quotas) = config.tenants.ssd_quotas();
-    let disk = DiskTierConfig { default_quota_bytes, quotas, ..DiskTierConfig::default() };
-    let keys = config.tenants.read_keys().map_err(NodeError::Config)?;
-    let staging_bytes = staging_bytes(config, tier.slab_bytes);
-    let on_disk = forebay_store::ssd::SsdConfig { tier: disk, keys, staging_bytes, ..Default::default() };
-    let ssd = Ssd::open(mover, HOST, volumes, on_disk)?;
-    let ssd_bytes = config.ssd.iter().map(|ssd| ssd.size).sum();
-    let policy = config.write_back.policy();
-    let write_back = WriteBackConfig::new(policy, config.memory.size, ssd_bytes, config.memory.chunk_size);
-    Ok(Store::open_with_ssd(mover, HOST, pages, tier, ssd, &write_back)?)
-}
-
-/// Memory between disks and the arena: of several chunks, so that a disk is read while others are verified and copied on, in
-/// proportion to the arena, and never less than the largest one.
-fn staging_bytes(config: &NodeConfig, largest_chunk: u64) -> u64 {
-    let segment = config.ssd.iter().map(|ssd| ssd.segment_size).max().unwrap_or(0);
-    let largest = segment.min(largest_chunk.saturating_add(SLOT_ALIGN_BYTES));
-    (2 * segment).min(config.memory.size / 8).max(largest).max(STAGING_BYTES_MIN)
-}
-
-/// Opens a log, and makes it if it is not there.
-fn open_volume(config: &SsdConfig) -> Result<Volume, SsdError> {
-    if !config.path.exists() {
-        init(&config.path, config.size, config.segment_size, Existing::Keep)?;
-    }
-    Volume::open(&config.path, DiskOptions::default())
-}
-
 impl Shared {
     fn new(
         store: Store,
@@ -586,30 +544,5 @@ impl Drop for Inside {
     fn drop(&mut self) {
         self.0.inside.fetch_sub(1, Ordering::AcqRel);
         self.0.let_go();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn staging_holds_the_largest_chunk_and_several_usual_ones_and_is_small_beside_the_arena() {
-        let (mib, gib) = (1 << 20, 1 << 30);
-        for (memory, segment, largest_chunk, staging) in [
-            (gib, 16 * mib, 16 * mib, 64 * mib),
-            (64 * gib, 128 * mib, gib, 256 * mib),
-            (gib, 256 * mib, 16 * mib, 128 * mib),
-            (gib, 256 * mib, 200 * mib, 200 * mib + SLOT_ALIGN_BYTES),
-            (gib, 256 * mib, gib, 256 * mib),
-        ] {
-            let text = format!(
-                "socket = '/a'\n[memory]\nsize = '{memory}B'\n\
-                 [[ssd]]\npath = '/b'\nsize = '{}B'\nsegment_size = '{segment}B'\n",
-                8 * segment
-            );
-            let config = NodeConfig::from_toml(&text).unwrap();
-            assert_eq!(staging_bytes(&config, largest_chunk), staging, "{memory} {segment} {largest_chunk}");
-        }
     }
 }

@@ -1,0 +1,79 @@
+//! Opening the store that the configuration describes, with its disks. This file knows sizes and defaults; it must never know
+//! what is done with the store.
+
+use super::{HOST, NodeError};
+use crate::config::{NodeConfig, SsdConfig};
+use forebay_links::disk::DiskOptions;
+use forebay_mover::MoverHandle;
+use forebay_store::log::DiskTierConfig;
+use forebay_store::ssd::{Existing, Ssd, SsdError, Volume, init};
+use forebay_store::{Pages, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};
+
+/// Staging of disks at least.
+const STAGING_BYTES_MIN: u64 = 64 << 20;
+
+/// The store of a node.
+pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Store, NodeError> {
+    let mut tier = TierConfig::new(config.memory.size);
+    tier.max_lease_us = config.limits.lease_us();
+    (tier.default_quota_bytes, tier.quotas) = config.tenants.memory_quotas();
+    if config.memory.largest_chunk > 0 {
+        tier.slab_bytes = config.memory.largest_chunk.next_multiple_of(SLOT_ALIGN_BYTES);
+    }
+    let pages = Pages::from(config.memory.pages);
+    if config.ssd.is_empty() {
+        return Ok(Store::open(mover, HOST, pages, tier)?);
+    }
+    let volumes = config.ssd.iter().map(open_volume).collect::<Result<Vec<_>, _>>()?;
+    let (default_quota_bytes, quotas) = config.tenants.ssd_quotas();
+    let disk = DiskTierConfig { default_quota_bytes, quotas, ..DiskTierConfig::default() };
+    let keys = config.tenants.read_keys().map_err(NodeError::Config)?;
+    let staging_bytes = staging_bytes(config, tier.slab_bytes);
+    let on_disk = forebay_store::ssd::SsdConfig { tier: disk, keys, staging_bytes, ..Default::default() };
+    let ssd = Ssd::open(mover, HOST, volumes, on_disk)?;
+    let ssd_bytes = config.ssd.iter().map(|ssd| ssd.size).sum();
+    let policy = config.write_back.policy();
+    let write_back = WriteBackConfig::new(policy, config.memory.size, ssd_bytes, config.memory.chunk_size);
+    Ok(Store::open_with_ssd(mover, HOST, pages, tier, ssd, &write_back)?)
+}
+
+/// Memory between disks and the arena: of several chunks, so that a disk is read while others are verified and copied on, in
+/// proportion to the arena, and never less than the largest one.
+fn staging_bytes(config: &NodeConfig, largest_chunk: u64) -> u64 {
+    let segment = config.ssd.iter().map(|ssd| ssd.segment_size).max().unwrap_or(0);
+    let largest = segment.min(largest_chunk.saturating_add(SLOT_ALIGN_BYTES));
+    (2 * segment).min(config.memory.size / 8).max(largest).max(STAGING_BYTES_MIN)
+}
+
+/// Opens a log, and makes it if it is not there.
+fn open_volume(config: &SsdConfig) -> Result<Volume, SsdError> {
+    if !config.path.exists() {
+        init(&config.path, config.size, config.segment_size, Existing::Keep)?;
+    }
+    Volume::open(&config.path, DiskOptions::default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn staging_holds_the_largest_chunk_and_several_usual_ones_and_is_small_beside_the_arena() {
+        let (mib, gib) = (1 << 20, 1 << 30);
+        for (memory, segment, largest_chunk, staging) in [
+            (gib, 16 * mib, 16 * mib, 64 * mib),
+            (64 * gib, 128 * mib, gib, 256 * mib),
+            (gib, 256 * mib, 16 * mib, 128 * mib),
+            (gib, 256 * mib, 200 * mib, 200 * mib + SLOT_ALIGN_BYTES),
+            (gib, 256 * mib, gib, 256 * mib),
+        ] {
+            let text = format!(
+                "socket = '/a'\n[memory]\nsize = '{memory}B'\n\
+                 [[ssd]]\npath = '/b'\nsize = '{}B'\nsegment_size = '{segment}B'\n",
+                8 * segment
+            );
+            let config = NodeConfig::from_toml(&text).unwrap();
+            assert_eq!(staging_bytes(&config, largest_chunk), staging, "{memory} {segment} {largest_chunk}");
+        }
+    }
+}
