@@ -80,7 +80,7 @@ def before_sleep(quiet: Callable[[bool], None]) -> None:
     Worker.sleep = sleep_when_quiet
 
 
-def sleep_alone(quiet: Callable[[bool], None]) -> None:
+def not_before_sleep(quiet: Callable[[bool], None]) -> None:
     """The opposite."""
     _before_sleep.remove(quiet)
 

@@ -308,6 +308,6 @@ class WorkerHalf:
     def close(self) -> None:
         """Returns when nothing touches the tensors any more."""
         if self.cache is not None:
-            compat.sleep_alone(self.quiet)
+            compat.not_before_sleep(self.quiet)
             self.cache.close()
             self.cache = None
