@@ -31,6 +31,8 @@ from vllm_engine import BLOCK_TOKENS, GIB, OURS, PEERS, Site
 PARTS = ("hbm", "plain", *PEERS, "memory")
 MARGINALS = Path(__file__).with_suffix(".toml")
 WARM_TOKENS = 5000  # A turn with fewer new ones is warm.
+TURN_LIMIT_S = 120  # A turn that takes longer is stuck: the part fails, and says which.
+TELL_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,11 @@ class Load:
         """One request."""
         prompt, new = transcript.ask(turn)
         name = f"{session}-{number}"
-        first_s, total_s, cached, said = await self.engine.ask(name, prompt, turn.output_tokens)
+        try:
+            async with asyncio.timeout(TURN_LIMIT_S):
+                first_s, total_s, cached, said = await self.engine.ask(name, prompt, turn.output_tokens)
+        except TimeoutError:
+            sys.exit(f"turn {number} of session {session}, {len(prompt)} tokens: no end in {TURN_LIMIT_S} s")
         transcript.note(said)
         return Answer(session, number, len(prompt), new, cached, len(said), first_s, total_s)
 
@@ -208,10 +214,19 @@ class Load:
     async def run(self, at_once: int) -> float:
         """Seconds that the counted turns took in all."""
         filled = asyncio.Barrier(at_once)
+        telling = asyncio.create_task(self.tell())
         async with asyncio.TaskGroup() as agents:
             for _ in range(at_once):
                 agents.create_task(self.agent(filled))
+        telling.cancel()
         return time.perf_counter() - self.begun
+
+    async def tell(self) -> None:
+        """Says from time to time how far it is, and what the engine counts."""
+        while True:
+            await asyncio.sleep(TELL_S)
+            print(f"{len(self.answers)} turns answered", file=sys.stderr, flush=True)
+            await self.engine.llm.do_log_stats()
 
 
 async def run_part(site: Site, part: str, shape: Shape) -> Part:

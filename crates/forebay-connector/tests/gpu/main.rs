@@ -14,6 +14,9 @@ use std::time::Duration;
 
 const BLOCKS: usize = TOKENS.div_ceil(PAGE_TOKENS);
 const ONE: [(&str, &str); 2] = [("FAKE_CUDA_GPUS", "1"), ("XDG_CACHE_HOME", "/nonexistent")];
+/// As ONE, with a driver that has no batches.
+const OLD: [(&str, &str); 3] =
+    [("FAKE_CUDA_GPUS", "1"), ("FAKE_CUDA_VERSION", "12040"), ("XDG_CACHE_HOME", "/nonexistent")];
 const THREE: [(&str, &str); 2] = [("FAKE_CUDA_GPUS", "3"), ("XDG_CACHE_HOME", "/nonexistent")];
 
 fn there_and_back(fake: &Fake) {
@@ -47,6 +50,15 @@ fn there_and_back(fake: &Fake) {
 #[test]
 fn what_one_cache_stores_another_loads_with_every_byte_right_over_one_lane() {
     alone("what_one_cache_stores_another_loads_with_every_byte_right_over_one_lane", &ONE, there_and_back);
+}
+
+#[test]
+fn what_one_cache_stores_another_loads_with_every_byte_right_by_a_driver_without_batches() {
+    let test = "what_one_cache_stores_another_loads_with_every_byte_right_by_a_driver_without_batches";
+    alone(test, &OLD, |fake| {
+        there_and_back(fake);
+        assert_eq!(fake.stat("cuMemcpyBatchAsync"), 0);
+    });
 }
 
 #[test]
@@ -166,11 +178,11 @@ fn what_was_copied_when_its_lease_was_over_is_not_used() {
         let (from, to) = (blocks(3), blocks(20));
         engine.store(1, &from, 1, 5);
         fake.control("freeze h2d.0");
-        let queued = fake.stat("cuMemcpyAsync") + fake.stat("cuLaunchKernel");
+        let calls =
+            || fake.stat("cuMemcpyBatchAsync") + fake.stat("cuMemcpyAsync") + fake.stat("cuLaunchKernel");
+        let queued = calls();
         (0..2).for_each(|job| engine.begin_load(job, &to, 1, job == 0));
-        eventually("copies are on their way", || {
-            fake.stat("cuMemcpyAsync") + fake.stat("cuLaunchKernel") > queued
-        });
+        eventually("copies are on their way", || calls() > queued);
         drop(node);
         eventually("the node is missed", || !engine.paged.is_connected());
         fake.control("release h2d.0");
@@ -188,9 +200,13 @@ fn a_refused_call_costs_a_job_and_the_next_one_is_whole() {
         let engine = site.engine(fake);
         let (from, to) = (blocks(3), blocks(20));
         engine.store(1, &from, 1, 5);
-        for call in
-            ["cuMemcpyAsync 3 719", "cuLaunchKernel 1 719", "cuEventRecord 4 719", "cuStreamWaitEvent 3 719"]
-        {
+        for call in [
+            "cuMemcpyBatchAsync 1 719",
+            "cuMemcpyAsync 3 719",
+            "cuLaunchKernel 1 719",
+            "cuEventRecord 4 719",
+            "cuStreamWaitEvent 3 719",
+        ] {
             fake.control(&format!("fail {call}"));
             engine.begin_load(1, &to, 1, false);
             let end = engine.end_of(1);

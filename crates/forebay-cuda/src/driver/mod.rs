@@ -2,9 +2,11 @@
 //! everything else. This folder knows the driver's interface and how to load it; it must never know what is copied or why.
 
 pub mod abi;
+mod batch;
 mod error;
 mod table;
 
+pub use batch::{BatchCopy, CopyList};
 pub use error::{CudaError, LoadError};
 pub use table::Table;
 
@@ -22,6 +24,7 @@ const OLDEST: c_int = table::VERSION;
 /// A loaded and initialised driver. It is never unloaded: streams and threads may outlive whoever loaded it.
 pub struct Driver {
     table: Table,
+    batch_copy: Option<BatchCopy>,
     version: c_int,
 }
 
@@ -54,9 +57,9 @@ impl Driver {
         }
         // SAFETY: this is the signature of the function of that name.
         let find = unsafe { std::mem::transmute::<*mut c_void, GetProcAddress>(find) };
-        let table = Table::fill(|symbol| by_name(find, symbol))
+        let table = Table::fill(|symbol| by_name(find, symbol, table::VERSION))
             .map_err(|symbol| LoadError::MissingSymbol { symbol })?;
-        let mut driver = Driver { table, version: 0 };
+        let mut driver = Driver { table, batch_copy: BatchCopy::find(find), version: 0 };
         driver.initialise()?;
         Ok(Box::leak(Box::new(driver)))
     }
@@ -83,6 +86,11 @@ impl Driver {
     /// The functions.
     pub fn table(&self) -> &Table {
         &self.table
+    }
+
+    /// Many copies by one call, where the driver has that.
+    pub fn batch_copy(&self) -> Option<BatchCopy> {
+        self.batch_copy
     }
 
     /// Turns a status into a result that names the call.
@@ -139,12 +147,12 @@ impl std::fmt::Debug for Driver {
     }
 }
 
-/// The driver's function of a name, with the ABI of [`table::VERSION`].
-fn by_name(find: GetProcAddress, symbol: &str) -> Option<*mut c_void> {
+/// The driver's function of a name, with the ABI of a version.
+fn by_name(find: GetProcAddress, symbol: &str, version: c_int) -> Option<*mut c_void> {
     let name = CString::new(symbol).ok()?;
     let (mut function, mut found) = (std::ptr::null_mut(), 0);
     // SAFETY: the name is a C string and both results are written to valid places.
-    let status = unsafe { find(name.as_ptr(), &mut function, table::VERSION, 0, &mut found) };
+    let status = unsafe { find(name.as_ptr(), &mut function, version, 0, &mut found) };
     (status == abi::SUCCESS).then_some(function)
 }
 

@@ -8,7 +8,8 @@ use forebay_cuda::links::Direction;
 
 const BYTES: u64 = 64 << 20;
 /// All that a chain queues.
-const CALLS: [&str; 4] = ["cuMemcpyAsync", "cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"];
+const CALLS: [&str; 5] =
+    ["cuMemcpyAsync", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"];
 
 fn calls(fake: &Fake) -> u64 {
     CALLS.iter().map(|call| fake.stat(call)).sum()
@@ -21,9 +22,10 @@ fn smaller_pages_cost_no_more_calls_of_the_driver() {
         let (host, memory) = (world.host(BYTES), world.memory(0, 2 * BYTES));
         host.fill(&pattern(1, BYTES));
         for direction in Direction::BOTH {
-            let [many, few] =
-                [4 << 10, 64 << 10].map(|page| queued(&world, direction, host.address(), &memory, page));
-            assert!(many <= few + few / 8, "{direction:?}: {few} for 1024 pages, {many} for 16384");
+            let [many, few, batched] = [4 << 10, 32 << 10, 64 << 10]
+                .map(|page| queued(&world, direction, host.address(), &memory, page));
+            assert!(many <= few + few / 8, "{direction:?}: {few} for 2048 pages, {many} for 16384");
+            assert!(batched < few, "{direction:?}: {batched} in a batch, {few} by kernels");
         }
         drop((host, memory));
         world.end();

@@ -6,7 +6,6 @@
 //! `sweep`, `paged`, `break_even`, `costs` and `victim` each make rows, and `plot` a picture of the first. `daemon` is about relays of another
 //! process, and `host` is the benchmark of host memory.
 
-mod batch;
 mod break_even;
 mod bytes;
 mod ceiling;

@@ -1,10 +1,10 @@
 //! Who copies: the driver alone, one copy after another or a batch; a kernel; and the copier's ways. Each gets a job and
 //! returns when it is done. This file knows how each is asked; it must never know what is measured.
 
-use super::batch::Batch;
 use super::gather::Gather;
 use super::rig::{Ends, Job};
 use super::{Failure, Outcome};
+use forebay_cuda::driver::{BatchCopy, CopyList};
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::rates::Rates;
@@ -59,7 +59,7 @@ pub struct Ways {
     pub start_bytes: Vec<u64>,
     /// Started when first used: its memory is no part of what a copier needs.
     eager: OnceLock<Copier>,
-    batch: Option<Batch>,
+    batch: Option<BatchCopy>,
     gathers: Vec<OnceLock<Gather>>,
 }
 
@@ -73,7 +73,8 @@ impl Ways {
         let start_bytes = start_bytes.collect();
         let regions = ends.iter().map(|ends| regions(&copier, ends)).collect::<Outcome<_>>()?;
         let gathers = ends.iter().map(|_| OnceLock::new()).collect();
-        Ok(Ways { copier, regions, start_bytes, eager: OnceLock::new(), batch: Batch::find(), gathers })
+        let batch = ends.first().and_then(|ends| ends.device.driver().batch_copy());
+        Ok(Ways { copier, regions, start_bytes, eager: OnceLock::new(), batch, gathers })
     }
 
     /// Whether the driver has batches.
@@ -92,8 +93,8 @@ impl Ways {
             Way::Best => unsafe {
                 Ok(self.copier.copy_and_wait(job.gpu as u16, job.direction, &job.pieces)?)
             },
-            Way::Batch => match &self.batch {
-                Some(batch) => batch.copy(ends, job),
+            Way::Batch => match self.batch {
+                Some(batch) => batched(batch, ends, job),
                 None => Err("the driver has no cuMemcpyBatchAsync".into()),
             },
             Way::Kernel => self.gather(ends)?.copy(ends, job),
@@ -147,6 +148,15 @@ fn direct(ends: &Ends, job: &Job) -> Outcome<()> {
         // SAFETY: the ranges are the rig's, and no two copies of the rig at a time share any.
         unsafe { stream.copy(piece.from, piece.to, piece.bytes)? };
     }
+    Ok(stream.synchronize()?)
+}
+
+fn batched(batch: BatchCopy, ends: &Ends, job: &Job) -> Outcome<()> {
+    let (_current, stream) = (ends.device.enter()?, ends.stream(job.direction));
+    let mut list = CopyList::with_room(job.pieces.len());
+    job.pieces.iter().for_each(|piece| list.add(piece.from, piece.to, piece.bytes));
+    // SAFETY: the ranges are the rig's, and no two copies of the rig at a time share any.
+    unsafe { batch.queue(ends.device.driver(), &mut list, stream.handle())? };
     Ok(stream.synchronize()?)
 }
 
