@@ -40,7 +40,7 @@ class Driver:
         if transfer is not None:
             self.half = ours(self.scheduler.connector)._scheduler
             # What pays depends on the machine; the tests are about what is right.
-            self.half.pace.worth = lambda found, prompt, held: found.chunks
+            self.half.pace.worth = lambda found, *_: found.chunks
 
     def groups(self) -> Any:
         """What each group of layers keeps: the kind, its window, how many layers."""

@@ -39,8 +39,8 @@ def loading(**tiers: int) -> Any:
     return SimpleNamespace(tiers=tiers)
 
 
-def worth(pace: Pace, what: Any) -> int:
-    return pace.worth(what, what.tokens + 600, 0)  # Less takes as long as a step of 512.
+def worth(pace: Pace, what: Any, others: int = 0) -> int:
+    return pace.worth(what, what.tokens + 600, 0, others)  # Less takes as long as a step of 512.
 
 
 def test_a_disk_that_is_slower_than_computing_is_left_alone_and_memory_is_not(pace: Pace) -> None:
@@ -48,6 +48,7 @@ def test_a_disk_that_is_slower_than_computing_is_left_alone_and_memory_is_not(pa
     pace.measured([("disk", 1 << 30, (1 << 30) / DISK_BYTES_S), ("memory", 1 << 30, 0.02)])
     assert [worth(pace, found(disk=8)) for _ in range(15)] == [0] * 15
     assert worth(pace, found(disk=8)) == 1, "now and then a little, so that a faster disk gets known"
+    assert worth(pace, found(disk=8), others=31) == 8, "computing would hold up 31 others"
     assert worth(pace, found(memory=8)) == 8
 
 

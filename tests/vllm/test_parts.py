@@ -237,7 +237,7 @@ def test_a_decoder_waits_as_long_as_chunks_come_and_has_them_brought_meanwhile(
     one = a_request(10 * CHUNK, 0)
     one.request.cache_salt = None
     one.ticket = handover.Ticket(10 * CHUNK, mine.shape)
-    while (found := matcher.found(one)) is None:
+    while (found := matcher.found(one, 0)) is None:
         prefiller.now += 0.001
     assert found.chunks == stored and counts.totals == {"handovers" if comes else "handovers_late": 1}
     assert prefiller.now == pytest.approx(10 if comes else 6 + 3, abs=0.1)
@@ -516,7 +516,7 @@ def test_everything_is_loaded_until_steps_of_two_sizes_say_what_a_token_costs() 
     pace = Pace(facts, None)
     pace.began(1, {"first": 2000}, {}, 0.0)
     pace.ended(1, 1.2)
-    assert pace.worth(there, 2000, 0) == 7
+    assert pace.worth(there, 2000, 0, 0) == 7
     pace.began(2, {"second": 208}, {}, 2.0)
     pace.ended(2, 3.2)
-    assert pace.worth(there, 2000, 0) < 7, "a token costs nothing, as far as these steps say"
+    assert pace.worth(there, 2000, 0, 0) < 7, "a token costs nothing, as far as these steps say"

@@ -79,6 +79,8 @@ pub struct Question {
     pub on_peers: usize,
     /// Bytes that are being loaded already, from memory, disk and other nodes.
     pub queued: [u64; 3],
+    /// Requests that compute meanwhile. What is computed for this one holds up all of them, what is loaded for it holds up none.
+    pub others: u32,
 }
 
 /// Why a profile is none.
@@ -250,7 +252,8 @@ impl Slack {
         }
     }
 
-    /// How many of the chunks to load so that the KV of the prompt is there soonest. All of them as long as computing has no
+    /// How many of the chunks to load so that all requests together wait least: this one until the KV of its prompt is there, the
+    /// others while it is computed. All of them as long as computing has no
     /// known cost, and now and then a first one where none would be worth it, so that this goes on learning; a tier of unknown rate costs
     /// nothing.
     pub fn worth(&mut self, question: &Question) -> usize {
@@ -261,7 +264,8 @@ impl Slack {
         let held_tokens = held_tokens.min(prompt_tokens);
         let missing = (prompt_tokens - held_tokens / tokens * tokens).div_ceil(tokens);
         let chunks = can_be_had.min(usize::try_from(missing).unwrap_or(usize::MAX));
-        let Some(prefill) = self.cost else { return chunks };
+        let Some(cost) = self.cost else { return chunks };
+        let prefill = times(cost, 1.0 + f64::from(question.others));
         let inside = held_tokens % tokens;
         let first = held_tokens - inside;
         let of = |number: usize| {
@@ -350,6 +354,15 @@ impl Slack {
         let profile = Profile { version: VERSION, layers: self.layers, steps, tiers };
         // A structure of numbers always has a JSON form.
         serde_json::to_string_pretty(&profile).unwrap_or_default()
+    }
+}
+
+/// A cost for so many requests that wait.
+fn times(cost: PrefillCost, waiting: f64) -> PrefillCost {
+    PrefillCost {
+        linear_us_per_token: cost.linear_us_per_token * waiting,
+        attention_us_per_pair: cost.attention_us_per_pair * waiting,
+        floor_us: cost.floor_us * waiting,
     }
 }
 

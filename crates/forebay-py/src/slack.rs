@@ -49,7 +49,7 @@ impl Slack {
 
     /// How many of the chunks that can be had to load, from the one on that `held_tokens` ends in.
     #[pyo3(signature = (
-        *, prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, in_memory, on_disk, on_peers, queued = (0, 0, 0)
+        *, prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, in_memory, on_disk, on_peers, queued = (0, 0, 0), others = 0
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn worth(
@@ -62,6 +62,7 @@ impl Slack {
         on_disk: usize,
         on_peers: usize,
         queued: (u64, u64, u64),
+        others: u32,
     ) -> usize {
         let question = Question {
             prompt_tokens,
@@ -72,6 +73,7 @@ impl Slack {
             on_disk,
             on_peers,
             queued: queued.into(),
+            others,
         };
         self.policy().worth(&question)
     }

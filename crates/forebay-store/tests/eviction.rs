@@ -64,6 +64,21 @@ fn the_chunk_leased_longest_ago_goes_first_and_looking_does_not_count() {
 }
 
 #[test]
+fn a_prefix_that_a_request_will_need_is_used_before_it_is_leased() {
+    let mut tier = tier(1, 4);
+    store(&mut tier, 1, None);
+    store(&mut tier, 2, Some(1));
+    store(&mut tier, 3, None);
+    store(&mut tier, 4, None);
+    // The third chunk of the prompt is nowhere yet; nobody else's use counts.
+    tier.used(TENANT, &[id(1), id(2), id(9)]);
+    tier.used(TenantId(1), &[id(3)]);
+    store(&mut tier, 5, None);
+    store(&mut tier, 6, None);
+    assert_eq!(here(&tier, [1, 2, 3, 4, 5, 6]), [true, true, false, false, true, true]);
+}
+
+#[test]
 fn storing_a_chunk_again_is_a_use() {
     let mut tier = tier(1, 2);
     store(&mut tier, 1, None);

@@ -34,6 +34,7 @@ fn question(chunks: [usize; 3]) -> Question {
         on_disk,
         on_peers,
         queued: [0; 3],
+        others: 0,
     }
 }
 
@@ -64,6 +65,7 @@ fn a_table_of_what_is_worth_loading() {
         ("all tiers", fast(), question([4, 4, 4]), 12),
         ("a slow disk behind memory", slow_disk(), question([16, 16, 0]), 16),
         ("a slow disk alone", slow_disk(), question([0, 16, 0]), 0),
+        ("a slow disk while others compute", slow_disk(), Question { others: 9, ..question([0, 16, 0]) }, 16),
         ("nothing known: try it", nothing(), question([1, 1, 1]), 3),
         ("nothing stored", fast(), question([0, 0, 0]), 0),
         ("no more than the prompt has", fast(), Question { prompt_tokens: 700, ..question([9, 0, 0]) }, 3),
@@ -183,13 +185,14 @@ proptest! {
         numbers in (number(), number(), prop_oneof![any::<u32>(), 0u32..1_000], number()),
         chunks in (0usize..100, 0usize..100, 0usize..100),
         queued in [number(), number(), number()],
+        others in any::<u32>(),
     ) {
         let mut slack = Slack::new(1, None).unwrap();
         steps.iter().for_each(|(new, prefix, seconds)| slack.note_step(*new, *prefix, *seconds));
         loads.iter().for_each(|(bytes, seconds)| slack.note_load(Tier::Disk, *bytes, *seconds));
         let (prompt_tokens, held_tokens, chunk_tokens, chunk_bytes) = numbers;
         let (in_memory, on_disk, on_peers) = chunks;
-        let question = Question { prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, in_memory, on_disk, on_peers, queued };
+        let question = Question { prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, in_memory, on_disk, on_peers, queued, others };
         for _ in 0..2 * TRY_EVERY {
             prop_assert!(slack.worth(&question) <= in_memory + on_disk + on_peers);
         }

@@ -98,9 +98,11 @@ impl Drop for Disk {
 
 impl Store {
     /// Notes that a request uses a chain of chunks of `chunk_bytes` each, wherever they are and also if they have to be
-    /// computed. Admission to the disk learns from it which chunks are used again; those of them that memory has and the
-    /// disk has not are offered once more. To be called once for each request; without a disk it does nothing.
+    /// computed. In memory, those that are there from the first one on are the ones used last. Admission to the disk learns from it
+    /// which chunks are used again; those of them that memory has and the disk has not are offered once more. To be called once for
+    /// each request, as early as may be: it may wait long before it loads.
     pub fn used(&self, tenant: TenantId, ids: &[ChunkId], chunk_bytes: u64) {
+        self.shared.tier().used(tenant, ids);
         let Some(disk) = &self.shared.disk else { return };
         let chain: Vec<Chunk> =
             ids.iter().map(|id| Chunk { key: ChunkKey::from(id), bytes: chunk_bytes }).collect();

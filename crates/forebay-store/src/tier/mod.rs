@@ -98,7 +98,7 @@ impl<S: Space> Tier<S> {
     }
 
     /// How many of `ids`, a sequence from its first chunk on, are here without a gap. Looking is not using: only a lease
-    /// keeps a chunk warm.
+    /// and [`used`](Tier::used) keep a chunk warm.
     pub fn lookup(&self, ids: &[ChunkId]) -> usize {
         self.prefix(ids).count()
     }

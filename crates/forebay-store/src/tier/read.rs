@@ -47,6 +47,16 @@ impl<S: Space> Tier<S> {
         Some((self.leases.grant(Grant { chunks, expires_us }), count))
     }
 
+    /// Makes the longest prefix of `ids` that is here and the tenant's the one used last, as a lease that ends does. What is held
+    /// comes behind it when it is let go of.
+    pub fn used(&mut self, tenant: TenantId, ids: &[ChunkId]) {
+        let rows = self.prefix(ids).map(|row| (row, self.entry(row)));
+        let own = rows.take_while(|(_, entry)| entry.tenant == tenant);
+        if let Some((last, _)) = own.last() {
+            self.touch(last);
+        }
+    }
+
     /// Lets a live lease end `ttl_us` from now, and says when that is. A dead lease stays dead.
     pub fn renew(&mut self, now_us: u64, lease: LeaseId, ttl_us: u64) -> Result<u64, Unreadable> {
         self.advance(now_us);

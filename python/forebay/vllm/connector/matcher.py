@@ -35,12 +35,15 @@ class Matcher:
         self.facts, self.settings, self.finder = facts, settings, finder
         self.pace, self.counts, self.clock = pace, counts, clock
 
-    def found(self, one: Tracked) -> Found | None:
-        """What there is for a request, as of a moment ago; None if it is still to come or to be said."""
+    def found(self, one: Tracked, others: int) -> Found | None:
+        """What there is for a request while so many others compute, as of a moment ago.
+
+        None if it is still to come or to be said.
+        """
         now = self.clock()
         if one.found is not None and now - one.found_s < FRESH_S and one.found_held == one.held:
             return one.found
-        found = self.handed_over(one, now) if one.ticket is not None else self.kept(one)
+        found = self.handed_over(one, now) if one.ticket is not None else self.kept(one, others)
         if found is not None:
             one.found, one.found_s, one.found_held = found, now, one.held
         return found
@@ -101,7 +104,7 @@ class Matcher:
         digest = one.adapter.digest if one.adapter is not None else None
         return self.facts.namespaces(one.request.cache_salt, shape, digest)
 
-    def kept(self, one: Tracked) -> Found | None:
+    def kept(self, one: Tracked, others: int) -> Found | None:
         """The longest prefix that is there and pays, in this engine's shape or another that it reads. Where
         layers have states, it ends at one.
         """
@@ -113,7 +116,8 @@ class Matcher:
                 return None
             one.known = answers[0].chunks
             best = max(answers, key=lambda found: found.chunks)
-            best = self.finder.first(best, self.pace.worth(best, one.request.num_tokens, one.held))
+            worth = self.pace.worth(best, one.request.num_tokens, one.held, others)
+            best = self.finder.first(best, worth)
             if not self.facts.has_states:
                 return best
             one.states = self.finder.ask_states(best, one.held)

@@ -76,8 +76,11 @@ class Pace:
         """Bytes of one rank that are being loaded from memory, disk and other nodes."""
         return self.queued["memory"], self.queued["disk"], self.queued["peer"]
 
-    def worth(self, found: Found, prompt_tokens: int, held: int) -> int:
-        """How many of the chunks that were found are to be loaded so that the prompt is ready soonest."""
+    def worth(self, found: Found, prompt_tokens: int, held: int, others: int) -> int:
+        """How many of the chunks that were found are to be loaded.
+
+        By that this request and the `others`, which compute meanwhile, wait least.
+        """
         if found.tokens <= held or not (self.profiled or len(self.sizes) >= SIZES_NEEDED):
             return found.chunks
         first = held // self.facts.chunk_tokens
@@ -91,4 +94,5 @@ class Pace:
             on_disk=tiers["disk"],
             on_peers=tiers["peer"],
             queued=self.in_queue(),
+            others=others,
         )

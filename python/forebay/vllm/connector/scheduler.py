@@ -155,13 +155,13 @@ class SchedulerHalf:
             compat.stop_at(request, (request.num_tokens - 1) // size * size)
         if not self.loads or request.skip_reading_prefix_cache:
             return 0, False
-        found = self.matcher.found(one)
+        others = len(self.running - {one.name})
+        found = self.matcher.found(one, others)
         if found is None:
             return None, False
         usable = min(found.tokens, request.num_tokens)
         if usable - held <= 0:
             return 0, False
-        others = len(self.running - {one.name})
         # Where all is there the last token is computed again, and on CPUs its page may be written while its
         # bytes are compared there with their checksum.
         is_compared = self.facts.on_cpu and usable == request.num_tokens
