@@ -79,6 +79,19 @@ fn a_prefix_that_a_request_will_need_is_used_before_it_is_leased() {
 }
 
 #[test]
+fn a_chunk_that_needs_a_row_never_evicts_its_own_parent() {
+    let mut config = TierConfig::new(4 * PAGE);
+    (config.slab_bytes, config.max_chunks) = (4 * PAGE, 2);
+    let mut tier = MemoryTier::new(config).unwrap();
+    store(&mut tier, 1, None);
+    store(&mut tier, 2, None);
+    store(&mut tier, 3, Some(1));
+    assert_eq!(here(&tier, [1, 2, 3]), [true, false, true]);
+    assert_eq!(store_sized(&mut tier, TENANT, 4, Some(3), 1), Err(Refused::IndexFull { limit: 2 }));
+    assert_eq!(here(&tier, [1, 3]), [true, true]);
+}
+
+#[test]
 fn storing_a_chunk_again_is_a_use() {
     let mut tier = tier(1, 2);
     store(&mut tier, 1, None);

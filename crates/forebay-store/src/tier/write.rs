@@ -92,7 +92,6 @@ impl<S: Space> Tier<S> {
         id: &ChunkId,
         parent: Option<&ChunkId>,
     ) -> Result<EntryIx, Refused> {
-        self.make_row()?;
         let parent = match parent {
             None => None,
             Some(parent) => Some(
@@ -101,6 +100,16 @@ impl<S: Space> Tier<S> {
                     .ok_or(Refused::ParentMissing)?,
             ),
         };
+        // The parent may be the coldest chunk of all.
+        if let Some(parent) = parent {
+            self.entry_mut(parent).holds += 1;
+        }
+        let room = self.make_row();
+        if let Some(parent) = parent {
+            self.entry_mut(parent).holds -= 1;
+            self.relist(parent);
+        }
+        room?;
         let full = Refused::IndexFull { limit: self.index.limit() };
         let row = match self.index.find(id) {
             // Bytes in a row whose generations are used up could not be told from earlier ones.
