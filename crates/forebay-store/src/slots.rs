@@ -19,6 +19,9 @@ pub const SLOT_ALIGN_BYTES: u64 = 4096;
 /// Slabs of an arena, and slots of a slab, at most.
 pub(crate) const NUMBER_LIMIT: u64 = 65_535;
 
+/// The longest slab. Chunks are mostly powers of two long, and then fill slabs that are, too.
+pub(crate) const SLAB_BYTES_MAX: u64 = 256 << 20;
+
 /// Names a slot: the slab's number and the slot's number in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(NonZeroU32);
@@ -110,7 +113,7 @@ struct Slab {
 impl Slab {
     /// A slab with as many slots of this shape as fit into it.
     fn new(shape: &Arc<ChunkShape>, slab_bytes: u64) -> Slab {
-        let slots = slab_bytes.checked_div(slot_bytes(shape)).unwrap_or(0) as usize;
+        let slots = slab_bytes.checked_div(slot_bytes(shape)).unwrap_or(0).min(NUMBER_LIMIT) as usize;
         Slab {
             shape: Arc::clone(shape),
             occupants: vec![None; slots].into(),
@@ -133,7 +136,7 @@ pub(crate) fn slot_bytes(shape: &ChunkShape) -> u64 {
 impl Slots {
     /// Divides `capacity_bytes` into slabs.
     pub fn new(capacity_bytes: u64, slab_bytes: u64) -> Result<Slots, SlabError> {
-        let limit = NUMBER_LIMIT * SLOT_ALIGN_BYTES;
+        let limit = SLAB_BYTES_MAX;
         if slab_bytes == 0 || slab_bytes > limit || !slab_bytes.is_multiple_of(SLOT_ALIGN_BYTES) {
             return Err(SlabError::SlabBytes { slab_bytes, limit });
         }
@@ -360,6 +363,23 @@ mod tests {
         let usage = slots.usage();
         assert_eq!((usage.used_bytes, usage.tail_bytes), (7 * PAGE, 2 * PAGE + 5));
         assert_eq!(usage.free_bytes, 3 * PAGE);
+    }
+
+    #[test]
+    fn chunks_of_a_power_of_two_fill_their_slabs_however_large_the_arena_is() {
+        for gib in [1, 3, 10, 60, 1000] {
+            let capacity_bytes = gib << 30;
+            let mut slots =
+                Slots::new(capacity_bytes, crate::TierConfig::new(capacity_bytes).slab_bytes).unwrap();
+            for chunk_bytes in [64 << 10, 1 << 20, 16 << 20] {
+                slots.take(&shape(chunk_bytes), row(0)).unwrap();
+            }
+            assert_eq!(slots.usage().tail_bytes, 0, "{gib} GiB");
+        }
+        // A slab of the smallest slots has one less than its length would give: numbers are of 16 bits.
+        let mut slots = Slots::new(SLAB_BYTES_MAX, SLAB_BYTES_MAX).unwrap();
+        assert!(slots.take(&shape(1), row(0)).is_some());
+        assert_eq!(slots.usage().tail_bytes, PAGE);
     }
 
     #[test]

@@ -86,10 +86,10 @@ pub struct MemoryConfig {
     /// The pages to ask for.
     #[serde(default)]
     pub pages: PagesConfig,
-    /// The largest chunk there may be; 0 for a 64th of the arena.
+    /// The largest chunk there may be; 0 for the largest power of two up to a 64th of the arena and 256 MiB, or a usual chunk.
     #[serde(default, with = "size")]
     pub largest_chunk: u64,
-    /// A usual chunk, for the tables that decide what is written to disk.
+    /// A usual chunk, also for the tables that decide what is written to disk.
     #[serde(default = "mebibyte", with = "size")]
     pub chunk_size: u64,
 }

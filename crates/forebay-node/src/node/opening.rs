@@ -17,9 +17,10 @@ pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Sto
     let mut tier = TierConfig::new(config.memory.size);
     tier.max_lease_us = config.limits.lease_us();
     (tier.default_quota_bytes, tier.quotas) = config.tenants.memory_quotas();
-    if config.memory.largest_chunk > 0 {
-        tier.slab_bytes = config.memory.largest_chunk.next_multiple_of(SLOT_ALIGN_BYTES);
-    }
+    tier.slab_bytes = match config.memory.largest_chunk {
+        0 => tier.slab_bytes.max(config.memory.chunk_size.next_multiple_of(SLOT_ALIGN_BYTES)),
+        largest => largest.next_multiple_of(SLOT_ALIGN_BYTES),
+    };
     let pages = Pages::from(config.memory.pages);
     if config.ssd.is_empty() {
         return Ok(Store::open(mover, HOST, pages, tier)?);

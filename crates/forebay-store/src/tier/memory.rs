@@ -41,14 +41,14 @@ pub struct TierConfig {
 }
 
 impl TierConfig {
-    /// A tier without quotas: slabs of a 64th of the capacity, an index for chunks of 64 KiB and larger, 65,536 leases
+    /// A tier without quotas: slabs of the largest power of two up to a 64th of the capacity and 256 MiB, an index for chunks of 64 KiB and larger, 65,536 leases
     /// of at most a minute.
     pub fn new(capacity_bytes: u64) -> TierConfig {
         let align = crate::SLOT_ALIGN_BYTES;
-        let slab_limit = crate::slots::NUMBER_LIMIT * align;
+        let slab = (capacity_bytes / 64).clamp(align, crate::slots::SLAB_BYTES_MAX);
         TierConfig {
             capacity_bytes,
-            slab_bytes: (capacity_bytes / 64 / align * align).clamp(align, slab_limit),
+            slab_bytes: 1 << slab.ilog2(),
             max_chunks: u32::try_from(capacity_bytes / (64 << 10)).unwrap_or(u32::MAX).max(1024),
             max_leases: 65_536,
             max_lease_us: 60_000_000,
