@@ -86,7 +86,8 @@ pub struct MemoryConfig {
     /// The pages to ask for.
     #[serde(default)]
     pub pages: PagesConfig,
-    /// The largest chunk there may be; 0 for the largest power of two up to a 64th of the arena and 256 MiB, or a usual chunk.
+    /// The largest chunk there may be; 0 for the largest power of two up to a 64th of the arena and 256 MiB, or a usual chunk up to a
+    /// 64th.
     #[serde(default, with = "size")]
     pub largest_chunk: u64,
     /// A usual chunk, also for the tables that decide what is written to disk.

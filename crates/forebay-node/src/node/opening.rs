@@ -17,10 +17,7 @@ pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Sto
     let mut tier = TierConfig::new(config.memory.size);
     tier.max_lease_us = config.limits.lease_us();
     (tier.default_quota_bytes, tier.quotas) = config.tenants.memory_quotas();
-    tier.slab_bytes = match config.memory.largest_chunk {
-        0 => tier.slab_bytes.max(config.memory.chunk_size.next_multiple_of(SLOT_ALIGN_BYTES)),
-        largest => largest.next_multiple_of(SLOT_ALIGN_BYTES),
-    };
+    tier.slab_bytes = slab_bytes(config, tier.slab_bytes);
     let pages = Pages::from(config.memory.pages);
     if config.ssd.is_empty() {
         return Ok(Store::open(mover, HOST, pages, tier)?);
@@ -36,6 +33,16 @@ pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Sto
     let policy = config.write_back.policy();
     let write_back = WriteBackConfig::new(policy, config.memory.size, ssd_bytes, config.memory.chunk_size);
     Ok(Store::open_with_ssd(mover, HOST, pages, tier, ssd, &write_back)?)
+}
+
+/// As told; else at least a usual chunk, if there are 64 slabs of that.
+fn slab_bytes(config: &NodeConfig, default: u64) -> u64 {
+    let usual = config.memory.chunk_size.next_multiple_of(SLOT_ALIGN_BYTES);
+    match config.memory.largest_chunk {
+        0 if usual <= config.memory.size / 64 => default.max(usual),
+        0 => default,
+        largest => largest.next_multiple_of(SLOT_ALIGN_BYTES),
+    }
 }
 
 /// Memory between disks and the arena: of several chunks, so that a disk is read while others are verified and copied on, in
@@ -57,6 +64,26 @@ fn open_volume(config: &SsdConfig) -> Result<Volume, SsdError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slab_holds_a_usual_chunk_if_there_are_sixty_four_and_is_as_told_otherwise() {
+        let mib = 1 << 20;
+        for (memory, chunk, largest, slab) in [
+            (3 << 30, mib, 0, 32 * mib),
+            (3 << 30, 40 * mib, 0, 40 * mib),
+            (3 << 30, 49 * mib, 0, 32 * mib),
+            (3 << 30, 40 * mib, 5000, 2 * SLOT_ALIGN_BYTES),
+            (2 * mib, mib, 0, 32 << 10),
+        ] {
+            let text = format!(
+                "socket = '/a'\n[memory]\nsize = '{memory}B'\nchunk_size = '{chunk}B'\n\
+                 largest_chunk = '{largest}B'\n"
+            );
+            let config = NodeConfig::from_toml(&text).unwrap();
+            let default = TierConfig::new(memory).slab_bytes;
+            assert_eq!(slab_bytes(&config, default), slab, "{memory} {chunk} {largest}");
+        }
+    }
 
     #[test]
     fn staging_holds_the_largest_chunk_and_several_usual_ones_and_is_small_beside_the_arena() {
