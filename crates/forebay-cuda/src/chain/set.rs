@@ -16,9 +16,10 @@ use std::ops::{DerefMut, Range};
 use std::sync::Arc;
 
 /// Slots of the target's own crew, for pages too small for a copy engine. While an engine computes, a parcel's kernel waits until one of
-/// the engine's has ended: beside a prefill, slots of 2 MiB carried 16 to 22 GB/s and these 33, on an H200.
-const OWN_SLOTS: u64 = 4;
-const OWN_SLOT_BYTES: u64 = 8 << 20;
+/// the engine's has ended: beside a prefill these carried 16 to 22 GB/s on an H200, four of 8 MiB 33. Those would be more than the
+/// 64 MiB that a GPU gives in all.
+const OWN_SLOTS: u64 = 3;
+const OWN_SLOT_BYTES: u64 = 2 << 20;
 /// A share is cut into this many parcels at least, if they are not too small then, so that its two hops overlap.
 const PARCELS: u64 = 4;
 const PARCEL_BYTES_MIN: u64 = 512 << 10;
