@@ -253,9 +253,8 @@ impl Slack {
     }
 
     /// How many of the chunks to load so that all requests together wait least: this one until the KV of its prompt is there, the
-    /// others while it is computed. All of them as long as computing has no
-    /// known cost, and now and then a first one where none would be worth it, so that this goes on learning; a tier of unknown rate costs
-    /// nothing.
+    /// others while it is computed. All of them as long as computing has no known cost, and now and then a first one where none would be
+    /// worth it, so that this goes on learning; a tier of unknown rate costs nothing.
     pub fn worth(&mut self, question: &Question) -> usize {
         let Question { prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, .. } = *question;
         let can_be_had =

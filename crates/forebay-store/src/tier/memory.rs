@@ -42,8 +42,7 @@ pub struct TierConfig {
 
 impl TierConfig {
     /// A tier without quotas: slabs of the largest power of two up to a 64th of the capacity and 256 MiB, an index for chunks of
-    /// 64 KiB and larger, 65,536 leases
-    /// of at most a minute.
+    /// 64 KiB and larger, 65,536 leases of at most a minute.
     pub fn new(capacity_bytes: u64) -> TierConfig {
         let align = crate::SLOT_ALIGN_BYTES;
         let slab = (capacity_bytes / 64).clamp(align, crate::slots::SLAB_BYTES_MAX);
