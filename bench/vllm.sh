@@ -5,7 +5,7 @@
 #
 #   bench/vllm.sh FOLDER [STAGE...]         without stages: all of them, in this order, then `results`
 #
-#   links plain offloading simple memory multipath ssd                time to the first token (multipath: with several GPUs)
+#   links plain offloading simple memory multipath ssd ssd-always     time to the first token (multipath: with several GPUs)
 #   asleep                                                            what KV is there after vLLM has slept (on a GPU)
 #   load-hbm load-plain load-offloading load-simple load-memory           the load
 #   results                                                           ttft.json, load.json and restore.svg of what there is
@@ -30,7 +30,7 @@ scratch=${SCRATCH:-"$folder/scratch"}
 XDG_CACHE_HOME=$(cd "$folder" && pwd)
 export XDG_CACHE_HOME PYTHONUNBUFFERED=1
 failed=
-[ $# -gt 0 ] || set -- links plain offloading simple memory multipath ssd load-hbm load-plain load-offloading load-simple load-memory results
+[ $# -gt 0 ] || set -- links plain offloading simple memory multipath ssd ssd-always load-hbm load-plain load-offloading load-simple load-memory results
 
 # unpack: once, and again if it was interrupted.
 unpack() {
@@ -88,7 +88,7 @@ for stage in "$@"; do
         step preflight preflight
         step links ttft --part links
         ;;
-    plain | offloading | simple | example | memory | multipath | ssd) step "$stage" ttft --part "$stage" ;;
+    plain | offloading | simple | example | memory | multipath | ssd | ssd-always) step "$stage" ttft --part "$stage" ;;
     asleep) step asleep "$python" "$here/vllm_asleep.py" "$folder" --forebay "$forebay" --scratch "$scratch" ;;
     load-*) step "$stage" load --part "${stage#load-}" ;;
     results)

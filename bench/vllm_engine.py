@@ -1,8 +1,10 @@
 """What the benchmarks of vLLM have in common: the model, the ways to keep KV, and a node.
 
-A way (`plain`, `offloading`, `simple`, `example`, `memory`, `multipath`, `ssd`) is a `--kv-transfer-config`,
-and for ours a node beside it. Knows vLLM's public settings and how a node is started; must never know what
-is measured."""
+A way (`plain`, `offloading`, `simple`, `example`, `memory`, `multipath`, `ssd`, `ssd-always`) is a
+`--kv-transfer-config`, and for ours a node beside it. With `ssd` the connector computes what it believes to
+be computed sooner; with `ssd-always` it loads all there is. Knows vLLM's public settings and how a node is
+started; must never know what is measured.
+"""
 
 import contextlib
 import json
@@ -69,7 +71,8 @@ PEERS = {
     "simple": "SimpleCPUOffloadConnector",
     "example": "ExampleConnector",
 }
-OURS = ("memory", "multipath", "ssd")
+FROM_DISK = ("ssd", "ssd-always")
+OURS = ("memory", "multipath", *FROM_DISK)
 WAYS = ("plain", *PEERS, *OURS)
 NODE_READY_S = 120
 NODE_END_S = 60
@@ -139,14 +142,16 @@ def transfer_config(site: Site, way: str) -> dict[str, Any] | None:
         return None
     if way == "nothing":
         return {"kv_connector": "Nothing", "kv_connector_module_path": "nothing", "kv_role": "kv_both"}
+    extra: dict[str, Any]
     if way in OURS:
+        extra = {"node": str(site.socket)} | ({"gate": False} if way == "ssd-always" else {})
         return {
             "kv_connector": "ForebayConnector",
             "kv_connector_module_path": "forebay.vllm.connector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"node": str(site.socket)},
+            "kv_connector_extra_config": extra,
         }
-    extra: dict[str, Any] = {"cpu_bytes_to_use": site.memory_bytes}
+    extra = {"cpu_bytes_to_use": site.memory_bytes}
     if way == "example":
         extra = {"shared_storage_path": str(site.folder / "example")}
     return {"kv_connector": PEERS[way], "kv_role": "kv_both", "kv_connector_extra_config": extra}
@@ -248,7 +253,7 @@ def node_beside(site: Site, way: str) -> Iterator[Node | None]:
     if way not in OURS:
         yield None
         return
-    node = Node(site, disk=way == "ssd")
+    node = Node(site, disk=way in FROM_DISK)
     try:
         yield node
     finally:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-PANEL_WIDE, HIGH = 420, 340
+PANEL_WIDE, HIGH = 440, 340
 LEFT, RIGHT, TOP, BOTTOM = 52, 28, 84, 48
 LINES = 6  # Across a panel at most.
 TITLE = "Restoring KV into one GPU: GB/s until the first token, over tokens of the prompt"

@@ -25,7 +25,7 @@ from typing import Any
 
 import vllm_engine
 import vllm_plot
-from vllm_engine import GIB, OURS, PEERS, WAYS, Node, Site, row
+from vllm_engine import FROM_DISK, GIB, OURS, PEERS, WAYS, Node, Site, row
 
 SIZES = [1024 << step for step in range(8)]
 TINY_SIZES = [256, 1024, 2048]
@@ -35,7 +35,7 @@ FILL_TRIES = 4
 DROP_LIMIT_S = 120.0
 RECONNECT_LIMIT_S = 60.0
 WRITE_LIMIT_S = 120.0
-PROBE_TOKENS = 512
+WARM_UP_TOKENS = 512
 LINK_RUNS = 5
 
 
@@ -144,14 +144,14 @@ def measure_warm(engine: Engine, part: Part, tokens: int) -> None:
 
 def empty_memory(engine: Engine, node: Node) -> None:
     """Starts the node again, so that only its disk has anything, and waits until the engine has found it."""
+    clients = node.figure("forebay_clients")
     node.restart()
-    probe, end = engine.prompt(PROBE_TOKENS), time.monotonic() + RECONNECT_LIMIT_S
-    while time.monotonic() < end:
+    end = time.monotonic() + RECONNECT_LIMIT_S
+    while node.figure("forebay_clients") < clients:
+        if time.monotonic() > end:
+            sys.exit(f"the engine has not found the restarted node in {RECONNECT_LIMIT_S:.0f} s")
         engine.drop()
-        if engine.ask(probe, 1)[1] >= PROBE_TOKENS:
-            return
         time.sleep(0.5)
-    print("the engine has not found the restarted node", file=sys.stderr, flush=True)
 
 
 def run_way(site: Site, way: str, sizes: list[int], runs: int, keep: Callable[[Part], None]) -> None:
@@ -159,7 +159,7 @@ def run_way(site: Site, way: str, sizes: list[int], runs: int, keep: Callable[[P
     with vllm_engine.node_beside(site, way) as node:
         engine = Engine(site, way, max(sizes) + TAIL_TOKENS + SAID_TOKENS)
         part = Part(way, engine.version, engine.ready_s, {str(tokens): Size() for tokens in sizes})
-        engine.ask(engine.prompt(PROBE_TOKENS), 2)  # Kernels are compiled by their first use.
+        engine.ask(engine.prompt(WARM_UP_TOKENS), 2)  # Kernels are compiled by their first use.
         if way == "plain":
             for tokens in sizes:
                 measure_plain(engine, part, tokens, runs)
@@ -167,13 +167,12 @@ def run_way(site: Site, way: str, sizes: list[int], runs: int, keep: Callable[[P
             return
         for tokens in sizes:
             fill(engine, part, tokens)
-        if node is not None and way == "ssd":
-            fill(engine, Part(way, "", 0, {str(PROBE_TOKENS): Size()}), PROBE_TOKENS)
+        if node is not None and way in FROM_DISK:
             engine.drop()
             node.wait_written(WRITE_LIMIT_S)
             part.disk_bytes_s = read_rate(node.log)
         for _ in range(runs):
-            if node is not None and way == "ssd":
+            if node is not None and way in FROM_DISK:
                 empty_memory(engine, node)
             for tokens in sizes:
                 measure_warm(engine, part, tokens)
@@ -249,9 +248,13 @@ class Found:
         part = self.parts.get(way)
         return part is not None and str(tokens) in part.sizes and bool(part.sizes[str(tokens)].warm_s)
 
+    def loaded(self, way: str, tokens: int) -> bool:
+        """Whether every warm run loaded something. If not, it was computed: nothing was restored."""
+        return self.has(way, tokens) and min(self.parts[way].sizes[str(tokens)].cached) > 0
+
     def floor(self, way: str, tokens: int) -> float:
         """What it takes at best: the bytes over the links or from the disk, then what a hit in HBM takes."""
-        disk = self.parts[way].disk_bytes_s if way == "ssd" else None
+        disk = self.parts[way].disk_bytes_s if way in FROM_DISK else None
         rate = disk or self.links["all" if way == "multipath" else "one"]
         return tokens * self.bytes_per_token / rate + self.warm("plain", tokens)
 
@@ -269,7 +272,8 @@ def rows(found: Found) -> Iterator[dict[str, Any]]:
         for way in (*PEERS, *OURS):
             if found.has(way, tokens):
                 yield ttft_row(found, way, tokens)
-                yield restore_row(found, way, tokens)
+                if found.loaded(way, tokens):
+                    yield restore_row(found, way, tokens)
 
 
 def ttft_row(found: Found, way: str, tokens: int) -> dict[str, Any]:
@@ -340,7 +344,7 @@ def curves(found: Found, way: str) -> list[vllm_plot.Curve]:
 
     def rate(other: str, seconds: Callable[[str, int], float]) -> list[tuple[int, float]]:
         gigabytes = found.bytes_per_token / 1e9
-        return [(t, t * gigabytes / seconds(other, t)) for t in found.sizes() if found.has(other, t)]
+        return [(t, t * gigabytes / seconds(other, t)) for t in found.sizes() if found.loaded(other, t)]
 
     peers = [
         vllm_plot.Curve(name, colour, False, rate(peer, found.warm))
@@ -359,7 +363,8 @@ def merge(folder: Path, site: Site) -> None:
     found = read_parts(folder, site.bytes_per_token)
     made = vllm_engine.results("vllm_ttft", found.links["gpus"], None, list(rows(found)))
     (folder / "ttft.json").write_text(json.dumps(made, indent=2) + "\n")
-    titles = {"memory": "from host memory, one link", "multipath": "over all links", "ssd": "from an SSD"}
+    titles = {"memory": "from host memory, one link", "multipath": "over all links"}
+    titles["ssd-always"] = "from an SSD"
     panels = [(title, curves(found, way)) for way, title in titles.items() if way in found.parts]
     (folder / "restore.svg").write_text(vllm_plot.svg(panels))
     print(f"{'row':<36} {'median':>8} {'min':>8} {'max':>8} {'ceiling':>8} {'ratio':>6} {'peer':>8}")
@@ -392,7 +397,7 @@ def main() -> None:
         parser.error(
             f"--runs {args.runs} --sizes {sizes}: allowed are 1 run and more, and multiples of 256 tokens"
         )
-    memory_gib = args.memory_gib or (0.25 if args.tiny else 24 if args.part == "ssd" else 40)
+    memory_gib = args.memory_gib or (0.25 if args.tiny else 24 if args.part in FROM_DISK else 40)
     folder = args.folder.absolute()
     scratch = (args.scratch or folder / "scratch").absolute()
     scratch.mkdir(parents=True, exist_ok=True)

@@ -66,6 +66,14 @@ def test_an_ssd_is_compared_with_what_its_disk_reads(ttft: Any) -> None:
     assert row["ceiling"] == pytest.approx(8192 * 131072 / 5e9 + 0.01) and "peer" not in row
 
 
+def test_what_was_computed_has_no_rate_of_loading(ttft: Any) -> None:
+    measured = found(ttft, plain=0.01, memory=0.04)
+    for cached, restored in (([0, 8192, 8192], False), ([256, 8192, 8192], True)):
+        measured.parts["memory"].sizes["8192"].cached = cached
+        names = {row["name"] for row in ttft.rows(measured)}
+        assert "vllm.ttft.memory.8k" in names and ("vllm.restore_gbps.8k" in names) == restored
+
+
 def test_other_tokens_than_vllm_alone_says_are_told(ttft: Any, tmp_path: pathlib.Path) -> None:
     measured = found(ttft, plain=0.01, memory=0.04)
     measured.parts["plain"].sizes["8192"].said.append([1, 3])

@@ -50,6 +50,8 @@ def test_a_disk_that_is_slower_than_computing_is_left_alone_and_memory_is_not(pa
     assert worth(pace, found(disk=8)) == 1, "now and then a little, so that a faster disk gets known"
     assert worth(pace, found(disk=8), others=31) == 8, "computing would hold up 31 others"
     assert worth(pace, found(memory=8)) == 8
+    pace.gate = False
+    assert [worth(pace, found(disk=8)) for _ in range(15)] == [8] * 15, "whoever says so has all of it loaded"
 
 
 def test_what_is_being_loaded_already_is_waited_for_and_so_counts(pace: Pace) -> None:

@@ -41,6 +41,7 @@ class Settings:
     also_read: tuple[Shape, ...] = ()
     copy_threads: int = COPY_THREADS
     profile: str | None = None
+    gate: bool = True  # False: all there is is loaded, also where computing is believed to be sooner
     keep_on_reset: bool = False  # True where weights never change while the engine lives
 
     @property
@@ -78,6 +79,7 @@ def settings_of(extra: Mapping[str, Any]) -> Settings:
         also_read=shapes(extra.get("also_read", ())),
         copy_threads=number(extra, "copy_threads", COPY_THREADS, 1, 64),
         profile=text(extra, "profile", None),
+        gate=flag(extra, "gate", True),
         keep_on_reset=flag(extra, "keep_on_reset", False),
     )
 

@@ -20,11 +20,11 @@ SIZES_NEEDED = 2
 class Pace:
     """What was measured in this engine."""
 
-    def __init__(self, facts: Facts, profile: str | None) -> None:
-        """Begins with what a profile says, if there is one."""
+    def __init__(self, facts: Facts, profile: str | None, gate: bool = True) -> None:
+        """Begins with what a profile says, if there is one. Without the gate all is worth loading."""
         text = None if profile is None else Path(profile).read_text()
         self.slack = forebay.Slack(facts.layers, text)
-        self.facts = facts
+        self.facts, self.gate = facts, gate
         self.profiled = text is not None
         self.sizes: set[int] = set()  # powers of two of new tokens of the steps that were timed
         self.steps: dict[int, tuple[float, int, int]] = {}  # when it began, new tokens, tokens before them
@@ -81,7 +81,8 @@ class Pace:
 
         By that this request and the `others`, which compute meanwhile, wait least.
         """
-        if found.tokens <= held or not (self.profiled or len(self.sizes) >= SIZES_NEEDED):
+        known = self.profiled or len(self.sizes) >= SIZES_NEEDED
+        if found.tokens <= held or not known or not self.gate:
             return found.chunks
         first = held // self.facts.chunk_tokens
         tiers = found.tiers(first)

@@ -70,7 +70,7 @@ class SchedulerHalf:
         self.workers = parallel.world_size
         self.finder = Finder(node, facts, clock)
         self.stores = Stores(facts, self.workers)
-        self.pace = Pace(facts, settings.profile)
+        self.pace = Pace(facts, settings.profile, settings.gate)
         self.counts = Counts()
         self.matcher = Matcher(facts, settings, self.finder, self.pace, self.counts, clock)
         self.adapters = Adapters(vllm_config.lora_config)
