@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -55,9 +55,11 @@ class Driver:
         params: Any = None,
         salt: str | None = None,
         lora: dict[str, Any] | None = None,
+        images: Sequence[int] = (),
+        named: str | None = None,
     ) -> list[Any]:
         """Runs prompts together to their ends: tokens, how many were cached, and why it ended."""
-        names = self.add(prompts, tokens, params, salt, lora)
+        names = self.add(prompts, tokens, params, salt, lora, images, named)
         done = self.until(lambda outputs: len(outputs) == len(names))
         return [done[name] for name in names]
 
@@ -68,8 +70,12 @@ class Driver:
         params: Any = None,
         salt: str | None = None,
         lora: dict[str, Any] | None = None,
+        images: Sequence[int] = (),
+        named: str | None = None,
     ) -> list[str]:
-        """Adds requests without running them. `lora` are the fields of their adapter's request."""
+        """Adds requests without running them. `lora` are fields of their adapter's request, `images` seeds
+        of pixels, `named` what the client calls them.
+        """
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
 
@@ -83,6 +89,10 @@ class Driver:
             said: dict[str, Any] = {"prompt_token_ids": prompt}
             if salt is not None:
                 said["cache_salt"] = salt
+            if images:
+                said["multi_modal_data"] = {"image": [noise(seed) for seed in images]}
+            if named is not None:
+                said["multi_modal_uuids"] = {"image": [f"{named} {number}" for number in range(len(images))]}
             self.engine.add_request(names[-1], said, sampling, lora_request=adapter)
         return names
 
@@ -242,12 +252,17 @@ class Driver:
         """The blocks, as vLLM calls them, of those chunks of the requests that came that the node has."""
         from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
+        from forebay.vllm.connector.media import media_of
         from forebay.vllm.connector.tracked import Ids
 
         names = set()
         for request in self.requests:
             facts = self.half.facts
-            ids = Ids(facts.shape, facts.namespaces(request.cache_salt, facts.shape), facts.chunk_tokens)
+            namespaces = facts.namespaces(request.cache_salt, facts.shape)
+            media = media_of(request, facts.media)
+            if media is None:
+                continue
+            ids = Ids(facts.shape, namespaces, facts.chunk_tokens, media)
             ids.grow(request.all_token_ids)
             blocks = facts.chunk_tokens // self.scheduler.hash_block_size
             for number, parts in enumerate(zip(*ids.ranks, strict=True)):
@@ -381,6 +396,14 @@ class Driver:
 
             self.scheduler._preempt_request = counted
         return self.preempted
+
+
+def noise(seed: int) -> Any:
+    """A picture that nothing else looks like."""
+    import numpy as np
+    from PIL import Image
+
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (224, 224, 3), dtype=np.uint8))
 
 
 def ticket(params: dict[str, Any] | None) -> dict[str, Any] | None:

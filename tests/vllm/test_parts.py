@@ -14,6 +14,7 @@ from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
 from forebay.vllm.connector.decide import Way, layerwise_is_possible, way_of_loading  # noqa: E402
 from forebay.vllm.connector.groups import Group, fail_as_one, groups_of  # noqa: E402
 from forebay.vllm.connector.matcher import Matcher  # noqa: E402
+from forebay.vllm.connector.media import TEXT  # noqa: E402
 from forebay.vllm.connector.metadata import Ended, Kept, Report  # noqa: E402
 from forebay.vllm.connector.namespace import Facts, refuse_shape  # noqa: E402
 from forebay.vllm.connector.pace import Pace  # noqa: E402
@@ -40,6 +41,7 @@ def facts(**different: Any) -> Facts:
         "state_bytes": 0,
         "on_cpu": False,
         "groups": (Group(BLOCK, 8, None),),
+        "media": None,
     }
     return Facts(**(same | different))
 
@@ -153,7 +155,8 @@ def test_stages_that_have_other_layers_are_said(monkeypatch: pytest.MonkeyPatch)
 
 def test_ids_grow_with_the_tokens_and_a_tail_has_one_of_its_own() -> None:
     tokens = list(range(200))
-    grown, whole = (Ids(Shape(2, BLOCK), [bytes(32), bytes(31) + b"1"], CHUNK) for _ in range(2))
+    ranks = [bytes(32), bytes(31) + b"1"]
+    grown, whole = (Ids(Shape(2, BLOCK), ranks, CHUNK, TEXT) for _ in range(2))
     for end in (10, 70, 130, 200):
         grown.grow(tokens[:end])
     whole.grow(tokens)
@@ -251,7 +254,7 @@ def a_request(tokens: int, computed_chunks: int) -> Tracked:
     request = SimpleNamespace(
         request_id="one", all_token_ids=list(range(tokens)), num_prompt_tokens=tokens, num_tokens=tokens
     )
-    one = Tracked(request, Ids(Shape(1, BLOCK), [bytes(32)], CHUNK))
+    one = Tracked(request, Ids(Shape(1, BLOCK), [bytes(32)], CHUNK, TEXT))
     one.blocks = [list(range(1, 1 + -(-tokens // BLOCK)))]
     one.goal = computed_chunks
     one.ids.grow(request.all_token_ids)
@@ -490,7 +493,7 @@ def test_a_prompt_is_used_once_by_its_prefiller_and_its_decoder_together(handed:
     node = SimpleNamespace(used=lambda ids, chunk_bytes: used.append((ids, chunk_bytes)))
     half: Any = SimpleNamespace(facts=two, settings=settings_of({}), node=node, counts=Counts(), tracked={})
     half.params = lambda request: SchedulerHalf.params(half, request)
-    half.track = lambda request, adapter: SchedulerHalf.track(half, request, adapter)
+    half.track = lambda request, *more: SchedulerHalf.track(half, request, *more)
     half.use = lambda one: SchedulerHalf.use(half, one)
     request = SimpleNamespace(
         request_id="one",

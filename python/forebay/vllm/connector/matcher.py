@@ -93,7 +93,7 @@ class Matcher:
         ticket, size = one.ticket, self.facts.chunk_tokens
         assert ticket is not None
         prompt = one.request.all_token_ids[: one.request.num_prompt_tokens]
-        ids = Ids(ticket.shape, self.namespaces(one, ticket.shape), size)
+        ids = Ids(ticket.shape, self.namespaces(one, ticket.shape), size, one.ids.media)
         ids.grow(prompt)
         whole = min(ticket.tokens, len(prompt)) // size
         covered = ticket.tokens if ticket.tokens <= len(prompt) else whole * size
@@ -134,7 +134,7 @@ class Matcher:
         for shape in (self.facts.shape, *self.settings.also_read):
             ids = one.ids
             if shape != self.facts.shape:
-                ids = Ids(shape, self.namespaces(one, shape), size)
+                ids = Ids(shape, self.namespaces(one, shape), size, one.ids.media)
                 ids.grow(tokens)
             limit = len(ids.ranks[0]) if one.chunk_limit is None else one.chunk_limit
             if self.facts.has_states:

@@ -19,6 +19,7 @@ from forebay.errors import InvalidError
 from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import CHUNK_TOKENS, Settings, Shape
 from forebay.vllm.connector.groups import STATE, Group, block_tokens_of, groups_of, layers_of
+from forebay.vllm.connector.media import way_to_see
 from forebay.vllm.connector.weights import digest_of_weights
 
 # Of a model's configuration: says who wrote it, not what it computes.
@@ -46,6 +47,7 @@ class Facts:
     state_bytes: int  # of one rank, 0 if no layer has states
     on_cpu: bool
     groups: tuple[Group, ...]
+    media: bytes | None  # how images and the like become KV; None: KV of such prompts is left alone
     keys: dict[tuple[str | None, Shape, bytes | None], list[bytes]] = field(
         default_factory=dict, compare=False
     )
@@ -143,6 +145,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
         state_bytes=sum(page_bytes_of(group) for one, group in named if one.state),
         on_cpu=compat.cpu_kernel(vllm_config, first.block_size, first.head_size) is not None,
         groups=groups,
+        media=way_to_see(model),
     )
     for shape in settings.also_read:
         refuse_shape("kv_connector_extra_config: also_read", shape, facts)

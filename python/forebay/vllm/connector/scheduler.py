@@ -23,6 +23,7 @@ from forebay.vllm.connector.events import Events
 from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.groups import fail_as_one
 from forebay.vllm.connector.matcher import Matcher
+from forebay.vllm.connector.media import Media, media_of
 from forebay.vllm.connector.metadata import Load, Pages, Report, Step
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.pace import Pace
@@ -74,7 +75,8 @@ class SchedulerHalf:
         self.counts = Counts()
         self.matcher = Matcher(facts, settings, self.finder, self.pace, self.counts, clock)
         self.adapters = Adapters(vllm_config.lora_config)
-        self.unnamed: dict[str, Future[Adapter | None]] = {}  # requests whose adapters are being read
+        # Requests whose adapters are being read.
+        self.unnamed: dict[str, tuple[Media, Future[Adapter | None]]] = {}
         self.tracked: dict[str, Tracked] = {}
         self.running: set[str] = set()  # computing since the last step or admitted to this one
         self.unstored: dict[str, Tracked] = {}  # have computed chunks that no store was planned for
@@ -90,27 +92,28 @@ class SchedulerHalf:
     # What vLLM tells about requests.
 
     def added(self, request: Any) -> None:
-        """A request came. One whose KV depends on more than tokens, a salt and an adapter is left
-        alone.
+        """A request came. One whose KV depends on more than tokens, a salt, an adapter and named contents is
+        left alone.
         """
+        media = media_of(request, self.facts.media)
         if (
             request.prompt_token_ids is None
-            or request.mm_features
+            or media is None
             or request.pooling_params is not None
             or getattr(request, "resumable", False)
         ):
             self.counts.add("requests_left_alone")
             return
         if request.lora_request is not None:
-            self.unnamed[request.request_id] = self.adapters.find(request.lora_request)
+            self.unnamed[request.request_id] = media, self.adapters.find(request.lora_request)
         else:
-            self.track(request, None)
+            self.track(request, media, None)
 
-    def track(self, request: Any, adapter: Adapter | None) -> None:
+    def track(self, request: Any, media: Media, adapter: Adapter | None) -> None:
         """It is known what a request's KV depends on."""
         digest = adapter.digest if adapter is not None else None
         namespaces = self.facts.namespaces(request.cache_salt, self.facts.shape, digest)
-        one = Tracked(request, Ids(self.facts.shape, namespaces, self.facts.chunk_tokens), adapter)
+        one = Tracked(request, Ids(self.facts.shape, namespaces, self.facts.chunk_tokens, media), adapter)
         try:
             one.ticket = handover.ticket_of(self.params(request), request.num_prompt_tokens, self.facts)
         except InvalidError as error:
@@ -180,9 +183,10 @@ class SchedulerHalf:
 
     def is_named(self, request: Any) -> bool:
         """Whether a request's adapter has been read. One that cannot be told from others is left alone."""
-        finding = self.unnamed.get(request.request_id)
-        if finding is None:
+        waiting = self.unnamed.get(request.request_id)
+        if waiting is None:
             return True
+        media, finding = waiting
         if not finding.done():
             return False
         del self.unnamed[request.request_id]
@@ -190,7 +194,7 @@ class SchedulerHalf:
         if adapter is None:
             self.counts.add("requests_left_alone")
         else:
-            self.track(request, adapter)
+            self.track(request, media, adapter)
         return True
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
@@ -490,7 +494,7 @@ class SchedulerHalf:
         for one in self.tracked.values():
             named = len(one.ids.ranks[0])
             namespaces = self.matcher.namespaces(one, self.facts.shape)
-            one.ids = Ids(self.facts.shape, namespaces, self.facts.chunk_tokens)
+            one.ids = Ids(self.facts.shape, namespaces, self.facts.chunk_tokens, one.ids.media)
             one.ids.grow(one.request.all_token_ids, named)
             one.forget()
         return not self.loading

@@ -4,7 +4,8 @@ Knows a request's chunk ids, its blocks, what is being loaded and stored of it. 
 """
 
 import hashlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import forebay
 from forebay.vllm.connector.adapters import Adapter
 from forebay.vllm.connector.config import Shape
 from forebay.vllm.connector.handover import Ticket
+from forebay.vllm.connector.media import Media
 
 # Where chunks may be, the nearest first.
 TIERS = ("memory", "disk", "peer")
@@ -25,32 +27,48 @@ def state_id(chunk_id: bytes) -> bytes:
 class Ids:
     """The chunk ids of a request's tokens, as the ranks of one shape name them. They grow with the tokens."""
 
-    def __init__(self, shape: Shape, namespaces: Sequence[bytes], chunk_tokens: int) -> None:
+    def __init__(self, shape: Shape, namespaces: Sequence[bytes], chunk_tokens: int, media: Media) -> None:
         """Of no token yet."""
-        self.shape = shape
+        self.shape, self.media = shape, media
         self.chunk_tokens = chunk_tokens
         self.namespaces = namespaces
         self.ranks: list[list[bytes]] = [[] for _ in namespaces]
 
     def grow(self, tokens: Sequence[int], chunks: int | None = None) -> None:
         """Names the first `chunks` whole chunks of `tokens`, or all. Tokens of before are the same."""
-        have = len(self.ranks[0])
-        chunks = len(tokens) // self.chunk_tokens if chunks is None else chunks
-        new = tokens[have * self.chunk_tokens : chunks * self.chunk_tokens]
-        if not new:
-            return
-        for namespace, ids in zip(self.namespaces, self.ranks, strict=True):
+        have, size = len(self.ranks[0]), self.chunk_tokens
+        chunks = min(len(tokens) // size, sys.maxsize if chunks is None else chunks)
+        for first, last, shown in self.runs(have, chunks):
+            self.extend(self.ranks, tokens[first * size : last * size], shown)
+
+    def runs(self, first: int, end: int) -> Iterator[tuple[int, int, bytes]]:
+        """The chunks from `first` to `end`: those of text together, and each that shows something."""
+        size, start = self.chunk_tokens, first
+        for chunk in range(first, end) if self.media.items else ():
+            shown = self.media.within(chunk * size, (chunk + 1) * size)
+            if shown:
+                if start < chunk:
+                    yield start, chunk, b""
+                yield chunk, chunk + 1, shown
+                start = chunk + 1
+        if start < end:
+            yield start, end, b""
+
+    def extend(
+        self, ranks: list[list[bytes]], tokens: Sequence[int], shown: bytes, tail: bool = False
+    ) -> None:
+        """Names the chunks of `tokens` behind those of `ranks`."""
+        for namespace, ids in zip(self.namespaces, ranks, strict=True):
+            key = hashlib.sha256(namespace + shown).digest() if shown else namespace
             parent = ids[-1] if ids else None
-            ids.extend(forebay.chunk_ids(namespace, new, self.chunk_tokens, parent=parent))
+            ids.extend(forebay.chunk_ids(key, tokens, self.chunk_tokens, parent=parent, tail=tail))
 
     def with_tail(self, tokens: Sequence[int], chunks: int) -> list[list[bytes]]:
         """The ids of the first `chunks` whole chunks, and one of what `tokens` are left behind them."""
-        rest = tokens[chunks * self.chunk_tokens :]
+        start = chunks * self.chunk_tokens
         found = [ids[:chunks] for ids in self.ranks]
-        if rest:
-            for namespace, ids in zip(self.namespaces, found, strict=True):
-                parent = ids[-1] if ids else None
-                ids += forebay.chunk_ids(namespace, rest, self.chunk_tokens, parent=parent, tail=True)
+        if len(tokens) > start:
+            self.extend(found, tokens[start:], self.media.within(start, len(tokens)), tail=True)
         return found
 
 

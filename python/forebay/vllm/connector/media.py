@@ -1,0 +1,96 @@
+"""What in a prompt is no text: images, audio and video, where they are, and a name for what is in them.
+
+Knows what vLLM says of them with a request, and which of it can be believed: vLLM's own hash of a content. A
+prompt's tokens do not tell two images apart. Must never know blocks, nor where KV is.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from forebay.errors import InvalidError
+from forebay.vllm.connector.weights import folder_of
+
+# vLLM's hashes of contents. Other names may stand for something else in another life of an engine.
+HASH = re.compile(r"[0-9a-f]{64}(?:[0-9a-f]{64})?")
+# Of an engine's settings: what becomes of a content before the model sees it. vLLM's hashes leave them out.
+SETTINGS = (
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+    "video_pruning_rate",
+)
+
+
+@dataclass(frozen=True)
+class Item:
+    """An image, say."""
+
+    content: str
+    first: int  # of its tokens
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Media:
+    """What a request has of it, by the engine's way to see such things."""
+
+    seen: bytes
+    items: tuple[Item, ...]
+
+    def within(self, start: int, end: int) -> bytes:
+        """32 bytes for what the tokens from `start` to `end` show a part of; none if they are all text."""
+        digest, found = hashlib.sha256(self.seen), False
+        for item in self.items:
+            if item.first < end and start < item.first + item.tokens:
+                # Not hex digits: whatever the lengths, two lists of items are written in two ways.
+                digest.update(f"{item.content} {item.first - start} {item.tokens};".encode())
+                found = True
+        return digest.digest() if found else b""
+
+
+TEXT = Media(b"", ())
+
+
+def media_of(request: Any, seen: bytes | None) -> Media | None:
+    """What a request has of it. None: it has some that has no sure name."""
+    if not request.mm_features:
+        return TEXT
+    if seen is None or not all(HASH.fullmatch(feature.identifier or "") for feature in request.mm_features):
+        return None
+    items = (
+        Item(feature.identifier, feature.mm_position.offset, feature.mm_position.length)
+        for feature in request.mm_features
+    )
+    return Media(seen, tuple(items))
+
+
+def way_to_see(model: Any) -> bytes | None:
+    """32 bytes for all that a model's view of a content depends on, beside weights.
+
+    None: it takes no contents, it is not known how, or the tokens of one see those behind them: what a chunk
+    holds would follow from what comes after it.
+    """
+    settings = getattr(model, "multimodal_config", None)
+    if settings is None or getattr(model, "is_mm_prefix_lm", True):
+        return None
+    try:
+        folder = folder_of(str(model.model))
+    except InvalidError:
+        return None
+    config = json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str)
+    said = {name: str(getattr(settings, name, None)) for name in SETTINGS}
+    digest = hashlib.sha256(f"forebay media 1 {version('transformers')} {config} {said}".encode())
+    for text in processor_files(folder.glob("*processor*.json")):
+        digest.update(hashlib.sha256(text).digest())
+    return digest.digest()
+
+
+def processor_files(files: Iterable[Any]) -> Iterable[bytes]:
+    """How contents are cut and scaled."""
+    return [path.name.encode() + b"\0" + path.read_bytes() for path in sorted(files)]

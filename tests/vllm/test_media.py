@@ -1,0 +1,187 @@
+"""Images in prompts: KV is found again by what they show, and the tokens are those of a plain run.
+
+The first image begins three tokens before the end of a chunk: that chunk shows a little of it.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import CHUNK, HERE, PYTHON, Daemon, Engine, arguments, prompt, transfer
+
+pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
+
+from forebay.vllm.connector import media  # noqa: E402
+from forebay.vllm.connector.config import Shape  # noqa: E402
+from forebay.vllm.connector.media import TEXT, Item, Media  # noqa: E402
+from forebay.vllm.connector.tracked import Ids  # noqa: E402
+
+WORDS = 1020
+SHOWN = [WORDS, WORDS + 2, WORDS + 1]  # Where an image is, one token until vLLM makes it 64.
+IMAGE_TOKENS = 64
+COUNT = 12
+FIRST, SECOND = 1, 2  # Seeds of pixels.
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+def text(seed: int, tokens: int) -> list[int]:
+    return [token % WORDS for token in prompt(seed, tokens)]
+
+
+SOON = text(1, CHUNK - 4) + SHOWN + text(2, 200)
+LATE = text(3, 2 * CHUNK + 10) + SHOWN + text(4, 50) + SHOWN + text(5, 100)
+SOON_WHOLE = (len(SOON) - 1 + IMAGE_TOKENS) // CHUNK * CHUNK
+LATE_WHOLE = (len(LATE) - 2 + 2 * IMAGE_TOKENS) // CHUNK * CHUNK
+
+
+@dataclass
+class Place:
+    """A plain engine, and one with a node."""
+
+    plain: Engine
+    engine: Engine
+
+    def right(self, tokens: list[int], *images: int) -> list[int]:
+        (said,) = self.plain.generate(prompts=[tokens], tokens=COUNT, images=images)
+        return list(said["tokens"])
+
+    def ask(self, tokens: list[int], *images: int, **more: Any) -> dict[str, Any]:
+        """A prompt of which vLLM itself has kept nothing. Returns when it is stored."""
+        assert self.engine.forget()
+        (said,) = self.engine.generate(prompts=[tokens], tokens=COUNT, images=images, **more)
+        self.engine.settle()
+        return dict(said)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("media")
+    model = folder / "model"
+    subprocess.run([PYTHON, str(HERE / "tiny_vision.py"), str(model)], check=True)
+    node = Daemon(folder / "node").start()
+    # At the start vLLM would try a prompt that this version of `transformers` refuses.
+    own = {"skip_tokenizer_init": False, "skip_mm_profiling": True}
+    own |= {"limit_mm_per_prompt": {"image": 2, "video": 0}}
+    alone = arguments(model, enable_prefix_caching=False, **own)
+    stored = arguments(model, transfer(node.socket), **own)
+    try:
+        with ThreadPoolExecutor() as threads:  # Starting one takes most of the time.
+            starts = zip((alone, stored), ("plain", "log"), strict=True)
+            plain, engine = threads.map(lambda start: Engine(start[0], folder / start[1]), starts)
+        yield Place(plain, engine)
+        plain.end()
+        engine.end()
+    finally:
+        node.kill()
+
+
+def test_the_same_image_is_a_hit_and_another_one_is_none(place: Place) -> None:
+    right = {image: place.right(SOON, image) for image in (FIRST, SECOND)}
+    assert right[FIRST] != right[SECOND], "the model does not see them"
+    for image, cached in ((FIRST, 0), (FIRST, SOON_WHOLE), (SECOND, 0), (SECOND, SOON_WHOLE)):
+        said = place.ask(SOON, image)
+        assert (said["tokens"], said["cached"]) == (right[image], cached)
+
+
+def test_what_comes_before_an_image_is_a_hit_whatever_it_shows(place: Place) -> None:
+    expected = [
+        ((FIRST, SECOND), 0),
+        ((FIRST, SECOND), LATE_WHOLE),
+        ((SECOND, FIRST), 2 * CHUNK),
+        # The second image begins behind 10 + 66 + 50 tokens of these.
+        ((FIRST, FIRST), 3 * CHUNK),
+    ]
+    for images, cached in expected:
+        said = place.ask(LATE, *images)
+        assert (said["tokens"], said["cached"]) == (place.right(LATE, *images), cached)
+
+
+def test_a_prompt_with_an_image_that_was_prefilled_is_loaded_to_its_end(place: Place) -> None:
+    tokens = text(6, 70) + SHOWN + text(7, 80)
+    assert place.engine.forget()
+    (first,) = place.engine.generate(prompts=[tokens], tokens=1, params=PREFILL, images=[FIRST])
+    said = place.ask(tokens, FIRST, params=first["params"])
+    assert said["tokens"] == place.right(tokens, FIRST)
+    assert said["cached"] >= len(tokens) - 1 + IMAGE_TOKENS - 1
+
+
+def test_an_image_that_its_client_has_named_is_left_alone(place: Place) -> None:
+    before = place.engine.stats().get("totals_requests_left_alone", 0)
+    for _ in range(2):
+        said = place.ask(SOON, SECOND, named="mine")
+        assert said["tokens"] == place.right(SOON, SECOND) and said["cached"] == 0
+    assert place.engine.stats()["totals_requests_left_alone"] == before + 2
+
+
+def ids(tokens: list[int], seen: bytes, *items: Item) -> list[bytes]:
+    made = Ids(Shape(1, 16), [bytes(32)], CHUNK, Media(seen, items))
+    for end in (10, CHUNK + 1, len(tokens)):
+        made.grow(tokens[:end])
+    return made.ranks[0]
+
+
+def test_names_of_chunks_follow_from_what_they_show_and_where_and_by_which_eyes() -> None:
+    tokens = [5] * (6 * CHUNK)
+    a, b = "a" * 64, "b" * 64
+    plain, base = ids(tokens, b"eyes"), ids(tokens, b"eyes", Item(a, 100, 100))
+    assert len(plain) == 6
+    assert base[0] == plain[0] and not set(base[1:]) & set(plain)
+    others = [
+        ids(tokens, b"eyes", Item(b, 100, 100)),
+        ids(tokens, b"eyes", Item(a, 101, 100)),
+        ids(tokens, b"eyes", Item(a, 100, 99)),
+        ids(tokens, b"other eyes", Item(a, 100, 100)),
+        ids(tokens, b"eyes", Item(a, 100, 50), Item(a, 150, 50)),
+    ]
+    assert all(other[0] == base[0] and not set(other[1:]) & set(base) for other in others)
+    later = ids(tokens, b"eyes", Item(a, 100, 100), Item(b, 300, 10))
+    assert later[:4] == base[:4] and later[4] != base[4]
+    whole = Ids(Shape(1, 16), [bytes(32)], CHUNK, Media(b"eyes", (Item(a, 100, 100),)))
+    whole.grow(tokens)
+    assert whole.ranks[0] == base
+    tails = [
+        Ids(Shape(1, 16), [bytes(32)], CHUNK, Media(b"eyes", (Item(name, 70, 2),))).with_tail(tokens[:80], 0)
+        for name in (a, b)
+    ]
+    assert tails[0] != tails[1]
+
+
+@pytest.mark.parametrize("name", ["mine", "r7-image-0", "lora:" + "a" * 64, "A" * 64, "a" * 63, None])
+def test_a_content_is_believed_by_its_hash_alone(name: str | None) -> None:
+    place = SimpleNamespace(offset=3, length=5)
+
+    def asked(*names: str | None) -> Any:
+        features = [SimpleNamespace(identifier=one, mm_position=place) for one in names]
+        return SimpleNamespace(mm_features=features)
+
+    assert media.media_of(asked("a" * 64), b"eyes") == Media(b"eyes", (Item("a" * 64, 3, 5),))
+    assert media.media_of(asked("a" * 64, name), b"eyes") is None
+    assert media.media_of(asked("a" * 64), None) is None and media.media_of(asked(), None) == TEXT
+
+
+def test_eyes_differ_by_processor_settings_and_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text("{}")
+
+    def eyes(prefix_lm: bool = False, sees: str = "patches", **settings: Any) -> bytes | None:
+        return media.way_to_see(
+            SimpleNamespace(
+                model=tmp_path,
+                multimodal_config=SimpleNamespace(**settings),
+                hf_config=SimpleNamespace(to_dict=lambda: {"sees": sees}),
+                is_mm_prefix_lm=prefix_lm,
+            )
+        )
+
+    base = eyes()
+    assert base is not None and base == eyes() and eyes(prefix_lm=True) is None
+    found = [base, eyes(sees="pixels"), eyes(mm_processor_kwargs={"size": 1}), eyes(video_pruning_rate=0.5)]
+    file.write_text('{"size": 1}')
+    found.append(eyes())
+    assert None not in found and len(set(found)) == len(found)
+    assert media.way_to_see(SimpleNamespace(multimodal_config=None)) is None
