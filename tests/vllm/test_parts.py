@@ -34,6 +34,7 @@ def facts(**different: Any) -> Facts:
         "salt": b"",
         "heads": 8,
         "shape": Shape(1, BLOCK),
+        "ranks": different.get("shape", Shape(1, BLOCK)).tp,
         "pp": 1,
         "layers": 2,
         "chunk_tokens": CHUNK,

@@ -20,7 +20,10 @@ COPY_THREADS = 2
 
 @dataclass(frozen=True)
 class Shape:
-    """How an engine cuts KV: over how many tensor-parallel ranks, and into blocks of how many tokens."""
+    """How an engine cuts KV: over how many tensor-parallel ranks, and into blocks of how many tokens.
+
+    Where all ranks have the same KV it is not cut over them: `Facts.cut`.
+    """
 
     tp: int
     block_tokens: int

@@ -101,7 +101,7 @@ class Finder:
 
     def sources(self, shape: Shape, ids: list[list[bytes]]) -> list[list[Source]]:
         """For each rank of this engine, whose chunks hold its heads."""
-        facts, tp = self.facts, self.facts.shape.tp
+        facts, tp = self.facts, self.facts.ranks
         return [
             [
                 (ids[stage * shape.tp + theirs], there, here, heads)

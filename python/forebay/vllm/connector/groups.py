@@ -27,7 +27,8 @@ from forebay.errors import InvalidError
 
 # What a layer may keep.
 STATE = "MambaSpec"
-KINDS = ("FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec", STATE)
+LATENT = "MLAAttentionSpec"
+KINDS = ("FullAttentionSpec", "SlidingWindowSpec", LATENT, STATE)
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Group:
     window: int | None  # tokens that a token sees, itself and those before it
     even: bool = True  # the other layers have as many heads
     state: bool = False  # of all tokens up to where a step ends, instead of KV of each
+    shared: bool = False  # all tensor-parallel ranks have the same
 
     def ends_at(self, table: Sequence[int], token: int) -> int:
         """The block that ends before `token`; 0 if there is none."""
@@ -101,7 +103,8 @@ def group_of(spec: Any) -> Group:
         return Group(one.block_size, 1, None, state=True)
     window = one.sliding_window if type(one).__name__ == "SlidingWindowSpec" else None
     even = all(layer.num_kv_heads == one.num_kv_heads for layer in layers_of(spec))
-    return Group(one.block_size, one.num_kv_heads, window, even)
+    shared = all(type(layer).__name__ == LATENT for layer in layers_of(spec))
+    return Group(one.block_size, one.num_kv_heads, window, even, shared=shared)
 
 
 def refuse_other_states(layers: list[Any]) -> None:

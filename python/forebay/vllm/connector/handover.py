@@ -43,7 +43,8 @@ def ticket_of(params: Mapping[str, Any] | None, prompt_tokens: int, facts: Facts
     for name, mine in (("identity", facts.identity()), ("chunk_tokens", facts.chunk_tokens)):
         if said.get(name) != mine:
             raise InvalidError(f"kv_transfer_params: {name} is {said.get(name)!r}; allowed is {mine!r}")
-    theirs = shape({"tp": said.get("tp"), "block_tokens": said.get("block_tokens")}, "kv_transfer_params")
+    cut = shape({"tp": said.get("tp"), "block_tokens": said.get("block_tokens")}, "kv_transfer_params")
+    theirs = facts.cut(cut)
     refuse_shape("kv_transfer_params", theirs, facts)
     return Ticket(number(said, "tokens", 0, 1, 1 << 30, "kv_transfer_params"), theirs)
 
@@ -58,7 +59,7 @@ def answer(request: Any, blocks: tuple[list[int], ...], engine_id: str, facts: F
         "remote_request_id": request.request_id,
         "remote_host": socket.gethostname(),
         "remote_port": 0,
-        "tp_size": facts.shape.tp,
+        "tp_size": facts.ranks,
         "remote_num_tokens": request.num_prompt_tokens,
         OURS: {
             "version": VERSION,

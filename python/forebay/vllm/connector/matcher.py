@@ -34,6 +34,8 @@ class Matcher:
         """Asks by `finder`; what pays, `pace` says."""
         self.facts, self.settings, self.finder = facts, settings, finder
         self.pace, self.counts, self.clock = pace, counts, clock
+        cuts = (facts.cut(shape) for shape in settings.also_read)
+        self.shapes = (facts.shape, *(shape for shape in cuts if shape != facts.shape))
 
     def found(self, one: Tracked, others: int) -> Found | None:
         """What there is for a request while so many others compute, as of a moment ago.
@@ -111,7 +113,7 @@ class Matcher:
         if one.handed is not None:
             return one.handed
         if one.states is None:
-            answers = self.answers(one, lambda: self.shapes(one))
+            answers = self.answers(one, lambda: self.in_each_shape(one))
             if answers is None:
                 return None
             one.known = answers[0].chunks
@@ -126,12 +128,12 @@ class Matcher:
             one.states = None
         return found
 
-    def shapes(self, one: Tracked) -> list[Asked]:
+    def in_each_shape(self, one: Tracked) -> list[Asked]:
         """Asks for a request's whole chunks in each shape, its own first, up to where loading has failed."""
         tokens, size = one.request.all_token_ids, self.facts.chunk_tokens
         one.ids.grow(tokens)
         asked = []
-        for shape in (self.facts.shape, *self.settings.also_read):
+        for shape in self.shapes:
             ids = one.ids
             if shape != self.facts.shape:
                 ids = Ids(shape, self.namespaces(one, shape), size, one.ids.media)

@@ -40,7 +40,7 @@ class Store:
     """Consecutive chunks that are in pages of a request, or a state, which is as one chunk of one token."""
 
     job: int
-    chunks: list[list[Stored]]  # for each rank
+    chunks: list[list[Stored]]  # for each rank; none where another one has the same
     pages: Pages
     state: bool = False
 

@@ -18,8 +18,9 @@ import forebay
 from forebay.errors import InvalidError
 from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import CHUNK_TOKENS, Settings, Shape
-from forebay.vllm.connector.groups import STATE, Group, block_tokens_of, groups_of, layers_of
+from forebay.vllm.connector.groups import LATENT, STATE, Group, block_tokens_of, groups_of, layers_of
 from forebay.vllm.connector.media import way_to_see
+from forebay.vllm.connector.metadata import Stored
 from forebay.vllm.connector.weights import digest_of_weights
 
 # Of a model's configuration: says who wrote it, not what it computes.
@@ -40,6 +41,7 @@ class Facts:
     salt: bytes
     heads: int  # KV heads of the whole model
     shape: Shape
+    ranks: int  # tensor-parallel
     pp: int
     layers: int
     chunk_tokens: int
@@ -61,6 +63,15 @@ class Facts:
     def has_states(self) -> bool:
         """Whether some layers have states instead of KV."""
         return any(group.state for group in self.groups)
+
+    def cut(self, shape: Shape) -> Shape:
+        """How engines of that shape cut KV. With MLA all ranks have the same: it is not cut over them."""
+        return replace(shape, tp=1) if all(group.shared for group in self.groups) else shape
+
+    def for_workers(self, parts: list[list[Stored]]) -> list[list[Stored]]:
+        """What each worker stores of the chunks' parts. Where several have the same, the first one does."""
+        alike = self.ranks // self.shape.tp
+        return [[] if rank % alike else parts[rank // alike] for rank in range(self.pp * self.ranks)]
 
     def namespaces(self, request_salt: str | None, shape: Shape, adapter: bytes | None = None) -> list[bytes]:
         """The namespace of each rank of engines of that shape, pipeline stages outermost."""
@@ -136,6 +147,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
         salt=settings.salt,
         heads=heads_of_model(model, first),
         shape=Shape(parallel.tensor_parallel_size, block_tokens_of(groups)),
+        ranks=parallel.tensor_parallel_size,
         pp=parallel.pipeline_parallel_size,
         layers=sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups),
         chunk_tokens=chunk_tokens,
@@ -147,14 +159,15 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
         groups=groups,
         media=way_to_see(model),
     )
+    facts.shape = facts.cut(facts.shape)
     for shape in settings.also_read:
-        refuse_shape("kv_connector_extra_config: also_read", shape, facts)
+        refuse_shape("kv_connector_extra_config: also_read", facts.cut(shape), facts)
     return facts
 
 
 def heads_of_model(model: Any, spec: Any) -> int:
     """KV heads of a layer, all ranks together. MLA keeps one, whatever the number that it computes."""
-    return 1 if type(spec).__name__ == "MLAAttentionSpec" else int(model.get_total_num_kv_heads())
+    return 1 if type(spec).__name__ == LATENT else int(model.get_total_num_kv_heads())
 
 
 def attention_of(vllm_config: Any, kv_cache_config: Any) -> dict[str, str]:

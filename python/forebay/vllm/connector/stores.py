@@ -68,7 +68,7 @@ class Stores:
         self.jobs[job] = Job(one, set(np.concatenate(pages).tolist()), first, count, tail)
         self.chunks += count
         one.stores.add(job)
-        return Store(job, self.named(one, first, end), pages)
+        return Store(job, self.facts.for_workers(self.named(one, first, end)), pages)
 
     def plan_state(self, one: Tracked, job: int) -> Store | None:
         """The state at the end of a chunk of a request, in the step after which there is one."""

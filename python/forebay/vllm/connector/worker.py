@@ -207,6 +207,9 @@ class WorkerHalf:
             return
         stream = compat.stream_of(self.device)
         for store in step.stores:
+            if not store.chunks[self.rank]:
+                self.report.stores[store.job] = Kept(1)
+                continue
             more: dict[str, Any] = {"state": store.state} if self.with_states else {}
             try:
                 self.cache.store(

@@ -1,0 +1,120 @@
+"""MLA: all tensor-parallel ranks have the same KV, so one of them stores it, and all load that.
+
+So it is cut alike for any number of ranks, and an engine of one rank finds what one of two has stored without
+being told of its shape.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import ASKED, BLOCK, CHUNK, HERE, PYTHON, Daemon, Engine, arguments, transfer
+
+pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
+
+from test_parts import facts  # noqa: E402
+
+from forebay.vllm.connector.config import Shape  # noqa: E402
+from forebay.vllm.connector.finder import Finder  # noqa: E402
+from forebay.vllm.connector.groups import Group  # noqa: E402
+from forebay.vllm.connector.metadata import Kept, Report, Step, Store  # noqa: E402
+from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
+
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+LATENT = Group(BLOCK, 1, None, shared=True)
+TOKENS, COUNT = ASKED["short"]
+WHOLE = len(TOKENS) // CHUNK * CHUNK
+
+
+def test_one_rank_of_each_stage_stores_and_all_load() -> None:
+    mla = facts(heads=1, groups=(LATENT,), ranks=4, pp=2)
+    parts: Any = [["first stage"], ["second stage"]]
+    assert mla.for_workers(parts) == [parts[0], [], [], [], parts[1], [], [], []]
+    finder = Finder(SimpleNamespace(), mla, lambda: 0.0)  # type: ignore[arg-type]
+    loaded = [[name for name, *_ in of_rank] for of_rank in finder.sources(mla.shape, [[b"a"], [b"b"]])]
+    assert loaded == [[[b"a"]]] * 4 + [[[b"b"]]] * 4
+    plain = facts(shape=Shape(4, BLOCK), pp=2)
+    every: Any = [[number] for number in range(8)]
+    assert plain.for_workers(every) == every
+
+
+def test_kv_is_cut_over_ranks_unless_all_of_it_is_shared() -> None:
+    eight, one = Shape(8, BLOCK), Shape(1, BLOCK)
+    assert facts(groups=(LATENT, LATENT)).cut(eight) == one
+    for other in (Group(BLOCK, 1, None), Group(BLOCK, 1, None, state=True)):
+        assert facts(groups=(LATENT, other)).cut(eight) == eight
+
+
+def test_a_rank_that_has_nothing_to_store_says_at_once_that_it_has() -> None:
+    stored: list[Any] = []
+    half: Any = object.__new__(WorkerHalf)
+    half.cache = SimpleNamespace(store=lambda job, chunks, pages, stream: stored.append(job))
+    half.device, half.stores, half.with_states = SimpleNamespace(type="cpu"), set(), []
+    for rank, reported, begun in ((0, {}, [7]), (1, {7: Kept(1)}, [7])):
+        half.rank, half.report = rank, Report(1)
+        half.step = Step(1, idle=False, stores=[Store(7, [[(bytes(32), None, CHUNK)], []], [])])
+        half.computed()
+        assert half.report.stores == reported and stored == begun
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine, Daemon]]:
+    """An engine with one rank, one with two, and their node."""
+    if BLOCK == 16:
+        pytest.skip('SKIPPED: vLLM 0.26 says "MLA is not supported on CPU"')
+    folder = tmp_path_factory.mktemp("replicas")
+    model = folder / "model"
+    subprocess.run([PYTHON, str(HERE / "tiny_model.py"), str(model), "--latent"], check=True)
+    node = Daemon(folder / "node").start()
+    made: list[Engine] = []
+    try:
+        for tp in (1, 2):
+            ranks = {"tensor_parallel_size": tp, "distributed_executor_backend": "mp" if tp > 1 else "uni"}
+            blocks = {"block_size": 16, "num_gpu_blocks_override": 160}
+            given = arguments(model, transfer(node.socket), **ranks, **blocks)
+            made.append(Engine(given, folder / f"log{tp}"))
+        yield made[0], made[1], node
+        for engine in made:
+            engine.end()
+    finally:
+        for engine in made:
+            engine.kill()
+        node.kill()
+
+
+def ask(engine: Engine, params: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The prompt, of which vLLM itself has kept nothing. Returns when it is stored."""
+    assert engine.forget()
+    (said,) = engine.generate(prompts=[TOKENS], tokens=COUNT, params=params)
+    engine.settle()
+    return dict(said)
+
+
+def test_what_two_ranks_share_is_stored_once_and_found_by_one_rank(
+    place: tuple[Engine, Engine, Daemon],
+) -> None:
+    one, two, node = place
+    assert ask(two)["cached"] == 0
+    chunks = (len(TOKENS) + COUNT - 1) // CHUNK
+    assert node.metric('forebay_chunks{tier="memory"') == chunks
+    before = two.stats()
+    for engine in (two, one):
+        assert ask(engine)["cached"] == WHOLE
+    after = two.stats()
+    assert after["loads"] == before["loads"] + 2 and after["loads_short"] == before["loads_short"]
+    two.spoil(tokens=3 * CHUNK, rank=1)
+    ask(two)
+    two.heal()
+    assert two.stats()["totals_loads_failed"] == before.get("totals_loads_failed", 0) + 1
+
+
+def test_a_prefill_of_two_ranks_is_loaded_to_its_end_by_one(place: tuple[Engine, Engine, Daemon]) -> None:
+    one, two, _ = place
+    tokens, count = ASKED["handed"]
+    (first,) = two.generate(prompts=[tokens], tokens=1, params=PREFILL)
+    two.settle()
+    assert first["params"]["tp_size"] == 2
+    (said,) = one.generate(prompts=[tokens], tokens=count, params=first["params"])
+    assert said["cached"] >= len(tokens) - 1
