@@ -110,6 +110,22 @@ def test_a_prompt_with_an_image_that_was_prefilled_is_loaded_to_its_end(place: P
     assert said["cached"] >= len(tokens) - 1 + IMAGE_TOKENS - 1
 
 
+@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("good_chunks", [0, 1, 3])
+def test_an_image_whose_load_fails_before_in_or_behind_it_is_seen_again(
+    place: Place, good_chunks: int, layerwise: bool
+) -> None:
+    place.ask(LATE, FIRST, SECOND)  # Stored, if it was not.
+    place.engine.layerwise(possible=layerwise)
+    place.engine.spoil(tokens=good_chunks * CHUNK)
+    before = place.engine.stats().get("totals_loads_failed", 0)
+    said = place.ask(LATE, FIRST, SECOND)
+    place.engine.heal()
+    place.engine.layerwise(possible=True)
+    assert said["tokens"] == place.right(LATE, FIRST, SECOND)
+    assert place.engine.stats()["totals_loads_failed"] == before + 1
+
+
 def test_an_image_that_its_client_has_named_is_left_alone(place: Place) -> None:
     before = place.engine.stats().get("totals_requests_left_alone", 0)
     for _ in range(2):
