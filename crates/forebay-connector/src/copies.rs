@@ -53,8 +53,9 @@ pub type OnCopied = Box<dyn FnOnce(Result<(), NotCopied>) + Send>;
 /// Copies between arenas and one cache. For any number of threads.
 pub trait Copies: Send + Sync + Debug {
     /// Begins a job, on the engine's thread. What is in the engine's `stream` now comes before any copy of the job: kernels
-    /// that were queued may still read or write the pages.
-    fn begin(&self, direction: Direction, stream: u64) -> Result<Arc<dyn Job>, NotCopied>;
+    /// that were queued may still read or write the pages. `is_awaited`: it computes nothing until the job is over but what waits
+    /// for it layer by layer.
+    fn begin(&self, direction: Direction, is_awaited: bool, stream: u64) -> Result<Arc<dyn Job>, NotCopied>;
 
     /// The cache's layer as a region of the client's mover, if the host can read it: then loaded layers are verified where
     /// they arrived, and stored ones summed where they came from. Otherwise stored ones are summed in the arena, and loaded

@@ -68,7 +68,12 @@ impl HostCopies {
 }
 
 impl Copies for HostCopies {
-    fn begin(&self, direction: Direction, _stream: u64) -> Result<Arc<dyn Job>, NotCopied> {
+    fn begin(
+        &self,
+        direction: Direction,
+        _is_awaited: bool,
+        _stream: u64,
+    ) -> Result<Arc<dyn Job>, NotCopied> {
         let (mover, regions) = (self.mover.clone(), Arc::clone(&self.regions));
         Ok(Arc::new(HostJob { mover, regions, direction }))
     }

@@ -233,7 +233,7 @@ impl PagedCache {
             shared.jobs.refuse_load(LoadEnd { job, tokens: 0, why });
             return Ok(());
         }
-        let copying = shared.copies.begin(Direction::Load, stream)?;
+        let copying = shared.copies.begin(Direction::Load, wish.layerwise, stream)?;
         let load = Loading::begin(shared, wish, copying);
         if !shared.jobs.begin_load(job, Arc::clone(&load)) {
             return known();
@@ -304,7 +304,7 @@ impl PagedCache {
         if shared.client().is_none() {
             return Err(NotBegun::Closed);
         }
-        let copying = shared.copies.begin(Direction::Store, stream)?;
+        let copying = shared.copies.begin(Direction::Store, false, stream)?;
         if !shared.jobs.begin_store(job) {
             let allowed = "a number of which no store is under way".into();
             return Err(NotBegun::Value { what: "job", value: job, allowed });

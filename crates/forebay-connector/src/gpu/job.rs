@@ -18,6 +18,8 @@ pub struct CudaJob(Arc<Inner>);
 pub struct Inner {
     gpu: Arc<Gpu>,
     direction: Direction,
+    /// The engine computes nothing meanwhile but what waits for this.
+    is_awaited: bool,
     /// Passed when the engine's stream has come to where the job began.
     begun: Arc<Event>,
     state: Mutex<State>,
@@ -36,10 +38,11 @@ struct State {
 
 impl CudaJob {
     /// A job that began where `begun` was recorded.
-    pub fn new(gpu: &Arc<Gpu>, direction: Direction, begun: Arc<Event>) -> CudaJob {
+    pub fn new(gpu: &Arc<Gpu>, direction: Direction, is_awaited: bool, begun: Arc<Event>) -> CudaJob {
         let layers = vec![(0, None); gpu.cache().layers().len()];
         let state = Mutex::new(State { may_go: false, is_watched: false, held: Vec::new(), layers });
-        CudaJob(Arc::new(Inner { gpu: Arc::clone(gpu), direction, begun, state, posted: Condvar::new() }))
+        let (gpu, posted) = (Arc::clone(gpu), Condvar::new());
+        CudaJob(Arc::new(Inner { gpu, direction, is_awaited, begun, state, posted }))
     }
 }
 
@@ -93,6 +96,11 @@ impl Inner {
     /// Which way it goes.
     pub fn direction(&self) -> Direction {
         self.direction
+    }
+
+    /// Whether the engine computes nothing meanwhile but what waits for this.
+    pub fn is_awaited(&self) -> bool {
+        self.is_awaited
     }
 
     /// The cache that it is for.

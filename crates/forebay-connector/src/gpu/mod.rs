@@ -103,7 +103,7 @@ impl CudaCopies {
 }
 
 impl Copies for CudaCopies {
-    fn begin(&self, direction: Direction, stream: u64) -> Result<Arc<dyn Job>, NotCopied> {
+    fn begin(&self, direction: Direction, is_awaited: bool, stream: u64) -> Result<Arc<dyn Job>, NotCopied> {
         let gpu = &self.0;
         let _relaxed = gpu.relaxed();
         let _current = gpu.device.enter().map_err(failed)?;
@@ -111,7 +111,7 @@ impl Copies for CudaCopies {
         let begun = Event::to_sleep_for(&gpu.device).map_err(failed)?;
         // SAFETY: the engine gives a stream that lives, and the device's context is current.
         unsafe { begun.record_behind(stream) }.map_err(failed)?;
-        Ok(Arc::new(CudaJob::new(gpu, direction, Arc::new(begun))))
+        Ok(Arc::new(CudaJob::new(gpu, direction, is_awaited, Arc::new(begun))))
     }
 
     fn region(&self, _layer: u32) -> Option<RegionId> {
@@ -246,7 +246,9 @@ impl Gpu {
     fn send(&self, lane: &Lane, part: &Part) -> Result<(Sent, Arc<Event>), CudaError> {
         let _relaxed = self.relaxed();
         let event = Arc::new(Event::to_sleep_for(&self.device)?);
-        let batch = Batch { pieces: &part.pieces, after: part.job.after(), is_open: self.is_open };
+        let Part { job, pieces, .. } = part;
+        let (after, is_awaited) = (job.after(), job.is_awaited());
+        let batch = Batch { pieces, after, is_open: self.is_open, is_awaited };
         // SAFETY: pages are valid and the connector's by the contract of `new`; the part keeps the arena mapped and pinned.
         let sent = unsafe { self.copier.chains().send(&lane.courier, &batch, &event)? };
         Ok((sent, event))

@@ -28,7 +28,7 @@ fn there_and_back(fake: &Fake) {
     assert_eq!(writer.paged.take_ended().1, [JobStored { job: 1, missing: vec![] }]);
     assert_eq!(writer.paged.stats().stores_done, 13);
     for (job, layerwise) in [(1, true), (2, false)] {
-        let to = blocks(9 + job as usize);
+        let (to, batches) = (blocks(9 + job as usize), fake.stat("cuMemcpyBatchAsync"));
         reader.begin_load(job, &to, 1, layerwise);
         if layerwise {
             // What the engine does with a layer comes behind it in its stream; nobody on the host waits.
@@ -44,6 +44,9 @@ fn there_and_back(fake: &Fake) {
         let end = reader.end_of(job);
         assert_eq!((end.tokens, end.why), (TOKENS as u64, None));
         assert!(reader.has(&to, &from, 7, TOKENS));
+        if layerwise {
+            assert_eq!(fake.stat("cuMemcpyBatchAsync"), batches, "the engine waits for a little");
+        }
     }
 }
 

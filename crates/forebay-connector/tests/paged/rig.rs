@@ -133,8 +133,8 @@ struct GatedJob {
 }
 
 impl Copies for Gated {
-    fn begin(&self, direction: Direction, stream: u64) -> Result<Arc<dyn Job>, NotCopied> {
-        let host = self.host.begin(direction, stream)?;
+    fn begin(&self, direction: Direction, is_awaited: bool, stream: u64) -> Result<Arc<dyn Job>, NotCopied> {
+        let host = self.host.begin(direction, is_awaited, stream)?;
         Ok(Arc::new(GatedJob { host, gate: Arc::clone(&self.gate) }))
     }
 
@@ -182,8 +182,8 @@ struct BlindJob {
 }
 
 impl Copies for Blind {
-    fn begin(&self, direction: Direction, stream: u64) -> Result<Arc<dyn Job>, NotCopied> {
-        let host = self.host.begin(direction, stream)?;
+    fn begin(&self, direction: Direction, is_awaited: bool, stream: u64) -> Result<Arc<dyn Job>, NotCopied> {
+        let host = self.host.begin(direction, is_awaited, stream)?;
         Ok(Arc::new(BlindJob { host, followed: Arc::clone(&self.followed) }))
     }
 

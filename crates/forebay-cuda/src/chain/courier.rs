@@ -41,6 +41,8 @@ pub struct Batch<'a> {
     pub after: Option<&'a Event>,
     /// Whether peers reach the GPU's side: see [`Chains::is_open`].
     pub is_open: bool,
+    /// Whether the GPU computes nothing meanwhile but what waits for this: kernels have room then.
+    pub is_awaited: bool,
 }
 
 /// What became of a batch.
@@ -142,6 +144,7 @@ impl Chains {
             seams: &[],
             peers_reach: batch.is_open,
             is_scattered,
+            is_awaited: batch.is_awaited,
             places,
             waits: batch.after.map_or(Waits::Nothing, Waits::For),
             shares,

@@ -278,8 +278,19 @@ impl Chains {
         let pages = Pages::new(&pieces, bytes);
         let waits = if idle { Waits::Nothing } else { Waits::Stream };
         let (joined, seams) = (stream, &*seams);
-        let chain =
-            Chain { stream, joined, holder, pages, seams, shares, peers_reach, is_scattered, places, waits };
+        let chain = Chain {
+            stream,
+            joined,
+            holder,
+            pages,
+            seams,
+            shares,
+            peers_reach,
+            is_scattered,
+            is_awaited: false, // Nobody knows what the GPU computes meanwhile.
+            places,
+            waits,
+        };
         // SAFETY: by this function's contract; the set was taken and the target's context is current.
         let queued = unsafe { set.queue(chain, &mut crews) };
         // After an error some of it is in the stream and does no harm: the driver copies the same bytes again, behind it.

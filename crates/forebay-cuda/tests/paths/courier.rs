@@ -20,11 +20,14 @@ fn courier(world: &World, direction: Direction) -> Courier {
 
 /// Sends a batch, again if it has to be later; its event.
 fn send(world: &World, courier: &Courier, pieces: &[Piece], after: Option<&Event>) -> Arc<Event> {
+    send_batch(world, courier, &Batch { pieces, after, is_open: true, is_awaited: false })
+}
+
+fn send_batch(world: &World, courier: &Courier, batch: &Batch) -> Arc<Event> {
     let ended = Arc::new(Event::to_sleep_for(courier.device()).unwrap());
     loop {
         // SAFETY: tests keep the memory until the events have passed, and use it for nothing else.
-        match unsafe { world.copier.chains().send(courier, &Batch { pieces, after, is_open: true }, &ended) }
-        {
+        match unsafe { world.copier.chains().send(courier, batch, &ended) } {
             Ok(Sent::Queued(Ok(()))) => return ended,
             Ok(Sent::Later) => std::thread::sleep(Duration::from_millis(1)),
             other => panic!("{other:?}"),
@@ -172,6 +175,32 @@ fn a_batch_waits_for_what_it_comes_after_and_the_next_one_for_nothing_else() {
 }
 
 #[test]
+fn a_little_that_is_awaited_goes_by_kernels_and_all_else_by_the_drivers_batches() {
+    let test = "courier::a_little_that_is_awaited_goes_by_kernels_and_all_else_by_the_drivers_batches";
+    alone(test, &[("FAKE_CUDA_GPUS", "1")], |fake| {
+        let world = fake.world(CopierOptions::default());
+        let to_gpu = courier(&world, Direction::HostToDevice);
+        for (number, (is_awaited, bytes, by_batch)) in
+            (0..).zip([(true, 32 * MIB, false), (true, 64 * MIB, true), (false, 32 * MIB, true)])
+        {
+            let (source, target, memory) = (world.host(bytes), world.host(bytes), world.memory(0, 2 * bytes));
+            source.fill(&pattern(number, bytes));
+            let pages = |direction, host| pages(direction, host, memory.address(), 64 << 10, bytes);
+            let before = fake.stat("cuMemcpyBatchAsync");
+            let pieces = pages(Direction::HostToDevice, source.address());
+            let batch = Batch { pieces: &pieces, after: None, is_open: true, is_awaited };
+            send_batch(&world, &to_gpu, &batch).synchronize().unwrap();
+            assert_eq!(fake.stat("cuMemcpyBatchAsync") > before, by_batch, "{is_awaited} {bytes}");
+            let back = pages(Direction::DeviceToHost, target.address());
+            send(&world, &courier(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
+            assert!(target.bytes() == pattern(number, bytes), "{is_awaited} {bytes}");
+        }
+        drop(to_gpu);
+        world.end();
+    });
+}
+
+#[test]
 fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still_reads() {
     let test = "courier::what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still_reads";
     alone(test, &[("FAKE_CUDA_GPUS", "1")], |fake| {
@@ -186,7 +215,7 @@ fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still
         let (mut sent, mut last) = (0, None);
         while last.is_none() {
             let ended = Event::to_sleep_for(memory.device()).unwrap();
-            let batch = Batch { pieces: &pieces, after: None, is_open: true };
+            let batch = Batch { pieces: &pieces, after: None, is_open: true, is_awaited: false };
             // SAFETY: the memory outlives the copies. That batches write the same bytes in no order does no harm: they are equal.
             match unsafe { world.copier.chains().send(&to_gpu, &batch, &ended).unwrap() } {
                 Sent::Queued(queued) => queued.map(|()| sent += 1).unwrap(),
