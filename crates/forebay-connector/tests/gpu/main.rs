@@ -146,52 +146,54 @@ fn a_load_whose_stream_is_not_there_yet_holds_up_no_other() {
 #[test]
 fn a_node_that_dies_costs_tokens_and_never_truth_and_the_next_one_is_used() {
     alone("a_node_that_dies_costs_tokens_and_never_truth_and_the_next_one_is_used", &ONE, |fake| {
-        let site = Site::new();
-        let node = site.node();
-        let engine = site.engine(fake);
-        let (from, to) = (blocks(3), blocks(20));
-        engine.store(1, &from, 1, 5);
-        let registered = || fake.stat("cuMemHostRegister_v2") - fake.stat("cuMemHostUnregister");
-        assert!(registered() > 0);
-        fake.control("freeze h2d.0");
-        (0..4).for_each(|job| engine.begin_load(job, &to, 1, job % 2 == 0));
-        drop(node);
-        fake.control("release h2d.0");
-        assert!(engine.paged.wait_loaded(&[0, 1, 2, 3], Some(PATIENCE)), "every load ends");
-        let most = engine.paged.take_ended().0.iter().map(|end| end.tokens).max().unwrap();
-        assert!(engine.has(&to, &from, 5, most as usize));
-        eventually("its death is seen", || !engine.paged.is_connected());
-        // The host may not have room for the next node's memory beside it, and the engine is idle.
-        eventually("its memory is let go of", || registered() == 0);
-        let _node = site.node();
-        eventually("the next node is found", || engine.paged.is_connected());
-        engine.store(2, &from, 2, 6);
-        engine.begin_load(9, &to, 2, false);
-        assert_eq!(engine.end_of(9).tokens, TOKENS as u64);
-        assert!(engine.has(&to, &from, 6, TOKENS));
+        for layerwise in [true, false] {
+            let site = Site::new();
+            let node = site.node();
+            let engine = site.engine(fake);
+            let (from, to) = (blocks(3), blocks(20));
+            engine.store(1, &from, 1, 5);
+            let registered = || fake.stat("cuMemHostRegister_v2") - fake.stat("cuMemHostUnregister");
+            assert!(registered() > 0);
+            fake.control("freeze h2d.0; freeze compute.0");
+            (0..4).for_each(|job| engine.begin_load(job, &to, 1, layerwise));
+            drop(node);
+            fake.control("release h2d.0; release compute.0");
+            assert!(engine.paged.wait_loaded(&[0, 1, 2, 3], Some(PATIENCE)), "every load ends");
+            let most = engine.paged.take_ended().0.iter().map(|end| end.tokens).max().unwrap();
+            assert!(engine.has(&to, &from, 5, most as usize));
+            eventually("its death is seen", || !engine.paged.is_connected());
+            // The host may not have room for the next node's memory beside it, and the engine is idle.
+            eventually("its memory is let go of", || registered() == 0);
+            let _node = site.node();
+            eventually("the next node is found", || engine.paged.is_connected());
+            engine.store(2, &from, 2, 6);
+            engine.begin_load(9, &to, 2, false);
+            assert_eq!(engine.end_of(9).tokens, TOKENS as u64);
+            assert!(engine.has(&to, &from, 6, TOKENS));
+        }
     });
 }
 
 #[test]
 fn what_was_copied_when_its_lease_was_over_is_not_used() {
     alone("what_was_copied_when_its_lease_was_over_is_not_used", &ONE, |fake| {
-        let site = Site::new();
-        let node = site.node();
-        let engine = site.engine(fake);
-        let (from, to) = (blocks(3), blocks(20));
-        engine.store(1, &from, 1, 5);
-        fake.control("freeze h2d.0");
-        let calls =
-            || fake.stat("cuMemcpyBatchAsync") + fake.stat("cuMemcpyAsync") + fake.stat("cuLaunchKernel");
-        let queued = calls();
-        (0..2).for_each(|job| engine.begin_load(job, &to, 1, job == 0));
-        eventually("copies are on their way", || calls() > queued);
-        drop(node);
-        eventually("the node is missed", || !engine.paged.is_connected());
-        fake.control("release h2d.0");
-        assert!(engine.paged.wait_loaded(&[0, 1], Some(PATIENCE)), "every load ends");
-        let (ends, _) = engine.paged.take_ended();
-        assert_eq!(ends.iter().map(|end| end.tokens).collect::<Vec<_>>(), [0, 0]);
+        for layerwise in [true, false] {
+            let site = Site::new();
+            let node = site.node();
+            let engine = site.engine(fake);
+            let (from, to) = (blocks(3), blocks(20));
+            engine.store(1, &from, 1, 5);
+            fake.control("freeze h2d.0; freeze compute.0");
+            let calls =
+                || fake.stat("cuMemcpyBatchAsync") + fake.stat("cuMemcpyAsync") + fake.stat("cuLaunchKernel");
+            let queued = calls();
+            engine.begin_load(1, &to, 1, layerwise);
+            eventually("copies are on their way", || calls() > queued);
+            drop(node);
+            eventually("the node is missed", || !engine.paged.is_connected());
+            fake.control("release h2d.0; release compute.0");
+            assert_eq!(engine.end_of(1).tokens, 0, "layerwise: {layerwise}");
+        }
     });
 }
 
