@@ -142,16 +142,15 @@ def transfer_config(site: Site, way: str) -> dict[str, Any] | None:
         return None
     if way == "nothing":
         return {"kv_connector": "Nothing", "kv_connector_module_path": "nothing", "kv_role": "kv_both"}
-    extra: dict[str, Any]
     if way in OURS:
-        extra = {"node": str(site.socket)} | ({"gate": False} if way == "ssd-always" else {})
+        own = {"node": str(site.socket), "gate": way != "ssd-always"}
         return {
             "kv_connector": "ForebayConnector",
             "kv_connector_module_path": "forebay.vllm.connector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": extra,
+            "kv_connector_extra_config": own,
         }
-    extra = {"cpu_bytes_to_use": site.memory_bytes}
+    extra: dict[str, Any] = {"cpu_bytes_to_use": site.memory_bytes}
     if way == "example":
         extra = {"shared_storage_path": str(site.folder / "example")}
     return {"kv_connector": PEERS[way], "kv_role": "kv_both", "kv_connector_extra_config": extra}

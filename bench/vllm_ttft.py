@@ -363,8 +363,11 @@ def merge(folder: Path, site: Site) -> None:
     found = read_parts(folder, site.bytes_per_token)
     made = vllm_engine.results("vllm_ttft", found.links["gpus"], None, list(rows(found)))
     (folder / "ttft.json").write_text(json.dumps(made, indent=2) + "\n")
-    titles = {"memory": "from host memory, one link", "multipath": "over all links"}
-    titles["ssd-always"] = "from an SSD"
+    titles = {
+        "memory": "from host memory, one link",
+        "multipath": "over all links",
+        "ssd-always": "from an SSD",
+    }
     panels = [(title, curves(found, way)) for way, title in titles.items() if way in found.parts]
     (folder / "restore.svg").write_text(vllm_plot.svg(panels))
     print(f"{'row':<36} {'median':>8} {'min':>8} {'max':>8} {'ceiling':>8} {'ratio':>6} {'peer':>8}")

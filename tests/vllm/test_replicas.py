@@ -20,6 +20,7 @@ from forebay.vllm.connector.config import Shape  # noqa: E402
 from forebay.vllm.connector.finder import Finder  # noqa: E402
 from forebay.vllm.connector.groups import Group  # noqa: E402
 from forebay.vllm.connector.metadata import Kept, Report, Step, Store  # noqa: E402
+from forebay.vllm.connector.stores import Stores  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -31,13 +32,13 @@ WHOLE = len(TOKENS) // CHUNK * CHUNK
 def test_one_rank_of_each_stage_stores_and_all_load() -> None:
     mla = facts(heads=1, groups=(LATENT,), ranks=4, pp=2)
     parts: Any = [["first stage"], ["second stage"]]
-    assert mla.for_workers(parts) == [parts[0], [], [], [], parts[1], [], [], []]
+    assert Stores(mla, workers=8).for_workers(parts) == [parts[0], [], [], [], parts[1], [], [], []]
     finder = Finder(SimpleNamespace(), mla, lambda: 0.0)  # type: ignore[arg-type]
     loaded = [[name for name, *_ in of_rank] for of_rank in finder.sources(mla.shape, [[b"a"], [b"b"]])]
     assert loaded == [[[b"a"]]] * 4 + [[[b"b"]]] * 4
     plain = facts(shape=Shape(4, BLOCK), pp=2)
     every: Any = [[number] for number in range(8)]
-    assert plain.for_workers(every) == every
+    assert Stores(plain, workers=8).for_workers(every) == every
 
 
 def test_kv_is_cut_over_ranks_unless_all_of_it_is_shared() -> None:

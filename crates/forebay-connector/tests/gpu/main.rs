@@ -8,6 +8,7 @@ mod rig;
 
 use fake::{Fake, alone};
 use forebay_connector::JobStored;
+use forebay_node::Node;
 use rig::*;
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
@@ -143,18 +144,26 @@ fn a_load_whose_stream_is_not_there_yet_holds_up_no_other() {
     });
 }
 
+/// An engine whose chunks are in its node, and copies to its GPU that stand still: before a load layer by layer, then before one in
+/// the background. Loads of one kind come in order also where they write the same pages.
+fn before_each_kind_of_load(fake: &Fake, then: impl Fn(&Site, Node, &Engine, bool)) {
+    for layerwise in [true, false] {
+        let site = Site::new();
+        let node = site.node();
+        let engine = site.engine(fake);
+        engine.store(1, &blocks(3), 1, 5);
+        fake.control("freeze h2d.0; freeze compute.0");
+        then(&site, node, &engine, layerwise);
+    }
+}
+
 #[test]
 fn a_node_that_dies_costs_tokens_and_never_truth_and_the_next_one_is_used() {
-    alone("a_node_that_dies_costs_tokens_and_never_truth_and_the_next_one_is_used", &ONE, |fake| {
-        for layerwise in [true, false] {
-            let site = Site::new();
-            let node = site.node();
-            let engine = site.engine(fake);
+    let dies = |fake: &Fake| {
+        before_each_kind_of_load(fake, |site, node, engine, layerwise| {
             let (from, to) = (blocks(3), blocks(20));
-            engine.store(1, &from, 1, 5);
             let registered = || fake.stat("cuMemHostRegister_v2") - fake.stat("cuMemHostUnregister");
             assert!(registered() > 0);
-            fake.control("freeze h2d.0; freeze compute.0");
             (0..4).for_each(|job| engine.begin_load(job, &to, 1, layerwise));
             drop(node);
             fake.control("release h2d.0; release compute.0");
@@ -170,31 +179,27 @@ fn a_node_that_dies_costs_tokens_and_never_truth_and_the_next_one_is_used() {
             engine.begin_load(9, &to, 2, false);
             assert_eq!(engine.end_of(9).tokens, TOKENS as u64);
             assert!(engine.has(&to, &from, 6, TOKENS));
-        }
-    });
+        });
+    };
+    alone("a_node_that_dies_costs_tokens_and_never_truth_and_the_next_one_is_used", &ONE, dies);
 }
 
 #[test]
 fn what_was_copied_when_its_lease_was_over_is_not_used() {
-    alone("what_was_copied_when_its_lease_was_over_is_not_used", &ONE, |fake| {
-        for layerwise in [true, false] {
-            let site = Site::new();
-            let node = site.node();
-            let engine = site.engine(fake);
-            let (from, to) = (blocks(3), blocks(20));
-            engine.store(1, &from, 1, 5);
-            fake.control("freeze h2d.0; freeze compute.0");
+    let is_over = |fake: &Fake| {
+        before_each_kind_of_load(fake, |_, node, engine, layerwise| {
             let calls =
                 || fake.stat("cuMemcpyBatchAsync") + fake.stat("cuMemcpyAsync") + fake.stat("cuLaunchKernel");
             let queued = calls();
-            engine.begin_load(1, &to, 1, layerwise);
+            engine.begin_load(1, &blocks(20), 1, layerwise);
             eventually("copies are on their way", || calls() > queued);
             drop(node);
             eventually("the node is missed", || !engine.paged.is_connected());
             fake.control("release h2d.0; release compute.0");
             assert_eq!(engine.end_of(1).tokens, 0, "layerwise: {layerwise}");
-        }
-    });
+        });
+    };
+    alone("what_was_copied_when_its_lease_was_over_is_not_used", &ONE, is_over);
 }
 
 #[test]

@@ -7,7 +7,6 @@ prompt's tokens do not tell two images apart. Must never know blocks, nor where 
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -48,7 +47,6 @@ class Media:
         digest, found = hashlib.sha256(self.seen), False
         for item in self.items:
             if item.first < end and start < item.first + item.tokens:
-                # Not hex digits: whatever the lengths, two lists of items are written in two ways.
                 digest.update(f"{item.content} {item.first - start} {item.tokens};".encode())
                 found = True
         return digest.digest() if found else b""
@@ -86,11 +84,6 @@ def way_to_see(model: Any) -> bytes | None:
     config = json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str)
     said = {name: str(getattr(settings, name, None)) for name in SETTINGS}
     digest = hashlib.sha256(f"forebay media 1 {version('transformers')} {config} {said}".encode())
-    for text in processor_files(folder.glob("*processor*.json")):
-        digest.update(hashlib.sha256(text).digest())
+    for path in sorted(folder.glob("*processor*.json")):  # How contents are cut and scaled.
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.digest()
-
-
-def processor_files(files: Iterable[Any]) -> Iterable[bytes]:
-    """How contents are cut and scaled."""
-    return [path.name.encode() + b"\0" + path.read_bytes() for path in sorted(files)]

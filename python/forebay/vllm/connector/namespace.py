@@ -20,7 +20,6 @@ from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import CHUNK_TOKENS, Settings, Shape
 from forebay.vllm.connector.groups import LATENT, STATE, Group, block_tokens_of, groups_of, layers_of
 from forebay.vllm.connector.media import way_to_see
-from forebay.vllm.connector.metadata import Stored
 from forebay.vllm.connector.weights import digest_of_weights
 
 # Of a model's configuration: says who wrote it, not what it computes.
@@ -67,11 +66,6 @@ class Facts:
     def cut(self, shape: Shape) -> Shape:
         """How engines of that shape cut KV. With MLA all ranks have the same: it is not cut over them."""
         return replace(shape, tp=1) if all(group.shared for group in self.groups) else shape
-
-    def for_workers(self, parts: list[list[Stored]]) -> list[list[Stored]]:
-        """What each worker stores of the chunks' parts. Where several have the same, the first one does."""
-        alike = self.ranks // self.shape.tp
-        return [[] if rank % alike else parts[rank // alike] for rank in range(self.pp * self.ranks)]
 
     def namespaces(self, request_salt: str | None, shape: Shape, adapter: bytes | None = None) -> list[bytes]:
         """The namespace of each rank of engines of that shape, pipeline stages outermost."""

@@ -68,7 +68,7 @@ class Stores:
         self.jobs[job] = Job(one, set(np.concatenate(pages).tolist()), first, count, tail)
         self.chunks += count
         one.stores.add(job)
-        return Store(job, self.facts.for_workers(self.named(one, first, end)), pages)
+        return Store(job, self.for_workers(self.named(one, first, end)), pages)
 
     def plan_state(self, one: Tracked, job: int) -> Store | None:
         """The state at the end of a chunk of a request, in the step after which there is one."""
@@ -97,6 +97,11 @@ class Stores:
             ]
             for of_rank in ids
         ]
+
+    def for_workers(self, parts: list[list[Stored]]) -> list[list[Stored]]:
+        """What each worker stores of the chunks' parts. Where several have the same, the first one does."""
+        alike = self.facts.ranks // self.facts.shape.tp
+        return [part if first else [] for part in parts for first in (True, *[False] * (alike - 1))]
 
     def pages(self, one: Tracked, start: int, end: int) -> Pages | None:
         """The blocks of the tokens from `start` to `end`; nothing if some of them are others' by now."""

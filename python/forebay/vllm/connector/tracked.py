@@ -4,7 +4,6 @@ Knows a request's chunk ids, its blocks, what is being loaded and stored of it. 
 """
 
 import hashlib
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,8 +36,8 @@ class Ids:
     def grow(self, tokens: Sequence[int], chunks: int | None = None) -> None:
         """Names the first `chunks` whole chunks of `tokens`, or all. Tokens of before are the same."""
         have, size = len(self.ranks[0]), self.chunk_tokens
-        chunks = min(len(tokens) // size, sys.maxsize if chunks is None else chunks)
-        for first, last, shown in self.runs(have, chunks):
+        whole = len(tokens) // size
+        for first, last, shown in self.runs(have, whole if chunks is None else min(chunks, whole)):
             self.extend(self.ranks, tokens[first * size : last * size], shown)
 
     def runs(self, first: int, end: int) -> Iterator[tuple[int, int, bytes]]:
