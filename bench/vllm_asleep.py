@@ -29,7 +29,9 @@ def engine(site: Site) -> Engine:
 
     def sleeping(site: Site, way: str, most_tokens: int) -> dict[str, Any]:
         arguments = plain(site, way, most_tokens)
-        arguments["kv_transfer_config"]["kv_connector_extra_config"]["keep_on_reset"] = True
+        # All that is there is loaded, also a last chunk that is computed as soon.
+        own = {"keep_on_reset": True, "gate": False}
+        arguments["kv_transfer_config"]["kv_connector_extra_config"] |= own
         # Kept KV takes as much pinned memory.
         return arguments | {
             "enable_sleep_mode": True,

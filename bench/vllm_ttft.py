@@ -48,6 +48,7 @@ class Size:
     cached: list[int] = field(default_factory=list)  # Prefix tokens that were not computed, of each warm run.
     said: list[list[int]] = field(default_factory=list)  # Tokens: cold and warm for `plain`, else warm.
     said_cached: int | None = None  # Prefix tokens that were not computed when it was said, if known.
+    disk_bytes_s: list[float] = field(default_factory=list)  # Plain reads, before each warm run from a disk.
 
 
 @dataclass
@@ -58,7 +59,6 @@ class Part:
     version: str
     ready_s: float
     sizes: dict[str, Size] = field(default_factory=dict)
-    disk_bytes_s: float | None = None  # Plain reads of the log, in the same run.
 
 
 class Engine:
@@ -167,37 +167,52 @@ def run_way(site: Site, way: str, sizes: list[int], runs: int, keep: Callable[[P
             return
         for tokens in sizes:
             fill(engine, part, tokens)
+        disk = None
         if node is not None and way in FROM_DISK:
             engine.drop()
             node.wait_written(WRITE_LIMIT_S)
-            part.disk_bytes_s = read_rate(node.log)
+            disk = Disk(node.log, sum(sizes) * site.bytes_per_token)
         for _ in range(runs):
-            if node is not None and way in FROM_DISK:
+            if node is not None and disk is not None:
                 empty_memory(engine, node)
+                engine.ask(engine.prompt(WARM_UP_TOKENS), 1)  # The engine gets the new memory ready.
             for tokens in sizes:
+                if disk is not None:
+                    part.sizes[str(tokens)].disk_bytes_s.append(disk.rate(tokens * site.bytes_per_token))
                 measure_warm(engine, part, tokens)
             keep(part)
 
 
-def read_rate(file: Path) -> float:
-    """Bytes per second of plain reads past the page cache: 16 at a time, of 4 MiB, for up to 8 GiB."""
-    import mmap
-    from concurrent.futures import ThreadPoolExecutor
+class Disk:
+    """Plain reads of a log past the page cache, 16 of 4 MiB at a time, each behind the last ones."""
 
-    unit = 4 << 20
-    handle = os.open(file, os.O_RDONLY | os.O_DIRECT)
-    count = min(os.fstat(handle).st_size, 8 * GIB) // unit
+    UNIT, AT_A_TIME = 4 << 20, 16
 
-    def read(worker: int) -> int:
-        page = mmap.mmap(-1, unit)
-        return sum(os.preadv(handle, [page], index * unit) for index in range(worker, count, 16))
+    def __init__(self, file: Path, written: int) -> None:
+        """Reads no more than what was `written`: behind it there may be nothing."""
+        self.file, self.units, self.at = file, max(1, written // self.UNIT), 0
 
-    begun = time.perf_counter()
-    try:
-        with ThreadPoolExecutor(16) as threads:
-            return sum(threads.map(read, range(16))) / (time.perf_counter() - begun)
-    finally:
-        os.close(handle)
+    def rate(self, wanted: int) -> float:
+        """Bytes per second of as much as is wanted, but of 1 GiB at least and of 8 GiB at most."""
+        import mmap
+        from concurrent.futures import ThreadPoolExecutor
+
+        begin, count = self.at, min(self.units, max(GIB, min(wanted, 8 * GIB)) // self.UNIT)
+        self.at = (begin + count) % self.units
+        handle = os.open(self.file, os.O_RDONLY | os.O_DIRECT)
+
+        def read(worker: int) -> int:
+            page = mmap.mmap(-1, self.UNIT)
+            mine = range(begin + worker, begin + count, self.AT_A_TIME)
+            return sum(os.preadv(handle, [page], unit % self.units * self.UNIT) for unit in mine)
+
+        begun = time.perf_counter()
+        try:
+            with ThreadPoolExecutor(self.AT_A_TIME) as threads:
+                read_bytes = sum(threads.map(read, range(self.AT_A_TIME)))
+                return read_bytes / (time.perf_counter() - begun)
+        finally:
+            os.close(handle)
 
 
 def run_links(tiny: bool) -> dict[str, Any]:
@@ -254,8 +269,8 @@ class Found:
 
     def floor(self, way: str, tokens: int) -> float:
         """What it takes at best: the bytes over the links or from the disk, then what a hit in HBM takes."""
-        disk = self.parts[way].disk_bytes_s if way in FROM_DISK else None
-        rate = disk or self.links["all" if way == "multipath" else "one"]
+        disk = self.parts[way].sizes[str(tokens)].disk_bytes_s
+        rate = statistics.median(disk) if disk else self.links["all" if way == "multipath" else "one"]
         return tokens * self.bytes_per_token / rate + self.warm("plain", tokens)
 
     def sizes(self) -> list[int]:

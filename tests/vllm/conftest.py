@@ -1,7 +1,7 @@
 """What all tests with vLLM share: a node, a model, and vLLM itself in a process of its own.
 
 Knows where the Python with vLLM is: `FOREBAY_VLLM_PYTHON`, or the one that runs the tests. Without vLLM in
-it all tests of this folder are skipped.
+it all tests of this folder are skipped. With `FOREBAY_VLLM_ON=gpu` it is a vLLM for GPUs.
 """
 
 import json
@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 PYTHON = os.environ.get("FOREBAY_VLLM_PYTHON", sys.executable)
 # For all that an engine may be asked to do, and for its start.
 ENGINE_S = 900.0
+ON_GPU = os.environ.get("FOREBAY_VLLM_ON", "cpu") == "gpu"
 # Newer vLLMs take multiples of 32 only on a CPU.
 CHUNK, BLOCK = 64, int(os.environ.get("FOREBAY_VLLM_BLOCK", "16"))
 ROOM_TOKENS = 2560
@@ -141,6 +142,14 @@ class Engine:
         self.process.wait()
 
 
+def need_gpus(count: int) -> None:
+    """Skips what wants more GPUs than there are, where GPUs are used at all."""
+    if ON_GPU:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+        if len(listed.splitlines()) < count:
+            pytest.skip(f"SKIPPED: {count} GPUs are needed")
+
+
 def transfer(node: Path, **more: Any) -> dict[str, Any]:
     """The connector's configuration."""
     return {
@@ -185,6 +194,8 @@ def arguments(model: Path, connector: dict[str, Any] | None = None, **more: Any)
         "max_num_seqs": 8,
         "distributed_executor_backend": "uni",
     }
+    if ON_GPU:  # Several engines share one, and none looks how much of it is free.
+        given |= {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 1 << 28}
     if connector is not None:
         given["kv_transfer_config"] = connector
     return given | more

@@ -366,7 +366,7 @@ class Driver:
             for layer in group.layer_names:
                 for tensor in parts_of(layers[layer].kv_cache):
                     for (block,) in blocks:
-                        digest.update(tensor[block.block_id].flatten().view(torch.uint8).numpy())
+                        digest.update(tensor[block.block_id].flatten().view(torch.uint8).cpu().numpy())
             found.append(digest.hexdigest())
         return found
 

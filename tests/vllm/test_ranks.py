@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, transfer
+from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, need_gpus, transfer
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
@@ -29,6 +29,7 @@ class Place:
 def place(
     model: Path, plain: dict[str, list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
+    need_gpus(2)
     folder = tmp_path_factory.mktemp("ranks")
     node = Daemon(folder / "node").start()
     made = []

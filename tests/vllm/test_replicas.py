@@ -10,7 +10,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ASKED, BLOCK, CHUNK, HERE, PYTHON, Daemon, Engine, arguments, transfer
+from conftest import (
+    ASKED,
+    BLOCK,
+    CHUNK,
+    HERE,
+    ON_GPU,
+    PYTHON,
+    Daemon,
+    Engine,
+    arguments,
+    need_gpus,
+    transfer,
+)
 
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
@@ -63,7 +75,8 @@ def test_a_rank_that_has_nothing_to_store_says_at_once_that_it_has() -> None:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine, Daemon]]:
     """An engine with one rank, one with two, and their node."""
-    if BLOCK == 16:
+    need_gpus(2)
+    if BLOCK == 16 and not ON_GPU:
         pytest.skip('SKIPPED: vLLM 0.26 says "MLA is not supported on CPU"')
     folder = tmp_path_factory.mktemp("replicas")
     model = folder / "model"
@@ -73,8 +86,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, En
     try:
         for tp in (1, 2):
             ranks = {"tensor_parallel_size": tp, "distributed_executor_backend": "mp" if tp > 1 else "uni"}
-            blocks = {"block_size": 16, "num_gpu_blocks_override": 160}
-            given = arguments(model, transfer(node.socket), **ranks, **blocks)
+            own = {"block_size": 16, "num_gpu_blocks_override": 160}
+            own |= {"dtype": "bfloat16"} if ON_GPU else {}
+            given = arguments(model, transfer(node.socket), **ranks, **own)
             made.append(Engine(given, folder / f"log{tp}"))
         yield made[0], made[1], node
         for engine in made:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, prompt, transfer
+from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, need_gpus, prompt, transfer
 
 # What conftest takes for a newer one by its blocks.
 pytestmark = pytest.mark.skipif(BLOCK != 16, reason="SKIPPED: vLLM 0.32 alone fails with two stages on a CPU")
@@ -18,6 +18,7 @@ PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 def engine(
     model: Path, plain: dict[str, list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
+    need_gpus(2)
     folder = tmp_path_factory.mktemp("stages")
     node = Daemon(folder / "node").start()
     stages = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ASKED, BLOCK, CHUNK, HERE, PYTHON, Daemon, Engine, arguments, prompt, transfer
+from conftest import ASKED, BLOCK, CHUNK, HERE, ON_GPU, PYTHON, Daemon, Engine, arguments, prompt, transfer
 
 STEP = 512
+# vLLM's kernel for GPUs has no wider convolutions.
+SEEN = ["--seen", "4"] if ON_GPU else []
 # Enough for one request as long as the model allows, too few for the whole crowd.
 BLOCKS = 2176 // BLOCK
 EVENTS = {"enable_kv_cache_events": True, "publisher": "null"}
@@ -68,7 +70,7 @@ def last(name: str) -> int:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("states")
     model = folder / "model"
-    subprocess.run([PYTHON, str(HERE / "tiny_model.py"), str(model), "--states"], check=True)
+    subprocess.run([PYTHON, str(HERE / "tiny_model.py"), str(model), "--states", *SEEN], check=True)
     more = {"num_gpu_blocks_override": BLOCKS, "max_num_batched_tokens": STEP}
     node = Daemon(folder / "node", memory="128MiB").start()
     stored = arguments(

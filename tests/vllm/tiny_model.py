@@ -19,7 +19,7 @@ LONGEST = 8192
 SPREAD = 0.15
 RANK = 4
 LATENT, ROPE = 512, 64  # the only sizes that vLLM's kernel for CPUs has
-SEEN = 33  # tokens that a convolution of LFM2 sees: a state is as large as a block of KV
+SEEN = 33  # tokens that a convolution of LFM2 sees: a state is as large as a block of KV, as CPUs want it
 
 
 def of_attention(latent: bool) -> dict[str, tuple[int, ...]]:
@@ -60,7 +60,7 @@ def shapes(layers: int, latent: bool) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def shapes_with_states() -> dict[str, tuple[int, ...]]:
+def shapes_with_states(seen: int) -> dict[str, tuple[int, ...]]:
     """The tensors of a small LFM2: every second layer has attention, the others have convolutions.
 
     Attention has one head, as wide as the model: vLLM on CPUs turns only some of the queries of several heads
@@ -81,7 +81,7 @@ def shapes_with_states() -> dict[str, tuple[int, ...]]:
     }
     convolution = {
         "conv.in_proj.weight": (3 * WIDTH, WIDTH),
-        "conv.conv.weight": (WIDTH, 1, SEEN),
+        "conv.conv.weight": (WIDTH, 1, seen),
         "conv.out_proj.weight": (WIDTH, WIDTH),
     }
     for layer in range(LAYERS):
@@ -130,9 +130,11 @@ def write_adapter(folder: Path, layers: int, seed: int) -> None:
 
 
 def write_config(
-    folder: Path, layers: int, window: int | None, full: bool, latent: bool, states: bool
+    folder: Path, layers: int, window: int | None, full: bool, latent: bool, seen: int | None
 ) -> None:
-    """What kind of model it is. With a window, some layers see everything if it is `full`."""
+    """What kind of model it is. With a window, some layers see everything if it is `full`. Convolutions have
+    `seen` so many tokens.
+    """
     config: dict[str, object] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -173,14 +175,14 @@ def write_config(
             "first_k_dense_replace": layers,
         }
         del config["head_dim"]
-    if states:
+    if seen is not None:
         config |= {
             "architectures": ["Lfm2ForCausalLM"],
             "model_type": "lfm2",
             "num_attention_heads": 1,
             "num_key_value_heads": 1,
             "layer_types": ["full_attention" if layer % 2 else "conv" for layer in range(layers)],
-            "conv_L_cache": SEEN,
+            "conv_L_cache": seen,
             "conv_bias": False,
             "conv_dim": WIDTH,
             "block_dim": WIDTH,
@@ -206,13 +208,13 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def make(folder: Path, window: int | None, full: bool, latent: bool, states: bool, adapters: int) -> None:
+def make(folder: Path, window: int | None, full: bool, latent: bool, seen: int | None, adapters: int) -> None:
     """Writes all of it."""
     layers = LAYERS_WITH_WINDOWS if window is not None and full else LAYERS
     folder.mkdir(parents=True, exist_ok=True)
-    write_config(folder, layers, window, full, latent, states)
+    write_config(folder, layers, window, full, latent, seen)
     write_tokenizer(folder)
-    write_weights(folder, shapes_with_states() if states else shapes(layers, latent), seed=7)
+    write_weights(folder, shapes(layers, latent) if seen is None else shapes_with_states(seen), seed=7)
     for number in range(adapters):
         write_adapter(folder / f"adapter{number}", layers, seed=100 + number)
 
@@ -226,8 +228,10 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=0)
     parser.add_argument("--latent", action="store_true", help="a small DeepSeek, for MLA")
     parser.add_argument("--states", action="store_true", help="a small LFM2, for layers with states")
+    parser.add_argument("--seen", type=int, default=SEEN, help="tokens that a state comes from")
     said = parser.parse_args()
-    make(said.folder, said.window, not said.all_windows, said.latent, said.states, said.adapters)
+    seen = said.seen if said.states else None
+    make(said.folder, said.window, not said.all_windows, said.latent, seen, said.adapters)
 
 
 if __name__ == "__main__":
