@@ -148,6 +148,7 @@ def transfer_config(site: Site, way: str) -> dict[str, Any] | None:
             "kv_connector": "ForebayConnector",
             "kv_connector_module_path": "forebay.vllm.connector",
             "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": own,
         }
     extra: dict[str, Any] = {"cpu_bytes_to_use": site.memory_bytes}

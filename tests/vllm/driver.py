@@ -39,6 +39,7 @@ class Driver:
         self.slowest_s = 0.0
         if transfer is not None:
             self.half = ours(self.scheduler.connector)._scheduler
+            self.undoing = self.half.layerwise_possible
             # What pays depends on the machine; the tests are about what is right.
             self.half.pace.worth = lambda found, *_: found.chunks
 
@@ -151,10 +152,14 @@ class Driver:
         self.scheduler.recompute_kv_load_failures = recompute
         return True
 
-    def layerwise(self, possible: bool) -> Any:
-        """Whether the connector may load layer by layer."""
-        self.half.layerwise_possible = possible
+    def layerwise(self, possible: bool | None) -> Any:
+        """Whether the connector may load layer by layer; None: as it decided itself."""
+        self.half.layerwise_possible = self.undoing if possible is None else possible
         return True
+
+    def undoes(self) -> Any:
+        """Whether this vLLM takes back a step that computed from a load that failed."""
+        return self.undoing
 
     def wait_for_handovers(self, seconds: float) -> Any:
         """How long the engine waits for the chunks of a ticket."""

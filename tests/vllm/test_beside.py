@@ -75,7 +75,8 @@ def test_what_is_generated_behind_what_the_other_one_has_loaded_is_not_stored_wi
 
 def test_what_ours_counts_is_among_vllms_metrics(place: Place) -> None:
     counted = place.engine.metrics()
-    assert counted["vllm:forebay_stores_done"] > 0 and counted["vllm:forebay_tokens_memory"] > 0
+    assert counted["vllm:forebay_stores_done"] > 0
+    assert counted["vllm:forebay_tokens_memory"] > 0, (counted, place.engine.stats())
     assert counted["vllm:forebay_loads"] == place.engine.stats()["loads"]
 
 

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from conftest import ASKED, BLOCK, CHUNK, HERE, PYTHON, Daemon, Engine, arguments, prompt, transfer
+from conftest import ASKED, BLOCK, CHUNK, HERE, ON_GPU, PYTHON, Daemon, Engine, arguments, prompt, transfer
 
 WINDOW = 40
 STEP = 500
 # Enough for one request as long as the model allows, too few for the whole crowd.
-BLOCKS = 3520 // BLOCK
+ROOM = (
+    {"num_gpu_blocks_override": 240, "max_model_len": 1536}
+    if ON_GPU
+    else {"num_gpu_blocks_override": 3520 // BLOCK}
+)
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 # With the last of these, the window of a prompt's last token begins with the last token of a block.
 SHORT = {
@@ -59,7 +63,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("hybrid")
     model = folder / "model"
     subprocess.run([PYTHON, str(HERE / "tiny_model.py"), str(model), "--window", str(WINDOW)], check=True)
-    more = {"num_gpu_blocks_override": BLOCKS, "max_num_batched_tokens": STEP}
+    more = ROOM | {"max_num_batched_tokens": STEP}
     node = Daemon(folder / "node", memory="128MiB").start()
     stored = arguments(model, transfer(node.socket), **more)
     alone = arguments(model, enable_prefix_caching=False, **more)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ASKED, CHUNK, HERE, PYTHON, Daemon, Engine, arguments, transfer
+from conftest import ASKED, CHUNK, HERE, ON_GPU, PYTHON, Daemon, Engine, arguments, transfer
 
 TOKENS, COUNT = ASKED["short"]
 WHOLE = len(TOKENS) // CHUNK * CHUNK
@@ -47,8 +47,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     model = folder / "model"
     subprocess.run([PYTHON, str(HERE / "tiny_model.py"), str(model), "--adapters", str(ADAPTERS)], check=True)
     node = Daemon(folder / "node").start()
-    alone = arguments(model, enable_prefix_caching=False, **LORA)
-    stored = arguments(model, transfer(node.socket), **LORA)
+    own = LORA | ({"dtype": "bfloat16"} if ON_GPU else {})  # vLLM's kernels for GPUs want it.
+    alone = arguments(model, enable_prefix_caching=False, **own)
+    stored = arguments(model, transfer(node.socket), **own)
     try:
         with ThreadPoolExecutor() as threads:  # Starting one takes most of the time.
             starts = zip((alone, stored), ("plain", "log"), strict=True)

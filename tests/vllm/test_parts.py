@@ -89,21 +89,26 @@ def test_others_are_not_held_up_by_a_long_load(
 
 
 @pytest.mark.parametrize(
-    ("ahead", "recompute", "stages", "as_one", "possible"),
+    ("ahead", "on_gpu", "recompute", "stages", "as_one", "possible"),
     [
-        (False, True, 1, False, True),
-        (False, False, 1, False, True),
-        (True, False, 1, False, True),
-        (True, True, 1, False, False),
-        (False, True, 2, False, False),
-        (False, False, 1, True, False),
+        (False, False, True, 1, False, True),
+        (False, False, False, 1, False, True),
+        (True, True, False, 1, False, True),
+        (True, False, True, 1, False, False),
+        (False, True, True, 1, False, False),
+        (False, False, True, 2, False, False),
+        (False, False, False, 1, True, False),
     ],
 )
 def test_a_step_that_cannot_be_undone_loads_nothing_itself(
-    ahead: bool, recompute: bool, stages: int, as_one: bool, possible: bool
+    ahead: bool, on_gpu: bool, recompute: bool, stages: int, as_one: bool, possible: bool
 ) -> None:
     said = layerwise_is_possible(
-        async_scheduling=ahead, recompute=recompute, pipeline_ranks=stages, as_one=as_one
+        async_scheduling=ahead,
+        counts_on_gpu=on_gpu,
+        recompute=recompute,
+        pipeline_ranks=stages,
+        as_one=as_one,
     )
     assert said is possible
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, need_gpus, transfer
+from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, need_gpus, need_undoing, transfer
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
@@ -69,7 +69,7 @@ def test_two_ranks_load_what_they_have_stored(
     place.two.layerwise(possible=layerwise)
     cold, before = ask(place.two, name), place.two.stats()
     warm, after = ask(place.two, name), place.two.stats()
-    place.two.layerwise(possible=True)
+    place.two.layerwise(possible=None)
     assert cold["tokens"] == plain[name] and cold["cached"] == 0
     assert warm["tokens"] == plain[name] and warm["cached"] == whole(name)
     assert after["loads"] == before["loads"] + 2 and after["loads_short"] == before["loads_short"]
@@ -87,7 +87,7 @@ def test_either_loads_what_the_other_has_stored(
     reader.layerwise(possible=layerwise)
     before = reader.stats()["loads_short"]
     first, then = ask(storer, name), ask(reader, name)
-    reader.layerwise(possible=True)
+    reader.layerwise(possible=None)
     assert first["tokens"] == plain[name] == then["tokens"]
     assert then["cached"] in (whole(name), min(whole(name), len(ASKED[name][0]) - 1))
     assert reader.stats()["loads_short"] == before
@@ -113,6 +113,7 @@ def test_either_goes_on_where_the_other_stopped(
 def test_a_load_that_fails_at_one_rank_has_failed_at_both(
     place: Place, plain: dict[str, list[int]], rank: int, layerwise: bool
 ) -> None:
+    need_undoing(place.two, layerwise)
     place.two.layerwise(possible=layerwise)
     ask(place.two, "long")  # Stored, if it was not.
     place.two.spoil(tokens=3 * CHUNK, rank=rank)
@@ -120,7 +121,7 @@ def test_a_load_that_fails_at_one_rank_has_failed_at_both(
     said = ask(place.two, "long")
     after = place.two.stats()
     place.two.heal()
-    place.two.layerwise(possible=True)
+    place.two.layerwise(possible=None)
     assert said["tokens"] == plain["long"]
     assert after["totals_loads_failed"] == before.get("totals_loads_failed", 0) + 1
     assert ask(place.two, "long")["cached"] == whole("long")

@@ -54,7 +54,7 @@ def test_a_warm_prompt_is_loaded(
     assert said["cached"] in (all_but_one, whole(name))
     after = engine.stats()
     assert after["loads"] == before["loads"] + 1 and after["loads_short"] == before["loads_short"]
-    engine.layerwise(possible=True)
+    engine.layerwise(possible=None)
 
 
 def test_what_vllm_holds_of_a_chunk_is_not_loaded_over(engine: Engine, plain: dict[str, list[int]]) -> None:
@@ -107,7 +107,7 @@ def test_cancelled_requests_leave_nothing_behind(
     assert engine.forget()
     (said,) = ask(engine, "long")
     assert said["tokens"] == plain["long"] and said["cached"] == whole("long")
-    engine.layerwise(possible=True)
+    engine.layerwise(possible=None)
 
 
 def test_a_salt_keeps_prompts_apart(engine: Engine) -> None:

@@ -18,7 +18,7 @@ INNER = 2 * WIDTH
 LONGEST = 8192
 SPREAD = 0.15
 RANK = 4
-LATENT, ROPE = 512, 64  # the only sizes that vLLM's kernel for CPUs has
+LATENT, ROPE, LATENT_HEAD = 512, 64, 128  # the only sizes that vLLM's kernels have
 SEEN = 33  # tokens that a convolution of LFM2 sees: a state is as large as a block of KV, as CPUs want it
 
 
@@ -32,11 +32,11 @@ def of_attention(latent: bool) -> dict[str, tuple[int, ...]]:
             "o_proj.weight": (WIDTH, HEADS * HEAD),
         }
     return {
-        "q_proj.weight": (HEADS * (HEAD + ROPE), WIDTH),
+        "q_proj.weight": (HEADS * (LATENT_HEAD + ROPE), WIDTH),
         "kv_a_proj_with_mqa.weight": (LATENT + ROPE, WIDTH),
         "kv_a_layernorm.weight": (LATENT,),
-        "kv_b_proj.weight": (HEADS * (HEAD + HEAD), LATENT),
-        "o_proj.weight": (WIDTH, HEADS * HEAD),
+        "kv_b_proj.weight": (HEADS * (LATENT_HEAD + LATENT_HEAD), LATENT),
+        "o_proj.weight": (WIDTH, HEADS * LATENT_HEAD),
     }
 
 
@@ -170,8 +170,8 @@ def write_config(
             "q_lora_rank": None,
             "kv_lora_rank": LATENT,
             "qk_rope_head_dim": ROPE,
-            "qk_nope_head_dim": HEAD,
-            "v_head_dim": HEAD,
+            "qk_nope_head_dim": LATENT_HEAD,
+            "v_head_dim": LATENT_HEAD,
             "first_k_dense_replace": layers,
         }
         del config["head_dim"]

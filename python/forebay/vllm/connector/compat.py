@@ -37,6 +37,11 @@ def cpu_kernel(vllm_config: Any, block_tokens: int, head_size: int) -> str | Non
     return str(_get_attn_isa(dtype, block_tokens, head_size, vllm_config.cache_config.cache_dtype))
 
 
+def counts_on_gpu(vllm_config: Any) -> bool:
+    """Whether the model runner is V2, which adds up on the GPU how many tokens of a request are computed."""
+    return bool(getattr(vllm_config, "use_v2_model_runner", False))
+
+
 def layer_number(name: str) -> int:
     """The place of a layer in the model, which its name says: the first number in it."""
     found = re.search(r"\d+", name)

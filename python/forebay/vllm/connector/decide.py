@@ -35,12 +35,15 @@ def way_of_loading(*, layerwise_possible: bool, handed: bool, others: int, load_
 
 
 def layerwise_is_possible(
-    *, async_scheduling: bool, recompute: bool, pipeline_ranks: int, as_one: bool
+    *, async_scheduling: bool, counts_on_gpu: bool, recompute: bool, pipeline_ranks: int, as_one: bool
 ) -> bool:
     """Whether a step that computed from a load that failed can be undone.
 
     vLLM that schedules a step ahead does not take back the token of the next step when it recomputes a
-    request; when it fails the request there is nothing to take back. The same holds for pipelines. A request
-    whose loads fail as one needs other blocks than it has, which vLLM gives only to a request that waits.
+    request; when it fails the request there is nothing to take back. The same holds for pipelines. A model
+    runner that `counts_on_gpu` which tokens are computed (V2) never counts back: it would go on at the wrong
+    places. A request whose loads fail as one needs other blocks than it has, which vLLM gives only to a
+    request that waits.
     """
-    return pipeline_ranks == 1 and not as_one and not (async_scheduling and recompute)
+    undoes = not async_scheduling and not counts_on_gpu
+    return pipeline_ranks == 1 and not as_one and (undoes or not recompute)

@@ -58,6 +58,7 @@ class SchedulerHalf:
         self.loads, self.keeps = bool(transfer.is_kv_consumer), bool(transfer.is_kv_producer)
         self.layerwise_possible = layerwise_is_possible(
             async_scheduling=bool(vllm_config.scheduler_config.async_scheduling),
+            counts_on_gpu=compat.counts_on_gpu(vllm_config),
             recompute=transfer.kv_load_failure_policy == "recompute",
             pipeline_ranks=parallel.pipeline_parallel_size,
             as_one=fail_as_one(facts.groups),
