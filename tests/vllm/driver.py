@@ -25,6 +25,8 @@ class Driver:
         from vllm import LLM
         from vllm.config import KVEventsConfig, KVTransferConfig
 
+        if arguments.pop("ahead", False):
+            schedule_ahead()
         transfer = arguments.pop("kv_transfer_config", None)
         if transfer is not None:
             arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
@@ -39,7 +41,7 @@ class Driver:
         self.slowest_s = 0.0
         if transfer is not None:
             self.half = ours(self.scheduler.connector)._scheduler
-            self.undoing = self.half.layerwise_possible
+            self.decided = self.half.layerwise_possible
             # What pays depends on the machine; the tests are about what is right.
             self.half.pace.worth = lambda found, *_: found.chunks
 
@@ -154,12 +156,12 @@ class Driver:
 
     def layerwise(self, possible: bool | None) -> Any:
         """Whether the connector may load layer by layer; None: as it decided itself."""
-        self.half.layerwise_possible = self.undoing if possible is None else possible
+        self.half.layerwise_possible = self.decided if possible is None else possible
         return True
 
-    def undoes(self) -> Any:
-        """Whether this vLLM takes back a step that computed from a load that failed."""
-        return self.undoing
+    def is_ahead(self) -> Any:
+        """Whether steps are scheduled before the tokens of the last one are known."""
+        return bool(self.core.vllm_config.scheduler_config.async_scheduling)
 
     def wait_for_handovers(self, seconds: float) -> Any:
         """How long the engine waits for the chunks of a ticket."""
@@ -401,6 +403,19 @@ class Driver:
 
             self.scheduler._preempt_request = counted
         return self.preempted
+
+
+def schedule_ahead() -> None:
+    """Has vLLM on CPUs schedule a step before it knows the tokens of the last one, as it does on GPUs."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config
+
+    def check_and_leave(config: Any) -> None:
+        check(config)
+        config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = staticmethod(check_and_leave)
 
 
 def noise(seed: int) -> Any:

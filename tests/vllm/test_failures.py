@@ -1,4 +1,7 @@
-"""Nodes that are not there, die, or have bad bytes cost time, never a token and never an engine."""
+"""Nodes that are not there, die, or have bad bytes cost time, never a token and never an engine.
+
+The engine schedules ahead: when it hears that a load has failed in a step, the next one is under way.
+"""
 
 import random
 import signal
@@ -7,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ASKED, CHUNK, Daemon, Engine, arguments, need_undoing, transfer
+from conftest import AHEAD, ASKED, CHUNK, Daemon, Engine, arguments, prompt, transfer
 from processes import freeze, until
 
 # As often as the scheduler may ask for a request whose load fails: at first, once again, and some to spare.
@@ -24,7 +27,7 @@ class Place:
 
     def start(self) -> Engine:
         """An engine."""
-        return Engine(arguments(self.model, transfer(self.node.socket)), self.folder / "log")
+        return Engine(arguments(self.model, transfer(self.node.socket), **AHEAD), self.folder / "log")
 
     def ask(self, name: str) -> dict[str, Any]:
         """One of the prompts."""
@@ -76,7 +79,6 @@ def test_a_load_that_fails_is_computed_or_is_an_error_and_never_loops(
     place: Place, plain: dict[str, list[int]], recompute: bool, layerwise: bool, good: int
 ) -> None:
     engine = place.engine
-    need_undoing(engine, layerwise and recompute)
     until(lambda: place.loaded("long", plain))
     engine.policy(recompute=recompute)
     engine.layerwise(possible=layerwise)
@@ -99,6 +101,48 @@ def test_a_load_that_fails_is_computed_or_is_an_error_and_never_loops(
         assert said["reason"] == "error"
     assert asked <= ASKS, "it asks for the same again and again"
     until(lambda: place.loaded("long", plain))
+
+
+@pytest.mark.parametrize("good", [0, CHUNK * 3])
+def test_a_load_that_fails_under_a_prompt_of_several_steps_leaves_no_token_of_any(
+    place: Place, good: int
+) -> None:
+    engine, (beginning, _) = place.engine, ASKED["even"]
+    place.ask("even")
+    engine.settle()
+    tokens = beginning + prompt(70 + good, 900)  # A step is 512 tokens.
+    assert engine.forget()
+    engine.layerwise(possible=True)
+    engine.spoil(tokens=good)
+    failed = engine.stats().get("totals_loads_failed", 0)
+    (said,) = engine.generate(prompts=[tokens], tokens=16)
+    engine.heal()
+    engine.layerwise(possible=None)
+    assert engine.stats()["totals_loads_failed"] == failed + 1
+    engine.aside(on=True)
+    assert engine.forget()
+    (plain,) = engine.generate(prompts=[tokens], tokens=16)
+    engine.aside(on=False)
+    assert said["tokens"] == plain["tokens"]
+
+
+@pytest.mark.parametrize("good", [0, CHUNK * 3])
+def test_those_that_share_what_failed_to_load_start_over_too(
+    place: Place, plain: dict[str, list[int]], good: int
+) -> None:
+    names = ["left", "right", "middle"]
+    prompts, engine = [ASKED[name][0] for name in names], place.engine
+    engine.generate(prompts=prompts, tokens=16)
+    engine.settle()
+    assert engine.forget()
+    engine.layerwise(possible=True)
+    engine.spoil(tokens=good)
+    failed = engine.stats().get("totals_loads_failed", 0)
+    answers = engine.generate(prompts=prompts, tokens=16)
+    engine.heal()
+    engine.layerwise(possible=None)
+    assert engine.stats()["totals_loads_failed"] > failed
+    assert [said["tokens"] for said in answers] == [plain[name] for name in names]
 
 
 def test_a_node_that_dies_is_a_miss_and_what_is_on_its_disk_comes_back_with_it(

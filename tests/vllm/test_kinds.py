@@ -145,8 +145,8 @@ def test_a_prompt_of_any_kind_is_stored_and_loaded(place: Place, name: str) -> N
 
 
 def test_what_is_loaded_is_byte_by_byte_what_was_computed(place: Place) -> None:
-    if place.kind.groups[0][1] is not None:
-        pytest.skip("vLLM drops what has left the window")
+    if place.kind.groups[0][1] is not None or not (place.kind.in_pieces or ON_GPU):
+        pytest.skip("vLLM's own cache has nothing of what has left a window, nor of MLA on CPUs")
     tokens, count = ASKED["never"]
     end, found = len(tokens) // CHUNK * CHUNK, []
     for hit in (0, end):

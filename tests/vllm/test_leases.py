@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import ASKED, CHUNK, Engine, arguments, need_undoing, prompt, transfer
+from conftest import ASKED, CHUNK, Engine, arguments, prompt, transfer
 from nodes import Node
 from processes import until
 
@@ -89,7 +89,6 @@ def test_a_lease_that_ends_in_a_step_costs_time_and_no_token(
     place: Place, plain: dict[str, list[int]], when: str, layerwise: bool
 ) -> None:
     engine, (tokens, count) = place.engine, ASKED["long"]
-    need_undoing(engine, layerwise)
     engine.layerwise(possible=layerwise)
     until(lambda: is_warm(engine))
     assert engine.forget()

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import CHUNK, HERE, PYTHON, Daemon, Engine, arguments, need_undoing, prompt, transfer
+from conftest import CHUNK, HERE, PYTHON, Daemon, Engine, arguments, prompt, transfer
 
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
@@ -115,7 +115,6 @@ def test_a_prompt_with_an_image_that_was_prefilled_is_loaded_to_its_end(place: P
 def test_an_image_whose_load_fails_before_in_or_behind_it_is_seen_again(
     place: Place, good_chunks: int, layerwise: bool
 ) -> None:
-    need_undoing(place.engine, layerwise)
     place.ask(LATE, FIRST, SECOND)  # Stored, if it was not.
     place.engine.layerwise(possible=layerwise)
     place.engine.spoil(tokens=good_chunks * CHUNK)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
 from forebay.errors import InvalidError  # noqa: E402
-from forebay.vllm.connector import handover, namespace, stores  # noqa: E402
+from forebay.vllm.connector import compat, handover, namespace, stores  # noqa: E402
 from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
 from forebay.vllm.connector.decide import Way, layerwise_is_possible, way_of_loading  # noqa: E402
 from forebay.vllm.connector.groups import Group, fail_as_one, groups_of  # noqa: E402
@@ -89,23 +89,23 @@ def test_others_are_not_held_up_by_a_long_load(
 
 
 @pytest.mark.parametrize(
-    ("ahead", "on_gpu", "recompute", "stages", "as_one", "possible"),
+    ("starts_over", "speculates", "recompute", "stages", "as_one", "possible"),
     [
-        (False, False, True, 1, False, True),
-        (False, False, False, 1, False, True),
-        (True, True, False, 1, False, True),
-        (True, False, True, 1, False, False),
-        (False, True, True, 1, False, False),
-        (False, False, True, 2, False, False),
-        (False, False, False, 1, True, False),
+        (True, False, True, 1, False, True),
+        (True, False, False, 1, False, True),
+        (False, True, False, 1, False, True),
+        (False, False, True, 1, False, False),
+        (True, True, True, 1, False, False),
+        (True, False, True, 2, False, False),
+        (True, False, False, 1, True, False),
     ],
 )
 def test_a_step_that_cannot_be_undone_loads_nothing_itself(
-    ahead: bool, on_gpu: bool, recompute: bool, stages: int, as_one: bool, possible: bool
+    starts_over: bool, speculates: bool, recompute: bool, stages: int, as_one: bool, possible: bool
 ) -> None:
     said = layerwise_is_possible(
-        async_scheduling=ahead,
-        counts_on_gpu=on_gpu,
+        starts_over=starts_over,
+        speculates=speculates,
         recompute=recompute,
         pipeline_ranks=stages,
         as_one=as_one,
@@ -529,3 +529,40 @@ def test_everything_is_loaded_until_steps_of_two_sizes_say_what_a_token_costs() 
     pace.began(2, {"second": 208}, {}, 2.0)
     pace.ended(2, 3.2)
     assert pace.worth(there, 2000, 0, 0) < 7, "a token costs nothing, as far as these steps say"
+
+
+@pytest.mark.parametrize(
+    ("computed", "in_flight", "of_step", "placeholders", "dropped"),
+    [
+        (900, 300, 300, 1, 0),  # The step ended the prompt, and nothing else is under way.
+        (901, 301, 300, 2, 1),  # It did, and a step of one token is under way.
+        (900, 300, 200, 1, 1),  # It computed a part of the prompt; the one under way computes the rest.
+        (700, 400, 200, 0, 0),  # Both compute parts of it: they give no tokens.
+        (900, 200, 0, 1, 1),  # It was another's: this one hit its blocks in the step that is under way.
+        (900, 300, 300, 0, 0),  # Nothing is scheduled ahead.
+    ],
+)
+def test_one_that_starts_over_drops_the_tokens_that_are_under_way_and_no_others(
+    computed: int, in_flight: int, of_step: int, placeholders: int, dropped: int
+) -> None:
+    request = SimpleNamespace(
+        request_id="r",
+        num_tokens=900,
+        num_computed_tokens=computed,
+        num_in_flight_tokens=in_flight,
+        num_output_placeholders=placeholders,
+        async_tokens_to_discard=0,
+    )
+    evicted: set[int] = set()
+    blocks = SimpleNamespace(get_block_ids=lambda _: ([5, 6, 7, 8],), evict_blocks=evicted.update)
+    scheduler = SimpleNamespace(
+        kv_cache_manager=blocks,
+        running=[request],
+        prev_step_scheduled_req_ids={"r", "other"},
+        _preempt_request=lambda request, timestamp: None,
+    )
+    reached = compat.reached_by(request, {"r": of_step} if of_step else {})
+    compat.start_over(scheduler, request, {7, 9}, reached)
+    assert request.async_tokens_to_discard == dropped and request.num_output_placeholders == 0
+    assert evicted == {7, 8} and scheduler.running == []
+    assert scheduler.prev_step_scheduled_req_ids == {"other"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, need_gpus, need_undoing, transfer
+from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, need_gpus, transfer
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
@@ -113,7 +113,6 @@ def test_either_goes_on_where_the_other_stopped(
 def test_a_load_that_fails_at_one_rank_has_failed_at_both(
     place: Place, plain: dict[str, list[int]], rank: int, layerwise: bool
 ) -> None:
-    need_undoing(place.two, layerwise)
     place.two.layerwise(possible=layerwise)
     ask(place.two, "long")  # Stored, if it was not.
     place.two.spoil(tokens=3 * CHUNK, rank=rank)

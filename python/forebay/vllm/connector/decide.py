@@ -35,15 +35,14 @@ def way_of_loading(*, layerwise_possible: bool, handed: bool, others: int, load_
 
 
 def layerwise_is_possible(
-    *, async_scheduling: bool, counts_on_gpu: bool, recompute: bool, pipeline_ranks: int, as_one: bool
+    *, starts_over: bool, speculates: bool, recompute: bool, pipeline_ranks: int, as_one: bool
 ) -> bool:
     """Whether a step that computed from a load that failed can be undone.
 
-    vLLM that schedules a step ahead does not take back the token of the next step when it recomputes a
-    request; when it fails the request there is nothing to take back. The same holds for pipelines. A model
-    runner that `counts_on_gpu` which tokens are computed (V2) never counts back: it would go on at the wrong
-    places. A request whose loads fail as one needs other blocks than it has, which vLLM gives only to a
-    request that waits.
+    A request that is to be recomputed must start over, and drop what steps that were scheduled ahead say of
+    it: how many tokens that is, is known unless it speculates. One that fails has nothing to take back. In
+    pipelines several steps are under way. A request whose loads fail as one needs other blocks than it has,
+    which vLLM gives only to a request that waits.
     """
-    undoes = not async_scheduling and not counts_on_gpu
+    undoes = starts_over and not speculates
     return pipeline_ranks == 1 and not as_one and (undoes or not recompute)

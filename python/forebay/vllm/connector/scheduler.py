@@ -57,8 +57,8 @@ class SchedulerHalf:
         self.engine_id = str(transfer.engine_id)
         self.loads, self.keeps = bool(transfer.is_kv_consumer), bool(transfer.is_kv_producer)
         self.layerwise_possible = layerwise_is_possible(
-            async_scheduling=bool(vllm_config.scheduler_config.async_scheduling),
-            counts_on_gpu=compat.counts_on_gpu(vllm_config),
+            starts_over=compat.start_over_where_steps_fail(),
+            speculates=vllm_config.speculative_config is not None,
             recompute=transfer.kv_load_failure_policy == "recompute",
             pipeline_ranks=parallel.pipeline_parallel_size,
             as_one=fail_as_one(facts.groups),
