@@ -372,7 +372,7 @@ def read_parts(folder: Path, bytes_per_token: int) -> Found:
 
 
 def curves(found: Found, way: str) -> list[vllm_plot.Curve]:
-    """The lines of one panel: the best there could be, the peers, and ours."""
+    """The lines of one panel: the best there could be, the peers, and ours. No peer reads from a disk."""
 
     def rate(other: str, seconds: Callable[[str, int], float]) -> list[tuple[int, float]]:
         gigabytes = found.bytes_per_token / 1e9
@@ -384,9 +384,9 @@ def curves(found: Found, way: str) -> list[vllm_plot.Curve]:
             ("offloading", PEERS["offloading"], "#6b7280"),
             ("simple", PEERS["simple"], "#9ca3af"),
         )
-        if peer in found.parts
+        if peer in found.parts and way not in FROM_DISK
     ]
-    best = vllm_plot.Curve("link, then a hit in HBM", "#b45309", True, rate(way, found.floor))
+    best = vllm_plot.Curve("bytes, then a hit in HBM", "#b45309", True, rate(way, found.floor))
     return [best, *peers, vllm_plot.Curve("Forebay", "#1d4ed8", False, rate(way, found.warm))]
 
 
