@@ -80,6 +80,8 @@ pub struct Mover {
     next_transfer: u64,
     next_op: u64,
     next_ready: u64,
+    /// When nothing could be started. A rest that ends after that has to be told of, however late it is asked.
+    polled_us: u64,
 }
 
 /// A transfer's parts by lane.
@@ -170,6 +172,7 @@ impl Mover {
             next_transfer: 0,
             next_op: 0,
             next_ready: 0,
+            polled_us: 0,
         }
     }
 
@@ -321,11 +324,12 @@ impl Mover {
         self.events.pop_front()
     }
 
-    /// When to call [`expire`](Mover::expire) and [`poll`](Mover::poll) again at the latest, even if nothing completes.
-    pub fn next_timeout_us(&self, now_us: u64) -> Option<u64> {
+    /// When to call [`expire`](Mover::expire) and [`poll`](Mover::poll) again at the latest, even if nothing completes. That may
+    /// be in the past: what has changed since the last poll, changed after it.
+    pub fn next_timeout_us(&self) -> Option<u64> {
         let expiry = self.expiries.first().map(|(expires_us, _)| *expires_us);
         let work = !self.ready.is_empty() || self.lanes.iter().any(|lane| !lane.is_empty());
-        let rests = self.links.iter().filter_map(|link| link.rest_ends_us(now_us));
+        let rests = self.links.iter().filter_map(|link| link.rest_ends_us(self.polled_us));
         rests.filter(|_| work).chain(expiry).min()
     }
 

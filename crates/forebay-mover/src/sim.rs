@@ -192,7 +192,7 @@ impl Sim {
                 self.start(start);
             }
             self.note_events();
-            if let Some(timeout_us) = self.mover.next_timeout_us(at_us) {
+            if let Some(timeout_us) = self.mover.next_timeout_us() {
                 self.plan(timeout_us.max(at_us + 1), Happening::Wake);
             }
         }

@@ -296,7 +296,7 @@ impl Worker {
         if self.mover.has_events() || !self.refused.is_empty() {
             return Some(0);
         }
-        self.mover.next_timeout_us(self.now_us())
+        self.mover.next_timeout_us()
     }
 
     fn handle(&mut self, message: Message) {

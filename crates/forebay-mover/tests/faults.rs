@@ -64,6 +64,24 @@ fn corrupt_bytes_fail_the_transfer_and_are_not_tried_again() {
 }
 
 #[test]
+fn a_rest_that_ends_between_a_poll_and_the_next_look_at_the_clock_is_not_slept_through() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 100), mover.add_region(DEVICE, 100));
+    let link = mover.add_link(LinkSpec::new("link", 1, MIB));
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+    let pair = SpanPair::new(Span::new(source, 0, 100), Span::new(target, 0, 100));
+    mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap();
+    let start = mover.poll(0).unwrap();
+    mover.complete(10, start.op, Outcome::Failed { error: "once".into() });
+    assert_eq!(mover.poll(11), None, "the link rests");
+    let ends_us = mover.next_timeout_us().unwrap();
+    assert_eq!(mover.poll(ends_us - 1), None);
+    // Whoever asks a moment later, when the rest is over, is told all the same.
+    assert_eq!(mover.next_timeout_us(), Some(ends_us));
+    assert!(mover.poll(ends_us).is_some());
+}
+
+#[test]
 fn a_lost_operation_quarantines_its_spans_until_it_completes() {
     let mut mover = Mover::new(Limits::default());
     let (source, target) = (mover.add_region(HOST, 100), mover.add_region(DEVICE, 100));
@@ -72,7 +90,7 @@ fn a_lost_operation_quarantines_its_spans_until_it_completes() {
     let (from, to) = (Span::new(source, 0, 100), Span::new(target, 0, 100));
     let id = mover.submit(0, Transfer::new(vec![SpanPair::new(from, to)], Class::Demand)).unwrap();
     let start = mover.poll(0).unwrap();
-    assert_eq!(mover.next_timeout_us(0), Some(50));
+    assert_eq!(mover.next_timeout_us(), Some(50));
     mover.expire(49);
     assert_eq!(mover.next_event(), None);
     mover.expire(50);

@@ -48,6 +48,7 @@ impl Mover {
                 return Some(self.start(now_us, lot));
             }
         }
+        self.polled_us = now_us;
         None
     }
 

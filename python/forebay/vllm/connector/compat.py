@@ -151,13 +151,20 @@ def start_over_where_steps_fail() -> bool:
     def handle_and_start_over(self: Any, invalid: set[int], scheduled: Mapping[str, int]) -> set[str]:
         reached = {one.request_id: reached_by(one, scheduled) for one in self.running}
         failed: set[str] = handle(self, invalid, scheduled)
-        if self.recompute_kv_load_failures:
+        if self.recompute_kv_load_failures and is_ours(self.connector):
             for request in [one for one in reversed(self.running) if one.request_id in failed]:
                 start_over(self, request, invalid, reached[request.request_id])
         return failed
 
     Scheduler._handle_invalid_blocks = handle_and_start_over
     return True
+
+
+def is_ours(connector: Any) -> bool:
+    """Whether a scheduler's connector is Forebay's, or one of several that it has."""
+    several = getattr(connector, "_connectors", None)
+    each = several if isinstance(several, list) else [connector]
+    return any(type(one).__module__.startswith("forebay.vllm") for one in each)
 
 
 def drops_itself(preempt: Callable[..., Any]) -> bool:
