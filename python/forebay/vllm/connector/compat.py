@@ -151,20 +151,23 @@ def start_over_where_steps_fail() -> bool:
     def handle_and_start_over(self: Any, invalid: set[int], scheduled: Mapping[str, int]) -> set[str]:
         reached = {one.request_id: reached_by(one, scheduled) for one in self.running}
         failed: set[str] = handle(self, invalid, scheduled)
-        if self.recompute_kv_load_failures and is_ours(self.connector):
-            for request in [one for one in reversed(self.running) if one.request_id in failed]:
+        mine = ours_of(self.connector)
+        over = [one for one in reversed(self.running) if one.request_id in failed]
+        if self.recompute_kv_load_failures and mine is not None and over:
+            for request in over:
                 start_over(self, request, invalid, reached[request.request_id])
+            start_over_with_them(self, invalid, mine)
         return failed
 
     Scheduler._handle_invalid_blocks = handle_and_start_over
     return True
 
 
-def is_ours(connector: Any) -> bool:
-    """Whether a scheduler's connector is Forebay's, or one of several that it has."""
+def ours_of(connector: Any) -> Any:
+    """A scheduler's connector if it is Forebay's, or Forebay's among several that it has, or None."""
     several = getattr(connector, "_connectors", None)
     each = several if isinstance(several, list) else [connector]
-    return any(type(one).__module__.startswith("forebay.vllm") for one in each)
+    return next((one for one in each if type(one).__module__.startswith("forebay.vllm")), None)
 
 
 def drops_itself(preempt: Callable[..., Any]) -> bool:
@@ -197,6 +200,20 @@ def start_over(scheduler: Any, request: Any, invalid: set[int], reached: int) ->
     to_come = request.num_output_placeholders - (reached >= request.num_tokens)
     request.async_tokens_to_discard += max(0, to_come)
     request.num_output_placeholders = 0
+
+
+def start_over_with_them(scheduler: Any, invalid: set[int], mine: Any) -> None:
+    """Those that wait for loads of their own behind blocks that others' loads have spoiled: when these have
+    ended, vLLM takes all of their blocks back and asks again what there is.
+    """
+    tables = scheduler.kv_cache_manager.get_block_ids
+    for request in scheduler.requests.values():
+        if request.status.name != "WAITING_FOR_REMOTE_KVS":
+            continue
+        if not all(invalid.isdisjoint(table) for table in tables(request.request_id)):
+            request.num_computed_tokens = 0
+            scheduler.failed_recving_kv_req_ids.add(request.request_id)
+            mine.loses_blocks(request)
 
 
 @dataclass(frozen=True)

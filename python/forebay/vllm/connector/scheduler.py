@@ -221,6 +221,12 @@ class SchedulerHalf:
         if external > 0:
             self.load(one)
 
+    def lost_blocks(self, name: str) -> None:
+        """A request starts over when the load has ended that it waits for: others' blocks were wrong."""
+        one = self.tracked.get(name)
+        if one is not None:
+            one.blocks = []
+
     def load(self, one: Tracked) -> None:
         """Loads what was found into the blocks that the request got for it."""
         found, size = one.found, self.facts.chunk_tokens
