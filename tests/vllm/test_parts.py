@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
 from forebay.errors import InvalidError  # noqa: E402
-from forebay.vllm.connector import compat, handover, namespace, stores  # noqa: E402
+from forebay.vllm.connector import handover, namespace, start_over, stores  # noqa: E402
 from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
 from forebay.vllm.connector.decide import Way, layerwise_is_possible, way_of_loading  # noqa: E402
 from forebay.vllm.connector.groups import Group, fail_as_one, groups_of  # noqa: E402
@@ -561,8 +561,28 @@ def test_one_that_starts_over_drops_the_tokens_that_are_under_way_and_no_others(
         prev_step_scheduled_req_ids={"r", "other"},
         _preempt_request=lambda request, timestamp: None,
     )
-    reached = compat.reached_by(request, {"r": of_step} if of_step else {})
-    compat.start_over(scheduler, request, {7, 9}, reached)
+    reached = start_over.reached_by(request, {"r": of_step} if of_step else {})
+    start_over.preempt(scheduler, request, {7, 9}, reached)
     assert request.async_tokens_to_discard == dropped and request.num_output_placeholders == 0
     assert evicted == {7, 8} and scheduler.running == []
     assert scheduler.prev_step_scheduled_req_ids == {"other"}
+
+
+def test_who_waits_behind_spoiled_blocks_asks_again_and_nobody_else_does() -> None:
+    def waiting(name: str, status: str) -> Any:
+        return SimpleNamespace(request_id=name, status=SimpleNamespace(name=status), num_computed_tokens=64)
+
+    shares = waiting("shares", "WAITING_FOR_REMOTE_KVS")
+    others = [waiting("apart", "WAITING_FOR_REMOTE_KVS"), waiting("queued", "WAITING")]
+    tables = {"shares": ([5, 7], [9]), "apart": ([6], [8])}
+    lost: list[str] = []
+    scheduler = SimpleNamespace(
+        kv_cache_manager=SimpleNamespace(get_block_ids=tables.__getitem__),
+        requests={one.request_id: one for one in (shares, *others)},
+        failed_recving_kv_req_ids=set(),
+    )
+    mine = SimpleNamespace(loses_blocks=lambda request: lost.append(request.request_id))
+    start_over.with_them(scheduler, {7}, mine)
+    assert shares.num_computed_tokens == 0 and lost == ["shares"]
+    assert scheduler.failed_recving_kv_req_ids == {"shares"}
+    assert [one.num_computed_tokens for one in others] == [64, 64]

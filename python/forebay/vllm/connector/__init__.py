@@ -127,7 +127,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         return self._plans.match(request, num_computed_tokens)
 
     def loses_blocks(self, request: Any) -> None:
-        """A request will get other blocks than it waits with (`compat.start_over_with_them`)."""
+        """A request will get other blocks than it waits with (`start_over.with_them`)."""
         self._plans.lost_blocks(request.request_id)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:

@@ -4,9 +4,7 @@ Knows where things are in which version. Everything else of the connector uses n
 """
 
 import importlib.util
-import inspect
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -122,98 +120,6 @@ def find_failures_in_all_groups() -> None:
         return {request.request_id for request in failed}, tokens, set()
 
     Scheduler._update_requests_with_invalid_blocks = find
-
-
-# What a request says of steps that were scheduled before their tokens are known, in versions that drop none.
-COUNTS_AHEAD = {"async_tokens_to_discard", "num_in_flight_tokens", "num_output_placeholders"}
-
-
-def start_over_where_steps_fail() -> bool:
-    """Has vLLM preempt the requests that computed from a load that failed in their own step.
-
-    vLLM lets them go on with fewer tokens computed than they had. That gives other tokens with steps that are
-    scheduled ahead, whose tokens count all the same, and with the V2 model runner, which adds up on the GPU
-    what is computed (https://github.com/vllm-project/vllm/issues/49250). What makes room for others is right
-    in both: it begins anew, with what vLLM's cache still has. False: this vLLM has other names for that.
-    """
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.request import Request
-
-    handle = getattr(Scheduler, "_handle_invalid_blocks", None)
-    preempt = getattr(Scheduler, "_preempt_request", None)
-    if handle is None or preempt is None:
-        return False
-    if not (drops_itself(preempt) or COUNTS_AHEAD <= set(Request.__init__.__code__.co_names)):
-        return False
-    if handle.__module__ == __name__:
-        return True
-
-    def handle_and_start_over(self: Any, invalid: set[int], scheduled: Mapping[str, int]) -> set[str]:
-        reached = {one.request_id: reached_by(one, scheduled) for one in self.running}
-        failed: set[str] = handle(self, invalid, scheduled)
-        mine = ours_of(self.connector)
-        over = [one for one in reversed(self.running) if one.request_id in failed]
-        if self.recompute_kv_load_failures and mine is not None and over:
-            for request in over:
-                start_over(self, request, invalid, reached[request.request_id])
-            start_over_with_them(self, invalid, mine)
-        return failed
-
-    Scheduler._handle_invalid_blocks = handle_and_start_over
-    return True
-
-
-def ours_of(connector: Any) -> Any:
-    """A scheduler's connector if it is Forebay's, or Forebay's among several that it has, or None."""
-    several = getattr(connector, "_connectors", None)
-    each = several if isinstance(several, list) else [connector]
-    return next((one for one in each if type(one).__module__.startswith("forebay.vllm")), None)
-
-
-def drops_itself(preempt: Callable[..., Any]) -> bool:
-    """Whether vLLM can be told with a preemption to drop what steps that are under way will say."""
-    return "drop_stale_output" in inspect.signature(preempt).parameters
-
-
-def reached_by(request: Any, scheduled: Mapping[str, int]) -> int:
-    """Tokens of a request that are computed when the step ends whose output has come."""
-    of_step = scheduled.get(request.request_id, 0)
-    return int(request.num_computed_tokens - request.num_in_flight_tokens + of_step)
-
-
-def start_over(scheduler: Any, request: Any, invalid: set[int], reached: int) -> None:
-    """Preempts a request of which `reached` tokens were computed, some from `invalid` blocks. Nobody hits
-    those, nor what comes behind them.
-    """
-    tables = scheduler.kv_cache_manager.get_block_ids(request.request_id)
-    first = 0
-    if len(tables) == 1:
-        first = next(place for place, block in enumerate(tables[0]) if block in invalid)
-    scheduler.kv_cache_manager.evict_blocks({block for table in tables for block in table[first:]})
-    scheduler.running.remove(request)
-    scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
-    if drops_itself(scheduler._preempt_request):
-        scheduler._preempt_request(request, time.monotonic(), drop_stale_output=True)
-        return
-    scheduler._preempt_request(request, time.monotonic())
-    # The step whose output has come gave a token if it reached the last one known. The others are to come.
-    to_come = request.num_output_placeholders - (reached >= request.num_tokens)
-    request.async_tokens_to_discard += max(0, to_come)
-    request.num_output_placeholders = 0
-
-
-def start_over_with_them(scheduler: Any, invalid: set[int], mine: Any) -> None:
-    """Those that wait for loads of their own behind blocks that others' loads have spoiled: when these have
-    ended, vLLM takes all of their blocks back and asks again what there is.
-    """
-    tables = scheduler.kv_cache_manager.get_block_ids
-    for request in scheduler.requests.values():
-        if request.status.name != "WAITING_FOR_REMOTE_KVS":
-            continue
-        if not all(invalid.isdisjoint(table) for table in tables(request.request_id)):
-            request.num_computed_tokens = 0
-            scheduler.failed_recving_kv_req_ids.add(request.request_id)
-            mine.loses_blocks(request)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from vllm.logger import init_logger
 
 import forebay
 from forebay.errors import InvalidError
-from forebay.vllm.connector import compat, handover
+from forebay.vllm.connector import compat, handover, start_over
 from forebay.vllm.connector.adapters import Adapter, Adapters
 from forebay.vllm.connector.config import Settings
 from forebay.vllm.connector.decide import Way, layerwise_is_possible, way_of_loading
@@ -57,7 +57,7 @@ class SchedulerHalf:
         self.engine_id = str(transfer.engine_id)
         self.loads, self.keeps = bool(transfer.is_kv_consumer), bool(transfer.is_kv_producer)
         self.layerwise_possible = layerwise_is_possible(
-            starts_over=compat.start_over_where_steps_fail(),
+            starts_over=start_over.where_steps_fail(),
             speculates=vllm_config.speculative_config is not None,
             recompute=transfer.kv_load_failure_policy == "recompute",
             pipeline_ranks=parallel.pipeline_parallel_size,
