@@ -188,8 +188,9 @@ impl Stream {
         unsafe { self.device.copy_in(self.handle, from, to, bytes) }
     }
 
-    /// Waits until everything put into it is done.
+    /// Waits until everything put into it is done, whatever is current: the driver refuses it where nothing is.
     pub fn synchronize(&self) -> Result<(), CudaError> {
+        let _current = self.device.enter()?;
         // SAFETY: the stream lives.
         let status = unsafe { (self.device.driver.table().stream_synchronize)(self.handle) };
         self.device.driver.check("cuStreamSynchronize", status)

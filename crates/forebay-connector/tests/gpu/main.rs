@@ -210,13 +210,16 @@ fn a_refused_call_costs_a_job_and_the_next_one_is_whole() {
         let engine = site.engine(fake);
         let (from, to) = (blocks(3), blocks(20));
         engine.store(1, &from, 1, 5);
-        for call in [
-            "cuMemcpyBatchAsync 1 719",
-            "cuMemcpyAsync 3 719",
-            "cuLaunchKernel 1 719",
-            "cuEventRecord 4 719",
-            "cuStreamWaitEvent 3 719",
-        ] {
+        // Each of the first calls of a load; its first record is what `load` itself needs.
+        let calls = [
+            ("cuMemcpyBatchAsync", 1..=3),
+            ("cuMemcpyAsync", 1..=12),
+            ("cuLaunchKernel", 1..=5),
+            ("cuEventRecord", 2..=24),
+            ("cuStreamWaitEvent", 1..=24),
+        ];
+        for (call, nth) in calls.into_iter().flat_map(|(call, all)| all.map(move |nth| (call, nth))) {
+            let call = format!("{call} {nth} 719");
             fake.control(&format!("fail {call}"));
             engine.begin_load(1, &to, 1, false);
             let end = engine.end_of(1);

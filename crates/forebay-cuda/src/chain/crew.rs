@@ -30,6 +30,8 @@ pub struct Crew {
     hops: HashMap<u16, Hop>,
     /// Whether it works, or worked last, in strands.
     in_strands: bool,
+    /// Something was not queued: events may say of a slot that it is done with when it is not.
+    is_torn: bool,
     /// Whose chain it works for, and what is passed when that is done.
     holder: Option<(StreamId, Arc<Event>)>,
     _staging: DeviceMemory,
@@ -101,6 +103,7 @@ impl Crew {
             next: 0,
             hops: targets.iter().map(hop).collect::<Result<_, CudaError>>()?,
             in_strands: false,
+            is_torn: false,
             holder: None,
             _staging: staging,
         })
@@ -131,7 +134,8 @@ impl Crew {
         let was_in_strands = std::mem::replace(&mut self.in_strands, work.how == How::Strands);
         // Where a chain does not wait for the one before in its stream, slots are kept apart by their strands or by their events.
         // These know nothing of each other.
-        let before = before.filter(|_| was_in_strands != self.in_strands);
+        let was_torn = std::mem::take(&mut self.is_torn);
+        let before = before.filter(|_| was_torn || was_in_strands != self.in_strands);
         self.next = 0;
         for event in before.iter().map(|(_, done)| &**done).chain(begun) {
             self.slots.iter().take(work.slots).try_for_each(|slot| slot.strand.wait_for(event))?;
@@ -164,6 +168,24 @@ impl Crew {
         }
         let slot = self.next;
         self.next = (slot + 1) % work.slots.max(1);
+        // SAFETY: by this function's contract.
+        let queued = unsafe { self.queue_in(slot, target, work, list) };
+        self.is_torn |= queued.is_err();
+        queued
+    }
+
+    /// Queues the next parcel by way of a slot.
+    ///
+    /// # Safety
+    ///
+    /// As for [`queue`](Crew::queue).
+    unsafe fn queue_in(
+        &self,
+        slot: usize,
+        target: u16,
+        work: &mut Work,
+        list: &mut List,
+    ) -> Result<(), CudaError> {
         match (work.how, self.hops.get(&target)) {
             (How::Strands, _) => {
                 let Some(piece) = work.pages.next(work.parcel_bytes) else { return Ok(()) };
@@ -188,28 +210,25 @@ impl Crew {
     fn turn(&self, work: &mut Work, hop: &Hop, index: usize, list: &mut List) -> Result<(), CudaError> {
         let (slot, far) = (&self.slots[index], &hop.far[index]);
         let listed = list.through_slot(self.direction, &mut work.pages, slot.address, work.parcel_bytes);
-        let kept = match self.direction {
+        let (kept, queued) = match self.direction {
             Direction::HostToDevice => {
                 slot.strand.wait_for(far)?;
                 slot.copy_runs(listed.runs)?;
                 slot.near.record(&slot.strand)?;
                 hop.stream.wait_for(&slot.near)?;
-                let kept = hop.carry(&listed)?;
-                far.record(&hop.stream)?;
-                kept
+                (hop.carry(&listed)?, far.record(&hop.stream))
             }
             Direction::DeviceToHost => {
                 hop.stream.wait_for(&slot.near)?;
                 let kept = hop.carry(&listed)?;
-                far.record(&hop.stream)?;
-                slot.strand.wait_for(far)?;
-                slot.copy_runs(listed.runs)?;
-                slot.near.record(&slot.strand)?;
-                kept
+                let followed = far.record(&hop.stream).and_then(|()| slot.strand.wait_for(far));
+                let copied = followed.and_then(|()| slot.copy_runs(listed.runs));
+                (kept, copied.and_then(|()| slot.near.record(&slot.strand)))
             }
         };
+        // Also after an error: the kernel is queued and will read them.
         list.keep(kept);
-        Ok(())
+        queued
     }
 
     /// Waits until nothing of it is under way. A stream that cannot be waited for is lost, and its work with it.
