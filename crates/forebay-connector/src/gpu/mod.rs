@@ -247,8 +247,8 @@ impl Gpu {
         let _relaxed = self.relaxed();
         let event = Arc::new(Event::to_sleep_for(&self.device)?);
         let Part { job, pieces, .. } = part;
-        let (after, is_awaited) = (job.after(), job.is_awaited());
-        let batch = Batch { pieces, after, is_open: self.is_open, is_awaited };
+        let (after, awaited_bytes) = (job.after(), job.is_awaited().then(|| part.batch_bytes()));
+        let batch = Batch { pieces, after, is_open: self.is_open, awaited_bytes };
         // SAFETY: pages are valid and the connector's by the contract of `new`; the part keeps the arena mapped and pinned.
         let sent = unsafe { self.copier.chains().send(&lane.courier, &batch, &event)? };
         Ok((sent, event))

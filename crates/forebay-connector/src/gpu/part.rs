@@ -3,7 +3,7 @@
 
 use super::job::Inner;
 use crate::cache::CacheShape;
-use crate::copies::{Batch, Direction, NotCopied, OnCopied};
+use crate::copies::{self, Batch, Direction, NotCopied, OnCopied};
 use forebay_cuda::chain::BATCH_PIECES_MAX;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::pinned::PinnedBehind;
@@ -24,6 +24,7 @@ pub struct Part {
 
 /// The batch that parts belong to. Whoever gave it is told when the last of them is dropped.
 struct Whole {
+    bytes: u64,
     /// Parts that have not arrived.
     missing: AtomicUsize,
     failed: Mutex<Option<NotCopied>>,
@@ -34,6 +35,11 @@ struct Whole {
 }
 
 impl Part {
+    /// How many bytes the batch has that it belongs to.
+    pub fn batch_bytes(&self) -> u64 {
+        self.whole.bytes
+    }
+
     /// It is over: its bytes have arrived, or nothing touches them any more.
     pub fn end(self, outcome: Result<(), NotCopied>) {
         match outcome {
@@ -81,9 +87,13 @@ pub fn cut(
     let failed = stray.map(|piece| NotCopied(format!("there is no layer {}", piece.layer)));
     let lists = match failed {
         Some(_) => Vec::new(),
-        None => lists(&batch, job.cache(), job.direction(), pinned.piece_bytes(), part_bytes),
+        None => {
+            let arena = batch.arena.memory().as_ptr() as u64;
+            lists(&batch.pieces, arena, job.cache(), job.direction(), pinned.piece_bytes(), part_bytes)
+        }
     };
     let whole = Arc::new(Whole {
+        bytes: batch.pieces.iter().map(|piece| piece.bytes).sum(),
         missing: AtomicUsize::new(lists.len()),
         failed: Mutex::new(failed),
         on_copied: Mutex::new(Some(on_copied)),
@@ -99,19 +109,20 @@ pub fn cut(
 
 /// The pieces by address, all of layers that there are, in lists of at most `part_bytes`. No piece goes across a multiple of
 /// `pinned_bytes` of the arena, where one registration ends and another begins: the driver refuses a copy over both. A piece that
-/// begins there begins a list as well, since pieces of a list that touch are copied as one.
+/// goes on there begins a list as well, since pieces of a list that touch are copied as one.
 fn lists(
-    batch: &Batch,
+    pieces: &[copies::Piece],
+    arena: u64,
     cache: &CacheShape,
     direction: Direction,
     pinned_bytes: u64,
     part_bytes: u64,
 ) -> Vec<Vec<Piece>> {
-    let arena = batch.arena.memory().as_ptr() as u64;
-    let (mut lists, mut list, mut bytes) = (Vec::new(), Vec::new(), 0);
-    for (piece, offset, len) in batch.pieces.iter().flat_map(|piece| cut_at_seams(piece, pinned_bytes)) {
+    let (mut lists, mut list, mut bytes, mut last_end) = (Vec::new(), Vec::new(), 0, 0);
+    for (piece, offset, len) in pieces.iter().flat_map(|piece| cut_at_seams(piece, pinned_bytes)) {
         let is_full = bytes + len > part_bytes || list.len() == BATCH_PIECES_MAX;
-        if is_full || offset.is_multiple_of(pinned_bytes) {
+        let is_at_seam = offset.is_multiple_of(pinned_bytes) && offset == last_end;
+        if is_full || is_at_seam {
             lists.extend(Some(std::mem::take(&mut list)).filter(|list| !list.is_empty()));
             bytes = 0;
         }
@@ -122,7 +133,7 @@ fn lists(
             Direction::Load => Piece { from: near, to: far, bytes: len },
             Direction::Store => Piece { from: far, to: near, bytes: len },
         });
-        bytes += len;
+        (bytes, last_end) = (bytes + len, offset + len);
     }
     lists.extend(Some(list).filter(|list| !list.is_empty()));
     lists
@@ -130,9 +141,9 @@ fn lists(
 
 /// What of a piece lies in each registration: the piece, where in the arena, how many bytes.
 fn cut_at_seams(
-    piece: &crate::copies::Piece,
+    piece: &copies::Piece,
     pinned_bytes: u64,
-) -> impl Iterator<Item = (&crate::copies::Piece, u64, u64)> {
+) -> impl Iterator<Item = (&copies::Piece, u64, u64)> {
     let (mut at, end) = (piece.arena_offset, piece.arena_offset + piece.bytes);
     std::iter::from_fn(move || {
         let len = (end - at).min(pinned_bytes - at % pinned_bytes);
@@ -140,4 +151,49 @@ fn cut_at_seams(
         at += len;
         (len > 0).then_some((piece, offset, len))
     })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::cache::{Group, Layer};
+
+    const ARENA: u64 = 1 << 40;
+    const LAYER: u64 = 1 << 50;
+    const PINNED: u64 = 1000;
+
+    /// Lists of pieces (offset in the arena, bytes) that lie one behind the other in a layer: (from, to, bytes) of each.
+    fn loaded(pieces: &[(u64, u64)], part_bytes: u64) -> Vec<Vec<(u64, u64, u64)>> {
+        let group = Group { page_tokens: 1, heads: 1 };
+        let layer = Layer { address: LAYER, pages: 10, stride_bytes: 1000, page_bytes: 1000, group: 0 };
+        let cache = CacheShape::new(vec![layer], vec![group], 1).unwrap();
+        let mut page_offset = 0;
+        let piece = |&(arena_offset, bytes): &(u64, u64)| {
+            page_offset += bytes;
+            copies::Piece { arena_offset, layer: 0, page_offset: page_offset - bytes, bytes }
+        };
+        let pieces: Vec<_> = pieces.iter().map(piece).collect();
+        let lists = lists(&pieces, ARENA, &cache, Direction::Load, PINNED, part_bytes);
+        let ends = |piece: &Piece| (piece.from - ARENA, piece.to - LAYER, piece.bytes);
+        lists.iter().map(|list| list.iter().map(ends).collect()).collect()
+    }
+
+    #[test]
+    fn no_list_has_more_bytes_than_a_part_but_for_a_piece_that_is_longer() {
+        let expected = [vec![(0, 0, 30), (50, 30, 30)], vec![(100, 60, 30)], vec![(200, 90, 80)]];
+        assert_eq!(loaded(&[(0, 30), (50, 30), (100, 30), (200, 80)], 60), expected);
+    }
+
+    #[test]
+    fn a_piece_across_two_registrations_is_two_that_are_in_two_lists() {
+        assert_eq!(loaded(&[(990, 30)], 1000), [vec![(990, 0, 10)], vec![(1000, 10, 20)]]);
+        assert_eq!(loaded(&[(990, 10), (1000, 20)], 1000), [vec![(990, 0, 10)], vec![(1000, 10, 20)]]);
+    }
+
+    #[test]
+    fn a_piece_that_begins_a_registration_and_touches_none_begins_no_list() {
+        assert_eq!(loaded(&[(500, 30), (1000, 30)], 1000), [vec![(500, 0, 30), (1000, 30, 30)]]);
+        assert_eq!(loaded(&[(0, 30), (1000, 30)], 1000).len(), 1);
+    }
 }

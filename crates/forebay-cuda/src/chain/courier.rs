@@ -41,8 +41,9 @@ pub struct Batch<'a> {
     pub after: Option<&'a Event>,
     /// Whether peers reach the GPU's side: see [`Chains::is_open`].
     pub is_open: bool,
-    /// Whether the GPU computes nothing meanwhile but what waits for this: kernels have room then.
-    pub is_awaited: bool,
+    /// If the GPU computes nothing meanwhile but what waits for this, so that kernels have room: how many bytes it waits for together,
+    /// of which these are some.
+    pub awaited_bytes: Option<u64>,
 }
 
 /// What became of a batch.
@@ -144,7 +145,7 @@ impl Chains {
             seams: &[],
             peers_reach: batch.is_open,
             is_scattered,
-            is_awaited: batch.is_awaited,
+            awaited_bytes: batch.awaited_bytes,
             places,
             waits: batch.after.map_or(Waits::Nothing, Waits::For),
             shares,

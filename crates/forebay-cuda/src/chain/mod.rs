@@ -287,7 +287,7 @@ impl Chains {
             shares,
             peers_reach,
             is_scattered,
-            is_awaited: false, // Nobody knows what the GPU computes meanwhile.
+            awaited_bytes: None, // Nobody knows what the GPU computes meanwhile.
             places,
             waits,
         };

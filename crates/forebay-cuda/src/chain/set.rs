@@ -30,7 +30,10 @@ const BATCH_PIECE_BYTES: u64 = 48 << 10;
 /// Copies of one call. Before the first of them begins, a call takes half a microsecond for each (one call of 4,096 moved 39 GB/s);
 /// those of the call before keep the link busy meanwhile.
 const BATCH_COPIES: usize = 1024;
-/// What is awaited goes by kernels if it is less. A batch takes a while to begin, and the engine waits for that with each layer: the first
+/// As many long pieces go by such calls too. One by one, there is a gap behind each: 1 MiB pieces of 64k tokens' KV came to an H200 in
+/// 0.23 s so, pages of 64 KiB of the same prompt by batches in 0.19. For few pieces a batch begins too late to gain anything.
+const BATCH_COPIES_MIN: usize = 32;
+/// What is awaited goes by kernels if it is less in all. A batch takes a while to begin, and the engine waits for that with each layer: the first
 /// token of prompts of 1k to 8k tokens (4 to 32 MiB a layer) came after 30, 31, 38 and 48 ms on an H200 by batches, on another one after
 /// 20, 19, 20 and 32 by kernels; of 64k tokens after 195 and 220.
 const AWAITED_BATCH_BYTES_MIN: u64 = 64 << 20;
@@ -72,8 +75,8 @@ pub struct Chain<'a> {
     pub peers_reach: bool,
     /// Whether host memory is in pieces too small for a copy engine. There are no crews then.
     pub is_scattered: bool,
-    /// Whether the GPU computes nothing meanwhile but what waits for this.
-    pub is_awaited: bool,
+    /// If the GPU computes nothing meanwhile but what waits for this: how many bytes it waits for, of which these are some.
+    pub awaited_bytes: Option<u64>,
     /// Where its lists may be, as [`Set::room_for`] said.
     pub places: Range<usize>,
     pub waits: Waits<'a>,
@@ -149,9 +152,10 @@ impl Set {
     ) -> Result<(), CudaError> {
         self.holder = Some(chain.holder);
         let direct = chain.pages.share(chain.shares[0]);
-        let is_small = is_small(direct.pieces(), direct.bytes()) && !self.goes_by_batch(&chain, direct);
+        let by_batch = self.goes_by_batch(&chain, direct);
+        let is_small = is_small(direct.pieces(), direct.bytes()) && !by_batch;
         // Few calls for the direct way, so that the lane is at work while the rest is queued.
-        let whole = if is_small { Ok(()) } else { self.queue_direct(&chain, direct) };
+        let whole = if is_small { Ok(()) } else { self.queue_direct(&chain, direct, by_batch) };
         let begun = match chain.waits {
             Waits::Nothing => None,
             Waits::Stream => Some(&self.begun),
@@ -188,19 +192,20 @@ impl Set {
         self.own.settle();
     }
 
-    /// Whether pages that are small are still long enough for a batch, in a stream that takes one.
+    /// Whether a row is long enough for a batch, in a stream that takes one.
     fn goes_by_batch(&self, chain: &Chain, pages: Pages) -> bool {
+        let least_copies = if is_small(pages.pieces(), pages.bytes()) { 2 } else { BATCH_COPIES_MIN };
         let is_long = pages.bytes() >= BATCH_PIECE_BYTES * pages.pieces() as u64;
-        let is_worth_it = !chain.is_awaited || pages.bytes() >= AWAITED_BATCH_BYTES_MIN;
-        is_long && is_worth_it && self.batch.is_some() && BatchCopy::fits(chain.stream)
+        let may_wait = chain.awaited_bytes.is_none_or(|bytes| bytes >= AWAITED_BATCH_BYTES_MIN);
+        let is_possible = self.batch.is_some() && BatchCopy::fits(chain.stream);
+        pages.pieces() >= least_copies && is_long && may_wait && is_possible
     }
 
     /// Queues the direct way's copies in the chain's stream.
-    fn queue_direct(&mut self, chain: &Chain, pages: Pages) -> Result<(), CudaError> {
+    fn queue_direct(&mut self, chain: &Chain, pages: Pages, by_batch: bool) -> Result<(), CudaError> {
         if let Waits::For(event) = chain.waits {
             event.hold(chain.stream)?;
         }
-        let by_batch = is_small(pages.pieces(), pages.bytes());
         let queued = match &mut self.batch {
             Some((batch, list)) if by_batch => queue_batch(&self.target, *batch, list, chain.stream, pages),
             _ => queue_one_by_one(&self.target, chain.stream, pages),

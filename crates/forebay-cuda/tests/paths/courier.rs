@@ -20,7 +20,7 @@ fn courier(world: &World, direction: Direction) -> Courier {
 
 /// Sends a batch, again if it has to be later; its event.
 fn send(world: &World, courier: &Courier, pieces: &[Piece], after: Option<&Event>) -> Arc<Event> {
-    send_batch(world, courier, &Batch { pieces, after, is_open: true, is_awaited: false })
+    send_batch(world, courier, &Batch { pieces, after, is_open: true, awaited_bytes: None })
 }
 
 fn send_batch(world: &World, courier: &Courier, batch: &Batch) -> Arc<Event> {
@@ -175,25 +175,38 @@ fn a_batch_waits_for_what_it_comes_after_and_the_next_one_for_nothing_else() {
 }
 
 #[test]
-fn a_little_that_is_awaited_goes_by_kernels_and_all_else_by_the_drivers_batches() {
-    let test = "courier::a_little_that_is_awaited_goes_by_kernels_and_all_else_by_the_drivers_batches";
+fn what_is_many_pieces_goes_by_the_drivers_batches_unless_little_is_awaited() {
+    let test = "courier::what_is_many_pieces_goes_by_the_drivers_batches_unless_little_is_awaited";
     alone(test, &[("FAKE_CUDA_GPUS", "1")], |fake| {
         let world = fake.world(CopierOptions::default());
         let to_gpu = courier(&world, Direction::HostToDevice);
-        for (number, (is_awaited, bytes, by_batch)) in
-            (0..).zip([(true, 32 * MIB, false), (true, 64 * MIB, true), (false, 32 * MIB, true)])
-        {
+        let (page, long) = (64 << 10, MIB);
+        for (number, (awaited_bytes, bytes, page, by_batch)) in (0..).zip([
+            (Some(32 * MIB), 32 * MIB, page, false),
+            (Some(32 * MIB), 32 * MIB, long, false),
+            // The end of more than it is itself.
+            (Some(96 * MIB), 32 * MIB, page, true),
+            (Some(96 * MIB), 32 * MIB, long, true),
+            (None, 32 * MIB, page, true),
+            (None, 32 * MIB, long, true),
+            // A few pieces are not worth a batch, if an engine copies each well enough.
+            (None, 31 * MIB, long, false),
+        ]) {
             let (source, target, memory) = (world.host(bytes), world.host(bytes), world.memory(0, 2 * bytes));
             source.fill(&pattern(number, bytes));
-            let pages = |direction, host| pages(direction, host, memory.address(), 64 << 10, bytes);
+            let pages = |direction, host| pages(direction, host, memory.address(), page, bytes);
             let before = fake.stat("cuMemcpyBatchAsync");
             let pieces = pages(Direction::HostToDevice, source.address());
-            let batch = Batch { pieces: &pieces, after: None, is_open: true, is_awaited };
+            let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes };
             send_batch(&world, &to_gpu, &batch).synchronize().unwrap();
-            assert_eq!(fake.stat("cuMemcpyBatchAsync") > before, by_batch, "{is_awaited} {bytes}");
+            assert_eq!(
+                fake.stat("cuMemcpyBatchAsync") > before,
+                by_batch,
+                "{awaited_bytes:?} {bytes} {page}"
+            );
             let back = pages(Direction::DeviceToHost, target.address());
             send(&world, &courier(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
-            assert!(target.bytes() == pattern(number, bytes), "{is_awaited} {bytes}");
+            assert!(target.bytes() == pattern(number, bytes), "{awaited_bytes:?} {bytes} {page}");
         }
         drop(to_gpu);
         world.end();
@@ -215,7 +228,7 @@ fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still
         let (mut sent, mut last) = (0, None);
         while last.is_none() {
             let ended = Event::to_sleep_for(memory.device()).unwrap();
-            let batch = Batch { pieces: &pieces, after: None, is_open: true, is_awaited: false };
+            let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: None };
             // SAFETY: the memory outlives the copies. That batches write the same bytes in no order does no harm: they are equal.
             match unsafe { world.copier.chains().send(&to_gpu, &batch, &ended).unwrap() } {
                 Sent::Queued(queued) => queued.map(|()| sent += 1).unwrap(),
