@@ -145,6 +145,9 @@ class Engine:
 # vLLM schedules a step before it knows the last one's tokens: on GPUs, and on CPUs where 0.26 is made to.
 AHEAD: dict[str, Any] = {} if ON_GPU or BLOCK != 16 else {"ahead": True}
 
+# Kernels that say the same to a token whatever is computed beside it: on GPUs, vLLM's usual ones do not.
+EXACT: dict[str, Any] = {"exact": True} if ON_GPU else {}
+
 
 def need_gpus(count: int) -> None:
     """Skips what wants more GPUs than there are, where GPUs are used at all."""

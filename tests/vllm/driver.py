@@ -22,11 +22,13 @@ class Driver:
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         """Starts the engine."""
+        if arguments.pop("ahead", False):
+            schedule_ahead()
+        if arguments.pop("exact", False):
+            os.environ["VLLM_BATCH_INVARIANT"] = "1"
         from vllm import LLM
         from vllm.config import KVEventsConfig, KVTransferConfig
 
-        if arguments.pop("ahead", False):
-            schedule_ahead()
         transfer = arguments.pop("kv_transfer_config", None)
         if transfer is not None:
             arguments["kv_transfer_config"] = KVTransferConfig(**transfer)

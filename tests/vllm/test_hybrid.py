@@ -11,7 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from conftest import ASKED, BLOCK, CHUNK, HERE, ON_GPU, PYTHON, Daemon, Engine, arguments, prompt, transfer
+from conftest import (
+    ASKED,
+    BLOCK,
+    CHUNK,
+    EXACT,
+    HERE,
+    ON_GPU,
+    PYTHON,
+    Daemon,
+    Engine,
+    arguments,
+    prompt,
+    transfer,
+)
 
 WINDOW = 40
 STEP = 500
@@ -63,7 +76,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("hybrid")
     model = folder / "model"
     subprocess.run([PYTHON, str(HERE / "tiny_model.py"), str(model), "--window", str(WINDOW)], check=True)
-    more = ROOM | {"max_num_batched_tokens": STEP}
+    more = ROOM | EXACT | {"max_num_batched_tokens": STEP}
     node = Daemon(folder / "node", memory="128MiB").start()
     stored = arguments(model, transfer(node.socket), **more)
     alone = arguments(model, enable_prefix_caching=False, **more)
