@@ -1,7 +1,7 @@
 //! Faults on request. This file knows the commands and what is left of them; it must never know how a call fails or an
 //! engine waits.
 //!
-//! Commands: `fail SYMBOL NTH CODE` (the NTH call from now on gives CODE, once), `delay ENGINE US` (before each operation),
+//! Commands: `fail SYMBOL NTH CODE` (the NTH call from now on gives CODE, once), `mend` (none of these any more), `delay ENGINE US` (before each operation),
 //! `freeze ENGINE`, `release ENGINE`, `poison GPU CODE` (the context's error from now on), `missing SYMBOL`
 //! (cuGetProcAddress does not find it), `p2p off|on`, `version N`, `rates RATES`. An engine is `h2d.0`, `d2h.0`, `p2p.0` or
 //! `compute.0`.
@@ -22,6 +22,11 @@ pub struct Faults {
 }
 
 impl Faults {
+    /// Calls that are still to fail.
+    pub fn awaited(&self) -> u64 {
+        self.failing.len() as u64
+    }
+
     /// What a call of `symbol` gives instead of doing anything.
     pub fn strike(&mut self, symbol: &str) -> Option<Code> {
         let mut struck = None;
@@ -60,6 +65,7 @@ impl State {
                 let (nth, code) = (positive(nth)?, Code(positive(code)? as i32));
                 self.faults.failing.push((symbol.into(), nth, code));
             }
+            ["mend"] => self.faults.failing.clear(),
             ["delay", engine, us] => {
                 let us = us.parse().map_err(|_| format!("delay {us:?}: want microseconds"))?;
                 self.engines[engine_by_name(engine, self.gpus.len())?].delay = Duration::from_micros(us);

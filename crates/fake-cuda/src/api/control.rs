@@ -21,7 +21,7 @@ pub extern "C" fn fake_cuda_control(commands: *const c_char) -> i32 {
 
 /// A counter by its name: calls of a symbol (`cuMemcpyAsync`), `bytes.h2d.0`, `bytes.d2h.0`, `bytes.p2p.1.0` (from, to),
 /// `bytes.d2d.0`, `bytes.host`, and what there is now: `live.allocations`, `live.allocated_bytes`, `live.host`, `live.foreign`,
-/// `live.mappings`, `live.streams`, `live.events`, `live.operations`, `live.modules`, `live.graphs`. Physical GPU numbers. A name that
+/// `live.mappings`, `live.streams`, `live.events`, `live.operations`, `live.modules`, `live.graphs`, `live.failing` (calls that are still to). Physical GPU numbers. A name that
 /// means nothing gives 2^64 - 1.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_stat(name: *const c_char) -> u64 {
@@ -57,6 +57,7 @@ fn stat(state: &State, name: &str) -> Option<u64> {
             "operations" => state.ops.len() as u64,
             "modules" => state.modules.len() as u64,
             "graphs" => state.graphs.len() as u64,
+            "failing" => state.faults.awaited(),
             _ => return None,
         }),
         _ => Some(state.stats.calls(name)),

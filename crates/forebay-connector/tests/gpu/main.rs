@@ -10,6 +10,7 @@ use fake::{Fake, alone};
 use forebay_connector::JobStored;
 use forebay_node::Node;
 use rig::*;
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
@@ -202,33 +203,99 @@ fn what_was_copied_when_its_lease_was_over_is_not_used() {
     alone("what_was_copied_when_its_lease_was_over_is_not_used", &ONE, is_over);
 }
 
+/// A call of a job that the driver refuses, or none.
+struct Refusal<'a> {
+    fake: &'a Fake,
+    command: &'a str,
+    was_met: Cell<bool>,
+}
+
+impl Refusal<'_> {
+    /// It is a call from here on.
+    fn begin(&self) {
+        self.fake.control(self.command);
+    }
+
+    /// Up to here. Says whether it was met.
+    fn end(&self) -> bool {
+        self.was_met.set(!self.command.is_empty() && self.fake.stat("live.failing") == 0);
+        self.fake.control("mend");
+        self.was_met.get()
+    }
+}
+
+/// Does a job again and again: with one of its calls refused, each in its turn, and then with none.
+fn with_each_call_refused(fake: &Fake, mut job: impl FnMut(&Refusal)) {
+    let mut with_refused = |command: &str| {
+        let refusal = Refusal { fake, command, was_met: Cell::default() };
+        job(&refusal);
+        refusal.was_met.get()
+    };
+    let calls =
+        ["cuMemcpyBatchAsync", "cuMemcpyAsync", "cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"];
+    for call in calls {
+        let mut nth = 1;
+        while with_refused(&format!("fail {call} {nth} 719")) {
+            with_refused("");
+            nth += 1;
+        }
+    }
+}
+
 #[test]
-fn a_refused_call_costs_a_job_and_the_next_one_is_whole() {
-    alone("a_refused_call_costs_a_job_and_the_next_one_is_whole", &THREE, |fake| {
+fn a_refused_call_costs_a_load_and_the_next_one_is_whole() {
+    alone("a_refused_call_costs_a_load_and_the_next_one_is_whole", &THREE, |fake| {
         let site = Site::new();
         let _node = site.node();
         let engine = site.engine(fake);
         let (from, to) = (blocks(3), blocks(20));
         engine.store(1, &from, 1, 5);
-        // Each of the first calls of a load; its first record is what `load` itself needs.
-        let calls = [
-            ("cuMemcpyBatchAsync", 1..=3),
-            ("cuMemcpyAsync", 1..=12),
-            ("cuLaunchKernel", 1..=5),
-            ("cuEventRecord", 2..=24),
-            ("cuStreamWaitEvent", 1..=24),
-        ];
-        for (call, nth) in calls.into_iter().flat_map(|(call, all)| all.map(move |nth| (call, nth))) {
-            let call = format!("{call} {nth} 719");
-            fake.control(&format!("fail {call}"));
-            engine.begin_load(1, &to, 1, false);
-            let end = engine.end_of(1);
-            assert!(engine.has(&to, &from, 5, end.tokens as usize), "{call}");
-            engine.begin_load(2, &to, 1, false);
-            let again = engine.end_of(2);
-            assert_eq!(again.tokens, TOKENS as u64, "{call}: {:?}", again.why);
-            assert!(engine.has(&to, &from, 5, TOKENS));
+        for layerwise in [false, true] {
+            with_each_call_refused(fake, |refusal| {
+                refusal.begin();
+                let mut tokens = 0;
+                if engine.try_load(1, &to, 1, layerwise) {
+                    // An engine that is told of an error uses nothing.
+                    let waited = !layerwise || engine.paged.wait_loads(engine.handle()).is_ok();
+                    let end = engine.end_of(1);
+                    tokens = if waited { end.tokens as usize } else { 0 };
+                }
+                assert!(refusal.end() || tokens == TOKENS, "{}: {tokens}", refusal.command);
+                assert!(engine.has(&to, &from, 5, tokens), "{}: {tokens}", refusal.command);
+            });
         }
+    });
+}
+
+#[test]
+fn a_refused_call_costs_chunks_of_a_store_and_never_their_truth() {
+    alone("a_refused_call_costs_chunks_of_a_store_and_never_their_truth", &THREE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let engine = site.engine(fake);
+        let (from, to) = (blocks(3), blocks(20));
+        (0..LAYERS).for_each(|layer| engine.write(&engine.scratch[layer], layer, 5));
+        let fill = |shift: usize| {
+            let from = |layer: usize| &engine.scratch[(layer + shift) % LAYERS];
+            (0..LAYERS).for_each(|layer| engine.kernel(from(layer), engine.layer(layer)));
+        };
+        let mut salt = 0_u8;
+        with_each_call_refused(fake, |refusal| {
+            salt = salt.wrapping_add(1);
+            fill(0);
+            refusal.begin();
+            if engine.try_store(1, &from, salt) {
+                assert!(engine.paged.wait_stored(&[1], Some(PATIENCE)), "{}", refusal.command);
+                engine.paged.take_ended();
+            }
+            let was_refused = refusal.end();
+            // Nobody reads the pages any more.
+            fill(1);
+            engine.begin_load(2, &to, salt, false);
+            let tokens = engine.end_of(2).tokens as usize;
+            assert!(was_refused || tokens == TOKENS, "{}: {tokens}", refusal.command);
+            assert!(engine.has(&to, &from, 5, tokens), "{}: {tokens}", refusal.command);
+        });
     });
 }
 

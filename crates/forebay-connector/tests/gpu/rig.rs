@@ -126,7 +126,12 @@ impl Engine {
     }
 
     pub fn begin_store(&self, job: u64, blocks: &[i64], salt: u8) {
-        self.paged.store(job, new_chunks(salt), self.tables(blocks), self.handle()).unwrap();
+        assert!(self.try_store(job, blocks, salt));
+    }
+
+    /// Begins a store, unless the driver refuses even that.
+    pub fn try_store(&self, job: u64, blocks: &[i64], salt: u8) -> bool {
+        self.paged.store(job, new_chunks(salt), self.tables(blocks), self.handle()).is_ok()
     }
 
     /// Stores pages of `seed`.
@@ -137,10 +142,15 @@ impl Engine {
     }
 
     pub fn begin_load(&self, job: u64, blocks: &[i64], salt: u8, layerwise: bool) {
+        assert!(self.try_load(job, blocks, salt, layerwise));
+    }
+
+    /// Begins a load, unless the driver refuses even that.
+    pub fn try_load(&self, job: u64, blocks: &[i64], salt: u8, layerwise: bool) -> bool {
         let sources = vec![(ids(salt), Source::same(self.paged.cache()))];
         let (tables, tokens) = (self.tables(blocks), TOKENS as u64);
         let wish = Wish { job, sources, tables, tokens, layerwise, limit_us: 60_000_000 };
-        self.paged.load(wish, self.handle()).unwrap();
+        self.paged.load(wish, self.handle()).is_ok()
     }
 
     /// The end of the only load under way: ends of others would be lost.
