@@ -161,14 +161,8 @@ impl Chains {
     /// what was in it with it.
     pub fn settle(&self, courier: &Courier) {
         let _relaxed = Relaxed::enter(self.driver);
-        let Some(way) = self.ways.get(&(courier.device.index(), courier.direction)) else { return };
         let _ = courier.work.synchronize();
-        lock(&way.set).settle();
-        for relay in &way.relays {
-            if let Some(crew) = self.crews.get(&(*relay, courier.direction)) {
-                lock(crew).settle();
-            }
-        }
+        self.settle_way(courier.device.index(), courier.direction);
         let _ = courier.joined.synchronize();
     }
 }

@@ -235,6 +235,17 @@ impl Chains {
         copied
     }
 
+    /// Waits until no chain for a GPU in a direction has anything under way outside of the stream that it is in: what is in that waits for
+    /// the rest, unless a call was refused.
+    pub fn settle_way(&self, device: u16, direction: Direction) {
+        let Some(way) = self.ways.get(&(device, direction)) else { return };
+        let _relaxed = Relaxed::enter(self.driver);
+        lock(&way.set).settle();
+        for crew in way.relays.iter().filter_map(|relay| self.crews.get(&(*relay, direction))) {
+            lock(crew).settle();
+        }
+    }
+
     /// As [`copy`](Chains::copy), with its contract.
     unsafe fn queue(&self, pieces: &[Piece], stream: StreamHandle) -> Result<(), Declined> {
         let outline = Outline::of(pieces);

@@ -262,11 +262,22 @@ impl Copier {
     ) -> Result<Option<Declined>, CudaError> {
         // SAFETY: by this function's contract.
         let Err(declined) = (unsafe { self.chains.copy(pieces, stream) }) else { return Ok(None) };
+        // SAFETY: by this function's contract.
+        unsafe { self.copy_as_driver(pieces, stream)? };
+        Ok(Some(declined))
+    }
+
+    /// Has the driver copy pieces in a stream, one by one.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy_in_stream`](Copier::copy_in_stream).
+    unsafe fn copy_as_driver(&self, pieces: &[Piece], stream: StreamHandle) -> Result<(), CudaError> {
         for piece in pieces {
             // SAFETY: by this function's contract; what is current is the caller's business, as it is with the driver.
             unsafe { self.gpus[0].device().copy_in(stream, piece.from, piece.to, piece.bytes)? };
         }
-        Ok(Some(declined))
+        Ok(())
     }
 
     /// Copies pieces between pinned host memory and GPUs, each whichever way its addresses say, and waits. Whatever it returns,
@@ -324,10 +335,20 @@ impl Copier {
         let (stream, ended) = self.spare_stream(gpu)?;
         let begin = Instant::now();
         // SAFETY: by this function's contract; the stream is of this device, which is current.
-        let copied = unsafe { self.copy_in_stream(pieces, stream.handle()) };
+        let chained = unsafe { self.chains.copy(pieces, stream.handle()) };
+        if let Err(Declined::Fault) = chained {
+            // Some of the chain may be under way behind nothing. A caller's stream could not be waited for; this one is ours.
+            let _ = stream.synchronize();
+            self.chains.settle_way(device, direction);
+        }
+        let copied = match chained {
+            Ok(()) => Ok(()),
+            // SAFETY: as above.
+            Err(_) => unsafe { self.copy_as_driver(pieces, stream.handle()) },
+        };
         let rates = self.chains.rates();
-        let least_s = match copied {
-            Ok(None) => rates.least_s(direction, self.gpus.len(), bytes),
+        let least_s = match chained {
+            Ok(()) => rates.least_s(direction, self.gpus.len(), bytes),
             _ => rates.least_alone_s(device, direction, bytes),
         };
         let least = Duration::from_secs_f64((least_s * DOZE_PART).clamp(0.0, DOZE_MAX_S));

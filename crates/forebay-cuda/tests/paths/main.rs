@@ -4,6 +4,7 @@
 mod common;
 mod cost;
 mod courier;
+mod refused;
 
 use common::{Host, alone, pattern};
 use courier::pages;
