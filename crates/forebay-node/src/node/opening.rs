@@ -26,7 +26,10 @@ pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Sto
     let (default_quota_bytes, quotas) = config.tenants.ssd_quotas();
     let disk = DiskTierConfig { default_quota_bytes, quotas, ..DiskTierConfig::default() };
     let keys = config.tenants.read_keys().map_err(NodeError::Config)?;
-    let staging_bytes = staging_bytes(config, tier.slab_bytes);
+    // As the logs were made, whatever is said of new ones.
+    let segments = volumes.iter().map(Volume::segment_bytes).collect::<Result<Vec<_>, _>>()?;
+    let longest = segments.into_iter().max().unwrap_or(0);
+    let staging_bytes = staging_bytes(config.memory.size, longest, tier.slab_bytes);
     let on_disk = forebay_store::ssd::SsdConfig { tier: disk, keys, staging_bytes, ..Default::default() };
     let ssd = Ssd::open(mover, HOST, volumes, on_disk)?;
     let ssd_bytes = config.ssd.iter().map(|ssd| ssd.size).sum();
@@ -47,10 +50,9 @@ fn slab_bytes(config: &NodeConfig, default: u64) -> u64 {
 
 /// Memory between disks and the arena: of several chunks, so that a disk is read while others are verified and copied on, in
 /// proportion to the arena, and never less than the largest one.
-fn staging_bytes(config: &NodeConfig, largest_chunk: u64) -> u64 {
-    let segment = config.ssd.iter().map(|ssd| ssd.segment_size).max().unwrap_or(0);
+fn staging_bytes(memory: u64, segment: u64, largest_chunk: u64) -> u64 {
     let largest = segment.min(largest_chunk.saturating_add(SLOT_ALIGN_BYTES));
-    (2 * segment).min(config.memory.size / 8).max(largest).max(STAGING_BYTES_MIN)
+    segment.saturating_mul(2).min(memory / 8).max(largest).max(STAGING_BYTES_MIN)
 }
 
 /// Opens a log, and makes it if it is not there.
@@ -95,13 +97,8 @@ mod tests {
             (gib, 256 * mib, 200 * mib, 200 * mib + SLOT_ALIGN_BYTES),
             (gib, 256 * mib, gib, 256 * mib),
         ] {
-            let text = format!(
-                "socket = '/a'\n[memory]\nsize = '{memory}B'\n\
-                 [[ssd]]\npath = '/b'\nsize = '{}B'\nsegment_size = '{segment}B'\n",
-                8 * segment
-            );
-            let config = NodeConfig::from_toml(&text).unwrap();
-            assert_eq!(staging_bytes(&config, largest_chunk), staging, "{memory} {segment} {largest_chunk}");
+            let found = staging_bytes(memory, segment, largest_chunk);
+            assert_eq!(found, staging, "{memory} {segment} {largest_chunk}");
         }
     }
 }

@@ -82,10 +82,15 @@ pub(super) struct Metadata {
     pub recovered: Recovered,
 }
 
+/// Reads superblocks.
+pub fn read_superblock(medium: &dyn Medium) -> Result<Current, NotOpened> {
+    let pages = [read(medium, SUPERBLOCKS_AT[0], PAGE)?, read(medium, SUPERBLOCKS_AT[1], PAGE)?];
+    Current::choose(medium.bytes(), [&pages[0], &pages[1]], None)
+}
+
 /// Reads superblocks, checkpoint and journal.
 pub(super) fn read_metadata(medium: &dyn Medium) -> Result<Metadata, NotOpened> {
-    let pages = [read(medium, SUPERBLOCKS_AT[0], PAGE)?, read(medium, SUPERBLOCKS_AT[1], PAGE)?];
-    let current = Current::choose(medium.bytes(), [&pages[0], &pages[1]], None)?;
+    let current = read_superblock(medium)?;
     let Superblock { log, epoch, clean, layout } = current.superblock;
     let Checkpoint { serial, epoch: from_epoch, journal, doomed, segments, .. } =
         newest_checkpoint(medium, log, &layout)?;

@@ -3,7 +3,7 @@
 
 use super::error::SsdError;
 use super::file_medium::FileMedium;
-use crate::log::{Layout, LogUuid, Medium, PAGE_BYTES, SUPERBLOCKS_AT, empty_log};
+use crate::log::{Layout, LogUuid, Medium, PAGE_BYTES, SUPERBLOCKS_AT, empty_log, read_superblock};
 use forebay_links::disk::{DiskError, DiskFile, DiskLink, DiskOptions};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::path::Path;
@@ -86,6 +86,11 @@ impl Volume {
         // What the log gave back to a disk that ran short stays there until the log takes it again.
         let link = DiskLink::open(DiskFile::open_with_holes(path)?, options)?;
         Ok(Volume { link, medium })
+    }
+
+    /// How long its segments are, as it was made: no chunk in it is longer.
+    pub fn segment_bytes(&self) -> Result<u64, SsdError> {
+        Ok(read_superblock(&*self.medium)?.superblock.layout.segment_bytes)
     }
 }
 

@@ -190,6 +190,16 @@ fn a_second_owner_and_a_second_log_are_refused() {
 }
 
 #[test]
+fn a_log_says_how_long_the_segments_are_that_it_was_made_with() {
+    let Some(rig) = Rig::new(1, 32 * MIB, 2 * MIB) else { return };
+    rig.open(config()).ssd.close().unwrap();
+    let volume = || Volume::open(&rig.paths[0], DiskOptions::default()).unwrap();
+    assert_eq!(volume().segment_bytes().unwrap(), 2 * MIB);
+    init(&rig.paths[0], 32 * MIB, MIB, Existing::Destroy).unwrap();
+    assert_eq!(volume().segment_bytes().unwrap(), MIB);
+}
+
+#[test]
 fn sealed_chunks_come_back_and_are_not_on_disk_as_they_were() {
     let Some(rig) = Rig::new(1, 32 * MIB, 2 * MIB) else { return };
     let shape = Shape::new(&[16 * PAGE, 1001, 1]);
