@@ -109,7 +109,7 @@ fn admit(node: &Arc<Shared>, stream: OwnedFd) {
         // Whoever does not read it sees the end.
         let _ = socket::send_some(stream, &frame.encode());
     };
-    if node.is_draining() {
+    if node.is_draining() || node.is_stopped() {
         return refuse(&stream, Refusal::Draining, "the node is shutting down".into());
     }
     let Some(place) = node.enter() else {
