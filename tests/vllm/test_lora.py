@@ -63,17 +63,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             plain, engine = threads.map(lambda start: Engine(start[0], folder / start[1]), starts)
         folders = [model / f"adapter{number}" for number in range(ADAPTERS)]
         adapters = [named(f"a{number}", 1 + number, path) for number, path in enumerate(folders)]
-        right, right_warm = (
-            [plain.generate(prompts=[TOKENS], tokens=COUNT, lora=lora)[0] for lora in (*adapters, None)]
-            for _ in ("cold", "warm")
-        )
+
+        def said(warm: bool) -> list[list[int]]:
+            answers = [
+                plain.generate(prompts=[TOKENS], tokens=COUNT, lora=lora)[0] for lora in (*adapters, None)
+            ]
+            assert all((answer["cached"] >= WHOLE) == warm for answer in answers)
+            return [answer["tokens"] for answer in answers]
+
+        right, right_warm = said(warm=False), said(warm=True)
         plain.end()
-        assert all(said["cached"] == 0 for said in right) and all(
-            said["cached"] >= WHOLE for said in right_warm
-        )
-        yield Place(
-            engine, folders, [said["tokens"] for said in right], [said["tokens"] for said in right_warm]
-        )
+        yield Place(engine, folders, right, right_warm)
         engine.end()
     finally:
         node.kill()

@@ -267,6 +267,30 @@ impl Copier {
         Ok(Some(declined))
     }
 
+    /// As [`copy_in_stream`](Copier::copy_in_stream), in a stream of ours. After a refused call some of a chain may be under way behind
+    /// nothing; a caller's stream could not be waited for, this one is.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    unsafe fn copy_in_own(
+        &self,
+        device: u16,
+        direction: Direction,
+        pieces: &[Piece],
+        stream: &Stream,
+    ) -> Result<Option<Declined>, CudaError> {
+        // SAFETY: by this function's contract.
+        let Err(declined) = (unsafe { self.chains.copy(pieces, stream.handle()) }) else { return Ok(None) };
+        if declined == Declined::Fault {
+            let _ = stream.synchronize();
+            self.chains.settle_way(device, direction);
+        }
+        // SAFETY: by this function's contract.
+        unsafe { self.copy_as_driver(pieces, stream.handle())? };
+        Ok(Some(declined))
+    }
+
     /// Has the driver copy pieces in a stream, one by one.
     ///
     /// # Safety
@@ -335,20 +359,10 @@ impl Copier {
         let (stream, ended) = self.spare_stream(gpu)?;
         let begin = Instant::now();
         // SAFETY: by this function's contract; the stream is of this device, which is current.
-        let chained = unsafe { self.chains.copy(pieces, stream.handle()) };
-        if let Err(Declined::Fault) = chained {
-            // Some of the chain may be under way behind nothing. A caller's stream could not be waited for; this one is ours.
-            let _ = stream.synchronize();
-            self.chains.settle_way(device, direction);
-        }
-        let copied = match chained {
-            Ok(()) => Ok(()),
-            // SAFETY: as above.
-            Err(_) => unsafe { self.copy_as_driver(pieces, stream.handle()) },
-        };
+        let copied = unsafe { self.copy_in_own(device, direction, pieces, &stream) };
         let rates = self.chains.rates();
-        let least_s = match chained {
-            Ok(()) => rates.least_s(direction, self.gpus.len(), bytes),
+        let least_s = match copied {
+            Ok(None) => rates.least_s(direction, self.gpus.len(), bytes),
             _ => rates.least_alone_s(device, direction, bytes),
         };
         let least = Duration::from_secs_f64((least_s * DOZE_PART).clamp(0.0, DOZE_MAX_S));
