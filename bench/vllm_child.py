@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ import vllm_engine
 
 END_S = 30
 BEGIN_STEPS = 10  # Not timed: allocators and caches settle.
+TURN_STEPS = 2  # Neither: behind each change between with the connector and without.
 BEGIN_HITS = 2  # Neither: the first one computes, the second one makes room.
 TAIL_TOKENS = 8  # Behind a prefix.
 PAUSE_S = 0.001
@@ -41,11 +43,14 @@ class Said:
 class Child:
     """An engine's process, from outside."""
 
-    def __init__(self, arguments: dict[str, Any], processor: int, log: Path, more: Any = None) -> None:
-        """Starts it on one processor. `more` is environment; `ready` says when it can be asked."""
-        environment = os.environ | vllm_engine.QUIET | vllm_engine.ON_CPU | (more or {})
-        mine = sorted(os.sched_getaffinity(0))
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = str(mine[processor % len(mine)])
+    def __init__(self, arguments: dict[str, Any], processor: int | None, log: Path, more: Any = None) -> None:
+        """Starts it on one processor, or where there is none on the GPU. `more` is environment; `ready` says
+        when it can be asked."""
+        environment = os.environ | vllm_engine.QUIET | (more or {})
+        if processor is not None:
+            mine = sorted(os.sched_getaffinity(0))
+            environment |= vllm_engine.ON_CPU
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = str(mine[processor % len(mine)])
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         self.log = log
         self.process = subprocess.Popen(
@@ -87,10 +92,11 @@ class Child:
             said = self.read()
         return Said(first_s, said["tokens"], said["cached"], said["params"])
 
-    def steps(self, requests: int, prompt_tokens: int, count: int) -> list[float]:
-        """Seconds of `count` steps in which `requests` requests decode and nothing else happens."""
-        self.write({"requests": requests, "prompt_tokens": prompt_tokens, "count": count})
-        return list(self.read()["steps"])
+    def steps(self, requests: int, prompt_tokens: int, turns: int, count: int) -> list[tuple[float, float]]:
+        """Seconds of a step in which `requests` requests decode and nothing else happens, with the connector
+        and without, in turns of `count` steps each: the medians of each pair of turns."""
+        self.write({"requests": requests, "prompt_tokens": prompt_tokens, "turns": turns, "count": count})
+        return [(attached, detached) for attached, detached in self.read()["steps"]]
 
     def hits(self, prefix_tokens: int, runs: int, layerwise: bool) -> list[dict[str, float]]:
         """What loading a prefix takes each time: `Inside.hits` says what that is."""
@@ -200,23 +206,36 @@ class Inside:
             self.step()
         return lines.get()
 
-    def steps(self, requests: int, prompt_tokens: int, count: int) -> Iterator[dict[str, Any]]:
-        """Times steps of requests that have all begun, and drops the requests."""
+    def steps(self, requests: int, prompt_tokens: int, turns: int, count: int) -> Iterator[dict[str, Any]]:
+        """Times steps of requests that have all begun, with the connector and without, and drops them."""
         draw = random.Random(self.asked)
         prompts = [draw.choices(range(3, 1000), k=prompt_tokens) for _ in range(requests)]
-        names = [self.add(prompt, count + BEGIN_STEPS + requests) for prompt in prompts]
+        most = BEGIN_STEPS + 2 * turns * (TURN_STEPS + count) + requests
+        names = [self.add(prompt, most) for prompt in prompts]
         begun: set[str] = set()
         while len(begun) < requests:
             begun.update(output.request_id.split("-")[0] for output in self.engine.step())
-        times = []
-        for _ in range(BEGIN_STEPS + count):
-            start = time.perf_counter()
+        switch, pairs = Switch(self.core), []
+        for _ in range(BEGIN_STEPS):
             self.engine.step()
-            times.append(time.perf_counter() - start)
+        for turn in range(turns):
+            found = {}
+            for attached in (True, False) if turn % 2 == 0 else (False, True):
+                switch.turn(attached)
+                times = [self.timed_step() for _ in range(TURN_STEPS + count)]
+                found[attached] = statistics.median(times[TURN_STEPS:])
+            pairs.append((found[True], found[False]))
+        switch.turn(True)
         self.engine.abort_request(names)
         while self.engine.has_unfinished_requests():
             self.engine.step()
-        yield {"steps": times[BEGIN_STEPS:]}
+        yield {"steps": pairs}
+
+    def timed_step(self) -> float:
+        """Seconds that a step takes."""
+        begun = time.perf_counter()
+        self.engine.step()
+        return time.perf_counter() - begun
 
     def hits(self, prefix_tokens: int, runs: int, layerwise: bool) -> Iterator[dict[str, Any]]:
         """Loads a prefix again and again: seconds until its last layer is there, and in the connector."""
@@ -243,6 +262,29 @@ class Inside:
             if time.monotonic() > end:
                 raise TimeoutError(f"blocks are still held after {END_S} s")
             self.engine.step()
+
+
+class Switch:
+    """Takes the connector out of a running engine and puts it back.
+
+    Without it vLLM steps as if it had none."""
+
+    def __init__(self, core: Any) -> None:
+        """What is there now."""
+        from vllm.distributed.kv_transfer import kv_transfer_state
+
+        runner = core.model_executor.driver_worker.worker.model_runner
+        # vLLM's newer runners have a handle of their own, which can be told.
+        self.handle = getattr(runner, "kv_connector", None)
+        self.scheduler, self.state = core.scheduler, kv_transfer_state
+        self.connector, self.agent = core.scheduler.connector, kv_transfer_state._KV_CONNECTOR_AGENT
+
+    def turn(self, attached: bool) -> None:
+        """From the next step on."""
+        self.scheduler.connector = self.connector if attached else None
+        self.state._KV_CONNECTOR_AGENT = self.agent if attached else None
+        if self.handle is not None:
+            self.handle.set_disabled(not attached)
 
 
 class Watch:

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """What the connector costs a vLLM: in steps with nothing to move, and for a prefix in the node's memory.
 
-    bench/vllm_steps.py --json FILE
+    bench/vllm_steps.py --json FILE [--gpu]
 
-On a host without GPUs. Steps in which requests decode are timed with our connector, without one, and with
-one that does nothing, in three processes on one processor, in turns. A hit is a prefix that vLLM has dropped:
-the time from the lookup until its last layer is there, and how much of it the engine's thread spent in the
-connector; once in a cache of a few MB and once in one shaped like Llama-3.1-8B's, beside a plain copy of as
-many bytes. Knows what is measured and how rows are made of it; engines are `vllm_child`'s and
-`vllm_engine`'s.
+Steps in which requests decode are timed in one engine with its connector and without, in turns; then in
+another one whose connector does nothing. On a host without GPUs, or, with `--gpu`, on the first one with a
+model shaped like Llama-3.1-8B. Without GPUs also hits, of a prefix that vLLM has dropped: the time from the
+lookup until its last layer is there, and how much of it the engine's thread spent in the connector; once in a
+cache of a few MB and once in one shaped like Llama-3.1-8B's, beside a plain copy of as many bytes. Knows what
+is measured and how rows are made of it; engines are `vllm_child`'s and `vllm_engine`'s.
 """
 
 import argparse
@@ -28,7 +28,8 @@ from vllm_engine import CHUNK_TOKENS, GIB, LLAMA_8B, TINY, Site, row
 
 BATCHES = (8, 64)
 PROMPT_TOKENS = 16  # With the steps below no chunk becomes whole: there is nothing to store.
-STEPS = 60
+STEPS = 10
+TURNS = 9
 ROUNDS = 7
 PREFIX_TOKENS = 6 * CHUNK_TOKENS
 HITS = 15
@@ -54,39 +55,38 @@ class Shaped(Site):
     @property
     def model(self) -> dict[str, Any]:
         """What `config.json` says."""
-        return {"tiny": TINY, "8b": WIDE}[self.shape]
+        return {"tiny": TINY, "8b": WIDE if self.tiny else LLAMA_8B}[self.shape]
 
 
-def start(site: Site, way: str, processor: int = 0) -> Child:
+def start(site: Site, way: str) -> Child:
     """An engine that steps where it is asked."""
     given = vllm_engine.engine_arguments(site, way, 4096)
     given |= {"distributed_executor_backend": "uni", "max_num_batched_tokens": 4096}
-    return Child(given, processor, site.folder / f"{way}.log")
+    return Child(given, 0 if site.tiny else None, site.folder / f"{way}.log")
 
 
 def measure_steps(site: Site, rounds: int) -> list[dict[str, Any]]:
-    """Decode steps, in turns."""
-    engines = {way: start(site, way) for way in ("plain", "memory", "nothing")}
-    versions = {way: engine.ready() for way, engine in engines.items()}
+    """Decode steps, with our connector and with one that does nothing, each beside none."""
     made = []
-    for batch in BATCHES:
-        found: dict[str, list[float]] = {way: [] for way in engines}
-        for number in range(rounds + 1):
-            for way in sorted(engines, reverse=number % 2 == 1):
-                times = engines[way].steps(batch, PROMPT_TOKENS, STEPS)
-                if number > 0:  # The first round is for caches.
-                    found[way].append(1e3 * statistics.median(times))
-        ours = row(f"vllm.steps.decode_ms.{batch}", "ms", found["memory"])
-        alone = statistics.median(found["plain"])
-        ours["peer"] = {"name": "vLLM without a connector", "version": versions["plain"], "value": alone}
-        others = [
-            row(f"vllm.steps.decode_ms.{batch}.{way}", "ms", found[way]) for way in ("plain", "nothing")
-        ]
-        made += [ours, *others]
-        for way, suffix in (("memory", ""), ("nothing", ".nothing")):
-            percent = [100 * (a / b - 1) for a, b in zip(found[way], found["plain"], strict=True)]
-            made.append(row(f"vllm.steps.overhead_percent.{batch}{suffix}", "%", percent))
-    for engine in engines.values():
+    for way, suffix in (("memory", ""), ("nothing", ".nothing")):
+        engine = start(site, way)
+        version = engine.ready()
+        for batch in BATCHES:
+            # The first round is for caches.
+            found = [engine.steps(batch, PROMPT_TOKENS, TURNS, STEPS) for _ in range(rounds + 1)][1:]
+            pairs = [pair for one in found for pair in one]
+            alone = statistics.median(detached for _, detached in pairs)
+            peer = {"name": "without a connector", "version": version, "value": 1e3 * alone}
+            name = f"{batch}{suffix}"
+            made += [
+                row(f"vllm.steps.decode_ms.{name}", "ms", [1e3 * one for one, _ in pairs], peer=peer),
+                row(f"vllm.steps.overhead_us.{name}", "us", [1e6 * (one - other) for one, other in pairs]),
+                row(
+                    f"vllm.steps.overhead_percent.{name}",
+                    "%",
+                    [100 * (one / other - 1) for one, other in pairs],
+                ),
+            ]
         engine.end()
     return made
 
@@ -110,6 +110,13 @@ def measure_hits(site: Shaped, hits: int) -> list[dict[str, Any]]:
     return made
 
 
+def gpus() -> list[str]:
+    """The GPU that is measured on."""
+    import torch
+
+    return [torch.cuda.get_device_name(0)]
+
+
 def copies(size: int) -> list[float]:
     """Seconds of plain copies of so many bytes, from and to memory that was touched before."""
     import numpy as np
@@ -131,20 +138,22 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="where the rows go")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of decode steps")
+    parser.add_argument("--gpu", action="store_true", help="decode steps on the first GPU")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of {TURNS} pairs of turns each")
     parser.add_argument("--hits", type=int, default=HITS)
     parser.add_argument("--forebay", help="the program")
     args = parser.parse_args()
     load, made, program = os.getloadavg()[0], [], vllm_engine.program(args.forebay)
-    for shape in ("tiny", "8b"):
+    for shape in ("8b",) if args.gpu else ("tiny", "8b"):
         with tempfile.TemporaryDirectory() as folder:
             memory = GIB if shape == "tiny" else 4 * GIB
-            site = Shaped(Path(folder), True, memory, GIB, program, shape)
+            site = Shaped(Path(folder), not args.gpu, memory, GIB, program, shape)
             with vllm_engine.node_beside(site, "memory"):
-                if shape == "tiny":
+                if args.gpu or shape == "tiny":
                     made += measure_steps(site, args.rounds)
-                made += measure_hits(site, args.hits)
-        said = vllm_engine.results("vllm_steps", [], None, made)
+                if not args.gpu:
+                    made += measure_hits(site, args.hits)
+        said = vllm_engine.results("vllm_steps", gpus() if args.gpu else [], None, made)
         said["machine"]["load_before"] = round(load, 2)
         args.json.write_text(json.dumps(said, indent=2) + "\n")
     for one in made:
