@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """32 sessions of coding agents at a time on one vLLM whose HBM does not hold them all: ours beside vLLM's.
 
-    bench/vllm_load.py FOLDER --part PART     measures one part; `bench/vllm.sh` runs them all
-    bench/vllm_load.py FOLDER                 makes load.json of the parts that are there
+    bench/vllm_load.py FOLDER --part PART     measures one part once; `bench/vllm.sh` runs them all
+    bench/vllm_load.py FOLDER                 makes load.json of the runs that are there
 
 The load is what `forebay trace generate` makes of the distributions in `vllm_load.toml`: a session's
 next prompt is its last one, the answer to it, and something new; it comes after a pause. A session that
 ends makes room for the next one. The first turns of the first 32 fill the caches and are not counted.
-`hbm` is vLLM alone with all of its HBM, the best there could be; all others have a part of it. Knows the
-load and how rows are made of what came of it.
+`hbm` is vLLM alone with all of its HBM, the best there could be; all others have a part of it. A part that
+is measured again is another run of it. Knows the load and how rows are made of what came of it.
 """
 
 import argparse
@@ -71,6 +71,8 @@ class Answer:
     new_tokens: int
     cached_tokens: int
     output_tokens: int
+    asked_s: float  # After the first counted turn of all.
+    queued_s: float  # Until vLLM computed the first of it. What is loaded before that is within.
     ttft_s: float
     total_s: float
 
@@ -81,10 +83,9 @@ class Answer:
 
 
 @dataclass
-class Part:
+class Run:
     """What one engine did."""
 
-    part: str
     version: str
     gpus: list[str]
     ready_s: float
@@ -139,6 +140,17 @@ class Transcript:
         self.tokens += answer
 
 
+@dataclass
+class Said:
+    """What an engine said, and when."""
+
+    first_s: float = 0.0
+    total_s: float = 0.0
+    queued_s: float = 0.0
+    cached: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+
 class Engine:
     """A vLLM in a process of its own, as servers run it."""
 
@@ -164,15 +176,17 @@ class Engine:
             output_kind=RequestOutputKind.DELTA,
         )
 
-    async def ask(self, name: str, prompt: list[int], tokens: int) -> tuple[float, float, int, list[int]]:
-        """Seconds to the first token and to the last, tokens that were not computed, and the answer."""
-        begun, first_s, cached, answer = time.perf_counter(), 0.0, 0, []
+    async def ask(self, name: str, prompt: list[int], tokens: int) -> Said:
+        """One request."""
+        begun, said = time.perf_counter(), Said()
         stream = self.llm.generate({"prompt_token_ids": prompt}, self.sampling(tokens), name)
         async for output in stream:
-            first_s = first_s or time.perf_counter() - begun
-            cached = max(cached, output.num_cached_tokens or 0)
-            answer += output.outputs[0].token_ids
-        return first_s, time.perf_counter() - begun, cached, answer
+            said.first_s = said.first_s or time.perf_counter() - begun
+            said.cached = max(said.cached, output.num_cached_tokens or 0)
+            said.tokens += output.outputs[0].token_ids
+            said.queued_s = output.metrics.scheduled_ts - output.metrics.queued_ts
+        said.total_s = time.perf_counter() - begun
+        return said
 
 
 class Load:
@@ -182,18 +196,30 @@ class Load:
         self.engine, self.vocabulary = engine, vocabulary
         self.waiting = iter(enumerate(load))
         self.answers: list[Answer] = []
+        self.begun = time.perf_counter()
 
     async def turn(self, transcript: Transcript, session: int, number: int, turn: Turn) -> Answer:
         """One request."""
         prompt, new = transcript.ask(turn)
-        name = f"{session}-{number}"
+        name, asked = f"{session}-{number}", time.perf_counter()
         try:
             async with asyncio.timeout(TURN_LIMIT_S):
-                first_s, total_s, cached, said = await self.engine.ask(name, prompt, turn.output_tokens)
+                said = await self.engine.ask(name, prompt, turn.output_tokens)
         except TimeoutError:
             sys.exit(f"turn {number} of session {session}, {len(prompt)} tokens: no end in {TURN_LIMIT_S} s")
-        transcript.note(said)
-        return Answer(session, number, len(prompt), new, cached, len(said), first_s, total_s)
+        transcript.note(said.tokens)
+        return Answer(
+            session,
+            number,
+            len(prompt),
+            new,
+            said.cached,
+            len(said.tokens),
+            asked - self.begun,
+            said.queued_s,
+            said.first_s,
+            said.total_s,
+        )
 
     async def agent(self, filled: asyncio.Barrier) -> None:
         """One session after the other. All agents have filled the caches before the first counted turn."""
@@ -229,7 +255,7 @@ class Load:
             await self.engine.llm.do_log_stats()
 
 
-async def run_part(site: Site, part: str, shape: Shape) -> Part:
+async def run_part(site: Site, part: str, shape: Shape) -> Run:
     """One engine, with a node beside it if it needs one."""
     load = sessions(site, shape)
     with vllm_engine.node_beside(site, part):
@@ -237,7 +263,7 @@ async def run_part(site: Site, part: str, shape: Shape) -> Part:
         engine = Engine(site, part, shape)
         try:
             await engine.ask("first", [5] * 40, 2)
-            found = Part(part, engine.version, gpu_names(site), time.perf_counter() - begun)
+            found = Run(engine.version, gpu_names(site), time.perf_counter() - begun)
             running = Load(engine, load, site.model["vocab_size"])
             found.wall_s = await running.run(min(shape.at_once, len(load)))
             found.answers = running.answers
@@ -255,58 +281,66 @@ def gpu_names(site: Site) -> list[str]:
     return [torch.cuda.get_device_name(0)]
 
 
-def figures(part: Part) -> dict[str, tuple[str, float]]:
-    """Name, unit and value of what is said of a part."""
-    ttft = sorted(answer.ttft_s for answer in part.answers)
-    prompts = sum(answer.input_tokens for answer in part.answers)
+def figures(run: Run) -> dict[str, tuple[str, float]]:
+    """Name, unit and value of what is said of a run."""
+    ttft = sorted(answer.ttft_s for answer in run.answers)
+    prompts = sum(answer.input_tokens for answer in run.answers)
     return {
         "ttft_mean_s": ("s", statistics.mean(ttft)),
+        "queued_mean_s": ("s", statistics.mean(answer.queued_s for answer in run.answers)),
         "ttft_p50_s": ("s", statistics.median(ttft)),
         "ttft_p99_s": ("s", ttft[math.ceil(0.99 * len(ttft)) - 1]),
-        "tpot_p50_s": ("s", statistics.median(answer.tpot_s for answer in part.answers)),
-        "tokens_per_s": ("1/s", sum(answer.output_tokens for answer in part.answers) / part.wall_s),
-        "cached_percent": ("%", 100 * sum(answer.cached_tokens for answer in part.answers) / prompts),
+        "tpot_p50_s": ("s", statistics.median(answer.tpot_s for answer in run.answers)),
+        "tokens_per_s": ("1/s", sum(answer.output_tokens for answer in run.answers) / run.wall_s),
+        "cached_percent": ("%", 100 * sum(answer.cached_tokens for answer in run.answers) / prompts),
     }
 
 
-def rows(parts: dict[str, Part]) -> Iterator[dict[str, Any]]:
-    """Ours has the plain names, OffloadingConnector as peer, `hbm` as ceiling; others theirs behind."""
-    all_figures = {name: figures(part) for name, part in parts.items()}
-    for name, found in all_figures.items():
-        for figure, (unit, value) in found.items():
+def rows(parts: dict[str, list[Run]]) -> Iterator[dict[str, Any]]:
+    """Medians over runs. Ours has plain names, OffloadingConnector as peer, `hbm` as ceiling; others theirs."""
+    units = {figure: unit for figure, (unit, _) in figures(next(iter(parts.values()))[0]).items()}
+    found = {
+        name: {figure: [figures(run)[figure][1] for run in runs] for figure in units}
+        for name, runs in parts.items()
+    }
+    for name, runs in parts.items():
+        for figure, unit in units.items():
+            values = found[name][figure]
             suffix = "" if name in OURS else f".{name}"
-            line = {"name": f"vllm.load.{figure}{suffix}", "unit": unit, "value": value}
-            line |= {"min": value, "max": value, "runs": 1, "requests": len(parts[name].answers)}
-            if name in OURS and "hbm" in all_figures:
-                best = all_figures["hbm"][figure][1]
-                line |= {"ceiling": best, "ratio": value / best if best else None}
-            if name in OURS and "offloading" in all_figures:
-                peer = parts["offloading"]
-                line["peer"] = {"name": PEERS["offloading"], "version": peer.version}
-                line["peer"]["value"] = all_figures["offloading"][figure][1]
+            line = {"name": f"vllm.load.{figure}{suffix}", "unit": unit, "value": statistics.median(values)}
+            line |= {"min": min(values), "max": max(values), "runs": len(runs)}
+            line["requests"] = len(runs[0].answers)
+            if name in OURS and "hbm" in found:
+                best = statistics.median(found["hbm"][figure])
+                line |= {"ceiling": best, "ratio": line["value"] / best if best else None}
+            if name in OURS and "offloading" in found:
+                line["peer"] = {"name": PEERS["offloading"], "version": parts["offloading"][0].version}
+                line["peer"]["value"] = statistics.median(found["offloading"][figure])
             yield line
+
+
+def runs_of(folder: Path, part: str) -> list[Run]:
+    """What was measured of a part so far."""
+    file = folder / f"load-{part}.json"
+    said = json.loads(file.read_text()) if file.exists() else []
+    return [Run(**run | {"answers": [Answer(**answer) for answer in run["answers"]]}) for run in said]
 
 
 def merge(folder: Path) -> None:
     """Makes the results object."""
-    parts = {}
-    for name in PARTS:
-        file = folder / f"load-{name}.json"
-        if file.exists():
-            said = json.loads(file.read_text())
-            said["answers"] = [Answer(**answer) for answer in said["answers"]]
-            parts[name] = Part(**said)
+    parts = {name: runs for name in PARTS if (runs := runs_of(folder, name))}
     if not parts:
         sys.exit(f"{folder} has no parts of the load: measure them first")
-    some = next(iter(parts.values()))
+    some = next(iter(parts.values()))[0]
     made = vllm_engine.results("vllm_load", some.gpus, None, list(rows(parts)))
     (folder / "load.json").write_text(json.dumps(made, indent=2) + "\n")
     warm = sum(answer.new_tokens < WARM_TOKENS for answer in some.answers) / len(some.answers)
     print(f"{len(some.answers)} turns, {100 * warm:.0f} % of them warm (fewer than {WARM_TOKENS} new tokens)")
     for line in made["rows"]:
+        spread = f"{line['min']:.4f} to {line['max']:.4f} in {line['runs']}"
         ceiling = f"{line['ceiling']:>10.4f}" if "ceiling" in line else ""
         peer = f"{line['peer']['name']} {line['peer']['value']:.4f}" if "peer" in line else ""
-        print(f"{line['name']:<40} {line['value']:>10.4f} {line['unit']:<4} {ceiling} {peer}")
+        print(f"{line['name']:<40} {line['value']:>10.4f} {line['unit']:<4} {spread} {ceiling} {peer}")
 
 
 def main() -> None:
@@ -315,7 +349,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="where parts and results go")
-    parser.add_argument("--part", choices=PARTS, help="measure this part")
+    parser.add_argument("--part", choices=PARTS, help="measure this part once more")
     parser.add_argument("--memory-gib", type=float, help="host memory for KV (default 60)")
     parser.add_argument("--scratch", type=Path, help="where the model and the load lie (default: in FOLDER)")
     parser.add_argument("--forebay", help="the forebay program")
@@ -330,8 +364,9 @@ def main() -> None:
     memory_gib = args.memory_gib or (0.25 if args.tiny else 60)
     site = Site(scratch, args.tiny, int(memory_gib * GIB), 0, vllm_engine.program(args.forebay))
     vllm_engine.in_environment(site.environment(args.part))
-    part = asyncio.run(run_part(site, args.part, TINY if args.tiny else FULL))
-    (folder / f"load-{args.part}.json").write_text(json.dumps(asdict(part)))
+    runs = runs_of(folder, args.part)
+    runs.append(asyncio.run(run_part(site, args.part, TINY if args.tiny else FULL)))
+    (folder / f"load-{args.part}.json").write_text(json.dumps([asdict(run) for run in runs]))
 
 
 if __name__ == "__main__":

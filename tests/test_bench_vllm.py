@@ -121,22 +121,22 @@ def test_a_prompt_is_the_last_one_its_answer_and_something_new(load: Any) -> Non
 
 
 def test_what_is_said_of_a_load(load: Any) -> None:
-    def measured(name: str, ttft_s: float) -> Any:
-        answers = [
-            load.Answer(0, turn, 100, 10, 90, 11, ttft_s * turn, ttft_s * turn + 0.1)
-            for turn in range(1, 101)
-        ]
-        return load.Part(name, "0.0", ["H200"], 50.0, 10.0, answers)
+    def measured(*runs_ttft_s: float) -> Any:
+        def answer(turn: int, ttft_s: float) -> Any:
+            return load.Answer(0, turn, 100, 10, 90, 11, 0.0, ttft_s / 2, ttft_s, ttft_s + 0.1)
 
-    parts = {
-        "hbm": measured("hbm", 0.01),
-        "offloading": measured("offloading", 0.04),
-        "memory": measured("memory", 0.02),
-    }
+        return [
+            load.Run("0.0", ["H200"], 50.0, 10.0, [answer(turn, ttft_s * turn) for turn in range(1, 101)])
+            for ttft_s in runs_ttft_s
+        ]
+
+    parts = {"hbm": measured(0.01), "offloading": measured(0.04), "memory": measured(0.02, 0.01, 0.05)}
     rows = {row["name"]: row for row in load.rows(parts)}
     p99 = rows["vllm.load.ttft_p99_s"]
     assert p99["value"] == pytest.approx(1.98) and p99["ceiling"] == pytest.approx(0.99)
+    assert p99["min"] == pytest.approx(0.99) and p99["max"] == pytest.approx(4.95) and p99["runs"] == 3
     assert p99["peer"]["value"] == pytest.approx(3.96) and p99["requests"] == 100
+    assert rows["vllm.load.queued_mean_s"]["value"] == pytest.approx(1.01 / 2)
     assert rows["vllm.load.ttft_mean_s"]["value"] == pytest.approx(1.01)
     assert rows["vllm.load.tpot_p50_s"]["value"] == pytest.approx(0.01)
     assert rows["vllm.load.tokens_per_s"]["value"] == 110 and rows["vllm.load.cached_percent"]["value"] == 90
