@@ -32,6 +32,8 @@ pub struct Crew {
     in_strands: bool,
     /// Something was not queued: events may say of a slot that it is done with when it is not.
     is_torn: bool,
+    /// Nobody knows when its last chain is done.
+    is_lost: bool,
     /// Whose chain it works for, and what is passed when that is done.
     holder: Option<(StreamId, Arc<Event>)>,
     _staging: DeviceMemory,
@@ -104,6 +106,7 @@ impl Crew {
             hops: targets.iter().map(hop).collect::<Result<_, CudaError>>()?,
             in_strands: false,
             is_torn: false,
+            is_lost: false,
             holder: None,
             _staging: staging,
         })
@@ -117,7 +120,14 @@ impl Crew {
     /// Whether a chain of `stream` may have it: nobody has, or an earlier chain of the same stream.
     pub fn is_free_for(&self, stream: StreamId) -> bool {
         let held = self.holder.as_ref();
-        held.is_none_or(|(holder, done)| *holder == stream || done.is_passed().unwrap_or(false))
+        let is_free =
+            held.is_none_or(|(holder, done)| *holder == stream || done.is_passed().unwrap_or(false));
+        is_free && !self.is_lost
+    }
+
+    /// Is nobody's to have before it was waited for.
+    pub fn lose(&mut self) {
+        self.is_lost = true;
     }
 
     /// Gives it to a chain. Its work waits for `begun`, behind which no other work of this crew is left; for nothing if that
@@ -232,10 +242,11 @@ impl Crew {
     }
 
     /// Waits until nothing of it is under way. A stream that cannot be waited for is lost, and its work with it.
-    pub fn settle(&self) {
+    pub fn settle(&mut self) {
         let strands = self.slots.iter().map(|slot| &slot.strand);
         let hops = self.hops.values().map(|hop| &hop.stream);
         strands.chain(hops).for_each(|stream| drop(stream.synchronize()));
+        self.is_lost = false;
     }
 
     /// Has the chain's stream wait for all of the chain's work here.

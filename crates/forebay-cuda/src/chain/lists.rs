@@ -56,7 +56,8 @@ impl Lists {
         List::new(free, seams)
     }
 
-    /// The first of these places are read until the stream has come to here.
+    /// The first of these places are read until the stream has come to here. After an error nobody knows until when: none may be given
+    /// to others before [`clear`](Lists::clear).
     pub fn close(&mut self, places: Range<usize>, stream: StreamHandle) -> Result<(), CudaError> {
         if places.is_empty() {
             return Ok(());
@@ -66,5 +67,11 @@ impl Lists {
         self.ring.take(places);
         self.read.push_back(read);
         marked
+    }
+
+    /// Nothing is read any more.
+    pub fn clear(&mut self) {
+        self.spare.extend(self.read.drain(..));
+        self.ring = Ring::new(PIECES_MAX);
     }
 }

@@ -240,10 +240,8 @@ impl Chains {
     pub fn settle_way(&self, device: u16, direction: Direction) {
         let Some(way) = self.ways.get(&(device, direction)) else { return };
         let _relaxed = Relaxed::enter(self.driver);
-        lock(&way.set).settle();
-        for crew in way.relays.iter().filter_map(|relay| self.crews.get(&(*relay, direction))) {
-            lock(crew).settle();
-        }
+        let crews = way.relays.iter().filter_map(|relay| self.crews.get(&(*relay, direction)));
+        lock(&way.set).settle(crews.map(lock));
     }
 
     /// As [`copy`](Chains::copy), with its contract.

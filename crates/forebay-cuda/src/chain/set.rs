@@ -54,6 +54,8 @@ pub struct Set {
     lists: Lists,
     /// Whose chain is under way.
     holder: Option<StreamId>,
+    /// The driver refused what was to tell where a chain ends, so nobody knows when the set is free.
+    is_lost: bool,
 }
 
 /// A chain to be queued.
@@ -105,16 +107,17 @@ impl Set {
             done: Arc::new(Event::new(device)?),
             lists: Lists::new(device)?,
             holder: None,
+            is_lost: false,
         })
     }
 
     /// Whether a chain is under way.
     pub fn is_busy(&mut self) -> bool {
         let passed = self.holder.is_none() || self.done.is_passed().unwrap_or(false);
-        if passed {
+        if passed && !self.is_lost {
             self.holder = None;
         }
-        !passed
+        !passed || self.is_lost
     }
 
     /// Takes the set for a chain of a stream. Says whether the stream is idle, so that the chain begins at once, or `None`
@@ -129,7 +132,7 @@ impl Set {
 
     /// Takes the set for a chain that ends in a stream, whatever is in that. `false`: a chain of another stream has it.
     pub fn take_at_once(&mut self, joined: StreamId) -> bool {
-        !self.is_busy() || self.holder == Some(joined)
+        !self.is_busy() || (self.holder == Some(joined) && !self.is_lost)
     }
 
     /// Where a chain of so many pieces can have its lists; `None` until chains that are under way have come further.
@@ -183,13 +186,22 @@ impl Set {
         let joins = at_work.iter().map(|(crew, work)| crew.join(chain.joined, target, work));
         let joined = joins.fold(Ok(()), Result::and);
         let read = self.lists.close(chain.places.start..chain.places.start + listed, chain.joined);
-        let marked = self.done.record_in(chain.joined);
-        whole.and(queued).and(joined).and(read).and(marked)
+        let ended = joined.and(read).and(self.done.record_in(chain.joined));
+        if ended.is_err() {
+            self.is_lost = true;
+            at_work.iter_mut().for_each(|(crew, _)| crew.lose());
+        }
+        whole.and(queued).and(ended)
     }
 
-    /// Waits until nothing of the target's own crew is under way.
-    pub fn settle(&self) {
+    /// Waits until nothing of the target's own crew is under way, nor of crews that may have worked for the set.
+    pub fn settle<C: DerefMut<Target = Crew>>(&mut self, crews: impl Iterator<Item = C>) {
         self.own.settle();
+        crews.for_each(|mut crew| crew.settle());
+        self.lists.clear();
+        if std::mem::take(&mut self.is_lost) {
+            self.holder = None;
+        }
     }
 
     /// Whether a row is long enough for a batch, in a stream that takes one.

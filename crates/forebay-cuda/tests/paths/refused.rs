@@ -4,7 +4,8 @@
 use crate::common::{Fake, Host, World, alone, pattern};
 use crate::courier::pages;
 use forebay_cuda::CopierOptions;
-use forebay_cuda::device::DeviceMemory;
+use forebay_cuda::chain::Declined;
+use forebay_cuda::device::{DeviceMemory, Stream};
 use forebay_cuda::links::Direction;
 use forebay_cuda::rates::Rates;
 use std::sync::Arc;
@@ -80,5 +81,62 @@ fn a_refused_call_costs_a_transfer_at_most_and_leaves_nothing_under_way() {
         let movers = |rates: Rates, way| rates.with_mover_bytes(way, MIB);
         let rates = Direction::BOTH.into_iter().fold(Rates::default(), movers);
         with_each_call_refused(CopierOptions { rates: Some(rates), ..CopierOptions::default() }, fake);
+    });
+}
+
+/// Queues a chain with a call refused and another one behind it, in a stream that goes on only then. Says whether there was such a call.
+fn two_in_a_stream(world: &World, refused: &str) -> bool {
+    let (page, bytes) = (16 << 10, 2 * MIB);
+    let (first, second) = (Site::new(world, page, bytes), Site::new(world, page, bytes));
+    first.source.fill(&pattern(1, bytes));
+    second.source.fill(&pattern(2, bytes));
+    let device = first.memory.device();
+    let (stream, before) = (Stream::new(device).unwrap(), world.host(2 * bytes));
+    before.fill(&pattern(3, 2 * bytes));
+    let _current = device.enter().unwrap();
+    // SAFETY: all memory outlives the streams' work, and nothing else uses it.
+    unsafe { stream.copy(before.address(), second.memory.address(), 2 * bytes).unwrap() };
+    stream.synchronize().unwrap();
+    before.fill(&vec![0; 2 * bytes as usize]);
+    let held = world.fake.hold(device, stream.handle());
+    let load = |site: &Site| {
+        let there = pages(Direction::HostToDevice, site.source.address(), site.memory.address(), page, bytes);
+        // SAFETY: as above.
+        unsafe { world.copier.copy_in_stream(&there, stream.handle()) }
+    };
+    world.fake.control(refused);
+    let queued = load(&first);
+    let was_met = world.fake.stat("live.failing") == 0;
+    world.fake.control("mend");
+    // SAFETY: as above.
+    unsafe { stream.copy(second.memory.address(), before.address(), 2 * bytes).unwrap() };
+    let behind = load(&second).unwrap();
+    assert!(behind.is_none() || (was_met && behind == Some(Declined::Busy)), "{refused}: {behind:?}");
+    held.release();
+    stream.synchronize().unwrap();
+    world.copier.chains().settle_way(0, Direction::HostToDevice);
+    assert!(queued.is_ok() || was_met, "{refused}: {queued:?}");
+    assert!(
+        before.bytes() == pattern(3, 2 * bytes),
+        "{refused}: what comes later was copied before its time"
+    );
+    let back = pages(Direction::DeviceToHost, second.target.address(), second.memory.address(), page, bytes);
+    // SAFETY: as above.
+    unsafe { world.copier.copy_and_wait(0, Direction::DeviceToHost, &back).unwrap() };
+    assert!(second.target.bytes() == pattern(2, bytes), "{refused}");
+    assert_eq!(load(&first).unwrap(), None, "{refused}: chains go on once nothing is under way");
+    stream.synchronize().unwrap();
+    was_met
+}
+
+#[test]
+fn a_chain_whose_end_nobody_knows_keeps_its_lists() {
+    alone("refused::a_chain_whose_end_nobody_knows_keeps_its_lists", &[], |fake| {
+        let world = fake.world(CopierOptions::default());
+        for call in ["cuEventRecord", "cuStreamWaitEvent"] {
+            let met = |nth: &u64| two_in_a_stream(&world, &format!("fail {call} {nth} 719"));
+            assert!((1..1000).take_while(met).count() < 999, "{call}");
+        }
+        // What the refused chain left behind is in no order with the driver's copy of the same bytes, and is counted.
     });
 }
