@@ -297,7 +297,7 @@ def figures(run: Run) -> dict[str, tuple[str, float]]:
 
 
 def rows(parts: dict[str, list[Run]]) -> Iterator[dict[str, Any]]:
-    """Medians over runs. Ours has plain names, OffloadingConnector as peer, `hbm` as ceiling; others theirs."""
+    """Medians over runs. Ours has plain names, OffloadingConnector as peer and `hbm` as ceiling."""
     units = {figure: unit for figure, (unit, _) in figures(next(iter(parts.values()))[0]).items()}
     found = {
         name: {figure: [figures(run)[figure][1] for run in runs] for figure in units}
