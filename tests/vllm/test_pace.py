@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
-from forebay.vllm.connector.metadata import Ended, Report  # noqa: E402
+from forebay.vllm.connector.metadata import Ended, Kept, Report, Step  # noqa: E402
 from forebay.vllm.connector.pace import Pace  # noqa: E402
 from forebay.vllm.connector.tracked import Found  # noqa: E402
+from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
 CHUNK_TOKENS, CHUNK_BYTES = 256, 32 << 20
 # Eight chunks take 53 ms at this rate and 50 to compute.
@@ -81,3 +82,36 @@ def test_what_every_worker_has_measured_is_heard() -> None:
     both = one.aggregate(Report(1, {5: Ended(1, 32)}, rates=[("memory", 20, 1.0)]))
     assert both.rates == [("memory", 10, 1.0), ("memory", 20, 1.0)]
     assert both.loads[5] == Ended(2, 32)
+
+
+def test_a_step_that_nobody_times_still_ends_before_the_next_one_begins_to_count() -> None:
+    facts: Any = SimpleNamespace(layers=4, chunk_tokens=CHUNK_TOKENS, chunk_bytes=CHUNK_BYTES)
+    timed: list[float] = []
+    pace = Pace(facts, None)
+    pace.slack = SimpleNamespace(note_step=lambda new, before, seconds: timed.append(seconds))
+    pace.began(2, {"one": 512}, {}, 1.0)  # Scheduled while the step before it runs.
+    pace.ended(None, 1.5)
+    pace.ended(2, 2.25)
+    assert timed == [0.75]
+
+
+@pytest.mark.parametrize(
+    ("timed", "report", "says"),
+    [
+        (False, Report(0), False),
+        (True, Report(0), True),
+        (False, Report(0, loads={1: Ended(1, 64)}), True),
+        (False, Report(0, stores={1: Kept(1)}), True),
+        (False, Report(0, rates=[("memory", 1, 1.0)]), True),
+    ],
+)
+def test_a_worker_says_all_that_it_has_to_say_once_and_of_which_step(
+    timed: bool, report: Report, says: bool
+) -> None:
+    half: Any = object.__new__(WorkerHalf)
+    half.report, half.step = report, Step(9, idle=False, timed=timed)
+    told = half.told()
+    assert told is (report if says else None)
+    assert told is None or told.step == 9
+    half.step = Step(10, idle=False)
+    assert half.told() is None

@@ -35,6 +35,9 @@ register()
 class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM is not there when types are checked
     """One half of it: vLLM makes one of these in its scheduler and one in each worker."""
 
+    _plans: SchedulerHalf
+    _here: WorkerHalf
+
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         """The half that `role` names."""
         super().__init__(vllm_config, role, kv_cache_config)
@@ -49,19 +52,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
             )
             blocks = compat.blocks_of(vllm_config, kv_cache_config)
             events = None if blocks is None else Events(node, blocks, facts.chunk_tokens)
-            self._scheduler = SchedulerHalf(vllm_config, facts, settings, node, events)
+            self._scheduler = self._plans = SchedulerHalf(vllm_config, facts, settings, node, events)
         else:
-            self._worker = WorkerHalf(vllm_config, kv_cache_config, settings)
-
-    @property
-    def _here(self) -> WorkerHalf:
-        assert self._worker is not None, "this is the scheduler's half"
-        return self._worker
-
-    @property
-    def _plans(self) -> SchedulerHalf:
-        assert self._scheduler is not None, "this is a worker's half"
-        return self._scheduler
+            self._worker = self._here = WorkerHalf(vllm_config, kv_cache_config, settings)
 
     # Of a worker.
 
@@ -112,9 +105,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         invalid, self._here.invalid = self._here.invalid, set()
         return invalid
 
-    def build_connector_worker_meta(self) -> Report:
+    def build_connector_worker_meta(self) -> Report | None:
         """What ended in this step."""
-        return self._here.report
+        return self._here.told()
 
     # Of the scheduler.
 
@@ -150,8 +143,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         """What the workers have done."""
         self._plans.freed(connector_output.finished_sending)
         report = connector_output.kv_connector_worker_meta
-        if isinstance(report, Report):
-            self._plans.ended(report)
+        self._plans.ended(report if type(report) is Report else None)  # `isinstance` asks an ABC, each step.
 
     def reset_cache(self) -> bool:
         """What is stored is not to be used any more: weights may be others from now on."""

@@ -55,6 +55,7 @@ class Step(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there when
     stores: list[Store] = field(default_factory=list)
     flush: list[int] = field(default_factory=list)  # stores that must be quiet before anything is computed
     sent: dict[str, list[int]] = field(default_factory=dict)  # requests that end when these stores are quiet
+    timed: bool = False  # the scheduler wants to know when it has ended
 
 
 @dataclass

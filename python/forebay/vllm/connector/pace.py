@@ -40,9 +40,11 @@ class Pace:
         if len(self.steps) > STEPS_KEPT:
             del self.steps[next(iter(self.steps))]
 
-    def ended(self, step: int, now: float) -> None:
-        """A step has ended. One that was begun while another one ran took the time since that one's end."""
-        begun = self.steps.pop(step, None)
+    def ended(self, step: int | None, now: float) -> None:
+        """A step has ended, None for one that is not timed. One that was begun while another one ran took the
+        time since that one's end.
+        """
+        begun = None if step is None else self.steps.pop(step, None)
         if begun is not None:
             self.sizes.add(begun[1].bit_length())
             self.slack.note_step(begun[1], begun[2], max(0.0, now - max(begun[0], self.last_s)))

@@ -359,6 +359,7 @@ class SchedulerHalf:
                     step.sent[one.name] = sorted(one.stores)
                     del self.leaving[one.name]
         if output.total_num_scheduled_tokens > len(output.num_scheduled_tokens) and not step.loads:
+            step.timed = True
             self.pace.began(self.step, output.num_scheduled_tokens, self.tracked, self.clock())
         return step
 
@@ -367,10 +368,8 @@ class SchedulerHalf:
         cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
         if any(cached.new_block_ids):
             self.extend(cached)
-        for name in (*(new.req_id for new in output.scheduled_new_reqs), *cached.resumed_req_ids):
-            one = self.tracked.get(name)
-            if one is not None and one.request.num_computed_tokens > one.begun:
-                one.gap = True  # Another connector loads the rest: whether that is right is not known here.
+        if output.scheduled_new_reqs or cached.resumed_req_ids:
+            self.begin([*(new.req_id for new in output.scheduled_new_reqs), *cached.resumed_req_ids])
         if scheduled.keys() != self.running:
             self.running = set(scheduled)
         elif self.quiet > 0 and output.total_num_scheduled_tokens == len(scheduled):
@@ -392,6 +391,13 @@ class SchedulerHalf:
                 if self.facts.has_states:
                     nearest = min(nearest, self.aim_at_state(one, computed))
         self.quiet = nearest - 1
+
+    def begin(self, names: Iterable[str]) -> None:
+        """Requests compute for the first time, or again."""
+        for name in names:
+            one = self.tracked.get(name)
+            if one is not None and one.request.num_computed_tokens > one.begun:
+                one.gap = True  # Another connector loads the rest: whether that is right is not known here.
 
     def extend(self, cached: Any) -> None:
         """Requests that go on got more blocks."""
@@ -454,9 +460,11 @@ class SchedulerHalf:
         if one is not None:
             one.notice_preemption()
 
-    def ended(self, report: Report) -> None:
-        """What the workers say has ended."""
-        self.pace.ended(report.step, self.clock())
+    def ended(self, report: Report | None) -> None:
+        """A step has ended, and what the workers say of it, if they have anything to say."""
+        self.pace.ended(None if report is None else report.step, self.clock())
+        if report is None:
+            return
         self.pace.measured(report.rates)
         for job, kept in report.stores.items():
             stored = self.stores.ended(job, kept)

@@ -166,7 +166,7 @@ class WorkerHalf:
 
     def begin(self, step: Step, forward_context: Any) -> None:
         """Loads begin."""
-        self.step, self.report = step, Report(step.number)
+        self.step = step
         if self.cache is None or not (step.loads or self.layerwise):
             return
         stream = compat.stream_of(self.device)
@@ -300,6 +300,14 @@ class WorkerHalf:
             self.cache.wait_stored(list(self.stores), limit_s)
         else:
             time.sleep(limit_s)
+
+    def told(self) -> Report | None:
+        """What the scheduler's half is told of this step: most often nothing."""
+        report, step = self.report, self.step
+        if step is None or not (step.timed or report.loads or report.stores or report.rates):
+            return None
+        report.step, self.report = step.number, Report(0)
+        return report
 
     def stats(self) -> Stats | None:
         """What was counted since the last time, where something may have been."""
