@@ -51,7 +51,8 @@ pub struct Batch<'a> {
 pub enum Sent {
     /// Nothing, since too much is under way: it can be sent when another one has ended.
     Later,
-    /// It was queued, as far as the result says; the event that was given passes when nothing of it is under way any more.
+    /// It was queued, as far as the result says. The event that was given passes when nothing of it is under way any more; after an
+    /// error, [`settle`](Chains::settle) says when.
     Queued(Result<(), CudaError>),
 }
 

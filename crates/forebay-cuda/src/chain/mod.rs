@@ -98,6 +98,8 @@ struct Way {
     direction: Direction,
     relays: Vec<u16>,
     set: Mutex<Set>,
+    /// Held by whoever waits until nothing is under way.
+    settling: Mutex<()>,
     /// When a copy of its own was last asked for; 0 if never.
     used_us: AtomicU64,
     /// When that was at the same time as a copy of another GPU; 0 if never.
@@ -183,6 +185,7 @@ impl Chains {
                         direction,
                         relays,
                         set,
+                        settling: Mutex::new(()),
                         used_us: AtomicU64::new(0),
                         crowded_us: AtomicU64::new(0),
                     },
@@ -240,8 +243,16 @@ impl Chains {
     pub fn settle_way(&self, device: u16, direction: Direction) {
         let Some(way) = self.ways.get(&(device, direction)) else { return };
         let _relaxed = Relaxed::enter(self.driver);
-        let crews = way.relays.iter().filter_map(|relay| self.crews.get(&(*relay, direction)));
-        lock(&way.set).settle(crews.map(lock));
+        // One at a time: what the second one finds lost must not have been regained and given away meanwhile.
+        let _settling = lock(&way.settling);
+        let is_lost = lock(&way.set).settle();
+        for crew in way.relays.iter().filter_map(|relay| self.crews.get(&(*relay, direction))) {
+            lock(crew).settle();
+        }
+        // A set that is lost has had no chain since.
+        if is_lost {
+            lock(&way.set).regain();
+        }
     }
 
     /// As [`copy`](Chains::copy), with its contract.

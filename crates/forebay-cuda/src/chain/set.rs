@@ -194,14 +194,18 @@ impl Set {
         whole.and(queued).and(ended)
     }
 
-    /// Waits until nothing of the target's own crew is under way, nor of crews that may have worked for the set.
-    pub fn settle<C: DerefMut<Target = Crew>>(&mut self, crews: impl Iterator<Item = C>) {
+    /// Waits until nothing of the target's own crew is under way. Says whether the set is lost: it is until all crews that may have
+    /// worked for it have been waited for too, and [`regain`](Set::regain) is told.
+    pub fn settle(&mut self) -> bool {
         self.own.settle();
-        crews.for_each(|mut crew| crew.settle());
+        self.is_lost
+    }
+
+    /// Nothing of any chain is under way any more.
+    pub fn regain(&mut self) {
         self.lists.clear();
-        if std::mem::take(&mut self.is_lost) {
-            self.holder = None;
-        }
+        self.holder = None;
+        self.is_lost = false;
     }
 
     /// Whether a row is long enough for a batch, in a stream that takes one.
