@@ -209,16 +209,16 @@ class Load:
             sys.exit(f"turn {number} of session {session}, {len(prompt)} tokens: no end in {TURN_LIMIT_S} s")
         transcript.note(said.tokens)
         return Answer(
-            session,
-            number,
-            len(prompt),
-            new,
-            said.cached,
-            len(said.tokens),
-            asked - self.begun,
-            said.queued_s,
-            said.first_s,
-            said.total_s,
+            session=session,
+            turn=number,
+            input_tokens=len(prompt),
+            new_tokens=new,
+            cached_tokens=said.cached,
+            output_tokens=len(said.tokens),
+            asked_s=asked - self.begun,
+            queued_s=said.queued_s,
+            ttft_s=said.first_s,
+            total_s=said.total_s,
         )
 
     async def agent(self, filled: asyncio.Barrier) -> None:
@@ -297,7 +297,9 @@ def figures(run: Run) -> dict[str, tuple[str, float]]:
 
 
 def rows(parts: dict[str, list[Run]]) -> Iterator[dict[str, Any]]:
-    """Medians over runs. Ours has plain names, OffloadingConnector as peer and `hbm` as ceiling."""
+    """Medians over runs. Ours has plain names, OffloadingConnector as peer and `hbm` as ceiling; the others'
+    names stand behind theirs.
+    """
     units = {figure: unit for figure, (unit, _) in figures(next(iter(parts.values()))[0]).items()}
     found = {
         name: {figure: [figures(run)[figure][1] for run in runs] for figure in units}

@@ -35,6 +35,7 @@ register()
 class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM is not there when types are checked
     """One half of it: vLLM makes one of these in its scheduler and one in each worker."""
 
+    # The half that this is; there is no other here. Each step uses it, so it is no property.
     _plans: SchedulerHalf
     _here: WorkerHalf
 
