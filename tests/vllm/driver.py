@@ -132,6 +132,29 @@ class Driver:
         self.settle()
         return len(running)
 
+    def leaves(self, prompt: list[int], tokens: int, how: str) -> Any:
+        """A request leaves the step that loads for it before anybody looks at what came of that: it is
+        `aborted`, or `preempted` since there is no block for its next token. What it says, if it does.
+        """
+        (name,) = self.add([prompt], tokens)
+        where, what = {
+            "aborted": (self.core, "_process_aborts_queue"),
+            "preempted": (self.scheduler.kv_cache_manager, "allocate_slots"),
+        }[how]
+        go_on = getattr(where, what)
+
+        def leave(*arguments: Any, **more: Any) -> Any:
+            if not self.half.is_unsure:
+                return go_on(*arguments, **more)
+            delattr(where, what)
+            return None if how == "preempted" else self.engine.abort_request([name])
+
+        setattr(where, what, leave)
+        requests, loading = self.scheduler.requests, self.half.loading
+        said = self.until(lambda done: (done or not requests) and not loading).get(name)
+        assert what not in vars(where), "it was not loaded layer by layer"
+        return said
+
     def settle(self, limit_s: float = 60) -> Any:
         """Steps until nothing of any request is left: no block is held for a store or a load."""
         end = time.monotonic() + limit_s

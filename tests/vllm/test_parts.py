@@ -93,7 +93,8 @@ def test_others_are_not_held_up_by_a_long_load(
     [
         (True, False, True, 1, False, True),
         (True, False, False, 1, False, True),
-        (False, True, False, 1, False, True),
+        (True, True, False, 1, False, True),
+        (False, False, False, 1, False, False),
         (False, False, True, 1, False, False),
         (True, True, True, 1, False, False),
         (True, False, True, 2, False, False),
@@ -472,7 +473,7 @@ def test_every_token_of_a_load_comes_from_one_tier(held: int, external: int, say
     one.held = held
     first = held // CHUNK
     tiers = Found(Shape(1, BLOCK), [[bytes(32)] * 10], 600, in_memory=2, on_disk=3, on_peers=5).tiers(first)
-    load: dict[str, Any] = {"job": 1, "layerwise": False, "ids": [], "holds": []}
+    load: dict[str, Any] = {"owner": one, "job": 1, "layerwise": False, "ids": [], "holds": []}
     one.loading = Loading(first_chunk=first, tokens=600 - first * CHUNK, tiers=tiers, **load)
     half: Any = SimpleNamespace(facts=facts(), tracked={"one": one})
     said = SchedulerHalf.sources(half, one.request, external)

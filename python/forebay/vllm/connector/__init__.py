@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 import forebay
 from forebay.vllm import register
-from forebay.vllm.connector import compat
+from forebay.vllm.connector import compat, start_over
 from forebay.vllm.connector.config import settings_of
 from forebay.vllm.connector.events import Events
 from forebay.vllm.connector.metadata import Report, Step
@@ -123,6 +123,10 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
     def loses_blocks(self, request: Any) -> None:
         """A request will get other blocks than it waits with (`start_over.with_them`)."""
         self._plans.lost_blocks(request.request_id)
+
+    def left(self) -> list[tuple[str, start_over.Tables]]:
+        """Requests that may have computed from a load and have left their blocks since (`start_over`)."""
+        return self._plans.left
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """A request got blocks."""

@@ -39,10 +39,10 @@ def layerwise_is_possible(
 ) -> bool:
     """Whether a step that computed from a load that failed can be undone.
 
-    A request that is to be recomputed must start over, and drop what steps that were scheduled ahead say of
-    it: how many tokens that is, is known unless it speculates. One that fails has nothing to take back. In
-    pipelines several steps are under way. A request whose loads fail as one needs other blocks than it has,
-    which vLLM gives only to a request that waits.
+    What it has left in vLLM's cache must go, whoever has left meanwhile (`starts_over`). A request that is to
+    be recomputed must also drop what steps that were scheduled ahead say of it: how many tokens that is, is
+    known unless it speculates. In pipelines several steps are under way. A request whose loads fail as one
+    needs other blocks than it has, which vLLM gives only to a request that waits.
     """
-    undoes = starts_over and not speculates
-    return pipeline_ranks == 1 and not as_one and (undoes or not recompute)
+    says_too_much = speculates and recompute
+    return starts_over and not says_too_much and pipeline_ranks == 1 and not as_one

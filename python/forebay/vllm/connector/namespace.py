@@ -298,6 +298,16 @@ def refuse_finer_hits(cache_config: Any) -> None:
         )
 
 
+def refuse_early_zeroing(vllm_config: Any, device: str) -> None:
+    """The V2 model runner zeroes blocks for states before connectors hear that others have them now: stores
+    that still read them would keep zeros.
+    """
+    if device == "cuda" and getattr(vllm_config, "use_v2_model_runner", False):
+        raise InvalidError(
+            f"the V2 model runner is used for a model with {STATE}; allowed is VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+
+
 def refuse_another_policy(vllm_config: Any) -> None:
     """Under a MultiConnector the engine goes by that one's policy, while each of its connectors sees its own.
 

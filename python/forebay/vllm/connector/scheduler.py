@@ -83,7 +83,9 @@ class SchedulerHalf:
         self.unstored: dict[str, Tracked] = {}  # have computed chunks that no store was planned for
         self.leaving: dict[str, Tracked] = {}  # finished, and something of them is still to be stored
         self.freeing: dict[str, float] = {}  # finished, and their blocks are still read: since when
-        self.loading: dict[int, Tracked] = {}
+        self.loading: dict[int, Loading] = {}
+        # Requests whose blocks are no longer theirs, since a load layer by layer began that has not ended.
+        self.left: list[tuple[str, start_over.Tables]] = []
         self.new_loads: list[Load] = []
         self.fresh: set[int] = set()  # blocks that were given out since the last step
         self.jobs = 0
@@ -153,7 +155,8 @@ class SchedulerHalf:
         one = self.tracked.get(request.request_id)
         if one is None:
             return 0, False
-        one.held = held
+        self.notice_preemption(one)
+        one.held, one.blocks = held, []  # vLLM asks for requests without blocks: it may have taken them back.
         size = self.facts.chunk_tokens
         if self.keeps and self.facts.has_states:
             compat.stop_at(request, (request.num_tokens - 1) // size * size)
@@ -205,7 +208,7 @@ class SchedulerHalf:
         if one is None:
             self.fresh.update(block for group in table for block in group)
             return
-        one.notice_preemption()
+        self.notice_preemption(one)
         held = [one.held // group.block_tokens for group in self.facts.groups]
         mine = [len(group) for group in one.blocks] or held
         for group, have in zip(table, mine, strict=True):
@@ -220,6 +223,7 @@ class SchedulerHalf:
         self.quiet = 0
         if external > 0:
             self.load(one)
+        one.coming = None  # What kept a prefiller's chunks until now.
 
     def lost_blocks(self, name: str) -> None:
         """A request starts over when the load has ended that it waits for: others' blocks were wrong."""
@@ -256,6 +260,7 @@ class SchedulerHalf:
             )
         )
         one.loading = Loading(
+            owner=one,
             job=self.jobs,
             ids=found.ids,
             first_chunk=first,
@@ -265,8 +270,7 @@ class SchedulerHalf:
             holds=self.finder.hold([*ids, *([state] for state in states)]),
             usable=tokens,
         )
-        one.coming = None  # What kept a prefiller's chunks until now.
-        self.loading[self.jobs] = one
+        self.loading[self.jobs] = one.loading
         self.pace.load_began(one.loading)
         if not one.way_layerwise:
             self.running.discard(one.name)
@@ -311,6 +315,7 @@ class SchedulerHalf:
         """A request ended. True: its blocks are still read."""
         self.running.discard(request.request_id)
         self.unnamed.pop(request.request_id, None)
+        self.leave(request.request_id, blocks)
         one = self.tracked.pop(request.request_id, None)
         if one is None or one.loading is not None and not one.loading.layerwise:
             self.unstored.pop(request.request_id, None)
@@ -376,8 +381,7 @@ class SchedulerHalf:
             self.quiet -= 1
             return
         self.quiet = 0
-        unsure = any(one.loading is not None and one.loading.layerwise for one in self.loading.values())
-        if not self.keeps or unsure:
+        if not self.keeps or self.is_unsure:
             return  # What is computed in the step of a load is right only if the load was.
         # The one loop over all requests, in steps that are not quiet.
         nearest = sys.maxsize
@@ -458,7 +462,25 @@ class SchedulerHalf:
         self.running.discard(name)
         one = self.tracked.get(name)
         if one is not None:
-            one.notice_preemption()
+            self.notice_preemption(one)
+
+    def notice_preemption(self, one: Tracked) -> None:
+        """A request may have lost its blocks since it was last heard of."""
+        lost = one.notice_preemption()
+        if lost:
+            self.leave(one.name, lost)
+
+    def leave(self, name: str, tables: start_over.Tables) -> None:
+        """A request has these blocks no longer. A load that others compute from may have spoiled them: vLLM
+        would not look there.
+        """
+        if self.is_unsure:
+            self.left.append((name, tables))
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether a step that is under way computes from what it loads itself."""
+        return any(load.layerwise for load in self.loading.values())
 
     def ended(self, report: Report | None) -> None:
         """A step has ended, and what the workers say of it, if they have anything to say."""
@@ -471,24 +493,28 @@ class SchedulerHalf:
             if stored is not None and self.events is not None:
                 self.events.there(stored.owner.request, stored.owner.ids.ranks, stored.there)
         for job, ended in report.loads.items():
-            one = self.loading.get(job)
-            if one is None or one.loading is None:
+            load = self.loading.get(job)
+            if load is None:
                 continue
-            one.loading.workers += ended.workers
-            one.loading.usable = min(one.loading.usable, ended.tokens)
-            if one.loading.workers >= self.workers:
+            load.workers += ended.workers
+            load.usable = min(load.usable, ended.tokens)
+            if load.workers >= self.workers:
                 del self.loading[job]
-                self.load_ended(one, one.loading)
+                self.load_ended(load.owner, load)
+        if self.left and not self.is_unsure:
+            self.left.clear()
 
     def load_ended(self, one: Tracked, load: Loading) -> None:
         """A load is over everywhere. What did not come is not asked for again by this request."""
-        one.loading = None
         self.pace.load_ended(load)
         for hold in load.holds:
             hold.release()
         if self.events is not None:
             chunks = load.usable // self.facts.chunk_tokens
             self.events.there(one.request, load.ids, range(load.first_chunk, load.first_chunk + chunks))
+        if one.loading is not load:
+            return  # It has lost those blocks, and begun another load into others.
+        one.loading = None
         if load.usable >= load.tokens:
             return
         one.chunk_limit = load.first_chunk + load.usable // self.facts.chunk_tokens
@@ -516,8 +542,8 @@ class SchedulerHalf:
 
     def close(self) -> None:
         """Nothing is asked any more."""
-        for one in self.loading.values():
-            for hold in one.loading.holds if one.loading is not None else ():
+        for load in self.loading.values():
+            for hold in load.holds:
                 hold.release()
         self.adapters.close()
         self.node.close()

@@ -1,4 +1,5 @@
 """How a step is undone that computed from a load which failed: its requests are preempted and start over.
+Those that have left meanwhile leave nothing in vLLM's cache.
 
 Knows vLLM's scheduler from within, and how steps are counted that were scheduled before their tokens are
 known. Why, and what else was thought of: `docs/decisions/014-a-failed-step-is-a-preemption.md`. Must never
@@ -7,8 +8,11 @@ know why a load failed.
 
 import inspect
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, TypeAlias
+
+# A request's blocks, of each group of layers.
+Tables: TypeAlias = Sequence[Sequence[int]]
 
 # What a request says of steps that were scheduled before their tokens are known, in versions that drop none.
 COUNTS_AHEAD = {"async_tokens_to_discard", "num_in_flight_tokens", "num_output_placeholders"}
@@ -38,12 +42,15 @@ def where_steps_fail() -> bool:
         reached = {one.request_id: reached_by(one, scheduled) for one in self.running}
         failed: set[str] = handle(self, invalid, scheduled)
         mine = ours_of(self.connector)
+        if mine is None:
+            return failed
+        left = {name for name, tables in mine.left() if evict(self, tables, invalid)}
         over = [one for one in reversed(self.running) if one.request_id in failed]
-        if self.recompute_kv_load_failures and mine is not None and over:
+        if self.recompute_kv_load_failures and (over or left):
             for request in over:
                 preempt(self, request, invalid, reached[request.request_id])
             with_them(self, invalid, mine)
-        return failed
+        return failed | {name for name in left & scheduled.keys() if gets_no_token(self, name)}
 
     Scheduler._handle_invalid_blocks = handle_and_start_over
     return True
@@ -67,15 +74,31 @@ def reached_by(request: Any, scheduled: Mapping[str, int]) -> int:
     return int(request.num_computed_tokens - request.num_in_flight_tokens + of_step)
 
 
-def preempt(scheduler: Any, request: Any, invalid: set[int], reached: int) -> None:
-    """Preempts a request of which `reached` tokens were computed, some from `invalid` blocks. Nobody hits
-    those, nor what comes behind them.
-    """
-    tables = scheduler.kv_cache_manager.get_block_ids(request.request_id)
+def evict(scheduler: Any, tables: Tables, invalid: Set[int]) -> bool:
+    """Takes a request's `invalid` blocks out of vLLM's cache, with those behind them. False: it has none."""
+    if all(invalid.isdisjoint(table) for table in tables):
+        return False
     first = 0
     if len(tables) == 1:
         first = next(place for place, block in enumerate(tables[0]) if block in invalid)
     scheduler.kv_cache_manager.evict_blocks({block for table in tables for block in table[first:]})
+    return True
+
+
+def gets_no_token(scheduler: Any, name: str) -> bool:
+    """A request that was preempted after the step that computed from a failed load gets no token of that."""
+    request = scheduler.requests.get(name)
+    if request is None or request.status.name != "PREEMPTED":
+        return False
+    if getattr(request, "async_tokens_to_discard", 0):
+        return False  # A reset has preempted it, and vLLM drops that token itself.
+    request.num_output_placeholders = max(0, request.num_output_placeholders - 1)
+    return True
+
+
+def preempt(scheduler: Any, request: Any, invalid: Set[int], reached: int) -> None:
+    """Preempts a request of which `reached` tokens were computed, some from `invalid` blocks."""
+    evict(scheduler, scheduler.kv_cache_manager.get_block_ids(request.request_id), invalid)
     scheduler.running.remove(request)
     scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
     if drops_itself(scheduler._preempt_request):

@@ -127,6 +127,7 @@ class Coming:
 class Loading:
     """A load that has not ended at every worker."""
 
+    owner: "Tracked"  # which may have begun another one since
     job: int
     ids: list[list[bytes]]  # of the request's chunks, from the first one on
     first_chunk: int
@@ -184,15 +185,16 @@ class Tracked:
         self.state = 0
         self.gap = False
 
-    def notice_preemption(self) -> None:
-        """Its blocks are others' now; what was not stored yet will not be."""
+    def notice_preemption(self) -> list[list[int]]:
+        """Its blocks are others' now, which are given; what was not stored yet will not be."""
         if self.preemptions == self.request.num_preemptions:
-            return
+            return []
         self.preemptions = self.request.num_preemptions
-        self.blocks = []
+        lost, self.blocks = self.blocks, []
         self.goal = self.planned
         self.tail = False
         self.state = 0
+        return lost
 
     def forget(self) -> None:
         """What was found has another name now. What its blocks hold is not stored under that."""

@@ -19,6 +19,7 @@ from forebay.vllm.connector.metadata import Ended, Kept, Load, Report, Step
 from forebay.vllm.connector.namespace import (
     chunk_tokens_of,
     refuse_another_policy,
+    refuse_early_zeroing,
     refuse_what_is_not_supported,
 )
 from forebay.vllm.connector.states import WithStates, open_states
@@ -98,6 +99,7 @@ class WorkerHalf:
         )
         self.cache = kv
         if self.with_states:
+            refuse_early_zeroing(self.vllm_config, self.device.type)
             self.cache = WithStates(kv, open_states(self.with_states, tensors, self.num_blocks, self.open))
 
     def open(self, places: list[tuple[int, int, int, int, int]], **shape: Any) -> forebay.PagedCache:
@@ -227,10 +229,11 @@ class WorkerHalf:
 
     def ended(self) -> tuple[set[str] | None, set[str] | None]:
         """Which requests' blocks are no longer read, and which ones' are filled."""
-        self.computed()
         step = self.step
         if self.cache is None or step is None:
             return None, None
+        if step.idle:
+            self.computed()  # vLLM does not say so itself. In other steps a drafter may still have to write.
         if not (self.loads or self.stores or self.unsent or self.received or step.sent or step.idle):
             self.idle_steps = 0
             return None, None  # As after most steps.
@@ -242,7 +245,8 @@ class WorkerHalf:
             self.take()
         for name, jobs in step.sent.items():
             self.unsent[name] = set(jobs)
-        sent = {name for name, jobs in self.unsent.items() if jobs.isdisjoint(self.stores)}
+        under_way = self.stores.union(store.job for store in step.stores)
+        sent = {name for name, jobs in self.unsent.items() if jobs.isdisjoint(under_way)}
         for name in sent:
             del self.unsent[name]
         received, self.received = self.received, set()

@@ -1,0 +1,156 @@
+"""Loads and stores one after the other: each ends by itself, and nothing of it is left.
+
+Without an engine: both halves are told what vLLM would tell them.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
+
+from test_parts import BLOCK, CHUNK  # noqa: E402
+from test_quiet import Half, Request  # noqa: E402
+
+from forebay.vllm.connector.metadata import Ended, Report, Step, Store  # noqa: E402
+from forebay.vllm.connector.tracked import Coming, Found  # noqa: E402
+from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
+
+CHUNKS = 4
+TOKENS = CHUNKS * CHUNK + 5
+BLOCKS = -(-TOKENS // BLOCK)
+
+
+class Place:
+    """A scheduler's half with one request, which is found in the node."""
+
+    def __init__(self) -> None:
+        self.half, self.released = Half(), []
+        self.half.node.hold = self.hold
+        self.request = Request(
+            request_id="one",
+            prompt_token_ids=list(range(TOKENS)),
+            all_token_ids=list(range(TOKENS)),
+            num_prompt_tokens=TOKENS,
+            num_tokens=TOKENS,
+            num_preemptions=0,
+            mm_features=[],
+            pooling_params=None,
+            lora_request=None,
+            cache_salt=None,
+            kv_transfer_params=None,
+            skip_reading_prefix_cache=False,
+            status=SimpleNamespace(name="FINISHED_ABORTED"),
+        )
+        self.half.added(self.request)
+        self.one = self.half.tracked["one"]
+        self.holds = 0
+
+    def hold(self, ids: list[bytes], ttl_us: int, bring: bool = False) -> Any:
+        """The node's, which is not there."""
+        self.holds += 1
+        number = self.holds
+        return SimpleNamespace(release=lambda: self.released.append(number))
+
+    def begin(self, first_block: int, external: int) -> None:
+        """The request gets blocks, and `external` tokens are loaded layer by layer in its step."""
+        self.one.ids.grow(self.request.all_token_ids)
+        ids = [list(of_rank) for of_rank in self.one.ids.ranks]
+        self.one.found = Found(self.half.facts.shape, ids, CHUNKS * CHUNK, CHUNKS, 0, 0)
+        self.one.way_layerwise = True
+        table = [SimpleNamespace(is_null=False, block_id=first_block + place) for place in range(BLOCKS)]
+        self.half.allocated(self.request, SimpleNamespace(blocks=[table]), external)
+
+    def step(self, preempted: bool = False) -> None:
+        """The step that computes the rest of the prompt."""
+        cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+        self.half.build(
+            SimpleNamespace(
+                scheduled_cached_reqs=cached,
+                scheduled_new_reqs=[SimpleNamespace(req_id="one")],
+                num_scheduled_tokens={"one": 5},
+                total_num_scheduled_tokens=5,
+                preempted_req_ids={"one"} if preempted else set(),
+            )
+        )
+
+
+def test_a_load_ends_by_its_own_report_whatever_has_begun_since() -> None:
+    place = Place()
+    half, whole = place.half, CHUNKS * CHUNK
+    place.begin(1, whole)
+    place.step()
+    place.request.num_preemptions += 1  # Its blocks are taken away under the load, and it begins anew.
+    place.begin(200, whole)
+    place.step(preempted=True)
+    half.ended(Report(1, {1: Ended(1, 0)}))
+    assert place.released == [1] and list(half.loading) == [2]
+    assert half.tracked["one"].chunk_limit is None, "the second load has not failed"
+    half.ended(Report(2, {2: Ended(1, whole)}))
+    assert place.released == [1, 2] and not half.loading and not half.left
+    assert set(half.pace.queued.values()) == {0} and half.reset()
+
+
+def test_whoever_leaves_under_a_load_layer_by_layer_is_remembered_until_it_has_ended() -> None:
+    place = Place()
+    half = place.half
+    half.leave("before", ([7],))
+    place.begin(1, CHUNKS * CHUNK)
+    place.step()
+    half.finished(place.request, ([1, 2, 3],))
+    assert half.left == [("one", ([1, 2, 3],))]
+    half.ended(Report(1, {1: Ended(1, 0)}))
+    assert not half.left
+
+
+def test_blocks_that_vllm_has_taken_back_by_itself_are_new_again() -> None:
+    place = Place()
+    place.begin(1, 0)
+    place.step()
+    place.half.matcher.found = lambda one, others: None
+    place.half.match(place.request, 0)
+    place.begin(200, 0)
+    assert place.half.fresh == set(range(200, 200 + BLOCKS))
+
+
+def test_leases_of_a_hand_over_end_where_nothing_is_left_to_load() -> None:
+    place = Place()
+    place.one.coming = Coming(Found(place.half.facts.shape, [[]], 0), 0.0)
+    place.begin(1, 0)
+    assert place.one.coming is None
+
+
+class Cache:
+    """Remembers what is stored."""
+
+    def __init__(self) -> None:
+        self.stored: list[int] = []
+
+    def store(self, job: int, chunks: Any, pages: Any, stream: int) -> None:
+        self.stored.append(job)
+
+    def take_ended(self) -> Any:
+        return [], []
+
+    def take_measured(self) -> Any:
+        return []
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_store_begins_behind_what_a_drafter_writes(idle: bool) -> None:
+    """vLLM asks what has ended before a drafter has computed, and says that all was computed behind it."""
+    half: Any = object.__new__(WorkerHalf)
+    half.cache, half.device, half.rank = Cache(), SimpleNamespace(type="cpu"), 0
+    half.loads, half.stores, half.layerwise, half.with_states = {}, set(), set(), []
+    half.unsent, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
+    half.rest = lambda step, ended: None
+    store = Store(5, [[(bytes(32), None, CHUNK)]], [])
+    half.step = Step(1, idle=idle, stores=[store], sent={"one": [5]})
+    assert half.ended() == (None, None), "its blocks are still to be read"
+    assert half.cache.stored == ([5] if idle else [])
+    half.computed()
+    assert half.cache.stored == [5]
+    half.stores.clear()
+    half.step = Step(2, idle=True)
+    assert half.ended() == ({"one"}, None)
