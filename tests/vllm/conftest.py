@@ -236,7 +236,8 @@ ASKED: dict[str, tuple[list[int], int]] = {
     "talk": (prompt(8, 300), 100),
     "handed": (prompt(10, 450), 16),
     "never": (prompt(11, 300), 16),
-    **{f"crowd {number}": (prompt(20 + number, 400), 200) for number in range(5)},
+    # Seed 23 has two tokens that are 6e-6 apart with one of the models: which is said, rounding decides.
+    **{f"crowd {seed}": (prompt(seed, 400), 200) for seed in (20, 21, 22, 24, 25)},
 }
 
 
