@@ -224,7 +224,9 @@ impl Gpu {
             }
         };
         let Sent::Queued(queued) = sent else {
-            return match lane.queue().later(part, bytes) {
+            // By itself: `drop_part` takes the lock as well.
+            let later = lane.queue().later(part, bytes);
+            return match later {
                 Ok(again) => again,
                 Err(part) => {
                     let why = failed("others have all places of lists");

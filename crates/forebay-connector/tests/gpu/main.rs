@@ -300,6 +300,30 @@ fn a_refused_call_costs_chunks_of_a_store_and_never_their_truth() {
 }
 
 #[test]
+fn a_load_for_which_no_list_has_a_place_ends_with_the_reason() {
+    alone("a_load_for_which_no_list_has_a_place_ends_with_the_reason", &ONE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let engine = site.engine(fake);
+        let (from, to) = (blocks(3), blocks(20));
+        engine.store(1, &from, 1, 5);
+        // Nobody learns that a list was read, so that none becomes free.
+        let refused: Vec<_> = (1..2000).map(|nth| format!("fail cuEventQuery {nth} 719")).collect();
+        fake.control(&refused.join(";"));
+        let end = (0..64).map(|job| {
+            engine.begin_load(job, &to, 1, true);
+            engine.end_of(job)
+        });
+        let why = end.filter_map(|end| end.why).next().expect("more loads than there are lists");
+        assert!(why.contains("places of lists"), "{why}");
+        fake.control("mend");
+        engine.begin_load(99, &to, 1, true);
+        assert_eq!(engine.end_of(99).tokens, TOKENS as u64);
+        assert!(engine.has(&to, &from, 5, TOKENS));
+    });
+}
+
+#[test]
 fn a_lost_gpu_ends_all_jobs_with_the_reason() {
     alone("a_lost_gpu_ends_all_jobs_with_the_reason", &ONE, |fake| {
         let site = Site::new();
