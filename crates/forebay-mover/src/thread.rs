@@ -39,8 +39,8 @@ enum Message {
 /// Names a submission before the schedule has seen it.
 type Ticket = u64;
 
-/// A mover at work. Dropping it ends it; transfers that have not ended then never will,
-/// so stop submitting and wait for what is under way first.
+/// A mover at work. Dropping it ends it: what is under way goes on as far as its links see to it when they are dropped, and
+/// transfers that have not ended then fail.
 #[derive(Debug)]
 pub struct MoverThread {
     handle: MoverHandle,
@@ -257,11 +257,9 @@ impl Shared {
         while self.alarm.wait() {
             self.work(Ends::Tell);
         }
-        // Outside of every lock: links wait for their threads when they are dropped.
-        let worker = self.turns.close(|worker, messages| {
-            worker.round(&self, messages, Ends::Tell);
-        });
-        drop(worker);
+        // Outside of every lock: links wait for their threads when they are dropped, which still say what became of operations.
+        drop(self.turns.have(|worker| std::mem::take(&mut worker.drivers)));
+        drop(self.turns.close(Worker::end));
     }
 }
 
@@ -297,6 +295,15 @@ impl Worker {
             return Some(0);
         }
         self.mover.next_timeout_us()
+    }
+
+    /// Carries out what was posted before the end, and fails what has not ended. Callers are told under the worker's lock, as ever.
+    fn end(&mut self, messages: &mut Vec<Message>) {
+        for message in messages.drain(..) {
+            self.handle(message);
+        }
+        self.mover.end_all(self.now_us());
+        self.tell_ends();
     }
 
     fn handle(&mut self, message: Message) {

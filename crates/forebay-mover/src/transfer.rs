@@ -137,6 +137,9 @@ pub enum Reason {
         /// Where they should have gone.
         to: Place,
     },
+    /// The mover ended before. What its links had not let go of is quarantined for good.
+    #[error("the mover has ended")]
+    Closed,
 }
 
 /// Why a wish was not accepted. Nothing was moved and nothing will be.

@@ -94,6 +94,13 @@ impl<M, W> Turns<M, W> {
         Left::More
     }
 
+    /// Does something with the worker between two turns, unless it is gone. Waits for the thread that is at it. What is posted
+    /// meanwhile is for the next turn.
+    pub fn have<T>(&self, act: impl FnOnce(&mut W) -> T) -> Option<T> {
+        let mut bench = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        bench.as_mut().map(|bench| act(&mut bench.worker))
+    }
+
     /// Lets no further message in, has `work` carry out what was posted before, and gives the worker back. Waits for the
     /// thread that is at it.
     pub fn close(&self, work: impl FnOnce(&mut W, &mut Vec<M>)) -> Option<W> {

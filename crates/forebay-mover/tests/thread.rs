@@ -44,7 +44,7 @@ impl Link for Held {
 }
 
 struct World {
-    _thread: MoverThread,
+    thread: MoverThread,
     mover: MoverHandle,
     buffers: [Arc<HostBuffer>; 2],
     regions: [RegionId; 2],
@@ -58,7 +58,7 @@ fn world(bytes: usize, link: Box<dyn Link>, spec: LinkSpec) -> World {
         [0, 1].map(|side| mover.register([HOST, DEVICE][side], Arc::clone(&buffers[side]) as _).unwrap());
     let id = mover.add_link(spec, link).unwrap();
     mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap().unwrap();
-    World { _thread: thread, mover, buffers, regions }
+    World { thread, mover, buffers, regions }
 }
 
 impl World {
@@ -152,6 +152,68 @@ fn an_operation_that_overruns_its_limit_is_quarantined_until_it_completes() {
     let (op, done) = held.recv().unwrap();
     done.finish(Outcome::Moved { bytes: op.bytes });
     assert_eq!(quieted.recv().unwrap(), failure.quarantined);
+}
+
+#[test]
+fn what_has_not_ended_when_the_mover_does_fails_and_names_what_a_link_has_not_let_go_of() {
+    let (sender, held) = mpsc::channel();
+    let world = world(100, Box::new(Held(sender)), LinkSpec::new("link", 1, 1 << 30));
+    let (ends, received) = mpsc::channel();
+    for at in 0..3 {
+        let ends = ends.clone();
+        world.mover.submit(world.transfer(at, 1), move |end| ends.send((at, end)).unwrap()).unwrap();
+    }
+    let _under_way = held.recv().unwrap();
+    drop(world.thread);
+    drop(ends);
+    let mut ends: Vec<_> = received.iter().collect();
+    ends.sort_by_key(|(at, _)| *at);
+    let spans = |at| world.regions.map(|region| Span::new(region, at, 1));
+    for (at, end) in ends.iter() {
+        let [from, to] = spans(*at);
+        let End::Failed(failure) = end else { panic!("{end:?}") };
+        assert_eq!(
+            (&failure.reason, &failure.unmoved[..]),
+            (&Reason::Closed, &[SpanPair::new(from, to)][..])
+        );
+        let under_way = if *at == 0 { spans(0).to_vec() } else { Vec::new() };
+        assert_eq!(failure.quarantined, under_way);
+    }
+    assert_eq!(ends.len(), 3);
+    let late = world.mover.submit(Transfer::new(Vec::new(), Class::Demand), |_| ());
+    assert!(late.is_err());
+}
+
+/// Copies on a thread of its own, which goes on to its end when the link is dropped.
+struct Behind(mpsc::Sender<(LinkOp, Completion)>, Option<std::thread::JoinHandle<()>>);
+
+impl Link for Behind {
+    fn start(&mut self, op: LinkOp, _: &Arc<Memory>, done: Completion) {
+        self.0.send((op, done)).unwrap();
+    }
+}
+
+impl Drop for Behind {
+    fn drop(&mut self) {
+        self.0 = mpsc::channel().0;
+        self.1.take().unwrap().join().unwrap();
+    }
+}
+
+#[test]
+fn what_a_link_completes_while_the_mover_ends_is_done() {
+    let (sender, received) = mpsc::channel::<(LinkOp, Completion)>();
+    let thread = std::thread::spawn(move || {
+        for (op, done) in received {
+            std::thread::sleep(Duration::from_millis(20));
+            done.finish(Outcome::Moved { bytes: op.bytes });
+        }
+    });
+    let world = world(100, Box::new(Behind(sender, Some(thread))), spec());
+    let (ends, received) = mpsc::channel();
+    world.mover.submit(world.transfer(0, 100), move |end| ends.send(end).unwrap()).unwrap();
+    drop(world.thread);
+    assert_eq!(received.try_recv(), Ok(End::Done { bytes: 100 }));
 }
 
 /// Wraps a link and changes each target before anybody learns that it arrived.

@@ -259,6 +259,18 @@ impl Mover {
         self.settle(now_us, transfer_id);
     }
 
+    /// Ends all transfers, since nothing will ever be started or complete any more. What is still in flight counts as lost.
+    pub fn end_all(&mut self, now_us: u64) {
+        let mut transfers: Vec<_> = self.transfers.keys().copied().collect();
+        transfers.sort_unstable();
+        for id in &transfers {
+            self.begin_ending(*id, Ending::Failed(Reason::Closed));
+        }
+        let in_flight: Vec<_> = self.ops.iter().filter(|(_, op)| !op.lost).map(|(id, _)| *id).collect();
+        in_flight.into_iter().for_each(|id| self.lose(now_us, id));
+        transfers.into_iter().for_each(|id| self.settle(now_us, id));
+    }
+
     /// A lost operation completed: its slots may be used again, and so may the spans that it kept in quarantine.
     fn lost_op_is_quiet(&mut self, op: Op) {
         let route = &self.routes[op.lot.route.0 as usize];
