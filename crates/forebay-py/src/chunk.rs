@@ -49,8 +49,8 @@ impl<T: Clone> Ending<T> {
 /// A chunk that is being loaded into this process. The memory belongs to it until `wait` has returned.
 #[pyclass(frozen, module = "forebay")]
 pub struct Loading {
-    client: Client,
-    lease: Arc<Lease>,
+    /// Whom to ask for its checksums, and as long as which lease lives. `None` only in `drop`.
+    under: Option<(Client, Arc<Lease>)>,
     chunk: usize,
     layers: Vec<Vec<Piece>>,
     ending: Arc<Ending<End>>,
@@ -66,7 +66,7 @@ impl Loading {
         layers: Vec<Vec<Piece>>,
         ending: Arc<Ending<End>>,
     ) -> Loading {
-        Loading { client, lease, chunk, layers, ending, verdict: OnceLock::new() }
+        Loading { under: Some((client, lease)), chunk, layers, ending, verdict: OnceLock::new() }
     }
 
     fn verdict(&self) -> &Result<(), String> {
@@ -78,6 +78,7 @@ impl Loading {
     }
 
     fn verify(&self) -> Result<(), String> {
+        let (client, lease) = self.under.as_ref().ok_or("it was dropped")?;
         for (number, layer) in self.layers.iter().enumerate() {
             let pieces: Vec<&[u8]> = layer
                 .iter()
@@ -85,10 +86,18 @@ impl Loading {
                 // write it before `wait` has returned.
                 .map(|piece| unsafe { std::slice::from_raw_parts(piece.start(), piece.len as usize) })
                 .collect();
-            let verified = self.client.verify(&self.lease, self.chunk, number, &pieces);
+            let verified = client.verify(lease, self.chunk, number, &pieces);
             verified.map_err(|error| error.to_string())?;
         }
         Ok(())
+    }
+}
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        // With the last of a lease the node is told, and one that takes nothing in is waited for: never with the interpreter's lock.
+        let under = self.under.take();
+        Python::attach(|py| py.detach(|| drop(under)));
     }
 }
 

@@ -112,13 +112,28 @@ impl Hold {
     }
 }
 
+impl Hold {
+    /// Tells the node, and so waits for one that takes nothing in: never with the interpreter's lock.
+    fn end(&self, py: Python<'_>) {
+        py.detach(|| {
+            let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = std::mem::replace(&mut *held, Held::Released);
+            drop(held);
+            drop(before);
+        });
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        Python::attach(|py| self.end(py));
+    }
+}
+
 #[pymethods]
 impl Hold {
     /// Ends it.
-    fn release(&self) {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *held, Held::Released);
-        drop(held);
-        drop(before);
+    fn release(&self, py: Python<'_>) {
+        self.end(py);
     }
 }

@@ -57,6 +57,20 @@ impl Lease {
     fn count(&self, of: impl Fn(&forebay_node::client::Lease) -> usize) -> usize {
         self.held().map_or(0, |lease| of(&lease))
     }
+
+    /// Tells the node, and so waits for one that takes nothing in: never with the interpreter's lock.
+    fn end(&self, py: Python<'_>) {
+        py.detach(|| {
+            let held = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+            drop(held);
+        });
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        Python::attach(|py| self.end(py));
+    }
 }
 
 #[pymethods]
@@ -86,9 +100,8 @@ impl Lease {
     }
 
     /// Ends it, as soon as nothing is being loaded under it.
-    fn release(&self) {
-        let held = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(held);
+    fn release(&self, py: Python<'_>) {
+        self.end(py);
     }
 
     fn __len__(&self) -> usize {
