@@ -25,6 +25,9 @@ const HOST: At = At::Host(0);
 /// Lots that are copied at a time.
 const WINDOW_LOTS: u32 = 4;
 const WINDOW_BYTES: u64 = 64 << 20;
+/// The copying threads are this process's own and end what they began, so no copy is given up as lost: `wait` would return while
+/// its memory is written.
+const OP_TIMEOUT_US: u64 = 24 * 3_600 * 1_000_000;
 
 /// Memory that chunks are loaded into and stored from.
 #[pyclass(frozen, module = "forebay")]
@@ -131,9 +134,9 @@ impl Inner {
         let mover = MoverThread::spawn(Limits::default()).map_err(other)?;
         let handle = mover.handle();
         let link = HostLink::new(copy_threads).map_err(other)?;
-        let copies = handle
-            .add_link(LinkSpec::new("host", WINDOW_LOTS, WINDOW_BYTES), Box::new(link))
-            .map_err(other)?;
+        let spec =
+            LinkSpec { op_timeout_us: OP_TIMEOUT_US, ..LinkSpec::new("host", WINDOW_LOTS, WINDOW_BYTES) };
+        let copies = handle.add_link(spec, Box::new(link)).map_err(other)?;
         handle.add_route(RouteSpec::direct(HOST, HOST, copies)).map_err(other)?.map_err(other)?;
         let connect = if wait { Client::connect_or_wait } else { Client::connect };
         let client = connect(&handle, HOST, options);
