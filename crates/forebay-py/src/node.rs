@@ -11,7 +11,9 @@ use crate::rows;
 use crate::watching::{Said, Watching};
 use forebay_kv::ChunkId;
 use forebay_links::HostLink;
-use forebay_mover::{Class, Limits, LinkSpec, MoverHandle, MoverThread, Place as At, RouteSpec, Span};
+use forebay_mover::{
+    Class, Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place as At, RouteSpec, Span,
+};
 use forebay_node::client::{Client, ClientOptions};
 use forebay_store::TenantId;
 use pyo3::prelude::*;
@@ -171,7 +173,13 @@ impl Node {
     }
 
     fn end(&self, py: Python<'_>) {
-        py.detach(|| drop(self.inner.write().unwrap_or_else(PoisonError::into_inner).take()));
+        py.detach(|| {
+            let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+            let Some(Inner { client, mover }) = inner.take() else { return };
+            // What it has copied is summed up behind it.
+            drop(mover);
+            client.settle();
+        });
     }
 }
 
@@ -376,7 +384,13 @@ impl Node {
 impl Node {
     fn unregister(&self, py: Python<'_>, place: &Place) -> PyResult<()> {
         let region = place.region;
-        let refused = self.with(py, |_, mover| mover.unregister(region))?.map_err(other)?;
+        let unregister = |client: &Client, mover: &MoverHandle| {
+            let refused = mover.unregister(region)?;
+            // Whoever took a checksum then may still be at it.
+            client.settle();
+            Ok::<_, Closed>(refused)
+        };
+        let refused = self.with(py, unregister)?.map_err(other)?;
         refused.map_err(|error| TransferError::new_err(format!("the memory is in use: {error}")))
     }
 }

@@ -41,7 +41,7 @@ use lease::Held;
 use promise::{Promised, promise};
 use save::{Sealing, Unquiet};
 use std::path::PathBuf;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use thiserror::Error;
@@ -260,6 +260,15 @@ impl Client {
             return lease.len();
         }
         self.wait(self.shared.worth_loading(lease, prompt)).unwrap_or(0).min(lease.len())
+    }
+
+    /// Waits until the checksums of all that has been copied into slots are taken: then nothing but the mover reads what chunks are
+    /// stored from. Not for the client's own threads.
+    pub fn settle(&self) {
+        let (passed, waits) = sync_channel(1);
+        self.shared.seal(Box::new(move || passed.send(()).unwrap_or_default()));
+        // An error is the thread's end.
+        let _ = waits.recv();
     }
 
     /// What the node counts. `None` if it is not there.

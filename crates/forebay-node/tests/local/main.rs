@@ -7,6 +7,7 @@ mod rig;
 mod tenants;
 mod watch;
 
+use forebay_mover::{Class, Span};
 use forebay_node::Node;
 use forebay_node::client::{Client, ClientOptions, ConnectError};
 use forebay_store::{NotVerified, StoreEnd};
@@ -71,6 +72,32 @@ fn a_slot_of_a_client_that_went_without_a_word_is_nobodys_until_its_process_has_
     eventually("the dead one's slot is free", || node.stat().slots == 1);
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!((node.stat().slots, node.store().stat().rows), (1, 1), "the living one's is not");
+}
+
+#[test]
+fn nothing_reads_what_a_chunk_is_stored_from_once_its_mover_has_ended_and_the_client_has_settled() {
+    // So many spans that a checksum takes milliseconds.
+    const BYTES: u64 = 4 << 20;
+    const SPAN_BYTES: u64 = 32;
+    let site = Site::new();
+    let mut config = site.config();
+    config.memory.largest_chunk = BYTES;
+    let _node = Node::start(&config).unwrap();
+    let reader = site.peer();
+    let Writer { client, mover, source, region } = Writer::new(&site, BYTES as usize);
+    let spans = (0..BYTES / SPAN_BYTES).map(|nth| Span::new(region, nth * SPAN_BYTES, SPAN_BYTES));
+    let (told, stored) = std::sync::mpsc::channel();
+    let on_end = move |end| told.send(end).unwrap();
+    client.store_chunk(id(0), None, &[spans.collect()], Class::WriteBack, on_end).unwrap();
+    let handle = mover.handle();
+    eventually("it is copied", || handle.telemetry().unwrap().classes.iter().any(|class| class.done == 1));
+    drop(mover);
+    client.settle();
+    assert!(source.write(BYTES as usize - 1, &[1]));
+    assert_eq!(ended(&stored), StoreEnd::Stored { bytes: BYTES });
+    let lease = reader.lease();
+    let lent = reader.client.lent(&lease, 0).unwrap();
+    lent.verify(0, &[lent.layer(0).unwrap()]).expect("the sum is of what was stored");
 }
 
 #[test]

@@ -125,6 +125,29 @@ impl Peer {
     }
 }
 
+/// A client whose mover ends before it, and memory to store from.
+pub struct Writer {
+    pub client: Client,
+    pub mover: MoverThread,
+    pub source: Arc<HostBuffer>,
+    pub region: RegionId,
+}
+
+impl Writer {
+    pub fn new(site: &Site, bytes: usize) -> Writer {
+        let host = Place::Host(0);
+        let mover = MoverThread::spawn(Limits::default()).unwrap();
+        let handle = mover.handle();
+        let link =
+            handle.add_link(LinkSpec::new("host", 4, 64 << 20), Box::new(HostLink::new(1).unwrap())).unwrap();
+        handle.add_route(RouteSpec::direct(host, host, link)).unwrap().unwrap();
+        let source = Arc::new(HostBuffer::new(bytes));
+        let region = handle.register(host, source.clone()).unwrap();
+        let client = Client::connect(&handle, host, options(&site.socket())).unwrap();
+        Writer { client, mover, source, region }
+    }
+}
+
 pub fn id(number: usize) -> ChunkId {
     ChunkId::from_bytes([number as u8 + 1; 32])
 }
