@@ -17,6 +17,9 @@ const BACKOFF: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1
 /// Between attempts to take an arena out of the mover that transfers still use.
 const RETIRE_EVERY: Duration = Duration::from_millis(500);
 
+/// Between renewals at least, however short a lease is.
+const RENEW_EVERY_MIN: Duration = Duration::from_millis(1);
+
 /// Why there is no connection, before another one was tried.
 const GONE: &str = "the node is gone";
 
@@ -83,7 +86,7 @@ impl Keeper {
         let number = state.next_lease;
         state.next_lease += 1;
         state.leases.insert(number, Arc::downgrade(held));
-        let due = Instant::now() + Duration::from_micros(held.ttl_us / 3);
+        let due = Instant::now() + renew_every(held.ttl_us);
         if state.renew_at.is_none_or(|renew_at| due < renew_at) {
             state.renew_at = Some(due);
             self.changed.notify_one();
@@ -198,12 +201,21 @@ impl State {
     }
 
     fn renewal(&mut self, now: Instant) -> Option<Chore> {
-        self.leases.retain(|_, held| held.strong_count() > 0);
-        let held: Vec<Arc<Held>> = self.leases.values().filter_map(Weak::upgrade).collect();
-        let ttl_us = held.iter().map(|held| held.ttl_us).min();
-        self.renew_at = ttl_us.map(|ttl_us| now + Duration::from_micros(ttl_us / 3));
+        let mut held = Vec::with_capacity(self.leases.len());
+        self.leases.retain(|_, lease| {
+            let lease = lease.upgrade();
+            let goes_on = lease.as_ref().is_some_and(|lease| !lease.is_over());
+            held.extend(lease);
+            goes_on
+        });
+        let ttl_us = held.iter().filter(|held| !held.is_over()).map(|held| held.ttl_us).min();
+        self.renew_at = ttl_us.map(|ttl_us| now + renew_every(ttl_us));
         self.connection.clone().map(|connection| Chore::Renew(connection, held))
     }
+}
+
+fn renew_every(ttl_us: u64) -> Duration {
+    Duration::from_micros(ttl_us / 3).max(RENEW_EVERY_MIN)
 }
 
 /// The thread. It keeps the client's shared part alive until the client is dropped.
@@ -235,7 +247,8 @@ fn connect(shared: &Arc<Shared>) {
 /// Lets leases of the same connection live on.
 fn renew(shared: &Arc<Shared>, connection: &Arc<Connection>, held: Vec<Arc<Held>>) {
     let mut by_ttl: HashMap<u64, Vec<Arc<Held>>> = HashMap::new();
-    for held in held.into_iter().filter(|held| Arc::ptr_eq(&held.connection, connection)) {
+    let goes_on = |held: &Arc<Held>| Arc::ptr_eq(&held.connection, connection) && !held.is_over();
+    for held in held.into_iter().filter(goes_on) {
         by_ttl.entry(held.ttl_us).or_default().push(held);
     }
     for (ttl_us, held) in by_ttl {

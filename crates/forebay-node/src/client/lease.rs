@@ -129,6 +129,11 @@ impl Held {
         self.shared.now_us() < expires_us && self.connection.is_alive()
     }
 
+    /// Whether nothing makes it live again.
+    pub fn is_over(&self) -> bool {
+        self.expires_us.load(Ordering::Acquire) == 0 || !self.connection.is_alive()
+    }
+
     /// The node keeps it for `ttl_us` from a request on that was made at `asked_us`.
     pub fn renewed(&self, asked_us: u64) {
         self.expires_us.fetch_max(asked_us.saturating_add(self.ttl_us), Ordering::AcqRel);

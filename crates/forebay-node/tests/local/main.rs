@@ -27,6 +27,12 @@ fn a_child_is_what_it_is_told_to_be() {
         let lease = peer.lease();
         (peer, lease)
     });
+    let _lease_of_no_time = (role == "hasty").then(|| {
+        let peer = connect(options(&socket)).unwrap();
+        assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
+        let lease = peer.client.lease(&ids(), 0);
+        (peer, lease)
+    });
     println!("ready");
     std::thread::sleep(Duration::from_secs(120));
 }
@@ -72,6 +78,18 @@ fn a_slot_of_a_client_that_went_without_a_word_is_nobodys_until_its_process_has_
     eventually("the dead one's slot is free", || node.stat().slots == 1);
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!((node.stat().slots, node.store().stat().rows), (1, 1), "the living one's is not");
+}
+
+#[test]
+fn a_lease_of_no_time_keeps_nobody_busy() {
+    let site = Site::new();
+    let node = site.child("node");
+    let client = site.child("hasty");
+    let worked = || node.worked() + client.worked();
+    let before = worked();
+    std::thread::sleep(Duration::from_secs(1));
+    let hundredths = worked() - before;
+    assert!(hundredths < 20, "{hundredths} hundredths of a second");
 }
 
 #[test]

@@ -256,6 +256,13 @@ impl Process {
         }
     }
 
+    /// For how long its threads were at work, in hundredths of a second.
+    pub fn worked(&self) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+    }
+
     pub fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
