@@ -2,7 +2,7 @@
 //! at once. This file is glue over the socket; it must never know what a chunk is.
 //!
 //! A connection that broke stays as a value until nothing writes the arena that came with it any more. Only then does the
-//! socket close, with a word to the node that the slots of this client are quiet.
+//! socket close, with a word to the node that the slots of this client are quiet. A node that is stuck gets it when it goes on.
 
 use super::arena::NodeArena;
 use super::{ClientOptions, ConnectError};
@@ -28,8 +28,8 @@ pub type OnAnswer = Box<dyn FnOnce(Option<Answer>) + Send>;
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnedFd,
-    /// Held while a frame is sent, so that frames do not mix.
-    sending: Mutex<()>,
+    /// Held while a frame is sent, so that frames do not mix. What is left of one that was cut off: nothing else may follow it.
+    sending: Mutex<Vec<u8>>,
     pending: Mutex<Pending>,
     next_number: AtomicU64,
     /// The arena that came with it, of this life of the node.
@@ -122,9 +122,21 @@ impl Connection {
     }
 
     fn send(&self, frame: &Frame) {
-        let sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
-        let sent = socket::send_all(&self.socket, &frame.encode());
-        drop(sending);
+        let bytes = frame.encode();
+        let (mut rest, mut cut_off) =
+            (&bytes[..], self.sending.lock().unwrap_or_else(PoisonError::into_inner));
+        if !self.is_alive() {
+            return;
+        }
+        let sent = socket::send_from(&self.socket, &mut rest);
+        if sent.is_err() {
+            // Whoever sends next finds it so, and neither waits as long nor goes on behind half a frame.
+            self.pending().broken = true;
+            if rest.len() < bytes.len() {
+                cut_off.extend_from_slice(rest);
+            }
+        }
+        drop(cut_off);
         if sent.is_err() {
             self.end();
         }
@@ -190,10 +202,26 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Whoever wrote the arena over this connection held it, so nothing does now. A node that is gone, or is stuck, need
-        // not know.
-        let _ = socket::send_some(&self.socket, &Request::Bye.encode(0).encode());
+        // Whoever wrote the arena over this connection held it, so nothing does now. A node that is gone need not know.
+        let mut last = std::mem::take(self.sending.get_mut().unwrap_or_else(PoisonError::into_inner));
+        last.extend(Request::Bye.encode(0).encode());
+        let sent = socket::send_some(&self.socket, &last).unwrap_or(last.len());
+        if sent < last.len()
+            && let Ok(socket) = self.socket.try_clone()
+        {
+            last.drain(..sent);
+            say_when_it_goes_on(socket, last);
+        }
     }
+}
+
+/// Tells a node that takes nothing in, however long it is stuck. If it dies, or there is no thread, its slots have gone or go with
+/// this process.
+fn say_when_it_goes_on(socket: OwnedFd, last: Vec<u8>) {
+    let say = move || {
+        let _ = socket::set_patience(&socket, None, None).and_then(|()| socket::send_all(&socket, &last));
+    };
+    let _ = std::thread::Builder::new().name("forebay-bye".into()).spawn(say);
 }
 
 /// The first frame, and the descriptor that came with it.

@@ -208,11 +208,12 @@ fn attend(node: &Shared, desk: &Arc<Desk>, mut inbox: Inbox) -> io::Result<bool>
             Next::Bye => return Ok(true),
             Next::HangUp => break,
         }
-        let sending = desk.outbox.flush()?;
+        let sending = desk.outbox.flush();
         let timeout = desk.expire().map(Duration::from_micros);
         let ready = socket::wait(stream, desk.outbox.wake_up(), (!sending, sending), timeout)?;
         if sending || !ready.readable {
-            if ready.gone {
+            // Whoever takes no answers any more may have said goodbye before: that is read first.
+            if ready.gone && !sending {
                 break;
             }
             continue;

@@ -49,9 +49,14 @@ pub fn credentials(socket: &OwnedFd) -> io::Result<Credentials> {
 
 /// Sends all of it, waiting as long as the socket's patience allows.
 pub fn send_all(socket: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
+    send_from(socket, &mut bytes)
+}
+
+/// The same. After an error `bytes` are those that were not sent.
+pub fn send_from(socket: &OwnedFd, bytes: &mut &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match send(socket, bytes, SendFlags::NOSIGNAL) {
-            Ok(sent) => bytes = &bytes[sent..],
+            Ok(sent) => *bytes = &bytes[sent..],
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

@@ -34,6 +34,14 @@ pub fn raw_reservation(socket: &std::path::Path) -> UnixStream {
     stream
 }
 
+/// Asks for more than anybody takes, and hangs up behind a goodbye.
+pub fn leave_unheard(mut stream: UnixStream) {
+    stream.write_all(&frame(0, 13, 0, b"").repeat(3_000)).unwrap();
+    // By now the node waits for room.
+    std::thread::sleep(Duration::from_millis(200));
+    stream.write_all(&frame(0, 15, 0, b"")).unwrap();
+}
+
 /// What the node says until it hangs up.
 fn said_to(site: &Site, bytes: &[u8]) -> String {
     let mut socket = UnixStream::connect(site.socket()).unwrap();

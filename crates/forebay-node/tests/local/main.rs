@@ -7,10 +7,11 @@ mod rig;
 mod tenants;
 mod watch;
 
+use forebay_kv::ChunkId;
 use forebay_mover::{Class, Span};
 use forebay_node::Node;
-use forebay_node::client::{Client, ClientOptions, ConnectError};
-use forebay_store::{NotVerified, StoreEnd};
+use forebay_node::client::{Client, ClientOptions, ConnectError, NodeStat, Reserved};
+use forebay_store::{ChunkShape, NotVerified, StoreEnd};
 use rig::*;
 use rustix::process::Signal;
 use std::time::Duration;
@@ -78,6 +79,42 @@ fn a_slot_of_a_client_that_went_without_a_word_is_nobodys_until_its_process_has_
     eventually("the dead one's slot is free", || node.stat().slots == 1);
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!((node.stat().slots, node.store().stat().rows), (1, 1), "the living one's is not");
+}
+
+#[test]
+fn slots_that_a_frozen_node_gave_to_a_connection_that_had_ended_are_free_while_their_client_lives() {
+    let site = Site::new();
+    let node = site.child("node");
+    let peer = connect(ClientOptions { answer_limit_us: 1_000_000, ..options(&site.socket()) }).unwrap();
+    node.signal(Signal::STOP);
+    let mut asked = 0;
+    while peer.client.is_connected() {
+        let (id, shape) = (ChunkId::from_bytes([asked as u8; 32]), ChunkShape::new([1000]).unwrap());
+        peer.client.reserve(id, None, shape, |reserved| assert!(matches!(reserved, Reserved::Refused(_))));
+        asked += 1;
+    }
+    assert!(asked > 1, "some are on their way to it");
+    // By then no thread has the connection any more.
+    std::thread::sleep(Duration::from_millis(1_500));
+    node.signal(Signal::CONT);
+    let mut last = None;
+    let is_free = |last: &mut Option<NodeStat>| {
+        *last = peer.client.stat().or(*last);
+        last.is_some_and(|stat| (stat.clients, stat.slots) == (1, 0))
+    };
+    eventually("their slots are free", || is_free(&mut last));
+    assert_eq!(last.unwrap().orphans, 0);
+}
+
+#[test]
+fn a_goodbye_behind_answers_that_nobody_takes_is_heard() {
+    let site = Site::new();
+    let node = site.node();
+    let stream = hostile::raw_reservation(&site.socket());
+    eventually("it has a slot", || node.stat().slots == 1);
+    hostile::leave_unheard(stream);
+    eventually("the slot is free", || (node.stat().clients, node.stat().slots) == (0, 0));
+    assert_eq!(node.stat().orphans, 0);
 }
 
 #[test]
