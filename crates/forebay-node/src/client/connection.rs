@@ -98,8 +98,12 @@ impl Connection {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks. `on_answer` is called exactly once, on the connection's thread or, if it is broken, on this one.
+    /// Asks. `on_answer` is called exactly once, on the connection's thread or, if it is broken or the node would hang up, on this
+    /// one.
     pub fn ask(&self, request: &Request, on_answer: impl FnOnce(Option<Answer>) + Send + 'static) {
+        if let Err(bad) = request.check() {
+            return on_answer(Some(Answer::Refused(Refusal::BadWords, bad.to_string())));
+        }
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let mut pending = self.pending();
         if pending.broken {
@@ -114,9 +118,9 @@ impl Connection {
         self.send(&request.encode(number));
     }
 
-    /// Says something that is not answered.
+    /// Says something that is not answered, unless the node would hang up.
     pub fn tell(&self, request: &Request) {
-        if self.is_alive() {
+        if self.is_alive() && request.check().is_ok() {
             self.send(&request.encode(0));
         }
     }

@@ -110,6 +110,7 @@ pub enum ConnectError {
 ///
 /// What the caller must do is what a [`Store`](forebay_store::Store) asks: a route of the mover between `place` and the
 /// places of sources and targets; sources unchanged until their `on_end`; every layer [verified](Client::verify) before use.
+/// A call that names more than 65,536 chunks is not made: nothing is found, held or noted.
 #[derive(Debug, Clone)]
 pub struct Client {
     shared: Arc<Shared>,

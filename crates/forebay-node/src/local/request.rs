@@ -151,6 +151,17 @@ const BYE: u16 = 15;
 const WATCH: u16 = 16;
 
 impl Request {
+    /// Whether a node takes it: on whoever names too many chunks at once it hangs up.
+    pub fn check(&self) -> Result<(), BadBytes> {
+        match self {
+            Request::Lookup(ids)
+            | Request::Lease { ids, .. }
+            | Request::Used { ids, .. }
+            | Request::Watch(ids) => check_number(ids),
+            _ => Ok(()),
+        }
+    }
+
     /// The frame that says it.
     pub fn encode(&self, number: u64) -> Frame {
         let start = Writer::default();
@@ -303,8 +314,12 @@ fn leases(body: &mut Reader) -> Result<Vec<u64>, BadBytes> {
 
 fn ids(body: &mut Reader) -> Result<Vec<ChunkId>, BadBytes> {
     let ids = body.ids()?;
+    check_number(&ids).map(|()| ids)
+}
+
+fn check_number(ids: &[ChunkId]) -> Result<(), BadBytes> {
     match ids.len() {
-        0..=IDS_MAX => Ok(ids),
+        0..=IDS_MAX => Ok(()),
         len => Err(value("the number of chunk ids", len as u64, "0 to 65536")),
     }
 }

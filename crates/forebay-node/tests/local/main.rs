@@ -277,6 +277,27 @@ fn a_full_node_is_waited_for_and_one_that_refuses_this_client_is_not() {
 }
 
 #[test]
+fn a_client_that_names_too_many_chunks_is_told_so_and_loses_nothing() {
+    let site = Site::new();
+    let _node = site.node();
+    let peer = site.peer();
+    assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
+    let (lease, many) = (peer.lease(), vec![id(0); 65_537]);
+    let (told, heard) = std::sync::mpsc::channel();
+    peer.client.hold_then(&many, MINUTE_US, move |lease| told.send(lease.err()).unwrap());
+    let why = ended(&heard).unwrap();
+    assert!(why.contains("the number of chunk ids") && why.contains("65537"), "{why}");
+    let (told, heard) = std::sync::mpsc::channel();
+    peer.client.watch_then(&many, move |absent| told.send(absent.len()).unwrap());
+    assert_eq!(
+        (ended(&heard), peer.client.lookup(&many), peer.client.lease(&many, MINUTE_US).len()),
+        (65_537, 0, 0)
+    );
+    peer.client.used(&many, CHUNK_BYTES);
+    assert!(peer.hit(&lease, 0), "the connection lives");
+}
+
+#[test]
 fn a_lease_that_is_not_renewed_ends_and_one_that_is_held_lives_on() {
     let site = Site::new();
     let node = site.node();
