@@ -77,7 +77,7 @@ impl Listener {
     /// Lets clients in until the node stops.
     pub fn run(&self, node: &Arc<Shared>, wake_up: &WakeUp) {
         while !node.is_stopped() {
-            let waited = socket::wait(&self.socket, wake_up, (true, false), None);
+            let waited = socket::wait(&self.socket, wake_up, None, (true, false), None);
             if waited.is_err() {
                 std::thread::sleep(REST);
             }
@@ -187,7 +187,7 @@ fn serve(node: &Arc<Shared>, stream: OwnedFd, guest: Guest) {
     let Ok(desk) = Desk::new(Arc::clone(node), stream, hello.tenant, hello.name) else { return };
     let desk = Arc::new(desk);
     let seat = node.seat(&desk);
-    let said_bye = attend(node, &desk, inbox).unwrap_or(false);
+    let said_bye = attend(node, &desk, &credentials.process, inbox).unwrap_or(false);
     desk.session().disconnect();
     desk.unwatch();
     if !said_bye && desk.session().slots() > 0 {
@@ -198,8 +198,8 @@ fn serve(node: &Arc<Shared>, stream: OwnedFd, guest: Guest) {
     node.let_go();
 }
 
-/// Takes requests until the client goes. Says whether it said goodbye.
-fn attend(node: &Shared, desk: &Arc<Desk>, mut inbox: Inbox) -> io::Result<bool> {
+/// Takes requests until the client goes, or its process does and leaves its socket to a child. Says whether it said goodbye.
+fn attend(node: &Shared, desk: &Arc<Desk>, process: &OwnedFd, mut inbox: Inbox) -> io::Result<bool> {
     let mut bytes = vec![0; RECEIVE_BYTES];
     let stream = desk.outbox.socket();
     while !node.is_stopped() {
@@ -210,10 +210,10 @@ fn attend(node: &Shared, desk: &Arc<Desk>, mut inbox: Inbox) -> io::Result<bool>
         }
         let sending = desk.outbox.flush();
         let timeout = desk.expire().map(Duration::from_micros);
-        let ready = socket::wait(stream, desk.outbox.wake_up(), (!sending, sending), timeout)?;
+        let ready = socket::wait(stream, desk.outbox.wake_up(), Some(process), (!sending, sending), timeout)?;
         if sending || !ready.readable {
             // Whoever takes no answers any more may have said goodbye before: that is read first.
-            if ready.gone && !sending {
+            if (ready.gone && !sending) || ready.exited {
                 break;
             }
             continue;
@@ -255,7 +255,7 @@ fn wait_for_exit(node: &Shared, desk: &Desk, credentials: &Credentials) {
     node.count_orphans(desk.session().slots());
     socket::part(desk.outbox.socket());
     while !node.is_stopped() {
-        match socket::wait(&credentials.process, desk.outbox.wake_up(), (true, false), None) {
+        match socket::wait(&credentials.process, desk.outbox.wake_up(), None, (true, false), None) {
             Ok(ready) if ready.readable => return,
             Ok(_) => {}
             Err(_) => std::thread::sleep(REST),

@@ -149,20 +149,29 @@ pub struct Ready {
     pub gone: bool,
     /// Somebody called.
     pub woken: bool,
+    /// The process at the other end has exited, whoever has its socket.
+    pub exited: bool,
 }
 
-/// Waits until there is something to receive (if `receiving`), there is room to send (if `sending`), somebody calls, or the
-/// time is over. The other end's going ends every wait.
+/// Waits until there is something to receive (if `receiving`), there is room to send (if `sending`), somebody calls, the process
+/// (if any) has exited, or the time is over. The other end's going ends every wait.
 pub fn wait(
     socket: &impl AsFd,
     wake_up: &WakeUp,
+    process: Option<&OwnedFd>,
     (receiving, sending): (bool, bool),
     timeout: Option<Duration>,
 ) -> io::Result<Ready> {
     let mut wanted = PollFlags::empty();
     wanted.set(PollFlags::IN, receiving);
     wanted.set(PollFlags::OUT, sending);
-    let mut fds = [PollFd::new(socket, wanted), PollFd::new(&wake_up.0, PollFlags::IN)];
+    // Without a process the third is the second once more.
+    let third = process.unwrap_or(&wake_up.0);
+    let mut fds = [
+        PollFd::new(socket, wanted),
+        PollFd::new(&wake_up.0, PollFlags::IN),
+        PollFd::new(third, PollFlags::IN),
+    ];
     let timeout = timeout.map(|timeout| Timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: timeout.subsec_nanos().into(),
@@ -176,5 +185,6 @@ pub fn wait(
         wake_up.clear();
     }
     let gone = found.intersects(PollFlags::ERR | PollFlags::HUP);
-    Ok(Ready { readable: found.contains(PollFlags::IN), gone, woken })
+    let exited = process.is_some() && !fds[2].revents().is_empty();
+    Ok(Ready { readable: found.contains(PollFlags::IN), gone, woken, exited })
 }

@@ -34,6 +34,26 @@ pub fn raw_reservation(socket: &std::path::Path) -> UnixStream {
     stream
 }
 
+/// How long a child of a client has its sockets.
+pub const CHILD_LIVES: Duration = Duration::from_secs(20);
+
+/// Forks: the child has all that this process has open, and does nothing with it.
+pub fn leave_sockets_to_a_child() {
+    let (told, forked) = std::io::pipe().map(|(reader, writer)| (writer, reader)).unwrap();
+    std::thread::spawn(move || {
+        let mut child = std::process::Command::new("true");
+        let stay = move || {
+            (&told).write_all(&[1])?;
+            std::thread::sleep(CHILD_LIVES);
+            Ok(())
+        };
+        // SAFETY: between fork and exec it writes and sleeps, and takes nothing that another thread may have had.
+        unsafe { std::os::unix::process::CommandExt::pre_exec(&mut child, stay) };
+        let _ = child.spawn();
+    });
+    (&forked).read_exact(&mut [0]).unwrap();
+}
+
 /// Asks for more than anybody takes, and hangs up behind a goodbye.
 pub fn leave_unheard(mut stream: UnixStream) {
     stream.write_all(&frame(0, 13, 0, b"").repeat(3_000)).unwrap();

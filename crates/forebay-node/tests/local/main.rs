@@ -14,7 +14,7 @@ use forebay_node::client::{Client, ClientOptions, ConnectError, NodeStat, Reserv
 use forebay_store::{ChunkShape, NotVerified, StoreEnd};
 use rig::*;
 use rustix::process::Signal;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Not a test by itself: the children of the others.
 #[test]
@@ -22,7 +22,7 @@ fn a_child_is_what_it_is_told_to_be() {
     let Some((role, socket)) = role() else { return };
     let _node = (role == "node").then(|| Node::start(&config(&socket)).unwrap());
     let _slot = (role == "reserver").then(|| hostile::raw_reservation(&socket));
-    let _client = (role == "writer").then(|| {
+    let _client = (role == "writer" || role == "parent").then(|| {
         let peer = connect(options(&socket)).unwrap();
         assert!((0..CHUNKS).all(|number| peer.store(number) == StoreEnd::Stored { bytes: CHUNK_BYTES }));
         let lease = peer.lease();
@@ -34,6 +34,9 @@ fn a_child_is_what_it_is_told_to_be() {
         let lease = peer.client.lease(&ids(), 0);
         (peer, lease)
     });
+    if role == "parent" {
+        hostile::leave_sockets_to_a_child();
+    }
     println!("ready");
     std::thread::sleep(Duration::from_secs(120));
 }
@@ -64,6 +67,18 @@ fn a_killed_client_gives_back_its_leases_at_once_and_its_slots_when_it_has_exite
     // Nothing of it holds a chunk any more: all of memory can be taken by others.
     assert_eq!(node.store().stat().leases, 0);
     assert_eq!(node.store().stat().arena.draining_bytes, 0);
+}
+
+#[test]
+fn a_killed_client_gives_back_its_leases_although_a_child_of_it_has_its_socket() {
+    let site = Site::new();
+    let node = site.node();
+    let holder = site.child("parent");
+    assert_eq!(node.stat().leases, 1);
+    let since = Instant::now();
+    holder.kill();
+    eventually("the lease has ended", || node.stat().leases == 0 && node.stat().clients == 0);
+    assert!(since.elapsed() < hostile::CHILD_LIVES / 2, "not with the child");
 }
 
 #[test]
