@@ -4,6 +4,8 @@ import pathlib
 import random
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -123,6 +125,58 @@ def test_what_a_node_has_is_said_without_waiting_for_it(daemon: Daemon) -> None:
     hold.release()
     daemon.process.send_signal(signal.SIGCONT)
     until(lambda: node.find([ids]).wait(PATIENCE_S) == (2, 0, 0))
+
+
+def test_others_go_on_while_one_thread_lets_go_of_what_a_frozen_node_kept(daemon: Daemon) -> None:
+    node = forebay.Node(daemon.socket)
+    memory = node.register_memory(bytearray(LAYERS * LAYER_BYTES))
+    ids = forebay.chunk_ids(NAMESPACE, list(range(768)), 256)
+    assert node.store(ids[0], None, layers_at(memory.address)).wait()
+    kept: list[object] = [node.lease(ids)]
+    assert daemon.process is not None
+    freeze(daemon.process)
+
+    def fill() -> None:
+        while node.is_connected:
+            node.used(ids * 1000, 1)
+
+    filling = threading.Thread(target=fill)
+    filling.start()
+    # The socket is full, and whoever sends waits until the node is given up, after two seconds.
+    time.sleep(0.3)
+    begun, ended = threading.Event(), threading.Event()
+
+    def let_go() -> None:
+        begun.set()
+        kept.clear()
+        ended.set()
+
+    letting_go = threading.Thread(target=let_go)
+    letting_go.start()
+    assert begun.wait(PATIENCE_S)
+    time.sleep(0.1)
+    assert not ended.is_set(), "this thread stood still until then"
+    filling.join()
+    letting_go.join()
+    daemon.process.send_signal(signal.SIGCONT)
+
+
+def test_loads_that_are_under_way_when_a_client_closes_all_end(daemon: Daemon) -> None:
+    node = forebay.Node(daemon.socket, copy_threads=1)
+    layer_bytes = 200_000
+    memory = node.register_memory(bytearray(2 * LAYERS * layer_bytes))
+
+    def layers(base: int) -> list[list[tuple[int, int, int]]]:
+        return [[(base + layer * layer_bytes, layer_bytes, 0)] for layer in range(LAYERS)]
+
+    ids = forebay.chunk_ids(NAMESPACE, list(range(256)), 256)
+    assert node.store(ids[0], None, layers(memory.address)).wait()
+    lease = node.lease(ids)
+    into = layers(memory.address + LAYERS * layer_bytes)
+    loadings = [node.load(lease, 0, into) for _ in range(200)]
+    node.close()
+    assert all(loading.has_ended for loading in loadings)
+    assert not all(loading.wait() for loading in loadings), "some had not begun"
 
 
 def test_chunks_that_are_watched_are_said_to_have_gone_without_waiting_for_it(daemon: Daemon) -> None:
