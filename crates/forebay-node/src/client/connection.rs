@@ -151,11 +151,6 @@ impl Connection {
         !self.pending().broken
     }
 
-    /// Whether anybody waits for an answer.
-    pub fn is_waiting(&self) -> bool {
-        !self.pending().waiting.is_empty()
-    }
-
     /// For how long the node has been silent although somebody waits.
     pub fn silent_for(&self) -> Option<Duration> {
         let pending = self.pending();

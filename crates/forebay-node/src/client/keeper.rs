@@ -40,8 +40,9 @@ struct State {
     why_gone: String,
     connect_at: Option<Instant>,
     backoff: Duration,
-    /// Arenas of broken connections.
+    /// Arenas of broken connections, and when the thread tries to take them out of the mover.
     past: Vec<RegionId>,
+    retire_at: Option<Instant>,
     /// The thread looks at a silent node again then.
     listen_at: Option<Instant>,
     closed: bool,
@@ -108,8 +109,9 @@ impl Keeper {
         if state.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
             state.connection = None;
             state.why_gone = GONE.into();
-            state.past.push(connection.arena.region);
-            state.connect_at = Some(Instant::now());
+            let now = Instant::now();
+            state.leave(connection.arena.region, now);
+            state.connect_at = Some(now);
             state.listen_at = None;
             self.changed.notify_one();
         }
@@ -147,7 +149,7 @@ impl Keeper {
 
 impl State {
     fn next_due(&self) -> Option<Instant> {
-        [self.renew_at, self.connect_at, self.listen_at].into_iter().flatten().min()
+        [self.renew_at, self.connect_at, self.listen_at, self.retire_at].into_iter().flatten().min()
     }
 
     fn chore(&mut self, now: Instant) -> Option<Chore> {
@@ -164,12 +166,19 @@ impl State {
         }
         if is_due(self.listen_at) {
             self.listen_at = None;
-            if !self.past.is_empty() {
-                return Some(Chore::Retire(std::mem::take(&mut self.past)));
-            }
             return self.connection.clone().map(Chore::Listen);
         }
+        if is_due(self.retire_at) {
+            self.retire_at = None;
+            return Some(Chore::Retire(std::mem::take(&mut self.past)));
+        }
         None
+    }
+
+    /// An arena is to be taken out of the mover as soon as transfers let go of it.
+    fn leave(&mut self, arena: RegionId, now: Instant) {
+        self.past.push(arena);
+        self.retire_at.get_or_insert(now + RETIRE_EVERY);
     }
 
     /// There is a connection, or none yet and why. Gives it back if nobody wants it any more.
@@ -178,9 +187,6 @@ impl State {
         connection: Result<Arc<Connection>, String>,
         now: Instant,
     ) -> Option<Arc<Connection>> {
-        if !self.past.is_empty() {
-            self.listen_at.get_or_insert(now + RETIRE_EVERY);
-        }
         match connection {
             Ok(connection) if self.closed => return Some(connection),
             Ok(connection) if connection.is_alive() => {
@@ -190,7 +196,7 @@ impl State {
             }
             broken_or_none => {
                 match broken_or_none {
-                    Ok(broken) => self.past.push(broken.arena.region),
+                    Ok(broken) => self.leave(broken.arena.region, now),
                     Err(why) => self.why_gone = why,
                 }
                 self.connect_at = Some(now + self.backoff);
@@ -282,9 +288,6 @@ fn listen(shared: &Arc<Shared>, connection: &Arc<Connection>) {
 fn retire(shared: &Arc<Shared>, arenas: Vec<RegionId>) {
     let in_use = |arena: &RegionId| matches!(shared.mover.unregister(*arena), Ok(Err(_)));
     let in_use: Vec<RegionId> = arenas.into_iter().filter(in_use).collect();
-    let mut state = shared.keeper.state();
-    state.past.extend(in_use);
-    if !state.past.is_empty() || state.connection.as_ref().is_some_and(|connection| connection.is_waiting()) {
-        state.listen_at.get_or_insert(Instant::now() + RETIRE_EVERY);
-    }
+    let (mut state, now) = (shared.keeper.state(), Instant::now());
+    in_use.into_iter().for_each(|arena| state.leave(arena, now));
 }

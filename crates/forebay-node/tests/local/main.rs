@@ -209,6 +209,24 @@ fn a_frozen_node_is_found_by_the_limit_and_is_used_again_when_it_thaws() {
 }
 
 #[test]
+fn a_frozen_node_is_found_while_copies_still_use_the_arena_of_the_one_before_it() {
+    let site = Site::new();
+    let first = site.child("node");
+    let limit = ClientOptions { answer_limit_us: 3_000_000, ..options(&site.socket()) };
+    let (peer, begun) = connect_stuck(limit);
+    let _stored = peer.begin_store(0);
+    let _copy = ended(&begun);
+    first.kill();
+    let second = site.child("node");
+    eventually("it is found", || peer.client.is_connected());
+    second.signal(Signal::STOP);
+    let (told, heard) = std::sync::mpsc::channel();
+    peer.client.hold_then(&ids(), MINUTE_US, move |lease| told.send(lease.is_ok()).unwrap());
+    assert!(!ended(&heard), "nobody answers");
+    assert!(!peer.client.is_connected());
+}
+
+#[test]
 fn a_corrupt_byte_in_the_arena_is_never_a_hit() {
     let site = Site::new();
     let node = site.node();

@@ -5,7 +5,8 @@
 use forebay_kv::ChunkId;
 use forebay_links::HostLink;
 use forebay_mover::{
-    Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId, RouteSpec, Span,
+    Class, Completion, End, HostBuffer, Limits, Link, LinkOp, LinkSpec, Memory, MoverHandle, MoverThread,
+    Place, RegionId, RouteSpec, Span,
 };
 use forebay_node::client::{Client, ClientOptions, ConnectError, Lease, NotLoaded};
 use forebay_node::{Node, NodeConfig};
@@ -14,7 +15,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 pub const LAYERS: usize = 3;
@@ -53,17 +54,40 @@ pub fn connect_by(
     options: ClientOptions,
     connect: impl FnOnce(&MoverHandle, Place, ClientOptions) -> Result<Client, ConnectError>,
 ) -> Result<Peer, ConnectError> {
+    connect_over(Box::new(HostLink::new(1).unwrap()), options, connect)
+}
+
+/// Connects so, and copies over `link`.
+fn connect_over(
+    link: Box<dyn Link>,
+    options: ClientOptions,
+    connect: impl FnOnce(&MoverHandle, Place, ClientOptions) -> Result<Client, ConnectError>,
+) -> Result<Peer, ConnectError> {
     let (host, gpu) = (Place::Host(0), Place::Device(0));
     let mover = MoverThread::spawn(Limits::default()).unwrap();
     let handle = mover.handle();
-    let link = HostLink::new(1).unwrap();
-    let link = handle.add_link(LinkSpec::new("host", 4, 64 << 20), Box::new(link)).unwrap();
+    let link = handle.add_link(LinkSpec::new("host", 4, 64 << 20), link).unwrap();
     handle.add_route(RouteSpec::direct(host, gpu, link)).unwrap().unwrap();
     handle.add_route(RouteSpec::direct(gpu, host, link)).unwrap().unwrap();
     let device = Arc::new(HostBuffer::new(2 * CHUNKS * CHUNK_BYTES as usize));
     let region = handle.register(gpu, device.clone()).unwrap();
     let client = connect(&handle, host, options)?;
     Ok(Peer { client, device, region, _mover: mover })
+}
+
+/// A link that begins copies and ends none. What it has begun comes out at the other end.
+struct Stuck(Sender<Completion>);
+
+impl Link for Stuck {
+    fn start(&mut self, _: LinkOp, _: &Arc<Memory>, done: Completion) {
+        self.0.send(done).unwrap();
+    }
+}
+
+/// A client whose copies begin and never end.
+pub fn connect_stuck(options: ClientOptions) -> (Peer, Receiver<Completion>) {
+    let (sender, begun) = channel();
+    (connect_over(Box::new(Stuck(sender)), options, Client::connect).unwrap(), begun)
 }
 
 impl Peer {
