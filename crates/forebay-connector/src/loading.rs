@@ -281,7 +281,6 @@ impl Loading {
             bad: Mutex::default(),
             _inside: inside,
         });
-        self.shared.meet(&arena);
         let copied = Arc::clone(&step);
         let on_copied = move |outcome: Result<(), NotCopied>| {
             if let Err(error) = outcome {

@@ -130,7 +130,6 @@ pub struct Shared {
     client: RwLock<Option<Client>>,
     mover: MoverHandle,
     storing_bytes_max: u64,
-    met: Mutex<Option<[u8; 16]>>,
 }
 
 impl PagedCache {
@@ -192,10 +191,14 @@ impl PagedCache {
             client: RwLock::new(Some(client)),
             mover: handle,
             storing_bytes_max: options.storing_bytes_max,
-            met: Mutex::default(),
         });
-        if let Some(arena) = shared.client().and_then(|client| client.arena()) {
-            shared.meet(&arena);
+        if let Some(client) = shared.client() {
+            let shared = Arc::downgrade(&shared);
+            client.on_arena(Box::new(move |arena| {
+                if let Some(shared) = shared.upgrade() {
+                    shared.meet(arena);
+                }
+            }));
         }
         Ok(PagedCache { shared, threads: Mutex::new(Some((workers, mover))) })
     }
@@ -386,11 +389,10 @@ impl Shared {
         self.mover.now_us()
     }
 
-    /// Tells whoever copies of an arena that was not there before.
-    pub fn meet(&self, arena: &Arc<NodeArena>) {
-        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
-        if met.replace(arena.instance()) != Some(arena.instance()) {
-            drop(met);
+    /// Tells whoever copies of an arena, unless the cache is closed. What is to be closed waits until that is said.
+    fn meet(&self, arena: &Arc<NodeArena>) {
+        let client = self.client.read().unwrap_or_else(PoisonError::into_inner);
+        if client.is_some() {
             self.copies.meet(arena);
         }
     }

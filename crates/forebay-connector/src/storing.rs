@@ -133,7 +133,6 @@ impl Chunk {
             drop(slot);
             return self.end(&StoreEnd::Deleted);
         };
-        self.store.shared.meet(&batch.arena);
         let copying = Arc::clone(&self.store.copying);
         let on_copied = move |outcome: Result<(), NotCopied>| {
             self.soon(move |stored| match outcome {

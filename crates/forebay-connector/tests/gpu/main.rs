@@ -176,6 +176,7 @@ fn a_node_that_dies_costs_tokens_and_never_truth_and_the_next_one_is_used() {
             eventually("its memory is let go of", || registered() == 0);
             let _node = site.node();
             eventually("the next node is found", || engine.paged.is_connected());
+            eventually("its memory is pinned before anybody uses it", || registered() > 0);
             engine.store(2, &from, 2, 6);
             engine.begin_load(9, &to, 2, false);
             assert_eq!(engine.end_of(9).tokens, TOKENS as u64);

@@ -4,10 +4,36 @@
 use forebay_mover::{Backing, RegionId, Span};
 use forebay_store::Arena;
 use std::fmt::{self, Debug, Formatter};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Called when an arena is gone, on whichever thread held it last. It is short, and does not wait for anything.
 pub type OnGone = Box<dyn FnOnce() + Send>;
+
+/// Called with each arena that comes, on one of the client's threads. It is short, and does not wait for anything.
+pub type OnArena = Box<dyn Fn(&Arc<NodeArena>) + Send + Sync>;
+
+/// Who wants to know of arenas.
+#[derive(Default)]
+pub(super) struct Greeter(OnceLock<OnArena>);
+
+impl Greeter {
+    /// From now on it is this one, if nobody was it before.
+    pub fn set(&self, on_arena: OnArena) {
+        let _ = self.0.set(on_arena);
+    }
+
+    pub fn greet(&self, arena: &Arc<NodeArena>) {
+        if let Some(on_arena) = self.0.get() {
+            on_arena(arena);
+        }
+    }
+}
+
+impl Debug for Greeter {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Greeter").field(&self.0.get().is_some()).finish()
+    }
+}
 
 /// The memory of one life of a node. It stays mapped as long as somebody holds it, also when the node is gone.
 pub struct NodeArena {

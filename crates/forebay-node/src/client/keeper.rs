@@ -248,6 +248,9 @@ fn connect(shared: &Arc<Shared>) {
     if let Some(connection) = useless {
         connection.end();
     }
+    if let Some(connection) = shared.connection() {
+        shared.greeter.greet(&connection.arena);
+    }
 }
 
 /// Lets leases of the same connection live on.

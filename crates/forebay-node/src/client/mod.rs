@@ -20,7 +20,7 @@ mod slot;
 mod watch;
 
 pub use crate::local::answer::{Found, NodeStat};
-pub use arena::NodeArena;
+pub use arena::{NodeArena, OnArena};
 pub use fetch::fetch;
 pub use futures::AsyncClient;
 pub use lease::Lease;
@@ -32,6 +32,7 @@ pub use watch::Gone;
 
 use crate::local::answer::Answer;
 use crate::local::request::{PromptWords, Request};
+use arena::Greeter;
 use connection::Connection;
 use forebay_kv::ChunkId;
 use forebay_mover::{Closed, MoverHandle, Place};
@@ -130,6 +131,7 @@ struct Shared {
     sealer: Sender<Sealing>,
     unquiet: Mutex<Unquiet>,
     watcher: Watcher,
+    greeter: Greeter,
 }
 
 impl Client {
@@ -173,6 +175,7 @@ impl Client {
             sealer,
             unquiet: Mutex::default(),
             watcher: Watcher::default(),
+            greeter: Greeter::default(),
         });
         let listener = Arc::downgrade(&shared);
         mover.on_quiet(move |spans| {
@@ -210,6 +213,15 @@ impl Client {
     /// The memory of the node that is there now.
     pub fn arena(&self) -> Option<Arc<NodeArena>> {
         self.shared.connection().map(|connection| Arc::clone(&connection.arena))
+    }
+
+    /// Has `on_arena` called with the memory of the node that is there, and with that of each one that comes, as soon as it does:
+    /// whoever copies by himself can make it ready. With the same one twice at most. A client has one such.
+    pub fn on_arena(&self, on_arena: OnArena) {
+        self.shared.greeter.set(on_arena);
+        if let Some(arena) = self.arena() {
+            self.shared.greeter.greet(&arena);
+        }
     }
 
     /// How many of `ids`, a sequence from its first chunk on, are in the node's memory, on its disk or on its peers. Looking
