@@ -56,8 +56,17 @@ struct Part {
 }
 
 impl Pull {
-    /// Asks the best peer for a loan; on any thread.
-    pub fn start(mut self) {
+    /// Asks the best peer for a loan as soon as the chunk before has a slot; on any thread. Who waits for that slot must hold no
+    /// loan: the peer may lend the chunk before only when that is given back.
+    pub fn start(self) {
+        let (borrower, tenant) = (Arc::clone(&self.borrower), self.tenant);
+        match self.parent {
+            Some(parent) => borrower.when_placed(tenant, &parent, move || self.ask()),
+            None => self.ask(),
+        }
+    }
+
+    fn ask(mut self) {
         if self.peers.is_empty() {
             return self.fail("no peer that is said to have the chunk gives it");
         }
@@ -79,14 +88,7 @@ impl Pull {
             let borrower = Arc::clone(&pull.borrower);
             // Regions are made by a thread that may wait for the mover.
             borrower.later(move || match told {
-                Ok(Told::Lent(loans)) if !loans.chunks.is_empty() => match pull.parent {
-                    // It may be on its way as well, behind these.
-                    Some(parent) => {
-                        let borrower = Arc::clone(&pull.borrower);
-                        borrower.when_placed(pull.tenant, &parent, move || pull.lent(peer, loans));
-                    }
-                    None => pull.lent(peer, loans),
-                },
+                Ok(Told::Lent(loans)) if !loans.chunks.is_empty() => pull.lent(peer, loans),
                 Ok(Told::NotNow) => pull.not_now(peer, closed),
                 _ => pull.denied(&peer),
             });

@@ -9,6 +9,7 @@ mod rig;
 mod telemetry;
 mod ways;
 
+use forebay_mover::{Class, End, Span};
 use forebay_node::client::fetch;
 use forebay_node::{DirectoryConfig, Node, NodeConfig, PeersConfig, SsdConfig, WriteBackPolicy};
 use forebay_store::{StoreEnd, TenantId};
@@ -169,6 +170,38 @@ fn a_peer_that_lends_little_at_a_time_gives_everything_in_turn() {
     }
     let stat = right.peering_stat().unwrap();
     assert_eq!((stat.pulled, stat.not_pulled, stat.denied), (CHUNKS as u64, 0, 0));
+}
+
+#[test]
+fn a_long_sequence_comes_whole_from_a_peer_that_lends_parts_of_batches() {
+    const COUNT: usize = 160;
+    const BYTES: u64 = 4096;
+    let pair = Pair::new();
+    let mut config = pair.left.config();
+    config.memory.largest_chunk = BYTES;
+    config.peers.as_mut().unwrap().lent_per_peer = 40 * BYTES;
+    let (_left, _right) = (Node::start(&config).unwrap(), pair.right.node());
+    let all: Vec<_> = (0..COUNT).map(id).collect();
+    let (writer, reader) =
+        [&pair.left, &pair.right].map(|site| Writer::new(site, COUNT * BYTES as usize)).into();
+    let layer = |of: &Writer, number: usize| vec![Span::new(of.region, number as u64 * BYTES, BYTES)];
+    for number in 0..COUNT {
+        let parent = number.checked_sub(1).map(id);
+        let (told, stored) = std::sync::mpsc::channel();
+        let on_end = move |end| told.send(end).unwrap();
+        let from = [layer(&writer, number)];
+        writer.client.store_chunk(id(number), parent, &from, Class::WriteBack, on_end).unwrap();
+        assert_eq!(ended(&stored), StoreEnd::Stored { bytes: BYTES });
+    }
+    eventually("the peer is found", || reader.client.lookup(&all) == COUNT);
+    let lease = reader.client.lease(&all, MINUTE_US);
+    let (told, loaded) = std::sync::mpsc::channel();
+    for number in 0..COUNT {
+        let (told, to) = (told.clone(), [layer(&reader, number)]);
+        let on_end = move |end| told.send(end).unwrap();
+        reader.client.load_chunk(&lease, number, &to, Class::Demand, None, on_end).unwrap();
+    }
+    assert!((0..COUNT).all(|_| ended(&loaded) == End::Done { bytes: BYTES }));
 }
 
 #[test]
