@@ -11,6 +11,7 @@ pytest.importorskip("vllm", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
 from vllm.lora.request import LoRARequest  # noqa: E402
 
+from forebay.vllm.connector import compat  # noqa: E402
 from forebay.vllm.connector.adapters import Adapter, Adapters  # noqa: E402
 
 PATIENCE_S = 60.0
@@ -85,6 +86,25 @@ def test_a_name_that_has_stood_for_two_contents_is_renamed_from_then_on(
     assert find(adapters, two, "name", 2).renamed
     assert find(adapters, one, "name", 1).renamed, "vLLM's own cache may have KV of the other one"
     assert not find(adapters, one, "another", 3).renamed
+
+
+def test_an_adapter_whose_files_change_between_its_loading_and_its_first_prompt_is_left_alone(
+    adapters: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.engine.core import EngineCore
+
+    monkeypatch.setattr(EngineCore, "add_lora", lambda self, lora_request: True)
+    compat.when_adapters_load(adapters.look)
+    try:
+        for number, changes in ((1, False), (2, True)):
+            folder = write(tmp_path / str(number), b"one")
+            asked = LoRARequest(lora_name=str(number), lora_int_id=number, lora_path=str(folder))
+            assert EngineCore.add_lora(object.__new__(EngineCore), asked)
+            if changes:
+                write(folder, b"two")
+            assert (find(adapters, folder, str(number), number) is None) == changes
+    finally:
+        compat.not_when_adapters_load(adapters.look)
 
 
 def test_what_cannot_be_told_is_left_alone(adapters: Adapters, tmp_path: Path) -> None:

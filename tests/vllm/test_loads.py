@@ -41,6 +41,8 @@ class Place:
             cache_salt=None,
             kv_transfer_params=None,
             skip_reading_prefix_cache=False,
+            max_tokens=1,
+            is_finished=lambda: False,
             status=SimpleNamespace(name="FINISHED_ABORTED"),
         )
         self.half.added(self.request)
@@ -53,12 +55,12 @@ class Place:
         number = self.holds
         return SimpleNamespace(release=lambda: self.released.append(number))
 
-    def begin(self, first_block: int, external: int) -> None:
-        """The request gets blocks, and `external` tokens are loaded layer by layer in its step."""
+    def begin(self, first_block: int, external: int, layerwise: bool = True) -> None:
+        """The request gets blocks, and `external` tokens are loaded into them."""
         self.one.ids.grow(self.request.all_token_ids)
         ids = [list(of_rank) for of_rank in self.one.ids.ranks]
         self.one.found = Found(self.half.facts.shape, ids, CHUNKS * CHUNK, CHUNKS, 0, 0)
-        self.one.way_layerwise = True
+        self.one.way_layerwise = layerwise
         table = [SimpleNamespace(is_null=False, block_id=first_block + place) for place in range(BLOCKS)]
         self.half.allocated(self.request, SimpleNamespace(blocks=[table]), external)
 
@@ -119,6 +121,45 @@ def test_leases_of_a_hand_over_end_where_nothing_is_left_to_load() -> None:
     place.one.coming = Coming(Found(place.half.facts.shape, [[]], 0), 0.0)
     place.begin(1, 0)
     assert place.one.coming is None
+
+
+def test_what_a_load_brought_before_a_reset_is_not_stored_under_the_new_names() -> None:
+    place = Place()
+    half, one = place.half, place.one
+    place.begin(1, CHUNKS * CHUNK, layerwise=False)
+    assert not half.reset() and one.gap
+    half.ended(Report(1, {1: Ended(1, 2 * CHUNK)}))  # Half of it came, and vLLM goes on behind that.
+    place.request.computed = 2 * CHUNK
+    place.begin(1, 0)
+    assert one.gap, "what is computed now comes from what was computed before"
+    place.request.num_preemptions, place.request.computed = 1, 0
+    place.begin(1, 0)
+    assert not one.gap, "it has begun anew"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "on_cpu", "stored"), [(1, True, True), (2, True, False), (2, False, True)]
+)
+def test_a_tail_is_stored_when_nobody_writes_its_page_any_more(
+    tokens: int, on_cpu: bool, stored: bool
+) -> None:
+    place = Place()
+    half, one = place.half, place.one
+    half.facts.on_cpu, place.request.max_tokens = on_cpu, tokens
+    place.request.kv_transfer_params = {"do_remote_decode": True}
+    place.begin(1, 0)
+    half.aim(one, TOKENS)
+    assert one.tail == stored
+    place.request.is_finished = lambda: True
+    half.aim(one, TOKENS)
+    assert one.tail
+
+
+def test_a_prompt_with_embeddings_is_left_alone() -> None:
+    place = Place()
+    more = {"request_id": "two", "prompt_embeds": object()}
+    place.half.added(Request(**(vars(place.request) | more)))
+    assert list(place.half.tracked) == ["one"], "its tokens say nothing of them"
 
 
 class Cache:

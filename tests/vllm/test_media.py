@@ -188,6 +188,7 @@ def test_eyes_differ_by_processor_settings_and_configuration(tmp_path: Path) -> 
         return media.way_to_see(
             SimpleNamespace(
                 model=tmp_path,
+                revision=None,
                 multimodal_config=SimpleNamespace(**settings),
                 hf_config=SimpleNamespace(to_dict=lambda: {"sees": sees}),
                 is_mm_prefix_lm=prefix_lm,

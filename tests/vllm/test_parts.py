@@ -1,6 +1,7 @@
 """The parts of the connector that decide, without an engine."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from forebay.vllm.connector.pace import Pace  # noqa: E402
 from forebay.vllm.connector.scheduler import SchedulerHalf  # noqa: E402
 from forebay.vllm.connector.stats import Counts, Stats  # noqa: E402
 from forebay.vllm.connector.tracked import Found, Ids, Loading, Tracked  # noqa: E402
+from forebay.vllm.connector.weights import digest_of_weights  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
 CHUNK, BLOCK = 64, 16
@@ -140,6 +142,34 @@ def test_engines_that_differ_in_anything_have_other_namespaces() -> None:
     assert len(set(facts().namespaces(None, Shape(4, 16)))) == 4, "each rank has its own"
 
 
+def test_lengths_are_said_but_for_those_that_vllm_found_to_fit() -> None:
+    said = [
+        namespace.longest_of(SimpleNamespace(max_model_len=longest, original_max_model_len=asked))
+        for longest, asked in ((4096, None), (4096, 4096), (8192, 8192), (4096, -1), (8192, -1))
+    ]
+    assert said == ["4096", "4096", "8192", "fitted", "fitted"]
+
+
+def test_tenants_find_their_own_alone() -> None:
+    assert namespace.of_tenant(0) == b"", "names without tenants stay as they are"
+    assert len({namespace.of_tenant(tenant) for tenant in range(3)}) == 3
+
+
+def test_weights_are_those_of_the_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def downloaded(model: str, revision: str | None, local_files_only: bool) -> str:
+        assert (model, local_files_only) == ("org/model", True)
+        return str(tmp_path / (revision or "main"))
+
+    monkeypatch.setattr(hub, "snapshot_download", downloaded)
+    for revision in ("main", "step"):
+        (tmp_path / revision).mkdir()
+        (tmp_path / revision / "model.safetensors").write_text(revision)
+    found = [digest_of_weights("org/model", revision, "auto", "{}", 0) for revision in (None, "main", "step")]
+    assert found[0] == found[1] != found[2]
+
+
 def test_layers_that_are_kept_out_of_fp8_are_said() -> None:
     said = [
         namespace.unquantized_of(SimpleNamespace(kv_cache_dtype_skip_layers=layers))
@@ -199,6 +229,7 @@ GOOD = {"version": 1, "chunk_tokens": CHUNK, "tp": 2, "block_tokens": 32, "token
         lambda said: said | {"tokens": 1 << 40},
         lambda said: [said],
         lambda said: "ticket",
+        lambda said: 7,
     ],
 )
 def test_a_ticket_is_not_believed(spoil: Callable[[dict[str, Any]], object]) -> None:
@@ -212,6 +243,13 @@ def test_a_ticket_is_not_believed(spoil: Callable[[dict[str, Any]], object]) -> 
         handover.ticket_of(params | {"forebay": spoil(said)}, 600, mine)
     with pytest.raises(InvalidError, match="block_tokens is 32; allowed on CPUs is 16"):
         handover.ticket_of(params, 600, facts(on_cpu=True))
+
+
+@pytest.mark.parametrize("params", ["x", 5, 1.5, ["do_remote_prefill"], True])
+def test_parameters_that_are_no_mapping_are_nobodys(params: Any) -> None:
+    """A client may have vLLM pass on anything, and an error in the scheduler ends the engine."""
+    assert not handover.is_prefill(params)
+    assert handover.ticket_of(params, 600, facts()) is None
 
 
 class Prefiller:

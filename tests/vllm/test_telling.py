@@ -125,6 +125,24 @@ def test_a_chunk_that_is_there_in_two_shapes_is_told_until_the_last_one_goes(
     assert told(events) == [("Removed", 9, 4)]
 
 
+def test_after_a_reset_nothing_of_before_is_told_to_be_there(following: tuple[Watcher, Events, Any]) -> None:
+    node, events, request = following
+    events.there(request, ids_of("a"), [0, 1])
+    events.there(request, ids_of("a"), [2])
+    assert told(events) == [("Stored", 1, 4), ("Stored", 5, 4), ("Stored", 9, 4)]
+    events.forget()
+    events.there(request, ids_of("b"), [0])
+    assert sorted(told(events)) == [
+        ("Removed", 1, 4),
+        ("Removed", 5, 4),
+        ("Removed", 9, 4),
+        ("Stored", 1, 4),
+    ]
+    node.says = [(0, []), (None, [b"a0"])]
+    assert told(events) == [], "the answer is of names that nobody has any more"
+    assert node.asked[1:] == [[b"b0"]]
+
+
 def test_blocks_of_several_hashes_are_called_by_the_last_one() -> None:
     blocks = compat.Blocks(1, 32, 16, "full_attention", None)
     request = SimpleNamespace(block_hashes=[bytes([number]) for number in range(8)])

@@ -51,6 +51,12 @@ class Adapters:
         """What the adapter of vLLM's request for it is; None if that is not certain."""
         return self.pool.submit(self.adapter_of, asked)
 
+    def look(self, asked: Any) -> None:
+        """An adapter's files are about to be read by workers, or just were. If they were not the same all the
+        time, its number stands for contents that are not known.
+        """
+        self.find(asked).result()
+
     def adapter_of(self, asked: Any) -> Adapter | None:
         """The same, at once."""
         digest = self.digest_of(asked)

@@ -85,6 +85,36 @@ def not_before_sleep(quiet: Callable[[bool], None]) -> None:
     _before_sleep.remove(quiet)
 
 
+# What is called before and after workers read an adapter's files.
+_when_adapters_load: list[Callable[[Any], None]] = []
+
+
+def when_adapters_load(look: Callable[[Any], None]) -> None:
+    """Has `look` called before and after workers load an adapter that no prompt has asked for yet."""
+    from vllm.v1.engine.core import EngineCore
+
+    _when_adapters_load.append(look)
+    add = EngineCore.add_lora
+    if add.__module__ == __name__:
+        return
+
+    def add_and_look(self: Any, lora_request: Any) -> bool:
+        for look in _when_adapters_load:
+            look(lora_request)
+        added = bool(add(self, lora_request))
+        for look in _when_adapters_load:
+            look(lora_request)
+        return added
+
+    EngineCore.add_lora = add_and_look
+
+
+def not_when_adapters_load(look: Callable[[Any], None]) -> None:
+    """The opposite."""
+    if look in _when_adapters_load:
+        _when_adapters_load.remove(look)
+
+
 def find_failures_in_all_groups() -> None:
     """Has vLLM find the requests whose loads failed as one, and compute them from their first token on.
 

@@ -38,7 +38,8 @@ class Events:
     def __init__(self, node: forebay.Node, blocks: compat.Blocks, chunk_tokens: int) -> None:
         """Nothing yet, of chunks that `node` has and that hold `blocks`."""
         self.node, self.blocks, self.chunk_tokens = node, blocks, chunk_tokens
-        self.asked: list[tuple[Chunk, Any]] = []  # what the node has not answered yet, with the event
+        # What the node has not answered yet, with the event; with none if the answer is of no use any more.
+        self.asked: list[tuple[Chunk, Any]] = []
         self.unasked: list[tuple[Chunk, Any]] = []  # what comes after it
         self.told: dict[bytes, Chunk] = {}  # by each of its ids
         self.shapes: dict[Any, int] = {}  # in how many shapes a chunk of this name was told
@@ -102,12 +103,21 @@ class Events:
         hashes = list(chunk.hashes)
         self.new.append(BlockRemoved(block_hashes=hashes, medium=MEDIUM_CPU, group_idx=self.blocks.group))
 
+    def forget(self) -> None:
+        """None of it is found under these names any more. What the node has yet to answer tells nothing."""
+        for chunk in set(self.told.values()):
+            self.untell(chunk)
+        self.unasked = []
+        self.asked = [(chunk, None) for chunk, _ in self.asked]
+
     def take(self) -> list[Any]:
         """The events since this was asked last."""
         for number, names in self.node.take_watched():
             if number is not None:
                 absent, answered, self.asked = set(names or ()), self.asked, []
                 for chunk, event in answered:
+                    if event is None:
+                        continue
                     if absent.isdisjoint(chunk.ids):
                         self.tell(chunk, event)
                     else:

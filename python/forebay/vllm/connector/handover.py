@@ -28,13 +28,13 @@ class Ticket:
 
 def is_prefill(params: Mapping[str, Any] | None) -> bool:
     """Whether somebody else will decode."""
-    return bool(params and params.get("do_remote_decode"))
+    return isinstance(params, Mapping) and bool(params.get("do_remote_decode"))
 
 
 def ticket_of(params: Mapping[str, Any] | None, prompt_tokens: int, facts: Facts) -> Ticket | None:
     """What the parameters promise; `InvalidError` if this engine cannot use it."""
-    if not params or not params.get("do_remote_prefill"):
-        return None
+    if not isinstance(params, Mapping) or not params.get("do_remote_prefill"):
+        return None  # A client may have vLLM pass on anything: `vllm_xargs`.
     said = params.get(OURS)
     if said is None:
         return Ticket(prompt_tokens, facts.shape)  # A proxy that passes on only the fields it knows.

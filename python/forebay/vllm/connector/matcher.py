@@ -15,6 +15,8 @@ from forebay.vllm.connector.tracked import Asked, Coming, Found, Ids, Tracked
 
 # What was found is true for so long; vLLM asks again with every step while a request has no room.
 FRESH_S = 0.005
+# And for so long while the node is asked again: who waits for room keeps its place before others.
+STALE_S = 0.25
 # What a prefiller stores is asked for again after an eighth of the time that it was waited for, and no later.
 ASK_AGAIN_S = 0.05
 
@@ -48,6 +50,8 @@ class Matcher:
         found = self.handed_over(one, now) if one.ticket is not None else self.kept(one, others)
         if found is not None:
             one.found, one.found_s, one.found_held = found, now, one.held
+        elif one.found is not None and now - one.found_s < STALE_S and one.found_held == one.held:
+            return one.found
         return found
 
     def answers(self, one: Tracked, ask: Callable[[], list[Asked]]) -> list[Found] | None:
@@ -74,11 +78,22 @@ class Matcher:
         (found,) = answers
         if found.tokens < promised.tokens and not self.gave_up(coming, found, now):
             return None
-        if found.shape == self.facts.shape:
-            one.known = found.tokens // self.facts.chunk_tokens
         self.counts.add("handovers" if found.tokens == promised.tokens else "handovers_late")
-        one.ticket, one.handed = None, found
+        one.ticket = None
+        if not found.chunks:
+            return None  # There may be something in a shape that is read here.
+        self.know(one, found)
+        one.handed = found
         return found
+
+    def know(self, one: Tracked, found: Found) -> None:
+        """What is in the node's memory need not be stored, nor what windows have left by now.
+
+        What only its disk or its peers have must: if it is not loaded, nothing is kept behind it.
+        """
+        if found.shape == self.facts.shape:
+            chunks = found.chunks if self.facts.has_windows else found.in_memory
+            one.known = min(chunks, found.tokens // self.facts.chunk_tokens)
 
     def gave_up(self, coming: Coming, found: Found, now: float) -> bool:
         """Whether the rest is not waited for any more. What is new comes nearer meanwhile."""
@@ -110,13 +125,18 @@ class Matcher:
         """The longest prefix that is there and pays, in this engine's shape or another that it reads. Where
         layers have states, it ends at one.
         """
-        if one.handed is not None:
-            return one.handed
+        handed = one.handed
+        if handed is not None:
+            said = self.answers(one, lambda: [self.finder.ask(handed.shape, handed.ids, handed.tokens)])
+            if said is None:
+                return None
+            self.know(one, said[0])
+            return said[0]
         if one.states is None:
             answers = self.answers(one, lambda: self.in_each_shape(one))
             if answers is None:
                 return None
-            one.known = answers[0].chunks
+            self.know(one, answers[0])
             best = max(answers, key=lambda found: found.chunks)
             worth = self.pace.worth(best, one.request.num_tokens, one.held, others)
             best = self.finder.first(best, worth)
@@ -131,13 +151,12 @@ class Matcher:
     def in_each_shape(self, one: Tracked) -> list[Asked]:
         """Asks for a request's whole chunks in each shape, its own first, up to where loading has failed."""
         tokens, size = one.request.all_token_ids, self.facts.chunk_tokens
-        one.ids.grow(tokens)
         asked = []
         for shape in self.shapes:
-            ids = one.ids
-            if shape != self.facts.shape:
-                ids = Ids(shape, self.namespaces(one, shape), size, one.ids.media)
-                ids.grow(tokens)
+            ids = one.ids if shape == self.facts.shape else one.other_ids.get(shape)
+            if ids is None:
+                ids = one.other_ids[shape] = Ids(shape, self.namespaces(one, shape), size, one.ids.media)
+            ids.grow(tokens)
             limit = len(ids.ranks[0]) if one.chunk_limit is None else one.chunk_limit
             if self.facts.has_states:
                 # One token at least is computed, and no state goes back by one.

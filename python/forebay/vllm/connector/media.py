@@ -78,7 +78,7 @@ def way_to_see(model: Any) -> bytes | None:
     if settings is None or getattr(model, "is_mm_prefix_lm", True):
         return None
     try:
-        folder = folder_of(str(model.model))
+        folder = folder_of(str(model.model), model.revision)
     except InvalidError:
         return None
     config = json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str)

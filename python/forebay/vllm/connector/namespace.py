@@ -126,7 +126,11 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
     facts = Facts(
         weights=settings.weights_digest
         or digest_of_weights(
-            str(model.model), str(vllm_config.load_config.load_format), config, int(model.seed or 0)
+            str(model.model),
+            model.revision,
+            str(vllm_config.load_config.load_format),
+            config,
+            int(model.seed or 0),
         ),
         dtype=dtype_of(vllm_config.cache_config.cache_dtype, first.dtype),
         attention={
@@ -134,11 +138,14 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
             "computed in": str(model.dtype),
             "quantization": str(model.quantization),
             "kv heads": str(model.get_total_num_kv_heads()),
+            # With a drafter's, which are in the same chunks.
+            "layers": str([len(group.layer_names) for group in kv_cache_config.kv_cache_groups]),
+            "longest": longest_of(model),
             **attention_of(vllm_config, kv_cache_config),
             **unquantized_of(vllm_config.cache_config),
             **stages_of(model, parallel.pipeline_parallel_size),
         },
-        salt=settings.salt,
+        salt=settings.salt + of_tenant(settings.tenant),
         heads=heads_of_model(model, first),
         shape=Shape(parallel.tensor_parallel_size, block_tokens_of(groups)),
         ranks=parallel.tensor_parallel_size,
@@ -157,6 +164,20 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
     for shape in settings.also_read:
         refuse_shape("kv_connector_extra_config: also_read", facts.cut(shape), facts)
     return facts
+
+
+def longest_of(model: Any) -> str:
+    """The longest prompt that is taken. Models with LongRoPE turn all positions by it, and others might.
+
+    Where vLLM finds a length that fits, the model was made before, for its own.
+    """
+    fitted = getattr(model, "original_max_model_len", None) == -1
+    return "fitted" if fitted else str(model.max_model_len)
+
+
+def of_tenant(tenant: int) -> bytes:
+    """Of a salt: a tenant finds what others have, and the node lends it none of that."""
+    return hashlib.sha256(b"tenant %d" % tenant).digest() if tenant else b""
 
 
 def heads_of_model(model: Any, spec: Any) -> int:

@@ -76,6 +76,7 @@ class SchedulerHalf:
         self.counts = Counts()
         self.matcher = Matcher(facts, settings, self.finder, self.pace, self.counts, clock)
         self.adapters = Adapters(vllm_config.lora_config)
+        compat.when_adapters_load(self.adapters.look)
         # Requests whose adapters are being read.
         self.unnamed: dict[str, tuple[Media, Future[Adapter | None]]] = {}
         self.tracked: dict[str, Tracked] = {}
@@ -96,11 +97,12 @@ class SchedulerHalf:
 
     def added(self, request: Any) -> None:
         """A request came. One whose KV depends on more than tokens, a salt, an adapter and named contents is
-        left alone.
+        left alone: the tokens of embeddings say nothing of them.
         """
         media = media_of(request, self.facts.media)
         if (
             request.prompt_token_ids is None
+            or getattr(request, "prompt_embeds", None) is not None
             or media is None
             or request.pooling_params is not None
             or getattr(request, "resumable", False)
@@ -215,15 +217,18 @@ class SchedulerHalf:
             self.fresh.update(group[have:])
         if not one.blocks:
             # A load in the background that failed half way has left tokens that vLLM counts by itself.
-            one.start_over(max(one.held + external, request.num_computed_tokens))
+            begun = max(one.held + external, request.num_computed_tokens)
+            one.start_over(begun)
+            one.stale = one.stale and begun > 0
             # What vLLM's own cache has under this name may be of what the name stood for before.
-            one.gap = one.held > 0 and one.adapter is not None and one.adapter.renamed
+            one.gap = one.stale or (one.held > 0 and one.adapter is not None and one.adapter.renamed)
         one.blocks = table
         self.running.add(one.name)
         self.quiet = 0
         if external > 0:
             self.load(one)
-        one.coming = None  # What kept a prefiller's chunks until now.
+        # What kept a prefiller's chunks until now, and what the node has not answered yet.
+        one.coming = one.asked = one.states = None
 
     def lost_blocks(self, name: str) -> None:
         """A request starts over when the load has ended that it waits for: others' blocks were wrong."""
@@ -422,7 +427,9 @@ class SchedulerHalf:
         prefill = handover.is_prefill(self.params(request))
         if prefill:
             certain = min(certain, prompt)
-            one.tail = certain == prompt and prompt % size > 0 and not one.tailed
+            # On CPUs a page is compared with its sum: the last one must be written no more.
+            ends = not self.facts.on_cpu or request.max_tokens == 1 or request.is_finished()
+            one.tail = certain == prompt and prompt % size > 0 and not one.tailed and ends
         elif certain > prompt:
             certain -= self.volatile
         one.goal = max(one.goal, certain // size)
@@ -532,6 +539,8 @@ class SchedulerHalf:
         if self.settings.keep_on_reset:
             return not self.loading
         self.facts.forget()
+        if self.events is not None:
+            self.events.forget()
         for one in self.tracked.values():
             named = len(one.ids.ranks[0])
             namespaces = self.matcher.namespaces(one, self.facts.shape)
@@ -545,5 +554,6 @@ class SchedulerHalf:
         for load in self.loading.values():
             for hold in load.holds:
                 hold.release()
+        compat.not_when_adapters_load(self.adapters.look)
         self.adapters.close()
         self.node.close()

@@ -146,6 +146,7 @@ class Tracked:
     request: Any
     ids: Ids
     adapter: Adapter | None = None
+    other_ids: dict[Shape, Ids] = field(default_factory=dict)  # as engines of these shapes name them
     ticket: Ticket | None = None
     coming: Coming | None = None  # what the ticket promises, as far as it has come
     asked: list[Asked] | None = None  # of the node, and not all of it was answered yet
@@ -169,6 +170,7 @@ class Tracked:
     state: int = 0  # chunks at whose end there is a state that is to be stored
     begun: int = 0  # tokens that were there when it got its blocks, or are loaded into them
     gap: bool = False  # a chunk cannot be stored: those behind it would not be found
+    stale: bool = False  # its blocks hold what was computed before the last reset
     preemptions: int = 0  # that were noticed
     stores: set[int] = field(default_factory=set)
 
@@ -192,7 +194,7 @@ class Tracked:
         self.preemptions = self.request.num_preemptions
         lost, self.blocks = self.blocks, []
         self.goal = self.planned
-        self.tail = False
+        self.tail = self.stale = False
         self.state = 0
         return lost
 
@@ -201,7 +203,8 @@ class Tracked:
         self.asked = self.states = self.found = self.handed = self.ticket = self.coming = None
         self.chunk_limit = None
         self.known = self.state = 0
-        self.gap = bool(self.blocks)
+        self.gap = self.stale = bool(self.blocks)
+        self.other_ids.clear()
 
     @property
     def is_stored(self) -> bool:

@@ -17,11 +17,11 @@ SAMPLE_BYTES = 4096
 HEAD_BYTES = 1 << 20
 
 
-def digest_of_weights(model: str, load_format: str, config: str, seed: int) -> bytes:
+def digest_of_weights(model: str, revision: str | None, load_format: str, config: str, seed: int) -> bytes:
     """32 bytes that stand for the weights. `config` stands for weights that vLLM makes up itself."""
     if load_format == "dummy":
         return hashlib.sha256(f"forebay dummy weights {seed} {config}".encode()).digest()
-    folder = folder_of(model)
+    folder = folder_of(model, revision)
     files = [folder]
     if folder.is_dir():
         files = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS)
@@ -38,7 +38,7 @@ def digest_of_weights(model: str, load_format: str, config: str, seed: int) -> b
     return digest.digest()
 
 
-def folder_of(model: str) -> Path:
+def folder_of(model: str, revision: str | None) -> Path:
     """Where the model's files are: the path itself, or what was downloaded under that name."""
     path = Path(model)
     if path.exists():
@@ -46,7 +46,7 @@ def folder_of(model: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(model, local_files_only=True))
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
     except Exception as error:  # Any of several libraries' errors: all mean that it is not on this host.
         raise InvalidError(
             f"model is {model!r}, whose files were not found on this host ({error}); "
