@@ -36,7 +36,8 @@ RESULT_FIELDS = frozenset(field.name for field in dataclasses.fields(JobResult))
 
 
 def facts(config: Any, row_bytes: int, weights_digest: str) -> dict[str, object]:
-    """What a block's bytes depend on besides the tokens, which its key covers together with LoRA and salts.
+    """What a block's bytes depend on besides the tokens, which its key covers together with salts and the
+    names of adapters and contents. What is behind a name a tier is not told: the digest has to cover it.
 
     How the CPU tier lays out a block is vLLM's own affair, so its version is one of them, and all sizes
     are: when in doubt, engines share nothing.
