@@ -129,6 +129,25 @@ fn a_lease_of_a_sequence_keeps_all_of_it_warm() {
 }
 
 #[test]
+fn a_sequence_that_came_in_parts_goes_from_its_end_too() {
+    let whole = [1, 2, 3, 4, 5];
+    let used = |tier: &mut MemoryTier| tier.used(TENANT, &whole.map(id));
+    let leased = |tier: &mut MemoryTier| touch(tier, &whole);
+    for (how, user) in [("used", &used as &dyn Fn(&mut MemoryTier)), ("leased", &leased)] {
+        let mut tier = tier(1, 6);
+        // Each part was brought here by a lease that began with it, the last one after something else.
+        for (number, parent) in [(1, None), (2, Some(1)), (3, None), (9, None), (4, None), (5, Some(4))] {
+            store(&mut tier, number, parent);
+        }
+        user(&mut tier);
+        for (new, left) in (10..).zip((0..=5).rev()) {
+            store(&mut tier, new, None);
+            assert_eq!(here(&tier, whole), whole.map(|number| number <= left), "{how}, {left} are left");
+        }
+    }
+}
+
+#[test]
 fn a_parent_used_by_itself_outlives_chunks_used_before_that() {
     let mut tier = tier(1, 3);
     store(&mut tier, 1, None);

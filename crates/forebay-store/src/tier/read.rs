@@ -2,7 +2,7 @@
 //! must never know where they go.
 
 use super::{Space, Tier};
-use crate::entry::ChunkRef;
+use crate::entry::{ChunkRef, EntryIx};
 use crate::lease::{Grant, LeaseId};
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
@@ -50,11 +50,9 @@ impl<S: Space> Tier<S> {
     /// Makes the longest prefix of `ids` that is here and the tenant's the one used last, as a lease that ends does. What is held
     /// comes behind it when it is let go of.
     pub fn used(&mut self, tenant: TenantId, ids: &[ChunkId]) {
-        let rows = self.prefix(ids).map(|row| (row, self.entry(row)));
-        let own = rows.take_while(|(_, entry)| entry.tenant == tenant);
-        if let Some((last, _)) = own.last() {
-            self.touch(last);
-        }
+        let own: Vec<EntryIx> =
+            self.prefix(ids).take_while(|row| self.entry(*row).tenant == tenant).collect();
+        self.touch_ends(&own);
     }
 
     /// Lets a live lease end `ttl_us` from now, and says when that is. A dead lease stays dead.
@@ -74,14 +72,24 @@ impl<S: Space> Tier<S> {
         grant.is_some()
     }
 
-    /// Takes back the holds of a lease that ended. Its last chunk is now the one used last; those before it need no
-    /// place of their own, since they cannot go before it and inherit its place when it goes.
+    /// Takes back the holds of a lease that ended, and makes its chunks the ones used last.
     pub(super) fn let_go(&mut self, grant: &Grant) {
         for chunk in &grant.chunks {
             self.unhold(chunk);
         }
-        if let Some(last) = grant.chunks.last().filter(|last| self.is_live(last)) {
-            self.touch(last.entry);
+        let live = grant.chunks.iter().filter(|chunk| self.is_live(chunk));
+        let rows: Vec<EntryIx> = live.map(|chunk| chunk.entry).collect();
+        self.touch_ends(&rows);
+    }
+
+    /// Makes a sequence the one used last. A chunk that the next one continues needs no place of its own: it cannot go before that
+    /// one, and inherits its place. Where the tree does not know that, since a lease that brought chunks here began with the next
+    /// one, each part has a place, and the beginning the warmest.
+    fn touch_ends(&mut self, rows: &[EntryIx]) {
+        for (at, row) in rows.iter().enumerate().rev() {
+            if rows.get(at + 1).is_none_or(|next| self.tree.parent(*next) != Some(*row)) {
+                self.touch(*row);
+            }
         }
     }
 
