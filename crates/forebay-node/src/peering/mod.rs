@@ -1,6 +1,6 @@
 //! Nodes among each other: finding chunks elsewhere, pulling them, and lending one's own.
 //!
-//! Pure parts: `words` is what is said, `known` what was heard lately, `choice` whom to ask, `coming` and `lenders` what waits. `owner` lends, `pull` borrows;
+//! Pure parts: `words` is what is said, `known` what was heard lately, `too_long` what is of no use here, `choice` whom to ask, `coming` and `lenders` what waits. `owner` lends, `pull` borrows;
 //! this file joins them with the directory and with those who wait. Knows who has what and who wants it; must never know
 //! how bytes travel, or believe a directory or a peer: what they say costs a question at most, and every byte is compared
 //! with its checksum.
@@ -11,6 +11,7 @@ mod known;
 mod lenders;
 mod owner;
 mod pull;
+mod too_long;
 mod words;
 
 use crate::config::{PeersConfig, RailConfig};
@@ -33,6 +34,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use too_long::TooLong;
 use words::{Ask, HAS_IDS_MAX, TenantKey, Told};
 
 /// How long a lookup waits for peers that are connected.
@@ -56,6 +58,7 @@ pub(crate) struct Borrower {
     /// `None` ends the thread.
     jobs: Sender<Option<Job>>,
     known: Mutex<Known>,
+    too_long: Mutex<TooLong>,
     coming: Mutex<Coming>,
     lenders: Mutex<Lenders<Pull>>,
     counts: Counts,
@@ -173,6 +176,7 @@ impl Peering {
             mover: mover.clone(),
             jobs,
             known: Mutex::default(),
+            too_long: Mutex::default(),
             coming: Mutex::default(),
             lenders: Mutex::default(),
             counts: Counts::default(),
@@ -337,6 +341,10 @@ impl Drop for Looking {
 impl Elsewhere for Peering {
     fn look(&self, tenant: TenantId, ids: &[ChunkId], on_found: OnFound) {
         self.meet();
+        let ids = self.borrower.too_long().before(tenant, ids);
+        if ids.is_empty() {
+            return on_found(0);
+        }
         match self.directory.holders(ids) {
             Holders::Said(_) => on_found(self.said(tenant, ids)),
             Holders::Unknown => self.ask_around(tenant, ids, on_found),
@@ -344,6 +352,7 @@ impl Elsewhere for Peering {
     }
 
     fn said(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
+        let ids = self.borrower.too_long().before(tenant, ids);
         self.holders(tenant, ids).iter().take_while(|peers| !peers.is_empty()).count()
     }
 
@@ -378,6 +387,10 @@ impl Elsewhere for Peering {
 impl Borrower {
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn too_long(&self) -> MutexGuard<'_, TooLong> {
+        self.too_long.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn coming(&self) -> MutexGuard<'_, Coming> {
@@ -476,6 +489,11 @@ impl Borrower {
         self.counts.denied.fetch_add(1, Ordering::Relaxed);
         let mut known = self.known();
         ids.iter().for_each(|id| known.deny(tenant, id, peer));
+    }
+
+    /// No slab here holds a chunk: whoever looks for it finds it on no peer.
+    pub fn is_too_long(&self, tenant: TenantId, id: &ChunkId) {
+        self.too_long().note(tenant, *id);
     }
 
     /// A peer lent one thing and gave another: it is not believed to have the chunk, and told, so that it looks for itself.

@@ -9,7 +9,7 @@ use crate::metrics::Trace;
 use forebay_agent::{Agent, PeerRegion};
 use forebay_kv::ChunkId;
 use forebay_mover::{Class, End, RegionId, Span, SpanPair, Transfer};
-use forebay_store::{Reservation, TenantId};
+use forebay_store::{NotStored, Refused, Reservation, TenantId};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -183,6 +183,9 @@ impl Pull {
                 }
                 Ok(None) => borrower.is_here(self.tenant, id),
                 Err(error) => {
+                    if matches!(error, NotStored::Refused(Refused::TooLarge { .. })) {
+                        borrower.is_too_long(self.tenant, id);
+                    }
                     fail(&mut trace, &error.to_string());
                     borrower.ended(self.tenant, id, Err(error.to_string()));
                 }

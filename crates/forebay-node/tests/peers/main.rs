@@ -205,6 +205,52 @@ fn a_long_sequence_comes_whole_from_a_peer_that_lends_parts_of_batches() {
 }
 
 #[test]
+fn a_chunk_that_is_too_long_for_this_node_is_found_once_and_those_before_it_are_hits() {
+    const COUNT: usize = 4;
+    const SHORT: u64 = 4096;
+    const LONG: u64 = 4 * SHORT;
+    let pair = Pair::new();
+    let mut config = pair.right.config();
+    config.memory.largest_chunk = 2 * SHORT;
+    let (_left, right) = (pair.left.node(), Node::start(&config).unwrap());
+    let all: Vec<_> = (0..COUNT).map(id).collect();
+    let [writer, reader] = [&pair.left, &pair.right].map(|site| Writer::new(site, COUNT * LONG as usize));
+    let layer = |of: &Writer, number: usize| {
+        let bytes = if number < 2 { SHORT } else { LONG };
+        [vec![Span::new(of.region, number as u64 * LONG, bytes)]]
+    };
+    for number in 0..COUNT {
+        let parent = number.checked_sub(1).map(id);
+        let (told, stored) = std::sync::mpsc::channel();
+        let on_end = move |end| told.send(end).unwrap();
+        let from = layer(&writer, number);
+        writer.client.store_chunk(id(number), parent, &from, Class::WriteBack, on_end).unwrap();
+        assert!(matches!(ended(&stored), StoreEnd::Stored { .. }));
+    }
+    let load = |lease: &_, number: usize| {
+        let (told, loaded) = std::sync::mpsc::channel();
+        let (to, on_end) = (layer(&reader, number), move |end| told.send(end).unwrap());
+        reader.client.load_chunk(lease, number, &to, Class::Demand, None, on_end).unwrap();
+        matches!(ended(&loaded), End::Done { .. })
+    };
+    eventually("the peer is found", || reader.client.lookup(&all) == COUNT);
+    let lease = reader.client.lease(&all, MINUTE_US);
+    assert_eq!([0, 1, 2, 3].map(|number| load(&lease, number)), [true, true, false, false]);
+    let not_pulled = || right.peering_stat().unwrap().not_pulled;
+    let (found, failed) = (reader.client.lookup(&all), not_pulled());
+    assert_eq!(found, 2, "nothing that does not fit is promised again");
+    right.store().delete(TenantId(0), &all);
+    eventually("the peer is asked again", || reader.client.lookup(&all) == 2);
+    for _ in 0..3 {
+        assert_eq!((reader.client.lookup(&all), reader.client.lookup(&all[2..])), (2, 0));
+        assert_eq!(reader.client.lease(&all, MINUTE_US).len(), 2);
+    }
+    let lease = reader.client.lease(&all, MINUTE_US);
+    assert!(load(&lease, 0) && load(&lease, 1));
+    assert_eq!(not_pulled(), failed);
+}
+
+#[test]
 fn what_a_peer_has_on_disk_is_a_hit_here() {
     let pair = Pair::new();
     let mut config = pair.left.config();
