@@ -145,6 +145,7 @@ def measure_warm(engine: Engine, part: Part, tokens: int) -> None:
 
 def empty_memory(engine: Engine, node: Node) -> None:
     """Starts the node again, so that only its disk has anything, and waits until the engine has found it."""
+    engine.drop()  # What is still to be stored would be, in the new memory.
     clients = node.figure("forebay_clients")
     node.restart()
     end = time.monotonic() + RECONNECT_LIMIT_S
