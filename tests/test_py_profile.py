@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,15 @@ def test_a_profile_has_the_median_of_steps_that_are_alike() -> None:
             {"new_tokens": 256, "prefix_tokens": 1024, "seconds": 0.5, "count": 1},
         ],
     }
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(tmp_path: Path) -> None:
+    profile.check_out(tmp_path / "new")
+    (tmp_path / "old").touch()
+    profile.check_out(tmp_path / "old")
+    for bad in (tmp_path, tmp_path / "missing" / "file"):
+        with pytest.raises(ValueError, match="--out is"):
+            profile.check_out(bad)
 
 
 def test_what_is_no_object_is_refused_by_name() -> None:

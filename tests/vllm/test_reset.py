@@ -9,12 +9,14 @@ import pytest
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
 from conftest import ASKED, CHUNK, Daemon, Engine, arguments, transfer  # noqa: E402
+from test_parts import BLOCK  # noqa: E402
 from test_quiet import Half, Request  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1  # noqa: E402
 
 from forebay.vllm.connector import compat  # noqa: E402
 from forebay.vllm.connector.config import settings_of  # noqa: E402
-from forebay.vllm.connector.metadata import Load, Report  # noqa: E402
+from forebay.vllm.connector.metadata import Kept, Load, Report  # noqa: E402
+from forebay.vllm.connector.tracked import Loading  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
 
@@ -49,6 +51,24 @@ def test_after_a_reset_nothing_has_its_old_name_and_what_is_in_blocks_gets_no_ne
     assert computes.gap and not waits.gap
     half.added(a_request("later", 3 * 64))
     assert half.tracked["later"].ids.ranks == after, "what comes later finds what was stored since"
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_was_on_its_way_at_a_reset_is_told_only_if_it_is_found_under_its_name(keep: bool) -> None:
+    half, told = Half(), []
+    half.settings = settings_of({"keep_on_reset": keep})
+    half.events = SimpleNamespace(there=lambda *said: told.append(said[-1]), forget=lambda: None)  # type: ignore[assignment]
+    half.added(a_request("one", 3 * CHUNK))
+    one = half.tracked["one"]
+    one.blocks, one.goal = [list(range(1, 3 * CHUNK // BLOCK + 1))], 3
+    one.request.computed = one.computed = 3 * CHUNK
+    store = half.stores.plan(one, 1)
+    assert store is not None
+    load = Loading(one, 2, one.ids.ranks, 0, CHUNK, False, {}, [], half.facts.resets, usable=CHUNK)
+    half.reset()
+    half.ended(Report(1, stores={store.job: Kept(1)}))
+    half.load_ended(one, load)
+    assert [list(chunks) for chunks in told] == ([[0, 1, 2], [0]] if keep else [])
 
 
 def test_where_weights_never_change_a_reset_changes_no_name() -> None:
@@ -106,7 +126,7 @@ def test_connectors_are_quiet_before_the_worker_of_a_gpu_sleeps(monkeypatch: pyt
         compat.before_sleep(lambda keeps_kv, number=number: order.append((number, keeps_kv)))
     worker = object.__new__(Worker)
     for backend in (SimpleNamespace(), SimpleNamespace(keeps_kv=lambda level: level == 1)):
-        worker._get_sleep_mode_backend = lambda backend=backend: backend
+        worker._sleep_mode_backend = backend  # Found by what this vLLM has for it.
         worker.sleep(1)
     assert order == [(0, False), (1, False), 1, (0, True), (1, True), 1]
 

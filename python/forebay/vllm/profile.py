@@ -34,7 +34,9 @@ class Timer:
 
         self.llm = LLM(**arguments)
         config = self.llm.llm_engine.vllm_config
-        self.layers = int(config.model_config.get_total_num_hidden_layers())
+        # As the connector counts them, which is told of the same groups: with pipeline stages those of the first.
+        groups = self.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_groups
+        self.layers = sum(len(group.layer_names) for group in groups)
         self.most_tokens = int(config.model_config.max_model_len)
         self.most_new = int(config.scheduler_config.max_num_batched_tokens)
         self.vocabulary = int(config.model_config.get_vocab_size())
@@ -110,6 +112,12 @@ def engine_arguments(model: str, more: str) -> dict[str, Any]:
     return {"model": model, "enable_prefix_caching": True, "skip_tokenizer_init": True, **said}
 
 
+def check_out(out: Path) -> None:
+    """Refuses a file that cannot be written, before a GPU spends minutes on what it is to hold."""
+    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise InvalidError(f"--out is {str(out)!r}; allowed is a file that can be written, in a folder that is there")
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m forebay.vllm.profile", description=__doc__)
@@ -121,6 +129,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         arguments = engine_arguments(args.model, args.engine)
+        check_out(args.out)
     except InvalidError as error:
         parser.error(str(error))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # Steps are timed where they are made.

@@ -72,7 +72,9 @@ def before_sleep(quiet: Callable[[bool], None]) -> None:
         return
 
     def sleep_when_quiet(self: Any, level: int = 1) -> None:
-        keeps_kv = getattr(self._get_sleep_mode_backend(), "keeps_kv", None)
+        find = getattr(self, "_get_sleep_mode_backend", None)  # Since 0.32 it is a property.
+        backend = self.sleep_mode_backend if find is None else find()
+        keeps_kv = getattr(backend, "keeps_kv", None)
         for quiet in _before_sleep:
             quiet(keeps_kv is not None and keeps_kv(level))
         sleep(self, level)

@@ -52,6 +52,7 @@ class Facts:
     keys: dict[tuple[str | None, Shape, bytes | None], list[bytes]] = field(
         default_factory=dict, compare=False
     )
+    resets: int = 0  # after so many KV has the names that it has now
 
     @property
     def has_windows(self) -> bool:
@@ -85,6 +86,7 @@ class Facts:
         """From now on KV has names that nobody has used: what was stored until now is not found any more."""
         self.salt += os.urandom(32)
         self.keys.clear()
+        self.resets += 1
 
     def key(
         self, request_salt: str | None, shape: Shape, tp: int, pp: int, adapter: bytes | None = None

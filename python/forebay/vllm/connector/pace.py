@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import forebay
+from forebay.vllm.connector.config import refuse
 from forebay.vllm.connector.metadata import Rate
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.tracked import TIERS, Found, Loading, Tracked
@@ -17,12 +18,20 @@ STEPS_KEPT = 64
 SIZES_NEEDED = 2
 
 
+def read(profile: str) -> str:
+    """What the file says that the setting `profile` names."""
+    try:
+        return Path(profile).read_text()
+    except (OSError, ValueError) as error:
+        raise refuse("profile", profile, f"a file that forebay.vllm.profile wrote ({error})") from error
+
+
 class Pace:
     """What was measured in this engine."""
 
     def __init__(self, facts: Facts, profile: str | None, gate: bool = True) -> None:
         """Begins with what a profile says, if there is one. Without the gate all is worth loading."""
-        text = None if profile is None else Path(profile).read_text()
+        text = None if profile is None else read(profile)
         self.slack = forebay.Slack(facts.layers, text)
         self.facts, self.gate = facts, gate
         self.profiled = text is not None

@@ -273,6 +273,7 @@ class SchedulerHalf:
             layerwise=one.way_layerwise,
             tiers=found.tiers(first),
             holds=self.finder.hold([*ids, *([state] for state in states)]),
+            resets=self.facts.resets,
             usable=tokens,
         )
         self.loading[self.jobs] = one.loading
@@ -497,7 +498,7 @@ class SchedulerHalf:
         self.pace.measured(report.rates)
         for job, kept in report.stores.items():
             stored = self.stores.ended(job, kept)
-            if stored is not None and self.events is not None:
+            if stored is not None and self.events is not None and stored.resets == self.facts.resets:
                 self.events.there(stored.owner.request, stored.owner.ids.ranks, stored.there)
         for job, ended in report.loads.items():
             load = self.loading.get(job)
@@ -516,7 +517,7 @@ class SchedulerHalf:
         self.pace.load_ended(load)
         for hold in load.holds:
             hold.release()
-        if self.events is not None:
+        if self.events is not None and load.resets == self.facts.resets:
             chunks = load.usable // self.facts.chunk_tokens
             self.events.there(one.request, load.ids, range(load.first_chunk, load.first_chunk + chunks))
         if one.loading is not load:

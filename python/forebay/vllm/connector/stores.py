@@ -26,7 +26,8 @@ class Job:
     blocks: set[int]
     first: int
     chunks: int
-    tail: bool  # the last one is not whole
+    resets: int  # before its chunks were named
+    tail: bool = False  # the last one is not whole
     kept: Kept = field(default_factory=lambda: Kept(0))
 
     @property
@@ -65,7 +66,9 @@ class Stores:
             return None
         one.planned, one.tail, one.tailed = last, one.tail and not tail, one.tailed or tail
         count = last - first + tail
-        self.jobs[job] = Job(one, set(np.concatenate(pages).tolist()), first, count, tail)
+        self.jobs[job] = Job(
+            one, set(np.concatenate(pages).tolist()), first, count, self.facts.resets, tail
+        )
         self.chunks += count
         one.stores.add(job)
         return Store(job, self.for_workers(self.named(one, first, end)), pages)
@@ -78,7 +81,8 @@ class Stores:
         blocks = [group.ends_at(table, token) for group, table in groups if group.state]
         if one.gap or not chunks or not blocks or 0 in blocks or len(one.ids.ranks[0]) < chunks:
             return None
-        self.jobs[job] = Job(one, set(blocks), chunks, 0, False)  # no blocks that events tell of
+        # No blocks that events tell of.
+        self.jobs[job] = Job(one, set(blocks), chunks, 0, self.facts.resets)
         one.stores.add(job)
         named: list[list[Stored]] = [[(state_id(ids[chunks - 1]), None, 1)] for ids in one.ids.ranks]
         return Store(job, named, [np.array([block], dtype=np.int32) for block in blocks], state=True)

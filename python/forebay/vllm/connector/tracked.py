@@ -135,6 +135,7 @@ class Loading:
     layerwise: bool
     tiers: dict[str, int]
     holds: list[forebay.Hold]
+    resets: int = 0  # before its chunks were named
     workers: int = 0  # where it has ended
     usable: int = 0
 
