@@ -144,7 +144,7 @@ class Driver:
         go_on = getattr(where, what)
 
         def leave(*arguments: Any, **more: Any) -> Any:
-            if not self.half.is_unsure:
+            if self.half.unsure_from > self.half.jobs:
                 return go_on(*arguments, **more)
             delattr(where, what)
             return None if how == "preempted" else self.engine.abort_request([name])

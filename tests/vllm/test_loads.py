@@ -64,15 +64,23 @@ class Place:
         table = [SimpleNamespace(is_null=False, block_id=first_block + place) for place in range(BLOCKS)]
         self.half.allocated(self.request, SimpleNamespace(blocks=[table]), external)
 
-    def step(self, preempted: bool = False) -> None:
-        """The step that computes the rest of the prompt."""
+    def join(self, name: str, first_block: int) -> None:
+        """Another request comes, and gets blocks for all of its prompt."""
+        other = Request(**vars(self.request) | {"request_id": name})
+        self.half.added(other)
+        table = [SimpleNamespace(is_null=False, block_id=first_block + place) for place in range(BLOCKS)]
+        self.half.allocated(other, SimpleNamespace(blocks=[table]), 0)
+
+    def step(self, others: dict[str, int] | None = None, preempted: bool = False) -> None:
+        """The step that computes the rest of the prompt, and so many tokens of others."""
+        scheduled = {"one": 5} | (others or {})
         cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
         self.half.build(
             SimpleNamespace(
                 scheduled_cached_reqs=cached,
                 scheduled_new_reqs=[SimpleNamespace(req_id="one")],
-                num_scheduled_tokens={"one": 5},
-                total_num_scheduled_tokens=5,
+                num_scheduled_tokens=scheduled,
+                total_num_scheduled_tokens=sum(scheduled.values()),
                 preempted_req_ids={"one"} if preempted else set(),
             )
         )
@@ -90,7 +98,7 @@ def test_a_load_ends_by_its_own_report_whatever_has_begun_since() -> None:
     assert place.released == [1] and list(half.loading) == [2]
     assert half.tracked["one"].chunk_limit is None, "the second load has not failed"
     half.ended(Report(2, {2: Ended(1, whole)}))
-    assert place.released == [1, 2] and not half.loading and not half.left
+    assert place.released == [1, 2] and not half.loading and not half.left()
     assert set(half.pace.queued.values()) == {0} and half.reset()
 
 
@@ -101,9 +109,49 @@ def test_whoever_leaves_under_a_load_layer_by_layer_is_remembered_until_it_has_e
     place.begin(1, CHUNKS * CHUNK)
     place.step()
     half.finished(place.request, ([1, 2, 3],))
-    assert half.left == [("one", ([1, 2, 3],))]
+    assert half.left() == [("one", ([1, 2, 3],))]
     half.ended(Report(1, {1: Ended(1, 0)}))
-    assert not half.left
+    assert not half.left()
+
+
+def test_who_left_is_forgotten_with_the_loads_of_its_time_however_many_follow() -> None:
+    place = Place()
+    half = place.half
+    place.begin(1, CHUNKS * CHUNK)
+    place.step()
+    half.leave("early", ([1, 2, 3],))
+    place.request.num_preemptions += 1
+    place.begin(200, CHUNKS * CHUNK)
+    place.step(preempted=True)
+    half.leave("late", ([4],))
+    half.ended(Report(1, {1: Ended(1, CHUNKS * CHUNK)}))
+    assert [name for name, _ in half.left()] == ["late"] and list(half.loading) == [2]
+
+
+def test_chunks_are_stored_while_small_loads_follow_each_other_but_for_whoever_may_have_such_a_load() -> None:
+    place = Place()
+    half = place.half
+    place.join("early", 1000)
+    place.begin(1, CHUNKS * CHUNK)
+    place.join("late", 2000)
+    place.step({"early": CHUNK, "late": CHUNK})
+    assert half.tracked["early"].goal == 1, "none of its blocks is one that the load fills"
+    assert half.tracked["late"].goal == 0, "it may have got the load's blocks from vLLM's own cache"
+    half.tracked["early"].request.computed = half.tracked["late"].request.computed = CHUNK
+    place.request.num_preemptions += 1
+    place.begin(200, CHUNKS * CHUNK)
+    half.ended(Report(1, {1: Ended(1, CHUNKS * CHUNK)}))
+    place.step({"early": 1, "late": 1}, preempted=True)
+    assert half.tracked["late"].goal == 1, "the load of its time has ended, whatever has begun since"
+
+
+def test_nothing_is_loaded_for_a_request_that_a_token_on_its_way_may_end() -> None:
+    place = Place()
+    place.request.num_preemptions, place.request.num_in_flight_tokens = 1, 1
+    assert place.half.match(place.request, 0) == (0, False), "vLLM 0.26 would die of anything else"
+    place.request.async_tokens_to_discard = 1  # It is dropped.
+    place.half.matcher.found = lambda *_: None  # type: ignore[method-assign]
+    assert place.half.match(place.request, 0) == (None, False)
 
 
 def test_blocks_that_vllm_has_taken_back_by_itself_are_new_again() -> None:

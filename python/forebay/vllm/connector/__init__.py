@@ -126,7 +126,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
 
     def left(self) -> list[tuple[str, start_over.Tables]]:
         """Requests that may have computed from a load and have left their blocks since (`start_over`)."""
-        return self._plans.left
+        return self._plans.left()
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """A request got blocks."""

@@ -230,6 +230,16 @@ def stop_at(request: Any, token: int) -> None:
     request.shared_prefix_boundary = token
 
 
+def may_end(request: Any) -> bool:
+    """Whether a request that asks for blocks may end before it has them, by a token that is still on its way.
+
+    With three steps under way 0.26 asks for one that it has just preempted. It does not look for it among those
+    that wait for a connector when that token ends it, and dies. Newer versions do not ask.
+    """
+    under_way = request.num_preemptions and getattr(request, "num_in_flight_tokens", 0)
+    return bool(under_way) and not getattr(request, "async_tokens_to_discard", 0)
+
+
 def state_order() -> str:
     """How vLLM lays out the states of convolutions."""
     from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first

@@ -86,7 +86,7 @@ class SchedulerHalf:
         self.freeing: dict[str, float] = {}  # finished, and their blocks are still read: since when
         self.loading: dict[int, Loading] = {}
         # Requests whose blocks are no longer theirs, since a load layer by layer began that has not ended.
-        self.left: list[tuple[str, start_over.Tables]] = []
+        self.leavers: list[tuple[int, str, start_over.Tables]] = []  # with the last job of then
         self.new_loads: list[Load] = []
         self.fresh: set[int] = set()  # blocks that were given out since the last step
         self.jobs = 0
@@ -152,6 +152,8 @@ class SchedulerHalf:
         Keeps nothing in the node. None: ask again, the node has not answered yet, or the chunks of a
         hand-over are still coming.
         """
+        if compat.may_end(request):
+            return 0, False
         if not self.is_named(request):
             return None, False
         one = self.tracked.get(request.request_id)
@@ -227,6 +229,7 @@ class SchedulerHalf:
         self.quiet = 0
         if external > 0:
             self.load(one)
+        one.since = self.jobs
         # What kept a prefiller's chunks until now, and what the node has not answered yet.
         one.coming = one.asked = one.states = None
 
@@ -387,13 +390,15 @@ class SchedulerHalf:
             self.quiet -= 1
             return
         self.quiet = 0
-        if not self.keeps or self.is_unsure:
-            return  # What is computed in the step of a load is right only if the load was.
+        if not self.keeps:
+            return
         # The one loop over all requests, in steps that are not quiet.
-        nearest = sys.maxsize
+        nearest, unsure = sys.maxsize, self.unsure_from
         for name, tokens in scheduled.items():
             one = self.tracked.get(name)
-            if one is not None:
+            if one is not None and one.since >= unsure:
+                nearest = 1  # What it computes now is right only if the load was: it is looked at in the next step.
+            elif one is not None:
                 computed = one.request.num_computed_tokens + tokens
                 if computed >= one.next_tokens:
                     self.aim(one, computed)
@@ -482,13 +487,19 @@ class SchedulerHalf:
         """A request has these blocks no longer. A load that others compute from may have spoiled them: vLLM
         would not look there.
         """
-        if self.is_unsure:
-            self.left.append((name, tables))
+        if self.unsure_from <= self.jobs:
+            self.leavers.append((self.jobs, name, tables))
 
     @property
-    def is_unsure(self) -> bool:
-        """Whether a step that is under way computes from what it loads itself."""
-        return any(load.layerwise for load in self.loading.values())
+    def unsure_from(self) -> int:
+        """The oldest load from which a step that is under way computes itself, a number beyond all jobs if there
+        is none. Requests that got their blocks before it have none of those that it fills.
+        """
+        return min((job for job, load in self.loading.items() if load.layerwise), default=sys.maxsize)
+
+    def left(self) -> list[tuple[str, start_over.Tables]]:
+        """Requests that may have computed from such a load and have left their blocks since."""
+        return [(name, tables) for _, name, tables in self.leavers]
 
     def ended(self, report: Report | None) -> None:
         """A step has ended, and what the workers say of it, if they have anything to say."""
@@ -509,8 +520,9 @@ class SchedulerHalf:
             if load.workers >= self.workers:
                 del self.loading[job]
                 self.load_ended(load.owner, load)
-        if self.left and not self.is_unsure:
-            self.left.clear()
+        if self.leavers:
+            unsure = self.unsure_from
+            self.leavers = [leaver for leaver in self.leavers if leaver[0] >= unsure]
 
     def load_ended(self, one: Tracked, load: Loading) -> None:
         """A load is over everywhere. What did not come is not asked for again by this request."""

@@ -173,6 +173,7 @@ class Tracked:
     gap: bool = False  # a chunk cannot be stored: those behind it would not be found
     stale: bool = False  # its blocks hold what was computed before the last reset
     preemptions: int = 0  # that were noticed
+    since: int = 0  # the last job when it got its blocks
     stores: set[int] = field(default_factory=set)
 
     @property
