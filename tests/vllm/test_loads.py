@@ -13,6 +13,7 @@ pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vll
 from test_parts import BLOCK, CHUNK  # noqa: E402
 from test_quiet import Half, Request  # noqa: E402
 
+from forebay.vllm.connector import compat  # noqa: E402
 from forebay.vllm.connector.metadata import Ended, Report, Step, Store  # noqa: E402
 from forebay.vllm.connector.tracked import Coming, Found  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
@@ -243,3 +244,16 @@ def test_a_store_begins_behind_what_a_drafter_writes(idle: bool) -> None:
     half.stores.clear()
     half.step = Step(2, idle=True)
     assert half.ended() == ({"one"}, None)
+
+
+@pytest.mark.parametrize("others_wait", [False, True])
+def test_an_engine_that_waits_rests_unless_others_wait_for_each_of_its_steps(others_wait: bool) -> None:
+    half: Any = object.__new__(WorkerHalf)
+    waited: list[float] = []
+    half.cache = SimpleNamespace(wait_loaded=lambda jobs, limit_s: waited.append(limit_s))
+    half.loads, half.stores, half.idle_steps = {1: None}, set(), 0
+    parallel, model = SimpleNamespace(data_parallel_size=2), SimpleNamespace(is_moe=others_wait)
+    half.may_rest = not compat.in_lockstep(SimpleNamespace(parallel_config=parallel, model_config=model))
+    for number in range(6):
+        half.rest(Step(number, idle=True), False)
+    assert waited == ([] if others_wait else [0.0002, 0.0005, 0.001, 0.002, 0.002, 0.002])

@@ -2,16 +2,43 @@
 stage the next one is in the first. The tokens are those of one rank, whatever was loaded.
 """
 
+import json
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, need_gpus, prompt, transfer
+from conftest import (
+    ASKED,
+    BLOCK,
+    CHUNK,
+    ENGINE_S,
+    ENVIRONMENT,
+    PYTHON,
+    Daemon,
+    Engine,
+    arguments,
+    need_gpus,
+    prompt,
+    transfer,
+)
 
 # What conftest takes for a newer one by its blocks.
 pytestmark = pytest.mark.skipif(BLOCK != 16, reason="SKIPPED: vLLM 0.32 alone fails with two stages on a CPU")
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+STAGES = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
+
+
+def profiled(model: Path, folder: Path) -> Path:
+    """What `forebay.vllm.profile` says of such an engine. The one with the connector begins with it."""
+    given = arguments(model, **STAGES, max_model_len=64)
+    out = folder / "profile.json"
+    command = [PYTHON, "-m", "forebay.vllm.profile", "--model", given.pop("model"), "--out", str(out)]
+    command += ["--engine", json.dumps(given)]
+    subprocess.run(command, check=True, env=os.environ | ENVIRONMENT, timeout=ENGINE_S, capture_output=True)
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +48,8 @@ def engine(
     need_gpus(2)
     folder = tmp_path_factory.mktemp("stages")
     node = Daemon(folder / "node").start()
-    stages = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
-    made = Engine(arguments(model, transfer(node.socket), **stages), folder / "log")
+    profile = transfer(node.socket, profile=str(profiled(model, folder)))
+    made = Engine(arguments(model, profile, **STAGES), folder / "log")
     try:
         yield made
         made.end()

@@ -34,7 +34,7 @@ class Timer:
 
         self.llm = LLM(**arguments)
         config = self.llm.llm_engine.vllm_config
-        # As the connector counts them, which is told of the same groups: with pipeline stages those of the first.
+        # As the connector counts them: with pipeline stages those of the first.
         groups = self.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_groups
         self.layers = sum(len(group.layer_names) for group in groups)
         self.most_tokens = int(config.model_config.max_model_len)
@@ -115,7 +115,9 @@ def engine_arguments(model: str, more: str) -> dict[str, Any]:
 def check_out(out: Path) -> None:
     """Refuses a file that cannot be written, before a GPU spends minutes on what it is to hold."""
     if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise InvalidError(f"--out is {str(out)!r}; allowed is a file that can be written, in a folder that is there")
+        raise InvalidError(
+            f"--out is {str(out)!r}; allowed is a file that can be written, in a folder that is there"
+        )
 
 
 def main() -> None:

@@ -233,11 +233,17 @@ def stop_at(request: Any, token: int) -> None:
 def may_end(request: Any) -> bool:
     """Whether a request that asks for blocks may end before it has them, by a token that is still on its way.
 
-    With three steps under way 0.26 asks for one that it has just preempted. It does not look for it among those
-    that wait for a connector when that token ends it, and dies. Newer versions do not ask.
+    With three steps under way 0.26 asks for one that it has just preempted. When that token ends it, 0.26
+    does not look for it among those that wait for a connector, and dies. Newer versions do not ask.
     """
     under_way = request.num_preemptions and getattr(request, "num_in_flight_tokens", 0)
     return bool(under_way) and not getattr(request, "async_tokens_to_discard", 0)
+
+
+def in_lockstep(vllm_config: Any) -> bool:
+    """Whether other engines wait for each of this one's steps, also where it has nothing to compute."""
+    several = vllm_config.parallel_config.data_parallel_size > 1
+    return bool(several and vllm_config.model_config.is_moe)
 
 
 def state_order() -> str:

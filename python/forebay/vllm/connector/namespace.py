@@ -306,6 +306,10 @@ def refuse_what_is_not_supported(vllm_config: Any) -> None:
         raise InvalidError(
             "calculate_kv_scales is True: scales would depend on the first prompt; allowed is False"
         )
+    if getattr(vllm_config.model_config, "is_diffusion", False):
+        raise InvalidError(
+            "the model is a diffusion model, which writes KV again that is stored already; allowed are others"
+        )
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) != 1:
             raise InvalidError(f"{name} is {getattr(parallel, name)}; allowed is 1")

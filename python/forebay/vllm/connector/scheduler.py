@@ -397,7 +397,7 @@ class SchedulerHalf:
         for name, tokens in scheduled.items():
             one = self.tracked.get(name)
             if one is not None and one.since >= unsure:
-                nearest = 1  # What it computes now is right only if the load was: it is looked at in the next step.
+                nearest = 1  # What it computes is right only if the load was: the next step looks again.
             elif one is not None:
                 computed = one.request.num_computed_tokens + tokens
                 if computed >= one.next_tokens:
@@ -492,8 +492,8 @@ class SchedulerHalf:
 
     @property
     def unsure_from(self) -> int:
-        """The oldest load from which a step that is under way computes itself, a number beyond all jobs if there
-        is none. Requests that got their blocks before it have none of those that it fills.
+        """The oldest load from which a step that is under way computes itself, a number beyond all jobs if
+        there is none. Requests that got their blocks before it have none of those that it fills.
         """
         return min((job for job, load in self.loading.items() if load.layerwise), default=sys.maxsize)
 

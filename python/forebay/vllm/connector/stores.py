@@ -66,9 +66,7 @@ class Stores:
             return None
         one.planned, one.tail, one.tailed = last, one.tail and not tail, one.tailed or tail
         count = last - first + tail
-        self.jobs[job] = Job(
-            one, set(np.concatenate(pages).tolist()), first, count, self.facts.resets, tail
-        )
+        self.jobs[job] = Job(one, set(np.concatenate(pages).tolist()), first, count, self.facts.resets, tail)
         self.chunks += count
         one.stores.add(job)
         return Store(job, self.for_workers(self.named(one, first, end)), pages)

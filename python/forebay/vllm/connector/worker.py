@@ -43,6 +43,7 @@ class WorkerHalf:
         self.vllm_config, self.settings = vllm_config, settings
         groups = groups_of(kv_cache_config)
         self.chunk_tokens = chunk_tokens_of(settings, groups)
+        self.may_rest = not compat.in_lockstep(vllm_config)
         self.as_one = fail_as_one(groups)
         named = list(zip(groups, kv_cache_config.kv_cache_groups, strict=True))
         self.groups = [one for one, _ in named if not one.state]
@@ -293,7 +294,7 @@ class WorkerHalf:
     def rest(self, step: Step, ended: bool) -> None:
         """An engine with nothing to compute asks again and again; others need the processor meanwhile."""
         assert self.cache is not None
-        if not step.idle or ended or step.loads:
+        if not step.idle or ended or step.loads or not self.may_rest:
             self.idle_steps = 0
             return
         limit_s = IDLE_S[min(self.idle_steps, len(IDLE_S) - 1)]
