@@ -5,7 +5,7 @@ VENV := .venv
 FOREBAY := target/release/forebay
 LIBRARIES := python/forebay/lib
 
-.PHONY: setup build wheel demo test test-rust test-loom test-unverified test-python test-vllm test-vllm-newer test-vllm-gpu soak lint bench bench-net clean
+.PHONY: setup build wheel demo test test-rust test-loom test-unverified test-python test-vllm test-vllm-newer test-vllm-newest test-vllm-gpu soak lint bench bench-net clean
 
 ## What the tests need beside Rust: Chromium to look at the report, etcd, UCX, pytest and ruff in a virtual environment.
 setup: $(VENV)/.done
@@ -66,6 +66,11 @@ test-vllm: build wheel
 test-vllm-newer: export FOREBAY_VLLM_BLOCK = 32
 test-vllm-newer: build wheel
 	$(call vllm_tests,.venv-vllm-newer,tests/vllm/requirements-newer.txt)
+
+## The same with one that has no wheel for CPUs yet: its Python, with the kernels of the one before. Not part of `make test`.
+test-vllm-newest: export FOREBAY_VLLM_BLOCK = 32
+test-vllm-newest: build wheel
+	$(call vllm_tests,.venv-vllm-newest,tests/vllm/requirements-newer.txt 0.33.0)
 
 ## The same on GPUs, with the vLLM, the forebay and the pytest of $(PYTHON). Tests with two ranks want two. Not part of `make test`.
 test-vllm-gpu: build

