@@ -80,6 +80,11 @@ impl Recency {
         self.all.coldest
     }
 
+    /// The row used next after this one, which is in the orders; without one, the row used longest ago.
+    pub fn next_warmer(&self, row: Option<EntryIx>) -> Option<EntryIx> {
+        row.map_or(self.all.coldest, |row| self.links[row.position()][ALL].warmer)
+    }
+
     /// The tenant's row used longest ago.
     pub fn coldest_of(&self, tenant: TenantId) -> Option<EntryIx> {
         self.tenants.get(usize::from(tenant.0)).and_then(|ends| ends.coldest)

@@ -285,8 +285,8 @@ impl Slots {
         self.slabs[usize::from(slab)].occupants.iter().copied().flatten()
     }
 
-    /// Whether a slot of the slab has no chunk and cannot be freed yet.
-    pub fn slab_is_owned(&self, slab: u16) -> bool {
+    /// Whether operations own a slot of the slab, so that it cannot be freed yet.
+    pub fn is_slab_owned(&self, slab: u16) -> bool {
         self.operations.slots().any(|slot| slot.slab() == slab)
     }
 

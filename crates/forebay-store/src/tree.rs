@@ -61,16 +61,24 @@ impl Tree {
         self.nodes[row.position()].first_child.is_none()
     }
 
-    /// The rows and everything below them, each once, in no particular order.
-    pub fn descend(&self, rows: Vec<EntryIx>) -> Vec<EntryIx> {
-        let mut seen: HashSet<EntryIx> = rows.iter().copied().collect();
-        let mut found: Vec<EntryIx> = seen.iter().copied().collect();
-        let mut next = 0;
-        while let Some(row) = found.get(next).copied() {
-            found.extend(self.children(row).filter(|child| seen.insert(*child)));
-            next += 1;
+    /// The rows and everything below them, each once, in no particular order. Nothing as soon as one of them may not be in it.
+    pub fn descend(
+        &self,
+        mut rows: Vec<EntryIx>,
+        mut may: impl FnMut(EntryIx) -> bool,
+    ) -> Option<Vec<EntryIx>> {
+        let (mut seen, mut found) = (HashSet::new(), Vec::new());
+        while let Some(row) = rows.pop() {
+            if !seen.insert(row) {
+                continue;
+            }
+            if !may(row) {
+                return None;
+            }
+            rows.extend(self.children(row));
+            found.push(row);
         }
-        found
+        Some(found)
     }
 
     fn children(&self, row: EntryIx) -> impl Iterator<Item = EntryIx> + '_ {
@@ -121,13 +129,27 @@ mod tests {
         }
         for (from, expected) in [(vec![0], vec![0, 1, 2, 3, 4]), (vec![3, 1, 5, 3], vec![1, 3, 4, 5])] {
             let mut found: Vec<usize> = tree
-                .descend(from.into_iter().map(row).collect())
+                .descend(from.into_iter().map(row).collect(), |_| true)
+                .unwrap()
                 .into_iter()
                 .map(EntryIx::position)
                 .collect();
             found.sort_unstable();
             assert_eq!(found, expected);
         }
+    }
+
+    #[test]
+    fn descending_ends_at_the_first_row_that_has_to_stay() {
+        let mut tree = Tree::new(9);
+        (0..9).for_each(|child| tree.add(row(child), child.checked_sub(1).map(row)));
+        let mut looks = 0;
+        let may = |at: EntryIx| {
+            looks += 1;
+            at != row(2)
+        };
+        assert_eq!(tree.descend(vec![row(0)], may), None);
+        assert_eq!(looks, 3);
     }
 
     #[test]

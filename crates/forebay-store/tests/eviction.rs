@@ -232,6 +232,44 @@ fn a_slab_with_a_held_chunk_is_not_emptied() {
 }
 
 #[test]
+fn a_chunk_of_another_length_that_gets_no_slot_evicts_nothing() {
+    let mut tier = tier(4, 4);
+    (0..16).for_each(|number| store(&mut tier, number, None));
+    // One chunk of each slab, so that none can go whole.
+    let (lease, _) = tier.lease(0, TENANT, &[id(1)], TTL_US).unwrap();
+    [5, 9, 13].into_iter().for_each(|number| assert_eq!(tier.pin(TENANT, &[id(number)]), 1));
+    assert!(matches!(store_sized(&mut tier, TENANT, 20, None, 2), Err(Refused::Full { .. })));
+    assert_eq!((tier.stat().chunks, tier.stat().evicted), (16, 0));
+    // What was passed over is where it was in the order.
+    store(&mut tier, 21, None);
+    store(&mut tier, 22, None);
+    assert_eq!(here(&tier, [0, 1, 2, 3, 21, 22]), [false, true, false, true, true, true]);
+    tier.release(0, lease);
+    store_sized(&mut tier, TENANT, 20, None, 2).unwrap();
+    assert_eq!(tier.stat().evicted, 2 + 4);
+}
+
+#[test]
+fn a_chunk_of_another_length_takes_the_one_slab_that_can_go_whole() {
+    let mut tier = tier(3, 4);
+    (0..12).for_each(|number| store(&mut tier, number, None));
+    [1, 5].into_iter().for_each(|number| assert_eq!(tier.pin(TENANT, &[id(number)]), 1));
+    store_sized(&mut tier, TENANT, 20, None, 2).unwrap();
+    assert_eq!(here(&tier, [8, 9, 10, 11, 20]), [false, false, false, false, true]);
+    assert_eq!(here(&tier, [0, 1, 2, 3, 4, 5, 6, 7]), [true; 8]);
+}
+
+#[test]
+fn a_chunk_of_another_length_takes_a_slot_of_its_own_length_when_no_slab_can_go() {
+    let mut tier = tier(2, 4);
+    (0..4).for_each(|number| store(&mut tier, number, None));
+    (20..22).for_each(|number| store_sized(&mut tier, TENANT, number, None, 2).unwrap());
+    assert_eq!(tier.pin(TENANT, &[id(3)]), 1);
+    store_sized(&mut tier, TENANT, 22, None, 2).unwrap();
+    assert_eq!(here(&tier, [0, 1, 2, 3, 20, 21, 22]), [true, true, true, true, false, true, true]);
+}
+
+#[test]
 fn a_slab_that_an_operation_keeps_is_not_emptied_for_nothing() {
     let mut tier = tier(2, 3);
     (0..6).for_each(|number| store(&mut tier, number, None));
@@ -240,7 +278,7 @@ fn a_slab_that_an_operation_keeps_is_not_emptied_for_nothing() {
     assert_eq!(tier.delete(TENANT, &[id(1)]), 1);
     touch(&mut tier, &[2]);
     store_sized(&mut tier, TENANT, 20, None, 3).unwrap();
-    assert_eq!(here(&tier, [0, 2, 3, 4, 5, 20]), [false, true, false, false, false, true]);
+    assert_eq!(here(&tier, [0, 2, 3, 4, 5, 20]), [true, true, false, false, false, true]);
     tier.end_read(0, read, ReadEnd::Done);
 }
 

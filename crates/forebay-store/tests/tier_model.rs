@@ -190,6 +190,31 @@ impl Model {
         self.visible.keys().copied().filter(may_go).collect()
     }
 
+    /// No chunk may go in whose slot this one would fit, and no slab may go whole.
+    fn check_that_nothing_would_give_room(&self, number: usize) {
+        let evictable = self.evictable_for(number);
+        assert!(evictable.iter().all(|other| pages(*other) != pages(number)), "{evictable:?} could go");
+        for slab in 0..SLABS {
+            assert!(!self.could_go_whole(slab, number), "slab {slab} could go");
+        }
+    }
+
+    /// Whether nobody needs the slab, or anything that continues what is in it, `number` included.
+    fn could_go_whole(&self, slab: u64, number: usize) -> bool {
+        let slab_pages = slab * SLAB_PAGES..(slab + 1) * SLAB_PAGES;
+        let touched = |offset: u64| slab_pages.contains(&(offset / PAGE));
+        let written = self.writing.iter().any(|(write, ..)| touched(write.offset_bytes()));
+        let read = self.reading.iter().any(|(read, _)| touched(read.offset_bytes()));
+        let lost = self.lost.iter().any(|(offset, _)| touched(*offset));
+        let is_in_slab = |other: &usize| {
+            let stamp = self.visible.get(other);
+            stamp.is_some() && slab_pages.clone().any(|page| self.arena.get(&page) == stamp)
+        };
+        let goes = |other: &usize| path(*other).iter().any(is_in_slab);
+        let stays = |other: usize| other == number || self.is_held(other) || self.is_writing(other);
+        !written && !read && !lost && !(0..CHUNKS).filter(goes).any(stays)
+    }
+
     fn take(&mut self, step: Step) {
         match step {
             Step::Store(number) => self.store(number),
@@ -251,7 +276,7 @@ impl Model {
                 let above = parent(number).unwrap();
                 assert!(!self.is_here(above) && !self.is_writing(above));
             }
-            Err(Refused::Full { .. }) => assert!(self.evictable_for(number).is_empty()),
+            Err(Refused::Full { .. }) => self.check_that_nothing_would_give_room(number),
             Err(Refused::IndexFull { .. }) => assert!(self.evictable_for(number).is_empty()),
             Err(Refused::Quota { used_bytes, quota_bytes, needed_bytes, .. }) => {
                 assert!(used_bytes + needed_bytes > quota_bytes);

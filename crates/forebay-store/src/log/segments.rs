@@ -415,8 +415,17 @@ impl Space for Segments {
         Taken::Slot(self.take_in(number, occupant))
     }
 
-    fn companions(&self, _slot: LogSlot, _shape: &ChunkShape) -> Option<Vec<EntryIx>> {
+    /// Room comes when segments are reclaimed, whatever their shapes.
+    fn slab_to_empty(&self, _slot: LogSlot, _shape: &ChunkShape) -> Option<u16> {
         None
+    }
+
+    fn chunks_of_slab(&self, _slab: u16) -> Vec<EntryIx> {
+        Vec::new()
+    }
+
+    fn is_slab_owned(&self, _slab: u16) -> bool {
+        false
     }
 
     fn place(&self, slot: LogSlot, id: &ChunkId) -> OnDisk {

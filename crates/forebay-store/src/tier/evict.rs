@@ -4,18 +4,37 @@
 //! The orders of use hold every chunk since it was last stored or released, evictable or not. One that comes up for
 //! eviction and may not go is set aside (parked), and comes back when its last hold or its last child is gone. Each
 //! setting aside is paid for by the use that put the chunk into the order, so eviction is O(1) amortised.
+//!
+//! A chunk may be free to go and be of no use: its slot is for chunks of another length, and something in its slab has to
+//! stay. It is passed over and keeps its place. Nothing pays for that, so the search for a slot gives up at some time.
 
 use super::{Space, Taken, Tier};
 use crate::entry::{EntryIx, State};
+use crate::recency::Recency;
 use crate::shape::ChunkShape;
 use crate::stat::Refused;
 use crate::tenant::TenantId;
+use std::collections::HashSet;
+
+/// Chunks that the search for a slot looks at in vain before it gives up: some milliseconds, for which the store waits.
+const LOOKS_MAX: usize = 1 << 14;
+
+/// A search for a slot, and what was of no use.
+#[derive(Default)]
+struct Search {
+    /// The warmest chunk that was passed over. All colder ones were, too.
+    passed: Option<EntryIx>,
+    /// Slabs that were tried.
+    slabs: HashSet<u16>,
+    looks: usize,
+}
 
 impl<S: Space> Tier<S> {
     /// Evicts until the index can take one more id.
     pub(super) fn make_row(&mut self) -> Result<(), Refused> {
         while !self.index.has_room() {
-            let victim = self.victim(None).ok_or(Refused::IndexFull { limit: self.index.limit() })?;
+            let victim =
+                self.victim(Recency::coldest).ok_or(Refused::IndexFull { limit: self.index.limit() })?;
             self.evict(victim);
         }
         Ok(())
@@ -23,7 +42,7 @@ impl<S: Space> Tier<S> {
 
     /// Evicts the coldest chunk that may go, and says whether there was one.
     pub(crate) fn evict_coldest(&mut self) -> bool {
-        let victim = self.victim(None);
+        let victim = self.victim(Recency::coldest);
         victim.into_iter().for_each(|row| self.evict(row));
         victim.is_some()
     }
@@ -36,7 +55,7 @@ impl<S: Space> Tier<S> {
     /// Evicts chunks of the tenant until `needed_bytes` more are within its quota.
     pub(super) fn make_share(&mut self, tenant: TenantId, needed_bytes: u64) -> Result<(), Refused> {
         while !self.quotas.has_room(tenant, needed_bytes) {
-            let victim = self.victim(Some(tenant)).ok_or_else(|| Refused::Quota {
+            let victim = self.victim(|recency| recency.coldest_of(tenant)).ok_or_else(|| Refused::Quota {
                 tenant,
                 used_bytes: self.quotas.used_bytes(tenant),
                 quota_bytes: self.quotas.limit_bytes(tenant),
@@ -47,33 +66,48 @@ impl<S: Space> Tier<S> {
         Ok(())
     }
 
-    /// Evicts until there is a slot for a chunk of this shape, and takes it for `occupant`.
-    ///
-    /// Where the medium says that the coldest chunk had better go with others, they all go if nobody needs any of them.
+    /// Evicts until there is a slot for a chunk of this shape, and takes it for `occupant`. Evicts nothing in vain.
     pub(super) fn make_slot(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Result<S::Slot, Refused> {
         let full = Refused::Full { needed_bytes: self.space.slot_bytes(shape)? };
+        let mut search = Search::default();
         loop {
             match self.space.take(shape, occupant) {
                 Taken::Slot(slot) => return Ok(slot),
                 Taken::Full => return Err(full),
                 Taken::Evict => {}
             }
-            let Some(victim) = self.victim(None) else { return Err(full) };
-            let slot = self.entry(victim).slot;
-            let companions = slot.and_then(|slot| self.space.companions(slot, shape));
-            if !companions.is_some_and(|rows| self.evict_together(rows)) {
-                self.evict(victim);
+            if !self.make_room(shape, &mut search) {
+                return Err(full);
             }
         }
     }
 
-    /// The coldest chunk, of one tenant or of all, that may go.
-    fn victim(&mut self, tenant: Option<TenantId>) -> Option<EntryIx> {
+    /// Evicts the coldest chunk whose slot is of use for this shape, or the slab of the coldest chunk whose slab can go
+    /// whole, whichever is found first. Says whether there was one.
+    fn make_room(&mut self, shape: &ChunkShape, search: &mut Search) -> bool {
+        while search.looks < LOOKS_MAX {
+            let passed = search.passed;
+            let Some(victim) = self.victim(|recency| recency.next_warmer(passed)) else { return false };
+            let slot = self.entry(victim).slot;
+            match slot.and_then(|slot| self.space.slab_to_empty(slot, shape)) {
+                None => {
+                    self.evict(victim);
+                    return true;
+                }
+                Some(slab) if search.slabs.insert(slab) && self.evict_slab(slab, &mut search.looks) => {
+                    search.passed = None;
+                    return true;
+                }
+                Some(_) => (search.passed, search.looks) = (Some(victim), search.looks + 1),
+            }
+        }
+        false
+    }
+
+    /// The first chunk that may go, as `next` finds them in the order of use.
+    fn victim(&mut self, next: impl Fn(&Recency) -> Option<EntryIx>) -> Option<EntryIx> {
         loop {
-            let row = match tenant {
-                None => self.recency.coldest()?,
-                Some(tenant) => self.recency.coldest_of(tenant)?,
-            };
+            let row = next(&self.recency)?;
             if self.is_evictable(row) {
                 return Some(row);
             }
@@ -87,16 +121,15 @@ impl<S: Space> Tier<S> {
         self.evicted += u64::from(self.drop_bytes(row));
     }
 
-    /// Evicts these chunks with all that continues them. Does nothing and says so if any of that must stay.
-    fn evict_together(&mut self, rows: Vec<EntryIx>) -> bool {
-        let doomed = self.tree.descend(rows);
-        let may_go = |row: &EntryIx| {
-            let entry = self.entry(*row);
+    /// Evicts all chunks of a slab with all that continues them. Does nothing and says so if any of that must stay.
+    fn evict_slab(&mut self, slab: u16, looks: &mut usize) -> bool {
+        let may_go = |row| {
+            *looks += 1;
+            let entry = self.entry(row);
             entry.is_unheld() || entry.state == State::Hole
         };
-        if !doomed.iter().all(may_go) {
-            return false;
-        }
+        let doomed = self.tree.descend(self.space.chunks_of_slab(slab), may_go);
+        let Some(doomed) = doomed.filter(|_| !self.space.is_slab_owned(slab)) else { return false };
         for row in doomed {
             // Parents may come first: they are holes until the last of their descendants, all of them doomed, is gone.
             self.evicted += u64::from(self.drop_bytes(row));

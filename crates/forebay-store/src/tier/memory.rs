@@ -105,12 +105,16 @@ impl Space for Slots {
         Slots::take(self, shape, occupant).map_or(Taken::Evict, Taken::Slot)
     }
 
-    /// Slots of another shape are of no use, and single ones would be evicted from all over the arena before a slab is
-    /// free.
-    fn companions(&self, slot: SlotId, shape: &ChunkShape) -> Option<Vec<EntryIx>> {
-        let slab = slot.slab();
-        let foreign = **self.shape(slot) != *shape && !self.slab_is_owned(slab);
-        foreign.then(|| self.occupants(slab).collect())
+    fn slab_to_empty(&self, slot: SlotId, shape: &ChunkShape) -> Option<u16> {
+        (**self.shape(slot) != *shape).then_some(slot.slab())
+    }
+
+    fn chunks_of_slab(&self, slab: u16) -> Vec<EntryIx> {
+        self.occupants(slab).collect()
+    }
+
+    fn is_slab_owned(&self, slab: u16) -> bool {
+        Slots::is_slab_owned(self, slab)
     }
 
     fn place(&self, slot: SlotId, _id: &ChunkId) -> InArena {

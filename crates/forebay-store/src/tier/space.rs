@@ -21,8 +21,14 @@ pub trait Space: Debug {
     /// Gives `occupant` a slot for a chunk of this shape.
     fn take(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Taken<Self::Slot>;
 
-    /// Chunks that had better go together with the one in `slot`, if that gives room for this shape sooner.
-    fn companions(&self, slot: Self::Slot, shape: &ChunkShape) -> Option<Vec<EntryIx>>;
+    /// The slab that `slot` is in, if the slot is of use for this shape only when all of the slab is free.
+    fn slab_to_empty(&self, slot: Self::Slot, shape: &ChunkShape) -> Option<u16>;
+
+    /// All chunks of a slab.
+    fn chunks_of_slab(&self, slab: u16) -> Vec<EntryIx>;
+
+    /// Whether operations own a slot of the slab, so that it would not be free without its chunks.
+    fn is_slab_owned(&self, slab: u16) -> bool;
 
     /// Where the slot of chunk `id` is.
     fn place(&self, slot: Self::Slot, id: &ChunkId) -> Self::Place;
