@@ -226,8 +226,14 @@ impl Node {
             let directory = open_directory(config, peers.advertise.unwrap_or(peers.listen), shared.instance)?;
             metrics.add("directory", of_directory(Arc::clone(&directory)));
             let ground = (&shared.store, &shared.mover, HOST);
-            let peering =
-                Arc::new(Peering::start(peers, &config.name, ground, directory, Arc::clone(&shared.spans))?);
+            let peering = Arc::new(Peering::start(
+                peers,
+                &config.name,
+                ground,
+                config.limits.loads(),
+                directory,
+                Arc::clone(&shared.spans),
+            )?);
             // Set once: nobody else does.
             let _ = shared.elsewhere.set(Arc::clone(&peering) as Arc<dyn Elsewhere>);
             let others = Arc::downgrade(&peering);

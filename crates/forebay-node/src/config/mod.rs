@@ -201,6 +201,11 @@ impl LimitsConfig {
     pub fn lease_us(&self) -> u64 {
         self.lease_s.saturating_mul(1_000_000)
     }
+
+    /// Chunks on their way into memory for all clients at a time.
+    pub fn loads(&self) -> usize {
+        self.clients.saturating_mul(self.loads_per_client)
+    }
 }
 
 impl From<PagesConfig> for forebay_store::Pages {

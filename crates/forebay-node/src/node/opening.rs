@@ -2,15 +2,17 @@
 //! what is done with the store.
 
 use super::{HOST, NodeError};
-use crate::config::{NodeConfig, SsdConfig};
+use crate::config::{LimitsConfig, NodeConfig, SsdConfig};
 use forebay_links::disk::DiskOptions;
 use forebay_mover::MoverHandle;
 use forebay_store::log::DiskTierConfig;
-use forebay_store::ssd::{Existing, Ssd, SsdError, Volume, init};
+use forebay_store::ssd::{Existing, Ssd, SsdError, Volume, WRITES_MAX, init};
 use forebay_store::{Pages, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};
 
 /// Staging of disks at least.
 const STAGING_BYTES_MIN: u64 = 64 << 20;
+/// What waits for staging beside clients' loads: chunks on their way to disk, and those that peers are to be lent.
+const OTHERS_WAITING_MAX: usize = WRITES_MAX + 4096;
 
 /// The store of a node.
 pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Store, NodeError> {
@@ -30,7 +32,9 @@ pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Sto
     let segments = volumes.iter().map(Volume::segment_bytes).collect::<Result<Vec<_>, _>>()?;
     let longest = segments.into_iter().max().unwrap_or(0);
     let staging_bytes = staging_bytes(config.memory.size, longest, tier.slab_bytes);
-    let on_disk = forebay_store::ssd::SsdConfig { tier: disk, keys, staging_bytes, ..Default::default() };
+    let waiting_max = waiting_max(&config.limits);
+    let on_disk =
+        forebay_store::ssd::SsdConfig { tier: disk, keys, staging_bytes, waiting_max, ..Default::default() };
     let ssd = Ssd::open(mover, HOST, volumes, on_disk)?;
     let ssd_bytes = config.ssd.iter().map(|ssd| ssd.size).sum();
     let policy = config.write_back.policy();
@@ -53,6 +57,11 @@ fn slab_bytes(config: &NodeConfig, default: u64) -> u64 {
 fn staging_bytes(memory: u64, segment: u64, largest_chunk: u64) -> u64 {
     let largest = segment.min(largest_chunk.saturating_add(SLOT_ALIGN_BYTES));
     segment.saturating_mul(2).min(memory / 8).max(largest).max(STAGING_BYTES_MIN)
+}
+
+/// What may wait for that memory: all that clients are allowed to load, so that it is late at worst, and never refused.
+fn waiting_max(limits: &LimitsConfig) -> usize {
+    limits.loads().saturating_add(OTHERS_WAITING_MAX)
 }
 
 /// Opens a log, and makes it if it is not there.
@@ -84,6 +93,14 @@ mod tests {
             let config = NodeConfig::from_toml(&text).unwrap();
             let default = TierConfig::new(memory).slab_bytes;
             assert_eq!(slab_bytes(&config, default), slab, "{memory} {chunk} {largest}");
+        }
+    }
+
+    #[test]
+    fn all_that_clients_may_load_may_wait_for_staging_while_as_much_is_written_as_may_be() {
+        for (clients, loads_per_client) in [(1, 1), (64, 1024), (4096, 65_536), (usize::MAX, 2)] {
+            let limits = LimitsConfig { clients, loads_per_client, ..LimitsConfig::default() };
+            assert!(waiting_max(&limits) >= limits.loads().saturating_add(WRITES_MAX));
         }
     }
 

@@ -5,6 +5,7 @@ use crate::elsewhere::OnPulled;
 use forebay_kv::ChunkId;
 use forebay_store::TenantId;
 use std::collections::HashMap;
+use thiserror::Error;
 
 /// Something to be done by a thread that may wait.
 pub type Job = Box<dyn FnOnce() + Send>;
@@ -12,7 +13,16 @@ pub type Job = Box<dyn FnOnce() + Send>;
 /// Chunks that are on their way.
 #[derive(Default)]
 pub struct Coming {
+    /// Chunks that may be asked for at a time. As many others may come along with them.
+    asked_max: usize,
     chunks: HashMap<(TenantId, ChunkId), Waiting>,
+}
+
+/// As many chunks are on their way as may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("{limit} chunks are on their way from peers; no more may be")]
+pub struct Full {
+    limit: usize,
 }
 
 /// What waits for a chunk.
@@ -26,9 +36,18 @@ pub struct Waiting {
 }
 
 impl Coming {
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.chunks.len()
+    /// None, of which so many may be asked for at a time.
+    pub fn new(asked_max: usize) -> Coming {
+        Coming { asked_max, chunks: HashMap::new() }
+    }
+
+    /// How many may come along with one that is asked for. They never take the place of one that may be asked for.
+    pub fn room(&self) -> Result<usize, Full> {
+        let (coming, limit) = (self.chunks.len(), self.asked_max.saturating_mul(2));
+        if coming >= limit {
+            return Err(Full { limit });
+        }
+        Ok(self.asked_max.saturating_sub(coming + 1))
     }
 
     /// Whether a chunk is among them.
@@ -100,7 +119,25 @@ mod tests {
         coming.add(TENANT, &ID);
         assert!(coming.wait_for_slot(TENANT, &ID, job()).is_none(), "the next one has none yet");
         assert_eq!(coming.end(TENANT, &ID).jobs.len(), 1, "it failed before it had one");
-        assert!(coming.place(TENANT, &ID).is_empty() && coming.len() == 0);
+        assert!(coming.place(TENANT, &ID).is_empty() && !coming.has(TENANT, &ID));
+    }
+
+    #[test]
+    fn all_that_may_be_asked_for_may_be_on_its_way_whatever_comes_along() {
+        for batch in [1, 2, 16, 100] {
+            let mut coming = Coming::new(20);
+            let mut numbers = (0u8..).map(|number| ChunkId::from_bytes([number; 32]));
+            let mut add = |coming: &mut Coming| coming.add(TENANT, &numbers.next().unwrap());
+            for _ in 0..20 {
+                let along = coming.room().unwrap().min(batch - 1);
+                (0..=along).for_each(|_| add(&mut coming));
+            }
+            while coming.room().is_ok() {
+                add(&mut coming);
+            }
+            let full = coming.room().unwrap_err().to_string();
+            assert_eq!(full, "40 chunks are on their way from peers; no more may be");
+        }
     }
 
     #[test]

@@ -43,8 +43,6 @@ const LOOK_LIMIT_US: u64 = 50_000;
 const MEET_LIMIT_US: u64 = 5_000_000;
 /// How long a peer may take to hear what is not worth waiting for.
 const TELL_LIMIT_US: u64 = 5_000_000;
-/// Chunks that are on their way at a time at most.
-const PULLS_MAX: usize = 4096;
 /// Chunks behind the wanted one that are pulled along with it.
 const BATCH: usize = 16;
 
@@ -136,11 +134,13 @@ struct Looking {
 }
 
 impl Peering {
-    /// Listens for peers and lends them what is here. The store's mover must be `mover`, its arena at `here`.
+    /// Listens for peers and lends them what is here. The store's mover must be `mover`, its arena at `here`. Clients may
+    /// have `loads_max` chunks on their way at a time.
     pub fn start(
         config: &PeersConfig,
         name: &str,
         (store, mover, here): (&Store, &MoverHandle, Place),
+        loads_max: usize,
         directory: Arc<dyn Directory>,
         spans: Arc<Spans>,
     ) -> Result<Peering, AgentError> {
@@ -177,7 +177,7 @@ impl Peering {
             jobs,
             known: Mutex::default(),
             too_long: Mutex::default(),
-            coming: Mutex::default(),
+            coming: Mutex::new(Coming::new(loads_max)),
             lenders: Mutex::default(),
             counts: Counts::default(),
             spans,
@@ -434,14 +434,17 @@ impl Borrower {
     fn claim(&self, tenant: TenantId, ids: &[ChunkId], on_end: OnPulled) -> usize {
         let mut coming = self.coming();
         let Some(on_end) = coming.wait_for_end(tenant, &ids[0], on_end) else { return 0 };
-        if coming.len() >= PULLS_MAX {
-            drop(coming);
-            on_end(Err(format!("{PULLS_MAX} chunks are on their way from peers; no more may be")));
-            return 0;
-        }
+        let along = match coming.room() {
+            Ok(along) => along.min(BATCH - 1),
+            Err(full) => {
+                drop(coming);
+                on_end(Err(full.to_string()));
+                return 0;
+            }
+        };
         let free =
             |id: &&ChunkId| !coming.has(tenant, id) && self.store.lookup(std::slice::from_ref(*id)) == 0;
-        let batch = 1 + ids[1..].iter().take(BATCH - 1).take_while(free).count();
+        let batch = 1 + ids[1..].iter().take(along).take_while(free).count();
         ids[..batch].iter().for_each(|id| coming.add(tenant, id));
         // It has just been added.
         let _ = coming.wait_for_end(tenant, &ids[0], on_end);

@@ -28,7 +28,7 @@ pub use error::{NotRead, NotWritten, SsdError};
 pub use file_medium::FileMedium;
 pub use key_file::{KeysNotRead, LineProblem};
 pub use lease::DiskLease;
-pub use pool::{NotStaged, STAGING_WAITERS_MAX, StagingUse};
+pub use pool::{NotStaged, StagingUse};
 pub use read::Want;
 pub use staged::Staged;
 pub use stat::{SsdStat, VolumeStat};
@@ -67,6 +67,8 @@ pub struct SsdConfig {
     pub tier: DiskTierConfig,
     /// Memory that chunks pass through, rounded down to pages. No request may need more.
     pub staging_bytes: u64,
+    /// Requests that may wait for it at a time; one more is refused.
+    pub waiting_max: usize,
     /// How long a change may wait to become durable, unless somebody [flushes](Ssd::flush).
     pub commit_interval_us: u64,
     /// What the disk is to have left for others. Below it the store gives space back, above twice as much it takes space
@@ -77,11 +79,12 @@ pub struct SsdConfig {
 }
 
 impl Default for SsdConfig {
-    /// 64 MiB of staging, commits after 20 ms, no reserve, no keys.
+    /// 64 MiB of staging for which 4096 requests may wait, commits after 20 ms, no reserve, no keys.
     fn default() -> SsdConfig {
         SsdConfig {
             tier: DiskTierConfig::default(),
             staging_bytes: 64 << 20,
+            waiting_max: 4096,
             commit_interval_us: 20_000,
             reserve_bytes: 0,
             keys: TenantKeys::default(),
@@ -128,7 +131,7 @@ impl Ssd {
         let open = |volume| open_volume(mover, host, volume, &staging, config.commit_interval_us);
         let volumes = volumes.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let crew = Arc::new(Crew::start().map_err(system("starting threads"))?);
-        let pool = Arc::new(Pool::new(region, staging));
+        let pool = Arc::new(Pool::new(region, staging, config.waiting_max));
         let reserve_bytes = config.reserve_bytes;
         let shared =
             Shared::new(tier, mover.clone(), pool, volumes, crew, config.keys, WRITES_MAX, reserve_bytes);

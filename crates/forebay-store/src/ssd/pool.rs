@@ -8,9 +8,6 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
-/// Reservations that may wait at a time.
-pub const STAGING_WAITERS_MAX: usize = 4096;
-
 /// Why nothing was staged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum NotStaged {
@@ -25,8 +22,11 @@ pub enum NotStaged {
         staging_bytes: u64,
     },
     /// As many wait as may.
-    #[error("{STAGING_WAITERS_MAX} reservations wait for staging; no more may")]
-    TooMany,
+    #[error("{limit} reservations wait for staging; no more may")]
+    TooMany {
+        /// How many may.
+        limit: usize,
+    },
     /// No staging came free before the deadline.
     #[error("no staging came free before the deadline")]
     Late,
@@ -57,6 +57,8 @@ type OnReady = Box<dyn FnOnce(Result<Vec<Held>, NotStaged>) + Send>;
 /// The staging of a store.
 pub(super) struct Pool {
     region: RegionId,
+    /// Reservations that may wait at a time.
+    waiting_max: usize,
     memory: Arc<dyn Backing>,
     state: Mutex<State>,
 }
@@ -90,8 +92,8 @@ pub(super) struct Held {
 }
 
 impl Pool {
-    /// A pool over memory that is registered as `region`.
-    pub fn new(region: RegionId, memory: Arc<dyn Backing>) -> Pool {
+    /// A pool over memory that is registered as `region`, for which so many reservations may wait.
+    pub fn new(region: RegionId, memory: Arc<dyn Backing>, waiting_max: usize) -> Pool {
         let state = State {
             space: FreeSpace::new(memory.len() as u64),
             waiting: VecDeque::new(),
@@ -100,7 +102,7 @@ impl Pool {
             waited: 0,
             refused: 0,
         };
-        Pool { region, memory, state: Mutex::new(state) }
+        Pool { region, waiting_max, memory, state: Mutex::new(state) }
     }
 
     /// Reserves a block for each length, whole pages, now or when there is room. `on_ready` is called exactly once: on this
@@ -143,8 +145,8 @@ impl Pool {
             return Err(NotStaged::TooLarge { needed_bytes, staging_bytes });
         }
         let blocks = if state.waiting.is_empty() { state.space.take_all(lengths) } else { None };
-        if blocks.is_none() && state.waiting.len() >= STAGING_WAITERS_MAX {
-            return Err(NotStaged::TooMany);
+        if blocks.is_none() && state.waiting.len() >= self.waiting_max {
+            return Err(NotStaged::TooMany { limit: self.waiting_max });
         }
         Ok(blocks)
     }
@@ -320,7 +322,7 @@ mod tests {
         let mover = MoverThread::spawn(Limits::default()).unwrap();
         let memory = Arc::new(HostBuffer::new((pages * PAGE) as usize));
         let region = mover.handle().register(Place::Host(0), memory.clone()).unwrap();
-        Arc::new(Pool::new(region, memory))
+        Arc::new(Pool::new(region, memory, 3))
     }
 
     type Ready = Receiver<Result<Vec<Held>, NotStaged>>;
@@ -370,6 +372,16 @@ mod tests {
         assert_eq!(refusal(&late), NotStaged::Late);
         assert!(got(&small).is_some());
         drop(first);
+    }
+
+    #[test]
+    fn as_many_wait_as_may_and_one_more_is_told_how_many_may() {
+        let pool = pool(4);
+        let held = got(&reserve(&pool, &[4], None));
+        let waiting = [0; 3].map(|_| reserve(&pool, &[1], None));
+        assert_eq!(refusal(&reserve(&pool, &[1], None)), NotStaged::TooMany { limit: 3 });
+        drop(held);
+        assert!(waiting.iter().all(|waiting| got(waiting).is_some()));
     }
 
     #[test]
