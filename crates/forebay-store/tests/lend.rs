@@ -6,8 +6,10 @@ use forebay_links::HostLink;
 use forebay_links::disk::DiskOptions;
 use forebay_mover::{Class, Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteSpec};
 use forebay_store::admission::Policy;
-use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
-use forebay_store::{ChunkShape, Left, Loan, Pages, Store, TenantId, TierConfig, WriteBackConfig, checksum};
+use forebay_store::ssd::{Existing, NotRead, NotStaged, Ssd, SsdConfig, Volume, Want, init};
+use forebay_store::{
+    ChunkShape, Left, Loan, NotBrought, Pages, Store, TenantId, TierConfig, WriteBackConfig, checksum,
+};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -55,16 +57,22 @@ impl Rig {
     }
 
     fn with_ssd(log: &Path) -> Rig {
+        Rig::with_staging(log, SsdConfig::default().staging_bytes).0
+    }
+
+    fn with_staging(log: &Path, staging_bytes: u64) -> (Rig, Ssd, MoverHandle) {
         let (mover, handle) = mover();
         if !log.exists() {
             init(log, 16 << 20, 1 << 20, Existing::Keep).unwrap();
         }
         let volume = opened(log);
-        let ssd = Ssd::open(&handle, HOST, vec![volume], SsdConfig::default()).unwrap();
+        let config = SsdConfig { staging_bytes, ..SsdConfig::default() };
+        let ssd = Ssd::open(&handle, HOST, vec![volume], config).unwrap();
         let write_back = WriteBackConfig::new(Policy::All, 4 << 20, 16 << 20, 64 << 10);
         let config = TierConfig::new(4 << 20);
-        let store = Store::open_with_ssd(&handle, HOST, Pages::Base, config, ssd, &write_back).unwrap();
-        Rig { store, _mover: mover }
+        let store =
+            Store::open_with_ssd(&handle, HOST, Pages::Base, config, ssd.clone(), &write_back).unwrap();
+        (Rig { store, _mover: mover }, ssd, handle)
     }
 
     /// Writes a chunk by hand, as another process would.
@@ -183,6 +191,45 @@ fn chunks_on_disk_are_brought_once_for_all_who_want_them() {
     }
     assert_eq!(rig.store.disk_stat().unwrap().promotions.promoted, 4);
     assert!(rig.store.lend(&lease, 3).is_ok());
+}
+
+#[test]
+fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let first = Rig::with_ssd(&log);
+    (0..2).for_each(|number| first.put(number));
+    first.store.close().unwrap();
+    drop(first);
+    // Staging for one chunk, which somebody else has.
+    let (rig, ssd, handle) = Rig::with_staging(&log, 32 << 10);
+    let (sender, staged) = channel();
+    let held = ssd.lease(TENANT, &[id(0)], 60_000_000);
+    let all = [Want { chunk: 0, layers: 0..LAYERS }];
+    ssd.read(&held, &all, Class::Demand, None, move |staged| sender.send(staged.unwrap()).unwrap()).unwrap();
+    let staged = staged.recv_timeout(Duration::from_secs(30)).unwrap();
+
+    let (sender, ends) = channel();
+    let soon_us = handle.now_us() + 200_000;
+    for (who, deadline_us) in [("hasty", Some(soon_us)), ("late", Some(soon_us - 1)), ("patient", None)] {
+        // Each has a lease of its own until it is told.
+        let lease = Arc::new(rig.store.lease(TENANT, &[id(0), id(1)], 60_000_000));
+        let (sender, kept) = (sender.clone(), Arc::clone(&lease));
+        rig.store.bring(&lease, 1, Class::Demand, deadline_us, move |loan| {
+            drop(kept);
+            sender.send((who, loan)).unwrap();
+        });
+    }
+    for _ in 0..2 {
+        let (who, loan) = ends.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert_ne!(who, "patient");
+        assert_eq!(loan.unwrap_err(), NotBrought::Disk(NotRead::Staging(NotStaged::Late)));
+    }
+    assert!(handle.now_us() >= soon_us && ends.try_recv().is_err());
+    drop(staged);
+    let (who, loan) = ends.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert_eq!(who, "patient");
+    assert!(rig.bytes_of(&loan.unwrap()) == truth(1));
 }
 
 #[test]

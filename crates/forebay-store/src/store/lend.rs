@@ -3,14 +3,15 @@
 //! know who reads it or by which way.
 //!
 //! A [`Loan`] is a read that has begun: as long as it lives its bytes are nobody else's, whatever becomes of the chunk or of
-//! the lease. A chunk on disk is brought into memory first, once for all who want it at that time.
+//! the lease. A chunk on disk is brought into memory first, once for all who want it at that time. Nobody has less time than
+//! it asked for because another one asked first.
 
 use super::gate::Reading;
 use super::promote::{self, NotPromoted};
 use super::{Lease, Shared, Store};
 use crate::checksum;
 use crate::shape::ChunkShape;
-use crate::ssd::{NotRead, Staged, Want};
+use crate::ssd::{DiskLease, NotRead, NotStaged, Staged, Want};
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
 use crate::tier::{Read, ReadEnd};
@@ -46,15 +47,30 @@ pub enum NotBrought {
 
 type OnLoan = Box<dyn FnOnce(Result<Loan, NotBrought>) + Send>;
 
-/// Chunks on their way from disk to memory, with those who wait for them beside the one who asked first.
-#[derive(Default)]
-pub(super) struct Arrivals(Mutex<HashMap<ChunkId, Vec<OnLoan>>>);
+/// How long a lease lives that is needed until the read of a chunk has begun, which owns it then.
+const UNTIL_READ_US: u64 = 1_000_000;
 
-/// One of them. Dropped before it is there, it has failed.
+/// Chunks on their way from disk to memory, with those who wait for them.
+#[derive(Default)]
+pub(super) struct Arrivals(Mutex<HashMap<ChunkId, Vec<Waiting>>>);
+
+/// One who waits.
+struct Waiting {
+    wish: Wish,
+    on_end: OnLoan,
+}
+
+/// How soon a chunk is wanted.
+#[derive(Debug, Clone, Copy)]
+struct Wish {
+    class: Class,
+    deadline_us: Option<u64>,
+}
+
+/// A chunk on its way. Dropped before it is there, it has failed.
 struct Arrival {
     shared: Arc<Shared>,
-    tenant: TenantId,
-    id: ChunkId,
+    name: promote::Name,
     outcome: Result<(), NotBrought>,
 }
 
@@ -98,22 +114,9 @@ impl Store {
         };
         let named = lease.on_disk(chunk).and_then(|(part, place)| Some((part, place, part.name(place)?)));
         let Some((part, place, (id, parent))) = named else { return on_end(Err(unreadable.into())) };
-        let shared = &self.shared;
-        if !shared.arrivals.join(id, Box::new(on_end)) {
-            return;
-        }
-        let arrival = Arrival::new(shared, part.tenant, id);
         let name = promote::Name { tenant: part.tenant, id, parent };
-        let (disk, (layers, bytes)) = match (shared.open_disk(), part.lease.size_of(place)) {
-            (Some(disk), Ok(size)) => (disk, size),
-            (None, _) => return,
-            (_, Err(unreadable)) => return arrival.end(Err(unreadable.into())),
-        };
-        let reading = Reading::begin(shared, bytes);
-        let on_read = move |staged: Result<Vec<Staged>, NotRead>| arrival.read(staged, reading, name, class);
-        let want = Want { chunk: place, layers: 0..layers };
-        // What the disk refuses drops the arrival, which says so.
-        let _ = disk.ssd.read(&part.lease, &[want], class, deadline_us, on_read);
+        let waiting = Waiting { wish: Wish { class, deadline_us }, on_end: Box::new(on_end) };
+        self.shared.bring_for(vec![waiting], name, &part.lease, place);
     }
 
     /// The file of the arena, for mapping it in other processes.
@@ -187,19 +190,55 @@ impl Shared {
         let (read, sums) = self.tier().begin_copy(self.now_us(), tenant, id)?;
         Some(Loan { shared: Arc::clone(self), read: Some(read), sums })
     }
+
+    /// Brings the chunk at `place` of the lease for all of these, unless it is on its way already: then they wait for that.
+    fn bring_for(
+        self: &Arc<Self>,
+        waiting: Vec<Waiting>,
+        name: promote::Name,
+        lease: &DiskLease,
+        place: usize,
+    ) {
+        let Some(wish) = self.arrivals.join(name.id, waiting) else { return };
+        let arrival = Arrival::new(self, name);
+        let (disk, (layers, bytes)) = match (self.open_disk(), lease.size_of(place)) {
+            (Some(disk), Ok(size)) => (disk, size),
+            (None, _) => return,
+            (_, Err(unreadable)) => return arrival.end(Err(unreadable.into())),
+        };
+        let reading = Reading::begin(self, bytes);
+        let on_read = move |staged: Result<Vec<Staged>, NotRead>| arrival.read(staged, reading, wish.class);
+        let want = Want { chunk: place, layers: 0..layers };
+        // What the disk refuses drops the arrival, which says so.
+        let _ = disk.ssd.read(lease, &[want], wish.class, wish.deadline_us, on_read);
+    }
+}
+
+impl Wish {
+    fn is_late(&self, now_us: u64) -> bool {
+        self.deadline_us.is_some_and(|deadline_us| deadline_us <= now_us)
+    }
+
+    /// What does for both: as urgent as either, for as long as either waits.
+    fn and(self, other: Wish) -> Wish {
+        let deadline_us = self.deadline_us.zip(other.deadline_us).map(|(one, other)| one.max(other));
+        Wish { class: self.class.min(other.class), deadline_us }
+    }
 }
 
 impl Arrivals {
-    fn table(&self) -> MutexGuard<'_, HashMap<ChunkId, Vec<OnLoan>>> {
+    fn table(&self) -> MutexGuard<'_, HashMap<ChunkId, Vec<Waiting>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a chunk. Says whether nobody else does, so that the caller has to bring it.
-    fn join(&self, id: ChunkId, on_end: OnLoan) -> bool {
+    /// These wait for a chunk. Says how soon they want it if nobody else waits, so that the caller has to bring it.
+    fn join(&self, id: ChunkId, mut those: Vec<Waiting>) -> Option<Wish> {
+        let wish = those.iter().map(|waiting| waiting.wish).reduce(Wish::and);
         let mut table = self.table();
         let waiting = table.entry(id).or_default();
-        waiting.push(on_end);
-        waiting.len() == 1
+        let wish = wish.filter(|_| waiting.is_empty());
+        waiting.append(&mut those);
+        wish
     }
 }
 
@@ -210,20 +249,20 @@ impl std::fmt::Debug for Arrivals {
 }
 
 impl Arrival {
-    fn new(shared: &Arc<Shared>, tenant: TenantId, id: ChunkId) -> Arrival {
+    fn new(shared: &Arc<Shared>, name: promote::Name) -> Arrival {
         let outcome = Err(NotRead::Closed.into());
-        Arrival { shared: Arc::clone(shared), tenant, id, outcome }
+        Arrival { shared: Arc::clone(shared), name, outcome }
     }
 
     /// The disk was read, or was not; on a thread of the disk tier.
-    fn read(self, staged: Result<Vec<Staged>, NotRead>, reading: Reading, name: promote::Name, class: Class) {
+    fn read(self, staged: Result<Vec<Staged>, NotRead>, reading: Reading, class: Class) {
         let staged = match staged.map(|mut staged| staged.pop()) {
             Ok(Some(staged)) => staged,
             Ok(None) => return,
             Err(error) => return self.end(Err(error.into())),
         };
         reading.succeeded();
-        let shared = Arc::clone(&self.shared);
+        let (shared, name) = (Arc::clone(&self.shared), self.name);
         promote::offer(&shared, name, Arc::new(staged), class, move |outcome| {
             self.end(outcome.map_err(NotBrought::from));
         });
@@ -232,18 +271,46 @@ impl Arrival {
     fn end(mut self, outcome: Result<(), NotBrought>) {
         self.outcome = outcome;
     }
-}
 
-impl Drop for Arrival {
-    /// Tells everybody who waits, each with a loan of their own.
-    fn drop(&mut self) {
-        let waiting = self.shared.arrivals.table().remove(&self.id).unwrap_or_default();
-        for on_end in waiting {
+    /// Takes out those who have time left although the read came too late for who asked first.
+    fn patient(&self, waiting: &mut Vec<Waiting>) -> Vec<Waiting> {
+        if self.outcome != Err(NotBrought::Disk(NotStaged::Late.into())) {
+            return Vec::new();
+        }
+        let now_us = self.shared.now_us();
+        waiting.extract_if(.., |waiting| !waiting.wish.is_late(now_us)).collect()
+    }
+
+    /// Brings it again for those who have time left.
+    fn again(&self, patient: Vec<Waiting>) {
+        let (shared, name) = (&self.shared, self.name);
+        let lease = shared.open_disk().map(|disk| disk.ssd.lease(name.tenant, &[name.id], UNTIL_READ_US));
+        match lease {
+            Some(lease) => shared.bring_for(patient, name, &lease, 0),
+            None => self.tell(patient),
+        }
+    }
+
+    /// Tells how it went, each with a loan of their own.
+    fn tell(&self, waiting: Vec<Waiting>) {
+        let promote::Name { tenant, id, .. } = self.name;
+        for Waiting { on_end, .. } in waiting {
             let lent = || {
-                let loan = self.shared.lend_named(self.tenant, &self.id);
+                let loan = self.shared.lend_named(tenant, &id);
                 loan.ok_or(NotBrought::NotPromoted(NotPromoted::Gone))
             };
             on_end(self.outcome.clone().and_then(|()| lent()));
         }
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        let mut waiting = self.shared.arrivals.table().remove(&self.name.id).unwrap_or_default();
+        let patient = self.patient(&mut waiting);
+        if !patient.is_empty() {
+            self.again(patient);
+        }
+        self.tell(waiting);
     }
 }
