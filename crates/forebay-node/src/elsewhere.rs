@@ -4,6 +4,7 @@
 use forebay_kv::ChunkId;
 use forebay_mover::Class;
 use forebay_store::{Loan, TenantId};
+use std::time::Instant;
 
 /// A chunk of which other nodes have a copy.
 #[derive(Debug, Clone)]
@@ -40,6 +41,9 @@ pub trait Elsewhere: Send + Sync {
     /// Chunks that were fetched, and that were to be.
     fn pulled(&self) -> (u64, u64);
 
-    /// Ends what other nodes have from this one.
+    /// Lends other nodes nothing more. What they have from this one stays lent.
     fn stop(&self);
+
+    /// Waits until other nodes have nothing from this one, and says how many leases they have when the time is over.
+    fn wait_until_back(&self, until: Instant) -> usize;
 }

@@ -166,7 +166,7 @@ pub struct ClientStat {
 /// How a node went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Drained {
-    /// Leases and slots that clients still held when the time was over.
+    /// Leases and slots that clients still held, and leases that peers did, when the time was over.
     pub cut_off: usize,
 }
 
@@ -311,12 +311,18 @@ impl Node {
         self.shared.clients()
     }
 
-    /// Ends the node in order: nobody gets anything new, what clients hold may end until `limit` is over, what waits for the
-    /// disk is written, and the logs are closed.
+    /// Ends the node in order: nobody gets anything new, what clients and peers hold may end until `limit` is over, what waits
+    /// for the disk is written, and the logs are closed.
     pub fn drain(self, limit: Duration) -> Result<Drained, SsdError> {
         let shared = &self.shared;
         shared.draining.store(true, Ordering::Release);
-        let cut_off = shared.wait_until_light(Instant::now() + limit);
+        if let Some(elsewhere) = shared.elsewhere() {
+            elsewhere.stop();
+        }
+        let until = Instant::now() + limit;
+        let by_clients = shared.wait_until_light(until);
+        let by_peers = shared.elsewhere().map_or(0, |elsewhere| elsewhere.wait_until_back(until));
+        let cut_off = by_clients + by_peers;
         self.stop();
         self.shared.store.close()?;
         Ok(Drained { cut_off })

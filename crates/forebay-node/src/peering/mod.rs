@@ -34,6 +34,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Instant;
 use too_long::TooLong;
 use words::{Ask, HAS_IDS_MAX, TenantKey, Told};
 
@@ -381,6 +382,10 @@ impl Elsewhere for Peering {
 
     fn stop(&self) {
         self.owner.stop();
+    }
+
+    fn wait_until_back(&self, until: Instant) -> usize {
+        self.owner.wait_until_back(until)
     }
 }
 

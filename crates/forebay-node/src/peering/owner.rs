@@ -11,7 +11,8 @@ use forebay_mover::{Class, MoverHandle};
 use forebay_store::{Lease, Loan, NotBrought, Store, TenantId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 /// How long a chunk may take to come from disk to be lent.
 const BRING_LIMIT_US: u64 = 2_000_000;
@@ -29,10 +30,18 @@ pub struct Owner {
     lent_bytes_max: u64,
     /// What the agent that is asked has: known when it is there.
     ground: OnceLock<(LeaseTable, PeerRegion)>,
-    lent: Arc<Mutex<HashMap<[u8; 16], u64>>>,
+    lent: Arc<Lent>,
     stopped: AtomicBool,
     examining: AtomicUsize,
     counts: Counts,
+}
+
+/// Bytes that each peer has been lent, by its instance.
+#[derive(Default)]
+struct Lent {
+    peers: Mutex<HashMap<[u8; 16], u64>>,
+    /// Nobody has anything any more.
+    all_back: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -93,9 +102,20 @@ impl Owner {
         let _ = self.ground.set((leases, region));
     }
 
-    /// Lends nothing any more.
+    /// Lends nothing more. What is lent stays so.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
+    }
+
+    /// Waits until nothing is lent, and says how many leases live when the time is over.
+    pub fn wait_until_back(&self, until: Instant) -> usize {
+        let left = until.saturating_duration_since(Instant::now());
+        let waited = self.lent.all_back.wait_timeout_while(self.lent.peers(), left, |lent| !lent.is_empty());
+        let all_back = waited.unwrap_or_else(PoisonError::into_inner).0.is_empty();
+        match self.ground.get() {
+            Some((leases, _)) if !all_back => leases.len(),
+            _ => 0,
+        }
     }
 
     /// What is counted.
@@ -108,10 +128,6 @@ impl Owner {
             complaints: load(complaints),
             wrong: load(wrong),
         }
-    }
-
-    fn lent(&self) -> MutexGuard<'_, HashMap<[u8; 16], u64>> {
-        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn refuse(&self, reply: Reply, why: String) {
@@ -154,13 +170,16 @@ impl Owner {
     }
 }
 
+impl Lent {
+    fn peers(&self) -> MutexGuard<'_, HashMap<[u8; 16], u64>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Owner {
     /// Has a loan of this peer live on.
     fn renew(&self, from: &Identity, lease: u64, ttl_us: u64, reply: Reply) {
         let Some((leases, _)) = self.ground.get() else { return self.refuse(reply, "not open yet".into()) };
-        if self.stopped.load(Ordering::Acquire) {
-            return self.refuse(reply, "shutting down".into());
-        }
         match leases.renew(from.instance, lease, ttl_us) {
             Ok(()) => reply.send(Told::Heard.encode()),
             Err(error) => self.refuse(reply, error.to_string()),
@@ -225,7 +244,7 @@ impl Gathering {
         let instance = self.from.instance;
         let any = !loans.is_empty();
         let (bytes, others) = {
-            let mut lent = owner.lent();
+            let mut lent = owner.lent.peers();
             let has = lent.entry(instance).or_default();
             let fitting = fitting(&loans, owner.lent_bytes_max.saturating_sub(*has));
             loans.truncate(fitting.0);
@@ -235,9 +254,8 @@ impl Gathering {
         let told: Vec<LentChunk> = loans.iter().map(told).collect();
         let spans = loans.iter().map(|loan| span(*region, loan)).collect();
         let count = loans.len();
-        let table = Arc::clone(&owner.lent);
         // Dropped also where there is no lease.
-        let kept = Kept { loans, bytes, instance, table };
+        let kept = Kept { loans, bytes, instance, lent: Arc::clone(&owner.lent) };
         match count {
             0 if any && others => return Ok(Told::NotNow),
             0 => return Err("no chunk could be lent: not readable, or larger than what may be lent".into()),
@@ -256,18 +274,21 @@ struct Kept {
     loans: Vec<Loan>,
     bytes: u64,
     instance: [u8; 16],
-    table: Arc<Mutex<HashMap<[u8; 16], u64>>>,
+    lent: Arc<Lent>,
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
         self.loans.clear();
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(lent) = table.get_mut(&self.instance) {
+        let mut peers = self.lent.peers();
+        if let Some(lent) = peers.get_mut(&self.instance) {
             *lent = lent.saturating_sub(self.bytes);
             if *lent == 0 {
-                table.remove(&self.instance);
+                peers.remove(&self.instance);
             }
+        }
+        if peers.is_empty() {
+            self.lent.all_back.notify_all();
         }
     }
 }
@@ -369,13 +390,17 @@ mod tests {
         }
 
         fn ask(&self, ask: &Ask) -> Result<Told, String> {
+            Rig::ask_by(&self.asker, ask)
+        }
+
+        fn ask_by(asker: &Agent, ask: &Ask) -> Result<Told, String> {
             let (sender, answered) = channel();
             let on_reply = move |reply: Result<Vec<u8>, Trouble>| {
                 let bytes = reply.map_err(|why| why.to_string());
                 let told = bytes.and_then(|bytes| Told::decode(&bytes).map_err(|bad| bad.to_string()));
                 drop(sender.send(told));
             };
-            self.asker.call("left", ask.encode(), LIMIT.as_micros() as u64, on_reply).unwrap();
+            asker.call("left", ask.encode(), LIMIT.as_micros() as u64, on_reply).unwrap();
             answered.recv_timeout(2 * LIMIT).unwrap()
         }
 
@@ -405,6 +430,33 @@ mod tests {
         other.add_address("left", rig.node.peer_address().unwrap()).unwrap();
         let rig = Rig { asker: other, ..rig };
         assert!(rig.ask(&Ask::Renew(kept, 60_000_000)).is_err(), "it is another's");
+    }
+
+    #[test]
+    fn a_node_that_ends_lends_nothing_new_and_waits_until_what_it_has_lent_is_back() {
+        let rig = Rig::new();
+        let loan = rig.borrow(60_000_000);
+        let Rig { asker, node, _folder } = rig;
+        let since = Instant::now();
+        let drained = std::thread::spawn(move || node.drain(10 * LIMIT).unwrap());
+        let ask = |ask| Rig::ask_by(&asker, &ask);
+        while let Ok(Told::Lent(loans)) = ask(Ask::Lend(key(), 60_000_000, vec![RIGHT])) {
+            assert_eq!(ask(Ask::Return(loans.lease)), Ok(Told::Heard));
+            assert!(since.elapsed() < LIMIT, "it still lends");
+        }
+        assert_eq!(ask(Ask::Renew(loan, 60_000_000)), Ok(Told::Heard), "what is lent may be read on");
+        assert!(!drained.is_finished());
+        // The node may have ended before it answers.
+        let _ = ask(Ask::Return(loan));
+        assert_eq!(drained.join().unwrap().cut_off, 0);
+        assert!(since.elapsed() < 5 * LIMIT);
+    }
+
+    #[test]
+    fn a_node_that_ends_waits_for_no_peer_longer_than_it_may() {
+        let rig = Rig::new();
+        rig.borrow(60_000_000);
+        assert_eq!(rig.node.drain(Duration::from_millis(50)).unwrap().cut_off, 1);
     }
 
     #[test]
