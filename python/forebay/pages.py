@@ -22,11 +22,11 @@ from forebay.errors import ForebayError, InvalidError
 Piece = tuple[int, int]
 """Address and bytes of a part of a page, in memory that the node's client knows."""
 AT_A_TIME = 16
-"""Pages on their way at a time: enough to keep a node busy, and few buffers that a dead one holds up."""
+"""Pages on their way, or asked for, at a time: enough to keep a node busy, few buffers for a dead one."""
 LIMIT_US = 30_000_000
-"""When a page that is being loaded counts as missing."""
+"""When a page that is being loaded, or asked for, counts as missing."""
 MISSES_IN_A_ROW = 8
-"""After so many pages that are not there, those behind them count as missing too: each costs a question."""
+"""After so many pages that could not be loaded, those behind them are not either: each costs a question."""
 
 
 class _Moving(Protocol):
@@ -76,16 +76,17 @@ class Pages:
         return self._found([self.id_of(key) for key in keys])
 
     def which(self, keys: Iterable[bytes]) -> list[bool]:
-        """For each page whether it can be had. May be wrong about pages behind many that cannot."""
+        """For each page whether it can be had.
+
+        A node says how many are there from the first on. Behind one that is missing each is a question of
+        its own, since others may be there: engines ask for several sequences at once, in an order of theirs.
+        """
         ids = [self.id_of(key) for key in keys]
-        found = [False] * len(ids)
-        at = misses = 0
-        while at < len(ids) and misses < MISSES_IN_A_ROW:
-            run = self._found(ids[at:])
-            found[at : at + run] = [True] * run
-            misses = 0 if run else misses + 1
-            at += run + 1
-        return found
+        run = self._found(ids)
+        behind = ids[run + 1 :]
+        missing = [False] * (len(ids) - run - len(behind))
+        asked = _in_turn(len(behind), lambda number: _Question(self._node, behind[number]))
+        return [True] * run + missing + asked
 
     def load(self, keys: Sequence[bytes], places: Sequence[Sequence[Piece]]) -> list[bool]:
         """Loads each page to its place. False: it is not there, and its place may hold anything.
@@ -134,6 +135,16 @@ class Pages:
         finally:
             lease.release()
         return good if len(good) == len(ids) else [*good, False]
+
+
+class _Question:
+    """Whether a page is there, asked without waiting."""
+
+    def __init__(self, node: Node, chunk: bytes) -> None:
+        self._finding = node.find([[chunk]])
+
+    def wait(self) -> bool:
+        return any(self._finding.wait(LIMIT_US / 1e6) or ())
 
 
 def _one_layer(pieces: Sequence[Piece]) -> list[list[tuple[int, int, int]]]:

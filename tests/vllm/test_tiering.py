@@ -158,6 +158,19 @@ def test_a_block_behind_one_that_is_missing_is_found(node: Node) -> None:
     fresh.end()
 
 
+def test_a_window_at_the_end_of_what_is_stored_is_found_however_long_the_prompt(node: Node) -> None:
+    engine, fresh = Engine(node), Engine(node)
+    stored, new = np.random.default_rng(6).bytes(32), [b"%032d" % number for number in range(40)]
+    full, window = ([make_offload_key(name, group) for name in (stored, *new)] for group in (0, 1))
+    engine.store(engine.request("a"), {key: bytes(ROW_BYTES) for key in (full[0], window[0])})
+    # As vLLM asks: for full attention from the beginning, for windows from the end.
+    found = fresh.find(fresh.request("b"), [*full, *reversed(window)])
+    hit, miss = LookupResult.HIT, LookupResult.MISS
+    assert found == [hit, *[miss] * 80, hit]
+    engine.end()
+    fresh.end()
+
+
 def test_a_block_that_cannot_be_loaded_is_asked_for_once(node: Node) -> None:
     engine, fresh = Engine(node), Engine(node)
     blocks = blocks_of(2)
