@@ -11,6 +11,7 @@ is gone.
 
 import hashlib
 import json
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -67,13 +68,16 @@ class Pages:
         self._node = node
         self._namespace = namespace
 
-    def id_of(self, key: bytes) -> bytes:
-        """The chunk's id: nobody who lacks the namespace can name it."""
-        return hashlib.blake2b(key, key=self._namespace, digest_size=32).digest()
+    def forget(self) -> None:
+        """Pages have names anew: none of before is found, and no other engine has these names.
+
+        A call under way ends with the names it began with. What others have stays.
+        """
+        self._namespace = os.urandom(32)
 
     def prefix(self, keys: Iterable[bytes]) -> int:
         """How many pages, from the first on, can be had."""
-        return self._found([self.id_of(key) for key in keys])
+        return self._found(self._ids(keys))
 
     def which(self, keys: Iterable[bytes]) -> list[bool]:
         """For each page whether it can be had.
@@ -81,7 +85,7 @@ class Pages:
         A node says how many are there from the first on. Behind one that is missing each is a question of
         its own, since others may be there: engines ask for several sequences at once, in an order of theirs.
         """
-        ids = [self.id_of(key) for key in keys]
+        ids = self._ids(keys)
         run = self._found(ids)
         behind = ids[run + 1 :]
         missing = [False] * (len(ids) - run - len(behind))
@@ -93,7 +97,7 @@ class Pages:
 
         Nothing touches the places any more when this returns.
         """
-        ids = [self.id_of(key) for key in keys]
+        ids = self._ids(keys)
         good: list[bool] = []
         misses = 0
         while len(good) < len(ids) and misses < MISSES_IN_A_ROW:
@@ -107,12 +111,17 @@ class Pages:
 
         Nothing reads the places any more when this returns.
         """
-        ids = [self.id_of(key) for key in keys]
+        ids = self._ids(keys)
 
         def begin(number: int) -> _Moving:
             return self._node.store(ids[number], None, _one_layer(places[number]))
 
         return _in_turn(len(ids), begin)
+
+    def _ids(self, keys: Iterable[bytes]) -> list[bytes]:
+        """The chunks' ids: nobody who lacks the namespace can name them."""
+        namespace = self._namespace  # One for all of them: another thread may have it forgotten.
+        return [hashlib.blake2b(key, key=namespace, digest_size=32).digest() for key in keys]
 
     def _found(self, ids: list[bytes]) -> int:
         try:

@@ -167,7 +167,9 @@ def test_engines_that_differ_share_nothing(sglang: Any, node: Node) -> None:
     other_layout.close()
 
 
-def test_ranks_of_an_mla_model_share_what_one_of_them_stores(sglang: Any, node: Node) -> None:
+def test_ranks_of_an_mla_model_share_what_one_of_them_stores_until_they_are_cleared(
+    sglang: Any, node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     pools = [Pool("page_first"), Pool("page_first")]
     ranks = [
         backend_of(sglang, node, pool, is_mla_model=True, tp_rank=rank, tp_size=2)
@@ -177,6 +179,10 @@ def test_ranks_of_an_mla_model_share_what_one_of_them_stores(sglang: Any, node: 
     assert ranks[1].batch_exists(["a"]) == 0
     assert ranks[0].batch_set_v1(["a"], pools[0].indices(0)) == [True]
     assert ranks[1].batch_exists(["a"]) == 1
+    for rank in ranks:
+        assert rank.clear()
+    assert ranks[0].batch_set_v1(["a"], pools[0].indices(0)) == [True]
+    assert ranks[1].batch_exists(["a"]) == 0 and "ranks share no pages any more" in caplog.text
     for rank in ranks:
         rank.close()
 
@@ -205,6 +211,24 @@ def test_many_pages_that_are_not_there_cost_few_questions(sglang: Any, node: Nod
     assert backend.batch_get_v1(keys, pool.indices(*pages)) == [False] * len(keys)
     assert len(asked) < 20
     backend.close()
+
+
+def test_after_clear_this_engine_finds_nothing_of_before_and_others_what_they_had(
+    sglang: Any, node: Node
+) -> None:
+    pool, theirs = Pool("page_first"), Pool("page_first")
+    backend, other = backend_of(sglang, node, pool), backend_of(sglang, node, theirs)
+    assert backend.batch_set_v1(["a"], pool.indices(0)) == [True]
+    assert backend.clear()
+    assert backend.batch_exists(["a"]) == 0 and backend.batch_get_v1(["a"], pool.indices(1)) == [False]
+    pool.kv_buffer.copy_(torch.rand(pool.kv_buffer.shape))
+    assert backend.batch_set_v1(["a", "b"], pool.indices(2, 3)) == [True, True]
+    assert backend.batch_get_v1(["a"], pool.indices(1)) == [True]
+    assert torch.equal(pool.of(1), pool.of(2)), "what it stored since is found"
+    assert other.batch_exists(["a"]) == 1 and not other.exists("b")
+    assert other.batch_get_v1(["a"], theirs.indices(0)) == [True] and not theirs.of(0).any()
+    backend.close()
+    other.close()
 
 
 def test_without_a_node_everything_is_a_miss(sglang: Any, node: Node) -> None:

@@ -8,6 +8,7 @@ SGLang's choice is `--hicache-storage-backend dynamic` with this module's path a
 extra configuration, and `"interface_v1": 1`: then pages go to and from the host pool itself.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -23,6 +24,8 @@ from forebay.pages import Pages, Piece, check_digest, namespace, read_secret
 Config: TypeAlias = Any
 HostPool: TypeAlias = Any
 Tensor: TypeAlias = Any
+
+logger = logging.getLogger(__name__)
 
 SOCKET = "/run/forebay/node.sock"
 # What SGLang itself puts into, or takes from, the extra configuration.
@@ -147,8 +150,11 @@ class ForebayStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         return self.batch_set([key], None if value is None else [value])
 
     def clear(self) -> bool:
-        """Not done: other engines may use the same pages. What nobody uses goes by itself."""
-        return False
+        """From now on this engine finds no page of before. Others do: they may use these very pages."""
+        self._pages.forget()
+        if self._config.is_mla_model and self._config.tp_size > self._config.dcp_size:
+            logger.warning("cleared; ranks share no pages any more, and find none: start the server again")
+        return True
 
     def close(self) -> None:
         """Nothing touches the host pool any more when this returns."""
