@@ -51,6 +51,13 @@ def check_digest(value: object) -> str:
     return str(value).lower()
 
 
+def check_flag(name: str, value: object) -> bool:
+    """A setting that is true or false."""
+    if not isinstance(value, bool):
+        raise InvalidError(f"{name} is {value!r}; allowed are true and false")
+    return value
+
+
 def read_secret(name: str, path: str | None) -> bytes:
     """What the file holds that the setting `name` says, without a line end, as nodes read theirs."""
     if path is None:

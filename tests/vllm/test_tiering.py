@@ -55,13 +55,15 @@ def spec_of(dtype: str = "bfloat16") -> SimpleNamespace:
 class Engine:
     """vLLM's tiering over a CPU tier of a few rows, without the GPU that would fill them."""
 
-    def __init__(self, node: Any, **spec: str) -> None:
+    def __init__(self, node: Any, keep_on_reset: bool = False, **spec: str) -> None:
         register()
         self.rows = np.zeros((ROWS, ROW_BYTES), dtype=np.int8)
         region = MagicMock()
         region.create_kv_memoryview.return_value = memoryview(self.rows)
         self.cpu = CPUPrimaryTierOffloadingManager(ROWS, region)
         config = {"type": "forebay", "node": str(node.socket), "weights_digest": WEIGHTS}
+        if keep_on_reset:
+            config["keep_on_reset"] = True
         self.tier = SecondaryTierFactory.create_secondary_tier(
             config, self.cpu.get_kv_memoryview(), spec_of(**spec)
         )
@@ -245,6 +247,27 @@ def test_reset_waits_until_nothing_touches_the_cpu_tier(node: Node) -> None:
     engine.end()
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_was_stored_before_a_reset_is_found_only_if_weights_never_change(node: Node, keep: bool) -> None:
+    engine, other = Engine(node, keep_on_reset=keep), Engine(node)
+    before, since = blocks_of(2), blocks_of(2, seed=2)
+    asks = engine.request("asks")
+    engine.store(engine.request("a"), before)
+    engine.tiering.reset_cache()
+    hit, miss = LookupResult.HIT, LookupResult.MISS
+    assert engine.find(asks, list(before)) == [hit if keep else miss] * 2, "one that lived through it"
+    assert engine.find(engine.request("b"), list(before)) == [hit if keep else miss] * 2
+    engine.store(engine.request("c"), since)
+    assert other.find(other.request("d"), list(before)) == [hit] * 2, "what others have is untouched"
+    assert other.find(other.request("e"), list(since)) == [hit if keep else miss] * 2
+    engine.cpu.reset_cache()
+    found = engine.request("f")
+    assert engine.find(found, list(since)) == [hit] * 2, "what was stored since"
+    assert engine.rows_of(found, list(since)) == list(since.values())
+    engine.end()
+    other.end()
+
+
 def test_settings_that_are_not_known_are_refused(node: Node) -> None:
     register()
     config = {"type": "forebay", "node": str(node.socket), "weights_digest": WEIGHTS}
@@ -253,5 +276,7 @@ def test_settings_that_are_not_known_are_refused(node: Node) -> None:
         SecondaryTierFactory.create_secondary_tier(config | {"nod": "x"}, view, spec_of())
     with pytest.raises(ValueError, match="weights_digest is 'ab'; allowed are 64 hexadecimal digits"):
         SecondaryTierFactory.create_secondary_tier(config | {"weights_digest": "ab"}, view, spec_of())
+    with pytest.raises(ValueError, match="keep_on_reset is 'no'; allowed are true and false"):
+        SecondaryTierFactory.create_secondary_tier(config | {"keep_on_reset": "no"}, view, spec_of())
     with pytest.raises(TypeError, match="weights_digest"):
         SecondaryTierFactory.create_secondary_tier({"type": "forebay"}, view, spec_of())

@@ -55,6 +55,7 @@ class AtOnce(ForebayTierManager):
             tier_type,
             node=os.environ["FOREBAY_TEST_NODE"],
             weights_digest=digest(f"{os.getpid()} {next(NUMBERS)}"),
+            keep_on_reset=True,  # As the example does. The tests wait with what vLLM calls for a reset alone.
         )
         self.made.append(self)
         # Newer versions call them chunks.
@@ -119,6 +120,7 @@ class InPlaceOfFiles(ForebayTierManager):
             tier_type,
             node=os.environ["FOREBAY_TEST_NODE"],
             weights_digest=digest(root_dir),
+            keep_on_reset=True,  # As files are. The tests wait with what vLLM calls for a reset alone.
         )
         self.file_mapper = Files(self, root_dir)
 

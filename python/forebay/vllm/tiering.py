@@ -22,7 +22,7 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from forebay._forebay import Node, NodeMemory
-from forebay.pages import Pages, Piece, check_digest, namespace, read_secret
+from forebay.pages import Pages, Piece, check_digest, check_flag, namespace, read_secret
 
 # vLLM's types, by the names of its newest version: `TransferJob` is `JobMetadata` in 0.26.
 OffloadKey: TypeAlias = bytes
@@ -97,10 +97,11 @@ class _Failed:
 
 
 class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as above
-    """The tier `forebay`. Its settings are the constructor's last three arguments.
+    """The tier `forebay`. Its settings are the constructor's last four arguments.
 
     `weights_digest` stands for the weights (64 hexadecimal digits), since the tier is told only a
-    model's name; `node` is the node's socket, `token_file` holds the secret that the node asks for.
+    model's name; `node` is the node's socket, `token_file` holds the secret that the node asks for;
+    `keep_on_reset` says that weights never change while the engine lives.
     """
 
     def __init__(
@@ -112,11 +113,13 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
         weights_digest: str,
         node: str = SOCKET,
         token_file: str | None = None,
+        keep_on_reset: bool = False,
         **newer: Any,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, **newer)
         assert primary_kv_view.strides is not None
         self._row_bytes = primary_kv_view.strides[0]
+        self._keep_on_reset = check_flag("keep_on_reset", keep_on_reset)
         token = read_secret("token_file", token_file)
         self._node = Node(node, token=token, name=f"vllm {tier_type}", wait=True)
         # Given up with the tier: vLLM cannot release its view while there are others.
@@ -175,8 +178,13 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
         self._lookup_manager.flush()
 
     def drain_jobs(self) -> None:
-        """Waits until nothing touches the CPU tier's memory."""
+        """Waits until nothing touches the CPU tier's memory. Nothing of before is found afterwards.
+
+        vLLM calls it for resets alone: when weights become others, and whenever it falls asleep.
+        """
         wait(list(self._under_way))
+        if not self._keep_on_reset:
+            self._pages.forget()
 
     def shutdown(self) -> None:
         """Ends the threads and lets go of the CPU tier's memory. Jobs that have not begun do not move."""
