@@ -167,6 +167,31 @@ def test_engines_that_differ_share_nothing(sglang: Any, node: Node) -> None:
     other_layout.close()
 
 
+def test_engines_with_fp8_of_another_kind_share_nothing(
+    sglang: Any, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sglang.srt.runtime_context as context
+
+    def fp8() -> Pool:
+        pool = Pool("page_first")
+        pool.dtype = torch.uint8  # Of both kinds, as SGLang's pools say.
+        pool.kv_buffer = pool.kv_buffer.view(torch.uint8)
+        return pool
+
+    with pytest.raises(ValueError, match="the host pool holds torch.uint8, and .* kv_cache_dtype"):
+        backend_of(sglang, node, fp8())
+    made = []
+    for kind in ("fp8_e4m3", "fp8_e5m2", "fp8_e4m3"):
+        said = {"model": types.SimpleNamespace(kv_cache_dtype=kind)}
+        monkeypatch.setattr(context.get_context(), "_config_bags", said)
+        made.append(backend_of(sglang, node, fp8()))
+    one, stranger, other = made
+    assert one.batch_set_v1(["a"], one.mem_pool_host.indices(0)) == [True]
+    assert (stranger.batch_exists(["a"]), other.batch_exists(["a"])) == (0, 1)
+    for backend in made:
+        backend.close()
+
+
 def test_ranks_of_an_mla_model_share_what_one_of_them_stores_until_they_are_cleared(
     sglang: Any, node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -57,6 +57,20 @@ def shard_of(config: Config) -> list[int]:
     return [*tensor, config.pp_rank, config.pp_size, *context]
 
 
+def dtype_of(pool: HostPool) -> str:
+    """The format of a pool's elements. A pool of `uint8` holds FP8, or less: the server knows which."""
+    if str(pool.dtype) != "torch.uint8":
+        return str(pool.dtype)
+    try:
+        from sglang.srt.runtime_context import get_model
+
+        return f"{pool.dtype} of {get_model().kv_cache_dtype}"
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidError(
+            f"the host pool holds {pool.dtype}, and SGLang does not say its kv_cache_dtype ({error})"
+        ) from error
+
+
 def facts(config: Config, pool: HostPool, weights_digest: str) -> dict[str, object]:
     """What a page's bytes depend on besides the tokens, which its key covers.
 
@@ -65,7 +79,7 @@ def facts(config: Config, pool: HostPool, weights_digest: str) -> dict[str, obje
     return {
         "engine": f"sglang {sglang.__version__}",
         "weights": check_digest(weights_digest),
-        "dtype": str(pool.dtype),
+        "dtype": dtype_of(pool),
         "layout": str(pool.layout),
         "page_tokens": pool.page_size,
         "token_bytes": pool.get_size_per_token(),
