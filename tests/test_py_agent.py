@@ -305,6 +305,74 @@ def test_asyncio_waits_on_the_descriptor(agent: forebay.Agent) -> None:
         assert pool.read(0, pool.length) == b"\x05" * pool.length
 
 
+def frozen(agent: forebay.Agent, peer: Peer, pool: Pool) -> forebay.Transfer:
+    """A transfer that does not move: its peer is frozen."""
+    connected(agent, peer, pool)
+    agent.connect("peer")
+    peer.freeze()
+    return whole(agent, peer, pool, "write")
+
+
+def test_a_waiter_that_is_closed_ends_all_that_wait_and_no_transfer() -> None:
+    async def scenario(agent: forebay.Agent, transfer: forebay.Transfer) -> None:
+        waiter = Waiter(agent)
+        waiting = [asyncio.create_task(one) for one in (waiter.run(transfer), waiter.notification())]
+        await asyncio.sleep(0)
+        waiter.close()
+        waiter.close()
+        ended, _ = await asyncio.wait(waiting, timeout=PATIENCE_S)
+        assert len(ended) == 2 and all(one.cancelled() for one in waiting)
+        assert transfer.state == "moving"
+        for late in (waiter.run(transfer), waiter.notification()):
+            with pytest.raises(forebay.InvalidError, match="closed"):
+                await late
+
+    agent = forebay.Agent("here", progress_limit_us=60_000_000)
+    with Peer(4096) as peer:
+        pool = Pool(4096, 0)
+        transfer = frozen(agent, peer, pool)
+        asyncio.run(scenario(agent, transfer))
+        peer.thaw()
+        assert transfer.wait(PATIENCE_S) and transfer.state == "done"
+    agent.close()
+
+
+def test_a_coroutine_that_is_cancelled_cancels_its_transfer() -> None:
+    async def scenario(agent: forebay.Agent, transfer: forebay.Transfer) -> None:
+        async with Waiter(agent) as waiter:
+            running = asyncio.create_task(waiter.run(transfer))
+            await asyncio.sleep(0)
+            running.cancel()
+            await asyncio.wait([running], timeout=PATIENCE_S)
+            assert running.cancelled()
+
+    agent = forebay.Agent("here", progress_limit_us=1_000_000)
+    with Peer(4096) as peer:
+        pool = Pool(4096, 0)
+        transfer = frozen(agent, peer, pool)
+        asyncio.run(scenario(agent, transfer))
+        assert isinstance(transfer.error, forebay.CancelledError)
+    agent.close()
+
+
+def test_an_agent_that_is_closed_ends_all_that_wait() -> None:
+    async def scenario(agent: forebay.Agent, transfer: forebay.Transfer) -> None:
+        waiter = Waiter(agent)
+        waiting = [asyncio.create_task(one) for one in (waiter.run(transfer), waiter.notification())]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(agent.close)
+        ended, _ = await asyncio.wait(waiting, timeout=PATIENCE_S)
+        assert len(ended) == 2
+        assert isinstance(waiting[0].exception(), forebay.CancelledError)
+        assert isinstance(waiting[1].exception(), forebay.PeerLostError)
+        waiter.close()
+
+    agent = forebay.Agent("here", progress_limit_us=1_000_000)
+    with Peer(4096) as peer:
+        pool = Pool(4096, 0)
+        asyncio.run(scenario(agent, frozen(agent, peer, pool)))
+
+
 def test_what_is_not_acceptable_is_refused_with_the_reason(agent: forebay.Agent) -> None:
     memory = bytearray(4096)
     registration = agent.register_memory(memory)

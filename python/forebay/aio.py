@@ -4,24 +4,32 @@ One `Waiter` for an agent and a loop. Knows states and futures; must never know 
 """
 
 import asyncio
+import os
+from collections import deque
 from types import TracebackType
 from typing import Self
 
 from forebay import Agent, Transfer
+from forebay.errors import ForebayError, InvalidError
 
 
 class Waiter:
     """Ends of transfers and notifications of one agent, for coroutines of one event loop.
 
-    While it lives it owns the agent's events: take notifications from here, not from the agent.
+    While it lives it owns the agent's events: take notifications from here, not from the agent. Where the
+    agent is closed first, what still waits ends with an error as soon as a transfer that moved has ended.
     """
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._loop = asyncio.get_running_loop()
         self._under_way: dict[Transfer, asyncio.Future[None]] = {}
-        self._messages: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
-        self._loop.add_reader(agent.fileno(), self._wake)
+        self._messages: deque[tuple[str, bytes]] = deque()
+        # In the order in which they came, each until it is woken.
+        self._listening: dict[asyncio.Future[None], None] = {}
+        # Our own: the agent's is gone when the agent is closed, and its number is another descriptor's then.
+        self._events: int | None = os.dup(agent.fileno())
+        self._loop.add_reader(self._events, self._wake)
 
     async def __aenter__(self) -> Self:
         return self
@@ -33,25 +41,29 @@ class Waiter:
 
     def close(self) -> None:
         """Lets go of the agent. Coroutines that still wait are cancelled; their transfers are not."""
-        self._loop.remove_reader(self._agent.fileno())
-        for future in self._under_way.values():
+        for future in [*self._under_way.values(), *self._listening]:
             future.cancel()
-        self._under_way.clear()
+        if self._events is not None:
+            self._loop.remove_reader(self._events)
+            os.close(self._events)
+            self._events = None
 
     async def run(self, transfer: Transfer, notification: bytes | None = None) -> None:
         """Posts a transfer and returns at its end; raises its error. Cancelling it cancels the transfer."""
+        future = self._future()
         if notification is None:
             transfer.post()
         else:
             transfer.post(notification)
-        future = self._loop.create_future()
         self._under_way[transfer] = future
         # It may have ended before it was on the list.
         self._settle(transfer)
         try:
             await future
         except asyncio.CancelledError:
-            await asyncio.to_thread(transfer.cancel)
+            # By its caller, that is: `close` cancels the future alone.
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                await asyncio.to_thread(transfer.cancel)
             raise
         finally:
             self._under_way.pop(transfer, None)
@@ -59,17 +71,45 @@ class Waiter:
     async def notification(self) -> tuple[str, bytes]:
         """The next notification: who sent it, and what."""
         self._take()
-        return await self._messages.get()
+        while not self._messages:
+            future = self._future()
+            self._listening[future] = None
+            try:
+                await future
+            finally:
+                self._listening.pop(future, None)
+        return self._messages.popleft()
+
+    def _future(self) -> asyncio.Future[None]:
+        if self._events is None:
+            raise InvalidError("the waiter is closed: nobody would be woken")
+        return self._loop.create_future()
 
     def _wake(self) -> None:
-        self._agent.clear_events()
-        self._take()
-        for transfer in list(self._under_way):
-            self._settle(transfer)
+        try:
+            self._agent.clear_events()
+            self._take()
+        except ForebayError as error:  # The agent is closed, and with it all of its transfers have ended.
+            self._hear(error)
+            self._settle_all()
+            self.close()
+        else:
+            self._settle_all()
 
     def _take(self) -> None:
-        for message in self._agent.take_notifications():
-            self._messages.put_nowait(message)
+        self._messages.extend(self._agent.take_notifications())
+        if self._messages:
+            self._hear(None)
+
+    def _hear(self, error: ForebayError | None) -> None:
+        """Wakes all who listen: who finds nothing left listens again."""
+        for future in self._listening:
+            if not future.done():
+                future.set_result(None) if error is None else future.set_exception(error)
+
+    def _settle_all(self) -> None:
+        for transfer in list(self._under_way):
+            self._settle(transfer)
 
     def _settle(self, transfer: Transfer) -> None:
         future = self._under_way[transfer]
