@@ -29,6 +29,9 @@ LIMIT_US = 30_000_000
 MISSES_IN_A_ROW = 8
 """After so many pages that could not be loaded, those behind them are not either: each costs a question."""
 
+SOCKET_BYTES_MAX = 107
+"""Linux takes no longer path of a socket: a client would look for its node for ever."""
+
 
 class _Moving(Protocol):
     def wait(self) -> bool: ...
@@ -51,6 +54,15 @@ def check_digest(value: object) -> str:
     return str(value).lower()
 
 
+def check_socket(value: object) -> str:
+    """The path of a node's socket, as the setting `node` has it."""
+    if not isinstance(value, str) or not 1 <= len(os.fsencode(value)) <= SOCKET_BYTES_MAX:
+        raise InvalidError(
+            f"node is {value!r}; allowed is the path of a socket, of 1 to {SOCKET_BYTES_MAX} bytes"
+        )
+    return value
+
+
 def check_flag(name: str, value: object) -> bool:
     """A setting that is true or false."""
     if not isinstance(value, bool):
@@ -58,10 +70,12 @@ def check_flag(name: str, value: object) -> bool:
     return value
 
 
-def read_secret(name: str, path: str | None) -> bytes:
+def read_secret(name: str, path: object) -> bytes:
     """What the file holds that the setting `name` says, without a line end, as nodes read theirs."""
     if path is None:
         return b""
+    if not isinstance(path, str) or not path:
+        raise InvalidError(f"{name} is {path!r}; allowed is the path of a file")
     try:
         return Path(path).read_bytes().removesuffix(b"\n")
     except OSError as error:

@@ -272,6 +272,10 @@ def test_without_a_node_everything_is_a_miss(sglang: Any, node: Node) -> None:
     [
         ({"weights_digest": "ab"}, "weights_digest is 'ab'; allowed are 64"),
         ({"weights_digest": None}, "weights_digest is None"),
+        ({"node": ""}, "node is ''; allowed is the path of a socket, of 1 to 107 bytes"),
+        ({"node": "/x" * 60}, "node is '/x/x.*'; allowed is"),
+        ({"node": 5}, "node is 5; allowed is"),
+        ({"token_file": 5}, "token_file is 5; allowed is the path of a file"),
         ({"nod": "x"}, "'nod' is not known; allowed are node, token_file, weights_digest"),
     ],
 )

@@ -274,9 +274,16 @@ def test_settings_that_are_not_known_are_refused(node: Node) -> None:
     view = memoryview(np.zeros((2, 4096), dtype=np.int8))
     with pytest.raises(TypeError, match="nod"):
         SecondaryTierFactory.create_secondary_tier(config | {"nod": "x"}, view, spec_of())
-    with pytest.raises(ValueError, match="weights_digest is 'ab'; allowed are 64 hexadecimal digits"):
-        SecondaryTierFactory.create_secondary_tier(config | {"weights_digest": "ab"}, view, spec_of())
-    with pytest.raises(ValueError, match="keep_on_reset is 'no'; allowed are true and false"):
-        SecondaryTierFactory.create_secondary_tier(config | {"keep_on_reset": "no"}, view, spec_of())
+    for wrong, why in (
+        ({"weights_digest": "ab"}, "weights_digest is 'ab'; allowed are 64 hexadecimal digits"),
+        ({"keep_on_reset": "no"}, "keep_on_reset is 'no'; allowed are true and false"),
+        ({"node": ""}, "node is ''; allowed is the path of a socket, of 1 to 107 bytes"),
+        ({"node": "/x" * 60}, "node is '/x/x.*'; allowed is"),
+        ({"node": 5}, "node is 5; allowed is"),
+        ({"token_file": 5}, "token_file is 5; allowed is the path of a file"),
+        ({"token_file": ""}, "token_file is ''; allowed is the path of a file"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            SecondaryTierFactory.create_secondary_tier(config | wrong, view, spec_of())
     with pytest.raises(TypeError, match="weights_digest"):
         SecondaryTierFactory.create_secondary_tier({"type": "forebay"}, view, spec_of())

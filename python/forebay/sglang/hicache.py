@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
 from forebay._forebay import Node
 from forebay.errors import InvalidError, NotFoundError
-from forebay.pages import Pages, Piece, check_digest, namespace, read_secret
+from forebay.pages import Pages, Piece, check_digest, check_socket, namespace, read_secret
 
 # SGLang's and torch's types, which are not there when types are checked.
 Config: TypeAlias = Any
@@ -98,7 +98,7 @@ class ForebayStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         self._config = storage_config
         self._settings = settings_of(storage_config.extra_config)
         token = read_secret("token_file", self._settings.get("token_file"))
-        socket = self._settings.get("node", SOCKET)
+        socket = check_socket(self._settings.get("node", SOCKET))
         self._node = Node(socket, token=token, name="sglang hicache", wait=True)
 
     def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:

@@ -22,7 +22,7 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from forebay._forebay import Node, NodeMemory
-from forebay.pages import Pages, Piece, check_digest, check_flag, namespace, read_secret
+from forebay.pages import Pages, Piece, check_digest, check_flag, check_socket, namespace, read_secret
 
 # vLLM's types, by the names of its newest version: `TransferJob` is `JobMetadata` in 0.26.
 OffloadKey: TypeAlias = bytes
@@ -121,7 +121,7 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
         self._row_bytes = primary_kv_view.strides[0]
         self._keep_on_reset = check_flag("keep_on_reset", keep_on_reset)
         token = read_secret("token_file", token_file)
-        self._node = Node(node, token=token, name=f"vllm {tier_type}", wait=True)
+        self._node = Node(check_socket(node), token=token, name=f"vllm {tier_type}", wait=True)
         # Given up with the tier: vLLM cannot release its view while there are others.
         self._memory: NodeMemory | None = self._node.register_memory(primary_kv_view)
         self._base = self._memory.address
