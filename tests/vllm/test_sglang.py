@@ -256,6 +256,22 @@ def test_after_clear_this_engine_finds_nothing_of_before_and_others_what_they_ha
     other.close()
 
 
+def test_a_host_pool_of_two_buffers_is_refused(sglang: Any, node: Node) -> None:
+    pool = Pool("page_first")
+    pool.kv_buffer = (pool.kv_buffer[0], pool.kv_buffer[1])
+    with pytest.raises(ValueError, match="the host pool is in 2 buffers; allowed is one"):
+        backend_of(sglang, node, pool)
+
+
+def test_a_host_pool_beside_that_of_kv_is_refused(sglang: Any, node: Node) -> None:
+    pool = Pool("page_first")
+    backend = backend_of(sglang, node, pool)
+    backend.register_mem_host_pool_v2(pool, sglang.PoolName.KV)  # SGLang tells of this one again.
+    with pytest.raises(ValueError, match="a host pool is .*'draft'.*; allowed is that of KV alone"):
+        backend.register_mem_host_pool_v2(Pool("page_first"), sglang.PoolName.DRAFT)
+    backend.close()
+
+
 def test_without_a_node_everything_is_a_miss(sglang: Any, node: Node) -> None:
     pool = Pool("page_first")
     backend = backend_of(sglang, node, pool)

@@ -103,10 +103,18 @@ class ForebayStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
 
     def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:
         """Tells where pages lie. Comes before everything else, once."""
+        if isinstance(buffers := mem_pool_host.kv_buffer, list | tuple):
+            raise InvalidError(f"the host pool is in {len(buffers)} buffers; allowed is one")
         super().register_mem_pool_host(mem_pool_host)
         known = facts(self._config, mem_pool_host, self._settings["weights_digest"])
         self._pages = Pages(self._node, namespace(known))
         self._pool = self._node.register_memory(_extent(mem_pool_host.kv_buffer))
+
+    def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: str) -> None:
+        """Told of every host pool. Of another than that of KV SGLang would want the second interface."""
+        if host_pool is not self.mem_pool_host:
+            raise InvalidError(f"a host pool is {host_pool_name!r}; allowed is that of KV alone")
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """How many pages, from the first on, can be had."""
