@@ -56,6 +56,7 @@ def test_options_end_where_the_program_begins() -> None:
 def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert forebay.run.main([]) == forebay.run.USAGE
     assert forebay.run.main(["--stat", "sh"]) == f"--stat is not known\n{forebay.run.USAGE}"
+    assert forebay.run.main(["--stats", "--relays"]) == f"--relays needs a socket\n{forebay.run.USAGE}"
     monkeypatch.setattr(forebay.run, "LIBRARY", tmp_path / "none.so")
     assert "installed without it" in forebay.run.main(["sh"])
     spaced = tmp_path / "with space"

@@ -36,6 +36,8 @@ def main(arguments: Sequence[str]) -> str:
     added = options(program)
     if program[:1] == ["--"]:
         program = program[1:]
+    elif program == ["--relays"]:
+        return f"--relays needs a socket\n{USAGE}"
     elif program[:1] and program[0].startswith("-"):
         return f"{program[0]} is not known\n{USAGE}"
     if not program:
