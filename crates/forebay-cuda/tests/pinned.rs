@@ -318,3 +318,32 @@ fn a_piece_that_cannot_be_pinned_is_refused_and_the_others_are_there() {
         }
     });
 }
+
+#[test]
+fn a_piece_that_was_refused_is_pinned_when_it_is_asked_for_later() {
+    let env = [("FAKE_CUDA_FAULTS", "fail cuMemHostRegister_v2 2 2")];
+    alone("a_piece_that_was_refused_is_pinned_when_it_is_asked_for_later", &env, |fake| {
+        let device = Device::open(fake.driver, 0).unwrap();
+        let memory: Arc<dyn Backing> = Arc::new(HostBuffer::new(4 * MIB as usize));
+        let begun = Instant::now();
+        let behind = PinnedBehind::start(&device, memory, MIB, 1).unwrap();
+        let ask = || {
+            let (told, outcome) = channel();
+            let on_pinned = Box::new(move |pinned: Result<(), String>| told.send(pinned).unwrap());
+            behind.when_pinned([(0, 4 * MIB)].into_iter(), on_pinned);
+            outcome.recv_timeout(Duration::from_secs(60)).unwrap()
+        };
+        while behind.progress().0 < 3 * MIB {
+            thread::sleep(Duration::from_millis(1));
+        }
+        // Asking again and again does not keep the driver busy.
+        let refused = (0..100).filter(|_| ask().is_err()).count();
+        assert!(refused > 0 || begun.elapsed() > Duration::from_secs(1), "it was asked for at once");
+        assert!(fake.stat("cuMemHostRegister_v2") <= 4 + begun.elapsed().as_secs());
+        thread::sleep(Duration::from_millis(1100));
+        assert_eq!((ask(), behind.progress().0), (Ok(()), 4 * MIB));
+        assert_eq!(fake.stat("cuMemHostRegister_v2"), 5);
+        behind.close();
+        assert_eq!(fake.stat("live.host"), 0);
+    });
+}

@@ -12,7 +12,7 @@ use forebay_node::Node;
 use rig::*;
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const BLOCKS: usize = TOKENS.div_ceil(PAGE_TOKENS);
 const ONE: [(&str, &str); 2] = [("FAKE_CUDA_GPUS", "1"), ("XDG_CACHE_HOME", "/nonexistent")];
@@ -370,6 +370,33 @@ fn a_cache_that_is_closed_while_busy_is_touched_by_nobody_afterwards() {
         drop(engine);
         let live = ["live.host", "live.streams", "live.events", "live.allocations"];
         eventually("nothing is left", || live.map(|what| fake.stat(what)) == [0; 4]);
+    });
+}
+
+#[test]
+fn an_arena_of_which_a_part_could_not_be_pinned_once_is_loaded_from_again() {
+    alone("an_arena_of_which_a_part_could_not_be_pinned_once_is_loaded_from_again", &ONE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let writer = site.engine(fake);
+        let (from, to) = (blocks(3), blocks(20));
+        writer.store(1, &from, 1, 5);
+        fake.control("fail cuMemHostRegister_v2 1 2");
+        let reader = site.engine(fake);
+        eventually("the host was short of memory", || fake.stat("live.failing") == 0);
+        let since = Instant::now();
+        let mut job = 1;
+        let came = loop {
+            reader.begin_load(job, &to, 1, false);
+            let end = reader.end_of(job);
+            if end.tokens == TOKENS as u64 || since.elapsed() > PATIENCE {
+                break end;
+            }
+            job += 1;
+            std::thread::sleep(Duration::from_millis(100));
+        };
+        assert_eq!((came.tokens, came.why), (TOKENS as u64, None));
+        assert!(reader.has(&to, &from, 5, TOKENS));
     });
 }
 

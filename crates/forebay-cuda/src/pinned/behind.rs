@@ -1,6 +1,6 @@
 //! Memory that is pinned behind its users' backs: a host's arena is tens of GiB, which takes seconds, and the first copies must not
-//! wait for the last page. Pieces that somebody waits for go first. This file knows pieces and who waits; it must never know
-//! whose memory it is.
+//! wait for the last page. Pieces that somebody waits for go first. A piece that the driver refused is tried again when it is asked
+//! for later. This file knows pieces and who waits; it must never know whose memory it is.
 
 use super::pin::Pin;
 use crate::device::Device;
@@ -11,6 +11,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// A piece that was refused is tried again after so long: the host may have been short of memory for a moment only.
+const REFUSED_FOR: Duration = Duration::from_secs(1);
 
 /// Called when all that was asked for is pinned, or with why it will not be.
 pub type OnPinned = Box<dyn FnOnce(Result<(), String>) + Send>;
@@ -51,7 +54,10 @@ enum Piece {
     Pinned {
         _pin: Pin,
     },
-    Refused(String),
+    Refused {
+        why: String,
+        since: Instant,
+    },
 }
 
 struct Waiter {
@@ -111,6 +117,7 @@ impl PinnedBehind {
     pub fn when_pinned(&self, ranges: impl Iterator<Item = (u64, u64)>, on_pinned: OnPinned) {
         let shared = &self.shared;
         let mut state = shared.lock();
+        let is_closed = state.closed;
         let mut missing = Vec::new();
         let mut refused = None;
         let mut last = usize::MAX;
@@ -120,10 +127,17 @@ impl PinnedBehind {
                 if std::mem::replace(&mut last, piece) == piece {
                     continue;
                 }
-                match state.pieces.get(piece) {
+                match state.pieces.get_mut(piece) {
                     Some(Piece::Pinned { .. }) => {}
-                    Some(Piece::Loose | Piece::InWork) if !state.closed => missing.push(piece),
-                    Some(Piece::Refused(why)) => refused = Some(why.clone()),
+                    Some(Piece::Refused { why, since }) if since.elapsed() < REFUSED_FOR => {
+                        refused = Some(why.clone());
+                    }
+                    Some(found) if !is_closed => {
+                        if let Piece::Refused { .. } = found {
+                            *found = Piece::Loose;
+                        }
+                        missing.push(piece);
+                    }
                     _ => refused = Some("it is not there any more".into()),
                 }
             }
@@ -136,6 +150,8 @@ impl PinnedBehind {
         missing.dedup();
         state.wanted.extend(missing.iter().copied());
         state.waiters.push(Waiter { missing, on_pinned });
+        drop(state);
+        shared.changed.notify_all();
     }
 
     /// Unpins it and waits until that is done. Nothing may be under way there.
@@ -169,12 +185,18 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Pins what is left, then waits until it is to be unpinned.
+    /// Pins what is left, and later what is asked for again, until it is to be unpinned.
     fn keep(&self) {
         let _relaxed = Relaxed::enter(self.device.driver());
         self.pin_all();
         let mut state = self.lock();
         while !state.closed || state.pieces.iter().any(|piece| matches!(piece, Piece::InWork)) {
+            if !state.closed && !state.wanted.is_empty() {
+                drop(state);
+                self.pin_all();
+                state = self.lock();
+                continue;
+            }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let (pieces, waiters) = (std::mem::take(&mut state.pieces), std::mem::take(&mut state.waiters));
@@ -238,7 +260,10 @@ impl Shared {
             state.pinned_bytes += self.piece_bytes.min(self.memory.len() as u64 - offset);
             state.took = self.begun.elapsed();
         }
-        state.pieces[index] = pinned.map_or_else(Piece::Refused, |pin| Piece::Pinned { _pin: pin });
+        state.pieces[index] = match pinned {
+            Ok(pin) => Piece::Pinned { _pin: pin },
+            Err(why) => Piece::Refused { why, since: Instant::now() },
+        };
         let mut told = Vec::new();
         for mut waiter in std::mem::take(&mut state.waiters) {
             let waited = waiter.missing.len();
