@@ -3,7 +3,7 @@
 
 use crate::loading::Loading;
 use crate::slack::Tier;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -44,12 +44,36 @@ pub struct Measured {
 /// What an ended load says of the time since no load was under way.
 #[derive(Debug, Clone)]
 pub struct Came {
-    /// Where its chunks were.
-    pub tiers: BTreeSet<Tier>,
-    /// What came of them.
-    pub bytes: u64,
+    /// What came, and from where.
+    pub bytes: TierBytes,
     /// Whether that was all. A load that fails has mostly waited.
     pub all: bool,
+}
+
+/// Bytes, by where they were.
+#[derive(Debug, Clone, Default)]
+pub struct TierBytes(BTreeMap<Tier, u64>);
+
+impl TierBytes {
+    /// So many more were there.
+    pub fn add(&mut self, tier: Tier, bytes: u64) {
+        *self.0.entry(tier).or_default() += bytes;
+    }
+
+    /// These were there too.
+    pub fn add_all(&mut self, others: &TierBytes) {
+        others.0.iter().for_each(|(tier, bytes)| self.add(*tier, *bytes));
+    }
+
+    /// All of them.
+    pub fn sum(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    /// The farthest place, and how many were there.
+    fn farthest(&self) -> Option<(Tier, u64)> {
+        self.0.last_key_value().map(|(tier, bytes)| (*tier, *bytes))
+    }
 }
 
 /// Time in which there was always a load.
@@ -67,22 +91,23 @@ const TIME_AT_LEAST: Duration = Duration::from_millis(200);
 
 impl Busy {
     fn begin() -> Busy {
-        let came = Came { tiers: BTreeSet::new(), bytes: 0, all: true };
+        let came = Came { bytes: TierBytes::default(), all: true };
         Busy { since: Instant::now(), loads: 0, came }
     }
 
     fn add(&mut self, came: Came) {
         self.loads += 1;
-        self.came.tiers.extend(came.tiers);
-        self.came.bytes += came.bytes;
+        self.came.bytes.add_all(&came.bytes);
         self.came.all &= came.all;
     }
 
-    /// What it says, if that is of one place.
+    /// What it says of the farthest place. That is the slowest: if half of all came from there, at least half of the time was its.
+    /// Of nearer places the time says nothing.
     fn measured(&self) -> Option<Measured> {
-        let Came { tiers, bytes, all } = &self.came;
-        let tier = *tiers.first().filter(|_| tiers.len() == 1 && *all && *bytes > 0)?;
-        Some(Measured { tier, bytes: *bytes, time: self.since.elapsed() })
+        let Came { bytes: came, all } = &self.came;
+        let (tier, bytes) = came.farthest()?;
+        let says_enough = *all && bytes > 0 && bytes >= came.sum() - bytes;
+        says_enough.then(|| Measured { tier, bytes, time: self.since.elapsed() })
     }
 }
 

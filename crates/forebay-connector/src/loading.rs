@@ -3,7 +3,7 @@
 //! copied when.
 
 use crate::copies::{Batch, Job, NotCopied, Piece};
-use crate::jobs::{Came, LoadEnd};
+use crate::jobs::{Came, LoadEnd, TierBytes};
 use crate::load::{Load, Next, Part};
 use crate::paged::Shared;
 use crate::pages::{ChunkAt, PageTables, Source, pieces};
@@ -15,7 +15,7 @@ use forebay_kv::ChunkId;
 use forebay_mover::{Class, Span};
 use forebay_node::client::{Lease, LentChunk};
 use forebay_store::{NotVerified, Unreadable};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -57,14 +57,20 @@ struct State {
     load: Load,
     /// Sources of which the node has not said yet what it has.
     unasked: usize,
-    /// Where its chunks were, and what has come of them.
-    tiers: BTreeSet<Tier>,
-    bytes: u64,
+    /// What has come.
+    bytes: TierBytes,
     leases: Vec<Arc<Lease>>,
-    lent: HashMap<Part, Arc<LentChunk>>,
+    lent: HashMap<Part, Here>,
     ending: bool,
     /// It has ended, and whoever asks what ended is told.
     over: bool,
+}
+
+/// A chunk in the arena, and where it was when the load began.
+#[derive(Clone)]
+struct Here {
+    lent: Arc<LentChunk>,
+    tier: Tier,
 }
 
 /// A batch, and what it has to be compared with.
@@ -74,7 +80,7 @@ struct Step {
     layer: u32,
     checks: Vec<(usize, Arc<LentChunk>, Vec<Span>)>,
     first_chunk: usize,
-    bytes: u64,
+    bytes: TierBytes,
     /// What is to be done still: the copy, the comparison.
     left: AtomicUsize,
     bad: Mutex<Vec<(usize, String)>>,
@@ -89,8 +95,8 @@ impl Loading {
         let layers = shared.cache.layers().len() as u32;
         let load = Load::new(chunks, wish.sources.len(), layers, shared.copies.window());
         let unasked = wish.sources.len();
-        let (tiers, leases, lent) = (BTreeSet::new(), Vec::new(), HashMap::new());
-        let state = State { load, unasked, tiers, bytes: 0, leases, lent, ending: false, over: false };
+        let (bytes, leases, lent) = (TierBytes::default(), Vec::new(), HashMap::new());
+        let state = State { load, unasked, bytes, leases, lent, ending: false, over: false };
         let deadline_us = shared.now_us().saturating_add(wish.limit_us);
         let (state, shared, begun) = (Mutex::new(state), Arc::clone(shared), Instant::now());
         Arc::new(Loading {
@@ -162,21 +168,15 @@ impl Loading {
         add(&counters.chunks_disk, lease.on_disk() as u64);
         add(&counters.chunks_peer, lease.on_peers() as u64);
         let here: Vec<_> = (0..lease.len()).map(|chunk| client.lent(&lease, chunk)).collect();
-        let places = [
-            (Tier::Memory, lease.in_memory()),
-            (Tier::Disk, lease.on_disk()),
-            (Tier::Peer, lease.on_peers()),
-        ];
         let mut state = self.state();
         state.unasked -= 1;
-        state.tiers.extend(places.into_iter().filter(|(_, chunks)| *chunks > 0).map(|(tier, _)| tier));
         if lease.len() < chunks {
             state.load.fail(lease.len(), || format!("the node has {} of {chunks} chunks", lease.len()));
         }
         let mut missing = Vec::new();
         for (chunk, lent) in here.into_iter().enumerate() {
             match lent {
-                Some(lent) => state.here(Part { chunk, source }, lent),
+                Some(lent) => state.here(Part { chunk, source }, lent, tier_of(&lease, chunk)),
                 None => missing.push(chunk),
             }
         }
@@ -197,21 +197,21 @@ impl Loading {
     fn bring(self: &Arc<Self>, part: Part, lease: &Weak<Lease>, place: Place) {
         let Some(lease) = lease.upgrade().filter(|_| self.state().load.awaits(part)) else { return };
         let Some(client) = self.shared.client() else { return self.stop("the cache is closed") };
-        let load = Arc::clone(self);
+        let (load, tier) = (Arc::clone(self), tier_of(&lease, part.chunk));
         client.bring(&lease, part.chunk, Class::Demand, Some(self.deadline_us), move |brought| {
             let tasks = Arc::clone(&load.shared.tasks);
             tasks.post(Urgency::Load, move || {
                 // On this thread: who is next sends, which may wait for the node, and the client's own takes its answers.
                 drop(place);
-                load.brought(part, brought);
+                load.brought(part, tier, brought);
             });
         });
     }
 
-    fn brought(self: &Arc<Self>, part: Part, brought: Result<LentChunk, String>) {
+    fn brought(self: &Arc<Self>, part: Part, tier: Tier, brought: Result<LentChunk, String>) {
         let mut state = self.state();
         match brought {
-            Ok(lent) => state.here(part, lent),
+            Ok(lent) => state.here(part, lent, tier),
             Err(why) => state.load.fail(part.chunk, || why),
         }
         drop(state);
@@ -220,9 +220,9 @@ impl Loading {
 
     /// Starts what can start, and ends the load if it is over.
     fn go_on(self: &Arc<Self>) {
-        while let Some((next, lent)) = self.next() {
+        while let Some((next, here)) = self.next() {
             let (wave, layer) = (next.wave, next.layer);
-            self.copy(next, lent);
+            self.copy(next, here);
             self.state().load.handed(wave, layer);
             self.changed.notify_all();
         }
@@ -231,25 +231,27 @@ impl Loading {
     }
 
     /// What to copy next, once all sources were asked for: so what is in memory goes together.
-    fn next(&self) -> Option<(Next, Vec<Arc<LentChunk>>)> {
+    fn next(&self) -> Option<(Next, Vec<Here>)> {
         let mut state = self.state();
         if state.unasked > 0 {
             return None;
         }
         let next = state.load.next_batch()?;
-        let lent = next.parts.iter().filter_map(|part| state.lent.get(part).cloned()).collect();
-        Some((next, lent))
+        let here = next.parts.iter().filter_map(|part| state.lent.get(part).cloned()).collect();
+        Some((next, here))
     }
 
-    fn copy(self: &Arc<Self>, next: Next, lent: Vec<Arc<LentChunk>>) {
-        let (mut batch, mut checks) = (Vec::new(), Vec::new());
-        let arena = lent.first().map(|lent| Arc::clone(lent.arena()));
-        for (part, lent) in next.parts.iter().zip(&lent) {
+    fn copy(self: &Arc<Self>, next: Next, here: Vec<Here>) {
+        let (mut batch, mut checks, mut bytes) = (Vec::new(), Vec::new(), TierBytes::default());
+        let arena = here.first().map(|here| Arc::clone(here.lent.arena()));
+        for (part, Here { lent, tier }) in next.parts.iter().zip(&here) {
+            let from = batch.len();
             let is_same_arena = arena.as_ref().is_some_and(|arena| Arc::ptr_eq(arena, lent.arena()));
             let gathered = match is_same_arena {
                 true => self.gather(*part, lent, next.layer, &mut batch),
                 false => Err("the node was started again".into()),
             };
+            bytes.add(*tier, batch[from..].iter().map(|piece: &Piece| piece.bytes).sum());
             match gathered {
                 Ok(spans) if spans.is_empty() => {}
                 Ok(spans) => checks.push((part.chunk, Arc::clone(lent), spans)),
@@ -274,7 +276,7 @@ impl Loading {
             layer: next.layer,
             first_chunk: next.parts.first().map_or(0, |part| part.chunk),
             checks,
-            bytes: batch.iter().map(|piece: &Piece| piece.bytes).sum(),
+            bytes,
             // What the host cannot read was compared or summed where it came into the arena, and stays so as long as the lease
             // lives; a GPU's links are several times as fast as the processors that it would take to do that once more.
             left: AtomicUsize::new(1 + usize::from(is_read_here)),
@@ -333,7 +335,7 @@ impl Loading {
         let Some(verdict) = state.load.verdict().filter(|_| !state.ending) else { return };
         state.ending = true;
         let (leases, lent) = (std::mem::take(&mut state.leases), std::mem::take(&mut state.lent));
-        let (tiers, bytes) = (std::mem::take(&mut state.tiers), state.bytes);
+        let bytes = std::mem::take(&mut state.bytes);
         drop(state);
         drop((leases, lent));
         let counters = &self.shared.counters;
@@ -342,7 +344,7 @@ impl Loading {
         add(&counters.loads_short, (tokens < self.wish.tokens).into());
         add(&counters.load_us, self.begun.elapsed().as_micros() as u64);
         take(&counters.loads_under_way, 1);
-        let came = Came { tiers, bytes, all: tokens == self.wish.tokens };
+        let came = Came { bytes, all: tokens == self.wish.tokens };
         self.shared.jobs.end_load(LoadEnd { job: self.wish.job, tokens, why: verdict.why }, came);
         self.state().over = true;
         self.changed.notify_all();
@@ -375,9 +377,9 @@ impl Loading {
 }
 
 impl State {
-    fn here(&mut self, part: Part, lent: LentChunk) {
+    fn here(&mut self, part: Part, lent: LentChunk, tier: Tier) {
         if !self.ending {
-            self.lent.insert(part, Arc::new(lent));
+            self.lent.insert(part, Here { lent: Arc::new(lent), tier });
             self.load.here(part);
         }
     }
@@ -422,14 +424,23 @@ impl Step {
         let bad = std::mem::take(&mut *self.bad.lock().unwrap_or_else(PoisonError::into_inner));
         let mut state = load.state();
         if bad.is_empty() {
-            add(&load.shared.counters.bytes_loaded, self.bytes);
-            state.bytes += self.bytes;
+            add(&load.shared.counters.bytes_loaded, self.bytes.sum());
+            state.bytes.add_all(&self.bytes);
         }
         bad.into_iter().for_each(|(chunk, why)| state.load.fail(chunk, || why));
         state.load.settled(self.wave, self.layer);
         drop(state);
         let tasks = Arc::clone(&load.shared.tasks);
         tasks.post(Urgency::Load, move || load.go_on());
+    }
+}
+
+/// Where a chunk of a lease was when that was granted.
+fn tier_of(lease: &Lease, chunk: usize) -> Tier {
+    match chunk {
+        chunk if chunk < lease.in_memory() => Tier::Memory,
+        chunk if chunk - lease.in_memory() < lease.on_disk() => Tier::Disk,
+        _ => Tier::Peer,
     }
 }
 

@@ -216,6 +216,41 @@ fn what_loads_take_is_measured_of_all_that_run_beside_each_other_and_not_of_thos
 }
 
 #[test]
+fn what_a_disk_takes_is_measured_with_prompts_whose_beginning_is_in_memory() {
+    let site = Site::new();
+    let config = site.config_with_disk();
+    let node = forebay_node::Node::start(&config).unwrap();
+    let (chunk_tokens, tokens) = (CHUNK_TOKENS as usize, 16 * CHUNK_TOKENS as usize);
+    let writer = site.engine(2, 0, 16);
+    let blocks = writer.blocks(tokens, 3);
+    writer.store(1, &blocks, tokens, 1);
+    writer.store(2, &blocks, tokens, 2);
+    drop(writer);
+    node.drain(PATIENCE).unwrap();
+
+    let _node = forebay_node::Node::start(&config).unwrap();
+    let reader = site.engine(2, 0, 16);
+    let load = |chunks: usize, salt| {
+        let (tokens, before) = (chunks * chunk_tokens, reader.paged.stats().chunks_memory);
+        let end = reader.load(reader.wish(1, &blocks[..tokens / 16], tokens, salt, false));
+        assert_eq!((end.tokens, end.why), (tokens as u64, None));
+        let measured = reader.paged.take_measured().into_iter().map(|one| (one.tier, one.bytes)).collect();
+        (reader.paged.stats().chunks_memory - before, measured)
+    };
+    let chunk_bytes = LAYERS as u64 * u64::from(CHUNK_TOKENS) * 2 * CELL as u64;
+    assert_eq!(load(4, 1), (0, vec![(Tier::Disk, 4 * chunk_bytes)]));
+    assert_eq!(
+        load(16, 1),
+        (4, vec![(Tier::Disk, 12 * chunk_bytes)]),
+        "what was in memory is not the disk's"
+    );
+    assert_eq!(load(16, 1), (16, vec![(Tier::Memory, 16 * chunk_bytes)]));
+    // What little of it came from the disk does not say how long that took.
+    assert_eq!(load(12, 2), (0, vec![(Tier::Disk, 12 * chunk_bytes)]));
+    assert_eq!(load(16, 2), (12, vec![]));
+}
+
+#[test]
 fn stores_beyond_the_limit_are_refused_and_counted_and_a_full_node_is_no_error() {
     let site = Site::new();
     let _node = site.node();
@@ -238,11 +273,8 @@ fn stores_beyond_the_limit_are_refused_and_counted_and_a_full_node_is_no_error()
 #[test]
 fn more_chunks_than_the_node_takes_or_brings_at_a_time_wait_for_their_turn() {
     let site = Site::new();
-    let mut config = forebay_node::NodeConfig::new(site.socket(), 16 << 20);
+    let mut config = site.config_with_disk();
     (config.limits.slots_per_client, config.limits.loads_per_client) = (4, 4);
-    let path = site.folder.path().join("log");
-    config.ssd = vec![forebay_node::SsdConfig { path, size: 16 << 20, segment_size: 1 << 20 }];
-    config.write_back = forebay_node::WriteBackPolicy::All;
     let node = forebay_node::Node::start(&config).unwrap();
     let options = || PagedOptions { chunks_at_a_time: 4, ..site.options() };
     let tokens = 16 * CHUNK_TOKENS as usize;

@@ -7,7 +7,7 @@ use forebay_connector::{HostCopies, LoadEnd, NewChunk, NotOpened, PagedCache, Pa
 use forebay_kv::{ChunkId, NamespaceKey, chunk_ids};
 use forebay_mover::{Backing, HostBuffer, RegionId};
 use forebay_node::client::ClientOptions;
-use forebay_node::{Node, NodeConfig};
+use forebay_node::{Node, NodeConfig, SsdConfig, WriteBackPolicy};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -41,6 +41,15 @@ impl Site {
         let mut config = NodeConfig::new(self.socket(), bytes);
         config.copy_threads = 1;
         Node::start(&config).unwrap()
+    }
+
+    /// Of a node that keeps all on disk.
+    pub fn config_with_disk(&self) -> NodeConfig {
+        let mut config = NodeConfig::new(self.socket(), 16 << 20);
+        let path = self.folder.path().join("log");
+        config.ssd = vec![SsdConfig { path, size: 16 << 20, segment_size: 1 << 20 }];
+        config.write_back = WriteBackPolicy::All;
+        config
     }
 
     pub fn options(&self) -> PagedOptions {
