@@ -104,31 +104,34 @@ impl Drop for Listener {
 
 /// Gives a client a thread, if there may be one more.
 fn admit(node: &Arc<Shared>, stream: OwnedFd) {
-    let refuse = |stream: &OwnedFd, refusal, why: String| {
-        let frame = Answer::Refused(refusal, why).encode(0);
-        // Whoever does not read it sees the end.
-        let _ = socket::send_some(stream, &frame.encode());
-    };
     if node.is_draining() || node.is_stopped() {
-        return refuse(&stream, Refusal::Draining, "the node is shutting down".into());
+        return refuse(node, &stream, Refusal::Draining, "the node is shutting down".into());
     }
     let Some(place) = node.enter() else {
         let limit = node.limits.clients;
-        return refuse(&stream, Refusal::Limit, format!("{limit} clients are connected; no more may be"));
+        let why = format!("{limit} clients are connected; no more may be");
+        return refuse(node, &stream, Refusal::Limit, why);
     };
-    let node = Arc::clone(node);
+    let own = Arc::clone(node);
     let serve = move || {
         let _place = place;
-        match greet(&node, &stream) {
-            Ok(guest) => serve(&node, stream, guest),
-            Err((refusal, why)) => {
-                node.count_refused();
-                refuse(&stream, refusal, why);
-            }
+        match greet(&own, &stream) {
+            Ok(guest) => serve(&own, stream, guest),
+            Err((refusal, why)) => refuse(&own, &stream, refusal, why),
         }
     };
     // A client for whom there is no thread sees the end.
-    let _ = std::thread::Builder::new().name("forebay-desk".into()).spawn(serve);
+    if std::thread::Builder::new().name("forebay-desk".into()).spawn(serve).is_err() {
+        node.count_refused();
+    }
+}
+
+/// Tells a client why it is not let in.
+fn refuse(node: &Shared, stream: &OwnedFd, refusal: Refusal, why: String) {
+    node.count_refused();
+    let frame = Answer::Refused(refusal, why).encode(0);
+    // Whoever does not read it sees the end.
+    let _ = socket::send_some(stream, &frame.encode());
 }
 
 /// A client that is let in.

@@ -283,6 +283,26 @@ fn limits_refuse_with_reasons() {
 }
 
 #[test]
+fn whoever_is_not_let_in_is_counted_whatever_the_reason() {
+    let site = Site::new();
+    let mut config = site.config();
+    config.limits.clients = 1;
+    config.token = b"secret".to_vec();
+    let node = Node::start(&config).unwrap();
+    assert!(connect(options(&site.socket())).is_err(), "the token is wrong");
+    eventually("that is counted", || node.stat().refused == 1);
+    let with_token = || ClientOptions { token: b"secret".to_vec(), ..options(&site.socket()) };
+    let mut first = None;
+    eventually("there is room again", || {
+        first = connect(with_token()).ok();
+        first.is_some()
+    });
+    let before = node.stat().refused;
+    assert!(connect(with_token()).is_err(), "the node is full");
+    assert_eq!(node.stat().refused, before + 1);
+}
+
+#[test]
 fn a_full_node_is_waited_for_and_one_that_refuses_this_client_is_not() {
     let site = Site::new();
     let mut config = site.config();
