@@ -358,14 +358,17 @@ impl PagedCache {
         self.shared.counters.read()
     }
 
-    /// Ends everything. When this returns nothing touches the cache any more.
+    /// Ends everything. When this returns nothing touches the cache any more, and the node's memory is let go of.
     pub fn close(&self) {
         let shared = &self.shared;
         shared.door.close();
         shared.jobs.under_way().iter().for_each(|load| load.stop("the cache is closed"));
         shared.door.wait_until_empty();
         let client = shared.client.write().unwrap_or_else(PoisonError::into_inner).take();
-        drop(client);
+        if let Some(client) = client {
+            // Before the mover ends, which holds the arena.
+            client.close();
+        }
         shared.copies.close();
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(threads);

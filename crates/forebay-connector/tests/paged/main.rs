@@ -350,6 +350,31 @@ fn a_load_of_a_known_number_or_one_too_many_leaves_those_under_way_alone() {
 }
 
 #[test]
+fn a_cache_that_is_closed_keeps_nothing_of_the_node_mapped() {
+    let site = Site::new();
+    // No other test's arena is as long.
+    let bytes = 11 << 20;
+    let _node = site.node_of(bytes);
+    let mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let is_arena = |line: &&str| {
+            let ends: Vec<u64> =
+                line.split([' ', '-']).take(2).map(|end| u64::from_str_radix(end, 16).unwrap()).collect();
+            line.contains("forebay-arena") && ends[1] - ends[0] == bytes
+        };
+        maps.lines().filter(is_arena).count()
+    };
+    let before = mapped();
+    let engine = site.engine(2, 0, 16);
+    assert_eq!(mapped(), before + 1);
+    let blocks = engine.blocks(TOKENS, 5);
+    engine.store(1, &blocks, TOKENS, 1);
+    assert_eq!(engine.load(engine.wish(1, &blocks, TOKENS, 1, true)).tokens, TOKENS as u64);
+    engine.paged.close();
+    eventually("it is unmapped", || mapped() == before);
+}
+
+#[test]
 fn a_cache_that_is_closed_while_busy_is_touched_by_nobody_afterwards() {
     let site = Site::new();
     let _node = site.node();

@@ -40,7 +40,7 @@ struct State {
     why_gone: String,
     connect_at: Option<Instant>,
     backoff: Duration,
-    /// Arenas of broken connections, and when the thread tries to take them out of the mover.
+    /// Arenas of connections that have ended, and when the thread tries to take them out of the mover.
     past: Vec<RegionId>,
     retire_at: Option<Instant>,
     /// The thread looks at a silent node again then.
@@ -54,7 +54,7 @@ enum Chore {
     Renew(Arc<Connection>, Vec<Arc<Held>>),
     Listen(Arc<Connection>),
     Retire(Vec<RegionId>),
-    End,
+    End(Vec<RegionId>),
 }
 
 impl Keeper {
@@ -117,11 +117,14 @@ impl Keeper {
         }
     }
 
-    /// Ends the thread.
+    /// Ends the thread, which takes the arenas out of the mover first.
     pub fn close(&self) {
         let mut state = self.state();
         state.closed = true;
         let connection = state.connection.take();
+        if let Some(connection) = &connection {
+            state.leave(connection.arena.region, Instant::now());
+        }
         drop(state);
         self.changed.notify_one();
         if let Some(connection) = connection {
@@ -155,7 +158,7 @@ impl State {
     fn chore(&mut self, now: Instant) -> Option<Chore> {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         if self.closed {
-            return Some(Chore::End);
+            return Some(Chore::End(std::mem::take(&mut self.past)));
         }
         if is_due(self.connect_at) {
             self.connect_at = None;
@@ -188,7 +191,10 @@ impl State {
         now: Instant,
     ) -> Option<Arc<Connection>> {
         match connection {
-            Ok(connection) if self.closed => return Some(connection),
+            Ok(connection) if self.closed => {
+                self.leave(connection.arena.region, now);
+                return Some(connection);
+            }
             Ok(connection) if connection.is_alive() => {
                 self.backoff = BACKOFF[0];
                 self.connection = Some(connection);
@@ -228,7 +234,7 @@ fn renew_every(ttl_us: u64) -> Duration {
 pub(super) fn run(shared: &Arc<Shared>) {
     loop {
         match shared.keeper.next() {
-            Chore::End => return,
+            Chore::End(arenas) => return retire(shared, arenas),
             Chore::Connect => connect(shared),
             Chore::Renew(connection, held) => renew(shared, &connection, held),
             Chore::Listen(connection) => listen(shared, &connection),

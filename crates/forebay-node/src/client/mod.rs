@@ -44,6 +44,7 @@ use save::{Sealing, Unquiet};
 use std::path::PathBuf;
 use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
 use std::time::Duration;
 use thiserror::Error;
 use watch::Watcher;
@@ -116,11 +117,14 @@ pub enum ConnectError {
 pub struct Client {
     shared: Arc<Shared>,
     /// Ends the keeper with the last clone.
-    _owner: Arc<Owner>,
+    owner: Arc<Owner>,
 }
 
 #[derive(Debug)]
-struct Owner(Arc<Shared>);
+struct Owner {
+    shared: Arc<Shared>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
+}
 
 #[derive(Debug)]
 struct Shared {
@@ -191,8 +195,20 @@ impl Client {
             return Err(ConnectError::Thread(std::io::ErrorKind::WouldBlock.into()));
         }
         let kept = Arc::clone(&shared);
-        start("forebay-keeper", Box::new(move || keeper::run(&kept)))?;
-        Ok(Client { _owner: Arc::new(Owner(Arc::clone(&shared))), shared })
+        let keeper = start("forebay-keeper", Box::new(move || keeper::run(&kept)))?;
+        let owner = Owner { shared: Arc::clone(&shared), keeper: Mutex::new(Some(keeper)) };
+        Ok(Client { shared, owner: Arc::new(owner) })
+    }
+
+    /// Ends the connection, for all clones, and waits until the mover has let go of the node's memory, but for what transfers still
+    /// use. Not for the client's own threads.
+    pub fn close(&self) {
+        self.shared.keeper.close();
+        let keeper = self.owner.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(keeper) = keeper {
+            // A panic of the thread has already been printed.
+            let _ = keeper.join();
+        }
     }
 
     /// Whether the node is there, as far as is known.
@@ -304,7 +320,7 @@ impl Client {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.0.keeper.close();
+        self.shared.keeper.close();
     }
 }
 
