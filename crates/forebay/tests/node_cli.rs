@@ -212,6 +212,12 @@ fn a_configuration_that_is_not_allowed_is_refused_with_what_is() {
             "a device of peers.rails is \"a b\"",
         ),
         ("[directory]\n", "the number of directory.file and directory.etcd is 0; allowed is one of them"),
+        // A node refuses these too, when it starts.
+        ("[peers]\nlisten = '192.0.2.2:7600'\n", "peers.listen is 192.0.2.2:7600; allowed is a loopback"),
+        (
+            "[peers]\nlisten = '0.0.0.0:7600'\n",
+            "peers.listen is 0.0.0.0:7600; allowed is an address that peers can connect to",
+        ),
         (
             "[metrics]\nlisten = '127.0.0.1:0'\n[metrics.push]\nendpoint = 'https://a:1'\n",
             "metrics.push.endpoint is \"https://a:1\"; allowed is http://host:port",

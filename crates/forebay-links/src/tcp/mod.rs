@@ -49,4 +49,4 @@ pub use runs::BadRuns;
 pub use server::{Door, ServerOptions, ServerStats, TcpServer};
 pub use service::{Reply, Service};
 pub(crate) use socket::{Ready, WakeUp};
-pub use tls::{TlsConfig, TlsError};
+pub use tls::{TlsConfig, TlsError, is_beyond_loopback};

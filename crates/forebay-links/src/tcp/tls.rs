@@ -152,7 +152,7 @@ impl ServerCertVerifier for Owners {
 }
 
 /// Whether plain text to or from this address leaves the machine.
-pub(super) fn is_beyond_loopback(address: SocketAddr) -> bool {
+pub fn is_beyond_loopback(address: SocketAddr) -> bool {
     !address.ip().to_canonical().is_loopback()
 }
 

@@ -27,6 +27,9 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
+/// The system's addresses of Unix sockets have so much room.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
 /// All that a node is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -303,6 +306,7 @@ impl NodeConfig {
             size_in("ssd.size", ssd.size, 5 * ssd.segment_size, 1 << 56)?;
         }
         let limits = &self.limits;
+        socket_path("socket", &self.socket)?;
         count_in("copy_threads", self.copy_threads as u64, 1, 64)?;
         count_in("ssd logs", self.ssd.len() as u64, 0, forebay_store::ssd::VOLUMES_MAX as u64)?;
         count_in("limits.clients", limits.clients as u64, 1, 4096)?;
@@ -352,6 +356,18 @@ fn count_in(field: &'static str, count: u64, least: u64, most: u64) -> Result<()
     }
 }
 
+/// What fits into an address of a Unix socket.
+fn socket_path(field: &'static str, path: &Path) -> Result<(), ConfigError> {
+    match path.as_os_str().len() {
+        1..=SOCKET_PATH_BYTES_MAX => Ok(()),
+        _ => Err(ConfigError::Value {
+            field,
+            value: format!("{path:?}"),
+            allowed: format!("a path of 1 to {SOCKET_PATH_BYTES_MAX} bytes"),
+        }),
+    }
+}
+
 fn is_default(tenants: &TenantsConfig) -> bool {
     *tenants == TenantsConfig::default()
 }
@@ -392,6 +408,19 @@ mod tests {
     }
 
     #[test]
+    fn peers_may_be_beyond_loopback_in_plain_text_that_is_asked_for_or_with_tls() {
+        let (plain, tls) =
+            ("plain_beyond_loopback = true\n", "certificate = 'c'\nkey = 'k'\nauthorities = 'a'\n");
+        for more in [plain, tls] {
+            for listen in ["listen = '10.0.0.1:7600'", "listen = '0.0.0.0:7600'\nadvertise = '10.0.0.1:7600'"]
+            {
+                let text = format!("{LEAST}[peers]\n{listen}\n{more}");
+                assert!(NodeConfig::from_toml(&text).is_ok(), "{text}");
+            }
+        }
+    }
+
+    #[test]
     fn what_is_not_allowed_is_refused_with_what_is() {
         for (text, says) in [
             (format!("nope = 1\n{LEAST}"), "unknown field `nope`, expected one of `name`, `socket`"),
@@ -426,6 +455,22 @@ mod tests {
                 "the tenant of two tenants.quotas is 7; allowed is each tenant once",
             ),
             ("socket = 'x'\n[memory]\nsize = '1GB'\n".into(), "'1GB' is no size"),
+            (
+                format!("socket = '/{}'\n[memory]\nsize = '1GiB'\n", "x".repeat(107)),
+                "x\"; allowed is a path of 1 to 107 bytes",
+            ),
+            (
+                format!("{LEAST}[relays]\nsocket = ''\n"),
+                "relays.socket is \"\"; allowed is a path of 1 to 107 bytes",
+            ),
+            (
+                format!("{LEAST}[peers]\nlisten = '10.0.0.1:7600'\n"),
+                "peers.listen is 10.0.0.1:7600; allowed is a loopback address, or any with TLS",
+            ),
+            (
+                format!("{LEAST}[peers]\nlisten = '[::]:7600'\nplain_beyond_loopback = true\n"),
+                "peers.listen is [::]:7600; allowed is an address that peers can connect to, or any with",
+            ),
         ] {
             let error = NodeConfig::from_toml(&text).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");

@@ -2,6 +2,7 @@
 
 use super::{ConfigError, count_in, read_token, size, size_in};
 use forebay_agent::{Fabric, RAILS_MAX, RailOptions, TlsConfig};
+use forebay_links::tcp::is_beyond_loopback;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -118,14 +119,33 @@ impl PeersConfig {
         size_in("peers.lent_per_peer", self.lent_per_peer, 1 << 20, 1 << 50)?;
         count_in("the number of peers.rails", self.rails.len() as u64, 0, RAILS_MAX as u64)?;
         self.rails.iter().try_for_each(RailConfig::check)?;
-        match [&self.certificate, &self.key, &self.authorities].iter().filter(|file| file.is_some()).count() {
-            0 | 3 => Ok(()),
-            given => Err(ConfigError::Value {
+        let tls =
+            [&self.certificate, &self.key, &self.authorities].iter().filter(|file| file.is_some()).count();
+        if ![0, 3].contains(&tls) {
+            return Err(ConfigError::Value {
                 field: "the number of peers.certificate, peers.key and peers.authorities",
-                value: given.to_string(),
+                value: tls.to_string(),
                 allowed: "all three, or none".into(),
-            }),
+            });
         }
+        self.check_address(tls == 3)
+    }
+
+    fn check_address(&self, has_tls: bool) -> Result<(), ConfigError> {
+        let refuse = |allowed: &str| {
+            let (field, value) = ("peers.listen", self.listen.to_string());
+            Err(ConfigError::Value { field, value, allowed: allowed.into() })
+        };
+        if self.listen.ip().is_unspecified() && self.advertise.is_none() {
+            return refuse("an address that peers can connect to, or any with peers.advertise");
+        }
+        if is_beyond_loopback(self.listen) && !has_tls && !self.plain_beyond_loopback {
+            return refuse(
+                "a loopback address, or any with TLS (peers.certificate, peers.key, peers.authorities) or with \
+                 peers.plain_beyond_loopback",
+            );
+        }
+        Ok(())
     }
 
     pub(super) fn read_files(&mut self) -> Result<(), ConfigError> {

@@ -1,7 +1,7 @@
 //! What a node is told of the GPUs that relay for engines, and which values are allowed. It must never know a driver: which
 //! GPUs there are shows when the node starts.
 
-use super::{ConfigError, size, size_in};
+use super::{ConfigError, size, size_in, socket_path};
 use forebay_cuda::remote::{self, Uuid};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -55,6 +55,7 @@ impl RelaysConfig {
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
+        socket_path("relays.socket", &self.socket)?;
         size_in("relays.memory", self.memory, 2 << 20, 1 << 50)?;
         self.uuids().map(drop)
     }
