@@ -264,8 +264,8 @@ impl Node {
                 _ => Err("the node is shutting down".into()),
             };
             let system = |error| NodeError::System { doing: "the port for metrics", error };
-            let shows = MetricsServer::listen(shown.listen, Arc::clone(&metrics), ready).map_err(system)?;
-            self.metrics = Some(shows);
+            let listen = |at| MetricsServer::listen(at, Arc::clone(&metrics), ready).map_err(system);
+            self.metrics = shown.listen.map(listen).transpose()?;
             self._push = shown.push.as_ref().map(|to| push(to, &config.name, metrics)).transpose()?;
         }
         Ok(self)

@@ -10,8 +10,9 @@ use std::net::SocketAddr;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MetricsConfig {
-    /// Where `GET /metrics`, `/healthz` and `/readyz` are answered.
-    pub listen: SocketAddr,
+    /// Where `GET /metrics`, `/healthz` and `/readyz` are answered; nowhere unless it is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
     /// Whom it tells by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub push: Option<CollectorConfig>,
@@ -37,7 +38,7 @@ pub struct CollectorConfig {
 impl MetricsConfig {
     /// Answers here, and tells nobody by itself.
     pub fn new(listen: SocketAddr) -> MetricsConfig {
-        MetricsConfig { listen, push: None }
+        MetricsConfig { listen: Some(listen), push: None }
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {

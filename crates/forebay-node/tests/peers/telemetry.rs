@@ -3,7 +3,7 @@
 use crate::http::{LIMIT, TAKEN, collector, get};
 use crate::rig::*;
 use crate::{Pair, store_all, write};
-use forebay_node::{CollectorConfig, MetricsConfig, Node};
+use forebay_node::{CollectorConfig, MetricsConfig, Node, NodeConfig};
 use serde_json::Value;
 use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
@@ -69,6 +69,18 @@ fn pulls_and_clients_are_shown_in_numbers_and_told_to_a_collector_in_their_stage
     assert_eq!(stages, ["lent", "queued", "posted", "verified"]);
     let bring = spans.iter().find(|span| span["name"] == "bring").unwrap();
     assert_eq!(attribute(bring, "client"), Some(name));
+}
+
+#[test]
+fn a_node_that_tells_a_collector_needs_no_port_to_be_asked_at() {
+    let pair = Pair::new();
+    let (endpoint, received) = collector(TAKEN);
+    let mut config = pair.left.config();
+    config.metrics = None;
+    let text = format!("{}[metrics.push]\nendpoint = '{endpoint}'\nevery_s = 1\n", config.to_toml());
+    let node = Node::start(&NodeConfig::from_toml(&text).unwrap()).unwrap();
+    assert_eq!(received.recv_timeout(LIMIT).unwrap().0, "/v1/metrics");
+    assert_eq!(node.metrics_address(), None);
 }
 
 #[test]
