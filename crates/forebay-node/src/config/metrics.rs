@@ -1,6 +1,6 @@
 //! Where a node shows itself, and which values are allowed.
 
-use super::{ConfigError, count_in};
+use super::{ConfigError, address, count_in};
 use crate::endpoint;
 use crate::metrics::PUSH_EVERY_S;
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 #[serde(deny_unknown_fields)]
 pub struct MetricsConfig {
     /// Where `GET /metrics`, `/healthz` and `/readyz` are answered; nowhere unless it is said.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "address::deserialize", skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
     /// Whom it tells by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -10,6 +10,7 @@
 //! # Ok::<(), forebay_node::ConfigError>(())
 //! ```
 
+mod address;
 mod metrics;
 mod peers;
 mod relays;
@@ -455,6 +456,18 @@ mod tests {
                 "the tenant of two tenants.quotas is 7; allowed is each tenant once",
             ),
             ("socket = 'x'\n[memory]\nsize = '1GB'\n".into(), "'1GB' is no size"),
+            (
+                format!("{LEAST}[peers]\nlisten = '10.0.0.1'\n"),
+                "'10.0.0.1' is no address; allowed is an IP address and a port, as 10.0.0.1:7600",
+            ),
+            (
+                format!("{LEAST}{PEERS}advertise = 'left:7600'\n"),
+                "'left:7600' is no address; allowed is an IP address and a port",
+            ),
+            (
+                format!("{LEAST}[metrics]\nlisten = ':9310'\n"),
+                "':9310' is no address; allowed is an IP address and a port",
+            ),
             (
                 format!("socket = '/{}'\n[memory]\nsize = '1GiB'\n", "x".repeat(107)),
                 "x\"; allowed is a path of 1 to 107 bytes",

@@ -1,6 +1,6 @@
 //! What a node is told of other nodes and of the ways to them, and which values are allowed.
 
-use super::{ConfigError, count_in, read_token, size, size_in};
+use super::{ConfigError, address, count_in, read_token, size, size_in};
 use forebay_agent::{Fabric, RAILS_MAX, RailOptions, TlsConfig};
 use forebay_links::tcp::is_beyond_loopback;
 use serde::{Deserialize, Serialize};
@@ -13,9 +13,10 @@ use std::sync::Arc;
 #[serde(deny_unknown_fields)]
 pub struct PeersConfig {
     /// Where they connect.
+    #[serde(deserialize_with = "address::deserialize")]
     pub listen: SocketAddr,
     /// Where they are told to connect, if that is another address.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "address::deserialize", skip_serializing_if = "Option::is_none")]
     pub advertise: Option<SocketAddr>,
     /// A file with what nodes show each other; all of them have the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]

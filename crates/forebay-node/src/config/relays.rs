@@ -3,7 +3,8 @@
 
 use super::{ConfigError, size, size_in, socket_path};
 use forebay_cuda::remote::{self, Uuid};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::fmt;
 use std::path::PathBuf;
 
 /// GPUs that relay for engines of this host.
@@ -21,30 +22,49 @@ pub struct RelaysConfig {
 }
 
 /// GPUs, by what names them in every process.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(untagged)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum RelayGpus {
     /// By UUID, as `nvidia-smi -L` lists them.
     These(Vec<String>),
     /// Every one that the node sees.
     #[default]
-    #[serde(with = "all")]
     All,
 }
 
-/// The word `all`.
-mod all {
-    use serde::{Deserialize, Deserializer, Serializer, de};
+/// As it is written: the word `all`, or a list.
+impl Serialize for RelayGpus {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            RelayGpus::These(uuids) => uuids.serialize(to),
+            RelayGpus::All => to.serialize_str("all"),
+        }
+    }
+}
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<(), D::Error> {
-        match String::deserialize(from)?.as_str() {
-            "all" => Ok(()),
-            other => Err(de::Error::custom(format!("'{other}': allowed is 'all' or a list of UUIDs"))),
+impl<'de> Deserialize<'de> for RelayGpus {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<RelayGpus, D::Error> {
+        from.deserialize_any(Written)
+    }
+}
+
+struct Written;
+
+impl<'de> de::Visitor<'de> for Written {
+    type Value = RelayGpus;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("'all' or a list of UUIDs")
+    }
+
+    fn visit_str<E: de::Error>(self, word: &str) -> Result<RelayGpus, E> {
+        match word {
+            "all" => Ok(RelayGpus::All),
+            other => Err(E::invalid_value(de::Unexpected::Str(other), &self)),
         }
     }
 
-    pub fn serialize<S: Serializer>(to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str("all")
+    fn visit_seq<A: de::SeqAccess<'de>>(self, list: A) -> Result<RelayGpus, A::Error> {
+        Vec::deserialize(de::value::SeqAccessDeserializer::new(list)).map(RelayGpus::These)
     }
 }
 
@@ -128,7 +148,7 @@ mod tests {
     fn what_names_no_gpu_is_refused_with_what_is_allowed() {
         for gpus in ["[]", "['0']", "['GPU-0011']", "'some'", "0"] {
             let error = relays(&format!("[relays]\nsocket = 'r'\ngpus = {gpus}\n")).unwrap_err().to_string();
-            assert!(error.contains("relays.gpus is") || error.contains("gpus"), "{gpus}: {error}");
+            assert!(error.contains("gpus") && error.contains("'all' or a list of UUIDs"), "{gpus}: {error}");
         }
         let twice = "00112233445566778899aabbccddeeff";
         let twice = relays(&format!("[relays]\nsocket = 'r'\ngpus = ['{twice}', 'GPU-{twice}']\n"));
