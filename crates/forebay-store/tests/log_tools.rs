@@ -153,6 +153,15 @@ fn a_log_that_can_be_opened_is_not_rebuilt() {
 }
 
 #[test]
+fn a_file_that_ends_before_a_log_says_what_it_is_is_no_log() {
+    for bytes in [0, PAGE_BYTES as u64, 16 * PAGE_BYTES as u64] {
+        let short = SimDisk::new(bytes);
+        assert!(matches!(verify(&short), Err(NotOpened::NotALog { .. })), "{bytes}");
+        assert!(matches!(rebuild(&short), Err(NotRebuilt::NotOpened(NotOpened::NotALog { .. }))), "{bytes}");
+    }
+}
+
+#[test]
 fn a_full_log_takes_new_chunks_and_stays_sound() {
     let disk = SimDisk::with_log(FILE_BYTES, SEGMENT_BYTES, 64 << 10);
     let (mut log, _) = Offline::open(&config(), &disk).unwrap();

@@ -183,7 +183,16 @@ fn files_that_are_no_log_of_this_version_are_refused_by_every_command_and_stay()
     let foreign = vec![b'#'; sound.len()];
     let cut = sound[..4 << 20].to_vec();
     let newer = [&newer, &sound[PAGE_BYTES..]].concat();
-    for (image, reason) in [(newer, "version 2"), (foreign, "not a Forebay log"), (cut, "it was cut")] {
+    // Some end before the places where a log says what it is.
+    let (short, empty, stump) = (foreign[..1000].to_vec(), Vec::new(), sound[..PAGE_BYTES].to_vec());
+    for (image, reason) in [
+        (newer, "version 2"),
+        (foreign, "not a Forebay log"),
+        (short, "not a Forebay log"),
+        (empty, "not a Forebay log"),
+        (cut, "it was cut"),
+        (stump, "it was cut"),
+    ] {
         std::fs::write(&path, &image).unwrap();
         for command in [&["stat"][..], &["verify"], &["scrub"], &["purge", "--tenant", "1"], &["recover"]] {
             let (_, told) = refused(&[&command[..1], &[text(&path)], &command[1..]].concat());

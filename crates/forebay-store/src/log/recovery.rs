@@ -82,9 +82,13 @@ pub(super) struct Metadata {
     pub recovered: Recovered,
 }
 
-/// Reads superblocks.
+/// Reads superblocks. A file that ends before one has none there: that is no failure of the disk.
 pub fn read_superblock(medium: &dyn Medium) -> Result<Current, NotOpened> {
-    let pages = [read(medium, SUPERBLOCKS_AT[0], PAGE)?, read(medium, SUPERBLOCKS_AT[1], PAGE)?];
+    let page = |offset: u64| match medium.bytes() < offset + PAGE as u64 {
+        true => Ok(Vec::new()),
+        false => read(medium, offset, PAGE),
+    };
+    let pages = [page(SUPERBLOCKS_AT[0])?, page(SUPERBLOCKS_AT[1])?];
     Current::choose(medium.bytes(), [&pages[0], &pages[1]], None)
 }
 
