@@ -235,6 +235,38 @@ def test_a_chunk_that_does_not_fit_its_target_is_refused(daemon: Daemon) -> None
         node.register_memory((memory.address + 8, 8))
 
 
+def test_why_a_chunk_was_not_stored_is_said_in_words(daemon: Daemon) -> None:
+    node = forebay.Node(daemon.socket)
+    memory = node.register_memory(bytearray(2 << 20))
+    storing = node.store(NAMESPACE, None, [[(memory.address, memory.bytes, 0)]])
+    assert not storing.wait() and storing.why is not None
+    assert "a slab has" in storing.why and "{" not in storing.why, storing.why
+
+
+def test_what_is_not_allowed_is_said_with_what_is(daemon: Daemon) -> None:
+    with pytest.raises(forebay.InvalidError, match="tenant is 70000; allowed: 0 to 65535"):
+        forebay.Node(daemon.socket, tenant=70_000)
+    for token in (-1, 1 << 32):
+        with pytest.raises(forebay.InvalidError, match=f"a token is {token}; allowed: 0 to 4294967295"):
+            forebay.chunk_ids(NAMESPACE, [1, token], 1)
+    node = forebay.Node(daemon.socket)
+    memory = node.register_memory(bytearray(8))
+    for call in (
+        lambda: node.lookup([b"short"]),
+        lambda: node.lease([b"short"]),
+        lambda: node.used([b"short"], 1),
+        lambda: node.store(b"short", None, [[(memory.address, 8, 0)]]),
+        lambda: node.store(NAMESPACE, b"short", [[(memory.address, 8, 0)]]),
+        lambda: forebay.chunk_ids(NAMESPACE, [1], 1, parent=b"short"),
+    ):
+        with pytest.raises(forebay.InvalidError, match="a chunk's id has 5 bytes; allowed: 32"):
+            call()
+    with pytest.raises(forebay.InvalidError, match="the key of a namespace has 5 bytes; allowed: 32"):
+        forebay.chunk_ids(b"short", [1], 1)
+    with pytest.raises(forebay.InvalidError, match="read-only; allowed: one that can be written"):
+        node.register_memory(b"read-only")
+
+
 def test_a_dead_node_is_a_miss_and_its_successor_is_found(daemon: Daemon) -> None:
     node, pool = forebay.Node(daemon.socket), Pool(1 << 17, 3)
     memory = node.register_memory((pool.address, pool.length))
@@ -256,5 +288,3 @@ def test_a_dead_node_is_a_miss_and_its_successor_is_found(daemon: Daemon) -> Non
 def test_where_there_is_no_node_the_socket_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(forebay.PeerLostError, match=r"nobody\.sock"):
         forebay.Node(tmp_path / "nobody.sock")
-    with pytest.raises((TypeError, ValueError)):
-        forebay.chunk_ids(b"short", [1, 2, 3], 1)

@@ -73,7 +73,7 @@ impl Loading {
         let end = self.ending.wait();
         self.verdict.get_or_init(|| match end {
             End::Done { .. } => self.verify(),
-            other => Err(format!("{other:?}")),
+            other => Err(why(&other)),
         })
     }
 
@@ -154,7 +154,17 @@ impl Storing {
     fn why(&self) -> Option<String> {
         match self.ending.lock().as_ref()? {
             StoreEnd::Stored { .. } | StoreEnd::AlreadyHere => None,
-            other => Some(format!("{other:?}")),
+            StoreEnd::Deleted => Some("it was deleted while it was copied".into()),
+            StoreEnd::Failed(end) => Some(why(end)),
         }
+    }
+}
+
+/// Why a copy is not whole.
+fn why(end: &End) -> String {
+    match end {
+        End::Done { bytes } => format!("all {bytes} bytes were copied"),
+        End::Failed(failure) => failure.reason.to_string(),
+        End::Cancelled { .. } => "it was cancelled".into(),
     }
 }

@@ -14,10 +14,21 @@ const FIELDS: [&str; 9] =
 
 /// A chunk's id: 32 bytes.
 pub fn id(value: &Bound<'_, PyAny>) -> PyResult<ChunkId> {
-    let bytes = value.cast::<PyBytes>().map_err(|_| invalid("a chunk's id is bytes"))?.as_bytes();
-    let id = <[u8; 32]>::try_from(bytes);
-    id.map(ChunkId::from_bytes)
-        .map_err(|_| invalid(format!("a chunk's id has {} bytes; allowed: 32", bytes.len())))
+    thirty_two("a chunk's id", value).map(ChunkId::from_bytes)
+}
+
+fn thirty_two(name: &str, value: &Bound<'_, PyAny>) -> PyResult<[u8; 32]> {
+    let bytes = value.cast::<PyBytes>().map_err(|_| invalid(format!("{name} is bytes")))?.as_bytes();
+    let wrong = |_| invalid(format!("{name} has {} bytes; allowed: 32", bytes.len()));
+    bytes.try_into().map_err(wrong)
+}
+
+/// Tokens as engines number them.
+fn tokens(values: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    values.extract().or_else(|error| {
+        let wrong = values.try_iter()?.flatten().find(|token| token.extract::<u32>().is_err());
+        Err(wrong.map_or(error, |wrong| invalid(format!("a token is {wrong}; allowed: 0 to {}", u32::MAX))))
+    })
 }
 
 /// Ids in their order.
@@ -31,16 +42,17 @@ pub fn ids(values: &Bound<'_, PyAny>) -> PyResult<Vec<ChunkId>> {
 #[pyo3(signature = (namespace, tokens, chunk_tokens, *, parent = None, tail = false))]
 pub fn chunk_ids<'py>(
     py: Python<'py>,
-    namespace: [u8; 32],
-    tokens: Vec<u32>,
+    namespace: &Bound<'py, PyAny>,
+    tokens: &Bound<'py, PyAny>,
     chunk_tokens: usize,
-    parent: Option<[u8; 32]>,
+    parent: Option<&Bound<'py, PyAny>>,
     tail: bool,
 ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
     if chunk_tokens == 0 {
         return Err(invalid("chunk_tokens is 0; allowed: 1 or more"));
     }
-    let (namespace, mut last) = (NamespaceKey::from_bytes(namespace), parent.map(ChunkId::from_bytes));
+    let namespace = NamespaceKey::from_bytes(thirty_two("the key of a namespace", namespace)?);
+    let (tokens, mut last) = (self::tokens(tokens)?, parent.map(id).transpose()?);
     let mut ids = Vec::with_capacity(tokens.len() / chunk_tokens + 1);
     for chunk in tokens.chunks(chunk_tokens).filter(|chunk| tail || chunk.len() == chunk_tokens) {
         let id = ChunkId::derive(&namespace, last.as_ref(), chunk);

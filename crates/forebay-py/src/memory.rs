@@ -50,7 +50,9 @@ pub fn borrow(memory: &Bound<'_, PyAny>, writable: bool) -> PyResult<Borrowed> {
     }
     let buffer = PyUntypedBuffer::get(memory)?;
     if writable && buffer.readonly() {
-        return Err(InvalidError::new_err("the buffer is read-only: register it with writable=False"));
+        return Err(InvalidError::new_err(
+            "the buffer is read-only; allowed: one that can be written. Only an Agent takes others, with writable=False",
+        ));
     }
     if !buffer.is_c_contiguous() {
         return Err(InvalidError::new_err(

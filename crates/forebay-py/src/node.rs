@@ -131,6 +131,18 @@ struct Inner {
     mover: MoverThread,
 }
 
+/// Whose chunks, as Python numbers them.
+struct Tenant(TenantId);
+
+impl<'py> FromPyObject<'_, 'py> for Tenant {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Tenant> {
+        let wrong = |_| InvalidError::new_err(format!("tenant is {}; allowed: 0 to {}", *value, u16::MAX));
+        value.extract().map(|number| Tenant(TenantId(number))).map_err(wrong)
+    }
+}
+
 impl Inner {
     fn start(options: ClientOptions, copy_threads: usize, wait: bool) -> PyResult<Inner> {
         let mover = MoverThread::spawn(Limits::default()).map_err(other)?;
@@ -193,17 +205,17 @@ impl Drop for Node {
 impl Node {
     /// A client. With `wait` a node that is not there yet is looked for in the background; without it that is an error.
     #[new]
-    #[pyo3(signature = (socket, *, token = Vec::new(), name = None, tenant = 0, copy_threads = 2, wait = false))]
+    #[pyo3(signature = (socket, *, token = Vec::new(), name = None, tenant = Tenant(TenantId(0)), copy_threads = 2, wait = false))]
     fn new(
         py: Python<'_>,
         socket: PathBuf,
         token: Vec<u8>,
         name: Option<String>,
-        tenant: u16,
+        tenant: Tenant,
         copy_threads: usize,
         wait: bool,
     ) -> PyResult<Node> {
-        let mut options = ClientOptions { token, tenant: TenantId(tenant), ..ClientOptions::new(socket) };
+        let mut options = ClientOptions { token, tenant: tenant.0, ..ClientOptions::new(socket) };
         if let Some(name) = name {
             options.name = name;
         }
@@ -262,8 +274,9 @@ impl Node {
     }
 
     /// How many of these chunks, from the first on, can be had: from memory, disk or peers. Looking keeps nothing.
-    fn lookup(&self, py: Python<'_>, ids: Vec<[u8; 32]>) -> PyResult<usize> {
-        self.with(py, |client, _| client.lookup(&chunks(ids)))
+    fn lookup(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let ids = ids::ids(ids)?;
+        self.with(py, |client, _| client.lookup(&ids))
     }
 
     /// As `lookup`, without waiting, for a sequence whose chunks are kept in parts: the ids of each part.
@@ -282,8 +295,9 @@ impl Node {
 
     /// Leases the longest prefix of these chunks that is there; it may be empty.
     #[pyo3(signature = (ids, *, ttl_us = 10_000_000))]
-    fn lease(&self, py: Python<'_>, ids: Vec<[u8; 32]>, ttl_us: u64) -> PyResult<Lease> {
-        let lease = self.with(py, |client, _| client.lease(&chunks(ids), ttl_us))?;
+    fn lease(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, ttl_us: u64) -> PyResult<Lease> {
+        let ids = ids::ids(ids)?;
+        let lease = self.with(py, |client, _| client.lease(&ids, ttl_us))?;
         Ok(Lease(Mutex::new(Some(Arc::new(lease)))))
     }
 
@@ -334,14 +348,14 @@ impl Node {
     fn store(
         &self,
         py: Python<'_>,
-        id: [u8; 32],
-        parent: Option<[u8; 32]>,
+        id: &Bound<'_, PyAny>,
+        parent: Option<&Bound<'_, PyAny>>,
         layers: &Bound<'_, PyAny>,
     ) -> PyResult<Storing> {
         let layers = self.layers(layers)?;
         let (sources, ending) = (spans(&layers), Arc::new(Ending::default()));
         let told = Arc::clone(&ending);
-        let (id, parent) = (ChunkId::from_bytes(id), parent.map(ChunkId::from_bytes));
+        let (id, parent) = (ids::id(id)?, parent.map(ids::id).transpose()?);
         let started = self.with(py, |client, _| {
             client.store_chunk(id, parent, &sources, Class::WriteBack, move |end| told.set(end))
         })?;
@@ -350,8 +364,9 @@ impl Node {
     }
 
     /// Tells the node that a request uses these chunks, wherever they are: it decides by that what stays.
-    fn used(&self, py: Python<'_>, ids: Vec<[u8; 32]>, chunk_bytes: u64) -> PyResult<()> {
-        self.with(py, |client, _| client.used(&chunks(ids), chunk_bytes))
+    fn used(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, chunk_bytes: u64) -> PyResult<()> {
+        let ids = ids::ids(ids)?;
+        self.with(py, |client, _| client.used(&ids, chunk_bytes))
     }
 
     /// What the node counts; None if it is not there.
@@ -393,10 +408,6 @@ impl Node {
         let refused = self.with(py, unregister)?.map_err(other)?;
         refused.map_err(|error| TransferError::new_err(format!("the memory is in use: {error}")))
     }
-}
-
-fn chunks(ids: Vec<[u8; 32]>) -> Vec<ChunkId> {
-    ids.into_iter().map(ChunkId::from_bytes).collect()
 }
 
 fn spans(layers: &[Vec<Piece>]) -> Vec<Vec<Span>> {
