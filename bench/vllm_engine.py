@@ -192,7 +192,8 @@ class Node:
         ]
         if disk:
             lines += ["[[ssd]]", f'path = "{self.log}"', f'size = "{site.disk_bytes >> 20}MiB"']
-            lines += [f'segment_size = "{4 * chunk_mib}MiB"']
+            # Four chunks, each with a page of its own behind it.
+            lines += [f'segment_size = "{4 * chunk_mib + 1}MiB"']
         self.config.write_text("\n".join(lines) + "\n")
         self.process = self.start()
 

@@ -173,7 +173,7 @@ def run_way(site: Site, way: str, sizes: list[int], runs: int, keep: Callable[[P
         if node is not None and way in FROM_DISK:
             engine.drop()
             node.wait_written(WRITE_LIMIT_S)
-            disk = Disk(node.log, sum(sizes) * site.bytes_per_token)
+            disk = Disk(node.log)
         for run in range(runs):
             if node is not None and disk is not None:
                 empty_memory(engine, node)
@@ -202,27 +202,34 @@ def measure_from_disk(
 
 
 class Disk:
-    """Plain reads of a log past the page cache, 16 of 4 MiB at a time, each behind the last ones."""
+    """Plain reads of a log past the page cache, 16 of up to 4 MiB at a time, each behind the last ones."""
 
     UNIT, AT_A_TIME = 4 << 20, 16
 
-    def __init__(self, file: Path, written: int) -> None:
-        """Reads no more than what was `written`: behind it there may be nothing."""
-        self.file, self.units, self.at = file, max(1, written // self.UNIT), 0
+    def __init__(self, file: Path) -> None:
+        """Of what is written now. Reading what a log has set aside and not written costs a disk nothing."""
+        self.file, self.at = file, 0
+        self.parts = [
+            (offset, min(self.UNIT, end - offset))
+            for start, end in written(file)
+            for offset in range(start, end, self.UNIT)
+        ]
 
     def rate(self, wanted: int) -> float:
-        """Bytes per second of as much as is wanted."""
+        """Bytes per second of as much as is wanted, or of all that there is."""
         import mmap
         from concurrent.futures import ThreadPoolExecutor
 
-        begin, count = self.at, min(self.units, max(1, wanted // self.UNIT))
-        self.at = (begin + count) % self.units
+        ahead, these = self.parts[self.at :] + self.parts[: self.at], []
+        while len(these) < len(ahead) and sum(length for _, length in these) < wanted:
+            these.append(ahead[len(these)])
+        self.at = (self.at + len(these)) % len(self.parts)
         handle = os.open(self.file, os.O_RDONLY | os.O_DIRECT)
 
         def read(worker: int) -> int:
-            page = mmap.mmap(-1, self.UNIT)
-            mine = range(begin + worker, begin + count, self.AT_A_TIME)
-            return sum(os.preadv(handle, [page], unit % self.units * self.UNIT) for unit in mine)
+            page = memoryview(mmap.mmap(-1, self.UNIT))
+            mine = these[worker :: self.AT_A_TIME]
+            return sum(os.preadv(handle, [page[:length]], offset) for offset, length in mine)
 
         begun = time.perf_counter()
         try:
@@ -231,6 +238,19 @@ class Disk:
                 return read_bytes / (time.perf_counter() - begun)
         finally:
             os.close(handle)
+
+
+def written(file: Path) -> Iterator[tuple[int, int]]:
+    """The stretches of a file that were written, in whole pages."""
+    with file.open("rb") as opened:
+        end = 0
+        while True:
+            try:
+                start = os.lseek(opened.fileno(), end, os.SEEK_DATA)
+            except OSError:  # There is none behind it.
+                return
+            end = os.lseek(opened.fileno(), start, os.SEEK_HOLE)
+            yield start, end
 
 
 def run_links(tiny: bool) -> dict[str, Any]:
