@@ -17,8 +17,10 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +67,8 @@ def start(site: Site, way: str) -> Child:
     return Child(given, 0 if site.tiny else None, site.folder / f"{way}.log")
 
 
-def measure_steps(site: Site, rounds: int) -> list[dict[str, Any]]:
+def measure_steps(site: Site, rounds: int) -> Iterator[dict[str, Any]]:
     """Decode steps, with our connector and with one that does nothing, each beside none."""
-    made = []
     for way, suffix in (("memory", ""), ("nothing", ".nothing")):
         engine = start(site, way)
         version = engine.ready()
@@ -78,24 +79,17 @@ def measure_steps(site: Site, rounds: int) -> list[dict[str, Any]]:
             alone = statistics.median(detached for _, detached in pairs)
             peer = {"name": "without a connector", "version": version, "value": 1e3 * alone}
             name = f"{batch}{suffix}"
-            made += [
-                row(f"vllm.steps.decode_ms.{name}", "ms", [1e3 * one for one, _ in pairs], peer=peer),
-                row(f"vllm.steps.overhead_us.{name}", "us", [1e6 * (one - other) for one, other in pairs]),
-                row(
-                    f"vllm.steps.overhead_percent.{name}",
-                    "%",
-                    [100 * (one / other - 1) for one, other in pairs],
-                ),
-            ]
+            yield row(f"vllm.steps.decode_ms.{name}", "ms", [1e3 * one for one, _ in pairs], peer=peer)
+            yield row(f"vllm.steps.overhead_us.{name}", "us", [1e6 * (one - other) for one, other in pairs])
+            percent = [100 * (one / other - 1) for one, other in pairs]
+            yield row(f"vllm.steps.overhead_percent.{name}", "%", percent)
         engine.end()
-    return made
 
 
-def measure_hits(site: Shaped, hits: int) -> list[dict[str, Any]]:
+def measure_hits(site: Shaped, hits: int) -> Iterator[dict[str, Any]]:
     """A prefix in the node's memory, by both ways of loading."""
     engine = start(site, "memory")
     engine.ready()
-    made = []
     size = PREFIX_TOKENS * site.bytes_per_token
     ceiling_ms = 1e3 * statistics.median(copies(size))
     for way in ("layerwise", "background"):
@@ -105,9 +99,8 @@ def measure_hits(site: Shaped, hits: int) -> list[dict[str, Any]]:
             one = row(
                 f"vllm.hit.{figure}_ms.{site.shape}.{way}", "ms", [1e3 * hit[f"{figure}_s"] for hit in found]
             )
-            made.append(one | {"ceiling": ceiling_ms, "ratio": one["value"] / ceiling_ms, "bytes": size})
+            yield one | {"ceiling": ceiling_ms, "ratio": one["value"] / ceiling_ms, "bytes": size}
     engine.end()
-    return made
 
 
 def gpus() -> list[str]:
@@ -149,15 +142,15 @@ def main() -> None:
             memory = GIB if shape == "tiny" else 4 * GIB
             site = Shaped(Path(folder), not args.gpu, memory, GIB, program, shape)
             with vllm_engine.node_beside(site, "memory"):
-                if args.gpu or shape == "tiny":
-                    made += measure_steps(site, args.rounds)
-                if not args.gpu:
-                    made += measure_hits(site, args.hits)
-        said = vllm_engine.results("vllm_steps", gpus() if args.gpu else [], None, made)
-        said["machine"]["load_before"] = round(load, 2)
-        args.json.write_text(json.dumps(said, indent=2) + "\n")
-    for one in made:
-        print(f"{one['name']:44} {one['value']:9.3f} {one['unit']} ({one['min']:.3f} to {one['max']:.3f})")
+                found = measure_steps(site, args.rounds) if args.gpu or shape == "tiny" else iter(())
+                for one in found if args.gpu else chain(found, measure_hits(site, args.hits)):
+                    # Each at once, for whoever has the machine for less time than this takes.
+                    made.append(one)
+                    said = vllm_engine.results("vllm_steps", gpus() if args.gpu else [], None, made)
+                    said["machine"]["load_before"] = round(load, 2)
+                    args.json.write_text(json.dumps(said, indent=2) + "\n")
+                    spread = f"({one['min']:.3f} to {one['max']:.3f})"
+                    print(f"{one['name']:44} {one['value']:9.3f} {one['unit']} {spread}", flush=True)
 
 
 if __name__ == "__main__":
