@@ -30,6 +30,10 @@ use thiserror::Error;
 
 /// The system's addresses of Unix sockets have so much room.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// Segments of a log that nothing was said of have as many bytes at least,
+pub(crate) const SEGMENT_BYTES_MIN: u64 = 16 << 20;
+/// and all at most these.
+pub(crate) const SEGMENT_BYTES_MAX: u64 = 1 << 32;
 
 /// All that a node is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -121,8 +125,9 @@ pub struct SsdConfig {
     /// How long it is made.
     #[serde(with = "size")]
     pub size: u64,
-    /// The segments it is made of; a chunk is shorter than one.
-    #[serde(default = "segment", with = "size")]
+    /// The segments it is made of; a chunk is shorter than one. 0 for such as hold the largest chunk and four usual ones, if there are 64
+    /// of them, and 16 MiB at least.
+    #[serde(default, with = "size")]
     pub segment_size: u64,
 }
 
@@ -302,9 +307,12 @@ impl NodeConfig {
             size_in("memory.largest_chunk", largest_chunk, slab, memory)?;
         }
         for ssd in &self.ssd {
-            size_in("ssd.segment_size", ssd.segment_size, 1 << 16, 1 << 32)?;
+            if ssd.segment_size != 0 {
+                size_in("ssd.segment_size", ssd.segment_size, 1 << 16, SEGMENT_BYTES_MAX)?;
+            }
+            let least = if ssd.segment_size == 0 { SEGMENT_BYTES_MIN } else { ssd.segment_size };
             // Four segments, and what the log needs beside them.
-            size_in("ssd.size", ssd.size, 5 * ssd.segment_size, 1 << 56)?;
+            size_in("ssd.size", ssd.size, 5 * least, 1 << 56)?;
         }
         let limits = &self.limits;
         socket_path("socket", &self.socket)?;
@@ -379,10 +387,6 @@ fn two() -> usize {
 
 fn mebibyte() -> u64 {
     1 << 20
-}
-
-fn segment() -> u64 {
-    16 << 20
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! what is done with the store.
 
 use super::{HOST, NodeError};
-use crate::config::{LimitsConfig, NodeConfig, SsdConfig};
+use crate::config::{LimitsConfig, NodeConfig, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SsdConfig};
 use forebay_links::disk::DiskOptions;
 use forebay_mover::MoverHandle;
 use forebay_store::log::DiskTierConfig;
@@ -11,6 +11,8 @@ use forebay_store::{Pages, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig}
 
 /// Staging of disks at least.
 const STAGING_BYTES_MIN: u64 = 64 << 20;
+/// Of a segment, for what is beside the chunks in it.
+const BESIDE_CHUNKS_BYTES: u64 = 1 << 20;
 /// What waits for staging beside clients' loads: chunks on their way to disk, and those that peers are to be lent.
 const OTHERS_WAITING_MAX: usize = WRITES_MAX + 4096;
 
@@ -24,7 +26,8 @@ pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Sto
     if config.ssd.is_empty() {
         return Ok(Store::open(mover, HOST, pages, tier)?);
     }
-    let volumes = config.ssd.iter().map(open_volume).collect::<Result<Vec<_>, _>>()?;
+    let open = |ssd| open_volume(ssd, segment_bytes(ssd, config.memory.chunk_size, tier.slab_bytes));
+    let volumes = config.ssd.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let (default_quota_bytes, quotas) = config.tenants.ssd_quotas();
     let disk = DiskTierConfig { default_quota_bytes, quotas, ..DiskTierConfig::default() };
     let keys = config.tenants.read_keys().map_err(NodeError::Config)?;
@@ -64,10 +67,21 @@ fn waiting_max(limits: &LimitsConfig) -> usize {
     limits.loads().saturating_add(OTHERS_WAITING_MAX)
 }
 
+/// As told; else so that what fits into memory fits onto the disk, and four usual chunks leave nothing over, if there are 64 segments of
+/// that: space is reused by segments.
+fn segment_bytes(config: &SsdConfig, usual_chunk: u64, largest_chunk: u64) -> u64 {
+    if config.segment_size != 0 {
+        return config.segment_size;
+    }
+    let wanted = usual_chunk.saturating_mul(4).max(largest_chunk).saturating_add(BESIDE_CHUNKS_BYTES);
+    let sixty_fourth = config.size / 64 / BESIDE_CHUNKS_BYTES * BESIDE_CHUNKS_BYTES;
+    wanted.next_multiple_of(BESIDE_CHUNKS_BYTES).min(sixty_fourth).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
+}
+
 /// Opens a log, and makes it if it is not there.
-fn open_volume(config: &SsdConfig) -> Result<Volume, SsdError> {
+fn open_volume(config: &SsdConfig, segment_bytes: u64) -> Result<Volume, SsdError> {
     if !config.path.exists() {
-        init(&config.path, config.size, config.segment_size, Existing::Keep)?;
+        init(&config.path, config.size, segment_bytes, Existing::Keep)?;
     }
     Volume::open(&config.path, DiskOptions::default())
 }
@@ -93,6 +107,24 @@ mod tests {
             let config = NodeConfig::from_toml(&text).unwrap();
             let default = TierConfig::new(memory).slab_bytes;
             assert_eq!(slab_bytes(&config, default), slab, "{memory} {chunk} {largest}");
+        }
+    }
+
+    #[test]
+    fn what_fits_into_memory_fits_into_a_segment_of_a_log_that_has_sixty_four() {
+        let (mib, gib) = (1 << 20, 1 << 30);
+        for (size, usual, largest, told, segment) in [
+            (100 * gib, mib, mib, 0, 16 * mib),
+            (100 * gib, mib, 16 * mib, 0, 17 * mib),
+            (100 * gib, mib, 256 * mib, 0, 257 * mib),
+            (100 * gib, 32 * mib, 64 * mib, 0, 129 * mib),
+            (100 * gib, 32 * mib - 7, 64 * mib, 0, 129 * mib),
+            (6 * gib, 32 * mib, 256 * mib, 0, 96 * mib),
+            (80 * mib, mib, mib, 0, 16 * mib),
+            (100 * gib, 32 * mib, 256 * mib, 64 * mib, 64 * mib),
+        ] {
+            let config = SsdConfig { path: "log".into(), size, segment_size: told };
+            assert_eq!(segment_bytes(&config, usual, largest), segment, "{size} {usual} {largest} {told}");
         }
     }
 
