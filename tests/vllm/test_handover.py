@@ -91,6 +91,16 @@ def test_a_prompt_shorter_than_a_chunk_is_handed_over_too(pair: Pair) -> None:
     assert said["tokens"] == alone["tokens"] and said["cached"] >= len(tokens) - 1
 
 
+def test_a_prompt_of_one_token_is_computed_and_not_loaded_for_ever(pair: Pair) -> None:
+    tokens = prompt(96, 1)
+    ticket = pair.prefill(tokens)
+    (alone,) = pair.prefiller.generate(prompts=[tokens], tokens=8)
+    loads = pair.decoder.stats()["loads"]
+    said = pair.decode(tokens, 8, ticket)
+    assert said["tokens"] == alone["tokens"]
+    assert pair.decoder.stats()["loads"] == loads
+
+
 def test_an_engine_takes_over_from_itself_over_its_own_node(pair: Pair, plain: dict[str, list[int]]) -> None:
     tokens, count = ASKED["left"]
     ticket = pair.prefill(tokens)

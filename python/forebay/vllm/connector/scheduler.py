@@ -166,6 +166,9 @@ class SchedulerHalf:
             compat.stop_at(request, (request.num_tokens - 1) // size * size)
         if not self.loads or request.skip_reading_prefix_cache:
             return 0, False
+        if request.num_tokens == 1:
+            # It is computed anyway. With nothing computed vLLM would ask again after the load, and so on.
+            return 0, False
         others = len(self.running - {one.name})
         found = self.matcher.found(one, others)
         if found is None:
