@@ -456,7 +456,6 @@ def test_blocks_that_are_free_soon_are_waited_for_and_those_of_a_stuck_node_are_
     assert SchedulerHalf.frees_soon(half)
     SchedulerHalf.freed(half, {"other", "of another connector"})
     assert half.freeing == {"one": 6.0} and not SchedulerHalf.frees_soon(half), "it is late"
-    SchedulerHalf.freed(half, None)
     now[0] = 6.01
     assert SchedulerHalf.frees_soon(half)
 

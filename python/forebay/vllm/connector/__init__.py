@@ -146,7 +146,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers have done."""
-        self._plans.freed(connector_output.finished_sending)
+        if connector_output.finished_sending:
+            self._plans.freed(connector_output.finished_sending)
         report = connector_output.kv_connector_worker_meta
         self._plans.ended(report if type(report) is Report else None)  # `isinstance` asks an ABC, each step.
 

@@ -58,6 +58,10 @@ class Step(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there when
     timed: bool = False  # the scheduler wants to know when it has ended
 
 
+# A step that computes and in which nothing moves. Nobody writes to it.
+NOTHING = Step(0, idle=False)
+
+
 @dataclass
 class Ended:
     """How a load ended, of as many workers as said so."""

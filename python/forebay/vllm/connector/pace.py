@@ -51,7 +51,7 @@ class Pace:
 
     def ended(self, step: int | None, now: float) -> None:
         """A step has ended, None for one that is not timed. One that was begun while another one ran took the
-        time since that one's end.
+        time since that one's end, which nobody needs to tell as long as there are no `steps`.
         """
         begun = None if step is None else self.steps.pop(step, None)
         if begun is not None:

@@ -24,7 +24,7 @@ from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.groups import fail_as_one
 from forebay.vllm.connector.matcher import Matcher
 from forebay.vllm.connector.media import Media, media_of
-from forebay.vllm.connector.metadata import Load, Pages, Report, Step
+from forebay.vllm.connector.metadata import NOTHING, Load, Pages, Report, Step
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.pace import Pace
 from forebay.vllm.connector.stats import Counts
@@ -307,9 +307,9 @@ class SchedulerHalf:
         youngest_s = next(reversed(self.freeing.values()), None)
         return youngest_s is not None and self.clock() - youngest_s < FREE_SOON_S
 
-    def freed(self, names: Iterable[str] | None) -> None:
+    def freed(self, names: Iterable[str]) -> None:
         """Nothing reads the blocks of requests any more that have finished."""
-        for name in names or ():
+        for name in names:
             self.freeing.pop(name, None)
 
     def state_of(self, one: Tracked, found: Found) -> tuple[list[bytes], Pages]:
@@ -359,7 +359,10 @@ class SchedulerHalf:
         for name in getattr(output, "preempted_req_ids", None) or ():
             self.preempted(name)
         self.follow(output)
-        step = Step(self.step, idle=output.total_num_scheduled_tokens == 0)
+        tokens, requests = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
+        if 0 < tokens == requests and not (self.fresh or self.new_loads or self.unstored or self.leaving):
+            return NOTHING  # As in most steps.
+        step = Step(self.step, idle=tokens == 0)
         if self.fresh:
             step.flush = self.stores.touched(self.fresh)
             self.fresh.clear()
@@ -375,7 +378,7 @@ class SchedulerHalf:
                 if one.is_stored:
                     step.sent[one.name] = sorted(one.stores)
                     del self.leaving[one.name]
-        if output.total_num_scheduled_tokens > len(output.num_scheduled_tokens) and not step.loads:
+        if tokens > requests and not step.loads:
             step.timed = True
             self.pace.began(self.step, output.num_scheduled_tokens, self.tracked, self.clock())
         return step
@@ -506,6 +509,8 @@ class SchedulerHalf:
 
     def ended(self, report: Report | None) -> None:
         """A step has ended, and what the workers say of it, if they have anything to say."""
+        if report is None and not self.pace.steps:
+            return  # As after most steps: nobody wants to know when they end.
         self.pace.ended(None if report is None else report.step, self.clock())
         if report is None:
             return
