@@ -72,9 +72,10 @@ test-vllm-newest: export FOREBAY_VLLM_BLOCK = 32
 test-vllm-newest: build wheel
 	$(call vllm_tests,.venv-vllm-newest,tests/vllm/requirements-newer.txt 0.33.0)
 
-## The same on GPUs, with the vLLM, the forebay and the pytest of $(PYTHON). Tests with two ranks want two. Not part of `make test`.
+## The same on GPUs, with the vLLM, the forebay and the pytest of $(PYTHON); with ON=graphs in CUDA graphs. Tests with two ranks
+## want two. Not part of `make test`.
 test-vllm-gpu: build
-	FOREBAY_VLLM_ON=gpu FOREBAY=$(abspath $(FOREBAY)) $(PYTHON) -m pytest -q tests/vllm
+	FOREBAY_VLLM_ON=$(or $(ON),gpu) FOREBAY=$(abspath $(FOREBAY)) $(PYTHON) -m pytest -q tests/vllm
 
 define vllm_tests
 	$(VENV)/bin/python tools/vllm_cpu.py $(1) $(2)

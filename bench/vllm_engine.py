@@ -125,7 +125,7 @@ def engine_arguments(site: Site, way: str, max_tokens: int) -> dict[str, Any]:
         "model": str(model),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
-        "enforce_eager": True,
+        "enforce_eager": site.tiny,  # On GPUs as vLLM is if it is told nothing: in CUDA graphs.
         "max_model_len": max_tokens,
         "block_size": BLOCK_TOKENS,
         "enable_prefix_caching": True,

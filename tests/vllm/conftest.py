@@ -1,7 +1,8 @@
 """What all tests with vLLM share: a node, a model, and vLLM itself in a process of its own.
 
 Knows where the Python with vLLM is: `FOREBAY_VLLM_PYTHON`, or the one that runs the tests. Without vLLM in
-it all tests of this folder are skipped. With `FOREBAY_VLLM_ON=gpu` it is a vLLM for GPUs.
+it all tests of this folder are skipped. With `FOREBAY_VLLM_ON=gpu` it is a vLLM for GPUs, with `graphs` the
+same with what it does there if it is not told otherwise: models are compiled, and steps are CUDA graphs.
 """
 
 import json
@@ -20,7 +21,8 @@ HERE = Path(__file__).parent
 PYTHON = os.environ.get("FOREBAY_VLLM_PYTHON", sys.executable)
 # For all that an engine may be asked to do, and for its start.
 ENGINE_S = 900.0
-ON_GPU = os.environ.get("FOREBAY_VLLM_ON", "cpu") == "gpu"
+ON_GPU = os.environ.get("FOREBAY_VLLM_ON", "cpu") in ("gpu", "graphs")
+GRAPHS = os.environ.get("FOREBAY_VLLM_ON") == "graphs"
 # Newer vLLMs take multiples of 32 only on a CPU.
 CHUNK, BLOCK = 64, int(os.environ.get("FOREBAY_VLLM_BLOCK", "16"))
 ROOM_TOKENS = 2560
@@ -29,7 +31,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "HF_HUB_OFFLINE": "1",
-    "TORCHDYNAMO_DISABLE": "1",
+    "TORCHDYNAMO_DISABLE": "0" if GRAPHS else "1",
     "PYTHONHASHSEED": "0",
     "OMP_NUM_THREADS": "1",
     # Workers of several ranks need not have a NUMA node each.
@@ -193,7 +195,7 @@ def arguments(model: Path, connector: dict[str, Any] | None = None, **more: Any)
         "model": str(model),
         "skip_tokenizer_init": True,
         "dtype": "float32",
-        "enforce_eager": True,
+        "enforce_eager": not GRAPHS,
         "block_size": BLOCK,
         "num_gpu_blocks_override": ROOM_TOKENS // BLOCK,
         "max_model_len": 2048,

@@ -174,6 +174,22 @@ class Driver:
         self.settle()
         return bool(self.llm.reset_prefix_cache(reset_connector=True))
 
+    def whole_graphs(self) -> Any:
+        """How many steps that loaded layer by layer were one CUDA graph, since it was last asked here."""
+        from forebay.vllm.connector import compat
+
+        if not hasattr(self, "graphs"):
+            self.graphs, look = 0, compat.runs_whole_graph
+
+            def counted(forward_context: Any) -> bool:
+                whole = look(forward_context)
+                self.graphs += whole
+                return whole
+
+            compat.runs_whole_graph = counted
+        graphs, self.graphs = self.graphs, 0
+        return graphs
+
     def policy(self, recompute: bool) -> Any:
         """What vLLM does with a request whose load fails."""
         self.scheduler.recompute_kv_load_failures = recompute
