@@ -85,16 +85,18 @@ def read_secret(name: str, path: object) -> bytes:
 class Pages:
     """The pages of one namespace. For any number of threads."""
 
-    def __init__(self, node: Node, namespace: bytes) -> None:
+    def __init__(self, node: Node, namespace: bytes, secret: bytes | None = None) -> None:
+        """`secret` is one that only those have who share pages also when all of them have forgotten."""
         self._node = node
         self._namespace = namespace
+        self._secret = secret or os.urandom(32)
 
     def forget(self) -> None:
         """Pages have names anew: none of before is found, and no other engine has these names.
 
         A call under way ends with the names it began with. What others have stays.
         """
-        self._namespace = os.urandom(32)
+        self._namespace = hashlib.blake2b(self._namespace, key=self._secret, digest_size=32).digest()
 
     def prefix(self, keys: Iterable[bytes]) -> int:
         """How many pages, from the first on, can be had."""

@@ -192,23 +192,35 @@ def test_engines_with_fp8_of_another_kind_share_nothing(
         backend.close()
 
 
-def test_ranks_of_an_mla_model_share_what_one_of_them_stores_until_they_are_cleared(
-    sglang: Any, node: Node, caplog: pytest.LogCaptureFixture
+def test_ranks_of_an_mla_model_share_what_one_of_them_stores_also_when_they_were_cleared(
+    sglang: Any, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pools = [Pool("page_first"), Pool("page_first")]
-    ranks = [
-        backend_of(sglang, node, pool, is_mla_model=True, tp_rank=rank, tp_size=2)
-        for rank, pool in enumerate(pools)
-    ]
-    assert ranks[1].batch_set_v1(["a"], pools[1].indices(0)) == [True], "rank 0 does it"
-    assert ranks[1].batch_exists(["a"]) == 0
-    assert ranks[0].batch_set_v1(["a"], pools[0].indices(0)) == [True]
-    assert ranks[1].batch_exists(["a"]) == 1
-    for rank in ranks:
-        assert rank.clear()
-    assert ranks[0].batch_set_v1(["a"], pools[0].indices(0)) == [True]
-    assert ranks[1].batch_exists(["a"]) == 0 and "ranks share no pages any more" in caplog.text
-    for rank in ranks:
+    import sglang.srt.runtime_context as context
+
+    def ranks_of_a_server() -> list[Any]:
+        first: list[Any] = []  # What rank 0 gives to SGLang's group, all ranks get.
+        group = types.SimpleNamespace(broadcast_object=lambda drawn: first.append(drawn) or first[0])
+        monkeypatch.setattr(context, "get_parallel", lambda: types.SimpleNamespace(attn_tp_group=group))
+        return [
+            backend_of(sglang, node, Pool("page_first"), is_mla_model=True, tp_rank=rank, tp_size=2)
+            for rank in range(2)
+        ]
+
+    def store(rank: Any) -> bool:
+        return rank.batch_set_v1(["a"], rank.mem_pool_host.indices(0)) == [True]
+
+    ranks, stranger = ranks_of_a_server(), ranks_of_a_server()
+    for _ in range(3):
+        assert store(ranks[1]), "rank 0 does it"
+        assert [rank.batch_exists(["a"]) for rank in ranks] == [0, 0]
+        assert store(ranks[0])
+        assert [rank.batch_exists(["a"]) for rank in ranks] == [1, 1]
+        for rank in ranks + stranger:
+            assert rank.clear()
+        assert [rank.batch_exists(["a"]) for rank in ranks + stranger] == [0, 0, 0, 0]
+    assert store(ranks[0])
+    assert stranger[1].batch_exists(["a"]) == 0, "another server that was cleared as often"
+    for rank in ranks + stranger:
         rank.close()
 
 

@@ -8,7 +8,7 @@ SGLang's choice is `--hicache-storage-backend dynamic` with this module's path a
 extra configuration, and `"interface_v1": 1`: then pages go to and from the host pool itself.
 """
 
-import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -24,8 +24,6 @@ from forebay.pages import Pages, Piece, check_digest, check_socket, namespace, r
 Config: TypeAlias = Any
 HostPool: TypeAlias = Any
 Tensor: TypeAlias = Any
-
-logger = logging.getLogger(__name__)
 
 SOCKET = "/run/forebay/node.sock"
 # What SGLang itself puts into, or takes from, the extra configuration.
@@ -87,6 +85,19 @@ def facts(config: Config, pool: HostPool, weights_digest: str) -> dict[str, obje
     }
 
 
+def secret_of(config: Config) -> bytes:
+    """What names pages from a `clear` on. Ranks that have the same pages have that of the first of them.
+
+    SGLang has all of them begin together, so they can say it to each other then, and need not later.
+    """
+    drawn = os.urandom(32)
+    if not config.is_mla_model or config.tp_size == 1:
+        return drawn
+    from sglang.srt.runtime_context import get_parallel
+
+    return bytes(get_parallel().attn_tp_group.broadcast_object(drawn))
+
+
 class ForebayStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there when types are checked
     """The backend. Its settings are in the extra configuration.
 
@@ -107,7 +118,7 @@ class ForebayStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
             raise InvalidError(f"the host pool is in {len(buffers)} buffers; allowed is one")
         super().register_mem_pool_host(mem_pool_host)
         known = facts(self._config, mem_pool_host, self._settings["weights_digest"])
-        self._pages = Pages(self._node, namespace(known))
+        self._pages = Pages(self._node, namespace(known), secret_of(self._config))
         self._pool = self._node.register_memory(_extent(mem_pool_host.kv_buffer))
 
     def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: str) -> None:
@@ -174,8 +185,6 @@ class ForebayStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
     def clear(self) -> bool:
         """From now on this engine finds no page of before. Others do: they may use these very pages."""
         self._pages.forget()
-        if self._config.is_mla_model and self._config.tp_size > self._config.dcp_size:
-            logger.warning("cleared; ranks share no pages any more, and find none: start the server again")
         return True
 
     def close(self) -> None:
