@@ -224,6 +224,34 @@ def test_a_decoder_waits_as_long_as_chunks_come_and_has_them_brought_meanwhile(
     assert prefiller.brought == found.ids[0][: 9 if comes else 6], "each was brought once, in order"
 
 
+class FarPrefiller(Prefiller):
+    """Answers late, with what was there when it was asked."""
+
+    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int) -> tuple[Any, ...]:
+        return *super().ask(shape, ids, tokens), self.now
+
+    def answer(self, asked: tuple[Any, ...]) -> Found | None:  # type: ignore[override]
+        *what, then = asked
+        now, self.now = self.now, then
+        found = super().answer(tuple(what))
+        self.now = now
+        return found if now > then else None
+
+
+def test_an_answer_that_an_engine_without_room_looks_at_late_ends_no_hand_over() -> None:
+    mine, prefiller, counts = facts(), FarPrefiller(1.0, 10), Counts()
+    settings = settings_of({"handover_wait_s": 3})
+    matcher = Matcher(mine, settings, prefiller, Any, counts, lambda: prefiller.now)  # type: ignore[arg-type]
+    one = a_request(10 * CHUNK, 0)
+    one.request.cache_salt = None
+    one.ticket = handover.Ticket(10 * CHUNK, mine.shape)
+    assert matcher.found(one, 0) is None
+    prefiller.now = 60.0  # vLLM asks for nobody as long as as many run as may.
+    while (found := matcher.found(one, 0)) is None:
+        prefiller.now += 0.001
+    assert found.chunks == 10 and counts.totals == {"handovers": 1}
+
+
 def a_request(tokens: int, computed_chunks: int) -> Tracked:
     """A request of which so much is computed, with the blocks 1, 2, 3 ..."""
     request = SimpleNamespace(

@@ -70,13 +70,15 @@ class Matcher:
         if one.coming is None:
             one.coming = Coming(self.promised(one), now)
         coming, promised = one.coming, one.coming.promised
-        if one.asked is None and now < coming.ask_s:
-            return None
+        if one.asked is None:
+            if now < coming.ask_s:
+                return None
+            coming.asked_s = now
         answers = self.answers(one, lambda: [self.finder.ask(promised.shape, promised.ids, promised.tokens)])
         if answers is None:
             return None
         (found,) = answers
-        if found.tokens < promised.tokens and not self.gave_up(coming, found, now):
+        if found.tokens < promised.tokens and not self.gave_up(coming, found):
             return None
         self.counts.add("handovers" if found.tokens == promised.tokens else "handovers_late")
         one.ticket = None
@@ -95,14 +97,17 @@ class Matcher:
             chunks = found.chunks if self.facts.has_windows else found.in_memory
             one.known = min(chunks, found.tokens // self.facts.chunk_tokens)
 
-    def gave_up(self, coming: Coming, found: Found, now: float) -> bool:
-        """Whether the rest is not waited for any more. What is new comes nearer meanwhile."""
+    def gave_up(self, coming: Coming, found: Found) -> bool:
+        """Whether the rest is not waited for any more. What is new comes nearer meanwhile.
+
+        An answer is of when it was asked for: vLLM looks at nobody, maybe for minutes, while it has no room.
+        """
         if found.chunks > coming.chunks:
             if found.chunks > found.in_memory:
                 coming.holds += self.finder.bring([ids[coming.chunks :] for ids in found.ids])
-            coming.chunks, coming.since_s = found.chunks, now
-        waited_s = now - coming.since_s
-        coming.ask_s = now + min(ASK_AGAIN_S, waited_s / 8)
+            coming.chunks, coming.since_s = found.chunks, coming.asked_s
+        waited_s = coming.asked_s - coming.since_s
+        coming.ask_s = coming.asked_s + min(ASK_AGAIN_S, waited_s / 8)
         return waited_s >= self.settings.handover_wait_s
 
     def promised(self, one: Tracked) -> Found:

@@ -118,7 +118,8 @@ class Coming:
 
     promised: Found
     since_s: float  # when the last of it came, or the wait for it began
-    ask_s: float = 0.0  # when the node is asked again
+    asked_s: float = 0.0  # when the node was asked last
+    ask_s: float = 0.0  # when it is asked again
     chunks: int = 0  # that have come
     holds: list[forebay.Hold] = field(default_factory=list)  # of these
 
