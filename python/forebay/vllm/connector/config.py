@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from forebay.errors import InvalidError
-from forebay.pages import read_secret
+from forebay.pages import check_socket, read_secret
 
 SETTINGS = "kv_connector_extra_config"
 NODE = "/run/forebay/node.sock"
@@ -71,7 +71,7 @@ def settings_of(extra: Mapping[str, Any]) -> Settings:
         raise refuse(unknown[0], extra[unknown[0]], "only " + ", ".join(names))
     digest = text(extra, "weights_digest", None)
     return Settings(
-        node=text(extra, "node", NODE) or NODE,
+        node=check_socket(text(extra, "node", NODE) or NODE),
         token_file=text(extra, "token_file", None),
         tenant=number(extra, "tenant", 0, 0, 0xFFFF),
         salt_file=text(extra, "salt_file", None),
