@@ -74,3 +74,9 @@ def test_what_is_no_object_is_refused_by_name() -> None:
     for bad in ("[1]", "{", "1"):
         with pytest.raises(ValueError, match="--engine is"):
             profile.engine_arguments("m", bad)
+
+
+def test_a_server_with_a_connector_is_timed_without_it_and_with_a_cache_of_prefixes() -> None:
+    server = {"kv_transfer_config": {"kv_connector": "ForebayConnector"}, "enable_prefix_caching": False}
+    given = profile.engine_arguments("m", json.dumps(server))
+    assert given["kv_transfer_config"] is None and given["enable_prefix_caching"] is True

@@ -102,14 +102,18 @@ def profile_of(layers: int, steps: Iterable[tuple[int, int, float]]) -> str:
 
 
 def engine_arguments(model: str, more: str) -> dict[str, Any]:
-    """What the engine is built with."""
+    """What the engine is built with.
+
+    A server may have a connector, which would load what is to be computed, and no cache of prefixes.
+    """
     try:
         said = json.loads(more)
     except ValueError as error:
         raise InvalidError(f"--engine is {more!r}, no JSON ({error}); allowed is an object") from error
     if not isinstance(said, dict):
         raise InvalidError(f'--engine is {more!r}; allowed is an object, such as {{"dtype": "float32"}}')
-    return {"model": model, "enable_prefix_caching": True, "skip_tokenizer_init": True, **said}
+    ours = {"model": model, "enable_prefix_caching": True, "kv_transfer_config": None}
+    return {"skip_tokenizer_init": True, **said, **ours}
 
 
 def check_out(out: Path) -> None:
