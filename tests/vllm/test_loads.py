@@ -165,6 +165,18 @@ def test_blocks_that_vllm_has_taken_back_by_itself_are_new_again() -> None:
     assert place.half.fresh == set(range(200, 200 + BLOCKS))
 
 
+def test_blocks_are_new_also_for_a_request_that_a_token_on_its_way_may_end() -> None:
+    place = Place()
+    place.half.matcher.found = lambda one, others: None  # type: ignore[method-assign]
+    place.half.match(place.request, 4 * BLOCK)  # vLLM's own cache has some of its blocks, and then none.
+    place.begin(1, 0)
+    place.step()
+    place.request.num_preemptions, place.request.num_in_flight_tokens = 1, 1
+    assert place.half.match(place.request, 0) == (0, False)
+    place.begin(200, 0)
+    assert place.half.fresh == set(range(200, 200 + BLOCKS)), "stores that read one of them must end first"
+
+
 def test_leases_of_a_hand_over_end_where_nothing_is_left_to_load() -> None:
     place = Place()
     place.one.coming = Coming(Found(place.half.facts.shape, [[]], 0), 0.0)

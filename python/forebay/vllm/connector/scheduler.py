@@ -152,8 +152,6 @@ class SchedulerHalf:
         Keeps nothing in the node. None: ask again, the node has not answered yet, or the chunks of a
         hand-over are still coming.
         """
-        if compat.may_end(request):
-            return 0, False
         if not self.is_named(request):
             return None, False
         one = self.tracked.get(request.request_id)
@@ -161,6 +159,8 @@ class SchedulerHalf:
             return 0, False
         self.notice_preemption(one)
         one.held, one.blocks = held, []  # vLLM asks for requests without blocks: it may have taken them back.
+        if compat.may_end(request):
+            return 0, False
         size = self.facts.chunk_tokens
         if self.keeps and self.facts.has_states:
             compat.stop_at(request, (request.num_tokens - 1) // size * size)
