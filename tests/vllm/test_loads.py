@@ -177,6 +177,20 @@ def test_blocks_are_new_also_for_a_request_that_a_token_on_its_way_may_end() -> 
     assert place.half.fresh == set(range(200, 200 + BLOCKS)), "stores that read one of them must end first"
 
 
+def test_an_aborted_requests_blocks_are_vllms_to_free_whatever_is_being_stored() -> None:
+    place = Place()
+    half, one = place.half, place.one
+    place.begin(1, 0)
+    place.request.computed = TOKENS
+    half.aim(one, TOKENS)
+    step = Step(1, idle=False)
+    half.plan(one, step)
+    place.request.num_preemptions += 1  # Then another connector loads in the background: its end frees them.
+    place.begin(200, 0)
+    assert half.finished(place.request, ([*range(200, 200 + BLOCKS)],)) == (False, None), "freed twice"
+    assert half.stores.touched([1]) == [step.stores[0].job], "it is waited for before its blocks are written"
+
+
 def test_leases_of_a_hand_over_end_where_nothing_is_left_to_load() -> None:
     place = Place()
     place.one.coming = Coming(Found(place.half.facts.shape, [[]], 0), 0.0)

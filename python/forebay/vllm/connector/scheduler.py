@@ -338,14 +338,14 @@ class SchedulerHalf:
         params = None
         if well and self.keeps and not one.gap and handover.is_prefill(self.params(request)):
             params = handover.answer(request, blocks, self.engine_id, self.facts)
-        if not well:
-            one.goal, one.tail, one.state = one.planned, False, 0
-        if one.is_stored:
-            self.unstored.pop(one.name, None)
-            if not one.stores:
-                return False, params
-        else:
+        if well and not one.is_stored:
             self.unstored[one.name] = one
+        else:
+            self.unstored.pop(one.name, None)
+        if not well or (one.is_stored and not one.stores):
+            # One that was aborted may wait for another connector's load, whose end frees its blocks. Stores
+            # that still read them end before others write there, as after a preemption.
+            return False, params
         self.leaving[one.name] = one
         self.freeing[one.name] = self.clock()
         return True, params
