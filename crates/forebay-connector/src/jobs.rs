@@ -76,6 +76,39 @@ impl TierBytes {
     }
 }
 
+/// Chunks of one place on their way into the node's memory.
+#[derive(Debug, Clone, Copy, Default)]
+struct Coming {
+    chunks: u32,
+    /// Since when there were always some.
+    since: Option<Instant>,
+    /// How long there were some before.
+    time: Duration,
+}
+
+impl Coming {
+    fn begin(&mut self, now: Instant) {
+        self.chunks += 1;
+        self.since.get_or_insert(now);
+    }
+
+    fn end(&mut self, now: Instant) {
+        self.chunks = self.chunks.saturating_sub(1);
+        if self.chunks == 0 {
+            self.time +=
+                self.since.take().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        }
+    }
+
+    /// How long there were some, since this was asked last.
+    fn take(&mut self, now: Instant) -> Duration {
+        let going_on =
+            self.since.replace(now).map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        self.since = self.since.filter(|_| self.chunks > 0);
+        std::mem::take(&mut self.time) + going_on
+    }
+}
+
 /// Time in which there was always a load.
 #[derive(Debug)]
 struct Busy {
@@ -101,13 +134,14 @@ impl Busy {
         self.came.all &= came.all;
     }
 
-    /// What it says of the farthest place. That is the slowest: if half of all came from there, at least half of the time was its.
-    /// Of nearer places the time says nothing.
-    fn measured(&self) -> Option<Measured> {
+    /// What it says of the farthest place, from which something was on its way for so long. That is the slowest: if half of all came
+    /// from there, at least half of the time was its; else what was on its way says how long. Of nearer places the time says nothing.
+    fn measured(&self, on_its_way: impl Fn(Tier) -> Duration) -> Option<Measured> {
         let Came { bytes: came, all } = &self.came;
         let (tier, bytes) = came.farthest()?;
-        let says_enough = *all && bytes > 0 && bytes >= came.sum() - bytes;
-        says_enough.then(|| Measured { tier, bytes, time: self.since.elapsed() })
+        let is_most = bytes >= came.sum() - bytes;
+        let time = if is_most { self.since.elapsed() } else { on_its_way(tier) };
+        (*all && bytes > 0).then_some(Measured { tier, bytes, time })
     }
 }
 
@@ -125,6 +159,7 @@ struct State {
     ended_loads: Vec<LoadEnd>,
     ended_stores: Vec<JobStored>,
     busy: Option<Busy>,
+    coming: BTreeMap<Tier, Coming>,
     measured: Vec<Measured>,
 }
 
@@ -148,6 +183,16 @@ impl Jobs {
         };
         state.busy.get_or_insert_with(Busy::begin);
         true
+    }
+
+    /// A chunk is asked for.
+    pub fn begin_bring(&self, tier: Tier) {
+        self.state().coming.entry(tier).or_default().begin(Instant::now());
+    }
+
+    /// A chunk that was asked for is in the node's memory, or will not be.
+    pub fn end_bring(&self, tier: Tier) {
+        self.state().coming.entry(tier).or_default().end(Instant::now());
     }
 
     /// A load is over that never began.
@@ -230,8 +275,32 @@ impl State {
         busy.add(came);
         let is_over = self.loads.is_empty();
         if is_over || (busy.loads >= LOADS_AT_LEAST && busy.since.elapsed() >= TIME_AT_LEAST) {
-            self.measured.extend(busy.measured());
+            let now = Instant::now();
+            let times: BTreeMap<Tier, Duration> =
+                self.coming.iter_mut().map(|(tier, coming)| (*tier, coming.take(now))).collect();
+            self.measured.extend(busy.measured(|tier| times.get(&tier).copied().unwrap_or_default()));
             self.busy = (!is_over).then(Busy::begin);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_place_is_that_in_which_something_was_on_its_way_from_there() {
+        let start = Instant::now();
+        let at = |second: u64| start + Duration::from_secs(second);
+        let mut coming = Coming::default();
+        assert_eq!(coming.take(at(1)), Duration::ZERO);
+        // Two beside each other, a pause, and one that goes on.
+        [(2, true), (3, true), (4, false), (6, false), (9, true)].into_iter().for_each(|(second, begins)| {
+            if begins { coming.begin(at(second)) } else { coming.end(at(second)) }
+        });
+        assert_eq!(coming.take(at(10)), Duration::from_secs(4 + 1));
+        coming.end(at(12));
+        assert_eq!(coming.take(at(20)), Duration::from_secs(2));
+        assert_eq!(coming.take(at(30)), Duration::ZERO);
     }
 }

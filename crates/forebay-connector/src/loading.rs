@@ -198,6 +198,7 @@ impl Loading {
         let Some(lease) = lease.upgrade().filter(|_| self.state().load.awaits(part)) else { return };
         let Some(client) = self.shared.client() else { return self.stop("the cache is closed") };
         let (load, tier) = (Arc::clone(self), tier_of(&lease, part.chunk));
+        self.shared.jobs.begin_bring(tier);
         client.bring(&lease, part.chunk, Class::Demand, Some(self.deadline_us), move |brought| {
             let tasks = Arc::clone(&load.shared.tasks);
             tasks.post(Urgency::Load, move || {
@@ -209,6 +210,7 @@ impl Loading {
     }
 
     fn brought(self: &Arc<Self>, part: Part, tier: Tier, brought: Result<LentChunk, String>) {
+        self.shared.jobs.end_bring(tier);
         let mut state = self.state();
         match brought {
             Ok(lent) => state.here(part, lent, tier),

@@ -31,8 +31,8 @@ const TOKENS_MAX: u64 = 1 << 40;
 const RATE_BYTES_MIN: u64 = 1 << 20;
 /// Of so many first loads of a tier the fastest says how fast it is: others may have waited for what is made ready once.
 const FIRST_LOADS: u32 = 4;
-/// Of so many answers that nothing is worth loading, one says to load a little all the same: what is never loaded is never measured,
-/// and slow loads would be believed for ever.
+/// Of so many answers that nothing of a tier is worth loading, one says to load a little all the same: what is never loaded is never
+/// measured, and slow loads would be believed for ever.
 const TRY_EVERY: u32 = 16;
 /// The profile's version.
 const VERSION: u32 = 1;
@@ -110,8 +110,8 @@ pub struct Slack {
     tiers: BTreeMap<Tier, Rate>,
     /// Fitted to the buckets; `None` as long as there are none.
     cost: Option<PrefillCost>,
-    /// Answers that nothing is worth loading, since one said to try.
-    declined: u32,
+    /// Answers that nothing of a tier is worth loading, since one said to try.
+    declined: [u32; 3],
 }
 
 /// Steps that are alike, on average.
@@ -178,7 +178,7 @@ impl Slack {
             return refuse("layers", "0".into(), "1 or more");
         }
         let mut slack =
-            Slack { layers, steps: BTreeMap::new(), tiers: BTreeMap::new(), cost: None, declined: 0 };
+            Slack { layers, steps: BTreeMap::new(), tiers: BTreeMap::new(), cost: None, declined: [0; 3] };
         let Some(profile) = profile else { return Ok(slack) };
         let profile: Profile = serde_json::from_str(profile)?;
         if profile.version != VERSION {
@@ -253,8 +253,8 @@ impl Slack {
     }
 
     /// How many of the chunks to load so that all requests together wait least: this one until the KV of its prompt is there, the
-    /// others while it is computed. All of them as long as computing has no known cost, and now and then a first one where none would be
-    /// worth it, so that this goes on learning; a tier of unknown rate costs nothing.
+    /// others while it is computed. All of them as long as computing has no known cost, and now and then a first one of a tier of which none
+    /// would be worth it, so that this goes on learning; a tier of unknown rate costs nothing.
     pub fn worth(&mut self, question: &Question) -> usize {
         let Question { prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, .. } = *question;
         let can_be_had =
@@ -287,15 +287,26 @@ impl Slack {
             prefill,
             wait_us: 0.0,
         };
-        match choose(&prefix).decision {
+        let worth = match choose(&prefix).decision {
             Decision::Load { chunks } => chunks,
-            Decision::Recompute if chunks.is_empty() => 0,
-            Decision::Recompute => {
-                self.declined = (self.declined + 1) % TRY_EVERY;
-                let enough = RATE_BYTES_MIN.div_ceil(chunk_bytes.max(1)).min(chunks.len() as u64) as usize;
-                if self.declined == 0 { enough } else { 0 }
-            }
+            Decision::Recompute => 0,
+        };
+        worth + self.tries(chunks.split_at(worth))
+    }
+
+    /// How many of the chunks that are left to try all the same: a few, now and then, if nothing of their tier is loaded.
+    fn tries(&mut self, (loaded, left): (&[StoredChunk], &[StoredChunk])) -> usize {
+        let Some(StoredChunk { source, bytes, .. }) = left.first().copied() else { return 0 };
+        if loaded.last().is_some_and(|last| last.source == source) {
+            return 0;
         }
+        let declined = &mut self.declined[source];
+        *declined = (*declined + 1) % TRY_EVERY;
+        if *declined > 0 {
+            return 0;
+        }
+        let enough = RATE_BYTES_MIN.div_ceil(bytes.max(1)) as usize;
+        left.iter().take(enough).take_while(|chunk| chunk.source == source).count()
     }
 
     fn sources(&self, queued: [u64; 3]) -> [Source; 3] {

@@ -177,6 +177,44 @@ fn what_is_not_worth_it_is_tried_now_and_then_and_so_learned_again() {
     assert!((0..10).all(|_| slack.worth(&asked) == 16), "it is fast");
 }
 
+#[test]
+fn a_slow_tier_behind_a_fast_one_is_tried_now_and_then_and_so_learned_again() {
+    let mut slack = learned();
+    (0..FIRST_LOADS).for_each(|_| slack.note_load(Tier::Memory, 1 << 30, 0.02));
+    (0..FIRST_LOADS).for_each(|_| slack.note_load(Tier::Disk, 1 << 30, 10.0));
+    let asked = question([16, 16, 0]);
+    let answers: Vec<usize> = (0..2 * TRY_EVERY).map(|_| slack.worth(&asked)).collect();
+    let tried = answers.iter().filter(|chunks| **chunks == 17).count();
+    assert_eq!((tried, answers.iter().filter(|chunks| **chunks == 16).count()), (2, 30));
+    for _ in 0..100 * TRY_EVERY {
+        let on_disk = slack.worth(&asked).saturating_sub(16) as u64;
+        slack.note_load(Tier::Disk, on_disk * asked.chunk_bytes, on_disk as f64 * 0.001);
+    }
+    assert!((0..10).all(|_| slack.worth(&asked) == 32), "it is fast");
+}
+
+#[test]
+fn prompts_of_one_kind_do_not_take_the_tries_of_another() {
+    let mut slack = learned();
+    (0..FIRST_LOADS).for_each(|_| slack.note_load(Tier::Disk, 1 << 30, 10.0));
+    (0..FIRST_LOADS).for_each(|_| slack.note_load(Tier::Peer, 1 << 30, 10.0));
+    let mut tried = |asked: Question| slack.worth(&asked) > 0;
+    let tries: Vec<[bool; 2]> =
+        (0..TRY_EVERY).map(|_| [tried(question([0, 16, 0])), tried(question([0, 0, 16]))]).collect();
+    assert!((0..2).all(|tier| tries.iter().filter(|tries| tries[tier]).count() == 1), "{tries:?}");
+}
+
+#[test]
+fn a_rest_that_is_computed_in_a_step_that_runs_anyway_is_no_tier_to_be_tried() {
+    let mut slack = learned();
+    slack.note_load(Tier::Memory, 1 << 30, 0.1);
+    let rest =
+        Question { prompt_tokens: 4_001, chunk_tokens: 16, chunk_bytes: 1 << 20, ..question([250, 0, 0]) };
+    let worth = slack.worth(&rest);
+    assert!((200..250).contains(&worth), "{worth}");
+    assert!((0..2 * TRY_EVERY).all(|_| slack.worth(&rest) == worth));
+}
+
 proptest! {
     #[test]
     fn nonsense_is_survived_and_never_more_is_loaded_than_there_is(
