@@ -61,17 +61,19 @@ impl Rig {
     }
 
     fn with_staging(log: &Path, staging_bytes: u64) -> (Rig, Ssd, MoverHandle) {
+        Rig::with(log, SsdConfig { staging_bytes, ..SsdConfig::default() }, &write_back())
+    }
+
+    fn with(log: &Path, config: SsdConfig, write_back: &WriteBackConfig) -> (Rig, Ssd, MoverHandle) {
         let (mover, handle) = mover();
         if !log.exists() {
             init(log, 16 << 20, 1 << 20, Existing::Keep).unwrap();
         }
         let volume = opened(log);
-        let config = SsdConfig { staging_bytes, ..SsdConfig::default() };
         let ssd = Ssd::open(&handle, HOST, vec![volume], config).unwrap();
-        let write_back = WriteBackConfig::new(Policy::All, 4 << 20, 16 << 20, 64 << 10);
         let config = TierConfig::new(4 << 20);
         let store =
-            Store::open_with_ssd(&handle, HOST, Pages::Base, config, ssd.clone(), &write_back).unwrap();
+            Store::open_with_ssd(&handle, HOST, Pages::Base, config, ssd.clone(), write_back).unwrap();
         (Rig { store, _mover: mover }, ssd, handle)
     }
 
@@ -102,6 +104,10 @@ impl Rig {
         // SAFETY: inside of the arena, where nobody writes as long as the loan lives.
         unsafe { std::slice::from_raw_parts(arena.as_ptr().add(offset), len) }.to_vec()
     }
+}
+
+fn write_back() -> WriteBackConfig {
+    WriteBackConfig::new(Policy::All, 4 << 20, 16 << 20, 64 << 10)
 }
 
 fn id(number: usize) -> ChunkId {
@@ -230,6 +236,30 @@ fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
     let (who, loan) = ends.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!(who, "patient");
     assert!(rig.bytes_of(&loan.unwrap()) == truth(1));
+}
+
+#[test]
+fn writes_to_disk_make_way_for_chunks_that_are_slow_to_come_to_be_lent() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let first = Rig::with_ssd(&log);
+    (0..4).for_each(|number| first.put(number));
+    first.store.close().unwrap();
+    drop(first);
+    // Each read is too slow, and judged at the next one.
+    let mut write_back = write_back();
+    (write_back.pacer.read_goal_us, write_back.pacer.read_goal_bytes_per_s) = (0, u64::MAX);
+    write_back.pacer.epoch_us = 1;
+    let rig = Rig::with(&log, SsdConfig::default(), &write_back).0;
+    let ids: Vec<ChunkId> = (0..4).map(id).collect();
+    let lease = rig.store.lease(TENANT, &ids, 60_000_000);
+    let (sender, loans) = channel();
+    for chunk in 0..4 {
+        let sender = sender.clone();
+        rig.store.bring(&lease, chunk, Class::Demand, None, move |loan| sender.send(loan).unwrap());
+        loans.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
+    }
+    assert_eq!(rig.store.disk_stat().unwrap().write_back.window, 1, "half of 8 for each of three");
 }
 
 #[test]

@@ -76,6 +76,11 @@ impl WriteBackPacer {
         self.window_lots.max(self.window_for_age(age_us))
     }
 
+    /// Write lots that reads leave room for, as judged last.
+    pub fn judged_lots(&self) -> u32 {
+        self.window_lots
+    }
+
     /// Whether bytes that have been dirty since `since_us` are to be dropped rather than written.
     pub fn is_too_old(&self, now_us: u64, since_us: u64) -> bool {
         now_us.saturating_sub(since_us) > self.limits.dirty_age_max_us

@@ -88,7 +88,7 @@ impl Fetch {
             Ok(staged) => staged,
             Err(error) => return on_end(failed(reason(error))),
         };
-        self.tell_write_back(&staged);
+        self.shared.tell_write_back(self.began_us, &staged);
         for (load, staged) in self.loads.iter().zip(&staged) {
             self.sums.note_all(load.chunk, staged);
             if let Err(refused) = pair_up(load, staged, &mut self.pairs) {
@@ -102,17 +102,6 @@ impl Fetch {
             if let Some(name) = name {
                 promote::offer(&shared, name, staged, Class::Prefetch, drop);
             }
-        }
-    }
-
-    /// Writes to the disk make way for reads that took long.
-    fn tell_write_back(&self, staged: &[Staged]) {
-        let spans =
-            |staged: &Staged| staged.layers().filter_map(|layer| staged.span(layer)).collect::<Vec<_>>();
-        let bytes = staged.iter().map(|staged| span_bytes(&spans(staged))).sum();
-        let now_us = self.shared.now_us();
-        if let Some(disk) = &self.shared.disk {
-            disk.write_back.read_ended(now_us, now_us.saturating_sub(self.began_us), bytes);
         }
     }
 
@@ -130,6 +119,19 @@ impl Fetch {
         });
         if let Err(error) = submitted {
             call(&waiting, failed(not_taken(error)));
+        }
+    }
+}
+
+impl Shared {
+    /// Writes to the disk make way for reads that took long.
+    pub(super) fn tell_write_back(&self, began_us: u64, staged: &[Staged]) {
+        let spans =
+            |staged: &Staged| staged.layers().filter_map(|layer| staged.span(layer)).collect::<Vec<_>>();
+        let bytes = staged.iter().map(|staged| span_bytes(&spans(staged))).sum();
+        let now_us = self.now_us();
+        if let Some(disk) = &self.disk {
+            disk.write_back.read_ended(now_us, now_us.saturating_sub(began_us), bytes);
         }
     }
 }

@@ -207,7 +207,13 @@ impl Shared {
             (_, Err(unreadable)) => return arrival.end(Err(unreadable.into())),
         };
         let reading = Reading::begin(self, bytes);
-        let on_read = move |staged: Result<Vec<Staged>, NotRead>| arrival.read(staged, reading, wish.class);
+        let began_us = self.now_us();
+        let on_read = move |staged: Result<Vec<Staged>, NotRead>| {
+            if let Ok(staged) = &staged {
+                arrival.shared.tell_write_back(began_us, staged);
+            }
+            arrival.read(staged, reading, wish.class);
+        };
         let want = Want { chunk: place, layers: 0..layers };
         // What the disk refuses drops the arrival, which says so.
         let _ = disk.ssd.read(lease, &[want], wish.class, wish.deadline_us, on_read);

@@ -46,6 +46,8 @@ pub struct WriteBackStat {
     pub waiting: usize,
     /// Chunks being written.
     pub in_flight: usize,
+    /// Chunks that reads leave room for at a time.
+    pub window: usize,
     /// Chunks written.
     pub written: u64,
     /// Bytes of these chunks.
@@ -213,7 +215,8 @@ impl Queue {
     /// All counters.
     pub fn stat(&self) -> WriteBackStat {
         let (waiting, in_flight) = (self.waiting.len(), self.writing.len());
-        WriteBackStat { verdicts: self.admission.verdicts(), waiting, in_flight, ..self.stat }
+        let window = self.pacer.judged_lots() as usize;
+        WriteBackStat { verdicts: self.admission.verdicts(), waiting, in_flight, window, ..self.stat }
     }
 }
 
