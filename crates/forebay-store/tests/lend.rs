@@ -8,7 +8,8 @@ use forebay_mover::{Class, Limits, LinkSpec, MoverHandle, MoverThread, Place, Ro
 use forebay_store::admission::Policy;
 use forebay_store::ssd::{Existing, NotRead, NotStaged, Ssd, SsdConfig, Volume, Want, init};
 use forebay_store::{
-    ChunkShape, Left, Loan, NotBrought, Pages, Store, TenantId, TierConfig, WriteBackConfig, checksum,
+    ChunkShape, Left, Loan, NotBrought, NotCommitted, Pages, Store, TenantId, TierConfig, WriteBackConfig,
+    checksum,
 };
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -236,6 +237,29 @@ fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
     let (who, loan) = ends.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!(who, "patient");
     assert!(rig.bytes_of(&loan.unwrap()) == truth(1));
+}
+
+#[test]
+fn a_chunk_on_disk_is_lent_although_somebody_stores_it_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let first = Rig::with_ssd(&log);
+    first.put(0);
+    first.store.close().unwrap();
+    drop(first);
+    let rig = Rig::with_ssd(&log);
+    let lease = rig.store.lease(TENANT, &[id(0)], 60_000_000);
+    // One that computed it and is about to copy it there.
+    let shape = ChunkShape::new([LAYER_BYTES as u64; LAYERS]).unwrap();
+    let slot = rig.store.reserve(TENANT, id(0), None, &shape).unwrap().unwrap();
+    let (sender, loans) = channel();
+    rig.store.bring(&lease, 0, Class::Demand, None, move |loan| sender.send(loan).unwrap());
+    let loan = loans.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
+    assert!(rig.bytes_of(&loan) == truth(0));
+    assert_ne!(slot.offset_bytes(), loan.offset_bytes(), "it may still write its slot");
+    let sums = slot.sums();
+    assert_eq!(slot.commit(&sums), Err(NotCommitted::Deleted));
+    assert!(loan.check() && rig.store.locate(&[id(0)]) == (1, 0));
 }
 
 #[test]

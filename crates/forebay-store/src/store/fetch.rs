@@ -100,7 +100,7 @@ impl Fetch {
         self.deliver(staged.clone(), on_end);
         for (name, staged) in names.into_iter().zip(staged) {
             if let Some(name) = name {
-                promote::offer(&shared, name, staged, Class::Prefetch, drop);
+                promote::offer(&shared, name, staged, Class::Prefetch, false, drop);
             }
         }
     }

@@ -269,7 +269,7 @@ impl Arrival {
         };
         reading.succeeded();
         let (shared, name) = (Arc::clone(&self.shared), self.name);
-        promote::offer(&shared, name, Arc::new(staged), class, move |outcome| {
+        promote::offer(&shared, name, Arc::new(staged), class, true, move |outcome| {
             self.end(outcome.map_err(NotBrought::from));
         });
     }

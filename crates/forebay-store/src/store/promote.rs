@@ -61,12 +61,14 @@ struct Promotion {
 }
 
 /// Copies a chunk to memory if all of it is in `staged` and memory takes it in. `on_end` is called exactly once, on this
-/// thread or the mover's.
+/// thread or the mover's. If somebody waits for the chunk (`is_awaited`), it takes the place of one that is being written: how long
+/// that takes, and whether it ends well, is in the hands of who writes it.
 pub(super) fn offer(
     shared: &Arc<Shared>,
     name: Name,
     staged: Arc<Staged>,
     class: Class,
+    is_awaited: bool,
     on_end: impl FnOnce(Result<(), NotPromoted>) + Send + 'static,
 ) {
     let layers = staged.layers();
@@ -79,7 +81,12 @@ pub(super) fn offer(
         return on_end(Err(NotPromoted::NotCopied));
     };
     let Name { tenant, id, parent } = name;
-    let write = match shared.begin_write(tenant, &id, parent.as_ref(), &shape) {
+    let mut begun = shared.begin_write(tenant, &id, parent.as_ref(), &shape);
+    if is_awaited && matches!(begun, Err(Refused::BeingWritten)) {
+        shared.tier().delete(tenant, &[id]);
+        begun = shared.begin_write(tenant, &id, parent.as_ref(), &shape);
+    }
+    let write = match begun {
         Ok(Begun::Write(write)) => write,
         Ok(Begun::AlreadyHere) => return on_end(Ok(())),
         Err(refused) => {
