@@ -22,6 +22,7 @@ pub use peers::{DirectoryConfig, FabricConfig, PeersConfig, RailConfig};
 pub use relays::{RelayGpus, RelaysConfig};
 pub use tenants::{QuotaConfig, TenantsConfig};
 
+use forebay_store::log::{PAGE_BYTES, SEGMENT_BYTES, SEGMENTS};
 use forebay_store::ssd::KeysNotRead;
 use forebay_store::{SLOT_ALIGN_BYTES, admission::Policy};
 use serde::{Deserialize, Serialize};
@@ -33,7 +34,9 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Segments of a log that nothing was said of have as many bytes at least,
 pub(crate) const SEGMENT_BYTES_MIN: u64 = 16 << 20;
 /// and all at most these.
-pub(crate) const SEGMENT_BYTES_MAX: u64 = 1 << 32;
+pub(crate) const SEGMENT_BYTES_MAX: u64 = *SEGMENT_BYTES.end();
+/// A log has so many of them at most.
+pub(crate) const SEGMENTS_MAX: u64 = *SEGMENTS.end();
 
 /// All that a node is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -307,12 +310,16 @@ impl NodeConfig {
             size_in("memory.largest_chunk", largest_chunk, slab, memory)?;
         }
         for ssd in &self.ssd {
-            if ssd.segment_size != 0 {
-                size_in("ssd.segment_size", ssd.segment_size, 1 << 16, SEGMENT_BYTES_MAX)?;
-            }
-            let least = if ssd.segment_size == 0 { SEGMENT_BYTES_MIN } else { ssd.segment_size };
+            let (least, most) = match ssd.segment_size {
+                0 => (SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX),
+                told => {
+                    size_in("ssd.segment_size", told, *SEGMENT_BYTES.start(), SEGMENT_BYTES_MAX)?;
+                    whole_pages("ssd.segment_size", told)?;
+                    (told, told)
+                }
+            };
             // Four segments, and what the log needs beside them.
-            size_in("ssd.size", ssd.size, 5 * least, 1 << 56)?;
+            size_in("ssd.size", ssd.size, 5 * least, most * SEGMENTS_MAX)?;
         }
         let limits = &self.limits;
         socket_path("socket", &self.socket)?;
@@ -353,6 +360,18 @@ fn size_in(field: &'static str, bytes: u64, least: u64, most: u64) -> Result<(),
         Ok(())
     } else {
         Err(ConfigError::Value { field, value: value(), allowed: allowed() })
+    }
+}
+
+fn whole_pages(field: &'static str, bytes: u64) -> Result<(), ConfigError> {
+    let page = PAGE_BYTES as u64;
+    match bytes.is_multiple_of(page) {
+        true => Ok(()),
+        false => Err(ConfigError::Value {
+            field,
+            value: size::write(bytes),
+            allowed: format!("a multiple of {}", size::write(page)),
+        }),
     }
 }
 
@@ -432,6 +451,18 @@ mod tests {
             (format!("{LEAST}[limits]\nclients = 0\n"), "limits.clients is 0; allowed is 1 to 4096"),
             (format!("{LEAST}pages = 'big'\n"), "expected one of `base`, `transparent`, `huge`"),
             (format!("{LEAST}[[ssd]]\npath = 'x'\nsize = '1MiB'\n"), "ssd.size is 1MiB; allowed is 80MiB to"),
+            (
+                format!("{LEAST}[[ssd]]\npath = 'x'\nsize = '100GiB'\nsegment_size = '2GiB'\n"),
+                "ssd.segment_size is 2GiB; allowed is 64KiB to 1GiB",
+            ),
+            (
+                format!("{LEAST}[[ssd]]\npath = 'x'\nsize = '100GiB'\nsegment_size = '65535KiB'\n"),
+                "ssd.segment_size is 65535KiB; allowed is a multiple of 4KiB",
+            ),
+            (
+                format!("{LEAST}[[ssd]]\npath = 'x'\nsize = '20TiB'\nsegment_size = '16MiB'\n"),
+                "ssd.size is 20TiB; allowed is 80MiB to 16TiB",
+            ),
             ("[memory]\nsize = '1GiB'\n".into(), "missing field `socket`"),
             (format!("{LEAST}{PEERS}[[peers.rails]]\nfabric = 'tin'\n"), "`memory`, `rdma`, `tcp`"),
             (

@@ -2,7 +2,9 @@
 //! what is done with the store.
 
 use super::{HOST, NodeError};
-use crate::config::{LimitsConfig, NodeConfig, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SsdConfig};
+use crate::config::{
+    LimitsConfig, NodeConfig, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MAX, SsdConfig,
+};
 use forebay_links::disk::DiskOptions;
 use forebay_mover::MoverHandle;
 use forebay_store::log::DiskTierConfig;
@@ -68,14 +70,19 @@ fn waiting_max(limits: &LimitsConfig) -> usize {
 }
 
 /// As told; else so that what fits into memory fits onto the disk, and four usual chunks leave nothing over, if there are 64 segments of
-/// that: space is reused by segments.
+/// that: space is reused by segments. Fewer usual chunks if that is more than a segment may have, and no more segments than there may be.
 fn segment_bytes(config: &SsdConfig, usual_chunk: u64, largest_chunk: u64) -> u64 {
     if config.segment_size != 0 {
         return config.segment_size;
     }
-    let wanted = usual_chunk.saturating_mul(4).max(largest_chunk).saturating_add(BESIDE_CHUNKS_BYTES);
+    let least =
+        config.size.div_ceil(SEGMENTS_MAX).next_multiple_of(BESIDE_CHUNKS_BYTES).max(SEGMENT_BYTES_MIN);
     let sixty_fourth = config.size / 64 / BESIDE_CHUNKS_BYTES * BESIDE_CHUNKS_BYTES;
-    wanted.next_multiple_of(BESIDE_CHUNKS_BYTES).min(sixty_fourth).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
+    let most = sixty_fourth.max(least).min(SEGMENT_BYTES_MAX);
+    let fitting = (most - BESIDE_CHUNKS_BYTES) / usual_chunk.max(1);
+    let chunks = usual_chunk.saturating_mul(fitting.clamp(1, 4)).max(largest_chunk);
+    let wanted = chunks.saturating_add(BESIDE_CHUNKS_BYTES).next_multiple_of(BESIDE_CHUNKS_BYTES);
+    wanted.max(least).min(most)
 }
 
 /// Opens a log, and makes it if it is not there.
@@ -89,6 +96,7 @@ fn open_volume(config: &SsdConfig, segment_bytes: u64) -> Result<Volume, SsdErro
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_store::log::Layout;
 
     #[test]
     fn a_slab_holds_a_usual_chunk_if_there_are_sixty_four_and_is_as_told_otherwise() {
@@ -122,9 +130,16 @@ mod tests {
             (6 * gib, 32 * mib, 256 * mib, 0, 96 * mib),
             (80 * mib, mib, mib, 0, 16 * mib),
             (100 * gib, 32 * mib, 256 * mib, 64 * mib, 64 * mib),
+            // No more than a log may have,
+            (100 * gib, 300 * mib, 300 * mib, 0, 901 * mib),
+            (100 * gib, mib, 2 * gib, 0, gib),
+            (100 * gib, 2 * gib, 2 * gib, 0, gib),
+            // and no more of them.
+            (40 << 40, mib, mib, 0, 40 * mib),
         ] {
             let config = SsdConfig { path: "log".into(), size, segment_size: told };
             assert_eq!(segment_bytes(&config, usual, largest), segment, "{size} {usual} {largest} {told}");
+            assert!(Layout::new(size, segment).is_ok(), "a log that can be made");
         }
     }
 
