@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-/// How long a chunk may take to come from disk to be lent.
-const BRING_LIMIT_US: u64 = 2_000_000;
+/// How long a chunk may wait for the disk to be lent: others may be served first.
+const BRING_LIMIT_US: u64 = 20_000_000;
 /// Chunks that are examined at a time because peers found them wrong. Others are not.
 const EXAMINING_MAX: usize = 4;
 /// Bytes of checksums and places in an answer at most.

@@ -15,8 +15,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// How long chunks are borrowed for.
 const LEND_US: u64 = 20_000_000;
-/// How long a peer may take to lend them.
-const LEND_LIMIT_US: u64 = 3_000_000;
+/// How long a peer may take to lend them. One that is frozen is found by its silence; one whose disk is busy is not, and must have
+/// answered before nobody listens any more: what it has lent by then lies idle until that loan ends by itself.
+const LEND_LIMIT_US: u64 = 30_000_000;
 
 /// Chunks to be pulled from a peer, one behind the other in their sequence.
 pub struct Pull {

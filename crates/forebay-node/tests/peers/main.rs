@@ -269,6 +269,32 @@ fn what_a_peer_has_on_disk_is_a_hit_here() {
 }
 
 #[test]
+fn a_peer_whose_disk_has_others_to_serve_first_is_waited_for() {
+    let pair = Pair::new();
+    let mut config = pair.left.config();
+    config.ssd = vec![SsdConfig { path: log(&pair.left), size: 16 << 20, segment_size: 1 << 20 }];
+    config.write_back = WriteBackPolicy::All;
+    write(&pair.left, &config);
+    let first = pair.left.node();
+    store_all(&pair.left.peer());
+    first.drain(Duration::from_secs(60)).unwrap();
+    // The peer answers all the while: it is no frozen one.
+    let mut config = pair.right.config();
+    config.peers.as_mut().unwrap().progress_limit_ms = 1000;
+    let (left, right) = (pair.left.node(), Node::start(&config).unwrap());
+    let reader = pair.right.peer();
+    eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
+    // Whoever has the last chunk has nothing else read for so long.
+    let held = left.store().lease(TenantId(0), &ids(), MINUTE_US);
+    left.store()
+        .bring(&held, CHUNKS - 1, Class::Demand, None, |_| std::thread::sleep(Duration::from_secs(5)));
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(reader.hit(&reader.lease(), 0));
+    let stat = right.peering_stat().unwrap();
+    assert_eq!((stat.denied, stat.not_pulled), (0, 0));
+}
+
+#[test]
 fn a_peer_that_is_killed_under_a_pull_is_a_miss_and_nothing_is_wrong() {
     for delay_us in [0, 300, 1000, 3000] {
         let pair = Pair::new();
