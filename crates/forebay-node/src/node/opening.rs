@@ -69,8 +69,8 @@ fn waiting_max(limits: &LimitsConfig) -> usize {
     limits.loads().saturating_add(OTHERS_WAITING_MAX)
 }
 
-/// As told; else so that what fits into memory fits onto the disk, and four usual chunks leave nothing over, if there are 64 segments of
-/// that: space is reused by segments. Fewer usual chunks if that is more than a segment may have, and no more segments than there may be.
+/// As told; else so that what fits into memory fits onto the disk, four usual chunks at least, if there are 64 segments of that: space
+/// is reused by segments. No more than a segment may have, and no more segments than there may be. Usual chunks leave nothing over.
 fn segment_bytes(config: &SsdConfig, usual_chunk: u64, largest_chunk: u64) -> u64 {
     if config.segment_size != 0 {
         return config.segment_size;
@@ -79,10 +79,15 @@ fn segment_bytes(config: &SsdConfig, usual_chunk: u64, largest_chunk: u64) -> u6
         config.size.div_ceil(SEGMENTS_MAX).next_multiple_of(BESIDE_CHUNKS_BYTES).max(SEGMENT_BYTES_MIN);
     let sixty_fourth = config.size / 64 / BESIDE_CHUNKS_BYTES * BESIDE_CHUNKS_BYTES;
     let most = sixty_fourth.max(least).min(SEGMENT_BYTES_MAX);
-    let fitting = (most - BESIDE_CHUNKS_BYTES) / usual_chunk.max(1);
-    let chunks = usual_chunk.saturating_mul(fitting.clamp(1, 4)).max(largest_chunk);
-    let wanted = chunks.saturating_add(BESIDE_CHUNKS_BYTES).next_multiple_of(BESIDE_CHUNKS_BYTES);
-    wanted.max(least).min(most)
+    let usual_chunk = usual_chunk.max(1);
+    let fitting = (most - BESIDE_CHUNKS_BYTES) / usual_chunk;
+    match largest_chunk.div_ceil(usual_chunk).max(4).min(fitting) {
+        0 => most,
+        chunks => {
+            let wanted = chunks * usual_chunk + BESIDE_CHUNKS_BYTES;
+            wanted.next_multiple_of(BESIDE_CHUNKS_BYTES).max(least).min(most)
+        }
+    }
 }
 
 /// Opens a log, and makes it if it is not there.
@@ -127,7 +132,12 @@ mod tests {
             (100 * gib, mib, 256 * mib, 0, 257 * mib),
             (100 * gib, 32 * mib, 64 * mib, 0, 129 * mib),
             (100 * gib, 32 * mib - 7, 64 * mib, 0, 129 * mib),
-            (6 * gib, 32 * mib, 256 * mib, 0, 96 * mib),
+            (6 * gib, mib, 256 * mib, 0, 96 * mib),
+            (6 * gib, 48 * mib, 256 * mib, 0, 49 * mib),
+            // Of usual chunks alone there are whole numbers.
+            (100 * gib, 52 * mib, 256 * mib, 0, 261 * mib),
+            (100 * gib, 65 * mib, 256 * mib, 0, 261 * mib),
+            (100 * gib, 90 * mib, 512 * mib, 0, 541 * mib),
             (80 * mib, mib, mib, 0, 16 * mib),
             (100 * gib, 32 * mib, 256 * mib, 64 * mib, 64 * mib),
             // No more than a log may have,
