@@ -86,6 +86,17 @@ impl Segments {
     }
 }
 
+impl Segments {
+    /// Whether chunks of a segment's shape are elsewhere on its volume. The last ones of a shape would take a segment for the one that
+    /// they leave.
+    fn has_company(&self, number: usize) -> bool {
+        let Segment { volume, slots, .. } = &self.segments[number];
+        let others = self.segments.iter().enumerate().filter(|(other, _)| *other != number);
+        let mut others = others.filter(|(_, other)| other.live > 0 && other.volume == *volume);
+        others.any(|(_, other)| other.slots.shape == slots.shape)
+    }
+}
+
 impl Segment {
     fn live_bytes(&self) -> u64 {
         u64::from(self.live) * self.share_bytes
@@ -116,6 +127,7 @@ impl DiskTier {
     fn empty(&mut self, number: usize) -> Option<Carry> {
         let segment = &self.space.segments[number];
         let dense = segment.live_bytes() * 16 > self.segment_bytes(number) * DENSE_SIXTEENTHS;
+        let is_worth_it = !dense && self.space.has_company(number);
         let stride = segment.stride_bytes();
         for slot in 0..self.space.segments[number].frontier {
             let at = LogSlot::new(number, slot);
@@ -128,7 +140,7 @@ impl DiskTier {
                 continue;
             }
             let needed = !entry.is_unheld();
-            if needed || (!dense && self.space.carry.has_room(stride)) {
+            if needed || (is_worth_it && self.space.carry.has_room(stride)) {
                 if let Some(carry) = self.begin_carry(row, at) {
                     return Some(carry);
                 }

@@ -131,6 +131,12 @@ pub struct Segments {
 /// Segments that are kept free so that writes need not wait: one in so many, within bounds.
 const FREE_SHARE: usize = 32;
 
+/// Segments of a volume that take chunks at most: one in so many. Each is for chunks of one shape, and of tails of prompts there are as
+/// many shapes as a chunk has tokens.
+const OPEN_SHARE: usize = 8;
+/// As many may do so in any case, if that is no more than half of all: a few shapes by turns would seal each other's.
+const OPEN_ANYWAY: usize = 8;
+
 impl Segments {
     pub(super) fn new(volumes: Vec<Volume>, segments: Vec<Segment>, carry_percent: u32) -> Segments {
         Segments {
@@ -204,11 +210,13 @@ impl Segments {
     }
 
     fn open_segment(&mut self, volume: usize, shape: &Arc<SlotShape>) -> Option<usize> {
-        let owner = &mut self.volumes[volume];
+        let owner = &self.volumes[volume];
         if owner.is_congested() {
             return None;
         }
         let slots = Slots::fit(Arc::clone(shape), owner.layout.segment_bytes).ok()?;
+        self.seal_one_of_many(volume);
+        let owner = &mut self.volumes[volume];
         let number = owner.free.pop_front()?;
         let sequence = owner.take_sequence();
         let count = slots.count;
@@ -226,6 +234,17 @@ impl Segments {
         let open = self.open.entry(Arc::clone(shape)).or_insert_with(|| vec![None; self.volumes.len()]);
         open[volume] = Some(number);
         Some(number)
+    }
+
+    /// Seals the segment of a volume that was opened first, if no further one may be open.
+    fn seal_one_of_many(&mut self, volume: usize) {
+        let open = || self.open.values().filter_map(|open| open[volume]);
+        let usable = self.volumes[volume].usable;
+        if open().count() >= (usable / OPEN_SHARE).max(OPEN_ANYWAY.min(usable / 2))
+            && let Some(oldest) = open().min_by_key(|number| self.segments[*number].sequence)
+        {
+            self.seal(oldest);
+        }
     }
 
     /// Lets a segment take no more chunks.

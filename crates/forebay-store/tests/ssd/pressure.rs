@@ -134,6 +134,32 @@ fn readers_see_whole_chunks_while_everything_is_evicted_around_them() {
 }
 
 #[test]
+fn chunks_of_many_lengths_take_no_segment_each_for_ever() {
+    // Twelve segments at most, and each holds chunks of one length.
+    let Some(rig) = Rig::new(1, 24 * MIB, 2 * MIB) else { return };
+    let opened = rig.open(config());
+    let patience = Instant::now() + Duration::from_secs(20);
+    let write = |number: u64, parent: Option<u64>, shape: &Shape| loop {
+        match opened.begin_write(number, parent, shape) {
+            Ok(end) => break assert!(matches!(end.recv_timeout(PATIENCE), Ok(SsdWriteEnd::Stored { .. }))),
+            Err(NotWritten::Refused(Refused::Full { .. })) => {
+                assert!(Instant::now() < patience, "chunk {number}: {:?}", opened.ssd.stat().tier.space);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    // As the tails of prompts are.
+    (0..60).for_each(|number| write(number, None, &Shape::new(&[(number + 1) * PAGE])));
+    let usual = Shape::new(&[16 * PAGE]);
+    (1000..1150).for_each(|number| write(number, (number > 1000).then(|| number - 1), &usual));
+    // Ten MiB: more than what a few segments hold.
+    opened.expect_chain(1000..1150, &usual);
+    opened.ssd.close().unwrap();
+    rig.open(config()).expect_chain(1000..1150, &usual);
+}
+
+#[test]
 fn a_disk_that_runs_short_gets_space_back_and_gives_it_again() {
     let Some(rig) = Rig::new(1, 32 * MIB, 2 * MIB) else { return };
     let faults = Faults::default();
