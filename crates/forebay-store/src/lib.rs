@@ -25,7 +25,7 @@ mod tree;
 pub use arena::{Arena, ArenaError, Pages};
 pub use lease::LeaseId;
 pub use shape::{ChunkShape, MAX_LAYERS, ShapeError};
-pub use slots::{ArenaUse, SLOT_ALIGN_BYTES, SlabError};
+pub use slots::{ArenaUse, SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, SlabError};
 pub use stat::{Counters, Faults, NotCommitted, Refusals, Refused, Stat, Unreadable};
 pub use store::{
     ChunkWriter, DiskSideStat, GateStat, Hits, LayerEnd, Lease, Left, Load, NotLoaded, NotStored, NotVerified,

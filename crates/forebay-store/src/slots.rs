@@ -17,10 +17,10 @@ use thiserror::Error;
 pub const SLOT_ALIGN_BYTES: u64 = 4096;
 
 /// Slabs of an arena, and slots of a slab, at most.
-pub(crate) const NUMBER_LIMIT: u64 = 65_535;
+pub const SLABS_MAX: u64 = 65_535;
 
 /// The longest slab. Chunks are mostly powers of two long, and then fill slabs that are, too.
-pub(crate) const SLAB_BYTES_MAX: u64 = 256 << 20;
+pub const SLAB_BYTES_MAX: u64 = 256 << 20;
 
 /// Names a slot: the slab's number and the slot's number in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,7 +28,7 @@ pub struct SlotId(NonZeroU32);
 
 impl SlotId {
     fn new(slab: u16, slot: u16) -> SlotId {
-        // Numbers stay below NUMBER_LIMIT, so the sum does not wrap.
+        // Numbers stay below SLABS_MAX, so the sum does not wrap.
         SlotId(NonZeroU32::MIN.saturating_add(u32::from(slab) << 16 | u32::from(slot)))
     }
 
@@ -56,9 +56,7 @@ pub enum SlabError {
         limit: u64,
     },
     /// No slab fits, or too many do.
-    #[error(
-        "{capacity_bytes} bytes are {slabs} slabs of {slab_bytes} bytes; allowed are 1 to {NUMBER_LIMIT}"
-    )]
+    #[error("{capacity_bytes} bytes are {slabs} slabs of {slab_bytes} bytes; allowed are 1 to {SLABS_MAX}")]
     Slabs {
         /// The arena's length.
         capacity_bytes: u64,
@@ -113,7 +111,7 @@ struct Slab {
 impl Slab {
     /// A slab with as many slots of this shape as fit into it.
     fn new(shape: &Arc<ChunkShape>, slab_bytes: u64) -> Slab {
-        let slots = slab_bytes.checked_div(slot_bytes(shape)).unwrap_or(0).min(NUMBER_LIMIT) as usize;
+        let slots = slab_bytes.checked_div(slot_bytes(shape)).unwrap_or(0).min(SLABS_MAX) as usize;
         Slab {
             shape: Arc::clone(shape),
             occupants: vec![None; slots].into(),
@@ -141,7 +139,7 @@ impl Slots {
             return Err(SlabError::SlabBytes { slab_bytes, limit });
         }
         let slabs = capacity_bytes / slab_bytes;
-        if slabs == 0 || slabs > NUMBER_LIMIT {
+        if slabs == 0 || slabs > SLABS_MAX {
             return Err(SlabError::Slabs { capacity_bytes, slab_bytes, slabs });
         }
         let no_shape = Arc::new(ChunkShape::none());

@@ -24,7 +24,7 @@ pub use tenants::{QuotaConfig, TenantsConfig};
 
 use forebay_store::log::{PAGE_BYTES, SEGMENT_BYTES, SEGMENTS};
 use forebay_store::ssd::KeysNotRead;
-use forebay_store::{SLOT_ALIGN_BYTES, admission::Policy};
+use forebay_store::{SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, admission::Policy};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -304,10 +304,12 @@ impl NodeConfig {
     fn check(&self) -> Result<(), ConfigError> {
         let MemoryConfig { size: memory, largest_chunk, chunk_size, .. } = self.memory;
         let slab = SLOT_ALIGN_BYTES;
-        size_in("memory.size", memory, 64 * slab, 1 << 50)?;
-        size_in("memory.chunk_size", chunk_size, 1, memory)?;
+        size_in("memory.size", memory, 64 * slab, SLAB_BYTES_MAX * SLABS_MAX)?;
+        let most = memory.min(SLAB_BYTES_MAX);
+        size_in("memory.chunk_size", chunk_size, 1, most)?;
         if largest_chunk != 0 {
-            size_in("memory.largest_chunk", largest_chunk, slab, memory)?;
+            let least = memory.div_ceil(SLABS_MAX).next_multiple_of(slab);
+            size_in("memory.largest_chunk", largest_chunk, least, most)?;
         }
         for ssd in &self.ssd {
             let (least, most) = match ssd.segment_size {
@@ -463,6 +465,19 @@ mod tests {
                 format!("{LEAST}[[ssd]]\npath = 'x'\nsize = '20TiB'\nsegment_size = '16MiB'\n"),
                 "ssd.size is 20TiB; allowed is 80MiB to 16TiB",
             ),
+            (
+                "socket = 'x'\n[memory]\nsize = '64GiB'\nlargest_chunk = '512MiB'\n".into(),
+                "memory.largest_chunk is 512MiB; allowed is 1028KiB to 256MiB",
+            ),
+            (
+                "socket = 'x'\n[memory]\nsize = '64GiB'\nchunk_size = '300MiB'\n".into(),
+                "memory.chunk_size is 300MiB; allowed is 1B to 256MiB",
+            ),
+            (
+                "socket = 'x'\n[memory]\nsize = '64GiB'\nlargest_chunk = '1MiB'\n".into(),
+                "memory.largest_chunk is 1MiB; allowed is 1028KiB to 256MiB",
+            ),
+            ("socket = 'x'\n[memory]\nsize = '20TiB'\n".into(), "memory.size is 20TiB; allowed is 256KiB to"),
             ("[memory]\nsize = '1GiB'\n".into(), "missing field `socket`"),
             (format!("{LEAST}{PEERS}[[peers.rails]]\nfabric = 'tin'\n"), "`memory`, `rdma`, `tcp`"),
             (

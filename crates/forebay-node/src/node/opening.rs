@@ -110,7 +110,7 @@ mod tests {
             (3 << 30, mib, 0, 32 * mib),
             (3 << 30, 40 * mib, 0, 40 * mib),
             (3 << 30, 49 * mib, 0, 32 * mib),
-            (3 << 30, 40 * mib, 5000, 2 * SLOT_ALIGN_BYTES),
+            (128 * mib, 40 * mib, 5000, 2 * SLOT_ALIGN_BYTES),
             (2 * mib, mib, 0, 32 << 10),
         ] {
             let text = format!(
@@ -141,7 +141,7 @@ mod tests {
             (80 * mib, mib, mib, 0, 16 * mib),
             (100 * gib, 32 * mib, 256 * mib, 64 * mib, 64 * mib),
             // No more than a log may have,
-            (100 * gib, 300 * mib, 300 * mib, 0, 901 * mib),
+            (100 * gib, 256 * mib, 256 * mib, 0, 769 * mib),
             (100 * gib, mib, 2 * gib, 0, gib),
             (100 * gib, 2 * gib, 2 * gib, 0, gib),
             // and no more of them.
