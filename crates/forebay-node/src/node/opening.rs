@@ -15,6 +15,8 @@ use forebay_store::{Pages, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig}
 const STAGING_BYTES_MIN: u64 = 64 << 20;
 /// Of a segment, for what is beside the chunks in it.
 const BESIDE_CHUNKS_BYTES: u64 = 1 << 20;
+/// Tables of what is on disk are for no shorter chunks than these.
+const CHUNK_BYTES_MIN: u64 = 64 << 10;
 /// What waits for staging beside clients' loads: chunks on their way to disk, and those that peers are to be lent.
 const OTHERS_WAITING_MAX: usize = WRITES_MAX + 4096;
 
@@ -31,7 +33,9 @@ pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Sto
     let open = |ssd| open_volume(ssd, segment_bytes(ssd, config.memory.chunk_size, tier.slab_bytes));
     let volumes = config.ssd.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let (default_quota_bytes, quotas) = config.tenants.ssd_quotas();
-    let disk = DiskTierConfig { default_quota_bytes, quotas, ..DiskTierConfig::default() };
+    let ssd_bytes = config.ssd.iter().map(|ssd| ssd.size).sum();
+    let max_chunks = chunks_max(ssd_bytes, config.memory.chunk_size);
+    let disk = DiskTierConfig { max_chunks, default_quota_bytes, quotas, ..DiskTierConfig::default() };
     let keys = config.tenants.read_keys().map_err(NodeError::Config)?;
     // As the logs were made, whatever is said of new ones.
     let segments = volumes.iter().map(Volume::segment_bytes).collect::<Result<Vec<_>, _>>()?;
@@ -41,7 +45,6 @@ pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Sto
     let on_disk =
         forebay_store::ssd::SsdConfig { tier: disk, keys, staging_bytes, waiting_max, ..Default::default() };
     let ssd = Ssd::open(mover, HOST, volumes, on_disk)?;
-    let ssd_bytes = config.ssd.iter().map(|ssd| ssd.size).sum();
     let policy = config.write_back.policy();
     let write_back = WriteBackConfig::new(policy, config.memory.size, ssd_bytes, config.memory.chunk_size);
     Ok(Store::open_with_ssd(mover, HOST, pages, tier, ssd, &write_back)?)
@@ -62,6 +65,12 @@ fn slab_bytes(config: &NodeConfig, default: u64) -> u64 {
 fn staging_bytes(memory: u64, segment: u64, largest_chunk: u64) -> u64 {
     let largest = segment.min(largest_chunk.saturating_add(SLOT_ALIGN_BYTES));
     segment.saturating_mul(2).min(memory / 8).max(largest).max(STAGING_BYTES_MIN)
+}
+
+/// Chunks that are known on disk: as many usual ones as there is room for.
+fn chunks_max(ssd_bytes: u64, usual_chunk: u64) -> u32 {
+    let chunks = ssd_bytes / usual_chunk.max(CHUNK_BYTES_MIN);
+    u32::try_from(chunks).unwrap_or(u32::MAX).max(DiskTierConfig::default().max_chunks)
 }
 
 /// What may wait for that memory: all that clients are allowed to load, so that it is late at worst, and never refused.
@@ -150,6 +159,18 @@ mod tests {
             let config = SsdConfig { path: "log".into(), size, segment_size: told };
             assert_eq!(segment_bytes(&config, usual, largest), segment, "{size} {usual} {largest} {told}");
             assert!(Layout::new(size, segment).is_ok(), "a log that can be made");
+        }
+    }
+
+    #[test]
+    fn as_many_chunks_are_known_on_disk_as_there_is_room_for() {
+        for (bytes, usual, chunks) in [
+            (100 << 30, 1 << 20, 1 << 20),
+            (16 << 40, 1 << 20, 1 << 24),
+            (500 << 30, 256 << 10, 2_048_000),
+            (1 << 40, 1, 1 << 24),
+        ] {
+            assert_eq!(chunks_max(bytes, usual), chunks, "{bytes} {usual}");
         }
     }
 
