@@ -174,7 +174,7 @@ impl Pull {
                 borrower.ended(self.tenant, id, Err(why));
                 continue;
             };
-            match borrower.store.reserve(self.tenant, *id, before, &chunk.shape) {
+            match borrower.store.reserve_over(self.tenant, *id, before, &chunk.shape) {
                 Ok(Some(slot)) => {
                     let why = "the mover takes nothing in".to_owned();
                     let (borrowed, tenant, sums) = (Arc::clone(&borrowed), self.tenant, chunk.sums);

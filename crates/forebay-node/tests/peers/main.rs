@@ -10,9 +10,9 @@ mod telemetry;
 mod ways;
 
 use forebay_mover::{Class, End, Span};
-use forebay_node::client::fetch;
+use forebay_node::client::{Reserved, fetch};
 use forebay_node::{DirectoryConfig, Node, NodeConfig, PeersConfig, SsdConfig, WriteBackPolicy};
-use forebay_store::{StoreEnd, TenantId};
+use forebay_store::{ChunkShape, StoreEnd, TenantId};
 use rig::*;
 use rustix::process::Signal;
 use std::net::SocketAddr;
@@ -266,6 +266,27 @@ fn what_a_peer_has_on_disk_is_a_hit_here() {
     eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
     let lease = reader.lease();
     assert!((0..CHUNKS).all(|number| reader.hit(&lease, number)));
+}
+
+#[test]
+fn a_chunk_of_a_peer_is_a_hit_although_another_engine_here_stores_it_anew() {
+    let pair = Pair::new();
+    let (_left, right) = (pair.left.node(), pair.right.node());
+    let (writer, reader, other) = (pair.left.peer(), pair.right.peer(), pair.right.peer());
+    store_all(&writer);
+    eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
+    let lease = reader.lease();
+    // One that computed it and is about to copy it there.
+    let (sender, reserved) = std::sync::mpsc::channel();
+    let shape = ChunkShape::new([LAYER_BYTES; LAYERS]).unwrap();
+    other.client.reserve(id(0), None, shape, move |slot| sender.send(slot).unwrap());
+    let Reserved::Slot(slot) = ended(&reserved) else { panic!("there is room") };
+    assert!((0..CHUNKS).all(|number| reader.hit(&lease, number)));
+    let (sender, stored) = std::sync::mpsc::channel();
+    let sums = slot.sums(&[]);
+    slot.commit(sums, move |end| sender.send(end).unwrap());
+    assert_eq!(ended(&stored), StoreEnd::Deleted);
+    assert!(reader.hit(&reader.lease(), 0) && right.peering_stat().unwrap().not_pulled == 0);
 }
 
 #[test]

@@ -159,6 +159,23 @@ impl Shared {
         self.tier().begin_write(self.now_us(), tenant, id, parent, shape)
     }
 
+    /// The same in the place of whoever writes the chunk now, who finds it deleted: how long that takes, and whether it ends well, is
+    /// in the hands of that one alone.
+    pub(super) fn begin_write_over(
+        &self,
+        tenant: TenantId,
+        id: &ChunkId,
+        parent: Option<&ChunkId>,
+        shape: &ChunkShape,
+    ) -> Result<Begun, Refused> {
+        let begun = self.begin_write(tenant, id, parent, shape);
+        if !matches!(begun, Err(Refused::BeingWritten)) {
+            return begun;
+        }
+        self.tier().delete(tenant, std::slice::from_ref(id));
+        self.begin_write(tenant, id, parent, shape)
+    }
+
     /// A chunk has become visible in memory.
     pub(super) fn offer_to_disk(&self, dirty: Dirty) {
         if let Some(disk) = &self.disk {

@@ -61,8 +61,7 @@ struct Promotion {
 }
 
 /// Copies a chunk to memory if all of it is in `staged` and memory takes it in. `on_end` is called exactly once, on this
-/// thread or the mover's. If somebody waits for the chunk (`is_awaited`), it takes the place of one that is being written: how long
-/// that takes, and whether it ends well, is in the hands of who writes it.
+/// thread or the mover's. If somebody waits for the chunk (`is_awaited`), it takes the place of one that is being written.
 pub(super) fn offer(
     shared: &Arc<Shared>,
     name: Name,
@@ -81,11 +80,10 @@ pub(super) fn offer(
         return on_end(Err(NotPromoted::NotCopied));
     };
     let Name { tenant, id, parent } = name;
-    let mut begun = shared.begin_write(tenant, &id, parent.as_ref(), &shape);
-    if is_awaited && matches!(begun, Err(Refused::BeingWritten)) {
-        shared.tier().delete(tenant, &[id]);
-        begun = shared.begin_write(tenant, &id, parent.as_ref(), &shape);
-    }
+    let begun = match is_awaited {
+        true => shared.begin_write_over(tenant, &id, parent.as_ref(), &shape),
+        false => shared.begin_write(tenant, &id, parent.as_ref(), &shape),
+    };
     let write = match begun {
         Ok(Begun::Write(write)) => write,
         Ok(Begun::AlreadyHere) => return on_end(Ok(())),

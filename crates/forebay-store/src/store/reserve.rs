@@ -33,12 +33,31 @@ impl Store {
         parent: Option<ChunkId>,
         shape: &ChunkShape,
     ) -> Result<Option<Reservation>, NotStored> {
-        let shared = &self.shared;
-        let Begun::Write(write) = shared.begin_write(tenant, &id, parent.as_ref(), shape)? else {
-            return Ok(None);
-        };
+        let begun = self.shared.begin_write(tenant, &id, parent.as_ref(), shape)?;
         let dirty = Dirty { tenant, id, parent, bytes: shape.bytes() };
-        Ok(Some(Reservation { shared: Arc::clone(shared), write: Some(write), dirty }))
+        Ok(self.reserved(begun, dirty))
+    }
+
+    /// The same for a chunk that somebody waits for: whoever writes it now finds it deleted.
+    pub fn reserve_over(
+        &self,
+        tenant: TenantId,
+        id: ChunkId,
+        parent: Option<ChunkId>,
+        shape: &ChunkShape,
+    ) -> Result<Option<Reservation>, NotStored> {
+        let begun = self.shared.begin_write_over(tenant, &id, parent.as_ref(), shape)?;
+        let dirty = Dirty { tenant, id, parent, bytes: shape.bytes() };
+        Ok(self.reserved(begun, dirty))
+    }
+
+    fn reserved(&self, begun: Begun, dirty: Dirty) -> Option<Reservation> {
+        match begun {
+            Begun::Write(write) => {
+                Some(Reservation { shared: Arc::clone(&self.shared), write: Some(write), dirty })
+            }
+            Begun::AlreadyHere => None,
+        }
     }
 }
 
