@@ -295,6 +295,17 @@ fn what_continues_a_chunk_goes_with_its_slab() {
 }
 
 #[test]
+fn a_slab_goes_whole_although_all_that_is_in_it_is_continued_elsewhere() {
+    let mut tier = tier(2, 3);
+    (0..4).for_each(|number: u8| store(&mut tier, number, number.checked_sub(1)));
+    (4..6).for_each(|number| store(&mut tier, number, None));
+    // The slab of the sequence's end has to stay.
+    assert_eq!(tier.pin(TENANT, &[id(4)]), 1);
+    store_sized(&mut tier, TENANT, 20, None, 3).unwrap();
+    assert_eq!(here(&tier, [0, 1, 2, 3, 4, 5, 20]), [false, false, false, false, true, true, true]);
+}
+
+#[test]
 fn a_full_index_evicts_like_full_memory() {
     let mut config = TierConfig::new(8 * PAGE);
     config.slab_bytes = 8 * PAGE;

@@ -87,7 +87,9 @@ impl<S: Space> Tier<S> {
     fn make_room(&mut self, shape: &ChunkShape, search: &mut Search) -> bool {
         while search.looks < LOOKS_MAX {
             let passed = search.passed;
-            let Some(victim) = self.victim(|recency| recency.next_warmer(passed)) else { return false };
+            let Some(victim) = self.victim(|recency| recency.next_warmer(passed)) else {
+                return self.make_room_above(shape, search);
+            };
             let slot = self.entry(victim).slot;
             match slot.and_then(|slot| self.space.slab_to_empty(slot, shape)) {
                 None => {
@@ -100,6 +102,30 @@ impl<S: Space> Tier<S> {
                 }
                 Some(_) => (search.passed, search.looks) = (Some(victim), search.looks + 1),
             }
+        }
+        false
+    }
+
+    /// Evicts a slab of chunks that are continued elsewhere, with all that continues them, where none of that has to stay. What
+    /// continues them gave no room by itself.
+    fn make_room_above(&mut self, shape: &ChunkShape, search: &mut Search) -> bool {
+        let mut end = self.recency.coldest();
+        while let Some(last) = end {
+            let mut above = self.tree.parent(last);
+            while let Some(row) = above.filter(|row| self.may_go_with_all(*row)) {
+                if search.looks >= LOOKS_MAX {
+                    return false;
+                }
+                search.looks += 1;
+                let slab = self.entry(row).slot.and_then(|slot| self.space.slab_to_empty(slot, shape));
+                let slab = slab.filter(|slab| search.slabs.insert(*slab));
+                if slab.is_some_and(|slab| self.evict_slab(slab, &mut search.looks)) {
+                    search.passed = None;
+                    return true;
+                }
+                above = self.tree.parent(row);
+            }
+            end = self.recency.next_warmer(end);
         }
         false
     }
@@ -125,8 +151,7 @@ impl<S: Space> Tier<S> {
     fn evict_slab(&mut self, slab: u16, looks: &mut usize) -> bool {
         let may_go = |row| {
             *looks += 1;
-            let entry = self.entry(row);
-            entry.is_unheld() || entry.state == State::Hole
+            self.may_go_with_all(row)
         };
         let doomed = self.tree.descend(self.space.chunks_of_slab(slab), may_go);
         let Some(doomed) = doomed.filter(|_| !self.space.is_slab_owned(slab)) else { return false };
@@ -135,6 +160,12 @@ impl<S: Space> Tier<S> {
             self.evicted += u64::from(self.drop_bytes(row));
         }
         true
+    }
+
+    /// Whether a row may go if all that continues it goes.
+    fn may_go_with_all(&self, row: EntryIx) -> bool {
+        let entry = self.entry(row);
+        entry.is_unheld() || entry.state == State::Hole
     }
 
     fn is_evictable(&self, row: EntryIx) -> bool {
