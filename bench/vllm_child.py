@@ -84,8 +84,16 @@ class Child:
 
     def ask(self, prompt: list[int], tokens: int, params: dict[str, Any] | None = None) -> Said:
         """Asks for `tokens` tokens behind a prompt."""
+        return self.answer(self.post(prompt, tokens, params))
+
+    def post(self, prompt: list[int], tokens: int, params: dict[str, Any] | None = None) -> float:
+        """The same without waiting for the answer: when it was asked."""
         begun = time.perf_counter()
         self.write({"prompt": prompt, "tokens": tokens, "params": params})
+        return begun
+
+    def answer(self, begun: float) -> Said:
+        """What is said to what was posted then."""
         said = self.read()
         first_s = time.perf_counter() - begun
         if "tokens" not in said:

@@ -17,13 +17,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 GIB = 1 << 30
 BLOCK_TOKENS = 16
+BF16_BYTES = 2
 CHUNK_TOKENS = 256  # The connector's usual one.
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -56,7 +57,6 @@ TINY = LLAMA_8B | {
     "vocab_size": 2000,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "torch_dtype": "float32",
 }
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -97,9 +97,8 @@ class Site:
     def bytes_per_token(self) -> int:
         """KV of one token."""
         model = self.model
-        width = 4 if model["torch_dtype"] == "float32" else 2
         heads = model["num_key_value_heads"] * model["head_dim"]
-        return int(2 * model["num_hidden_layers"] * heads * width)
+        return int(2 * model["num_hidden_layers"] * heads * BF16_BYTES)
 
     @property
     def socket(self) -> Path:
@@ -176,9 +175,10 @@ def seed_weights(worker: Any) -> None:
 class Node:
     """A running `forebay node`."""
 
-    def __init__(self, site: Site, *, disk: bool) -> None:
+    def __init__(self, site: Site, *, disk: bool, more: Sequence[str] = ()) -> None:
+        """`more` are lines of its configuration."""
         self.site = site
-        self.config = site.folder / "node.toml"
+        self.config = site.socket.with_suffix(".toml")
         self.metrics = f"127.0.0.1:{free_port()}"
         chunk_mib = max(1, CHUNK_TOKENS * site.bytes_per_token >> 20)
         lines = [
@@ -194,7 +194,7 @@ class Node:
             lines += ["[[ssd]]", f'path = "{self.log}"', f'size = "{site.disk_bytes >> 20}MiB"']
             # Four chunks, each with a page of its own behind it.
             lines += [f'segment_size = "{4 * chunk_mib + 1}MiB"']
-        self.config.write_text("\n".join(lines) + "\n")
+        self.config.write_text("\n".join([*lines, *more]) + "\n")
         self.process = self.start()
 
     @property
