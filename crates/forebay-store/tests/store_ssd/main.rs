@@ -9,6 +9,7 @@ use forebay_mover::{End, Reason};
 use forebay_store::StoreEnd;
 use forebay_store::admission::Policy;
 use rig::{CHUNK_BYTES, Disk, Rig, TENANT, ended, eventually, id, ids};
+use std::time::Duration;
 
 const CHAIN: [usize; 4] = [0, 1, 2, 3];
 const OTHER: [usize; 4] = [10, 11, 12, 13];
@@ -31,6 +32,20 @@ fn what_was_flushed_is_found_by_the_next_store_whether_or_not_the_last_one_was_c
         assert_eq!(rig.load_all(&CHAIN), 4);
         assert_eq!(rig.stat().hits.disk, 8);
     }
+}
+
+#[test]
+fn a_log_without_a_free_segment_for_the_moment_costs_no_chunk_and_none_behind_it() {
+    // It holds a part of what is stored, and forgets the rest.
+    let disk = Disk::with(6 << 20, Duration::from_millis(50));
+    let rig = Rig::new(&disk, 250);
+    for first in (0..250).step_by(5) {
+        let chain: Vec<usize> = (first..first + 5).collect();
+        assert_eq!(rig.store_chain(&chain), 5);
+    }
+    rig.store.flush().unwrap();
+    let stat = rig.stat().write_back;
+    assert_eq!((stat.refused, stat.written), (0, 250), "{:?}", rig.stat());
 }
 
 #[test]

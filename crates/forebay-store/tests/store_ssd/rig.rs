@@ -6,9 +6,11 @@ use forebay_links::disk::DiskOptions;
 use forebay_mover::{Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId};
 use forebay_mover::{RouteSpec, Span};
 use forebay_store::admission::Policy;
+use forebay_store::log::Medium;
 use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
 use forebay_store::{DiskSideStat, Lease, Load, NotLoaded, NotVerified, Pages, SLOT_ALIGN_BYTES, Store};
 use forebay_store::{StoreEnd, TenantId, TierConfig, WriteBackConfig};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -37,12 +39,51 @@ pub struct Rig {
 /// A directory with a log.
 pub struct Disk {
     directory: tempfile::TempDir,
+    /// How long it takes to make something durable, at least.
+    sync_for: Duration,
+}
+
+/// A medium that takes its time.
+struct Slow {
+    inner: Arc<dyn Medium>,
+    sync_for: Duration,
+}
+
+impl Medium for Slow {
+    fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.inner.read_at(offset, buffer)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.inner.write_at(offset, bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        std::thread::sleep(self.sync_for);
+        self.inner.sync()
+    }
+
+    fn withdraw(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.inner.withdraw(offset, bytes)
+    }
+
+    fn restore(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.inner.restore(offset, bytes)
+    }
 }
 
 impl Disk {
     pub fn new() -> Disk {
-        let disk = Disk { directory: tempfile::tempdir().unwrap() };
-        init(disk.path(), LOG_BYTES, 1 << 20, Existing::Keep).unwrap();
+        Disk::with(LOG_BYTES, Duration::ZERO)
+    }
+
+    pub fn with(bytes: u64, sync_for: Duration) -> Disk {
+        let disk = Disk { directory: tempfile::tempdir().unwrap(), sync_for };
+        init(disk.path(), bytes, 1 << 20, Existing::Keep).unwrap();
         disk
     }
 
@@ -87,7 +128,8 @@ impl Rig {
         let device = Arc::new(HostBuffer::new(2 * PLACES * CHUNK_BYTES as usize));
         let region = handle.register(DEVICE, device.clone()).unwrap();
         let ssd_config = SsdConfig { staging_bytes: 2 << 20, ..SsdConfig::default() };
-        let volume = opened(|| Volume::open(disk.path(), DiskOptions::default()));
+        let mut volume = opened(|| Volume::open(disk.path(), DiskOptions::default()));
+        volume.medium = Arc::new(Slow { inner: volume.medium, sync_for: disk.sync_for });
         let ssd = Ssd::open(&handle, HOST, vec![volume], ssd_config).unwrap();
         let write_back = WriteBackConfig::new(policy, slots * slot_bytes, LOG_BYTES, CHUNK_BYTES);
         let store = Store::open_with_ssd(&handle, HOST, Pages::Base, config, ssd, &write_back).unwrap();

@@ -188,16 +188,35 @@ fn begin(write_back: &Arc<WriteBack>, shared: &Arc<Shared>, dirty: Dirty) {
         read: Some(read),
         written: Written::Refused,
     };
-    let on_end = move |end| outgoing.ended(end);
-    // What is refused drops `on_end`, and with it the chunk.
+    // What is refused drops `on_end` before it says why.
+    let outgoing = Arc::new(Mutex::new(Some(outgoing)));
+    let theirs = Arc::clone(&outgoing);
+    let on_end = move |end| {
+        if let Some(outgoing) = take(&theirs) {
+            outgoing.ended(end);
+        }
+    };
     let begun =
         disk.ssd.write(dirty.tenant, dirty.id, dirty.parent, &layers, Some(sums), Class::WriteBack, on_end);
-    if let (Err(NotWritten::Refused(Refused::ParentMissing)), Some(parent)) = (begun, dirty.parent)
+    let Err(NotWritten::Refused(refused)) = begun else { return };
+    if let (Refused::Full { .. }, Some(outgoing)) = (&refused, &mut *lock(&outgoing)) {
+        outgoing.written = Written::NoRoom;
+    }
+    drop(outgoing);
+    if let (Refused::ParentMissing, Some(parent)) = (refused, dirty.parent)
         && disk.ssd.contains(&parent)
     {
         // It came in the meantime, when nobody knew yet of one that waits for it.
         write_back.adopt(shared.now_us(), parent);
     }
+}
+
+fn take(outgoing: &Mutex<Option<Outgoing>>) -> Option<Outgoing> {
+    lock(outgoing).take()
+}
+
+fn lock(outgoing: &Mutex<Option<Outgoing>>) -> MutexGuard<'_, Option<Outgoing>> {
+    outgoing.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Outgoing {

@@ -31,6 +31,8 @@ pub enum Written {
     AlreadyHere,
     /// Memory had evicted it, or somebody had deleted it, before it was written.
     Gone,
+    /// The disk tier has no segment free for the moment.
+    NoRoom,
     /// The disk tier did not take it in.
     Refused,
     /// Its bytes did not get there.
@@ -68,6 +70,8 @@ pub struct WriteBackStat {
 
 /// Refused chunks that are remembered until their parent is written.
 const ORPHANS_MAX: usize = 1024;
+/// How long nothing is tried after the disk had no room: about what it takes to make it durable that a segment is free.
+const NO_ROOM_REST_US: u64 = 20_000;
 
 /// The queue.
 #[derive(Debug)]
@@ -77,7 +81,10 @@ pub struct Queue {
     limit: usize,
     /// With the time since when each waits, the oldest first.
     waiting: VecDeque<(u64, Dirty)>,
-    writing: HashSet<ChunkId>,
+    /// With the time since when each waited.
+    writing: HashMap<ChunkId, u64>,
+    /// When something may be written again.
+    rests_until_us: u64,
     /// Ids of all that wait or are being written.
     known: HashSet<ChunkId>,
     /// Chunks that were offered while they were being written. What is written may be what somebody has deleted, and stored again
@@ -96,7 +103,8 @@ impl Queue {
             pacer: WriteBackPacer::new(config.pacer),
             limit: config.queue_chunks,
             waiting: VecDeque::new(),
-            writing: HashSet::new(),
+            writing: HashMap::new(),
+            rests_until_us: 0,
             known: HashSet::new(),
             again: HashMap::new(),
             orphans: VecDeque::new(),
@@ -111,7 +119,7 @@ impl Queue {
 
     /// Offers a chunk that memory has and the disk has not. Says whether it waits now.
     pub fn offer(&mut self, now_us: u64, dirty: Dirty) -> bool {
-        if self.writing.contains(&dirty.id) {
+        if self.writing.contains_key(&dirty.id) {
             self.again.insert(dirty.id, dirty);
         }
         if self.known.contains(&dirty.id) {
@@ -142,20 +150,27 @@ impl Queue {
                 continue;
             }
             let window = self.pacer.window_lots(now_us, Some(since_us));
-            if self.writing.len() >= window as usize {
+            if self.writing.len() >= window as usize || now_us < self.rests_until_us {
                 return None;
             }
             self.waiting.pop_front();
-            self.writing.insert(dirty.id);
+            self.writing.insert(dirty.id, since_us);
             return Some(dirty);
         }
         None
     }
 
-    /// A chunk that [`next`](Queue::next) gave is written, or is not. Those that could not be written before it wait again.
+    /// A chunk that [`next`](Queue::next) gave is written, or is not. Those that could not be written before it wait again. One for
+    /// which there was no room is the next again, as long as it is not too old: what continues it comes behind it.
     pub fn ended(&mut self, now_us: u64, dirty: &Dirty, written: Written) {
-        let was_written = self.writing.remove(&dirty.id);
-        debug_assert!(was_written, "a write ends once");
+        let since_us = self.writing.remove(&dirty.id);
+        debug_assert!(since_us.is_some(), "a write ends once");
+        if let (Written::NoRoom, Some(since_us)) = (written, since_us) {
+            let dirty = self.again.remove(&dirty.id).unwrap_or(*dirty);
+            self.waiting.push_front((since_us, dirty));
+            self.rests_until_us = now_us + NO_ROOM_REST_US;
+            return;
+        }
         self.known.remove(&dirty.id);
         let counter = match written {
             Written::Stored => {
@@ -164,7 +179,7 @@ impl Queue {
             }
             Written::AlreadyHere => &mut self.stat.already_there,
             Written::Gone => &mut self.stat.gone,
-            Written::Refused => &mut self.stat.refused,
+            Written::NoRoom | Written::Refused => &mut self.stat.refused,
             Written::Failed => &mut self.stat.failed,
         };
         *counter += 1;
@@ -300,6 +315,22 @@ mod tests {
             queue.ended(5, &expected, Written::Stored);
         }
         assert!(queue.is_idle());
+    }
+
+    #[test]
+    fn a_chunk_without_room_is_tried_again_before_those_behind_it_until_it_is_too_old() {
+        let mut queue = queue(Policy::All);
+        let child = Dirty { parent: Some(dirty(1).id), ..dirty(2) };
+        assert!(queue.offer(0, dirty(1)) && queue.offer(5, child));
+        for now_us in [10, 10 + NO_ROOM_REST_US, AGE_MAX_US] {
+            assert_eq!(queue.next(now_us), Some(dirty(1)));
+            queue.ended(now_us, &dirty(1), Written::NoRoom);
+            assert_eq!(queue.next(now_us), None, "not at once");
+        }
+        assert_eq!((queue.stat().waiting, queue.stat().in_flight, queue.stat().refused), (2, 0, 0));
+        assert_eq!(queue.next(AGE_MAX_US + NO_ROOM_REST_US), None);
+        assert_eq!(queue.stat().too_old, 2);
+        assert!(queue.is_idle() && queue.offer(AGE_MAX_US, dirty(1)));
     }
 
     #[test]
