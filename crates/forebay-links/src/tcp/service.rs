@@ -41,12 +41,17 @@ pub struct Reply {
 impl Reply {
     /// Answers. More than [`CALL_BYTES_MAX`] bytes are refused instead.
     pub fn send(self, body: Vec<u8>) {
+        self.try_send(body);
+    }
+
+    /// The same, for who has to know if the peer will never hear it: `false`, if it was refused or the connection has ended.
+    pub fn try_send(self, body: Vec<u8>) -> bool {
         let bytes = body.len();
         if bytes <= CALL_BYTES_MAX as usize {
-            self.answer(Ok(body));
-        } else {
-            self.answer(Err(format!("the reply has {bytes} bytes; allowed: {CALL_BYTES_MAX}")));
+            return self.answer(Ok(body));
         }
+        self.answer(Err(format!("the reply has {bytes} bytes; allowed: {CALL_BYTES_MAX}")));
+        false
     }
 
     /// Says why there is no answer. Of long reasons the peer hears the first 256 bytes.
@@ -54,10 +59,8 @@ impl Reply {
         self.answer(Err(why));
     }
 
-    fn answer(mut self, answer: Answer) {
-        if let Some(tray) = self.tray.take() {
-            tray.put(self.number, answer);
-        }
+    fn answer(mut self, answer: Answer) -> bool {
+        self.tray.take().is_some_and(|tray| tray.put(self.number, answer))
     }
 }
 
@@ -97,10 +100,11 @@ impl Tray {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put(&self, number: u64, answer: Answer) {
+    /// Says whether the answer goes out as it is.
+    fn put(&self, number: u64, answer: Answer) -> bool {
         let mut waiting = self.lock();
         if waiting.closed {
-            return;
+            return false;
         }
         let bytes = answer.as_ref().map_or(0, Vec::len);
         let fits = waiting.bytes + bytes <= REPLY_BYTES_MAX;
@@ -112,6 +116,7 @@ impl Tray {
         if asleep {
             (self.wake)();
         }
+        fits
     }
 }
 
@@ -236,7 +241,9 @@ mod tests {
             desk.call(FROM, number, vec![], false).unwrap();
         }
         assert!(desk.call(FROM, 1_000, vec![], false).is_err(), "one call more than may be unanswered");
-        keep.0.lock().unwrap().drain(..).for_each(|reply| reply.send(vec![0; CALL_BYTES_MAX as usize]));
+        let replies = std::mem::take(&mut *keep.0.lock().unwrap());
+        let sent = replies.into_iter().map(|reply| reply.try_send(vec![0; CALL_BYTES_MAX as usize]));
+        assert_eq!(sent.filter(|sent| *sent).count(), REPLY_BYTES_MAX / CALL_BYTES_MAX as usize);
         assert!(desk.tray.lock().bytes <= REPLY_BYTES_MAX);
         let mut out = Vec::new();
         while !desk.is_idle() {
@@ -252,7 +259,7 @@ mod tests {
         desk.call(FROM, 1, vec![], false).unwrap();
         desk.tell(&mut Vec::new());
         drop(desk);
-        keep.0.lock().unwrap().pop().unwrap().send(vec![1]);
+        assert!(!keep.0.lock().unwrap().pop().unwrap().try_send(vec![1]));
         assert_eq!(wakes.load(Ordering::Relaxed), 0);
     }
 }

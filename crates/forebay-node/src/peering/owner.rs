@@ -232,7 +232,14 @@ impl Gathering {
         let loans: Vec<Loan> = std::mem::take(&mut state.loans).into_iter().map_while(|loan| loan).collect();
         drop(state);
         match self.grant(loans) {
-            Ok(told) => reply.send(told.encode()),
+            Ok(told) => {
+                let heard = reply.try_send(told.encode());
+                if let (false, Told::Lent(loans), Some((leases, _))) = (heard, told, self.owner.ground.get())
+                {
+                    // Nobody knows of it who could give it back.
+                    leases.revoke(loans.lease);
+                }
+            }
             Err(why) => self.owner.refuse(reply, why),
         }
     }

@@ -316,6 +316,33 @@ fn a_peer_whose_disk_has_others_to_serve_first_is_waited_for() {
 }
 
 #[test]
+fn what_is_lent_to_a_peer_that_went_while_the_disk_was_busy_is_back_at_once() {
+    let pair = Pair::new();
+    let mut config = pair.left.config();
+    config.ssd = vec![SsdConfig { path: log(&pair.left), size: 16 << 20, segment_size: 1 << 20 }];
+    config.write_back = WriteBackPolicy::All;
+    write(&pair.left, &config);
+    let first = pair.left.node();
+    store_all(&pair.left.peer());
+    first.drain(Duration::from_secs(60)).unwrap();
+    let (left, right) = (pair.left.node(), pair.right.child("node"));
+    let reader = pair.right.peer();
+    eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
+    let held = left.store().lease(TenantId(0), &ids(), MINUTE_US);
+    left.store()
+        .bring(&held, CHUNKS - 1, Class::Demand, None, |_| std::thread::sleep(Duration::from_secs(3)));
+    std::thread::sleep(Duration::from_millis(500));
+    let _load = reader.begin_load(&reader.lease(), 0);
+    std::thread::sleep(Duration::from_millis(500));
+    right.kill();
+    drop(held);
+    eventually("they could be lent", || left.store().locate(&ids()).0 == CHUNKS);
+    std::thread::sleep(Duration::from_secs(2));
+    left.store().delete(TenantId(0), &ids());
+    assert_eq!(left.store().stat().arena.draining_bytes, 0, "{:?}", left.peering_stat());
+}
+
+#[test]
 fn a_peer_that_is_killed_under_a_pull_is_a_miss_and_nothing_is_wrong() {
     for delay_us in [0, 300, 1000, 3000] {
         let pair = Pair::new();
