@@ -490,9 +490,9 @@ impl std::fmt::Debug for Agent {
 /// A table of leases that the keeper looks at when one is over.
 fn leases(keeper: &Keeper) -> LeaseTable {
     let keeper = keeper.clone();
-    LeaseTable::new(move |table, in_us| {
+    LeaseTable::new(move |table, in_us, at_us| {
         let table = table.clone();
-        keeper.at(keeper.now_us().saturating_add(in_us), move || table.expire());
+        keeper.at(keeper.now_us().saturating_add(in_us), move || table.look(at_us));
     })
 }
 

@@ -95,13 +95,13 @@ struct Shared {
     look_in: OnLook,
 }
 
-/// Has [`LeaseTable::expire`] called after so many microseconds.
-type OnLook = Box<dyn Fn(&LeaseTable, u64) + Send + Sync>;
+/// Has [`LeaseTable::look`] called after so many microseconds, with what comes behind them.
+type OnLook = Box<dyn Fn(&LeaseTable, u64, u64) + Send + Sync>;
 
 impl LeaseTable {
-    /// An empty table. `look_in` is to have [`expire`](LeaseTable::expire) called after so many microseconds. A lease whose
-    /// time is over is dead also before that; only its end is not told yet.
-    pub(crate) fn new(look_in: impl Fn(&LeaseTable, u64) + Send + Sync + 'static) -> LeaseTable {
+    /// An empty table. `look_in` is to have [`look`](LeaseTable::look) called after so many microseconds, with its last
+    /// argument. A lease whose time is over is dead also before that; only its end is not told yet.
+    pub(crate) fn new(look_in: impl Fn(&LeaseTable, u64, u64) + Send + Sync + 'static) -> LeaseTable {
         let (live, numbers, epoch) = (RwLock::default(), RandomState::new(), Instant::now());
         let (look_at_us, look_in) = (AtomicU64::new(u64::MAX), Box::new(look_in));
         LeaseTable { shared: Arc::new(Shared { live, numbers, epoch, look_at_us, look_in }) }
@@ -111,7 +111,15 @@ impl LeaseTable {
     fn look_at(&self, at_us: u64) {
         let before_us = self.shared.look_at_us.fetch_min(at_us, Ordering::AcqRel);
         if at_us < before_us {
-            (self.shared.look_in)(self, at_us.saturating_sub(self.now_us()));
+            (self.shared.look_in)(self, at_us.saturating_sub(self.now_us()), at_us);
+        }
+    }
+
+    /// Does what is due at `at_us`, unless an earlier look has seen to what comes later: each that did would ask for one more.
+    pub(crate) fn look(&self, at_us: u64) {
+        let due = &self.shared.look_at_us;
+        if due.compare_exchange(at_us, u64::MAX, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            self.expire();
         }
     }
 
@@ -269,6 +277,7 @@ fn check(spans: &[LeasedSpan]) -> Result<(), NoLease> {
 mod tests {
     use super::*;
     use std::sync::Mutex;
+    use std::time::Duration;
 
     const REGION: PeerRegion = PeerRegion { key: 7, generation: 3, len: 1_000 };
     const OTHER: PeerRegion = PeerRegion { key: 8, generation: 3, len: 1_000 };
@@ -280,7 +289,7 @@ mod tests {
 
     /// A table, and a way to grant one whose ends are kept.
     fn table() -> (LeaseTable, Arc<Mutex<Vec<LeaseEnd>>>) {
-        (LeaseTable::new(|_, _| {}), Arc::default())
+        (LeaseTable::new(|_, _, _| {}), Arc::default())
     }
 
     fn keep(ends: &Arc<Mutex<Vec<LeaseEnd>>>) -> impl FnOnce(LeaseEnd) + Send + Sync + 'static {
@@ -335,7 +344,7 @@ mod tests {
     fn somebody_looks_when_the_next_lease_is_over() {
         let looks: Arc<Mutex<Vec<u64>>> = Arc::default();
         let seen = Arc::clone(&looks);
-        let table = LeaseTable::new(move |_, in_us| seen.lock().unwrap().push(in_us));
+        let table = LeaseTable::new(move |_, in_us, _| seen.lock().unwrap().push(in_us));
         let grant = |ttl_us| table.grant([1; 16], vec![span(0, 10)], ttl_us, |_| ()).unwrap();
         let (hour, _second, soon) = (grant(HOUR_US), grant(2 * HOUR_US), grant(HOUR_US / 2));
         assert_eq!(looks.lock().unwrap().len(), 2, "a later one needs no look of its own");
@@ -343,6 +352,28 @@ mod tests {
         table.expire();
         let next_us = looks.lock().unwrap().pop().unwrap();
         assert!(next_us > HOUR_US / 2 && next_us <= HOUR_US && table.is_alive(hour, REGION));
+    }
+
+    #[test]
+    fn one_look_is_due_however_many_leases_end_before_those_that_were_there() {
+        let looks: Arc<Mutex<Vec<u64>>> = Arc::default();
+        let seen = Arc::clone(&looks);
+        let table = LeaseTable::new(move |_, _, at_us| seen.lock().unwrap().push(at_us));
+        let grant = |ttl_us| table.grant([1; 16], vec![span(0, 10)], ttl_us, |_| ()).unwrap();
+        for ttl_us in (1..10).rev().map(|nth| nth * 20_000).chain([HOUR_US]) {
+            grant(ttl_us);
+        }
+        // As the keeper does it, for all but the last lease.
+        loop {
+            let next = looks.lock().unwrap().iter().enumerate().map(|(nth, at_us)| (*at_us, nth)).min();
+            let Some((at_us, nth)) = next.filter(|(at_us, _)| *at_us < HOUR_US) else { break };
+            looks.lock().unwrap().remove(nth);
+            while table.now_us() < at_us {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            table.look(at_us);
+        }
+        assert_eq!((table.len(), looks.lock().unwrap().len()), (1, 1));
     }
 
     #[test]
