@@ -2,7 +2,7 @@
 //! its strand, and events. A chain has a crew to itself. It works in one of three ways. In *strands*, a parcel's two hops follow
 //! each other in its slot's strand, so order needs no events; for that the GPU must reach the target's memory. In *turns*, the
 //! strands carry parcels between host memory and slots, and the target itself carries them on, page by page if need be. *Straight*
-//! is for a target's own crew, where host memory is in small pieces too: its kernel copies page by page. Slots have strands of
+//! is for a target's own crew, where host memory is in small pieces too, or a call for each takes too long: its kernel copies page by page. Slots have strands of
 //! their own because a copy engine takes up the next copy of another stream at once, but waits for an event between two of one.
 //! This file knows streams and slots; it must never know which bytes are a crew's.
 
@@ -12,7 +12,7 @@ use crate::device::{Device, DeviceMemory, Event, Stream, StreamId};
 use crate::driver::CudaError;
 use crate::driver::abi::{Address, StreamHandle};
 use crate::kernels::{Kernels, Piece};
-use crate::links::{Direction, ENGINE_PIECE_BYTES};
+use crate::links::Direction;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -65,6 +65,8 @@ pub struct Work<'a> {
     /// What is left of its share.
     pub pages: Pages<'a>,
     pub parcel_bytes: u64,
+    /// Pieces as long as this on average go by a call each, shorter ones by kernel.
+    pub call_bytes: u64,
 }
 
 /// How a crew works.
@@ -209,7 +211,7 @@ impl Crew {
             (How::Turns, Some(hop)) => self.turn(work, hop, slot, list),
             (How::Straight, Some(hop)) => {
                 let listed = list.straight(&mut work.pages, work.parcel_bytes);
-                let kept = hop.carry(&listed)?;
+                let kept = hop.carry(&listed, work.call_bytes)?;
                 list.keep(kept);
                 Ok(())
             }
@@ -226,11 +228,11 @@ impl Crew {
                 slot.copy_runs(listed.runs)?;
                 slot.near.record(&slot.strand)?;
                 hop.stream.wait_for(&slot.near)?;
-                (hop.carry(&listed)?, far.record(&hop.stream))
+                (hop.carry(&listed, work.call_bytes)?, far.record(&hop.stream))
             }
             Direction::DeviceToHost => {
                 hop.stream.wait_for(&slot.near)?;
-                let kept = hop.carry(&listed)?;
+                let kept = hop.carry(&listed, work.call_bytes)?;
                 let followed = far.record(&hop.stream).and_then(|()| slot.strand.wait_for(far));
                 let copied = followed.and_then(|()| slot.copy_runs(listed.runs));
                 (kept, copied.and_then(|()| slot.near.record(&slot.strand)))
@@ -277,10 +279,10 @@ impl Slot {
 }
 
 impl Hop {
-    /// Carries what is listed, by engine or kernel. Says how many places of the list a kernel reads.
-    fn carry(&self, listed: &Listed) -> Result<usize, CudaError> {
+    /// Carries what is listed, by calls if pieces are so long, else by a kernel. Says how many places of the list that reads.
+    fn carry(&self, listed: &Listed, call_bytes: u64) -> Result<usize, CudaError> {
         let Listed { pages, bytes, .. } = *listed;
-        if bytes >= ENGINE_PIECE_BYTES * pages.len() as u64 || pages.len() == 1 {
+        if bytes >= call_bytes * pages.len() as u64 || pages.len() == 1 {
             for page in pages {
                 // SAFETY: by the contract of `Crew::queue`.
                 unsafe { self.stream.copy(page.from, page.to, page.bytes)? };

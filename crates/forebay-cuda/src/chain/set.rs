@@ -37,6 +37,9 @@ const BATCH_COPIES_MIN: usize = 32;
 /// token of prompts of 1k to 8k tokens (4 to 32 MiB a layer) came after 30, 31, 38 and 48 ms on an H200 by batches, on another one after
 /// 20, 19, 20 and 32 by kernels; of 64k tokens after 195 and 220.
 const AWAITED_BATCH_BYTES_MIN: u64 = 64 << 20;
+/// And if its pieces are no longer than this on average, though long enough for a copy engine: behind each call there is a gap, in which
+/// a kernel reads on. The first token of a prompt of 8k tokens came after 49 ms on an H200 by calls for 256 KiB each, after 43 with 512 KiB.
+const AWAITED_CALL_BYTES_MIN: u64 = 1 << 20;
 
 /// Everything that chains for one GPU in one direction need, but for the crews of its peers.
 #[derive(Debug)]
@@ -156,18 +159,21 @@ impl Set {
         self.holder = Some(chain.holder);
         let direct = chain.pages.share(chain.shares[0]);
         let by_batch = self.goes_by_batch(&chain, direct);
-        let is_small = is_small(direct.pieces(), direct.bytes()) && !by_batch;
+        let call_bytes =
+            if chain.awaited_bytes.is_some() { AWAITED_CALL_BYTES_MIN } else { ENGINE_PIECE_BYTES };
+        let by_kernel = !by_batch && are_shorter(call_bytes, direct.pieces(), direct.bytes());
         // Few calls for the direct way, so that the lane is at work while the rest is queued.
-        let whole = if is_small { Ok(()) } else { self.queue_direct(&chain, direct, by_batch) };
+        let whole = if by_kernel { Ok(()) } else { self.queue_direct(&chain, direct, by_batch) };
         let begun = match chain.waits {
             Waits::Nothing => None,
             Waits::Stream => Some(&self.begun),
             Waits::For(event) => Some(event),
         };
         let mut at_work: Vec<(&mut Crew, Work)> = Vec::with_capacity(crews.len() + 1);
-        if is_small {
-            let how = if chain.is_scattered { How::Straight } else { How::Turns };
-            let work = work(direct, &self.own, Some(how));
+        if by_kernel {
+            let is_straight = chain.is_scattered || !is_small(direct.pieces(), direct.bytes());
+            let how = if is_straight { How::Straight } else { How::Turns };
+            let work = Work { call_bytes, ..work(direct, &self.own, Some(how)) };
             at_work.push((&mut self.own, work));
         }
         for (crew, share) in crews.iter_mut().zip(&chain.shares[1..]) {
@@ -264,7 +270,12 @@ fn queue_one_by_one(target: &Kernels, stream: StreamHandle, mut pages: Pages) ->
 
 /// Whether these are pages too small for a copy engine.
 pub fn is_small(pieces: usize, bytes: u64) -> bool {
-    pieces > 1 && bytes < ENGINE_PIECE_BYTES * pieces as u64
+    are_shorter(ENGINE_PIECE_BYTES, pieces, bytes)
+}
+
+/// Whether these are several pieces, on average shorter than that.
+fn are_shorter(than: u64, pieces: usize, bytes: u64) -> bool {
+    pieces > 1 && bytes < than * pieces as u64
 }
 
 /// How a crew does its share: as told, or in strands if its pieces are long enough.
@@ -276,7 +287,8 @@ fn work<'a>(pages: Pages<'a>, crew: &Crew, how: Option<How>) -> Work<'a> {
     let parcels = pages.bytes().div_ceil(parcel_bytes);
     // In strands a parcel is one piece at most.
     let parcels = if how == How::Strands { parcels.max(pieces) } else { parcels };
-    Work { how, slots: crew.slots_for(parcels, how), pages, parcel_bytes }
+    let call_bytes = ENGINE_PIECE_BYTES;
+    Work { how, slots: crew.slots_for(parcels, how), pages, parcel_bytes, call_bytes }
 }
 
 /// Queues a parcel of each crew in turn, so that all lanes are at work soon.

@@ -214,6 +214,33 @@ fn what_is_many_pieces_goes_by_the_drivers_batches_unless_little_is_awaited() {
 }
 
 #[test]
+fn what_is_awaited_goes_by_kernels_unless_a_call_for_each_piece_is_as_fast() {
+    let test = "courier::what_is_awaited_goes_by_kernels_unless_a_call_for_each_piece_is_as_fast";
+    alone(test, &[("FAKE_CUDA_GPUS", "1")], |fake| {
+        let world = fake.world(CopierOptions::default());
+        let to_gpu = courier(&world, Direction::HostToDevice);
+        let bytes = 16 * MIB;
+        let cases = [(true, 256 << 10, true), (true, MIB, false), (false, 512 << 10, false)];
+        for (number, (is_awaited, page, by_kernel)) in (0..).zip(cases) {
+            let (source, target, memory) = (world.host(bytes), world.host(bytes), world.memory(0, 2 * bytes));
+            source.fill(&pattern(number, bytes));
+            let pages = |direction, host| pages(direction, host, memory.address(), page, bytes);
+            let before = fake.stat("cuLaunchKernel");
+            let pieces = pages(Direction::HostToDevice, source.address());
+            let awaited_bytes = is_awaited.then_some(bytes);
+            let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes };
+            send_batch(&world, &to_gpu, &batch).synchronize().unwrap();
+            assert_eq!(fake.stat("cuLaunchKernel") > before, by_kernel, "{is_awaited} {page}");
+            let back = pages(Direction::DeviceToHost, target.address());
+            send(&world, &courier(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
+            assert!(target.bytes() == pattern(number, bytes), "{is_awaited} {page}");
+        }
+        drop(to_gpu);
+        world.end();
+    });
+}
+
+#[test]
 fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still_reads() {
     let test = "courier::what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still_reads";
     alone(test, &[("FAKE_CUDA_GPUS", "1")], |fake| {
