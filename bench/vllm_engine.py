@@ -25,7 +25,7 @@ from typing import Any
 GIB = 1 << 30
 BLOCK_TOKENS = 16
 BF16_BYTES = 2
-CHUNK_TOKENS = 256  # The connector's usual one.
+CHUNK_TOKENS = 64  # The connector's usual one.
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -87,6 +87,7 @@ class Site:
     memory_bytes: int  # Host memory for KV.
     disk_bytes: int  # The log, where there is one.
     forebay: str  # The program.
+    chunk_tokens: int = CHUNK_TOKENS  # Of ours.
 
     @property
     def model(self) -> dict[str, Any]:
@@ -142,7 +143,11 @@ def transfer_config(site: Site, way: str) -> dict[str, Any] | None:
     if way == "nothing":
         return {"kv_connector": "Nothing", "kv_connector_module_path": "nothing", "kv_role": "kv_both"}
     if way in OURS:
-        own = {"node": str(site.socket), "gate": way != "ssd-always"}
+        own = {
+            "node": str(site.socket),
+            "gate": way != "ssd-always",
+            "chunk_tokens": site.chunk_tokens,
+        }
         return {
             "kv_connector": "ForebayConnector",
             "kv_connector_module_path": "forebay.vllm.connector",
@@ -180,7 +185,7 @@ class Node:
         self.site = site
         self.config = site.socket.with_suffix(".toml")
         self.metrics = f"127.0.0.1:{free_port()}"
-        chunk_mib = max(1, CHUNK_TOKENS * site.bytes_per_token >> 20)
+        chunk_mib = max(1, site.chunk_tokens * site.bytes_per_token >> 20)
         lines = [
             f'socket = "{site.socket}"',
             'write_back = "all"',

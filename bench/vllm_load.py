@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import vllm_engine
-from vllm_engine import BLOCK_TOKENS, GIB, OURS, PEERS, Site
+from vllm_engine import BLOCK_TOKENS, CHUNK_TOKENS, GIB, OURS, PEERS, Site
 
 PARTS = ("hbm", "plain", *PEERS, "memory")
 MARGINALS = Path(__file__).with_suffix(".toml")
@@ -354,6 +354,9 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, help="measure this part once more")
     parser.add_argument("--memory-gib", type=float, help="host memory for KV (default 60)")
     parser.add_argument("--scratch", type=Path, help="where the model and the load lie (default: in FOLDER)")
+    parser.add_argument(
+        "--chunk-tokens", type=int, default=CHUNK_TOKENS, help="of ours (default: as the connector)"
+    )
     parser.add_argument("--forebay", help="the forebay program")
     parser.add_argument("--tiny", action="store_true", help="a model of a few MB on the CPU, to try it")
     args = parser.parse_args()
@@ -364,7 +367,8 @@ def main() -> None:
     scratch = (args.scratch or folder / "scratch").absolute()
     scratch.mkdir(parents=True, exist_ok=True)
     memory_gib = args.memory_gib or (0.25 if args.tiny else 60)
-    site = Site(scratch, args.tiny, int(memory_gib * GIB), 0, vllm_engine.program(args.forebay))
+    program = vllm_engine.program(args.forebay)
+    site = Site(scratch, args.tiny, int(memory_gib * GIB), 0, program, args.chunk_tokens)
     vllm_engine.in_environment(site.environment(args.part))
     runs = runs_of(folder, args.part)
     runs.append(asyncio.run(run_part(site, args.part, TINY if args.tiny else FULL)))

@@ -26,10 +26,11 @@ from typing import Any
 
 import vllm_engine
 from vllm_child import Child
-from vllm_engine import CHUNK_TOKENS, GIB, LLAMA_8B, TINY, Site, row
+from vllm_engine import GIB, LLAMA_8B, TINY, Site, row
 
 BATCHES = (8, 64)
-PROMPT_TOKENS = 16  # With the steps below no chunk becomes whole: there is nothing to store.
+CHUNK_TOKENS = 256  # With the prompts and steps below none becomes whole: there is nothing to store.
+PROMPT_TOKENS = 16
 STEPS = 10
 TURNS = 9
 ROUNDS = 7
@@ -140,7 +141,7 @@ def main() -> None:
     for shape in ("8b",) if args.gpu else ("tiny", "8b"):
         with tempfile.TemporaryDirectory() as folder:
             memory = GIB if shape == "tiny" else 4 * GIB
-            site = Shaped(Path(folder), not args.gpu, memory, GIB, program, shape)
+            site = Shaped(Path(folder), not args.gpu, memory, GIB, program, CHUNK_TOKENS, shape)
             with vllm_engine.node_beside(site, "memory"):
                 found = measure_steps(site, args.rounds) if args.gpu or shape == "tiny" else iter(())
                 for one in found if args.gpu else chain(found, measure_hits(site, args.hits)):

@@ -25,7 +25,7 @@ from typing import Any
 
 import vllm_engine
 import vllm_plot
-from vllm_engine import FROM_DISK, GIB, OURS, PEERS, WAYS, Node, Site, row
+from vllm_engine import CHUNK_TOKENS, FROM_DISK, GIB, OURS, PEERS, WAYS, Node, Site, row
 
 SIZES = [1024 << step for step in range(8)]
 TINY_SIZES = [256, 1024, 2048]
@@ -445,6 +445,9 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", help="tokens of prompts, multiples of 256")
     parser.add_argument("--memory-gib", type=float, help="host memory for KV (default 40; 24 before an SSD)")
     parser.add_argument("--scratch", type=Path, help="where the log on an SSD lies (default: in FOLDER)")
+    parser.add_argument(
+        "--chunk-tokens", type=int, default=CHUNK_TOKENS, help="of ours (default: as the connector)"
+    )
     parser.add_argument("--forebay", help="the forebay program")
     parser.add_argument("--tiny", action="store_true", help="a model of a few MB on the CPU, to try it")
     args = parser.parse_args()
@@ -463,6 +466,7 @@ def main() -> None:
         int(memory_gib * GIB),
         GIB if args.tiny else 48 * GIB,
         vllm_engine.program(args.forebay) if args.part in OURS else "",
+        args.chunk_tokens,
     )
     if args.part is None:
         merge(folder, site)

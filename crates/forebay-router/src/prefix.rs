@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Bytes of a prompt's JSON form per chunk: about 128 tokens of text, 85 token ids.
 pub const CHUNK_BYTES: usize = 512;
 
-/// A prompt is believed cached up to chunk boundaries, an engine counts whole blocks or store chunks (256 tokens, up
+/// A prompt is believed cached up to chunk boundaries, an engine counts whole blocks or store chunks (64 to 256 tokens, up
 /// to 1.8 KB), and tokens are not spread evenly over the bytes. A difference below this many chunks, or below an eighth
 /// of the prediction, is no evidence of an eviction.
 const SLACK_CHUNKS: usize = 4;

@@ -13,7 +13,7 @@ from forebay.pages import check_socket, read_secret
 
 SETTINGS = "kv_connector_extra_config"
 NODE = "/run/forebay/node.sock"
-CHUNK_TOKENS = 256
+CHUNK_TOKENS = 64
 HANDOVER_WAIT_S = 5.0
 COPY_THREADS = 2
 
