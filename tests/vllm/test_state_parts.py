@@ -42,16 +42,22 @@ def test_a_state_is_stored_from_the_block_that_ends_with_its_chunk() -> None:
     planner, one = stores.Stores(both, workers=1), a_request(256, 0)
     one.blocks = [one.blocks[0], [0] * 7 + [50]]
     assert planner.plan_state(one, 1) is None, "no step ended at a chunk"
-    one.state = 2
+    one.state = 2 * CHUNK
     assert not one.is_stored
     store = planner.plan_state(one, 1)
     assert store is not None and store.state and one.is_stored
     assert store.chunks == [[(state_id(one.ids.ranks[0][1]), None, 1)]]
     assert [pages.tolist() for pages in store.pages] == [[50]] and planner.touched([50]) == [1]
     for gone in (1, 3):  # another step's, and where there is no block yet
-        one.state = gone
+        one.state = gone * CHUNK
         assert planner.plan_state(one, 2) is None
-    one.state, one.gap = 2, True
+    one.state = 2 * CHUNK - BLOCK - 3  # within a block and a chunk: of a prompt that is handed over
+    one.blocks = [one.blocks[0], [0] * 6 + [60]]
+    store = planner.plan_state(one, 3)
+    tail = one.ids.with_tail(one.request.all_token_ids[: 2 * CHUNK - BLOCK - 3], 1)[0][1]
+    assert store is not None and store.chunks == [[(state_id(tail), None, 1)]]
+    assert [pages.tolist() for pages in store.pages] == [[60]]
+    one.state, one.gap = 2 * CHUNK, True
     assert planner.plan_state(one, 2) is None, "what is before it will not be found"
 
 
@@ -120,12 +126,18 @@ def test_a_load_of_both_ends_with_the_later_one_and_is_nothing_without_its_state
 
 def test_a_state_is_aimed_at_where_a_step_ends_with_a_chunk_whose_tokens_are_known() -> None:
     one = a_request(256, 0)
-    half: Any = SimpleNamespace(facts=facts(), unstored={})
+    half: Any = SimpleNamespace(facts=facts(), unstored={}, params=lambda _: said)
     one.request.num_tokens = 256
-    for computed, left, chunks in ((100, 28, 0), (128, CHUNK, 2), (257, 63, 2), (320, CHUNK, 2)):
+    said: dict[str, bool] = {}
+    for computed, left, state in ((100, 28, 0), (128, CHUNK, 128), (257, 63, 128), (320, CHUNK, 128)):
         assert SchedulerHalf.aim_at_state(half, one, computed) == left
-        assert one.state == chunks
+        assert one.state == state
     assert half.unstored == {one.name: one}
+    one.request.num_prompt_tokens = 250
+    for handed, state in ((False, 128), (True, 250)):
+        said["do_remote_decode"] = handed
+        assert SchedulerHalf.aim_at_state(half, one, 250) == 6
+        assert one.state == state
 
 
 def test_a_state_lies_in_its_block_in_one_piece_or_is_refused() -> None:

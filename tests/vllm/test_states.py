@@ -31,7 +31,9 @@ PARTS = {
     "before any state": (LONG[: STEP - CHUNK] + prompt(51, 2), 16),
     "right at a state": (LONG[:STEP] + prompt(52, 1), 16),
 }
-ALL = {name: asked for name, asked in ASKED.items() if name != "never"} | PARTS
+# The state before its last token is at the end of a chunk.
+EVEN = {"one more": (prompt(53, 2 * CHUNK + 1), 16)}
+ALL = {name: asked for name, asked in ASKED.items() if name != "never"} | PARTS | EVEN
 # As often as the scheduler may ask for a request whose load fails: at first, once again, and some to spare.
 ASKS = 20
 
@@ -204,10 +206,26 @@ def test_cancelled_requests_leave_nothing_behind(place: Place) -> None:
     assert place.cached("long") == last("long")
 
 
-def test_a_prefiller_stores_and_a_decoder_loads_what_there_is_without_waiting(place: Place) -> None:
-    (first,) = place.engine.generate(prompts=[ALL["handed"][0]], tokens=1, params=PREFILL)
-    assert first["params"] is None
-    assert place.cached("handed", params={"do_remote_prefill": True}) == last("handed")
+@pytest.mark.parametrize("name", [*PARTS, "short", "even", "handed", "one more"])
+def test_a_decoder_goes_on_from_the_state_before_the_prompts_last_token(place: Place, name: str) -> None:
+    tokens = len(ALL[name][0])
+    for params in (None, {"do_remote_prefill": True}):
+        # The salt keeps what the other ones have stored out of it.
+        more = {"salt": f"{name} {params}"}
+        assert place.engine.forget()
+        (first,) = place.engine.generate(prompts=[ALL[name][0]], tokens=9, params=PREFILL, **more)
+        assert first["params"]["remote_num_tokens"] == tokens - 1 and len(first["tokens"]) == 1
+        assert place.cached(name, params=params or first["params"], **more) == tokens - 1
+
+
+def test_a_decoder_whose_prefiller_stored_no_state_waits_a_while_and_computes(place: Place) -> None:
+    before = place.engine.stats().get("totals_handovers_late", 0)
+    assert place.engine.forget()
+    (said,) = place.engine.generate(
+        prompts=[ALL["handed"][0]], tokens=ALL["handed"][1], params={"do_remote_prefill": True}, salt="nobody"
+    )
+    assert said["cached"] == 0 and said["tokens"] == place.plain["handed"]
+    assert place.engine.stats()["totals_handovers_late"] == before + 1
 
 
 @pytest.mark.parametrize("recompute", [True, False])

@@ -230,6 +230,17 @@ def stop_at(request: Any, token: int) -> None:
     request.shared_prefix_boundary = token
 
 
+def cut_prompt(request: Any) -> None:
+    """Has a prompt end before its last token, and the request with the token that follows. It was not looked
+    at yet. What it says is of no use then.
+    """
+    if request.num_prompt_tokens > 1:
+        request.prompt_token_ids.pop()
+        request._all_token_ids.pop()
+        request.num_prompt_tokens -= 1
+        request.max_tokens = 1
+
+
 def may_end(request: Any) -> bool:
     """Whether a request that asks for blocks may end before it has them, by a token that is still on its way.
 

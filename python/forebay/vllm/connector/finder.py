@@ -53,6 +53,10 @@ class Finder:
             self.patience_s -= self.clock() - before
         return counts
 
+    def ask_state(self, found: Found) -> Asked:
+        """Asks for the state at the end of all chunks, which covers no token beside them."""
+        return self.ask(found.shape, [[state_id(of_rank[-1])] for of_rank in found.ids], 0)
+
     def ask_states(self, found: Found, held: int) -> States:
         """Asks behind which of the chunks there is a state. One that lies within the `held` tokens is of no
         use.

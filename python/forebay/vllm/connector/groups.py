@@ -11,8 +11,8 @@ the step that computes that token, however many tokens a step has and however sm
 blocks before that, which nobody will ask for, a chunk has the bytes of its last block.
 
 Mamba's layers, and those of other linear attention, have no KV but a state, which says all of what came
-before. There is one where a step has ended, in the block that ends there, and no chunk has it: it is stored
-by itself, under a name of its own.
+before. There is one where a step has ended, in the block of its last token, and no chunk has it: it is
+stored by itself, under a name of its own.
 """
 
 import math
@@ -43,8 +43,8 @@ class Group:
     shared: bool = False  # all tensor-parallel ranks have the same
 
     def ends_at(self, table: Sequence[int], token: int) -> int:
-        """The block that ends before `token`; 0 if there is none."""
-        number = token // self.block_tokens - 1
+        """The block with the last one of the first `token` tokens; 0 if there is none."""
+        number = -(-token // self.block_tokens) - 1
         return table[number] if number < len(table) else 0
 
     def unseen(self, token: int) -> int:

@@ -36,8 +36,9 @@ def ticket_of(params: Mapping[str, Any] | None, prompt_tokens: int, facts: Facts
     if not isinstance(params, Mapping) or not params.get("do_remote_prefill"):
         return None  # A client may have vLLM pass on anything: `vllm_xargs`.
     said = params.get(OURS)
-    if said is None:
-        return Ticket(prompt_tokens, facts.shape)  # A proxy that passes on only the fields it knows.
+    if said is None:  # A proxy that passes on only the fields it knows.
+        tokens = prompt_tokens - facts.has_states
+        return Ticket(tokens, facts.shape) if tokens else None
     if not isinstance(said, Mapping) or said.get("version") != VERSION:
         raise InvalidError(f"kv_transfer_params: {OURS} is {said!r}; allowed is version {VERSION}")
     for name, mine in (("identity", facts.identity()), ("chunk_tokens", facts.chunk_tokens)):

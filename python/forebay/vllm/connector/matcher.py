@@ -74,19 +74,31 @@ class Matcher:
             if now < coming.ask_s:
                 return None
             coming.asked_s = now
-        answers = self.answers(one, lambda: [self.finder.ask(promised.shape, promised.ids, promised.tokens)])
+        answers = self.answers(one, lambda: self.ask_whole(promised))
         if answers is None:
             return None
-        (found,) = answers
-        if found.tokens < promised.tokens and not self.gave_up(coming, found):
+        found, is_whole = answers[0], self.is_whole(promised, answers)
+        if not is_whole and not self.gave_up(coming, found):
             return None
-        self.counts.add("handovers" if found.tokens == promised.tokens else "handovers_late")
+        self.counts.add("handovers" if is_whole else "handovers_late")
         one.ticket = None
-        if not found.chunks:
-            return None  # There may be something in a shape that is read here.
+        if not found.chunks or (self.facts.has_states and not is_whole):
+            return None  # There may be something in a shape that is read here, or a state further in front.
         self.know(one, found)
         one.handed = found
         return found
+
+    def ask_whole(self, promised: Found) -> list[Asked]:
+        """Asks for all that was promised, and for the state at the end of it where layers have states."""
+        asked = [self.finder.ask(promised.shape, promised.ids, promised.tokens)]
+        if self.facts.has_states and promised.chunks:
+            asked.append(self.finder.ask_state(promised))
+        return asked
+
+    def is_whole(self, promised: Found, answers: list[Found]) -> bool:
+        """Whether all that was asked for is there."""
+        found, *state = answers
+        return found.tokens == promised.tokens and all(one.chunks for one in state)
 
     def know(self, one: Tracked, found: Found) -> None:
         """What is in the node's memory need not be stored, nor what windows have left by now.
@@ -115,10 +127,11 @@ class Matcher:
         ticket, size = one.ticket, self.facts.chunk_tokens
         assert ticket is not None
         prompt = one.request.all_token_ids[: one.request.num_prompt_tokens]
+        most = len(prompt) - self.facts.has_states  # The last token is computed from the state before it.
         ids = Ids(ticket.shape, self.namespaces(one, ticket.shape), size, one.ids.media)
         ids.grow(prompt)
-        whole = min(ticket.tokens, len(prompt)) // size
-        covered = ticket.tokens if ticket.tokens <= len(prompt) else whole * size
+        whole = min(ticket.tokens, most) // size
+        covered = ticket.tokens if ticket.tokens <= most else whole * size
         return Found(ticket.shape, ids.with_tail(prompt[:covered], whole), covered)
 
     def namespaces(self, one: Tracked, shape: Shape) -> list[bytes]:
@@ -132,11 +145,13 @@ class Matcher:
         """
         handed = one.handed
         if handed is not None:
-            said = self.answers(one, lambda: [self.finder.ask(handed.shape, handed.ids, handed.tokens)])
+            said = self.answers(one, lambda: self.ask_whole(handed))
             if said is None:
                 return None
             self.know(one, said[0])
-            return said[0]
+            if not self.facts.has_states or self.is_whole(handed, said):
+                return said[0]
+            one.handed = None
         if one.states is None:
             answers = self.answers(one, lambda: self.in_each_shape(one))
             if answers is None:

@@ -109,6 +109,9 @@ class SchedulerHalf:
         ):
             self.counts.add("requests_left_alone")
             return
+        if self.facts.has_states and self.keeps and handover.is_prefill(self.params(request)):
+            # The decoder computes the last token, from the states before it: there are none to go back to.
+            compat.cut_prompt(request)
         if request.lora_request is not None:
             self.unnamed[request.request_id] = media, self.adapters.find(request.lora_request)
         else:
@@ -139,12 +142,8 @@ class SchedulerHalf:
                 self.node.used(of_rank, self.facts.chunk_bytes)
 
     def params(self, request: Any) -> Any:
-        """What a proxy says of a hand-over, unless that is for another connector.
-
-        Where layers have states nothing is handed over: there is none for the end of a prompt but one. The
-        decoder loads what there is.
-        """
-        return request.kv_transfer_params if self.settings.handovers and not self.facts.has_states else None
+        """What a proxy says of a hand-over, unless that is for another connector."""
+        return request.kv_transfer_params if self.settings.handovers else None
 
     def match(self, request: Any, held: int) -> tuple[int | None, bool]:
         """How many tokens behind the `held` ones the node has, and whether they come in the background.
@@ -453,13 +452,14 @@ class SchedulerHalf:
             self.unstored[one.name] = one
 
     def aim_at_state(self, one: Tracked, computed: int) -> int:
-        """The state of the first `computed` tokens is to be stored if a chunk ends there. It gives how many
-        tokens are left to the next end of one.
+        """The state of the first `computed` tokens is to be stored if a chunk ends there, or what is handed
+        over. It gives how many tokens are left to the next end of a chunk.
         """
-        chunks, behind = divmod(computed, self.facts.chunk_tokens)
+        request, behind = one.request, computed % self.facts.chunk_tokens
+        hands_over = computed == request.num_prompt_tokens and handover.is_prefill(self.params(request))
         # Of tokens that are computed and not known yet, the chunk has no name yet.
-        if not behind and computed <= one.request.num_tokens:
-            one.state = chunks
+        if computed <= request.num_tokens and (not behind or hands_over):
+            one.state = computed
             self.unstored[one.name] = one
         return self.facts.chunk_tokens - behind
 

@@ -73,16 +73,17 @@ class Stores:
 
     def plan_state(self, one: Tracked, job: int) -> Store | None:
         """The state at the end of a chunk of a request, in the step after which there is one."""
-        chunks, one.state = one.state, 0
+        token, one.state = one.state, 0
         groups = zip(self.facts.groups, one.blocks, strict=False)
-        token = chunks * self.facts.chunk_tokens
         blocks = [group.ends_at(table, token) for group, table in groups if group.state]
-        if one.gap or not chunks or not blocks or 0 in blocks or len(one.ids.ranks[0]) < chunks:
+        chunks = token // self.facts.chunk_tokens
+        if one.gap or not token or not blocks or 0 in blocks or len(one.ids.ranks[0]) < chunks:
             return None
+        ids = one.ids.with_tail(one.request.all_token_ids[:token], chunks)
         # No blocks that events tell of.
         self.jobs[job] = Job(one, set(blocks), chunks, 0, self.facts.resets)
         one.stores.add(job)
-        named: list[list[Stored]] = [[(state_id(ids[chunks - 1]), None, 1)] for ids in one.ids.ranks]
+        named: list[list[Stored]] = [[(state_id(of_rank[-1]), None, 1)] for of_rank in ids]
         return Store(job, named, [np.array([block], dtype=np.int32) for block in blocks], state=True)
 
     def named(self, one: Tracked, first: int, end: int) -> list[list[Stored]]:

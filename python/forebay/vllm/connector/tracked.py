@@ -19,7 +19,7 @@ TIERS = ("memory", "disk", "peer")
 
 
 def state_id(chunk_id: bytes) -> bytes:
-    """The name of the state at the end of a chunk."""
+    """The name of the state at the end of a chunk, whole or not."""
     return hashlib.sha256(b"forebay state " + chunk_id).digest()
 
 
@@ -169,7 +169,7 @@ class Tracked:
     planned: int = 0  # of them, those that are stored, being stored or known to be there
     tail: bool = False  # what is behind them is stored too
     tailed: bool = False  # it is being stored, or was
-    state: int = 0  # chunks at whose end there is a state that is to be stored
+    state: int = 0  # tokens at whose end there is a state that is to be stored
     begun: int = 0  # tokens that were there when it got its blocks, or are loaded into them
     gap: bool = False  # a chunk cannot be stored: those behind it would not be found
     stale: bool = False  # its blocks hold what was computed before the last reset
