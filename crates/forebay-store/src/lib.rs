@@ -28,7 +28,8 @@ pub use shape::{ChunkShape, MAX_LAYERS, ShapeError};
 pub use slots::{ArenaUse, SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, SlabError};
 pub use stat::{Counters, Faults, NotCommitted, Refusals, Refused, Stat, Unreadable};
 pub use store::{
-    ChunkWriter, DiskSideStat, GateStat, Hits, LayerEnd, Lease, Left, Load, NotLoaded, NotStored, NotVerified,
+    Changed, ChunkWriter, DiskSideStat, GateStat, Hits, LayerEnd, Lease, Left, Load, NotLoaded, NotStored,
+    NotVerified,
 };
 pub use store::{Loan, NotBrought, NotPromoted, Reservation};
 pub use store::{OpenError, PromotionStat, Prompt, Store, StoreEnd, WriteBackConfig, WriteBackStat};

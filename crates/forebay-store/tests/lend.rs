@@ -8,8 +8,8 @@ use forebay_mover::{Class, Limits, LinkSpec, MoverHandle, MoverThread, Place, Ro
 use forebay_store::admission::Policy;
 use forebay_store::ssd::{Existing, NotRead, NotStaged, Ssd, SsdConfig, Volume, Want, init};
 use forebay_store::{
-    ChunkShape, Left, Loan, NotBrought, NotCommitted, Pages, Store, TenantId, TierConfig, WriteBackConfig,
-    checksum,
+    Changed, ChunkShape, Left, Loan, NotBrought, NotCommitted, Pages, Store, TenantId, TierConfig,
+    WriteBackConfig, checksum,
 };
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -298,10 +298,15 @@ fn others_are_told_what_is_here_and_what_is_not_any_more() {
     rig.put(4);
     let told: Arc<Mutex<HashSet<ChunkId>>> = Arc::default();
     let kept = Arc::clone(&told);
-    let listener = move |added: &[ChunkId], removed: &[ChunkId]| {
+    let listener = move |changed: Changed<'_>| {
         let mut kept = kept.lock().unwrap();
-        kept.extend(added);
-        kept.retain(|id| !removed.contains(id));
+        match changed {
+            Changed::All(all) => *kept = all.iter().copied().collect(),
+            Changed::Some { added, removed } => {
+                kept.extend(added);
+                kept.retain(|id| !removed.contains(id));
+            }
+        }
     };
     rig.store.on_change(listener).unwrap();
     let knows =

@@ -25,6 +25,9 @@ pub trait Directory: Send + Sync {
     /// Says which chunks this node has from now on, and which no more. Remembered and sent later: never waits.
     fn announce(&self, added: &[ChunkId], removed: &[ChunkId]);
 
+    /// Says that this node has these chunks and no others from now on. As [`announce`](Directory::announce).
+    fn announce_all(&self, here: &[ChunkId]);
+
     /// What the directory says about itself.
     fn stat(&self) -> DirectoryStat;
 }

@@ -23,7 +23,7 @@ use coming::{Coming, Job};
 use forebay_agent::{Access, Agent, AgentConfig, AgentError, PeerStat, Service};
 use forebay_kv::ChunkId;
 use forebay_mover::{MoverHandle, Place};
-use forebay_store::{Store, TenantId};
+use forebay_store::{Changed, Store, TenantId};
 use known::Known;
 use lenders::Lenders;
 use owner::{Counter, Owner, OwnerStat};
@@ -121,6 +121,8 @@ impl Directory for Nobody {
 
     fn announce(&self, _added: &[ChunkId], _removed: &[ChunkId]) {}
 
+    fn announce_all(&self, _here: &[ChunkId]) {}
+
     fn stat(&self) -> DirectoryStat {
         DirectoryStat::default()
     }
@@ -184,7 +186,10 @@ impl Peering {
             spans,
         };
         let announcer = Arc::clone(&directory);
-        let announce = move |added: &[ChunkId], removed: &[ChunkId]| announcer.announce(added, removed);
+        let announce = move |changed: Changed<'_>| match changed {
+            Changed::Some { added, removed } => announcer.announce(added, removed),
+            Changed::All(here) => announcer.announce_all(here),
+        };
         store.on_change(announce).map_err(system)?;
         let (borrower, worker) = (Arc::new(borrower), Some(worker));
         let peering = Peering { agent, borrower, worker, owner, directory, met: Arc::default() };

@@ -28,7 +28,7 @@ pub use load::{Load, NotLoaded, NotVerified};
 pub use promote::{NotPromoted, PromotionStat};
 pub use reserve::Reservation;
 pub use save::{NotStored, StoreEnd};
-pub use watch::Left;
+pub use watch::{Changed, Left};
 pub use write_back::{WriteBackConfig, WriteBackStat};
 
 use crate::arena::{Arena, ArenaError, Pages};

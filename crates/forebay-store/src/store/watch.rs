@@ -15,6 +15,20 @@ use std::time::Duration;
 /// Changes of so long a time are told together.
 const BATCH_FOR: Duration = Duration::from_millis(20);
 
+/// What a store has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Changed<'a> {
+    /// What it had before but for these.
+    Some {
+        /// What it has now.
+        added: &'a [ChunkId],
+        /// What it has no more.
+        removed: &'a [ChunkId],
+    },
+    /// These chunks, and no others.
+    All(&'a [ChunkId]),
+}
+
 /// What a store has no more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left<'a> {
@@ -33,26 +47,25 @@ struct Watch {
 
 impl Store {
     /// Has `listener` told, on a thread of its own, which chunks are here from now on, in memory or on disk, and which in
-    /// neither any more. It begins with all that are here. The order between chunks is not kept, and a chunk may be told
-    /// again. With the store the thread ends.
-    pub fn on_change(
-        &self,
-        mut listener: impl FnMut(&[ChunkId], &[ChunkId]) + Send + 'static,
-    ) -> std::io::Result<()> {
+    /// neither any more. It begins with all that are here, and so it does again after more changes than can be named. The
+    /// order between chunks is not kept, and a chunk may be told again. With the store the thread ends.
+    pub fn on_change(&self, mut listener: impl FnMut(Changed<'_>) + Send + 'static) -> std::io::Result<()> {
         let watch = Watch::begin(&self.shared);
-        let mut changed = self.shared.all();
         let tell = move || {
-            loop {
-                let (added, removed): (Vec<ChunkId>, Vec<ChunkId>) = {
-                    let Some(shared) = watch.shared.upgrade() else { return };
-                    changed.drain(..).partition(|id| shared.has(id))
-                };
-                if !(added.is_empty() && removed.is_empty()) {
-                    listener(&added, &removed);
+            let mut next = Some(Names { ids: Vec::new(), more: true });
+            while let Some(Names { ids, more }) = next {
+                // Nobody but the store's users keeps it while the listener is at it.
+                let Some(shared) = watch.shared.upgrade() else { return };
+                if more {
+                    let all = shared.all();
+                    drop(shared);
+                    listener(Changed::All(&all));
+                } else {
+                    let (added, removed): (Vec<_>, Vec<_>) = ids.into_iter().partition(|id| shared.has(id));
+                    drop(shared);
+                    listener(Changed::Some { added: &added, removed: &removed });
                 }
-                let Some(names) = watch.next() else { return };
-                // Those that are not named are a lie of the past.
-                changed = names.ids;
+                next = watch.next();
             }
         };
         std::thread::Builder::new().name("forebay-tell".into()).spawn(tell)?;
@@ -138,5 +151,68 @@ impl Shared {
             all.extend(disk.ssd.residents());
         }
         all.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ChunkShape, Pages, TenantId, TierConfig};
+    use forebay_mover::{Limits, MoverThread, Place};
+    use std::sync::Mutex;
+    use std::sync::mpsc::channel;
+    use std::time::Instant;
+
+    const TENANT: TenantId = TenantId(0);
+
+    fn id(number: usize) -> ChunkId {
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&number.to_le_bytes());
+        ChunkId::from_bytes(bytes)
+    }
+
+    #[test]
+    fn a_batch_of_more_chunks_than_are_named_is_told_whole() {
+        let mover = MoverThread::spawn(Limits::default()).unwrap();
+        let mut config = TierConfig::new(1 << 20);
+        config.slab_bytes = 64 << 10;
+        let store = Store::open(&mover.handle(), Place::Host(0), Pages::Base, config).unwrap();
+        let put = |number| {
+            let shape = ChunkShape::new([1000]).unwrap();
+            let slot = store.reserve(TENANT, id(number), None, &shape).unwrap().unwrap();
+            let sums = slot.sums();
+            slot.commit(&sums).unwrap();
+        };
+        put(0);
+        let told: Arc<Mutex<HashSet<ChunkId>>> = Arc::default();
+        let (kept, (go, may_go)) = (Arc::clone(&told), channel::<()>());
+        let listener = move |changed: Changed<'_>| {
+            let mut kept = kept.lock().unwrap();
+            match changed {
+                Changed::All(all) => *kept = all.iter().copied().collect(),
+                Changed::Some { added, removed } => {
+                    kept.extend(added);
+                    kept.retain(|id| !removed.contains(id));
+                }
+            }
+            drop(kept);
+            // Slow, so that what comes meanwhile is one batch.
+            let _ = may_go.recv();
+        };
+        store.on_change(listener).unwrap();
+        let eventually = |numbers: &[usize]| {
+            let wanted: HashSet<ChunkId> = numbers.iter().map(|number| id(*number)).collect();
+            let since = Instant::now();
+            while *told.lock().unwrap() != wanted {
+                assert!(since.elapsed() < Duration::from_secs(30), "{:?}", told.lock().unwrap().len());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        eventually(&[0]);
+        (10..10 + (1 << 20)).for_each(|number| store.shared.tier().changes.note(&id(number)));
+        store.delete(TENANT, &[id(0)]);
+        put(1);
+        drop(go);
+        eventually(&[1]);
     }
 }

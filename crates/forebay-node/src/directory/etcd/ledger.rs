@@ -3,7 +3,7 @@
 //! know how anything is said.
 
 use forebay_kv::ChunkId;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// What is to be said of a chunk: that it is here, or that it is not.
 pub(super) type Saying = (ChunkId, bool);
@@ -37,6 +37,13 @@ impl Ledger {
     pub fn announce(&mut self, added: &[ChunkId], removed: &[ChunkId]) {
         added.iter().for_each(|&id| self.set(id, true));
         removed.iter().for_each(|&id| self.set(id, false));
+    }
+
+    /// These chunks are here, and no others.
+    pub fn replace(&mut self, here: &[ChunkId]) {
+        let stays: HashSet<&ChunkId> = here.iter().collect();
+        let removed: Vec<ChunkId> = self.rows.keys().filter(|id| !stays.contains(id)).copied().collect();
+        self.announce(here, &removed);
     }
 
     fn set(&mut self, id: ChunkId, here: bool) {
@@ -130,7 +137,6 @@ impl Ledger {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::HashSet;
 
     fn id(number: u8) -> ChunkId {
         ChunkId::from_bytes([number; 32])
@@ -139,6 +145,7 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Act {
         Announce(Vec<u8>, Vec<u8>),
+        Replace(Vec<u8>),
         Say(usize),
         SayAndLoseTheAnswer(usize),
         FailToSay(usize),
@@ -150,6 +157,7 @@ mod tests {
         let ids = || prop::collection::vec(0u8..12, 0..4);
         prop_oneof![
             (ids(), ids()).prop_map(|(added, removed)| Act::Announce(added, removed)),
+            ids().prop_map(Act::Replace),
             (1usize..5).prop_map(Act::Say),
             (1usize..5).prop_map(Act::SayAndLoseTheAnswer),
             (1usize..5).prop_map(Act::FailToSay),
@@ -191,6 +199,10 @@ mod tests {
                     Act::Announce(added, removed) => {
                         added.iter().for_each(|&number| set(&mut here, &mut ledger, number, true));
                         removed.iter().for_each(|&number| set(&mut here, &mut ledger, number, false));
+                    }
+                    Act::Replace(all) => {
+                        here = all.into_iter().map(id).collect();
+                        ledger.replace(&here.iter().copied().collect::<Vec<_>>());
                     }
                     Act::Say(most) => {
                         let sayings = ledger.take(most);

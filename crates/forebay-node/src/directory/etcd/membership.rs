@@ -142,6 +142,11 @@ impl Membership {
         self.ledger.announce(added, removed);
     }
 
+    /// What others should know of our chunks, and nothing else of before.
+    pub fn announce_all(&mut self, here: &[forebay_kv::ChunkId]) {
+        self.ledger.replace(here);
+    }
+
     /// The copy, once there was one.
     pub fn mirror(&self) -> Option<&Mirror> {
         (self.stat.lists > 0).then_some(&self.mirror)

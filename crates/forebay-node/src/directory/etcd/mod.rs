@@ -183,6 +183,11 @@ impl Directory for EtcdDirectory {
         self.shared.stirred.notify_one();
     }
 
+    fn announce_all(&self, here: &[ChunkId]) {
+        self.shared.with_membership(|membership, _| membership.announce_all(here));
+        self.shared.stirred.notify_one();
+    }
+
     fn stat(&self) -> DirectoryStat {
         self.shared.with_membership(|membership, now_us| membership.stat(now_us))
     }
