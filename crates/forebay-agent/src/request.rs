@@ -348,12 +348,9 @@ impl Run {
         if post.is_some_and(|post| post != progress.post) {
             return;
         }
-        let post = progress.post;
         match (&progress.phase, &shared) {
-            (Phase::Queued, _) => {
-                drop(progress);
-                self.end(shared.as_ref(), stop.end(0), post);
-            }
+            // Under the same lock: the connection may come at this moment.
+            (Phase::Queued, _) => self.end_now(progress, shared.as_ref(), stop.end(0)),
             (Phase::Posted(submitted), Some(shared)) => {
                 shared.mover.cancel(*submitted);
                 progress.stop.get_or_insert(stop);
@@ -365,11 +362,15 @@ impl Run {
 
     /// Ends the latest post, once.
     fn end(&self, shared: Option<&Arc<Shared>>, end: End, post: u64) {
-        let mut progress = self.progress();
+        let progress = self.progress();
         let over = matches!(progress.phase, Phase::Ready | Phase::Ended(_));
-        if over || progress.post != post {
-            return;
+        if !over && progress.post == post {
+            self.end_now(progress, shared, end);
         }
+    }
+
+    /// Ends what is under way.
+    fn end_now(&self, mut progress: MutexGuard<'_, Progress>, shared: Option<&Arc<Shared>>, end: End) {
         progress.phase = Phase::Ended(end.clone());
         let (on_end, due, number) = (progress.on_end.take(), progress.due.take(), progress.number);
         let times = progress.times;
@@ -440,4 +441,61 @@ fn register(shared: &Shared, run: &Arc<Run>) -> Result<u64, AgentError> {
     runs.next += 1;
     runs.by_number.insert(number, Arc::clone(run));
     Ok(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, Agent, AgentConfig, Descriptors, Op, Run as Blocks, Select};
+    use forebay_mover::HostBuffer;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    const BYTES: u64 = 4096;
+
+    #[test]
+    fn what_was_cancelled_before_its_connection_came_touches_no_memory_afterwards() {
+        let agent = |name| Agent::start(AgentConfig::named(name)).unwrap();
+        let (one, two) = (agent("one"), agent("two"));
+        let [ours, theirs] = [(); 2].map(|()| Arc::new(HostBuffer::new(BYTES as usize)));
+        let here = one.register(ours.clone(), Access::OPEN).unwrap();
+        let there = two.register(theirs.clone(), Access::OPEN).unwrap();
+        one.add_peer(&two.metadata()).unwrap();
+        one.connect("two").unwrap();
+        let block = |base| Descriptors::from_runs([Blocks::block(base, BYTES)]).unwrap();
+        let local = one.prepare_local(&block(here.base())).unwrap();
+        let remote = one.prepare_remote("two", &block(there.base())).unwrap();
+        let request =
+            one.request(Op::Write, (&local, Select::All), (&remote, Select::All), None, None).unwrap();
+        for round in 0..5_000u32 {
+            let (post, over) = (request.run.progress().post + 1, AtomicBool::new(false));
+            let (started, weak) = (Barrier::new(2), Arc::downgrade(&one.shared));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    started.wait();
+                    while !over.load(Ordering::Relaxed) {
+                        request.run.begin(&weak, post, Ok(()));
+                    }
+                });
+                started.wait();
+                // As a post does that waits for a connection.
+                let number = register(&one.shared, &request.run).unwrap();
+                let mut progress = request.run.progress();
+                (progress.number, progress.post) = (number, post);
+                (progress.phase, progress.stop) = (Phase::Queued, None);
+                progress.times = StageTimes::default();
+                drop(progress);
+                request.cancel();
+                theirs.write(0, &[0xEE; BYTES as usize]);
+                over.store(true, Ordering::Relaxed);
+            });
+            if request.stages().queued_us > 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let mut found = [0; BYTES as usize];
+            theirs.read(0, &mut found);
+            assert!(found == [0xEE; BYTES as usize], "round {round}: written after its end");
+        }
+    }
 }
