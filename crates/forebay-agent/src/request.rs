@@ -9,6 +9,7 @@ use crate::prepared::Pairs;
 use crate::shared::Shared;
 use crate::trouble::{AgentError, Trouble};
 use forebay_mover::{Class, End as Moved, Reason, RegionId, SpanPair, Submitted, Transfer};
+use std::collections::HashSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 /// How a request ended.
@@ -70,7 +71,7 @@ pub(crate) struct Run {
     pub peer: Arc<Peer>,
     pairs: Vec<SpanPair>,
     bytes: u64,
-    regions: Vec<RegionId>,
+    regions: HashSet<RegionId>,
     notification: Option<Vec<u8>>,
     limit_us: Option<u64>,
     progress: Mutex<Progress>,
@@ -212,17 +213,10 @@ impl std::fmt::Debug for Request {
     }
 }
 
-/// Every region that the pairs name, once.
-fn regions(pairs: &[SpanPair]) -> Vec<RegionId> {
-    let mut regions = Vec::new();
-    for pair in pairs {
-        for region in [pair.from.region, pair.to.region] {
-            if !regions.contains(&region) {
-                regions.push(region);
-            }
-        }
-    }
-    regions
+/// Every region that the pairs name. Neighbours mostly name the same ones, which are looked at once.
+fn regions(pairs: &[SpanPair]) -> HashSet<RegionId> {
+    let named = |pair: &SpanPair| [pair.from.region, pair.to.region];
+    pairs.chunk_by(|one, next| named(one) == named(next)).flat_map(|run| named(&run[0])).collect()
 }
 
 impl Run {
@@ -447,10 +441,11 @@ fn register(shared: &Shared, run: &Arc<Run>) -> Result<u64, AgentError> {
 mod tests {
     use super::*;
     use crate::{Access, Agent, AgentConfig, Descriptors, Op, Run as Blocks, Select};
-    use forebay_mover::HostBuffer;
+    use forebay_links::tcp::REGIONS_MAX;
+    use forebay_mover::{HostBuffer, Limits, Mover, Place, Span};
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     const BYTES: u64 = 4096;
 
@@ -497,5 +492,17 @@ mod tests {
             theirs.read(0, &mut found);
             assert!(found == [0xEE; BYTES as usize], "round {round}: written after its end");
         }
+    }
+
+    #[test]
+    fn what_a_request_uses_is_found_as_fast_among_many_regions_as_among_few() {
+        let mut mover = Mover::new(Limits::default());
+        let mut region = || mover.add_region(Place::Host(0), BYTES);
+        let (here, many) = (region(), (0..REGIONS_MAX).map(|_| region()).collect::<Vec<_>>());
+        let pair = |region: &RegionId| SpanPair::new(Span::new(here, 0, 8), Span::new(*region, 0, 8));
+        let pairs: Vec<SpanPair> = many.iter().cycle().take(2_000_000).map(pair).collect();
+        let since = Instant::now();
+        assert_eq!(regions(&pairs).len(), many.len() + 1);
+        assert!(since.elapsed() < Duration::from_millis(500), "{:?}", since.elapsed());
     }
 }
