@@ -21,7 +21,8 @@ struct Sending {
     number: u64,
     text: Vec<u8>,
     until_us: u64,
-    on_end: OnEnd,
+    /// `None`: it was called.
+    on_end: Option<OnEnd>,
 }
 
 /// Sends `text`, and calls `on_end` once: after a success the peer has it, exactly once; after a failure it may have it,
@@ -35,7 +36,7 @@ pub(crate) fn send(
 ) {
     let number = peer.state().outbox.open();
     let (weak, its) = (Arc::downgrade(shared), Arc::clone(peer));
-    let on_end: OnEnd = Box::new(on_end);
+    let on_end: Option<OnEnd> = Some(Box::new(on_end));
     Sending { shared: weak, peer: its, number, text, until_us, on_end }.attempt();
 }
 
@@ -82,9 +83,21 @@ impl Sending {
         shared.keeper.at(now_us + AGAIN_US, move || self.attempt());
     }
 
-    fn end(self, result: Result<(), Trouble>) {
+    fn end(mut self, result: Result<(), Trouble>) {
+        self.settle(result);
+    }
+
+    fn settle(&mut self, result: Result<(), Trouble>) {
+        let Some(on_end) = self.on_end.take() else { return };
         self.peer.state().outbox.settle(self.number);
-        (self.on_end)(result);
+        on_end(result);
+    }
+}
+
+/// What waits to be sent again when the agent ends is dropped.
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.settle(Err(Trouble::Ended));
     }
 }
 

@@ -441,3 +441,22 @@ fn garbage_is_no_metadata() {
     assert!(matches!(Agent::start(unspecified), Err(AgentError::Unspecified { .. })));
     assert!(matches!(Agent::start(AgentConfig::named("")), Err(AgentError::Name { bytes: 0 })));
 }
+
+#[test]
+fn a_notification_ends_once_also_where_its_agent_ends() {
+    const NOTICES: usize = 1_000;
+    let two = end("two", 4096);
+    for _ in 0..20 {
+        let one = Agent::start(AgentConfig { listen: None, ..AgentConfig::named("one") }).unwrap();
+        one.add_peer(&two.agent.metadata()).unwrap();
+        one.connect("two").unwrap();
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..NOTICES {
+            let sender = sender.clone();
+            one.notify("two", vec![0; 1000], move |end| sender.send(end).unwrap()).unwrap();
+        }
+        drop((one, sender));
+        assert_eq!(receiver.into_iter().count(), NOTICES);
+        two.agent.take_notifications();
+    }
+}
