@@ -412,9 +412,21 @@ impl Agent {
     pub fn call(
         &self,
         name: &str,
+        body: Vec<u8>,
+        limit_us: u64,
+        on_reply: impl FnOnce(Result<Vec<u8>, Trouble>) + Send + 'static,
+    ) -> Result<(), AgentError> {
+        self.call_and_hear(name, body, limit_us, on_reply, |_| {})
+    }
+
+    /// The same, for who has to know the answer also after the limit: `on_late` is called then, once, if one comes.
+    pub fn call_and_hear(
+        &self,
+        name: &str,
         mut body: Vec<u8>,
         limit_us: u64,
         on_reply: impl FnOnce(Result<Vec<u8>, Trouble>) + Send + 'static,
+        on_late: impl FnOnce(Vec<u8>) + Send + 'static,
     ) -> Result<(), AgentError> {
         let peer = self.peer(name)?;
         body.insert(0, desk::CALLS);
@@ -427,13 +439,14 @@ impl Agent {
                 return on_reply(Err(up.err().or_else(|| its.trouble()).unwrap_or_else(gone)));
             };
             let left_us = until_us.saturating_sub(keeper.now_us());
-            flow.call(body, left_us, move |answer| {
+            let on_reply = move |answer: Result<Vec<u8>, CallError>| {
                 on_reply(answer.map_err(|why| match why {
                     // The caller's limit, not what the connection had left of it.
                     CallError::Late { .. } => Trouble::Late { limit_us },
                     why => Trouble::Unanswered { peer: name, why },
                 }));
-            });
+            };
+            flow.call_and_hear(body, left_us, on_reply, on_late);
         });
         Ok(())
     }

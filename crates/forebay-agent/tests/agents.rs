@@ -375,6 +375,15 @@ fn calls_are_answered_declined_or_late() {
     let Err(Trouble::Unanswered { why, .. }) = call(b"no", 10_000_000) else { panic!() };
     assert!(why.to_string().contains("rather not"), "{why}");
     assert_eq!(call(b"hold", 50_000), Err(Trouble::Late { limit_us: 50_000 }));
+    let (sender, receiver) = mpsc::channel();
+    let ends = sender.clone();
+    let on_reply = move |end| ends.send(end).unwrap();
+    let on_late = move |late| sender.send(Ok(late)).unwrap();
+    one.call_and_hear("two", b"hold".to_vec(), 50_000, on_reply, on_late).unwrap();
+    assert_eq!(receiver.recv_timeout(LONG).unwrap(), Err(Trouble::Late { limit_us: 50_000 }));
+    std::mem::take(&mut *echo.held.lock().unwrap()).into_iter().for_each(|held| held.send(b"so".into()));
+    assert_eq!(receiver.recv_timeout(LONG).unwrap(), Ok(b"so".to_vec()));
+    assert!(receiver.recv().is_err(), "nothing else comes");
     drop(one);
     wait_until("the other end hears of it", || echo.gone.load(Ordering::Relaxed) == 1);
 }

@@ -12,6 +12,7 @@ use super::socket::{Ready, WakeUp};
 use crate::disk::inbox::Inbox;
 use forebay_mover::{Completion, LinkOp, Memory, OpId, Outcome};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -29,17 +30,25 @@ pub(super) enum Message {
 }
 
 /// Whoever waits for the end of a call. Hears of it once, also when the flow's thread comes to grief.
-pub(super) struct Caller(pub Option<Box<dyn FnOnce(CallEnd) + Send>>);
+pub(super) struct Caller {
+    pub on_reply: Option<Box<dyn FnOnce(CallEnd) + Send>>,
+    /// Hears of an answer that comes after the call was given up.
+    pub on_late: Option<Box<dyn FnOnce(Vec<u8>) + Send>>,
+}
 
-pub(super) fn hear(caller: Option<Caller>, end: CallEnd) {
-    if let Some(on_reply) = caller.and_then(|mut caller| caller.0.take()) {
-        on_reply(end);
+impl Caller {
+    pub fn hear(&mut self, end: CallEnd) {
+        if let Some(on_reply) = self.on_reply.take() {
+            on_reply(end);
+        } else if let (Ok(answer), Some(on_late)) = (end, self.on_late.take()) {
+            on_late(answer);
+        }
     }
 }
 
 impl Drop for Caller {
     fn drop(&mut self) {
-        if let Some(on_reply) = self.0.take() {
+        if let Some(on_reply) = self.on_reply.take() {
             on_reply(Err(Broken::Ended.into()));
         }
     }
@@ -156,7 +165,7 @@ impl AskingEnd {
                     Message::Op(_, _, done) => {
                         end(&handle.stats, Some(done), Outcome::Failed { error: broken.to_string() });
                     }
-                    Message::Call(_, _, caller) => hear(Some(caller), Err(broken.clone().into())),
+                    Message::Call(_, _, mut caller) => caller.hear(Err(broken.clone().into())),
                     Message::Cancel | Message::CancelOp(_) | Message::Doubt | Message::Sever => {}
                 }
             }
@@ -193,7 +202,7 @@ pub(super) struct Worker {
     broken: Option<Broken>,
     /// Who waits for which operation.
     asked: HashMap<u64, Completion>,
-    /// Who waits for which call.
+    /// Who waits for which call, or for an answer that comes too late.
     called: HashMap<u64, Caller>,
 }
 
@@ -282,7 +291,7 @@ impl Worker {
             end(&handle.stats, asked.remove(&number), outcome);
         }
         for (number, call_end) in connection.role.take_ended_calls() {
-            hear(called.remove(&number), call_end);
+            called.remove(&number).into_iter().for_each(|mut caller| caller.hear(call_end.clone()));
         }
     }
 
@@ -329,8 +338,13 @@ impl Worker {
         for (number, outcome) in self.connection.role.take_ended() {
             end(&self.handle.stats, self.asked.remove(&number), outcome);
         }
-        for (number, call_end) in self.connection.role.take_ended_calls() {
-            hear(self.called.remove(&number), call_end);
+        let ended_calls: Vec<_> = self.connection.role.take_ended_calls().collect();
+        for (number, call_end) in ended_calls {
+            let Entry::Occupied(mut caller) = self.called.entry(number) else { continue };
+            caller.get_mut().hear(call_end);
+            if !self.connection.role.is_unanswered(number) {
+                caller.remove();
+            }
         }
     }
 

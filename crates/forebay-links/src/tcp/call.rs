@@ -2,7 +2,8 @@
 //! knows numbers, limits and time; it must never know what a call says, or who waits for the answer.
 //!
 //! Calls have numbers of their own and travel between the DATA of operations. A call that this end has given up stays in
-//! the peer's hands until it answers, so it still counts as one of those that may be unanswered.
+//! the peer's hands until it answers, so it still counts as one of those that may be unanswered; its answer comes after its
+//! end.
 
 use super::connection::Broken;
 use super::frame::{BadFrame, CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, Frame};
@@ -105,14 +106,17 @@ impl Calls {
         out.len() > before
     }
 
-    /// The peer has answered. An answer to what was given up is nobody's.
+    /// The peer has answered, perhaps what was given up.
     pub fn answered(&mut self, number: u64, answer: Result<Vec<u8>, String>) -> Result<(), Broken> {
         let unexpected = BadFrame::Unexpected { what: "an answer to no call", operation: number };
-        let told = self.told.remove(&number).ok_or(Broken::Bad(unexpected))?;
-        if told.is_some() {
-            self.ended.push((number, answer.map_err(CallError::Refused)));
-        }
+        self.told.remove(&number).ok_or(Broken::Bad(unexpected))?;
+        self.ended.push((number, answer.map_err(CallError::Refused)));
         Ok(())
+    }
+
+    /// Whether the peer has a call, and has not answered it.
+    pub fn is_unanswered(&self, number: u64) -> bool {
+        self.told.contains_key(&number)
     }
 
     /// Gives up what is late.
@@ -146,7 +150,7 @@ impl Calls {
         self.ended.extend(told.chain(waiting).map(|number| (number, Err(broken.clone().into()))));
     }
 
-    /// What has ended since the last call.
+    /// What has ended since the last call, and what was answered after its end.
     pub fn take_ended(&mut self) -> std::vec::Drain<'_, (u64, CallEnd)> {
         self.ended.drain(..)
     }
@@ -188,7 +192,7 @@ mod tests {
         assert!(calls.is_idle() || !calls.tell(&mut out));
         calls.answered(1, Ok(vec![])).unwrap();
         assert!(calls.tell(&mut out));
-        assert_eq!(calls.take_ended().count(), 0, "the answer to a call that was given up is nobody's");
+        assert_eq!(calls.take_ended().collect::<Vec<_>>(), [(1, Ok(vec![]))], "after its end");
         assert!(calls.answered(1, Ok(vec![])).is_err(), "a second answer");
     }
 

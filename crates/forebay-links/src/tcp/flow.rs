@@ -1,7 +1,7 @@
 //! A flow as a link of the mover: a connection to a peer, and the thread that drives its asking end. This file joins the
 //! parts; it must never decide what is said on the wire.
 
-use super::asking::{AskingEnd, Caller, Message, hear};
+use super::asking::{AskingEnd, Caller, Message};
 use super::call::CallError;
 use super::carrier::Carrier;
 use super::command::PeerRegion;
@@ -270,9 +270,20 @@ impl FlowHandle {
         limit_us: u64,
         on_reply: impl FnOnce(Result<Vec<u8>, CallError>) + Send + 'static,
     ) {
-        let caller = Caller(Some(Box::new(on_reply)));
-        if let Err(Message::Call(_, _, caller)) = self.inbox.post(Message::Call(body, limit_us, caller)) {
-            hear(Some(caller), Err(self.ending.broken().unwrap_or(Broken::Ended).into()));
+        self.call_and_hear(body, limit_us, on_reply, |_| {});
+    }
+
+    /// The same, for who has to know the answer also after the limit: `on_late` is told then, once, if one comes.
+    pub fn call_and_hear(
+        &self,
+        body: Vec<u8>,
+        limit_us: u64,
+        on_reply: impl FnOnce(Result<Vec<u8>, CallError>) + Send + 'static,
+        on_late: impl FnOnce(Vec<u8>) + Send + 'static,
+    ) {
+        let caller = Caller { on_reply: Some(Box::new(on_reply)), on_late: Some(Box::new(on_late)) };
+        if let Err(Message::Call(_, _, mut caller)) = self.inbox.post(Message::Call(body, limit_us, caller)) {
+            caller.hear(Err(self.ending.broken().unwrap_or(Broken::Ended).into()));
         }
     }
 

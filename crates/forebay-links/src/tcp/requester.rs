@@ -184,9 +184,14 @@ impl Requester {
         self.ended.drain(..)
     }
 
-    /// Which calls have ended since this was asked before.
+    /// Which calls have ended since this was asked before, and which were answered after their end.
     pub fn take_ended_calls(&mut self) -> std::vec::Drain<'_, (u64, CallEnd)> {
         self.calls.take_ended()
+    }
+
+    /// Whether the peer may answer a call yet.
+    pub fn is_unanswered(&self, call: u64) -> bool {
+        self.calls.is_unanswered(call)
     }
 
     /// Whether every operation and every call has ended.

@@ -6,7 +6,7 @@ mod calls;
 mod hostile;
 mod tests;
 
-use super::call::CallEnd;
+use super::call::{CallEnd, CallError};
 use super::command::{Command, PeerRegion, Section};
 use super::connection::{Broken, Connection, Role, Wire};
 use super::exports::{Access, Exports, Leases, NoLeases, Wish};
@@ -279,7 +279,10 @@ impl World {
             assert!(self.ended.insert(number, outcome).is_none(), "operation {number} ended twice");
         }
         for (number, end) in self.asking.role.take_ended_calls() {
-            assert!(self.replies.insert(number, end).is_none(), "call {number} ended twice");
+            // Only what was given up may be answered after its end.
+            let before = self.replies.insert(number, end);
+            let open = matches!(before, None | Some(Err(CallError::Late { .. })));
+            assert!(open, "call {number} ended twice");
         }
     }
 

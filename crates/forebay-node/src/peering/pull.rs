@@ -6,7 +6,7 @@ use super::lenders::NotNow;
 use super::words::{Ask, LEND_IDS_MAX, Loans, TenantKey, Told};
 use super::{Borrower, TELL_LIMIT_US};
 use crate::metrics::Trace;
-use forebay_agent::{Agent, PeerRegion};
+use forebay_agent::{Agent, PeerRegion, Trouble};
 use forebay_kv::ChunkId;
 use forebay_mover::{Class, End, RegionId, Span, SpanPair, Transfer};
 use forebay_store::{NotStored, Refused, Reservation, TenantId};
@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// How long chunks are borrowed for.
 const LEND_US: u64 = 20_000_000;
-/// How long a peer may take to lend them. One that is frozen is found by its silence; one whose disk is busy is not, and must have
-/// answered before nobody listens any more: what it has lent by then lies idle until that loan ends by itself.
+/// How long a peer may take to lend them. One that is frozen is found by its silence; one whose disk is busy is not. What it lends
+/// later is given back at once.
 const LEND_LIMIT_US: u64 = 30_000_000;
 
 /// Chunks to be pulled from a peer, one behind the other in their sequence.
@@ -77,12 +77,14 @@ impl Pull {
         let ask = Ask::Lend(key, LEND_US, self.ids.clone()).encode();
         let Some(agent) = self.borrower.agent() else { return self.fail("the node is shutting down") };
         let closed = self.borrower.lenders().open(&peer);
+        let (borrower, lender) = (Arc::clone(&self.borrower), peer.clone());
+        let on_late = move |bytes: Vec<u8>| lent_too_late(&borrower, lender, &bytes);
         let waiting = Arc::new(Mutex::new(Some((self, peer.clone()))));
         let answered = Arc::clone(&waiting);
         let take = |waiting: &Mutex<Option<(Pull, String)>>| {
             waiting.lock().unwrap_or_else(PoisonError::into_inner).take()
         };
-        let called = agent.call(&peer, ask, LEND_LIMIT_US, move |reply| {
+        let on_reply = move |reply: Result<Vec<u8>, Trouble>| {
             let Some((pull, peer)) = take(&answered) else { return };
             let told = reply.map_err(|why| why.to_string());
             let told = told.and_then(|bytes| Told::decode(&bytes).map_err(|bad| bad.to_string()));
@@ -93,7 +95,8 @@ impl Pull {
                 Ok(Told::NotNow) => pull.not_now(peer, closed),
                 _ => pull.denied(&peer),
             });
-        });
+        };
+        let called = agent.call_and_hear(&peer, ask, LEND_LIMIT_US, on_reply, on_late);
         if called.is_err()
             && let Some((pull, peer)) = take(&waiting)
         {
@@ -314,6 +317,18 @@ fn fail(trace: &mut Option<Trace>, why: &str) {
     if let Some(trace) = trace {
         trace.fail(why);
     }
+}
+
+/// The peer has answered when nobody waited any more: what it has lent goes back.
+fn lent_too_late(borrower: &Borrower, peer: String, answer: &[u8]) {
+    let Ok(Told::Lent(Loans { lease, .. })) = Told::decode(answer) else { return };
+    let agent = Weak::clone(&borrower.agent);
+    borrower.later(move || {
+        if let Some(agent) = agent.upgrade() {
+            // One that does not hear it ends the loan in its time.
+            let _ = agent.call(&peer, Ask::Return(lease).encode(), TELL_LIMIT_US, |_| {});
+        }
+    });
 }
 
 fn give_back(borrower: &Arc<Borrower>, agent: &Agent, peer: &str, lease: u64, region: Option<RegionId>) {

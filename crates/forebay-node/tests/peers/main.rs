@@ -19,7 +19,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Not a test by itself: the children of the others.
 #[test]
@@ -340,6 +340,34 @@ fn what_is_lent_to_a_peer_that_went_while_the_disk_was_busy_is_back_at_once() {
     std::thread::sleep(Duration::from_secs(2));
     left.store().delete(TenantId(0), &ids());
     assert_eq!(left.store().stat().arena.draining_bytes, 0, "{:?}", left.peering_stat());
+}
+
+#[test]
+#[ignore = "waits for 35 s"]
+fn what_is_lent_when_nobody_waits_for_it_any_more_is_back_at_once() {
+    let pair = Pair::new();
+    let mut config = pair.left.config();
+    config.ssd = vec![SsdConfig { path: log(&pair.left), size: 16 << 20, segment_size: 1 << 20 }];
+    config.write_back = WriteBackPolicy::All;
+    write(&pair.left, &config);
+    let first = pair.left.node();
+    store_all(&pair.left.peer());
+    first.drain(Duration::from_secs(60)).unwrap();
+    let (left, _right) = (pair.left.node(), pair.right.node());
+    let reader = pair.right.peer();
+    eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
+    let held = left.store().lease(TenantId(0), &ids(), MINUTE_US);
+    left.store()
+        .bring(&held, CHUNKS - 1, Class::Demand, None, |_| std::thread::sleep(Duration::from_secs(33)));
+    std::thread::sleep(Duration::from_millis(500));
+    let _load = reader.begin_load(&reader.lease(), 0);
+    std::thread::sleep(Duration::from_secs(33));
+    drop(held);
+    eventually("it was lent", || left.peering_stat().unwrap().lent > 0);
+    left.store().delete(TenantId(0), &ids());
+    let since = Instant::now();
+    eventually("it is back", || left.store().stat().arena.draining_bytes == 0);
+    assert!(since.elapsed() < Duration::from_secs(3), "{:?}", since.elapsed());
 }
 
 #[test]

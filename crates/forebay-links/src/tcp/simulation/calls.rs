@@ -1,6 +1,5 @@
 //! What calls promise, whatever happens to the wire, and that operations do not notice them.
 
-use super::super::call::CallError;
 use super::super::frame::{CALL_BYTES_MAX, CALLS_MAX};
 use super::*;
 
@@ -104,7 +103,7 @@ fn a_flipped_bit_is_never_taken_for_an_answer() {
 }
 
 #[test]
-fn a_call_that_takes_too_long_is_late_and_its_answer_nobodys() {
+fn a_call_that_takes_too_long_is_late_and_its_answer_comes_after_its_end() {
     let mut world = World::new(3);
     (0..100).for_each(|_| world.step());
     let kept = vec![2; 10];
@@ -126,6 +125,8 @@ fn a_call_that_takes_too_long_is_late_and_its_answer_nobodys() {
     let next = world.asking.role.call(world.now_us, vec![3, 4], CALL_LIMIT_US);
     run_calls(&mut world, usize::from(CALLS_MAX) + 2);
     assert_eq!(world.replies[&next], Ok(vec![4, 3]));
+    let answered = world.replies.values().filter(|end| **end == Ok(mirrored(&kept))).count();
+    assert_eq!(answered, CALLS_MAX.into());
     assert_eq!((&world.asking_broken, &world.owning_broken), (&None, &None));
 }
 
