@@ -286,6 +286,7 @@ impl Agent {
         let same = peers.get(&name).filter(|peer| peer.instance == instance && peer.address == address);
         if let Some(peer) = same.filter(|peer| peer.state().line.dead().is_none()) {
             peer.set_memory(&regions);
+            peer.forget_old(&self.shared);
             return Ok(name);
         }
         let peer = Peer::new(name.clone(), address, instance, self.shared.flows_max);

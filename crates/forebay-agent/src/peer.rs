@@ -74,7 +74,7 @@ pub(crate) struct Site {
     /// Who answered, of a peer that is known by address only.
     pub answered: Option<[u8; 16]>,
     memory: Addresses<Remote>,
-    /// Regions of memory that the peer has said no more of; to be forgotten with the peer.
+    /// Regions of memory that the peer has said no more of; to be forgotten when nothing uses them.
     old: Vec<RegionId>,
 }
 
@@ -207,10 +207,14 @@ impl Peer {
 
     /// Forgets the regions of the peer's memory. Says whether all are forgotten: those that are in use are not.
     pub fn forget_memory(&self, shared: &Shared) -> bool {
+        self.set_memory(&Addresses::default());
+        self.forget_old(shared)
+    }
+
+    /// Forgets the regions of memory that the peer has said no more of. Says whether all are forgotten.
+    pub fn forget_old(&self, shared: &Shared) -> bool {
         let mut site = self.site();
-        let mut ids: Vec<RegionId> = std::mem::take(&mut site.old);
-        ids.extend(site.memory.iter().filter_map(|remote| remote.what.id.get()));
-        site.memory = Addresses::default();
+        let ids = std::mem::take(&mut site.old);
         let in_use = |id: &RegionId| {
             let forgotten = shared.regions.unregister(&shared.mover, *id);
             matches!(forgotten, Ok(Err(Refused::RegionInUse { .. })))
@@ -256,5 +260,28 @@ impl Site {
     /// The peer's place.
     pub fn berth(&mut self, yard: &Yard) -> &mut Berth {
         self.berth.get_or_insert_with(|| yard.berth())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, Agent, AgentConfig, Run};
+    use forebay_mover::HostBuffer;
+
+    #[test]
+    fn regions_that_a_peer_has_no_more_are_forgotten() {
+        let (one, two) = (AgentConfig::named("one"), AgentConfig::named("two"));
+        let (one, two) = (Agent::start(one).unwrap(), Agent::start(two).unwrap());
+        for _ in 0..100 {
+            let there = two.register(Arc::new(HostBuffer::new(4096)), Access::OPEN).unwrap();
+            one.add_peer(&two.metadata()).unwrap();
+            let block = Descriptors::from_runs([Run::block(there.base(), 4096)]).unwrap();
+            one.prepare_remote("two", &block).unwrap();
+            two.deregister(there).unwrap();
+        }
+        one.add_peer(&two.metadata()).unwrap();
+        let peer = one.peer("two").unwrap();
+        assert_eq!(peer.site().old.len(), 0);
     }
 }
