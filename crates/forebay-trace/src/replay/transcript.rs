@@ -75,13 +75,13 @@ impl Transcripts {
     }
 
     /// The answer to a turn has ended with these tokens, which may be none. An answer to a turn that is not the session's
-    /// latest any more changes nothing.
+    /// latest any more changes nothing; of several answers to turns of one number the last one counts.
     pub fn answered(&mut self, session: &str, turn: u32, answer: Vec<u32>) {
         if let Some(transcript) = self.sessions.get_mut(session)
             && transcript.turn == turn
         {
             self.tokens += answer.len();
-            transcript.answer = Some(answer);
+            self.tokens -= transcript.answer.replace(answer).map_or(0, |before| before.len());
             self.forget_oldest();
         }
     }
@@ -270,6 +270,20 @@ mod tests {
         assert_eq!(third.tokens[..48], second.tokens[..]);
         assert_eq!(third.tokens[48..56], [901; 8]);
         assert!(!third.early);
+    }
+
+    #[test]
+    fn of_two_answers_to_turns_of_one_number_the_later_one_is_kept() {
+        let mut transcripts = Transcripts::new(VOCAB, 100);
+        // Traces in which a conversation branches have such turns.
+        transcripts.prompt(&request("a", 1, 32, 16, &[1, 2]));
+        transcripts.prompt(&request("a", 1, 32, 16, &[1, 3]));
+        for answer in [900, 901, 902, 903] {
+            transcripts.answered("a", 1, vec![answer; 20]);
+        }
+        assert_eq!(transcripts.tokens, 52);
+        let next = transcripts.prompt(&request("a", 2, 64, 16, &[1, 3, 4, 5]));
+        assert_eq!(next.tokens[32..52], [903; 20]);
     }
 
     #[test]
