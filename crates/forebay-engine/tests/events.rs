@@ -180,6 +180,33 @@ async fn a_req_socket_is_answered_and_garbage_is_ignored() {
 }
 
 #[tokio::test]
+async fn who_asks_for_replays_and_takes_none_keeps_nothing_from_others() {
+    let (engine, client) = spawn(&with_events()).await;
+    let (publish, replay) = engine.kv_events().expect("events are on");
+    for seed in 100..300 {
+        client.complete(&tokens(40, seed), 10).await;
+    }
+    let mut stuck = DealerSocket::new();
+    stuck.connect(&format!("tcp://{}", replay.expect("a replay socket"))).await.unwrap();
+    // More than the socket's queue and the system keep for it.
+    for _ in 0..1_000 {
+        let frames = vec![Bytes::new(), Bytes::copy_from_slice(&0u64.to_be_bytes())];
+        stuck.send(ZmqMessage::try_from(frames).unwrap()).await.unwrap();
+    }
+    let mut subscriber = SubSocket::new();
+    subscriber.connect(&format!("tcp://{publish}")).await.unwrap();
+    subscriber.subscribe("kv@engine-0").await.unwrap();
+    let mut heard = 0;
+    for seed in 2..100 {
+        client.complete(&tokens(40, seed), 1).await;
+        let short = Duration::from_millis(50);
+        heard += usize::from(tokio::time::timeout(short, subscriber.recv()).await.is_ok());
+    }
+    assert!(heard > 50, "{heard} of 98 batches were published");
+    engine.shutdown(LIMIT).await;
+}
+
+#[tokio::test]
 async fn an_address_in_use_is_an_error() {
     let (engine, _client) = spawn(&with_events()).await;
     let (publish, _) = engine.kv_events().expect("events are on");

@@ -1,13 +1,14 @@
 //! The sockets: one task that numbers batches, publishes them and replays the last ones. It must never hold up the
-//! engine: what it cannot take is dropped and counted.
+//! engine: what it cannot take is dropped and counted. Who asks for a replay holds up nobody but others who do, and those
+//! for a moment.
 
 use super::wire;
 use crate::scheduler::CacheEvent;
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
 use tokio::sync::mpsc;
@@ -22,6 +23,9 @@ const QUEUE_BATCHES: usize = 10_000;
 
 /// Pause after an error of the replay socket, so that one that lasts costs nothing.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
+
+/// Whoever takes nothing of a replay for so long gets no more of it.
+const REPLAY_LIMIT: Duration = Duration::from_secs(1);
 
 /// Ends a replay: -1 as 8 bytes.
 const END_OF_REPLAY: &[u8] = &[0xFF; 8];
@@ -107,17 +111,18 @@ impl Publisher {
             None => (None, None),
         };
         let (sender, batches) = mpsc::channel(QUEUE_BATCHES);
-        let work = Work {
-            publisher,
-            router,
-            batches,
-            topic: Bytes::from(config.topic.clone().into_bytes()),
-            block_tokens,
-            next_number: 0,
-            buffer: VecDeque::new(),
-        };
+        let topic = Bytes::from(config.topic.clone().into_bytes());
+        let publishing =
+            Publishing { publisher, batches, topic, block_tokens, next_number: 0, buffer: Arc::default() };
+        let replaying = router.map(|router| Replaying { router, buffer: Arc::clone(&publishing.buffer) });
+        let task = tokio::spawn(async move {
+            tokio::select! {
+                () = publishing.run() => {}
+                () = replay_all(replaying) => {}
+            }
+        });
         let sender = EventSender { batches: sender, dropped: Arc::default() };
-        Ok(Publisher { publish, replay, sender, task: tokio::spawn(work.run()) })
+        Ok(Publisher { publish, replay, sender, task })
     }
 }
 
@@ -134,74 +139,83 @@ async fn bind(
     }
 }
 
-struct Work {
+/// The last batches, by their numbers.
+type Buffer = Arc<Mutex<VecDeque<(u64, Bytes)>>>;
+
+struct Publishing {
     publisher: PubSocket,
-    router: Option<RouterSocket>,
     batches: mpsc::Receiver<Vec<CacheEvent>>,
     topic: Bytes,
     block_tokens: usize,
     next_number: u64,
-    buffer: VecDeque<(u64, Bytes)>,
+    buffer: Buffer,
 }
 
-impl Work {
+impl Publishing {
     async fn run(mut self) {
         self.publish(wire::encode_cleared(now_s())).await;
-        loop {
-            tokio::select! {
-                batch = self.batches.recv() => match batch {
-                    Some(events) => self.publish(wire::encode(now_s(), &events, self.block_tokens)).await,
-                    None => return,
-                },
-                request = next_request(&mut self.router) => self.replay(request).await,
-            }
+        while let Some(events) = self.batches.recv().await {
+            self.publish(wire::encode(now_s(), &events, self.block_tokens)).await;
         }
     }
 
     async fn publish(&mut self, payload: Vec<u8>) {
         let (number, payload) = (self.next_number, Bytes::from(payload));
         self.next_number += 1;
-        if self.buffer.len() == BUFFER_BATCHES {
-            self.buffer.pop_front();
+        {
+            let mut buffer = lock(&self.buffer);
+            if buffer.len() == BUFFER_BATCHES {
+                buffer.pop_front();
+            }
+            buffer.push_back((number, payload.clone()));
         }
-        self.buffer.push_back((number, payload.clone()));
         let frames = vec![self.topic.clone(), number_frame(number), payload];
         if let Ok(message) = ZmqMessage::try_from(frames) {
             // A subscriber that is gone or too slow misses it, and asks for a replay.
             let _ = self.publisher.send(message).await;
         }
     }
+}
 
+struct Replaying {
+    router: RouterSocket,
+    buffer: Buffer,
+}
+
+/// Replays for ever, also where there is no socket for that.
+async fn replay_all(replaying: Option<Replaying>) {
+    let Some(mut replaying) = replaying else { return std::future::pending().await };
+    loop {
+        match replaying.router.recv().await {
+            Ok(request) => replaying.replay(request).await,
+            Err(_) => tokio::time::sleep(AFTER_ERROR).await,
+        }
+    }
+}
+
+impl Replaying {
     /// Answers `[identity, empty, first number]`; anything else is ignored, as vLLM does.
     async fn replay(&mut self, request: ZmqMessage) {
         let frames = request.into_vec();
         let [identity, _, first] = &frames[..] else { return };
         let Ok(first) = <[u8; 8]>::try_from(&first[..]).map(u64::from_be_bytes) else { return };
-        let Some(router) = &mut self.router else { return };
-        let batches = self.buffer.iter().filter(|(number, _)| *number >= first);
-        let answers = batches.map(|(number, payload)| (number_frame(*number), payload.clone()));
+        let batches: Vec<(u64, Bytes)> =
+            lock(&self.buffer).iter().filter(|(number, _)| *number >= first).cloned().collect();
+        let answers = batches.into_iter().map(|(number, payload)| (number_frame(number), payload));
         for (number, payload) in answers.chain([(Bytes::from_static(END_OF_REPLAY), Bytes::new())]) {
             let frames = vec![identity.clone(), Bytes::new(), number, payload];
             let Ok(message) = ZmqMessage::try_from(frames) else { return };
-            if router.send(message).await.is_err() {
-                // The asker is gone.
+            let sent = tokio::time::timeout(REPLAY_LIMIT, self.router.send(message)).await;
+            if !matches!(sent, Ok(Ok(()))) {
+                // The asker is gone, or takes nothing.
                 return;
             }
         }
     }
 }
 
-/// The next replay request; never, where there is no socket for them.
-async fn next_request(router: &mut Option<RouterSocket>) -> ZmqMessage {
-    loop {
-        match router {
-            Some(router) => match router.recv().await {
-                Ok(request) => return request,
-                Err(_) => tokio::time::sleep(AFTER_ERROR).await,
-            },
-            None => std::future::pending().await,
-        }
-    }
+fn lock(buffer: &Buffer) -> MutexGuard<'_, VecDeque<(u64, Bytes)>> {
+    buffer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn number_frame(number: u64) -> Bytes {
