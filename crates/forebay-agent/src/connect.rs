@@ -76,6 +76,11 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
     let Arrival { link: flow, handle, way } = arrival;
     let mut site = peer.site();
     if site.answered.is_some_and(|before| before != instance) {
+        if !peer.state().flows.is_empty() {
+            // It was asked for when another answered than does now, and that one has ended.
+            drop(site);
+            return drop(flow);
+        }
         // What was known of the one before must never reach this one.
         if let Some(berth) = site.berth.take() {
             shared.yard.take_back(berth);
@@ -325,5 +330,29 @@ fn shrink(shared: &Arc<Shared>, peer: &Arc<Peer>) {
 impl crate::peer::Site {
     fn unseat(&mut self, shared: &Shared, seat: usize) -> Option<Box<dyn Link>> {
         self.berth.as_mut().and_then(|berth| berth.unseat(&shared.yard, seat))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Agent, AgentConfig};
+
+    #[test]
+    fn a_further_flow_to_the_instance_before_takes_nothing_from_the_one_that_answers_now() {
+        let agent = |name| Agent::start(AgentConfig::named(name)).unwrap();
+        let (one, old, new) = (agent("one"), agent("two"), agent("two"));
+        one.add_address("two", new.address().unwrap()).unwrap();
+        one.connect("two").unwrap();
+        let peer = one.peer("two").unwrap();
+        let place = || peer.site().berth(&one.shared.yard).place;
+        let before = place();
+        // It was asked for when the old one answered, and came about when that had ended.
+        let (me, regions) = (one.shared.me, one.shared.regions.clone());
+        let late = TcpFlow::connect(old.address().unwrap(), me, regions, FlowOptions::default());
+        let (flow, found) = late.unwrap();
+        arrived(&one.shared, &peer, Arrival::over_tcp(flow), found.identity.instance);
+        assert_eq!(peer.site().answered, Some(new.identity().instance));
+        assert_eq!((place(), peer.state().flows.len()), (before, 1));
     }
 }
