@@ -247,10 +247,9 @@ fn prepare(
 }
 
 fn remove_connection_headers(headers: &mut HeaderMap) {
-    if let Some(named) = headers.get(header::CONNECTION).cloned() {
-        for name in named.to_str().unwrap_or_default().split(',') {
-            headers.remove(name.trim());
-        }
+    let named: Vec<HeaderValue> = headers.get_all(header::CONNECTION).iter().cloned().collect();
+    for name in named.iter().flat_map(|named| named.to_str().unwrap_or_default().split(',')) {
+        headers.remove(name.trim());
     }
     for name in NOT_FORWARDED {
         headers.remove(name);

@@ -138,3 +138,17 @@ async fn shutdown_does_not_wait_longer_than_it_says() {
     assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
     assert!(asking.await.unwrap());
 }
+
+#[tokio::test]
+async fn headers_that_are_about_one_connection_stay_there_wherever_they_are_named() {
+    let engine = Engine::start(well).await;
+    let router = router(Policy::RoundRobin, &[engine.url()], |_| {});
+    let mut client = Client::connect(&router).await;
+    let named = [("connection", "x-one"), ("connection", "x-two, x-three")];
+    let headers = [("x-one", "1"), ("x-two", "2"), ("x-three", "3"), ("x-four", "4")];
+    chat(&mut client, &[&named[..], &headers[..]].concat(), &turn(1, 1)).await;
+    let head = engine.seen.lock().unwrap().heads[0].to_ascii_lowercase();
+    let sent: Vec<&str> =
+        headers.iter().map(|(name, _)| *name).filter(|name| head.contains(&format!("{name}:"))).collect();
+    assert_eq!(sent, ["x-four"], "{head}");
+}
