@@ -3,7 +3,7 @@
 use crate::menu::RAILS_MAX;
 use crate::metadata::is_name;
 use crate::trouble::AgentError;
-use forebay_links::tcp::{Service, TlsConfig};
+use forebay_links::tcp::{Service, TOKEN_BYTES_MAX, TlsConfig};
 use forebay_links::ucx::RailOptions;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub struct AgentConfig {
     pub listen: Option<SocketAddr>,
     /// What its metadata say that peers should connect to. `None`: what it listens on.
     pub advertise: Option<SocketAddr>,
-    /// Shown to peers, and asked of those who connect.
+    /// Shown to peers, and asked of those who connect; 256 bytes at most.
     pub token: Vec<u8>,
     /// TLS, both ways, with certificates at both ends. `None`: plain text.
     pub tls: Option<Arc<TlsConfig>>,
@@ -60,6 +60,9 @@ impl AgentConfig {
     pub(crate) fn check(&self) -> Result<(), AgentError> {
         if !is_name(&self.name) {
             return Err(AgentError::Name { bytes: self.name.len() });
+        }
+        if self.token.len() > TOKEN_BYTES_MAX.into() {
+            return Err(AgentError::Token { bytes: self.token.len() });
         }
         if self.rails.len() > RAILS_MAX {
             return Err(AgentError::Rails { rails: self.rails.len() });

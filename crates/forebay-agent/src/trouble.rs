@@ -6,7 +6,7 @@ use crate::menu::RAILS_MAX;
 use crate::metadata::{BadMetadata, NAME_BYTES_MAX};
 use crate::notices::NOTICE_BYTES_MAX;
 use crate::prepared::BadBlocks;
-use forebay_links::tcp::{Broken, CallError, ExportError};
+use forebay_links::tcp::{Broken, CallError, ExportError, TOKEN_BYTES_MAX};
 use forebay_mover::{Closed, Reason, Refused, RouteError};
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -103,6 +103,12 @@ pub enum AgentError {
     /// An agent's or a peer's name cannot be one.
     #[error("name: {bytes} bytes given; 1 to {NAME_BYTES_MAX} are allowed")]
     Name {
+        /// Its length.
+        bytes: usize,
+    },
+    /// A token is longer than one that peers are shown may be.
+    #[error("token: {bytes} bytes given; at most {TOKEN_BYTES_MAX} are allowed")]
+    Token {
         /// Its length.
         bytes: usize,
     },

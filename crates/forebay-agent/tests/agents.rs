@@ -338,6 +338,20 @@ fn a_wrong_token_is_told() {
     assert!(why.contains("token"), "{why}");
 }
 
+#[test]
+fn agents_with_one_token_are_let_in_or_told_at_once_that_it_is_too_long() {
+    for bytes in [0, 256, 257, 4096] {
+        let agent = |name| Agent::start(AgentConfig { token: vec![b'x'; bytes], ..AgentConfig::named(name) });
+        match (agent("one"), agent("two")) {
+            (Ok(one), Ok(two)) => {
+                one.add_peer(&two.metadata()).unwrap();
+                one.connect("two").unwrap();
+            }
+            (refused, _) => assert!(bytes > 256, "{:?}", refused.map(drop)),
+        }
+    }
+}
+
 #[derive(Default)]
 struct Echo {
     gone: AtomicU32,

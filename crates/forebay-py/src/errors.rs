@@ -19,6 +19,7 @@ pub fn of_agent(error: AgentError) -> PyErr {
     match error {
         AgentError::Name { .. }
         | AgentError::Unspecified { .. }
+        | AgentError::Token { .. }
         | AgentError::Rails { .. }
         | AgentError::Overlap { .. }
         | AgentError::Unsound { .. }

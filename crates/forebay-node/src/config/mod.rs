@@ -22,6 +22,7 @@ pub use peers::{DirectoryConfig, FabricConfig, PeersConfig, RailConfig};
 pub use relays::{RelayGpus, RelaysConfig};
 pub use tenants::{QuotaConfig, TenantsConfig};
 
+use crate::local::request::TOKEN_BYTES_MAX;
 use forebay_store::log::{PAGE_BYTES, SEGMENT_BYTES, SEGMENTS};
 use forebay_store::ssd::KeysNotRead;
 use forebay_store::{SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, admission::Policy};
@@ -277,7 +278,7 @@ impl NodeConfig {
             other => other,
         })?;
         if let Some(path) = &config.token_file {
-            config.token = read_token(path)?;
+            config.token = read_token(path, TOKEN_BYTES_MAX)?;
         }
         if let Some(peers) = &mut config.peers {
             peers.read_files()?;
@@ -342,17 +343,15 @@ impl NodeConfig {
     }
 }
 
-fn read_token(path: &Path) -> Result<Vec<u8>, ConfigError> {
+/// Reads a token of so many bytes at most.
+fn read_token(path: &Path, bytes_max: usize) -> Result<Vec<u8>, ConfigError> {
     let mut token =
         std::fs::read(path).map_err(|error| ConfigError::Read { path: path.to_owned(), error })?;
     if token.last() == Some(&b'\n') {
         token.pop();
     }
-    let (field, allowed) = ("the length of the token", "1 to 4096 bytes".to_owned());
-    match token.len() {
-        1..=crate::local::request::TOKEN_BYTES_MAX => Ok(token),
-        len => Err(ConfigError::Value { field, value: len.to_string(), allowed }),
-    }
+    count_in("the length of the token", token.len() as u64, 1, bytes_max as u64)?;
+    Ok(token)
 }
 
 fn size_in(field: &'static str, bytes: u64, least: u64, most: u64) -> Result<(), ConfigError> {
@@ -431,6 +430,18 @@ mod tests {
         let config = NodeConfig::from_toml(&all).unwrap();
         assert_eq!(NodeConfig::from_toml(&config.to_toml()).unwrap().to_toml(), config.to_toml());
         assert!(config.to_toml().contains("lease_s = 60"), "{}", config.to_toml());
+    }
+
+    #[test]
+    fn a_token_that_is_too_long_for_peers_is_refused_where_it_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, token) = (folder.path().join("node.toml"), folder.path().join("token"));
+        std::fs::write(&file, format!("{LEAST}{PEERS}token_file = '{}'\n", token.display())).unwrap();
+        std::fs::write(&token, "x".repeat(256)).unwrap();
+        assert!(NodeConfig::read(&file).is_ok());
+        std::fs::write(&token, "x".repeat(257)).unwrap();
+        let refused = NodeConfig::read(&file).unwrap_err().to_string();
+        assert!(refused.contains("the token is 257; allowed is 1 to 256"), "{refused}");
     }
 
     #[test]

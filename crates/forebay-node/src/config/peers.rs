@@ -2,7 +2,7 @@
 
 use super::{ConfigError, address, count_in, read_token, size, size_in};
 use forebay_agent::{Fabric, RAILS_MAX, RailOptions, TlsConfig};
-use forebay_links::tcp::is_beyond_loopback;
+use forebay_links::tcp::{TOKEN_BYTES_MAX, is_beyond_loopback};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -151,7 +151,7 @@ impl PeersConfig {
 
     pub(super) fn read_files(&mut self) -> Result<(), ConfigError> {
         if let Some(path) = &self.token_file {
-            self.token = read_token(path)?;
+            self.token = read_token(path, TOKEN_BYTES_MAX.into())?;
         }
         if let (Some(certificate), Some(key), Some(authorities)) =
             (&self.certificate, &self.key, &self.authorities)
