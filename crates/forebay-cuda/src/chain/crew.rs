@@ -149,8 +149,10 @@ impl Crew {
         let was_torn = std::mem::take(&mut self.is_torn);
         let before = before.filter(|_| was_torn || was_in_strands != self.in_strands);
         self.next = 0;
-        for event in before.iter().map(|(_, done)| &**done).chain(begun) {
-            self.slots.iter().take(work.slots).try_for_each(|slot| slot.strand.wait_for(event))?;
+        // All slots, also those that this chain leaves to the next one, which will not ask.
+        let waits = before.iter().map(|(_, done)| (&**done, self.slots.len()));
+        for (event, slots) in waits.chain(begun.map(|begun| (begun, work.slots))) {
+            self.slots.iter().take(slots).try_for_each(|slot| slot.strand.wait_for(event))?;
             if let (How::Turns | How::Straight, Some(hop)) = (work.how, self.hops.get(&target)) {
                 hop.stream.wait_for(event)?;
             }

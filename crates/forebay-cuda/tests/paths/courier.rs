@@ -101,6 +101,50 @@ fn a_couriers_batches_arrive_whole_over_one_lane() {
     alone("courier::a_couriers_batches_arrive_whole_over_one_lane", &one, both_ways);
 }
 
+/// Loads small pages in turns and in all slots, then a few long ones in strands and in two, then many of these, while the kernels
+/// that empty the slots are late. `refused` has a call of the batch in the middle refused; says whether there was such a call.
+fn few_slots_between_many(world: &World, refused: &str) -> bool {
+    let to_gpu = courier(world, Direction::HostToDevice);
+    let batches = [(64 << 10, 24 * MIB), (512 << 10, 3 * MIB), (512 << 10, 24 * MIB)]
+        .map(|(page, bytes)| (page, bytes, world.host(bytes), world.memory(0, 2 * bytes)));
+    world.fake.control("freeze compute.0");
+    let mut sent = Vec::new();
+    for (nth, (page, bytes, source, memory)) in batches.iter().enumerate() {
+        source.fill(&pattern(nth as u64, *bytes));
+        let pieces = pages(Direction::HostToDevice, source.address(), memory.address(), *page, *bytes);
+        let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: None };
+        let ended = Event::to_sleep_for(to_gpu.device()).unwrap();
+        world.fake.control(if nth == 1 { refused } else { "" });
+        // SAFETY: the memory outlives the copies, and is used for nothing else.
+        let queued = unsafe { world.copier.chains().send(&to_gpu, &batch, &ended) };
+        sent.push((matches!(queued, Ok(Sent::Queued(Ok(())))), ended));
+    }
+    let was_met = world.fake.stat("live.failing") == 0;
+    world.fake.control("mend");
+    // What does not wait for the kernels goes on.
+    std::thread::sleep(Duration::from_millis(20));
+    world.fake.control("release compute.0");
+    world.copier.chains().settle(&to_gpu);
+    for (nth, ((page, bytes, _, memory), (is_queued, _))) in batches.iter().zip(&sent).enumerate() {
+        assert!(*is_queued || nth == 1, "batch {nth} after {refused:?}");
+        let target = world.host(*bytes);
+        let back = pages(Direction::DeviceToHost, target.address(), memory.address(), *page, *bytes);
+        send(world, &courier(world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
+        assert!(!is_queued || target.bytes() == pattern(nth as u64, *bytes), "batch {nth} after {refused:?}");
+    }
+    was_met
+}
+
+#[test]
+fn a_slot_is_not_filled_before_it_was_read_however_few_of_them_the_batch_between_used() {
+    let test = "courier::a_slot_is_not_filled_before_it_was_read_however_few_of_them_the_batch_between_used";
+    alone(test, &[], |fake| {
+        let world = fake.world(CopierOptions::default());
+        few_slots_between_many(&world, "");
+        world.end();
+    });
+}
+
 #[test]
 fn host_memory_in_small_pieces_is_the_gpus_own_kernels_to_read() {
     let test = "courier::host_memory_in_small_pieces_is_the_gpus_own_kernels_to_read";
