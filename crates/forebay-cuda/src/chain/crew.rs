@@ -146,7 +146,8 @@ impl Crew {
         let was_in_strands = std::mem::replace(&mut self.in_strands, work.how == How::Strands);
         // Where a chain does not wait for the one before in its stream, slots are kept apart by their strands or by their events.
         // These know nothing of each other.
-        let was_torn = std::mem::take(&mut self.is_torn);
+        // After an error below it is torn all the same: the next chain waits then.
+        let was_torn = std::mem::replace(&mut self.is_torn, true);
         let before = before.filter(|_| was_torn || was_in_strands != self.in_strands);
         self.next = 0;
         // All slots, also those that this chain leaves to the next one, which will not ask.
@@ -157,6 +158,7 @@ impl Crew {
                 hop.stream.wait_for(event)?;
             }
         }
+        self.is_torn = false;
         Ok(())
     }
 

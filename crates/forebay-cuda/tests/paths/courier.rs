@@ -108,7 +108,7 @@ fn few_slots_between_many(world: &World, refused: &str) -> bool {
     let batches = [(64 << 10, 24 * MIB), (512 << 10, 3 * MIB), (512 << 10, 24 * MIB)]
         .map(|(page, bytes)| (page, bytes, world.host(bytes), world.memory(0, 2 * bytes)));
     world.fake.control("freeze compute.0");
-    let mut sent = Vec::new();
+    let (mut sent, mut was_met) = (Vec::new(), false);
     for (nth, (page, bytes, source, memory)) in batches.iter().enumerate() {
         source.fill(&pattern(nth as u64, *bytes));
         let pieces = pages(Direction::HostToDevice, source.address(), memory.address(), *page, *bytes);
@@ -117,10 +117,10 @@ fn few_slots_between_many(world: &World, refused: &str) -> bool {
         world.fake.control(if nth == 1 { refused } else { "" });
         // SAFETY: the memory outlives the copies, and is used for nothing else.
         let queued = unsafe { world.copier.chains().send(&to_gpu, &batch, &ended) };
+        was_met |= nth == 1 && world.fake.stat("live.failing") == 0;
+        world.fake.control("mend");
         sent.push((matches!(queued, Ok(Sent::Queued(Ok(())))), ended));
     }
-    let was_met = world.fake.stat("live.failing") == 0;
-    world.fake.control("mend");
     // What does not wait for the kernels goes on.
     std::thread::sleep(Duration::from_millis(20));
     world.fake.control("release compute.0");
@@ -141,6 +141,18 @@ fn a_slot_is_not_filled_before_it_was_read_however_few_of_them_the_batch_between
     alone(test, &[], |fake| {
         let world = fake.world(CopierOptions::default());
         few_slots_between_many(&world, "");
+        world.end();
+    });
+}
+
+#[test]
+fn a_slot_is_not_filled_before_it_was_read_although_the_batch_between_was_refused_a_wait() {
+    let test =
+        "courier::a_slot_is_not_filled_before_it_was_read_although_the_batch_between_was_refused_a_wait";
+    alone(test, &[], |fake| {
+        let world = fake.world(CopierOptions::default());
+        let met = |nth: &u64| few_slots_between_many(&world, &format!("fail cuStreamWaitEvent {nth} 719"));
+        assert!((1..100).take_while(met).count() > 12);
         world.end();
     });
 }
