@@ -48,15 +48,45 @@ impl LinkSpec {
     }
 }
 
+/// Lots on a link.
+#[derive(Debug, Default)]
+pub(crate) struct Load {
+    pub lots: u32,
+    pub bytes: u64,
+    /// Of `bytes`, those of guests: relays for other places.
+    guest_bytes: u64,
+}
+
+impl Load {
+    /// Whether a window has room for a lot of `bytes` beside it. Guests together get one lot's worth of bytes at most.
+    fn leaves_room(&self, window: &LinkSpec, bytes: u64, guest: bool) -> bool {
+        let fits = self.lots == 0 || self.bytes.saturating_add(bytes) <= window.window_bytes;
+        let welcome = !guest || self.guest_bytes.saturating_add(bytes) <= MAX_LOT_BYTES;
+        self.lots < window.window_lots.max(1) && fits && welcome
+    }
+
+    fn add(&mut self, bytes: u64, guest: bool) {
+        self.lots += 1;
+        self.bytes += bytes;
+        self.guest_bytes += if guest { bytes } else { 0 };
+    }
+
+    fn take_off(&mut self, bytes: u64, guest: bool) {
+        self.lots -= 1;
+        self.bytes -= bytes;
+        self.guest_bytes -= if guest { bytes } else { 0 };
+    }
+}
+
 /// A link at work: what is in flight on it, and how fast it has been.
 #[derive(Debug)]
 pub(crate) struct LinkState {
     pub spec: LinkSpec,
     pub down: bool,
-    pub lots: u32,
-    pub bytes: u64,
-    /// Of `bytes`, those of guests: relays for other places.
-    pub guest_bytes: u64,
+    /// What is in flight.
+    pub load: Load,
+    /// Of that, what was given up and may be in flight for ever.
+    lost: Load,
     failures_in_row: u32,
     rests_until_us: u64,
     rate: RateMeter,
@@ -72,24 +102,23 @@ impl LinkState {
         LinkState {
             spec,
             down: false,
-            lots: 0,
-            bytes: 0,
-            guest_bytes: 0,
+            load: Load::default(),
+            lost: Load::default(),
             failures_in_row: 0,
             rests_until_us: 0,
             rate: RateMeter::default(),
         }
     }
 
-    /// Whether a lot of `bytes` may start now. Guests together get one lot's worth of bytes at most.
+    /// Whether a lot of `bytes` may start now.
     pub fn admits(&self, now_us: u64, bytes: u64, guest: bool) -> bool {
-        let fits = self.lots == 0 || self.bytes.saturating_add(bytes) <= self.spec.window_bytes;
-        let welcome = !guest || self.guest_bytes.saturating_add(bytes) <= MAX_LOT_BYTES;
-        !self.down
-            && now_us >= self.rests_until_us
-            && self.lots < self.spec.window_lots.max(1)
-            && fits
-            && welcome
+        !self.down && now_us >= self.rests_until_us && self.load.leaves_room(&self.spec, bytes, guest)
+    }
+
+    /// Whether a lot of any size may start at some time, if nothing that is lost ever completes.
+    pub fn is_live(&self, guest: bool) -> bool {
+        let largest = self.spec.window_bytes.min(self.spec.lot_bytes_max).min(MAX_LOT_BYTES);
+        !self.down && self.lost.leaves_room(&self.spec, largest, guest)
     }
 
     /// Notes a failure. The link rests for a while: one that fails at once would otherwise pull every lot and fail it.
@@ -111,15 +140,21 @@ impl LinkState {
     }
 
     pub fn take(&mut self, bytes: u64, guest: bool) {
-        self.lots += 1;
-        self.bytes += bytes;
-        self.guest_bytes += if guest { bytes } else { 0 };
+        self.load.add(bytes, guest);
     }
 
-    pub fn give_back(&mut self, bytes: u64, guest: bool) {
-        self.lots -= 1;
-        self.bytes -= bytes;
-        self.guest_bytes -= if guest { bytes } else { 0 };
+    /// Gives an operation up, which goes on all the same.
+    pub fn lose(&mut self, now_us: u64, bytes: u64, guest: bool) {
+        self.lost.add(bytes, guest);
+        self.failed(now_us);
+    }
+
+    /// An operation has completed, one that was given up or another.
+    pub fn give_back(&mut self, bytes: u64, guest: bool, was_lost: bool) {
+        self.load.take_off(bytes, guest);
+        if was_lost {
+            self.lost.take_off(bytes, guest);
+        }
     }
 
     /// Notes bytes that arrived.
@@ -131,7 +166,7 @@ impl LinkState {
     /// Whether the rate rests on measurement that still counts. A link that was late once would otherwise be left out for good:
     /// it is measured only while it is used.
     pub fn is_measured(&self, now_us: u64) -> bool {
-        self.rate.bytes_per_s().is_some() && (self.lots > 0 || !self.rate.is_stale(now_us))
+        self.rate.bytes_per_s().is_some() && (self.load.lots > 0 || !self.rate.is_stale(now_us))
     }
 
     /// Measured rate if it still counts, else the hint, else `None`.

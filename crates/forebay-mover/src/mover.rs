@@ -311,7 +311,7 @@ impl Mover {
 
     fn route_is_live(&self, route: RouteId) -> bool {
         let hops = &self.routes[route.0 as usize].spec.hops;
-        hops.iter().all(|hop| !self.links[hop.link.0 as usize].down)
+        hops.iter().all(|hop| self.links[hop.link.0 as usize].is_live(hop.guest))
     }
 
     /// Whether there is something to report.
@@ -337,8 +337,8 @@ impl Mover {
     pub fn telemetry(&self) -> Telemetry {
         let links = self.links.iter().zip(&self.link_counters).map(|(state, counters)| LinkTelemetry {
             down: state.down,
-            in_flight_lots: state.lots,
-            in_flight_bytes: state.bytes,
+            in_flight_lots: state.load.lots,
+            in_flight_bytes: state.load.bytes,
             rate_bytes_per_s: state.last_rate_bytes_per_s(),
             ..counters.clone()
         });

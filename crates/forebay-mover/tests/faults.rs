@@ -4,7 +4,8 @@
 
 use forebay_mover::sim::{Sim, SimLink};
 use forebay_mover::{
-    Class, End, Event, Limits, LinkSpec, Mover, Outcome, Place, RouteSpec, Span, SpanPair, Staging, Transfer,
+    Class, End, Event, Limits, LinkSpec, Mover, Outcome, Place, Refused, RouteSpec, Span, SpanPair, Staging,
+    Transfer,
 };
 
 const HOST: Place = Place::Host(0);
@@ -100,6 +101,59 @@ fn a_lost_operation_quarantines_its_spans_until_it_completes() {
     mover.complete(1_000, start.op, Outcome::Moved { bytes: 100 });
     assert_eq!(mover.next_event(), Some(forebay_mover::Event::Quiet(id, vec![from, to])));
     assert!(mover.remove_region(target).is_ok());
+}
+
+#[test]
+fn nothing_waits_for_a_link_whose_window_is_full_of_lost_operations() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 200), mover.add_region(DEVICE, 200));
+    let link = mover.add_link(LinkSpec { op_timeout_us: 50, ..LinkSpec::new("link", 1, MIB) });
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+    let transfer = |at: u64| {
+        let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
+        Transfer::new(vec![pair], Class::Demand)
+    };
+    let ids = [0, 100].map(|at| mover.submit(0, transfer(at)).unwrap());
+    let lost = mover.poll(0).unwrap();
+    mover.expire(50);
+    for id in ids {
+        let ended = mover.next_event();
+        assert!(matches!(ended, Some(Event::Ended(ended, End::Failed(_))) if ended == id), "{ended:?}");
+    }
+    assert_eq!(mover.submit(60, transfer(100)), Err(Refused::NoRoute { from: HOST, to: DEVICE }));
+    // It comes back with the operation.
+    mover.complete(1_000, lost.op, Outcome::Failed { error: "late".into() });
+    mover.submit(1_000, transfer(100)).unwrap();
+    let again = mover.poll(10_000).unwrap();
+    mover.complete(10_001, again.op, Outcome::Moved { bytes: 100 });
+    let last = std::iter::from_fn(|| mover.next_event()).last();
+    assert!(matches!(last, Some(Event::Ended(_, End::Done { bytes: 100 }))), "{last:?}");
+}
+
+#[test]
+fn a_lot_in_staging_goes_another_way_when_the_link_that_it_waits_for_is_full_of_lost_operations() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 200), mover.add_region(DEVICE, 200));
+    let region = mover.add_region(Place::Device(1), 200);
+    let [out, into, late] = [("out", 1_000), ("in", 50), ("late", 1_000)].map(|(name, op_timeout_us)| {
+        mover.add_link(LinkSpec { op_timeout_us, ..LinkSpec::new(name, 1, 100) })
+    });
+    let staging = Staging { region, slots: 2, slot_bytes: 100 };
+    mover.add_route(RouteSpec::relayed(HOST, DEVICE, [out, into], staging, true)).unwrap();
+    for at in [0, 100] {
+        let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
+        mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap();
+        let first_hop = mover.poll(0).unwrap();
+        mover.complete(0, first_hop.op, Outcome::Moved { bytes: 100 });
+        mover.poll(0);
+    }
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, late)).unwrap();
+    mover.expire(50);
+    let start = mover.poll(50).expect("the second transfer's lot goes directly");
+    assert_eq!((start.link, start.pairs[0].from), (late, Span::new(source, 100, 100)));
+    mover.complete(60, start.op, Outcome::Moved { bytes: 100 });
+    let last = std::iter::from_fn(|| mover.next_event()).last();
+    assert!(matches!(last, Some(Event::Ended(_, End::Done { bytes: 100 }))), "{last:?}");
 }
 
 #[test]

@@ -30,7 +30,7 @@ struct Seat {
 
 impl Seat {
     fn is_on(self, link: &LinkState) -> bool {
-        !self.idle || link.lots == 0
+        !self.idle || link.load.lots == 0
     }
 }
 

@@ -14,7 +14,7 @@ impl Mover {
     /// Takes in how an operation ended. An operation that is not in flight is ignored.
     pub fn complete(&mut self, now_us: u64, id: OpId, outcome: Outcome) {
         let Some(op) = self.ops.remove(&id) else { return };
-        self.links[op.link].give_back(op.bytes, op.guest);
+        self.links[op.link].give_back(op.bytes, op.guest, op.lost);
         self.expiries.remove(&(op.expires_us, id));
         if op.lost {
             return self.lost_op_is_quiet(op);
@@ -245,7 +245,7 @@ impl Mover {
             self.regions.hold(span.region);
         }
         self.link_counters[link].timed_out += 1;
-        self.links[link].failed(now_us);
+        self.links[link].lose(now_us, op.bytes, op.guest);
         if let Some(transfer) = self.transfers.get_mut(&transfer_id) {
             transfer.in_flight -= 1;
             transfer.lots -= 1;
@@ -257,6 +257,7 @@ impl Mover {
         let reason = Reason::TimedOut { link: spec.name.clone(), timeout_us: spec.op_timeout_us };
         self.begin_ending(transfer_id, Ending::Failed(reason));
         self.settle(now_us, transfer_id);
+        self.leave(now_us, LinkId(link as u32));
     }
 
     /// Ends all transfers, since nothing will ever be started or complete any more. What is still in flight counts as lost.
@@ -286,12 +287,20 @@ impl Mover {
     }
 
     /// Takes a link out of service. Lots that wait for it go back to their lanes; what is in flight on it still has to
-    /// complete. Transfers that no route can serve any more fail.
+    /// complete. Transfers that no route can serve any more fail. It is the same while operations that were given up leave no
+    /// room in its window.
     pub fn link_down(&mut self, now_us: u64, link: LinkId) {
         let Some(state) = self.links.get_mut(link.0 as usize) else { return };
         state.down = true;
+        self.leave(now_us, link);
+    }
+
+    /// Has nothing wait for a link any more, as far as that is not live.
+    fn leave(&mut self, now_us: u64, link: LinkId) {
+        let state = &self.links[link.0 as usize];
         let waits = |lot: &Lot| {
-            self.routes[lot.route.0 as usize].spec.hops[lot.hop..].iter().any(|hop| hop.link == link)
+            let hops = &self.routes[lot.route.0 as usize].spec.hops[lot.hop..];
+            hops.iter().any(|hop| hop.link == link && !state.is_live(hop.guest))
         };
         let keys: Vec<_> = self.ready.iter().filter(|(_, lot)| waits(lot)).map(|(key, _)| *key).collect();
         for key in keys {
