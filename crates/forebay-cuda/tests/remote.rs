@@ -47,6 +47,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("several_gpus", several_gpus),
     ("silent", silent),
     ("smaller_node", smaller_node),
+    ("short_of_streams", short_of_streams),
 ];
 
 /// What a process that this binary started does.
@@ -119,6 +120,11 @@ fn a_node_that_hangs_before_the_welcome_is_waited_for_and_keeps_nothing_for_who_
 #[test]
 fn memory_that_a_node_will_not_have_goes_directly_and_its_relays_are_used_all_the_same() {
     play("smaller_node", "0");
+}
+
+#[test]
+fn a_relay_that_the_driver_has_no_stream_for_leaves_no_link_behind() {
+    play("short_of_streams", "0");
 }
 
 #[test]
@@ -430,6 +436,21 @@ fn smaller_node(socket: &Path) {
     assert_eq!(status, Status::Attached { relays: 3 });
     assert_eq!(engine.attachment().shared_bytes(), 0);
     engine.round_trip(4, |_, _, _| ());
+}
+
+fn short_of_streams(socket: &Path) {
+    let engine = Engine::start(socket, "token", Engine::allocated);
+    // Of the streams for a relay the last but one, in two attempts.
+    let control = symbol::<unsafe extern "C" fn(*const libc::c_char) -> i32>(c"fake_cuda_control");
+    let faults = c"fail cuStreamCreateWithPriority 4 2; fail cuStreamCreateWithPriority 8 2";
+    // SAFETY: this is the signature of the symbol.
+    assert_eq!(unsafe { control(faults.as_ptr()) }, 0);
+    let _node = Node::start(socket);
+    wait_until("want of memory", || engine.wait_detached().contains("OUT_OF_MEMORY"));
+    assert_eq!(engine.wait_attached(), 3);
+    let links = engine.copier.telemetry().unwrap().links;
+    assert_eq!(links.iter().filter(|link| link.name.starts_with("relay-")).count(), 3 * 4);
+    engine.round_trip(9, |_, _, _| ());
 }
 
 fn wrong_token(socket: &Path) {

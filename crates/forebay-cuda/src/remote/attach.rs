@@ -435,13 +435,29 @@ impl Keeper {
     fn add_relay(&mut self, offer: &Offer) -> Result<usize, NotAttached> {
         let index = self.relays.len();
         let [there, back] = Direction::BOTH;
-        let ways = [self.add_way(index, offer, there)?, self.add_way(index, offer, back)?];
+        // What the driver may refuse comes first, since links and routes are for good.
+        let (to_gpu, from_gpu) = (self.pair()?, self.pair()?);
+        let ways = [self.add_way(index, offer, there, to_gpu)?, self.add_way(index, offer, back, from_gpu)?];
         let Offer { gpu, slot_bytes, slots, .. } = *offer;
         self.relays.push(Relay { gpu, slot_bytes, slots, ways, memory: None });
         Ok(index)
     }
 
-    fn add_way(&self, index: usize, offer: &Offer, direction: Direction) -> Result<Way, NotAttached> {
+    /// A way between this GPU and staging.
+    fn pair(&self) -> Result<PeerLink, CudaError> {
+        let Ground { addresses, tracks, .. } = &self.inner.ground;
+        let [engine, kernel] = [Stream::new(&self.device)?, Stream::new(&self.device)?];
+        let (engine, kernel) = (tracks.track(engine), tracks.track(kernel));
+        PeerLink::new(Some(engine), kernel, &self.kernels, addresses, WINDOW_LOTS)
+    }
+
+    fn add_way(
+        &self,
+        index: usize,
+        offer: &Offer,
+        direction: Direction,
+        pair: PeerLink,
+    ) -> Result<Way, NotAttached> {
         let ground = &self.inner.ground;
         let (handle, tracks) = (&ground.mover, &ground.tracks);
         let place = Place::Device(FIRST_RELAY + index as u16);
@@ -449,9 +465,6 @@ impl Keeper {
         let staging = handle.register_opaque(place, slot_bytes * u64::from(slots))?;
         let port = Arc::<Port>::default();
         let lane = RemoteLink::new(direction, &port, tracks.watch_track());
-        let [engine, kernel] = [Stream::new(&self.device)?, Stream::new(&self.device)?];
-        let (engine, kernel) = (tracks.track(engine), tracks.track(kernel));
-        let pair = PeerLink::new(Some(engine), kernel, &self.kernels, &ground.addresses, WINDOW_LOTS)?;
         let (short, gpu) = (String::from(offer.gpu).split_off(24), self.device.index());
         let way = match direction {
             Direction::HostToDevice => "h2d",
