@@ -306,6 +306,9 @@ impl House {
     }
 
     fn leave(&self, number: u64) {
+        let engine = lock(&self.desks).open.insert(number, None);
+        // Without the lock: unpinning its memory takes seconds.
+        drop(engine);
         lock(&self.desks).open.remove(&number);
         self.left.notify_all();
     }
@@ -432,5 +435,56 @@ mod slot_tests {
             assert!(u64::from(slots) >= SLOTS_MIN, "{served}");
             assert!(2 * served * slot_bytes * u64::from(slots) <= RELAY_STAGING_BYTES, "{served}");
         }
+    }
+}
+
+#[cfg(test)]
+mod leave_tests {
+    use super::super::tests::{config, driver};
+    use super::*;
+    use forebay_mover::{Backing, HostBuffer};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    /// Memory that notes whether others could be let in while it was let go of.
+    struct Watched {
+        memory: HostBuffer,
+        house: Arc<House>,
+        lets_in: Arc<AtomicBool>,
+    }
+
+    // SAFETY: the bytes are those of `memory`.
+    unsafe impl Backing for Watched {
+        fn as_ptr(&self) -> *mut u8 {
+            self.memory.as_ptr()
+        }
+
+        fn len(&self) -> usize {
+            self.memory.len()
+        }
+    }
+
+    impl Drop for Watched {
+        fn drop(&mut self) {
+            self.lets_in.store(self.house.desks.try_lock().is_ok(), Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn others_are_let_in_while_the_memory_of_an_engine_that_left_is_unpinned() {
+        let folder = tempfile::tempdir().unwrap();
+        let relays = Relays::start(driver(), config(folder.path())).unwrap();
+        let (house, lets_in) = (Arc::clone(&relays.house), Arc::new(AtomicBool::new(false)));
+        let (socket, _other) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let engine = Arc::new(Engine::new(Hex([0; 16]), socket, house.ring(1).unwrap()));
+        let memory = HostBuffer::new(4096);
+        let watched = Watched { memory, house: Arc::clone(&house), lets_in: Arc::clone(&lets_in) };
+        let pinned = Registered::new(house.device(), Arc::new(watched)).unwrap();
+        engine.memories.write().unwrap().insert(0, Arc::new(pinned));
+        assert!(house.seat(7, &engine));
+        drop(engine);
+        house.leave(7);
+        assert!(lets_in.load(Ordering::Relaxed));
+        assert_eq!(lock(&house.desks).open.len(), 0);
     }
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn driver() -> &'static Driver {
+pub(super) fn driver() -> &'static Driver {
     static DRIVER: OnceLock<&Driver> = OnceLock::new();
     DRIVER.get_or_init(|| {
         let path = fake_cuda_install::installed().libcuda.to_str().unwrap().to_owned();
@@ -31,7 +31,7 @@ fn driver() -> &'static Driver {
     })
 }
 
-fn config(folder: &Path) -> RelaysConfig {
+pub(super) fn config(folder: &Path) -> RelaysConfig {
     RelaysConfig {
         socket: folder.join("relays.sock"),
         gpus: None,
