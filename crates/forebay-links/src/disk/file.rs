@@ -159,11 +159,18 @@ impl DiskFile {
         check_size(path, bytes)?;
         check_room(path, bytes)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::DIRECT | OFlags::CLOEXEC;
-        let fd = fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| open_error(path, errno))?;
-        DiskFile::complete(fd, path, bytes).inspect_err(|_| {
-            // The reason for the failure matters more than whether an empty file stays behind.
+        let remove = || {
+            // The reason for a failure matters more than whether an empty file stays behind.
             let _ = fs::unlink(path);
-        })
+        };
+        let fd = fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| {
+            // The system makes the file before it finds that it has no direct I/O.
+            if errno == Errno::INVAL {
+                remove();
+            }
+            open_error(path, errno)
+        })?;
+        DiskFile::complete(fd, path, bytes).inspect_err(|_| remove())
     }
 
     fn complete(fd: OwnedFd, path: &Path, bytes: u64) -> Result<DiskFile, DiskError> {

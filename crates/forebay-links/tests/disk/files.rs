@@ -115,6 +115,40 @@ fn a_read_only_place_is_refused() {
     }
 }
 
+/// A file system without direct I/O, unmounted when dropped. Needs root.
+struct HugePages<'a>(&'a Path);
+
+impl HugePages<'_> {
+    fn at(directory: &Path) -> Option<HugePages<'_>> {
+        let output = Command::new("mount")
+            .args(["-t", "hugetlbfs", "-o", "size=8M", "none"])
+            .arg(directory)
+            .output()
+            .ok()?;
+        output.status.success().then_some(HugePages(directory))
+    }
+}
+
+impl Drop for HugePages<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0).status();
+    }
+}
+
+#[test]
+fn a_file_that_has_no_direct_io_is_not_left_behind() {
+    let directory = directory();
+    let Some(mounted) = HugePages::at(directory.path()) else {
+        return eprintln!("SKIPPED: this user may not mount");
+    };
+    let path = mounted.0.join("kv");
+    for _ in 0..2 {
+        let (error, _) = refused(DiskFile::create(&path, PAGE));
+        assert!(matches!(error, DiskError::NoDirectIo { .. }), "{error:?}");
+    }
+    assert!(!path.exists());
+}
+
 /// A loop device over a file, detached when dropped. Needs root.
 struct LoopDevice(PathBuf);
 
