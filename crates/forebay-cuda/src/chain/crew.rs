@@ -247,6 +247,11 @@ impl Crew {
         queued
     }
 
+    /// Whether it works, or worked last, for a chain that is done when this is passed.
+    pub fn works_until(&self, done: &Arc<Event>) -> bool {
+        self.holder.as_ref().is_some_and(|(_, held)| Arc::ptr_eq(held, done))
+    }
+
     /// Waits until nothing of it is under way. A stream that cannot be waited for is lost, and its work with it.
     pub fn settle(&mut self) {
         let strands = self.slots.iter().map(|slot| &slot.strand);

@@ -245,9 +245,13 @@ impl Chains {
         let _relaxed = Relaxed::enter(self.driver);
         // One at a time: what the second one finds lost must not have been regained and given away meanwhile.
         let _settling = lock(&way.settling);
-        let is_lost = lock(&way.set).settle();
+        let (is_lost, done) = lock(&way.set).settle();
         for crew in way.relays.iter().filter_map(|relay| self.crews.get(&(*relay, direction))) {
-            lock(crew).settle();
+            let mut crew = lock(crew);
+            // What it does for another GPU may be behind a stream that somebody holds up.
+            if crew.works_until(&done) {
+                crew.settle();
+            }
         }
         // A set that is lost has had no chain since.
         if is_lost {

@@ -195,16 +195,18 @@ impl Set {
         let ended = joined.and(read).and(self.done.record_in(chain.joined));
         if ended.is_err() {
             self.is_lost = true;
-            at_work.iter_mut().for_each(|(crew, _)| crew.lose());
+            // Those that did not begin are not this set's to wait for.
+            let begun = at_work.iter_mut().filter(|(crew, _)| crew.works_until(&self.done));
+            begun.for_each(|(crew, _)| crew.lose());
         }
         whole.and(queued).and(ended)
     }
 
-    /// Waits until nothing of the target's own crew is under way. Says whether the set is lost: it is until all crews that may have
-    /// worked for it have been waited for too, and [`regain`](Set::regain) is told.
-    pub fn settle(&mut self) -> bool {
+    /// Waits until nothing of the target's own crew is under way. Says whether the set is lost, and until when its crews work: it is
+    /// lost until all of these have been waited for too, and [`regain`](Set::regain) is told.
+    pub fn settle(&mut self) -> (bool, Arc<Event>) {
         self.own.settle();
-        self.is_lost
+        (self.is_lost, Arc::clone(&self.done))
     }
 
     /// Nothing of any chain is under way any more.

@@ -6,9 +6,12 @@ use crate::courier::pages;
 use forebay_cuda::CopierOptions;
 use forebay_cuda::chain::Declined;
 use forebay_cuda::device::{DeviceMemory, Stream};
+use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::rates::Rates;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 const CALLS: [&str; 5] =
@@ -138,5 +141,36 @@ fn a_chain_whose_end_nobody_knows_keeps_its_lists() {
             assert!((1..1000).take_while(met).count() < 999, "{call}");
         }
         // What the refused chain left behind is in no order with the driver's copy of the same bytes, and is counted.
+    });
+}
+
+#[test]
+fn a_refused_copy_waits_for_no_chain_of_another_gpus() {
+    alone("refused::a_refused_copy_waits_for_no_chain_of_another_gpus", &[], |fake| {
+        let world = fake.world(CopierOptions::default());
+        let bytes = 24 * MIB;
+        let (other, memory) = (world.host(bytes), world.memory(1, bytes));
+        let stuck = Stream::new(memory.device()).unwrap();
+        let current = memory.device().enter().unwrap();
+        let held = fake.hold(memory.device(), stuck.handle());
+        let whole = [Piece { from: other.address(), to: memory.address(), bytes }];
+        // SAFETY: all memory outlives the copies, and nothing else uses it.
+        assert_eq!(unsafe { world.copier.copy_in_stream(&whole, stuck.handle()).unwrap() }, None);
+        drop(current);
+        let site = Site::new(&world, 16 << 10, 2 * MIB);
+        let (over, copied) = channel();
+        let releasing = std::thread::spawn(move || {
+            let ended_first = copied.recv_timeout(Duration::from_secs(5)).is_ok();
+            held.release();
+            (held, ended_first)
+        });
+        assert!(site.there_and_back(Direction::HostToDevice, "fail cuLaunchKernel 1 719"));
+        // Nobody hears it any more where the copy came second.
+        let _ = over.send(());
+        let (held, ended_first) = releasing.join().unwrap();
+        stuck.synchronize().unwrap();
+        assert!(ended_first, "it waited for a stream that somebody else holds up");
+        drop((stuck, held, memory, site));
+        world.end();
     });
 }
