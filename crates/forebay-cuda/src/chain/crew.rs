@@ -260,19 +260,19 @@ impl Crew {
         self.is_lost = false;
     }
 
-    /// Has the chain's stream wait for all of the chain's work here.
+    /// Has the chain's stream wait for all of the chain's work here. Parcels end in the second hop or in their strands; where
+    /// something was not queued, some have come no further than the other of the two.
     pub fn join(&self, stream: StreamHandle, target: u16, work: &Work) -> Result<(), CudaError> {
         let behind = |event: &Event, last: &Stream| event.record(last).and_then(|()| event.hold(stream));
-        match (work.how, self.hops.get(&target), self.direction) {
-            (How::Straight, Some(hop), _) | (How::Turns, Some(hop), Direction::HostToDevice) => {
-                behind(&hop.ended, &hop.stream)
-            }
-            _ => {
-                let slots = self.slots.iter().take(work.slots);
-                // All of them, also after an error.
-                slots.map(|slot| behind(&slot.near, &slot.strand)).fold(Ok(()), Result::and)
-            }
-        }
+        let hop = self.hops.get(&target).filter(|_| work.how != How::Strands);
+        let end_in_hop =
+            hop.is_some() && (work.how == How::Straight || self.direction == Direction::HostToDevice);
+        let hops = hop.into_iter().filter(|_| end_in_hop || self.is_torn);
+        let slots = self.slots.iter().take(work.slots).filter(|_| !end_in_hop || self.is_torn);
+        let hops = hops.map(|hop| behind(&hop.ended, &hop.stream));
+        let slots = slots.map(|slot| behind(&slot.near, &slot.strand));
+        // All of them, also after an error.
+        hops.chain(slots).fold(Ok(()), Result::and)
     }
 }
 

@@ -5,7 +5,7 @@ use crate::common::{Fake, Host, World, alone, pattern};
 use crate::courier::pages;
 use forebay_cuda::CopierOptions;
 use forebay_cuda::chain::Declined;
-use forebay_cuda::device::{DeviceMemory, Stream};
+use forebay_cuda::device::{DeviceMemory, Event, Stream};
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::rates::Rates;
@@ -172,5 +172,48 @@ fn a_refused_copy_waits_for_no_chain_of_another_gpus() {
         assert!(ended_first, "it waited for a stream that somebody else holds up");
         drop((stuck, held, memory, site));
         world.end();
+    });
+}
+
+/// Queues a chain with an event's record refused, whose kernels are late, and another one. Says whether there was such a call.
+fn with_late_kernels(world: &World, way: Direction, nth: u64) -> bool {
+    let (page, bytes) = (16 << 10, 2 * MIB);
+    let sites = [Site::new(world, page, bytes), Site::new(world, page, bytes)];
+    let device = sites[0].memory.device();
+    let (stream, behind) = (Stream::new(device).unwrap(), Event::new(device).unwrap());
+    let _current = device.enter().unwrap();
+    let copy = |site: &Site| {
+        let pieces = pages(way, site.target.address(), site.memory.address(), page, bytes);
+        // SAFETY: all memory outlives the streams' work, and nothing else uses it.
+        unsafe { world.copier.copy_in_stream(&pieces, stream.handle()) }
+    };
+    world.fake.control("freeze compute.0");
+    let launched = world.fake.stat("cuLaunchKernel");
+    world.fake.control(&format!("fail cuEventRecord {nth} 719"));
+    let first = copy(&sites[0]);
+    let (was_met, launched) =
+        (world.fake.stat("live.failing") == 0, world.fake.stat("cuLaunchKernel") > launched);
+    world.fake.control("mend");
+    behind.record(&stream).unwrap();
+    std::thread::sleep(Duration::from_millis(5));
+    let is_over = behind.is_passed().unwrap();
+    let second = copy(&sites[1]).unwrap();
+    world.fake.control("release compute.0");
+    stream.synchronize().unwrap();
+    world.copier.chains().settle_way(0, way);
+    assert!(first.is_ok() || was_met, "{way:?} {nth}: {first:?}");
+    let is_safe = !launched || !is_over || second == Some(Declined::Busy);
+    assert!(is_safe, "{way:?} {nth}: the stream went on before a kernel that reads its list later");
+    was_met
+}
+
+#[test]
+fn no_kernel_is_left_behind_unless_its_lists_are_kept() {
+    alone("refused::no_kernel_is_left_behind_unless_its_lists_are_kept", &[], |fake| {
+        let world = fake.world(CopierOptions::default());
+        for way in Direction::BOTH {
+            let met = |nth: &u64| with_late_kernels(&world, way, *nth);
+            assert!((1..1000).take_while(met).count() < 999, "{way:?}");
+        }
     });
 }
