@@ -148,7 +148,9 @@ impl Crew {
         // These know nothing of each other.
         // After an error below it is torn all the same: the next chain waits then.
         let was_torn = std::mem::replace(&mut self.is_torn, true);
-        let before = before.filter(|_| was_torn || was_in_strands != self.in_strands);
+        // What it did for another stream is over, and that one's event may be a later chain's by now.
+        let before =
+            before.filter(|(holder, _)| *holder == stream && (was_torn || was_in_strands != self.in_strands));
         self.next = 0;
         // All slots, also those that this chain leaves to the next one, which will not ask.
         let waits = before.iter().map(|(_, done)| (&**done, self.slots.len()));
@@ -301,5 +303,47 @@ impl Hop {
         // SAFETY: by the contract of `Crew::queue`; the caller keeps these places as they are.
         unsafe { self.kernels.copy(&self.stream, listed.address(), pages.len() as u32, bytes, BLOCKS)? };
         Ok(pages.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::HostMemory;
+    use crate::remote::tests::driver;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_crew_waits_for_no_later_chain_of_whom_it_worked_for_before() {
+        let [target, relay] = [0, 1].map(|gpu| Device::open(driver(), gpu).unwrap());
+        let kernels = Arc::new(Kernels::load(&target).unwrap());
+        let mut crew = Crew::new(Direction::HostToDevice, &relay, &[kernels], 2, 1 << 20).unwrap();
+        let _current = target.enter().unwrap();
+        let [one, other] = [(); 2].map(|()| Stream::new(&target).unwrap());
+        let [one_id, other_id] = [&one, &other].map(|stream| target.id_of(stream.handle()).unwrap());
+        let [done, others_done] = [(); 2].map(|()| Arc::new(Event::new(&target).unwrap()));
+        let work = |how| Work { how, slots: 2, pages: Pages::new(&[], 0), parcel_bytes: 1 };
+        crew.begin(one_id, &done, None, 0, &work(How::Strands)).unwrap();
+        done.record(&one).unwrap();
+        one.synchronize().unwrap();
+        assert!(crew.is_free_for(other_id));
+        // The first stream's next chain, in which this crew has no part, is queued before the other one's begins.
+        let (bytes, memory) = (256 << 20, DeviceMemory::new(&target, 256 << 20).unwrap());
+        let host = HostMemory::new(&target, bytes).unwrap();
+        // SAFETY: both are as long as that, and nobody else uses them.
+        unsafe { one.copy(host.start() as Address, memory.address(), bytes as u64).unwrap() };
+        done.record(&one).unwrap();
+        crew.begin(other_id, &others_done, None, 0, &work(How::Turns)).unwrap();
+        let begun = Event::new(&relay).unwrap();
+        begun.record(&crew.slots[0].strand).unwrap();
+        let since = Instant::now();
+        while !begun.is_passed().unwrap() && since.elapsed() < Duration::from_secs(60) {
+            std::thread::yield_now();
+        }
+        assert!(
+            !done.is_passed().unwrap(),
+            "it waited for a chain of a stream that it has nothing to do with"
+        );
+        one.synchronize().unwrap();
     }
 }

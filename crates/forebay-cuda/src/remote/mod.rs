@@ -21,7 +21,7 @@ mod session;
 mod shared;
 mod socket;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod wire;
 mod words;
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub(super) fn driver() -> &'static Driver {
+pub(crate) fn driver() -> &'static Driver {
     static DRIVER: OnceLock<&Driver> = OnceLock::new();
     DRIVER.get_or_init(|| {
         let path = fake_cuda_install::installed().libcuda.to_str().unwrap().to_owned();
