@@ -8,6 +8,7 @@
 #   links plain offloading simple memory multipath ssd ssd-always     time to the first token (multipath: with several GPUs)
 #   asleep                                                            what KV is there after vLLM has slept (on a GPU)
 #   load-hbm load-plain load-offloading load-simple load-memory           the load
+#   load-pair     on two GPUs: ours and OffloadingConnector at the same time, and again with the GPUs exchanged
 #   results                                                           ttft.json, load.json and restore.svg of what there is
 #
 # FOREBAY names the binary, target/release/forebay by default. ARCHIVES names a folder with what is to be unpacked first where vLLM
@@ -15,7 +16,7 @@
 # folder on the SSD that is measured. ARGUMENTS go to every part, such as `--runs 5`, or `--tiny` to try all of it on a CPU.
 set -u
 if [ $# -lt 1 ]; then
-    sed -n '2,15s/^# *//p' "$0" >&2
+    sed -n '2,16s/^# *//p' "$0" >&2
     exit 2
 fi
 folder=$1
@@ -74,6 +75,23 @@ load() {
     "$python" "$here/vllm_load.py" "$folder" --forebay "$forebay" --scratch "$scratch" ${ARGUMENTS:-} "$@"
 }
 
+# pair GPU GPU: ours on the first one, OffloadingConnector on the second.
+pair() {
+    (
+        export CUDA_VISIBLE_DEVICES="$1"
+        step load-memory load --part memory
+        [ -z "$failed" ]
+    ) &
+    (
+        export CUDA_VISIBLE_DEVICES="$2"
+        scratch=$scratch-peer
+        step load-offloading load --part offloading
+        [ -z "$failed" ]
+    )
+    peers=$?
+    wait $! && [ $peers -eq 0 ] || failed="$failed load-pair"
+}
+
 # What copies pay is measured first, as a host's owner would. Exit code 1 is a warning; there is nothing to measure on a CPU.
 preflight() {
     case " ${ARGUMENTS:-} " in *" --tiny "*) return 0 ;; esac
@@ -90,10 +108,14 @@ for stage in "$@"; do
         ;;
     plain | offloading | simple | example | memory | multipath | ssd | ssd-always) step "$stage" ttft --part "$stage" ;;
     asleep) step asleep "$python" "$here/vllm_asleep.py" "$folder" --forebay "$forebay" --scratch "$scratch" ;;
+    load-pair)
+        pair 0 1
+        pair 1 0
+        ;;
     load-*) step "$stage" load --part "${stage#load-}" ;;
     results)
         [ ! -e "$folder/plain.json" ] || step ttft ttft
-        [ ! -e "$folder/load-plain.json" ] || step load load
+        [ ! -e "$folder/load-plain.json" ] && [ ! -e "$folder/load-memory.json" ] || step load load
         ;;
     *)
         echo "no stage is called $stage" >&2
