@@ -343,7 +343,6 @@ fn what_is_lent_to_a_peer_that_went_while_the_disk_was_busy_is_back_at_once() {
 }
 
 #[test]
-#[ignore = "waits for 35 s"]
 fn what_is_lent_when_nobody_waits_for_it_any_more_is_back_at_once() {
     let pair = Pair::new();
     let mut config = pair.left.config();
