@@ -37,7 +37,7 @@ const BATCH_COPIES_MIN: usize = 32;
 /// token of prompts of 1k to 8k tokens (4 to 32 MiB a layer) came after 30, 31, 38 and 48 ms on an H200 by batches, on another one after
 /// 20, 19, 20 and 32 by kernels; of 64k tokens after 195 and 220.
 const AWAITED_BATCH_BYTES_MIN: u64 = 64 << 20;
-/// And if its pieces are no longer than this on average, though long enough for a copy engine: behind each call there is a gap, in which
+/// And if its pieces are shorter than this on average, though long enough for a copy engine: behind each call there is a gap, in which
 /// a kernel reads on. The first token of a prompt of 8k tokens came after 49 ms on an H200 by calls for 256 KiB each, after 43 with 512 KiB.
 const AWAITED_CALL_BYTES_MIN: u64 = 1 << 20;
 

@@ -73,6 +73,17 @@ fn store_all(peer: &Peer) {
     assert!((0..CHUNKS).all(|number| peer.store(number) == StoreEnd::Stored { bytes: CHUNK_BYTES }));
 }
 
+/// The next node of this site has all chunks on its disk, and none in memory.
+fn store_all_on_disk(site: &Site) {
+    let mut config = site.config();
+    config.ssd = vec![SsdConfig { path: log(site), size: 16 << 20, segment_size: 1 << 20 }];
+    config.write_back = WriteBackPolicy::All;
+    write(site, &config);
+    let first = site.node();
+    store_all(&site.peer());
+    first.drain(Duration::from_secs(60)).unwrap();
+}
+
 fn log(site: &Site) -> PathBuf {
     site.folder.path().join("log")
 }
@@ -253,13 +264,7 @@ fn a_chunk_that_is_too_long_for_this_node_is_found_once_and_those_before_it_are_
 #[test]
 fn what_a_peer_has_on_disk_is_a_hit_here() {
     let pair = Pair::new();
-    let mut config = pair.left.config();
-    config.ssd = vec![SsdConfig { path: log(&pair.left), size: 16 << 20, segment_size: 1 << 20 }];
-    config.write_back = WriteBackPolicy::All;
-    write(&pair.left, &config);
-    let first = pair.left.node();
-    store_all(&pair.left.peer());
-    first.drain(Duration::from_secs(60)).unwrap();
+    store_all_on_disk(&pair.left);
     let (left, _right) = (pair.left.node(), pair.right.node());
     assert_eq!(left.store().stat().chunks, 0, "all of them are on disk");
     let reader = pair.right.peer();
@@ -292,13 +297,7 @@ fn a_chunk_of_a_peer_is_a_hit_although_another_engine_here_stores_it_anew() {
 #[test]
 fn a_peer_whose_disk_has_others_to_serve_first_is_waited_for() {
     let pair = Pair::new();
-    let mut config = pair.left.config();
-    config.ssd = vec![SsdConfig { path: log(&pair.left), size: 16 << 20, segment_size: 1 << 20 }];
-    config.write_back = WriteBackPolicy::All;
-    write(&pair.left, &config);
-    let first = pair.left.node();
-    store_all(&pair.left.peer());
-    first.drain(Duration::from_secs(60)).unwrap();
+    store_all_on_disk(&pair.left);
     // The peer answers all the while: it is no frozen one.
     let mut config = pair.right.config();
     config.peers.as_mut().unwrap().progress_limit_ms = 1000;
@@ -318,13 +317,7 @@ fn a_peer_whose_disk_has_others_to_serve_first_is_waited_for() {
 #[test]
 fn what_is_lent_to_a_peer_that_went_while_the_disk_was_busy_is_back_at_once() {
     let pair = Pair::new();
-    let mut config = pair.left.config();
-    config.ssd = vec![SsdConfig { path: log(&pair.left), size: 16 << 20, segment_size: 1 << 20 }];
-    config.write_back = WriteBackPolicy::All;
-    write(&pair.left, &config);
-    let first = pair.left.node();
-    store_all(&pair.left.peer());
-    first.drain(Duration::from_secs(60)).unwrap();
+    store_all_on_disk(&pair.left);
     let (left, right) = (pair.left.node(), pair.right.child("node"));
     let reader = pair.right.peer();
     eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
@@ -345,13 +338,7 @@ fn what_is_lent_to_a_peer_that_went_while_the_disk_was_busy_is_back_at_once() {
 #[test]
 fn what_is_lent_when_nobody_waits_for_it_any_more_is_back_at_once() {
     let pair = Pair::new();
-    let mut config = pair.left.config();
-    config.ssd = vec![SsdConfig { path: log(&pair.left), size: 16 << 20, segment_size: 1 << 20 }];
-    config.write_back = WriteBackPolicy::All;
-    write(&pair.left, &config);
-    let first = pair.left.node();
-    store_all(&pair.left.peer());
-    first.drain(Duration::from_secs(60)).unwrap();
+    store_all_on_disk(&pair.left);
     let (left, _right) = (pair.left.node(), pair.right.node());
     let reader = pair.right.peer();
     eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
