@@ -84,6 +84,12 @@ impl RecordLog {
             if reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut text)? == 0 {
                 break;
             }
+            if text.len() as u64 == LINE_BYTES_MAX && !text.ends_with(b"\n") {
+                // What is behind it belongs to the damage, whatever it looks like.
+                reader.skip_until(b'\n')?;
+                log.skipped.push((number, format!("longer than {LINE_BYTES_MAX} bytes")));
+                continue;
+            }
             if text.trim_ascii().is_empty() {
                 continue;
             }
@@ -194,6 +200,15 @@ mod tests {
             assert!(held == complete || held == complete + 1, "cut at {cut}: {held} of {complete}");
             assert!(held + log.skipped.len() <= complete + 1);
         }
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_one_damage_and_no_record() {
+        let record = serde_json::to_vec(&request(0, Outcome::Ok)).unwrap();
+        let long = [vec![b' '; LINE_BYTES_MAX as usize], record.clone()].concat();
+        let log = RecordLog::from_reader(&[long, record].join(&b'\n')[..]).unwrap();
+        assert_eq!(log.requests.len(), 1, "the second line's");
+        assert_eq!(log.skipped, [(1, "longer than 1048576 bytes".to_owned())]);
     }
 
     #[test]
