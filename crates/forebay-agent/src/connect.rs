@@ -75,6 +75,7 @@ fn connect(
 pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, instance: [u8; 16]) {
     let Arrival { link: flow, handle, way } = arrival;
     let mut site = peer.site();
+    let mut left = None;
     if site.answered.is_some_and(|before| before != instance) {
         if !peer.state().flows.is_empty() {
             // It was asked for when another answered than does now, and that one has ended.
@@ -82,12 +83,12 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
             return drop(flow);
         }
         // What was known of the one before must never reach this one.
-        if let Some(berth) = site.berth.take() {
-            shared.yard.take_back(berth);
-        }
+        left = site.berth.take().map(|berth| shared.yard.take_back(berth));
     }
     site.answered = Some(instance);
+    let number = peer.state().number_flow();
     let sitter = Sitter {
+        number,
         flow,
         handle: handle.clone(),
         path: way.path(),
@@ -106,12 +107,10 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
     let mut state = peer.state();
     if !state.line.connected(shared.keeper.now_us()) {
         drop(state);
-        let flow = site.unseat(shared, seat);
+        let flow = site.unseat(shared, seat, number);
         drop(site);
         return drop(flow);
     }
-    let number = state.next_flow;
-    state.next_flow += 1;
     if state.flows.is_empty() {
         // What is known of rails was of another connection.
         state.idle_rails.clear();
@@ -128,6 +127,8 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
     let (weak, keeper, its) = (Arc::downgrade(shared), shared.keeper.clone(), Arc::clone(peer));
     handle.on_broken(move |why| keeper.soon(move || broken(&weak, &its, number, &why)));
     waiting.into_iter().for_each(|then| then(Ok(())));
+    // It may wait for what it has begun.
+    drop(left);
 }
 
 /// Has bytes go over rails where there are any, and over TCP otherwise.
@@ -232,7 +233,7 @@ fn shows_a_frozen_peer(path: Path) -> bool {
 fn take_down(shared: &Shared, peer: &Peer, ended: &[Flow]) {
     let flows: Vec<_> = {
         let mut site = peer.site();
-        ended.iter().map(|flow| site.unseat(shared, flow.seat)).collect()
+        ended.iter().map(|flow| site.unseat(shared, flow.seat, flow.number)).collect()
     };
     drop(flows);
 }
@@ -255,9 +256,8 @@ pub(crate) fn bury(shared: &Arc<Shared>, peer: &Arc<Peer>, why: &Trouble) {
 fn forget(weak: &Weak<Shared>, peer: &Arc<Peer>, attempts: u32) {
     let Some(shared) = weak.upgrade() else { return };
     if peer.forget_memory(&shared) {
-        if let Some(berth) = peer.site().berth.take() {
-            shared.yard.take_back(berth);
-        }
+        let berth = peer.site().berth.take();
+        drop(berth.map(|berth| shared.yard.take_back(berth)));
     } else if attempts > 0 {
         let (weak, its) = (Weak::clone(weak), Arc::clone(peer));
         let again_us = shared.keeper.now_us() + FORGET_AGAIN_US;
@@ -321,15 +321,15 @@ fn shrink(shared: &Arc<Shared>, peer: &Arc<Peer>) {
     let ended = state.flows.remove(last);
     peer.gauge.flows(state.at_work());
     drop(state);
-    let flow = peer.site().unseat(shared, ended.seat);
+    let flow = peer.site().unseat(shared, ended.seat, ended.number);
     let parting = std::thread::Builder::new().name("forebay-part".into()).spawn(move || drop(flow));
     // Without a thread the flow was dropped where it was, which only took longer.
     drop(parting);
 }
 
 impl crate::peer::Site {
-    fn unseat(&mut self, shared: &Shared, seat: usize) -> Option<Box<dyn Link>> {
-        self.berth.as_mut().and_then(|berth| berth.unseat(&shared.yard, seat))
+    fn unseat(&mut self, shared: &Shared, seat: usize, number: u64) -> Option<Box<dyn Link>> {
+        self.berth.as_mut().and_then(|berth| berth.unseat(&shared.yard, seat, number))
     }
 }
 
@@ -354,5 +354,24 @@ mod tests {
         arrived(&one.shared, &peer, Arrival::over_tcp(flow), found.identity.instance);
         assert_eq!(peer.site().answered, Some(new.identity().instance));
         assert_eq!((place(), peer.state().flows.len()), (before, 1));
+    }
+
+    #[test]
+    fn the_end_of_a_flow_to_the_instance_before_unseats_nobody_of_the_one_that_answers_now() {
+        let agent = |name| Agent::start(AgentConfig::named(name)).unwrap();
+        let (one, old, new) = (agent("one"), agent("two"), agent("two"));
+        one.add_address("two", old.address().unwrap()).unwrap();
+        one.connect("two").unwrap();
+        let peer = one.peer("two").unwrap();
+        // The flow has broken, and the new one is there before it has left its seat.
+        let ended = std::mem::take(&mut peer.state().flows);
+        let (me, regions) = (one.shared.me, one.shared.regions.clone());
+        let next = TcpFlow::connect(new.address().unwrap(), me, regions, FlowOptions::default());
+        let (flow, found) = next.unwrap();
+        arrived(&one.shared, &peer, Arrival::over_tcp(flow), found.identity.instance);
+        take_down(&one.shared, &peer, &ended);
+        assert_eq!(ended[0].handle.stats().broken, Some(Broken::Ended), "it was left in its seat");
+        let flow = peer.flow().unwrap();
+        assert_eq!((peer.state().flows.len(), flow.stats().broken), (1, None));
     }
 }

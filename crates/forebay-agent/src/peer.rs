@@ -45,7 +45,7 @@ pub(crate) struct State {
     waiting: BTreeMap<u64, OnUp>,
     next_waiting: u64,
     pub flows: Vec<Flow>,
-    pub next_flow: u64,
+    next_flow: u64,
     /// How the last flow ended, or why none came about.
     pub lost: Option<Broken>,
     pub why: Option<String>,
@@ -244,6 +244,12 @@ impl State {
     pub fn lightest_rail(&self) -> Option<usize> {
         let flows_on = |nth: &usize| self.flows.iter().filter(|flow| flow.way.rail() == Some(*nth)).count();
         self.flows.iter().filter_map(|flow| flow.way.rail()).min_by_key(flows_on)
+    }
+
+    /// What no other flow of this peer is called.
+    pub fn number_flow(&mut self) -> u64 {
+        self.next_flow += 1;
+        self.next_flow
     }
 
     /// Everybody who waits, to be called without the lock.

@@ -22,6 +22,8 @@ pub(crate) type OnAdvice = Arc<dyn Fn(Advice) + Send + Sync>;
 
 /// Whoever sits in a seat.
 pub(crate) struct Sitter {
+    /// The flow's among its peer's.
+    pub number: u64,
     pub flow: Box<dyn Link>,
     pub handle: FlowHandle,
     pub path: Path,
@@ -136,14 +138,20 @@ impl Berth {
         }
     }
 
-    /// Nothing new goes to this seat any more. The flow, to be dropped without any lock: that waits for what it has begun.
-    pub fn unseat(&mut self, yard: &Yard, seat: usize) -> Option<Box<dyn Link>> {
+    /// Nothing new goes to this seat any more, if the flow of that number is there still: its peer may have had to give up its
+    /// seats, and sit there anew. The flow, to be dropped without any lock: that waits for what it has begun.
+    pub fn unseat(&mut self, yard: &Yard, seat: usize, number: u64) -> Option<Box<dyn Link>> {
         let (link, chair) = self.seats.get(seat)?;
-        // A mover that has ended starts nothing new either.
-        let _ = yard.mover.set_link_up(*link, false);
-        let taken = std::mem::take(&mut *chair.lock());
-        taken.by.map(|sitter| sitter.flow)
+        let sits = chair.lock().by.as_ref().is_some_and(|sitter| sitter.number == number);
+        sits.then(|| vacate(yard, *link, chair)).flatten()
     }
+}
+
+fn vacate(yard: &Yard, link: LinkId, chair: &Chair) -> Option<Box<dyn Link>> {
+    // A mover that has ended starts nothing new either.
+    let _ = yard.mover.set_link_up(link, false);
+    let taken = std::mem::take(&mut *chair.lock());
+    taken.by.map(|sitter| sitter.flow)
 }
 
 /// Where peers get their places.
@@ -171,9 +179,12 @@ impl Yard {
         })
     }
 
-    /// Takes back a place in which nobody sits any more.
-    pub fn take_back(&self, berth: Berth) {
+    /// Takes back a place. The flows that still sit there, to be dropped as [`Berth::unseat`] says.
+    #[must_use = "dropping flows waits for what they have begun"]
+    pub fn take_back(&self, berth: Berth) -> Vec<Box<dyn Link>> {
+        let left = berth.seats.iter().filter_map(|(link, chair)| vacate(self, *link, chair)).collect();
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push(berth);
+        left
     }
 }
 
@@ -207,7 +218,8 @@ mod tests {
             handles.push(flow.handle());
             let (handle, flow) = (flow.handle(), Box::new(flow));
             let (gauge, on_advice) = (Arc::clone(&gauge), Arc::new(|_| {}));
-            let sitter = Sitter { flow, handle, path: Path::Tcp, gauge, on_advice };
+            let number = handles.len() as u64;
+            let sitter = Sitter { number, flow, handle, path: Path::Tcp, gauge, on_advice };
             berth.seat(&yard, sitter, stand_in).unwrap();
         }
         berth.set_up(&yard, 0, false);

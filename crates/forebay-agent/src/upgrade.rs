@@ -93,8 +93,11 @@ struct Boarding {
 
 impl Boarding {
     fn new(shared: &Arc<Shared>, peer: &Arc<Peer>) -> Option<Boarding> {
-        let instance = peer.site().answered?;
+        // Under the lock of the site, so that the flow is to whom answered.
+        let site = peer.site();
+        let instance = site.answered?;
         let (control, handle) = peer.state().flows.first().map(|flow| (flow.number, flow.handle.clone()))?;
+        drop(site);
         let options = FlowOptions { instance: Some(instance), ..shared.flow_options.clone() };
         let (weak, peer) = (Arc::downgrade(shared), Arc::clone(peer));
         Some(Boarding { shared: weak, peer, control, handle, instance, options })
