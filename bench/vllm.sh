@@ -8,7 +8,7 @@
 #   links plain offloading simple memory multipath ssd ssd-always     time to the first token (multipath: with several GPUs)
 #   asleep                                                            what KV is there after vLLM has slept (on a GPU)
 #   load-hbm load-plain load-offloading load-simple load-memory           the load
-#   load-pair     on two GPUs: ours and OffloadingConnector at the same time, and again with the GPUs exchanged
+#   load-beside-offloading load-beside-simple     on two GPUs: ours and that one at the same time, and again with the GPUs exchanged
 #   results                                                           ttft.json, load.json and restore.svg of what there is
 #
 # FOREBAY names the binary, target/release/forebay by default. ARCHIVES names a folder with what is to be unpacked first where vLLM
@@ -75,21 +75,21 @@ load() {
     "$python" "$here/vllm_load.py" "$folder" --forebay "$forebay" --scratch "$scratch" ${ARGUMENTS:-} "$@"
 }
 
-# pair GPU GPU: ours on the first one, OffloadingConnector on the second.
+# pair PEER GPU GPU: ours on the first GPU, a peer on the second.
 pair() {
     (
-        export CUDA_VISIBLE_DEVICES="$1"
+        export CUDA_VISIBLE_DEVICES="$2"
         step load-memory load --part memory
         [ -z "$failed" ]
     ) &
     (
-        export CUDA_VISIBLE_DEVICES="$2"
+        export CUDA_VISIBLE_DEVICES="$3"
         scratch=$scratch-peer
-        step load-offloading load --part offloading
+        step "load-$1" load --part "$1"
         [ -z "$failed" ]
     )
     peers=$?
-    wait $! && [ $peers -eq 0 ] || failed="$failed load-pair"
+    wait $! && [ $peers -eq 0 ] || failed="$failed load-beside-$1"
 }
 
 # What copies pay is measured first, as a host's owner would. Exit code 1 is a warning; there is nothing to measure on a CPU.
@@ -108,9 +108,9 @@ for stage in "$@"; do
         ;;
     plain | offloading | simple | example | memory | multipath | ssd | ssd-always) step "$stage" ttft --part "$stage" ;;
     asleep) step asleep "$python" "$here/vllm_asleep.py" "$folder" --forebay "$forebay" --scratch "$scratch" ;;
-    load-pair)
-        pair 0 1
-        pair 1 0
+    load-beside-*)
+        pair "${stage#load-beside-}" 0 1
+        pair "${stage#load-beside-}" 1 0
         ;;
     load-*) step "$stage" load --part "${stage#load-}" ;;
     results)

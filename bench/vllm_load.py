@@ -297,14 +297,15 @@ def figures(run: Run) -> dict[str, tuple[str, float]]:
 
 
 def rows(parts: dict[str, list[Run]]) -> Iterator[dict[str, Any]]:
-    """Medians over runs. Ours has plain names, OffloadingConnector as peer and `hbm` as ceiling; the others'
-    names stand behind theirs.
+    """Medians over runs. Ours has plain names, the first of the peers that was measured as peer, and `hbm` as
+    ceiling; the others' names stand behind theirs.
     """
     units = {figure: unit for figure, (unit, _) in figures(next(iter(parts.values()))[0]).items()}
     found = {
         name: {figure: [figures(run)[figure][1] for run in runs] for figure in units}
         for name, runs in parts.items()
     }
+    peer = next((way for way in PEERS if way in found), None)
     for name, runs in parts.items():
         for figure, unit in units.items():
             values = found[name][figure]
@@ -315,9 +316,9 @@ def rows(parts: dict[str, list[Run]]) -> Iterator[dict[str, Any]]:
             if name in OURS and "hbm" in found:
                 best = statistics.median(found["hbm"][figure])
                 line |= {"ceiling": best, "ratio": line["value"] / best if best else None}
-            if name in OURS and "offloading" in found:
-                line["peer"] = {"name": PEERS["offloading"], "version": parts["offloading"][0].version}
-                line["peer"]["value"] = statistics.median(found["offloading"][figure])
+            if name in OURS and peer is not None:
+                line["peer"] = {"name": PEERS[peer], "version": parts[peer][0].version}
+                line["peer"]["value"] = statistics.median(found[peer][figure])
             yield line
 
 
