@@ -6,6 +6,7 @@
 #   bench/vllm.sh FOLDER [STAGE...]         without stages: all of them, in this order, then `results`
 #
 #   links plain offloading simple memory multipath ssd ssd-always     time to the first token (multipath: with several GPUs)
+#   layers                                                            what copies are waited for beside computing, without vLLM
 #   asleep                                                            what KV is there after vLLM has slept (on a GPU)
 #   load-hbm load-plain load-offloading load-simple load-memory           the load
 #   load-beside-offloading load-beside-simple     on two GPUs: ours and that one at the same time, and again with the GPUs exchanged
@@ -16,7 +17,7 @@
 # folder on the SSD that is measured. ARGUMENTS go to every part, such as `--runs 5`, or `--tiny` to try all of it on a CPU.
 set -u
 if [ $# -lt 1 ]; then
-    sed -n '2,16s/^# *//p' "$0" >&2
+    sed -n '2,17s/^# *//p' "$0" >&2
     exit 2
 fi
 folder=$1
@@ -107,6 +108,7 @@ for stage in "$@"; do
         step links ttft --part links
         ;;
     plain | offloading | simple | example | memory | multipath | ssd | ssd-always) step "$stage" ttft --part "$stage" ;;
+    layers) step layers "$python" "$here/vllm_layers.py" "$folder" --forebay "$forebay" ;;
     asleep) step asleep "$python" "$here/vllm_asleep.py" "$folder" --forebay "$forebay" --scratch "$scratch" ;;
     load-beside-*)
         pair "${stage#load-beside-}" 0 1
