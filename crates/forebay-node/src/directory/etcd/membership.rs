@@ -4,7 +4,8 @@
 //!
 //! One question is asked at a time; beside them at most one watch is open. The rules that make the copy correct:
 //!
-//! * A watch begins at the revision after the copy's, so nothing is missed and nothing is applied to the wrong state.
+//! * A watch begins at the copy's own revision, whose changes it says once more. Where history up to the one after it has been compacted,
+//!   a watch that began there would lack what that one deleted (etcd of before August 2024, etcd-io/etcd#18089); this one is refused.
 //! * A watch that broke is opened again there only after the lease was found alive at no lower revision: a lease does
 //!   not outlive the data, so the history is the same. Otherwise, and after compaction, everything is read anew; until
 //!   that is complete the old copy answers.
@@ -374,7 +375,7 @@ impl Membership {
 
     fn follow(&mut self, now_us: u64) {
         self.watches += 1;
-        let watch = Watch { number: self.watches, revision: self.mirror.revision + 1 };
+        let watch = Watch { number: self.watches, revision: self.mirror.revision };
         let (since_us, heard_us) = (now_us, now_us);
         self.reading = Reading::Follow { watch, since_us, is_open: false, heard_us, tested_us: None };
     }

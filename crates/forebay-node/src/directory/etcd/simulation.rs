@@ -115,7 +115,18 @@ struct World {
     member: Membership,
     here: BTreeSet<ChunkId>,
     now_us: u64,
-    watch: Option<(u64, i64)>,
+    watch: Option<OpenWatch>,
+}
+
+/// A watch that is open.
+#[derive(Clone, Copy)]
+struct OpenWatch {
+    number: u64,
+    /// It goes on here.
+    from: i64,
+    /// Deletions up to this revision had been compacted when it was opened: etcd of before August 2024 takes those of
+    /// that revision too, and lets a watch begin there (etcd-io/etcd#18089).
+    compacted: i64,
 }
 
 #[derive(Debug, Clone)]
@@ -231,21 +242,22 @@ impl World {
     }
 
     fn end_watch(&mut self, message: Message) {
-        if let Some((number, _)) = self.watch.take() {
-            self.member.watched(number, message, self.now_us);
+        if let Some(watch) = self.watch.take() {
+            self.member.watched(watch.number, message, self.now_us);
         }
     }
 
     /// Opens or closes the watch as the member wishes.
     fn follow_wish(&mut self) {
         let wish = self.member.watch();
-        if wish.map(|wish| wish.number) == self.watch.map(|(number, _)| number) {
+        if wish.map(|wish| wish.number) == self.watch.map(|watch| watch.number) {
             return;
         }
-        self.watch = wish.map(|wish| (wish.number, wish.revision));
-        if let Some((number, from)) = self.watch {
+        let compacted = self.etcd.compacted;
+        self.watch = wish.map(|wish| OpenWatch { number: wish.number, from: wish.revision, compacted });
+        if let Some(OpenWatch { number, from, .. }) = self.watch {
             self.member.watched(number, Message::Created, self.now_us);
-            if from <= self.etcd.compacted {
+            if from < compacted {
                 self.end_watch(Message::Compacted);
                 self.follow_wish();
             }
@@ -255,16 +267,18 @@ impl World {
     /// The watch says the next revisions; or half of one, and breaks.
     fn hear(&mut self, revisions: usize, is_half: bool) {
         for _ in 0..revisions {
-            let Some((number, from)) = self.watch else { return };
-            let mut later = self.etcd.log.iter().map(|event| event.entry.mod_revision);
+            let Some(OpenWatch { number, from, compacted }) = self.watch else { return };
+            let is_there = |event: &&Event| !event.is_delete || event.entry.mod_revision > compacted;
+            let mut later = self.etcd.log.iter().filter(is_there).map(|event| event.entry.mod_revision);
             let Some(revision) = later.find(|&revision| revision >= from) else { return };
-            let of_it = self.etcd.log.iter().filter(|event| event.entry.mod_revision == revision);
+            let of_it = self.etcd.log.iter().filter(is_there);
+            let of_it = of_it.filter(|event| event.entry.mod_revision == revision);
             let mut events: Vec<Event> = of_it.cloned().collect();
             if is_half {
                 events.truncate(events.len().div_ceil(2));
             }
             self.member.watched(number, Message::Events { events, is_fragment: is_half }, self.now_us);
-            self.watch = Some((number, revision + 1));
+            self.watch = Some(OpenWatch { number, from: revision + 1, compacted });
             if is_half {
                 self.end_watch(Message::Ended);
             }
