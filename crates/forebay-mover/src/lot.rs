@@ -164,11 +164,16 @@ impl Lot {
         if self.hop_done_bytes == 0 { pairs } else { skip(pairs, self.hop_done_bytes) }
     }
 
-    /// Gives back the slots that the lot still holds: the one it was read from and the one it was written to.
+    /// Gives back the slots that the lot still holds.
     pub fn give_slots_back(&self, route: &RouteState, slots: &mut SlotTable) {
-        for (staging, slot) in self.slots.iter().enumerate().skip(self.hop.saturating_sub(1)) {
-            slots.give_back(route, staging, *slot);
+        for (staging, slot) in self.slots_held() {
+            slots.give_back(route, staging, slot);
         }
+    }
+
+    /// The slots that the lot still holds: the one it was read from and the one it was written to, each with its staging.
+    pub fn slots_held(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.slots.iter().copied().enumerate().skip(self.hop.saturating_sub(1))
     }
 
     /// Pairs that have not reached their target, when the lot is given up.

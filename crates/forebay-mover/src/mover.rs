@@ -310,8 +310,10 @@ impl Mover {
     }
 
     fn route_is_live(&self, route: RouteId) -> bool {
-        let hops = &self.routes[route.0 as usize].spec.hops;
-        hops.iter().all(|hop| self.links[hop.link.0 as usize].is_live(hop.guest))
+        let route = &self.routes[route.0 as usize];
+        let mut hops = route.spec.hops.iter();
+        hops.all(|hop| self.links[hop.link.0 as usize].is_live(hop.guest))
+            && self.slots.are_live_from(route, 0)
     }
 
     /// Whether there is something to report.

@@ -2,6 +2,7 @@
 //! free; it must never know what is in them.
 
 use crate::link::LinkId;
+use crate::lot::Lot;
 use crate::region::{Place, RegionId, Span};
 use crate::transfer::Refused;
 use thiserror::Error;
@@ -107,11 +108,13 @@ pub enum RouteError {
 pub(crate) struct Slots {
     pub staging: Staging,
     free: Vec<u32>,
+    /// How many are kept by operations that were given up, perhaps for ever.
+    lost: u32,
 }
 
 impl Slots {
     pub fn new(staging: Staging) -> Slots {
-        Slots { staging, free: (0..staging.slots).rev().collect() }
+        Slots { staging, free: (0..staging.slots).rev().collect(), lost: 0 }
     }
 
     /// `len` bytes at `offset` of a slot.
@@ -132,6 +135,23 @@ impl SlotTable {
     /// Whether the staging behind `hop` of a route, if there is one, has a free slot.
     pub fn has_behind(&self, route: &RouteState, hop: usize) -> bool {
         route.slots.get(hop).is_none_or(|slots| !self.all[*slots].free.is_empty())
+    }
+
+    /// Whether every staging of a route from the one behind `hop` on has a slot at some time, if nothing that is lost ever
+    /// completes.
+    pub fn are_live_from(&self, route: &RouteState, hop: usize) -> bool {
+        let mut stagings = route.slots[hop..].iter().map(|slots| &self.all[*slots]);
+        stagings.all(|slots| slots.lost < slots.staging.slots)
+    }
+
+    /// Notes that the slots of a lot are kept by an operation that was given up.
+    pub fn lose(&mut self, route: &RouteState, lot: &Lot) {
+        lot.slots_held().for_each(|(staging, _)| self.all[route.slots[staging]].lost += 1);
+    }
+
+    /// Notes that this operation has completed after all.
+    pub fn find(&mut self, route: &RouteState, lot: &Lot) {
+        lot.slots_held().for_each(|(staging, _)| self.all[route.slots[staging]].lost -= 1);
     }
 
     /// Takes a slot of the staging behind `hop` of a route, if there is one.

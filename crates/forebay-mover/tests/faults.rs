@@ -4,8 +4,8 @@
 
 use forebay_mover::sim::{Sim, SimLink};
 use forebay_mover::{
-    Class, End, Event, Limits, LinkSpec, Mover, Outcome, Place, Refused, RouteSpec, Span, SpanPair, Staging,
-    Transfer,
+    Class, End, Event, Hop, Limits, LinkSpec, Mover, Outcome, Place, Refused, RouteSpec, Span, SpanPair,
+    Staging, Transfer,
 };
 
 const HOST: Place = Place::Host(0);
@@ -154,6 +154,58 @@ fn a_lot_in_staging_goes_another_way_when_the_link_that_it_waits_for_is_full_of_
     mover.complete(60, start.op, Outcome::Moved { bytes: 100 });
     let last = std::iter::from_fn(|| mover.next_event()).last();
     assert!(matches!(last, Some(Event::Ended(_, End::Done { bytes: 100 }))), "{last:?}");
+}
+
+#[test]
+fn nothing_waits_for_staging_whose_slots_lost_operations_keep() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 200), mover.add_region(DEVICE, 200));
+    let region = mover.add_region(Place::Device(1), 100);
+    let links = ["out", "in"]
+        .map(|name| mover.add_link(LinkSpec { op_timeout_us: 50, ..LinkSpec::new(name, 4, 64 * MIB) }));
+    let staging = Staging { region, slots: 1, slot_bytes: 100 };
+    mover.add_route(RouteSpec::relayed(HOST, DEVICE, links, staging, false)).unwrap();
+    let transfer = |at: u64| {
+        let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
+        Transfer::new(vec![pair], Class::Demand)
+    };
+    let ids = [0, 100].map(|at| mover.submit(0, transfer(at)).unwrap());
+    let lost = mover.poll(0).unwrap();
+    mover.expire(50);
+    for id in ids {
+        let ended = mover.next_event();
+        assert!(matches!(ended, Some(Event::Ended(ended, End::Failed(_))) if ended == id), "{ended:?}");
+    }
+    assert_eq!(mover.submit(60, transfer(100)), Err(Refused::NoRoute { from: HOST, to: DEVICE }));
+    // The slot comes back with the operation.
+    mover.complete(1_000, lost.op, Outcome::Failed { error: "late".into() });
+    mover.submit(1_000, transfer(100)).unwrap();
+    assert!(mover.poll(10_000).is_some());
+}
+
+#[test]
+fn a_lot_between_hops_goes_another_way_when_lost_operations_keep_the_slots_before_it() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 200), mover.add_region(DEVICE, 200));
+    let regions = [1, 2].map(|device| mover.add_region(Place::Device(device), 200));
+    let [first, second, third, late] = [1_000, 50, 1_000, 1_000].map(|op_timeout_us| {
+        mover.add_link(LinkSpec { op_timeout_us, ..LinkSpec::new("link", 4, 64 * MIB) })
+    });
+    let hops = [first, second, third].map(|link| Hop { link, guest: false }).to_vec();
+    let staging = regions.into_iter().zip([2, 1]);
+    let staging = staging.map(|(region, slots)| Staging { region, slots, slot_bytes: 100 }).collect();
+    mover.add_route(RouteSpec { from: HOST, to: DEVICE, hops, staging }).unwrap();
+    for at in [0, 100] {
+        let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
+        mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap();
+        let first_hop = mover.poll(0).unwrap();
+        mover.complete(0, first_hop.op, Outcome::Moved { bytes: 100 });
+        mover.poll(0);
+    }
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, late)).unwrap();
+    mover.expire(50);
+    let start = mover.poll(5_000).expect("the second transfer's lot goes directly");
+    assert_eq!((start.link, start.pairs[0].from), (late, Span::new(source, 100, 100)));
 }
 
 #[test]

@@ -244,6 +244,7 @@ impl Mover {
         for span in &spans {
             self.regions.hold(span.region);
         }
+        self.slots.lose(route, &op.lot);
         self.link_counters[link].timed_out += 1;
         self.links[link].lose(now_us, op.bytes, op.guest);
         if let Some(transfer) = self.transfers.get_mut(&transfer_id) {
@@ -276,6 +277,7 @@ impl Mover {
     fn lost_op_is_quiet(&mut self, op: Op) {
         let route = &self.routes[op.lot.route.0 as usize];
         op.lot.give_slots_back(route, &mut self.slots);
+        self.slots.find(route, &op.lot);
         let spans = op.touched_by_caller(route, &self.slots);
         for span in &spans {
             self.regions.release(span.region);
@@ -288,19 +290,21 @@ impl Mover {
 
     /// Takes a link out of service. Lots that wait for it go back to their lanes; what is in flight on it still has to
     /// complete. Transfers that no route can serve any more fail. It is the same while operations that were given up leave no
-    /// room in its window.
+    /// room in its window, or no slot behind it.
     pub fn link_down(&mut self, now_us: u64, link: LinkId) {
         let Some(state) = self.links.get_mut(link.0 as usize) else { return };
         state.down = true;
         self.leave(now_us, link);
     }
 
-    /// Has nothing wait for a link any more, as far as that is not live.
+    /// Has nothing wait any more for a link, as far as that is not live, nor for slots that never come.
     fn leave(&mut self, now_us: u64, link: LinkId) {
         let state = &self.links[link.0 as usize];
         let waits = |lot: &Lot| {
-            let hops = &self.routes[lot.route.0 as usize].spec.hops[lot.hop..];
-            hops.iter().any(|hop| hop.link == link && !state.is_live(hop.guest))
+            let route = &self.routes[lot.route.0 as usize];
+            let mut hops = route.spec.hops[lot.hop..].iter();
+            hops.any(|hop| hop.link == link && !state.is_live(hop.guest))
+                || !self.slots.are_live_from(route, lot.slots.len())
         };
         let keys: Vec<_> = self.ready.iter().filter(|(_, lot)| waits(lot)).map(|(key, _)| *key).collect();
         for key in keys {
