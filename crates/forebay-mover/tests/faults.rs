@@ -7,6 +7,7 @@ use forebay_mover::{
     Class, End, Event, Hop, Limits, LinkSpec, Mover, Outcome, Place, Refused, RouteSpec, Span, SpanPair,
     Staging, Transfer,
 };
+use std::time::{Duration, Instant};
 
 const HOST: Place = Place::Host(0);
 const DEVICE: Place = Place::Device(0);
@@ -206,6 +207,50 @@ fn a_lot_between_hops_goes_another_way_when_lost_operations_keep_the_slots_befor
     mover.expire(50);
     let start = mover.poll(5_000).expect("the second transfer's lot goes directly");
     assert_eq!((start.link, start.pairs[0].from), (late, Span::new(source, 100, 100)));
+}
+
+#[test]
+fn what_several_lost_operations_touch_is_quarantined_until_the_last_of_them_completes() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 100), mover.add_region(DEVICE, 300));
+    let links = [50, 50, 1_000].map(|op_timeout_us| {
+        let link = mover.add_link(LinkSpec { op_timeout_us, ..LinkSpec::new("link", 1, 100) });
+        mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+        link
+    });
+    // The same bytes to three places.
+    let pairs = [0, 100, 200].map(|to| SpanPair::new(Span::new(source, 0, 100), Span::new(target, to, 100)));
+    let id = mover.submit(0, Transfer::new(pairs.to_vec(), Class::Demand)).unwrap();
+    let starts = links.map(|_| mover.poll(0).unwrap());
+    mover.expire(50);
+    mover.complete(60, starts[0].op, Outcome::Moved { bytes: 100 });
+    mover.complete(70, starts[2].op, Outcome::Moved { bytes: 100 });
+    let Some(Event::Ended(ended, End::Failed(failure))) = mover.next_event() else { panic!() };
+    let pair = starts[1].pairs[0];
+    assert_eq!((ended, failure.quarantined), (id, vec![pair.from, pair.to]));
+}
+
+#[test]
+fn lost_operations_of_many_spans_become_quiet_in_a_moment() {
+    const PAIRS: u64 = 16_384;
+    const OPS: u64 = 8;
+    let mut mover = Mover::new(Limits::default());
+    let [source, target] = [HOST, DEVICE].map(|place| mover.add_region(place, 4 * PAIRS * (OPS + 1)));
+    let spec = |op_timeout_us| LinkSpec { op_timeout_us, ..LinkSpec::new("link", OPS as u32, 64 * MIB) };
+    let [hangs, lives] = [50, 1_000_000].map(|op_timeout_us| mover.add_link(spec(op_timeout_us)));
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, hangs)).unwrap();
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, lives)).unwrap();
+    // Every other byte, so that no two pairs are one.
+    let pair = |at| SpanPair::new(Span::new(source, 2 * at, 1), Span::new(target, 2 * at, 1));
+    let pairs = (0..PAIRS * (OPS + 1)).map(pair).collect();
+    mover.submit(0, Transfer::new(pairs, Class::Demand)).unwrap();
+    let mut lost: Vec<_> = std::iter::from_fn(|| mover.poll(0)).collect();
+    mover.expire(50);
+    lost.retain(|start| start.link == hangs);
+    assert!(lost.len() >= 4, "{}", lost.len());
+    let began = Instant::now();
+    lost.iter().for_each(|start| mover.complete(60, start.op, Outcome::Failed { error: "late".into() }));
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
 #[test]

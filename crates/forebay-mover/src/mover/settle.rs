@@ -9,6 +9,7 @@ use crate::lot::Lot;
 use crate::region::Span;
 use crate::route::{RouteState, SlotTable};
 use crate::transfer::{End, Failure, Reason, TransferId};
+use std::collections::HashMap;
 
 impl Mover {
     /// Takes in how an operation ended. An operation that is not in flight is ignored.
@@ -283,7 +284,7 @@ impl Mover {
             self.regions.release(span.region);
         }
         match self.transfers.get_mut(&op.lot.transfer) {
-            Some(transfer) => transfer.quarantined.retain(|span| !spans.contains(span)),
+            Some(transfer) => take_out(&mut transfer.quarantined, &spans),
             None => self.events.push_back(Event::Quiet(op.lot.transfer, spans)),
         }
     }
@@ -339,6 +340,21 @@ impl Mover {
             }
         }
     }
+}
+
+/// Takes spans out of a list, each as often as it is named: another lost operation may touch the same one.
+fn take_out(list: &mut Vec<Span>, spans: &[Span]) {
+    let mut left: HashMap<Span, usize> = HashMap::new();
+    for span in spans {
+        *left.entry(*span).or_default() += 1;
+    }
+    list.retain(|span| match left.get_mut(span) {
+        Some(times) if *times > 0 => {
+            *times -= 1;
+            false
+        }
+        _ => true,
+    });
 }
 
 impl Op {
