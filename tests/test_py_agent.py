@@ -355,6 +355,24 @@ def test_a_coroutine_that_is_cancelled_cancels_its_transfer() -> None:
     agent.close()
 
 
+def test_a_coroutine_that_is_cancelled_twice_ends_no_sooner_than_its_transfer() -> None:
+    async def scenario(agent: forebay.Agent, transfer: forebay.Transfer) -> None:
+        async with Waiter(agent) as waiter:
+            running = asyncio.create_task(waiter.run(transfer))
+            await asyncio.sleep(0)
+            for _ in range(2):
+                running.cancel()
+                await asyncio.sleep(0.1)
+            await asyncio.wait([running], timeout=PATIENCE_S)
+            assert running.cancelled() and transfer.state == "failed"
+
+    agent = forebay.Agent("here", progress_limit_us=1_000_000)
+    with Peer(4096) as peer:
+        pool = Pool(4096, 0)
+        asyncio.run(scenario(agent, frozen(agent, peer, pool)))
+    agent.close()
+
+
 def test_an_agent_that_is_closed_ends_all_that_wait() -> None:
     async def scenario(agent: forebay.Agent, transfer: forebay.Transfer) -> None:
         waiter = Waiter(agent)

@@ -4,6 +4,7 @@ One `Waiter` for an agent and a loop. Knows states and futures; must never know 
 """
 
 import asyncio
+import contextlib
 import os
 from collections import deque
 from types import TracebackType
@@ -63,10 +64,17 @@ class Waiter:
         except asyncio.CancelledError:
             # By its caller, that is: `close` cancels the future alone.
             if (task := asyncio.current_task()) is not None and task.cancelling():
-                await asyncio.to_thread(transfer.cancel)
+                await self._cancel(transfer)
             raise
         finally:
             self._under_way.pop(transfer, None)
+
+    async def _cancel(self, transfer: Transfer) -> None:
+        """Returns when nothing touches the memory any more, however often the caller is cancelled."""
+        quiet = self._loop.run_in_executor(None, transfer.cancel)
+        while not quiet.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(quiet)
 
     async def notification(self) -> tuple[str, bytes]:
         """The next notification: who sent it, and what."""
