@@ -373,6 +373,24 @@ def test_a_coroutine_that_is_cancelled_twice_ends_no_sooner_than_its_transfer() 
     agent.close()
 
 
+def test_a_transfer_that_is_run_again_before_its_end_was_heard_of_ends_both_runs(
+    agent: forebay.Agent,
+) -> None:
+    async def scenario(transfer: forebay.Transfer) -> None:
+        async with Waiter(agent) as waiter:
+            first = asyncio.create_task(waiter.run(transfer))
+            await asyncio.sleep(0)
+            # The loop does not run meanwhile, so that it does not hear of the end.
+            assert transfer.wait(PATIENCE_S)
+            await asyncio.wait_for(waiter.run(transfer), PATIENCE_S)
+            await asyncio.wait_for(first, PATIENCE_S)
+
+    with Peer(64 * MIB) as peer:
+        pool = Pool(64 * MIB, 0)
+        connected(agent, peer, pool)
+        asyncio.run(scenario(whole(agent, peer, pool, "read")))
+
+
 def test_an_agent_that_is_closed_ends_all_that_wait() -> None:
     async def scenario(agent: forebay.Agent, transfer: forebay.Transfer) -> None:
         waiter = Waiter(agent)

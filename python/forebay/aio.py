@@ -51,6 +51,12 @@ class Waiter:
 
     async def run(self, transfer: Transfer, notification: bytes | None = None) -> None:
         """Posts a transfer and returns at its end; raises its error. Cancelling it cancels the transfer."""
+        before = self._under_way.get(transfer)
+        if before is not None:
+            # It may have ended unheard: whoever waits for that end is told before it begins anew.
+            self._settle(transfer)
+            if not before.done():
+                raise InvalidError("the transfer is under way")
         future = self._future()
         if notification is None:
             transfer.post()
@@ -67,7 +73,8 @@ class Waiter:
                 await self._cancel(transfer)
             raise
         finally:
-            self._under_way.pop(transfer, None)
+            if self._under_way.get(transfer) is future:
+                del self._under_way[transfer]
 
     async def _cancel(self, transfer: Transfer) -> None:
         """Returns when nothing touches the memory any more, however often the caller is cancelled."""
