@@ -391,6 +391,28 @@ def test_a_transfer_that_is_run_again_before_its_end_was_heard_of_ends_both_runs
         asyncio.run(scenario(whole(agent, peer, pool, "read")))
 
 
+def test_messages_that_nobody_asks_a_waiter_for_are_refused_like_those_that_nobody_takes() -> None:
+    text = bytes(60_000)
+
+    async def scenario(here: forebay.Agent, there: forebay.Agent) -> None:
+        async with Waiter(here) as waiter:
+            sent = 0
+            with pytest.raises(forebay.TransferError, match="wait to be taken"):
+                while sent < 2_000:
+                    await asyncio.to_thread(there.notify, "here", text)
+                    sent += 1
+            for _ in range(sent):
+                assert await asyncio.wait_for(waiter.notification(), PATIENCE_S) == ("there", text)
+            await asyncio.to_thread(there.notify, "here", b"again")
+            assert await asyncio.wait_for(waiter.notification(), PATIENCE_S) == ("there", b"again")
+
+    here, there = forebay.Agent("here"), forebay.Agent("there")
+    there.add_peer(here.metadata())
+    asyncio.run(scenario(here, there))
+    there.close()
+    here.close()
+
+
 def test_an_agent_that_is_closed_ends_all_that_wait() -> None:
     async def scenario(agent: forebay.Agent, transfer: forebay.Transfer) -> None:
         waiter = Waiter(agent)

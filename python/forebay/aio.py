@@ -85,8 +85,7 @@ class Waiter:
 
     async def notification(self) -> tuple[str, bytes]:
         """The next notification: who sent it, and what."""
-        self._take()
-        while not self._messages:
+        while not self._messages and not self._take():
             future = self._future()
             self._listening[future] = None
             try:
@@ -103,7 +102,9 @@ class Waiter:
     def _wake(self) -> None:
         try:
             self._agent.clear_events()
-            self._take()
+            # What nobody listens for stays with the agent, which bounds it.
+            if self._listening and self._take():
+                self._hear(None)
         except ForebayError as error:  # The agent is closed, and with it all of its transfers have ended.
             self._hear(error)
             self._settle_all()
@@ -111,10 +112,10 @@ class Waiter:
         else:
             self._settle_all()
 
-    def _take(self) -> None:
+    def _take(self) -> bool:
+        """Fetches what the agent has. Says whether there is any message now."""
         self._messages.extend(self._agent.take_notifications())
-        if self._messages:
-            self._hear(None)
+        return bool(self._messages)
 
     def _hear(self, error: ForebayError | None) -> None:
         """Wakes all who listen: who finds nothing left listens again."""
