@@ -5,6 +5,7 @@ import itertools
 import pickle
 import random
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -212,6 +213,25 @@ def test_the_same_memory_may_be_registered_twice(ends: tuple[End, End]) -> None:
     here.agent.deregister_memory(here.registered)
     with pytest.raises(_bindings.nixlNotFoundError):
         here.agent.prep_xfer_dlist("", here.whole)
+
+
+def test_nobody_waits_for_memory_that_is_being_taken_back_and_is_in_use() -> None:
+    here = End(4096, 0)
+    with Peer(4096) as peer:
+        here.agent.add_remote_agent(peer.metadata)
+        there = here.agent.get_xfer_descs([(peer.address, 4096, 0)], "DRAM")
+        here.agent.make_connection("peer")
+        peer.freeze()
+        handle = here.agent.initialize_xfer("READ", here.whole, there, "peer")
+        here.agent.transfer(handle)
+        taking_back = threading.Thread(target=here.agent.deregister_memory, args=(here.registered,))
+        taking_back.start()
+        time.sleep(0.2)
+        assert here.agent.get_new_notifs() == {}
+        here.agent.send_notif(here.agent.name, b"note")
+        assert here.agent.get_new_notifs() == {here.agent.name: [b"note"]}
+        assert taking_back.is_alive(), "the peer counts as frozen after 2 s"
+        taking_back.join()
 
 
 def test_lists_behave_as_lists() -> None:

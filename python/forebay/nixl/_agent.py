@@ -94,6 +94,8 @@ class nixlAgent:
         self._transfers: dict[int, Transfer] = {}
         self._to_self: list[bytes] = []
         self._lock = threading.Lock()
+        # Held while memory is taken back, which waits for what is under way.
+        self._memory_lock = threading.Lock()
         self._listener = self._listen() if config.useListenThread else None
 
     # Back ends.
@@ -173,7 +175,7 @@ class nixlAgent:
         return nixl_status_t.NIXL_SUCCESS
 
     def _register(self, memory: tuple[int, int]) -> None:
-        with self._lock:
+        with self._memory_lock:
             held = self._registered.get(memory)
             if held:
                 held.append(held[0])
@@ -181,7 +183,7 @@ class nixlAgent:
                 self._registered[memory] = [self.forebay.register_memory(memory)]
 
     def _deregister(self, memory: tuple[int, int]) -> None:
-        with self._lock:
+        with self._memory_lock:
             held = self._registered.get(memory)
             if not held:
                 raise failure(nixlNotFoundError, f"{memory[1]} bytes at {memory[0]:#x} are not registered")
