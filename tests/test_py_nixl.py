@@ -326,3 +326,13 @@ def test_a_listener_outlives_what_is_not_for_it(tmp_path: Path, monkeypatch: pyt
         _exchange.ask(("127.0.0.1", port), b"guess", _exchange.GIVE_ME_YOURS, b"")
     metadata = _exchange.ask(("127.0.0.1", port), b"secret", _exchange.GIVE_ME_YOURS, b"")
     assert metadata == there.agent.get_agent_metadata()
+
+
+def test_those_who_connect_to_a_listener_and_say_nothing_hold_nobody_up() -> None:
+    there = End(4096, 5, enable_listen_thread=True, listen_port=0)
+    address = ("127.0.0.1", there.agent.agent._listener.port)
+    with contextlib.ExitStack() as silent:
+        for _ in range(3):
+            silent.enter_context(socket.create_connection(address))
+        metadata = _exchange.ask(address, b"", _exchange.GIVE_ME_YOURS, b"")
+    assert metadata == there.agent.get_agent_metadata()

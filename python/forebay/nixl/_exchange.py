@@ -26,6 +26,8 @@ _ANSWER = 4
 
 LIMIT_S = 5.0
 BODY_BYTES_MAX = 4 << 20
+ASKERS_MAX = 64
+"""Connections of a listener that are answered at a time; others wait."""
 
 _GREETING = struct.Struct("<4sB16s")
 _HEADER = struct.Struct("<BI")
@@ -100,13 +102,14 @@ def ask(address: tuple[str, int], token: bytes, kind: int, body: bytes) -> bytes
 
 
 class Listener:
-    """Answers on a port, on a thread of its own, until it is closed."""
+    """Answers on a port until it is closed, each connection on a thread of its own: one may say nothing."""
 
     def __init__(self, address: tuple[str, int], token: bytes, answer: Callable[[int, bytes], bytes]) -> None:
         self._closed = False
         self._socket = socket.create_server(address)
         self._token = token
         self._answer = answer
+        self._places = threading.BoundedSemaphore(ASKERS_MAX)
         threading.Thread(target=self._run, name="forebay-exchange", daemon=True).start()
 
     @property
@@ -135,11 +138,23 @@ class Listener:
                 logger.warning("no connection could be accepted: %s", error)
                 time.sleep(_PAUSE_S)
                 continue
-            with connection:
-                try:
-                    self._serve(connection)
-                except (OSError, Malformed) as error:
-                    logger.warning("metadata from %s: %s", peer, error)
+            self._places.acquire()
+            try:
+                visit = threading.Thread(target=self._visit, args=(connection, peer), daemon=True)
+                visit.start()
+            except RuntimeError as error:
+                logger.warning("metadata from %s: %s", peer, error)
+                connection.close()
+                self._places.release()
+
+    def _visit(self, connection: socket.socket, peer: object) -> None:
+        with connection:
+            try:
+                self._serve(connection)
+            except (OSError, Malformed) as error:
+                logger.warning("metadata from %s: %s", peer, error)
+            finally:
+                self._places.release()
 
     def _serve(self, connection: socket.socket) -> None:
         channel = _Channel(connection, self._token)
