@@ -328,6 +328,18 @@ def test_a_listener_outlives_what_is_not_for_it(tmp_path: Path, monkeypatch: pyt
     assert metadata == there.agent.get_agent_metadata()
 
 
+def test_a_listener_answers_on_the_address_that_is_set_also_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6: {error}")
+    monkeypatch.setenv("FOREBAY_LISTEN", "[::1]:0")
+    there = End(4096, 5, enable_listen_thread=True, listen_port=0)
+    address = ("::1", there.agent.agent._listener.port)
+    metadata = _exchange.ask(address, b"", _exchange.GIVE_ME_YOURS, b"")
+    assert metadata == there.agent.get_agent_metadata()
+
+
 def test_those_who_connect_to_a_listener_and_say_nothing_hold_nobody_up() -> None:
     there = End(4096, 5, enable_listen_thread=True, listen_port=0)
     address = ("127.0.0.1", there.agent.agent._listener.port)

@@ -106,7 +106,8 @@ class Listener:
 
     def __init__(self, address: tuple[str, int], token: bytes, answer: Callable[[int, bytes], bytes]) -> None:
         self._closed = False
-        self._socket = socket.create_server(address)
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._socket = socket.create_server(address, family=family)
         self._token = token
         self._answer = answer
         self._places = threading.BoundedSemaphore(ASKERS_MAX)
