@@ -282,15 +282,12 @@ impl Mover {
         if given > limit {
             return Err(Refused::TooManyPairs { pairs: given, limit });
         }
-        let (mut runs, mut regions) = (Vec::new(), Vec::new());
+        let (mut runs, mut regions) = (Vec::new(), BTreeSet::new());
         for run in pairs.chunk_by(|one, next| one.between() == next.between()) {
-            let (from, to) = run[0].between();
-            regions.extend(
-                [from, to].into_iter().filter(|region| !regions.contains(region)).collect::<Vec<_>>(),
-            );
+            regions.extend(<[RegionId; 2]>::from(run[0].between()));
             runs.push((self.lane_for(run)?, run.len()));
         }
-        Ok((legs(pairs, &runs), regions))
+        Ok((legs(pairs, &runs), regions.into_iter().collect()))
     }
 
     /// The lane of pairs between the same two regions, which hold all of them.

@@ -3,13 +3,15 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_mover::{
-    Class, Limits, LinkSpec, Mover, Place, Refused, RouteError, RouteSpec, Span, SpanPair, Staging, Transfer,
+    Class, Limits, LinkSpec, Mover, Place, Refused, RegionId, RouteError, RouteSpec, Span, SpanPair, Staging,
+    Transfer,
 };
+use std::time::{Duration, Instant};
 
 const HOST: Place = Place::Host(0);
 const DEVICE: Place = Place::Device(0);
 
-fn mover(limits: Limits) -> (Mover, forebay_mover::RegionId, forebay_mover::RegionId) {
+fn mover(limits: Limits) -> (Mover, RegionId, RegionId) {
     let mut mover = Mover::new(limits);
     let (host, device) = (mover.add_region(HOST, 1000), mover.add_region(DEVICE, 1000));
     let link = mover.add_link(LinkSpec::new("link", 1, 1 << 20));
@@ -88,4 +90,23 @@ fn impossible_routes_are_refused() {
     ));
     route.staging.clear();
     assert_eq!(mover.add_route(route), Err(RouteError::Shape { hops: 2, staging: 0 }));
+}
+
+#[test]
+fn a_transfer_between_many_regions_is_taken_in_in_a_moment() {
+    const REGIONS: usize = 16_384;
+    const PAIRS: usize = 500_000;
+    let mut mover = Mover::new(Limits::default());
+    let link = mover.add_link(LinkSpec::new("link", 1, 1 << 20));
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+    let [hosts, devices] = [HOST, DEVICE].map(|place| {
+        let regions = (0..REGIONS).map(|_| mover.add_region(place, 100));
+        regions.collect::<Vec<_>>()
+    });
+    // One block of each layer's region, then the next block of each.
+    let span = |regions: &[RegionId], at: usize| Span::new(regions[at % REGIONS], (at / REGIONS) as u64, 1);
+    let pairs = (0..PAIRS).map(|at| SpanPair::new(span(&hosts, at), span(&devices, at))).collect();
+    let began = Instant::now();
+    mover.submit(0, Transfer::new(pairs, Class::Demand)).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
