@@ -15,6 +15,7 @@ from agent_peer import Pool
 from processes import freeze, kill, start_node, until
 
 import forebay
+from forebay.pages import Pages
 
 HERE = pathlib.Path(__file__).parent
 PATIENCE_S = 20.0
@@ -283,6 +284,47 @@ def test_a_dead_node_is_a_miss_and_its_successor_is_found(daemon: Daemon) -> Non
     assert node.lookup(ids) == 0
     assert node.store(ids[0], None, layers_at(memory.address)).wait()
     assert node.lookup(ids) == 1 and not lease.is_alive
+
+
+class Moving:
+    """A page on its way until somebody waits for it, or interrupts that."""
+
+    def __init__(self, interrupted: bool) -> None:
+        self.interrupted, self.under_way = interrupted, True
+
+    def wait(self) -> bool:
+        if self.interrupted:
+            self.interrupted = False
+            raise KeyboardInterrupt
+        self.under_way = False
+        return True
+
+
+class SlowNode:
+    """A node that takes its time, and memory at addresses above 0."""
+
+    def __init__(self, interrupted: bool) -> None:
+        self.interrupted = interrupted
+        self.moving: list[Moving] = []
+
+    def store(self, key: bytes, parent: None, layers: list[list[tuple[int, int, int]]]) -> Moving:
+        if layers[0][0][0] <= 0:
+            raise OverflowError("no address")
+        self.moving.append(Moving(self.interrupted and not self.moving))
+        return self.moving[-1]
+
+
+@pytest.mark.parametrize(
+    ("interrupted", "last", "error"), [(False, -1, OverflowError), (True, 1, KeyboardInterrupt)]
+)
+def test_whatever_goes_wrong_with_a_page_no_other_is_left_on_its_way(
+    interrupted: bool, last: int, error: type[BaseException]
+) -> None:
+    node = SlowNode(interrupted)
+    pages = Pages(node, NAMESPACE)  # type: ignore[arg-type]
+    with pytest.raises(error):
+        pages.store([b"a", b"b", b"c"], [[(1, 8)], [(9, 8)], [(last, 8)]])
+    assert node.moving and not any(one.under_way for one in node.moving)
 
 
 def test_where_there_is_no_node_the_socket_is_named(tmp_path: pathlib.Path) -> None:

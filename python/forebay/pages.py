@@ -187,15 +187,25 @@ def _in_turn(count: int, begin: Callable[[int], _Moving]) -> list[bool]:
     """Begins one after the other, a few ahead, and waits for all that began."""
     ends: list[bool] = []
     moving: deque[_Moving | None] = deque()
-    for number in range(count):
-        if len(moving) == AT_A_TIME:
-            ends.append(_ended_well(moving.popleft()))
-        try:
-            moving.append(begin(number))
-        except ForebayError:
-            moving.append(None)
-    return ends + [_ended_well(one) for one in moving]
+    try:
+        for number in range(count):
+            if len(moving) == AT_A_TIME:
+                ends.append(_first_ended_well(moving))
+            try:
+                moving.append(begin(number))
+            except ForebayError:
+                moving.append(None)
+        while moving:
+            ends.append(_first_ended_well(moving))
+    finally:
+        # An error or an interrupt gives the caller its memory back too.
+        while moving:
+            _first_ended_well(moving)
+    return ends
 
 
-def _ended_well(moving: _Moving | None) -> bool:
-    return moving is not None and moving.wait()
+def _first_ended_well(moving: deque[_Moving | None]) -> bool:
+    """Waits for the first one, which leaves when it has ended."""
+    well = moving[0] is not None and moving[0].wait()
+    moving.popleft()
+    return well
