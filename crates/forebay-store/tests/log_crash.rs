@@ -375,3 +375,39 @@ fn a_disk_that_runs_short_gets_space_back_and_the_tier_goes_on() {
     assert_eq!(host.tier.stat().space.live_limit_bytes, before.live_limit_bytes);
     fill(&mut host, 400..600);
 }
+
+#[test]
+fn a_segment_is_used_again_only_when_all_of_it_was_overwritten() {
+    const SEGMENT_BYTES: u64 = 20 << 20;
+    for first_fails in [false, true] {
+        let disk = SimDisk::with_log(84 << 20, SEGMENT_BYTES, 64 << 10);
+        let mut host = Host::open(&config(), &[disk]).unwrap();
+        host.store(TENANT, &id(0), None, &shape(0)).unwrap();
+        host.tier.doom_tenant(1, TENANT);
+        host.commit().unwrap();
+        // The first piece takes longer than all others, or has to be written again.
+        let mut first = host.tier.next_scrub(2);
+        let begin = first.as_ref().unwrap().offset;
+        if first_fails {
+            host.tier.end_scrub(first.take().unwrap(), false);
+        }
+        let mut overwritten = 0;
+        while let Some(scrub) = host.tier.next_scrub(2) {
+            overwritten += scrub.bytes;
+            host.tier.end_scrub(scrub, true);
+        }
+        let opened: Vec<DiskWrite> = (1..5)
+            .filter_map(|number| {
+                let shape = ChunkShape::new([4096 * number]).unwrap();
+                match host.tier.begin_write(3, TENANT, &id(number), None, &shape) {
+                    Ok(DiskBegun::Write(write)) => Some(write),
+                    _ => None,
+                }
+            })
+            .collect();
+        let is_used = opened.iter().any(|write| (begin..begin + SEGMENT_BYTES).contains(&write.slot_at()));
+        assert_eq!(is_used, first_fails, "{opened:?}");
+        assert!(!first_fails || overwritten == SEGMENT_BYTES, "{overwritten}");
+        first.into_iter().for_each(|scrub| host.tier.end_scrub(scrub, true));
+    }
+}

@@ -159,7 +159,7 @@ impl DiskTier {
         owner.committing || !owner.freeing.is_empty()
     }
 
-    fn segment_bytes(&self, number: usize) -> u64 {
+    pub(super) fn segment_bytes(&self, number: usize) -> u64 {
         let volume = usize::from(self.space.segments[number].volume);
         self.space.volumes[volume].layout.segment_bytes
     }

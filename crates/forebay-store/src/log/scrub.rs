@@ -24,8 +24,8 @@ pub struct Scrub {
     /// How long it is.
     pub bytes: u64,
     segment: usize,
-    /// Whether the whole segment is overwritten, and this is the last piece of it.
-    frees: bool,
+    /// Where it starts in the segment, if all of that is overwritten, piece by piece.
+    piece_at: Option<u64>,
 }
 
 /// What is left to overwrite.
@@ -96,22 +96,31 @@ impl DiskTier {
     /// A stretch was overwritten, or could not be; then it comes again.
     pub fn end_scrub(&mut self, scrub: Scrub, overwritten: bool) {
         self.space.scrubs.under_way -= 1;
-        let Scrub { segment: number, frees, .. } = scrub;
-        let segment = &mut self.space.segments[number];
-        if segment.state != State::Scrubbing {
-            segment.busy -= 1;
-            if !overwritten {
-                self.space.scrubs.jobs.push_back(Job::Segment(number));
+        let Scrub { segment: number, piece_at, bytes, .. } = scrub;
+        match piece_at {
+            None => {
+                self.space.segments[number].busy -= 1;
+                if !overwritten {
+                    self.space.scrubs.jobs.push_back(Job::Segment(number));
+                }
+                self.space.free_if_empty(number);
             }
-            self.space.free_if_empty(number);
-        } else if !overwritten {
-            self.space.scrubs.jobs.push_back(Job::Rest(number, 0));
-        } else if frees {
-            segment.clean = true;
-            segment.state = State::Free;
-            self.space.volume_of(number).free.push_back(number);
+            Some(at) => self.end_piece(number, if overwritten { at + bytes } else { at }),
         }
         self.space.scrubs_may_be_over();
+    }
+
+    /// A free segment is overwritten up to `next`. One piece follows the other, so that none is under way, or to be written
+    /// again, when the segment may be opened.
+    fn end_piece(&mut self, number: usize, next: u64) {
+        if next < self.segment_bytes(number) {
+            self.space.scrubs.jobs.push_back(Job::Rest(number, next));
+            return;
+        }
+        let segment = &mut self.space.segments[number];
+        segment.clean = true;
+        segment.state = State::Free;
+        self.space.volume_of(number).free.push_back(number);
     }
 }
 
@@ -135,7 +144,7 @@ impl Segments {
                 let place = self.place(slot, &ChunkId::from_bytes([0; 32]));
                 let bytes = place.shape.stride_bytes();
                 let (volume, offset) = (place.volume, place.slot_at);
-                Some(Scrub { volume, offset, bytes, segment: slot.segment(), frees: false })
+                Some(Scrub { volume, offset, bytes, segment: slot.segment(), piece_at: None })
             }
             Job::Segment(number) => match self.segments[number].state {
                 State::Free => {
@@ -163,13 +172,8 @@ impl Segments {
                 let volume = usize::from(self.segments[number].volume);
                 let layout = self.volumes[volume].layout;
                 let bytes = (layout.segment_bytes - from).min(PIECE_BYTES);
-                let next = from + bytes;
-                let frees = next == layout.segment_bytes;
-                if !frees {
-                    self.scrubs.jobs.push_back(Job::Rest(number, next));
-                }
                 let offset = layout.segment_at(self.volumes[volume].local(number)) + from;
-                Some(Scrub { volume, offset, bytes, segment: number, frees })
+                Some(Scrub { volume, offset, bytes, segment: number, piece_at: Some(from) })
             }
         }
     }
