@@ -411,3 +411,32 @@ fn a_segment_is_used_again_only_when_all_of_it_was_overwritten() {
         first.into_iter().for_each(|scrub| host.tier.end_scrub(scrub, true));
     }
 }
+
+#[test]
+fn a_log_opens_however_many_tenants_are_being_overwritten() {
+    let disks = disks(1);
+    let mut host = Host::open(&config(), &disks).unwrap();
+    for tenant in 0..65 {
+        host.store(TenantId(tenant), &id(u64::from(tenant)), None, &shape(0)).unwrap();
+        host.reclaim().unwrap();
+        host.commit().unwrap();
+    }
+    for tenant in 0..65 {
+        host.tier.doom_tenant(1_000, TenantId(tenant));
+    }
+    for number in 100..110 {
+        host.store(TenantId(99), &id(number), None, &shape(0)).unwrap();
+        host.commit().unwrap();
+    }
+    let mut host = Host::open(&config(), &disks).unwrap();
+    assert_eq!(host.tier.resident().count(), 10);
+    for _ in 0..3 {
+        host.scrub().unwrap();
+        host.commit().unwrap();
+    }
+    let image = disks[0].image();
+    for tenant in 0..65 {
+        let layer = &layers_of(&id(tenant), &shape(0))[0];
+        assert!(image.chunks(4096).all(|page| !page.starts_with(&layer[..64])), "tenant {tenant}");
+    }
+}

@@ -30,7 +30,7 @@ use super::page::{Damaged, Fields, LogUuid, PAGE_BYTES, PageKind, Parser, check}
 use super::sum::crc32c;
 use crate::tenant::TenantId;
 
-/// Tenants that can be doomed at the same time.
+/// Tenants that a checkpoint names as doomed.
 pub const MAX_DOOMED: usize = 64;
 
 const CLEAN: u8 = 1;
@@ -167,11 +167,13 @@ impl Checkpoint {
         let mut body = Fields::new();
         self.segments.iter().for_each(|row| row.encode(&mut body));
         let body = body.finish();
+        // Those beyond need no name: their chunks are gone, and for one tenant all is overwritten that no chunk has.
+        let doomed = &self.doomed[..self.doomed.len().min(MAX_DOOMED)];
         let mut head = Fields::page(PageKind::Checkpoint, log);
         head.u64(self.serial).u64(self.epoch).u64(self.journal).u64(self.next_sequence);
-        head.u32(self.segments.len() as u32).u16(self.doomed.len() as u16).u16(0);
+        head.u32(self.segments.len() as u32).u16(doomed.len() as u16).u16(0);
         head.u64(body.len() as u64).u32(crc32c(&body)).u32(0);
-        self.doomed.iter().for_each(|tenant| {
+        doomed.iter().for_each(|tenant| {
             head.u16(tenant.0);
         });
         let mut bytes = head.finish_page();
