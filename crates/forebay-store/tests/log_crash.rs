@@ -440,3 +440,38 @@ fn a_log_opens_however_many_tenants_are_being_overwritten() {
         assert!(image.chunks(4096).all(|page| !page.starts_with(&layer[..64])), "tenant {tenant}");
     }
 }
+
+#[test]
+fn what_could_not_be_given_to_the_file_system_is_overwritten_with_its_tenant() {
+    let disks = disks(1);
+    let mut host = Host::open(&config(), &disks).unwrap();
+    let numbers: Vec<u64> = (0..200).collect();
+    for number in &numbers {
+        host.store(TENANT, &id(*number), None, &shape(0)).unwrap();
+        host.reclaim().unwrap();
+        host.commit().unwrap();
+    }
+    host.tier.delete(TENANT, &numbers.iter().map(|number| id(*number)).collect::<Vec<_>>());
+    host.close().unwrap();
+    let mut host = Host::open(&config(), &disks).unwrap();
+    host.commit().unwrap();
+    host.tier.shrink(0, 1 << 20);
+    let mut failed = 0;
+    while let Some(withdrawal) = host.tier.next_withdrawal(0) {
+        host.tier.end_withdrawal(withdrawal, false);
+        failed += 1;
+    }
+    assert!(failed > 4, "{failed}");
+    host.commit().unwrap();
+    let mut host = Host::open(&config(), &disks).unwrap();
+    host.tier.doom_tenant(1_000, TENANT);
+    for _ in 0..3 {
+        host.scrub().unwrap();
+        host.commit().unwrap();
+    }
+    let image = disks[0].image();
+    for number in numbers {
+        let layer = &layers_of(&id(number), &shape(0))[0];
+        assert!(image.chunks(4096).all(|page| !page.starts_with(&layer[..64])), "chunk {number}");
+    }
+}

@@ -228,10 +228,11 @@ impl Replay {
         }
     }
 
-    /// A segment that was given to the file system, or came back, holds zeros.
+    /// A segment was to be given to the file system, or came back. Whether that was done, and it holds zeros, is not known.
     fn set_free(&mut self, segment: u32, state: SegmentState) {
         if let Some(row) = self.rows.get_mut(segment as usize) {
-            *row = SegmentRow { state, clean: true, sequence: row.sequence, ..SegmentRow::unused() };
+            let (clean, sequence) = (row.clean, row.sequence);
+            *row = SegmentRow { state, clean, sequence, ..SegmentRow::unused() };
         }
     }
 }

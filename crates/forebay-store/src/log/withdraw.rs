@@ -86,7 +86,7 @@ impl DiskTier {
             owner.pending.push(Record::Restored { segment: local });
             self.space.segments[number].state = State::Free;
         }
-        self.space.segments[number].clean |= done;
+        self.space.segments[number].clean |= done && !restore;
     }
 
     fn free_segment(&mut self, volume: usize) -> Option<usize> {
