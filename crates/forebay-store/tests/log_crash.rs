@@ -475,3 +475,36 @@ fn what_could_not_be_given_to_the_file_system_is_overwritten_with_its_tenant() {
         assert!(image.chunks(4096).all(|page| !page.starts_with(&layer[..64])), "chunk {number}");
     }
 }
+
+#[test]
+fn no_byte_of_a_tenant_that_is_gone_is_left_behind_the_slots_of_another_one() {
+    let (one, two) = (TenantId(1), TenantId(2));
+    let disks = disks(1);
+    let mut host = Host::open(&config(), &disks).unwrap();
+    // Seven slots to the end of a segment, then two of another length and a rest.
+    let (short, long) = (ChunkShape::new([4096]).unwrap(), ChunkShape::new([20_480]).unwrap());
+    let fill = |host: &mut Host, numbers: std::ops::Range<u64>, tenant, shape: &ChunkShape| {
+        for number in numbers {
+            host.store(tenant, &id(number), None, shape).unwrap();
+            host.reclaim().unwrap();
+            host.commit().unwrap();
+        }
+    };
+    fill(&mut host, 0..200, one, &short);
+    fill(&mut host, 1000..1100, two, &long);
+    let kept: Vec<ChunkId> = host.tier.resident().map(|(_, id)| id).collect();
+    host.tier.doom_tenant(1_000_000, one);
+    for _ in 0..3 {
+        host.scrub().unwrap();
+        host.commit().unwrap();
+    }
+    let image = disks[0].image();
+    for number in 0..200 {
+        let layer = &layers_of(&id(number), &short)[0];
+        assert!(image.chunks(4096).all(|page| !page.starts_with(&layer[..64])), "chunk {number}");
+    }
+    assert!(kept.len() > 10);
+    for id in kept {
+        assert_eq!(host.get(two, &id), Got::Bytes(layers_of(&id, &long)));
+    }
+}

@@ -39,8 +39,11 @@ pub(super) struct Scrubs {
 enum Job {
     /// A slot whose chunk was deleted. Its segment waits for it.
     Slot(LogSlot),
-    /// All dead slots of a segment, or all of it if it is free.
+    /// All dead slots of a segment and what lies behind its slots, or all of it if it is free.
     Segment(usize),
+    /// A piece of what lies behind the slots of a segment, where bytes of earlier lives may be. It starts at this offset, and the
+    /// segment waits for it.
+    Behind(usize, u64),
     /// What is left of a free segment, from this offset in it on.
     Rest(usize, u64),
 }
@@ -153,7 +156,7 @@ impl Segments {
                     self.scrub_of(Job::Rest(number, 0))
                 }
                 State::Sealed => {
-                    self.scrub_dead_slots(number);
+                    self.scrub_dead(number);
                     None
                 }
                 State::Freeing => {
@@ -168,21 +171,30 @@ impl Segments {
                 }
                 State::Scrubbing | State::Withdrawn => None,
             },
-            Job::Rest(number, from) => {
-                let volume = usize::from(self.segments[number].volume);
-                let layout = self.volumes[volume].layout;
-                let bytes = (layout.segment_bytes - from).min(PIECE_BYTES);
-                let offset = layout.segment_at(self.volumes[volume].local(number)) + from;
-                Some(Scrub { volume, offset, bytes, segment: number, piece_at: Some(from) })
-            }
+            Job::Behind(number, from) => Some(self.piece(number, from, None)),
+            Job::Rest(number, from) => Some(self.piece(number, from, Some(from))),
         }
     }
 
-    /// Makes a job of each slot of a sealed segment in which nothing lives.
-    fn scrub_dead_slots(&mut self, number: usize) {
+    /// What is left of a segment from an offset on, as far as it is one piece.
+    fn piece(&self, number: usize, from: u64, piece_at: Option<u64>) -> Scrub {
+        let volume = usize::from(self.segments[number].volume);
+        let layout = self.volumes[volume].layout;
+        let bytes = (layout.segment_bytes - from).min(PIECE_BYTES);
+        let offset = layout.segment_at(self.volumes[volume].local(number)) + from;
+        Scrub { volume, offset, bytes, segment: number, piece_at }
+    }
+
+    /// Makes a job of each slot of a sealed segment in which nothing lives, and of each piece behind the slots.
+    fn scrub_dead(&mut self, number: usize) {
+        let volume = usize::from(self.segments[number].volume);
+        let segment_bytes = self.volumes[volume].layout.segment_bytes;
         let segment = &mut self.segments[number];
         let slots = segment.occupants.iter().enumerate().filter(|(_, occupant)| occupant.is_none());
-        let dead: Vec<Job> = slots.map(|(slot, _)| Job::Slot(LogSlot::new(number, slot as u16))).collect();
+        let slots = slots.map(|(slot, _)| Job::Slot(LogSlot::new(number, slot as u16)));
+        let end = if segment.clean { segment_bytes } else { segment.slots.slot_at(segment.slots.count) };
+        let behind = (end..segment_bytes).step_by(PIECE_BYTES as usize);
+        let dead: Vec<Job> = slots.chain(behind.map(|from| Job::Behind(number, from))).collect();
         segment.busy += dead.len() as u32;
         self.scrubs.jobs.extend(dead);
     }
