@@ -196,6 +196,9 @@ impl DiskTier {
         } else {
             to
         };
+        if !self.is_live(&chunk) {
+            self.space.scrub_copy(to);
+        }
         // Nobody is refunded: whoever pays for the chunk goes on doing so.
         self.space.leave(left, None);
         self.space.end(to, write_lost_bytes);

@@ -54,9 +54,7 @@ impl DiskTier {
         let own = |row: &EntryIx| self.entry(*row).tenant == tenant;
         let rows: Vec<EntryIx> = ids.iter().filter_map(|id| self.index.find(id)).filter(own).collect();
         for slot in rows.into_iter().filter_map(|row| self.entry(row).slot).collect::<Vec<_>>() {
-            // Until it is overwritten, the segment is not given to others.
-            self.space.segments[slot.segment()].busy += 1;
-            self.space.scrubs.jobs.push_back(Job::Slot(slot));
+            self.space.scrub_slot(slot);
         }
         self.delete(tenant, ids)
     }
@@ -134,6 +132,19 @@ impl Segments {
             segment.state != State::Withdrawn && !(segment.state == State::Free && segment.clean)
         });
         self.scrubs.jobs.extend(in_question.map(Job::Segment));
+    }
+
+    fn scrub_slot(&mut self, slot: LogSlot) {
+        // Until it is overwritten, the segment is not given to others.
+        self.segments[slot.segment()].busy += 1;
+        self.scrubs.jobs.push_back(Job::Slot(slot));
+    }
+
+    /// A chunk was dropped while it was carried to this slot. If its old slot waits to be overwritten, so does this one.
+    pub(super) fn scrub_copy(&mut self, slot: LogSlot) {
+        if !self.scrubs.jobs.is_empty() {
+            self.scrub_slot(slot);
+        }
     }
 
     /// The next stretch of a job; what is left of the job comes later.
