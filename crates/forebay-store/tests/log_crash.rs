@@ -537,3 +537,22 @@ fn what_is_being_carried_when_its_tenant_ends_is_overwritten_too() {
     let image = disks[0].image();
     assert!(image.chunks(4096).all(|page| !page.starts_with(&slot[..64])));
 }
+
+#[test]
+fn segments_that_a_commit_under_way_frees_count_as_free() {
+    let disks = disks(1);
+    let config = DiskTierConfig { carry_percent: 0, ..config() };
+    let mut host = Host::open(&config, &disks).unwrap();
+    for number in 0.. {
+        host.store(TENANT, &id(number), None, &shape(0)).unwrap();
+        assert!(host.tier.next_carry(0).is_none());
+        if host.tier.commit_is_urgent(0) {
+            break;
+        }
+    }
+    let resident = host.tier.resident().count();
+    let commit = host.tier.next_commit(0, 0).unwrap();
+    assert!(host.tier.next_carry(0).is_none());
+    assert_eq!(host.tier.resident().count(), resident, "dropped, although room is about to come");
+    host.tier.end_commit(0, commit, true);
+}

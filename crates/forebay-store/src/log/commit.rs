@@ -94,6 +94,7 @@ impl DiskTier {
         let headers = std::mem::take(&mut owner.headers);
         let summarised = std::mem::take(&mut owner.to_summarise);
         let freed = std::mem::take(&mut owner.freeing);
+        owner.committing_freed = freed.len();
         let mut head = self.header_pages(volume, &headers);
         head.extend(summarised.iter().flat_map(|number| self.summary_pages(*number)));
         let (journal, next_block, room_left) = self.journal_pages(volume, &records);
@@ -128,6 +129,7 @@ impl DiskTier {
         let owner = &mut self.space.volumes[commit.volume];
         owner.committing = false;
         owner.committing_records = 0;
+        owner.committing_freed = 0;
         if !durable {
             // In the same order: blocks of this attempt that did reach the disk say the same. A checkpoint of it that did
             // speaks of later blocks than the next ones, so the next attempt must replace it.

@@ -75,7 +75,8 @@ impl Segments {
     /// The segment to empty next, if a volume has fewer free ones than it should.
     fn victim(&self, volume: usize) -> Option<usize> {
         let owner = &self.volumes[volume];
-        if owner.free.len() + owner.freeing.len() >= self.free_goal(volume) || owner.is_congested() {
+        let to_come = owner.freeing.len() + owner.committing_freed;
+        if owner.free.len() + to_come >= self.free_goal(volume) || owner.is_congested() {
             return None;
         }
         let own = owner.first_segment..owner.first_segment + owner.layout.segments as usize;

@@ -34,6 +34,8 @@ pub(super) struct Volume {
     /// Changes that are not durable, and how many more a commit under way has.
     pub pending: Vec<Record>,
     pub committing_records: usize,
+    /// Segments that are free once that commit has ended.
+    pub committing_freed: usize,
     /// Headers that are not in the file.
     pub headers: Vec<SegmentHeader>,
     /// Where the next block of the journal goes.
@@ -69,6 +71,7 @@ impl Volume {
             to_summarise: Vec::new(),
             pending: Vec::new(),
             committing_records: 0,
+            committing_freed: 0,
             headers: Vec::new(),
             journal,
             replay_from: journal.sequence,
