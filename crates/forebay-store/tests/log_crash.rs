@@ -556,3 +556,17 @@ fn segments_that_a_commit_under_way_frees_count_as_free() {
     assert_eq!(host.tier.resident().count(), resident, "dropped, although room is about to come");
     host.tier.end_commit(0, commit, true);
 }
+
+#[test]
+fn a_chunk_that_is_longer_than_its_tenants_quota_evicts_nothing() {
+    let disks = disks(1);
+    let config = DiskTierConfig { quotas: vec![(TENANT, 32 << 10)], ..config() };
+    let mut host = Host::open(&config, &disks).unwrap();
+    let (short, long) = (ChunkShape::new([4096]).unwrap(), ChunkShape::new([32 << 10]).unwrap());
+    for number in 0..4 {
+        assert!(host.store(TENANT, &id(number), None, &short).unwrap());
+    }
+    assert!(!host.store(TENANT, &id(9), None, &long).unwrap());
+    assert_eq!(host.tier.stat().refusals.quota, 1);
+    assert_eq!(host.tier.resident().count(), 4);
+}

@@ -52,10 +52,12 @@ impl<S: Space> Tier<S> {
         self.evicted += u64::from(self.drop_bytes(row));
     }
 
-    /// Evicts chunks of the tenant until `needed_bytes` more are within its quota.
+    /// Evicts chunks of the tenant until `needed_bytes` more are within its quota. None for what never is.
     pub(super) fn make_share(&mut self, tenant: TenantId, needed_bytes: u64) -> Result<(), Refused> {
         while !self.quotas.has_room(tenant, needed_bytes) {
-            let victim = self.victim(|recency| recency.coldest_of(tenant)).ok_or_else(|| Refused::Quota {
+            let fits = needed_bytes <= self.quotas.limit_bytes(tenant);
+            let victim = if fits { self.victim(|recency| recency.coldest_of(tenant)) } else { None };
+            let victim = victim.ok_or_else(|| Refused::Quota {
                 tenant,
                 used_bytes: self.quotas.used_bytes(tenant),
                 quota_bytes: self.quotas.limit_bytes(tenant),
