@@ -11,6 +11,7 @@ mod entry;
 mod index;
 mod lease;
 pub mod log;
+mod lost;
 mod operations;
 mod recency;
 mod shape;

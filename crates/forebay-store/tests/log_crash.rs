@@ -570,3 +570,26 @@ fn a_chunk_that_is_longer_than_its_tenants_quota_evicts_nothing() {
     assert_eq!(host.tier.stat().refusals.quota, 1);
     assert_eq!(host.tier.resident().count(), 4);
 }
+
+#[test]
+fn slots_that_one_lost_operation_touched_are_quiet_when_it_is() {
+    let disks = disks(1);
+    let mut host = Host::open(&config(), &disks).unwrap();
+    let writes: Vec<DiskWrite> = (0..2)
+        .map(|number| match host.tier.begin_write(0, TENANT, &id(number), None, &shape(0)) {
+            Ok(DiskBegun::Write(write)) => write,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let (begin, stride) = (writes[0].slot_at(), writes[0].shape().stride_bytes());
+    assert_eq!(writes[1].slot_at(), begin + stride);
+    for write in writes {
+        host.tier.end_write(0, write, DiskWriteEnd::Failed { lost_bytes: stride }).unwrap();
+    }
+    // Slots that lie side by side become one I/O.
+    host.tier.quiet(0, begin, 2 * stride);
+    let free = host.tier.stat().space.free_segments;
+    let commit = host.tier.close(0).unwrap();
+    host.tier.end_commit(0, commit, true);
+    assert_eq!(host.tier.stat().space.free_segments, free + 1, "nothing uses the segment any more");
+}

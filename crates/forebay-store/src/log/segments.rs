@@ -342,8 +342,8 @@ impl Segments {
         settled.refunded.map(|tenant| Refund { tenant, bytes })
     }
 
-    /// The slot at an offset of a volume, if there is one.
-    pub(super) fn at_offset(&self, volume: usize, offset: u64) -> Option<LogSlot> {
+    /// The slot at an offset of a volume, if there is one, and where it ends.
+    pub(super) fn at_offset(&self, volume: usize, offset: u64) -> Option<(LogSlot, u64)> {
         let owner = self.volumes.get(volume)?;
         let in_segments = offset.checked_sub(owner.layout.segments_at)?;
         let local = usize::try_from(in_segments / owner.layout.segment_bytes).ok()?;
@@ -351,8 +351,10 @@ impl Segments {
         let segment = self.segments.get(number).filter(|segment| usize::from(segment.volume) == volume)?;
         let slots = &segment.slots;
         let in_slots = (in_segments % owner.layout.segment_bytes).checked_sub(slots.head_bytes())?;
-        let slot = in_slots / slots.shape.stride_bytes();
-        (slot < u64::from(slots.count)).then(|| LogSlot::new(number, slot as u16))
+        let stride = slots.shape.stride_bytes();
+        let slot = in_slots / stride;
+        let end = offset - in_slots % stride + stride;
+        (slot < u64::from(slots.count)).then(|| (LogSlot::new(number, slot as u16), end))
     }
 
     pub(super) fn quiet(&mut self, slot: LogSlot, bytes: u64) -> Option<Refund> {

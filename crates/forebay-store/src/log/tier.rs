@@ -229,11 +229,17 @@ impl DiskTier {
         }
     }
 
-    /// Bytes at an offset of a volume that were reported as lost are touched by nobody any more.
+    /// Bytes at an offset of a volume that were reported as lost are touched by nobody any more. They may be of several slots
+    /// side by side.
     pub fn quiet(&mut self, volume: usize, offset: u64, bytes: u64) {
-        if let Some(slot) = self.space.at_offset(volume, offset) {
-            let refund = self.space.quiet(slot, bytes);
+        let (mut at, end) = (offset, offset.saturating_add(bytes));
+        while at < end
+            && let Some((slot, slot_end)) = self.space.at_offset(volume, at)
+        {
+            let part_end = slot_end.min(end);
+            let refund = self.space.quiet(slot, part_end - at);
             self.refund(refund);
+            at = part_end;
         }
     }
 

@@ -2,6 +2,7 @@
 //! served. This file knows blocks, waiters and deadlines; it must never know what is staged or why.
 
 use super::staging::{Block, FreeSpace};
+use crate::lost::bytes_in;
 use forebay_mover::{Backing, RegionId, Span};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -238,14 +239,13 @@ impl Pool {
 
 impl State {
     fn quiet(&mut self, span: &Span) {
-        let Some((&offset, lost)) = self.lost.range_mut(..=span.offset).next_back() else { return };
-        if span.offset >= lost.block.offset + lost.block.bytes {
-            return;
+        let before_end = self.lost.range_mut(..span.offset.saturating_add(span.len)).rev();
+        let mut quiet = Vec::new();
+        for (offset, lost) in before_end.take_while(|(_, lost)| lost.block.range().end > span.offset) {
+            lost.bytes = lost.bytes.saturating_sub(bytes_in(span.region, &lost.block.range(), [span]));
+            quiet.extend((lost.bytes == 0).then_some(*offset));
         }
-        lost.bytes = lost.bytes.saturating_sub(span.len);
-        if lost.bytes == 0
-            && let Some(lost) = self.lost.remove(&offset)
-        {
+        for lost in quiet.into_iter().filter_map(|offset| self.lost.remove(&offset)).collect::<Vec<_>>() {
             self.space.give_back(lost.block);
         }
     }
@@ -284,10 +284,7 @@ impl Held {
     pub fn end(self, quarantined: &[Span]) {
         let pool = &self.pool;
         let block = self.block;
-        let inside = |span: &&Span| {
-            span.region == pool.region && (block.offset..block.offset + block.bytes).contains(&span.offset)
-        };
-        let bytes = quarantined.iter().filter(inside).map(|span| span.len).sum();
+        let bytes = bytes_in(pool.region, &block.range(), quarantined);
         if bytes > 0 {
             let mut held = self;
             let block = std::mem::replace(&mut held.block, Block { offset: 0, bytes: 0 });
@@ -409,5 +406,18 @@ mod tests {
         assert!(got(&waiting).is_none());
         pool.quiet(&spans[1..]);
         assert!(got(&waiting).is_some());
+    }
+
+    #[test]
+    fn blocks_that_one_lost_operation_touches_are_all_kept_until_it_is_quiet() {
+        let pool = pool(6);
+        let mut held = got(&reserve(&pool, &[2, 2, 2], None)).unwrap();
+        assert_eq!(held[1].span(0..PAGE).offset, held[0].span(0..PAGE).offset + 2 * PAGE, "side by side");
+        // They were read into from slots side by side: one I/O, and one span.
+        let span = Span::new(pool.region, held[0].span(0..PAGE).offset + PAGE, 3 * PAGE);
+        held.drain(..).for_each(|held| held.end(&[span]));
+        assert_eq!((pool.usage().used_bytes, pool.usage().quarantined_bytes), (4 * PAGE, 4 * PAGE));
+        pool.quiet(&[span]);
+        assert_eq!((pool.usage().used_bytes, pool.usage().quarantined_bytes), (0, 0));
     }
 }

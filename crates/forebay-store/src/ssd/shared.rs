@@ -10,6 +10,7 @@ use super::gate::Gate;
 use super::pool::Pool;
 use super::stat::{Counts, SsdStat, VolumeStat};
 use crate::log::{Carry, CarryEnd, DiskTier, Medium, OnDisk};
+use crate::lost::bytes_in;
 use forebay_links::disk::DiskHandle;
 use forebay_mover::{End, MoverHandle, RegionId, Span};
 use std::ops::Range;
@@ -150,8 +151,7 @@ impl Shared {
     pub fn lost_bytes(&self, slot: &OnDisk, quarantined: &[Span]) -> u64 {
         let region = self.volumes[slot.volume()].region;
         let bytes = slot.slot_at()..slot.slot_at() + slot.shape().stride_bytes();
-        let lost = |span: &&Span| span.region == region && bytes.contains(&span.offset);
-        quarantined.iter().filter(lost).map(|span| span.len).sum()
+        bytes_in(region, &bytes, quarantined)
     }
 
     /// Spans that were quarantined are touched by nobody any more.

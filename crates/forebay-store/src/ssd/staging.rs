@@ -3,12 +3,19 @@
 
 use crate::log::PAGE_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// A stretch that somebody has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Block {
     pub offset: u64,
     pub bytes: u64,
+}
+
+impl Block {
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.bytes
+    }
 }
 
 /// Free stretches of `0..capacity`.
