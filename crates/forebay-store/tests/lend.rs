@@ -4,12 +4,14 @@
 use forebay_kv::ChunkId;
 use forebay_links::HostLink;
 use forebay_links::disk::DiskOptions;
-use forebay_mover::{Class, Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteSpec};
+use forebay_mover::{
+    Class, End, Failure, Limits, LinkSpec, MoverHandle, MoverThread, Place, Reason, RouteSpec, Span,
+};
 use forebay_store::admission::Policy;
 use forebay_store::ssd::{Existing, NotRead, NotStaged, Ssd, SsdConfig, Volume, Want, init};
 use forebay_store::{
-    Changed, ChunkShape, Left, Loan, NotBrought, NotCommitted, Pages, Store, TenantId, TierConfig,
-    WriteBackConfig, checksum,
+    Begun, Changed, ChunkShape, Left, Loan, MemoryTier, NotBrought, NotCommitted, Pages, Store, TenantId,
+    TierConfig, WriteBackConfig, checksum,
 };
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -352,4 +354,33 @@ fn what_goes_is_told_when_it_is_in_neither_tier_and_until_nobody_listens() {
     assert_eq!(rig.store.delete(TENANT, &[id(1)]), 1);
     eventually("the other one hears of more", || other_knows(&[evicted, in_both, 2, 1]));
     assert!(knows(&[evicted, in_both, 2]), "nobody listens any more");
+}
+
+#[test]
+fn slots_side_by_side_that_one_lost_operation_fills_are_nobodys_until_it_is_quiet() {
+    const BYTES: u64 = 8192;
+    let shape = ChunkShape::new([BYTES]).unwrap();
+    let rig = Rig::in_memory(1 << 20);
+    let slots = [0, 1].map(|number| rig.store.reserve(TENANT, id(number), None, &shape).unwrap().unwrap());
+    let begin = slots[0].offset_bytes();
+    assert_eq!(slots[1].offset_bytes(), begin + BYTES);
+    // One transfer filled both: their bytes became one span.
+    let quarantined = vec![Span::new(rig.store.arena_region(), begin, 2 * BYTES)];
+    let failure = Failure { reason: Reason::Closed, unmoved: Vec::new(), moved_bytes: 0, quarantined };
+    let end = End::Failed(failure);
+    slots.into_iter().for_each(|slot| slot.abandon(&end));
+    assert_eq!(rig.store.stat().arena.quarantined_bytes, 2 * BYTES);
+
+    let mut config = TierConfig::new(1 << 20);
+    config.slab_bytes = 64 << 10;
+    let mut tier = MemoryTier::new(config).unwrap();
+    let writes = [0, 1].map(|number| match tier.begin_write(0, TENANT, &id(number), None, &shape) {
+        Ok(Begun::Write(write)) => write,
+        other => panic!("{other:?}"),
+    });
+    let begin = writes[0].offset_bytes();
+    writes.into_iter().for_each(|write| tier.abort(0, write, BYTES));
+    assert_eq!(tier.stat().arena.quarantined_bytes, 2 * BYTES);
+    tier.quiet(begin, 2 * BYTES);
+    assert_eq!(tier.stat().arena.quarantined_bytes, 0);
 }

@@ -32,6 +32,7 @@ pub use watch::{Changed, Left};
 pub use write_back::{WriteBackConfig, WriteBackStat};
 
 use crate::arena::{Arena, ArenaError, Pages};
+use crate::lost::bytes_in;
 use crate::slots::SlabError;
 use crate::ssd::Ssd;
 use crate::stat::Stat;
@@ -275,7 +276,7 @@ impl Shared {
             End::Failed(failure) => &failure.quarantined,
             End::Cancelled { quarantined, .. } => quarantined,
         };
-        self.in_arena(spans).filter(|span| chunk.contains(&span.offset)).map(|span| span.len).sum()
+        bytes_in(self.arena, chunk, spans)
     }
 
     fn quiet(&self, spans: &[Span]) {

@@ -213,11 +213,18 @@ impl MemoryTier {
         Ok((sum, extent.end - extent.start))
     }
 
-    /// Bytes of the arena at `offset_bytes` that were reported as lost are touched by nobody any more.
+    /// Bytes of the arena at `offset_bytes` that were reported as lost are touched by nobody any more. They may be of several
+    /// slots side by side.
     pub fn quiet(&mut self, offset_bytes: u64, bytes: u64) {
-        if let Some(slot) = self.space.at_offset(offset_bytes) {
-            let refund = self.space.quiet(slot, bytes);
+        let (mut at, end) = (offset_bytes, offset_bytes.saturating_add(bytes));
+        while at < end
+            && let Some(slot) = self.space.at_offset(at)
+        {
+            let slot_end = self.space.offset_bytes(slot) + slot_bytes(self.space.shape(slot));
+            let part_end = slot_end.min(end);
+            let refund = self.space.quiet(slot, part_end - at);
             self.refund(refund);
+            at = part_end;
         }
     }
 
