@@ -16,6 +16,7 @@ use forebay_store::{
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -383,4 +384,33 @@ fn slots_side_by_side_that_one_lost_operation_fills_are_nobodys_until_it_is_quie
     assert_eq!(tier.stat().arena.quarantined_bytes, 2 * BYTES);
     tier.quiet(begin, 2 * BYTES);
     assert_eq!(tier.stat().arena.quarantined_bytes, 0);
+}
+
+#[test]
+fn a_store_is_closed_although_others_go_on_storing() {
+    let directory = tempfile::tempdir().unwrap();
+    let rig = Rig::with_ssd(&directory.path().join("log"));
+    let (closed, until) = (AtomicBool::new(false), Instant::now() + Duration::from_secs(10));
+    let goes_on = || !closed.load(Ordering::Relaxed) && Instant::now() < until;
+    std::thread::scope(|scope| {
+        for storer in 0..2u64 {
+            let (store, goes_on) = (&rig.store, &goes_on);
+            scope.spawn(move || {
+                let shape = ChunkShape::new([4096]).unwrap();
+                for number in (storer << 32..).take_while(|_| goes_on()) {
+                    let mut name = [9; 32];
+                    name[..8].copy_from_slice(&number.to_le_bytes());
+                    // There may be no room for the moment.
+                    if let Ok(Some(slot)) = store.reserve(TENANT, ChunkId::from_bytes(name), None, &shape) {
+                        let sums = slot.sums();
+                        slot.commit(&sums).unwrap();
+                    }
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        rig.store.close().unwrap();
+        assert!(goes_on(), "only when the others had stopped");
+        closed.store(true, Ordering::Relaxed);
+    });
 }

@@ -103,7 +103,7 @@ impl Store {
     /// each request, as early as may be: it may wait long before it loads.
     pub fn used(&self, tenant: TenantId, ids: &[ChunkId], chunk_bytes: u64) {
         self.shared.tier().used(tenant, ids);
-        let Some(disk) = &self.shared.disk else { return };
+        let Some(disk) = self.shared.open_disk() else { return };
         let chain: Vec<Chunk> =
             ids.iter().map(|id| Chunk { key: ChunkKey::from(id), bytes: chunk_bytes }).collect();
         disk.write_back.used(&chain);
@@ -176,9 +176,9 @@ impl Shared {
         self.begin_write(tenant, id, parent, shape)
     }
 
-    /// A chunk has become visible in memory.
+    /// A chunk has become visible in memory. A disk that is being closed has enough to write.
     pub(super) fn offer_to_disk(&self, dirty: Dirty) {
-        if let Some(disk) = &self.disk {
+        if let Some(disk) = self.open_disk() {
             disk.write_back.offer(self.now_us(), [dirty]);
         }
     }
