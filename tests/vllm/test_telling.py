@@ -125,6 +125,23 @@ def test_a_chunk_that_is_there_in_two_shapes_is_told_until_the_last_one_goes(
     assert told(events) == [("Removed", 9, 4)]
 
 
+def test_a_chunk_that_was_told_under_one_name_goes_under_it_when_it_is_asked_for_under_another(
+    following: tuple[Watcher, Events, Any],
+) -> None:
+    node, events, request = following
+    events.there(request, ids_of("a"), [0, 1])
+    node.says = [(0, [])]
+    assert told(events) == [("Stored", 1, 4), ("Stored", 5, 4)]
+    # An adapter under a second name has the same chunks, and vLLM has other hashes for them.
+    renamed = SimpleNamespace(**vars(request) | {"block_hashes": [bytes([200 + n]) for n in range(40)]})
+    events.there(renamed, ids_of("a"), [0])
+    node.says = [(1, [b"a0"])]  # It has left, and that is the first that is said of it.
+    assert told(events) == [("Removed", 1, 4)]
+    node.says = [(None, [b"a1"])]
+    assert told(events) == [("Removed", 5, 4)]
+    assert not (events.told or events.shapes)
+
+
 def test_after_a_reset_nothing_of_before_is_told_to_be_there(following: tuple[Watcher, Events, Any]) -> None:
     node, events, request = following
     events.there(request, ids_of("a"), [0, 1])

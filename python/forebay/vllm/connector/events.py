@@ -91,16 +91,17 @@ class Events:
             self.new.append(event)
 
     def untell(self, chunk: Chunk) -> None:
-        """It is not there, or one rank's part of it is not."""
-        if chunk.ids[0] not in self.told:
+        """It is not there, or one rank's part of it is not. It goes under the hashes that were told of it."""
+        told = self.told.get(chunk.ids[0])
+        if told is None:
             return
-        for name in chunk.ids:
+        for name in told.ids:
             del self.told[name]
-        shapes = self.shapes.pop(chunk.name) - 1
+        shapes = self.shapes.pop(told.name) - 1
         if shapes:
-            self.shapes[chunk.name] = shapes
+            self.shapes[told.name] = shapes
             return
-        hashes = list(chunk.hashes)
+        hashes = list(told.hashes)
         self.new.append(BlockRemoved(block_hashes=hashes, medium=MEDIUM_CPU, group_idx=self.blocks.group))
 
     def forget(self) -> None:
