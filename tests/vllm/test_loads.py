@@ -230,6 +230,24 @@ def test_a_tail_is_stored_when_nobody_writes_its_page_any_more(
     assert one.tail
 
 
+def test_a_tail_is_stored_also_where_the_node_has_chunks_behind_the_prompt() -> None:
+    place = Place()
+    half, one = place.half, place.one
+    place.request.kv_transfer_params = {"do_remote_decode": True}
+    place.request.status.name, place.request.max_tokens = "FINISHED_STOPPED", 2 * CHUNK
+    # It has lost its blocks, and somebody else has stored the same answer.
+    place.request.all_token_ids, place.request.num_tokens = list(range(TOKENS + CHUNK)), TOKENS + CHUNK
+    one.known = CHUNKS + 1
+    place.begin(1, 0)
+    place.request.computed = TOKENS + CHUNK
+    frees_later, ticket = half.finished(place.request, ([*range(1, 1 + BLOCKS)],))
+    assert frees_later and ticket is not None
+    place.step()
+    (job,) = half.stores.jobs.values()
+    assert (job.first, job.chunks, job.tail) == (CHUNKS, 1, True)
+    assert not half.leaving, "its blocks would never be free"
+
+
 def test_a_prompt_with_embeddings_is_left_alone() -> None:
     place = Place()
     more = {"request_id": "two", "prompt_embeds": object()}

@@ -438,6 +438,9 @@ class SchedulerHalf:
         prefill = handover.is_prefill(self.params(request))
         if prefill:
             certain = min(certain, prompt)
+            # The node may have what follows too, of the same answer: the tail begins where the prompt's last
+            # whole chunk ends.
+            one.planned, one.goal = min(one.planned, prompt // size), min(one.goal, prompt // size)
             # On CPUs a page is compared with its sum: the last one must be written no more.
             ends = not self.facts.on_cpu or request.max_tokens == 1 or request.is_finished()
             one.tail = certain == prompt and prompt % size > 0 and not one.tailed and ends
