@@ -202,3 +202,27 @@ def test_eyes_differ_by_processor_settings_and_configuration(tmp_path: Path) -> 
     found.append(eyes())
     assert None not in found and len(set(found)) == len(found)
     assert media.way_to_see(SimpleNamespace(multimodal_config=None)) is None
+
+
+def test_a_chunk_is_named_by_what_it_shows_and_looks_at_little_else() -> None:
+    looks, count, every = 0, 2000, 40
+
+    class Looked(Item):
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal looks
+            looks += name == "first"
+            return super().__getattribute__(name)
+
+    # Between the images of a video lies its sound.
+    items = [Looked(f"{number:064x}", number * every, 30) for number in range(count)]
+    items.insert(0, Looked("sound", 0, 3 * every))
+    seen = Media(bytes(32), tuple(items))
+    ids = Ids(Shape(1, 16), [bytes(32)], CHUNK, seen)
+    ids.grow(list(range(count * every)))
+    assert looks < 20 * count, "a step of the engine waits for it"
+    there = [item for item in items if item.first < 2 * CHUNK and item.first + item.tokens > CHUNK]
+    assert [item.content[-2:] for item in there] == ["nd", "01", "02", "03"]
+    alone = Media(bytes(32), tuple(there))
+    assert b"" != seen.within(CHUNK, 2 * CHUNK) == alone.within(CHUNK, 2 * CHUNK)
+    assert seen.within(0, CHUNK) != Media(bytes(32), tuple(items[1:])).within(0, CHUNK)
+    assert seen.within(count * every, count * every + CHUNK) == b""

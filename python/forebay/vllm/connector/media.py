@@ -7,8 +7,11 @@ prompt's tokens do not tell two images apart. Must never know blocks, nor where 
 import hashlib
 import json
 import re
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
+from itertools import accumulate
 from typing import Any
 
 from forebay.errors import InvalidError
@@ -40,13 +43,25 @@ class Media:
     """What a request has of it, by the engine's way to see such things."""
 
     seen: bytes
-    items: tuple[Item, ...]
+    items: tuple[Item, ...]  # in the order in which they begin
+
+    @cached_property
+    def firsts(self) -> list[int]:
+        """Where they begin."""
+        return [item.first for item in self.items]
+
+    @cached_property
+    def reached(self) -> list[int]:
+        """Where the last one of those up to each ends: sound may lie within the video that it belongs to."""
+        return list(accumulate((item.first + item.tokens for item in self.items), max))
 
     def within(self, start: int, end: int) -> bytes:
         """32 bytes for what the tokens from `start` to `end` show a part of; none if they are all text."""
         digest, found = hashlib.sha256(self.seen), False
-        for item in self.items:
-            if item.first < end and start < item.first + item.tokens:
+        # Of thousands that a prompt may have, a chunk is asked about a few.
+        near = slice(bisect_right(self.reached, start), bisect_left(self.firsts, end))
+        for item in self.items[near]:
+            if start < item.first + item.tokens:
                 digest.update(f"{item.content} {item.first - start} {item.tokens};".encode())
                 found = True
         return digest.digest() if found else b""
@@ -65,7 +80,7 @@ def media_of(request: Any, seen: bytes | None) -> Media | None:
         Item(feature.identifier, feature.mm_position.offset, feature.mm_position.length)
         for feature in request.mm_features
     )
-    return Media(seen, tuple(items))
+    return Media(seen, tuple(sorted(items, key=lambda item: item.first)))
 
 
 def way_to_see(model: Any) -> bytes | None:
