@@ -6,7 +6,7 @@
 //! one batch for each layer. Whatever is wrong with a part makes its chunk and all behind it unusable, for later tokens mean
 //! nothing without earlier ones; the load goes on with what is before.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Waves that are copied at a time. Parts that come meanwhile gather for the next one.
 const WAVES: usize = 2;
@@ -49,7 +49,10 @@ pub struct Load {
     awaited: BTreeSet<Part>,
     /// In the arena, and in no wave yet.
     ready: BTreeSet<Part>,
-    waves: Vec<Wave>,
+    /// Those that something of is to be done still: a long load has thousands, and each step looks at all of these.
+    waves: BTreeMap<usize, Wave>,
+    /// How many there were.
+    begun: usize,
     good_chunks: usize,
     why: Option<String>,
 }
@@ -69,8 +72,8 @@ impl Load {
     pub fn new(chunks: usize, sources: usize, layers: u32, window: usize) -> Load {
         let part = |source| move |chunk| Part { chunk, source };
         let awaited = (0..sources).flat_map(|source| (0..chunks).map(part(source))).collect();
-        let (ready, waves) = (BTreeSet::new(), Vec::new());
-        Load { layers, window: window.max(1), awaited, ready, waves, good_chunks: chunks, why: None }
+        let (ready, waves, window) = (BTreeSet::new(), BTreeMap::new(), window.max(1));
+        Load { layers, window, awaited, ready, waves, begun: 0, good_chunks: chunks, why: None }
     }
 
     /// Whether a part is not in the arena yet and would be of use there.
@@ -97,7 +100,7 @@ impl Load {
 
     /// The time is over: what is not done cannot be used.
     pub fn expire(&mut self, why: impl FnOnce() -> String) {
-        let unfinished = self.waves.iter().filter(|wave| !wave.is_done(self.layers));
+        let unfinished = self.waves.values().filter(|wave| !wave.is_done(self.layers));
         let moving = unfinished.flat_map(|wave| &wave.parts);
         if let Some(first) = self.awaited.iter().chain(&self.ready).chain(moving).map(|part| part.chunk).min()
         {
@@ -107,17 +110,19 @@ impl Load {
 
     /// What to copy now, the lowest layer first; to be asked until there is nothing.
     pub fn next_batch(&mut self) -> Option<Next> {
-        if self.waves.iter().map(|wave| wave.moving.len()).sum::<usize>() >= self.window {
+        if self.waves.values().map(|wave| wave.moving.len()).sum::<usize>() >= self.window {
             return None;
         }
         let (layers, good) = (self.layers, self.good_chunks);
-        let busy = self.waves.iter().filter(|wave| wave.wants_more(layers, good)).count();
+        let busy = self.waves.values().filter(|wave| wave.wants_more(layers, good)).count();
         if !self.ready.is_empty() && busy < WAVES {
             let parts = std::mem::take(&mut self.ready).into_iter().collect();
-            self.waves.push(Wave { parts, next_layer: 0, taken: BTreeSet::new(), moving: BTreeSet::new() });
+            let wave = Wave { parts, next_layer: 0, taken: BTreeSet::new(), moving: BTreeSet::new() };
+            self.waves.insert(self.begun, wave);
+            self.begun += 1;
         }
-        let wanting = self.waves.iter_mut().enumerate().filter(|(_, wave)| wave.wants_more(layers, good));
-        let (number, wave) = wanting.min_by_key(|(number, wave)| (wave.next_layer, *number))?;
+        let wanting = self.waves.iter_mut().filter(|(_, wave)| wave.wants_more(layers, good));
+        let (&number, wave) = wanting.min_by_key(|(number, wave)| (wave.next_layer, **number))?;
         let layer = wave.next_layer;
         wave.next_layer += 1;
         wave.taken.insert(layer);
@@ -128,34 +133,40 @@ impl Load {
 
     /// Whoever copies has a batch: who waits for its layer can wait for that.
     pub fn handed(&mut self, wave: usize, layer: u32) {
-        if let Some(wave) = self.waves.get_mut(wave) {
-            wave.taken.remove(&layer);
-        }
+        self.note(wave, |wave| wave.taken.remove(&layer));
     }
 
     /// Nothing touches a batch any more: it was copied, and verified but for the chunks that [`fail`](Load::fail) was told of.
     pub fn settled(&mut self, wave: usize, layer: u32) {
-        if let Some(wave) = self.waves.get_mut(wave) {
-            wave.moving.remove(&layer);
+        self.note(wave, |wave| wave.moving.remove(&layer));
+    }
+
+    /// Something has happened to a wave, which may have been the last.
+    fn note(&mut self, number: usize, what: impl FnOnce(&mut Wave) -> bool) {
+        let Some(wave) = self.waves.get_mut(&number) else { return };
+        what(wave);
+        if wave.moving.is_empty() && wave.taken.is_empty() && !wave.wants_more(self.layers, self.good_chunks)
+        {
+            self.waves.remove(&number);
         }
     }
 
     /// Whether all of a layer that can be used is in its pages.
     pub fn has_layer(&self, layer: u32) -> bool {
-        self.has_all_started(layer) && self.waves.iter().all(|wave| !wave.moving.contains(&layer))
+        self.has_all_started(layer) && self.waves.values().all(|wave| !wave.moving.contains(&layer))
     }
 
     /// Whether all of a layer that can be used is there or on its way: not only taken, but handed to whoever copies.
     pub fn has_all_started(&self, layer: u32) -> bool {
         let taken = |wave: &Wave| layer < wave.next_layer || !wave.wants_more(self.layers, self.good_chunks);
         let gone = |wave: &Wave| taken(wave) && !wave.taken.contains(&layer);
-        self.awaited.is_empty() && self.ready.is_empty() && self.waves.iter().all(gone)
+        self.awaited.is_empty() && self.ready.is_empty() && self.waves.values().all(gone)
     }
 
     /// How it ended, as soon as it has: nothing of it touches a page any more.
     pub fn verdict(&self) -> Option<Verdict> {
         let over =
-            self.has_all_started(self.layers - 1) && self.waves.iter().all(|wave| wave.moving.is_empty());
+            self.has_all_started(self.layers - 1) && self.waves.values().all(|wave| wave.moving.is_empty());
         over.then(|| Verdict { good_chunks: self.good_chunks, why: self.why.clone() })
     }
 }
@@ -250,6 +261,22 @@ mod tests {
         load.fail(1, || "source 1".into());
         load.settled(next.wave, next.layer);
         assert_eq!(load.verdict().map(|verdict| verdict.good_chunks), Some(1));
+    }
+
+    #[test]
+    fn a_long_load_whose_chunks_come_one_by_one_remembers_no_more_than_what_is_on_its_way() {
+        let chunks = 4096;
+        let mut load = Load::new(chunks, 1, 3, 4);
+        for chunk in 0..chunks {
+            load.here(part(chunk));
+            while let Some(next) = load.next_batch() {
+                // A copy may have ended before it is known that somebody has it.
+                load.settled(next.wave, next.layer);
+                load.handed(next.wave, next.layer);
+            }
+            assert!(load.waves.len() <= WAVES, "each step looks at all of them");
+        }
+        assert_eq!(load.verdict(), Some(Verdict { good_chunks: chunks, why: None }));
     }
 
     #[derive(Debug, Clone)]
