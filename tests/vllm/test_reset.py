@@ -53,6 +53,15 @@ def test_after_a_reset_nothing_has_its_old_name_and_what_is_in_blocks_gets_no_ne
     assert half.tracked["later"].ids.ranks == after, "what comes later finds what was stored since"
 
 
+def test_names_cost_as_little_after_many_resets_as_after_the_first() -> None:
+    facts, seen = Half().facts, set()
+    for _ in range(1000):
+        facts.forget()
+        seen.add(facts.identity())
+    assert len(seen) == 1000
+    assert len(facts.salt) <= 64, "each request with a salt or a ticket has it hashed"
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_what_was_on_its_way_at_a_reset_is_told_only_if_it_is_found_under_its_name(keep: bool) -> None:
     half, told = Half(), []
