@@ -593,3 +593,35 @@ fn slots_that_one_lost_operation_touched_are_quiet_when_it_is() {
     host.tier.end_commit(0, commit, true);
     assert_eq!(host.tier.stat().space.free_segments, free + 1, "nothing uses the segment any more");
 }
+
+#[test]
+fn what_was_to_be_given_to_the_file_system_while_its_tenant_ends_is_overwritten_if_it_stays() {
+    let disks = disks(1);
+    let mut host = Host::open(&config(), &disks).unwrap();
+    let numbers: Vec<u64> = (0..200).collect();
+    for number in &numbers {
+        host.store(TENANT, &id(*number), None, &shape(0)).unwrap();
+        host.reclaim().unwrap();
+        host.commit().unwrap();
+    }
+    host.tier.delete(TENANT, &numbers.iter().map(|number| id(*number)).collect::<Vec<_>>());
+    host.commit().unwrap();
+    host.tier.doom_tenant(1_000, TENANT);
+    host.tier.shrink(0, 1 << 20);
+    let withdrawals: Vec<Withdrawal> = std::iter::from_fn(|| host.tier.next_withdrawal(0)).collect();
+    assert!(withdrawals.len() > 4, "{}", withdrawals.len());
+    for _ in 0..3 {
+        host.scrub().unwrap();
+        host.commit().unwrap();
+    }
+    withdrawals.into_iter().for_each(|withdrawal| host.tier.end_withdrawal(withdrawal, false));
+    for _ in 0..3 {
+        host.scrub().unwrap();
+        host.commit().unwrap();
+    }
+    let image = disks[0].image();
+    for number in numbers {
+        let layer = &layers_of(&id(number), &shape(0))[0];
+        assert!(image.chunks(4096).all(|page| !page.starts_with(&layer[..64])), "chunk {number}");
+    }
+}

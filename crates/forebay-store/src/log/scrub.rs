@@ -147,6 +147,20 @@ impl Segments {
         }
     }
 
+    /// A segment is about to be given to the file system. Tenants that end wait for that.
+    pub(super) fn begin_giving(&mut self) {
+        self.scrubs.under_way += 1;
+    }
+
+    /// It was given, or could not be and is free: then it is overwritten if a tenant ends.
+    pub(super) fn end_giving(&mut self, number: usize, given: bool) {
+        self.scrubs.under_way -= 1;
+        if !given && self.volumes.iter().any(|volume| !volume.doomed.is_empty()) {
+            self.scrubs.jobs.push_back(Job::Segment(number));
+        }
+        self.scrubs_may_be_over();
+    }
+
     /// The next stretch of a job; what is left of the job comes later.
     fn scrub_of(&mut self, job: Job) -> Option<Scrub> {
         match job {

@@ -62,6 +62,7 @@ impl DiskTier {
         if !restore {
             owner.usable -= 1;
             owner.pending.push(Record::Withdrawn { segment });
+            self.space.begin_giving();
         }
         self.space.segments[number].state = State::Withdrawn;
         let layout = self.space.volumes[volume].layout;
@@ -87,6 +88,9 @@ impl DiskTier {
             self.space.segments[number].state = State::Free;
         }
         self.space.segments[number].clean |= done && !restore;
+        if !restore {
+            self.space.end_giving(number, done);
+        }
     }
 
     fn free_segment(&mut self, volume: usize) -> Option<usize> {
