@@ -111,6 +111,8 @@ impl Transfer {
         post.call = began.elapsed();
         if posted.is_err() {
             post.moving = false;
+            // Another thread may have begun to wait.
+            self.latest.ended.notify_all();
         }
         posted
     }
