@@ -8,31 +8,10 @@ use forebay_kv::ChunkId;
 use forebay_mover::sim::SplitMix;
 use forebay_store::log::*;
 use forebay_store::{ChunkShape, TenantId};
-use sim::{Got, Host, SimDisk, layers_of};
+use sim::{Got, Host, SimDisk, config, disks, id, layers_of, shape};
 use std::collections::BTreeSet;
 
 const TENANT: TenantId = TenantId(3);
-
-fn id(number: u64) -> ChunkId {
-    let mut bytes = [0; 32];
-    // Ids are digests: every byte depends on the number.
-    bytes.chunks_mut(8).enumerate().for_each(|(word, chunk)| {
-        chunk.copy_from_slice(&SplitMix(number * 4 + word as u64).draw().to_le_bytes());
-    });
-    ChunkId::from_bytes(bytes)
-}
-
-fn shape(number: u64) -> ChunkShape {
-    match number % 3 {
-        0 => ChunkShape::new([4096, 4096]).unwrap(),
-        1 => ChunkShape::new([100, 5000, 7]).unwrap(),
-        _ => ChunkShape::new([12_288]).unwrap(),
-    }
-}
-
-fn config() -> DiskTierConfig {
-    DiskTierConfig { max_chunks: 512, ..DiskTierConfig::default() }
-}
 
 /// A load that touches everything: sequences of chunks, of several shapes, deleted, reclaimed and committed now and then.
 struct Load {
@@ -120,10 +99,6 @@ fn check(host: &mut Host, number: u64) -> Got {
         assert!(*layers == layers_of(&id(number), &shape(number / 40)), "wrong bytes of chunk {number}");
     }
     got
-}
-
-fn disks(count: u64) -> Vec<SimDisk> {
-    (0..count).map(|_| SimDisk::with_log(1 << 20, 64 << 10, 16 << 10)).collect()
 }
 
 fn steps(disks: &[SimDisk]) -> u64 {
@@ -307,38 +282,6 @@ fn a_log_of_many_times_its_size_never_wedges_and_keeps_what_was_used_last() {
 }
 
 #[test]
-fn no_byte_of_a_tenant_that_is_gone_is_left_on_the_disk() {
-    let disks = disks(1);
-    let mut host = Host::open(&config(), &disks).unwrap();
-    for number in 0..400 {
-        let tenant = TenantId(number as u16 % 2);
-        host.store(tenant, &id(number), None, &shape(0)).unwrap();
-        host.reclaim().unwrap();
-        if host.tier.commit_is_urgent(0) {
-            host.commit().unwrap();
-        }
-    }
-    let kept = host.tier.resident().filter(|(tenant, _)| *tenant == TenantId(0)).count();
-    assert!(host.tier.doom_tenant(1_000_000, TenantId(1)) > 0 && kept > 0);
-    host.commit().unwrap();
-    // The end of the process does not end the scrubbing.
-    let mut host = Host::open(&config(), &disks).unwrap();
-    for _ in 0..3 {
-        host.scrub().unwrap();
-        host.commit().unwrap();
-    }
-    assert_eq!(host.tier.resident().count(), kept);
-    let image = disks[0].image();
-    let is_left = |needle: &[u8]| image.chunks(4096).any(|page| page.starts_with(needle));
-    for number in 0..400 {
-        let layer = &layers_of(&id(number), &shape(0))[0];
-        let resident = host.tier.contains(&id(number));
-        assert!(resident || number % 2 == 0 || !is_left(&layer[..64]), "chunk {number} is still there");
-        assert!(!resident || is_left(&layer[..64]));
-    }
-}
-
-#[test]
 fn a_disk_that_runs_short_gets_space_back_and_the_tier_goes_on() {
     let disks = disks(1);
     let mut host = Host::open(&config(), &disks).unwrap();
@@ -374,168 +317,6 @@ fn a_disk_that_runs_short_gets_space_back_and_the_tier_goes_on() {
     assert_eq!(host.tier.stat().space.withdrawn_segments, 0);
     assert_eq!(host.tier.stat().space.live_limit_bytes, before.live_limit_bytes);
     fill(&mut host, 400..600);
-}
-
-#[test]
-fn a_segment_is_used_again_only_when_all_of_it_was_overwritten() {
-    const SEGMENT_BYTES: u64 = 20 << 20;
-    for first_fails in [false, true] {
-        let disk = SimDisk::with_log(84 << 20, SEGMENT_BYTES, 64 << 10);
-        let mut host = Host::open(&config(), &[disk]).unwrap();
-        host.store(TENANT, &id(0), None, &shape(0)).unwrap();
-        host.tier.doom_tenant(1, TENANT);
-        host.commit().unwrap();
-        // The first piece takes longer than all others, or has to be written again.
-        let mut first = host.tier.next_scrub(2);
-        let begin = first.as_ref().unwrap().offset;
-        if first_fails {
-            host.tier.end_scrub(first.take().unwrap(), false);
-        }
-        let mut overwritten = 0;
-        while let Some(scrub) = host.tier.next_scrub(2) {
-            overwritten += scrub.bytes;
-            host.tier.end_scrub(scrub, true);
-        }
-        let opened: Vec<DiskWrite> = (1..5)
-            .filter_map(|number| {
-                let shape = ChunkShape::new([4096 * number]).unwrap();
-                match host.tier.begin_write(3, TENANT, &id(number), None, &shape) {
-                    Ok(DiskBegun::Write(write)) => Some(write),
-                    _ => None,
-                }
-            })
-            .collect();
-        let is_used = opened.iter().any(|write| (begin..begin + SEGMENT_BYTES).contains(&write.slot_at()));
-        assert_eq!(is_used, first_fails, "{opened:?}");
-        assert!(!first_fails || overwritten == SEGMENT_BYTES, "{overwritten}");
-        first.into_iter().for_each(|scrub| host.tier.end_scrub(scrub, true));
-    }
-}
-
-#[test]
-fn a_log_opens_however_many_tenants_are_being_overwritten() {
-    let disks = disks(1);
-    let mut host = Host::open(&config(), &disks).unwrap();
-    for tenant in 0..65 {
-        host.store(TenantId(tenant), &id(u64::from(tenant)), None, &shape(0)).unwrap();
-        host.reclaim().unwrap();
-        host.commit().unwrap();
-    }
-    for tenant in 0..65 {
-        host.tier.doom_tenant(1_000, TenantId(tenant));
-    }
-    for number in 100..110 {
-        host.store(TenantId(99), &id(number), None, &shape(0)).unwrap();
-        host.commit().unwrap();
-    }
-    let mut host = Host::open(&config(), &disks).unwrap();
-    assert_eq!(host.tier.resident().count(), 10);
-    for _ in 0..3 {
-        host.scrub().unwrap();
-        host.commit().unwrap();
-    }
-    let image = disks[0].image();
-    for tenant in 0..65 {
-        let layer = &layers_of(&id(tenant), &shape(0))[0];
-        assert!(image.chunks(4096).all(|page| !page.starts_with(&layer[..64])), "tenant {tenant}");
-    }
-}
-
-#[test]
-fn what_could_not_be_given_to_the_file_system_is_overwritten_with_its_tenant() {
-    let disks = disks(1);
-    let mut host = Host::open(&config(), &disks).unwrap();
-    let numbers: Vec<u64> = (0..200).collect();
-    for number in &numbers {
-        host.store(TENANT, &id(*number), None, &shape(0)).unwrap();
-        host.reclaim().unwrap();
-        host.commit().unwrap();
-    }
-    host.tier.delete(TENANT, &numbers.iter().map(|number| id(*number)).collect::<Vec<_>>());
-    host.close().unwrap();
-    let mut host = Host::open(&config(), &disks).unwrap();
-    host.commit().unwrap();
-    host.tier.shrink(0, 1 << 20);
-    let mut failed = 0;
-    while let Some(withdrawal) = host.tier.next_withdrawal(0) {
-        host.tier.end_withdrawal(withdrawal, false);
-        failed += 1;
-    }
-    assert!(failed > 4, "{failed}");
-    host.commit().unwrap();
-    let mut host = Host::open(&config(), &disks).unwrap();
-    host.tier.doom_tenant(1_000, TENANT);
-    for _ in 0..3 {
-        host.scrub().unwrap();
-        host.commit().unwrap();
-    }
-    let image = disks[0].image();
-    for number in numbers {
-        let layer = &layers_of(&id(number), &shape(0))[0];
-        assert!(image.chunks(4096).all(|page| !page.starts_with(&layer[..64])), "chunk {number}");
-    }
-}
-
-#[test]
-fn no_byte_of_a_tenant_that_is_gone_is_left_behind_the_slots_of_another_one() {
-    let (one, two) = (TenantId(1), TenantId(2));
-    let disks = disks(1);
-    let mut host = Host::open(&config(), &disks).unwrap();
-    // Seven slots to the end of a segment, then two of another length and a rest.
-    let (short, long) = (ChunkShape::new([4096]).unwrap(), ChunkShape::new([20_480]).unwrap());
-    let fill = |host: &mut Host, numbers: std::ops::Range<u64>, tenant, shape: &ChunkShape| {
-        for number in numbers {
-            host.store(tenant, &id(number), None, shape).unwrap();
-            host.reclaim().unwrap();
-            host.commit().unwrap();
-        }
-    };
-    fill(&mut host, 0..200, one, &short);
-    fill(&mut host, 1000..1100, two, &long);
-    let kept: Vec<ChunkId> = host.tier.resident().map(|(_, id)| id).collect();
-    host.tier.doom_tenant(1_000_000, one);
-    for _ in 0..3 {
-        host.scrub().unwrap();
-        host.commit().unwrap();
-    }
-    let image = disks[0].image();
-    for number in 0..200 {
-        let layer = &layers_of(&id(number), &short)[0];
-        assert!(image.chunks(4096).all(|page| !page.starts_with(&layer[..64])), "chunk {number}");
-    }
-    assert!(kept.len() > 10);
-    for id in kept {
-        assert_eq!(host.get(two, &id), Got::Bytes(layers_of(&id, &long)));
-    }
-}
-
-#[test]
-fn what_is_being_carried_when_its_tenant_ends_is_overwritten_too() {
-    let disks = disks(1);
-    let mut host = Host::open(&config(), &disks).unwrap();
-    let carry = (0..400).find_map(|number| {
-        host.store(TENANT, &id(number), None, &shape(0)).unwrap();
-        // Some are in use, so that they are carried rather than dropped.
-        if number % 4 == 0 {
-            host.tier.lease(0, TENANT, &[id(number)], 1_000_000);
-        }
-        host.commit().unwrap();
-        host.tier.next_carry(0)
-    });
-    let carry = carry.unwrap();
-    let mut slot = vec![0; carry.read.shape().stride_bytes() as usize];
-    disks[0].read_at(carry.read.slot_at(), &mut slot).unwrap();
-    disks[0].write_at(carry.write.slot_at(), &slot).unwrap();
-    host.tier.doom_tenant(1, TENANT);
-    host.commit().unwrap();
-    host.scrub().unwrap();
-    host.tier.end_carry(2, carry, CarryEnd::Written);
-    for _ in 0..3 {
-        host.commit().unwrap();
-        host.scrub().unwrap();
-    }
-    let image = disks[0].image();
-    assert!(image.chunks(4096).all(|page| !page.starts_with(&slot[..64])));
 }
 
 #[test]
@@ -592,36 +373,4 @@ fn slots_that_one_lost_operation_touched_are_quiet_when_it_is() {
     let commit = host.tier.close(0).unwrap();
     host.tier.end_commit(0, commit, true);
     assert_eq!(host.tier.stat().space.free_segments, free + 1, "nothing uses the segment any more");
-}
-
-#[test]
-fn what_was_to_be_given_to_the_file_system_while_its_tenant_ends_is_overwritten_if_it_stays() {
-    let disks = disks(1);
-    let mut host = Host::open(&config(), &disks).unwrap();
-    let numbers: Vec<u64> = (0..200).collect();
-    for number in &numbers {
-        host.store(TENANT, &id(*number), None, &shape(0)).unwrap();
-        host.reclaim().unwrap();
-        host.commit().unwrap();
-    }
-    host.tier.delete(TENANT, &numbers.iter().map(|number| id(*number)).collect::<Vec<_>>());
-    host.commit().unwrap();
-    host.tier.doom_tenant(1_000, TENANT);
-    host.tier.shrink(0, 1 << 20);
-    let withdrawals: Vec<Withdrawal> = std::iter::from_fn(|| host.tier.next_withdrawal(0)).collect();
-    assert!(withdrawals.len() > 4, "{}", withdrawals.len());
-    for _ in 0..3 {
-        host.scrub().unwrap();
-        host.commit().unwrap();
-    }
-    withdrawals.into_iter().for_each(|withdrawal| host.tier.end_withdrawal(withdrawal, false));
-    for _ in 0..3 {
-        host.scrub().unwrap();
-        host.commit().unwrap();
-    }
-    let image = disks[0].image();
-    for number in numbers {
-        let layer = &layers_of(&id(number), &shape(0))[0];
-        assert!(image.chunks(4096).all(|page| !page.starts_with(&layer[..64])), "chunk {number}");
-    }
 }

@@ -305,3 +305,31 @@ impl Host {
         outcome
     }
 }
+
+/// The id of a chunk.
+pub fn id(number: u64) -> ChunkId {
+    let mut bytes = [0; 32];
+    // Ids are digests: every byte depends on the number.
+    bytes.chunks_mut(8).enumerate().for_each(|(word, chunk)| {
+        chunk.copy_from_slice(&SplitMix(number * 4 + word as u64).draw().to_le_bytes());
+    });
+    ChunkId::from_bytes(bytes)
+}
+
+/// Of several shapes.
+pub fn shape(number: u64) -> ChunkShape {
+    match number % 3 {
+        0 => ChunkShape::new([4096, 4096]).unwrap(),
+        1 => ChunkShape::new([100, 5000, 7]).unwrap(),
+        _ => ChunkShape::new([12_288]).unwrap(),
+    }
+}
+
+pub fn config() -> DiskTierConfig {
+    DiskTierConfig { max_chunks: 512, ..DiskTierConfig::default() }
+}
+
+/// Small disks, with a log each.
+pub fn disks(count: u64) -> Vec<SimDisk> {
+    (0..count).map(|_| SimDisk::with_log(1 << 20, 64 << 10, 16 << 10)).collect()
+}
