@@ -4,8 +4,8 @@
 
 use forebay_mover::sim::{Sim, SimLink};
 use forebay_mover::{
-    Class, End, Event, Hop, Limits, LinkSpec, Mover, Outcome, Place, Refused, RouteSpec, Span, SpanPair,
-    Staging, Transfer,
+    Class, End, Event, Hop, Limits, LinkSpec, Mover, OpId, Outcome, Place, Refused, RouteSpec, Span,
+    SpanPair, Staging, Transfer,
 };
 use std::time::{Duration, Instant};
 
@@ -104,6 +104,19 @@ fn a_lost_operation_quarantines_its_spans_until_it_completes() {
     assert!(mover.remove_region(target).is_ok());
 }
 
+/// Of two transfers the first one's operation never ends, within 50 us, and keeps all there is: both fail, and no other is let in.
+fn both_fail_for_a_lost_operation(mover: &mut Mover, transfer: impl Fn(u64) -> Transfer) -> OpId {
+    let ids = [0, 100].map(|at| mover.submit(0, transfer(at)).unwrap());
+    let lost = mover.poll(0).unwrap();
+    mover.expire(50);
+    for id in ids {
+        let ended = mover.next_event();
+        assert!(matches!(ended, Some(Event::Ended(ended, End::Failed(_))) if ended == id), "{ended:?}");
+    }
+    assert_eq!(mover.submit(60, transfer(100)), Err(Refused::NoRoute { from: HOST, to: DEVICE }));
+    lost.op
+}
+
 #[test]
 fn nothing_waits_for_a_link_whose_window_is_full_of_lost_operations() {
     let mut mover = Mover::new(Limits::default());
@@ -114,16 +127,9 @@ fn nothing_waits_for_a_link_whose_window_is_full_of_lost_operations() {
         let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
         Transfer::new(vec![pair], Class::Demand)
     };
-    let ids = [0, 100].map(|at| mover.submit(0, transfer(at)).unwrap());
-    let lost = mover.poll(0).unwrap();
-    mover.expire(50);
-    for id in ids {
-        let ended = mover.next_event();
-        assert!(matches!(ended, Some(Event::Ended(ended, End::Failed(_))) if ended == id), "{ended:?}");
-    }
-    assert_eq!(mover.submit(60, transfer(100)), Err(Refused::NoRoute { from: HOST, to: DEVICE }));
+    let lost = both_fail_for_a_lost_operation(&mut mover, transfer);
     // It comes back with the operation.
-    mover.complete(1_000, lost.op, Outcome::Failed { error: "late".into() });
+    mover.complete(1_000, lost, Outcome::Failed { error: "late".into() });
     mover.submit(1_000, transfer(100)).unwrap();
     let again = mover.poll(10_000).unwrap();
     mover.complete(10_001, again.op, Outcome::Moved { bytes: 100 });
@@ -170,16 +176,9 @@ fn nothing_waits_for_staging_whose_slots_lost_operations_keep() {
         let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
         Transfer::new(vec![pair], Class::Demand)
     };
-    let ids = [0, 100].map(|at| mover.submit(0, transfer(at)).unwrap());
-    let lost = mover.poll(0).unwrap();
-    mover.expire(50);
-    for id in ids {
-        let ended = mover.next_event();
-        assert!(matches!(ended, Some(Event::Ended(ended, End::Failed(_))) if ended == id), "{ended:?}");
-    }
-    assert_eq!(mover.submit(60, transfer(100)), Err(Refused::NoRoute { from: HOST, to: DEVICE }));
+    let lost = both_fail_for_a_lost_operation(&mut mover, transfer);
     // The slot comes back with the operation.
-    mover.complete(1_000, lost.op, Outcome::Failed { error: "late".into() });
+    mover.complete(1_000, lost, Outcome::Failed { error: "late".into() });
     mover.submit(1_000, transfer(100)).unwrap();
     assert!(mover.poll(10_000).is_some());
 }
