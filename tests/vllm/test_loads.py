@@ -72,17 +72,23 @@ class Place:
         table = [SimpleNamespace(is_null=False, block_id=first_block + place) for place in range(BLOCKS)]
         self.half.allocated(other, SimpleNamespace(blocks=[table]), 0)
 
-    def step(self, others: dict[str, int] | None = None, preempted: bool = False) -> None:
-        """The step that computes the rest of the prompt, and so many tokens of others."""
+    def step(
+        self, others: dict[str, int] | None = None, preempted: bool = False, **written: list[Any]
+    ) -> Step:
+        """The step that computes the rest of the prompt, and so many tokens of others. `written` are blocks
+        that workers write to before they compute.
+        """
         scheduled = {"one": 5} | (others or {})
         cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
-        self.half.build(
+        return self.half.build(
             SimpleNamespace(
                 scheduled_cached_reqs=cached,
                 scheduled_new_reqs=[SimpleNamespace(req_id="one")],
                 num_scheduled_tokens=scheduled,
                 total_num_scheduled_tokens=sum(scheduled.values()),
                 preempted_req_ids={"one"} if preempted else set(),
+                new_block_ids_to_zero=written.get("zeroed"),
+                kv_cache_block_copies=written.get("copied"),
             )
         )
 
@@ -261,6 +267,11 @@ class Cache:
     def __init__(self) -> None:
         self.stored: list[int] = []
 
+        self.loaded: list[int] = []
+
+    def load(self, job: int, *_: Any, **__: Any) -> None:
+        self.loaded.append(job)
+
     def store(self, job: int, chunks: Any, pages: Any, stream: int) -> None:
         self.stored.append(job)
 
@@ -271,12 +282,31 @@ class Cache:
         return []
 
 
+def worker() -> Any:
+    """A worker's half with nothing under way."""
+    half: Any = object.__new__(WorkerHalf)
+    half.cache, half.device, half.rank, half.step = Cache(), SimpleNamespace(type="cpu"), 0, None
+    half.loads, half.stores, half.layerwise, half.with_states = {}, set(), set(), []
+    return half
+
+
+@pytest.mark.parametrize("written", [None, "zeroed", "copied"])
+def test_loads_begin_before_vllm_prepares_the_step_unless_that_writes_blocks(written: str | None) -> None:
+    place, half = Place(), worker()
+    place.begin(1, CHUNKS * CHUNK)
+    step = place.step(**{written: [7]} if written else {})
+    (load,) = step.loads
+    half.before(step)
+    assert half.cache.loaded == ([load.job] if written is None else [])
+    half.begin(step, SimpleNamespace(attn_metadata={}))
+    assert half.cache.loaded == [load.job], "once"
+    assert half.layerwise == {load.job} and half.step is step
+
+
 @pytest.mark.parametrize("idle", [False, True])
 def test_a_store_begins_behind_what_a_drafter_writes(idle: bool) -> None:
     """vLLM asks what has ended before a drafter has computed, and says that all was computed behind it."""
-    half: Any = object.__new__(WorkerHalf)
-    half.cache, half.device, half.rank = Cache(), SimpleNamespace(type="cpu"), 0
-    half.loads, half.stores, half.layerwise, half.with_states = {}, set(), set(), []
+    half = worker()
     half.unsent, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
     half.rest = lambda step, ended: None
     store = Store(5, [[(bytes(32), None, CHUNK)]], [])

@@ -12,6 +12,7 @@ use crate::driver::{CudaError, Relaxed};
 use crate::kernels::Piece;
 use crate::links::Direction;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Pieces of a batch at most.
 pub const BATCH_PIECES_MAX: usize = 16_384;
@@ -21,9 +22,10 @@ pub const BATCH_PIECES_MAX: usize = 16_384;
 pub struct Courier {
     device: Arc<Device>,
     direction: Direction,
-    /// For what needs no slots.
-    work: Stream,
-    /// Passed when `work` has come to the end of a batch.
+    /// For what needs no slots, by turns: so the driver makes a batch ready while it copies the one before.
+    work: [Stream; 2],
+    turn: AtomicUsize,
+    /// Passed when one of these has come to the end of a batch.
     worked: Event,
     /// Comes to the end of each batch in turn.
     joined: Stream,
@@ -37,7 +39,7 @@ pub struct Batch<'a> {
     /// From where to where, [`BATCH_PIECES_MAX`] pieces at most. None goes across two registrations or allocations, and no two
     /// that follow each other touch where one of these ends: pieces that touch are copied as one.
     pub pieces: &'a [Piece],
-    /// What has to be over before. Nothing of a later batch comes before it either.
+    /// What has to be over before.
     pub after: Option<&'a Event>,
     /// Whether peers reach the GPU's side: see [`Chains::is_open`].
     pub is_open: bool,
@@ -62,15 +64,20 @@ impl Courier {
         &self.device
     }
 
+    fn next_work(&self) -> &Stream {
+        &self.work[self.turn.fetch_add(1, Ordering::Relaxed) % self.work.len()]
+    }
+
     /// Queues copies by engine alone.
     fn copy_alone(&self, batch: &Batch) -> Result<(), CudaError> {
+        let work = self.next_work();
         if let Some(after) = batch.after {
-            self.work.wait_for(after)?;
+            work.wait_for(after)?;
         }
         // SAFETY: by the contract of `Chains::send`.
-        let copy = |piece: &Piece| unsafe { self.work.copy(piece.from, piece.to, piece.bytes) };
+        let copy = |piece: &Piece| unsafe { work.copy(piece.from, piece.to, piece.bytes) };
         let copied = batch.pieces.iter().try_for_each(copy);
-        let joined = self.worked.record(&self.work).and_then(|()| self.joined.wait_for(&self.worked));
+        let joined = self.worked.record(work).and_then(|()| self.joined.wait_for(&self.worked));
         copied.and(joined)
     }
 }
@@ -80,12 +87,14 @@ impl Chains {
     pub fn courier(&self, device: u16, direction: Direction) -> Option<Result<Courier, CudaError>> {
         let device = self.devices.iter().find(|known| known.index() == device)?;
         let make = || {
-            let (work, joined) = (Stream::new(device)?, Stream::new(device)?);
+            let work = [Stream::new(device)?, Stream::new(device)?];
+            let joined = Stream::new(device)?;
             let worked = Event::new(device)?;
             let current = device.enter()?;
             let holder = device.id_of(joined.handle())?;
             drop(current);
-            Ok(Courier { device: Arc::clone(device), direction, work, worked, joined, holder })
+            let turn = AtomicUsize::new(0);
+            Ok(Courier { device: Arc::clone(device), direction, work, turn, worked, joined, holder })
         };
         Some(make())
     }
@@ -139,7 +148,7 @@ impl Chains {
         let (mut crews, shares) =
             if is_alone { (Vec::new(), vec![bytes]) } else { self.crews(way, holder, bytes) };
         let chain = Chain {
-            stream: courier.work.handle(),
+            stream: courier.next_work().handle(),
             joined: courier.joined.handle(),
             holder,
             pages: Pages::new(batch.pieces, bytes),
@@ -162,7 +171,7 @@ impl Chains {
     /// what was in it with it.
     pub fn settle(&self, courier: &Courier) {
         let _relaxed = Relaxed::enter(self.driver);
-        let _ = courier.work.synchronize();
+        courier.work.iter().for_each(|work| drop(work.synchronize()));
         self.settle_way(courier.device.index(), courier.direction);
         let _ = courier.joined.synchronize();
     }

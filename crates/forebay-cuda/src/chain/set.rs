@@ -33,10 +33,10 @@ const BATCH_COPIES: usize = 1024;
 /// As many long pieces go by such calls too. One by one, there is a gap behind each: pieces of 1 MiB came to an H200 at 45 GB/s so, and at
 /// 51 to 53 by batches; the first token of a prompt of 128k tokens after 496 and 404 ms. A few pieces are there before a batch begins.
 const BATCH_COPIES_MIN: usize = 32;
-/// What is awaited goes by kernels if it is less in all. A batch takes a while to begin, and the engine waits for that with each layer: the first
-/// token of prompts of 1k to 8k tokens (4 to 32 MiB a layer) came after 30, 31, 38 and 48 ms on an H200 by batches, on another one after
-/// 20, 19, 20 and 32 by kernels; of 64k tokens after 195 and 220.
-const AWAITED_BATCH_BYTES_MIN: u64 = 64 << 20;
+/// What is awaited goes by kernels if it is less in all, which are there before a batch has begun. They wait for room on the GPU while layers
+/// before compute: the first token of prompts of 1k, 4k, 8k and 16k tokens (4 to 64 MiB a layer) came after 13, 22, 42 and 82 ms on an H200 by
+/// kernels, and after 14, 16, 27 and 50 by batches.
+const AWAITED_BATCH_BYTES_MIN: u64 = 8 << 20;
 /// And if its pieces are shorter than this on average, though long enough for a copy engine: behind each call there is a gap, in which
 /// a kernel reads on. The first token of a prompt of 8k tokens came after 49 ms on an H200 by calls for 256 KiB each, after 43 with 512 KiB.
 const AWAITED_CALL_BYTES_MIN: u64 = 1 << 20;

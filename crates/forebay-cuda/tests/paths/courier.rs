@@ -238,11 +238,11 @@ fn what_is_many_pieces_goes_by_the_drivers_batches_unless_little_is_awaited() {
         let to_gpu = courier(&world, Direction::HostToDevice);
         let (page, long) = (64 << 10, MIB);
         for (number, (awaited_bytes, bytes, page, by_batch)) in (0..).zip([
-            (Some(32 * MIB), 32 * MIB, page, false),
-            (Some(32 * MIB), 32 * MIB, long, false),
+            (Some(7 * MIB), 7 * MIB, page, false),
+            (Some(8 * MIB), 8 * MIB, page, true),
+            (Some(32 * MIB), 32 * MIB, long, true),
             // The end of more than it is itself.
-            (Some(96 * MIB), 32 * MIB, page, true),
-            (Some(96 * MIB), 32 * MIB, long, true),
+            (Some(32 * MIB), 4 * MIB, page, true),
             (None, 32 * MIB, page, true),
             (None, 32 * MIB, long, true),
             // A few pieces are not worth a batch, if an engine copies each well enough.
@@ -275,7 +275,7 @@ fn what_is_awaited_goes_by_kernels_unless_a_call_for_each_piece_is_as_fast() {
     alone(test, &[("FAKE_CUDA_GPUS", "1")], |fake| {
         let world = fake.world(CopierOptions::default());
         let to_gpu = courier(&world, Direction::HostToDevice);
-        let bytes = 16 * MIB;
+        let bytes = 4 * MIB;
         let cases = [(true, 256 << 10, true), (true, MIB, false), (false, 512 << 10, false)];
         for (number, (is_awaited, page, by_kernel)) in (0..).zip(cases) {
             let (source, target, memory) = (world.host(bytes), world.host(bytes), world.memory(0, 2 * bytes));

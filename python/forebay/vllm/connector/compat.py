@@ -264,6 +264,11 @@ def state_order() -> str:
     return "DS" if is_conv_state_dim_first() else "SD"
 
 
+def writes_kv_first(output: Any) -> bool:
+    """Whether workers write to blocks themselves before they compute, and before layers are loaded."""
+    return bool(output.new_block_ids_to_zero or output.kv_cache_block_copies)
+
+
 def runs_whole_graph(forward_context: Any) -> bool:
     """Whether no layer's hook is called in this step: it has no forward pass, or that is one CUDA graph."""
     mode = getattr(forward_context, "cudagraph_runtime_mode", None)

@@ -160,19 +160,34 @@ class WorkerHalf:
     # The moments of a step, in the order of a step.
 
     def before(self, step: Step) -> None:
-        """Blocks are about to be written: stores that still read them end first."""
-        if self.cache is None or not step.flush:
+        """Blocks are about to be written: stores that still read them end first. Loads begin if nobody else
+        writes these blocks in the step: vLLM prepares it for some milliseconds now.
+        """
+        if self.cache is None:
             return
-        mine = [job for job in step.flush if job in self.stores]
-        while mine and not self.cache.wait_stored(mine, QUIET_S):
-            logger.warning("stores have not ended in %d s; the engine waits for them", QUIET_S)
+        if step.flush:
+            mine = [job for job in step.flush if job in self.stores]
+            while mine and not self.cache.wait_stored(mine, QUIET_S):
+                logger.warning("stores have not ended in %d s; the engine waits for them", QUIET_S)
+        if step.early:
+            self.load(step, compat.stream_of(self.device))
 
     def begin(self, step: Step, forward_context: Any) -> None:
-        """Loads begin."""
-        self.step = step
+        """The forward pass begins, and loads that have not yet."""
         if self.cache is None or not (step.loads or self.layerwise):
+            self.step = step
             return
         stream = compat.stream_of(self.device)
+        self.load(step, stream)
+        if self.layerwise and compat.runs_whole_graph(forward_context):
+            self.cache.wait_loads(stream)
+
+    def load(self, step: Step, stream: int) -> None:
+        """Begins a step's loads, once."""
+        assert self.cache is not None
+        if step is self.step:
+            return
+        self.step = step
         for load in step.loads:
             self.loads[load.job] = load
             more: dict[str, Any] = {}
@@ -194,8 +209,6 @@ class WorkerHalf:
                 continue
             if load.layerwise:
                 self.layerwise.add(load.job)
-        if self.layerwise and compat.runs_whole_graph(forward_context):
-            self.cache.wait_loads(stream)
 
     def layer(self, name: str) -> None:
         """A layer is about to be used."""
