@@ -1,16 +1,17 @@
 //! Crews: what one GPU brings along to work for another in one direction: staging slots, each with a stream of the crew's GPU,
 //! its strand, and events. A chain has a crew to itself. It works in one of three ways. In *strands*, a parcel's two hops follow
-//! each other in its slot's strand, so order needs no events; for that the GPU must reach the target's memory. In *turns*, the
-//! strands carry parcels between host memory and slots, and the target itself carries them on, page by page if need be. *Straight*
-//! is for a target's own crew, where host memory is in small pieces too, or a call for each takes too long: its kernel copies page by page. Slots have strands of
-//! their own because a copy engine takes up the next copy of another stream at once, but waits for an event between two of one.
+//! each other in its slot's strand, so order needs no events, and the driver copies many pieces by one call; for that the GPU must
+//! reach the target's memory. In *turns*, the strands carry parcels between host memory and slots, and the target itself carries them
+//! on, page by page if need be. *Straight* is for a target's own crew, where host memory is in small pieces too, or a call for each
+//! takes too long: its kernel copies page by page. Slots have strands of their own because a copy engine takes up the next copy of
+//! another stream at once, but waits for an event between two of one.
 //! This file knows streams and slots; it must never know which bytes are a crew's.
 
 use super::list::{List, Listed};
 use super::pages::Pages;
 use crate::device::{Device, DeviceMemory, Event, Stream, StreamId};
-use crate::driver::CudaError;
 use crate::driver::abi::{Address, StreamHandle};
+use crate::driver::{BatchCopy, CopyList, CudaError};
 use crate::kernels::{Kernels, Piece};
 use crate::links::Direction;
 use std::collections::HashMap;
@@ -26,6 +27,8 @@ pub struct Crew {
     slots: Vec<Slot>,
     slot_bytes: u64,
     next: usize,
+    /// Where the driver copies many pieces by one call.
+    batch: Option<(BatchCopy, CopyList)>,
     /// By the target's ordinal.
     hops: HashMap<u16, Hop>,
     /// Whether it works, or worked last, in strands.
@@ -72,7 +75,7 @@ pub struct Work<'a> {
 /// How a crew works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// A parcel is one run of memory.
+    /// A parcel is what fits into a slot, too, and copy engines alone carry it.
     Strands,
     /// A parcel is what fits into a slot.
     Turns,
@@ -105,6 +108,7 @@ impl Crew {
             slots: (0..slots).map(slot).collect::<Result<_, CudaError>>()?,
             slot_bytes,
             next: 0,
+            batch: gpu.driver().batch_copy().map(|batch| (batch, CopyList::default())),
             hops: targets.iter().map(hop).collect::<Result<_, CudaError>>()?,
             in_strands: false,
             is_torn: false,
@@ -198,7 +202,7 @@ impl Crew {
     ///
     /// As for [`queue`](Crew::queue).
     unsafe fn queue_in(
-        &self,
+        &mut self,
         slot: usize,
         target: u16,
         work: &mut Work,
@@ -206,13 +210,16 @@ impl Crew {
     ) -> Result<(), CudaError> {
         match (work.how, self.hops.get(&target)) {
             (How::Strands, _) => {
-                let Some(piece) = work.pages.next(work.parcel_bytes) else { return Ok(()) };
-                let Slot { address, strand, .. } = &self.slots[slot];
+                let slot = &self.slots[slot];
+                let listed =
+                    list.through_slot(self.direction, &mut work.pages, slot.address, work.parcel_bytes);
+                let hops = match self.direction {
+                    Direction::HostToDevice => [listed.runs, listed.pages],
+                    Direction::DeviceToHost => [listed.pages, listed.runs],
+                };
+                let batch = &mut self.batch;
                 // SAFETY: by this function's contract; the slot is the strand's, whose work runs in order.
-                unsafe {
-                    strand.copy(piece.from, *address, piece.bytes)?;
-                    strand.copy(*address, piece.to, piece.bytes)
-                }
+                hops.into_iter().try_for_each(|pieces| unsafe { slot.carry(batch.as_mut(), pieces) })
             }
             (How::Turns, Some(hop)) => self.turn(work, hop, slot, list),
             (How::Straight, Some(hop)) => {
@@ -249,6 +256,11 @@ impl Crew {
         queued
     }
 
+    /// Whether the driver copies many pieces by one call.
+    pub fn has_batches(&self) -> bool {
+        self.batch.is_some()
+    }
+
     /// Whether it works, or worked last, for a chain that is done when this is passed.
     pub fn works_until(&self, done: &Arc<Event>) -> bool {
         self.holder.as_ref().is_some_and(|(_, held)| Arc::ptr_eq(held, done))
@@ -279,6 +291,24 @@ impl Crew {
 }
 
 impl Slot {
+    /// Copies pieces in the strand, by one call if there is one for that.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Crew::queue`], in strands.
+    unsafe fn carry(
+        &self,
+        batch: Option<&mut (BatchCopy, CopyList)>,
+        pieces: &[Piece],
+    ) -> Result<(), CudaError> {
+        let Some((batch, list)) = batch.filter(|_| pieces.len() > 1) else { return self.copy_runs(pieces) };
+        let device = self.strand.device();
+        let _current = device.enter()?;
+        pieces.iter().for_each(|piece| list.add(piece.from, piece.to, piece.bytes));
+        // SAFETY: by this function's contract; the strand's device was entered, and a strand is no default stream.
+        unsafe { batch.queue(device.driver(), list, self.strand.handle()) }
+    }
+
     fn copy_runs(&self, runs: &[Piece]) -> Result<(), CudaError> {
         // A copy, unlike a kernel, may be put into a stream of a device that is not current.
         for run in runs {

@@ -177,8 +177,14 @@ impl Set {
             at_work.push((&mut self.own, work));
         }
         for (crew, share) in crews.iter_mut().zip(&chain.shares[1..]) {
-            let how = (!chain.peers_reach).then_some(How::Turns);
-            let work = work(chain.pages.share(*share), crew, how);
+            let pages = chain.pages.share(*share);
+            // Beside computing, kernels would wait for room on the GPU.
+            let by_batch = chain.awaited_bytes.is_some() && crew.has_batches() && is_worth_a_batch(pages);
+            let how = match chain.peers_reach {
+                false => Some(How::Turns),
+                true => by_batch.then_some(How::Strands),
+            };
+            let work = work(pages, crew, how);
             at_work.push((&mut **crew, work));
         }
         let target = self.target.device().index();
@@ -219,10 +225,9 @@ impl Set {
     /// Whether a row is long enough for a batch, in a stream that takes one.
     fn goes_by_batch(&self, chain: &Chain, pages: Pages) -> bool {
         let least_copies = if is_small(pages.pieces(), pages.bytes()) { 2 } else { BATCH_COPIES_MIN };
-        let is_long = pages.bytes() >= BATCH_PIECE_BYTES * pages.pieces() as u64;
         let may_wait = chain.awaited_bytes.is_none_or(|bytes| bytes >= AWAITED_BATCH_BYTES_MIN);
         let is_possible = self.batch.is_some() && BatchCopy::fits(chain.stream);
-        pages.pieces() >= least_copies && is_long && may_wait && is_possible
+        pages.pieces() >= least_copies && is_worth_a_batch(pages) && may_wait && is_possible
     }
 
     /// Queues the direct way's copies in the chain's stream.
@@ -275,6 +280,11 @@ pub fn is_small(pieces: usize, bytes: u64) -> bool {
     are_shorter(ENGINE_PIECE_BYTES, pieces, bytes)
 }
 
+/// Whether pieces are long enough on average for copy engines that take many by one call.
+fn is_worth_a_batch(pages: Pages) -> bool {
+    pages.bytes() >= BATCH_PIECE_BYTES * pages.pieces() as u64
+}
+
 /// Whether these are several pieces, on average shorter than that.
 fn are_shorter(than: u64, pieces: usize, bytes: u64) -> bool {
     pieces > 1 && bytes < than * pieces as u64
@@ -287,8 +297,6 @@ fn work<'a>(pages: Pages<'a>, crew: &Crew, how: Option<How>) -> Work<'a> {
     let is_long = pages.bytes() >= ENGINE_PIECE_BYTES * pieces;
     let how = how.unwrap_or(if is_long { How::Strands } else { How::Turns });
     let parcels = pages.bytes().div_ceil(parcel_bytes);
-    // In strands a parcel is one piece at most.
-    let parcels = if how == How::Strands { parcels.max(pieces) } else { parcels };
     let call_bytes = ENGINE_PIECE_BYTES;
     Work { how, slots: crew.slots_for(parcels, how), pages, parcel_bytes, call_bytes }
 }

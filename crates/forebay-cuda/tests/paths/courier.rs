@@ -297,6 +297,42 @@ fn what_is_awaited_goes_by_kernels_unless_a_call_for_each_piece_is_as_fast() {
 }
 
 #[test]
+fn what_is_awaited_goes_over_relays_without_kernels_and_with_few_calls() {
+    let test = "courier::what_is_awaited_goes_over_relays_without_kernels_and_with_few_calls";
+    alone(test, &[], |fake| {
+        let world = fake.world(CopierOptions::default());
+        let to_gpu = courier(&world, Direction::HostToDevice);
+        let bytes = 48 * MIB;
+        for (number, (awaited_bytes, page, by_kernel)) in (0..).zip([
+            (Some(bytes), 64 << 10, false),
+            (Some(bytes), 256 << 10, false),
+            (None, 64 << 10, true),
+        ]) {
+            let (source, target, memory) = (world.host(bytes), world.host(bytes), world.memory(0, 2 * bytes));
+            source.fill(&pattern(number, bytes));
+            let pages = |direction, host| pages(direction, host, memory.address(), page, bytes);
+            let counts = || ["cuLaunchKernel", "cuMemcpyAsync"].map(|call| fake.stat(call));
+            let relayed = || world.copier.chains().counters().relayed_bytes.load(Ordering::Relaxed);
+            let (before, relayed_before) = (counts(), relayed());
+            let pieces = pages(Direction::HostToDevice, source.address());
+            let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes };
+            send_batch(&world, &to_gpu, &batch).synchronize().unwrap();
+            let [launches, copies] = counts();
+            let parcels = (relayed() - relayed_before).div_ceil(2 * MIB);
+            assert!(parcels > 8, "{parcels}");
+            assert_eq!(launches > before[0], by_kernel, "{awaited_bytes:?} {page}");
+            // The side of the host is one run here.
+            assert!(copies - before[1] <= parcels + 2, "{} calls for {parcels} parcels", copies - before[1]);
+            let back = pages(Direction::DeviceToHost, target.address());
+            send(&world, &courier(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
+            assert!(target.bytes() == pattern(number, bytes), "{awaited_bytes:?} {page}");
+        }
+        drop(to_gpu);
+        world.end();
+    });
+}
+
+#[test]
 fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still_reads() {
     let test = "courier::what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still_reads";
     alone(test, &[("FAKE_CUDA_GPUS", "1")], |fake| {
