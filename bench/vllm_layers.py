@@ -6,9 +6,9 @@
 A step loads a prefix and computes a few tokens behind it: each layer's matrix products stand in the stream
 behind the wait for that layer's pages, as in vLLM. Without the engine around them a run takes milliseconds,
 so that what an engine's copies are waited for can be told from what else a first token takes. The ceiling is
-the longer one of the bytes over the link and the computing, and of the shorter one what one layer has: the
-first layer must be there before anything is computed, or the last one computed behind all bytes. Knows
-`forebay.PagedCache` and torch; must never know an engine.
+the longer one of the bytes over the links of all GPUs that are visible and the computing, and of the
+shorter one what one layer has: the first layer must be there before anything is computed, or the last one
+computed behind all bytes. Knows `forebay.PagedCache` and torch; must never know an engine.
 """
 
 import argparse
@@ -151,27 +151,29 @@ class Layer:
 class Host:
     """What the hardware does by itself."""
 
-    link: float  # Bytes per second of pinned memory.
+    link: float  # Bytes per second of pinned memory, over the links of all GPUs that are visible.
     gpus: list[str]
 
 
 def host(device: "torch.device") -> Host:
-    """Pinned memory to the GPU, the best of some; on a CPU, a copy of memory."""
+    """Pinned memory to all GPUs at once, the best of some; on a CPU, a copy of memory."""
     import torch
 
     on_gpu = device.type == "cuda"
-    here = torch.zeros(LINK_BYTES, dtype=torch.uint8, pin_memory=on_gpu)
-    there = torch.zeros(LINK_BYTES, dtype=torch.uint8, device=device)
+    places = [f"cuda:{gpu}" for gpu in range(torch.cuda.device_count())] if on_gpu else ["cpu"]
+    here = [torch.zeros(LINK_BYTES, dtype=torch.uint8, pin_memory=on_gpu) for _ in places]
+    there = [torch.zeros(LINK_BYTES, dtype=torch.uint8, device=place) for place in places]
 
     def rate() -> float:
         begun = time.perf_counter()
-        there.copy_(here, non_blocking=True)
-        if on_gpu:
-            torch.cuda.synchronize(device)
-        return LINK_BYTES / (time.perf_counter() - begun)
+        for to, source in zip(there, here, strict=True):
+            to.copy_(source, non_blocking=True)
+        for place in places if on_gpu else ():
+            torch.cuda.synchronize(place)
+        return len(places) * LINK_BYTES / (time.perf_counter() - begun)
 
     best = max(rate() for _ in range(LINK_RUNS))
-    return Host(best, [torch.cuda.get_device_name(device)] if on_gpu else [])
+    return Host(best, [torch.cuda.get_device_name(place) for place in places] if on_gpu else [])
 
 
 def measure(site: Site, sizes: list[int], beside: list[int], runs: int) -> dict[str, Any]:
