@@ -199,3 +199,33 @@ def test_a_group_that_keeps_all_tokens_stands_for_a_chunk(windows: tuple[int | N
     for off in (None, SimpleNamespace(enable_kv_cache_events=False)):
         config.kv_events_config = off
         assert compat.blocks_of(config, SimpleNamespace(kv_cache_groups=groups)) is None
+
+
+class Images(list[Any]):
+    """A request's images. It counts how often one is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, which: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(which)
+
+
+def test_events_of_blocks_behind_many_images_do_not_look_at_all_of_them(
+    following: tuple[Watcher, Events, Any],
+) -> None:
+    _, events, request = following
+    images = [
+        SimpleNamespace(identifier=f"image {place}", mm_position=SimpleNamespace(offset=place, length=7))
+        for place in range(0, 640, 10)
+    ]
+    for start in (0, 64, 576):
+        request.mm_features = images
+        right = [
+            compat.generate_block_hash_extra_keys(request, first, first + BLOCK, 0)[0]
+            for first in range(start, start + CHUNK, BLOCK)
+        ]
+        request.mm_features = seen = Images(images)
+        plain = getattr(compat.kv_cache_utils, "to_event_extra_keys", list)
+        assert events.blocks.extra_keys(request, start, start + CHUNK) == list(plain(right))
+        assert seen.looks < 40, start

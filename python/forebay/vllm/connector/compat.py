@@ -5,6 +5,7 @@ Knows where things are in which version. Everything else of the connector uses n
 
 import importlib.util
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -154,6 +155,11 @@ def find_failures_in_all_groups() -> None:
     Scheduler._update_requests_with_invalid_blocks = find
 
 
+def ends(position: Any) -> int:
+    """The token behind an image."""
+    return int(position.offset + position.length)
+
+
 @dataclass(frozen=True)
 class Blocks:
     """What vLLM's events say of blocks: those of one group of layers, which stand for the chunk's of all."""
@@ -172,11 +178,12 @@ class Blocks:
 
     def extra_keys(self, request: Any, start: int, end: int) -> list[Any]:
         """What the names of these blocks depend on beside tokens, for each of them, as events say it."""
-        size = self.block_tokens
-        keys = [
-            generate_block_hash_extra_keys(request, first, first + size, 0)[0]
-            for first in range(start, end, size)
-        ]
+        size, keys = self.block_tokens, []
+        # The first image that does not end before. vLLM would look for it from the prompt's first one on.
+        image = bisect_right(request.mm_features, start, key=lambda one: ends(one.mm_position))
+        for first in range(start, end, size):
+            of_block, image = generate_block_hash_extra_keys(request, first, first + size, image)
+            keys.append(of_block)
         # Newer versions say there of what kind a key is, and in events they do not.
         plain = getattr(kv_cache_utils, "to_event_extra_keys", list)
         return list(plain(keys))
