@@ -13,7 +13,12 @@ pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vll
 from test_parts import BLOCK, CHUNK  # noqa: E402
 from test_quiet import Half, Request  # noqa: E402
 
-from forebay.vllm.connector import compat  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (  # noqa: E402
+    MultiConnector,
+    MultiKVConnectorMetadata,
+)
+
+from forebay.vllm.connector import ForebayConnector, compat  # noqa: E402
 from forebay.vllm.connector.metadata import Ended, Report, Step, Store  # noqa: E402
 from forebay.vllm.connector.tracked import Coming, Found  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
@@ -286,6 +291,7 @@ def worker() -> Any:
     """A worker's half with nothing under way."""
     half: Any = object.__new__(WorkerHalf)
     half.cache, half.device, half.rank, half.step = Cache(), SimpleNamespace(type="cpu"), 0, None
+    half.is_alone = True
     half.loads, half.stores, half.layerwise, half.with_states = {}, set(), set(), []
     return half
 
@@ -301,6 +307,28 @@ def test_loads_begin_before_vllm_prepares_the_step_unless_that_writes_blocks(wri
     half.begin(step, SimpleNamespace(attn_metadata={}))
     assert half.cache.loaded == [load.job], "once"
     assert half.layerwise == {load.job} and half.step is step
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_no_load_begins_under_a_multi_connector_before_others_have_let_go_of_its_blocks(first: bool) -> None:
+    """Other connectors wait in `handle_preemptions` for stores of their own that still read these blocks, or
+    begin them there.
+    """
+    place, half = Place(), worker()
+    half.is_alone = False
+    place.begin(1, CHUNKS * CHUNK)
+    step = place.step()
+    read: list[list[int]] = []
+    ours: Any = object.__new__(ForebayConnector)
+    ours._here = half
+    other = SimpleNamespace(handle_preemptions=lambda _: read.append(list(half.cache.loaded)))
+    several: Any = object.__new__(MultiConnector)
+    several._connectors = [ours, other] if first else [other, ours]
+    metadata = (step, None) if first else (None, step)
+    several.handle_preemptions(MultiKVConnectorMetadata(metadata=metadata))
+    assert read == [[]], "a load writes what another connector still reads"
+    half.begin(step, SimpleNamespace(attn_metadata={}))
+    assert half.cache.loaded == [load.job for load in step.loads]
 
 
 @pytest.mark.parametrize("idle", [False, True])

@@ -445,6 +445,7 @@ def test_another_policy_than_the_engines_is_refused(monkeypatch: pytest.MonkeyPa
     whole = config("MultiConnector", "recompute")
     monkeypatch.setattr(namespace, "get_current_vllm_config_or_none", lambda: whole)
     namespace.refuse_another_policy(config("ForebayConnector", "recompute"))
+    assert not namespace.is_alone(config("ForebayConnector", "recompute")) and namespace.is_alone(whole)
     with pytest.raises(InvalidError, match="is 'fail'; allowed is what MultiConnector has, 'recompute'"):
         namespace.refuse_another_policy(config("ForebayConnector", "fail"))
 

@@ -336,12 +336,23 @@ def refuse_early_zeroing(vllm_config: Any, device: str) -> None:
         )
 
 
+def whole_of(vllm_config: Any) -> Any:
+    """The engine's configuration, which names a MultiConnector where its connectors' ones name each itself."""
+    return get_current_vllm_config_or_none() or vllm_config
+
+
+def is_alone(vllm_config: Any) -> bool:
+    """Whether no other connector is told of a step before ours, or behind it."""
+    whole = whole_of(vllm_config)
+    return bool(whole.kv_transfer_config.kv_connector == vllm_config.kv_transfer_config.kv_connector)
+
+
 def refuse_another_policy(vllm_config: Any) -> None:
     """Under a MultiConnector the engine goes by that one's policy, while each of its connectors sees its own.
 
     Workers' halves see both: vLLM makes them while the whole configuration is the current one.
     """
-    whole = get_current_vllm_config_or_none() or vllm_config
+    whole = whole_of(vllm_config)
     mine = vllm_config.kv_transfer_config.kv_load_failure_policy
     engines = whole.kv_transfer_config.kv_load_failure_policy
     if mine != engines:

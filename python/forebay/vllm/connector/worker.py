@@ -18,6 +18,7 @@ from forebay.vllm.connector.groups import fail_as_one, groups_of, heads_of
 from forebay.vllm.connector.metadata import Ended, Kept, Load, Report, Step
 from forebay.vllm.connector.namespace import (
     chunk_tokens_of,
+    is_alone,
     refuse_another_policy,
     refuse_early_zeroing,
     refuse_what_is_not_supported,
@@ -43,6 +44,7 @@ class WorkerHalf:
         self.vllm_config, self.settings = vllm_config, settings
         groups = groups_of(kv_cache_config)
         self.chunk_tokens = chunk_tokens_of(settings, groups)
+        self.is_alone = is_alone(vllm_config)
         self.may_rest = not compat.in_lockstep(vllm_config)
         self.as_one = fail_as_one(groups)
         named = list(zip(groups, kv_cache_config.kv_cache_groups, strict=True))
@@ -161,7 +163,8 @@ class WorkerHalf:
 
     def before(self, step: Step) -> None:
         """Blocks are about to be written: stores that still read them end first. Loads begin if nobody else
-        writes these blocks in the step: vLLM prepares it for some milliseconds now.
+        writes these blocks in the step: vLLM prepares it for some milliseconds now. Nor reads them: a
+        connector that is told after ours may have stores of its own that it waits for only then.
         """
         if self.cache is None:
             return
@@ -169,7 +172,7 @@ class WorkerHalf:
             mine = [job for job in step.flush if job in self.stores]
             while mine and not self.cache.wait_stored(mine, QUIET_S):
                 logger.warning("stores have not ended in %d s; the engine waits for them", QUIET_S)
-        if step.early:
+        if step.early and self.is_alone:
             self.load(step, compat.stream_of(self.device))
 
     def begin(self, step: Step, forward_context: Any) -> None:
