@@ -12,7 +12,6 @@ pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vll
 
 from test_parts import BLOCK, CHUNK  # noqa: E402
 from test_quiet import Half, Request  # noqa: E402
-
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (  # noqa: E402
     MultiConnector,
     MultiKVConnectorMetadata,
