@@ -337,7 +337,7 @@ def refuse_early_zeroing(vllm_config: Any, device: str) -> None:
 
 
 def whole_of(vllm_config: Any) -> Any:
-    """The engine's configuration, which names a MultiConnector where its connectors' ones name each itself."""
+    """The engine's configuration, which names a MultiConnector where its connectors' own name themselves."""
     return get_current_vllm_config_or_none() or vllm_config
 
 
