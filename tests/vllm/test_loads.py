@@ -347,6 +347,19 @@ def test_a_store_begins_behind_what_a_drafter_writes(idle: bool) -> None:
     assert half.ended() == ({"one"}, None)
 
 
+def test_a_step_whose_end_a_pipeline_stage_was_not_told_of_is_stored_with_the_next_one() -> None:
+    """With a drafter vLLM's first runner tells the last stage alone that all was computed."""
+    half = worker()
+    half.unsent, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
+    context = SimpleNamespace(attn_metadata={})
+    first, second = Step(1, idle=False, stores=[Store(5, [[(bytes(32), None, CHUNK)]], [])]), Step(2, idle=False)
+    for step in (first, second):
+        half.before(step)
+        half.begin(step, context)
+        half.ended()
+    assert half.cache.stored == [5]
+
+
 @pytest.mark.parametrize("others_wait", [False, True])
 def test_an_engine_that_waits_rests_unless_others_wait_for_each_of_its_steps(others_wait: bool) -> None:
     half: Any = object.__new__(WorkerHalf)
