@@ -365,3 +365,80 @@ fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still
         world.end();
     });
 }
+
+/// Batches that go all ways there are, in turns and in strands by the driver's batches, one behind the other; of the one in the middle
+/// a call is refused. Says whether there was such a call.
+fn mixed(world: &World, direction: Direction, middle: usize, refused: &str) -> bool {
+    let courier = courier(world, direction);
+    let kinds = [
+        (64 << 10, 6 * MIB, true),
+        (16 << 10, 6 * MIB, true),
+        (64 << 10, 9 * MIB, true),
+        (64 << 10, 6 * MIB, false),
+        (128 << 10, 9 * MIB, true),
+        (512 << 10, 6 * MIB, true),
+        (64 << 10, 6 * MIB, true),
+    ];
+    let sites = kinds.map(|(page, bytes, _)| (page, bytes, world.host(bytes), world.memory(0, 2 * bytes)));
+    if direction == Direction::DeviceToHost {
+        let filler = self::courier(world, Direction::HostToDevice);
+        for (seed, (page, bytes, _, memory)) in (0..).zip(&sites) {
+            let source = world.host(*bytes);
+            source.fill(&pattern(seed, *bytes));
+            let there = pages(Direction::HostToDevice, source.address(), memory.address(), *page, *bytes);
+            send(world, &filler, &there, None).synchronize().unwrap();
+        }
+    } else {
+        (0..).zip(&sites).for_each(|(seed, (_, bytes, host, _))| host.fill(&pattern(seed, *bytes)));
+    }
+    world.fake.control("freeze compute.0");
+    let (mut sent, mut was_met) = (Vec::new(), false);
+    for (nth, ((page, bytes, host, memory), (_, _, is_awaited))) in sites.iter().zip(kinds).enumerate() {
+        let pieces = pages(direction, host.address(), memory.address(), *page, *bytes);
+        let awaited_bytes = is_awaited.then_some(*bytes);
+        let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes };
+        let ended = Event::to_sleep_for(courier.device()).unwrap();
+        world.fake.control(if nth == middle { refused } else { "" });
+        // SAFETY: the memory outlives the copies, and is used for nothing else.
+        let queued = unsafe { world.copier.chains().send(&courier, &batch, &ended) };
+        was_met |= nth == middle && world.fake.stat("live.failing") == 0;
+        world.fake.control("mend");
+        sent.push((matches!(queued, Ok(Sent::Queued(Ok(())))), ended));
+    }
+    world.fake.control("release compute.0");
+    // As the connector does it: each is waited for by its own event, and only what was refused is settled.
+    for (nth, (is_queued, ended)) in sent.iter().enumerate() {
+        if *is_queued {
+            ended.synchronize().unwrap();
+            if direction == Direction::DeviceToHost {
+                assert!(sites[nth].2.bytes() == pattern(nth as u64, sites[nth].1), "batch {nth} {refused:?}");
+            }
+        }
+    }
+    world.copier.chains().settle(&courier);
+    for (nth, ((page, bytes, _, memory), (is_queued, _))) in sites.iter().zip(&sent).enumerate() {
+        assert!(*is_queued || nth == middle, "batch {nth} after {refused:?}");
+        let target = world.host(*bytes);
+        let back = pages(Direction::DeviceToHost, target.address(), memory.address(), *page, *bytes);
+        send(world, &self::courier(world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
+        assert!(!is_queued || target.bytes() == pattern(nth as u64, *bytes), "batch {nth} after {refused:?}");
+    }
+    was_met
+}
+
+#[test]
+fn batches_of_all_kinds_arrive_whole_whatever_call_of_one_of_them_is_refused() {
+    let test = "courier::batches_of_all_kinds_arrive_whole_whatever_call_of_one_of_them_is_refused";
+    alone(test, &[], |fake| {
+        let world = fake.world(CopierOptions::default());
+        for direction in Direction::BOTH {
+            mixed(&world, direction, usize::MAX, "");
+            for call in ["cuMemcpyBatchAsync", "cuMemcpyAsync", "cuEventRecord", "cuStreamWaitEvent"] {
+                let met = |nth: &u64| mixed(&world, direction, 2, &format!("fail {call} {nth} 719"));
+                let count = (1..200).take_while(met).count();
+                assert!((2..199).contains(&count), "{count} of {call} {direction:?}");
+            }
+        }
+        world.end();
+    });
+}
