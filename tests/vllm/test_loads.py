@@ -352,8 +352,8 @@ def test_a_step_whose_end_a_pipeline_stage_was_not_told_of_is_stored_with_the_ne
     half = worker()
     half.unsent, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
     context = SimpleNamespace(attn_metadata={})
-    first, second = Step(1, idle=False, stores=[Store(5, [[(bytes(32), None, CHUNK)]], [])]), Step(2, idle=False)
-    for step in (first, second):
+    store = Store(5, [[(bytes(32), None, CHUNK)]], [])
+    for step in (Step(1, idle=False, stores=[store]), Step(2, idle=False)):
         half.before(step)
         half.begin(step, context)
         half.ended()
