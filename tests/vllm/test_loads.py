@@ -308,6 +308,13 @@ def test_loads_begin_before_vllm_prepares_the_step_unless_that_writes_blocks(wri
     assert half.layerwise == {load.job} and half.step is step
 
 
+def test_loads_that_no_step_waits_for_begin_with_the_step() -> None:
+    """vLLM 0.33 submits these behind the forward pass."""
+    place = Place()
+    place.begin(1, CHUNKS * CHUNK, layerwise=False)
+    assert [load.layerwise for load in place.step().loads] == [False] and not place.step().early
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_no_load_begins_under_a_multi_connector_before_others_have_let_go_of_its_blocks(first: bool) -> None:
     """Other connectors wait in `handle_preemptions` for stores of their own that still read these blocks, or

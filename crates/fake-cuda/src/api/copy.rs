@@ -145,6 +145,10 @@ impl Call {
         }
         let stream = self.stream(stream)?;
         let gpu = self.current()?;
+        // Nobody says what the real driver does with another context's stream, so nobody may rely on it.
+        if self.streams.get(&stream).is_none_or(|stream| stream.gpu != gpu) {
+            return Err(Code::INVALID_CONTEXT);
+        }
         let (to, from, bytes) =
             (get_all(lists.to, count)?, get_all(lists.from, count)?, get_all(lists.bytes, count)?);
         let mut moves = Vec::with_capacity(count);

@@ -118,22 +118,25 @@ fn lists(
     pinned_bytes: u64,
     part_bytes: u64,
 ) -> Vec<Vec<Piece>> {
-    let (mut lists, mut list, mut bytes, mut last_end) = (Vec::new(), Vec::new(), 0, 0);
+    let (mut lists, mut list, mut bytes, mut last_ends, mut last_layer) =
+        (Vec::new(), Vec::new(), 0, (0, 0), 0);
     for (piece, offset, len) in pieces.iter().flat_map(|piece| cut_at_seams(piece, pinned_bytes)) {
+        let within = offset - piece.arena_offset;
+        let far = cache.layers()[piece.layer as usize].address + piece.page_offset + within;
         let is_full = bytes + len > part_bytes || list.len() == BATCH_PIECES_MAX;
-        let is_at_seam = offset.is_multiple_of(pinned_bytes) && offset == last_end;
-        if is_full || is_at_seam {
+        // What touches is copied as one, which the driver refuses across registrations, and across layers if each is an allocation.
+        let is_at_seam = offset.is_multiple_of(pinned_bytes) && offset == last_ends.0;
+        let is_across_layers = piece.layer != last_layer && (offset, far) == last_ends;
+        if is_full || is_at_seam || is_across_layers {
             lists.extend(Some(std::mem::take(&mut list)).filter(|list| !list.is_empty()));
             bytes = 0;
         }
-        let layer = &cache.layers()[piece.layer as usize];
-        let within = offset - piece.arena_offset;
-        let (near, far) = (arena + offset, layer.address + piece.page_offset + within);
+        let near = arena + offset;
         list.push(match direction {
             Direction::Load => Piece { from: near, to: far, bytes: len },
             Direction::Store => Piece { from: far, to: near, bytes: len },
         });
-        (bytes, last_end) = (bytes + len, offset + len);
+        (bytes, last_ends, last_layer) = (bytes + len, (offset + len, far + len), piece.layer);
     }
     lists.extend(Some(list).filter(|list| !list.is_empty()));
     lists
@@ -163,11 +166,19 @@ mod tests {
     const LAYER: u64 = 1 << 50;
     const PINNED: u64 = 1000;
 
+    /// Layers that lie one behind the other.
+    fn cache(layers: u64) -> CacheShape {
+        let layer = |number| {
+            let address = LAYER + number * 10_000;
+            Layer { address, pages: 10, stride_bytes: 1000, page_bytes: 1000, group: 0 }
+        };
+        let group = Group { page_tokens: 1, heads: 1 };
+        CacheShape::new((0..layers).map(layer).collect(), vec![group], 1).unwrap()
+    }
+
     /// Lists of pieces (offset in the arena, bytes) that lie one behind the other in a layer: (from, to, bytes) of each.
     fn loaded(pieces: &[(u64, u64)], part_bytes: u64) -> Vec<Vec<(u64, u64, u64)>> {
-        let group = Group { page_tokens: 1, heads: 1 };
-        let layer = Layer { address: LAYER, pages: 10, stride_bytes: 1000, page_bytes: 1000, group: 0 };
-        let cache = CacheShape::new(vec![layer], vec![group], 1).unwrap();
+        let cache = cache(1);
         let mut page_offset = 0;
         let piece = |&(arena_offset, bytes): &(u64, u64)| {
             page_offset += bytes;
@@ -195,5 +206,22 @@ mod tests {
     fn a_piece_that_begins_a_registration_and_touches_none_begins_no_list() {
         assert_eq!(loaded(&[(500, 30), (1000, 30)], 1000), [vec![(500, 0, 30), (1000, 30, 30)]]);
         assert_eq!(loaded(&[(0, 30), (1000, 30)], 1000).len(), 1);
+    }
+
+    #[test]
+    fn nothing_is_one_across_two_layers() {
+        let piece = |arena_offset, layer, page_offset| copies::Piece {
+            arena_offset,
+            layer,
+            page_offset,
+            bytes: 1000,
+        };
+        let counts = |pieces: &[copies::Piece]| {
+            let lists = lists(pieces, ARENA, &cache(2), Direction::Store, 1 << 30, 1 << 30);
+            lists.iter().map(Vec::len).collect::<Vec<_>>()
+        };
+        assert_eq!(counts(&[piece(0, 0, 8000), piece(1000, 0, 9000), piece(2000, 1, 0)]), [2, 1]);
+        assert_eq!(counts(&[piece(0, 0, 8000), piece(1000, 1, 0)]), [2], "these do not touch on the GPU");
+        assert_eq!(counts(&[piece(0, 0, 9000), piece(2000, 1, 0)]), [2], "nor these in the arena");
     }
 }

@@ -52,7 +52,7 @@ class Step(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there when
     number: int
     idle: bool  # nothing is computed
     loads: list[Load] = field(default_factory=list)
-    early: bool = False  # loads may begin before vLLM prepares the step
+    early: bool = False  # the step waits for loads, which may begin before vLLM prepares it
     stores: list[Store] = field(default_factory=list)
     flush: list[int] = field(default_factory=list)  # stores that must be quiet before anything is computed
     sent: dict[str, list[int]] = field(default_factory=dict)  # requests that end when these stores are quiet

@@ -367,7 +367,7 @@ class SchedulerHalf:
             self.fresh.clear()
         if self.new_loads:
             step.loads, self.new_loads = self.new_loads, []
-            step.early = not compat.writes_kv_first(output)
+            step.early = any(load.layerwise for load in step.loads) and not compat.writes_kv_first(output)
         if self.unstored:
             for name, one in list(self.unstored.items()):
                 self.plan(one, step)
