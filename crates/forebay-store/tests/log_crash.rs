@@ -158,6 +158,63 @@ fn a_power_cut_after_any_write_loses_nothing_durable_and_yields_nothing_wrong() 
     assert!(crashes >= 500, "only {crashes} crash points");
 }
 
+/// Carries out a commit, or all of it that comes before the checkpoint.
+fn write_commit(disk: &SimDisk, commit: &Commit, with_tail: bool) {
+    let write = |pages: &Pages| pages.iter().try_for_each(|(offset, page)| disk.write_at(*offset, page));
+    disk.sync().unwrap();
+    write(&commit.head).and_then(|()| write(&commit.journal)).and_then(|()| disk.sync()).unwrap();
+    if with_tail {
+        write(&commit.tail).and_then(|()| disk.sync()).unwrap();
+    }
+}
+
+#[test]
+fn a_checkpoint_whose_commit_failed_costs_nothing_that_was_durable_before() {
+    // What is carried, and where from, is told in front of the end of a journal block, across it, and behind.
+    for changes in 0..24 {
+        let disk = SimDisk::with_log(4 << 20, 64 << 10, 16 << 10);
+        let mut host = Host::open(&config(), std::slice::from_ref(&disk)).unwrap();
+        let store = |host: &mut Host, number: u64| host.store(TENANT, &id(number), None, &shape(0)).unwrap();
+        (0..200).for_each(|number| assert!(store(&mut host, number)));
+        // Of the first segments few chunks are left: those are carried when segments are needed.
+        (0..50).filter(|number| number % 5 > 1).for_each(|number| {
+            host.tier.delete(TENANT, &[id(number)]);
+        });
+        host.commit().unwrap();
+        let durable: Vec<u64> = (0..50).filter(|number| host.tier.contains(&id(*number))).collect();
+        // A commit writes its checkpoint, and the last sync fails.
+        for number in 200.. {
+            store(&mut host, number);
+            let commit = host.tier.next_commit(0, 0).unwrap();
+            write_commit(&disk, &commit, true);
+            let failed = !commit.tail.is_empty();
+            host.tier.end_commit(0, commit, !failed);
+            if failed {
+                break;
+            }
+        }
+        // Its changes come again, with others, and the process ends before their checkpoint.
+        (0..changes).for_each(|change| {
+            host.tier.delete(TENANT, &[id(50 + change * 5)]);
+        });
+        for number in 300..500 {
+            store(&mut host, number);
+            host.reclaim().unwrap();
+            if host.tier.stat().carried > 0 {
+                break;
+            }
+        }
+        assert_eq!(host.tier.stat().carried, 1, "after {changes} changes");
+        let commit = host.tier.next_commit(0, 0).unwrap();
+        write_commit(&disk, &commit, false);
+        let mut again = Host::open(&config(), &[disk]).unwrap();
+        for number in durable.into_iter().filter(|number| host.tier.contains(&id(*number))) {
+            let got = again.get(TENANT, &id(number));
+            assert_ne!(got, Got::Miss, "chunk {number} was durable and is gone, after {changes} changes");
+        }
+    }
+}
+
 #[test]
 fn a_closed_log_opens_with_everything_and_without_search() {
     let disks = disks(2);

@@ -98,7 +98,7 @@ impl DiskTier {
         let mut head = self.header_pages(volume, &headers);
         head.extend(summarised.iter().flat_map(|number| self.summary_pages(*number)));
         let (journal, next_block, room_left) = self.journal_pages(volume, &records);
-        let checkpoint = closes || !room_left || self.space.volumes[volume].checkpoint_is_due;
+        let checkpoint = closes || !room_left;
         let mut tail = Pages::new();
         if checkpoint {
             tail.push(self.checkpoint_page(volume, next_block));
@@ -132,7 +132,7 @@ impl DiskTier {
         owner.committing_freed = 0;
         if !durable {
             // In the same order: blocks of this attempt that did reach the disk say the same. A checkpoint of it that did
-            // speaks of later blocks than the next ones, so the next attempt must replace it.
+            // expects the blocks after them, so the next attempt must replace it, and writes no blocks before.
             owner.checkpoint_is_due |= commit.checkpoint;
             owner.pending.splice(0..0, commit.records);
             owner.headers.splice(0..0, commit.headers);
@@ -187,13 +187,16 @@ impl DiskTier {
     }
 
     /// The blocks of these records, where the next block goes, and whether more than half of the journal is left then. If
-    /// the records do not fit there are no blocks: a checkpoint says what they say.
+    /// the records do not fit there are no blocks: a checkpoint says what they say. So it is after a failed attempt whose
+    /// checkpoint may be in the file: records that came since fill up its last block, which that checkpoint skips, and
+    /// go on in blocks that it does not skip. Replayed without the former, a segment is freed whose chunks were carried
+    /// nowhere.
     fn journal_pages(&self, volume: usize, records: &[Record]) -> (Pages, JournalPosition, bool) {
         let owner = &self.space.volumes[volume];
         let mut at = JournalPosition { epoch: owner.superblock.epoch, ..owner.journal };
         let used = owner.journal.sequence - owner.replay_from;
         let total = used + records.len().div_ceil(RECORDS_PER_BLOCK) as u64;
-        if total > owner.layout.journal_blocks() {
+        if total > owner.layout.journal_blocks() || owner.checkpoint_is_due {
             // Behind every block that an attempt which failed may have left: nobody is to replay those now.
             at.sequence = owner.replay_from + owner.layout.journal_blocks();
             return (Pages::new(), at, false);

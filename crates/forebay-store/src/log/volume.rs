@@ -44,7 +44,7 @@ pub(super) struct Volume {
     pub replay_from: u64,
     /// The last checkpoint's number.
     pub checkpoint: u64,
-    /// Whether the next commit is to have one, since the last attempt's may or may not be in the file.
+    /// Whether the next commit is to be one, without blocks, since the last attempt's may or may not be in the file.
     pub checkpoint_is_due: bool,
     pub committing: bool,
     pub closed: bool,
