@@ -267,6 +267,7 @@ class Log:
         if len({block.log for block in sound}) > 1:
             raise Refused("superblocks of two logs")
         block = max(sound, key=lambda block: block.epoch)
+        self.newest_epoch = block.epoch + (len(sound) == 1)
         have = self._file.seek(0, 2)
         if have < block.file_bytes:
             raise Refused(f"the file has {have} bytes, the log {block.file_bytes}")
@@ -311,7 +312,7 @@ class Log:
                 page = self._page(journal.offset + block % (journal.bytes // PAGE) * PAGE, b"FBLOGJRN")
                 found_epoch, found, records = struct.unpack_from("<QQH", page, 32)
                 require(found == block, "another block")
-                require(epoch <= found_epoch <= self.superblock.epoch, "of another epoch")
+                require(epoch <= found_epoch <= self.newest_epoch, "of another epoch")
                 require(records <= RECORDS_PER_BLOCK, f"{records} records")
                 kinds = [page[64 + 64 * i : 66 + 64 * i] for i in range(records)]
                 require(all(1 <= kind <= 9 and flags <= 1 for kind, flags in kinds), "unknown records")

@@ -2,6 +2,7 @@
 //! the two; it must never know bytes of the format.
 
 use super::format::checkpoint::SegmentState;
+use super::format::page::PAGE_BYTES;
 use super::format::record::Record;
 use super::format::superblock::{Current, NotOpened};
 use super::medium::Medium;
@@ -152,8 +153,14 @@ impl DiskTier {
             let superblock = &volume.superblock;
             let offset = superblock.place();
             let failed = |error: std::io::Error| NotOpened::Io { offset, error: error.to_string() };
-            medium.write_at(offset, &superblock.encode()).map_err(failed)?;
+            let (page, mut read) = (superblock.encode(), vec![0; PAGE_BYTES]);
+            medium.write_at(offset, &page).map_err(failed)?;
             medium.sync().map_err(failed)?;
+            // A page that could not be read before may be one that never can. Without it the epoch would be used twice.
+            medium.read_at(offset, &mut read).map_err(failed)?;
+            if read != page {
+                return Err(failed(std::io::Error::other("it gives back other bytes than were written")));
+            }
         }
         Ok(())
     }

@@ -4,6 +4,10 @@
 //! What is trusted, and why: a slot is live if checkpoint and journal say so, and a record is written only after its
 //! chunk and footer are durable. Chunks without a durable record are looked for behind the last known slot of segments
 //! that were open; each of them is read in full and believed only if every layer matches its footer.
+//!
+//! What cannot be read, maybe only now, is no reason to think that nothing is there: live chunks would be overwritten. So
+//! it keeps the log from opening, unless it is said elsewhere too or promises nothing: one of two superblocks, pages
+//! behind the journal's end, summaries, and what lies behind the last known slot.
 
 use super::format::checkpoint::{Checkpoint, CheckpointHead, SegmentRow, SegmentState, SlotSet};
 use super::format::footer::Footer;
@@ -82,25 +86,31 @@ pub(super) struct Metadata {
     pub recovered: Recovered,
 }
 
-/// Reads superblocks. A file that ends before one has none there: that is no failure of the disk.
+/// Reads superblocks. A file that ends before one has none there: that is no failure of the disk. One is enough.
 pub fn read_superblock(medium: &dyn Medium) -> Result<Current, NotOpened> {
-    let page = |offset: u64| match medium.bytes() < offset + PAGE as u64 {
+    let pages = SUPERBLOCKS_AT.map(|offset| match medium.bytes() < offset + PAGE as u64 {
         true => Ok(Vec::new()),
         false => read(medium, offset, PAGE),
-    };
-    let pages = [page(SUPERBLOCKS_AT[0])?, page(SUPERBLOCKS_AT[1])?];
-    Current::choose(medium.bytes(), [&pages[0], &pages[1]], None)
+    });
+    let [first, second] = [0, 1].map(|copy| pages[copy].as_deref().unwrap_or_default());
+    match Current::choose(medium.bytes(), [first, second], None) {
+        // It is not known what the page that cannot be read says.
+        Err(NotOpened::NotALog { first, second }) => {
+            Err(pages.into_iter().find_map(Result::err).unwrap_or(NotOpened::NotALog { first, second }))
+        }
+        chosen => chosen,
+    }
 }
 
 /// Reads superblocks, checkpoint and journal.
 pub(super) fn read_metadata(medium: &dyn Medium) -> Result<Metadata, NotOpened> {
     let current = read_superblock(medium)?;
-    let Superblock { log, epoch, clean, layout } = current.superblock;
+    let Superblock { log, clean, layout, .. } = current.superblock;
     let Checkpoint { serial, epoch: from_epoch, journal, doomed, segments, .. } =
         newest_checkpoint(medium, log, &layout)?;
     let mut state = Replay { rows: segments, doomed };
     let from = JournalPosition { sequence: journal, epoch: from_epoch };
-    let end = replay(medium, log, &layout, epoch, from, &mut state)?;
+    let end = replay(medium, log, &layout, current.newest_epoch(), from, &mut state)?;
     Ok(Metadata {
         superblock: current.superblock,
         both_sound: current.both_sound,
@@ -163,7 +173,9 @@ fn replay(
         let inside = place.checked_sub(stretch_at).map(|skipped| skipped as usize);
         if inside.is_none_or(|skipped| skipped >= stretch.len()) {
             let to_end = layout.journal.offset + layout.journal.bytes - place;
-            stretch = read(medium, place, (BLOCKS_AT_ONCE * PAGE).min(to_end as usize))?;
+            // What cannot be read of a stretch may lie behind the journal's end.
+            stretch = read(medium, place, (BLOCKS_AT_ONCE * PAGE).min(to_end as usize))
+                .or_else(|_| read(medium, place, PAGE))?;
             stretch_at = place;
         }
         let skipped = (place - stretch_at) as usize;
@@ -314,11 +326,12 @@ impl Reader<'_> {
         };
         let head_bytes = header.slots.head_bytes() as usize;
         let at = layout.segment_at(number);
-        // A segment that is still open has no summary.
-        let summary = match row.state {
-            SegmentState::Sealed => self.summary(&header, &read(self.medium, at, head_bytes)?),
-            _ => Vec::new(),
+        // A segment that is still open has no summary. Footers say the same as one that cannot be read.
+        let head = match row.state {
+            SegmentState::Sealed => read(self.medium, at, head_bytes).ok(),
+            _ => None,
         };
+        let summary = head.map_or_else(Vec::new, |head| self.summary(&header, &head));
         found.slots = header.slots.clone();
         for slot in row.live.iter().take_while(|slot| *slot < header.slots.count) {
             let entry = summary.get(usize::from(slot)).copied().flatten();
@@ -335,7 +348,7 @@ impl Reader<'_> {
             }
         }
         if row.state == SegmentState::Open && !self.superblock.clean {
-            self.salvage(&header, row.frontier, &mut found, &mut counts)?;
+            self.salvage(&header, row.frontier, &mut found, &mut counts);
         }
         Ok((found, counts))
     }
@@ -373,42 +386,43 @@ impl Reader<'_> {
         Ok(Footer::parse(self.log(), &page).ok().filter(|footer| is_of(footer, header, slot)))
     }
 
-    /// Looks for chunks that were written and of which no record is durable.
+    /// Looks for chunks that were written and of which no record is durable. Nothing promises those, so that one that
+    /// cannot be read is as good as none.
     fn salvage(
         &self,
         header: &SegmentHeader,
         frontier: u16,
         found: &mut FoundSegment,
         counts: &mut Recovered,
-    ) -> Result<(), NotOpened> {
+    ) {
         let mut gaps = 0;
         for slot in frontier..header.slots.count {
             if gaps == GAPS_MAX {
                 break;
             }
-            let Some(footer) = self.footer(header, slot)? else {
+            let Ok(Some(footer)) = self.footer(header, slot) else {
                 gaps += 1;
                 continue;
             };
             gaps = 0;
             found.row.frontier = slot + 1;
-            if self.is_whole(header, slot, &footer)? {
+            if self.is_whole(header, slot, &footer) {
                 counts.salvaged += 1;
                 found.chunks.push(found_by(&footer));
             }
         }
         // Writes that never reached the disk may have been under way to the slots after these.
         found.row.frontier = found.row.frontier.saturating_add(GAPS_MAX as u16).min(header.slots.count);
-        Ok(())
     }
 
-    fn is_whole(&self, header: &SegmentHeader, slot: u16, footer: &Footer) -> Result<bool, NotOpened> {
-        let bytes = read(self.medium, self.slot_at(header, slot), footer.shape.footer_at() as usize)?;
+    fn is_whole(&self, header: &SegmentHeader, slot: u16, footer: &Footer) -> bool {
+        let layers_bytes = footer.shape.footer_at() as usize;
+        let Ok(bytes) = read(self.medium, self.slot_at(header, slot), layers_bytes) else { return false };
         let sound = |layer: usize| {
             let place = footer.shape.layer(layer)?;
             footer.verify(layer, &[bytes.get(place.start as usize..place.end as usize)?]).ok()
         };
-        Ok((0..footer.shape.layers()).all(|layer| sound(layer).is_some()))
+        (0..footer.shape.layers()).all(|layer| sound(layer).is_some())
     }
 }
 

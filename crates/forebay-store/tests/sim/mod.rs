@@ -9,6 +9,7 @@ use forebay_mover::sim::SplitMix;
 use forebay_store::log::*;
 use forebay_store::{ChunkShape, TenantId};
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 const SECTOR: usize = 512;
@@ -27,12 +28,25 @@ struct State {
     /// Writes and syncs until everything fails.
     steps_left: Option<u64>,
     steps: u64,
+    /// Bytes that cannot be read, and reads that failed.
+    unreadable: Range<u64>,
+    /// Whether they cannot be read after they were written either.
+    for_good: bool,
+    failed_reads: u64,
 }
 
 impl SimDisk {
     pub fn new(bytes: u64) -> SimDisk {
-        let state =
-            State { bytes: vec![0; bytes as usize], unsynced: Vec::new(), steps_left: None, steps: 0 };
+        let bytes = vec![0; bytes as usize];
+        let state = State {
+            bytes,
+            unsynced: Vec::new(),
+            steps_left: None,
+            steps: 0,
+            unreadable: 0..0,
+            for_good: false,
+            failed_reads: 0,
+        };
         SimDisk { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -50,6 +64,16 @@ impl SimDisk {
     /// Everything fails after so many more writes and syncs.
     pub fn fail_after(&self, steps: u64) {
         self.state.lock().unwrap().steps_left = Some(steps);
+    }
+
+    /// Reads that touch these bytes fail from now on, and no others: until the bytes are written, or for good.
+    pub fn make_unreadable(&self, bytes: Range<u64>, for_good: bool) {
+        let state = &mut *self.state.lock().unwrap();
+        (state.unreadable, state.for_good) = (bytes, for_good);
+    }
+
+    pub fn failed_reads(&self) -> u64 {
+        self.state.lock().unwrap().failed_reads
     }
 
     pub fn steps(&self) -> u64 {
@@ -110,7 +134,12 @@ impl Medium for SimDisk {
     }
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        let state = self.state.lock().unwrap();
+        let state = &mut *self.state.lock().unwrap();
+        let end = offset + buffer.len() as u64;
+        if offset < state.unreadable.end && state.unreadable.start < end {
+            state.failed_reads += 1;
+            return Err(io::Error::other("a sector cannot be read"));
+        }
         let at = offset as usize;
         buffer.copy_from_slice(&state.bytes[at..at + buffer.len()]);
         Ok(())
@@ -120,6 +149,10 @@ impl Medium for SimDisk {
         let state = &mut *self.state.lock().unwrap();
         state.step()?;
         let at = offset as usize;
+        let end = offset + bytes.len() as u64;
+        if !state.for_good && offset <= state.unreadable.start && state.unreadable.end <= end {
+            state.unreadable = 0..0;
+        }
         state.unsynced.push((at, state.bytes[at..at + bytes.len()].to_vec()));
         state.bytes[at..at + bytes.len()].copy_from_slice(bytes);
         Ok(())

@@ -166,6 +166,11 @@ impl Current {
         Ok(current)
     }
 
+    /// The newest epoch in which the journal may have been written: maybe that of a copy that cannot be read.
+    pub fn newest_epoch(&self) -> u64 {
+        self.superblock.epoch.saturating_add(u64::from(!self.both_sound))
+    }
+
     /// The superblock to write next.
     ///
     /// An epoch is never used twice, since it tells journal blocks of one from those of another. A copy that cannot be
