@@ -162,15 +162,16 @@ fn before_each_kind_of_load(fake: &Fake, then: impl Fn(&Site, Node, &Engine, boo
 fn a_node_that_dies_costs_tokens_and_never_truth_and_the_next_one_is_used() {
     let dies = |fake: &Fake| {
         before_each_kind_of_load(fake, |site, node, engine, layerwise| {
-            let (from, to) = (blocks(3), blocks(20));
+            let (from, to) = (blocks(3), |job: u64| blocks(20 + job as usize * BLOCKS * 11));
             let registered = || fake.stat("cuMemHostRegister_v2") - fake.stat("cuMemHostUnregister");
             assert!(registered() > 0);
-            (0..4).for_each(|job| engine.begin_load(job, &to, 1, layerwise));
+            (0..4).for_each(|job| engine.begin_load(job, &to(job), 1, layerwise));
             drop(node);
             fake.control("release h2d.0; release compute.0");
             assert!(engine.paged.wait_loaded(&[0, 1, 2, 3], Some(PATIENCE)), "every load ends");
-            let most = engine.paged.take_ended().0.iter().map(|end| end.tokens).max().unwrap();
-            assert!(engine.has(&to, &from, 5, most as usize));
+            for end in engine.paged.take_ended().0 {
+                assert!(engine.has(&to(end.job), &from, 5, end.tokens as usize));
+            }
             eventually("its death is seen", || !engine.paged.is_connected());
             // The host may not have room for the next node's memory beside it, and the engine is idle.
             eventually("its memory is let go of", || registered() == 0);
@@ -178,9 +179,9 @@ fn a_node_that_dies_costs_tokens_and_never_truth_and_the_next_one_is_used() {
             eventually("the next node is found", || engine.paged.is_connected());
             eventually("its memory is pinned before anybody uses it", || registered() > 0);
             engine.store(2, &from, 2, 6);
-            engine.begin_load(9, &to, 2, false);
+            engine.begin_load(9, &to(0), 2, false);
             assert_eq!(engine.end_of(9).tokens, TOKENS as u64);
-            assert!(engine.has(&to, &from, 6, TOKENS));
+            assert!(engine.has(&to(0), &from, 6, TOKENS));
         });
     };
     alone("a_node_that_dies_costs_tokens_and_never_truth_and_the_next_one_is_used", &ONE, dies);
@@ -330,10 +331,10 @@ fn a_lost_gpu_ends_all_jobs_with_the_reason() {
         let site = Site::new();
         let _node = site.node();
         let engine = site.engine(fake);
-        let (from, to) = (blocks(3), blocks(20));
+        let (from, to) = (blocks(3), |job: u64| blocks(20 + job as usize * BLOCKS * 11));
         engine.store(1, &from, 1, 5);
         fake.control("freeze h2d.0; freeze d2h.0");
-        (0..3).for_each(|job| engine.begin_load(job, &to, 1, false));
+        (0..3).for_each(|job| engine.begin_load(job, &to(job), 1, false));
         engine.begin_store(9, &from, 2);
         fake.control("poison 0 719; release h2d.0; release d2h.0");
         assert!(engine.paged.wait_loaded(&[0, 1, 2], Some(PATIENCE)));

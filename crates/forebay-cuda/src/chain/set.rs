@@ -179,7 +179,8 @@ impl Set {
         for (crew, share) in crews.iter_mut().zip(&chain.shares[1..]) {
             let pages = chain.pages.share(*share);
             // Beside computing, kernels would wait for room on the GPU.
-            let by_batch = chain.awaited_bytes.is_some() && crew.has_batches() && is_worth_a_batch(pages);
+            let is_awaited = chain.awaited_bytes.is_some_and(|bytes| bytes >= AWAITED_BATCH_BYTES_MIN);
+            let by_batch = is_awaited && crew.has_batches() && is_worth_a_batch(pages);
             let how = match chain.peers_reach {
                 false => Some(How::Turns),
                 true => by_batch.then_some(How::Strands),
