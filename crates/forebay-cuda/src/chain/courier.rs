@@ -22,7 +22,8 @@ pub const BATCH_PIECES_MAX: usize = 16_384;
 pub struct Courier {
     device: Arc<Device>,
     direction: Direction,
-    /// For what needs no slots, by turns: so the driver makes a batch ready while it copies the one before.
+    /// For what needs no slots, by turns: the first token of prompts of 4k tokens in small pages came after 16 ms on an H200 so, after 21 with
+    /// one stream; that of longer ones as with one.
     work: [Stream; 2],
     turn: AtomicUsize,
     /// Passed when one of these has come to the end of a batch.

@@ -75,9 +75,9 @@ pub struct Work<'a> {
 /// How a crew works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// A parcel is what fits into a slot, too, and copy engines alone carry it.
+    /// A parcel is what fits into a slot. Copy engines alone carry it.
     Strands,
-    /// A parcel is what fits into a slot.
+    /// The same, but the target carries it between slot and pages, by its kernel if these are small.
     Turns,
     /// The target's kernel reads or writes host memory itself, page by page, without a slot.
     Straight,
