@@ -297,6 +297,26 @@ fn what_is_awaited_goes_by_kernels_unless_a_call_for_each_piece_is_as_fast() {
 }
 
 #[test]
+fn what_is_awaited_and_short_goes_over_its_own_link() {
+    alone("courier::what_is_awaited_and_short_goes_over_its_own_link", &[], |fake| {
+        let world = fake.world(CopierOptions::default());
+        let to_gpu = courier(&world, Direction::HostToDevice);
+        let bytes = 48 * MIB;
+        for (awaited_bytes, is_relayed) in [(Some(bytes), false), (Some(128 * MIB), true), (None, true)] {
+            let (source, memory) = (world.host(bytes), world.memory(0, 2 * bytes));
+            let relayed = || world.copier.chains().counters().relayed_bytes.load(Ordering::Relaxed);
+            let before = relayed();
+            let pieces = pages(Direction::HostToDevice, source.address(), memory.address(), 256 << 10, bytes);
+            let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes };
+            send_batch(&world, &to_gpu, &batch).synchronize().unwrap();
+            assert_eq!(relayed() > before, is_relayed, "{awaited_bytes:?}");
+        }
+        drop(to_gpu);
+        world.end();
+    });
+}
+
+#[test]
 fn what_is_awaited_goes_over_relays_without_kernels_and_with_few_calls() {
     let test = "courier::what_is_awaited_goes_over_relays_without_kernels_and_with_few_calls";
     alone(test, &[], |fake| {
@@ -304,8 +324,8 @@ fn what_is_awaited_goes_over_relays_without_kernels_and_with_few_calls() {
         let to_gpu = courier(&world, Direction::HostToDevice);
         let bytes = 48 * MIB;
         for (number, (awaited_bytes, page, by_kernel)) in (0..).zip([
-            (Some(bytes), 64 << 10, false),
-            (Some(bytes), 256 << 10, false),
+            (Some(128 * MIB), 64 << 10, false),
+            (Some(128 * MIB), 256 << 10, false),
             (None, 64 << 10, true),
         ]) {
             let (source, target, memory) = (world.host(bytes), world.host(bytes), world.memory(0, 2 * bytes));
@@ -370,14 +390,15 @@ fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still
 /// a call is refused. Says whether there was such a call.
 fn mixed(world: &World, direction: Direction, middle: usize, refused: &str) -> bool {
     let courier = courier(world, direction);
+    let (short, long) = (Some(6 * MIB), Some(128 * MIB));
     let kinds = [
-        (64 << 10, 6 * MIB, true),
-        (16 << 10, 6 * MIB, true),
-        (64 << 10, 9 * MIB, true),
-        (64 << 10, 6 * MIB, false),
-        (128 << 10, 9 * MIB, true),
-        (512 << 10, 6 * MIB, true),
-        (64 << 10, 6 * MIB, true),
+        (64 << 10, 6 * MIB, None),
+        (16 << 10, 6 * MIB, long),
+        (64 << 10, 9 * MIB, long),
+        (64 << 10, 6 * MIB, short),
+        (128 << 10, 9 * MIB, long),
+        (512 << 10, 6 * MIB, long),
+        (64 << 10, 6 * MIB, short),
     ];
     let sites = kinds.map(|(page, bytes, _)| (page, bytes, world.host(bytes), world.memory(0, 2 * bytes)));
     if direction == Direction::DeviceToHost {
@@ -393,9 +414,8 @@ fn mixed(world: &World, direction: Direction, middle: usize, refused: &str) -> b
     }
     world.fake.control("freeze compute.0");
     let (mut sent, mut was_met) = (Vec::new(), false);
-    for (nth, ((page, bytes, host, memory), (_, _, is_awaited))) in sites.iter().zip(kinds).enumerate() {
+    for (nth, ((page, bytes, host, memory), (_, _, awaited_bytes))) in sites.iter().zip(kinds).enumerate() {
         let pieces = pages(direction, host.address(), memory.address(), *page, *bytes);
-        let awaited_bytes = is_awaited.then_some(*bytes);
         let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes };
         let ended = Event::to_sleep_for(courier.device()).unwrap();
         world.fake.control(if nth == middle { refused } else { "" });
