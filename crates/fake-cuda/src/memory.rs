@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ptr::null_mut;
 
 const PAGE_BYTES: u64 = 4096;
-/// Freed areas that are remembered, to tell who still uses them.
+/// Freed areas that are remembered, to tell who still uses them. Their addresses are nobody's meanwhile.
 const FREED_MAX: usize = 256;
 
 /// A mapping of this process, ended when dropped.
@@ -37,6 +37,14 @@ impl Mapping {
         // SAFETY: a new mapping where the kernel likes it; it replaces none.
         let at = unsafe { mmap_anonymous(null_mut(), bytes, access, flags) };
         at.map(|at| Mapping { at: at as u64, bytes }).map_err(|_| Code::OUT_OF_MEMORY)
+    }
+
+    /// The addresses without what was there. Nobody can read or write them, and the kernel puts nothing else there.
+    fn emptied(self) -> Mapping {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: it replaces this value's own mapping, which nobody uses any more.
+        let _ = unsafe { mmap_anonymous(self.at as *mut _, self.bytes, ProtFlags::empty(), flags) };
+        self
     }
 
     /// The bytes of a file from `offset` on.
@@ -102,7 +110,6 @@ pub struct Area {
     /// Where this process may read and write the bytes.
     pub backing: u64,
     /// What the area keeps mapped.
-    #[expect(dead_code, reason = "held to be unmapped with the area")]
     pub mappings: Vec<Mapping>,
 }
 
@@ -112,8 +119,16 @@ pub struct Memory {
     areas: BTreeMap<u64, Area>,
     /// (who, whose), by cuCtxEnablePeerAccess.
     pub peers: HashSet<(usize, usize)>,
-    freed: VecDeque<(u64, u64)>,
+    freed: VecDeque<Freed>,
     serial: u64,
+}
+
+/// Where an area was.
+struct Freed {
+    base: u64,
+    bytes: u64,
+    /// Unless somebody else keeps its addresses, as a reservation does.
+    _addresses: Option<Mapping>,
 }
 
 /// Why bytes are not to be had.
@@ -121,7 +136,7 @@ pub struct Memory {
 pub enum Lost {
     /// Nobody ever had them, as far as the driver knows.
     Unknown,
-    /// They were freed, unmapped or unregistered.
+    /// They were freed or unmapped.
     Freed,
     /// They begin or end outside of the area that has the rest.
     Beyond,
@@ -182,15 +197,25 @@ impl Memory {
         self.areas.insert(area.base, area);
     }
 
-    /// Takes out the area that begins at `base`, if it is of one of the `kinds`.
-    pub fn remove(&mut self, base: u64, kinds: &[Kind]) -> Option<Area> {
-        let area = self.areas.get(&base).filter(|area| kinds.contains(&area.kind))?;
-        let freed = (area.base, area.bytes);
+    /// Takes out the area that begins at `base`, if it is of one of the `kinds`, and gives its size.
+    pub fn remove(&mut self, base: u64, kinds: &[Kind]) -> Option<u64> {
+        self.areas.get(&base).filter(|area| kinds.contains(&area.kind))?;
+        let mut area = self.areas.remove(&base)?;
+        // What is not registered any more is pageable from now on, not freed.
+        if area.kind != Kind::Registered {
+            let own = area.mappings.iter().position(|mapping| mapping.at == base);
+            let addresses = own.map(|own| area.mappings.swap_remove(own).emptied());
+            self.note_freed(base, area.bytes, addresses);
+        }
+        Some(area.bytes)
+    }
+
+    /// Remembers where something was, and keeps its addresses unless somebody else does.
+    pub fn note_freed(&mut self, base: u64, bytes: u64, addresses: Option<Mapping>) {
         if self.freed.len() == FREED_MAX {
             self.freed.pop_front();
         }
-        self.freed.push_back(freed);
-        self.areas.remove(&base)
+        self.freed.push_back(Freed { base, bytes, _addresses: addresses });
     }
 
     /// The area that has `at`.
@@ -214,7 +239,7 @@ impl Memory {
         if self.areas.range(at..end).next().is_some() {
             return Err(Lost::Beyond);
         }
-        let was_here = |&(base, bytes): &(u64, u64)| base < end && at < base + bytes;
+        let was_here = |freed: &Freed| freed.base < end && at < freed.base + freed.bytes;
         Err(if self.freed.iter().any(was_here) { Lost::Freed } else { Lost::Unknown })
     }
 
@@ -243,8 +268,8 @@ impl Memory {
         self.areas.values()
     }
 
-    /// Addresses that are used anew are not freed ones any more.
+    /// Reserved addresses that are used anew are not freed ones any more.
     pub fn forget_freed(&mut self, base: u64, bytes: u64) {
-        self.freed.retain(|&(freed, freed_bytes)| freed >= base + bytes || base >= freed + freed_bytes);
+        self.freed.retain(|freed| freed.base >= base + bytes || base >= freed.base + freed.bytes);
     }
 }

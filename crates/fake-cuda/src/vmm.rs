@@ -62,7 +62,8 @@ impl State {
             self.misuse.report(format!("{}: addresses that are still mapped", self.calling));
             return Err(Code::INVALID_VALUE);
         }
-        self.reserved.remove(&base);
+        let addresses = self.reserved.remove(&base).map(|(_, mapping)| mapping);
+        self.memory.note_freed(base, bytes, addresses);
         Ok(())
     }
 

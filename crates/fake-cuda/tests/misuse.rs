@@ -6,6 +6,7 @@ use common::{Cuda, alone, at, cu};
 use std::ffi::c_void;
 
 const BYTES: usize = 1 << 20;
+const LARGE: usize = 32 << 20;
 const INVALID_VALUE: i32 = 1;
 
 fn found(cuda: &Cuda, words: &str) {
@@ -77,6 +78,24 @@ fn memory_that_is_freed_under_a_copy_is_found_and_the_free_waits() {
             found(cuda, "no such memory");
         },
     );
+}
+
+#[test]
+fn freed_addresses_are_not_the_hosts_next_ones() {
+    alone("freed_addresses_are_not_the_hosts_next_ones", &[], |cuda| {
+        cuda.start(1);
+        let (device, freed) = (cuda.alloc(LARGE), cuda.pinned(LARGE));
+        assert_eq!(cu!(cuda, cuMemFreeHost(at(freed) as usize => usize)), 0);
+        assert_eq!(cuda.free(cuda.alloc(LARGE)), 0);
+        // They fit into what was freed: the kernel would put them there.
+        for _ in 0..4 {
+            let hosts = vec![1_u8; LARGE / 2].leak();
+            assert_eq!(cuda.copy(device, at(hosts), LARGE / 2, 0), 0);
+        }
+        assert_eq!((cu!(cuda, cuCtxSynchronize()), cuda.report()), (0, String::new()));
+        assert_eq!(cuda.copy(device, at(freed), LARGE, 0), INVALID_VALUE);
+        found(cuda, "freed memory");
+    });
 }
 
 #[test]

@@ -23,8 +23,8 @@ impl State {
 }
 
 impl Call {
-    /// Takes an area away when nothing uses it any more. Who still does is told.
-    pub fn release(&mut self, base: u64, kinds: &[Kind]) -> Outcome<Area> {
+    /// Takes an area away when nothing uses it any more, and gives its size. Who still uses it is told.
+    pub fn release(&mut self, base: u64, kinds: &[Kind]) -> Outcome<u64> {
         let bytes = match self.memory.find(base) {
             Some(area) if area.base == base && kinds.contains(&area.kind) => area.bytes,
             _ => {
@@ -57,7 +57,6 @@ entries! {
         }
         call.room_for(gpu, bytes as u64)?;
         let base = call.memory.allocate(gpu, bytes as u64)?;
-        call.memory.forget_freed(base, bytes as u64);
         put(address, base)
     }
     cuMemAllocManaged = "cuMemAllocManaged" @ 6000 (address: *mut u64, bytes: usize, _flags: u32) |call| {
@@ -67,7 +66,6 @@ entries! {
             return Err(Code::INVALID_VALUE);
         }
         let base = call.memory.allocate_host(Kind::Managed, gpu, bytes as u64)?;
-        call.memory.forget_freed(base, bytes as u64);
         put(address, base)
     }
     cuMemFree_v2 = "cuMemFree" @ 3020 (address: u64) |call| {
@@ -90,7 +88,6 @@ entries! {
             return Err(Code::INVALID_VALUE);
         }
         let base = call.memory.allocate_host(Kind::Pinned, gpu, bytes as u64)?;
-        call.memory.forget_freed(base, bytes as u64);
         put(address, base as *mut c_void)
     }
     cuMemFreeHost = "cuMemFreeHost" @ 2000 (address: *mut c_void) |call| {
@@ -109,7 +106,6 @@ entries! {
         if call.memory.areas().any(|area| area.base < end && base < area.base + area.bytes) {
             return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        call.memory.forget_freed(base, bytes);
         call.memory.add_host(Kind::Registered, gpu, base, bytes, Vec::new());
         Ok(())
     }
@@ -119,10 +115,7 @@ entries! {
         if call.memory.find(address as u64).is_none_or(|area| area.kind != Kind::Registered) {
             return Err(Code::HOST_MEMORY_NOT_REGISTERED);
         }
-        call.release(address as u64, &[Kind::Registered])?;
-        // The memory itself stays: it is pageable from now on, not freed.
-        call.memory.forget_freed(address as u64, 1);
-        Ok(())
+        call.release(address as u64, &[Kind::Registered]).map(drop)
     }
     cuMemHostGetDevicePointer_v2 = "cuMemHostGetDevicePointer" @ 3020
     (device: *mut u64, address: *mut c_void, _flags: u32) |call| {

@@ -61,9 +61,9 @@ entries! {
         let mut left = bytes as u64;
         let mut next = address;
         while left > 0 {
-            let area = call.release(next, &[Kind::Virtual])?;
-            next += area.bytes;
-            left = left.checked_sub(area.bytes).ok_or(Code::INVALID_VALUE)?;
+            let released = call.release(next, &[Kind::Virtual])?;
+            next += released;
+            left = left.checked_sub(released).ok_or(Code::INVALID_VALUE)?;
         }
         Ok(())
     }
