@@ -1,15 +1,15 @@
 //! Crews: what one GPU brings along to work for another in one direction: staging slots, each with a stream of the crew's GPU,
 //! its strand, and events. A chain has a crew to itself. It works in one of three ways. In *strands*, a parcel's two hops follow
-//! each other in its slot's strand, so order needs no events, and the driver copies many pieces by one call; for that the GPU must
-//! reach the target's memory. In *turns*, the strands carry parcels between host memory and slots, and the target itself carries them
-//! on, page by page if need be. *Straight* is for a target's own crew, where host memory is in small pieces too, or a call for each
-//! takes too long: its kernel copies page by page. Slots have strands of their own because a copy engine takes up the next copy of
-//! another stream at once, but waits for an event between two of one.
+//! each other in its slot's strand, so order needs no events, the driver copies many pieces by one call, and a kernel of the crew's GPU
+//! writes small pages; for that the GPU must reach the target's memory. In *turns*, the strands carry parcels between host memory and
+//! slots, and the target itself carries them on, page by page if need be. *Straight* is for a target's own crew, where host memory is
+//! in small pieces too, or a call for each takes too long: its kernel copies page by page. Slots have strands of their own because a
+//! copy engine takes up the next copy of another stream at once, but waits for an event between two of one.
 //! This file knows streams and slots; it must never know which bytes are a crew's.
 
 use super::list::{List, Listed};
 use super::pages::Pages;
-use crate::device::{Device, DeviceMemory, Event, Stream, StreamId};
+use crate::device::{DeviceMemory, Event, Stream, StreamId};
 use crate::driver::abi::{Address, StreamHandle};
 use crate::driver::{BatchCopy, CopyList, CudaError};
 use crate::kernels::{Kernels, Piece};
@@ -17,8 +17,11 @@ use crate::links::Direction;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Blocks of a kernel.
+/// Blocks of a target's kernel.
 const BLOCKS: u32 = 64;
+/// Blocks of a kernel that writes to a peer, of whose 132 multiprocessors an engine on an H100 has the others: 8 and 32 were as fast. Products of
+/// matrices there took 1 % longer meanwhile, and of matrices and vectors 5 %, where copy engines relayed 1 and 3 %.
+const STRAND_BLOCKS: u32 = 16;
 
 /// A GPU at work for others, or for itself where pages are small.
 #[derive(Debug)]
@@ -29,6 +32,7 @@ pub struct Crew {
     next: usize,
     /// Where the driver copies many pieces by one call.
     batch: Option<(BatchCopy, CopyList)>,
+    kernels: Arc<Kernels>,
     /// By the target's ordinal.
     hops: HashMap<u16, Hop>,
     /// Whether it works, or worked last, in strands.
@@ -75,9 +79,9 @@ pub struct Work<'a> {
 /// How a crew works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// A parcel is what fits into a slot. Copy engines alone carry it.
+    /// A parcel is what fits into a slot. Copy engines carry it, and the crew's kernel if it goes to small pages.
     Strands,
-    /// The same, but the target carries it between slot and pages, by its kernel if these are small.
+    /// A parcel is the same, but the target carries it between slot and pages, by its kernel if these are small.
     Turns,
     /// The target's kernel reads or writes host memory itself, page by page, without a slot.
     Straight,
@@ -87,11 +91,12 @@ impl Crew {
     /// The crew of a GPU for the targets that it serves.
     pub fn new(
         direction: Direction,
-        gpu: &Arc<Device>,
+        kernels: &Arc<Kernels>,
         targets: &[Arc<Kernels>],
         slots: u64,
         slot_bytes: u64,
     ) -> Result<Crew, CudaError> {
+        let gpu = kernels.device();
         let staging = DeviceMemory::new(gpu, slots * slot_bytes)?;
         let slot = |index| {
             let address = staging.address() + index * slot_bytes;
@@ -109,6 +114,7 @@ impl Crew {
             slot_bytes,
             next: 0,
             batch: gpu.driver().batch_copy().map(|batch| (batch, CopyList::default())),
+            kernels: Arc::clone(kernels),
             hops: targets.iter().map(hop).collect::<Result<_, CudaError>>()?,
             in_strands: false,
             is_torn: false,
@@ -168,6 +174,11 @@ impl Crew {
         Ok(())
     }
 
+    /// Which way it carries.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
     /// The slots that a chain of so many parcels uses: each costs a few calls, so a short chain has few.
     pub fn slots_for(&self, parcels: u64, how: How) -> usize {
         let useful = match how {
@@ -209,18 +220,8 @@ impl Crew {
         list: &mut List,
     ) -> Result<(), CudaError> {
         match (work.how, self.hops.get(&target)) {
-            (How::Strands, _) => {
-                let slot = &self.slots[slot];
-                let listed =
-                    list.through_slot(self.direction, &mut work.pages, slot.address, work.parcel_bytes);
-                let hops = match self.direction {
-                    Direction::HostToDevice => [listed.runs, listed.pages],
-                    Direction::DeviceToHost => [listed.pages, listed.runs],
-                };
-                let batch = &mut self.batch;
-                // SAFETY: by this function's contract; the slot is the strand's, whose work runs in order.
-                hops.into_iter().try_for_each(|pieces| unsafe { slot.carry(batch.as_mut(), pieces) })
-            }
+            // SAFETY: by this function's contract.
+            (How::Strands, _) => unsafe { self.strand(work, slot, list) },
             (How::Turns, Some(hop)) => self.turn(work, hop, slot, list),
             (How::Straight, Some(hop)) => {
                 let listed = list.straight(&mut work.pages, work.parcel_bytes);
@@ -230,6 +231,32 @@ impl Crew {
             }
             (_, None) => Ok(()),
         }
+    }
+
+    /// Both hops in the slot's strand, where they run in order.
+    ///
+    /// # Safety
+    ///
+    /// As for [`queue`](Crew::queue).
+    unsafe fn strand(&mut self, work: &mut Work, index: usize, list: &mut List) -> Result<(), CudaError> {
+        let (slot, batch) = (&self.slots[index], &mut self.batch);
+        let listed = list.through_slot(self.direction, &mut work.pages, slot.address, work.parcel_bytes);
+        let by_kernel = self.direction == Direction::HostToDevice && listed.are_shorter(work.call_bytes);
+        let hops = match self.direction {
+            Direction::HostToDevice if by_kernel => [listed.runs, &[]],
+            Direction::HostToDevice => [listed.runs, listed.pages],
+            Direction::DeviceToHost => [listed.pages, listed.runs],
+        };
+        // SAFETY: by this function's contract; the slot is the strand's.
+        hops.into_iter().try_for_each(|pieces| unsafe { slot.carry(batch.as_mut(), pieces) })?;
+        if by_kernel {
+            let (address, pages, bytes) = (listed.address(), listed.pages.len(), listed.bytes);
+            let _current = self.kernels.device().enter()?;
+            // SAFETY: as above; these places are kept as they are.
+            unsafe { self.kernels.copy(&slot.strand, address, pages as u32, bytes, STRAND_BLOCKS)? };
+            list.keep(pages);
+        }
+        Ok(())
     }
 
     fn turn(&self, work: &mut Work, hop: &Hop, index: usize, list: &mut List) -> Result<(), CudaError> {
@@ -254,11 +281,6 @@ impl Crew {
         // Also after an error: the kernel is queued and will read them.
         list.keep(kept);
         queued
-    }
-
-    /// Whether the driver copies many pieces by one call.
-    pub fn has_batches(&self) -> bool {
-        self.batch.is_some()
     }
 
     /// Whether it works, or worked last, for a chain that is done when this is passed.
@@ -323,7 +345,7 @@ impl Hop {
     /// Carries what is listed, by calls if pieces are so long, else by a kernel. Says how many places of the list that reads.
     fn carry(&self, listed: &Listed, call_bytes: u64) -> Result<usize, CudaError> {
         let Listed { pages, bytes, .. } = *listed;
-        if bytes >= call_bytes * pages.len() as u64 || pages.len() == 1 {
+        if !listed.are_shorter(call_bytes) {
             for page in pages {
                 // SAFETY: by the contract of `Crew::queue`.
                 unsafe { self.stream.copy(page.from, page.to, page.bytes)? };
@@ -339,15 +361,15 @@ impl Hop {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::HostMemory;
+    use crate::device::{Device, HostMemory};
     use crate::remote::tests::driver;
     use std::time::{Duration, Instant};
 
     #[test]
     fn a_crew_waits_for_no_later_chain_of_whom_it_worked_for_before() {
         let [target, relay] = [0, 1].map(|gpu| Device::open(driver(), gpu).unwrap());
-        let kernels = Arc::new(Kernels::load(&target).unwrap());
-        let mut crew = Crew::new(Direction::HostToDevice, &relay, &[kernels], 2, 1 << 20).unwrap();
+        let [targets, relays] = [&target, &relay].map(|gpu| Arc::new(Kernels::load(gpu).unwrap()));
+        let mut crew = Crew::new(Direction::HostToDevice, &relays, &[targets], 2, 1 << 20).unwrap();
         let _current = target.enter().unwrap();
         let [one, other] = [(); 2].map(|()| Stream::new(&target).unwrap());
         let [one_id, other_id] = [&one, &other].map(|stream| target.id_of(stream.handle()).unwrap());

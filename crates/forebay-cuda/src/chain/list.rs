@@ -27,6 +27,11 @@ pub struct Listed<'l> {
 }
 
 impl Listed<'_> {
+    /// Whether these are several pages, on average shorter than that.
+    pub fn are_shorter(&self, than: u64) -> bool {
+        self.pages.len() > 1 && self.bytes < than * self.pages.len() as u64
+    }
+
     /// Where the kernel reads the pages.
     pub fn address(&self) -> Address {
         self.pages.as_ptr() as Address

@@ -173,7 +173,7 @@ impl Chains {
             let own = gpu.device().index();
             for direction in Direction::BOTH {
                 if !peers.is_empty() {
-                    let crew = Crew::new(direction, gpu.device(), &peers, CREW_SLOTS, CREW_SLOT_BYTES)?;
+                    let crew = Crew::new(direction, gpu, &peers, CREW_SLOTS, CREW_SLOT_BYTES)?;
                     crews.insert((own, direction), Mutex::new(crew));
                 }
                 let set = Mutex::new(Set::new(direction, gpu)?);

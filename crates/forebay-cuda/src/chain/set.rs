@@ -27,9 +27,15 @@ const PARCEL_BYTES_MIN: u64 = 512 << 10;
 /// with nothing to wait for while the engine computes, where a kernel waits for room on the GPU with each parcel (16 GB/s
 /// beside a prefill). Pages of 16 KiB came at 5 GB/s.
 const BATCH_PIECE_BYTES: u64 = 48 << 10;
+/// Pages as long as this on average go through a relay in strands. Shorter ones were not tried so.
+const STRAND_PIECE_BYTES: u64 = 48 << 10;
 /// Copies of one call. Before the first of them begins, a call takes half a microsecond for each (one call of 4,096 moved 39 GB/s);
 /// those of the call before keep the link busy meanwhile.
 const BATCH_COPIES: usize = 1024;
+/// Beside relays, which the same thread has to queue. A call for more than some 256 to 512 does not return before the link has done a part
+/// of them, and relays have nothing to do meanwhile: over two H100s' links, 32k tokens of 64 KiB pages came after 111 ms with calls for 1,024
+/// copies and after 66 with 128.
+const BATCH_COPIES_BESIDE: usize = 128;
 /// As many long pieces go by such calls too. One by one, there is a gap behind each: pieces of 1 MiB came to an H200 at 45 GB/s so, and at
 /// 51 to 53 by batches; the first token of a prompt of 128k tokens after 496 and 404 ms. A few pieces are there before a batch begins.
 const BATCH_COPIES_MIN: usize = 32;
@@ -103,7 +109,7 @@ impl Set {
         let (device, itself) = (target.device(), std::slice::from_ref(target));
         Ok(Set {
             target: Arc::clone(target),
-            own: Crew::new(direction, device, itself, OWN_SLOTS, OWN_SLOT_BYTES)?,
+            own: Crew::new(direction, target, itself, OWN_SLOTS, OWN_SLOT_BYTES)?,
             batch: device.driver().batch_copy().map(|batch| (batch, CopyList::with_room(BATCH_COPIES))),
             begun: Event::new(device)?,
             direct: Event::new(device)?,
@@ -173,19 +179,12 @@ impl Set {
         if by_kernel {
             let is_straight = chain.is_scattered || !is_small(direct.pieces(), direct.bytes());
             let how = if is_straight { How::Straight } else { How::Turns };
-            let work = Work { call_bytes, ..work(direct, &self.own, Some(how)) };
+            let work = Work { call_bytes, ..work(direct, &self.own, how) };
             at_work.push((&mut self.own, work));
         }
         for (crew, share) in crews.iter_mut().zip(&chain.shares[1..]) {
             let pages = chain.pages.share(*share);
-            // Beside computing, kernels would wait for room on the GPU.
-            let is_awaited = chain.awaited_bytes.is_some_and(|bytes| bytes >= AWAITED_BATCH_BYTES_MIN);
-            let by_batch = is_awaited && crew.has_batches() && is_worth_a_batch(pages);
-            let how = match chain.peers_reach {
-                false => Some(How::Turns),
-                true => by_batch.then_some(How::Strands),
-            };
-            let work = work(pages, crew, how);
+            let work = work(pages, crew, how_to_relay(crew.direction(), pages, chain.peers_reach));
             at_work.push((&mut **crew, work));
         }
         let target = self.target.device().index();
@@ -237,7 +236,10 @@ impl Set {
             event.hold(chain.stream)?;
         }
         let queued = match &mut self.batch {
-            Some((batch, list)) if by_batch => queue_batch(&self.target, *batch, list, chain.stream, pages),
+            Some((batch, list)) if by_batch => {
+                let most = if chain.shares.len() > 1 { BATCH_COPIES_BESIDE } else { BATCH_COPIES };
+                queue_batch(&self.target, *batch, list, most, chain.stream, pages)
+            }
             _ => queue_one_by_one(&self.target, chain.stream, pages),
         };
         if chain.joined == chain.stream {
@@ -248,18 +250,19 @@ impl Set {
     }
 }
 
-/// Queues a row's copies, many by one call.
+/// Queues a row's copies, as many as that by one call.
 fn queue_batch(
     target: &Kernels,
     batch: BatchCopy,
     list: &mut CopyList,
+    most: usize,
     stream: StreamHandle,
     mut pages: Pages,
 ) -> Result<(), CudaError> {
     let driver = target.device().driver();
     while let Some(piece) = pages.next(u64::MAX) {
         list.add(piece.from, piece.to, piece.bytes);
-        if list.len() == BATCH_COPIES || pages.bytes() == 0 {
+        if list.len() == most || pages.bytes() == 0 {
             // SAFETY: by the contract of `Set::queue`; whoever calls this has asked whether the stream takes batches.
             unsafe { batch.queue(driver, list, stream)? };
         }
@@ -291,12 +294,19 @@ fn are_shorter(than: u64, pieces: usize, bytes: u64) -> bool {
     pieces > 1 && bytes < than * pieces as u64
 }
 
-/// How a crew does its share: as told, or in strands if its pieces are long enough.
-fn work<'a>(pages: Pages<'a>, crew: &Crew, how: Option<How>) -> Work<'a> {
+/// How a relay works. Kernels of the target wait for room on it while an engine computes, and what the engine waits for comes late. So
+/// pages that are long enough for few blocks of a relay's kernel to keep up with its link are not left to these.
+fn how_to_relay(direction: Direction, pages: Pages, peers_reach: bool) -> How {
+    let least = match direction {
+        Direction::HostToDevice => STRAND_PIECE_BYTES,
+        Direction::DeviceToHost => ENGINE_PIECE_BYTES,
+    };
+    if peers_reach && !are_shorter(least, pages.pieces(), pages.bytes()) { How::Strands } else { How::Turns }
+}
+
+/// What a crew is to do with its share.
+fn work<'a>(pages: Pages<'a>, crew: &Crew, how: How) -> Work<'a> {
     let parcel_bytes = (pages.bytes() / PARCELS).max(PARCEL_BYTES_MIN).min(crew.slot_bytes());
-    let pieces = pages.pieces() as u64;
-    let is_long = pages.bytes() >= ENGINE_PIECE_BYTES * pieces;
-    let how = how.unwrap_or(if is_long { How::Strands } else { How::Turns });
     let parcels = pages.bytes().div_ceil(parcel_bytes);
     let call_bytes = ENGINE_PIECE_BYTES;
     Work { how, slots: crew.slots_for(parcels, how), pages, parcel_bytes, call_bytes }
