@@ -19,7 +19,8 @@ pub const BATCH_PIECES_MAX: usize = 16_384;
 
 /// What is awaited goes over relays from so many bytes on, which are those of a layer: between 16k tokens of Llama-3.1-8B, where neither
 /// two nor four links were ahead of one on H200s, and 32k, where both were. Below, the first token of a prompt of 8k tokens came after 32
-/// to 42 ms over several links and after 27 to 32 over one. A likely reason: the queueing thread has about twice the calls to make for it.
+/// to 42 ms over several links and after 27 to 32 over one. Calls beside relays are shorter since, and these have kernels: whether less pays
+/// now was not measured in an engine.
 const AWAITED_RELAYED_BYTES_MIN: u64 = 96 << 20;
 
 /// Streams for copies that belong to nobody else's stream.
