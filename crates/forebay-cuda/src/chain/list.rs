@@ -1,7 +1,7 @@
 //! Lists for kernels: where the pages of parcels are written, in pinned memory, once and for good, while the parcels before are on
 //! their way. This file knows places in a list; it must never know a stream.
 
-use super::pages::Pages;
+use super::pages::{Pages, are_shorter};
 use crate::driver::abi::Address;
 use crate::kernels::Piece;
 use crate::links::Direction;
@@ -29,7 +29,7 @@ pub struct Listed<'l> {
 impl Listed<'_> {
     /// Whether these are several pages, on average shorter than that.
     pub fn are_shorter(&self, than: u64) -> bool {
-        self.pages.len() > 1 && self.bytes < than * self.pages.len() as u64
+        are_shorter(than, self.pages.len(), self.bytes)
     }
 
     /// Where the kernel reads the pages.

@@ -63,6 +63,11 @@ impl<'a> Pages<'a> {
     }
 }
 
+/// Whether these are several pieces, on average shorter than that.
+pub fn are_shorter(than: u64, pieces: usize, bytes: u64) -> bool {
+    pieces > 1 && bytes < than * pieces as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,7 @@
 use super::crew::{Crew, How, Work};
 use super::list::List;
 use super::lists::Lists;
-use super::pages::Pages;
+use super::pages::{Pages, are_shorter};
 use crate::device::{Event, StreamId};
 use crate::driver::CudaError;
 use crate::driver::abi::{Address, StreamHandle};
@@ -287,11 +287,6 @@ pub fn is_small(pieces: usize, bytes: u64) -> bool {
 /// Whether pieces are long enough on average for copy engines that take many by one call.
 fn is_worth_a_batch(pages: Pages) -> bool {
     pages.bytes() >= BATCH_PIECE_BYTES * pages.pieces() as u64
-}
-
-/// Whether these are several pieces, on average shorter than that.
-fn are_shorter(than: u64, pieces: usize, bytes: u64) -> bool {
-    pieces > 1 && bytes < than * pieces as u64
 }
 
 /// How a relay works. Kernels of the target wait for room on it while an engine computes, and what the engine waits for comes late. So
