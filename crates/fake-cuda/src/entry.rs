@@ -77,7 +77,7 @@ impl DerefMut for Call {
     }
 }
 
-/// Serves a call: counts it, fails it if that is asked for, and gives it the locked state.
+/// Serves a call: counts it, fails it or holds it up if that is asked for, and gives it the locked state.
 pub fn enter(symbol: &'static str, per_thread: bool, body: impl FnOnce(&mut Call) -> Outcome) -> i32 {
     if forked() {
         return Code::NOT_INITIALIZED.0;
@@ -91,6 +91,9 @@ pub fn enter(symbol: &'static str, per_thread: bool, body: impl FnOnce(&mut Call
     }
     if let Some(code) = call.faults.strike(symbol) {
         return code.0;
+    }
+    while call.faults.is_stalled(symbol) {
+        call.state.wait(&signals().done);
     }
     body(&mut call).err().unwrap_or(Code::SUCCESS).0
 }

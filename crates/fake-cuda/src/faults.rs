@@ -1,13 +1,13 @@
 //! Faults on request. This file knows the commands and what is left of them; it must never know how a call fails or an
 //! engine waits.
 //!
-//! Commands: `fail SYMBOL NTH CODE` (the NTH call from now on gives CODE, once), `mend` (none of these any more), `delay ENGINE US` (before each operation),
-//! `freeze ENGINE`, `release ENGINE`, `poison GPU CODE` (the context's error from now on), `missing SYMBOL`
+//! Commands: `fail SYMBOL NTH CODE` (the NTH call from now on gives CODE, once), `mend` (none of these any more), `stall SYMBOL` (calls
+//! do not come back), `resume SYMBOL`, `delay ENGINE US` (before each operation), `freeze ENGINE`, `release ENGINE`, `poison GPU CODE` (the context's error from now on), `missing SYMBOL`
 //! (cuGetProcAddress does not find it), `p2p off|on`, `version N`, `rates RATES`. An engine is `h2d.0`, `d2h.0`, `p2p.0` or
 //! `compute.0`.
 
 use crate::abi::Code;
-use crate::driver::State;
+use crate::driver::{State, signals};
 use crate::engine::engine_by_name;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -18,6 +18,7 @@ pub struct Faults {
     /// Symbol, calls until it happens, and what the call gives.
     failing: Vec<(String, u64, Code)>,
     missing: HashSet<String>,
+    stalled: HashSet<String>,
     pub p2p_off: bool,
 }
 
@@ -43,6 +44,11 @@ impl Faults {
         struck
     }
 
+    /// Whether calls of `symbol` do not come back.
+    pub fn is_stalled(&self, symbol: &str) -> bool {
+        self.stalled.contains(symbol)
+    }
+
     pub fn is_missing(&self, symbol: &str) -> bool {
         self.missing.contains(symbol)
     }
@@ -66,6 +72,11 @@ impl State {
                 self.faults.failing.push((symbol.into(), nth, code));
             }
             ["mend"] => self.faults.failing.clear(),
+            ["stall", symbol] => drop(self.faults.stalled.insert(symbol.into())),
+            ["resume", symbol] => {
+                self.faults.stalled.remove(symbol);
+                signals().done.notify_all();
+            }
             ["delay", engine, us] => {
                 let us = us.parse().map_err(|_| format!("delay {us:?}: want microseconds"))?;
                 self.engines[engine_by_name(engine, self.gpus.len())?].delay = Duration::from_micros(us);

@@ -2,6 +2,7 @@
 //! two of them. A caller's chain begins when the one before in its stream has ended; a courier's shares slots with it as soon as
 //! they are free. This file knows how a batch is queued and when it has ended; it must never know what it is for.
 
+use super::hands::Hands;
 use super::inspect::{Inspector, Outline};
 use super::pages::Pages;
 use super::set::{Chain, Set, Waits, is_small};
@@ -17,11 +18,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Pieces of a batch at most.
 pub const BATCH_PIECES_MAX: usize = 16_384;
 
-/// What is awaited goes over relays from so many bytes on, which are those of a layer: between 16k tokens of Llama-3.1-8B, where neither
-/// two nor four links were ahead of one on H200s, and 32k, where both were. Below, the first token of a prompt of 8k tokens came after 32
-/// to 42 ms over several links and after 27 to 32 over one. Calls beside relays are shorter since, and these have kernels: whether less pays
-/// now was not measured in an engine.
-const AWAITED_RELAYED_BYTES_MIN: u64 = 96 << 20;
+/// What is awaited goes over relays from so many bytes on, which are those of a layer: 4k tokens of Llama-3.1-8B. Over two H100s' links their
+/// layers came after 9 to 12 ms so beside computing, over one after 11 to 15; those of 1k and 2k tokens were not ahead in an engine.
+const AWAITED_RELAYED_BYTES_MIN: u64 = 16 << 20;
 
 /// Streams for copies that belong to nobody else's stream.
 #[derive(Debug)]
@@ -166,6 +165,7 @@ impl Chains {
             awaited_bytes: batch.awaited_bytes,
             places,
             waits: batch.after.map_or(Waits::Nothing, Waits::For),
+            hands: (shares.len() > 1).then(|| self.hands()).flatten(),
             shares,
         };
         let direct_bytes = chain.shares[0];
@@ -173,6 +173,12 @@ impl Chains {
         unsafe { set.queue(chain, &mut crews) }?;
         self.counters.count(direct_bytes, bytes - direct_bytes);
         Ok(())
+    }
+
+    /// Hands for all relays of a GPU in both directions, from the first batch on that has use for them.
+    fn hands(&self) -> Option<&Hands> {
+        let most = self.ways.values().map(|way| way.relays.len()).max();
+        self.hands.get_or_init(|| most.and_then(|relays| Hands::new(2 * relays))).as_ref()
     }
 
     /// Waits until nothing that a courier has queued is under way. Where a stream cannot be waited for its context is lost, and

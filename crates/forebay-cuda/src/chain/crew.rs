@@ -76,6 +76,14 @@ pub struct Work<'a> {
     pub call_bytes: u64,
 }
 
+impl Work<'_> {
+    /// Places that it takes at most: a piece is cut where a parcel ends, and parcels of one piece keep none.
+    pub fn places(&self) -> usize {
+        let (pieces, ends) = (self.pages.pieces(), self.pages.bytes() / self.parcel_bytes);
+        pieces + usize::try_from(ends).map_or(pieces, |ends| ends.min(pieces)) + 1
+    }
+}
+
 /// How a crew works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
@@ -363,6 +371,7 @@ mod tests {
     use super::*;
     use crate::device::{Device, HostMemory};
     use crate::remote::tests::driver;
+    use proptest::prelude::*;
     use std::time::{Duration, Instant};
 
     #[test]
@@ -402,5 +411,35 @@ mod tests {
             (0..10).any(|_| began_first()),
             "it waited for a chain of a stream that it has nothing to do with"
         );
+    }
+
+    proptest! {
+        #[test]
+        fn a_share_has_places_for_all_that_its_kernels_read(
+            lens in prop::collection::vec(1..900_u64, 1..40),
+            how in prop::sample::select(vec![How::Strands, How::Straight]),
+            parcel_bytes in 1..2000_u64,
+            call_bytes in 1..900_u64,
+        ) {
+            let piece = |(nth, bytes): (u64, &u64)| Piece { from: nth * 2000, to: (1 << 40) - nth * 2000, bytes: *bytes };
+            let pieces: Vec<Piece> = (0..).zip(&lens).map(piece).collect();
+            let pages = Pages::new(&pieces, lens.iter().sum());
+            let mut work = Work { how, slots: 1, pages, parcel_bytes, call_bytes };
+            let mut places = vec![Piece { from: 0, to: 0, bytes: 0 }; 2 * work.places()];
+            let (places, mut all) = (work.places(), List::new(&mut places, &[]));
+            let mut list = all.part(places);
+            prop_assert_eq!((list.left(), all.left()), (places, places));
+            while work.pages.bytes() > 0 {
+                prop_assert!(list.left() > 0);
+                let whole = parcel_bytes.min(work.pages.bytes());
+                let listed = match how {
+                    How::Straight => list.straight(&mut work.pages, parcel_bytes),
+                    _ => list.through_slot(Direction::HostToDevice, &mut work.pages, 0, parcel_bytes),
+                };
+                prop_assert_eq!(listed.bytes, whole);
+                let kept = if listed.are_shorter(call_bytes) { listed.pages.len() } else { 0 };
+                list.keep(kept);
+            }
+        }
     }
 }

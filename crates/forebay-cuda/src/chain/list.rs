@@ -49,6 +49,14 @@ impl<'a> List<'a> {
         self.free.len()
     }
 
+    /// The first places, or all if there are not so many, as a list of their own.
+    pub fn part(&mut self, places: usize) -> List<'a> {
+        let free = std::mem::take(&mut self.free);
+        let (part, free) = free.split_at_mut(places.min(free.len()));
+        self.free = free;
+        List::new(part, self.seams)
+    }
+
     /// Keeps the first places as they are: a kernel reads them from now on.
     pub fn keep(&mut self, places: usize) {
         self.free = &mut std::mem::take(&mut self.free)[places..];

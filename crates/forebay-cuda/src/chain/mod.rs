@@ -5,6 +5,8 @@
 
 mod courier;
 mod crew;
+mod direct;
+mod hands;
 mod inspect;
 mod list;
 mod lists;
@@ -21,6 +23,7 @@ use crate::links::Direction;
 use crate::rates::Rates;
 pub use courier::{BATCH_PIECES_MAX, Batch, Courier, Sent};
 use crew::Crew;
+use hands::Hands;
 pub use inspect::{Group, groups};
 use inspect::{Inspected, Outline, inspect};
 use pages::Pages;
@@ -28,7 +31,7 @@ pub use plan::Path;
 use set::{Chain, Set, Waits, is_small};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 use thiserror::Error;
 
@@ -87,6 +90,8 @@ pub struct Chains {
     rates: Rates,
     ways: HashMap<(u16, Direction), Way>,
     crews: HashMap<(u16, Direction), Mutex<Crew>>,
+    /// For couriers' batches: a caller's thread queues its own chain.
+    hands: OnceLock<Option<Hands>>,
     counters: Counters,
     epoch: Instant,
 }
@@ -198,6 +203,7 @@ impl Chains {
             rates,
             ways,
             crews,
+            hands: OnceLock::new(),
             counters: Counters::default(),
             epoch: Instant::now(),
         })
@@ -314,6 +320,7 @@ impl Chains {
             awaited_bytes: None, // Nobody knows what the GPU computes meanwhile.
             places,
             waits,
+            hands: None,
         };
         // SAFETY: by this function's contract; the set was taken and the target's context is current.
         let queued = unsafe { set.queue(chain, &mut crews) };

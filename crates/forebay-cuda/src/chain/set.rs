@@ -3,13 +3,14 @@
 //! for without us. This file knows how a chain is divided among crews; it must never know when that is allowed.
 
 use super::crew::{Crew, How, Work};
+use super::direct::Direct;
+use super::hands::Hands;
 use super::list::List;
 use super::lists::Lists;
 use super::pages::{Pages, are_shorter};
 use crate::device::{Event, StreamId};
-use crate::driver::CudaError;
 use crate::driver::abi::{Address, StreamHandle};
-use crate::driver::{BatchCopy, CopyList};
+use crate::driver::{CudaError, Relaxed};
 use crate::kernels::Kernels;
 use crate::links::{Direction, ENGINE_PIECE_BYTES};
 use std::ops::{DerefMut, Range};
@@ -23,41 +24,20 @@ const OWN_SLOT_BYTES: u64 = 2 << 20;
 /// A share is cut into this many parcels at least, if they are not too small then, so that its two hops overlap.
 const PARCELS: u64 = 4;
 const PARCEL_BYTES_MIN: u64 = 512 << 10;
-/// Pages as long as this on average go by copy engine too, many by one call: pages of 64 KiB came to an H200 at 54 of 55 GB/s so,
-/// with nothing to wait for while the engine computes, where a kernel waits for room on the GPU with each parcel (16 GB/s
-/// beside a prefill). Pages of 16 KiB came at 5 GB/s.
-const BATCH_PIECE_BYTES: u64 = 48 << 10;
 /// Pages as long as this on average go through a relay in strands. Shorter ones were not tried so.
 const STRAND_PIECE_BYTES: u64 = 48 << 10;
-/// Copies of one call. Before the first of them begins, a call takes half a microsecond for each (one call of 4,096 moved 39 GB/s);
-/// those of the call before keep the link busy meanwhile.
-const BATCH_COPIES: usize = 1024;
-/// Beside relays, which the same thread has to queue. A call for more than some 256 to 512 does not return before the link has done a part
-/// of them, and relays have nothing to do meanwhile: over two H100s' links, 32k tokens of 64 KiB pages came after 111 ms with calls for 1,024
-/// copies and after 66 with 128.
-const BATCH_COPIES_BESIDE: usize = 128;
-/// As many long pieces go by such calls too. One by one, there is a gap behind each: pieces of 1 MiB came to an H200 at 45 GB/s so, and at
-/// 51 to 53 by batches; the first token of a prompt of 128k tokens after 496 and 404 ms. A few pieces are there before a batch begins.
-const BATCH_COPIES_MIN: usize = 32;
-/// What is awaited goes by kernels if it is less in all, which are there before a batch has begun. They wait for room on the GPU while layers
-/// before compute: the first token of prompts of 1k, 4k, 8k and 16k tokens (4 to 64 MiB a layer) came after 13, 22, 42 and 82 ms on an H200 by
-/// kernels, and after 14, 16, 27 and 50 by batches.
-const AWAITED_BATCH_BYTES_MIN: u64 = 8 << 20;
-/// And if its pieces are shorter than this on average, though long enough for a copy engine: behind each call there is a gap, in which
-/// a kernel reads on. The first token of a prompt of 8k tokens came after 49 ms on an H200 by calls for 256 KiB each, after 43 with 512 KiB.
+/// What is awaited goes by kernels if its pieces are shorter than this on average, though long enough for a copy engine: behind each call
+/// there is a gap, in which a kernel reads on. The first token of a prompt of 8k tokens came after 49 ms on an H200 by calls for 256 KiB each, after 43 with 512 KiB.
 const AWAITED_CALL_BYTES_MIN: u64 = 1 << 20;
 
 /// Everything that chains for one GPU in one direction need, but for the crews of its peers.
 #[derive(Debug)]
 pub struct Set {
     target: Arc<Kernels>,
+    direct: Direct,
     own: Crew,
-    /// Where the driver copies many pieces by one call.
-    batch: Option<(BatchCopy, CopyList)>,
     /// Passed when the caller's stream has come to the copy.
     begun: Event,
-    /// Passed when the direct way's copies are over, where they are in a stream of their own.
-    direct: Event,
     /// Passed when the last chain is done.
     done: Arc<Event>,
     lists: Lists,
@@ -91,6 +71,8 @@ pub struct Chain<'a> {
     /// Where its lists may be, as [`Set::room_for`] said.
     pub places: Range<usize>,
     pub waits: Waits<'a>,
+    /// Who queues what its crews do, each crew's beside the others'. Without them the caller does.
+    pub hands: Option<&'a Hands>,
 }
 
 /// What a chain waits for.
@@ -109,10 +91,9 @@ impl Set {
         let (device, itself) = (target.device(), std::slice::from_ref(target));
         Ok(Set {
             target: Arc::clone(target),
+            direct: Direct::new(target)?,
             own: Crew::new(direction, target, itself, OWN_SLOTS, OWN_SLOT_BYTES)?,
-            batch: device.driver().batch_copy().map(|batch| (batch, CopyList::with_room(BATCH_COPIES))),
             begun: Event::new(device)?,
-            direct: Event::new(device)?,
             done: Arc::new(Event::new(device)?),
             lists: Lists::new(device)?,
             holder: None,
@@ -163,13 +144,11 @@ impl Set {
         crews: &mut [C],
     ) -> Result<(), CudaError> {
         self.holder = Some(chain.holder);
-        let direct = chain.pages.share(chain.shares[0]);
-        let by_batch = self.goes_by_batch(&chain, direct);
+        let share = chain.pages.share(chain.shares[0]);
+        let by_batch = self.direct.goes_by_batch(&chain, share);
         let call_bytes =
             if chain.awaited_bytes.is_some() { AWAITED_CALL_BYTES_MIN } else { ENGINE_PIECE_BYTES };
-        let by_kernel = !by_batch && are_shorter(call_bytes, direct.pieces(), direct.bytes());
-        // Few calls for the direct way, so that the lane is at work while the rest is queued.
-        let whole = if by_kernel { Ok(()) } else { self.queue_direct(&chain, direct, by_batch) };
+        let by_kernel = !by_batch && are_shorter(call_bytes, share.pieces(), share.bytes());
         let begun = match chain.waits {
             Waits::Nothing => None,
             Waits::Stream => Some(&self.begun),
@@ -177,9 +156,9 @@ impl Set {
         };
         let mut at_work: Vec<(&mut Crew, Work)> = Vec::with_capacity(crews.len() + 1);
         if by_kernel {
-            let is_straight = chain.is_scattered || !is_small(direct.pieces(), direct.bytes());
+            let is_straight = chain.is_scattered || !is_small(share.pieces(), share.bytes());
             let how = if is_straight { How::Straight } else { How::Turns };
-            let work = Work { call_bytes, ..work(direct, &self.own, how) };
+            let work = Work { call_bytes, ..work(share, &self.own, how) };
             at_work.push((&mut self.own, work));
         }
         for (crew, share) in crews.iter_mut().zip(&chain.shares[1..]) {
@@ -189,10 +168,22 @@ impl Set {
         }
         let target = self.target.device().index();
         let mut list = self.lists.open(&chain.places, chain.seams);
-        let begin =
-            |(crew, work): &mut (&mut Crew, Work)| crew.begin(chain.holder, &self.done, begun, target, work);
-        let queued = at_work.iter_mut().try_for_each(begin);
-        let queued = queued.and_then(|()| queue_in_turn(&mut at_work, target, &mut list));
+        let order = Order { holder: chain.holder, done: &self.done, begun, target: &self.target };
+        let direct = &mut self.direct;
+        // SAFETY: by this function's contract.
+        let mut direct = || if by_kernel { Ok(()) } else { unsafe { direct.queue(&chain, share, by_batch) } };
+        let (whole, queued) = match chain.hands {
+            Some(hands) => {
+                let parts = at_work.iter_mut().map(|work| (list.part(work.1.places()), work)).collect();
+                hands.beside(
+                    parts,
+                    |(mut list, work)| order.queue_here(std::slice::from_mut(work), &mut list),
+                    direct,
+                )
+            }
+            // Few calls for the direct way, so that the lane is at work while the rest is queued.
+            None => (direct(), order.queue(&mut at_work, &mut list)),
+        };
         let listed = chain.places.len() - list.left();
         // All of them, also after an error.
         let joins = at_work.iter().map(|(crew, work)| crew.join(chain.joined, target, work));
@@ -221,72 +212,11 @@ impl Set {
         self.holder = None;
         self.is_lost = false;
     }
-
-    /// Whether a row is long enough for a batch, in a stream that takes one.
-    fn goes_by_batch(&self, chain: &Chain, pages: Pages) -> bool {
-        let least_copies = if is_small(pages.pieces(), pages.bytes()) { 2 } else { BATCH_COPIES_MIN };
-        let may_wait = chain.awaited_bytes.is_none_or(|bytes| bytes >= AWAITED_BATCH_BYTES_MIN);
-        let is_possible = self.batch.is_some() && BatchCopy::fits(chain.stream);
-        pages.pieces() >= least_copies && is_worth_a_batch(pages) && may_wait && is_possible
-    }
-
-    /// Queues the direct way's copies in the chain's stream.
-    fn queue_direct(&mut self, chain: &Chain, pages: Pages, by_batch: bool) -> Result<(), CudaError> {
-        if let Waits::For(event) = chain.waits {
-            event.hold(chain.stream)?;
-        }
-        let queued = match &mut self.batch {
-            Some((batch, list)) if by_batch => {
-                let most = if chain.shares.len() > 1 { BATCH_COPIES_BESIDE } else { BATCH_COPIES };
-                queue_batch(&self.target, *batch, list, most, chain.stream, pages)
-            }
-            _ => queue_one_by_one(&self.target, chain.stream, pages),
-        };
-        if chain.joined == chain.stream {
-            return queued;
-        }
-        let joined = self.direct.record_in(chain.stream).and_then(|()| self.direct.hold(chain.joined));
-        queued.and(joined)
-    }
-}
-
-/// Queues a row's copies, as many as that by one call.
-fn queue_batch(
-    target: &Kernels,
-    batch: BatchCopy,
-    list: &mut CopyList,
-    most: usize,
-    stream: StreamHandle,
-    mut pages: Pages,
-) -> Result<(), CudaError> {
-    let driver = target.device().driver();
-    while let Some(piece) = pages.next(u64::MAX) {
-        list.add(piece.from, piece.to, piece.bytes);
-        if list.len() == most || pages.bytes() == 0 {
-            // SAFETY: by the contract of `Set::queue`; whoever calls this has asked whether the stream takes batches.
-            unsafe { batch.queue(driver, list, stream)? };
-        }
-    }
-    Ok(())
-}
-
-/// Queues a row's copies.
-fn queue_one_by_one(target: &Kernels, stream: StreamHandle, mut pages: Pages) -> Result<(), CudaError> {
-    while let Some(piece) = pages.next(u64::MAX) {
-        // SAFETY: by the contract of `Set::queue`.
-        unsafe { target.device().copy_in(stream, piece.from, piece.to, piece.bytes)? };
-    }
-    Ok(())
 }
 
 /// Whether these are pages too small for a copy engine.
 pub fn is_small(pieces: usize, bytes: u64) -> bool {
     are_shorter(ENGINE_PIECE_BYTES, pieces, bytes)
-}
-
-/// Whether pieces are long enough on average for copy engines that take many by one call.
-fn is_worth_a_batch(pages: Pages) -> bool {
-    pages.bytes() >= BATCH_PIECE_BYTES * pages.pieces() as u64
 }
 
 /// How a relay works. Kernels of the target wait for room on it while an engine computes, and what the engine waits for comes late. So
@@ -307,16 +237,39 @@ fn work<'a>(pages: Pages<'a>, crew: &Crew, how: How) -> Work<'a> {
     Work { how, slots: crew.slots_for(parcels, how), pages, parcel_bytes, call_bytes }
 }
 
-/// Queues a parcel of each crew in turn, so that all lanes are at work soon.
-fn queue_in_turn(at_work: &mut [(&mut Crew, Work)], target: u16, list: &mut List) -> Result<(), CudaError> {
-    while at_work.iter().any(|(_, work)| work.pages.bytes() > 0) {
+/// For whom crews work, and when they may begin.
+#[derive(Debug, Clone, Copy)]
+struct Order<'a> {
+    holder: StreamId,
+    done: &'a Arc<Event>,
+    begun: Option<&'a Event>,
+    target: &'a Kernels,
+}
+
+impl<'a> Order<'a> {
+    /// Has crews begin, and queues a parcel of each in turn, so that all lanes are at work soon. The target's context is current.
+    fn queue(self, at_work: &mut [(&mut Crew, Work)], list: &mut List) -> Result<(), CudaError> {
+        let target = self.target.device().index();
         for (crew, work) in at_work.iter_mut() {
-            if list.left() == 0 {
-                return Err(CudaError::full("list of pages"));
-            }
-            // SAFETY: by the contract of `Set::queue`; the list is pinned.
-            unsafe { crew.queue(target, work, list)? };
+            crew.begin(self.holder, self.done, self.begun, target, work)?;
         }
+        while at_work.iter().any(|(_, work)| work.pages.bytes() > 0) {
+            for (crew, work) in at_work.iter_mut() {
+                if list.left() == 0 {
+                    return Err(CudaError::full("list of pages"));
+                }
+                // SAFETY: by the contract of `Set::queue`; the list is pinned.
+                unsafe { crew.queue(target, work, list)? };
+            }
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// The same for some of them, on whatever thread.
+    fn queue_here(self, at_work: &mut [(&mut Crew, Work)], list: &mut List) -> Result<(), CudaError> {
+        let device = self.target.device();
+        let _relaxed = Relaxed::enter(device.driver());
+        let _current = device.enter()?;
+        self.queue(at_work, list)
+    }
 }

@@ -314,7 +314,7 @@ fn what_is_awaited_and_short_goes_over_its_own_link() {
         let world = fake.world(CopierOptions::default());
         let to_gpu = courier(&world, Direction::HostToDevice);
         let bytes = 48 * MIB;
-        for (awaited_bytes, is_relayed) in [(Some(bytes), false), (Some(128 * MIB), true), (None, true)] {
+        for (awaited_bytes, is_relayed) in [(Some(15 * MIB), false), (Some(16 * MIB), true), (None, true)] {
             let (source, memory) = (world.host(bytes), world.memory(0, 2 * bytes));
             let relayed = || world.copier.chains().counters().relayed_bytes.load(Ordering::Relaxed);
             let before = relayed();
@@ -373,6 +373,45 @@ fn what_goes_to_a_gpu_over_relays_waits_for_none_of_its_kernels_and_takes_few_ca
             assert!(target.bytes() == pattern(number, bytes), "{awaited_bytes:?} {page}");
         }
         drop(to_gpu);
+        world.end();
+    });
+}
+
+#[test]
+fn a_call_of_the_direct_way_that_comes_back_late_holds_up_no_relay() {
+    alone("courier::a_call_of_the_direct_way_that_comes_back_late_holds_up_no_relay", &[], |fake| {
+        let world = fake.world(CopierOptions::default());
+        let to_gpu = courier(&world, Direction::HostToDevice);
+        let bytes = 48 * MIB;
+        let (source, target, memory) = (world.host(bytes), world.host(bytes), world.memory(0, 2 * bytes));
+        source.fill(&pattern(8, bytes));
+        let pages = |direction, host| pages(direction, host, memory.address(), 64 << 10, bytes);
+        let pieces = pages(Direction::HostToDevice, source.address());
+        let launches = || fake.stat("cuLaunchKernel");
+        let before = launches();
+        // Only the direct way uses these here: the side of the host is one run.
+        fake.control("stall cuMemcpyBatchAsync");
+        let ended = Event::to_sleep_for(to_gpu.device()).unwrap();
+        let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: None };
+        let chains = world.copier.chains();
+        let parcels = std::thread::scope(|scope| {
+            // SAFETY: the memory outlives the copies, and is used for nothing else.
+            let sender = scope.spawn(|| unsafe { chains.send(&to_gpu, &batch, &ended) });
+            let until = Instant::now() + Duration::from_secs(20);
+            while launches() - before < 8 && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let parcels = launches() - before;
+            fake.control("resume cuMemcpyBatchAsync");
+            assert!(matches!(sender.join().unwrap(), Ok(Sent::Queued(Ok(())))));
+            parcels
+        });
+        assert!(parcels >= 8, "{parcels} parcels were on their way");
+        ended.synchronize().unwrap();
+        let back = pages(Direction::DeviceToHost, target.address());
+        send(&world, &courier(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
+        assert!(target.bytes() == pattern(8, bytes));
+        drop((to_gpu, ended));
         world.end();
     });
 }
