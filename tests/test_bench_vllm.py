@@ -90,6 +90,14 @@ def test_other_tokens_than_vllm_alone_says_are_told(ttft: Any, tmp_path: pathlib
     assert (tmp_path / "ttft.json").exists() and "Forebay" in (tmp_path / "restore.svg").read_text()
 
 
+def test_an_engine_that_computes_otherwise_has_to_say_again_what_it_said_cold(ttft: Any) -> None:
+    measured = found(ttft, plain=0.01, memory=0.04)
+    size = measured.parts["memory"].sizes["8192"]
+    for cold, said, wrong in (([1], [1, 9], 1), ([4], [4, 9], 0), ([4], [1, 2], 1), ([], [4, 9], 1)):
+        size.said_cold, size.said = cold, [said]
+        assert len(ttft.wrong_tokens(measured)) == wrong, (cold, said)
+
+
 def test_every_point_of_the_picture_lies_in_its_panel(ttft: Any) -> None:
     plot = sys.modules["vllm_plot"]
     curve = plot.Curve("Forebay", "#1d4ed8", False, [(1024, 3.0), (131072, 54.9)])
