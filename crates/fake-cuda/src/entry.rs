@@ -94,6 +94,7 @@ pub fn enter(symbol: &'static str, per_thread: bool, body: impl FnOnce(&mut Call
     }
     while call.faults.is_stalled(symbol) {
         call.state.wait(&signals().done);
+        call.calling = symbol;
     }
     body(&mut call).err().unwrap_or(Code::SUCCESS).0
 }

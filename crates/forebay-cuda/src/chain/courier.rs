@@ -100,6 +100,8 @@ impl Chains {
             let holder = device.id_of(joined.handle())?;
             drop(current);
             let turn = AtomicUsize::new(0);
+            // Now, so that no load waits until threads have begun.
+            self.hands();
             Ok(Courier { device: Arc::clone(device), direction, work, turn, worked, joined, holder })
         };
         Some(make())
@@ -175,9 +177,10 @@ impl Chains {
         Ok(())
     }
 
-    /// Hands for all relays of a GPU in both directions, from the first batch on that has use for them.
+    /// Hands for all relays of a GPU in both directions. None where there are no relays, or no threads: who sends a batch queues all of
+    /// it then.
     fn hands(&self) -> Option<&Hands> {
-        let most = self.ways.values().map(|way| way.relays.len()).max();
+        let most = self.ways.values().map(|way| way.relays.len()).max().filter(|relays| *relays > 0);
         self.hands.get_or_init(|| most.and_then(|relays| Hands::new(2 * relays))).as_ref()
     }
 

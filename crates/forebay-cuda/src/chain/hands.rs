@@ -1,6 +1,6 @@
-//! Hands: threads that queue the work of a batch's crews, each beside the others and beside the thread that queues the direct way. The
-//! driver wants about half a microsecond for each page, so one thread queues 64 MiB of 64 KiB pages at 79 GB/s, which is less than two
-//! links carry. Nobody's stream waits for them: whoever sends a batch comes back when all of it is queued. This file knows threads; it
+//! Hands: threads that queue the work of a batch's relays, each beside the others and beside the thread that queues the direct way. The
+//! driver wants close to a microsecond for each page, so one thread queues 64 MiB of 64 KiB pages at 79 GB/s, which is less than two links
+//! carry. Nobody's stream waits for them: whoever sends a batch comes back when all of it is queued. This file knows threads; it
 //! must never know what they queue.
 
 use crate::driver::CudaError;
@@ -44,6 +44,7 @@ mod tests {
 
     #[test]
     fn all_is_done_at_the_same_time_and_over_when_it_comes_back() {
+        // All three have to be there before one goes on.
         let (hands, meet) = (Hands::new(2).unwrap(), Barrier::new(3));
         let mut places = [0; 2];
         let work = places.iter_mut().collect();

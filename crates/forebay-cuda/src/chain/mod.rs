@@ -251,7 +251,7 @@ impl Chains {
         let _relaxed = Relaxed::enter(self.driver);
         // One at a time: what the second one finds lost must not have been regained and given away meanwhile.
         let _settling = lock(&way.settling);
-        let (is_lost, done) = lock(&way.set).settle();
+        let Some(done) = lock(&way.set).settle() else { return };
         for crew in way.relays.iter().filter_map(|relay| self.crews.get(&(*relay, direction))) {
             let mut crew = lock(crew);
             // What it does for another GPU may be behind a stream that somebody holds up.
@@ -260,9 +260,7 @@ impl Chains {
             }
         }
         // A set that is lost has had no chain since.
-        if is_lost {
-            lock(&way.set).regain();
-        }
+        lock(&way.set).regain();
     }
 
     /// As [`copy`](Chains::copy), with its contract.

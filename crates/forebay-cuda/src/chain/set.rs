@@ -169,17 +169,16 @@ impl Set {
         let target = self.target.device().index();
         let mut list = self.lists.open(&chain.places, chain.seams);
         let order = Order { holder: chain.holder, done: &self.done, begun, target: &self.target };
-        let direct = &mut self.direct;
+        let (direct, is_direct) = (&mut self.direct, !by_kernel);
         // SAFETY: by this function's contract.
-        let mut direct = || if by_kernel { Ok(()) } else { unsafe { direct.queue(&chain, share, by_batch) } };
+        let mut direct = || if is_direct { unsafe { direct.queue(&chain, share, by_batch) } } else { Ok(()) };
         let (whole, queued) = match chain.hands {
             Some(hands) => {
-                let parts = at_work.iter_mut().map(|work| (list.part(work.1.places()), work)).collect();
-                hands.beside(
-                    parts,
-                    |(mut list, work)| order.queue_here(std::slice::from_mut(work), &mut list),
-                    direct,
-                )
+                let (own, relays) = at_work.split_at_mut(usize::from(by_kernel));
+                let parts: Vec<_> =
+                    relays.iter_mut().map(|work| (list.part(work.1.places()), work)).collect();
+                let each = |(mut list, work)| order.queue_here(std::slice::from_mut(work), &mut list);
+                hands.beside(parts, each, || direct().and(order.queue(own, &mut list)))
             }
             // Few calls for the direct way, so that the lane is at work while the rest is queued.
             None => (direct(), order.queue(&mut at_work, &mut list)),
@@ -199,11 +198,15 @@ impl Set {
         whole.and(queued).and(ended)
     }
 
-    /// Waits until nothing of the target's own crew is under way. Says whether the set is lost, and until when its crews work: it is
-    /// lost until all of these have been waited for too, and [`regain`](Set::regain) is told.
-    pub fn settle(&mut self) -> (bool, Arc<Event>) {
+    /// If the set is lost, waits until nothing of the target's own crew is under way. Says until when its other crews work: it is lost
+    /// until all of these have been waited for too, and [`regain`](Set::regain) is told.
+    pub fn settle(&mut self) -> Option<Arc<Event>> {
+        // What is not lost is behind the stream of its chain, which may be anybody's.
+        if !self.is_lost {
+            return None;
+        }
         self.own.settle();
-        (self.is_lost, Arc::clone(&self.done))
+        Some(Arc::clone(&self.done))
     }
 
     /// Nothing of any chain is under way any more.

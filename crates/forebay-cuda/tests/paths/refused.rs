@@ -217,3 +217,43 @@ fn no_kernel_is_left_behind_unless_its_lists_are_kept() {
         }
     });
 }
+
+#[test]
+fn a_copy_that_is_refused_before_it_has_the_set_waits_for_no_chain_of_another_stream() {
+    alone(
+        "refused::a_copy_that_is_refused_before_it_has_the_set_waits_for_no_chain_of_another_stream",
+        &[],
+        |fake| {
+            let world = fake.world(CopierOptions::default());
+            let (page, bytes) = (16 << 10, 2 * MIB);
+            let (stuck_site, site) = (Site::new(&world, page, bytes), Site::new(&world, page, bytes));
+            let device = stuck_site.memory.device();
+            let stuck = Stream::new(device).unwrap();
+            let current = device.enter().unwrap();
+            let held = fake.hold(device, stuck.handle());
+            let there = pages(
+                Direction::HostToDevice,
+                stuck_site.source.address(),
+                stuck_site.memory.address(),
+                page,
+                bytes,
+            );
+            // SAFETY: all memory outlives the copies, and nothing else uses it.
+            assert_eq!(unsafe { world.copier.copy_in_stream(&there, stuck.handle()).unwrap() }, None);
+            drop(current);
+            let (over, copied) = channel();
+            let releasing = std::thread::spawn(move || {
+                let ended_first = copied.recv_timeout(Duration::from_secs(5)).is_ok();
+                held.release();
+                (held, ended_first)
+            });
+            assert!(site.there_and_back(Direction::HostToDevice, "fail cuStreamGetId 1 719"));
+            let _ = over.send(());
+            let (held, ended_first) = releasing.join().unwrap();
+            stuck.synchronize().unwrap();
+            assert!(ended_first, "it waited for a stream that somebody else holds up");
+            drop((stuck, held, stuck_site, site));
+            world.end();
+        },
+    );
+}
