@@ -208,6 +208,7 @@ class PagedCache:
         name: str | None = None,
         tenant: int = 0,
         copy_threads: int = 2,
+        sibling_devices: Sequence[int] = (),
     ) -> Self: ...
     @property
     def is_connected(self) -> bool: ...

@@ -43,13 +43,17 @@ pub struct PagedOptions {
     /// Chunks that the node is asked to bring, and as many that it has slots for, at a time. Others wait; a node would refuse
     /// what is beyond its `loads_per_client` and `slots_per_client`.
     pub chunks_at_a_time: usize,
+    /// GPUs on which the same engine has other caches. Each copies for itself when the others do, so their links carry nothing for this
+    /// one; a process cannot see that of another.
+    pub sibling_devices: Vec<u16>,
 }
 
 impl PagedOptions {
     /// Two threads, and the default limits.
     pub fn new(client: ClientOptions) -> PagedOptions {
         let (storing_bytes_max, chunks_at_a_time) = (STORING_BYTES_MAX, CHUNKS_AT_A_TIME);
-        PagedOptions { client, threads: 2, storing_bytes_max, chunks_at_a_time }
+        let sibling_devices = Vec::new();
+        PagedOptions { client, threads: 2, storing_bytes_max, chunks_at_a_time, sibling_devices }
     }
 }
 
@@ -147,7 +151,7 @@ impl PagedCache {
         })
     }
 
-    /// A cache in memory of the GPU of an ordinal. The links of all GPUs that the process sees carry it.
+    /// A cache in memory of the GPU of an ordinal. The links of all GPUs that the process sees carry it, but for its siblings'.
     ///
     /// # Safety
     /// The pages must be memory of that GPU until [`close`](PagedCache::close) has returned. A page that is being loaded or stored
@@ -157,9 +161,10 @@ impl PagedCache {
         device: u16,
         options: PagedOptions,
     ) -> Result<PagedCache, NotOpened> {
+        let siblings = options.sibling_devices.clone();
         PagedCache::open(cache, options, |_, cache| {
             // SAFETY: by the caller's promise.
-            let copies = unsafe { CudaCopies::new(cache, device)? };
+            let copies = unsafe { CudaCopies::new(cache, device, &siblings)? };
             Ok(Arc::new(copies))
         })
     }

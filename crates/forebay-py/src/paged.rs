@@ -28,7 +28,7 @@ impl PagedCache {
     #[new]
     #[pyo3(signature = (
         socket, layers, *, page_tokens, chunk_tokens, heads, device = None, token = Vec::new(), name = None,
-        tenant = 0, copy_threads = 2
+        tenant = 0, copy_threads = 2, sibling_devices = Vec::new()
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a constructor")]
     fn new(
@@ -43,13 +43,14 @@ impl PagedCache {
         name: Option<String>,
         tenant: u16,
         copy_threads: usize,
+        sibling_devices: Vec<u16>,
     ) -> PyResult<PagedCache> {
         let cache = shape(layers, &page_tokens, &heads, chunk_tokens)?;
         let mut client = ClientOptions { token, tenant: TenantId(tenant), ..ClientOptions::new(socket) };
         if let Some(name) = name {
             client.name = name;
         }
-        let options = PagedOptions { threads: copy_threads, ..PagedOptions::new(client) };
+        let options = PagedOptions { threads: copy_threads, sibling_devices, ..PagedOptions::new(client) };
         // SAFETY: whoever makes a `PagedCache` promises that the addresses are its pages until `close` has returned; a program
         // that gives other numbers is as wrong as one that gives them to ctypes.
         let opened = py.detach(|| unsafe {

@@ -15,7 +15,7 @@ use crate::copies::{Copies, Direction, Job, NotCopied};
 use arenas::Arenas;
 use forebay_cuda::chain::{Batch, Courier, Sent};
 use forebay_cuda::device::{Device, Event};
-use forebay_cuda::driver::{CudaError, Relaxed, abi::StreamHandle};
+use forebay_cuda::driver::{CudaError, Driver, Relaxed, abi::StreamHandle};
 use forebay_cuda::ends::Ends;
 use forebay_cuda::remote::NodeRelays;
 use forebay_cuda::{Copier, CopierOptions};
@@ -71,15 +71,19 @@ fn failed(error: impl ToString) -> NotCopied {
 }
 
 impl CudaCopies {
-    /// The way to a cache in memory of the GPU of an ordinal, over the links of all GPUs that are visible.
+    /// The way to a cache in memory of the GPU of an ordinal, over the links of all GPUs that are visible but for its siblings.
     ///
     /// # Safety
     ///
     /// The pages of the cache are memory of that GPU and stay so until everything that was begun has ended.
-    pub unsafe fn new(cache: &CacheShape, device: u16) -> Result<CudaCopies, NotCopied> {
+    pub unsafe fn new(cache: &CacheShape, device: u16, siblings: &[u16]) -> Result<CudaCopies, NotCopied> {
+        let driver = Driver::load().map_err(failed)?;
+        let visible = 0..Device::count(driver).map_err(failed)?;
+        let devices = visible.filter(|other| *other == device || !siblings.contains(other)).collect();
         // What couriers carry goes over the GPUs of this process alone.
-        let options = CopierOptions { relays: NodeRelays::None, ..CopierOptions::default() };
-        let copier = Copier::start(&options).map_err(failed)?;
+        let options =
+            CopierOptions { relays: NodeRelays::None, devices: Some(devices), ..CopierOptions::default() };
+        let copier = Copier::with_driver(driver, &options).map_err(failed)?;
         let lane = |direction, name| {
             let no_device = || failed(format!("device: {device} is not visible"));
             let courier =

@@ -76,6 +76,26 @@ fn what_one_cache_stores_another_loads_with_every_byte_right_over_all_lanes() {
 }
 
 #[test]
+fn what_is_for_one_gpu_goes_over_no_link_of_its_siblings() {
+    alone("what_is_for_one_gpu_goes_over_no_link_of_its_siblings", &THREE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let (first, last) = (site.rank(fake, &[0, 1]), site.rank(fake, &[0, 1, 2]));
+        let (from, to) = (blocks(3), blocks(9));
+        first.store(1, &from, 1, 7);
+        let carried = || [1, 2].map(|gpu| fake.stat(&format!("bytes.h2d.{gpu}")));
+        let before = carried();
+        for (engine, relays) in [(&first, [false, true]), (&last, [false, false])] {
+            let since = carried();
+            engine.begin_load(2, &to, 1, false);
+            assert_eq!((engine.end_of(2).tokens, carried()[0]), (TOKENS as u64, before[0]));
+            assert!(engine.has(&to, &from, 7, TOKENS));
+            assert_eq!([0, 1].map(|gpu| carried()[gpu] > since[gpu]), relays);
+        }
+    });
+}
+
+#[test]
 fn a_store_comes_behind_what_was_queued_before_it() {
     alone("a_store_comes_behind_what_was_queued_before_it", &ONE, |fake| {
         let site = Site::new();

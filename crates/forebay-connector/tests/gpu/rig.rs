@@ -36,12 +36,18 @@ impl Site {
     }
 
     pub fn engine(&self, fake: &Fake) -> Engine {
+        self.rank(fake, &[])
+    }
+
+    /// An engine that is one of several, on these GPUs.
+    pub fn rank(&self, fake: &Fake, sibling_devices: &[u16]) -> Engine {
         // Every death of a node here is the end of a connection: no answer is merely late.
         let client = ClientOptions {
             answer_limit_us: 30_000_000,
             ..ClientOptions::new(self.0.path().join("node.sock"))
         };
-        Engine::new(fake, PagedOptions::new(client))
+        let sibling_devices = sibling_devices.to_vec();
+        Engine::new(fake, PagedOptions { sibling_devices, ..PagedOptions::new(client) })
     }
 }
 

@@ -291,6 +291,12 @@ def stream_of(device: Any) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
+def devices_of_ranks(vllm_config: Any) -> range:
+    """The GPUs of all workers on this host, data-parallel ones too: vLLM gives them by number, from 0 on."""
+    parallel = vllm_config.parallel_config
+    return range(parallel.local_world_size * max(1, parallel.data_parallel_size_local))
+
+
 def world(vllm_config: Any) -> tuple[int, int]:
     """This worker's rank, tensor-parallel ranks first, and how many there are."""
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group

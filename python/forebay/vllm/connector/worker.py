@@ -116,6 +116,7 @@ class WorkerHalf:
             name=f"vllm {self.vllm_config.kv_transfer_config.engine_id} rank {self.rank}",
             tenant=self.settings.tenant,
             copy_threads=self.settings.copy_threads,
+            sibling_devices=compat.devices_of_ranks(self.vllm_config),
         )
 
     def place(self, name: str, tensor: Any, group: int) -> tuple[int, int, int, int, int]:
