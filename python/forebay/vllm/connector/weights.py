@@ -1,13 +1,20 @@
 """The digest of a model's weights, from its files.
 
-Knows files: each one's size, header and samples of its bytes. Weights of the same shape that differ
-anywhere differ nearly everywhere, so samples tell them apart; reading all of a large model would take
-minutes at each start. Must never know the served name, which says nothing about weights.
+Knows files, and of each the cheapest that tells its bytes apart: the name of its blob in a cache of Hugging
+Face, which is a digest of them all; else, of safetensors, all of the small tensors and samples of each large
+one; else samples of the whole. Reading all of a large model would take minutes at each start. What samples
+miss is not told apart: a few elements changed within a large tensor, and in formats other than safetensors a
+small tensor too. A cache is believed: what was changed within a blob is not seen. `weights_digest` in
+kv_connector_extra_config says it then. Must never know the served name, which says nothing about weights,
+nor where files lie.
 """
 
 import hashlib
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from forebay.errors import InvalidError
 
@@ -15,6 +22,15 @@ ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 SAMPLES = 64
 SAMPLE_BYTES = 4096
 HEAD_BYTES = 1 << 20
+# Scales and norms are smaller than this, and are few bytes beside the rest.
+WHOLE_BYTES = 256 << 10
+TENSOR_SAMPLES = 16
+# The limit of safetensors itself.
+HEADER_BYTES = 100_000_000
+# What Hugging Face names large files in a cache by. Small ones have 40 digits, of Git's.
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+Span = tuple[int, int]  # of a file: from where, up to where
 
 
 def digest_of_weights(model: str, revision: str | None, load_format: str, config: str, seed: int) -> bytes:
@@ -30,10 +46,10 @@ def digest_of_weights(model: str, revision: str | None, load_format: str, config
             f"model is {model!r} and {folder} has no weights in files ending in {', '.join(ENDINGS)}; "
             "set weights_digest in kv_connector_extra_config"
         )
-    digest = hashlib.sha256(b"forebay weights 1")
+    digest = hashlib.sha256(b"forebay weights 2")
     for path in files:
         digest.update(path.name.encode() + b"\0")
-        for part in samples(path):
+        for part in parts(path):
             digest.update(part)
     return digest.digest()
 
@@ -52,6 +68,70 @@ def folder_of(model: str, revision: str | None) -> Path:
             f"model is {model!r}, whose files were not found on this host ({error}); "
             "set weights_digest in kv_connector_extra_config"
         ) from error
+
+
+def parts(path: Path) -> Iterator[bytes]:
+    """What stands for a file's bytes, after a word that says in which way they were looked at."""
+    blob = blob_of(path)
+    if blob is not None:
+        yield b"blob\0" + blob.encode()
+        return
+    spans = spans_of(path) if path.suffix == ".safetensors" else None
+    if spans is None:
+        yield b"samples\0"
+        yield from samples(path)
+    else:
+        yield b"tensors\0"
+        yield from tensors(path, spans)
+
+
+def blob_of(path: Path) -> str | None:
+    """The SHA-256 of all bytes, where the file is a link to a blob that is named by it."""
+    target = path.resolve()
+    return target.name if target.parent.name == "blobs" and SHA256.fullmatch(target.name) else None
+
+
+def spans_of(path: Path) -> list[Span] | None:
+    """Where the header is, and each tensor, in the order of the file; none if the header is nonsense."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        data = 8 + int.from_bytes(file.read(8), "little")
+        if data > min(size, 8 + HEADER_BYTES):
+            return None
+        try:
+            header = json.loads(file.read(data - 8).decode())
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(header, dict):
+        return None
+    found = []
+    for name, tensor in header.items():
+        match tensor:
+            case {"data_offsets": [int(first), int(end)]} if 0 <= first <= end <= size - data:
+                found.append((data + first, data + end))
+            case _ if name != "__metadata__":
+                return None
+    return [(0, data), *sorted(found)]
+
+
+def tensors(path: Path, spans: list[Span]) -> Iterator[bytes]:
+    """The header, which says how long all that follows is; then of each tensor all, or samples."""
+    with path.open("rb") as file:
+        yield read(file, *spans[0])
+        for first, end in spans[1:]:
+            if end - first <= WHOLE_BYTES:
+                yield read(file, first, end)
+                continue
+            for sample in range(TENSOR_SAMPLES):
+                # The first one is at the beginning, and the last one ends where the tensor does.
+                at = first + (end - first - SAMPLE_BYTES) * sample // (TENSOR_SAMPLES - 1)
+                yield read(file, at, at + SAMPLE_BYTES)
+
+
+def read(file: BinaryIO, first: int, end: int) -> bytes:
+    """The bytes of a span."""
+    file.seek(first)
+    return file.read(end - first)
 
 
 def samples(path: Path) -> Iterator[bytes]:
