@@ -107,6 +107,20 @@ def test_who_waits_for_room_keeps_its_place_while_the_node_is_asked_again() -> N
     assert chunks(place.found(one)) == 10
 
 
+@pytest.mark.parametrize(("step_s", "holds"), [(0.01, True), (0.5, True), (1.5, True), (2.5, False)])
+def test_who_waits_for_room_keeps_its_place_also_where_steps_are_long(step_s: float, holds: bool) -> None:
+    place = Place()
+    one, asked = place.request(), 0
+    place.finder.memory[place.facts.shape] = 10
+    assert chunks(place.found(one)) == 10
+    for _ in range(4):  # The node's answer is heard of a step after it was asked for.
+        place.finder.is_slow = True
+        asked += chunks(place.found(one, step_s)) == 10
+        place.finder.is_slow = False
+        assert chunks(place.found(one, step_s)) == 10
+    assert asked == (4 if holds else 0)
+
+
 @pytest.mark.parametrize(("windows", "known"), [(False, 4), (True, 10)])
 def test_what_only_peers_have_is_stored_here_too(windows: bool, known: int) -> None:
     place = Place(windows)

@@ -71,21 +71,37 @@ def test_a_bad_setting_is_named_with_what_is_allowed(extra: dict[str, Any], says
 
 
 @pytest.mark.parametrize(
-    ("possible", "handed", "others", "load_s", "way"),
+    ("possible", "handed", "others", "load_s", "computes_s", "in_memory", "way"),
     [
-        (True, False, 0, None, Way.LAYERWISE),
-        (True, False, 0, 9.0, Way.LAYERWISE),
-        (True, False, 1, None, Way.BACKGROUND),
-        (True, False, 1, 0.001, Way.LAYERWISE),
-        (True, False, 7, 0.1, Way.BACKGROUND),
-        (True, True, 0, 0.001, Way.BACKGROUND),
-        (False, False, 0, 0.001, Way.BACKGROUND),
+        (True, False, 0, None, 0.0, True, Way.LAYERWISE),
+        (True, False, 0, None, 9.0, False, Way.BACKGROUND),
+        (True, False, 0, 0.4, 0.0, False, Way.LAYERWISE),
+        (True, False, 0, 9.0, 0.0, True, Way.BACKGROUND),
+        (True, False, 0, 9.0, 8.8, False, Way.LAYERWISE),
+        (True, False, 1, None, 9.0, True, Way.BACKGROUND),
+        (True, False, 1, 0.001, 0.0, True, Way.LAYERWISE),
+        (True, False, 7, 0.1, 9.0, True, Way.BACKGROUND),
+        (True, True, 0, 0.001, 9.0, True, Way.BACKGROUND),
+        (False, False, 0, 0.001, 9.0, True, Way.BACKGROUND),
     ],
 )
 def test_others_are_not_held_up_by_a_long_load(
-    possible: bool, handed: bool, others: int, load_s: float | None, way: Way
+    possible: bool,
+    handed: bool,
+    others: int,
+    load_s: float | None,
+    computes_s: float,
+    in_memory: bool,
+    way: Way,
 ) -> None:
-    said = way_of_loading(layerwise_possible=possible, handed=handed, others=others, load_s=load_s)
+    said = way_of_loading(
+        layerwise_possible=possible,
+        handed=handed,
+        others=others,
+        load_s=load_s,
+        computes_s=computes_s,
+        in_memory=in_memory,
+    )
     assert said is way
 
 
@@ -169,11 +185,18 @@ def test_a_ticket_is_not_believed(spoil: Callable[[dict[str, Any]], object]) -> 
     params = {"do_remote_prefill": True, "forebay": said}
     assert handover.ticket_of(params, 600, mine) == handover.Ticket(600, Shape(2, 32))
     assert handover.ticket_of(None, 600, mine) is None
+    assert handover.ticket_of({"do_remote_prefill": True}, 600, mine) == handover.Ticket(600, mine.shape)
     assert handover.ticket_of(params | {"do_remote_prefill": False}, 600, mine) is None
     with pytest.raises(InvalidError, match="kv_transfer_params: .* allowed"):
         handover.ticket_of(params | {"forebay": spoil(said)}, 600, mine)
     with pytest.raises(InvalidError, match="block_tokens is 32; allowed on CPUs is 16"):
         handover.ticket_of(params, 600, facts(on_cpu=True))
+
+
+def test_after_a_reset_nobody_waits_for_what_no_other_engine_can_name() -> None:
+    mine = facts()
+    mine.forget()
+    assert handover.ticket_of({"do_remote_prefill": True}, 600, mine) is None
 
 
 @pytest.mark.parametrize("params", ["x", 5, 1.5, ["do_remote_prefill"], True])

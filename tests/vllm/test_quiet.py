@@ -22,7 +22,7 @@ class Half(SchedulerHalf):
             kv_transfer_config=SimpleNamespace(
                 engine_id="one", is_kv_consumer=True, is_kv_producer=True, kv_load_failure_policy="recompute"
             ),
-            parallel_config=SimpleNamespace(pipeline_parallel_size=1, world_size=1),
+            parallel_config=SimpleNamespace(pipeline_parallel_size=1, world_size=1, data_parallel_size=1),
             scheduler_config=SimpleNamespace(async_scheduling=False),
             speculative_config=None,
             lora_config=None,

@@ -80,6 +80,20 @@ def test_what_was_on_its_way_at_a_reset_is_told_only_if_it_is_found_under_its_na
     assert [list(chunks) for chunks in told] == ([[0, 1, 2], [0]] if keep else [])
 
 
+def test_what_a_request_that_has_ended_stores_after_a_reset_is_not_told() -> None:
+    half, told = Half(), []
+    half.events = SimpleNamespace(there=lambda *said: told.append(said[-1]), forget=lambda: None)  # type: ignore[assignment]
+    half.added(a_request("one", 3 * CHUNK))
+    one = half.tracked.pop("one")
+    one.blocks, one.goal = [list(range(1, 3 * CHUNK // BLOCK + 1))], 3
+    one.request.computed = one.computed = 3 * CHUNK
+    half.reset()
+    store = half.stores.plan(one, 1)
+    assert store is not None
+    half.ended(Report(1, stores={store.job: Kept(1)}))
+    assert not told, "nobody finds it under that name"
+
+
 def test_where_weights_never_change_a_reset_changes_no_name() -> None:
     half = Half()
     half.settings = settings_of({"keep_on_reset": True})

@@ -8,6 +8,8 @@ from enum import Enum
 
 # A load this short holds up the others less than the step in between costs the one that waits for it.
 SHORT_LOAD_S = 0.002
+# A step that waits for a load holds up whoever comes meanwhile, and takes no abort: no longer than this.
+HOLD_UP_S = 0.5
 
 
 class Way(Enum):
@@ -17,21 +19,32 @@ class Way(Enum):
     BACKGROUND = "background"  # between steps; the request waits meanwhile
 
 
-def way_of_loading(*, layerwise_possible: bool, handed: bool, others: int, load_s: float | None) -> Way:
+def way_of_loading(
+    *,
+    layerwise_possible: bool,
+    handed: bool,
+    others: int,
+    load_s: float | None,
+    computes_s: float,
+    in_memory: bool,
+) -> Way:
     """Decides it.
 
     `layerwise_possible`: a load that fails in its own step can be undone. `handed`: all of it comes from a
     prefiller, maybe of another host, and there is nothing to compute meanwhile. `others`: requests that
-    compute, or that are loaded in this step already. `load_s`: how long the load will take, as far as that is
-    known.
+    compute, or that are loaded in this step already, and engines that wait for each step of this one.
+    `load_s`: how long the load will take, as far as that is known. `computes_s`: how long the step computes
+    behind it. `in_memory`: all of it is in the node's memory, which is near.
     """
     if handed or not layerwise_possible:
         return Way.BACKGROUND
-    if others == 0:
-        return Way.LAYERWISE
-    if load_s is not None and load_s <= SHORT_LOAD_S:
-        return Way.LAYERWISE
-    return Way.BACKGROUND
+    if load_s is None:
+        is_short = others == 0 and in_memory
+    elif others == 0:
+        is_short = load_s <= computes_s + HOLD_UP_S
+    else:
+        is_short = load_s <= SHORT_LOAD_S
+    return Way.LAYERWISE if is_short else Way.BACKGROUND
 
 
 def layerwise_is_possible(

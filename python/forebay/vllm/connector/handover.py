@@ -37,6 +37,8 @@ def ticket_of(params: Mapping[str, Any] | None, prompt_tokens: int, facts: Facts
         return None  # A client may have vLLM pass on anything: `vllm_xargs`.
     said = params.get(OURS)
     if said is None:  # A proxy that passes on only the fields it knows.
+        if facts.resets:
+            return None  # Nobody else has the names that this engine has since then.
         tokens = prompt_tokens - facts.has_states
         return Ticket(tokens, facts.shape) if tokens else None
     if not isinstance(said, Mapping) or said.get("version") != VERSION:

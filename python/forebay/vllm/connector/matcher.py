@@ -17,6 +17,8 @@ from forebay.vllm.connector.tracked import Asked, Coming, Found, Ids, Tracked
 FRESH_S = 0.005
 # And for so long while the node is asked again: who waits for room keeps its place before others.
 STALE_S = 0.25
+# Also where steps are longer than that: what was said the last time that vLLM asked holds once more, so long.
+STEP_S = 2.0
 # What a prefiller stores is asked for again after an eighth of the time that it was waited for, and no later.
 ASK_AGAIN_S = 0.05
 
@@ -45,13 +47,16 @@ class Matcher:
         None if it is still to come or to be said.
         """
         now = self.clock()
+        looked, one.looked_s = one.looked_s, now
         if one.found is not None and now - one.found_s < FRESH_S and one.found_held == one.held:
             return one.found
         found = self.handed_over(one, now) if one.ticket is not None else self.kept(one, others)
         if found is not None:
             one.found, one.found_s, one.found_held = found, now, one.held
-        elif one.found is not None and now - one.found_s < STALE_S and one.found_held == one.held:
-            return one.found
+        elif one.found is not None and one.found_held == one.held:
+            age_s = now - one.found_s
+            if age_s < STALE_S or (one.found_s >= looked and age_s < STEP_S):
+                return one.found
         return found
 
     def answers(self, one: Tracked, ask: Callable[[], list[Asked]]) -> list[Found] | None:

@@ -56,6 +56,7 @@ class SchedulerHalf:
         self.events = events
         self.engine_id = str(transfer.engine_id)
         self.loads, self.keeps = bool(transfer.is_kv_consumer), bool(transfer.is_kv_producer)
+        self.in_lockstep = compat.in_lockstep(vllm_config)
         self.layerwise_possible = layerwise_is_possible(
             starts_over=start_over.where_steps_fail(),
             speculates=vllm_config.speculative_config is not None,
@@ -121,7 +122,8 @@ class SchedulerHalf:
         """It is known what a request's KV depends on."""
         digest = adapter.digest if adapter is not None else None
         namespaces = self.facts.namespaces(request.cache_salt, self.facts.shape, digest)
-        one = Tracked(request, Ids(self.facts.shape, namespaces, self.facts.chunk_tokens, media), adapter)
+        ids = Ids(self.facts.shape, namespaces, self.facts.chunk_tokens, media)
+        one = Tracked(request, ids, adapter, self.facts.resets)
         try:
             one.ticket = handover.ticket_of(self.params(request), request.num_prompt_tokens, self.facts)
         except InvalidError as error:
@@ -181,8 +183,10 @@ class SchedulerHalf:
         way = way_of_loading(
             layerwise_possible=self.layerwise_possible and not is_compared,
             handed=one.handed is not None,
-            others=others,
+            others=others + self.in_lockstep,
             load_s=self.pace.load_s(found, held),
+            computes_s=self.pace.computes_s(request.num_tokens - usable, usable),
+            in_memory=found.in_memory == found.chunks,
         )
         one.way_layerwise = way is Way.LAYERWISE
         if one.way_layerwise or self.facts.has_windows:
@@ -571,6 +575,7 @@ class SchedulerHalf:
             namespaces = self.matcher.namespaces(one, self.facts.shape)
             one.ids = Ids(self.facts.shape, namespaces, self.facts.chunk_tokens, one.ids.media)
             one.ids.grow(one.request.all_token_ids, named)
+            one.resets = self.facts.resets
             one.forget()
         return not self.loading
 

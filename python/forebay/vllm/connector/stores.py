@@ -66,7 +66,7 @@ class Stores:
             return None
         one.planned, one.tail, one.tailed = last, one.tail and not tail, one.tailed or tail
         count = last - first + tail
-        self.jobs[job] = Job(one, set(np.concatenate(pages).tolist()), first, count, self.facts.resets, tail)
+        self.jobs[job] = Job(one, set(np.concatenate(pages).tolist()), first, count, one.resets, tail)
         self.chunks += count
         one.stores.add(job)
         return Store(job, self.for_workers(self.named(one, first, end)), pages)
@@ -81,7 +81,7 @@ class Stores:
             return None
         ids = one.ids.with_tail(one.request.all_token_ids[:token], chunks)
         # No blocks that events tell of.
-        self.jobs[job] = Job(one, set(blocks), chunks, 0, self.facts.resets)
+        self.jobs[job] = Job(one, set(blocks), chunks, 0, one.resets)
         one.stores.add(job)
         named: list[list[Stored]] = [[(state_id(of_rank[-1]), None, 1)] for of_rank in ids]
         return Store(job, named, [np.array([block], dtype=np.int32) for block in blocks], state=True)

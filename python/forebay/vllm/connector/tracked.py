@@ -148,6 +148,7 @@ class Tracked:
     request: Any
     ids: Ids
     adapter: Adapter | None = None
+    resets: int = 0  # before its chunks were named
     other_ids: dict[Shape, Ids] = field(default_factory=dict)  # as engines of these shapes name them
     ticket: Ticket | None = None
     coming: Coming | None = None  # what the ticket promises, as far as it has come
@@ -155,6 +156,7 @@ class Tracked:
     states: States | None = None  # the same, behind that
     found: Found | None = None
     found_s: float = 0.0
+    looked_s: float = 0.0  # when vLLM asked last
     found_held: int = 0
     held: int = 0  # tokens that vLLM had when it asked last
     handed: Found | None = None  # what a prefiller stored
