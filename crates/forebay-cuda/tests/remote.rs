@@ -48,7 +48,12 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("silent", silent),
     ("smaller_node", smaller_node),
     ("short_of_streams", short_of_streams),
+    ("node_unseen", node_unseen),
+    ("engine_unseen", engine_unseen),
+    ("stranger", stranger),
 ];
+/// Runs a program in a process namespace of its own, in which it sees nobody outside, and ends it with itself.
+const APART: [&str; 3] = ["unshare", "-Urpf", "--kill-child"];
 
 /// What a process that this binary started does.
 #[test]
@@ -63,8 +68,15 @@ fn role() {
 
 /// This binary again, in a role.
 fn command(role: &str, socket: &Path, gpus: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "role", "--nocapture", "--test-threads=1"]);
+    command_by(&[], role, socket, gpus)
+}
+
+/// The same, started by another program.
+fn command_by(starter: &[&str], role: &str, socket: &Path, gpus: &str) -> Command {
+    let binary = std::env::current_exe().unwrap();
+    let mut words = starter.iter().map(std::ffi::OsStr::new).chain([binary.as_os_str()]);
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words).args(["--exact", "role", "--nocapture", "--test-threads=1"]);
     if std::env::var_os(LIBRARY_VARIABLE).is_none() {
         command.env(LIBRARY_VARIABLE, &fake_cuda_install::installed().libcuda);
     }
@@ -148,6 +160,31 @@ fn the_environment_says_which_relays_to_use_and_only_memory_that_is_shared_goes_
 }
 
 #[test]
+fn a_node_that_an_engine_cannot_see_is_not_used_and_the_status_says_why() {
+    if can_part() {
+        play("node_unseen", "0");
+    }
+}
+
+#[test]
+fn an_engine_that_a_node_cannot_see_is_refused_and_told_why() {
+    if can_part() {
+        play("engine_unseen", "0");
+    }
+}
+
+/// Whether this user may start processes that see nobody. If not, says so loudly.
+fn can_part() -> bool {
+    let [program, args @ ..] = APART;
+    let parted = Command::new(program).args(args).arg("true").output();
+    let can = parted.is_ok_and(|parted| parted.status.success());
+    if !can {
+        eprintln!("SKIPPED: no process namespace can be made here; this test needs `{}`", APART.join(" "));
+    }
+    can
+}
+
+#[test]
 fn a_copier_with_several_gpus_uses_the_node_for_the_others() {
     play("several_gpus", "2,0");
 }
@@ -182,7 +219,15 @@ impl Node {
 
     /// One that takes so many bytes of an engine's memory.
     fn with_limit(socket: &Path, bytes: u64) -> Node {
-        let mut child = command("node", socket, "3,2,1,0");
+        Node::by(command("node", socket, "3,2,1,0"), bytes)
+    }
+
+    /// One that sees no process but its own.
+    fn apart(socket: &Path) -> Node {
+        Node::by(command_by(&APART, "node", socket, "3,2,1,0"), 1 << 30)
+    }
+
+    fn by(mut child: Command, bytes: u64) -> Node {
         child.env(LIMIT, bytes.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = child.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -459,6 +504,38 @@ fn wrong_token(socket: &Path) {
     wait_until("a refusal", || engine.wait_detached().contains("the token is wrong"));
     engine.round_trip(3, |_, _, _| ());
     assert_eq!(engine.relayed(""), 0);
+}
+
+fn node_unseen(socket: &Path) {
+    let _node = Node::start(socket);
+    // An engine that sees it.
+    let engine = Engine::start(socket, "token", Engine::allocated);
+    assert_eq!(engine.wait_attached(), 3);
+    let output = command_by(&APART, "stranger", socket, "1").output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}\n{err}");
+}
+
+fn stranger(socket: &Path) {
+    let engine = Engine::start(socket, "token", Engine::allocated);
+    let why = "the node's process cannot be watched: its number is not known here; is it in another process namespace?";
+    wait_for_reason(&engine, why);
+    engine.round_trip(6, |_, _, _| ());
+    assert_eq!(engine.relayed(""), 0);
+}
+
+fn engine_unseen(socket: &Path) {
+    let _node = Node::apart(socket);
+    let engine = Engine::start(socket, "token", Engine::allocated);
+    let why = "the node refuses: the engine's process cannot be watched: its number is not known here; is it in \
+               another process namespace?";
+    wait_for_reason(&engine, why);
+}
+
+/// Waits until the attachment has failed, and sees that it says why.
+fn wait_for_reason(engine: &Engine, why: &str) {
+    wait_until("an attempt", || engine.wait_detached() != "not tried yet");
+    assert_eq!(engine.wait_detached(), why);
 }
 
 /// Copies until it is killed.

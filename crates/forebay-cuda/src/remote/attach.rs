@@ -4,6 +4,7 @@
 
 use super::link::{Port, RemoteLink};
 use super::memory::{self, Memories, Reach};
+use super::peer::{self, NotWatched};
 use super::ring::{self, Header};
 use super::session::{OwnCopy, Session};
 use super::shared::SharedFile;
@@ -96,6 +97,9 @@ pub enum NotAttached {
     /// There is no node, or no talking to it.
     #[error("the node: {0}")]
     Io(#[from] io::Error),
+    /// It would not be seen when the node ends.
+    #[error("the node's process cannot be watched: {0}")]
+    Unwatched(#[from] NotWatched),
     /// The driver.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -330,10 +334,10 @@ impl Keeper {
     fn greet(&mut self) -> Result<(Session, Vec<Offer>), NotAttached> {
         let at = &self.inner.at;
         let socket = socket::connect_to(&at.socket)?;
-        let process = socket::credentials(&socket)?.process;
+        let process = peer::credentials(&socket)?.process;
         let (token, gpu) = (at.token.clone(), Hex(self.device.uuid()?));
         let hello = Word::Hello { version: VERSION, token, gpu };
-        wire::send(&socket, &hello, &[])?;
+        say_hello(&socket, &hello)?;
         self.wait_for_welcome(&socket, &process)?;
         let (answer, descriptors) = memory::hear(&socket)?;
         let Word::Welcome { relays } = answer else {
@@ -547,6 +551,16 @@ impl Keeper {
             ours.all(|link| telemetry.links[link.index()].in_flight_lots == 0)
         });
         session.is_settled() && idle
+    }
+}
+
+/// A node that refuses may be gone before it is told anything. What it said is there all the same.
+fn say_hello(socket: &OwnedFd, hello: &Word) -> Result<(), NotAttached> {
+    match wire::send(socket, hello, &[]) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            memory::hear(socket).and(Err(NotAttached::Io(error)))
+        }
+        sent => Ok(sent?),
     }
 }
 

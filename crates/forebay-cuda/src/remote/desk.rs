@@ -3,6 +3,7 @@
 
 use super::control::{Engine, Lane, Rest};
 use super::lock;
+use super::peer;
 use super::serve::{House, Share};
 use super::shared::SharedFile;
 use super::socket;
@@ -68,9 +69,8 @@ pub fn refuse(house: &House, socket: &OwnedFd, reason: String) {
 
 /// Hears who the engine is, and finds staging for it.
 fn greet(house: &House, socket: &OwnedFd) -> Result<Caller, String> {
-    let credentials = socket::credentials(socket).map_err(|error| {
-        format!("the engine's process cannot be watched; is it in another process namespace? {error}")
-    })?;
+    let credentials = peer::credentials(socket)
+        .map_err(|error| format!("the engine's process cannot be watched: {error}"))?;
     let uid = credentials.uid;
     let ours = rustix::process::geteuid().as_raw();
     if uid != 0 && uid != ours && !house.config.uids.contains(&uid) {

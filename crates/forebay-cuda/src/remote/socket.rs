@@ -1,4 +1,4 @@
-//! The system calls of attaching: packets with descriptors, who is at the other end, bells and waits. This file knows
+//! The system calls of attaching: packets with descriptors, bells and waits. This file knows
 //! sockets and descriptors; it must never know what the bytes say.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,7 +9,6 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
     connect, listen, recvmsg, sendmsg, shutdown, socket_with, socketpair,
 };
-use rustix::process::{PidfdFlags, pidfd_open};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,15 +21,6 @@ const PACKET_BYTES: usize = 32 << 10;
 const DESCRIPTORS: usize = 2;
 /// Connections that wait to be accepted at most.
 const BACKLOG: i32 = 64;
-
-/// Who a process is, as the kernel says.
-#[derive(Debug)]
-pub struct Credentials {
-    /// Its user.
-    pub uid: u32,
-    /// Readable when it has ended, and with it everything that it had the hardware do.
-    pub process: OwnedFd,
-}
 
 /// Connects to a node's socket.
 pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
@@ -45,13 +35,6 @@ pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
 pub fn set_patience(socket: &OwnedFd, patience: Option<Duration>) -> io::Result<()> {
     sockopt::set_socket_timeout(socket, Timeout::Recv, patience)?;
     Ok(sockopt::set_socket_timeout(socket, Timeout::Send, patience)?)
-}
-
-/// Who is at the other end. Fails where this process cannot see the other one, as across process namespaces.
-pub fn credentials(socket: &OwnedFd) -> io::Result<Credentials> {
-    let peer = sockopt::socket_peercred(socket)?;
-    let process = pidfd_open(peer.pid, PidfdFlags::empty())?;
-    Ok(Credentials { uid: peer.uid.as_raw(), process })
 }
 
 /// Sends a packet.
@@ -74,9 +57,12 @@ pub fn receive(socket: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut packet = vec![0; PACKET_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut was_reset = false;
     let received = loop {
         match recvmsg(socket, &mut [IoSliceMut::new(&mut packet)], &mut control, RecvFlags::CMSG_CLOEXEC) {
             Err(Errno::INTR) => {}
+            // The other side left without hearing all. This is told once, before what it said itself.
+            Err(Errno::CONNRESET) if !was_reset => was_reset = true,
             received => break received?,
         }
     };

@@ -169,4 +169,15 @@ mod tests {
             assert!(Uuid::try_from(text).is_err());
         }
     }
+
+    #[test]
+    fn the_last_word_of_who_left_without_hearing_is_heard() {
+        let (here, there) = pair();
+        let refused = Word::Refused { reason: "no".into() };
+        send(&here, &Word::Bye, &[]).unwrap();
+        send(&there, &refused, &[]).unwrap();
+        drop(there);
+        assert_eq!(receive(&here).unwrap().0, refused);
+        assert!(receive(&here).is_err());
+    }
 }

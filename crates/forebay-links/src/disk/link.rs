@@ -14,6 +14,7 @@ use super::worker::{Message, Shared, Worker};
 use forebay_mover::{
     Backing, Closed, Completion, Link, LinkOp, Memory, MoverHandle, Outcome, Place, Refused, RegionId,
 };
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
 use std::thread::JoinHandle;
@@ -163,6 +164,11 @@ impl DiskLink {
     /// Speaks to the link after it was given to a mover.
     pub fn handle(&self) -> DiskHandle {
         self.handle.clone()
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        self.handle.file.path()
     }
 
     /// Name of the driver at work.

@@ -5,8 +5,9 @@ use super::answer::{Answer, Refusal};
 use super::desk::{Desk, Next};
 use super::frame::{Frame, Inbox};
 use super::request::{Hello, Request};
-use super::socket::{self, Credentials, WakeUp};
+use super::socket::{self, WakeUp};
 use crate::node::Shared;
+use forebay_cuda::remote::{Credentials, credentials};
 use rustix::fd::OwnedFd;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -145,8 +146,8 @@ struct Guest {
 /// Hears who the client is, and lets it in or not.
 fn greet(node: &Shared, stream: &OwnedFd) -> Result<Guest, (Refusal, String)> {
     let io = |doing: &'static str| move |error: io::Error| (Refusal::NotAllowed, format!("{doing}: {error}"));
-    let credentials = socket::credentials(stream)
-        .map_err(io("the client's process cannot be watched; is it in another process namespace?"))?;
+    let credentials = credentials(stream)
+        .map_err(|error| (Refusal::NotAllowed, format!("the client's process cannot be watched: {error}")))?;
     if !node.doorkeeper.admits_user(credentials.uid) {
         let why = format!("user {} may not connect; root and the node's own may", credentials.uid);
         return Err((Refusal::NotAllowed, why));

@@ -1,4 +1,4 @@
-//! The system calls of the local socket: bytes and one descriptor, who is at the other end, and the waits. This file knows
+//! The system calls of the local socket: bytes and one descriptor, and the waits. This file knows
 //! sockets and descriptors; it must never know what the bytes say.
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -10,20 +10,10 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
     recvmsg, send, sendmsg, shutdown, socket_with,
 };
-use rustix::process::{PidfdFlags, pidfd_open};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::path::Path;
 use std::time::Duration;
-
-/// Who a process is, as the kernel says.
-#[derive(Debug)]
-pub struct Credentials {
-    /// Its user.
-    pub uid: u32,
-    /// Readable when it has exited.
-    pub process: OwnedFd,
-}
 
 /// Connects without waiting for a node that does not accept.
 pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
@@ -38,13 +28,6 @@ pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
 pub fn set_patience(socket: &OwnedFd, receive: Option<Duration>, send: Option<Duration>) -> io::Result<()> {
     sockopt::set_socket_timeout(socket, Timeout::Recv, receive)?;
     Ok(sockopt::set_socket_timeout(socket, Timeout::Send, send)?)
-}
-
-/// Who is at the other end. Fails where this process cannot see the other one, as across process namespaces.
-pub fn credentials(socket: &OwnedFd) -> io::Result<Credentials> {
-    let peer = sockopt::socket_peercred(socket)?;
-    let process = pidfd_open(peer.pid, PidfdFlags::empty())?;
-    Ok(Credentials { uid: peer.uid.as_raw(), process })
 }
 
 /// Sends all of it, waiting as long as the socket's patience allows.

@@ -303,6 +303,15 @@ fn whoever_is_not_let_in_is_counted_whatever_the_reason() {
 }
 
 #[test]
+fn a_client_that_a_node_cannot_see_is_refused_and_told_why() {
+    let site = Site::new();
+    let Some(_node) = site.child_apart("node") else { return };
+    let refused = connect(options(&site.socket())).err().unwrap().to_string();
+    let why = "the client's process cannot be watched: its number is not known here; is it in another process namespace?";
+    assert!(refused.ends_with(why), "{refused}");
+}
+
+#[test]
 fn a_full_node_is_waited_for_and_one_that_refuses_this_client_is_not() {
     let site = Site::new();
     let mut config = site.config();
@@ -390,6 +399,23 @@ fn chunks_on_disk_are_loaded_and_a_drained_node_leaves_them_for_the_next() {
     assert!((0..CHUNKS).all(|number| peer.hit(&lease, number)));
     drop(lease);
     assert_eq!(peer.lease().in_memory(), CHUNKS, "what was loaded is in memory now");
+}
+
+#[test]
+fn of_several_logs_a_node_names_the_one_that_it_cannot_open() {
+    let site = Site::new();
+    let paths = ["log0", "log1"].map(|name| site.folder.path().join(name));
+    let ssd = |path: &std::path::PathBuf| forebay_node::SsdConfig {
+        path: path.clone(),
+        size: 16 << 20,
+        segment_size: 1 << 20,
+    };
+    let config = forebay_node::NodeConfig { ssd: paths.iter().map(ssd).collect(), ..site.config() };
+    drop(Node::start(&config).unwrap());
+    std::fs::write(&paths[1], vec![b'#'; 16 << 20]).unwrap();
+    let refused = Node::start(&config).unwrap_err().to_string();
+    let start = format!("ssd: {}: the file is not a Forebay log", paths[1].display());
+    assert!(refused.starts_with(&start), "{refused}");
 }
 
 #[test]

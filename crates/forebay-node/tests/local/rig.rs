@@ -247,7 +247,25 @@ impl Site {
 
     /// A child with a role, which has said that it is ready.
     pub fn child(&self, role: &str) -> Process {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        self.child_by(Command::new(std::env::current_exe().unwrap()), role)
+    }
+
+    /// The same in a process namespace of its own, where it sees no other process. Nothing, loudly, where none can be made.
+    pub fn child_apart(&self, role: &str) -> Option<Process> {
+        let apart = |program: &Path| {
+            let mut command = Command::new("unshare");
+            command.args(["-Urpf", "--kill-child"]).arg(program);
+            command
+        };
+        if !apart(Path::new("true")).output().is_ok_and(|output| output.status.success()) {
+            eprintln!("SKIPPED: no process namespace can be made here; this test needs `unshare -Urpf`");
+            return None;
+        }
+        Some(self.child_by(apart(&std::env::current_exe().unwrap()), role))
+    }
+
+    fn child_by(&self, mut command: Command, role: &str) -> Process {
+        let mut child = command
             .args(["--exact", "a_child_is_what_it_is_told_to_be", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .env(SOCKET, self.socket())

@@ -16,6 +16,21 @@ use crate::tenant::TenantId;
 use crate::tier::Tier;
 use forebay_kv::ChunkId;
 
+/// Why a log of several is not opened.
+#[derive(Debug)]
+pub(crate) struct NotOpenedAt {
+    /// The number of its volume.
+    pub volume: usize,
+    /// Why.
+    pub error: NotOpened,
+}
+
+impl NotOpenedAt {
+    fn of(volume: usize) -> impl FnOnce(NotOpened) -> NotOpenedAt {
+        move |error| NotOpenedAt { volume, error }
+    }
+}
+
 impl DiskTier {
     /// Opens the logs on these volumes, whatever state a crash left them in, and says what was found on each. From here
     /// on the files say that they are in use; nothing else was written.
@@ -25,7 +40,17 @@ impl DiskTier {
         config: &DiskTierConfig,
         media: &[&dyn Medium],
     ) -> Result<(DiskTier, Vec<Recovered>), NotOpened> {
-        let mut found = media.iter().map(|medium| read_metadata(*medium)).collect::<Result<Vec<_>, _>>()?;
+        DiskTier::open_telling_volume(config, media).map_err(|not| not.error)
+    }
+
+    /// The same. An error says of which volume it is.
+    pub(crate) fn open_telling_volume(
+        config: &DiskTierConfig,
+        media: &[&dyn Medium],
+    ) -> Result<(DiskTier, Vec<Recovered>), NotOpenedAt> {
+        let metadata =
+            |(number, medium): (usize, &&dyn Medium)| read_metadata(*medium).map_err(NotOpenedAt::of(number));
+        let mut found = media.iter().enumerate().map(metadata).collect::<Result<Vec<_>, _>>()?;
         let (mut volumes, mut segments) = (Vec::new(), Vec::new());
         for (number, metadata) in found.iter().enumerate() {
             let Metadata { superblock, both_sound, .. } = metadata;
@@ -41,10 +66,13 @@ impl DiskTier {
         let space = Segments::new(volumes, segments, config.carry_percent);
         let mut tier = Tier::with_space(space, config.limits());
         for (number, (metadata, medium)) in found.iter_mut().zip(media).enumerate() {
-            read_segments(*medium, metadata, |segment| tier.adopt(number, segment))?;
+            let adopt = |segment| tier.adopt(number, segment);
+            read_segments(*medium, metadata, adopt).map_err(NotOpenedAt::of(number))?;
             tier.settle_volume(number);
         }
-        tier.start_epochs(media)?;
+        for (number, medium) in media.iter().enumerate() {
+            tier.start_epoch(number, *medium).map_err(NotOpenedAt::of(number))?;
+        }
         let doomed: Vec<TenantId> =
             tier.space.volumes.iter().flat_map(|volume| volume.doomed.clone()).collect();
         for tenant in doomed {
@@ -147,22 +175,20 @@ impl DiskTier {
         own.for_each(|number| self.space.free_if_empty(number));
     }
 
-    /// Says in each file that it is in use, in an epoch of its own.
-    fn start_epochs(&mut self, media: &[&dyn Medium]) -> Result<(), NotOpened> {
-        for (volume, medium) in self.space.volumes.iter().zip(media) {
-            let superblock = &volume.superblock;
-            let offset = superblock.place();
-            let failed = |error: std::io::Error| NotOpened::Io { offset, error: error.to_string() };
-            let (page, mut read) = (superblock.encode(), vec![0; PAGE_BYTES]);
-            medium.write_at(offset, &page).map_err(failed)?;
-            medium.sync().map_err(failed)?;
-            // A page that could not be read before may be one that never can. Without it the epoch would be used twice.
-            medium.read_at(offset, &mut read).map_err(failed)?;
-            if read != page {
-                return Err(failed(std::io::Error::other("it gives back other bytes than were written")));
-            }
+    /// Says in a volume's file that it is in use, in an epoch of its own.
+    fn start_epoch(&self, volume: usize, medium: &dyn Medium) -> Result<(), NotOpened> {
+        let superblock = &self.space.volumes[volume].superblock;
+        let offset = superblock.place();
+        let failed = |error: std::io::Error| NotOpened::Io { offset, error: error.to_string() };
+        let (page, mut read) = (superblock.encode(), vec![0; PAGE_BYTES]);
+        medium.write_at(offset, &page).map_err(failed)?;
+        medium.sync().map_err(failed)?;
+        // A page that could not be read before may be one that never can. Without it the epoch would be used twice.
+        medium.read_at(offset, &mut read).map_err(failed)?;
+        match read == page {
+            true => Ok(()),
+            false => Err(failed(std::io::Error::other("it gives back other bytes than were written"))),
         }
-        Ok(())
     }
 
     fn live_on(&self, volume: usize) -> u64 {

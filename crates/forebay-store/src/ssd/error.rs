@@ -47,8 +47,13 @@ pub enum SsdError {
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// What is there is no log that this program can open.
-    #[error(transparent)]
-    NotOpened(#[from] NotOpened),
+    #[error("{}: {error}", path.display())]
+    Log {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: Box<NotOpened>,
+    },
     /// There is no memory for staging.
     #[error("staging: {0}")]
     Staging(#[from] ArenaError),

@@ -123,7 +123,8 @@ impl Ssd {
             return Err(SsdError::Volumes { volumes: volumes.len() });
         }
         let media: Vec<&dyn Medium> = volumes.iter().map(|volume| &*volume.medium).collect();
-        let (tier, recovered) = DiskTier::open(&config.tier, &media)?;
+        let (tier, recovered) = DiskTier::open_telling_volume(&config.tier, &media)
+            .map_err(|not| volumes[not.volume].not_opened(not.error))?;
         let system = |doing| move |source| SsdError::System { doing, source };
         let staging_bytes = config.staging_bytes - config.staging_bytes % PAGE_BYTES as u64;
         let staging: Arc<dyn Backing> = Arc::new(Arena::new(staging_bytes, Pages::Transparent)?);

@@ -3,7 +3,9 @@
 
 use super::error::SsdError;
 use super::file_medium::FileMedium;
-use crate::log::{Layout, LogUuid, Medium, PAGE_BYTES, SUPERBLOCKS_AT, empty_log, read_superblock};
+use crate::log::{
+    Layout, LogUuid, Medium, NotOpened, PAGE_BYTES, SUPERBLOCKS_AT, empty_log, read_superblock,
+};
 use forebay_links::disk::{DiskError, DiskFile, DiskLink, DiskOptions};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::path::Path;
@@ -90,7 +92,13 @@ impl Volume {
 
     /// How long its segments are, as it was made: no chunk in it is longer.
     pub fn segment_bytes(&self) -> Result<u64, SsdError> {
-        Ok(read_superblock(&*self.medium)?.superblock.layout.segment_bytes)
+        let current = read_superblock(&*self.medium).map_err(|error| self.not_opened(error))?;
+        Ok(current.superblock.layout.segment_bytes)
+    }
+
+    /// Why its log is not opened: what the log says does not name the file.
+    pub(super) fn not_opened(&self, error: NotOpened) -> SsdError {
+        SsdError::Log { path: self.link.path().into(), error: Box::new(error) }
     }
 }
 

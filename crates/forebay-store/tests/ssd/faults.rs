@@ -2,7 +2,9 @@
 
 use crate::faulty::Faults;
 use crate::rig::*;
-use forebay_store::ssd::{NotRead, NotWritten, SsdWriteEnd};
+use forebay_links::disk::DiskOptions;
+use forebay_store::log::read_superblock;
+use forebay_store::ssd::{FileMedium, NotRead, NotWritten, SsdWriteEnd, Volume};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -214,4 +216,44 @@ fn the_end_of_a_tenant_overwrites_its_bytes() {
     }
     opened.write_chain(200..210, &shape);
     opened.expect_chain(200..210, &shape);
+}
+
+/// Opens two logs with this fault in one of them, and sees that the error names that one and not the other.
+fn expect_named(rig: &Rig, faulty: usize, faults: &Faults) -> String {
+    let open = |number: usize| {
+        let volume = rig.volume_over(number, |inner| inner);
+        let medium = if number == faulty { faults.medium(volume.medium) } else { volume.medium };
+        Volume { medium, ..volume }
+    };
+    let refused = rig.try_open(vec![open(0), open(1)], config()).err().unwrap().to_string();
+    let path = |number: usize| rig.paths[number].display().to_string();
+    assert!(refused.starts_with(&format!("{}: ", path(faulty))), "{refused}");
+    assert!(!refused.contains(&path(1 - faulty)), "{refused}");
+    refused
+}
+
+#[test]
+fn of_several_logs_the_error_names_the_one_that_cannot_be_opened() {
+    for faulty in [0, 1] {
+        let Some(rig) = Rig::new(2, 32 * MIB, 2 * MIB) else { return };
+        let opened = rig.open(config());
+        opened.write_chain(0..32, &Shape::new(&[64 * PAGE]));
+        opened.ssd.close().unwrap();
+        let superblock = read_superblock(&FileMedium::open(&rig.paths[faulty]).unwrap()).unwrap().superblock;
+        // Of the metadata only a superblock can be read; or no segment.
+        for from in [1, superblock.layout.segments_at] {
+            let faults = Faults::default();
+            faults.fail_pages_from(from);
+            let refused = expect_named(&rig, faulty, &faults);
+            assert!(refused.contains("the disk failed at offset"), "{refused}");
+        }
+        let faults = Faults::default();
+        faults.fail_syncs(EIO);
+        assert!(expect_named(&rig, faulty, &faults).contains("the disk failed at offset"));
+        std::fs::write(&rig.paths[faulty], vec![b'#'; 32 << 20]).unwrap();
+        assert!(expect_named(&rig, faulty, &Faults::default()).contains("not a Forebay log"));
+        let volume = Volume::open(&rig.paths[faulty], DiskOptions::default()).unwrap();
+        let refused = volume.segment_bytes().unwrap_err().to_string();
+        assert!(refused.starts_with(&rig.paths[faulty].display().to_string()), "{refused}");
+    }
 }

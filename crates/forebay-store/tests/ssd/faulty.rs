@@ -19,6 +19,8 @@ struct Shared {
     writes: AtomicI32,
     /// The error of syncs of the medium, if not 0.
     syncs: AtomicI32,
+    /// Where pages of the medium begin that cannot be read, if not 0.
+    unreadable_from: AtomicU64,
     /// What the disk says that it has left, if not 0.
     free_bytes: AtomicU64,
 }
@@ -34,6 +36,10 @@ impl Faults {
 
     pub fn fail_syncs(&self, errno: i32) {
         self.shared.syncs.store(errno, Ordering::SeqCst);
+    }
+
+    pub fn fail_pages_from(&self, offset: u64) {
+        self.shared.unreadable_from.store(offset, Ordering::SeqCst);
     }
 
     pub fn say_free(&self, bytes: u64) {
@@ -99,7 +105,10 @@ impl Medium for FaultyMedium {
     }
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.inner.read_at(offset, buffer)
+        match self.faults.shared.unreadable_from.load(Ordering::SeqCst) {
+            from if from > 0 && offset >= from => Err(io::Error::from_raw_os_error(5)),
+            _ => self.inner.read_at(offset, buffer),
+        }
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
