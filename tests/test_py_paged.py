@@ -161,6 +161,13 @@ def test_bytes_come_back_in_the_same_shape_with_tail_and_without_unwanted_pages(
     assert (reader.pages[:, blocks[3]] == truth(64, range(2))[:, :, 48:64]).all()
     stats = reader.cache.stats()
     assert (stats["loads"], stats["loads_short"], stats["chunks_memory"]) == (2, 0, 8)
+    assert (stats["bytes_memory"], stats["bytes_disk"], stats["bytes_peer"]) == (stats["bytes_loaded"], 0, 0)
+    assert stats["bytes_memory"] >= LAYERS * TOKENS * 2 * CELL_BYTES
+    bubbles = reader.cache.take_bubbles()
+    assert [job for job, _, _ in bubbles] == [1, 2] and reader.cache.take_bubbles() == []
+    assert sum(late for _, _, late in bubbles) == stats["layers_late"]
+    waited_us = sum(seconds * 1e6 for _, seconds, _ in bubbles)
+    assert stats["bubble_us"] == pytest.approx(waited_us, abs=len(bubbles)), "of each less than one is lost"
 
 
 def test_other_ranks_and_other_blocks_are_only_another_mapping(daemon: Daemon) -> None:
@@ -220,6 +227,25 @@ def test_a_frozen_node_ends_no_load_late(daemon: Daemon) -> None:
     engine.cache.wait_loads()
     [(_, tokens, why)], _ = engine.cache.take_ended()
     assert tokens == 0 and why, "it has waited until somebody thawed the node"
+    [(job, seconds, late)] = engine.cache.take_bubbles()
+    assert job == 1 and 0.2 < seconds < PATIENCE_S and late == 1, "what a step waited for it is told"
+    daemon.process.send_signal(signal.SIGCONT)
+
+
+def test_a_frozen_node_ends_all_loads_in_the_background_in_bounded_time(daemon: Daemon) -> None:
+    engine, ids = Engine(daemon, range(2), 16), ids_of(b"frozen")
+    engine.store(1, ids)
+    assert daemon.process is not None
+    freeze(daemon.process)
+    jobs = list(range(1, 9))
+    for job in jobs:
+        engine.cache.load(
+            job, [(ids, 0, 0, 2)], [engine.blocks(7)], tokens=TOKENS, layerwise=False, limit_us=300_000
+        )
+    assert engine.cache.wait_loaded(jobs, PATIENCE_S), "whoever thaws the node"
+    loads, _ = engine.cache.take_ended()
+    assert sorted(job for job, _, _ in loads) == jobs and {tokens for _, tokens, _ in loads} == {0}
+    assert engine.cache.take_bubbles() == [], "no step has waited"
     daemon.process.send_signal(signal.SIGCONT)
 
 

@@ -102,6 +102,8 @@ def test_every_counter_of_the_documentation_is_on_the_page(site: Site) -> None:
     first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     named = {f"vllm:forebay_{name}_total" for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
     on_page = {name for name in site.decoder.counters() if name.startswith("vllm:forebay_")}
+    histograms = set(re.findall(r"`(vllm:forebay_\w+)` is a histogram", section))
+    assert histograms == {name.removesuffix("_bucket") for name in on_page if name.endswith("_bucket")}
     assert named == {name for name in on_page if name.endswith("_total")} and len(named) > 10
 
 

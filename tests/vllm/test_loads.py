@@ -285,12 +285,15 @@ class Cache:
     def take_measured(self) -> Any:
         return []
 
+    def take_bubbles(self) -> Any:
+        return []
+
 
 def worker() -> Any:
     """A worker's half with nothing under way."""
     half: Any = object.__new__(WorkerHalf)
     half.cache, half.device, half.rank, half.step = Cache(), SimpleNamespace(type="cpu"), 0, None
-    half.is_alone = True
+    half.is_alone, half.bubbles = True, []
     half.loads, half.stores, half.layerwise, half.with_states = {}, set(), set(), []
     return half
 

@@ -103,6 +103,9 @@ def test_a_load_of_both_ends_with_the_later_one_and_is_nothing_without_its_state
             ended, self.ended = self.ended, ([], [])
             return ended
 
+        def take_bubbles(self) -> Any:
+            return [(5, 0.25, 2)] if self is kv else [(5, 1.0, 1)]
+
     kv, states = Half(), Half()
     both = WithStates(kv, states)  # type: ignore[arg-type]
 
@@ -122,6 +125,7 @@ def test_a_load_of_both_ends_with_the_later_one_and_is_nothing_without_its_state
     states.refuses = True
     both.load(8, [], [], state=b"", state_pages=[], stream=0)
     assert ended([(8, 128, None)], []) == [(8, 0, "state: it cannot be")]
+    assert both.take_bubbles() == [(5, 0.25, 2)], "what steps wait for is KV"
 
 
 def test_a_state_is_aimed_at_where_a_step_ends_with_a_chunk_whose_tokens_are_known() -> None:

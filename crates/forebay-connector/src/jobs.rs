@@ -1,11 +1,11 @@
 //! Loads and stores under way and ended, by the numbers that the engine gave them, and what loads have taken. Glue: this file knows
 //! who waits for what; it must never know how a job goes on.
 
+use crate::bubble::Bubble;
 use crate::loading::Loading;
 use crate::slack::Tier;
-use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -70,6 +70,11 @@ impl TierBytes {
         self.0.values().sum()
     }
 
+    /// Each place with its bytes.
+    pub fn iter(&self) -> impl Iterator<Item = (Tier, u64)> + '_ {
+        self.0.iter().map(|(tier, bytes)| (*tier, *bytes))
+    }
+
     /// The farthest place, and how many were there.
     fn farthest(&self) -> Option<(Tier, u64)> {
         self.0.last_key_value().map(|(tier, bytes)| (*tier, *bytes))
@@ -108,6 +113,9 @@ impl Coming {
         std::mem::take(&mut self.time) + going_on
     }
 }
+
+/// Bubbles that are kept for whoever asks. Nobody has to: of more the oldest ones are forgotten.
+const BUBBLES_MAX: usize = 4096;
 
 /// Time in which there was always a load.
 #[derive(Debug)]
@@ -161,6 +169,7 @@ struct State {
     busy: Option<Busy>,
     coming: BTreeMap<Tier, Coming>,
     measured: Vec<Measured>,
+    bubbles: VecDeque<Bubble>,
 }
 
 impl Jobs {
@@ -200,9 +209,10 @@ impl Jobs {
         self.state().ended_loads.push(end);
     }
 
-    /// A load has ended.
-    pub fn end_load(&self, end: LoadEnd, came: Came) {
+    /// A load has ended, and a step waited so long for it, if one did.
+    pub fn end_load(&self, end: LoadEnd, came: Came, bubble: Option<Bubble>) {
         let mut state = self.state();
+        bubble.into_iter().for_each(|bubble| state.keep(bubble));
         let ended = state.loads.remove(&end.job);
         state.measure(came);
         state.ended_loads.push(end);
@@ -241,6 +251,11 @@ impl Jobs {
         std::mem::take(&mut self.state().measured)
     }
 
+    /// How long steps waited for loads that ended since this was asked last.
+    pub fn take_bubbles(&self) -> Vec<Bubble> {
+        std::mem::take(&mut self.state().bubbles).into()
+    }
+
     /// Waits until none of these loads is under way.
     pub fn wait_loaded(&self, jobs: &[u64], limit: Option<Duration>) -> bool {
         self.wait(limit, |state| jobs.iter().all(|job| !state.loads.contains_key(job)))
@@ -270,6 +285,13 @@ impl Jobs {
 }
 
 impl State {
+    fn keep(&mut self, bubble: Bubble) {
+        if self.bubbles.len() == BUBBLES_MAX {
+            self.bubbles.pop_front();
+        }
+        self.bubbles.push_back(bubble);
+    }
+
     fn measure(&mut self, came: Came) {
         let Some(busy) = &mut self.busy else { return };
         busy.add(came);
@@ -302,5 +324,19 @@ mod tests {
         coming.end(at(12));
         assert_eq!(coming.take(at(20)), Duration::from_secs(2));
         assert_eq!(coming.take(at(30)), Duration::ZERO);
+    }
+
+    #[test]
+    fn bubbles_that_nobody_asks_for_are_forgotten_the_oldest_first() {
+        let jobs = Jobs::default();
+        let last = BUBBLES_MAX as u64 + 9;
+        for job in 0..=last {
+            let bubble = Bubble { job, time: Duration::from_micros(job), layers_late: 1 };
+            let came = Came { bytes: TierBytes::default(), all: true };
+            jobs.end_load(LoadEnd { job, tokens: 1, why: None }, came, Some(bubble));
+        }
+        let kept: Vec<u64> = jobs.take_bubbles().into_iter().map(|bubble| bubble.job).collect();
+        assert_eq!(kept, (10..=last).collect::<Vec<_>>());
+        assert!(jobs.take_bubbles().is_empty(), "each once");
     }
 }

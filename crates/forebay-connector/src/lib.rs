@@ -7,6 +7,11 @@
 //! The core is pure: [`cache`] and [`pages`] have the arithmetic, [`load`] the state of a load, [`slack`] what computing costs.
 //! Who copies is behind [`copies`]: the mover in host memory, streams on a GPU. [`PagedCache`] holds it together.
 
+/// The tests' rig, which is of the tests outside, is used inside too.
+#[cfg(test)]
+extern crate self as forebay_connector;
+
+mod bubble;
 pub mod cache;
 pub mod copies;
 mod door;
@@ -17,12 +22,14 @@ pub mod load;
 mod loading;
 mod paged;
 pub mod pages;
+mod patience;
 pub mod slack;
 mod stats;
 mod storing;
 mod window;
 mod workers;
 
+pub use bubble::Bubble;
 pub use gpu::CudaCopies;
 pub use host::HostCopies;
 pub use jobs::{JobStored, LoadEnd, Measured};

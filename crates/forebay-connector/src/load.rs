@@ -108,6 +108,12 @@ impl Load {
         }
     }
 
+    /// Whether anything of it is in the arena and not yet copied.
+    pub fn is_copying(&self) -> bool {
+        let goes_on = |wave: &Wave| !wave.moving.is_empty() || wave.wants_more(self.layers, self.good_chunks);
+        !self.ready.is_empty() || self.waves.values().any(goes_on)
+    }
+
     /// What to copy now, the lowest layer first; to be asked until there is nothing.
     pub fn next_batch(&mut self) -> Option<Next> {
         if self.waves.values().map(|wave| wave.moving.len()).sum::<usize>() >= self.window {
@@ -237,10 +243,14 @@ mod tests {
     #[test]
     fn a_late_chunk_holds_back_layers_until_it_comes_or_the_time_is_over() {
         let mut load = Load::new(2, 1, 1, 4);
+        assert!(!load.is_copying());
         load.here(part(0));
+        assert!(load.is_copying());
         let next = load.next_batch().unwrap();
         load.handed(next.wave, next.layer);
+        assert!(load.is_copying());
         load.settled(next.wave, next.layer);
+        assert!(!load.is_copying(), "all that came is copied");
         assert!(!load.has_layer(0));
         load.expire(|| "late".into());
         assert!(load.has_layer(0));

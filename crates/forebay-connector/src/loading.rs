@@ -2,11 +2,13 @@
 //! started. Glue: this file carries between `load.rs`, the client of the node and the copies; it must never decide what is
 //! copied when.
 
+use crate::bubble::Waits;
 use crate::copies::{Batch, Job, NotCopied, Piece};
 use crate::jobs::{Came, LoadEnd, TierBytes};
 use crate::load::{Load, Next, Part};
 use crate::paged::Shared;
 use crate::pages::{ChunkAt, PageTables, Source, pieces};
+use crate::patience::Patience;
 use crate::slack::Tier;
 use crate::stats::{add, take};
 use crate::window::Place;
@@ -36,7 +38,8 @@ pub struct Wish {
     pub tokens: u64,
     /// Whether the engine waits for it layer by layer.
     pub layerwise: bool,
-    /// After so long it ends with what is there.
+    /// It ends with what is there so long after its begin, if the engine waits for it layer by layer. Any other load does when
+    /// nothing of it has come for so long; or, while it has nothing on its way, nothing of those before it.
     pub limit_us: u64,
 }
 
@@ -48,7 +51,7 @@ pub struct Loading {
     copying: Arc<dyn Job>,
     begun: Instant,
     /// In the clock of the client's mover.
-    deadline_us: u64,
+    begun_us: u64,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -61,6 +64,10 @@ struct State {
     bytes: TierBytes,
     leases: Vec<Arc<Lease>>,
     lent: HashMap<Part, Here>,
+    waits: Waits,
+    patience: Patience,
+    /// Chunks that the node was asked for.
+    bringing: usize,
     ending: bool,
     /// It has ended, and whoever asks what ended is told.
     over: bool,
@@ -95,34 +102,31 @@ impl Loading {
         let layers = shared.cache.layers().len() as u32;
         let load = Load::new(chunks, wish.sources.len(), layers, shared.copies.window());
         let unasked = wish.sources.len();
-        let (bytes, leases, lent) = (TierBytes::default(), Vec::new(), HashMap::new());
-        let state = State { load, unasked, bytes, leases, lent, ending: false, over: false };
-        let deadline_us = shared.now_us().saturating_add(wish.limit_us);
-        let (state, shared, begun) = (Mutex::new(state), Arc::clone(shared), Instant::now());
-        Arc::new(Loading {
-            shared,
-            wish,
-            chunks,
-            copying,
-            begun,
-            deadline_us,
-            state,
-            changed: Condvar::new(),
-        })
+        let (bytes, leases, lent, waits) =
+            (TierBytes::default(), Vec::new(), HashMap::new(), Waits::default());
+        let (begun, begun_us) = (Instant::now(), shared.now_us());
+        let patience = Patience::new(Duration::from_micros(wish.limit_us), wish.layerwise, begun);
+        let state = State {
+            load,
+            unasked,
+            bytes,
+            leases,
+            lent,
+            waits,
+            patience,
+            bringing: 0,
+            ending: false,
+            over: false,
+        };
+        let (state, shared) = (Mutex::new(state), Arc::clone(shared));
+        Arc::new(Loading { shared, wish, chunks, copying, begun, begun_us, state, changed: Condvar::new() })
     }
 
     /// Asks the node, and sees to it that the load ends in time.
     pub fn start(self: &Arc<Self>) {
         add(&self.shared.counters.loads, 1);
         add(&self.shared.counters.loads_under_way, 1);
-        let (late, limit) = (Arc::downgrade(self), Duration::from_micros(self.wish.limit_us));
-        if let Some(at) = self.begun.checked_add(limit) {
-            self.shared.tasks.post_at(at, move || {
-                if let Some(load) = late.upgrade() {
-                    load.expire();
-                }
-            });
-        }
+        self.look_again(self.ends());
         let Some(client) = self.shared.client() else { return self.stop("the cache is closed") };
         for (source, (ids, _)) in self.wish.sources.iter().enumerate() {
             let load = Arc::clone(self);
@@ -148,9 +152,48 @@ impl Loading {
         self.go_on();
     }
 
+    /// When its time is over, as things are.
+    fn ends(&self) -> Option<Instant> {
+        let state = self.state();
+        let waits_for_turn = state.unasked == 0 && !state.is_under_way();
+        state.patience.ends(waits_for_turn.then(|| self.shared.brings.last_left()))
+    }
+
+    /// Looks at the time when it may be over.
+    fn look_again(self: &Arc<Self>, at: Option<Instant>) {
+        let (Some(at), late) = (at, Arc::downgrade(self)) else { return };
+        self.shared.tasks.post_at(at, move || {
+            if let Some(load) = late.upgrade() {
+                load.look();
+            }
+        });
+    }
+
+    /// Ends it if its time is over. What came since this was planned has put that off.
+    fn look(self: &Arc<Self>) {
+        let ends = self.ends();
+        match ends {
+            None => {}
+            Some(at) if at <= Instant::now() => self.expire(),
+            Some(_) if self.state().ending => {}
+            Some(_) => self.look_again(ends),
+        }
+    }
+
     fn expire(self: &Arc<Self>) {
-        self.state().load.expire(|| format!("not there within {} us", self.wish.limit_us));
+        let (limit_us, layerwise) = (self.wish.limit_us, self.wish.layerwise);
+        let why = || match layerwise {
+            true => format!("not there within {limit_us} us"),
+            false => format!("nothing has come for {limit_us} us"),
+        };
+        self.state().load.expire(why);
         self.go_on();
+    }
+
+    /// By when the node is to have brought a chunk that it is asked for now.
+    fn deadline_us(&self) -> u64 {
+        let since_us = if self.wish.layerwise { self.begun_us } else { self.shared.now_us() };
+        since_us.saturating_add(self.wish.limit_us)
     }
 
     /// What the node has of a source.
@@ -170,6 +213,7 @@ impl Loading {
         let here: Vec<_> = (0..lease.len()).map(|chunk| client.lent(&lease, chunk)).collect();
         let mut state = self.state();
         state.unasked -= 1;
+        state.patience.came(Instant::now());
         if lease.len() < chunks {
             state.load.fail(lease.len(), || format!("the node has {} of {chunks} chunks", lease.len()));
         }
@@ -199,7 +243,8 @@ impl Loading {
         let Some(client) = self.shared.client() else { return self.stop("the cache is closed") };
         let (load, tier) = (Arc::clone(self), tier_of(&lease, part.chunk));
         self.shared.jobs.begin_bring(tier);
-        client.bring(&lease, part.chunk, Class::Demand, Some(self.deadline_us), move |brought| {
+        self.state().begin_bring(Instant::now());
+        client.bring(&lease, part.chunk, Class::Demand, Some(self.deadline_us()), move |brought| {
             let tasks = Arc::clone(&load.shared.tasks);
             tasks.post(Urgency::Load, move || {
                 // On this thread: who is next sends, which may wait for the node, and the client's own takes its answers.
@@ -212,6 +257,8 @@ impl Loading {
     fn brought(self: &Arc<Self>, part: Part, tier: Tier, brought: Result<LentChunk, String>) {
         self.shared.jobs.end_bring(tier);
         let mut state = self.state();
+        state.bringing -= 1;
+        state.patience.came(Instant::now());
         match brought {
             Ok(lent) => state.here(part, lent, tier),
             Err(why) => state.load.fail(part.chunk, || why),
@@ -338,6 +385,7 @@ impl Loading {
         state.ending = true;
         let (leases, lent) = (std::mem::take(&mut state.leases), std::mem::take(&mut state.lent));
         let bytes = std::mem::take(&mut state.bytes);
+        let bubble = state.waits.bubble(self.wish.job, Instant::now());
         drop(state);
         drop((leases, lent));
         let counters = &self.shared.counters;
@@ -345,9 +393,12 @@ impl Loading {
             self.wish.tokens.min(verdict.good_chunks as u64 * u64::from(self.shared.cache.chunk_tokens()));
         add(&counters.loads_short, (tokens < self.wish.tokens).into());
         add(&counters.load_us, self.begun.elapsed().as_micros() as u64);
+        add(&counters.layers_late, bubble.layers_late);
+        add(&counters.bubble_us, bubble.time.as_micros() as u64);
         take(&counters.loads_under_way, 1);
         let came = Came { bytes, all: tokens == self.wish.tokens };
-        self.shared.jobs.end_load(LoadEnd { job: self.wish.job, tokens, why: verdict.why }, came);
+        let bubble = self.wish.layerwise.then_some(bubble);
+        self.shared.jobs.end_load(LoadEnd { job: self.wish.job, tokens, why: verdict.why }, came, bubble);
         self.state().over = true;
         self.changed.notify_all();
     }
@@ -355,30 +406,43 @@ impl Loading {
     /// Waits until all of a layer that can be used is in its pages, or, on a GPU, has `stream` wait. The last layer is there
     /// when the load has ended and [`Jobs::take_ended`](crate::jobs::Jobs::take_ended) tells of it.
     pub fn wait_layer(&self, layer: u32, stream: u64) -> Result<(), NotCopied> {
-        self.wait(|state| state.load.has_all_started(layer));
+        self.wait(layer, |state| state.load.has_all_started(layer));
         if !self.copying.follow(layer, stream)? {
             let is_last = layer as usize + 1 >= self.shared.cache.layers().len();
-            self.wait(|state| !is_last && state.load.has_layer(layer));
+            self.wait(layer, |state| !is_last && state.load.has_layer(layer));
         }
         Ok(())
     }
 
-    /// Waits until something is so or the load is over.
-    fn wait(&self, is_so: impl Fn(&State) -> bool) {
+    /// Waits until something is so of a layer or the load is over.
+    fn wait(&self, layer: u32, is_so: impl Fn(&State) -> bool) {
+        let goes_on = |state: &State| state.over || (state.unasked == 0 && is_so(state));
         let mut state = self.state();
-        if state.over || (state.unasked == 0 && is_so(&state)) {
+        if goes_on(&state) {
             return;
         }
-        let since = Instant::now();
-        while !(state.over || (state.unasked == 0 && is_so(&state))) {
+        state.waits.begin(layer, Instant::now());
+        while !goes_on(&state) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        add(&self.shared.counters.layers_late, 1);
-        add(&self.shared.counters.bubble_us, since.elapsed().as_micros() as u64);
+        state.waits.end(Instant::now());
     }
 }
 
 impl State {
+    /// Whether anything of it is being brought or copied.
+    fn is_under_way(&self) -> bool {
+        self.bringing > 0 || self.load.is_copying()
+    }
+
+    /// A chunk is asked for. The time in which the load only waited for that is not its own.
+    fn begin_bring(&mut self, now: Instant) {
+        if !self.is_under_way() {
+            self.patience.came(now);
+        }
+        self.bringing += 1;
+    }
+
     fn here(&mut self, part: Part, lent: LentChunk, tier: Tier) {
         if !self.ending {
             self.lent.insert(part, Here { lent: Arc::new(lent), tier });
@@ -426,10 +490,11 @@ impl Step {
         let bad = std::mem::take(&mut *self.bad.lock().unwrap_or_else(PoisonError::into_inner));
         let mut state = load.state();
         if bad.is_empty() {
-            add(&load.shared.counters.bytes_loaded, self.bytes.sum());
+            load.shared.counters.add_loaded(&self.bytes);
             state.bytes.add_all(&self.bytes);
         }
         bad.into_iter().for_each(|(chunk, why)| state.load.fail(chunk, || why));
+        state.patience.came(Instant::now());
         state.load.settled(self.wave, self.layer);
         drop(state);
         let tasks = Arc::clone(&load.shared.tasks);

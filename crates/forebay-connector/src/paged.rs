@@ -1,6 +1,7 @@
 //! An engine's paged cache: loads from the node, stores to it. Glue: this file holds the parts together and says who may come
 //! in; it must never know how a load or a store goes on.
 
+use crate::bubble::Bubble;
 use crate::cache::CacheShape;
 use crate::copies::{Copies, Direction, NotCopied};
 use crate::door::Door;
@@ -348,6 +349,12 @@ impl PagedCache {
         self.shared.jobs.take_measured()
     }
 
+    /// How long steps waited for layerwise loads that ended since this was asked last. On a GPU it is the host's part alone: the
+    /// time until the copies are in their stream.
+    pub fn take_bubbles(&self) -> Vec<Bubble> {
+        self.shared.jobs.take_bubbles()
+    }
+
     /// Waits until none of these loads is under way. `false`: not in time.
     pub fn wait_loaded(&self, jobs: &[u64], limit: Option<Duration>) -> bool {
         self.shared.jobs.wait_loaded(jobs, limit)
@@ -411,3 +418,6 @@ impl Shared {
         self.counters.bytes_storing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
     }
 }
+
+#[cfg(test)]
+mod tests;

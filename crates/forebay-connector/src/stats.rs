@@ -1,5 +1,7 @@
 //! What a cache counts. This file knows names; it must never know when something is counted.
 
+use crate::jobs::TierBytes;
+use crate::slack::Tier;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
@@ -41,6 +43,12 @@ counters! {
     loads_under_way,
     /// Bytes that were copied into pages.
     bytes_loaded,
+    /// Of those, what was in the node's memory when the load began.
+    bytes_memory,
+    /// Of those, what was on the node's disk.
+    bytes_disk,
+    /// Of those, what other nodes had.
+    bytes_peer,
     /// Microseconds from the beginning to the end of loads, added up.
     load_us,
     /// Chunks of loads that were in the node's memory.
@@ -51,9 +59,9 @@ counters! {
     chunks_peer,
     /// Chunks with bytes that were not those that were stored.
     chunks_corrupt,
-    /// Times that an engine had to wait for a layer.
+    /// Layers of ended loads that an engine had to wait for.
     layers_late,
-    /// Microseconds that engines waited for layers.
+    /// Microseconds that engines waited for layers of ended loads.
     bubble_us,
     /// Chunks that were given to be stored.
     stores,
@@ -69,6 +77,21 @@ counters! {
     bytes_storing,
 }
 
+impl Counters {
+    /// Bytes were copied into pages.
+    pub fn add_loaded(&self, bytes: &TierBytes) {
+        add(&self.bytes_loaded, bytes.sum());
+        for (tier, bytes) in bytes.iter() {
+            let counter = match tier {
+                Tier::Memory => &self.bytes_memory,
+                Tier::Disk => &self.bytes_disk,
+                Tier::Peer => &self.bytes_peer,
+            };
+            add(counter, bytes);
+        }
+    }
+}
+
 /// Adds.
 pub fn add(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
@@ -77,4 +100,21 @@ pub fn add(counter: &AtomicU64, by: u64) {
 /// Subtracts.
 pub fn take(counter: &AtomicU64, by: u64) {
     counter.fetch_sub(by, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_counted_together_and_where_they_were() {
+        let (counters, mut bytes) = (Counters::default(), TierBytes::default());
+        [(Tier::Memory, 3), (Tier::Disk, 50), (Tier::Peer, 700)]
+            .into_iter()
+            .for_each(|(tier, count)| bytes.add(tier, count));
+        counters.add_loaded(&bytes);
+        counters.add_loaded(&bytes);
+        let Stats { bytes_loaded, bytes_memory, bytes_disk, bytes_peer, .. } = counters.read();
+        assert_eq!((bytes_loaded, bytes_memory, bytes_disk, bytes_peer), (1506, 6, 100, 1400));
+    }
 }

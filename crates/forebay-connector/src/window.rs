@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 type Begin = Box<dyn FnOnce(Place) + Send>;
 
@@ -12,9 +13,10 @@ pub struct Window {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
     taken: usize,
+    /// When a place was last left.
+    left: Instant,
     waiting: VecDeque<Begin>,
     /// A thread begins what waits. Places that are free meanwhile are given by that thread: what ends while it is begun would
     /// otherwise begin the next from within, without end.
@@ -27,11 +29,17 @@ pub struct Place(Arc<Window>);
 impl Window {
     /// With so many places, one at least.
     pub fn new(places: usize) -> Arc<Window> {
-        Arc::new(Window { places: places.max(1), state: Mutex::default() })
+        let state = State { taken: 0, left: Instant::now(), waiting: VecDeque::new(), is_beginning: false };
+        Arc::new(Window { places: places.max(1), state: Mutex::new(state) })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When a place was last left; before that, when there was none taken yet. As long as this moves, what waits comes nearer.
+    pub fn last_left(&self) -> Instant {
+        self.state().left
     }
 
     /// Calls `begin` as soon as there is a place: on this thread, or on one that leaves its place or comes later.
@@ -60,7 +68,10 @@ impl Window {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.state().taken -= 1;
+        let mut state = self.0.state();
+        state.taken -= 1;
+        state.left = Instant::now();
+        drop(state);
         self.0.go_on();
     }
 }
@@ -84,11 +95,15 @@ mod tests {
         }
         let numbers = || begun.lock().unwrap().iter().map(|(number, _)| *number).collect::<Vec<_>>();
         assert_eq!(numbers(), [0, 1]);
+        let before = window.last_left();
         let leave = |at| {
             let (_, place) = begun.lock().unwrap().remove(at);
             drop(place);
         };
+        assert_eq!(window.last_left(), before, "nobody has left");
+        std::thread::sleep(std::time::Duration::from_millis(2));
         leave(1);
+        assert!(window.last_left() > before);
         assert_eq!(numbers(), [0, 2]);
         leave(0);
         leave(0);

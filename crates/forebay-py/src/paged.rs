@@ -68,7 +68,8 @@ impl PagedCache {
         self.0.is_connected()
     }
 
-    /// Begins to load chunks into pages.
+    /// Begins to load chunks into pages. `limit_us` is of all of a layerwise load; any other ends when nothing of it has come for so
+    /// long, or nothing of those before it while it waits for its turn.
     #[pyo3(signature = (
         job, sources, pages, *, tokens, source_page_tokens = None, layerwise, stream = 0, limit_us = 30_000_000
     ))]
@@ -138,6 +139,12 @@ impl PagedCache {
     fn take_measured(&self) -> Vec<(&'static str, u64, f64)> {
         let measured = self.0.take_measured();
         measured.into_iter().map(|one| (one.tier.name(), one.bytes, one.time.as_secs_f64())).collect()
+    }
+
+    /// Of layerwise loads that ended since this was asked last: how many seconds a step waited for each, and for how many layers.
+    fn take_bubbles(&self) -> Vec<(u64, f64, u64)> {
+        let bubbles = self.0.take_bubbles();
+        bubbles.into_iter().map(|one| (one.job, one.time.as_secs_f64(), one.layers_late)).collect()
     }
 
     /// Waits until none of these loads is under way.

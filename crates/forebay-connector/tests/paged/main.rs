@@ -36,6 +36,7 @@ fn what_one_engine_stores_another_loads_with_every_byte_right_the_tail_included(
     }
     let stats = reader.paged.stats();
     assert_eq!((stats.loads, stats.loads_short, stats.chunks_memory), (2, 0, 10));
+    assert_eq!((stats.bytes_memory, stats.bytes_disk, stats.bytes_peer), (stats.bytes_loaded, 0, 0));
     assert_eq!(writer.paged.stats().stores_done, 5);
     assert_eq!(writer.paged.stats().bytes_storing, 0);
 }
@@ -54,6 +55,43 @@ fn a_layer_that_was_waited_for_is_there_and_after_the_last_one_the_load_has_ende
     }
     assert_eq!(reader.paged.take_ended().0.len(), 1);
     assert!(matches!(reader.paged.wait_layer(LAYERS as u32, 0), Err(NotBegun::Value { .. })));
+}
+
+#[test]
+fn how_long_a_step_waited_is_told_of_each_load_that_it_waits_for_and_of_no_other() {
+    let site = Site::new();
+    let _node = site.node();
+    let writer = site.engine(2, 0, 16);
+    let blocks = writer.blocks(TOKENS, 5);
+    writer.store(1, &blocks, TOKENS, 1);
+    let (engine, gate) = site.gated_engine(2, site.options());
+    let late = Duration::from_millis(120);
+    engine.paged.load(engine.wish(1, &blocks, TOKENS, 1, true), 0).unwrap();
+    engine.paged.load(engine.wish(2, &blocks, TOKENS, 1, false), 0).unwrap();
+    eventually("copies stand at the gate", || gate.held() > 1);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            std::thread::sleep(late);
+            gate.open();
+        });
+        (0..LAYERS).for_each(|layer| engine.paged.wait_layer(layer as u32, 0).unwrap());
+    });
+    assert!(engine.paged.wait_loaded(&[1, 2], Some(PATIENCE)));
+    let [bubble] = engine.paged.take_bubbles().try_into().unwrap();
+    assert!(bubble.job == 1 && bubble.time >= late / 2 && bubble.time < PATIENCE, "{bubble:?}");
+    assert!((1..=LAYERS as u64).contains(&bubble.layers_late), "{bubble:?}");
+    let stats = engine.paged.stats();
+    let all = (bubble.layers_late, bubble.time.as_micros() as u64);
+    assert_eq!((stats.layers_late, stats.bubble_us), all, "the totals are the sums");
+
+    // Of one that was there before anybody asked for its layers.
+    engine.paged.load(engine.wish(3, &blocks, TOKENS, 1, true), 0).unwrap();
+    assert!(engine.paged.wait_loaded(&[3], Some(PATIENCE)));
+    (0..LAYERS).for_each(|layer| engine.paged.wait_layer(layer as u32, 0).unwrap());
+    let bubbles: Vec<_> =
+        engine.paged.take_bubbles().iter().map(|one| (one.job, one.time, one.layers_late)).collect();
+    assert_eq!(bubbles, [(3, Duration::ZERO, 0)]);
+    assert_eq!((engine.paged.stats().layers_late, engine.paged.stats().bubble_us), all);
 }
 
 #[test]
@@ -248,6 +286,10 @@ fn what_a_disk_takes_is_measured_with_prompts_whose_beginning_is_in_memory() {
     // What little of it comes from the disk is measured while it comes from there.
     assert_eq!(load(12, 2), (0, vec![(Tier::Disk, 12 * chunk_bytes)]));
     assert_eq!(load(16, 2), (12, vec![(Tier::Disk, 4 * chunk_bytes)]));
+    let stats = reader.paged.stats();
+    let counted = (stats.bytes_memory, stats.bytes_disk, stats.bytes_peer);
+    assert_eq!(counted, ((4 + 16 + 12) * chunk_bytes, (4 + 12 + 12 + 4) * chunk_bytes, 0));
+    assert_eq!(stats.bytes_loaded, stats.bytes_memory + stats.bytes_disk);
 }
 
 #[test]
@@ -452,4 +494,26 @@ fn a_load_whose_time_is_over_ends_and_nothing_more_is_copied() {
     let end = engine.end_of(1);
     assert_eq!((end.tokens, end.why), (0, Some("not there within 0 us".into())));
     assert!(engine.is_clean_beside(&[]));
+}
+
+#[test]
+fn a_load_in_the_background_of_which_something_comes_now_and_then_may_outlast_its_limit() {
+    let site = Site::new();
+    let _node = site.node();
+    let writer = site.engine(2, 0, 16);
+    let blocks = writer.blocks(TOKENS, 5);
+    writer.store(1, &blocks, TOKENS, 1);
+    let (engine, gate) = site.gated_engine(2, site.options());
+    let limit = Duration::from_secs(1);
+    let wish = Wish { limit_us: limit.as_micros() as u64, ..engine.wish(1, &blocks, TOKENS, 1, false) };
+    engine.paged.load(wish, 0).unwrap();
+    for _ in 0..LAYERS {
+        std::thread::sleep(limit * 2 / 5);
+        eventually("a copy stands at the gate", || gate.held() > 0);
+        gate.let_one();
+    }
+    let end = engine.end_of(1);
+    gate.open();
+    assert_eq!((end.tokens, end.why), (TOKENS as u64, None));
+    assert!(engine.is_true(&blocks, 0..TOKENS));
 }

@@ -122,6 +122,12 @@ impl Gate {
         held.into_iter().flatten().for_each(|held| held.host.copy(held.layer, held.batch, held.on_copied));
     }
 
+    /// Lets through one that stands there.
+    pub fn let_one(&self) {
+        let first = self.0.lock().unwrap().as_mut().map(|held| held.remove(0));
+        first.into_iter().for_each(|held| held.host.copy(held.layer, held.batch, held.on_copied));
+    }
+
     /// How many copies stand there.
     pub fn held(&self) -> usize {
         self.0.lock().unwrap().as_ref().map_or(0, Vec::len)

@@ -113,6 +113,10 @@ class WithStates:
         self.states.take_measured()
         return self.kv.take_measured()
 
+    def take_bubbles(self) -> list[tuple[int, float, int]]:
+        """No step waits for a load of both."""
+        return self.kv.take_bubbles()
+
     def wait_layer(self, layer: int, stream: int = 0) -> None:
         """No load of both is layer by layer."""
 

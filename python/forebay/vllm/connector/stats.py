@@ -1,6 +1,7 @@
 """What is counted, and how vLLM gets to see it: in its log and as Prometheus metrics.
 
-Knows names of counters. All of them only grow, so adding up is all there is to do with them.
+Knows names of counters and of what is told one by one. Counters only grow, so adding up is all there is to do
+with them; of the others every value is kept until Prometheus has it.
 """
 
 from collections.abc import Mapping
@@ -23,14 +24,25 @@ COUNTERS = {
     "loads_short": "Loads that ended with fewer tokens than asked for",
     "load_us": "Microseconds from the beginning to the end of loads",
     "bytes_loaded": "Bytes that were copied into KV blocks",
+    "bytes_memory": "Of those, what was in the node's memory when the load began",
+    "bytes_disk": "Of those, what was on the node's disk",
+    "bytes_peer": "Of those, what other nodes had",
     "chunks_corrupt": "Chunks with bytes that were not those that were stored",
-    "layers_late": "Times that an engine had to wait for a layer",
+    "layers_late": "Layers of loads that an engine had to wait for",
     "bubble_us": "Microseconds that engines waited for layers",
     "stores": "Chunks that were given to be stored",
     "stores_done": "Of those, what the node took or had",
     "stores_refused": "Of those, what was not stored because too many bytes were on their way",
     "stores_failed": "Of those, what was not stored for any other reason",
     "bytes_stored": "Bytes that were stored",
+}
+
+# What is told one by one, what it means, and where its buckets end.
+HISTOGRAMS = {
+    "load_bubble_seconds": (
+        "Seconds that a step waited for layers of a load, for each load that steps wait for, of each worker",
+        [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0],
+    ),
 }
 
 
@@ -74,7 +86,7 @@ class Counts:
 class Stats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not there when types are checked
     """Counters of an interval, of one half or of several."""
 
-    data: dict[str, int | float]
+    data: dict[str, Any]  # numbers of `COUNTERS`, lists of them of `HISTOGRAMS`
 
     def reset(self) -> None:
         """Begins again."""
@@ -82,8 +94,8 @@ class Stats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not there when t
 
     def aggregate(self, other: "Stats") -> "Stats":
         """Both together."""
-        for name, count in other.data.items():
-            self.data[name] = self.data.get(name, 0) + count
+        for name, more in other.data.items():
+            self.data[name] = self.data[name] + more if name in self.data else more
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -95,8 +107,15 @@ class Stats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not there when t
         return not self.data
 
 
+def with_values(stats: Stats | None, name: str, values: list[float]) -> Stats | None:
+    """The same, with what is told one by one, if there is any."""
+    if not values:
+        return stats
+    return Stats({**(stats.data if stats is not None else {}), name: values})
+
+
 class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM is not there when types are checked
-    """Each counter as `vllm:forebay_<name>`."""
+    """Each counter and histogram as `vllm:forebay_<name>`."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], labelvalues: Any) -> None:
         """Registers them."""
@@ -107,9 +126,18 @@ class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM is not 
                 name=f"vllm:forebay_{name}", documentation=text, labelnames=labelnames
             )
             self.counters[name] = create_metric_per_engine(counter, labelvalues)
+        self.histograms = {}
+        for name, (text, buckets) in HISTOGRAMS.items():
+            histogram = self._histogram_cls(
+                name=f"vllm:forebay_{name}", documentation=text, buckets=buckets, labelnames=labelnames
+            )
+            self.histograms[name] = create_metric_per_engine(histogram, labelvalues)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Adds an interval."""
-        for name, count in transfer_stats_data.items():
+        for name, counted in transfer_stats_data.items():
             if name in self.counters:
-                self.counters[name][engine_idx].inc(count)
+                self.counters[name][engine_idx].inc(counted)
+            elif name in self.histograms:
+                for value in counted:
+                    self.histograms[name][engine_idx].observe(value)

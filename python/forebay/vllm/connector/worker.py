@@ -24,7 +24,7 @@ from forebay.vllm.connector.namespace import (
     refuse_what_is_not_supported,
 )
 from forebay.vllm.connector.states import WithStates, open_states
-from forebay.vllm.connector.stats import Deltas, Stats
+from forebay.vllm.connector.stats import Deltas, Stats, with_values
 
 logger = init_logger("vllm.forebay.worker")
 
@@ -70,6 +70,7 @@ class WorkerHalf:
         self.received: set[str] = set()
         self.idle_steps = 0
         self.deltas = Deltas()
+        self.bubbles: list[float] = []  # seconds that a step waited, of each load that one waited for
 
     def register(self, tensors: dict[str, Any]) -> None:
         """The KV cache is there. Layers of a group that have the same pages are one.
@@ -278,6 +279,7 @@ class WorkerHalf:
         assert self.cache is not None
         loads, stores = self.cache.take_ended()
         self.report.rates += self.cache.take_measured()
+        self.bubbles += [seconds for _, seconds, _ in self.cache.take_bubbles()]
         for job, tokens, why in loads:
             self.load_ended(job, tokens, why)
         for job, missing in stores:
@@ -338,7 +340,8 @@ class WorkerHalf:
         report = self.report
         if self.cache is None or not (report.loads or report.stores):
             return None
-        return self.deltas.take(self.cache.stats())
+        bubbles, self.bubbles = self.bubbles, []
+        return with_values(self.deltas.take(self.cache.stats()), "load_bubble_seconds", bubbles)
 
     def close(self) -> None:
         """Returns when nothing touches the tensors any more."""
