@@ -2,10 +2,11 @@
 //! two of them. A caller's chain begins when the one before in its stream has ended; a courier's shares slots with it as soon as
 //! they are free. This file knows how a batch is queued and when it has ended; it must never know what it is for.
 
+use super::crew::How;
 use super::hands::Hands;
 use super::inspect::{Inspector, Outline};
 use super::pages::Pages;
-use super::set::{Chain, Set, Waits, is_small};
+use super::set::{Chain, Set, Waits, how_to_relay, is_small};
 use super::{Chains, Declined, Way, lock};
 use crate::device::{Device, Event, Stream, StreamId};
 use crate::driver::abi::Address;
@@ -21,6 +22,9 @@ pub const BATCH_PIECES_MAX: usize = 16_384;
 /// What is awaited goes over relays from so many bytes on, which are those of a layer: 4k tokens of Llama-3.1-8B. Over two H100s' links their
 /// layers came after 9 to 12 ms so beside computing, over one after 11 to 15; those of 1k and 2k tokens were not ahead in an engine.
 const AWAITED_RELAYED_BYTES_MIN: u64 = 16 << 20;
+/// And from so many on where relays work in turns: the target's kernels, which carry on what comes by them, wait for room on it. This was the
+/// border for all before; in turns no less was measured.
+const AWAITED_IN_TURNS_BYTES_MIN: u64 = 96 << 20;
 
 /// Streams for copies that belong to nobody else's stream.
 #[derive(Debug)]
@@ -151,7 +155,12 @@ impl Chains {
         let (bytes, holder) = (outline.bytes, courier.holder);
         let is_scattered =
             is_small(batch.pieces.len(), bytes) && is_small(outline.host_runs(courier.direction), bytes);
-        let is_short = batch.awaited_bytes.is_some_and(|bytes| bytes < AWAITED_RELAYED_BYTES_MIN);
+        let pages = Pages::new(batch.pieces, bytes);
+        let least = match how_to_relay(courier.direction, pages, batch.is_open) {
+            How::Strands => AWAITED_RELAYED_BYTES_MIN,
+            _ => AWAITED_IN_TURNS_BYTES_MIN,
+        };
+        let is_short = batch.awaited_bytes.is_some_and(|bytes| bytes < least);
         let is_alone = is_scattered || is_short || bytes < self.rates.break_even_bytes(courier.direction);
         self.note(way);
         let (mut crews, shares) =
@@ -160,7 +169,7 @@ impl Chains {
             stream: courier.next_work().handle(),
             joined: courier.joined.handle(),
             holder,
-            pages: Pages::new(batch.pieces, bytes),
+            pages,
             seams: &[],
             peers_reach: batch.is_open,
             is_scattered,

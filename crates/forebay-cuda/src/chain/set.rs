@@ -224,7 +224,7 @@ pub fn is_small(pieces: usize, bytes: u64) -> bool {
 
 /// How a relay works. Kernels of the target wait for room on it while an engine computes, and what the engine waits for comes late. So
 /// pages that are long enough for few blocks of a relay's kernel to keep up with its link are not left to these.
-fn how_to_relay(direction: Direction, pages: Pages, peers_reach: bool) -> How {
+pub fn how_to_relay(direction: Direction, pages: Pages, peers_reach: bool) -> How {
     let least = match direction {
         Direction::HostToDevice => STRAND_PIECE_BYTES,
         Direction::DeviceToHost => ENGINE_PIECE_BYTES,
