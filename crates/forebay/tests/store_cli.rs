@@ -134,8 +134,21 @@ fn a_log_that_lost_its_checkpoints_is_recovered_and_one_that_did_not_is_left_alo
         overwrite(&path, area.offset, &[0; PAGE_BYTES]);
     }
     assert!(refused(&["stat", text(&path)]).1.contains("forebay store recover"));
-    assert!(ok(&["recover", text(&path)]).contains("30 chunks"));
-    assert!(ok(&["verify", text(&path)]).contains("30 chunks are sound"));
+    let lost = std::fs::read(&path).unwrap();
+    for recover in [&["recover", text(&path)][..], &["recover", "--unreadable", text(&path)]] {
+        std::fs::write(&path, &lost).unwrap();
+        assert!(ok(recover).contains(" journal blocks, 30 chunks"), "{recover:?}");
+        assert!(ok(&["verify", text(&path)]).contains("30 chunks are sound"));
+    }
+}
+
+#[test]
+fn a_log_of_which_everything_can_be_read_has_nothing_to_give_up() {
+    let Some((_dir, path)) = filled() else { return };
+    let before = std::fs::read(&path).unwrap();
+    let told = ok(&["recover", "--unreadable", text(&path)]);
+    assert!(told.contains("0 pages were given up; the log opens, with 30 chunks"), "{told}");
+    assert!(std::fs::read(&path).unwrap() == before);
 }
 
 #[test]
@@ -194,7 +207,14 @@ fn files_that_are_no_log_of_this_version_are_refused_by_every_command_and_stay()
         (stump, "it was cut"),
     ] {
         std::fs::write(&path, &image).unwrap();
-        for command in [&["stat"][..], &["verify"], &["scrub"], &["purge", "--tenant", "1"], &["recover"]] {
+        for command in [
+            &["stat"][..],
+            &["verify"],
+            &["scrub"],
+            &["purge", "--tenant", "1"],
+            &["recover"],
+            &["recover", "--unreadable"],
+        ] {
             let (_, told) = refused(&[&command[..1], &[text(&path)], &command[1..]].concat());
             assert!(told.contains(reason) && told.contains(text(&path)), "{command:?}: {told}");
         }
@@ -208,7 +228,10 @@ fn a_log_that_somebody_has_is_refused_to_all_others() {
     let owner = FileMedium::open(&path).unwrap();
     let before = std::fs::read(&path).unwrap();
     let init = ["init", text(&path), "--size", "16M", "--segment", "1M", "--force"];
-    for command in [&["stat", text(&path)][..], &["scrub", text(&path)], &["recover", text(&path)], &init] {
+    let give_up = ["recover", "--unreadable", text(&path)];
+    for command in
+        [&["stat", text(&path)][..], &["scrub", text(&path)], &["recover", text(&path)], &give_up, &init]
+    {
         let (_, told) = refused(command);
         assert!(told.contains("has this log") && told.contains(text(&path)), "{command:?}: {told}");
     }

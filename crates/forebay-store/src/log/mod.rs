@@ -3,8 +3,8 @@
 //! `format/` is the bytes. [`DiskTier`] is the state: `segments` gives slots to chunks, `volume` holds what is not yet
 //! durable, `commit` makes it durable, `open` and `recovery` bring it back, `reclaim` empties segments, `scrub` overwrites
 //! what is gone, `withdraw` gives space back. None of it does I/O on chunks; [`Medium`] is the little that it asks of a
-//! disk when it is opened. `offline` drives a tier for tools; `inspect` and `verify` look at a log without changing it, and
-//! `rebuild` helps one that lost its checkpoints.
+//! disk when it is opened. `offline` drives a tier for tools; `inspect` and `verify` look at a log without changing it,
+//! `rebuild` helps one that lost its checkpoints, and `unreadable` one of which pages can never be read.
 
 mod commit;
 mod format;
@@ -18,6 +18,7 @@ mod recovery;
 mod scrub;
 mod segments;
 mod tier;
+mod unreadable;
 mod verify;
 mod volume;
 mod withdraw;
@@ -45,5 +46,6 @@ pub use segments::{LogSlot, OnDisk, Segments};
 pub use tier::{
     DiskBegun, DiskRead, DiskReadEnd, DiskStat, DiskTier, DiskTierConfig, DiskUse, DiskWrite, DiskWriteEnd,
 };
+pub use unreadable::{GivenUp, NotReopened, PageUse, Reopened, give_up_unreadable};
 pub use verify::{ChunkFault, Verified, verify};
 pub use withdraw::Withdrawal;

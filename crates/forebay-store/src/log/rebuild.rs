@@ -7,13 +7,13 @@
 use super::format::checkpoint::{Checkpoint, SegmentRow, SegmentState, SlotSet};
 use super::format::footer::Footer;
 use super::format::journal::JournalPosition;
-use super::format::layout::{Layout, SUPERBLOCKS_AT};
+use super::format::layout::Layout;
 use super::format::page::PAGE_BYTES;
 use super::format::record::Record;
 use super::format::segment::SegmentHeader;
-use super::format::superblock::{Current, NotOpened, Superblock};
+use super::format::superblock::{NotOpened, Superblock};
 use super::medium::Medium;
-use super::recovery::read_metadata;
+use super::recovery::{read, read_metadata, read_superblock};
 use crate::tenant::TenantId;
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -36,10 +36,10 @@ pub enum NotRebuilt {
     /// It can be opened.
     #[error("the log has a checkpoint that can be read: open it; nothing is to be rebuilt")]
     NotNeeded,
-    /// It is not the checkpoints that are missing.
+    /// It is not the checkpoints that are missing, or the disk does not give what a new one is made of.
     #[error(transparent)]
     NotOpened(#[from] NotOpened),
-    /// The disk failed.
+    /// The disk does not take what was rebuilt.
     #[error("the disk failed: {0}")]
     Io(#[from] io::Error),
 }
@@ -51,13 +51,12 @@ pub fn rebuild(medium: &dyn Medium) -> Result<Rebuilt, NotRebuilt> {
         Err(NotOpened::NoCheckpoint { .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    let pages = [page_at(medium, SUPERBLOCKS_AT[0])?, page_at(medium, SUPERBLOCKS_AT[1])?];
-    let superblock = Current::choose(medium.bytes(), [&pages[0], &pages[1]], None)?.next(false);
+    let superblock = read_superblock(medium)?.next(false);
     let ends = Ends::read(medium, &superblock)?;
     let mut rebuilt = Rebuilt { blocks: ends.blocks, ..Rebuilt::default() };
     let segments = (0..superblock.layout.segments)
         .map(|number| segment_row(medium, &superblock, &ends, number, &mut rebuilt))
-        .collect::<io::Result<_>>()?;
+        .collect::<Result<_, NotOpened>>()?;
     let checkpoint = Checkpoint {
         serial: 1,
         epoch: superblock.epoch,
@@ -72,12 +71,6 @@ pub fn rebuild(medium: &dyn Medium) -> Result<Rebuilt, NotRebuilt> {
     medium.write_at(superblock.place(), &superblock.encode())?;
     medium.sync()?;
     Ok(rebuilt)
-}
-
-fn page_at(medium: &dyn Medium, offset: u64) -> io::Result<Vec<u8>> {
-    let mut page = vec![0; PAGE_BYTES];
-    medium.read_at(offset, &mut page)?;
-    Ok(page)
 }
 
 /// What the journal says is over.
@@ -95,12 +88,12 @@ struct Ends {
 
 impl Ends {
     /// Reads all blocks that are there, in the order of their numbers.
-    fn read(medium: &dyn Medium, superblock: &Superblock) -> io::Result<Ends> {
+    fn read(medium: &dyn Medium, superblock: &Superblock) -> Result<Ends, NotOpened> {
         let Superblock { log, epoch, layout, .. } = superblock;
         let mut blocks = BTreeMap::new();
         for index in 0..layout.journal_blocks() {
             let place = layout.journal.offset + index * PAGE_BYTES as u64;
-            let page = page_at(medium, place)?;
+            let page = read(medium, place, PAGE_BYTES)?;
             let mut sequence = [0; 8];
             sequence.copy_from_slice(&page[40..48]);
             let at = JournalPosition { sequence: u64::from_le_bytes(sequence), epoch: 0 };
@@ -147,13 +140,13 @@ fn segment_row(
     ends: &Ends,
     number: u32,
     rebuilt: &mut Rebuilt,
-) -> io::Result<SegmentRow> {
+) -> Result<SegmentRow, NotOpened> {
     let Superblock { log, layout, .. } = superblock;
     let unused = SegmentRow { clean: false, ..SegmentRow::unused() };
     if ends.withdrawn.contains(&number) {
         return Ok(SegmentRow { state: SegmentState::Withdrawn, ..unused });
     }
-    let page = page_at(medium, layout.segment_at(number))?;
+    let page = read(medium, layout.segment_at(number), PAGE_BYTES)?;
     let header = SegmentHeader::parse(*log, layout.segment_bytes, &page);
     let Ok(header) =
         header.map_err(drop).and_then(|header| (header.segment == number).then_some(header).ok_or(()))
@@ -183,9 +176,9 @@ fn has_footer(
     layout: &Layout,
     header: &SegmentHeader,
     slot: u16,
-) -> io::Result<bool> {
+) -> Result<bool, NotOpened> {
     let slot_at = layout.segment_at(header.segment) + header.slots.slot_at(slot);
-    let page = page_at(medium, slot_at + header.slots.shape.footer_at())?;
+    let page = read(medium, slot_at + header.slots.shape.footer_at(), PAGE_BYTES)?;
     Ok(Footer::parse(superblock.log, &page).is_ok_and(|footer| {
         let name = (footer.name.segment, footer.name.sequence, footer.name.slot);
         name == (header.segment, header.sequence, slot) && footer.shape == header.slots.shape

@@ -123,7 +123,8 @@ pub(super) fn read_metadata(medium: &dyn Medium) -> Result<Metadata, NotOpened> 
     })
 }
 
-fn read(medium: &dyn Medium, offset: u64, bytes: usize) -> Result<Vec<u8>, NotOpened> {
+/// Reads a stretch; says where it starts if that fails.
+pub(super) fn read(medium: &dyn Medium, offset: u64, bytes: usize) -> Result<Vec<u8>, NotOpened> {
     let mut buffer = vec![0; bytes];
     let failed = |error: std::io::Error| NotOpened::Io { offset, error: error.to_string() };
     medium.read_at(offset, &mut buffer).map_err(failed)?;

@@ -8,6 +8,7 @@ use forebay_kv::ChunkId;
 use forebay_mover::sim::SplitMix;
 use forebay_store::log::*;
 use forebay_store::{ChunkShape, TenantId};
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -28,10 +29,12 @@ struct State {
     /// Writes and syncs until everything fails.
     steps_left: Option<u64>,
     steps: u64,
-    /// Bytes that cannot be read, and reads that failed.
-    unreadable: Range<u64>,
+    /// Sectors that cannot be read, and reads that failed.
+    unreadable: BTreeSet<u64>,
     /// Whether they cannot be read after they were written either.
     for_good: bool,
+    /// Reads of them until they can be read again, without having been written.
+    failures_left: u64,
     failed_reads: u64,
 }
 
@@ -43,8 +46,9 @@ impl SimDisk {
             unsynced: Vec::new(),
             steps_left: None,
             steps: 0,
-            unreadable: 0..0,
+            unreadable: BTreeSet::new(),
             for_good: false,
+            failures_left: u64::MAX,
             failed_reads: 0,
         };
         SimDisk { state: Arc::new(Mutex::new(state)) }
@@ -69,7 +73,14 @@ impl SimDisk {
     /// Reads that touch these bytes fail from now on, and no others: until the bytes are written, or for good.
     pub fn make_unreadable(&self, bytes: Range<u64>, for_good: bool) {
         let state = &mut *self.state.lock().unwrap();
-        (state.unreadable, state.for_good) = (bytes, for_good);
+        (state.unreadable, state.for_good, state.failures_left) =
+            (sectors(bytes).collect(), for_good, u64::MAX);
+    }
+
+    /// So many reads that touch these bytes fail from now on.
+    pub fn fail_reads(&self, bytes: Range<u64>, reads: u64) {
+        self.make_unreadable(bytes, false);
+        self.state.lock().unwrap().failures_left = reads;
     }
 
     pub fn failed_reads(&self) -> u64 {
@@ -114,6 +125,10 @@ impl SimDisk {
     }
 }
 
+fn sectors(bytes: Range<u64>) -> Range<u64> {
+    bytes.start / SECTOR as u64..bytes.end.div_ceil(SECTOR as u64)
+}
+
 impl State {
     fn step(&mut self) -> io::Result<()> {
         self.steps += 1;
@@ -136,8 +151,10 @@ impl Medium for SimDisk {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         let state = &mut *self.state.lock().unwrap();
         let end = offset + buffer.len() as u64;
-        if offset < state.unreadable.end && state.unreadable.start < end {
+        let fails = state.unreadable.range(sectors(offset..end)).next().is_some();
+        if fails && state.failures_left > 0 {
             state.failed_reads += 1;
+            state.failures_left -= 1;
             return Err(io::Error::other("a sector cannot be read"));
         }
         let at = offset as usize;
@@ -150,8 +167,9 @@ impl Medium for SimDisk {
         state.step()?;
         let at = offset as usize;
         let end = offset + bytes.len() as u64;
-        if !state.for_good && offset <= state.unreadable.start && state.unreadable.end <= end {
-            state.unreadable = 0..0;
+        if !state.for_good {
+            let written = sectors(offset..end);
+            state.unreadable.retain(|sector| !written.contains(sector));
         }
         state.unsynced.push((at, state.bytes[at..at + bytes.len()].to_vec()));
         state.bytes[at..at + bytes.len()].copy_from_slice(bytes);

@@ -68,6 +68,10 @@ enum Command {
     Recover {
         /// The log
         file: PathBuf,
+        /// Overwrite with zeros the pages that keep the log closed because the disk never gives them ("the disk failed at
+        /// offset"), each tried four times, and give up what they held; then rebuild only if that is needed
+        #[arg(long)]
+        unreadable: bool,
     },
 }
 
@@ -79,7 +83,8 @@ pub fn run(args: Args) -> CommandResult {
         Command::Verify { file } => look::verify(&file),
         Command::Scrub { file } => change::scrub(&file),
         Command::Purge { file, tenant } => change::purge(&file, TenantId(tenant)),
-        Command::Recover { file } => change::recover(&file),
+        Command::Recover { file, unreadable: false } => change::recover(&file),
+        Command::Recover { file, unreadable: true } => change::give_up(&file),
     }
 }
 

@@ -5,8 +5,15 @@ use super::look::tell;
 use super::{Error, in_file, open};
 use crate::CommandResult;
 use forebay_store::TenantId;
-use forebay_store::log::{DiskTierConfig, Inspection, Medium, Offline, inspect, rebuild, verify};
+use forebay_store::log::{
+    DiskTierConfig, GivenUp, Inspection, Medium, Offline, Rebuilt, give_up_unreadable, inspect, rebuild,
+    verify,
+};
 use std::path::Path;
+
+/// What is to be known when a checkpoint or the journal is lost.
+const DELETIONS_FORGOTTEN: &str =
+    "chunks that were deleted lately may be back; purge tenants that are to be gone once more";
 
 /// Checks everything and drops what is damaged.
 pub fn scrub(file: &Path) -> CommandResult {
@@ -39,15 +46,38 @@ pub fn purge(file: &Path, tenant: TenantId) -> CommandResult {
 pub fn recover(file: &Path) -> CommandResult {
     let medium = open(file)?;
     let rebuilt = rebuild(&medium).map_err(|error| in_file(file, error))?;
-    println!(
-        "{}: rebuilt from {} segments and {} journal blocks, {} chunks",
-        file.display(),
-        rebuilt.segments,
-        rebuilt.blocks,
-        rebuilt.chunks
-    );
-    println!("chunks that were deleted lately may be back; purge tenants that are to be gone once more");
+    tell_rebuilt(file, &rebuilt);
+    println!("{DELETIONS_FORGOTTEN}");
     Ok(())
+}
+
+/// Gives up pages that can never be read, each of which is told at once, whatever comes after it.
+pub fn give_up(file: &Path) -> CommandResult {
+    let medium = open(file)?;
+    let (mut given_up, mut knew_deletions) = (0, false);
+    let reopened = give_up_unreadable(&medium, |GivenUp { offset, was }| {
+        println!("{}: gave up the page at offset {offset}, {was}: {}", file.display(), was.loss());
+        given_up += 1;
+        knew_deletions |= was.knew_deletions();
+    })
+    .map_err(|error| in_file(file, error))?;
+    if let Some(rebuilt) = &reopened.rebuilt {
+        tell_rebuilt(file, rebuilt);
+    }
+    if knew_deletions || reopened.rebuilt.is_some() {
+        println!("{DELETIONS_FORGOTTEN}");
+    }
+    let chunks = reopened.inspection.recovered.chunks;
+    println!("{}: {given_up} pages were given up; the log opens, with {chunks} chunks", file.display());
+    Ok(())
+}
+
+fn tell_rebuilt(file: &Path, rebuilt: &Rebuilt) {
+    let Rebuilt { segments, chunks, blocks } = rebuilt;
+    println!(
+        "{}: rebuilt from {segments} segments and {blocks} journal blocks, {chunks} chunks",
+        file.display()
+    );
 }
 
 /// Opens a log with room for all the chunks that it holds.
