@@ -42,6 +42,12 @@ impl Waits {
         }
     }
 
+    /// Somebody else, as a GPU's stream, has waited for a layer for so long.
+    pub fn waited(&mut self, layer: u32, time: Duration) {
+        self.late.insert(layer);
+        self.time += time;
+    }
+
     /// What was waited until now, when the load has ended. Who waits still is about to hear of that.
     pub fn bubble(&mut self, job: u64, now: Instant) -> Bubble {
         self.count(now);
@@ -76,6 +82,10 @@ mod tests {
         let bubble = Bubble { job: 7, time: Duration::from_secs(3 + 4 + 2), layers_late: 4 };
         assert_eq!(waits.bubble(7, at(22)), bubble);
         waits.end(at(23));
+        assert_eq!(waits.bubble(7, at(30)), bubble);
+        waits.waited(6, Duration::from_secs(1));
+        waits.waited(8, Duration::from_secs(2));
+        let bubble = Bubble { job: 7, time: Duration::from_secs(9 + 3), layers_late: 5 };
         assert_eq!(waits.bubble(7, at(30)), bubble);
     }
 }

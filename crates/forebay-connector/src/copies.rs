@@ -8,6 +8,7 @@ use forebay_mover::RegionId;
 use forebay_node::client::NodeArena;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 use thiserror::Error;
 
 /// Which way bytes go.
@@ -82,4 +83,9 @@ pub trait Job: Send + Sync + Debug {
     /// Has `stream` wait for all batches of a layer that were given to [`copy`](Job::copy), however long ago they ended.
     /// `false`: there is no such waiting here, wait for the batches' ends instead.
     fn follow(&self, layer: u32, stream: u64) -> Result<bool, NotCopied>;
+
+    /// Of layers that a stream has waited for, each and how long. Asked once, when all batches have ended.
+    fn stalls(&self) -> Vec<(u32, Duration)> {
+        Vec::new()
+    }
 }

@@ -2,7 +2,7 @@
 //! started. Glue: this file carries between `load.rs`, the client of the node and the copies; it must never decide what is
 //! copied when.
 
-use crate::bubble::Waits;
+use crate::bubble::{Bubble, Waits};
 use crate::copies::{Batch, Job, NotCopied, Piece};
 use crate::jobs::{Came, LoadEnd, TierBytes};
 use crate::load::{Load, Next, Part};
@@ -385,9 +385,9 @@ impl Loading {
         state.ending = true;
         let (leases, lent) = (std::mem::take(&mut state.leases), std::mem::take(&mut state.lent));
         let bytes = std::mem::take(&mut state.bytes);
-        let bubble = state.waits.bubble(self.wish.job, Instant::now());
         drop(state);
         drop((leases, lent));
+        let bubble = self.bubble();
         let counters = &self.shared.counters;
         let tokens =
             self.wish.tokens.min(verdict.good_chunks as u64 * u64::from(self.shared.cache.chunk_tokens()));
@@ -401,6 +401,14 @@ impl Loading {
         self.shared.jobs.end_load(LoadEnd { job: self.wish.job, tokens, why: verdict.why }, came, bubble);
         self.state().over = true;
         self.changed.notify_all();
+    }
+
+    /// What was waited for it, by the host and by a GPU's stream.
+    fn bubble(&self) -> Bubble {
+        let (stalls, now) = (self.copying.stalls(), Instant::now());
+        let mut state = self.state();
+        stalls.into_iter().for_each(|(layer, time)| state.waits.waited(layer, time));
+        state.waits.bubble(self.wish.job, now)
     }
 
     /// Waits until all of a layer that can be used is in its pages, or, on a GPU, has `stream` wait. The last layer is there

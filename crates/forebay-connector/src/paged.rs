@@ -349,8 +349,7 @@ impl PagedCache {
         self.shared.jobs.take_measured()
     }
 
-    /// How long steps waited for layerwise loads that ended since this was asked last. On a GPU it is the host's part alone: the
-    /// time until the copies are in their stream.
+    /// How long steps waited for layerwise loads that ended since this was asked last: the host, and on a GPU the engine's stream.
     pub fn take_bubbles(&self) -> Vec<Bubble> {
         self.shared.jobs.take_bubbles()
     }

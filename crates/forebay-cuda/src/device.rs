@@ -228,6 +228,11 @@ impl Event {
         Event::with(device, abi::EVENT_DISABLE_TIMING | abi::EVENT_BLOCKING_SYNC)
     }
 
+    /// An event with a time stamp, for [`since`](Event::since).
+    pub fn with_time(device: &Arc<Device>) -> Result<Event, CudaError> {
+        Event::with(device, abi::EVENT_BLOCKING_SYNC)
+    }
+
     fn with(device: &Arc<Device>, flags: libc::c_uint) -> Result<Event, CudaError> {
         let _current = device.enter()?;
         let mut handle = std::ptr::null_mut();
@@ -247,6 +252,17 @@ impl Event {
         // SAFETY: the event lives.
         let status = unsafe { (self.device.driver.table().event_synchronize)(self.handle) };
         self.device.driver.check("cuEventSynchronize", status)
+    }
+
+    /// How long after another one it was passed. Both are made [with a time](Event::with_time) and have been passed; nothing if the other
+    /// one came later.
+    pub fn since(&self, earlier: &Event) -> Result<std::time::Duration, CudaError> {
+        let mut ms = 0.0;
+        // SAFETY: the result is written to a valid place; both events live.
+        let status =
+            unsafe { (self.device.driver.table().event_elapsed)(&mut ms, earlier.handle, self.handle) };
+        self.device.driver.check("cuEventElapsedTime", status)?;
+        Ok(std::time::Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
     }
 
     /// The driver's handle.

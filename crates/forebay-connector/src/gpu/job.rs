@@ -4,10 +4,12 @@
 
 use super::Gpu;
 use super::part::{Part, cut};
+use super::stalls::Stalls;
 use crate::cache::CacheShape;
 use crate::copies::{Batch, Direction, Job, NotCopied, OnCopied};
 use forebay_cuda::device::Event;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// A job, as the connector has it.
 #[derive(Debug)]
@@ -24,6 +26,8 @@ pub struct Inner {
     begun: Arc<Event>,
     state: Mutex<State>,
     posted: Condvar,
+    /// Of the engine's stream, for its layers.
+    stalls: Mutex<Stalls>,
 }
 
 #[derive(Debug)]
@@ -42,7 +46,8 @@ impl CudaJob {
         let layers = vec![(0, None); gpu.cache().layers().len()];
         let state = Mutex::new(State { may_go: false, is_watched: false, held: Vec::new(), layers });
         let (gpu, posted) = (Arc::clone(gpu), Condvar::new());
-        CudaJob(Arc::new(Inner { gpu, direction, is_awaited, begun, state, posted }))
+        let stalls = Mutex::default();
+        CudaJob(Arc::new(Inner { gpu, direction, is_awaited, begun, state, posted, stalls }))
     }
 }
 
@@ -87,8 +92,15 @@ impl Job for CudaJob {
             }
         };
         drop(state);
-        last.map_or(Ok(()), |last| inner.gpu.have_wait(stream, &last))?;
+        if let Some(last) = last {
+            inner.gpu.have_wait(stream, layer, &last, &mut inner.stalls())?;
+        }
         Ok(true)
+    }
+
+    fn stalls(&self) -> Vec<(u32, Duration)> {
+        let _relaxed = self.0.gpu.relaxed();
+        self.0.stalls().take()
     }
 }
 
@@ -159,6 +171,10 @@ impl Inner {
                 part.end(Err(why.clone()));
             }),
         }
+    }
+
+    fn stalls(&self) -> MutexGuard<'_, Stalls> {
+        self.stalls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

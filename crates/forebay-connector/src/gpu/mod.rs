@@ -3,12 +3,13 @@
 //! Driver: this folder vouches for addresses of the cache and the arena; it must never know why something is copied.
 //!
 //! - [`queue`] says how much is on its way, [`part`] what is carried at a time.
-//! - [`job`] knows what a load or store waits for, [`arenas`] what is pinned.
+//! - [`job`] knows what a load or store waits for, [`stalls`] how long an engine's stream did, [`arenas`] what is pinned.
 
 mod arenas;
 mod job;
 mod part;
 mod queue;
+mod stalls;
 
 use crate::cache::CacheShape;
 use crate::copies::{Copies, Direction, Job, NotCopied};
@@ -24,6 +25,7 @@ use forebay_node::client::NodeArena;
 use job::CudaJob;
 use part::Part;
 use queue::{Queue, Room};
+use stalls::Stalls;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Batches of one load that may be on their way: each is a layer, and the courier takes what it can carry.
@@ -160,13 +162,19 @@ impl Gpu {
         }
     }
 
-    /// Has an engine's stream wait for an event.
-    pub fn have_wait(&self, stream: u64, event: &Event) -> Result<(), NotCopied> {
+    /// Has an engine's stream wait for the event of a layer, and notes how long it does.
+    pub fn have_wait(
+        &self,
+        stream: u64,
+        layer: u32,
+        event: &Event,
+        stalls: &mut Stalls,
+    ) -> Result<(), NotCopied> {
         let _relaxed = self.relaxed();
         let _current = self.device.enter().map_err(failed)?;
         let stream = self.engine_stream(stream)?;
         // SAFETY: as in `begin`.
-        unsafe { event.come_before(stream) }.map_err(failed)
+        unsafe { stalls.wait(&self.device, layer, event, stream) }.map_err(failed)
     }
 
     /// Calls back when an event in an engine's stream has passed.

@@ -96,6 +96,39 @@ fn what_is_for_one_gpu_goes_over_no_link_of_its_siblings() {
 }
 
 #[test]
+fn how_long_the_engines_stream_waited_for_a_load_is_told() {
+    alone("how_long_the_engines_stream_waited_for_a_load_is_told", &ONE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let engine = site.engine(fake);
+        let (from, to) = (blocks(3), blocks(9));
+        engine.store(1, &from, 1, 7);
+        engine.paged.take_ended();
+        // The copies are in their streams all the same, so the host waits for little.
+        fake.control("freeze h2d.0; freeze compute.0");
+        engine.begin_load(2, &to, 1, true);
+        for layer in 0..LAYERS {
+            engine.paged.wait_layer(layer as u32, engine.handle()).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        fake.control("release h2d.0; release compute.0");
+        engine.end_of(2);
+        let [bubble] = engine.paged.take_bubbles()[..] else { panic!("one load was waited for") };
+        assert!((250..5_000).contains(&bubble.time.as_millis()), "{bubble:?}");
+        assert!((1..=LAYERS as u64).contains(&bubble.layers_late), "{bubble:?}");
+        // What is there long before it is waited for costs nothing.
+        engine.begin_load(3, &to, 1, true);
+        for layer in 0..LAYERS {
+            std::thread::sleep(Duration::from_millis(50));
+            engine.paged.wait_layer(layer as u32, engine.handle()).unwrap();
+        }
+        engine.end_of(3);
+        let late = engine.paged.take_bubbles()[0];
+        assert!(late.time.as_millis() < 250, "{late:?}");
+    });
+}
+
+#[test]
 fn a_store_comes_behind_what_was_queued_before_it() {
     alone("a_store_comes_behind_what_was_queued_before_it", &ONE, |fake| {
         let site = Site::new();

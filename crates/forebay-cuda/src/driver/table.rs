@@ -90,6 +90,7 @@ table! {
     event_record: "cuEventRecord" (EventHandle, StreamHandle);
     event_query: "cuEventQuery" (EventHandle);
     event_synchronize: "cuEventSynchronize" (EventHandle);
+    event_elapsed: "cuEventElapsedTime" (*mut f32, EventHandle, EventHandle);
 
     module_load: "cuModuleLoadData" (*mut ModuleHandle, *const c_void);
     module_unload: "cuModuleUnload" (ModuleHandle);
