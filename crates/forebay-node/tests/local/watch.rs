@@ -118,6 +118,7 @@ fn a_chunk_that_is_still_on_disk_has_not_gone() {
     let index = Index::of(&peer);
     (0..4).for_each(|number| put(&node, number));
     index.watch(&peer, &[0, 1, 2, 3]);
+    eventually("all are watched", || index.knows(&[0, 1, 2, 3]));
     node.store().flush().unwrap();
     (4..8).for_each(|number| put(&node, number));
     node.store().flush().unwrap();
