@@ -16,9 +16,9 @@ const BATCH_PIECE_BYTES: u64 = 48 << 10;
 /// Copies of one call. Before the first of them begins, a call takes half a microsecond for each (one call of 4,096 moved 39 GB/s);
 /// those of the call before keep the link busy meanwhile.
 const BATCH_COPIES: usize = 1024;
-/// Beside relays, which the same thread may have to queue: it does for a chain in a caller's stream. A call for more than some 256 to 512 does not return before the link has done a part
-/// of them, and relays have nothing to do meanwhile: over two H100s' links, 32k tokens of 64 KiB pages came after 111 ms with calls for 1,024
-/// copies and after 66 with 128. With a thread for each relay both were as fast.
+/// Beside relays, for which the same thread may have to queue, as for a chain in a caller's stream. A call for more than some 256 to 512 does
+/// not return before the link has done a part of them, and relays have nothing to do meanwhile: over two H100s' links, 32k tokens of 64 KiB
+/// pages came after 111 ms with calls for 1,024 copies and after 66 with 128. With a thread for each relay both were as fast.
 const BATCH_COPIES_BESIDE: usize = 128;
 /// As many long pieces go by such calls too. One by one, there is a gap behind each: pieces of 1 MiB came to an H200 at 45 GB/s so, and at
 /// 51 to 53 by batches; the first token of a prompt of 128k tokens after 496 and 404 ms. A few pieces are there before a batch begins.
