@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
 from forebay.errors import InvalidError  # noqa: E402
-from forebay.vllm.connector import handover, namespace, start_over, stores  # noqa: E402
+from forebay.vllm.connector import compat, handover, namespace, start_over, stores  # noqa: E402
 from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
 from forebay.vllm.connector.decide import Way, layerwise_is_possible, way_of_loading  # noqa: E402
 from forebay.vllm.connector.groups import Group, fail_as_one, groups_of  # noqa: E402
@@ -68,6 +68,12 @@ def test_a_bad_setting_is_named_with_what_is_allowed(extra: dict[str, Any], says
     with pytest.raises(InvalidError, match="allowed|cannot") as caught:
         assert settings_of(extra).token is None
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(("ranks", "engines", "devices"), [(1, 1, 1), (4, 1, 4), (2, 4, 8), (2, 0, 2)])
+def test_workers_know_the_gpus_of_all_workers_of_the_host(ranks: int, engines: int, devices: int) -> None:
+    parallel = SimpleNamespace(local_world_size=ranks, data_parallel_size_local=engines)
+    assert compat.devices_of_ranks(SimpleNamespace(parallel_config=parallel)) == range(devices)
 
 
 @pytest.mark.parametrize(
