@@ -21,7 +21,7 @@ struct Stall {
 }
 
 impl Stalls {
-    /// Has a stream wait for what is over when `event` has passed, and notes how long it will.
+    /// Has a stream wait for what is over when `event` has passed, and notes how long it will. If it has passed there is nothing to wait for.
     ///
     /// # Safety
     ///
@@ -33,6 +33,9 @@ impl Stalls {
         event: &Event,
         stream: StreamHandle,
     ) -> Result<(), CudaError> {
+        if event.is_passed()? {
+            return Ok(());
+        }
         let (before, after) = (Event::with_time(device)?, Event::with_time(device)?);
         // SAFETY: by this function's contract.
         unsafe {
