@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
+import forebay  # noqa: E402
 from forebay.errors import InvalidError  # noqa: E402
 from forebay.vllm.connector import compat, handover, namespace, start_over, stores  # noqa: E402
 from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
@@ -411,13 +412,18 @@ def test_shapes_that_cannot_be_cut_are_refused() -> None:
     refuse_shape("here", Shape(64, 32), facts(heads=1, shape=Shape(64, BLOCK)))
 
 
-def place(heads: int, *shape: int, block_tokens: int = 128, strides: Any = None) -> Any:
+def place(heads: int, *shape: int, block_tokens: int = 128, strides: Any = None, layout: str = "HND") -> Any:
     """What a worker makes of a layer of 4 blocks and so many heads that has such a tensor."""
     torch = pytest.importorskip("torch")
     tensor = torch.zeros(shape, dtype=torch.bfloat16)
     tensor = tensor if strides is None else tensor.permute(strides)
     spec = SimpleNamespace(num_kv_heads=heads)
-    half: Any = SimpleNamespace(num_blocks=4, specs=[spec], groups=(Group(block_tokens, heads, None),))
+    half: Any = SimpleNamespace(
+        num_blocks=4,
+        specs=[spec],
+        groups=(Group(block_tokens, heads, None),),
+        settings=settings_of({"layout": layout}),
+    )
     at, *found = WorkerHalf.place(half, "layer 0", tensor, 0)
     assert at == tensor.data_ptr()
     return found
@@ -441,6 +447,36 @@ def test_pages_are_what_their_namespace_says_or_are_refused() -> None:
         place(8, 4, 128, 8, 64, strides=(0, 2, 1, 3))
     with pytest.raises(InvalidError, match="has 6 blocks; allowed are multiples of 4"):
         place(8, 6, 8, 128, 64)
+
+
+def test_pages_with_tokens_before_heads_are_taken_where_that_was_said() -> None:
+    strides = (0, 2, 1, 3)
+    assert place(8, 4, 128, 8, 64, strides=strides, layout="NHD") == [4, 131_072, 131_072, 0]
+    assert place(8, 8, 64, 8, 64, strides=strides, layout="NHD") == [4, 131_072, 131_072, 0], "two in a block"
+    assert (
+        place(1, 4, 1, 128, 64, layout="NHD") == place(1, 4, 128, 64, layout="NHD") == [4, 16_384, 16_384, 0]
+    )
+    with pytest.raises(InvalidError, match="allowed is the layout NHD"):
+        place(8, 4, 8, 128, 64, layout="NHD")
+    with pytest.raises(InvalidError, match="layout is 'DNH'; allowed is HND or NHD"):
+        settings_of({"layout": "DNH"})
+
+
+def test_kv_with_tokens_before_heads_has_names_of_its_own_and_is_cut_over_as_many_ranks() -> None:
+    two = Shape(2, BLOCK)
+    hnd, nhd = facts(shape=two), facts(shape=two, layout="NHD", heads=namespace.heads_to_cut(8, 2, "NHD"))
+    assert hnd.identity() != nhd.identity()
+    assert hnd.namespaces(None, two) != nhd.namespaces(None, two)
+    refuse_shape("here", Shape(2, 32), nhd)
+    for tp in (1, 4):
+        refuse_shape("here", Shape(tp, BLOCK), hnd)
+        with pytest.raises(InvalidError, match=f"tp is {tp}; allowed with the layout NHD is 2"):
+            refuse_shape("here", Shape(tp, BLOCK), nhd)
+    # Each rank reads what the rank of its number stored, all heads as one.
+    assert [forebay.head_reads(nhd.heads, 2, rank, 2) for rank in range(2)] == [
+        [(0, 0, 0, 1)],
+        [(1, 0, 0, 1)],
+    ]
 
 
 def test_a_layer_that_reads_anothers_kv_waits_for_nothing_of_its_own() -> None:

@@ -186,8 +186,10 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """Each block of a layer in one piece, heads before tokens."""
-        return compat.LAYOUT
+        """Each block of a layer in one piece, as the setting `layout` says."""
+        return compat.layout_name(
+            settings_of(vllm_config.kv_transfer_config.kv_connector_extra_config).layout
+        )
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats | None:

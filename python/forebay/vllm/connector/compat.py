@@ -17,8 +17,9 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from forebay.vllm.connector.groups import fail_as_one, groups_of
 
-# Heads before tokens within a block, each block of a layer in one piece; the name became another one.
-LAYOUT = "LBHNC" if importlib.util.find_spec("vllm.v1.kv_cache_layout") else "HND"
+# Each block of a layer in one piece, heads before tokens or behind them; the names became others.
+LAYOUT_NAMES = {"HND": "LBHNC", "NHD": "LBNHC"}
+LAYOUTS_HAVE_NEW_NAMES = importlib.util.find_spec("vllm.v1.kv_cache_layout") is not None
 
 # Whether a worker can say whose loads have failed. If not, it names blocks.
 FAILURES_BY_REQUEST = "failed_recving" in {field.name for field in fields(KVConnectorOutput)}
@@ -289,6 +290,11 @@ def stream_of(device: Any) -> int:
     import torch
 
     return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def layout_name(layout: str) -> str:
+    """What vLLM calls a layout."""
+    return LAYOUT_NAMES[layout] if LAYOUTS_HAVE_NEW_NAMES else layout
 
 
 def devices_of_ranks(vllm_config: Any) -> range:

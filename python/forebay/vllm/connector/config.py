@@ -4,7 +4,7 @@ Knows the names of the settings, their defaults and what is allowed. Must never 
 given the dictionary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,6 +16,7 @@ NODE = "/run/forebay/node.sock"
 CHUNK_TOKENS = 64
 HANDOVER_WAIT_S = 5.0
 COPY_THREADS = 2
+LAYOUTS = ("HND", "NHD")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Settings:
     profile: str | None = None
     gate: bool = True  # False: all there is is loaded, also where computing is believed to be sooner
     keep_on_reset: bool = False  # True where weights never change while the engine lives
+    layout: str = "HND"  # of a block: heads before tokens, or tokens before heads
 
     @property
     def token(self) -> bytes:
@@ -84,6 +86,7 @@ def settings_of(extra: Mapping[str, Any]) -> Settings:
         profile=text(extra, "profile", None),
         gate=flag(extra, "gate", True),
         keep_on_reset=flag(extra, "keep_on_reset", False),
+        layout=one_of(extra, "layout", LAYOUTS),
     )
 
 
@@ -92,6 +95,14 @@ def text(extra: Mapping[str, Any], name: str, default: str | None) -> str | None
     value = extra.get(name, default)
     if value is not None and (not isinstance(value, str) or not value):
         raise refuse(name, value, "text that is not empty")
+    return value
+
+
+def one_of(extra: Mapping[str, Any], name: str, allowed: Sequence[str]) -> str:
+    """A setting that is one of some words, the first of them unless something is said."""
+    value = extra.get(name, allowed[0])
+    if not isinstance(value, str) or value not in allowed:
+        raise refuse(name, value, " or ".join(allowed))
     return value
 
 

@@ -52,6 +52,7 @@ class Facts:
     keys: dict[tuple[str | None, Shape, bytes | None], list[bytes]] = field(
         default_factory=dict, compare=False
     )
+    layout: str = "HND"
     resets: int = 0  # after so many KV has the names that it has now
 
     @property
@@ -100,7 +101,7 @@ class Facts:
             {
                 "weights": self.weights,
                 "dtype": self.dtype,
-                "order": "LBHNC",
+                "order": compat.LAYOUT_NAMES[self.layout],
                 "block_tokens": shape.block_tokens,
                 "tp": (tp, shape.tp),
                 "pp": (pp, self.pp),
@@ -149,7 +150,8 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
             **stages_of(model, parallel.pipeline_parallel_size),
         },
         salt=settings.salt + of_tenant(settings.tenant),
-        heads=heads_of_model(model, first),
+        heads=heads_to_cut(heads_of_model(model, first), parallel.tensor_parallel_size, settings.layout),
+        layout=settings.layout,
         shape=Shape(parallel.tensor_parallel_size, block_tokens_of(groups)),
         ranks=parallel.tensor_parallel_size,
         pp=parallel.pipeline_parallel_size,
@@ -167,6 +169,11 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
     for shape in settings.also_read:
         refuse_shape("kv_connector_extra_config: also_read", facts.cut(shape), facts)
     return facts
+
+
+def heads_to_cut(heads: int, ranks: int, layout: str) -> int:
+    """In how many parts KV can be cut by heads. With tokens before them a rank's heads are one."""
+    return heads if layout == "HND" else min(heads, ranks)
 
 
 def longest_of(model: Any) -> str:
@@ -262,6 +269,8 @@ def refuse_shape(what: str, theirs: Shape, facts: Facts) -> None:
             )
     if theirs.tp == mine.tp:
         return
+    if facts.layout == "NHD":
+        raise InvalidError(f"{what}: tp is {theirs.tp}; allowed with the layout NHD is {mine.tp}")
     try:
         forebay.head_reads(facts.heads, mine.tp, 0, theirs.tp)
         fits = theirs.tp <= RANKS_AT_MOST * max(mine.tp, facts.heads)

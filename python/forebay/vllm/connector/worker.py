@@ -99,7 +99,7 @@ class WorkerHalf:
             places,
             page_tokens=[group.block_tokens for group in self.groups],
             chunk_tokens=self.chunk_tokens,
-            heads=[group.heads for group in self.groups],
+            heads=[group.heads if self.settings.layout == "HND" else 1 for group in self.groups],
         )
         self.cache = kv
         if self.with_states:
@@ -121,27 +121,29 @@ class WorkerHalf:
         )
 
     def place(self, name: str, tensor: Any, group: int) -> tuple[int, int, int, int, int]:
-        """Where a layer's pages lie. Each has its heads one after the other, and no finer cut: another order
-        of the same bytes has the same checksum.
+        """Where a layer's pages lie. Each has its heads one after the other, or its tokens, as the setting
+        `layout` says, and no finer cut: another order of the same bytes has the same checksum.
         """
         if tensor.shape[0] % self.num_blocks:
             raise InvalidError(
                 f"layer {name} has {tensor.shape[0]} blocks; allowed are multiples of {self.num_blocks}"
             )
         parts = tensor.shape[0] // self.num_blocks  # Kernels may use smaller blocks than the scheduler.
-        width = tensor.element_size()
+        width, layout = tensor.element_size(), self.settings.layout
         heads, page = heads_of(self.specs[group], name), tuple(tensor.shape[1:])
         one_head = heads == 1 and page[:-2] in ((), (1,))
-        if not one_head and page[:-1] != (heads, self.groups[group].block_tokens):
+        tokens = self.groups[group].block_tokens // (parts if layout == "NHD" else 1)
+        if not one_head and page[:-1] != (heads, tokens):
             raise InvalidError(
-                f"layer {name} has pages of {page}; allowed are {heads} heads of "
-                f"{self.groups[group].block_tokens} tokens with both keys and values: set another "
-                "--attention-backend or a smaller --block-size"
+                f"layer {name} has pages of {page}; allowed are {heads} heads of {tokens} tokens with both "
+                "keys and values: set another --attention-backend or a smaller --block-size"
             )
-        if not tensor[0].is_contiguous() or (parts > 1 and not tensor.is_contiguous()):
+        pages = tensor if one_head or layout == "HND" else tensor.transpose(1, 2)  # as they lie in memory
+        if not pages[0].is_contiguous() or (parts > 1 and not pages.is_contiguous()):
             raise InvalidError(
-                f"layer {name} has pages with strides {tensor.stride()}; allowed is the layout HND: "
-                "do not set VLLM_KV_CACHE_LAYOUT"
+                f"layer {name} has pages with strides {tensor.stride()}; allowed is the layout {layout}: set "
+                "layout in kv_connector_extra_config to that of the --attention-backend, and no "
+                "VLLM_KV_CACHE_LAYOUT"
             )
         page_bytes = tensor[0].numel() * width * parts
         stride_bytes = tensor.stride(0) * width * parts
