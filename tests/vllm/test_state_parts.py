@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
-from test_parts import BLOCK, CHUNK, a_model, a_request, facts  # noqa: E402
+from test_parts import BLOCK, CHUNK, a_request, facts  # noqa: E402
+from test_shapes import a_model  # noqa: E402
 
 from forebay.errors import InvalidError  # noqa: E402
 from forebay.vllm.connector import compat, stores  # noqa: E402
