@@ -51,6 +51,8 @@ class Size:
     said_cached: int | None = None  # Prefix tokens that were not computed when it was said, if known.
     said_cold: list[int] = field(default_factory=list)  # Where nothing was there to load: the first token.
     disk_bytes_s: list[float] = field(default_factory=list)  # Plain reads, in turns with warm runs.
+    bubble_s: list[float] = field(default_factory=list)  # How long warm runs of ours waited for layers.
+    layers_late: list[int] = field(default_factory=list)  # For how many, of each.
 
 
 @dataclass
@@ -91,6 +93,11 @@ class Engine:
         """A prompt that shares nothing with those of other lengths."""
         return random.Random(tokens).choices(range(3, self.vocabulary), k=tokens + TAIL_TOKENS)
 
+    def waited(self) -> tuple[float, int]:
+        """Seconds that steps have waited for layers so far, and for how many. For ours alone."""
+        (counted,) = self.llm.collective_rpc(counted_by_ours)
+        return counted["bubble_us"] / 1e6, counted["layers_late"]
+
     def drop(self) -> None:
         """Empties HBM's prefix cache. Blocks still being stored hold it up, and only steps let go of them."""
         end = time.monotonic() + DROP_LIMIT_S
@@ -104,6 +111,13 @@ class Engine:
     def nudge(self) -> None:
         """A request shorter than a block, for the sake of its steps."""
         self.ask(self.nudges.choices(range(3, self.vocabulary), k=4), 2)
+
+
+def counted_by_ours(_: Any) -> dict[str, int]:
+    """The counters of our connector's worker. Called by vLLM, with its worker."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return dict(get_kv_transfer_group()._worker.cache.stats())
 
 
 def measure_plain(engine: Engine, part: Part, tokens: int, runs: int) -> None:
@@ -138,11 +152,17 @@ def fill(engine: Engine, part: Part, tokens: int) -> None:
 
 def measure_warm(engine: Engine, part: Part, tokens: int) -> None:
     """One warm run. How much of the prefix came from where it is kept goes with it."""
-    size, prompt = part.sizes[str(tokens)], engine.prompt(tokens)
+    size, prompt, ours = part.sizes[str(tokens)], engine.prompt(tokens), part.way in OURS
     engine.drop()
+    before_s, late_before = engine.waited() if ours else (0.0, 0)
     warm_s, cached, _ = engine.ask(prompt, 1)
     size.warm_s.append(warm_s)
     size.cached.append(cached)
+    if ours:
+        engine.drop()  # A load says what was waited for when it has ended.
+        after_s, late_after = engine.waited()
+        size.bubble_s.append(after_s - before_s)
+        size.layers_late.append(late_after - late_before)
 
 
 def empty_memory(engine: Engine, node: Node) -> None:
@@ -342,6 +362,9 @@ def ttft_row(found: Found, way: str, tokens: int) -> dict[str, Any]:
         "cold_s": statistics.median(size.cold_s),
         "loaded_tokens": min(size.cached),
     }
+    if size.bubble_s:
+        more["bubble_s"] = statistics.median(size.bubble_s)
+        more["layers_late"] = statistics.median(size.layers_late)
     if way in OURS and found.has("offloading", tokens):
         peer = found.parts["offloading"]
         more["peer"] = {

@@ -1,5 +1,6 @@
-"""Other kinds of KV than a Llama's in full precision: a window in every layer, elements of one byte, and
-the latents of MLA. Cold and warm, the tokens are those of a run in which nothing is stored and loaded.
+"""Other kinds of KV than a Llama's in full precision with heads before tokens: a window in every layer,
+elements of one byte, the latents of MLA, and tokens before heads. Cold and warm, the tokens are those of a
+run in which nothing is stored and loaded.
 
 With MLA on CPUs that holds for cold prompts alone: vLLM 0.32 says other tokens there when it computes a
 prompt in pieces, also without a connector, and turns its own prefix cache off.
@@ -8,7 +9,7 @@ prompt in pieces, also without a connector, and turns its own prefix cache off.
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class Kind:
     groups: list[list[Any]]
     token_bytes: int
     in_pieces: bool = True  # vLLM says the same when it computes a prompt in pieces
+    settings: dict[str, Any] = field(default_factory=dict)  # of the connector
 
 
 KINDS = {
@@ -64,12 +66,23 @@ KINDS = {
         LAYERS * (512 + 64) * (2 if ON_GPU else 4),
         in_pieces=False,
     ),
+    # These kernels know no other layout.
+    "tokens first": Kind(
+        [],
+        BLOCK,
+        {"attention_backend": "FLEX_ATTENTION"},
+        [["FullAttentionSpec", None, 4]],
+        LAYERS * 2 * 128 * 4,
+        settings={"layout": "NHD"},
+    ),
 }
 
 # What this vLLM cannot do here, in its own words.
 MISSING: dict[str, str] = {}
 if BLOCK == 16 and not ON_GPU:
     MISSING["latent"] = 'vLLM 0.26 says "MLA is not supported on CPU"'
+if not ON_GPU:
+    MISSING["tokens first"] = "FLEX_ATTENTION wants a GPU"
 if not ON_GPU and "avx512f" not in CPU and "amx_tile" not in CPU:
     MISSING["fp8"] = 'vLLM says "FP8 KV cache on CPU requires x86 with AVX-512 or AMX"'
 
@@ -103,7 +116,8 @@ def start(kind: Kind, folder: Path, node: Daemon) -> Place:
     model = folder / "model"
     subprocess.run([PYTHON, str(HERE / "tiny_model.py"), str(model), *kind.model], check=True)
     blocks = {"block_size": kind.block_tokens, "num_gpu_blocks_override": ROOM_TOKENS // kind.block_tokens}
-    engine = Engine(arguments(model, transfer(node.socket), **blocks, **kind.more), folder / "log")
+    connector = transfer(node.socket, **kind.settings)
+    engine = Engine(arguments(model, connector, **blocks, **kind.more), folder / "log")
     engine.aside(on=True)
     said = {}
     for name in (*NAMES, "handed"):
