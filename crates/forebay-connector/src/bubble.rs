@@ -24,9 +24,32 @@ pub struct Waits {
     /// Since when there was always one.
     since: Option<Instant>,
     time: Duration,
+    /// Who may still wait, or be about to say how long somebody else has.
+    inside: u32,
+    /// The load has ended.
+    is_over: bool,
+    /// It has been said how long it was waited for.
+    is_told: bool,
 }
 
 impl Waits {
+    /// Somebody comes who will wait if something is not there yet.
+    pub fn come(&mut self) {
+        self.inside += 1;
+    }
+
+    /// Somebody goes. `true`: the load has ended meanwhile, and its bubble is to be told now.
+    pub fn leave(&mut self) -> bool {
+        self.inside = self.inside.saturating_sub(1);
+        self.is_due()
+    }
+
+    /// The load has ended. `true`: its bubble is to be told now; else by who is the last to leave.
+    pub fn over(&mut self) -> bool {
+        self.is_over = true;
+        self.is_due()
+    }
+
     /// Somebody waits for a layer from now on.
     pub fn begin(&mut self, layer: u32, now: Instant) {
         self.late.insert(layer);
@@ -38,7 +61,8 @@ impl Waits {
     pub fn end(&mut self, now: Instant) {
         self.waiting = self.waiting.saturating_sub(1);
         if self.waiting == 0 {
-            self.count(now);
+            self.time +=
+                self.since.take().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         }
     }
 
@@ -48,14 +72,16 @@ impl Waits {
         self.time += time;
     }
 
-    /// What was waited until now, when the load has ended. Who waits still is about to hear of that.
-    pub fn bubble(&mut self, job: u64, now: Instant) -> Bubble {
-        self.count(now);
+    /// What was waited, when that is to be told.
+    pub fn bubble(&self, job: u64) -> Bubble {
         Bubble { job, time: self.time, layers_late: self.late.len() as u64 }
     }
 
-    fn count(&mut self, now: Instant) {
-        self.time += self.since.take().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+    /// Once.
+    fn is_due(&mut self) -> bool {
+        let is_due = self.is_over && self.inside == 0 && !self.is_told;
+        self.is_told |= is_due;
+        is_due
     }
 }
 
@@ -77,15 +103,23 @@ mod tests {
         waits.begin(5, at(11));
         waits.end(at(12));
         waits.end(at(14));
-        // The load ends while somebody waits, who says so a little later.
-        waits.begin(6, at(20));
-        let bubble = Bubble { job: 7, time: Duration::from_secs(3 + 4 + 2), layers_late: 4 };
-        assert_eq!(waits.bubble(7, at(22)), bubble);
-        waits.end(at(23));
-        assert_eq!(waits.bubble(7, at(30)), bubble);
         waits.waited(6, Duration::from_secs(1));
-        waits.waited(8, Duration::from_secs(2));
-        let bubble = Bubble { job: 7, time: Duration::from_secs(9 + 3), layers_late: 5 };
-        assert_eq!(waits.bubble(7, at(30)), bubble);
+        waits.waited(5, Duration::from_secs(2));
+        assert_eq!(waits.bubble(7), Bubble { job: 7, time: Duration::from_secs(3 + 4 + 3), layers_late: 4 });
+    }
+
+    #[test]
+    fn a_bubble_is_told_once_when_the_load_has_ended_and_nobody_is_about_to_wait() {
+        let mut waits = Waits::default();
+        waits.come();
+        assert!(!waits.leave(), "it goes on");
+        waits.come();
+        waits.come();
+        assert!(!waits.over() && !waits.leave(), "somebody may still say something");
+        assert!(waits.leave());
+        waits.come();
+        assert!(!waits.leave(), "it has been told");
+        let mut waits = Waits::default();
+        assert!(waits.over() && !waits.over());
     }
 }

@@ -80,11 +80,18 @@ pub trait Job: Send + Sync + Debug {
     /// copy itself. When this has returned, [`follow`](Job::follow) covers the batch.
     fn copy(&self, layer: u32, batch: Batch, on_copied: OnCopied);
 
+    /// `stream` has come to where it needs a layer. What it waits from here on, until [`follow`](Job::follow) lets it pass, is told by
+    /// [`stalls`](Job::stalls), whatever holds it up. `false`: it is the host that waits here, and knows how long.
+    fn come(&self, _layer: u32, _stream: u64) -> Result<bool, NotCopied> {
+        Ok(false)
+    }
+
     /// Has `stream` wait for all batches of a layer that were given to [`copy`](Job::copy), however long ago they ended.
     /// `false`: there is no such waiting here, wait for the batches' ends instead.
     fn follow(&self, layer: u32, stream: u64) -> Result<bool, NotCopied>;
 
-    /// Of layers that a stream has waited for, each and how long. Asked once, when all batches have ended.
+    /// Of layers that a stream has waited for, each and how long. Asked once, when all batches have ended and nobody is in
+    /// [`follow`](Job::follow) any more.
     fn stalls(&self) -> Vec<(u32, Duration)> {
         Vec::new()
     }

@@ -209,10 +209,14 @@ impl Jobs {
         self.state().ended_loads.push(end);
     }
 
-    /// A load has ended, and a step waited so long for it, if one did.
-    pub fn end_load(&self, end: LoadEnd, came: Came, bubble: Option<Bubble>) {
+    /// A step waited so long for a load.
+    pub fn waited(&self, bubble: Bubble) {
+        self.state().keep(bubble);
+    }
+
+    /// A load has ended.
+    pub fn end_load(&self, end: LoadEnd, came: Came) {
         let mut state = self.state();
-        bubble.into_iter().for_each(|bubble| state.keep(bubble));
         let ended = state.loads.remove(&end.job);
         state.measure(came);
         state.ended_loads.push(end);
@@ -333,7 +337,8 @@ mod tests {
         for job in 0..=last {
             let bubble = Bubble { job, time: Duration::from_micros(job), layers_late: 1 };
             let came = Came { bytes: TierBytes::default(), all: true };
-            jobs.end_load(LoadEnd { job, tokens: 1, why: None }, came, Some(bubble));
+            jobs.waited(bubble);
+            jobs.end_load(LoadEnd { job, tokens: 1, why: None }, came);
         }
         let kept: Vec<u64> = jobs.take_bubbles().into_iter().map(|bubble| bubble.job).collect();
         assert_eq!(kept, (10..=last).collect::<Vec<_>>());

@@ -2,7 +2,7 @@
 //! started. Glue: this file carries between `load.rs`, the client of the node and the copies; it must never decide what is
 //! copied when.
 
-use crate::bubble::{Bubble, Waits};
+use crate::bubble::Waits;
 use crate::copies::{Batch, Job, NotCopied, Piece};
 use crate::jobs::{Came, LoadEnd, TierBytes};
 use crate::load::{Load, Next, Part};
@@ -387,57 +387,83 @@ impl Loading {
         let bytes = std::mem::take(&mut state.bytes);
         drop(state);
         drop((leases, lent));
-        let bubble = self.bubble();
+        if self.state().waits.over() {
+            self.tell_bubble();
+        }
         let counters = &self.shared.counters;
         let tokens =
             self.wish.tokens.min(verdict.good_chunks as u64 * u64::from(self.shared.cache.chunk_tokens()));
         add(&counters.loads_short, (tokens < self.wish.tokens).into());
         add(&counters.load_us, self.begun.elapsed().as_micros() as u64);
-        add(&counters.layers_late, bubble.layers_late);
-        add(&counters.bubble_us, bubble.time.as_micros() as u64);
         take(&counters.loads_under_way, 1);
         let came = Came { bytes, all: tokens == self.wish.tokens };
-        let bubble = self.wish.layerwise.then_some(bubble);
-        self.shared.jobs.end_load(LoadEnd { job: self.wish.job, tokens, why: verdict.why }, came, bubble);
+        self.shared.jobs.end_load(LoadEnd { job: self.wish.job, tokens, why: verdict.why }, came);
         self.state().over = true;
         self.changed.notify_all();
     }
 
-    /// What was waited for it, by the host and by a GPU's stream.
-    fn bubble(&self) -> Bubble {
-        let (stalls, now) = (self.copying.stalls(), Instant::now());
+    /// Tells what was waited for it, by the host or by a GPU's stream.
+    fn tell_bubble(&self) {
+        let (stalls, counters) = (self.copying.stalls(), &self.shared.counters);
         let mut state = self.state();
         stalls.into_iter().for_each(|(layer, time)| state.waits.waited(layer, time));
-        state.waits.bubble(self.wish.job, now)
+        let bubble = state.waits.bubble(self.wish.job);
+        drop(state);
+        add(&counters.layers_late, bubble.layers_late);
+        add(&counters.bubble_us, bubble.time.as_micros() as u64);
+        if self.wish.layerwise {
+            self.shared.jobs.waited(bubble);
+        }
     }
 
     /// Waits until all of a layer that can be used is in its pages, or, on a GPU, has `stream` wait. The last layer is there
     /// when the load has ended and [`Jobs::take_ended`](crate::jobs::Jobs::take_ended) tells of it.
     pub fn wait_layer(&self, layer: u32, stream: u64) -> Result<(), NotCopied> {
-        self.wait(layer, |state| state.load.has_all_started(layer));
+        self.state().waits.come();
+        let waited = self.follow(layer, stream);
+        if self.state().waits.leave() {
+            self.tell_bubble();
+        }
+        waited
+    }
+
+    fn follow(&self, layer: u32, stream: u64) -> Result<(), NotCopied> {
+        let has_started = |state: &State| state.load.has_all_started(layer);
+        if !self.state().goes_on(has_started) {
+            let is_timed = self.copying.come(layer, stream)?;
+            self.wait(layer, is_timed, has_started);
+        }
         if !self.copying.follow(layer, stream)? {
             let is_last = layer as usize + 1 >= self.shared.cache.layers().len();
-            self.wait(layer, |state| !is_last && state.load.has_layer(layer));
+            self.wait(layer, false, |state| !is_last && state.load.has_layer(layer));
         }
         Ok(())
     }
 
-    /// Waits until something is so of a layer or the load is over.
-    fn wait(&self, layer: u32, is_so: impl Fn(&State) -> bool) {
-        let goes_on = |state: &State| state.over || (state.unasked == 0 && is_so(state));
+    /// Waits until something is so of a layer or the load is over. Somebody else knows how long that takes, if it `is_timed`.
+    fn wait(&self, layer: u32, is_timed: bool, is_so: impl Fn(&State) -> bool) {
         let mut state = self.state();
-        if goes_on(&state) {
+        if state.goes_on(&is_so) {
             return;
         }
-        state.waits.begin(layer, Instant::now());
-        while !goes_on(&state) {
+        if !is_timed {
+            state.waits.begin(layer, Instant::now());
+        }
+        while !state.goes_on(&is_so) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.waits.end(Instant::now());
+        if !is_timed {
+            state.waits.end(Instant::now());
+        }
     }
 }
 
 impl State {
+    /// Whether who waits until something is so goes on.
+    fn goes_on(&self, is_so: impl Fn(&State) -> bool) -> bool {
+        self.over || (self.unasked == 0 && is_so(self))
+    }
+
     /// Whether anything of it is being brought or copied.
     fn is_under_way(&self) -> bool {
         self.bringing > 0 || self.load.is_copying()

@@ -76,25 +76,25 @@ impl Job for CudaJob {
         pinned.when_pinned(ranges.into_iter(), Box::new(on_pinned));
     }
 
+    fn come(&self, layer: u32, stream: u64) -> Result<bool, NotCopied> {
+        self.0.gpu.open_stall(stream, layer, &mut self.0.stalls())?;
+        Ok(true)
+    }
+
     fn follow(&self, layer: u32, stream: u64) -> Result<bool, NotCopied> {
         let inner = &self.0;
-        let mut state = inner.lock();
-        state.may_go = true;
-        let held = std::mem::take(&mut state.held);
-        drop(state);
-        inner.gpu.add(inner.direction, held);
-        let mut state = inner.lock();
-        let last = loop {
-            match state.layers.get(layer as usize) {
-                Some((0, last)) => break last.clone(),
-                Some(_) => state = inner.posted.wait(state).unwrap_or_else(PoisonError::into_inner),
-                None => return Err(NotCopied(format!("there is no layer {layer}"))),
-            }
-        };
-        drop(state);
-        if let Some(last) = last {
-            inner.gpu.have_wait(stream, layer, &last, &mut inner.stalls())?;
+        if inner.is_there(layer) && !inner.stalls().is_open(layer) {
+            return Ok(true);
         }
+        self.come(layer, stream)?;
+        let held = {
+            let mut state = inner.lock();
+            state.may_go = true;
+            std::mem::take(&mut state.held)
+        };
+        inner.gpu.add(inner.direction, held);
+        let last = inner.when_posted(layer)?;
+        inner.gpu.close_stall(stream, layer, last.as_deref(), &mut inner.stalls())?;
         Ok(true)
     }
 
@@ -124,6 +124,26 @@ impl Inner {
     pub fn after(&self) -> Option<&Event> {
         let _relaxed = self.gpu.relaxed();
         Some(&*self.begun).filter(|begun| !begun.is_passed().unwrap_or(false))
+    }
+
+    /// Whether all of a layer that was given to `copy` is in its pages, or nothing was.
+    fn is_there(&self, layer: u32) -> bool {
+        let _relaxed = self.gpu.relaxed();
+        let state = self.lock();
+        let Some((0, last)) = state.layers.get(layer as usize) else { return false };
+        last.as_ref().is_none_or(|last| last.is_passed().unwrap_or(false))
+    }
+
+    /// Waits until all parts of a layer are on their way or never will be. Gives the event behind the last one.
+    fn when_posted(&self, layer: u32) -> Result<Option<Arc<Event>>, NotCopied> {
+        let mut state = self.lock();
+        loop {
+            match state.layers.get(layer as usize) {
+                Some((0, last)) => return Ok(last.clone()),
+                Some(_) => state = self.posted.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => return Err(NotCopied(format!("there is no layer {layer}"))),
+            }
+        }
     }
 
     /// A part of a layer is on its way, up to an event; or never will be.

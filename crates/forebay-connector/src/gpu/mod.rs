@@ -162,19 +162,28 @@ impl Gpu {
         }
     }
 
-    /// Has an engine's stream wait for the event of a layer, and notes how long it does.
-    pub fn have_wait(
+    /// An engine's stream comes to where it needs a layer.
+    pub fn open_stall(&self, stream: u64, layer: u32, stalls: &mut Stalls) -> Result<(), NotCopied> {
+        let _relaxed = self.relaxed();
+        let _current = self.device.enter().map_err(failed)?;
+        let stream = self.engine_stream(stream)?;
+        // SAFETY: as in `begin`.
+        unsafe { stalls.open(&self.device, layer, stream) }.map_err(failed)
+    }
+
+    /// It may pass behind the last event of that layer.
+    pub fn close_stall(
         &self,
         stream: u64,
         layer: u32,
-        event: &Event,
+        last: Option<&Event>,
         stalls: &mut Stalls,
     ) -> Result<(), NotCopied> {
         let _relaxed = self.relaxed();
         let _current = self.device.enter().map_err(failed)?;
         let stream = self.engine_stream(stream)?;
         // SAFETY: as in `begin`.
-        unsafe { stalls.wait(&self.device, layer, event, stream) }.map_err(failed)
+        unsafe { stalls.close(&self.device, layer, last, stream) }.map_err(failed)
     }
 
     /// Calls back when an event in an engine's stream has passed.

@@ -1,5 +1,6 @@
-//! Stalls: how long an engine's stream waited for layers of a load. Two events with times stand around each wait. This file knows such
-//! pairs; it must never know what was waited for.
+//! Stalls: how long an engine's stream waited for layers of a load. Of two events with times the first is where the stream comes to need
+//! a layer, the second where it may pass: between them it waits for the layer, and before that for the host to queue what it waits for.
+//! This file knows such pairs; it must never know why a layer is late.
 
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, abi::StreamHandle};
@@ -17,33 +18,57 @@ pub struct Stalls(Vec<Stall>);
 struct Stall {
     layer: u32,
     before: Event,
-    after: Event,
+    after: Option<Event>,
 }
 
 impl Stalls {
-    /// Has a stream wait for what is over when `event` has passed, and notes how long it will. If it has passed there is nothing to wait for.
+    /// Whether a stream has come to where it needs a layer, and may not pass yet.
+    pub fn is_open(&self, layer: u32) -> bool {
+        self.0.iter().any(|stall| stall.layer == layer && stall.after.is_none())
+    }
+
+    /// A stream comes to where it needs a layer.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Event::record_behind`].
+    pub unsafe fn open(
+        &mut self,
+        device: &Arc<Device>,
+        layer: u32,
+        stream: StreamHandle,
+    ) -> Result<(), CudaError> {
+        if self.is_open(layer) {
+            return Ok(());
+        }
+        let before = Event::with_time(device)?;
+        // SAFETY: by this function's contract.
+        unsafe { before.record_behind(stream) }?;
+        self.0.push(Stall { layer, before, after: None });
+        Ok(())
+    }
+
+    /// It may pass behind `event`, if anything is to be waited for.
     ///
     /// # Safety
     ///
     /// As for [`Event::record_behind`] and [`Event::come_before`].
-    pub unsafe fn wait(
+    pub unsafe fn close(
         &mut self,
         device: &Arc<Device>,
         layer: u32,
-        event: &Event,
+        event: Option<&Event>,
         stream: StreamHandle,
     ) -> Result<(), CudaError> {
-        if event.is_passed()? {
-            return Ok(());
-        }
-        let (before, after) = (Event::with_time(device)?, Event::with_time(device)?);
+        let after = Event::with_time(device)?;
         // SAFETY: by this function's contract.
         unsafe {
-            before.record_behind(stream)?;
-            event.come_before(stream)?;
+            event.map_or(Ok(()), |event| event.come_before(stream))?;
             after.record_behind(stream)?;
         }
-        self.0.push(Stall { layer, before, after });
+        if let Some(open) = self.0.iter_mut().find(|stall| stall.layer == layer && stall.after.is_none()) {
+            open.after = Some(after);
+        }
         Ok(())
     }
 
@@ -57,11 +82,11 @@ impl Stalls {
 
 impl Stall {
     fn time(&self) -> Result<Option<Duration>, CudaError> {
-        if !self.before.is_passed()? {
+        let Some(after) = self.after.as_ref().filter(|_| self.before.is_passed() == Ok(true)) else {
             return Ok(None);
-        }
+        };
         // What the stream waits for is over, so there is nothing left between the two.
-        self.after.synchronize()?;
-        Ok(Some(self.after.since(&self.before)?).filter(|time| *time >= LEAST))
+        after.synchronize()?;
+        Ok(Some(after.since(&self.before)?).filter(|time| *time >= LEAST))
     }
 }

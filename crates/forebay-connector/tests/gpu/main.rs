@@ -129,6 +129,43 @@ fn how_long_the_engines_stream_waited_for_a_load_is_told() {
 }
 
 #[test]
+fn how_long_copies_could_not_even_be_queued_is_told_as_a_wait_of_the_stream() {
+    alone("how_long_copies_could_not_even_be_queued_is_told_as_a_wait_of_the_stream", &ONE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let engine = site.engine(fake);
+        let (from, to) = (blocks(3), blocks(9));
+        engine.store(1, &from, 1, 7);
+        // So much is under way that nothing of the last load is.
+        fake.control("freeze h2d.0");
+        let (others, last) = (100..112, 2);
+        let free: Vec<i64> = (0..PAGES as i64).filter(|page| !to.contains(page)).collect();
+        let pages_of_chunk = free.chunks(CHUNK_TOKENS / PAGE_TOKENS);
+        others.clone().zip(pages_of_chunk).for_each(|(job, pages)| engine.begin_chunk(job, pages, 1));
+        std::thread::sleep(Duration::from_millis(50));
+        engine.begin_load(last, &to, 1, true);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                std::thread::sleep(Duration::from_millis(300));
+                fake.control("release h2d.0");
+            });
+            let begun = Instant::now();
+            engine.paged.wait_layer(0, engine.handle()).unwrap();
+            assert!(begun.elapsed() >= Duration::from_millis(200), "the host has waited, not the stream");
+        });
+        (1..LAYERS).for_each(|layer| engine.paged.wait_layer(layer as u32, engine.handle()).unwrap());
+        others.chain([last]).for_each(|job| assert!(engine.paged.wait_loaded(&[job], Some(PATIENCE))));
+        let [bubble] = engine.paged.take_bubbles()[..] else { panic!("one load was waited for") };
+        assert!((200..5_000).contains(&bubble.time.as_millis()), "{bubble:?}");
+        let stats = engine.paged.stats();
+        assert_eq!(
+            (stats.layers_late, stats.bubble_us),
+            (bubble.layers_late, bubble.time.as_micros() as u64)
+        );
+    });
+}
+
+#[test]
 fn a_store_comes_behind_what_was_queued_before_it() {
     alone("a_store_comes_behind_what_was_queued_before_it", &ONE, |fake| {
         let site = Site::new();

@@ -159,6 +159,15 @@ impl Engine {
         self.paged.load(wish, self.handle()).is_ok()
     }
 
+    /// Begins to load the first chunk alone, in the background.
+    pub fn begin_chunk(&self, job: u64, pages: &[i64], salt: u8) {
+        let (cache, tokens) = (self.paged.cache(), CHUNK_TOKENS as u64);
+        let sources = vec![(ids(salt)[..1].to_vec(), Source::same(cache))];
+        let tables = PageTables::new(cache, vec![pages.to_vec()], tokens, true).unwrap();
+        let wish = Wish { job, sources, tables, tokens, layerwise: false, limit_us: 60_000_000 };
+        self.paged.load(wish, self.handle()).unwrap();
+    }
+
     /// The end of the only load under way: ends of others would be lost.
     pub fn end_of(&self, job: u64) -> LoadEnd {
         assert!(self.paged.wait_loaded(&[job], Some(PATIENCE)), "every load ends");
