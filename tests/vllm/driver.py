@@ -156,9 +156,11 @@ class Driver:
         return said
 
     def settle(self, limit_s: float = 60) -> Any:
-        """Steps until nothing of any request is left: no block is held for a store or a load."""
+        """Steps until nothing of any request is left: no block is held for a store, for a load, or for a step
+        that is in another stage.
+        """
         end = time.monotonic() + limit_s
-        while self.scheduler.has_requests() or self.scheduler.requests:
+        while self.scheduler.has_requests() or self.scheduler.requests or self.core.batch_queue:
             if time.monotonic() > end:
                 raise TimeoutError(f"after {limit_s} s there are {list(self.scheduler.requests)}")
             self.engine.step()
