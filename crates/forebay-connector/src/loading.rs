@@ -419,7 +419,13 @@ impl Loading {
     /// Waits until all of a layer that can be used is in its pages, or, on a GPU, has `stream` wait. The last layer is there
     /// when the load has ended and [`Jobs::take_ended`](crate::jobs::Jobs::take_ended) tells of it.
     pub fn wait_layer(&self, layer: u32, stream: u64) -> Result<(), NotCopied> {
-        self.state().waits.come();
+        {
+            let mut state = self.state();
+            if state.goes_on(|state| !self.is_last(layer) && state.load.has_layer(layer)) {
+                return Ok(());
+            }
+            state.waits.come();
+        }
         let waited = self.follow(layer, stream);
         if self.state().waits.leave() {
             self.tell_bubble();
@@ -434,10 +440,13 @@ impl Loading {
             self.wait(layer, is_timed, has_started);
         }
         if !self.copying.follow(layer, stream)? {
-            let is_last = layer as usize + 1 >= self.shared.cache.layers().len();
-            self.wait(layer, false, |state| !is_last && state.load.has_layer(layer));
+            self.wait(layer, false, |state| !self.is_last(layer) && state.load.has_layer(layer));
         }
         Ok(())
+    }
+
+    fn is_last(&self, layer: u32) -> bool {
+        layer as usize + 1 >= self.shared.cache.layers().len()
     }
 
     /// Waits until something is so of a layer or the load is over. Somebody else knows how long that takes, if it `is_timed`.

@@ -83,9 +83,6 @@ impl Job for CudaJob {
 
     fn follow(&self, layer: u32, stream: u64) -> Result<bool, NotCopied> {
         let inner = &self.0;
-        if inner.is_there(layer) && !inner.stalls().is_open(layer) {
-            return Ok(true);
-        }
         self.come(layer, stream)?;
         let held = {
             let mut state = inner.lock();
@@ -94,13 +91,12 @@ impl Job for CudaJob {
         };
         inner.gpu.add(inner.direction, held);
         let last = inner.when_posted(layer)?;
-        inner.gpu.close_stall(stream, layer, last.as_deref(), &mut inner.stalls())?;
+        inner.gpu.close_stall(stream, layer, last, &mut inner.stalls())?;
         Ok(true)
     }
 
     fn stalls(&self) -> Vec<(u32, Duration)> {
-        let _relaxed = self.0.gpu.relaxed();
-        self.0.stalls().take()
+        self.0.gpu.take_stalls(&mut self.0.stalls())
     }
 }
 
@@ -124,14 +120,6 @@ impl Inner {
     pub fn after(&self) -> Option<&Event> {
         let _relaxed = self.gpu.relaxed();
         Some(&*self.begun).filter(|begun| !begun.is_passed().unwrap_or(false))
-    }
-
-    /// Whether all of a layer that was given to `copy` is in its pages, or nothing was.
-    fn is_there(&self, layer: u32) -> bool {
-        let _relaxed = self.gpu.relaxed();
-        let state = self.lock();
-        let Some((0, last)) = state.layers.get(layer as usize) else { return false };
-        last.as_ref().is_none_or(|last| last.is_passed().unwrap_or(false))
     }
 
     /// Waits until all parts of a layer are on their way or never will be. Gives the event behind the last one.

@@ -25,8 +25,9 @@ use forebay_node::client::NodeArena;
 use job::CudaJob;
 use part::Part;
 use queue::{Queue, Room};
-use stalls::Stalls;
+use stalls::{Marks, Stalls};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Batches of one load that may be on their way: each is a layer, and the courier takes what it can carry.
 const BATCHES: usize = 8;
@@ -56,6 +57,7 @@ pub struct Gpu {
     loads: Lane,
     stores: Lane,
     arenas: Arenas,
+    marks: Marks,
     copier: Copier,
 }
 
@@ -102,9 +104,9 @@ impl CudaCopies {
         }
         let device = Arc::clone(loads.courier.device());
         let begins = Ends::spawn(copier.driver(), "forebay-begins").map_err(failed)?;
-        let arenas = Arenas::new(&device);
+        let (arenas, marks) = (Arenas::new(&device), Marks::default());
         let cache = cache.clone();
-        Ok(CudaCopies(Arc::new(Gpu { cache, is_open, device, begins, loads, stores, arenas, copier })))
+        Ok(CudaCopies(Arc::new(Gpu { cache, is_open, device, begins, loads, stores, arenas, marks, copier })))
     }
 }
 
@@ -164,26 +166,34 @@ impl Gpu {
 
     /// An engine's stream comes to where it needs a layer.
     pub fn open_stall(&self, stream: u64, layer: u32, stalls: &mut Stalls) -> Result<(), NotCopied> {
+        if stalls.is_open(layer) {
+            return Ok(());
+        }
         let _relaxed = self.relaxed();
         let _current = self.device.enter().map_err(failed)?;
         let stream = self.engine_stream(stream)?;
         // SAFETY: as in `begin`.
-        unsafe { stalls.open(&self.device, layer, stream) }.map_err(failed)
+        unsafe { stalls.open(&self.marks, &self.device, layer, stream) }.map_err(failed)
     }
 
-    /// It may pass behind the last event of that layer.
+    /// It may pass behind the last copy of that layer. The stream is that of [`open_stall`](Gpu::open_stall), which looked at it.
     pub fn close_stall(
         &self,
         stream: u64,
         layer: u32,
-        last: Option<&Event>,
+        last: Option<Arc<Event>>,
         stalls: &mut Stalls,
     ) -> Result<(), NotCopied> {
         let _relaxed = self.relaxed();
         let _current = self.device.enter().map_err(failed)?;
-        let stream = self.engine_stream(stream)?;
         // SAFETY: as in `begin`.
-        unsafe { stalls.close(&self.device, layer, last, stream) }.map_err(failed)
+        unsafe { stalls.close(&self.device, layer, last, stream as StreamHandle) }.map_err(failed)
+    }
+
+    /// Of layers that an engine's stream has waited for, each and how long.
+    pub fn take_stalls(&self, stalls: &mut Stalls) -> Vec<(u32, Duration)> {
+        let _relaxed = self.relaxed();
+        stalls.take(&self.marks)
     }
 
     /// Calls back when an event in an engine's stream has passed.
@@ -268,8 +278,12 @@ impl Gpu {
 
     fn send(&self, lane: &Lane, part: &Part) -> Result<(Sent, Arc<Event>), CudaError> {
         let _relaxed = self.relaxed();
-        let event = Arc::new(Event::to_sleep_for(&self.device)?);
         let Part { job, pieces, .. } = part;
+        // Of a load it says when an engine's stream, which waited for that, could go on.
+        let event = Arc::new(match job.direction() {
+            Direction::Load => Event::with_time(&self.device)?,
+            Direction::Store => Event::to_sleep_for(&self.device)?,
+        });
         let (after, awaited_bytes) = (job.after(), job.is_awaited().then(|| part.batch_bytes()));
         let batch = Batch { pieces, after, is_open: self.is_open, awaited_bytes };
         // SAFETY: pages are valid and the connector's by the contract of `new`; the part keeps the arena mapped and pinned.

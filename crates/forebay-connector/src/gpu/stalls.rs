@@ -1,14 +1,20 @@
-//! Stalls: how long an engine's stream waited for layers of a load. Of two events with times the first is where the stream comes to need
-//! a layer, the second where it may pass: between them it waits for the layer, and before that for the host to queue what it waits for.
-//! This file knows such pairs; it must never know why a layer is late.
+//! Stalls: how long an engine's stream waited for layers of a load. One event with a time stands where the stream comes to need a layer,
+//! another one behind the last copy of that layer: from the one to the other it waits, also where the host could not queue the copy
+//! sooner. This file knows such pairs; it must never know why a layer is late.
+//!
+//! An engine's thread makes two calls of the driver for a layer that is late. Each may have to wait for threads that queue copies.
 
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, abi::StreamHandle};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Passing both events of a wait for nothing takes some microseconds. Less than this is no stall.
+/// A stream goes on some microseconds after what it waits for. Less than this is no stall.
 const LEAST: Duration = Duration::from_micros(20);
+
+/// Events that nobody uses now.
+#[derive(Debug, Default)]
+pub struct Marks(Mutex<Vec<Event>>);
 
 /// Waits of a stream for layers.
 #[derive(Debug, Default)]
@@ -17,14 +23,25 @@ pub struct Stalls(Vec<Stall>);
 #[derive(Debug)]
 struct Stall {
     layer: u32,
-    before: Event,
-    after: Option<Event>,
+    from: Event,
+    until: Option<Arc<Event>>,
+}
+
+impl Marks {
+    fn take(&self, device: &Arc<Device>) -> Result<Event, CudaError> {
+        let spare = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        spare.map_or_else(|| Event::with_time(device), Ok)
+    }
+
+    fn give_back(&self, mark: Event) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(mark);
+    }
 }
 
 impl Stalls {
     /// Whether a stream has come to where it needs a layer, and may not pass yet.
     pub fn is_open(&self, layer: u32) -> bool {
-        self.0.iter().any(|stall| stall.layer == layer && stall.after.is_none())
+        self.0.iter().any(|stall| stall.layer == layer && stall.until.is_none())
     }
 
     /// A stream comes to where it needs a layer.
@@ -34,21 +51,19 @@ impl Stalls {
     /// As for [`Event::record_behind`].
     pub unsafe fn open(
         &mut self,
+        marks: &Marks,
         device: &Arc<Device>,
         layer: u32,
         stream: StreamHandle,
     ) -> Result<(), CudaError> {
-        if self.is_open(layer) {
-            return Ok(());
-        }
-        let before = Event::with_time(device)?;
+        let from = marks.take(device)?;
         // SAFETY: by this function's contract.
-        unsafe { before.record_behind(stream) }?;
-        self.0.push(Stall { layer, before, after: None });
+        unsafe { from.record_behind(stream) }?;
+        self.0.push(Stall { layer, from, until: None });
         Ok(())
     }
 
-    /// It may pass behind `event`, if anything is to be waited for.
+    /// It passes when `last` does, an event with a time behind all copies of the layer; at once if there are none.
     ///
     /// # Safety
     ///
@@ -57,36 +72,49 @@ impl Stalls {
         &mut self,
         device: &Arc<Device>,
         layer: u32,
-        event: Option<&Event>,
+        last: Option<Arc<Event>>,
         stream: StreamHandle,
     ) -> Result<(), CudaError> {
-        let after = Event::with_time(device)?;
-        // SAFETY: by this function's contract.
-        unsafe {
-            event.map_or(Ok(()), |event| event.come_before(stream))?;
-            after.record_behind(stream)?;
-        }
-        if let Some(open) = self.0.iter_mut().find(|stall| stall.layer == layer && stall.after.is_none()) {
-            open.after = Some(after);
+        let until = match last {
+            Some(last) => {
+                // SAFETY: by this function's contract.
+                unsafe { last.come_before(stream) }?;
+                last
+            }
+            None => {
+                let here = Event::with_time(device)?;
+                // SAFETY: by this function's contract.
+                unsafe { here.record_behind(stream) }?;
+                Arc::new(here)
+            }
+        };
+        if let Some(open) = self.0.iter_mut().find(|stall| stall.layer == layer && stall.until.is_none()) {
+            open.until = Some(until);
         }
         Ok(())
     }
 
     /// Of each layer that was waited for, how long, once all that was waited for is over: a wait to which the stream has not come by
     /// then is none. After an error of the driver nobody knows.
-    pub fn take(&mut self) -> Vec<(u32, Duration)> {
+    pub fn take(&mut self, marks: &Marks) -> Vec<(u32, Duration)> {
         let stalls = std::mem::take(&mut self.0).into_iter();
-        stalls.filter_map(|stall| Some((stall.layer, stall.time().ok().flatten()?))).collect()
+        let took = stalls.filter_map(|stall| {
+            let time = stall.time().ok().flatten();
+            marks.give_back(stall.from);
+            Some((stall.layer, time?))
+        });
+        took.collect()
     }
 }
 
 impl Stall {
     fn time(&self) -> Result<Option<Duration>, CudaError> {
-        let Some(after) = self.after.as_ref().filter(|_| self.before.is_passed() == Ok(true)) else {
+        let Some(until) = &self.until else { return Ok(None) };
+        if !self.from.is_passed()? {
             return Ok(None);
-        };
-        // What the stream waits for is over, so there is nothing left between the two.
-        after.synchronize()?;
-        Ok(Some(after.since(&self.before)?).filter(|time| *time >= LEAST))
+        }
+        // All copies are over, so there is nothing left between the two.
+        until.synchronize()?;
+        Ok(Some(until.since(&self.from)?).filter(|time| *time >= LEAST))
     }
 }
