@@ -80,8 +80,8 @@ pub trait Job: Send + Sync + Debug {
     /// copy itself. When this has returned, [`follow`](Job::follow) covers the batch.
     fn copy(&self, layer: u32, batch: Batch, on_copied: OnCopied);
 
-    /// `stream` has come to where it needs a layer. What it waits from here on, until [`follow`](Job::follow) lets it pass, is told by
-    /// [`stalls`](Job::stalls), whatever holds it up. `false`: it is the host that waits here, and knows how long.
+    /// `stream` has come to where it needs a layer; said before each [`follow`](Job::follow). What it waits from here on, until that lets it
+    /// pass, is told by [`stalls`](Job::stalls), whatever holds it up. `false`: it is the host that waits here, and knows how long.
     fn come(&self, _layer: u32, _stream: u64) -> Result<bool, NotCopied> {
         Ok(false)
     }

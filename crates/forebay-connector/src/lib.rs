@@ -15,6 +15,9 @@ mod bubble;
 pub mod cache;
 pub mod copies;
 mod door;
+#[cfg(test)]
+#[path = "../../forebay-cuda/tests/fake/mod.rs"]
+mod fake;
 mod gpu;
 mod host;
 mod jobs;

@@ -383,11 +383,12 @@ impl Loading {
         let mut state = self.state();
         let Some(verdict) = state.load.verdict().filter(|_| !state.ending) else { return };
         state.ending = true;
+        let is_due = state.waits.over();
         let (leases, lent) = (std::mem::take(&mut state.leases), std::mem::take(&mut state.lent));
         let bytes = std::mem::take(&mut state.bytes);
         drop(state);
         drop((leases, lent));
-        if self.state().waits.over() {
+        if is_due {
             self.tell_bubble();
         }
         let counters = &self.shared.counters;
@@ -434,11 +435,8 @@ impl Loading {
     }
 
     fn follow(&self, layer: u32, stream: u64) -> Result<(), NotCopied> {
-        let has_started = |state: &State| state.load.has_all_started(layer);
-        if !self.state().goes_on(has_started) {
-            let is_timed = self.copying.come(layer, stream)?;
-            self.wait(layer, is_timed, has_started);
-        }
+        let is_timed = self.copying.come(layer, stream)?;
+        self.wait(layer, is_timed, |state| state.load.has_all_started(layer));
         if !self.copying.follow(layer, stream)? {
             self.wait(layer, false, |state| !self.is_last(layer) && state.load.has_layer(layer));
         }

@@ -108,7 +108,7 @@ pub enum NotBegun {
 /// A cache. For any number of threads. Dropping it closes it.
 #[derive(Debug)]
 pub struct PagedCache {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     /// Taken when it is closed. The workers end before the mover.
     threads: Mutex<Option<(Workers, MoverThread)>>,
 }

@@ -83,7 +83,6 @@ impl Job for CudaJob {
 
     fn follow(&self, layer: u32, stream: u64) -> Result<bool, NotCopied> {
         let inner = &self.0;
-        self.come(layer, stream)?;
         let held = {
             let mut state = inner.lock();
             state.may_go = true;

@@ -2,7 +2,8 @@
 //! another one behind the last copy of that layer: from the one to the other it waits, also where the host could not queue the copy
 //! sooner. This file knows such pairs; it must never know why a layer is late.
 //!
-//! An engine's thread makes two calls of the driver for a layer that is late. Each may have to wait for threads that queue copies.
+//! An engine's thread makes two calls of the driver for a layer that is late, which may have to wait for threads that queue copies, and
+//! asks whether the copies are over.
 
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, abi::StreamHandle};
@@ -39,11 +40,6 @@ impl Marks {
 }
 
 impl Stalls {
-    /// Whether a stream has come to where it needs a layer, and may not pass yet.
-    pub fn is_open(&self, layer: u32) -> bool {
-        self.0.iter().any(|stall| stall.layer == layer && stall.until.is_none())
-    }
-
     /// A stream comes to where it needs a layer.
     ///
     /// # Safety
@@ -63,7 +59,8 @@ impl Stalls {
         Ok(())
     }
 
-    /// It passes when `last` does, an event with a time behind all copies of the layer; at once if there are none.
+    /// It passes when `last` does, an event with a time behind all copies of the layer; at once if there are none or they are over: what
+    /// else the host has waited for is over too.
     ///
     /// # Safety
     ///
@@ -76,19 +73,20 @@ impl Stalls {
         stream: StreamHandle,
     ) -> Result<(), CudaError> {
         let until = match last {
-            Some(last) => {
+            Some(last) if !last.is_passed()? => {
                 // SAFETY: by this function's contract.
                 unsafe { last.come_before(stream) }?;
                 last
             }
-            None => {
+            _ => {
                 let here = Event::with_time(device)?;
                 // SAFETY: by this function's contract.
                 unsafe { here.record_behind(stream) }?;
                 Arc::new(here)
             }
         };
-        if let Some(open) = self.0.iter_mut().find(|stall| stall.layer == layer && stall.until.is_none()) {
+        // One before it that is open is of a wait that failed.
+        if let Some(open) = self.0.iter_mut().rfind(|stall| stall.layer == layer && stall.until.is_none()) {
             open.until = Some(until);
         }
         Ok(())
@@ -99,7 +97,7 @@ impl Stalls {
     pub fn take(&mut self, marks: &Marks) -> Vec<(u32, Duration)> {
         let stalls = std::mem::take(&mut self.0).into_iter();
         let took = stalls.filter_map(|stall| {
-            let time = stall.time().ok().flatten();
+            let time = stall.time();
             marks.give_back(stall.from);
             Some((stall.layer, time?))
         });
@@ -108,13 +106,10 @@ impl Stalls {
 }
 
 impl Stall {
-    fn time(&self) -> Result<Option<Duration>, CudaError> {
-        let Some(until) = &self.until else { return Ok(None) };
-        if !self.from.is_passed()? {
-            return Ok(None);
-        }
+    fn time(&self) -> Option<Duration> {
+        let until = self.until.as_ref().filter(|_| self.from.is_passed() == Ok(true))?;
         // All copies are over, so there is nothing left between the two.
-        until.synchronize()?;
-        Ok(Some(until.since(&self.from)?).filter(|time| *time >= LEAST))
+        until.synchronize().ok()?;
+        until.since(&self.from).ok().filter(|time| *time >= LEAST)
     }
 }

@@ -129,6 +129,30 @@ fn how_long_the_engines_stream_waited_for_a_load_is_told() {
 }
 
 #[test]
+fn for_a_layer_that_is_there_the_driver_is_not_called() {
+    alone("for_a_layer_that_is_there_the_driver_is_not_called", &ONE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let engine = site.engine(fake);
+        engine.store(1, &blocks(3), 1, 7);
+        let calls =
+            || ["cuEventRecord", "cuStreamWaitEvent", "cuStreamIsCapturing"].map(|call| fake.stat(call));
+        // Each layer comes long after the one before.
+        fake.control("delay h2d.0 50000; delay compute.0 50000");
+        engine.begin_load(2, &blocks(20), 1, true);
+        engine.paged.wait_layer(0, engine.handle()).unwrap();
+        engine.stream.synchronize().unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        let before = calls();
+        engine.paged.wait_layer(0, engine.handle()).unwrap();
+        assert_eq!(calls(), before);
+        assert!(!engine.paged.wait_loaded(&[2], Some(Duration::ZERO)), "nobody looks at a load that is over");
+        fake.control("delay h2d.0 0; delay compute.0 0");
+        engine.end_of(2);
+    });
+}
+
+#[test]
 fn how_long_copies_could_not_even_be_queued_is_told_as_a_wait_of_the_stream() {
     alone("how_long_copies_could_not_even_be_queued_is_told_as_a_wait_of_the_stream", &ONE, |fake| {
         let site = Site::new();

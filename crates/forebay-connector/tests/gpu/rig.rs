@@ -29,8 +29,12 @@ impl Site {
         Site(tempfile::tempdir().unwrap())
     }
 
+    pub fn socket(&self) -> std::path::PathBuf {
+        self.0.path().join("node.sock")
+    }
+
     pub fn node(&self) -> Node {
-        let mut config = NodeConfig::new(self.0.path().join("node.sock"), 64 << 20);
+        let mut config = NodeConfig::new(self.socket(), 64 << 20);
         config.copy_threads = 1;
         Node::start(&config).unwrap()
     }
@@ -42,10 +46,7 @@ impl Site {
     /// An engine that is one of several, on these GPUs.
     pub fn rank(&self, fake: &Fake, sibling_devices: &[u16]) -> Engine {
         // Every death of a node here is the end of a connection: no answer is merely late.
-        let client = ClientOptions {
-            answer_limit_us: 30_000_000,
-            ..ClientOptions::new(self.0.path().join("node.sock"))
-        };
+        let client = ClientOptions { answer_limit_us: 30_000_000, ..ClientOptions::new(self.socket()) };
         let sibling_devices = sibling_devices.to_vec();
         Engine::new(fake, PagedOptions { sibling_devices, ..PagedOptions::new(client) })
     }
