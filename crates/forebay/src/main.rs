@@ -4,6 +4,7 @@
 mod bench;
 mod cmd;
 mod demo;
+mod log;
 mod results;
 
 use clap::{Parser, Subcommand};
@@ -54,6 +55,10 @@ fn main() -> ExitCode {
     let Cli { end_with, command } = Cli::parse();
     if let Some(parent) = end_with {
         end_with_parent(parent);
+    }
+    if let Err(error) = log::start() {
+        eprintln!("forebay: {error}");
+        return ExitCode::FAILURE;
     }
     let done = |()| ExitCode::SUCCESS;
     let outcome = match command {
