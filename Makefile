@@ -5,7 +5,7 @@ VENV := .venv
 FOREBAY := target/release/forebay
 LIBRARIES := python/forebay/lib
 
-.PHONY: setup build wheel demo test test-rust test-loom test-unverified test-python test-vllm test-vllm-newer test-vllm-newest test-vllm-gpu soak lint bench bench-net clean
+.PHONY: setup build wheel demo test forget-skips test-rust test-loom test-unverified test-python test-vllm test-vllm-newer test-vllm-newest test-vllm-gpu soak lint bench bench-net clean
 
 ## What the tests need beside Rust: Chromium to look at the report, etcd, UCX, pytest and ruff in a virtual environment.
 setup: $(VENV)/.done
@@ -39,7 +39,13 @@ wheel: setup
 demo: build
 	$(FOREBAY) demo --out demo-out
 
-test: setup test-rust test-loom test-unverified test-python test-vllm
+## All tests. Those that were skipped are named at the end.
+test: export FOREBAY_SKIPS = $(abspath target/skips.txt)
+test: setup forget-skips test-rust test-loom test-unverified test-python test-vllm
+	$(PYTHON) tools/skips.py $(FOREBAY_SKIPS)
+
+forget-skips:
+	mkdir -p target && rm -f target/skips.txt
 
 test-rust:
 	cargo test --workspace --locked

@@ -215,7 +215,7 @@ mod tests {
     fn a_rail_that_is_lost_leaves_every_byte_to_tcp_and_comes_back() {
         let rail = RailOptions { fabric: Fabric::Memory, devices: Vec::new() };
         if let Err(error @ UcxError::NoLibrary { .. }) = UcxRail::open(rail.clone()) {
-            return eprintln!("SKIPPED: libucp.so.0 is not installed ({error})");
+            return testkit::skipped(format_args!("libucp.so.0 is not installed ({error})"));
         }
         let agent = |name| {
             let config = AgentConfig { rails: vec![rail.clone()], ..AgentConfig::named(name) };

@@ -96,7 +96,7 @@ fn the_far_end() {
 #[test]
 fn a_cable_that_is_pulled_is_reported_in_time_and_one_that_is_put_back_carries_again() {
     let Some(net) = Net::lay() else {
-        eprintln!("SKIPPED: no network namespace can be made here; this test needs root and `ip`");
+        testkit::skipped("no network namespace can be made here; this test needs root and `ip`");
         return;
     };
     let mut asking = net.at("a");

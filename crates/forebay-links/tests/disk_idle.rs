@@ -16,7 +16,7 @@ fn an_idle_link_never_wakes_up() {
         let link = match DiskLink::open(DiskFile::create(path, 4096).unwrap(), options) {
             Ok(link) => link,
             Err(error) => {
-                eprintln!("SKIPPED: {driver:?}: {error}");
+                testkit::skipped(format_args!("{driver:?}: {error}"));
                 continue;
             }
         };

@@ -37,7 +37,7 @@ fn rail(fabric: Fabric) -> Option<UcxRail> {
     match UcxRail::open(RailOptions { fabric, devices }) {
         Ok(rail) => Some(rail),
         Err(error @ UcxError::NoLibrary { .. }) => {
-            eprintln!("SKIPPED: libucp.so.0 is not installed ({error})");
+            testkit::skipped(format_args!("libucp.so.0 is not installed ({error})"));
             None
         }
         Err(error) => panic!("{error}"),

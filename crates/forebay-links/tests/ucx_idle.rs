@@ -22,7 +22,7 @@ fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
         let devices = if fabric == Fabric::Tcp { vec!["lo".into()] } else { Vec::new() };
         let rail = match UcxRail::open(RailOptions { fabric, devices }) {
             Err(UcxError::NoLibrary { why }) => {
-                eprintln!("SKIPPED: libucp.so.0 is not installed ({why})");
+                testkit::skipped(format_args!("libucp.so.0 is not installed ({why})"));
                 return;
             }
             rail => rail.unwrap(),

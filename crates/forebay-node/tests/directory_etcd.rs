@@ -29,7 +29,7 @@ impl Etcd {
     fn installed() -> bool {
         let found = Command::new("etcd").arg("--version").stdout(Stdio::null()).status().is_ok();
         if !found {
-            eprintln!("SKIPPED: etcd is not installed (Debian: apt-get install etcd-server)");
+            testkit::skipped("etcd is not installed (Debian: apt-get install etcd-server)");
         }
         found
     }

@@ -15,7 +15,7 @@ fn trace(name: &str) -> Option<PathBuf> {
     let traces = std::env::var_os("FOREBAY_TRACES").map_or(beside, PathBuf::from);
     let path = traces.join(name);
     if !path.exists() {
-        eprintln!("SKIPPED: no trace {name}; set FOREBAY_TRACES to the directory that has it");
+        testkit::skipped(format_args!("no trace {name}; set FOREBAY_TRACES to the directory that has it"));
         return None;
     }
     Some(path)

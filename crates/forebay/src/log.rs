@@ -26,11 +26,7 @@ pub fn start() -> Result<(), BadFilter> {
         Ok(value) => value.parse().map_err(|source| BadFilter { value, source })?,
         Err(_) => Targets::new().with_default(LevelFilter::INFO),
     };
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(stderr)
-        .with_ansi(stderr().is_terminal());
-    tracing_subscriber::registry()
-        .with(lines.with_filter(filter))
-        .init();
+    let lines = tracing_subscriber::fmt::layer().with_writer(stderr).with_ansi(stderr().is_terminal());
+    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
     Ok(())
 }

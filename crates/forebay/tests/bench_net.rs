@@ -50,7 +50,7 @@ fn bytes_take_the_rail_or_it_is_said_that_there_is_none() {
     for rail in ["memory", "tcp=lo"] {
         let ran = small(&["--rail", rail, "--threads", "2"]);
         if told(&ran).contains("libucp.so.0") {
-            eprintln!("SKIPPED: {}", told(&ran));
+            testkit::skipped(format_args!("{}", told(&ran)));
             return;
         }
         assert_eq!(rows(&ran), ["net.ucx.write.64kib.2threads"], "{rail}");

@@ -25,7 +25,7 @@ fn start(ssd: &Path) -> Option<(Child, String)> {
     let ended = engine.wait_with_output().unwrap();
     let why = String::from_utf8_lossy(&ended.stderr);
     assert!(why.contains("direct I/O"), "{told}{why}");
-    eprintln!("SKIPPED: {why}");
+    testkit::skipped(why);
     None
 }
 

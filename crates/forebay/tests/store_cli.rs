@@ -38,7 +38,7 @@ fn made() -> Option<(TempDir, PathBuf)> {
     let ran = store(&["init", path.to_str().unwrap(), "--size", "16M", "--segment", "1M"]);
     let told = String::from_utf8_lossy(&ran.stderr);
     if told.contains("direct I/O") {
-        eprintln!("SKIPPED: {told}");
+        testkit::skipped(format_args!("{told}"));
         return None;
     }
     assert!(ran.status.success(), "{told}");
@@ -245,7 +245,7 @@ fn a_file_that_may_not_be_written_is_refused() {
     let Some((_dir, path)) = filled() else { return };
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
     if File::options().write(true).open(&path).is_ok() {
-        eprintln!("SKIPPED: this user may write whatever the permissions say");
+        testkit::skipped("this user may write whatever the permissions say");
         return;
     }
     assert!(refused(&["scrub", text(&path)]).1.contains("cannot be written to"));

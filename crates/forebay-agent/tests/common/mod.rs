@@ -50,7 +50,7 @@ pub fn ucx_is_here() -> bool {
     match rail {
         Ok(_) => true,
         Err(error @ UcxError::NoLibrary { .. }) => {
-            eprintln!("SKIPPED: libucp.so.0 is not installed ({error})");
+            testkit::skipped(format_args!("libucp.so.0 is not installed ({error})"));
             false
         }
         Err(error) => panic!("{error}"),

@@ -182,7 +182,10 @@ fn can_part() -> bool {
     let parted = Command::new(program).args(args).arg("true").output();
     let can = parted.is_ok_and(|parted| parted.status.success());
     if !can {
-        eprintln!("SKIPPED: no process namespace can be made here; this test needs `{}`", APART.join(" "));
+        testkit::skipped(format_args!(
+            "no process namespace can be made here; this test needs `{}`",
+            APART.join(" ")
+        ));
     }
     can
 }

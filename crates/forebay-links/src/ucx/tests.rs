@@ -19,7 +19,7 @@ fn rail() -> Option<UcxRail> {
     match UcxRail::open(RailOptions { fabric: Fabric::Memory, devices: Vec::new() }) {
         Ok(rail) => Some(rail),
         Err(UcxError::NoLibrary { why }) => {
-            eprintln!("SKIPPED: libucp.so.0 is not installed ({why})");
+            testkit::skipped(format_args!("libucp.so.0 is not installed ({why})"));
             None
         }
         Err(error) => panic!("{error}"),

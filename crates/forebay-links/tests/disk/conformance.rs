@@ -221,7 +221,7 @@ fn pinned_memory_holds_the_same_bytes() {
         let world = world(driver, PAGES * PAGE);
         match world.disk.pin(Arc::clone(&world.buffer) as _) {
             Ok(()) => assert!(world.disk.pin(Arc::clone(&world.buffer) as _).is_err(), "pinned twice"),
-            Err(error) => eprintln!("SKIPPED: {driver:?}: {error}"),
+            Err(error) => testkit::skipped(format_args!("{driver:?}: {error}")),
         }
         let written = world.fill(0, PAGES, 1);
         let pages = (0..PAGES).step_by(32);

@@ -110,7 +110,7 @@ fn a_read_only_place_is_refused() {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o400)).unwrap();
     match DiskFile::open(&path) {
         Err(DiskError::ReadOnly { .. }) => {}
-        Ok(_) => eprintln!("SKIPPED: this user may write to read-only files"),
+        Ok(_) => testkit::skipped("this user may write to read-only files"),
         Err(error) => panic!("{error:?}"),
     }
 }
@@ -139,7 +139,7 @@ impl Drop for HugePages<'_> {
 fn a_file_that_has_no_direct_io_is_not_left_behind() {
     let directory = directory();
     let Some(mounted) = HugePages::at(directory.path()) else {
-        return eprintln!("SKIPPED: this user may not mount");
+        return testkit::skipped("this user may not mount");
     };
     let path = mounted.0.join("kv");
     for _ in 0..2 {
@@ -173,7 +173,7 @@ fn a_raw_partition_is_used_in_whole_pages_and_by_one_owner() {
     // Three blocks of 512 bytes more than whole pages.
     std::fs::write(&image, vec![0; (1 << 20) + 3 * 512]).unwrap();
     let Some(device) = LoopDevice::over(&image) else {
-        return eprintln!("SKIPPED: no loop devices for this user");
+        return testkit::skipped("no loop devices for this user");
     };
     let file = DiskFile::open(&device.0).unwrap();
     assert_eq!((file.bytes(), file.block_bytes()), (1 << 20, 512));

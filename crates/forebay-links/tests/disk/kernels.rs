@@ -13,7 +13,7 @@ fn for_each_kernel(test: impl Fn(Box<dyn Kernel>)) {
     test(Box::new(Threads::open(&file, DEPTH).unwrap()));
     match Uring::open(&file, DEPTH) {
         Ok(kernel) => test(Box::new(kernel)),
-        Err(error) => eprintln!("SKIPPED: io_uring: {error}"),
+        Err(error) => testkit::skipped(format_args!("io_uring: {error}")),
     }
 }
 

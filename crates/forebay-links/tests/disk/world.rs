@@ -36,7 +36,7 @@ pub fn for_each_driver(test: impl Fn(Driver)) {
         let file = DiskFile::create(directory.path().join("probe"), PAGE).unwrap();
         match DiskLink::open(file, DiskOptions { driver, ..DiskOptions::default() }) {
             Ok(_) => test(driver),
-            Err(error) => eprintln!("SKIPPED: {driver:?}: {error}"),
+            Err(error) => testkit::skipped(format_args!("{driver:?}: {error}")),
         }
     }
 }

@@ -258,7 +258,7 @@ impl Site {
             command
         };
         if !apart(Path::new("true")).output().is_ok_and(|output| output.status.success()) {
-            eprintln!("SKIPPED: no process namespace can be made here; this test needs `unshare -Urpf`");
+            testkit::skipped("no process namespace can be made here; this test needs `unshare -Urpf`");
             return None;
         }
         Some(self.child_by(apart(&std::env::current_exe().unwrap()), role))

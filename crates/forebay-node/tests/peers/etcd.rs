@@ -35,7 +35,7 @@ impl Etcd {
         match started {
             Ok(process) => Some(Etcd { process, _folder: folder, url }),
             Err(_) => {
-                eprintln!("SKIPPED: etcd is not installed (Debian: apt-get install etcd-server)");
+                testkit::skipped("etcd is not installed (Debian: apt-get install etcd-server)");
                 None
             }
         }

@@ -190,7 +190,7 @@ mod tests {
         match FileMedium::open(&path) {
             Ok(medium) => Some((directory, medium)),
             Err(SsdError::Disk(DiskError::NoDirectIo { path })) => {
-                eprintln!("SKIPPED: no direct I/O at {}", path.display());
+                testkit::skipped(format_args!("no direct I/O at {}", path.display()));
                 None
             }
             Err(error) => panic!("{error}"),

@@ -53,7 +53,7 @@ impl Rig {
             match init(path, bytes, segment_bytes, Existing::Keep) {
                 Ok(_) => {}
                 Err(SsdError::Disk(DiskError::NoDirectIo { path })) => {
-                    eprintln!("SKIPPED: no direct I/O at {}", path.display());
+                    testkit::skipped(format_args!("no direct I/O at {}", path.display()));
                     return None;
                 }
                 Err(error) => panic!("{error}"),

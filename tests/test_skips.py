@@ -1,0 +1,40 @@
+"""Skipped tests are counted and named, and CI fails on those that it did not expect."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TOOL = Path(__file__).parents[1] / "tools/skips.py"
+
+
+def skips(*args: Path) -> tuple[int, str]:
+    ran = subprocess.run([sys.executable, TOOL, *args], capture_output=True, text=True)
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+def test_a_skip_that_nobody_expected_fails_and_is_named(tmp_path: Path) -> None:
+    skipped, expected = tmp_path / "skips", tmp_path / "expected"
+    skipped.write_text("kv::reads\tno disk\ntests/a.py::b[1]\tno GPU\nkv::reads\tno disk\n")
+    expected.write_text("# on machines without a GPU\ntests/a.py::b[1]  # no GPU\n")
+    code, said = skips(skipped, expected)
+    assert code == 1
+    assert said.startswith("tests skipped: 2\n  kv::reads: no disk\n  tests/a.py::b[1]: no GPU\n")
+    assert said.endswith(f"skipped, but not expected in {expected}: kv::reads\n")
+    expected.write_text("tests/a.py::b[1]\nkv::reads\ntests/a.py::never\n")
+    assert skips(skipped, expected)[0] == 0
+    assert skips(tmp_path / "none", expected) == (0, "tests skipped: 0\n")
+
+
+def test_tests_and_files_that_pytest_skips_stand_in_the_list(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text(
+        "import pytest\n@pytest.mark.skip(reason='SKIPPED: no GPU')\ndef test_a(): pass\ndef test_b(): pass\n"
+    )
+    (tmp_path / "test_all.py").write_text("import pytest\npytest.importorskip('nosuch', reason='no such')\n")
+    skipped = tmp_path / "skips"
+    conftest = (Path(__file__).parent / "conftest.py").read_text()
+    (tmp_path / "conftest.py").write_text(conftest)
+    environment = os.environ | {"FOREBAY_SKIPS": str(skipped)}
+    command = [sys.executable, "-m", "pytest", "-q", "--rootdir", tmp_path, tmp_path]
+    subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True)
+    assert skipped.read_text() == "test_all.py\tno such\ntest_one.py::test_a\tno GPU\n"
