@@ -6,6 +6,8 @@
 pub mod format;
 pub mod generate;
 pub mod info;
+mod number;
+pub mod order;
 pub mod prefix;
 pub mod record;
 pub mod replay;

@@ -1,6 +1,7 @@
 //! One request as a trace records it, in the one form that every reader produces and everything else consumes.
 //! It knows lengths, times and prefix blocks; it must never know which format a request came from.
 
+use crate::number;
 use serde::{Deserialize, Serialize};
 
 /// One request of a trace. Times are microseconds of trace time. Its JSON, one object a line, is the project's own trace
@@ -23,19 +24,21 @@ pub struct TraceRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_us: Option<u64>,
     /// Length of the prompt in tokens.
+    #[serde(deserialize_with = "number::tokens")]
     pub input_tokens: u32,
     /// Length of the answer in tokens.
+    #[serde(deserialize_with = "number::tokens")]
     pub output_tokens: u32,
     /// How many tokens at the start of the prompt are tool definitions and system prompt, where the trace records it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "number::optional_tokens", skip_serializing_if = "Option::is_none")]
     pub system_tokens: Option<u32>,
     /// Tokens per prefix block; 0 in traces without prefix information.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "number::tokens")]
     pub block_tokens: u32,
     /// One id per prefix block, in order, unique over the whole trace: equal ids at equal positions after equal
     /// predecessors are the same KV. Some formats name only whole blocks, so that up to a block of the prompt has no id;
     /// in others the last block may be partial. Empty in traces without prefix information.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "number::ids", skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<u64>,
 }
 

@@ -2,10 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use forebay_trace::format::{Format, Place, ReadOptions, TraceError, TraceReader, WekaOptions, write_line};
+use forebay_trace::format::{
+    Format, Place, ReadOptions, Rereadable, TimeUnit, TraceError, TraceReader, WekaOptions, write_line,
+};
 use forebay_trace::request::TraceRequest;
 use proptest::prelude::*;
-use std::io::Cursor;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use std::io::{Cursor, Write};
 use std::path::Path;
 
 fn read_all(text: impl Into<Vec<u8>>, format: Format) -> (Vec<TraceRequest>, u64) {
@@ -62,6 +65,12 @@ fn good_line(format: Format) -> &'static str {
             r#"{"chat_id":7,"parent_chat_id":-1,"timestamp":61.114,"input_length":900,"output_length":9,"type":"coder","turn":1,"hash_ids":[1],"session_id":9,"time_to_parent_chat":1.5}"#
         }
         Format::Azure => "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10",
+        Format::BurstGpt => {
+            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log"
+        }
+        Format::TraceLab => {
+            "session_id,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms\ns,0,0,200,30,1500"
+        }
     }
 }
 
@@ -131,6 +140,205 @@ fn each_format_gives_its_fields() {
 }
 
 #[test]
+fn burstgpt_and_tracelab_give_their_fields() {
+    let of = |format| read_all(good_line(format), format).0.remove(0);
+    let burst = of(Format::BurstGpt);
+    assert_eq!((burst.session.as_str(), burst.arrival_us, burst.block_tokens), ("line-2", 0, 0));
+    assert_eq!((burst.input_tokens, burst.output_tokens), (472, 18));
+    let lab = of(Format::TraceLab);
+    assert_eq!((lab.session.as_str(), lab.turn, lab.arrival_us), ("s", 0, 0));
+    assert_eq!((lab.input_tokens, lab.output_tokens, lab.block_tokens, lab.blocks.len()), (200, 30, 64, 3));
+}
+
+#[test]
+fn whole_numbers_and_ids_are_read_however_they_are_written() {
+    let lines = [
+        (
+            Format::Forebay,
+            r#"{"session":"a","turn":0,"arrival_us":5,"input_tokens":100.0,"output_tokens":7.0,"block_tokens":64.0,"blocks":[-1,2.0]}"#,
+        ),
+        (
+            Format::Mooncake,
+            r#"{"timestamp": 27482.0, "input_length": 600.0, "output_length": 7.0, "hash_ids": [-1, 2.0]}"#,
+        ),
+        (
+            Format::Bailian,
+            r#"{"chat_id":7,"timestamp":61,"input_length":32.0,"output_length":7.0,"hash_ids":[-1,2.0]}"#,
+        ),
+        (
+            Format::AgenticKv,
+            r#"{"chat_id":7,"timestamp":61,"input_length":900.0,"output_length":7.0,"hash_ids":[-1,2.0]}"#,
+        ),
+    ];
+    for (format, line) in lines {
+        let (requests, bad) = read_all(line, format);
+        assert_eq!((requests.len(), bad), (1, 0), "{line}");
+        assert_eq!((requests[0].output_tokens, &requests[0].blocks[..]), (7, &[u64::MAX, 2][..]), "{line}");
+    }
+    let csv = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,512.0,7.0";
+    assert_eq!(read_all(csv, Format::Azure).0[0].input_tokens, 512);
+    let weka = r#"{"id":"a","block_size":64.0,"requests":[{"t":1,"in":130.0,"out":5.0,"hash_ids":[1.0]}]}"#;
+    assert_eq!(read_all(weka, Format::Weka).0[0].blocks, [1]);
+}
+
+#[test]
+fn rows_out_of_order_are_kept_in_every_format() {
+    let times = [2_000u64, 0, 500, 1_000, 3_000];
+    let lines = |line: &dyn Fn(u64) -> String| times.map(line).join("\n");
+    let texts = [
+        (
+            Format::Forebay,
+            lines(&|ms| {
+                let us = ms * 1_000;
+                format!(
+                    r#"{{"session":"{ms}","turn":0,"arrival_us":{us},"input_tokens":9,"output_tokens":1}}"#
+                )
+            }),
+        ),
+        (
+            Format::Mooncake,
+            lines(&|ms| format!(r#"{{"timestamp":{ms},"input_length":9,"output_length":1}}"#)),
+        ),
+        (
+            Format::Bailian,
+            lines(&|ms| {
+                format!(r#"{{"chat_id":{ms},"timestamp":{ms}e-3,"input_length":9,"output_length":1}}"#)
+            }),
+        ),
+        (
+            Format::Azure,
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59,9,1\n2023-11-16 23:59:57,9,1\n\
+             2023-11-16 23:59:57.5,9,1\n2023-11-16 23:59:58,9,1\n2023-11-17 00:00:00,9,1"
+                .into(),
+        ),
+        (
+            Format::BurstGpt,
+            "Timestamp,Request tokens,Response tokens\n".to_owned()
+                + &lines(&|ms| format!("{},9,1", 19_440_110.0 + ms as f64 / 1e3)),
+        ),
+    ];
+    for (format, text) in texts {
+        let (requests, bad) = read_all(text.clone(), format);
+        let found: Vec<u64> = requests.iter().map(|request| request.arrival_us / 1_000).collect();
+        assert_eq!((found, bad), (times.to_vec(), 0), "{format}: {text}");
+    }
+}
+
+#[test]
+fn another_block_size_and_another_unit_of_time_can_be_said() {
+    let text = r#"{"timestamp": 1.5, "input_length": 600, "output_length": 20, "hash_ids": [4, 7, 9]}"#;
+    let with = |block_tokens, time_unit| {
+        let options = ReadOptions { block_tokens, time_unit, ..ReadOptions::default() };
+        TraceReader::from_input("t", Cursor::new(text), Format::Mooncake, options)
+    };
+    assert_eq!(with(None, None).count(), 0, "three blocks of 512 tokens are too many");
+    let request = with(Some(256), Some(TimeUnit::Seconds)).next().unwrap().unwrap();
+    assert_eq!((request.block_tokens, request.arrival_us), (256, 1_500_000));
+    let mut refused = with(None, None);
+    assert!(refused.next().is_none());
+    let said = refused.skipped().first[0].to_string();
+    assert!(said.contains("--block-tokens"), "{said}");
+}
+
+#[test]
+fn options_that_say_nothing_about_a_format_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("t");
+    std::fs::write(&path, good_line(Format::Azure)).unwrap();
+    let refused = |options| TraceReader::open(&path, options).err().unwrap().to_string();
+    let block = refused(ReadOptions { block_tokens: Some(16), ..ReadOptions::default() });
+    assert!(block.contains("--block-tokens") && block.contains("mooncake, bailian, agentic-kv"), "{block}");
+    let unit = refused(ReadOptions { time_unit: Some(TimeUnit::Millis), ..ReadOptions::default() });
+    assert!(unit.contains("--time-unit") && unit.contains("azure format"), "{unit}");
+    std::fs::write(&path, good_line(Format::Mooncake)).unwrap();
+    let none = refused(ReadOptions { block_tokens: Some(0), ..ReadOptions::default() });
+    assert!(none.contains("--block-tokens: 0, allowed 1 to"), "{none}");
+}
+
+#[test]
+fn ids_that_do_not_cover_their_prompts_are_counted() {
+    let line = |input: u32, ids: &str| {
+        format!("{{\"timestamp\":0,\"input_length\":{input},\"output_length\":1,\"hash_ids\":[{ids}]}}\n")
+    };
+    let coverage = |text: String| {
+        let mut reader =
+            TraceReader::from_input("t", Cursor::new(text), Format::Mooncake, ReadOptions::default());
+        assert!(reader.by_ref().all(|request| request.is_ok()));
+        reader.coverage().clone()
+    };
+    let whole = coverage(line(1_000, "1") + &line(1_024, "1,2") + &line(100, ""));
+    assert!(!whole.is_worth_a_note(), "{whole:?}");
+    let short = coverage(line(8_192, "1,2") + &line(1_024, "1,2") + &line(700, ""));
+    assert!(short.is_worth_a_note());
+    let said = short.to_string();
+    assert!(said.contains("2 of 3") && said.contains("2 of 512 tokens for a prompt of 8192"), "{said}");
+    assert!(!coverage(line(8_192, "")).is_worth_a_note(), "a trace without ids has no prefix information");
+}
+
+fn gzip(text: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(text).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// More than any buffer holds, and than what is looked at to tell the format.
+fn long_trace() -> String {
+    (0..4_000)
+        .map(|ms| format!("{{\"timestamp\":{ms},\"input_length\":{},\"output_length\":1}}\n", ms + 1))
+        .collect()
+}
+
+#[test]
+fn a_trace_through_a_pipe_loses_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    for packed in [long_trace().into_bytes(), gzip(long_trace().as_bytes())] {
+        let path = directory.path().join("pipe");
+        let _ = std::fs::remove_file(&path);
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let feed = || {
+            let (path, packed) = (path.clone(), packed.clone());
+            std::thread::spawn(move || std::fs::write(path, packed).unwrap())
+        };
+        let feeding = feed();
+        let mut reader = TraceReader::open(&path, ReadOptions::default()).unwrap();
+        assert_eq!((reader.by_ref().count(), reader.skipped().lines), (4_000, 0));
+        feeding.join().unwrap();
+        let feeding = feed();
+        let again = Rereadable::new(&path).unwrap();
+        feeding.join().unwrap();
+        for _ in 0..2 {
+            assert_eq!(again.open(ReadOptions::default()).unwrap().count(), 4_000);
+        }
+    }
+}
+
+#[test]
+fn a_compressed_trace_is_read_by_its_content_and_not_by_its_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let zstandard = zstd::encode_all(long_trace().as_bytes(), 1).unwrap();
+    let members: Vec<u8> = long_trace().as_bytes().chunks(50_000).flat_map(gzip).collect();
+    for (name, bytes) in [("a.jsonl", gzip(long_trace().as_bytes())), ("b", zstandard), ("c.zst", members)] {
+        let path = directory.path().join(name);
+        std::fs::write(&path, &bytes).unwrap();
+        assert_eq!(open(&path, WekaOptions::default()).map(Result::unwrap).count(), 4_000, "{name}");
+        std::fs::write(&path, &bytes[..bytes.len() - 20]).unwrap();
+        let cut = open(&path, WekaOptions::default()).find_map(Result::err);
+        assert!(matches!(cut, Some(TraceError::Io { .. })), "{name}: what is cut off is not the end");
+    }
+}
+
+#[test]
+fn compressed_session_files_are_part_of_a_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let nameless = session("x", &[0.0, 7.0]).replace(r#""id":"x","#, "");
+    std::fs::write(directory.path().join("a.json.gz"), gzip(nameless.as_bytes())).unwrap();
+    let plain = zstd::encode_all(session("two", &[1.0]).as_bytes(), 1).unwrap();
+    std::fs::write(directory.path().join("b.json.zst"), plain).unwrap();
+    let requests: Vec<_> = open(directory.path(), WekaOptions::default()).map(Result::unwrap).collect();
+    assert_eq!(requests.iter().map(|r| r.session.as_str()).collect::<Vec<_>>(), ["a", "two", "a"]);
+}
+
+#[test]
 fn bad_lines_are_counted_and_the_first_ones_kept() {
     let good = good_line(Format::Mooncake);
     let text = format!(
@@ -143,7 +351,7 @@ fn bad_lines_are_counted_and_the_first_ones_kept() {
     assert_eq!((reader.skipped().lines, reader.skipped().first.len()), (9, 5));
     assert_eq!(
         reader.skipped().first[0].to_string(),
-        "some.jsonl: line 2: input_length: invalid type: string \"x\", expected u32"
+        "some.jsonl: line 2: input_length: invalid type: string \"x\", expected a whole number of tokens"
     );
 }
 
@@ -271,12 +479,24 @@ fn what_is_no_trace_is_refused_with_advice() {
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:3d\nsize 132054902\n";
     assert!(refused("qwen.jsonl", pointer).contains("git lfs pull"));
     assert!(refused("notes.txt", "hello\n").contains("--format (forebay, mooncake, weka,"));
+    assert!(
+        refused("chat.txt", r#"[{"conversations":[{"from":"human","value":"x"}]}]"#).contains("ShareGPT")
+    );
+    let turns =
+        refused("turns.jsonl", r#"{"session_id":"a","input_length":5,"output_length":5,"timestamp":0}"#);
+    assert!(turns.contains("aiperf") && turns.contains("--format mooncake"), "{turns}");
+    let wide: String = "\u{feff}{".into();
+    let wide: Vec<u8> = wide.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    std::fs::write(directory.path().join("wide"), wide).unwrap();
+    let forced = ReadOptions { format: Some(Format::Mooncake), ..ReadOptions::default() };
+    let wide = TraceReader::open(&directory.path().join("wide"), forced).err().unwrap().to_string();
+    assert!(wide.contains("UTF-16") && wide.contains("iconv"), "{wide}");
     assert!(refused("empty", "").contains("no known trace format"));
     let none = TraceReader::open(directory.path(), ReadOptions::default()).err().unwrap();
     assert!(matches!(none, TraceError::SessionFiles { found: 0, .. }), "{none}");
     std::fs::write(directory.path().join("lfs.json"), pointer).unwrap();
     let lfs = TraceReader::open(directory.path(), ReadOptions::default()).err().unwrap();
-    assert!(matches!(lfs, TraceError::LfsPointer { .. }), "{lfs}");
+    assert!(matches!(lfs, TraceError::Foreign { .. }), "{lfs}");
     let absent = TraceReader::open(&directory.path().join("absent"), ReadOptions::default()).err().unwrap();
     assert!(matches!(absent, TraceError::Io { .. }), "{absent}");
 }

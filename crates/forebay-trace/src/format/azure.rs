@@ -1,79 +1,59 @@
-//! Azure's CSV (AzureLLMInferenceTrace): a header, then TIMESTAMP, ContextTokens and GeneratedTokens. Times count from
-//! the first row. There is no prefix information, and each row is a session of its own.
+//! Azure's CSV (AzureLLMInferenceTrace): a header, then TIMESTAMP, ContextTokens and GeneratedTokens. Times are dates, so
+//! the reader makes them count from the earliest. There is no prefix information, and each row is a session of its own.
 
 use super::LineParser;
 use super::check::{Names, check};
+use super::csv::{Columns, text_of, tokens_in};
 use super::error::Problem;
 use crate::request::TraceRequest;
 
 const TIME: &str = "TIMESTAMP";
 const INPUT: &str = "ContextTokens";
 const OUTPUT: &str = "GeneratedTokens";
-const NAMES: Names = Names { input: INPUT, output: OUTPUT, blocks: "" };
+const NAMES: Names = Names { input: INPUT, output: OUTPUT, blocks: "", other_size: "" };
 
 const MICROS_PER_DAY: i64 = 86_400_000_000;
 
 #[derive(Default)]
 pub(super) struct Azure {
-    columns: Option<Columns>,
-    start_us: Option<i64>,
-}
-
-/// Where the three columns stand.
-struct Columns {
-    time: usize,
-    input: usize,
-    output: usize,
+    columns: Option<Columns<3>>,
 }
 
 /// Whether a line is the header of this format.
 pub(super) fn is_header(text: &str) -> bool {
-    Columns::find(text).is_ok()
+    columns(text).is_ok()
 }
 
-impl Columns {
-    fn find(header: &str) -> Result<Columns, Problem> {
-        let position = |name: &str| {
-            let found = header.split(',').position(|column| column.trim_matches([' ', '"']) == name);
-            found.ok_or_else(|| Problem::missing(name))
-        };
-        Ok(Columns { time: position(TIME)?, input: position(INPUT)?, output: position(OUTPUT)? })
-    }
+fn columns(header: &str) -> Result<Columns<3>, Problem> {
+    Columns::find(header, [TIME, INPUT, OUTPUT])
 }
 
 impl LineParser for Azure {
+    /// Arrivals count from 1970.
     fn parse(&mut self, text: &[u8], number: u64) -> Result<Option<TraceRequest>, Problem> {
-        let text = std::str::from_utf8(text).map_err(|error| Problem::Malformed(error.to_string()))?;
-        let Some(columns) = &self.columns else {
-            self.columns = Some(Columns::find(text)?);
+        let text = text_of(text)?;
+        let Some(found) = &self.columns else {
+            self.columns = Some(columns(text)?);
             return Ok(None);
         };
-        let cell = |index: usize, name: &str| {
-            let cell = text.split(',').nth(index).ok_or_else(|| Problem::missing(name));
-            cell.map(|cell| cell.trim_matches([' ', '"']))
-        };
-        let input_tokens = number_in(INPUT, cell(columns.input, INPUT)?)?;
-        let output_tokens = number_in(OUTPUT, cell(columns.output, OUTPUT)?)?;
-        let time = cell(columns.time, TIME)?;
-        let time_us = timestamp_us(time).ok_or_else(|| {
+        let [time, input, output] = found.cells(text)?;
+        let arrival_us = timestamp_us(time).ok_or_else(|| {
             Problem::field(TIME, format!("{time:?}, allowed such as 2023-11-16 18:17:03.9799600"))
         })?;
-        let arrival_us = u64::try_from(time_us - *self.start_us.get_or_insert(time_us))
-            .map_err(|_| Problem::field(TIME, format!("{time}, which is before the first row's")))?;
-        let session = format!("line-{number}");
-        let request =
-            TraceRequest { session, arrival_us, input_tokens, output_tokens, ..TraceRequest::default() };
+        let request = TraceRequest {
+            session: format!("line-{number}"),
+            arrival_us,
+            input_tokens: tokens_in(INPUT, input)?,
+            output_tokens: tokens_in(OUTPUT, output)?,
+            ..TraceRequest::default()
+        };
         check(request, &NAMES).map(Some)
     }
 }
 
-fn number_in(field: &str, cell: &str) -> Result<u32, Problem> {
-    cell.parse().map_err(|_| Problem::field(field, format!("{cell:?}, allowed a whole number of tokens")))
-}
-
 /// Microseconds since 1970 of `2023-11-16 18:17:03.9799600`, with any fraction or none, in UTC whether it says so
 /// (`Z`, `+00:00`) or not.
-fn timestamp_us(text: &str) -> Option<i64> {
+fn timestamp_us(text: &str) -> Option<u64> {
     let text = text.strip_suffix('Z').or_else(|| text.strip_suffix("+00:00")).unwrap_or(text);
     let (day, time) = text.split_once([' ', 'T'])?;
     let (year, month, day) = three(day, '-')?;
@@ -88,11 +68,10 @@ fn timestamp_us(text: &str) -> Option<i64> {
         return None;
     }
     let second_of_day = (hour * 60 + minute) * 60 + second;
-    Some(
-        days_since_1970(year, month, day) * MICROS_PER_DAY
-            + second_of_day * 1_000_000
-            + micros.parse::<i64>().ok()?,
-    )
+    let micros = days_since_1970(year, month, day) * MICROS_PER_DAY
+        + second_of_day * 1_000_000
+        + micros.parse::<i64>().ok()?;
+    u64::try_from(micros).ok()
 }
 
 fn three(text: &str, separator: char) -> Option<(i64, i64, i64)> {

@@ -5,6 +5,7 @@
 use super::LineParser;
 use super::check::{LENGTH_NAMES, check, micros};
 use super::error::{Problem, parse_object};
+use crate::number::{ids, tokens};
 use crate::request::TraceRequest;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
@@ -21,6 +22,7 @@ const REMEMBERED_CHATS: usize = 1 << 20;
 
 pub(super) struct Chat {
     block_tokens: u32,
+    unit_s: f64,
     roots: Roots,
 }
 
@@ -30,11 +32,13 @@ struct Row {
     #[serde(default = "no_parent")]
     parent_chat_id: i64,
     timestamp: f64,
+    #[serde(deserialize_with = "tokens")]
     input_length: u32,
+    #[serde(deserialize_with = "tokens")]
     output_length: u32,
     #[serde(default = "first_turn")]
     turn: u32,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "ids")]
     hash_ids: Vec<u64>,
     #[serde(default, deserialize_with = "name")]
     session_id: Option<String>,
@@ -51,20 +55,22 @@ fn first_turn() -> u32 {
 }
 
 impl Chat {
-    pub(super) fn new(block_tokens: u32) -> Chat {
-        Chat { block_tokens, roots: Roots::new(REMEMBERED_CHATS) }
+    /// A reader of blocks of so many tokens, and of times in units of so many seconds.
+    pub(super) fn new(block_tokens: u32, unit_s: f64) -> Chat {
+        Chat { block_tokens, unit_s, roots: Roots::new(REMEMBERED_CHATS) }
     }
 }
 
 impl LineParser for Chat {
     fn parse(&mut self, text: &[u8], _number: u64) -> Result<Option<TraceRequest>, Problem> {
         let row: Row = parse_object(text)?;
-        let think_us = row.time_to_parent_chat.map(|pause_s| micros("time_to_parent_chat", pause_s, 1.0));
+        let think_us =
+            row.time_to_parent_chat.map(|pause_s| micros("time_to_parent_chat", pause_s, self.unit_s));
         let root = self.roots.root_of(row.chat_id, row.parent_chat_id);
         let request = TraceRequest {
             session: row.session_id.unwrap_or_else(|| format!("chat-{root}")),
             turn: row.turn.saturating_sub(1),
-            arrival_us: micros("timestamp", row.timestamp, 1.0)?,
+            arrival_us: micros("timestamp", row.timestamp, self.unit_s)?,
             think_us: think_us.transpose()?,
             input_tokens: row.input_length,
             output_tokens: row.output_length,

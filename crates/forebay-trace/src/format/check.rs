@@ -17,11 +17,17 @@ pub(super) struct Names {
     pub input: &'static str,
     pub output: &'static str,
     pub blocks: &'static str,
+    /// What to say where there are too many blocks for their size.
+    pub other_size: &'static str,
 }
 
 /// The names in Mooncake's traces and those that follow it.
-pub(super) const LENGTH_NAMES: Names =
-    Names { input: "input_length", output: "output_length", blocks: "hash_ids" };
+pub(super) const LENGTH_NAMES: Names = Names {
+    input: "input_length",
+    output: "output_length",
+    blocks: "hash_ids",
+    other_size: "; --block-tokens gives another size of blocks",
+};
 
 /// Refuses a request that nobody could replay: an empty or too long prompt, a too long answer, blocks beyond the prompt.
 pub(super) fn check(request: TraceRequest, names: &Names) -> Result<TraceRequest, Problem> {
@@ -45,7 +51,10 @@ pub(super) fn check(request: TraceRequest, names: &Names) -> Result<TraceRequest
         let (blocks, block_tokens) = (request.blocks.len(), request.block_tokens);
         return Err(Problem::field(
             names.blocks,
-            format!("{blocks} blocks of {block_tokens} tokens, allowed up to {most} in this prompt"),
+            format!(
+                "{blocks} blocks of {block_tokens} tokens, allowed up to {most} in this prompt{}",
+                names.other_size
+            ),
         ));
     }
     Ok(request)
@@ -86,11 +95,11 @@ mod tests {
         assert_eq!(refused(request(0, 0, 0)), format!("input_length: 0, allowed 1 to {MAX_TOKENS}"));
         assert_eq!(
             refused(request(33, 16, 4)),
-            "hash_ids: 4 blocks of 16 tokens, allowed up to 3 in this prompt"
+            "hash_ids: 4 blocks of 16 tokens, allowed up to 3 in this prompt; --block-tokens gives another size of blocks"
         );
         assert_eq!(
             refused(request(33, 0, 1)),
-            "hash_ids: 1 blocks of 0 tokens, allowed up to 0 in this prompt"
+            "hash_ids: 1 blocks of 0 tokens, allowed up to 0 in this prompt; --block-tokens gives another size of blocks"
         );
         assert!(check(request(33, 16, 3), &LENGTH_NAMES).is_ok());
     }

@@ -1,22 +1,28 @@
 //! Which format a file is in, by its first bytes. It knows what tells the formats apart; it must never know their details.
 
-use super::{Format, azure, chat};
+use super::error::TraceError;
+use super::{Format, azure, burstgpt, chat, foreign, tracelab};
 use serde_json::Value;
+use std::path::Path;
 
-/// How much of a file is looked at.
-pub(super) const DETECT_BYTES: usize = 64 << 10;
-
-const LFS_POINTER: &[u8] = b"version https://git-lfs";
-
-/// Whether the file is what git-LFS leaves in place of content.
-pub(super) fn is_lfs_pointer(beginning: &[u8]) -> bool {
-    beginning.starts_with(LFS_POINTER)
+/// The format of what errors call `name`, or what else it is.
+pub(super) fn format_of(name: &Path, beginning: &[u8]) -> Result<Format, TraceError> {
+    let text = String::from_utf8_lossy(beginning);
+    let text = text.trim_start_matches('\u{FEFF}');
+    let format = detect(text);
+    let foreign = match format {
+        Some(Format::Mooncake) => foreign::mooncake_with_sessions(text),
+        Some(_) => None,
+        None => foreign::of_text(text),
+    };
+    if let Some(foreign) = foreign {
+        return Err(foreign.error(name));
+    }
+    format.ok_or_else(|| TraceError::Unrecognised { file: name.into(), known: Format::names() })
 }
 
 /// The format of the first line that is in any, so that a bad line at the top does not hide a good trace.
-pub(super) fn detect(beginning: &[u8]) -> Option<Format> {
-    let text = String::from_utf8_lossy(beginning);
-    let text = text.trim_start_matches('\u{FEFF}');
+fn detect(text: &str) -> Option<Format> {
     // A session file may be one line or many; its first fields are at its beginning in any case.
     if is_session(text) {
         return Some(Format::Weka);
@@ -32,6 +38,12 @@ fn is_session(text: &str) -> bool {
 fn detect_line(line: &str) -> Option<Format> {
     if azure::is_header(line) {
         return Some(Format::Azure);
+    }
+    if burstgpt::is_header(line) {
+        return Some(Format::BurstGpt);
+    }
+    if tracelab::is_header(line) {
+        return Some(Format::TraceLab);
     }
     // The last line that was looked at may be cut off; its first fields are enough.
     let has = |name: &str| line.contains(&format!("\"{name}\""));
@@ -53,7 +65,8 @@ fn chat_format(line: &str) -> Format {
     if row.get("session_id").is_some() || row.get("time_to_parent_chat").is_some() {
         return Format::AgenticKv;
     }
-    let input = row.get("input_length").and_then(Value::as_u64).unwrap_or(0);
+    // As a double: it may be written as `512.0`.
+    let input = row.get("input_length").and_then(Value::as_f64).unwrap_or(0.0) as u64;
     let blocks = row.get("hash_ids").and_then(Value::as_array).map_or(0, Vec::len) as u64;
     let covers = |block_tokens: u32| {
         let whole = input / u64::from(block_tokens);
@@ -65,7 +78,11 @@ fn chat_format(line: &str) -> Format {
 
 #[cfg(test)]
 mod tests {
-    use super::{Format, detect, is_lfs_pointer};
+    use super::{Format, Path, format_of};
+
+    fn detect(text: &[u8]) -> Option<Format> {
+        format_of(Path::new("t"), text).ok()
+    }
 
     #[test]
     fn each_format_is_known_by_its_content() {
@@ -95,6 +112,14 @@ mod tests {
             ),
             ("TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023", Format::Azure),
             (
+                "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472",
+                Format::BurstGpt,
+            ),
+            (
+                "id,input_len,output_len,arrival_time,round_idx,tool_wait_after_ms,prefix_len\n",
+                Format::TraceLab,
+            ),
+            (
                 r#"{"session":"a","turn":0,"arrival_us":5,"input_tokens":4,"output_tokens":2}"#,
                 Format::Forebay,
             ),
@@ -116,6 +141,5 @@ mod tests {
         for text in ["", "hello", "{}", "[1,2]", r#"{"requests": []}"#, "a,b,c\n1,2,3"] {
             assert_eq!(detect(text.as_bytes()), None, "{text}");
         }
-        assert!(is_lfs_pointer(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"));
     }
 }

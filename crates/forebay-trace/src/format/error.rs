@@ -1,6 +1,7 @@
 //! What can be wrong with a trace, said so that a person can mend it: the file, the place in it, the field, what was
 //! found and what is allowed. It knows how errors read; it must never know how a format is parsed.
 
+use super::Format;
 use serde::Deserialize;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,15 +18,52 @@ pub enum TraceError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// The file is the stand-in that git-LFS leaves when the content was not fetched.
+    /// The file is of a known kind that no reader takes.
+    #[error("{}: this is {what}: {advice}", file.display())]
+    Foreign {
+        /// The file.
+        file: PathBuf,
+        /// What it is.
+        what: &'static str,
+        /// What to do with it.
+        advice: &'static str,
+    },
+    /// An option of the reading is given for a format that it says nothing about.
     #[error(
-        "{}: this is a git-LFS pointer, not the trace: fetch the content with `git lfs pull` in the repository that it \
-         came from, or download the file by itself",
+        "{}: {option} is given, and the {format} format states it or has none: allowed with {allowed}",
         file.display()
     )]
-    LfsPointer {
-        /// The pointer.
+    Option {
+        /// The file.
         file: PathBuf,
+        /// The option.
+        option: &'static str,
+        /// The format of the file.
+        format: Format,
+        /// The names of the formats that it is for.
+        allowed: String,
+    },
+    /// Tokens per block that nothing could have.
+    #[error("--block-tokens: {given}, allowed 1 to {most}")]
+    BlockTokens {
+        /// What was given.
+        given: u32,
+        /// The largest.
+        most: u32,
+    },
+    /// A row arrives before all those among which the earliest was looked for.
+    #[error(
+        "{}: {row} arrives before each of the first {window_rows} rows, from the earliest of which times count: sort the \
+         file by time first",
+        file.display()
+    )]
+    FarOutOfOrder {
+        /// The file.
+        file: PathBuf,
+        /// The row.
+        row: String,
+        /// Among how many rows the earliest was looked for.
+        window_rows: usize,
     },
     /// No known format fits the beginning of the file.
     #[error("{}: no known trace format fits its first lines; name one with --format ({known})", file.display())]

@@ -3,26 +3,39 @@
 //! trace, memory holds a line of it, or for session files one request of each.
 
 mod azure;
+mod burstgpt;
 mod chat;
 mod check;
+mod coverage;
+mod csv;
 mod detect;
 mod error;
+mod foreign;
+mod input;
 mod lines;
 mod mooncake;
+mod options;
 mod own;
+mod rebase;
+mod reread;
+mod tracelab;
 mod weka;
 
 pub use check::MAX_TOKENS;
+pub use coverage::Coverage;
 pub use error::{LineError, Place, Problem, TraceError};
 pub use lines::MAX_LINE_BYTES;
+pub use options::{ReadOptions, TimeUnit};
 pub use own::write_line;
+pub use reread::Rereadable;
 pub use weka::WekaOptions;
 
 use crate::request::TraceRequest;
+use input::{Input, KIND_BYTES};
 use lines::{Line, Lines};
+use rebase::Rebased;
 use std::fmt;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -45,22 +58,28 @@ pub enum Format {
     AgenticKv,
     /// Azure's CSV.
     Azure,
+    /// BurstGPT's CSV.
+    BurstGpt,
+    /// TraceLab's session CSV.
+    TraceLab,
 }
 
 impl Format {
     /// All formats with their names.
-    pub const ALL: [(Format, &str); 6] = [
+    pub const ALL: [(Format, &str); 8] = [
         (Format::Forebay, "forebay"),
         (Format::Mooncake, "mooncake"),
         (Format::Weka, "weka"),
         (Format::Bailian, "bailian"),
         (Format::AgenticKv, "agentic-kv"),
         (Format::Azure, "azure"),
+        (Format::BurstGpt, "burstgpt"),
+        (Format::TraceLab, "tracelab"),
     ];
 
     /// Whether the format says which requests belong to one conversation. In the others each request is a session.
     pub fn records_sessions(self) -> bool {
-        !matches!(self, Format::Mooncake | Format::Azure)
+        !matches!(self, Format::Mooncake | Format::Azure | Format::BurstGpt)
     }
 
     fn names() -> String {
@@ -84,17 +103,6 @@ impl FromStr for Format {
             .map(|(format, _)| *format)
             .ok_or_else(|| format!("unknown format {text:?}, allowed {}", Format::names()))
     }
-}
-
-/// How to read a trace.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ReadOptions {
-    /// The format, or `None` to tell it by the content.
-    pub format: Option<Format>,
-    /// Whether the first bad line ends the reading with its error. Otherwise bad lines are left out and counted.
-    pub strict: bool,
-    /// What to add to Weka's sessions.
-    pub weka: WekaOptions,
 }
 
 /// The bad lines that were left out.
@@ -125,43 +133,53 @@ pub struct TraceReader {
     format: Format,
     strict: bool,
     skipped: Skipped,
+    coverage: Coverage,
     finished: bool,
 }
 
 impl TraceReader {
-    /// Opens a trace file, or a directory of session files (`*.json`, in the order of their names).
+    /// Opens a trace file, standard input (`-`), or a directory of session files (`*.json`, in the order of their names).
+    /// What is compressed with gzip or zstd is unpacked, whatever its name. Everything is read once, so that it may come
+    /// through a pipe.
     ///
     /// # Errors
-    /// When it cannot be read, is a git-LFS pointer, or is in no known format while `options` names none.
+    /// When it cannot be read, is of a kind that no reader takes, or is in no known format while `options` names none.
     pub fn open(path: &Path, options: ReadOptions) -> Result<TraceReader, TraceError> {
         let failed = |source| TraceError::Io { file: path.into(), source };
-        let is_directory = std::fs::metadata(path).map_err(failed)?.is_dir();
-        let files = if is_directory { session_files(path)? } else { vec![path.into()] };
-        let mut format = options.format.or(is_directory.then_some(Format::Weka));
-        for file in &files {
-            let beginning = beginning_of(file)?;
-            if detect::is_lfs_pointer(&beginning) {
-                return Err(TraceError::LfsPointer { file: file.clone() });
-            }
-            format = format.or_else(|| detect::detect(&beginning));
+        if path != Path::new("-") && std::fs::metadata(path).map_err(failed)?.is_dir() {
+            return TraceReader::open_directory(path, options);
         }
-        match format {
-            None => Err(TraceError::Unrecognised { file: path.into(), known: Format::names() }),
-            Some(Format::Weka) => {
-                let inputs = files.into_iter().map(|file| {
-                    let file: Arc<Path> = file.into();
-                    (Arc::clone(&file), weka::reopening(file))
-                });
-                Ok(TraceReader::new(Box::new(weka::Weka::open(inputs, options.weka)), Format::Weka, options))
-            }
-            Some(format) => {
-                let input = BufReader::new(File::open(path).map_err(failed)?);
-                Ok(TraceReader::from_input(path, input, format, options))
-            }
-        }
+        TraceReader::of_input(path, Input::open(path)?, options)
     }
 
-    /// Reads `input`, which errors call `name`, as `format`; for Weka's as one session file.
+    fn open_directory(path: &Path, options: ReadOptions) -> Result<TraceReader, TraceError> {
+        let format = options.format.unwrap_or(Format::Weka);
+        if format != Format::Weka {
+            let source = io::Error::from(io::ErrorKind::IsADirectory);
+            return Err(TraceError::Io { file: path.into(), source });
+        }
+        options.check(path, format)?;
+        let mut inputs = Vec::new();
+        for file in session_files(path)? {
+            let file: Arc<Path> = file.into();
+            // There may be many files, and each beginning is held until it is read.
+            let input = Input::new(&file, weka::reopening(Arc::clone(&file)), KIND_BYTES)?;
+            inputs.push((file, input.into_bytes()));
+        }
+        Ok(TraceReader::new(Box::new(weka::Weka::open(inputs, options.weka)), format, options))
+    }
+
+    /// Tells the format of what errors call `name`, and reads it.
+    fn of_input(name: &Path, input: Input, options: ReadOptions) -> Result<TraceReader, TraceError> {
+        let format = match options.format {
+            Some(format) => format,
+            None => detect::format_of(name, &input.beginning)?,
+        };
+        options.check(name, format)?;
+        Ok(TraceReader::from_input(name, input.into_bytes(), format, options))
+    }
+
+    /// Reads the text `input`, which errors call `name`, as `format`; for Weka's as one session file.
     pub fn from_input(
         name: impl AsRef<Path>,
         input: impl BufRead + Send + 'static,
@@ -169,23 +187,37 @@ impl TraceReader {
         options: ReadOptions,
     ) -> TraceReader {
         let file: Arc<Path> = Arc::from(name.as_ref());
+        let (block_tokens, unit_s) = (options.block_tokens(format), options.unit_s(format));
         let parser: Box<dyn LineParser + Send> = match format {
             Format::Forebay => Box::new(own::Own),
-            Format::Mooncake => Box::new(mooncake::Mooncake),
-            Format::Bailian => Box::new(chat::Chat::new(chat::BAILIAN_BLOCK_TOKENS)),
-            Format::AgenticKv => Box::new(chat::Chat::new(chat::AGENTIC_BLOCK_TOKENS)),
+            Format::Mooncake => Box::new(mooncake::Mooncake { block_tokens, unit_s }),
+            Format::Bailian | Format::AgenticKv => Box::new(chat::Chat::new(block_tokens, unit_s)),
             Format::Azure => Box::<azure::Azure>::default(),
+            Format::BurstGpt => Box::new(burstgpt::BurstGpt::new(unit_s)),
+            Format::TraceLab => Box::new(tracelab::TraceLab::new()),
             Format::Weka => {
-                let input: weka::Input = Box::new(input);
+                let input: input::Bytes = Box::new(input);
                 let session = weka::Weka::open([(file, input)], options.weka);
                 return TraceReader::new(Box::new(session), format, options);
             }
         };
-        TraceReader::new(Box::new(LineRequests { lines: Lines::new(input), parser, file }), format, options)
+        let lines = LineRequests { lines: Lines::new(input), parser, file: Arc::clone(&file) };
+        let requests: Requests = match format {
+            Format::Azure | Format::BurstGpt => Box::new(Rebased::new(Box::new(lines), file)),
+            _ => Box::new(lines),
+        };
+        TraceReader::new(requests, format, options)
     }
 
     fn new(requests: Requests, format: Format, options: ReadOptions) -> TraceReader {
-        TraceReader { requests, format, strict: options.strict, skipped: Skipped::default(), finished: false }
+        TraceReader {
+            requests,
+            format,
+            strict: options.strict,
+            skipped: Skipped::default(),
+            coverage: Coverage::default(),
+            finished: false,
+        }
     }
 
     /// The format that is read.
@@ -197,6 +229,11 @@ impl TraceReader {
     pub fn skipped(&self) -> &Skipped {
         &self.skipped
     }
+
+    /// Whether block ids have covered the prompts so far.
+    pub fn coverage(&self) -> &Coverage {
+        &self.coverage
+    }
 }
 
 impl Iterator for TraceReader {
@@ -207,7 +244,10 @@ impl Iterator for TraceReader {
         while !self.finished {
             match self.requests.next() {
                 Some(Err(TraceError::Line(error))) if !self.strict => self.skipped.add(error),
-                Some(Ok(request)) => return Some(Ok(request)),
+                Some(Ok(request)) => {
+                    self.coverage.add(&request);
+                    return Some(Ok(request));
+                }
                 ended => {
                     self.finished = true;
                     return ended;
@@ -264,19 +304,14 @@ impl<R: BufRead> Iterator for LineRequests<R> {
     }
 }
 
-fn beginning_of(file: &Path) -> Result<Vec<u8>, TraceError> {
-    let mut beginning = Vec::new();
-    let read = File::open(file)
-        .and_then(|opened| opened.take(detect::DETECT_BYTES as u64).read_to_end(&mut beginning));
-    read.map_err(|source| TraceError::Io { file: file.into(), source })?;
-    Ok(beginning)
-}
-
 fn session_files(directory: &Path) -> Result<Vec<PathBuf>, TraceError> {
     let entries: io::Result<Vec<PathBuf>> =
         std::fs::read_dir(directory).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
     let mut files = entries.map_err(|source| TraceError::Io { file: directory.into(), source })?;
-    files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
+    files.retain(|file| {
+        let name = file.file_name().unwrap_or_default().as_encoded_bytes();
+        [".json", ".json.gz", ".json.zst"].iter().any(|end| name.ends_with(end.as_bytes()))
+    });
     files.sort();
     match files.len() {
         1..=weka::MAX_SESSION_FILES => Ok(files),

@@ -6,7 +6,8 @@ use super::error::{Problem, parse_object};
 use crate::request::TraceRequest;
 use std::io::{self, Write};
 
-const NAMES: Names = Names { input: "input_tokens", output: "output_tokens", blocks: "blocks" };
+const NAMES: Names =
+    Names { input: "input_tokens", output: "output_tokens", blocks: "blocks", other_size: "" };
 
 pub(super) struct Own;
 

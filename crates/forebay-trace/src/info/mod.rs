@@ -12,6 +12,7 @@ pub use quantiles::Quantiles;
 pub use sessions::SessionInfo;
 
 use crate::format::{Format, TraceError, TraceReader};
+use crate::order::OutOfOrder;
 use crate::request::TraceRequest;
 use caches::Caches;
 use quantiles::Values;
@@ -65,8 +66,8 @@ pub struct Info {
     pub span_s: f64,
     /// Requests per second over that time; 0 when all arrive at once.
     pub requests_per_s: f64,
-    /// Requests that arrive before the one that the file has before them.
-    pub out_of_order: u64,
+    /// Requests that stand behind one that arrives later.
+    pub out_of_order: usize,
     /// Prompt lengths.
     pub input_tokens: Quantiles,
     /// Answer lengths.
@@ -105,8 +106,7 @@ struct Survey {
     requests: usize,
     first_us: u64,
     last_us: u64,
-    previous_us: u64,
-    out_of_order: u64,
+    order: OutOfOrder,
     input: Values,
     output: Values,
     all_input: u64,
@@ -122,8 +122,7 @@ impl Survey {
             requests: 0,
             first_us: u64::MAX,
             last_us: 0,
-            previous_us: 0,
-            out_of_order: 0,
+            order: OutOfOrder::default(),
             input: Values::default(),
             output: Values::default(),
             all_input: 0,
@@ -141,8 +140,7 @@ impl Survey {
         self.requests += 1;
         self.first_us = self.first_us.min(request.arrival_us);
         self.last_us = self.last_us.max(request.arrival_us);
-        self.out_of_order += u64::from(request.arrival_us < self.previous_us);
-        self.previous_us = request.arrival_us;
+        self.order.add(request);
         self.input.add(request.input_tokens.into());
         self.output.add(request.output_tokens.into());
         self.all_input += u64::from(request.input_tokens);
@@ -168,7 +166,7 @@ impl Survey {
             skipped_lines,
             span_s,
             requests_per_s: if span_s > 0.0 { requests / span_s } else { 0.0 },
-            out_of_order: self.out_of_order,
+            out_of_order: self.order.count(),
             input_tokens: self.input.quantiles().ok_or_else(empty)?,
             output_tokens: self.output.quantiles().ok_or_else(empty)?,
             input_per_output: self.all_input as f64 / self.all_output.max(1) as f64,

@@ -10,6 +10,7 @@
 mod family;
 
 use crate::format::{TraceError, TraceReader};
+use crate::order::OutOfOrder;
 use crate::prefix::KeySet;
 use crate::request::TraceRequest;
 use crate::reuse::{Reuse, ReuseCounter};
@@ -45,6 +46,8 @@ impl Default for SampleOptions {
 pub struct SampleReport {
     /// Requests in the trace.
     pub requests: u64,
+    /// Requests of the trace that stand behind one that arrives later.
+    pub out_of_order: usize,
     /// Requests in the sample.
     pub kept_requests: u64,
     /// Families in the sample.
@@ -99,6 +102,7 @@ pub struct Sampler {
     highest_kept: u64,
     began_earlier: KeySet,
     kept: KeySet,
+    order: OutOfOrder,
     requests: u64,
     kept_requests: u64,
     reuse: ReuseCounter,
@@ -119,6 +123,7 @@ impl Sampler {
             highest_kept: (options.keep * u64::MAX as f64) as u64,
             began_earlier: KeySet::default(),
             kept: KeySet::default(),
+            order: OutOfOrder::default(),
             requests: 0,
             kept_requests: 0,
             reuse: ReuseCounter::default(),
@@ -130,6 +135,7 @@ impl Sampler {
     pub fn pass(&mut self, mut request: TraceRequest) -> Result<Option<TraceRequest>, SampleError> {
         let family = self.families.of(&request);
         self.requests += 1;
+        self.order.add(&request);
         self.reuse.add(&request);
         if !self.keeps(family, request.arrival_us) {
             return Ok(None);
@@ -162,6 +168,7 @@ impl Sampler {
     pub fn report(&self) -> SampleReport {
         SampleReport {
             requests: self.requests,
+            out_of_order: self.order.count(),
             kept_requests: self.kept_requests,
             kept_families: self.kept.len(),
             sessions_recorded: self.sessions_recorded,

@@ -5,7 +5,7 @@
 use super::{Output, finish};
 use crate::results::{Results, Row};
 use forebay_store::admission::Policy;
-use forebay_trace::format::{ReadOptions, TraceReader};
+use forebay_trace::format::{ReadOptions, Rereadable};
 use forebay_trace::info::info;
 use forebay_trace::tiers::{ModelCost, TierRow, TierSize, TierSizes, TierStudy};
 use std::path::{Path, PathBuf};
@@ -33,7 +33,8 @@ pub fn run(args: Args) -> crate::CommandResult {
     };
     let mut results = Results::new("tiers");
     for trace in &args.traces {
-        let open = || TraceReader::open(trace, ReadOptions::default());
+        let rereadable = Rereadable::new(trace)?;
+        let open = || rereadable.open(ReadOptions::default());
         let prefix = info(&mut open()?, &[])?.prefix;
         let prefix =
             prefix.ok_or_else(|| format!("{}: the trace says nothing about prefixes", trace.display()))?;

@@ -3,9 +3,11 @@
 
 use super::replay::{ReplayArgs, ReportArgs, run_replay, run_report};
 use super::tiers::{self, TierArgs};
-use forebay_trace::format::{Format, ReadOptions, Skipped, TraceReader, WekaOptions, write_line};
+use forebay_trace::format::{
+    Format, ReadOptions, Rereadable, TimeUnit, TraceReader, WekaOptions, write_line,
+};
 use forebay_trace::generate::{Generator, Marginals};
-use forebay_trace::info::{DEFAULT_CACHE_TOKENS, Info, info};
+use forebay_trace::info::{DEFAULT_CACHE_TOKENS, Info, InfoError, info};
 use forebay_trace::reuse::Reuse;
 use forebay_trace::sample::{SampleOptions, SampleReport, sample};
 use forebay_trace::tiers::TierReport;
@@ -38,11 +40,17 @@ enum Command {
 /// Which trace to read, and how.
 #[derive(clap::Args)]
 pub struct ReadArgs {
-    /// Trace file, or directory of Weka's session files
+    /// Trace file, - for standard input, or directory of Weka's session files; gzip and zstd are unpacked
     pub trace: PathBuf,
-    /// forebay, mooncake, weka, bailian, agentic-kv or azure [default: told by the content]
+    /// forebay, mooncake, weka, bailian, agentic-kv, azure, burstgpt or tracelab [default: told by the content]
     #[arg(long)]
     format: Option<Format>,
+    /// Tokens per prefix block, for mooncake, bailian and agentic-kv [default: 512, 16 and 512]
+    #[arg(long, value_name = "TOKENS")]
+    block_tokens: Option<u32>,
+    /// s, ms, us or ns, for mooncake, bailian, agentic-kv and burstgpt [default: ms for mooncake, s for the others]
+    #[arg(long, value_name = "UNIT")]
+    time_unit: Option<TimeUnit>,
     /// Stop at the first bad line instead of leaving bad lines out
     #[arg(long)]
     strict: bool,
@@ -145,24 +153,38 @@ pub fn run(args: Args) -> crate::CommandResult {
 impl ReadArgs {
     /// Opens the trace; `seed` decides whatever the reading leaves to chance.
     pub fn open(&self, seed: u64) -> Result<TraceReader, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(TraceReader::open(&self.trace, self.options(seed)?)?)
+    }
+
+    /// How the trace is read; see [`ReadArgs::open`].
+    pub fn options(&self, seed: u64) -> Result<ReadOptions, String> {
         let spread_starts_us = micros("--spread-starts", self.spread_starts)?;
         let weka = WekaOptions { share_system_prompt: self.share_system_prompt, spread_starts_us, seed };
-        let options = ReadOptions { format: self.format, strict: self.strict, weka };
-        Ok(TraceReader::open(&self.trace, options)?)
+        let ReadArgs { format, strict, block_tokens, time_unit, .. } = *self;
+        Ok(ReadOptions { format, strict, block_tokens, time_unit, weka })
     }
 }
 
 fn run_info(args: &InfoArgs) -> crate::CommandResult {
-    let mut reader = args.read.open(0)?;
-    let outcome = info(&mut reader, &args.cache_tokens);
-    show_skipped(reader.skipped());
+    if !args.tiers.are_given() {
+        let info = surveyed(args.read.open(0)?, &args.cache_tokens)?;
+        return write_json(args.json.as_deref(), &Figures { info: &info, tiers: None });
+    }
+    // The tiers' sizes are shares of what the first reading finds.
+    let (trace, options) = (Rereadable::new(&args.read.trace)?, args.read.options(0)?);
+    let info = surveyed(trace.open(options)?, &args.cache_tokens)?;
+    let tiers = tiers::run(&args.tiers, trace.open(options)?, info.prefix.as_ref())?;
+    print!("{tiers}");
+    write_json(args.json.as_deref(), &Figures { info: &info, tiers: Some(&tiers) })
+}
+
+/// The figures of a trace, which are printed with what there is to know about it.
+fn surveyed(mut reader: TraceReader, cache_tokens: &[u64]) -> Result<Info, InfoError> {
+    let outcome = info(&mut reader, cache_tokens);
+    show_notes(&reader);
     let info = outcome?;
     print!("{info}");
-    let tiers =
-        args.tiers.are_given().then(|| tiers::run(&args.tiers, args.read.open(0)?, info.prefix.as_ref()));
-    let tiers = tiers.transpose()?;
-    tiers.iter().for_each(|tiers| print!("{tiers}"));
-    write_json(args.json.as_deref(), &Figures { info: &info, tiers: tiers.as_ref() })
+    Ok(info)
 }
 
 fn run_sample(args: &SampleArgs) -> crate::CommandResult {
@@ -180,9 +202,18 @@ fn run_sample(args: &SampleArgs) -> crate::CommandResult {
     let mut out = create(&args.out)?;
     let report = sample(&mut reader, options, |request| write_line(&mut out, request))?;
     out.flush()?;
-    show_skipped(reader.skipped());
+    show_notes(&reader);
+    let trace = args.read.trace.display();
     if report.requests == 0 {
-        return Err(format!("{}: no requests", args.read.trace.display()).into());
+        return Err(format!("{trace}: no requests").into());
+    }
+    if report.kept_requests == 0 {
+        let of = report.requests;
+        return Err(format!(
+            "{trace}: the sample is empty, none of {of} requests is in it: --keep more, or choose another --seed, \
+             --start or --span"
+        )
+        .into());
     }
     show_sample(&report);
     write_json(args.json.as_deref(), &report)
@@ -212,10 +243,15 @@ fn run_generate(args: &GenerateArgs) -> crate::CommandResult {
     Ok(())
 }
 
-fn show_skipped(skipped: &Skipped) {
+/// What a reader of the figures must know about the trace.
+pub fn show_notes(reader: &TraceReader) {
+    let skipped = reader.skipped();
     if skipped.lines > 0 {
         eprintln!("forebay: {} bad lines left out, the first of them:", skipped.lines);
         skipped.first.iter().for_each(|error| eprintln!("  {error}"));
+    }
+    if reader.coverage().is_worth_a_note() {
+        eprintln!("forebay: {}", reader.coverage());
     }
 }
 
@@ -223,6 +259,12 @@ fn show_sample(report: &SampleReport) {
     let SampleReport { requests, kept_requests, kept_families, .. } = report;
     let families = if report.sessions_recorded { "sessions" } else { "conversations, inferred from prompts" };
     println!("{kept_requests} of {requests} requests, in {kept_families} {families}");
+    if report.out_of_order > 0 {
+        println!(
+            "{} requests of the trace are out of order; the sample keeps its order",
+            report.out_of_order
+        );
+    }
     let line = |name: &str, reuse: Option<Reuse>| {
         let Some(reuse) = reuse else { return };
         let [shared, within, across] =

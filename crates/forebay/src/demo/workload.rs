@@ -3,6 +3,7 @@
 
 use forebay_trace::format::{ReadOptions, TraceReader};
 use forebay_trace::generate::{Generator, Marginals};
+use forebay_trace::order::sort_by_arrival;
 use forebay_trace::replay::Pacing;
 use forebay_trace::request::TraceRequest;
 use std::collections::HashSet;
@@ -65,19 +66,23 @@ fn read(path: &Path, limit: usize, context_tokens: usize) -> Result<Workload, Er
     if requests.is_empty() {
         return Err(EmptyTrace { name, skipped }.into());
     }
-    requests.sort_by_key(|request| request.arrival_us);
+    let out_of_order = sort_by_arrival(&mut requests);
     let format = reader.format();
     let (pacing, how) = match format.records_sessions() {
         true => (Pacing::Closed, "closed loop with think times"),
         false => (Pacing::Open, "by their time stamps"),
     };
     let skipped = if skipped > 0 { format!(", {skipped} bad lines skipped") } else { String::new() };
+    let sorted = match out_of_order {
+        0 => String::new(),
+        count => format!(", {count} out of order and sorted by arrival"),
+    };
     let left_out = match too_long {
         0 => String::new(),
         count => format!(", {count} requests of sessions beyond {context_tokens} tokens left out"),
     };
     let description =
-        format!("Trace: {} requests of {name} ({format}), {how}{skipped}{left_out}", requests.len());
+        format!("Trace: {} requests of {name} ({format}), {how}{skipped}{sorted}{left_out}", requests.len());
     Ok(Workload { requests, pacing, description })
 }
 

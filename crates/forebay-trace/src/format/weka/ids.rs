@@ -38,7 +38,7 @@ impl Ids {
             let limit = (1u64 << LOCAL_BITS) - 1;
             return Err(Problem::field(
                 &format!("hash_ids[{index}]"),
-                format!("{}, allowed 0 to {limit}", ids[index]),
+                format!("{}, allowed 0 to {limit}", ids[index].cast_signed()),
             ));
         }
         let shared = self.shared_blocks(ids, system);

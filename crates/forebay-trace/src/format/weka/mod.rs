@@ -6,6 +6,7 @@ mod session;
 mod text;
 
 use super::error::{LineError, Place, TraceError};
+use super::input::Bytes;
 use crate::request::TraceRequest;
 use ids::Ids;
 use rand::rngs::StdRng;
@@ -14,7 +15,7 @@ use session::Session;
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 use text::Broken;
@@ -45,12 +46,9 @@ pub(super) struct Weka {
     requests_read: u64,
 }
 
-/// The text of one session file.
-pub(super) type Input = Box<dyn BufRead + Send>;
-
 struct OpenFile {
     file: Arc<Path>,
-    session: Session<Input>,
+    session: Session<Bytes>,
 }
 
 /// A request that was read and whose turn has not come.
@@ -64,7 +62,7 @@ struct Waiting {
 
 impl Weka {
     /// A trace of session files, in this order where requests arrive at the same time.
-    pub(super) fn open(files: impl IntoIterator<Item = (Arc<Path>, Input)>, options: WekaOptions) -> Weka {
+    pub(super) fn open(files: impl IntoIterator<Item = (Arc<Path>, Bytes)>, options: WekaOptions) -> Weka {
         let mut random = StdRng::seed_from_u64(options.seed);
         let mut weka = Weka {
             sessions: Vec::new(),
@@ -74,7 +72,7 @@ impl Weka {
         };
         for (number, (file, input)) in files.into_iter().enumerate() {
             let start_us = random.random_range(0..=options.spread_starts_us);
-            let name = file.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+            let name = session_name(&file);
             match Session::open(input, name, start_us, Ids::new(number as u64, options.share_system_prompt)) {
                 Ok(session) => weka.sessions.push(OpenFile { file, session }),
                 Err(broken) => weka.errors.push_back(located(&file, Place::Header, broken)),
@@ -128,6 +126,13 @@ impl Iterator for Weka {
     }
 }
 
+/// The name of a file without `.json` and what a compressor added to it.
+fn session_name(file: &Path) -> String {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let unpacked = name.strip_suffix(".gz").or_else(|| name.strip_suffix(".zst")).unwrap_or(&name);
+    Path::new(unpacked).file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 fn located(file: &Arc<Path>, place: Place, broken: Broken) -> TraceError {
     match broken {
         Broken::Io(source) => TraceError::Io { file: file.to_path_buf(), source },
@@ -158,7 +163,7 @@ impl PartialEq for Waiting {
 impl Eq for Waiting {}
 
 /// A session file that is open only while it is read: a trace may have more files than a process may hold open.
-pub(super) fn reopening(file: Arc<Path>) -> Input {
+pub(super) fn reopening(file: Arc<Path>) -> Bytes {
     Box::new(BufReader::with_capacity(BUFFER_BYTES, Reopening { file, offset: 0 }))
 }
 

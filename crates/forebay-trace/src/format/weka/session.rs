@@ -6,11 +6,12 @@ use super::ids::{Ids, SystemPrompt};
 use super::text::{Broken, SessionText};
 use crate::format::check::{Names, check, micros};
 use crate::format::error::{Problem, parse_json, parse_object};
+use crate::number::{Tokens, ids, optional_tokens};
 use crate::request::TraceRequest;
 use serde::Deserialize;
 use std::io::BufRead;
 
-const NAMES: Names = Names { input: "in", output: "out", blocks: "hash_ids" };
+const NAMES: Names = Names { input: "in", output: "out", blocks: "hash_ids", other_size: "" };
 
 /// The largest block size that is accepted, in tokens.
 const MAX_BLOCK_TOKENS: u32 = 1 << 16;
@@ -44,16 +45,18 @@ struct Entry {
     kind: String,
     #[serde(default)]
     model: String,
-    #[serde(rename = "in")]
+    #[serde(default, rename = "in", deserialize_with = "optional_tokens")]
     input: Option<u32>,
-    #[serde(rename = "out")]
+    #[serde(default, rename = "out", deserialize_with = "optional_tokens")]
     output: Option<u32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "ids")]
     hash_ids: Vec<u64>,
     think_time: Option<f64>,
     api_time: Option<f64>,
     agent_id: Option<String>,
+    #[serde(default, deserialize_with = "optional_tokens")]
     tool_tokens: Option<u32>,
+    #[serde(default, deserialize_with = "optional_tokens")]
     system_tokens: Option<u32>,
     requests: Option<Vec<Entry>>,
 }
@@ -183,10 +186,10 @@ impl Header {
     fn set(&mut self, name: &[u8], value: &[u8]) -> Result<(), Problem> {
         match name {
             br#""id""# => self.id = Some(scalar("id", value)?),
-            br#""block_size""# => self.block_size = Some(scalar("block_size", value)?),
+            br#""block_size""# => self.block_size = Some(scalar::<Tokens>("block_size", value)?.0),
             br#""hash_id_scope""# => self.hash_id_scope = Some(scalar("hash_id_scope", value)?),
-            br#""tool_tokens""# => self.tool_tokens = Some(scalar("tool_tokens", value)?),
-            br#""system_tokens""# => self.system_tokens = Some(scalar("system_tokens", value)?),
+            br#""tool_tokens""# => self.tool_tokens = Some(scalar::<Tokens>("tool_tokens", value)?.0),
+            br#""system_tokens""# => self.system_tokens = Some(scalar::<Tokens>("system_tokens", value)?.0),
             _ => {}
         }
         Ok(())
@@ -300,7 +303,7 @@ mod tests {
         assert_eq!(refused(r#"{"block_size":0,"requests":[]}"#), "block_size: 0, allowed 1 to 65536");
         assert_eq!(
             refused(r#"{"block_size":"64","requests":[]}"#),
-            "block_size: invalid type: string \"64\", expected u32"
+            "block_size: invalid type: string \"64\", expected a whole number of tokens"
         );
         assert_eq!(
             refused(r#"{"block_size":64,"hash_id_scope":"global","requests":[]}"#),
