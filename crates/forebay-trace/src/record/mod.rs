@@ -61,8 +61,14 @@ pub struct RequestRecord {
     /// The turn was sent before the previous turn's answer was complete (open loop only), so it could not carry it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub early: bool,
+    /// Tokens that were asked for; `None` in logs that did not record it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_tokens: Option<u32>,
     /// Tokens that were received.
     pub output_tokens: u32,
+    /// That number is one of events with text, because the server said neither token ids nor a count.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub estimated: bool,
     /// Prompt tokens that the engine did not compute; `None` when it did not say.
     pub cached_tokens: Option<u32>,
     /// Those of them that came from outside the GPU's own cache; `None` when the engine did not say.
@@ -119,6 +125,10 @@ pub enum FailureKind {
     Garbage,
     /// The engine reported an error within the stream.
     EngineError,
+    /// The engine gave the request up, and said so in its finish reason.
+    Aborted,
+    /// The answer ended well and had no tokens.
+    Empty,
 }
 
 /// The load of one engine at one moment.
@@ -175,6 +185,11 @@ impl RequestRecord {
         self.cached_tokens.map(|cached| self.input_tokens.saturating_sub(cached))
     }
 
+    /// Tokens that were asked for and did not come.
+    pub fn missing_tokens(&self) -> u32 {
+        self.asked_tokens.map_or(0, |asked| asked.saturating_sub(self.output_tokens))
+    }
+
     /// How late the request was sent.
     pub fn start_delay_s(&self) -> f64 {
         self.start_s - self.arrival_s
@@ -205,6 +220,8 @@ impl FailureKind {
             FailureKind::Truncated => "truncated",
             FailureKind::Garbage => "garbage",
             FailureKind::EngineError => "engine error",
+            FailureKind::Aborted => "aborted",
+            FailureKind::Empty => "empty answer",
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::record::{Failure, FailureKind};
 use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde_json::Value;
 use std::borrow::Cow;
 
 /// What has arrived of one answer.
@@ -18,6 +18,8 @@ pub struct Answer {
     /// The engine's account, once it has come.
     pub usage: Option<Usage>,
     tokens_max: u32,
+    /// Events with text, for servers that say neither ids nor usage.
+    text_events: u32,
     finished: bool,
     done: bool,
 }
@@ -56,7 +58,11 @@ struct Event<'a> {
     #[serde(default)]
     usage: Option<Usage>,
     #[serde(default)]
-    error: Option<serde_json::Value>,
+    error: Option<Value>,
+    #[serde(default, borrow)]
+    object: Option<Cow<'a, str>>,
+    #[serde(default, borrow)]
+    message: Option<Cow<'a, str>>,
 }
 
 #[derive(Deserialize)]
@@ -66,7 +72,7 @@ struct Choice<'a> {
     #[serde(default)]
     token_ids: Option<Vec<u32>>,
     #[serde(default)]
-    finish_reason: Option<IgnoredAny>,
+    finish_reason: Option<Value>,
 }
 
 impl Answer {
@@ -78,6 +84,7 @@ impl Answer {
             last_token_us: None,
             usage: None,
             tokens_max,
+            text_events: 0,
             finished: false,
             done: false,
         }
@@ -99,6 +106,10 @@ impl Answer {
         if let Some(error) = event.error {
             return Err(Failure::new(FailureKind::EngineError, error.to_string()));
         }
+        if event.object.as_deref() == Some("error") {
+            let detail = event.message.unwrap_or(Cow::Borrowed("without a message"));
+            return Err(Failure::new(FailureKind::EngineError, detail));
+        }
         for choice in event.choices {
             self.choice(choice, now_us)?;
         }
@@ -106,21 +117,37 @@ impl Answer {
         Ok(())
     }
 
-    /// The stream ended: the answer is whole if it said so itself.
+    /// The stream ended: the answer is whole if it said so itself, and it has at least one token.
     pub fn end(&self) -> Result<(), Failure> {
-        if self.done || self.finished {
-            return Ok(());
+        if !(self.done || self.finished) {
+            let detail = format!("the stream ended after {} tokens", self.output_tokens());
+            return Err(Failure::new(FailureKind::Truncated, detail));
         }
-        let detail = format!("the stream ended after {} tokens", self.output_tokens());
-        Err(Failure::new(FailureKind::Truncated, detail))
+        if self.output_tokens() == 0 {
+            let detail = format!("no tokens of the {} that were asked for", self.tokens_max);
+            return Err(Failure::new(FailureKind::Empty, detail));
+        }
+        Ok(())
     }
 
-    /// Tokens of the answer: those that came, or the engine's count where it returns no ids.
+    /// Tokens of the answer: those that came, or the engine's count where it returns no ids, or the events with text
+    /// where it says nothing.
     pub fn output_tokens(&self) -> u32 {
-        match self.usage {
-            Some(usage) if self.tokens.is_empty() => usage.completion_tokens,
-            _ => self.tokens.len() as u32,
+        if !self.tokens.is_empty() {
+            return self.tokens.len() as u32;
         }
+        self.counted_tokens().unwrap_or(self.text_events)
+    }
+
+    /// The number of tokens is that of events with text, because the engine said neither ids nor a count.
+    pub fn is_estimated(&self) -> bool {
+        self.tokens.is_empty() && self.counted_tokens().is_none() && self.text_events > 0
+    }
+
+    /// The engine's count; none at all and some text contradict each other.
+    fn counted_tokens(&self) -> Option<u32> {
+        let counted = self.usage?.completion_tokens;
+        (counted > 0 || self.text_events == 0).then_some(counted)
     }
 
     /// Nothing more is to come.
@@ -134,14 +161,28 @@ impl Answer {
             let detail = format!("more than the {} tokens that were asked for", self.tokens_max);
             return Err(Failure::new(FailureKind::Garbage, detail));
         }
-        if !token_ids.is_empty() || choice.text.is_some_and(|text| !text.is_empty()) {
+        let has_text = choice.text.is_some_and(|text| !text.is_empty());
+        if !token_ids.is_empty() || has_text {
             self.first_token_us.get_or_insert(now_us);
             self.last_token_us = Some(now_us);
         }
+        self.text_events = self.text_events.saturating_add(has_text.into());
         self.tokens.extend(token_ids);
         self.finished |= choice.finish_reason.is_some();
-        Ok(())
+        match choice.finish_reason.as_ref().and_then(failed_finish) {
+            Some(reason) => {
+                let detail = format!("finish reason {reason:?} after {} tokens", self.output_tokens());
+                Err(Failure::new(FailureKind::Aborted, detail))
+            }
+            None => Ok(()),
+        }
     }
+}
+
+/// A finish reason with which engines end requests that they give up. SGLang's own API has it as an object with a type.
+fn failed_finish(reason: &Value) -> Option<&str> {
+    let name = reason.as_str().or_else(|| reason.get("type").and_then(Value::as_str))?;
+    ["abort", "error"].contains(&name).then_some(name)
 }
 
 /// The start of something that should have been text.
@@ -203,10 +244,51 @@ mod tests {
     fn an_error_event_and_garbage_are_failures_with_their_own_reason() {
         let kind = |data: &str| Answer::new(3).event(data.as_bytes(), 0).unwrap_err().kind;
         assert_eq!(kind(r#"{"error":{"message":"out of blocks","code":500}}"#), FailureKind::EngineError);
+        let old_vllm = r#"{"object":"error","message":"too long","type":"BadRequestError","code":400}"#;
+        assert_eq!(kind(old_vllm), FailureKind::EngineError);
         assert_eq!(kind("<html>"), FailureKind::Garbage);
         assert_eq!(kind(r#"{"choices":[{"token_ids":["x"]}]}"#), FailureKind::Garbage);
         assert_eq!(kind(r#"{"choices":[{"token_ids":[-1]}]}"#), FailureKind::Garbage);
         assert_eq!(kind(r#"{"choices":[{"token_ids":[1,2,3,4]}]}"#), FailureKind::Garbage);
+    }
+
+    #[test]
+    fn an_answer_without_tokens_is_a_failure() {
+        for events in [
+            &[("[DONE]", 1)][..],
+            &[(r#"{"choices":[{"text":"","finish_reason":"stop"}]}"#, 1), ("[DONE]", 2)],
+            &[(r#"{"choices":[],"usage":{"completion_tokens":0}}"#, 1), ("[DONE]", 2)],
+        ] {
+            assert_eq!(answer(events).end().unwrap_err().kind, FailureKind::Empty, "{events:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_the_engine_gave_up_is_a_failure_although_it_ends_well() {
+        for reason in [r#""abort""#, r#""error""#, r#"{"type":"abort","message":"out of memory"}"#] {
+            let event = format!(r#"{{"choices":[{{"text":" a","finish_reason":{reason}}}]}}"#);
+            let failure = Answer::new(3).event(event.as_bytes(), 0).unwrap_err();
+            assert_eq!(failure.kind, FailureKind::Aborted, "{reason}");
+        }
+        for reason in [r#""stop""#, r#""length""#, "null", r#"{"type":"length","length":3}"#] {
+            let event = format!(r#"{{"choices":[{{"text":" a","finish_reason":{reason}}}]}}"#);
+            assert_eq!(Answer::new(3).event(event.as_bytes(), 0), Ok(()), "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_server_that_counts_nothing_is_counted_by_its_events() {
+        let silent = answer(&[
+            (r#"{"choices":[{"text":" a"}]}"#, 1),
+            (r#"{"choices":[{"text":" b"}]}"#, 2),
+            ("[DONE]", 3),
+        ]);
+        assert_eq!((silent.output_tokens(), silent.is_estimated(), silent.end()), (2, true, Ok(())));
+        let counting = answer(&[
+            (r#"{"choices":[{"text":" a b"}]}"#, 1),
+            (r#"{"choices":[],"usage":{"completion_tokens":2}}"#, 2),
+        ]);
+        assert_eq!((counting.output_tokens(), counting.is_estimated()), (2, false));
     }
 
     proptest! {

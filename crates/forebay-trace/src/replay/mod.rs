@@ -19,6 +19,7 @@ pub mod transcript;
 
 pub use check::Check;
 pub use progress::Progress;
+pub use run::CLOSED_LOOP_REQUESTS_MAX;
 pub use sampling::{Instance, LoadReading, read_load, sample_load};
 pub use schedule::Pacing;
 pub use tokio_util::sync::CancellationToken;
@@ -83,6 +84,8 @@ pub struct ReplayOutcome {
     pub cut_off: u64,
     /// Tokens that were not what the engine must answer.
     pub wrong_tokens: u64,
+    /// Requests of a closed loop that stood in the trace behind one that arrives later; they were sorted.
+    pub out_of_order: usize,
     /// Whether the replay was cancelled.
     pub cancelled: bool,
     /// Model time from the start to the end.
@@ -113,6 +116,16 @@ pub enum ReplayError {
     TooManyRequests {
         /// The limit.
         limit: usize,
+    },
+    /// An open loop sends as it reads, so that its trace must be sorted.
+    #[error(
+        "turn {turn} of session {session:?} arrives before a request in front of it: sort the trace by arrival"
+    )]
+    OutOfOrder {
+        /// The session of the request.
+        session: String,
+        /// Its turn.
+        turn: u32,
     },
     /// A record could not be written; the replay stops, because what it does is not kept.
     #[error("cannot keep a record: {0}")]
@@ -173,7 +186,7 @@ impl Replayer {
         self.progress.subscribe()
     }
 
-    /// Replays `requests`, which come in the order of their arrival. `check` says which tokens are wrong; without it
+    /// Replays `requests`. Those of an open loop come in the order of their arrival; a closed loop sorts them. `check` says which tokens are wrong; without it
     /// nobody checks. `sink` gets each record once, when its request has ended; an error of it ends the replay.
     ///
     /// Cancellation ends the replay at once: requests under way are cut off and have no record.

@@ -6,6 +6,7 @@ use super::progress::RunningMedian;
 use super::schedule::{Due, Pacing, Schedule};
 use super::transcript::{Prompt, Transcripts};
 use super::{Check, Options, Progress, ReplayError, ReplayOutcome, Replayer};
+use crate::order::{OutOfOrder, sort_by_arrival};
 use crate::record::{Outcome, RequestRecord};
 use crate::request::TraceRequest;
 use std::io;
@@ -18,8 +19,9 @@ use tokio_util::sync::CancellationToken;
 
 /// How far an open loop reads ahead in its trace.
 const READ_AHEAD_REQUESTS: usize = 256;
-/// A closed loop must hold its whole trace: a fast session needs its next turn long before the trace's time.
-const CLOSED_LOOP_REQUESTS_MAX: usize = 1 << 20;
+/// A closed loop must hold its whole trace: a fast session needs its next turn long before the trace's time. So must an
+/// open loop whose trace has to be sorted.
+pub const CLOSED_LOOP_REQUESTS_MAX: usize = 1 << 20;
 
 pub(super) struct Run<'a, S> {
     options: &'a Options,
@@ -27,6 +29,7 @@ pub(super) struct Run<'a, S> {
     check: Option<Arc<dyn Check>>,
     sink: S,
     schedule: Schedule,
+    order: OutOfOrder,
     transcripts: Transcripts,
     clock: Clock,
     under_way: JoinSet<Ended>,
@@ -59,6 +62,7 @@ impl<'a, S: FnMut(&RequestRecord) -> io::Result<()>> Run<'a, S> {
             check,
             sink,
             schedule: Schedule::new(options.pacing),
+            order: OutOfOrder::default(),
             transcripts: Transcripts::new(options.vocab, options.transcript_tokens_max),
             clock: Clock { start: Instant::now(), ratio: options.clock_ratio },
             under_way: JoinSet::new(),
@@ -98,12 +102,26 @@ impl<'a, S: FnMut(&RequestRecord) -> io::Result<()>> Run<'a, S> {
     }
 
     async fn read_all(&mut self, trace: &mut mpsc::Receiver<TraceRequest>) -> Result<(), ReplayError> {
+        let mut requests = Vec::new();
         while let Some(request) = trace.recv().await {
-            if self.schedule.len() == CLOSED_LOOP_REQUESTS_MAX {
+            if requests.len() == CLOSED_LOOP_REQUESTS_MAX {
                 return Err(ReplayError::TooManyRequests { limit: CLOSED_LOOP_REQUESTS_MAX });
             }
-            self.schedule.add(request);
+            requests.push(request);
         }
+        self.outcome.out_of_order = sort_by_arrival(&mut requests);
+        requests.into_iter().for_each(|request| self.schedule.add(request));
+        Ok(())
+    }
+
+    /// Adds the next request of an open loop, which cannot be sent before one that went already.
+    fn add_in_order(&mut self, request: TraceRequest) -> Result<(), ReplayError> {
+        self.order.add(&request);
+        if self.order.count() > 0 {
+            let TraceRequest { session, turn, .. } = request;
+            return Err(ReplayError::OutOfOrder { session, turn });
+        }
+        self.schedule.add(request);
         Ok(())
     }
 
@@ -118,7 +136,7 @@ impl<'a, S: FnMut(&RequestRecord) -> io::Result<()>> Run<'a, S> {
                     Err(error) => resume_panic(error),
                 },
                 request = trace.recv(), if reading && self.schedule.len() < READ_AHEAD_REQUESTS => match request {
-                    Some(request) => self.schedule.add(request),
+                    Some(request) => self.add_in_order(request)?,
                     None => reading = false,
                 },
                 () = sleep_until(wake), if wake.is_some() => {}
@@ -203,7 +221,9 @@ impl<'a, S: FnMut(&RequestRecord) -> io::Result<()>> Run<'a, S> {
             input_tokens: request.input_tokens,
             carried_tokens: prompt.carried_tokens,
             early: prompt.early,
+            asked_tokens: Some(asked_tokens(&ended.due)),
             output_tokens,
+            estimated: answer.is_estimated(),
             cached_tokens: details.and_then(|details| details.cached_tokens),
             external_cached_tokens: details.and_then(|details| details.external_cached_tokens),
             ssd_cached_tokens: details.and_then(|details| details.ssd_cached_tokens),

@@ -72,8 +72,10 @@ fn headline(summary: &Summary) -> String {
     let head = "<thead><tr><th rowspan=\"2\" scope=\"col\">Arm</th><th rowspan=\"2\" scope=\"col\">Requests</th>\
          <th rowspan=\"2\" scope=\"col\">Failed</th><th colspan=\"3\" scope=\"colgroup\">TTFT (s)</th>\
          <th colspan=\"2\" scope=\"colgroup\">TPOT (ms)</th><th colspan=\"3\" scope=\"colgroup\">E2E (s)</th>\
-         <th rowspan=\"2\" scope=\"col\">Hit rate (%)</th><th rowspan=\"2\" scope=\"col\">Wrong tokens</th></tr>\
-         <tr><th>p50</th><th>p90</th><th>p99</th><th>p50</th><th>p90</th><th>p50</th><th>p90</th><th>p99</th></tr></thead>";
+         <th rowspan=\"2\" scope=\"col\">Hit rate (%)</th><th rowspan=\"2\" scope=\"col\">Wrong tokens</th>\
+         <th colspan=\"2\" scope=\"colgroup\">Answer tokens</th></tr>\
+         <tr><th>p50</th><th>p90</th><th>p99</th><th>p50</th><th>p90</th><th>p50</th><th>p90</th><th>p99</th>\
+         <th>asked</th><th>got</th></tr></thead>";
     let rows = summary.arms.iter().map(|arm| {
         let mut cells = vec![count(arm.requests as u64), count(arm.failed() as u64)];
         cells.extend([arm.ttft_s.p50, arm.ttft_s.p90, arm.ttft_s.p99].map(seconds_or_none));
@@ -81,6 +83,8 @@ fn headline(summary: &Summary) -> String {
         cells.extend([arm.e2e_s.p50, arm.e2e_s.p90, arm.e2e_s.p99].map(seconds_or_none));
         cells.push(percent_or_none(arm.sources.hit_rate()));
         cells.push(arm.wrong.map_or_else(|| "unchecked".into(), |wrong| count(wrong.tokens)));
+        cells.push(arm.asked_tokens.map_or_else(|| NONE.into(), count));
+        cells.push(count(arm.output_tokens));
         row(&arm.arm, cells)
     });
     let table = format!("<table>{head}<tbody>{}</tbody></table>", rows.collect::<String>());

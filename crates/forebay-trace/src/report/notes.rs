@@ -10,7 +10,11 @@ const LATE_SHARE: f64 = 0.1;
 /// One sentence for each thing to know, over all arms that it concerns.
 pub fn notes(summary: &Summary) -> Vec<String> {
     let of_arms = [
-        note(summary, "Failed requests", failures),
+        note(summary, "Failed requests, whose latencies are in no figure", failures),
+        note(summary, "Answers shorter than asked for, whose latencies say less", short),
+        note(summary, "Answers whose tokens are counted by events, because the server counts none", |arm| {
+            some_count(arm.estimated_answers as u64)
+        }),
         note(summary, "Requests were sent late, because the machine was busy or the window full (p90)", late),
         note(summary, "Turns sent before the previous answer was complete", |arm| {
             some_count(arm.early as u64)
@@ -34,6 +38,12 @@ fn note(summary: &Summary, what: &str, figure: impl Fn(&ArmSummary) -> Option<St
 fn failures(arm: &ArmSummary) -> Option<String> {
     let kinds: Vec<String> = arm.failures.iter().map(|(kind, failed)| format!("{failed} x {kind}")).collect();
     (!kinds.is_empty()).then(|| format!("({})", kinds.join(", ")))
+}
+
+fn short(arm: &ArmSummary) -> Option<String> {
+    let (answers, got, asked) = (arm.short_answers, arm.output_tokens, arm.asked_tokens?);
+    (answers > 0)
+        .then(|| format!("{} ({} of {} tokens came)", count(answers as u64), count(got), count(asked)))
 }
 
 fn late(arm: &ArmSummary) -> Option<String> {

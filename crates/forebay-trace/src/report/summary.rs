@@ -49,6 +49,12 @@ pub struct ArmSummary {
     pub sources: TokenSources,
     /// Tokens answered.
     pub output_tokens: u64,
+    /// Tokens that these answers were asked for; `None` where the log does not say.
+    pub asked_tokens: Option<u64>,
+    /// Answers with fewer tokens than were asked for. They did not fail.
+    pub short_answers: usize,
+    /// Answers whose tokens are a number of events, because the server counts none.
+    pub estimated_answers: usize,
     /// Wrong tokens among the checked ones, over all requests; `None` when nobody checked.
     pub wrong: Option<WrongTokens>,
     /// Requests by executed tokens, the smallest class first.
@@ -219,6 +225,7 @@ impl ArmSummary {
             ("hit_rate", "share", self.sources.hit_rate()),
             ("wrong_tokens", "tokens", self.wrong.map(|wrong| wrong.tokens as f64)),
             ("failures", "requests", Some(self.failed() as f64)),
+            ("short_answers", "requests", self.asked_tokens.map(|_| self.short_answers as f64)),
         ];
         measured.into_iter().filter_map(|(name, unit, value)| Some((name, unit, value?))).collect()
     }
@@ -271,6 +278,9 @@ fn summarize_requests<'a>(arm: &str, records: impl Iterator<Item = &'a RequestRe
         start_delay_s: Quantiles::of(records.iter().map(|record| record.start_delay_s())),
         early: records.iter().filter(|record| record.early).count(),
         output_tokens: ok.iter().map(|record| u64::from(record.output_tokens)).sum(),
+        asked_tokens: ok.iter().map(|record| record.asked_tokens.map(u64::from)).sum(),
+        short_answers: ok.iter().filter(|record| record.missing_tokens() > 0).count(),
+        estimated_answers: ok.iter().filter(|record| record.estimated).count(),
         wrong: wrong(&records),
         classes: classes(&ok),
         ..ArmSummary::default()

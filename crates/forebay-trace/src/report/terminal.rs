@@ -18,7 +18,7 @@ struct Table {
 
 /// The figures of `summary` as tables, with a line feed at the end.
 pub fn terminal(summary: &Summary) -> String {
-    let mut tables = vec![latencies(summary), sources(summary), classes(summary)];
+    let mut tables = vec![latencies(summary), answers(summary), sources(summary), classes(summary)];
     if summary.arms.iter().any(|arm| !arm.links.is_empty()) {
         tables.push(links(summary));
     }
@@ -51,6 +51,23 @@ fn latencies(summary: &Summary) -> Table {
             seconds_or_none(e2e.p50),
             seconds_or_none(e2e.p90),
             seconds_or_none(e2e.p99),
+        ]);
+    }
+    table
+}
+
+fn answers(summary: &Summary) -> Table {
+    let mut table = Table::new(
+        "Tokens of the answers that did not fail",
+        &["", "answers", "asked", "got", "shorter than asked"],
+    );
+    for arm in &summary.arms {
+        table.row([
+            arm.arm.clone(),
+            count((arm.requests - arm.failed()) as u64),
+            arm.asked_tokens.map_or_else(|| NONE.into(), count),
+            count(arm.output_tokens),
+            arm.asked_tokens.map_or_else(|| NONE.into(), |_| count(arm.short_answers as u64)),
         ]);
     }
     table

@@ -1,20 +1,22 @@
 //! `forebay trace replay` and `forebay trace report`: replay a trace against an endpoint, and say what a record log holds.
 //! It joins reader, replayer, log and report; what they do is `forebay-trace`'s.
 
-use super::trace::ReadArgs;
+use super::trace::{ReadArgs, show_notes};
 use crate::results::{Results, Row};
 use forebay_engine::EngineConfig;
 use forebay_engine::profile::Profile;
 use forebay_engine::truth::Oracle;
-use forebay_trace::format::{Format, TraceError, TraceReader};
+use forebay_trace::format::{Format, Rereadable, TraceError, TraceReader};
+use forebay_trace::order::{OutOfOrder, sort_by_arrival};
 use forebay_trace::record::{Line, RecordLog, RecordWriter, RequestRecord, RunInfo};
 use forebay_trace::replay::{
-    CancellationToken, Check, Instance, Options, Pacing, ReplayOutcome, Replayer, Timeouts, sample_load,
+    CLOSED_LOOP_REQUESTS_MAX, CancellationToken, Check, Instance, Options, Pacing, ReplayOutcome, Replayer,
+    Timeouts, sample_load,
 };
 use forebay_trace::report::{self, LiveLine, Summary};
 use forebay_trace::request::TraceRequest;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Arguments of `forebay trace replay`.
@@ -43,6 +45,9 @@ pub struct ReplayArgs {
     /// Stop after this many requests of the trace
     #[arg(long, value_name = "N")]
     requests: Option<usize>,
+    /// Requests that may fail before the command does
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    max_failures: u64,
     /// Most requests under way
     #[arg(long, default_value_t = Options::default().max_in_flight)]
     max_in_flight: usize,
@@ -126,12 +131,11 @@ pub fn run_report(args: ReportArgs) -> crate::CommandResult {
 async fn replay(args: ReplayArgs) -> crate::CommandResult {
     refuse_known_arm(&args.log, &args.arm)?;
     let options = args.options();
-    let trace = args.read.open(args.seed)?;
+    let trace = Trace::prepare(&args)?;
     let replayer = Replayer::new(&args.target, options.clone())?;
     let log = Arc::new(RecordWriter::append(&args.log)?);
-    log.write(&Line::Run(RunInfo { arm: args.arm.clone(), parameters: args.parameters(trace.format()) }))?;
-    let ending = Ending::default();
-    let requests = Requests { trace, left: args.requests.unwrap_or(usize::MAX), ending: ending.clone() };
+    log.write(&Line::Run(RunInfo { arm: args.arm.clone(), parameters: args.parameters(&trace) }))?;
+    let Trace { requests, ending, .. } = trace;
 
     let cancel = cancelled_by_ctrl_c();
     let sampling = log.clone();
@@ -147,7 +151,7 @@ async fn replay(args: ReplayArgs) -> crate::CommandResult {
         () = sampled => return Err("load sampling ended by itself".into()),
     };
     args.output.show(&RecordLog::read(&args.log)?)?;
-    ending.judge(&outcome, &args.log)
+    ending.judge(&outcome, &args)
 }
 
 /// A log that already holds the arm would mix two runs into one.
@@ -202,11 +206,14 @@ impl ReplayArgs {
     }
 
     /// What a reader of the report needs to know, or to run this again.
-    fn parameters(&self, format: Format) -> Vec<(String, String)> {
+    fn parameters(&self, trace: &Trace) -> Vec<(String, String)> {
         let pacing = match self.pacing {
             PacingArg::Open => "open loop by the trace's times",
             PacingArg::Closed => "closed loop with think times",
         };
+        let Trace { format, out_of_order, .. } = trace;
+        let sorted = (*out_of_order > 0)
+            .then(|| ("sorted", format!("by arrival: {out_of_order} requests were out of order")));
         let parameters = [
             ("trace", format!("{} ({format})", self.read.trace.display())),
             ("requests", self.requests.map_or_else(|| "all".into(), |requests| requests.to_string())),
@@ -217,7 +224,7 @@ impl ReplayArgs {
             ("most in flight", self.max_in_flight.to_string()),
             ("version", env!("CARGO_PKG_VERSION").into()),
         ];
-        parameters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        parameters.into_iter().chain(sorted).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
 
@@ -251,21 +258,72 @@ fn results(summary: &Summary) -> Results {
     results
 }
 
+/// What is to be sent, and what it was read from.
+struct Trace {
+    requests: Box<dyn Iterator<Item = TraceRequest> + Send>,
+    format: Format,
+    /// Requests that were sorted into their places, of an open loop.
+    out_of_order: usize,
+    ending: Ending,
+}
+
 /// The requests of a trace until its end, its first error or a limit.
 struct Requests {
-    trace: TraceReader,
     left: usize,
     ending: Ending,
 }
 
-/// How the reading of the trace ended, seen from outside of the replay.
-#[derive(Clone, Default)]
+/// How the reading of the trace went, seen from outside of the replay.
+#[derive(Clone)]
 struct Ending(Arc<Mutex<TraceEnd>>);
 
-#[derive(Default)]
 struct TraceEnd {
+    reader: TraceReader,
     error: Option<TraceError>,
-    skipped_lines: u64,
+}
+
+impl Trace {
+    /// Opens the trace. An open loop sends while it reads, so that its order is looked at before; where it is not that of
+    /// arrival, all requests are read and sorted.
+    fn prepare(args: &ReplayArgs) -> Result<Trace, Box<dyn std::error::Error + Send + Sync>> {
+        let left = args.requests.unwrap_or(usize::MAX);
+        let options = args.read.options(args.seed)?;
+        let (reader, out_of_order) = match args.pacing {
+            PacingArg::Closed => (args.read.open(args.seed)?, 0),
+            PacingArg::Open => {
+                let trace = Rereadable::new(&args.read.trace)?;
+                let mut order = OutOfOrder::default();
+                for request in trace.open(options)?.take(left) {
+                    order.add(&request?);
+                }
+                (trace.open(options)?, order.count())
+            }
+        };
+        let format = reader.format();
+        let ending = Ending(Arc::new(Mutex::new(TraceEnd { reader, error: None })));
+        let requests = Requests { left, ending: ending.clone() };
+        if out_of_order == 0 {
+            return Ok(Trace { requests: Box::new(requests), format, out_of_order, ending });
+        }
+        let mut requests: Vec<TraceRequest> = requests.take(CLOSED_LOOP_REQUESTS_MAX + 1).collect();
+        if requests.len() > CLOSED_LOOP_REQUESTS_MAX {
+            return Err(format!(
+                "{}: {out_of_order} requests are out of order, and at most {CLOSED_LOOP_REQUESTS_MAX} requests can be \
+                 sorted here: sort the trace by arrival, or replay a sample of it",
+                args.read.trace.display()
+            )
+            .into());
+        }
+        sort_by_arrival(&mut requests);
+        say_sorted(out_of_order);
+        Ok(Trace { requests: Box::new(requests.into_iter()), format, out_of_order, ending })
+    }
+}
+
+fn say_sorted(out_of_order: usize) {
+    eprintln!(
+        "forebay: {out_of_order} requests of the trace stand behind ones that arrive later: it was sorted by arrival"
+    );
 }
 
 impl Iterator for Requests {
@@ -273,13 +331,11 @@ impl Iterator for Requests {
 
     fn next(&mut self) -> Option<TraceRequest> {
         self.left = self.left.checked_sub(1)?;
-        let next = self.trace.next();
-        let mut ending = self.ending.0.lock().unwrap_or_else(PoisonError::into_inner);
-        ending.skipped_lines = self.trace.skipped().lines;
-        match next? {
+        let mut end = self.ending.lock();
+        match end.reader.next()? {
             Ok(request) => Some(request),
             Err(error) => {
-                ending.error = Some(error);
+                end.error = Some(error);
                 None
             }
         }
@@ -287,31 +343,40 @@ impl Iterator for Requests {
 }
 
 impl Ending {
+    fn lock(&self) -> MutexGuard<'_, TraceEnd> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether the replay was all that was asked for and all answers were right.
-    fn judge(&self, outcome: &ReplayOutcome, log: &Path) -> crate::CommandResult {
-        let mut ending = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if ending.skipped_lines > 0 {
-            eprintln!("forebay: {} bad lines of the trace were left out", ending.skipped_lines);
+    fn judge(&self, outcome: &ReplayOutcome, args: &ReplayArgs) -> crate::CommandResult {
+        let mut end = self.lock();
+        show_notes(&end.reader);
+        if outcome.out_of_order > 0 {
+            say_sorted(outcome.out_of_order);
         }
-        if let Some(error) = ending.error.take() {
+        if let Some(error) = end.error.take() {
             return Err(error.into());
         }
-        if outcome.cancelled {
-            return Err(format!(
-                "interrupted; {} requests were cut off, the others are in {}",
-                outcome.cut_off,
-                log.display()
-            )
-            .into());
-        }
-        if outcome.done == 0 && outcome.failed > 0 {
-            return Err(format!("every request failed; {} says why", log.display()).into());
-        }
-        if outcome.wrong_tokens > 0 {
-            return Err(format!("{} wrong tokens", outcome.wrong_tokens).into());
-        }
-        Ok(())
+        verdict(outcome, args.max_failures, &args.log).map_or(Ok(()), |wrong| Err(wrong.into()))
     }
+}
+
+/// What was wrong with a replay, if anything was.
+fn verdict(outcome: &ReplayOutcome, max_failures: u64, log: &Path) -> Option<String> {
+    let ReplayOutcome { done, failed, cut_off, wrong_tokens, cancelled, .. } = *outcome;
+    let (log, all) = (log.display(), done + failed);
+    if cancelled {
+        return Some(format!("interrupted; {cut_off} requests were cut off, the others are in {log}"));
+    }
+    if all == 0 {
+        return Some("nothing was sent: the trace has no requests".into());
+    }
+    if failed > max_failures {
+        return Some(format!(
+            "{failed} of {all} requests failed, and --max-failures allows {max_failures}; {log} says why"
+        ));
+    }
+    (wrong_tokens > 0).then(|| format!("{wrong_tokens} wrong tokens"))
 }
 
 impl From<PacingArg> for Pacing {
