@@ -1,4 +1,7 @@
-"""The demo with vLLM as its engines, as far as that is the demo's affair: the vLLMs are stand-ins."""
+"""The demo with `--engine vllm`, as far as that is the demo's affair: the vLLMs are stand-ins.
+
+Says nothing about the real vLLM: `tests/vllm/test_demo_vllm.py` does.
+"""
 
 import json
 import os
@@ -59,7 +62,7 @@ def interrupt(process, directory):
             os.kill(left, signal.SIGKILL)
 
 
-def test_vllms_with_a_node_answer_through_the_router(command, tmp_path):
+def test_stand_ins_of_vllm_with_a_node_answer_through_the_router(command, tmp_path):
     results = tmp_path / "results.json"
     more = ["--requests", "12", "--json", str(results)]
     done = subprocess.run(
@@ -82,7 +85,7 @@ def test_vllms_with_a_node_answer_through_the_router(command, tmp_path):
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
-def test_however_it_ends_its_vllms_end_too(command, tmp_path, end):
+def test_however_it_ends_its_stand_ins_end_too(command, tmp_path, end):
     process = start(command, tmp_path)
     wait_until("a node and two vLLMs run", lambda: len(processes_of(process)) == 3)
     process.send_signal(end)
@@ -90,14 +93,14 @@ def test_however_it_ends_its_vllms_end_too(command, tmp_path, end):
     wait_until("all processes have ended", lambda: not processes_of(process))
 
 
-def test_a_ctrl_c_is_heeded_while_a_vllm_starts(command, tmp_path):
+def test_a_ctrl_c_is_heeded_while_a_stand_in_starts(command, tmp_path):
     process = start(command, tmp_path, FOREBAY_TEST_VLLM="never serves")
     wait_until("a node, a vLLM and what this has started run", lambda: len(processes_of(process)) == 3)
     interrupt(process, tmp_path)
     assert (tmp_path / "out" / "report.html").exists()
 
 
-def test_a_ctrl_c_ends_vllms_that_do_not_end_when_they_are_asked_to(command, tmp_path):
+def test_a_ctrl_c_ends_stand_ins_that_do_not_end_when_they_are_asked_to(command, tmp_path):
     process = start(command, tmp_path, FOREBAY_TEST_VLLM="never ends")
     records = tmp_path / "out" / "records.jsonl"
     wait_until("requests are sent", lambda: records.exists() and records.stat().st_size > 0)
