@@ -1,4 +1,8 @@
-//! The latency model against a published table, through the scheduler, in virtual time.
+//! The latency model through the scheduler, in virtual time, against what is known of it from elsewhere: the arithmetic of
+//! the model and of the GPU, and the TTFTs of a published report by the classes that it names.
+//!
+//! The report does not say how many tokens were computed for its TTFTs. Nothing here shows that the model predicts a TTFT
+//! of known tokens to any percentage; only a measurement on that GPU could.
 
 use forebay_engine::latency::{LatencyModel, Launch, StepShare};
 use forebay_engine::profile::Profile;
@@ -51,29 +55,72 @@ fn cold_ttft_s(tokens: usize) -> f64 {
     }
 }
 
+// The model by its `config.json`; a token goes through `ACTIVE_EXPERTS` of the experts.
+const LAYERS: f64 = 48.0;
+const HIDDEN: f64 = 2_048.0;
+const QUERY_HEADS: f64 = 32.0;
+const KEY_HEADS: f64 = 4.0;
+const HEAD: f64 = 128.0;
+const ACTIVE_EXPERTS: f64 = 8.0;
+const EXPERT_INNER: f64 = 768.0;
+const EXPERTS: f64 = 128.0;
+/// The H20 by its data sheet, dense bfloat16.
+const PEAK_FLOP_PER_S: f64 = 148e12;
+
+/// Seconds that the arithmetic of a cold prefill takes at the GPU's peak: two FLOP for each weight and token, and four for
+/// each element of a query's head and key before it.
+fn at_peak_s(tokens: usize) -> f64 {
+    let attention = HIDDEN * HEAD * (2.0 * QUERY_HEADS + 2.0 * KEY_HEADS);
+    let experts = ACTIVE_EXPERTS * 3.0 * HIDDEN * EXPERT_INNER + HIDDEN * EXPERTS;
+    let linear_flop = 2.0 * LAYERS * (attention + experts);
+    let pair_flop = 4.0 * LAYERS * QUERY_HEADS * HEAD;
+    let tokens = tokens as f64;
+    (linear_flop * tokens + pair_flop * tokens * tokens / 2.0) / PEAK_FLOP_PER_S
+}
+
+/// A GPU reaches a part of its peak: more than 0.9 of it would be no H20, and less than half would be far from what
+/// prefills of thousands of tokens are known to reach.
+#[test]
+fn a_cold_prefill_takes_its_arithmetic_at_a_half_to_nine_tenths_of_the_gpus_peak() {
+    for tokens in [2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000] {
+        let share = at_peak_s(tokens) / cold_ttft_s(tokens);
+        assert!((0.5..=0.9).contains(&share), "{tokens} tokens run at {share} of the peak");
+    }
+}
+
 /// TTFT p50 and p90 by class of the agentic-kvc report (REPORT.md at c8ba666: 8 H20, one request per GPU, so nearly no
-/// queueing), and the tokens that were really executed. The table's own labels are estimates of the proxy that ran the
-/// experiment: a cold prefill of 50,000 tokens takes 8.5 s at the H20's peak, so the p50 of its largest class cannot
-/// have executed as many.
-const TABLE: [(&str, usize, f64); 6] = [
-    ("medium p50", 10_100, 0.921),
-    ("medium p90", 16_700, 1.846),
-    ("heavy p50", 21_400, 2.660),
-    ("heavy p90", 36_900, 6.278),
-    ("over 50k p50", 47_500, 9.587),
-    ("over 50k p90", 91_600, 30.4),
+/// queueing). The classes are by new tokens, as the proxy that ran the experiment estimated them: it knew the prompts and
+/// underestimated hits, so that fewer tokens may have been computed than the lower bound says, and not more than the
+/// upper one.
+const TABLE: [(&str, Option<usize>, Option<usize>, f64); 6] = [
+    ("5k to 20k p50", Some(5_000), Some(20_000), 0.921),
+    ("5k to 20k p90", Some(5_000), Some(20_000), 1.846),
+    ("20k to 50k p50", Some(20_000), Some(50_000), 2.660),
+    ("20k to 50k p90", Some(20_000), Some(50_000), 6.278),
+    // A cold prefill of 50,000 tokens takes 8.5 s at the peak: the p50 of this class cannot have computed as many.
+    ("over 50k p50", None, None, 9.587),
+    ("over 50k p90", Some(50_000), None, 30.4),
 ];
 
 #[test]
-fn ttfts_of_the_published_table_come_out_within_10_percent() {
-    for (class, executed_tokens, published_s) in TABLE {
-        let ttft_s = cold_ttft_s(executed_tokens);
-        let off = ttft_s / published_s - 1.0;
-        println!(
-            "{class}: {executed_tokens} tokens, published {published_s} s, here {ttft_s:.3} s ({:+.1} %)",
-            off * 100.0
-        );
-        assert!(off.abs() < 0.10, "{class}: {ttft_s} s against {published_s} s");
+fn published_ttfts_lie_where_the_bounds_of_their_classes_put_them() {
+    for (class, least, most, published_s) in TABLE {
+        let shortest_s = least.map_or(0.0, cold_ttft_s);
+        let longest_s = most.map_or(f64::INFINITY, cold_ttft_s);
+        let bounds_s = shortest_s..=longest_s;
+        assert!(bounds_s.contains(&published_s), "{class}: {published_s} s, and here {bounds_s:?}");
+    }
+    assert!(at_peak_s(50_000) > 8.4, "why the exception is one");
+}
+
+/// The scheduler cuts a prompt into steps; what they take together must be what the formula says of the whole.
+#[test]
+fn the_steps_of_a_prefill_add_up_to_the_formula_of_the_whole() {
+    for tokens in [10_100, 21_400, 47_500, 91_600] {
+        let n = tokens as f64;
+        let whole_s = (61.5 * n + 5.904e-3 * n * n / 2.0) / 1e6;
+        let ttft_s = cold_ttft_s(tokens);
+        assert!((ttft_s / whole_s - 1.0).abs() < 0.02, "{tokens} tokens: {ttft_s} s, by hand {whole_s} s");
     }
 }
 
