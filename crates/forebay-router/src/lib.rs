@@ -11,7 +11,7 @@
 //! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `probe`.
 //! * Glue: `proxy` (the journey of a request), `relay` (of an answer), `shared`, `server`.
 //!
-//! [`Router::spawn`] starts a router in this process. [`policy::choose`] is also what a simulator calls.
+//! [`Router::spawn`] starts a router in this process. [`policy::choose`] needs none of it.
 
 mod config;
 mod decisions;
