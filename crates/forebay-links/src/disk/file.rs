@@ -173,14 +173,24 @@ impl DiskFile {
         DiskFile::complete(fd, path, bytes).inspect_err(|_| remove())
     }
 
+    /// Gives a file that exists `bytes` bytes of zeros, all of them set aside on the disk, in place of
+    /// what it holds. The caller owns the file: nobody else may use it meanwhile.
+    pub fn remake(path: impl AsRef<Path>, bytes: u64) -> Result<DiskFile, DiskError> {
+        let path = path.as_ref();
+        check_size(path, bytes)?;
+        let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
+        let fd = fs::open(path, flags, Mode::empty()).map_err(|errno| open_error(path, errno))?;
+        fs::ftruncate(&fd, 0).map_err(|errno| system_error(path, "emptying it", errno))?;
+        check_room(path, bytes)?;
+        DiskFile::complete(fd, path, bytes)
+    }
+
     fn complete(fd: OwnedFd, path: &Path, bytes: u64) -> Result<DiskFile, DiskError> {
         preallocate(&fd, path, bytes)?;
         let block_bytes = block_bytes(&fd, path)?;
         let system = |doing| move |errno: Errno| system_error(path, doing, errno);
         fs::fsync(&fd).map_err(system("syncing the file"))?;
-        let directory = fs::open(directory_of(path), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(system("opening the directory"))?;
-        fs::fsync(&directory).map_err(system("syncing the directory"))?;
+        sync_directory(path)?;
         Ok(DiskFile::new(fd, path, bytes, block_bytes))
     }
 
@@ -275,6 +285,14 @@ impl AsFd for DiskFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Makes the name of a file durable.
+pub fn sync_directory(path: &Path) -> Result<(), DiskError> {
+    let system = |doing| move |errno: Errno| system_error(path, doing, errno);
+    let directory = fs::open(directory_of(path), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(system("opening the directory"))?;
+    fs::fsync(&directory).map_err(system("syncing the directory"))
 }
 
 fn directory_of(path: &Path) -> &Path {

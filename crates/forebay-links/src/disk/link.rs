@@ -8,7 +8,7 @@ use super::kernel::Kernel;
 use super::plan::DISK_ALIGN_BYTES;
 use super::regions::Extent;
 use super::stats::DiskStats;
-use super::threads::Threads;
+use super::threads::{DISK_THREADS_MAX, Threads};
 use super::uring::Uring;
 use super::worker::{Message, Shared, Worker};
 use forebay_mover::{
@@ -131,7 +131,18 @@ impl DiskLink {
         let kernel = match options.driver {
             Driver::Uring => uring().map_err(failed("io_uring"))?,
             Driver::Threads => threads().map_err(failed("threads"))?,
-            Driver::Auto => uring().or_else(|_| threads()).map_err(failed("threads"))?,
+            Driver::Auto => uring()
+                .or_else(|error| {
+                    let path = file.path().display();
+                    tracing::warn!(
+                        "{path}: io_uring cannot be used ({error}): up to {DISK_THREADS_MAX} threads \
+                         read and write this log instead, which costs more CPU. Allow io_uring_setup, \
+                         io_uring_enter and io_uring_register (seccomp profile, \
+                         kernel.io_uring_disabled) for the faster way"
+                    );
+                    threads()
+                })
+                .map_err(failed("threads"))?,
         };
         DiskLink::over(kernel, file, options)
     }

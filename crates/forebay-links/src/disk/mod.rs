@@ -21,7 +21,7 @@ mod threads;
 mod uring;
 mod worker;
 
-pub use file::{DiskError, DiskFile};
+pub use file::{DiskError, DiskFile, sync_directory};
 pub use flights::DiskFault;
 pub use kernel::{Action, Completed, Kernel, Request, Waker};
 pub use link::{

@@ -18,6 +18,8 @@ const WAKE: u64 = u64::MAX;
 const OWN_REQUESTS: u32 = 1;
 /// Pause before another attempt to wait for what is under way when the ring is dropped.
 const PAUSE_AFTER_FAILED_WAIT: Duration = Duration::from_millis(10);
+/// Waits for the request that tries a new ring out.
+const TRIES_MAX: usize = 100;
 /// The only registered file.
 const FILE: Fixed = Fixed(0);
 
@@ -34,13 +36,15 @@ pub struct Uring {
 }
 
 impl Uring {
-    /// A ring for `file` with up to `depth` requests under way. Fails where io_uring is missing or forbidden.
+    /// A ring for `file` with up to `depth` requests under way. Fails where io_uring is missing or
+    /// forbidden, also where a ring can be made and only its use is forbidden: one request that does
+    /// nothing is waited for here.
     pub fn open(file: impl AsFd, depth: u32) -> io::Result<Uring> {
         let ring = IoUring::new(depth.saturating_add(OWN_REQUESTS))?;
         ring.submitter().register_files(&[file.as_fd().as_raw_fd()])?;
         let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
         let (eventfd, wakes) = (Arc::new(eventfd), Box::new(0));
-        Ok(Uring {
+        let mut uring = Uring {
             ring,
             eventfd,
             wakes,
@@ -48,7 +52,23 @@ impl Uring {
             with_kernel: 0,
             pinned: Pinned::default(),
             has_buffer_table: false,
-        })
+        };
+        uring.try_out()?;
+        Ok(uring)
+    }
+
+    /// Carries out a request that does nothing.
+    fn try_out(&mut self) -> io::Result<()> {
+        // SAFETY: the entry points to nothing.
+        unsafe { self.push(opcode::Nop::new().build()) };
+        // The system may be short of memory, or interrupt a wait.
+        for _ in 0..TRIES_MAX {
+            self.submit_and_wait()?;
+            if self.ring.completion().next().is_some() {
+                return Ok(());
+            }
+        }
+        Err(io::ErrorKind::TimedOut.into())
     }
 
     fn arm_wake(&mut self) {

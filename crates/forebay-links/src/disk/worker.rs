@@ -12,10 +12,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pause after a wait that failed.
 const PAUSE_AFTER_FAILED_WAIT: Duration = Duration::from_millis(10);
+/// Time between two log lines about waits that fail.
+const FAILED_WAIT_LINE_EVERY: Duration = Duration::from_secs(60);
 
 /// What a link's thread shares with those who use the link.
 pub(crate) struct Shared {
@@ -57,7 +59,9 @@ pub(crate) struct Worker {
     shared: Arc<Shared>,
     /// Memory that the kernel may have pinned.
     pinned: Vec<Arc<dyn Backing>>,
-    _file: DiskFile,
+    /// When a log line last said that waits fail.
+    failed_wait_told: Option<Instant>,
+    file: DiskFile,
 }
 
 impl Worker {
@@ -77,7 +81,8 @@ impl Worker {
             io_bytes_max,
             shared,
             pinned: Vec::new(),
-            _file: file,
+            failed_wait_told: None,
+            file,
         }
     }
 
@@ -163,13 +168,29 @@ impl Worker {
     }
 
     fn wait(&mut self, completed: &mut Vec<Completed>) {
-        if self.kernel.wait(completed).is_err() {
+        if let Err(error) = self.kernel.wait(completed) {
             // Nothing may be said about what is under way. Whoever waits too long for an operation gives it up, and
             // keeps its memory in quarantine.
             self.flights.stats.failed_waits += 1;
+            self.tell_failed_wait(&error);
             std::thread::sleep(PAUSE_AFTER_FAILED_WAIT);
         }
         completed.drain(..).for_each(|completed| self.flights.complete(completed));
+    }
+}
+
+impl Worker {
+    fn tell_failed_wait(&mut self, error: &std::io::Error) {
+        if self.failed_wait_told.is_some_and(|at| at.elapsed() < FAILED_WAIT_LINE_EVERY) {
+            return;
+        }
+        self.failed_wait_told = Some(Instant::now());
+        tracing::error!(
+            "{}: waiting for the disk fails ({error}), {} times so far: what was asked of it does not \
+             end, and is given up by whoever waits too long",
+            self.file.path().display(),
+            self.flights.stats.failed_waits,
+        );
     }
 }
 

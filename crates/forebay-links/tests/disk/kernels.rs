@@ -1,8 +1,11 @@
 //! What the drivers promise by themselves, below the link.
 
 use crate::world::{DEPTH, PAGE, directory};
-use forebay_links::disk::{Action, Completed, DiskFile, Kernel, Request, Threads, Uring};
+use forebay_links::disk::{
+    Action, Completed, DiskFile, DiskLink, DiskOptions, Kernel, Request, Threads, Uring,
+};
 use forebay_mover::{Backing, HostBuffer};
+use std::time::Duration;
 
 /// Each driver that this system allows, on a file of `DEPTH` pages of sevens.
 fn for_each_kernel(test: impl Fn(Box<dyn Kernel>)) {
@@ -78,4 +81,43 @@ fn a_wake_up_is_kept_for_the_next_wait() {
         }
         assert!(completed.is_empty());
     });
+}
+
+/// Has the system refuse `io_uring_enter` to this thread and those that it starts, and nothing else.
+fn deny_io_uring_enter() {
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut steps = [
+        // The call's number, compared, and the answer.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_enter as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    // SAFETY: the program is valid during the call, which copies it.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+    };
+    assert!(done, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn a_ring_that_may_be_made_but_not_used_is_left_for_threads() {
+    let directory = directory();
+    let path = directory.path().join("kv");
+    DiskFile::create(&path, PAGE).unwrap();
+    let open = move || {
+        deny_io_uring_enter();
+        assert!(Uring::open(DiskFile::open(&path).unwrap(), DEPTH).is_err());
+        let link = DiskLink::open(DiskFile::open(&path).unwrap(), DiskOptions::default()).unwrap();
+        assert_eq!(link.driver(), "threads");
+        let (sender, synced) = std::sync::mpsc::channel();
+        link.handle().sync(move |end| sender.send(end).unwrap()).unwrap();
+        let end = synced.recv_timeout(Duration::from_secs(60));
+        assert_eq!(end, Ok(Ok(())));
+        drop(link);
+    };
+    // The filter goes with the thread.
+    std::thread::spawn(open).join().unwrap();
 }

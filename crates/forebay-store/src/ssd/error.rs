@@ -33,6 +33,17 @@ pub enum SsdError {
         /// The file.
         path: PathBuf,
     },
+    /// The path is a link to nothing.
+    #[error(
+        "{}: is a link to {}, which is not there: mount its disk, or remove the link",
+        path.display(), target.display()
+    )]
+    DanglingLink {
+        /// The link.
+        path: PathBuf,
+        /// What it says.
+        target: PathBuf,
+    },
     /// The partition is too small for the new log.
     #[error("{}: {bytes} bytes were asked for, the partition has {have_bytes}", path.display())]
     TooSmall {

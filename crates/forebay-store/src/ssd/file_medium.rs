@@ -31,11 +31,40 @@ pub struct FileMedium {
 impl FileMedium {
     /// Opens a file or raw partition and takes its lock. A second owner, in this process or another, is refused.
     pub fn open(path: &Path) -> Result<FileMedium, SsdError> {
+        FileMedium::open_as(path, OFlags::RDWR, FlockOperation::NonBlockingLockExclusive)
+    }
+
+    /// The same for reading alone, which needs no right to write. Others may read at the same time;
+    /// an owner is refused meanwhile, and refuses.
+    pub fn open_read_only(path: &Path) -> Result<FileMedium, SsdError> {
+        FileMedium::open_as(path, OFlags::RDONLY, FlockOperation::NonBlockingLockShared)
+    }
+
+    /// Takes the name `path` for a file that is to be made: it is empty, or what an attempt left that
+    /// was interrupted. While somebody else makes it that is refused.
+    pub(super) fn claim(path: &Path) -> Result<FileMedium, SsdError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW;
+        loop {
+            let opened = FileMedium::open_as(path, flags, FlockOperation::NonBlockingLockExclusive);
+            if let Err(SsdError::Disk(DiskError::NoDirectIo { .. })) = opened {
+                // The system makes the file before it finds that it has no direct I/O.
+                let _ = fs::unlink(path);
+            }
+            let medium = opened?;
+            // Whoever had the lock before may have given the file its name, or removed it.
+            if medium.is_at(path) {
+                return Ok(medium);
+            }
+        }
+    }
+
+    fn open_as(path: &Path, access: OFlags, lock: FlockOperation) -> Result<FileMedium, SsdError> {
         let failed =
             |doing| move |errno: Errno| DiskError::System { path: path.into(), doing, source: errno.into() };
-        let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
-        let fd = fs::open(path, flags, Mode::empty()).map_err(|errno| DiskError::of_open(path, errno))?;
-        match fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+        let flags = access | OFlags::DIRECT | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let fd = fs::open(path, flags, mode).map_err(|errno| DiskError::of_open(path, errno))?;
+        match fs::flock(&fd, lock) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(SsdError::SecondOwner { path: path.into() }),
             Err(errno) => return Err(failed("locking")(errno).into()),
@@ -45,9 +74,24 @@ impl FileMedium {
         if !is_file && kind != FileType::BlockDevice {
             return Err(DiskError::NotAFile { path: path.into() }.into());
         }
-        let end = fs::seek(&fd, fs::SeekFrom::End(0)).map_err(failed("finding its size"))?;
-        let bytes = end - end % PAGE_BYTES as u64;
-        Ok(FileMedium { fd, bytes, is_file, scratch: Mutex::new(HostBuffer::new(SCRATCH_BYTES)) })
+        let mut medium =
+            FileMedium { fd, bytes: 0, is_file, scratch: Mutex::new(HostBuffer::new(SCRATCH_BYTES)) };
+        medium.measure().map_err(failed("finding its size"))?;
+        Ok(medium)
+    }
+
+    /// Looks again how long it is.
+    pub(super) fn measure(&mut self) -> Result<(), Errno> {
+        let end = fs::seek(&self.fd, fs::SeekFrom::End(0))?;
+        self.bytes = end - end % PAGE_BYTES as u64;
+        Ok(())
+    }
+
+    /// Whether `path` is this file's name.
+    fn is_at(&self, path: &Path) -> bool {
+        let same =
+            |ours: fs::Stat, theirs: fs::Stat| (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino);
+        matches!((fs::fstat(&self.fd), fs::lstat(path)), (Ok(ours), Ok(theirs)) if same(ours, theirs))
     }
 
     /// Whether it is a file, not a partition.

@@ -4,6 +4,7 @@
 //! A chunk is held in memory while it is written, by a read as any other. What the queue gives up is not lost as long as
 //! memory has it: its next use offers it again.
 
+mod losses;
 mod queue;
 
 pub use queue::WriteBackStat;
@@ -17,6 +18,7 @@ use crate::tier::{Read, ReadEnd};
 use forebay_kv::ChunkId;
 use forebay_links::disk::PacerLimits;
 use forebay_mover::{Class, Span};
+use losses::Untold;
 use queue::Queue;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -121,8 +123,12 @@ impl WriteBack {
 
     /// Ends the thread. What waits is forgotten.
     pub fn close(&self) {
-        self.state().closed = true;
+        let mut state = self.state();
+        state.closed = true;
+        let untold = state.queue.losses.take();
+        drop(state);
         self.changed.notify_all();
+        untold.iter().for_each(tell);
     }
 
     /// Waits for a chunk to write. `None` when there will not be any more.
@@ -132,15 +138,26 @@ impl WriteBack {
             if state.closed {
                 return None;
             }
-            if let Some(dirty) = state.queue.next(now_us()) {
+            let now = now_us();
+            if let Some(untold) = state.queue.losses.take_due(now) {
+                drop(state);
+                tell(&untold);
+                state = self.state();
+                continue;
+            }
+            if let Some(dirty) = state.queue.next(now) {
                 return Some(dirty);
             }
             // The last ones may have been given up.
             self.changed.notify_all();
-            state = if state.queue.is_empty() {
-                self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
-            } else {
-                self.changed.wait_timeout(state, EPOCH).unwrap_or_else(PoisonError::into_inner).0
+            let told_in =
+                state.queue.losses.due_us().map(|due_us| Duration::from_micros(due_us.saturating_sub(now)));
+            let epoch = (!state.queue.is_empty()).then_some(EPOCH);
+            state = match epoch.into_iter().chain(told_in).min() {
+                Some(timeout) => {
+                    self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             };
         }
     }
@@ -154,6 +171,16 @@ impl WriteBack {
         self.state().queue.ended(now_us, dirty, written);
         self.changed.notify_all();
     }
+}
+
+/// Says in the log what was lost.
+fn tell(untold: &Untold) {
+    tracing::warn!(
+        "{} chunks were not written to SSD: {untold}. Once memory has evicted them they are computed \
+         again. Where chunks come faster than the SSDs take them, more memory, more SSDs or \
+         write_back = \"second-hit\" help",
+        untold.chunks(),
+    );
 }
 
 /// A chunk on its way to the disk. Dropped before its write ended, it was refused.
@@ -259,5 +286,60 @@ impl Shared {
             Span::new(self.arena, read.offset_bytes() + extent.start, extent.end - extent.start)
         };
         extents.map(|extent| vec![span(extent)]).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tenant::TenantId;
+    use std::io::Write;
+
+    /// Where log lines go.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_write_back_gives_up_is_told_in_the_log_with_its_number_and_reasons() {
+        let lines = Lines::default();
+        let own = lines.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || own.clone()).finish();
+        let mut config = WriteBackConfig::new(Policy::All, 1 << 20, 1 << 24, 64 << 10);
+        config.queue_chunks = 3;
+        let dirty = |number: u8| Dirty {
+            tenant: TenantId(0),
+            id: ChunkId::from_bytes([number; 32]),
+            parent: None,
+            bytes: 10,
+        };
+        tracing::subscriber::with_default(log, || {
+            let write_back = WriteBack::new(&config);
+            write_back.offer(0, (0..5).map(dirty));
+            let first = write_back.next(|| 1).unwrap();
+            write_back.ended(1, &first, Written::Gone);
+            let second = write_back.next(|| 1).unwrap();
+            write_back.ended(1, &second, Written::Stored);
+            // The line waits for more of them.
+            assert_eq!(write_back.next(|| 1), Some(dirty(2)));
+            assert!(lines.0.lock().unwrap().is_empty());
+            write_back.ended(1, &dirty(2), Written::Failed);
+            write_back.offer(1, [dirty(9)]);
+            assert_eq!(write_back.next(|| 2_000_000), Some(dirty(9)));
+        });
+        let told = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(told.lines().count(), 1, "{told}");
+        let says = "4 chunks were not written to SSD: 1 left memory before their turn came, \
+                    2 found the queue full, 1 could not be written.";
+        assert!(told.contains("WARN") && told.contains(says), "{told}");
     }
 }

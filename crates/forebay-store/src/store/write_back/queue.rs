@@ -3,6 +3,7 @@
 //! how they get to the disk.
 
 use super::WriteBackConfig;
+use super::losses::{Loss, Losses};
 use crate::admission::{Admission, Chunk, ChunkKey, Verdict, Verdicts};
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
@@ -93,6 +94,8 @@ pub struct Queue {
     /// Chunks that came before their parents, as chunks do that are stored at the same time, and were refused for it.
     orphans: VecDeque<Dirty>,
     stat: WriteBackStat,
+    /// What the log is to tell.
+    pub losses: Losses,
 }
 
 impl Queue {
@@ -109,6 +112,7 @@ impl Queue {
             again: HashMap::new(),
             orphans: VecDeque::new(),
             stat: WriteBackStat::default(),
+            losses: Losses::default(),
         }
     }
 
@@ -127,6 +131,7 @@ impl Queue {
         }
         if self.waiting.len() >= self.limit {
             self.stat.queue_full += 1;
+            self.losses.add(now_us, Loss::QueueFull);
             return false;
         }
         let chunk = Chunk { key: ChunkKey::from(&dirty.id), bytes: dirty.bytes };
@@ -147,6 +152,7 @@ impl Queue {
                 self.waiting.pop_front();
                 self.known.remove(&dirty.id);
                 self.stat.too_old += 1;
+                self.losses.add(now_us, Loss::TooOld);
                 continue;
             }
             let window = self.pacer.window_lots(now_us, Some(since_us));
@@ -189,11 +195,15 @@ impl Queue {
         }
         match written {
             Written::Stored | Written::AlreadyHere => self.adopt(now_us, dirty.id),
-            Written::Refused if dirty.parent.is_some() && again.is_none() => self.orphans.push_back(*dirty),
-            _ => {}
+            // What has another turn is not lost.
+            _ if again.is_some() => {}
+            Written::Refused if dirty.parent.is_some() => self.orphans.push_back(*dirty),
+            Written::Gone => self.losses.add(now_us, Loss::Gone),
+            Written::NoRoom | Written::Refused => self.losses.add(now_us, Loss::Refused),
+            Written::Failed => self.losses.add(now_us, Loss::Failed),
         }
-        if self.orphans.len() > ORPHANS_MAX {
-            self.orphans.pop_front();
+        if self.orphans.len() > ORPHANS_MAX && self.orphans.pop_front().is_some() {
+            self.losses.add(now_us, Loss::Refused);
         }
     }
 
