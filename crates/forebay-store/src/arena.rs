@@ -26,7 +26,8 @@ pub enum Pages {
 /// A file in memory, mapped, with all of its pages present: what does not fit fails when the arena is made, not when a
 /// chunk is stored.
 ///
-/// The file cannot be shortened, so that the mapping stays valid also in processes that it is shared with.
+/// The file cannot be shortened, so that the mapping stays valid also in processes that it is shared with, nor lengthened
+/// by one of them, which would be memory that nobody counts.
 #[derive(Debug)]
 pub struct Arena {
     file: OwnedFd,
@@ -69,7 +70,10 @@ impl Arena {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
         let file = memfd_create("forebay-arena", flags).map_err(failed("memfd_create"))?;
         ftruncate(&file, bytes).map_err(failed("ftruncate"))?;
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL).map_err(failed("seal"))?;
+        // Whoever has the file can write it, and punch holes that read as zeros, which checksums find. Nobody can
+        // change its length, or seal it against those who come later.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        fcntl_add_seals(&file, seals).map_err(failed("seal"))?;
         let (access, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         let start =
@@ -196,6 +200,21 @@ mod tests {
         let unsealed = memfd_create("unsealed", MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&unsealed, MIB).unwrap();
         assert!(Arena::attach(unsealed).is_err());
+    }
+
+    #[test]
+    fn whoever_has_the_file_changes_neither_its_length_nor_its_seals() {
+        let arena = Arena::new(MIB, Pages::Base).unwrap();
+        let theirs = arena.as_fd().try_clone_to_owned().unwrap();
+        for bytes in [0, MIB - 4096, MIB + 4096, 1 << 30] {
+            assert_eq!(ftruncate(&theirs, bytes), Err(Errno::PERM), "{bytes}");
+        }
+        assert_eq!(fallocate(&theirs, FallocateFlags::empty(), MIB, 4096), Err(Errno::PERM));
+        for seal in [SealFlags::WRITE, SealFlags::FUTURE_WRITE] {
+            assert_eq!(fcntl_add_seals(&theirs, seal), Err(Errno::PERM), "{seal:?}");
+        }
+        let later = Arena::attach(arena.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(later.len() as u64, MIB);
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Mapping {
     fn file(bytes: u64) -> Result<OwnedFd, Errno> {
         let file = memfd_create("forebay-pinned", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, bytes)?;
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(file)
     }
 
