@@ -19,8 +19,8 @@ use crate::shared::{Runs, Shared};
 use crate::stat::PeerStat;
 use crate::trouble::{AgentError, Trouble};
 use forebay_links::tcp::{
-    Access, CallError, Exports, FlowOptions, Identity, PeerRegion, PeerRegions, ServerOptions, Service,
-    TcpServer,
+    Access, CallError, Exports, FlowOptions, Identity, PeerRegion, PeerRegions, ServerOptions, ServerStats,
+    Service, TcpServer,
 };
 use forebay_mover::{Backing, Limits, MoverHandle, MoverThread, Place, RegionId};
 use rustix::fd::BorrowedFd;
@@ -471,6 +471,11 @@ impl Agent {
         Ok(())
     }
 
+    /// What went on at the port where peers connect. `None`: there is none.
+    pub fn port_stats(&self) -> Option<ServerStats> {
+        self.server.as_ref().map(TcpServer::stats)
+    }
+
     /// What went on with each peer, by name.
     pub fn stats(&self) -> Vec<PeerStat> {
         let mut peers: Vec<_> = self.peers().values().cloned().collect();
@@ -522,6 +527,10 @@ fn serve(
         tls: config.tls.clone(),
         plain_beyond_loopback: config.plain_beyond_loopback,
         progress_limit_us: config.progress_limit_us,
+        pending_max: config.pending_max,
+        greeting_limit_us: config.greeting_limit_us,
+        flows_max: config.accepted_max,
+        flows_per_peer_max: config.accepted_per_peer_max,
         ..ServerOptions::default()
     };
     let (exports, service) = (Arc::clone(exports), Arc::clone(desk) as Arc<dyn Service>);

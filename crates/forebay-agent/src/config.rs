@@ -34,6 +34,14 @@ pub struct AgentConfig {
     pub connect_limit_us: u64,
     /// A peer that moves no byte of what is due for this long counts as frozen.
     pub progress_limit_us: u64,
+    /// Connections of peers that were not let in yet at a time; of more the oldest gives way.
+    pub pending_max: usize,
+    /// How long a peer that connects may take to say who it is.
+    pub greeting_limit_us: u64,
+    /// Connections of peers at a time, of all peers, that were let in.
+    pub accepted_max: usize,
+    /// And of one peer.
+    pub accepted_per_peer_max: usize,
     /// Answers what peers ask with [`Agent::call`](crate::Agent::call). `None`: such calls are refused.
     pub service: Option<Arc<dyn Service>>,
 }
@@ -53,6 +61,10 @@ impl AgentConfig {
             flows_max: 4,
             connect_limit_us: 5_000_000,
             progress_limit_us: 2_000_000,
+            pending_max: 64,
+            greeting_limit_us: 2_000_000,
+            accepted_max: 256,
+            accepted_per_peer_max: 32,
             service: None,
         }
     }

@@ -7,9 +7,10 @@ use crate::path::{Path, Way};
 use crate::peer::{Flow, Peer};
 use crate::seats::{OnAdvice, Sitter};
 use crate::shared::Shared;
+use crate::stat::NotReached;
 use crate::trouble::Trouble;
 use crate::upgrade;
-use forebay_links::tcp::{Broken, FlowError, FlowHandle, FlowOptions, RefusalCode, TcpFlow};
+use forebay_links::tcp::{Broken, FlowError, FlowHandle, FlowOptions, RefusalCode, TcpFlow, Unreached};
 use forebay_links::ucx::Fabric;
 use forebay_mover::Link;
 use std::sync::{Arc, Weak};
@@ -111,6 +112,7 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
         drop(site);
         return drop(flow);
     }
+    state.note_reached(&peer.name);
     if state.flows.is_empty() {
         // What is known of rails was of another connection.
         state.idle_rails.clear();
@@ -158,13 +160,16 @@ fn failed(shared: &Arc<Shared>, peer: &Arc<Peer>, error: &FlowError) {
     {
         return bury(shared, peer, &Trouble::Restarted { peer: peer.name.clone() });
     }
+    let (reason, why) = (Unreached::from(error), error.to_string());
     let mut state = peer.state();
-    let why = error.to_string();
-    state.why = Some(why.clone());
+    state.note_unreached(&peer.name, NotReached { reason, why: why.clone() });
     let rest = state.line.failed(shared.keeper.now_us());
     let waiting = if is_an_answer(error) { state.take_waiting() } else { Vec::new() };
     drop(state);
-    peer.gauge.fault("unconnected");
+    peer.gauge.count(|counts| {
+        *counts.faults.entry("unconnected").or_default() += 1;
+        *counts.unreached.entry(reason).or_default() += 1;
+    });
     for then in waiting {
         then(Err(Trouble::Unreachable { peer: peer.name.clone(), why: why.clone() }));
     }

@@ -3,6 +3,7 @@
 
 use crate::flows::{Advice, Climb, Moved};
 use crate::path::Path;
+use forebay_links::tcp::Unreached;
 use forebay_mover::Outcome;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -83,6 +84,8 @@ pub struct Counts {
     pub cancelled: u64,
     /// Everything that failed, by kind.
     pub faults: BTreeMap<&'static str, u64>,
+    /// Connections that did not come about, by reason.
+    pub unreached: BTreeMap<Unreached, u64>,
     /// Times.
     pub stages: Stages,
 }

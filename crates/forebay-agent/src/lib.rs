@@ -67,7 +67,10 @@ mod upgrade;
 pub use agent::{Agent, Prepared, Registration};
 pub use config::AgentConfig;
 pub use descriptors::{BLOCKS_MAX, BadRun, Descriptors, Run, Select};
-pub use forebay_links::tcp::{Access, CallError, Identity, PeerRegion, Reply, Service, TlsConfig, TlsError};
+pub use forebay_links::tcp::{
+    Access, CallError, Identity, PeerRegion, RefusalCode, Reply, ServerStats, Service, TlsConfig, TlsError,
+    Unreached,
+};
 pub use forebay_links::ucx::{Fabric, RailOptions, RailReport, UcxError};
 pub use gauge::{Counts, Histogram, PathCounts, Stages};
 pub use leases::{LEASE_SPANS_MAX, LEASES_MAX, LeaseEnd, LeaseTable, LeasedSpan, NoLease};
@@ -77,5 +80,5 @@ pub use notices::{NOTICE_BYTES_MAX, NOTICES_MAX};
 pub use path::Path;
 pub use prepared::{BadBlocks, Op};
 pub use request::{End, Request, StageTimes, State};
-pub use stat::{FlowStat, IdleRail, PeerStat};
+pub use stat::{FlowStat, IdleRail, NotReached, PeerStat};
 pub use trouble::{AgentError, Trouble};

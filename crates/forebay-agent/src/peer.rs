@@ -15,7 +15,9 @@ use crate::path::Way;
 use crate::prepared::Blocks;
 use crate::seats::{Berth, Yard};
 use crate::shared::Shared;
+use crate::stat::NotReached;
 use crate::trouble::{AgentError, Trouble};
+use forebay_links::LogGate;
 use forebay_links::tcp::{Broken, FlowHandle, PeerRegion};
 use forebay_mover::{Refused, RegionId};
 use std::collections::BTreeMap;
@@ -48,7 +50,9 @@ pub(crate) struct State {
     next_flow: u64,
     /// How the last flow ended, or why none came about.
     pub lost: Option<Broken>,
-    pub why: Option<String>,
+    pub unreached: Option<NotReached>,
+    /// For the lines that say so.
+    pub gate: LogGate,
     /// One more flow is being connected.
     pub growing: bool,
     pub outbox: Outbox,
@@ -98,7 +102,8 @@ impl Peer {
             flows: Vec::new(),
             next_flow: 0,
             lost: None,
-            why: None,
+            unreached: None,
+            gate: LogGate::new(),
             growing: false,
             outbox: Outbox::default(),
             idle_rails: BTreeMap::new(),
@@ -155,7 +160,8 @@ impl Peer {
     fn give_up(&self, number: u64) {
         let mut state = self.state();
         let Some(then) = state.waiting.remove(&number) else { return };
-        let why = state.why.clone().unwrap_or_else(|| "there is no answer yet".into());
+        let known = state.unreached.as_ref().map(|unreached| unreached.why.clone());
+        let why = known.unwrap_or_else(|| "there is no answer yet".into());
         drop(state);
         then(Err(Trouble::Unreachable { peer: self.name.clone(), why }));
     }
@@ -250,6 +256,31 @@ impl State {
     pub fn number_flow(&mut self) -> u64 {
         self.next_flow += 1;
         self.next_flow
+    }
+
+    /// No connection came about. Told when it is another reason than before, and else once a minute.
+    pub fn note_unreached(&mut self, peer: &str, unreached: NotReached) {
+        let NotReached { reason, why } = &unreached;
+        if self.unreached.as_ref().is_none_or(|before| before.reason != *reason) {
+            self.gate.reset();
+        }
+        if let Some(before) = self.gate.pass() {
+            let (reason, advice) = (reason.label(), reason.advice());
+            tracing::warn!(
+                peer,
+                reason,
+                "the peer is not reached: {why}; {advice} ({before} more attempts since the last line)"
+            );
+        }
+        self.unreached = Some(unreached);
+    }
+
+    /// A connection came about. Told where it did not before.
+    pub fn note_reached(&mut self, peer: &str) {
+        if self.unreached.take().is_some() {
+            self.gate.reset();
+            tracing::info!(peer, "the peer is reached again");
+        }
     }
 
     /// Everybody who waits, to be called without the lock.

@@ -5,6 +5,7 @@ use crate::menu::WhyIdle;
 use crate::path::{Path, Way};
 use crate::peer::{Flow, Peer};
 use crate::rails::Rails;
+use forebay_links::tcp::Unreached;
 use forebay_links::ucx::{RailOptions, RailReport};
 
 /// A snapshot of one peer.
@@ -14,12 +15,23 @@ pub struct PeerStat {
     pub name: String,
     /// `idle`, `connecting`, `resting`, `up` or `dead`.
     pub state: &'static str,
+    /// Why it is not reached, since the last attempt to connect failed.
+    pub unreached: Option<NotReached>,
     /// Connections to it.
     pub flows: Vec<FlowStat>,
     /// Rails of this agent that carry nothing to it although there is a connection.
     pub idle_rails: Vec<IdleRail>,
     /// What went on.
     pub counts: Counts,
+}
+
+/// Why a peer is not reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotReached {
+    /// As one of a few.
+    pub reason: Unreached,
+    /// In words, with the address.
+    pub why: String,
 }
 
 /// A snapshot of one connection.
@@ -53,6 +65,7 @@ impl PeerStat {
         PeerStat {
             name: peer.name.clone(),
             state: state.line.word(),
+            unreached: state.unreached.clone(),
             flows: state.flows.iter().map(FlowStat::of).collect(),
             idle_rails: state.idle_rails.iter().filter_map(idle).collect(),
             counts: peer.gauge.counts(),

@@ -6,8 +6,14 @@
 pub mod disk;
 mod flips;
 mod host;
+mod log_gate;
+mod pending;
+mod room;
 pub mod tcp;
 pub mod ucx;
 
 pub use flips::{BitFlips, ChanceError};
 pub use host::{HostLink, MAX_COPY_THREADS};
+pub use log_gate::LogGate;
+pub use pending::{Entry, GRACE_US, Pending};
+pub use room::{Room, RoomPlace, RoomStat};

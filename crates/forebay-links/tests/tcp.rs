@@ -222,7 +222,8 @@ fn garbage_on_the_port_is_refused_with_a_reason_and_harms_nobody() {
         let noise: Vec<u8> = (0..100).flat_map(|_| dice.draw().to_le_bytes()).collect();
         assert!(String::from_utf8_lossy(&said_to(server.address(), &noise)).contains("wrong CRC"));
     }
-    assert_eq!(server.stats().refused[&RefusalCode::NotForebay], 52);
+    assert_eq!(server.stats().refused[&RefusalCode::NotForebay], 51);
+    assert_eq!(server.stats().refused[&RefusalCode::Encrypted], 1);
     // Whoever says nothing, or only a part, is not waited for.
     let options = ServerOptions { greeting_limit_us: 200_000, ..ServerOptions::default() };
     let (hasty, _memory, _) = ends::server(4096, options);
@@ -268,6 +269,70 @@ fn who_is_not_let_in_is_told_why() {
     wait_for_flows(0);
     drop(asking(server.address(), 2, right));
     assert_eq!(server.stats().let_in, 4);
+}
+
+#[test]
+fn silent_connections_keep_no_peer_out_and_take_places_from_each_other() {
+    let options = ServerOptions {
+        token: b"secret".to_vec(),
+        pending_max: 4,
+        greeting_limit_us: 60_000_000,
+        ..ServerOptions::default()
+    };
+    let (server, _theirs, _) = server(4096, options);
+    let right = FlowOptions { token: b"secret".to_vec(), ..FlowOptions::default() };
+    let before = asking(server.address(), 3, right.clone());
+    let silent: Vec<_> = (0..12).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
+    // Each of these comes behind all that are silent.
+    let let_in: Vec<_> = (0..4).map(|_| asking(server.address(), 2, right.clone())).collect();
+    assert_eq!(server.stats().let_in, 3 + 4 * 2);
+    let mut told = Vec::new();
+    (&silent[0]).read_to_end(&mut told).unwrap();
+    let told = String::from_utf8_lossy(&told);
+    assert!(told.contains("4 connections have not said who they are"), "{told}");
+    let stats = server.stats();
+    assert!(stats.pending.pending <= 4 && stats.pending.evicted >= 8, "{:?}", stats.pending);
+    assert!(stats.refused[&RefusalCode::TooManyFlows] >= 8);
+    // Those that were let in are not in that room.
+    for asking in let_in.iter().chain([&before]) {
+        let end = asking.mover.run(asking.transfer(Direction::Write, &[(0, 0)], 4096)).unwrap();
+        assert_eq!(end, End::Done { bytes: 4096 });
+    }
+}
+
+#[test]
+fn why_a_peer_is_not_reached_is_one_of_a_few_reasons() {
+    let secret = |token: &str| ServerOptions { token: token.into(), ..ServerOptions::default() };
+    let (server, _memory, _) = server(4096, secret("one"));
+    let reason = |address| match TcpFlow::connect(
+        address,
+        identity(2),
+        PeerRegions::default(),
+        FlowOptions { token: b"two".to_vec(), connect_limit_us: 300_000, ..FlowOptions::default() },
+    ) {
+        Err(error) => Unreached::from(&error),
+        Ok(_) => panic!("it was let in"),
+    };
+    assert_eq!(reason(server.address()), Unreached::Token);
+    let answering = |bytes: &'static [u8]| {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 100]);
+            stream.write_all(bytes).unwrap();
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
+        address
+    };
+    assert_eq!(reason(answering(b"HTTP/1.1 400 Bad Request\r\n\r\n")), Unreached::NotForebay);
+    assert_eq!(
+        reason(answering(b"\x15\x03\x03\x00\x02\x02\x46SSH-2.0-whoever-and-more")),
+        Unreached::NotForebay
+    );
+    assert_eq!(reason(answering(b"")), Unreached::TimedOut);
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    assert_eq!(reason(nobody), Unreached::Refused);
 }
 
 #[test]

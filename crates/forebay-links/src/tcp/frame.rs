@@ -256,11 +256,11 @@ impl Header {
 
 /// Whoever sends something else from the first byte on is named, if known.
 fn stranger(bytes: &[u8; HEADER_BYTES]) -> BadFrame {
-    const METHODS: [&[u8]; 8] =
-        [b"GET ", b"POST ", b"PUT ", b"HEAD ", b"OPTIONS ", b"DELETE ", b"CONNECT ", b"PRI * HTTP"];
+    const STARTS: [&[u8]; 9] =
+        [b"GET ", b"POST ", b"PUT ", b"HEAD ", b"OPTIONS ", b"DELETE ", b"CONNECT ", b"PRI * HTTP", b"HTTP/"];
     match bytes {
         [0x16, 0x03, ..] => BadFrame::Tls,
-        _ if METHODS.iter().any(|method| bytes.starts_with(method)) => BadFrame::Http,
+        _ if STARTS.iter().any(|start| bytes.starts_with(start)) => BadFrame::Http,
         [a, b, c, d, ..] => BadFrame::Header { start: [*a, *b, *c, *d] },
     }
 }

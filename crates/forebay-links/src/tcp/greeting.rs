@@ -132,6 +132,8 @@ pub enum RefusalCode {
     NotEncrypted = 7,
     /// The TLS handshake failed, or the peer's certificate speaks for another node.
     Certificate = 8,
+    /// The node speaks plain text only.
+    Encrypted = 9,
     /// A code of a later version.
     Other = u16::MAX,
 }
@@ -162,6 +164,7 @@ impl Refusal {
             6 => RefusalCode::Closing,
             7 => RefusalCode::NotEncrypted,
             8 => RefusalCode::Certificate,
+            9 => RefusalCode::Encrypted,
             _ => RefusalCode::Other,
         };
         let text = reader.text()?;

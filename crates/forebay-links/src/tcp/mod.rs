@@ -31,6 +31,7 @@ mod session;
 mod simulation;
 mod socket;
 mod tls;
+mod unreached;
 
 pub use call::{CALLS_WAITING_MAX, CallError};
 pub(crate) use carrier::Carrier;
@@ -50,3 +51,4 @@ pub use server::{Door, ServerOptions, ServerStats, TcpServer};
 pub use service::{Reply, Service};
 pub(crate) use socket::{Ready, WakeUp};
 pub use tls::{TlsConfig, TlsError, is_beyond_loopback};
+pub use unreached::Unreached;

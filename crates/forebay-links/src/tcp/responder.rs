@@ -341,7 +341,7 @@ pub(super) fn farewell(broken: &Broken) -> Option<Vec<u8>> {
             let head = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n";
             return Some(format!("{head}Content-Length: {length}\r\n\r\n{text}").into_bytes());
         }
-        Broken::Bad(bad) => Refusal { code: RefusalCode::NotForebay, text: bad.to_string() },
+        Broken::Bad(bad) => Refusal { code: bad.into(), text: bad.to_string() },
         Broken::Turned(refusal) => refusal.clone(),
         // Told by an alert. A reset would overtake it.
         Broken::Tls(_) => return Some(Vec::new()),

@@ -5,16 +5,17 @@ use super::carrier::Carrier;
 use super::command::FaultCode;
 use super::connection::{Broken, Connection, Pumped};
 use super::exports::Exports;
-use super::frame::Frame;
 use super::greeting::{Hello, Identity, Refusal, RefusalCode};
 use super::responder::{Doorkeeper, Responder, farewell};
 use super::service::{Desk, NoService, Service};
 use super::session::Session;
 use super::socket::{Ready, Socket, WakeUp};
 use super::tls::{SpeaksFor, TlsConfig, is_beyond_loopback};
+use crate::log_gate::LogGate;
+use crate::room::{Room, RoomPlace, RoomStat};
 use std::collections::HashMap;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -28,8 +29,10 @@ const REST: Duration = Duration::from_millis(100);
 pub struct ServerOptions {
     /// What peers have to show. Empty: nothing.
     pub token: Vec<u8>,
-    /// Connections at a time, of all peers.
+    /// Connections at a time that were let in, of all peers.
     pub flows_max: usize,
+    /// Connections at a time that were not let in yet. Of a full room the oldest gives way to one that comes.
+    pub pending_max: usize,
     /// Connections at a time, of one peer.
     pub flows_per_peer_max: usize,
     /// A connection that says nothing valid for this long is closed.
@@ -51,6 +54,7 @@ impl Default for ServerOptions {
         ServerOptions {
             token: Vec::new(),
             flows_max: 256,
+            pending_max: 64,
             flows_per_peer_max: 32,
             greeting_limit_us: 2_000_000,
             progress_limit_us: 2_000_000,
@@ -67,6 +71,8 @@ impl Default for ServerOptions {
 pub struct ServerStats {
     /// Connections that are open, greeted or not.
     pub flows: usize,
+    /// Connections that were not let in yet, and those that gave way to others.
+    pub pending: RoomStat,
     /// Connections that were let in.
     pub let_in: u64,
     /// Connections that were refused, by reason.
@@ -90,6 +96,8 @@ struct Shared {
     options: ServerOptions,
     closing: AtomicBool,
     state: Mutex<State>,
+    /// Connections that are not let in yet, by address; those that came beside the port have none.
+    room: Arc<Room<Option<IpAddr>>>,
     /// Held while a peer is let in or said to be gone, so that the two never overtake each other.
     coming_and_going: Mutex<()>,
     /// Connections that came about beside the port.
@@ -108,6 +116,8 @@ struct State {
     stats: ServerStats,
     flows_of: HashMap<Identity, usize>,
     wakes: HashMap<u64, WakeUp>,
+    /// A gate for the log lines of each reason, so that one reason does not hide another.
+    gates: HashMap<RefusalCode, Arc<LogGate>>,
 }
 
 impl TcpServer {
@@ -137,7 +147,9 @@ impl TcpServer {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
+        let room = Room::new("the peers' port", options.pending_max);
         let shared = Arc::new(Shared {
+            room,
             me,
             exports,
             service,
@@ -167,7 +179,7 @@ impl TcpServer {
     /// What the server has done so far.
     pub fn stats(&self) -> ServerStats {
         let state = self.shared.state();
-        ServerStats { flows: state.wakes.len(), ..state.stats.clone() }
+        ServerStats { flows: state.wakes.len(), pending: self.shared.room.stat(), ..state.stats.clone() }
     }
 }
 
@@ -215,6 +227,11 @@ impl Shared {
         }
         let _nobody_goes = self.coming_and_going.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state();
+        let open: usize = state.flows_of.values().sum();
+        if open >= self.options.flows_max {
+            let text = format!("{open} flows are open; no more may");
+            return Err(Refusal { code: RefusalCode::TooManyFlows, text });
+        }
         let of_node = |(from, flows): (&Identity, &usize)| (from.node == hello.from.node).then_some(*flows);
         let flows: usize = state.flows_of.iter().filter_map(of_node).sum();
         let flows_max = self.options.flows_per_peer_max;
@@ -240,14 +257,31 @@ impl Shared {
         }
     }
 
-    fn count_refusal(&self, broken: &Broken) {
+    /// Counts a refusal, and tells it at most once a minute for each reason.
+    fn count_refusal(&self, from: Option<IpAddr>, broken: &Broken) {
         let code = match broken {
             Broken::Turned(refusal) => refusal.code,
-            Broken::Bad(_) => RefusalCode::NotForebay,
+            Broken::Bad(bad) => bad.into(),
             Broken::Tls(_) => RefusalCode::Certificate,
             _ => return,
         };
-        *self.state().stats.refused.entry(code).or_default() += 1;
+        let mut state = self.state();
+        *state.stats.refused.entry(code).or_default() += 1;
+        let gate = Arc::clone(state.gates.entry(code).or_default());
+        drop(state);
+        if let Some(before) = gate.pass() {
+            let from = from.map_or_else(|| "a rail".to_owned(), |from| from.to_string());
+            let why = match broken {
+                Broken::Turned(refusal) => refusal.text.clone(),
+                Broken::Bad(bad) => format!("it sent {bad}"),
+                other => other.to_string(),
+            };
+            let reason = code.label();
+            tracing::warn!(
+                reason,
+                "a connection from {from} to the peers' port was refused: {why} ({before} more since the last line)"
+            );
+        }
     }
 }
 
@@ -269,10 +303,10 @@ impl Port {
         while !self.shared.closing.load(Ordering::Acquire) {
             for carrier in self.shared.take_arrived() {
                 // Where threads or descriptors are short, the peer finds that the connection has ended.
-                let _ = self.host(carrier);
+                let _ = self.host(carrier, None);
             }
             let rest = match listener.accept() {
-                Ok((stream, _)) => self.receive(stream).is_err(),
+                Ok((stream, from)) => self.receive(stream, from.ip()).is_err(),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // A wait that fails would make the thread spin.
                     let waited = self.shared.wake.wait(Some(listener), None);
@@ -291,31 +325,25 @@ impl Port {
         }
     }
 
-    fn receive(&mut self, stream: TcpStream) -> io::Result<()> {
+    fn receive(&mut self, stream: TcpStream, from: IpAddr) -> io::Result<()> {
         let socket = Socket::new(stream, self.shared.options.socket_buffer_bytes)?;
-        self.host(Box::new(socket))
+        self.host(Box::new(socket), Some(from))
     }
 
-    /// Gives what has come about a thread of its own, or refuses it.
-    fn host(&mut self, carrier: Box<dyn Carrier>) -> io::Result<()> {
-        let flows_max = self.shared.options.flows_max;
-        if self.shared.state().wakes.len() >= flows_max {
-            let text = format!("{flows_max} flows are open; no more may");
-            let refusal = Refusal { code: RefusalCode::TooManyFlows, text };
-            self.shared.count_refusal(&Broken::Turned(refusal.clone()));
-            let mut bytes = Vec::new();
-            Frame::Refused(refusal).put(0, &mut bytes);
-            carrier.part(&bytes);
-            return Ok(());
-        }
+    /// Gives what has come about a thread of its own, as soon as there is a place for one that is not let in yet.
+    fn host(&mut self, carrier: Box<dyn Carrier>, from: Option<IpAddr>) -> io::Result<()> {
         let carrier = match &self.shared.options.tls {
             Some(tls) => Box::new(Session::answering(carrier, tls)?),
             None => carrier,
         };
         let (number, wake) = (self.next, WakeUp::new()?);
+        let evict = wake.clone();
+        let is_closing = || self.shared.closing.load(Ordering::Acquire);
+        let place = self.shared.room.enter(&from, move || evict.wake(), is_closing);
+        let Some(place) = place.map(Arc::new) else { return Ok(()) };
         self.next += 1;
         self.shared.state().wakes.insert(number, wake.clone());
-        let visit = Visit { shared: Arc::clone(&self.shared), number, peer: Arc::default() };
+        let visit = Visit { shared: Arc::clone(&self.shared), number, from, place, peer: Arc::default() };
         let spawned =
             std::thread::Builder::new().name("forebay-peer".into()).spawn(move || visit.run(carrier, &wake));
         self.threads.insert(number, spawned?);
@@ -332,6 +360,9 @@ impl Port {
 struct Visit {
     shared: Arc<Shared>,
     number: u64,
+    from: Option<IpAddr>,
+    /// Among those that are not let in yet.
+    place: Arc<RoomPlace<Option<IpAddr>>>,
     /// Whose it is, once that is known.
     peer: Arc<Mutex<Option<Identity>>>,
 }
@@ -341,7 +372,7 @@ impl Visit {
         match self.serve(&mut *carrier, wake) {
             Ok(()) => carrier.part(&[]),
             Err(broken) => {
-                self.shared.count_refusal(&broken);
+                self.shared.count_refusal(self.from, &broken);
                 match farewell(&broken) {
                     Some(bytes) => carrier.part(&bytes),
                     None => carrier.reset(),
@@ -369,6 +400,9 @@ impl Visit {
                 connection.role.close();
                 drained_by_us = now_us().saturating_add(options.drain_limit_us);
             }
+            if self.place.is_evicted() {
+                return Err(Broken::Turned(self.evicted()));
+            }
             // What a peer sent before it gave up must not be carried out after.
             if ready.reset {
                 return Err(Broken::Closed);
@@ -393,9 +427,10 @@ impl Visit {
 
     fn shake_hands(&self, carrier: &mut dyn Carrier, wake: &WakeUp) -> Result<(), Broken> {
         let limit_us = self.shared.options.greeting_limit_us;
-        let is_closing = || self.shared.closing.load(Ordering::Acquire);
-        let shaken = carrier.shake_hands(wake, limit_us, &is_closing);
+        let is_over = || self.shared.closing.load(Ordering::Acquire) || self.place.is_evicted();
+        let shaken = carrier.shake_hands(wake, limit_us, &is_over);
         shaken.map_err(|broken| match broken {
+            Broken::Ended if self.place.is_evicted() => Broken::Turned(self.evicted()),
             Broken::Frozen { .. } => {
                 let text = "no TLS handshake came to its end in time".into();
                 Broken::Turned(Refusal { code: RefusalCode::NotForebay, text })
@@ -404,10 +439,22 @@ impl Visit {
         })
     }
 
+    /// What a connection hears that gave way to another before it was let in.
+    fn evicted(&self) -> Refusal {
+        let places = self.shared.room.places();
+        let text =
+            format!("{places} connections have not said who they are; the oldest gave way to the next");
+        Refusal { code: RefusalCode::TooManyFlows, text }
+    }
+
     fn doorkeeper(&self, speaks_for: SpeaksFor) -> Doorkeeper {
         let (shared, peer) = (Arc::clone(&self.shared), Arc::clone(&self.peer));
+        let (place, evicted) = (Arc::clone(&self.place), self.evicted());
         Box::new(move |hello| {
             speaks_for.check(&hello.from.node)?;
+            if !place.leave() {
+                return Err(evicted.clone());
+            }
             shared.admit(hello)?;
             *peer.lock().unwrap_or_else(PoisonError::into_inner) = Some(hello.from);
             Ok(())
