@@ -3,6 +3,7 @@
 
 use crate::dispatcher::MAX_BACKENDS;
 use crate::policy::Policy;
+use crate::request_log::RequestLogPlace;
 use http::HeaderValue;
 use http::uri::{Authority, Uri};
 use std::collections::HashSet;
@@ -29,6 +30,10 @@ pub struct RouterConfig {
     pub policy: Policy,
     /// Threads that serve connections, at least 1.
     pub threads: usize,
+    /// Send requests for models that no engine lists to any engine, instead of refusing them.
+    pub any_model: bool,
+    /// Where requests are logged, if they are.
+    pub request_log: Option<RequestLogPlace>,
     /// Times and sizes.
     pub limits: Limits,
 }
@@ -128,7 +133,15 @@ impl RouterConfig {
     /// A router with the default limits, and a thread for every two CPUs, at most 8: engines need the others.
     pub fn new(listen: SocketAddr, backends: Vec<Backend>, policy: Policy) -> RouterConfig {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        RouterConfig { listen, backends, policy, threads: (cpus / 2).clamp(1, 8), limits: Limits::default() }
+        RouterConfig {
+            listen,
+            backends,
+            policy,
+            threads: (cpus / 2).clamp(1, 8),
+            any_model: false,
+            request_log: None,
+            limits: Limits::default(),
+        }
     }
 
     /// Checks everything.

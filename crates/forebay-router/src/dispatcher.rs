@@ -8,7 +8,7 @@ use crate::generations::Generations;
 use crate::health::{Change, Failure, Health};
 use crate::policy::{Candidate, Policy, Request, View, choose};
 use crate::prefix::{CHUNK_BYTES, Chain, PrefixIndex, Visit};
-use crate::request::PromptKind;
+use crate::request::{Endpoint, PromptKind};
 use crate::stats::{BackendStats, RouterStats};
 use crate::tokens::BytesPerToken;
 use crate::usage::Usage;
@@ -18,6 +18,9 @@ const CHUNKS_PER_BACKEND: usize = 256 * 1024;
 
 /// Sessions whose backend is remembered.
 const SESSIONS: usize = 64 * 1024;
+
+/// So many answers without cached tokens, to prompts that should have been cached, are told in the log.
+const SILENT_HITS: u32 = 8;
 
 /// A set of backends, one bit each.
 pub type BackendSet = u64;
@@ -36,6 +39,10 @@ pub struct Ask {
     pub chain: Chain,
     /// Identifies the session.
     pub session: u64,
+    /// The call it belongs to; `None` where caches do not matter, and it goes by load alone.
+    pub endpoint: Option<Endpoint>,
+    /// The backends that may serve it.
+    pub serving: BackendSet,
 }
 
 /// A request on its way to a backend. To be given back with [`Dispatcher::end`].
@@ -87,6 +94,10 @@ struct Backend {
     in_flight: u32,
     pending_prefill_tokens: u64,
     context_tokens: u64,
+    /// Calls whose answers have reported what was cached, one bit each.
+    reports_cached: u8,
+    /// Answers that should have reported it and did not.
+    silent_hits: u32,
     totals: BackendStats,
 }
 
@@ -98,6 +109,8 @@ impl Dispatcher {
             in_flight: 0,
             pending_prefill_tokens: 0,
             context_tokens: 0,
+            reports_cached: 0,
+            silent_hits: 0,
             totals: BackendStats::new(name),
         });
         let backends: Vec<Backend> = backends.collect();
@@ -119,11 +132,14 @@ impl Dispatcher {
         let candidates = self.candidates(ask, input_tokens, tried);
         let view = View { candidates: &candidates, turn: self.turn };
         let request = Request { input_tokens, home: self.homes.get(ask.session) };
-        let decision = choose(self.policy, &view, &request)?;
+        let policy = if ask.endpoint.is_some() { self.policy } else { Policy::LeastLoaded };
+        let decision = choose(policy, &view, &request)?;
         let chosen = decision.chosen;
         let new_tokens = input_tokens.saturating_sub(candidates[chosen].hit_tokens).max(1);
         self.turn += 1;
-        self.homes.insert(ask.session, chosen);
+        if ask.endpoint.is_some() {
+            self.homes.insert(ask.session, chosen);
+        }
         let backend = &mut self.backends[chosen];
         backend.in_flight += 1;
         backend.pending_prefill_tokens += new_tokens;
@@ -148,7 +164,7 @@ impl Dispatcher {
         let candidate = |(index, backend): (usize, &Backend)| {
             let hit_chunks = self.index.hit_chunks(index, &ask.chain);
             Candidate {
-                eligible: backend.health.is_up() && tried & (1 << index) == 0,
+                eligible: backend.health.is_up() && ask.serving & !tried & (1 << index) != 0,
                 in_flight: backend.in_flight,
                 pending_prefill_tokens: backend.pending_prefill_tokens,
                 context_tokens: backend.context_tokens,
@@ -263,6 +279,30 @@ impl Dispatcher {
     }
 }
 
+impl Backend {
+    /// What of a prompt was cached. vLLM leaves the count out where it is zero, and everywhere unless it is asked to
+    /// report it: what is left out means zero only where other answers to the same call have it.
+    fn cached_tokens(&mut self, endpoint: Endpoint, usage: Usage, expected: bool) -> Option<u64> {
+        let bit = 1 << endpoint as u8;
+        if usage.cached_tokens.is_some() {
+            self.reports_cached |= bit;
+        } else if self.reports_cached & bit == 0 {
+            self.totals.without_cached_tokens += 1;
+            self.silent_hits = self.silent_hits.saturating_add(u32::from(expected));
+            if expected && self.silent_hits == SILENT_HITS {
+                tracing::warn!(
+                    engine = self.totals.name,
+                    "the engine has reported cached tokens of none of {SILENT_HITS} prompts that it should have held, \
+                     so the router cannot learn what it keeps: start vLLM with --enable-prompt-tokens-details, SGLang \
+                     with --enable-cache-report"
+                );
+            }
+            return None;
+        }
+        Some(usage.cached_tokens.unwrap_or(0))
+    }
+}
+
 /// Learns from the usage of an answered request, and returns how many bytes of the prompt were cached.
 fn learn(
     ratio: &mut BytesPerToken,
@@ -272,9 +312,10 @@ fn learn(
     usage: Usage,
     outcome: &mut Outcome,
 ) -> Option<usize> {
-    ratio.learn(ask.kind, ask.prompt_bytes, usage.prompt_tokens);
     outcome.prompt_tokens = Some(usage.prompt_tokens);
-    let cached_tokens = usage.cached_tokens?;
+    let endpoint = ask.endpoint?;
+    ratio.learn(ask.kind, ask.prompt_bytes, usage.prompt_tokens);
+    let cached_tokens = backend.cached_tokens(endpoint, usage, assignment.visit.predicted_chunks() > 0)?;
     // This answer's own ratio, so that a wrong guess of the prompt's length is not taken for a wrong hit.
     let bytes_per_token = ask.prompt_bytes as f64 / usage.prompt_tokens.max(1) as f64;
     let predicted_bytes = assignment.visit.predicted_chunks() * CHUNK_BYTES;
@@ -298,7 +339,14 @@ mod tests {
     fn ask(session: u64, bytes: usize) -> Ask {
         let prompt = vec![session as u8; bytes];
         let chain = Chain::new(1, &prompt);
-        Ask { kind: PromptKind::Text, prompt_bytes: bytes, chain, session }
+        Ask {
+            kind: PromptKind::Text,
+            prompt_bytes: bytes,
+            chain,
+            session,
+            endpoint: Some(Endpoint::Completions),
+            serving: BackendSet::MAX,
+        }
     }
 
     fn two(policy: Policy) -> Dispatcher {
@@ -384,6 +432,55 @@ mod tests {
         let record = dispatcher.decisions().pop().unwrap();
         let outcome = record.outcome.unwrap();
         assert_eq!((outcome.cached_tokens, outcome.prompt_tokens), (Some(0), Some(15_500)));
+    }
+
+    #[test]
+    fn an_engine_that_does_not_report_cached_tokens_is_counted_and_teaches_no_misses() {
+        let mut dispatcher = Dispatcher::new(Policy::Lpwl, vec!["a".into()], 3);
+        let mut answer = |cached_tokens| {
+            let ask = ask(1, 40_000);
+            let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
+            dispatcher.first_byte(1, &mut assignment);
+            let usage = Usage { prompt_tokens: 10_000, completion_tokens: 1, cached_tokens };
+            dispatcher.end(&ask, assignment, End::Answered { status: 200, usage: Some(usage) });
+            let totals = dispatcher.stats().backends.remove(0);
+            (totals.without_cached_tokens, totals.over_predicted_tokens > 0)
+        };
+        for asked in 1..20 {
+            assert_eq!(answer(None), (asked, false));
+        }
+        assert_eq!(answer(Some(9_900)).0, 19);
+        assert_eq!(answer(None), (19, true), "vLLM leaves out a zero: now that is known");
+    }
+
+    #[test]
+    fn requests_by_load_go_to_the_idlest_that_serve_them_and_teach_nothing() {
+        let mut dispatcher =
+            Dispatcher::new(Policy::SessionSticky, vec!["a".into(), "b".into(), "c".into()], 3);
+        let by_load = |serving| Ask { endpoint: None, serving, ..ask(1, 0) };
+        let held: Vec<(Ask, Assignment)> = [0b111, 0b111, 0b111, 0b011, 0b010, 0b001]
+            .map(by_load)
+            .map(|ask| {
+                let assignment = dispatcher.assign(0, &ask, 0).unwrap();
+                assert_ne!(ask.serving & (1 << assignment.backend), 0);
+                (ask, assignment)
+            })
+            .into();
+        let in_flight =
+            |dispatcher: &Dispatcher| dispatcher.stats().backends.into_iter().map(|b| b.in_flight);
+        assert_eq!(in_flight(&dispatcher).sum::<u32>(), 6);
+        assert!(in_flight(&dispatcher).all(|requests| (1..=3).contains(&requests)));
+        assert!(dispatcher.assign(0, &by_load(0b1000), 0).is_none());
+        for (ask, assignment) in held {
+            dispatcher.end(&ask, assignment, answered(7, 3));
+        }
+        let taught = dispatcher
+            .stats()
+            .backends
+            .iter()
+            .map(|b| b.prompt_tokens + b.without_cached_tokens)
+            .sum::<u64>();
+        assert_eq!((taught, in_flight(&dispatcher).sum::<u32>()), (0, 0));
     }
 
     #[test]

@@ -23,11 +23,13 @@ pub enum Failure {
     ProgressTimeout,
     /// The answer broke off.
     BrokenOff,
+    /// The answer began with status 200 and then said that the engine failed.
+    ErrorEvent,
 }
 
 impl Failure {
     /// All failures, in the order of the journey of a request.
-    pub const ALL: [Failure; 9] = [
+    pub const ALL: [Failure; 10] = [
         Failure::Refused,
         Failure::Unreachable,
         Failure::Closed,
@@ -37,6 +39,7 @@ impl Failure {
         Failure::Unavailable,
         Failure::ProgressTimeout,
         Failure::BrokenOff,
+        Failure::ErrorEvent,
     ];
 
     /// The name in metrics and records.
@@ -51,13 +54,14 @@ impl Failure {
             Failure::Unavailable => "unavailable",
             Failure::ProgressTimeout => "progress-timeout",
             Failure::BrokenOff => "broken-off",
+            Failure::ErrorEvent => "error-event",
         }
     }
 
-    /// Does it speak against the backend's health? A backend that says it is busy is alive, and one that was ejected
-    /// has been counted already.
+    /// Does it speak against the backend's health? A backend that says it is busy or that one request failed is alive,
+    /// and one that was ejected has been counted already.
     fn counts(self) -> bool {
-        !matches!(self, Failure::Ejected | Failure::Unavailable)
+        !matches!(self, Failure::Ejected | Failure::Unavailable | Failure::ErrorEvent)
     }
 }
 

@@ -6,27 +6,34 @@
 //!
 //! Three layers:
 //! * Pure: `policy` (who gets a request), `prefix` (who is believed to hold what), `tokens`, `health`, `dispatcher`
-//!   (all of that as one state, with time as an argument), and `json`, `request`, `sse`, `usage` (bodies and streams
-//!   as bytes).
-//! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `probe`.
-//! * Glue: `proxy` (the journey of a request), `relay` (of an answer), `shared`, `server`.
+//!   (all of that as one state, with time as an argument), `routes` (what is done with which path), and `json`,
+//!   `request`, `sse`, `encoding`, `usage` (bodies and streams as bytes).
+//! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `probe`, `models`,
+//!   `request_log`.
+//! * Glue: `proxy` (the journey of a request), `relay` (of an answer), `local` (the router's own pages), `shared`,
+//!   `server`.
 //!
 //! [`Router::spawn`] starts a router in this process. [`policy::choose`] needs none of it.
 
 mod config;
 mod decisions;
 mod dispatcher;
+mod encoding;
 mod generations;
 mod health;
 mod json;
+mod local;
 mod metrics;
+mod models;
 pub mod policy;
 mod prefix;
 mod probe;
 mod proxy;
 mod relay;
 mod request;
+mod request_log;
 mod respond;
+mod routes;
 mod server;
 mod shared;
 mod sse;
@@ -40,5 +47,6 @@ pub use config::{Backend, ConfigError, Limits, RouterConfig};
 pub use decisions::{CandidateRecord, DecisionRecord, Outcome};
 pub use health::Failure;
 pub use policy::Policy;
+pub use request_log::RequestLogPlace;
 pub use server::{Router, RouterHandle, StartError};
 pub use stats::{BackendStats, Histogram, RouterStats};

@@ -5,9 +5,13 @@ use crate::health::Failure;
 use crate::stats::{BOUNDS_SECONDS, BackendStats, RouterStats};
 use std::fmt::Write;
 
-/// Requests that the router answered itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refusals {
+/// What is counted beside the backends' figures.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Counts {
+    /// Answers by status: those of each backend, and last the router's own.
+    pub statuses: Vec<Vec<(u16, u64)>>,
+    /// Lines of the request log that were lost.
+    pub log_lines_dropped: u64,
     /// What the client sent was wrong: status 400 to 413.
     pub bad_request: u64,
     /// Too many requests in flight: 503.
@@ -17,7 +21,7 @@ pub struct Refusals {
 }
 
 /// The text of `/metrics`.
-pub fn render(stats: &RouterStats, refusals: Refusals) -> String {
+pub fn render(stats: &RouterStats, counts: &Counts) -> String {
     let mut text = Text(String::with_capacity(8 * 1024));
     let backends = &stats.backends;
     text.family("forebay_route_info", "gauge", "The policy in use.");
@@ -41,16 +45,25 @@ pub fn render(stats: &RouterStats, refusals: Refusals) -> String {
     text.per_backend(backends, "cached_tokens_total", "counter", help, |b| b.cached_tokens as f64);
     let help = "Prompt tokens that the router believed cached.";
     text.per_backend(backends, "predicted_tokens_total", "counter", help, |b| b.predicted_tokens as f64);
+    let help =
+        "Answers that did not report how much of the prompt was cached, which teach the router nothing.";
+    text.per_backend(backends, "answers_without_cached_tokens_total", "counter", help, |b| {
+        b.without_cached_tokens as f64
+    });
     text.prediction_errors(backends);
+    text.statuses(backends, &counts.statuses);
     text.first_byte(backends);
     text.family("forebay_route_refused_total", "counter", "Requests answered by the router itself.");
     for (reason, count) in [
-        ("bad-request", refusals.bad_request),
-        ("overloaded", refusals.overloaded),
-        ("no-answer", refusals.no_answer),
+        ("bad-request", counts.bad_request),
+        ("overloaded", counts.overloaded),
+        ("no-answer", counts.no_answer),
     ] {
         text.line("forebay_route_refused_total", &[("reason", reason)], count as f64);
     }
+    let name = "forebay_route_request_log_dropped_total";
+    text.family(name, "counter", "Lines of the request log that were lost.");
+    text.line(name, &[], counts.log_lines_dropped as f64);
     text.0
 }
 
@@ -65,7 +78,20 @@ impl Text {
     fn line(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
         let labels: Vec<String> =
             labels.iter().map(|(label, value)| format!("{label}=\"{value}\"")).collect();
-        let _ = writeln!(self.0, "{name}{{{}}} {value}", labels.join(","));
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        let _ = writeln!(self.0, "{name}{labels} {value}");
+    }
+
+    /// An empty backend is the router itself.
+    fn statuses(&mut self, backends: &[BackendStats], statuses: &[Vec<(u16, u64)>]) {
+        let name = "forebay_route_responses_total";
+        self.family(name, "counter", "Answers to clients by status; without a backend the router's own.");
+        let names = backends.iter().map(|backend| &backend.name[..]).chain([""]);
+        for (backend, statuses) in names.zip(statuses) {
+            for &(status, count) in statuses {
+                self.line(name, &[("backend", backend), ("code", &status.to_string())], count as f64);
+            }
+        }
     }
 
     fn per_backend(
@@ -140,7 +166,9 @@ mod tests {
         }
         backend.count_failure(Failure::Garbage);
         let stats = RouterStats { policy: "lpwl", decisions: 4, backends: vec![backend] };
-        let text = render(&stats, Refusals { bad_request: 1, overloaded: 2, no_answer: 3 });
+        let statuses = vec![vec![(200, 5), (500, 6)], vec![(404, 7)]];
+        let counts = Counts { statuses, log_lines_dropped: 8, bad_request: 1, overloaded: 2, no_answer: 3 };
+        let text = render(&stats, &counts);
         for line in [
             "forebay_route_first_byte_seconds_bucket{backend=\"a\",le=\"0.02\"} 2",
             "forebay_route_first_byte_seconds_bucket{backend=\"a\",le=\"5\"} 3",
@@ -148,6 +176,9 @@ mod tests {
             "forebay_route_first_byte_seconds_count{backend=\"a\"} 4",
             "forebay_route_attempts_total{backend=\"a\",end=\"garbage\"} 1",
             "forebay_route_refused_total{reason=\"no-answer\"} 3",
+            "forebay_route_responses_total{backend=\"a\",code=\"500\"} 6",
+            "forebay_route_responses_total{backend=\"\",code=\"404\"} 7",
+            "forebay_route_request_log_dropped_total 8",
             "# TYPE forebay_route_in_flight gauge",
         ] {
             assert!(text.lines().any(|candidate| candidate == line), "{line} missing in\n{text}");

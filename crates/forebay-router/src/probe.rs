@@ -22,14 +22,22 @@ pub struct Small {
     pub body: Bytes,
 }
 
-/// Gets a small document from a backend within `limits.probe_timeout`.
-pub async fn get(target: &Target, path: &'static str, limits: &Limits) -> Result<Small, Failure> {
+/// Gets a small document from a backend within `limits.probe_timeout`, with a key where there is one.
+pub async fn get(
+    target: &Target,
+    path: &'static str,
+    key: Option<HeaderValue>,
+    limits: &Limits,
+) -> Result<Small, Failure> {
     let exchange = async {
         let upstream = Upstream::connect(target, limits).await?;
         let mut request = Request::new(Pieces::default());
         *request.uri_mut() = Uri::from_static(path);
         request.headers_mut().insert(header::HOST, target.host.clone());
         request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        if let Some(key) = key {
+            request.headers_mut().insert(header::AUTHORIZATION, key);
+        }
         let (head, mut answer) = upstream.exchange(request).await?.into_parts();
         let mut body = BytesMut::new();
         while let Some(bytes) = poll_fn(|context| answer.poll_bytes(context)).await {
@@ -47,7 +55,7 @@ pub async fn get(target: &Target, path: &'static str, limits: &Limits) -> Result
 pub async fn watch(shared: Arc<Shared>, backend: usize) {
     let limits = &shared.limits;
     loop {
-        let result = match get(&shared.targets[backend], "/health", limits).await {
+        let result = match get(&shared.targets[backend], "/health", None, limits).await {
             Ok(answer) if answer.status.is_server_error() => Err(Failure::Unavailable),
             Ok(_) => Ok(()),
             Err(failure) => Err(failure),

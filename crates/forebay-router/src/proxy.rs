@@ -4,27 +4,31 @@
 //! Until the first byte of an answer's body has come, nothing has been sent to the client and another backend can be
 //! tried; from then on the request belongs to its backend.
 
-use crate::dispatcher::{Ask, End};
+use crate::dispatcher::{Ask, BackendSet, End};
+use crate::encoding::Coding;
 use crate::health::Failure;
+use crate::local::{self, no_backend};
+use crate::models;
 use crate::prefix::Chain;
-use crate::probe;
 use crate::relay::{Parts, Reader, Relay, Reply};
-use crate::request::{self, Endpoint, RequestFacts};
-use crate::respond::{self, Refusal};
+use crate::request::{self, Endpoint, PromptKind, RequestFacts};
+use crate::request_log::Note;
+use crate::respond::Refusal;
+use crate::routes::{self, Group, Rule};
 use crate::shared::{Flight, Permit, Shared};
 use crate::sse::UsageTap;
 use crate::upstream::{Answer, Pieces, Pool, Upstream};
 use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderName};
 use http::request::Parts as Head;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::{Sleep, sleep};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -35,8 +39,7 @@ pub const BACKEND_HEADER: HeaderName = HeaderName::from_static("x-forebay-backen
 /// Headers that name a session, the first that is there counts. The second is sent by Claude Code.
 const SESSION_HEADERS: [&str; 2] = ["x-session-id", "x-claude-code-session-id"];
 
-/// Headers that are about one connection (RFC 9110, section 7.6.1) or that the router sets anew. `accept-encoding` is
-/// among them because usage can be read in plain answers only.
+/// Headers that are about one connection (RFC 9110, section 7.6.1) or that the router sets anew.
 const NOT_FORWARDED: [HeaderName; 12] = [
     header::CONNECTION,
     header::PROXY_AUTHENTICATE,
@@ -61,74 +64,73 @@ pub struct Worker {
     pub pool: Arc<Pool>,
 }
 
-/// Answers one request, whatever it is.
-pub async fn answer(worker: Arc<Worker>, request: Request<Incoming>) -> Response<Reply> {
+/// Answers one request, whatever it is. `reset` is there where the end of the connection is the end of an answer.
+pub async fn answer(
+    worker: Arc<Worker>,
+    request: Request<Incoming>,
+    reset: Option<Arc<AtomicBool>>,
+) -> Response<Reply> {
+    let shared = &worker.shared;
     let path = request.uri().path();
-    let endpoint = match path {
-        "/v1/completions" => Endpoint::Completions,
-        "/v1/chat/completions" => Endpoint::ChatCompletions,
-        _ => return local(&worker, &request).await.unwrap_or_else(|refusal| refusal.response()),
-    };
-    let answer = if request.method() == Method::POST {
-        complete(&worker, endpoint, request).await
-    } else {
-        Err(method_not_allowed(path, "POST"))
+    let group = routes::find(path);
+    if let Some(Rule::Own(own)) = group.map(|group| group.rule) {
+        return local::answer(shared, own, group, &request)
+            .await
+            .unwrap_or_else(|refusal| refusal.response());
+    }
+    let mut journey =
+        Journey { reset, note: shared.log.as_ref().map(|log| log.note(request.method(), path)) };
+    let answer = match group {
+        None => Err(unknown_path(path)),
+        Some(group) => forward(&worker, group, request, &mut journey).await,
     };
     answer.unwrap_or_else(|refusal| {
         if refusal.status.is_client_error() {
-            worker.shared.bad_requests.fetch_add(1, Ordering::Relaxed);
+            shared.bad_requests.fetch_add(1, Ordering::Relaxed);
+        }
+        shared.count_status(None, refusal.status);
+        if let Some(note) = &mut journey.note {
+            note.refused(refusal.status, &refusal.message);
         }
         refusal.response()
     })
 }
 
-fn method_not_allowed(path: &str, allowed: &str) -> Refusal {
-    Refusal::of_client(StatusCode::METHOD_NOT_ALLOWED, format!("{path} takes {allowed}"))
+/// What a request carries with it on its way.
+struct Journey {
+    reset: Option<Arc<AtomicBool>>,
+    note: Option<Box<Note>>,
 }
 
-/// What the router answers itself, and the list of models.
-async fn local(worker: &Worker, request: &Request<Incoming>) -> Result<Response<Reply>, Refusal> {
-    let shared = &worker.shared;
+fn unknown_path(path: &str) -> Refusal {
+    let message = format!(
+        "{path} is not served; there are /v1/completions, /v1/chat/completions, /v1/models and others, which \
+         docs/routing.md lists"
+    );
+    Refusal::of_client(StatusCode::NOT_FOUND, message)
+}
+
+/// Refuses a request by its path and method, or sends it to an engine.
+async fn forward(
+    worker: &Worker,
+    group: &Group,
+    request: Request<Incoming>,
+    journey: &mut Journey,
+) -> Result<Response<Reply>, Refusal> {
     let path = request.uri().path();
-    if !["/health", "/metrics", "/debug/decisions", "/v1/models"].contains(&path) {
-        let message = format!(
-            "{path} is not served; there are /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics \
-             and /debug/decisions"
-        );
-        return Err(Refusal::of_client(StatusCode::NOT_FOUND, message));
-    }
-    if request.method() != Method::GET {
-        return Err(method_not_allowed(path, "GET"));
-    }
-    match path {
-        "/health" => {
-            let up = (0..shared.targets.len()).filter(|&backend| shared.is_up(backend)).count();
-            if up == 0 {
-                return Err(no_backend());
-            }
-            Ok(respond::json(format!(r#"{{"status":"ok","backends_up":{up}}}"#)))
+    let endpoint = match group.rule {
+        // A browser asks what it may send: the engine knows, and it is no completion.
+        Rule::Cache(_) if request.method() == Method::OPTIONS => None,
+        Rule::Cache(endpoint) => Some(endpoint),
+        Rule::Load | Rule::Own(_) => None,
+        Rule::Refuse(status, reason) => {
+            return Err(Refusal::of_client(status, format!("{path} is not routed: {reason}")));
         }
-        "/metrics" => Ok(respond::text(shared.metrics())),
-        "/debug/decisions" => Ok(respond::json(serde_json::to_vec(&shared.decisions()).unwrap_or_default())),
-        _ => models(shared).await,
+    };
+    if !group.takes(request.method()) && request.method() != Method::OPTIONS {
+        return Err(local::method_not_allowed(path, group));
     }
-}
-
-/// The list of models of the first backend that answers.
-async fn models(shared: &Shared) -> Result<Response<Reply>, Refusal> {
-    for backend in (0..shared.targets.len()).filter(|&backend| shared.is_up(backend)) {
-        if let Ok(answer) = probe::get(&shared.targets[backend], "/v1/models", &shared.limits).await {
-            let mut response = respond::json(answer.body);
-            *response.status_mut() = answer.status;
-            response.headers_mut().insert(BACKEND_HEADER, shared.targets[backend].header.clone());
-            return Ok(response);
-        }
-    }
-    Err(no_backend())
-}
-
-fn no_backend() -> Refusal {
-    Refusal::of_service(StatusCode::SERVICE_UNAVAILABLE, "no engine is up".into())
+    complete(worker, endpoint, request, journey).await
 }
 
 /// A request that goes to a backend, in the form in which it can be sent more than once.
@@ -148,8 +150,9 @@ struct Started {
 
 async fn complete(
     worker: &Worker,
-    endpoint: Endpoint,
+    endpoint: Option<Endpoint>,
     request: Request<Incoming>,
+    journey: &mut Journey,
 ) -> Result<Response<Reply>, Refusal> {
     let shared = &worker.shared;
     let overloaded = || {
@@ -159,12 +162,46 @@ async fn complete(
     let permit = shared.admit().ok_or_else(overloaded)?;
     let (head, body) = request.into_parts();
     let body = read_body(body, shared.limits.max_body_bytes, shared.limits.client_stall).await?;
-    let facts = request::read(endpoint, &body).map_err(|bad| Refusal {
+    let facts = endpoint.map(|endpoint| read_facts(endpoint, &head, &body)).transpose()?;
+    let model = match &facts {
+        Some(facts) => facts.model(&body),
+        None => request::model_of(&body),
+    };
+    let serving = match model.as_deref() {
+        None => BackendSet::MAX,
+        Some(model) => {
+            if let Some(note) = &mut journey.note {
+                note.model(model);
+            }
+            serving(shared, model, &head).await?
+        }
+    };
+    let outgoing = match (endpoint, facts) {
+        (Some(endpoint), Some(facts)) => prepare(shared, endpoint, head, body, &facts, serving),
+        _ => prepare_by_load(head, body, serving),
+    };
+    send(worker, outgoing, permit, journey).await
+}
+
+fn read_facts(endpoint: Endpoint, head: &Head, body: &[u8]) -> Result<RequestFacts, Refusal> {
+    let coding = head.headers.get(header::CONTENT_ENCODING).filter(|coding| *coding != "identity");
+    if let Some(coding) = coding {
+        let message = format!("content-encoding {coding:?}: the body must not be compressed");
+        return Err(Refusal::of_client(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
+    request::read(endpoint, body).map_err(|bad| Refusal {
         field: bad.field(),
         ..Refusal::of_client(StatusCode::BAD_REQUEST, bad.to_string())
-    })?;
-    let outgoing = prepare(shared, endpoint, head, body, &facts);
-    send(worker, outgoing, permit).await
+    })
+}
+
+/// The engines that may serve a model.
+async fn serving(shared: &Arc<Shared>, model: &str, head: &Head) -> Result<BackendSet, Refusal> {
+    match models::serving(shared, model, head.headers.get(header::AUTHORIZATION)).await {
+        0 if shared.any_model => Ok(BackendSet::MAX),
+        0 => Err(Refusal::of_model(model)),
+        serving => Ok(serving),
+    }
 }
 
 /// The whole body. A body that is too long is read on, up to as much again, so that the client gets to see the refusal.
@@ -220,9 +257,10 @@ fn prepare(
     mut head: Head,
     body: Bytes,
     facts: &RequestFacts,
+    serving: BackendSet,
 ) -> Outgoing {
-    let [model, tools] = &facts.context;
-    let root = [&body[model.clone()], &body[tools.clone()], &[endpoint as u8]]
+    let [model, tools, instructions] = &facts.context;
+    let root = [&body[model.clone()], &body[tools.clone()], &body[instructions.clone()], &[endpoint as u8]]
         .iter()
         .fold(shared.hash_seed, |root, part| xxh3_64_with_seed(part, root));
     let prompt = &body[facts.prompt.clone()];
@@ -233,8 +271,9 @@ fn prepare(
         Some(name) => xxh3_64_with_seed(name, shared.hash_seed),
         None => chain.first().unwrap_or_else(|| xxh3_64_with_seed(prompt, root)),
     };
-    let ask = Arc::new(Ask { kind: facts.kind, prompt_bytes: prompt.len(), chain, session });
-    remove_connection_headers(&mut head.headers);
+    let endpoint = (!prompt.is_empty()).then_some(endpoint);
+    let ask = Ask { kind: facts.kind, prompt_bytes: prompt.len(), chain, session, endpoint, serving };
+    address_to_engines(&mut head);
     let body = match &facts.ask_for_usage {
         None => Pieces::new([body, Bytes::new(), Bytes::new()]),
         Some(edit) => Pieces::new([
@@ -243,7 +282,28 @@ fn prepare(
             body.slice(edit.at.end..),
         ]),
     };
-    Outgoing { head, body, ask, hide_usage: facts.ask_for_usage.is_some() }
+    Outgoing { head, body, ask: Arc::new(ask), hide_usage: facts.ask_for_usage.is_some() }
+}
+
+/// A request that goes by load alone, as it came.
+fn prepare_by_load(mut head: Head, body: Bytes, serving: BackendSet) -> Outgoing {
+    let chain = Chain::new(0, &[]);
+    let ask = Ask { kind: PromptKind::TokenIds, prompt_bytes: 0, chain, session: 0, endpoint: None, serving };
+    address_to_engines(&mut head);
+    let body = Pieces::new([body, Bytes::new(), Bytes::new()]);
+    Outgoing { head, body, ask: Arc::new(ask), hide_usage: false }
+}
+
+/// Leaves of a request's head what is meant for engines. Usage is read in plain answers: these are asked for.
+fn address_to_engines(head: &mut Head) {
+    remove_connection_headers(&mut head.headers);
+    head.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    // A client that takes the router for a proxy sends a whole URL.
+    if head.uri.authority().is_some()
+        && let Some(path) = head.uri.path_and_query()
+    {
+        head.uri = Uri::from(path.clone());
+    }
 }
 
 fn remove_connection_headers(headers: &mut HeaderMap) {
@@ -257,7 +317,12 @@ fn remove_connection_headers(headers: &mut HeaderMap) {
 }
 
 /// Tries backends until one begins to answer.
-async fn send(worker: &Worker, outgoing: Outgoing, permit: Permit) -> Result<Response<Reply>, Refusal> {
+async fn send(
+    worker: &Worker,
+    outgoing: Outgoing,
+    permit: Permit,
+    journey: &mut Journey,
+) -> Result<Response<Reply>, Refusal> {
     let shared = &worker.shared;
     let mut tried = 0;
     let mut last_failure = None;
@@ -265,13 +330,17 @@ async fn send(worker: &Worker, outgoing: Outgoing, permit: Permit) -> Result<Res
     for attempt in 1..=shared.limits.attempts {
         let Some(mut flight) = shared.assign(&outgoing.ask, tried) else { break };
         tried |= 1 << flight.backend;
+        if let Some(note) = &mut journey.note {
+            note.attempt(&shared.targets[flight.backend].name);
+        }
         if attempt > 1 {
             deadline.as_mut().reset(tokio::time::Instant::now() + shared.limits.first_byte);
         }
-        let may_try_another = attempt < shared.limits.attempts && shared.has_other(tried);
+        let may_try_another =
+            attempt < shared.limits.attempts && shared.has_other(tried | !outgoing.ask.serving);
         let failure = match begin(worker, &outgoing, flight.backend, &mut deadline).await {
             Ok(started) if !(may_try_another && is_busy(started.head.status())) => {
-                return Ok(relay(worker, outgoing, started, flight, deadline, permit));
+                return Ok(relay(worker, outgoing, started, flight, deadline, permit, journey));
             }
             Ok(_) => Failure::Unavailable,
             Err(failure) => failure,
@@ -294,7 +363,7 @@ fn no_answer(failure: Failure, tried: u32) -> Refusal {
         Failure::Ejected | Failure::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "is not available"),
         Failure::FirstByteTimeout => (StatusCode::GATEWAY_TIMEOUT, "did not begin to answer in time"),
         Failure::Garbage => (StatusCode::BAD_GATEWAY, "answered something that is not HTTP"),
-        Failure::Closed | Failure::ProgressTimeout | Failure::BrokenOff => {
+        Failure::Closed | Failure::ProgressTimeout | Failure::BrokenOff | Failure::ErrorEvent => {
             (StatusCode::BAD_GATEWAY, "closed the connection without an answer")
         }
     };
@@ -354,33 +423,52 @@ fn relay(
     mut flight: Flight,
     deadline: Pin<Box<Sleep>>,
     permit: Permit,
+    journey: &mut Journey,
 ) -> Response<Reply> {
     flight.first_byte();
     let shared = &worker.shared;
     let status = started.head.status();
+    shared.count_status(Some(flight.backend), status);
+    let mut note = journey.note.take();
+    if let Some(note) = &mut note {
+        note.first_byte(status);
+    }
     let backend = shared.targets[flight.backend].header.clone();
     let content_type = started.head.headers().get(header::CONTENT_TYPE);
     let is_stream = content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
-    let reader = if is_stream {
-        Reader::Events(UsageTap::new(outgoing.hide_usage))
-    } else {
-        Reader::Document(BytesMut::new())
+    let (decoder, readable) = match Coding::of(started.head.headers()) {
+        Coding::Plain => (None, true),
+        Coding::Known(decoder) => (Some(decoder), true),
+        Coding::Unknown => (None, false),
     };
+    let reader = match (readable, is_stream) {
+        (true, true) => Reader::Events(UsageTap::new(outgoing.hide_usage)),
+        (true, false) => Reader::Document(BytesMut::new()),
+        (false, _) => Reader::Unread,
+    };
+    let changes_length = decoder.is_some() || (readable && is_stream);
+    let is_decoded = decoder.is_some();
     let mut response = started.head.map(|()| {
         Relay::start(Parts {
             first: started.first,
             answer: Some(started.answer),
+            decoder,
             reader,
             status,
             flight,
             pool: worker.pool.clone(),
             deadline,
             progress: shared.limits.progress,
+            reset: journey.reset.take(),
+            note,
             _permit: permit,
         })
     });
     // The length of a document does not change on its way, that of a stream may.
-    let length = response.headers().get(header::CONTENT_LENGTH).filter(|_| !is_stream).cloned();
+    let length = response.headers().get(header::CONTENT_LENGTH).filter(|_| !changes_length).cloned();
+    if is_decoded {
+        response.headers_mut().remove(header::CONTENT_ENCODING);
+    }
     *response.version_mut() = Version::HTTP_11;
     remove_connection_headers(response.headers_mut());
     if let Some(length) = length {

@@ -2,7 +2,9 @@
 //! tells the flight how it ended; it must never know how the backend was chosen.
 
 use crate::dispatcher::End;
+use crate::encoding::Decoder;
 use crate::health::Failure;
+use crate::request_log::Note;
 use crate::respond::Refusal;
 use crate::shared::{Flight, Permit};
 use crate::sse::UsageTap;
@@ -13,6 +15,7 @@ use http::StatusCode;
 use http_body::{Body, Frame, SizeHint};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
@@ -76,6 +79,8 @@ pub enum Reader {
     Events(UsageTap),
     /// One JSON document, as far as it was kept.
     Document(BytesMut),
+    /// Something that cannot be read.
+    Unread,
 }
 
 impl Reader {
@@ -88,20 +93,25 @@ impl Reader {
                 }
                 bytes
             }
+            Reader::Unread => bytes,
         }
     }
 
     fn finish(&mut self) -> Bytes {
         match self {
             Reader::Events(tap) => tap.finish(),
-            Reader::Document(_) => Bytes::new(),
+            Reader::Document(_) | Reader::Unread => Bytes::new(),
         }
     }
 
-    fn usage(&self) -> Option<Usage> {
+    /// What was reported, and whether it was that the engine failed.
+    fn outcome(&self) -> (Option<Usage>, bool) {
         match self {
-            Reader::Events(tap) => tap.usage(),
-            Reader::Document(document) => usage::read(document)?.usage,
+            Reader::Events(tap) => (tap.usage(), tap.has_failed()),
+            Reader::Document(document) => {
+                usage::read(document).map_or((None, false), |report| (report.usage, report.failed))
+            }
+            Reader::Unread => (None, false),
         }
     }
 }
@@ -129,6 +139,8 @@ pub struct Parts {
     pub first: Option<Bytes>,
     /// The rest; gone when it has ended.
     pub answer: Option<Answer>,
+    /// Makes it plain, where it came compressed.
+    pub decoder: Option<Box<Decoder>>,
     /// How usage is found in it.
     pub reader: Reader,
     /// Its status.
@@ -141,6 +153,10 @@ pub struct Parts {
     pub deadline: Pin<Box<Sleep>>,
     /// How long it may wait between two pieces.
     pub progress: Duration,
+    /// Set when the answer breaks off and the end of the connection would make it look whole.
+    pub reset: Option<Arc<AtomicBool>>,
+    /// What the request log will say of it.
+    pub note: Option<Box<Note>>,
     /// The request's right to be under way.
     pub _permit: Permit,
 }
@@ -149,7 +165,12 @@ impl Relay {
     /// Starts to pass an answer on.
     pub fn start(mut parts: Parts) -> Reply {
         parts.deadline.as_mut().reset(Instant::now() + parts.progress);
-        Reply::Relayed(Box::new(Relay { state: State::Passing, parts }))
+        let mut relay = Box::new(Relay { state: State::Passing, parts });
+        if relay.has_ended() {
+            // Nobody polls the body of an answer to HEAD, or one that is announced as empty.
+            return Reply::whole(relay.finish());
+        }
+        Reply::Relayed(relay)
     }
 
     fn poll(&mut self, context: &mut Context) -> Poll<Option<Result<Bytes, BrokeOff>>> {
@@ -171,7 +192,10 @@ impl Relay {
     fn poll_passing(&mut self, context: &mut Context) -> Poll<Option<Result<Bytes, BrokeOff>>> {
         loop {
             let piece = match ready!(self.poll_piece(context)) {
-                Some(Ok(bytes)) => self.parts.reader.pass(bytes),
+                Some(Ok(bytes)) => match self.plain(bytes) {
+                    Ok(bytes) => self.parts.reader.pass(bytes),
+                    Err(failure) => return self.fail(failure, context),
+                },
                 Some(Err(failure)) => return self.fail(failure, context),
                 None => Bytes::new(),
             };
@@ -185,6 +209,11 @@ impl Relay {
                 (false, false) => return Poll::Ready(Some(Ok([piece, rest].concat().into()))),
             }
         }
+    }
+
+    fn plain(&mut self, bytes: Bytes) -> Result<Bytes, Failure> {
+        let Some(decoder) = &mut self.parts.decoder else { return Ok(bytes) };
+        decoder.decode(&bytes).map_err(|_| Failure::Garbage)
     }
 
     fn has_ended(&self) -> bool {
@@ -209,8 +238,17 @@ impl Relay {
     fn finish(&mut self) -> Bytes {
         self.state = State::Ended;
         let rest = self.parts.reader.finish();
-        let usage = self.parts.reader.usage();
-        self.parts.flight.end(End::Answered { status: self.parts.status.as_u16(), usage });
+        let (usage, failed) = self.parts.reader.outcome();
+        let failed = failed && self.parts.status.is_success();
+        let end = if failed {
+            End::Failed(Failure::ErrorEvent)
+        } else {
+            End::Answered { status: self.parts.status.as_u16(), usage }
+        };
+        self.parts.flight.end(end);
+        if let Some(mut note) = self.parts.note.take() {
+            note.ended(if failed { Failure::ErrorEvent.name() } else { "answered" }, usage);
+        }
         if let Some(upstream) = self.parts.answer.take().and_then(Answer::into_idle) {
             self.parts.pool.put(self.parts.flight.backend, upstream);
         }
@@ -220,6 +258,12 @@ impl Relay {
     /// The answer is not whole. A stream says why before it breaks off, a document just breaks off.
     fn fail(&mut self, failure: Failure, context: &mut Context) -> Poll<Option<Result<Bytes, BrokeOff>>> {
         self.parts.flight.end(End::Failed(failure));
+        if let Some(mut note) = self.parts.note.take() {
+            note.ended(failure.name(), self.parts.reader.outcome().0);
+        }
+        if let Some(reset) = &self.parts.reset {
+            reset.store(true, Ordering::Relaxed);
+        }
         self.parts.answer = None;
         self.state = State::Flushing;
         let Reader::Events(_) = self.parts.reader else { return self.poll(context) };

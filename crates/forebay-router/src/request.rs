@@ -1,17 +1,23 @@
-//! The body of a completion request as bytes. It finds, in one pass and without building a tree, the few fields that
+//! The body of a request as bytes. It finds, in one pass and without building a tree, the few fields that
 //! routing needs, and says how to ask for usage by changing the bytes in one place. It must never know engines or
 //! connections, and never change what the client asked for.
 
 use crate::json::{self, Kind, SyntaxError, Value};
+use memchr::memmem;
+use std::borrow::Cow;
 use std::ops::Range;
 
-/// Which of the two completion calls a body belongs to.
+/// Which of the calls that complete a prompt a body belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Endpoint {
     /// `/v1/completions`: the prompt is in `prompt`.
     Completions,
     /// `/v1/chat/completions`: the prompt is in `messages`, after `tools`.
     ChatCompletions,
+    /// `/v1/responses`: the prompt is in `input`, after `instructions` and `tools`.
+    Responses,
+    /// `/v1/messages`: the prompt is in `messages`, after `system` and `tools`.
+    Messages,
 }
 
 /// In what form a prompt is given: bytes per token differ.
@@ -30,10 +36,10 @@ pub enum PromptKind {
 pub struct RequestFacts {
     /// The form of the prompt.
     pub kind: PromptKind,
-    /// The JSON value of the prompt.
+    /// The JSON value of the prompt; empty where it is given in a form that cannot be compared.
     pub prompt: Range<usize>,
-    /// The JSON values that decide the prompt's beginning beside `prompt`: model and tools.
-    pub context: [Range<usize>; 2],
+    /// The JSON values that decide the prompt's beginning beside `prompt`: model, tools and instructions.
+    pub context: [Range<usize>; 3],
     /// The JSON value of `user`, where it is a string.
     pub user: Option<Range<usize>>,
     /// Does the client want a stream?
@@ -85,32 +91,62 @@ impl BadRequest {
 /// Reads a body. Fields that routing does not need are not looked at: the engine judges them.
 pub fn read(endpoint: Endpoint, body: &[u8]) -> Result<RequestFacts, BadRequest> {
     let fields = Fields::find(body)?;
-    let (prompt, kind) = match endpoint {
-        Endpoint::Completions => {
-            let prompt = fields.prompt.ok_or(BadRequest::Missing("prompt"))?;
-            let kind = prompt_kind(body, &prompt)?;
-            (prompt, kind)
-        }
-        Endpoint::ChatCompletions => {
-            let messages = fields.messages.ok_or(BadRequest::Missing("messages"))?;
-            expect("messages", &messages, "an array", &[Kind::Array])?;
-            (messages, PromptKind::Messages)
-        }
-    };
+    let (prompt, kind) = fields.prompt(endpoint, body)?;
     if let Some(model) = &fields.model {
-        expect("model", model, "a string", &[Kind::String])?;
+        expect("model", model, "a string", &[Kind::String, Kind::Null])?;
     }
     let stream = flag("stream", body, fields.stream.as_ref())?;
-    let usage = usage_edit(body, fields.stream_options)?;
+    // The other calls report usage in every stream.
+    let usage = match endpoint {
+        Endpoint::Completions | Endpoint::ChatCompletions => usage_edit(body, fields.stream_options)?,
+        Endpoint::Responses | Endpoint::Messages => None,
+    };
     let place = |value: Option<Value>| value.map_or(0..0, |value| value.at);
+    let instructions = match endpoint {
+        Endpoint::Responses => fields.instructions,
+        Endpoint::Messages => fields.system,
+        Endpoint::Completions | Endpoint::ChatCompletions => None,
+    };
+    let model = fields.model.filter(|model| model.kind == Kind::String);
     Ok(RequestFacts {
         kind,
-        prompt: prompt.at,
-        context: [place(fields.model), place(fields.tools)],
+        prompt,
+        context: [place(model), place(fields.tools), place(instructions)],
         user: fields.user.filter(|user| user.kind == Kind::String).map(|user| user.at),
         stream,
         ask_for_usage: if stream { usage } else { None },
     })
+}
+
+impl RequestFacts {
+    /// The model that the body names, if it names one.
+    pub fn model<'a>(&self, body: &'a [u8]) -> Option<Cow<'a, str>> {
+        string(&body[self.context[0].clone()])
+    }
+}
+
+/// The model that a body names which is not read otherwise: a JSON object or a form with files.
+pub fn model_of(body: &[u8]) -> Option<Cow<'_, str>> {
+    if body.trim_ascii_start().starts_with(b"{") {
+        let fields = json::fields(body).map_while(Result::ok);
+        let (_, model) = fields.filter(|(key, value)| key == "model" && value.kind == Kind::String).last()?;
+        return string(&body[model.at]);
+    }
+    let field = memmem::find(body, b"name=\"model\"")?;
+    let value = &body[field + memmem::find(&body[field..], b"\r\n\r\n")? + 4..];
+    let value = &value[..memmem::find(value, b"\r\n--")?];
+    std::str::from_utf8(value).ok().filter(|model| !model.is_empty()).map(Cow::Borrowed)
+}
+
+/// The text of a JSON string that is not empty.
+fn string(json: &[u8]) -> Option<Cow<'_, str>> {
+    let inner = json.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+    let text = if memchr::memchr(b'\\', inner).is_some() {
+        Cow::Owned(serde_json::from_slice(json).ok()?)
+    } else {
+        Cow::Borrowed(std::str::from_utf8(inner).ok()?)
+    };
+    (!text.is_empty()).then_some(text)
 }
 
 /// The fields that matter; of a repeated one the last, as JSON readers commonly have it.
@@ -118,7 +154,11 @@ pub fn read(endpoint: Endpoint, body: &[u8]) -> Result<RequestFacts, BadRequest>
 struct Fields {
     model: Option<Value>,
     prompt: Option<Value>,
+    prompt_embeds: Option<Value>,
     messages: Option<Value>,
+    input: Option<Value>,
+    instructions: Option<Value>,
+    system: Option<Value>,
     tools: Option<Value>,
     user: Option<Value>,
     stream: Option<Value>,
@@ -133,7 +173,11 @@ impl Fields {
             let place = match &*key {
                 "model" => &mut fields.model,
                 "prompt" => &mut fields.prompt,
+                "prompt_embeds" => &mut fields.prompt_embeds,
                 "messages" => &mut fields.messages,
+                "input" => &mut fields.input,
+                "instructions" => &mut fields.instructions,
+                "system" => &mut fields.system,
                 "tools" => &mut fields.tools,
                 "user" => &mut fields.user,
                 "stream" => &mut fields.stream,
@@ -143,6 +187,30 @@ impl Fields {
             *place = Some(value);
         }
         Ok(fields)
+    }
+
+    /// Where the prompt is, and in what form.
+    fn prompt(&self, endpoint: Endpoint, body: &[u8]) -> Result<(Range<usize>, PromptKind), BadRequest> {
+        match endpoint {
+            Endpoint::Completions => {
+                let prompt = self.prompt.as_ref().filter(|prompt| prompt.kind != Kind::Null);
+                if prompt.is_none() && self.prompt_embeds.is_some() {
+                    return Ok((0..0, PromptKind::TokenIds));
+                }
+                let prompt = self.prompt.as_ref().ok_or(BadRequest::Missing("prompt"))?;
+                Ok((prompt.at.clone(), prompt_kind(body, prompt)?))
+            }
+            Endpoint::ChatCompletions | Endpoint::Messages => {
+                let messages = self.messages.as_ref().ok_or(BadRequest::Missing("messages"))?;
+                expect("messages", messages, "an array", &[Kind::Array])?;
+                Ok((messages.at.clone(), PromptKind::Messages))
+            }
+            Endpoint::Responses => {
+                let input = self.input.as_ref().ok_or(BadRequest::Missing("input"))?;
+                expect("input", input, "a string or an array", &[Kind::String, Kind::Array])?;
+                Ok((input.at.clone(), PromptKind::Messages))
+            }
+        }
     }
 }
 
@@ -248,6 +316,45 @@ mod tests {
     }
 
     #[test]
+    fn the_prompts_and_instructions_of_the_responses_and_messages_apis_are_found() {
+        let body = r#"{"model":"m","input":"hi","instructions":"be brief","stream":true}"#;
+        let facts = read(Endpoint::Responses, body.as_bytes()).unwrap();
+        let parts = [facts.prompt.clone(), facts.context[2].clone()].map(|at| &body[at]);
+        assert_eq!((parts, facts.ask_for_usage), ([r#""hi""#, r#""be brief""#], None));
+        let body = r#"{"system":[{}],"messages":[],"stream":true,"model":null}"#;
+        let facts = read(Endpoint::Messages, body.as_bytes()).unwrap();
+        let parts = [facts.prompt.clone(), facts.context[2].clone()].map(|at| &body[at]);
+        assert_eq!((parts, facts.model(body.as_bytes())), (["[]", "[{}]"], None));
+        let missing = read(Endpoint::Responses, b"{}").unwrap_err();
+        assert_eq!(missing.to_string(), "input: this field is required");
+    }
+
+    #[test]
+    fn a_prompt_of_embeddings_is_the_engines_to_judge() {
+        for body in [r#"{"prompt_embeds":"AAAA"}"#, r#"{"prompt":null,"prompt_embeds":["AAAA"]}"#] {
+            assert_eq!(completions(body).unwrap().prompt, 0..0, "{body}");
+        }
+    }
+
+    #[test]
+    fn the_model_is_found_in_any_body_that_names_one() {
+        let form = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\nRIFF\r\n--b\r\n\
+                    Content-Disposition: form-data; name=\"model\"\r\n\r\nwhisper\r\n--b--\r\n";
+        let table = [
+            (r#"{"input":["a"],"model":"m"}"#, Some("m")),
+            (r#" {"model":"a\u002fb"}"#, Some("a/b")),
+            (r#"{"model":7}"#, None),
+            (r#"{"model":""}"#, None),
+            (form, Some("whisper")),
+            ("", None),
+            ("name=\"model\"", None),
+        ];
+        for (body, model) in table {
+            assert_eq!(model_of(body.as_bytes()).as_deref(), model, "{body}");
+        }
+    }
+
+    #[test]
     fn wrong_types_are_refused_by_the_name_of_the_field() {
         let table = [
             (
@@ -345,14 +452,15 @@ mod tests {
             let text = if pretty { serde_json::to_vec_pretty(&body) } else { serde_json::to_vec(&body) }.unwrap();
             let prompt = &body["prompt"];
             let well_typed = (prompt.is_string() || prompt.is_array())
-                && (body.get("model").is_none_or(Tree::is_string))
+                && (body.get("model").is_none_or(|model| model.is_string() || model.is_null()))
                 && (body["stream"].is_boolean() || body["stream"].is_null());
             let facts = read(Endpoint::Completions, &text);
             prop_assert_eq!(facts.is_ok(), well_typed, "{:?}", facts);
             if let Ok(facts) = facts {
                 let value = |at: Range<usize>| serde_json::from_slice::<Tree>(&text[at]).unwrap_or_default();
                 prop_assert_eq!(&value(facts.prompt), prompt);
-                prop_assert_eq!(&value(facts.context[0].clone()), &body["model"]);
+                let model = value(facts.context[0].clone());
+                prop_assert_eq!(model.as_str(), body["model"].as_str());
                 prop_assert_eq!(&value(facts.context[1].clone()), &body["tools"]);
                 prop_assert_eq!(facts.user.is_some(), body["user"].is_string());
                 prop_assert_eq!(facts.stream, body["stream"] == json!(true));
@@ -363,6 +471,7 @@ mod tests {
         fn arbitrary_bytes_never_panic(body: Vec<u8>) {
             let _ = read(Endpoint::Completions, &body);
             let _ = read(Endpoint::ChatCompletions, &body);
+            let _ = model_of(&body);
         }
     }
 }

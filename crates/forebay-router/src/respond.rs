@@ -18,6 +18,8 @@ pub struct Refusal {
     pub message: String,
     /// The field at fault.
     pub field: Option<&'static str>,
+    /// The `code` of OpenAI's error object, where it has a name for it; else it is the status.
+    pub code: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -30,18 +32,34 @@ struct ErrorObject<'a> {
     message: &'a str,
     r#type: &'a str,
     param: Option<&'a str>,
-    code: u16,
+    code: Code,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Code {
+    Name(&'static str),
+    Status(u16),
 }
 
 impl Refusal {
     /// The client's request is wrong.
     pub fn of_client(status: StatusCode, message: String) -> Refusal {
-        Refusal { status, kind: "invalid_request_error", message, field: None }
+        Refusal { status, kind: "invalid_request_error", message, field: None, code: None }
     }
 
     /// The request is right, but it cannot be served.
     pub fn of_service(status: StatusCode, message: String) -> Refusal {
-        Refusal { status, kind: "service_unavailable_error", message, field: None }
+        Refusal { status, kind: "service_unavailable_error", message, field: None, code: None }
+    }
+
+    /// No engine serves this model.
+    pub fn of_model(model: &str) -> Refusal {
+        Refusal {
+            field: Some("model"),
+            code: Some("model_not_found"),
+            ..Refusal::of_client(StatusCode::NOT_FOUND, format!("The model `{model}` does not exist"))
+        }
     }
 
     /// OpenAI's error object.
@@ -50,7 +68,7 @@ impl Refusal {
             message: &self.message,
             r#type: self.kind,
             param: self.field,
-            code: self.status.as_u16(),
+            code: self.code.map_or(Code::Status(self.status.as_u16()), Code::Name),
         };
         // Strings and numbers: nothing in it can fail.
         serde_json::to_vec(&ErrorBody { error }).unwrap_or_default()

@@ -4,13 +4,15 @@
 
 use crate::config::{ConfigError, RouterConfig};
 use crate::decisions::DecisionRecord;
+use crate::models;
 use crate::probe;
 use crate::proxy::{self, Worker};
+use crate::request_log::{RequestLog, RequestLogPlace};
 use crate::shared::Shared;
 use crate::stall::StallGuard;
 use crate::stats::RouterStats;
 use crate::upstream::Pool;
-use http::Request;
+use http::{Request, Version};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -20,6 +22,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
@@ -28,6 +31,9 @@ use tokio::task::JoinSet;
 
 /// A client connection without a request is closed after this time.
 const IDLE_CLIENT: Duration = Duration::from_secs(75);
+
+/// For the last lines of the request log to be written.
+const LOG_FLUSH: Duration = Duration::from_secs(2);
 
 /// After an error of `accept` (no more file descriptors, say) the next is tried after this time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -43,6 +49,14 @@ pub enum StartError {
     Listen {
         /// The address.
         address: SocketAddr,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The request log cannot be opened.
+    #[error("open the request log {place}: {source}")]
+    RequestLog {
+        /// Where it should be.
+        place: String,
         /// The system's reason.
         source: io::Error,
     },
@@ -82,10 +96,12 @@ impl Router {
         let listener = StdListener::bind(address).map_err(listen)?;
         listener.set_nonblocking(true).map_err(listen)?;
         let addr = listener.local_addr().map_err(listen)?;
-        let shared = Shared::new(config.policy, targets, config.limits);
+        let log = config.request_log.as_ref().map(open_log).transpose()?;
+        let thread_count = config.threads;
+        let shared = Shared::new(config, targets, log);
         let (stop, stopped) = watch::channel(false);
         let mut threads = Vec::new();
-        for number in 0..config.threads {
+        for number in 0..thread_count {
             let listener = listener.try_clone().map_err(listen)?;
             let (shared, stopped) = (shared.clone(), stopped.clone());
             let runtime = tokio::runtime::Builder::new_current_thread()
@@ -130,7 +146,20 @@ impl RouterHandle {
             let _ = ended.await;
             let _ = thread.join();
         }
+        if let Some(log) = &self.shared.log {
+            log.flush(LOG_FLUSH);
+        }
     }
+}
+
+fn open_log(place: &RequestLogPlace) -> Result<RequestLog, StartError> {
+    RequestLog::open(place).map_err(|source| {
+        let place = match place {
+            RequestLogPlace::Stderr => "stderr".to_owned(),
+            RequestLogPlace::File(path) => path.display().to_string(),
+        };
+        StartError::RequestLog { place, source }
+    })
 }
 
 impl Drop for RouterHandle {
@@ -151,6 +180,7 @@ async fn run_thread(
     if probes {
         for backend in 0..shared.targets.len() {
             tokio::spawn(probe::watch(shared.clone(), backend));
+            tokio::spawn(models::watch(shared.clone(), backend));
         }
     }
     tokio::spawn(probe::sweep(pool, shared.limits.clone()));
@@ -178,9 +208,12 @@ async fn serve(worker: Arc<Worker>, stream: TcpStream, mut stopped: watch::Recei
     if stream.set_nodelay(true).is_err() {
         return;
     }
-    let io = TokioIo::new(StallGuard::new(stream, worker.shared.limits.client_stall));
+    let reset = Arc::new(AtomicBool::new(false));
+    let io = TokioIo::new(StallGuard::new(stream, worker.shared.limits.client_stall, reset.clone()));
     let service = service_fn(move |request: Request<Incoming>| {
-        let answer = proxy::answer(worker.clone(), request);
+        // To a client of HTTP/1.0 an answer without a length ends like its connection: in order, or not.
+        let reset = (request.version() == Version::HTTP_10).then(|| reset.clone());
+        let answer = proxy::answer(worker.clone(), request, reset);
         async move { Ok::<_, Infallible>(answer.await) }
     });
     let mut connection = pin!(

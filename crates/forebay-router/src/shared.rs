@@ -1,13 +1,15 @@
 //! What all threads of a router share: the dispatcher behind a lock, the limits, and the count of requests under way.
 //! It knows time and who must be woken; it must never know HTTP messages.
 
-use crate::config::{Limits, Target};
+use crate::config::{Limits, RouterConfig, Target};
 use crate::decisions::DecisionRecord;
 use crate::dispatcher::{Ask, Assignment, BackendSet, Dispatcher, End};
 use crate::health::{Change, Failure};
-use crate::metrics::{self, Refusals};
-use crate::policy::Policy;
+use crate::metrics::{self, Counts};
+use crate::models::Models;
+use crate::request_log::RequestLog;
 use crate::stats::RouterStats;
+use http::StatusCode;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +21,12 @@ use tokio::sync::Notify;
 pub struct Shared {
     /// The backends, by index.
     pub targets: Vec<Target>,
+    /// Which of them serves which models.
+    pub models: Models,
+    /// Requests for models that no engine lists go to any.
+    pub any_model: bool,
+    /// Where requests are logged, if they are.
+    pub log: Option<Arc<RequestLog>>,
     /// The limits.
     pub limits: Limits,
     /// Differs from start to start, so that nobody can prepare prompts whose hashes collide.
@@ -33,13 +41,43 @@ pub struct Shared {
     overloaded: AtomicU64,
     /// Requests that no backend answered.
     pub unanswered: AtomicU64,
+    /// Answers by status: those of each backend, and last the router's own.
+    statuses: Vec<Statuses>,
+}
+
+/// Counts of answers by their status, from 100.
+#[derive(Debug)]
+struct Statuses([AtomicU64; Statuses::COUNT]);
+
+impl Statuses {
+    const FIRST: u16 = 100;
+    const COUNT: usize = 500;
+
+    fn count(&self, status: StatusCode) {
+        if let Some(count) = self.0.get(usize::from(status.as_u16().saturating_sub(Statuses::FIRST))) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The statuses that there were.
+    fn counts(&self) -> Vec<(u16, u64)> {
+        let counts =
+            (Statuses::FIRST..).zip(&self.0).map(|(status, count)| (status, count.load(Ordering::Relaxed)));
+        counts.filter(|&(_, count)| count > 0).collect()
+    }
 }
 
 impl Shared {
     /// The state of a router that has just started.
-    pub fn new(policy: Policy, targets: Vec<Target>, limits: Limits) -> Arc<Shared> {
+    pub fn new(config: RouterConfig, targets: Vec<Target>, log: Option<RequestLog>) -> Arc<Shared> {
+        let RouterConfig { policy, limits, any_model, .. } = config;
         let names = targets.iter().map(|target| target.name.clone()).collect();
+        let statuses = || Statuses([const { AtomicU64::new(0) }; Statuses::COUNT]);
         Arc::new(Shared {
+            models: Models::new(targets.len()),
+            any_model,
+            log: log.map(Arc::new),
+            statuses: (0..=targets.len()).map(|_| statuses()).collect(),
             dispatcher: Mutex::new(Dispatcher::new(policy, names, limits.eject_after)),
             ejected: targets.iter().map(|_| Notify::new()).collect(),
             targets,
@@ -110,14 +148,21 @@ impl Shared {
         self.dispatcher().decisions()
     }
 
+    /// Counts an answer that goes to a client: a backend's, or the router's own.
+    pub fn count_status(&self, backend: Option<usize>, status: StatusCode) {
+        self.statuses[backend.unwrap_or(self.targets.len())].count(status);
+    }
+
     /// The figures as Prometheus text.
     pub fn metrics(&self) -> String {
-        let refusals = Refusals {
+        let counts = Counts {
+            statuses: self.statuses.iter().map(Statuses::counts).collect(),
+            log_lines_dropped: self.log.as_ref().map_or(0, |log| log.dropped()),
             bad_request: self.bad_requests.load(Ordering::Relaxed),
             overloaded: self.overloaded.load(Ordering::Relaxed),
             no_answer: self.unanswered.load(Ordering::Relaxed),
         };
-        metrics::render(&self.stats(), refusals)
+        metrics::render(&self.stats(), &counts)
     }
 
     fn announce(&self, backend: usize, change: Option<Change>) {

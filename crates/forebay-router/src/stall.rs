@@ -1,8 +1,10 @@
-//! A client's socket that gives up on a client that takes nothing. It knows reads, writes and one timeout; it must
-//! never know HTTP.
+//! A client's socket that gives up on a client that takes nothing, and that can end in a reset. It
+//! knows reads, writes and one timeout; it must never know HTTP.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -17,12 +19,19 @@ pub struct StallGuard {
     limit: Duration,
     /// Runs while a write waits.
     waiting: Option<Pin<Box<Sleep>>>,
+    /// The connection must not end in order: what was sent is not whole, and nothing else says so.
+    reset: Arc<AtomicBool>,
 }
 
 impl StallGuard {
-    /// Guards `stream`.
-    pub fn new(stream: TcpStream, limit: Duration) -> StallGuard {
-        StallGuard { stream, limit, waiting: None }
+    /// Guards `stream`. It is reset instead of closed once `reset` is true.
+    pub fn new(stream: TcpStream, limit: Duration, reset: Arc<AtomicBool>) -> StallGuard {
+        StallGuard { stream, limit, waiting: None, reset }
+    }
+
+    /// With a linger time of zero closing is a reset.
+    fn close_by_reset(&self) -> bool {
+        self.reset.load(Ordering::Relaxed) && self.stream.set_zero_linger().is_ok()
     }
 
     fn guard<T>(&mut self, context: &mut Context, write: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -72,6 +81,15 @@ impl AsyncWrite for StallGuard {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context) -> Poll<io::Result<()>> {
+        if self.close_by_reset() {
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+impl Drop for StallGuard {
+    fn drop(&mut self) {
+        self.close_by_reset();
     }
 }

@@ -49,6 +49,8 @@ pub struct BackendStats {
     pub over_predicted_tokens: u64,
     /// Cached and not predicted, summed over requests.
     pub under_predicted_tokens: u64,
+    /// Answers that reported the prompt's length and not what of it was cached: nothing is learned from them.
+    pub without_cached_tokens: u64,
     /// From the decision to the first byte of the answer.
     pub first_byte_seconds: Histogram,
 }
@@ -72,6 +74,7 @@ impl BackendStats {
             predicted_tokens: 0,
             over_predicted_tokens: 0,
             under_predicted_tokens: 0,
+            without_cached_tokens: 0,
             first_byte_seconds: Histogram::default(),
         }
     }

@@ -19,8 +19,10 @@ use tokio::task::JoinHandle;
 /// One step of an engine's answer.
 #[derive(Clone)]
 pub enum Step {
-    /// Writes bytes in one go.
+    /// Writes text in one go.
     Write(String),
+    /// Writes bytes in one go.
+    Bytes(Vec<u8>),
     /// Does nothing for a while.
     Wait(Duration),
     /// Does nothing until there is a permit, and takes it.
@@ -39,9 +41,9 @@ pub type Script = Arc<dyn Fn(&str, &str) -> Vec<Step> + Send + Sync>;
 /// What happened at an engine.
 #[derive(Default)]
 pub struct Seen {
-    /// Bodies of completion requests.
+    /// Bodies of requests other than for health and models.
     pub bodies: Vec<String>,
-    /// Heads of completion requests.
+    /// Heads of the same.
     pub heads: Vec<String>,
     /// When clients went away while they were waited for.
     pub left: Vec<Instant>,
@@ -120,7 +122,7 @@ async fn serve(mut stream: TcpStream, script: Script, seen: Arc<Mutex<Seen>>) {
     let mut counted = false;
     while let Some((head, body)) = read_request(&mut stream, &mut buffer).await {
         let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
-        if path.starts_with("/v1/c") {
+        if path != "/health" && path != "/v1/models" {
             let mut seen = seen.lock().unwrap();
             seen.bodies.push(body.clone());
             seen.heads.push(head.clone());
@@ -129,8 +131,13 @@ async fn serve(mut stream: TcpStream, script: Script, seen: Arc<Mutex<Seen>>) {
         }
         for step in script(&path, &body) {
             match step {
-                Step::Write(text) => {
-                    if stream.write_all(text.as_bytes()).await.is_err() {
+                Step::Write(_) | Step::Bytes(_) => {
+                    let bytes = match step {
+                        Step::Write(text) => text.into_bytes(),
+                        Step::Bytes(bytes) => bytes,
+                        _ => Vec::new(),
+                    };
+                    if stream.write_all(&bytes).await.is_err() {
                         seen.lock().unwrap().left.push(Instant::now());
                         return;
                     }
@@ -241,9 +248,25 @@ pub fn only_probes(steps: Vec<Step>) -> impl Fn(&str, &str) -> Vec<Step> {
     move |path, body| if path.starts_with("/v1/c") { steps.clone() } else { well(path, body) }
 }
 
+/// An engine that is well and lists these models.
+pub fn serving(models: &'static [&'static str]) -> impl Fn(&str, &str) -> Vec<Step> {
+    move |path, body| {
+        if path != "/v1/models" {
+            return well(path, body);
+        }
+        let data: Vec<_> = models.iter().map(|id| serde_json::json!({"id": id, "object": "model"})).collect();
+        document("200 OK", &serde_json::json!({"object": "list", "data": data}).to_string())
+    }
+}
+
 /// A router before engines named `e0`, `e1` and so on. It drains quickly, so that tests end soon, and has patience with
 /// engines on a busy machine.
 pub fn router(policy: Policy, urls: &[String], adjust: impl FnOnce(&mut Limits)) -> RouterHandle {
+    configured(policy, urls, |config| adjust(&mut config.limits))
+}
+
+/// The same with more of its configuration.
+pub fn configured(policy: Policy, urls: &[String], adjust: impl FnOnce(&mut RouterConfig)) -> RouterHandle {
     let backends = urls.iter().enumerate();
     let backends = backends.map(|(index, url)| Backend { name: format!("e{index}"), url: url.clone() });
     let mut config = RouterConfig::new(([127, 0, 0, 1], 0).into(), backends.collect(), policy);
@@ -251,7 +274,7 @@ pub fn router(policy: Policy, urls: &[String], adjust: impl FnOnce(&mut Limits))
     config.limits.drain = Duration::from_millis(500);
     config.limits.connect = PATIENCE;
     config.limits.probe_timeout = PATIENCE;
-    adjust(&mut config.limits);
+    adjust(&mut config);
     Router::spawn(config).unwrap()
 }
 

@@ -2,7 +2,7 @@
 //! `forebay-router`'s.
 
 use super::signals::Signals;
-use forebay_router::{Backend, Limits, Policy, Router, RouterConfig};
+use forebay_router::{Backend, Limits, Policy, RequestLogPlace, Router, RouterConfig};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -42,12 +42,20 @@ pub struct Args {
     /// Requests under way at once; more are refused
     #[arg(long, default_value_t = Limits::default().max_in_flight)]
     max_in_flight: usize,
+    /// Send requests for models that no engine lists to any engine, instead of answering 404
+    #[arg(long)]
+    any_model: bool,
+    /// Write a JSON line for each request to this file, or to stderr with '-'
+    #[arg(long, value_name = "FILE", value_parser = request_log)]
+    request_log: Option<RequestLogPlace>,
 }
 
 /// Runs the command.
 pub fn run(args: Args) -> crate::CommandResult {
     let mut config = RouterConfig::new(args.listen, args.backend, args.policy);
     config.threads = args.threads.unwrap_or(config.threads);
+    config.any_model = args.any_model;
+    config.request_log = args.request_log;
     config.limits = Limits {
         connect: args.connect_timeout,
         first_byte: args.first_byte_timeout,
@@ -73,6 +81,10 @@ pub fn run(args: Args) -> crate::CommandResult {
 fn backend(text: &str) -> Result<Backend, String> {
     let (name, url) = text.split_once('=').ok_or_else(|| format!("'{text}' is not of the form NAME=URL"))?;
     Ok(Backend { name: name.to_owned(), url: url.to_owned() })
+}
+
+fn request_log(text: &str) -> Result<RequestLogPlace, String> {
+    Ok(if text == "-" { RequestLogPlace::Stderr } else { RequestLogPlace::File(text.into()) })
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

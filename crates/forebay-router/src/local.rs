@@ -1,0 +1,129 @@
+//! The pages that the router answers itself. It knows their form; what they show is others' business.
+
+use crate::models::{self, Said};
+use crate::proxy::BACKEND_HEADER;
+use crate::relay::Reply;
+use crate::respond::{self, Refusal};
+use crate::routes::{Group, Own};
+use crate::shared::Shared;
+use http::header::{self, ALLOW};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use std::sync::Arc;
+
+/// Answers a request for one of the router's own pages, which `group` lists.
+pub async fn answer(
+    shared: &Arc<Shared>,
+    own: Own,
+    group: Option<&Group>,
+    request: &Request<Incoming>,
+) -> Result<Response<Reply>, Refusal> {
+    let path = request.uri().path();
+    if let Some(group) = group.filter(|group| !group.takes(request.method())) {
+        if request.method() == Method::OPTIONS {
+            return Ok(options(group));
+        }
+        return Err(method_not_allowed(path, group));
+    }
+    match own {
+        Own::Health => {
+            let up = (0..shared.targets.len()).filter(|&backend| shared.is_up(backend)).count();
+            if up == 0 {
+                return Err(no_backend());
+            }
+            Ok(respond::json(format!(r#"{{"status":"ok","backends_up":{up}}}"#)))
+        }
+        Own::Metrics => Ok(respond::text(shared.metrics())),
+        Own::Decisions => Ok(respond::json(serde_json::to_vec(&shared.decisions()).unwrap_or_default())),
+        Own::Models => models(shared, request, None).await,
+        Own::Model => {
+            let name = path.strip_prefix("/v1/models/").unwrap_or_default();
+            models(shared, request, Some(&percent_decoded(name))).await
+        }
+    }
+}
+
+/// The method is none of those that the path takes.
+pub fn method_not_allowed(path: &str, group: &Group) -> Refusal {
+    let message = format!("{path} takes {}", group.allowed());
+    Refusal::of_client(StatusCode::METHOD_NOT_ALLOWED, message)
+}
+
+/// No engine can be asked.
+pub fn no_backend() -> Refusal {
+    Refusal::of_service(StatusCode::SERVICE_UNAVAILABLE, "no engine is up".into())
+}
+
+fn options(group: &Group) -> Response<Reply> {
+    let mut response = Response::new(Reply::whole(Default::default()));
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    if let Ok(allowed) = HeaderValue::from_str(&group.allowed()) {
+        response.headers_mut().insert(ALLOW, allowed);
+    }
+    response
+}
+
+/// The models of all engines that are up, or one of them. The engines are asked now, with the
+/// client's own key: what it may not see it does not see here.
+async fn models(
+    shared: &Arc<Shared>,
+    request: &Request<Incoming>,
+    name: Option<&str>,
+) -> Result<Response<Reply>, Refusal> {
+    let key = request.headers().get(header::AUTHORIZATION).cloned();
+    let mut lists = Vec::new();
+    let mut other = None;
+    for (backend, said) in models::read_all(shared, key).await {
+        match said {
+            Said::List(list) => lists.push(list),
+            // One that is slow to say it now has said it before.
+            Said::Failed => lists.extend(shared.models.of(backend)),
+            Said::Other(answer) => other = other.or(Some((backend, answer))),
+        }
+    }
+    if lists.is_empty() {
+        // All of them refuse to say, or have no list: the client sees what the first one says.
+        let (backend, answer) = other.ok_or_else(no_backend)?;
+        let mut response = respond::json(answer.body);
+        *response.status_mut() = answer.status;
+        response.headers_mut().insert(BACKEND_HEADER, shared.targets[backend].header.clone());
+        return Ok(response);
+    }
+    let models = models::union(lists);
+    let Some(name) = name else { return Ok(respond::json(models::json(&models))) };
+    let model = models.into_iter().find(|model| model.id == name);
+    let object: Box<str> = model.ok_or_else(|| Refusal::of_model(name))?.object.into();
+    Ok(respond::json(object.into_string()))
+}
+
+/// A part of a path as text: names of models have slashes, which some clients escape.
+fn percent_decoded(part: &str) -> String {
+    let mut bytes = Vec::with_capacity(part.len());
+    let mut rest = part.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let code = (first == b'%').then(|| after.get(..2)).flatten();
+        let code = code.and_then(|code| u8::from_str_radix(std::str::from_utf8(code).ok()?, 16).ok());
+        bytes.push(code.unwrap_or(first));
+        rest = if code.is_some() { &after[2..] } else { after };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_decoded_and_stray_percent_signs_stay() {
+        let table = [
+            ("m", "m"),
+            ("Qwen%2FQwen3", "Qwen/Qwen3"),
+            ("100%", "100%"),
+            ("%zz%41", "%zzA"),
+            ("%c3%a4", "\u{e4}"),
+        ];
+        for (part, text) in table {
+            assert_eq!(percent_decoded(part), text);
+        }
+    }
+}

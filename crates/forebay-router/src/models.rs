@@ -1,0 +1,278 @@
+//! Which engine serves which models, as the engines' own lists say: LoRA adapters are listed like
+//! models. It reads the lists in the background and once more before a model is called unknown. It
+//! must never know what a model is.
+//!
+//! An engine whose list cannot be read, or is empty, may serve anything: what it does not serve it
+//! refuses itself.
+
+use crate::config::Target;
+use crate::dispatcher::BackendSet;
+use crate::probe::{self, Small};
+use crate::shared::Shared;
+use http::{HeaderValue, StatusCode};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+use tokio::sync::Mutex;
+use tokio::task::JoinSet;
+
+/// Between two readings of an engine's list.
+const READ_EVERY: Duration = Duration::from_secs(10);
+
+/// The same, until an engine has answered for the first time.
+const FIRST_READ_EVERY: Duration = Duration::from_secs(1);
+
+/// Requests for unknown models make the lists be read again, at most this often.
+const READ_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+const LIST: &str = "/v1/models";
+
+/// A model as an engine lists it.
+#[derive(Debug, Clone)]
+pub struct Listed {
+    /// The name that requests give.
+    pub id: String,
+    /// The engine's whole entry.
+    pub object: Box<RawValue>,
+}
+
+/// What an engine said of its models.
+#[derive(Debug)]
+pub enum Said {
+    /// Its list.
+    List(Vec<Listed>),
+    /// Something else: an answer without a list that can be read.
+    Other(Small),
+    /// Nothing.
+    Failed,
+}
+
+/// The lists of all engines.
+#[derive(Debug)]
+pub struct Models {
+    lists: RwLock<Lists>,
+    /// When the lists were last read for an unknown model.
+    read_again: Mutex<Option<Instant>>,
+}
+
+#[derive(Debug)]
+struct Lists {
+    of: Vec<Option<Vec<Listed>>>,
+    /// The engines that list a model.
+    serving: HashMap<String, BackendSet>,
+    /// The engines without a list.
+    unlisted: BackendSet,
+}
+
+impl Models {
+    /// No lists yet, of `backends` engines.
+    pub fn new(backends: usize) -> Models {
+        let mut lists = Lists { of: vec![None; backends], serving: HashMap::new(), unlisted: 0 };
+        lists.index();
+        Models { lists: RwLock::new(lists), read_again: Mutex::new(None) }
+    }
+
+    /// The engines that may serve a model: those that list it, and those without a list. None: it
+    /// is unknown.
+    pub fn serving(&self, model: &str) -> BackendSet {
+        let lists = self.lists.read().unwrap_or_else(PoisonError::into_inner);
+        // SGLang takes an adapter as BASE:ADAPTER and lists the base.
+        let base = || model.split_once(':').and_then(|(base, _)| lists.serving.get(base));
+        lists.serving.get(model).or_else(base).copied().unwrap_or(0) | lists.unlisted
+    }
+
+    /// The last list of an engine.
+    pub fn of(&self, backend: usize) -> Option<Vec<Listed>> {
+        self.lists.read().unwrap_or_else(PoisonError::into_inner).of[backend].clone()
+    }
+
+    /// Notes what an engine said. One that says nothing keeps its list.
+    fn note(&self, target: &Target, backend: usize, said: &Said) {
+        let list = match said {
+            Said::List(list) => Some(list.clone()),
+            Said::Other(_) => None,
+            Said::Failed => return,
+        };
+        let mut lists = self.lists.write().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut lists.of[backend], list);
+        if let (Some(_), Said::Other(answer)) = (before, said) {
+            warn_unlisted(target, answer.status);
+        }
+        lists.index();
+    }
+}
+
+impl Lists {
+    fn index(&mut self) {
+        self.serving.clear();
+        self.unlisted = 0;
+        for (backend, list) in self.of.iter().enumerate() {
+            match list {
+                None => self.unlisted |= 1 << backend,
+                Some(list) => {
+                    for model in list {
+                        *self.serving.entry(model.id.clone()).or_default() |= 1 << backend;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn warn_unlisted(target: &Target, status: StatusCode) {
+    tracing::warn!(
+        engine = target.name,
+        status = status.as_u16(),
+        "the engine's list of models cannot be read: requests for any model may go to it",
+    );
+}
+
+/// The models in the body of an answer; `None` where there are none.
+fn parse(body: &[u8]) -> Option<Vec<Listed>> {
+    #[derive(Deserialize)]
+    struct List {
+        data: Vec<Box<RawValue>>,
+    }
+    #[derive(Deserialize)]
+    struct Entry {
+        id: String,
+    }
+    let list: List = serde_json::from_slice(body).ok()?;
+    let models = list.data.into_iter().map(|object| {
+        let entry: Entry = serde_json::from_str(object.get()).ok()?;
+        Some(Listed { id: entry.id, object })
+    });
+    models.collect::<Option<Vec<Listed>>>().filter(|models| !models.is_empty())
+}
+
+/// A list as the API has it: each name once, as the first engine describes it.
+pub fn union(lists: impl IntoIterator<Item = Vec<Listed>>) -> Vec<Listed> {
+    let mut models: Vec<Listed> = Vec::new();
+    for model in lists.into_iter().flatten() {
+        if models.iter().all(|known| known.id != model.id) {
+            models.push(model);
+        }
+    }
+    models
+}
+
+/// The JSON of a list.
+pub fn json(models: &[Listed]) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct List<'a> {
+        object: &'static str,
+        data: Vec<&'a RawValue>,
+    }
+    let list = List { object: "list", data: models.iter().map(|model| &*model.object).collect() };
+    // Text that was JSON already: nothing in it can fail.
+    serde_json::to_vec(&list).unwrap_or_default()
+}
+
+/// Asks an engine for its list, with the client's key where there is a client.
+async fn read(shared: &Shared, backend: usize, key: Option<HeaderValue>) -> Said {
+    let target = &shared.targets[backend];
+    let said = match probe::get(target, LIST, key, &shared.limits).await {
+        Err(_) => Said::Failed,
+        Ok(answer) => match parse(&answer.body).filter(|_| answer.status.is_success()) {
+            Some(list) => Said::List(list),
+            None => Said::Other(answer),
+        },
+    };
+    shared.models.note(target, backend, &said);
+    said
+}
+
+/// Asks all engines that are up, each within the time of a probe.
+pub async fn read_all(shared: &Arc<Shared>, key: Option<HeaderValue>) -> Vec<(usize, Said)> {
+    let mut reading = JoinSet::new();
+    for backend in (0..shared.targets.len()).filter(|&backend| shared.is_up(backend)) {
+        let (shared, key) = (shared.clone(), key.clone());
+        reading.spawn(async move { (backend, read(&shared, backend, key).await) });
+    }
+    let mut said = reading.join_all().await;
+    said.sort_by_key(|&(backend, _)| backend);
+    said
+}
+
+/// The engines that may serve a model. Before it is called unknown all engines are asked again: an
+/// adapter may have been loaded since.
+pub async fn serving(shared: &Arc<Shared>, model: &str, key: Option<&HeaderValue>) -> BackendSet {
+    let serving = shared.models.serving(model);
+    if serving != 0 {
+        return serving;
+    }
+    let mut read_again = shared.models.read_again.lock().await;
+    if read_again.is_none_or(|at| at.elapsed() >= READ_AGAIN_AFTER) {
+        read_all(shared, key.cloned()).await;
+        *read_again = Some(Instant::now());
+    }
+    shared.models.serving(model)
+}
+
+/// Reads the list of one engine again and again, for ever.
+pub async fn watch(shared: Arc<Shared>, backend: usize) {
+    let mut answered = false;
+    loop {
+        if shared.is_up(backend) {
+            let said = read(&shared, backend, None).await;
+            if let (false, Said::Other(answer)) = (answered, &said) {
+                warn_unlisted(&shared.targets[backend], answer.status);
+            }
+            answered |= !matches!(said, Said::Failed);
+        }
+        tokio::time::sleep(if answered { READ_EVERY } else { FIRST_READ_EVERY }).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    fn list(ids: &[&str]) -> Said {
+        let data: Vec<_> = ids.iter().map(|id| serde_json::json!({"id": id, "object": "model"})).collect();
+        Said::List(parse(serde_json::json!({ "data": data }).to_string().as_bytes()).unwrap())
+    }
+
+    fn target() -> Target {
+        let host = HeaderValue::from_static("h:1");
+        Target { name: "a".into(), header: host.clone(), authority: "h:1".into(), host }
+    }
+
+    #[test]
+    fn a_model_is_served_by_those_that_list_it_and_by_those_without_a_list() {
+        let models = Models::new(3);
+        assert_eq!(models.serving("m"), 0b111, "nobody has said anything");
+        models.note(&target(), 0, &list(&["m", "adapter"]));
+        models.note(&target(), 1, &list(&["m"]));
+        let asked = ["m", "adapter", "other", "m:adapter-2"];
+        assert_eq!(asked.map(|model| models.serving(model)), [0b111, 0b101, 0b100, 0b111]);
+        models.note(&target(), 2, &list(&["third"]));
+        assert_eq!(asked.map(|model| models.serving(model)), [0b011, 0b001, 0, 0b011]);
+        models.note(&target(), 0, &Said::Failed);
+        assert_eq!(models.serving("adapter"), 0b001, "an engine that is down is still known");
+        let locked = Small { status: StatusCode::UNAUTHORIZED, body: Bytes::new() };
+        models.note(&target(), 1, &Said::Other(locked));
+        assert_eq!(models.serving("other"), 0b010);
+    }
+
+    #[test]
+    fn what_is_no_list_of_models_is_none() {
+        for body in ["", "{}", "[]", r#"{"data":[]}"#, r#"{"data":[{"name":"m"}]}"#, r#"{"data":7}"#] {
+            assert!(parse(body.as_bytes()).is_none(), "{body}");
+        }
+    }
+
+    #[test]
+    fn the_union_has_each_model_once_as_its_engine_describes_it() {
+        let parse = |text: &str| parse(text.as_bytes()).unwrap();
+        let first = parse(r#"{"data":[{"id":"m","max_model_len":8192}]}"#);
+        let second = parse(r#"{"data":[{"id":"m","max_model_len":1},{"id":"lora","parent":"m"}]}"#);
+        let text = String::from_utf8(json(&union([first, second]))).unwrap();
+        let wanted =
+            r#"{"object":"list","data":[{"id":"m","max_model_len":8192},{"id":"lora","parent":"m"}]}"#;
+        assert_eq!(text, wanted);
+    }
+}
