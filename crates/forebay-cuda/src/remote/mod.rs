@@ -22,6 +22,7 @@ mod serve;
 mod session;
 mod shared;
 mod socket;
+mod socket_file;
 #[cfg(test)]
 pub(crate) mod tests;
 mod wire;
@@ -32,6 +33,7 @@ pub use attach::{Attachment, NodeRelays, NotAttached, RELAYS_VARIABLE, RelaysAt,
 pub use peer::{Credentials, NotWatched, credentials};
 pub use serve::{RelayError, Relays, RelaysConfig, RelaysStat};
 pub use shared::{NotShared, SharedFile};
+pub use socket_file::{SocketFile, bind_socket};
 pub use wire::{Hex, Uuid};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

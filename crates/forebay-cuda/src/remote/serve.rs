@@ -5,16 +5,17 @@ use super::control::{Control, Engine, Shared};
 use super::desk;
 use super::lock;
 use super::socket::{self, Bell, Ringer};
+use super::socket_file::{SocketFile, bind_socket};
 use super::wire::{Hex, Offer, Uuid};
 use super::{nonce, shared::SharedFile};
 use crate::device::{Device, DeviceMemory};
 use crate::driver::{CudaError, Driver, abi::Address};
 use crate::gpu::Gpu;
 use crate::pinned::Registered;
+use rustix::net::SocketType;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -101,6 +102,7 @@ pub struct RelaysStat {
 pub struct Relays {
     house: Arc<House>,
     door: Option<JoinHandle<()>>,
+    file: Option<SocketFile>,
     // Dropped last: desks wait for it.
     _control: Control,
 }
@@ -155,7 +157,9 @@ impl Relays {
         let gpus = open(driver, config.gpus.as_deref())?;
         let control = Control::spawn()?;
         let path = config.socket.clone();
-        let listener = listen(&path, !config.uids.is_empty())
+        // Who may attach is checked again by who the kernel says that they are.
+        let mode = if config.uids.is_empty() { 0o600 } else { 0o666 };
+        let (listener, file) = bind_socket(&path, SocketType::SEQPACKET, mode)
             .map_err(|error| RelayError::Socket { path: path.clone(), error })?;
         let house = Arc::new(House {
             config,
@@ -173,7 +177,7 @@ impl Relays {
         let own = Arc::clone(&house);
         let door =
             std::thread::Builder::new().name("forebay-door".into()).spawn(move || own.let_in(&listener))?;
-        Ok(Relays { house, door: Some(door), _control: control })
+        Ok(Relays { house, door: Some(door), file: Some(file), _control: control })
     }
 
     /// Where engines attach.
@@ -205,8 +209,8 @@ impl Drop for Relays {
             // A panic of the thread has already been printed; there is nobody left to tell.
             let _ = door.join();
         }
-        // The next node finds its place free; what is left behind would be replaced too.
-        let _ = std::fs::remove_file(&house.config.socket);
+        // The next node finds its place free.
+        self.file = None;
         let mut desks = lock(&house.desks);
         desks.open.values().flatten().for_each(|engine| socket::part(&engine.socket));
         while !desks.open.is_empty() {
@@ -237,29 +241,6 @@ fn open(driver: &'static Driver, wanted: Option<&[Uuid]>) -> Result<Vec<Arc<Rela
         Ok(Arc::new(RelayGpu { uuid, device: Device::open(driver, index)?, used_bytes: Mutex::new(0) }))
     };
     chosen.into_iter().map(open).collect()
-}
-
-/// Binds the socket. A file that a node left behind is replaced, one on which a node answers is not.
-fn listen(path: &Path, for_others: bool) -> io::Result<OwnedFd> {
-    let in_use = || io::Error::new(io::ErrorKind::AddrInUse, "another node answers on this socket");
-    match socket::connect_to(path).map_err(|error| (error.kind(), error)) {
-        Err((io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound, _)) => {}
-        // It is there, but has more callers than it has let in yet.
-        Ok(_) | Err((io::ErrorKind::WouldBlock, _)) => return Err(in_use()),
-        Err((_, error)) => return Err(error),
-    }
-    match std::fs::symlink_metadata(path).map(|file| file.file_type().is_socket()) {
-        Ok(true) => std::fs::remove_file(path)?,
-        Ok(false) => {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
-        }
-        Err(_) => {}
-    }
-    let listener = socket::listen_on(path)?;
-    // Who may attach is checked again by who the kernel says that they are.
-    let mode = if for_others { 0o666 } else { 0o600 };
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
-    Ok(listener)
 }
 
 impl House {

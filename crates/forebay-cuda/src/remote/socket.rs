@@ -6,8 +6,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-    connect, listen, recvmsg, sendmsg, shutdown, socket_with, socketpair,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect,
+    recvmsg, sendmsg, shutdown, socket_with, socketpair,
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,8 +19,6 @@ use std::time::Duration;
 const PACKET_BYTES: usize = 32 << 10;
 /// Descriptors in a packet at most.
 const DESCRIPTORS: usize = 2;
-/// Connections that wait to be accepted at most.
-const BACKLOG: i32 = 64;
 
 /// Connects to a node's socket.
 pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
@@ -76,15 +74,6 @@ pub fn receive(socket: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     }
     packet.truncate(received.bytes);
     Ok((packet, descriptors))
-}
-
-/// Listens on a path that nothing is at.
-pub fn listen_on(path: &Path) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    bind(&socket, &SocketAddrUnix::new(path)?)?;
-    listen(&socket, BACKLOG)?;
-    Ok(socket)
 }
 
 /// The next connection, if one is there.
