@@ -265,10 +265,10 @@ pub(super) fn read_segments(
     let failure = Mutex::new(None);
     let (sender, found) = std::sync::mpsc::sync_channel(READERS * 4);
     std::thread::scope(|scope| {
-        for _ in 0..READERS {
+        for number in 0..READERS {
             let (sender, rows, order, next, failure, reader) =
                 (sender.clone(), &rows, &order, &next, &failure, &reader);
-            scope.spawn(move || {
+            let read = move || {
                 loop {
                     let turn = next.fetch_add(1, Ordering::Relaxed);
                     let Some(number) = order.get(turn) else { return };
@@ -281,7 +281,15 @@ pub(super) fn read_segments(
                         }
                     }
                 }
-            });
+            };
+            // Those that there are do the work of all.
+            if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, read) {
+                if number == 0 {
+                    let none = NotOpened::NoThread { error: error.to_string() };
+                    *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(none);
+                }
+                break;
+            }
         }
         drop(sender);
         let mut early = BTreeMap::new();

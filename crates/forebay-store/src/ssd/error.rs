@@ -20,12 +20,14 @@ pub enum SsdError {
     Disk(#[from] DiskError),
     /// Somebody else has the log.
     #[error(
-        "{}: another process, or another part of this one, has this log: stop it first, or give each its own log",
-        path.display()
+        "{}: another process, or another part of this one, has this log{}: stop it first, or give each its own log",
+        path.display(), process.map(|process| format!(" (process {process})")).unwrap_or_default()
     )]
     SecondOwner {
         /// The file.
         path: PathBuf,
+        /// The process, where the system says it.
+        process: Option<u32>,
     },
     /// There is something at the place of a new log.
     #[error("{}: exists already: open it, or say that what it holds may be destroyed", path.display())]

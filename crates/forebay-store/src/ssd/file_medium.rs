@@ -66,7 +66,11 @@ impl FileMedium {
         let fd = fs::open(path, flags, mode).map_err(|errno| DiskError::of_open(path, errno))?;
         match fs::flock(&fd, lock) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(SsdError::SecondOwner { path: path.into() }),
+            Err(Errno::WOULDBLOCK) => {
+                let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+                let process = fs::fstat(&fd).ok().and_then(|file| owner_in(&locks, file.st_dev, file.st_ino));
+                return Err(SsdError::SecondOwner { path: path.into(), process });
+            }
             Err(errno) => return Err(failed("locking")(errno).into()),
         }
         let kind = FileType::from_raw_mode(fs::fstat(&fd).map_err(failed("asking what it is"))?.st_mode);
@@ -205,6 +209,16 @@ impl Medium for FileMedium {
     }
 }
 
+/// In the system's table of locks, the process that has one on a file of this device and inode.
+fn owner_in(locks: &str, device: u64, inode: u64) -> Option<u32> {
+    let wanted = format!("{:02x}:{:02x}:{inode}", fs::major(device), fs::minor(device));
+    locks.lines().find_map(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let (kind, process, place) = (words.next()?, words.nth(2)?, words.next()?);
+        (kind == "FLOCK" && place == wanted).then(|| process.parse().ok()).flatten()
+    })
+}
+
 fn is_aligned(bytes: &[u8]) -> bool {
     bytes.as_ptr().addr().is_multiple_of(PAGE_BYTES)
 }
@@ -273,9 +287,21 @@ mod tests {
         let Some((directory, medium)) = file(4) else { return };
         let path = directory.path().join("volume");
         let refused = FileMedium::open(&path).unwrap_err();
-        assert!(matches!(&refused, SsdError::SecondOwner { path: named } if *named == path));
+        assert!(matches!(&refused, SsdError::SecondOwner { path: named, .. } if *named == path));
         drop(medium);
         FileMedium::open(&path).unwrap();
+    }
+
+    #[test]
+    fn the_owner_of_a_log_is_found_in_the_table_of_locks() {
+        let table = "1: FLOCK  ADVISORY  WRITE 22458 fe:00:5491399 0 EOF\n\
+                     2: POSIX  ADVISORY  WRITE 7 fe:00:12 0 EOF\n\
+                     2: -> FLOCK  ADVISORY  WRITE 8 fe:00:12 0 EOF\n\
+                     3: FLOCK  ADVISORY  WRITE 9 fe:00:12 0 EOF\n";
+        let device = fs::makedev(0xfe, 0);
+        assert_eq!(owner_in(table, device, 12), Some(9), "who waits for it has it not");
+        assert_eq!(owner_in(table, device, 5491399), Some(22458));
+        assert_eq!(owner_in(table, fs::makedev(8, 1), 12), None);
     }
 
     #[test]

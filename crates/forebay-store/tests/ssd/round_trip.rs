@@ -175,7 +175,7 @@ fn a_second_owner_and_a_second_log_are_refused() {
     let path = &rig.paths[0];
     let opened = rig.open(config());
     let refused = Volume::open(path, DiskOptions::default()).unwrap_err();
-    assert!(matches!(&refused, SsdError::SecondOwner { path: named } if named == path), "{refused}");
+    assert!(matches!(&refused, SsdError::SecondOwner { path: named, .. } if named == path), "{refused}");
     for existing in [Existing::Keep, Existing::Destroy] {
         let refused = init(path, 32 * MIB, 2 * MIB, existing).unwrap_err();
         assert!(matches!(refused, SsdError::SecondOwner { .. }), "{refused}");

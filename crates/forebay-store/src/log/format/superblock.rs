@@ -28,6 +28,12 @@ pub struct Superblock {
 /// Why a file is not opened. It was not changed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NotOpened {
+    /// The system gives no thread to read with.
+    #[error("reading the log takes a thread of its own, and the system gives none: {error}")]
+    NoThread {
+        /// What the system said.
+        error: String,
+    },
     /// Nothing in it says that it is a log.
     #[error(
         "the file is not a Forebay log (no superblock at 0 or at 65536: {first}; {second}): give another file, or make \
