@@ -192,6 +192,8 @@ class Node:
             "[memory]",
             f'size = "{site.memory_bytes >> 20}MiB"',
             f'chunk_size = "{chunk_mib}MiB"',
+            # A virtual machine may show little of its memory before it is asked for it.
+            "overcommit = true",
             "[metrics]",
             f'listen = "{self.metrics}"',
         ]

@@ -304,8 +304,12 @@ impl EngineHandle {
         // An engine that has ended already need not be told.
         let _ = self.inbox.send(Message::Stop);
         if let Some(thread) = self.thread.take() {
+            // Without another thread: there may be none to be had.
+            while !thread.is_finished() {
+                tokio::time::sleep(DRAIN_POLL).await;
+            }
             // A panic of the thread has been printed already.
-            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+            let _ = thread.join();
         }
         drop(self.close.take());
         if tokio::time::timeout(CLOSE_CONNECTIONS, &mut self.server).await.is_err() {

@@ -20,5 +20,5 @@ pub use config::{
     NodeConfig, PagesConfig, PeersConfig, QuotaConfig, RailConfig, RelayGpus, RelaysConfig, SsdConfig,
     TenantsConfig, WriteBackPolicy,
 };
-pub use node::{ClientStat, Drained, Node, NodeError};
+pub use node::{ClientStat, DrainError, Drained, NoMemory, Node, NodeError};
 pub use peering::PeeringStat;

@@ -1,8 +1,13 @@
 //! The node: the store, its mover, and the clients of this host, joined. This file starts and ends them and counts; it must
 //! never know what a client wants or where a chunk lies.
 
+mod ending;
+mod memory;
 mod opening;
 mod telling;
+
+pub use ending::{DrainError, Drained};
+pub use memory::NoMemory;
 
 use crate::config::{CollectorConfig, ConfigError, NodeConfig};
 use crate::directory::{
@@ -24,6 +29,7 @@ use forebay_cuda::driver::{Driver, LoadError};
 use forebay_cuda::remote::{RelayError, Relays, RelaysStat};
 use forebay_links::HostLink;
 
+use ending::Ender;
 use forebay_mover::{Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteError, RouteSpec};
 use forebay_store::ssd::SsdError;
 use forebay_store::{OpenError, Store};
@@ -53,6 +59,21 @@ pub enum NodeError {
         path: PathBuf,
         /// Why.
         error: std::io::Error,
+    },
+    /// There is not enough memory left.
+    #[error(transparent)]
+    Memory(#[from] NoMemory),
+    /// There is no log, and none is to be made.
+    #[error(
+        "ssd.path: {}: there is no log, and ssd.create is false: mount its disk (that directory is on the \
+         file system that is mounted at {}), or make a log with `forebay store init`",
+        path.display(), mount.display()
+    )]
+    NoLog {
+        /// Where it should be.
+        path: PathBuf,
+        /// What is mounted there.
+        mount: PathBuf,
     },
     /// Memory, threads or the mover.
     #[error(transparent)]
@@ -148,6 +169,8 @@ pub struct Node {
     _push: Option<Push>,
     listener: Option<JoinHandle<()>>,
     wake_up: Arc<WakeUp>,
+    ender: Ender,
+    close_limit: Duration,
     /// Ends last.
     _mover: MoverThread,
 }
@@ -161,13 +184,6 @@ pub struct ClientStat {
     pub leases: usize,
     /// Slots that it writes.
     pub slots: usize,
-}
-
-/// How a node went.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Drained {
-    /// Leases and slots that clients still held, and leases that peers did, when the time was over.
-    pub cut_off: usize,
 }
 
 /// A client that is let in, among all of them.
@@ -185,6 +201,7 @@ impl Node {
         let system = |doing| move |error| NodeError::System { doing, error };
         let failed = |error| NodeError::Socket { path: config.socket.clone(), error };
         let listener = Listener::bind(&config.socket, &config.allow_uids).map_err(failed)?;
+        let ender = Ender::start().map_err(system("the thread that ends the node"))?;
         let mover = MoverThread::spawn(Limits::default()).map_err(system("the mover"))?;
         let handle = mover.handle();
         let (window_lots, window_bytes) = COPY_WINDOW;
@@ -214,6 +231,8 @@ impl Node {
             _push,
             listener,
             wake_up,
+            ender,
+            close_limit: Duration::from_secs(config.limits.close_s),
             _mover: mover,
         };
         node.join(config, metrics)
@@ -309,23 +328,6 @@ impl Node {
     /// Who is connected.
     pub fn clients(&self) -> Vec<ClientStat> {
         self.shared.clients()
-    }
-
-    /// Ends the node in order: nobody gets anything new, what clients and peers hold may end until `limit` is over, what waits
-    /// for the disk is written, and the logs are closed.
-    pub fn drain(self, limit: Duration) -> Result<Drained, SsdError> {
-        let shared = &self.shared;
-        shared.draining.store(true, Ordering::Release);
-        if let Some(elsewhere) = shared.elsewhere() {
-            elsewhere.stop();
-        }
-        let until = Instant::now() + limit;
-        let by_clients = shared.wait_until_light(until);
-        let by_peers = shared.elsewhere().map_or(0, |elsewhere| elsewhere.wait_until_back(until));
-        let cut_off = by_clients + by_peers;
-        self.stop();
-        self.shared.store.close()?;
-        Ok(Drained { cut_off })
     }
 
     fn stop(&self) {
@@ -438,6 +440,10 @@ impl Shared {
     /// Other nodes, if there may be any.
     pub fn elsewhere(&self) -> Option<&Arc<dyn Elsewhere>> {
         self.elsewhere.get()
+    }
+
+    fn start_draining(&self) {
+        self.draining.store(true, Ordering::Release);
     }
 
     pub fn is_draining(&self) -> bool {

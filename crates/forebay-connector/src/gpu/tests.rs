@@ -25,6 +25,7 @@ fn a_wait_for_chunks_that_never_came_is_told_though_others_came_at_once() {
             path: site.socket().with_extension("log"),
             size: 64 << 20,
             segment_size: 4 << 20,
+            create: true,
         }];
         config.write_back = WriteBackPolicy::All;
         let node = Node::start(&config).unwrap();

@@ -47,7 +47,7 @@ impl Site {
     pub fn config_with_disk(&self) -> NodeConfig {
         let mut config = NodeConfig::new(self.socket(), 16 << 20);
         let path = self.folder.path().join("log");
-        config.ssd = vec![SsdConfig { path, size: 16 << 20, segment_size: 1 << 20 }];
+        config.ssd = vec![SsdConfig { path, size: 16 << 20, segment_size: 1 << 20, create: true }];
         config.write_back = WriteBackPolicy::All;
         config
     }

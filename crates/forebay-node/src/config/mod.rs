@@ -27,6 +27,7 @@ use forebay_store::log::{PAGE_BYTES, SEGMENT_BYTES, SEGMENTS};
 use forebay_store::ssd::KeysNotRead;
 use forebay_store::{SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, admission::Policy};
 use serde::{Deserialize, Serialize};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -105,6 +106,9 @@ pub struct MemoryConfig {
     /// A usual chunk, also for the tables that decide what is written to disk.
     #[serde(default = "mebibyte", with = "size")]
     pub chunk_size: u64,
+    /// Whether the node starts although the machine or its control group has less memory left.
+    #[serde(default)]
+    pub overcommit: bool,
 }
 
 /// Pages of an arena.
@@ -133,6 +137,10 @@ pub struct SsdConfig {
     /// of them, and 16 MiB at least.
     #[serde(default, with = "size")]
     pub segment_size: u64,
+    /// Whether a log is made where there is none. Without it a missing log is an error, as it is
+    /// when its disk is not mounted.
+    #[serde(default = "yes")]
+    pub create: bool,
 }
 
 /// Which chunks are written to the logs.
@@ -164,6 +172,8 @@ pub struct LimitsConfig {
     pub lease_s: u64,
     /// How long a node that is to end waits for what clients hold.
     pub drain_s: u64,
+    /// How long it then takes at most to write what waits for the logs, and to close them.
+    pub close_s: u64,
 }
 
 /// Why there is no configuration.
@@ -196,7 +206,8 @@ pub enum ConfigError {
 }
 
 impl Default for LimitsConfig {
-    /// 64 clients of 4096 leases, 1024 slots and 1024 chunks under way each; leases of a minute; 30 seconds for the end.
+    /// 64 clients of 4096 leases, 1024 slots and 1024 chunks under way each; leases of a minute; 30 seconds for the end,
+    /// and 60 more to close the logs.
     fn default() -> LimitsConfig {
         LimitsConfig {
             clients: 64,
@@ -205,6 +216,7 @@ impl Default for LimitsConfig {
             loads_per_client: 1024,
             lease_s: 60,
             drain_s: 30,
+            close_s: 60,
         }
     }
 }
@@ -257,6 +269,7 @@ impl NodeConfig {
                 pages: PagesConfig::default(),
                 largest_chunk: 0,
                 chunk_size: mebibyte(),
+                overcommit: false,
             },
             ssd: Vec::new(),
             write_back: WriteBackPolicy::default(),
@@ -334,6 +347,7 @@ impl NodeConfig {
         count_in("limits.loads_per_client", limits.loads_per_client as u64, 1, 65_536)?;
         count_in("limits.lease_s", limits.lease_s, 1, 86_400)?;
         count_in("limits.drain_s", limits.drain_s, 0, 86_400)?;
+        count_in("limits.close_s", limits.close_s, 1, 86_400)?;
         count_in("the length of name", self.name.len() as u64, 1, crate::directory::NAME_BYTES_MAX as u64)?;
         self.tenants.check(memory, self.ssd.iter().map(|ssd| ssd.size).sum())?;
         self.metrics.as_ref().map_or(Ok(()), MetricsConfig::check)?;
@@ -345,8 +359,17 @@ impl NodeConfig {
 
 /// Reads a token of so many bytes at most.
 fn read_token(path: &Path, bytes_max: usize) -> Result<Vec<u8>, ConfigError> {
-    let mut token =
-        std::fs::read(path).map_err(|error| ConfigError::Read { path: path.to_owned(), error })?;
+    let failed = |error| ConfigError::Read { path: path.to_owned(), error };
+    let mut token = std::fs::read(path).map_err(failed)?;
+    let mode = std::fs::metadata(path).map_err(failed)?.permissions().mode();
+    if mode & 0o007 != 0 {
+        let path = path.display();
+        tracing::warn!(
+            "{path}: every user of this host may read this token (mode {:04o}): `chmod 640 {path}`, owned \
+             by the group that is to show it, and take a new one",
+            mode & 0o7777,
+        );
+    }
     if token.last() == Some(&b'\n') {
         token.pop();
     }
@@ -403,6 +426,10 @@ fn is_default(tenants: &TenantsConfig) -> bool {
 
 fn two() -> usize {
     2
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn mebibyte() -> u64 {

@@ -7,12 +7,12 @@ use super::frame::{Frame, Inbox};
 use super::request::{Hello, Request};
 use super::socket::{self, WakeUp};
 use crate::node::Shared;
-use forebay_cuda::remote::{Credentials, credentials};
+use forebay_cuda::remote::{Credentials, SocketFile, bind_socket, credentials};
 use rustix::fd::OwnedFd;
+use rustix::net::SocketType;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -48,31 +48,16 @@ impl Doorkeeper {
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
-    path: PathBuf,
+    _file: SocketFile,
 }
 
 impl Listener {
     /// Binds the socket. A file that a node left behind is replaced, one on which a node answers is not.
     pub fn bind(path: &Path, uids: &[u32]) -> io::Result<Listener> {
-        if UnixStream::connect(path).is_ok() {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another node answers on this socket"));
-        }
-        match std::fs::symlink_metadata(path).map(|file| file.file_type()) {
-            Ok(kind) if std::os::unix::fs::FileTypeExt::is_socket(&kind) => std::fs::remove_file(path)?,
-            Ok(_) => {
-                return Err(io::Error::new(
-                    io::ErrorKind::AlreadyExists,
-                    "there is a file that is no socket",
-                ));
-            }
-            Err(_) => {}
-        }
-        let socket = UnixListener::bind(path)?;
-        socket.set_nonblocking(true)?;
         // Who may connect is checked again by who the kernel says that they are.
         let mode = if uids.is_empty() { 0o600 } else { 0o666 };
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
-        Ok(Listener { socket, path: path.to_owned() })
+        let (socket, file) = bind_socket(path, SocketType::STREAM, mode)?;
+        Ok(Listener { socket: socket.into(), _file: file })
     }
 
     /// Lets clients in until the node stops.
@@ -93,13 +78,6 @@ impl Listener {
                 }
             }
         }
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        // What is left behind is replaced by the next node.
-        let _ = std::fs::remove_file(&self.path);
     }
 }
 

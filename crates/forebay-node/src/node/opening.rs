@@ -1,15 +1,16 @@
 //! Opening the store that the configuration describes, with its disks. This file knows sizes and defaults; it must never know
 //! what is done with the store.
 
-use super::{HOST, NodeError};
+use super::{HOST, NodeError, memory};
 use crate::config::{
     LimitsConfig, NodeConfig, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MAX, SsdConfig,
 };
 use forebay_links::disk::DiskOptions;
 use forebay_mover::MoverHandle;
 use forebay_store::log::DiskTierConfig;
-use forebay_store::ssd::{Existing, Ssd, SsdError, Volume, WRITES_MAX, init};
+use forebay_store::ssd::{Existing, Ssd, Volume, WRITES_MAX, init};
 use forebay_store::{Pages, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};
+use std::path::{Path, PathBuf};
 
 /// Staging of disks at least.
 const STAGING_BYTES_MIN: u64 = 64 << 20;
@@ -30,9 +31,13 @@ pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Sto
     tier.slab_bytes = slab_bytes(config, tier.slab_bytes);
     let pages = Pages::from(config.memory.pages);
     if config.ssd.is_empty() {
+        memory::check(config, 0)?;
         return Ok(Store::open(mover, HOST, pages, tier)?);
     }
-    let open = |ssd| open_volume(ssd, segment_bytes(ssd, config.memory.chunk_size, tier.slab_bytes));
+    // Before a log is made: as if all were new.
+    let longest = config.ssd.iter().map(|ssd| of_new(ssd, config, tier.slab_bytes)).max().unwrap_or(0);
+    memory::check(config, staging_bytes(config.memory.size, longest, tier.slab_bytes))?;
+    let open = |ssd| open_volume(ssd, of_new(ssd, config, tier.slab_bytes));
     let volumes = config.ssd.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let (default_quota_bytes, quotas) = config.tenants.ssd_quotas();
     let ssd_bytes = config.ssd.iter().map(|ssd| ssd.size).sum();
@@ -43,6 +48,7 @@ pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Sto
     let segments = volumes.iter().map(Volume::segment_bytes).collect::<Result<Vec<_>, _>>()?;
     let longest = segments.into_iter().max().unwrap_or(0);
     let staging_bytes = staging_bytes(config.memory.size, longest, tier.slab_bytes);
+    memory::check(config, staging_bytes)?;
     let waiting_max = waiting_max(&config.limits);
     let on_disk =
         forebay_store::ssd::SsdConfig { tier: disk, keys, staging_bytes, waiting_max, ..Default::default() };
@@ -101,12 +107,41 @@ fn segment_bytes(config: &SsdConfig, usual_chunk: u64, largest_chunk: u64) -> u6
     }
 }
 
-/// Opens a log, and makes it if it is not there.
-fn open_volume(config: &SsdConfig, segment_bytes: u64) -> Result<Volume, SsdError> {
-    if !config.path.exists() {
-        init(&config.path, config.size, segment_bytes, Existing::Keep)?;
+/// Segments of a log of this node, if it is made now.
+fn of_new(ssd: &SsdConfig, config: &NodeConfig, largest_chunk: u64) -> u64 {
+    segment_bytes(ssd, config.memory.chunk_size, largest_chunk)
+}
+
+/// Opens a log, and makes it if it is not there and may be made.
+fn open_volume(config: &SsdConfig, segment_bytes: u64) -> Result<Volume, NodeError> {
+    let path = &config.path;
+    if !path.exists() {
+        let mount = mount_of(path);
+        if !config.create {
+            return Err(NodeError::NoLog { path: path.clone(), mount });
+        }
+        tracing::warn!(
+            "{}: there is no log; a new, empty one is made, on the file system that is mounted at {}. If \
+             a disk with a log should be mounted there: stop the node, remove the new log and mount the \
+             disk. ssd.create = false refuses to start without a log",
+            path.display(),
+            mount.display(),
+        );
+        init(path, config.size, segment_bytes, Existing::Keep)?;
     }
-    Volume::open(&config.path, DiskOptions::default())
+    Ok(Volume::open(path, DiskOptions::default())?)
+}
+
+/// Where the file system is mounted that a new file at this path would be on.
+fn mount_of(path: &Path) -> PathBuf {
+    use std::os::unix::fs::MetadataExt;
+    let device = |directory: &Path| std::fs::metadata(directory).ok().map(|found| found.dev());
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let directory = whole.parent().and_then(|parent| parent.canonicalize().ok());
+    let Some(directory) = directory else { return whole };
+    let on = device(&directory);
+    let same = directory.ancestors().take_while(|above| device(above) == on).last();
+    same.unwrap_or(&directory).to_owned()
 }
 
 #[cfg(test)]
@@ -158,7 +193,7 @@ mod tests {
             // and no more of them.
             (40 << 40, mib, mib, 0, 40 * mib),
         ] {
-            let config = SsdConfig { path: "log".into(), size, segment_size: told };
+            let config = SsdConfig { path: "log".into(), size, segment_size: told, create: true };
             assert_eq!(segment_bytes(&config, usual, largest), segment, "{size} {usual} {largest} {told}");
             assert!(Layout::new(size, segment).is_ok(), "a log that can be made");
         }

@@ -380,6 +380,7 @@ fn chunks_on_disk_are_loaded_and_a_drained_node_leaves_them_for_the_next() {
         path: site.folder.path().join("log"),
         size: 16 << 20,
         segment_size: 1 << 20,
+        create: true,
     }];
     config.write_back = forebay_node::WriteBackPolicy::All;
     let node = Node::start(&config).unwrap();
@@ -409,6 +410,7 @@ fn of_several_logs_a_node_names_the_one_that_it_cannot_open() {
         path: path.clone(),
         size: 16 << 20,
         segment_size: 1 << 20,
+        create: true,
     };
     let config = forebay_node::NodeConfig { ssd: paths.iter().map(ssd).collect(), ..site.config() };
     drop(Node::start(&config).unwrap());

@@ -42,7 +42,8 @@ fn chunks_of_a_tenant_with_a_key_are_sealed_on_ssd_and_read_with_it() {
         let site = Site::new();
         let (log, keys) = (site.folder.path().join("log"), site.folder.path().join("keys"));
         let made = start(&site, |config| {
-            config.ssd = vec![SsdConfig { path: log.clone(), size: 16 << 20, segment_size: 1 << 20 }];
+            config.ssd =
+                vec![SsdConfig { path: log.clone(), size: 16 << 20, segment_size: 1 << 20, create: true }];
             config.write_back = WriteBackPolicy::All;
             if sealed {
                 std::fs::write(&keys, format!("{TENANT} {}\n", "5a".repeat(32))).unwrap();
@@ -72,7 +73,7 @@ fn keys_that_others_may_read_are_refused_with_what_to_do() {
     std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o644)).unwrap();
     let why = start(&site, |config| {
         let log = site.folder.path().join("log");
-        config.ssd = vec![SsdConfig { path: log, size: 16 << 20, segment_size: 1 << 20 }];
+        config.ssd = vec![SsdConfig { path: log, size: 16 << 20, segment_size: 1 << 20, create: true }];
         config.tenants = TenantsConfig { key_file: Some(keys), ..TenantsConfig::default() };
     });
     let why = why.unwrap_err();

@@ -110,8 +110,12 @@ fn a_chunk_that_is_still_on_disk_has_not_gone() {
     let site = Site::new();
     let mut config = site.config();
     (config.memory.size, config.memory.largest_chunk) = (256 << 10, 64 << 10);
-    config.ssd =
-        vec![SsdConfig { path: site.folder.path().join("log"), size: 16 << 20, segment_size: 1 << 20 }];
+    config.ssd = vec![SsdConfig {
+        path: site.folder.path().join("log"),
+        size: 16 << 20,
+        segment_size: 1 << 20,
+        create: true,
+    }];
     config.write_back = WriteBackPolicy::All;
     let node = Node::start(&config).unwrap();
     let peer = site.peer();

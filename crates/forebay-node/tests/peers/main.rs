@@ -76,7 +76,7 @@ fn store_all(peer: &Peer) {
 /// The next node of this site has all chunks on its disk, and none in memory.
 fn store_all_on_disk(site: &Site) {
     let mut config = site.config();
-    config.ssd = vec![SsdConfig { path: log(site), size: 16 << 20, segment_size: 1 << 20 }];
+    config.ssd = vec![SsdConfig { path: log(site), size: 16 << 20, segment_size: 1 << 20, create: true }];
     config.write_back = WriteBackPolicy::All;
     write(site, &config);
     let first = site.node();

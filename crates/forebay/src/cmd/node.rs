@@ -2,9 +2,8 @@
 //! node does is `forebay-node`'s.
 
 use super::signals::Signals;
-use forebay_node::{Node, NodeConfig};
+use forebay_node::{DrainError, Node, NodeConfig};
 use std::fmt::Arguments;
-use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::PathBuf;
@@ -38,20 +37,24 @@ pub fn run(args: Args) -> crate::CommandResult {
     runtime.block_on(serve(node, signals, Duration::from_secs(config.limits.drain_s)))
 }
 
-/// Says something to whoever reads. That may be nobody any more, and a node goes on and ends in order all the same.
+/// Says something to whoever reads.
 fn say(line: Arguments<'_>) {
-    let _ = writeln!(std::io::stdout(), "forebay node: {line}");
+    println!("forebay node: {line}");
 }
 
-/// Serves until a signal, then ends in order. A second signal ends it at once.
+/// Serves until a signal, then ends in order. A second signal ends it at once, and so does its limit.
 async fn serve(node: Node, mut signals: Signals, limit: Duration) -> crate::CommandResult {
     signals.next().await;
     tell_systemd("STOPPING=1");
     say(format_args!("ending; what is leased may be read for {} s", limit.as_secs()));
-    let drain = tokio::task::spawn_blocking(move || node.drain(limit));
+    let whole = node.end_limit(limit);
+    let (sender, ended) = tokio::sync::oneshot::channel();
+    // Whoever waited may have gone on.
+    node.end(limit, move |result| drop(sender.send(result)));
     tokio::select! {
-        drained = drain => {
-            let cut_off = drained??.cut_off;
+        ended = tokio::time::timeout(whole, ended) => {
+            let ended = ended.map_err(|_| DrainError::Late { limit: whole })?;
+            let cut_off = ended.map_err(|_| DrainError::Gone)??.cut_off;
             say(format_args!("ended, {cut_off} leases and slots cut off"));
             Ok(())
         }

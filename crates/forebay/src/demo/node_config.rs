@@ -38,7 +38,7 @@ pub fn write(directory: &Path, node: usize, cluster: &ClusterShape, policy: Poli
         std::fs::create_dir_all(&ssd.directory).map_err(named)?;
         let path = ssd.directory.join(format!("{}-{name}.log", policy.name()));
         let segment_size = SEGMENT_BYTES.max((4 * chunk_bytes).next_multiple_of(MEMORY_UNIT_BYTES));
-        config.ssd.push(SsdConfig { path, size: ssd.bytes / nodes, segment_size });
+        config.ssd.push(SsdConfig { path, size: ssd.bytes / nodes, segment_size, create: true });
     }
     let path = directory.join(format!("{name}.toml"));
     std::fs::write(&path, config.to_toml())?;
