@@ -1,6 +1,9 @@
 //! The one binary, `forebay`: it parses the command line and hands over to one module per command.
 //! It knows the commands and how errors are shown; what a command does lives in its module and, below that, in the crates.
 
+#[macro_use]
+mod output;
+
 mod bench;
 mod cmd;
 mod demo;
@@ -74,7 +77,13 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args).map(done),
     };
     match outcome {
-        Ok(code) => code,
+        Ok(code) => match output::finish() {
+            Ok(()) => code,
+            Err(error) => {
+                eprintln!("forebay: writing to stdout: {error}");
+                ExitCode::FAILURE
+            }
+        },
         Err(error) => {
             eprintln!("forebay: {error}");
             ExitCode::FAILURE

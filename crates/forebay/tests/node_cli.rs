@@ -10,7 +10,9 @@ use forebay_store::StoreEnd;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
@@ -53,13 +55,19 @@ impl Site {
     }
 
     fn start(&self) -> Running {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+        self.start_as(|_| ())
+    }
+
+    /// The same, of a command that is changed before it runs.
+    fn start_as(&self, change: impl FnOnce(&mut Command)) -> Running {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command
             .args(["node", "--config"])
             .arg(self.config())
             .env("NOTIFY_SOCKET", self.folder.path().join("notify.sock"))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .stdout(Stdio::piped());
+        change(&mut command);
+        let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         let mut running = Running { child, lines };
         let ready = running.line();
@@ -182,6 +190,169 @@ fn what_is_leased_is_waited_for_and_a_second_signal_ends_the_wait() {
     }
 }
 
+/// Nobody, for root, whom limits do not bind.
+fn as_somebody(site: &Site, command: &mut Command) {
+    if rustix::process::geteuid().is_root() {
+        for path in [site.folder.path(), &site.folder.path().join("notify.sock")] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        }
+        command.uid(65_534).gid(65_534);
+    }
+}
+
+#[test]
+fn a_node_to_which_the_system_gives_no_more_threads_ends_in_order() {
+    let site = Site::new("[metrics]\nlisten = '127.0.0.1:0'\n");
+    let mut node = site.start_as(|command| as_somebody(&site, command));
+    // The limit may be changed by the same user.
+    let mut limit = Command::new("prlimit");
+    limit.args(["--nproc=0:0", "--pid", &node.child.id().to_string()]);
+    as_somebody(&site, &mut limit);
+    let limited = limit.status().unwrap();
+    assert!(limited.success(), "{limited}");
+    node.signal(Signal::TERM);
+    assert_eq!(node.wait().code(), Some(0));
+    assert!(node.line().contains("ending") && node.line().contains("ended, 0 leases"));
+    assert!(!site.socket().exists(), "the socket goes with it");
+}
+
+#[test]
+fn a_node_that_ends_leaves_the_socket_of_its_successor() {
+    let site = Site::new("");
+    let mut first = site.start();
+    std::fs::remove_file(site.socket()).unwrap();
+    let mut second = site.start();
+    first.signal(Signal::TERM);
+    assert_eq!(site.told(), "STOPPING=1");
+    assert_eq!(first.wait().code(), Some(0));
+    let (client, _mover) = client(&site.socket());
+    assert_eq!(client.lookup(&[id()]), 1);
+    second.signal(Signal::TERM);
+    assert_eq!(second.wait().code(), Some(0));
+    assert!(!site.socket().exists());
+}
+
+#[test]
+fn a_node_behind_one_that_is_stopped_says_at_once_who_has_the_socket() {
+    let site = Site::new("");
+    let first = site.start();
+    first.signal(Signal::STOP);
+    let pid = first.child.id();
+    eventually("it is stopped", || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit(") ").next().unwrap().starts_with('T')
+    });
+    // First it is taken for one that answers, then nobody can connect any more.
+    let mut waiting = Vec::new();
+    for says in ["another node answers on this socket", "accepts no connections"] {
+        let ran = run_bounded(&site.config());
+        assert!(ran.contains(says), "{ran}");
+        assert!(ran.contains(&format!("process {pid} (forebay, stopped)")), "{ran}");
+        while let Ok(socket) = connect_at_once(&site.socket()) {
+            waiting.push(socket);
+        }
+    }
+}
+
+/// A connection, if it can be had without waiting.
+fn connect_at_once(path: &Path) -> rustix::io::Result<OwnedFd> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// What a node says that has to refuse to start within the limit.
+fn run_bounded(config: &Path) -> String {
+    let mut forebay = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    forebay.args(["node", "--config"]).arg(config).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = forebay.spawn().unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > LIMIT {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("it says nothing");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+    assert_eq!(status.code(), Some(1));
+    String::from_utf8(stderr).unwrap()
+}
+
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < LIMIT, "never: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_missing_log_is_told_where_one_is_made_and_refused_where_none_may_be() {
+    let ssd = |site: &Site, more: &str| {
+        let path = site.folder.path().join("log");
+        let mut text = std::fs::read_to_string(site.config()).unwrap();
+        text.push_str(&format!("[[ssd]]\npath = {path:?}\nsize = '80MiB'\n{more}"));
+        std::fs::write(site.config(), text).unwrap();
+        path
+    };
+    let site = Site::new("");
+    let log = ssd(&site, "create = false\n");
+    let refused = run_bounded(&site.config());
+    assert!(refused.contains("there is no log, and ssd.create is false"), "{refused}");
+    assert!(refused.contains("file system that is mounted at /"), "{refused}");
+    assert!(!log.exists());
+
+    let site = Site::new("");
+    let log = ssd(&site, "");
+    let start = |site: &Site| {
+        let mut node = site.start_as(|command| {
+            command.stderr(Stdio::piped());
+        });
+        node.signal(Signal::TERM);
+        assert_eq!(site.told(), "STOPPING=1");
+        assert_eq!(node.wait().code(), Some(0));
+        std::io::read_to_string(node.child.stderr.take().unwrap()).unwrap()
+    };
+    let told = start(&site);
+    assert!(log.exists());
+    assert!(told.contains("WARN") && told.contains("there is no log; a new, empty one is made"), "{told}");
+    let told = start(&site);
+    assert!(!told.contains("there is no log"), "it is there now: {told}");
+}
+
+#[test]
+fn an_arena_larger_than_the_memory_that_is_left_is_refused_unless_it_is_asked_for() {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let total_kib = meminfo.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap();
+    let gib = total_kib.div_ceil(1 << 20) + 1;
+    // Without address space for it, so that nothing happens to this machine whatever the node does.
+    let start = |more: &str| {
+        let site = Site::new("");
+        let text = format!("socket = {:?}\n[memory]\nsize = '{gib}GiB'\n{more}", site.socket());
+        std::fs::write(site.config(), text).unwrap();
+        let ran = Command::new("sh")
+            .args(["-c", "ulimit -v 2000000; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_forebay")])
+            .args(["node", "--config"])
+            .arg(site.config())
+            .output()
+            .unwrap();
+        assert_eq!(ran.status.code(), Some(1), "{}", String::from_utf8_lossy(&ran.stderr));
+        String::from_utf8(ran.stderr).unwrap()
+    };
+    let refused = start("");
+    assert!(
+        refused.contains(&format!("memory.size: an arena of {gib}.0 GiB, staging of 0.0 MiB")),
+        "{refused}"
+    );
+    assert!(refused.contains(" left of ") && refused.contains("memory.overcommit = true"), "{refused}");
+    let tried = start("overcommit = true\n");
+    assert!(tried.contains("it is set, so the node starts"), "{tried}");
+    assert!(tried.contains(&format!("an arena of {} bytes: ", gib << 30)), "the system's answer: {tried}");
+}
+
 fn check(config: &Path) -> (Option<i32>, String, String) {
     let forebay = env!("CARGO_BIN_EXE_forebay");
     let command = Command::new(forebay).args(["node", "--check-config", "--config"]).arg(config).output();
@@ -257,6 +428,44 @@ fn the_unit_runs_commands_that_there_are() {
         checked += 1;
     }
     assert_eq!(checked, 2, "one before the start, and the start");
+}
+
+/// What the unit says of a key in one of its sections.
+fn in_unit(section: &str, key: &str) -> Option<String> {
+    let unit = unit();
+    let lines = unit.lines().skip_while(|line| *line != format!("[{section}]")).skip(1);
+    let mut lines = lines.take_while(|line| !line.starts_with('['));
+    lines.find_map(|line| line.strip_prefix(&format!("{key}=")).map(str::to_owned))
+}
+
+#[test]
+fn the_unit_waits_for_a_node_that_starts_or_ends_and_never_gives_up() {
+    let limits = forebay_node::LimitsConfig::default();
+    let stop_s: u64 = in_unit("Service", "TimeoutStopSec").unwrap().parse().unwrap();
+    assert!(stop_s > limits.drain_s + limits.close_s + 5, "{stop_s}");
+    // A second for each GiB of 1 TiB.
+    assert_eq!(in_unit("Service", "TimeoutStartSec").as_deref(), Some("30min"));
+    assert_eq!(in_unit("Unit", "StartLimitIntervalSec").as_deref(), Some("0"));
+    for hides in ["PrivateTmp", "ProtectClock", "ProtectProc", "PrivateDevices"] {
+        assert_eq!(in_unit("Service", hides), None, "it hides what a node has to see");
+    }
+    assert_eq!(in_unit("Service", "ProtectSystem").as_deref(), Some("full"), "logs may be on any disk");
+}
+
+#[test]
+fn the_user_of_the_unit_is_one_that_systemd_makes() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/forebay.sysusers");
+    let users = std::fs::read_to_string(&path).unwrap();
+    let user = in_unit("Service", "User").unwrap();
+    assert!(users.lines().any(|line| line.starts_with(&format!("u {user} "))), "{users}");
+    let Ok(ran) = Command::new("systemd-sysusers").arg("--dry-run").arg(&path).output() else {
+        eprintln!("SKIPPED: systemd-sysusers is not installed");
+        return;
+    };
+    // It ends well also where it ignores what it does not understand.
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    let known = said.contains(&format!("Creating group '{user}'")) || said.is_empty();
+    assert!(ran.status.success() && known, "{said}");
 }
 
 #[test]

@@ -250,3 +250,65 @@ fn a_file_that_may_not_be_written_is_refused() {
     }
     assert!(refused(&["scrub", text(&path)]).1.contains("cannot be written to"));
 }
+
+#[test]
+fn a_log_whose_making_was_killed_is_made_by_the_next_attempt() {
+    let Some((dir, path)) = made() else { return };
+    std::fs::remove_file(&path).unwrap();
+    // The system kills whoever makes a file longer than this.
+    let killed = Command::new("sh")
+        .args(["-c", "ulimit -c 0; ulimit -f 1024; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_forebay")])
+        .args(["store", "init", text(&path), "--size", "16M", "--segment", "1M"])
+        .output()
+        .unwrap();
+    assert_eq!(killed.status.code(), None, "{}", String::from_utf8_lossy(&killed.stderr));
+    assert!(!path.exists(), "half a log has no name");
+    ok(&["init", text(&path), "--size", "16M", "--segment", "1M"]);
+    ok(&["verify", text(&path)]);
+    let left: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["log"], "and nothing beside it");
+}
+
+#[test]
+fn a_log_behind_a_link_is_made_where_the_link_leads() {
+    let Some((dir, path)) = filled() else { return };
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink("log", &link).unwrap();
+    let init = ["init", text(&link), "--size", "16M", "--segment", "1M"];
+    assert!(refused(&init).1.contains("exists already"));
+    ok(&[&init[..], &["--force"]].concat());
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink(), "the link stays");
+    assert_eq!(look(&path).0.recovered.chunks, 0, "the log that it leads to is new");
+    // A link to a disk that is not mounted.
+    std::fs::remove_file(&path).unwrap();
+    let (_, told) = refused(&init);
+    assert!(told.contains("is a link to log, which is not there"), "{told}");
+    assert!(!path.exists());
+}
+
+#[test]
+fn stat_and_verify_need_no_right_to_write() {
+    use std::os::unix::process::CommandExt;
+    let Some((dir, path)) = filled() else { return };
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
+    let as_anybody = |command: &str| {
+        let mut forebay = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        if File::options().write(true).open(&path).is_ok() {
+            // This user may write whatever the permissions say; nobody may not.
+            forebay.uid(65_534);
+        }
+        forebay.args(["store", command, text(&path)]).output()
+    };
+    for command in ["stat", "verify"] {
+        let ran = match as_anybody(command) {
+            Err(error) => return eprintln!("SKIPPED: nobody may not run forebay here: {error}"),
+            Ok(ran) => ran,
+        };
+        let told = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert!(ran.status.success(), "{command}: {told}");
+        assert!(String::from_utf8_lossy(&ran.stdout).contains("30"), "{command}");
+    }
+    let told = String::from_utf8_lossy(&as_anybody("scrub").unwrap().stderr).into_owned();
+    assert!(told.contains("cannot be written to"), "{told}");
+}

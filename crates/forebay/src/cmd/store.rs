@@ -106,6 +106,11 @@ fn open(file: &Path) -> Result<FileMedium, Error> {
     Ok(FileMedium::open(file)?)
 }
 
+/// The same, to read it only.
+fn open_read_only(file: &Path) -> Result<FileMedium, Error> {
+    Ok(FileMedium::open_read_only(file)?)
+}
+
 /// Says in which file something is wrong.
 fn in_file(file: &Path, error: impl std::error::Error) -> Error {
     format!("{}: {error}", file.display()).into()

@@ -1,7 +1,7 @@
 //! `forebay store stat` and `verify`: what a log holds, and whether all of it is as it was written. Neither changes it.
 
 use super::size::Size;
-use super::{in_file, open};
+use super::{in_file, open_read_only};
 use crate::CommandResult;
 use forebay_store::log::{ChunkFault, ChunkInLog, Inspection, Medium, Verified, VolumeSpace, inspect};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// Shows what a log holds.
 pub fn stat(file: &Path, as_json: bool) -> CommandResult {
-    let medium = open(file)?;
+    let medium = open_read_only(file)?;
     let seen = inspect(&medium, |_| ()).map_err(|error| in_file(file, error))?;
     let space = medium.space()?;
     if as_json {
@@ -22,7 +22,7 @@ pub fn stat(file: &Path, as_json: bool) -> CommandResult {
 
 /// Checks every layer of every chunk.
 pub fn verify(file: &Path) -> CommandResult {
-    let medium = open(file)?;
+    let medium = open_read_only(file)?;
     let found = forebay_store::log::verify(&medium).map_err(|error| in_file(file, error))?;
     tell(file, &found);
     if found.is_sound() {
