@@ -5,7 +5,7 @@ use crate::dispatcher::MAX_BACKENDS;
 use crate::policy::Policy;
 use crate::request_log::RequestLogPlace;
 use http::HeaderValue;
-use http::uri::{Authority, Uri};
+use http::uri::{Authority, PathAndQuery, Uri};
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -43,8 +43,11 @@ pub struct RouterConfig {
 pub struct Limits {
     /// For connecting to a backend.
     pub connect: Duration,
-    /// From sending a request to the first byte of its answer's body. Then another backend is tried.
+    /// From sending a request for a stream to the first byte of its answer's body. Then another backend is tried, once.
     pub first_byte: Duration,
+    /// The same for a request for an answer without a stream, whose first byte comes when all has been computed. Then
+    /// the client is told.
+    pub answer: Duration,
     /// Between two pieces of an answer. Then the client is told and disconnected.
     pub progress: Duration,
     /// For a client to send a request's body, or to take any byte of an answer that waits for it.
@@ -55,9 +58,13 @@ pub struct Limits {
     pub reprobe_interval: Duration,
     /// For the answer to a probe.
     pub probe_timeout: Duration,
+    /// What probes ask for: a path.
+    pub probe_path: String,
     /// Failures in a row that eject a backend (a refused connection ejects at once).
     pub eject_after: u32,
-    /// Backends that are tried for one request.
+    /// Answered probes in a row that bring it back.
+    pub readmit_after: u32,
+    /// Backends that are tried for one request. Two of them at most get to see it.
     pub attempts: u32,
     /// Bytes of a request's body.
     pub max_body_bytes: usize,
@@ -67,7 +74,11 @@ pub struct Limits {
     pub max_connections: usize,
     /// Idle connections kept per backend and thread.
     pub max_idle_connections: usize,
-    /// For requests under way when the router is shut down.
+    /// How long an idle connection to a backend is used again: less than the backend keeps it.
+    pub keep_idle: Duration,
+    /// How long a router that is shut down still takes requests, while `/health` already says 503. May be 0.
+    pub shutdown_delay: Duration,
+    /// For requests under way when it takes no more. Then streams end with an error.
     pub drain: Duration,
 }
 
@@ -76,18 +87,23 @@ impl Default for Limits {
         Limits {
             connect: Duration::from_secs(1),
             first_byte: Duration::from_secs(120),
+            answer: Duration::from_secs(30 * 60),
             progress: Duration::from_secs(60),
             client_stall: Duration::from_secs(60),
             probe_interval: Duration::from_secs(1),
             reprobe_interval: Duration::from_millis(250),
             probe_timeout: Duration::from_secs(1),
+            probe_path: "/health".into(),
             eject_after: 3,
+            readmit_after: 1,
             attempts: 3,
             max_body_bytes: 16 * 1024 * 1024,
             max_in_flight: 1024,
             max_connections: 4096,
             max_idle_connections: 256,
-            drain: Duration::from_secs(5),
+            keep_idle: Duration::from_secs(4),
+            shutdown_delay: Duration::ZERO,
+            drain: Duration::from_secs(20),
         }
     }
 }
@@ -115,6 +131,9 @@ pub enum ConfigError {
     /// A limit of zero.
     #[error("{0}: must be above 0")]
     Zero(&'static str),
+    /// What probes ask for is no path.
+    #[error("probe path: '{0}' is not a path such as /health")]
+    ProbePath(String),
 }
 
 /// A backend after checking.
@@ -185,17 +204,24 @@ fn is_host_and_port(authority: &Authority) -> bool {
 
 impl Limits {
     fn check(&self) -> Result<(), ConfigError> {
+        let path = &self.probe_path;
+        if !path.starts_with('/') || path.parse::<PathAndQuery>().is_err() {
+            return Err(ConfigError::ProbePath(path.clone()));
+        }
         let durations = [
             ("connect timeout", self.connect),
             ("first-byte timeout", self.first_byte),
+            ("answer timeout", self.answer),
             ("progress timeout", self.progress),
             ("client stall timeout", self.client_stall),
             ("probe interval", self.probe_interval),
             ("reprobe interval", self.reprobe_interval),
             ("probe timeout", self.probe_timeout),
+            ("idle time of connections", self.keep_idle),
         ];
         let counts = [
             ("eject after", self.eject_after as usize),
+            ("readmit after", self.readmit_after as usize),
             ("attempts", self.attempts as usize),
             ("maximum body", self.max_body_bytes),
             ("maximum in flight", self.max_in_flight),
@@ -249,5 +275,11 @@ mod tests {
         zero = config(&[("a", "http://h:1")]);
         zero.limits.max_body_bytes = 0;
         assert_eq!(zero.check().unwrap_err().to_string(), "maximum body: must be above 0");
+        for path in ["", "health", "http://h/health", "/a b"] {
+            let mut bad = config(&[("a", "http://h:1")]);
+            bad.limits.probe_path = path.into();
+            let message = format!("probe path: '{path}' is not a path such as /health");
+            assert_eq!(bad.check().unwrap_err().to_string(), message);
+        }
     }
 }

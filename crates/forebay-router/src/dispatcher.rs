@@ -5,12 +5,12 @@
 
 use crate::decisions::{DecisionRecord, Decisions, Entry, Outcome};
 use crate::generations::Generations;
-use crate::health::{Change, Failure, Health};
+use crate::health::{Cause, Change, Failure, Health, Thresholds};
 use crate::policy::{Candidate, Policy, Request, View, choose};
 use crate::prefix::{CHUNK_BYTES, Chain, PrefixIndex, Visit};
-use crate::request::{Endpoint, PromptKind};
+use crate::request::Endpoint;
 use crate::stats::{BackendStats, RouterStats};
-use crate::tokens::BytesPerToken;
+use crate::tokens::{BytesPerToken, Length};
 use crate::usage::Usage;
 
 /// Chunks remembered per backend: 128 MiB of prompts (about 32 million tokens of text) in about 10 MiB.
@@ -31,10 +31,10 @@ pub const MAX_BACKENDS: usize = BackendSet::BITS as usize;
 /// What routing needs to know of a request.
 #[derive(Debug)]
 pub struct Ask {
-    /// The form of its prompt.
-    pub kind: PromptKind,
-    /// Bytes of the prompt's JSON value.
-    pub prompt_bytes: usize,
+    /// How long it is, as far as bytes tell.
+    pub length: Length,
+    /// Bytes that stand before the prompt and are cached with its beginning: tools and documents.
+    pub lead_bytes: usize,
     /// The prompt's chunks.
     pub chain: Chain,
     /// Identifies the session.
@@ -57,6 +57,10 @@ pub struct Assignment {
     input_tokens: u64,
     new_tokens: u64,
     visit: Visit,
+    /// The engine that the session had before.
+    former_home: Option<usize>,
+    /// An answer with a status below 400 has begun: its prompt is computed.
+    computed: bool,
 }
 
 /// How an assignment ended.
@@ -103,9 +107,9 @@ struct Backend {
 
 impl Dispatcher {
     /// Backends with the given names, all up and idle. At most [`MAX_BACKENDS`] are used.
-    pub fn new(policy: Policy, names: Vec<String>, eject_after: u32) -> Dispatcher {
+    pub fn new(policy: Policy, names: Vec<String>, thresholds: Thresholds) -> Dispatcher {
         let backends = names.iter().take(MAX_BACKENDS).map(|name| Backend {
-            health: Health::new(eject_after),
+            health: Health::new(thresholds),
             in_flight: 0,
             pending_prefill_tokens: 0,
             context_tokens: 0,
@@ -126,12 +130,14 @@ impl Dispatcher {
         }
     }
 
-    /// Chooses a backend that is up and not in `tried`, and counts the request as its load. `None`: there is none.
+    /// Chooses a backend that may be used and is not in `tried`, and counts the request as its load. `None`: there is
+    /// none.
     pub fn assign(&mut self, now_us: u64, ask: &Ask, tried: BackendSet) -> Option<Assignment> {
-        let input_tokens = self.bytes_per_token.estimate(ask.kind, ask.prompt_bytes);
+        let input_tokens = self.bytes_per_token.estimate(&ask.length);
         let candidates = self.candidates(ask, input_tokens, tried);
         let view = View { candidates: &candidates, turn: self.turn };
-        let request = Request { input_tokens, home: self.homes.get(ask.session) };
+        let home = self.homes.get(ask.session);
+        let request = Request { input_tokens, home };
         let policy = if ask.endpoint.is_some() { self.policy } else { Policy::LeastLoaded };
         let decision = choose(policy, &view, &request)?;
         let chosen = decision.chosen;
@@ -156,34 +162,44 @@ impl Dispatcher {
             input_tokens,
             new_tokens,
             visit: self.index.visit(chosen, &ask.chain),
+            former_home: home,
+            computed: false,
         })
     }
 
     fn candidates(&self, ask: &Ask, input_tokens: u64, tried: BackendSet) -> Vec<Candidate> {
-        let tokens_per_chunk = CHUNK_BYTES as f64 / self.bytes_per_token.ratio(ask.kind);
+        let bytes_per_token = self.bytes_per_token.ratio(ask.length.kind);
+        let may_have = |index: usize| ask.serving & !tried & (1 << index) != 0;
+        let mut backends = self.backends.iter().enumerate();
+        let one_is_up = backends.any(|(index, backend)| backend.health.is_up() && may_have(index));
         let candidate = |(index, backend): (usize, &Backend)| {
-            let hit_chunks = self.index.hit_chunks(index, &ask.chain);
+            let hit_bytes = ask.hit_bytes(self.index.hit_chunks(index, &ask.chain));
+            let usable = backend.health.is_up() || (!one_is_up && backend.health.is_last_resort());
             Candidate {
-                eligible: backend.health.is_up() && ask.serving & !tried & (1 << index) != 0,
+                eligible: usable && may_have(index),
                 in_flight: backend.in_flight,
                 pending_prefill_tokens: backend.pending_prefill_tokens,
                 context_tokens: backend.context_tokens,
-                hit_tokens: ((hit_chunks as f64 * tokens_per_chunk) as u64).min(input_tokens),
+                hit_tokens: ((hit_bytes as f64 / bytes_per_token) as u64).min(input_tokens),
             }
         };
         self.backends.iter().enumerate().map(candidate).collect()
     }
 
-    /// The first byte of the answer's body has come: its prompt is computed.
-    pub fn first_byte(&mut self, now_us: u64, assignment: &mut Assignment) {
+    /// The first byte of the answer's body has come, after this status. If it is below 400 the prompt is computed; other
+    /// answers teach nothing.
+    pub fn first_byte(&mut self, now_us: u64, assignment: &mut Assignment, status: u16) {
         if assignment.first_byte_us.is_some() {
             return;
         }
         let waited_us = now_us.saturating_sub(assignment.assigned_us);
         assignment.first_byte_us = Some(waited_us);
+        assignment.computed = status < 400;
         let backend = &mut self.backends[assignment.backend];
         backend.pending_prefill_tokens -= assignment.new_tokens;
-        backend.totals.first_byte_seconds.observe(waited_us as f64 / 1e6);
+        if assignment.computed {
+            backend.totals.first_byte_seconds.observe(waited_us as f64 / 1e6);
+        }
     }
 
     /// Ends an assignment: its load is gone, and what its end teaches is learned.
@@ -208,10 +224,18 @@ impl Dispatcher {
         let mut cached_bytes = None;
         match end {
             End::Answered { status, usage } => {
-                backend.health.answered();
                 backend.totals.answered += 1;
                 outcome.status = Some(status);
-                if let Some(usage) = usage {
+                change = match Failure::of_status(status) {
+                    Some(failure) => backend.health.failed(failure),
+                    None => {
+                        if status < 400 {
+                            backend.health.answered();
+                        }
+                        None
+                    }
+                };
+                if let Some(usage) = usage.filter(|_| assignment.computed) {
                     cached_bytes =
                         learn(&mut self.bytes_per_token, backend, ask, &assignment, usage, &mut outcome);
                 }
@@ -226,13 +250,27 @@ impl Dispatcher {
                 outcome.cancelled = true;
             }
         }
-        if assignment.first_byte_us.is_some() {
+        self.decisions.finish(assignment.decision, outcome);
+        if assignment.computed {
             self.index.settle(assignment.visit, cached_bytes);
         } else {
+            self.forget_home(ask.session, index, assignment.former_home);
             self.index.abandon(assignment.visit, &ask.chain);
         }
-        self.decisions.finish(assignment.decision, outcome);
         self.apply(index, change)
+    }
+
+    /// A session that got no answer from a backend is where it was before.
+    fn forget_home(&mut self, session: u64, backend: usize, former: Option<usize>) {
+        if self.homes.get(session) != Some(backend) {
+            return;
+        }
+        match former {
+            Some(former) => {
+                self.homes.insert(session, former);
+            }
+            None => self.homes.remove(session),
+        }
     }
 
     /// A probe of a backend ended.
@@ -246,18 +284,26 @@ impl Dispatcher {
     }
 
     fn apply(&mut self, backend: usize, change: Option<Change>) -> Option<Change> {
-        if let Some(Change::Ejected { gone }) = change {
+        if let Some(Change::Ejected { .. }) = change {
             self.backends[backend].totals.ejections += 1;
-            if gone {
-                self.index.forget(backend);
-            }
+        }
+        if let Some(Change::Ejected { cause: Cause::Gone, .. } | Change::StillDown { cause: Cause::Gone }) =
+            change
+        {
+            self.index.forget(backend);
         }
         change
     }
 
-    /// Is a backend in use?
-    pub fn is_up(&self, backend: usize) -> bool {
-        self.backends[backend].health.is_up()
+    /// May a backend get requests, if only as the last resort?
+    pub fn is_usable(&self, backend: usize) -> bool {
+        let health = &self.backends[backend].health;
+        health.is_up() || health.is_last_resort()
+    }
+
+    /// May whoever waits for a backend wait for ever?
+    pub fn is_silent(&self, backend: usize) -> bool {
+        self.backends[backend].health.is_silent()
     }
 
     /// The state as numbers.
@@ -303,7 +349,14 @@ impl Backend {
     }
 }
 
-/// Learns from the usage of an answered request, and returns how many bytes of the prompt were cached.
+impl Ask {
+    /// Bytes of the prompt and what stands before it that `chunks` chunks of the chain stand for.
+    fn hit_bytes(&self, chunks: usize) -> usize {
+        if chunks == 0 { 0 } else { self.lead_bytes + chunks * CHUNK_BYTES }
+    }
+}
+
+/// Learns from the usage of an answered request, and returns how many bytes of the chain were cached.
 fn learn(
     ratio: &mut BytesPerToken,
     backend: &mut Backend,
@@ -314,11 +367,11 @@ fn learn(
 ) -> Option<usize> {
     outcome.prompt_tokens = Some(usage.prompt_tokens);
     let endpoint = ask.endpoint?;
-    ratio.learn(ask.kind, ask.prompt_bytes, usage.prompt_tokens);
+    ratio.learn(&ask.length, usage.prompt_tokens);
     let cached_tokens = backend.cached_tokens(endpoint, usage, assignment.visit.predicted_chunks() > 0)?;
     // This answer's own ratio, so that a wrong guess of the prompt's length is not taken for a wrong hit.
-    let bytes_per_token = ask.prompt_bytes as f64 / usage.prompt_tokens.max(1) as f64;
-    let predicted_bytes = assignment.visit.predicted_chunks() * CHUNK_BYTES;
+    let bytes_per_token = ask.length.bytes as f64 / usage.prompt_tokens.max(1) as f64;
+    let predicted_bytes = ask.hit_bytes(assignment.visit.predicted_chunks());
     let predicted_tokens = (predicted_bytes as f64 / bytes_per_token.max(f64::MIN_POSITIVE)) as u64;
     outcome.predicted_tokens = Some(predicted_tokens);
     outcome.cached_tokens = Some(cached_tokens);
@@ -328,29 +381,27 @@ fn learn(
     totals.predicted_tokens += predicted_tokens;
     totals.over_predicted_tokens += predicted_tokens.saturating_sub(cached_tokens);
     totals.under_predicted_tokens += cached_tokens.saturating_sub(predicted_tokens);
-    Some((cached_tokens as f64 * bytes_per_token) as usize)
+    Some(((cached_tokens as f64 * bytes_per_token) as usize).saturating_sub(ask.lead_bytes))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::PromptKind;
     use proptest::prelude::*;
 
     fn ask(session: u64, bytes: usize) -> Ask {
         let prompt = vec![session as u8; bytes];
         let chain = Chain::new(1, &prompt);
-        Ask {
-            kind: PromptKind::Text,
-            prompt_bytes: bytes,
-            chain,
-            session,
-            endpoint: Some(Endpoint::Completions),
-            serving: BackendSet::MAX,
-        }
+        let length = Length { kind: PromptKind::Text, bytes, media: 0 };
+        let endpoint = Some(Endpoint::Completions);
+        Ask { length, lead_bytes: 0, chain, session, endpoint, serving: BackendSet::MAX }
     }
 
+    const THREE: Thresholds = Thresholds { eject_after: 3, readmit_after: 1 };
+
     fn two(policy: Policy) -> Dispatcher {
-        Dispatcher::new(policy, vec!["a".into(), "b".into()], 3)
+        Dispatcher::new(policy, vec!["a".into(), "b".into()], THREE)
     }
 
     fn answered(prompt_tokens: u64, cached_tokens: u64) -> End {
@@ -367,7 +418,7 @@ mod tests {
                 for session in [1, 2] {
                     let ask = ask(session, 40_000 + 4_000 * turn);
                     let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
-                    dispatcher.first_byte(5, &mut assignment);
+                    dispatcher.first_byte(5, &mut assignment, 200);
                     homes.push(assignment.backend);
                     dispatcher.end(&ask, assignment, End::Answered { status: 200, usage: None });
                 }
@@ -387,8 +438,8 @@ mod tests {
             (backend.in_flight, backend.pending_prefill_tokens, backend.context_tokens)
         };
         assert_eq!(load(&dispatcher), (1, 1_000, 1_000));
-        dispatcher.first_byte(10, &mut assignment);
-        dispatcher.first_byte(20, &mut assignment);
+        dispatcher.first_byte(10, &mut assignment, 200);
+        dispatcher.first_byte(20, &mut assignment, 200);
         assert_eq!(load(&dispatcher), (1, 0, 1_000));
         dispatcher.end(&ask, assignment, End::Cancelled);
         assert_eq!(load(&dispatcher), (0, 0, 0));
@@ -414,14 +465,14 @@ mod tests {
 
     #[test]
     fn the_prediction_error_is_counted_and_falls_after_correction() {
-        let mut dispatcher = Dispatcher::new(Policy::Lpwl, vec!["a".into()], 3);
+        let mut dispatcher = Dispatcher::new(Policy::Lpwl, vec!["a".into()], THREE);
         let mut over = Vec::new();
         for turn in 0..12_usize {
             let before = dispatcher.stats().backends[0].over_predicted_tokens;
             for session in 1..4 {
                 let ask = ask(session, 40_000 + 2_000 * turn);
                 let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
-                dispatcher.first_byte(1, &mut assignment);
+                dispatcher.first_byte(1, &mut assignment, 200);
                 // An engine that never has anything cached.
                 dispatcher.end(&ask, assignment, answered(10_000 + 500 * turn as u64, 0));
             }
@@ -436,11 +487,11 @@ mod tests {
 
     #[test]
     fn an_engine_that_does_not_report_cached_tokens_is_counted_and_teaches_no_misses() {
-        let mut dispatcher = Dispatcher::new(Policy::Lpwl, vec!["a".into()], 3);
+        let mut dispatcher = Dispatcher::new(Policy::Lpwl, vec!["a".into()], THREE);
         let mut answer = |cached_tokens| {
             let ask = ask(1, 40_000);
             let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
-            dispatcher.first_byte(1, &mut assignment);
+            dispatcher.first_byte(1, &mut assignment, 200);
             let usage = Usage { prompt_tokens: 10_000, completion_tokens: 1, cached_tokens };
             dispatcher.end(&ask, assignment, End::Answered { status: 200, usage: Some(usage) });
             let totals = dispatcher.stats().backends.remove(0);
@@ -456,7 +507,7 @@ mod tests {
     #[test]
     fn requests_by_load_go_to_the_idlest_that_serve_them_and_teach_nothing() {
         let mut dispatcher =
-            Dispatcher::new(Policy::SessionSticky, vec!["a".into(), "b".into(), "c".into()], 3);
+            Dispatcher::new(Policy::SessionSticky, vec!["a".into(), "b".into(), "c".into()], THREE);
         let by_load = |serving| Ask { endpoint: None, serving, ..ask(1, 0) };
         let held: Vec<(Ask, Assignment)> = [0b111, 0b111, 0b111, 0b011, 0b010, 0b001]
             .map(by_load)
@@ -484,15 +535,87 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_of_400_and_more_teaches_nothing_and_makes_no_home() {
+        for status in [400, 404, 429, 500, 503] {
+            for policy in Policy::ALL {
+                let mut dispatcher = two(policy);
+                let known = ask(1, 40_000);
+                let mut assignment = dispatcher.assign(0, &known, 0).unwrap();
+                let home = assignment.backend;
+                dispatcher.first_byte(1, &mut assignment, 200);
+                dispatcher.end(&known, assignment, answered(10_000, 0));
+                let state = |dispatcher: &Dispatcher| {
+                    let backends = dispatcher.stats().backends.into_iter();
+                    let indexed: Vec<usize> = backends.map(|backend| backend.index_chunks).collect();
+                    let homes = [1, 2].map(|session| dispatcher.homes.get(session));
+                    (indexed, homes, dispatcher.bytes_per_token.ratio(PromptKind::Text))
+                };
+                let before = state(&dispatcher);
+                for (session, bytes) in [(1, 60_000), (2, 30_000)] {
+                    let ask = ask(session, bytes);
+                    let mut assignment = dispatcher.assign(2, &ask, 1 << home).unwrap();
+                    dispatcher.first_byte(3, &mut assignment, status);
+                    let usage = Usage { prompt_tokens: 7, completion_tokens: 0, cached_tokens: Some(7) };
+                    dispatcher.end(&ask, assignment, End::Answered { status, usage: Some(usage) });
+                }
+                assert_eq!(state(&dispatcher), before, "{policy} {status}");
+                assert_eq!(dispatcher.stats().backends[1 - home].first_byte_seconds.sum, 0.0);
+            }
+        }
+    }
+
+    #[test]
+    fn one_client_whose_requests_fail_does_not_take_all_engines_from_the_others() {
+        let mut dispatcher = two(Policy::Lpwl);
+        let bad = ask(1, 100);
+        for _ in 0..20 {
+            let assignment = dispatcher.assign(0, &bad, 0).unwrap();
+            dispatcher.end(&bad, assignment, End::Answered { status: 500, usage: None });
+        }
+        assert!(dispatcher.stats().backends.iter().all(|backend| !backend.up));
+        let good = ask(2, 100);
+        let assignment = dispatcher.assign(0, &good, 0).unwrap();
+        dispatcher.end(&good, assignment, End::Cancelled);
+        dispatcher.probed(0, Ok(()));
+        dispatcher.probed(0, Ok(()));
+        for _ in 0..4 {
+            let assignment = dispatcher.assign(0, &good, 0).unwrap();
+            assert_eq!(assignment.backend, 0, "one that is up comes before one that is not");
+            dispatcher.end(&good, assignment, End::Cancelled);
+        }
+    }
+
+    #[test]
+    fn tools_before_a_prompt_are_part_of_its_length_and_of_a_hit() {
+        let mut dispatcher = two(Policy::Lpwl);
+        let mut ask = ask(1, 8_192);
+        ask.lead_bytes = 40_000;
+        ask.length.bytes += ask.lead_bytes;
+        for _ in 0..3 {
+            let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
+            let cached = if assignment.visit.predicted_chunks() > 0 { 12_000 } else { 0 };
+            dispatcher.first_byte(1, &mut assignment, 200);
+            dispatcher.end(&ask, assignment, answered(12_048, cached));
+        }
+        let record = dispatcher.decisions().pop().unwrap();
+        let outcome = record.outcome.unwrap();
+        assert!(outcome.predicted_tokens.unwrap().abs_diff(12_000) < 100, "{outcome:?}");
+        assert!(record.input_tokens.abs_diff(12_048) < 200, "{}", record.input_tokens);
+    }
+
+    #[test]
     fn a_restarted_backend_is_not_believed_to_hold_anything() {
         let mut dispatcher = two(Policy::Lpwl);
         let ask = ask(1, 40_000);
         let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
         let home = assignment.backend;
-        dispatcher.first_byte(1, &mut assignment);
+        dispatcher.first_byte(1, &mut assignment, 200);
         dispatcher.end(&ask, assignment, End::Answered { status: 200, usage: None });
         assert!(dispatcher.stats().backends[home].index_chunks > 0);
-        assert_eq!(dispatcher.probed(home, Err(Failure::Refused)), Some(Change::Ejected { gone: true }));
+        assert_eq!(
+            dispatcher.probed(home, Err(Failure::Refused)),
+            Some(Change::Ejected { cause: Cause::Gone, last: Failure::Refused })
+        );
         assert_eq!(dispatcher.stats().backends[home].index_chunks, 0);
     }
 
@@ -503,27 +626,28 @@ mod tests {
             policy in prop::sample::select(Policy::ALL.to_vec()),
         ) {
             let names = (0..3).map(|index| index.to_string()).collect();
-            let mut dispatcher = Dispatcher::new(policy, names, 2);
+            let thresholds = Thresholds { eject_after: 2, readmit_after: 1 };
+            let mut dispatcher = Dispatcher::new(policy, names, thresholds);
             let mut under_way: Vec<(Ask, Assignment)> = Vec::new();
             for (action, bytes, detail) in steps {
                 match action {
                     0 | 1 => {
                         let ask = ask(u64::from(detail), bytes);
                         if let Some(assignment) = dispatcher.assign(0, &ask, u64::from(detail) & 0b11) {
-                            prop_assert!(dispatcher.is_up(assignment.backend));
+                            prop_assert!(dispatcher.is_usable(assignment.backend));
                             under_way.push((ask, assignment));
                         }
                     }
                     2 if !under_way.is_empty() => {
                         let place = bytes % under_way.len();
-                        dispatcher.first_byte(9, &mut under_way[place].1);
+                        dispatcher.first_byte(9, &mut under_way[place].1, 200);
                     }
                     _ if !under_way.is_empty() => {
                         let (ask, assignment) = under_way.swap_remove(bytes % under_way.len());
                         let end = match detail {
                             0 => End::Cancelled,
                             1 => End::Failed(Failure::Closed),
-                            2 => End::Answered { status: 200, usage: None },
+                            2 => End::Answered { status: 500, usage: None },
                             _ => answered(bytes as u64, u64::from(detail)),
                         };
                         dispatcher.end(&ask, assignment, end);

@@ -32,6 +32,8 @@ pub struct Value {
     pub kind: Kind,
     /// Where it is.
     pub at: Range<usize>,
+    /// An array or object in which [`is_media_key`] or [`may_be_data_url`] holds of a string.
+    pub has_media: bool,
 }
 
 /// The bytes are no JSON object.
@@ -47,6 +49,29 @@ pub struct SyntaxError {
 /// The fields of the object that `bytes` consists of, in order.
 pub fn fields(bytes: &[u8]) -> Fields<'_> {
     Fields { bytes, at: 0, state: State::Before }
+}
+
+/// The value that begins at `at`, after space, or `None` if there is none.
+pub fn value_at(bytes: &[u8], at: usize) -> Option<Value> {
+    Fields { bytes, at, state: State::Inside }.value().ok()
+}
+
+/// Does a part of a chat message that is not text have this field? The text is without its quotes.
+pub fn is_media_key(text: &[u8]) -> bool {
+    match text.len() {
+        // Anthropic's images and documents.
+        6 => text == b"source",
+        9 => matches!(text, b"image_url" | b"video_url" | b"audio_url"),
+        11 => text == b"input_audio",
+        12 => matches!(text, b"image_embeds" | b"audio_embeds"),
+        _ => false,
+    }
+}
+
+/// Is this the beginning of a `data:` URL that is long enough to matter? The text is without its
+/// quotes.
+pub fn may_be_data_url(text: &[u8]) -> bool {
+    text.len() >= 256 && text.starts_with(b"data:")
 }
 
 /// Iterator of [`fields`]. An error is the last item.
@@ -129,23 +154,24 @@ impl<'a> Fields<'a> {
     fn value(&mut self) -> Result<Value, SyntaxError> {
         let first = self.peek();
         let start = self.at;
+        let mut has_media = false;
         let kind = match first {
             Some(b'"') => {
                 self.skip_string()?;
                 Kind::String
             }
             Some(b'{') => {
-                self.skip_nested()?;
+                has_media = self.skip_nested()?;
                 Kind::Object
             }
             Some(b'[') => {
-                self.skip_nested()?;
+                has_media = self.skip_nested()?;
                 Kind::Array
             }
             Some(_) => self.skip_scalar()?,
             None => return self.fail("a value"),
         };
-        Ok(Value { kind, at: start..self.at })
+        Ok(Value { kind, at: start..self.at, has_media })
     }
 
     /// Skips a string whose opening quote is the current byte.
@@ -163,13 +189,18 @@ impl<'a> Fields<'a> {
     }
 
     /// Skips an array or object whose opening bracket is the current byte, by counting brackets outside of strings.
-    fn skip_nested(&mut self) -> Result<(), SyntaxError> {
+    /// Returns [`Value::has_media`].
+    fn skip_nested(&mut self) -> Result<bool, SyntaxError> {
         let mut depth = 0_usize;
+        let mut has_media = false;
         while let Some(next) = position_of_structure(self.rest()) {
             self.at += next;
             match self.bytes[self.at] {
                 b'"' => {
+                    let start = self.at + 1;
                     self.skip_string()?;
+                    let text = &self.bytes[start..self.at - 1];
+                    has_media |= is_media_key(text) || may_be_data_url(text);
                     continue;
                 }
                 b'[' | b'{' => depth += 1,
@@ -177,7 +208,7 @@ impl<'a> Fields<'a> {
             }
             self.at += 1;
             if depth == 0 {
-                return Ok(());
+                return Ok(has_media);
             }
         }
         self.at = self.bytes.len();

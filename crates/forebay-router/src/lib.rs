@@ -7,14 +7,15 @@
 //! Three layers:
 //! * Pure: `policy` (who gets a request), `prefix` (who is believed to hold what), `tokens`, `health`, `dispatcher`
 //!   (all of that as one state, with time as an argument), `routes` (what is done with which path), and `json`,
-//!   `request`, `sse`, `encoding`, `usage` (bodies and streams as bytes).
+//!   `request`, `media`, `sse`, `encoding`, `usage` (bodies and streams as bytes).
 //! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `probe`, `models`,
 //!   `request_log`.
-//! * Glue: `proxy` (the journey of a request), `relay` (of an answer), `local` (the router's own pages), `shared`,
-//!   `server`.
+//! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `relay` (of an answer), `local` (the router's
+//!   own pages), `shared`, `server`.
 //!
 //! [`Router::spawn`] starts a router in this process. [`policy::choose`] needs none of it.
 
+mod attempts;
 mod config;
 mod decisions;
 mod dispatcher;
@@ -23,6 +24,7 @@ mod generations;
 mod health;
 mod json;
 mod local;
+mod media;
 mod metrics;
 mod models;
 pub mod policy;

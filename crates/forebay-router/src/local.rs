@@ -5,7 +5,7 @@ use crate::proxy::BACKEND_HEADER;
 use crate::relay::Reply;
 use crate::respond::{self, Refusal};
 use crate::routes::{Group, Own};
-use crate::shared::Shared;
+use crate::shared::{Phase, Shared};
 use http::header::{self, ALLOW};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -27,7 +27,10 @@ pub async fn answer(
     }
     match own {
         Own::Health => {
-            let up = (0..shared.targets.len()).filter(|&backend| shared.is_up(backend)).count();
+            if shared.phase() != Phase::Serving {
+                return Err(shutting_down());
+            }
+            let up = (0..shared.targets.len()).filter(|&backend| shared.is_usable(backend)).count();
             if up == 0 {
                 return Err(no_backend());
             }
@@ -47,6 +50,11 @@ pub async fn answer(
 pub fn method_not_allowed(path: &str, group: &Group) -> Refusal {
     let message = format!("{path} takes {}", group.allowed());
     Refusal::of_client(StatusCode::METHOD_NOT_ALLOWED, message)
+}
+
+/// The router ends. Load balancers read it from `/health`, clients as an answer or as a stream's last event.
+pub fn shutting_down() -> Refusal {
+    Refusal::of_service(StatusCode::SERVICE_UNAVAILABLE, "the router is shutting down".into())
 }
 
 /// No engine can be asked.

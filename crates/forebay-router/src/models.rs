@@ -187,7 +187,7 @@ async fn read(shared: &Shared, backend: usize, key: Option<HeaderValue>) -> Said
 /// Asks all engines that are up, each within the time of a probe.
 pub async fn read_all(shared: &Arc<Shared>, key: Option<HeaderValue>) -> Vec<(usize, Said)> {
     let mut reading = JoinSet::new();
-    for backend in (0..shared.targets.len()).filter(|&backend| shared.is_up(backend)) {
+    for backend in (0..shared.targets.len()).filter(|&backend| shared.is_usable(backend)) {
         let (shared, key) = (shared.clone(), key.clone());
         reading.spawn(async move { (backend, read(&shared, backend, key).await) });
     }
@@ -215,7 +215,7 @@ pub async fn serving(shared: &Arc<Shared>, model: &str, key: Option<&HeaderValue
 pub async fn watch(shared: Arc<Shared>, backend: usize) {
     let mut answered = false;
     loop {
-        if shared.is_up(backend) {
+        if shared.is_usable(backend) {
             let said = read(&shared, backend, None).await;
             if let (false, Said::Other(answer)) = (answered, &said) {
                 warn_unlisted(&shared.targets[backend], answer.status);

@@ -8,6 +8,8 @@
 //! a chunk that was lost bounds it from above, one that was found although believed lost raises it again.
 
 use crate::generations::Generations;
+use std::collections::VecDeque;
+use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Bytes of a prompt's JSON form per chunk: about 128 tokens of text, 85 token ids.
@@ -17,6 +19,16 @@ pub const CHUNK_BYTES: usize = 512;
 /// to 1.8 KB), and tokens are not spread evenly over the bytes. A difference below this many chunks, or below an eighth
 /// of the prediction, is no evidence of an eviction.
 const SLACK_CHUNKS: usize = 4;
+
+/// One computed chunk on an engine's clock.
+const CHUNK: i64 = 1 << 20;
+
+/// What each visit adds to the clock beside the chunks to compute: times of last use tell which
+/// visit made them, and a million visits age an engine's chunks by one.
+const TICK: i64 = 1;
+
+/// Abandoned visits that are remembered per engine.
+const MAX_ABANDONED: usize = 64;
 
 /// The chained hashes of a prompt's whole chunks: entry `i` identifies bytes `0..(i + 1) * CHUNK_BYTES`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,9 +68,10 @@ pub struct PrefixIndex {
 /// What is believed of one engine.
 #[derive(Debug)]
 struct Shadow {
-    /// Chunk key -> time of last use on the engine's clock. Within a prompt it falls by 1 per chunk: ends go first.
+    /// Chunk key -> time of last use on the engine's clock. Within a prompt it falls by [`CHUNK`] per chunk: ends go
+    /// first.
     used: Generations<i64>,
-    /// Chunks computed so far.
+    /// Chunks computed so far, in [`CHUNK`]s, and a [`TICK`] for each visit.
     clock: i64,
     /// Chunks of at least this age are believed gone.
     reach: i64,
@@ -66,6 +79,11 @@ struct Shadow {
     open: Vec<Open>,
     /// Visits so far.
     visits: u64,
+    /// Visits that are neither settled nor abandoned.
+    under_way: u32,
+    /// Abandoned visits whose marks a later one has replaced: when that one is abandoned as well,
+    /// theirs must not come back. Forgotten when nothing is under way.
+    abandoned: VecDeque<Visit>,
 }
 
 /// An open visit: from `position` on its chunks were still to be computed, the first of them is `key`.
@@ -86,8 +104,11 @@ pub struct Visit {
     predicted: usize,
     /// From this chunk on other visits may still be computing the prompt: missing those chunks proves nothing.
     in_the_making_from: usize,
-    /// Ages of the prompt's known chunks when it was sent, whether believed resident or not.
+    /// Ages of the prompt's known chunks when it was sent, whether believed resident or not: by the
+    /// engine's clock.
     ages: Vec<i64>,
+    /// The engine's clock before and after the prompt was sent.
+    clock: Range<i64>,
 }
 
 impl PrefixIndex {
@@ -99,6 +120,8 @@ impl PrefixIndex {
             reach: i64::MAX,
             open: Vec::new(),
             visits: 0,
+            under_way: 0,
+            abandoned: VecDeque::new(),
         };
         PrefixIndex { shadows: (0..backends).map(|_| shadow()).collect() }
     }
@@ -117,38 +140,63 @@ impl PrefixIndex {
         let meets = |open: &&Open| chain.keys.get(open.position) == Some(&open.key);
         let in_the_making_from =
             shadow.open.iter().filter(meets).map(|open| open.position).min().unwrap_or(usize::MAX);
+        if shadow.under_way == 0 {
+            shadow.abandoned.clear();
+        }
         shadow.visits += 1;
+        shadow.under_way += 1;
         let number = shadow.visits;
         if let Some(&key) = chain.keys.get(predicted) {
             shadow.open.push(Open { visit: number, position: predicted, key });
         }
+        let before = shadow.clock;
         let ages = shadow.touch(chain, predicted);
-        Visit { backend, number, chunks: chain.chunks(), predicted, in_the_making_from, ages }
+        let clock = before..shadow.clock;
+        Visit { backend, number, chunks: chain.chunks(), predicted, in_the_making_from, ages, clock }
     }
 
     /// Ends a visit whose prompt was computed. `cached_bytes` is how much of it the engine found cached, where it said
     /// so.
     pub fn settle(&mut self, visit: Visit, cached_bytes: Option<usize>) {
         let shadow = &mut self.shadows[visit.backend];
-        shadow.open.retain(|open| open.visit != visit.number);
+        shadow.close(&visit);
         let Some(cached_bytes) = cached_bytes else { return };
         let found = (cached_bytes / CHUNK_BYTES).min(visit.chunks);
         let slack = SLACK_CHUNKS.max(visit.predicted / 8);
         if found + slack <= visit.predicted && found < visit.in_the_making_from {
-            let lost_age = visit.ages.get(found).copied().unwrap_or(i64::MAX);
+            let lost_age = visit.ages.get(found).map_or(i64::MAX, |age| age.div_euclid(CHUNK));
             shadow.reach = shadow.reach.min(lost_age);
         } else if found >= visit.predicted + slack && !visit.ages.is_empty() {
-            let oldest_found = visit.ages[found.min(visit.ages.len()) - 1];
+            let oldest_found = visit.ages[found.min(visit.ages.len()) - 1].div_euclid(CHUNK);
             shadow.reach = shadow.reach.max(oldest_found.saturating_add(1));
         }
     }
 
-    /// Ends a visit whose prompt was perhaps never computed: what it added is not believed any more.
+    /// Ends a visit whose prompt was perhaps never computed. What is believed is what was believed
+    /// before, except for chunks that a later visit has touched.
     pub fn abandon(&mut self, visit: Visit, chain: &Chain) {
         let shadow = &mut self.shadows[visit.backend];
-        shadow.open.retain(|open| open.visit != visit.number);
-        for &key in chain.keys.iter().skip(visit.ages.len()) {
-            shadow.used.remove(key);
+        shadow.close(&visit);
+        shadow.clock -= visit.clock.end - visit.clock.start - TICK;
+        let mut touched_later = false;
+        for (position, &key) in chain.keys.iter().enumerate() {
+            if shadow.used.get(key) != Some(visit.clock.end - position as i64 * CHUNK) {
+                touched_later = true;
+                continue;
+            }
+            let age = visit.ages.get(position);
+            match age.and_then(|age| shadow.made_by_others(position, visit.clock.start - age)) {
+                Some(used) => {
+                    shadow.used.insert(key, used);
+                }
+                None => shadow.used.remove(key),
+            }
+        }
+        if touched_later && shadow.under_way > 0 {
+            if shadow.abandoned.len() == MAX_ABANDONED {
+                shadow.abandoned.pop_front();
+            }
+            shadow.abandoned.push_back(visit);
         }
     }
 
@@ -173,19 +221,35 @@ impl Visit {
 }
 
 impl Shadow {
+    fn close(&mut self, visit: &Visit) {
+        self.open.retain(|open| open.visit != visit.number);
+        self.under_way -= 1;
+    }
+
+    /// The time of last use of the chunk at `position` without the abandoned visits; `None` if only
+    /// they used it.
+    fn made_by_others(&self, position: usize, mut used: i64) -> Option<i64> {
+        let made = |visit: &&Visit, used: i64| visit.clock.end - position as i64 * CHUNK == used;
+        while let Some(visit) = self.abandoned.iter().find(|visit| made(visit, used)) {
+            used = visit.clock.start - visit.ages.get(position)?;
+        }
+        Some(used)
+    }
+
+    /// In whole chunks.
     fn age(&self, key: u64) -> Option<i64> {
-        self.used.get(key).map(|used| self.clock - used)
+        self.used.get(key).map(|used| (self.clock - used).div_euclid(CHUNK))
     }
 
     /// Marks all of `chain` as used now, of which `predicted` chunks need no computing, and returns the ages that its
     /// known beginning had.
     fn touch(&mut self, chain: &Chain, predicted: usize) -> Vec<i64> {
         let before = self.clock;
-        self.clock += (chain.chunks() - predicted) as i64;
+        self.clock += (chain.chunks() - predicted) as i64 * CHUNK + TICK;
         let mut ages = Vec::with_capacity(chain.chunks());
         // From the end, so that the bound of the map forgets ends before beginnings.
         for (position, &key) in chain.keys.iter().enumerate().rev() {
-            match self.used.insert(key, self.clock - position as i64) {
+            match self.used.insert(key, self.clock - position as i64 * CHUNK) {
                 Some(used) => ages.push(before - used),
                 None => ages.clear(),
             }
@@ -199,7 +263,6 @@ impl Shadow {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::VecDeque;
 
     /// A prompt of `chunks` chunks that belongs to `session`.
     fn prompt(session: u8, chunks: usize) -> Chain {
@@ -363,6 +426,54 @@ mod tests {
     }
 
     #[test]
+    fn an_abandoned_visit_changes_no_age_and_no_clock() {
+        let mut index = PrefixIndex::new(1, 10_000);
+        let (old, other) = (prompt(1, 10), prompt(2, 20));
+        for chain in [&old, &other] {
+            let visit = index.visit(0, chain);
+            index.settle(visit, None);
+        }
+        let ages = |index: &PrefixIndex| {
+            let shadow = &index.shadows[0];
+            let keys = old.keys.iter().chain(&other.keys);
+            (shadow.clock / CHUNK, keys.map(|&key| shadow.age(key)).collect::<Vec<_>>())
+        };
+        let before = ages(&index);
+        for _ in 0..50 {
+            let visit = index.visit(0, &prompt(1, 30));
+            index.abandon(visit, &prompt(1, 30));
+            let visit = index.visit(0, &prompt(3, 300));
+            index.abandon(visit, &prompt(3, 300));
+        }
+        assert_eq!(ages(&index), before);
+    }
+
+    #[test]
+    fn an_abandoned_visit_takes_nothing_from_one_that_was_answered_meanwhile() {
+        let mut index = PrefixIndex::new(1, 10_000);
+        let chain = prompt(1, 30);
+        let abandoned = index.visit(0, &chain);
+        let answered = index.visit(0, &chain);
+        index.settle(answered, None);
+        index.abandon(abandoned, &chain);
+        assert_eq!(index.hit_chunks(0, &chain), 30);
+    }
+
+    #[test]
+    fn visits_that_are_abandoned_in_any_order_leave_nothing_behind() {
+        for first_is_first in [true, false] {
+            let mut index = PrefixIndex::new(1, 10_000);
+            let visit = index.visit(0, &prompt(1, 10));
+            index.settle(visit, None);
+            let chain = prompt(1, 30);
+            let (first, second) = (index.visit(0, &chain), index.visit(0, &chain));
+            let order = if first_is_first { [first, second] } else { [second, first] };
+            order.into_iter().for_each(|visit| index.abandon(visit, &chain));
+            assert_eq!(index.hit_chunks(0, &chain), 10);
+        }
+    }
+
+    #[test]
     fn a_restarted_engine_holds_nothing_and_keeps_no_learned_reach() {
         let mut index = PrefixIndex::new(1, 10_000);
         let chain = prompt(1, 40);
@@ -392,11 +503,14 @@ mod tests {
                 prop_assert!(index.len(backend) <= 100);
                 match cached_bytes {
                     Some(bytes) => index.settle(visit, Some(bytes)),
-                    None => open.push(visit),
+                    None => open.push((visit, chain)),
                 }
             }
-            for visit in open {
-                index.settle(visit, None);
+            for (number, (visit, chain)) in open.into_iter().enumerate() {
+                match number % 2 {
+                    0 => index.settle(visit, None),
+                    _ => index.abandon(visit, &chain),
+                }
             }
             prop_assert!(index.shadows.iter().all(|shadow| shadow.open.is_empty()));
         }

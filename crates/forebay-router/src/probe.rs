@@ -6,7 +6,7 @@ use crate::health::Failure;
 use crate::shared::Shared;
 use crate::upstream::{Pieces, Pool, Upstream};
 use bytes::{Bytes, BytesMut};
-use http::{HeaderValue, Request, StatusCode, Uri, header};
+use http::{HeaderValue, Request, StatusCode, header};
 use std::future::poll_fn;
 use std::sync::Arc;
 
@@ -25,20 +25,20 @@ pub struct Small {
 /// Gets a small document from a backend within `limits.probe_timeout`, with a key where there is one.
 pub async fn get(
     target: &Target,
-    path: &'static str,
+    path: &str,
     key: Option<HeaderValue>,
     limits: &Limits,
 ) -> Result<Small, Failure> {
     let exchange = async {
-        let upstream = Upstream::connect(target, limits).await?;
+        let upstream = Upstream::connect(target, limits).await.map_err(|lost| lost.failure)?;
         let mut request = Request::new(Pieces::default());
-        *request.uri_mut() = Uri::from_static(path);
+        *request.uri_mut() = path.parse().unwrap_or_default();
         request.headers_mut().insert(header::HOST, target.host.clone());
         request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         if let Some(key) = key {
             request.headers_mut().insert(header::AUTHORIZATION, key);
         }
-        let (head, mut answer) = upstream.exchange(request).await?.into_parts();
+        let (head, mut answer) = upstream.exchange(request).await.map_err(|lost| lost.failure)?.into_parts();
         let mut body = BytesMut::new();
         while let Some(bytes) = poll_fn(|context| answer.poll_bytes(context)).await {
             body.extend_from_slice(&bytes?);
@@ -51,11 +51,11 @@ pub async fn get(
     tokio::time::timeout(limits.probe_timeout, exchange).await.unwrap_or(Err(Failure::FirstByteTimeout))
 }
 
-/// Probes one backend for ever. An answer below 500 counts as well: an engine that knows no `/health` is alive.
+/// Probes one backend for ever. An answer below 500 counts as well: an engine that knows no such path is alive.
 pub async fn watch(shared: Arc<Shared>, backend: usize) {
     let limits = &shared.limits;
     loop {
-        let result = match get(&shared.targets[backend], "/health", None, limits).await {
+        let result = match get(&shared.targets[backend], &limits.probe_path, None, limits).await {
             Ok(answer) if answer.status.is_server_error() => Err(Failure::Unavailable),
             Ok(_) => Ok(()),
             Err(failure) => Err(failure),

@@ -1,13 +1,11 @@
-//! The journey of one request: read it, choose a backend, send it, wait for the first byte, hand the answer on. It knows
-//! the steps and what each failure means for the client; policies, bytes and sockets are others' business.
-//!
-//! Until the first byte of an answer's body has come, nothing has been sent to the client and another backend can be
-//! tried; from then on the request belongs to its backend.
+//! The journey of one request: read it, have it answered, hand the answer on. It knows the steps; choosing an engine,
+//! trying another, bytes and sockets are others' business.
 
-use crate::dispatcher::{Ask, BackendSet, End};
+use crate::attempts::{self, Begun, Outgoing};
+use crate::dispatcher::{Ask, BackendSet};
 use crate::encoding::Coding;
-use crate::health::Failure;
-use crate::local::{self, no_backend};
+use crate::local;
+use crate::media;
 use crate::models;
 use crate::prefix::Chain;
 use crate::relay::{Parts, Reader, Relay, Reply};
@@ -15,9 +13,10 @@ use crate::request::{self, Endpoint, PromptKind, RequestFacts};
 use crate::request_log::Note;
 use crate::respond::Refusal;
 use crate::routes::{self, Group, Rule};
-use crate::shared::{Flight, Permit, Shared};
+use crate::shared::{Permit, Shared};
 use crate::sse::UsageTap;
-use crate::upstream::{Answer, Pieces, Pool, Upstream};
+use crate::tokens::Length;
+use crate::upstream::{Pieces, Pool};
 use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderName};
 use http::request::Parts as Head;
@@ -25,12 +24,9 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, V
 use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use std::future::poll_fn;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::time::{Sleep, sleep};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Names the backend that answered.
@@ -133,21 +129,6 @@ async fn forward(
     complete(worker, endpoint, request, journey).await
 }
 
-/// A request that goes to a backend, in the form in which it can be sent more than once.
-struct Outgoing {
-    head: Head,
-    body: Pieces,
-    ask: Arc<Ask>,
-    hide_usage: bool,
-}
-
-/// An answer whose first byte has come.
-struct Started {
-    head: Response<()>,
-    first: Option<Bytes>,
-    answer: Answer,
-}
-
 async fn complete(
     worker: &Worker,
     endpoint: Option<Endpoint>,
@@ -180,7 +161,8 @@ async fn complete(
         (Some(endpoint), Some(facts)) => prepare(shared, endpoint, head, body, &facts, serving),
         _ => prepare_by_load(head, body, serving),
     };
-    send(worker, outgoing, permit, journey).await
+    let answer = attempts::send(worker, &outgoing, &mut journey.note).await?;
+    Ok(relay(worker, &outgoing, answer, permit, journey))
 }
 
 fn read_facts(endpoint: Endpoint, head: &Head, body: &[u8]) -> Result<RequestFacts, Refusal> {
@@ -254,16 +236,16 @@ async fn read_body(mut body: Incoming, max_bytes: usize, limit: Duration) -> Res
 fn prepare(
     shared: &Shared,
     endpoint: Endpoint,
-    mut head: Head,
+    mut head: http::request::Parts,
     body: Bytes,
     facts: &RequestFacts,
     serving: BackendSet,
 ) -> Outgoing {
-    let [model, tools, instructions] = &facts.context;
-    let root = [&body[model.clone()], &body[tools.clone()], &body[instructions.clone()], &[endpoint as u8]]
-        .iter()
-        .fold(shared.hash_seed, |root, part| xxh3_64_with_seed(part, root));
+    let root = separate(shared, endpoint, &head.headers, &body, facts);
     let prompt = &body[facts.prompt.clone()];
+    let media = if facts.has_media { media::find(prompt) } else { Vec::new() };
+    let stood_in = (!media.is_empty()).then(|| media::with_stand_ins(prompt, &media));
+    let prompt = stood_in.as_deref().unwrap_or(prompt);
     let chain = Chain::new(root, prompt);
     let named = SESSION_HEADERS.iter().find_map(|name| head.headers.get(*name)).map(HeaderValue::as_bytes);
     let named = named.or_else(|| facts.user.clone().map(|user| &body[user]));
@@ -272,7 +254,9 @@ fn prepare(
         None => chain.first().unwrap_or_else(|| xxh3_64_with_seed(prompt, root)),
     };
     let endpoint = (!prompt.is_empty()).then_some(endpoint);
-    let ask = Ask { kind: facts.kind, prompt_bytes: prompt.len(), chain, session, endpoint, serving };
+    let bytes = facts.lead_bytes + prompt.len();
+    let length = Length { kind: facts.kind, bytes, media: media.len() };
+    let ask = Ask { length, lead_bytes: facts.lead_bytes, chain, session, endpoint, serving };
     address_to_engines(&mut head);
     let body = match &facts.ask_for_usage {
         None => Pieces::new([body, Bytes::new(), Bytes::new()]),
@@ -282,16 +266,18 @@ fn prepare(
             body.slice(edit.at.end..),
         ]),
     };
-    Outgoing { head, body, ask: Arc::new(ask), hide_usage: facts.ask_for_usage.is_some() }
+    let hide_usage = facts.ask_for_usage.is_some();
+    Outgoing { head, body, ask: Arc::new(ask), stream: facts.stream, hide_usage }
 }
 
 /// A request that goes by load alone, as it came.
 fn prepare_by_load(mut head: Head, body: Bytes, serving: BackendSet) -> Outgoing {
     let chain = Chain::new(0, &[]);
-    let ask = Ask { kind: PromptKind::TokenIds, prompt_bytes: 0, chain, session: 0, endpoint: None, serving };
+    let length = Length { kind: PromptKind::TokenIds, bytes: 0, media: 0 };
+    let ask = Ask { length, lead_bytes: 0, chain, session: 0, endpoint: None, serving };
     address_to_engines(&mut head);
     let body = Pieces::new([body, Bytes::new(), Bytes::new()]);
-    Outgoing { head, body, ask: Arc::new(ask), hide_usage: false }
+    Outgoing { head, body, ask: Arc::new(ask), stream: false, hide_usage: false }
 }
 
 /// Leaves of a request's head what is meant for engines. Usage is read in plain answers: these are asked for.
@@ -306,6 +292,25 @@ fn address_to_engines(head: &mut Head) {
     }
 }
 
+/// What the hashes of a prompt's chunks start from: prompts that can share no KV have different ones.
+fn separate(
+    shared: &Shared,
+    endpoint: Endpoint,
+    headers: &HeaderMap,
+    body: &[u8],
+    facts: &RequestFacts,
+) -> u64 {
+    let mut root = xxh3_64_with_seed(&[endpoint as u8], shared.hash_seed);
+    for (number, at) in &facts.separators {
+        root = xxh3_64_with_seed(&body[at.clone()], root.wrapping_add(u64::from(*number) + 1));
+    }
+    // vLLM: the rank that is to serve a request. Ranks share no KV.
+    if let Some(rank) = headers.get("x-data-parallel-rank") {
+        root = xxh3_64_with_seed(rank.as_bytes(), !root);
+    }
+    root
+}
+
 fn remove_connection_headers(headers: &mut HeaderMap) {
     let named: Vec<HeaderValue> = headers.get_all(header::CONNECTION).iter().cloned().collect();
     for name in named.iter().flat_map(|named| named.to_str().unwrap_or_default().split(',')) {
@@ -316,116 +321,15 @@ fn remove_connection_headers(headers: &mut HeaderMap) {
     }
 }
 
-/// Tries backends until one begins to answer.
-async fn send(
-    worker: &Worker,
-    outgoing: Outgoing,
-    permit: Permit,
-    journey: &mut Journey,
-) -> Result<Response<Reply>, Refusal> {
-    let shared = &worker.shared;
-    let mut tried = 0;
-    let mut last_failure = None;
-    let mut deadline = Box::pin(sleep(shared.limits.first_byte));
-    for attempt in 1..=shared.limits.attempts {
-        let Some(mut flight) = shared.assign(&outgoing.ask, tried) else { break };
-        tried |= 1 << flight.backend;
-        if let Some(note) = &mut journey.note {
-            note.attempt(&shared.targets[flight.backend].name);
-        }
-        if attempt > 1 {
-            deadline.as_mut().reset(tokio::time::Instant::now() + shared.limits.first_byte);
-        }
-        let may_try_another =
-            attempt < shared.limits.attempts && shared.has_other(tried | !outgoing.ask.serving);
-        let failure = match begin(worker, &outgoing, flight.backend, &mut deadline).await {
-            Ok(started) if !(may_try_another && is_busy(started.head.status())) => {
-                return Ok(relay(worker, outgoing, started, flight, deadline, permit, journey));
-            }
-            Ok(_) => Failure::Unavailable,
-            Err(failure) => failure,
-        };
-        flight.end(End::Failed(failure));
-        last_failure = Some(failure);
-    }
-    shared.unanswered.fetch_add(1, Ordering::Relaxed);
-    Err(last_failure.map_or_else(no_backend, |failure| no_answer(failure, tried.count_ones())))
-}
-
-/// Statuses that say that another backend may do better.
-fn is_busy(status: StatusCode) -> bool {
-    matches!(status, StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT)
-}
-
-fn no_answer(failure: Failure, tried: u32) -> Refusal {
-    let (status, what) = match failure {
-        Failure::Refused | Failure::Unreachable => (StatusCode::SERVICE_UNAVAILABLE, "cannot be reached"),
-        Failure::Ejected | Failure::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "is not available"),
-        Failure::FirstByteTimeout => (StatusCode::GATEWAY_TIMEOUT, "did not begin to answer in time"),
-        Failure::Garbage => (StatusCode::BAD_GATEWAY, "answered something that is not HTTP"),
-        Failure::Closed | Failure::ProgressTimeout | Failure::BrokenOff | Failure::ErrorEvent => {
-            (StatusCode::BAD_GATEWAY, "closed the connection without an answer")
-        }
-    };
-    Refusal::of_service(status, format!("no answer after {tried} attempt(s); the last engine {what}"))
-}
-
-/// Sends the request to one backend and waits for the first byte of the answer's body, until the deadline or until the
-/// backend is ejected.
-async fn begin(
-    worker: &Worker,
-    outgoing: &Outgoing,
-    backend: usize,
-    deadline: &mut Pin<Box<Sleep>>,
-) -> Result<Started, Failure> {
-    tokio::select! {
-        biased;
-        started = exchange(worker, outgoing, backend) => started,
-        () = deadline => Err(Failure::FirstByteTimeout),
-        () = worker.shared.ejection(backend) => Err(Failure::Ejected),
-    }
-}
-
-async fn exchange(worker: &Worker, outgoing: &Outgoing, backend: usize) -> Result<Started, Failure> {
-    if let Some(upstream) = worker.pool.take(backend) {
-        match first_byte(upstream, worker, outgoing, backend).await {
-            // The backend may have closed the idle connection at this moment: that says nothing about the backend.
-            Err(Failure::Closed) => {}
-            other => return other,
-        }
-    }
-    let upstream = Upstream::connect(&worker.shared.targets[backend], &worker.shared.limits).await?;
-    first_byte(upstream, worker, outgoing, backend).await
-}
-
-async fn first_byte(
-    upstream: Upstream,
-    worker: &Worker,
-    outgoing: &Outgoing,
-    backend: usize,
-) -> Result<Started, Failure> {
-    let mut request = Request::new(outgoing.body.clone());
-    *request.method_mut() = outgoing.head.method.clone();
-    *request.uri_mut() = outgoing.head.uri.clone();
-    *request.headers_mut() = outgoing.head.headers.clone();
-    request.headers_mut().insert(header::HOST, worker.shared.targets[backend].host.clone());
-    let (head, mut answer) = upstream.exchange(request).await?.into_parts();
-    let first = poll_fn(|context| answer.poll_bytes(context)).await.transpose();
-    let first = first.map_err(|_| Failure::Closed)?;
-    Ok(Started { head: Response::from_parts(head, ()), first, answer })
-}
-
 /// Begins to hand the answer on.
 fn relay(
     worker: &Worker,
-    outgoing: Outgoing,
-    started: Started,
-    mut flight: Flight,
-    deadline: Pin<Box<Sleep>>,
+    outgoing: &Outgoing,
+    answer: Begun,
     permit: Permit,
     journey: &mut Journey,
 ) -> Response<Reply> {
-    flight.first_byte();
+    let Begun { started, flight, deadline } = answer;
     let shared = &worker.shared;
     let status = started.head.status();
     shared.count_status(Some(flight.backend), status);

@@ -4,6 +4,7 @@
 use crate::dispatcher::End;
 use crate::encoding::Decoder;
 use crate::health::Failure;
+use crate::local::shutting_down;
 use crate::request_log::Note;
 use crate::respond::Refusal;
 use crate::shared::{Flight, Permit};
@@ -226,6 +227,9 @@ impl Relay {
             return Poll::Ready(Some(Ok(first)));
         }
         let Some(answer) = &mut self.parts.answer else { return Poll::Ready(None) };
+        if self.parts.flight.is_cut() {
+            return Poll::Ready(Some(Err(Failure::Shutdown)));
+        }
         if let Poll::Ready(piece) = answer.poll_bytes(context) {
             self.parts.deadline.as_mut().reset(Instant::now() + self.parts.progress);
             return Poll::Ready(piece);
@@ -267,13 +271,16 @@ impl Relay {
         self.parts.answer = None;
         self.state = State::Flushing;
         let Reader::Events(_) = self.parts.reader else { return self.poll(context) };
-        let message = match failure {
+        let bad_gateway = |message| Refusal::of_service(StatusCode::BAD_GATEWAY, message);
+        let refusal = match failure {
+            Failure::Shutdown => shutting_down(),
             Failure::ProgressTimeout => {
-                format!("the engine sent nothing for {} s", self.parts.progress.as_secs_f64())
+                let seconds = self.parts.progress.as_secs_f64();
+                bad_gateway(format!("the engine sent nothing for {seconds} s"))
             }
-            _ => "the engine's answer broke off".to_owned(),
+            _ => bad_gateway("the engine's answer broke off".to_owned()),
         };
-        let error = Refusal::of_service(StatusCode::BAD_GATEWAY, message).json();
+        let error = refusal.json();
         Poll::Ready(Some(Ok([b"data: ", &error[..], b"\n\n"].concat().into())))
     }
 }

@@ -31,6 +31,33 @@ pub enum PromptKind {
     TokenIds,
 }
 
+/// The fields beside the prompt that decide which KV fits, in vLLM, SGLang or both: what is
+/// rendered before or into the prompt, and what engines mix into the keys of their caches. What
+/// only changes a prompt's end, such as `add_generation_prompt`, is not among them.
+const SEPARATORS: [&str; 18] = [
+    "model",
+    "lora_path",
+    "cache_salt",
+    "extra_key",
+    "data_parallel_rank",
+    "tools",
+    "functions",
+    "documents",
+    "instructions",
+    "system",
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "add_special_tokens",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+];
+
+/// Those of [`SEPARATORS`] that are rendered as text before the prompt: from tools to system.
+const LEAD: Range<usize> = 5..10;
+
 /// What a body says, as positions in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestFacts {
@@ -38,8 +65,15 @@ pub struct RequestFacts {
     pub kind: PromptKind,
     /// The JSON value of the prompt; empty where it is given in a form that cannot be compared.
     pub prompt: Range<usize>,
-    /// The JSON values that decide the prompt's beginning beside `prompt`: model, tools and instructions.
-    pub context: [Range<usize>; 3],
+    /// The JSON value of `model`, where it is a string.
+    pub model: Range<usize>,
+    /// Are there perhaps images, sounds or films in it?
+    pub has_media: bool,
+    /// The JSON values beside `prompt` without whose equality no KV fits, each with a number that
+    /// names its field.
+    pub separators: Vec<(u8, Range<usize>)>,
+    /// Bytes of text that are rendered before the prompt: tools, documents and instructions.
+    pub lead_bytes: usize,
     /// The JSON value of `user`, where it is a string.
     pub user: Option<Range<usize>>,
     /// Does the client want a stream?
@@ -91,27 +125,30 @@ impl BadRequest {
 /// Reads a body. Fields that routing does not need are not looked at: the engine judges them.
 pub fn read(endpoint: Endpoint, body: &[u8]) -> Result<RequestFacts, BadRequest> {
     let fields = Fields::find(body)?;
-    let (prompt, kind) = fields.prompt(endpoint, body)?;
-    if let Some(model) = &fields.model {
+    let (prompt, kind, has_media) = fields.prompt(endpoint, body)?;
+    let model = fields.separators.first().and_then(Option::as_ref);
+    if let Some(model) = model {
         expect("model", model, "a string", &[Kind::String, Kind::Null])?;
     }
+    let model = model.filter(|model| model.kind == Kind::String).map_or(0..0, |model| model.at.clone());
     let stream = flag("stream", body, fields.stream.as_ref())?;
     // The other calls report usage in every stream.
     let usage = match endpoint {
         Endpoint::Completions | Endpoint::ChatCompletions => usage_edit(body, fields.stream_options)?,
         Endpoint::Responses | Endpoint::Messages => None,
     };
-    let place = |value: Option<Value>| value.map_or(0..0, |value| value.at);
-    let instructions = match endpoint {
-        Endpoint::Responses => fields.instructions,
-        Endpoint::Messages => fields.system,
-        Endpoint::Completions | Endpoint::ChatCompletions => None,
-    };
-    let model = fields.model.filter(|model| model.kind == Kind::String);
+    let is_set = |value: &Value| value.kind != Kind::Null;
+    let lead = fields.separators[LEAD].iter().flatten().filter(|value| is_set(value));
+    let lead_bytes = lead.map(|value| value.at.len()).sum();
+    let separators = fields.separators.into_iter().enumerate();
+    let separators = separators.filter_map(|(number, value)| Some((number as u8, value.filter(is_set)?.at)));
     Ok(RequestFacts {
         kind,
         prompt,
-        context: [place(model), place(fields.tools), place(instructions)],
+        model,
+        has_media,
+        separators: separators.collect(),
+        lead_bytes,
         user: fields.user.filter(|user| user.kind == Kind::String).map(|user| user.at),
         stream,
         ask_for_usage: if stream { usage } else { None },
@@ -121,7 +158,7 @@ pub fn read(endpoint: Endpoint, body: &[u8]) -> Result<RequestFacts, BadRequest>
 impl RequestFacts {
     /// The model that the body names, if it names one.
     pub fn model<'a>(&self, body: &'a [u8]) -> Option<Cow<'a, str>> {
-        string(&body[self.context[0].clone()])
+        string(&body[self.model.clone()])
     }
 }
 
@@ -152,14 +189,11 @@ fn string(json: &[u8]) -> Option<Cow<'_, str>> {
 /// The fields that matter; of a repeated one the last, as JSON readers commonly have it.
 #[derive(Default)]
 struct Fields {
-    model: Option<Value>,
+    separators: [Option<Value>; SEPARATORS.len()],
     prompt: Option<Value>,
     prompt_embeds: Option<Value>,
     messages: Option<Value>,
     input: Option<Value>,
-    instructions: Option<Value>,
-    system: Option<Value>,
-    tools: Option<Value>,
     user: Option<Value>,
     stream: Option<Value>,
     stream_options: Option<Value>,
@@ -171,44 +205,47 @@ impl Fields {
         for field in json::fields(body) {
             let (key, value) = field?;
             let place = match &*key {
-                "model" => &mut fields.model,
                 "prompt" => &mut fields.prompt,
                 "prompt_embeds" => &mut fields.prompt_embeds,
                 "messages" => &mut fields.messages,
                 "input" => &mut fields.input,
-                "instructions" => &mut fields.instructions,
-                "system" => &mut fields.system,
-                "tools" => &mut fields.tools,
                 "user" => &mut fields.user,
                 "stream" => &mut fields.stream,
                 "stream_options" => &mut fields.stream_options,
-                _ => continue,
+                key => match SEPARATORS.iter().position(|name| *name == key) {
+                    Some(number) => &mut fields.separators[number],
+                    None => continue,
+                },
             };
             *place = Some(value);
         }
         Ok(fields)
     }
 
-    /// Where the prompt is, and in what form.
-    fn prompt(&self, endpoint: Endpoint, body: &[u8]) -> Result<(Range<usize>, PromptKind), BadRequest> {
+    /// Where the prompt is, in what form, and whether there are perhaps media in it.
+    fn prompt(
+        &self,
+        endpoint: Endpoint,
+        body: &[u8],
+    ) -> Result<(Range<usize>, PromptKind, bool), BadRequest> {
         match endpoint {
             Endpoint::Completions => {
                 let prompt = self.prompt.as_ref().filter(|prompt| prompt.kind != Kind::Null);
                 if prompt.is_none() && self.prompt_embeds.is_some() {
-                    return Ok((0..0, PromptKind::TokenIds));
+                    return Ok((0..0, PromptKind::TokenIds, false));
                 }
                 let prompt = self.prompt.as_ref().ok_or(BadRequest::Missing("prompt"))?;
-                Ok((prompt.at.clone(), prompt_kind(body, prompt)?))
+                Ok((prompt.at.clone(), prompt_kind(body, prompt)?, false))
             }
             Endpoint::ChatCompletions | Endpoint::Messages => {
                 let messages = self.messages.as_ref().ok_or(BadRequest::Missing("messages"))?;
                 expect("messages", messages, "an array", &[Kind::Array])?;
-                Ok((messages.at.clone(), PromptKind::Messages))
+                Ok((messages.at.clone(), PromptKind::Messages, messages.has_media))
             }
             Endpoint::Responses => {
                 let input = self.input.as_ref().ok_or(BadRequest::Missing("input"))?;
                 expect("input", input, "a string or an array", &[Kind::String, Kind::Array])?;
-                Ok((input.at.clone(), PromptKind::Messages))
+                Ok((input.at.clone(), PromptKind::Messages, input.has_media))
             }
         }
     }
@@ -311,19 +348,27 @@ mod tests {
         let body = r#"{"messages":[{"role":"user","content":"x"}],"tools":[{}],"model":"m","user":"u"}"#;
         let facts = read(Endpoint::ChatCompletions, body.as_bytes()).unwrap();
         assert_eq!(&body[facts.prompt], r#"[{"role":"user","content":"x"}]"#);
-        assert_eq!([&body[facts.context[0].clone()], &body[facts.context[1].clone()]], [r#""m""#, "[{}]"]);
+        let separators = facts.separators.iter().map(|(number, at)| (*number, &body[at.clone()]));
+        assert_eq!(separators.collect::<Vec<_>>(), [(0, r#""m""#), (5, "[{}]")]);
+        assert_eq!(facts.lead_bytes, "[{}]".len());
         assert_eq!(&body[facts.user.unwrap()], r#""u""#);
+    }
+
+    /// Where instructions or a system prompt are.
+    fn lead(facts: &RequestFacts) -> Range<usize> {
+        let is_it = |number: u8| ["instructions", "system"].contains(&SEPARATORS[usize::from(number)]);
+        facts.separators.iter().find(|(number, _)| is_it(*number)).map(|(_, at)| at.clone()).unwrap()
     }
 
     #[test]
     fn the_prompts_and_instructions_of_the_responses_and_messages_apis_are_found() {
         let body = r#"{"model":"m","input":"hi","instructions":"be brief","stream":true}"#;
         let facts = read(Endpoint::Responses, body.as_bytes()).unwrap();
-        let parts = [facts.prompt.clone(), facts.context[2].clone()].map(|at| &body[at]);
+        let parts = [facts.prompt.clone(), lead(&facts)].map(|at| &body[at]);
         assert_eq!((parts, facts.ask_for_usage), ([r#""hi""#, r#""be brief""#], None));
         let body = r#"{"system":[{}],"messages":[],"stream":true,"model":null}"#;
         let facts = read(Endpoint::Messages, body.as_bytes()).unwrap();
-        let parts = [facts.prompt.clone(), facts.context[2].clone()].map(|at| &body[at]);
+        let parts = [facts.prompt.clone(), lead(&facts)].map(|at| &body[at]);
         assert_eq!((parts, facts.model(body.as_bytes())), (["[]", "[{}]"], None));
         let missing = read(Endpoint::Responses, b"{}").unwrap_err();
         assert_eq!(missing.to_string(), "input: this field is required");
@@ -445,7 +490,7 @@ mod tests {
 
         #[test]
         fn the_scanner_finds_what_a_full_parse_finds(
-            fields in prop::collection::btree_map("(prompt|messages|model|tools|user|stream|.{0,5})", any_json(), 0..8),
+            fields in prop::collection::btree_map("(prompt|messages|model|tools|cache_salt|documents|user|stream|.{0,5})", any_json(), 0..8),
             pretty: bool,
         ) {
             let body = Tree::Object(fields.into_iter().collect());
@@ -459,9 +504,13 @@ mod tests {
             if let Ok(facts) = facts {
                 let value = |at: Range<usize>| serde_json::from_slice::<Tree>(&text[at]).unwrap_or_default();
                 prop_assert_eq!(&value(facts.prompt), prompt);
-                let model = value(facts.context[0].clone());
+                let model = value(facts.model.clone());
                 prop_assert_eq!(model.as_str(), body["model"].as_str());
-                prop_assert_eq!(&value(facts.context[1].clone()), &body["tools"]);
+                for (number, name) in SEPARATORS.iter().enumerate() {
+                    let found = facts.separators.iter().find(|(found, _)| usize::from(*found) == number);
+                    let found = found.map_or(Tree::Null, |(_, at)| value(at.clone()));
+                    prop_assert_eq!(&found, &body[*name]);
+                }
                 prop_assert_eq!(facts.user.is_some(), body["user"].is_string());
                 prop_assert_eq!(facts.stream, body["stream"] == json!(true));
             }

@@ -8,11 +8,12 @@ use crate::models;
 use crate::probe;
 use crate::proxy::{self, Worker};
 use crate::request_log::{RequestLog, RequestLogPlace};
-use crate::shared::Shared;
+use crate::shared::{Phase, Shared};
 use crate::stall::StallGuard;
 use crate::stats::RouterStats;
 use crate::upstream::Pool;
-use http::{Request, Version};
+use http::header::CONNECTION;
+use http::{HeaderValue, Request, Version};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -26,7 +27,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 /// A client connection without a request is closed after this time.
@@ -34,6 +35,8 @@ const IDLE_CLIENT: Duration = Duration::from_secs(75);
 
 /// For the last lines of the request log to be written.
 const LOG_FLUSH: Duration = Duration::from_secs(2);
+/// For the last events and answers, once all answers must end.
+const LAST_BYTES: Duration = Duration::from_secs(1);
 
 /// After an error of `accept` (no more file descriptors, say) the next is tried after this time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -74,7 +77,6 @@ pub struct Router;
 pub struct RouterHandle {
     addr: SocketAddr,
     shared: Arc<Shared>,
-    stop: watch::Sender<bool>,
     threads: Vec<(JoinHandle<()>, oneshot::Receiver<()>)>,
 }
 
@@ -99,25 +101,24 @@ impl Router {
         let log = config.request_log.as_ref().map(open_log).transpose()?;
         let thread_count = config.threads;
         let shared = Shared::new(config, targets, log);
-        let (stop, stopped) = watch::channel(false);
         let mut threads = Vec::new();
         for number in 0..thread_count {
             let listener = listener.try_clone().map_err(listen)?;
-            let (shared, stopped) = (shared.clone(), stopped.clone());
+            let shared = shared.clone();
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .map_err(StartError::Thread)?;
             let (done, ended) = oneshot::channel();
             let run = move || {
-                runtime.block_on(run_thread(listener, shared, stopped, number == 0));
+                runtime.block_on(run_thread(listener, shared, number == 0));
                 drop(done);
             };
             let name = format!("route-{number}");
             let thread = std::thread::Builder::new().name(name).spawn(run).map_err(StartError::Thread)?;
             threads.push((thread, ended));
         }
-        Ok(RouterHandle { addr, shared, stop, threads })
+        Ok(RouterHandle { addr, shared, threads })
     }
 }
 
@@ -137,13 +138,38 @@ impl RouterHandle {
         self.shared.decisions()
     }
 
-    /// Stops accepting, lets requests under way end for at most `limits.drain`, and returns when all threads have
-    /// ended.
-    pub async fn shutdown(mut self) {
-        self.stop.send_replace(true);
+    /// Ends in four steps: `/health` says 503 while requests are still taken, for
+    /// `limits.shutdown_delay`; no more connections are accepted and requests under way may end, for
+    /// `limits.drain`; streams that remain get an error as their last event, and requests that have
+    /// no answer 503; all threads have ended, and this returns.
+    pub async fn shutdown(self) {
+        self.shutdown_or_hurry(std::future::pending()).await;
+    }
+
+    /// The same, but when `hurry` ends requests under way end as well.
+    pub async fn shutdown_or_hurry(mut self, hurry: impl Future<Output = ()>) {
+        let mut hurry = pin!(hurry);
+        let shared = self.shared.clone();
+        shared.enter(Phase::Leaving);
+        let mut hurried = false;
+        if !shared.limits.shutdown_delay.is_zero() {
+            tokio::select! {
+                () = tokio::time::sleep(shared.limits.shutdown_delay) => {}
+                () = &mut hurry => hurried = true,
+            }
+        }
+        shared.enter(if hurried { Phase::Cut } else { Phase::Draining });
         for (thread, ended) in self.threads.drain(..) {
+            let mut ended = pin!(ended);
             // Resolves, with an error, when the thread drops its end; after that joining does not wait.
-            let _ = ended.await;
+            tokio::select! {
+                _ = &mut ended => {}
+                () = &mut hurry, if !hurried => {
+                    hurried = true;
+                    shared.enter(Phase::Cut);
+                    let _ = ended.await;
+                }
+            }
             let _ = thread.join();
         }
         if let Some(log) = &self.shared.log {
@@ -164,18 +190,14 @@ fn open_log(place: &RequestLogPlace) -> Result<RequestLog, StartError> {
 
 impl Drop for RouterHandle {
     fn drop(&mut self) {
-        self.stop.send_replace(true);
+        self.shared.enter(Phase::Draining);
     }
 }
 
-async fn run_thread(
-    listener: StdListener,
-    shared: Arc<Shared>,
-    mut stopped: watch::Receiver<bool>,
-    probes: bool,
-) {
+async fn run_thread(listener: StdListener, shared: Arc<Shared>, probes: bool) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
-    let pool = Arc::new(Pool::new(shared.targets.len(), shared.limits.max_idle_connections));
+    let limits = &shared.limits;
+    let pool = Arc::new(Pool::new(shared.targets.len(), limits.max_idle_connections, limits.keep_idle));
     let worker = Arc::new(Worker { shared: shared.clone(), pool: pool.clone() });
     if probes {
         for backend in 0..shared.targets.len() {
@@ -185,36 +207,51 @@ async fn run_thread(
     }
     tokio::spawn(probe::sweep(pool, shared.limits.clone()));
     let mut connections = JoinSet::new();
-    loop {
+    let mut phases = shared.phases();
+    while *phases.borrow_and_update() < Phase::Draining {
         tokio::select! {
-            accepted = listener.accept(), if connections.len() < shared.limits.max_connections => match accepted {
+            accepted = listener.accept(), if connections.len() < limits.max_connections => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn(serve(worker.clone(), stream, stopped.clone()));
+                    connections.spawn(serve(worker.clone(), stream));
                 }
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             },
             Some(_) = connections.join_next() => {}
-            _ = stopped.changed() => break,
+            _ = phases.changed() => {}
         }
     }
     drop(listener);
-    let drained = async { while connections.join_next().await.is_some() {} };
-    let _ = tokio::time::timeout(shared.limits.drain, drained).await;
+    let mut drained = pin!(async { while connections.join_next().await.is_some() {} });
+    tokio::select! {
+        () = &mut drained => return,
+        () = tokio::time::sleep(shared.limits.drain) => shared.enter(Phase::Cut),
+        _ = phases.wait_for(|&phase| phase == Phase::Cut) => {}
+    }
+    let _ = tokio::time::timeout(LAST_BYTES, drained).await;
 }
 
 /// Serves one client connection until either side has had enough.
-async fn serve(worker: Arc<Worker>, stream: TcpStream, mut stopped: watch::Receiver<bool>) {
+async fn serve(worker: Arc<Worker>, stream: TcpStream) {
     // Without it the end of a small answer waits for the client's delayed acknowledgement, 40 ms and more.
     if stream.set_nodelay(true).is_err() {
         return;
     }
+    let shared = worker.shared.clone();
     let reset = Arc::new(AtomicBool::new(false));
-    let io = TokioIo::new(StallGuard::new(stream, worker.shared.limits.client_stall, reset.clone()));
+    let io = TokioIo::new(StallGuard::new(stream, shared.limits.client_stall, reset.clone()));
     let service = service_fn(move |request: Request<Incoming>| {
+        let worker = worker.clone();
         // To a client of HTTP/1.0 an answer without a length ends like its connection: in order, or not.
         let reset = (request.version() == Version::HTTP_10).then(|| reset.clone());
-        let answer = proxy::answer(worker.clone(), request, reset);
-        async move { Ok::<_, Infallible>(answer.await) }
+        async move {
+            let shared = worker.shared.clone();
+            let mut answer = proxy::answer(worker, request, reset).await;
+            // So that no request is on its way when the connection is closed.
+            if shared.phase() != Phase::Serving {
+                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, Infallible>(answer)
+        }
     });
     let mut connection = pin!(
         http1::Builder::new()
@@ -222,14 +259,16 @@ async fn serve(worker: Arc<Worker>, stream: TcpStream, mut stopped: watch::Recei
             .header_read_timeout(IDLE_CLIENT)
             .serve_connection(io, service)
     );
-    let ended = tokio::select! {
+    let mut phases = shared.phases();
+    // A broken client connection concerns nobody else: what it meant for its request is recorded there. When the phase
+    // changes the connection is polled, and with it whatever answer it waits for.
+    while tokio::select! {
         biased;
-        ended = connection.as_mut() => ended,
-        _ = stopped.changed() => {
+        _ = connection.as_mut() => false,
+        _ = phases.changed() => true,
+    } {
+        if *phases.borrow_and_update() >= Phase::Draining {
             connection.as_mut().graceful_shutdown();
-            connection.await
         }
-    };
-    // A broken client connection concerns nobody else: what it meant for its request is recorded there.
-    drop(ended);
+    }
 }

@@ -4,17 +4,18 @@
 use crate::config::{Limits, RouterConfig, Target};
 use crate::decisions::DecisionRecord;
 use crate::dispatcher::{Ask, Assignment, BackendSet, Dispatcher, End};
-use crate::health::{Change, Failure};
+use crate::health::{Change, Failure, Thresholds};
 use crate::metrics::{self, Counts};
 use crate::models::Models;
 use crate::request_log::RequestLog;
 use crate::stats::RouterStats;
 use http::StatusCode;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
-use tokio::sync::Notify;
+use std::time::{Duration, Instant};
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, watch};
 
 /// See the module.
 #[derive(Debug)]
@@ -32,8 +33,12 @@ pub struct Shared {
     /// Differs from start to start, so that nobody can prepare prompts whose hashes collide.
     pub hash_seed: u64,
     dispatcher: Mutex<Dispatcher>,
-    /// Wakes those who wait for a first byte of a backend when it is ejected.
-    ejected: Vec<Notify>,
+    /// Wakes those who wait for a first byte of a backend when there is news of it, or another has come back.
+    news: Vec<Notify>,
+    log_gates: Mutex<Vec<LogGate>>,
+    phase: AtomicU8,
+    /// Tells connections of the phase.
+    phases: watch::Sender<Phase>,
     started: Instant,
     in_flight: AtomicUsize,
     /// Requests refused because of what the client sent.
@@ -71,6 +76,7 @@ impl Shared {
     /// The state of a router that has just started.
     pub fn new(config: RouterConfig, targets: Vec<Target>, log: Option<RequestLog>) -> Arc<Shared> {
         let RouterConfig { policy, limits, any_model, .. } = config;
+        let thresholds = Thresholds { eject_after: limits.eject_after, readmit_after: limits.readmit_after };
         let names = targets.iter().map(|target| target.name.clone()).collect();
         let statuses = || Statuses([const { AtomicU64::new(0) }; Statuses::COUNT]);
         Arc::new(Shared {
@@ -78,8 +84,11 @@ impl Shared {
             any_model,
             log: log.map(Arc::new),
             statuses: (0..=targets.len()).map(|_| statuses()).collect(),
-            dispatcher: Mutex::new(Dispatcher::new(policy, names, limits.eject_after)),
-            ejected: targets.iter().map(|_| Notify::new()).collect(),
+            dispatcher: Mutex::new(Dispatcher::new(policy, names, thresholds)),
+            news: targets.iter().map(|_| Notify::new()).collect(),
+            log_gates: Mutex::new(targets.iter().map(|_| LogGate::default()).collect()),
+            phase: AtomicU8::new(Phase::Serving as u8),
+            phases: watch::Sender::new(Phase::Serving),
             targets,
             limits,
             hash_seed: RandomState::new().hash_one(0),
@@ -118,23 +127,41 @@ impl Shared {
         self.announce(backend, change);
     }
 
-    /// May the backend be used?
-    pub fn is_up(&self, backend: usize) -> bool {
-        self.dispatcher().is_up(backend)
+    /// May the backend get requests, if only as the last resort?
+    pub fn is_usable(&self, backend: usize) -> bool {
+        self.dispatcher().is_usable(backend)
     }
 
-    /// Is a backend up that is not among these?
+    /// May whoever waits for the backend wait for ever?
+    pub fn is_silent(&self, backend: usize) -> bool {
+        self.dispatcher().is_silent(backend)
+    }
+
+    /// May a backend get requests that is not among these?
     pub fn has_other(&self, tried: BackendSet) -> bool {
         let dispatcher = self.dispatcher();
-        (0..self.targets.len()).any(|backend| tried & (1 << backend) == 0 && dispatcher.is_up(backend))
+        (0..self.targets.len()).any(|backend| tried & (1 << backend) == 0 && dispatcher.is_usable(backend))
     }
 
-    /// Waits until the backend is ejected.
-    pub async fn ejection(&self, backend: usize) {
-        let ejected = self.ejected[backend].notified();
-        // It may have happened between the decision and this moment; from here on the waiting sees it.
-        if self.is_up(backend) {
-            ejected.await;
+    /// Ends when a backend has changed its state, or another one may be used again.
+    pub fn news(&self, backend: usize) -> Notified<'_> {
+        self.news[backend].notified()
+    }
+
+    /// How far the router is on its way to its end.
+    pub fn phase(&self) -> Phase {
+        Phase::ALL[usize::from(self.phase.load(Ordering::Relaxed))]
+    }
+
+    /// The phase, for those who must be woken when it changes.
+    pub fn phases(&self) -> watch::Receiver<Phase> {
+        self.phases.subscribe()
+    }
+
+    /// Enters a phase, unless a later one has begun.
+    pub fn enter(&self, phase: Phase) {
+        if self.phase.fetch_max(phase as u8, Ordering::Relaxed) < phase as u8 {
+            self.phases.send_modify(|current| *current = phase.max(*current));
         }
     }
 
@@ -166,8 +193,37 @@ impl Shared {
     }
 
     fn announce(&self, backend: usize, change: Option<Change>) {
-        if let Some(Change::Ejected { .. }) = change {
-            self.ejected[backend].notify_waiters();
+        let Some(change) = change else { return };
+        match change {
+            Change::Ejected { .. } | Change::StillDown { .. } => self.news[backend].notify_waiters(),
+            Change::Readmitted => self.news.iter().for_each(Notify::notify_waiters),
+        }
+        let left = (0..self.targets.len()).filter(|&other| self.is_usable(other)).count();
+        let mut gates = self.log_gates.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(kept_back) = gates[backend].pass(Instant::now()) else { return };
+        let engine = &self.targets[backend].name;
+        match change {
+            Change::Ejected { cause, last } => {
+                let (why, last) = (cause.describe(), last.name());
+                tracing::warn!(engine, last, engines_left = left, kept_back, "engine ejected: {why}");
+            }
+            Change::StillDown { cause } => {
+                tracing::warn!(
+                    engine,
+                    engines_left = left,
+                    kept_back,
+                    "engine still out: {}",
+                    cause.describe()
+                );
+            }
+            Change::Readmitted => {
+                tracing::info!(
+                    engine,
+                    engines_left = left,
+                    kept_back,
+                    "engine is used again: it answers probes"
+                );
+            }
         }
     }
 
@@ -179,6 +235,48 @@ impl Shared {
     /// stop.
     fn dispatcher(&self) -> MutexGuard<'_, Dispatcher> {
         self.dispatcher.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How far a router is on its way to its end, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// It serves.
+    Serving,
+    /// It serves, and `/health` says that it will not for long.
+    Leaving,
+    /// It takes no more connections; requests under way may end.
+    Draining,
+    /// Requests under way end with an error.
+    Cut,
+}
+
+impl Phase {
+    const ALL: [Phase; 4] = [Phase::Serving, Phase::Leaving, Phase::Draining, Phase::Cut];
+}
+
+/// Bounds the log lines about one engine: a pair of them a minute, so that "ejected" is not left
+/// without its "used again".
+#[derive(Debug, Default)]
+struct LogGate {
+    since: Option<Instant>,
+    passed: u32,
+    kept_back: u32,
+}
+
+impl LogGate {
+    /// May a line be written now? Returns how many were not since the last one.
+    fn pass(&mut self, now: Instant) -> Option<u32> {
+        if self.since.is_none_or(|since| now.duration_since(since) >= Duration::from_secs(60)) {
+            self.since = Some(now);
+            self.passed = 0;
+        }
+        if self.passed == 2 {
+            self.kept_back += 1;
+            return None;
+        }
+        self.passed += 1;
+        Some(std::mem::take(&mut self.kept_back))
     }
 }
 
@@ -203,11 +301,16 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// The first byte of the answer has come.
-    pub fn first_byte(&mut self) {
+    /// The first byte of the answer has come, after this status.
+    pub fn first_byte(&mut self, status: u16) {
         if let Some(assignment) = &mut self.open {
-            self.shared.dispatcher().first_byte(self.shared.now_us(), assignment);
+            self.shared.dispatcher().first_byte(self.shared.now_us(), assignment, status);
         }
+    }
+
+    /// Must the answer end now?
+    pub fn is_cut(&self) -> bool {
+        self.shared.phase() == Phase::Cut
     }
 
     /// Ends it.
@@ -222,5 +325,20 @@ impl Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         self.end(End::Cancelled);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_comes_and_goes_writes_two_lines_a_minute_and_a_count() {
+        let (mut gate, start) = (LogGate::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let passed: Vec<Option<u32>> = (0..125).map(|second| gate.pass(at(second))).collect();
+        let written: Vec<(usize, u32)> =
+            passed.iter().enumerate().filter_map(|(second, passed)| Some((second, (*passed)?))).collect();
+        assert_eq!(written, [(0, 0), (1, 0), (60, 58), (61, 0), (120, 58), (121, 0)]);
     }
 }

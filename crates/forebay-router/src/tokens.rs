@@ -9,12 +9,42 @@ const WINDOW_TOKENS: f64 = 4_000_000.0;
 /// The weight of the starting ratio, in tokens: a few real answers outweigh it.
 const PRIOR_TOKENS: f64 = 1_000.0;
 
+/// What an image, a sound or a film takes, in tokens, until answers have told.
+const MEDIA_TOKENS: f64 = 1_000.0;
+
+/// The weight of that guess, and the most that is remembered, in images.
+const PRIOR_MEDIA: f64 = 2.0;
+const WINDOW_MEDIA: f64 = 10_000.0;
+
+/// Bytes that stand for an image, a sound or a film in the length of a prompt and in its chunks,
+/// whatever it is sent as: about [`MEDIA_TOKENS`] tokens of text.
+pub const MEDIA_BYTES: usize = 4096;
+
+/// How long a prompt is, as far as its bytes tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Length {
+    /// Its form.
+    pub kind: PromptKind,
+    /// Bytes of its text in JSON, and [`MEDIA_BYTES`] for each of its media.
+    pub bytes: usize,
+    /// Images, sounds and films in it.
+    pub media: usize,
+}
+
+impl Length {
+    fn text_bytes(&self) -> usize {
+        self.bytes.saturating_sub(self.media * MEDIA_BYTES)
+    }
+}
+
 /// The ratio of prompt bytes (of its JSON form) to tokens, learned per kind of prompt from `usage.prompt_tokens`.
 #[derive(Debug)]
 pub struct BytesPerToken {
     text: Sums,
     messages: Sums,
     token_ids: Sums,
+    /// Tokens of media: here `bytes` is their number.
+    media: Sums,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +58,8 @@ impl Default for BytesPerToken {
     /// (five digits and a comma).
     fn default() -> BytesPerToken {
         let start = |ratio: f64| Sums { bytes: ratio * PRIOR_TOKENS, tokens: PRIOR_TOKENS };
-        BytesPerToken { text: start(4.0), messages: start(4.0), token_ids: start(6.0) }
+        let media = Sums { bytes: PRIOR_MEDIA, tokens: PRIOR_MEDIA * MEDIA_TOKENS };
+        BytesPerToken { text: start(4.0), messages: start(4.0), token_ids: start(6.0), media }
     }
 }
 
@@ -43,28 +74,48 @@ impl BytesPerToken {
         sums.bytes / sums.tokens
     }
 
-    /// The estimated tokens of a prompt of `bytes`, at least 1.
-    pub fn estimate(&self, kind: PromptKind, bytes: usize) -> u64 {
-        ((bytes as f64 / self.ratio(kind)).round() as u64).max(1)
+    /// The estimated tokens of a prompt, at least 1.
+    pub fn estimate(&self, length: &Length) -> u64 {
+        let text = length.text_bytes() as f64 / self.ratio(length.kind);
+        let media = length.media as f64 * self.media.tokens / self.media.bytes;
+        ((text + media).round() as u64).max(1)
     }
 
-    /// Learns from an answered request. Prompts without bytes or tokens teach nothing.
-    pub fn learn(&mut self, kind: PromptKind, bytes: usize, tokens: u64) {
-        if bytes == 0 || tokens == 0 {
+    /// Learns from an answered request. Prompts without bytes or tokens teach nothing, and those with media nothing
+    /// about text: what their text does not explain is what media take.
+    pub fn learn(&mut self, length: &Length, tokens: u64) {
+        if length.bytes == 0 || tokens == 0 {
             return;
         }
-        let sums = match kind {
+        if length.media > 0 {
+            let text = length.text_bytes() as f64 / self.ratio(length.kind);
+            self.media.add(length.media as f64, (tokens as f64 - text).max(0.0));
+            if self.media.bytes > WINDOW_MEDIA {
+                self.media.keep(0.5);
+            }
+            return;
+        }
+        let sums = match length.kind {
             PromptKind::Text => &mut self.text,
             PromptKind::Messages => &mut self.messages,
             PromptKind::TokenIds => &mut self.token_ids,
         };
-        sums.bytes += bytes as f64;
-        sums.tokens += tokens as f64;
+        sums.add(length.bytes as f64, tokens as f64);
         if sums.tokens > WINDOW_TOKENS {
-            let keep = WINDOW_TOKENS / 2.0 / sums.tokens;
-            sums.bytes *= keep;
-            sums.tokens *= keep;
+            sums.keep(WINDOW_TOKENS / 2.0 / sums.tokens);
         }
+    }
+}
+
+impl Sums {
+    fn add(&mut self, bytes: f64, tokens: f64) {
+        self.bytes += bytes;
+        self.tokens += tokens;
+    }
+
+    fn keep(&mut self, share: f64) {
+        self.bytes *= share;
+        self.tokens *= share;
     }
 }
 
@@ -72,24 +123,30 @@ impl BytesPerToken {
 mod tests {
     use super::*;
 
+    fn length(kind: PromptKind, bytes: usize) -> Length {
+        Length { kind, bytes, media: 0 }
+    }
+
     #[test]
     fn the_ratio_converges_to_what_the_engine_counts() {
         let mut ratio = BytesPerToken::default();
         for _ in 0..20 {
-            ratio.learn(PromptKind::TokenIds, 68_900, 10_000);
+            ratio.learn(&length(PromptKind::TokenIds, 68_900), 10_000);
         }
-        assert!((ratio.estimate(PromptKind::TokenIds, 689_000) as f64 / 100_000.0 - 1.0).abs() < 0.01);
-        assert_eq!(ratio.estimate(PromptKind::Text, 400), 100, "other kinds are not touched");
+        assert!(
+            (ratio.estimate(&length(PromptKind::TokenIds, 689_000)) as f64 / 100_000.0 - 1.0).abs() < 0.01
+        );
+        assert_eq!(ratio.estimate(&length(PromptKind::Text, 400)), 100, "other kinds are not touched");
     }
 
     #[test]
     fn old_traffic_is_outweighed_by_new() {
         let mut ratio = BytesPerToken::default();
         for _ in 0..1_000 {
-            ratio.learn(PromptKind::Text, 30_000, 10_000);
+            ratio.learn(&length(PromptKind::Text, 30_000), 10_000);
         }
         for _ in 0..1_000 {
-            ratio.learn(PromptKind::Text, 50_000, 10_000);
+            ratio.learn(&length(PromptKind::Text, 50_000), 10_000);
         }
         assert!(ratio.ratio(PromptKind::Text) > 4.8, "{}", ratio.ratio(PromptKind::Text));
     }
@@ -97,11 +154,29 @@ mod tests {
     #[test]
     fn nothing_and_huge_counts_keep_the_ratio_finite() {
         let mut ratio = BytesPerToken::default();
-        ratio.learn(PromptKind::Text, 0, 7);
-        ratio.learn(PromptKind::Text, 7, 0);
+        ratio.learn(&length(PromptKind::Text, 0), 7);
+        ratio.learn(&length(PromptKind::Text, 7), 0);
         assert_eq!(ratio.ratio(PromptKind::Text), 4.0);
-        ratio.learn(PromptKind::Text, 1, u64::MAX);
+        ratio.learn(&length(PromptKind::Text, 1), u64::MAX);
         assert!(ratio.ratio(PromptKind::Text) > 0.0);
-        assert!(ratio.estimate(PromptKind::Text, 0) == 1);
+        assert!(ratio.estimate(&length(PromptKind::Text, 0)) == 1);
+    }
+
+    #[test]
+    fn media_teach_nothing_about_text_and_are_learned_by_the_piece() {
+        let mut ratio = BytesPerToken::default();
+        let text = length(PromptKind::Messages, 40_000);
+        let image = |count: usize| Length {
+            kind: PromptKind::Messages,
+            bytes: 100 + count * MEDIA_BYTES,
+            media: count,
+        };
+        assert_eq!(ratio.estimate(&image(2)), 2_025);
+        for _ in 0..50 {
+            ratio.learn(&image(3), 25 + 3 * 300);
+        }
+        assert_eq!(ratio.estimate(&text), 10_000);
+        let estimate = ratio.estimate(&image(2));
+        assert!(estimate.abs_diff(625) < 20, "{estimate}");
     }
 }

@@ -17,6 +17,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 
 /// Answers are handed on in pieces of at most about this size.
@@ -56,6 +57,27 @@ impl Body for Pieces {
     }
 }
 
+/// An exchange that brought no answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Lost {
+    /// Why.
+    pub failure: Failure,
+    /// May the engine have seen the request?
+    pub may_have_arrived: bool,
+}
+
+impl Lost {
+    /// It never left.
+    pub fn before_sending(failure: Failure) -> Lost {
+        Lost { failure, may_have_arrived: false }
+    }
+
+    /// Nobody knows.
+    pub fn perhaps_arrived(failure: Failure) -> Lost {
+        Lost { failure, may_have_arrived: true }
+    }
+}
+
 /// A connection.
 #[derive(Debug)]
 pub struct Upstream {
@@ -67,24 +89,24 @@ pub struct Upstream {
 
 impl Upstream {
     /// Connects within `limits.connect`.
-    pub async fn connect(target: &Target, limits: &Limits) -> Result<Upstream, Failure> {
+    pub async fn connect(target: &Target, limits: &Limits) -> Result<Upstream, Lost> {
+        let unreachable = || Lost::before_sending(Failure::Unreachable);
         let connecting = TcpStream::connect(&target.authority);
         let stream = match tokio::time::timeout(limits.connect, connecting).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-                return Err(Failure::Refused);
+                return Err(Lost::before_sending(Failure::Refused));
             }
-            Ok(Err(_)) | Err(_) => return Err(Failure::Unreachable),
+            Ok(Err(_)) | Err(_) => return Err(unreachable()),
         };
-        stream.set_nodelay(true).map_err(|_| Failure::Unreachable)?;
-        let (sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|_| Failure::Unreachable)?;
+        stream.set_nodelay(true).map_err(|_| unreachable())?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|_| unreachable())?;
         Ok(Upstream { sender, connection, ended: false })
     }
 
     /// Sends a request and waits for the head of its answer. Dropping the future leaves the connection unusable.
-    pub async fn exchange(mut self, request: Request<Pieces>) -> Result<Response<Answer>, Failure> {
-        let sent = self.sender.send_request(request);
+    pub async fn exchange(mut self, request: Request<Pieces>) -> Result<Response<Answer>, Lost> {
+        let sent = self.sender.try_send_request(request);
         let mut sent = pin!(sent);
         let head = poll_fn(|context| {
             if let Poll::Ready(head) = sent.as_mut().poll(context) {
@@ -93,8 +115,11 @@ impl Upstream {
             self.drive(context);
             sent.as_mut().poll(context)
         });
-        let head =
-            head.await.map_err(|error| if error.is_parse() { Failure::Garbage } else { Failure::Closed })?;
+        let head = head.await.map_err(|mut lost| {
+            let failure = if lost.error().is_parse() { Failure::Garbage } else { Failure::Closed };
+            // A request that comes back was not written, not even in part.
+            Lost { failure, may_have_arrived: lost.take_message().is_none() }
+        })?;
         Ok(head.map(|body| Answer { body, upstream: Some(self), broken: None, ended: false }))
     }
 
@@ -210,21 +235,22 @@ impl Arrived {
 /// The idle connections of one thread.
 #[derive(Debug)]
 pub struct Pool {
-    idle: Mutex<Vec<Vec<Upstream>>>,
+    idle: Mutex<Vec<Vec<(Instant, Upstream)>>>,
     max_idle: usize,
+    keep: Duration,
 }
 
 impl Pool {
-    /// No connections yet, to `backends` backends; at most `max_idle` are kept for each.
-    pub fn new(backends: usize, max_idle: usize) -> Pool {
-        Pool { idle: Mutex::new((0..backends).map(|_| Vec::new()).collect()), max_idle }
+    /// No connections yet, to `backends` backends; at most `max_idle` are kept for each, and each at most for `keep`.
+    pub fn new(backends: usize, max_idle: usize, keep: Duration) -> Pool {
+        Pool { idle: Mutex::new((0..backends).map(|_| Vec::new()).collect()), max_idle, keep }
     }
 
-    /// The connection that was used last, if the backend has not closed it.
+    /// The connection that was used last, if the backend has not closed it and will not close it at this moment.
     pub fn take(&self, backend: usize) -> Option<Upstream> {
         loop {
-            let mut upstream = self.with(|idle| idle[backend].pop())?;
-            if upstream.is_usable() {
+            let (since, mut upstream) = self.with(|idle| idle[backend].pop())?;
+            if since.elapsed() < self.keep && upstream.is_usable() {
                 return Some(upstream);
             }
         }
@@ -234,17 +260,19 @@ impl Pool {
     pub fn put(&self, backend: usize, upstream: Upstream) {
         self.with(|idle| {
             if idle[backend].len() < self.max_idle {
-                idle[backend].push(upstream);
+                idle[backend].push((Instant::now(), upstream));
             }
         });
     }
 
-    /// Drops the connections that backends have closed.
+    /// Drops the connections that backends have closed, or may close any moment.
     pub fn sweep(&self) {
-        self.with(|idle| idle.iter_mut().for_each(|idle| idle.retain_mut(|upstream| upstream.is_usable())));
+        let is_good =
+            |(since, upstream): &mut (Instant, Upstream)| since.elapsed() < self.keep && upstream.is_usable();
+        self.with(|idle| idle.iter_mut().for_each(|idle| idle.retain_mut(is_good)));
     }
 
-    fn with<T>(&self, use_idle: impl FnOnce(&mut Vec<Vec<Upstream>>) -> T) -> T {
+    fn with<T>(&self, use_idle: impl FnOnce(&mut Vec<Vec<(Instant, Upstream)>>) -> T) -> T {
         use_idle(&mut self.idle.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

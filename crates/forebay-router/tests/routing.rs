@@ -126,17 +126,55 @@ async fn shutdown_lets_requests_end_and_then_nobody_listens() {
 }
 
 #[tokio::test]
-async fn shutdown_does_not_wait_longer_than_it_says() {
-    let engine = Engine::start(only_probes(vec![Step::Hang])).await;
-    let router = router(Policy::Lpwl, &[engine.url()], |limits| limits.drain = 100 * MS);
-    let mut client = Client::connect(&router).await;
-    let asking =
-        tokio::spawn(async move { client.begin("POST", "/v1/completions", &[], PROMPT).await.is_err() });
-    assert!(until(|| engine.requests() == 1).await);
-    let start = std::time::Instant::now();
-    router.shutdown().await;
-    assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
-    assert!(asking.await.unwrap());
+async fn shutdown_does_not_wait_longer_than_it_says_and_cuts_no_stream_without_a_word() {
+    let streaming = vec![stream_head(), event("a"), Step::Hang];
+    for (steps, body) in [(vec![Step::Hang], PROMPT), (vec![Step::Hang], STREAM), (streaming, STREAM)] {
+        let engine = Engine::start(only_probes(steps)).await;
+        let router = router(Policy::Lpwl, &[engine.url()], |limits| limits.drain = 100 * MS);
+        let mut client = Client::connect(&router).await;
+        let asking = tokio::spawn(async move { client.complete(body).await });
+        assert!(until(|| engine.requests() == 1).await);
+        let start = std::time::Instant::now();
+        router.shutdown().await;
+        assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+        let got = asking.await.unwrap();
+        // A stream that has begun ends with an error event; what has not is 503.
+        let last = got.body.trim_end().rsplit("\n\n").next().unwrap();
+        let error: serde_json::Value =
+            serde_json::from_str(last.strip_prefix("data: ").unwrap_or(last)).unwrap();
+        assert_eq!(error["error"]["code"], 503, "{got:?}");
+        let begun = got.body.contains(r#""text":"a""#);
+        assert_eq!((got.status, got.broken), if begun { (200, true) } else { (503, false) }, "{got:?}");
+    }
+}
+
+#[tokio::test]
+async fn shutdown_tells_load_balancers_first_and_serves_meanwhile() {
+    let engine = Engine::start(well).await;
+    let router = router(Policy::Lpwl, &[engine.url()], |limits| {
+        limits.shutdown_delay = PATIENCE;
+        limits.drain = PATIENCE;
+    });
+    let mut kept = Client::connect(&router).await;
+    assert_eq!(kept.get("/health").await.status, 200);
+    let address = router.addr();
+    let (hurry, hurried) = tokio::sync::oneshot::channel::<()>();
+    let stopping = tokio::spawn(router.shutdown_or_hurry(async move {
+        let _ = hurried.await;
+    }));
+    tokio::task::yield_now().await;
+    let got = Client::connect_to(address).await.get("/health").await;
+    assert_eq!(
+        (got.status, got.json()["error"]["message"].as_str()),
+        (503, Some("the router is shutting down"))
+    );
+    let got = kept.complete(PROMPT).await;
+    assert_eq!((got.status, got.headers["connection"].to_str().unwrap()), (200, "close"));
+    assert_eq!(Client::connect_to(address).await.complete(STREAM).await.status, 200);
+    // Long before the delay is over.
+    hurry.send(()).unwrap();
+    stopping.await.unwrap();
+    assert!(tokio::net::TcpStream::connect(address).await.is_err());
 }
 
 #[tokio::test]
@@ -151,4 +189,89 @@ async fn headers_that_are_about_one_connection_stay_there_wherever_they_are_name
     let sent: Vec<&str> =
         headers.iter().map(|(name, _)| *name).filter(|name| head.contains(&format!("{name}:"))).collect();
     assert_eq!(sent, ["x-four"], "{head}");
+}
+
+#[tokio::test]
+async fn what_separates_kv_in_engines_separates_it_in_the_prediction() {
+    let separators = [
+        r#""cache_salt":"s""#,
+        r#""extra_key":"k""#,
+        r#""extra_key":["k"]"#,
+        r#""lora_path":"l""#,
+        r#""chat_template_kwargs":{"enable_thinking":false}"#,
+        r#""chat_template":"{{ x }}""#,
+        r#""documents":[{"title":"t"}]"#,
+        r#""tools":[{"type":"function"}]"#,
+        r#""reasoning_effort":"high""#,
+        r#""mm_processor_kwargs":{"fps":1}"#,
+        r#""add_special_tokens":false"#,
+        r#""truncate_prompt_tokens":900"#,
+        r#""data_parallel_rank":1"#,
+        r#""model":"other""#,
+    ];
+    let kept = std::sync::Arc::new(Separating::default());
+    let engine = Engine::start(move |path: &str, body: &str| kept.run(path, body)).await;
+    let router = router(Policy::Lpwl, &[engine.url()], |_| {});
+    let mut client = Client::connect(&router).await;
+    let text = "a prompt that all of them share ".repeat(200);
+    for separator in separators {
+        let body = format!(r#"{{"prompt":"{text}",{separator}}}"#);
+        for wanted in [0, text.len() as u64 / 4] {
+            assert_eq!(client.complete(&body).await.status, 200);
+            let outcome = router.decisions().pop().unwrap().outcome.unwrap();
+            assert_eq!(outcome.cached_tokens, Some(wanted), "the engine: {separator}");
+            let predicted = outcome.predicted_tokens.unwrap();
+            assert!(predicted.abs_diff(wanted) < 200, "{separator}: {predicted}");
+        }
+    }
+    let null = format!(r#"{{"prompt":"{text}","model":"other","cache_salt":null}}"#);
+    client.complete(&null).await;
+    let outcome = router.decisions().pop().unwrap().outcome.unwrap();
+    assert!(outcome.predicted_tokens.unwrap() > 1_000, "null is as if it were not there");
+    let ranked = format!(r#"{{"prompt":"{text}","model":"other"}}"#);
+    client.post("/v1/completions", &[("x-data-parallel-rank", "1")], &ranked).await;
+    let outcome = router.decisions().pop().unwrap().outcome.unwrap();
+    assert_eq!(outcome.predicted_tokens, Some(0), "ranks share no KV");
+}
+
+#[tokio::test]
+async fn images_are_no_text_and_teach_no_ratio() {
+    let counting = |path: &str, body: &str| {
+        if path == "/health" {
+            return well(path, body);
+        }
+        let tokens = if body.contains("image_url") { 1_003 } else { 10_000 };
+        document("200 OK", &format!("{{\"choices\":[{{}}],\"usage\":{}}}", usage(tokens, 0)))
+    };
+    let engine = Engine::start(counting).await;
+    let router = router(Policy::Lpwl, &[engine.url()], |_| {});
+    let mut client = Client::connect(&router).await;
+    let text = |number: usize| {
+        let words = "word ".repeat(8_000);
+        format!(r#"{{"messages":[{{"role":"user","content":"q{number} {words}"}}]}}"#)
+    };
+    let image = |url: &str| {
+        format!(
+            r#"{{"messages":[{{"role":"user","content":[{{"type":"text","text":"what is this"}},
+            {{"type":"image_url","image_url":{{"url":"{url}"}}}}]}}]}}"#
+        )
+    };
+    let estimated = || router.decisions().pop().unwrap().input_tokens;
+    for number in 0..10 {
+        chat(&mut client, &[], &text(number)).await;
+    }
+    let before = estimated();
+    assert!(before.abs_diff(10_000) < 200, "{before}");
+    let chunks = router.stats().backends[0].index_chunks;
+    for number in 0..3 {
+        let data = format!("data:image/png;base64,{number}{}", "iVBORw0K".repeat(500_000));
+        for url in [&data[..], "https://example.com/a.png"] {
+            chat(&mut client, &[], &image(url)).await;
+            assert!(estimated().abs_diff(1_003) < 200, "{} for {} bytes", estimated(), url.len());
+        }
+    }
+    let chunks = router.stats().backends[0].index_chunks - chunks;
+    assert!(chunks < 60, "images fill the index: {chunks}");
+    chat(&mut client, &[], &text(99)).await;
+    assert!(estimated().abs_diff(before) < 50, "{} after {before}", estimated());
 }

@@ -3,7 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use bytes::Bytes;
-use forebay_router::{Backend, Limits, Policy, Router, RouterConfig, RouterHandle};
+use forebay_router::{Backend, Failure, Limits, Policy, Router, RouterConfig, RouterHandle};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
@@ -272,6 +272,7 @@ pub fn configured(policy: Policy, urls: &[String], adjust: impl FnOnce(&mut Rout
     let mut config = RouterConfig::new(([127, 0, 0, 1], 0).into(), backends.collect(), policy);
     config.threads = 2;
     config.limits.drain = Duration::from_millis(500);
+    config.limits.answer = Duration::from_secs(120);
     config.limits.connect = PATIENCE;
     config.limits.probe_timeout = PATIENCE;
     adjust(&mut config);
@@ -286,7 +287,11 @@ pub struct Client {
 
 impl Client {
     pub async fn connect(router: &RouterHandle) -> Client {
-        let stream = TcpStream::connect(router.addr()).await.unwrap();
+        Client::connect_to(router.addr()).await
+    }
+
+    pub async fn connect_to(address: SocketAddr) -> Client {
+        let stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
         let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
         let driving = tokio::spawn(async move { drop(connection.await) });
@@ -406,3 +411,69 @@ pub const SECOND: Duration = Duration::from_secs(1);
 pub const MS: Duration = Duration::from_millis(1);
 pub const PROMPT: &str = r#"{"model":"m","prompt":"Once upon a time"}"#;
 pub const STREAM: &str = r#"{"model":"m","prompt":"Once upon a time","stream":true}"#;
+
+pub fn failures(router: &RouterHandle, backend: usize, failure: Failure) -> u64 {
+    router.stats().backends[backend].failures[failure as usize]
+}
+
+/// A prompt that waits at its engine.
+pub const HELD: &str = r#"{"model":"m","prompt":"held"}"#;
+
+/// An engine that lets [`HELD`] wait for a permit, and is well then.
+pub fn held(
+    gate: Arc<Semaphore>,
+    others: impl Fn(&str, &str) -> Vec<Step>,
+) -> impl Fn(&str, &str) -> Vec<Step> {
+    move |path, body| {
+        if body != HELD {
+            return others(path, body);
+        }
+        let mut steps = vec![Step::Gate(gate.clone())];
+        steps.extend(well(path, body));
+        steps
+    }
+}
+
+/// Several engines that do the same.
+pub async fn engines(
+    count: usize,
+    script: impl Fn(&str, &str) -> Vec<Step> + Send + Sync + 'static,
+) -> Vec<Engine> {
+    let script = Arc::new(script);
+    let mut engines = Vec::new();
+    for _ in 0..count {
+        let script = script.clone();
+        engines.push(Engine::start(move |path: &str, body: &str| script(path, body)).await);
+    }
+    engines
+}
+
+pub fn urls(engines: &[Engine]) -> Vec<String> {
+    engines.iter().map(Engine::url).collect()
+}
+
+pub fn sent(engines: &[Engine]) -> usize {
+    engines.iter().map(Engine::requests).sum()
+}
+
+/// An engine that separates KV by all that engines separate it by, as vLLM does: it holds what it
+/// has seen in full, by the rest of the body.
+#[derive(Default)]
+pub struct Separating(Mutex<Vec<(String, String)>>);
+
+impl Separating {
+    pub fn run(&self, path: &str, body: &str) -> Vec<Step> {
+        if path == "/health" {
+            return well(path, body);
+        }
+        let mut rest: serde_json::Value = serde_json::from_str(body).unwrap();
+        let prompt = rest["prompt"].take().as_str().unwrap().to_owned();
+        let (mut seen, rest) = (self.0.lock().unwrap(), rest.to_string());
+        let common = |other: &str| prompt.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
+        let same = seen.iter().filter(|(other, _)| *other == rest);
+        let cached = same.map(|(_, other)| common(other)).max().unwrap_or(0);
+        seen.push((rest, prompt.clone()));
+        let usage = usage(prompt.len() as u64 / 4, cached as u64 / 4);
+        document("200 OK", &format!("{{\"choices\":[{{}}],\"usage\":{usage}}}"))
+    }
+}

@@ -24,18 +24,49 @@ pub struct Args {
     /// For connecting to an engine
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
     connect_timeout: Duration,
-    /// From sending a request to the first byte of its answer; then another engine is tried
+    /// From sending a request to the first byte of a streamed answer; then another engine is tried,
+    /// once
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "120")]
     first_byte_timeout: Duration,
+    /// The same for an answer without a stream, which comes when all is computed; then 504
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1800")]
+    answer_timeout: Duration,
     /// Between two pieces of an answer; then the client is told and disconnected
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
     progress_timeout: Duration,
     /// For a client to send a body, or to take bytes that wait for it
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
     client_timeout: Duration,
-    /// Engines tried for one request
+    /// Engines tried for one request; two of them at most get to see it
     #[arg(long, default_value_t = Limits::default().attempts)]
     attempts: u32,
+    /// What engines are asked for to see whether they are well: below 500 is well
+    #[arg(long, value_name = "PATH", default_value = "/health")]
+    probe_path: String,
+    /// Between two probes of an engine that answers them
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
+    probe_interval: Duration,
+    /// Between two probes of an engine that does not answer them
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.25")]
+    reprobe_interval: Duration,
+    /// For the answer to a probe
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
+    probe_timeout: Duration,
+    /// Failures in a row, of probes or requests, after which an engine is not used
+    #[arg(long, value_name = "COUNT", default_value_t = Limits::default().eject_after)]
+    eject_after: u32,
+    /// Answered probes in a row after which it is used again
+    #[arg(long, value_name = "COUNT", default_value_t = Limits::default().readmit_after)]
+    readmit_after: u32,
+    /// How long an idle connection to an engine is used again; shorter than engines keep it
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "4")]
+    keep_idle: Duration,
+    /// After SIGTERM: how long requests are still taken while /health says 503
+    #[arg(long, value_name = "SECONDS", value_parser = seconds_or_none, default_value = "5")]
+    shutdown_delay: Duration,
+    /// After that: how long requests under way may take; then streams end with an error
+    #[arg(long, value_name = "SECONDS", value_parser = seconds_or_none, default_value = "20")]
+    drain: Duration,
     /// Longest body, such as 4MiB or 200000
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "16MiB")]
     max_body: usize,
@@ -59,9 +90,19 @@ pub fn run(args: Args) -> crate::CommandResult {
     config.limits = Limits {
         connect: args.connect_timeout,
         first_byte: args.first_byte_timeout,
+        answer: args.answer_timeout,
         progress: args.progress_timeout,
         client_stall: args.client_timeout,
         attempts: args.attempts,
+        probe_path: args.probe_path,
+        probe_interval: args.probe_interval,
+        reprobe_interval: args.reprobe_interval,
+        probe_timeout: args.probe_timeout,
+        eject_after: args.eject_after,
+        readmit_after: args.readmit_after,
+        keep_idle: args.keep_idle,
+        shutdown_delay: args.shutdown_delay,
+        drain: args.drain,
         max_body_bytes: args.max_body,
         max_in_flight: args.max_in_flight,
         ..Limits::default()
@@ -73,7 +114,13 @@ pub fn run(args: Args) -> crate::CommandResult {
         let mut signals = Signals::listen()?;
         println!("forebay route: http://{} to {backends} engine(s), policy {}", router.addr(), args.policy);
         signals.next().await;
-        router.shutdown().await;
+        tracing::info!(
+            "shutting down: /health says 503, requests are taken for {} s more and may end for {} s after that; \
+             a second signal ends them now",
+            args.shutdown_delay.as_secs_f64(),
+            args.drain.as_secs_f64(),
+        );
+        router.shutdown_or_hurry(signals.next()).await;
         Ok(())
     })
 }
@@ -88,9 +135,13 @@ fn request_log(text: &str) -> Result<RequestLogPlace, String> {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let number: f64 = text.parse().map_err(|_| format!("'{text}' is not a number of seconds"))?;
-    if number > 0.0 { Duration::try_from_secs_f64(number).ok() } else { None }
-        .ok_or_else(|| format!("{text} s is not allowed: above 0"))
+    let duration = seconds_or_none(text).ok().filter(|duration| !duration.is_zero());
+    duration.ok_or_else(|| format!("'{text}' is not allowed: a number of seconds above 0"))
+}
+
+fn seconds_or_none(text: &str) -> Result<Duration, String> {
+    let duration = text.parse().ok().and_then(|number| Duration::try_from_secs_f64(number).ok());
+    duration.ok_or_else(|| format!("'{text}' is not allowed: a number of seconds, 0 or more"))
 }
 
 pub fn size(text: &str) -> Result<usize, String> {
@@ -118,8 +169,9 @@ mod tests {
         assert_eq!(size("x").unwrap_err(), "'x' in 'x' is none of B, KiB, MiB, GiB");
         assert_eq!(size("0").unwrap_err(), "0 is not allowed");
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
-        for bad in ["0", "-1", "NaN", "1e300"] {
+        for bad in ["0", "-1", "NaN", "1e300", "x", ""] {
             assert!(seconds(bad).unwrap_err().contains("not allowed"), "{bad}");
+            assert_eq!(seconds_or_none(bad).is_ok(), bad == "0", "{bad}");
         }
         assert!(backend("a").unwrap_err().contains("NAME=URL"));
     }

@@ -1,0 +1,237 @@
+//! Having one request answered: it is sent to an engine, and to another one where that is right. It
+//! knows which failures allow that; it must never know how engines are chosen, nor what becomes of
+//! the answer.
+//!
+//! Nothing goes to the client before the first byte of an answer's body has come. Until then a
+//! request that provably never arrived is sent again, and one that may have arrived is sent again
+//! once, to another engine: so no request runs more than twice. The second time may be at the same
+//! engine only if there is no other, and the connection had been kept from an earlier request.
+
+use crate::dispatcher::{Ask, BackendSet, End};
+use crate::health::Failure;
+use crate::local::{no_backend, shutting_down};
+use crate::proxy::Worker;
+use crate::request_log::Note;
+use crate::respond::Refusal;
+use crate::shared::{Flight, Phase, Shared};
+use crate::upstream::{Answer, Lost, Pieces, Upstream};
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, header};
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use tokio::time::{Instant, Sleep, sleep};
+
+/// A request that goes to an engine, in the form in which it can be sent more than once.
+pub struct Outgoing {
+    /// Method, path and headers.
+    pub head: http::request::Parts,
+    /// The body.
+    pub body: Pieces,
+    /// What routing needs to know of it.
+    pub ask: Arc<Ask>,
+    /// The client asked for a stream: its first byte comes when the prompt is computed.
+    pub stream: bool,
+    /// The client did not ask for usage.
+    pub hide_usage: bool,
+}
+
+/// An answer whose first byte has come.
+pub struct Started {
+    /// Status and headers.
+    pub head: Response<()>,
+    /// The first bytes; `None` if there are none.
+    pub first: Option<Bytes>,
+    /// The rest.
+    pub answer: Answer,
+}
+
+/// An answer that is the client's.
+pub struct Begun {
+    /// The answer.
+    pub started: Started,
+    /// The attempt that brought it.
+    pub flight: Flight,
+    /// A timer to use.
+    pub deadline: Pin<Box<Sleep>>,
+}
+
+/// Sends the request until an engine begins to answer.
+///
+/// The request log gets each attempt's engine.
+pub async fn send(
+    worker: &Worker,
+    outgoing: &Outgoing,
+    note: &mut Option<Box<Note>>,
+) -> Result<Begun, Refusal> {
+    let shared = &worker.shared;
+    let limit = if outgoing.stream { shared.limits.first_byte } else { shared.limits.answer };
+    let mut deadline = Box::pin(sleep(limit));
+    let mut tried: BackendSet = 0;
+    let mut sent_again = false;
+    // An answer for which another engine might do better: it is the client's if none does.
+    let mut second_best = None;
+    let mut last_failure = None;
+    for attempt in 1..=shared.limits.attempts {
+        let Some(mut flight) = shared.assign(&outgoing.ask, tried) else { break };
+        tried |= 1 << flight.backend;
+        if let Some(note) = note {
+            note.attempt(&shared.targets[flight.backend].name);
+        }
+        if attempt > 1 {
+            deadline.as_mut().reset(Instant::now() + limit);
+        }
+        let may_move = attempt < shared.limits.attempts && !sent_again;
+        let excluded = tried | !outgoing.ask.serving;
+        let elsewhere = may_move.then_some(excluded);
+        // What remains of an earlier request is not trusted after it has failed once.
+        let fresh = last_failure == Some(Failure::ClosedKept);
+        let failure = match begin(worker, outgoing, flight.backend, &mut deadline, elsewhere, fresh).await {
+            Ok(started) => {
+                let status = started.head.status().as_u16();
+                flight.first_byte(status);
+                match Failure::of_status(status) {
+                    Some(failure) if may_move && shared.has_other(excluded) => {
+                        sent_again = true;
+                        flight.end(End::Failed(failure));
+                        second_best = Some((started, flight));
+                        failure
+                    }
+                    Some(Failure::NotFound) if second_best.is_some() => {
+                        flight.end(End::Failed(Failure::NotFound));
+                        break;
+                    }
+                    _ => return Ok(Begun { started, flight, deadline }),
+                }
+            }
+            Err(lost) => {
+                flight.end(End::Failed(lost.failure));
+                let is_over = sent_again || (lost.failure == Failure::FirstByteTimeout && !outgoing.stream);
+                if lost.failure == Failure::Shutdown {
+                    return Err(shutting_down());
+                }
+                if lost.may_have_arrived && is_over {
+                    last_failure = Some(lost.failure);
+                    break;
+                }
+                sent_again |= lost.may_have_arrived;
+                if lost.failure == Failure::ClosedKept && !shared.has_other(excluded) {
+                    tried &= !(1 << flight.backend);
+                }
+                lost.failure
+            }
+        };
+        last_failure = Some(failure);
+    }
+    if let Some((started, flight)) = second_best {
+        return Ok(Begun { started, flight, deadline });
+    }
+    shared.unanswered.fetch_add(1, Ordering::Relaxed);
+    Err(last_failure.map_or_else(no_backend, |failure| no_answer(failure, tried.count_ones())))
+}
+
+fn no_answer(failure: Failure, tried: u32) -> Refusal {
+    let (status, what) = match failure {
+        Failure::Refused | Failure::Unreachable => (StatusCode::SERVICE_UNAVAILABLE, "cannot be reached"),
+        Failure::FirstByteTimeout => (StatusCode::GATEWAY_TIMEOUT, "did not begin to answer in time"),
+        Failure::Garbage => (StatusCode::BAD_GATEWAY, "answered something that is not HTTP"),
+        Failure::Closed | Failure::ClosedKept | Failure::ProgressTimeout | Failure::BrokenOff => {
+            (StatusCode::BAD_GATEWAY, "closed the connection without an answer")
+        }
+        Failure::Ejected
+        | Failure::NotFound
+        | Failure::TooManyRequests
+        | Failure::Unavailable
+        | Failure::ServerError
+        | Failure::ErrorEvent
+        | Failure::Shutdown => (StatusCode::SERVICE_UNAVAILABLE, "is not available"),
+    };
+    Refusal::of_service(status, format!("no answer after {tried} attempt(s); the last engine {what}"))
+}
+
+/// Sends the request to one engine and waits for the first byte of the answer's body until the
+/// deadline. If the engine stops answering probes meanwhile, and the request may go `elsewhere` (to
+/// an engine that is not in this set), it is given up; else it is waited for, but not for longer
+/// than a first byte may take.
+async fn begin(
+    worker: &Worker,
+    outgoing: &Outgoing,
+    backend: usize,
+    deadline: &mut Pin<Box<Sleep>>,
+    elsewhere: Option<BackendSet>,
+    fresh: bool,
+) -> Result<Started, Lost> {
+    let shared = &worker.shared;
+    let mut exchange = pin!(exchange(worker, outgoing, backend, fresh));
+    let last = deadline.deadline();
+    let mut was_silent = false;
+    loop {
+        let mut news = pin!(shared.news(backend));
+        news.as_mut().enable();
+        let is_silent = shared.is_silent(backend);
+        if is_silent && elsewhere.is_some_and(|excluded| shared.has_other(excluded)) {
+            return Err(Lost::perhaps_arrived(Failure::Ejected));
+        }
+        if is_silent != was_silent {
+            let soon = Instant::now() + shared.limits.first_byte;
+            deadline.as_mut().reset(if is_silent { last.min(soon) } else { last });
+            was_silent = is_silent;
+        }
+        tokio::select! {
+            biased;
+            started = exchange.as_mut() => return started,
+            () = deadline.as_mut() => return Err(Lost::perhaps_arrived(Failure::FirstByteTimeout)),
+            () = cut(shared) => return Err(Lost::perhaps_arrived(Failure::Shutdown)),
+            () = news => {}
+        }
+    }
+}
+
+/// Waits until answers must end. The connection to the client wakes this task when the phase
+/// changes, so that nothing has to be registered for each request.
+async fn cut(shared: &Shared) {
+    let is_cut = |_: &mut std::task::Context| match shared.phase() {
+        Phase::Cut => Poll::Ready(()),
+        _ => Poll::Pending,
+    };
+    poll_fn(is_cut).await;
+}
+
+async fn exchange(
+    worker: &Worker,
+    outgoing: &Outgoing,
+    backend: usize,
+    fresh: bool,
+) -> Result<Started, Lost> {
+    while !fresh && let Some(upstream) = worker.pool.take(backend) {
+        match first_byte(upstream, worker, outgoing, backend).await {
+            // The engine closed it before anything was written.
+            Err(lost) if !lost.may_have_arrived => {}
+            Err(Lost { failure: Failure::Closed, .. }) => {
+                return Err(Lost::perhaps_arrived(Failure::ClosedKept));
+            }
+            other => return other,
+        }
+    }
+    let upstream = Upstream::connect(&worker.shared.targets[backend], &worker.shared.limits).await?;
+    first_byte(upstream, worker, outgoing, backend).await
+}
+
+async fn first_byte(
+    upstream: Upstream,
+    worker: &Worker,
+    outgoing: &Outgoing,
+    backend: usize,
+) -> Result<Started, Lost> {
+    let mut request = Request::new(outgoing.body.clone());
+    *request.method_mut() = outgoing.head.method.clone();
+    *request.uri_mut() = outgoing.head.uri.clone();
+    *request.headers_mut() = outgoing.head.headers.clone();
+    request.headers_mut().insert(header::HOST, worker.shared.targets[backend].host.clone());
+    let (head, mut answer) = upstream.exchange(request).await?.into_parts();
+    let first = poll_fn(|context| answer.poll_bytes(context)).await.transpose();
+    let first = first.map_err(|_| Lost::perhaps_arrived(Failure::Closed))?;
+    Ok(Started { head: Response::from_parts(head, ()), first, answer })
+}
