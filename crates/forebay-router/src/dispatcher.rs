@@ -619,6 +619,24 @@ mod tests {
         assert_eq!(dispatcher.stats().backends[home].index_chunks, 0);
     }
 
+    #[test]
+    fn a_backend_that_was_out_already_when_its_process_ended_holds_nothing_either() {
+        let mut dispatcher = two(Policy::Lpwl);
+        let ask = ask(1, 40_000);
+        let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
+        let home = assignment.backend;
+        dispatcher.first_byte(1, &mut assignment, 200);
+        dispatcher.end(&ask, assignment, End::Answered { status: 200, usage: None });
+        for _ in 0..3 {
+            dispatcher.probed(home, Err(Failure::FirstByteTimeout));
+        }
+        assert!(dispatcher.is_silent(home) && dispatcher.stats().backends[home].index_chunks > 0);
+        let gone = Some(Change::StillDown { cause: Cause::Gone });
+        assert_eq!(dispatcher.probed(home, Err(Failure::Refused)), gone);
+        let backend = &dispatcher.stats().backends[home];
+        assert_eq!((backend.index_chunks, backend.ejections), (0, 1));
+    }
+
     proptest! {
         #[test]
         fn load_is_never_lost_nor_left_behind(

@@ -151,10 +151,10 @@ impl Cause {
     pub fn describe(self) -> &'static str {
         match self {
             Cause::Gone => "nobody listens at its address, and what it had cached is taken for lost",
-            Cause::Silent => "it does not answer probes; requests that wait for it go to other engines",
+            Cause::Silent => "it does not answer probes; requests that wait for it go to another engine",
             Cause::Unwell => "it answers probes with an error",
             Cause::Failing => {
-                "requests to it fail although it answers probes; it is tried again after some of them"
+                "requests to it fail although it answers probes; it comes back on trial after some probes"
             }
         }
     }

@@ -217,12 +217,7 @@ impl Shared {
                 );
             }
             Change::Readmitted => {
-                tracing::info!(
-                    engine,
-                    engines_left = left,
-                    kept_back,
-                    "engine is used again: it answers probes"
-                );
+                tracing::info!(engine, engines_left = left, kept_back, "engine is used again");
             }
         }
     }

@@ -474,3 +474,18 @@ async fn an_engines_own_words_are_kept_when_no_other_says_more() {
         assert_eq!((first.requests(), second.requests()), (1, 1));
     }
 }
+
+#[tokio::test]
+async fn a_connection_that_the_engine_may_close_any_moment_is_not_used_again() {
+    for (keep, connections) in [(PATIENCE, 1), (MS, 2)] {
+        let engine = Engine::start(well).await;
+        let router = router(Policy::Lpwl, &[engine.url()], |limits| limits.keep_idle = keep);
+        let mut client = Client::connect(&router).await;
+        for _ in 0..2 {
+            assert_eq!(client.complete(PROMPT).await.status, 200);
+            tokio::time::sleep(10 * MS).await;
+        }
+        // The router's threads keep connections of their own; the client has one and so one thread.
+        assert_eq!(engine.seen.lock().unwrap().connections, connections);
+    }
+}
