@@ -4,11 +4,12 @@ Knows the demo's command line and the files that it writes. Must never know how 
 """
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ENGINE_S, PYTHON
+from conftest import ENGINE_S, ENVIRONMENT, PYTHON
 from processes import binary
 
 pytest.importorskip("vllm.config", reason="SKIPPED: this Python has no vLLM: `make test-vllm`")
@@ -22,7 +23,10 @@ def test_real_vllms_answer_the_demo_in_full_and_load_from_the_node(model: Path, 
     # In turn, so that the turns of a session come to both servers, and one must get them from the node.
     command += ["--policies", "round-robin", "--requests", str(REQUESTS)]
     command += ["--out", str(out), "--json", str(results)]
-    done = subprocess.run(command, timeout=2 * ENGINE_S, capture_output=True, text=True, check=False)
+    environment = os.environ | ENVIRONMENT
+    done = subprocess.run(
+        command, timeout=2 * ENGINE_S, capture_output=True, text=True, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = {row["name"]: row["value"] for row in json.loads(results.read_text())["rows"]}
     assert rows["demo.round-robin.failures"] == 0

@@ -336,6 +336,9 @@ fn compressed_session_files_are_part_of_a_directory() {
     std::fs::write(directory.path().join("b.json.zst"), plain).unwrap();
     let requests: Vec<_> = open(directory.path(), WekaOptions::default()).map(Result::unwrap).collect();
     assert_eq!(requests.iter().map(|r| r.session.as_str()).collect::<Vec<_>>(), ["a", "two", "a"]);
+    std::fs::write(directory.path().join("a.json"), nameless).unwrap();
+    let twice = TraceReader::open(directory.path(), ReadOptions::default()).err().unwrap().to_string();
+    assert!(twice.contains("a.json and") && twice.contains("a.json.gz are one session twice"), "{twice}");
 }
 
 #[test]

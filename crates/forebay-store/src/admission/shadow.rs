@@ -9,7 +9,8 @@
 //! construction with SHARDS", FAST 2015), each tier with the sampled share of its capacity. That is sound because both
 //! policies keep what they hold closed towards the root: every use of a chunk uses all before it, they are touched after
 //! it, so they are newer in every order and used at least as often. When a chunk is held, so is all before it, and the
-//! hit of a chunk is the hit of its prefix. The tests below check that closure, for models of every chunk.
+//! hit of a chunk is the hit of its prefix. For `second-hit` this is not exact: a chunk may be held whose predecessor is
+//! not. A test below holds the figures of a sample against those of all chunks.
 
 use super::history::History;
 use super::key::{Chunk, MAX_ONE_IN};
@@ -197,30 +198,6 @@ mod tests {
             assert!((written[0] - written[1]).abs() < 0.02, "{policy}: {written:?}");
             assert!(hits[0] > 0.05 && written[0] > 0.01, "{hits:?} {written:?}");
         }
-    }
-
-    #[test]
-    fn what_the_tiers_hold_is_closed_towards_the_root() {
-        let (memory_bytes, ssd_bytes) = (100, 1_000);
-        let (mut shadow, mut history) = (whole(memory_bytes, ssd_bytes), History::new(ssd_bytes));
-        let all: Vec<Vec<Chunk>> = prompts(2_000, 300).collect();
-        let mut dropped = [0; 2];
-        for (number, prompt) in all.iter().enumerate() {
-            history.used(prompt);
-            shadow.used(prompt, &history);
-            let latest = all[..=number].iter().rev().take(50);
-            for policy in [ALL, SECOND_HIT] {
-                let is_held = |chunk: &Chunk| {
-                    shadow.memory.contains(chunk.key) || shadow.ssds[policy].contains(chunk.key)
-                };
-                for chain in latest.clone() {
-                    let from_root = chain.iter().take_while(|chunk| is_held(chunk)).count();
-                    assert_eq!(from_root, chain.iter().filter(|chunk| is_held(chunk)).count(), "{policy}");
-                    dropped[policy] += chain.len() - from_root;
-                }
-            }
-        }
-        assert!(dropped.iter().all(|&dropped| dropped > 1_000), "{dropped:?}");
     }
 
     #[test]

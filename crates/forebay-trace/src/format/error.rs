@@ -83,6 +83,14 @@ pub enum TraceError {
         /// How many may be there.
         limit: usize,
     },
+    /// A directory has a session file twice, in compressed form and not.
+    #[error("{} and {} are one session twice: a directory may hold one of them", one.display(), other.display())]
+    SessionTwice {
+        /// One of the files.
+        one: PathBuf,
+        /// The other.
+        other: PathBuf,
+    },
     /// One line, or one recorded request, is bad; the rest of the trace can still be read.
     #[error(transparent)]
     Line(#[from] LineError),

@@ -34,6 +34,7 @@ use crate::request::TraceRequest;
 use input::{Input, KIND_BYTES};
 use lines::{Line, Lines};
 use rebase::Rebased;
+use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, BufRead};
 use std::path::{Path, PathBuf};
@@ -313,6 +314,12 @@ fn session_files(directory: &Path) -> Result<Vec<PathBuf>, TraceError> {
         [".json", ".json.gz", ".json.zst"].iter().any(|end| name.ends_with(end.as_bytes()))
     });
     files.sort();
+    let mut named = HashMap::new();
+    for file in &files {
+        if let Some(one) = named.insert(weka::session_name(file), file) {
+            return Err(TraceError::SessionTwice { one: one.clone(), other: file.clone() });
+        }
+    }
     match files.len() {
         1..=weka::MAX_SESSION_FILES => Ok(files),
         found => {

@@ -42,7 +42,7 @@ pub struct ReplayArgs {
     /// Prompt token ids are below this
     #[arg(long, default_value_t = Options::default().vocab)]
     vocab: u32,
-    /// Stop after this many requests of the trace
+    /// Stop after this many requests of the trace, as the file has them
     #[arg(long, value_name = "N")]
     requests: Option<usize>,
     /// Requests that may fail before the command does

@@ -127,7 +127,7 @@ impl Iterator for Weka {
 }
 
 /// The name of a file without `.json` and what a compressor added to it.
-fn session_name(file: &Path) -> String {
+pub(super) fn session_name(file: &Path) -> String {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let unpacked = name.strip_suffix(".gz").or_else(|| name.strip_suffix(".zst")).unwrap_or(&name);
     Path::new(unpacked).file_stem().unwrap_or_default().to_string_lossy().into_owned()
