@@ -85,7 +85,7 @@ async fn models(
         match said {
             Said::List(list) => lists.push(list),
             // One that is slow to say it now has said it before.
-            Said::Failed => lists.extend(shared.models.of(backend)),
+            Said::Failed => lists.extend(shared.models.open_list(backend)),
             Said::Other(answer) => other = other.or(Some((backend, answer))),
         }
     }

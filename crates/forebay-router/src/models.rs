@@ -59,17 +59,24 @@ pub struct Models {
 
 #[derive(Debug)]
 struct Lists {
-    of: Vec<Option<Vec<Listed>>>,
+    of: Vec<Option<Known>>,
     /// The engines that list a model.
     serving: HashMap<String, BackendSet>,
     /// The engines without a list.
     unlisted: BackendSet,
 }
 
+#[derive(Debug)]
+struct Known {
+    models: Vec<Listed>,
+    /// The engine says it to anybody, and not only to those with a key.
+    open: bool,
+}
+
 impl Models {
     /// No lists yet, of `backends` engines.
     pub fn new(backends: usize) -> Models {
-        let mut lists = Lists { of: vec![None; backends], serving: HashMap::new(), unlisted: 0 };
+        let mut lists = Lists { of: (0..backends).map(|_| None).collect(), serving: HashMap::new(), unlisted: 0 };
         lists.index();
         Models { lists: RwLock::new(lists), read_again: Mutex::new(None) }
     }
@@ -83,17 +90,20 @@ impl Models {
         lists.serving.get(model).or_else(base).copied().unwrap_or(0) | lists.unlisted
     }
 
-    /// The last list of an engine.
-    pub fn of(&self, backend: usize) -> Option<Vec<Listed>> {
-        self.lists.read().unwrap_or_else(PoisonError::into_inner).of[backend].clone()
+    /// The last list of an engine, if it is for anybody.
+    pub fn open_list(&self, backend: usize) -> Option<Vec<Listed>> {
+        let lists = self.lists.read().unwrap_or_else(PoisonError::into_inner);
+        lists.of[backend].as_ref().filter(|known| known.open).map(|known| known.models.clone())
     }
 
-    /// Notes what an engine said. One that says nothing keeps its list.
-    fn note(&self, target: &Target, backend: usize, said: &Said) {
+    /// Notes what an engine said, without a key if `open`. Who says nothing, or nothing without a
+    /// key, keeps its list.
+    fn note(&self, target: &Target, backend: usize, said: &Said, open: bool) {
         let list = match said {
-            Said::List(list) => Some(list.clone()),
-            Said::Other(_) => None,
+            Said::List(list) => Some(Known { models: list.clone(), open }),
             Said::Failed => return,
+            Said::Other(answer) if [401, 403].contains(&answer.status.as_u16()) => return,
+            Said::Other(_) => None,
         };
         let mut lists = self.lists.write().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut lists.of[backend], list);
@@ -111,8 +121,8 @@ impl Lists {
         for (backend, list) in self.of.iter().enumerate() {
             match list {
                 None => self.unlisted |= 1 << backend,
-                Some(list) => {
-                    for model in list {
+                Some(known) => {
+                    for model in &known.models {
                         *self.serving.entry(model.id.clone()).or_default() |= 1 << backend;
                     }
                 }
@@ -173,6 +183,7 @@ pub fn json(models: &[Listed]) -> Vec<u8> {
 /// Asks an engine for its list, with the client's key where there is a client.
 async fn read(shared: &Shared, backend: usize, key: Option<HeaderValue>) -> Said {
     let target = &shared.targets[backend];
+    let open = key.is_none();
     let said = match probe::get(target, LIST, key, &shared.limits).await {
         Err(_) => Said::Failed,
         Ok(answer) => match parse(&answer.body).filter(|_| answer.status.is_success()) {
@@ -180,7 +191,7 @@ async fn read(shared: &Shared, backend: usize, key: Option<HeaderValue>) -> Said
             None => Said::Other(answer),
         },
     };
-    shared.models.note(target, backend, &said);
+    shared.models.note(target, backend, &said, open);
     said
 }
 
@@ -245,16 +256,20 @@ mod tests {
     fn a_model_is_served_by_those_that_list_it_and_by_those_without_a_list() {
         let models = Models::new(3);
         assert_eq!(models.serving("m"), 0b111, "nobody has said anything");
-        models.note(&target(), 0, &list(&["m", "adapter"]));
-        models.note(&target(), 1, &list(&["m"]));
+        models.note(&target(), 0, &list(&["m", "adapter"]), true);
+        models.note(&target(), 1, &list(&["m"]), false);
         let asked = ["m", "adapter", "other", "m:adapter-2"];
         assert_eq!(asked.map(|model| models.serving(model)), [0b111, 0b101, 0b100, 0b111]);
-        models.note(&target(), 2, &list(&["third"]));
+        models.note(&target(), 2, &list(&["third"]), true);
         assert_eq!(asked.map(|model| models.serving(model)), [0b011, 0b001, 0, 0b011]);
-        models.note(&target(), 0, &Said::Failed);
+        models.note(&target(), 0, &Said::Failed, true);
         assert_eq!(models.serving("adapter"), 0b001, "an engine that is down is still known");
-        let locked = Small { status: StatusCode::UNAUTHORIZED, body: Bytes::new() };
-        models.note(&target(), 1, &Said::Other(locked));
+        let said = |status| Said::Other(Small { status, body: Bytes::new() });
+        models.note(&target(), 1, &said(StatusCode::UNAUTHORIZED), true);
+        assert_eq!(models.serving("m"), 0b011, "what it says to those with a key still holds");
+        let open = [0, 1].map(|backend| models.open_list(backend).is_some());
+        assert_eq!(open, [true, false], "and is not shown to others");
+        models.note(&target(), 1, &said(StatusCode::NOT_FOUND), true);
         assert_eq!(models.serving("other"), 0b010);
     }
 

@@ -179,8 +179,11 @@ fn read_facts(endpoint: Endpoint, head: &Head, body: &[u8]) -> Result<RequestFac
 
 /// The engines that may serve a model.
 async fn serving(shared: &Arc<Shared>, model: &str, head: &Head) -> Result<BackendSet, Refusal> {
+    if shared.any_model {
+        let serving = shared.models.serving(model);
+        return Ok(if serving == 0 { BackendSet::MAX } else { serving });
+    }
     match models::serving(shared, model, head.headers.get(header::AUTHORIZATION)).await {
-        0 if shared.any_model => Ok(BackendSet::MAX),
         0 => Err(Refusal::of_model(model)),
         serving => Ok(serving),
     }
