@@ -7,7 +7,7 @@ mod fake_engine;
 
 use fake_engine::{Behaviour, FakeCheck, FakeEngine, Seen, output};
 use forebay_trace::record::{FailureKind, Outcome, RequestRecord};
-use forebay_trace::replay::{Options, Pacing, ReplayError, ReplayOutcome, Replayer, Timeouts};
+use forebay_trace::replay::{Endpoint, Options, Pacing, ReplayError, ReplayOutcome, Replayer, Timeouts};
 use forebay_trace::request::TraceRequest;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,6 +77,99 @@ async fn a_request_asks_for_exactly_what_the_trace_says() {
     assert_eq!((record.input_tokens, record.output_tokens), (40, 8));
     assert_eq!((record.cached_tokens, record.external_cached_tokens), (Some(20), Some(10)));
     assert!(record.is_ok() && record.ttft_s.is_some() && record.tpot_s.is_some());
+}
+
+#[tokio::test]
+async fn the_chat_endpoint_gets_one_message_with_a_word_for_each_token_and_the_headers_asked_for() {
+    let engine = FakeEngine::start(|_| Behaviour::NoTokenIds).await;
+    let headers = [("authorization", "Bearer sk-1"), ("x-team", "blue")]
+        .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+    let chat = Options {
+        endpoint: Endpoint::Chat,
+        headers: headers.into_iter().collect(),
+        ..options(Pacing::Closed)
+    };
+    let replayer = Replayer::new(&engine.url, chat).unwrap();
+    let mut records = Vec::new();
+    let keep = |record: &RequestRecord| {
+        records.push(record.clone());
+        Ok(())
+    };
+    let trace = vec![request("s", 0, 0, 40, &[1, 2, 3]), request("t", 0, 0, 40, &[1, 2, 9])];
+    let outcome = replayer.run(trace, None, keep, &CancellationToken::new()).await.unwrap();
+    assert_eq!((outcome.done, outcome.failed), (2, 0), "{records:?}");
+    assert!(records.iter().all(|record| record.output_tokens == 8 && record.ttft_s.is_some()));
+    let seen = engine.seen();
+    let content = |seen: &Seen| seen.body["messages"][0]["content"].as_str().unwrap().to_owned();
+    let [first, second] = [content(&seen[0]), content(&seen[1])];
+    assert_eq!([&first, &second].map(|text| text.split(' ').count()), [40, 40]);
+    let words = |text: &str| text.split(' ').take(32).map(str::to_owned).collect::<Vec<_>>();
+    assert!(words(&first) == words(&second) && first != second, "a common beginning stays one");
+    for seen in seen {
+        assert_eq!((&seen.path[..], seen.body.get("prompt")), ("/v1/chat/completions", None));
+        for (name, value) in [("authorization", "Bearer sk-1"), ("x-team", "blue")] {
+            assert!(seen.headers.contains(&(name.into(), value.into())), "{:?}", seen.headers);
+        }
+    }
+}
+
+/// Takes TLS off connections and hands them on to `engine`; returns where, and its certificate.
+async fn tls_in_front_of(engine: &FakeEngine) -> (String, String) {
+    let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let key = certified.signing_key.serialize_der();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certified.cert.der().clone()], key.try_into().unwrap())
+        .unwrap();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let behind = engine.url.trim_start_matches("http://").to_owned();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (acceptor, behind) = (acceptor.clone(), behind.clone());
+            tokio::spawn(async move {
+                let Ok(mut front) = acceptor.accept(stream).await else { return };
+                let mut back = tokio::net::TcpStream::connect(behind).await.unwrap();
+                drop(tokio::io::copy_bidirectional(&mut front, &mut back).await);
+            });
+        }
+    });
+    (format!("https://localhost:{port}"), certified.cert.pem())
+}
+
+#[tokio::test]
+async fn an_https_server_is_used_if_its_certificate_is_trusted_and_not_otherwise() {
+    let engine = FakeEngine::start(|_| AT_ONCE).await;
+    let (url, certificate) = tls_in_front_of(&engine).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = directory.path().join("ca.pem");
+    std::fs::write(&ca, certificate).unwrap();
+    let other = directory.path().join("other.pem");
+    let stranger = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(&other, stranger.cert.pem()).unwrap();
+    for (ca, done) in [(ca, 1), (other, 0)] {
+        let replayer = Replayer::new(&url, Options { ca: Some(ca), ..options(Pacing::Open) }).unwrap();
+        let mut records = Vec::new();
+        let keep = |record: &RequestRecord| {
+            records.push(record.clone());
+            Ok(())
+        };
+        let trace = vec![request("s", 0, 0, 40, &[1, 2, 3])];
+        let outcome = replayer.run(trace, None, keep, &CancellationToken::new()).await.unwrap();
+        assert_eq!((outcome.done, engine.seen().len()), (done, 1), "{records:?}");
+        if let Outcome::Failed(failure) = &records[0].outcome {
+            assert_eq!(failure.kind, FailureKind::Unreachable);
+            assert!(failure.detail.contains("certificate"), "{}", failure.detail);
+        }
+    }
+    let empty = directory.path().join("empty.pem");
+    std::fs::write(&empty, "").unwrap();
+    let error = Replayer::new(&url, Options { ca: Some(empty), ..Options::default() }).unwrap_err();
+    assert!(error.to_string().contains("there is no certificate in it"), "{error}");
 }
 
 #[tokio::test]

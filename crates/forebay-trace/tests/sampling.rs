@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use forebay_trace::record::LoadSample;
-use forebay_trace::replay::{Instance, sample_load};
+use forebay_trace::replay::{Instance, Options, Replayer, sample_load};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -33,7 +33,9 @@ async fn engines_are_sampled_in_model_time_and_a_dead_one_is_left_out() {
     let dead: Instance = "engine-1=http://127.0.0.1:1".parse().unwrap();
     let instances = [dead, engine("up 1\n").await, engine(PAGE).await];
     let (sender, mut samples) = mpsc::unbounded_channel::<LoadSample>();
-    let sampling = sample_load("lpwl", &instances, Duration::from_millis(40), 100.0, move |sample| {
+    let transport = Replayer::new("http://127.0.0.1:1", Options::default()).unwrap().transport();
+    let interval = Duration::from_millis(40);
+    let sampling = sample_load(&transport, "lpwl", &instances, interval, 100.0, move |sample| {
         sender.send(sample).unwrap();
     });
     let three =

@@ -69,10 +69,33 @@ struct Event<'a> {
 struct Choice<'a> {
     #[serde(default, borrow)]
     text: Option<Cow<'a, str>>,
+    #[serde(default, borrow)]
+    delta: Option<Delta<'a>>,
     #[serde(default)]
     token_ids: Option<Vec<u32>>,
     #[serde(default)]
     finish_reason: Option<Value>,
+}
+
+/// What the chat endpoint has in place of the text.
+#[derive(Deserialize)]
+struct Delta<'a> {
+    #[serde(default, borrow)]
+    content: Option<Cow<'a, str>>,
+    /// Thoughts, under the names that engines have for them.
+    #[serde(default, borrow)]
+    reasoning_content: Option<Cow<'a, str>>,
+    #[serde(default, borrow)]
+    reasoning: Option<Cow<'a, str>>,
+}
+
+impl Choice<'_> {
+    fn has_text(&self) -> bool {
+        let delta = self.delta.as_ref();
+        let parts = delta.map(|delta| [&delta.content, &delta.reasoning_content, &delta.reasoning]);
+        let parts = parts.into_iter().flatten().chain([&self.text]);
+        parts.flatten().any(|text| !text.is_empty())
+    }
 }
 
 impl Answer {
@@ -156,12 +179,12 @@ impl Answer {
     }
 
     fn choice(&mut self, choice: Choice, now_us: u64) -> Result<(), Failure> {
+        let has_text = choice.has_text();
         let token_ids = choice.token_ids.unwrap_or_default();
         if self.tokens.len() + token_ids.len() > self.tokens_max as usize {
             let detail = format!("more than the {} tokens that were asked for", self.tokens_max);
             return Err(Failure::new(FailureKind::Garbage, detail));
         }
-        let has_text = choice.text.is_some_and(|text| !text.is_empty());
         if !token_ids.is_empty() || has_text {
             self.first_token_us.get_or_insert(now_us);
             self.last_token_us = Some(now_us);
@@ -232,6 +255,19 @@ mod tests {
         assert_eq!(answer.output_tokens(), 2);
         assert_eq!(answer.usage.unwrap().prompt_tokens_details, None);
         assert_eq!(answer.end(), Ok(()));
+    }
+
+    #[test]
+    fn the_deltas_of_a_chat_are_tokens_and_its_first_empty_one_is_none() {
+        let answer = answer(&[
+            (r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#, 1),
+            (r#"{"choices":[{"delta":{"reasoning_content":"hm"}}]}"#, 2),
+            (r#"{"choices":[{"delta":{"content":"a"}}]}"#, 3),
+            (r#"{"choices":[{"delta":{"content":null},"finish_reason":"length"}]}"#, 4),
+            (r#"{"choices":[],"usage":{"completion_tokens":2}}"#, 5),
+        ]);
+        assert_eq!((answer.first_token_us, answer.last_token_us), (Some(2), Some(3)));
+        assert_eq!((answer.output_tokens(), answer.end()), (2, Ok(())));
     }
 
     #[test]

@@ -1,16 +1,14 @@
-//! Sends one prompt to an OpenAI completions endpoint and follows its stream to whatever end it has. It knows HTTP,
+//! Sends one prompt to an endpoint of the OpenAI API and follows its stream to whatever end it has. It knows HTTP,
 //! connections and deadlines; it must never know why a request is sent or what follows from its answer.
 
 use super::answer::{Answer, shown};
 use super::sse::EventScanner;
-use super::{ReplayError, Timeouts};
+use super::{Endpoint, Options, ReplayError, Timeouts, Transport, words};
 use crate::record::{Failure, FailureKind};
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Request, Response, StatusCode, Uri, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use serde::Serialize;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
@@ -18,8 +16,10 @@ use tokio::time::{Instant, timeout_at};
 /// A pool of connections to one target.
 #[derive(Debug, Clone)]
 pub(super) struct Client {
-    http: hyper_util::client::legacy::Client<HttpConnector, Full<Bytes>>,
-    completions: Uri,
+    pub(super) transport: Transport,
+    endpoint: Endpoint,
+    uri: Uri,
+    headers: HeaderMap,
     timeouts: Timeouts,
 }
 
@@ -46,8 +46,6 @@ pub(super) struct Reply {
 const EVENT_BYTES_MAX: usize = 16 << 20;
 /// What is read of an answer that is an error.
 const ERROR_BODY_BYTES_MAX: usize = 4 << 10;
-/// An idle connection is closed after this long.
-const IDLE_CONNECTION: Duration = Duration::from_secs(60);
 
 const BACKEND: HeaderName = HeaderName::from_static("x-forebay-backend");
 const SESSION: HeaderName = HeaderName::from_static("x-session-id");
@@ -55,7 +53,10 @@ const SESSION: HeaderName = HeaderName::from_static("x-session-id");
 #[derive(Serialize)]
 struct Body<'a> {
     model: &'a str,
-    prompt: &'a [u32],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    messages: Option<[Message; 1]>,
     max_tokens: u32,
     min_tokens: u32,
     ignore_eos: bool,
@@ -66,23 +67,26 @@ struct Body<'a> {
 }
 
 #[derive(Serialize)]
+struct Message {
+    role: &'static str,
+    content: String,
+}
+
+#[derive(Serialize)]
 struct StreamOptions {
     include_usage: bool,
 }
 
 impl Client {
     /// A client of the server at `target`, such as `http://127.0.0.1:8000`.
-    pub(super) fn new(target: &str, timeouts: Timeouts) -> Result<Client, ReplayError> {
-        let completions =
-            completions_uri(target).ok_or_else(|| ReplayError::Target { target: target.to_owned() })?;
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(timeouts.connect));
-        let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_CONNECTION)
-            .build(connector);
-        Ok(Client { http, completions, timeouts })
+    pub(super) fn new(target: &str, options: &Options, transport: Transport) -> Result<Client, ReplayError> {
+        let uri = endpoint_uri(target, options.endpoint)
+            .ok_or_else(|| ReplayError::Target { target: target.to_owned() })?;
+        if uri.scheme_str() == Some("https") && transport.roots == 0 {
+            return Err(ReplayError::NoCertificates { target: target.to_owned() });
+        }
+        let headers = options.headers.clone();
+        Ok(Client { transport, endpoint: options.endpoint, uri, headers, timeouts: options.timeouts })
     }
 
     /// Sends the request and waits for its end, which comes within the timeouts. Dropping the future closes the
@@ -109,9 +113,14 @@ impl Client {
         let unsendable = |error: &dyn std::fmt::Display| {
             Failure::new(FailureKind::Unreachable, format!("cannot make the request: {error}"))
         };
+        let (prompt, messages) = match self.endpoint {
+            Endpoint::Completions => (Some(call.prompt), None),
+            Endpoint::Chat => (None, Some([Message { role: "user", content: words::text(call.prompt) }])),
+        };
         let body = Body {
             model: call.model,
-            prompt: call.prompt,
+            prompt,
+            messages,
             max_tokens: call.output_tokens,
             min_tokens: call.output_tokens,
             ignore_eos: true,
@@ -121,17 +130,21 @@ impl Client {
             return_token_ids: true,
         };
         let body = serde_json::to_vec(&body).map_err(|error| unsendable(&error))?;
-        Request::post(self.completions.clone())
+        let mut request = Request::post(self.uri.clone())
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, "text/event-stream")
             .header(SESSION, session_header(call.session))
             .body(Full::new(Bytes::from(body)))
-            .map_err(|error| unsendable(&error))
+            .map_err(|error| unsendable(&error))?;
+        for (name, value) in &self.headers {
+            request.headers_mut().insert(name, value.clone());
+        }
+        Ok(request)
     }
 
     async fn exchange(&self, request: Request<Full<Bytes>>, reply: &mut Reply) -> Result<(), Failure> {
         let deadline = reply.started + self.timeouts.first_token;
-        let response = timeout_at(deadline, self.http.request(request))
+        let response = timeout_at(deadline, self.transport.http.request(request))
             .await
             .map_err(|_| no_first_token(self.timeouts.first_token))?
             .map_err(|error| Failure::new(FailureKind::Unreachable, chain(&error)))?;
@@ -184,12 +197,17 @@ impl Client {
     }
 }
 
-/// `target` with the path of the completions endpoint; `None` unless it is a plain `http://host[:port][/prefix]`.
-fn completions_uri(target: &str) -> Option<Uri> {
+/// `target` with the path of an endpoint; `None` unless it is a plain `http[s]://host[:port][/prefix]`.
+fn endpoint_uri(target: &str, endpoint: Endpoint) -> Option<Uri> {
     let uri: Uri = target.parse().ok()?;
-    let plain = uri.scheme_str() == Some("http") && uri.query().is_none();
-    uri.authority().filter(|_| plain)?;
-    format!("{}/v1/completions", target.trim_end_matches('/')).parse().ok()
+    let plain = matches!(uri.scheme_str(), Some("http" | "https")) && uri.query().is_none();
+    // A name and a password in it would stand in the log: keys have an option of their own.
+    uri.authority().filter(|authority| plain && !authority.as_str().contains('@'))?;
+    let path = match endpoint {
+        Endpoint::Completions => "completions",
+        Endpoint::Chat => "chat/completions",
+    };
+    format!("{}/v1/{path}", target.trim_end_matches('/')).parse().ok()
 }
 
 /// The session as a header; one that HTTP does not allow is replaced by its hash.
@@ -232,13 +250,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_is_a_plain_http_url() {
-        let path = |target| completions_uri(target).map(|uri| uri.to_string());
+    fn a_target_is_a_plain_url() {
+        let path = |target| endpoint_uri(target, Endpoint::Completions).map(|uri| uri.to_string());
         let expected = Some("http://127.0.0.1:8000/v1/completions".to_owned());
         assert_eq!(path("http://127.0.0.1:8000"), expected);
         assert_eq!(path("http://127.0.0.1:8000/"), expected);
         assert_eq!(path("http://h/prefix").as_deref(), Some("http://h/prefix/v1/completions"));
-        for bad in ["https://h", "127.0.0.1:8000", "h", "", "http://h/?q=1", "http://"] {
+        assert_eq!(path("https://h").as_deref(), Some("https://h/v1/completions"));
+        let chat = endpoint_uri("https://h:1/x/", Endpoint::Chat).map(|uri| uri.to_string());
+        assert_eq!(chat.as_deref(), Some("https://h:1/x/v1/chat/completions"));
+        for bad in ["ftp://h", "http://user:key@h", "127.0.0.1:8000", "h", "", "http://h/?q=1", "http://"] {
             assert_eq!(path(bad), None, "{bad}");
         }
     }

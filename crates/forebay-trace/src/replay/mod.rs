@@ -16,6 +16,8 @@ mod sampling;
 pub mod schedule;
 pub mod sse;
 pub mod transcript;
+mod transport;
+mod words;
 
 pub use check::Check;
 pub use progress::Progress;
@@ -23,11 +25,14 @@ pub use run::CLOSED_LOOP_REQUESTS_MAX;
 pub use sampling::{Instance, LoadReading, read_load, sample_load};
 pub use schedule::Pacing;
 pub use tokio_util::sync::CancellationToken;
+pub use transport::Transport;
 
 use crate::record::RequestRecord;
 use crate::request::TraceRequest;
 use client::Client;
+use http::HeaderMap;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -39,6 +44,12 @@ pub struct Options {
     pub arm: String,
     /// The model that requests name.
     pub model: String,
+    /// The call that requests make.
+    pub endpoint: Endpoint,
+    /// Headers that every request has besides the replayer's own: keys are marked as sensitive.
+    pub headers: HeaderMap,
+    /// For https: a PEM file with the certificates to trust instead of the system's.
+    pub ca: Option<PathBuf>,
     /// What decides when a request is sent.
     pub pacing: Pacing,
     /// Model seconds per real second; 1 with real engines. All times of the trace and of the records are model time.
@@ -52,6 +63,15 @@ pub struct Options {
     pub transcript_tokens_max: usize,
     /// When to give a request up.
     pub timeouts: Timeouts,
+}
+
+/// The call that requests make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `/v1/completions`, with the prompt as token ids.
+    Completions,
+    /// `/v1/chat/completions`, with the prompt as one message of the user: a word for each token.
+    Chat,
 }
 
 /// When to give a request up, in real time.
@@ -95,12 +115,31 @@ pub struct ReplayOutcome {
 /// A replay that cannot start or cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// The target is no plain HTTP URL.
-    #[error("target {target:?} is not a URL of the form http://host:port")]
+    /// The target is no URL that requests can be sent to.
+    #[error("target {target:?} is not a URL of the form http://host:port or https://host")]
     Target {
         /// What was given.
         target: String,
     },
+    /// The file with certificates cannot be used.
+    #[error("certificates in {}: {reason}", path.display())]
+    Ca {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// The target is https, and no certificate is trusted.
+    #[error(
+        "target {target:?} is https, and this system trusts no certificates: name a file of them with ca"
+    )]
+    NoCertificates {
+        /// The target.
+        target: String,
+    },
+    /// TLS cannot be used.
+    #[error("TLS: {0}")]
+    Tls(#[source] rustls::Error),
     /// An option is out of its range.
     #[error("{name} is {value}, allowed is {allowed}")]
     Option {
@@ -137,6 +176,9 @@ impl Default for Options {
         Options {
             arm: "replay".into(),
             model: "Qwen/Qwen3-Coder-30B-A3B-Instruct".into(),
+            endpoint: Endpoint::Completions,
+            headers: HeaderMap::new(),
+            ca: None,
             pacing: Pacing::Closed,
             clock_ratio: 1.0,
             vocab: 151_936,
@@ -174,11 +216,17 @@ impl Options {
 }
 
 impl Replayer {
-    /// A replayer for the endpoint at `target`, such as `http://127.0.0.1:8000`. Nothing is connected yet.
+    /// A replayer for the server at `target`, such as `http://127.0.0.1:8000`. Nothing is connected yet.
     pub fn new(target: &str, options: Options) -> Result<Replayer, ReplayError> {
         options.check()?;
-        let client = Client::new(target, options.timeouts)?;
+        let transport = Transport::new(options.ca.as_deref(), options.timeouts.connect)?;
+        let client = Client::new(target, &options, transport)?;
         Ok(Replayer { options, client, progress: watch::Sender::default() })
+    }
+
+    /// Its connections, for others that trust the same certificates.
+    pub fn transport(&self) -> Transport {
+        self.client.transport.clone()
     }
 
     /// A view of how far the replay has come.

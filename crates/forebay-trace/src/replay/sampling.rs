@@ -1,11 +1,10 @@
 //! Load samples from engines that export vLLM's metrics. It knows the Prometheus text format as far as it needs; it must
 //! never know what the samples are for.
 
+use super::Transport;
 use crate::record::LoadSample;
-use bytes::Bytes;
 use http::Uri;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper_util::rt::TokioExecutor;
+use http_body_util::{BodyExt, Limited};
 use std::str::FromStr;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
@@ -62,13 +61,13 @@ pub fn read_load(page: &str) -> Option<LoadReading> {
 /// Reads the load of `instances` every `interval` of real time and hands each sample to `sink`,
 /// stamped with model time since now. An engine that does not answer gives no sample. Runs until it is dropped.
 pub async fn sample_load(
+    transport: &Transport,
     arm: &str,
     instances: &[Instance],
     interval: Duration,
     clock_ratio: f64,
     mut sink: impl FnMut(LoadSample),
 ) {
-    let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
     let start = Instant::now();
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -76,7 +75,7 @@ pub async fn sample_load(
         ticks.tick().await;
         for instance in instances {
             let at_s = start.elapsed().as_secs_f64() * clock_ratio;
-            let Ok(Some(load)) = timeout(READING_TIMEOUT, fetch(&http, &instance.url)).await else {
+            let Ok(Some(load)) = timeout(READING_TIMEOUT, fetch(transport, &instance.url)).await else {
                 continue;
             };
             sink(LoadSample {
@@ -99,18 +98,15 @@ impl FromStr for Instance {
         let (name, url) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=URL"))?;
         let uri: Uri = url.parse().map_err(|error| format!("{url:?} is no URL: {error}"))?;
         match uri.scheme_str() {
-            Some("http") => Ok(Instance { name: name.to_owned(), url: uri }),
-            _ => Err(format!("{url:?} does not begin with http://")),
+            Some("http" | "https") => Ok(Instance { name: name.to_owned(), url: uri }),
+            _ => Err(format!("{url:?} does not begin with http:// or https://")),
         }
     }
 }
 
-type HttpClient =
-    hyper_util::client::legacy::Client<hyper_util::client::legacy::connect::HttpConnector, Empty<Bytes>>;
-
-async fn fetch(http: &HttpClient, base: &Uri) -> Option<LoadReading> {
+async fn fetch(transport: &Transport, base: &Uri) -> Option<LoadReading> {
     let url = format!("{}/metrics", base.to_string().trim_end_matches('/')).parse().ok()?;
-    let response = http.get(url).await.ok()?;
+    let response = transport.http.get(url).await.ok()?;
     let page = Limited::new(response.into_body(), READING_BYTES_MAX).collect().await.ok()?.to_bytes();
     read_load(std::str::from_utf8(&page).ok()?)
 }
@@ -144,7 +140,7 @@ mod tests {
     fn an_instance_is_read_or_refused_with_its_text() {
         let instance: Instance = "engine-0=http://127.0.0.1:8000".parse().unwrap();
         assert_eq!((instance.name.as_str(), instance.url.port_u16()), ("engine-0", Some(8000)));
-        for bad in ["engine-0", "a=b", "a=https://h", "a=http://"] {
+        for bad in ["engine-0", "a=b", "a=ftp://h", "a=http://"] {
             assert!(bad.parse::<Instance>().unwrap_err().contains(bad.trim_start_matches("a=")), "{bad}");
         }
     }

@@ -48,6 +48,8 @@ pub enum Behaviour {
 #[derive(Debug, Clone)]
 pub struct Seen {
     pub session: String,
+    pub path: String,
+    pub headers: Vec<(String, String)>,
     pub body: Value,
     pub prompt: Vec<u32>,
     pub at: Instant,
@@ -120,6 +122,7 @@ impl FakeEngine {
 
 async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Seen> {
     let (mut session, mut length) = (String::new(), 0);
+    let (mut path, mut headers) = (String::new(), Vec::new());
     loop {
         let mut line = String::new();
         if stream.read_line(&mut line).await.ok()? == 0 {
@@ -129,7 +132,11 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Seen> {
         if line.is_empty() {
             break;
         }
+        if path.is_empty() {
+            path = line.split(' ').nth(1).unwrap().to_owned();
+        }
         if let Some((name, value)) = line.split_once(": ") {
+            headers.push((name.to_ascii_lowercase(), value.to_owned()));
             match name.to_ascii_lowercase().as_str() {
                 "x-session-id" => session = value.to_owned(),
                 "content-length" => length = value.parse().unwrap(),
@@ -140,8 +147,8 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Seen> {
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await.ok()?;
     let body: Value = serde_json::from_slice(&body).unwrap();
-    let prompt = serde_json::from_value(body["prompt"].clone()).unwrap();
-    Some(Seen { session, body, prompt, at: Instant::now() })
+    let prompt = serde_json::from_value(body["prompt"].clone()).unwrap_or_default();
+    Some(Seen { session, path, headers, body, prompt, at: Instant::now() })
 }
 
 /// Answers one request; an error ends the connection.
@@ -177,8 +184,14 @@ async fn answer(stream: &mut TcpStream, behaviour: Behaviour, request: &Seen) ->
     for (position, token) in tokens.iter().enumerate() {
         let ids = (behaviour != Behaviour::NoTokenIds).then(|| vec![*token]);
         let last = position + 1 == tokens.len() && !matches!(behaviour, Behaviour::EndAfter(_));
-        let event = json!({"choices": [{"index": 0, "text": format!(" t{token}"), "token_ids": ids,
-            "finish_reason": last.then_some("length")}]});
+        let text = format!(" t{token}");
+        let mut choice = json!({"index": 0, "token_ids": ids, "finish_reason": last.then_some("length")});
+        if request.path.ends_with("/chat/completions") {
+            choice["delta"] = json!({"content": text});
+        } else {
+            choice["text"] = text.into();
+        }
+        let event = json!({ "choices": [choice] });
         chunk(stream, &format!("data: {event}\n\n")).await?;
     }
     match behaviour {

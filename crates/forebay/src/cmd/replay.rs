@@ -10,11 +10,12 @@ use forebay_trace::format::{Format, Rereadable, TraceError, TraceReader};
 use forebay_trace::order::{OutOfOrder, sort_by_arrival};
 use forebay_trace::record::{Line, RecordLog, RecordWriter, RequestRecord, RunInfo};
 use forebay_trace::replay::{
-    CLOSED_LOOP_REQUESTS_MAX, CancellationToken, Check, Instance, Options, Pacing, ReplayOutcome, Replayer,
-    Timeouts, sample_load,
+    CLOSED_LOOP_REQUESTS_MAX, CancellationToken, Check, Endpoint, Instance, Options, Pacing, ReplayOutcome,
+    Replayer, Timeouts, sample_load,
 };
 use forebay_trace::report::{self, LiveLine, Summary};
 use forebay_trace::request::TraceRequest;
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,9 +25,11 @@ use std::time::Duration;
 pub struct ReplayArgs {
     #[command(flatten)]
     read: ReadArgs,
-    /// The endpoint that requests go to: an engine or a router
+    /// The server that requests go to, an engine or a router: http:// or https://
     #[arg(long, value_name = "URL")]
     target: String,
+    #[command(flatten)]
+    access: Access,
     /// What the records call this run, usually the routing policy
     #[arg(long, default_value = "replay")]
     arm: String,
@@ -77,6 +80,73 @@ pub struct ReplayArgs {
     log: PathBuf,
     #[command(flatten)]
     output: Output,
+}
+
+/// How the server is talked to. Keys are never arguments: others on the machine see those.
+#[derive(clap::Args)]
+struct Access {
+    /// The call that requests make; chat has no token ids: a word stands for each
+    #[arg(long, value_enum, default_value = "completions")]
+    endpoint: EndpointArg,
+    /// The environment variable that holds the API key, such as OPENAI_API_KEY
+    #[arg(long, value_name = "VARIABLE", conflicts_with = "api_key_file")]
+    api_key_env: Option<String>,
+    /// The file that holds the API key
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// A header that every request has; repeat for each
+    #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
+    header: Vec<(HeaderName, HeaderValue)>,
+    /// For https: a PEM file with the certificates to trust instead of the system's
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum EndpointArg {
+    Completions,
+    Chat,
+}
+
+impl Access {
+    /// The headers that every request has, with the API key if there is one.
+    fn headers(&self) -> Result<HeaderMap, String> {
+        let mut headers: HeaderMap = self.header.iter().cloned().collect();
+        let (place, key) = match (&self.api_key_env, &self.api_key_file) {
+            (Some(variable), _) => {
+                let place = format!("environment variable {variable}");
+                let key = std::env::var(variable).map_err(|error| format!("{place}: {error}"))?;
+                (place, key)
+            }
+            (None, Some(path)) => {
+                let place = path.display().to_string();
+                let key = std::fs::read_to_string(path).map_err(|error| format!("{place}: {error}"))?;
+                (place, key)
+            }
+            (None, None) => return Ok(headers),
+        };
+        let key = key.trim();
+        let allowed = "an API key is one line of characters that a header may have";
+        if key.is_empty() {
+            return Err(format!("{place} is empty: {allowed}"));
+        }
+        let mut value = HeaderValue::from_str(&format!("Bearer {key}"))
+            .map_err(|_| format!("{place} holds other characters: {allowed}"))?;
+        value.set_sensitive(true);
+        headers.insert(AUTHORIZATION, value);
+        Ok(headers)
+    }
+}
+
+/// Reads `NAME: VALUE`. What the value is nobody shows again: it may be a key.
+fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
+    let (name, value) = text.split_once(':').ok_or("it is not NAME: VALUE")?;
+    let name: HeaderName =
+        name.trim().parse().map_err(|_| format!("{name:?} is not the name of a header"))?;
+    let mut value = HeaderValue::from_str(value.trim())
+        .map_err(|_| format!("the value of {name} has characters that a header may not have"))?;
+    value.set_sensitive(true);
+    Ok((name, value))
 }
 
 /// Arguments of `forebay trace report`.
@@ -130,7 +200,10 @@ pub fn run_report(args: ReportArgs) -> crate::CommandResult {
 
 async fn replay(args: ReplayArgs) -> crate::CommandResult {
     refuse_known_arm(&args.log, &args.arm)?;
-    let options = args.options();
+    if args.access.endpoint == EndpointArg::Chat && args.check.is_some() {
+        return Err("--check needs --endpoint completions: a chat has no token ids to check".into());
+    }
+    let options = args.options()?;
     let trace = Trace::prepare(&args)?;
     let replayer = Replayer::new(&args.target, options.clone())?;
     let log = Arc::new(RecordWriter::append(&args.log)?);
@@ -139,10 +212,12 @@ async fn replay(args: ReplayArgs) -> crate::CommandResult {
 
     let cancel = cancelled_by_ctrl_c();
     let sampling = log.clone();
-    let sampled = sample_load(&args.arm, &args.engine, SAMPLE_EVERY, args.clock_ratio, move |sample| {
-        // A lost sample is a gap in a plot; a lost record stops the replay below.
-        let _ = sampling.write(&Line::Load(sample));
-    });
+    let transport = replayer.transport();
+    let sampled =
+        sample_load(&transport, &args.arm, &args.engine, SAMPLE_EVERY, args.clock_ratio, move |sample| {
+            // A lost sample is a gap in a plot; a lost record stops the replay below.
+            let _ = sampling.write(&Line::Load(sample));
+        });
     let keep = |record: &RequestRecord| log.write(&Line::Request(record.clone()));
     let work = replayer.run(requests, args.check()?, keep, &cancel);
     let live = LiveLine::new(&args.arm, replayer.progress());
@@ -176,10 +251,16 @@ fn cancelled_by_ctrl_c() -> CancellationToken {
 }
 
 impl ReplayArgs {
-    fn options(&self) -> Options {
-        Options {
+    fn options(&self) -> Result<Options, String> {
+        Ok(Options {
             arm: self.arm.clone(),
             model: self.model.clone(),
+            endpoint: match self.access.endpoint {
+                EndpointArg::Completions => Endpoint::Completions,
+                EndpointArg::Chat => Endpoint::Chat,
+            },
+            headers: self.access.headers()?,
+            ca: self.access.ca.clone(),
             pacing: self.pacing.into(),
             clock_ratio: self.clock_ratio,
             vocab: self.vocab,
@@ -190,7 +271,7 @@ impl ReplayArgs {
                 progress: self.progress_timeout,
             },
             ..Options::default()
-        }
+        })
     }
 
     /// What the engines must answer, if that is known.
@@ -214,10 +295,15 @@ impl ReplayArgs {
         let Trace { format, out_of_order, .. } = trace;
         let sorted = (*out_of_order > 0)
             .then(|| ("sorted", format!("by arrival: {out_of_order} requests were out of order")));
+        let endpoint = match self.access.endpoint {
+            EndpointArg::Completions => "completions",
+            EndpointArg::Chat => "chat, a word for each token",
+        };
         let parameters = [
             ("trace", format!("{} ({format})", self.read.trace.display())),
             ("requests", self.requests.map_or_else(|| "all".into(), |requests| requests.to_string())),
             ("target", self.target.clone()),
+            ("endpoint", endpoint.into()),
             ("model", self.model.clone()),
             ("pacing", pacing.into()),
             ("clock ratio", self.clock_ratio.to_string()),
@@ -392,4 +478,47 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
     let duration = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
     if duration.is_zero() { Err("must be more than 0 seconds".into()) } else { Ok(duration) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access() -> Access {
+        Access {
+            endpoint: EndpointArg::Completions,
+            api_key_env: None,
+            api_key_file: None,
+            header: Vec::new(),
+            ca: None,
+        }
+    }
+
+    #[test]
+    fn a_key_comes_from_a_file_or_a_variable_and_is_not_shown() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "sk-1\n").unwrap();
+        let keyed = Access { api_key_file: Some(file.path().into()), ..access() };
+        let headers = keyed.headers().unwrap();
+        assert_eq!(headers[AUTHORIZATION], "Bearer sk-1");
+        assert!(!format!("{headers:?}").contains("sk-1"));
+        std::fs::write(file.path(), "\n").unwrap();
+        assert!(keyed.headers().unwrap_err().contains("is empty"));
+        std::fs::write(file.path(), "two\nlines").unwrap();
+        let error = keyed.headers().unwrap_err();
+        assert!(error.contains("other characters") && !error.contains("two"), "{error}");
+        let unset = Access { api_key_env: Some("FOREBAY_NO_SUCH_VARIABLE".into()), ..access() };
+        assert!(unset.headers().unwrap_err().contains("FOREBAY_NO_SUCH_VARIABLE"));
+        assert!(access().headers().unwrap().is_empty());
+    }
+
+    #[test]
+    fn headers_are_read_or_refused_without_their_value() {
+        let (name, value) = header("X-Team:  blue: 1 ").unwrap();
+        assert_eq!((name.as_str(), value.as_bytes()), ("x-team", &b"blue: 1"[..]));
+        assert!(header("secret").unwrap_err().contains("NAME: VALUE"));
+        assert!(header("a b: secret").unwrap_err().contains("\"a b\""));
+        let error = header("a: sec\nret").unwrap_err();
+        assert!(error.contains("value of a") && !error.contains("sec"), "{error}");
+    }
 }

@@ -12,7 +12,7 @@ use super::system::Count;
 use super::vllm::{self, Vllm};
 use forebay_router::{Backend, Policy, Router, RouterConfig, RouterHandle};
 use forebay_trace::record::{Line, RecordWriter};
-use forebay_trace::replay::{Instance, sample_load};
+use forebay_trace::replay::{Instance, Transport, sample_load};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -177,6 +177,10 @@ impl Cluster {
             Ok(instances) => instances,
             Err(error) => return error,
         };
+        let transport = match Transport::new(None, SAMPLE_EVERY) {
+            Ok(transport) => transport,
+            Err(error) => return error.into(),
+        };
         let (failed, mut failure) = tokio::sync::mpsc::unbounded_channel();
         let sink = |sample| {
             if let Err(error) = records.write(&Line::Load(sample)) {
@@ -184,7 +188,9 @@ impl Cluster {
             }
         };
         tokio::select! {
-            () = sample_load(arm, &instances, SAMPLE_EVERY, clock_ratio, sink) => "sampling ended by itself".into(),
+            () = sample_load(&transport, arm, &instances, SAMPLE_EVERY, clock_ratio, sink) => {
+                "sampling ended by itself".into()
+            }
             error = failure.recv() => error.map_or("sampling ended by itself".into(), Error::from),
         }
     }
