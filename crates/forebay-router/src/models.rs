@@ -76,7 +76,8 @@ struct Known {
 impl Models {
     /// No lists yet, of `backends` engines.
     pub fn new(backends: usize) -> Models {
-        let mut lists = Lists { of: (0..backends).map(|_| None).collect(), serving: HashMap::new(), unlisted: 0 };
+        let mut lists =
+            Lists { of: (0..backends).map(|_| None).collect(), serving: HashMap::new(), unlisted: 0 };
         lists.index();
         Models { lists: RwLock::new(lists), read_again: Mutex::new(None) }
     }
