@@ -12,6 +12,7 @@ use crate::kernels::{Kernels, Piece};
 use crate::profile::Profile;
 use crate::rates::Rates;
 use libc::{c_int, c_void};
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -85,7 +86,8 @@ fn started(driver: &'static Driver) -> Option<Chains> {
 }
 
 fn complain(error: &StartError) -> Option<Chains> {
-    eprintln!("forebay: copies are left to the driver: {error}");
+    // The program may have closed it, and is not to end for that.
+    let _ = writeln!(std::io::stderr(), "forebay: copies are left to the driver: {error}");
     None
 }
 

@@ -232,6 +232,9 @@ mod tests {
         41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
     const DOCKER: &str = "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
 
+    /// What it is, which files there are, and what is said if it is refused.
+    type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], Option<&'a str>);
+
     /// What is said when an arena of 8 GiB with 1 GiB of staging is asked for beside these files.
     fn asked(pages: PagesConfig, files: &[(&str, &str)]) -> Result<(), String> {
         let files: HashMap<&Path, &str> = files.iter().map(|(path, text)| (Path::new(path), *text)).collect();
@@ -244,7 +247,7 @@ mod tests {
     fn more_than_the_machine_or_any_control_group_has_left_is_refused_with_both_numbers() {
         let meminfo = ("/proc/meminfo", MEMINFO);
         let little = MEMINFO.replace("16777216", "8388608");
-        let table: &[(&str, &[(&str, &str)], Option<&str>)] = &[
+        let table: &[Case<'_>] = &[
             ("nothing is known", &[], None),
             ("the machine has enough", &[meminfo], None),
             (
