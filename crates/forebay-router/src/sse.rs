@@ -107,6 +107,10 @@ impl UsageTap {
                     self.usage = report.usage;
                     if self.hide && report.without_choices {
                         self.drop_lf = event.ends_with(b"\r");
+                        // The second half of the line end before it, whose first half has passed.
+                        if event.starts_with(b"\n") {
+                            kept.extend_from_slice(b"\n");
+                        }
                     } else {
                         kept.extend_from_slice(event);
                     }
