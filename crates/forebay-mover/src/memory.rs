@@ -23,6 +23,13 @@ pub unsafe trait Backing: Send + Sync {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    /// Whether these bytes, which lie inside, are there to be read, and to be written if `write`.
+    /// What keeps the promise above by itself always says yes. Memory whose owner may break it, by
+    /// unmapping it or cutting its file, is looked at: links ask before each operation, and one
+    /// that is told no fails.
+    fn is_there(&self, _offset: usize, _len: usize, _write: bool) -> bool {
+        true
+    }
 }
 
 /// The table of registered host-addressable memory. A region stays here, and its backing alive, until it is
@@ -33,14 +40,24 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Address and length of a span, or `None` when its region is not host-addressable, not registered, or too short.
+    /// Address and length of a span, or `None` when its region is not host-addressable, not
+    /// registered, too short, or not there any more.
     /// The address stays valid while the region is registered; during an operation it is.
     pub fn host(&self, span: &Span) -> Option<(NonNull<u8>, usize)> {
+        self.find(span, false)
+    }
+
+    /// As [`host`](Memory::host), for a span that is to be written.
+    pub fn target(&self, span: &Span) -> Option<(NonNull<u8>, usize)> {
+        self.find(span, true)
+    }
+
+    fn find(&self, span: &Span, write: bool) -> Option<(NonNull<u8>, usize)> {
         let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
         let backing = regions.get(&span.region)?;
         let (offset, len) = (usize::try_from(span.offset).ok()?, usize::try_from(span.len).ok()?);
         let end = offset.checked_add(len)?;
-        if end > backing.len() {
+        if end > backing.len() || !backing.is_there(offset, len, write) {
             return None;
         }
         // SAFETY: offset <= end <= len, so the address lies inside the backing's allocation or one past its end.

@@ -10,6 +10,7 @@ use crate::driver::{Completion, Link, LinkOp, Outcome};
 use crate::link::{LinkId, LinkSpec};
 use crate::memory::{Backing, Memory};
 use crate::mover::{Event, Limits, Mover, OpId};
+use crate::process::{Forked, Process};
 use crate::region::{Place, RegionId, Span};
 use crate::route::{RouteError, RouteId, RouteSpec};
 use crate::telemetry::Telemetry;
@@ -62,6 +63,7 @@ pub(crate) struct Shared {
     alarm: Alarm,
     memory: Arc<Memory>,
     epoch: Instant,
+    process: Process,
 }
 
 /// What is done about ends that callers wait for.
@@ -82,10 +84,16 @@ pub struct Submitted(Ticket);
 #[error("the mover takes nothing in: {0}")]
 pub struct SubmitError(#[from] PostError);
 
-/// The mover has ended.
+/// Why a mover does nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("the mover has ended")]
-pub struct Closed;
+pub enum Closed {
+    /// It has ended.
+    #[error("the mover has ended")]
+    Ended,
+    /// It is another process's.
+    #[error(transparent)]
+    Forked(#[from] Forked),
+}
 
 impl MoverThread {
     /// Starts a mover without links or routes.
@@ -103,7 +111,8 @@ impl MoverThread {
             on_quiet: Vec::new(),
         };
         let turns = Turns::new(MESSAGES_MAX, worker);
-        let shared = Arc::new(Shared { turns, alarm: Alarm::new(epoch), memory, epoch });
+        let shared =
+            Arc::new(Shared { turns, alarm: Alarm::new(epoch), memory, epoch, process: Process::current() });
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("forebay-mover".into()).spawn(move || own.run())?;
         let handle = MoverHandle { shared, next_ticket: Arc::default() };
@@ -118,6 +127,9 @@ impl MoverThread {
 
 impl Drop for MoverThread {
     fn drop(&mut self) {
+        if !self.handle.shared.process.is_current() {
+            return std::mem::forget(self.thread.take());
+        }
         self.handle.shared.alarm.close();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has already been printed; there is nobody left to tell.
@@ -194,6 +206,7 @@ impl MoverHandle {
         transfer: Transfer,
         on_end: impl FnOnce(End) + Send + 'static,
     ) -> Result<Submitted, SubmitError> {
+        self.shared.process.check().map_err(PostError::from)?;
         let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         self.shared.turns.post(Message::Submit(ticket, transfer, Box::new(on_end)))?;
         self.shared.work(Ends::Leave);
@@ -209,8 +222,10 @@ impl MoverHandle {
 
     /// Asks for an early end. The transfer ends as cancelled once it is quiet, unless it ended before.
     pub fn cancel(&self, submitted: Submitted) {
-        // A mover that is gone has nothing left to cancel.
-        if self.shared.turns.post_unbounded(Message::Cancel(submitted.0)).is_ok() {
+        // A mover that is gone has nothing left to cancel, and another process's is out of reach.
+        if self.shared.process.is_current()
+            && self.shared.turns.post_unbounded(Message::Cancel(submitted.0)).is_ok()
+        {
             self.shared.work(Ends::Leave);
         }
     }
@@ -224,11 +239,12 @@ impl MoverHandle {
         &self,
         act: impl FnOnce(&mut Worker) -> R + Send + 'static,
     ) -> Result<R, Closed> {
+        self.shared.process.check()?;
         let (sender, receiver) = mpsc::sync_channel(1);
         let message = Message::Control(Box::new(move |worker| drop(sender.send(act(worker)))));
-        self.shared.turns.post_unbounded(message).map_err(|_| Closed)?;
+        self.shared.turns.post_unbounded(message).map_err(|_| Closed::Ended)?;
         self.shared.work(Ends::Leave);
-        receiver.recv().map_err(|_| Closed)
+        receiver.recv().map_err(|_| Closed::Ended)
     }
 }
 

@@ -2,6 +2,7 @@
 //! the work itself unless another one is at it, so that nobody has to be woken up for it. This file knows locks and
 //! queues; it must never know what a message means. Its loom model is in `tests/loom_turns.rs`.
 
+use crate::process::Forked;
 #[cfg(loom)]
 use loom::sync::{Mutex, MutexGuard};
 #[cfg(not(loom))]
@@ -39,6 +40,9 @@ pub enum PostError {
         /// The limit.
         limit: usize,
     },
+    /// The worker is another process's.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The worker is gone.
     #[error("the worker is gone")]
     Closed,

@@ -472,7 +472,7 @@ impl Anywhere {
         let all = |place| {
             let region = handle.register_opaque(place, u64::MAX)?;
             addresses.insert(region, 0, u64::MAX);
-            Ok(region)
+            Ok::<_, Closed>(region)
         };
         let device = |device: &Arc<Device>| Ok((device.index(), all(Place::Device(device.index()))?));
         let devices = devices.iter().map(device).collect::<Result<_, Closed>>()?;

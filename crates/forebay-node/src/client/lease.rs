@@ -113,7 +113,8 @@ impl Lease {
     /// Checks that `pieces`, one after another, are the bytes that a layer of a chunk had when it was stored. The chunk must
     /// have been loaded under this lease.
     pub(super) fn verify(&self, chunk: usize, layer: usize, pieces: &[&[u8]]) -> Result<(), NotVerified> {
-        let held = self.held.as_ref().ok_or(Unreadable::DeadLease)?;
+        // Before anything is locked: in a child of `fork()` the lock may never be free.
+        let held = self.alive()?;
         let given_bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
         held.verify(chunk, layer, given_bytes, || Some(checksum::of_pieces(pieces)))
     }

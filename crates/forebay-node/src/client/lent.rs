@@ -51,7 +51,7 @@ impl Client {
         on_lease: impl FnOnce(Result<Lease, String>) + Send + 'static,
     ) {
         let shared = &self.shared;
-        let Some(connection) = shared.connection() else { return on_lease(Err(shared.keeper.why_gone())) };
+        let Some(connection) = shared.connection() else { return on_lease(Err(shared.why_gone())) };
         let (granter, asked, asked_us) = (Arc::clone(shared), Arc::clone(&connection), shared.now_us());
         let request = Request::Lease { ttl_us, to_load, ids: ids.to_vec() };
         shared.ask_patiently(&asked, &request, move |answer| {

@@ -4,7 +4,7 @@
 use super::lease::{Held, Lease};
 use super::{Client, lent};
 use crate::local::answer::Lent;
-use forebay_mover::{Class, End, Failure, Reason, Span, SpanPair, SubmitError, Transfer};
+use forebay_mover::{Class, End, Failure, Forked, Reason, Span, SpanPair, SubmitError, Transfer};
 use forebay_store::{ChunkShape, Unreadable};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,6 +36,9 @@ pub enum NotLoaded {
         /// The length of its target.
         target_bytes: u64,
     },
+    /// The client is another process's.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The mover takes nothing in.
     #[error(transparent)]
     Mover(#[from] SubmitError),
@@ -84,6 +87,7 @@ impl Client {
         deadline_us: Option<u64>,
         on_end: impl FnOnce(End) + Send + 'static,
     ) -> Result<(), NotLoaded> {
+        self.here()?;
         let held = lease.alive()?;
         if chunk >= lease.len() {
             return Err(Unreadable::Outside { chunk, layer: 0 }.into());

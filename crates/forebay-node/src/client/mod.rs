@@ -35,7 +35,7 @@ use crate::local::request::{PromptWords, Request};
 use arena::Greeter;
 use connection::Connection;
 use forebay_kv::ChunkId;
-use forebay_mover::{Closed, MoverHandle, Place};
+use forebay_mover::{Closed, Forked, MoverHandle, Place, Process};
 use forebay_store::{ArenaError, NotVerified, Prompt, TenantId};
 use keeper::Keeper;
 use lease::Held;
@@ -113,6 +113,10 @@ pub enum ConnectError {
 /// What the caller must do is what a [`Store`](forebay_store::Store) asks: a route of the mover between `place` and the
 /// places of sources and targets; sources unchanged until their `on_end`; every layer [verified](Client::verify) before use.
 /// A call that names more than 65,536 chunks is not made: nothing is found, held or noted.
+///
+/// It belongs to the process that made it. A child of `fork()` has none of its threads and shares
+/// its socket: there nothing is found, loaded or stored, [`here`](Client::here) says why, and
+/// dropping it changes nothing of the parent's.
 #[derive(Debug, Clone)]
 pub struct Client {
     shared: Arc<Shared>,
@@ -128,6 +132,7 @@ struct Owner {
 
 #[derive(Debug)]
 struct Shared {
+    process: Process,
     mover: MoverHandle,
     place: Place,
     options: ClientOptions,
@@ -172,6 +177,7 @@ impl Client {
         let connection = connection.map(Arc::new);
         let (sealer, sealings) = channel::<Sealing>();
         let shared = Arc::new(Shared {
+            process: Process::current(),
             mover: mover.clone(),
             place,
             options,
@@ -200,9 +206,17 @@ impl Client {
         Ok(Client { shared, owner: Arc::new(owner) })
     }
 
+    /// Refuses in any other process than the one that made it.
+    pub fn here(&self) -> Result<(), Forked> {
+        self.shared.process.check()
+    }
+
     /// Ends the connection, for all clones, and waits until the mover has let go of the node's memory, but for what transfers still
     /// use. Not for the client's own threads.
     pub fn close(&self) {
+        if self.here().is_err() {
+            return;
+        }
         self.shared.keeper.close();
         let keeper = self.owner.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(keeper) = keeper {
@@ -218,7 +232,7 @@ impl Client {
 
     /// Why the node is not there, as it was found last; `None` while it is.
     pub fn why_gone(&self) -> Option<String> {
-        (!self.is_connected()).then(|| self.shared.keeper.why_gone())
+        (!self.is_connected()).then(|| self.shared.why_gone())
     }
 
     /// Which life of the node this is; another one after it was started again.
@@ -294,6 +308,9 @@ impl Client {
     /// Waits until the checksums of all that has been copied into slots are taken: then nothing but the mover reads what chunks are
     /// stored from. Not for the client's own threads.
     pub fn settle(&self) {
+        if self.here().is_err() {
+            return;
+        }
         let (passed, waits) = sync_channel(1);
         self.shared.seal(Box::new(move || passed.send(()).unwrap_or_default()));
         // An error is the thread's end.
@@ -320,6 +337,11 @@ impl Client {
 
 impl Drop for Owner {
     fn drop(&mut self) {
+        if !self.shared.process.is_current() {
+            // All of it is the parent's, and is left as it is.
+            std::mem::forget(Arc::clone(&self.shared));
+            return std::mem::forget(std::mem::take(&mut self.keeper));
+        }
         self.shared.keeper.close();
     }
 }
@@ -333,8 +355,14 @@ impl Shared {
         Duration::from_micros(self.options.answer_limit_us.max(1))
     }
 
+    /// First of all, so that no lock is taken that a thread of another process had.
     fn connection(&self) -> Option<Arc<Connection>> {
-        self.keeper.connection()
+        self.process.is_current().then(|| self.keeper.connection())?
+    }
+
+    /// Why there is no connection, as far as is known.
+    fn why_gone(&self) -> String {
+        self.process.check().map_or_else(|forked| forked.to_string(), |()| self.keeper.why_gone())
     }
 
     fn keep_alive(&self, held: &Arc<Held>) {

@@ -8,7 +8,7 @@ use super::load::{failed, span_bytes};
 use super::slot::{self, Reserved, Slot};
 use super::{Client, Shared};
 use forebay_kv::ChunkId;
-use forebay_mover::{Class, End, Span, SpanPair, Transfer};
+use forebay_mover::{Class, End, Forked, Span, SpanPair, Transfer};
 use forebay_store::{ChunkShape, ShapeError, StoreEnd};
 use std::sync::Arc;
 use thiserror::Error;
@@ -19,6 +19,9 @@ pub enum NotStored {
     /// The layers do not make a chunk.
     #[error(transparent)]
     Shape(#[from] ShapeError),
+    /// The client is another process's.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// There is no node to store it.
     #[error("the node is gone")]
     Disconnected,
@@ -54,6 +57,7 @@ impl Client {
         class: Class,
         on_end: impl FnOnce(StoreEnd) + Send + 'static,
     ) -> Result<(), NotStored> {
+        self.here()?;
         let shape = ChunkShape::new(layers.iter().map(|spans| span_bytes(spans)))?;
         let connection = self.shared.connection().ok_or(NotStored::Disconnected)?;
         let (shared, layers) = (Arc::clone(&self.shared), layers.to_vec());

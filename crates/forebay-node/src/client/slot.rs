@@ -47,7 +47,7 @@ impl Client {
     ) {
         match self.shared.connection() {
             Some(connection) => reserve(&self.shared, connection, id, parent, shape, on_end),
-            None => on_end(Reserved::Refused(self.shared.keeper.why_gone())),
+            None => on_end(Reserved::Refused(self.shared.why_gone())),
         }
     }
 }

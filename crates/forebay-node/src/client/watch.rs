@@ -42,6 +42,9 @@ impl Client {
     /// Has `listener`, and no other any more, told of [watched](Client::watch_then) chunks that go. It runs on the client's
     /// threads: keep it short.
     pub fn on_gone(&self, listener: impl Fn(Gone) + Send + Sync + 'static) {
+        if self.here().is_err() {
+            return;
+        }
         *self.shared.watcher.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(listener));
     }
 

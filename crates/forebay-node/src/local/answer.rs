@@ -1,6 +1,6 @@
 //! What a node answers its clients. Pure: this file knows the words and their bytes; it must never know what led to them.
 
-use super::frame::Frame;
+use super::frame::{Asked, Frame};
 use crate::bytes::{BadBytes, Reader, Writer};
 use forebay_kv::ChunkId;
 use forebay_store::ChunkShape;
@@ -162,8 +162,8 @@ const WATCHED: u16 = 17;
 const GONE: u16 = 18;
 
 impl Answer {
-    /// The frame that says it.
-    pub fn encode(&self, number: u64) -> Frame {
+    /// The frame that says it, to whoever asked this.
+    pub fn encode(&self, asked: Asked) -> Frame {
         let start = Writer::default();
         let (kind, Writer(body)) = match self {
             Answer::Welcome { instance, arena_bytes } => (WELCOME, start.bytes(instance).u64(*arena_bytes)),
@@ -184,7 +184,7 @@ impl Answer {
                 (REFUSED, start.u8(code).text(why))
             }
         };
-        Frame { kind, number, body }
+        Frame::answering(asked, kind, body)
     }
 
     /// What a frame says.
@@ -369,7 +369,7 @@ mod tests {
     #[test]
     fn every_answer_comes_back_and_none_can_be_cut_or_lengthened() {
         for answer in samples() {
-            let frame = answer.encode(5);
+            let frame = answer.encode(Asked { number: 5, digest: 6 });
             assert_eq!(Answer::decode(&frame).as_ref(), Ok(&answer));
             for cut in 0..frame.body.len() {
                 let short = Frame { body: frame.body[..cut].to_vec(), ..frame.clone() };
@@ -384,7 +384,7 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bodies_never_panic(kind in 0u16..20, body in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Answer::decode(&Frame { kind, number: 0, body });
+            let _ = Answer::decode(&Frame::new(kind, 0, body));
         }
     }
 }

@@ -2,6 +2,7 @@
 //! answer. This file is glue between words, what the client holds, and the store; it must never wait for a disk or a peer.
 
 use super::answer::{Answer, Found, Leased, Lent, Refusal};
+use super::frame::{Asked, UNASKED};
 use super::outbox::Outbox;
 use super::request::{IDS_MAX, PromptWords, Request};
 use super::session::Session;
@@ -67,41 +68,41 @@ impl Desk {
     }
 
     /// Answers from any thread.
-    fn answer(&self, number: u64, answer: &Answer) {
+    fn answer(&self, asked: Asked, answer: &Answer) {
         let refused = match answer {
             Answer::Refused(_, why) => Some(why.as_str()),
             _ => None,
         };
-        self.traces.end(number, refused);
-        self.outbox.put(&answer.encode(number));
+        self.traces.end(asked.number, refused);
+        self.outbox.put(&answer.encode(asked));
     }
 
-    fn refuse(&self, number: u64, refusal: Refusal, why: impl ToString) {
-        self.answer(number, &Answer::Refused(refusal, why.to_string()));
+    fn refuse(&self, asked: Asked, refusal: Refusal, why: impl ToString) {
+        self.answer(asked, &Answer::Refused(refusal, why.to_string()));
     }
 
     /// Takes a request.
-    pub fn take(self: &Arc<Self>, number: u64, request: Request) -> Next {
+    pub fn take(self: &Arc<Self>, asked: Asked, request: Request) -> Next {
         if let Some(name) = request.traced_as() {
-            self.traces.begin(number, name);
+            self.traces.begin(asked.number, name);
         }
         match request {
             Request::Hello(_) => {
-                self.refuse(number, Refusal::BadWords, "a second hello");
+                self.refuse(asked, Refusal::BadWords, "a second hello");
                 return Next::HangUp;
             }
-            Request::Lookup(ids) => self.lookup(number, &ids),
-            Request::Lease { ttl_us, to_load, ids } => self.lease(number, &ids, ttl_us, to_load),
+            Request::Lookup(ids) => self.lookup(asked, &ids),
+            Request::Lease { ttl_us, to_load, ids } => self.lease(asked, &ids, ttl_us, to_load),
             Request::Bring { lease, chunk, class, within_us } => {
-                self.bring(number, lease, chunk as usize, class, within_us);
+                self.bring(asked, lease, chunk as usize, class, within_us);
             }
-            Request::Renew { ttl_us, leases } => self.renew(number, leases, ttl_us),
+            Request::Renew { ttl_us, leases } => self.renew(asked, leases, ttl_us),
             Request::Release(leases) => {
                 leases.iter().for_each(|lease| self.session().release(*lease));
                 self.node.let_go();
             }
-            Request::Reserve { id, parent, shape } => self.reserve(number, id, parent, &shape),
-            Request::Commit { slot, sums } => self.commit(number, slot, &sums),
+            Request::Reserve { id, parent, shape } => self.reserve(asked, id, parent, &shape),
+            Request::Commit { slot, sums } => self.commit(asked, slot, &sums),
             Request::Abort { slot } => {
                 // One that is not reserved is not.
                 let slot = self.session().take_slot(slot);
@@ -110,16 +111,16 @@ impl Desk {
             }
             Request::Corrupt { lease, chunk } => self.check(lease, chunk as usize),
             Request::Used { chunk_bytes, ids } => self.node.store.used(self.tenant, &ids, chunk_bytes),
-            Request::Worth { lease, prompt } => self.worth(number, lease, &prompt),
-            Request::Watch(ids) => self.watch(number, &ids),
-            Request::Stat => self.answer(number, &Answer::Stat(self.node.stat())),
-            Request::Ping => self.answer(number, &Answer::Pong),
+            Request::Worth { lease, prompt } => self.worth(asked, lease, &prompt),
+            Request::Watch(ids) => self.watch(asked, &ids),
+            Request::Stat => self.answer(asked, &Answer::Stat(self.node.stat())),
+            Request::Ping => self.answer(asked, &Answer::Pong),
             Request::Bye => return Next::Bye,
         }
         Next::Go
     }
 
-    fn lookup(self: &Arc<Self>, number: u64, ids: &[ChunkId]) {
+    fn lookup(self: &Arc<Self>, asked: Asked, ids: &[ChunkId]) {
         let (in_memory, on_disk) = self.node.store.locate(ids);
         let here = in_memory + on_disk;
         let (in_memory, on_disk) = (in_memory as u32, on_disk as u32);
@@ -128,19 +129,19 @@ impl Desk {
         match self.node.elsewhere() {
             Some(elsewhere) if here < ids.len() => {
                 let desk = Arc::clone(self);
-                let on_found = move |on_peers| desk.answer(number, &found(on_peers));
+                let on_found = move |on_peers| desk.answer(asked, &found(on_peers));
                 elsewhere.look(self.tenant, &ids[here..], Box::new(on_found));
             }
-            _ => self.answer(number, &found(0)),
+            _ => self.answer(asked, &found(0)),
         }
     }
 
-    fn lease(&self, number: u64, ids: &[ChunkId], ttl_us: u64, to_load: bool) {
+    fn lease(&self, asked: Asked, ids: &[ChunkId], ttl_us: u64, to_load: bool) {
         if self.node.is_draining() {
-            return self.refuse(number, Refusal::Draining, "the node is shutting down");
+            return self.refuse(asked, Refusal::Draining, "the node is shutting down");
         }
         if let Err(limit) = self.session().room_for_lease() {
-            return self.refuse(number, Refusal::Limit, limit);
+            return self.refuse(asked, Refusal::Limit, limit);
         }
         let store = &self.node.store;
         let ttl_us = ttl_us.min(self.node.limits.lease_us);
@@ -155,7 +156,7 @@ impl Desk {
             self.node.count_hits(in_memory, here - in_memory, on_peers);
         }
         if here + on_peers == 0 {
-            return self.answer(number, &Answer::Leased(Leased::default()));
+            return self.answer(asked, &Answer::Leased(Leased::default()));
         }
         let (mut loans, mut bytes) = (Vec::new(), 0);
         let lent_now = if to_load { in_memory } else { 0 };
@@ -178,21 +179,21 @@ impl Desk {
             on_peers: on_peers as u32,
             lent,
         };
-        self.answer(number, &Answer::Leased(leased));
+        self.answer(asked, &Answer::Leased(leased));
     }
 
-    fn bring(self: &Arc<Self>, number: u64, name: u64, chunk: usize, class: Class, within_us: Option<u64>) {
+    fn bring(self: &Arc<Self>, asked: Asked, name: u64, chunk: usize, class: Class, within_us: Option<u64>) {
         let mut session = self.session();
         let held = match session.lease(name, chunk) {
             Ok(held) => held,
-            Err(error) => return self.refuse(number, Refusal::Gone, error),
+            Err(error) => return self.refuse(asked, Refusal::Gone, error),
         };
         if let Some(loan) = held.loan(chunk) {
-            return self.answer(number, &Answer::Brought(lent(loan)));
+            return self.answer(asked, &Answer::Brought(lent(loan)));
         }
         let (lease, ids) = (Arc::clone(&held.lease), Arc::clone(&held.ids));
         if let Err(limit) = session.begin_load() {
-            return self.refuse(number, Refusal::Limit, limit);
+            return self.refuse(asked, Refusal::Limit, limit);
         }
         drop(session);
         let deadline_us = within_us.map(|within_us| self.node.now_us().saturating_add(within_us));
@@ -201,11 +202,11 @@ impl Desk {
             let kept = Arc::clone(&lease);
             self.node.store.bring(&lease, chunk, class, deadline_us, move |outcome| {
                 drop(kept);
-                desk.brought(number, name, chunk, outcome.map_err(|error| error.to_string()));
+                desk.brought(asked, name, chunk, outcome.map_err(|error| error.to_string()));
             });
             return;
         }
-        let on_end = move |outcome| desk.brought(number, name, chunk, outcome);
+        let on_end = move |outcome| desk.brought(asked, name, chunk, outcome);
         let Some(elsewhere) = self.node.elsewhere() else { return on_end(Err("there are no peers".into())) };
         let parent = chunk.checked_sub(1).map(|before| ids[before]);
         let wanted = Wanted { tenant: self.tenant, ids: ids[chunk..].to_vec(), parent, class, deadline_us };
@@ -220,7 +221,7 @@ impl Desk {
     }
 
     /// A chunk has come into memory, or not; on any thread.
-    fn brought(&self, number: u64, name: u64, chunk: usize, outcome: Result<Loan, String>) {
+    fn brought(&self, asked: Asked, name: u64, chunk: usize, outcome: Result<Loan, String>) {
         let mut session = self.session();
         session.end_load();
         let answer = match outcome.map(|loan| session.lend(name, chunk, loan).map(lent)) {
@@ -229,46 +230,46 @@ impl Desk {
             Err(why) => Answer::Refused(Refusal::NotRead, why),
         };
         drop(session);
-        self.answer(number, &answer);
+        self.answer(asked, &answer);
     }
 
-    fn renew(&self, number: u64, mut leases: Vec<u64>, ttl_us: u64) {
+    fn renew(&self, asked: Asked, mut leases: Vec<u64>, ttl_us: u64) {
         let ttl_us = ttl_us.min(self.node.limits.lease_us);
         let expires_us = self.node.now_us().saturating_add(ttl_us);
         let mut session = self.session();
         leases.retain(|name| !session.renew(*name, expires_us, |lease| lease.renew(ttl_us).is_ok()));
         drop(session);
-        self.answer(number, &Answer::Renewed(leases));
+        self.answer(asked, &Answer::Renewed(leases));
     }
 
-    fn reserve(&self, number: u64, id: ChunkId, parent: Option<ChunkId>, shape: &ChunkShape) {
+    fn reserve(&self, asked: Asked, id: ChunkId, parent: Option<ChunkId>, shape: &ChunkShape) {
         if self.node.is_draining() {
-            return self.refuse(number, Refusal::Draining, "the node is shutting down");
+            return self.refuse(asked, Refusal::Draining, "the node is shutting down");
         }
         if let Err(limit) = self.session().room_for_slot() {
-            return self.refuse(number, Refusal::Limit, limit);
+            return self.refuse(asked, Refusal::Limit, limit);
         }
         let slot = match self.node.store.reserve(self.tenant, id, parent, shape) {
             Ok(Some(slot)) => slot,
-            Ok(None) => return self.answer(number, &Answer::Here),
-            Err(NotStored::Refused(refused)) => return self.refuse(number, Refusal::NotTaken, refused),
-            Err(error) => return self.refuse(number, Refusal::NotTaken, error),
+            Ok(None) => return self.answer(asked, &Answer::Here),
+            Err(NotStored::Refused(refused)) => return self.refuse(asked, Refusal::NotTaken, refused),
+            Err(error) => return self.refuse(asked, Refusal::NotTaken, error),
         };
         let offset_bytes = slot.offset_bytes();
         let reserved = self.session().reserve(slot);
         match reserved {
-            Ok(slot) => self.answer(number, &Answer::Reserved { slot, offset_bytes }),
-            Err(error) => self.refuse(number, Refusal::Gone, error),
+            Ok(slot) => self.answer(asked, &Answer::Reserved { slot, offset_bytes }),
+            Err(error) => self.refuse(asked, Refusal::Gone, error),
         }
     }
 
-    fn commit(&self, number: u64, slot: u64, sums: &[u32]) {
+    fn commit(&self, asked: Asked, slot: u64, sums: &[u32]) {
         let taken = self.session().take_slot(slot);
         match taken.map(|slot| slot.commit(sums)) {
-            Ok(Ok(())) => self.answer(number, &Answer::Committed(true)),
-            Ok(Err(NotCommitted::Deleted)) => self.answer(number, &Answer::Committed(false)),
-            Ok(Err(error @ NotCommitted::Sums { .. })) => self.refuse(number, Refusal::NotTaken, error),
-            Err(error) => self.refuse(number, Refusal::Gone, error),
+            Ok(Ok(())) => self.answer(asked, &Answer::Committed(true)),
+            Ok(Err(NotCommitted::Deleted)) => self.answer(asked, &Answer::Committed(false)),
+            Ok(Err(error @ NotCommitted::Sums { .. })) => self.refuse(asked, Refusal::NotTaken, error),
+            Err(error) => self.refuse(asked, Refusal::Gone, error),
         }
         self.node.let_go();
     }
@@ -283,7 +284,7 @@ impl Desk {
     }
 
     /// What is on peers is loaded if all that is on this host is.
-    fn worth(&self, number: u64, name: u64, words: &PromptWords) {
+    fn worth(&self, asked: Asked, name: u64, words: &PromptWords) {
         let [linear_us_per_token, attention_us_per_pair, floor_us] = words.prefill_us;
         let prompt = Prompt {
             tokens: usize::try_from(words.tokens).unwrap_or(usize::MAX),
@@ -298,9 +299,9 @@ impl Desk {
             Ok((lease, chunks)) => {
                 let here = self.node.store.worth_loading(&lease, &prompt);
                 let worth = if here >= lease.len() { chunks } else { here };
-                self.answer(number, &Answer::Worth(worth as u32));
+                self.answer(asked, &Answer::Worth(worth as u32));
             }
-            Err(error) => self.refuse(number, Refusal::Gone, error),
+            Err(error) => self.refuse(asked, Refusal::Gone, error),
         }
     }
 
@@ -310,14 +311,14 @@ impl Desk {
     }
 
     /// It is answered before the next chunk is said to be gone: the client takes both in order.
-    fn watch(&self, number: u64, ids: &[ChunkId]) {
+    fn watch(&self, asked: Asked, ids: &[ChunkId]) {
         self.watches.store(true, Ordering::Release);
         if let Err(error) = self.node.tell_who_watches() {
-            return self.refuse(number, Refusal::Limit, error);
+            return self.refuse(asked, Refusal::Limit, error);
         }
         let mut watched = self.watched();
         let absent = watched.watch(ids, |id| self.has(id));
-        self.answer(number, &Answer::Watched(absent));
+        self.answer(asked, &Answer::Watched(absent));
     }
 
     /// Chunks may have gone; on the store's thread.
@@ -325,7 +326,7 @@ impl Desk {
         let mut watched = self.watched();
         let gone = watched.take_gone(left, |id| self.has(id));
         for part in gone.chunks(IDS_MAX) {
-            self.outbox.put(&Answer::Gone(part.to_vec()).encode(0));
+            self.outbox.put(&Answer::Gone(part.to_vec()).encode(UNASKED));
         }
     }
 

@@ -2,11 +2,17 @@
 //! bytes into frames as they come; it must never know what a body says.
 //!
 //! ```text
-//! length  u32  of the body
+//! length  u32  of the body and the digest
 //! kind    u16  what the body is
 //! zero    u16
-//! number  u64  of the request; an answer repeats it
+//! number  u64  of the request; an answer repeats it. 0: nobody answers it, or nobody has asked for it
+//! body
+//! digest  u64  the first bytes of BLAKE3 of: the digest of the request that this answers (0 if there is none), kind,
+//!              number and body
 //! ```
+//!
+//! So an answer names what it answers, and a frame is whole: an answer to another request, of
+//! whomever, and bytes of two frames that were put together, are not taken for the answer.
 //!
 //! The first answer of a node, and no other frame, carries a descriptor, which comes with the frame's first byte.
 
@@ -17,6 +23,9 @@ pub const HEADER_BYTES: usize = 16;
 /// Longest body.
 pub const BODY_BYTES_MAX: usize = 8 << 20;
 
+/// Length of the digest behind a body.
+pub const DIGEST_BYTES: usize = 8;
+
 /// A frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
@@ -26,7 +35,21 @@ pub struct Frame {
     pub number: u64,
     /// What it says.
     pub body: Vec<u8>,
+    /// What it answers and that it is whole, as its sender says.
+    pub digest: u64,
 }
+
+/// A request, as its answer names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Asked {
+    /// Its number.
+    pub number: u64,
+    /// The digest of its frame.
+    pub digest: u64,
+}
+
+/// What nobody has asked for names this.
+pub const UNASKED: Asked = Asked { number: 0, digest: 0 };
 
 /// Why bytes are not frames. The connection has to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -37,6 +60,22 @@ pub enum BadFrame {
         /// What the header says.
         bytes: u32,
     },
+    /// A shorter one than a digest.
+    #[error("a frame of {bytes} bytes; at least the {DIGEST_BYTES} of its digest must be")]
+    TooShort {
+        /// What the header says.
+        bytes: u32,
+    },
+    /// The frame is not whole, or answers something else than was asked.
+    #[error(
+        "the frame of kind {kind} and number {number} is cut, or belongs to something else: its digest is wrong"
+    )]
+    Digest {
+        /// What it says that it is.
+        kind: u16,
+        /// The number of its request.
+        number: u64,
+    },
     /// Bytes that must be zero are not.
     #[error("the header's reserved bytes are {value:#06x}, not 0")]
     Reserved {
@@ -46,16 +85,58 @@ pub enum BadFrame {
 }
 
 impl Frame {
+    /// A frame of its own, not an answer.
+    pub fn new(kind: u16, number: u64, body: Vec<u8>) -> Frame {
+        Frame::answering(Asked { number, ..UNASKED }, kind, body)
+    }
+
+    /// The answer to a request.
+    pub fn answering(asked: Asked, kind: u16, body: Vec<u8>) -> Frame {
+        let digest = digest(asked.digest, kind, asked.number, &body);
+        Frame { kind, number: asked.number, body, digest }
+    }
+
+    /// Refuses a frame that is not whole, or does not answer this.
+    pub fn check(&self, asked: Asked) -> Result<(), BadFrame> {
+        let Frame { kind, number, .. } = *self;
+        let right = number == asked.number && self.digest == digest(asked.digest, kind, number, &self.body);
+        if right { Ok(()) } else { Err(BadFrame::Digest { kind, number }) }
+    }
+
+    /// Refuses a frame that is not whole, or is an answer.
+    pub fn check_unasked(&self) -> Result<(), BadFrame> {
+        self.check(Asked { number: self.number, ..UNASKED })
+    }
+
+    /// This request, as its answer names it.
+    pub fn asked(&self) -> Asked {
+        Asked { number: self.number, digest: self.digest }
+    }
+
     /// The bytes of the frame. A body beyond the limit is a mistake of the caller, which the other end refuses.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEADER_BYTES + self.body.len());
-        bytes.extend_from_slice(&u32::try_from(self.body.len()).unwrap_or(u32::MAX).to_le_bytes());
+        let len = self.body.len() + DIGEST_BYTES;
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + len);
+        bytes.extend_from_slice(&u32::try_from(len).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend_from_slice(&self.kind.to_le_bytes());
         bytes.extend_from_slice(&[0; 2]);
         bytes.extend_from_slice(&self.number.to_le_bytes());
         bytes.extend_from_slice(&self.body);
+        bytes.extend_from_slice(&self.digest.to_le_bytes());
         bytes
     }
+}
+
+fn digest(asked: u64, kind: u16, number: u64, body: &[u8]) -> u64 {
+    let mut hasher = blake3::Hasher::new();
+    hasher
+        .update(&asked.to_le_bytes())
+        .update(&kind.to_le_bytes())
+        .update(&number.to_le_bytes())
+        .update(body);
+    let mut first = [0; DIGEST_BYTES];
+    hasher.finalize_xof().fill(&mut first);
+    u64::from_le_bytes(first)
 }
 
 /// Bytes that have come and are no whole frame yet.
@@ -80,16 +161,23 @@ impl Inbox {
         let [a, b, c, d, kind_low, kind_high, zero_low, zero_high, number @ ..] = *header;
         let len = u32::from_le_bytes([a, b, c, d]);
         let zero = u16::from_le_bytes([zero_low, zero_high]);
-        if len as usize > BODY_BYTES_MAX {
+        if len as usize > BODY_BYTES_MAX + DIGEST_BYTES {
             return Err(BadFrame::TooLong { bytes: len });
+        }
+        if (len as usize) < DIGEST_BYTES {
+            return Err(BadFrame::TooShort { bytes: len });
         }
         if zero != 0 {
             return Err(BadFrame::Reserved { value: zero });
         }
-        let Some(body) = rest.get(..len as usize) else { return Ok(None) };
-        let kind = u16::from_le_bytes([kind_low, kind_high]);
-        let frame = Frame { kind, number: u64::from_le_bytes(number), body: body.to_vec() };
-        self.taken += HEADER_BYTES + body.len();
+        let Some((body, digest)) =
+            rest.get(..len as usize).and_then(|rest| rest.split_last_chunk::<DIGEST_BYTES>())
+        else {
+            return Ok(None);
+        };
+        let (kind, digest) = (u16::from_le_bytes([kind_low, kind_high]), u64::from_le_bytes(*digest));
+        let frame = Frame { kind, number: u64::from_le_bytes(number), body: body.to_vec(), digest };
+        self.taken += HEADER_BYTES + len as usize;
         Ok(Some(frame))
     }
 }
@@ -106,7 +194,7 @@ mod tests {
             cut in 1usize..40,
         ) {
             let frames: Vec<Frame> =
-                frames.into_iter().map(|(kind, number, body)| Frame { kind, number, body }).collect();
+                frames.into_iter().map(|(kind, number, body)| Frame::new(kind, number, body)).collect();
             let bytes: Vec<u8> = frames.iter().flat_map(Frame::encode).collect();
             let (mut inbox, mut found) = (Inbox::default(), Vec::new());
             for part in bytes.chunks(cut) {
@@ -123,6 +211,27 @@ mod tests {
             let mut inbox = Inbox::default();
             inbox.put(&bytes);
             while let Ok(Some(_)) = inbox.next() {}
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_answer_is_good_for_its_own_request_and_whole_only(
+            question in prop::collection::vec(any::<u8>(), 0..50), other in prop::collection::vec(any::<u8>(), 0..50),
+            body in prop::collection::vec(any::<u8>(), 0..50), at in any::<prop::sample::Index>(), flip in 1u8..,
+        ) {
+            let (request, crossed) = (Frame::new(3, 7, question.clone()), Frame::new(3, 7, other.clone()));
+            let answer = Frame::answering(request.asked(), 3, body);
+            prop_assert_eq!(answer.check(request.asked()), Ok(()));
+            prop_assert_eq!(answer.check(crossed.asked()).is_ok(), question == other);
+            prop_assert!(answer.check(Frame::new(4, 7, question.clone()).asked()).is_err());
+            prop_assert!(answer.check(Frame::new(3, 8, question).asked()).is_err());
+            prop_assert!(answer.check_unasked().is_err());
+            let mut damaged = answer.clone();
+            if let Some(at) = (!damaged.body.is_empty()).then(|| at.index(damaged.body.len())) {
+                damaged.body[at] ^= flip;
+                prop_assert!(damaged.check(request.asked()).is_err());
+            }
         }
     }
 

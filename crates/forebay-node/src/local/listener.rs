@@ -3,7 +3,7 @@
 
 use super::answer::{Answer, Refusal};
 use super::desk::{Desk, Next};
-use super::frame::{Frame, Inbox};
+use super::frame::{Asked, Frame, Inbox, UNASKED};
 use super::request::{Hello, Request};
 use super::socket::{self, WakeUp};
 use crate::node::Shared;
@@ -108,7 +108,7 @@ fn admit(node: &Arc<Shared>, stream: OwnedFd) {
 /// Tells a client why it is not let in.
 fn refuse(node: &Shared, stream: &OwnedFd, refusal: Refusal, why: String) {
     node.count_refused();
-    let frame = Answer::Refused(refusal, why).encode(0);
+    let frame = Answer::Refused(refusal, why).encode(UNASKED);
     // Whoever does not read it sees the end.
     let _ = socket::send_some(stream, &frame.encode());
 }
@@ -138,11 +138,13 @@ fn greet(node: &Shared, stream: &OwnedFd) -> Result<Guest, (Refusal, String)> {
         Ok(_) => return Err((Refusal::BadWords, "the first request is no hello".into())),
         Err(bad) => return Err((Refusal::BadWords, bad.to_string())),
     };
+    // Behind its version, which is the clearer word to a client of another one.
+    frame.check_unasked().map_err(|bad| (Refusal::BadWords, bad.to_string()))?;
     if !node.doorkeeper.admits_token(&hello.token) {
         return Err((Refusal::NotAllowed, "the token is wrong".into()));
     }
     let arena_bytes = node.store.stat().capacity_bytes;
-    let welcome = Answer::Welcome { instance: node.instance, arena_bytes }.encode(frame.number).encode();
+    let welcome = Answer::Welcome { instance: node.instance, arena_bytes }.encode(frame.asked()).encode();
     socket::send_with(stream, &welcome, node.store.arena_fd()).map_err(io("the welcome"))?;
     socket::set_patience(stream, None, None).map_err(io("the socket"))?;
     Ok(Guest { hello, credentials, inbox })
@@ -214,11 +216,14 @@ fn take_all(desk: &Arc<Desk>, inbox: &mut Inbox) -> Next {
         let frame = match inbox.next() {
             Ok(Some(frame)) => frame,
             Ok(None) => return Next::Go,
-            Err(bad) => return hang_up(desk, 0, &bad),
+            Err(bad) => return hang_up(desk, UNASKED, &bad),
         };
+        if let Err(bad) = frame.check_unasked() {
+            return hang_up(desk, UNASKED, &bad);
+        }
         let next = match Request::decode(&frame) {
-            Ok(request) => desk.take(frame.number, request),
-            Err(bad) => hang_up(desk, frame.number, &bad),
+            Ok(request) => desk.take(frame.asked(), request),
+            Err(bad) => hang_up(desk, frame.asked(), &bad),
         };
         if next != Next::Go {
             return next;
@@ -227,8 +232,8 @@ fn take_all(desk: &Arc<Desk>, inbox: &mut Inbox) -> Next {
 }
 
 /// Tells a client that it does not speak the protocol.
-fn hang_up(desk: &Desk, number: u64, bad: &dyn std::fmt::Display) -> Next {
-    desk.outbox.put(&Answer::Refused(Refusal::BadWords, bad.to_string()).encode(number));
+fn hang_up(desk: &Desk, asked: Asked, bad: &dyn std::fmt::Display) -> Next {
+    desk.outbox.put(&Answer::Refused(Refusal::BadWords, bad.to_string()).encode(asked));
     Next::HangUp
 }
 

@@ -76,7 +76,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let outbox = Outbox::new(ours.into()).unwrap();
         let theirs = OwnedFd::from(theirs);
-        let frame = |number| Frame { kind: 1, number, body: vec![number as u8; 50_000] };
+        let frame = |number| Frame::new(1, number, vec![number as u8; 50_000]);
         (0..40).for_each(|number| outbox.put(&frame(number)));
         assert!(outbox.flush(), "more than a socket holds");
         let (mut inbox, mut bytes, mut found) = (Inbox::default(), vec![0; 70_000], Vec::new());
@@ -96,7 +96,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let outbox = Outbox::new(ours.into()).unwrap();
         let theirs = OwnedFd::from(theirs);
-        (0..128).for_each(|number| outbox.put(&Frame { kind: 1, number, body: vec![1; 1 << 20] }));
+        (0..128).for_each(|number| outbox.put(&Frame::new(1, number, vec![1; 1 << 20])));
         let (mut bytes, since) = (vec![0; 70_000], Instant::now());
         while outbox.flush() {
             receive(&theirs, &mut bytes).unwrap();

@@ -9,7 +9,7 @@ use forebay_store::{ChunkShape, TenantId};
 /// The first bytes of every connection.
 pub const MAGIC: [u8; 8] = *b"FBLOCAL\n";
 /// The version that this program speaks, and no other.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Longest token.
 pub const TOKEN_BYTES_MAX: usize = 4096;
 /// Longest name of a client.
@@ -195,7 +195,7 @@ impl Request {
             Request::Ping => (PING, start),
             Request::Bye => (BYE, start),
         };
-        Frame { kind, number, body }
+        Frame::new(kind, number, body)
     }
 
     /// What it is called where it is worth a trace: it is answered, and more than a look at counters.
@@ -265,7 +265,7 @@ impl Hello {
         }
         match body.u16("a version")? {
             VERSION => {}
-            version => return Err(value("the protocol's version", version.into(), "3")),
+            version => return Err(value("the protocol's version", version.into(), "4")),
         }
         let token = body.list("a token", 1, |body| body.u8("a token"))?;
         let (name, tenant) = (body.text("a name")?, TenantId(body.u16("a tenant")?));
@@ -404,7 +404,7 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bodies_never_panic(kind in 0u16..20, body in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Request::decode(&Frame { kind, number: 0, body });
+            let _ = Request::decode(&Frame::new(kind, 0, body));
         }
     }
 }

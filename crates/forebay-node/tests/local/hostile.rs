@@ -6,19 +6,36 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// A frame of the local protocol, written by hand.
+const NUMBER: u64 = 7;
+
+/// A frame of the local protocol, written by hand. `len`: of the body, as its header says.
 fn frame(len: u32, kind: u16, zero: u16, body: &[u8]) -> Vec<u8> {
-    let mut bytes = len.to_le_bytes().to_vec();
-    bytes.extend_from_slice(&kind.to_le_bytes());
-    bytes.extend_from_slice(&zero.to_le_bytes());
-    bytes.extend_from_slice(&7u64.to_le_bytes());
-    bytes.extend_from_slice(body);
-    bytes
+    let named = [&[0; 8], kind.to_le_bytes().as_slice(), &NUMBER.to_le_bytes(), body].concat();
+    frame_with(len, kind, zero, body, &blake3::hash(&named).as_bytes()[..8])
+}
+
+/// The same with a digest of one's own.
+fn frame_with(len: u32, kind: u16, zero: u16, body: &[u8], digest: &[u8]) -> Vec<u8> {
+    let len = len.saturating_add(8).to_le_bytes();
+    let header = [len.as_slice(), &kind.to_le_bytes(), &zero.to_le_bytes(), &NUMBER.to_le_bytes()];
+    [header.concat().as_slice(), body, digest].concat()
+}
+
+fn hello_of(version: u16) -> Vec<u8> {
+    let body = [b"FBLOCAL\n".as_slice(), &version.to_le_bytes(), &[0; 4], &[0; 4], &[0; 2]].concat();
+    frame(body.len() as u32, 1, 0, &body)
 }
 
 fn hello() -> Vec<u8> {
-    let body = [b"FBLOCAL\n".as_slice(), &3u16.to_le_bytes(), &[0; 4], &[0; 4], &[0; 2]].concat();
-    frame(body.len() as u32, 1, 0, &body)
+    hello_of(4)
+}
+
+/// A hello as clients of version 3 said it, without a digest.
+fn old_hello() -> Vec<u8> {
+    let mut frame = hello_of(3);
+    frame.truncate(frame.len() - 8);
+    frame[0] -= 8;
+    frame
 }
 
 /// A connection that has been let in and has reserved a slot, written by hand.
@@ -29,8 +46,8 @@ pub fn raw_reservation(socket: &std::path::Path) -> UnixStream {
     let id = std::process::id().to_le_bytes().repeat(8);
     let body = [id.as_slice(), &[0], &[0; 32], &shape].concat();
     stream.write_all(&[hello(), frame(body.len() as u32, 7, 0, &body)].concat()).unwrap();
-    // A welcome of 24 bytes and an answer of 16, each behind its header.
-    stream.read_exact(&mut [0; 16 + 24 + 16 + 16]).unwrap();
+    // A welcome of 24 bytes and an answer of 16, each behind its header and before its digest.
+    stream.read_exact(&mut [0; 16 + 24 + 8 + 16 + 16 + 8]).unwrap();
     stream
 }
 
@@ -83,6 +100,13 @@ fn strange_bytes_are_refused_with_what_is_wrong_and_harm_nobody() {
         (vec![0x16; 64], "at most"),
         (frame(u32::MAX, 1, 0, b""), "at most"),
         (frame(0, 1, 9, b""), "not 0"),
+        (old_hello(), "the protocol's version is 3; allowed is 4"),
+        (hello_of(5), "the protocol's version is 5; allowed is 4"),
+        ([hello(), frame_with(0, 14, 0, b"", &[1; 8])].concat(), "its digest is wrong"),
+        (
+            [hello(), vec![4, 0, 0, 0, 14, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4]].concat(),
+            "at least the 8",
+        ),
         (frame(0, 2, 0, b""), "needs"),
         (frame(0, 14, 0, b""), "no hello"),
         ([hello(), hello()].concat(), "second hello"),
