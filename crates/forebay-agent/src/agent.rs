@@ -18,15 +18,17 @@ use crate::seats::Yard;
 use crate::shared::{Runs, Shared};
 use crate::stat::PeerStat;
 use crate::trouble::{AgentError, Trouble};
+use forebay_links::mapped::{self, Absent};
 use forebay_links::tcp::{
     Access, CallError, Exports, FlowOptions, Identity, PeerRegion, PeerRegions, ServerOptions, ServerStats,
     Service, TcpServer,
 };
-use forebay_mover::{Backing, Limits, MoverHandle, MoverThread, Place, RegionId};
+use forebay_mover::{Backing, Forked, Limits, MoverHandle, MoverThread, Place, Process, RegionId};
 use rustix::fd::BorrowedFd;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 /// Memory that an agent offers, and uses itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,6 +162,7 @@ impl Agent {
             desk,
             rails,
             lent: Mutex::default(),
+            process: Process::current(),
             runs: Mutex::new(Runs::default()),
         };
         let address = config.advertise.or(server.as_ref().map(TcpServer::address));
@@ -175,6 +178,12 @@ impl Agent {
             keeper: Some(keeper_thread),
             mover: None,
         })
+    }
+
+    /// Refuses in any other process than the one that started it: a child of `fork()` has none of
+    /// its threads, and shares its sockets. What has no error to give gives nothing there.
+    pub fn here(&self) -> Result<(), Forked> {
+        self.shared.process.check()
     }
 
     /// What it is called.
@@ -212,10 +221,12 @@ impl Agent {
 
     /// Makes memory known: requests of this end may use it, and peers what `access` says. Peers find it at its addresses.
     pub fn register(&self, backing: Arc<dyn Backing>, access: Access) -> Result<Registration, AgentError> {
+        self.here()?;
         let (base, len) = (backing.as_ptr() as u64, backing.len() as u64);
+        mapped::check(base, len, access.write)?;
         let mut registered = self.registered();
         registered.memory.check(base, len).map_err(|bad| match bad {
-            BadRange::Unsound => AgentError::Unsound { base, len },
+            BadRange::Unsound => Absent::Unsound { base, len }.into(),
             BadRange::Overlaps(other) => AgentError::Overlap { given: base..base + len, registered: other },
         })?;
         let key = registered.next_key;
@@ -233,6 +244,7 @@ impl Agent {
     /// Forgets memory. Requests of this end that use it are cancelled, what peers do with it fails. When this returns,
     /// nothing touches the memory any more. Not to be called where requests' ends are.
     pub fn deregister(&self, registration: Registration) -> Result<(), AgentError> {
+        self.here()?;
         let key = registration.offered.key;
         let mut registered = self.registered();
         let known = registered.memory.find(registration.base).map(|found| *found.what);
@@ -268,6 +280,9 @@ impl Agent {
 
     /// What others need to know to reach this agent and its memory, as it is now.
     pub fn metadata(&self) -> Vec<u8> {
+        if self.here().is_err() {
+            return Vec::new();
+        }
         let mut regions = Addresses::default();
         for found in self.registered().memory.iter() {
             // A table without overlaps makes another one.
@@ -280,6 +295,7 @@ impl Agent {
     /// Learns of a peer, or more about one, and says its name. Nothing is connected yet. Another instance replaces the one
     /// before, whatever was prepared for that fails from now on.
     pub fn add_peer(&self, metadata: &[u8]) -> Result<String, AgentError> {
+        self.here()?;
         let Metadata { name, identity, address, regions } = Metadata::parse(metadata)?;
         let instance = Some(identity.instance);
         let mut peers = self.peers();
@@ -302,6 +318,7 @@ impl Agent {
     /// Learns of a peer by address only. Whoever answers there is meant; of its memory nothing is known but what
     /// [`region`](Agent::region) says.
     pub fn add_address(&self, name: &str, address: SocketAddr) -> Result<(), AgentError> {
+        self.here()?;
         if !is_name(name) {
             return Err(AgentError::Name { bytes: name.len() });
         }
@@ -321,6 +338,7 @@ impl Agent {
 
     /// Forgets a peer. Requests that it is part of are cancelled and waited for. Not to be called where their ends are.
     pub fn remove_peer(&self, name: &str) -> Result<(), AgentError> {
+        self.here()?;
         let removed = self.peers().remove(name);
         let peer = removed.ok_or_else(|| AgentError::NoSuchPeer { peer: name.to_owned() })?;
         self.cancel_those(|run| Arc::ptr_eq(&run.peer, &peer));
@@ -330,12 +348,16 @@ impl Agent {
 
     /// The peers that it knows of, by name.
     pub fn peer_names(&self) -> Vec<String> {
+        if self.here().is_err() {
+            return Vec::new();
+        }
         let mut names: Vec<String> = self.peers().keys().cloned().collect();
         names.sort_unstable();
         names
     }
 
     pub(crate) fn peer(&self, name: &str) -> Result<Arc<Peer>, AgentError> {
+        self.here()?;
         let found = self.peers().get(name).cloned();
         found.ok_or_else(|| AgentError::NoSuchPeer { peer: name.to_owned() })
     }
@@ -351,6 +373,7 @@ impl Agent {
 
     /// Checks a list of this end's memory.
     pub fn prepare_local(&self, list: &Descriptors) -> Result<Prepared, AgentError> {
+        self.here()?;
         let registered = self.registered();
         let of = |registration: &Registration| Ok::<_, AgentError>(registration.region);
         let blocks = Blocks::resolve(list, &registered.memory, of)?;
@@ -374,39 +397,79 @@ impl Agent {
         notification: Option<Vec<u8>>,
         limit_us: Option<u64>,
     ) -> Result<Request, AgentError> {
+        self.here()?;
         let (None, Some(peer)) = (&local.0.peer, &remote.0.peer) else { return Err(AgentError::Sides) };
         notify::check(notification.as_deref())?;
         let pairs = Pairs::of(op, (&local.0.blocks, &local.1), (&remote.0.blocks, &remote.1))?;
         Ok(Request::new(&self.shared, Arc::clone(peer), pairs, notification, limit_us))
     }
 
-    /// Sends a notification. `on_end` is called once, on any thread: after a success the peer has it, exactly once.
+    /// Sends a notification. `on_end` is called once, on any thread: after a success the peer has
+    /// it, exactly once. An error means that nothing is sent: there is no such peer, or too many
+    /// are on their way to it.
     pub fn notify(
         &self,
         name: &str,
         text: Vec<u8>,
         on_end: impl FnOnce(Result<(), Trouble>) + Send + 'static,
     ) -> Result<(), AgentError> {
+        self.send_notice(name, text, None, on_end)
+    }
+
+    /// As [`notify`](Agent::notify), but where too many are on their way to that peer, it waits for
+    /// room, as long as a connection may take to come about. Not to be called where requests' and
+    /// notifications' ends are.
+    pub fn notify_when_room(
+        &self,
+        name: &str,
+        text: Vec<u8>,
+        on_end: impl FnOnce(Result<(), Trouble>) + Send + 'static,
+    ) -> Result<(), AgentError> {
+        let limit = Duration::from_micros(self.shared.flow_options.connect_limit_us);
+        self.send_notice(name, text, Instant::now().checked_add(limit), on_end)
+    }
+
+    fn send_notice(
+        &self,
+        name: &str,
+        text: Vec<u8>,
+        wait_until: Option<Instant>,
+        on_end: impl FnOnce(Result<(), Trouble>) + Send + 'static,
+    ) -> Result<(), AgentError> {
         notify::check(Some(&text))?;
         let peer = self.peer(name)?;
-        notify::send(&self.shared, &peer, text, self.shared.connect_until_us(), on_end);
-        Ok(())
+        let its = Arc::downgrade(&peer);
+        let on_end = move |end: Result<(), Trouble>| {
+            if let (Err(why), Some(peer)) = (&end, its.upgrade()) {
+                peer.lost_notice(why);
+            }
+            on_end(end);
+        };
+        Ok(notify::send(&self.shared, &peer, text, self.shared.connect_until_us(), wait_until, on_end)?)
     }
 
     /// The notifications that have come since the last call, with the names of their senders.
     pub fn take_notifications(&self) -> Vec<(String, Vec<u8>)> {
+        if self.here().is_err() {
+            return Vec::new();
+        }
         self.shared.desk.take_notices()
     }
 
     /// A descriptor that becomes readable when a request has ended or a notification has come.
     /// [`clear_event`](Agent::clear_event) comes before looking at what happened.
     pub fn event_fd(&self) -> Result<BorrowedFd<'_>, AgentError> {
+        self.here()?;
         self.shared.desk.event.fd().map_err(system("an event descriptor"))
     }
 
     /// Makes [`event_fd`](Agent::event_fd) unreadable until something more happens.
     pub fn clear_event(&self) {
-        self.shared.desk.event.clear();
+        // The descriptor is the parent's too: an event that is cleared here is one that it does not
+        // see.
+        if self.here().is_ok() {
+            self.shared.desk.event.clear();
+        }
     }
 
     /// Asks a peer's service, once. `on_reply` is called once, on any thread.
@@ -466,6 +529,7 @@ impl Agent {
 
     /// Forgets a region that [`region`](Agent::region) made. Refused while a transfer uses it.
     pub fn forget_region(&self, id: RegionId) -> Result<(), AgentError> {
+        self.here()?;
         self.shared.regions.unregister(&self.shared.mover, id)??;
         self.shared.lent().remove(&id);
         Ok(())
@@ -478,6 +542,9 @@ impl Agent {
 
     /// What went on with each peer, by name.
     pub fn stats(&self) -> Vec<PeerStat> {
+        if self.here().is_err() {
+            return Vec::new();
+        }
         let mut peers: Vec<_> = self.peers().values().cloned().collect();
         peers.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         peers.iter().map(|peer| PeerStat::of(peer, &self.shared.rails)).collect()
@@ -486,6 +553,13 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
+        if self.here().is_err() {
+            // All of it is the parent's, and is left as it is.
+            std::mem::forget(Arc::clone(&self.shared));
+            std::mem::forget(std::mem::take(&mut self.peers));
+            std::mem::forget((self.server.take(), self.keeper.take(), self.mover.take()));
+            return;
+        }
         self.shared.runs().ended = true;
         self.cancel_those(|_| true);
         let peers: Vec<_> = self.peers().drain().map(|(_, peer)| peer).collect();

@@ -7,6 +7,7 @@ use crate::notices::{Inbox, Notice};
 use crate::rails::Rails;
 use forebay_links::tcp::{Identity, Reply, Service};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// First byte of a call that is a notification.
 pub(crate) const NOTICES: u8 = 0;
@@ -15,6 +16,9 @@ pub(crate) const CALLS: u8 = 1;
 /// First byte of a call about rails.
 pub(crate) const RAILS: u8 = 2;
 
+/// Between two lines that tell of the same.
+const TELL_EVERY: Duration = Duration::from_secs(60);
+
 /// Takes in what peers say.
 pub(crate) struct Desk {
     inbox: Mutex<Inbox>,
@@ -22,11 +26,13 @@ pub(crate) struct Desk {
     leases: LeaseTable,
     rails: Arc<Rails>,
     service: Option<Arc<dyn Service>>,
+    refused_told: Mutex<Option<Instant>>,
 }
 
 impl Desk {
     pub fn new(leases: LeaseTable, rails: Arc<Rails>, service: Option<Arc<dyn Service>>) -> Desk {
-        Desk { inbox: Mutex::default(), event: Event::default(), leases, rails, service }
+        let (inbox, event, refused_told) = (Mutex::default(), Event::default(), Mutex::default());
+        Desk { inbox, event, leases, rails, service, refused_told }
     }
 
     /// The notifications that wait, with their senders' names.
@@ -50,7 +56,19 @@ impl Desk {
                     self.event.set();
                 }
             }
-            Err(why) => reply.refuse(why),
+            Err(why) => {
+                self.tell_refused(&why);
+                reply.refuse(why);
+            }
+        }
+    }
+
+    /// Once a minute at most.
+    fn tell_refused(&self, why: &str) {
+        let mut told = self.refused_told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
+            *told = Some(Instant::now());
+            tracing::warn!("notifications of peers are refused until those that wait are taken: {why}");
         }
     }
 }

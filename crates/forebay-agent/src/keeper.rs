@@ -1,6 +1,7 @@
 //! Jobs and the times at which they are due, on one thread that sleeps in between. This file knows when; it must never know
 //! what a job does.
 
+use forebay_mover::Process;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -38,6 +39,7 @@ struct State {
 pub(crate) struct KeeperThread {
     keeper: Keeper,
     thread: Option<JoinHandle<()>>,
+    process: Process,
 }
 
 impl KeeperThread {
@@ -46,7 +48,7 @@ impl KeeperThread {
         let keeper = Keeper { shared: Arc::new(shared) };
         let own = keeper.clone();
         let thread = std::thread::Builder::new().name("forebay-keeper".into()).spawn(move || own.run())?;
-        Ok(KeeperThread { keeper, thread: Some(thread) })
+        Ok(KeeperThread { keeper, thread: Some(thread), process: Process::current() })
     }
 
     pub fn keeper(&self) -> Keeper {
@@ -56,6 +58,10 @@ impl KeeperThread {
 
 impl Drop for KeeperThread {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            // The thread, and whoever holds the lock, are the parent's.
+            return std::mem::forget(self.thread.take());
+        }
         let jobs = {
             let mut state = self.keeper.lock();
             state.closed = true;

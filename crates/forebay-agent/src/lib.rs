@@ -67,6 +67,7 @@ mod upgrade;
 pub use agent::{Agent, Prepared, Registration};
 pub use config::AgentConfig;
 pub use descriptors::{BLOCKS_MAX, BadRun, Descriptors, Run, Select};
+pub use forebay_links::mapped::Absent;
 pub use forebay_links::tcp::{
     Access, CallError, Identity, PeerRegion, RefusalCode, Reply, ServerStats, Service, TlsConfig, TlsError,
     Unreached,
@@ -76,7 +77,7 @@ pub use gauge::{Counts, Histogram, PathCounts, Stages};
 pub use leases::{LEASE_SPANS_MAX, LEASES_MAX, LeaseEnd, LeaseTable, LeasedSpan, NoLease};
 pub use menu::{RAILS_MAX, WhyIdle};
 pub use metadata::{BadMetadata, NAME_BYTES_MAX};
-pub use notices::{NOTICE_BYTES_MAX, NOTICES_MAX};
+pub use notices::{NOTICE_BYTES_MAX, NOTICES_MAX, NOTICES_OPEN_BYTES_MAX, NOTICES_OPEN_MAX};
 pub use path::Path;
 pub use prepared::{BadBlocks, Op};
 pub use request::{End, Request, StageTimes, State};

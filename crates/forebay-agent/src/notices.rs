@@ -12,7 +12,7 @@
 
 use crate::metadata::{NAME_BYTES_MAX, is_name};
 use forebay_links::tcp::CALL_BYTES_MAX;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// Bytes of a notification at most. With its head it fits into one call.
 pub const NOTICE_BYTES_MAX: usize = CALL_BYTES_MAX as usize - 64 - NAME_BYTES_MAX;
@@ -20,6 +20,14 @@ pub const NOTICE_BYTES_MAX: usize = CALL_BYTES_MAX as usize - 64 - NAME_BYTES_MA
 pub const NOTICES_MAX: usize = 65_536;
 /// Bytes of them.
 const WAITING_BYTES_MAX: usize = 64 << 20;
+/// Notifications to one peer that are on their way or wait for their turn. Fewer than the peer
+/// remembers.
+pub const NOTICES_OPEN_MAX: usize = 16_384;
+/// Bytes of them.
+pub const NOTICES_OPEN_BYTES_MAX: usize = 64 << 20;
+/// Notifications to one peer that are on their way at a time: fewer than calls that a flow takes
+/// in.
+const UNDER_WAY_MAX: usize = 512;
 /// Numbers of one sender that are remembered above its floor.
 const SEEN_MAX: usize = 65_536;
 /// Senders that are remembered after they went: they may come back with what they do not know to have arrived.
@@ -54,30 +62,60 @@ impl<'a> Notice<'a> {
     }
 }
 
-/// Numbers what is sent to one peer.
-#[derive(Debug, Default)]
-pub(crate) struct Outbox {
+/// What is sent to one peer: numbers, and whose turn it is. A notification is open from when it is
+/// taken in until it is settled.
+#[derive(Debug)]
+pub(crate) struct Outbox<N> {
     next: u64,
-    open: BTreeSet<u64>,
+    /// With their lengths.
+    open: BTreeMap<u64, usize>,
+    open_bytes: usize,
+    /// Those whose turn has not come.
+    queue: VecDeque<N>,
 }
 
-impl Outbox {
-    /// A number for a notification.
-    pub fn open(&mut self) -> u64 {
+impl<N> Default for Outbox<N> {
+    fn default() -> Outbox<N> {
+        Outbox { next: 0, open: BTreeMap::new(), open_bytes: 0, queue: VecDeque::new() }
+    }
+}
+
+impl<N> Outbox<N> {
+    /// Takes a notification of so many bytes in, behind those that wait. There has to be room for
+    /// it.
+    pub fn open(&mut self, bytes: usize, notice: impl FnOnce(u64) -> N) {
         let number = self.next;
         self.next += 1;
-        self.open.insert(number);
-        number
+        self.open.insert(number, bytes);
+        self.open_bytes += bytes;
+        self.queue.push_back(notice(number));
+    }
+
+    /// Whether one more of so many bytes may be taken in.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        self.open.len() < NOTICES_OPEN_MAX && self.open_bytes.saturating_add(bytes) <= NOTICES_OPEN_BYTES_MAX
+    }
+
+    /// The one whose turn it is, if there is one: from now on it is on its way, until it is
+    /// settled.
+    pub fn next_turn(&mut self) -> Option<N> {
+        let under_way = self.open.len() - self.queue.len();
+        if under_way >= UNDER_WAY_MAX { None } else { self.queue.pop_front() }
+    }
+
+    /// Notifications that are open, and their bytes.
+    pub fn held(&self) -> (usize, usize) {
+        (self.open.len(), self.open_bytes)
     }
 
     /// Everything below is settled.
     pub fn floor(&self) -> u64 {
-        self.open.first().copied().unwrap_or(self.next)
+        self.open.first_key_value().map_or(self.next, |(number, _)| *number)
     }
 
     /// Nothing more is sent under this number.
     pub fn settle(&mut self, number: u64) {
-        self.open.remove(&number);
+        self.open_bytes -= self.open.remove(&number).unwrap_or_default();
     }
 }
 
@@ -172,6 +210,24 @@ mod tests {
     }
 
     #[test]
+    fn a_full_outbox_takes_nothing_in_and_turns_come_in_order() {
+        let mut outbox = Outbox::<u64>::default();
+        while outbox.has_room(1) {
+            outbox.open(1, |number| number);
+        }
+        assert_eq!(outbox.held(), (NOTICES_OPEN_MAX, NOTICES_OPEN_MAX));
+        let mut under_way: VecDeque<u64> = std::iter::from_fn(|| outbox.next_turn()).collect();
+        assert_eq!(under_way.len(), UNDER_WAY_MAX);
+        for number in 0..NOTICES_OPEN_MAX as u64 {
+            assert_eq!(under_way.pop_front(), Some(number), "each has its turn, in order");
+            outbox.settle(number);
+            under_way.extend(outbox.next_turn());
+        }
+        assert_eq!((outbox.held(), outbox.floor()), ((0, 0), NOTICES_OPEN_MAX as u64));
+        assert!(!outbox.has_room(NOTICES_OPEN_BYTES_MAX + 1), "too many bytes");
+    }
+
+    #[test]
     fn senders_that_went_long_ago_are_forgotten() {
         let mut inbox = Inbox::default();
         for sender in 0..GONE_MAX as u32 * 3 {
@@ -205,12 +261,13 @@ mod tests {
         /// Deliveries that come twice, late and in any order, as connections break and come back.
         #[test]
         fn each_notice_is_taken_in_once(sends in prop::collection::vec((0usize..20, any::<bool>()), 1..200)) {
-            let (mut outbox, mut inbox) = (Outbox::default(), Inbox::default());
+            let (mut outbox, mut inbox) = (Outbox::<u64>::default(), Inbox::default());
             let mut open: Vec<u64> = Vec::new();
             let mut taken = Vec::new();
             for (pick, settled) in sends {
                 let number = open.get(pick).copied().unwrap_or_else(|| {
-                    open.push(outbox.open());
+                    outbox.open(8, |number| number);
+                    open.extend(outbox.next_turn());
                     open[open.len() - 1]
                 });
                 let notice = Notice { number, floor: outbox.floor(), from: "a", text: &number.to_le_bytes() };

@@ -1,5 +1,8 @@
-//! Sends a notification until the peer has taken it in, or time is over, or the peer is gone. This file knows when to send
-//! again; it must never know what a notification says.
+//! Sends a notification until the peer has taken it in, or time is over, or the peer is gone. This
+//! file knows when to send, and when again; it must never know what a notification says.
+//!
+//! What is sent to one peer goes in its order, a window of it at a time, and what has no room is
+//! refused: nothing is dropped.
 
 use crate::desk;
 use crate::notices::{NOTICE_BYTES_MAX, Notice};
@@ -8,14 +11,15 @@ use crate::shared::Shared;
 use crate::trouble::{AgentError, Trouble};
 use forebay_links::tcp::CallError;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
-/// How long after a connection broke a notification is sent again.
+/// How long after a connection broke, or had no room, a notification is sent again.
 const AGAIN_US: u64 = 1_000;
 
 type OnEnd = Box<dyn FnOnce(Result<(), Trouble>) + Send>;
 
-/// A notification on its way.
-struct Sending {
+/// A notification on its way, or one that waits for its turn.
+pub(crate) struct Sending {
     shared: Weak<Shared>,
     peer: Arc<Peer>,
     number: u64,
@@ -25,23 +29,30 @@ struct Sending {
     on_end: Option<OnEnd>,
 }
 
-/// Sends `text`, and calls `on_end` once: after a success the peer has it, exactly once; after a failure it may have it,
-/// if the answer was lost.
+/// Sends `text`, and calls `on_end` once: after a success the peer has it, exactly once; after a
+/// failure it may have it, if the answer was lost. Without room for it on the way to the peer, it
+/// waits for some until `wait_until`. An error means that nothing was sent, and that `on_end` is
+/// not called.
 pub(crate) fn send(
     shared: &Arc<Shared>,
     peer: &Arc<Peer>,
     text: Vec<u8>,
     until_us: u64,
+    wait_until: Option<Instant>,
     on_end: impl FnOnce(Result<(), Trouble>) + Send + 'static,
-) {
-    let number = peer.state().outbox.open();
+) -> Result<(), Trouble> {
+    let bytes = text.len();
     let (weak, its) = (Arc::downgrade(shared), Arc::clone(peer));
     let on_end: Option<OnEnd> = Some(Box::new(on_end));
-    Sending { shared: weak, peer: its, number, text, until_us, on_end }.attempt();
+    let notice = |number| Sending { shared: weak, peer: its, number, text, until_us, on_end };
+    peer.hold_notice(bytes, wait_until, notice)?;
+    peer.send_notices();
+    Ok(())
 }
 
 impl Sending {
-    fn attempt(self) {
+    /// Its turn has come.
+    pub(crate) fn attempt(self) {
         let Some(shared) = self.shared.upgrade() else { return self.end(Err(Trouble::Ended)) };
         let (peer, until_us) = (Arc::clone(&self.peer), self.until_us);
         peer.when_up(&shared, until_us, move |up| match up {
@@ -61,7 +72,7 @@ impl Sending {
         let limit_us = self.until_us.saturating_sub(now_us);
         flow.call(body, limit_us, move |answer| match answer {
             Ok(_) => self.end(Ok(())),
-            Err(CallError::Broken(_)) => match self.shared.upgrade() {
+            Err(CallError::Broken(_) | CallError::TooMany) => match self.shared.upgrade() {
                 Some(shared) => self.again(&shared, shared.keeper.now_us()),
                 None => self.end(Err(Trouble::Ended)),
             },
@@ -72,11 +83,15 @@ impl Sending {
         });
     }
 
-    /// Sends it again, over the next connection: the peer knows it by its number.
+    /// Sends it again, over the next connection or when calls have been answered: the peer knows it
+    /// by its number.
     fn again(self, shared: &Arc<Shared>, now_us: u64) {
         if now_us >= self.until_us {
             let why = self.peer.trouble();
-            let late = || Trouble::Unreachable { peer: self.peer.name.clone(), why: "it was lost".into() };
+            let late = || {
+                let why = "the connection was lost, or had no room, until time was over".into();
+                Trouble::Unreachable { peer: self.peer.name.clone(), why }
+            };
             let why = why.unwrap_or_else(late);
             return self.end(Err(why));
         }
@@ -89,8 +104,9 @@ impl Sending {
 
     fn settle(&mut self, result: Result<(), Trouble>) {
         let Some(on_end) = self.on_end.take() else { return };
-        self.peer.state().outbox.settle(self.number);
+        self.peer.settle_notice(self.number);
         on_end(result);
+        self.peer.send_notices();
     }
 }
 

@@ -10,7 +10,8 @@ use crate::descriptors::Descriptors;
 use crate::gauge::Gauge;
 use crate::line::{Line, Want};
 use crate::menu::WhyIdle;
-use crate::notices::Outbox;
+use crate::notices::{NOTICES_OPEN_BYTES_MAX, NOTICES_OPEN_MAX, Outbox};
+use crate::notify::Sending;
 use crate::path::Way;
 use crate::prepared::Blocks;
 use crate::seats::{Berth, Yard};
@@ -22,10 +23,13 @@ use forebay_links::tcp::{Broken, FlowHandle, PeerRegion};
 use forebay_mover::{Refused, RegionId};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What may wait for a connection to one peer.
 const WAITING_MAX: usize = 65_536;
+/// Between two lines that tell of the same.
+const TELL_EVERY: Duration = Duration::from_secs(60);
 
 /// Called once the peer can be spoken to, or with the reason why not.
 type OnUp = Box<dyn FnOnce(Result<(), Trouble>) + Send>;
@@ -39,6 +43,8 @@ pub(crate) struct Peer {
     pub instance: Option<[u8; 16]>,
     pub gauge: Arc<Gauge>,
     state: Mutex<State>,
+    /// A notification was settled.
+    room: Condvar,
     site: Mutex<Site>,
 }
 
@@ -55,7 +61,12 @@ pub(crate) struct State {
     pub gate: LogGate,
     /// One more flow is being connected.
     pub growing: bool,
-    pub outbox: Outbox,
+    pub outbox: Outbox<Sending>,
+    /// Somebody gives notifications their turns, and goes on until none is due.
+    turns_are_given: bool,
+    /// Notifications that were lost since that was told, and when it was.
+    lost_notices: u64,
+    lost_told: Option<Instant>,
     /// Why rails, by number, carry nothing over the connection that is there.
     pub idle_rails: BTreeMap<usize, WhyIdle>,
     /// How often rails were lost on this connection.
@@ -106,12 +117,16 @@ impl Peer {
             gate: LogGate::new(),
             growing: false,
             outbox: Outbox::default(),
+            turns_are_given: false,
+            lost_notices: 0,
+            lost_told: None,
             idle_rails: BTreeMap::new(),
             rail_rests: 0,
         };
         let site = Site { berth: None, answered: None, memory: Addresses::default(), old: Vec::new() };
         let gauge = Arc::new(Gauge::new(flows_max));
-        Arc::new(Peer { name, address, instance, gauge, state: Mutex::new(state), site: Mutex::new(site) })
+        let (state, site) = (Mutex::new(state), Mutex::new(site));
+        Arc::new(Peer { name, address, instance, gauge, state, room: Condvar::new(), site })
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
@@ -154,6 +169,70 @@ impl Peer {
         if want == Want::Connect {
             connect::begin(shared, self);
         }
+    }
+
+    /// Takes a notification of so many bytes in, which has its turn with
+    /// [`send_notices`](Peer::send_notices). Where there is no room, it waits for some until then.
+    pub fn hold_notice(
+        &self,
+        bytes: usize,
+        wait_until: Option<Instant>,
+        notice: impl FnOnce(u64) -> Sending,
+    ) -> Result<(), Trouble> {
+        let mut state = self.state();
+        while !state.outbox.has_room(bytes) {
+            let left = wait_until.map(|until| until.saturating_duration_since(Instant::now()));
+            let Some(left) = left.filter(|left| !left.is_zero()) else {
+                let (notices, held_bytes) = state.outbox.held();
+                return Err(Trouble::Full(format!(
+                    "{notices} notifications of {held_bytes} bytes are on their way to peer {}, and one of {bytes} bytes                      has no room; allowed: {NOTICES_OPEN_MAX} of {NOTICES_OPEN_BYTES_MAX} bytes",
+                    self.name
+                )));
+            };
+            state = self.room.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.outbox.open(bytes, notice);
+        Ok(())
+    }
+
+    /// Gives their turns to notifications, as many as may be on their way.
+    pub fn send_notices(&self) {
+        let mut state = self.state();
+        // One that fails at once comes back here: whoever is at it already goes on with the next
+        // one.
+        if std::mem::replace(&mut state.turns_are_given, true) {
+            return;
+        }
+        while let Some(next) = state.outbox.next_turn() {
+            drop(state);
+            next.attempt();
+            state = self.state();
+        }
+        state.turns_are_given = false;
+    }
+
+    /// A notification has ended.
+    pub fn settle_notice(&self, number: u64) {
+        self.state().outbox.settle(number);
+        self.room.notify_all();
+    }
+
+    /// A notification was lost. It is counted, and told once a minute at most.
+    pub fn lost_notice(&self, why: &Trouble) {
+        self.gauge.fault("not_notified");
+        let mut state = self.state();
+        state.lost_notices += 1;
+        if state.lost_told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
+            return;
+        }
+        state.lost_told = Some(Instant::now());
+        let lost = std::mem::take(&mut state.lost_notices);
+        drop(state);
+        tracing::warn!(
+            peer = self.name,
+            lost,
+            "notifications did not arrive; whoever sent them was told: {why}"
+        );
     }
 
     /// Somebody has waited for long enough.

@@ -8,7 +8,7 @@ use crate::peer::Peer;
 use crate::prepared::Pairs;
 use crate::shared::Shared;
 use crate::trouble::{AgentError, Trouble};
-use forebay_mover::{Class, End as Moved, Reason, RegionId, SpanPair, Submitted, Transfer};
+use forebay_mover::{Class, End as Moved, Forked, Process, Reason, RegionId, SpanPair, Submitted, Transfer};
 use std::collections::HashSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -68,6 +68,7 @@ pub struct Request {
 /// What a request is, and where its latest post has got to.
 pub(crate) struct Run {
     shared: Weak<Shared>,
+    process: Process,
     pub peer: Arc<Peer>,
     pairs: Vec<SpanPair>,
     bytes: u64,
@@ -137,6 +138,7 @@ impl Request {
         };
         let run = Run {
             shared: Arc::downgrade(shared),
+            process: shared.process,
             peer,
             regions: regions(&pairs.pairs),
             bytes: pairs.bytes,
@@ -153,6 +155,7 @@ impl Request {
     /// this agent. An error means that nothing was begun.
     pub fn post(&self, on_end: impl FnOnce(End) + Send + 'static) -> Result<(), AgentError> {
         let shared = self.run.shared.upgrade().ok_or(Trouble::Ended)?;
+        shared.process.check()?;
         self.run.post(&shared, None, Box::new(on_end))
     }
 
@@ -164,11 +167,20 @@ impl Request {
     ) -> Result<(), AgentError> {
         notify::check(Some(&notification))?;
         let shared = self.run.shared.upgrade().ok_or(Trouble::Ended)?;
+        shared.process.check()?;
         self.run.post(&shared, Some(notification), Box::new(on_end))
     }
 
-    /// Where the latest post has got to.
+    /// Refuses in any other process than its agent's, in which it does not move.
+    pub fn here(&self) -> Result<(), Forked> {
+        self.run.process.check()
+    }
+
+    /// Where the latest post has got to. In another process than the agent's: nowhere.
     pub fn state(&self) -> State {
+        if self.here().is_err() {
+            return State::Ready;
+        }
         match &self.run.progress().phase {
             Phase::Ready => State::Ready,
             Phase::Queued => State::Queued,
@@ -182,12 +194,18 @@ impl Request {
     /// happened stays so. A peer that does not answer is waited for until it counts as frozen. Not to be called where
     /// `on_end` is.
     pub fn cancel(&self) {
+        if self.here().is_err() {
+            return;
+        }
         self.run.stop(Stop::Cancelled, None);
         self.run.wait();
     }
 
     /// How long the latest post has spent where.
     pub fn stages(&self) -> StageTimes {
+        if self.here().is_err() {
+            return StageTimes::default();
+        }
         self.run.progress().times
     }
 
@@ -322,17 +340,32 @@ impl Run {
     fn notify(self: &Arc<Run>, shared: &Arc<Shared>, post: u64, bytes: u64, text: Vec<u8>) {
         let (run, weak, began_us) = (Arc::clone(self), Arc::downgrade(shared), shared.keeper.now_us());
         let until_us = until(self.progress().since_us, self.limit_us).min(shared.connect_until_us());
-        notify::send(shared, &self.peer, text, until_us, move |taken| {
+        let told = Arc::clone(&run);
+        let on_end = move |taken: Result<(), Trouble>| {
             let shared = weak.upgrade();
             if let Some(shared) = &shared {
                 run.progress().times.notified_us = shared.keeper.now_us().saturating_sub(began_us);
             }
-            let end = taken.map(|()| End::Done { bytes }).unwrap_or_else(|why| {
-                let (peer, why) = (run.peer.name.clone(), Box::new(why));
-                End::Failed { why: Trouble::NotNotified { peer, why }, moved_bytes: bytes }
-            });
-            run.end(shared.as_ref(), end, post);
+            run.notified(shared.as_ref(), post, bytes, taken);
+        };
+        if let Err(full) = notify::send(shared, &self.peer, text, until_us, None, on_end) {
+            told.notified(Some(shared), post, bytes, Err(full));
+        }
+    }
+
+    /// The peer has the notification, or not.
+    fn notified(
+        self: &Arc<Run>,
+        shared: Option<&Arc<Shared>>,
+        post: u64,
+        bytes: u64,
+        taken: Result<(), Trouble>,
+    ) {
+        let end = taken.map(|()| End::Done { bytes }).unwrap_or_else(|why| {
+            let (peer, why) = (self.peer.name.clone(), Box::new(why));
+            End::Failed { why: Trouble::NotNotified { peer, why }, moved_bytes: bytes }
         });
+        self.end(shared, end, post);
     }
 
     /// Asks for an early end, of this post or of whichever is under way.

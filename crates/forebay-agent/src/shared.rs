@@ -6,7 +6,7 @@ use crate::rails::Rails;
 use crate::request::Run;
 use crate::seats::Yard;
 use forebay_links::tcp::{FlowOptions, Identity, PeerRegions};
-use forebay_mover::{MoverHandle, RegionId};
+use forebay_mover::{MoverHandle, Process, RegionId};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,6 +24,7 @@ pub(crate) struct Shared {
     pub rails: Arc<Rails>,
     /// Regions of peers that callers asked for themselves, and the places that they keep in use.
     pub lent: Mutex<HashMap<RegionId, Arc<()>>>,
+    pub process: Process,
     pub runs: Mutex<Runs>,
 }
 

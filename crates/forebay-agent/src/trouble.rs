@@ -6,8 +6,9 @@ use crate::menu::RAILS_MAX;
 use crate::metadata::{BadMetadata, NAME_BYTES_MAX};
 use crate::notices::NOTICE_BYTES_MAX;
 use crate::prepared::BadBlocks;
+use forebay_links::mapped::Absent;
 use forebay_links::tcp::{Broken, CallError, ExportError, TOKEN_BYTES_MAX};
-use forebay_mover::{Closed, Reason, Refused, RouteError};
+use forebay_mover::{Closed, Forked, Reason, Refused, RouteError};
 use std::net::SocketAddr;
 use std::ops::Range;
 use thiserror::Error;
@@ -140,14 +141,9 @@ pub enum AgentError {
         /// Addresses registered before.
         registered: Range<u64>,
     },
-    /// Memory without bytes.
-    #[error("memory at {base:#x} of {len} bytes cannot be registered")]
-    Unsound {
-        /// Its address.
-        base: u64,
-        /// Its length.
-        len: u64,
-    },
+    /// Memory that is not there, or may not be written although peers may.
+    #[error("it cannot be registered: {0}")]
+    Absent(#[from] Absent),
     /// The memory could not be offered.
     #[error(transparent)]
     Export(#[from] ExportError),
@@ -193,6 +189,9 @@ pub enum AgentError {
     /// The peer cannot be used.
     #[error(transparent)]
     Peer(#[from] Trouble),
+    /// The agent is another process's.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The mover has ended.
     #[error(transparent)]
     Mover(#[from] Closed),

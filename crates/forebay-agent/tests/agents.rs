@@ -4,9 +4,12 @@
 mod common;
 
 use common::*;
-use forebay_agent::{Access, Agent, AgentConfig, AgentError, Descriptors, Identity, Op, Reply, Run, Select};
+use forebay_agent::{
+    Absent, Access, Agent, AgentConfig, AgentError, Descriptors, Identity, NOTICES_OPEN_MAX, Op, Reply, Run,
+    Select,
+};
 use forebay_agent::{End, LeasedSpan, PeerRegion, Service, State, Trouble};
-use forebay_mover::{Class, HostBuffer, Reason, Span, SpanPair, Transfer};
+use forebay_mover::{Backing, Class, HostBuffer, Reason, Span, SpanPair, Transfer};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -482,4 +485,80 @@ fn a_notification_ends_once_also_where_its_agent_ends() {
         assert_eq!(receiver.into_iter().count(), NOTICES);
         two.agent.take_notifications();
     }
+}
+
+#[test]
+fn a_flood_of_notifications_arrives_whole_and_in_its_order() {
+    const NOTICES: u64 = 40_000;
+    let (one, two) = two(4096);
+    let (sender, receiver) = mpsc::channel();
+    for number in 0..NOTICES {
+        let sender = sender.clone();
+        let on_end = move |end| drop(sender.send(end));
+        one.agent.notify_when_room("two", number.to_le_bytes().to_vec(), on_end).unwrap();
+    }
+    drop(sender);
+    let ends: Vec<_> = receiver.into_iter().collect();
+    assert!(
+        ends.len() as u64 == NOTICES && ends.iter().all(Result::is_ok),
+        "{:?}",
+        ends.iter().find(|end| end.is_err())
+    );
+    let taken = two.agent.take_notifications();
+    assert!(
+        taken.into_iter().map(|(_, text)| text).eq((0..NOTICES).map(|number| number.to_le_bytes().to_vec()))
+    );
+}
+
+#[test]
+fn a_notification_without_room_is_refused_and_what_was_taken_in_ends() {
+    let deaf = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let one = Agent::start(AgentConfig { connect_limit_us: 1_000_000, ..AgentConfig::named("one") }).unwrap();
+    one.add_address("deaf", deaf.local_addr().unwrap()).unwrap();
+    let (sender, receiver) = mpsc::channel();
+    let send = || {
+        let sender = sender.clone();
+        one.notify("deaf", vec![7], move |end| drop(sender.send(end)))
+    };
+    let begun = Instant::now();
+    let taken = (0..NOTICES_OPEN_MAX).take_while(|_| send().is_ok()).count();
+    let refused = send();
+    // A machine that is slow enough has given up on the first ones meanwhile.
+    if begun.elapsed() < Duration::from_millis(900) {
+        assert!(
+            matches!(refused, Err(AgentError::Peer(Trouble::Full(_)))) && taken == NOTICES_OPEN_MAX,
+            "{refused:?}"
+        );
+    }
+    let taken = taken + usize::from(refused.is_ok());
+    drop(sender);
+    let ended = receiver.into_iter().take(taken).filter(Result::is_err).count();
+    assert_eq!(ended, taken, "each is told, once");
+    let stat = one.stats().into_iter().find(|stat| stat.name == "deaf").unwrap();
+    assert_eq!(stat.counts.faults.get("not_notified"), Some(&(taken as u64)));
+}
+
+#[test]
+fn memory_that_is_not_there_is_refused_with_its_range() {
+    struct At(usize, usize);
+    // SAFETY: it is not there, and the agent is to find that out: nothing touches it.
+    unsafe impl Backing for At {
+        fn as_ptr(&self) -> *mut u8 {
+            self.0 as *mut u8
+        }
+        fn len(&self) -> usize {
+            self.1
+        }
+    }
+    let one = Agent::start(AgentConfig::named("one")).unwrap();
+    let refuse = |base, len| one.register(Arc::new(At(base, len)), Access::OPEN).unwrap_err();
+    for (base, len) in [(0, 10), (4096, 0), (4096, 1 << 63), (usize::MAX - 9, 20)] {
+        assert!(matches!(refuse(base, len), AgentError::Absent(Absent::Unsound { .. })), "{base:#x} {len}");
+    }
+    assert!(refuse(8192, 100).to_string().ends_with("0x2000..0x2064 is not mapped"));
+    // What may be read only is not offered to be written.
+    static CONSTANT: [u8; 64] = [1; 64];
+    let constant = || Arc::new(At(CONSTANT.as_ptr() as usize, CONSTANT.len()));
+    assert!(matches!(one.register(constant(), Access::OPEN), Err(AgentError::Absent(Absent::Part { .. }))));
+    one.register(constant(), Access { write: false, ..Access::OPEN }).unwrap();
 }

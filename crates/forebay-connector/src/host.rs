@@ -3,7 +3,7 @@
 
 use crate::cache::{CacheShape, Layer};
 use crate::copies::{Batch, Copies, Direction, Job, NotCopied, OnCopied};
-use forebay_links::HostLink;
+use forebay_links::{HostLink, mapped};
 use forebay_mover::{
     Backing, Class, End, LinkSpec, MoverHandle, Place, RegionId, RouteSpec, Span, SpanPair, Transfer,
 };
@@ -31,6 +31,11 @@ unsafe impl Backing for LayerMemory {
 
     fn len(&self) -> usize {
         self.0.bytes() as usize
+    }
+
+    /// An engine may break its promise, which must not end the process.
+    fn is_there(&self, offset: usize, len: usize, write: bool) -> bool {
+        mapped::is_there(self.0.address + offset as u64, len as u64, write)
     }
 }
 

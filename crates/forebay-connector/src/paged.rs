@@ -15,7 +15,7 @@ use crate::storing::{NewChunk, Storing};
 use crate::window::Window;
 use crate::workers::{Tasks, Workers};
 use forebay_links::MAX_COPY_THREADS;
-use forebay_mover::{Limits, MoverHandle, MoverThread};
+use forebay_mover::{Forked, Limits, MoverHandle, MoverThread, Process};
 use forebay_node::client::{Client, ClientOptions, ConnectError, NodeArena};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -103,6 +103,9 @@ pub enum NotBegun {
     /// Nothing is begun any more.
     #[error("the cache is closed")]
     Closed,
+    /// The cache is another process's.
+    #[error(transparent)]
+    Forked(#[from] Forked),
 }
 
 /// A cache. For any number of threads. Dropping it closes it.
@@ -111,6 +114,7 @@ pub struct PagedCache {
     pub(crate) shared: Arc<Shared>,
     /// Taken when it is closed. The workers end before the mover.
     threads: Mutex<Option<(Workers, MoverThread)>>,
+    process: Process,
 }
 
 /// What jobs share.
@@ -206,7 +210,13 @@ impl PagedCache {
                 }
             }));
         }
-        Ok(PagedCache { shared, threads: Mutex::new(Some((workers, mover))) })
+        Ok(PagedCache { shared, threads: Mutex::new(Some((workers, mover))), process: Process::current() })
+    }
+
+    /// Refuses in any other process than the one that opened it: a child of `fork()` has none of
+    /// its threads. What has no error to give is not to be asked there.
+    pub fn here(&self) -> Result<(), Forked> {
+        self.process.check()
     }
 
     /// Whether the node is there, as far as is known. It is looked for in the background while it is not.
@@ -223,6 +233,7 @@ impl PagedCache {
     /// that is not wanted. It ends with what may be used, see [`take_ended`](PagedCache::take_ended); with fewer tokens if the
     /// node is gone or late, if bytes are not those that were stored, or if too many loads are under way.
     pub fn load(&self, wish: Wish, stream: u64) -> Result<(), NotBegun> {
+        self.here()?;
         let shared = &self.shared;
         self.check(&wish)?;
         if shared.client().is_none() {
@@ -278,6 +289,7 @@ impl PagedCache {
     /// Waits until a layer of all layerwise loads is in its pages; on a GPU `stream` waits, and the host only until the copies
     /// are in their stream.
     pub fn wait_layer(&self, layer: u32, stream: u64) -> Result<(), NotBegun> {
+        self.here()?;
         let layers = self.shared.cache.layers().len();
         if layer as usize >= layers {
             let allowed = format!("below {layers}");
@@ -291,6 +303,7 @@ impl PagedCache {
 
     /// Waits for all layers of all layerwise loads.
     pub fn wait_loads(&self, stream: u64) -> Result<(), NotBegun> {
+        self.here()?;
         for load in self.shared.jobs.under_way().iter().filter(|load| load.is_layerwise()) {
             for layer in 0..self.shared.cache.layers().len() as u32 {
                 load.wait_layer(layer, stream)?;
@@ -308,6 +321,7 @@ impl PagedCache {
         tables: PageTables,
         stream: u64,
     ) -> Result<(), NotBegun> {
+        self.here()?;
         let shared = &self.shared;
         tables.check(&shared.cache, self.tokens_of(&chunks)?, false)?;
         if shared.client().is_none() {
@@ -371,6 +385,9 @@ impl PagedCache {
 
     /// Ends everything. When this returns nothing touches the cache any more, and the node's memory is let go of.
     pub fn close(&self) {
+        if self.here().is_err() {
+            return;
+        }
         let shared = &self.shared;
         shared.door.close();
         shared.jobs.under_way().iter().for_each(|load| load.stop("the cache is closed"));
@@ -388,6 +405,11 @@ impl PagedCache {
 
 impl Drop for PagedCache {
     fn drop(&mut self) {
+        if self.here().is_err() {
+            // All of it is the parent's, and is left as it is.
+            std::mem::forget(Arc::clone(&self.shared));
+            return std::mem::forget(std::mem::take(&mut self.threads));
+        }
         self.close();
     }
 }

@@ -7,6 +7,7 @@ pub mod disk;
 mod flips;
 mod host;
 mod log_gate;
+pub mod mapped;
 mod pending;
 mod room;
 pub mod tcp;

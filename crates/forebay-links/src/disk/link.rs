@@ -12,7 +12,8 @@ use super::threads::{DISK_THREADS_MAX, Threads};
 use super::uring::Uring;
 use super::worker::{Message, Shared, Worker};
 use forebay_mover::{
-    Backing, Closed, Completion, Link, LinkOp, Memory, MoverHandle, Outcome, Place, Refused, RegionId,
+    Backing, Closed, Completion, Link, LinkOp, Memory, MoverHandle, Outcome, Place, Process, Refused,
+    RegionId,
 };
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -98,6 +99,7 @@ pub struct DiskLink {
     handle: DiskHandle,
     driver: &'static str,
     thread: Option<JoinHandle<()>>,
+    process: Process,
 }
 
 /// Speaks to a disk link while a mover owns it. Cheap to clone, usable from any thread. It does not keep the file open.
@@ -169,7 +171,7 @@ impl DiskLink {
             .name("forebay-disk".into())
             .spawn(move || worker.run())
             .map_err(|source| DiskError::Driver { path: handle.file.path().to_owned(), driver, source })?;
-        Ok(DiskLink { handle, driver, thread: Some(thread) })
+        Ok(DiskLink { handle, driver, thread: Some(thread), process: Process::current() })
     }
 
     /// Speaks to the link after it was given to a mover.
@@ -199,6 +201,10 @@ impl Link for DiskLink {
 
 impl Drop for DiskLink {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            // The thread, and whoever holds a lock, are the parent's.
+            return std::mem::forget(self.thread.take());
+        }
         self.handle.shared.inbox.close();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has already been printed, and its operations reported failures.

@@ -5,7 +5,7 @@ mod copy;
 mod pieces;
 
 use copy::Kernel;
-use forebay_mover::{Completion, Link, LinkOp, MIN_LOT_BYTES, Memory, Outcome};
+use forebay_mover::{Completion, Link, LinkOp, MIN_LOT_BYTES, Memory, Outcome, Process};
 use pieces::Piece;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,6 +59,7 @@ const SHARE_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=1 << 20;
 pub struct HostLink {
     queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
+    process: Process,
 }
 
 impl HostLink {
@@ -71,7 +72,11 @@ impl HostLink {
             threads: threads as u64,
             streaming: Kernel::streaming(),
         });
-        let mut link = HostLink { queue: Arc::clone(&queue), threads: Vec::with_capacity(threads) };
+        let mut link = HostLink {
+            queue: Arc::clone(&queue),
+            threads: Vec::with_capacity(threads),
+            process: Process::current(),
+        };
         for number in 0..threads {
             let queue = Arc::clone(&queue);
             let name = format!("forebay-copy-{number}");
@@ -92,6 +97,10 @@ impl Link for HostLink {
 
 impl Drop for HostLink {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            // The threads, and whoever holds the lock, are the parent's.
+            return std::mem::forget(std::mem::take(&mut self.threads));
+        }
         self.queue.close();
         for thread in self.threads.drain(..) {
             // A thread that panicked has dropped its lot, which reports the failure.

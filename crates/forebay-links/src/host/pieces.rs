@@ -22,8 +22,8 @@ unsafe impl Sync for Piece {}
 /// Why a lot is not copied.
 #[derive(Debug, PartialEq, Eq, Error)]
 pub(crate) enum Unsound {
-    /// A part of a region is not in host memory, or reaches outside of it.
-    #[error("{0:?} is not host memory")]
+    /// A part of a region is not in host memory, reaches outside of it, or is not there any more.
+    #[error("{0:?} is not host memory, or is not mapped any more")]
     NotHost(Span),
     /// A pair's spans differ in length.
     #[error("a pair copies {from_bytes} bytes to {to_bytes}")]
@@ -53,16 +53,23 @@ struct Regions(Vec<(Span, NonNull<u8>)>);
 
 impl Regions {
     fn of(op: &LinkOp, memory: &Memory) -> Result<Regions, Unsound> {
-        let mut parts: Vec<Span> = Vec::new();
-        for span in op.pairs.iter().flat_map(|pair| [&pair.from, &pair.to]) {
+        // Of each region the last byte that is used, and whether any is written.
+        let mut parts: Vec<(Span, bool)> = Vec::new();
+        let spans = op.pairs.iter().flat_map(|pair| [(&pair.from, false), (&pair.to, true)]);
+        for (span, is_written) in spans {
             let end = span.offset.saturating_add(span.len);
-            match parts.iter_mut().find(|part| part.region == span.region) {
-                Some(part) => part.len = part.len.max(end),
-                None => parts.push(Span::new(span.region, 0, end)),
+            match parts.iter_mut().find(|(part, _)| part.region == span.region) {
+                Some((part, written)) => {
+                    part.len = part.len.max(end);
+                    *written |= is_written;
+                }
+                None => parts.push((Span::new(span.region, 0, end), is_written)),
             }
         }
-        let start =
-            |part: Span| memory.host(&part).map(|(start, _)| (part, start)).ok_or(Unsound::NotHost(part));
+        let start = |(part, written): (Span, bool)| {
+            let found = if written { memory.target(&part) } else { memory.host(&part) };
+            found.map(|(start, _)| (part, start)).ok_or(Unsound::NotHost(part))
+        };
         parts.into_iter().map(start).collect::<Result<_, _>>().map(Regions)
     }
 

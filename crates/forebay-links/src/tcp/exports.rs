@@ -90,10 +90,10 @@ pub(super) struct Export {
 pub(super) type Held<'a> = RwLockReadGuard<'a, bool>;
 
 impl Export {
-    /// `None`: the region was withdrawn.
+    /// `None`: the region was withdrawn, or its memory is not there any more.
     pub fn hold(&self) -> Option<Held<'_>> {
         let held = self.offered.read().unwrap_or_else(PoisonError::into_inner);
-        held.then_some(held)
+        (*held && self.backing.is_there(0, self.backing.len(), false)).then_some(held)
     }
 }
 
@@ -171,7 +171,7 @@ impl Exports {
         let mut pieces = Vec::with_capacity(command.spans() as usize);
         let mut leases: Vec<(u64, PeerRegion)> = Vec::new();
         for (section, export) in command.sections.iter().zip(&found) {
-            export.append(section, &*self.leases, &mut pieces)?;
+            export.append(section, wish, &*self.leases, &mut pieces)?;
             let lease = (section.lease, export.region);
             if export.access.leased && !leases.contains(&lease) {
                 leases.push(lease);
@@ -228,7 +228,13 @@ impl Export {
     }
 
     /// Appends the addresses of a section's spans, which have to lie in the region and under the lease.
-    fn append(&self, section: &Section, leases: &dyn Leases, pieces: &mut Vec<Piece>) -> Result<(), Fault> {
+    fn append(
+        &self,
+        section: &Section,
+        wish: Wish,
+        leases: &dyn Leases,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(), Fault> {
         let PeerRegion { key, len: region_len, .. } = self.region;
         for (offset, len) in section.runs.iter().flat_map(super::runs::Run::spans) {
             let piece = self.piece(offset, len).ok_or_else(|| Fault {
@@ -238,6 +244,11 @@ impl Export {
                     pieces.len()
                 ),
             })?;
+            if !self.backing.is_there(offset as usize, len as usize, wish == Wish::Write) {
+                let text =
+                    format!("{len} bytes at {offset} of key {key} are not mapped for a {wish:?} any more");
+                return Err(Fault { code: FaultCode::StaleGeneration, text });
+            }
             if self.access.leased && !leases.permits(section.lease, self.region, offset, len) {
                 let lease = section.lease;
                 let text = format!("lease {lease} does not cover {len} bytes at {offset} of key {key}");

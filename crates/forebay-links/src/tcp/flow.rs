@@ -15,7 +15,7 @@ use super::session::Session;
 use super::socket::Socket;
 use super::tls::{TlsConfig, is_beyond_loopback};
 use crate::disk::inbox::Inbox;
-use forebay_mover::{Completion, Link, LinkOp, Memory, OpId};
+use forebay_mover::{Completion, Link, LinkOp, Memory, OpId, Process};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -153,6 +153,7 @@ pub struct TcpFlow {
     end: Arc<AskingEnd>,
     handle: FlowHandle,
     thread: Option<JoinHandle<()>>,
+    process: Process,
 }
 
 /// Speaks to a flow while a mover owns it. Cheap to clone, usable from any thread.
@@ -206,7 +207,10 @@ impl TcpFlow {
         let end = Arc::new(end);
         let own = Arc::clone(&end);
         let thread = std::thread::Builder::new().name("forebay-flow".into()).spawn(move || own.run(watch));
-        Ok((TcpFlow { end, handle, thread: Some(thread.map_err(system)?) }, peer))
+        Ok((
+            TcpFlow { end, handle, thread: Some(thread.map_err(system)?), process: Process::current() },
+            peer,
+        ))
     }
 
     /// Speaks to the flow after it was given to a mover.
@@ -228,6 +232,10 @@ impl Link for TcpFlow {
 
 impl Drop for TcpFlow {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            // The thread, and whoever holds a lock, are the parent's.
+            return std::mem::forget(self.thread.take());
+        }
         self.handle.inbox.close();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has already been printed, and its operations reported failures.

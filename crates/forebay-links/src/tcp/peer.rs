@@ -59,7 +59,7 @@ impl PeerRegions {
             Wish::Write => op.pairs.iter().map(|pair| (pair.to, pair.from)).unzip(),
         };
         let command = command(&table, &theirs)?;
-        let pieces = pieces(memory, &ours)?;
+        let pieces = pieces(memory, &ours, wish == Wish::Read)?;
         // SAFETY: the mover keeps the regions of an operation registered, and so their memory in place, until the
         // operation has ended, which is after its payload is gone.
         let payload = unsafe { Payload::new(pieces, Arc::new([])) };
@@ -93,7 +93,7 @@ fn command(table: &HashMap<RegionId, Known>, spans: &[Span]) -> Result<Command, 
 }
 
 /// The addresses of spans of host memory. Their regions are looked up once each, not once a span.
-fn pieces(memory: &Memory, spans: &[Span]) -> Result<Vec<Piece>, String> {
+fn pieces(memory: &Memory, spans: &[Span], are_written: bool) -> Result<Vec<Piece>, String> {
     let mut parts: Vec<Span> = Vec::new();
     for span in spans {
         let end = span.offset.saturating_add(span.len);
@@ -103,8 +103,9 @@ fn pieces(memory: &Memory, spans: &[Span]) -> Result<Vec<Piece>, String> {
         }
     }
     let start = |part: &Span| {
-        let found = memory.host(part).map(|(start, _)| (part.region, start));
-        found.ok_or_else(|| format!("{part:?} is not host memory"))
+        let found = if are_written { memory.target(part) } else { memory.host(part) };
+        let missing = || format!("{part:?} is not host memory, or is not mapped any more");
+        found.map(|(start, _)| (part.region, start)).ok_or_else(missing)
     };
     let starts = parts.iter().map(start).collect::<Result<Vec<(RegionId, NonNull<u8>)>, String>>()?;
     let piece = |span: &Span| {

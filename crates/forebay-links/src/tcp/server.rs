@@ -13,6 +13,7 @@ use super::socket::{Ready, Socket, WakeUp};
 use super::tls::{SpeaksFor, TlsConfig, is_beyond_loopback};
 use crate::log_gate::LogGate;
 use crate::room::{Room, RoomPlace, RoomStat};
+use forebay_mover::Process;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -87,6 +88,7 @@ pub struct TcpServer {
     shared: Arc<Shared>,
     address: SocketAddr,
     thread: Option<JoinHandle<()>>,
+    process: Process,
 }
 
 struct Shared {
@@ -163,7 +165,7 @@ impl TcpServer {
         let port = Port { shared: Arc::clone(&shared), threads: HashMap::new(), next: 0 };
         let thread =
             std::thread::Builder::new().name("forebay-port".into()).spawn(move || port.run(&listener))?;
-        Ok(TcpServer { shared, address, thread: Some(thread) })
+        Ok(TcpServer { shared, address, thread: Some(thread), process: Process::current() })
     }
 
     /// Where peers connect to.
@@ -200,6 +202,10 @@ impl Door {
 
 impl Drop for TcpServer {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            // The threads, and whoever holds a lock, are the parent's.
+            return std::mem::forget(self.thread.take());
+        }
         self.shared.closing.store(true, Ordering::Release);
         self.shared.wake.wake();
         self.shared.state().wakes.values().for_each(WakeUp::wake);
