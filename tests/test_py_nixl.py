@@ -2,9 +2,12 @@
 
 import contextlib
 import itertools
+import json
 import pickle
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from agent_peer import Peer, Pool
-from processes import until
+from processes import kill, line_of, until
 
 from forebay.nixl import _bindings, _exchange
 from forebay.nixl._api import nixl_agent, nixl_agent_config, nixl_xfer_handle
@@ -348,3 +351,59 @@ def test_those_who_connect_to_a_listener_and_say_nothing_hold_nobody_up() -> Non
             silent.enter_context(socket.create_connection(address))
         metadata = _exchange.ask(address, b"", _exchange.GIVE_ME_YOURS, b"")
     assert metadata == there.agent.get_agent_metadata()
+
+
+RECEIVER = """
+import json, sys
+from forebay.nixl._api import nixl_agent, nixl_agent_config
+
+agent = nixl_agent("receiver", nixl_agent_config(backends=["UCX"]))
+print(agent.get_agent_metadata().hex(), flush=True)
+got = []
+while len(got) < int(sys.argv[1]):
+    for texts in agent.get_new_notifs().values():
+        got += texts
+print(json.dumps([int(text) for text in got]), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def receiver(count: int) -> Iterator[tuple[nixl_agent, "subprocess.Popen[str]"]]:
+    """A process that takes so many messages in and says which, and an agent that knows it."""
+    command = [sys.executable, "-c", RECEIVER, str(count)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        sender = nixl_agent(next(NAMES), nixl_agent_config(backends=["UCX"]))
+        sender.add_remote_agent(bytes.fromhex(line_of(process).strip()))
+        yield sender, process
+    finally:
+        kill(process)
+
+
+def test_every_message_that_was_sent_arrives_in_its_order() -> None:
+    with receiver(5_000) as (sender, process):
+        for number in range(5_000):
+            sender.send_notif("receiver", str(number).encode())
+        assert json.loads(line_of(process)) == list(range(5_000))
+
+
+def test_a_message_to_a_dead_peer_raises() -> None:
+    with receiver(1) as (sender, process):
+        sender.send_notif("receiver", b"0")
+        assert json.loads(line_of(process)) == [0]
+        kill(process)
+        for _ in range(2):
+            with pytest.raises(_bindings.nixlRemoteDisconnectError):
+                sender.send_notif("receiver", b"1")
+        faults = sender.agent.forebay.stats()["receiver"]["faults"]
+        assert faults["not_notified"] == 2, "nothing is counted as sent"
+
+
+def test_messages_to_oneself_have_a_limit() -> None:
+    agent = nixl_agent(next(NAMES), nixl_agent_config())
+    for _ in range(65_536):
+        agent.send_notif(agent.name, b"")
+    with pytest.raises(_bindings.nixlNotAllowedError, match="65536 messages"):
+        agent.send_notif(agent.name, b"")
+    assert len(agent.get_new_notifs()[agent.name]) == 65_536

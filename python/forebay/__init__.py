@@ -3,6 +3,9 @@
 `forebay.Agent`, `forebay.Node`, `forebay.PagedCache` and what belongs to them is compiled; `forebay.aio`
 waits for it with asyncio; `forebay.nixl` is the same agent with NIXL's API; `forebay.cuda` is pinned memory
 and copies for GPUs.
+
+An object belongs to the process that made it. After `fork()` every call of it in the child raises
+`ForkedError`, and dropping it there changes nothing for the parent.
 """
 
 from forebay._forebay import (
@@ -29,6 +32,7 @@ from forebay.errors import (
     CancelledError,
     DeadlineError,
     ForebayError,
+    ForkedError,
     InvalidError,
     NoRoomError,
     NotFoundError,
@@ -43,6 +47,7 @@ __all__ = [
     "Descriptors",
     "Finding",
     "ForebayError",
+    "ForkedError",
     "Hold",
     "InvalidError",
     "Lease",

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from forebay import Agent, Transfer
+from forebay._process import Maker
 from forebay.errors import ForebayError, InvalidError
 
 
@@ -22,6 +23,7 @@ class Waiter:
     """
 
     def __init__(self, agent: Agent) -> None:
+        self._maker = Maker()
         self._agent = agent
         self._loop = asyncio.get_running_loop()
         self._under_way: dict[Transfer, asyncio.Future[None]] = {}
@@ -42,12 +44,15 @@ class Waiter:
 
     def close(self) -> None:
         """Lets go of the agent. Coroutines that still wait are cancelled; their transfers are not."""
-        for future in [*self._under_way.values(), *self._listening]:
-            future.cancel()
-        if self._events is not None:
+        if self._events is None:
+            return
+        if self._maker.is_here:
+            for future in [*self._under_way.values(), *self._listening]:
+                future.cancel()
+            # The loop's list of descriptors is the parent's too: a child leaves it as it is.
             self._loop.remove_reader(self._events)
-            os.close(self._events)
-            self._events = None
+        os.close(self._events)
+        self._events = None
 
     async def run(self, transfer: Transfer, notification: bytes | None = None) -> None:
         """Posts a transfer and returns at its end; raises its error. Cancelling it cancels the transfer."""
@@ -95,6 +100,7 @@ class Waiter:
         return self._messages.popleft()
 
     def _future(self) -> asyncio.Future[None]:
+        self._maker.check()
         if self._events is None:
             raise InvalidError("the waiter is closed: nobody would be woken")
         return self._loop.create_future()

@@ -32,5 +32,9 @@ class CancelledError(ForebayError):
     """The transfer was cancelled. Nothing touches the memory any more."""
 
 
+class ForkedError(ForebayError, RuntimeError):
+    """The object was made before `fork()`, by another process: make one here. The parent's is untouched."""
+
+
 class TransferError(ForebayError):
     """The transfer ended without all its bytes, for a reason that is none of the others."""

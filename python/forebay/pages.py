@@ -6,7 +6,7 @@ engine, nor what a page holds. Engines whose pages lie in GPU memory, layer by l
 `forebay.PagedCache` instead.
 
 Whatever does not work is a miss: a page that is not loaded, or not kept. Nothing here raises because a node
-is gone.
+is gone; in a child of `fork()` every call raises `ForkedError`, since all would be misses for ever.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from forebay._forebay import Node
-from forebay.errors import ForebayError, InvalidError
+from forebay.errors import ForebayError, ForkedError, InvalidError
 
 Piece = tuple[int, int]
 """Address and bytes of a part of a page, in memory that the node's client knows."""
@@ -149,6 +149,8 @@ class Pages:
     def _found(self, ids: list[bytes]) -> int:
         try:
             return self._node.lookup(ids)
+        except ForkedError:
+            raise
         except ForebayError:
             return 0
 
@@ -156,6 +158,8 @@ class Pages:
         """Loads the pages that are there from the first on; the next one, if there is any, is not there."""
         try:
             lease = self._node.lease(ids)
+        except ForkedError:
+            raise
         except ForebayError:
             return [False] * len(ids)
         try:
@@ -193,6 +197,8 @@ def _in_turn(count: int, begin: Callable[[int], _Moving]) -> list[bool]:
                 ends.append(_first_ended_well(moving))
             try:
                 moving.append(begin(number))
+            except ForkedError:
+                raise
             except ForebayError:
                 moving.append(None)
         while moving:

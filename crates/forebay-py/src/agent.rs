@@ -4,10 +4,11 @@
 use crate::descriptors::Descriptors;
 use crate::errors::{InvalidError, PeerLostError, of_agent, of_run, of_trouble};
 use crate::memory::borrow;
+use crate::process::Own;
 use crate::rail::{self, Rail};
 use crate::rows::{self, Rows};
 use crate::transfer::{Prepared, Transfer};
-use forebay_agent::{Access, AgentConfig, AgentError, Histogram, Op, PeerStat, Run, Select};
+use forebay_agent::{Access, AgentConfig, AgentError, Histogram, Op, PeerStat, Run, Select, Trouble};
 use forebay_links::tcp::TlsConfig;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
@@ -40,6 +41,10 @@ impl Registration {
 #[pyclass(frozen, module = "forebay")]
 pub struct Agent {
     name: String,
+    state: Own<Ours>,
+}
+
+struct Ours {
     /// `None` after `close`. Taken before `buffers` are released: then nothing touches them any more.
     inner: RwLock<Option<forebay_agent::Agent>>,
     buffers: Mutex<HashMap<u64, PyUntypedBuffer>>,
@@ -52,27 +57,31 @@ impl Agent {
         py: Python<'_>,
         act: impl FnOnce(&forebay_agent::Agent) -> Result<T, AgentError> + Send,
     ) -> PyResult<T> {
+        let state = self.state.get()?;
         let done = py.detach(|| {
-            let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+            let inner = state.inner.read().unwrap_or_else(PoisonError::into_inner);
             inner.as_ref().map(act)
         });
         done.ok_or_else(|| PeerLostError::new_err(format!("agent {} is closed", self.name)))?
             .map_err(of_agent)
     }
 
-    fn buffers(&self) -> MutexGuard<'_, HashMap<u64, PyUntypedBuffer>> {
-        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn buffers(&self) -> PyResult<MutexGuard<'_, HashMap<u64, PyUntypedBuffer>>> {
+        Ok(self.state.get()?.buffers.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Ends the agent; when this returns nothing of it touches memory any more.
-    fn end(&self, py: Python<'_>) {
-        py.detach(|| drop(self.inner.write().unwrap_or_else(PoisonError::into_inner).take()));
+    fn end(&self, py: Python<'_>) -> PyResult<()> {
+        let state = self.state.get()?;
+        py.detach(|| drop(state.inner.write().unwrap_or_else(PoisonError::into_inner).take()));
+        Ok(())
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        Python::attach(|py| self.end(py));
+        // Another process only forgets it.
+        let _ = Python::attach(|py| self.end(py));
     }
 }
 
@@ -116,7 +125,8 @@ impl Agent {
             ..AgentConfig::named(name.clone())
         };
         let agent = py.detach(|| forebay_agent::Agent::start(config)).map_err(of_agent)?;
-        Ok(Agent { name, inner: RwLock::new(Some(agent)), buffers: Mutex::default() })
+        let state = Ours { inner: RwLock::new(Some(agent)), buffers: Mutex::default() };
+        Ok(Agent { name, state: Own::new(state) })
     }
 
     /// What it is called.
@@ -140,7 +150,7 @@ impl Agent {
         let backing = borrowed.backing;
         let registration = self.with(memory.py(), |agent| agent.register(backing, access))?;
         if let Some(buffer) = borrowed.buffer {
-            self.buffers().insert(registration.offered().key, buffer);
+            self.buffers()?.insert(registration.offered().key, buffer);
         }
         Ok(Registration(registration))
     }
@@ -149,7 +159,7 @@ impl Agent {
     fn deregister_memory(&self, py: Python<'_>, registration: &Registration) -> PyResult<()> {
         self.with(py, |agent| agent.deregister(registration.0))?;
         // Bound first: the buffer is released after the lock.
-        let buffer = self.buffers().remove(&registration.0.offered().key);
+        let buffer = self.buffers()?.remove(&registration.0.offered().key);
         drop(buffer);
         Ok(())
     }
@@ -188,7 +198,7 @@ impl Agent {
             None => agent.prepare_local(&list),
             Some(peer) => agent.prepare_remote(peer, &list),
         })?;
-        Ok(Prepared(prepared))
+        Ok(Prepared(Own::new(prepared)))
     }
 
     /// Makes a transfer of chosen blocks of two lists, all of them without a choice. It begins with `post`.
@@ -224,31 +234,30 @@ impl Agent {
             }
         };
         let (here, there) = (select(local_indices)?, select(remote_indices)?);
+        let (local, remote) = (local.0.get()?, remote.0.get()?);
         let blocks = match &here {
-            Select::All => local.0.len(),
+            Select::All => local.len(),
             Select::Indices(indices) => indices.len() as u64,
         };
-        let request = self.with(py, |agent| {
-            agent.request(op, (&local.0, here), (&remote.0, there), notification, deadline_us)
-        })?;
+        let request = self
+            .with(py, |agent| agent.request(op, (local, here), (remote, there), notification, deadline_us))?;
         Ok(Transfer::new(request, blocks))
     }
 
-    /// Sends a message to a peer. Waits until the peer has it and raises what went wrong; without `wait` it returns at
-    /// once, and a message that is lost is only counted.
+    /// Sends a message to a peer. Waits until the peer has it and raises what went wrong. Without
+    /// `wait` it returns as soon as the message has its place on the way there, raises if there is
+    /// none in time or if it has failed already, and a message that is lost after that is counted
+    /// as `not_notified` among the peer's faults.
     #[pyo3(signature = (peer, message, *, wait = true))]
     fn notify(&self, py: Python<'_>, peer: &str, message: Vec<u8>, wait: bool) -> PyResult<()> {
         let (sender, receiver) = mpsc::sync_channel(1);
         // Nobody listens if nobody waits.
-        self.with(py, |agent| agent.notify(peer, message, move |end| drop(sender.send(end))))?;
-        if !wait {
-            return Ok(());
-        }
-        match py.detach(move || receiver.recv()) {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(trouble)) => Err(of_trouble(&trouble)),
-            Err(_) => Err(PeerLostError::new_err("the agent has ended")),
-        }
+        self.with(py, |agent| agent.notify_when_room(peer, message, move |end| drop(sender.send(end))))?;
+        let end = match wait {
+            true => py.detach(move || receiver.recv().map_err(|_| Trouble::Ended)),
+            false => receiver.try_recv().or(Ok(Ok(()))),
+        };
+        end.and_then(|end| end).map_err(|trouble| of_trouble(&trouble))
     }
 
     /// The messages that have come since the last call, with their senders.
@@ -281,10 +290,11 @@ impl Agent {
     }
 
     /// Ends the agent: what is under way is cancelled, and nothing touches memory any more when this returns.
-    fn close(&self, py: Python<'_>) {
-        self.end(py);
-        let buffers = std::mem::take(&mut *self.buffers());
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.end(py)?;
+        let buffers = std::mem::take(&mut *self.buffers()?);
         drop(buffers);
+        Ok(())
     }
 }
 

@@ -3,6 +3,8 @@
 //! know where the node has a chunk.
 
 use crate::places::Piece;
+use crate::process::Own;
+use forebay_links::mapped;
 use forebay_mover::End;
 use forebay_node::client::{Client, Lease};
 use forebay_store::StoreEnd;
@@ -48,7 +50,9 @@ impl<T: Clone> Ending<T> {
 
 /// A chunk that is being loaded into this process. The memory belongs to it until `wait` has returned.
 #[pyclass(frozen, module = "forebay")]
-pub struct Loading {
+pub struct Loading(Own<Load>);
+
+struct Load {
     /// Whom to ask for its checksums, and as long as which lease lives. `None` only in `drop`.
     under: Option<(Client, Arc<Lease>)>,
     chunk: usize,
@@ -66,9 +70,12 @@ impl Loading {
         layers: Vec<Vec<Piece>>,
         ending: Arc<Ending<End>>,
     ) -> Loading {
-        Loading { under: Some((client, lease)), chunk, layers, ending, verdict: OnceLock::new() }
+        let under = Some((client, lease));
+        Loading(Own::new(Load { under, chunk, layers, ending, verdict: OnceLock::new() }))
     }
+}
 
+impl Load {
     fn verdict(&self) -> &Result<(), String> {
         let end = self.ending.wait();
         self.verdict.get_or_init(|| match end {
@@ -80,6 +87,9 @@ impl Loading {
     fn verify(&self) -> Result<(), String> {
         let (client, lease) = self.under.as_ref().ok_or("it was dropped")?;
         for (number, layer) in self.layers.iter().enumerate() {
+            if !layer.chunk_by(|one, next| Arc::ptr_eq(&one.place, &next.place)).all(are_there) {
+                return Err(format!("the memory of layer {number} is not mapped any more"));
+            }
             let pieces: Vec<&[u8]> = layer
                 .iter()
                 // SAFETY: the piece lies in memory that its place keeps there; the transfer has ended, and Python may not
@@ -93,7 +103,14 @@ impl Loading {
     }
 }
 
-impl Drop for Loading {
+/// Whether pieces of one place can be read: one look for all of them.
+fn are_there(pieces: &[Piece]) -> bool {
+    let first = pieces.iter().map(|piece| piece.start() as u64).min().unwrap_or_default();
+    let end = pieces.iter().map(|piece| piece.start() as u64 + piece.len).max().unwrap_or_default();
+    mapped::is_there(first, end - first, false)
+}
+
+impl Drop for Load {
     fn drop(&mut self) {
         // With the last of a lease the node is told, and one that takes nothing in is waited for: never with the interpreter's lock.
         let under = self.under.take();
@@ -105,25 +122,28 @@ impl Drop for Loading {
 impl Loading {
     /// Whether `wait` has no transfer to wait for any more.
     #[getter]
-    fn has_ended(&self) -> bool {
-        self.ending.has_come()
+    fn has_ended(&self) -> PyResult<bool> {
+        Ok(self.0.get()?.ending.has_come())
     }
 
     /// Waits for the end and compares the bytes with their checksums. False is a miss: nothing there may be used.
-    fn wait(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.verdict().is_ok())
+    fn wait(&self, py: Python<'_>) -> PyResult<bool> {
+        let load = self.0.get()?;
+        Ok(py.detach(|| load.verdict().is_ok()))
     }
 
     /// Why it was a miss.
     #[getter]
-    fn why(&self) -> Option<String> {
-        self.verdict.get()?.as_ref().err().cloned()
+    fn why(&self) -> PyResult<Option<String>> {
+        Ok(self.0.get()?.verdict.get().and_then(|verdict| verdict.as_ref().err().cloned()))
     }
 }
 
 /// A chunk that is being stored. Its memory must not change until `wait` has returned.
 #[pyclass(frozen, module = "forebay")]
-pub struct Storing {
+pub struct Storing(Own<Store>);
+
+struct Store {
     /// Keeps the memory in its place.
     _layers: Vec<Vec<Piece>>,
     ending: Arc<Ending<StoreEnd>>,
@@ -131,7 +151,7 @@ pub struct Storing {
 
 impl Storing {
     pub fn new(layers: Vec<Vec<Piece>>, ending: Arc<Ending<StoreEnd>>) -> Storing {
-        Storing { _layers: layers, ending }
+        Storing(Own::new(Store { _layers: layers, ending }))
     }
 }
 
@@ -139,24 +159,25 @@ impl Storing {
 impl Storing {
     /// Whether `wait` would return at once.
     #[getter]
-    fn has_ended(&self) -> bool {
-        self.ending.has_come()
+    fn has_ended(&self) -> PyResult<bool> {
+        Ok(self.0.get()?.ending.has_come())
     }
 
     /// Waits until the node has the chunk. False: it does not; that is a miss later, and nothing else.
-    fn wait(&self, py: Python<'_>) -> bool {
-        let end = py.detach(|| self.ending.wait());
-        matches!(end, StoreEnd::Stored { .. } | StoreEnd::AlreadyHere)
+    fn wait(&self, py: Python<'_>) -> PyResult<bool> {
+        let store = self.0.get()?;
+        let end = py.detach(|| store.ending.wait());
+        Ok(matches!(end, StoreEnd::Stored { .. } | StoreEnd::AlreadyHere))
     }
 
     /// Why the node does not have it.
     #[getter]
-    fn why(&self) -> Option<String> {
-        match self.ending.lock().as_ref()? {
-            StoreEnd::Stored { .. } | StoreEnd::AlreadyHere => None,
-            StoreEnd::Deleted => Some("it was deleted while it was copied".into()),
-            StoreEnd::Failed(end) => Some(why(end)),
-        }
+    fn why(&self) -> PyResult<Option<String>> {
+        Ok(match self.0.get()?.ending.lock().as_ref() {
+            None | Some(StoreEnd::Stored { .. } | StoreEnd::AlreadyHere) => None,
+            Some(StoreEnd::Deleted) => Some("it was deleted while it was copied".into()),
+            Some(StoreEnd::Failed(end)) => Some(why(end)),
+        })
     }
 }
 

@@ -2,11 +2,14 @@
 //! file knows which failure is which class; it must never decide whether something failed.
 
 use forebay_agent::{AgentError, BadBlocks, BadRun, End, Trouble};
+use forebay_links::mapped::Absent;
+use forebay_mover::Forked;
 use pyo3::PyErr;
 
 pyo3::import_exception!(forebay.errors, CancelledError);
 pyo3::import_exception!(forebay.errors, DeadlineError);
 pyo3::import_exception!(forebay.errors, ForebayError);
+pyo3::import_exception!(forebay.errors, ForkedError);
 pyo3::import_exception!(forebay.errors, InvalidError);
 pyo3::import_exception!(forebay.errors, NoRoomError);
 pyo3::import_exception!(forebay.errors, NotFoundError);
@@ -22,7 +25,7 @@ pub fn of_agent(error: AgentError) -> PyErr {
         | AgentError::Token { .. }
         | AgentError::Rails { .. }
         | AgentError::Overlap { .. }
-        | AgentError::Unsound { .. }
+        | AgentError::Absent(_)
         | AgentError::Metadata(_)
         | AgentError::Run(_)
         | AgentError::Sides
@@ -33,9 +36,20 @@ pub fn of_agent(error: AgentError) -> PyErr {
         | AgentError::NoSuchPeer { .. } => NotFoundError::new_err(why),
         AgentError::Blocks(_) => InvalidError::new_err(why),
         AgentError::Peer(trouble) => of_trouble(&trouble),
+        AgentError::Forked(forked) => of_forked(forked),
         AgentError::InUse(_) => TransferError::new_err(why),
         _ => ForebayError::new_err(why),
     }
+}
+
+/// An object of another process.
+pub fn of_forked(forked: Forked) -> PyErr {
+    ForkedError::new_err(forked.to_string())
+}
+
+/// Memory that is not there.
+pub fn of_absent(absent: Absent) -> PyErr {
+    InvalidError::new_err(format!("it cannot be registered: {absent}"))
 }
 
 /// Why a run cannot be part of a list.

@@ -2,6 +2,7 @@
 //! things to do than to wait for a node, an engine's scheduler for one. This file knows answers that come later; it must never
 //! know what is asked for whom.
 
+use crate::process::Own;
 use forebay_kv::ChunkId;
 use forebay_node::client::{Client, Found, Lease, fetch};
 use pyo3::prelude::*;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// What a node has of a sequence, which it may still have to say.
 #[pyclass(frozen, module = "forebay")]
-pub struct Finding(Arc<Answers>);
+pub struct Finding(Own<Arc<Answers>>);
 
 struct Answers {
     state: Mutex<State>,
@@ -64,7 +65,7 @@ impl Finding {
             }
             client.find_then(&ids, move |found| told.note(found));
         }
-        Finding(answers)
+        Finding(Own::new(answers))
     }
 }
 
@@ -73,16 +74,17 @@ impl Finding {
     /// How many chunks, from the first on, are in the node's memory, how many behind those on its disk, and how many behind
     /// those on peers. None if the node has not said it within `limit_s`.
     #[pyo3(signature = (limit_s = 0.0))]
-    fn wait(&self, py: Python<'_>, limit_s: f64) -> Option<(u32, u32, u32)> {
+    fn wait(&self, py: Python<'_>, limit_s: f64) -> PyResult<Option<(u32, u32, u32)>> {
         let limit = Duration::try_from_secs_f64(limit_s.max(0.0)).unwrap_or(Duration::MAX);
-        let found = py.detach(|| self.0.wait(limit))?;
-        Some((found.in_memory, found.on_disk, found.on_peers))
+        let answers = self.0.get()?;
+        let found = py.detach(|| answers.wait(limit));
+        Ok(found.map(|found| (found.in_memory, found.on_disk, found.on_peers)))
     }
 }
 
 /// Keeps chunks in the node, from when it hears of it until this is released.
 #[pyclass(frozen, module = "forebay")]
-pub struct Hold(Arc<Mutex<Held>>);
+pub struct Hold(Own<Arc<Mutex<Held>>>);
 
 enum Held {
     Asked,
@@ -108,32 +110,35 @@ impl Hold {
                 }
             }
         });
-        Hold(held)
+        Hold(Own::new(held))
     }
 }
 
 impl Hold {
     /// Tells the node, and so waits for one that takes nothing in: never with the interpreter's lock.
-    fn end(&self, py: Python<'_>) {
+    fn end(&self, py: Python<'_>) -> PyResult<()> {
+        let held = self.0.get()?;
         py.detach(|| {
-            let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
             let before = std::mem::replace(&mut *held, Held::Released);
             drop(held);
             drop(before);
         });
+        Ok(())
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        Python::attach(|py| self.end(py));
+        // Another process only forgets it.
+        let _ = Python::attach(|py| self.end(py));
     }
 }
 
 #[pymethods]
 impl Hold {
     /// Ends it.
-    fn release(&self, py: Python<'_>) {
-        self.end(py);
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        self.end(py)
     }
 }

@@ -14,6 +14,7 @@ mod memory;
 mod node;
 mod paged;
 mod places;
+mod process;
 mod rail;
 mod rows;
 mod slack;

@@ -2,6 +2,7 @@
 //! never know who reads or writes there.
 
 use crate::errors::InvalidError;
+use forebay_links::mapped;
 use forebay_mover::Backing;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
@@ -29,6 +30,11 @@ unsafe impl Backing for Address {
 
     fn len(&self) -> usize {
         self.len
+    }
+
+    /// Whoever owns it may break the promise, which must not end the process.
+    fn is_there(&self, offset: usize, len: usize, write: bool) -> bool {
+        mapped::is_there(self.start as u64 + offset as u64, len as u64, write)
     }
 }
 

@@ -2,15 +2,16 @@
 //! client's and back; where the node keeps chunks is the node's.
 
 use crate::chunk::{Ending, Loading, Storing};
-use crate::errors::{ForebayError, InvalidError, NotFoundError, PeerLostError, TransferError};
+use crate::errors::{ForebayError, InvalidError, NotFoundError, PeerLostError, TransferError, of_absent};
 use crate::finding::{Finding, Hold};
 use crate::ids;
 use crate::memory::borrow;
 use crate::places::{Piece, Place, Places};
+use crate::process::Own;
 use crate::rows;
 use crate::watching::{Said, Watching};
 use forebay_kv::ChunkId;
-use forebay_links::HostLink;
+use forebay_links::{HostLink, mapped};
 use forebay_mover::{
     Class, Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place as At, RouteSpec, Span,
 };
@@ -52,29 +53,36 @@ impl NodeMemory {
 
 /// The right to load the first chunks of a sequence. It is kept alive until it is released.
 #[pyclass(frozen, module = "forebay")]
-pub struct Lease(Mutex<Option<Arc<forebay_node::client::Lease>>>);
+pub struct Lease(Own<Mutex<Held>>);
+
+/// `None` after it was released.
+type Held = Option<Arc<forebay_node::client::Lease>>;
 
 impl Lease {
-    fn held(&self) -> Option<Arc<forebay_node::client::Lease>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn new(lease: forebay_node::client::Lease) -> Lease {
+        Lease(Own::new(Mutex::new(Some(Arc::new(lease)))))
     }
 
-    fn count(&self, of: impl Fn(&forebay_node::client::Lease) -> usize) -> usize {
-        self.held().map_or(0, |lease| of(&lease))
+    fn lock(&self) -> PyResult<MutexGuard<'_, Held>> {
+        Ok(self.0.get()?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn count(&self, of: impl Fn(&forebay_node::client::Lease) -> usize) -> PyResult<usize> {
+        Ok(self.lock()?.as_ref().map_or(0, |lease| of(lease)))
     }
 
     /// Tells the node, and so waits for one that takes nothing in: never with the interpreter's lock.
-    fn end(&self, py: Python<'_>) {
-        py.detach(|| {
-            let held = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-            drop(held);
-        });
+    fn end(&self, py: Python<'_>) -> PyResult<()> {
+        let held = self.lock()?.take();
+        py.detach(|| drop(held));
+        Ok(())
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        Python::attach(|py| self.end(py));
+        // Another process only forgets it.
+        let _ = Python::attach(|py| self.end(py));
     }
 }
 
@@ -82,41 +90,43 @@ impl Drop for Lease {
 impl Lease {
     /// How many of its chunks, the first ones, were in the node's memory.
     #[getter]
-    fn in_memory(&self) -> usize {
+    fn in_memory(&self) -> PyResult<usize> {
         self.count(forebay_node::client::Lease::in_memory)
     }
 
     /// How many of its chunks, the next ones, were on the node's disk.
     #[getter]
-    fn on_disk(&self) -> usize {
+    fn on_disk(&self) -> PyResult<usize> {
         self.count(forebay_node::client::Lease::on_disk)
     }
 
     /// How many of its chunks, the last ones, other nodes are said to have.
     #[getter]
-    fn on_peers(&self) -> usize {
+    fn on_peers(&self) -> PyResult<usize> {
         self.count(forebay_node::client::Lease::on_peers)
     }
 
     /// Whether chunks can still be loaded under it.
     #[getter]
-    fn is_alive(&self) -> bool {
-        self.held().is_some_and(|lease| lease.is_alive())
+    fn is_alive(&self) -> PyResult<bool> {
+        Ok(self.lock()?.as_ref().is_some_and(|lease| lease.is_alive()))
     }
 
     /// Ends it, as soon as nothing is being loaded under it.
-    fn release(&self, py: Python<'_>) {
-        self.end(py);
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        self.end(py)
     }
 
-    fn __len__(&self) -> usize {
+    fn __len__(&self) -> PyResult<usize> {
         self.count(forebay_node::client::Lease::len)
     }
 }
 
 /// The client of the node of this host. For any number of threads.
 #[pyclass(frozen, module = "forebay")]
-pub struct Node {
+pub struct Node(Own<State>);
+
+struct State {
     /// `None` after `close`. Taken before `places` are let go of: then nothing touches them any more.
     inner: RwLock<Option<Inner>>,
     places: Mutex<Places>,
@@ -166,38 +176,42 @@ impl Node {
         py: Python<'_>,
         act: impl FnOnce(&Client, &MoverHandle) -> T + Send,
     ) -> PyResult<T> {
+        let state = self.0.get()?;
         let done = py.detach(|| {
-            let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+            let inner = state.inner.read().unwrap_or_else(PoisonError::into_inner);
             inner.as_ref().map(|inner| act(&inner.client, &inner.mover.handle()))
         });
         done.ok_or_else(|| PeerLostError::new_err("this client of the node is closed"))
     }
 
-    fn places(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn places(&self) -> PyResult<MutexGuard<'_, Places>> {
+        Ok(self.0.get()?.places.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The pieces of each layer.
     fn layers(&self, layers: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<Piece>>> {
         let rows = layers.try_iter()?.map(|layer| rows::read_plain(&layer?)).collect::<PyResult<Vec<_>>>()?;
-        let places = self.places();
+        let places = self.places()?;
         rows.iter().map(|layer| layer.iter().map(|row| places.find(row)).collect()).collect()
     }
 
-    fn end(&self, py: Python<'_>) {
+    fn end(&self, py: Python<'_>) -> PyResult<()> {
+        let state = self.0.get()?;
         py.detach(|| {
-            let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+            let mut inner = state.inner.write().unwrap_or_else(PoisonError::into_inner);
             let Some(Inner { client, mover }) = inner.take() else { return };
             // What it has copied is summed up behind it.
             drop(mover);
             client.settle();
         });
+        Ok(())
     }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        Python::attach(|py| self.end(py));
+        // Another process only forgets it.
+        let _ = Python::attach(|py| self.end(py));
     }
 }
 
@@ -220,7 +234,8 @@ impl Node {
             options.name = name;
         }
         let inner = py.detach(|| Inner::start(options, copy_threads, wait))?;
-        Ok(Node { inner: RwLock::new(Some(inner)), places: Mutex::default(), watching: Watching::default() })
+        let (places, watching) = (Mutex::default(), Watching::default());
+        Ok(Node(Own::new(State { inner: RwLock::new(Some(inner)), places, watching })))
     }
 
     /// Whether the node is there, as far as is known. It is looked for in the background while it is not.
@@ -234,16 +249,12 @@ impl Node {
         let py = memory.py();
         let borrowed = borrow(memory, true)?;
         let (start, len) = (borrowed.backing.as_ptr() as u64, borrowed.backing.len() as u64);
-        if len == 0 || start.checked_add(len).is_none() {
-            return Err(InvalidError::new_err(format!(
-                "memory at {start:#x} of {len} bytes cannot be registered"
-            )));
-        }
+        py.detach(|| mapped::check(start, len, true)).map_err(of_absent)?;
         let backing = borrowed.backing;
         let region = self.with(py, |_, mover| mover.register(HOST, backing))?.map_err(other)?;
         let place = Arc::new(Place::new(start, len, region, borrowed.buffer));
         let overlapping = {
-            let mut places = self.places();
+            let mut places = self.places()?;
             let overlapping = places.overlapping(start, len).map(|place| (place.start, place.len));
             if overlapping.is_none() {
                 places.insert(Arc::clone(&place));
@@ -262,14 +273,14 @@ impl Node {
     /// Takes memory back. Refused while a chunk is loaded into it or stored from it.
     fn deregister_memory(&self, py: Python<'_>, memory: &NodeMemory) -> PyResult<()> {
         let known = self
-            .places()
+            .places()?
             .overlapping(memory.0.start, memory.0.len)
             .is_some_and(|at| Arc::ptr_eq(at, &memory.0));
         if !known {
             return Err(NotFoundError::new_err(format!("memory at {:#x} is not registered", memory.0.start)));
         }
         self.unregister(py, &memory.0)?;
-        self.places().remove(&memory.0);
+        self.places()?.remove(&memory.0);
         Ok(())
     }
 
@@ -298,25 +309,26 @@ impl Node {
     fn lease(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, ttl_us: u64) -> PyResult<Lease> {
         let ids = ids::ids(ids)?;
         let lease = self.with(py, |client, _| client.lease(&ids, ttl_us))?;
-        Ok(Lease(Mutex::new(Some(Arc::new(lease)))))
+        Ok(Lease::new(lease))
     }
 
     /// Has the node say when these chunks have gone, and now which of them are not there, without waiting. Gives the number of
     /// this question.
     fn watch(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<u64> {
         let ids = ids::ids(ids)?;
-        self.with(py, |client, _| self.watching.ask(client, &ids))
+        let watching = &self.0.get()?.watching;
+        self.with(py, |client, _| watching.ask(client, &ids))
     }
 
     /// What the node has said of watched chunks since this was asked last, in its order.
-    fn take_watched<'py>(&self, py: Python<'py>) -> Vec<SaidOfChunks<'py>> {
+    fn take_watched<'py>(&self, py: Python<'py>) -> PyResult<Vec<SaidOfChunks<'py>>> {
         let names = |ids: Vec<ChunkId>| Some(ids.iter().map(|id| PyBytes::new(py, id.as_bytes())).collect());
         let said = |said| match said {
             Said::Absent(number, ids) => (Some(number), names(ids)),
             Said::Gone(ids) => (None, names(ids)),
             Said::All => (None, None),
         };
-        self.watching.take().into_iter().map(said).collect()
+        Ok(self.0.get()?.watching.take().into_iter().map(said).collect())
     }
 
     /// Loads a chunk of a lease, counted from 0, into memory: for each layer the descriptors whose bytes, one after
@@ -330,7 +342,7 @@ impl Node {
         layers: &Bound<'_, PyAny>,
         deadline_us: Option<u64>,
     ) -> PyResult<Loading> {
-        let held = lease.held().ok_or_else(|| NotFoundError::new_err("the lease was released"))?;
+        let held = lease.lock()?.clone().ok_or_else(|| NotFoundError::new_err("the lease was released"))?;
         let layers = self.layers(layers)?;
         let (targets, ending) = (spans(&layers), Arc::new(Ending::default()));
         let told = Arc::clone(&ending);
@@ -390,9 +402,10 @@ impl Node {
     }
 
     /// Ends the client. Nothing touches memory any more when this returns.
-    fn close(&self, py: Python<'_>) {
-        self.end(py);
-        self.places().clear();
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.end(py)?;
+        self.places()?.clear();
+        Ok(())
     }
 }
 

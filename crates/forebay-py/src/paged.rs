@@ -1,11 +1,13 @@
 //! An engine's paged cache as Python has it. This file turns Python's objects into the connector's and back; it must never know
 //! how bytes get from the node to a page.
 
-use crate::errors::{ForebayError, InvalidError, PeerLostError, TransferError};
+use crate::errors::{ForebayError, InvalidError, PeerLostError, TransferError, of_absent, of_forked};
 use crate::ids::{id, ids};
+use crate::process::Own;
 use forebay_connector::cache::{CacheShape, Group, Layer};
 use forebay_connector::pages::{HeadRange, PageTables, Source};
 use forebay_connector::{NewChunk, NotBegun, NotOpened, PagedCache as Cache, PagedOptions, Wish};
+use forebay_links::mapped::{self, Absent};
 use forebay_node::client::ClientOptions;
 use forebay_store::TenantId;
 use pyo3::buffer::PyBuffer;
@@ -21,7 +23,7 @@ type StoreEnds = Vec<(u64, Vec<u32>)>;
 
 /// An engine's paged KV cache, and its way to the node of the host. For any number of threads.
 #[pyclass(frozen, module = "forebay")]
-pub struct PagedCache(Cache);
+pub struct PagedCache(Own<Cache>);
 
 #[pymethods]
 impl PagedCache {
@@ -45,7 +47,10 @@ impl PagedCache {
         copy_threads: usize,
         sibling_devices: Vec<u16>,
     ) -> PyResult<PagedCache> {
-        let cache = shape(layers, &page_tokens, &heads, chunk_tokens)?;
+        let cache = shape(layers.clone(), &page_tokens, &heads, chunk_tokens)?;
+        if device.is_none() {
+            py.detach(|| layers.iter().try_for_each(check_layer)).map_err(of_absent)?;
+        }
         let mut client = ClientOptions { token, tenant: TenantId(tenant), ..ClientOptions::new(socket) };
         if let Some(name) = name {
             client.name = name;
@@ -59,13 +64,13 @@ impl PagedCache {
                 None => Cache::on_host(cache, options),
             }
         });
-        opened.map(PagedCache).map_err(not_opened)
+        opened.map(|cache| PagedCache(Own::new(cache))).map_err(not_opened)
     }
 
     /// Whether the node is there, as far as is known. It is looked for in the background while it is not.
     #[getter]
-    fn is_connected(&self) -> bool {
-        self.0.is_connected()
+    fn is_connected(&self) -> PyResult<bool> {
+        Ok(self.0.get()?.is_connected())
     }
 
     /// Begins to load chunks into pages. `limit_us` is of all of a layerwise load; any other ends when nothing of it has come for so
@@ -86,26 +91,29 @@ impl PagedCache {
         stream: u64,
         limit_us: u64,
     ) -> PyResult<()> {
+        let cache = self.0.get()?;
         let source = |(chunks, first_there, first_here, heads): &(Bound<'_, PyAny>, u32, u32, u32)| {
             let heads = HeadRange { first_there: *first_there, first_here: *first_here, heads: *heads };
             Ok((ids(chunks)?, Source { heads, page_tokens: source_page_tokens }))
         };
         let sources = sources.iter().map(source).collect::<PyResult<_>>()?;
-        let tables = PageTables::new(self.0.cache(), tables(&pages)?, tokens, true).map_err(invalid)?;
+        let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, true).map_err(invalid)?;
         let wish = Wish { job, sources, tables, tokens, layerwise, limit_us };
-        py.detach(|| self.0.load(wish, stream)).map_err(not_begun)
+        py.detach(|| cache.load(wish, stream)).map_err(not_begun)
     }
 
     /// Waits until a layer of all layerwise loads is in its pages.
     #[pyo3(signature = (layer, stream = 0))]
     fn wait_layer(&self, py: Python<'_>, layer: u32, stream: u64) -> PyResult<()> {
-        py.detach(|| self.0.wait_layer(layer, stream)).map_err(not_begun)
+        let cache = self.0.get()?;
+        py.detach(|| cache.wait_layer(layer, stream)).map_err(not_begun)
     }
 
     /// Waits for all layers of all layerwise loads.
     #[pyo3(signature = (stream = 0))]
     fn wait_loads(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
-        py.detach(|| self.0.wait_loads(stream)).map_err(not_begun)
+        let cache = self.0.get()?;
+        py.detach(|| cache.wait_loads(stream)).map_err(not_begun)
     }
 
     /// Begins to store chunks, one after another in their sequence.
@@ -118,67 +126,83 @@ impl PagedCache {
         pages: Vec<Bound<'_, PyAny>>,
         stream: u64,
     ) -> PyResult<()> {
+        let cache = self.0.get()?;
         let chunk = |(name, parent, tokens): &(Bound<'_, PyAny>, Option<Bound<'_, PyAny>>, u32)| {
             let parent = parent.as_ref().map(id).transpose()?;
             Ok(NewChunk { id: id(name)?, parent, tokens: *tokens })
         };
         let chunks = chunks.iter().map(chunk).collect::<PyResult<Vec<_>>>()?;
-        let tokens = self.0.tokens_of(&chunks).map_err(not_begun)?;
-        let tables = PageTables::new(self.0.cache(), tables(&pages)?, tokens, false).map_err(invalid)?;
-        py.detach(|| self.0.store(job, chunks, tables, stream)).map_err(not_begun)
+        let tokens = cache.tokens_of(&chunks).map_err(not_begun)?;
+        let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, false).map_err(invalid)?;
+        py.detach(|| cache.store(job, chunks, tables, stream)).map_err(not_begun)
     }
 
     /// Loads and stores that have ended since this was asked last.
-    fn take_ended(&self) -> (LoadEnds, StoreEnds) {
-        let (loads, stores) = self.0.take_ended();
+    fn take_ended(&self) -> PyResult<(LoadEnds, StoreEnds)> {
+        let (loads, stores) = self.0.get()?.take_ended();
         let loads = loads.into_iter().map(|end| (end.job, end.tokens, end.why)).collect();
-        (loads, stores.into_iter().map(|end| (end.job, end.missing)).collect())
+        Ok((loads, stores.into_iter().map(|end| (end.job, end.missing)).collect()))
     }
 
     /// Of loads that ended since this was asked last: from which tier how many bytes came in how many seconds.
-    fn take_measured(&self) -> Vec<(&'static str, u64, f64)> {
-        let measured = self.0.take_measured();
-        measured.into_iter().map(|one| (one.tier.name(), one.bytes, one.time.as_secs_f64())).collect()
+    fn take_measured(&self) -> PyResult<Vec<(&'static str, u64, f64)>> {
+        let measured = self.0.get()?.take_measured().into_iter();
+        Ok(measured.map(|one| (one.tier.name(), one.bytes, one.time.as_secs_f64())).collect())
     }
 
     /// Of layerwise loads that ended since this was asked last: how many seconds a step waited for each, and for how many layers.
-    fn take_bubbles(&self) -> Vec<(u64, f64, u64)> {
-        let bubbles = self.0.take_bubbles();
-        bubbles.into_iter().map(|one| (one.job, one.time.as_secs_f64(), one.layers_late)).collect()
+    fn take_bubbles(&self) -> PyResult<Vec<(u64, f64, u64)>> {
+        let bubbles = self.0.get()?.take_bubbles().into_iter();
+        Ok(bubbles.map(|one| (one.job, one.time.as_secs_f64(), one.layers_late)).collect())
     }
 
     /// Waits until none of these loads is under way.
     #[pyo3(signature = (jobs, limit_s = None))]
     fn wait_loaded(&self, py: Python<'_>, jobs: Vec<u64>, limit_s: Option<f64>) -> PyResult<bool> {
-        let limit = limit(limit_s)?;
-        Ok(py.detach(|| self.0.wait_loaded(&jobs, limit)))
+        let (limit, cache) = (limit(limit_s)?, self.0.get()?);
+        Ok(py.detach(|| cache.wait_loaded(&jobs, limit)))
     }
 
     /// Waits until none of these stores is under way.
     #[pyo3(signature = (jobs, limit_s = None))]
     fn wait_stored(&self, py: Python<'_>, jobs: Vec<u64>, limit_s: Option<f64>) -> PyResult<bool> {
-        let limit = limit(limit_s)?;
-        Ok(py.detach(|| self.0.wait_stored(&jobs, limit)))
+        let (limit, cache) = (limit(limit_s)?, self.0.get()?);
+        Ok(py.detach(|| cache.wait_stored(&jobs, limit)))
     }
 
     /// What was counted.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
-        for (name, value) in self.0.stats().named() {
+        for (name, value) in self.0.get()?.stats().named() {
             dict.set_item(name, value)?;
         }
         Ok(dict)
     }
 
     /// Ends everything. Nothing touches the cache any more when this returns.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| self.0.close());
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let cache = self.0.get()?;
+        py.detach(|| cache.close());
+        Ok(())
     }
 }
 
 impl Drop for PagedCache {
     fn drop(&mut self) {
-        Python::attach(|py| self.close(py));
+        // Another process only forgets it.
+        let _ = Python::attach(|py| self.close(py));
+    }
+}
+
+/// Checks that the pages of a layer in host memory are there.
+fn check_layer(
+    (address, pages, stride_bytes, page_bytes, _): &(u64, u64, u64, u64, usize),
+) -> Result<(), Absent> {
+    let behind = pages.checked_sub(1).and_then(|before| before.checked_mul(*stride_bytes));
+    match behind.and_then(|behind| behind.checked_add(*page_bytes)) {
+        Some(len) => mapped::check(*address, len, true),
+        // No pages, or too many: the shape says so.
+        None => Ok(()),
     }
 }
 
@@ -247,6 +271,7 @@ fn not_begun(error: NotBegun) -> PyErr {
         NotBegun::Pages(_) | NotBegun::Source(_) | NotBegun::Value { .. } => InvalidError::new_err(why),
         NotBegun::Copies(_) => TransferError::new_err(why),
         NotBegun::Closed => PeerLostError::new_err(why),
+        NotBegun::Forked(forked) => of_forked(forked),
     }
 }
 

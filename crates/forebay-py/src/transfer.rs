@@ -2,6 +2,7 @@
 //! ended; how it is carried out is the agent's.
 
 use crate::errors::{of_agent, of_end};
+use crate::process::Own;
 use forebay_agent::{End, Request, State};
 use pyo3::prelude::*;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,24 +10,26 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// A list of memory, checked and ready for transfers.
 #[pyclass(frozen, module = "forebay")]
-pub struct Prepared(pub forebay_agent::Prepared);
+pub struct Prepared(pub Own<forebay_agent::Prepared>);
 
 #[pymethods]
 impl Prepared {
     /// The peer whose memory it is; None: this end's.
     #[getter]
-    fn peer(&self) -> Option<&str> {
-        self.0.peer()
+    fn peer(&self) -> PyResult<Option<&str>> {
+        Ok(self.0.get()?.peer())
     }
 
-    fn __len__(&self) -> usize {
-        self.0.len() as usize
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(self.0.get()?.len() as usize)
     }
 }
 
 /// A transfer that can be posted, any number of times.
 #[pyclass(frozen, module = "forebay")]
-pub struct Transfer {
+pub struct Transfer(Own<Moving>);
+
+struct Moving {
     request: Request,
     blocks: u64,
     latest: Arc<Latest>,
@@ -79,7 +82,30 @@ impl Latest {
 
 impl Transfer {
     pub fn new(request: Request, blocks: u64) -> Transfer {
-        Transfer { request, blocks, latest: Arc::default() }
+        Transfer(Own::new(Moving { request, blocks, latest: Arc::default() }))
+    }
+}
+
+impl Moving {
+    fn state(&self) -> &'static str {
+        if self.latest.lock().moving {
+            return "moving";
+        }
+        match self.end() {
+            Some(End::Done { .. }) => "done",
+            Some(_) => "failed",
+            None => "ready",
+        }
+    }
+
+    /// When the latest post was made, how long the call took, and how long until its end.
+    fn times(&self) -> Option<(u64, u64, u64)> {
+        let post = self.latest.lock();
+        let (wall, _) = post.at?;
+        let since_1970 = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        // A transfer can end before the call that posted it returns.
+        let took = post.took.filter(|_| !post.moving)?;
+        Some((in_ns(since_1970), in_ns(post.call.min(took)), in_ns(took)))
     }
 
     /// The end of the latest post.
@@ -122,75 +148,67 @@ impl Transfer {
 impl Transfer {
     /// "ready", "moving", "done" or "failed".
     #[getter]
-    fn state(&self) -> &'static str {
-        if self.latest.lock().moving {
-            return "moving";
-        }
-        match self.end() {
-            Some(End::Done { .. }) => "done",
-            Some(_) => "failed",
-            None => "ready",
-        }
+    fn state(&self) -> PyResult<&'static str> {
+        Ok(self.0.get()?.state())
     }
 
     /// Why the latest post failed, if it did.
     #[getter]
-    fn error<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
-        let error = of_end(&self.end()?)?;
-        Some(error.into_value(py).into_bound(py).into_any())
+    fn error<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let error = self.0.get()?.end().as_ref().and_then(of_end);
+        Ok(error.map(|error| error.into_value(py).into_bound(py).into_any()))
     }
 
     /// Bytes that it moves.
     #[getter]
-    fn total_bytes(&self) -> u64 {
-        self.request.bytes()
+    fn total_bytes(&self) -> PyResult<u64> {
+        Ok(self.0.get()?.request.bytes())
     }
 
     /// Blocks that it moves.
     #[getter]
-    fn blocks(&self) -> u64 {
-        self.blocks
+    fn blocks(&self) -> PyResult<u64> {
+        Ok(self.0.get()?.blocks)
     }
 
     /// When the latest post was made, in ns since 1970; how long the call took, in ns; how long until its end, in ns. None
     /// before its end.
     #[getter]
-    fn times(&self) -> Option<(u64, u64, u64)> {
-        let post = self.latest.lock();
-        let (wall, _) = post.at?;
-        let since_1970 = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        // A transfer can end before the call that posted it returns.
-        let took = post.took.filter(|_| !post.moving)?;
-        Some((in_ns(since_1970), in_ns(post.call.min(took)), in_ns(took)))
+    fn times(&self) -> PyResult<Option<(u64, u64, u64)>> {
+        Ok(self.0.get()?.times())
     }
 
     /// Begins. A notification given here takes the place of the transfer's own, for this time.
     #[pyo3(signature = (notification = None))]
     fn post(&self, py: Python<'_>, notification: Option<Vec<u8>>) -> PyResult<()> {
-        py.detach(|| self.begin(notification)).map_err(of_agent)
+        let moving = self.0.get()?;
+        py.detach(|| moving.begin(notification)).map_err(of_agent)
     }
 
     /// Waits for the end and raises what went wrong. False: it has not come in time.
     #[pyo3(signature = (timeout_s = None))]
     fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<bool> {
+        let moving = self.0.get()?;
         // What is too long for a clock is as good as for ever.
         let limit =
             timeout_s.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX));
-        if !py.detach(|| self.latest.wait(limit)) {
+        if !py.detach(|| moving.latest.wait(limit)) {
             return Ok(false);
         }
-        match self.end().as_ref().and_then(of_end) {
+        match moving.end().as_ref().and_then(of_end) {
             Some(error) => Err(error),
             None => Ok(true),
         }
     }
 
     /// Ends it early, if it is under way. When this returns, nothing touches the memory any more, at both ends.
-    fn cancel(&self, py: Python<'_>) {
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        let moving = self.0.get()?;
         py.detach(|| {
-            self.request.cancel();
-            self.latest.wait(None);
+            moving.request.cancel();
+            moving.latest.wait(None);
         });
+        Ok(())
     }
 }
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from forebay import Agent, ForebayError, Prepared, Registration, Transfer
+from forebay._process import Maker
 
 from . import _exchange, _settings
 from ._enums import nixl_cost_t, nixl_mem_t, nixl_status_t, nixl_thread_sync_t, nixl_xfer_op_t
@@ -20,6 +21,7 @@ from ._errors import (
     nixlBackendError,
     nixlInvalidParamError,
     nixlMismatchError,
+    nixlNotAllowedError,
     nixlNoTelemetryError,
     nixlNotFoundError,
     nixlNotPostedError,
@@ -34,6 +36,8 @@ from .logging import get_logger
 logger = get_logger(__name__)
 
 DEFAULT_COMM_PORT = 8888
+TO_SELF_MAX = 65_536
+"""Messages of an agent to itself that wait to be taken."""
 # The name under which an agent prepares lists of its own memory. No agent can be called so.
 NIXL_INIT_AGENT = ""
 
@@ -81,6 +85,7 @@ class nixlAgent:
     def __init__(self, name: str, config: nixlAgentConfig) -> None:
         if not name:
             raise ValueError("an agent needs a name of at least one character")
+        self._maker = Maker()
         self._name = name
         self._config = config
         self._settings = _settings.read()
@@ -114,6 +119,7 @@ class nixlAgent:
     @translated
     def createBackend(self, name: str, options: dict[str, str]) -> int:
         """Starts the agent, under this name of its back end. Options that only UCX knows have no effect."""
+        self._maker.check()
         defaults, _ = self.getPluginParams(name)
         unknown = options.keys() - defaults.keys()
         if unknown and name == "FOREBAY":
@@ -153,6 +159,7 @@ class nixlAgent:
     @property
     def forebay(self) -> Agent:
         """The agent below: completion by `fileno()`, statistics and more are there."""
+        self._maker.check()
         if self._agent is None:
             raise failure(nixlNotFoundError, "this agent has no back end: create one first")
         return self._agent
@@ -175,6 +182,7 @@ class nixlAgent:
         return nixl_status_t.NIXL_SUCCESS
 
     def _register(self, memory: tuple[int, int]) -> None:
+        self._maker.check()
         with self._memory_lock:
             held = self._registered.get(memory)
             if held:
@@ -183,6 +191,7 @@ class nixlAgent:
                 self._registered[memory] = [self.forebay.register_memory(memory)]
 
     def _deregister(self, memory: tuple[int, int]) -> None:
+        self._maker.check()
         with self._memory_lock:
             held = self._registered.get(memory)
             if not held:
@@ -486,13 +495,19 @@ class nixlAgent:
     def genNotif(
         self, remote_agent: str | bytes, msg: str | bytes, backends: Sequence[int] = ()
     ) -> nixl_status_t:
-        """Sends a message to a peer."""
+        """Sends a message to a peer. Returns when the peer has it, and raises if it did not take it in."""
+        self._maker.check()
         remote_agent = _text(remote_agent)
         if remote_agent == self._name:
             with self._lock:
+                if len(self._to_self) >= TO_SELF_MAX:
+                    raise failure(
+                        nixlNotAllowedError,
+                        f"{TO_SELF_MAX} messages of this agent to itself wait to be taken: take them first",
+                    )
                 self._to_self.append(_encoded(msg))
         else:
-            self.forebay.notify(remote_agent, _encoded(msg), wait=False)
+            self.forebay.notify(remote_agent, _encoded(msg))
         return nixl_status_t.NIXL_SUCCESS
 
     @translated

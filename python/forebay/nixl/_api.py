@@ -1,11 +1,13 @@
 """NIXL's Python agent: strings for states and operations, handles that release themselves.
 
-A thin layer over `_bindings`; knows no Forebay.
+A thin layer over `_bindings`; of Forebay it knows only which process made an object.
 """
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
+
+from forebay._process import Maker
 
 from . import _bindings, _lists
 from ._bindings import nixlRegDList, nixlRemoteDList, nixlXferDList, nixlXferTelemetry
@@ -31,11 +33,12 @@ class nixl_thread_sync_t(Enum):
 class _Handle:
     """Something of an agent, released once: by `release`, or with its last reference."""
 
-    __slots__ = ("_agent", "_handle", "_released")
+    __slots__ = ("_agent", "_handle", "_maker", "_released")
 
     def __init__(self, agent: _bindings.nixlAgent, value: int) -> None:
         self._agent = agent
         self._handle = value
+        self._maker = Maker()
         self._released = False
 
     def __repr__(self) -> str:
@@ -51,7 +54,9 @@ class _Handle:
             self._free()
 
     def __del__(self) -> None:
-        self.release()
+        # A child of `fork()` only forgets it: the parent goes on with it.
+        if self._maker.is_here:
+            self.release()
 
 
 class nixl_prepped_dlist_handle(_Handle):
@@ -328,7 +333,11 @@ class nixl_agent:
     def send_notif(
         self, remote_agent_name: str | bytes, notif_msg: bytes | str, backend: str | None = None
     ) -> None:
-        """Sends a message to a peer."""
+        """Sends a message to a peer. Returns when the peer has it.
+
+        Raises if the peer has too many messages that nobody took, is dead or does not answer: after 5 s at
+        the latest. What raised may have arrived if only the answer was lost.
+        """
         self.agent.genNotif(remote_agent_name, notif_msg, self._handles([backend] if backend else []))
 
     # Peers.

@@ -82,6 +82,7 @@ _OF_FOREBAY: list[tuple[type[Exception], type[errors.ForebayError]]] = [
     (errors.NotFoundError, nixlNotFoundError),
     (errors.PeerLostError, nixlRemoteDisconnectError),
     (errors.CancelledError, nixlCancelledError),
+    (errors.ForkedError, nixlNotAllowedError),
     (errors.DeadlineError, nixlBackendError),
     (errors.TransferError, nixlBackendError),
     (errors.ForebayError, nixlUnknownError),

@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from forebay._process import Maker
+
 from .logging import get_logger
 
 logger = get_logger(__name__)
@@ -105,6 +107,7 @@ class Listener:
     """Answers on a port until it is closed, each connection on a thread of its own: one may say nothing."""
 
     def __init__(self, address: tuple[str, int], token: bytes, answer: Callable[[int, bytes], bytes]) -> None:
+        self._maker = Maker()
         self._closed = False
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._socket = socket.create_server(address, family=family)
@@ -119,8 +122,11 @@ class Listener:
         return int(self._socket.getsockname()[1])
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread. In a child of `fork()` it closes a descriptor alone: the parent has the socket."""
         self._closed = True
+        if not self._maker.is_here:
+            self._socket.close()
+            return
         try:
             # Closing alone would leave the thread in `accept`.
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -3,6 +3,7 @@
 
 use super::{driver, failed};
 use crate::errors::{InvalidError, TransferError};
+use crate::process::Own;
 use crate::rows;
 use forebay_cuda::chain::Declined;
 use forebay_cuda::kernels::Piece;
@@ -15,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Every path between host memory and the GPUs of this process. For any number of threads.
 #[pyclass(frozen, module = "forebay.cuda")]
-pub struct Copier(forebay_cuda::Copier);
+pub struct Copier(Own<forebay_cuda::Copier>);
 
 #[pymethods]
 impl Copier {
@@ -32,30 +33,31 @@ impl Copier {
         let options = CopierOptions { devices, relays, ..CopierOptions::default() };
         py.detach(|| {
             let copier = forebay_cuda::Copier::with_driver(driver()?, &options).map_err(not_started)?;
-            Ok(Copier(copier))
+            Ok(Copier(Own::new(copier)))
         })
     }
 
     /// Puts copies into a stream. What follows in it waits for them.
     #[pyo3(signature = (pairs, *, stream = 0))]
     fn copy_batch(&self, py: Python<'_>, pairs: &Bound<'_, PyAny>, stream: usize) -> PyResult<()> {
-        let pieces = read(pairs)?;
+        let (copier, pieces) = (self.0.get()?, read(pairs)?);
         // SAFETY: Python's callers answer for addresses and streams, as they do with every binding of the driver.
-        let queued = py.detach(|| unsafe { self.0.copy_in_stream(&pieces, stream as *mut _) });
+        let queued = py.detach(|| unsafe { copier.copy_in_stream(&pieces, stream as *mut _) });
         queued.map(drop).map_err(|error| TransferError::new_err(error.to_string()))
     }
 
     /// Copies at once and waits. When it returns, or raises, nothing of it is under way any more.
     fn copy_batch_and_wait(&self, py: Python<'_>, pairs: &Bound<'_, PyAny>) -> PyResult<()> {
-        let pieces = read(pairs)?;
+        let (copier, pieces) = (self.0.get()?, read(pairs)?);
         // SAFETY: as above.
-        py.detach(|| unsafe { self.0.copy_all_and_wait(&pieces) }).map_err(not_copied)
+        py.detach(|| unsafe { copier.copy_all_and_wait(&pieces) }).map_err(not_copied)
     }
 
     /// What was done since the start.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let links = py.detach(|| self.0.telemetry()).map_err(failed)?.links;
-        let counters = self.0.chains().counters();
+        let copier = self.0.get()?;
+        let links = py.detach(|| copier.telemetry()).map_err(failed)?.links;
+        let counters = copier.chains().counters();
         let (declined, by_link) = (PyDict::new(py), PyDict::new(py));
         for why in Declined::ALL.into_iter().filter(|why| counters.declined(*why) > 0) {
             declined.set_item(why.to_string(), counters.declined(why))?;
@@ -78,7 +80,8 @@ impl Copier {
     /// By GPU, the relays of a node's process: how many are in use, the bytes that they reach, and why there are none.
     fn relays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let by_gpu = PyDict::new(py);
-        for relays in self.0.devices().filter_map(|device| self.0.relays(device.index())) {
+        let copier = self.0.get()?;
+        for relays in copier.devices().filter_map(|device| copier.relays(device.index())) {
             let (count, reason) = match relays.status() {
                 Status::Attached { relays } => (relays, None),
                 Status::Detached { reason } => (0, Some(reason)),

@@ -3,6 +3,7 @@
 
 use super::{driver, failed};
 use crate::errors::{InvalidError, NoRoomError};
+use crate::process::Own;
 use forebay_cuda::device::Device;
 use forebay_cuda::pinned::{self, PinError, PoolConfig};
 use forebay_mover::Backing;
@@ -16,13 +17,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Pinned host memory that is kept when it is given back.
 #[pyclass(frozen, module = "forebay.cuda")]
 pub struct PinnedPool {
-    pool: pinned::PinnedPool,
+    pool: Own<pinned::PinnedPool>,
 }
 
 /// Pinned host memory, which its pool has back when it is closed, or when nothing refers to it any more.
 #[pyclass(frozen, module = "forebay.cuda")]
 pub struct PinnedBuffer {
-    lent: Mutex<Lent>,
+    lent: Own<Mutex<Lent>>,
 }
 
 struct Lent {
@@ -40,44 +41,46 @@ impl PinnedPool {
         let config = if shared { PoolConfig::shared(limit_bytes) } else { PoolConfig::new(limit_bytes) };
         py.detach(|| {
             let device = Device::open(driver()?, device).map_err(failed)?;
-            Ok(PinnedPool { pool: pinned::PinnedPool::new(&device, config) })
+            Ok(PinnedPool { pool: Own::new(pinned::PinnedPool::new(&device, config)) })
         })
     }
 
     /// Pins until the pool holds `bytes` bytes, on a thread of its own unless the caller waits.
     #[pyo3(signature = (bytes, *, wait = false))]
     fn warm(&self, py: Python<'_>, bytes: u64, wait: bool) -> PyResult<()> {
+        let pool = self.pool.get()?;
         if wait {
-            py.detach(|| self.pool.warm(bytes)).map_err(unpinned)
+            py.detach(|| pool.warm(bytes)).map_err(unpinned)
         } else {
             // Nobody waits: what could not be pinned ahead is pinned, or refused, when it is asked for.
-            self.pool.warm_in_background(bytes).map(drop).map_err(failed)
+            pool.warm_in_background(bytes).map(drop).map_err(failed)
         }
     }
 
     fn take(&self, py: Python<'_>, bytes: u64) -> PyResult<PinnedBuffer> {
-        let buffer = py.detach(|| self.pool.take(bytes)).map_err(unpinned)?;
-        Ok(PinnedBuffer { lent: Mutex::new(Lent { buffer: Some(buffer), views: 0 }) })
+        let pool = self.pool.get()?;
+        let buffer = py.detach(|| pool.take(bytes)).map_err(unpinned)?;
+        Ok(PinnedBuffer { lent: Own::new(Mutex::new(Lent { buffer: Some(buffer), views: 0 })) })
     }
 
     #[getter]
-    fn held_bytes(&self) -> u64 {
-        self.pool.counters().held_bytes
+    fn held_bytes(&self) -> PyResult<u64> {
+        Ok(self.pool.get()?.counters().held_bytes)
     }
 
     #[getter]
-    fn lent_bytes(&self) -> u64 {
-        self.pool.counters().lent_bytes
+    fn lent_bytes(&self) -> PyResult<u64> {
+        Ok(self.pool.get()?.counters().lent_bytes)
     }
 
     #[getter]
-    fn registrations(&self) -> u64 {
-        self.pool.counters().registrations
+    fn registrations(&self) -> PyResult<u64> {
+        Ok(self.pool.get()?.counters().registrations)
     }
 
     #[getter]
-    fn pinning_seconds(&self) -> f64 {
-        self.pool.counters().pinning.as_secs_f64()
+    fn pinning_seconds(&self) -> PyResult<f64> {
+        Ok(self.pool.get()?.counters().pinning.as_secs_f64())
     }
 }
 
@@ -85,12 +88,12 @@ impl PinnedPool {
 impl PinnedBuffer {
     #[getter]
     fn address(&self) -> PyResult<usize> {
-        Ok(self.lock().open()?.as_ptr() as usize)
+        Ok(self.lock()?.open()?.as_ptr() as usize)
     }
 
     #[getter]
     fn bytes(&self) -> PyResult<usize> {
-        Ok(self.lock().open()?.len())
+        Ok(self.lock()?.open()?.len())
     }
 
     fn __len__(&self) -> PyResult<usize> {
@@ -99,7 +102,7 @@ impl PinnedBuffer {
 
     /// Gives the memory back, once: no copy may be using it any more.
     fn close(&self) -> PyResult<()> {
-        let mut lent = self.lock();
+        let mut lent = self.lock()?;
         if lent.views > 0 {
             return Err(PyBufferError::new_err(format!(
                 "{} views look at the memory: release them",
@@ -125,7 +128,7 @@ impl PinnedBuffer {
     ///
     /// `view` is null or a place for a view, as Python's buffer protocol has it.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let mut lent = slf.get().lock();
+        let mut lent = slf.get().lock()?;
         let buffer = lent.open()?;
         let len = ffi::Py_ssize_t::try_from(buffer.len()).map_err(PyBufferError::new_err)?;
         // SAFETY: by this function's contract; the memory is there, and writable, until no view is left.
@@ -142,13 +145,16 @@ impl PinnedBuffer {
     ///
     /// Python calls it once for each view that it got.
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
-        self.lock().views -= 1;
+        // Another process has views of memory that is the parent's.
+        if let Ok(mut lent) = self.lock() {
+            lent.views -= 1;
+        }
     }
 }
 
 impl PinnedBuffer {
-    fn lock(&self) -> MutexGuard<'_, Lent> {
-        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> PyResult<MutexGuard<'_, Lent>> {
+        Ok(self.lent.get()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
