@@ -215,6 +215,10 @@ fn broken(shared: &Weak<Shared>, peer: &Arc<Peer>, number: u64, why: &Broken) {
     }
     state.lost = Some(why.clone());
     let last = state.flows.is_empty();
+    if let (true, Some(before)) = (last, state.lost_gate.pass()) {
+        let peer = peer.name.as_str();
+        tracing::info!(peer, "the peer was lost: {why} ({before} more since the last line)");
+    }
     let rest = if last { state.line.broken(shared.keeper.now_us()) } else { None };
     drop(state);
     // What takes over is there before what has ended goes.

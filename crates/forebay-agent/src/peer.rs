@@ -59,6 +59,8 @@ pub(crate) struct State {
     pub unreached: Option<NotReached>,
     /// For the lines that say so.
     pub gate: LogGate,
+    /// For the lines that say that it was lost.
+    pub lost_gate: LogGate,
     /// One more flow is being connected.
     pub growing: bool,
     pub outbox: Outbox<Sending>,
@@ -115,6 +117,7 @@ impl Peer {
             lost: None,
             unreached: None,
             gate: LogGate::new(),
+            lost_gate: LogGate::new(),
             growing: false,
             outbox: Outbox::default(),
             turns_are_given: false,

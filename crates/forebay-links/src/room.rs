@@ -124,6 +124,17 @@ impl<S: Eq + Hash + Clone> Room<S> {
         None
     }
 
+    /// Everybody loses their place: the listener ends.
+    pub fn clear(&self) {
+        let mut state = self.state();
+        let evicts: Vec<(u64, Evict)> = state.evicts.drain().collect();
+        evicts.iter().for_each(|(number, _)| {
+            state.pending.leave(*number);
+        });
+        drop(state);
+        evicts.into_iter().for_each(|(_, evict)| evict());
+    }
+
     fn state(&self) -> MutexGuard<'_, State<S>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -197,8 +208,10 @@ mod tests {
         assert_eq!(evicted.recv_timeout(Duration::from_secs(30)), Ok("first"));
         assert!(first.is_evicted() && !first.leave() && second.leave() && !third.is_evicted());
         assert_eq!(room.stat(), RoomStat { pending: 1, evicted: 1 });
-        drop(third);
-        assert_eq!(room.stat().pending, 0);
+        room.clear();
+        assert_eq!(evicted.recv_timeout(Duration::from_secs(30)), Ok("third"));
+        assert!(third.is_evicted() && !third.leave());
+        assert_eq!(room.stat(), RoomStat { pending: 0, evicted: 1 });
     }
 
     #[test]

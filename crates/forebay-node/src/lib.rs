@@ -14,6 +14,7 @@ mod local;
 pub mod metrics;
 mod node;
 mod peering;
+pub mod size;
 
 pub use config::{
     CollectorConfig, ConfigError, DirectoryConfig, FabricConfig, LimitsConfig, MemoryConfig, MetricsConfig,

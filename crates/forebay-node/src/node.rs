@@ -3,7 +3,7 @@
 
 mod ending;
 mod memory;
-mod opening;
+pub(crate) mod opening;
 mod telling;
 
 pub use ending::{DrainError, Drained};
@@ -14,20 +14,22 @@ use crate::directory::{
     Directory, EtcdConfig, EtcdDirectory, EtcdError, NodeRecord, StaticDirectory, StaticError, node_of_name,
 };
 use crate::elsewhere::Elsewhere;
-use crate::local::answer::NodeStat;
+use crate::local::answer::{NodeStat, REFUSALS, Refusal};
 use crate::local::desk::Desk;
+use crate::local::frame::Unfinished;
 use crate::local::listener::{Doorkeeper, Listener};
 use crate::local::session::SessionLimits;
 use crate::local::socket::WakeUp;
 use crate::metrics::sources::{
-    of_agent, of_clients, of_directory, of_mover, of_peering, of_process, of_relays, of_store,
+    PortsStat, of_agent, of_clients, of_directory, of_mover, of_peering, of_ports, of_process, of_relays,
+    of_store,
 };
-use crate::metrics::{Metrics, MetricsServer, Push, PushConfig, PushError, Spans};
+use crate::metrics::{HttpLimits, Metrics, MetricsServer, Push, PushConfig, PushError, Spans};
 use crate::peering::{Nobody, Peering, PeeringStat};
 use forebay_agent::AgentError;
 use forebay_cuda::driver::{Driver, LoadError};
 use forebay_cuda::remote::{RelayError, Relays, RelaysStat};
-use forebay_links::HostLink;
+use forebay_links::{HostLink, LogGate, Room};
 
 use ending::Ender;
 use forebay_mover::{Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteError, RouteSpec};
@@ -125,6 +127,8 @@ pub(crate) struct NodeLimits {
     pub session: SessionLimits,
     /// Longest time that a lease lives without being renewed.
     pub lease_us: u64,
+    /// How long a client may take to say who it is.
+    pub authentication: Duration,
 }
 
 /// What the node's threads share.
@@ -134,12 +138,19 @@ pub(crate) struct Shared {
     pub instance: [u8; 16],
     pub limits: NodeLimits,
     pub doorkeeper: Doorkeeper,
+    /// Connections that have not said who they are, by process.
+    pub room: Arc<Room<i32>>,
+    pub unfinished: Arc<Unfinished>,
+    /// For the lines that say so, one for each kind, so that none hides another.
+    refused_gates: [LogGate; REFUSALS],
     pub spans: Arc<Spans>,
     elsewhere: OnceLock<Arc<dyn Elsewhere>>,
     seats: Mutex<HashMap<u64, Weak<Desk>>>,
     next_seat: AtomicU64,
-    /// Threads of clients, those that are not let in yet included.
+    /// Threads of clients that are let in.
     inside: AtomicUsize,
+    /// Threads of connections that are not let in yet.
+    greeting: AtomicUsize,
     counts: Counts,
     /// Whether the store tells those who watch what has left it.
     telling: Mutex<bool>,
@@ -195,10 +206,24 @@ pub(crate) struct Seat {
 /// A client's thread.
 pub(crate) struct Inside(Arc<Shared>);
 
+/// The thread of a connection that is not let in yet.
+pub(crate) struct Greeting(Arc<Shared>);
+
 impl Node {
+    /// Whether a node can be told so on this machine: what the start asks first, and the check of a configuration too.
+    pub fn check(config: &NodeConfig) -> Result<(), NodeError> {
+        config.check().map_err(NodeError::Config)?;
+        config.check_machine().map_err(NodeError::Config)?;
+        match config.relays {
+            Some(_) => Ok(Driver::load().map(drop)?),
+            None => Ok(()),
+        }
+    }
+
     /// Starts a node: opens its logs, makes its arena and lets clients in.
     pub fn start(config: &NodeConfig) -> Result<Node, NodeError> {
         let system = |doing| move |error| NodeError::System { doing, error };
+        Node::check(config)?;
         let failed = |error| NodeError::Socket { path: config.socket.clone(), error };
         let listener = Listener::bind(&config.socket, &config.allow_uids).map_err(failed)?;
         let ender = Ender::start().map_err(system("the thread that ends the node"))?;
@@ -242,14 +267,14 @@ impl Node {
     fn join(mut self, config: &NodeConfig, metrics: Arc<Metrics>) -> Result<Node, NodeError> {
         let shared = &self.shared;
         if let Some(peers) = &config.peers {
-            let directory = open_directory(config, peers.advertise.unwrap_or(peers.listen), shared.instance)?;
+            let directory = open_directory(config, peers.told(), shared.instance)?;
             metrics.add("directory", of_directory(Arc::clone(&directory)));
             let ground = (&shared.store, &shared.mover, HOST);
             let peering = Arc::new(Peering::start(
                 peers,
                 &config.name,
                 ground,
-                config.limits.loads(),
+                &config.limits,
                 directory,
                 Arc::clone(&shared.spans),
             )?);
@@ -278,13 +303,32 @@ impl Node {
             metrics
                 .add("clients", of_clients(move || node.upgrade().map(|node| (node.stat(), node.clients()))));
             let node = Arc::downgrade(shared);
+            let peering = self.peering.as_ref().map(Arc::downgrade);
             let ready = move || match node.upgrade() {
-                Some(node) if !node.is_draining() => Ok(()),
+                Some(node) if !node.is_draining() => match peering.as_ref().and_then(Weak::upgrade) {
+                    Some(peering) => peering.readiness(),
+                    None => Ok(String::new()),
+                },
                 _ => Err("the node is shutting down".into()),
             };
             let system = |error| NodeError::System { doing: "the port for metrics", error };
-            let listen = |at| MetricsServer::listen(at, Arc::clone(&metrics), ready).map_err(system);
+            let limits = HttpLimits {
+                pending_max: config.limits.unauthenticated,
+                request_limit: Duration::from_millis(config.limits.authentication_ms),
+                metrics_max: shown.requests_max,
+            };
+            let listen = |at| MetricsServer::listen(at, Arc::clone(&metrics), limits, ready).map_err(system);
             self.metrics = shown.listen.map(listen).transpose()?;
+            let port = self.metrics.as_ref().map(MetricsServer::pending);
+            let (node, peering) = (Arc::downgrade(shared), self.peering.as_ref().map(Arc::downgrade));
+            metrics.add(
+                "ports",
+                of_ports(move || {
+                    let clients = node.upgrade().map(|node| (node.room.stat(), Arc::clone(&node.unfinished)));
+                    let peers = peering.as_ref().and_then(Weak::upgrade).and_then(|peering| peering.port());
+                    PortsStat { clients, peers, metrics: port.as_ref().map(|port| port.stat()) }
+                }),
+            );
             self._push = shown.push.as_ref().map(|to| push(to, &config.name, metrics)).transpose()?;
         }
         Ok(self)
@@ -340,7 +384,8 @@ impl Node {
         shared.desks().iter().for_each(|desk| desk.outbox.wake_up().wake());
         let until = Instant::now() + STOP_PATIENCE;
         let mut waiting = shared.waiting();
-        while shared.inside.load(Ordering::Acquire) > 0 {
+        shared.room.clear();
+        while shared.inside.load(Ordering::Acquire) + shared.greeting.load(Ordering::Acquire) > 0 {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
@@ -417,13 +462,22 @@ impl Shared {
             store,
             mover,
             instance,
-            limits: NodeLimits { clients: limits.clients, session, lease_us: limits.lease_us() },
+            limits: NodeLimits {
+                clients: limits.clients,
+                session,
+                lease_us: limits.lease_us(),
+                authentication: Duration::from_millis(limits.authentication_ms),
+            },
+            room: Room::new("the clients' socket", limits.unauthenticated),
+            unfinished: Arc::new(Unfinished::new(limits.unfinished)),
+            refused_gates: [const { LogGate::new() }; REFUSALS],
             doorkeeper: Doorkeeper { token: config.token.clone(), uids: config.allow_uids.clone() },
             spans,
             elsewhere: OnceLock::new(),
             seats: Mutex::default(),
             next_seat: AtomicU64::new(0),
             inside: AtomicUsize::new(0),
+            greeting: AtomicUsize::new(0),
             counts: Counts::default(),
             telling: Mutex::default(),
             draining: AtomicBool::new(false),
@@ -473,6 +527,12 @@ impl Shared {
         entered.ok().map(|_| Inside(Arc::clone(self)))
     }
 
+    /// One more thread of a connection that is not let in yet; their room bounds them.
+    pub fn greet(self: &Arc<Self>) -> Greeting {
+        self.greeting.fetch_add(1, Ordering::AcqRel);
+        Greeting(Arc::clone(self))
+    }
+
     /// A client is let in.
     pub fn seat(self: &Arc<Self>, desk: &Arc<Desk>) -> Seat {
         let number = self.next_seat.fetch_add(1, Ordering::Relaxed);
@@ -508,8 +568,13 @@ impl Shared {
         counts.hits_peers.fetch_add(peers as u64, Ordering::Relaxed);
     }
 
-    pub fn count_refused(&self) {
+    /// A client is not let in. Told at most once a minute for each kind of refusal.
+    pub fn count_refused(&self, refusal: Refusal, why: &str) {
         self.counts.refused.fetch_add(1, Ordering::Relaxed);
+        let gate = self.refused_gates.get(refusal as usize);
+        if let Some(before) = gate.and_then(LogGate::pass) {
+            tracing::warn!("a client was refused: {refusal:?}: {why} ({before} more since the last line)");
+        }
     }
 
     /// Slots whose client went without a word.
@@ -555,6 +620,13 @@ impl Shared {
 impl Drop for Seat {
     fn drop(&mut self) {
         self.node.seats().remove(&self.number);
+    }
+}
+
+impl Drop for Greeting {
+    fn drop(&mut self) {
+        self.0.greeting.fetch_sub(1, Ordering::AcqRel);
+        self.0.let_go();
     }
 }
 

@@ -351,6 +351,8 @@ fn peer_stat<'py>(py: Python<'py>, stat: &PeerStat) -> PyResult<Bound<'py, PyDic
     }
     let dict = PyDict::new(py);
     dict.set_item("state", stat.state)?;
+    let unreached = stat.unreached.as_ref();
+    dict.set_item("unreached", unreached.map(|unreached| unreached.reason.label()))?;
     dict.set_item("flows", stat.flows.len())?;
     let paths = PyDict::new(py);
     for (path, counts) in &counts.paths {

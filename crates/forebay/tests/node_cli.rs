@@ -481,3 +481,60 @@ fn systemd_understands_the_unit() {
     let said = String::from_utf8_lossy(&ran.stderr).into_owned();
     assert!(ran.status.success() && !said.contains("forebay-node"), "{said}");
 }
+
+/// What a command says of this configuration.
+fn said(site: &Site, more: &[&str]) -> (bool, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(["node", "--config"])
+        .arg(site.config())
+        .args(more)
+        .output()
+        .unwrap();
+    let said = if output.status.success() { output.stdout } else { output.stderr };
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+#[test]
+fn what_the_check_refuses_the_start_refuses_with_the_same_words() {
+    const PEERS: &str = "[peers]\nlisten = '127.0.0.1:7600'\n";
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("file"), "x").unwrap();
+    std::fs::write(at("bad.toml"), "[[nodes]]\nname = 'a'\naddress = 'localhost:7600'\n").unwrap();
+    std::os::unix::fs::symlink(at("nowhere"), at("link")).unwrap();
+    for more in [
+        format!("{PEERS}[directory]\netcd = ['http://127.0.0.1:2379']\nttl_s = 1\n"),
+        format!("{PEERS}[directory]\netcd = ['127.0.0.1:2379']\n"),
+        format!("{PEERS}[directory]\netcd = ['https://127.0.0.1:2379']\n"),
+        format!("{PEERS}[directory]\nfile = {:?}\n", at("none.toml")),
+        format!("{PEERS}[directory]\nfile = {:?}\n", at("bad.toml")),
+        "[directory]\netcd = ['http://127.0.0.1:2379']\n".to_owned(),
+        format!("{PEERS}advertise = '0.0.0.0:7600'\n"),
+        format!("{PEERS}advertise = '127.0.0.1:0'\n"),
+        format!("{PEERS}token_file = '/dev/zero'\n"),
+        format!("[[ssd]]\npath = {:?}\nsize = '160MiB'\n", at("no/log")),
+        format!("[[ssd]]\npath = {:?}\nsize = '160MiB'\n", folder.path()),
+        format!("[[ssd]]\npath = {:?}\nsize = '160MiB'\n", at("link")),
+        format!("[[ssd]]\npath = {:?}\nsize = 167772161\n", at("log")),
+        format!("[relays]\nsocket = {:?}\n", at("no/relays.sock")),
+        "chunk_size = '1GB'\n".to_owned(),
+    ] {
+        let site = Site::new(&more);
+        let (checked, started) = (said(&site, &["--check-config"]), said(&site, &[]));
+        assert!(!checked.0, "{more}");
+        assert_eq!(checked, started, "{more}");
+    }
+    for socket in [at("file"), at("no/node.sock"), at("link")] {
+        let site = Site::new("");
+        std::fs::write(site.config(), format!("socket = {socket:?}\n[memory]\nsize = '8MiB'\n")).unwrap();
+        let (checked, started) = (said(&site, &["--check-config"]), said(&site, &[]));
+        assert!(!checked.0 && checked.1.contains("socket is"), "{checked:?}");
+        assert_eq!(checked, started);
+    }
+}
+
+#[test]
+fn the_check_prints_what_will_be_used() {
+    let (well, shown) = said(&Site::new(""), &["--check-config"]);
+    assert!(well && shown.contains("largest_chunk = \"128KiB\"") && !shown.contains("0B"), "{shown}");
+}

@@ -86,6 +86,10 @@ pub(super) enum Arrival {
 pub(super) trait Role {
     /// A frame came.
     fn frame(&mut self, now_us: u64, operation: u64, frame: Frame) -> Result<(), Broken>;
+    /// A header came; its body follows. An error: it is not wanted.
+    fn begins(&self, _header: &Header) -> Result<(), Broken> {
+        Ok(())
+    }
     /// A DATA came; its bytes follow. Where do they go?
     fn inbound(&mut self, operation: u64, bytes: u32) -> Result<Chunk, Broken>;
     /// The bytes of a DATA have come.
@@ -300,7 +304,11 @@ impl<R: Role> Connection<R> {
     fn step(&mut self, now_us: u64) -> Result<bool, Broken> {
         let Some(found) = self.intake.step()? else { return Ok(false) };
         match found {
-            Found::Nothing => {}
+            Found::Nothing => {
+                if let State::Body { header, .. } = &self.intake.state {
+                    self.role.begins(header)?;
+                }
+            }
             Found::Arrived(operation, arrival) => self.role.placed(operation, arrival)?,
             Found::Frame(operation, Frame::Data(bytes)) => {
                 let chunk = self.role.inbound(operation, bytes)?;

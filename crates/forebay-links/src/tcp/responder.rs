@@ -8,7 +8,9 @@
 use super::command::{Command, Fault, FaultCode};
 use super::connection::{Arrival, Broken, Role};
 use super::exports::{Exports, Grant, Wish};
-use super::frame::{BadFrame, CHUNK_BYTES_MAX, Frame, OP_BYTES_MAX, OPS_MAX, SPANS_MAX, VERSION};
+use super::frame::{
+    BadFrame, CHUNK_BYTES_MAX, Frame, Header, Kind, OP_BYTES_MAX, OPS_MAX, SPANS_MAX, VERSION,
+};
 use super::greeting::{Hello, Identity, Refusal, RefusalCode, Welcome};
 use super::payload::Chunk;
 use super::service::Desk;
@@ -242,6 +244,17 @@ impl Role for Responder {
                 let what = "a frame that may not come now";
                 Err(Broken::Bad(BadFrame::Unexpected { what, operation }))
             }
+        }
+    }
+
+    /// Of a peer that is not let in yet nothing is kept but a HELLO.
+    fn begins(&self, header: &Header) -> Result<(), Broken> {
+        match (self.peer, header.kind) {
+            (None, kind) if kind != Kind::Hello => {
+                let (what, operation) = ("a frame that may not come before HELLO", header.operation);
+                Err(Broken::Bad(BadFrame::Unexpected { what, operation }))
+            }
+            _ => Ok(()),
         }
     }
 

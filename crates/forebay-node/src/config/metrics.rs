@@ -13,6 +13,9 @@ pub struct MetricsConfig {
     /// Where `GET /metrics`, `/healthz` and `/readyz` are answered; nowhere unless it is said.
     #[serde(default, deserialize_with = "address::deserialize", skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
+    /// Requests for `/metrics` that are answered at a time; health is answered in any case.
+    #[serde(default = "sixteen")]
+    pub requests_max: usize,
     /// Whom it tells by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub push: Option<CollectorConfig>,
@@ -38,10 +41,11 @@ pub struct CollectorConfig {
 impl MetricsConfig {
     /// Answers here, and tells nobody by itself.
     pub fn new(listen: SocketAddr) -> MetricsConfig {
-        MetricsConfig { listen: Some(listen), push: None }
+        MetricsConfig { listen: Some(listen), requests_max: sixteen(), push: None }
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
+        count_in("metrics.requests_max", self.requests_max as u64, 1, 1024)?;
         self.push.as_ref().map_or(Ok(()), CollectorConfig::check)
     }
 }
@@ -60,9 +64,13 @@ impl CollectorConfig {
         let (field, value) = ("metrics.push.endpoint", format!("{:?}", self.endpoint));
         match endpoint::parse(&self.endpoint) {
             Some(_) => Ok(()),
-            None => Err(ConfigError::Value { field, value, allowed: "http://host:port".into() }),
+            None => Err(ConfigError::Value { field, value, allowed: endpoint::ALLOWED.into() }),
         }
     }
+}
+
+fn sixteen() -> usize {
+    16
 }
 
 fn fifteen() -> u32 {

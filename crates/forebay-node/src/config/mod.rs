@@ -11,10 +11,11 @@
 //! ```
 
 mod address;
+mod machine;
 mod metrics;
+mod name;
 mod peers;
 mod relays;
-mod size;
 mod tenants;
 
 pub use metrics::{CollectorConfig, MetricsConfig};
@@ -22,11 +23,16 @@ pub use peers::{DirectoryConfig, FabricConfig, PeersConfig, RailConfig};
 pub use relays::{RelayGpus, RelaysConfig};
 pub use tenants::{QuotaConfig, TenantsConfig};
 
+use crate::directory::StaticError;
 use crate::local::request::TOKEN_BYTES_MAX;
+use crate::node::opening;
+use crate::size;
 use forebay_store::log::{PAGE_BYTES, SEGMENT_BYTES, SEGMENTS};
 use forebay_store::ssd::KeysNotRead;
 use forebay_store::{SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, admission::Policy};
 use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -44,8 +50,8 @@ pub(crate) const SEGMENTS_MAX: u64 = *SEGMENTS.end();
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeConfig {
-    /// What other nodes call it; the host's name otherwise.
-    #[serde(default = "peers::host_name")]
+    /// What other nodes call it. Otherwise the host's name with a digest of the machine and the socket behind it.
+    #[serde(default, deserialize_with = "name::given")]
     pub name: String,
     /// Where clients connect.
     pub socket: PathBuf,
@@ -162,6 +168,14 @@ pub enum WriteBackPolicy {
 pub struct LimitsConfig {
     /// Clients at a time.
     pub clients: usize,
+    /// Connections at a time that have not said who they are, at each of the node's ports: clients' socket, peers' port, and
+    /// the port for metrics. Of more the oldest gives way.
+    pub unauthenticated: usize,
+    /// How long a connection may take to say who it is.
+    pub authentication_ms: u64,
+    /// Bytes of requests that have come in part, of all clients together.
+    #[serde(with = "size")]
+    pub unfinished: u64,
     /// Leases of a client at a time.
     pub leases_per_client: usize,
     /// Slots that a client writes at a time.
@@ -190,6 +204,9 @@ pub enum ConfigError {
     /// The text is not TOML with these fields; says where, and what is allowed there.
     #[error("{0}")]
     Toml(String),
+    /// The list of nodes is none.
+    #[error("directory.file: {0}")]
+    List(#[from] StaticError),
     /// Tenants' keys cannot be had.
     #[error("tenants: {0}")]
     Keys(#[from] KeysNotRead),
@@ -206,11 +223,15 @@ pub enum ConfigError {
 }
 
 impl Default for LimitsConfig {
-    /// 64 clients of 4096 leases, 1024 slots and 1024 chunks under way each; leases of a minute; 30 seconds for the end,
-    /// and 60 more to close the logs.
+    /// 64 clients, and as many connections that have two seconds to become one, with 64 MiB of unfinished
+    /// requests; 4096 leases, 1024 slots and 1024 chunks under way each; leases of a minute; 30 seconds for
+    /// the end, and 60 more to close the logs.
     fn default() -> LimitsConfig {
         LimitsConfig {
             clients: 64,
+            unauthenticated: 64,
+            authentication_ms: 2000,
+            unfinished: 64 << 20,
             leases_per_client: 4096,
             slots_per_client: 1024,
             loads_per_client: 1024,
@@ -257,9 +278,10 @@ impl WriteBackPolicy {
 impl NodeConfig {
     /// A node with this much memory, this socket, and nothing else.
     pub fn new(socket: impl Into<PathBuf>, memory_bytes: u64) -> NodeConfig {
+        let socket = socket.into();
         NodeConfig {
-            name: peers::host_name(),
-            socket: socket.into(),
+            name: name::default(&socket),
+            socket,
             token_file: None,
             token: Vec::new(),
             allow_uids: Vec::new(),
@@ -296,6 +318,7 @@ impl NodeConfig {
         if let Some(peers) = &mut config.peers {
             peers.read_files()?;
         }
+        config.check_list()?;
         // Read again, and kept, by whoever starts the node.
         config.tenants.read_keys()?;
         Ok(config)
@@ -303,10 +326,31 @@ impl NodeConfig {
 
     /// What a text says, if it is allowed.
     pub fn from_toml(text: &str) -> Result<NodeConfig, ConfigError> {
-        let config: NodeConfig = toml::from_str(text)
-            .map_err(|error| ConfigError::Toml(error.to_string().trim_end().to_owned()))?;
+        let wrong = |error: toml::de::Error| ConfigError::Toml(error.to_string().trim_end().to_owned());
+        let from = toml::Deserializer::parse(text).map_err(wrong)?;
+        let read: Result<NodeConfig, _> = serde_path_to_error::deserialize(from);
+        let mut config = read.map_err(|error| {
+            let key = error.path().to_string();
+            let ConfigError::Toml(why) = wrong(error.into_inner()) else { return ConfigError::Toml(key) };
+            ConfigError::Toml(if key == "." { why } else { format!("{key}: {why}") })
+        })?;
+        if config.name.is_empty() {
+            config.name = name::default(&config.socket);
+        }
         config.check()?;
         Ok(config)
+    }
+
+    /// The same with every value that follows from others filled in: what a node uses that is started so.
+    pub fn effective(&self) -> NodeConfig {
+        let mut config = self.clone();
+        let largest = opening::largest_chunk(self);
+        config.memory.largest_chunk = largest;
+        // A log that is there keeps the segments it was made with.
+        for ssd in config.ssd.iter_mut().filter(|ssd| !ssd.path.exists()) {
+            ssd.segment_size = opening::segment_bytes(ssd, self.memory.chunk_size, largest);
+        }
+        config
     }
 
     /// All of it, what was not said included.
@@ -315,17 +359,46 @@ impl NodeConfig {
         toml::to_string_pretty(self).unwrap_or_default()
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
+    /// Whether all values are allowed, each and together. The start of a node asks this too, however it was told.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.check_memory()?;
+        self.check_logs()?;
+        self.check_limits()?;
+        name::check(&self.name)?;
+        socket_path("socket", &self.socket)?;
+        count_in("copy_threads", self.copy_threads as u64, 1, 64)?;
+        self.tenants.check(self.memory.size, self.ssd.iter().map(|ssd| ssd.size).sum())?;
+        self.metrics.as_ref().map_or(Ok(()), MetricsConfig::check)?;
+        self.peers.as_ref().map_or(Ok(()), PeersConfig::check)?;
+        self.relays.as_ref().map_or(Ok(()), |relays| relays.check(&self.socket))?;
+        self.directory.as_ref().map_or(Ok(()), |directory| directory.check(self.peers.as_ref()))
+    }
+
+    /// Whether the list of nodes can be read, and this node is who it is there.
+    pub(crate) fn check_list(&self) -> Result<(), ConfigError> {
+        let list = self.directory.as_ref().and_then(|directory| directory.file.as_deref());
+        match (list, &self.peers) {
+            (Some(list), Some(peers)) => peers::check_list(list, &self.name, peers),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_memory(&self) -> Result<(), ConfigError> {
         let MemoryConfig { size: memory, largest_chunk, chunk_size, .. } = self.memory;
         let slab = SLOT_ALIGN_BYTES;
         size_in("memory.size", memory, 64 * slab, SLAB_BYTES_MAX * SLABS_MAX)?;
         let most = memory.min(SLAB_BYTES_MAX);
-        size_in("memory.chunk_size", chunk_size, 1, most)?;
+        // What is not said is allowed also where the arena is shorter than that.
+        size_in("memory.chunk_size", chunk_size, 1, most.max(mebibyte()))?;
         if largest_chunk != 0 {
             let least = memory.div_ceil(SLABS_MAX).next_multiple_of(slab);
             size_in("memory.largest_chunk", largest_chunk, least, most)?;
         }
-        for ssd in &self.ssd {
+        Ok(())
+    }
+
+    fn check_logs(&self) -> Result<(), ConfigError> {
+        for (nth, ssd) in self.ssd.iter().enumerate() {
             let (least, most) = match ssd.segment_size {
                 0 => (SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX),
                 told => {
@@ -336,32 +409,35 @@ impl NodeConfig {
             };
             // Four segments, and what the log needs beside them.
             size_in("ssd.size", ssd.size, 5 * least, most * SEGMENTS_MAX)?;
+            whole_pages("ssd.size", ssd.size)?;
+            if self.ssd[..nth].iter().any(|other| is_same(&other.path, &ssd.path)) {
+                let (field, value) = ("the path of two logs", format!("{:?}", ssd.path));
+                return Err(ConfigError::Value { field, value, allowed: "each log once".into() });
+            }
         }
+        count_in("ssd logs", self.ssd.len() as u64, 0, forebay_store::ssd::VOLUMES_MAX as u64)
+    }
+
+    fn check_limits(&self) -> Result<(), ConfigError> {
         let limits = &self.limits;
-        socket_path("socket", &self.socket)?;
-        count_in("copy_threads", self.copy_threads as u64, 1, 64)?;
-        count_in("ssd logs", self.ssd.len() as u64, 0, forebay_store::ssd::VOLUMES_MAX as u64)?;
         count_in("limits.clients", limits.clients as u64, 1, 4096)?;
+        count_in("limits.unauthenticated", limits.unauthenticated as u64, 1, 4096)?;
+        count_in("limits.authentication_ms", limits.authentication_ms, 50, 60_000)?;
+        size_in("limits.unfinished", limits.unfinished, 16 << 20, 1 << 40)?;
         count_in("limits.leases_per_client", limits.leases_per_client as u64, 1, 65_536)?;
         count_in("limits.slots_per_client", limits.slots_per_client as u64, 1, 65_536)?;
         count_in("limits.loads_per_client", limits.loads_per_client as u64, 1, 65_536)?;
         count_in("limits.lease_s", limits.lease_s, 1, 86_400)?;
         count_in("limits.drain_s", limits.drain_s, 0, 86_400)?;
-        count_in("limits.close_s", limits.close_s, 1, 86_400)?;
-        count_in("the length of name", self.name.len() as u64, 1, crate::directory::NAME_BYTES_MAX as u64)?;
-        self.tenants.check(memory, self.ssd.iter().map(|ssd| ssd.size).sum())?;
-        self.metrics.as_ref().map_or(Ok(()), MetricsConfig::check)?;
-        self.peers.as_ref().map_or(Ok(()), PeersConfig::check)?;
-        self.relays.as_ref().map_or(Ok(()), RelaysConfig::check)?;
-        self.directory.as_ref().map_or(Ok(()), DirectoryConfig::check)
+        count_in("limits.close_s", limits.close_s, 1, 86_400)
     }
 }
 
 /// Reads a token of so many bytes at most.
 fn read_token(path: &Path, bytes_max: usize) -> Result<Vec<u8>, ConfigError> {
     let failed = |error| ConfigError::Read { path: path.to_owned(), error };
-    let mut token = std::fs::read(path).map_err(failed)?;
-    let mode = std::fs::metadata(path).map_err(failed)?.permissions().mode();
+    let file = File::open(path).map_err(failed)?;
+    let mode = file.metadata().map_err(failed)?.permissions().mode();
     if mode & 0o007 != 0 {
         let path = path.display();
         tracing::warn!(
@@ -370,6 +446,9 @@ fn read_token(path: &Path, bytes_max: usize) -> Result<Vec<u8>, ConfigError> {
             mode & 0o7777,
         );
     }
+    let mut token = Vec::new();
+    // A file without an end is as wrong as one that is too long.
+    file.take(bytes_max as u64 + 2).read_to_end(&mut token).map_err(failed)?;
     if token.last() == Some(&b'\n') {
         token.pop();
     }
@@ -410,14 +489,21 @@ fn count_in(field: &'static str, count: u64, least: u64, most: u64) -> Result<()
 
 /// What fits into an address of a Unix socket.
 fn socket_path(field: &'static str, path: &Path) -> Result<(), ConfigError> {
-    match path.as_os_str().len() {
-        1..=SOCKET_PATH_BYTES_MAX => Ok(()),
+    let bytes = path.as_os_str().as_encoded_bytes();
+    match bytes.len() {
+        1..=SOCKET_PATH_BYTES_MAX if !bytes.contains(&0) => Ok(()),
         _ => Err(ConfigError::Value {
             field,
             value: format!("{path:?}"),
             allowed: format!("a path of 1 to {SOCKET_PATH_BYTES_MAX} bytes"),
         }),
     }
+}
+
+/// Whether two paths lead to one file, as far as that can be told of files that may not be there.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
+    matches!((real(one), real(other)), (Ok(one), Ok(other)) if one == other)
 }
 
 fn is_default(tenants: &TenantsConfig) -> bool {
@@ -485,6 +571,45 @@ mod tests {
     }
 
     #[test]
+    fn what_is_printed_is_what_will_be_used() {
+        let text = "socket = 'x'\n[memory]\nsize = '1GiB'\n[[ssd]]\npath = 'no/such/log'\nsize = '1.5GiB'\n";
+        let shown = NodeConfig::from_toml(text).unwrap().effective();
+        assert_eq!((shown.memory.largest_chunk, shown.ssd[0].segment_size), (16 << 20, 17 << 20));
+        let again = NodeConfig::from_toml(&shown.to_toml()).unwrap();
+        assert_eq!(again.effective().to_toml(), shown.to_toml());
+        assert!(shown.name.contains('-') && shown.name == again.name, "{}", shown.name);
+        assert!(!shown.to_toml().contains("0B"), "{}", shown.to_toml());
+    }
+
+    #[test]
+    fn a_list_of_nodes_has_this_node_s_name_for_its_address_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, list) = (folder.path().join("node.toml"), folder.path().join("nodes.toml"));
+        let directory = format!("[directory]\nfile = {list:?}\n");
+        let read = |nodes: &str, more: &str| {
+            std::fs::write(&list, nodes).unwrap();
+            std::fs::write(&file, format!("name = 'left'\n{LEAST}{PEERS}{more}{directory}")).unwrap();
+            NodeConfig::read(&file).map(drop).map_err(|error| error.to_string())
+        };
+        let node = |name: &str, address: &str| format!("[[nodes]]\nname = '{name}'\naddress = '{address}'\n");
+        assert_eq!(read(&node("left", "127.0.0.1:7600"), ""), Ok(()));
+        assert_eq!(read(&node("right", "127.0.0.1:7601"), ""), Ok(()), "it need not be there");
+        let other = read(&node("left", "10.0.0.9:7600"), "").unwrap_err();
+        assert!(
+            other.contains("for a node at 10.0.0.9:7600, while this one is at 127.0.0.1:7600"),
+            "{other}"
+        );
+        assert_eq!(read(&node("left", "10.0.0.9:7600"), "advertise = '10.0.0.9:7600'\n"), Ok(()));
+        let unnamed = read(&node("right", "127.0.0.1:7600"), "").unwrap_err();
+        assert!(unnamed.contains("allowed is the name that the list has for this node"), "{unnamed}");
+        let broken = read("[[nodes]]\nname = 'a'\naddress = 'localhost:7600'\n", "").unwrap_err();
+        assert!(broken.contains("directory.file: ") && broken.contains("nodes.toml"), "{broken}");
+        std::fs::remove_file(&list).unwrap();
+        std::fs::write(&file, format!("{LEAST}{PEERS}{directory}")).unwrap();
+        assert!(NodeConfig::read(&file).unwrap_err().to_string().contains("directory.file: "));
+    }
+
+    #[test]
     fn what_is_not_allowed_is_refused_with_what_is() {
         for (text, says) in [
             (format!("nope = 1\n{LEAST}"), "unknown field `nope`, expected one of `name`, `socket`"),
@@ -543,7 +668,66 @@ mod tests {
                 format!("{LEAST}{}", "[[tenants.quotas]]\ntenant = 7\n".repeat(2)),
                 "the tenant of two tenants.quotas is 7; allowed is each tenant once",
             ),
-            ("socket = 'x'\n[memory]\nsize = '1GB'\n".into(), "'1GB' is no size"),
+            ("socket = 'x'\n[memory]\nsize = '1GB'\n".into(), "memory.size: "),
+            (
+                "socket = 'x'\n[memory]\nsize = '1GB'\n".into(),
+                "'1GB' is no size in whole bytes; allowed is a number",
+            ),
+            ("socket = 'x'\n[memory]\nsize = 1.5\n".into(), "memory.size: "),
+            ("socket = 'x'\n[memory]\nsize = 1.5\n".into(), "expected a size: a number with K, M, G or T"),
+            (format!("{LEAST}[limits]\nclients = '64'\n"), "limits.clients: "),
+            (format!("name = ''\n{LEAST}"), "name is \"\"; allowed is 1 to 255 bytes"),
+            (
+                "socket = \"/a\\u0000b\"\n[memory]\nsize = '1GiB'\n".into(),
+                "allowed is a path of 1 to 107 bytes",
+            ),
+            (
+                format!("{LEAST}[directory]\netcd = ['http://127.0.0.1:2379']\n"),
+                "[directory] without [peers] is given; allowed is peers.listen beside it",
+            ),
+            (
+                format!(
+                    "{LEAST}[peers]\nlisten = '127.0.0.1:0'\n[directory]\netcd = ['http://127.0.0.1:2379']\n"
+                ),
+                "peers.listen is 127.0.0.1:0; allowed is a port other than 0 where etcd tells it to others",
+            ),
+            (
+                format!("{LEAST}{PEERS}[directory]\netcd = ['http://127.0.0.1:2379']\nttl_s = 1\n"),
+                "directory.ttl_s is 1; allowed is 2 to 3600",
+            ),
+            (
+                format!("{LEAST}{PEERS}[directory]\netcd = ['127.0.0.1:2379']\n"),
+                "directory.etcd is \"127.0.0.1:2379\"; allowed is http://host:port",
+            ),
+            (
+                format!("{LEAST}{PEERS}[directory]\netcd = ['https://127.0.0.1:2379']\n"),
+                "(https is not spoken)",
+            ),
+            (
+                format!("{LEAST}{PEERS}[directory]\netcd = ['http://u:secret@127.0.0.1:2379']\n"),
+                "directory.etcd is \"http://(user)@127.0.0.1:2379\"; allowed is http://host:port, without a user",
+            ),
+            (
+                format!("{LEAST}{PEERS}[directory]\netcd = ['http://a:1']\nprefix = '{}'\n", "x".repeat(257)),
+                "directory.prefix is a text of 257 bytes; allowed is at most 256",
+            ),
+            (
+                format!("{LEAST}{PEERS}advertise = '0.0.0.0:7600'\n"),
+                "peers.advertise is 0.0.0.0:7600; allowed is an address and a port to which peers can connect",
+            ),
+            (format!("{LEAST}{PEERS}advertise = '10.0.0.1:0'\n"), "peers.advertise is 10.0.0.1:0"),
+            (
+                format!("{LEAST}{}", "[[ssd]]\npath = 'x'\nsize = '160MiB'\n".repeat(2)),
+                "the path of two logs is \"x\"; allowed is each log once",
+            ),
+            (
+                format!("{LEAST}[[ssd]]\npath = 'x'\nsize = 167772161\n"),
+                "ssd.size is 167772161B; allowed is a multiple of 4KiB",
+            ),
+            (
+                "socket = 'x'\n[memory]\nsize = '1GiB'\n[relays]\nsocket = './x'\n".into(),
+                "relays.socket is \"./x\"; allowed is another path than socket's",
+            ),
             (
                 format!("{LEAST}[peers]\nlisten = '10.0.0.1'\n"),
                 "'10.0.0.1' is no address; allowed is an IP address and a port, as 10.0.0.1:7600",

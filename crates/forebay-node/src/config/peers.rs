@@ -1,8 +1,11 @@
 //! What a node is told of other nodes and of the ways to them, and which values are allowed.
 
-use super::{ConfigError, address, count_in, read_token, size, size_in};
+use super::{ConfigError, address, count_in, read_token, size_in};
+use crate::directory::{self, PREFIX_BYTES_MAX, StaticDirectory, TTL_S};
+use crate::{endpoint, size};
 use forebay_agent::{Fabric, RAILS_MAX, RailOptions, TlsConfig};
 use forebay_links::tcp::{TOKEN_BYTES_MAX, is_beyond_loopback};
+use forebay_store::SLOT_ALIGN_BYTES;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -42,6 +45,12 @@ pub struct PeersConfig {
     /// Connections to a peer at most.
     #[serde(default = "four")]
     pub flows_max: usize,
+    /// Connections of other nodes at a time, of all of them.
+    #[serde(default = "two_hundred_fifty_six")]
+    pub connections_max: usize,
+    /// And of one of them.
+    #[serde(default = "thirty_two")]
+    pub connections_per_peer: usize,
     /// A peer that moves no byte of what is due for so long counts as frozen.
     #[serde(default = "two_seconds")]
     pub progress_limit_ms: u64,
@@ -108,6 +117,8 @@ impl PeersConfig {
             tls: None,
             plain_beyond_loopback: false,
             flows_max: four(),
+            connections_max: two_hundred_fifty_six(),
+            connections_per_peer: thirty_two(),
             progress_limit_ms: two_seconds(),
             lent_per_peer: gibibyte(),
             rails: Vec::new(),
@@ -116,8 +127,10 @@ impl PeersConfig {
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         count_in("peers.flows_max", self.flows_max as u64, 1, 64)?;
+        count_in("peers.connections_max", self.connections_max as u64, 1, 65_536)?;
+        count_in("peers.connections_per_peer", self.connections_per_peer as u64, 1, 65_536)?;
         count_in("peers.progress_limit_ms", self.progress_limit_ms, 50, 600_000)?;
-        size_in("peers.lent_per_peer", self.lent_per_peer, 1 << 20, 1 << 50)?;
+        size_in("peers.lent_per_peer", self.lent_per_peer, SLOT_ALIGN_BYTES, 1 << 50)?;
         count_in("the number of peers.rails", self.rails.len() as u64, 0, RAILS_MAX as u64)?;
         self.rails.iter().try_for_each(RailConfig::check)?;
         let tls =
@@ -140,6 +153,10 @@ impl PeersConfig {
         if self.listen.ip().is_unspecified() && self.advertise.is_none() {
             return refuse("an address that peers can connect to, or any with peers.advertise");
         }
+        if let Some(told) = self.advertise.filter(|told| told.ip().is_unspecified() || told.port() == 0) {
+            let allowed = "an address and a port to which peers can connect".into();
+            return Err(ConfigError::Value { field: "peers.advertise", value: told.to_string(), allowed });
+        }
         if is_beyond_loopback(self.listen) && !has_tls && !self.plain_beyond_loopback {
             return refuse(
                 "a loopback address, or any with TLS (peers.certificate, peers.key, peers.authorities) or with \
@@ -147,6 +164,11 @@ impl PeersConfig {
             );
         }
         Ok(())
+    }
+
+    /// Where other nodes are told to connect.
+    pub fn told(&self) -> SocketAddr {
+        self.advertise.unwrap_or(self.listen)
     }
 
     pub(super) fn read_files(&mut self) -> Result<(), ConfigError> {
@@ -195,24 +217,75 @@ impl DirectoryConfig {
         DirectoryConfig { file: Some(path.into()), etcd: Vec::new(), prefix: prefix(), ttl_s: ten() }
     }
 
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    pub(super) fn check(&self, peers: Option<&PeersConfig>) -> Result<(), ConfigError> {
+        let wrong = |field, value: String, allowed: &str| {
+            Err(ConfigError::Value { field, value, allowed: allowed.into() })
+        };
         let given = usize::from(self.file.is_some()) + usize::from(!self.etcd.is_empty());
-        let (field, value) = ("the number of directory.file and directory.etcd", given.to_string());
-        if given == 1 {
-            Ok(())
-        } else {
-            Err(ConfigError::Value { field, value, allowed: "one of them".into() })
+        if given != 1 {
+            let field = "the number of directory.file and directory.etcd";
+            return wrong(field, given.to_string(), "one of them");
+        }
+        let Some(peers) = peers else {
+            let allowed = "peers.listen beside it, where the nodes that it lists connect";
+            return wrong("[directory] without [peers]", "given".into(), allowed);
+        };
+        if peers.told().port() == 0 && !self.etcd.is_empty() {
+            let allowed = "a port other than 0 where etcd tells it to others, or any with peers.advertise";
+            return wrong("peers.listen", peers.listen.to_string(), allowed);
+        }
+        if let Some(bad) = self.etcd.iter().find(|text| endpoint::parse(text).is_none()) {
+            return wrong("directory.etcd", format!("{:?}", endpoint::without_user(bad)), endpoint::ALLOWED);
+        }
+        if self.prefix.len() > PREFIX_BYTES_MAX || self.prefix.chars().any(char::is_control) {
+            let value = format!("a text of {} bytes", self.prefix.len());
+            let allowed = format!("at most {PREFIX_BYTES_MAX}, without control characters");
+            return wrong("directory.prefix", value, &allowed);
+        }
+        count_in("directory.ttl_s", self.ttl_s.into(), (*TTL_S.start()).into(), (*TTL_S.end()).into())
+    }
+}
+
+/// Whether a list of nodes can be read, and has this node's name for its address and for no other one.
+pub(super) fn check_list(list: &Path, name: &str, peers: &PeersConfig) -> Result<(), ConfigError> {
+    let (node, addresses) = (directory::node_of_name(name), [peers.told(), peers.listen]);
+    let nodes = StaticDirectory::read(list)?;
+    // Where the system chooses the port, whoever writes the list does so after the start.
+    if peers.told().port() == 0 {
+        return Ok(());
+    }
+    for record in nodes {
+        let is_here = addresses.contains(&record.address);
+        if record.node == node && !is_here {
+            return Err(ConfigError::Value {
+                field: "name",
+                value: format!(
+                    "{name:?}, which {} has for a node at {}, while this one is at {}",
+                    list.display(),
+                    record.address,
+                    peers.told()
+                ),
+                allowed: "a name that no other node has, or peers.advertise with that address".into(),
+            });
+        }
+        if record.node != node && is_here {
+            return Err(ConfigError::Value {
+                field: "name",
+                value: format!(
+                    "{name:?}, while {} calls the node at {} {:?}",
+                    list.display(),
+                    record.address,
+                    record.name
+                ),
+                allowed: "the name that the list has for this node".into(),
+            });
         }
     }
+    Ok(())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ConfigError> {
     std::fs::read(path).map_err(|error| ConfigError::Read { path: path.to_owned(), error })
-}
-
-/// What the system calls this host.
-pub(super) fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 fn prefix() -> String {
@@ -221,6 +294,14 @@ fn prefix() -> String {
 
 fn four() -> usize {
     4
+}
+
+fn thirty_two() -> usize {
+    32
+}
+
+fn two_hundred_fifty_six() -> usize {
+    256
 }
 
 fn ten() -> u32 {

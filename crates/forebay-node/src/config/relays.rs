@@ -1,11 +1,12 @@
 //! What a node is told of the GPUs that relay for engines, and which values are allowed. It must never know a driver: which
 //! GPUs there are shows when the node starts.
 
-use super::{ConfigError, size, size_in, socket_path};
+use super::{ConfigError, is_same, size_in, socket_path};
+use crate::size;
 use forebay_cuda::remote::{self, Uuid};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// GPUs that relay for engines of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,8 +75,12 @@ impl RelaysConfig {
         RelaysConfig { socket: socket.into(), gpus: RelayGpus::All, memory: tebibyte() }
     }
 
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    pub(super) fn check(&self, socket: &Path) -> Result<(), ConfigError> {
         socket_path("relays.socket", &self.socket)?;
+        if is_same(socket, &self.socket) {
+            let (field, value) = ("relays.socket", format!("{:?}", self.socket));
+            return Err(ConfigError::Value { field, value, allowed: "another path than socket's".into() });
+        }
         size_in("relays.memory", self.memory, 2 << 20, 1 << 50)?;
         self.uuids().map(drop)
     }

@@ -1,7 +1,8 @@
 //! What tenants may use, and whose chunks are sealed on SSD. This file knows numbers and where the keys are; it must never
 //! keep a key.
 
-use super::{ConfigError, size, size_in};
+use super::{ConfigError, size_in};
+use crate::size;
 use forebay_store::ssd::TenantKeys;
 use forebay_store::{SLOT_ALIGN_BYTES, TenantId};
 use serde::{Deserialize, Serialize};

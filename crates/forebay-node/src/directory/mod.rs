@@ -9,6 +9,8 @@ mod record;
 mod static_file;
 
 pub use etcd::{EtcdConfig, EtcdDirectory, EtcdError};
+pub(crate) use etcd::{PREFIX_BYTES_MAX, TTL_S};
+pub(crate) use record::check_name;
 pub use record::{NAME_BYTES_MAX, NodeRecord, RecordError, node_of_name};
 pub use static_file::{StaticDirectory, StaticError};
 
@@ -27,6 +29,11 @@ pub trait Directory: Send + Sync {
 
     /// Says that this node has these chunks and no others from now on. As [`announce`](Directory::announce).
     fn announce_all(&self, here: &[ChunkId]);
+
+    /// Another live node with this one's name, in a sentence. Each hides the other from all others.
+    fn conflict(&self) -> Option<String> {
+        None
+    }
 
     /// What the directory says about itself.
     fn stat(&self) -> DirectoryStat;
@@ -56,6 +63,8 @@ pub struct DirectoryStat {
     pub stale_us: Option<u64>,
     /// How often everything was read anew.
     pub lists: u64,
+    /// Whether another live node has this one's name.
+    pub name_conflict: bool,
     /// How often this node had to begin anew as a member: at the start, and after it was given up for dead.
     pub joins: u64,
     /// What went wrong.

@@ -81,7 +81,7 @@ impl NodeRecord {
 }
 
 /// Whether a node may be called so.
-pub(super) fn check_name(name: &str) -> Result<(), RecordError> {
+pub(crate) fn check_name(name: &str) -> Result<(), RecordError> {
     let fits = (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
     fits.then_some(()).ok_or(RecordError::Name { bytes: name.len() })
 }

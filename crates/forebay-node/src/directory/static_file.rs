@@ -112,6 +112,11 @@ struct WrittenNode {
 }
 
 impl StaticDirectory {
+    /// The nodes that a list has now.
+    pub fn read(path: &Path) -> Result<Vec<NodeRecord>, StaticError> {
+        read(path).map(|(nodes, _)| nodes)
+    }
+
     /// Reads the list. `me` is the node that asks; it may be in the list.
     pub fn open(path: &Path, me: [u8; 16]) -> Result<StaticDirectory, StaticError> {
         let (nodes, version) = read(path)?;
@@ -150,8 +155,15 @@ impl State {
                 self.version = Some(version);
                 self.lists += 1;
             }
-            Err(StaticError::Io { .. }) => self.faults.unreachable += 1,
-            Err(_) => self.faults.bad_entries += 1,
+            Err(error) => {
+                tracing::warn!(
+                    "the list of nodes has changed and cannot be read; the one before is used: {error}"
+                );
+                match error {
+                    StaticError::Io { .. } => self.faults.unreachable += 1,
+                    _ => self.faults.bad_entries += 1,
+                }
+            }
         }
     }
 }

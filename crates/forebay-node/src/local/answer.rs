@@ -93,7 +93,10 @@ pub enum Refusal {
     BadWords,
 }
 
-const REFUSALS: [Refusal; 7] = [
+/// Kinds of refusals.
+pub const REFUSALS: usize = KINDS.len();
+
+const KINDS: [Refusal; 7] = [
     Refusal::Limit,
     Refusal::Gone,
     Refusal::Draining,
@@ -180,7 +183,7 @@ impl Answer {
             Answer::Watched(ids) => (WATCHED, start.ids(ids)),
             Answer::Gone(ids) => (GONE, start.ids(ids)),
             Answer::Refused(refusal, why) => {
-                let code = REFUSALS.iter().position(|one| one == refusal).unwrap_or_default() as u8;
+                let code = KINDS.iter().position(|one| one == refusal).unwrap_or_default() as u8;
                 (REFUSED, start.u8(code).text(why))
             }
         };
@@ -212,7 +215,7 @@ impl Answer {
             REFUSED => {
                 let code = body.u8("a refusal")?;
                 let bad = BadBytes::Value { what: "a refusal", value: code.into(), allowed: "0 to 6" };
-                let refusal = REFUSALS.get(usize::from(code)).copied().ok_or(bad)?;
+                let refusal = KINDS.get(usize::from(code)).copied().ok_or(bad)?;
                 Answer::Refused(refusal, body.text("a reason")?)
             }
             kind => {

@@ -16,12 +16,16 @@
 //!
 //! The first answer of a node, and no other frame, carries a descriptor, which comes with the frame's first byte.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
 
 /// Length of a header.
 pub const HEADER_BYTES: usize = 16;
 /// Longest body.
 pub const BODY_BYTES_MAX: usize = 8 << 20;
+/// Each connection has room for an unfinished frame of so many bytes, whatever others have. A hello is shorter.
+pub const SMALL_BYTES: usize = 64 << 10;
 
 /// Length of the digest behind a body.
 pub const DIGEST_BYTES: usize = 8;
@@ -55,10 +59,24 @@ pub const UNASKED: Asked = Asked { number: 0, digest: 0 };
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum BadFrame {
     /// A longer body than there may be.
-    #[error("a frame of {bytes} bytes; at most {BODY_BYTES_MAX} may be")]
+    #[error("a frame of {bytes} bytes; at most {allowed} may be")]
     TooLong {
         /// What the header says.
-        bytes: u32,
+        bytes: usize,
+        /// What is allowed to whoever sends it.
+        allowed: usize,
+    },
+    /// Others have not finished theirs.
+    #[error(
+        "a frame of {bytes} bytes, while clients have not finished frames of {taken}; limits.unfinished is {limit}"
+    )]
+    NoRoom {
+        /// What the header says.
+        bytes: usize,
+        /// What is taken.
+        taken: u64,
+        /// What may be.
+        limit: u64,
     },
     /// A shorter one than a digest.
     #[error("a frame of {bytes} bytes; at least the {DIGEST_BYTES} of its digest must be")]
@@ -139,18 +157,92 @@ fn digest(asked: u64, kind: u16, number: u64, body: &[u8]) -> u64 {
     u64::from_le_bytes(first)
 }
 
+/// Bytes of unfinished frames, of all connections together.
+///
+/// A connection always has room for a [small](SMALL_BYTES) frame. A longer one takes its whole length from here when its
+/// header has come, and gives it back when it is whole or its connection ends; one for which there is not enough is refused.
+#[derive(Debug)]
+pub struct Unfinished {
+    bytes_max: u64,
+    bytes: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Unfinished {
+    /// Room for so many bytes.
+    pub fn new(bytes_max: u64) -> Unfinished {
+        Unfinished { bytes_max, bytes: AtomicU64::new(0), refused: AtomicU64::new(0) }
+    }
+
+    /// Bytes that are taken now.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Frames that were refused for want of room.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: usize) -> Result<(), BadFrame> {
+        let room = |taken: u64| taken.checked_add(bytes as u64).filter(|sum| *sum <= self.bytes_max);
+        let taken = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room);
+        taken.map(drop).map_err(|taken| {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            BadFrame::NoRoom { bytes, taken, limit: self.bytes_max }
+        })
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+}
+
 /// Bytes that have come and are no whole frame yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Inbox {
     bytes: Vec<u8>,
     /// Frames up to here were taken.
     taken: usize,
+    unfinished: Arc<Unfinished>,
+    /// What the frame that is coming has taken of it.
+    reserved: usize,
+    /// Longest body now.
+    body_bytes_max: usize,
+}
+
+impl Default for Inbox {
+    /// For frames of whoever is trusted with as much as there may be.
+    fn default() -> Inbox {
+        let mut inbox = Inbox::new(Arc::new(Unfinished::new(u64::MAX)));
+        inbox.open();
+        inbox
+    }
 }
 
 impl Inbox {
+    /// Nothing has come. Until [`open`](Inbox::open) only small frames may.
+    pub fn new(unfinished: Arc<Unfinished>) -> Inbox {
+        Inbox { bytes: Vec::new(), taken: 0, unfinished, reserved: 0, body_bytes_max: SMALL_BYTES }
+    }
+
+    /// Frames may be as long as there are any: whoever sends them is let in.
+    pub fn open(&mut self) {
+        self.body_bytes_max = BODY_BYTES_MAX;
+    }
+
+    /// Whether a long frame has begun and not ended.
+    pub fn holds_room(&self) -> bool {
+        self.reserved > 0
+    }
+
     /// More bytes have come.
     pub fn put(&mut self, bytes: &[u8]) {
         self.bytes.drain(..std::mem::take(&mut self.taken));
+        // What a long frame took is not kept for the next ones.
+        if self.reserved == 0 && self.bytes.capacity() > 4 * SMALL_BYTES {
+            self.bytes.shrink_to(2 * SMALL_BYTES);
+        }
         self.bytes.extend_from_slice(bytes);
     }
 
@@ -161,11 +253,9 @@ impl Inbox {
         let [a, b, c, d, kind_low, kind_high, zero_low, zero_high, number @ ..] = *header;
         let len = u32::from_le_bytes([a, b, c, d]);
         let zero = u16::from_le_bytes([zero_low, zero_high]);
-        if len as usize > BODY_BYTES_MAX + DIGEST_BYTES {
-            return Err(BadFrame::TooLong { bytes: len });
-        }
-        if (len as usize) < DIGEST_BYTES {
-            return Err(BadFrame::TooShort { bytes: len });
+        let body_bytes = (len as usize).checked_sub(DIGEST_BYTES).ok_or(BadFrame::TooShort { bytes: len })?;
+        if body_bytes > self.body_bytes_max {
+            return Err(BadFrame::TooLong { bytes: body_bytes, allowed: self.body_bytes_max });
         }
         if zero != 0 {
             return Err(BadFrame::Reserved { value: zero });
@@ -173,12 +263,32 @@ impl Inbox {
         let Some((body, digest)) =
             rest.get(..len as usize).and_then(|rest| rest.split_last_chunk::<DIGEST_BYTES>())
         else {
+            self.reserve(body_bytes)?;
             return Ok(None);
         };
         let (kind, digest) = (u16::from_le_bytes([kind_low, kind_high]), u64::from_le_bytes(*digest));
         let frame = Frame { kind, number: u64::from_le_bytes(number), body: body.to_vec(), digest };
         self.taken += HEADER_BYTES + len as usize;
+        self.give_back();
         Ok(Some(frame))
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<(), BadFrame> {
+        if self.reserved == 0 && bytes > SMALL_BYTES {
+            self.unfinished.take(bytes)?;
+            self.reserved = bytes;
+        }
+        Ok(())
+    }
+
+    fn give_back(&mut self) {
+        self.unfinished.give_back(std::mem::take(&mut self.reserved));
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 
@@ -186,6 +296,41 @@ impl Inbox {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn begin(inbox: &mut Inbox, body: usize) -> Result<Option<Frame>, BadFrame> {
+        let whole = Frame::new(1, 1, vec![0; body]).encode();
+        inbox.put(&whole[..whole.len() - 1]);
+        inbox.next()
+    }
+
+    #[test]
+    fn unfinished_frames_of_all_connections_together_are_bounded_in_bytes() {
+        let all = Arc::new(Unfinished::new(1 << 20));
+        let mut inboxes: Vec<Inbox> = (0..8).map(|_| Inbox::new(Arc::clone(&all))).collect();
+        inboxes.iter_mut().for_each(Inbox::open);
+        for inbox in &mut inboxes[..4] {
+            assert_eq!(begin(inbox, 256 << 10), Ok(None));
+        }
+        assert_eq!((all.bytes(), all.refused()), (1 << 20, 0));
+        let refused = begin(&mut inboxes[4], SMALL_BYTES + 1).unwrap_err();
+        assert!(refused.to_string().contains("limits.unfinished is 1048576"), "{refused}");
+        assert_eq!(all.refused(), 1);
+        assert_eq!(begin(&mut inboxes[5], SMALL_BYTES), Ok(None), "a small one always has room");
+        inboxes[0].put(&[0]);
+        assert!(matches!(inboxes[0].next(), Ok(Some(_))));
+        assert_eq!(all.bytes(), 768 << 10, "what is whole gives its room back");
+        inboxes[0].put(&[0]);
+        assert!(inboxes[0].bytes.capacity() <= 4 * SMALL_BYTES, "and its memory");
+        drop(inboxes);
+        assert_eq!(all.bytes(), 0, "so does what goes");
+    }
+
+    #[test]
+    fn who_is_not_let_in_sends_small_frames_only() {
+        let mut inbox = Inbox::new(Arc::new(Unfinished::new(1 << 30)));
+        let refused = begin(&mut inbox, SMALL_BYTES + 1).unwrap_err();
+        assert!(refused.to_string().contains("at most 65536 may be"), "{refused}");
+    }
 
     proptest! {
         #[test]

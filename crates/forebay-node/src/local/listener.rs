@@ -1,13 +1,15 @@
 //! The node's socket: who is let in, how many, and the thread of each client. This file knows users, tokens and threads; it
-//! must never know what a client wants.
+//! must never know what a client wants. Connections that have not said who they are have a room of their own, in which the
+//! process that has most of them gives way.
 
 use super::answer::{Answer, Refusal};
 use super::desk::{Desk, Next};
 use super::frame::{Asked, Frame, Inbox, UNASKED};
 use super::request::{Hello, Request};
 use super::socket::{self, WakeUp};
-use crate::node::Shared;
+use crate::node::{Inside, Shared};
 use forebay_cuda::remote::{Credentials, SocketFile, bind_socket, credentials};
+use forebay_links::RoomPlace;
 use rustix::fd::OwnedFd;
 use rustix::net::SocketType;
 use std::io;
@@ -16,10 +18,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a client may take to say who it is.
-const HELLO_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the socket rests when the system has no descriptors or threads left.
 const REST: Duration = Duration::from_millis(100);
+/// How long a long request may take to come whole.
+const UNFINISHED_LIMIT: Duration = Duration::from_secs(10);
 /// Bytes that are received at a time.
 const RECEIVE_BYTES: usize = 64 << 10;
 
@@ -69,7 +71,7 @@ impl Listener {
             }
             loop {
                 match self.socket.accept() {
-                    Ok((stream, _)) => admit(node, stream.into()),
+                    Ok((stream, _)) => admit(node, Arc::new(stream.into())),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(_) => {
                         std::thread::sleep(REST);
@@ -81,33 +83,53 @@ impl Listener {
     }
 }
 
-/// Gives a client a thread, if there may be one more.
-fn admit(node: &Arc<Shared>, stream: OwnedFd) {
+/// Gives a connection of a user that may connect a thread, in which it says who it is, as soon as there is a place.
+fn admit(node: &Arc<Shared>, stream: Arc<OwnedFd>) {
     if node.is_draining() || node.is_stopped() {
         return refuse(node, &stream, Refusal::Draining, "the node is shutting down".into());
     }
-    let Some(place) = node.enter() else {
-        let limit = node.limits.clients;
-        let why = format!("{limit} clients are connected; no more may be");
-        return refuse(node, &stream, Refusal::Limit, why);
+    let credentials = match check_user(node, &stream) {
+        Ok(credentials) => credentials,
+        Err((refusal, why)) => return refuse(node, &stream, refusal, why),
     };
-    let own = Arc::clone(node);
-    let serve = move || {
-        let _place = place;
-        match greet(&own, &stream) {
-            Ok(guest) => serve(&own, stream, guest),
-            Err((refusal, why)) => refuse(&own, &stream, refusal, why),
+    // Whose place another one gets is told so, and finds that it is over.
+    let (evicting, evicted, places) = (Arc::clone(node), Arc::clone(&stream), node.room.places());
+    let evict = move || {
+        let why = format!("{places} connections have not said who they are; the oldest gave way to the next");
+        match evicting.is_stopped() {
+            true => refuse(&evicting, &evicted, Refusal::Draining, "the node is shutting down".into()),
+            false => refuse(&evicting, &evicted, Refusal::Limit, why),
+        }
+        socket::part(&evicted);
+    };
+    let Some(place) = node.room.enter(&socket::peer_process(&stream), evict, || node.is_stopped()) else {
+        return;
+    };
+    let (own, greeting) = (Arc::clone(node), node.greet());
+    let serve = move || match greet(&own, &stream, &place) {
+        Ok((guest, inside)) => {
+            drop((place, greeting));
+            // Nobody else has it any more: what would have evicted this connection is gone with its place.
+            if let Some(stream) = Arc::into_inner(stream) {
+                serve(&own, stream, guest, credentials);
+            }
+            drop(inside);
+        }
+        Err(_) if place.is_evicted() => drop(greeting),
+        Err((refusal, why)) => {
+            refuse(&own, &stream, refusal, why);
+            drop(greeting);
         }
     };
     // A client for whom there is no thread sees the end.
     if std::thread::Builder::new().name("forebay-desk".into()).spawn(serve).is_err() {
-        node.count_refused();
+        node.count_refused(Refusal::Limit, "the system gives no thread");
     }
 }
 
 /// Tells a client why it is not let in.
 fn refuse(node: &Shared, stream: &OwnedFd, refusal: Refusal, why: String) {
-    node.count_refused();
+    node.count_refused(refusal, &why);
     let frame = Answer::Refused(refusal, why).encode(UNASKED);
     // Whoever does not read it sees the end.
     let _ = socket::send_some(stream, &frame.encode());
@@ -116,23 +138,32 @@ fn refuse(node: &Shared, stream: &OwnedFd, refusal: Refusal, why: String) {
 /// A client that is let in.
 struct Guest {
     hello: Hello,
-    credentials: Credentials,
     /// What it said behind its hello.
     inbox: Inbox,
 }
 
-/// Hears who the client is, and lets it in or not.
-fn greet(node: &Shared, stream: &OwnedFd) -> Result<Guest, (Refusal, String)> {
-    let io = |doing: &'static str| move |error: io::Error| (Refusal::NotAllowed, format!("{doing}: {error}"));
+/// Whose process it is, if its user may connect.
+fn check_user(node: &Shared, stream: &OwnedFd) -> Result<Credentials, (Refusal, String)> {
     let credentials = credentials(stream)
         .map_err(|error| (Refusal::NotAllowed, format!("the client's process cannot be watched: {error}")))?;
     if !node.doorkeeper.admits_user(credentials.uid) {
         let why = format!("user {} may not connect; root and the node's own may", credentials.uid);
         return Err((Refusal::NotAllowed, why));
     }
-    socket::set_patience(stream, Some(HELLO_PATIENCE), Some(HELLO_PATIENCE)).map_err(io("the socket"))?;
-    let mut inbox = Inbox::default();
-    let frame = first_frame(stream, &mut inbox).map_err(io("the hello"))?;
+    Ok(credentials)
+}
+
+/// Hears who the client is, and lets it in or not.
+fn greet(
+    node: &Arc<Shared>,
+    stream: &OwnedFd,
+    place: &RoomPlace<i32>,
+) -> Result<(Guest, Inside), (Refusal, String)> {
+    let io = |doing: &'static str| move |error: io::Error| (Refusal::NotAllowed, format!("{doing}: {error}"));
+    let limit = node.limits.authentication;
+    socket::set_patience(stream, Some(limit), Some(limit)).map_err(io("the socket"))?;
+    let mut inbox = Inbox::new(Arc::clone(&node.unfinished));
+    let frame = first_frame(stream, &mut inbox, limit).map_err(io("the hello"))?;
     let hello = match Request::decode(&frame) {
         Ok(Request::Hello(hello)) => hello,
         Ok(_) => return Err((Refusal::BadWords, "the first request is no hello".into())),
@@ -143,16 +174,24 @@ fn greet(node: &Shared, stream: &OwnedFd) -> Result<Guest, (Refusal, String)> {
     if !node.doorkeeper.admits_token(&hello.token) {
         return Err((Refusal::NotAllowed, "the token is wrong".into()));
     }
+    let Some(inside) = node.enter() else {
+        let why = format!("{} clients are connected; no more may be", node.limits.clients);
+        return Err((Refusal::Limit, why));
+    };
+    if !place.leave() {
+        return Err((Refusal::Limit, "it gave way to another connection".into()));
+    }
     let arena_bytes = node.store.stat().capacity_bytes;
     let welcome = Answer::Welcome { instance: node.instance, arena_bytes }.encode(frame.asked()).encode();
     socket::send_with(stream, &welcome, node.store.arena_fd()).map_err(io("the welcome"))?;
     socket::set_patience(stream, None, None).map_err(io("the socket"))?;
-    Ok(Guest { hello, credentials, inbox })
+    inbox.open();
+    Ok((Guest { hello, inbox }, inside))
 }
 
-fn first_frame(stream: &OwnedFd, inbox: &mut Inbox) -> io::Result<Frame> {
+fn first_frame(stream: &OwnedFd, inbox: &mut Inbox, limit: Duration) -> io::Result<Frame> {
     let mut bytes = [0; 8192];
-    let until = Instant::now() + HELLO_PATIENCE;
+    let until = Instant::now() + limit;
     while Instant::now() < until {
         match socket::receive(stream, &mut bytes)? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -166,8 +205,8 @@ fn first_frame(stream: &OwnedFd, inbox: &mut Inbox) -> io::Result<Frame> {
 }
 
 /// Answers a client until it goes, and then frees what it held.
-fn serve(node: &Arc<Shared>, stream: OwnedFd, guest: Guest) {
-    let Guest { hello, credentials, inbox } = guest;
+fn serve(node: &Arc<Shared>, stream: OwnedFd, guest: Guest, credentials: Credentials) {
+    let Guest { hello, inbox } = guest;
     let Ok(desk) = Desk::new(Arc::clone(node), stream, hello.tenant, hello.name) else { return };
     let desk = Arc::new(desk);
     let seat = node.seat(&desk);
@@ -186,6 +225,7 @@ fn serve(node: &Arc<Shared>, stream: OwnedFd, guest: Guest) {
 fn attend(node: &Shared, desk: &Arc<Desk>, process: &OwnedFd, mut inbox: Inbox) -> io::Result<bool> {
     let mut bytes = vec![0; RECEIVE_BYTES];
     let stream = desk.outbox.socket();
+    let mut unfinished_since = None;
     while !node.is_stopped() {
         match take_all(desk, &mut inbox) {
             Next::Go => {}
@@ -193,7 +233,14 @@ fn attend(node: &Shared, desk: &Arc<Desk>, process: &OwnedFd, mut inbox: Inbox) 
             Next::HangUp => break,
         }
         let sending = desk.outbox.flush();
-        let timeout = desk.expire().map(Duration::from_micros);
+        let expiry = desk.expire().map(Duration::from_micros);
+        let left = time_left(&inbox, &mut unfinished_since);
+        if left == Some(Duration::ZERO) {
+            let seconds = UNFINISHED_LIMIT.as_secs();
+            hang_up(desk, UNASKED, &format_args!("a request has not come whole within {seconds} s"));
+            break;
+        }
+        let timeout = expiry.into_iter().chain(left).min();
         let ready = socket::wait(stream, desk.outbox.wake_up(), Some(process), (!sending, sending), timeout)?;
         if sending || !ready.readable {
             // Whoever takes no answers any more may have said goodbye before: that is read first.
@@ -208,6 +255,16 @@ fn attend(node: &Shared, desk: &Arc<Desk>, process: &OwnedFd, mut inbox: Inbox) 
         }
     }
     Ok(false)
+}
+
+/// How long a long request that has begun may still take.
+fn time_left(inbox: &Inbox, since: &mut Option<Instant>) -> Option<Duration> {
+    if !inbox.holds_room() {
+        *since = None;
+        return None;
+    }
+    let elapsed = since.get_or_insert_with(Instant::now).elapsed();
+    Some(UNFINISHED_LIMIT.saturating_sub(elapsed))
 }
 
 /// Takes every whole request that has come.

@@ -24,6 +24,11 @@ pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// The number of the process that connected; 0 where the system does not say.
+pub fn peer_process(socket: &OwnedFd) -> i32 {
+    sockopt::socket_peercred(socket).map_or(0, |credentials| credentials.pid.as_raw_pid())
+}
+
 /// How long a send or a receive may wait; `None` for as long as it takes.
 pub fn set_patience(socket: &OwnedFd, receive: Option<Duration>, send: Option<Duration>) -> io::Result<()> {
     sockopt::set_socket_timeout(socket, Timeout::Recv, receive)?;

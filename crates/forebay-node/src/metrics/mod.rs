@@ -12,7 +12,7 @@ pub mod sources;
 mod spans;
 mod trace;
 
-pub use http::MetricsServer;
+pub use http::{HttpLimits, MetricsServer};
 pub use prometheus::render;
 pub(crate) use push::EVERY_S as PUSH_EVERY_S;
 pub use push::{Push, PushConfig, PushError};

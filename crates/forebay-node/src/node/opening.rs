@@ -58,6 +58,11 @@ pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Sto
     Ok(Store::open_with_ssd(mover, HOST, pages, tier, ssd, &write_back)?)
 }
 
+/// The largest chunk there may be, told or not.
+pub(crate) fn largest_chunk(config: &NodeConfig) -> u64 {
+    slab_bytes(config, TierConfig::new(config.memory.size).slab_bytes)
+}
+
 /// As told; else at least a usual chunk, if there are 64 slabs of that.
 fn slab_bytes(config: &NodeConfig, default: u64) -> u64 {
     let usual = config.memory.chunk_size.next_multiple_of(SLOT_ALIGN_BYTES);
@@ -88,7 +93,7 @@ fn waiting_max(limits: &LimitsConfig) -> usize {
 
 /// As told; else so that what fits into memory fits onto the disk, four usual chunks at least, if there are 64 segments of that: space
 /// is reused by segments. No more than a segment may have, and no more segments than there may be. Usual chunks leave nothing over.
-fn segment_bytes(config: &SsdConfig, usual_chunk: u64, largest_chunk: u64) -> u64 {
+pub(crate) fn segment_bytes(config: &SsdConfig, usual_chunk: u64, largest_chunk: u64) -> u64 {
     if config.segment_size != 0 {
         return config.segment_size;
     }

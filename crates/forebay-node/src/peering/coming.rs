@@ -85,6 +85,13 @@ impl Coming {
         std::mem::take(&mut waiting.jobs)
     }
 
+    /// A chunk has lost its slot, and will have another: those that follow it wait again.
+    pub fn displace(&mut self, tenant: TenantId, id: &ChunkId) {
+        if let Some(waiting) = self.chunks.get_mut(&(tenant, *id)) {
+            waiting.has_slot = false;
+        }
+    }
+
     /// A chunk is here, or will not be. All that waited is given back.
     pub fn end(&mut self, tenant: TenantId, id: &ChunkId) -> Waiting {
         self.chunks.remove(&(tenant, *id)).unwrap_or_default()
@@ -115,7 +122,9 @@ mod tests {
         assert!(coming.wait_for_slot(TenantId(4), &ID, job()).is_some(), "another tenant's");
         assert_eq!(coming.place(TENANT, &ID).len(), 1);
         assert!(coming.wait_for_slot(TENANT, &ID, job()).is_some(), "it has one");
-        coming.end(TENANT, &ID);
+        coming.displace(TENANT, &ID);
+        assert!(coming.wait_for_slot(TENANT, &ID, job()).is_none(), "it has lost it");
+        assert_eq!(coming.end(TENANT, &ID).jobs.len(), 1);
         coming.add(TENANT, &ID);
         assert!(coming.wait_for_slot(TENANT, &ID, job()).is_none(), "the next one has none yet");
         assert_eq!(coming.end(TENANT, &ID).jobs.len(), 1, "it failed before it had one");

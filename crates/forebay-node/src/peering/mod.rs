@@ -14,14 +14,15 @@ mod pull;
 mod too_long;
 mod words;
 
-use crate::config::{PeersConfig, RailConfig};
+use crate::config::{LimitsConfig, PeersConfig, RailConfig};
 use crate::directory::{Directory, DirectoryStat, Holders, NodeRecord};
 use crate::elsewhere::{Elsewhere, OnFound, OnPulled, Wanted};
 use crate::metrics::{Spans, Trace};
 use choice::Candidate;
 use coming::{Coming, Job};
-use forebay_agent::{Access, Agent, AgentConfig, AgentError, PeerStat, Service};
+use forebay_agent::{Access, Agent, AgentConfig, AgentError, NotReached, PeerStat, ServerStats, Service};
 use forebay_kv::ChunkId;
+use forebay_links::LogGate;
 use forebay_mover::{MoverHandle, Place};
 use forebay_store::{Changed, Store, TenantId};
 use known::Known;
@@ -61,6 +62,8 @@ pub(crate) struct Borrower {
     coming: Mutex<Coming>,
     lenders: Mutex<Lenders<Pull>>,
     counts: Counts,
+    retried_gate: LogGate,
+    corrupt_gate: LogGate,
     spans: Arc<Spans>,
 }
 
@@ -70,6 +73,7 @@ struct Counts {
     failed: AtomicU64,
     denied: AtomicU64,
     corrupt: AtomicU64,
+    retried: AtomicU64,
 }
 
 /// Other nodes, from this one's side.
@@ -96,6 +100,8 @@ pub struct PeeringStat {
     pub denied: u64,
     /// Chunks that came with other bytes than were lent.
     pub corrupt: u64,
+    /// Chunks that one peer lent and another one was asked for, since they did not come.
+    pub retried: u64,
     /// Chunks that were lent to peers.
     pub lent: u64,
     /// Questions of peers that were refused.
@@ -137,13 +143,12 @@ struct Looking {
 }
 
 impl Peering {
-    /// Listens for peers and lends them what is here. The store's mover must be `mover`, its arena at `here`. Clients may
-    /// have `loads_max` chunks on their way at a time.
+    /// Listens for peers and lends them what is here. The store's mover must be `mover`, its arena at `here`.
     pub fn start(
         config: &PeersConfig,
         name: &str,
         (store, mover, here): (&Store, &MoverHandle, Place),
-        loads_max: usize,
+        limits: &LimitsConfig,
         directory: Arc<dyn Directory>,
         spans: Arc<Spans>,
     ) -> Result<Peering, AgentError> {
@@ -158,6 +163,10 @@ impl Peering {
             plain_beyond_loopback: config.plain_beyond_loopback,
             flows_max: config.flows_max,
             progress_limit_us: config.progress_limit_ms.saturating_mul(1000),
+            pending_max: limits.unauthenticated,
+            greeting_limit_us: limits.authentication_ms.saturating_mul(1000),
+            accepted_max: config.connections_max,
+            accepted_per_peer_max: config.connections_per_peer,
             rails: config.rails.iter().map(RailConfig::options).collect(),
             service: Some(Arc::new(Counter(Arc::clone(&owner))) as Arc<dyn Service>),
             ..AgentConfig::named(name)
@@ -180,9 +189,11 @@ impl Peering {
             jobs,
             known: Mutex::default(),
             too_long: Mutex::default(),
-            coming: Mutex::new(Coming::new(loads_max)),
+            coming: Mutex::new(Coming::new(limits.loads())),
             lenders: Mutex::default(),
             counts: Counts::default(),
+            retried_gate: LogGate::new(),
+            corrupt_gate: LogGate::new(),
             spans,
         };
         let announcer = Arc::clone(&directory);
@@ -212,11 +223,29 @@ impl Peering {
             not_pulled: counts.failed.load(Ordering::Relaxed),
             denied: counts.denied.load(Ordering::Relaxed),
             corrupt: counts.corrupt.load(Ordering::Relaxed),
+            retried: counts.retried.load(Ordering::Relaxed),
             lent,
             refused,
             complaints,
             wrong,
         }
+    }
+
+    /// What went on at the port where peers connect.
+    pub fn port(&self) -> Option<ServerStats> {
+        self.agent.port_stats()
+    }
+
+    /// Whether peers can find this node, with those that it does not reach, a line each; or why not.
+    pub fn readiness(&self) -> Result<String, String> {
+        if let Some(conflict) = self.directory.conflict() {
+            return Err(conflict);
+        }
+        let unreached = self.agent.stats().into_iter().filter_map(|peer| Some((peer.name, peer.unreached?)));
+        let line = |(name, unreached): (String, NotReached)| {
+            format!("peer {name} is not reached ({}): {}\n", unreached.reason.label(), unreached.why)
+        };
+        Ok(unreached.map(line).collect())
     }
 
     fn met(&self) -> MutexGuard<'_, HashMap<String, SocketAddr>> {
@@ -377,7 +406,8 @@ impl Elsewhere for Peering {
         let trace = Trace::begin(&self.borrower.spans, "pull");
         let peers = self.ranked(tenant, first, 1 << 20);
         let borrower = Arc::clone(&self.borrower);
-        Pull { borrower, tenant, ids: batch, parent, class, deadline_us, peers, trace }.start();
+        Pull { borrower, tenant, ids: batch, parent, class, deadline_us, peers, is_repeated: false, trace }
+            .start();
     }
 
     fn pulled(&self) -> (u64, u64) {
@@ -475,6 +505,18 @@ impl Borrower {
         jobs.into_iter().for_each(|job| self.later(job));
     }
 
+    /// What a peer lent did not come, and is asked for elsewhere.
+    pub fn displaced(&self, tenant: TenantId, id: &ChunkId, peer: &str, why: &str) {
+        self.counts.retried.fetch_add(1, Ordering::Relaxed);
+        self.coming().displace(tenant, id);
+        if let Some(before) = self.retried_gate.pass() {
+            tracing::warn!(
+                peer,
+                "a chunk that the peer lent did not come: {why}; another holder is asked ({before} more since the last line)"
+            );
+        }
+    }
+
     /// A chunk is here, or will not be: everybody who waits is told, each with a loan of their own.
     pub fn ended(&self, tenant: TenantId, id: &ChunkId, outcome: Result<(), String>) {
         let counter = if outcome.is_ok() { &self.counts.pulled } else { &self.counts.failed };
@@ -512,6 +554,13 @@ impl Borrower {
     /// A peer lent one thing and gave another: it is not believed to have the chunk, and told, so that it looks for itself.
     pub fn is_wrong(&self, tenant: TenantId, id: &ChunkId, peer: &str) {
         self.counts.corrupt.fetch_add(1, Ordering::Relaxed);
+        if let Some(before) = self.corrupt_gate.pass() {
+            tracing::error!(
+                peer,
+                "a chunk came from the peer with other bytes than were lent; it is dropped, and the peer is told \
+                 ({before} more since the last line)"
+            );
+        }
         self.known().deny(tenant, id, peer);
         let wrong = Ask::Wrong(TenantKey::of(&self.token, tenant), *id).encode();
         // One that does not hear it goes on lending what nobody takes.

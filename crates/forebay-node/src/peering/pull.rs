@@ -9,7 +9,7 @@ use crate::metrics::Trace;
 use forebay_agent::{Agent, PeerRegion, Trouble};
 use forebay_kv::ChunkId;
 use forebay_mover::{Class, End, RegionId, Span, SpanPair, Transfer};
-use forebay_store::{NotStored, Refused, Reservation, TenantId};
+use forebay_store::{NotCommitted, NotStored, Refused, Reservation, TenantId};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -30,6 +30,8 @@ pub struct Pull {
     pub deadline_us: Option<u64>,
     /// Peers that may have them, the best one first.
     pub peers: Vec<String>,
+    /// It was asked of the same peer before, since its slot went with that of the chunk before it.
+    pub is_repeated: bool,
     /// Of the first chunk, if it is traced. Its stages: `lent`, when a peer has lent it; `queued`, when the mover has it;
     /// `posted`, when all its bytes are in place and acknowledged; `verified`, when it is visible.
     pub trace: Option<Trace>,
@@ -45,7 +47,8 @@ struct Borrowed {
     renew_at_us: AtomicU64,
 }
 
-/// A chunk on its way. Dropped before it is there, it has failed.
+/// A chunk on its way. Dropped before it is there, it has failed: where the peer is at fault the next one that may have it is
+/// asked.
 struct Part {
     borrowed: Arc<Borrowed>,
     tenant: TenantId,
@@ -54,6 +57,29 @@ struct Part {
     sums: Vec<u32>,
     trace: Option<Trace>,
     why: String,
+    next: Next,
+    /// How it is asked for again.
+    elsewhere: Elsewhere,
+}
+
+/// What becomes of a chunk that has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// Nothing.
+    Fail,
+    /// Another peer is asked.
+    Other,
+    /// The same one is, once: what was wrong was not this chunk.
+    Same,
+}
+
+/// What a pull of a chunk alone needs beside the chunk.
+struct Elsewhere {
+    parent: Option<ChunkId>,
+    class: Class,
+    deadline_us: Option<u64>,
+    peers: Vec<String>,
+    is_repeated: bool,
 }
 
 impl Pull {
@@ -134,8 +160,9 @@ impl Pull {
         }
         let (borrower, parent) = (Arc::clone(&self.borrower), self.ids.last().copied());
         let peers = std::iter::once(peer.to_owned()).chain(self.peers.clone()).collect();
-        let Pull { tenant, class, deadline_us, .. } = *self;
-        let rest = Pull { borrower, tenant, ids, parent, class, deadline_us, peers, trace: None };
+        let Pull { tenant, class, deadline_us, is_repeated, .. } = *self;
+        let trace = None;
+        let rest = Pull { borrower, tenant, ids, parent, class, deadline_us, peers, is_repeated, trace };
         self.borrower.lenders().wait(peer, rest);
     }
 
@@ -181,7 +208,9 @@ impl Pull {
                 Ok(Some(slot)) => {
                     let why = "the mover takes nothing in".to_owned();
                     let (borrowed, tenant, sums) = (Arc::clone(&borrowed), self.tenant, chunk.sums);
-                    let part = Part { borrowed, tenant, id: *id, slot: None, sums, trace, why };
+                    let (next, elsewhere) = (Next::Fail, self.elsewhere(before));
+                    let part =
+                        Part { borrowed, tenant, id: *id, slot: None, sums, trace, why, next, elsewhere };
                     self.read(part, slot, region, chunk.offset_bytes);
                     borrower.placed(self.tenant, id);
                 }
@@ -195,6 +224,11 @@ impl Pull {
                 }
             }
         }
+    }
+
+    fn elsewhere(&self, parent: Option<ChunkId>) -> Elsewhere {
+        let (class, deadline_us, peers) = (self.class, self.deadline_us, self.peers.clone());
+        Elsewhere { parent, class, deadline_us, peers, is_repeated: self.is_repeated }
     }
 
     /// Reads a chunk that starts at `from` in the peer's region.
@@ -232,7 +266,10 @@ impl Part {
             }
             failed => {
                 self.why = match &failed {
-                    End::Failed(failure) => failure.reason.to_string(),
+                    End::Failed(failure) => {
+                        self.next = Next::Other;
+                        failure.reason.to_string()
+                    }
                     _ => "cancelled".to_owned(),
                 };
                 if let Some(slot) = self.slot.take() {
@@ -251,6 +288,7 @@ impl Part {
             let Borrowed { borrower, peer, .. } = &*self.borrowed;
             borrower.is_wrong(self.tenant, &self.id, peer);
             "other bytes came than were lent".clone_into(&mut self.why);
+            self.next = Next::Other;
             return;
         }
         match slot.commit(&self.sums) {
@@ -258,8 +296,37 @@ impl Part {
                 self.why.clear();
                 self.passed("verified");
             }
-            Err(error) => self.why = error.to_string(),
+            Err(error) => {
+                // The chunk before it has failed, and took this one along.
+                self.next = if error == NotCommitted::Deleted { Next::Same } else { Next::Fail };
+                self.why = error.to_string();
+            }
         }
+    }
+}
+
+impl Part {
+    /// The pull of this chunk from another peer, if it may be asked of one.
+    fn again(&mut self) -> Option<Pull> {
+        let Borrowed { borrower, peer, .. } = &*self.borrowed;
+        let Elsewhere { parent, class, deadline_us, peers, is_repeated } = &mut self.elsewhere;
+        let mut peers = std::mem::take(peers);
+        match self.next {
+            Next::Same if !*is_repeated => peers.insert(0, peer.clone()),
+            Next::Other if !peers.is_empty() => {}
+            _ => return None,
+        }
+        Some(Pull {
+            borrower: Arc::clone(borrower),
+            tenant: self.tenant,
+            ids: vec![self.id],
+            parent: *parent,
+            class: *class,
+            deadline_us: *deadline_us,
+            peers,
+            is_repeated: self.next == Next::Same,
+            trace: self.trace.take(),
+        })
     }
 }
 
@@ -268,6 +335,10 @@ impl Drop for Part {
         // The slot goes before anybody is told that it has failed.
         self.slot = None;
         let why = std::mem::take(&mut self.why);
+        if let Some(pull) = self.again() {
+            self.borrowed.borrower.displaced(self.tenant, &self.id, &self.borrowed.peer, &why);
+            return pull.start();
+        }
         if !why.is_empty() {
             fail(&mut self.trace, &why);
         }

@@ -1,7 +1,8 @@
 //! Whoever does not speak the protocol loses the connection, and nobody else notices.
 
 use crate::rig::*;
-use forebay_store::StoreEnd;
+use forebay_node::Node;
+use forebay_store::{StoreEnd, TenantId};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -119,6 +120,60 @@ fn strange_bytes_are_refused_with_what_is_wrong_and_harm_nobody() {
     }
     assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
     eventually("all of them are gone", || node.stat().clients == 1);
+}
+
+#[test]
+fn connections_that_say_nothing_keep_no_client_out() {
+    let site = Site::new();
+    let mut config = site.config();
+    // Without the room of their own they would be the only clients there may be, for longer than this test takes.
+    (config.limits.clients, config.limits.unauthenticated) = (4, 4);
+    config.limits.authentication_ms = 60_000;
+    let node = Node::start(&config).unwrap();
+    let silent: Vec<_> = (0..20).map(|_| UnixStream::connect(site.socket()).unwrap()).collect();
+    for _ in 0..4 {
+        let peer = site.peer();
+        assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
+        node.store().delete(TenantId(0), &ids());
+    }
+    let mut told = Vec::new();
+    (&silent[0]).read_to_end(&mut told).unwrap();
+    let told = String::from_utf8_lossy(&told);
+    assert!(told.contains("4 connections have not said who they are"), "{told}");
+}
+
+#[test]
+fn unfinished_requests_of_all_clients_are_bounded_in_bytes_and_in_time() {
+    let site = Site::new();
+    let mut config = site.config();
+    config.limits.unfinished = 16 << 20;
+    let node = Node::start(&config).unwrap();
+    let begin = |body: usize| {
+        let mut stream = UnixStream::connect(site.socket()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let part = [hello(), frame(body as u32, 2, 0, &vec![0; body / 2])].concat();
+        // The node may hang up before it has read all.
+        let _ = stream.write_all(&part);
+        // The welcome.
+        stream.read_exact(&mut [0; 16 + 24]).unwrap();
+        stream
+    };
+    let ended = |mut stream: UnixStream| {
+        let mut said = Vec::new();
+        let _ = stream.read_to_end(&mut said);
+        String::from_utf8_lossy(&said).into_owned()
+    };
+    let held = [begin(8 << 20), begin(8 << 20)];
+    let refused = ended(begin(8 << 20));
+    assert!(refused.contains("limits.unfinished is 16777216"), "{refused}");
+    let peer = site.peer();
+    assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES }, "short requests always have room");
+    for stream in held {
+        let late = ended(stream);
+        assert!(late.contains("has not come whole within 10 s"), "{late}");
+    }
+    eventually("they are gone", || node.stat().clients == 1);
+    drop(begin(8 << 20));
 }
 
 #[test]

@@ -11,7 +11,9 @@ mod ways;
 
 use forebay_mover::{Class, End, Span};
 use forebay_node::client::{Reserved, fetch};
-use forebay_node::{DirectoryConfig, Node, NodeConfig, PeersConfig, SsdConfig, WriteBackPolicy};
+use forebay_node::{
+    DirectoryConfig, MetricsConfig, Node, NodeConfig, PeersConfig, SsdConfig, WriteBackPolicy,
+};
 use forebay_store::{ChunkShape, StoreEnd, TenantId};
 use rig::*;
 use rustix::process::Signal;
@@ -434,6 +436,86 @@ fn a_peer_without_the_token_is_no_peer() {
     };
     eventually("it was tried", faults);
     assert_eq!(reader.client.lookup(&ids()), 0);
+}
+
+#[test]
+fn why_a_peer_is_not_reached_is_told_on_both_sides() {
+    let pair = Pair::new();
+    let (mut left, mut right) = (pair.left.config(), pair.right.config());
+    left.peers.as_mut().unwrap().token = b"one".to_vec();
+    right.peers.as_mut().unwrap().token = b"other".to_vec();
+    for config in [&mut left, &mut right] {
+        config.metrics = Some(MetricsConfig::new(([127, 0, 0, 1], 0).into()));
+    }
+    let (left, right) = (Node::start(&left).unwrap(), Node::start(&right).unwrap());
+    let reader = pair.right.peer();
+    let page = |node: &Node, path| http::get(node.metrics_address().unwrap(), "GET", path);
+    let has = |node: &Node, line: &str| page(node, "/metrics").1.lines().any(|shown| shown.starts_with(line));
+    eventually("the one that is refused says why", || {
+        reader.client.lookup(&ids());
+        has(&right, "forebay_peer_unreached{peer=\"left\",reason=\"token\"} 1")
+    });
+    assert!(has(&right, "forebay_peer_unreached_total{peer=\"left\",reason=\"token\"}"));
+    assert!(has(&left, "forebay_peer_connections_refused_total{reason=\"token\"}"));
+    let (status, body) = page(&right, "/readyz");
+    assert_eq!(status, "HTTP/1.1 200 OK", "it serves its own clients all the same");
+    let line = body.lines().nth(1).unwrap_or_default();
+    assert!(line.starts_with("peer left is not reached (token): "), "{body}");
+    drop(left);
+    eventually("another reason replaces it", || {
+        reader.client.lookup(&ids());
+        has(&right, "forebay_peer_unreached{peer=\"left\",reason=\"refused\"} 1")
+    });
+}
+
+#[test]
+fn after_a_peer_has_lent_and_failed_the_next_holder_is_asked() {
+    let [one, two, reader] = neighbours(["a", "b", "c"]);
+    let (first, second, node) = (one.node(), two.node(), reader.node());
+    let reader = reader.peer();
+    [&one, &two].iter().for_each(|site| store_all(&site.peer()));
+    // Whichever is asked first has one chunk that the other one has whole.
+    corrupt(&first, 2, 777);
+    corrupt(&second, 5, 777);
+    eventually("both peers are found", || {
+        let up = node.peering_stat().unwrap().peers.iter().all(|peer| peer.state == "up");
+        reader.client.lookup(&ids()) == CHUNKS && up
+    });
+    // Both have answered this one.
+    assert_eq!(reader.client.lookup(&ids()), CHUNKS);
+    let lease = reader.lease();
+    let loads: Vec<_> = (0..CHUNKS).map(|number| reader.begin_load(&lease, number).unwrap()).collect();
+    for (number, load) in loads.iter().enumerate() {
+        let end = ended(load);
+        assert!(matches!(end, End::Done { .. }), "chunk {number}: {end:?}");
+        reader.verify(&lease, number).unwrap();
+        assert!(reader.hit(&lease, number), "chunk {number}");
+    }
+    let stat = node.peering_stat().unwrap();
+    assert!(stat.corrupt >= 1 && stat.retried >= stat.corrupt && stat.not_pulled == 0, "{stat:?}");
+    eventually("no slot is left over", || node.store().stat().rows == node.store().stat().chunks);
+}
+
+#[test]
+fn two_nodes_of_one_name_are_a_fault_that_both_say() {
+    let Some(etcd) = etcd::Etcd::start() else { return };
+    let sites = neighbours(["same", "same too"]);
+    let nodes = sites.each_ref().map(|site| {
+        let mut config = site.config();
+        config.name = "same".into();
+        let etcd = vec![etcd.url.clone()];
+        let directory = DirectoryConfig::of_file("");
+        config.directory = Some(DirectoryConfig { file: None, etcd, ttl_s: 2, ..directory });
+        config.metrics = Some(MetricsConfig::new(([127, 0, 0, 1], 0).into()));
+        Node::start(&config).unwrap()
+    });
+    for node in &nodes {
+        let page = |path| http::get(node.metrics_address().unwrap(), "GET", path);
+        eventually("it is not ready", || page("/readyz").0 == "HTTP/1.1 503 Service Unavailable");
+        let why = page("/readyz").1;
+        assert!(why.contains("is called \"same\" as this one is"), "{why}");
+        assert!(page("/metrics").1.contains("forebay_directory_name_conflict 1\n"));
+    }
 }
 
 #[test]

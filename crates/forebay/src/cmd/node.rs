@@ -15,7 +15,7 @@ pub struct Args {
     /// What the node is told, in TOML
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Print the effective configuration and exit, with an error if it is not allowed
+    /// Check all that the start checks, print what would be used, what follows from other values included, and exit
     #[arg(long)]
     check_config: bool,
 }
@@ -24,8 +24,8 @@ pub struct Args {
 pub fn run(args: Args) -> crate::CommandResult {
     let config = NodeConfig::read(&args.config)?;
     if args.check_config {
-        print!("{}", config.to_toml());
-        return Ok(());
+        Node::check(&config)?;
+        return Ok(write!(std::io::stdout(), "{}", config.effective().to_toml())?);
     }
     let node = Node::start(&config)?;
     let peers = node.peer_address().map_or(String::new(), |address| format!(", peers at {address}"));

@@ -144,18 +144,11 @@ fn seconds_or_none(text: &str) -> Result<Duration, String> {
     duration.ok_or_else(|| format!("'{text}' is not allowed: a number of seconds, 0 or more"))
 }
 
+/// A size above 0, as sizes are written everywhere.
 pub fn size(text: &str) -> Result<usize, String> {
-    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let unit: usize = match &text[digits.len()..] {
-        "" | "B" => 1,
-        "KiB" => 1 << 10,
-        "MiB" => 1 << 20,
-        "GiB" => 1 << 30,
-        unit => return Err(format!("'{unit}' in '{text}' is none of B, KiB, MiB, GiB")),
-    };
-    let number: usize =
-        digits.parse().map_err(|_| format!("'{digits}' in '{text}' is not a whole number"))?;
-    number.checked_mul(unit).filter(|&bytes| bytes > 0).ok_or_else(|| format!("{text} is not allowed"))
+    let bytes = forebay_node::size::parse(text)?;
+    let some = usize::try_from(bytes).ok().filter(|&bytes| bytes > 0);
+    some.ok_or_else(|| format!("{text} is not allowed; allowed is {}, above 0", forebay_node::size::ALLOWED))
 }
 
 #[cfg(test)]
@@ -165,9 +158,11 @@ mod tests {
     #[test]
     fn sizes_and_seconds_are_read_or_refused_with_their_text() {
         assert_eq!((size("4MiB"), size("200000")), (Ok(4 << 20), Ok(200_000)));
-        assert_eq!(size("4MB").unwrap_err(), "'MB' in '4MB' is none of B, KiB, MiB, GiB");
-        assert_eq!(size("x").unwrap_err(), "'x' in 'x' is none of B, KiB, MiB, GiB");
-        assert_eq!(size("0").unwrap_err(), "0 is not allowed");
+        assert_eq!((size("256M"), size("1.5GiB")), (Ok(256 << 20), Ok(3 << 29)));
+        for bad in ["4MB", "x", "0"] {
+            let refused = size(bad).unwrap_err();
+            assert!(refused.contains(bad) && refused.contains("powers of 1024"), "{refused}");
+        }
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
         for bad in ["0", "-1", "NaN", "1e300", "x", ""] {
             assert!(seconds(bad).unwrap_err().contains("not allowed"), "{bad}");

@@ -42,6 +42,11 @@ impl Client {
         Ok(Client { http, endpoints, at: 0, limit })
     }
 
+    /// Who is asked now.
+    pub fn endpoint(&self) -> String {
+        self.endpoints[self.at].to_string()
+    }
+
     /// Whom to ask instead of who was asked last.
     pub fn turn(&mut self) {
         self.at = (self.at + 1) % self.endpoints.len();

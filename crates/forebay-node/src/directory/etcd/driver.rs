@@ -1,10 +1,11 @@
 //! The thread that carries questions and events between a member and etcd. It holds no policy: what to do is asked of
 //! [`Membership`](super::membership::Membership), and whatever happens is passed in there.
 
-use super::Shared;
 use super::client::{Client, Watching};
 use super::membership::{Step, Watch};
 use super::wire::{Failure, Message, Request, Response, watch_body};
+use super::{Shared, conflict};
+use forebay_links::LogGate;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -18,7 +19,7 @@ const MESSAGES_MAX: usize = 4;
 
 /// Runs until the directory is closed.
 pub(super) async fn run(shared: Arc<Shared>, client: Client) {
-    let mut driver = Driver { shared, client, watch: None };
+    let mut driver = Driver { shared, client, watch: None, log: Log::default() };
     driver.follow_membership().await;
     driver.watch = None;
     driver.say_goodbye().await;
@@ -28,6 +29,55 @@ struct Driver {
     shared: Arc<Shared>,
     client: Client,
     watch: Option<OpenWatch>,
+    log: Log,
+}
+
+/// What was told, so that only changes are, and what stays so once a minute.
+#[derive(Default)]
+struct Log {
+    is_failing: bool,
+    failing: LogGate,
+    is_hidden: bool,
+    hidden: LogGate,
+}
+
+impl Log {
+    fn answered(&mut self, answer: &Result<Response, Failure>, endpoint: &str) {
+        match answer {
+            Ok(_) if self.is_failing => {
+                self.is_failing = false;
+                self.failing.reset();
+                tracing::info!("etcd at {endpoint} answers again");
+            }
+            // These are answers too.
+            Ok(_) | Err(Failure::LeaseGone | Failure::Compacted) => {}
+            Err(failure) => {
+                self.is_failing = true;
+                if let Some(before) = self.failing.pass() {
+                    tracing::warn!(
+                        "etcd at {endpoint}: {failure}; it is asked again, less often each time, and what is known of \
+                         other nodes may be out of date ({before} more failures since the last line)"
+                    );
+                }
+            }
+        }
+    }
+
+    fn hidden_by(&mut self, namesake: Option<String>) {
+        match namesake {
+            Some(conflict) => {
+                self.is_hidden = true;
+                if self.hidden.pass().is_some() {
+                    tracing::error!("directory: {conflict}");
+                }
+            }
+            None if self.is_hidden => {
+                *self = Log { is_failing: self.is_failing, ..Log::default() };
+                tracing::info!("directory: no other node has this one's name any more");
+            }
+            None => {}
+        }
+    }
 }
 
 impl Driver {
@@ -37,6 +87,9 @@ impl Driver {
                 let step = membership.step(now_us);
                 (step, membership.watch())
             });
+            let namesake =
+                self.shared.with_membership(|membership, now_us| membership.namesake(now_us).map(conflict));
+            self.log.hidden_by(namesake);
             self.open_or_close(wish);
             match step {
                 Step::Ask(request) => self.ask(request).await,
@@ -60,6 +113,7 @@ impl Driver {
     }
 
     fn take_answer(&mut self, answer: Result<Response, Failure>) {
+        self.log.answered(&answer, &self.client.endpoint());
         if matches!(answer, Err(Failure::Unreachable(_))) {
             self.client.turn();
         }

@@ -11,6 +11,8 @@
 //!   that is complete the old copy answers.
 //! * A new lease means that everything is said again.
 //! * A watch that is silent is tested by writing our own record: the event has to arrive.
+//! * A record of ours that another instance wrote after we did is another live node with our name: both write one key, and each
+//!   hides the other. Each writes its own again after as long as a watch may be silent, so that both know as long as both live.
 
 use super::keys::{Key, Keys};
 use super::ledger::{Ledger, Saying};
@@ -24,8 +26,12 @@ const CHANGES_MAX: usize = 128;
 const PAGE_KEYS: usize = 2000;
 /// After the first failure the member rests this long; twice as long after the next.
 const REST_FIRST_US: u64 = 50_000;
-/// It never rests longer than this.
+/// It never rests longer than this while it has a lease that would end meanwhile,
 const REST_MAX_US: u64 = 1_000_000;
+/// nor longer than this where nobody answers,
+const REST_UNANSWERED_MAX_US: u64 = 5_000_000;
+/// nor longer than this where it is refused: that takes somebody to change something.
+const REST_REFUSED_MAX_US: u64 = 30_000_000;
 
 /// Limits of a member.
 #[derive(Debug, Clone, Copy)]
@@ -69,6 +75,8 @@ pub(super) struct Membership {
     lease: Option<Lease>,
     /// Our record is there, under this lease.
     is_known: bool,
+    /// It was heard of.
+    is_seen: bool,
     /// The lease of an earlier start of this node: what is under it is not true any more.
     predecessor: Option<i64>,
     ledger: Ledger,
@@ -77,6 +85,12 @@ pub(super) struct Membership {
     watches: u64,
     asked: Asked,
     failures_in_row: u32,
+    /// Watches in a row that ended soon.
+    short_watches: u32,
+    /// Another node with our name, and until when that is believed.
+    namesake: Option<(NodeRecord, u64)>,
+    /// When our record, over which that one wrote, is written again.
+    reclaim_at_us: Option<u64>,
     rest_until_us: u64,
     stale_since_us: Option<u64>,
     stat: DirectoryStat,
@@ -125,6 +139,7 @@ impl Membership {
             limits,
             lease: None,
             is_known: false,
+            is_seen: false,
             predecessor: None,
             ledger: Ledger::new(limits.chunks_max),
             mirror: Mirror::default(),
@@ -132,6 +147,9 @@ impl Membership {
             watches: 0,
             asked: Asked::Nothing,
             failures_in_row: 0,
+            short_watches: 0,
+            namesake: None,
+            reclaim_at_us: None,
             rest_until_us: 0,
             stale_since_us: Some(now_us),
             stat: DirectoryStat::default(),
@@ -229,10 +247,13 @@ impl Membership {
             Reading::Follow { tested_us: Some(tested_us), .. } => tested_us + self.limits.test_us,
             Reading::List { .. } | Reading::Resume => lease.renew_at_us,
         };
-        if due_us > now_us {
-            return Step::Rest { until_us: due_us.min(lease.renew_at_us) };
+        let reclaim_at_us = self.reclaim_at_us.unwrap_or(u64::MAX);
+        if due_us.min(reclaim_at_us) > now_us {
+            return Step::Rest { until_us: due_us.min(lease.renew_at_us).min(reclaim_at_us) };
         }
-        if let Reading::Follow { tested_us, .. } = &mut self.reading {
+        if now_us >= reclaim_at_us {
+            self.reclaim_at_us = Some(now_us + self.limits.quiet_us);
+        } else if let Reading::Follow { tested_us, .. } = &mut self.reading {
             *tested_us = Some(now_us);
         }
         self.asked = Asked::Test;
@@ -302,7 +323,7 @@ impl Membership {
             Asked::Test => self.end_test(),
             Asked::Nothing | Asked::Lease | Asked::Page | Asked::Predecessor => {}
         }
-        self.rest(now_us);
+        self.rest(failure, now_us);
     }
 
     fn end_test(&mut self) {
@@ -311,12 +332,45 @@ impl Membership {
         }
     }
 
-    /// Rests longer after each failure, but not so long that the lease ends meanwhile.
-    fn rest(&mut self, now_us: u64) {
-        let lease_us = u64::from(self.limits.ttl_s) * 1_000_000;
-        let rest_us = REST_FIRST_US << self.failures_in_row.min(10);
-        self.rest_until_us = now_us + rest_us.min(REST_MAX_US).min(lease_us / 8);
+    /// Rests longer after each failure, but, where etcd may be back at any time, not so long that the lease ends meanwhile.
+    fn rest(&mut self, failure: &Failure, now_us: u64) {
+        let most_us = match (failure, self.lease) {
+            (Failure::Refused(_), _) => REST_REFUSED_MAX_US,
+            (_, Some(lease)) => REST_MAX_US.min(lease.ttl_us / 8),
+            (_, None) => REST_UNANSWERED_MAX_US,
+        };
+        self.rest_until_us = now_us + self.rest_us(self.failures_in_row).min(most_us);
         self.failures_in_row += 1;
+    }
+
+    /// Twice as long after each failure, and not the same for all nodes, so that they do not ask in step.
+    fn rest_us(&self, failures: u32) -> u64 {
+        let rest_us = REST_FIRST_US << failures.min(10);
+        rest_us - rest_us / 4 * u64::from(self.me.instance[0]) / 256
+    }
+
+    /// Another live node with our name.
+    pub fn namesake(&self, now_us: u64) -> Option<&NodeRecord> {
+        self.namesake.as_ref().filter(|(_, until_us)| now_us < *until_us).map(|(record, _)| record)
+    }
+
+    /// What is said of our own record, now that we have written it once.
+    fn heard_of_us(&mut self, entry: &super::wire::Entry, now_us: u64) {
+        if self.stat.joins == 0 || self.keys.read(&entry.key) != Some(Key::Node(self.me.node)) {
+            return;
+        }
+        let Ok(record) = NodeRecord::from_json(&entry.value) else { return };
+        let is_other = record.node == self.me.node && record.instance != self.me.instance;
+        // What is heard of before our own record was there is an earlier start of this node.
+        if is_other && self.is_seen {
+            let lasts_us =
+                2 * self.limits.quiet_us + self.limits.test_us + u64::from(self.limits.ttl_s) * 1_000_000;
+            self.namesake = Some((record, now_us + lasts_us));
+            self.reclaim_at_us = Some(now_us + self.limits.quiet_us);
+        } else if !is_other {
+            self.is_seen = true;
+            self.reclaim_at_us = None;
+        }
     }
 
     fn join(&mut self, id: i64, ttl_s: i64, now_us: u64) {
@@ -348,6 +402,7 @@ impl Membership {
     }
 
     fn take_page(&mut self, entries: &[super::wire::Entry], more: bool, at: i64, now_us: u64) {
+        entries.iter().for_each(|entry| self.heard_of_us(entry, now_us));
         let Reading::List { from, revision, copy } = &mut self.reading else { return };
         if entries.last().is_some_and(|last| last.key < *from) {
             return self.take_failure(Asked::Page, &Failure::Refused("keys of another page".into()), now_us);
@@ -399,23 +454,29 @@ impl Membership {
         (*heard_us, *tested_us) = (now_us, None);
         match message {
             Message::Created => *is_open = true,
-            Message::Events { events, is_fragment } => self.take_events(&events, is_fragment),
+            Message::Events { events, is_fragment } => self.take_events(&events, is_fragment, now_us),
             Message::Progress { revision } => self.mirror.revision = revision.max(self.mirror.revision),
             Message::Compacted => self.reading = Reading::anew(&self.keys),
             Message::Ended => {
-                // One that does not live long is not opened again at once.
-                let lived_us = now_us - *since_us;
+                // One that does not live long is not opened again at once, and later each time.
+                let is_short = now_us - *since_us < REST_MAX_US;
                 self.stat.faults.unreachable += 1;
-                self.rest_until_us =
-                    now_us + if lived_us < REST_MAX_US { REST_MAX_US } else { REST_FIRST_US };
+                self.short_watches = if is_short { self.short_watches + 1 } else { 0 };
+                let rest_us = match self.short_watches {
+                    0 => REST_FIRST_US,
+                    ended => self.rest_us(ended + 3).clamp(REST_MAX_US, REST_REFUSED_MAX_US),
+                };
+                let lease_us = self.lease.map_or(u64::MAX, |lease| lease.ttl_us / 8);
+                self.rest_until_us = now_us + rest_us.min(lease_us.max(REST_MAX_US));
                 self.resume(now_us);
             }
         }
         self.note_freshness(now_us);
     }
 
-    fn take_events(&mut self, events: &[Event], is_fragment: bool) {
+    fn take_events(&mut self, events: &[Event], is_fragment: bool, now_us: u64) {
         for event in events {
+            self.heard_of_us(&event.entry, now_us);
             if event.is_delete {
                 self.mirror.delete(&self.keys, &event.entry.key);
             } else {
@@ -448,6 +509,7 @@ impl Membership {
             holdings: self.mirror.holdings(),
             announced: self.ledger.announced(),
             waiting: self.ledger.waiting(),
+            name_conflict: self.namesake(now_us).is_some(),
             stale_us: self.stale_since_us.map(|since_us| now_us.saturating_sub(since_us)),
             faults: DirectoryFaults { over_limit, ..self.stat.faults },
             ..self.stat

@@ -30,9 +30,9 @@ use thiserror::Error;
 use tokio::sync::Notify;
 
 /// Bytes of the prefix at most.
-const PREFIX_BYTES_MAX: usize = 256;
+pub(crate) const PREFIX_BYTES_MAX: usize = 256;
 /// A lease's length, bounds.
-const TTL_S: std::ops::RangeInclusive<u32> = 2..=3600;
+pub(crate) const TTL_S: std::ops::RangeInclusive<u32> = 2..=3600;
 
 /// How etcd is reached and used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl Default for EtcdConfig {
 #[derive(Debug, Error)]
 pub enum EtcdError {
     /// An endpoint is not one.
-    #[error("endpoint is {value:?}; allowed: http://host:port")]
+    #[error("endpoint is {value:?}; allowed: {}", crate::endpoint::ALLOWED)]
     Endpoint {
         /// What it says.
         value: String,
@@ -162,6 +162,15 @@ impl EtcdDirectory {
     }
 }
 
+/// What another node with this one's name is told as.
+fn conflict(namesake: &NodeRecord) -> String {
+    let NodeRecord { name, address, .. } = namesake;
+    format!(
+        "another live node, at {address}, is called {name:?} as this one is; each hides the other's chunks: give each node \
+         a name of its own"
+    )
+}
+
 impl Directory for EtcdDirectory {
     fn nodes(&self) -> Vec<NodeRecord> {
         self.shared.with_membership(|membership, _| {
@@ -186,6 +195,10 @@ impl Directory for EtcdDirectory {
     fn announce_all(&self, here: &[ChunkId]) {
         self.shared.with_membership(|membership, _| membership.announce_all(here));
         self.shared.stirred.notify_one();
+    }
+
+    fn conflict(&self) -> Option<String> {
+        self.shared.with_membership(|membership, now_us| Some(conflict(membership.namesake(now_us)?)))
     }
 
     fn stat(&self) -> DirectoryStat {

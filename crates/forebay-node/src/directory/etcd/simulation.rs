@@ -391,3 +391,52 @@ fn a_watch_whose_test_is_heard_goes_on() {
     assert_eq!(world.member.watch().unwrap().number, first);
     assert!(world.etcd.revision < 10, "a test every half minute, not more");
 }
+
+/// Another node of our name writes its record, as `instance`.
+fn write_as_namesake(world: &mut World, instance: u8) {
+    let address = "127.0.0.1:7009".parse().unwrap();
+    let record = NodeRecord { node: ME, instance: [instance; 16], name: "me".into(), address };
+    let (key, value) = (world.keys.write(Key::Node(ME)), record.to_json().into_bytes());
+    world.etcd.write(&[Change::Put { key, value, lease: 0 }]).unwrap();
+}
+
+#[test]
+fn another_live_node_of_our_name_is_known_as_long_as_it_lives_and_an_earlier_start_is_none() {
+    let mut world = World::new();
+    write_as_namesake(&mut world, 8);
+    world.calm_down();
+    assert_eq!(world.member.namesake(world.now_us), None, "it was there before us");
+    for _ in 0..4 {
+        write_as_namesake(&mut world, 9);
+        // It is heard of, and we write ours again.
+        world.calm_down();
+        let namesake = world.member.namesake(world.now_us).map(|record| record.instance);
+        assert_eq!(namesake, Some([9; 16]));
+        assert!(world.member.stat(world.now_us).name_conflict);
+        let ours = world.etcd.kv[&world.keys.write(Key::Node(ME))].value.clone();
+        assert_eq!(NodeRecord::from_json(&ours).unwrap().instance, [3; 16]);
+    }
+    (0..2).for_each(|_| world.calm_down());
+    assert_eq!(world.member.namesake(world.now_us), None, "it is gone");
+}
+
+#[test]
+fn an_etcd_that_refuses_is_asked_less_and_less_and_one_that_does_not_answer_too() {
+    for (failure, most) in
+        [(Failure::Refused("no user".into()), 30), (Failure::Unreachable("refused".into()), 140)]
+    {
+        let mut world = World::new();
+        let mut asked = 0;
+        while world.now_us < 600_000_000 {
+            asked += usize::from(world.step(|_, _| Err(failure.clone())));
+            world.now_us += 20_000;
+        }
+        assert!((15..=most).contains(&asked), "{failure}: {asked} times in ten minutes");
+        let answers_us = world.now_us;
+        while world.member.lease().is_none() {
+            world.step(|etcd, request| etcd.answer(request));
+            world.now_us += 20_000;
+        }
+        assert!(world.now_us - answers_us <= 31_000_000, "it is asked again soon enough");
+    }
+}

@@ -19,6 +19,10 @@ const IN_FLIGHT_BYTES: Family = gauge("forebay_peer_in_flight_bytes", "Bytes on 
 const IN_FLIGHT_LOTS: Family = gauge("forebay_peer_in_flight_lots", "Lots on connections now, by path.");
 const ENDED: Family = counter("forebay_peer_requests_total", "Requests that ended well or were cancelled.");
 const FAULTS: Family = counter("forebay_peer_faults_total", "What failed, by kind.");
+const UNREACHED: Family =
+    counter("forebay_peer_unreached_total", "Connections to the peer that did not come about, by reason.");
+const IS_UNREACHED: Family =
+    gauge("forebay_peer_unreached", "1 while the peer is not reached, with the last reason.");
 const REQUESTS: Family = histogram(
     "forebay_peer_request_seconds",
     "Times of requests, by stage: until the mover had them, until their bytes were in place, until the peer was notified.",
@@ -49,6 +53,14 @@ fn collect(stat: &PeerStat, out: &mut Vec<Metric>) {
     out.extend(ends.map(|(end, count)| Metric::new(&ENDED, &[peer, ("end", end)], count as f64)));
     let faults = counts.faults.iter();
     out.extend(faults.map(|(kind, count)| Metric::new(&FAULTS, &[peer, ("kind", *kind)], *count as f64)));
+    out.extend(
+        counts.unreached.iter().map(|(reason, count)| {
+            Metric::new(&UNREACHED, &[peer, ("reason", reason.label())], *count as f64)
+        }),
+    );
+    if let Some(unreached) = &stat.unreached {
+        out.push(Metric::new(&IS_UNREACHED, &[peer, ("reason", unreached.reason.label())], 1.0));
+    }
     let stages = &counts.stages;
     for (stage, times) in
         [("queued", &stages.queued), ("posted", &stages.posted), ("notified", &stages.notified)]
@@ -101,7 +113,9 @@ fn timed(
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use forebay_agent::{Fabric, FlowStat, IdleRail, Path, PathCounts, RailOptions, WhyIdle};
+    use forebay_agent::{
+        Fabric, FlowStat, IdleRail, NotReached, Path, PathCounts, RailOptions, Unreached, WhyIdle,
+    };
 
     /// A peer with everything that there is to show.
     pub fn a_peer() -> PeerStat {
@@ -114,9 +128,11 @@ pub(super) mod tests {
         path.wire.sum_us = 9_000_000;
         counts.paths.insert(Path::Rail(Fabric::Memory), path);
         counts.faults.insert("rail_lost", 7);
+        counts.unreached.insert(Unreached::Token, 5);
         PeerStat {
             name: "two".into(),
             state: "up",
+            unreached: Some(NotReached { reason: Unreached::Token, why: String::new() }),
             flows: vec![flow(Path::Tcp, true), flow(Path::Rail(Fabric::Memory), false)],
             idle_rails: vec![IdleRail { rail, why: WhyIdle::NotThere }],
             counts,
@@ -139,6 +155,8 @@ pub(super) mod tests {
             "forebay_peer_busy_seconds_total{peer=\"two\"} 2.5",
             "forebay_peer_requests_total{peer=\"two\",end=\"done\"} 3",
             "forebay_peer_faults_total{peer=\"two\",kind=\"rail_lost\"} 7",
+            "forebay_peer_unreached_total{peer=\"two\",reason=\"token\"} 5",
+            "forebay_peer_unreached{peer=\"two\",reason=\"token\"} 1",
             "forebay_peer_lot_seconds_sum{peer=\"two\",path=\"ucx_memory\"} 9",
             "forebay_peer_lot_seconds_count{peer=\"two\",path=\"ucx_memory\"} 3",
         ] {

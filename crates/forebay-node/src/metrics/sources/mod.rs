@@ -6,6 +6,7 @@ mod clients;
 mod directory;
 mod mover;
 mod peering;
+mod ports;
 mod process;
 mod relays;
 mod ssd;
@@ -16,6 +17,7 @@ pub(crate) use clients::of_clients;
 pub use directory::of_directory;
 pub use mover::of_mover;
 pub(crate) use peering::of_peering;
+pub(crate) use ports::{PortsStat, of_ports};
 pub use process::of_process;
 pub(crate) use relays::of_relays;
 pub use store::of_store;
@@ -62,6 +64,18 @@ mod tests {
         let client = crate::ClientStat { name: "engine".into(), leases: 1, slots: 1 };
         clients::collect(&Default::default(), &[client], &mut out);
         peering::collect(&Default::default(), &mut out);
+        let room = forebay_links::RoomStat::default();
+        let peers = forebay_agent::ServerStats {
+            refused: HashMap::from([
+                (forebay_agent::RefusalCode::Token, 1),
+                (forebay_agent::RefusalCode::NotEncrypted, 2),
+                (forebay_agent::RefusalCode::Encrypted, 3),
+            ]),
+            ..Default::default()
+        };
+        let unfinished = std::sync::Arc::new(crate::local::frame::Unfinished::new(1));
+        let clients = Some((room, unfinished));
+        ports::collect(&PortsStat { clients, peers: Some(peers), metrics: Some(room) }, &mut out);
         relays::collect(&Default::default(), &mut out);
         let telemetry = Telemetry { links: vec![LinkTelemetry::default()], ..Telemetry::default() };
         of_mover(move || telemetry.clone()).collect(&mut out);

@@ -12,6 +12,10 @@ const DENIED: Family = counter(
 );
 const CORRUPT: Family =
     counter("forebay_peering_corrupt_chunks_total", "Chunks that came with other bytes than were lent.");
+const RETRIED: Family = counter(
+    "forebay_peering_retried_total",
+    "Chunks that a peer lent and that did not come, so that another peer was asked.",
+);
 const LENT: Family = counter("forebay_peering_lent_chunks_total", "Chunks lent to peers.");
 const COMPLAINTS: Family = counter(
     "forebay_peering_complaints_total",
@@ -32,6 +36,7 @@ pub(super) fn collect(stat: &PeeringStat, out: &mut Vec<Metric>) {
     push_each(out, &PULLS, "end", &[("pulled", stat.pulled), ("failed", stat.not_pulled)]);
     push_one(out, &DENIED, stat.denied as f64);
     push_one(out, &CORRUPT, stat.corrupt as f64);
+    push_one(out, &RETRIED, stat.retried as f64);
     push_one(out, &LENT, stat.lent as f64);
     push_one(out, &REFUSED, stat.refused as f64);
     let right = stat.complaints.saturating_sub(stat.wrong);

@@ -1,31 +1,15 @@
-//! Sizes as people write them. Units are powers of 1024, as disks' tools have them; this file must never guess at others.
+//! Sizes of logs: read as everywhere, and shown to people. This file must never have units of its own to read.
 
 use std::fmt;
 
-/// Units, largest first.
+/// Units that are shown, largest first.
 const UNITS: [(&str, u64); 4] = [("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
 
-/// Reads a size such as `100G`, `100GiB`, `1.5T` or `1048576`.
+/// Reads a size of a log, as sizes are written everywhere.
 pub fn size(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let unit = &text[digits.len()..];
-    let name = unit.strip_suffix("iB").unwrap_or(unit);
-    let found = UNITS.iter().find(|(known, _)| *known == name).map(|(_, bytes)| *bytes);
-    let factor = match (found, unit) {
-        (Some(bytes), _) => bytes,
-        (None, "" | "B") => 1,
-        _ => {
-            return Err(format!(
-                "'{unit}' in '{text}' is none of K, M, G, T, KiB, MiB, GiB, TiB (powers of 1024)"
-            ));
-        }
-    };
-    let number: f64 = digits.parse().map_err(|_| format!("'{digits}' in '{text}' is not a number"))?;
-    let bytes = number * factor as f64;
-    if bytes >= 1.0 && bytes < u64::MAX as f64 && bytes.fract() == 0.0 {
-        Ok(bytes as u64)
-    } else {
-        Err(format!("'{text}' is not a whole number of bytes from 1 to 2^64 - 1"))
+    match forebay_node::size::parse(text)? {
+        0 => Err(format!("'{text}' is no size of a log; allowed is {}", forebay_node::size::ALLOWED)),
+        bytes => Ok(bytes),
     }
 }
 

@@ -1,0 +1,56 @@
+//! What a configuration needs of the machine: places for sockets and logs. It looks and changes nothing; it
+//! must never say no to what a node that runs already has. The check of a configuration and the start of a
+//! node ask the same.
+
+use super::{ConfigError, NodeConfig, SsdConfig};
+use std::fs::{FileType, symlink_metadata};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+impl NodeConfig {
+    /// Whether this machine has what the configuration names.
+    pub fn check_machine(&self) -> Result<(), ConfigError> {
+        socket("socket", &self.socket)?;
+        self.relays.as_ref().map_or(Ok(()), |relays| socket("relays.socket", &relays.socket))?;
+        self.ssd.iter().try_for_each(log)
+    }
+}
+
+fn wrong(field: &'static str, path: &Path, is: &str, allowed: &str) -> ConfigError {
+    ConfigError::Value { field, value: format!("{path:?}, {is}"), allowed: allowed.into() }
+}
+
+fn kind(path: &Path) -> Option<FileType> {
+    symlink_metadata(path).ok().map(|file| file.file_type())
+}
+
+fn folder(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// A socket that a node left behind, or that another one has, is the start's to judge.
+fn socket(field: &'static str, path: &Path) -> Result<(), ConfigError> {
+    let allowed = "a path in a directory that is there, with nothing or a socket at it";
+    match kind(path) {
+        None if folder(path).is_dir() => Ok(()),
+        None => Err(wrong(field, path, "whose directory is not there", allowed)),
+        Some(kind) if kind.is_socket() => Ok(()),
+        Some(_) => Err(wrong(field, path, "where there is a file that is no socket", allowed)),
+    }
+}
+
+fn log(ssd: &SsdConfig) -> Result<(), ConfigError> {
+    let allowed = "a log, a partition, or a path in a directory that is there";
+    let refuse = |is| Err(wrong("ssd.path", &ssd.path, is, allowed));
+    match std::fs::metadata(&ssd.path).map(|file| file.file_type()) {
+        Ok(kind) if kind.is_file() || kind.is_block_device() => Ok(()),
+        Ok(kind) if kind.is_dir() => refuse("which is a directory"),
+        Ok(_) => refuse("which is neither a file nor a partition"),
+        Err(_) if kind(&ssd.path).is_some() => refuse("a link to what is not there"),
+        Err(_) if !folder(&ssd.path).is_dir() => refuse("whose directory is not there"),
+        Err(_) => Ok(()),
+    }
+}
