@@ -516,6 +516,8 @@ fn what_the_check_refuses_the_start_refuses_with_the_same_words() {
         format!("[[ssd]]\npath = {:?}\nsize = '160MiB'\n", folder.path()),
         format!("[[ssd]]\npath = {:?}\nsize = '160MiB'\n", at("link")),
         format!("[[ssd]]\npath = {:?}\nsize = 167772161\n", at("log")),
+        format!("[[ssd]]\npath = {:?}\nsize = '900TiB'\nsegment_size = '1GiB'\n", at("log")),
+        format!("[[ssd]]\npath = {:?}\nsize = '160MiB'\n", at("file")),
         format!("[relays]\nsocket = {:?}\n", at("no/relays.sock")),
         "chunk_size = '1GB'\n".to_owned(),
     ] {

@@ -3,6 +3,8 @@
 //! node ask the same.
 
 use super::{ConfigError, NodeConfig, SsdConfig};
+use crate::size;
+use forebay_store::log::PAGE_BYTES;
 use std::fs::{FileType, symlink_metadata};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -45,12 +47,31 @@ fn socket(field: &'static str, path: &Path) -> Result<(), ConfigError> {
 fn log(ssd: &SsdConfig) -> Result<(), ConfigError> {
     let allowed = "a log, a partition, or a path in a directory that is there";
     let refuse = |is| Err(wrong("ssd.path", &ssd.path, is, allowed));
-    match std::fs::metadata(&ssd.path).map(|file| file.file_type()) {
-        Ok(kind) if kind.is_file() || kind.is_block_device() => Ok(()),
+    let file = std::fs::metadata(&ssd.path);
+    match file.as_ref().map(|file| file.file_type()) {
+        Ok(kind) if kind.is_block_device() => Ok(()),
+        Ok(kind) if kind.is_file() && file.as_ref().is_ok_and(|file| is_in_pages(file.len())) => Ok(()),
+        Ok(kind) if kind.is_file() => refuse("which is no log: its length is not whole pages"),
         Ok(kind) if kind.is_dir() => refuse("which is a directory"),
         Ok(_) => refuse("which is neither a file nor a partition"),
         Err(_) if kind(&ssd.path).is_some() => refuse("a link to what is not there"),
         Err(_) if !folder(&ssd.path).is_dir() => refuse("whose directory is not there"),
-        Err(_) => Ok(()),
+        Err(_) => fits(ssd),
     }
+}
+
+fn is_in_pages(bytes: u64) -> bool {
+    bytes > 0 && bytes.is_multiple_of(PAGE_BYTES as u64)
+}
+
+/// Whether there is room for a log that is to be made.
+fn fits(ssd: &SsdConfig) -> Result<(), ConfigError> {
+    let Ok(disk) = rustix::fs::statvfs(folder(&ssd.path)) else { return Ok(()) };
+    let left = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if ssd.size <= left {
+        return Ok(());
+    }
+    let value = format!("{}, for which the disk of {:?} has no room", size::write(ssd.size), ssd.path);
+    let allowed = format!("what is left there, {left} bytes");
+    Err(ConfigError::Value { field: "ssd.size", value, allowed })
 }

@@ -42,16 +42,17 @@ struct Log {
 }
 
 impl Log {
-    fn answered(&mut self, answer: &Result<Response, Failure>, endpoint: &str) {
-        match answer {
-            Ok(_) if self.is_failing => {
+    /// `is_failing`: some of what is asked, which need not be this.
+    fn answered(&mut self, failure: Option<&Failure>, is_failing: bool, endpoint: &str) {
+        match failure {
+            None if self.is_failing && !is_failing => {
                 self.is_failing = false;
                 self.failing.reset();
                 tracing::info!("etcd at {endpoint} answers again");
             }
             // These are answers too.
-            Ok(_) | Err(Failure::LeaseGone | Failure::Compacted) => {}
-            Err(failure) => {
+            None | Some(Failure::LeaseGone | Failure::Compacted) => {}
+            Some(failure) => {
                 self.is_failing = true;
                 if let Some(before) = self.failing.pass() {
                     tracing::warn!(
@@ -113,11 +114,15 @@ impl Driver {
     }
 
     fn take_answer(&mut self, answer: Result<Response, Failure>) {
-        self.log.answered(&answer, &self.client.endpoint());
+        let (failure, endpoint) = (answer.as_ref().err().cloned(), self.client.endpoint());
         if matches!(answer, Err(Failure::Unreachable(_))) {
             self.client.turn();
         }
-        self.shared.with_membership(|membership, now_us| membership.answered(answer, now_us));
+        let is_failing = self.shared.with_membership(|membership, now_us| {
+            membership.answered(answer, now_us);
+            membership.is_failing()
+        });
+        self.log.answered(failure.as_ref(), is_failing, &endpoint);
     }
 
     fn take_message(&mut self, (number, message): (u64, Message)) {

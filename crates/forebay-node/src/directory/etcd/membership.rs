@@ -84,7 +84,10 @@ pub(super) struct Membership {
     reading: Reading,
     watches: u64,
     asked: Asked,
+    /// Of all questions but those about the lease, which go on where the others are refused.
     failures_in_row: u32,
+    lease_failures: u32,
+    lease_rest_until_us: u64,
     /// Watches in a row that ended soon.
     short_watches: u32,
     /// Another node with our name, and until when that is believed.
@@ -147,6 +150,8 @@ impl Membership {
             watches: 0,
             asked: Asked::Nothing,
             failures_in_row: 0,
+            lease_failures: 0,
+            lease_rest_until_us: 0,
             short_watches: 0,
             namesake: None,
             reclaim_at_us: None,
@@ -191,17 +196,23 @@ impl Membership {
 
     /// What to do now. After [`Step::Ask`], not to be called before the answer was passed in.
     pub fn step(&mut self, now_us: u64) -> Step {
-        if now_us < self.rest_until_us {
-            return Step::Rest { until_us: self.rest_until_us };
+        if now_us >= self.rest_until_us {
+            self.end_silent_watch(now_us);
         }
-        self.end_silent_watch(now_us);
         let Some(lease) = self.lease else {
+            if now_us < self.lease_rest_until_us {
+                return Step::Rest { until_us: self.lease_rest_until_us };
+            }
             self.asked = Asked::Lease;
             return Step::Ask(Request::Grant { ttl_s: self.limits.ttl_s });
         };
+        let lease = Lease { renew_at_us: lease.renew_at_us.max(self.lease_rest_until_us), ..lease };
         if now_us >= lease.renew_at_us {
             self.asked = Asked::Lease;
             return Step::Ask(Request::KeepAlive { lease: lease.id });
+        }
+        if now_us < self.rest_until_us {
+            return Step::Rest { until_us: self.rest_until_us.min(lease.renew_at_us) };
         }
         if let Reading::List { from, revision, .. } = &self.reading {
             self.asked = Asked::Page;
@@ -274,7 +285,10 @@ impl Membership {
         let asked = std::mem::take(&mut self.asked);
         match answer {
             Ok(response) => {
-                self.failures_in_row = 0;
+                match asked {
+                    Asked::Lease => self.lease_failures = 0,
+                    _ => self.failures_in_row = 0,
+                }
                 self.take_answer(asked, response, now_us);
             }
             Err(failure) => self.take_failure(asked, &failure, now_us),
@@ -318,12 +332,13 @@ impl Membership {
             (_, Failure::Unreachable(_)) => self.stat.faults.unreachable += 1,
             (_, Failure::Refused(_)) => self.stat.faults.refused += 1,
         }
+        let is_of_lease = matches!(asked, Asked::Lease);
         match asked {
             Asked::Join(sayings) | Asked::Chunks(sayings) => self.ledger.lost(&sayings),
             Asked::Test => self.end_test(),
             Asked::Nothing | Asked::Lease | Asked::Page | Asked::Predecessor => {}
         }
-        self.rest(failure, now_us);
+        self.rest(is_of_lease, failure, now_us);
     }
 
     fn end_test(&mut self) {
@@ -333,14 +348,26 @@ impl Membership {
     }
 
     /// Rests longer after each failure, but, where etcd may be back at any time, not so long that the lease ends meanwhile.
-    fn rest(&mut self, failure: &Failure, now_us: u64) {
+    fn rest(&mut self, is_of_lease: bool, failure: &Failure, now_us: u64) {
         let most_us = match (failure, self.lease) {
             (Failure::Refused(_), _) => REST_REFUSED_MAX_US,
             (_, Some(lease)) => REST_MAX_US.min(lease.ttl_us / 8),
             (_, None) => REST_UNANSWERED_MAX_US,
         };
-        self.rest_until_us = now_us + self.rest_us(self.failures_in_row).min(most_us);
-        self.failures_in_row += 1;
+        let failures = if is_of_lease { self.lease_failures } else { self.failures_in_row };
+        let until_us = now_us + self.rest_us(failures).min(most_us);
+        // Without the lease there is nothing else to ask.
+        self.rest_until_us = until_us.max(self.rest_until_us);
+        if is_of_lease {
+            (self.lease_rest_until_us, self.lease_failures) = (until_us, failures + 1);
+        } else {
+            self.failures_in_row += 1;
+        }
+    }
+
+    /// Whether what was asked last failed, of the lease or of all else.
+    pub fn is_failing(&self) -> bool {
+        self.failures_in_row + self.lease_failures > 0
     }
 
     /// Twice as long after each failure, and not the same for all nodes, so that they do not ask in step.
@@ -439,7 +466,7 @@ impl Membership {
     fn resume(&mut self, now_us: u64) {
         self.reading = Reading::Resume;
         if let Some(lease) = &mut self.lease {
-            lease.renew_at_us = now_us;
+            lease.renew_at_us = lease.renew_at_us.min(now_us.max(self.rest_until_us));
         }
     }
 
@@ -496,7 +523,7 @@ impl Membership {
     fn note_freshness(&mut self, now_us: u64) {
         let is_open = matches!(self.reading, Reading::Follow { is_open: true, .. });
         self.stale_since_us = match self.stale_since_us {
-            _ if is_open && self.failures_in_row == 0 => None,
+            _ if is_open && !self.is_failing() => None,
             None => Some(now_us),
             since => since,
         };

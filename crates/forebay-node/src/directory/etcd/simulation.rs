@@ -421,6 +421,26 @@ fn another_live_node_of_our_name_is_known_as_long_as_it_lives_and_an_earlier_sta
 }
 
 #[test]
+fn an_etcd_that_gives_a_lease_and_refuses_all_else_is_asked_less_and_less_and_keeps_the_lease() {
+    let mut world = World::new();
+    let (mut refused, mut lease) = (0, None);
+    while world.now_us < 600_000_000 {
+        let mut is_of_lease = false;
+        world.step(|etcd, request| {
+            is_of_lease = matches!(request, Request::Grant { .. } | Request::KeepAlive { .. });
+            refused += usize::from(!is_of_lease);
+            if is_of_lease { etcd.answer(request) } else { Err(Failure::Refused("no user".into())) }
+        });
+        lease = lease.or(world.member.lease());
+        assert!(world.member.lease() == lease && (is_of_lease || lease.is_some() || world.now_us < 100_000));
+        world.now_us += 20_000;
+    }
+    assert!((15..=35).contains(&refused), "{refused} times in ten minutes");
+    assert!(world.member.is_failing());
+    assert!(world.member.stat(world.now_us).stale_us.is_some());
+}
+
+#[test]
 fn an_etcd_that_refuses_is_asked_less_and_less_and_one_that_does_not_answer_too() {
     for (failure, most) in
         [(Failure::Refused("no user".into()), 30), (Failure::Unreachable("refused".into()), 140)]
