@@ -155,11 +155,19 @@ fn populate(start: u64, end: u64, write: bool) -> bool {
     // are.
     match unsafe { madvise(first, len, advice) } {
         Ok(()) => true,
-        // A kernel before 5.14, or memory of a device, which has no pages: the kernel copies a byte
-        // of it instead.
-        Err(rustix::io::Errno::INVAL) => can_be_copied(start),
+        // A kernel before 5.14, memory of a device, which has no pages, or forbidden memory: the
+        // kernel copies a byte of it instead. It writes none, which may be somebody's.
+        Err(rustix::io::Errno::INVAL) => can_be_copied(start) && (!write || is_writable(start)),
         Err(error) => error == rustix::io::Errno::AGAIN,
     }
+}
+
+/// Whether the mapping of an address may be written, as the list of mappings says.
+fn is_writable(address: u64) -> bool {
+    let Ok(maps) = File::open("/proc/self/maps") else { return true };
+    let mappings = BufReader::with_capacity(64 << 10, maps).lines();
+    let mut mappings = mappings.filter_map(|line| Mapping::parse(&line.ok()?));
+    mappings.find(|mapping| mapping.end > address).is_some_and(|mapping| mapping.writable)
 }
 
 /// Whether the kernel can read a byte.
