@@ -127,3 +127,42 @@ fn a_wait_behind_one_that_was_refused_begins_where_the_stream_comes_to_it() {
         },
     );
 }
+
+/// Copies and kernels that were queued until now.
+fn queued(fake: &Fake) -> u64 {
+    ["cuMemcpyBatchAsync", "cuMemcpyAsync", "cuLaunchKernel"].map(|call| fake.stat(call)).iter().sum()
+}
+
+#[test]
+fn stores_yield_to_loads_and_go_on_when_these_have_ended() {
+    alone("gpu::tests::stores_yield_to_loads_and_go_on_when_these_have_ended", &ONE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let engine = site.engine(fake);
+        engine.store(1, &blocks(3), 1, 7);
+        // Nothing is loaded: all of a store is on its way at a time.
+        fake.control("freeze d2h.0; freeze compute.0");
+        let before = queued(fake);
+        engine.begin_store(2, &blocks(5), 2);
+        let chunks = TOKENS.div_ceil(CHUNK_TOKENS) as u64;
+        eventually("a store has room where nothing is loaded", || queued(fake) - before == chunks);
+        fake.control("release d2h.0; release compute.0");
+        assert!(engine.paged.wait_stored(&[2], Some(PATIENCE)), "every store ends");
+        // A load stands still: one part of a store at a time.
+        fake.control("freeze h2d.0; freeze d2h.0; freeze compute.0");
+        let before = queued(fake);
+        engine.begin_load(3, &blocks(20), 1, false);
+        eventually("the load is on its way", || queued(fake) > before);
+        std::thread::sleep(Duration::from_millis(200));
+        let before = queued(fake);
+        engine.begin_store(4, &blocks(7), 4);
+        eventually("one part always has room", || queued(fake) > before);
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(queued(fake) - before, 1, "a store takes what the load needs");
+        fake.control("release h2d.0; release compute.0");
+        assert_eq!(engine.end_of(3).tokens, TOKENS as u64);
+        fake.control("release d2h.0");
+        assert!(engine.paged.wait_stored(&[4], Some(PATIENCE)), "every store ends");
+        assert_eq!(queued(fake) - before, chunks);
+    });
+}
