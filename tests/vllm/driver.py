@@ -43,6 +43,7 @@ class Driver:
         self.slowest_s = 0.0
         if transfer is not None:
             self.half = ours(self.scheduler.connector)._scheduler
+        if transfer is not None and self.scheduler.kv_cache_config.kv_cache_groups:
             self.decided = self.half.layerwise_possible
             # What pays depends on the machine; the tests are about what is right.
             self.half.pace.worth = lambda found, *_: found.chunks
@@ -62,9 +63,10 @@ class Driver:
         lora: dict[str, Any] | None = None,
         images: Sequence[int] = (),
         named: str | None = None,
+        **more: Any,
     ) -> list[Any]:
         """Runs prompts together to their ends: tokens, how many were cached, and why it ended."""
-        names = self.add(prompts, tokens, params, salt, lora, images, named)
+        names = self.add(prompts, tokens, params, salt, lora, images, named, **more)
         done = self.until(lambda outputs: len(outputs) == len(names))
         return [done[name] for name in names]
 
@@ -77,9 +79,12 @@ class Driver:
         lora: dict[str, Any] | None = None,
         images: Sequence[int] = (),
         named: str | None = None,
+        priority: int = 0,
+        logprobs: int | None = None,
     ) -> list[str]:
         """Adds requests without running them. `lora` are fields of their adapter's request, `images` seeds
-        of pixels, `named` what the client calls them.
+        of pixels, `named` what the client calls them, `priority` 0 goes before 1,
+        `logprobs` how many of the prompt's tokens are wanted.
         """
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
@@ -90,7 +95,13 @@ class Driver:
             self.added += 1
             names.append(f"r{self.added}")
             extra = {"kv_transfer_params": params} if params else None
-            sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, extra_args=extra)
+            sampling = SamplingParams(
+                max_tokens=tokens,
+                temperature=0,
+                ignore_eos=True,
+                extra_args=extra,
+                prompt_logprobs=logprobs,
+            )
             said: dict[str, Any] = {"prompt_token_ids": prompt}
             if salt is not None:
                 said["cache_salt"] = salt
@@ -98,8 +109,34 @@ class Driver:
                 said["multi_modal_data"] = {"image": [noise(seed) for seed in images]}
             if named is not None:
                 said["multi_modal_uuids"] = {"image": [f"{named} {number}" for number in range(len(images))]}
-            self.engine.add_request(names[-1], said, sampling, lora_request=adapter)
+            self.engine.add_request(names[-1], said, sampling, lora_request=adapter, priority=priority)
         return names
+
+    def one_by_one(self, asked: list[dict[str, Any]], limit_s: float) -> list[Any]:
+        """Adds requests, each as `add` does, and runs them to their ends. The next one comes when the one
+        before it is loaded in the background, if that says `loads`.
+        """
+        names: list[str] = []
+        for one in asked:
+            loads = one.pop("loads", False)
+            names += self.add(**one)
+            while loads and self.status(names[-1]) != "WAITING_FOR_REMOTE_KVS":
+                self.engine.step()
+        done = self.until(lambda outputs: len(outputs) == len(names), limit_s)
+        return [done[name] for name in names]
+
+    def status(self, name: str) -> Any:
+        """What vLLM says that a request does."""
+        requests = self.scheduler.requests.values()
+        return next(one.status.name for one in requests if one.request_id.split("-")[0] == name)
+
+    def slow(self, seconds: float) -> Any:
+        """Ends of loads are heard of so much later, until all is healed."""
+
+        def here(half: Any) -> None:
+            half.cache = Slow(half.cache, seconds)
+
+        return self.workers(here)
 
     def until(self, enough: Any, limit_s: float = 120) -> dict[str, Any]:
         """Steps until it is enough. What a request says of itself comes with its last output."""
@@ -121,6 +158,19 @@ class Driver:
                         "params": ticket(output.kv_transfer_params),
                     }
         return done
+
+    def embed(self, prompts: list[list[int]]) -> Any:
+        """What a model that only encodes makes of prompts."""
+        from vllm import PoolingParams
+
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        more = {"pooling_task": "embed", "use_tqdm": False}
+        said = self.llm.encode(asked, pooling_params=PoolingParams(task="embed"), **more)
+        return [one.outputs.data.float().tolist() for one in said]
+
+    def left_alone(self) -> Any:
+        """How many requests the connector has left alone."""
+        return self.half.counts.totals.get("requests_left_alone", 0)
 
     def cancel(self, prompts: list[list[int]], tokens: int, after_steps: int) -> Any:
         """Adds requests, steps, and aborts them all."""
@@ -347,6 +397,41 @@ class Driver:
         families = [one for one in REGISTRY.collect() if one.name.startswith("vllm:forebay_")]
         return {one.name: sum(x.value for x in one.samples if x.name.endswith("_total")) for one in families}
 
+    def counted(self) -> Any:
+        """What vLLM has counted since this was asked first: of prompts, what its page of metrics says; of
+        caches, what its scheduler gives away. Of that an engine in this process drops what it has of steps
+        without an answer, which a server does not.
+        """
+        if not hasattr(self, "given"):
+            self.given: dict[str, float] = {}
+            make = self.scheduler.make_stats
+
+            def kept(*arguments: Any, **named: Any) -> Any:
+                stats = make(*arguments, **named)
+                for cache in ("prefix_cache", "connector_prefix_cache"):
+                    of_cache = getattr(stats, f"{cache}_stats")
+                    for what in ("queries", "hits"):
+                        name = f"{cache}_{what}"
+                        self.given[name] = self.given.get(name, 0) + getattr(of_cache, what)
+                return stats
+
+            self.scheduler.make_stats = kept
+        return self.given | self.prompts()
+
+    def prompts(self) -> dict[str, float]:
+        """What vLLM's page of metrics says of prompts."""
+        from prometheus_client import REGISTRY
+
+        found: dict[str, float] = {}
+        for family in REGISTRY.collect():
+            name = family.name.removeprefix("vllm:")
+            if name in ("prompt_tokens", "prompt_tokens_cached", "prompt_tokens_by_source"):
+                for sample in family.samples:
+                    if sample.name.endswith("_total"):
+                        key = sample.labels.get("source", name)
+                        found[key] = found.get(key, 0.0) + sample.value
+        return found
+
     def sources(self) -> Any:
         """What the page of metrics says of where hits came from. Older versions do not say it."""
         from prometheus_client import REGISTRY
@@ -357,7 +442,8 @@ class Driver:
 
     def spoil(self, tokens: int, rank: int | None = None, states: bool = False) -> Any:
         """Loads bring only their first `tokens`, everywhere or at one rank, or no right `states`: what comes
-        behind them is noise, and they say so.
+        behind them is noise, and they say so. Below 0: all but so many of the last ones. What is behind the
+        last whole chunk comes as one, as a chunk does, or not at all.
         """
 
         def here(half: Any) -> None:
@@ -385,7 +471,7 @@ class Driver:
         self.half.__dict__.pop("state_of", None)
 
         def here(half: Any) -> None:
-            if isinstance(half.cache, Spoiled):
+            if isinstance(half.cache, Spoiled | Slow):
                 half.cache = half.cache.cache
             states = getattr(half.cache, "states", None)
             if isinstance(states, Spoiled):
@@ -482,6 +568,27 @@ def ours(connector: Any) -> Any:
     return next(one for one in several if type(one).__name__ == "ForebayConnector")
 
 
+class Slow:
+    """A cache whose loads take longer. Everything else is the cache's."""
+
+    def __init__(self, cache: Any, seconds: float) -> None:
+        """So many seconds longer."""
+        self.cache, self.seconds = cache, seconds
+        self.kept: list[tuple[float, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cache, name)
+
+    def take_ended(self) -> Any:
+        """Says what has ended a while ago."""
+        loads, stores = self.cache.take_ended()
+        now = time.monotonic()
+        self.kept += [(now + self.seconds, load) for load in loads]
+        ended = [load for end, load in self.kept if end <= now]
+        self.kept = [one for one in self.kept if one[0] > now]
+        return ended, stores
+
+
 class Spoiled:
     """A cache whose loads go wrong half way. Everything else is the cache's."""
 
@@ -499,7 +606,9 @@ class Spoiled:
 
     def spoil(self, job: int, tokens: int) -> int:
         """Noise behind what may be used, which is returned."""
-        load, good = self.half.loads[job], min(tokens, self.tokens)
+        load = self.half.loads[job]
+        wanted = self.tokens if self.tokens >= 0 else max(0, load.tokens + self.tokens)
+        good = tokens if tokens <= wanted else wanted // self.half.chunk_tokens * self.half.chunk_tokens
         if self.states:
             layers = self.half.vllm_config.compilation_config.static_forward_context
             for names, blocks in zip(self.half.with_states, load.state_pages, strict=True):

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
+from forebay.vllm.connector.corrections import Corrections, Owed  # noqa: E402
 from forebay.vllm.connector.metadata import Report  # noqa: E402
 from forebay.vllm.connector.stats import Counts, Deltas, PromMetrics, Stats  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
@@ -98,3 +99,55 @@ def test_prometheus_has_bytes_by_tier_and_a_histogram_of_what_loads_were_waited_
     ends = {"0.0001": 1, "0.01": 1, "0.03": 2, "0.1": 2, "0.3": 3, "30.0": 3, "+Inf": 4}
     assert {end: value("load_bubble_seconds_bucket", le=end) for end in ends} == ends
     assert REGISTRY.get_sample_value("vllm:forebay_load_bubble_seconds_count", {"engine": "0"}) == 0
+
+
+def counted(requests: int, queries: int, hits: int) -> Any:
+    """vLLM's statistics of a cache, as of 0.26."""
+    return SimpleNamespace(requests=requests, queries=queries, hits=hits)
+
+
+def test_what_is_owed_comes_off_later_counts_where_these_have_less() -> None:
+    owed = Owed()
+    assert not owed
+    owed.requests, owed.queries = 2, 300
+    owed.hits["memory"] += 100
+    owed.hits["disk"] += 20
+    first, second, third = counted(1, 200, 70), counted(3, 500, 90), counted(1, 10, 10)
+    owed.take_off(first)
+    assert (first.requests, first.queries, first.hits) == (0, 0, 0) and owed
+    owed.take_off(second)
+    assert (second.requests, second.queries, second.hits) == (2, 400, 40) and not owed
+    owed.take_off(third)
+    assert (third.requests, third.queries, third.hits) == (1, 10, 10)
+
+
+def test_what_is_owed_comes_off_the_source_that_vllm_has_counted_it_for() -> None:
+    sources = pytest.importorskip(
+        "vllm.v1.metrics.cache_hit_source", reason="SKIPPED: vLLM has no sources yet"
+    )
+    host, disk = sources.CacheHitSource.HOST, sources.CacheHitSource.DISK
+    owed = Owed()
+    owed.hits["disk"] += 50
+    first = SimpleNamespace(requests=1, queries=300, hits=200, hits_by_source={host: 200})
+    second = SimpleNamespace(requests=1, queries=300, hits=200, hits_by_source={host: 100, disk: 100})
+    owed.take_off(first)
+    assert first.hits == 200 and owed
+    owed.take_off(second)
+    assert second.hits == 150 and second.hits_by_source == {host: 100, disk: 50} and not owed
+
+
+def test_what_a_request_had_of_others_wrong_blocks_is_taken_off_once() -> None:
+    corrections = Corrections(chunk_tokens=64, block_tokens=16, is_alone=True)
+    noted: list[Any] = []
+    stats = SimpleNamespace(num_local_cached_tokens=128, set=lambda *said: noted.append(said))
+    request = SimpleNamespace(
+        request_id="one", prefill_stats=stats, num_prompt_tokens=300, num_tokens=300, num_preemptions=1
+    )
+    for _ in range(2):
+        corrections.starts_over(request, 3, is_counted=True)
+    own = counted(1, 300, 128)
+    corrections.take_off(own, None)
+    assert own.hits == 48, "the first three blocks were right"
+    corrections.told["one"] = 48
+    corrections.admitted(None, request, 64, may_load=True)
+    assert noted == [(300, 48, 64)], "vLLM itself notes nothing of a request that starts over"

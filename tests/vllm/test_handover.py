@@ -109,6 +109,16 @@ def test_an_engine_takes_over_from_itself_over_its_own_node(pair: Pair, plain: d
     assert said["tokens"] == plain["left"] and said["cached"] >= len(tokens) - 1
 
 
+@pytest.mark.parametrize("tokens", [450, 37])
+def test_a_hand_over_whose_tail_is_bad_is_computed_from_there(pair: Pair, tokens: int) -> None:
+    asked = prompt(97, tokens)
+    (alone,) = pair.prefiller.generate(prompts=[asked], tokens=16)
+    pair.decoder.spoil(tokens=-1)
+    said = pair.decode(asked, 16, pair.prefill(asked))
+    pair.decoder.heal()
+    assert said["tokens"] == alone["tokens"] and said["cached"] == tokens // CHUNK * CHUNK
+
+
 def test_a_ticket_for_what_is_not_there_is_computed(pair: Pair, plain: dict[str, list[int]]) -> None:
     tokens, count = ASKED["right"]
     ticket = pair.prefill(prompt(91, len(tokens)))

@@ -46,6 +46,7 @@ class Place:
             cache_salt=None,
             kv_transfer_params=None,
             skip_reading_prefix_cache=False,
+            prefill_stats=None,
             max_tokens=1,
             is_finished=lambda: False,
             status=SimpleNamespace(name="FINISHED_ABORTED"),

@@ -488,7 +488,10 @@ def test_one_that_starts_over_drops_the_tokens_that_are_under_way_and_no_others(
         num_in_flight_tokens=in_flight,
         num_output_placeholders=placeholders,
         async_tokens_to_discard=0,
+        num_preemptions=0,
     )
+    undone: list[Any] = []
+    mine = SimpleNamespace(starts_over=lambda *said: undone.append(said))
     evicted: set[int] = set()
     blocks = SimpleNamespace(get_block_ids=lambda _: ([5, 6, 7, 8],), evict_blocks=evicted.update)
     scheduler = SimpleNamespace(
@@ -498,7 +501,8 @@ def test_one_that_starts_over_drops_the_tokens_that_are_under_way_and_no_others(
         _preempt_request=lambda request, timestamp: None,
     )
     reached = start_over.reached_by(request, {"r": of_step} if of_step else {})
-    start_over.preempt(scheduler, request, {7, 9}, reached)
+    start_over.preempt(scheduler, request, {7, 9}, reached, mine)
+    assert undone == [(request, 2, True)], "what was counted of the third block on is taken back"
     assert request.async_tokens_to_discard == dropped and request.num_output_placeholders == 0
     assert evicted == {7, 8} and scheduler.running == []
     assert scheduler.prev_step_scheduled_req_ids == {"other"}

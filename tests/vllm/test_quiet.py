@@ -20,15 +20,20 @@ class Half(SchedulerHalf):
     def __init__(self) -> None:
         config = SimpleNamespace(
             kv_transfer_config=SimpleNamespace(
-                engine_id="one", is_kv_consumer=True, is_kv_producer=True, kv_load_failure_policy="recompute"
+                engine_id="one",
+                kv_connector="ForebayConnector",
+                is_kv_consumer=True,
+                is_kv_producer=True,
+                kv_load_failure_policy="recompute",
             ),
             parallel_config=SimpleNamespace(pipeline_parallel_size=1, world_size=1, data_parallel_size=1),
-            scheduler_config=SimpleNamespace(async_scheduling=False),
+            scheduler_config=SimpleNamespace(async_scheduling=False, max_num_batched_tokens=512),
+            model_config=SimpleNamespace(max_model_len=8192),
             speculative_config=None,
             lora_config=None,
         )
         node: Any = SimpleNamespace(used=lambda ids, chunk_bytes: None, close=lambda: None)
-        super().__init__(config, facts(), settings_of({}), node)
+        super().__init__(config, facts(), settings_of({}), node, 1000)
 
 
 class Request(SimpleNamespace):
@@ -63,6 +68,8 @@ class Engine:
             lora_request=None,
             cache_salt=None,
             kv_transfer_params=None,
+            skip_reading_prefix_cache=False,
+            prefill_stats=None,
             status=SimpleNamespace(name="FINISHED_STOPPED"),
         )
         self.requests[name], request.computed = request, cached

@@ -22,6 +22,7 @@ from forebay.vllm.connector.config import settings_of
 from forebay.vllm.connector.events import Events
 from forebay.vllm.connector.metadata import Report, Step
 from forebay.vllm.connector.namespace import facts_of
+from forebay.vllm.connector.no_kv import NoKv
 from forebay.vllm.connector.scheduler import SchedulerHalf
 from forebay.vllm.connector.stats import PromMetrics, Stats
 from forebay.vllm.connector.worker import WorkerHalf
@@ -36,16 +37,18 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
     """One half of it: vLLM makes one of these in its scheduler and one in each worker."""
 
     # The half that this is; there is no other here. Each step uses it, so it is no property.
-    _plans: SchedulerHalf
+    _plans: SchedulerHalf | NoKv
     _here: WorkerHalf
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         """The half that `role` names."""
         super().__init__(vllm_config, role, kv_cache_config)
         settings = settings_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
-        self._scheduler: SchedulerHalf | None = None
+        self._scheduler: SchedulerHalf | NoKv | None = None
         self._worker: WorkerHalf | None = None
-        if role == KVConnectorRole.SCHEDULER:
+        if role == KVConnectorRole.SCHEDULER and not kv_cache_config.kv_cache_groups:
+            self._scheduler = self._plans = NoKv(vllm_config)
+        elif role == KVConnectorRole.SCHEDULER:
             facts = facts_of(vllm_config, kv_cache_config, settings)
             name = f"vllm {vllm_config.kv_transfer_config.engine_id} scheduler"
             node = forebay.Node(
@@ -53,7 +56,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
             )
             blocks = compat.blocks_of(vllm_config, kv_cache_config)
             events = None if blocks is None else Events(node, blocks, facts.chunk_tokens)
-            self._scheduler = self._plans = SchedulerHalf(vllm_config, facts, settings, node, events)
+            # The first block of all is nobody's.
+            most = kv_cache_config.num_blocks - 1
+            self._scheduler = self._plans = SchedulerHalf(vllm_config, facts, settings, node, most, events)
         else:
             self._worker = self._here = WorkerHalf(vllm_config, kv_cache_config, settings)
 
@@ -128,6 +133,14 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         """Requests that may have computed from a load and have left their blocks since (`start_over`)."""
         return self._plans.left()
 
+    def starts_over(self, request: Any, block: int, is_counted: bool) -> None:
+        """A step is undone that computed what is wrong from a request's `block` on (`start_over.preempt`)."""
+        self._plans.corrections.starts_over(request, block, is_counted)
+
+    def correct(self, own: Any, external: Any) -> None:
+        """vLLM's counts are about to be read (`corrections.before_counts_are_read`)."""
+        self._plans.corrections.take_off(own, external)
+
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """A request got blocks."""
         self._plans.allocated(request, blocks, num_external_tokens)
@@ -148,6 +161,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         """What the workers have done."""
         if connector_output.finished_sending:
             self._plans.freed(connector_output.finished_sending)
+        if connector_output.finished_recving:
+            self._plans.received(connector_output.finished_recving)
         report = connector_output.kv_connector_worker_meta
         self._plans.ended(report if type(report) is Report else None)  # `isinstance` asks an ABC, each step.
 

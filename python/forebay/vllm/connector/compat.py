@@ -259,6 +259,16 @@ def may_end(request: Any) -> bool:
     return bool(under_way) and not getattr(request, "async_tokens_to_discard", 0)
 
 
+def most_tokens(vllm_config: Any) -> tuple[int, int, int]:
+    """How many tokens a request may have; for how many behind those that it has a step may take
+    blocks, for drafts and what computes them; and how many a step computes.
+    """
+    speculative = vllm_config.speculative_config
+    drafts = 0 if speculative is None else 2 * (speculative.num_speculative_tokens + 1)
+    most = vllm_config.model_config.max_model_len
+    return int(most), 1 + drafts, int(vllm_config.scheduler_config.max_num_batched_tokens)
+
+
 def in_lockstep(vllm_config: Any) -> bool:
     """Whether other engines wait for each of this one's steps, also where it has nothing to compute."""
     several = vllm_config.parallel_config.data_parallel_size > 1

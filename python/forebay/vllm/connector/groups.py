@@ -28,6 +28,8 @@ from forebay.errors import InvalidError
 # What a layer may keep.
 STATE = "MambaSpec"
 LATENT = "MLAAttentionSpec"
+# A request's blocks of such a layer: what the last step left, what this one does, and one that is a copy.
+STATE_BLOCKS = 3
 KINDS = ("FullAttentionSpec", "SlidingWindowSpec", LATENT, STATE)
 
 
@@ -50,6 +52,17 @@ class Group:
     def unseen(self, token: int) -> int:
         """How many blocks lie before everything that `token` sees."""
         return 0 if self.window is None else max(0, token + 1 - self.window) // self.block_tokens
+
+    def most(self, tokens: int, step_tokens: int) -> int:
+        """How many blocks a request of so many tokens has at most, if steps compute no more than
+        `step_tokens`.
+        """
+        blocks = -(-tokens // self.block_tokens)
+        if self.state:
+            return min(STATE_BLOCKS, blocks)
+        if self.window is None:
+            return blocks
+        return min(blocks, -(-(self.window - 1 + step_tokens) // self.block_tokens) + 1)
 
     def wanted(self, table: Sequence[int], start: int, end: int, held: int) -> npt.NDArray[np.int32]:
         """The blocks of tokens from `start` to `end`; -1 where there are none and for the first `held`."""
@@ -85,7 +98,7 @@ class Group:
 def groups_of(kv_cache_config: Any) -> tuple[Group, ...]:
     """The groups of a model, if they are of a kind that can be stored."""
     groups = tuple(group_of(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups)
-    if all(group.state for group in groups):
+    if groups and all(group.state for group in groups):
         raise InvalidError(f"all layers of the model keep {STATE}; allowed are models with attention too")
     return groups
 

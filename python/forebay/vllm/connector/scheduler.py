@@ -18,14 +18,16 @@ from forebay.errors import InvalidError
 from forebay.vllm.connector import compat, handover, start_over
 from forebay.vllm.connector.adapters import Adapter, Adapters
 from forebay.vllm.connector.config import Settings
+from forebay.vllm.connector.corrections import Corrections, before_counts_are_read
 from forebay.vllm.connector.decide import Way, layerwise_is_possible, way_of_loading
 from forebay.vllm.connector.events import Events
 from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.groups import fail_as_one
+from forebay.vllm.connector.holders import Holders
 from forebay.vllm.connector.matcher import Matcher
 from forebay.vllm.connector.media import Media, media_of
 from forebay.vllm.connector.metadata import NOTHING, Load, Pages, Report, Step
-from forebay.vllm.connector.namespace import Facts
+from forebay.vllm.connector.namespace import Facts, is_alone
 from forebay.vllm.connector.pace import Pace
 from forebay.vllm.connector.stats import Counts
 from forebay.vllm.connector.stores import Stores
@@ -47,10 +49,13 @@ class SchedulerHalf:
         facts: Facts,
         settings: Settings,
         node: forebay.Node,
+        blocks: int,
         events: Events | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Asks and tells `node`. What it has is told by `events`, if anybody wants to know."""
+        """Of an engine with so many blocks. Asks and tells `node`. What it has is told by `events`, if
+        anybody wants to know.
+        """
         transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
         self.facts, self.settings, self.node, self.clock = facts, settings, node, clock
         self.events = events
@@ -71,6 +76,11 @@ class SchedulerHalf:
         # Tokens behind the last accepted one whose KV may still change.
         self.volatile = 0 if vllm_config.speculative_config is None else 1
         self.workers = parallel.world_size
+        self.longest, self.ahead, self.step_tokens = compat.most_tokens(vllm_config)
+        self.holders = Holders(blocks)
+        block_tokens = facts.groups[0].block_tokens
+        self.corrections = Corrections(facts.chunk_tokens, block_tokens, is_alone(vllm_config))
+        before_counts_are_read()
         self.finder = Finder(node, facts, clock)
         self.stores = Stores(facts, self.workers)
         self.pace = Pace(facts, settings.profile, settings.gate)
@@ -150,9 +160,38 @@ class SchedulerHalf:
     def match(self, request: Any, held: int) -> tuple[int | None, bool]:
         """How many tokens behind the `held` ones the node has, and whether they come in the background.
 
-        Keeps nothing in the node. None: ask again, the node has not answered yet, or the chunks of a
-        hand-over are still coming.
+        Keeps nothing in the node. None: ask again, the node has not answered yet, the chunks of a hand-over
+        are still coming, or others come first (`holders`).
         """
+        name = request.request_id
+        self.holders.left(name)
+        self.corrections.asked(self.tracked.get(name), request)
+        if self.holders.come_first:
+            return None, False
+        tokens, in_background = self.there(request, held)
+        if in_background:
+            if self.holders.is_stuck:
+                tokens, in_background = 0, False
+                logger.warning_once("request %s has no room for its load: it is computed", name)
+            elif not self.holders.may_begin(self.blocks_of(request)):
+                return None, False
+        if tokens is not None:
+            self.corrections.told[name] = held
+        return tokens, in_background
+
+    def may_load(self, request: Any) -> bool:
+        """Whether it is looked for what there is for a request at all."""
+        is_known = request.request_id in self.tracked
+        # One token is computed anyway. With nothing computed vLLM would ask again after the load, and so on.
+        return is_known and self.loads and request.num_tokens > 1 and not request.skip_reading_prefix_cache
+
+    def blocks_of(self, request: Any) -> int:
+        """How many blocks a request may have when its prompt is computed, and the drafts behind that."""
+        tokens = min(request.num_tokens + self.ahead, self.longest)
+        return sum(group.most(tokens, self.step_tokens) for group in self.facts.groups)
+
+    def there(self, request: Any, held: int) -> tuple[int | None, bool]:
+        """What there is for a request, whoever else waits."""
         if not self.is_named(request):
             return None, False
         one = self.tracked.get(request.request_id)
@@ -165,10 +204,7 @@ class SchedulerHalf:
         size = self.facts.chunk_tokens
         if self.keeps and self.facts.has_states:
             compat.stop_at(request, (request.num_tokens - 1) // size * size)
-        if not self.loads or request.skip_reading_prefix_cache:
-            return 0, False
-        if request.num_tokens == 1:
-            # It is computed anyway. With nothing computed vLLM would ask again after the load, and so on.
+        if not self.may_load(request):
             return 0, False
         others = len(self.running - {one.name})
         found = self.matcher.found(one, others)
@@ -214,6 +250,8 @@ class SchedulerHalf:
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """A request got blocks: all of them are told. `external` of its tokens are to be loaded into them."""
         one = self.tracked.get(request.request_id)
+        self.holders.left(request.request_id)
+        self.corrections.admitted(one, request, external, self.may_load(request))
         table = [[0 if block.is_null else block.block_id for block in group] for group in blocks.blocks]
         if one is None:
             self.fresh.update(block for group in table for block in group)
@@ -234,7 +272,7 @@ class SchedulerHalf:
         self.running.add(one.name)
         self.quiet = 0
         if external > 0:
-            self.load(one)
+            self.load(one, external)
         one.since = self.jobs
         # What kept a prefiller's chunks until now, and what the node has not answered yet.
         one.coming = one.asked = one.states = None
@@ -245,8 +283,10 @@ class SchedulerHalf:
         if one is not None:
             one.blocks = []
 
-    def load(self, one: Tracked) -> None:
-        """Loads what was found into the blocks that the request got for it."""
+    def load(self, one: Tracked, external: int) -> None:
+        """Loads what was found into the blocks that the request got for it. vLLM counts it as `external`
+        tokens.
+        """
         found, size = one.found, self.facts.chunk_tokens
         assert found is not None
         first = one.held // size
@@ -282,13 +322,18 @@ class SchedulerHalf:
             layerwise=one.way_layerwise,
             tiers=found.tiers(first),
             holds=self.finder.hold([*ids, *([state] for state in states)]),
+            held=one.held,
+            external=external,
+            counted=one.counted,
             resets=self.facts.resets,
             usable=tokens,
         )
         self.loading[self.jobs] = one.loading
         self.pace.load_began(one.loading)
+        self.corrections.load_began(one.loading)
         if not one.way_layerwise:
             self.running.discard(one.name)
+            self.holders.began(one.name, self.blocks_of(one.request))
         for tier, chunks in one.loading.tiers.items():
             if chunks:
                 self.counts.add(f"tokens_{tier}", chunks * size)
@@ -298,12 +343,7 @@ class SchedulerHalf:
         one = self.tracked.get(request.request_id)
         if one is None or one.loading is None:
             return {}
-        size, end, found = self.facts.chunk_tokens, one.loading.first_chunk, {}
-        last = one.held + external
-        for tier, chunks in one.loading.tiers.items():
-            start, end = end, end + chunks
-            found[tier] = max(0, min(last, end * size) - max(one.held, start * size))
-        return found
+        return one.loading.tiers_of(one.held, one.held + external, self.facts.chunk_tokens)
 
     def frees_soon(self) -> bool:
         """Whether a request has finished whose blocks are free as soon as its stores have ended."""
@@ -314,6 +354,10 @@ class SchedulerHalf:
         """Nothing reads the blocks of requests any more that have finished."""
         for name in names:
             self.freeing.pop(name, None)
+
+    def received(self, names: Iterable[str]) -> None:
+        """vLLM has heard that these requests' loads in the background have ended."""
+        self.holders.load_ended(names)
 
     def state_of(self, one: Tracked, found: Found) -> tuple[list[bytes], Pages]:
         """The state at the end of what was found, of each rank, and the blocks that it goes to."""
@@ -330,6 +374,8 @@ class SchedulerHalf:
         """A request ended. True: its blocks are still read."""
         self.running.discard(request.request_id)
         self.unnamed.pop(request.request_id, None)
+        self.holders.left(request.request_id)
+        self.corrections.left(request.request_id)
         self.leave(request.request_id, blocks)
         one = self.tracked.pop(request.request_id, None)
         if one is None or one.loading is not None and not one.loading.layerwise:
@@ -363,6 +409,9 @@ class SchedulerHalf:
             self.preempted(name)
         self.follow(output)
         tokens, requests = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
+        told = self.corrections.told
+        self.holders.end_pass(bool(told), idle=not (tokens or self.loading or self.freeing))
+        told.clear()
         if 0 < tokens == requests and not (self.fresh or self.new_loads or self.unstored or self.leaving):
             return NOTHING  # As in most steps.
         step = Step(self.step, idle=tokens == 0)
@@ -548,6 +597,8 @@ class SchedulerHalf:
         if self.events is not None and load.resets == self.facts.resets:
             chunks = load.usable // self.facts.chunk_tokens
             self.events.there(one.request, load.ids, range(load.first_chunk, load.first_chunk + chunks))
+        if load.usable < load.tokens:
+            self.corrections.load_fell_short(one, load)
         if one.loading is not load:
             return  # It has lost those blocks, and begun another load into others.
         one.loading = None

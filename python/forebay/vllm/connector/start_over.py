@@ -44,13 +44,16 @@ def where_steps_fail() -> bool:
         mine = ours_of(self.connector)
         if mine is None:
             return failed
-        left = {name for name, tables in mine.left() if evict(self, tables, invalid)}
+        firsts = {name: evict(self, tables, invalid) for name, tables in mine.left()}
+        left = {name: first for name, first in firsts.items() if first is not None}
         over = [one for one in reversed(self.running) if one.request_id in failed]
         if self.recompute_kv_load_failures and (over or left):
             for request in over:
-                preempt(self, request, invalid, reached[request.request_id])
+                preempt(self, request, invalid, reached[request.request_id], mine)
             with_them(self, invalid, mine)
-        return failed | {name for name in left & scheduled.keys() if gets_no_token(self, name)}
+        return failed | {
+            name for name in left.keys() & scheduled.keys() if gets_no_token(self, name, left[name], mine)
+        }
 
     Scheduler._handle_invalid_blocks = handle_and_start_over
     return True
@@ -74,31 +77,35 @@ def reached_by(request: Any, scheduled: Mapping[str, int]) -> int:
     return int(request.num_computed_tokens - request.num_in_flight_tokens + of_step)
 
 
-def evict(scheduler: Any, tables: Tables, invalid: Set[int]) -> bool:
-    """Takes a request's `invalid` blocks out of vLLM's cache, with those behind them. False: it has none."""
+def evict(scheduler: Any, tables: Tables, invalid: Set[int]) -> int | None:
+    """Takes a request's `invalid` blocks out of vLLM's cache, with those behind them. The place of the first
+    one; None: it has none.
+    """
     if all(invalid.isdisjoint(table) for table in tables):
-        return False
+        return None
     first = 0
     if len(tables) == 1:
         first = next(place for place, block in enumerate(tables[0]) if block in invalid)
     scheduler.kv_cache_manager.evict_blocks({block for table in tables for block in table[first:]})
-    return True
+    return first
 
 
-def gets_no_token(scheduler: Any, name: str) -> bool:
+def gets_no_token(scheduler: Any, name: str, first: int, mine: Any) -> bool:
     """A request that was preempted after the step that computed from a failed load gets no token of that."""
     request = scheduler.requests.get(name)
     if request is None or request.status.name != "PREEMPTED":
         return False
     if getattr(request, "async_tokens_to_discard", 0):
         return False  # A reset has preempted it, and vLLM drops that token itself.
+    mine.starts_over(request, first, request.num_preemptions == 1)
     request.num_output_placeholders = max(0, request.num_output_placeholders - 1)
     return True
 
 
-def preempt(scheduler: Any, request: Any, invalid: Set[int], reached: int) -> None:
+def preempt(scheduler: Any, request: Any, invalid: Set[int], reached: int, mine: Any) -> None:
     """Preempts a request of which `reached` tokens were computed, some from `invalid` blocks."""
-    evict(scheduler, scheduler.kv_cache_manager.get_block_ids(request.request_id), invalid)
+    first = evict(scheduler, scheduler.kv_cache_manager.get_block_ids(request.request_id), invalid)
+    mine.starts_over(request, first or 0, not request.num_preemptions)
     scheduler.running.remove(request)
     scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
     if drops_itself(scheduler._preempt_request):

@@ -4,6 +4,7 @@ Knows a request's chunk ids, its blocks, what is being loaded and stored of it. 
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,6 +126,14 @@ class Coming:
 
 
 @dataclass
+class Counted:
+    """What vLLM has counted of a request's first admission."""
+
+    queries: int  # tokens that the connector was asked for
+    hits: Counter[str] = field(default_factory=Counter)  # tokens that it was to load, by tier
+
+
+@dataclass
 class Loading:
     """A load that has not ended at every worker."""
 
@@ -136,9 +145,20 @@ class Loading:
     layerwise: bool
     tiers: dict[str, int]
     holds: list[forebay.Hold]
+    held: int = 0  # tokens that vLLM had, and does not load
+    external: int = 0  # tokens behind these that it counts as loaded
+    counted: Counted | None = None  # with these, unless it was preempted before
     resets: int = 0  # before its chunks were named
     workers: int = 0  # where it has ended
     usable: int = 0
+
+    def tiers_of(self, start: int, end: int, size: int) -> dict[str, int]:
+        """How many of the tokens from `start` to `end` are where, in chunks of this size."""
+        found, last = {}, self.first_chunk
+        for tier, chunks in self.tiers.items():
+            first, last = last, last + chunks
+            found[tier] = max(0, min(end, last * size) - max(start, first * size))
+        return found
 
 
 @dataclass
@@ -178,6 +198,7 @@ class Tracked:
     preemptions: int = 0  # that were noticed
     since: int = 0  # the last job when it got its blocks
     stores: set[int] = field(default_factory=set)
+    counted: Counted | None = None  # of its first admission, where vLLM has counted that
 
     @property
     def name(self) -> str:

@@ -73,10 +73,12 @@ class WorkerHalf:
         self.bubbles: list[float] = []  # seconds that a step waited, of each load that one waited for
 
     def register(self, tensors: dict[str, Any]) -> None:
-        """The KV cache is there. Layers of a group that have the same pages are one.
+        """The KV cache is there, if the model has any. Layers of a group that have the same pages are one.
 
         Layers of several groups may lie in the same place: they have it by turns, block by block.
         """
+        if not self.groups:
+            return
         layers = [(name, number) for number, names in enumerate(self.names) for name in names]
         layers = [(name, number) for name, number in layers if name in tensors]
         layers.sort(key=lambda layer: compat.layer_number(layer[0]))
