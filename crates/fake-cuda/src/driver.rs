@@ -28,6 +28,23 @@ pub struct Gpu {
     pub retained: u32,
     /// The error that sticks to its context.
     pub poison: Option<Code>,
+    /// Whether others go on as if what it has under way had ended.
+    pub is_abandoned: bool,
+    /// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`.
+    pub compute_mode: i32,
+}
+
+/// Kernels' names, loaded into a GPU's context.
+pub struct Module {
+    pub gpu: usize,
+    pub names: Vec<String>,
+}
+
+/// A kernel of a module.
+#[derive(Clone, Copy)]
+pub struct Function {
+    pub module: usize,
+    pub kernel: &'static Kernel,
 }
 
 /// Everything.
@@ -48,9 +65,8 @@ pub struct State {
     pub events: HashMap<usize, Event>,
     pub captures: Vec<Capture>,
     pub graphs: HashMap<usize, Vec<Recorded>>,
-    /// Kernels' names by module, kernels by function.
-    pub modules: HashMap<usize, Vec<String>>,
-    pub functions: HashMap<usize, &'static Kernel>,
+    pub modules: HashMap<usize, Module>,
+    pub functions: HashMap<usize, Function>,
     pub ops: HashMap<u64, Op>,
     pub engines: Vec<Engine>,
     /// Operations that wait for a value in memory.

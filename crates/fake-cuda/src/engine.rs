@@ -6,6 +6,7 @@
 
 use crate::abi::Code;
 use crate::driver::{Locked, State, lock, signals};
+use crate::faults::Peers;
 use crate::queue::{Move, What};
 use crate::stats::Way;
 use std::collections::VecDeque;
@@ -70,8 +71,8 @@ struct Job {
 /// What an engine does before it looks at the state again.
 #[derive(Default)]
 struct Slice {
-    /// (from, to, bytes), as this process may reach them.
-    copies: Vec<(u64, u64, usize)>,
+    /// (from, to, bytes), as this process may reach them, and what becomes of them.
+    copies: Vec<(u64, u64, usize, Peers)>,
     fill: Option<Fill>,
     until: Option<Instant>,
 }
@@ -153,7 +154,14 @@ impl State {
             computes: Duration::ZERO,
         };
         match what {
-            What::Moves { moves, .. } => job.moves = moves,
+            What::Moves { moves, .. } => {
+                // Memory of a GPU that was lost meanwhile.
+                if let Some(lost) = self.lost_among(&moves) {
+                    self.gpus[gpu].poison = Some(lost);
+                    return None;
+                }
+                job.moves = moves;
+            }
             What::Fill { at, bytes, unit, unit_bytes } => {
                 let unit = if unit_bytes == 1 { [unit as u8; 4] } else { unit.to_le_bytes() };
                 job.fill = Some(Fill { at: self.memory.raw(at), bytes, unit });
@@ -181,6 +189,22 @@ impl State {
         Some(job)
     }
 
+    /// The error of a GPU whose memory moves touch, if one of them is lost.
+    fn lost_among(&self, moves: &[Move]) -> Option<Code> {
+        let ends = moves.iter().flat_map(|one| [one.from, one.to]);
+        ends.filter_map(|at| self.gpu_of(at)).find_map(|gpu| self.gpus[gpu].poison)
+    }
+
+    /// What becomes of bytes on these ways.
+    fn fate(&self, ways: &[Way], by_kernel: bool) -> Peers {
+        let between = ways.iter().any(|way| matches!(way, Way::Peer(..)));
+        match by_kernel {
+            _ if !between => Peers::Right,
+            true => self.faults.peer_kernels,
+            false => self.faults.peer_copies,
+        }
+    }
+
     /// The next slice of a job.
     fn slice(&mut self, job: &mut Job, busy: bool) -> Slice {
         let now = Instant::now();
@@ -191,7 +215,7 @@ impl State {
             let bytes = left.min(piece.bytes - job.done);
             let ways = self.ways(job.gpu, job.by_kernel, piece.from, piece.to);
             let (from, to) = (self.memory.raw(piece.from) + job.done, self.memory.raw(piece.to) + job.done);
-            slice.copies.push((from, to, bytes as usize));
+            slice.copies.push((from, to, bytes as usize, self.fate(&ways, job.by_kernel)));
             slice.until = slice.until.max(self.links.reserve(&ways, bytes, now, busy || left < SLICE_BYTES));
             ways.iter().for_each(|&way| self.stats.moved(way, bytes));
             job.done += bytes;
@@ -209,10 +233,16 @@ impl State {
 
 impl Slice {
     fn carry_out(self) {
-        for (from, to, bytes) in self.copies {
+        for (from, to, bytes, fate) in self.copies {
             // SAFETY: enqueueing or taking up has checked both ranges; areas stay while an operation uses them, and memory
             // that the driver does not know is the caller's to keep until the copy has ended.
-            unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+            unsafe {
+                match fate {
+                    Peers::Right => std::ptr::copy(from as *const u8, to as *mut u8, bytes),
+                    Peers::Zero => std::ptr::write_bytes(to as *mut u8, 0, bytes),
+                    Peers::Lost => {}
+                }
+            };
         }
         if let Some(Fill { at, bytes, unit }) = self.fill {
             for index in 0..bytes as usize {

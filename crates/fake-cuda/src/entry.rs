@@ -121,7 +121,10 @@ impl Call {
     /// The stream that the caller means.
     pub fn stream(&mut self, given: usize) -> Outcome<usize> {
         let (gpu, per_thread) = (self.current()?, self.per_thread);
-        self.resolve_stream(given, gpu, per_thread)
+        let stream = self.resolve_stream(given, gpu, per_thread)?;
+        // Whichever context is current: that of the stream decides what it takes.
+        self.streams.get(&stream).map_or(Ok(()), |found| self.healthy(found.gpu))?;
+        Ok(stream)
     }
 
     /// Waits until operations have ended. The host knows then what lies before.

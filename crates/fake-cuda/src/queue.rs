@@ -70,6 +70,8 @@ pub struct Op {
     /// What lies before its beginning, as far as that has ended.
     pub clock: Clock,
     pub touches: Vec<Touch>,
+    /// What an operation that it waits for came to, if its GPU was lost.
+    lost: Option<Code>,
     /// How many operations it still waits for.
     pending: usize,
     dependents: Vec<u64>,
@@ -83,7 +85,8 @@ impl State {
         let Some(what) = self.record_if_capturing(stream, name, what)? else { return Ok(None) };
         let id = self.new_handle() as u64;
         let (clock, dependents) = (self.order.host.clone(), Vec::new());
-        let mut op = Op { name, gpu, stream, number: 0, what, clock, touches, pending: 0, dependents };
+        let (lost, pending) = (None, 0);
+        let mut op = Op { name, gpu, stream, number: 0, what, clock, touches, lost, pending, dependents };
         for before in self.streams_before(stream) {
             let Some(before) = self.streams.get(&before) else { continue };
             let (last, clock) = (before.last, before.clock.clone());
@@ -139,6 +142,9 @@ impl State {
     /// Begins an operation; says whether that was all.
     fn begin(&mut self, id: u64) -> bool {
         let Some(op) = self.ops.get(&id) else { return false };
+        if let Some(lost) = op.lost {
+            self.gpus[op.gpu].poison.get_or_insert(lost);
+        }
         if self.gpus[op.gpu].poison.is_some() {
             return true;
         }
@@ -185,9 +191,12 @@ impl State {
         }
         signals().done.notify_all();
         let mut free = Vec::new();
+        let gpu = &self.gpus[op.gpu];
+        let lost = gpu.poison.filter(|_| !gpu.is_abandoned);
         for dependent in op.dependents {
             let Some(next) = self.ops.get_mut(&dependent) else { continue };
             next.clock.join(&op.clock);
+            next.lost = next.lost.or(lost);
             next.pending -= 1;
             if next.pending == 0 {
                 free.push(dependent);
@@ -236,6 +245,9 @@ impl State {
         self.check(gpu, name, one.from, one.bytes)?;
         self.check(gpu, name, one.to, one.bytes)?;
         let areas = [one.from, one.to].map(|at| self.memory.find(at).filter(|area| area.kind.on_device()));
+        if let Some(lost) = areas.iter().flatten().find_map(|area| self.gpus[area.gpu].poison) {
+            return Err(lost);
+        }
         // A copy from or to the host takes the link of the GPU that has the memory, whoever makes it.
         let [Some(from), Some(to)] = areas else { return Ok(()) };
         if let Some(area) = [from, to].into_iter().find(|area| !self.memory.reaches(gpu, area)) {

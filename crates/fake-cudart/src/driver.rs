@@ -44,6 +44,9 @@ table! {
     init c"cuInit" 2000 2000;
     retain c"cuDevicePrimaryCtxRetain" 7000 7000;
     set_current c"cuCtxSetCurrent" 4000 4000;
+    reset c"cuDevicePrimaryCtxReset" 11000 11000;
+    enable_peer c"cuCtxEnablePeerAccess" 4000 4000;
+    disable_peer c"cuCtxDisablePeerAccess" 4000 4000;
     count c"cuDeviceGetCount" 2000 2000;
     synchronize c"cuCtxSynchronize" 2000 2000;
     alloc c"cuMemAlloc" 3020 3020;

@@ -201,6 +201,52 @@ extern "C" fn cudaSetDevice(device: i32) -> i32 {
     serve(|_| Some(0))
 }
 
+/// Takes away all that the thread's device has in this process. The next call makes its context anew.
+#[unsafe(no_mangle)]
+extern "C" fn cudaDeviceReset() -> i32 {
+    let code = serve(|driver| {
+        let entry = driver.reset.get::<unsafe extern "C" fn(i32) -> i32>(false)?;
+        // SAFETY: the signature of cuDevicePrimaryCtxReset.
+        Some(unsafe { entry(DEVICE.get().0) })
+    });
+    DEVICE.set((DEVICE.get().0, false));
+    code
+}
+
+/// Lets the thread's device reach the memory of another.
+#[unsafe(no_mangle)]
+extern "C" fn cudaDeviceEnablePeerAccess(peer: i32, flags: u32) -> i32 {
+    serve(|driver| {
+        let entry = driver.enable_peer.get::<unsafe extern "C" fn(usize, u32) -> i32>(false)?;
+        let retain = driver.retain.get::<unsafe extern "C" fn(*mut usize, i32) -> i32>(false)?;
+        let mut context = 0;
+        // SAFETY: the signatures of cuDevicePrimaryCtxRetain and cuCtxEnablePeerAccess.
+        Some(unsafe {
+            match retain(&mut context, peer) {
+                0 => entry(context, flags),
+                code => code,
+            }
+        })
+    })
+}
+
+/// Ends that.
+#[unsafe(no_mangle)]
+extern "C" fn cudaDeviceDisablePeerAccess(peer: i32) -> i32 {
+    serve(|driver| {
+        let entry = driver.disable_peer.get::<unsafe extern "C" fn(usize) -> i32>(false)?;
+        let retain = driver.retain.get::<unsafe extern "C" fn(*mut usize, i32) -> i32>(false)?;
+        let mut context = 0;
+        // SAFETY: the signatures of cuDevicePrimaryCtxRetain and cuCtxDisablePeerAccess.
+        Some(unsafe {
+            match retain(&mut context, peer) {
+                0 => entry(context),
+                code => code,
+            }
+        })
+    })
+}
+
 /// The thread's device.
 #[unsafe(no_mangle)]
 extern "C" fn cudaGetDevice(device: *mut i32) -> i32 {

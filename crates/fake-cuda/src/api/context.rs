@@ -3,11 +3,17 @@
 use crate::abi::{Code, Outcome};
 use crate::caller::{put, put_if_wanted};
 use crate::capture;
-use crate::driver::State;
+use crate::driver::{State, signals};
 use crate::entry::{Call, contexts, entries};
+use crate::memory::{Area, Kind};
+
+/// Memory that goes with its context.
+const RESET: &[Kind] = &[Kind::Device, Kind::Pinned, Kind::Registered, Kind::Managed];
 
 /// Handles of contexts begin here.
 const CONTEXT_BASE: usize = 0xfa4e_c000_0000_0000;
+/// `CU_COMPUTEMODE_PROHIBITED`.
+const PROHIBITED: i32 = 2;
 
 /// The handle of a GPU's primary context.
 pub fn context_handle(gpu: usize) -> usize {
@@ -30,6 +36,39 @@ impl Call {
         if context == 0 { self.current() } else { self.context(context) }
     }
 
+    /// Takes away all that a context has. It stays retained, and what it had is misuse from now on.
+    fn reset_context(&mut self, gpu: usize) -> Outcome {
+        self.unsafe_in_capture()?;
+        // What has not begun never does.
+        self.gpus[gpu].poison.get_or_insert(Code::UNKNOWN);
+        signals().waiting.notify_all();
+        while self.ops.values().any(|op| op.gpu == gpu) {
+            self.wait(&signals().done);
+        }
+        let streams = self.streams.iter().filter(|(_, stream)| stream.gpu == gpu);
+        for handle in streams.map(|(&handle, _)| handle).collect::<Vec<_>>() {
+            self.remove_stream(handle);
+        }
+        self.default_streams.retain(|&(of, _), _| of != gpu);
+        self.events.retain(|_, event| event.gpu != gpu);
+        let modules: Vec<usize> =
+            self.modules.iter().filter(|(_, module)| module.gpu == gpu).map(|(&handle, _)| handle).collect();
+        for handle in modules {
+            self.modules.remove(&handle);
+            self.functions.retain(|_, function| function.module != handle);
+        }
+        let is_its = |area: &&Area| area.gpu == gpu && RESET.contains(&area.kind);
+        for (base, bytes) in
+            self.memory.areas().filter(is_its).map(|area| (area.base, area.bytes)).collect::<Vec<_>>()
+        {
+            self.order.forget(base, bytes);
+            self.memory.remove(base, RESET);
+        }
+        self.memory.peers.retain(|&(who, whose)| who != gpu && whose != gpu);
+        (self.gpus[gpu].poison, self.gpus[gpu].is_abandoned) = (None, false);
+        Ok(())
+    }
+
     fn wait_for_context(&mut self, gpu: usize) -> Outcome {
         self.healthy(gpu)?;
         self.unsafe_in_capture()?;
@@ -46,6 +85,9 @@ entries! {
     cuDevicePrimaryCtxRetain = "cuDevicePrimaryCtxRetain" @ 7000 (context: *mut usize, device: i32) |call| {
         call.ready()?;
         let gpu = call.device(device)?;
+        if call.gpus[gpu].compute_mode == PROHIBITED {
+            return Err(Code::DEVICE_UNAVAILABLE);
+        }
         call.gpus[gpu].retained += 1;
         put(context, context_handle(gpu))
     }
@@ -54,6 +96,16 @@ entries! {
         let gpu = call.device(device)?;
         call.gpus[gpu].retained = call.gpus[gpu].retained.checked_sub(1).ok_or(Code::INVALID_CONTEXT)?;
         Ok(())
+    }
+    cuDevicePrimaryCtxReset = "cuDevicePrimaryCtxReset" @ 7000 (device: i32) |call| {
+        call.ready()?;
+        let gpu = call.device(device)?;
+        call.reset_context(gpu)
+    }
+    cuDevicePrimaryCtxReset_v2 = "cuDevicePrimaryCtxReset" @ 11000 (device: i32) |call| {
+        call.ready()?;
+        let gpu = call.device(device)?;
+        call.reset_context(gpu)
     }
     cuDevicePrimaryCtxGetState = "cuDevicePrimaryCtxGetState" @ 7000
     (device: i32, flags: *mut u32, active: *mut i32) |call| {

@@ -105,7 +105,12 @@ entries! {
         call.ready()?;
         let gpu = call.device(device)?;
         let known = ATTRIBUTES.iter().find(|&&(number, _)| number == attribute).map_or(0, |&(_, value)| value);
-        put(value, if attribute == 33 { bus(gpu) } else { known })
+        let found = match attribute {
+            20 => call.gpus[gpu].compute_mode,
+            33 => bus(gpu),
+            _ => known,
+        };
+        put(value, found)
     }
     cuDeviceGetPCIBusId = "cuDeviceGetPCIBusId" @ 4010 (id: *mut c_char, bytes: i32, device: i32) |call| {
         call.ready()?;

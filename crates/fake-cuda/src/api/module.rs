@@ -2,6 +2,7 @@
 
 use crate::abi::{Code, LaunchConfig, Outcome};
 use crate::caller::{get, get_all, put, put_if_wanted, text};
+use crate::driver::{Function, Module};
 use crate::entry::{Call, entries};
 use crate::kernels::{entries as names, kernel};
 use crate::queue::What;
@@ -13,7 +14,7 @@ const GRID_MAX: u32 = 65_535;
 
 impl Call {
     fn load(&mut self, module: *mut usize, image: *const c_void) -> Outcome {
-        self.current()?;
+        let gpu = self.current()?;
         // PTX is text; what is not text would be a cubin of some real GPU.
         let ptx = text(image as *const c_char).map_err(|_| Code::INVALID_IMAGE)?;
         if !ptx.contains(".version") || !ptx.contains(".target") {
@@ -21,7 +22,7 @@ impl Call {
         }
         let names = names(ptx);
         let handle = self.new_handle();
-        self.modules.insert(handle, names);
+        self.modules.insert(handle, Module { gpu, names });
         put(module, handle)
     }
 
@@ -33,7 +34,11 @@ impl Call {
         params: *const *const c_void,
     ) -> Outcome {
         let stream = self.stream(stream)?;
-        let kernel = *self.functions.get(&function).ok_or(Code::INVALID_HANDLE)?;
+        let Some(&Function { kernel, .. }) = self.functions.get(&function) else {
+            let symbol = self.symbol;
+            self.misuse.report(format!("{symbol}: a function that does not exist"));
+            return Err(Code::INVALID_HANDLE);
+        };
         let of_stream = self.streams.get(&stream).map(|stream| stream.gpu).ok_or(Code::INVALID_HANDLE)?;
         let gpu = self.current()?;
         if of_stream != gpu {
@@ -68,15 +73,19 @@ entries! {
     cuModuleUnload = "cuModuleUnload" @ 2000 (module: usize) |call| {
         call.current()?;
         call.unsafe_in_capture()?;
-        call.modules.remove(&module).map(drop).ok_or(Code::INVALID_HANDLE)
+        if call.modules.remove(&module).is_none() {
+            call.misuse.report("cuModuleUnload: a module that does not exist".into());
+            return Err(Code::INVALID_HANDLE);
+        }
+        Ok(())
     }
     cuModuleGetFunction = "cuModuleGetFunction" @ 2000 (function: *mut usize, module: usize, name: *const c_char) |call| {
         call.current()?;
         let name = text(name)?;
-        let has = call.modules.get(&module).ok_or(Code::INVALID_HANDLE)?.iter().any(|entry| entry == name);
+        let has = call.modules.get(&module).ok_or(Code::INVALID_HANDLE)?.names.iter().any(|entry| entry == name);
         let found = kernel(name).filter(|_| has).ok_or(Code::NOT_FOUND)?;
         let handle = call.new_handle();
-        call.functions.insert(handle, found);
+        call.functions.insert(handle, Function { module, kernel: found });
         put(function, handle)
     }
     cuFuncSetAttribute = "cuFuncSetAttribute" @ 9000 (function: usize, _attribute: i32, _value: i32) |call| {

@@ -93,10 +93,11 @@ entries! {
     cuStreamWaitEvent | cuStreamWaitEvent_ptsz @ 7000 = "cuStreamWaitEvent" @ 3020
     (stream: usize, event: usize, _flags: u32) |call| {
         let stream = call.stream(stream)?;
-        let Some(capture) = call.events.get(&event).map(|event| event.capture) else {
+        let Some((capture, gpu)) = call.events.get(&event).map(|event| (event.capture, event.gpu)) else {
             call.misuse.report("cuStreamWaitEvent: an event that does not exist".into());
             return Err(Code::INVALID_HANDLE);
         };
+        call.healthy(gpu)?;
         if let (Some(_), Some(found)) = (capture, call.streams.get_mut(&stream)) {
             // The stream joins the capture.
             found.capture = capture;
