@@ -1,15 +1,19 @@
 //! A GPU and what belongs to its context: streams, events, memory. Each value owns what it names and gives it back when it
 //! is dropped. This file knows lifetimes and which context must be current; it must never know what is copied or why.
 
+use crate::access;
 use crate::driver::{CudaError, Driver, abi, abi::Address};
 use crate::gpu::Gpu;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A GPU with its primary context, which is shared with everything else in the process.
 pub struct Device {
     gpu: Gpu,
     context: abi::ContextHandle,
+    /// Its context was reset: what it had is gone, and nothing may name that.
+    is_gone: AtomicBool,
 }
 
 // SAFETY: a context may be current on any thread; the driver's functions are thread-safe.
@@ -32,7 +36,7 @@ impl Device {
         // SAFETY: the result is written to a valid place.
         let status = unsafe { (driver.table().primary_context_retain)(&mut context, gpu.id) };
         driver.check("cuDevicePrimaryCtxRetain", status)?;
-        Ok(Arc::new(Device { gpu, context }))
+        Ok(Arc::new(Device { gpu, context, is_gone: AtomicBool::new(false) }))
     }
 
     /// GPUs that this process sees.
@@ -47,14 +51,10 @@ impl Device {
 
     /// Lets this GPU read and write the memory of another. Doing so again does nothing.
     pub fn reach(&self, other: &Device) -> Result<(), CudaError> {
-        let current = self.enter()?;
+        let _current = self.enter()?;
         // SAFETY: the other device's context lives as long as it does.
-        let status = unsafe { (self.driver.table().context_enable_peer)(other.context, 0) };
-        drop(current);
-        match status {
-            abi::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            status => self.driver.check("cuCtxEnablePeerAccess", status),
-        }
+        let enable = || unsafe { (self.driver.table().context_enable_peer)(other.context, 0) };
+        self.driver.check("cuCtxEnablePeerAccess", access::need(self.context, other.context, enable))
     }
 
     /// Lets two GPUs reach each other's memory. Says whether they do: where not, there is simply no relay.
@@ -89,8 +89,17 @@ impl Device {
         Ok(StreamId { device: self.index(), number })
     }
 
+    /// Its context is reset from now on, and with it goes all that it had: nothing of that is given back any more.
+    pub(crate) fn is_reset(&self) {
+        self.is_gone.store(true, Ordering::Release);
+        access::forget(self.context);
+    }
+
     /// Makes its context current on this thread; what was current before is again when the guard is dropped.
     pub fn enter(&self) -> Result<Current<'_>, CudaError> {
+        if self.is_gone.load(Ordering::Acquire) {
+            return Err(CudaError::gone());
+        }
         // SAFETY: the context is retained for as long as the device lives.
         let status = unsafe { (self.driver.table().context_push)(self.context) };
         self.driver.check("cuCtxPushCurrent", status)?;
@@ -186,6 +195,16 @@ impl Stream {
     pub unsafe fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), CudaError> {
         // SAFETY: by this function's contract; the caller has entered the device.
         unsafe { self.device.copy_in(self.handle, from, to, bytes) }
+    }
+
+    /// Whether everything put into it is done. Nobody waits.
+    pub fn is_idle(&self) -> Result<bool, CudaError> {
+        let _current = self.device.enter()?;
+        // SAFETY: the stream lives.
+        match unsafe { (self.device.driver.table().stream_query)(self.handle) } {
+            abi::NOT_READY => Ok(false),
+            status => self.device.driver.check("cuStreamQuery", status).map(|()| true),
+        }
     }
 
     /// Waits until everything put into it is done, whatever is current: the driver refuses it where nothing is.
@@ -319,6 +338,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if self.device.is_gone.load(Ordering::Acquire) {
+            return;
+        }
         // SAFETY: created by `new`, destroyed once. It fails only when the driver has shut down or the context is lost.
         unsafe { (self.device.driver.table().event_destroy)(self.handle) };
     }
@@ -421,6 +443,8 @@ pub struct HostMemory {
 
 // SAFETY: the allocation is owned and never moves.
 unsafe impl Send for HostMemory {}
+// SAFETY: as above; it gives out an address only, never a reference.
+unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
     /// Allocates pinned memory. The device is only whose context asks for it.

@@ -49,6 +49,15 @@ impl Gpu {
         Ok(value)
     }
 
+    /// Whether this process has a primary context on it.
+    pub fn has_context(&self) -> Result<bool, CudaError> {
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: both values are written to valid places.
+        let status = unsafe { (self.driver.table().primary_context_state)(self.id, &mut flags, &mut active) };
+        self.driver.check("cuDevicePrimaryCtxGetState", status)?;
+        Ok(active != 0)
+    }
+
     /// The product's name.
     pub fn name(&self) -> Result<String, CudaError> {
         let mut name = [0; 128];

@@ -118,6 +118,10 @@ impl Kernels {
 
 impl Drop for Kernels {
     fn drop(&mut self) {
+        // The driver refused to load it.
+        if self.module.is_null() {
+            return;
+        }
         let Ok(_current) = self.device.enter() else { return };
         // SAFETY: loaded by `load`, unloaded once.
         unsafe { (self.device.driver().table().module_unload)(self.module) };

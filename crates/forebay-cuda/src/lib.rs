@@ -32,6 +32,7 @@
 //! # }
 //! ```
 
+mod access;
 mod addresses;
 mod capi;
 pub mod chain;
@@ -43,6 +44,8 @@ pub mod gpu;
 pub mod kernels;
 pub mod links;
 pub mod measure;
+mod opened;
+pub mod peers;
 pub mod pinned;
 pub mod poller;
 pub mod preflight;
@@ -55,4 +58,5 @@ pub mod topology;
 
 pub use addresses::{Addresses, NoAddress};
 pub use copier::{Copier, CopierOptions, CopyError, HOST, SHARED, StartError};
+pub use opened::LeftOut;
 pub use relay::{By, Relay};

@@ -3,6 +3,7 @@
 
 use crate::driver::Driver;
 use crate::links::Direction;
+use crate::peers::Untrusted;
 use crate::rates::Relaying;
 use crate::relay::Relay;
 use crate::topology::Topology;
@@ -33,6 +34,9 @@ pub struct Profile {
     pub pairs: Vec<PairRate>,
     /// Copies over relays; none where no GPU has one.
     pub relayed: Option<RelayedBothWays>,
+    /// GPUs that reach each other and were seen to move wrong bytes.
+    #[serde(default)]
+    pub untrusted: Vec<Untrusted>,
 }
 
 /// Rates of one GPU's link.
@@ -123,7 +127,16 @@ impl Profile {
         relayed: Option<RelayedBothWays>,
     ) -> Profile {
         let measured_unix_s = u64::try_from(clock_gettime(ClockId::Realtime).tv_sec).unwrap_or(0);
-        Profile { format: FORMAT, digest, measured_unix_s, alone, together, pairs, relayed }
+        Profile {
+            format: FORMAT,
+            digest,
+            measured_unix_s,
+            alone,
+            together,
+            pairs,
+            relayed,
+            untrusted: vec![],
+        }
     }
 
     /// The folder for profiles of this user; `None` where the user has none at all.

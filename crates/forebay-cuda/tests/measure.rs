@@ -4,8 +4,11 @@
 mod fake;
 
 use fake::{Fake, alone};
+use forebay_cuda::device::{Device, DeviceMemory, HostMemory};
+use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::measure::measure;
+use forebay_cuda::preflight::{Severity, findings, worst};
 use forebay_cuda::profile::{BothWays, Profile, Relayed, RelayedBothWays};
 use forebay_cuda::rates::{Rates, Relaying};
 use forebay_cuda::topology::Topology;
@@ -81,6 +84,27 @@ fn gpus_that_do_not_reach_each_other_have_lanes_and_nothing_else() {
 }
 
 #[test]
+fn gpus_that_move_wrong_bytes_are_a_fault_and_have_no_rate() {
+    for fault in ["p2p copies lost", "p2p kernels zero"] {
+        let env =
+            [("FAKE_CUDA_GPUS", "2"), ("FAKE_CUDA_RATES", "h2d=0.4,d2h=0.4"), ("FAKE_CUDA_FAULTS", fault)];
+        alone("gpus_that_move_wrong_bytes_are_a_fault_and_have_no_rate", &env, |fake| {
+            let profile = measured(fake);
+            assert_eq!((profile.alone.len(), profile.pairs.len(), profile.relayed), (2, 0, None));
+            assert_eq!(profile.untrusted.len(), 1, "{profile:?}");
+            let host = Topology::read(fake.driver).unwrap();
+            let found = findings(&host, Some(&profile));
+            assert_eq!(worst(&found), Severity::Fault, "{found:?}");
+            // And so whoever reads what was kept.
+            let folder = tempfile::tempdir().unwrap();
+            profile.save(folder.path()).unwrap();
+            let kept = Profile::load(folder.path(), &profile.digest).unwrap();
+            assert_eq!(kept.untrusted, profile.untrusted);
+        });
+    }
+}
+
+#[test]
 fn a_copy_that_fails_is_an_error_and_leaves_nothing_behind() {
     alone("a_copy_that_fails_is_an_error_and_leaves_nothing_behind", &[("FAKE_CUDA_GPUS", "2")], |fake| {
         fake.control("fail cuMemcpyAsync 40 700");
@@ -134,12 +158,14 @@ struct CopyApi {
     abi: u32,
     size: u32,
     min_bytes: AtomicU64,
+    copy: unsafe extern "C" fn(*const Piece, u64, u32, *mut c_void, u32, *mut i32) -> i32,
 }
 
 unsafe extern "C" {
     fn forebay_copy_open(
         dlsym: unsafe extern "C" fn(*mut c_void, *const libc::c_char) -> *mut c_void,
         libcuda: *mut c_void,
+        lines: i32,
     ) -> *const CopyApi;
 }
 
@@ -149,12 +175,23 @@ fn the_preload_is_offered_copies_from_the_size_that_was_measured() {
         odd(fake).save(&Profile::folder().unwrap()).unwrap();
         let path = std::ffi::CString::new(std::env::var("FOREBAY_LIBCUDA").unwrap()).unwrap();
         // SAFETY: the library is the fake driver, which is never closed; what is returned lives as long as the process.
-        let api = unsafe { &*forebay_copy_open(libc::dlsym, libc::dlopen(path.as_ptr(), libc::RTLD_NOW)) };
+        let api = unsafe { &*forebay_copy_open(libc::dlsym, libc::dlopen(path.as_ptr(), libc::RTLD_NOW), 2) };
+        // It starts with the first copy that could go over several links.
+        let device = Device::open(fake.driver, 0).unwrap();
+        let bytes = 8 << 20;
+        let (host, memory) =
+            (HostMemory::new(&device, bytes).unwrap(), DeviceMemory::new(&device, bytes as u64).unwrap());
+        let offered = [Piece { from: host.start() as u64, to: memory.address(), bytes: bytes as u64 }];
+        let _current = device.enter().unwrap();
+        let mut result = 0;
+        // SAFETY: both are as long as that, and nothing is copied before the library has started.
+        let declined = unsafe { (api.copy)(offered.as_ptr(), 1, 2, std::ptr::null_mut(), 0, &mut result) };
+        assert_eq!(declined, 11, "it starts");
         let deadline = Instant::now() + Duration::from_secs(60);
         while api.min_bytes.load(Ordering::Relaxed) != 5 << 20 {
             assert!(Instant::now() < deadline, "still {:?}", api.min_bytes);
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(api.abi == 1 && api.size >= 16);
+        assert!(api.abi == 2 && api.size >= 16);
     });
 }

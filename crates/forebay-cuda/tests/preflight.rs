@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_cuda::driver::LoadError;
+use forebay_cuda::peers::{Distrust, Means, Untrusted};
 use forebay_cuda::preflight::{Finding, Severity, findings, without_driver, worst};
-use forebay_cuda::profile::{BothWays, LinkRate, Profile};
+use forebay_cuda::profile::{BothWays, LinkRate, PairRate, Profile};
 use forebay_cuda::topology::{GpuFacts, MemoryFacts, NumaNode, Pair, PciPlace, Topology, Transparent};
 
 /// Four GPUs with links of their own, all of which reach each other; huge pages, and no limits.
@@ -142,6 +143,35 @@ fn what_was_measured_is_judged_by_the_lanes_and_by_the_other_links() {
     assert!(all.len() == 4 && all[0].what.contains("its lanes have 63.0"), "{all:?}");
     let no_gain = complaints(&good(), Some(&measured([55.0; 4], 56.0)));
     assert!(no_gain.len() == 1 && no_gain[0].what.contains("1.02 times"), "{no_gain:?}");
+}
+
+#[test]
+fn bytes_that_arrive_wrong_and_rates_that_no_link_has_are_faults() {
+    let mut wrong = measured([55.0; 4], 136.0);
+    let why = Distrust::WrongBytes { means: Means::Kernel, by: 1, from: 1, to: 3 };
+    wrong.untrusted = vec![Untrusted { one: 1, other: 3, why }];
+    let mut refused = measured([55.0; 4], 136.0);
+    refused.untrusted =
+        vec![Untrusted { one: 0, other: 2, why: Distrust::Refused("cuMemAlloc failed".into()) }];
+    let mut too_fast = measured([55.0; 4], 136.0);
+    too_fast.pairs = vec![
+        PairRate { from: 0, to: 1, bytes_per_s: 3277e9 },
+        PairRate { from: 1, to: 0, bytes_per_s: 400e9 },
+    ];
+    for (profile, severity, words) in [
+        (wrong, Severity::Fault, "a kernel of GPU 1 moved wrong bytes from GPU 1 to GPU 3"),
+        (refused, Severity::Warning, "GPU 0 and GPU 2 do not relay"),
+        (too_fast, Severity::Fault, "GPU 0 moved 3277.0 GB/s to GPU 1"),
+        (
+            measured([55.0, 90.0, 55.0, 55.0], 136.0),
+            Severity::Fault,
+            "GPU 1 moved 90.0 GB/s where its lanes have 63.0",
+        ),
+    ] {
+        let found = complaints(&good(), Some(&profile));
+        assert!(found[0].what.contains(words) && found[0].severity == severity, "{found:?}");
+        assert!(!found[0].why.is_empty() && !found[0].action.is_empty());
+    }
 }
 
 #[test]

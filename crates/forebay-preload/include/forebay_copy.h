@@ -3,7 +3,7 @@
 #define FOREBAY_COPY_H
 #include <stdint.h>
 
-#define FOREBAY_COPY_ABI 1
+#define FOREBAY_COPY_ABI 2
 
 enum { FOREBAY_HOST_TO_DEVICE = 0, FOREBAY_DEVICE_TO_HOST = 1, FOREBAY_DIRECTION_UNKNOWN = 2 };
 enum { FOREBAY_SYNCHRONOUS = 1, FOREBAY_PER_THREAD_DEFAULT_STREAM = 2 };
@@ -21,6 +21,8 @@ enum {
     FOREBAY_FAULT = 9,         /* a fault of ours */
     FOREBAY_OFF = 10,          /* switched off */
     FOREBAY_STARTING = 11,     /* still starting: a later copy may be taken */
+    FOREBAY_UNTRUSTED = 12,    /* all GPUs that could carry for this one were seen to move wrong bytes */
+    FOREBAY_DRIVER_JUDGES = 13, /* the driver would refuse it, or might */
 };
 
 /* Addresses as the caller gave them. */
@@ -36,10 +38,17 @@ typedef struct {
      * FOREBAY_SYNCHRONOUS, finished. Above 0: declined, nothing was done. `pairs` are the caller's until the call returns. */
     int32_t (*copy)(const forebay_pair *pairs, uint64_t count, uint32_t direction, void *stream, uint32_t flags,
                     int32_t *result);
+    /* The program's cuCtxEnablePeerAccess and cuCtxDisablePeerAccess in its current context, with the function that it would have
+     * called: access that the library needs stays, and the program is answered as if the library were not there. */
+    int32_t (*enable_peer)(void *peer, uint32_t flags, int32_t (*real)(void *peer, uint32_t flags));
+    int32_t (*disable_peer)(void *peer, int32_t (*real)(void *peer));
+    /* The program is about to reset the primary context of a device: the library uses nothing of it from then on. */
+    void (*reset)(int32_t device);
 } forebay_copy_api;
 
 /* The one symbol of the copying library. Called once, on a thread that has a current context and whose stream is not
- * captured, in relaxed capture mode. `real_dlsym` never gives a function of the preload. NULL: stay out of this process. */
-const forebay_copy_api *forebay_copy_open(void *(*real_dlsym)(void *handle, const char *name), void *libcuda);
+ * captured, in relaxed capture mode. `real_dlsym` never gives a function of the preload. `lines` is an open descriptor for what
+ * it has to say, or below 0. NULL: stay out of this process. */
+const forebay_copy_api *forebay_copy_open(void *(*real_dlsym)(void *handle, const char *name), void *libcuda, int lines);
 
 #endif

@@ -8,7 +8,7 @@ use crate::entries::entry;
 use crate::mode::{Mode, mode};
 use crate::names::by_symbol;
 use crate::offer::is_inside;
-use crate::real::{LINKED, LOOKED_UP, REAL_DLSYM, find_linked, hand_out, look_up, real_dlsym};
+use crate::real::{LINKED, LOOKED_UP, REAL_DLSYM, find_linked, hand_out, look_up, look_up_next, real_dlsym};
 use crate::system::{RTLD_DEFAULT, RTLD_NEXT};
 use std::ffi::{CStr, c_char, c_void};
 
@@ -72,6 +72,20 @@ unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_v
     )
 }
 
+/// Whether we are switched off, as far as it matters for a name. Programs without CUDA do not read the mode.
+fn mode_is_off(name: &CStr) -> bool {
+    let is_ours = name == c"dlsym" || name.to_bytes().starts_with(b"cu");
+    is_ours && mode() == Mode::Off
+}
+
+/// What is found under a name as if we were not there: we are the first in the program, and the next after us would be found.
+fn behind(handle: *mut c_void, name: &CStr) -> Answer {
+    let found = look_up(handle, name);
+    let is_own = found == dlsym as *mut c_void
+        || by_symbol(name).is_some_and(|function| found == entry(LINKED, function));
+    if is_own && !found.is_null() { Answer { address: look_up_next(name), decided: 1 } } else { NOT_OURS }
+}
+
 /// Decides a call of `dlsym`. Afterwards [`REAL_DLSYM`] is known, if it can be.
 unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> Answer {
     real_dlsym();
@@ -81,7 +95,10 @@ unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> Answer 
     }
     // SAFETY: the caller's name for `dlsym` ends in NUL.
     let name = unsafe { CStr::from_ptr(name) };
-    if !name.to_bytes().starts_with(b"cu") || mode() == Mode::Off || is_inside() {
+    if mode_is_off(name) {
+        return behind(handle, name);
+    }
+    if !name.to_bytes().starts_with(b"cu") || is_inside() {
         return NOT_OURS;
     }
     let Some(function) = by_symbol(name) else { return NOT_OURS };

@@ -3,10 +3,10 @@
 
 #![allow(non_snake_case)]
 
-use crate::library::Pair;
+use crate::library::{CopyApi, Pair};
 use crate::mode::{Mode, mode};
 use crate::names::{Function, by_query};
-use crate::offer::{Attributes, Batch, Entry, batch, is_inside, one};
+use crate::offer::{Attributes, Batch, Entry, answered, batch, is_inside, one};
 use crate::real::{ASKED, LINKED, LOOKED_UP, Way, drivers, hand_out, real};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -39,6 +39,9 @@ type BatchedV2 = unsafe extern "C" fn(
     usize,
     *mut c_void,
 ) -> c_int;
+type Enabling = unsafe extern "C" fn(*mut c_void, u32) -> c_int;
+type Disabling = unsafe extern "C" fn(*mut c_void) -> c_int;
+type Resetting = unsafe extern "C" fn(c_int) -> c_int;
 type Query = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> c_int;
 type QueryV2 = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
 
@@ -127,6 +130,34 @@ unsafe extern "C" fn batched_v2<const WAY: Way, const FUNCTION: Function>(
             real(to, from, bytes, count, attributes, attributes_from, attributes_count, stream)
         })
     }
+}
+
+unsafe extern "C" fn enabling<const WAY: Way, const FUNCTION: Function>(
+    peer: *mut c_void,
+    flags: u32,
+) -> c_int {
+    let real = real_or_return!(Enabling);
+    // SAFETY: the program's own arguments, whoever calls.
+    answered(|api| unsafe { (api.enable_peer)(peer, flags, real) }, || unsafe { real(peer, flags) })
+}
+
+unsafe extern "C" fn disabling<const WAY: Way, const FUNCTION: Function>(peer: *mut c_void) -> c_int {
+    let real = real_or_return!(Disabling);
+    // SAFETY: as above.
+    answered(|api| unsafe { (api.disable_peer)(peer, real) }, || unsafe { real(peer) })
+}
+
+unsafe extern "C" fn resetting<const WAY: Way, const FUNCTION: Function>(device: c_int) -> c_int {
+    let real = real_or_return!(Resetting);
+    let told = |api: &CopyApi| {
+        // SAFETY: as above; what the library has on that GPU is not used from here on.
+        unsafe {
+            (api.reset)(device);
+            real(device)
+        }
+    };
+    // SAFETY: as above.
+    answered(told, || unsafe { real(device) })
 }
 
 unsafe extern "C" fn query<const WAY: Way, const FUNCTION: Function>(
@@ -229,6 +260,10 @@ entries! {
     16 cuGetProcAddress query(name: *const c_char, found: *mut *mut c_void, version: c_int, flags: u64);
     17 cuGetProcAddress_v2 query_v2(
         name: *const c_char, found: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int);
+    18 cuCtxEnablePeerAccess enabling(peer: *mut c_void, flags: u32);
+    19 cuCtxDisablePeerAccess disabling(peer: *mut c_void);
+    20 cuDevicePrimaryCtxReset resetting(device: c_int);
+    21 cuDevicePrimaryCtxReset_v2 resetting(device: c_int);
 }
 
 #[cfg(test)]

@@ -4,14 +4,14 @@
 use crate::driver::Driver;
 use crate::real::{Dlsym, real_dlsym};
 use crate::reason::Reason;
-use crate::system::{Line, environment, file_of, getpid, load};
+use crate::system::{Line, environment, file_of, getpid, line_file, load};
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{
     AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };
 
-const ABI: u32 = 1;
+const ABI: u32 = 2;
 const FILE: &[u8] = b"libforebay_cuda.so";
 const FILE_VARIABLE: &CStr = c"FOREBAY_CUDA_LIBRARY";
 
@@ -37,9 +37,16 @@ pub(crate) struct CopyApi {
     /// The library may change it at any time.
     min_bytes: AtomicU64,
     copy: Option<CopyFunction>,
+    /// The program's calls of these names, with what they would have called.
+    pub enable_peer: unsafe extern "C" fn(*mut c_void, u32, EnablePeer) -> i32,
+    pub disable_peer: unsafe extern "C" fn(*mut c_void, DisablePeer) -> i32,
+    /// The program is about to reset the primary context of a GPU.
+    pub reset: unsafe extern "C" fn(i32),
 }
 
-type Open = unsafe extern "C" fn(Dlsym, *mut c_void) -> *const CopyApi;
+type EnablePeer = unsafe extern "C" fn(*mut c_void, u32) -> i32;
+type DisablePeer = unsafe extern "C" fn(*mut c_void) -> i32;
+type Open = unsafe extern "C" fn(Dlsym, *mut c_void, i32) -> *const CopyApi;
 
 const NOT_TRIED: u32 = 0;
 const STARTING: u32 = 1;
@@ -68,6 +75,13 @@ pub(crate) fn wanted(bytes: u64, stream: *mut c_void, flags: u32) -> Result<&'st
         Some(_) => Err(Reason::FORKED),
         None => start(stream, flags),
     }
+}
+
+/// The library, if it was opened by this process.
+pub(crate) fn opened() -> Option<&'static CopyApi> {
+    // SAFETY: as above.
+    let api = unsafe { API.load(Acquire).as_ref() };
+    api.filter(|_| OWNER.load(Relaxed) == getpid())
 }
 
 impl CopyApi {
@@ -147,7 +161,9 @@ fn open(driver: Driver) -> Result<&'static CopyApi, u32> {
     // SAFETY: the symbol's signature, by the library's interface.
     let opener = unsafe { std::mem::transmute::<*mut c_void, Open>(found) };
     // SAFETY: a context is current, and nobody's capture is disturbed. What comes back lives as long as the process.
-    let api = driver.relaxed(|| unsafe { opener(real_dlsym(), driver.handle).as_ref() }).ok_or(STAYS_OUT)?;
+    let api = driver
+        .relaxed(|| unsafe { opener(real_dlsym(), driver.handle, line_file()).as_ref() })
+        .ok_or(STAYS_OUT)?;
     if api.abi != ABI || (api.size as usize) < size_of::<CopyApi>() || api.copy.is_none() {
         complain(file.to_bytes(), b"is not of this version");
         return Err(STAYS_OUT);

@@ -1,7 +1,7 @@
 //! What the user wants, `FOREBAY_PRELOAD`: unset or `on`, `off`, or `stats`. Read once, by the first thread that asks for
 //! or calls something of CUDA's: programs without CUDA read nothing. Knows nothing else.
 
-use crate::system::{Line, environment};
+use crate::system::{Line, environment, keep_stderr};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// What is done with copies.
@@ -36,6 +36,10 @@ pub(crate) fn mode() -> Mode {
 #[cold]
 fn read() -> Mode {
     let value = environment(c"FOREBAY_PRELOAD").map_or(&b"on"[..], |value| value.to_bytes());
+    // From here on there may be something to say.
+    if value != b"off" {
+        keep_stderr();
+    }
     let (code, mode, known) = match value {
         b"on" => (ON, Mode::On, true),
         b"off" => (OFF, Mode::Off, true),

@@ -39,7 +39,7 @@ pub(crate) struct Name {
 }
 
 /// How many there are, and how many of them copy: those come first.
-pub(crate) const FUNCTIONS: usize = 18;
+pub(crate) const FUNCTIONS: usize = 22;
 pub(crate) const COPIES: usize = 16;
 
 const fn name(
@@ -54,6 +54,8 @@ const fn name(
 
 const ALWAYS: (i32, i32) = (4000, UNKNOWN_SINCE);
 const WIDE_ADDRESSES: (i32, i32) = (3020, UNKNOWN_SINCE);
+const FIRST_RESET: (i32, i32) = (7000, 11000);
+const RESET: (i32, i32) = (11000, UNKNOWN_SINCE);
 const BATCH: (i32, i32) = (12080, 13000);
 const BATCH_V2: (i32, i32) = (13000, UNKNOWN_SINCE);
 
@@ -77,6 +79,10 @@ pub(crate) static NAMES: [Name; FUNCTIONS] = [
     name(c"cuMemcpyBatchAsync_v2_ptsz", c"cuMemcpyBatchAsync", BATCH_V2, DIRECTION_UNKNOWN, PER_THREAD),
     name(c"cuGetProcAddress", c"cuGetProcAddress", (11030, 12000), DIRECTION_UNKNOWN, 0),
     name(c"cuGetProcAddress_v2", c"cuGetProcAddress", (12000, UNKNOWN_SINCE), DIRECTION_UNKNOWN, 0),
+    name(c"cuCtxEnablePeerAccess", c"cuCtxEnablePeerAccess", ALWAYS, DIRECTION_UNKNOWN, 0),
+    name(c"cuCtxDisablePeerAccess", c"cuCtxDisablePeerAccess", ALWAYS, DIRECTION_UNKNOWN, 0),
+    name(c"cuDevicePrimaryCtxReset", c"cuDevicePrimaryCtxReset", FIRST_RESET, DIRECTION_UNKNOWN, 0),
+    name(c"cuDevicePrimaryCtxReset_v2", c"cuDevicePrimaryCtxReset", RESET, DIRECTION_UNKNOWN, 0),
 ];
 
 /// The entry point that the shared library exports as `symbol`.
@@ -92,7 +98,7 @@ pub(crate) fn by_query(base: &CStr, version: i32, flags: u64) -> Option<Function
         _ => return None,
     };
     let function = NAMES.iter().enumerate().position(|(index, name)| {
-        // The two that look up have no twin for threads: flags are of what they find.
+        // What copies nothing has no twin for threads. For those that look up, flags are of what they find.
         let twin_fits = index >= COPIES || (name.flags & PER_THREAD != 0) == per_thread;
         twin_fits && (name.since..name.before).contains(&version) && name.base == base
     })?;
@@ -148,6 +154,10 @@ mod tests {
             (c"cuGetProcAddress", 11030, 0, "cuGetProcAddress"),
             (c"cuGetProcAddress", 12000, 2, "cuGetProcAddress_v2"),
             (c"cuGetProcAddress", 13000, 0, "cuGetProcAddress_v2"),
+            (c"cuCtxEnablePeerAccess", 4000, 0, "cuCtxEnablePeerAccess"),
+            (c"cuCtxDisablePeerAccess", 4000, 2, "cuCtxDisablePeerAccess"),
+            (c"cuDevicePrimaryCtxReset", 7000, 0, "cuDevicePrimaryCtxReset"),
+            (c"cuDevicePrimaryCtxReset", 11000, 0, "cuDevicePrimaryCtxReset_v2"),
         ] {
             assert_eq!(queried(base, version, flags), Some(symbol), "{base:?} {version} {flags}");
         }

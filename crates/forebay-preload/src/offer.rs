@@ -3,7 +3,7 @@
 //! go straight on. Knows arguments of copies; must never know the calling conventions by which they came.
 
 use crate::counts::count;
-use crate::library::{Pair, wanted};
+use crate::library::{CopyApi, Pair, opened, wanted};
 use crate::mode::{Mode, mode};
 use crate::names::{DIRECTION_UNKNOWN, Function, NAMES, PER_THREAD};
 use crate::real::Way;
@@ -148,6 +148,18 @@ impl Batch {
             .all(|one| matches!(one.source_order, SOURCE_IN_STREAM_ORDER | SOURCE_IN_ANY_ORDER));
         rising && covering && ordered && attributes.iter().all(|one| one.flags <= OVERLAP_WITH_COMPUTE)
     }
+}
+
+/// Runs `told` with the copying library, if that was opened, or `real`.
+pub(crate) fn answered(told: impl FnOnce(&CopyApi) -> i32, real: impl FnOnce() -> i32) -> i32 {
+    if mode() == Mode::Off || is_inside() {
+        return real();
+    }
+    let Some(api) = opened() else { return real() };
+    INSIDE.set(true);
+    let result = told(api);
+    INSIDE.set(false);
+    result
 }
 
 /// Runs `offer` and, if it gives a reason instead of a result, `real`.

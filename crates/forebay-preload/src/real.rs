@@ -65,7 +65,7 @@ fn as_dlsym(place: &AtomicPtr<c_void>) -> Dlsym {
 
 /// What comes after this library under a name. The loader looks at where its call returns to, and that is in here: the result
 /// is looked at, so that the call is not the last thing done and does not become a jump.
-fn look_up_next(name: &CStr) -> *mut c_void {
+pub(crate) fn look_up_next(name: &CStr) -> *mut c_void {
     // SAFETY: the name ends in NUL.
     let found = unsafe { as_dlsym(&LIBC_DLSYM)(RTLD_NEXT, name.as_ptr()) };
     std::hint::black_box(found)

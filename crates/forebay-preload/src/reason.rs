@@ -5,10 +5,10 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Reason(usize);
 
-const LIBRARY_LAST: usize = 11;
+const LIBRARY_LAST: usize = 13;
 
 /// What each is called in the report at exit, by number.
-pub(crate) const REASONS: [&str; 18] = [
+pub(crate) const REASONS: [&str; 19] = [
     "taken",
     "passed on, small",
     "passed on, capturing",
@@ -21,11 +21,12 @@ pub(crate) const REASONS: [&str; 18] = [
     "passed on, internal fault",
     "passed on, switched off",
     "passed on, copying library still starting",
+    "passed on, relays move wrong bytes",
+    "passed on, for the driver to judge",
     "passed on, no context",
     "passed on, no copying library",
     "passed on, copying library stays out",
     "passed on, forked from a process that copies",
-    "passed on, batch for the driver to judge",
     "passed on, reason not known",
 ];
 
@@ -36,12 +37,12 @@ impl Reason {
     pub(crate) const FAULT: Reason = Reason(9);
     /// Ours while the library is opened, and its own afterwards.
     pub(crate) const STARTING: Reason = Reason(11);
-    pub(crate) const NO_CONTEXT: Reason = Reason(12);
-    pub(crate) const NO_LIBRARY: Reason = Reason(13);
-    pub(crate) const STAYS_OUT: Reason = Reason(14);
-    pub(crate) const FORKED: Reason = Reason(15);
-    pub(crate) const DRIVER_JUDGES: Reason = Reason(16);
-    const NOT_KNOWN: Reason = Reason(17);
+    pub(crate) const DRIVER_JUDGES: Reason = Reason(13);
+    pub(crate) const NO_CONTEXT: Reason = Reason(14);
+    pub(crate) const NO_LIBRARY: Reason = Reason(15);
+    pub(crate) const STAYS_OUT: Reason = Reason(16);
+    pub(crate) const FORKED: Reason = Reason(17);
+    const NOT_KNOWN: Reason = Reason(18);
 
     /// The reason that the copying library gave, which is not 0.
     pub(crate) fn of_library(code: i32) -> Reason {

@@ -1,6 +1,7 @@
 //! What of the C library is used, and lines for stderr that are put together without allocating. Knows no CUDA.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// A handle of `dlsym` that means: what comes after the caller.
 pub(crate) const RTLD_NEXT: *mut c_void = -1isize as *mut c_void;
@@ -11,6 +12,13 @@ const RTLD_LAZY: c_int = 1;
 const RTLD_NOW: c_int = 2;
 const RTLD_NOLOAD: c_int = 4;
 const STDERR: c_int = 2;
+const F_DUPFD_CLOEXEC: c_int = 1030;
+/// Where descriptors of our own begin: scripts and programs number theirs from 3 on.
+const OWN_FROM: c_int = 200;
+#[cfg(target_arch = "x86_64")]
+const SYS_FSTAT: c_long = 5;
+#[cfg(target_arch = "aarch64")]
+const SYS_FSTAT: c_long = 80;
 
 #[repr(C)]
 struct DlInfo {
@@ -21,7 +29,7 @@ struct DlInfo {
 }
 
 mod c {
-    use super::{DlInfo, c_char, c_int, c_void};
+    use super::{DlInfo, c_char, c_int, c_long, c_void};
     unsafe extern "C" {
         pub fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
         pub fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
@@ -29,6 +37,8 @@ mod c {
         pub fn dladdr(address: *const c_void, info: *mut DlInfo) -> c_int;
         pub fn secure_getenv(name: *const c_char) -> *const c_char;
         pub safe fn getpid() -> c_int;
+        pub fn fcntl(file: c_int, command: c_int, ...) -> c_int;
+        pub fn syscall(number: c_long, ...) -> c_long;
         pub fn write(file: c_int, bytes: *const c_void, count: usize) -> isize;
         pub safe fn pthread_atfork(
             prepare: Option<extern "C" fn()>,
@@ -130,11 +140,56 @@ impl Line {
         (self.used < LINE_BYTES).then(|| unsafe { CStr::from_ptr(self.bytes.as_ptr().cast()) })
     }
 
-    /// Writes it to stderr. Nothing is to be done if that fails.
+    /// Writes it to what stderr was when the descriptor was kept. Nothing is to be done if that fails.
     pub(crate) fn print(&self) {
-        // SAFETY: `used` bytes of `bytes` are set, and `used` is never more than there are.
-        unsafe { c::write(STDERR, self.bytes.as_ptr().cast(), self.used) };
+        let file = line_file();
+        if file >= 0 {
+            // SAFETY: `used` bytes of `bytes` are set, and `used` is never more than there are.
+            unsafe { c::write(file, self.bytes.as_ptr().cast(), self.used) };
+        }
     }
+}
+
+const NOT_KEPT: c_int = -2;
+const NO_FILE: c_int = -1;
+
+/// A descriptor of our own for lines, and which file it is: a program may close all descriptors and open others.
+static LINES: AtomicI32 = AtomicI32::new(NOT_KEPT);
+static LINES_ARE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// Keeps what stderr is now for lines: number 2 may be any file later.
+pub(crate) fn keep_stderr() {
+    if LINES.load(Acquire) != NOT_KEPT {
+        return;
+    }
+    // SAFETY: it makes a descriptor, or fails. The kernel chooses a number that nobody has.
+    let kept =
+        [OWN_FROM, STDERR + 1].into_iter().map(|from| unsafe { c::fcntl(STDERR, F_DUPFD_CLOEXEC, from) });
+    let kept = kept.into_iter().find(|kept| *kept >= 0).unwrap_or(NO_FILE);
+    if let Some(identity) = identity(kept) {
+        for (place, number) in LINES_ARE.iter().zip(identity) {
+            place.store(number, Relaxed);
+        }
+    }
+    LINES.store(kept, Release);
+}
+
+/// The descriptor for lines, as long as it is what it was; below 0: none.
+pub(crate) fn line_file() -> c_int {
+    keep_stderr();
+    let kept = LINES.load(Acquire);
+    let is = identity(kept);
+    let was = [LINES_ARE[0].load(Relaxed), LINES_ARE[1].load(Relaxed)];
+    if is == Some(was) { kept } else { NO_FILE }
+}
+
+/// Device and inode of an open file.
+fn identity(file: c_int) -> Option<[u64; 2]> {
+    // `struct stat` of the kernel, which begins with these two. Old C libraries have no `fstat` to link to.
+    let mut status = [0_u64; 32];
+    // SAFETY: the kernel writes 144 bytes at most; any number may be asked about.
+    let result = unsafe { c::syscall(SYS_FSTAT, file as c_long, status.as_mut_ptr()) };
+    (file >= 0 && result == 0).then_some([status[0], status[1]])
 }
 
 #[cfg(test)]

@@ -128,7 +128,10 @@ impl Chains {
         let _relaxed = Relaxed::enter(self.driver);
         let _current = courier.device.enter()?;
         let Some(way) = self.ways.get(&(courier.device.index(), courier.direction)) else {
-            return Ok(Sent::Queued(Err(CudaError::full("way"))));
+            // It had no room for chains, which was logged.
+            let copied = courier.copy_alone(batch);
+            ended.record(&courier.joined)?;
+            return Ok(Sent::Queued(copied));
         };
         let mut set = lock(&way.set);
         let queued = if !set.take_at_once(courier.holder) {

@@ -41,6 +41,8 @@ pub struct Crew {
     is_torn: bool,
     /// Nobody knows when its last chain is done.
     is_lost: bool,
+    /// Its GPU's context is lost, and with it all that it would ever do.
+    is_gone: bool,
     /// Whose chain it works for, and what is passed when that is done.
     holder: Option<(StreamId, Arc<Event>)>,
     _staging: DeviceMemory,
@@ -127,6 +129,7 @@ impl Crew {
             in_strands: false,
             is_torn: false,
             is_lost: false,
+            is_gone: false,
             holder: None,
             _staging: staging,
         })
@@ -139,10 +142,37 @@ impl Crew {
 
     /// Whether a chain of `stream` may have it: nobody has, or an earlier chain of the same stream.
     pub fn is_free_for(&self, stream: StreamId) -> bool {
+        let is_over = |done: &Event| match done.is_passed() {
+            Ok(is_over) => is_over,
+            // The other GPU's context is lost, and nobody will tell.
+            Err(_) => self.is_quiet(),
+        };
         let held = self.holder.as_ref();
-        let is_free =
-            held.is_none_or(|(holder, done)| *holder == stream || done.is_passed().unwrap_or(false));
-        is_free && !self.is_lost
+        let is_free = held.is_none_or(|(holder, done)| *holder == stream || is_over(done));
+        is_free && !self.is_lost && !self.is_gone
+    }
+
+    /// Whether its GPU's context is lost, which is found out now if nobody knew. The error, the first time.
+    pub fn look_after(&mut self) -> Option<CudaError> {
+        if self.is_gone {
+            return None;
+        }
+        // An event that was never recorded has passed: only a context that is lost says otherwise.
+        let error = self.slots.first()?.near.is_passed().err()?;
+        self.is_gone = true;
+        Some(error)
+    }
+
+    /// Whether nothing of it is under way. A stream that cannot be asked is lost, and its work with it.
+    pub fn is_quiet(&self) -> bool {
+        let strands = self.slots.iter().map(|slot| &slot.strand);
+        let hops = self.hops.values().map(|hop| &hop.stream);
+        strands.chain(hops).all(|stream| stream.is_idle().unwrap_or(true))
+    }
+
+    /// It was found quiet, so it may have another chain.
+    pub fn regain(&mut self) {
+        self.is_lost = false;
     }
 
     /// Is nobody's to have before it was waited for.

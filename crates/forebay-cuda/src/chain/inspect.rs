@@ -184,6 +184,7 @@ pub fn inspect<'p>(
     let mut cut = Vec::with_capacity(pieces.len());
     let (mut ends, mut is_mixed, mut peers_reach) = (None, false, true);
     for piece in pieces {
+        sides.may_go_over(piece)?;
         sides.cut(piece, |part| {
             let end = (part.device, part.direction);
             is_mixed |= *ends.get_or_insert(end) != end;
@@ -232,6 +233,15 @@ impl<'a> Sides<'a> {
     /// The ranges in which a piece begins.
     fn ranges(&mut self, piece: &Piece) -> Result<(Range, Range), Declined> {
         Ok((self.from.range_of(piece.from)?, self.to.range_of(piece.to)?))
+    }
+
+    /// A copy over two registrations, or over two allocations, is the driver's to refuse. Over what is mapped side by side it may go.
+    fn may_go_over(&mut self, piece: &Piece) -> Result<(), Declined> {
+        let (from, to) = self.ranges(piece)?;
+        let sides = [(from, piece.from), (to, piece.to)];
+        let is_mapped = |range: &Range| matches!(range.kind, Kind::Device(_)) && !range.is_open;
+        let fits = |(range, at): &(Range, Address)| range.holds(*at, piece.bytes) || is_mapped(range);
+        if sides.iter().all(fits) { Ok(()) } else { Err(Declined::DriverJudges) }
     }
 
     /// Where the ranges begin, in order.

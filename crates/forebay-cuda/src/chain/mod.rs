@@ -20,6 +20,7 @@ use crate::driver::abi::{self, StreamHandle};
 use crate::driver::{CudaError, Driver, Relaxed};
 use crate::kernels::{Kernels, Piece};
 use crate::links::Direction;
+use crate::peers::Peers;
 use crate::rates::Rates;
 pub use courier::{BATCH_PIECES_MAX, Batch, Courier, Sent};
 use crew::Crew;
@@ -29,7 +30,7 @@ use inspect::{Inspected, Outline, inspect};
 use pages::Pages;
 pub use plan::Path;
 use set::{Chain, Set, Waits, is_small};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
@@ -80,6 +81,12 @@ pub enum Declined {
     /// The driver refused something on the way.
     #[error("fault")]
     Fault = 9,
+    /// All peers that reach this GPU were seen to move wrong bytes.
+    #[error("relays move wrong bytes")]
+    Untrusted = 12,
+    /// A call that the driver would refuse, or might.
+    #[error("for the driver to judge")]
+    DriverJudges = 13,
 }
 
 /// Copies in callers' streams.
@@ -93,6 +100,10 @@ pub struct Chains {
     /// For couriers' batches: a caller's thread queues its own chain.
     hands: OnceLock<Option<Hands>>,
     counters: Counters,
+    /// Crews whose context was lost since the start, and their GPUs.
+    losses: AtomicU64,
+    lost: Mutex<HashSet<u16>>,
+    peers: Peers,
     epoch: Instant,
 }
 
@@ -102,6 +113,8 @@ struct Way {
     target: u16,
     direction: Direction,
     relays: Vec<u16>,
+    /// Whether there are peers that could relay and are not trusted to.
+    has_untrusted: bool,
     set: Mutex<Set>,
     /// Held by whoever waits until nothing is under way.
     settling: Mutex<()>,
@@ -135,12 +148,12 @@ pub struct Counters {
     /// Bytes that went over relays.
     pub relayed_bytes: AtomicU64,
     /// Copies left to the driver, by reason.
-    declined: [AtomicU64; Declined::ALL.len()],
+    declined: [AtomicU64; Declined::CODES],
 }
 
 impl Declined {
     /// All of them.
-    pub const ALL: [Declined; 9] = [
+    pub const ALL: [Declined; 11] = [
         Declined::Small,
         Declined::Capturing,
         Declined::Pageable,
@@ -150,7 +163,11 @@ impl Declined {
         Declined::SameKind,
         Declined::ForeignContext,
         Declined::Fault,
+        Declined::Untrusted,
+        Declined::DriverJudges,
     ];
+    /// The largest of their numbers, some of which are others' (see `forebay_copy.h`).
+    const CODES: usize = Declined::DriverJudges as usize;
 }
 
 impl Counters {
@@ -167,46 +184,76 @@ impl Counters {
 }
 
 impl Chains {
-    /// Chains over GPUs that are open. Staging and streams are made here and nowhere else.
-    pub fn new(driver: &'static Driver, gpus: &[Arc<Kernels>], rates: Rates) -> Result<Chains, CudaError> {
-        let devices: Vec<_> = gpus.iter().map(|gpu| Arc::clone(gpu.device())).collect();
-        let (mut ways, mut crews) = (HashMap::new(), HashMap::new());
-        for gpu in gpus {
-            let others = gpus.iter().filter(|other| other.device().index() != gpu.device().index());
-            let peers: Vec<_> =
-                others.filter(|other| gpu.device().connect(other.device())).cloned().collect();
-            let own = gpu.device().index();
-            for direction in Direction::BOTH {
-                if !peers.is_empty() {
-                    let crew = Crew::new(direction, gpu, &peers, CREW_SLOTS, CREW_SLOT_BYTES)?;
-                    crews.insert((own, direction), Mutex::new(crew));
-                }
-                let set = Mutex::new(Set::new(direction, gpu)?);
-                let relays = peers.iter().map(|relay| relay.device().index()).collect();
-                ways.insert(
-                    (own, direction),
-                    Way {
-                        target: own,
-                        direction,
-                        relays,
-                        set,
-                        settling: Mutex::new(()),
-                        used_us: AtomicU64::new(0),
-                        crowded_us: AtomicU64::new(0),
-                    },
-                );
-            }
-        }
-        Ok(Chains {
+    /// Chains over GPUs that are open, of which some relay for each other. Staging and streams are made here and nowhere else. A GPU
+    /// that has no room for them has none, and is no relay: it is logged.
+    pub fn new(driver: &'static Driver, gpus: &[Arc<Kernels>], peers: Peers, rates: Rates) -> Chains {
+        let mut chains = Chains {
             driver,
-            devices,
+            devices: gpus.iter().map(|gpu| Arc::clone(gpu.device())).collect(),
             rates,
-            ways,
-            crews,
+            ways: HashMap::new(),
+            crews: HashMap::new(),
             hands: OnceLock::new(),
             counters: Counters::default(),
+            losses: AtomicU64::new(0),
+            lost: Mutex::default(),
+            peers,
             epoch: Instant::now(),
-        })
+        };
+        for gpu in gpus {
+            let own = gpu.device().index();
+            let served: Vec<_> = gpus
+                .iter()
+                .filter(|other| chains.peers.relay(own, other.device().index()))
+                .cloned()
+                .collect();
+            if let Err(error) = chains.add_crews(gpu, &served) {
+                tracing::warn!("GPU {own} is no relay: {error}; copies use the other GPUs");
+            }
+        }
+        for gpu in gpus {
+            if let Err(error) = chains.add_ways(gpu) {
+                let own = gpu.device().index();
+                tracing::warn!("copies of GPU {own} go over its own link alone: {error}");
+            }
+        }
+        chains
+    }
+
+    /// What a GPU needs to relay for others, in both directions or none.
+    fn add_crews(&mut self, gpu: &Arc<Kernels>, served: &[Arc<Kernels>]) -> Result<(), CudaError> {
+        if served.is_empty() {
+            return Ok(());
+        }
+        let crew = |direction| Crew::new(direction, gpu, served, CREW_SLOTS, CREW_SLOT_BYTES);
+        let [there, back] = Direction::BOTH;
+        let crews = [(there, crew(there)?), (back, crew(back)?)];
+        let own = gpu.device().index();
+        self.crews.extend(crews.map(|(direction, crew)| ((own, direction), Mutex::new(crew))));
+        Ok(())
+    }
+
+    /// What chains of a GPU's own need, in both directions or none.
+    fn add_ways(&mut self, gpu: &Arc<Kernels>) -> Result<(), CudaError> {
+        let own = gpu.device().index();
+        let way = |direction| {
+            let is_relay =
+                |other: &u16| self.peers.relay(own, *other) && self.crews.contains_key(&(*other, direction));
+            Ok(Way {
+                target: own,
+                direction,
+                relays: self.devices.iter().map(|other| other.index()).filter(is_relay).collect(),
+                has_untrusted: self.peers.has_untrusted(own),
+                set: Mutex::new(Set::new(direction, gpu)?),
+                settling: Mutex::new(()),
+                used_us: AtomicU64::new(0),
+                crowded_us: AtomicU64::new(0),
+            })
+        };
+        let [there, back] = Direction::BOTH;
+        let ways = [(there, way(there)?), (back, way(back)?)];
+        self.ways.extend(ways.map(|(direction, way)| ((own, direction), way)));
+        Ok(())
     }
 
     /// By what they are divided.
@@ -219,9 +266,19 @@ impl Chains {
         self.rates = rates;
     }
 
+    /// The GPUs that they are over.
+    pub(crate) fn devices(&self) -> &[Arc<Device>] {
+        &self.devices
+    }
+
+    /// Which GPUs relay for each other.
+    pub fn peers(&self) -> &Peers {
+        &self.peers
+    }
+
     /// Whether a GPU has relays.
     pub fn has_relays(&self, device: u16) -> bool {
-        self.crews.contains_key(&(device, Direction::HostToDevice))
+        self.ways.get(&(device, Direction::HostToDevice)).is_some_and(|way| !way.relays.is_empty())
     }
 
     /// What they have done so far.
@@ -237,7 +294,22 @@ impl Chains {
     /// What holds for `cuMemcpyAsync` holds for every piece.
     pub unsafe fn copy(&self, pieces: &[Piece], stream: StreamHandle) -> Result<(), Declined> {
         // SAFETY: by this function's contract.
-        let copied = unsafe { self.queue(pieces, stream) };
+        unsafe { self.copy_asked(pieces, None, stream) }
+    }
+
+    /// As [`copy`](Chains::copy), for a caller who may have said which way it is to go: another one is the driver's to refuse.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy`](Chains::copy).
+    pub(crate) unsafe fn copy_asked(
+        &self,
+        pieces: &[Piece],
+        asked: Option<Direction>,
+        stream: StreamHandle,
+    ) -> Result<(), Declined> {
+        // SAFETY: by this function's contract.
+        let copied = unsafe { self.queue(pieces, asked, stream) };
         if let Err(why) = copied {
             self.counters.declined[why as usize - 1].fetch_add(1, Ordering::Relaxed);
         }
@@ -263,18 +335,69 @@ impl Chains {
         lock(&way.set).regain();
     }
 
+    /// As [`settle_way`](Chains::settle_way), if nothing is under way now: nobody waits.
+    fn settle_if_quiet(&self, way: &Way) {
+        let Ok(_settling) = way.settling.try_lock() else { return };
+        let Some(done) = lock(&way.set).lost_and_quiet() else { return };
+        let crews = way.relays.iter().filter_map(|relay| self.crews.get(&(*relay, way.direction)));
+        for crew in crews {
+            let Ok(mut crew) = crew.try_lock() else { return };
+            if crew.works_until(&done) {
+                if !crew.is_quiet() {
+                    return;
+                }
+                crew.regain();
+            }
+        }
+        lock(&way.set).regain();
+    }
+
+    /// Relays whose context was lost so far. What one of them had a part in while the number rose may not have arrived, whatever the
+    /// driver says of the stream that waited for it.
+    pub fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Acquire)
+    }
+
+    /// Finds out which relays of a GPU are lost, and says how many were so far.
+    pub fn look_after_relays(&self, device: u16, direction: Direction) -> u64 {
+        let way = self.ways.get(&(device, direction));
+        for relay in way.iter().flat_map(|way| &way.relays) {
+            if let Some(crew) = self.crews.get(&(*relay, direction)) {
+                self.look_after(*relay, &mut lock(crew));
+            }
+        }
+        self.losses()
+    }
+
+    fn look_after(&self, relay: u16, crew: &mut Crew) {
+        let Some(error) = crew.look_after() else { return };
+        self.losses.fetch_add(1, Ordering::Release);
+        // It relays in both directions, and is said to be lost once.
+        if lock(&self.lost).insert(relay) {
+            tracing::warn!("GPU {relay} relays no longer: its context is lost: {error}");
+        }
+    }
+
     /// As [`copy`](Chains::copy), with its contract.
-    unsafe fn queue(&self, pieces: &[Piece], stream: StreamHandle) -> Result<(), Declined> {
+    unsafe fn queue(
+        &self,
+        pieces: &[Piece],
+        asked: Option<Direction>,
+        stream: StreamHandle,
+    ) -> Result<(), Declined> {
         let outline = Outline::of(pieces);
         let bytes = outline.bytes;
         if bytes < self.rates.least_bytes() {
             return Err(Declined::Small);
         }
-        self.check_capture(stream)?;
+        check_capture(self.driver, stream)?;
         let _relaxed = Relaxed::enter(self.driver);
         let device = self.device_of(stream)?;
         let Inspected { device: target, direction, pieces, seams, peers_reach } =
             inspect(self.driver, pieces, &outline)?;
+        if asked.is_some_and(|asked| asked != direction) {
+            return Err(Declined::DriverJudges);
+        }
         if device.index() != target {
             return Err(Declined::ForeignContext);
         }
@@ -286,6 +409,11 @@ impl Chains {
         let _current = device.enter().map_err(|_| Declined::Fault)?;
         let holder = device.id_of(stream).map_err(|_| Declined::Fault)?;
         let mut set = lock(&way.set);
+        if set.is_lost() {
+            drop(set);
+            self.settle_if_quiet(way);
+            set = lock(&way.set);
+        }
         let idle = set.take(stream, holder).map_err(|_| Declined::Fault)?.ok_or(Declined::Busy)?;
         let pages_are_small = is_small(pieces.len(), bytes);
         // Host memory in small pieces is the target's own kernels' to read or write: copy engines would need a call for each.
@@ -294,7 +422,11 @@ impl Chains {
             if is_scattered { (Vec::new(), vec![bytes]) } else { self.crews(way, holder, bytes) };
         // Small pages gain from a chain of their own GPU alone: its kernels deal with them, not a call for each.
         if crews.is_empty() && !pages_are_small {
-            return Err(if way.relays.is_empty() { Declined::NoRelay } else { Declined::Busy });
+            return Err(match way.relays.is_empty() {
+                true if way.has_untrusted => Declined::Untrusted,
+                true => Declined::NoRelay,
+                false => Declined::Busy,
+            });
         }
         let parcels =
             shares.iter().skip(usize::from(!pages_are_small)).max().copied().unwrap_or(0) / CREW_SLOT_BYTES;
@@ -336,6 +468,45 @@ impl Chains {
         unsafe { (self.driver.table().stream_synchronize)(stream) }
     }
 
+    /// As [`copy`](Chains::copy), and waits until the stream has come to its end; gives the driver's status. If a relay was lost
+    /// meanwhile, the driver has copied it all again.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy`](Chains::copy).
+    pub(crate) unsafe fn copy_and_wait(
+        &self,
+        pieces: &[Piece],
+        asked: Option<Direction>,
+        stream: StreamHandle,
+    ) -> Result<abi::Status, Declined> {
+        let before = self.losses();
+        // SAFETY: by this function's contract.
+        unsafe { self.copy_asked(pieces, asked, stream)? };
+        let status = self.wait(stream);
+        if status != abi::SUCCESS || !self.is_any_lost_since(before) {
+            return Ok(status);
+        }
+        for piece in pieces {
+            let Piece { from, to, bytes } = *piece;
+            // SAFETY: by this function's contract.
+            let status = unsafe { (self.driver.table().copy_async)(to, from, bytes as abi::Size, stream) };
+            if status != abi::SUCCESS {
+                return Ok(status);
+            }
+        }
+        Ok(self.wait(stream))
+    }
+
+    /// Whether a relay was lost since there were so many losses.
+    fn is_any_lost_since(&self, before: u64) -> bool {
+        let _relaxed = Relaxed::enter(self.driver);
+        for ((relay, _), crew) in &self.crews {
+            self.look_after(*relay, &mut lock(crew));
+        }
+        self.losses() != before
+    }
+
     /// Notes a copy of a GPU's own, and which GPUs copy at the same time as others.
     fn note(&self, way: &Way) {
         let now_us = self.now_us();
@@ -364,7 +535,8 @@ impl Chains {
             needs_it || !own.set.try_lock().is_ok_and(|mut set| !set.is_busy())
         };
         let free = way.relays.iter().filter(|relay| !has_own(relay)).filter_map(|relay| {
-            let crew = self.crews.get(&(*relay, way.direction))?.try_lock().ok()?;
+            let mut crew = self.crews.get(&(*relay, way.direction))?.try_lock().ok()?;
+            self.look_after(*relay, &mut crew);
             crew.is_free_for(stream).then_some((*relay, crew))
         });
         let (relays, mut crews): (Vec<u16>, Vec<_>) = free.unzip();
@@ -379,15 +551,7 @@ impl Chains {
 
     /// Whether a stream is being captured into a graph.
     pub fn is_captured(&self, stream: StreamHandle) -> bool {
-        self.check_capture(stream).is_err()
-    }
-
-    fn check_capture(&self, stream: StreamHandle) -> Result<(), Declined> {
-        let mut status = abi::CAPTURE_NONE;
-        // SAFETY: the status is written to a valid place; the stream is the caller's. The legacy stream answers with an error
-        // while another stream is captured.
-        let asked = unsafe { (self.driver.table().stream_is_capturing)(stream, &mut status) };
-        if asked == abi::SUCCESS && status == abi::CAPTURE_NONE { Ok(()) } else { Err(Declined::Capturing) }
+        check_capture(self.driver, stream).is_err()
     }
 
     /// The GPU whose primary context a stream belongs to.
@@ -406,6 +570,31 @@ impl Chains {
         let device = self.devices.iter().find(|device| device.context() == context);
         device.filter(|_| status == abi::SUCCESS).cloned().ok_or(Declined::ForeignContext)
     }
+}
+
+/// Whether a copy could go over several links, as far as can be told before any GPU but the program's own is used.
+pub(crate) fn is_candidate(
+    driver: &'static Driver,
+    pieces: &[Piece],
+    asked: Option<Direction>,
+    stream: StreamHandle,
+) -> Result<(), Declined> {
+    let outline = Outline::of(pieces);
+    if outline.bytes < Rates::default().least_bytes() {
+        return Err(Declined::Small);
+    }
+    check_capture(driver, stream)?;
+    let _relaxed = Relaxed::enter(driver);
+    let direction = inspect(driver, pieces, &outline)?.direction;
+    if asked.is_some_and(|asked| asked != direction) { Err(Declined::DriverJudges) } else { Ok(()) }
+}
+
+fn check_capture(driver: &Driver, stream: StreamHandle) -> Result<(), Declined> {
+    let mut status = abi::CAPTURE_NONE;
+    // SAFETY: the status is written to a valid place; the stream is the caller's. The legacy stream answers with an error
+    // while another stream is captured.
+    let asked = unsafe { (driver.table().stream_is_capturing)(stream, &mut status) };
+    if asked == abi::SUCCESS && status == abi::CAPTURE_NONE { Ok(()) } else { Err(Declined::Capturing) }
 }
 
 fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -209,8 +209,19 @@ impl Set {
         Some(Arc::clone(&self.done))
     }
 
+    /// If the set is lost and nothing of the target's own crew is under way, says until when its other crews work.
+    pub fn lost_and_quiet(&self) -> Option<Arc<Event>> {
+        (self.is_lost && self.own.is_quiet()).then(|| Arc::clone(&self.done))
+    }
+
+    /// Whether the driver refused what was to tell where a chain ends.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
     /// Nothing of any chain is under way any more.
     pub fn regain(&mut self) {
+        self.own.regain();
         self.lists.clear();
         self.holder = None;
         self.is_lost = false;

@@ -6,6 +6,7 @@ use crate::addresses::Addresses;
 use crate::device::{Device, DeviceMemory, Stream};
 use crate::kernels::Kernels;
 use crate::links::{Direction, LaneLink, PeerLink, RelayLink};
+use crate::peers::Peers;
 use crate::poller::Poller;
 use crate::relay::{By, Relay};
 use forebay_mover::{Hop, LinkId, LinkSpec, MoverHandle, Place, RouteSpec, Staging};
@@ -24,17 +25,24 @@ const RELAY_SLOT_BYTES: u64 = 2 << 20;
 /// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a lane that needs seconds for that is stuck.
 const OP_TIMEOUT_US: u64 = 10_000_000;
 
-/// The GPUs' kernels, and the staging of their relays, once all links and routes are the mover's.
+/// What was built: GPUs that are in use, and the staging of their relays.
+pub struct Built {
+    pub gpus: Vec<Arc<Kernels>>,
+    pub staging: Vec<DeviceMemory>,
+    pub peers: Peers,
+}
+
+/// Makes all links and routes the mover's. A GPU that has no room for its own is left out.
 pub fn build(
     handle: &MoverHandle,
     poller: &Poller,
     addresses: &Arc<Addresses>,
-    devices: &[Arc<Device>],
+    gpus: &[Arc<Kernels>],
     made: &Made,
-) -> Result<(Vec<Arc<Kernels>>, Vec<DeviceMemory>), StartError> {
+) -> Result<Built, StartError> {
     let mut build = Build { handle, poller, addresses, staging: Vec::new() };
-    let gpus = build.everything(devices, made)?;
-    Ok((gpus, build.staging))
+    let (gpus, peers) = build.everything(gpus, made)?;
+    Ok(Built { gpus, staging: build.staging, peers })
 }
 
 /// A copier being put together.
@@ -55,8 +63,27 @@ struct Gpu {
 }
 
 impl Build<'_> {
-    fn everything(&mut self, devices: &[Arc<Device>], made: &Made) -> Result<Vec<Arc<Kernels>>, StartError> {
-        let gpus = devices.iter().map(|device| self.gpu(device)).collect::<Result<Vec<_>, StartError>>()?;
+    fn everything(
+        &mut self,
+        opened: &[Arc<Kernels>],
+        made: &Made,
+    ) -> Result<(Vec<Arc<Kernels>>, Peers), StartError> {
+        let mut gpus = Vec::with_capacity(opened.len());
+        for kernels in opened {
+            match self.gpu(kernels) {
+                Ok(gpu) => gpus.push(gpu),
+                Err(StartError::Cuda(error)) if opened.len() > 1 => {
+                    let index = kernels.device().index();
+                    tracing::warn!("GPU {index} is left out: {error}; copies use the other GPUs");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if gpus.is_empty() {
+            return Err(StartError::NoDevices);
+        }
+        let used: Vec<Arc<Kernels>> = gpus.iter().map(|gpu| Arc::clone(&gpu.kernels)).collect();
+        let peers = Peers::check(&used);
         for gpu in &gpus {
             for direction in Direction::BOTH {
                 for host in [HOST, SHARED] {
@@ -66,27 +93,26 @@ impl Build<'_> {
             }
         }
         for gpu in &gpus {
-            let peers = gpus.iter().filter(|peer| peer.device.index() != gpu.device.index());
-            let relays = peers.filter(|peer| gpu.device.connect(&peer.device));
-            for peer in relays.collect::<Vec<_>>() {
+            let relays = gpus.iter().filter(|peer| peers.relay(gpu.device.index(), peer.device.index()));
+            for peer in relays {
                 for (direction, relay) in Direction::BOTH.into_iter().zip(made.relays) {
                     self.relay(gpu, peer, direction, relay)?;
                 }
             }
         }
-        Ok(gpus.into_iter().map(|gpu| gpu.kernels).collect())
+        Ok((used, peers))
     }
 
-    fn gpu(&mut self, device: &Arc<Device>) -> Result<Gpu, StartError> {
-        let kernels = Arc::new(Kernels::load(device)?);
+    fn gpu(&mut self, kernels: &Arc<Kernels>) -> Result<Gpu, StartError> {
+        let device = kernels.device();
         let mut lanes = HashMap::new();
         for (direction, name) in Direction::BOTH.into_iter().zip(["h2d", "d2h"]) {
-            let link = LaneLink::new(direction, self.poller, &kernels, self.addresses, WINDOW_LOTS)?;
+            let link = LaneLink::new(direction, self.poller, kernels, self.addresses, WINDOW_LOTS)?;
             let spec = spec(format!("gpu{}.{name}", device.index()));
             lanes.insert(direction, self.handle.add_link(spec, Box::new(link))?);
         }
         let staging = self.staging(device)?;
-        Ok(Gpu { device: Arc::clone(device), kernels, lanes, staging })
+        Ok(Gpu { device: Arc::clone(device), kernels: Arc::clone(kernels), lanes, staging })
     }
 
     fn staging(&mut self, device: &Arc<Device>) -> Result<Staging, StartError> {

@@ -4,6 +4,7 @@
 
 mod build;
 
+use build::Built;
 pub(crate) use build::{WINDOW_LOTS, spec};
 
 use crate::addresses::Addresses;
@@ -13,6 +14,7 @@ use crate::driver::abi::{Address, StreamHandle};
 use crate::driver::{CudaError, Driver, LoadError, Relaxed};
 use crate::kernels::{Kernels, Piece};
 use crate::links::Direction;
+use crate::opened::{self, LeftOut};
 use crate::poller::Poller;
 use crate::profile::Profile;
 use crate::quarantine::Quarantine;
@@ -81,6 +83,9 @@ pub enum StartError {
     /// What the environment says of a node's relays.
     #[error("{RELAYS_VARIABLE} and {TOKEN_VARIABLE}: {0}")]
     Relays(std::io::Error),
+    /// No GPU can be used: why the first one was left out.
+    #[error("no GPU can be used: {0}")]
+    LeftOut(#[from] LeftOut),
     /// The mover has ended.
     #[error(transparent)]
     Closed(#[from] Closed),
@@ -159,13 +164,15 @@ impl Copier {
 
     /// Starts with a driver that is loaded.
     pub fn with_driver(driver: &'static Driver, options: &CopierOptions) -> Result<Copier, StartError> {
-        let devices = open(driver, options.devices.as_deref())?;
+        let opened = open(driver, options.devices.as_deref())?;
         let made = Made::of(driver, options)?;
         let (mover, poller) = (MoverThread::spawn(Limits::default())?, Poller::spawn(driver)?);
         let handle = mover.handle();
         let addresses = Arc::<Addresses>::default();
-        let (gpus, staging) = build::build(&handle, &poller, &addresses, &devices, &made)?;
-        let chains = Chains::new(driver, &gpus, made.rates)?;
+        let built = build::build(&handle, &poller, &addresses, &opened, &made)?;
+        let Built { gpus, staging, peers } = built;
+        let devices: Vec<Arc<Device>> = gpus.iter().map(|gpu| Arc::clone(gpu.device())).collect();
+        let chains = Chains::new(driver, &gpus, peers, made.rates);
         let anywhere = Anywhere::new(&handle, &addresses, &devices)?;
         let quarantine = Quarantine::of(&handle)?;
         let own = devices.iter().map(|device| Ok(Hex(device.uuid()?))).collect::<Result<_, CudaError>>()?;
@@ -357,7 +364,7 @@ impl Copier {
         let _relaxed = Relaxed::enter(self.driver());
         let _current = gpu.enter()?;
         let (stream, ended) = self.spare_stream(gpu)?;
-        let begin = Instant::now();
+        let (begin, losses) = (Instant::now(), self.chains.losses());
         // SAFETY: by this function's contract; the stream is of this device, which is current.
         let copied = unsafe { self.copy_in_own(device, direction, pieces, &stream) };
         let rates = self.chains.rates();
@@ -374,10 +381,17 @@ impl Copier {
             // What did get queued uses the memory until the stream has come to its end, or its context to its own.
             let _ = stream.synchronize();
         }
-        if passed.is_ok() {
+        let mut whole = copied.map(drop).and(passed);
+        if whole.is_ok() && self.chains.look_after_relays(device, direction) != losses {
+            // A relay is lost, and what it carried may not have arrived.
+            // SAFETY: by this function's contract.
+            let again = unsafe { self.copy_as_driver(pieces, stream.handle()) };
+            whole = again.and(stream.synchronize());
+        }
+        if whole.is_ok() {
             lock(&self.spare).push((stream, ended));
         }
-        Ok(copied.and(passed)?)
+        Ok(whole?)
     }
 
     /// Copies as the driver would and no more: a small copy has no time for anything else.
@@ -509,7 +523,7 @@ impl Made {
     }
 }
 
-fn open(driver: &'static Driver, wanted: Option<&[u16]>) -> Result<Vec<Arc<Device>>, StartError> {
+fn open(driver: &'static Driver, wanted: Option<&[u16]>) -> Result<Vec<Arc<Kernels>>, StartError> {
     let count = Device::count(driver)?;
     let all: Vec<u16> = (0..count).collect();
     let wanted = wanted.unwrap_or(&all);
@@ -519,5 +533,5 @@ fn open(driver: &'static Driver, wanted: Option<&[u16]>) -> Result<Vec<Arc<Devic
     if wanted.is_empty() {
         return Err(StartError::NoDevices);
     }
-    wanted.iter().map(|index| Ok(Device::open(driver, *index)?)).collect()
+    Ok(opened::open(driver, wanted)?)
 }

@@ -32,6 +32,8 @@ pub const DEINITIALIZED: Status = 4;
 pub const NOT_FOUND: Status = 500;
 pub const NOT_READY: Status = 600;
 pub const PEER_ACCESS_ALREADY_ENABLED: Status = 704;
+pub const PEER_ACCESS_NOT_ENABLED: Status = 705;
+pub const CONTEXT_IS_DESTROYED: Status = 709;
 pub const HOST_MEMORY_ALREADY_REGISTERED: Status = 712;
 
 pub const STREAM_NON_BLOCKING: c_uint = 1;
@@ -44,12 +46,16 @@ pub const CAPTURE_NONE: c_int = 0;
 pub const CAPTURE_MODE_RELAXED: c_int = 2;
 
 pub const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
+pub const ATTRIBUTE_COMPUTE_MODE: c_int = 20;
 pub const ATTRIBUTE_INTEGRATED: c_int = 18;
 pub const ATTRIBUTE_COPY_ENGINES: c_int = 40;
 pub const ATTRIBUTE_UNIFIED_ADDRESSING: c_int = 41;
 pub const ATTRIBUTE_COMPUTE_MAJOR: c_int = 75;
 pub const ATTRIBUTE_COMPUTE_MINOR: c_int = 76;
 pub const ATTRIBUTE_HOST_PAGE_TABLES: c_int = 100;
+
+pub const COMPUTE_MODE_DEFAULT: c_int = 0;
+pub const COMPUTE_MODE_PROHIBITED: c_int = 2;
 
 pub const P2P_ACCESS_SUPPORTED: c_int = 2;
 pub const P2P_PERFORMANCE_RANK: c_int = 1;

@@ -22,6 +22,11 @@ impl CudaError {
         CudaError { call: what, status: abi::OUT_OF_MEMORY, name: "full".into() }
     }
 
+    /// The context that a call would have been for was reset.
+    pub(crate) fn gone() -> CudaError {
+        CudaError { call: "context", status: abi::CONTEXT_IS_DESTROYED, name: "reset by the program".into() }
+    }
+
     /// Whether the driver is shutting down with the process, so that nothing is left to be released.
     pub fn is_shutdown(&self) -> bool {
         self.status == abi::DEINITIALIZED

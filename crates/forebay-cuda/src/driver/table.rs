@@ -77,6 +77,7 @@ table! {
 
     stream_create: "cuStreamCreateWithPriority" (*mut StreamHandle, c_uint, c_int);
     stream_destroy: "cuStreamDestroy" (StreamHandle);
+    stream_query: "cuStreamQuery" (StreamHandle);
     stream_synchronize: "cuStreamSynchronize" (StreamHandle);
     stream_wait_event: "cuStreamWaitEvent" (StreamHandle, EventHandle, c_uint);
     stream_context: "cuStreamGetCtx" (StreamHandle, *mut ContextHandle);

@@ -9,6 +9,7 @@ use crate::device::{Device, DeviceMemory, HostMemory, Stream};
 use crate::driver::CudaError;
 use crate::driver::abi::Address;
 use crate::links::Direction;
+use crate::peers::Peers;
 use crate::profile::{BothWays, LinkRate, PairRate};
 use crate::topology::Topology;
 use std::sync::Arc;
@@ -59,7 +60,7 @@ pub fn measure(
     Ok(Bare {
         alone: gpus.iter().enumerate().map(alone).collect(),
         together: both(gpus.len()),
-        pairs: pairs(&gpus, host, until)?,
+        pairs: pairs(&gpus, copier.chains().peers(), host, until)?,
     })
 }
 
@@ -92,12 +93,18 @@ fn lanes(
 }
 
 /// The rate from each GPU to each that it reaches.
-fn pairs(gpus: &[Gpu], host: &Topology, until: Instant) -> Result<Vec<PairRate>, MeasureError> {
+fn pairs(
+    gpus: &[Gpu],
+    peers: &Peers,
+    host: &Topology,
+    until: Instant,
+) -> Result<Vec<PairRate>, MeasureError> {
     let reaches = |from: &Gpu, to: &Gpu| {
         let (from, to) = (from.device.index(), to.device.index());
         let one_way =
             |from, to| host.pairs.iter().any(|pair| (pair.from, pair.to, pair.reaches) == (from, to, true));
-        one_way(from, to) && one_way(to, from)
+        // What arrives wrong has no rate.
+        one_way(from, to) && one_way(to, from) && peers.relay(from, to)
     };
     let all = gpus.iter().flat_map(|from| gpus.iter().map(move |to| (from, to)));
     let pairs: Vec<(&Gpu, &Gpu)> = all.filter(|(from, to)| reaches(from, to)).collect();

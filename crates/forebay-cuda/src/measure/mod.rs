@@ -66,6 +66,7 @@ pub fn measure(driver: &'static Driver, host: &Topology) -> Result<Profile, Meas
     let pinned = HostMemory::new(&first, PINNED_BYTES as usize)?;
     let bare = lanes::measure(&usual, host, &pinned, start + TIME_LIMIT.mul_f64(LANES_PART))?;
     let mut profile = Profile::new(host.digest(), bare.alone, bare.together, bare.pairs, None);
+    profile.untrusted = usual.chains().peers().untrusted().to_vec();
     profile.relayed = relayed(usual, &profile, &pinned, start + TIME_LIMIT)?;
     Ok(profile)
 }

@@ -1,21 +1,69 @@
 //! Judgements over what was measured.
 
 use super::Finding;
-use super::Severity::Warning;
-use crate::profile::{BothWays, Profile};
+use super::Severity::{Fault, Warning};
+use crate::peers::{ADVICE, Distrust, Untrusted};
+use crate::profile::{BothWays, PairRate, Profile};
 use crate::topology::{GpuFacts, PciPlace, Topology};
 
 /// A link that carries less than this part of what its lanes could, or of what the best link carries, is a slow one.
 const SLOW: f64 = 0.7;
 /// All links together have to carry this much more than one for a way over peers to be worth it.
 const WORTH: f64 = 1.2;
+/// A rate that is so many times what the lanes have was not one of bytes that arrived.
+const IMPOSSIBLE: f64 = 1.1;
+/// No link from one GPU to another carries more in one direction, NVLink of the sixth generation included (1.8 TB/s).
+const PAIR_BYTES_PER_S_MAX: f64 = 2e12;
 
 pub fn findings(host: &Topology, profile: &Profile) -> Vec<Finding> {
-    let mut all: Vec<Finding> = host.gpus.iter().filter_map(|gpu| slow(gpu, profile)).collect();
+    let mut all: Vec<Finding> = profile.untrusted.iter().map(untrusted).collect();
+    all.extend(host.gpus.iter().filter_map(|gpu| impossible(gpu, profile)));
+    all.extend(profile.pairs.iter().filter_map(impossible_pair));
+    all.extend(host.gpus.iter().filter_map(|gpu| slow(gpu, profile)));
     if host.gpus.len() > 1 {
         all.extend(gain(profile));
     }
     all
+}
+
+/// GPUs that move wrong bytes to each other.
+fn untrusted(pair: &Untrusted) -> Finding {
+    match pair.why {
+        Distrust::Refused(_) => {
+            let why = "a copy for one of them does not go over the link of the other";
+            Finding::new(Warning, pair.to_string(), why, "see what the kernel's log says of these GPUs")
+        }
+        _ => {
+            let why =
+                "programs that copy between them get wrong bytes and no error; Forebay does not go over them";
+            Finding::new(Fault, pair.to_string(), why, ADVICE)
+        }
+    }
+}
+
+/// A link that moved more than there is room for.
+fn impossible(gpu: &GpuFacts, profile: &Profile) -> Option<Finding> {
+    let (measured, wire) = (profile.alone(gpu.index)?, wire_bytes_per_s(&gpu.pci)?);
+    let rate = measured.h2d_bytes_per_s.max(measured.d2h_bytes_per_s);
+    (rate > IMPOSSIBLE * wire).then(|| {
+        let (index, rate, wire) = (gpu.index, rate / 1e9, wire / 1e9);
+        too_fast(format!("the link of GPU {index} moved {rate:.1} GB/s where its lanes have {wire:.1}"))
+    })
+}
+
+/// The same from GPU to GPU.
+fn impossible_pair(pair: &PairRate) -> Option<Finding> {
+    (pair.bytes_per_s > PAIR_BYTES_PER_S_MAX).then(|| {
+        let PairRate { from, to, bytes_per_s } = pair;
+        let most = PAIR_BYTES_PER_S_MAX / 1e9;
+        let rate = bytes_per_s / 1e9;
+        too_fast(format!("GPU {from} moved {rate:.1} GB/s to GPU {to} where no link has more than {most:.0}"))
+    })
+}
+
+fn too_fast(what: String) -> Finding {
+    let why = "the driver reports success for what was not moved, so copies may be wrong without an error";
+    Finding::new(Fault, what, why, ADVICE)
 }
 
 /// A link that carries less than it could, or than others do.

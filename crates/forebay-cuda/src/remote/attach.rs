@@ -17,6 +17,7 @@ use crate::device::{Device, ForeignMemory, Stream};
 use crate::driver::{CudaError, Relaxed, abi::IpcHandle};
 use crate::kernels::{Kernels, Piece};
 use crate::links::{Direction, PeerLink};
+use crate::peers;
 use crate::pinned::{self, OnChange};
 use crate::poller::Tracks;
 use forebay_mover::{Closed, LinkId, MoverHandle, Place, RegionId, RouteError, RouteSpec, Span, Staging};
@@ -183,8 +184,15 @@ impl Attachment {
         let its = Arc::clone(&inner);
         let memories = Memories::new(&inner.ground.mover, &inner.reach, move || lock(&its.state).closing);
         let index = device.index();
-        let keeper =
-            Keeper { inner: Arc::clone(&inner), device, kernels, bell, memories, relays: Vec::new() };
+        let keeper = Keeper {
+            inner: Arc::clone(&inner),
+            device,
+            kernels,
+            bell,
+            memories,
+            relays: vec![],
+            untrusted: vec![],
+        };
         let thread = std::thread::Builder::new().name("forebay-attach".into()).spawn(move || keeper.run())?;
         Ok(Attachment { inner, device: index, thread: Some(thread), _on_change: on_change })
     }
@@ -248,6 +256,8 @@ struct Keeper {
     bell: Bell,
     memories: Memories,
     relays: Vec<Relay>,
+    /// Relays whose memory this GPU was seen to reach wrong: they are never used.
+    untrusted: Vec<Uuid>,
 }
 
 /// A relay's links, for good, and its staging, while there is a connection.
@@ -400,12 +410,24 @@ impl Keeper {
     }
 
     /// Opens a relay's staging. `None` where this GPU does not reach it.
-    fn open(&self, offer: &Offer) -> Result<Option<ForeignMemory>, NotAttached> {
+    fn open(&mut self, offer: &Offer) -> Result<Option<ForeignMemory>, NotAttached> {
+        if self.untrusted.contains(&offer.gpu) {
+            return Ok(None);
+        }
         let Ok(memory) = ForeignMemory::open(&self.device, IpcHandle(offer.handle.0)) else {
             return Ok(None);
         };
         let read = nonce::read(&self.device, memory.address())?;
-        Ok((read == offer.nonce.0).then_some(memory))
+        if read != offer.nonce.0 || offer.staging_bytes().is_none_or(|bytes| bytes < peers::OPENED_BYTES) {
+            return Ok(None);
+        }
+        if let Err(why) = peers::check_opened(&self.kernels, memory.address()) {
+            let (index, uuid) = (self.device.index(), String::from(offer.gpu));
+            tracing::warn!("GPU {index} does not use the node's relay {uuid}: {why}; {}", peers::ADVICE);
+            self.untrusted.push(offer.gpu);
+            return Ok(None);
+        }
+        Ok(Some(memory))
     }
 
     /// Puts a relay into service. Staging of other sizes than its routes have is not used.

@@ -4,7 +4,9 @@
 mod common;
 mod cost;
 mod courier;
+mod lost;
 mod refused;
+mod untrusted;
 
 use common::{Host, alone, pattern};
 use courier::pages;
@@ -173,7 +175,7 @@ fn what_is_not_understood_is_declined_and_left_alone() {
         assert_eq!(copy(host.address(), there, 4096), Err(Declined::Small));
         assert_eq!(copy(pageable, there, bytes), Err(Declined::Pageable));
         assert_eq!(copy(there, there + bytes / 2, bytes / 2), Err(Declined::SameKind));
-        assert_eq!(copy(host.address(), there, bytes + 1), Err(Declined::Pageable));
+        assert_eq!(copy(host.address(), there, bytes + 1), Err(Declined::DriverJudges));
         world.fake.capture(stream.handle(), || {
             assert_eq!(copy(host.address(), there, bytes), Err(Declined::Capturing));
         });

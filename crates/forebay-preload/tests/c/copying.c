@@ -33,8 +33,19 @@ static int32_t copy(const forebay_pair *pairs, uint64_t count, uint32_t directio
     return number("DOUBLE_DECLINES", 0);
 }
 
-const forebay_copy_api *forebay_copy_open(void *(*real_dlsym)(void *, const char *), void *libcuda) {
-    static forebay_copy_api api = {FOREBAY_COPY_ABI, sizeof api, 1 << 20, copy};
+static int32_t enable_peer(void *peer, uint32_t flags, int32_t (*enable)(void *, uint32_t)) {
+    printf("told of enable\n");
+    return enable(peer, flags);
+}
+static int32_t disable_peer(void *peer, int32_t (*disable)(void *)) {
+    printf("told of disable\n");
+    return disable(peer);
+}
+static void reset(int32_t device) { printf("told of reset %d\n", device); }
+
+const forebay_copy_api *forebay_copy_open(void *(*real_dlsym)(void *, const char *), void *libcuda, int lines) {
+    static forebay_copy_api api = {FOREBAY_COPY_ABI, sizeof api, 1 << 20, copy, enable_peer, disable_peer, reset};
+    (void)lines;
     real = real_dlsym;
     driver = libcuda;
     printf("open\n");

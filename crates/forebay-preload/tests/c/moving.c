@@ -20,8 +20,17 @@ extern int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, v
 extern int cudaMemcpyAsync_ptsz(void *to, const void *from, size_t bytes, int kind, void *stream);
 extern int cudaMemcpyBatchAsync(const void **to, const void **from, const size_t *bytes, size_t count, void *attributes,
                                 size_t *starts, size_t attribute_count, void *stream);
+extern int cudaSetDevice(int device);
+extern int cudaDeviceReset(void);
+extern int cudaDeviceEnablePeerAccess(int peer, unsigned flags);
+extern int cudaDeviceDisablePeerAccess(int peer);
+extern int cudaHostRegister(void *at, size_t bytes, unsigned flags);
 extern int cudaMemsetAsync(void *at, int value, size_t bytes, void *stream);
 extern int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream);
+extern int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes);
+extern int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream);
+extern int cuDeviceGet(int *device, int ordinal);
+extern int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
 extern int cuStreamWaitValue64_v2(void *stream, uint64_t at, uint64_t value, unsigned flags);
 extern int cuMemCreate(uint64_t *handle, size_t bytes, const void *properties, uint64_t flags);
 extern int cuMemAddressReserve(uint64_t *at, size_t bytes, size_t alignment, uint64_t hint, uint64_t flags);
@@ -48,6 +57,21 @@ static uint64_t relayed(void) {
     return counted("bytes.h2d.1") + counted("bytes.h2d.2") + counted("bytes.d2h.1") + counted("bytes.d2h.2");
 }
 
+/* By pages of one size, which lie backwards on the GPU. */
+static void move_pages(char *to, char *from, size_t page, int backwards_to) {
+    struct { unsigned order, source[2], target[2], flags; } attributes = {1, {0, 0}, {0, 0}, 0};
+    size_t count = bytes / page, start = 0;
+    const void **tos = malloc(count * sizeof *tos), **froms = malloc(count * sizeof *froms);
+    size_t *sizes = malloc(count * sizeof *sizes);
+    for (size_t i = 0; i < count; i++) {
+        tos[i] = to + (backwards_to ? count - 1 - i : i) * page;
+        froms[i] = from + (backwards_to ? i : count - 1 - i) * page;
+        sizes[i] = page;
+    }
+    CHECK(cudaMemcpyBatchAsync(tos, froms, sizes, count, &attributes, &start, 1, stream));
+    CHECK(cudaStreamSynchronize(stream));
+    free(tos), free(froms), free(sizes);
+}
 static void move_batch(char *to, char *from) {
     struct { unsigned order, source[2], target[2], flags; } attributes = {1, {0, 0}, {0, 0}, 0};
     const void *tos[PIECES], *froms[PIECES];
@@ -80,6 +104,10 @@ static void move(const char *way) {
         CHECK(cudaMemcpyAsync_ptsz(device, source, bytes, ANY, NULL));
         CHECK(cudaMemcpyAsync_ptsz(target, device, bytes, DEVICE_TO_HOST, NULL));
         CHECK(cudaStreamSynchronize_ptsz(NULL));
+    } else if (!strcmp(way, "pages64") || !strcmp(way, "pages16")) {
+        size_t page = (size_t)atoi(way + 5) << 10;
+        move_pages(device, source, page, 1);
+        move_pages(target, device, page, 0);
     } else if (!strcmp(way, "batch")) {
         move_batch(device, source);
         move_batch(target, device);
@@ -93,14 +121,17 @@ static void move(const char *way) {
     }
 }
 
-/* Copies until the copying library has taken one: it starts in the background. */
+/* Copies until the copying library has taken one: it starts in the background, and moves less than that itself when it does. */
 static void start(void) {
-    for (int i = 0; i < 6000 && relayed() == 0; i++) {
+    uint64_t before, moved = 0;
+    for (int i = 0; i < 6000 && moved < bytes / 2; i++) {
+        before = relayed();
         CHECK(cudaMemcpyAsync(device, source, bytes, HOST_TO_DEVICE, stream));
         CHECK(cudaStreamSynchronize(stream));
-        usleep(10000);
+        moved = relayed() - before;
+        if (moved < bytes / 2) usleep(10000);
     }
-    printf("%s\n", relayed() ? "started" : "NOT STARTED");
+    printf("%s\n", moved >= bytes / 2 ? "started" : "NOT STARTED");
 }
 /* Memory that only its own GPU reaches, in place of what every GPU reaches. */
 static void close_memory(void) {
@@ -151,13 +182,70 @@ static void copy_pageable(void) {
     free(plain);
 }
 
-int main(int count, char **ways) {
-    void *graph = NULL;
+/* Copies for as long as a start takes that ends with no relay: until the library has made what it needs on as many GPUs, and some
+ * more. */
+static void warm(unsigned gpus) {
+    int more = 20;
+    for (int i = 0; i < 6000 && more > 0; i++) {
+        CHECK(cudaMemcpyAsync(device, source, bytes, HOST_TO_DEVICE, stream));
+        CHECK(cudaStreamSynchronize(stream));
+        usleep(10000);
+        if (counted("live.events") >= 128 * gpus) more--;
+    }
+}
+/* Turns access between GPU 0 and 1 on or off as the program's own, and says what that gives. */
+static void access_peers(const char *what) {
+    int enables = !strncmp(what, "enable", 6);
+    int there = strchr(what, '>') != NULL, gpu = there ? 0 : 1, peer = 1 - gpu;
+    CHECK(cudaSetDevice(gpu));
+    int result = enables ? cudaDeviceEnablePeerAccess(peer, 0) : cudaDeviceDisablePeerAccess(peer);
+    printf("%s gives %d\n", what, result);
+    CHECK(cudaSetDevice(0));
+}
+static void say_contexts(void) {
+    printf("contexts");
+    for (int i = 0; i < 3; i++) {
+        int device = 0, active = 0;
+        unsigned flags = 0;
+        CHECK(cuDeviceGet(&device, i));
+        CHECK(cuDevicePrimaryCtxGetState(device, &flags, &active));
+        printf(" %d", active);
+    }
+    printf("\n");
+}
+/* Calls that the driver refuses, and what they give. */
+static void refused(void) {
+    struct { unsigned order, source[2], target[2], flags; } attributes = {1, {0, 0}, {0, 0}, 0};
+    const void *tos[2] = {device, device}, *froms[2] = {source, source};
+    size_t sizes[2] = {bytes, 0}, start = 0;
+    printf("refused: an empty copy in a batch %d\n",
+           cudaMemcpyBatchAsync(tos, froms, sizes, 2, &attributes, &start, 1, stream));
+    printf("refused: to a GPU, from a GPU %d\n", cuMemcpyHtoDAsync_v2((uint64_t)device, device, bytes, stream));
+    printf("refused: to a GPU, to the host %d\n", cuMemcpyHtoD_v2((uint64_t)target, device, bytes));
+    printf("refused: from a GPU, from the host %d\n", cuMemcpyDtoHAsync_v2(device, (uint64_t)source, bytes, stream));
+    char *plain = aligned_alloc(4096, bytes);
+    memset(plain, 1, bytes);
+    CHECK(cudaHostRegister(plain, bytes / 2, 1));
+    CHECK(cudaHostRegister(plain + bytes / 2, bytes / 2, 1));
+    printf("refused: over two registrations %d\n", cudaMemcpyAsync(device, plain, bytes, HOST_TO_DEVICE, stream));
+    CHECK(cudaStreamSynchronize(stream));
+}
+static void make(void) {
     CHECK(cudaMallocHost((void **)&source, bytes));
     CHECK(cudaMallocHost((void **)&target, bytes));
     CHECK(cudaMalloc((void **)&device, bytes));
     CHECK(cudaStreamCreateWithFlags(&stream, 1));
     CHECK(cudaStreamCreateWithFlags(&captured, 1));
+}
+/* Descriptor 2 is a file of the program's from now on. */
+static void take_descriptor_2(void) {
+    close(2);
+    if (!freopen(getenv("OWN_FILE"), "w", stderr) || fileno(stderr) != 2) exit(3);
+}
+
+int main(int count, char **ways) {
+    void *graph = NULL;
+    make();
     for (int i = 1; i < count; i++) {
         if (!strcmp(ways[i], "capture")) { CHECK(cudaStreamBeginCapture(captured, 0)); continue; }
         if (!strcmp(ways[i], "copy_in_capture")) {
@@ -165,6 +253,12 @@ int main(int count, char **ways) {
             continue;
         }
         if (!strcmp(ways[i], "start")) { start(); continue; }
+        if (!strncmp(ways[i], "warm", 4)) { warm((unsigned)atoi(ways[i] + 4)); continue; }
+        if (!strncmp(ways[i], "enable", 6) || !strncmp(ways[i], "disable", 7)) { access_peers(ways[i]); continue; }
+        if (!strcmp(ways[i], "contexts")) { say_contexts(); continue; }
+        if (!strcmp(ways[i], "refused")) { refused(); continue; }
+        if (!strcmp(ways[i], "own2")) { take_descriptor_2(); continue; }
+        if (!strcmp(ways[i], "reset")) { CHECK(cudaDeviceReset()); make(); continue; }
         if (!strcmp(ways[i], "closed")) { close_memory(); continue; }
         if (!strcmp(ways[i], "after")) { copy_after_others(); continue; }
         if (!strcmp(ways[i], "leave")) leave();

@@ -1,7 +1,7 @@
 //! With the real copying library, on a driver that moves real bytes and keeps CUDA's rules: large copies take every path,
 //! all others none, and the program cannot tell the difference.
 
-use crate::stage::{Said, copying_library, moving};
+use crate::stage::{Said, copying_library, moving, stage};
 
 const TAKEN: [&str; 5] = ["sync", "stream", "thread", "batch", "link"];
 
@@ -124,4 +124,112 @@ fn with_one_gpu_or_switched_off_nothing_is_relayed() {
         assert!(!said.err.contains("taken"), "{}", said.err);
         nothing_misused(&said);
     }
+}
+
+/// The lines that a program wrote of what its own calls gave.
+fn given(said: &Said) -> Vec<&str> {
+    said.out.lines().filter(|line| line.contains(" gives ") || line.starts_with("refused: ")).collect()
+}
+
+#[test]
+fn peers_that_move_wrong_bytes_and_report_success_never_relay() {
+    for fault in ["p2p copies lost", "p2p copies zero", "p2p kernels lost", "p2p kernels zero"] {
+        let steps = [&["warm"], &TAKEN[..], &["pages64", "pages16"]].concat();
+        let said = together(&steps).with("FAKE_CUDA_FAULTS", fault).says();
+        for step in &steps[1..] {
+            assert_eq!(relayed(&said, step), 0, "{fault}: {step}");
+        }
+        let named = said.err.matches("forebay: GPU 0 and GPU 1 do not relay for each other: ").count();
+        assert_eq!(named, 1, "{fault}: {}", said.err);
+        assert!(
+            calls(&said, "cuMemcpyBatchAsync_v2", "passed on, relays move wrong bytes") > 0,
+            "{}",
+            said.err
+        );
+        nothing_misused(&said);
+    }
+}
+
+#[test]
+fn a_program_that_turns_peer_access_on_or_off_is_answered_as_if_alone() {
+    let ways = ["stream", "pages64", "pages16"];
+    for order in [
+        // Off, although it never turned it on; on and off again; twice.
+        &["start", "disable>1", "disable<1"][..],
+        &["start", "enable>1", "enable<1", "enable<1", "disable<1", "disable>1", "disable>1"],
+        // On before there is a library.
+        &["enable>1", "enable<1", "start", "enable<1", "disable<1", "disable<1", "disable>1"],
+        &["enable<1", "start", "disable<1", "enable<1", "enable>1"],
+    ] {
+        let said = together(&[order, &ways].concat()).says();
+        let alone: Vec<&str> = order.iter().copied().filter(|step| *step != "start").collect();
+        let alone = together(&alone).without_preload().says();
+        assert_eq!(given(&said), given(&alone), "{order:?}");
+        for way in ways {
+            assert!(relayed(&said, way) >= 4 << 20, "{order:?}: {way}: {}", said.out);
+        }
+        nothing_misused(&said);
+    }
+}
+
+#[test]
+fn after_a_reset_nothing_stale_is_used_and_copies_start_anew() {
+    let said = together(&["start", "stream", "reset", "start", "pages16", "reset", "start", "sync"]).says();
+    assert_eq!(said.out.matches("started\n").count() - said.out.matches("NOT").count(), 3, "{}", said.out);
+    for way in ["stream", "pages16", "sync"] {
+        assert!(relayed(&said, way) >= 4 << 20, "{way}: {} {}", said.out, said.err);
+    }
+    nothing_misused(&said);
+}
+
+#[test]
+fn contexts_are_made_when_the_first_copy_comes_that_could_go_over_several_links() {
+    let said = together(&["contexts", "refused", "contexts", "start", "contexts"]).says();
+    let contexts: Vec<&str> = said.out.lines().filter(|line| line.starts_with("contexts")).collect();
+    assert_eq!(contexts, ["contexts 1 0 0", "contexts 1 0 0", "contexts 1 1 1"], "{}", said.out);
+}
+
+#[test]
+fn in_an_exclusive_mode_only_the_programs_own_gpu_is_used() {
+    let said =
+        together(&["warm1", "stream", "contexts"]).with("FAKE_CUDA_FAULTS", "mode 1 3; mode 2 2").says();
+    assert_eq!(relayed(&said, "stream"), 0);
+    assert!(said.out.contains("contexts 1 0 0\n"), "{}", said.out);
+    for (gpu, why) in [(1, "exclusive"), (2, "prohibited")] {
+        let line = format!("forebay: GPU {gpu} is left out: its compute mode is {why}");
+        assert_eq!(said.err.matches(&line).count(), 1, "{}", said.err);
+    }
+    nothing_misused(&said);
+}
+
+#[test]
+fn a_gpu_that_cannot_be_opened_is_left_out_and_named() {
+    // The first context is the program's, the second one the library's on the same GPU.
+    let said =
+        together(&["warm2", "stream"]).with("FAKE_CUDA_FAULTS", "fail cuDevicePrimaryCtxRetain 3 2").says();
+    assert!(relayed(&said, "stream") > 0, "{} {}", said.out, said.err);
+    assert_eq!(said.err.matches("forebay: GPU 1 is left out: ").count(), 1, "{}", said.err);
+    nothing_misused(&said);
+}
+
+#[test]
+fn calls_that_the_driver_refuses_are_refused_also_once_the_library_has_started() {
+    let alone = together(&["refused"]).without_preload().says();
+    assert!(
+        given(&alone).len() == 5 && given(&alone).iter().all(|line| !line.ends_with(" 0")),
+        "{}",
+        alone.out
+    );
+    let said = together(&["start", "refused", "stream"]).says();
+    assert_eq!(given(&said), given(&alone));
+    assert!(relayed(&said, "stream") > 0);
+}
+
+#[test]
+fn a_report_goes_where_stderr_was_and_not_into_a_file_of_the_programs() {
+    let own = stage().join("own-descriptor-2");
+    let play = together(&["start", "own2", "stream"]).with("OWN_FILE", &own.to_string_lossy());
+    let said = play.says();
+    assert!(said.err.contains(": taken: "), "{}", said.err);
+    assert_eq!(std::fs::read_to_string(&own).unwrap(), "", "the report is in the program's file");
 }

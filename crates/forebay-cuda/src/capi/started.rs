@@ -1,0 +1,107 @@
+//! What the preload's copies are made with: it starts in the background with the first copy that could go over several links, and
+//! anew after a context was reset. This file knows whether it has started; it must never know which program calls.
+
+use crate::chain::Chains;
+use crate::copier::StartError;
+use crate::driver::abi::DeviceId;
+use crate::driver::{Driver, Relaxed};
+use crate::gpu::Gpu;
+use crate::opened;
+use crate::peers::Peers;
+use crate::profile::Profile;
+use crate::rates::Rates;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::time::Duration;
+
+/// How often a reset looks whether the start is over.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// What copies are made with.
+#[derive(Debug)]
+pub enum Started {
+    /// Nothing yet.
+    Not,
+    /// These. Never dropped at the end of the process: the driver may be gone by then.
+    With(Box<Chains>),
+    /// Nothing, ever: why is on stderr.
+    Failed,
+}
+
+static STARTED: RwLock<Started> = RwLock::new(Started::Not);
+/// A thread is at it.
+static STARTING: AtomicBool = AtomicBool::new(false);
+
+/// What there is; `None` while it changes.
+pub fn started() -> Option<RwLockReadGuard<'static, Started>> {
+    if STARTING.load(Ordering::Acquire) {
+        return None;
+    }
+    match STARTED.try_read() {
+        Ok(started) => Some(started),
+        // What it guards is replaced as a whole.
+        Err(TryLockError::Poisoned(started)) => Some(started.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+fn set(started: Started) {
+    *STARTED.write().unwrap_or_else(PoisonError::into_inner) = started;
+}
+
+/// Starts on a thread of its own, unless one is at it. `ready` is told the rates.
+pub fn start_behind(driver: &'static Driver, ready: fn(&Rates)) {
+    if STARTING.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let start = move || {
+        let chains = catch_unwind(AssertUnwindSafe(|| start(driver)));
+        let started = match chains {
+            Ok(Ok(chains)) => {
+                ready(chains.rates());
+                Started::With(Box::new(chains))
+            }
+            Ok(Err(error)) => failed(&error),
+            // The panic's message is on stderr.
+            Err(_) => Started::Failed,
+        };
+        set(started);
+        STARTING.store(false, Ordering::Release);
+    };
+    let thread = std::thread::Builder::new().name("forebay-start".into());
+    if let Err(error) = thread.spawn(start) {
+        set(failed(&StartError::Thread(error)));
+        STARTING.store(false, Ordering::Release);
+    }
+}
+
+fn failed(error: &StartError) -> Started {
+    tracing::warn!("copies are left to the driver: {error}");
+    Started::Failed
+}
+
+fn start(driver: &'static Driver) -> Result<Chains, StartError> {
+    let _relaxed = Relaxed::enter(driver);
+    let all: Vec<u16> = (0..Gpu::count(driver)?).collect();
+    let gpus = opened::open(driver, &all)?;
+    let rates = Profile::kept(driver).as_ref().map(Rates::from).unwrap_or_default();
+    let peers = Peers::check(&gpus);
+    Ok(Chains::new(driver, &gpus, peers, rates))
+}
+
+/// The context of a GPU is about to be reset: nothing that it has is used or given back any more. What there is of other GPUs is
+/// given back behind the program's back, since that waits for what they have under way.
+pub fn forget(device: DeviceId) {
+    while STARTING.load(Ordering::Acquire) {
+        std::thread::sleep(LOOK);
+    }
+    let mut started = STARTED.write().unwrap_or_else(PoisonError::into_inner);
+    let Started::With(chains) = &*started else { return };
+    let Some(gone) = chains.devices().iter().find(|known| known.id == device) else { return };
+    gone.is_reset();
+    let left = std::mem::replace(&mut *started, Started::Not);
+    let thread = std::thread::Builder::new().name("forebay-end".into());
+    // Without a thread it is given back here.
+    let _ = thread.spawn(move || drop(left));
+}
