@@ -121,6 +121,36 @@ fn what_the_driver_does_not_pin_is_an_error_with_the_reason_and_the_pool_goes_on
 }
 
 #[test]
+fn where_registering_is_refused_the_driver_allocates_and_copies_are_right() {
+    alone("where_registering_is_refused_the_driver_allocates_and_copies_are_right", &[], |fake| {
+        let device = Device::open(fake.driver, 1).unwrap();
+        for (times, code) in (1..).zip([1, 304, 800, 801]) {
+            fake.control(&format!("refuse cuMemHostRegister_v2 {code}"));
+            let pool = pool(fake, 16 * MIB);
+            let (one, other) = (pool.take(3 * MIB).unwrap(), pool.take(3 * MIB).unwrap());
+            assert_eq!(fake.stat("cuMemHostRegister_v2"), times, "it was asked again after a refusal");
+            let (stream, there) =
+                (Stream::new(&device).unwrap(), DeviceMemory::new(&device, 3 * MIB).unwrap());
+            fill(&one, 7);
+            fill(&other, 8);
+            let current = device.enter().unwrap();
+            for (from, to) in
+                [(one.as_ptr() as u64, there.address()), (there.address(), other.as_ptr() as u64)]
+            {
+                // SAFETY: all of it lives until the stream was waited for.
+                unsafe { stream.copy(from, to, 3 * MIB).unwrap() };
+            }
+            stream.synchronize().unwrap();
+            assert!(holds_only(&other, 7) && one.file().is_none());
+            drop((one, other, pool, current));
+            assert_eq!(fake.stat("live.host"), 0);
+        }
+        let shared = PinnedPool::new(&device, PoolConfig::shared(16 * MIB));
+        assert!(matches!(shared.take(MIB), Err(PinError::Pin { .. })), "there is no file to share");
+    });
+}
+
+#[test]
 fn no_byte_has_two_borrowers_while_many_take_and_the_pool_is_warmed() {
     alone("no_byte_has_two_borrowers_while_many_take_and_the_pool_is_warmed", &[], |fake| {
         let pool = pool(fake, 24 * MIB);

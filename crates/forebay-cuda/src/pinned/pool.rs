@@ -6,9 +6,12 @@ use super::mapping::Mapping;
 use super::pin::{MOST_BYTES, Pin};
 use super::published::{Published, Shareable, publish};
 use super::space::{Growth, Place, Space};
-use crate::device::Device;
+use crate::device::{Device, HostMemory};
+use crate::driver::abi;
+use crate::topology::MemoryFacts;
 use forebay_mover::Backing;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -64,6 +67,8 @@ struct Inner {
     device: Arc<Device>,
     config: PoolConfig,
     state: Mutex<State>,
+    /// The driver was seen to refuse registrations and to allocate.
+    registers_none: AtomicBool,
     /// A slab was made, or could not be.
     grown: Condvar,
 }
@@ -84,10 +89,31 @@ struct Kept {
 }
 
 #[derive(Debug)]
-struct Slab {
-    /// Dropped first: the memory outlives its registration.
-    _pin: Pin,
-    memory: Mapping,
+enum Slab {
+    /// Memory of ours that was registered.
+    Registered {
+        /// Dropped first: the memory outlives its registration.
+        _pin: Pin,
+        memory: Mapping,
+    },
+    /// Memory of the driver's, where it registers none.
+    Allocated(HostMemory),
+}
+
+impl Slab {
+    fn start(&self) -> *mut u8 {
+        match self {
+            Slab::Registered { memory, .. } => memory.start().as_ptr(),
+            Slab::Allocated(memory) => memory.start(),
+        }
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Slab::Registered { memory, .. } => memory.file_descriptor(),
+            Slab::Allocated(_) => None,
+        }
+    }
 }
 
 impl PinnedPool {
@@ -101,8 +127,13 @@ impl PinnedPool {
             pinning: Duration::ZERO,
             refused: 0,
         };
-        let inner =
-            Inner { device: Arc::clone(device), config, state: Mutex::new(state), grown: Condvar::new() };
+        let inner = Inner {
+            device: Arc::clone(device),
+            config,
+            state: Mutex::new(state),
+            registers_none: AtomicBool::new(false),
+            grown: Condvar::new(),
+        };
         PinnedPool { inner: Arc::new(inner) }
     }
 
@@ -195,12 +226,35 @@ impl Inner {
         Ok(state)
     }
 
+    /// Makes a slab. Some hosts refuse to register memory and allocate it pinned all the same: that cannot be shared.
     fn make_slab(&self, bytes: u64) -> Result<Slab, PinError> {
+        if self.registers_none.load(Ordering::Relaxed) {
+            return self.allocate_slab(bytes);
+        }
+        match self.register_slab(bytes) {
+            // For want of memory, there is none to allocate either.
+            Err(PinError::Pin { error, .. }) if !self.config.shared && error.status != abi::OUT_OF_MEMORY => {
+                let allocated = self.allocate_slab(bytes)?;
+                tracing::warn!("pinned memory is allocated by the driver, which registers none: {error}");
+                self.registers_none.store(true, Ordering::Relaxed);
+                Ok(allocated)
+            }
+            made => made,
+        }
+    }
+
+    fn allocate_slab(&self, bytes: u64) -> Result<Slab, PinError> {
+        let failed = |error| PinError::Pin { bytes, error, host: Box::new(MemoryFacts::read()) };
+        let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+        HostMemory::new(&self.device, len).map(Slab::Allocated).map_err(failed)
+    }
+
+    fn register_slab(&self, bytes: u64) -> Result<Slab, PinError> {
         let threads = thread::available_parallelism().map_or(1, |count| count.get().min(MOST_THREADS));
         let memory = Mapping::new(bytes, self.config.shared, threads)?;
         // SAFETY: the slab drops its mapping after the pin.
         let pin = unsafe { Pin::new(&self.device, memory.start(), bytes) }?;
-        Ok(Slab { _pin: pin, memory })
+        Ok(Slab::Registered { _pin: pin, memory })
     }
 
     fn wait<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
@@ -220,20 +274,23 @@ impl Kept {
     }
 }
 
-// SAFETY: the range is the slab's mapping, which is readable and writable, and never moves.
+// SAFETY: the range is the slab's memory, which is readable and writable, and never moves.
 unsafe impl Backing for Slab {
     fn as_ptr(&self) -> *mut u8 {
-        self.memory.start().as_ptr()
+        self.start()
     }
 
     fn len(&self) -> usize {
-        self.memory.len()
+        match self {
+            Slab::Registered { memory, .. } => memory.len(),
+            Slab::Allocated(memory) => memory.bytes(),
+        }
     }
 }
 
 impl Shareable for Slab {
     fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.memory.file_descriptor()
+        self.file()
     }
 }
 
@@ -248,7 +305,7 @@ pub struct PinnedBuffer {
 impl PinnedBuffer {
     /// The file that the bytes lie in and where they begin there, when the pool is shared.
     pub fn file(&self) -> Option<(BorrowedFd<'_>, u64)> {
-        self.slab.memory.file_descriptor().map(|file| (file, self.place.offset))
+        Slab::file(&self.slab).map(|file| (file, self.place.offset))
     }
 }
 
@@ -256,7 +313,7 @@ impl PinnedBuffer {
 unsafe impl Backing for PinnedBuffer {
     fn as_ptr(&self) -> *mut u8 {
         // SAFETY: the place lies inside the slab.
-        unsafe { self.slab.memory.start().as_ptr().add(self.place.offset as usize) }
+        unsafe { self.slab.start().add(self.place.offset as usize) }
     }
 
     fn len(&self) -> usize {
