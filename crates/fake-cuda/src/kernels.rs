@@ -36,6 +36,7 @@ static KERNELS: &[Kernel] = &[
     Kernel { name: "forebay_gather", params: &[8, 8, 4, 4], body: gather },
     Kernel { name: "forebay_relay", params: &[8, 8, 8], body: relay },
     Kernel { name: "forebay_pieces", params: &[8, 4], body: pieces },
+    Kernel { name: "forebay_trap", params: &[], body: trap },
     Kernel { name: "forebay_spin", params: &[8], body: spin },
 ];
 
@@ -139,6 +140,11 @@ fn pieces(view: &mut View, args: &[u64]) -> Result<Effect, String> {
     let &[pieces, count] = args else { return Err("wrong parameters".into()) };
     let table = view.table(pieces, count * 3)?;
     moved(table.chunks_exact(3).map(|piece| Move { from: piece[0], to: piece[1], bytes: piece[2] }).collect())
+}
+
+/// `()`: ends its context.
+fn trap(_: &mut View, _: &[u64]) -> Result<Effect, String> {
+    Err("it trapped".into())
 }
 
 /// `(u64 cycles)`: computes for as many nanoseconds.

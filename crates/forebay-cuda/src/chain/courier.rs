@@ -197,6 +197,14 @@ impl Chains {
         self.hands.get_or_init(|| most.and_then(|relays| Hands::new(2 * relays))).as_ref()
     }
 
+    /// Whether no relay was lost since there were so many [losses](Chains::losses): what a courier carried meanwhile has arrived, once
+    /// its event has passed.
+    pub fn is_whole_since(&self, losses: u64, courier: &Courier) -> Result<(), CudaError> {
+        let _relaxed = Relaxed::enter(self.driver);
+        let now = self.look_after_relays(courier.device.index(), courier.direction);
+        if now == losses { Ok(()) } else { Err(CudaError::relay_lost()) }
+    }
+
     /// Waits until nothing that a courier has queued is under way. Where a stream cannot be waited for its context is lost, and
     /// what was in it with it.
     pub fn settle(&self, courier: &Courier) {

@@ -158,7 +158,10 @@ impl Crew {
             return None;
         }
         // An event that was never recorded has passed: only a context that is lost says otherwise.
-        let error = self.slots.first()?.near.is_passed().err()?;
+        let slot = self.slots.first()?;
+        slot.near.is_passed().err()?;
+        // One call may be refused for other reasons.
+        let error = slot.strand.is_idle().err()?;
         self.is_gone = true;
         Some(error)
     }

@@ -27,6 +27,11 @@ impl CudaError {
         CudaError { call: "context", status: abi::CONTEXT_IS_DESTROYED, name: "reset by the program".into() }
     }
 
+    /// A relay that may have had a part in something lost its context.
+    pub(crate) fn relay_lost() -> CudaError {
+        CudaError { call: "relay", status: abi::CONTEXT_IS_DESTROYED, name: "its context is lost".into() }
+    }
+
     /// Whether the driver is shutting down with the process, so that nothing is left to be released.
     pub fn is_shutdown(&self) -> bool {
         self.status == abi::DEINITIALIZED

@@ -93,6 +93,12 @@ static void step(const char *what) {
     }
 #endif
     if (!strcmp(what, "handle")) { ((enqueue_t)dlsym(driver(), "cuMemcpyHtoDAsync_v2"))(1, 2, bytes, stream); return; }
+    if (!strcmp(what, "compare")) { /* whether the whole program finds what the driver's handle does, and the C library's dlsym */
+        void *whole = dlsym(RTLD_DEFAULT, "cuMemcpyHtoDAsync_v2"), *own = dlsym(driver(), "cuMemcpyHtoDAsync_v2");
+        void *lookup = dlsym(RTLD_DEFAULT, "dlsym"), *of_libc = dlsym(dlopen("libc.so.6", RTLD_LAZY), "dlsym");
+        printf("driver's %d, C library's %d\n", whole == own, lookup == of_libc);
+        return;
+    }
     if (!strcmp(what, "finish")) { printf("result %d\n", ((finish_t)dlsym(driver(), "cuMemcpyDtoH_v2"))(1, 2, bytes)); return; }
     if (!strcmp(what, "default") || !strcmp(what, "program")) {
         void *found = dlsym(what[0] == 'd' ? RTLD_DEFAULT : dlopen(NULL, RTLD_LAZY), "cuMemcpyHtoDAsync_v2");

@@ -125,6 +125,17 @@ fn switched_off_nothing_is_looked_at() {
 }
 
 #[test]
+fn switched_off_a_program_finds_what_it_would_find_without_us() {
+    let steps = ["init", "compare"];
+    let alone = play("linked", &steps).without_preload().says();
+    assert_eq!(alone.lines(), ["driver's 1, C library's 1"]);
+    let off = play("linked", &steps).with("FOREBAY_PRELOAD", "off").says();
+    assert_eq!((off.lines(), off.err.as_str()), (alone.lines(), ""));
+    let on = play("linked", &steps).says();
+    assert_eq!(on.lines(), ["driver's 0, C library's 0"], "ours are found where we are on");
+}
+
+#[test]
 fn an_unknown_mode_is_said_once_and_means_on() {
     let said = play("program", &["init", "handle", "handle"]).with("FOREBAY_PRELOAD", "On").says();
     assert_eq!(said.out.matches("offer").count(), 2, "{}", said.out);
