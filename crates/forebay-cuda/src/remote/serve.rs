@@ -9,8 +9,9 @@ use super::socket_file::{SocketFile, bind_socket};
 use super::wire::{Hex, Offer, Uuid};
 use super::{nonce, shared::SharedFile};
 use crate::device::{Device, DeviceMemory};
-use crate::driver::{CudaError, Driver, abi::Address};
+use crate::driver::{CudaError, Driver, abi, abi::Address};
 use crate::gpu::Gpu;
+use crate::opened::LeftOut;
 use crate::pinned::Registered;
 use rustix::net::SocketType;
 use std::collections::HashMap;
@@ -62,6 +63,9 @@ pub enum RelayError {
         /// What there is.
         visible: String,
     },
+    /// No GPU can be opened: why the first one cannot.
+    #[error("gpus: none can be used: {0}")]
+    LeftOut(#[from] LeftOut),
     /// No GPU at all.
     #[error("gpus: none; at least one is needed to relay")]
     NoGpus,
@@ -237,10 +241,32 @@ fn open(driver: &'static Driver, wanted: Option<&[Uuid]>) -> Result<Vec<Arc<Rela
     if chosen.is_empty() {
         return Err(RelayError::NoGpus);
     }
-    let open = |(uuid, index): (Uuid, u16)| {
-        Ok(Arc::new(RelayGpu { uuid, device: Device::open(driver, index)?, used_bytes: Mutex::new(0) }))
-    };
-    chosen.into_iter().map(open).collect()
+    let mut first = None;
+    let mut opened = Vec::with_capacity(chosen.len());
+    for (uuid, index) in chosen {
+        match open_one(driver, index) {
+            Ok(device) => opened.push(Arc::new(RelayGpu { uuid, device, used_bytes: Mutex::new(0) })),
+            // Those that were asked for by name are all wanted.
+            Err(why) if wanted.is_some() => return Err(why.into()),
+            Err(why) => {
+                tracing::warn!("GPU {index} ({uuid}) is no relay: {why}; the others are");
+                first.get_or_insert(why);
+            }
+        }
+    }
+    match first {
+        Some(why) if opened.is_empty() => Err(why.into()),
+        _ => Ok(opened),
+    }
+}
+
+/// A node has no context on a GPU that one process may use, and that is an engine's.
+fn open_one(driver: &'static Driver, index: u16) -> Result<Arc<Device>, LeftOut> {
+    match Gpu::find(driver, index)?.attribute(abi::ATTRIBUTE_COMPUTE_MODE)? {
+        abi::COMPUTE_MODE_DEFAULT => Ok(Device::open(driver, index)?),
+        abi::COMPUTE_MODE_PROHIBITED => Err(LeftOut::Prohibited),
+        _ => Err(LeftOut::Exclusive),
+    }
 }
 
 impl House {

@@ -51,6 +51,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("silent", silent),
     ("smaller_node", smaller_node),
     ("short_of_streams", short_of_streams),
+    ("wrong_bytes", wrong_bytes),
+    ("exclusive", exclusive),
     ("node_unseen", node_unseen),
     ("engine_unseen", engine_unseen),
     ("stranger", stranger),
@@ -140,6 +142,16 @@ fn memory_that_a_node_will_not_have_goes_directly_and_its_relays_are_used_all_th
 #[test]
 fn a_relay_that_the_driver_has_no_stream_for_leaves_no_link_behind() {
     play("short_of_streams", "0");
+}
+
+#[test]
+fn a_relay_whose_memory_is_reached_wrong_is_never_used() {
+    play("wrong_bytes", "0");
+}
+
+#[test]
+fn a_node_has_no_context_on_a_gpu_that_is_one_process_own() {
+    play("exclusive", "0");
 }
 
 #[test]
@@ -362,6 +374,26 @@ fn short_of_streams(socket: &Path) {
     let links = engine.copier.telemetry().unwrap().links;
     assert_eq!(links.iter().filter(|link| link.name.starts_with("relay-")).count(), 3 * 4);
     engine.round_trip(9, |_, _, _| ());
+}
+
+fn wrong_bytes(socket: &Path) {
+    let engine = Engine::start(socket, "token", Engine::allocated);
+    let control = symbol::<unsafe extern "C" fn(*const libc::c_char) -> i32>(c"fake_cuda_control");
+    // SAFETY: this is the signature of the symbol.
+    assert_eq!(unsafe { control(c"p2p kernels lost".as_ptr()) }, 0);
+    let _node = Node::start(socket);
+    wait_until("no relay", || engine.wait_detached().contains("none of the node's relays"));
+    engine.round_trip(4, |_, _, _| ());
+    assert_eq!(engine.relayed(""), 0, "it was used all the same");
+}
+
+fn exclusive(socket: &Path) {
+    let engine = Engine::start(socket, "token", Engine::allocated);
+    // SAFETY: this process reads no variable on another thread meanwhile.
+    unsafe { std::env::set_var("FAKE_CUDA_FAULTS", "mode 2 3") };
+    let _node = Node::start(socket);
+    assert_eq!(engine.wait_attached(), 2, "all but its own and the one that is another process's");
+    engine.round_trip(5, |_, _, _| ());
 }
 
 fn wrong_token(socket: &Path) {
