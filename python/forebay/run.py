@@ -5,10 +5,15 @@ and how the dynamic linker is told of it; docs/preload.md has what that does. It
 """
 
 import os
+import shutil
+import struct
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+# The oldest C library that the preload library starts with.
+OLDEST_GLIBC = "2.34"
+_PT_INTERP = 3
 LIBRARY = Path(__file__).parent / "lib" / "libforebay_preload.so"
 USAGE = "usage: python -m forebay.run [--stats] [--relays SOCKET] [--] PROGRAM [ARGUMENT ...]"
 
@@ -30,6 +35,55 @@ def options(program: list[str]) -> dict[str, str]:
     return added
 
 
+def unfit(program: str, path: str | None) -> str | None:
+    """Why a program cannot have the library; what cannot be read or understood is left to `exec`."""
+    file = shutil.which(program, path=path)
+    for _ in range(5):
+        if file is None:
+            return None
+        try:
+            contents = Path(file).read_bytes()
+        except OSError:
+            return None
+        if not contents.startswith(b"#!"):
+            return _unfit_elf(file, contents)
+        words = [word for word in os.fsdecode(contents[2:].split(b"\n")[0]).split() if word]
+        run = [word for word in words[1:] if not word.startswith("-")]
+        by_env = bool(words and run and Path(words[0]).name == "env")
+        file = (shutil.which(run[0], path=path) if by_env else words[0]) if words else None
+    return None
+
+
+def _unfit_elf(file: str, contents: bytes) -> str | None:
+    if len(contents) < 64 or contents[:4] != b"\x7fELF" or contents[5] != 1:
+        return None
+    if contents[4] != 2:
+        return f"{file} is a program of 32 bits, and the preload library has 64"
+    start = struct.unpack_from("<Q", contents, 32)[0]
+    size, count = struct.unpack_from("<HH", contents, 54)
+    for at in range(start, start + size * count, size or 1):
+        if at + 56 > len(contents):
+            return None
+        if struct.unpack_from("<I", contents, at)[0] == _PT_INTERP:
+            offset, length = (struct.unpack_from("<Q", contents, at + field)[0] for field in (8, 32))
+            linker = os.fsdecode(contents[offset : offset + length].rstrip(b"\0"))
+            return _unfit_linker(file, linker)
+    return f"{file} is linked statically, so that LD_PRELOAD does nothing in it"
+
+
+def _unfit_linker(file: str, linker: str) -> str | None:
+    if "musl" in linker:
+        return f"{file} is linked with musl ({linker}), and the preload library needs glibc"
+    try:
+        is_old = f"GLIBC_{OLDEST_GLIBC}\0".encode() not in Path(linker).read_bytes()
+    except OSError:
+        return None
+    if is_old:
+        needs = f"the preload library needs glibc {OLDEST_GLIBC}"
+        return f"{file} is started by {linker}, which is older than that: {needs}"
+    return None
+
+
 def main(arguments: Sequence[str]) -> str:
     """Becomes the program, or returns why not."""
     program = list(arguments)
@@ -46,6 +100,9 @@ def main(arguments: Sequence[str]) -> str:
         return f"{LIBRARY} is missing: this forebay was installed without it"
     if any(character in " \t\n:" for character in str(LIBRARY)):
         return f"the dynamic linker takes no path with spaces or colons: {LIBRARY}"
+    why = unfit(program[0], os.environ.get("PATH"))
+    if why is not None:
+        return f"{why}: start it without `python -m forebay.run`"
     try:
         os.execvpe(program[0], program, environment(LIBRARY, os.environ) | added)
     except OSError as error:

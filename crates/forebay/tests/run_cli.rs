@@ -56,6 +56,21 @@ fn the_program_is_run_with_the_library_before_all_others() {
 }
 
 #[test]
+fn a_program_that_cannot_have_the_library_is_not_started_with_it() {
+    let root = beside();
+    let (binary, source, program) =
+        (install(root.path(), Some("lib")), root.path().join("static.c"), root.path().join("static"));
+    std::fs::write(&source, "void _start(void) { for (;;); }\n").unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-static", "-nostdlib"]).arg(&source).arg("-o").arg(&program);
+    assert!(compiler.status().unwrap().success());
+    let output = run(&binary, &["--", program.to_str().unwrap()], "");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("is linked statically") && error.contains("without `forebay run`"), "{error}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
 fn what_cannot_be_run_is_said() {
     let whole = beside();
     let spaced =

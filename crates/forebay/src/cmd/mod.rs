@@ -3,6 +3,7 @@
 pub mod engine;
 pub mod node;
 pub mod preflight;
+mod program;
 pub mod replay;
 pub mod route;
 pub mod run;

@@ -166,7 +166,10 @@ fn print_profile(profile: &Profile) {
             print_relayed("to a GPU", &relayed.h2d);
             print_relayed("from a GPU", &relayed.d2h);
         }
-        None => println!("no GPU reaches another, so that copies have one path each"),
+        None if profile.untrusted.is_empty() => {
+            println!("no GPU reaches another, so that copies have one path each");
+        }
+        None => println!("no GPU relays for another, so that copies have one path each"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! `forebay run`: becomes another program whose CUDA copies are offered to Forebay. It knows where the preload lies and how the
 //! dynamic linker is told of it; what the preload does is its own, and `FOREBAY_PRELOAD` stays the user's.
 
+use super::program::{self, Unfit};
 use crate::CommandResult;
 use forebay_cuda::remote::RELAYS_VARIABLE;
 use std::ffi::{OsStr, OsString};
@@ -33,6 +34,8 @@ enum RunError {
     NoLibrary(PathBuf),
     #[error("the dynamic linker takes no path with spaces or colons: {}", .0.display())]
     Path(PathBuf),
+    #[error("{0}: start it without `forebay run`")]
+    Unfit(#[from] Unfit),
     #[error("{}: {why}", .program.to_string_lossy())]
     Program { program: OsString, why: std::io::Error },
 }
@@ -42,6 +45,7 @@ pub fn run(args: Args) -> CommandResult {
     let binary = std::env::current_exe()?;
     let library = library_near(binary.parent().unwrap_or(Path::new("/")))?;
     let Some((program, arguments)) = args.command.split_first() else { return Ok(()) };
+    program::check(program, std::env::var_os("PATH").as_deref()).map_err(RunError::Unfit)?;
     let mut command = Command::new(program);
     command.args(arguments).env(LD_PRELOAD, preloads(&library, std::env::var_os(LD_PRELOAD).as_deref()));
     if args.stats {
