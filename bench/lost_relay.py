@@ -1,12 +1,13 @@
-"""A relay GPU whose context is lost while copies for another GPU run: no copy may end as success with wrong bytes.
+"""A relay GPU is lost while copies for another GPU run: no copy may end as success with wrong bytes.
 
 Run it under the preload on a host with two GPUs or more, and nothing else on them:
 
     FOREBAY_PRELOAD=stats forebay run -- python3 bench/lost_relay.py [trap|address] [stream|waited]
 
-It copies 64 MiB there and back again and again, has a kernel on GPU 1 trap (or write to an illegal address) meanwhile,
-and compares every copy that the driver says has succeeded. It needs the driver alone: no toolkit, no package. Exit
-code 0: every success was right; 1: one was not; 2: the host is not fit. What follows the fault is printed.
+It copies 64 MiB there and back again and again, has a kernel on GPU 1 trap (or write to an illegal address)
+meanwhile, and compares every copy that the driver says has succeeded. It needs the driver alone: no toolkit,
+no package. Exit code 0: every success was right; 1: one was not; 2: the host is not fit. What follows the
+fault is printed.
 """
 
 import ctypes
@@ -32,7 +33,7 @@ PTX = """.version 7.0
 
 
 class Driver:
-    """The functions that are used, each by its name in `cuda.h`; a result other than 0 is given, not raised."""
+    """The functions that are used, each by its symbol; a result other than 0 is given, not raised."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -77,6 +78,7 @@ def copy(driver: Driver, stream: c_void_p | None, to: object, source: object, ou
 
 
 def main(fault: str = "trap", how: str = "stream") -> int:
+    """Copies, loses GPU 1, copies on; gives the exit code."""
     driver = Driver()
     driver.check("cuInit", 0)
     contexts = [c_void_p(), c_void_p()]
