@@ -242,6 +242,7 @@ impl Gpu {
 
     /// Puts a part on its way. Says whether to go on with the next one.
     fn post(self: &Arc<Self>, lane: &Lane, part: Part, bytes: u64) -> bool {
+        let losses = self.copier.chains().losses();
         let (sent, event) = match self.send(lane, &part) {
             Ok(sent) => sent,
             Err(error) => {
@@ -265,7 +266,13 @@ impl Gpu {
         };
         part.job.note(part.layer, Some(Arc::clone(&event)));
         let gpu = Arc::clone(self);
-        let on_passed = move |passed: Result<(), CudaError>| gpu.ended(part, bytes, queued.and(passed));
+        let on_passed = move |passed: Result<(), CudaError>| {
+            // What a relay carried that was lost meanwhile may not have arrived, whatever the driver says.
+            let whole =
+                || gpu.copier.chains().is_whole_since(losses, &gpu.lane(part.job.direction()).courier);
+            let ended = queued.and(passed).and_then(|()| whole());
+            gpu.ended(part, bytes, ended);
+        };
         lane.ends.when_passed(event, Box::new(on_passed));
         // Last: from here on another thread may post. Events are noted and waited for in the order of the lane, or a layer's
         // last event would be that of an earlier part.

@@ -461,6 +461,33 @@ fn a_lost_gpu_ends_all_jobs_with_the_reason() {
 }
 
 #[test]
+fn a_load_whose_relay_is_lost_meanwhile_is_never_said_to_be_right_with_other_bytes() {
+    let name = "a_load_whose_relay_is_lost_meanwhile_is_never_said_to_be_right_with_other_bytes";
+    alone(name, &THREE, |fake| {
+        let site = Site::new();
+        let _node = site.node();
+        let engine = site.engine(fake);
+        let (from, to) = (blocks(3), blocks(40));
+        engine.store(1, &from, 1, 5);
+        let over_relay = || fake.stat("bytes.h2d.1") + fake.stat("bytes.h2d.2");
+        let before = over_relay();
+        engine.begin_load(2, &to, 1, false);
+        assert_eq!(engine.end_of(2).why, None);
+        assert!(over_relay() > before, "relays have no part in a load of this size");
+        // The driver lets others go on as if a relay that it lost had done its part.
+        fake.control("freeze h2d.1");
+        engine.begin_load(3, &to, 1, false);
+        std::thread::sleep(Duration::from_millis(50));
+        fake.control("abandon 1 700; release h2d.1");
+        let end = engine.end_of(3);
+        assert!(end.why.as_ref().is_some_and(|why| why.contains("relay")), "{end:?}");
+        engine.begin_load(4, &to, 1, false);
+        assert_eq!(engine.end_of(4).why, None, "the other relay and the GPU's own link are there");
+        assert!(engine.has(&to, &from, 5, TOKENS));
+    });
+}
+
+#[test]
 fn a_cache_that_is_closed_while_busy_is_touched_by_nobody_afterwards() {
     alone("a_cache_that_is_closed_while_busy_is_touched_by_nobody_afterwards", &THREE, |fake| {
         let site = Site::new();
