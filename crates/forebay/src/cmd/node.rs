@@ -25,7 +25,8 @@ pub fn run(args: Args) -> crate::CommandResult {
     let config = NodeConfig::read(&args.config)?;
     if args.check_config {
         Node::check(&config)?;
-        return Ok(write!(std::io::stdout(), "{}", config.effective().to_toml())?);
+        print!("{}", config.effective().to_toml());
+        return Ok(());
     }
     let node = Node::start(&config)?;
     let peers = node.peer_address().map_or(String::new(), |address| format!(", peers at {address}"));
