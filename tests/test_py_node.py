@@ -1,9 +1,11 @@
 """`forebay.Node` from Python, with a real node."""
 
+import os
 import pathlib
 import random
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -330,3 +332,16 @@ def test_whatever_goes_wrong_with_a_page_no_other_is_left_on_its_way(
 def test_where_there_is_no_node_the_socket_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(forebay.PeerLostError, match=r"nobody\.sock"):
         forebay.Node(tmp_path / "nobody.sock")
+
+
+def test_a_log_filter_that_means_nothing_is_refused_with_what_is_allowed() -> None:
+    for value, good in (("warn,forebay_node=debug", True), ("loud", False)):
+        ran = subprocess.run(
+            [sys.executable, "-c", "import forebay"],
+            env=os.environ | {"FOREBAY_LOG": value},
+            capture_output=True,
+            text=True,
+        )
+        assert (ran.returncode == 0) is good, ran.stderr
+        if not good:
+            assert "FOREBAY_LOG is" in ran.stderr and "it takes a level (off, error" in ran.stderr

@@ -10,6 +10,7 @@ mod descriptors;
 mod errors;
 mod finding;
 mod ids;
+mod log;
 mod memory;
 mod node;
 mod paged;
@@ -46,4 +47,9 @@ mod _forebay {
     use crate::slack::Slack;
     #[pymodule_export]
     use crate::transfer::{Prepared, Transfer};
+
+    #[pymodule_init]
+    fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        crate::log::start()
+    }
 }
