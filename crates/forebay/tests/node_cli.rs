@@ -459,7 +459,7 @@ fn the_user_of_the_unit_is_one_that_systemd_makes() {
     let user = in_unit("Service", "User").unwrap();
     assert!(users.lines().any(|line| line.starts_with(&format!("u {user} "))), "{users}");
     let Ok(ran) = Command::new("systemd-sysusers").arg("--dry-run").arg(&path).output() else {
-        eprintln!("SKIPPED: systemd-sysusers is not installed");
+        testkit::skipped("systemd-sysusers is not installed");
         return;
     };
     // It ends well also where it ignores what it does not understand.
@@ -488,6 +488,8 @@ fn said(site: &Site, more: &[&str]) -> (bool, String) {
         .args(["node", "--config"])
         .arg(site.config())
         .args(more)
+        // Log lines have their time in front, and no two are the same.
+        .env("FOREBAY_LOG", "error")
         .output()
         .unwrap();
     let said = if output.status.success() { output.stdout } else { output.stderr };

@@ -39,7 +39,8 @@ fn a_command_whose_reader_has_gone_does_its_work_and_says_nothing_of_it() {
     std::fs::write(&config, format!("socket = {socket:?}\n[memory]\nsize = '8MiB'\n")).unwrap();
     let made = forebay(&["store", "init", text(&log), "--size", "16M", "--segment", "1M"]).output().unwrap();
     if !made.status.success() {
-        return eprintln!("SKIPPED: no log can be made: {}", String::from_utf8_lossy(&made.stderr));
+        let why = String::from_utf8_lossy(&made.stderr);
+        return testkit::skipped(format_args!("no log can be made: {why}"));
     }
     for args in [
         &["store", "init", text(&log), "--size", "16M", "--segment", "1M", "--force"][..],

@@ -302,7 +302,7 @@ fn stat_and_verify_need_no_right_to_write() {
     };
     for command in ["stat", "verify"] {
         let ran = match as_anybody(command) {
-            Err(error) => return eprintln!("SKIPPED: nobody may not run forebay here: {error}"),
+            Err(error) => return testkit::skipped(format_args!("nobody may not run forebay here: {error}")),
             Ok(ran) => ran,
         };
         let told = String::from_utf8_lossy(&ran.stderr).into_owned();

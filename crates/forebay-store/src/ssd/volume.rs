@@ -182,7 +182,7 @@ mod tests {
         let path = directory.path().join("log");
         match init(&path, BYTES, SEGMENT_BYTES, Existing::Keep) {
             Err(SsdError::Disk(DiskError::NoDirectIo { .. })) => {
-                eprintln!("SKIPPED: no direct I/O at {}", path.display());
+                testkit::skipped(format_args!("no direct I/O at {}", path.display()));
                 return None;
             }
             made => drop(made.unwrap()),
