@@ -4,8 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 FOREBAY := target/release/forebay
 LIBRARIES := python/forebay/lib
+# The oldest glibc that the libraries run with: Rust's own.
+GLIBC := 2.17
+BUILD_LIBRARIES := --release --locked -p forebay-preload -p forebay-cuda
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: setup build wheel demo test forget-skips test-rust test-loom test-unverified test-python test-vllm test-vllm-newer test-vllm-newest test-vllm-gpu soak lint bench bench-net clean
+.PHONY: setup build libraries wheel demo test forget-skips test-rust test-loom test-unverified test-python test-vllm test-vllm-newer test-vllm-newest test-vllm-gpu soak lint bench bench-net clean
 
 ## What the tests need beside Rust: Chromium to look at the report, etcd, UCX, pytest and ruff in a virtual environment.
 setup: $(VENV)/.done
@@ -17,21 +21,33 @@ setup: $(VENV)/.done
 	@ldconfig -p | grep -q libucp.so.0 || { apt-get update -q && apt-get install -y -q libucx0; } \
 		|| echo "libucx0 could not be installed: the tests of the UCX link will be skipped"
 
-$(VENV)/.done: tests/requirements.txt
+$(VENV)/.done: tests/requirements.txt tests/requirements-zig.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install -q --disable-pip-version-check -r $<
+	@$(VENV)/bin/pip install -q --disable-pip-version-check -r tests/requirements-zig.txt \
+		|| echo "zig could not be installed: the libraries of the wheel will need the glibc of this machine"
 	touch $@
 
 build:
 	cargo build --release --locked -p forebay -p forebay-preload -p forebay-cuda
 
+## The preload and the copying library for the wheel, in python/forebay/lib. Programs in older containers load them, so they
+## are linked by zig, which knows the symbols of every glibc.
+libraries: setup
+	rm -rf $(LIBRARIES) && mkdir -p $(LIBRARIES)
+	if [ -x $(VENV)/bin/cargo-zigbuild ]; then \
+		PATH="$(abspath $(VENV)/bin):$$PATH" cargo-zigbuild zigbuild $(BUILD_LIBRARIES) --target $(HOST).$(GLIBC) && from=$(HOST)/release; \
+	else \
+		echo "without zig: the libraries of this wheel need the glibc of this machine"; \
+		cargo build $(BUILD_LIBRARIES) && from=release; \
+	fi && for name in preload cuda; do \
+		strip -o $(LIBRARIES)/libforebay_$$name.so target/$$from/libforebay_$$name.so || exit 1; \
+	done
+
 ## The Python package, for CPython 3.11 and later. Left in target/wheels and installed into the virtual environment. It carries
 ## the libraries of `python -m forebay.run`.
-wheel: setup
-	rm -rf target/wheels $(LIBRARIES)
-	cargo build --release --locked -p forebay-preload -p forebay-cuda
-	mkdir -p $(LIBRARIES)
-	for name in preload cuda; do strip -o $(LIBRARIES)/libforebay_$$name.so target/release/libforebay_$$name.so || exit 1; done
+wheel: setup libraries
+	rm -rf target/wheels
 	$(VENV)/bin/maturin build --quiet --release --locked --out target/wheels
 	$(VENV)/bin/pip install -q --disable-pip-version-check --no-deps --force-reinstall target/wheels/forebay-*.whl
 

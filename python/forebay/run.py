@@ -5,15 +5,17 @@ and how the dynamic linker is told of it; docs/preload.md has what that does. It
 """
 
 import os
+import re
 import shutil
 import struct
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# The oldest C library that the preload library starts with.
-OLDEST_GLIBC = "2.34"
 _PT_INTERP = 3
+_SHT_DYNSYM = 11
+# The C library, which lies beside its dynamic linker.
+_LIBC = "libc.so.6"
 LIBRARY = Path(__file__).parent / "lib" / "libforebay_preload.so"
 USAGE = "usage: python -m forebay.run [--stats] [--relays SOCKET] [--] PROGRAM [ARGUMENT ...]"
 
@@ -35,7 +37,7 @@ def options(program: list[str]) -> dict[str, str]:
     return added
 
 
-def unfit(program: str, path: str | None) -> str | None:
+def unfit(program: str, path: str | None, library: Path = LIBRARY) -> str | None:
     """Why a program cannot have the library; what cannot be read or understood is left to `exec`."""
     file = shutil.which(program, path=path)
     for _ in range(5):
@@ -46,7 +48,7 @@ def unfit(program: str, path: str | None) -> str | None:
         except OSError:
             return None
         if not contents.startswith(b"#!"):
-            return _unfit_elf(file, contents)
+            return _unfit_elf(file, contents, library)
         words = [word for word in os.fsdecode(contents[2:].split(b"\n")[0]).split() if word]
         run = [word for word in words[1:] if not word.startswith("-")]
         by_env = bool(words and run and Path(words[0]).name == "env")
@@ -54,7 +56,7 @@ def unfit(program: str, path: str | None) -> str | None:
     return None
 
 
-def _unfit_elf(file: str, contents: bytes) -> str | None:
+def _unfit_elf(file: str, contents: bytes, library: Path) -> str | None:
     if len(contents) < 64 or contents[:4] != b"\x7fELF" or contents[5] != 1:
         return None
     if contents[4] != 2:
@@ -67,21 +69,46 @@ def _unfit_elf(file: str, contents: bytes) -> str | None:
         if struct.unpack_from("<I", contents, at)[0] == _PT_INTERP:
             offset, length = (struct.unpack_from("<Q", contents, at + field)[0] for field in (8, 32))
             linker = os.fsdecode(contents[offset : offset + length].rstrip(b"\0"))
-            return _unfit_linker(file, linker)
+            return _unfit_linker(file, linker, library)
     return f"{file} is linked statically, so that LD_PRELOAD does nothing in it"
 
 
-def _unfit_linker(file: str, linker: str) -> str | None:
+def _unfit_linker(file: str, linker: str, library: Path) -> str | None:
     if "musl" in linker:
         return f"{file} is linked with musl ({linker}), and the preload library needs glibc"
     try:
-        is_old = f"GLIBC_{OLDEST_GLIBC}\0".encode() not in Path(linker).read_bytes()
-    except OSError:
+        libc = Path(linker).resolve().with_name(_LIBC)
+        has, needs = newest_version(libc.read_bytes()), newest_version(library.read_bytes())
+    except (OSError, RuntimeError):
         return None
-    if is_old:
-        needs = f"the preload library needs glibc {OLDEST_GLIBC}"
-        return f"{file} is started by {linker}, which is older than that: {needs}"
-    return None
+    if not has or not needs or has >= needs:
+        return None
+    last, least = (".".join(map(str, version)) for version in (has, needs))
+    needed = f"the preload library needs glibc {least} or later"
+    return f"{file} is started with {libc}, whose symbols end at glibc {last}; {needed}"
+
+
+def newest_version(contents: bytes) -> tuple[int, ...] | None:
+    """The newest version of glibc's symbols that a library has or needs.
+
+    Both are in the strings of its dynamic symbols, where a library's own constants are not.
+    """
+    try:
+        if contents[:6] != b"\x7fELF\x02\x01":
+            return None
+        (start,) = struct.unpack_from("<Q", contents, 40)
+        size, count = struct.unpack_from("<HH", contents, 58)
+        sections = [struct.unpack_from("<IIQQQQI", contents, start + nth * size) for nth in range(count)]
+        link = next((section[6] for section in sections if section[1] == _SHT_DYNSYM), None)
+        if link is None:
+            return None
+        offset, length = sections[link][4:6]
+    except (struct.error, IndexError):
+        return None
+    names = contents[offset : offset + length].split(b"\0")
+    numbers = (re.fullmatch(rb"GLIBC_(\d+(?:\.\d+)*)", name) for name in names)
+    versions = (tuple(map(int, number[1].split(b"."))) for number in numbers if number)
+    return max(versions, default=None)
 
 
 def main(arguments: Sequence[str]) -> str:
@@ -100,7 +127,7 @@ def main(arguments: Sequence[str]) -> str:
         return f"{LIBRARY} is missing: this forebay was installed without it"
     if any(character in " \t\n:" for character in str(LIBRARY)):
         return f"the dynamic linker takes no path with spaces or colons: {LIBRARY}"
-    why = unfit(program[0], os.environ.get("PATH"))
+    why = unfit(program[0], os.environ.get("PATH"), LIBRARY)
     if why is not None:
         return f"{why}: start it without `python -m forebay.run`"
     try:

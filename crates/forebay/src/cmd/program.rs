@@ -1,5 +1,6 @@
-//! Whether a program can have the preload library: what its file says of the dynamic linker that will start it. Pure but for reading
-//! files. It knows ELF's first headers and scripts' first lines; it must never start anything.
+//! Whether a program can have the preload library: what its file says of the dynamic linker that will
+//! start it, and what the library's says of the glibc that it needs. Pure but for reading files. It
+//! knows ELF's headers and scripts' first lines; it must never start anything.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -7,10 +8,6 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The oldest C library that the preload library starts with.
-pub const OLDEST_GLIBC: &str = "2.34";
-/// The version's name in the dynamic linker of such a C library, as a C string.
-const OLDEST_VERSION: &[u8] = b"GLIBC_2.34\0";
 /// Scripts that start scripts: the kernel follows as many.
 const SCRIPTS_MAX: usize = 5;
 /// Of a script's first line.
@@ -19,6 +16,11 @@ const LINE_BYTES: usize = 256;
 const ELF: &[u8; 4] = b"\x7fELF";
 const CLASS_64: u8 = 2;
 const PT_INTERP: u32 = 3;
+const SHT_DYNSYM: u32 = 11;
+/// The C library, which lies beside its dynamic linker.
+const LIBC: &str = "libc.so.6";
+/// What the names of glibc's versions of symbols begin with.
+const GLIBC: &str = "GLIBC_";
 
 /// Why a program cannot have the preload library.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -34,21 +36,32 @@ pub enum Unfit {
     Musl { program: PathBuf, linker: PathBuf },
     /// It would not start.
     #[error(
-        "{} is started by {}, which is older than glibc {OLDEST_GLIBC}; the preload library needs that or a newer one",
-        .program.display(), .linker.display()
+        "{} is started with {}, whose symbols end at glibc {has}; the preload library needs glibc {needs} or later",
+        .program.display(), .libc.display()
     )]
-    Old { program: PathBuf, linker: PathBuf },
+    Old { program: PathBuf, libc: PathBuf, has: Version, needs: Version },
+}
+
+/// A version of glibc's symbols: 2.17 is `[2, 17]`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(Vec<u32>);
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let parts: Vec<_> = self.0.iter().map(u32::to_string).collect();
+        to.write_str(&parts.join("."))
+    }
 }
 
 /// Finds out whether a program, found as `exec` finds it, can have the preload library. What cannot be read or understood is
 /// left to `exec`.
-pub fn check(program: &OsStr, path: Option<&OsStr>) -> Result<(), Unfit> {
+pub fn check(program: &OsStr, path: Option<&OsStr>, library: &Path) -> Result<(), Unfit> {
     let Some(mut file) = find(program, path) else { return Ok(()) };
     for _ in 0..SCRIPTS_MAX {
         let Ok(mut opened) = File::open(&file) else { return Ok(()) };
         match script(&mut opened, path) {
             Ok(Some(next)) => file = next,
-            Ok(None) => return elf(&file, &mut opened),
+            Ok(None) => return elf(&file, &mut opened, library),
             Err(_) => return Ok(()),
         }
     }
@@ -81,7 +94,7 @@ fn script(file: &mut File, path: Option<&OsStr>) -> io::Result<Option<PathBuf>> 
 }
 
 /// Of a file that is no script.
-fn elf(program: &Path, file: &mut File) -> Result<(), Unfit> {
+fn elf(program: &Path, file: &mut File, library: &Path) -> Result<(), Unfit> {
     let Ok(Some(headers)) = headers(file) else { return Ok(()) };
     let program = program.to_path_buf();
     match headers {
@@ -89,14 +102,44 @@ fn elf(program: &Path, file: &mut File) -> Result<(), Unfit> {
         Headers::Linker(linker) if linker.as_os_str().as_bytes().windows(4).any(|part| part == b"musl") => {
             Err(Unfit::Musl { program, linker })
         }
-        Headers::Linker(linker) => match std::fs::read(&linker) {
-            Ok(bytes) if !bytes.windows(OLDEST_VERSION.len()).any(|part| part == OLDEST_VERSION) => {
-                Err(Unfit::Old { program, linker })
-            }
-            _ => Ok(()),
-        },
+        Headers::Linker(linker) => new_enough(program, &linker, library),
         Headers::None => Err(Unfit::Static(program)),
     }
+}
+
+/// Of a program that glibc's dynamic linker starts.
+fn new_enough(program: PathBuf, linker: &Path, library: &Path) -> Result<(), Unfit> {
+    let Some(libc) = linker.canonicalize().ok().map(|linker| linker.with_file_name(LIBC)) else {
+        return Ok(());
+    };
+    match (newest_version(&libc), newest_version(library)) {
+        (Some(has), Some(needs)) if has < needs => Err(Unfit::Old { program, libc, has, needs }),
+        _ => Ok(()),
+    }
+}
+
+/// The newest version of glibc's symbols that a library has or needs. Both are in the strings of its
+/// dynamic symbols, where a library's own constants are not.
+fn newest_version(library: &Path) -> Option<Version> {
+    let bytes = std::fs::read(library).ok()?;
+    if bytes.get(..6)? != [ELF.as_slice(), &[CLASS_64, 1]].concat() {
+        return None;
+    }
+    let start = usize::try_from(word(bytes.get(40..48)?, 0)).ok()?;
+    let size = usize::from(short(bytes.get(58..60)?, 0));
+    let section = |nth: usize| bytes.get(start.checked_add(nth * size)?..)?.get(..64);
+    let count = usize::from(short(bytes.get(60..62)?, 0));
+    let symbols = (0..count).filter_map(section).find(|section| int(section, 4) == SHT_DYNSYM)?;
+    let strings = section(usize::try_from(int(symbols, 40)).ok()?)?;
+    let [from, length] = [24, 32].map(|at| usize::try_from(word(strings, at)).ok());
+    let strings = bytes.get(from?..)?.get(..length?)?;
+    strings.split(|byte| *byte == 0).filter_map(version).max()
+}
+
+/// `GLIBC_2.17`, but not `GLIBC_PRIVATE`.
+fn version(name: &[u8]) -> Option<Version> {
+    let numbers = std::str::from_utf8(name).ok()?.strip_prefix(GLIBC)?;
+    numbers.split('.').map(|number| number.parse().ok()).collect::<Option<_>>().map(Version)
 }
 
 /// What an ELF file says of its dynamic linker.
@@ -128,8 +171,7 @@ fn headers(file: &mut File) -> io::Result<Option<Headers>> {
         let mut entry = [0; 56];
         file.seek(SeekFrom::Start(start + nth * u64::from(size)))?;
         file.read_exact(&mut entry)?;
-        let kind = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
-        if kind == PT_INTERP {
+        if int(&entry, 0) == PT_INTERP {
             let (offset, bytes) = (word(&entry, 8), word(&entry, 32).min(4096));
             let mut name = Vec::new();
             file.seek(SeekFrom::Start(offset))?;
@@ -146,6 +188,12 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(word)
+}
+
+fn int(bytes: &[u8], at: usize) -> u32 {
+    let mut int = [0; 4];
+    int.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(int)
 }
 
 fn short(bytes: &[u8], at: usize) -> u16 {
@@ -172,6 +220,21 @@ mod tests {
         file
     }
 
+    /// An ELF file of 64 bits that names versions of glibc's symbols, and others where it has constants.
+    fn naming(versions: &str) -> Vec<u8> {
+        let mut file = vec![0; 64 + 3 * 64];
+        file[..4].copy_from_slice(ELF);
+        (file[4], file[5]) = (CLASS_64, 1);
+        (file[40], file[58], file[60]) = (64, 64, 3);
+        let (symbols, strings) = (64 + 64, 64 + 2 * 64);
+        (file[symbols + 4], file[symbols + 40]) = (SHT_DYNSYM as u8, 2);
+        file[strings + 24..strings + 26].copy_from_slice(&256_u16.to_le_bytes());
+        file[strings + 32] = versions.len() as u8;
+        file.extend(versions.bytes());
+        file.extend(b"\0GLIBC_9.99\0");
+        file
+    }
+
     fn put(folder: &Path, name: &str, bytes: &[u8]) -> PathBuf {
         let file = folder.join(name);
         std::fs::write(&file, bytes).unwrap();
@@ -183,15 +246,24 @@ mod tests {
     fn programs_that_would_not_start_or_not_be_caught_are_told_apart() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
-        let (old, new) =
-            (put(folder, "ld-old.so", b"GLIBC_2.31\0"), put(folder, "ld-new.so", OLDEST_VERSION));
+        let [old, new] = ["old", "new"].map(|name| folder.join(format!("libc-{name}")));
+        for (folder, versions) in [
+            (&old, "\0GLIBC_2.2.5\0GLIBC_2.9\0GLIBC_2.16\0GLIBC_PRIVATE\0"),
+            (&new, "\0GLIBC_2.2.5\0GLIBC_2.17\0GLIBC_2.36\0GLIBC_ABI_DT_RELR\0"),
+        ] {
+            std::fs::create_dir(folder).unwrap();
+            put(folder, "ld.so", b"");
+            put(folder, LIBC, &naming(versions));
+        }
+        let library = put(folder, "preload.so", &naming("\0dlsym\0GLIBC_2.17\0GLIBC_2.2.5\0"));
         let linked = |name: &str, linker: &Path| {
             let mut says = linker.as_os_str().as_bytes().to_vec();
             says.push(0);
             put(folder, name, &made(PT_INTERP, &says))
         };
         let musl = PathBuf::from("/lib/ld-musl-x86_64.so.1");
-        let (of_new, of_old, of_musl) = (linked("new", &new), linked("old", &old), linked("musl", &musl));
+        let (of_new, of_old, of_musl) =
+            (linked("new", &new.join("ld.so")), linked("old", &old.join("ld.so")), linked("musl", &musl));
         let fixed = put(folder, "static", &made(1, b""));
         let mut narrow = made(PT_INTERP, b"/lib/ld-linux.so.2\0");
         narrow[4] = 1;
@@ -202,7 +274,15 @@ mod tests {
         for (program, expected) in [
             (of_new.as_os_str(), Ok(())),
             (OsStr::new("new"), Ok(())),
-            (OsStr::new("old"), Err(Unfit::Old { program: of_old.clone(), linker: old })),
+            (
+                OsStr::new("old"),
+                Err(Unfit::Old {
+                    program: of_old.clone(),
+                    libc: old.canonicalize().unwrap().join(LIBC),
+                    has: Version(vec![2, 16]),
+                    needs: Version(vec![2, 17]),
+                }),
+            ),
             (of_musl.as_os_str(), Err(Unfit::Musl { program: of_musl.clone(), linker: musl.clone() })),
             (by_path.as_os_str(), Err(Unfit::Musl { program: of_musl.clone(), linker: musl })),
             (fixed.as_os_str(), Err(Unfit::Static(fixed.clone()))),
@@ -214,14 +294,16 @@ mod tests {
             (put(folder, "empty", b"").as_os_str(), Ok(())),
             (put(folder, "short", b"\x7fELF").as_os_str(), Ok(())),
         ] {
-            assert_eq!(check(program, path), expected, "{program:?}");
+            assert_eq!(check(program, path, &library), expected, "{program:?}");
         }
     }
 
     #[test]
     fn programs_of_this_host_can_have_it() {
         let path = std::env::var_os("PATH");
-        assert_eq!(check(OsStr::new("sh"), path.as_deref()), Ok(()));
+        let this = std::env::current_exe().unwrap();
+        assert_eq!(check(OsStr::new("sh"), path.as_deref(), &this), Ok(()));
+        assert!(newest_version(&this).is_some_and(|needs| needs >= Version(vec![2, 17])));
     }
 
     #[test]
@@ -229,6 +311,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let itself = folder.path().join("itself");
         put(folder.path(), "itself", format!("#!{}\n", itself.display()).as_bytes());
-        assert_eq!(check(itself.as_os_str(), None), Ok(()));
+        assert_eq!(check(itself.as_os_str(), None, Path::new("/nowhere")), Ok(()));
     }
 }

@@ -45,7 +45,7 @@ pub fn run(args: Args) -> CommandResult {
     let binary = std::env::current_exe()?;
     let library = library_near(binary.parent().unwrap_or(Path::new("/")))?;
     let Some((program, arguments)) = args.command.split_first() else { return Ok(()) };
-    program::check(program, std::env::var_os("PATH").as_deref()).map_err(RunError::Unfit)?;
+    program::check(program, std::env::var_os("PATH").as_deref(), &library).map_err(RunError::Unfit)?;
     let mut command = Command::new(program);
     command.args(arguments).env(LD_PRELOAD, preloads(&library, std::env::var_os(LD_PRELOAD).as_deref()));
     if args.stats {
