@@ -32,11 +32,13 @@ build:
 	cargo build --release --locked -p forebay -p forebay-preload -p forebay-cuda
 
 ## The preload and the copying library for the wheel, in python/forebay/lib. Programs in older containers load them, so they
-## are linked by zig, which knows the symbols of every glibc.
+## are linked by zig, which knows the symbols of every glibc. The unwinder is the program's libgcc_s: with zig's own in the
+## library, a thread that is cancelled within a copy would unwind our frames with two.
 libraries: setup
 	rm -rf $(LIBRARIES) && mkdir -p $(LIBRARIES)
 	if [ -x $(VENV)/bin/cargo-zigbuild ]; then \
-		PATH="$(abspath $(VENV)/bin):$$PATH" cargo-zigbuild zigbuild $(BUILD_LIBRARIES) --target $(HOST).$(GLIBC) && from=$(HOST)/release; \
+		PATH="$(abspath $(VENV)/bin):$$PATH" RUSTFLAGS="$$RUSTFLAGS -C link-arg=$$(cc -print-file-name=libgcc_s.so.1)" \
+			cargo-zigbuild zigbuild $(BUILD_LIBRARIES) --target $(HOST).$(GLIBC) && from=$(HOST)/release; \
 	else \
 		echo "without zig: the libraries of this wheel need the glibc of this machine"; \
 		cargo build $(BUILD_LIBRARIES) && from=release; \

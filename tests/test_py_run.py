@@ -67,6 +67,18 @@ def test_the_libraries_need_no_later_glibc_than_is_documented(name: str) -> None
 
 
 @needs_library
+@pytest.mark.parametrize("size", ["8", "8388608"])
+def test_a_thread_that_is_cancelled_within_a_copy_ends(tmp_path: Path, size: str) -> None:
+    source = ROOT / "crates/forebay-preload/tests/c/cancelled.c"
+    compiler = ["cc", "-fexceptions", "-fPIC", source, "-pthread", "-o"]
+    driver, program = tmp_path / "libcuda.so.1", tmp_path / "cancelled"
+    soname = "-Wl,-soname,libcuda.so.1"
+    subprocess.run([*compiler, driver, "-DDRIVER", "-shared", soname], check=True)
+    subprocess.run([*compiler, program, driver, f"-Wl,-rpath,{tmp_path}"], check=True)
+    assert run(str(program), size) == (0, "cleaned up\ncancelled\n", "")
+
+
+@needs_library
 def test_a_program_that_is_not_there_is_said() -> None:
     code, _, error = run("no-such-program")
     assert (code, error) == (1, "no-such-program: No such file or directory\n")
