@@ -9,6 +9,8 @@ use std::ffi::{CStr, c_int, c_void};
 const SUCCESS: c_int = 0;
 const CAPTURE_NONE: c_int = 0;
 const CAPTURE_RELAXED: c_int = 2;
+/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`.
+const ANOTHER_CAPTURES: c_int = 906;
 /// The handle that means the calling thread's default stream, in every entry point.
 const STREAM_PER_THREAD: *mut c_void = 2 as *mut c_void;
 
@@ -30,9 +32,7 @@ impl Driver {
             return Err(Reason::NO_CONTEXT);
         }
         let own = stream.is_null() && flags & PER_THREAD != 0;
-        if driver.captures(if own { STREAM_PER_THREAD } else { stream }) {
-            return Err(Reason::CAPTURING);
-        }
+        driver.ask(if own { STREAM_PER_THREAD } else { stream })?;
         Ok(driver)
     }
 
@@ -64,15 +64,19 @@ impl Driver {
         result == SUCCESS && !context.is_null()
     }
 
-    /// Whether the stream is part of a capture, or may not be asked because another is.
-    fn captures(self, stream: *mut c_void) -> bool {
-        let Some(at) = self.find(c"cuStreamIsCapturing") else { return false };
+    /// Asks whether the stream is part of a capture. It may not be asked where another one is, and a
+    /// stream of a context that is lost has nothing to say.
+    fn ask(self, stream: *mut c_void) -> Result<(), Reason> {
+        let Some(at) = self.find(c"cuStreamIsCapturing") else { return Ok(()) };
         // SAFETY: the signature of cuda.h.
         let is_capturing = unsafe { std::mem::transmute::<*mut c_void, IsCapturing>(at) };
         let mut status = CAPTURE_NONE;
         // SAFETY: the stream is as good as the program's own call, which is about to use it.
-        let result = unsafe { is_capturing(stream, &mut status) };
-        result != SUCCESS || status != CAPTURE_NONE
+        match unsafe { is_capturing(stream, &mut status) } {
+            SUCCESS if status == CAPTURE_NONE => Ok(()),
+            SUCCESS | ANOTHER_CAPTURES => Err(Reason::CAPTURING),
+            _ => Err(Reason::DRIVER_JUDGES),
+        }
     }
 
     fn find(self, name: &CStr) -> Option<*mut c_void> {
