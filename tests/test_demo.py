@@ -17,6 +17,7 @@ ROW_FIGURES = {
     "hit_rate",
     "wrong_tokens",
     "failures",
+    "short_answers",
     "corruptions_caught",
 }
 SMALL = ["--requests", "60", "--engines", "2", "--clock-ratio", "20"]

@@ -338,7 +338,9 @@ def test_a_child_that_exits_as_programs_do_ends_without_a_signal(daemon: Daemon)
     command = [sys.executable, "-c", EXITS, str(daemon.socket), str(free_port())]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout) == (0, "7 True []\nb'FBMX'\n"), ended.stderr
-    assert ended.stderr == ""
+    # The listener may say that this program's own connection broke off.
+    said = [line for line in ended.stderr.splitlines() if not line.startswith("metadata from")]
+    assert said == []
 
 
 def test_a_child_makes_objects_of_its_own(daemon: Daemon) -> None:

@@ -11,6 +11,7 @@ mod elsewhere;
 mod endpoint;
 mod hex;
 mod local;
+pub mod log;
 pub mod metrics;
 mod node;
 mod peering;

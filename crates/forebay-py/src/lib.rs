@@ -10,7 +10,6 @@ mod descriptors;
 mod errors;
 mod finding;
 mod ids;
-mod log;
 mod memory;
 mod node;
 mod paged;
@@ -50,6 +49,7 @@ mod _forebay {
 
     #[pymodule_init]
     fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
-        crate::log::start()
+        use forebay_node::log::{LevelFilter, start};
+        start(LevelFilter::WARN).map_err(|bad| pyo3::exceptions::PyValueError::new_err(bad.to_string()))
     }
 }

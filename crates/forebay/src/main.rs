@@ -7,10 +7,10 @@ mod output;
 mod bench;
 mod cmd;
 mod demo;
-mod log;
 mod results;
 
 use clap::{Parser, Subcommand};
+use forebay_node::log::{self, LevelFilter};
 use std::process::ExitCode;
 
 /// What a command returns: the error is printed on stderr and the process exits with 1.
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     if let Some(parent) = end_with {
         end_with_parent(parent);
     }
-    if let Err(error) = log::start() {
+    if let Err(error) = log::start(LevelFilter::INFO) {
         eprintln!("forebay: {error}");
         return ExitCode::FAILURE;
     }
