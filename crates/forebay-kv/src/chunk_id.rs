@@ -21,6 +21,9 @@ use std::fmt;
 use crate::digest::write_hex;
 use crate::namespace::NamespaceKey;
 
+/// The most tokens that a chunk may have.
+pub const MAX_CHUNK_TOKENS: u32 = 1 << 20;
+
 /// Tokens that are turned into bytes at a time: one BLAKE3 chunk.
 const BATCH_TOKENS: usize = 256;
 

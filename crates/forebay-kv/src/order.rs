@@ -1,24 +1,9 @@
 //! The orders in which engines lay out the axes of a KV cache.
 //!
-//! Knows vLLM's six physical orders by name and by axis. Must never know sizes, addresses or bytes: `layout`
-//! turns an order and a shape into extents.
+//! Knows vLLM's six physical orders by name. Must never know sizes, addresses or bytes.
 
 use std::fmt;
 use std::str::FromStr;
-
-/// An axis of a KV cache. The innermost axis, one head's key and value of one token, is always contiguous and
-/// therefore not named here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Axis {
-    /// L: layers.
-    Layer,
-    /// B: blocks (pages) of tokens.
-    Block,
-    /// H: KV heads.
-    Head,
-    /// N: tokens within a block.
-    Token,
-}
 
 /// A physical order of the axes L, B, H, N (and the cell C innermost), outermost first, by vLLM's names.
 ///
@@ -45,19 +30,6 @@ impl AxisOrder {
     pub const ALL: [AxisOrder; 6] =
         [Self::Lbhnc, Self::Lbnhc, Self::Lhbnc, Self::Blhnc, Self::Blnhc, Self::Bhlnc];
 
-    /// The axes, outermost first.
-    pub const fn axes(self) -> [Axis; 4] {
-        use Axis::{Block, Head, Layer, Token};
-        match self {
-            Self::Lbhnc => [Layer, Block, Head, Token],
-            Self::Lbnhc => [Layer, Block, Token, Head],
-            Self::Lhbnc => [Layer, Head, Block, Token],
-            Self::Blhnc => [Block, Layer, Head, Token],
-            Self::Blnhc => [Block, Layer, Token, Head],
-            Self::Bhlnc => [Block, Head, Layer, Token],
-        }
-    }
-
     /// vLLM's name of the order.
     pub const fn name(self) -> &'static str {
         match self {
@@ -73,11 +45,6 @@ impl AxisOrder {
     /// Whether a page holds head after head, rather than token after token.
     pub const fn heads_before_tokens(self) -> bool {
         !matches!(self, Self::Lbnhc | Self::Blnhc)
-    }
-
-    /// Whether all layers share one tensor.
-    pub const fn is_cross_layer(self) -> bool {
-        !matches!(self.axes()[0], Axis::Layer)
     }
 }
 
@@ -113,21 +80,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_spells_its_axes() {
+    fn every_name_says_whether_heads_come_before_tokens() {
         for order in AxisOrder::ALL {
-            let spelt: String = order
-                .axes()
-                .iter()
-                .map(|axis| match axis {
-                    Axis::Layer => 'L',
-                    Axis::Block => 'B',
-                    Axis::Head => 'H',
-                    Axis::Token => 'N',
-                })
-                .collect();
-            assert_eq!(order.name(), format!("{spelt}C"));
-            assert_eq!(order.heads_before_tokens(), spelt.find('H') < spelt.find('N'));
-            assert_eq!(order.is_cross_layer(), !spelt.starts_with('L'));
+            let name = order.name();
+            assert_eq!(order.heads_before_tokens(), name.find('H') < name.find('N'));
             assert_eq!(order.name().parse(), Ok(order));
         }
     }

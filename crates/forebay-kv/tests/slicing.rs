@@ -1,10 +1,7 @@
 //! Guarantees of slicing: between any two TP sizes every head byte arrives exactly once where it belongs.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
-use forebay_kv::{
-    AxisOrder, Cache, ChunkLayout, Chunking, Geometry, Group, HeadMove, HeadSplit, KvDtype, Layout,
-    PoolShape, SplitError, Strided,
-};
+use forebay_kv::{HeadMove, HeadSplit, SplitError};
 use proptest::prelude::*;
 
 fn split(heads: u32, size: u32) -> HeadSplit {
@@ -117,127 +114,6 @@ proptest! {
                     .count();
                 prop_assert!(readers as u32 <= most, "rank {} head {}: {}", rank, head, readers);
             }
-        }
-    }
-}
-
-const LAYERS: u32 = 3;
-const BLOCKS: u32 = 2;
-const TOKENS: u32 = 4;
-const CELL: u64 = 4;
-
-/// The bytes of a cell, different for every cell of the model.
-fn cell(layer: u32, block: u32, head: u32, token: u32) -> [u8; CELL as usize] {
-    [layer as u8 + 1, block as u8 + 1, head as u8 + 1, token as u8 + 1]
-}
-
-/// Fills a rank's cells, whose places `place` tells, with the bytes that the model's cells have.
-fn fill(bytes: &mut [u8], held: std::ops::Range<u32>, place: impl Fn(u32, u32, u32, u32) -> u64) {
-    for layer in 0..LAYERS {
-        for block in 0..BLOCKS {
-            for (local, head) in (0..).zip(held.clone()) {
-                for token in 0..TOKENS {
-                    let at = place(layer, block, local, token) as usize;
-                    bytes[at..at + CELL as usize].copy_from_slice(&cell(layer, block, head, token));
-                }
-            }
-        }
-    }
-}
-
-fn copy(from: &[u8], from_place: &Strided, to: &mut [u8], to_place: &Strided) {
-    for (from_extent, to_extent) in from_place.pairs(to_place).unwrap() {
-        to[to_extent.offset as usize..to_extent.end() as usize]
-            .copy_from_slice(&from[from_extent.offset as usize..from_extent.end() as usize]);
-    }
-}
-
-fn pool(split: &HeadSplit, order: AxisOrder) -> Layout {
-    let heads = split.heads_per_rank();
-    let shape =
-        PoolShape { layers: LAYERS, blocks: BLOCKS, heads, block_tokens: TOKENS, cell_bytes: CELL as u32 };
-    Layout::new(order, shape).expect("a small shape")
-}
-
-/// The bytes of all tensors of a rank, one tensor after another, and where a cell starts in them.
-fn pool_of(rank: u32, split: &HeadSplit, order: AxisOrder) -> Vec<u8> {
-    let layout = pool(split, order);
-    let mut bytes = vec![0; (u64::from(layout.tensors()) * layout.tensor_bytes()) as usize];
-    fill(&mut bytes, split.heads_of(rank).expect("a rank"), |layer, block, head, token| {
-        in_pool(&layout, layer, layout.extents(layer, block, head..head + 1, token..token + 1).unwrap())
-            .offset
-    });
-    bytes
-}
-
-fn in_pool(layout: &Layout, layer: u32, place: Strided) -> Strided {
-    let tensor = u64::from(layout.tensor_of(layer).unwrap());
-    Strided { offset: place.offset + tensor * layout.tensor_bytes(), ..place }
-}
-
-fn chunk(split: &HeadSplit, order: AxisOrder) -> ChunkLayout {
-    let cache = Cache::KeyValue {
-        heads: split.heads(),
-        head_dim: CELL as u32 / 2,
-        dtype: KvDtype::Fp8E4m3,
-        window_tokens: None,
-    };
-    let model = Geometry::from_groups(LAYERS, vec![Group { layers: (0..LAYERS).collect(), cache }]).unwrap();
-    let chunking = Chunking::new(BLOCKS * TOKENS, TOKENS).unwrap();
-    ChunkLayout::new(&model.shard(split.size()).unwrap(), order, chunking)
-}
-
-fn chunk_of(rank: u32, split: &HeadSplit, order: AxisOrder) -> Vec<u8> {
-    let layout = chunk(split, order);
-    let mut bytes = vec![0; layout.bytes() as usize];
-    fill(&mut bytes, split.heads_of(rank).expect("a rank"), |layer, block, head, token| {
-        layout.extents(layer, block, head..head + 1, token..token + 1).unwrap().offset
-    });
-    bytes
-}
-
-proptest! {
-    #[test]
-    fn moving_pools_between_tp_sizes_gives_every_worker_its_bytes(
-        (source, target) in splits(),
-        order in prop::sample::select(AxisOrder::ALL.to_vec()),
-    ) {
-        let (from_layout, to_layout) = (pool(&source, order), pool(&target, order));
-        for rank in 0..target.size() {
-            let expected = pool_of(rank, &target, order);
-            let mut bytes = vec![0; expected.len()];
-            for read in target.reads(rank, &source).unwrap() {
-                let from = pool_of(read.from_rank, &source, order);
-                for (layer, block) in (0..LAYERS).flat_map(|layer| (0..BLOCKS).map(move |block| (layer, block))) {
-                    let from_place = from_layout.extents(layer, block, read.from_heads(), 0..TOKENS).unwrap();
-                    let to_place = to_layout.extents(layer, block, read.to_heads(), 0..TOKENS).unwrap();
-                    let from_place = in_pool(&from_layout, layer, from_place);
-                    let to_place = in_pool(&to_layout, layer, to_place);
-                    copy(&from, &from_place, &mut bytes, &to_place);
-                }
-            }
-            prop_assert_eq!(bytes, expected);
-        }
-    }
-
-    #[test]
-    fn chunks_of_one_tp_size_fill_the_pools_of_another(
-        (source, target) in splits(),
-        order in prop::sample::select(AxisOrder::ALL.to_vec()),
-    ) {
-        let (from_layout, to_layout) = (chunk(&source, order), pool(&target, order));
-        for rank in 0..target.size() {
-            let expected = pool_of(rank, &target, order);
-            let mut bytes = vec![0; expected.len()];
-            for read in target.reads(rank, &source).unwrap() {
-                let from = chunk_of(read.from_rank, &source, order);
-                for (layer, block) in (0..LAYERS).flat_map(|layer| (0..BLOCKS).map(move |block| (layer, block))) {
-                    let from_place = from_layout.extents(layer, block, read.from_heads(), 0..TOKENS).unwrap();
-                    let to_place = to_layout.extents(layer, block, read.to_heads(), 0..TOKENS).unwrap();
-                    copy(&from, &from_place, &mut bytes, &in_pool(&to_layout, layer, to_place));
-                }
-            }
-            prop_assert_eq!(bytes, expected);
         }
     }
 }
