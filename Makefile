@@ -29,7 +29,7 @@ $(VENV)/.done: tests/requirements.txt tests/requirements-zig.txt
 	touch $@
 
 build:
-	cargo build --release --locked -p forebay -p forebay-preload -p forebay-cuda
+	cargo build --release --locked -p forebay-cli -p forebay-preload -p forebay-cuda
 
 ## The preload and the copying library for the wheel, in python/forebay/lib. Programs in older containers load them, so they
 ## are linked by zig, which knows the symbols of every glibc. The unwinder is the program's libgcc_s: with zig's own in the
@@ -60,7 +60,7 @@ demo: build
 ## All tests. Those that were skipped are named at the end.
 test: export FOREBAY_SKIPS = $(abspath target/skips.txt)
 test: setup forget-skips test-rust test-loom test-unverified test-python test-vllm
-	$(PYTHON) tools/skips.py $(FOREBAY_SKIPS)
+	$(PYTHON) testing/skips.py $(FOREBAY_SKIPS)
 
 forget-skips:
 	mkdir -p target && rm -f target/skips.txt
@@ -70,12 +70,12 @@ test-rust:
 
 ## Lock-free and hand-written synchronisation, over all interleavings.
 test-loom:
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --locked -p forebay-mover --test loom_turns
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --locked -p forebay-transfer --test loom_turns
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --locked -p forebay-cuda --test loom_ring
 
 ## The same faults with verification taken out must give wrong tokens: the check can fail.
 test-unverified:
-	cargo test --locked -p forebay-engine --features unverified --test store without_the_check
+	cargo test --locked -p forebay-emulator --features unverified --test store without_the_check
 
 ## End to end, with real processes and a real browser.
 test-python: build wheel
@@ -102,7 +102,7 @@ test-vllm-gpu: build
 	FOREBAY_VLLM_ON=$(or $(ON),gpu) FOREBAY=$(abspath $(FOREBAY)) $(PYTHON) -m pytest -q tests/vllm
 
 define vllm_tests
-	$(VENV)/bin/python tools/vllm_cpu.py $(1) $(2)
+	$(VENV)/bin/python testing/vllm_cpu.py $(1) $(2)
 	[ ! -e $(1)/.done ] || $(VENV)/bin/uv pip install -q --python $(1)/bin/python --no-deps --reinstall target/wheels/forebay-*.whl
 	[ ! -e $(1)/.done ] || FOREBAY=$(abspath $(FOREBAY)) UV=$(abspath $(VENV)/bin/uv) $(1)/bin/python -m pytest -q tests/vllm
 endef
@@ -111,14 +111,14 @@ endef
 ## arena the resident size is what the process holds; glibc gives each thread one, and keeps some MB in each for later.
 soak:
 	MALLOC_ARENA_MAX=1 FOREBAY_SOAK_ROUNDS=1000 FOREBAY_SOAK_JSON=$(abspath $(or $(JSON),bench/results/soak.json)) \
-		cargo test --release --locked -p forebay-agent --test soak -- --nocapture
+		cargo test --release --locked -p forebay-net --test soak -- --nocapture
 
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(PYTHON) tools/licences.py
+	$(PYTHON) testing/licences.py
 
 ## Every benchmark beside its ceiling; results go to bench/results/.
 bench: build

@@ -1,6 +1,6 @@
 """Adds each skipped test to the list that `make test` names in FOREBAY_SKIPS, as the Rust tests do.
 
-It knows the form of that list, `TEST<tab>REASON`; `tools/skips.py` reads it.
+It knows the form of that list, `TEST<tab>REASON`; `testing/skips.py` reads it.
 """
 
 import os

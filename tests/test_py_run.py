@@ -69,7 +69,7 @@ def test_the_libraries_need_no_later_glibc_than_is_documented(name: str) -> None
 @needs_library
 @pytest.mark.parametrize("size", ["8", "8388608"])
 def test_a_thread_that_is_cancelled_within_a_copy_ends(tmp_path: Path, size: str) -> None:
-    source = ROOT / "crates/forebay-preload/tests/c/cancelled.c"
+    source = ROOT / "crates/preload/tests/c/cancelled.c"
     compiler = ["cc", "-fexceptions", "-fPIC", source, "-pthread", "-o"]
     driver, program = tmp_path / "libcuda.so.1", tmp_path / "cancelled"
     soname = "-Wl,-soname,libcuda.so.1"

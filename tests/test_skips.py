@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOOL = Path(__file__).parents[1] / "tools/skips.py"
+TOOL = Path(__file__).parents[1] / "testing/skips.py"
 
 
 def skips(*args: Path) -> tuple[int, str]:

@@ -4,7 +4,7 @@
 use std::fmt::Display;
 use std::io::Write;
 
-/// The file to which skipped tests are added. `make test` sets it, and `tools/skips.py` reads it.
+/// The file to which skipped tests are added. `make test` sets it, and `testing/skips.py` reads it.
 const LIST: &str = "FOREBAY_SKIPS";
 
 /// Says that the test that calls this ends without having tested, and why. The test returns after

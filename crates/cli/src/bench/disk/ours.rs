@@ -1,0 +1,203 @@
+//! Our side: the store itself, as its users call it, with slots, footers, checksums, commits and eviction. What is read is
+//! compared with what was written. It measures what callers get; it must never reach around the store.
+
+use super::Failure;
+use super::file::TestFile;
+use super::memory::{Buffers, Direction, Objects};
+use forebay_kv::ChunkId;
+use forebay_links::disk::DiskOptions;
+use forebay_store::ssd::{
+    DiskLease, NotRead, NotWritten, Source, Ssd, SsdConfig, SsdWriteEnd, Staged, Volume, Want,
+};
+use forebay_store::{Refused, TenantId};
+use forebay_transfer::{Class, Limits, MoverThread, Place, RegionId, Span};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+const HOST: Place = Place::Host(0);
+const TENANT: TenantId = TenantId(0);
+const TTL_US: u64 = 60_000_000;
+/// How long to wait for room before asking again, and for a request at most.
+const FULL_RETRY: Duration = Duration::from_micros(200);
+const FULL_AT_MOST: Duration = Duration::from_secs(10);
+
+/// A store on the file under test.
+pub struct Ours {
+    ssd: Ssd,
+    buffers: Buffers,
+    memory: RegionId,
+    /// Checksum of what is in each buffer to write from.
+    sums: Vec<u32>,
+    /// Chunks in the order in which they were stored, each with the buffer that it was written from.
+    stored: VecDeque<(ChunkId, usize)>,
+    next: u64,
+    _mover: MoverThread,
+}
+
+type WriteEnd = (Vec<(ChunkId, usize)>, Vec<SsdWriteEnd>);
+type ReadEnd = (usize, Result<Vec<Staged>, NotRead>);
+
+impl Ours {
+    /// Opens the log in the file, with up to `depth` I/Os under way.
+    pub fn open(file: &TestFile, objects: Objects) -> Result<Ours, Failure> {
+        let mover = MoverThread::spawn(Limits::default())?;
+        let buffers = Buffers::new(objects)?;
+        let memory = mover.handle().register(HOST, buffers.arena.clone())?;
+        let depth = objects.depth as u32;
+        let volume = Volume::open(file.path(), DiskOptions { depth, ..DiskOptions::default() })?;
+        if let Err(error) = volume.link.handle().pin(buffers.arena.clone()) {
+            eprintln!("forebay: measured without pinned memory: {error}");
+        }
+        let ssd = Ssd::open(&mover.handle(), HOST, vec![volume], SsdConfig::default())?;
+        // SAFETY: nothing writes to buffers that are written from.
+        let sums = (0..objects.slots).map(|slot| unsafe { buffers.sum(Direction::Write, slot) }).collect();
+        Ok(Ours { ssd, buffers, memory, sums, stored: VecDeque::new(), next: 0, _mover: mover })
+    }
+
+    /// The memory, for the other side.
+    pub fn memory(&self) -> &Buffers {
+        &self.buffers
+    }
+
+    /// Stores so many new objects, one chunk each, in requests of `depth` objects, and makes them durable.
+    pub fn store(&mut self, count: usize) -> Result<(), Failure> {
+        let Objects { depth, slots, .. } = self.buffers.objects;
+        let (sender, receiver) = channel();
+        let objects: Vec<(ChunkId, usize)> =
+            (0..count).map(|number| (self.next_id(), number % slots)).collect();
+        let mut under_way = 0;
+        for batch in objects.chunks(depth) {
+            while under_way == slots / depth {
+                under_way -= self.check_stored(&receiver, &sender)?;
+            }
+            self.write(batch.to_vec(), &sender)?;
+            under_way += 1;
+        }
+        while under_way > 0 {
+            under_way -= self.check_stored(&receiver, &sender)?;
+        }
+        Ok(self.ssd.flush()?)
+    }
+
+    fn write(&self, batch: Vec<(ChunkId, usize)>, ended: &Sender<WriteEnd>) -> Result<(), Failure> {
+        let bytes = self.buffers.objects.bytes;
+        let span = |slot| Span::new(self.memory, self.buffers.offset(Direction::Write, slot), bytes);
+        let source = |(id, slot): &(ChunkId, usize)| Source {
+            id: *id,
+            parent: None,
+            layers: vec![vec![span(*slot)]],
+            crcs: None,
+        };
+        let sources = batch.iter().map(source).collect();
+        let ended = ended.clone();
+        let on_end = move |ends| drop(ended.send((batch, ends)));
+        Ok(self.ssd.write_many(TENANT, sources, Class::WriteBack, on_end)?)
+    }
+
+    /// Waits for a request, and says whether all of it is stored: 1 if it is, else 0, and the rest is on its way again.
+    fn check_stored(
+        &mut self,
+        receiver: &Receiver<WriteEnd>,
+        sender: &Sender<WriteEnd>,
+    ) -> Result<usize, Failure> {
+        let (batch, ends) = receiver.recv_timeout(FULL_AT_MOST)?;
+        let mut again = Vec::new();
+        for (object, end) in batch.into_iter().zip(ends) {
+            match end {
+                SsdWriteEnd::Stored { .. } => self.stored.push_back(object),
+                // Room that was given up is there again only when that is durable. The wait is part of what is measured.
+                SsdWriteEnd::Failed(NotWritten::Refused(Refused::Full { .. })) => again.push(object),
+                end => return Err(format!("a write ended as {end:?}").into()),
+            }
+        }
+        if again.is_empty() {
+            return Ok(1);
+        }
+        std::thread::sleep(FULL_RETRY);
+        self.write(again, sender)?;
+        Ok(0)
+    }
+
+    fn next_id(&mut self) -> ChunkId {
+        let mut id = [0; 32];
+        // Any ids will do, as long as they are spread as digests are.
+        id[..8].copy_from_slice(&self.next.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+        id[8..16].copy_from_slice(&self.next.to_le_bytes());
+        self.next += 1;
+        ChunkId::from_bytes(id)
+    }
+
+    /// Forgets what the store has evicted, and says how many objects it still has.
+    pub fn resident(&mut self) -> usize {
+        self.stored.retain(|(id, _)| self.ssd.contains(id));
+        self.stored.len()
+    }
+
+    /// Brings what was stored into another order, in which it is then read.
+    pub fn shuffle(&mut self, random: &mut StdRng) {
+        self.stored.make_contiguous().shuffle(random);
+    }
+
+    /// Reads so many of the stored objects, the next ones in the order that [`shuffle`](Ours::shuffle) made, in requests of
+    /// `depth` objects.
+    pub fn retrieve(&mut self, count: usize) -> Result<(), Failure> {
+        let Objects { depth, slots, .. } = self.buffers.objects;
+        let (sender, receiver) = channel();
+        let batches = self.take_batches(count, depth);
+        let mut leases: Vec<Option<DiskLease>> = Vec::new();
+        for (number, batch) in batches.iter().enumerate() {
+            if number >= slots / depth {
+                self.check_next(&receiver, &batches, &mut leases)?;
+            }
+            leases.push(Some(self.read(number, batch, &sender)?));
+        }
+        for _ in 0..batches.len().min(slots / depth) {
+            self.check_next(&receiver, &batches, &mut leases)?;
+        }
+        Ok(())
+    }
+
+    /// The next objects in order; they are the last ones from then on.
+    fn take_batches(&mut self, count: usize, depth: usize) -> Vec<Vec<(ChunkId, usize)>> {
+        let taken: Vec<_> = self.stored.iter().take(count).copied().collect();
+        self.stored.rotate_left(taken.len());
+        taken.chunks(depth).map(<[_]>::to_vec).collect()
+    }
+
+    fn read(
+        &self,
+        number: usize,
+        batch: &[(ChunkId, usize)],
+        ended: &Sender<ReadEnd>,
+    ) -> Result<DiskLease, Failure> {
+        let ids: Vec<ChunkId> = batch.iter().map(|(id, _)| *id).collect();
+        let lease = self.ssd.lease(TENANT, &ids, TTL_US);
+        if lease.len() < batch.len() {
+            return Err(format!("only {} of {} objects are there", lease.len(), batch.len()).into());
+        }
+        let wants: Vec<Want> = (0..batch.len()).map(|chunk| Want { chunk, layers: 0..1 }).collect();
+        let ended = ended.clone();
+        let on_end = move |end| drop(ended.send((number, end)));
+        self.ssd.read(&lease, &wants, Class::Demand, None, on_end)?;
+        Ok(lease)
+    }
+
+    /// Waits for a request, and compares what came with what was written.
+    fn check_next(
+        &self,
+        receiver: &Receiver<ReadEnd>,
+        batches: &[Vec<(ChunkId, usize)>],
+        leases: &mut [Option<DiskLease>],
+    ) -> Result<(), Failure> {
+        let (number, end) = receiver.recv()?;
+        leases[number] = None;
+        let staged = end?;
+        let is_right =
+            |(staged, (_, slot)): (&Staged, &(ChunkId, usize))| staged.crc(0) == Some(self.sums[*slot]);
+        let right = staged.iter().zip(&batches[number]).all(is_right);
+        if right { Ok(()) } else { Err("an object is not the one that was stored".into()) }
+    }
+}

@@ -1,0 +1,524 @@
+//! `forebay trace replay` and `forebay trace report`: replay a trace against an endpoint, and say what a record log holds.
+//! It joins reader, replayer, log and report; what they do is `forebay-trace`'s.
+
+use super::trace::{ReadArgs, show_notes};
+use crate::results::{Results, Row};
+use forebay_emulator::EngineConfig;
+use forebay_emulator::profile::Profile;
+use forebay_emulator::truth::Oracle;
+use forebay_trace::format::{Format, Rereadable, TraceError, TraceReader};
+use forebay_trace::order::{OutOfOrder, sort_by_arrival};
+use forebay_trace::record::{Line, RecordLog, RecordWriter, RequestRecord, RunInfo};
+use forebay_trace::replay::{
+    CLOSED_LOOP_REQUESTS_MAX, CancellationToken, Check, Endpoint, Instance, Options, Pacing, ReplayOutcome,
+    Replayer, Timeouts, sample_load,
+};
+use forebay_trace::report::{self, LiveLine, Summary};
+use forebay_trace::request::TraceRequest;
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Arguments of `forebay trace replay`.
+#[derive(clap::Args)]
+pub struct ReplayArgs {
+    #[command(flatten)]
+    read: ReadArgs,
+    /// The server that requests go to, an engine or a router: http:// or https://
+    #[arg(long, value_name = "URL")]
+    target: String,
+    #[command(flatten)]
+    access: Access,
+    /// What the records call this run, usually the routing policy
+    #[arg(long, default_value = "replay")]
+    arm: String,
+    /// The model that requests name
+    #[arg(long, default_value_t = Options::default().model)]
+    model: String,
+    /// When requests are sent: at their times in the trace, or after the previous answer and the think time
+    #[arg(long, value_enum, default_value = "closed")]
+    pacing: PacingArg,
+    /// Model seconds per real second; the engines' own ratio, 1 for real ones
+    #[arg(long, default_value_t = 1.0)]
+    clock_ratio: f64,
+    /// Prompt token ids are below this
+    #[arg(long, default_value_t = Options::default().vocab)]
+    vocab: u32,
+    /// Stop after this many requests of the trace, as the file has them
+    #[arg(long, value_name = "N")]
+    requests: Option<usize>,
+    /// Requests that may fail before the command does
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    max_failures: u64,
+    /// Most requests under way
+    #[arg(long, default_value_t = Options::default().max_in_flight)]
+    max_in_flight: usize,
+    /// For connecting, in real seconds
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "5")]
+    connect_timeout: Duration,
+    /// From sending a request to its first token, in real seconds
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "300")]
+    first_token_timeout: Duration,
+    /// From a token to the next, in real seconds
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
+    progress_timeout: Duration,
+    /// Check every token: the engines are emulated ones of this profile
+    #[arg(long, value_name = "PROFILE")]
+    check: Option<String>,
+    /// With --check: KV bytes that those engines keep for a token in a layer
+    #[arg(long, value_name = "BYTES", default_value_t = 4)]
+    kv_bytes_per_token_layer: usize,
+    /// An engine whose load is sampled from its metrics; repeat for each
+    #[arg(long, value_name = "NAME=URL")]
+    engine: Vec<Instance>,
+    /// Decides what reading the trace leaves to chance
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Records are appended here, one JSON object a line
+    #[arg(long, value_name = "FILE", default_value = "replay.jsonl")]
+    log: PathBuf,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// How the server is talked to. Keys are never arguments: others on the machine see those.
+#[derive(clap::Args)]
+struct Access {
+    /// The call that requests make; chat has no token ids: a word stands for each
+    #[arg(long, value_enum, default_value = "completions")]
+    endpoint: EndpointArg,
+    /// The environment variable that holds the API key, such as OPENAI_API_KEY
+    #[arg(long, value_name = "VARIABLE", conflicts_with = "api_key_file")]
+    api_key_env: Option<String>,
+    /// The file that holds the API key
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// A header that every request has; repeat for each
+    #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
+    header: Vec<(HeaderName, HeaderValue)>,
+    /// For https: a PEM file with the certificates to trust instead of the system's
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum EndpointArg {
+    Completions,
+    Chat,
+}
+
+impl Access {
+    /// The headers that every request has, with the API key if there is one.
+    fn headers(&self) -> Result<HeaderMap, String> {
+        let mut headers: HeaderMap = self.header.iter().cloned().collect();
+        let (place, key) = match (&self.api_key_env, &self.api_key_file) {
+            (Some(variable), _) => {
+                let place = format!("environment variable {variable}");
+                let key = std::env::var(variable).map_err(|error| format!("{place}: {error}"))?;
+                (place, key)
+            }
+            (None, Some(path)) => {
+                let place = path.display().to_string();
+                let key = std::fs::read_to_string(path).map_err(|error| format!("{place}: {error}"))?;
+                (place, key)
+            }
+            (None, None) => return Ok(headers),
+        };
+        let key = key.trim();
+        let allowed = "an API key is one line of characters that a header may have";
+        if key.is_empty() {
+            return Err(format!("{place} is empty: {allowed}"));
+        }
+        let mut value = HeaderValue::from_str(&format!("Bearer {key}"))
+            .map_err(|_| format!("{place} holds other characters: {allowed}"))?;
+        value.set_sensitive(true);
+        headers.insert(AUTHORIZATION, value);
+        Ok(headers)
+    }
+}
+
+/// Reads `NAME: VALUE`. What the value is nobody shows again: it may be a key.
+fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
+    let (name, value) = text.split_once(':').ok_or("it is not NAME: VALUE")?;
+    let name: HeaderName =
+        name.trim().parse().map_err(|_| format!("{name:?} is not the name of a header"))?;
+    let mut value = HeaderValue::from_str(value.trim())
+        .map_err(|_| format!("the value of {name} has characters that a header may not have"))?;
+    value.set_sensitive(true);
+    Ok((name, value))
+}
+
+/// Arguments of `forebay trace report`.
+#[derive(clap::Args)]
+pub struct ReportArgs {
+    /// Record logs; arms of several logs are shown together
+    #[arg(required = true, value_name = "LOG")]
+    logs: Vec<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Where the report goes besides the terminal.
+#[derive(clap::Args)]
+struct Output {
+    /// Write the report as one HTML page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write all figures of the report as JSON
+    #[arg(long, value_name = "FILE")]
+    summary: Option<PathBuf>,
+    /// Write the results object
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum PacingArg {
+    Open,
+    Closed,
+}
+
+/// Prefixes that the oracle remembers, about 50 bytes each.
+const ORACLE_BLOCKS: usize = 1 << 20;
+/// How often the load of engines is sampled, in real time.
+const SAMPLE_EVERY: Duration = Duration::from_millis(500);
+
+/// Runs `forebay trace replay`.
+pub fn run_replay(args: ReplayArgs) -> crate::CommandResult {
+    tokio::runtime::Runtime::new()?.block_on(replay(args))
+}
+
+/// Runs `forebay trace report`.
+pub fn run_report(args: ReportArgs) -> crate::CommandResult {
+    let mut log = RecordLog::default();
+    for path in &args.logs {
+        log.extend(RecordLog::read(path)?);
+    }
+    args.output.show(&log)
+}
+
+async fn replay(args: ReplayArgs) -> crate::CommandResult {
+    refuse_known_arm(&args.log, &args.arm)?;
+    if args.access.endpoint == EndpointArg::Chat && args.check.is_some() {
+        return Err("--check needs --endpoint completions: a chat has no token ids to check".into());
+    }
+    let options = args.options()?;
+    let trace = Trace::prepare(&args)?;
+    let replayer = Replayer::new(&args.target, options.clone())?;
+    let log = Arc::new(RecordWriter::append(&args.log)?);
+    log.write(&Line::Run(RunInfo { arm: args.arm.clone(), parameters: args.parameters(&trace) }))?;
+    let Trace { requests, ending, .. } = trace;
+
+    let cancel = cancelled_by_ctrl_c();
+    let sampling = log.clone();
+    let transport = replayer.transport();
+    let sampled =
+        sample_load(&transport, &args.arm, &args.engine, SAMPLE_EVERY, args.clock_ratio, move |sample| {
+            // A lost sample is a gap in a plot; a lost record stops the replay below.
+            let _ = sampling.write(&Line::Load(sample));
+        });
+    let keep = |record: &RequestRecord| log.write(&Line::Request(record.clone()));
+    let work = replayer.run(requests, args.check()?, keep, &cancel);
+    let live = LiveLine::new(&args.arm, replayer.progress());
+    let outcome = tokio::select! {
+        outcome = live.during(work) => outcome?,
+        () = sampled => return Err("load sampling ended by itself".into()),
+    };
+    args.output.show(&RecordLog::read(&args.log)?)?;
+    ending.judge(&outcome, &args)
+}
+
+/// A log that already holds the arm would mix two runs into one.
+fn refuse_known_arm(log: &Path, arm: &str) -> crate::CommandResult {
+    let known = log.exists() && RecordLog::read(log)?.requests.iter().any(|record| record.arm == arm);
+    if known {
+        let log = log.display();
+        return Err(format!("{log} already holds the arm {arm:?}: name another with --arm or --log").into());
+    }
+    Ok(())
+}
+
+fn cancelled_by_ctrl_c() -> CancellationToken {
+    let cancel = CancellationToken::new();
+    let canceller = cancel.clone();
+    tokio::spawn(async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            canceller.cancel();
+        }
+    });
+    cancel
+}
+
+impl ReplayArgs {
+    fn options(&self) -> Result<Options, String> {
+        Ok(Options {
+            arm: self.arm.clone(),
+            model: self.model.clone(),
+            endpoint: match self.access.endpoint {
+                EndpointArg::Completions => Endpoint::Completions,
+                EndpointArg::Chat => Endpoint::Chat,
+            },
+            headers: self.access.headers()?,
+            ca: self.access.ca.clone(),
+            pacing: self.pacing.into(),
+            clock_ratio: self.clock_ratio,
+            vocab: self.vocab,
+            max_in_flight: self.max_in_flight,
+            timeouts: Timeouts {
+                connect: self.connect_timeout,
+                first_token: self.first_token_timeout,
+                progress: self.progress_timeout,
+            },
+            ..Options::default()
+        })
+    }
+
+    /// What the engines must answer, if that is known.
+    fn check(&self) -> Result<Option<Arc<dyn Check>>, Box<dyn std::error::Error + Send + Sync>> {
+        let Some(name) = &self.check else { return Ok(None) };
+        let profile = Profile::shipped(name)?;
+        let (vocab, namespace) = (profile.model.vocab, profile.namespace().key());
+        let engines = EngineConfig {
+            kv_bytes_per_token_layer: self.kv_bytes_per_token_layer,
+            ..EngineConfig::new(profile, namespace)
+        };
+        Ok(Some(Arc::new(Oracle::new(engines.truth()?, vocab, ORACLE_BLOCKS))))
+    }
+
+    /// What a reader of the report needs to know, or to run this again.
+    fn parameters(&self, trace: &Trace) -> Vec<(String, String)> {
+        let pacing = match self.pacing {
+            PacingArg::Open => "open loop by the trace's times",
+            PacingArg::Closed => "closed loop with think times",
+        };
+        let Trace { format, out_of_order, .. } = trace;
+        let sorted = (*out_of_order > 0)
+            .then(|| ("sorted", format!("by arrival: {out_of_order} requests were out of order")));
+        let endpoint = match self.access.endpoint {
+            EndpointArg::Completions => "completions",
+            EndpointArg::Chat => "chat, a word for each token",
+        };
+        let parameters = [
+            ("trace", format!("{} ({format})", self.read.trace.display())),
+            ("requests", self.requests.map_or_else(|| "all".into(), |requests| requests.to_string())),
+            ("target", self.target.clone()),
+            ("endpoint", endpoint.into()),
+            ("model", self.model.clone()),
+            ("pacing", pacing.into()),
+            ("clock ratio", self.clock_ratio.to_string()),
+            ("most in flight", self.max_in_flight.to_string()),
+            ("version", env!("CARGO_PKG_VERSION").into()),
+        ];
+        parameters.into_iter().chain(sorted).map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+impl Output {
+    fn show(&self, log: &RecordLog) -> crate::CommandResult {
+        let summary = report::summarize(log);
+        print!("{}", report::terminal(&summary));
+        let write = |path: &Path, text: String| {
+            std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
+        };
+        if let Some(path) = &self.html {
+            write(path, report::html(&summary, log))?;
+        }
+        if let Some(path) = &self.summary {
+            write(path, serde_json::to_string_pretty(&summary)? + "\n")?;
+        }
+        if let Some(path) = &self.json {
+            results(&summary).write(path)?;
+        }
+        Ok(())
+    }
+}
+
+/// The summary as rows `replay.<arm>.<figure>`.
+fn results(summary: &Summary) -> Results {
+    let mut results = Results::new("replay");
+    for arm in &summary.arms {
+        let row = |(name, unit, value)| Row::of_runs(format!("replay.{}.{name}", arm.arm), unit, &[value]);
+        results.rows.extend(arm.figures().into_iter().map(row));
+    }
+    results
+}
+
+/// What is to be sent, and what it was read from.
+struct Trace {
+    requests: Box<dyn Iterator<Item = TraceRequest> + Send>,
+    format: Format,
+    /// Requests that were sorted into their places, of an open loop.
+    out_of_order: usize,
+    ending: Ending,
+}
+
+/// The requests of a trace until its end, its first error or a limit.
+struct Requests {
+    left: usize,
+    ending: Ending,
+}
+
+/// How the reading of the trace went, seen from outside of the replay.
+#[derive(Clone)]
+struct Ending(Arc<Mutex<TraceEnd>>);
+
+struct TraceEnd {
+    reader: TraceReader,
+    error: Option<TraceError>,
+}
+
+impl Trace {
+    /// Opens the trace. An open loop sends while it reads, so that its order is looked at before; where it is not that of
+    /// arrival, all requests are read and sorted.
+    fn prepare(args: &ReplayArgs) -> Result<Trace, Box<dyn std::error::Error + Send + Sync>> {
+        let left = args.requests.unwrap_or(usize::MAX);
+        let options = args.read.options(args.seed)?;
+        let (reader, out_of_order) = match args.pacing {
+            PacingArg::Closed => (args.read.open(args.seed)?, 0),
+            PacingArg::Open => {
+                let trace = Rereadable::new(&args.read.trace)?;
+                let mut order = OutOfOrder::default();
+                for request in trace.open(options)?.take(left) {
+                    order.add(&request?);
+                }
+                (trace.open(options)?, order.count())
+            }
+        };
+        let format = reader.format();
+        let ending = Ending(Arc::new(Mutex::new(TraceEnd { reader, error: None })));
+        let requests = Requests { left, ending: ending.clone() };
+        if out_of_order == 0 {
+            return Ok(Trace { requests: Box::new(requests), format, out_of_order, ending });
+        }
+        let mut requests: Vec<TraceRequest> = requests.take(CLOSED_LOOP_REQUESTS_MAX + 1).collect();
+        if requests.len() > CLOSED_LOOP_REQUESTS_MAX {
+            return Err(format!(
+                "{}: {out_of_order} requests are out of order, and at most {CLOSED_LOOP_REQUESTS_MAX} requests can be \
+                 sorted here: sort the trace by arrival, or replay a sample of it",
+                args.read.trace.display()
+            )
+            .into());
+        }
+        sort_by_arrival(&mut requests);
+        say_sorted(out_of_order);
+        Ok(Trace { requests: Box::new(requests.into_iter()), format, out_of_order, ending })
+    }
+}
+
+fn say_sorted(out_of_order: usize) {
+    eprintln!(
+        "forebay: {out_of_order} requests of the trace stand behind ones that arrive later: it was sorted by arrival"
+    );
+}
+
+impl Iterator for Requests {
+    type Item = TraceRequest;
+
+    fn next(&mut self) -> Option<TraceRequest> {
+        self.left = self.left.checked_sub(1)?;
+        let mut end = self.ending.lock();
+        match end.reader.next()? {
+            Ok(request) => Some(request),
+            Err(error) => {
+                end.error = Some(error);
+                None
+            }
+        }
+    }
+}
+
+impl Ending {
+    fn lock(&self) -> MutexGuard<'_, TraceEnd> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the replay was all that was asked for and all answers were right.
+    fn judge(&self, outcome: &ReplayOutcome, args: &ReplayArgs) -> crate::CommandResult {
+        let mut end = self.lock();
+        show_notes(&end.reader);
+        if outcome.out_of_order > 0 {
+            say_sorted(outcome.out_of_order);
+        }
+        if let Some(error) = end.error.take() {
+            return Err(error.into());
+        }
+        verdict(outcome, args.max_failures, &args.log).map_or(Ok(()), |wrong| Err(wrong.into()))
+    }
+}
+
+/// What was wrong with a replay, if anything was.
+fn verdict(outcome: &ReplayOutcome, max_failures: u64, log: &Path) -> Option<String> {
+    let ReplayOutcome { done, failed, cut_off, wrong_tokens, cancelled, .. } = *outcome;
+    let (log, all) = (log.display(), done + failed);
+    if cancelled {
+        return Some(format!("interrupted; {cut_off} requests were cut off, the others are in {log}"));
+    }
+    if all == 0 {
+        return Some("nothing was sent: the trace has no requests".into());
+    }
+    if failed > max_failures {
+        return Some(format!(
+            "{failed} of {all} requests failed, and --max-failures allows {max_failures}; {log} says why"
+        ));
+    }
+    (wrong_tokens > 0).then(|| format!("{wrong_tokens} wrong tokens"))
+}
+
+impl From<PacingArg> for Pacing {
+    fn from(pacing: PacingArg) -> Pacing {
+        match pacing {
+            PacingArg::Open => Pacing::Open,
+            PacingArg::Closed => Pacing::Closed,
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    let duration = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
+    if duration.is_zero() { Err("must be more than 0 seconds".into()) } else { Ok(duration) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access() -> Access {
+        Access {
+            endpoint: EndpointArg::Completions,
+            api_key_env: None,
+            api_key_file: None,
+            header: Vec::new(),
+            ca: None,
+        }
+    }
+
+    #[test]
+    fn a_key_comes_from_a_file_or_a_variable_and_is_not_shown() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "sk-1\n").unwrap();
+        let keyed = Access { api_key_file: Some(file.path().into()), ..access() };
+        let headers = keyed.headers().unwrap();
+        assert_eq!(headers[AUTHORIZATION], "Bearer sk-1");
+        assert!(!format!("{headers:?}").contains("sk-1"));
+        std::fs::write(file.path(), "\n").unwrap();
+        assert!(keyed.headers().unwrap_err().contains("is empty"));
+        std::fs::write(file.path(), "two\nlines").unwrap();
+        let error = keyed.headers().unwrap_err();
+        assert!(error.contains("other characters") && !error.contains("two"), "{error}");
+        let unset = Access { api_key_env: Some("FOREBAY_NO_SUCH_VARIABLE".into()), ..access() };
+        assert!(unset.headers().unwrap_err().contains("FOREBAY_NO_SUCH_VARIABLE"));
+        assert!(access().headers().unwrap().is_empty());
+    }
+
+    #[test]
+    fn headers_are_read_or_refused_without_their_value() {
+        let (name, value) = header("X-Team:  blue: 1 ").unwrap();
+        assert_eq!((name.as_str(), value.as_bytes()), ("x-team", &b"blue: 1"[..]));
+        assert!(header("secret").unwrap_err().contains("NAME: VALUE"));
+        assert!(header("a b: secret").unwrap_err().contains("\"a b\""));
+        let error = header("a: sec\nret").unwrap_err();
+        assert!(error.contains("value of a") && !error.contains("sec"), "{error}");
+    }
+}

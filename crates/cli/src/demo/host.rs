@@ -1,0 +1,253 @@
+//! The emulated host: engines, the memory tier and the SSD that they share, the links between them, and the router in front. It
+//! starts and stops them; it must never know what is asked of them.
+
+use super::fault::Fault;
+use super::rows;
+use super::ssd::SsdShape;
+use super::system::Count;
+use forebay_emulator::kv_store::InProcess;
+use forebay_emulator::profile::Profile;
+use forebay_emulator::truth::Oracle;
+use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
+use forebay_links::{BitFlips, HostLink};
+use forebay_router::{Backend, Policy, Router, RouterConfig, RouterHandle};
+use forebay_store::{Pages, Store, TenantId, TierConfig};
+use forebay_trace::record::{Line, LinkSample, LoadSample, RecordWriter};
+use forebay_transfer::{Limits, Link, LinkSpec, MoverHandle, MoverThread, Place, RouteSpec};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// KV bytes that are really kept for a token in a layer. Small, so that many engines fit a small machine.
+pub const KV_BYTES_PER_TOKEN_LAYER: usize = 4;
+/// Tokens of a chunk in the memory tier.
+pub const CHUNK_TOKENS: usize = 256;
+/// Tokens per streamed chunk after the first, as with vLLM's `--stream-interval`: model time runs faster than real time,
+/// and so would the stream's events.
+pub const STREAM_INTERVAL: usize = 16;
+/// Where the memory tier lies.
+const HOST: Place = Place::Host(0);
+/// Prefixes that the oracle remembers; more than the demo's traces have.
+const ORACLE_BLOCKS: usize = 1 << 20;
+
+/// Real time between two samples of load and links.
+pub const SAMPLE_EVERY: Duration = Duration::from_millis(100);
+
+/// What the router and the report call an engine.
+pub fn engine_name(number: usize) -> String {
+    format!("engine-{number}")
+}
+
+/// What the host is to be.
+pub struct HostShape {
+    /// GPU and model that each engine emulates.
+    pub profile: Profile,
+    /// How many engines.
+    pub engines: u16,
+    /// KV pool of each.
+    pub pool_tokens: usize,
+    /// Memory tier, in tokens.
+    pub memory_tokens: u64,
+    /// What lies below it, if anything.
+    pub ssd: Option<SsdShape>,
+    /// Model seconds per real second.
+    pub clock_ratio: f64,
+    /// What the links do to the bytes.
+    pub fault: Option<Fault>,
+    /// Seed of faults.
+    pub seed: u64,
+}
+
+/// A running host.
+pub struct Host {
+    /// In front of the engines.
+    pub router: RouterHandle,
+    /// In the order of their numbers.
+    engines: Vec<EngineHandle>,
+    /// What they share.
+    store: Store,
+    /// What moves the bytes.
+    mover: MoverHandle,
+    /// Bits that the fault has flipped.
+    flipped_bits: Arc<AtomicU64>,
+    /// Chunks that were on the SSD at the start, if there is one.
+    found_chunks: Option<u64>,
+    _mover_thread: MoverThread,
+}
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+impl HostShape {
+    /// One line for people.
+    pub fn description(&self) -> String {
+        let fault = match self.fault {
+            Some(Fault::FlipBit(chance)) => format!(", a flipped bit per {:.0} bytes moved", 1.0 / chance),
+            None => String::new(),
+        };
+        let ssd = match &self.ssd {
+            Some(ssd) => format!(", an SSD log in {} below it", ssd.directory.display()),
+            None => String::new(),
+        };
+        format!(
+            "Host: {} engines of profile {}, KV pool {} tokens each, {} tokens of shared host memory{ssd}, clock x{}{fault}",
+            self.engines, self.profile.name, self.pool_tokens, self.memory_tokens, self.clock_ratio
+        )
+    }
+
+    /// What an engine must answer.
+    pub fn oracle(&self) -> Result<Oracle, Error> {
+        Ok(Oracle::new(self.engine_config().truth()?, self.profile.model.vocab, ORACLE_BLOCKS))
+    }
+
+    fn engine_config(&self) -> EngineConfig {
+        let mut profile = self.profile.clone();
+        profile.memory.pool_tokens = self.pool_tokens;
+        let namespace = profile.namespace();
+        EngineConfig {
+            kv_bytes_per_token_layer: KV_BYTES_PER_TOKEN_LAYER,
+            chunk_tokens: CHUNK_TOKENS,
+            clock_ratio: self.clock_ratio,
+            stream_interval: STREAM_INTERVAL,
+            ..EngineConfig::new(profile, namespace.key())
+        }
+    }
+
+    /// KV bytes that are really kept for a token.
+    pub fn bytes_per_token(&self) -> u64 {
+        (self.profile.model.layers * KV_BYTES_PER_TOKEN_LAYER) as u64
+    }
+
+    /// Opens the memory tier, and the SSD below it, where there may be something from an earlier run of this policy.
+    fn open_store(&self, mover: &MoverHandle, policy: Policy) -> Result<Store, Error> {
+        let capacity_bytes = (self.memory_tokens * self.bytes_per_token()).next_multiple_of(1 << 20);
+        let tier = TierConfig::new(capacity_bytes);
+        let Some(ssd) = &self.ssd else { return Ok(Store::open(mover, HOST, Pages::Base, tier)?) };
+        // What is loaded from the SSD goes from its staging to the memory tier too.
+        let link = LinkSpec::new("host-copy", 2, 32 << 20);
+        let link = mover.add_link(link, Box::new(HostLink::new(1)?))?;
+        mover.add_route(RouteSpec::direct(HOST, HOST, link))??;
+        let log = ssd.open(policy.name(), mover, HOST)?;
+        Ok(Store::open_with_ssd(mover, HOST, Pages::Base, tier, log, &ssd.write_back(self))?)
+    }
+
+    /// Starts everything, cold but for the SSD.
+    pub async fn start(&self, policy: Policy) -> Result<Host, Error> {
+        let mover_thread = MoverThread::spawn(Limits::default())?;
+        let mover = mover_thread.handle();
+        let store = self.open_store(&mover, policy)?;
+        let flipped_bits = Arc::new(AtomicU64::new(0));
+        let mut engines = Vec::new();
+        for number in 0..self.engines {
+            let device = Place::Device(number);
+            self.join_by_pcie(&mover, number, device, &flipped_bits)?;
+            let shared = Arc::new(InProcess::new(store.clone(), TenantId::default()));
+            let connection = StoreConnection { store: shared, mover: mover.clone(), device };
+            engines.push(Engine::spawn(self.engine_config(), Some(connection)).await?);
+        }
+        let backends = engines.iter().enumerate().map(|(number, engine)| Backend {
+            name: engine_name(number),
+            url: format!("http://{}", engine.address()),
+        });
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let router = Router::spawn(RouterConfig::new(listen, backends.collect(), policy))?;
+        let found_chunks = store.disk_stat().map(|stat| stat.ssd.tier.counters.chunks as u64);
+        Ok(Host { router, engines, store, mover, flipped_bits, found_chunks, _mover_thread: mover_thread })
+    }
+
+    /// An engine's PCIe link, which carries both directions at once, so that each is a link to the mover.
+    fn join_by_pcie(
+        &self,
+        mover: &MoverHandle,
+        number: u16,
+        device: Place,
+        flipped: &Arc<AtomicU64>,
+    ) -> Result<(), Error> {
+        for (direction, from, to) in [("h2d", HOST, device), ("d2h", device, HOST)] {
+            let inner = HostLink::new(1)?;
+            let link: Box<dyn Link> = match self.fault {
+                Some(Fault::FlipBit(chance)) => {
+                    let seed = self.seed ^ (u64::from(number) << 1) ^ u64::from(direction == "d2h");
+                    Box::new(BitFlips::new(inner, chance, seed, Arc::clone(flipped))?)
+                }
+                None => Box::new(inner),
+            };
+            let spec = LinkSpec::new(format!("pcie{number}-{direction}"), 2, 32 << 20);
+            let link = mover.add_link(spec, link)?;
+            mover.add_route(RouteSpec::direct(from, to, link))??;
+        }
+        Ok(())
+    }
+}
+
+impl Host {
+    /// Samples load and links until it cannot write any more.
+    pub async fn sample(&self, arm: &str, clock_ratio: f64, records: &RecordWriter) -> Error {
+        let start = Instant::now();
+        let mut ticks = tokio::time::interval(SAMPLE_EVERY);
+        loop {
+            ticks.tick().await;
+            let at_s = start.elapsed().as_secs_f64() * clock_ratio;
+            if let Err(error) = self.write_samples(arm, at_s, records) {
+                return error;
+            }
+        }
+    }
+
+    fn write_samples(&self, arm: &str, at_s: f64, records: &RecordWriter) -> Result<(), Error> {
+        for (number, engine) in self.engines.iter().enumerate() {
+            let stats = engine.stats();
+            records.write(&Line::Load(LoadSample {
+                arm: arm.to_owned(),
+                at_s,
+                instance: engine_name(number),
+                running: stats.running as u32,
+                waiting: stats.waiting as u32,
+                kv_usage: stats.blocks_used as f64 / stats.blocks_total.max(1) as f64,
+            }))?;
+        }
+        for link in self.mover.telemetry()?.links {
+            let (bytes, lots) = (link.bytes, link.lots);
+            records.write(&Line::Link(LinkSample {
+                arm: arm.to_owned(),
+                at_s,
+                link: link.name,
+                bytes,
+                lots,
+            }))?;
+        }
+        Ok(())
+    }
+
+    /// What the parts counted themselves.
+    pub fn counts(&self) -> Vec<Count> {
+        let stats: Vec<_> = self.engines.iter().map(EngineHandle::stats).collect();
+        let sum = |of: fn(&forebay_emulator::stats::Stats) -> u64| stats.iter().map(of).sum();
+        let mut counts = vec![
+            (rows::CHUNKS_LOADED, sum(|stats| stats.store.loaded_chunks)),
+            (rows::CHUNKS_STORED, sum(|stats| stats.store.stored_chunks)),
+            (rows::CORRUPTIONS_CAUGHT, sum(|stats| stats.store.corrupt_chunks)),
+            ("bits flipped", self.flipped_bits.load(Ordering::Relaxed)),
+            ("chunks evicted", self.store.stat().evicted),
+            (rows::PREEMPTIONS, sum(|stats| stats.scheduler.preemptions)),
+        ];
+        if let (Some(found_chunks), Some(stat)) = (self.found_chunks, self.store.disk_stat()) {
+            counts.extend([
+                (rows::SSD_FOUND, found_chunks),
+                (rows::SSD_CHUNKS, sum(|stats| stats.store.disk_chunks)),
+                ("chunks written to SSD", stat.write_back.written),
+                ("chunks promoted to memory", stat.promotions.promoted),
+            ]);
+        }
+        counts
+    }
+
+    /// Stops everything and closes the SSD. When this returns nothing of the host runs any more.
+    pub async fn stop(self) -> Result<(), Error> {
+        self.router.shutdown().await;
+        for engine in self.engines {
+            engine.shutdown(Duration::ZERO).await;
+        }
+        Ok(tokio::task::spawn_blocking(move || self.store.close()).await??)
+    }
+}

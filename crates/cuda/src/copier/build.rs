@@ -1,0 +1,178 @@
+//! How a copier is put together: each GPU's lanes, and a route over each peer's. This file knows links, windows and staging; it
+//! must never know what is copied.
+
+use super::{HOST, Made, SHARED, StartError};
+use crate::addresses::Addresses;
+use crate::device::{Device, DeviceMemory, Stream};
+use crate::kernels::Kernels;
+use crate::links::{Direction, LaneLink, PeerLink, RelayLink};
+use crate::peers::Peers;
+use crate::poller::Poller;
+use crate::relay::{By, Relay};
+use forebay_transfer::{Hop, LinkId, LinkSpec, MoverHandle, Place, RouteSpec, Staging};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Lots in flight on a lane or an NVLink pair: one moves, one waits behind it, one covers for the control thread.
+pub(crate) const WINDOW_LOTS: u32 = 3;
+const WINDOW_BYTES: u64 = 64 << 20;
+/// Putting thousands of small pages on a link takes time, in which other links would wait for their first lot.
+const LOT_BYTES_MAX: u64 = 4 << 20;
+/// Slots on a relay, for all GPUs that it serves, in both directions. Larger ones gain nothing: a lane is busy for tens of
+/// microseconds with one of these; smaller ones would make more lots than the control thread can see to.
+const RELAY_SLOTS: u32 = 8;
+const RELAY_SLOT_BYTES: u64 = 2 << 20;
+/// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a lane that needs seconds for that is stuck.
+const OP_TIMEOUT_US: u64 = 10_000_000;
+
+/// What was built: GPUs that are in use, and the staging of their relays.
+pub struct Built {
+    pub gpus: Vec<Arc<Kernels>>,
+    pub staging: Vec<DeviceMemory>,
+    pub peers: Peers,
+}
+
+/// Makes all links and routes the mover's. A GPU that has no room for its own is left out.
+pub fn build(
+    handle: &MoverHandle,
+    poller: &Poller,
+    addresses: &Arc<Addresses>,
+    gpus: &[Arc<Kernels>],
+    made: &Made,
+) -> Result<Built, StartError> {
+    let mut build = Build { handle, poller, addresses, staging: Vec::new() };
+    let (gpus, peers) = build.everything(gpus, made)?;
+    Ok(Built { gpus, staging: build.staging, peers })
+}
+
+/// A copier being put together.
+struct Build<'a> {
+    handle: &'a MoverHandle,
+    poller: &'a Poller,
+    addresses: &'a Arc<Addresses>,
+    staging: Vec<DeviceMemory>,
+}
+
+/// A GPU's kernels and lanes.
+struct Gpu {
+    device: Arc<Device>,
+    kernels: Arc<Kernels>,
+    lanes: HashMap<Direction, LinkId>,
+    /// For what it relays.
+    staging: Staging,
+}
+
+impl Build<'_> {
+    fn everything(
+        &mut self,
+        opened: &[Arc<Kernels>],
+        made: &Made,
+    ) -> Result<(Vec<Arc<Kernels>>, Peers), StartError> {
+        let mut gpus = Vec::with_capacity(opened.len());
+        for kernels in opened {
+            match self.gpu(kernels) {
+                Ok(gpu) => gpus.push(gpu),
+                Err(StartError::Cuda(error)) if opened.len() > 1 => {
+                    let index = kernels.device().index();
+                    tracing::warn!("GPU {index} is left out: {error}; copies use the other GPUs");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if gpus.is_empty() {
+            return Err(StartError::NoDevices);
+        }
+        let used: Vec<Arc<Kernels>> = gpus.iter().map(|gpu| Arc::clone(&gpu.kernels)).collect();
+        let peers = Peers::check(&used);
+        for gpu in &gpus {
+            for direction in Direction::BOTH {
+                for host in [HOST, SHARED] {
+                    let (from, to) = direction.ends(host, gpu.device.index());
+                    self.handle.add_route(RouteSpec::direct(from, to, gpu.lanes[&direction]))??;
+                }
+            }
+        }
+        for gpu in &gpus {
+            let relays = gpus.iter().filter(|peer| peers.relay(gpu.device.index(), peer.device.index()));
+            for peer in relays {
+                for (direction, relay) in Direction::BOTH.into_iter().zip(made.relays) {
+                    self.relay(gpu, peer, direction, relay)?;
+                }
+            }
+        }
+        Ok((used, peers))
+    }
+
+    fn gpu(&mut self, kernels: &Arc<Kernels>) -> Result<Gpu, StartError> {
+        let device = kernels.device();
+        let mut lanes = HashMap::new();
+        for (direction, name) in Direction::BOTH.into_iter().zip(["h2d", "d2h"]) {
+            let link = LaneLink::new(direction, self.poller, kernels, self.addresses, WINDOW_LOTS)?;
+            let spec = spec(format!("gpu{}.{name}", device.index()));
+            lanes.insert(direction, self.handle.add_link(spec, Box::new(link))?);
+        }
+        let staging = self.staging(device)?;
+        Ok(Gpu { device: Arc::clone(device), kernels: Arc::clone(kernels), lanes, staging })
+    }
+
+    fn staging(&mut self, device: &Arc<Device>) -> Result<Staging, StartError> {
+        let (slots, slot_bytes) = (RELAY_SLOTS, RELAY_SLOT_BYTES);
+        let memory = DeviceMemory::new(device, slot_bytes * u64::from(slots))?;
+        let region = self.handle.register_opaque(Place::Device(device.index()), memory.bytes())?;
+        self.addresses.insert(region, memory.address(), memory.bytes());
+        self.staging.push(memory);
+        Ok(Staging { region, slot_bytes, slots })
+    }
+
+    fn relay(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction, relay: Relay) -> Result<(), StartError> {
+        match relay {
+            Relay::Staged(by) => self.staged(gpu, peer, direction, by),
+            Relay::Fused => self.fused(gpu, peer, direction),
+        }
+    }
+
+    fn staged(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction, by: By) -> Result<(), StartError> {
+        let engine = match by {
+            By::Own => Some(self.poller.track(Stream::new(&gpu.device)?)),
+            By::Peer => Some(self.poller.track(Stream::new(&peer.device)?)),
+            By::Kernel => None,
+        };
+        let kernel = self.poller.track(Stream::new(&gpu.device)?);
+        let pair = PeerLink::new(engine, kernel, &gpu.kernels, self.addresses, WINDOW_LOTS)?;
+        let lane = peer.lanes[&direction];
+        let name = name(gpu, peer, direction);
+        let pair = self.handle.add_link(spec(name), Box::new(pair))?;
+        let (from, to) = direction.ends(HOST, gpu.device.index());
+        let links = match direction {
+            Direction::HostToDevice => [lane, pair],
+            Direction::DeviceToHost => [pair, lane],
+        };
+        self.handle.add_route(RouteSpec::relayed(from, to, links, peer.staging, true))??;
+        Ok(())
+    }
+
+    fn fused(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction) -> Result<(), StartError> {
+        let track = self.poller.track(Stream::new(&peer.device)?);
+        let link = RelayLink::new(track, &peer.kernels, self.addresses, WINDOW_LOTS)?;
+        let name = name(gpu, peer, direction);
+        let link = self.handle.add_link(spec(name), Box::new(link))?;
+        let (from, to) = direction.ends(HOST, gpu.device.index());
+        let hops = vec![Hop { link, guest: true }];
+        self.handle.add_route(RouteSpec { from, to, hops, staging: Vec::new() })??;
+        Ok(())
+    }
+}
+
+/// A link with these limits.
+pub(crate) fn spec(name: String) -> LinkSpec {
+    let (lot_bytes_max, op_timeout_us) = (LOT_BYTES_MAX, OP_TIMEOUT_US);
+    LinkSpec { lot_bytes_max, op_timeout_us, ..LinkSpec::new(name, WINDOW_LOTS, WINDOW_BYTES) }
+}
+
+fn name(gpu: &Gpu, peer: &Gpu, direction: Direction) -> String {
+    let (gpu, peer) = (gpu.device.index(), peer.device.index());
+    match direction {
+        Direction::HostToDevice => format!("gpu{peer}>gpu{gpu}"),
+        Direction::DeviceToHost => format!("gpu{gpu}>gpu{peer}"),
+    }
+}

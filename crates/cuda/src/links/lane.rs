@@ -1,0 +1,235 @@
+//! A GPU's own PCIe lane in one direction. Long runs go by copy engine. Lots of small pages go through a few staging slots
+//! on the GPU, so that the lane carries long runs and a kernel gathers or scatters at memory speed; where the host's side
+//! is in pieces too, a kernel copies page by page. This file knows the order of work on two streams; it must never know whose
+//! lots these are.
+
+use super::parcel::{Parcel, parcels};
+use super::table::{PIECES_MAX, Table, Tables};
+use super::{ENGINE_PIECE_BYTES, come_to_an_end, finish_when_passed};
+use crate::addresses::Addresses;
+use crate::device::{DeviceMemory, Event, Stream};
+use crate::driver::CudaError;
+use crate::kernels::{Kernels, Piece};
+use crate::poller::{Poller, Track};
+use forebay_transfer::{Completion, Link, LinkOp, Memory, Outcome, Place};
+use std::sync::Arc;
+
+/// Which way a lane goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// From host memory to the GPU.
+    HostToDevice,
+    /// From the GPU to host memory.
+    DeviceToHost,
+}
+
+impl Direction {
+    /// Both.
+    pub const BOTH: [Direction; 2] = [Direction::HostToDevice, Direction::DeviceToHost];
+
+    /// Where bytes that go this way between host memory and a GPU are read, and where they arrive.
+    pub fn ends(self, host: Place, device: u16) -> (Place, Place) {
+        let device = Place::Device(device);
+        match self {
+            Direction::HostToDevice => (host, device),
+            Direction::DeviceToHost => (device, host),
+        }
+    }
+
+    /// (host address, device address, bytes) of a piece that goes this way.
+    pub fn sides(self, piece: &Piece) -> (u64, u64, u64) {
+        match self {
+            Direction::HostToDevice => (piece.from, piece.to, piece.bytes),
+            Direction::DeviceToHost => (piece.to, piece.from, piece.bytes),
+        }
+    }
+}
+
+/// Staging slots of a lane, and their size: enough that the lane and the kernel never wait for each other.
+const SLOTS: usize = 4;
+const SLOT_BYTES: u64 = 1 << 20;
+/// Blocks of the kernels.
+const BLOCKS: u32 = 64;
+
+/// A PCIe lane in one direction.
+#[derive(Debug)]
+pub struct LaneLink {
+    direction: Direction,
+    copies: Track,
+    shuffles: Track,
+    kernels: Arc<Kernels>,
+    tables: Arc<Tables>,
+    addresses: Arc<Addresses>,
+    slots: Vec<Slot>,
+    next_slot: usize,
+    _staging: DeviceMemory,
+}
+
+/// A staging slot. Both streams wait for the other's last use of it.
+#[derive(Debug)]
+struct Slot {
+    address: u64,
+    copied: Event,
+    shuffled: Event,
+}
+
+impl LaneLink {
+    /// The lane of the kernels' device, with `window_lots` lots in flight at most.
+    pub fn new(
+        direction: Direction,
+        poller: &Poller,
+        kernels: &Arc<Kernels>,
+        addresses: &Arc<Addresses>,
+        window_lots: u32,
+    ) -> Result<LaneLink, CudaError> {
+        let device = kernels.device();
+        let staging = DeviceMemory::new(device, SLOTS as u64 * SLOT_BYTES)?;
+        let slot = |index: usize| {
+            let address = staging.address() + index as u64 * SLOT_BYTES;
+            Ok(Slot { address, copied: Event::new(device)?, shuffled: Event::new(device)? })
+        };
+        Ok(LaneLink {
+            direction,
+            copies: poller.track(Stream::new(device)?),
+            shuffles: poller.track(Stream::new(device)?),
+            kernels: Arc::clone(kernels),
+            tables: Tables::new(device, window_lots)?,
+            addresses: Arc::clone(addresses),
+            slots: (0..SLOTS).map(slot).collect::<Result<_, CudaError>>()?,
+            next_slot: 0,
+            _staging: staging,
+        })
+    }
+
+    fn by_engine(&self, pieces: &[Piece]) -> Result<(), CudaError> {
+        for piece in pieces {
+            // SAFETY: the pieces were resolved from registered memory, which the mover keeps registered and to itself until
+            // the operation is finished.
+            unsafe { self.copies.stream().copy(piece.from, piece.to, piece.bytes)? };
+        }
+        Ok(())
+    }
+
+    /// Fills a list with the pages of all parcels, each parcel with a slot of its own choice.
+    fn list(&self, parcels: &[Parcel]) -> Option<Table> {
+        let mut pieces = Vec::with_capacity(parcels.iter().map(|parcel| parcel.pages.len()).sum());
+        for (nth, parcel) in parcels.iter().enumerate() {
+            let slot = self.slots[(self.next_slot + nth) % SLOTS].address;
+            match self.direction {
+                Direction::HostToDevice => pieces.extend(parcel.scattered(slot)),
+                Direction::DeviceToHost => pieces.extend(parcel.gathered(slot)),
+            }
+        }
+        self.tables.fill(&pieces)
+    }
+
+    /// Puts all parcels through the slots.
+    fn through_slots(&mut self, parcels: &[Parcel], table: &Table) -> Result<(), CudaError> {
+        let mut first_page = 0;
+        for parcel in parcels {
+            let slot = self.next_slot;
+            self.next_slot = (slot + 1) % SLOTS;
+            let pages = (table.at(first_page), parcel.pages.len() as u32);
+            match self.direction {
+                Direction::HostToDevice => {
+                    self.copies.stream().wait_for(&self.slots[slot].shuffled)?;
+                    self.copy_runs(parcel, slot)?;
+                    self.shuffles.stream().wait_for(&self.slots[slot].copied)?;
+                    self.shuffle(pages, parcel.bytes, slot)?;
+                }
+                Direction::DeviceToHost => {
+                    self.shuffles.stream().wait_for(&self.slots[slot].copied)?;
+                    self.shuffle(pages, parcel.bytes, slot)?;
+                    self.copies.stream().wait_for(&self.slots[slot].shuffled)?;
+                    self.copy_runs(parcel, slot)?;
+                }
+            }
+            first_page += parcel.pages.len();
+        }
+        Ok(())
+    }
+
+    fn copy_runs(&self, parcel: &Parcel, slot: usize) -> Result<(), CudaError> {
+        let (stream, slot) = (self.copies.stream(), &self.slots[slot]);
+        for &(host, offset, bytes) in &parcel.runs {
+            let (from, to) = match self.direction {
+                Direction::HostToDevice => (host, slot.address + offset),
+                Direction::DeviceToHost => (slot.address + offset, host),
+            };
+            // SAFETY: the host's side was resolved from registered memory, which the mover keeps registered and to itself
+            // until the operation is finished; the slot is ours, and events keep its uses apart.
+            unsafe { stream.copy(from, to, bytes)? };
+        }
+        slot.copied.record(stream)
+    }
+
+    fn shuffle(&self, (list, count): (u64, u32), bytes: u64, slot: usize) -> Result<(), CudaError> {
+        let stream = self.shuffles.stream();
+        // SAFETY: as for `copy_runs`; the list is held until the operation is finished.
+        unsafe { self.kernels.copy(stream, list, count, bytes, BLOCKS)? };
+        self.slots[slot].shuffled.record(stream)
+    }
+
+    /// After an error somewhere between the streams: has the last one wait for the other, so that its end is the end of all.
+    fn join(&self) -> Result<(), CudaError> {
+        let slot = &self.slots[0];
+        let (event, other) = match self.direction {
+            Direction::HostToDevice => (&slot.copied, &self.copies),
+            Direction::DeviceToHost => (&slot.shuffled, &self.shuffles),
+        };
+        event.record(other.stream())?;
+        self.last().stream().wait_for(event)
+    }
+
+    /// The track whose end is the end of everything that `through_slots` puts in.
+    fn last(&self) -> &Track {
+        match self.direction {
+            Direction::HostToDevice => &self.shuffles,
+            Direction::DeviceToHost => &self.copies,
+        }
+    }
+
+    fn start_small(&mut self, pieces: &[Piece], bytes: u64, done: Completion) {
+        let parcels = parcels(pieces.iter().map(|piece| self.direction.sides(piece)), SLOT_BYTES);
+        let runs = parcels.iter().map(|parcel| parcel.runs.len() as u64).sum::<u64>();
+        if bytes >= runs * ENGINE_PIECE_BYTES
+            && let Some(table) = self.list(&parcels)
+        {
+            let posted = self.through_slots(&parcels, &table);
+            if posted.is_err() && self.join().is_err() {
+                come_to_an_end(&self.copies);
+                come_to_an_end(&self.shuffles);
+            }
+            return finish_when_passed(self.last(), bytes, posted, done, table);
+        }
+        let Some(table) = self.tables.fill(pieces) else {
+            let error = format!("{} pieces do not fit into a list of {PIECES_MAX}", pieces.len());
+            return done.finish(Outcome::Failed { error });
+        };
+        let (stream, count) = (self.shuffles.stream(), pieces.len() as u32);
+        // SAFETY: the pieces were resolved from registered memory, which the mover keeps registered and to itself until the
+        // operation is finished; the list is held until then.
+        let posted = unsafe { self.kernels.copy(stream, table.address(), count, bytes, BLOCKS) };
+        finish_when_passed(&self.shuffles, bytes, posted, done, table);
+    }
+}
+
+impl Link for LaneLink {
+    fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
+        let pieces = match self.addresses.resolve(&op, memory) {
+            Ok(pieces) => pieces,
+            Err(error) => return done.finish(Outcome::Failed { error: error.to_string() }),
+        };
+        let device = Arc::clone(self.kernels.device());
+        let _current = match device.enter() {
+            Ok(current) => current,
+            Err(error) => return done.finish(Outcome::Failed { error: error.to_string() }),
+        };
+        if op.bytes >= ENGINE_PIECE_BYTES * pieces.len() as u64 || pieces.len() == 1 {
+            let posted = self.by_engine(&pieces);
+            finish_when_passed(&self.copies, op.bytes, posted, done, ());
+        } else {
+            self.start_small(&pieces, op.bytes, done);
+        }
+    }
+}

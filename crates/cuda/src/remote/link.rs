@@ -1,0 +1,69 @@
+//! A lane of a relay in the node's process, as a link of the engine's mover. This file knows how an operation becomes a
+//! request; it must never know who answers, nor what happens when nobody does.
+
+use super::lock;
+use super::ring::Asker;
+use super::session::Session;
+use crate::links::Direction;
+use crate::poller::WatchTrack;
+use forebay_transfer::{Completion, Link, LinkOp, Memory, Outcome};
+use std::sync::{Arc, Mutex};
+
+/// The link. It stays for good; the connection behind its port comes and goes.
+#[derive(Debug)]
+pub struct RemoteLink {
+    direction: Direction,
+    port: Arc<Port>,
+    track: WatchTrack,
+}
+
+/// Where a connection is plugged into a link.
+#[derive(Debug, Default)]
+pub struct Port(Mutex<Option<Plug>>);
+
+#[derive(Debug)]
+struct Plug {
+    session: Arc<Session>,
+    lane: usize,
+    asker: Asker,
+}
+
+impl Port {
+    /// Uses a lane of a connection from now on.
+    pub fn connect(&self, session: &Arc<Session>, lane: usize) {
+        *lock(&self.0) = Some(Plug { session: Arc::clone(session), lane, asker: Asker::default() });
+    }
+
+    /// Asks for nothing more.
+    pub fn disconnect(&self) {
+        *lock(&self.0) = None;
+    }
+}
+
+impl RemoteLink {
+    /// A link behind a port, watched on a track of its own.
+    pub fn new(direction: Direction, port: &Arc<Port>, track: WatchTrack) -> RemoteLink {
+        RemoteLink { direction, port: Arc::clone(port), track }
+    }
+}
+
+impl Link for RemoteLink {
+    fn start(&mut self, op: LinkOp, _memory: &Arc<Memory>, done: Completion) {
+        let direction = self.direction;
+        let mut plug = lock(&self.port.0);
+        let asked = match &mut *plug {
+            Some(Plug { session, .. }) if session.is_down() => return session.park(done),
+            Some(Plug { session, lane, asker }) => session.ask(*lane, asker, direction, &op),
+            None => Err("no node is attached"),
+        };
+        drop(plug);
+        match asked {
+            Ok((request, bytes)) => {
+                let watch = request.watch();
+                let end = move |_| request.end(direction, bytes, done);
+                self.track.when_passed(watch, Box::new(end));
+            }
+            Err(error) => done.finish(Outcome::Failed { error: error.into() }),
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! What a node offers to its peers: memory by key and generation, and the leases under which it may be used. This file
+//! checks what an operation names against what is offered; it must never know who asks or how bytes travel.
+//!
+//! Memory that is withdrawn is quiet when [`Exports::withdraw`] returns: every flow touches it only while it holds the
+//! export, for one system call at a time, and nobody can hold an export that is withdrawn.
+
+use super::command::{Command, Fault, FaultCode, PeerRegion, Section};
+use super::frame::REGIONS_MAX;
+use super::payload::{Payload, Piece};
+use forebay_transfer::Backing;
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::ptr::NonNull;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use thiserror::Error;
+
+/// Says which leases live. Asked on the threads of flows, before each piece of an operation, so it must be quick.
+pub trait Leases: Send + Sync {
+    /// Whether `lease` gives the right to use the region now.
+    fn is_alive(&self, lease: u64, region: PeerRegion) -> bool;
+
+    /// Whether `lease` gives the right to these bytes of the region. Asked for each span when an operation begins.
+    fn permits(&self, lease: u64, region: PeerRegion, _offset: u64, _len: u64) -> bool {
+        self.is_alive(lease, region)
+    }
+}
+
+/// For memory that is offered without leases: none ever lives.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoLeases;
+
+impl Leases for NoLeases {
+    fn is_alive(&self, _lease: u64, _region: PeerRegion) -> bool {
+        false
+    }
+}
+
+/// What peers may do with a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    /// Read it.
+    pub read: bool,
+    /// Write it.
+    pub write: bool,
+    /// Only under a lease that lives.
+    pub leased: bool,
+}
+
+impl Access {
+    /// Reads and writes by everybody who is let in.
+    pub const OPEN: Access = Access { read: true, write: true, leased: false };
+    /// Reads under a lease.
+    pub const LEASED_READ: Access = Access { read: true, write: false, leased: true };
+}
+
+/// What an operation wants of a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wish {
+    Read,
+    Write,
+}
+
+/// Why a region is not offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum ExportError {
+    /// The key names a region that is still offered.
+    #[error("key {key} is in use by generation {generation}; withdraw it first")]
+    InUse {
+        /// The key.
+        key: u64,
+        /// What it names.
+        generation: u64,
+    },
+    /// Peers are told of no more.
+    #[error("{REGIONS_MAX} regions are offered; no more may")]
+    TooMany,
+}
+
+/// One offered region.
+pub(super) struct Export {
+    region: PeerRegion,
+    access: Access,
+    backing: Arc<dyn Backing>,
+    /// Held by whoever touches the memory. `false`: withdrawn.
+    offered: RwLock<bool>,
+}
+
+/// Holds an export: its memory may be touched until this is dropped.
+pub(super) type Held<'a> = RwLockReadGuard<'a, bool>;
+
+impl Export {
+    /// `None`: the region was withdrawn, or its memory is not there any more.
+    pub fn hold(&self) -> Option<Held<'_>> {
+        let held = self.offered.read().unwrap_or_else(PoisonError::into_inner);
+        (*held && self.backing.is_there(0, self.backing.len(), false)).then_some(held)
+    }
+}
+
+/// The table of what is offered. Shared by all flows of a node.
+pub struct Exports {
+    table: RwLock<Table>,
+    leases: Arc<dyn Leases>,
+}
+
+struct Table {
+    offered: HashMap<u64, Arc<Export>>,
+    next_generation: u64,
+}
+
+impl Exports {
+    /// An empty table.
+    pub fn new(leases: Arc<dyn Leases>) -> Exports {
+        // Generations start at random, so that none that an earlier process gave out, and a peer kept, is right by chance.
+        let next_generation = RandomState::new().build_hasher().finish() >> 1;
+        Exports { table: RwLock::new(Table { offered: HashMap::new(), next_generation }), leases }
+    }
+
+    /// Offers memory under a key, at a generation that no offer had before.
+    pub fn offer(
+        &self,
+        key: u64,
+        backing: Arc<dyn Backing>,
+        access: Access,
+    ) -> Result<PeerRegion, ExportError> {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(export) = table.offered.get(&key) {
+            return Err(ExportError::InUse { key, generation: export.region.generation });
+        }
+        if table.offered.len() >= REGIONS_MAX {
+            return Err(ExportError::TooMany);
+        }
+        let region = PeerRegion { key, generation: table.next_generation, len: backing.len() as u64 };
+        table.next_generation += 1;
+        let export = Export { region, access, backing, offered: RwLock::new(true) };
+        table.offered.insert(key, Arc::new(export));
+        Ok(region)
+    }
+
+    /// Ends an offer. When this returns, no flow touches the memory any more; operations that are not through fail.
+    /// Says whether the key was offered.
+    pub fn withdraw(&self, key: u64) -> bool {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(export) = table.offered.remove(&key) else { return false };
+        drop(table);
+        *export.offered.write().unwrap_or_else(PoisonError::into_inner) = false;
+        true
+    }
+
+    /// Everything that is offered, by key.
+    pub fn regions(&self) -> Vec<PeerRegion> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let mut regions: Vec<_> = table.offered.values().map(|export| export.region).collect();
+        regions.sort_unstable_by_key(|region| region.key);
+        regions
+    }
+
+    /// The memory that an operation names, if all of it is offered for what is wished.
+    pub(super) fn resolve(&self, command: &Command, wish: Wish) -> Result<Grant, Fault> {
+        let mut found = Vec::with_capacity(command.sections.len());
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        for section in &command.sections {
+            let export = table.offered.get(&section.key).ok_or_else(|| Fault {
+                code: FaultCode::UnknownRegion,
+                text: format!("no region has key {}", section.key),
+            })?;
+            export.check(section, wish)?;
+            found.push(Arc::clone(export));
+        }
+        drop(table);
+        let mut pieces = Vec::with_capacity(command.spans() as usize);
+        let mut leases: Vec<(u64, PeerRegion)> = Vec::new();
+        for (section, export) in command.sections.iter().zip(&found) {
+            export.append(section, wish, &*self.leases, &mut pieces)?;
+            let lease = (section.lease, export.region);
+            if export.access.leased && !leases.contains(&lease) {
+                leases.push(lease);
+            }
+        }
+        found.sort_unstable_by_key(|export| export.region.key);
+        found.dedup_by_key(|export| export.region.key);
+        // SAFETY: the pieces lie in backings that the exports keep alive, and the payload keeps the exports.
+        let payload = unsafe { Payload::new(pieces, found.into()) };
+        let grant = Grant { payload, leases };
+        self.still_leased(&grant).map(|()| grant)
+    }
+
+    /// Whether every lease of an operation still lives.
+    pub(super) fn still_leased(&self, grant: &Grant) -> Result<(), Fault> {
+        match grant.leases.iter().find(|(lease, region)| !self.leases.is_alive(*lease, *region)) {
+            None => Ok(()),
+            Some((lease, region)) => Err(Fault {
+                code: FaultCode::NoLease,
+                text: format!("lease {lease} of the region with key {} does not live", region.key),
+            }),
+        }
+    }
+}
+
+impl std::fmt::Debug for Exports {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Exports").field("regions", &self.regions().len()).finish_non_exhaustive()
+    }
+}
+
+/// The memory that an operation may use, and the leases under which.
+pub(super) struct Grant {
+    pub payload: Payload,
+    leases: Vec<(u64, PeerRegion)>,
+}
+
+impl Export {
+    fn check(&self, section: &Section, wish: Wish) -> Result<(), Fault> {
+        let PeerRegion { key, generation, .. } = self.region;
+        if section.generation != generation {
+            let text = format!("key {key} names generation {generation}, not {}", section.generation);
+            return Err(Fault { code: FaultCode::StaleGeneration, text });
+        }
+        let allowed = match wish {
+            Wish::Read => self.access.read,
+            Wish::Write => self.access.write,
+        };
+        if !allowed {
+            let text = format!("the region with key {key} is not offered for a {wish:?}");
+            return Err(Fault { code: FaultCode::NotAllowed, text });
+        }
+        Ok(())
+    }
+
+    /// Appends the addresses of a section's spans, which have to lie in the region and under the lease.
+    fn append(
+        &self,
+        section: &Section,
+        wish: Wish,
+        leases: &dyn Leases,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(), Fault> {
+        let PeerRegion { key, len: region_len, .. } = self.region;
+        for (offset, len) in section.runs.iter().flat_map(super::runs::Run::spans) {
+            let piece = self.piece(offset, len).ok_or_else(|| Fault {
+                code: FaultCode::OutOfBounds,
+                text: format!(
+                    "span {} of {len} bytes at {offset}; the region with key {key} has {region_len}",
+                    pieces.len()
+                ),
+            })?;
+            if !self.backing.is_there(offset as usize, len as usize, wish == Wish::Write) {
+                let text =
+                    format!("{len} bytes at {offset} of key {key} are not mapped for a {wish:?} any more");
+                return Err(Fault { code: FaultCode::StaleGeneration, text });
+            }
+            if self.access.leased && !leases.permits(section.lease, self.region, offset, len) {
+                let lease = section.lease;
+                let text = format!("lease {lease} does not cover {len} bytes at {offset} of key {key}");
+                return Err(Fault { code: FaultCode::NoLease, text });
+            }
+            pieces.push(piece);
+        }
+        Ok(())
+    }
+
+    fn piece(&self, offset: u64, len: u64) -> Option<Piece> {
+        let end = offset.checked_add(len)?;
+        if end > self.region.len {
+            return None;
+        }
+        // SAFETY: the end lies inside the backing, whose length fits into usize, so the start does.
+        let start = unsafe { self.backing.as_ptr().add(offset as usize) };
+        NonNull::new(start).map(|start| Piece { start, len: len as usize })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::runs::Run;
+    use super::*;
+    use forebay_transfer::HostBuffer;
+
+    fn command(section: Section) -> Command {
+        Command { sections: vec![section] }
+    }
+
+    fn section(generation: u64, offset: u64, len: u32) -> Section {
+        let run = Run { offset, len, count: 1, stride: 0 };
+        Section { key: 5, generation, lease: 9, runs: vec![run] }
+    }
+
+    fn code(exports: &Exports, section: Section, wish: Wish) -> Option<FaultCode> {
+        exports.resolve(&command(section), wish).err().map(|fault| fault.code)
+    }
+
+    struct Only(u64);
+
+    impl Leases for Only {
+        fn is_alive(&self, lease: u64, _region: PeerRegion) -> bool {
+            lease == self.0
+        }
+    }
+
+    #[test]
+    fn only_what_is_offered_is_served() {
+        let exports = Exports::new(Arc::new(Only(9)));
+        let memory = Arc::new(HostBuffer::new(100));
+        assert_eq!(code(&exports, section(3, 0, 100), Wish::Read), Some(FaultCode::UnknownRegion));
+        let now = exports.offer(5, memory, Access::LEASED_READ).unwrap().generation;
+        assert_eq!(code(&exports, section(now, 0, 100), Wish::Read), None);
+        assert_eq!(code(&exports, section(now, 1, 100), Wish::Read), Some(FaultCode::OutOfBounds));
+        assert_eq!(code(&exports, section(now, u64::MAX - 1, 1), Wish::Read), Some(FaultCode::OutOfBounds));
+        assert_eq!(code(&exports, section(now - 1, 0, 1), Wish::Read), Some(FaultCode::StaleGeneration));
+        assert_eq!(code(&exports, section(now + 1, 0, 1), Wish::Read), Some(FaultCode::StaleGeneration));
+        assert_eq!(code(&exports, section(now, 0, 1), Wish::Write), Some(FaultCode::NotAllowed));
+        let other = Section { lease: 8, ..section(now, 0, 1) };
+        assert_eq!(code(&exports, other, Wish::Read), Some(FaultCode::NoLease));
+    }
+
+    struct First(u64);
+
+    impl Leases for First {
+        fn is_alive(&self, _lease: u64, _region: PeerRegion) -> bool {
+            true
+        }
+
+        fn permits(&self, _lease: u64, _region: PeerRegion, offset: u64, len: u64) -> bool {
+            offset + len <= self.0
+        }
+    }
+
+    #[test]
+    fn a_lease_covers_the_spans_that_it_was_granted_for_and_no_others() {
+        let exports = Exports::new(Arc::new(First(50)));
+        let now = exports.offer(5, Arc::new(HostBuffer::new(100)), Access::LEASED_READ).unwrap().generation;
+        assert_eq!(code(&exports, section(now, 10, 40), Wish::Read), None);
+        assert_eq!(code(&exports, section(now, 10, 41), Wish::Read), Some(FaultCode::NoLease));
+        let runs = vec![Run { offset: 0, len: 10, count: 6, stride: 10 }];
+        let strided = Section { runs, ..section(now, 0, 1) };
+        assert_eq!(code(&exports, strided, Wish::Read), Some(FaultCode::NoLease), "the last span of a run");
+    }
+
+    #[test]
+    fn a_withdrawn_region_cannot_be_held_and_its_generation_never_comes_back() {
+        let exports = Exports::new(Arc::new(NoLeases));
+        let memory = Arc::new(HostBuffer::new(100));
+        let generation = exports.offer(5, Arc::clone(&memory) as _, Access::OPEN).unwrap().generation;
+        let again = exports.offer(5, Arc::clone(&memory) as _, Access::OPEN);
+        assert_eq!(again, Err(ExportError::InUse { key: 5, generation }));
+        let mut grant = exports.resolve(&command(section(generation, 0, 100)), Wish::Read).unwrap();
+        let chunk = grant.payload.cut(100);
+        assert!(chunk.owners().hold().is_some());
+        assert!(exports.withdraw(5) && !exports.withdraw(5));
+        assert!(chunk.owners().hold().is_none());
+        let later = exports.offer(5, memory, Access::OPEN).unwrap();
+        assert!(later.generation > generation);
+        assert!(chunk.owners().hold().is_none(), "a new offer must not revive what an old operation named");
+    }
+}

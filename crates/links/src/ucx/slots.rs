@@ -1,0 +1,104 @@
+//! A pipe's own memory. Bytes of messages wait in slots on their way out and in: nothing but slots is ever shown to UCX. This
+//! file has the memory and counts it; it must never know what is in it.
+
+use super::desk::{Desk, HEADER_BYTES, Header, Ticket};
+use crate::tcp::CHUNK_BYTES_MAX;
+use forebay_transfer::{Backing, HostBuffer};
+use libc::c_void;
+
+/// Bytes of a message at most: a DATA of the wire with what surrounds it.
+pub(super) const SLOT_BYTES: usize = CHUNK_BYTES_MAX as usize + (4 << 10);
+/// Messages that wait on their way out, and as many on their way in.
+pub(super) const SLOTS: usize = 8;
+
+/// Which slots of a side are free.
+#[derive(Debug)]
+pub(super) struct Free(Vec<usize>);
+
+impl Free {
+    /// All of them.
+    pub fn all() -> Free {
+        Free((0..SLOTS).collect())
+    }
+
+    pub fn take(&mut self) -> Option<usize> {
+        self.0.pop()
+    }
+
+    pub fn give_back(&mut self, slot: usize) {
+        debug_assert!(!self.0.contains(&slot));
+        self.0.push(slot);
+    }
+
+    pub fn any(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    pub fn are_all(&self) -> bool {
+        self.0.len() == SLOTS
+    }
+}
+
+/// The slots of one direction, with what goes with each. UCX keeps addresses of what is in here, which stays in place.
+struct Side {
+    memory: HostBuffer,
+    headers: Box<[Header]>,
+    tickets: Box<[Ticket]>,
+}
+
+impl Side {
+    fn new(desk: *const Desk) -> Side {
+        Side {
+            memory: HostBuffer::new(SLOTS * SLOT_BYTES),
+            headers: (0..SLOTS).map(|_| [0; HEADER_BYTES]).collect(),
+            tickets: (0..SLOTS).map(|slot| Ticket { desk, slot, number: 0 }).collect(),
+        }
+    }
+
+    fn start(&self, slot: usize) -> *mut u8 {
+        assert!(slot < SLOTS);
+        // SAFETY: there are as many slots in the memory.
+        unsafe { self.memory.as_ptr().add(slot * SLOT_BYTES) }
+    }
+
+    fn ticket(&mut self, slot: usize, number: u64) -> *mut c_void {
+        self.tickets[slot].number = number;
+        (&raw mut self.tickets[slot]).cast()
+    }
+}
+
+/// Everything that UCX has addresses of. To be kept until it lets go.
+pub(super) struct Shelf {
+    pub desk: Box<Desk>,
+    outgoing: Side,
+    incoming: Side,
+}
+
+impl Shelf {
+    pub fn new(desk: Desk) -> Shelf {
+        let desk = Box::new(desk);
+        let (outgoing, incoming) = (Side::new(&raw const *desk), Side::new(&raw const *desk));
+        Shelf { desk, outgoing, incoming }
+    }
+
+    /// The start of a slot that messages are sent from.
+    pub fn outgoing(&self, slot: usize) -> *mut u8 {
+        self.outgoing.start(slot)
+    }
+
+    /// The start of a slot that messages are fetched into.
+    pub fn incoming(&self, slot: usize) -> *mut u8 {
+        self.incoming.start(slot)
+    }
+
+    /// Header and ticket of a message that is to be sent.
+    pub fn sending(&mut self, slot: usize, number: u64, header: Header) -> (*const Header, *mut c_void) {
+        self.outgoing.headers[slot] = header;
+        (&raw const self.outgoing.headers[slot], self.outgoing.ticket(slot, number))
+    }
+
+    /// The ticket of a message that is to be fetched.
+    pub fn fetching(&mut self, slot: usize, number: u64) -> *mut c_void {
+        self.incoming.ticket(slot, number)
+    }
+}

@@ -1,0 +1,162 @@
+//! What cannot be shown from outside: damage on the way between two pipes, and strangers who find a worker.
+#![allow(clippy::unwrap_used)]
+
+use super::card::Card;
+use super::pipe::Pipe;
+use super::{Fabric, RailOptions, UcxError, UcxRail};
+use crate::tcp::*;
+use forebay_transfer::{
+    Class, End, HostBuffer, Limits, LinkSpec, MoverThread, Place, Reason, RouteSpec, Span, SpanPair, Transfer,
+};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const BYTES: usize = 1 << 20;
+
+fn rail() -> Option<UcxRail> {
+    match UcxRail::open(RailOptions { fabric: Fabric::Memory, devices: Vec::new() }) {
+        Ok(rail) => Some(rail),
+        Err(UcxError::NoLibrary { why }) => {
+            testkit::skipped(format_args!("libucp.so.0 is not installed ({why})"));
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Flips a bit in the middle of the next large part of the stream, in either direction.
+#[derive(Debug)]
+struct Damaging {
+    pipe: Box<Pipe>,
+    armed: Arc<AtomicBool>,
+}
+
+impl Damaging {
+    fn hits(&self, bytes: usize) -> bool {
+        bytes > 10_000 && self.armed.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl Wire for Damaging {
+    unsafe fn send(&mut self, slices: &[libc::iovec]) -> io::Result<usize> {
+        let whole: usize = slices.iter().map(|slice| slice.iov_len).sum();
+        if !self.hits(whole) {
+            // SAFETY: the caller's word.
+            return unsafe { self.pipe.send(slices) };
+        }
+        let part = |slice: &libc::iovec| {
+            // SAFETY: the caller's word.
+            unsafe { std::slice::from_raw_parts(slice.iov_base.cast::<u8>(), slice.iov_len) }.to_vec()
+        };
+        let mut bytes: Vec<u8> = slices.iter().flat_map(part).collect();
+        bytes[whole / 2] ^= 1;
+        let slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: whole };
+        // SAFETY: the slice is the vector.
+        unsafe { self.pipe.send(&[slice]) }
+    }
+
+    unsafe fn receive(&mut self, slices: &[libc::iovec]) -> io::Result<usize> {
+        // SAFETY: the caller's word.
+        let received = unsafe { self.pipe.receive(slices) }?;
+        // Frames are received into less than that.
+        if slices[0].iov_len > 20_000 && self.hits(received) {
+            // SAFETY: the first slice is writable, and not empty.
+            unsafe { *slices[0].iov_base.cast::<u8>() ^= 1 };
+        }
+        Ok(received)
+    }
+}
+
+impl Carrier for Damaging {
+    fn wait(&mut self, waker: &WakeUp, sending: bool, timeout: Option<Duration>) -> io::Result<Ready> {
+        self.pipe.wait(waker, sending, timeout)
+    }
+
+    fn reset(self: Box<Self>) {
+        self.pipe.reset();
+    }
+
+    fn part(self: Box<Self>, farewell: &[u8]) {
+        self.pipe.part(farewell);
+    }
+}
+
+#[test]
+fn damage_on_the_way_is_found_in_both_directions_and_named() {
+    let Some(rail) = rail() else { return };
+    let exports = Arc::new(Exports::new(Arc::new(NoLeases)));
+    exports.offer(7, Arc::new(HostBuffer::new(BYTES)), Access::OPEN).unwrap();
+    let me = Identity::starting([1; 16]).unwrap();
+    let server =
+        TcpServer::listen(([127, 0, 0, 1], 0).into(), me, exports, ServerOptions::default()).unwrap();
+    let (mut pipe, own) = Pipe::new(&rail.context).unwrap();
+    let answer = rail.answer(&server.door(), &own.to_bytes()).unwrap();
+    pipe.connect(&Card::parse(&answer, &own).unwrap()).unwrap();
+    let armed = Arc::new(AtomicBool::new(false));
+    let carrier = Damaging { pipe: Box::new(pipe), armed: Arc::clone(&armed) };
+    let regions = PeerRegions::default();
+    let (flow, peer) =
+        TcpFlow::over(Box::new(carrier), me, regions.clone(), &FlowOptions::default()).unwrap();
+    let thread = MoverThread::spawn(Limits::default()).unwrap();
+    let mover = thread.handle();
+    let (here, there) = (Place::Host(0), Place::Peer(1));
+    let link = mover.add_link(LinkSpec::new("flow", 2, 64 << 20), Box::new(flow)).unwrap();
+    mover.add_route(RouteSpec::direct(here, there, link)).unwrap().unwrap();
+    mover.add_route(RouteSpec::direct(there, here, link)).unwrap().unwrap();
+    let theirs = regions.register(&mover, there, peer.regions[0], 0).unwrap();
+    let ours = mover.register(here, Arc::new(HostBuffer::new(BYTES))).unwrap();
+    let (ours, theirs) = (Span::new(ours, 0, BYTES as u64), Span::new(theirs, 0, BYTES as u64));
+    for (from, to) in [(ours, theirs), (theirs, ours)] {
+        let run = || mover.run(Transfer::new(vec![SpanPair::new(from, to)], Class::Demand)).unwrap();
+        armed.store(true, Ordering::Relaxed);
+        let End::Failed(failure) = run() else { panic!("damage was taken for data") };
+        assert!(matches!(failure.reason, Reason::Corrupt { .. }), "{}", failure.reason);
+        assert!(!armed.load(Ordering::Relaxed));
+        assert_eq!(run(), End::Done { bytes: BYTES as u64 }, "the flow is still good");
+    }
+}
+
+/// What a pipe receives within a while.
+fn received(pipe: &mut Pipe) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; 100];
+    let until = Instant::now() + Duration::from_secs(10);
+    let wake = WakeUp::new().unwrap();
+    loop {
+        let slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        // SAFETY: the slice is the vector.
+        match unsafe { pipe.receive(&[slice]) } {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
+                pipe.wait(&wake, false, Some(Duration::from_millis(10))).unwrap();
+            }
+            result => return result.map(|len| bytes[..len].to_vec()),
+        }
+    }
+}
+
+fn send(pipe: &mut Pipe, bytes: &[u8]) {
+    let slice = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: the slice is the bytes.
+    assert_eq!(unsafe { pipe.send(&[slice]) }.unwrap(), bytes.len());
+}
+
+#[test]
+fn whoever_knows_the_address_but_not_the_secret_is_not_heard() {
+    let Some(rail) = rail() else { return };
+    let (mut one, one_card) = Pipe::new(&rail.context).unwrap();
+    let (mut other, other_card) = Pipe::new(&rail.context).unwrap();
+    let (mut stranger, _) = Pipe::new(&rail.context).unwrap();
+    one.connect(&other_card).unwrap();
+    other.connect(&one_card).unwrap();
+    stranger.connect(&Card { secret: [0; 16], ..other_card }).unwrap();
+    send(&mut stranger, b"let me in");
+    Box::new(stranger).reset();
+    send(&mut one, b"hello");
+    assert_eq!(received(&mut other).unwrap(), b"hello");
+    send(&mut other, b"and welcome");
+    assert_eq!(received(&mut one).unwrap(), b"and welcome");
+    Box::new(one).part(b"goodbye");
+    assert_eq!(received(&mut other).unwrap(), b"goodbye");
+    assert_eq!(received(&mut other).unwrap(), b"", "the end");
+}

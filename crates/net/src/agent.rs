@@ -1,0 +1,613 @@
+//! The agent itself: what a program calls. This file starts and ends the parts and hands wishes to them; it must never know
+//! how one of them works.
+
+use crate::addresses::{Addresses, BadRange};
+use crate::config::AgentConfig;
+use crate::connect;
+use crate::descriptors::{Descriptors, Select};
+use crate::desk::{self, Desk};
+use crate::keeper::{Keeper, KeeperThread};
+use crate::leases::LeaseTable;
+use crate::metadata::{Metadata, is_name};
+use crate::notify;
+use crate::peer::Peer;
+use crate::prepared::{Blocks, Op, Pairs};
+use crate::rails::Rails;
+use crate::request::{Request, Run};
+use crate::seats::Yard;
+use crate::shared::{Runs, Shared};
+use crate::stat::PeerStat;
+use crate::trouble::{AgentError, Trouble};
+use forebay_links::mapped::{self, Absent};
+use forebay_links::tcp::{
+    Access, CallError, Exports, FlowOptions, Identity, PeerRegion, PeerRegions, ServerOptions, ServerStats,
+    Service, TcpServer,
+};
+use forebay_transfer::{Backing, Forked, Limits, MoverHandle, MoverThread, Place, Process, RegionId};
+use rustix::fd::BorrowedFd;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+/// Memory that an agent offers, and uses itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Registration {
+    base: u64,
+    len: u64,
+    region: RegionId,
+    offered: PeerRegion,
+}
+
+impl Registration {
+    /// Its first address.
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Its length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.len
+    }
+
+    /// What it is to this agent's mover.
+    pub fn region(&self) -> RegionId {
+        self.region
+    }
+
+    /// What it is to peers.
+    pub fn offered(&self) -> PeerRegion {
+        self.offered
+    }
+}
+
+/// A list of memory, checked and ready for requests.
+#[derive(Clone)]
+pub struct Prepared {
+    blocks: Arc<Blocks>,
+    /// `None`: this end's.
+    peer: Option<Arc<Peer>>,
+}
+
+impl Prepared {
+    /// Blocks in the list.
+    pub fn len(&self) -> u64 {
+        self.blocks.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The peer whose memory it is; `None`: this end's.
+    pub fn peer(&self) -> Option<&str> {
+        self.peer.as_ref().map(|peer| peer.name.as_str())
+    }
+}
+
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prepared").field("blocks", &self.len()).field("peer", &self.peer()).finish()
+    }
+}
+
+/// One end in one process. Dropping it cancels what is under way and waits until nothing touches memory any more.
+pub struct Agent {
+    pub(crate) shared: Arc<Shared>,
+    address: Option<SocketAddr>,
+    here: Place,
+    exports: Arc<Exports>,
+    leases: LeaseTable,
+    registered: Mutex<Registered>,
+    peers: Mutex<HashMap<String, Arc<Peer>>>,
+    server: Option<TcpServer>,
+    keeper: Option<KeeperThread>,
+    mover: Option<MoverThread>,
+}
+
+#[derive(Default)]
+struct Registered {
+    memory: Addresses<Registration>,
+    next_key: u64,
+}
+
+fn system(what: &'static str) -> impl Fn(std::io::Error) -> AgentError {
+    move |source| AgentError::System { what, source }
+}
+
+impl Agent {
+    /// Starts an agent with a mover of its own.
+    pub fn start(config: AgentConfig) -> Result<Agent, AgentError> {
+        let thread = MoverThread::spawn(Limits::default()).map_err(system("the mover's thread"))?;
+        let mut agent = Agent::start_on(config, thread.handle(), Place::Host(0))?;
+        agent.mover = Some(thread);
+        Ok(agent)
+    }
+
+    /// Starts an agent on somebody's mover, whose places of peers are all the agent's. Memory is registered at `here`.
+    pub fn start_on(config: AgentConfig, mover: MoverHandle, here: Place) -> Result<Agent, AgentError> {
+        config.check()?;
+        let mut me = Identity::starting([0; 16]).map_err(system("random numbers"))?;
+        me.node = config.node.unwrap_or(me.instance);
+        let keeper_thread = KeeperThread::spawn().map_err(system("the keeper's thread"))?;
+        let keeper = keeper_thread.keeper();
+        let leases = leases(&keeper);
+        let exports = Arc::new(Exports::new(Arc::new(leases.clone())));
+        let rails = Arc::new(Rails::new(config.rails.clone()));
+        let desk = Arc::new(Desk::new(leases.clone(), Arc::clone(&rails), config.service.clone()));
+        let server = serve(&config, me, &exports, &desk)?;
+        if let Some(server) = &server {
+            rails.serve_at(server.door());
+        }
+        let flow_options = FlowOptions {
+            token: config.token,
+            tls: config.tls,
+            plain_beyond_loopback: config.plain_beyond_loopback,
+            connect_limit_us: config.connect_limit_us,
+            progress_limit_us: config.progress_limit_us,
+            ..FlowOptions::default()
+        };
+        let op_timeout_us =
+            flow_options.op_limit_us.saturating_add(config.progress_limit_us.saturating_mul(4));
+        let shared = Shared {
+            name: config.name,
+            me,
+            flow_options,
+            flows_max: config.flows_max.max(1),
+            yard: Yard::new(mover.clone(), here, op_timeout_us),
+            mover,
+            keeper,
+            regions: PeerRegions::default(),
+            desk,
+            rails,
+            lent: Mutex::default(),
+            process: Process::current(),
+            runs: Mutex::new(Runs::default()),
+        };
+        let address = config.advertise.or(server.as_ref().map(TcpServer::address));
+        Ok(Agent {
+            shared: Arc::new(shared),
+            address: address.filter(|_| server.is_some()),
+            here,
+            exports,
+            leases,
+            registered: Mutex::default(),
+            peers: Mutex::default(),
+            server,
+            keeper: Some(keeper_thread),
+            mover: None,
+        })
+    }
+
+    /// Refuses in any other process than the one that started it: a child of `fork()` has none of
+    /// its threads, and shares its sockets. What has no error to give gives nothing there.
+    pub fn here(&self) -> Result<(), Forked> {
+        self.shared.process.check()
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// Where peers connect to. `None`: nobody can.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
+    /// Who it is.
+    pub fn identity(&self) -> Identity {
+        self.shared.me
+    }
+
+    /// The mover that moves its bytes.
+    pub fn mover(&self) -> &MoverHandle {
+        &self.shared.mover
+    }
+
+    /// The leases under which peers use memory that is offered under leases only.
+    pub fn leases(&self) -> &LeaseTable {
+        &self.leases
+    }
+
+    fn registered(&self) -> MutexGuard<'_, Registered> {
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn peers(&self) -> MutexGuard<'_, HashMap<String, Arc<Peer>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes memory known: requests of this end may use it, and peers what `access` says. Peers find it at its addresses.
+    pub fn register(&self, backing: Arc<dyn Backing>, access: Access) -> Result<Registration, AgentError> {
+        self.here()?;
+        let (base, len) = (backing.as_ptr() as u64, backing.len() as u64);
+        mapped::check(base, len, access.write)?;
+        let mut registered = self.registered();
+        registered.memory.check(base, len).map_err(|bad| match bad {
+            BadRange::Unsound => Absent::Unsound { base, len }.into(),
+            BadRange::Overlaps(other) => AgentError::Overlap { given: base..base + len, registered: other },
+        })?;
+        let key = registered.next_key;
+        let offered = self.exports.offer(key, Arc::clone(&backing), access)?;
+        let region = self.shared.mover.register(self.here, backing).inspect_err(|_| {
+            self.exports.withdraw(key);
+        })?;
+        registered.next_key += 1;
+        let registration = Registration { base, len, region, offered };
+        // It was checked under the same lock.
+        let _ = registered.memory.insert(base, len, registration);
+        Ok(registration)
+    }
+
+    /// Forgets memory. Requests of this end that use it are cancelled, what peers do with it fails. When this returns,
+    /// nothing touches the memory any more. Not to be called where requests' ends are.
+    pub fn deregister(&self, registration: Registration) -> Result<(), AgentError> {
+        self.here()?;
+        let key = registration.offered.key;
+        let mut registered = self.registered();
+        let known = registered.memory.find(registration.base).map(|found| *found.what);
+        if known != Some(registration) {
+            return Err(AgentError::NotRegistered { key });
+        }
+        self.exports.withdraw(key);
+        registered.memory.remove(registration.base);
+        drop(registered);
+        loop {
+            self.cancel_those(|run| run.uses(registration.region));
+            match self.shared.mover.unregister(registration.region)? {
+                Ok(()) => return Ok(()),
+                // One more may have been posted meanwhile; what is not a request of this agent's is not waited for.
+                Err(_) if self.runs(|run| run.uses(registration.region)).next().is_some() => {}
+                Err(refused) => return Err(refused.into()),
+            }
+        }
+    }
+
+    fn runs(&self, which: impl Fn(&Run) -> bool) -> impl Iterator<Item = Arc<Run>> {
+        let runs = self.shared.runs();
+        let found: Vec<_> = runs.by_number.values().filter(|run| which(run)).cloned().collect();
+        found.into_iter()
+    }
+
+    /// Cancels requests, all at once, and waits for their ends.
+    fn cancel_those(&self, which: impl Fn(&Run) -> bool) {
+        let runs: Vec<_> = self.runs(which).collect();
+        runs.iter().for_each(|run| run.begin_cancel());
+        runs.iter().for_each(|run| run.wait());
+    }
+
+    /// What others need to know to reach this agent and its memory, as it is now.
+    pub fn metadata(&self) -> Vec<u8> {
+        if self.here().is_err() {
+            return Vec::new();
+        }
+        let mut regions = Addresses::default();
+        for found in self.registered().memory.iter() {
+            // A table without overlaps makes another one.
+            let _ = regions.insert(found.base, found.len, found.what.offered);
+        }
+        let (name, identity, address) = (self.name().to_owned(), self.shared.me, self.address);
+        Metadata { name, identity, address, regions }.encode()
+    }
+
+    /// Learns of a peer, or more about one, and says its name. Nothing is connected yet. Another instance replaces the one
+    /// before, whatever was prepared for that fails from now on.
+    pub fn add_peer(&self, metadata: &[u8]) -> Result<String, AgentError> {
+        self.here()?;
+        let Metadata { name, identity, address, regions } = Metadata::parse(metadata)?;
+        let instance = Some(identity.instance);
+        let mut peers = self.peers();
+        let same = peers.get(&name).filter(|peer| peer.instance == instance && peer.address == address);
+        if let Some(peer) = same.filter(|peer| peer.state().line.dead().is_none()) {
+            peer.set_memory(&regions);
+            peer.forget_old(&self.shared);
+            return Ok(name);
+        }
+        let peer = Peer::new(name.clone(), address, instance, self.shared.flows_max);
+        peer.set_memory(&regions);
+        let before = peers.insert(name.clone(), peer);
+        drop(peers);
+        if let Some(before) = before {
+            connect::bury(&self.shared, &before, &Trouble::Restarted { peer: name.clone() });
+        }
+        Ok(name)
+    }
+
+    /// Learns of a peer by address only. Whoever answers there is meant; of its memory nothing is known but what
+    /// [`region`](Agent::region) says.
+    pub fn add_address(&self, name: &str, address: SocketAddr) -> Result<(), AgentError> {
+        self.here()?;
+        if !is_name(name) {
+            return Err(AgentError::Name { bytes: name.len() });
+        }
+        let mut peers = self.peers();
+        let same = |peer: &&Arc<Peer>| peer.instance.is_none() && peer.address == Some(address);
+        if peers.get(name).filter(same).is_some() {
+            return Ok(());
+        }
+        let peer = Peer::new(name.to_owned(), Some(address), None, self.shared.flows_max);
+        let before = peers.insert(name.to_owned(), peer);
+        drop(peers);
+        if let Some(before) = before {
+            connect::bury(&self.shared, &before, &Trouble::Removed { peer: name.to_owned() });
+        }
+        Ok(())
+    }
+
+    /// Forgets a peer. Requests that it is part of are cancelled and waited for. Not to be called where their ends are.
+    pub fn remove_peer(&self, name: &str) -> Result<(), AgentError> {
+        self.here()?;
+        let removed = self.peers().remove(name);
+        let peer = removed.ok_or_else(|| AgentError::NoSuchPeer { peer: name.to_owned() })?;
+        self.cancel_those(|run| Arc::ptr_eq(&run.peer, &peer));
+        connect::bury(&self.shared, &peer, &Trouble::Removed { peer: name.to_owned() });
+        Ok(())
+    }
+
+    /// The peers that it knows of, by name.
+    pub fn peer_names(&self) -> Vec<String> {
+        if self.here().is_err() {
+            return Vec::new();
+        }
+        let mut names: Vec<String> = self.peers().keys().cloned().collect();
+        names.sort_unstable();
+        names
+    }
+
+    pub(crate) fn peer(&self, name: &str) -> Result<Arc<Peer>, AgentError> {
+        self.here()?;
+        let found = self.peers().get(name).cloned();
+        found.ok_or_else(|| AgentError::NoSuchPeer { peer: name.to_owned() })
+    }
+
+    /// Connects to a peer, if it is not, and waits for it.
+    pub fn connect(&self, name: &str) -> Result<(), AgentError> {
+        let peer = self.peer(name)?;
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let until_us = self.shared.connect_until_us();
+        peer.when_up(&self.shared, until_us, move |up| drop(sender.send(up)));
+        Ok(receiver.recv().unwrap_or(Err(Trouble::Ended))?)
+    }
+
+    /// Checks a list of this end's memory.
+    pub fn prepare_local(&self, list: &Descriptors) -> Result<Prepared, AgentError> {
+        self.here()?;
+        let registered = self.registered();
+        let of = |registration: &Registration| Ok::<_, AgentError>(registration.region);
+        let blocks = Blocks::resolve(list, &registered.memory, of)?;
+        Ok(Prepared { blocks: Arc::new(blocks), peer: None })
+    }
+
+    /// Checks a list of a peer's memory against what its metadata say.
+    pub fn prepare_remote(&self, name: &str, list: &Descriptors) -> Result<Prepared, AgentError> {
+        let peer = self.peer(name)?;
+        let blocks = peer.resolve(&self.shared, list)?;
+        Ok(Prepared { blocks: Arc::new(blocks), peer: Some(peer) })
+    }
+
+    /// Makes a request of blocks here and as many there. With a notification the peer learns of its end, after every byte
+    /// is in place; `limit_us` is how long a post of it may take.
+    pub fn request(
+        &self,
+        op: Op,
+        local: (&Prepared, Select),
+        remote: (&Prepared, Select),
+        notification: Option<Vec<u8>>,
+        limit_us: Option<u64>,
+    ) -> Result<Request, AgentError> {
+        self.here()?;
+        let (None, Some(peer)) = (&local.0.peer, &remote.0.peer) else { return Err(AgentError::Sides) };
+        notify::check(notification.as_deref())?;
+        let pairs = Pairs::of(op, (&local.0.blocks, &local.1), (&remote.0.blocks, &remote.1))?;
+        Ok(Request::new(&self.shared, Arc::clone(peer), pairs, notification, limit_us))
+    }
+
+    /// Sends a notification. `on_end` is called once, on any thread: after a success the peer has
+    /// it, exactly once. An error means that nothing is sent: there is no such peer, or too many
+    /// are on their way to it.
+    pub fn notify(
+        &self,
+        name: &str,
+        text: Vec<u8>,
+        on_end: impl FnOnce(Result<(), Trouble>) + Send + 'static,
+    ) -> Result<(), AgentError> {
+        self.send_notice(name, text, None, on_end)
+    }
+
+    /// As [`notify`](Agent::notify), but where too many are on their way to that peer, it waits for
+    /// room, as long as a connection may take to come about. Not to be called where requests' and
+    /// notifications' ends are.
+    pub fn notify_when_room(
+        &self,
+        name: &str,
+        text: Vec<u8>,
+        on_end: impl FnOnce(Result<(), Trouble>) + Send + 'static,
+    ) -> Result<(), AgentError> {
+        let limit = Duration::from_micros(self.shared.flow_options.connect_limit_us);
+        self.send_notice(name, text, Instant::now().checked_add(limit), on_end)
+    }
+
+    fn send_notice(
+        &self,
+        name: &str,
+        text: Vec<u8>,
+        wait_until: Option<Instant>,
+        on_end: impl FnOnce(Result<(), Trouble>) + Send + 'static,
+    ) -> Result<(), AgentError> {
+        notify::check(Some(&text))?;
+        let peer = self.peer(name)?;
+        let its = Arc::downgrade(&peer);
+        let on_end = move |end: Result<(), Trouble>| {
+            if let (Err(why), Some(peer)) = (&end, its.upgrade()) {
+                peer.lost_notice(why);
+            }
+            on_end(end);
+        };
+        Ok(notify::send(&self.shared, &peer, text, self.shared.connect_until_us(), wait_until, on_end)?)
+    }
+
+    /// The notifications that have come since the last call, with the names of their senders.
+    pub fn take_notifications(&self) -> Vec<(String, Vec<u8>)> {
+        if self.here().is_err() {
+            return Vec::new();
+        }
+        self.shared.desk.take_notices()
+    }
+
+    /// A descriptor that becomes readable when a request has ended or a notification has come.
+    /// [`clear_event`](Agent::clear_event) comes before looking at what happened.
+    pub fn event_fd(&self) -> Result<BorrowedFd<'_>, AgentError> {
+        self.here()?;
+        self.shared.desk.event.fd().map_err(system("an event descriptor"))
+    }
+
+    /// Makes [`event_fd`](Agent::event_fd) unreadable until something more happens.
+    pub fn clear_event(&self) {
+        // The descriptor is the parent's too: an event that is cleared here is one that it does not
+        // see.
+        if self.here().is_ok() {
+            self.shared.desk.event.clear();
+        }
+    }
+
+    /// Asks a peer's service, once. `on_reply` is called once, on any thread.
+    pub fn call(
+        &self,
+        name: &str,
+        body: Vec<u8>,
+        limit_us: u64,
+        on_reply: impl FnOnce(Result<Vec<u8>, Trouble>) + Send + 'static,
+    ) -> Result<(), AgentError> {
+        self.call_and_hear(name, body, limit_us, on_reply, |_| {})
+    }
+
+    /// The same, for who has to know the answer also after the limit: `on_late` is called then, once, if one comes.
+    pub fn call_and_hear(
+        &self,
+        name: &str,
+        mut body: Vec<u8>,
+        limit_us: u64,
+        on_reply: impl FnOnce(Result<Vec<u8>, Trouble>) + Send + 'static,
+        on_late: impl FnOnce(Vec<u8>) + Send + 'static,
+    ) -> Result<(), AgentError> {
+        let peer = self.peer(name)?;
+        body.insert(0, desk::CALLS);
+        let until_us = self.shared.keeper.now_us().saturating_add(limit_us);
+        let (its, keeper) = (Arc::clone(&peer), self.shared.keeper.clone());
+        peer.when_up(&self.shared, until_us.min(self.shared.connect_until_us()), move |up| {
+            let name = its.name.clone();
+            let Some(flow) = its.flow().filter(|_| up.is_ok()) else {
+                let gone = || Trouble::Unreachable { peer: name, why: "it was lost a moment ago".into() };
+                return on_reply(Err(up.err().or_else(|| its.trouble()).unwrap_or_else(gone)));
+            };
+            let left_us = until_us.saturating_sub(keeper.now_us());
+            let on_reply = move |answer: Result<Vec<u8>, CallError>| {
+                on_reply(answer.map_err(|why| match why {
+                    // The caller's limit, not what the connection had left of it.
+                    CallError::Late { .. } => Trouble::Late { limit_us },
+                    why => Trouble::Unanswered { peer: name, why },
+                }));
+            };
+            flow.call_and_hear(body, left_us, on_reply, on_late);
+        });
+        Ok(())
+    }
+
+    /// Makes a peer's region a region of the mover, for transfers that the caller submits there itself. They need a
+    /// connection: [`connect`](Agent::connect) or [`call`](Agent::call) first. `lease`: under which they run; 0: none.
+    pub fn region(&self, name: &str, region: PeerRegion, lease: u64) -> Result<RegionId, AgentError> {
+        let peer = self.peer(name)?;
+        let mut site = peer.site();
+        let berth = site.berth(&self.shared.yard);
+        let (place, uses) = (berth.place, Arc::clone(&berth.uses));
+        let id = self.shared.regions.register(&self.shared.mover, place, region, lease)?;
+        self.shared.lent().insert(id, uses);
+        Ok(id)
+    }
+
+    /// Forgets a region that [`region`](Agent::region) made. Refused while a transfer uses it.
+    pub fn forget_region(&self, id: RegionId) -> Result<(), AgentError> {
+        self.here()?;
+        self.shared.regions.unregister(&self.shared.mover, id)??;
+        self.shared.lent().remove(&id);
+        Ok(())
+    }
+
+    /// What went on at the port where peers connect. `None`: there is none.
+    pub fn port_stats(&self) -> Option<ServerStats> {
+        self.server.as_ref().map(TcpServer::stats)
+    }
+
+    /// What went on with each peer, by name.
+    pub fn stats(&self) -> Vec<PeerStat> {
+        if self.here().is_err() {
+            return Vec::new();
+        }
+        let mut peers: Vec<_> = self.peers().values().cloned().collect();
+        peers.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        peers.iter().map(|peer| PeerStat::of(peer, &self.shared.rails)).collect()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if self.here().is_err() {
+            // All of it is the parent's, and is left as it is.
+            std::mem::forget(Arc::clone(&self.shared));
+            std::mem::forget(std::mem::take(&mut self.peers));
+            std::mem::forget((self.server.take(), self.keeper.take(), self.mover.take()));
+            return;
+        }
+        self.shared.runs().ended = true;
+        self.cancel_those(|_| true);
+        let peers: Vec<_> = self.peers().drain().map(|(_, peer)| peer).collect();
+        for peer in peers {
+            connect::bury(&self.shared, &peer, &Trouble::Ended);
+        }
+        // Nobody comes in any more, then nothing is due any more, then nothing moves any more.
+        self.server.take();
+        self.keeper.take();
+        self.mover.take();
+    }
+}
+
+impl std::fmt::Debug for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (name, address) = (self.name(), self.address);
+        f.debug_struct("Agent").field("name", &name).field("address", &address).finish_non_exhaustive()
+    }
+}
+
+/// A table of leases that the keeper looks at when one is over.
+fn leases(keeper: &Keeper) -> LeaseTable {
+    let keeper = keeper.clone();
+    LeaseTable::new(move |table, in_us, at_us| {
+        let table = table.clone();
+        keeper.at(keeper.now_us().saturating_add(in_us), move || table.look(at_us));
+    })
+}
+
+fn serve(
+    config: &AgentConfig,
+    me: Identity,
+    exports: &Arc<Exports>,
+    desk: &Arc<Desk>,
+) -> Result<Option<TcpServer>, AgentError> {
+    let Some(listen) = config.listen else { return Ok(None) };
+    let options = ServerOptions {
+        token: config.token.clone(),
+        tls: config.tls.clone(),
+        plain_beyond_loopback: config.plain_beyond_loopback,
+        progress_limit_us: config.progress_limit_us,
+        pending_max: config.pending_max,
+        greeting_limit_us: config.greeting_limit_us,
+        flows_max: config.accepted_max,
+        flows_per_peer_max: config.accepted_per_peer_max,
+        ..ServerOptions::default()
+    };
+    let (exports, service) = (Arc::clone(exports), Arc::clone(desk) as Arc<dyn Service>);
+    let server = TcpServer::serve(listen, me, exports, service, options);
+    server.map(Some).map_err(system("listening for peers"))
+}

@@ -1,0 +1,386 @@
+//! Brings flows to peers about, on threads of their own, and takes down what has ended. This file carries out what the
+//! [`Line`](crate::line::Line) says and the counters advise; it must never decide who is spoken to.
+
+use crate::flows::Advice;
+use crate::line::Rest;
+use crate::path::{Path, Way};
+use crate::peer::{Flow, Peer};
+use crate::seats::{OnAdvice, Sitter};
+use crate::shared::Shared;
+use crate::stat::NotReached;
+use crate::trouble::Trouble;
+use crate::upgrade;
+use forebay_links::tcp::{Broken, FlowError, FlowHandle, FlowOptions, RefusalCode, TcpFlow, Unreached};
+use forebay_links::ucx::Fabric;
+use forebay_transfer::Link;
+use std::sync::{Arc, Weak};
+
+/// How often, and how long apart, the regions of a peer that is gone are asked for again.
+const FORGET_ATTEMPTS: u32 = 1_000;
+const FORGET_AGAIN_US: u64 = 20_000;
+
+/// A flow that came about.
+pub(crate) struct Arrival {
+    pub link: Box<dyn Link>,
+    pub handle: FlowHandle,
+    pub way: Way,
+}
+
+impl Arrival {
+    fn over_tcp(flow: TcpFlow) -> Arrival {
+        Arrival { handle: flow.handle(), link: Box::new(flow), way: Way::Tcp }
+    }
+}
+
+type Connected = Result<(TcpFlow, forebay_links::tcp::Peer), FlowError>;
+
+/// Brings the first flow about.
+pub(crate) fn begin(shared: &Arc<Shared>, peer: &Arc<Peer>) {
+    let instance = peer.instance;
+    connect(shared, peer, instance, |shared, peer, connected| match connected {
+        Ok((flow, found)) => {
+            arrived(shared, peer, Arrival::over_tcp(flow), found.identity.instance);
+            upgrade::begin(shared, peer);
+        }
+        Err(error) => failed(shared, peer, &error),
+    });
+}
+
+/// Connects on a thread of its own, and has `then` called there, unless the agent has ended meanwhile.
+fn connect(
+    shared: &Arc<Shared>,
+    peer: &Arc<Peer>,
+    instance: Option<[u8; 16]>,
+    then: impl FnOnce(&Arc<Shared>, &Arc<Peer>, Connected) + Send + Clone + 'static,
+) {
+    let Some(address) = peer.address else {
+        let nowhere = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "it does not listen");
+        return then(shared, peer, Err(FlowError::System(nowhere)));
+    };
+    let options = FlowOptions { instance, ..shared.flow_options.clone() };
+    let (me, regions) = (shared.me, shared.regions.clone());
+    let (weak, its) = (Arc::downgrade(shared), Arc::clone(peer));
+    let otherwise = then.clone();
+    let thread = std::thread::Builder::new().name("forebay-connect".into()).spawn(move || {
+        let connected = TcpFlow::connect(address, me, regions, options);
+        if let Some(shared) = weak.upgrade() {
+            then(&shared, &its, connected);
+        }
+    });
+    if let Err(error) = thread {
+        otherwise(shared, peer, Err(FlowError::System(error)));
+    }
+}
+
+/// A flow came about: it gets a seat, and those who wait may go.
+pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, instance: [u8; 16]) {
+    let Arrival { link: flow, handle, way } = arrival;
+    let mut site = peer.site();
+    let mut left = None;
+    if site.answered.is_some_and(|before| before != instance) {
+        if !peer.state().flows.is_empty() {
+            // It was asked for when another answered than does now, and that one has ended.
+            drop(site);
+            return drop(flow);
+        }
+        // What was known of the one before must never reach this one.
+        left = site.berth.take().map(|berth| shared.yard.take_back(berth));
+    }
+    site.answered = Some(instance);
+    let number = peer.state().number_flow();
+    let sitter = Sitter {
+        number,
+        flow,
+        handle: handle.clone(),
+        path: way.path(),
+        gauge: Arc::clone(&peer.gauge),
+        on_advice: on_advice(shared, peer),
+    };
+    let stand_in = way.rail().and_then(|_| peer.state().seat_over_tcp());
+    let seat = match site.berth(&shared.yard).seat(&shared.yard, sitter, stand_in) {
+        Ok(seat) => seat,
+        Err(error) => {
+            drop(site);
+            let error = std::io::Error::other(error.to_string());
+            return failed(shared, peer, &FlowError::System(error));
+        }
+    };
+    let mut state = peer.state();
+    if !state.line.connected(shared.keeper.now_us()) {
+        drop(state);
+        let flow = site.unseat(shared, seat, number);
+        drop(site);
+        return drop(flow);
+    }
+    state.note_reached(&peer.name);
+    if state.flows.is_empty() {
+        // What is known of rails was of another connection.
+        state.idle_rails.clear();
+        state.rail_rests = 0;
+    }
+    if let Some(nth) = way.rail() {
+        state.idle_rails.remove(&nth);
+    }
+    state.flows.push(Flow { number, seat, handle: handle.clone(), way, stands_by: false });
+    let waiting = state.take_waiting();
+    drop(state);
+    drop(site);
+    arrange(shared, peer);
+    let (weak, keeper, its) = (Arc::downgrade(shared), shared.keeper.clone(), Arc::clone(peer));
+    handle.on_broken(move |why| keeper.soon(move || broken(&weak, &its, number, &why)));
+    waiting.into_iter().for_each(|then| then(Ok(())));
+    // It may wait for what it has begun.
+    drop(left);
+}
+
+/// Has bytes go over rails where there are any, and over TCP otherwise.
+fn arrange(shared: &Shared, peer: &Peer) {
+    let site = peer.site();
+    let mut state = peer.state();
+    let railed = state.is_railed();
+    let mut changed = Vec::new();
+    for flow in &mut state.flows {
+        let stands_by = railed && flow.way == Way::Tcp;
+        if stands_by != flow.stands_by {
+            flow.stands_by = stands_by;
+            changed.push((flow.seat, !stands_by));
+        }
+    }
+    peer.gauge.flows(state.at_work());
+    drop(state);
+    if let Some(berth) = &site.berth {
+        changed.into_iter().for_each(|(seat, up)| berth.set_up(&shared.yard, seat, up));
+    }
+}
+
+/// No flow came about.
+fn failed(shared: &Arc<Shared>, peer: &Arc<Peer>, error: &FlowError) {
+    if let FlowError::Greeting { broken: Broken::Refused(refusal), .. } = error
+        && refusal.code == RefusalCode::Instance
+    {
+        return bury(shared, peer, &Trouble::Restarted { peer: peer.name.clone() });
+    }
+    let (reason, why) = (Unreached::from(error), error.to_string());
+    let mut state = peer.state();
+    state.note_unreached(&peer.name, NotReached { reason, why: why.clone() });
+    let rest = state.line.failed(shared.keeper.now_us());
+    let waiting = if is_an_answer(error) { state.take_waiting() } else { Vec::new() };
+    drop(state);
+    peer.gauge.count(|counts| {
+        *counts.faults.entry("unconnected").or_default() += 1;
+        *counts.unreached.entry(reason).or_default() += 1;
+    });
+    for then in waiting {
+        then(Err(Trouble::Unreachable { peer: peer.name.clone(), why: why.clone() }));
+    }
+    rest_until(shared, peer, rest);
+}
+
+/// Whether those who wait are better told now than after more attempts: somebody has said no, if only the other machine's
+/// system, or this end for want of trust.
+fn is_an_answer(error: &FlowError) -> bool {
+    let said_no = |source: &std::io::Error| source.kind() == std::io::ErrorKind::ConnectionRefused;
+    match error {
+        FlowError::Connect { source, .. } | FlowError::System(source) => said_no(source),
+        FlowError::Plain { .. } => true,
+        FlowError::Greeting { broken, .. } => {
+            matches!(broken, Broken::Refused(_) | Broken::Turned(_) | Broken::Tls(_) | Broken::Bad(_))
+        }
+    }
+}
+
+fn rest_until(shared: &Arc<Shared>, peer: &Arc<Peer>, rest: Option<Rest>) {
+    let Some(Rest { until_us }) = rest else { return };
+    let (weak, its) = (Arc::downgrade(shared), Arc::clone(peer));
+    shared.keeper.at(until_us, move || {
+        let mut state = its.state();
+        let waits = state.somebody_waits();
+        let connect = state.line.rested(waits);
+        drop(state);
+        if let (true, Some(shared)) = (connect, weak.upgrade()) {
+            begin(&shared, &its);
+        }
+    });
+}
+
+/// A flow has ended by itself. Where it shows that the peer is frozen, the others are not waited for.
+fn broken(shared: &Weak<Shared>, peer: &Arc<Peer>, number: u64, why: &Broken) {
+    let Some(shared) = shared.upgrade() else { return };
+    let mut state = peer.state();
+    let ended: Vec<Flow> = state.flows.extract_if(.., |flow| flow.number == number).collect();
+    let Some(path) = ended.first().map(|flow| flow.way.path()) else { return };
+    if let Broken::Frozen { .. } = why {
+        let doubtful = |flow: &&Flow| shows_a_frozen_peer(path) || flow.way.path() == path;
+        state.flows.iter().filter(doubtful).for_each(|flow| flow.handle.doubt());
+    }
+    state.lost = Some(why.clone());
+    let last = state.flows.is_empty();
+    if let (true, Some(before)) = (last, state.lost_gate.pass()) {
+        let peer = peer.name.as_str();
+        tracing::info!(peer, "the peer was lost: {why} ({before} more since the last line)");
+    }
+    let rest = if last { state.line.broken(shared.keeper.now_us()) } else { None };
+    drop(state);
+    // What takes over is there before what has ended goes.
+    arrange(&shared, peer);
+    take_down(&shared, peer, &ended);
+    let rails: Vec<usize> = ended.iter().filter_map(|flow| flow.way.rail()).collect();
+    upgrade::lost(&shared, peer, &rails, why);
+    rest_until(&shared, peer, rest);
+}
+
+/// Whether silence on this path means the peer itself. A network of its own may fail alone: then TCP goes on, or finds
+/// within its own limit that the peer is frozen.
+fn shows_a_frozen_peer(path: Path) -> bool {
+    match path {
+        Path::Tcp | Path::Rail(Fabric::Memory) => true,
+        Path::Rail(Fabric::Rdma | Fabric::Tcp) => false,
+    }
+}
+
+/// Takes flows that have ended, or were severed, out of their seats.
+fn take_down(shared: &Shared, peer: &Peer, ended: &[Flow]) {
+    let flows: Vec<_> = {
+        let mut site = peer.site();
+        ended.iter().map(|flow| site.unseat(shared, flow.seat, flow.number)).collect()
+    };
+    drop(flows);
+}
+
+/// The peer is gone for good. Nothing that was known of it can be used any more; what is under way fails.
+pub(crate) fn bury(shared: &Arc<Shared>, peer: &Arc<Peer>, why: &Trouble) {
+    let mut state = peer.state();
+    state.line.die(why.clone());
+    let waiting = state.take_waiting();
+    let flows = std::mem::take(&mut state.flows);
+    flows.iter().for_each(|flow| flow.handle.sever());
+    peer.gauge.flows(0);
+    drop(state);
+    take_down(shared, peer, &flows);
+    waiting.into_iter().for_each(|then| then(Err(why.clone())));
+    forget(&Arc::downgrade(shared), peer, FORGET_ATTEMPTS);
+}
+
+/// Forgets a dead peer's regions, as soon as what uses them has ended, and gives its place back.
+fn forget(weak: &Weak<Shared>, peer: &Arc<Peer>, attempts: u32) {
+    let Some(shared) = weak.upgrade() else { return };
+    if peer.forget_memory(&shared) {
+        let berth = peer.site().berth.take();
+        drop(berth.map(|berth| shared.yard.take_back(berth)));
+    } else if attempts > 0 {
+        let (weak, its) = (Weak::clone(weak), Arc::clone(peer));
+        let again_us = shared.keeper.now_us() + FORGET_AGAIN_US;
+        shared.keeper.at(again_us, move || forget(&weak, &its, attempts - 1));
+    }
+}
+
+fn on_advice(shared: &Arc<Shared>, peer: &Arc<Peer>) -> OnAdvice {
+    let (weak, keeper, its) = (Arc::downgrade(shared), shared.keeper.clone(), Arc::downgrade(peer));
+    Arc::new(move |advice| {
+        let (weak, its) = (Weak::clone(&weak), Weak::clone(&its));
+        keeper.soon(move || {
+            if let (Some(shared), Some(peer)) = (weak.upgrade(), its.upgrade()) {
+                match advice {
+                    Advice::Add => grow(&shared, &peer),
+                    Advice::Drop => shrink(&shared, &peer),
+                    Advice::Stay => {}
+                }
+            }
+        });
+    })
+}
+
+/// Brings one more flow about, to the same instance.
+fn grow(shared: &Arc<Shared>, peer: &Arc<Peer>) {
+    let Some(instance) = peer.site().answered else { return };
+    let mut state = peer.state();
+    if state.growing || state.flows.is_empty() {
+        return;
+    }
+    state.growing = true;
+    let rail = state.lightest_rail();
+    drop(state);
+    if let Some(rail) = rail {
+        let its = Arc::clone(peer);
+        return upgrade::one_more(shared, peer, rail, move |came| {
+            its.state().growing = false;
+            if !came {
+                its.gauge.flow_refused();
+            }
+        });
+    }
+    connect(shared, peer, Some(instance), move |shared, peer, connected| {
+        peer.state().growing = false;
+        match connected {
+            // It came too late if the others have ended: whoever wants one will ask.
+            Ok((flow, _)) if !peer.state().flows.is_empty() => {
+                arrived(shared, peer, Arrival::over_tcp(flow), instance);
+            }
+            Ok(_) => {}
+            Err(_) => peer.gauge.flow_refused(),
+        }
+    });
+}
+
+/// Lets the flow that came last finish what it has begun.
+fn shrink(shared: &Arc<Shared>, peer: &Arc<Peer>) {
+    let mut state = peer.state();
+    let last = state.flows.iter().rposition(|flow| !flow.stands_by);
+    let Some(last) = last.filter(|_| state.at_work() > 1) else { return };
+    let ended = state.flows.remove(last);
+    peer.gauge.flows(state.at_work());
+    drop(state);
+    let flow = peer.site().unseat(shared, ended.seat, ended.number);
+    let parting = std::thread::Builder::new().name("forebay-part".into()).spawn(move || drop(flow));
+    // Without a thread the flow was dropped where it was, which only took longer.
+    drop(parting);
+}
+
+impl crate::peer::Site {
+    fn unseat(&mut self, shared: &Shared, seat: usize, number: u64) -> Option<Box<dyn Link>> {
+        self.berth.as_mut().and_then(|berth| berth.unseat(&shared.yard, seat, number))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Agent, AgentConfig};
+
+    #[test]
+    fn a_further_flow_to_the_instance_before_takes_nothing_from_the_one_that_answers_now() {
+        let agent = |name| Agent::start(AgentConfig::named(name)).unwrap();
+        let (one, old, new) = (agent("one"), agent("two"), agent("two"));
+        one.add_address("two", new.address().unwrap()).unwrap();
+        one.connect("two").unwrap();
+        let peer = one.peer("two").unwrap();
+        let place = || peer.site().berth(&one.shared.yard).place;
+        let before = place();
+        // It was asked for when the old one answered, and came about when that had ended.
+        let (me, regions) = (one.shared.me, one.shared.regions.clone());
+        let late = TcpFlow::connect(old.address().unwrap(), me, regions, FlowOptions::default());
+        let (flow, found) = late.unwrap();
+        arrived(&one.shared, &peer, Arrival::over_tcp(flow), found.identity.instance);
+        assert_eq!(peer.site().answered, Some(new.identity().instance));
+        assert_eq!((place(), peer.state().flows.len()), (before, 1));
+    }
+
+    #[test]
+    fn the_end_of_a_flow_to_the_instance_before_unseats_nobody_of_the_one_that_answers_now() {
+        let agent = |name| Agent::start(AgentConfig::named(name)).unwrap();
+        let (one, old, new) = (agent("one"), agent("two"), agent("two"));
+        one.add_address("two", old.address().unwrap()).unwrap();
+        one.connect("two").unwrap();
+        let peer = one.peer("two").unwrap();
+        // The flow has broken, and the new one is there before it has left its seat.
+        let ended = std::mem::take(&mut peer.state().flows);
+        let (me, regions) = (one.shared.me, one.shared.regions.clone());
+        let next = TcpFlow::connect(new.address().unwrap(), me, regions, FlowOptions::default());
+        let (flow, found) = next.unwrap();
+        arrived(&one.shared, &peer, Arrival::over_tcp(flow), found.identity.instance);
+        take_down(&one.shared, &peer, &ended);
+        assert_eq!(ended[0].handle.stats().broken, Some(Broken::Ended), "it was left in its seat");
+        let flow = peer.flow().unwrap();
+        assert_eq!((peer.state().flows.len(), flow.stats().broken), (1, None));
+    }
+}

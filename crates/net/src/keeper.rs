@@ -1,0 +1,177 @@
+//! Jobs and the times at which they are due, on one thread that sleeps in between. This file knows when; it must never know
+//! what a job does.
+
+use forebay_transfer::Process;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Names a job that is not done yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Due {
+    at_us: u64,
+    number: u64,
+}
+
+/// Takes jobs in, from any thread.
+#[derive(Clone)]
+pub(crate) struct Keeper {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    epoch: Instant,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: BTreeMap<Due, Job>,
+    next: u64,
+    closed: bool,
+}
+
+/// The thread. Dropping it drops the jobs that are not due.
+pub(crate) struct KeeperThread {
+    keeper: Keeper,
+    thread: Option<JoinHandle<()>>,
+    process: Process,
+}
+
+impl KeeperThread {
+    pub fn spawn() -> std::io::Result<KeeperThread> {
+        let shared = Shared { state: Mutex::default(), changed: Condvar::new(), epoch: Instant::now() };
+        let keeper = Keeper { shared: Arc::new(shared) };
+        let own = keeper.clone();
+        let thread = std::thread::Builder::new().name("forebay-keeper".into()).spawn(move || own.run())?;
+        Ok(KeeperThread { keeper, thread: Some(thread), process: Process::current() })
+    }
+
+    pub fn keeper(&self) -> Keeper {
+        self.keeper.clone()
+    }
+}
+
+impl Drop for KeeperThread {
+    fn drop(&mut self) {
+        if !self.process.is_current() {
+            // The thread, and whoever holds the lock, are the parent's.
+            return std::mem::forget(self.thread.take());
+        }
+        let jobs = {
+            let mut state = self.keeper.lock();
+            state.closed = true;
+            std::mem::take(&mut state.jobs)
+        };
+        self.keeper.shared.changed.notify_all();
+        // What jobs own is dropped without the lock.
+        drop(jobs);
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has already been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Keeper {
+    pub fn now_us(&self) -> u64 {
+        self.shared.epoch.elapsed().as_micros() as u64
+    }
+
+    /// Has a job done as soon as the thread is free.
+    pub fn soon(&self, job: impl FnOnce() + Send + 'static) {
+        self.at(0, job);
+    }
+
+    /// Has a job done at a time, unless the keeper has ended. Jobs must not wait for long.
+    pub fn at(&self, at_us: u64, job: impl FnOnce() + Send + 'static) -> Due {
+        let mut state = self.lock();
+        let due = Due { at_us, number: state.next };
+        if state.closed {
+            return due;
+        }
+        state.next += 1;
+        state.jobs.insert(due, Box::new(job));
+        let is_first = state.jobs.first_key_value().is_some_and(|(first, _)| *first == due);
+        drop(state);
+        if is_first {
+            self.shared.changed.notify_one();
+        }
+        due
+    }
+
+    /// Forgets a job, if it is not done yet.
+    pub fn forget(&self, due: Due) {
+        let job = self.lock().jobs.remove(&due);
+        drop(job);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(self) {
+        let mut state = self.lock();
+        while !state.closed {
+            let first = state.jobs.first_key_value().map(|(due, _)| due.at_us);
+            let wait_us = first.map(|at_us| at_us.saturating_sub(self.now_us()));
+            match wait_us {
+                Some(0) => {
+                    let job = state.jobs.pop_first();
+                    drop(state);
+                    if let Some((_, job)) = job {
+                        job();
+                    }
+                    state = self.lock();
+                }
+                Some(wait_us) => {
+                    // A little late rather than twice.
+                    let timeout = Duration::from_micros(wait_us + 1);
+                    let waited = self.shared.changed.wait_timeout(state, timeout);
+                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                None => state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keeper").field("jobs", &self.lock().jobs.len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn jobs_are_done_in_the_order_of_their_times_and_forgotten_ones_never() {
+        let thread = KeeperThread::spawn().unwrap();
+        let keeper = thread.keeper();
+        let (sender, receiver) = mpsc::channel();
+        let tell = |name: &'static str| {
+            let sender = sender.clone();
+            move || sender.send(name).unwrap()
+        };
+        let soon_us = keeper.now_us() + 50_000;
+        keeper.at(soon_us + 20_000, tell("third"));
+        keeper.at(soon_us, tell("second"));
+        let forgotten = keeper.at(soon_us + 10_000, tell("forgotten"));
+        keeper.soon(tell("first"));
+        keeper.forget(forgotten);
+        keeper.at(u64::MAX, tell("never"));
+        let seen: Vec<_> = (0..3).map(|_| receiver.recv().unwrap()).collect();
+        assert_eq!(seen, ["first", "second", "third"]);
+        drop(thread);
+        keeper.soon(tell("after the end"));
+        drop(sender);
+        assert_eq!(receiver.try_recv(), Err(mpsc::TryRecvError::Disconnected));
+    }
+}

@@ -1,0 +1,406 @@
+//! One peer as this agent knows it: the way to it, the flows there, what waits for them, and its memory. This file keeps
+//! state; `connect.rs` brings flows about and takes them down.
+//!
+//! Two locks, because callers on the mover's thread must never wait for somebody who waits for the mover: `state` is held
+//! for moments and never across a word with the mover; `site` is for those words, and never taken on the mover's thread.
+
+use crate::addresses::Addresses;
+use crate::connect;
+use crate::descriptors::Descriptors;
+use crate::gauge::Gauge;
+use crate::line::{Line, Want};
+use crate::menu::WhyIdle;
+use crate::notices::{NOTICES_OPEN_BYTES_MAX, NOTICES_OPEN_MAX, Outbox};
+use crate::notify::Sending;
+use crate::path::Way;
+use crate::prepared::Blocks;
+use crate::seats::{Berth, Yard};
+use crate::shared::Shared;
+use crate::stat::NotReached;
+use crate::trouble::{AgentError, Trouble};
+use forebay_links::LogGate;
+use forebay_links::tcp::{Broken, FlowHandle, PeerRegion};
+use forebay_transfer::{Refused, RegionId};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What may wait for a connection to one peer.
+const WAITING_MAX: usize = 65_536;
+/// Between two lines that tell of the same.
+const TELL_EVERY: Duration = Duration::from_secs(60);
+
+/// Called once the peer can be spoken to, or with the reason why not.
+type OnUp = Box<dyn FnOnce(Result<(), Trouble>) + Send>;
+
+/// A peer.
+pub(crate) struct Peer {
+    pub name: String,
+    /// `None`: it does not listen.
+    pub address: Option<SocketAddr>,
+    /// As its metadata say. `None`: it is known by address only, and whoever answers there is meant.
+    pub instance: Option<[u8; 16]>,
+    pub gauge: Arc<Gauge>,
+    state: Mutex<State>,
+    /// A notification was settled.
+    room: Condvar,
+    site: Mutex<Site>,
+}
+
+pub(crate) struct State {
+    pub line: Line,
+    waiting: BTreeMap<u64, OnUp>,
+    next_waiting: u64,
+    pub flows: Vec<Flow>,
+    next_flow: u64,
+    /// How the last flow ended, or why none came about.
+    pub lost: Option<Broken>,
+    pub unreached: Option<NotReached>,
+    /// For the lines that say so.
+    pub gate: LogGate,
+    /// For the lines that say that it was lost.
+    pub lost_gate: LogGate,
+    /// One more flow is being connected.
+    pub growing: bool,
+    pub outbox: Outbox<Sending>,
+    /// Somebody gives notifications their turns, and goes on until none is due.
+    turns_are_given: bool,
+    /// Notifications that were lost since that was told, and when it was.
+    lost_notices: u64,
+    lost_told: Option<Instant>,
+    /// Why rails, by number, carry nothing over the connection that is there.
+    pub idle_rails: BTreeMap<usize, WhyIdle>,
+    /// How often rails were lost on this connection.
+    pub rail_rests: u32,
+}
+
+/// A flow to the peer.
+pub(crate) struct Flow {
+    pub number: u64,
+    pub seat: usize,
+    pub handle: FlowHandle,
+    pub way: Way,
+    /// The mover gives it nothing, since rails carry the bytes.
+    pub stands_by: bool,
+}
+
+/// What of the peer is known to the mover.
+pub(crate) struct Site {
+    pub berth: Option<Berth>,
+    /// Who answered, of a peer that is known by address only.
+    pub answered: Option<[u8; 16]>,
+    memory: Addresses<Remote>,
+    /// Regions of memory that the peer has said no more of; to be forgotten when nothing uses them.
+    old: Vec<RegionId>,
+}
+
+/// A range of the peer's memory.
+struct Remote {
+    region: PeerRegion,
+    id: OnceLock<RegionId>,
+}
+
+impl Peer {
+    pub fn new(
+        name: String,
+        address: Option<SocketAddr>,
+        instance: Option<[u8; 16]>,
+        flows_max: usize,
+    ) -> Arc<Peer> {
+        let state = State {
+            line: Line::new(),
+            waiting: BTreeMap::new(),
+            next_waiting: 0,
+            flows: Vec::new(),
+            next_flow: 0,
+            lost: None,
+            unreached: None,
+            gate: LogGate::new(),
+            lost_gate: LogGate::new(),
+            growing: false,
+            outbox: Outbox::default(),
+            turns_are_given: false,
+            lost_notices: 0,
+            lost_told: None,
+            idle_rails: BTreeMap::new(),
+            rail_rests: 0,
+        };
+        let site = Site { berth: None, answered: None, memory: Addresses::default(), old: Vec::new() };
+        let gauge = Arc::new(Gauge::new(flows_max));
+        let (state, site) = (Mutex::new(state), Mutex::new(site));
+        Arc::new(Peer { name, address, instance, gauge, state, room: Condvar::new(), site })
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn site(&self) -> MutexGuard<'_, Site> {
+        self.site.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `then` when the peer can be spoken to, at once if it can be now; or with the reason why not, at the latest at
+    /// `until_us` of the keeper. Brings the connection about if there is none.
+    pub fn when_up(
+        self: &Arc<Peer>,
+        shared: &Arc<Shared>,
+        until_us: u64,
+        then: impl FnOnce(Result<(), Trouble>) + Send + 'static,
+    ) {
+        let mut state = self.state();
+        let want = state.line.want();
+        let now = match &want {
+            Want::Go => Some(Ok(())),
+            Want::Never(why) => Some(Err(why.clone())),
+            Want::Wait if state.waiting.len() >= WAITING_MAX => {
+                let what = format!("{WAITING_MAX} requests wait for a connection to peer {}", self.name);
+                Some(Err(Trouble::Full(what)))
+            }
+            Want::Wait | Want::Connect => None,
+        };
+        if let Some(result) = now {
+            drop(state);
+            return then(result);
+        }
+        let number = state.next_waiting;
+        state.next_waiting += 1;
+        state.waiting.insert(number, Box::new(then));
+        drop(state);
+        let peer = Arc::clone(self);
+        shared.keeper.at(until_us, move || peer.give_up(number));
+        if want == Want::Connect {
+            connect::begin(shared, self);
+        }
+    }
+
+    /// Takes a notification of so many bytes in, which has its turn with
+    /// [`send_notices`](Peer::send_notices). Where there is no room, it waits for some until then.
+    pub fn hold_notice(
+        &self,
+        bytes: usize,
+        wait_until: Option<Instant>,
+        notice: impl FnOnce(u64) -> Sending,
+    ) -> Result<(), Trouble> {
+        let mut state = self.state();
+        while !state.outbox.has_room(bytes) {
+            let left = wait_until.map(|until| until.saturating_duration_since(Instant::now()));
+            let Some(left) = left.filter(|left| !left.is_zero()) else {
+                let (notices, held_bytes) = state.outbox.held();
+                return Err(Trouble::Full(format!(
+                    "{notices} notifications of {held_bytes} bytes are on their way to peer {}, and one of {bytes} bytes                      has no room; allowed: {NOTICES_OPEN_MAX} of {NOTICES_OPEN_BYTES_MAX} bytes",
+                    self.name
+                )));
+            };
+            state = self.room.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.outbox.open(bytes, notice);
+        Ok(())
+    }
+
+    /// Gives their turns to notifications, as many as may be on their way.
+    pub fn send_notices(&self) {
+        let mut state = self.state();
+        // One that fails at once comes back here: whoever is at it already goes on with the next
+        // one.
+        if std::mem::replace(&mut state.turns_are_given, true) {
+            return;
+        }
+        while let Some(next) = state.outbox.next_turn() {
+            drop(state);
+            next.attempt();
+            state = self.state();
+        }
+        state.turns_are_given = false;
+    }
+
+    /// A notification has ended.
+    pub fn settle_notice(&self, number: u64) {
+        self.state().outbox.settle(number);
+        self.room.notify_all();
+    }
+
+    /// A notification was lost. It is counted, and told once a minute at most.
+    pub fn lost_notice(&self, why: &Trouble) {
+        self.gauge.fault("not_notified");
+        let mut state = self.state();
+        state.lost_notices += 1;
+        if state.lost_told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
+            return;
+        }
+        state.lost_told = Some(Instant::now());
+        let lost = std::mem::take(&mut state.lost_notices);
+        drop(state);
+        tracing::warn!(
+            peer = self.name,
+            lost,
+            "notifications did not arrive; whoever sent them was told: {why}"
+        );
+    }
+
+    /// Somebody has waited for long enough.
+    fn give_up(&self, number: u64) {
+        let mut state = self.state();
+        let Some(then) = state.waiting.remove(&number) else { return };
+        let known = state.unreached.as_ref().map(|unreached| unreached.why.clone());
+        let why = known.unwrap_or_else(|| "there is no answer yet".into());
+        drop(state);
+        then(Err(Trouble::Unreachable { peer: self.name.clone(), why }));
+    }
+
+    /// A flow that has not ended.
+    pub fn flow(&self) -> Option<FlowHandle> {
+        self.state().flows.first().map(|flow| flow.handle.clone())
+    }
+
+    /// Why transfers to the peer fail now, if that is because of the peer.
+    pub fn trouble(&self) -> Option<Trouble> {
+        let state = self.state();
+        if let Some(dead) = state.line.dead() {
+            return Some(dead.clone());
+        }
+        let broken = state.flows.iter().find_map(|flow| flow.handle.stats().broken);
+        let gone = state.lost.clone().filter(|_| state.flows.is_empty());
+        broken.or(gone).map(|why| Trouble::Lost { peer: self.name.clone(), why })
+    }
+
+    /// What the peer says of its memory. What stays the same keeps its region.
+    pub fn set_memory(&self, memory: &Addresses<PeerRegion>) {
+        let mut site = self.site();
+        let mut before = std::mem::take(&mut site.memory);
+        for found in memory.iter() {
+            let same = before.find(found.base).is_some_and(|old| {
+                old.base == found.base && old.len == found.len && old.what.region == *found.what
+            });
+            let kept = if same { before.remove(found.base) } else { None };
+            let remote = kept.unwrap_or(Remote { region: *found.what, id: OnceLock::new() });
+            // They come from a table like this one, so they do not overlap.
+            let _ = site.memory.insert(found.base, found.len, remote);
+        }
+        site.old.extend(before.iter().filter_map(|old| old.what.id.get()));
+    }
+
+    /// Resolves a list of the peer's memory. Ranges become regions of the mover when they are first asked for.
+    pub fn resolve(&self, shared: &Shared, list: &Descriptors) -> Result<Blocks, AgentError> {
+        let mut site = self.site();
+        let place = site.berth(&shared.yard).place;
+        Blocks::resolve(list, &site.memory, |remote| {
+            if let Some(id) = remote.id.get() {
+                return Ok(*id);
+            }
+            let id = shared.regions.register(&shared.mover, place, remote.region, 0)?;
+            Ok(*remote.id.get_or_init(|| id))
+        })
+    }
+
+    /// Forgets the regions of the peer's memory. Says whether all are forgotten: those that are in use are not.
+    pub fn forget_memory(&self, shared: &Shared) -> bool {
+        self.set_memory(&Addresses::default());
+        self.forget_old(shared)
+    }
+
+    /// Forgets the regions of memory that the peer has said no more of. Says whether all are forgotten.
+    pub fn forget_old(&self, shared: &Shared) -> bool {
+        let mut site = self.site();
+        let ids = std::mem::take(&mut site.old);
+        let in_use = |id: &RegionId| {
+            let forgotten = shared.regions.unregister(&shared.mover, *id);
+            matches!(forgotten, Ok(Err(Refused::RegionInUse { .. })))
+        };
+        site.old = ids.into_iter().filter(in_use).collect();
+        site.old.is_empty()
+    }
+}
+
+impl State {
+    /// Whether rails carry the bytes.
+    pub fn is_railed(&self) -> bool {
+        self.flows.iter().any(|flow| flow.way.rail().is_some())
+    }
+
+    /// The flows that carry bytes.
+    pub fn at_work(&self) -> usize {
+        self.flows.iter().filter(|flow| !flow.stands_by).count()
+    }
+
+    /// The seat of a flow over TCP.
+    pub fn seat_over_tcp(&self) -> Option<usize> {
+        self.flows.iter().find(|flow| flow.way == Way::Tcp).map(|flow| flow.seat)
+    }
+
+    /// The rail with the fewest flows of those that have some.
+    pub fn lightest_rail(&self) -> Option<usize> {
+        let flows_on = |nth: &usize| self.flows.iter().filter(|flow| flow.way.rail() == Some(*nth)).count();
+        self.flows.iter().filter_map(|flow| flow.way.rail()).min_by_key(flows_on)
+    }
+
+    /// What no other flow of this peer is called.
+    pub fn number_flow(&mut self) -> u64 {
+        self.next_flow += 1;
+        self.next_flow
+    }
+
+    /// No connection came about. Told when it is another reason than before, and else once a minute.
+    pub fn note_unreached(&mut self, peer: &str, unreached: NotReached) {
+        let NotReached { reason, why } = &unreached;
+        if self.unreached.as_ref().is_none_or(|before| before.reason != *reason) {
+            self.gate.reset();
+        }
+        if let Some(before) = self.gate.pass() {
+            let (reason, advice) = (reason.label(), reason.advice());
+            tracing::warn!(
+                peer,
+                reason,
+                "the peer is not reached: {why}; {advice} ({before} more attempts since the last line)"
+            );
+        }
+        self.unreached = Some(unreached);
+    }
+
+    /// A connection came about. Told where it did not before.
+    pub fn note_reached(&mut self, peer: &str) {
+        if self.unreached.take().is_some() {
+            self.gate.reset();
+            tracing::info!(peer, "the peer is reached again");
+        }
+    }
+
+    /// Everybody who waits, to be called without the lock.
+    pub fn take_waiting(&mut self) -> Vec<OnUp> {
+        std::mem::take(&mut self.waiting).into_values().collect()
+    }
+
+    pub fn somebody_waits(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}
+
+impl Site {
+    /// The peer's place.
+    pub fn berth(&mut self, yard: &Yard) -> &mut Berth {
+        self.berth.get_or_insert_with(|| yard.berth())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, Agent, AgentConfig, Run};
+    use forebay_transfer::HostBuffer;
+
+    #[test]
+    fn regions_that_a_peer_has_no_more_are_forgotten() {
+        let (one, two) = (AgentConfig::named("one"), AgentConfig::named("two"));
+        let (one, two) = (Agent::start(one).unwrap(), Agent::start(two).unwrap());
+        for _ in 0..100 {
+            let there = two.register(Arc::new(HostBuffer::new(4096)), Access::OPEN).unwrap();
+            one.add_peer(&two.metadata()).unwrap();
+            let block = Descriptors::from_runs([Run::block(there.base(), 4096)]).unwrap();
+            one.prepare_remote("two", &block).unwrap();
+            two.deregister(there).unwrap();
+        }
+        one.add_peer(&two.metadata()).unwrap();
+        let peer = one.peer("two").unwrap();
+        assert_eq!(peer.site().old.len(), 0);
+    }
+}

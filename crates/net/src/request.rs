@@ -1,0 +1,543 @@
+//! Requests: a transfer to or from a peer that can be posted, watched, cancelled and posted again. Each post ends exactly
+//! once, and only when nothing of it touches memory at either end any more. This file joins the way to the peer, the mover
+//! and the notification; it must never know how any of them works.
+
+use crate::keeper::Due;
+use crate::notify;
+use crate::peer::Peer;
+use crate::prepared::Pairs;
+use crate::shared::Shared;
+use crate::trouble::{AgentError, Trouble};
+use forebay_transfer::{
+    Class, End as Moved, Forked, Process, Reason, RegionId, SpanPair, Submitted, Transfer,
+};
+use std::collections::HashSet;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+
+/// How a request ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// Every byte is in place, and the notification, if there was one, was taken in.
+    Done {
+        /// Bytes moved.
+        bytes: u64,
+    },
+    /// Something did not come about.
+    Failed {
+        /// What.
+        why: Trouble,
+        /// Bytes that are in place all the same.
+        moved_bytes: u64,
+    },
+    /// The caller cancelled it.
+    Cancelled {
+        /// Bytes that are in place all the same.
+        moved_bytes: u64,
+    },
+}
+
+/// Where a request is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// It was never posted.
+    Ready,
+    /// It waits for a connection.
+    Queued,
+    /// The mover has it.
+    Posted,
+    /// Its bytes are in place; the peer is being notified.
+    Notifying,
+    /// It has ended, and can be posted again.
+    Ended(End),
+}
+
+/// How long a request spent where, as far as it has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StageTimes {
+    /// Until the mover had it.
+    pub queued_us: u64,
+    /// Until all its bytes were in place and acknowledged.
+    pub posted_us: u64,
+    /// Until the peer had taken the notification in.
+    pub notified_us: u64,
+}
+
+/// A transfer that is ready to be posted. Dropping it does not stop what was posted.
+pub struct Request {
+    run: Arc<Run>,
+}
+
+/// What a request is, and where its latest post has got to.
+pub(crate) struct Run {
+    shared: Weak<Shared>,
+    process: Process,
+    pub peer: Arc<Peer>,
+    pairs: Vec<SpanPair>,
+    bytes: u64,
+    regions: HashSet<RegionId>,
+    notification: Option<Vec<u8>>,
+    limit_us: Option<u64>,
+    progress: Mutex<Progress>,
+    ended: Condvar,
+}
+
+struct Progress {
+    phase: Phase,
+    /// Counts posts, so that what was meant for one never reaches the next.
+    post: u64,
+    number: u64,
+    on_end: Option<Box<dyn FnOnce(End) + Send>>,
+    /// What this post says in the place of the request's own notification.
+    instead: Option<Vec<u8>>,
+    due: Option<Due>,
+    /// Why the mover was asked to give up, if it was.
+    stop: Option<Stop>,
+    since_us: u64,
+    times: StageTimes,
+}
+
+enum Phase {
+    Ready,
+    Queued,
+    Posted(Submitted),
+    Notifying,
+    Ended(End),
+}
+
+#[derive(Clone, Copy)]
+enum Stop {
+    Cancelled,
+    Late { limit_us: u64 },
+}
+
+impl Stop {
+    fn end(self, moved_bytes: u64) -> End {
+        match self {
+            Stop::Cancelled => End::Cancelled { moved_bytes },
+            Stop::Late { limit_us } => End::Failed { why: Trouble::Late { limit_us }, moved_bytes },
+        }
+    }
+}
+
+impl Request {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        peer: Arc<Peer>,
+        pairs: Pairs,
+        notification: Option<Vec<u8>>,
+        limit_us: Option<u64>,
+    ) -> Request {
+        let progress = Progress {
+            phase: Phase::Ready,
+            post: 0,
+            number: 0,
+            on_end: None,
+            instead: None,
+            due: None,
+            stop: None,
+            since_us: 0,
+            times: StageTimes::default(),
+        };
+        let run = Run {
+            shared: Arc::downgrade(shared),
+            process: shared.process,
+            peer,
+            regions: regions(&pairs.pairs),
+            bytes: pairs.bytes,
+            pairs: pairs.pairs,
+            notification,
+            limit_us,
+            progress: Mutex::new(progress),
+            ended: Condvar::new(),
+        };
+        Request { run: Arc::new(run) }
+    }
+
+    /// Begins. `on_end` is called exactly once, on any thread, also on this one; it must be short, and must not wait for
+    /// this agent. An error means that nothing was begun.
+    pub fn post(&self, on_end: impl FnOnce(End) + Send + 'static) -> Result<(), AgentError> {
+        let shared = self.run.shared.upgrade().ok_or(Trouble::Ended)?;
+        shared.process.check()?;
+        self.run.post(&shared, None, Box::new(on_end))
+    }
+
+    /// As [`post`](Request::post), with this notification in the place of the request's own, for this time.
+    pub fn post_with(
+        &self,
+        notification: Vec<u8>,
+        on_end: impl FnOnce(End) + Send + 'static,
+    ) -> Result<(), AgentError> {
+        notify::check(Some(&notification))?;
+        let shared = self.run.shared.upgrade().ok_or(Trouble::Ended)?;
+        shared.process.check()?;
+        self.run.post(&shared, Some(notification), Box::new(on_end))
+    }
+
+    /// Refuses in any other process than its agent's, in which it does not move.
+    pub fn here(&self) -> Result<(), Forked> {
+        self.run.process.check()
+    }
+
+    /// Where the latest post has got to. In another process than the agent's: nowhere.
+    pub fn state(&self) -> State {
+        if self.here().is_err() {
+            return State::Ready;
+        }
+        match &self.run.progress().phase {
+            Phase::Ready => State::Ready,
+            Phase::Queued => State::Queued,
+            Phase::Posted(_) => State::Posted,
+            Phase::Notifying => State::Notifying,
+            Phase::Ended(end) => State::Ended(end.clone()),
+        }
+    }
+
+    /// Asks for an early end and waits for it: then nothing touches the memory at either end any more. What had already
+    /// happened stays so. A peer that does not answer is waited for until it counts as frozen. Not to be called where
+    /// `on_end` is.
+    pub fn cancel(&self) {
+        if self.here().is_err() {
+            return;
+        }
+        self.run.stop(Stop::Cancelled, None);
+        self.run.wait();
+    }
+
+    /// How long the latest post has spent where.
+    pub fn stages(&self) -> StageTimes {
+        if self.here().is_err() {
+            return StageTimes::default();
+        }
+        self.run.progress().times
+    }
+
+    /// Bytes that a post moves.
+    pub fn bytes(&self) -> u64 {
+        self.run.bytes
+    }
+
+    /// The peer that it goes to.
+    pub fn peer(&self) -> &str {
+        &self.run.peer.name
+    }
+}
+
+impl std::fmt::Debug for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (peer, bytes) = (self.peer(), self.bytes());
+        f.debug_struct("Request")
+            .field("peer", &peer)
+            .field("bytes", &bytes)
+            .field("state", &self.state())
+            .finish()
+    }
+}
+
+/// Every region that the pairs name. Neighbours mostly name the same ones, which are looked at once.
+fn regions(pairs: &[SpanPair]) -> HashSet<RegionId> {
+    let named = |pair: &SpanPair| [pair.from.region, pair.to.region];
+    pairs.chunk_by(|one, next| named(one) == named(next)).flat_map(|run| named(&run[0])).collect()
+}
+
+impl Run {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it reads or writes this region.
+    pub fn uses(&self, region: RegionId) -> bool {
+        self.regions.contains(&region)
+    }
+
+    fn post(
+        self: &Arc<Run>,
+        shared: &Arc<Shared>,
+        instead: Option<Vec<u8>>,
+        on_end: Box<dyn FnOnce(End) + Send>,
+    ) -> Result<(), AgentError> {
+        let mut progress = self.progress();
+        if matches!(progress.phase, Phase::Queued | Phase::Posted(_) | Phase::Notifying) {
+            return Err(AgentError::UnderWay);
+        }
+        let now_us = shared.keeper.now_us();
+        progress.number = register(shared, self)?;
+        progress.phase = Phase::Queued;
+        progress.post += 1;
+        progress.on_end = Some(on_end);
+        progress.instead = instead;
+        progress.stop = None;
+        progress.since_us = now_us;
+        progress.times = StageTimes::default();
+        let post = progress.post;
+        progress.due = self.limit_us.map(|limit_us| {
+            let late = Arc::clone(self);
+            let stop = move || late.stop(Stop::Late { limit_us }, Some(post));
+            shared.keeper.at(now_us.saturating_add(limit_us), stop)
+        });
+        drop(progress);
+        let until_us = shared.connect_until_us().min(until(now_us, self.limit_us));
+        let (run, weak) = (Arc::clone(self), Arc::downgrade(shared));
+        self.peer.when_up(shared, until_us, move |up| run.begin(&weak, post, up));
+        Ok(())
+    }
+
+    /// The peer can be spoken to, or not.
+    fn begin(self: &Arc<Run>, weak: &Weak<Shared>, post: u64, up: Result<(), Trouble>) {
+        let Some(shared) = weak.upgrade() else { return self.end(None, failed(Trouble::Ended), post) };
+        if let Err(why) = up {
+            return self.end(Some(&shared), failed(why), post);
+        }
+        let mut progress = self.progress();
+        if progress.post != post || !matches!(progress.phase, Phase::Queued) {
+            return;
+        }
+        let transfer = Transfer::new(self.pairs.clone(), Class::Demand);
+        let run = Arc::clone(self);
+        let weak = Weak::clone(weak);
+        let submitted = shared.mover.submit(transfer, move |end| run.moved(&weak, post, end));
+        progress.times.queued_us = shared.keeper.now_us().saturating_sub(progress.since_us);
+        match submitted {
+            Ok(submitted) => progress.phase = Phase::Posted(submitted),
+            Err(error) => {
+                drop(progress);
+                self.end(Some(&shared), failed(Trouble::Full(error.to_string())), post);
+            }
+        }
+    }
+
+    /// The mover is through with it.
+    fn moved(self: &Arc<Run>, weak: &Weak<Shared>, post: u64, end: Moved) {
+        let shared = weak.upgrade();
+        let mut progress = self.progress();
+        if let Some(shared) = &shared {
+            let since_us = progress.since_us + progress.times.queued_us;
+            progress.times.posted_us = shared.keeper.now_us().saturating_sub(since_us);
+        }
+        let stop = progress.stop;
+        let text = progress.instead.take().or_else(|| self.notification.clone());
+        let end = match (end, text, shared.as_ref()) {
+            (Moved::Done { bytes }, Some(text), Some(shared)) => {
+                progress.phase = Phase::Notifying;
+                drop(progress);
+                return self.notify(shared, post, bytes, text);
+            }
+            (Moved::Done { bytes }, ..) => End::Done { bytes },
+            (Moved::Cancelled { moved_bytes, .. }, ..) => stop.unwrap_or(Stop::Cancelled).end(moved_bytes),
+            (Moved::Failed(failure), ..) => {
+                End::Failed { why: self.why(failure.reason), moved_bytes: failure.moved_bytes }
+            }
+        };
+        drop(progress);
+        self.end(shared.as_ref(), end, post);
+    }
+
+    /// Why the mover failed: because of the peer, if that is in trouble.
+    fn why(&self, reason: Reason) -> Trouble {
+        match reason {
+            Reason::Corrupt { .. } => Trouble::Unmoved(reason),
+            reason => self.peer.trouble().unwrap_or(Trouble::Unmoved(reason)),
+        }
+    }
+
+    fn notify(self: &Arc<Run>, shared: &Arc<Shared>, post: u64, bytes: u64, text: Vec<u8>) {
+        let (run, weak, began_us) = (Arc::clone(self), Arc::downgrade(shared), shared.keeper.now_us());
+        let until_us = until(self.progress().since_us, self.limit_us).min(shared.connect_until_us());
+        let told = Arc::clone(&run);
+        let on_end = move |taken: Result<(), Trouble>| {
+            let shared = weak.upgrade();
+            if let Some(shared) = &shared {
+                run.progress().times.notified_us = shared.keeper.now_us().saturating_sub(began_us);
+            }
+            run.notified(shared.as_ref(), post, bytes, taken);
+        };
+        if let Err(full) = notify::send(shared, &self.peer, text, until_us, None, on_end) {
+            told.notified(Some(shared), post, bytes, Err(full));
+        }
+    }
+
+    /// The peer has the notification, or not.
+    fn notified(
+        self: &Arc<Run>,
+        shared: Option<&Arc<Shared>>,
+        post: u64,
+        bytes: u64,
+        taken: Result<(), Trouble>,
+    ) {
+        let end = taken.map(|()| End::Done { bytes }).unwrap_or_else(|why| {
+            let (peer, why) = (self.peer.name.clone(), Box::new(why));
+            End::Failed { why: Trouble::NotNotified { peer, why }, moved_bytes: bytes }
+        });
+        self.end(shared, end, post);
+    }
+
+    /// Asks for an early end, of this post or of whichever is under way.
+    fn stop(self: &Arc<Run>, stop: Stop, post: Option<u64>) {
+        let shared = self.shared.upgrade();
+        let mut progress = self.progress();
+        if post.is_some_and(|post| post != progress.post) {
+            return;
+        }
+        match (&progress.phase, &shared) {
+            // Under the same lock: the connection may come at this moment.
+            (Phase::Queued, _) => self.end_now(progress, shared.as_ref(), stop.end(0)),
+            (Phase::Posted(submitted), Some(shared)) => {
+                shared.mover.cancel(*submitted);
+                progress.stop.get_or_insert(stop);
+            }
+            // What is in place cannot be taken back; the notification has a limit of its own.
+            _ => {}
+        }
+    }
+
+    /// Ends the latest post, once.
+    fn end(&self, shared: Option<&Arc<Shared>>, end: End, post: u64) {
+        let progress = self.progress();
+        let over = matches!(progress.phase, Phase::Ready | Phase::Ended(_));
+        if !over && progress.post == post {
+            self.end_now(progress, shared, end);
+        }
+    }
+
+    /// Ends what is under way.
+    fn end_now(&self, mut progress: MutexGuard<'_, Progress>, shared: Option<&Arc<Shared>>, end: End) {
+        progress.phase = Phase::Ended(end.clone());
+        let (on_end, due, number) = (progress.on_end.take(), progress.due.take(), progress.number);
+        let times = progress.times;
+        drop(progress);
+        self.count(&end, times);
+        if let Some(shared) = shared {
+            shared.runs().by_number.remove(&number);
+            if let Some(due) = due {
+                shared.keeper.forget(due);
+            }
+        }
+        self.ended.notify_all();
+        if let Some(on_end) = on_end {
+            on_end(end);
+        }
+        if let Some(shared) = shared {
+            shared.desk.event.set();
+        }
+    }
+
+    fn count(&self, end: &End, times: StageTimes) {
+        let notifies = self.notification.is_some() || times.notified_us > 0;
+        self.peer.gauge.count(|counts| {
+            counts.stages.queued.add(times.queued_us);
+            counts.stages.posted.add(times.posted_us);
+            match end {
+                End::Done { .. } => {
+                    counts.done += 1;
+                    if notifies {
+                        counts.stages.notified.add(times.notified_us);
+                    }
+                }
+                End::Failed { why, .. } => *counts.faults.entry(why.kind()).or_default() += 1,
+                End::Cancelled { .. } => counts.cancelled += 1,
+            }
+        });
+    }
+
+    /// Cancels it without waiting.
+    pub fn begin_cancel(self: &Arc<Run>) {
+        self.stop(Stop::Cancelled, None);
+    }
+
+    /// Waits until nothing of it is under way.
+    pub fn wait(&self) {
+        let mut progress = self.progress();
+        while matches!(progress.phase, Phase::Queued | Phase::Posted(_) | Phase::Notifying) {
+            progress = self.ended.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+fn failed(why: Trouble) -> End {
+    End::Failed { why, moved_bytes: 0 }
+}
+
+fn until(now_us: u64, limit_us: Option<u64>) -> u64 {
+    limit_us.map_or(u64::MAX, |limit_us| now_us.saturating_add(limit_us))
+}
+
+/// Notes that it is under way, and says its number.
+fn register(shared: &Shared, run: &Arc<Run>) -> Result<u64, AgentError> {
+    let mut runs = shared.runs();
+    if runs.ended {
+        return Err(Trouble::Ended.into());
+    }
+    let number = runs.next;
+    runs.next += 1;
+    runs.by_number.insert(number, Arc::clone(run));
+    Ok(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, Agent, AgentConfig, Descriptors, Op, Run as Blocks, Select};
+    use forebay_links::tcp::REGIONS_MAX;
+    use forebay_transfer::{HostBuffer, Limits, Mover, Place, Span};
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::{Duration, Instant};
+
+    const BYTES: u64 = 4096;
+
+    #[test]
+    fn what_was_cancelled_before_its_connection_came_touches_no_memory_afterwards() {
+        let agent = |name| Agent::start(AgentConfig::named(name)).unwrap();
+        let (one, two) = (agent("one"), agent("two"));
+        let [ours, theirs] = [(); 2].map(|()| Arc::new(HostBuffer::new(BYTES as usize)));
+        let here = one.register(ours.clone(), Access::OPEN).unwrap();
+        let there = two.register(theirs.clone(), Access::OPEN).unwrap();
+        one.add_peer(&two.metadata()).unwrap();
+        one.connect("two").unwrap();
+        let block = |base| Descriptors::from_runs([Blocks::block(base, BYTES)]).unwrap();
+        let local = one.prepare_local(&block(here.base())).unwrap();
+        let remote = one.prepare_remote("two", &block(there.base())).unwrap();
+        let request =
+            one.request(Op::Write, (&local, Select::All), (&remote, Select::All), None, None).unwrap();
+        for round in 0..5_000u32 {
+            let (post, over) = (request.run.progress().post + 1, AtomicBool::new(false));
+            let (started, weak) = (Barrier::new(2), Arc::downgrade(&one.shared));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    started.wait();
+                    while !over.load(Ordering::Relaxed) {
+                        request.run.begin(&weak, post, Ok(()));
+                    }
+                });
+                started.wait();
+                // As a post does that waits for a connection.
+                let number = register(&one.shared, &request.run).unwrap();
+                let mut progress = request.run.progress();
+                (progress.number, progress.post) = (number, post);
+                (progress.phase, progress.stop) = (Phase::Queued, None);
+                progress.times = StageTimes::default();
+                drop(progress);
+                request.cancel();
+                theirs.write(0, &[0xEE; BYTES as usize]);
+                over.store(true, Ordering::Relaxed);
+            });
+            if request.stages().queued_us > 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let mut found = [0; BYTES as usize];
+            theirs.read(0, &mut found);
+            assert!(found == [0xEE; BYTES as usize], "round {round}: written after its end");
+        }
+    }
+
+    #[test]
+    fn what_a_request_uses_is_found_as_fast_among_many_regions_as_among_few() {
+        let mut mover = Mover::new(Limits::default());
+        let mut region = || mover.add_region(Place::Host(0), BYTES);
+        let (here, many) = (region(), (0..REGIONS_MAX).map(|_| region()).collect::<Vec<_>>());
+        let pair = |region: &RegionId| SpanPair::new(Span::new(here, 0, 8), Span::new(*region, 0, 8));
+        let pairs: Vec<SpanPair> = many.iter().cycle().take(2_000_000).map(pair).collect();
+        let since = Instant::now();
+        assert_eq!(regions(&pairs).len(), many.len() + 1);
+        assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+    }
+}

@@ -1,0 +1,53 @@
+//! What all parts of one agent use. This file only holds it together.
+
+use crate::desk::Desk;
+use crate::keeper::Keeper;
+use crate::rails::Rails;
+use crate::request::Run;
+use crate::seats::Yard;
+use forebay_links::tcp::{FlowOptions, Identity, PeerRegions};
+use forebay_transfer::{MoverHandle, Process, RegionId};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The parts of one agent.
+pub(crate) struct Shared {
+    pub name: String,
+    pub me: Identity,
+    pub flow_options: FlowOptions,
+    pub flows_max: usize,
+    pub mover: MoverHandle,
+    pub keeper: Keeper,
+    pub yard: Yard,
+    pub regions: PeerRegions,
+    pub desk: Arc<Desk>,
+    pub rails: Arc<Rails>,
+    /// Regions of peers that callers asked for themselves, and the places that they keep in use.
+    pub lent: Mutex<HashMap<RegionId, Arc<()>>>,
+    pub process: Process,
+    pub runs: Mutex<Runs>,
+}
+
+/// Requests that are under way.
+#[derive(Default)]
+pub(crate) struct Runs {
+    pub by_number: HashMap<u64, Arc<Run>>,
+    pub next: u64,
+    /// Nothing new is begun.
+    pub ended: bool,
+}
+
+impl Shared {
+    pub fn runs(&self) -> MutexGuard<'_, Runs> {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn lent(&self) -> MutexGuard<'_, HashMap<RegionId, Arc<()>>> {
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When a wait that begins now for a connection is over.
+    pub fn connect_until_us(&self) -> u64 {
+        self.keeper.now_us().saturating_add(self.flow_options.connect_limit_us)
+    }
+}

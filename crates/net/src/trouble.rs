@@ -1,0 +1,201 @@
+//! What can go wrong, in words. This file names; it must never decide.
+
+use crate::descriptors::BadRun;
+use crate::leases::NoLease;
+use crate::menu::RAILS_MAX;
+use crate::metadata::{BadMetadata, NAME_BYTES_MAX};
+use crate::notices::NOTICE_BYTES_MAX;
+use crate::prepared::BadBlocks;
+use forebay_links::mapped::Absent;
+use forebay_links::tcp::{Broken, CallError, ExportError, TOKEN_BYTES_MAX};
+use forebay_transfer::{Closed, Forked, Reason, Refused, RouteError};
+use std::net::SocketAddr;
+use std::ops::Range;
+use thiserror::Error;
+
+/// Why something that was asked of a peer did not come about.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Trouble {
+    /// No connection came about in time, or the peer turned this end away.
+    #[error("peer {peer} cannot be reached: {why}")]
+    Unreachable {
+        /// The peer's name.
+        peer: String,
+        /// What happened last.
+        why: String,
+    },
+    /// The peer has ended and another instance is in its place, or its new metadata came. What was known of its memory
+    /// is void.
+    #[error("peer {peer} has restarted: its new metadata are needed")]
+    Restarted {
+        /// The peer's name.
+        peer: String,
+    },
+    /// The peer was removed here.
+    #[error("peer {peer} was removed")]
+    Removed {
+        /// The peer's name.
+        peer: String,
+    },
+    /// The connection ended, because the peer died or froze.
+    #[error("peer {peer} was lost: {why}")]
+    Lost {
+        /// The peer's name.
+        peer: String,
+        /// How the connection ended.
+        why: Broken,
+    },
+    /// The caller's limit has passed.
+    #[error("not done within {limit_us} us")]
+    Late {
+        /// The limit.
+        limit_us: u64,
+    },
+    /// The mover could not move the bytes, or the peer refused to have them moved.
+    #[error("{0}")]
+    Unmoved(Reason),
+    /// The mover takes nothing in.
+    #[error("nothing more is taken in: {0}")]
+    Full(String),
+    /// All bytes are in place, but the peer is not known to have taken the notification in.
+    #[error("the bytes are in place, but peer {peer} was not notified: {why}")]
+    NotNotified {
+        /// The peer's name.
+        peer: String,
+        /// What happened.
+        why: Box<Trouble>,
+    },
+    /// The peer did not answer a call, or declined.
+    #[error("peer {peer}: {why}")]
+    Unanswered {
+        /// The peer's name.
+        peer: String,
+        /// What happened.
+        why: CallError,
+    },
+    /// This agent has ended.
+    #[error("this agent has ended")]
+    Ended,
+}
+
+impl Trouble {
+    /// A short name of the kind, for counters.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Trouble::Unreachable { .. } => "unreachable",
+            Trouble::Restarted { .. } => "restarted",
+            Trouble::Removed { .. } => "removed",
+            Trouble::Lost { why: Broken::Frozen { .. }, .. } => "frozen",
+            Trouble::Lost { .. } => "lost",
+            Trouble::Late { .. } => "late",
+            Trouble::Unmoved(Reason::Corrupt { .. }) => "corrupt",
+            Trouble::Unmoved(_) => "unmoved",
+            Trouble::Full(_) => "full",
+            Trouble::NotNotified { .. } => "not_notified",
+            Trouble::Unanswered { .. } => "unanswered",
+            Trouble::Ended => "ended",
+        }
+    }
+}
+
+/// Why an agent did not do what it was told.
+#[derive(Debug, Error)]
+pub enum AgentError {
+    /// An agent's or a peer's name cannot be one.
+    #[error("name: {bytes} bytes given; 1 to {NAME_BYTES_MAX} are allowed")]
+    Name {
+        /// Its length.
+        bytes: usize,
+    },
+    /// A token is longer than one that peers are shown may be.
+    #[error("token: {bytes} bytes given; at most {TOKEN_BYTES_MAX} are allowed")]
+    Token {
+        /// Its length.
+        bytes: usize,
+    },
+    /// More rails than an agent may have.
+    #[error("rails: {rails} given; at most {RAILS_MAX} are allowed")]
+    Rails {
+        /// How many were given.
+        rails: usize,
+    },
+    /// Peers could not be told where to connect.
+    #[error("listen: {listen} is no address that peers can connect to; set advertise")]
+    Unspecified {
+        /// The address given.
+        listen: SocketAddr,
+    },
+    /// The system lacks something, or the address is in use.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Memory that is registered already, in part or in full.
+    #[error("memory at {given:#x?} overlaps what is registered at {registered:#x?}")]
+    Overlap {
+        /// Addresses given.
+        given: Range<u64>,
+        /// Addresses registered before.
+        registered: Range<u64>,
+    },
+    /// Memory that is not there, or may not be written although peers may.
+    #[error("it cannot be registered: {0}")]
+    Absent(#[from] Absent),
+    /// The memory could not be offered.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// A transfer that this agent does not know of uses the memory.
+    #[error("the memory is in use: {0}")]
+    InUse(#[from] Refused),
+    /// No such registration, or no longer.
+    #[error("no memory is registered under key {key}")]
+    NotRegistered {
+        /// The key.
+        key: u64,
+    },
+    /// Metadata that are not.
+    #[error(transparent)]
+    Metadata(#[from] BadMetadata),
+    /// No peer has this name.
+    #[error("no peer is called {peer}")]
+    NoSuchPeer {
+        /// The name.
+        peer: String,
+    },
+    /// A list of memory that cannot be one.
+    #[error(transparent)]
+    Run(#[from] BadRun),
+    /// Lists of memory that do not fit to what is registered, or to each other.
+    #[error(transparent)]
+    Blocks(#[from] BadBlocks),
+    /// A list that was made ready for this end where one for a peer is needed, or the other way round.
+    #[error("a request needs one list of this end's memory and one of a peer's, in this order")]
+    Sides,
+    /// A lease that cannot be granted.
+    #[error(transparent)]
+    Lease(#[from] NoLease),
+    /// A notification that is too long.
+    #[error("a notification of {bytes} bytes; allowed: {NOTICE_BYTES_MAX}")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// The request is under way.
+    #[error("the request is under way; it can be posted again after its end")]
+    UnderWay,
+    /// The peer cannot be used.
+    #[error(transparent)]
+    Peer(#[from] Trouble),
+    /// The agent is another process's.
+    #[error(transparent)]
+    Forked(#[from] Forked),
+    /// The mover has ended.
+    #[error(transparent)]
+    Mover(#[from] Closed),
+    /// The mover does not take a route.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+}

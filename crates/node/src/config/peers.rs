@@ -1,0 +1,317 @@
+//! What a node is told of other nodes and of the ways to them, and which values are allowed.
+
+use super::{ConfigError, address, count_in, read_token, size_in};
+use crate::directory::{self, PREFIX_BYTES_MAX, StaticDirectory, TTL_S};
+use crate::{endpoint, size};
+use forebay_links::tcp::{TOKEN_BYTES_MAX, is_beyond_loopback};
+use forebay_net::{Fabric, RAILS_MAX, RailOptions, TlsConfig};
+use forebay_store::SLOT_ALIGN_BYTES;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Other nodes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeersConfig {
+    /// Where they connect.
+    #[serde(deserialize_with = "address::deserialize")]
+    pub listen: SocketAddr,
+    /// Where they are told to connect, if that is another address.
+    #[serde(default, deserialize_with = "address::deserialize", skip_serializing_if = "Option::is_none")]
+    pub advertise: Option<SocketAddr>,
+    /// A file with what nodes show each other; all of them have the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
+    /// What is in it.
+    #[serde(skip)]
+    pub token: Vec<u8>,
+    /// This node's certificate, in PEM, with what leads to its authority.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<PathBuf>,
+    /// Its key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    /// The authorities whose nodes are let in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authorities: Option<PathBuf>,
+    /// What is in these files.
+    #[serde(skip)]
+    pub tls: Option<Arc<TlsConfig>>,
+    /// Plain text also where others than this host's programs can read along.
+    #[serde(default)]
+    pub plain_beyond_loopback: bool,
+    /// Connections to a peer at most.
+    #[serde(default = "four")]
+    pub flows_max: usize,
+    /// Connections of other nodes at a time, of all of them.
+    #[serde(default = "two_hundred_fifty_six")]
+    pub connections_max: usize,
+    /// And of one of them.
+    #[serde(default = "thirty_two")]
+    pub connections_per_peer: usize,
+    /// A peer that moves no byte of what is due for so long counts as frozen.
+    #[serde(default = "two_seconds")]
+    pub progress_limit_ms: u64,
+    /// Bytes that a peer may be lent at a time.
+    #[serde(default = "gibibyte", with = "size")]
+    pub lent_per_peer: u64,
+    /// What carries bytes beside TCP, where a peer has the same; over TCP alone where a rail fails.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rails: Vec<RailConfig>,
+}
+
+/// A rail: UCX over one fabric.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RailConfig {
+    /// What connects the two ends.
+    pub fabric: FabricConfig,
+    /// On which devices, as UCX names them: `mlx5_0:1`, `eth0`. None named: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
+}
+
+/// What connects the ends of a rail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FabricConfig {
+    /// Memory that processes of one host share.
+    Memory,
+    /// InfiniBand and RoCE.
+    Rdma,
+    /// Sockets, for devices that nobody else is on.
+    Tcp,
+}
+
+/// Where nodes find each other: a file or etcd.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DirectoryConfig {
+    /// A list of nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
+    /// `http://host:port` of each etcd.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub etcd: Vec<String>,
+    /// All keys in etcd are below it.
+    #[serde(default = "prefix")]
+    pub prefix: String,
+    /// A node that is silent for so long counts as dead.
+    #[serde(default = "ten")]
+    pub ttl_s: u32,
+}
+
+impl PeersConfig {
+    /// Listens here, in plain text and without a token.
+    pub fn new(listen: SocketAddr) -> PeersConfig {
+        PeersConfig {
+            listen,
+            advertise: None,
+            token_file: None,
+            token: Vec::new(),
+            certificate: None,
+            key: None,
+            authorities: None,
+            tls: None,
+            plain_beyond_loopback: false,
+            flows_max: four(),
+            connections_max: two_hundred_fifty_six(),
+            connections_per_peer: thirty_two(),
+            progress_limit_ms: two_seconds(),
+            lent_per_peer: gibibyte(),
+            rails: Vec::new(),
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        count_in("peers.flows_max", self.flows_max as u64, 1, 64)?;
+        count_in("peers.connections_max", self.connections_max as u64, 1, 65_536)?;
+        count_in("peers.connections_per_peer", self.connections_per_peer as u64, 1, 65_536)?;
+        count_in("peers.progress_limit_ms", self.progress_limit_ms, 50, 600_000)?;
+        size_in("peers.lent_per_peer", self.lent_per_peer, SLOT_ALIGN_BYTES, 1 << 50)?;
+        count_in("the number of peers.rails", self.rails.len() as u64, 0, RAILS_MAX as u64)?;
+        self.rails.iter().try_for_each(RailConfig::check)?;
+        let tls =
+            [&self.certificate, &self.key, &self.authorities].iter().filter(|file| file.is_some()).count();
+        if ![0, 3].contains(&tls) {
+            return Err(ConfigError::Value {
+                field: "the number of peers.certificate, peers.key and peers.authorities",
+                value: tls.to_string(),
+                allowed: "all three, or none".into(),
+            });
+        }
+        self.check_address(tls == 3)
+    }
+
+    fn check_address(&self, has_tls: bool) -> Result<(), ConfigError> {
+        let refuse = |allowed: &str| {
+            let (field, value) = ("peers.listen", self.listen.to_string());
+            Err(ConfigError::Value { field, value, allowed: allowed.into() })
+        };
+        if self.listen.ip().is_unspecified() && self.advertise.is_none() {
+            return refuse("an address that peers can connect to, or any with peers.advertise");
+        }
+        if let Some(told) = self.advertise.filter(|told| told.ip().is_unspecified() || told.port() == 0) {
+            let allowed = "an address and a port to which peers can connect".into();
+            return Err(ConfigError::Value { field: "peers.advertise", value: told.to_string(), allowed });
+        }
+        if is_beyond_loopback(self.listen) && !has_tls && !self.plain_beyond_loopback {
+            return refuse(
+                "a loopback address, or any with TLS (peers.certificate, peers.key, peers.authorities) or with \
+                 peers.plain_beyond_loopback",
+            );
+        }
+        Ok(())
+    }
+
+    /// Where other nodes are told to connect.
+    pub fn told(&self) -> SocketAddr {
+        self.advertise.unwrap_or(self.listen)
+    }
+
+    pub(super) fn read_files(&mut self) -> Result<(), ConfigError> {
+        if let Some(path) = &self.token_file {
+            self.token = read_token(path, TOKEN_BYTES_MAX.into())?;
+        }
+        if let (Some(certificate), Some(key), Some(authorities)) =
+            (&self.certificate, &self.key, &self.authorities)
+        {
+            let tls = TlsConfig::from_pem(&read(certificate)?, &read(key)?, &read(authorities)?);
+            self.tls = Some(Arc::new(tls.map_err(|error| ConfigError::Toml(format!("peers: {error}")))?));
+        }
+        Ok(())
+    }
+}
+
+impl RailConfig {
+    /// As the agent calls it.
+    pub fn options(&self) -> RailOptions {
+        let fabric = match self.fabric {
+            FabricConfig::Memory => Fabric::Memory,
+            FabricConfig::Rdma => Fabric::Rdma,
+            FabricConfig::Tcp => Fabric::Tcp,
+        };
+        RailOptions { fabric, devices: self.devices.clone() }
+    }
+
+    /// A comma would make one name two.
+    fn check(&self) -> Result<(), ConfigError> {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte);
+        let is_device = |name: &&String| !name.is_empty() && name.bytes().all(allowed);
+        match self.devices.iter().find(|name| !is_device(name)) {
+            None => Ok(()),
+            Some(name) => Err(ConfigError::Value {
+                field: "a device of peers.rails",
+                value: format!("{name:?}"),
+                allowed: "letters, digits and _-.: as UCX names it".into(),
+            }),
+        }
+    }
+}
+
+impl DirectoryConfig {
+    /// A list of nodes in a file.
+    pub fn of_file(path: impl Into<PathBuf>) -> DirectoryConfig {
+        DirectoryConfig { file: Some(path.into()), etcd: Vec::new(), prefix: prefix(), ttl_s: ten() }
+    }
+
+    pub(super) fn check(&self, peers: Option<&PeersConfig>) -> Result<(), ConfigError> {
+        let wrong = |field, value: String, allowed: &str| {
+            Err(ConfigError::Value { field, value, allowed: allowed.into() })
+        };
+        let given = usize::from(self.file.is_some()) + usize::from(!self.etcd.is_empty());
+        if given != 1 {
+            let field = "the number of directory.file and directory.etcd";
+            return wrong(field, given.to_string(), "one of them");
+        }
+        let Some(peers) = peers else {
+            let allowed = "peers.listen beside it, where the nodes that it lists connect";
+            return wrong("[directory] without [peers]", "given".into(), allowed);
+        };
+        if peers.told().port() == 0 && !self.etcd.is_empty() {
+            let allowed = "a port other than 0 where etcd tells it to others, or any with peers.advertise";
+            return wrong("peers.listen", peers.listen.to_string(), allowed);
+        }
+        if let Some(bad) = self.etcd.iter().find(|text| endpoint::parse(text).is_none()) {
+            return wrong("directory.etcd", format!("{:?}", endpoint::without_user(bad)), endpoint::ALLOWED);
+        }
+        if self.prefix.len() > PREFIX_BYTES_MAX || self.prefix.chars().any(char::is_control) {
+            let value = format!("a text of {} bytes", self.prefix.len());
+            let allowed = format!("at most {PREFIX_BYTES_MAX}, without control characters");
+            return wrong("directory.prefix", value, &allowed);
+        }
+        count_in("directory.ttl_s", self.ttl_s.into(), (*TTL_S.start()).into(), (*TTL_S.end()).into())
+    }
+}
+
+/// Whether a list of nodes can be read, and has this node's name for its address and for no other one.
+pub(super) fn check_list(list: &Path, name: &str, peers: &PeersConfig) -> Result<(), ConfigError> {
+    let (node, addresses) = (directory::node_of_name(name), [peers.told(), peers.listen]);
+    let nodes = StaticDirectory::read(list)?;
+    // Where the system chooses the port, whoever writes the list does so after the start.
+    if peers.told().port() == 0 {
+        return Ok(());
+    }
+    for record in nodes {
+        let is_here = addresses.contains(&record.address);
+        if record.node == node && !is_here {
+            return Err(ConfigError::Value {
+                field: "name",
+                value: format!(
+                    "{name:?}, which {} has for a node at {}, while this one is at {}",
+                    list.display(),
+                    record.address,
+                    peers.told()
+                ),
+                allowed: "a name that no other node has, or peers.advertise with that address".into(),
+            });
+        }
+        if record.node != node && is_here {
+            return Err(ConfigError::Value {
+                field: "name",
+                value: format!(
+                    "{name:?}, while {} calls the node at {} {:?}",
+                    list.display(),
+                    record.address,
+                    record.name
+                ),
+                allowed: "the name that the list has for this node".into(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, ConfigError> {
+    std::fs::read(path).map_err(|error| ConfigError::Read { path: path.to_owned(), error })
+}
+
+fn prefix() -> String {
+    "/forebay".into()
+}
+
+fn four() -> usize {
+    4
+}
+
+fn thirty_two() -> usize {
+    32
+}
+
+fn two_hundred_fifty_six() -> usize {
+    256
+}
+
+fn ten() -> u32 {
+    10
+}
+
+fn two_seconds() -> u64 {
+    2000
+}
+
+fn gibibyte() -> u64 {
+    1 << 30
+}

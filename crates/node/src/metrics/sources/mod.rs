@@ -1,0 +1,106 @@
+//! What the parts of the node have to show: each file turns the snapshot of one part into numbers. These files know what
+//! the parts count; they must never count themselves.
+
+mod agent;
+mod clients;
+mod directory;
+mod mover;
+mod peering;
+mod ports;
+mod process;
+mod relays;
+mod ssd;
+mod store;
+
+pub use agent::of_agent;
+pub(crate) use clients::of_clients;
+pub use directory::of_directory;
+pub use mover::of_mover;
+pub(crate) use peering::of_peering;
+pub(crate) use ports::{PortsStat, of_ports};
+pub use process::of_process;
+pub(crate) use relays::of_relays;
+pub use store::of_store;
+
+use super::{Family, Kind, Metric};
+
+const fn counter(name: &'static str, help: &'static str) -> Family {
+    Family { name, help, kind: Kind::Counter }
+}
+
+const fn gauge(name: &'static str, help: &'static str) -> Family {
+    Family { name, help, kind: Kind::Gauge }
+}
+
+/// One number for each value of a label.
+fn push_each(
+    out: &mut Vec<Metric>,
+    family: &'static Family,
+    label: &'static str,
+    values: &[(&'static str, u64)],
+) {
+    out.extend(values.iter().map(|&(value, number)| Metric::new(family, &[(label, value)], number as f64)));
+}
+
+/// One number without labels.
+fn push_one(out: &mut Vec<Metric>, family: &'static Family, number: f64) {
+    out.push(Metric::new(family, &[], number));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Source;
+    use forebay_store::ssd::{SsdStat, VolumeStat};
+    use forebay_store::{DiskSideStat, Stat};
+    use forebay_transfer::{LinkTelemetry, Telemetry};
+    use std::collections::{HashMap, HashSet};
+
+    /// What all parts show when they have done nothing.
+    fn everything() -> Vec<Metric> {
+        let mut out = Vec::new();
+        of_agent(|| vec![agent::tests::a_peer()]).collect(&mut out);
+        directory::collect(&Default::default(), &mut out);
+        let client = crate::ClientStat { name: "engine".into(), leases: 1, slots: 1 };
+        clients::collect(&Default::default(), &[client], &mut out);
+        peering::collect(&Default::default(), &mut out);
+        let room = forebay_links::RoomStat::default();
+        let peers = forebay_net::ServerStats {
+            refused: HashMap::from([
+                (forebay_net::RefusalCode::Token, 1),
+                (forebay_net::RefusalCode::NotEncrypted, 2),
+                (forebay_net::RefusalCode::Encrypted, 3),
+            ]),
+            ..Default::default()
+        };
+        let unfinished = std::sync::Arc::new(crate::local::frame::Unfinished::new(1));
+        let clients = Some((room, unfinished));
+        ports::collect(&PortsStat { clients, peers: Some(peers), metrics: Some(room) }, &mut out);
+        relays::collect(&Default::default(), &mut out);
+        let telemetry = Telemetry { links: vec![LinkTelemetry::default()], ..Telemetry::default() };
+        of_mover(move || telemetry.clone()).collect(&mut out);
+        of_process().collect(&mut out);
+        let ssd = SsdStat { volumes: vec![VolumeStat::default()], ..SsdStat::default() };
+        store::collect(&Stat::default(), Some(&DiskSideStat { ssd, ..DiskSideStat::default() }), &mut out);
+        out
+    }
+
+    #[test]
+    fn every_number_has_a_name_of_its_own_that_says_what_it_is() {
+        let (mut families, mut numbers) = (HashMap::new(), HashSet::new());
+        for metric in everything() {
+            let name = metric.family.name;
+            let is_valid = |character: char| character.is_ascii_lowercase() || character == '_';
+            assert!(name.starts_with("forebay_") && name.chars().all(is_valid), "{name}");
+            assert_eq!(name.ends_with("_total"), metric.family.kind == Kind::Counter, "{name}");
+            let family = families.entry(name).or_insert(metric.family);
+            assert_eq!(*family, metric.family, "{name} is two things");
+            assert!(
+                numbers.insert((name, metric.labels.clone())),
+                "{name} {:?} is there twice",
+                metric.labels
+            );
+        }
+        assert!(families.len() > 40);
+    }
+}

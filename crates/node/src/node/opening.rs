@@ -1,0 +1,243 @@
+//! Opening the store that the configuration describes, with its disks. This file knows sizes and defaults; it must never know
+//! what is done with the store.
+
+use super::{HOST, NodeError, memory};
+use crate::config::{
+    LimitsConfig, NodeConfig, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MAX, SsdConfig,
+};
+use forebay_links::disk::DiskOptions;
+use forebay_store::log::DiskTierConfig;
+use forebay_store::ssd::{Existing, Ssd, Volume, WRITES_MAX, init};
+use forebay_store::{Pages, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};
+use forebay_transfer::MoverHandle;
+use std::path::{Path, PathBuf};
+
+/// Staging of disks at least.
+const STAGING_BYTES_MIN: u64 = 64 << 20;
+/// And if that is no more than an eighth of the arena: chunks of 8 MiB came at 1.2 GB/s by way of 66 MiB, at 1.4 to 1.5 by way of 256.
+const STAGING_BYTES_USUAL: u64 = 256 << 20;
+/// Of a segment, for what is beside the chunks in it.
+const BESIDE_CHUNKS_BYTES: u64 = 1 << 20;
+/// Tables of what is on disk are for no shorter chunks than these.
+const CHUNK_BYTES_MIN: u64 = 64 << 10;
+/// What waits for staging beside clients' loads: chunks on their way to disk, and those that peers are to be lent.
+const OTHERS_WAITING_MAX: usize = WRITES_MAX + 4096;
+
+/// The store of a node.
+pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Store, NodeError> {
+    let mut tier = TierConfig::new(config.memory.size);
+    tier.max_lease_us = config.limits.lease_us();
+    (tier.default_quota_bytes, tier.quotas) = config.tenants.memory_quotas();
+    tier.slab_bytes = slab_bytes(config, tier.slab_bytes);
+    let pages = Pages::from(config.memory.pages);
+    if config.ssd.is_empty() {
+        memory::check(config, 0)?;
+        return Ok(Store::open(mover, HOST, pages, tier)?);
+    }
+    // Before a log is made: as if all were new.
+    let longest = config.ssd.iter().map(|ssd| of_new(ssd, config, tier.slab_bytes)).max().unwrap_or(0);
+    memory::check(config, staging_bytes(config.memory.size, longest, tier.slab_bytes))?;
+    let open = |ssd| open_volume(ssd, of_new(ssd, config, tier.slab_bytes));
+    let volumes = config.ssd.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let (default_quota_bytes, quotas) = config.tenants.ssd_quotas();
+    let ssd_bytes = config.ssd.iter().map(|ssd| ssd.size).sum();
+    let max_chunks = chunks_max(ssd_bytes, config.memory.chunk_size);
+    let disk = DiskTierConfig { max_chunks, default_quota_bytes, quotas, ..DiskTierConfig::default() };
+    let keys = config.tenants.read_keys().map_err(NodeError::Config)?;
+    // As the logs were made, whatever is said of new ones.
+    let segments = volumes.iter().map(Volume::segment_bytes).collect::<Result<Vec<_>, _>>()?;
+    let longest = segments.into_iter().max().unwrap_or(0);
+    let staging_bytes = staging_bytes(config.memory.size, longest, tier.slab_bytes);
+    memory::check(config, staging_bytes)?;
+    let waiting_max = waiting_max(&config.limits);
+    let on_disk =
+        forebay_store::ssd::SsdConfig { tier: disk, keys, staging_bytes, waiting_max, ..Default::default() };
+    let ssd = Ssd::open(mover, HOST, volumes, on_disk)?;
+    let policy = config.write_back.policy();
+    let write_back = WriteBackConfig::new(policy, config.memory.size, ssd_bytes, config.memory.chunk_size);
+    Ok(Store::open_with_ssd(mover, HOST, pages, tier, ssd, &write_back)?)
+}
+
+/// The largest chunk there may be, told or not.
+pub(crate) fn largest_chunk(config: &NodeConfig) -> u64 {
+    slab_bytes(config, TierConfig::new(config.memory.size).slab_bytes)
+}
+
+/// As told; else at least a usual chunk, if there are 64 slabs of that.
+fn slab_bytes(config: &NodeConfig, default: u64) -> u64 {
+    let usual = config.memory.chunk_size.next_multiple_of(SLOT_ALIGN_BYTES);
+    match config.memory.largest_chunk {
+        0 if usual <= config.memory.size / 64 => default.max(usual),
+        0 => default,
+        largest => largest.next_multiple_of(SLOT_ALIGN_BYTES),
+    }
+}
+
+/// Memory between disks and the arena: of several chunks, so that a disk is read while others are verified and copied on, in
+/// proportion to the arena, and never less than the largest one.
+fn staging_bytes(memory: u64, segment: u64, largest_chunk: u64) -> u64 {
+    let largest = segment.min(largest_chunk.saturating_add(SLOT_ALIGN_BYTES));
+    segment.saturating_mul(2).max(STAGING_BYTES_USUAL).min(memory / 8).max(largest).max(STAGING_BYTES_MIN)
+}
+
+/// Chunks that are known on disk: as many usual ones as there is room for.
+fn chunks_max(ssd_bytes: u64, usual_chunk: u64) -> u32 {
+    let chunks = ssd_bytes / usual_chunk.max(CHUNK_BYTES_MIN);
+    u32::try_from(chunks).unwrap_or(u32::MAX).max(DiskTierConfig::default().max_chunks)
+}
+
+/// What may wait for that memory: all that clients are allowed to load, so that it is late at worst, and never refused.
+fn waiting_max(limits: &LimitsConfig) -> usize {
+    limits.loads().saturating_add(OTHERS_WAITING_MAX)
+}
+
+/// As told; else so that what fits into memory fits onto the disk, four usual chunks at least, if there are 64 segments of that: space
+/// is reused by segments. No more than a segment may have, and no more segments than there may be. Usual chunks leave nothing over.
+pub(crate) fn segment_bytes(config: &SsdConfig, usual_chunk: u64, largest_chunk: u64) -> u64 {
+    if config.segment_size != 0 {
+        return config.segment_size;
+    }
+    let least =
+        config.size.div_ceil(SEGMENTS_MAX).next_multiple_of(BESIDE_CHUNKS_BYTES).max(SEGMENT_BYTES_MIN);
+    let sixty_fourth = config.size / 64 / BESIDE_CHUNKS_BYTES * BESIDE_CHUNKS_BYTES;
+    let most = sixty_fourth.max(least).min(SEGMENT_BYTES_MAX);
+    let usual_chunk = usual_chunk.max(1);
+    let fitting = (most - BESIDE_CHUNKS_BYTES) / usual_chunk;
+    match largest_chunk.div_ceil(usual_chunk).max(4).min(fitting) {
+        0 => most,
+        chunks => {
+            let wanted = chunks * usual_chunk + BESIDE_CHUNKS_BYTES;
+            wanted.next_multiple_of(BESIDE_CHUNKS_BYTES).max(least).min(most)
+        }
+    }
+}
+
+/// Segments of a log of this node, if it is made now.
+fn of_new(ssd: &SsdConfig, config: &NodeConfig, largest_chunk: u64) -> u64 {
+    segment_bytes(ssd, config.memory.chunk_size, largest_chunk)
+}
+
+/// Opens a log, and makes it if it is not there and may be made.
+fn open_volume(config: &SsdConfig, segment_bytes: u64) -> Result<Volume, NodeError> {
+    let path = &config.path;
+    if !path.exists() {
+        let mount = mount_of(path);
+        if !config.create {
+            return Err(NodeError::NoLog { path: path.clone(), mount });
+        }
+        tracing::warn!(
+            "{}: there is no log; a new, empty one is made, on the file system that is mounted at {}. If \
+             a disk with a log should be mounted there: stop the node, remove the new log and mount the \
+             disk. ssd.create = false refuses to start without a log",
+            path.display(),
+            mount.display(),
+        );
+        init(path, config.size, segment_bytes, Existing::Keep)?;
+    }
+    Ok(Volume::open(path, DiskOptions::default())?)
+}
+
+/// Where the file system is mounted that a new file at this path would be on.
+fn mount_of(path: &Path) -> PathBuf {
+    use std::os::unix::fs::MetadataExt;
+    let device = |directory: &Path| std::fs::metadata(directory).ok().map(|found| found.dev());
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let directory = whole.parent().and_then(|parent| parent.canonicalize().ok());
+    let Some(directory) = directory else { return whole };
+    let on = device(&directory);
+    let same = directory.ancestors().take_while(|above| device(above) == on).last();
+    same.unwrap_or(&directory).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_store::log::Layout;
+
+    #[test]
+    fn a_slab_holds_a_usual_chunk_if_there_are_sixty_four_and_is_as_told_otherwise() {
+        let mib = 1 << 20;
+        for (memory, chunk, largest, slab) in [
+            (3 << 30, mib, 0, 32 * mib),
+            (3 << 30, 40 * mib, 0, 40 * mib),
+            (3 << 30, 49 * mib, 0, 32 * mib),
+            (128 * mib, 40 * mib, 5000, 2 * SLOT_ALIGN_BYTES),
+            (2 * mib, mib, 0, 32 << 10),
+        ] {
+            let text = format!(
+                "socket = '/a'\n[memory]\nsize = '{memory}B'\nchunk_size = '{chunk}B'\n\
+                 largest_chunk = '{largest}B'\n"
+            );
+            let config = NodeConfig::from_toml(&text).unwrap();
+            let default = TierConfig::new(memory).slab_bytes;
+            assert_eq!(slab_bytes(&config, default), slab, "{memory} {chunk} {largest}");
+        }
+    }
+
+    #[test]
+    fn what_fits_into_memory_fits_into_a_segment_of_a_log_that_has_sixty_four() {
+        let (mib, gib) = (1 << 20, 1 << 30);
+        for (size, usual, largest, told, segment) in [
+            (100 * gib, mib, mib, 0, 16 * mib),
+            (100 * gib, mib, 16 * mib, 0, 17 * mib),
+            (100 * gib, mib, 256 * mib, 0, 257 * mib),
+            (100 * gib, 32 * mib, 64 * mib, 0, 129 * mib),
+            (100 * gib, 32 * mib - 7, 64 * mib, 0, 129 * mib),
+            (6 * gib, mib, 256 * mib, 0, 96 * mib),
+            (6 * gib, 48 * mib, 256 * mib, 0, 49 * mib),
+            // Of usual chunks alone there are whole numbers.
+            (100 * gib, 52 * mib, 256 * mib, 0, 261 * mib),
+            (100 * gib, 65 * mib, 256 * mib, 0, 261 * mib),
+            (100 * gib, 90 * mib, 512 * mib, 0, 541 * mib),
+            (80 * mib, mib, mib, 0, 16 * mib),
+            (100 * gib, 32 * mib, 256 * mib, 64 * mib, 64 * mib),
+            // No more than a log may have,
+            (100 * gib, 256 * mib, 256 * mib, 0, 769 * mib),
+            (100 * gib, mib, 2 * gib, 0, gib),
+            (100 * gib, 2 * gib, 2 * gib, 0, gib),
+            // and no more of them.
+            (40 << 40, mib, mib, 0, 40 * mib),
+        ] {
+            let config = SsdConfig { path: "log".into(), size, segment_size: told, create: true };
+            assert_eq!(segment_bytes(&config, usual, largest), segment, "{size} {usual} {largest} {told}");
+            assert!(Layout::new(size, segment).is_ok(), "a log that can be made");
+        }
+    }
+
+    #[test]
+    fn as_many_chunks_are_known_on_disk_as_there_is_room_for() {
+        for (bytes, usual, chunks) in [
+            (100 << 30, 1 << 20, 1 << 20),
+            (16 << 40, 1 << 20, 1 << 24),
+            (500 << 30, 256 << 10, 2_048_000),
+            (1 << 40, 1, 1 << 24),
+        ] {
+            assert_eq!(chunks_max(bytes, usual), chunks, "{bytes} {usual}");
+        }
+    }
+
+    #[test]
+    fn all_that_clients_may_load_may_wait_for_staging_while_as_much_is_written_as_may_be() {
+        for (clients, loads_per_client) in [(1, 1), (64, 1024), (4096, 65_536), (usize::MAX, 2)] {
+            let limits = LimitsConfig { clients, loads_per_client, ..LimitsConfig::default() };
+            assert!(waiting_max(&limits) >= limits.loads().saturating_add(WRITES_MAX));
+        }
+    }
+
+    #[test]
+    fn staging_holds_the_largest_chunk_and_several_usual_ones_and_is_small_beside_the_arena() {
+        let (mib, gib) = (1 << 20, 1 << 30);
+        for (memory, segment, largest_chunk, staging) in [
+            (gib / 2, 16 * mib, 16 * mib, 64 * mib),
+            (gib, 16 * mib, 16 * mib, 128 * mib),
+            (64 * gib, 33 * mib, 32 * mib, 256 * mib),
+            (64 * gib, 128 * mib, gib, 256 * mib),
+            (gib, 256 * mib, 16 * mib, 128 * mib),
+            (gib, 256 * mib, 200 * mib, 200 * mib + SLOT_ALIGN_BYTES),
+            (gib, 256 * mib, gib, 256 * mib),
+        ] {
+            let found = staging_bytes(memory, segment, largest_chunk);
+            assert_eq!(found, staging, "{memory} {segment} {largest_chunk}");
+        }
+    }
+}

@@ -1,0 +1,569 @@
+//! Nodes among each other: finding chunks elsewhere, pulling them, and lending one's own.
+//!
+//! Pure parts: `words` is what is said, `known` what was heard lately, `too_long` what is of no use here, `choice` whom to ask, `coming` and `lenders` what waits. `owner` lends, `pull` borrows;
+//! this file joins them with the directory and with those who wait. Knows who has what and who wants it; must never know
+//! how bytes travel, or believe a directory or a peer: what they say costs a question at most, and every byte is compared
+//! with its checksum.
+
+mod choice;
+mod coming;
+mod known;
+mod lenders;
+mod owner;
+mod pull;
+mod too_long;
+mod words;
+
+use crate::config::{LimitsConfig, PeersConfig, RailConfig};
+use crate::directory::{Directory, DirectoryStat, Holders, NodeRecord};
+use crate::elsewhere::{Elsewhere, OnFound, OnPulled, Wanted};
+use crate::metrics::{Spans, Trace};
+use choice::Candidate;
+use coming::{Coming, Job};
+use forebay_kv::ChunkId;
+use forebay_links::LogGate;
+use forebay_net::{Access, Agent, AgentConfig, AgentError, NotReached, PeerStat, ServerStats, Service};
+use forebay_store::{Changed, Store, TenantId};
+use forebay_transfer::{MoverHandle, Place};
+use known::Known;
+use lenders::Lenders;
+use owner::{Counter, Owner, OwnerStat};
+use pull::Pull;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Instant;
+use too_long::TooLong;
+use words::{Ask, HAS_IDS_MAX, TenantKey, Told};
+
+/// How long a lookup waits for peers that are connected.
+const LOOK_LIMIT_US: u64 = 50_000;
+/// How long a peer that is not connected may take to come about; nobody waits for it.
+const MEET_LIMIT_US: u64 = 5_000_000;
+/// How long a peer may take to hear what is not worth waiting for.
+const TELL_LIMIT_US: u64 = 5_000_000;
+/// Chunks behind the wanted one that are pulled along with it.
+const BATCH: usize = 16;
+
+/// What pulls need.
+pub(crate) struct Borrower {
+    /// Weak, so that it never ends on a thread of its own, to which a share of this may have come.
+    agent: Weak<Agent>,
+    pub store: Store,
+    pub token: Vec<u8>,
+    mover: MoverHandle,
+    /// `None` ends the thread.
+    jobs: Sender<Option<Job>>,
+    known: Mutex<Known>,
+    too_long: Mutex<TooLong>,
+    coming: Mutex<Coming>,
+    lenders: Mutex<Lenders<Pull>>,
+    counts: Counts,
+    retried_gate: LogGate,
+    corrupt_gate: LogGate,
+    spans: Arc<Spans>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    pulled: AtomicU64,
+    failed: AtomicU64,
+    denied: AtomicU64,
+    corrupt: AtomicU64,
+    retried: AtomicU64,
+}
+
+/// Other nodes, from this one's side.
+pub(crate) struct Peering {
+    agent: Arc<Agent>,
+    borrower: Arc<Borrower>,
+    worker: Option<JoinHandle<()>>,
+    owner: Arc<Owner>,
+    directory: Arc<dyn Directory>,
+    /// Peers that the agent was told of.
+    met: Arc<Mutex<HashMap<String, SocketAddr>>>,
+}
+
+/// What went on between nodes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PeeringStat {
+    /// By peer.
+    pub peers: Vec<PeerStat>,
+    /// Chunks that came from peers, verified.
+    pub pulled: u64,
+    /// Chunks that were to come, and did not.
+    pub not_pulled: u64,
+    /// Loans that a peer denied although it was said to have the chunk.
+    pub denied: u64,
+    /// Chunks that came with other bytes than were lent.
+    pub corrupt: u64,
+    /// Chunks that one peer lent and another one was asked for, since they did not come.
+    pub retried: u64,
+    /// Chunks that were lent to peers.
+    pub lent: u64,
+    /// Questions of peers that were refused.
+    pub refused: u64,
+    /// Chunks of this node that peers found wrong.
+    pub complaints: u64,
+    /// Of those, chunks that were wrong here too, and were dropped.
+    pub wrong: u64,
+}
+
+/// The directory of a node that was told of none: nobody is known, and nobody is told.
+#[derive(Debug)]
+pub(crate) struct Nobody;
+
+impl Directory for Nobody {
+    fn nodes(&self) -> Vec<NodeRecord> {
+        Vec::new()
+    }
+
+    fn holders(&self, ids: &[ChunkId]) -> Holders {
+        Holders::Said(vec![Vec::new(); ids.len()])
+    }
+
+    fn announce(&self, _added: &[ChunkId], _removed: &[ChunkId]) {}
+
+    fn announce_all(&self, _here: &[ChunkId]) {}
+
+    fn stat(&self) -> DirectoryStat {
+        DirectoryStat::default()
+    }
+}
+
+/// Answers of peers that a lookup waits for.
+struct Looking {
+    borrower: Arc<Borrower>,
+    tenant: TenantId,
+    ids: Vec<ChunkId>,
+    on_found: Option<OnFound>,
+}
+
+impl Peering {
+    /// Listens for peers and lends them what is here. The store's mover must be `mover`, its arena at `here`.
+    pub fn start(
+        config: &PeersConfig,
+        name: &str,
+        (store, mover, here): (&Store, &MoverHandle, Place),
+        limits: &LimitsConfig,
+        directory: Arc<dyn Directory>,
+        spans: Arc<Spans>,
+    ) -> Result<Peering, AgentError> {
+        let owner = Owner::new(store.clone(), mover.clone(), config.token.clone(), config.lent_per_peer);
+        let owner = Arc::new(owner);
+        let agent = AgentConfig {
+            node: Some(crate::directory::node_of_name(name)),
+            listen: Some(config.listen),
+            advertise: config.advertise,
+            token: config.token.clone(),
+            tls: config.tls.clone(),
+            plain_beyond_loopback: config.plain_beyond_loopback,
+            flows_max: config.flows_max,
+            progress_limit_us: config.progress_limit_ms.saturating_mul(1000),
+            pending_max: limits.unauthenticated,
+            greeting_limit_us: limits.authentication_ms.saturating_mul(1000),
+            accepted_max: config.connections_max,
+            accepted_per_peer_max: config.connections_per_peer,
+            rails: config.rails.iter().map(RailConfig::options).collect(),
+            service: Some(Arc::new(Counter(Arc::clone(&owner))) as Arc<dyn Service>),
+            ..AgentConfig::named(name)
+        };
+        let agent = Agent::start_on(agent, mover.clone(), here)?;
+        let registered = agent.register(store.arena_memory(), Access::LEASED_READ)?;
+        owner.open(agent.leases().clone(), registered.offered());
+        let system = |source| AgentError::System { what: "a thread", source };
+        let (jobs, queue) = channel::<Option<Job>>();
+        let worker = std::thread::Builder::new()
+            .name("forebay-peering".into())
+            .spawn(move || queue.into_iter().map_while(|job| job).for_each(|job| job()))
+            .map_err(system)?;
+        let agent = Arc::new(agent);
+        let borrower = Borrower {
+            agent: Arc::downgrade(&agent),
+            store: store.clone(),
+            token: config.token.clone(),
+            mover: mover.clone(),
+            jobs,
+            known: Mutex::default(),
+            too_long: Mutex::default(),
+            coming: Mutex::new(Coming::new(limits.loads())),
+            lenders: Mutex::default(),
+            counts: Counts::default(),
+            retried_gate: LogGate::new(),
+            corrupt_gate: LogGate::new(),
+            spans,
+        };
+        let announcer = Arc::clone(&directory);
+        let announce = move |changed: Changed<'_>| match changed {
+            Changed::Some { added, removed } => announcer.announce(added, removed),
+            Changed::All(here) => announcer.announce_all(here),
+        };
+        store.on_change(announce).map_err(system)?;
+        let (borrower, worker) = (Arc::new(borrower), Some(worker));
+        let peering = Peering { agent, borrower, worker, owner, directory, met: Arc::default() };
+        peering.meet();
+        Ok(peering)
+    }
+
+    /// Where peers connect.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.agent.address()
+    }
+
+    /// What went on.
+    pub fn stat(&self) -> PeeringStat {
+        let counts = &self.borrower.counts;
+        let OwnerStat { lent, refused, complaints, wrong } = self.owner.stat();
+        PeeringStat {
+            peers: self.agent.stats(),
+            pulled: counts.pulled.load(Ordering::Relaxed),
+            not_pulled: counts.failed.load(Ordering::Relaxed),
+            denied: counts.denied.load(Ordering::Relaxed),
+            corrupt: counts.corrupt.load(Ordering::Relaxed),
+            retried: counts.retried.load(Ordering::Relaxed),
+            lent,
+            refused,
+            complaints,
+            wrong,
+        }
+    }
+
+    /// What went on at the port where peers connect.
+    pub fn port(&self) -> Option<ServerStats> {
+        self.agent.port_stats()
+    }
+
+    /// Whether peers can find this node, with those that it does not reach, a line each; or why not.
+    pub fn readiness(&self) -> Result<String, String> {
+        if let Some(conflict) = self.directory.conflict() {
+            return Err(conflict);
+        }
+        let unreached = self.agent.stats().into_iter().filter_map(|peer| Some((peer.name, peer.unreached?)));
+        let line = |(name, unreached): (String, NotReached)| {
+            format!("peer {name} is not reached ({}): {}\n", unreached.reason.label(), unreached.why)
+        };
+        Ok(unreached.map(line).collect())
+    }
+
+    fn met(&self) -> MutexGuard<'_, HashMap<String, SocketAddr>> {
+        self.met.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the agent of nodes that are new in the directory, and to forget those that are gone, in the background.
+    fn meet(&self) {
+        let listed: HashMap<String, SocketAddr> =
+            self.directory.nodes().into_iter().map(|node| (node.name, node.address)).collect();
+        let before = self.met().clone();
+        if before == listed {
+            return;
+        }
+        let (met, borrower) = (Arc::clone(&self.met), Arc::clone(&self.borrower));
+        self.borrower.later(move || {
+            let Some(agent) = borrower.agent() else { return };
+            for name in before.keys().filter(|name| !listed.contains_key(*name)) {
+                // One that is gone already is gone.
+                let _ = agent.remove_peer(name);
+            }
+            for (name, address) in listed.iter().filter(|(name, address)| before.get(*name) != Some(address))
+            {
+                if agent.add_address(name, *address).is_ok() {
+                    borrower.greet(name);
+                }
+            }
+            *met.lock().unwrap_or_else(PoisonError::into_inner) = listed;
+        });
+    }
+
+    /// Who is said to have each chunk, as far as it is known, of those that can be asked.
+    fn holders(&self, tenant: TenantId, ids: &[ChunkId]) -> Vec<Vec<String>> {
+        let said = match self.directory.holders(ids) {
+            Holders::Said(said) => said,
+            Holders::Unknown => {
+                let now_us = self.borrower.mover.now_us();
+                let mut known = self.borrower.known();
+                return ids.iter().map(|id| known.peers(now_us, tenant, id)).collect();
+            }
+        };
+        let met = self.met();
+        let nodes = self.directory.nodes().into_iter().filter(|node| met.contains_key(&node.name));
+        let names: HashMap<[u8; 16], String> = nodes.map(|node| (node.node, node.name)).collect();
+        let names_of =
+            |nodes: Vec<[u8; 16]>| nodes.iter().filter_map(|node| names.get(node).cloned()).collect();
+        said.into_iter().map(names_of).collect()
+    }
+
+    /// How many of these chunks, from the first on, every peer has that has the first one: whichever of them is asked, it can
+    /// lend them all.
+    fn together(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
+        let holders = self.holders(tenant, &ids[..ids.len().min(BATCH)]);
+        let Some(first) = holders.first() else { return 0 };
+        holders.iter().take_while(|peers| first.iter().all(|peer| peers.contains(peer))).count()
+    }
+
+    /// Peers that may have a chunk, the best one first.
+    fn ranked(&self, tenant: TenantId, id: &ChunkId, bytes: u64) -> Vec<String> {
+        let holders = self.holders(tenant, std::slice::from_ref(id)).pop().unwrap_or_default();
+        let stats = self.agent.stats().into_iter();
+        let candidate = |stat: PeerStat| Candidate {
+            is_up: stat.state == "up",
+            name: stat.name,
+            moved_bytes: stat.counts.moved_bytes(),
+            busy_us: stat.counts.busy_us,
+            queued_bytes: stat.counts.in_flight_bytes(),
+        };
+        choice::rank(stats.filter(|stat| holders.contains(&stat.name)).map(candidate).collect(), bytes)
+    }
+
+    /// Asks every peer that is connected; those that are not are greeted, and will be asked another time.
+    fn ask_around(&self, tenant: TenantId, ids: &[ChunkId], on_found: OnFound) {
+        let ids = ids[..ids.len().min(HAS_IDS_MAX)].to_vec();
+        let ask = Ask::Has(TenantKey::of(&self.borrower.token, tenant), ids.clone()).encode();
+        let borrower = Arc::clone(&self.borrower);
+        let looking = Arc::new(Mutex::new(Looking { borrower, tenant, ids, on_found: Some(on_found) }));
+        for peer in self.agent.stats() {
+            if peer.state != "up" {
+                self.borrower.greet(&peer.name);
+                continue;
+            }
+            let (looking, name) = (Arc::clone(&looking), peer.name.clone());
+            // A peer that was forgotten a moment ago has nothing.
+            let _ = self.agent.call(&peer.name, ask.clone(), LOOK_LIMIT_US, move |reply| {
+                if let Ok(Ok(Told::Has(chunks))) = reply.map(|bytes| Told::decode(&bytes)) {
+                    looking.lock().unwrap_or_else(PoisonError::into_inner).heard(&name, chunks as usize);
+                }
+            });
+        }
+        // With the last answer the last share of `looking` goes, and tells what was found.
+    }
+}
+
+impl Drop for Peering {
+    fn drop(&mut self) {
+        let _ = self.borrower.jobs.send(None);
+        if let Some(worker) = self.worker.take() {
+            // A panic of the thread has already been printed; there is nobody left to tell.
+            let _ = worker.join();
+        }
+        // What waits for a pull that was dropped would keep itself alive.
+        let left_over = std::mem::take(&mut *self.borrower.coming());
+        drop(left_over);
+        let left_over = std::mem::take(&mut *self.borrower.lenders());
+        drop(left_over);
+    }
+}
+
+impl Looking {
+    fn heard(&self, peer: &str, chunks: usize) {
+        let ids = &self.ids[..chunks.min(self.ids.len())];
+        let now_us = self.borrower.mover.now_us();
+        self.borrower.known().note(now_us, self.tenant, ids, peer);
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        let now_us = self.borrower.mover.now_us();
+        let found = self.borrower.known().prefix(now_us, self.tenant, &self.ids);
+        if let Some(on_found) = self.on_found.take() {
+            on_found(found);
+        }
+    }
+}
+
+impl Elsewhere for Peering {
+    fn look(&self, tenant: TenantId, ids: &[ChunkId], on_found: OnFound) {
+        self.meet();
+        let ids = self.borrower.too_long().before(tenant, ids);
+        if ids.is_empty() {
+            return on_found(0);
+        }
+        match self.directory.holders(ids) {
+            Holders::Said(_) => on_found(self.said(tenant, ids)),
+            Holders::Unknown => self.ask_around(tenant, ids, on_found),
+        }
+    }
+
+    fn said(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
+        let ids = self.borrower.too_long().before(tenant, ids);
+        self.holders(tenant, ids).iter().take_while(|peers| !peers.is_empty()).count()
+    }
+
+    fn pull(&self, wanted: Wanted, on_end: OnPulled) {
+        let Wanted { tenant, ids, parent, class, deadline_us } = wanted;
+        let Some(first) = ids.first() else { return on_end(Err("no chunk".into())) };
+        if let Some(loan) = self.borrower.store.lend_named(tenant, first) {
+            return on_end(Ok(loan));
+        }
+        // The first one is asked for in any case.
+        let together = self.together(tenant, &ids).max(1);
+        let batch = match self.borrower.claim(tenant, &ids[..together], on_end) {
+            0 => return,
+            batch => ids[..batch].to_vec(),
+        };
+        let trace = Trace::begin(&self.borrower.spans, "pull");
+        let peers = self.ranked(tenant, first, 1 << 20);
+        let borrower = Arc::clone(&self.borrower);
+        Pull { borrower, tenant, ids: batch, parent, class, deadline_us, peers, is_repeated: false, trace }
+            .start();
+    }
+
+    fn pulled(&self) -> (u64, u64) {
+        let counts = &self.borrower.counts;
+        (counts.pulled.load(Ordering::Relaxed), counts.failed.load(Ordering::Relaxed))
+    }
+
+    fn stop(&self) {
+        self.owner.stop();
+    }
+
+    fn wait_until_back(&self, until: Instant) -> usize {
+        self.owner.wait_until_back(until)
+    }
+}
+
+impl Borrower {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn too_long(&self) -> MutexGuard<'_, TooLong> {
+        self.too_long.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn coming(&self) -> MutexGuard<'_, Coming> {
+        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lenders(&self) -> MutexGuard<'_, Lenders<Pull>> {
+        self.lenders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A peer was asked and lends nothing, or has its loan back: who waited for that asks.
+    pub fn close(&self, peer: &str) {
+        let next = self.lenders().close(peer);
+        next.into_iter().for_each(Pull::start);
+    }
+
+    /// `None`: the node is ending.
+    pub fn agent(&self) -> Option<Arc<Agent>> {
+        self.agent.upgrade()
+    }
+
+    /// The mover that moves what is pulled.
+    pub fn store_mover(&self) -> &MoverHandle {
+        &self.mover
+    }
+
+    /// Has a thread do it that may wait.
+    pub fn later(&self, job: impl FnOnce() + Send + 'static) {
+        // What is left over when the node ends is dropped, and says so to whoever waits.
+        let _ = self.jobs.send(Some(Box::new(job)));
+    }
+
+    /// Makes a peer's acquaintance, so that it can be asked next time.
+    fn greet(&self, name: &str) {
+        let nothing = Ask::Has(TenantKey::of(&self.token, TenantId::default()), Vec::new());
+        // Whoever is not there now is greeted again.
+        let _ = self.agent().map(|agent| agent.call(name, nothing.encode(), MEET_LIMIT_US, |_| {}));
+    }
+
+    /// Waits for the first of `ids`. Says how many of them the caller has to pull: none if somebody else pulls it already.
+    fn claim(&self, tenant: TenantId, ids: &[ChunkId], on_end: OnPulled) -> usize {
+        let mut coming = self.coming();
+        let Some(on_end) = coming.wait_for_end(tenant, &ids[0], on_end) else { return 0 };
+        let along = match coming.room() {
+            Ok(along) => along.min(BATCH - 1),
+            Err(full) => {
+                drop(coming);
+                on_end(Err(full.to_string()));
+                return 0;
+            }
+        };
+        let free =
+            |id: &&ChunkId| !coming.has(tenant, id) && self.store.lookup(std::slice::from_ref(*id)) == 0;
+        let batch = 1 + ids[1..].iter().take(along).take_while(free).count();
+        ids[..batch].iter().for_each(|id| coming.add(tenant, id));
+        // It has just been added.
+        let _ = coming.wait_for_end(tenant, &ids[0], on_end);
+        batch
+    }
+
+    /// Does it as soon as a chunk has a slot, or will have none: those that follow it may have one only then.
+    pub fn when_placed(&self, tenant: TenantId, id: &ChunkId, job: impl FnOnce() + Send + 'static) {
+        let job = self.coming().wait_for_slot(tenant, id, Box::new(job));
+        if let Some(job) = job {
+            job();
+        }
+    }
+
+    /// A chunk has a slot.
+    pub fn placed(&self, tenant: TenantId, id: &ChunkId) {
+        let jobs = self.coming().place(tenant, id);
+        jobs.into_iter().for_each(|job| self.later(job));
+    }
+
+    /// What a peer lent did not come, and is asked for elsewhere.
+    pub fn displaced(&self, tenant: TenantId, id: &ChunkId, peer: &str, why: &str) {
+        self.counts.retried.fetch_add(1, Ordering::Relaxed);
+        self.coming().displace(tenant, id);
+        if let Some(before) = self.retried_gate.pass() {
+            tracing::warn!(
+                peer,
+                "a chunk that the peer lent did not come: {why}; another holder is asked ({before} more since the last line)"
+            );
+        }
+    }
+
+    /// A chunk is here, or will not be: everybody who waits is told, each with a loan of their own.
+    pub fn ended(&self, tenant: TenantId, id: &ChunkId, outcome: Result<(), String>) {
+        let counter = if outcome.is_ok() { &self.counts.pulled } else { &self.counts.failed };
+        counter.fetch_add(1, Ordering::Relaxed);
+        self.tell(tenant, id, outcome);
+    }
+
+    /// The same for a chunk that has come here by another way.
+    pub fn is_here(&self, tenant: TenantId, id: &ChunkId) {
+        self.tell(tenant, id, Ok(()));
+    }
+
+    fn tell(&self, tenant: TenantId, id: &ChunkId, outcome: Result<(), String>) {
+        let waiting = self.coming().end(tenant, id);
+        waiting.jobs.into_iter().for_each(|job| self.later(job));
+        for on_end in waiting.on_ends {
+            let lent =
+                || self.store.lend_named(tenant, id).ok_or("evicted as soon as it was there".to_owned());
+            on_end(outcome.clone().and_then(|()| lent()));
+        }
+    }
+
+    /// A peer does not lend what it was said to have.
+    pub fn denied(&self, tenant: TenantId, ids: &[ChunkId], peer: &str) {
+        self.counts.denied.fetch_add(1, Ordering::Relaxed);
+        let mut known = self.known();
+        ids.iter().for_each(|id| known.deny(tenant, id, peer));
+    }
+
+    /// No slab here holds a chunk: whoever looks for it finds it on no peer.
+    pub fn is_too_long(&self, tenant: TenantId, id: &ChunkId) {
+        self.too_long().note(tenant, *id);
+    }
+
+    /// A peer lent one thing and gave another: it is not believed to have the chunk, and told, so that it looks for itself.
+    pub fn is_wrong(&self, tenant: TenantId, id: &ChunkId, peer: &str) {
+        self.counts.corrupt.fetch_add(1, Ordering::Relaxed);
+        if let Some(before) = self.corrupt_gate.pass() {
+            tracing::error!(
+                peer,
+                "a chunk came from the peer with other bytes than were lent; it is dropped, and the peer is told \
+                 ({before} more since the last line)"
+            );
+        }
+        self.known().deny(tenant, id, peer);
+        let wrong = Ask::Wrong(TenantKey::of(&self.token, tenant), *id).encode();
+        // One that does not hear it goes on lending what nobody takes.
+        let _ = self.agent().map(|agent| agent.call(peer, wrong, TELL_LIMIT_US, |_| {}));
+    }
+}

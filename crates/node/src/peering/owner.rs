@@ -1,0 +1,485 @@
+//! What this node has for its peers: answers who has what, and lends chunks out of the arena under leases. This file knows
+//! limits and what a loan keeps; it must never know how the bytes travel, or trust that whoever asks means well.
+//!
+//! A chunk on disk comes into memory before it is lent. As long as a lease lives its chunks lie still; after it has ended no
+//! read of it ends well, whatever it has got by then.
+
+use super::words::{Ask, LentChunk, Loans, TenantKey, Told};
+use forebay_kv::ChunkId;
+use forebay_net::{Identity, LeaseTable, LeasedSpan, PeerRegion, Reply, Service};
+use forebay_store::{Lease, Loan, NotBrought, Store, TenantId};
+use forebay_transfer::{Class, MoverHandle};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+/// How long a chunk may wait for the disk to be lent: others may be served first.
+const BRING_LIMIT_US: u64 = 20_000_000;
+/// Chunks that are examined at a time because peers found them wrong. Others are not.
+const EXAMINING_MAX: usize = 4;
+/// Bytes of checksums and places in an answer at most.
+const ANSWER_BYTES_MAX: usize = 900 << 10;
+
+/// The owner's end.
+pub struct Owner {
+    store: Store,
+    mover: MoverHandle,
+    token: Vec<u8>,
+    /// Bytes that a peer may be lent at a time.
+    lent_bytes_max: u64,
+    /// What the agent that is asked has: known when it is there.
+    ground: OnceLock<(LeaseTable, PeerRegion)>,
+    lent: Arc<Lent>,
+    stopped: AtomicBool,
+    examining: AtomicUsize,
+    counts: Counts,
+}
+
+/// Bytes that each peer has been lent, by its instance.
+#[derive(Default)]
+struct Lent {
+    peers: Mutex<HashMap<[u8; 16], u64>>,
+    /// Nobody has anything any more.
+    all_back: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    lends: AtomicU64,
+    refused: AtomicU64,
+    complaints: AtomicU64,
+    wrong: AtomicU64,
+}
+
+/// What an owner counts.
+pub struct OwnerStat {
+    /// Chunks that were lent.
+    pub lent: u64,
+    /// Questions that were refused.
+    pub refused: u64,
+    /// Chunks that peers found wrong.
+    pub complaints: u64,
+    /// Of those, chunks that were wrong here too.
+    pub wrong: u64,
+}
+
+/// Chunks that come together to be lent.
+struct Gathering {
+    owner: Arc<Owner>,
+    from: Identity,
+    ttl_us: u64,
+    /// Keeps the chunks where they are until they are lent.
+    _lease: Lease,
+    state: Mutex<Gathered>,
+}
+
+struct Gathered {
+    loans: Vec<Option<Loan>>,
+    missing: usize,
+    reply: Option<Reply>,
+}
+
+impl Owner {
+    /// An owner that lends nothing before [`open`](Owner::open).
+    pub fn new(store: Store, mover: MoverHandle, token: Vec<u8>, lent_bytes_max: u64) -> Owner {
+        Owner {
+            store,
+            mover,
+            token,
+            lent_bytes_max,
+            ground: OnceLock::new(),
+            lent: Arc::default(),
+            stopped: AtomicBool::new(false),
+            examining: AtomicUsize::new(0),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Lends out of this region from now on.
+    pub fn open(&self, leases: LeaseTable, region: PeerRegion) {
+        // Set once: there is one agent.
+        let _ = self.ground.set((leases, region));
+    }
+
+    /// Lends nothing more. What is lent stays so.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+    }
+
+    /// Waits until nothing is lent, and says how many leases live when the time is over.
+    pub fn wait_until_back(&self, until: Instant) -> usize {
+        let left = until.saturating_duration_since(Instant::now());
+        let waited = self.lent.all_back.wait_timeout_while(self.lent.peers(), left, |lent| !lent.is_empty());
+        let all_back = waited.unwrap_or_else(PoisonError::into_inner).0.is_empty();
+        match self.ground.get() {
+            Some((leases, _)) if !all_back => leases.len(),
+            _ => 0,
+        }
+    }
+
+    /// What is counted.
+    pub fn stat(&self) -> OwnerStat {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let Counts { lends, refused, complaints, wrong } = &self.counts;
+        OwnerStat {
+            lent: load(lends),
+            refused: load(refused),
+            complaints: load(complaints),
+            wrong: load(wrong),
+        }
+    }
+
+    fn refuse(&self, reply: Reply, why: String) {
+        self.counts.refused.fetch_add(1, Ordering::Relaxed);
+        reply.refuse(why);
+    }
+
+    fn tenant(&self, key: &TenantKey) -> Result<TenantId, String> {
+        if TenantKey::of(&self.token, key.tenant) != *key {
+            return Err(format!("the key is not that of {:?} here", key.tenant));
+        }
+        Ok(key.tenant)
+    }
+
+    fn lend(owner: Arc<Owner>, from: Identity, key: &TenantKey, ttl_us: u64, ids: &[ChunkId], reply: Reply) {
+        let tenant = match owner.tenant(key) {
+            Ok(_) if owner.stopped.load(Ordering::Acquire) => {
+                return owner.refuse(reply, "shutting down".into());
+            }
+            Ok(tenant) => tenant,
+            Err(why) => return owner.refuse(reply, why),
+        };
+        let lease = owner.store.lease(tenant, ids, ttl_us + BRING_LIMIT_US);
+        let chunks = lease.len();
+        if chunks == 0 {
+            return owner.refuse(reply, "none of these chunks is here".into());
+        }
+        let loans = (0..chunks).map(|_| None).collect();
+        // One more is missing until all were asked for, so that the end is told once.
+        let state = Gathered { loans, missing: chunks + 1, reply: Some(reply) };
+        let deadline_us = Some(owner.mover.now_us() + BRING_LIMIT_US);
+        let store = owner.store.clone();
+        let gathering = Arc::new(Gathering { owner, from, ttl_us, _lease: lease, state: Mutex::new(state) });
+        for chunk in 0..chunks {
+            let gathered = Arc::clone(&gathering);
+            let on_end = move |loan: Result<Loan, NotBrought>| gathered.arrived(Some(chunk), loan.ok());
+            store.bring(&gathering._lease, chunk, Class::Demand, deadline_us, on_end);
+        }
+        gathering.arrived(None, None);
+    }
+}
+
+impl Lent {
+    fn peers(&self) -> MutexGuard<'_, HashMap<[u8; 16], u64>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Owner {
+    /// Has a loan of this peer live on.
+    fn renew(&self, from: &Identity, lease: u64, ttl_us: u64, reply: Reply) {
+        let Some((leases, _)) = self.ground.get() else { return self.refuse(reply, "not open yet".into()) };
+        match leases.renew(from.instance, lease, ttl_us) {
+            Ok(()) => reply.send(Told::Heard.encode()),
+            Err(error) => self.refuse(reply, error.to_string()),
+        }
+    }
+
+    /// A peer found a chunk wrong. Only what is wrong here too is dropped: the peer's memory may be at fault. It takes as
+    /// long as reading the chunk, which is too long for the connection's thread.
+    fn examine(owner: &Arc<Owner>, key: &TenantKey, id: ChunkId, reply: Reply) {
+        let tenant = match owner.tenant(key) {
+            Ok(tenant) => tenant,
+            Err(why) => return owner.refuse(reply, why),
+        };
+        owner.counts.complaints.fetch_add(1, Ordering::Relaxed);
+        let room = |examining: usize| (examining < EXAMINING_MAX).then_some(examining + 1);
+        if owner.examining.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).is_err() {
+            return owner.refuse(reply, format!("{EXAMINING_MAX} chunks are being examined"));
+        }
+        let examining = Examining(Arc::clone(owner));
+        let examine = move || {
+            let owner = &examining.0;
+            if owner.store.lend_named(tenant, &id).is_some_and(|loan| !loan.check()) {
+                owner.counts.wrong.fetch_add(1, Ordering::Relaxed);
+            }
+            reply.send(Told::Heard.encode());
+        };
+        // Without a thread the reply is dropped, which refuses.
+        let _ = std::thread::Builder::new().name("forebay-examine".into()).spawn(examine);
+    }
+}
+
+/// One of those that are examined at a time.
+struct Examining(Arc<Owner>);
+
+impl Drop for Examining {
+    fn drop(&mut self) {
+        self.0.examining.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Gathering {
+    fn arrived(&self, chunk: Option<usize>, loan: Option<Loan>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = chunk.and_then(|chunk| state.loans.get_mut(chunk)) {
+            *place = loan;
+        }
+        state.missing -= 1;
+        let reply = if state.missing == 0 { state.reply.take() } else { None };
+        let Some(reply) = reply else { return };
+        let loans: Vec<Loan> = std::mem::take(&mut state.loans).into_iter().map_while(|loan| loan).collect();
+        drop(state);
+        match self.grant(loans) {
+            Ok(told) => {
+                let heard = reply.try_send(told.encode());
+                if let (false, Told::Lent(loans), Some((leases, _))) = (heard, told, self.owner.ground.get())
+                {
+                    // Nobody knows of it who could give it back.
+                    leases.revoke(loans.lease);
+                }
+            }
+            Err(why) => self.owner.refuse(reply, why),
+        }
+    }
+
+    /// Grants a lease of as many chunks as the peer may have.
+    fn grant(&self, mut loans: Vec<Loan>) -> Result<Told, String> {
+        let owner = &self.owner;
+        let (leases, region) = owner.ground.get().ok_or("not open yet")?;
+        let instance = self.from.instance;
+        let any = !loans.is_empty();
+        let (bytes, others) = {
+            let mut lent = owner.lent.peers();
+            let has = lent.entry(instance).or_default();
+            let fitting = fitting(&loans, owner.lent_bytes_max.saturating_sub(*has));
+            loans.truncate(fitting.0);
+            *has += fitting.1;
+            (fitting.1, *has > fitting.1)
+        };
+        let told: Vec<LentChunk> = loans.iter().map(told).collect();
+        let spans = loans.iter().map(|loan| span(*region, loan)).collect();
+        let count = loans.len();
+        // Dropped also where there is no lease.
+        let kept = Kept { loans, bytes, instance, lent: Arc::clone(&owner.lent) };
+        match count {
+            0 if any && others => return Ok(Told::NotNow),
+            0 => return Err("no chunk could be lent: not readable, or larger than what may be lent".into()),
+            _ => {}
+        }
+        let granted = leases.grant(instance, spans, self.ttl_us, move |_| drop(kept));
+        let lease = granted.map_err(|error| error.to_string())?;
+        owner.counts.lends.fetch_add(count as u64, Ordering::Relaxed);
+        let region = (region.key, region.generation, region.len);
+        Ok(Told::Lent(Loans { lease, region, chunks: told }))
+    }
+}
+
+/// What a lease keeps.
+struct Kept {
+    loans: Vec<Loan>,
+    bytes: u64,
+    instance: [u8; 16],
+    lent: Arc<Lent>,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.loans.clear();
+        let mut peers = self.lent.peers();
+        if let Some(lent) = peers.get_mut(&self.instance) {
+            *lent = lent.saturating_sub(self.bytes);
+            if *lent == 0 {
+                peers.remove(&self.instance);
+            }
+        }
+        if peers.is_empty() {
+            self.lent.all_back.notify_all();
+        }
+    }
+}
+
+/// How many of the loans, from the first on, fit into an answer and a number of bytes, and how many bytes they are.
+fn fitting(loans: &[Loan], bytes_max: u64) -> (usize, u64) {
+    let (mut count, mut bytes, mut answer) = (0, 0, 0);
+    for loan in loans {
+        let shape = loan.shape();
+        // A run of its own for each layer, at worst.
+        answer += 32 + 16 * shape.layers();
+        if bytes + shape.bytes() > bytes_max || answer > ANSWER_BYTES_MAX {
+            break;
+        }
+        (count, bytes) = (count + 1, bytes + shape.bytes());
+    }
+    (count, bytes)
+}
+
+fn told(loan: &Loan) -> LentChunk {
+    let (shape, sums) = (loan.shape().clone(), loan.sums().to_vec());
+    LentChunk { offset_bytes: loan.offset_bytes(), shape, sums }
+}
+
+fn span(region: PeerRegion, loan: &Loan) -> LeasedSpan {
+    LeasedSpan { region, offset: loan.offset_bytes(), len: loan.shape().bytes() }
+}
+
+/// The owner as its agent's service.
+pub struct Counter(pub Arc<Owner>);
+
+impl Service for Counter {
+    fn call(&self, from: Identity, body: Vec<u8>, reply: Reply) {
+        let owner = &self.0;
+        match Ask::decode(&body) {
+            Ok(Ask::Has(key, ids)) => match owner.tenant(&key) {
+                Ok(_) => reply.send(Told::Has(owner.store.lookup(&ids) as u32).encode()),
+                Err(why) => owner.refuse(reply, why),
+            },
+            Ok(Ask::Lend(key, ttl_us, ids)) => {
+                Owner::lend(Arc::clone(owner), from, &key, ttl_us, &ids, reply)
+            }
+            Ok(Ask::Return(lease)) => {
+                if let Some((leases, _)) = owner.ground.get() {
+                    // One that has ended is over as well.
+                    leases.give_back(from.instance, lease);
+                }
+                reply.send(Told::Heard.encode());
+            }
+            Ok(Ask::Renew(lease, ttl_us)) => owner.renew(&from, lease, ttl_us, reply),
+            Ok(Ask::Wrong(key, id)) => Owner::examine(owner, &key, id, reply),
+            Err(bad) => owner.refuse(reply, bad.to_string()),
+        }
+    }
+
+    /// The agent ends the peer's leases, and with them its loans.
+    fn gone(&self, _from: Identity) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Node, NodeConfig, PeersConfig};
+    use forebay_net::{Agent, AgentConfig, Trouble};
+    use forebay_store::ChunkShape;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    const RIGHT: ChunkId = ChunkId::from_bytes([7; 32]);
+    const WRONG: ChunkId = ChunkId::from_bytes([8; 32]);
+
+    /// A node with two chunks, and an agent that is its peer.
+    struct Rig {
+        asker: Agent,
+        node: Node,
+        _folder: tempfile::TempDir,
+    }
+
+    impl Rig {
+        fn new() -> Rig {
+            let folder = tempfile::tempdir().unwrap();
+            let mut config = NodeConfig::new(folder.path().join("node.sock"), 16 << 20);
+            config.name = "left".into();
+            config.peers = Some(PeersConfig::new(([127, 0, 0, 1], 0).into()));
+            let node = Node::start(&config).unwrap();
+            for (id, is_right) in [(RIGHT, true), (WRONG, false)] {
+                let shape = ChunkShape::new([5000, 6000]).unwrap();
+                let slot = node.store().reserve(TenantId(0), id, None, &shape).unwrap().unwrap();
+                let mut sums = slot.sums();
+                // Bytes that have other sums than they should are as wrong as bytes that have changed.
+                sums[1] ^= u32::from(!is_right);
+                slot.commit(&sums).unwrap();
+            }
+            let asker = Agent::start(AgentConfig { listen: None, ..AgentConfig::named("asker") }).unwrap();
+            asker.add_address("left", node.peer_address().unwrap()).unwrap();
+            Rig { asker, node, _folder: folder }
+        }
+
+        fn ask(&self, ask: &Ask) -> Result<Told, String> {
+            Rig::ask_by(&self.asker, ask)
+        }
+
+        fn ask_by(asker: &Agent, ask: &Ask) -> Result<Told, String> {
+            let (sender, answered) = channel();
+            let on_reply = move |reply: Result<Vec<u8>, Trouble>| {
+                let bytes = reply.map_err(|why| why.to_string());
+                let told = bytes.and_then(|bytes| Told::decode(&bytes).map_err(|bad| bad.to_string()));
+                drop(sender.send(told));
+            };
+            asker.call("left", ask.encode(), LIMIT.as_micros() as u64, on_reply).unwrap();
+            answered.recv_timeout(2 * LIMIT).unwrap()
+        }
+
+        fn borrow(&self, ttl_us: u64) -> u64 {
+            match self.ask(&Ask::Lend(key(), ttl_us, vec![RIGHT])) {
+                Ok(Told::Lent(loans)) => loans.lease,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn key() -> TenantKey {
+        TenantKey::of(b"", TenantId(0))
+    }
+
+    #[test]
+    fn a_loan_lives_as_long_as_it_is_renewed_and_not_for_others() {
+        let rig = Rig::new();
+        let ttl_us = 3_000_000;
+        let (left, kept) = (rig.borrow(ttl_us), rig.borrow(ttl_us));
+        assert_eq!(rig.ask(&Ask::Renew(kept, 60_000_000)), Ok(Told::Heard));
+        let lease_is_over = |lease| rig.ask(&Ask::Renew(lease, 1)).is_err();
+        std::thread::sleep(Duration::from_micros(ttl_us));
+        assert!(lease_is_over(left), "nobody renewed it");
+        assert_eq!(rig.ask(&Ask::Renew(kept, 60_000_000)), Ok(Told::Heard));
+        let other = Agent::start(AgentConfig { listen: None, ..AgentConfig::named("other") }).unwrap();
+        other.add_address("left", rig.node.peer_address().unwrap()).unwrap();
+        let rig = Rig { asker: other, ..rig };
+        assert!(rig.ask(&Ask::Renew(kept, 60_000_000)).is_err(), "it is another's");
+    }
+
+    #[test]
+    fn a_node_that_ends_lends_nothing_new_and_waits_until_what_it_has_lent_is_back() {
+        let rig = Rig::new();
+        let loan = rig.borrow(60_000_000);
+        let Rig { asker, node, _folder } = rig;
+        let since = Instant::now();
+        let drained = std::thread::spawn(move || node.drain(10 * LIMIT).unwrap());
+        let ask = |ask| Rig::ask_by(&asker, &ask);
+        while let Ok(Told::Lent(loans)) = ask(Ask::Lend(key(), 60_000_000, vec![RIGHT])) {
+            assert_eq!(ask(Ask::Return(loans.lease)), Ok(Told::Heard));
+            assert!(since.elapsed() < LIMIT, "it still lends");
+        }
+        assert_eq!(ask(Ask::Renew(loan, 60_000_000)), Ok(Told::Heard), "what is lent may be read on");
+        assert!(!drained.is_finished());
+        // The node may have ended before it answers.
+        let _ = ask(Ask::Return(loan));
+        assert_eq!(drained.join().unwrap().cut_off, 0);
+        assert!(since.elapsed() < 5 * LIMIT);
+    }
+
+    #[test]
+    fn a_node_that_ends_waits_for_no_peer_longer_than_it_may() {
+        let rig = Rig::new();
+        rig.borrow(60_000_000);
+        assert_eq!(rig.node.drain(Duration::from_millis(50)).unwrap().cut_off, 1);
+    }
+
+    #[test]
+    fn what_a_peer_finds_wrong_is_dropped_if_it_is_wrong_here_too() {
+        let rig = Rig::new();
+        let complained = |id| rig.ask(&Ask::Wrong(key(), id));
+        let counts = || {
+            let stat = rig.node.peering_stat().unwrap();
+            (stat.complaints, stat.wrong)
+        };
+        let store = rig.node.store();
+        assert_eq!((complained(RIGHT), counts()), (Ok(Told::Heard), (1, 0)));
+        assert_eq!((store.lookup(&[RIGHT]), store.lookup(&[WRONG])), (1, 1));
+        assert_eq!((complained(WRONG), counts()), (Ok(Told::Heard), (2, 1)));
+        assert_eq!((store.lookup(&[RIGHT]), store.lookup(&[WRONG])), (1, 0));
+        assert!(rig.ask(&Ask::Wrong(TenantKey::of(b"guessed", TenantId(0)), RIGHT)).is_err());
+        assert_eq!(counts(), (2, 1), "who does not know the key is not heard");
+    }
+}

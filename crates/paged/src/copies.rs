@@ -1,0 +1,98 @@
+//! Who copies between the node's arena and an engine's pages. This file is the contract; it must never know why something is
+//! copied, nor what a stream of a GPU is.
+//!
+//! `host.rs` copies with the mover's host link. On a GPU the same contract is kept by chains in streams: then nobody on the
+//! host waits for a layer, the engine's own stream does.
+
+use forebay_node::client::NodeArena;
+use forebay_transfer::RegionId;
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+use thiserror::Error;
+
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From the arena into pages. Requests wait for it, so it goes before stores.
+    Load,
+    /// From pages into the arena.
+    Store,
+}
+
+/// Bytes that are the same in the arena and in a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Where they lie in the arena.
+    pub arena_offset: u64,
+    /// Whose page: a layer of the cache.
+    pub layer: u32,
+    /// Where they lie from the layer's page 0 on.
+    pub page_offset: u64,
+    /// How many.
+    pub bytes: u64,
+}
+
+/// Pieces that are copied together: of a load what of one layer is there, of a store all layers of one chunk.
+#[derive(Debug)]
+pub struct Batch {
+    /// The arena that the offsets are in. It stays mapped as long as this is held.
+    pub arena: Arc<NodeArena>,
+    /// What is copied. Inside of the arena and of the cache, both were looked at; no two write the same byte.
+    pub pieces: Vec<Piece>,
+}
+
+/// Why something was not copied. Pages or slot may hold anything.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("the copy failed: {0}")]
+pub struct NotCopied(pub String);
+
+/// Called exactly once, on any thread, when nothing touches the bytes of a batch any more; also after an error. It is short,
+/// and does not wait for anything.
+pub type OnCopied = Box<dyn FnOnce(Result<(), NotCopied>) + Send>;
+
+/// Copies between arenas and one cache. For any number of threads.
+pub trait Copies: Send + Sync + Debug {
+    /// Begins a job, on the engine's thread. What is in the engine's `stream` now comes before any copy of the job: kernels
+    /// that were queued may still read or write the pages. `is_awaited`: it computes nothing until the job is over but what waits
+    /// for it layer by layer.
+    fn begin(&self, direction: Direction, is_awaited: bool, stream: u64) -> Result<Arc<dyn Job>, NotCopied>;
+
+    /// The cache's layer as a region of the client's mover, if the host can read it: then loaded layers are verified where
+    /// they arrived, and stored ones summed where they came from. Otherwise stored ones are summed in the arena, and loaded
+    /// ones are what was compared or summed when it came there.
+    fn region(&self, layer: u32) -> Option<RegionId>;
+
+    /// How many batches of one load may be on their way at a time, 1 at least.
+    fn window(&self) -> usize;
+
+    /// There is an arena that batches will lie in: the memory can be made ready for it meanwhile.
+    fn meet(&self, _arena: &Arc<NodeArena>) {}
+
+    /// Nothing is under way and nothing will be: what was made ready is let go of.
+    fn close(&self) {}
+}
+
+/// One load or store.
+pub trait Job: Send + Sync + Debug {
+    /// Copies a batch of layer `layer`, of a store of all layers (`layer` is 0). Batches of a load come layer by layer, more
+    /// than one for a layer if chunks come late. May take a while, to queue thousands of pieces say, but does not wait for the
+    /// copy itself. When this has returned, [`follow`](Job::follow) covers the batch.
+    fn copy(&self, layer: u32, batch: Batch, on_copied: OnCopied);
+
+    /// `stream` has come to where it needs a layer; said before each [`follow`](Job::follow). What it waits from here on, until that lets it
+    /// pass, is told by [`stalls`](Job::stalls), whatever holds it up. `false`: it is the host that waits here, and knows how long.
+    fn come(&self, _layer: u32, _stream: u64) -> Result<bool, NotCopied> {
+        Ok(false)
+    }
+
+    /// Has `stream` wait for all batches of a layer that were given to [`copy`](Job::copy), however long ago they ended.
+    /// `false`: there is no such waiting here, wait for the batches' ends instead.
+    fn follow(&self, layer: u32, stream: u64) -> Result<bool, NotCopied>;
+
+    /// Of layers that a stream has waited for, each and how long. Asked once, when all batches have ended and nobody is in
+    /// [`follow`](Job::follow) any more.
+    fn stalls(&self) -> Vec<(u32, Duration)> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,348 @@
+//! Copies between an arena and a cache on a GPU: the contract of [`copies`](crate::copies), kept by couriers and events. Nobody on
+//! the host waits for a copy: an engine's stream does, and who wants to know an end is told by a thread that sleeps until then.
+//! Driver: this folder vouches for addresses of the cache and the arena; it must never know why something is copied.
+//!
+//! - [`queue`] says how much is on its way, [`part`] what is carried at a time.
+//! - [`job`] knows what a load or store waits for, [`stalls`] how long an engine's stream did, [`arenas`] what is pinned.
+
+mod arenas;
+mod job;
+mod part;
+mod queue;
+mod stalls;
+
+use crate::cache::CacheShape;
+use crate::copies::{Copies, Direction, Job, NotCopied};
+use arenas::Arenas;
+use forebay_cuda::chain::{Batch, Courier, Sent};
+use forebay_cuda::device::{Device, Event};
+use forebay_cuda::driver::{CudaError, Driver, Relaxed, abi::StreamHandle};
+use forebay_cuda::ends::Ends;
+use forebay_cuda::remote::NodeRelays;
+use forebay_cuda::{Copier, CopierOptions};
+use forebay_node::client::NodeArena;
+use forebay_transfer::RegionId;
+use job::CudaJob;
+use part::Part;
+use queue::{Queue, Room};
+use stalls::{Marks, Stalls};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Batches of one load that may be on their way: each is a layer, and the courier takes what it can carry.
+const BATCHES: usize = 8;
+/// What is carried at a time. A lane does 64 MiB in a millisecond; a thread sees its end well before what follows has ended too.
+const LOAD_PART_BYTES: u64 = 64 << 20;
+/// Shorter, since a load that comes has to wait for the one that is on its way.
+const STORE_PART_BYTES: u64 = 16 << 20;
+/// What loads may have on their way: no more operations than the driver's queues hold.
+const LOAD_ROOM: Room = Room { parts: 32, bytes: 256 << 20 };
+/// The same for stores, while there are no loads and while there are.
+const STORE_ROOM: Room = Room { parts: 16, bytes: 128 << 20 };
+const YIELDING_ROOM: Room = Room { parts: 1, bytes: 0 };
+
+/// Copies on a GPU.
+#[derive(Debug)]
+pub struct CudaCopies(Arc<Gpu>);
+
+/// A GPU, what is on its lanes, and the arenas that it reaches.
+#[derive(Debug)]
+pub struct Gpu {
+    cache: CacheShape,
+    /// Whether peers reach all of the cache.
+    is_open: bool,
+    device: Arc<Device>,
+    // Dropped in this order: threads that wait, what they wait for, and the driver's things that all of it uses.
+    begins: Ends,
+    loads: Lane,
+    stores: Lane,
+    arenas: Arenas,
+    marks: Marks,
+    copier: Copier,
+}
+
+/// One direction.
+#[derive(Debug)]
+struct Lane {
+    ends: Ends,
+    courier: Courier,
+    queue: Mutex<Queue<Part>>,
+}
+
+/// The driver will not do it.
+fn failed(error: impl ToString) -> NotCopied {
+    NotCopied(error.to_string())
+}
+
+impl CudaCopies {
+    /// The way to a cache in memory of the GPU of an ordinal, over the links of all GPUs that are visible but for its siblings.
+    ///
+    /// # Safety
+    ///
+    /// The pages of the cache are memory of that GPU and stay so until everything that was begun has ended.
+    pub unsafe fn new(cache: &CacheShape, device: u16, siblings: &[u16]) -> Result<CudaCopies, NotCopied> {
+        let driver = Driver::load().map_err(failed)?;
+        let visible = 0..Device::count(driver).map_err(failed)?;
+        let devices = visible.filter(|other| *other == device || !siblings.contains(other)).collect();
+        // What couriers carry goes over the GPUs of this process alone.
+        let options =
+            CopierOptions { relays: NodeRelays::None, devices: Some(devices), ..CopierOptions::default() };
+        let copier = Copier::with_driver(driver, &options).map_err(failed)?;
+        let lane = |direction, name| {
+            let no_device = || failed(format!("device: {device} is not visible"));
+            let courier =
+                copier.chains().courier(device, direction).ok_or_else(no_device)?.map_err(failed)?;
+            let ends = Ends::spawn(copier.driver(), name).map_err(failed)?;
+            Ok(Lane { ends, courier, queue: Mutex::default() })
+        };
+        let loads = lane(forebay_cuda::links::Direction::HostToDevice, "forebay-loads")?;
+        let stores = lane(forebay_cuda::links::Direction::DeviceToHost, "forebay-stores")?;
+        let mut is_open = true;
+        for (number, layer) in cache.layers().iter().enumerate() {
+            let open = copier.chains().is_open(layer.address);
+            is_open &= open.map_err(|why| failed(format!("layer {number} is not memory of a GPU: {why}")))?;
+        }
+        let device = Arc::clone(loads.courier.device());
+        let begins = Ends::spawn(copier.driver(), "forebay-begins").map_err(failed)?;
+        let (arenas, marks) = (Arenas::new(&device), Marks::default());
+        let cache = cache.clone();
+        Ok(CudaCopies(Arc::new(Gpu { cache, is_open, device, begins, loads, stores, arenas, marks, copier })))
+    }
+}
+
+impl Copies for CudaCopies {
+    fn begin(&self, direction: Direction, is_awaited: bool, stream: u64) -> Result<Arc<dyn Job>, NotCopied> {
+        let gpu = &self.0;
+        let _relaxed = gpu.relaxed();
+        let _current = gpu.device.enter().map_err(failed)?;
+        let stream = gpu.engine_stream(stream)?;
+        let begun = Event::to_sleep_for(&gpu.device).map_err(failed)?;
+        // SAFETY: the engine gives a stream that lives, and the device's context is current.
+        unsafe { begun.record_behind(stream) }.map_err(failed)?;
+        Ok(Arc::new(CudaJob::new(gpu, direction, is_awaited, Arc::new(begun))))
+    }
+
+    fn region(&self, _layer: u32) -> Option<RegionId> {
+        None
+    }
+
+    fn window(&self) -> usize {
+        BATCHES
+    }
+
+    fn meet(&self, arena: &Arc<NodeArena>) {
+        // Should it fail, whoever copies from it is told why.
+        let _ = self.0.arenas.of(arena);
+    }
+
+    fn close(&self) {
+        self.0.arenas.close();
+    }
+}
+
+impl Gpu {
+    /// The cache's shape.
+    pub fn cache(&self) -> &CacheShape {
+        &self.cache
+    }
+
+    /// The arenas.
+    pub fn arenas(&self) -> &Arenas {
+        &self.arenas
+    }
+
+    /// While it lives, this thread's calls do not break what others capture into graphs.
+    pub fn relaxed(&self) -> Relaxed {
+        Relaxed::enter(self.copier.driver())
+    }
+
+    /// The most that is carried at a time.
+    pub fn part_bytes(&self, direction: Direction) -> u64 {
+        match direction {
+            Direction::Load => LOAD_PART_BYTES,
+            Direction::Store => STORE_PART_BYTES,
+        }
+    }
+
+    /// An engine's stream comes to where it needs a layer.
+    pub fn open_stall(&self, stream: u64, layer: u32, stalls: &mut Stalls) -> Result<(), NotCopied> {
+        let _relaxed = self.relaxed();
+        let _current = self.device.enter().map_err(failed)?;
+        let stream = self.engine_stream(stream)?;
+        // SAFETY: as in `begin`.
+        unsafe { stalls.open(&self.marks, &self.device, layer, stream) }.map_err(failed)
+    }
+
+    /// It may pass behind the last copy of that layer. The stream is that of [`open_stall`](Gpu::open_stall), which looked at it.
+    pub fn close_stall(
+        &self,
+        stream: u64,
+        layer: u32,
+        last: Option<Arc<Event>>,
+        stalls: &mut Stalls,
+    ) -> Result<(), NotCopied> {
+        let _relaxed = self.relaxed();
+        let _current = self.device.enter().map_err(failed)?;
+        // SAFETY: as in `begin`.
+        unsafe { stalls.close(&self.device, layer, last, stream as StreamHandle) }.map_err(failed)
+    }
+
+    /// Of layers that an engine's stream has waited for, each and how long.
+    pub fn take_stalls(&self, stalls: &mut Stalls) -> Vec<(u32, Duration)> {
+        let _relaxed = self.relaxed();
+        stalls.take(&self.marks)
+    }
+
+    /// Calls back when an event in an engine's stream has passed.
+    pub fn when_begun(&self, begun: Arc<Event>, then: impl FnOnce(Result<(), NotCopied>) + Send + 'static) {
+        self.begins.when_passed(begun, Box::new(move |passed| then(passed.map_err(failed))));
+    }
+
+    /// Puts parts behind those that wait, and on their way as far as there is room.
+    pub fn add(self: &Arc<Self>, direction: Direction, parts: Vec<Part>) {
+        if parts.is_empty() {
+            return;
+        }
+        let mut queue = self.lane(direction).queue();
+        for part in parts {
+            let bytes = part.bytes;
+            queue.push(part, bytes);
+        }
+        drop(queue);
+        self.pump(direction);
+    }
+
+    fn lane(&self, direction: Direction) -> &Lane {
+        match direction {
+            Direction::Load => &self.loads,
+            Direction::Store => &self.stores,
+        }
+    }
+
+    /// Stores yield to loads: the host's memory and the GPU's kernels are theirs first.
+    fn room(&self, direction: Direction) -> Room {
+        match direction {
+            Direction::Load => LOAD_ROOM,
+            Direction::Store if self.loads.queue().is_idle() => STORE_ROOM,
+            Direction::Store => YIELDING_ROOM,
+        }
+    }
+
+    /// Puts on their way what there is room for.
+    fn pump(self: &Arc<Self>, direction: Direction) {
+        let lane = self.lane(direction);
+        loop {
+            let room = self.room(direction);
+            let Some((part, bytes)) = lane.queue().next(room) else { return };
+            if !self.post(lane, part, bytes) {
+                return;
+            }
+        }
+    }
+
+    /// Puts a part on its way. Says whether to go on with the next one.
+    fn post(self: &Arc<Self>, lane: &Lane, part: Part, bytes: u64) -> bool {
+        let losses = self.copier.chains().losses();
+        let (sent, event) = match self.send(lane, &part) {
+            Ok(sent) => sent,
+            Err(error) => {
+                // What did get in is over, or its context is lost.
+                self.copier.chains().settle(&lane.courier);
+                self.drop_part(lane, part, bytes, failed(error));
+                return true;
+            }
+        };
+        let Sent::Queued(queued) = sent else {
+            // By itself: `drop_part` takes the lock as well.
+            let later = lane.queue().later(part, bytes);
+            return match later {
+                Ok(again) => again,
+                Err(part) => {
+                    let why = failed("others have all places of lists");
+                    self.drop_part(lane, part, bytes, why);
+                    true
+                }
+            };
+        };
+        part.job.note(part.layer, Some(Arc::clone(&event)));
+        let gpu = Arc::clone(self);
+        let on_passed = move |passed: Result<(), CudaError>| {
+            // What a relay carried that was lost meanwhile may not have arrived, whatever the driver says.
+            let whole =
+                || gpu.copier.chains().is_whole_since(losses, &gpu.lane(part.job.direction()).courier);
+            let ended = queued.and(passed).and_then(|()| whole());
+            gpu.ended(part, bytes, ended);
+        };
+        lane.ends.when_passed(event, Box::new(on_passed));
+        // Last: from here on another thread may post. Events are noted and waited for in the order of the lane, or a layer's
+        // last event would be that of an earlier part.
+        lane.queue().posted();
+        true
+    }
+
+    fn send(&self, lane: &Lane, part: &Part) -> Result<(Sent, Arc<Event>), CudaError> {
+        let _relaxed = self.relaxed();
+        let Part { job, pieces, .. } = part;
+        // Of a load it says when an engine's stream, which waited for that, could go on.
+        let event = Arc::new(match job.direction() {
+            Direction::Load => Event::with_time(&self.device)?,
+            Direction::Store => Event::to_sleep_for(&self.device)?,
+        });
+        let (after, awaited_bytes) = (job.after(), job.is_awaited().then(|| part.batch_bytes()));
+        let batch = Batch { pieces, after, is_open: self.is_open, awaited_bytes };
+        // SAFETY: pages are valid and the connector's by the contract of `new`; the part keeps the arena mapped and pinned.
+        let sent = unsafe { self.copier.chains().send(&lane.courier, &batch, &event)? };
+        Ok((sent, event))
+    }
+
+    /// A part that was taken ends without having been on its way.
+    fn drop_part(&self, lane: &Lane, part: Part, bytes: u64, why: NotCopied) {
+        let mut queue = lane.queue();
+        queue.posted();
+        queue.ended(bytes);
+        drop(queue);
+        part.job.note(part.layer, None);
+        part.end(Err(why));
+    }
+
+    /// A part has ended, and others have room.
+    fn ended(self: &Arc<Self>, part: Part, bytes: u64, outcome: Result<(), CudaError>) {
+        let direction = part.job.direction();
+        let lane = self.lane(direction);
+        if outcome.is_err() {
+            // Other streams may still be at work on it.
+            self.copier.chains().settle(&lane.courier);
+        }
+        part.end(outcome.map_err(failed));
+        lane.queue().ended(bytes);
+        self.pump(direction);
+        if direction == Direction::Load && lane.queue().is_idle() {
+            self.pump(Direction::Store);
+        }
+    }
+
+    /// A stream that the engine gave, unless it is being captured: nothing of ours belongs into a graph. The device was entered.
+    fn engine_stream(&self, stream: u64) -> Result<StreamHandle, NotCopied> {
+        let stream = stream as StreamHandle;
+        if self.copier.chains().is_captured(stream) {
+            return Err(failed("the stream is being captured into a graph"));
+        }
+        Ok(stream)
+    }
+}
+
+impl Lane {
+    fn queue(&self) -> MutexGuard<'_, Queue<Part>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        self.arenas.close();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,0 +1,227 @@
+//! Parts: a batch is cut into what a courier carries at a time, with addresses for offsets. The batch ends with its last part. This
+//! file knows addresses and who is told; it must never know when a part is on its way.
+
+use super::job::Inner;
+use crate::cache::CacheShape;
+use crate::copies::{self, Batch, Direction, NotCopied, OnCopied};
+use forebay_cuda::chain::BATCH_PIECES_MAX;
+use forebay_cuda::kernels::Piece;
+use forebay_cuda::pinned::PinnedBehind;
+use forebay_node::client::NodeArena;
+use forebay_transfer::Backing;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A part of a batch.
+#[derive(Debug)]
+pub struct Part {
+    pub job: Arc<Inner>,
+    pub layer: u32,
+    pub pieces: Vec<Piece>,
+    pub bytes: u64,
+    whole: Arc<Whole>,
+}
+
+/// The batch that parts belong to. Whoever gave it is told when the last of them is dropped.
+struct Whole {
+    bytes: u64,
+    /// Parts that have not arrived.
+    missing: AtomicUsize,
+    failed: Mutex<Option<NotCopied>>,
+    on_copied: Mutex<Option<OnCopied>>,
+    /// Mapped and pinned until then.
+    _arena: Arc<NodeArena>,
+    _pinned: Arc<PinnedBehind>,
+}
+
+impl Part {
+    /// How many bytes the batch has that it belongs to.
+    pub fn batch_bytes(&self) -> u64 {
+        self.whole.bytes
+    }
+
+    /// It is over: its bytes have arrived, or nothing touches them any more.
+    pub fn end(self, outcome: Result<(), NotCopied>) {
+        match outcome {
+            Ok(()) => drop(self.whole.missing.fetch_sub(1, Ordering::AcqRel)),
+            Err(why) => drop(lock(&self.whole.failed).get_or_insert(why)),
+        }
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        let failed = lock(&self.failed).take();
+        let outcome = match (failed, *self.missing.get_mut()) {
+            (Some(why), _) => Err(why),
+            (None, 0) => Ok(()),
+            (None, _) => Err(NotCopied("it was given up".into())),
+        };
+        if let Some(on_copied) = lock(&self.on_copied).take() {
+            on_copied(outcome);
+        }
+    }
+}
+
+impl std::fmt::Debug for Whole {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Whole").field("missing", &self.missing).finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(held: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Cuts a batch into parts of at most `part_bytes`, or one piece.
+pub fn cut(
+    job: &Arc<Inner>,
+    layer: u32,
+    batch: Batch,
+    pinned: &Arc<PinnedBehind>,
+    part_bytes: u64,
+    on_copied: OnCopied,
+) -> Vec<Part> {
+    let layers = job.cache().layers().len();
+    let stray = batch.pieces.iter().find(|piece| piece.layer as usize >= layers);
+    let failed = stray.map(|piece| NotCopied(format!("there is no layer {}", piece.layer)));
+    let lists = match failed {
+        Some(_) => Vec::new(),
+        None => {
+            let arena = batch.arena.memory().as_ptr() as u64;
+            lists(&batch.pieces, arena, job.cache(), job.direction(), pinned.piece_bytes(), part_bytes)
+        }
+    };
+    let whole = Arc::new(Whole {
+        bytes: batch.pieces.iter().map(|piece| piece.bytes).sum(),
+        missing: AtomicUsize::new(lists.len()),
+        failed: Mutex::new(failed),
+        on_copied: Mutex::new(Some(on_copied)),
+        _arena: batch.arena,
+        _pinned: Arc::clone(pinned),
+    });
+    let part = |pieces: Vec<Piece>| {
+        let bytes = pieces.iter().map(|piece| piece.bytes).sum();
+        Part { job: Arc::clone(job), layer, pieces, bytes, whole: Arc::clone(&whole) }
+    };
+    lists.into_iter().map(part).collect()
+}
+
+/// The pieces by address, all of layers that there are, in lists of at most `part_bytes`. No piece goes across a multiple of
+/// `pinned_bytes` of the arena, where one registration ends and another begins: the driver refuses a copy over both. A piece that
+/// goes on there begins a list as well, since pieces of a list that touch are copied as one.
+fn lists(
+    pieces: &[copies::Piece],
+    arena: u64,
+    cache: &CacheShape,
+    direction: Direction,
+    pinned_bytes: u64,
+    part_bytes: u64,
+) -> Vec<Vec<Piece>> {
+    let (mut lists, mut list, mut bytes, mut last_ends, mut last_layer) =
+        (Vec::new(), Vec::new(), 0, (0, 0), 0);
+    for (piece, offset, len) in pieces.iter().flat_map(|piece| cut_at_seams(piece, pinned_bytes)) {
+        let within = offset - piece.arena_offset;
+        let far = cache.layers()[piece.layer as usize].address + piece.page_offset + within;
+        let is_full = bytes + len > part_bytes || list.len() == BATCH_PIECES_MAX;
+        // What touches is copied as one, which the driver refuses across registrations, and across layers if each is an allocation.
+        let is_at_seam = offset.is_multiple_of(pinned_bytes) && offset == last_ends.0;
+        let is_across_layers = piece.layer != last_layer && (offset, far) == last_ends;
+        if is_full || is_at_seam || is_across_layers {
+            lists.extend(Some(std::mem::take(&mut list)).filter(|list| !list.is_empty()));
+            bytes = 0;
+        }
+        let near = arena + offset;
+        list.push(match direction {
+            Direction::Load => Piece { from: near, to: far, bytes: len },
+            Direction::Store => Piece { from: far, to: near, bytes: len },
+        });
+        (bytes, last_ends, last_layer) = (bytes + len, (offset + len, far + len), piece.layer);
+    }
+    lists.extend(Some(list).filter(|list| !list.is_empty()));
+    lists
+}
+
+/// What of a piece lies in each registration: the piece, where in the arena, how many bytes.
+fn cut_at_seams(
+    piece: &copies::Piece,
+    pinned_bytes: u64,
+) -> impl Iterator<Item = (&copies::Piece, u64, u64)> {
+    let (mut at, end) = (piece.arena_offset, piece.arena_offset + piece.bytes);
+    std::iter::from_fn(move || {
+        let len = (end - at).min(pinned_bytes - at % pinned_bytes);
+        let offset = at;
+        at += len;
+        (len > 0).then_some((piece, offset, len))
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::cache::{Group, Layer};
+
+    const ARENA: u64 = 1 << 40;
+    const LAYER: u64 = 1 << 50;
+    const PINNED: u64 = 1000;
+
+    /// Layers that lie one behind the other.
+    fn cache(layers: u64) -> CacheShape {
+        let layer = |number| {
+            let address = LAYER + number * 10_000;
+            Layer { address, pages: 10, stride_bytes: 1000, page_bytes: 1000, group: 0 }
+        };
+        let group = Group { page_tokens: 1, heads: 1 };
+        CacheShape::new((0..layers).map(layer).collect(), vec![group], 1).unwrap()
+    }
+
+    /// Lists of pieces (offset in the arena, bytes) that lie one behind the other in a layer: (from, to, bytes) of each.
+    fn loaded(pieces: &[(u64, u64)], part_bytes: u64) -> Vec<Vec<(u64, u64, u64)>> {
+        let cache = cache(1);
+        let mut page_offset = 0;
+        let piece = |&(arena_offset, bytes): &(u64, u64)| {
+            page_offset += bytes;
+            copies::Piece { arena_offset, layer: 0, page_offset: page_offset - bytes, bytes }
+        };
+        let pieces: Vec<_> = pieces.iter().map(piece).collect();
+        let lists = lists(&pieces, ARENA, &cache, Direction::Load, PINNED, part_bytes);
+        let ends = |piece: &Piece| (piece.from - ARENA, piece.to - LAYER, piece.bytes);
+        lists.iter().map(|list| list.iter().map(ends).collect()).collect()
+    }
+
+    #[test]
+    fn no_list_has_more_bytes_than_a_part_but_for_a_piece_that_is_longer() {
+        let expected = [vec![(0, 0, 30), (50, 30, 30)], vec![(100, 60, 30)], vec![(200, 90, 80)]];
+        assert_eq!(loaded(&[(0, 30), (50, 30), (100, 30), (200, 80)], 60), expected);
+    }
+
+    #[test]
+    fn a_piece_across_two_registrations_is_two_that_are_in_two_lists() {
+        assert_eq!(loaded(&[(990, 30)], 1000), [vec![(990, 0, 10)], vec![(1000, 10, 20)]]);
+        assert_eq!(loaded(&[(990, 10), (1000, 20)], 1000), [vec![(990, 0, 10)], vec![(1000, 10, 20)]]);
+    }
+
+    #[test]
+    fn a_piece_that_begins_a_registration_and_touches_none_begins_no_list() {
+        assert_eq!(loaded(&[(500, 30), (1000, 30)], 1000), [vec![(500, 0, 30), (1000, 30, 30)]]);
+        assert_eq!(loaded(&[(0, 30), (1000, 30)], 1000).len(), 1);
+    }
+
+    #[test]
+    fn nothing_is_one_across_two_layers() {
+        let piece = |arena_offset, layer, page_offset| copies::Piece {
+            arena_offset,
+            layer,
+            page_offset,
+            bytes: 1000,
+        };
+        let counts = |pieces: &[copies::Piece]| {
+            let lists = lists(pieces, ARENA, &cache(2), Direction::Store, 1 << 30, 1 << 30);
+            lists.iter().map(Vec::len).collect::<Vec<_>>()
+        };
+        assert_eq!(counts(&[piece(0, 0, 8000), piece(1000, 0, 9000), piece(2000, 1, 0)]), [2, 1]);
+        assert_eq!(counts(&[piece(0, 0, 8000), piece(1000, 1, 0)]), [2], "these do not touch on the GPU");
+        assert_eq!(counts(&[piece(0, 0, 9000), piece(2000, 1, 0)]), [2], "nor these in the arena");
+    }
+}

@@ -1,0 +1,444 @@
+//! An engine's paged cache: loads from the node, stores to it. Glue: this file holds the parts together and says who may come
+//! in; it must never know how a load or a store goes on.
+
+use crate::bubble::Bubble;
+use crate::cache::CacheShape;
+use crate::copies::{Copies, Direction, NotCopied};
+use crate::door::Door;
+use crate::gpu::CudaCopies;
+use crate::host::{HOST, HostCopies};
+use crate::jobs::{JobStored, Jobs, LoadEnd, Measured};
+use crate::loading::{Loading, Wish};
+use crate::pages::{BadPages, Misfit, PageTables};
+use crate::stats::{Counters, Stats};
+use crate::storing::{NewChunk, Storing};
+use crate::window::Window;
+use crate::workers::{Tasks, Workers};
+use forebay_links::MAX_COPY_THREADS;
+use forebay_node::client::{Client, ClientOptions, ConnectError, NodeArena};
+use forebay_transfer::{Forked, Limits, MoverHandle, MoverThread, Process};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+use thiserror::Error;
+
+/// Loads under way at most.
+pub const LOADS_MAX: usize = 1024;
+/// Chunks of one load, of all of its sources, at most.
+pub const CHUNKS_MAX: usize = 65_536;
+/// Bytes of stores on their way at most, unless said otherwise. What is beyond is not stored.
+pub const STORING_BYTES_MAX: u64 = 4 << 30;
+/// Chunks that the node is asked to bring, and as many that it has slots for, at a time, unless said otherwise: half of what a
+/// node allows a client unless it is told otherwise.
+pub const CHUNKS_AT_A_TIME: usize = 512;
+
+/// How a cache reaches its node, and with how much.
+#[derive(Debug, Clone)]
+pub struct PagedOptions {
+    /// Where the node is, and as whom.
+    pub client: ClientOptions,
+    /// Threads that copy, and as many that take checksums.
+    pub threads: usize,
+    /// Bytes of stores on their way at most.
+    pub storing_bytes_max: u64,
+    /// Chunks that the node is asked to bring, and as many that it has slots for, at a time. Others wait; a node would refuse
+    /// what is beyond its `loads_per_client` and `slots_per_client`.
+    pub chunks_at_a_time: usize,
+    /// GPUs on which the same engine has other caches. Each copies for itself when the others do, so their links carry nothing for this
+    /// one; a process cannot see that of another.
+    pub sibling_devices: Vec<u16>,
+}
+
+impl PagedOptions {
+    /// Two threads, and the default limits.
+    pub fn new(client: ClientOptions) -> PagedOptions {
+        let (storing_bytes_max, chunks_at_a_time) = (STORING_BYTES_MAX, CHUNKS_AT_A_TIME);
+        let sibling_devices = Vec::new();
+        PagedOptions { client, threads: 2, storing_bytes_max, chunks_at_a_time, sibling_devices }
+    }
+}
+
+/// Why there is no cache.
+#[derive(Debug, Error)]
+pub enum NotOpened {
+    /// A node that is not there is no reason: it is looked for. One that does not want this client is.
+    #[error(transparent)]
+    Client(#[from] ConnectError),
+    /// The way to the cache's memory.
+    #[error(transparent)]
+    Copies(#[from] NotCopied),
+    /// A number.
+    #[error("threads is {threads}; allowed: 1 to {MAX_COPY_THREADS}")]
+    Threads {
+        /// Threads asked for.
+        threads: usize,
+    },
+    /// The system gives no thread.
+    #[error("threads: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// Why something was not begun. Nothing of it happened, and nothing of it ends.
+#[derive(Debug, Error)]
+pub enum NotBegun {
+    /// The pages do not fit the cache or the tokens.
+    #[error(transparent)]
+    Pages(#[from] BadPages),
+    /// A source does not fit the cache.
+    #[error(transparent)]
+    Source(#[from] Misfit),
+    /// A number of the job's.
+    #[error("{what} is {value}; allowed: {allowed}")]
+    Value {
+        /// Which.
+        what: &'static str,
+        /// What it is.
+        value: u64,
+        /// What it may be.
+        allowed: String,
+    },
+    /// The engine's stream.
+    #[error(transparent)]
+    Copies(#[from] NotCopied),
+    /// Nothing is begun any more.
+    #[error("the cache is closed")]
+    Closed,
+    /// The cache is another process's.
+    #[error(transparent)]
+    Forked(#[from] Forked),
+}
+
+/// A cache. For any number of threads. Dropping it closes it.
+#[derive(Debug)]
+pub struct PagedCache {
+    pub(crate) shared: Arc<Shared>,
+    /// Taken when it is closed. The workers end before the mover.
+    threads: Mutex<Option<(Workers, MoverThread)>>,
+    process: Process,
+}
+
+/// What jobs share.
+#[derive(Debug)]
+pub struct Shared {
+    /// The shape of the cache.
+    pub cache: CacheShape,
+    /// Who copies.
+    pub copies: Arc<dyn Copies>,
+    /// What is counted.
+    pub counters: Counters,
+    /// Who waits for what.
+    pub jobs: Jobs,
+    /// What is done soon.
+    pub tasks: Arc<Tasks>,
+    /// Who touches pages.
+    pub door: Arc<Door>,
+    /// Chunks that the node is asked to bring.
+    pub brings: Arc<Window>,
+    /// Chunks that the node has slots for.
+    pub slots: Arc<Window>,
+    client: RwLock<Option<Client>>,
+    mover: MoverHandle,
+    storing_bytes_max: u64,
+}
+
+impl PagedCache {
+    /// A cache in host memory.
+    ///
+    /// # Safety
+    /// The pages must be mapped, readable and writable until [`close`](PagedCache::close) has returned. A page that is being
+    /// loaded or stored belongs to this until the job has ended.
+    pub unsafe fn on_host(cache: CacheShape, options: PagedOptions) -> Result<PagedCache, NotOpened> {
+        let threads = options.threads;
+        PagedCache::open(cache, options, |mover, cache| {
+            // SAFETY: the caller's promise holds until `close` has returned, which ends the mover.
+            let copies = unsafe { HostCopies::new(mover, cache, threads)? };
+            Ok(Arc::new(copies))
+        })
+    }
+
+    /// A cache in memory of the GPU of an ordinal. The links of all GPUs that the process sees carry it, but for its siblings'.
+    ///
+    /// # Safety
+    /// The pages must be memory of that GPU until [`close`](PagedCache::close) has returned. A page that is being loaded or stored
+    /// belongs to this until the job has ended.
+    pub unsafe fn on_device(
+        cache: CacheShape,
+        device: u16,
+        options: PagedOptions,
+    ) -> Result<PagedCache, NotOpened> {
+        let siblings = options.sibling_devices.clone();
+        PagedCache::open(cache, options, |_, cache| {
+            // SAFETY: by the caller's promise.
+            let copies = unsafe { CudaCopies::new(cache, device, &siblings)? };
+            Ok(Arc::new(copies))
+        })
+    }
+
+    /// A cache to which `copies` has the way.
+    pub fn open(
+        cache: CacheShape,
+        options: PagedOptions,
+        copies: impl FnOnce(&MoverHandle, &CacheShape) -> Result<Arc<dyn Copies>, NotCopied>,
+    ) -> Result<PagedCache, NotOpened> {
+        let threads = options.threads;
+        if !(1..=MAX_COPY_THREADS).contains(&threads) {
+            return Err(NotOpened::Threads { threads });
+        }
+        let mover = MoverThread::spawn(Limits::default())?;
+        let handle = mover.handle();
+        let copies = copies(&handle, &cache)?;
+        let client = Client::connect_or_wait(&handle, HOST, options.client)?;
+        let workers = Workers::new(threads)?;
+        let shared = Arc::new(Shared {
+            cache,
+            copies,
+            counters: Counters::default(),
+            jobs: Jobs::default(),
+            tasks: workers.tasks(),
+            door: Arc::default(),
+            brings: Window::new(options.chunks_at_a_time),
+            slots: Window::new(options.chunks_at_a_time),
+            client: RwLock::new(Some(client)),
+            mover: handle,
+            storing_bytes_max: options.storing_bytes_max,
+        });
+        if let Some(client) = shared.client() {
+            let shared = Arc::downgrade(&shared);
+            client.on_arena(Box::new(move |arena| {
+                if let Some(shared) = shared.upgrade() {
+                    shared.meet(arena);
+                }
+            }));
+        }
+        Ok(PagedCache { shared, threads: Mutex::new(Some((workers, mover))), process: Process::current() })
+    }
+
+    /// Refuses in any other process than the one that opened it: a child of `fork()` has none of
+    /// its threads. What has no error to give is not to be asked there.
+    pub fn here(&self) -> Result<(), Forked> {
+        self.process.check()
+    }
+
+    /// Whether the node is there, as far as is known. It is looked for in the background while it is not.
+    pub fn is_connected(&self) -> bool {
+        self.shared.client().is_some_and(|client| client.is_connected())
+    }
+
+    /// The shape of the cache.
+    pub fn cache(&self) -> &CacheShape {
+        &self.shared.cache
+    }
+
+    /// Begins a load. `tables` say where the pages of its blocks are, from the first chunk's first token on; -1 for a block
+    /// that is not wanted. It ends with what may be used, see [`take_ended`](PagedCache::take_ended); with fewer tokens if the
+    /// node is gone or late, if bytes are not those that were stored, or if too many loads are under way.
+    pub fn load(&self, wish: Wish, stream: u64) -> Result<(), NotBegun> {
+        self.here()?;
+        let shared = &self.shared;
+        self.check(&wish)?;
+        if shared.client().is_none() {
+            return Err(NotBegun::Closed);
+        }
+        let job = wish.job;
+        let known = || {
+            let allowed = "a number of which no load is under way".into();
+            Err(NotBegun::Value { what: "job", value: job, allowed })
+        };
+        let (under_way, is_known) = shared.jobs.loads(job);
+        if is_known {
+            return known();
+        }
+        if under_way >= LOADS_MAX {
+            let why = Some(format!("{under_way} loads are under way, no more may be"));
+            shared.jobs.refuse_load(LoadEnd { job, tokens: 0, why });
+            return Ok(());
+        }
+        let copying = shared.copies.begin(Direction::Load, wish.layerwise, stream)?;
+        let load = Loading::begin(shared, wish, copying);
+        if !shared.jobs.begin_load(job, Arc::clone(&load)) {
+            return known();
+        }
+        load.start();
+        Ok(())
+    }
+
+    fn check(&self, wish: &Wish) -> Result<(), NotBegun> {
+        let refuse = |what, value, allowed| Err(NotBegun::Value { what, value, allowed });
+        let chunks = wish.tokens.div_ceil(self.shared.cache.chunk_tokens().into());
+        if wish.tokens == 0 || chunks > CHUNKS_MAX as u64 {
+            return refuse("tokens", wish.tokens, format!("1 to those of {CHUNKS_MAX} chunks"));
+        }
+        let sources = wish.sources.len();
+        if sources == 0 || sources.saturating_mul(chunks as usize) > CHUNKS_MAX {
+            return refuse(
+                "the number of sources",
+                sources as u64,
+                format!("1 to those of {CHUNKS_MAX} chunks in all"),
+            );
+        }
+        for (ids, source) in &wish.sources {
+            if ids.len() as u64 != chunks {
+                return refuse("the number of chunks of a source", ids.len() as u64, chunks.to_string());
+            }
+            source.check(&self.shared.cache)?;
+        }
+        wish.tables.check(&self.shared.cache, wish.tokens, true)?;
+        Ok(())
+    }
+
+    /// Waits until a layer of all layerwise loads is in its pages; on a GPU `stream` waits, and the host only until the copies
+    /// are in their stream.
+    pub fn wait_layer(&self, layer: u32, stream: u64) -> Result<(), NotBegun> {
+        self.here()?;
+        let layers = self.shared.cache.layers().len();
+        if layer as usize >= layers {
+            let allowed = format!("below {layers}");
+            return Err(NotBegun::Value { what: "layer", value: layer.into(), allowed });
+        }
+        for load in self.shared.jobs.under_way().iter().filter(|load| load.is_layerwise()) {
+            load.wait_layer(layer, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all layers of all layerwise loads.
+    pub fn wait_loads(&self, stream: u64) -> Result<(), NotBegun> {
+        self.here()?;
+        for load in self.shared.jobs.under_way().iter().filter(|load| load.is_layerwise()) {
+            for layer in 0..self.shared.cache.layers().len() as u32 {
+                load.wait_layer(layer, stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to store chunks, one after another in their sequence, with the pages of `tables` for all of them together: every
+    /// token has one, and only the last chunk may be short.
+    pub fn store(
+        &self,
+        job: u64,
+        chunks: Vec<NewChunk>,
+        tables: PageTables,
+        stream: u64,
+    ) -> Result<(), NotBegun> {
+        self.here()?;
+        let shared = &self.shared;
+        tables.check(&shared.cache, self.tokens_of(&chunks)?, false)?;
+        if shared.client().is_none() {
+            return Err(NotBegun::Closed);
+        }
+        let copying = shared.copies.begin(Direction::Store, false, stream)?;
+        if !shared.jobs.begin_store(job) {
+            let allowed = "a number of which no store is under way".into();
+            return Err(NotBegun::Value { what: "job", value: job, allowed });
+        }
+        Storing::begin(shared, job, chunks, tables, copying);
+        Ok(())
+    }
+
+    /// Tokens of chunks that are to be stored together, if they may be: only the last one may be short.
+    pub fn tokens_of(&self, chunks: &[NewChunk]) -> Result<u64, NotBegun> {
+        let whole = self.shared.cache.chunk_tokens();
+        for (number, chunk) in chunks.iter().enumerate() {
+            let is_last = number + 1 == chunks.len();
+            if chunk.tokens == 0 || chunk.tokens > whole || (chunk.tokens < whole && !is_last) {
+                let allowed = format!("{whole}, or fewer for the last chunk");
+                return Err(NotBegun::Value {
+                    what: "the tokens of a chunk",
+                    value: chunk.tokens.into(),
+                    allowed,
+                });
+            }
+        }
+        Ok(chunks.iter().map(|chunk| u64::from(chunk.tokens)).sum())
+    }
+
+    /// Loads and stores that have ended since this was asked last. Nothing of them touches a page any more.
+    pub fn take_ended(&self) -> (Vec<LoadEnd>, Vec<JobStored>) {
+        self.shared.jobs.take_ended()
+    }
+
+    /// What loads have taken that ended since this was asked last.
+    pub fn take_measured(&self) -> Vec<Measured> {
+        self.shared.jobs.take_measured()
+    }
+
+    /// How long steps waited for layerwise loads that ended since this was asked last: the host, and on a GPU the engine's stream.
+    pub fn take_bubbles(&self) -> Vec<Bubble> {
+        self.shared.jobs.take_bubbles()
+    }
+
+    /// Waits until none of these loads is under way. `false`: not in time.
+    pub fn wait_loaded(&self, jobs: &[u64], limit: Option<Duration>) -> bool {
+        self.shared.jobs.wait_loaded(jobs, limit)
+    }
+
+    /// Waits until none of these stores is under way. `false`: not in time.
+    pub fn wait_stored(&self, jobs: &[u64], limit: Option<Duration>) -> bool {
+        self.shared.jobs.wait_stored(jobs, limit)
+    }
+
+    /// What was counted.
+    pub fn stats(&self) -> Stats {
+        self.shared.counters.read()
+    }
+
+    /// Ends everything. When this returns nothing touches the cache any more, and the node's memory is let go of.
+    pub fn close(&self) {
+        if self.here().is_err() {
+            return;
+        }
+        let shared = &self.shared;
+        shared.door.close();
+        shared.jobs.under_way().iter().for_each(|load| load.stop("the cache is closed"));
+        shared.door.wait_until_empty();
+        let client = shared.client.write().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(client) = client {
+            // Before the mover ends, which holds the arena.
+            client.close();
+        }
+        shared.copies.close();
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(threads);
+    }
+}
+
+impl Drop for PagedCache {
+    fn drop(&mut self) {
+        if self.here().is_err() {
+            // All of it is the parent's, and is left as it is.
+            std::mem::forget(Arc::clone(&self.shared));
+            return std::mem::forget(std::mem::take(&mut self.threads));
+        }
+        self.close();
+    }
+}
+
+impl Shared {
+    /// The client of the node, until the cache is closed.
+    pub fn client(&self) -> Option<Client> {
+        self.client.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The clock of deadlines.
+    pub fn now_us(&self) -> u64 {
+        self.mover.now_us()
+    }
+
+    /// Tells whoever copies of an arena, unless the cache is closed. What is to be closed waits until that is said.
+    fn meet(&self, arena: &Arc<NodeArena>) {
+        let client = self.client.read().unwrap_or_else(PoisonError::into_inner);
+        if client.is_some() {
+            self.copies.meet(arena);
+        }
+    }
+
+    /// Whether so many more bytes may be stored now; then they are on their way.
+    pub fn admit(&self, bytes: u64) -> bool {
+        let fits = |storing: u64| storing.checked_add(bytes).filter(|sum| *sum <= self.storing_bytes_max);
+        self.counters.bytes_storing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,189 @@
+//! One store at work: chunks go from pages into slots of the arena and become visible there. Glue: this file carries between the
+//! client of the node and the copies; it must never know what the node evicts for a chunk.
+
+use crate::copies::{Batch, Job, NotCopied};
+use crate::door::Inside;
+use crate::jobs::JobStored;
+use crate::paged::Shared;
+use crate::pages::{ChunkAt, PageTables, Source, pieces};
+use crate::stats::{add, take};
+use crate::window::Place;
+use crate::workers::Urgency;
+use forebay_kv::ChunkId;
+use forebay_node::client::{Reserved, Slot};
+use forebay_store::{ChunkShape, StoreEnd};
+use forebay_transfer::Span;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A chunk to be stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewChunk {
+    /// Its id.
+    pub id: ChunkId,
+    /// The id of the chunk before it.
+    pub parent: Option<ChunkId>,
+    /// Its tokens.
+    pub tokens: u32,
+}
+
+/// A store under way. It ends with its last chunk.
+pub struct Storing {
+    shared: Arc<Shared>,
+    job: u64,
+    tables: PageTables,
+    copying: Arc<dyn Job>,
+    /// Chunks that have not ended, and one while they are begun.
+    left: AtomicUsize,
+    /// The numbers of those that the node neither took nor had.
+    missing: Mutex<Vec<u32>>,
+}
+
+/// A chunk of a store.
+struct Chunk {
+    store: Arc<Storing>,
+    number: u32,
+    at: ChunkAt,
+    bytes: u64,
+    /// Until the node has the slot back.
+    _place: Place,
+}
+
+impl Storing {
+    /// Begins a store: `chunks` one after another, with the pages of `tables`.
+    pub fn begin(
+        shared: &Arc<Shared>,
+        job: u64,
+        chunks: Vec<NewChunk>,
+        tables: PageTables,
+        copying: Arc<dyn Job>,
+    ) {
+        let left = AtomicUsize::new(1);
+        let (shared, missing) = (Arc::clone(shared), Mutex::default());
+        let store = Arc::new(Storing { shared, job, tables, copying, left, missing });
+        let mut first_token = 0;
+        for (number, chunk) in (0..).zip(chunks) {
+            let at = ChunkAt { first_token, tokens: chunk.tokens };
+            first_token += u64::from(chunk.tokens);
+            store.admit(chunk, number, at);
+        }
+        store.ended();
+    }
+
+    /// Begins a chunk as soon as the node has room for its slot, if so many bytes may be on their way.
+    fn admit(self: &Arc<Self>, chunk: NewChunk, number: u32, at: ChunkAt) {
+        let counters = &self.shared.counters;
+        add(&counters.stores, 1);
+        let Ok(shape) = ChunkShape::new(self.shared.cache.layer_bytes(at.tokens)) else {
+            add(&counters.stores_failed, 1);
+            return self.miss(number);
+        };
+        let bytes = shape.bytes();
+        if !self.shared.admit(bytes) {
+            add(&counters.stores_refused, 1);
+            return self.miss(number);
+        }
+        self.left.fetch_add(1, Ordering::AcqRel);
+        let store = Arc::clone(self);
+        self.shared.slots.enter(move |place| {
+            let stored = Chunk { store, number, at, bytes, _place: place };
+            stored.reserve(&chunk, shape);
+        });
+    }
+
+    /// The node does not have a chunk.
+    fn miss(&self, number: u32) {
+        self.missing.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+    }
+
+    /// A chunk has ended, or all have been begun.
+    fn ended(&self) {
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let mut missing =
+                std::mem::take(&mut *self.missing.lock().unwrap_or_else(PoisonError::into_inner));
+            missing.sort_unstable();
+            self.shared.jobs.end_store(JobStored { job: self.job, missing });
+        }
+    }
+}
+
+impl Chunk {
+    fn reserve(self, chunk: &NewChunk, shape: ChunkShape) {
+        let Some(client) = self.store.shared.client() else { return self.end(&StoreEnd::Deleted) };
+        client.reserve(chunk.id, chunk.parent, shape, move |reserved| {
+            self.soon(move |stored| match reserved {
+                Reserved::Slot(slot) => stored.fill(slot),
+                Reserved::Here => stored.end(&StoreEnd::AlreadyHere),
+                Reserved::Refused(_) => stored.end(&StoreEnd::Deleted),
+            });
+        });
+    }
+
+    /// Goes on, on a worker: whoever has the place next sends, which may wait for the node, and the client's own thread takes its
+    /// answers.
+    fn soon(self, then: impl FnOnce(Chunk) + Send + 'static) {
+        let tasks = Arc::clone(&self.store.shared.tasks);
+        tasks.post(Urgency::Store, move || then(self));
+    }
+
+    /// Copies the pages into the slot.
+    fn fill(self, slot: Slot) {
+        let inside = self.store.shared.door.enter();
+        let (Some(inside), Some((batch, sources))) = (inside, self.gather(&slot)) else {
+            drop(slot);
+            return self.end(&StoreEnd::Deleted);
+        };
+        let copying = Arc::clone(&self.store.copying);
+        let on_copied = move |outcome: Result<(), NotCopied>| {
+            self.soon(move |stored| match outcome {
+                Ok(()) => stored.commit(slot, sources, inside),
+                Err(_) => {
+                    drop((slot, inside));
+                    stored.end(&StoreEnd::Deleted);
+                }
+            });
+        };
+        copying.copy(0, batch, Box::new(on_copied));
+    }
+
+    /// What goes where, and of each layer the spans to sum up, if the host reads them.
+    fn gather(&self, slot: &Slot) -> Option<(Batch, Vec<Vec<Span>>)> {
+        let (shared, mut found, mut sources) = (&self.store.shared, Vec::new(), Vec::new());
+        let same = Source::same(&shared.cache);
+        for number in 0..shared.cache.layers().len() {
+            let (to, from, layer) = (slot.layer(number)?, found.len(), number as u32);
+            let extent = (to.offset, to.len);
+            pieces(&shared.cache, &self.store.tables, layer, self.at, &same, extent, &mut found).ok()?;
+            if let Some(region) = shared.copies.region(layer) {
+                let span = |piece: &crate::copies::Piece| Span::new(region, piece.page_offset, piece.bytes);
+                sources.push(found[from..].iter().map(span).collect());
+            }
+        }
+        Some((Batch { arena: Arc::clone(slot.arena()), pieces: found }, sources))
+    }
+
+    /// The bytes have arrived: sums them up and has the chunk made visible.
+    fn commit(self, slot: Slot, sources: Vec<Vec<Span>>, inside: Inside) {
+        let sums = slot.sums(&sources);
+        drop(inside);
+        slot.commit(sums, move |end| self.soon(move |stored| stored.end(&end)));
+    }
+
+    /// It is over. Its place is left last.
+    fn end(self, end: &StoreEnd) {
+        let counters = &self.store.shared.counters;
+        match end {
+            StoreEnd::Stored { bytes } => {
+                add(&counters.stores_done, 1);
+                add(&counters.bytes_stored, *bytes);
+            }
+            StoreEnd::AlreadyHere => add(&counters.stores_done, 1),
+            StoreEnd::Deleted | StoreEnd::Failed(_) => {
+                add(&counters.stores_failed, 1);
+                self.store.miss(self.number);
+            }
+        }
+        take(&counters.bytes_storing, self.bytes);
+        self.store.ended();
+    }
+}

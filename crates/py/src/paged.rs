@@ -1,0 +1,285 @@
+//! An engine's paged cache as Python has it. This file turns Python's objects into the connector's and back; it must never know
+//! how bytes get from the node to a page.
+
+use crate::errors::{ForebayError, InvalidError, PeerLostError, TransferError, of_absent, of_forked};
+use crate::ids::{id, ids};
+use crate::process::Own;
+use forebay_links::mapped::{self, Absent};
+use forebay_node::client::ClientOptions;
+use forebay_paged::cache::{CacheShape, Group, Layer};
+use forebay_paged::pages::{HeadRange, PageTables, Source};
+use forebay_paged::{NewChunk, NotBegun, NotOpened, PagedCache as Cache, PagedOptions, Wish};
+use forebay_store::TenantId;
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Job, tokens that may be used, why it is not all.
+type LoadEnds = Vec<(u64, u64, Option<String>)>;
+/// Job, places of chunks that the node neither took nor had.
+type StoreEnds = Vec<(u64, Vec<u32>)>;
+
+/// An engine's paged KV cache, and its way to the node of the host. For any number of threads.
+#[pyclass(frozen, module = "forebay")]
+pub struct PagedCache(Own<Cache>);
+
+#[pymethods]
+impl PagedCache {
+    #[new]
+    #[pyo3(signature = (
+        socket, layers, *, page_tokens, chunk_tokens, heads, device = None, token = Vec::new(), name = None,
+        tenant = 0, copy_threads = 2, sibling_devices = Vec::new()
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a constructor")]
+    fn new(
+        py: Python<'_>,
+        socket: PathBuf,
+        layers: Vec<(u64, u64, u64, u64, usize)>,
+        page_tokens: Vec<u32>,
+        chunk_tokens: u32,
+        heads: Vec<u32>,
+        device: Option<u16>,
+        token: Vec<u8>,
+        name: Option<String>,
+        tenant: u16,
+        copy_threads: usize,
+        sibling_devices: Vec<u16>,
+    ) -> PyResult<PagedCache> {
+        let cache = shape(layers.clone(), &page_tokens, &heads, chunk_tokens)?;
+        if device.is_none() {
+            py.detach(|| layers.iter().try_for_each(check_layer)).map_err(of_absent)?;
+        }
+        let mut client = ClientOptions { token, tenant: TenantId(tenant), ..ClientOptions::new(socket) };
+        if let Some(name) = name {
+            client.name = name;
+        }
+        let options = PagedOptions { threads: copy_threads, sibling_devices, ..PagedOptions::new(client) };
+        // SAFETY: whoever makes a `PagedCache` promises that the addresses are its pages until `close` has returned; a program
+        // that gives other numbers is as wrong as one that gives them to ctypes.
+        let opened = py.detach(|| unsafe {
+            match device {
+                Some(device) => Cache::on_device(cache, device, options),
+                None => Cache::on_host(cache, options),
+            }
+        });
+        opened.map(|cache| PagedCache(Own::new(cache))).map_err(not_opened)
+    }
+
+    /// Whether the node is there, as far as is known. It is looked for in the background while it is not.
+    #[getter]
+    fn is_connected(&self) -> PyResult<bool> {
+        Ok(self.0.get()?.is_connected())
+    }
+
+    /// Begins to load chunks into pages. `limit_us` is of all of a layerwise load; any other ends when nothing of it has come for so
+    /// long, or nothing of those before it while it waits for its turn.
+    #[pyo3(signature = (
+        job, sources, pages, *, tokens, source_page_tokens = None, layerwise, stream = 0, limit_us = 30_000_000
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn load(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        sources: Vec<(Bound<'_, PyAny>, u32, u32, u32)>,
+        pages: Vec<Bound<'_, PyAny>>,
+        tokens: u64,
+        source_page_tokens: Option<u32>,
+        layerwise: bool,
+        stream: u64,
+        limit_us: u64,
+    ) -> PyResult<()> {
+        let cache = self.0.get()?;
+        let source = |(chunks, first_there, first_here, heads): &(Bound<'_, PyAny>, u32, u32, u32)| {
+            let heads = HeadRange { first_there: *first_there, first_here: *first_here, heads: *heads };
+            Ok((ids(chunks)?, Source { heads, page_tokens: source_page_tokens }))
+        };
+        let sources = sources.iter().map(source).collect::<PyResult<_>>()?;
+        let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, true).map_err(invalid)?;
+        let wish = Wish { job, sources, tables, tokens, layerwise, limit_us };
+        py.detach(|| cache.load(wish, stream)).map_err(not_begun)
+    }
+
+    /// Waits until a layer of all layerwise loads is in its pages.
+    #[pyo3(signature = (layer, stream = 0))]
+    fn wait_layer(&self, py: Python<'_>, layer: u32, stream: u64) -> PyResult<()> {
+        let cache = self.0.get()?;
+        py.detach(|| cache.wait_layer(layer, stream)).map_err(not_begun)
+    }
+
+    /// Waits for all layers of all layerwise loads.
+    #[pyo3(signature = (stream = 0))]
+    fn wait_loads(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+        let cache = self.0.get()?;
+        py.detach(|| cache.wait_loads(stream)).map_err(not_begun)
+    }
+
+    /// Begins to store chunks, one after another in their sequence.
+    #[pyo3(signature = (job, chunks, pages, *, stream = 0))]
+    fn store(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        chunks: Vec<(Bound<'_, PyAny>, Option<Bound<'_, PyAny>>, u32)>,
+        pages: Vec<Bound<'_, PyAny>>,
+        stream: u64,
+    ) -> PyResult<()> {
+        let cache = self.0.get()?;
+        let chunk = |(name, parent, tokens): &(Bound<'_, PyAny>, Option<Bound<'_, PyAny>>, u32)| {
+            let parent = parent.as_ref().map(id).transpose()?;
+            Ok(NewChunk { id: id(name)?, parent, tokens: *tokens })
+        };
+        let chunks = chunks.iter().map(chunk).collect::<PyResult<Vec<_>>>()?;
+        let tokens = cache.tokens_of(&chunks).map_err(not_begun)?;
+        let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, false).map_err(invalid)?;
+        py.detach(|| cache.store(job, chunks, tables, stream)).map_err(not_begun)
+    }
+
+    /// Loads and stores that have ended since this was asked last.
+    fn take_ended(&self) -> PyResult<(LoadEnds, StoreEnds)> {
+        let (loads, stores) = self.0.get()?.take_ended();
+        let loads = loads.into_iter().map(|end| (end.job, end.tokens, end.why)).collect();
+        Ok((loads, stores.into_iter().map(|end| (end.job, end.missing)).collect()))
+    }
+
+    /// Of loads that ended since this was asked last: from which tier how many bytes came in how many seconds.
+    fn take_measured(&self) -> PyResult<Vec<(&'static str, u64, f64)>> {
+        let measured = self.0.get()?.take_measured().into_iter();
+        Ok(measured.map(|one| (one.tier.name(), one.bytes, one.time.as_secs_f64())).collect())
+    }
+
+    /// Of layerwise loads that ended since this was asked last: how many seconds a step waited for each, and for how many layers.
+    fn take_bubbles(&self) -> PyResult<Vec<(u64, f64, u64)>> {
+        let bubbles = self.0.get()?.take_bubbles().into_iter();
+        Ok(bubbles.map(|one| (one.job, one.time.as_secs_f64(), one.layers_late)).collect())
+    }
+
+    /// Waits until none of these loads is under way.
+    #[pyo3(signature = (jobs, limit_s = None))]
+    fn wait_loaded(&self, py: Python<'_>, jobs: Vec<u64>, limit_s: Option<f64>) -> PyResult<bool> {
+        let (limit, cache) = (limit(limit_s)?, self.0.get()?);
+        Ok(py.detach(|| cache.wait_loaded(&jobs, limit)))
+    }
+
+    /// Waits until none of these stores is under way.
+    #[pyo3(signature = (jobs, limit_s = None))]
+    fn wait_stored(&self, py: Python<'_>, jobs: Vec<u64>, limit_s: Option<f64>) -> PyResult<bool> {
+        let (limit, cache) = (limit(limit_s)?, self.0.get()?);
+        Ok(py.detach(|| cache.wait_stored(&jobs, limit)))
+    }
+
+    /// What was counted.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for (name, value) in self.0.get()?.stats().named() {
+            dict.set_item(name, value)?;
+        }
+        Ok(dict)
+    }
+
+    /// Ends everything. Nothing touches the cache any more when this returns.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let cache = self.0.get()?;
+        py.detach(|| cache.close());
+        Ok(())
+    }
+}
+
+impl Drop for PagedCache {
+    fn drop(&mut self) {
+        // Another process only forgets it.
+        let _ = Python::attach(|py| self.close(py));
+    }
+}
+
+/// Checks that the pages of a layer in host memory are there.
+fn check_layer(
+    (address, pages, stride_bytes, page_bytes, _): &(u64, u64, u64, u64, usize),
+) -> Result<(), Absent> {
+    let behind = pages.checked_sub(1).and_then(|before| before.checked_mul(*stride_bytes));
+    match behind.and_then(|behind| behind.checked_add(*page_bytes)) {
+        Some(len) => mapped::check(*address, len, true),
+        // No pages, or too many: the shape says so.
+        None => Ok(()),
+    }
+}
+
+fn shape(
+    layers: Vec<(u64, u64, u64, u64, usize)>,
+    page_tokens: &[u32],
+    heads: &[u32],
+    chunk_tokens: u32,
+) -> PyResult<CacheShape> {
+    if page_tokens.len() != heads.len() {
+        return Err(InvalidError::new_err(format!(
+            "page_tokens has {} groups, heads {}: as many are",
+            page_tokens.len(),
+            heads.len()
+        )));
+    }
+    let layer = |(address, pages, stride_bytes, page_bytes, group)| Layer {
+        address,
+        pages,
+        stride_bytes,
+        page_bytes,
+        group,
+    };
+    let group = |(page_tokens, heads): (&u32, &u32)| Group { page_tokens: *page_tokens, heads: *heads };
+    let groups = page_tokens.iter().zip(heads).map(group).collect();
+    CacheShape::new(layers.into_iter().map(layer).collect(), groups, chunk_tokens).map_err(invalid)
+}
+
+/// One table for each group: arrays of 32- or 64-bit integers.
+fn tables(pages: &[Bound<'_, PyAny>]) -> PyResult<Vec<Vec<i64>>> {
+    pages.iter().map(table).collect()
+}
+
+fn table(pages: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    let py = pages.py();
+    if let Ok(array) = PyBuffer::<i32>::get(pages) {
+        return Ok(array.to_vec(py)?.into_iter().map(i64::from).collect());
+    }
+    match PyBuffer::<i64>::get(pages) {
+        Ok(array) => array.to_vec(py),
+        Err(_) => Err(InvalidError::new_err("the pages of a group are an array of int32 or int64")),
+    }
+}
+
+fn limit(limit_s: Option<f64>) -> PyResult<Option<Duration>> {
+    let limit = limit_s.map(Duration::try_from_secs_f64).transpose();
+    limit.map_err(|error| InvalidError::new_err(format!("limit_s: {error}")))
+}
+
+fn invalid(error: impl ToString) -> PyErr {
+    InvalidError::new_err(error.to_string())
+}
+
+fn not_opened(error: NotOpened) -> PyErr {
+    let why = error.to_string();
+    match error {
+        NotOpened::Client(_) => PeerLostError::new_err(why),
+        NotOpened::Threads { .. } => InvalidError::new_err(why),
+        NotOpened::Copies(_) | NotOpened::System(_) => ForebayError::new_err(why),
+    }
+}
+
+fn not_begun(error: NotBegun) -> PyErr {
+    let why = error.to_string();
+    match error {
+        NotBegun::Pages(_) | NotBegun::Source(_) | NotBegun::Value { .. } => InvalidError::new_err(why),
+        NotBegun::Copies(_) => TransferError::new_err(why),
+        NotBegun::Closed => PeerLostError::new_err(why),
+        NotBegun::Forked(forked) => of_forked(forked),
+    }
+}
+
+/// What a rank of one tensor parallel size reads from the ranks of another: source rank, first head there, first head here,
+/// heads.
+#[pyfunction]
+pub fn head_reads(heads: u32, size: u32, rank: u32, source_size: u32) -> PyResult<Vec<(u32, u32, u32, u32)>> {
+    let split = |size| forebay_kv::HeadSplit::new(heads, size).map_err(invalid);
+    let reads = split(size)?.reads(rank, &split(source_size)?).map_err(invalid)?;
+    Ok(reads.iter().map(|read| (read.from_rank, read.from_head, read.to_head, read.heads)).collect())
+}

@@ -1,0 +1,96 @@
+//! What is worth loading, as Python asks it. This file turns Python's objects into the policy's and back; it must never decide
+//! anything itself.
+
+use crate::errors::InvalidError;
+use forebay_paged::slack::{Question, Slack as Policy, Tier};
+use pyo3::prelude::*;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What computing costs, learned online; load or recompute.
+#[pyclass(frozen, module = "forebay")]
+pub struct Slack(Mutex<Policy>);
+
+impl Slack {
+    fn policy(&self) -> MutexGuard<'_, Policy> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl Slack {
+    #[new]
+    #[pyo3(signature = (layers, profile = None))]
+    fn new(layers: u32, profile: Option<&str>) -> PyResult<Slack> {
+        let policy = Policy::new(layers, profile);
+        policy
+            .map(|policy| Slack(Mutex::new(policy)))
+            .map_err(|error| InvalidError::new_err(error.to_string()))
+    }
+
+    /// A step computed so many tokens behind a prefix.
+    fn note_step(&self, new_tokens: u64, prefix_tokens: u64, seconds: f64) {
+        self.policy().note_step(new_tokens, prefix_tokens, seconds);
+    }
+
+    /// So many bytes of a tier took so long.
+    fn note_load(&self, tier: &str, bytes: u64, seconds: f64) -> PyResult<()> {
+        let tier = match tier {
+            "memory" => Tier::Memory,
+            "disk" => Tier::Disk,
+            "peer" => Tier::Peer,
+            other => {
+                let why = format!("tier is {other:?}; allowed: 'memory', 'disk', 'peer'");
+                return Err(InvalidError::new_err(why));
+            }
+        };
+        self.policy().note_load(tier, bytes, seconds);
+        Ok(())
+    }
+
+    /// How many of the chunks that can be had to load, from the one on that `held_tokens` ends in.
+    #[pyo3(signature = (
+        *, prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, in_memory, on_disk, on_peers, queued = (0, 0, 0), others = 0
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn worth(
+        &self,
+        prompt_tokens: u64,
+        held_tokens: u64,
+        chunk_tokens: u32,
+        chunk_bytes: u64,
+        in_memory: usize,
+        on_disk: usize,
+        on_peers: usize,
+        queued: (u64, u64, u64),
+        others: u32,
+    ) -> usize {
+        let question = Question {
+            prompt_tokens,
+            held_tokens,
+            chunk_tokens,
+            chunk_bytes,
+            in_memory,
+            on_disk,
+            on_peers,
+            queued: queued.into(),
+            others,
+        };
+        self.policy().worth(&question)
+    }
+
+    /// How long a load takes of so many bytes from memory, disk and other nodes, behind those that are queued there; None if that
+    /// is not known.
+    fn load_s(&self, sizes: (u64, u64, u64), queued: (u64, u64, u64)) -> Option<f64> {
+        Some(self.policy().load_us(sizes.into(), queued.into())? / 1e6)
+    }
+
+    /// How long one layer of a step takes; 0 as long as nothing is known.
+    fn layer_us(&self, new_tokens: u64, prefix_tokens: u64) -> f64 {
+        self.policy().layer_us(new_tokens, prefix_tokens)
+    }
+
+    /// What is known, as JSON.
+    fn profile(&self) -> String {
+        self.policy().profile()
+    }
+}

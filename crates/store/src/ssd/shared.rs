@@ -1,0 +1,224 @@
+//! What all parts of the SSD tier share: the tier behind its lock, the volumes, staging, threads and counters. Every change
+//! of the tier goes through here, so that what follows from it is never forgotten: commits that became due, chunks to be
+//! carried forward. This file knows who is to be woken; it must never know how anybody does its work.
+
+use super::carry::Carrying;
+use super::commit::Committer;
+use super::crew::Crew;
+use super::crypt::TenantKeys;
+use super::gate::Gate;
+use super::pool::Pool;
+use super::stat::{Counts, SsdStat, VolumeStat};
+use crate::log::{Carry, CarryEnd, DiskTier, Medium, OnDisk};
+use crate::lost::bytes_in;
+use forebay_links::disk::DiskHandle;
+use forebay_transfer::{End, MoverHandle, RegionId, Span};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Chunks that are carried forward at a time.
+const CARRIES_MAX: usize = 4;
+/// How long none is begun after one failed.
+const CARRY_REST_US: u64 = 1_000_000;
+
+/// The parts of the SSD tier.
+pub(super) struct Shared {
+    core: Mutex<Core>,
+    pub mover: MoverHandle,
+    pub staging: Arc<Pool>,
+    pub volumes: Vec<OpenVolume>,
+    pub crew: Arc<Crew>,
+    pub counts: Counts,
+    pub keys: TenantKeys,
+    /// Of reads and of chunks that are carried forward: staging bounds both.
+    pub reads: Arc<Gate>,
+    pub writes: Arc<Gate>,
+    pub reserve_bytes: u64,
+}
+
+struct Core {
+    tier: DiskTier,
+    /// Chunks being carried forward.
+    carries: usize,
+    /// None is begun before: one that failed would be the next one again.
+    carry_at_us: u64,
+}
+
+/// A volume at work.
+pub(super) struct OpenVolume {
+    pub medium: Arc<dyn Medium>,
+    pub disk: DiskHandle,
+    /// All of the file.
+    pub region: RegionId,
+    pub committer: Committer,
+}
+
+/// How a transfer failed, if it did.
+pub(super) struct Broken {
+    pub reason: String,
+    /// What a lost operation may still touch.
+    pub quarantined: Vec<Span>,
+}
+
+impl Broken {
+    /// The failure that an end says, if it says one.
+    pub fn of(end: End) -> Option<Broken> {
+        let (reason, quarantined) = match end {
+            End::Done { .. } => return None,
+            End::Failed(failure) => (failure.reason.to_string(), failure.quarantined),
+            End::Cancelled { quarantined, .. } => ("cancelled".into(), quarantined),
+        };
+        Some(Broken { reason, quarantined })
+    }
+}
+
+impl Shared {
+    #[expect(clippy::too_many_arguments, reason = "the parts, each plain")]
+    pub fn new(
+        tier: DiskTier,
+        mover: MoverHandle,
+        staging: Arc<Pool>,
+        volumes: Vec<OpenVolume>,
+        crew: Arc<Crew>,
+        keys: TenantKeys,
+        writes_max: usize,
+        reserve_bytes: u64,
+    ) -> Shared {
+        Shared {
+            core: Mutex::new(Core { tier, carries: 0, carry_at_us: 0 }),
+            mover,
+            staging,
+            volumes,
+            crew,
+            counts: Counts::default(),
+            keys,
+            reads: Gate::new(usize::MAX),
+            writes: Gate::new(writes_max),
+            reserve_bytes,
+        }
+    }
+
+    pub fn now_us(&self) -> u64 {
+        self.mover.now_us()
+    }
+
+    /// Looks at the tier.
+    pub fn look<R>(&self, at: impl FnOnce(&DiskTier) -> R) -> R {
+        at(&self.core().tier)
+    }
+
+    /// Changes the tier, wakes the committers that have something to do, and begins to carry chunks forward if room is
+    /// needed.
+    pub fn change<R>(self: &Arc<Self>, act: impl FnOnce(&mut DiskTier, u64) -> R) -> R {
+        let now_us = self.now_us();
+        let mut core = self.core();
+        let result = act(&mut core.tier, now_us);
+        let carries = core.next_carries(now_us);
+        for (number, volume) in self.volumes.iter().enumerate() {
+            let (pending, urgent) = (core.tier.has_pending(number), core.tier.commit_is_urgent(number));
+            volume.committer.note(now_us, pending, urgent);
+        }
+        drop(core);
+        carries.into_iter().for_each(|carry| Carrying::start(self, carry));
+        result
+    }
+
+    /// A chunk is not being carried forward any more.
+    pub fn end_carry(self: &Arc<Self>, carry: Carry, end: CarryEnd) {
+        let now_us = self.now_us();
+        let mut core = self.core();
+        core.carries -= 1;
+        if matches!(end, CarryEnd::Failed { .. }) {
+            core.carry_at_us = now_us + CARRY_REST_US;
+        }
+        drop(core);
+        self.change(|tier, now_us| tier.end_carry(now_us, carry, end));
+    }
+
+    /// Changes the tier on behalf of a committer, which looks by itself for what follows.
+    pub fn change_quietly<R>(&self, act: impl FnOnce(&mut DiskTier, u64) -> R) -> R {
+        let now_us = self.now_us();
+        act(&mut self.core().tier, now_us)
+    }
+
+    /// `range` of the slot as a span of its volume's region.
+    pub fn slot_span(&self, slot: &OnDisk, range: Range<u64>) -> Span {
+        let region = self.volumes[slot.volume()].region;
+        Span::new(region, slot.slot_at() + range.start, range.end - range.start)
+    }
+
+    /// Bytes of a slot that an ended transfer may still touch.
+    pub fn lost_bytes(&self, slot: &OnDisk, quarantined: &[Span]) -> u64 {
+        let region = self.volumes[slot.volume()].region;
+        let bytes = slot.slot_at()..slot.slot_at() + slot.shape().stride_bytes();
+        bytes_in(region, &bytes, quarantined)
+    }
+
+    /// Spans that were quarantined are touched by nobody any more.
+    pub fn quiet(self: &Arc<Self>, spans: &[Span]) {
+        self.staging.quiet(spans);
+        for (number, volume) in self.volumes.iter().enumerate() {
+            for span in spans.iter().filter(|span| span.region == volume.region) {
+                self.change(|tier, _| tier.quiet(number, span.offset, span.len));
+            }
+        }
+    }
+
+    /// All counters.
+    pub fn stat(&self) -> SsdStat {
+        let counts = &self.counts;
+        SsdStat {
+            tier: self.look(DiskTier::stat),
+            reads: counts.reads.get(),
+            read_wants: counts.read_wants.get(),
+            read_bytes: counts.read_bytes.get(),
+            writes: counts.writes.get(),
+            written_bytes: counts.written_bytes.get(),
+            direct_writes: counts.direct_writes.get(),
+            corrupt: counts.corrupt.get(),
+            io_faults: counts.io_faults.get(),
+            failed_chores: counts.failed_chores.get(),
+            staging: self.staging.usage(),
+            volumes: self.volumes.iter().map(OpenVolume::stat).collect(),
+        }
+    }
+
+    /// A thread that panicked holding the lock did so on a broken invariant of the tier, which its own checks find again.
+    fn core(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl OpenVolume {
+    fn stat(&self) -> VolumeStat {
+        let progress = *self.committer.progress();
+        VolumeStat {
+            commits: progress.commits,
+            failed_commits: progress.failed_commits,
+            last_commit_us: progress.last_commit_us,
+            read_only: self.committer.is_read_only(),
+            physical_bytes: self.medium.space().map_or(0, |space| space.held_bytes),
+            link: self.disk.stats(),
+        }
+    }
+}
+
+impl Core {
+    fn next_carries(&mut self, now_us: u64) -> Vec<Carry> {
+        let mut carries = Vec::new();
+        while self.carries < CARRIES_MAX
+            && now_us >= self.carry_at_us
+            && let Some(carry) = self.tier.next_carry(now_us)
+        {
+            self.carries += 1;
+            carries.push(carry);
+        }
+        carries
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Shared").field("volumes", &self.volumes.len()).finish_non_exhaustive()
+    }
+}

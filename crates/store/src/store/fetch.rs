@@ -1,0 +1,185 @@
+//! Loading what lies on disk: into staging, where it is verified, and from there to its targets. This file knows the steps
+//! and what follows from a failure; it must never know how the disk is read. To the caller a fault of the disk is a miss.
+
+use super::gate::Reading;
+use super::load::{Load, NotLoaded, Outgoing, Urgency, span_bytes, spread};
+use super::{Lease, Shared, Store, promote};
+use crate::ssd::{NotRead, Staged, Want};
+use crate::store::lease::{DiskSums, OnDisk};
+use forebay_transfer::{Class, End, Failure, Reason, Refused, SpanPair, SubmitError, Transfer};
+use std::sync::{Arc, Mutex, PoisonError};
+
+type OnEnd = Box<dyn FnOnce(End) + Send>;
+
+/// What is to be done when the disk has been read.
+struct Fetch {
+    shared: Arc<Shared>,
+    /// Those on disk, in the order of the wants. Chunks are counted from the first one on disk.
+    loads: Vec<Load>,
+    /// The chunks that may go to memory if all of their layers were read.
+    names: Vec<Option<promote::Name>>,
+    sums: Arc<DiskSums>,
+    outgoing: Outgoing,
+    pairs: Vec<SpanPair>,
+    urgency: Urgency,
+    began_us: u64,
+}
+
+impl Store {
+    /// Loads `loads`, which lie on disk, and then what `outgoing` and `pairs` are for.
+    pub(super) fn fetch(
+        &self,
+        lease: &Lease,
+        loads: Vec<Load>,
+        outgoing: Outgoing,
+        pairs: Vec<SpanPair>,
+        urgency: Urgency,
+        on_end: OnEnd,
+    ) -> Result<(), NotLoaded> {
+        let shared = Arc::clone(&self.shared);
+        let (Some(disk), Some((part, _))) = (&self.shared.disk, lease.on_disk(usize::MAX)) else {
+            return Err(NotLoaded::Disk(NotRead::Closed));
+        };
+        let loads = loads.into_iter().map(|load| placed(lease, load)).collect::<Result<Vec<_>, _>>()?;
+        let want = |load: &Load| Want { chunk: load.chunk, layers: load.layers.clone() };
+        let wants: Vec<Want> = loads.iter().map(want).collect();
+        let bytes = loads.iter().flat_map(|load| &load.targets).map(|target| span_bytes(target)).sum();
+        let reading = Reading::begin(&shared, bytes);
+        let fetch = Fetch {
+            names: loads.iter().map(|load| name(part, load)).collect(),
+            sums: Arc::clone(&part.sums),
+            began_us: shared.now_us(),
+            shared,
+            loads,
+            outgoing,
+            pairs,
+            urgency,
+        };
+        let on_read = move |staged: Result<_, _>| {
+            match &staged {
+                Ok(_) => reading.succeeded(),
+                Err(_) => drop(reading),
+            }
+            fetch.read(staged, on_end);
+        };
+        Ok(disk.ssd.read(&part.lease, &wants, urgency.class, urgency.deadline_us, on_read)?)
+    }
+}
+
+/// The same load with its chunk counted from the first one on disk.
+fn placed(lease: &Lease, load: Load) -> Result<Load, NotLoaded> {
+    let chunk = lease.on_disk(load.chunk).map_or(usize::MAX, |(_, place)| place);
+    if load.layers.len() != load.targets.len() || load.layers.is_empty() {
+        let (layers, targets) = (load.layers.clone(), load.targets.len());
+        return Err(NotLoaded::Layers { chunk_layers: layers.end, layers, targets });
+    }
+    Ok(Load { chunk, ..load })
+}
+
+fn name(part: &OnDisk, load: &Load) -> Option<promote::Name> {
+    let (id, parent) = part.name(load.chunk)?;
+    Some(promote::Name { tenant: part.tenant, id, parent })
+}
+
+impl Fetch {
+    /// The disk was read, or was not; on a thread of the disk tier.
+    fn read(mut self, staged: Result<Vec<Staged>, NotRead>, on_end: OnEnd) {
+        let staged = match staged {
+            Ok(staged) => staged,
+            Err(error) => return on_end(failed(reason(error))),
+        };
+        self.shared.tell_write_back(self.began_us, &staged);
+        for (load, staged) in self.loads.iter().zip(&staged) {
+            self.sums.note_all(load.chunk, staged);
+            if let Err(refused) = pair_up(load, staged, &mut self.pairs) {
+                return on_end(failed(Reason::Refused(refused)));
+            }
+        }
+        let staged: Vec<Arc<Staged>> = staged.into_iter().map(Arc::new).collect();
+        let (shared, names) = (Arc::clone(&self.shared), std::mem::take(&mut self.names));
+        self.deliver(staged.clone(), on_end);
+        for (name, staged) in names.into_iter().zip(staged) {
+            if let Some(name) = name {
+                promote::offer(&shared, name, staged, Class::Prefetch, false, drop);
+            }
+        }
+    }
+
+    /// Everything to its targets. The staging stays until that has ended; what a lost operation reads from it later goes
+    /// to targets that are quarantined.
+    fn deliver(self, staged: Vec<Arc<Staged>>, on_end: OnEnd) {
+        let Fetch { shared, outgoing, pairs, urgency, .. } = self;
+        let transfer = Transfer { pairs, class: urgency.class, deadline_us: urgency.deadline_us };
+        let on_end = Arc::new(Mutex::new(Some(on_end)));
+        let waiting = Arc::clone(&on_end);
+        let submitted = shared.mover.submit(transfer, move |end| {
+            outgoing.ended(&end);
+            drop(staged);
+            call(&on_end, end);
+        });
+        if let Err(error) = submitted {
+            call(&waiting, failed(not_taken(error)));
+        }
+    }
+}
+
+impl Shared {
+    /// Writes to the disk make way for reads that took long.
+    pub(super) fn tell_write_back(&self, began_us: u64, staged: &[Staged]) {
+        let spans =
+            |staged: &Staged| staged.layers().filter_map(|layer| staged.span(layer)).collect::<Vec<_>>();
+        let bytes = staged.iter().map(|staged| span_bytes(&spans(staged))).sum();
+        let now_us = self.now_us();
+        if let Some(disk) = &self.disk {
+            disk.write_back.read_ended(now_us, now_us.saturating_sub(began_us), bytes);
+        }
+    }
+}
+
+/// The layers in staging with the spans of their targets.
+fn pair_up(load: &Load, staged: &Staged, pairs: &mut Vec<SpanPair>) -> Result<(), Refused> {
+    for (layer, target) in load.layers.clone().zip(&load.targets) {
+        let from_bytes = staged.span(layer).map_or(0, |span| span.len);
+        let to_bytes = span_bytes(target);
+        match staged.span(layer).filter(|_| from_bytes == to_bytes) {
+            Some(from) => pairs.extend(spread(from, target.iter())),
+            None => return Err(Refused::Length { from_bytes, to_bytes }),
+        }
+    }
+    Ok(())
+}
+
+fn call(on_end: &Mutex<Option<OnEnd>>, end: End) {
+    let on_end = on_end.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(on_end) = on_end {
+        on_end(end);
+    }
+}
+
+/// Nothing was written to any target.
+fn failed(reason: Reason) -> End {
+    End::Failed(Failure { reason, unmoved: Vec::new(), moved_bytes: 0, quarantined: Vec::new() })
+}
+
+const LINK: &str = "ssd";
+
+fn reason(error: NotRead) -> Reason {
+    match error {
+        NotRead::Corrupt { .. } => Reason::Corrupt { link: LINK.to_owned() },
+        other => Reason::Link { link: LINK.to_owned(), error: other.to_string(), attempts: 1 },
+    }
+}
+
+fn not_taken(error: SubmitError) -> Reason {
+    Reason::Link { link: "mover".to_owned(), error: error.to_string(), attempts: 1 }
+}
+
+impl DiskSums {
+    fn note_all(&self, chunk: usize, staged: &Staged) {
+        for layer in staged.layers() {
+            if let (Some(sum), Some(span)) = (staged.crc(layer), staged.span(layer)) {
+                self.note(chunk, layer, sum, span.len);
+            }
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! The store as its users have it: the memory tier, its arena, the mover and the disk below, if there is one, joined. This
+//! module is glue: it turns chunks and layers into transfers, and ends of transfers into what the tiers must know. It must
+//! never decide what stays.
+//!
+//! `save.rs` and `layers.rs` bring chunks in, whole or layer by layer; `load.rs` brings them out of memory and `fetch.rs`
+//! off the disk; `lend.rs` and `reserve.rs` are for those who read and write the arena by themselves; `gate.rs` says how much
+//! of it is worth that; `watch.rs` tells others what is here. Behind the user's back `write_back` copies from memory to disk and `promote.rs` from disk to memory.
+
+mod disk;
+mod fetch;
+mod gate;
+mod layers;
+mod lease;
+mod lend;
+mod load;
+mod promote;
+mod reserve;
+mod save;
+mod watch;
+mod write_back;
+
+pub use disk::{DiskSideStat, Hits};
+pub use gate::{GateStat, Prompt};
+pub use layers::{ChunkWriter, LayerEnd};
+pub use lease::Lease;
+pub use lend::{Loan, NotBrought};
+pub use load::{Load, NotLoaded, NotVerified};
+pub use promote::{NotPromoted, PromotionStat};
+pub use reserve::Reservation;
+pub use save::{NotStored, StoreEnd};
+pub use watch::{Changed, Left};
+pub use write_back::{WriteBackConfig, WriteBackStat};
+
+use crate::arena::{Arena, ArenaError, Pages};
+use crate::lost::bytes_in;
+use crate::slots::SlabError;
+use crate::ssd::Ssd;
+use crate::stat::Stat;
+use crate::tenant::TenantId;
+use crate::tier::{MemoryTier, TierConfig};
+use disk::Disk;
+use forebay_kv::ChunkId;
+use forebay_transfer::{Backing, Closed, End, MoverHandle, Place, RegionId, Span};
+use std::ops::Range;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use thiserror::Error;
+use write_back::WriteBack;
+
+/// Chunks at rest in host memory and, if there is one, on a disk below it, for any number of threads. Cheap to clone.
+///
+/// Bytes come and go by transfers of the mover: the caller registers its memory there and adds a route between its place
+/// and the store's, in both directions. What the caller must do:
+///
+/// * Storing: keep the source registered and unchanged until `on_end` is called.
+/// * Loading: hold the [`Lease`] until the bytes are verified, keep the target registered and to the mover until `on_end`
+///   is called, then [`verify`](Store::verify) every layer before anyone uses it. Anything but `Ok` is a miss.
+/// * `on_end` runs on one of the store's or the mover's threads: keep it short, and do not wait for either in it.
+///
+/// The arena stays registered with the mover until the mover ends.
+///
+/// ```
+/// use forebay_kv::ChunkId;
+/// use forebay_links::HostLink;
+/// use forebay_transfer::*;
+/// use forebay_store::{Pages, Store, StoreEnd, TenantId, TierConfig};
+/// use std::sync::{Arc, mpsc::channel};
+///
+/// let mover = MoverThread::spawn(Limits::default())?;
+/// let handle = mover.handle();
+/// let host = Place::Host(0);
+/// let link = handle.add_link(LinkSpec::new("host", 4, 64 << 20), Box::new(HostLink::new(2)?))?;
+/// handle.add_route(RouteSpec::direct(host, host, link))??;
+/// let store = Store::open(&handle, host, Pages::Transparent, TierConfig::new(16 << 20))?;
+///
+/// // Two layers of 1000 bytes go into the store and come back behind them.
+/// let memory = Arc::new(HostBuffer::new(4000));
+/// memory.write(0, &[7; 2000]);
+/// let region = handle.register(host, memory.clone())?;
+/// let layers = |start: u64| [0, 1000].map(|layer| vec![Span::new(region, start + layer, 1000)]);
+/// let (tenant, id) = (TenantId(0), ChunkId::from_bytes([1; 32]));
+///
+/// let (sender, stored) = channel();
+/// store.store_chunk(tenant, id, None, &layers(0), Class::WriteBack, move |end| drop(sender.send(end)))?;
+/// assert_eq!(stored.recv()?, StoreEnd::Stored { bytes: 2000 });
+///
+/// let lease = store.lease(tenant, &[id], 1_000_000);
+/// let (sender, loaded) = channel();
+/// store.load_chunk(&lease, 0, &layers(2000), Class::Demand, None, move |end| drop(sender.send(end)))?;
+/// assert_eq!(loaded.recv()?, End::Done { bytes: 2000 });
+/// let mut layer = [0; 1000];
+/// memory.read(2000, &mut layer);
+/// store.verify(&lease, 0, 0, &[&layer])?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Store {
+    shared: Arc<Shared>,
+}
+
+/// Why there is no store.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// The configuration does not divide the arena.
+    #[error(transparent)]
+    Config(#[from] SlabError),
+    /// There is not enough memory.
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    /// The mover has ended.
+    #[error(transparent)]
+    Mover(#[from] Closed),
+    /// No thread could be started.
+    #[error("the store's thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+#[derive(Debug)]
+struct Shared {
+    tier: Mutex<MemoryTier>,
+    mover: MoverHandle,
+    arena: RegionId,
+    /// The memory of the arena.
+    backing: Arc<Arena>,
+    /// Chunks that come from disk to be lent.
+    arrivals: lend::Arrivals,
+    /// To the thread that takes the checksums of what has arrived.
+    sealer: Sender<save::Sealing>,
+    /// What lies below memory.
+    disk: Option<Disk>,
+}
+
+impl Store {
+    /// Makes an arena of `config.capacity_bytes`, registers it with the mover at `place`, and starts the store's thread.
+    pub fn open(
+        mover: &MoverHandle,
+        place: Place,
+        pages: Pages,
+        config: TierConfig,
+    ) -> Result<Store, OpenError> {
+        Store::join(mover, place, pages, config, None)
+    }
+
+    /// The same with a disk below: what memory takes in is written there in slack, as `write_back` says, and what is there
+    /// is found and loaded as if it were in memory. `ssd` has to use the same mover. A chunk that is loaded from the disk
+    /// is taken into memory too if there is a route from `place` to itself.
+    pub fn open_with_ssd(
+        mover: &MoverHandle,
+        place: Place,
+        pages: Pages,
+        config: TierConfig,
+        ssd: Ssd,
+        write_back: &WriteBackConfig,
+    ) -> Result<Store, OpenError> {
+        let queue = Arc::new(WriteBack::new(write_back));
+        let disk = Disk::new(ssd, Arc::clone(&queue));
+        let store = Store::join(mover, place, pages, config, Some(disk))?;
+        let (shared, mover): (Weak<Shared>, _) = (Arc::downgrade(&store.shared), mover.clone());
+        // The thread ends when the store is closed or gone.
+        std::thread::Builder::new()
+            .name("forebay-write".into())
+            .spawn(move || write_back::run(queue, shared, || mover.now_us()))?;
+        Ok(store)
+    }
+
+    fn join(
+        mover: &MoverHandle,
+        place: Place,
+        pages: Pages,
+        config: TierConfig,
+        disk: Option<Disk>,
+    ) -> Result<Store, OpenError> {
+        let capacity_bytes = config.capacity_bytes;
+        let tier = Mutex::new(MemoryTier::new(config)?);
+        let backing = Arc::new(Arena::new(capacity_bytes, pages)?);
+        let arena = mover.register(place, Arc::clone(&backing) as Arc<dyn Backing>)?;
+        let (sealer, sealings) = channel();
+        // The thread ends when the last clone of the store, lease and running operation is gone.
+        std::thread::Builder::new().name("forebay-seal".into()).spawn(move || save::seal_all(sealings))?;
+        let (mover_handle, arrivals) = (mover.clone(), lend::Arrivals::default());
+        let shared = Shared { tier, mover: mover_handle, arena, backing, arrivals, sealer, disk };
+        let shared = Arc::new(shared);
+        let listener = Arc::downgrade(&shared);
+        mover.on_quiet(move |spans| {
+            if let Some(shared) = listener.upgrade() {
+                shared.quiet(spans);
+            }
+        })?;
+        Ok(Store { shared })
+    }
+
+    /// How many of `ids`, a sequence from its first chunk on, are here without a gap: a prefix in memory and what follows it
+    /// on disk. Looking keeps nothing: only a lease does.
+    pub fn lookup(&self, ids: &[ChunkId]) -> usize {
+        let (in_memory, on_disk) = self.locate(ids);
+        in_memory + on_disk
+    }
+
+    /// The same, told apart: how many are in memory, and how many of those behind them are on disk.
+    pub fn locate(&self, ids: &[ChunkId]) -> (usize, usize) {
+        let in_memory = self.shared.tier().lookup(ids);
+        (in_memory, self.shared.open_disk().map_or(0, |disk| disk.ssd.lookup(&ids[in_memory..])))
+    }
+
+    /// Keeps the longest prefix that is here from being evicted until it is unpinned, and says how long it is. A chunk is
+    /// kept in memory or, if it is not there, on disk.
+    pub fn pin(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
+        let in_memory = self.shared.tier().pin(tenant, ids);
+        in_memory + self.shared.open_disk().map_or(0, |disk| disk.ssd.pin(tenant, &ids[in_memory..]))
+    }
+
+    /// Ends the pins of these chunks, and says how many there were.
+    pub fn unpin(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
+        self.count_in_either(
+            ids,
+            |ids| self.shared.tier().unpin(tenant, ids),
+            |ssd, ids| ssd.unpin(tenant, ids),
+        )
+    }
+
+    /// Drops these chunks, even if leased, pinned or being written, and says how many there were. Memory that an
+    /// operation still uses is free when that ends.
+    pub fn delete(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
+        self.count_in_either(
+            ids,
+            |ids| self.shared.tier().delete(tenant, ids),
+            |ssd, ids| ssd.delete(tenant, ids),
+        )
+    }
+
+    /// Changes chunks in both tiers, and says how many were changed in one of them at least.
+    fn count_in_either(
+        &self,
+        ids: &[ChunkId],
+        in_memory: impl Fn(&[ChunkId]) -> usize,
+        on_disk: impl Fn(&Ssd, &[ChunkId]) -> usize,
+    ) -> usize {
+        let Some(disk) = &self.shared.disk else { return in_memory(ids) };
+        let changed = |id: &&ChunkId| {
+            let id = std::slice::from_ref(*id);
+            in_memory(id) + on_disk(&disk.ssd, id) > 0
+        };
+        ids.iter().filter(changed).count()
+    }
+
+    /// All counters of the memory tier.
+    pub fn stat(&self) -> Stat {
+        self.shared.tier().stat()
+    }
+
+    /// Which pages the arena got.
+    pub fn pages(&self) -> Pages {
+        self.shared.backing.pages()
+    }
+}
+
+impl Shared {
+    /// A thread that panicked holding the lock did so on a broken invariant of the tier, which its own checks find again.
+    fn tier(&self) -> MutexGuard<'_, MemoryTier> {
+        self.tier.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_us(&self) -> u64 {
+        self.mover.now_us()
+    }
+
+    /// Bytes of the arena that an ended transfer may still touch.
+    fn lost_bytes(&self, end: &End) -> u64 {
+        self.lost_bytes_in(end, &(0..u64::MAX))
+    }
+
+    /// Bytes of a chunk of the arena that an ended transfer may still touch.
+    fn lost_bytes_in(&self, end: &End, chunk: &Range<u64>) -> u64 {
+        let spans = match end {
+            End::Done { .. } => &[][..],
+            End::Failed(failure) => &failure.quarantined,
+            End::Cancelled { quarantined, .. } => quarantined,
+        };
+        bytes_in(self.arena, chunk, spans)
+    }
+
+    fn quiet(&self, spans: &[Span]) {
+        let mut tier = self.tier();
+        for span in self.in_arena(spans) {
+            tier.quiet(span.offset, span.len);
+        }
+    }
+
+    fn in_arena<'a>(&self, spans: &'a [Span]) -> impl Iterator<Item = &'a Span> {
+        let arena = self.arena;
+        spans.iter().filter(move |span| span.region == arena)
+    }
+}

@@ -1,0 +1,345 @@
+//! Write-back: chunks that memory has taken in are copied to the disk in slack, so that they outlive memory and the process.
+//! This file is glue: `queue.rs` says what is written when, the disk tier writes. It must never know what stays on disk.
+//!
+//! A chunk is held in memory while it is written, by a read as any other. What the queue gives up is not lost as long as
+//! memory has it: its next use offers it again.
+
+mod losses;
+mod queue;
+
+pub use queue::WriteBackStat;
+pub(super) use queue::{Dirty, Written};
+
+use super::Shared;
+use crate::admission::{AdmissionConfig, Chunk, Policy};
+use crate::ssd::{NotWritten, SsdWriteEnd};
+use crate::stat::Refused;
+use crate::tier::{Read, ReadEnd};
+use forebay_kv::ChunkId;
+use forebay_links::disk::PacerLimits;
+use forebay_transfer::{Class, Span};
+use losses::Untold;
+use queue::Queue;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+/// What is written to the disk, and how fast.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WriteBackConfig {
+    /// Which chunks are written at all.
+    pub admission: AdmissionConfig,
+    /// How many chunks are written at a time, given how long reads take meanwhile, and how long a chunk may wait.
+    pub pacer: PacerLimits,
+    /// Chunks that may wait at most.
+    pub queue_chunks: usize,
+}
+
+impl WriteBackConfig {
+    /// Up to 8 chunks at a time while reads take less than 2 ms beside 1 ms per MB; a chunk waits 10 s at most, and
+    /// 65,536 chunks do. There is no endurance budget.
+    pub fn new(policy: Policy, memory_bytes: u64, ssd_bytes: u64, chunk_bytes: u64) -> WriteBackConfig {
+        WriteBackConfig {
+            admission: AdmissionConfig {
+                policy,
+                memory_bytes,
+                ssd_bytes,
+                ssd_chunks: ssd_bytes / chunk_bytes.max(1),
+                endurance_bytes_per_day: None,
+            },
+            pacer: PacerLimits {
+                lots_min: 1,
+                lots_max: 8,
+                read_goal_us: 2_000,
+                read_goal_bytes_per_s: 1_000_000_000,
+                epoch_us: EPOCH.as_micros() as u64,
+                dirty_age_max_us: 10_000_000,
+            },
+            queue_chunks: 65_536,
+        }
+    }
+}
+
+/// How often the number of writes at a time is judged, and looked at while chunks wait.
+const EPOCH: Duration = Duration::from_millis(100);
+
+/// The queue as threads share it.
+#[derive(Debug)]
+pub(super) struct WriteBack {
+    state: Mutex<State>,
+    /// There is something to write, room to write it, or nothing any more.
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    queue: Queue,
+    closed: bool,
+}
+
+impl WriteBack {
+    pub fn new(config: &WriteBackConfig) -> WriteBack {
+        let state = State { queue: Queue::new(config), closed: false };
+        WriteBack { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// A panic under the lock was one of the queue's own checks; the counters are as good as before.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a request used a chain of chunks.
+    pub fn used(&self, chain: &[Chunk]) {
+        self.state().queue.used(chain);
+    }
+
+    /// Offers chunks that memory has and the disk has not, parents first.
+    pub fn offer(&self, now_us: u64, chunks: impl IntoIterator<Item = Dirty>) {
+        let mut state = self.state();
+        if state.closed {
+            return;
+        }
+        let waits = chunks.into_iter().filter(|dirty| state.queue.offer(now_us, *dirty)).count();
+        if waits > 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// A read from the disk ended.
+    pub fn read_ended(&self, now_us: u64, took_us: u64, bytes: u64) {
+        self.state().queue.read_ended(now_us, took_us, bytes);
+    }
+
+    pub fn stat(&self) -> WriteBackStat {
+        self.state().queue.stat()
+    }
+
+    /// Waits until nothing waits or is being written.
+    pub fn drain(&self) {
+        let mut state = self.state();
+        while !state.queue.is_idle() && !state.closed {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends the thread. What waits is forgotten.
+    pub fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        let untold = state.queue.losses.take();
+        drop(state);
+        self.changed.notify_all();
+        untold.iter().for_each(tell);
+    }
+
+    /// Waits for a chunk to write. `None` when there will not be any more.
+    fn next(&self, now_us: impl Fn() -> u64) -> Option<Dirty> {
+        let mut state = self.state();
+        loop {
+            if state.closed {
+                return None;
+            }
+            let now = now_us();
+            if let Some(untold) = state.queue.losses.take_due(now) {
+                drop(state);
+                tell(&untold);
+                state = self.state();
+                continue;
+            }
+            if let Some(dirty) = state.queue.next(now) {
+                return Some(dirty);
+            }
+            // The last ones may have been given up.
+            self.changed.notify_all();
+            let told_in =
+                state.queue.losses.due_us().map(|due_us| Duration::from_micros(due_us.saturating_sub(now)));
+            let epoch = (!state.queue.is_empty()).then_some(EPOCH);
+            state = match epoch.into_iter().chain(told_in).min() {
+                Some(timeout) => {
+                    self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    fn adopt(&self, now_us: u64, parent: ChunkId) {
+        self.state().queue.adopt(now_us, parent);
+        self.changed.notify_all();
+    }
+
+    fn ended(&self, now_us: u64, dirty: &Dirty, written: Written) {
+        self.state().queue.ended(now_us, dirty, written);
+        self.changed.notify_all();
+    }
+}
+
+/// Says in the log what was lost.
+fn tell(untold: &Untold) {
+    tracing::warn!(
+        "{} chunks were not written to SSD: {untold}. Once memory has evicted them they are computed \
+         again. Where chunks come faster than the SSDs take them, more memory, more SSDs or \
+         write_back = \"second-hit\" help",
+        untold.chunks(),
+    );
+}
+
+/// A chunk on its way to the disk. Dropped before its write ended, it was refused.
+#[derive(Debug)]
+struct Outgoing {
+    shared: Arc<Shared>,
+    write_back: Arc<WriteBack>,
+    dirty: Dirty,
+    read: Option<Read>,
+    written: Written,
+}
+
+/// The thread of write-back: takes what is to be written from the queue and begins to write it. It keeps nothing alive
+/// while it waits, so that a store that is dropped lets go of its log.
+pub(super) fn run(write_back: Arc<WriteBack>, shared: Weak<Shared>, now_us: impl Fn() -> u64) {
+    while let Some(dirty) = write_back.next(&now_us) {
+        let Some(shared) = shared.upgrade() else { return };
+        begin(&write_back, &shared, dirty);
+    }
+}
+
+fn begin(write_back: &Arc<WriteBack>, shared: &Arc<Shared>, dirty: Dirty) {
+    let copy = shared.tier().begin_copy(shared.now_us(), dirty.tenant, &dirty.id);
+    let (Some((read, sums)), Some(disk)) = (copy, &shared.disk) else {
+        return write_back.ended(shared.now_us(), &dirty, Written::Gone);
+    };
+    let layers = shared.layers_of(&read);
+    let outgoing = Outgoing {
+        shared: Arc::clone(shared),
+        write_back: Arc::clone(write_back),
+        dirty,
+        read: Some(read),
+        written: Written::Refused,
+    };
+    // What is refused drops `on_end` before it says why.
+    let outgoing = Arc::new(Mutex::new(Some(outgoing)));
+    let theirs = Arc::clone(&outgoing);
+    let on_end = move |end| {
+        if let Some(outgoing) = take(&theirs) {
+            outgoing.ended(end);
+        }
+    };
+    let begun =
+        disk.ssd.write(dirty.tenant, dirty.id, dirty.parent, &layers, Some(sums), Class::WriteBack, on_end);
+    let Err(NotWritten::Refused(refused)) = begun else { return };
+    if let (Refused::Full { .. }, Some(outgoing)) = (&refused, &mut *lock(&outgoing)) {
+        outgoing.written = Written::NoRoom;
+    }
+    drop(outgoing);
+    if let (Refused::ParentMissing, Some(parent)) = (refused, dirty.parent)
+        && disk.ssd.contains(&parent)
+    {
+        // It came in the meantime, when nobody knew yet of one that waits for it.
+        write_back.adopt(shared.now_us(), parent);
+    }
+}
+
+fn take(outgoing: &Mutex<Option<Outgoing>>) -> Option<Outgoing> {
+    lock(outgoing).take()
+}
+
+fn lock(outgoing: &Mutex<Option<Outgoing>>) -> MutexGuard<'_, Option<Outgoing>> {
+    outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Outgoing {
+    fn ended(mut self, end: SsdWriteEnd) {
+        self.written = match end {
+            SsdWriteEnd::Stored { .. } => Written::Stored,
+            SsdWriteEnd::AlreadyHere => Written::AlreadyHere,
+            SsdWriteEnd::Deleted => Written::Gone,
+            SsdWriteEnd::Failed(_) => Written::Failed,
+        };
+    }
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        let Some(read) = self.read.take() else { return };
+        let deleted = {
+            let mut tier = self.shared.tier();
+            let deleted = !tier.is_current(&read);
+            // Should the write have failed and lost an operation, that may read the bytes of another chunk later; where it
+            // writes them to, nobody reads.
+            tier.end_read(self.shared.now_us(), read, ReadEnd::Done);
+            deleted
+        };
+        if let Some(disk) = self.shared.disk.as_ref().filter(|_| deleted) {
+            // Whoever deleted it cannot have found it on the disk before it was there.
+            disk.ssd.delete(self.dirty.tenant, &[self.dirty.id]);
+            self.written = Written::Gone;
+        }
+        self.write_back.ended(self.shared.now_us(), &self.dirty, self.written);
+    }
+}
+
+impl Shared {
+    /// Where the layers of a chunk lie in the arena.
+    fn layers_of(&self, read: &Read) -> Vec<Vec<Span>> {
+        let shape = read.shape();
+        let extents = (0..shape.layers()).filter_map(|layer| shape.layer(layer));
+        let span = |extent: std::ops::Range<u64>| {
+            Span::new(self.arena, read.offset_bytes() + extent.start, extent.end - extent.start)
+        };
+        extents.map(|extent| vec![span(extent)]).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tenant::TenantId;
+    use std::io::Write;
+
+    /// Where log lines go.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_write_back_gives_up_is_told_in_the_log_with_its_number_and_reasons() {
+        let lines = Lines::default();
+        let own = lines.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || own.clone()).finish();
+        let mut config = WriteBackConfig::new(Policy::All, 1 << 20, 1 << 24, 64 << 10);
+        config.queue_chunks = 3;
+        let dirty = |number: u8| Dirty {
+            tenant: TenantId(0),
+            id: ChunkId::from_bytes([number; 32]),
+            parent: None,
+            bytes: 10,
+        };
+        tracing::subscriber::with_default(log, || {
+            let write_back = WriteBack::new(&config);
+            write_back.offer(0, (0..5).map(dirty));
+            let first = write_back.next(|| 1).unwrap();
+            write_back.ended(1, &first, Written::Gone);
+            let second = write_back.next(|| 1).unwrap();
+            write_back.ended(1, &second, Written::Stored);
+            // The line waits for more of them.
+            assert_eq!(write_back.next(|| 1), Some(dirty(2)));
+            assert!(lines.0.lock().unwrap().is_empty());
+            write_back.ended(1, &dirty(2), Written::Failed);
+            write_back.offer(1, [dirty(9)]);
+            assert_eq!(write_back.next(|| 2_000_000), Some(dirty(9)));
+        });
+        let told = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(told.lines().count(), 1, "{told}");
+        let says = "4 chunks were not written to SSD: 1 left memory before their turn came, \
+                    2 found the queue full, 1 could not be written.";
+        assert!(told.contains("WARN") && told.contains(says), "{told}");
+    }
+}

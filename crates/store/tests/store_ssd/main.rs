@@ -1,0 +1,192 @@
+//! A store with an SSD below its memory: what was written outlives memory and the process, and whatever happens to it on the
+//! way, nobody gets a wrong byte.
+#![allow(clippy::unwrap_used)]
+
+mod model;
+mod rig;
+
+use forebay_store::StoreEnd;
+use forebay_store::admission::Policy;
+use forebay_transfer::{End, Reason};
+use rig::{CHUNK_BYTES, Disk, Rig, TENANT, ended, eventually, id, ids};
+use std::time::Duration;
+
+const CHAIN: [usize; 4] = [0, 1, 2, 3];
+const OTHER: [usize; 4] = [10, 11, 12, 13];
+
+#[test]
+fn what_was_flushed_is_found_by_the_next_store_whether_or_not_the_last_one_was_closed() {
+    for close in [true, false] {
+        let disk = Disk::new();
+        let rig = Rig::new(&disk, 8);
+        assert_eq!(rig.store_chain(&CHAIN), 4);
+        rig.store.flush().unwrap();
+        assert_eq!((rig.stat().write_back.written, rig.stat().write_back.waiting), (4, 0));
+        if close {
+            rig.store.close().unwrap();
+        }
+        drop(rig);
+        let rig = Rig::new(&disk, 8);
+        assert_eq!(rig.store.lookup(&ids(&CHAIN)), 4, "closed: {close}");
+        assert_eq!(rig.lease(&CHAIN).in_memory(), 0);
+        assert_eq!(rig.load_all(&CHAIN), 4);
+        assert_eq!(rig.stat().hits.disk, 8);
+    }
+}
+
+#[test]
+fn a_log_without_a_free_segment_for_the_moment_costs_no_chunk_and_none_behind_it() {
+    // It holds a part of what is stored, and forgets the rest.
+    let disk = Disk::with(6 << 20, Duration::from_millis(50));
+    let rig = Rig::new(&disk, 250);
+    for first in (0..250).step_by(5) {
+        let chain: Vec<usize> = (first..first + 5).collect();
+        assert_eq!(rig.store_chain(&chain), 5);
+    }
+    rig.store.flush().unwrap();
+    let stat = rig.stat().write_back;
+    assert_eq!((stat.refused, stat.written), (0, 250), "{:?}", rig.stat());
+}
+
+#[test]
+fn what_memory_evicted_is_read_back_from_disk() {
+    let disk = Disk::new();
+    let rig = Rig::new(&disk, 4);
+    for chain in [CHAIN, OTHER] {
+        assert_eq!(rig.store_chain(&chain), 4);
+        rig.store.flush().unwrap();
+    }
+    assert!(rig.store.stat().counters.evicted >= 4);
+    assert_eq!((rig.store.lookup(&ids(&CHAIN)), rig.lease(&CHAIN).in_memory()), (4, 0));
+    assert_eq!((rig.load_all(&CHAIN), rig.load_all(&OTHER)), (4, 4));
+}
+
+#[test]
+fn a_lease_covers_a_prefix_in_memory_and_what_follows_it_on_disk() {
+    let disk = Disk::new();
+    let rig = Rig::new(&disk, 4);
+    rig.store_chain(&CHAIN[..3]);
+    rig.store.flush().unwrap();
+    // The coldest leaves go first: the end of the first chain.
+    rig.store_chain(&OTHER[..2]);
+    let lease = rig.lease(&CHAIN);
+    assert_eq!((lease.in_memory(), lease.len()), (2, 3));
+    assert_eq!(rig.load(&lease, 3), Ok(End::Done { bytes: 3 * CHUNK_BYTES }));
+    assert_eq!(rig.verify(&lease, &CHAIN[..3]), Ok(()));
+    assert!(lease.renew(1_000_000).is_ok());
+    assert_eq!((rig.stat().hits.memory, rig.stat().hits.disk), (2, 1));
+}
+
+#[test]
+fn chunks_read_whole_from_disk_are_in_memory_afterwards() {
+    let disk = Disk::new();
+    let rig = Rig::new(&disk, 8);
+    rig.store_chain(&CHAIN);
+    rig.store.close().unwrap();
+    drop(rig);
+    let rig = Rig::new(&disk, 8);
+    assert_eq!(rig.load_all(&CHAIN), 4);
+    eventually("all four are promoted", || rig.stat().promotions.promoted == 4);
+    let lease = rig.lease(&CHAIN);
+    assert_eq!((lease.in_memory(), rig.store.stat().counters.chunks), (4, 4));
+    assert_eq!(rig.load(&lease, 4), Ok(End::Done { bytes: 4 * CHUNK_BYTES }));
+    assert_eq!(rig.verify(&lease, &CHAIN), Ok(()));
+    // What continues the chain is stored below a parent that came from the disk.
+    assert_eq!(rig.store_chain(&[0, 1, 2, 3, 4]), 5);
+    rig.store.flush().unwrap();
+    assert_eq!((rig.stat().write_back.written, rig.stat().write_back.refused), (1, 0));
+}
+
+#[test]
+fn what_continues_a_prefix_that_is_on_disk_only_is_stored_behind_it() {
+    let disk = Disk::new();
+    let rig = Rig::new(&disk, 4);
+    for chain in [CHAIN, OTHER] {
+        rig.store_chain(&chain);
+        rig.store.flush().unwrap();
+    }
+    assert_eq!(rig.lease(&CHAIN).in_memory(), 0);
+    assert!(rig.begin_store(4, Some(3)).is_some_and(|end| matches!(ended(&end), StoreEnd::Stored { .. })));
+    rig.store.flush().unwrap();
+    assert_eq!((rig.store.lookup(&ids(&[0, 1, 2, 3, 4])), rig.load_all(&[0, 1, 2, 3, 4])), (5, 5));
+    assert!(rig.begin_store(6, Some(5)).is_none(), "what continues nothing is refused");
+}
+
+#[test]
+fn bytes_that_were_damaged_on_disk_are_a_miss_and_counted() {
+    let disk = Disk::new();
+    let rig = Rig::new(&disk, 8);
+    rig.store_chain(&CHAIN);
+    rig.store.close().unwrap();
+    drop(rig);
+    disk.damage(2);
+    let rig = Rig::new(&disk, 8);
+    let lease = rig.lease(&CHAIN);
+    assert_eq!(lease.len(), 4);
+    assert_eq!(rig.load(&lease, 2), Ok(End::Done { bytes: 2 * CHUNK_BYTES }), "those before it are whole");
+    let Ok(End::Failed(failure)) = rig.load(&lease, 3) else { panic!("the third one is not") };
+    assert!(matches!(failure.reason, Reason::Corrupt { .. }), "{failure:?}");
+    assert_eq!((failure.moved_bytes, rig.stat().ssd.corrupt), (0, 1));
+    drop(lease);
+    assert_eq!(rig.store.lookup(&ids(&CHAIN)), 2);
+    eventually("the first two are promoted", || rig.stat().promotions.promoted == 2);
+    assert_eq!(rig.store_chain(&CHAIN), 4, "it is stored again");
+    assert_eq!(rig.load_all(&CHAIN), 4);
+}
+
+#[test]
+fn what_was_deleted_is_in_neither_tier_also_after_a_restart() {
+    let disk = Disk::new();
+    let rig = Rig::new(&disk, 8);
+    rig.store_chain(&CHAIN);
+    // Some are written, some wait, some are being written.
+    assert_eq!(rig.store.delete(TENANT, &ids(&CHAIN[2..])), 2);
+    rig.store.flush().unwrap();
+    assert_eq!(rig.store.lookup(&ids(&CHAIN)), 2);
+    rig.store.close().unwrap();
+    drop(rig);
+    let rig = Rig::new(&disk, 8);
+    assert_eq!(
+        (rig.store.lookup(&ids(&CHAIN)), rig.store.lookup(&[id(2)]), rig.store.lookup(&[id(3)])),
+        (2, 0, 0)
+    );
+}
+
+#[test]
+fn with_second_hit_a_chunk_is_written_when_it_is_used_again() {
+    let disk = Disk::new();
+    let rig = Rig::with_policy(&disk, 8, Policy::SecondHit);
+    rig.store.used(TENANT, &ids(&CHAIN), CHUNK_BYTES);
+    rig.store_chain(&CHAIN);
+    rig.store.flush().unwrap();
+    assert_eq!(rig.stat().ssd.writes, 0);
+    rig.store.used(TENANT, &ids(&CHAIN[..2]), CHUNK_BYTES);
+    rig.store.flush().unwrap();
+    assert_eq!(rig.stat().write_back.written, 2);
+    assert_eq!(rig.stat().write_back.verdicts.used_once_bytes, 4 * CHUNK_BYTES);
+}
+
+#[test]
+fn pinned_chunks_stay_wherever_they_are() {
+    let disk = Disk::new();
+    let rig = Rig::new(&disk, 4);
+    rig.store_chain(&CHAIN[..2]);
+    rig.store.flush().unwrap();
+    assert_eq!(rig.store.pin(TENANT, &ids(&CHAIN)), 2);
+    assert_eq!(rig.store_chain(&OTHER), 2, "only what is not pinned makes room");
+    assert_eq!(rig.lease(&CHAIN).in_memory(), 2);
+    assert_eq!(rig.store.unpin(TENANT, &ids(&CHAIN)), 2);
+}
+
+#[test]
+fn a_closed_store_serves_its_memory_and_nothing_from_disk() {
+    let disk = Disk::new();
+    let rig = Rig::new(&disk, 4);
+    rig.store_chain(&CHAIN);
+    rig.store.flush().unwrap();
+    assert_eq!(rig.store_chain(&OTHER[..2]), 2, "the end of the first chain is on disk only");
+    rig.store.close().unwrap();
+    assert_eq!((rig.store.lookup(&ids(&CHAIN)), rig.load_all(&CHAIN)), (2, 2));
+    assert_eq!(rig.store_chain(&[10, 11, 12]), 3, "memory goes on");
+    assert_eq!(rig.stat().write_back.waiting, 0);
+}

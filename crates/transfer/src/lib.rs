@@ -1,0 +1,61 @@
+//! How bytes move: regions, transfers, lots, links, routes, and the schedule that joins them.
+//!
+//! Every movement is a [`Transfer`]. A transfer is cut into *lots*; lots are pulled by *routes*; a route is one or more
+//! hops joined by staging slots; a hop runs on a *link*; every link has a bounded window. [`Mover`] is that schedule as a
+//! sans-IO state machine: it is told the time and what completed, and says what to start next. [`MoverThread`] runs one
+//! `Mover` on a thread of its own over real [`Link`]s.
+//!
+//! This crate knows places, rates and windows. It must never know what the bytes mean, where they are stored or which
+//! system call, copy engine or socket moves them.
+//!
+//! # Example
+//!
+//! A mover with one link, driven by hand:
+//!
+//! ```
+//! use forebay_transfer::*;
+//!
+//! let mut mover = Mover::new(Limits::default());
+//! let host = mover.add_region(Place::Host(0), 4096);
+//! let device = mover.add_region(Place::Device(0), 4096);
+//! let lane = mover.add_link(LinkSpec::new("pcie0", 2, 64 << 20));
+//! mover.add_route(RouteSpec::direct(Place::Host(0), Place::Device(0), lane))?;
+//!
+//! let pair = SpanPair::new(Span::new(host, 0, 4096), Span::new(device, 0, 4096));
+//! let transfer = mover.submit(0, Transfer::new(vec![pair], Class::Demand))?;
+//!
+//! let start = mover.poll(0).expect("an idle route pulls the lot at once");
+//! mover.complete(10, start.op, Outcome::Moved { bytes: 4096 });
+//! assert_eq!(mover.next_event(), Some(Event::Ended(transfer, End::Done { bytes: 4096 })));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod alarm;
+mod driver;
+mod link;
+mod lot;
+mod memory;
+mod mover;
+mod process;
+mod queue;
+mod region;
+mod route;
+pub mod sim;
+mod telemetry;
+mod thread;
+mod transfer;
+mod turns;
+
+pub use driver::{Completion, Link, LinkOp, Outcome};
+pub use link::{LinkId, LinkSpec};
+pub use lot::{MAX_LOT_BYTES, MIN_LOT_BYTES, PAGE_BYTES};
+pub use memory::{Backing, HostBuffer, Memory};
+pub use mover::{Event, Limits, Mover, OpId, Start};
+pub use process::{Forked, InProcess, Process};
+pub use queue::STARVE_LOTS;
+pub use region::{Place, RegionId, Span, SpanPair};
+pub use route::{Hop, RouteError, RouteId, RouteSpec, Staging};
+pub use telemetry::{ClassTelemetry, LinkTelemetry, Telemetry};
+pub use thread::{Closed, MoverHandle, MoverThread, SubmitError, Submitted};
+pub use transfer::{Class, End, Failure, Reason, Refused, Transfer, TransferId};
+pub use turns::{Left, PostError, Turns};

@@ -1,0 +1,336 @@
+//! What becomes of a transfer that is cancelled, or whose links fail, lose an operation or are late: step by step.
+
+#![allow(clippy::unwrap_used)]
+
+use forebay_transfer::sim::{Sim, SimLink};
+use forebay_transfer::{
+    Class, End, Event, Hop, Limits, LinkSpec, Mover, OpId, Outcome, Place, Refused, RouteSpec, Span,
+    SpanPair, Staging, Transfer,
+};
+use std::time::{Duration, Instant};
+
+const HOST: Place = Place::Host(0);
+const DEVICE: Place = Place::Device(0);
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_cancel_returns_only_when_quiet() {
+    let mut sim = Sim::new(2);
+    let id = sim.add_link(LinkSpec::new("link", 2, 64 * MIB), SimLink::of_rate(1_000_000_000));
+    sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap();
+    let (source, target) = (sim.add_region(HOST, 32 << 20), sim.add_region(DEVICE, 32 << 20));
+    let pair = SpanPair::new(Span::new(source, 0, 32 * MIB), Span::new(target, 0, 32 * MIB));
+    sim.submit_at(0, Transfer::new(vec![pair], Class::Demand));
+    sim.cancel_at(100, 0);
+    sim.run();
+    let last_write_us = sim.ran.iter().map(|ran| ran.completed_us).max().unwrap();
+    assert!(matches!(sim.ended[0].end, End::Cancelled { moved_bytes, .. } if moved_bytes < 32 * MIB));
+    assert_eq!(sim.ended[0].at_us, last_write_us);
+    assert!(last_write_us > 100);
+    assert_eq!(sim.violations, Vec::<String>::new());
+}
+
+#[test]
+fn a_link_that_fails_at_once_does_not_swallow_the_transfer() {
+    let mut sim = Sim::new(2);
+    for (name, model) in [
+        ("broken", SimLink { error: 1.0, ..SimLink::of_rate(1_000_000_000_000) }),
+        ("healthy", SimLink::of_rate(1_000_000_000)),
+    ] {
+        let id = sim.add_link(LinkSpec::new(name, 2, 64 * MIB), model);
+        sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap();
+    }
+    let (source, target) = (sim.add_region(HOST, 64 << 20), sim.add_region(DEVICE, 64 << 20));
+    let pair = SpanPair::new(Span::new(source, 0, 64 * MIB), Span::new(target, 0, 64 * MIB));
+    sim.submit_at(0, Transfer::new(vec![pair], Class::Demand));
+    sim.run();
+    assert_eq!(sim.ended[0].end, End::Done { bytes: 64 * MIB });
+    assert_eq!(sim.bytes(source), sim.bytes(target));
+}
+
+#[test]
+fn corrupt_bytes_fail_the_transfer_and_are_not_tried_again() {
+    let mut sim = Sim::new(2);
+    let id = sim.add_link(
+        LinkSpec::new("link", 1, 64 * MIB),
+        SimLink { corrupt: 1.0, ..SimLink::of_rate(1_000_000) },
+    );
+    sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap();
+    let (source, target) = (sim.add_region(HOST, 4096), sim.add_region(DEVICE, 4096));
+    let pair = SpanPair::new(Span::new(source, 0, 4096), Span::new(target, 0, 4096));
+    sim.submit_at(0, Transfer::new(vec![pair], Class::Demand));
+    sim.run();
+    let End::Failed(failure) = &sim.ended[0].end else { panic!("{:?}", sim.ended[0].end) };
+    assert_eq!(failure.unmoved, vec![pair]);
+    assert_eq!(sim.ran.len(), 1);
+}
+
+#[test]
+fn a_rest_that_ends_between_a_poll_and_the_next_look_at_the_clock_is_not_slept_through() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 100), mover.add_region(DEVICE, 100));
+    let link = mover.add_link(LinkSpec::new("link", 1, MIB));
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+    let pair = SpanPair::new(Span::new(source, 0, 100), Span::new(target, 0, 100));
+    mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap();
+    let start = mover.poll(0).unwrap();
+    mover.complete(10, start.op, Outcome::Failed { error: "once".into() });
+    assert_eq!(mover.poll(11), None, "the link rests");
+    let ends_us = mover.next_timeout_us().unwrap();
+    assert_eq!(mover.poll(ends_us - 1), None);
+    // Whoever asks a moment later, when the rest is over, is told all the same.
+    assert_eq!(mover.next_timeout_us(), Some(ends_us));
+    assert!(mover.poll(ends_us).is_some());
+}
+
+#[test]
+fn a_lost_operation_quarantines_its_spans_until_it_completes() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 100), mover.add_region(DEVICE, 100));
+    let link = mover.add_link(LinkSpec { op_timeout_us: 50, ..LinkSpec::new("link", 1, MIB) });
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+    let (from, to) = (Span::new(source, 0, 100), Span::new(target, 0, 100));
+    let id = mover.submit(0, Transfer::new(vec![SpanPair::new(from, to)], Class::Demand)).unwrap();
+    let start = mover.poll(0).unwrap();
+    assert_eq!(mover.next_timeout_us(), Some(50));
+    mover.expire(49);
+    assert_eq!(mover.next_event(), None);
+    mover.expire(50);
+    let Some(forebay_transfer::Event::Ended(ended, End::Failed(failure))) = mover.next_event() else {
+        panic!()
+    };
+    assert_eq!((ended, failure.quarantined), (id, vec![from, to]));
+    assert!(mover.remove_region(target).is_err(), "the lost operation may still write there");
+    mover.complete(1_000, start.op, Outcome::Moved { bytes: 100 });
+    assert_eq!(mover.next_event(), Some(forebay_transfer::Event::Quiet(id, vec![from, to])));
+    assert!(mover.remove_region(target).is_ok());
+}
+
+/// Of two transfers the first one's operation never ends, within 50 us, and keeps all there is: both fail, and no other is let in.
+fn both_fail_for_a_lost_operation(mover: &mut Mover, transfer: impl Fn(u64) -> Transfer) -> OpId {
+    let ids = [0, 100].map(|at| mover.submit(0, transfer(at)).unwrap());
+    let lost = mover.poll(0).unwrap();
+    mover.expire(50);
+    for id in ids {
+        let ended = mover.next_event();
+        assert!(matches!(ended, Some(Event::Ended(ended, End::Failed(_))) if ended == id), "{ended:?}");
+    }
+    assert_eq!(mover.submit(60, transfer(100)), Err(Refused::NoRoute { from: HOST, to: DEVICE }));
+    lost.op
+}
+
+#[test]
+fn nothing_waits_for_a_link_whose_window_is_full_of_lost_operations() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 200), mover.add_region(DEVICE, 200));
+    let link = mover.add_link(LinkSpec { op_timeout_us: 50, ..LinkSpec::new("link", 1, MIB) });
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+    let transfer = |at: u64| {
+        let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
+        Transfer::new(vec![pair], Class::Demand)
+    };
+    let lost = both_fail_for_a_lost_operation(&mut mover, transfer);
+    // It comes back with the operation.
+    mover.complete(1_000, lost, Outcome::Failed { error: "late".into() });
+    mover.submit(1_000, transfer(100)).unwrap();
+    let again = mover.poll(10_000).unwrap();
+    mover.complete(10_001, again.op, Outcome::Moved { bytes: 100 });
+    let last = std::iter::from_fn(|| mover.next_event()).last();
+    assert!(matches!(last, Some(Event::Ended(_, End::Done { bytes: 100 }))), "{last:?}");
+}
+
+#[test]
+fn a_lot_in_staging_goes_another_way_when_the_link_that_it_waits_for_is_full_of_lost_operations() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 200), mover.add_region(DEVICE, 200));
+    let region = mover.add_region(Place::Device(1), 200);
+    let [out, into, late] = [("out", 1_000), ("in", 50), ("late", 1_000)].map(|(name, op_timeout_us)| {
+        mover.add_link(LinkSpec { op_timeout_us, ..LinkSpec::new(name, 1, 100) })
+    });
+    let staging = Staging { region, slots: 2, slot_bytes: 100 };
+    mover.add_route(RouteSpec::relayed(HOST, DEVICE, [out, into], staging, true)).unwrap();
+    for at in [0, 100] {
+        let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
+        mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap();
+        let first_hop = mover.poll(0).unwrap();
+        mover.complete(0, first_hop.op, Outcome::Moved { bytes: 100 });
+        mover.poll(0);
+    }
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, late)).unwrap();
+    mover.expire(50);
+    let start = mover.poll(50).expect("the second transfer's lot goes directly");
+    assert_eq!((start.link, start.pairs[0].from), (late, Span::new(source, 100, 100)));
+    mover.complete(60, start.op, Outcome::Moved { bytes: 100 });
+    let last = std::iter::from_fn(|| mover.next_event()).last();
+    assert!(matches!(last, Some(Event::Ended(_, End::Done { bytes: 100 }))), "{last:?}");
+}
+
+#[test]
+fn nothing_waits_for_staging_whose_slots_lost_operations_keep() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 200), mover.add_region(DEVICE, 200));
+    let region = mover.add_region(Place::Device(1), 100);
+    let links = ["out", "in"]
+        .map(|name| mover.add_link(LinkSpec { op_timeout_us: 50, ..LinkSpec::new(name, 4, 64 * MIB) }));
+    let staging = Staging { region, slots: 1, slot_bytes: 100 };
+    mover.add_route(RouteSpec::relayed(HOST, DEVICE, links, staging, false)).unwrap();
+    let transfer = |at: u64| {
+        let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
+        Transfer::new(vec![pair], Class::Demand)
+    };
+    let lost = both_fail_for_a_lost_operation(&mut mover, transfer);
+    // The slot comes back with the operation.
+    mover.complete(1_000, lost, Outcome::Failed { error: "late".into() });
+    mover.submit(1_000, transfer(100)).unwrap();
+    assert!(mover.poll(10_000).is_some());
+}
+
+#[test]
+fn a_lot_between_hops_goes_another_way_when_lost_operations_keep_the_slots_before_it() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 200), mover.add_region(DEVICE, 200));
+    let regions = [1, 2].map(|device| mover.add_region(Place::Device(device), 200));
+    let [first, second, third, late] = [1_000, 50, 1_000, 1_000].map(|op_timeout_us| {
+        mover.add_link(LinkSpec { op_timeout_us, ..LinkSpec::new("link", 4, 64 * MIB) })
+    });
+    let hops = [first, second, third].map(|link| Hop { link, guest: false }).to_vec();
+    let staging = regions.into_iter().zip([2, 1]);
+    let staging = staging.map(|(region, slots)| Staging { region, slots, slot_bytes: 100 }).collect();
+    mover.add_route(RouteSpec { from: HOST, to: DEVICE, hops, staging }).unwrap();
+    for at in [0, 100] {
+        let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
+        mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap();
+        let first_hop = mover.poll(0).unwrap();
+        mover.complete(0, first_hop.op, Outcome::Moved { bytes: 100 });
+        mover.poll(0);
+    }
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, late)).unwrap();
+    mover.expire(50);
+    let start = mover.poll(5_000).expect("the second transfer's lot goes directly");
+    assert_eq!((start.link, start.pairs[0].from), (late, Span::new(source, 100, 100)));
+}
+
+#[test]
+fn what_several_lost_operations_touch_is_quarantined_until_the_last_of_them_completes() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 100), mover.add_region(DEVICE, 300));
+    let links = [50, 50, 1_000].map(|op_timeout_us| {
+        let link = mover.add_link(LinkSpec { op_timeout_us, ..LinkSpec::new("link", 1, 100) });
+        mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+        link
+    });
+    // The same bytes to three places.
+    let pairs = [0, 100, 200].map(|to| SpanPair::new(Span::new(source, 0, 100), Span::new(target, to, 100)));
+    let id = mover.submit(0, Transfer::new(pairs.to_vec(), Class::Demand)).unwrap();
+    let starts = links.map(|_| mover.poll(0).unwrap());
+    mover.expire(50);
+    mover.complete(60, starts[0].op, Outcome::Moved { bytes: 100 });
+    mover.complete(70, starts[2].op, Outcome::Moved { bytes: 100 });
+    let Some(Event::Ended(ended, End::Failed(failure))) = mover.next_event() else { panic!() };
+    let pair = starts[1].pairs[0];
+    assert_eq!((ended, failure.quarantined), (id, vec![pair.from, pair.to]));
+}
+
+#[test]
+fn lost_operations_of_many_spans_become_quiet_in_a_moment() {
+    const PAIRS: u64 = 16_384;
+    const OPS: u64 = 8;
+    let mut mover = Mover::new(Limits::default());
+    let [source, target] = [HOST, DEVICE].map(|place| mover.add_region(place, 4 * PAIRS * (OPS + 1)));
+    let spec = |op_timeout_us| LinkSpec { op_timeout_us, ..LinkSpec::new("link", OPS as u32, 64 * MIB) };
+    let [hangs, lives] = [50, 1_000_000].map(|op_timeout_us| mover.add_link(spec(op_timeout_us)));
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, hangs)).unwrap();
+    mover.add_route(RouteSpec::direct(HOST, DEVICE, lives)).unwrap();
+    // Every other byte, so that no two pairs are one.
+    let pair = |at| SpanPair::new(Span::new(source, 2 * at, 1), Span::new(target, 2 * at, 1));
+    let pairs = (0..PAIRS * (OPS + 1)).map(pair).collect();
+    mover.submit(0, Transfer::new(pairs, Class::Demand)).unwrap();
+    let mut lost: Vec<_> = std::iter::from_fn(|| mover.poll(0)).collect();
+    mover.expire(50);
+    lost.retain(|start| start.link == hangs);
+    assert!(lost.len() >= 4, "{}", lost.len());
+    let began = Instant::now();
+    lost.iter().for_each(|start| mover.complete(60, start.op, Outcome::Failed { error: "late".into() }));
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_transfer_whose_last_lot_waits_for_a_link_that_dies_ends() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 200), mover.add_region(DEVICE, 200));
+    let region = mover.add_region(Place::Device(1), 200);
+    let [out, into] = ["out", "in"].map(|name| mover.add_link(LinkSpec::new(name, 1, 100)));
+    let staging = Staging { region, slots: 2, slot_bytes: 100 };
+    mover.add_route(RouteSpec::relayed(HOST, DEVICE, [out, into], staging, false)).unwrap();
+    let transfers = [0, 100].map(|at| {
+        let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
+        mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap()
+    });
+    // The first one is on its second link; the other one has got as far as the staging and waits.
+    for _ in transfers {
+        let first_hop = mover.poll(0).unwrap();
+        mover.complete(1, first_hop.op, Outcome::Moved { bytes: 100 });
+        mover.poll(1);
+    }
+    mover.link_down(2, into);
+    let ended = std::iter::from_fn(|| mover.next_event()).next().unwrap();
+    assert!(matches!(ended, Event::Ended(id, End::Failed(_)) if id == transfers[1]), "{ended:?}");
+}
+
+#[test]
+fn routes_with_the_same_staging_share_its_slots() {
+    let mut mover = Mover::new(Limits::default());
+    let source = mover.add_region(HOST, 400);
+    let region = mover.add_region(Place::Device(9), 100);
+    let staging = Staging { region, slots: 1, slot_bytes: 100 };
+    let targets = [0, 1].map(|device| {
+        let target = mover.add_region(Place::Device(device), 200);
+        let links = ["out", "in"].map(|name| mover.add_link(LinkSpec::new(name, 4, 1000)));
+        mover.add_route(RouteSpec::relayed(HOST, Place::Device(device), links, staging, false)).unwrap();
+        target
+    });
+    for target in targets {
+        let pair = SpanPair::new(Span::new(source, 0, 100), Span::new(target, 0, 100));
+        mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap();
+    }
+    let first = mover.poll(0).unwrap();
+    assert_eq!(mover.poll(0), None, "the only slot is taken");
+    mover.complete(1, first.op, Outcome::Moved { bytes: 100 });
+    let second_hop = mover.poll(1).unwrap();
+    assert_eq!((second_hop.pairs[0].from.region, mover.poll(1)), (region, None));
+    mover.complete(2, second_hop.op, Outcome::Moved { bytes: 100 });
+    assert_eq!(mover.poll(2).unwrap().pairs[0].to.region, region, "the other route has the slot now");
+}
+
+#[test]
+fn a_link_that_was_late_once_is_used_again() {
+    let mut mover = Mover::new(Limits::default());
+    let (source, target) = (mover.add_region(HOST, 64 * MIB), mover.add_region(DEVICE, 64 * MIB));
+    let [_, late] = ["good", "late"].map(|name| {
+        let link = mover.add_link(LinkSpec::new(name, 1, 64 * MIB));
+        mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+        link
+    });
+    // Every operation takes a millisecond, and the first one of the late link so much more. Gives the bytes of that link.
+    let mut copy = |begin_us: u64, mut late_us: u64| {
+        let before = mover.telemetry().links[late.index()].bytes;
+        let pair = SpanPair::new(Span::new(source, 0, 64 * MIB), Span::new(target, 0, 64 * MIB));
+        mover.submit(begin_us, Transfer::new(vec![pair], Class::Demand)).unwrap();
+        let (mut now_us, mut under_way) = (begin_us, Vec::new());
+        loop {
+            while let Some(start) = mover.poll(now_us) {
+                let extra_us = if start.link == late { std::mem::take(&mut late_us) } else { 0 };
+                under_way.push((now_us + 1_000 + extra_us, start));
+            }
+            under_way.sort_by_key(|(at_us, _)| std::cmp::Reverse(*at_us));
+            let Some((at_us, start)) = under_way.pop() else { break };
+            now_us = at_us;
+            mover.complete(now_us, start.op, Outcome::Moved { bytes: start.bytes });
+        }
+        assert!(matches!(mover.next_event(), Some(Event::Ended(_, End::Done { .. }))));
+        mover.telemetry().links[late.index()].bytes - before
+    };
+    copy(0, 2_500_000);
+    let bytes = copy(4_000_000, 0);
+    assert!(bytes > 16 * MIB, "{bytes} of 64 MiB over one of two equal links");
+}

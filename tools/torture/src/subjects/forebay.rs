@@ -1,0 +1,214 @@
+//! Forebay's SSD tier as a subject: one log in the directory, a value is a chunk of a few layers. This file knows the tier
+//! as its users do; the faults are in the kernel and the medium that it is given.
+
+use super::faulty_kernel::FaultyKernel;
+use super::faulty_medium::FaultyMedium;
+use crate::faults::Faults;
+use crate::protocol::{Fault, Is, Setup};
+use crate::serve::Subject;
+use forebay_kv::{ChunkId, Digest};
+use forebay_links::disk::{DiskFile, DiskLink, DiskOptions, Kernel, Threads, Uring};
+use forebay_store::TenantId;
+use forebay_store::log::DiskTierConfig;
+use forebay_store::ssd::{Existing, FileMedium, Ssd, SsdConfig, SsdWriteEnd, Staged, Volume, Want, init};
+use forebay_transfer::{Class, HostBuffer, Limits, MoverHandle, MoverThread, Place, Span};
+use std::error::Error;
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+
+/// Layers of a value. Each is whole pages, as of models.
+const LAYERS: u64 = 4;
+/// The store is cut into so many segments, roughly.
+const SEGMENTS: u64 = 32;
+/// Far above what values can be in the log.
+const CHUNKS_MAX: u32 = 1 << 14;
+/// All values are one tenant's.
+const TENANT: TenantId = TenantId(1);
+const HOST: Place = Place::Host(0);
+/// For as long as a command may take.
+const LEASE_US: u64 = 60_000_000;
+
+/// After so long an engine has computed anew what it waits for, and says so with the deadline of its request.
+const READ_US: u64 = 2_000_000;
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// The store.
+#[derive(Debug, Default)]
+pub struct Forebay {
+    faults: Arc<Faults>,
+    open: Mutex<Option<Open>>,
+}
+
+/// Everything about an open store, for any number of threads.
+#[derive(Debug, Clone)]
+struct Open {
+    ssd: Ssd,
+    mover: Arc<MoverThread>,
+    namespace: String,
+}
+
+impl Forebay {
+    fn open_log(&self, setup: &Setup) -> Result<Open, Failure> {
+        let path = setup.dir.join("log");
+        if !path.exists() {
+            let segment_bytes = (setup.capacity_bytes / SEGMENTS).next_power_of_two();
+            init(&path, setup.capacity_bytes, segment_bytes, Existing::Keep)?;
+        }
+        let volume = self.open_volume(&path)?;
+        let mover = MoverThread::spawn(Limits::default())?;
+        let config = SsdConfig {
+            tier: DiskTierConfig { max_chunks: CHUNKS_MAX, ..DiskTierConfig::default() },
+            staging_bytes: setup.staging_bytes,
+            ..SsdConfig::default()
+        };
+        let ssd = Ssd::open(&mover.handle(), HOST, vec![volume], config)?;
+        Ok(Open { ssd, mover: Arc::new(mover), namespace: setup.namespace.clone() })
+    }
+
+    /// What `Volume::open` does, with faults between the log and the system.
+    fn open_volume(&self, path: &Path) -> Result<Volume, Failure> {
+        let inner = FileMedium::open(path)?;
+        let mut options = File::options();
+        let same = Arc::new(options.read(true).write(true).custom_flags(libc::O_DIRECT).open(path)?);
+        let medium = FaultyMedium::new(inner, Arc::clone(&same), Arc::clone(&self.faults));
+        let (disk, options) = (DiskFile::open(path)?, DiskOptions::default());
+        let kernel: Box<dyn Kernel> = match Uring::open(&disk, options.depth) {
+            Ok(uring) => Box::new(uring),
+            Err(_) => Box::new(Threads::open(&disk, options.depth)?),
+        };
+        let kernel = FaultyKernel::new(kernel, same, Arc::clone(&self.faults));
+        Ok(Volume { link: DiskLink::over(Box::new(kernel), disk, options)?, medium: Arc::new(medium) })
+    }
+
+    fn opened(&self) -> Result<Open, Is> {
+        self.lock().clone().ok_or_else(|| Is::Error { reason: "not open".into() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Open {
+    fn id(&self, key: u64) -> ChunkId {
+        let name = [self.namespace.as_bytes(), &key.to_le_bytes()].concat();
+        ChunkId::from_bytes(*Digest::of(&name).as_bytes())
+    }
+
+    fn put(&self, key: u64, value: &[u8]) -> Result<Is, Failure> {
+        let mover: MoverHandle = self.mover.handle();
+        let buffer = HostBuffer::new(value.len());
+        buffer.write(0, value);
+        let region = mover.register(HOST, Arc::new(buffer))?;
+        let layer_bytes = value.len() as u64 / LAYERS;
+        let layers: Vec<_> =
+            (0..LAYERS).map(|layer| vec![Span::new(region, layer * layer_bytes, layer_bytes)]).collect();
+        let (sender, end) = mpsc::channel();
+        let on_end = move |end| _ = sender.send(end);
+        let taken = self.ssd.write(TENANT, self.id(key), None, &layers, None, Class::WriteBack, on_end);
+        let is = match taken {
+            Err(not_written) => refused(not_written),
+            Ok(()) => match end.recv()? {
+                SsdWriteEnd::Stored { .. } | SsdWriteEnd::AlreadyHere => Is::Done,
+                SsdWriteEnd::Deleted => Is::Refused { reason: "deleted meanwhile".into() },
+                SsdWriteEnd::Failed(not_written) => refused(not_written),
+            },
+        };
+        // Memory that a failed transfer might still touch is kept.
+        let _ = mover.unregister(region)?;
+        Ok(is)
+    }
+
+    /// One lease and one request for the values up to the first that is not here, as an engine asks for a prefix. Whatever
+    /// the reason why there are none, the caller computes them anew.
+    fn get(&self, keys: &[u64]) -> Result<Vec<Option<Vec<u8>>>, Failure> {
+        let mut values = vec![None; keys.len()];
+        let ids: Vec<ChunkId> = keys.iter().map(|key| self.id(*key)).collect();
+        let lease = self.ssd.lease(TENANT, &ids, LEASE_US);
+        if lease.is_empty() {
+            return Ok(values);
+        }
+        let wants: Vec<Want> =
+            (0..lease.len()).map(|chunk| Want { chunk, layers: 0..LAYERS as usize }).collect();
+        let (sender, end) = mpsc::channel();
+        let on_end = move |end| _ = sender.send(end);
+        let deadline_us = self.mover.handle().now_us() + READ_US;
+        if self.ssd.read(&lease, &wants, Class::Demand, Some(deadline_us), on_end).is_err() {
+            return Ok(values);
+        }
+        if let Ok(staged) = end.recv()? {
+            for (value, staged) in values.iter_mut().zip(&staged) {
+                *value = Some(bytes_of(staged));
+            }
+        }
+        Ok(values)
+    }
+}
+
+fn bytes_of(staged: &Staged) -> Vec<u8> {
+    staged.layers().filter_map(|layer| staged.bytes(layer)).collect::<Vec<_>>().concat()
+}
+
+fn refused(reason: impl ToString) -> Is {
+    Is::Refused { reason: reason.to_string() }
+}
+
+fn failed(failure: &Failure) -> Is {
+    Is::Error { reason: failure.to_string() }
+}
+
+impl Subject for Forebay {
+    fn open(&self, setup: &Setup) -> Is {
+        match self.open_log(setup) {
+            Ok(open) => {
+                *self.lock() = Some(open);
+                Is::Done
+            }
+            Err(failure) => refused(failure),
+        }
+    }
+
+    fn put(&self, key: u64, value: Vec<u8>) -> Is {
+        let put = |open: Open| open.put(key, &value).unwrap_or_else(|failure| failed(&failure));
+        self.opened().map_or_else(|is| is, put)
+    }
+
+    fn get_many(&self, keys: &[u64]) -> Result<Vec<Option<Vec<u8>>>, Is> {
+        self.opened()?.get(keys).map_err(|failure| failed(&failure))
+    }
+
+    fn delete(&self, key: u64) -> Is {
+        let delete = |open: Open| {
+            open.ssd.delete(TENANT, &[open.id(key)]);
+            Is::Done
+        };
+        self.opened().map_or_else(|is| is, delete)
+    }
+
+    fn flush(&self) -> Is {
+        let flush = |open: Open| open.ssd.flush().map_or_else(refused, |()| Is::Done);
+        self.opened().map_or_else(|is| is, flush)
+    }
+
+    fn inject(&self, fault: Fault) -> Is {
+        self.faults.inject(fault);
+        Is::Done
+    }
+
+    fn faults(&self) -> Option<u64> {
+        let stat = self.opened().ok()?.ssd.stat();
+        Some(
+            stat.corrupt
+                + stat.io_faults
+                + stat.volumes.iter().map(|volume| volume.failed_commits).sum::<u64>(),
+        )
+    }
+
+    fn close(&self) -> Is {
+        let close = |open: Open| open.ssd.close().map_or_else(refused, |()| Is::Done);
+        self.lock().take().map_or(Is::Done, close)
+    }
+}
