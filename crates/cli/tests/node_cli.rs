@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_kv::ChunkId;
-use forebay_links::HostLink;
 use forebay_node::client::{Client, ClientOptions};
 use forebay_store::StoreEnd;
+use forebay_transfer::HostLink;
 use forebay_transfer::{Class, HostBuffer, Limits, LinkSpec, MoverThread, Place, RouteSpec, Span};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};

@@ -17,12 +17,12 @@ use crate::request::{Request, Run};
 use crate::seats::Yard;
 use crate::shared::{Runs, Shared};
 use crate::stat::PeerStat;
-use crate::trouble::{AgentError, Trouble};
-use forebay_links::mapped::{self, Absent};
-use forebay_links::tcp::{
+use crate::tcp::{
     Access, CallError, Exports, FlowOptions, Identity, PeerRegion, PeerRegions, ServerOptions, ServerStats,
     Service, TcpServer,
 };
+use crate::trouble::{AgentError, Trouble};
+use forebay_transfer::mapped::{self, Absent};
 use forebay_transfer::{Backing, Forked, Limits, MoverHandle, MoverThread, Place, Process, RegionId};
 use rustix::fd::BorrowedFd;
 use std::collections::HashMap;

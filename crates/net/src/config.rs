@@ -2,9 +2,9 @@
 
 use crate::menu::RAILS_MAX;
 use crate::metadata::is_name;
+use crate::tcp::{Service, TOKEN_BYTES_MAX, TlsConfig};
 use crate::trouble::AgentError;
-use forebay_links::tcp::{Service, TOKEN_BYTES_MAX, TlsConfig};
-use forebay_links::ucx::RailOptions;
+use crate::ucx::RailOptions;
 use std::net::SocketAddr;
 use std::sync::Arc;
 

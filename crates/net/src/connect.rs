@@ -8,10 +8,10 @@ use crate::peer::{Flow, Peer};
 use crate::seats::{OnAdvice, Sitter};
 use crate::shared::Shared;
 use crate::stat::NotReached;
+use crate::tcp::{Broken, FlowError, FlowHandle, FlowOptions, RefusalCode, TcpFlow, Unreached};
 use crate::trouble::Trouble;
+use crate::ucx::Fabric;
 use crate::upgrade;
-use forebay_links::tcp::{Broken, FlowError, FlowHandle, FlowOptions, RefusalCode, TcpFlow, Unreached};
-use forebay_links::ucx::Fabric;
 use forebay_transfer::Link;
 use std::sync::{Arc, Weak};
 
@@ -32,7 +32,7 @@ impl Arrival {
     }
 }
 
-type Connected = Result<(TcpFlow, forebay_links::tcp::Peer), FlowError>;
+type Connected = Result<(TcpFlow, crate::tcp::Peer), FlowError>;
 
 /// Brings the first flow about.
 pub(crate) fn begin(shared: &Arc<Shared>, peer: &Arc<Peer>) {

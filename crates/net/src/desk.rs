@@ -5,7 +5,7 @@ use crate::event::Event;
 use crate::leases::LeaseTable;
 use crate::notices::{Inbox, Notice};
 use crate::rails::Rails;
-use forebay_links::tcp::{Identity, Reply, Service};
+use crate::tcp::{Identity, Reply, Service};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 

@@ -3,7 +3,7 @@
 
 use crate::flows::{Advice, Climb, Moved};
 use crate::path::Path;
-use forebay_links::tcp::Unreached;
+use crate::tcp::Unreached;
 use forebay_transfer::Outcome;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

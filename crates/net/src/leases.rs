@@ -2,7 +2,7 @@
 //! holder is gone; what is asked for under it afterwards is refused. This file knows rights and time; it must never know
 //! what lies in the spans.
 
-use forebay_links::tcp::{Leases, PeerRegion};
+use crate::tcp::{Leases, PeerRegion};
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
 use std::hash::BuildHasher;

@@ -5,7 +5,7 @@
 //! `flows` how many connections it deserves, `menu` which rails two ends have in common, `notices` what was said already,
 //! `leases` who may use what until when. Glue: `agent`, `peer`, `connect`, `upgrade`, `rails`, `request`, `notify`, `desk`,
 //! and `keeper`, a thread that sleeps until something is due. The bytes are moved by a [`forebay_transfer`] over flows of
-//! [`forebay_links::tcp`] and [`forebay_links::ucx`], and never touched here.
+//! [`crate::tcp`] and [`crate::ucx`], and never touched here.
 //!
 //! Knows who has which memory, and when to speak to whom. Must never know what the bytes mean or who in the cluster has them.
 //!
@@ -61,18 +61,20 @@ mod request;
 mod seats;
 mod shared;
 mod stat;
+pub mod tcp;
 mod trouble;
+pub mod ucx;
 mod upgrade;
 
-pub use agent::{Agent, Prepared, Registration};
-pub use config::AgentConfig;
-pub use descriptors::{BLOCKS_MAX, BadRun, Descriptors, Run, Select};
-pub use forebay_links::mapped::Absent;
-pub use forebay_links::tcp::{
+pub use crate::tcp::{
     Access, CallError, Identity, PeerRegion, RefusalCode, Reply, ServerStats, Service, TlsConfig, TlsError,
     Unreached,
 };
-pub use forebay_links::ucx::{Fabric, RailOptions, RailReport, UcxError};
+pub use crate::ucx::{Fabric, RailOptions, RailReport, UcxError};
+pub use agent::{Agent, Prepared, Registration};
+pub use config::AgentConfig;
+pub use descriptors::{BLOCKS_MAX, BadRun, Descriptors, Run, Select};
+pub use forebay_transfer::mapped::Absent;
 pub use gauge::{Counts, Histogram, PathCounts, Stages};
 pub use leases::{LEASE_SPANS_MAX, LEASES_MAX, LeaseEnd, LeaseTable, LeasedSpan, NoLease};
 pub use menu::{RAILS_MAX, WhyIdle};

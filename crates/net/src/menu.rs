@@ -4,13 +4,13 @@
 //! ```text
 //! question  u8 0
 //!   answer  u8 version: 1; host: 16 bytes, zeros if it is not known; u8 rails, and as many u8: their fabrics
-//! offer     u8 1; u8 fabric; u8 which of the rails of that fabric; the rest is a card of `forebay_links::ucx`
+//! offer     u8 1; u8 fabric; u8 which of the rails of that fabric; the rest is a card of `crate::ucx`
 //!   answer  a card
 //! ```
 //! The answer to an offer is refused where there is no such rail. Agents that know nothing of rails refuse both.
 
-use forebay_links::tcp::Broken;
-use forebay_links::ucx::{Fabric, UcxError};
+use crate::tcp::Broken;
+use crate::ucx::{Fabric, UcxError};
 use thiserror::Error;
 
 const VERSION: u8 = 1;

@@ -14,8 +14,8 @@
 //! All numbers are little endian.
 
 use crate::addresses::{Addresses, BadRange};
+use crate::tcp::{Identity, PeerRegion, REGIONS_MAX};
 use crc_fast::{CrcAlgorithm, checksum};
-use forebay_links::tcp::{Identity, PeerRegion, REGIONS_MAX};
 use std::net::SocketAddr;
 use thiserror::Error;
 

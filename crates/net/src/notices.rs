@@ -11,7 +11,7 @@
 //! it by the sender's instance and that number.
 
 use crate::metadata::{NAME_BYTES_MAX, is_name};
-use forebay_links::tcp::CALL_BYTES_MAX;
+use crate::tcp::CALL_BYTES_MAX;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// Bytes of a notification at most. With its head it fits into one call.

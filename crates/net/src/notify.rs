@@ -8,8 +8,8 @@ use crate::desk;
 use crate::notices::{NOTICE_BYTES_MAX, Notice};
 use crate::peer::Peer;
 use crate::shared::Shared;
+use crate::tcp::CallError;
 use crate::trouble::{AgentError, Trouble};
-use forebay_links::tcp::CallError;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 

@@ -1,6 +1,6 @@
 //! What carries the bytes of a flow. This file names it; it must never know how it works.
 
-use forebay_links::ucx::{Fabric, RailReport};
+use crate::ucx::{Fabric, RailReport};
 use std::fmt;
 
 /// What carries the bytes of a flow.

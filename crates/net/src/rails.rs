@@ -2,8 +2,8 @@
 //! it must never know which flows there are.
 
 use crate::menu::{Host, Menu, Word};
-use forebay_links::tcp::{Door, Reply};
-use forebay_links::ucx::{Fabric, RailOptions, UcxError, UcxRail};
+use crate::tcp::{Door, Reply};
+use crate::ucx::{Fabric, RailOptions, UcxError, UcxRail};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 

@@ -475,8 +475,8 @@ fn register(shared: &Shared, run: &Arc<Run>) -> Result<u64, AgentError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tcp::REGIONS_MAX;
     use crate::{Access, Agent, AgentConfig, Descriptors, Op, Run as Blocks, Select};
-    use forebay_links::tcp::REGIONS_MAX;
     use forebay_transfer::{HostBuffer, Limits, Mover, Place, Span};
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicBool, Ordering};

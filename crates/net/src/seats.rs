@@ -5,8 +5,8 @@
 use crate::flows::Advice;
 use crate::gauge::Gauge;
 use crate::path::Path;
+use crate::tcp::FlowHandle;
 use crate::trouble::AgentError;
-use forebay_links::tcp::FlowHandle;
 use forebay_transfer::{
     Completion, Link, LinkId, LinkOp, LinkSpec, Memory, MoverHandle, OpId, Outcome, Place, RouteSpec,
 };
@@ -191,7 +191,7 @@ impl Yard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_links::tcp::{
+    use crate::tcp::{
         Access, Exports, FlowOptions, Identity, NoLeases, PeerRegions, ServerOptions, TcpFlow, TcpServer,
     };
     use forebay_transfer::{Class, End, HostBuffer, Limits, MoverThread, Span, SpanPair, Transfer};

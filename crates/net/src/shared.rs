@@ -5,7 +5,7 @@ use crate::keeper::Keeper;
 use crate::rails::Rails;
 use crate::request::Run;
 use crate::seats::Yard;
-use forebay_links::tcp::{FlowOptions, Identity, PeerRegions};
+use crate::tcp::{FlowOptions, Identity, PeerRegions};
 use forebay_transfer::{MoverHandle, Process, RegionId};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

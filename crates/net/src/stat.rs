@@ -5,8 +5,8 @@ use crate::menu::WhyIdle;
 use crate::path::{Path, Way};
 use crate::peer::{Flow, Peer};
 use crate::rails::Rails;
-use forebay_links::tcp::Unreached;
-use forebay_links::ucx::{RailOptions, RailReport};
+use crate::tcp::Unreached;
+use crate::ucx::{RailOptions, RailReport};
 
 /// A snapshot of one peer.
 #[derive(Debug, Clone, PartialEq, Eq)]

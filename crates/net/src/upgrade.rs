@@ -8,8 +8,8 @@ use crate::menu::{Menu, WhyIdle, Word};
 use crate::path::Way;
 use crate::peer::Peer;
 use crate::shared::Shared;
-use forebay_links::tcp::{Broken, FlowHandle, FlowOptions};
-use forebay_links::ucx::{Fabric, UcxFlow};
+use crate::tcp::{Broken, FlowHandle, FlowOptions};
+use crate::ucx::{Fabric, UcxFlow};
 use std::sync::{Arc, Weak, mpsc};
 
 /// After the last rail was lost, rails are tried again in so long; twice as long after each further time.
@@ -196,8 +196,8 @@ impl Boarding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ucx::{UcxError, UcxRail};
     use crate::{Access, Agent, AgentConfig, Descriptors, End, Op, Path, RailOptions, Run, Select};
-    use forebay_links::ucx::{UcxError, UcxRail};
     use forebay_transfer::HostBuffer;
     use std::time::{Duration, Instant};
 

@@ -28,8 +28,9 @@ use crate::metrics::{HttpLimits, Metrics, MetricsServer, Push, PushConfig, PushE
 use crate::peering::{Nobody, Peering, PeeringStat};
 use forebay_cuda::driver::{Driver, LoadError};
 use forebay_cuda::remote::{RelayError, Relays, RelaysStat};
-use forebay_links::{HostLink, LogGate, Room};
 use forebay_net::AgentError;
+use forebay_transfer::listen::Room;
+use forebay_transfer::{HostLink, LogGate};
 
 use ending::Ender;
 use forebay_store::ssd::SsdError;

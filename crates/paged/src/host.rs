@@ -3,10 +3,10 @@
 
 use crate::cache::{CacheShape, Layer};
 use crate::copies::{Batch, Copies, Direction, Job, NotCopied, OnCopied};
-use forebay_links::{HostLink, mapped};
 use forebay_transfer::{
     Backing, Class, End, LinkSpec, MoverHandle, Place, RegionId, RouteSpec, Span, SpanPair, Transfer,
 };
+use forebay_transfer::{HostLink, mapped};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The host's memory: the arena and the cache.

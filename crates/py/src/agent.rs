@@ -8,7 +8,7 @@ use crate::process::Own;
 use crate::rail::{self, Rail};
 use crate::rows::{self, Rows};
 use crate::transfer::{Prepared, Transfer};
-use forebay_links::tcp::TlsConfig;
+use forebay_net::tcp::TlsConfig;
 use forebay_net::{Access, AgentConfig, AgentError, Histogram, Op, PeerStat, Run, Select, Trouble};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;

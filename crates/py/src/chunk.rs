@@ -4,10 +4,10 @@
 
 use crate::places::Piece;
 use crate::process::Own;
-use forebay_links::mapped;
 use forebay_node::client::{Client, Lease};
 use forebay_store::StoreEnd;
 use forebay_transfer::End;
+use forebay_transfer::mapped;
 use pyo3::prelude::*;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 

@@ -1,9 +1,9 @@
 //! Errors as Python sees them: the classes of `forebay.errors`, one for each thing that a program may do about it. This
 //! file knows which failure is which class; it must never decide whether something failed.
 
-use forebay_links::mapped::Absent;
 use forebay_net::{AgentError, BadBlocks, BadRun, End, Trouble};
 use forebay_transfer::Forked;
+use forebay_transfer::mapped::Absent;
 use pyo3::PyErr;
 
 pyo3::import_exception!(forebay.errors, CancelledError);

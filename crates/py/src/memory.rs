@@ -2,8 +2,8 @@
 //! never know who reads or writes there.
 
 use crate::errors::InvalidError;
-use forebay_links::mapped;
 use forebay_transfer::Backing;
+use forebay_transfer::mapped;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;

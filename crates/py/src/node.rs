@@ -11,12 +11,12 @@ use crate::process::Own;
 use crate::rows;
 use crate::watching::{Said, Watching};
 use forebay_kv::ChunkId;
-use forebay_links::{HostLink, mapped};
 use forebay_node::client::{Client, ClientOptions};
 use forebay_store::TenantId;
 use forebay_transfer::{
     Class, Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place as At, RouteSpec, Span,
 };
+use forebay_transfer::{HostLink, mapped};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::fmt::Display;

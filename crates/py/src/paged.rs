@@ -4,12 +4,12 @@
 use crate::errors::{ForebayError, InvalidError, PeerLostError, TransferError, of_absent, of_forked};
 use crate::ids::{id, ids};
 use crate::process::Own;
-use forebay_links::mapped::{self, Absent};
 use forebay_node::client::ClientOptions;
 use forebay_paged::cache::{CacheShape, Group, Layer};
 use forebay_paged::pages::{HeadRange, PageTables, Source};
 use forebay_paged::{NewChunk, NotBegun, NotOpened, PagedCache as Cache, PagedOptions, Wish};
 use forebay_store::TenantId;
+use forebay_transfer::mapped::{self, Absent};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

@@ -7,6 +7,7 @@
 pub mod admission;
 mod arena;
 pub mod checksum;
+pub mod disk;
 mod entry;
 mod index;
 mod lease;

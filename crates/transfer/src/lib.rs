@@ -32,8 +32,14 @@
 
 mod alarm;
 mod driver;
+mod flips;
+mod host;
+mod inbox;
 mod link;
+pub mod listen;
+mod log_gate;
 mod lot;
+pub mod mapped;
 mod memory;
 mod mover;
 mod process;
@@ -47,7 +53,11 @@ mod transfer;
 mod turns;
 
 pub use driver::{Completion, Link, LinkOp, Outcome};
+pub use flips::{BitFlips, ChanceError};
+pub use host::{HostLink, MAX_COPY_THREADS};
+pub use inbox::{Inbox, Waker};
 pub use link::{LinkId, LinkSpec};
+pub use log_gate::LogGate;
 pub use lot::{MAX_LOT_BYTES, MIN_LOT_BYTES, PAGE_BYTES};
 pub use memory::{Backing, HostBuffer, Memory};
 pub use mover::{Event, Limits, Mover, OpId, Start};

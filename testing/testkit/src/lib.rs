@@ -1,6 +1,8 @@
 //! What tests of several crates share.
 //! It knows how a test says that it was skipped. It must not know what is tested.
 
+pub mod idle;
+
 use std::fmt::Display;
 use std::io::Write;
 

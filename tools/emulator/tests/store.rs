@@ -7,13 +7,12 @@ use common::{Client, FAST, config, eventually, oracle, tokens};
 use forebay_emulator::kv_store::InProcess;
 use forebay_emulator::latency::Launch;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
-use forebay_links::disk::{
-    Action, Completed, DiskFile, DiskLink, DiskOptions, Kernel, Request, Threads, Waker,
-};
-use forebay_links::{BitFlips, HostLink};
 use forebay_store::admission::Policy;
+use forebay_store::disk::{Action, Completed, DiskFile, DiskLink, DiskOptions, Kernel, Request, Threads};
 use forebay_store::ssd::{Existing, FileMedium, Ssd, SsdConfig, Volume, init};
 use forebay_store::{Pages, Store, TenantId, TierConfig, WriteBackConfig};
+use forebay_transfer::Waker;
+use forebay_transfer::{BitFlips, HostLink};
 use forebay_transfer::{
     Completion, Limits, Link, LinkOp, LinkSpec, Memory, MoverThread, Outcome, Place, RouteSpec,
 };

@@ -2,9 +2,9 @@
 //! there and nothing of the others. It knows files and sizes; it must never know what is kept in them.
 
 use super::host::{CHUNK_TOKENS, HostShape};
-use forebay_links::disk::DiskOptions;
 use forebay_store::WriteBackConfig;
 use forebay_store::admission::Policy;
+use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
 use forebay_transfer::{MoverHandle, Place};
 use std::path::PathBuf;

@@ -7,7 +7,7 @@ pub mod other;
 pub mod relay;
 pub mod tls;
 
-use forebay_links::ucx::UcxRail;
+use forebay_net::ucx::UcxRail;
 use forebay_net::*;
 use forebay_transfer::HostBuffer;
 use forebay_transfer::sim::SplitMix;

@@ -3,7 +3,7 @@
 use super::{ConfigError, address, count_in, read_token, size_in};
 use crate::directory::{self, PREFIX_BYTES_MAX, StaticDirectory, TTL_S};
 use crate::{endpoint, size};
-use forebay_links::tcp::{TOKEN_BYTES_MAX, is_beyond_loopback};
+use forebay_net::tcp::{TOKEN_BYTES_MAX, is_beyond_loopback};
 use forebay_net::{Fabric, RAILS_MAX, RailOptions, TlsConfig};
 use forebay_store::SLOT_ALIGN_BYTES;
 use serde::{Deserialize, Serialize};

@@ -9,7 +9,7 @@ use super::request::{Hello, Request};
 use super::socket::{self, WakeUp};
 use crate::node::{Inside, Shared};
 use forebay_cuda::remote::{Credentials, SocketFile, bind_socket, credentials};
-use forebay_links::RoomPlace;
+use forebay_transfer::listen::RoomPlace;
 use rustix::fd::OwnedFd;
 use rustix::net::SocketType;
 use std::io;

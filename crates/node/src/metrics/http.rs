@@ -3,7 +3,8 @@
 //! to the next, few read numbers at a time, and health is answered to all, so that nobody keeps others from it.
 
 use super::{Metrics, prometheus};
-use forebay_links::{LogGate, Room, RoomPlace};
+use forebay_transfer::LogGate;
+use forebay_transfer::listen::{Room, RoomPlace};
 use http::{Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;

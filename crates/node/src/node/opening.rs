@@ -5,7 +5,7 @@ use super::{HOST, NodeError, memory};
 use crate::config::{
     LimitsConfig, NodeConfig, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MAX, SsdConfig,
 };
-use forebay_links::disk::DiskOptions;
+use forebay_store::disk::DiskOptions;
 use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{Existing, Ssd, Volume, WRITES_MAX, init};
 use forebay_store::{Pages, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};

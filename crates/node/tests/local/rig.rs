@@ -3,10 +3,10 @@
 #![allow(dead_code)]
 
 use forebay_kv::ChunkId;
-use forebay_links::HostLink;
 use forebay_node::client::{Client, ClientOptions, ConnectError, Lease, NotLoaded};
 use forebay_node::{Node, NodeConfig};
 use forebay_store::{NotVerified, StoreEnd, TenantId};
+use forebay_transfer::HostLink;
 use forebay_transfer::{
     Class, Completion, End, HostBuffer, Limits, Link, LinkOp, LinkSpec, Memory, MoverHandle, MoverThread,
     Place, RegionId, RouteSpec, Span,

@@ -2,7 +2,7 @@
 
 use crate::rig::*;
 use crate::{Pair, store_all, write};
-use forebay_links::ucx::{UcxError, UcxRail};
+use forebay_net::ucx::{UcxError, UcxRail};
 use forebay_net::{Fabric, Path, RailOptions};
 use forebay_node::{FabricConfig, Node, NodeConfig, RailConfig};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};

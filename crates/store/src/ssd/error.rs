@@ -3,10 +3,10 @@
 use super::crypt::SealError;
 use super::pool::NotStaged;
 use crate::arena::ArenaError;
+use crate::disk::DiskError;
 use crate::log::{Fault, LayoutError, NotOpened};
 use crate::shape::ShapeError;
 use crate::stat::{Refused, Unreadable};
-use forebay_links::disk::DiskError;
 use forebay_transfer::{Closed, RouteError, Span};
 use std::ops::Range;
 use std::path::PathBuf;

@@ -2,8 +2,8 @@
 //! This file knows system calls and alignment; it must never know what is read or written, or when.
 
 use super::error::SsdError;
+use crate::disk::DiskError;
 use crate::log::{Medium, PAGE_BYTES, VolumeSpace};
-use forebay_links::disk::DiskError;
 use forebay_transfer::{Backing, HostBuffer};
 use rustix::fs::{self, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::{self as system, Errno};

@@ -1,8 +1,8 @@
 //! What the SSD tier says about itself. This file counts; it must never decide.
 
 use super::pool::StagingUse;
+use crate::disk::DiskStats;
 use crate::log::DiskStat;
-use forebay_links::disk::DiskStats;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A snapshot of the SSD tier. Counts are since it was opened.

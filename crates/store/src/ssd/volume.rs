@@ -3,10 +3,10 @@
 
 use super::error::SsdError;
 use super::file_medium::FileMedium;
+use crate::disk::{DiskError, DiskFile, DiskLink, DiskOptions, sync_directory};
 use crate::log::{
     Layout, LogUuid, Medium, NotOpened, PAGE_BYTES, SUPERBLOCKS_AT, empty_log, read_superblock,
 };
-use forebay_links::disk::{DiskError, DiskFile, DiskLink, DiskOptions, sync_directory};
 use rustix::fs::{CWD, RenameFlags, rename, renameat_with};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};

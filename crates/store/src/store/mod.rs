@@ -61,7 +61,7 @@ use write_back::WriteBack;
 ///
 /// ```
 /// use forebay_kv::ChunkId;
-/// use forebay_links::HostLink;
+/// use forebay_transfer::HostLink;
 /// use forebay_transfer::*;
 /// use forebay_store::{Pages, Store, StoreEnd, TenantId, TierConfig};
 /// use std::sync::{Arc, mpsc::channel};

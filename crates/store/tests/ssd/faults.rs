@@ -2,7 +2,7 @@
 
 use crate::faulty::Faults;
 use crate::rig::*;
-use forebay_links::disk::DiskOptions;
+use forebay_store::disk::DiskOptions;
 use forebay_store::log::read_superblock;
 use forebay_store::ssd::{FileMedium, NotRead, NotWritten, SsdWriteEnd, Volume};
 use std::fs::File;

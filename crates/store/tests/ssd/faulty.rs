@@ -1,7 +1,8 @@
 //! A kernel and a medium that fail when they are told to, in front of real ones.
 
-use forebay_links::disk::{Action, Completed, Kernel, Request, Waker};
+use forebay_store::disk::{Action, Completed, Kernel, Request};
 use forebay_store::log::{Medium, VolumeSpace};
+use forebay_transfer::Waker;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};

@@ -2,7 +2,7 @@
 
 use crate::faulty::Faults;
 use crate::rig::*;
-use forebay_links::disk::DiskOptions;
+use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{NotRead, NotStaged, NotWritten, SsdConfig, SsdWriteEnd, Volume};
 use forebay_store::{Refused, Unreadable};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,8 +1,8 @@
 //! Logs in a directory of their own, a mover, and memory to write chunks from.
 
 use forebay_kv::ChunkId;
-use forebay_links::disk::{DiskError, DiskFile, DiskLink, DiskOptions, Kernel};
 use forebay_store::TenantId;
+use forebay_store::disk::{DiskError, DiskFile, DiskLink, DiskOptions, Kernel};
 use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{
     DiskLease, Existing, FileMedium, NotRead, NotWritten, Ssd, SsdConfig, SsdError, SsdWriteEnd, Staged,
@@ -89,7 +89,7 @@ impl Rig {
         let medium = Arc::new(FileMedium::open(&self.paths[number]).unwrap());
         let file = DiskFile::open_with_holes(&self.paths[number]).unwrap();
         let options = DiskOptions::default();
-        let inner = Box::new(forebay_links::disk::Threads::open(&file, options.depth).unwrap());
+        let inner = Box::new(forebay_store::disk::Threads::open(&file, options.depth).unwrap());
         let link = DiskLink::over(wrap(inner), file, options).unwrap();
         Volume { link, medium }
     }

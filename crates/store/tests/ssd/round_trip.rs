@@ -1,8 +1,8 @@
 //! What was written is read, also by the next process.
 
 use crate::rig::*;
-use forebay_links::disk::DiskOptions;
 use forebay_store::TenantId;
+use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{Existing, NotWritten, Source, SsdError, SsdWriteEnd, TenantKeys, Volume, init};
 
 const PAGE: u64 = 4096;

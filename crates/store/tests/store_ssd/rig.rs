@@ -1,13 +1,13 @@
 //! A store with an SSD in a temporary directory, and an emulated device to store from and load to.
 
 use forebay_kv::ChunkId;
-use forebay_links::HostLink;
-use forebay_links::disk::DiskOptions;
 use forebay_store::admission::Policy;
+use forebay_store::disk::DiskOptions;
 use forebay_store::log::Medium;
 use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
 use forebay_store::{DiskSideStat, Lease, Load, NotLoaded, NotVerified, Pages, SLOT_ALIGN_BYTES, Store};
 use forebay_store::{StoreEnd, TenantId, TierConfig, WriteBackConfig};
+use forebay_transfer::HostLink;
 use forebay_transfer::{Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId};
 use forebay_transfer::{RouteSpec, Span};
 use std::io;

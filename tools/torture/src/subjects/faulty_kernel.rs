@@ -3,7 +3,8 @@
 
 use crate::faults::{Ending, Faults};
 use crate::power::{Announced, Syncing};
-use forebay_links::disk::{Action, Completed, Kernel, Request, Waker};
+use forebay_store::disk::{Action, Completed, Kernel, Request};
+use forebay_transfer::Waker;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;

@@ -9,7 +9,7 @@
 use super::Outcome;
 use super::timing::{Cost, cost};
 use crate::results::{Peer, Row};
-use forebay_links::HostLink;
+use forebay_transfer::HostLink;
 use forebay_transfer::{
     Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId, RouteSpec, Span,
     SpanPair, Transfer,

@@ -5,7 +5,7 @@ use super::Failure;
 use super::file::TestFile;
 use super::memory::{Buffers, Direction, Objects};
 use forebay_kv::ChunkId;
-use forebay_links::disk::DiskOptions;
+use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{
     DiskLease, NotRead, NotWritten, Source, Ssd, SsdConfig, SsdWriteEnd, Staged, Volume, Want,
 };

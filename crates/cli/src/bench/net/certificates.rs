@@ -2,7 +2,7 @@
 //! it must never know who speaks with them.
 
 use super::Error;
-use forebay_links::tcp::TlsConfig;
+use forebay_net::tcp::TlsConfig;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

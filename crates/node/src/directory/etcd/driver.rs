@@ -5,7 +5,7 @@ use super::client::{Client, Watching};
 use super::membership::{Step, Watch};
 use super::wire::{Failure, Message, Request, Response, watch_body};
 use super::{Shared, conflict};
-use forebay_links::LogGate;
+use forebay_transfer::LogGate;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;

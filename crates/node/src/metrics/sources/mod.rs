@@ -64,7 +64,7 @@ mod tests {
         let client = crate::ClientStat { name: "engine".into(), leases: 1, slots: 1 };
         clients::collect(&Default::default(), &[client], &mut out);
         peering::collect(&Default::default(), &mut out);
-        let room = forebay_links::RoomStat::default();
+        let room = forebay_transfer::listen::RoomStat::default();
         let peers = forebay_net::ServerStats {
             refused: HashMap::from([
                 (forebay_net::RefusalCode::Token, 1),

@@ -4,8 +4,8 @@
 use super::{counter, gauge};
 use crate::local::frame::Unfinished;
 use crate::metrics::{Family, Metric, Source};
-use forebay_links::RoomStat;
 use forebay_net::ServerStats;
+use forebay_transfer::listen::RoomStat;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -12,11 +12,11 @@ pub(super) use queue::{Dirty, Written};
 
 use super::Shared;
 use crate::admission::{AdmissionConfig, Chunk, Policy};
+use crate::disk::PacerLimits;
 use crate::ssd::{NotWritten, SsdWriteEnd};
 use crate::stat::Refused;
 use crate::tier::{Read, ReadEnd};
 use forebay_kv::ChunkId;
-use forebay_links::disk::PacerLimits;
 use forebay_transfer::{Class, Span};
 use losses::Untold;
 use queue::Queue;

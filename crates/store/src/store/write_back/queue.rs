@@ -5,9 +5,9 @@
 use super::WriteBackConfig;
 use super::losses::{Loss, Losses};
 use crate::admission::{Admission, Chunk, ChunkKey, Verdict, Verdicts};
+use crate::disk::WriteBackPacer;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
-use forebay_links::disk::WriteBackPacer;
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// A chunk that memory has and the disk has not.

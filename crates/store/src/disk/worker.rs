@@ -1,0 +1,203 @@
+//! The thread of a disk link: it carries operations from the inbox to the kernel and their ends back. This file is glue;
+//! what to request is decided in [`flights`](super::flights), how in the drivers.
+
+use super::file::DiskFile;
+use super::flights::{DiskFault, Flights};
+use super::kernel::{Completed, Kernel};
+use super::regions::Regions;
+use super::stats::DiskStats;
+use forebay_transfer::Inbox;
+use forebay_transfer::{Backing, Completion, LinkOp, Memory, Outcome};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+/// Pause after a wait that failed.
+const PAUSE_AFTER_FAILED_WAIT: Duration = Duration::from_millis(10);
+/// Time between two log lines about waits that fail.
+const FAILED_WAIT_LINE_EVERY: Duration = Duration::from_secs(60);
+
+/// What a link's thread shares with those who use the link.
+pub(crate) struct Shared {
+    pub inbox: Inbox<Message>,
+    pub regions: RwLock<Regions>,
+    pub stats: Mutex<DiskStats>,
+    /// Callers that wait for a sync.
+    pub syncs: AtomicU32,
+}
+
+pub(crate) type OnSynced = Box<dyn FnOnce(Result<(), DiskFault>) + Send>;
+
+/// What callers want.
+pub(crate) enum Message {
+    Op(LinkOp, Arc<Memory>, Completion),
+    Sync(OnSynced),
+    /// Pin this memory, and say whether that worked.
+    Pin(Arc<dyn Backing>, SyncSender<std::io::Result<()>>),
+}
+
+/// Who waits for an operation.
+enum Waiter {
+    /// The memory is kept alive until the operation is quiet, even if the mover is gone.
+    Op {
+        done: Completion,
+        _memory: Arc<Memory>,
+    },
+    Sync(Vec<OnSynced>),
+}
+
+/// The thread's own. The kernel is dropped first, and waits until nothing is under way before anything it uses goes.
+pub(crate) struct Worker {
+    kernel: Box<dyn Kernel>,
+    flights: Flights<Waiter>,
+    /// Callers that came after the sync under way had started.
+    next_sync: Vec<OnSynced>,
+    is_syncing: bool,
+    io_bytes_max: u64,
+    shared: Arc<Shared>,
+    /// Memory that the kernel may have pinned.
+    pinned: Vec<Arc<dyn Backing>>,
+    /// When a log line last said that waits fail.
+    failed_wait_told: Option<Instant>,
+    file: DiskFile,
+}
+
+impl Worker {
+    pub fn new(
+        kernel: Box<dyn Kernel>,
+        depth: u32,
+        io_bytes_max: u64,
+        shared: Arc<Shared>,
+        file: DiskFile,
+    ) -> Worker {
+        let flights = Flights::new(depth as usize, file.block_bytes());
+        Worker {
+            kernel,
+            flights,
+            next_sync: Vec::new(),
+            is_syncing: false,
+            io_bytes_max,
+            shared,
+            pinned: Vec::new(),
+            failed_wait_told: None,
+            file,
+        }
+    }
+
+    /// Runs until the inbox is closed and everything that was posted has ended.
+    pub fn run(mut self) {
+        let mut messages = Vec::new();
+        let mut completed = Vec::new();
+        loop {
+            let open = self.shared.inbox.take(&mut messages);
+            messages.drain(..).for_each(|message| self.accept(message));
+            self.deliver_ends();
+            self.start_what_can_start();
+            if !open && self.flights.is_empty() && self.next_sync.is_empty() {
+                return;
+            }
+            if self.shared.inbox.may_sleep(!open) {
+                self.wait(&mut completed);
+            }
+        }
+    }
+
+    fn accept(&mut self, message: Message) {
+        match message {
+            Message::Sync(on_synced) => self.next_sync.push(on_synced),
+            Message::Pin(backing, answer) => {
+                let pinned = match NonNull::new(backing.as_ptr()) {
+                    // SAFETY: the backing is kept for as long as the kernel, and stays where it is while it lives.
+                    Some(start) => unsafe { self.kernel.pin(start, backing.len()) },
+                    None => Ok(()),
+                };
+                self.pinned.push(backing);
+                // A caller that has gone does not want to know.
+                let _ = answer.send(pinned);
+            }
+            Message::Op(op, memory, done) => {
+                let mut plan = self.flights.spare_plan();
+                let regions = self.shared.regions.read().unwrap_or_else(PoisonError::into_inner);
+                let planned = regions.plan(&op, &memory, self.io_bytes_max, &mut plan);
+                drop(regions);
+                match planned {
+                    Ok(action) => self.flights.add(Waiter::Op { done, _memory: memory }, action, plan),
+                    Err(unusable) => {
+                        self.flights.recycle(plan);
+                        done.finish(Outcome::Failed { error: unusable.to_string() });
+                    }
+                }
+            }
+        }
+    }
+
+    fn start_what_can_start(&mut self) {
+        if !self.is_syncing && !self.next_sync.is_empty() {
+            self.is_syncing = true;
+            self.flights.add_sync(Waiter::Sync(std::mem::take(&mut self.next_sync)));
+        }
+        while let Some((key, request)) = self.flights.next() {
+            // SAFETY: the table keeps the slices in place until the key completed; the waiter keeps the memory behind
+            // them; the file is open. All three outlive the kernel. The table hands out no more than its depth.
+            unsafe { self.kernel.start(key, request) };
+        }
+    }
+
+    fn deliver_ends(&mut self) {
+        let mut any = false;
+        while let Some((waiter, end)) = self.flights.next_ended() {
+            if !std::mem::replace(&mut any, true) {
+                *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.flights.stats;
+            }
+            match (waiter, end) {
+                (Waiter::Sync(callers), end) => self.synced(callers, end.map(|_| ())),
+                (Waiter::Op { done, .. }, Ok(bytes)) => done.finish(Outcome::Moved { bytes }),
+                (Waiter::Op { done, .. }, Err(fault)) => {
+                    done.finish(Outcome::Failed { error: fault.to_string() })
+                }
+            }
+        }
+    }
+
+    fn synced(&mut self, callers: Vec<OnSynced>, end: Result<(), DiskFault>) {
+        self.is_syncing = false;
+        self.shared.syncs.fetch_sub(callers.len() as u32, Ordering::Relaxed);
+        callers.into_iter().for_each(|on_synced| on_synced(end));
+    }
+
+    fn wait(&mut self, completed: &mut Vec<Completed>) {
+        if let Err(error) = self.kernel.wait(completed) {
+            // Nothing may be said about what is under way. Whoever waits too long for an operation gives it up, and
+            // keeps its memory in quarantine.
+            self.flights.stats.failed_waits += 1;
+            self.tell_failed_wait(&error);
+            std::thread::sleep(PAUSE_AFTER_FAILED_WAIT);
+        }
+        completed.drain(..).for_each(|completed| self.flights.complete(completed));
+    }
+}
+
+impl Worker {
+    fn tell_failed_wait(&mut self, error: &std::io::Error) {
+        if self.failed_wait_told.is_some_and(|at| at.elapsed() < FAILED_WAIT_LINE_EVERY) {
+            return;
+        }
+        self.failed_wait_told = Some(Instant::now());
+        tracing::error!(
+            "{}: waiting for the disk fails ({error}), {} times so far: what was asked of it does not \
+             end, and is given up by whoever waits too long",
+            self.file.path().display(),
+            self.flights.stats.failed_waits,
+        );
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // After a panic nobody would read the inbox any more; a message that is dropped reports a failure.
+        self.shared.inbox.close();
+        self.shared.inbox.take(&mut Vec::new());
+    }
+}
