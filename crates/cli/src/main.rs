@@ -2,15 +2,14 @@
 //! It knows the commands and how errors are shown; what a command does lives in its module and, below that, in the crates.
 
 #[macro_use]
-mod output;
+extern crate forebay_results;
 
-mod bench;
 mod cmd;
 mod demo;
-mod results;
 
 use clap::{Parser, Subcommand};
 use forebay_node::log::{self, LevelFilter};
+use forebay_results::output;
 use std::process::ExitCode;
 
 /// What a command returns: the error is printed on stderr and the process exits with 1.
@@ -51,7 +50,8 @@ enum Command {
     /// Harm stores of KV, see that nothing wrong comes back, and compare them
     Torture(cmd::torture::Args),
     /// Measure one part of the system against its ceiling
-    Bench(bench::Args),
+    #[cfg(feature = "bench")]
+    Bench(forebay_bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -74,7 +74,8 @@ fn main() -> ExitCode {
         Command::Store(args) => cmd::store::run(args).map(done),
         Command::Trace(args) => cmd::trace::run(args).map(done),
         Command::Torture(args) => cmd::torture::run(args).map(done),
-        Command::Bench(args) => bench::run(args).map(done),
+        #[cfg(feature = "bench")]
+        Command::Bench(args) => forebay_bench::run(args).map(done),
     };
     match outcome {
         Ok(code) => match output::finish() {

@@ -2,8 +2,8 @@
 //! refuses a configuration that is not allowed with what is.
 #![allow(clippy::unwrap_used)]
 
+use forebay_client::{Client, ClientOptions};
 use forebay_kv::ChunkId;
-use forebay_node::client::{Client, ClientOptions};
 use forebay_store::StoreEnd;
 use forebay_transfer::HostLink;
 use forebay_transfer::{Class, HostBuffer, Limits, LinkSpec, MoverThread, Place, RouteSpec, Span};

@@ -6,21 +6,14 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[path = "../../cli/src/results.rs"]
-#[allow(
-    dead_code,
-    clippy::disallowed_methods,
-    reason = "the program's: ceilings and peers are of benchmarks"
-)]
-mod results;
 
 use common::heap;
 use common::other::{self, Other, introduce, order};
 use common::*;
 use forebay_net::{Access, End, Op, Request, Select};
+use forebay_results::{Results, Row};
 use forebay_transfer::HostBuffer;
 use forebay_transfer::sim::SplitMix;
-use results::{Results, Row};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -3,8 +3,6 @@
 //! Knows which chunks are where, on this host and elsewhere, and who may have them. Must never know what KV means, or
 //! how bytes are moved: copies are transfers that the mover carries out.
 
-mod bytes;
-pub mod client;
 mod config;
 pub mod directory;
 mod elsewhere;

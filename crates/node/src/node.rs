@@ -14,18 +14,18 @@ use crate::directory::{
     Directory, EtcdConfig, EtcdDirectory, EtcdError, NodeRecord, StaticDirectory, StaticError, node_of_name,
 };
 use crate::elsewhere::Elsewhere;
-use crate::local::answer::{NodeStat, REFUSALS, Refusal};
 use crate::local::desk::Desk;
-use crate::local::frame::Unfinished;
 use crate::local::listener::{Doorkeeper, Listener};
 use crate::local::session::SessionLimits;
-use crate::local::socket::WakeUp;
 use crate::metrics::sources::{
     PortsStat, of_agent, of_clients, of_directory, of_mover, of_peering, of_ports, of_process, of_relays,
     of_store,
 };
 use crate::metrics::{HttpLimits, Metrics, MetricsServer, Push, PushConfig, PushError, Spans};
 use crate::peering::{Nobody, Peering, PeeringStat};
+use forebay_client::protocol::answer::{NodeStat, REFUSALS, Refusal};
+use forebay_client::protocol::frame::Unfinished;
+use forebay_client::protocol::socket::WakeUp;
 use forebay_cuda::driver::{Driver, LoadError};
 use forebay_cuda::remote::{RelayError, Relays, RelaysStat};
 use forebay_net::AgentError;

@@ -4,7 +4,7 @@
 //! `host.rs` copies with the mover's host link. On a GPU the same contract is kept by chains in streams: then nobody on the
 //! host waits for a layer, the engine's own stream does.
 
-use forebay_node::client::NodeArena;
+use forebay_client::NodeArena;
 use forebay_transfer::RegionId;
 use std::fmt::Debug;
 use std::sync::Arc;

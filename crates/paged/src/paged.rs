@@ -14,7 +14,7 @@ use crate::stats::{Counters, Stats};
 use crate::storing::{NewChunk, Storing};
 use crate::window::Window;
 use crate::workers::{Tasks, Workers};
-use forebay_node::client::{Client, ClientOptions, ConnectError, NodeArena};
+use forebay_client::{Client, ClientOptions, ConnectError, NodeArena};
 use forebay_transfer::MAX_COPY_THREADS;
 use forebay_transfer::{Forked, Limits, MoverHandle, MoverThread, Process};
 use std::sync::atomic::Ordering;

@@ -4,7 +4,7 @@
 
 use crate::places::Piece;
 use crate::process::Own;
-use forebay_node::client::{Client, Lease};
+use forebay_client::{Client, Lease};
 use forebay_store::StoreEnd;
 use forebay_transfer::End;
 use forebay_transfer::mapped;

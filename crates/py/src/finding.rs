@@ -3,8 +3,8 @@
 //! know what is asked for whom.
 
 use crate::process::Own;
+use forebay_client::{Client, Found, Lease, fetch};
 use forebay_kv::ChunkId;
-use forebay_node::client::{Client, Found, Lease, fetch};
 use pyo3::prelude::*;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

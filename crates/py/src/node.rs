@@ -10,8 +10,8 @@ use crate::places::{Piece, Place, Places};
 use crate::process::Own;
 use crate::rows;
 use crate::watching::{Said, Watching};
+use forebay_client::{Client, ClientOptions};
 use forebay_kv::ChunkId;
-use forebay_node::client::{Client, ClientOptions};
 use forebay_store::TenantId;
 use forebay_transfer::{
     Class, Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place as At, RouteSpec, Span,
@@ -56,10 +56,10 @@ impl NodeMemory {
 pub struct Lease(Own<Mutex<Held>>);
 
 /// `None` after it was released.
-type Held = Option<Arc<forebay_node::client::Lease>>;
+type Held = Option<Arc<forebay_client::Lease>>;
 
 impl Lease {
-    fn new(lease: forebay_node::client::Lease) -> Lease {
+    fn new(lease: forebay_client::Lease) -> Lease {
         Lease(Own::new(Mutex::new(Some(Arc::new(lease)))))
     }
 
@@ -67,7 +67,7 @@ impl Lease {
         Ok(self.0.get()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn count(&self, of: impl Fn(&forebay_node::client::Lease) -> usize) -> PyResult<usize> {
+    fn count(&self, of: impl Fn(&forebay_client::Lease) -> usize) -> PyResult<usize> {
         Ok(self.lock()?.as_ref().map_or(0, |lease| of(lease)))
     }
 
@@ -91,19 +91,19 @@ impl Lease {
     /// How many of its chunks, the first ones, were in the node's memory.
     #[getter]
     fn in_memory(&self) -> PyResult<usize> {
-        self.count(forebay_node::client::Lease::in_memory)
+        self.count(forebay_client::Lease::in_memory)
     }
 
     /// How many of its chunks, the next ones, were on the node's disk.
     #[getter]
     fn on_disk(&self) -> PyResult<usize> {
-        self.count(forebay_node::client::Lease::on_disk)
+        self.count(forebay_client::Lease::on_disk)
     }
 
     /// How many of its chunks, the last ones, other nodes are said to have.
     #[getter]
     fn on_peers(&self) -> PyResult<usize> {
-        self.count(forebay_node::client::Lease::on_peers)
+        self.count(forebay_client::Lease::on_peers)
     }
 
     /// Whether chunks can still be loaded under it.
@@ -118,7 +118,7 @@ impl Lease {
     }
 
     fn __len__(&self) -> PyResult<usize> {
-        self.count(forebay_node::client::Lease::len)
+        self.count(forebay_client::Lease::len)
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::errors::{ForebayError, InvalidError, PeerLostError, TransferError, of_absent, of_forked};
 use crate::ids::{id, ids};
 use crate::process::Own;
-use forebay_node::client::ClientOptions;
+use forebay_client::ClientOptions;
 use forebay_paged::cache::{CacheShape, Group, Layer};
 use forebay_paged::pages::{HeadRange, PageTables, Source};
 use forebay_paged::{NewChunk, NotBegun, NotOpened, PagedCache as Cache, PagedOptions, Wish};

@@ -1,8 +1,8 @@
 //! What a node says of chunks that are watched, kept until somebody asks: an engine's scheduler looks once in each step, and
 //! never waits. This file knows the order of what was said; it must never know what follows from it.
 
+use forebay_client::{Client, Gone};
 use forebay_kv::ChunkId;
-use forebay_node::client::{Client, Gone};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 

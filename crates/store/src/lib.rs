@@ -5,7 +5,6 @@
 //! mover carries out.
 
 pub mod admission;
-mod arena;
 pub mod checksum;
 pub mod disk;
 mod entry;
@@ -24,7 +23,6 @@ mod tenant;
 mod tier;
 mod tree;
 
-pub use arena::{Arena, ArenaError, Pages};
 pub use lease::LeaseId;
 pub use shape::{ChunkShape, MAX_LAYERS, ShapeError};
 pub use slots::{ArenaUse, SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, SlabError};

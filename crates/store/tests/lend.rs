@@ -6,10 +6,11 @@ use forebay_store::admission::Policy;
 use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{Existing, NotRead, NotStaged, Ssd, SsdConfig, Volume, Want, init};
 use forebay_store::{
-    Begun, Changed, ChunkShape, Left, Loan, MemoryTier, NotBrought, NotCommitted, Pages, Store, TenantId,
+    Begun, Changed, ChunkShape, Left, Loan, MemoryTier, NotBrought, NotCommitted, Store, TenantId,
     TierConfig, WriteBackConfig, checksum,
 };
 use forebay_transfer::HostLink;
+use forebay_transfer::Pages;
 use forebay_transfer::{
     Class, End, Failure, Limits, LinkSpec, MoverHandle, MoverThread, Place, Reason, RouteSpec, Span,
 };

@@ -5,12 +5,11 @@ mod faulty;
 
 use faulty::{Fault, Faulty};
 use forebay_kv::ChunkId;
-use forebay_store::{
-    ChunkShape, ChunkWriter, Faults, LayerEnd, Lease, NotLoaded, NotStored, NotVerified, Pages,
-};
+use forebay_store::{ChunkShape, ChunkWriter, Faults, LayerEnd, Lease, NotLoaded, NotStored, NotVerified};
 use forebay_store::{
     Refused, SLOT_ALIGN_BYTES, ShapeError, Store, StoreEnd, TenantId, TierConfig, Unreadable,
 };
+use forebay_transfer::Pages;
 use forebay_transfer::{Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, Reason};
 use forebay_transfer::{RegionId, RouteSpec, Span};
 use std::sync::Arc;

@@ -31,6 +31,7 @@
 //! ```
 
 mod alarm;
+mod arena;
 mod driver;
 mod flips;
 mod host;
@@ -52,6 +53,7 @@ mod thread;
 mod transfer;
 mod turns;
 
+pub use arena::{Arena, ArenaError, Pages};
 pub use driver::{Completion, Link, LinkOp, Outcome};
 pub use flips::{BitFlips, ChanceError};
 pub use host::{HostLink, MAX_COPY_THREADS};

@@ -8,8 +8,9 @@ use forebay_emulator::kv_store::{InProcess, KvLease, KvStore, Miss, OnLoaded, On
 use forebay_emulator::scheduler::Residence;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
 use forebay_kv::ChunkId;
-use forebay_store::{Pages, Prompt, Store, TenantId, TierConfig};
+use forebay_store::{Prompt, Store, TenantId, TierConfig};
 use forebay_transfer::HostLink;
+use forebay_transfer::Pages;
 use forebay_transfer::{Class, Limits, LinkSpec, MoverThread, Place, RouteSpec, Span};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -10,7 +10,8 @@ use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
 use forebay_store::admission::Policy;
 use forebay_store::disk::{Action, Completed, DiskFile, DiskLink, DiskOptions, Kernel, Request, Threads};
 use forebay_store::ssd::{Existing, FileMedium, Ssd, SsdConfig, Volume, init};
-use forebay_store::{Pages, Store, TenantId, TierConfig, WriteBackConfig};
+use forebay_store::{Store, TenantId, TierConfig, WriteBackConfig};
+use forebay_transfer::Pages;
 use forebay_transfer::Waker;
 use forebay_transfer::{BitFlips, HostLink};
 use forebay_transfer::{

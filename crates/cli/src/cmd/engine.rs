@@ -4,17 +4,18 @@
 
 use super::route::size;
 use super::signals::Signals;
+use forebay_client::{Client, ClientOptions};
 use forebay_emulator::events::EventsConfig;
 use forebay_emulator::kv_store::{InProcess, KvStore};
 use forebay_emulator::latency::Launch;
 use forebay_emulator::profile::Profile;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
-use forebay_node::client::{Client, ClientOptions};
 use forebay_store::admission::Policy;
 use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
-use forebay_store::{Pages, Store, TenantId, TierConfig, WriteBackConfig};
+use forebay_store::{Store, TenantId, TierConfig, WriteBackConfig};
 use forebay_transfer::HostLink;
+use forebay_transfer::Pages;
 use forebay_transfer::{Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteSpec};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;

@@ -2,10 +2,10 @@
 //! It joins reader, replayer, log and report; what they do is `forebay-trace`'s.
 
 use super::trace::{ReadArgs, show_notes};
-use crate::results::{Results, Row};
 use forebay_emulator::EngineConfig;
 use forebay_emulator::profile::Profile;
 use forebay_emulator::truth::Oracle;
+use forebay_results::{Results, Row};
 use forebay_trace::format::{Format, Rereadable, TraceError, TraceReader};
 use forebay_trace::order::{OutOfOrder, sort_by_arrival};
 use forebay_trace::record::{Line, RecordLog, RecordWriter, RequestRecord, RunInfo};

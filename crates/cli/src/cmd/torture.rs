@@ -2,7 +2,7 @@
 //! store under test, for the suite that started it. What is done is `forebay-torture`'s to say.
 
 use crate::CommandResult;
-use crate::results::{Results, Row};
+use forebay_results::{Results, Row};
 use forebay_torture::report::{finding, word};
 use forebay_torture::serve::{Subject, serve};
 use forebay_torture::subjects::{FilePerObject, Forebay, lmcache};

@@ -1,6 +1,6 @@
 //! What is kept of a demo as the results object: rows named `demo.<policy>.<figure>`. It knows names and units only.
 
-use crate::results::{Results, Row};
+use forebay_results::{Results, Row};
 use forebay_trace::report::Summary;
 
 /// Counters of every arm.

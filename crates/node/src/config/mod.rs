@@ -24,9 +24,9 @@ pub use relays::{RelayGpus, RelaysConfig};
 pub use tenants::{QuotaConfig, TenantsConfig};
 
 use crate::directory::StaticError;
-use crate::local::request::TOKEN_BYTES_MAX;
 use crate::node::opening;
 use crate::size;
+use forebay_client::protocol::request::TOKEN_BYTES_MAX;
 use forebay_store::log::{PAGE_BYTES, SEGMENT_BYTES, SEGMENTS};
 use forebay_store::ssd::KeysNotRead;
 use forebay_store::{SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, admission::Policy};
@@ -254,12 +254,12 @@ impl LimitsConfig {
     }
 }
 
-impl From<PagesConfig> for forebay_store::Pages {
-    fn from(pages: PagesConfig) -> forebay_store::Pages {
+impl From<PagesConfig> for forebay_transfer::Pages {
+    fn from(pages: PagesConfig) -> forebay_transfer::Pages {
         match pages {
-            PagesConfig::Base => forebay_store::Pages::Base,
-            PagesConfig::Transparent => forebay_store::Pages::Transparent,
-            PagesConfig::Huge => forebay_store::Pages::Huge,
+            PagesConfig::Base => forebay_transfer::Pages::Base,
+            PagesConfig::Transparent => forebay_transfer::Pages::Transparent,
+            PagesConfig::Huge => forebay_transfer::Pages::Huge,
         }
     }
 }

@@ -1,15 +1,15 @@
 //! One client of the node, answered: every request becomes a call of the store or of the peers, and what comes of it an
 //! answer. This file is glue between words, what the client holds, and the store; it must never wait for a disk or a peer.
 
-use super::answer::{Answer, Found, Leased, Lent, Refusal};
-use super::frame::{Asked, UNASKED};
 use super::outbox::Outbox;
-use super::request::{IDS_MAX, PromptWords, Request};
 use super::session::Session;
 use super::traces::Traces;
 use super::watched::Watched;
 use crate::elsewhere::Wanted;
 use crate::node::Shared;
+use forebay_client::protocol::answer::{Answer, Found, Leased, Lent, Refusal};
+use forebay_client::protocol::frame::{Asked, UNASKED};
+use forebay_client::protocol::request::{IDS_MAX, PromptWords, Request};
 use forebay_kv::ChunkId;
 use forebay_store::admission::gate::PrefillCost;
 use forebay_store::{ChunkShape, Left, Loan, NotCommitted, NotStored, Prompt, TenantId};

@@ -2,12 +2,12 @@
 //! must never know what a client wants. Connections that have not said who they are have a room of their own, in which the
 //! process that has most of them gives way.
 
-use super::answer::{Answer, Refusal};
 use super::desk::{Desk, Next};
-use super::frame::{Asked, Frame, Inbox, UNASKED};
-use super::request::{Hello, Request};
-use super::socket::{self, WakeUp};
 use crate::node::{Inside, Shared};
+use forebay_client::protocol::answer::{Answer, Refusal};
+use forebay_client::protocol::frame::{Asked, Frame, Inbox, UNASKED};
+use forebay_client::protocol::request::{Hello, Request};
+use forebay_client::protocol::socket::{self, WakeUp};
 use forebay_cuda::remote::{Credentials, SocketFile, bind_socket, credentials};
 use forebay_transfer::listen::RoomPlace;
 use rustix::fd::OwnedFd;
@@ -197,7 +197,7 @@ fn first_frame(stream: &OwnedFd, inbox: &mut Inbox, limit: Duration) -> io::Resu
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             received => inbox.put(&bytes[..received]),
         }
-        if let Some(frame) = inbox.next().map_err(io::Error::other)? {
+        if let Some(frame) = inbox.next_frame().map_err(io::Error::other)? {
             return Ok(frame);
         }
     }
@@ -270,7 +270,7 @@ fn time_left(inbox: &Inbox, since: &mut Option<Instant>) -> Option<Duration> {
 /// Takes every whole request that has come.
 fn take_all(desk: &Arc<Desk>, inbox: &mut Inbox) -> Next {
     loop {
-        let frame = match inbox.next() {
+        let frame = match inbox.next_frame() {
             Ok(Some(frame)) => frame,
             Ok(None) => return Next::Go,
             Err(bad) => return hang_up(desk, UNASKED, &bad),

@@ -5,13 +5,9 @@
 //! `socket`. Glue: `outbox` sends answers from any thread, `desk` answers one client, `listener` lets clients in, `traces` times what they ask. Knows who
 //! holds what of the arena; must never know why.
 
-pub mod answer;
 pub mod desk;
-pub mod frame;
 pub mod listener;
 pub mod outbox;
-pub mod request;
 pub mod session;
-pub mod socket;
 pub mod traces;
 pub mod watched;

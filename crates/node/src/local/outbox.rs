@@ -4,8 +4,8 @@
 //! It needs no limit of its own: while anything waits here the client's thread takes no further request, so what can come is
 //! bounded by what the client may have under way, and may watch.
 
-use super::frame::Frame;
-use super::socket::{WakeUp, send_some};
+use forebay_client::protocol::frame::Frame;
+use forebay_client::protocol::socket::{WakeUp, send_some};
 use rustix::fd::OwnedFd;
 use std::collections::VecDeque;
 use std::io;
@@ -65,9 +65,9 @@ impl Outbox {
 
 #[cfg(test)]
 mod tests {
-    use super::super::frame::Inbox;
-    use super::super::socket::receive;
     use super::*;
+    use forebay_client::protocol::frame::Inbox;
+    use forebay_client::protocol::socket::receive;
     use std::os::unix::net::UnixStream;
     use std::time::{Duration, Instant};
 
@@ -84,7 +84,7 @@ mod tests {
             outbox.flush();
             let received = receive(&theirs, &mut bytes).unwrap();
             inbox.put(&bytes[..received]);
-            while let Some(frame) = inbox.next().unwrap() {
+            while let Some(frame) = inbox.next_frame().unwrap() {
                 found.push(frame);
             }
         }

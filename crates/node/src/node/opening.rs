@@ -8,8 +8,9 @@ use crate::config::{
 use forebay_store::disk::DiskOptions;
 use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{Existing, Ssd, Volume, WRITES_MAX, init};
-use forebay_store::{Pages, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};
+use forebay_store::{SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};
 use forebay_transfer::MoverHandle;
+use forebay_transfer::Pages;
 use std::path::{Path, PathBuf};
 
 /// Staging of disks at least.

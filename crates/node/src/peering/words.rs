@@ -3,7 +3,7 @@
 //!
 //! A loan is for a few chunks at a time, and is renewed only while they come.
 
-use crate::bytes::{BadBytes, Reader, Writer};
+use forebay_client::protocol::bytes::{BadBytes, Reader, Writer};
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, TenantId};
 

@@ -7,9 +7,9 @@ mod rig;
 mod tenants;
 mod watch;
 
+use forebay_client::{Client, ClientOptions, ConnectError, NodeStat, Reserved};
 use forebay_kv::ChunkId;
 use forebay_node::Node;
-use forebay_node::client::{Client, ClientOptions, ConnectError, NodeStat, Reserved};
 use forebay_store::{ChunkShape, NotVerified, StoreEnd};
 use forebay_transfer::{Class, Span};
 use rig::*;
@@ -441,7 +441,7 @@ fn futures_get_what_the_blocking_client_gets() {
     let _node = site.node();
     let peer = site.peer();
     assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
-    let client = forebay_node::client::AsyncClient::from(peer.client.clone());
+    let client = forebay_client::AsyncClient::from(peer.client.clone());
     let all = ids();
     let (found, leased) =
         wait_for(async { (client.lookup(&all).await, client.lease(&all, MINUTE_US).await) });

@@ -2,8 +2,8 @@
 //! what to be. Each program of tests uses a part of it.
 #![allow(dead_code)]
 
+use forebay_client::{Client, ClientOptions, ConnectError, Lease, NotLoaded};
 use forebay_kv::ChunkId;
-use forebay_node::client::{Client, ClientOptions, ConnectError, Lease, NotLoaded};
 use forebay_node::{Node, NodeConfig};
 use forebay_store::{NotVerified, StoreEnd, TenantId};
 use forebay_transfer::HostLink;

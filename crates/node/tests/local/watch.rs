@@ -1,8 +1,8 @@
 //! What clients are told of chunks that go. Each follows what it is told, as an index of this node's chunks would.
 
 use crate::rig::*;
+use forebay_client::Gone;
 use forebay_kv::ChunkId;
-use forebay_node::client::Gone;
 use forebay_node::{Node, SsdConfig, WriteBackPolicy};
 use forebay_store::{ChunkShape, TenantId};
 use std::collections::HashSet;

@@ -9,7 +9,7 @@ mod rig;
 mod telemetry;
 mod ways;
 
-use forebay_node::client::{Reserved, fetch};
+use forebay_client::{Reserved, fetch};
 use forebay_node::{
     DirectoryConfig, MetricsConfig, Node, NodeConfig, PeersConfig, SsdConfig, WriteBackPolicy,
 };

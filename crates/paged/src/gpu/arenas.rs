@@ -2,9 +2,9 @@
 //! never know what is copied from where.
 
 use crate::copies::NotCopied;
+use forebay_client::NodeArena;
 use forebay_cuda::device::Device;
 use forebay_cuda::pinned::PinnedBehind;
-use forebay_node::client::NodeArena;
 use forebay_transfer::Backing;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 

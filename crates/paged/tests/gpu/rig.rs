@@ -1,9 +1,9 @@
 //! A node in this process, and caches on fake GPUs, each with a stream of its engine's.
 
 use crate::fake::Fake;
+use forebay_client::ClientOptions;
 use forebay_cuda::device::{Device, DeviceMemory, HostMemory, Stream};
 use forebay_kv::{ChunkId, NamespaceKey, chunk_ids};
-use forebay_node::client::ClientOptions;
 use forebay_node::{Node, NodeConfig};
 use forebay_paged::cache::{CacheShape, Group, Layer};
 use forebay_paged::pages::{PageTables, Source};

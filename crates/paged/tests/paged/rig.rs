@@ -1,7 +1,7 @@
 //! A node in this process, and caches in host memory whose every byte says what it is: of which token, head and layer.
 
+use forebay_client::ClientOptions;
 use forebay_kv::{ChunkId, NamespaceKey, chunk_ids};
-use forebay_node::client::ClientOptions;
 use forebay_node::{Node, NodeConfig, SsdConfig, WriteBackPolicy};
 use forebay_paged::cache::{CacheShape, Group, Layer};
 use forebay_paged::copies::{Batch, Copies, Direction, Job, NotCopied, OnCopied};

@@ -2,11 +2,11 @@
 
 use super::crypt::SealError;
 use super::pool::NotStaged;
-use crate::arena::ArenaError;
 use crate::disk::DiskError;
 use crate::log::{Fault, LayoutError, NotOpened};
 use crate::shape::ShapeError;
 use crate::stat::{Refused, Unreadable};
+use forebay_transfer::ArenaError;
 use forebay_transfer::{Closed, RouteError, Span};
 use std::ops::Range;
 use std::path::PathBuf;

@@ -35,13 +35,13 @@ pub use stat::{SsdStat, VolumeStat};
 pub use volume::{Existing, Volume, init};
 pub use write::{Source, SsdWriteEnd};
 
-use crate::arena::{Arena, Pages};
 use crate::log::{DiskTier, DiskTierConfig, Medium, PAGE_BYTES, Recovered};
 use crate::tenant::TenantId;
 use crate::tier::Names;
 use commit::Committer;
 use crew::Crew;
 use forebay_kv::ChunkId;
+use forebay_transfer::{Arena, Pages};
 use forebay_transfer::{Backing, LinkSpec, MoverHandle, Place, RouteSpec};
 use pool::Pool;
 use shared::{OpenVolume, Shared};

@@ -31,7 +31,6 @@ pub use save::{NotStored, StoreEnd};
 pub use watch::{Changed, Left};
 pub use write_back::{WriteBackConfig, WriteBackStat};
 
-use crate::arena::{Arena, ArenaError, Pages};
 use crate::lost::bytes_in;
 use crate::slots::SlabError;
 use crate::ssd::Ssd;
@@ -40,6 +39,7 @@ use crate::tenant::TenantId;
 use crate::tier::{MemoryTier, TierConfig};
 use disk::Disk;
 use forebay_kv::ChunkId;
+use forebay_transfer::{Arena, ArenaError, Pages};
 use forebay_transfer::{Backing, Closed, End, MoverHandle, Place, RegionId, Span};
 use std::ops::Range;
 use std::sync::mpsc::{Sender, channel};

@@ -157,7 +157,8 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ChunkShape, Pages, TenantId, TierConfig};
+    use crate::{ChunkShape, TenantId, TierConfig};
+    use forebay_transfer::Pages;
     use forebay_transfer::{Limits, MoverThread, Place};
     use std::sync::Mutex;
     use std::sync::mpsc::channel;

@@ -3,8 +3,8 @@
 
 use super::{KvLease, KvStore, Miss, OnLoaded, OnStored, Refused};
 use crate::scheduler::Residence;
+use forebay_client::{Client, Lease, NotLoaded};
 use forebay_kv::ChunkId;
-use forebay_node::client::{Client, Lease, NotLoaded};
 use forebay_store::Prompt;
 use forebay_transfer::{Class, Span};
 

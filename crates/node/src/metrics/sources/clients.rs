@@ -1,9 +1,9 @@
 //! What a node has to show of the clients of its host: who is there, what they hold, and what they found.
 
 use super::{counter, gauge, push_each, push_one};
-use crate::local::answer::NodeStat;
 use crate::metrics::{Family, Metric, Source};
 use crate::node::ClientStat;
+use forebay_client::protocol::answer::NodeStat;
 use std::collections::BTreeMap;
 
 const CLIENTS: Family = gauge("forebay_clients", "Clients that are connected, by the name they give.");

@@ -73,7 +73,7 @@ mod tests {
             ]),
             ..Default::default()
         };
-        let unfinished = std::sync::Arc::new(crate::local::frame::Unfinished::new(1));
+        let unfinished = std::sync::Arc::new(forebay_client::protocol::frame::Unfinished::new(1));
         let clients = Some((room, unfinished));
         ports::collect(&PortsStat { clients, peers: Some(peers), metrics: Some(room) }, &mut out);
         relays::collect(&Default::default(), &mut out);

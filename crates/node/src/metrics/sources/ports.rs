@@ -2,8 +2,8 @@
 //! others or were refused, and requests that have come in part.
 
 use super::{counter, gauge};
-use crate::local::frame::Unfinished;
 use crate::metrics::{Family, Metric, Source};
+use forebay_client::protocol::frame::Unfinished;
 use forebay_net::ServerStats;
 use forebay_transfer::listen::RoomStat;
 use std::collections::BTreeMap;

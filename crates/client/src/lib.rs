@@ -1,0 +1,477 @@
+//! The client of a node: what an engine links to keep its KV with the node of its host. The same calls as a
+//! [`Store`](forebay_store::Store) in the engine's own process, with bytes that are copied once, by the engine's mover, from
+//! or to the node's arena.
+//!
+//! A node may die at any time. Then every lookup finds nothing, what is under way fails, leases are dead, and the client
+//! connects again in the background, to whatever instance is there next. Knows words and the arena; must never know how the
+//! node finds, keeps or fetches a chunk.
+
+mod arena;
+mod connection;
+mod fetch;
+mod futures;
+mod keeper;
+mod lease;
+mod lent;
+mod load;
+mod promise;
+pub mod protocol;
+mod save;
+mod slot;
+mod watch;
+
+pub use crate::protocol::answer::{Found, NodeStat};
+pub use arena::{NodeArena, OnArena};
+pub use fetch::fetch;
+pub use futures::AsyncClient;
+pub use lease::Lease;
+pub use lent::LentChunk;
+pub use load::NotLoaded;
+pub use save::NotStored;
+pub use slot::{Reserved, Slot};
+pub use watch::Gone;
+
+use crate::protocol::answer::Answer;
+use crate::protocol::request::{PromptWords, Request};
+use arena::Greeter;
+use connection::Connection;
+use forebay_kv::ChunkId;
+use forebay_store::{NotVerified, Prompt, TenantId};
+use forebay_transfer::ArenaError;
+use forebay_transfer::{Closed, Forked, MoverHandle, Place, Process};
+use keeper::Keeper;
+use lease::Held;
+use promise::{Promised, promise};
+use save::{Sealing, Unquiet};
+use std::path::PathBuf;
+use std::sync::mpsc::{Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use thiserror::Error;
+use watch::Watcher;
+
+/// How to reach a node, and as whom.
+#[derive(Debug, Clone)]
+pub struct ClientOptions {
+    /// The node's socket.
+    pub socket: PathBuf,
+    /// What the node has to be shown.
+    pub token: Vec<u8>,
+    /// For people who read the node's counters.
+    pub name: String,
+    /// Whose chunks are stored and found.
+    pub tenant: TenantId,
+    /// A node that does not answer for so long is taken for dead.
+    pub answer_limit_us: u64,
+}
+
+impl ClientOptions {
+    /// Without a token, for the first tenant, with a limit of two seconds.
+    pub fn new(socket: impl Into<PathBuf>) -> ClientOptions {
+        ClientOptions {
+            socket: socket.into(),
+            token: Vec::new(),
+            name: format!("process {}", std::process::id()),
+            tenant: TenantId::default(),
+            answer_limit_us: 2_000_000,
+        }
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    /// The socket is not there, or nobody answers on it.
+    #[error("{}: {error}", path.display())]
+    Socket {
+        /// Where it should be.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// The node lets nobody in now: it shuts down, or has as many clients as it may have.
+    #[error("the node refuses for now: {0}")]
+    Busy(String),
+    /// The node does not let this client in.
+    #[error("the node refuses: {0}")]
+    Refused(String),
+    /// Whoever answers is no node that this program understands.
+    #[error("not a node of this version: {0}")]
+    Protocol(String),
+    /// The arena cannot be mapped.
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    /// The mover has ended.
+    #[error(transparent)]
+    Mover(#[from] Closed),
+    /// No thread could be started.
+    #[error("the client's threads: {0}")]
+    Thread(std::io::Error),
+}
+
+/// A client. Cheap to clone, usable from any thread; with the last clone and the last lease the connection ends.
+///
+/// What the caller must do is what a [`Store`](forebay_store::Store) asks: a route of the mover between `place` and the
+/// places of sources and targets; sources unchanged until their `on_end`; every layer [verified](Client::verify) before use.
+/// A call that names more than 65,536 chunks is not made: nothing is found, held or noted.
+///
+/// It belongs to the process that made it. A child of `fork()` has none of its threads and shares
+/// its socket: there nothing is found, loaded or stored, [`here`](Client::here) says why, and
+/// dropping it changes nothing of the parent's.
+#[derive(Debug, Clone)]
+pub struct Client {
+    shared: Arc<Shared>,
+    /// Ends the keeper with the last clone.
+    owner: Arc<Owner>,
+}
+
+#[derive(Debug)]
+struct Owner {
+    shared: Arc<Shared>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    process: Process,
+    mover: MoverHandle,
+    place: Place,
+    options: ClientOptions,
+    keeper: Keeper,
+    sealer: Sender<Sealing>,
+    unquiet: Mutex<Unquiet>,
+    watcher: Watcher,
+    greeter: Greeter,
+}
+
+impl Client {
+    /// Connects to a node and registers its arena with `mover` at `place`.
+    pub fn connect(
+        mover: &MoverHandle,
+        place: Place,
+        options: ClientOptions,
+    ) -> Result<Client, ConnectError> {
+        let connection = Connection::open(mover, place, &options)?;
+        Client::start(mover, place, options, Ok(connection))
+    }
+
+    /// As [`connect`](Client::connect), but a node that is not there yet, shuts down or is full is looked for in the background:
+    /// until then it is as good as dead. A node that refuses this client is an error also here.
+    pub fn connect_or_wait(
+        mover: &MoverHandle,
+        place: Place,
+        options: ClientOptions,
+    ) -> Result<Client, ConnectError> {
+        let connection = match Connection::open(mover, place, &options) {
+            Err(error @ (ConnectError::Socket { .. } | ConnectError::Busy(_))) => Err(error.to_string()),
+            opened => Ok(opened?),
+        };
+        Client::start(mover, place, options, connection)
+    }
+
+    fn start(
+        mover: &MoverHandle,
+        place: Place,
+        options: ClientOptions,
+        connection: Result<Connection, String>,
+    ) -> Result<Client, ConnectError> {
+        let connection = connection.map(Arc::new);
+        let (sealer, sealings) = channel::<Sealing>();
+        let shared = Arc::new(Shared {
+            process: Process::current(),
+            mover: mover.clone(),
+            place,
+            options,
+            keeper: Keeper::new(connection.clone()),
+            sealer,
+            unquiet: Mutex::default(),
+            watcher: Watcher::default(),
+            greeter: Greeter::default(),
+        });
+        let listener = Arc::downgrade(&shared);
+        mover.on_quiet(move |spans| {
+            if let Some(shared) = listener.upgrade() {
+                shared.unquiet().quiet(spans);
+            }
+        })?;
+        let start = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.into()).spawn(run).map_err(ConnectError::Thread)
+        };
+        start("forebay-seal", Box::new(move || sealings.into_iter().for_each(|seal| seal())))?;
+        if connection.is_ok_and(|connection| !shared.start_receiving(&connection)) {
+            return Err(ConnectError::Thread(std::io::ErrorKind::WouldBlock.into()));
+        }
+        let kept = Arc::clone(&shared);
+        let keeper = start("forebay-keeper", Box::new(move || keeper::run(&kept)))?;
+        let owner = Owner { shared: Arc::clone(&shared), keeper: Mutex::new(Some(keeper)) };
+        Ok(Client { shared, owner: Arc::new(owner) })
+    }
+
+    /// Refuses in any other process than the one that made it.
+    pub fn here(&self) -> Result<(), Forked> {
+        self.shared.process.check()
+    }
+
+    /// Ends the connection, for all clones, and waits until the mover has let go of the node's memory, but for what transfers still
+    /// use. Not for the client's own threads.
+    pub fn close(&self) {
+        if self.here().is_err() {
+            return;
+        }
+        self.shared.keeper.close();
+        let keeper = self.owner.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(keeper) = keeper {
+            // A panic of the thread has already been printed.
+            let _ = keeper.join();
+        }
+    }
+
+    /// Whether the node is there, as far as is known.
+    pub fn is_connected(&self) -> bool {
+        self.shared.connection().is_some()
+    }
+
+    /// Why the node is not there, as it was found last; `None` while it is.
+    pub fn why_gone(&self) -> Option<String> {
+        (!self.is_connected()).then(|| self.shared.why_gone())
+    }
+
+    /// Which life of the node this is; another one after it was started again.
+    pub fn instance(&self) -> Option<[u8; 16]> {
+        self.arena().map(|arena| arena.instance())
+    }
+
+    /// The memory of the node that is there now.
+    pub fn arena(&self) -> Option<Arc<NodeArena>> {
+        self.shared.connection().map(|connection| Arc::clone(&connection.arena))
+    }
+
+    /// Has `on_arena` called with the memory of the node that is there, and with that of each one that comes, as soon as it does:
+    /// whoever copies by himself can make it ready. With the same one twice at most. A client has one such.
+    pub fn on_arena(&self, on_arena: OnArena) {
+        self.shared.greeter.set(on_arena);
+        if let Some(arena) = self.arena() {
+            self.shared.greeter.greet(&arena);
+        }
+    }
+
+    /// How many of `ids`, a sequence from its first chunk on, are in the node's memory, on its disk or on its peers. Looking
+    /// keeps nothing: only a lease does.
+    pub fn lookup(&self, ids: &[ChunkId]) -> usize {
+        self.wait(self.shared.lookup(ids)).unwrap_or(0)
+    }
+
+    /// As [`lookup`](Client::lookup), told apart and without waiting: `on_found` is called exactly once, on one of the client's
+    /// threads or, if there is no node, on this one. A node that falls silent has nothing. Keep it short.
+    pub fn find_then(&self, ids: &[ChunkId], on_found: impl FnOnce(Found) + Send + 'static) {
+        let Some(connection) = self.shared.connection() else { return on_found(Found::default()) };
+        self.shared.ask_patiently(&connection, &Request::Lookup(ids.to_vec()), move |answer| match answer {
+            Some(Answer::Found(found)) => on_found(found),
+            _ => on_found(Found::default()),
+        });
+    }
+
+    /// Leases the longest prefix of `ids` that is there. The lease is kept alive until it is dropped, as long as the node
+    /// hears of it every `ttl_us`. It is empty if nothing is there, or too much is leased already.
+    pub fn lease(&self, ids: &[ChunkId], ttl_us: u64) -> Lease {
+        self.wait(self.shared.lease(ids, ttl_us)).unwrap_or_else(Lease::none)
+    }
+
+    /// Checks that `pieces`, one after another, are the bytes that layer `layer` of chunk `chunk` had when it was stored.
+    /// The chunk must have been loaded under the lease, which must be alive. Corrupt bytes are reported to the node, which
+    /// looks for itself. Anything but `Ok` is a miss.
+    pub fn verify(
+        &self,
+        lease: &Lease,
+        chunk: usize,
+        layer: usize,
+        pieces: &[&[u8]],
+    ) -> Result<(), NotVerified> {
+        lease.verify(chunk, layer, pieces)
+    }
+
+    /// Notes that a request uses a chain of chunks of `chunk_bytes` each, wherever they are and also if they have to be
+    /// computed. To be called once for each request.
+    pub fn used(&self, ids: &[ChunkId], chunk_bytes: u64) {
+        if let Some(connection) = self.shared.connection() {
+            connection.tell(&Request::Used { chunk_bytes, ids: ids.to_vec() });
+        }
+    }
+
+    /// How many chunks of the lease, from the first on, are to be loaded so that the KV of the prompt is there soonest.
+    pub fn worth_loading(&self, lease: &Lease, prompt: &Prompt) -> usize {
+        if lease.len() <= lease.in_memory().max(prompt.held_chunks) {
+            return lease.len();
+        }
+        self.wait(self.shared.worth_loading(lease, prompt)).unwrap_or(0).min(lease.len())
+    }
+
+    /// Waits until the checksums of all that has been copied into slots are taken: then nothing but the mover reads what chunks are
+    /// stored from. Not for the client's own threads.
+    pub fn settle(&self) {
+        if self.here().is_err() {
+            return;
+        }
+        let (passed, waits) = sync_channel(1);
+        self.shared.seal(Box::new(move || passed.send(()).unwrap_or_default()));
+        // An error is the thread's end.
+        let _ = waits.recv();
+    }
+
+    /// What the node counts. `None` if it is not there.
+    pub fn stat(&self) -> Option<NodeStat> {
+        self.wait(self.shared.stat()?)
+    }
+
+    /// Waits for an answer. A node that gives none in time is as good as dead.
+    fn wait<T>(&self, promised: Promised<T>) -> Option<T> {
+        let value = promised.wait(self.shared.answer_limit());
+        if value.is_none()
+            && let Some(connection) = self.shared.connection()
+            && connection.silent_for().is_some_and(|silent_for| silent_for >= self.shared.answer_limit())
+        {
+            connection.end();
+        }
+        value
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if !self.shared.process.is_current() {
+            // All of it is the parent's, and is left as it is.
+            std::mem::forget(Arc::clone(&self.shared));
+            return std::mem::forget(std::mem::take(&mut self.keeper));
+        }
+        self.shared.keeper.close();
+    }
+}
+
+impl Shared {
+    fn now_us(&self) -> u64 {
+        self.mover.now_us()
+    }
+
+    fn answer_limit(&self) -> Duration {
+        Duration::from_micros(self.options.answer_limit_us.max(1))
+    }
+
+    /// First of all, so that no lock is taken that a thread of another process had.
+    fn connection(&self) -> Option<Arc<Connection>> {
+        self.process.is_current().then(|| self.keeper.connection())?
+    }
+
+    /// Why there is no connection, as far as is known.
+    fn why_gone(&self) -> String {
+        self.process.check().map_or_else(|forked| forked.to_string(), |()| self.keeper.why_gone())
+    }
+
+    fn keep_alive(&self, held: &Arc<Held>) {
+        self.keeper.keep(held);
+    }
+
+    fn seal(&self, sealing: Sealing) {
+        // The thread that takes it lives as long as this.
+        let _ = self.sealer.send(sealing);
+    }
+
+    fn unquiet(&self) -> MutexGuard<'_, Unquiet> {
+        self.unquiet.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the thread of a connection. Says whether there is one.
+    fn start_receiving(self: &Arc<Self>, connection: &Arc<Connection>) -> bool {
+        let (connection, shared): (_, Weak<Shared>) = (Arc::clone(connection), Arc::downgrade(self));
+        let receive = move || {
+            connection.receive(|answer| {
+                if let (Answer::Gone(ids), Some(shared)) = (answer, shared.upgrade()) {
+                    shared.watcher.tell(Gone::These(ids));
+                }
+            });
+            if let Some(shared) = shared.upgrade() {
+                // Before there can be another connection, over which chunks are watched.
+                shared.watcher.tell(Gone::All);
+                shared.keeper.broken(&connection);
+            }
+        };
+        std::thread::Builder::new().name("forebay-client".into()).spawn(receive).is_ok()
+    }
+
+    /// Asks for something that may take long: meanwhile the node has to show that it lives.
+    fn ask_patiently(
+        &self,
+        connection: &Arc<Connection>,
+        request: &Request,
+        on_answer: impl FnOnce(Option<Answer>) + Send + 'static,
+    ) {
+        connection.ask(request, on_answer);
+        self.keeper.listen(self.answer_limit());
+    }
+
+    /// Asks, and promises what `read` makes of the answer; nothing if it makes nothing of it.
+    fn ask<T: Send + 'static>(
+        &self,
+        request: &Request,
+        read: impl FnOnce(Answer) -> Option<T> + Send + 'static,
+    ) -> Promised<T> {
+        let (kept, promised) = promise();
+        if let Some(connection) = self.connection() {
+            connection.ask(request, move |answer| {
+                if let Some(value) = answer.and_then(read) {
+                    kept.keep(value);
+                }
+            });
+        }
+        promised
+    }
+
+    fn lookup(&self, ids: &[ChunkId]) -> Promised<usize> {
+        let whole = ids.len();
+        self.ask(&Request::Lookup(ids.to_vec()), move |answer| match answer {
+            Answer::Found(found) => Some((found.chunks() as usize).min(whole)),
+            _ => None,
+        })
+    }
+
+    fn lease(self: &Arc<Self>, ids: &[ChunkId], ttl_us: u64) -> Promised<Lease> {
+        let (kept, promised) = promise();
+        let Some(connection) = self.connection() else { return promised };
+        let (shared, asked, asked_us) = (Arc::clone(self), Arc::clone(&connection), self.now_us());
+        asked.ask(&Request::Lease { ttl_us, to_load: true, ids: ids.to_vec() }, move |answer| {
+            if let Some(Answer::Leased(leased)) = answer {
+                kept.keep(Lease::granted(shared, connection, leased, asked_us));
+            }
+        });
+        promised
+    }
+
+    fn worth_loading(&self, lease: &Lease, prompt: &Prompt) -> Promised<usize> {
+        let id = lease.held.as_ref().map_or(0, |held| held.id);
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let words = PromptWords {
+            tokens: prompt.tokens as u64,
+            held_chunks: count(prompt.held_chunks),
+            chunk_tokens: prompt.chunk_tokens,
+            chunk_bytes: prompt.chunk_bytes,
+            prefill_us: [
+                prompt.prefill.linear_us_per_token,
+                prompt.prefill.attention_us_per_pair,
+                prompt.prefill.floor_us,
+            ],
+            wait_us: prompt.wait_us,
+        };
+        self.ask(&Request::Worth { lease: id, prompt: words }, |answer| match answer {
+            Answer::Worth(chunks) => Some(chunks as usize),
+            _ => None,
+        })
+    }
+
+    fn stat(&self) -> Option<Promised<NodeStat>> {
+        let promised = self.ask(&Request::Stat, |answer| match answer {
+            Answer::Stat(stat) => Some(stat),
+            _ => None,
+        });
+        Some(promised)
+    }
+}

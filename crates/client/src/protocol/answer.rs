@@ -1,0 +1,393 @@
+//! What a node answers its clients. Pure: this file knows the words and their bytes; it must never know what led to them.
+
+use super::bytes::{BadBytes, Reader, Writer};
+use super::frame::{Asked, Frame};
+use forebay_kv::ChunkId;
+use forebay_store::ChunkShape;
+use std::sync::Arc;
+
+/// A chunk of a lease that lies still in the arena until the lease ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lent {
+    /// Where it starts in the arena.
+    pub offset_bytes: u64,
+    /// The lengths of its layers, which lie one behind the other.
+    pub shape: Arc<ChunkShape>,
+    /// The CRC-32C that each layer must have.
+    pub sums: Vec<u32>,
+}
+
+/// How many chunks of a sequence are where, from the first on: those that are farther away lie behind the nearer ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Found {
+    /// In the node's memory.
+    pub in_memory: u32,
+    /// On its disk.
+    pub on_disk: u32,
+    /// On other nodes, as they say.
+    pub on_peers: u32,
+}
+
+/// What a lease is.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Leased {
+    /// Its name; 0 for a lease of nothing, which need not be released.
+    pub lease: u64,
+    /// For how long it lives unless it is renewed: at most what was wished.
+    pub ttl_us: u64,
+    /// Chunks in memory, the first ones.
+    pub in_memory: u32,
+    /// Chunks on the node's disk, behind those.
+    pub on_disk: u32,
+    /// Chunks that other nodes are said to have, behind those.
+    pub on_peers: u32,
+    /// The first chunks, as many as could be told at once.
+    pub lent: Vec<Lent>,
+}
+
+/// What a node counts, as far as its clients care.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NodeStat {
+    /// Length of the arena.
+    pub capacity_bytes: u64,
+    /// Bytes of slots that are in use.
+    pub used_bytes: u64,
+    /// Chunks in memory.
+    pub chunks: u64,
+    /// Chunks found corrupt.
+    pub corrupt: u64,
+    /// Clients that are connected.
+    pub clients: u64,
+    /// Leases that clients hold.
+    pub leases: u64,
+    /// Slots that clients write.
+    pub slots: u64,
+    /// Slots whose client went without a word, since the start.
+    pub orphans: u64,
+    /// Clients that were not let in.
+    pub refused: u64,
+    /// Chunks leased to be loaded, in memory, on disk, and on peers.
+    pub hits: [u64; 3],
+    /// Chunks that came from peers, verified.
+    pub pulled: u64,
+    /// Chunks that were to come from peers, and did not.
+    pub not_pulled: u64,
+}
+
+/// Why a request was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// Too much at a time, or too large.
+    Limit,
+    /// There is no such lease, slot or chunk.
+    Gone,
+    /// The node is shutting down.
+    Draining,
+    /// The store does not take it in.
+    NotTaken,
+    /// The bytes could not be had.
+    NotRead,
+    /// The client may not connect.
+    NotAllowed,
+    /// What the client said is not the protocol. The connection ends.
+    BadWords,
+}
+
+/// Kinds of refusals.
+pub const REFUSALS: usize = KINDS.len();
+
+const KINDS: [Refusal; 7] = [
+    Refusal::Limit,
+    Refusal::Gone,
+    Refusal::Draining,
+    Refusal::NotTaken,
+    Refusal::NotRead,
+    Refusal::NotAllowed,
+    Refusal::BadWords,
+];
+
+/// What a node says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// To a hello: the client is let in. The arena's descriptor comes with it.
+    Welcome {
+        /// The node, drawn at its start.
+        instance: [u8; 16],
+        /// Length of the arena.
+        arena_bytes: u64,
+    },
+    /// How many chunks, from the first on, are there.
+    Found(Found),
+    /// A lease.
+    Leased(Leased),
+    /// A chunk that was to be brought.
+    Brought(Lent),
+    /// These leases are dead; the others live on.
+    Renewed(Vec<u64>),
+    /// A slot for a chunk.
+    Reserved {
+        /// Its name.
+        slot: u64,
+        /// Where it starts in the arena.
+        offset_bytes: u64,
+    },
+    /// The chunk is there already.
+    Here,
+    /// Whether the chunk is visible; otherwise it was deleted meanwhile.
+    Committed(bool),
+    /// How many chunks to load.
+    Worth(u32),
+    /// What the node counts.
+    Stat(NodeStat),
+    /// To a ping.
+    Pong,
+    /// These of the chunks that are to be watched are not there, or are too many. They are not watched.
+    Watched(Vec<ChunkId>),
+    /// These watched chunks are not there any more, and are not watched any more. Nobody has asked for this: its number is 0.
+    Gone(Vec<ChunkId>),
+    /// No.
+    Refused(Refusal, String),
+}
+
+const WELCOME: u16 = 1;
+const FOUND: u16 = 2;
+const LEASED: u16 = 3;
+const BROUGHT: u16 = 4;
+const RENEWED: u16 = 5;
+const RESERVED: u16 = 7;
+const COMMITTED: u16 = 8;
+const HERE: u16 = 9;
+const WORTH: u16 = 12;
+const STAT: u16 = 13;
+const PONG: u16 = 14;
+const REFUSED: u16 = 16;
+const WATCHED: u16 = 17;
+const GONE: u16 = 18;
+
+impl Answer {
+    /// The frame that says it, to whoever asked this.
+    pub fn encode(&self, asked: Asked) -> Frame {
+        let start = Writer::default();
+        let (kind, Writer(body)) = match self {
+            Answer::Welcome { instance, arena_bytes } => (WELCOME, start.bytes(instance).u64(*arena_bytes)),
+            Answer::Found(found) => (FOUND, found.encode(start)),
+            Answer::Leased(leased) => (LEASED, leased.encode(start)),
+            Answer::Brought(lent) => (BROUGHT, lent.encode(start.shape(&lent.shape))),
+            Answer::Renewed(dead) => (RENEWED, start.list(dead, |writer, lease| writer.u64(*lease))),
+            Answer::Reserved { slot, offset_bytes } => (RESERVED, start.u64(*slot).u64(*offset_bytes)),
+            Answer::Here => (HERE, start),
+            Answer::Committed(visible) => (COMMITTED, start.u8((*visible).into())),
+            Answer::Worth(chunks) => (WORTH, start.u32(*chunks)),
+            Answer::Stat(stat) => (STAT, stat.encode(start)),
+            Answer::Pong => (PONG, start),
+            Answer::Watched(ids) => (WATCHED, start.ids(ids)),
+            Answer::Gone(ids) => (GONE, start.ids(ids)),
+            Answer::Refused(refusal, why) => {
+                let code = KINDS.iter().position(|one| one == refusal).unwrap_or_default() as u8;
+                (REFUSED, start.u8(code).text(why))
+            }
+        };
+        Frame::answering(asked, kind, body)
+    }
+
+    /// What a frame says.
+    pub fn decode(frame: &Frame) -> Result<Answer, BadBytes> {
+        let mut body = Reader(&frame.body);
+        let answer = match frame.kind {
+            WELCOME => {
+                Answer::Welcome { instance: body.array("an instance")?, arena_bytes: body.u64("a length")? }
+            }
+            FOUND => Answer::Found(Found::decode(&mut body)?),
+            LEASED => Answer::Leased(Leased::decode(&mut body)?),
+            BROUGHT => {
+                let shape = Arc::new(body.shape()?);
+                Answer::Brought(Lent::decode(&mut body, shape)?)
+            }
+            RENEWED => Answer::Renewed(body.list("leases", 8, |body| body.u64("a lease"))?),
+            RESERVED => Answer::Reserved { slot: body.u64("a slot")?, offset_bytes: body.u64("an offset")? },
+            HERE => Answer::Here,
+            COMMITTED => Answer::Committed(body.bool("whether a chunk is visible")?),
+            WORTH => Answer::Worth(body.u32("chunks")?),
+            STAT => Answer::Stat(NodeStat::decode(&mut body)?),
+            PONG => Answer::Pong,
+            WATCHED => Answer::Watched(body.ids()?),
+            GONE => Answer::Gone(body.ids()?),
+            REFUSED => {
+                let code = body.u8("a refusal")?;
+                let bad = BadBytes::Value { what: "a refusal", value: code.into(), allowed: "0 to 6" };
+                let refusal = KINDS.get(usize::from(code)).copied().ok_or(bad)?;
+                Answer::Refused(refusal, body.text("a reason")?)
+            }
+            kind => {
+                let (what, value) = ("the kind of an answer", kind.into());
+                return Err(BadBytes::Value {
+                    what,
+                    value,
+                    allowed: "1 to 5, 7 to 9, 12 to 14 and 16 to 18",
+                });
+            }
+        };
+        body.end()?;
+        Ok(answer)
+    }
+}
+
+impl Lent {
+    fn encode(&self, start: Writer) -> Writer {
+        start.u64(self.offset_bytes).list(&self.sums, |writer, sum| writer.u32(*sum))
+    }
+
+    fn decode(body: &mut Reader, shape: Arc<ChunkShape>) -> Result<Lent, BadBytes> {
+        let offset_bytes = body.u64("an offset")?;
+        let sums = body.list("checksums", 4, |body| body.u32("a checksum"))?;
+        if sums.len() != shape.layers() {
+            let (what, value) = ("the number of checksums", sums.len() as u64);
+            return Err(BadBytes::Value { what, value, allowed: "one for each layer" });
+        }
+        Ok(Lent { offset_bytes, shape, sums })
+    }
+}
+
+impl Found {
+    /// All of them.
+    pub fn chunks(&self) -> u32 {
+        self.in_memory.saturating_add(self.on_disk).saturating_add(self.on_peers)
+    }
+
+    /// Those of a sequence that is kept in two parts, both of which are needed: as far away as the farther part.
+    pub fn and(self, other: Found) -> Found {
+        let on_host = |found: Found| found.in_memory.saturating_add(found.on_disk);
+        let in_memory = self.in_memory.min(other.in_memory);
+        let here = on_host(self).min(on_host(other));
+        let all = self.chunks().min(other.chunks());
+        Found { in_memory, on_disk: here - in_memory, on_peers: all - here }
+    }
+
+    fn encode(&self, start: Writer) -> Writer {
+        start.u32(self.in_memory).u32(self.on_disk).u32(self.on_peers)
+    }
+
+    fn decode(body: &mut Reader) -> Result<Found, BadBytes> {
+        let mut chunks = || body.u32("chunks");
+        Ok(Found { in_memory: chunks()?, on_disk: chunks()?, on_peers: chunks()? })
+    }
+}
+
+impl Leased {
+    /// Shapes are said once each: most chunks of a sequence have the same.
+    fn encode(&self, start: Writer) -> Writer {
+        let mut shapes: Vec<&ChunkShape> = Vec::new();
+        for lent in &self.lent {
+            if !shapes.contains(&&*lent.shape) {
+                shapes.push(&lent.shape);
+            }
+        }
+        let head = start.u64(self.lease).u64(self.ttl_us);
+        let counts = head.u32(self.in_memory).u32(self.on_disk).u32(self.on_peers);
+        counts.list(&shapes, |writer, shape| writer.shape(shape)).list(&self.lent, |writer, lent| {
+            let shape = shapes.iter().position(|shape| **shape == *lent.shape).unwrap_or_default();
+            lent.encode(writer.u32(shape as u32))
+        })
+    }
+
+    fn decode(body: &mut Reader) -> Result<Leased, BadBytes> {
+        let (lease, ttl_us) = (body.u64("a lease")?, body.u64("a time to live")?);
+        let (in_memory, on_disk, on_peers) = (body.u32("chunks")?, body.u32("chunks")?, body.u32("chunks")?);
+        let shapes = body.list("shapes", 4, |body| body.shape().map(Arc::new))?;
+        let lent = body.list("chunks", 16, |body| {
+            let shape = body.u32("a shape")?;
+            let what = "the number of a shape";
+            let bad = BadBytes::Value { what, value: shape.into(), allowed: "one that was given" };
+            Lent::decode(body, Arc::clone(shapes.get(shape as usize).ok_or(bad)?))
+        })?;
+        Ok(Leased { lease, ttl_us, in_memory, on_disk, on_peers, lent })
+    }
+}
+
+impl NodeStat {
+    fn encode(&self, start: Writer) -> Writer {
+        let memory = [self.capacity_bytes, self.used_bytes, self.chunks, self.corrupt];
+        let clients = [self.clients, self.leases, self.slots, self.orphans, self.refused];
+        let all = memory.into_iter().chain(clients).chain(self.hits).chain([self.pulled, self.not_pulled]);
+        all.fold(start, Writer::u64)
+    }
+
+    fn decode(body: &mut Reader) -> Result<NodeStat, BadBytes> {
+        let mut next = || body.u64("a counter");
+        Ok(NodeStat {
+            capacity_bytes: next()?,
+            used_bytes: next()?,
+            chunks: next()?,
+            corrupt: next()?,
+            clients: next()?,
+            leases: next()?,
+            slots: next()?,
+            orphans: next()?,
+            refused: next()?,
+            hits: [next()?, next()?, next()?],
+            pulled: next()?,
+            not_pulled: next()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn samples() -> Vec<Answer> {
+        let lent = |offset_bytes, layers: usize| Lent {
+            offset_bytes,
+            shape: Arc::new(ChunkShape::new(vec![100; layers]).unwrap()),
+            sums: (0..layers as u32).collect(),
+        };
+        let leased = Leased {
+            lease: 4,
+            ttl_us: 1000,
+            in_memory: 3,
+            on_disk: 2,
+            on_peers: 1,
+            lent: vec![lent(0, 2), lent(4096, 2), lent(8192, 3)],
+        };
+        vec![
+            Answer::Welcome { instance: [3; 16], arena_bytes: 1 << 40 },
+            Answer::Found(Found { in_memory: 2, on_disk: 3, on_peers: 1 }),
+            Answer::Leased(leased),
+            Answer::Leased(Leased::default()),
+            Answer::Brought(lent(77, 80)),
+            Answer::Renewed(vec![1, 2]),
+            Answer::Reserved { slot: 1, offset_bytes: 2 },
+            Answer::Here,
+            Answer::Committed(true),
+            Answer::Worth(4),
+            Answer::Stat(NodeStat { hits: [1, 2, 3], pulled: 9, ..NodeStat::default() }),
+            Answer::Pong,
+            Answer::Watched(vec![ChunkId::from_bytes([1; 32])]),
+            Answer::Gone(vec![ChunkId::from_bytes([2; 32]), ChunkId::from_bytes([3; 32])]),
+            Answer::Refused(Refusal::Draining, "the node is shutting down".into()),
+        ]
+    }
+
+    #[test]
+    fn every_answer_comes_back_and_none_can_be_cut_or_lengthened() {
+        for answer in samples() {
+            let frame = answer.encode(Asked { number: 5, digest: 6 });
+            assert_eq!(Answer::decode(&frame).as_ref(), Ok(&answer));
+            for cut in 0..frame.body.len() {
+                let short = Frame { body: frame.body[..cut].to_vec(), ..frame.clone() };
+                assert!(Answer::decode(&short).is_err(), "{answer:?} cut to {cut}");
+            }
+            let mut long = frame;
+            long.body.push(0);
+            assert!(Answer::decode(&long).is_err(), "{answer:?} with a byte more");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bodies_never_panic(kind in 0u16..20, body in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Answer::decode(&Frame::new(kind, 0, body));
+        }
+    }
+}

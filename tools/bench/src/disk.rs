@@ -1,0 +1,196 @@
+//! `forebay bench disk`: objects of a few sizes, stored and retrieved through the store with everything that it does for
+//! them, beside what the same file gives to nothing but io_uring; how long a log with millions of chunks takes to open;
+//! and, where a Python with it is given, LMCache's local disk backend. It knows what is compared with what; how each side
+//! does its I/O is theirs.
+//!
+//! In every run the store and the ceiling move as many objects of the same size, at the same depth, in the same file. They
+//! take turns in slices of a run, so that a disk whose speed changes from second to second changes for both; which of them
+//! goes first alternates. Both read in random order. Both write from the same memory and in the file's order, as a log
+//! does, and what a slice wrote is durable when the slice ends. CPU time is that of the whole process; on our side it
+//! includes checksums, footers, commits and eviction. fio and LMCache, where they are given, have whole runs of their own
+//! between ours.
+
+mod file;
+mod fio;
+mod image;
+mod memory;
+mod ours;
+mod peer;
+mod raw;
+mod recovery;
+mod sides;
+
+use super::{Output, finish};
+use file::TestFile;
+use forebay_results::{Results, Row};
+use memory::{Direction, Objects};
+use ours::Ours;
+use peer::PeerProcess;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use raw::Raw;
+use sides::{Figures, Side, cpu_rows};
+use std::path::PathBuf;
+
+/// Sizes: name, bytes, and how many are under way at a time: enough to keep the disks of the study busy.
+const SIZES: [(&str, u64, usize); 4] =
+    [("80kib", 80 << 10, 16), ("128kib", 128 << 10, 16), ("1mib", 1 << 20, 8), ("2mib", 2 << 20, 4)];
+/// The size that is also measured after everything was overwritten several times.
+const CHURNED: &str = "128kib";
+/// How often everything is overwritten before.
+const CAPACITIES: u64 = 3;
+/// Batches of `depth` objects that our side submits ahead, so that the disk's queue stays full while one is checked.
+const BATCHES: usize = 4;
+/// Turns that each side takes in a run.
+const SLICES: usize = 4;
+const MIB: u64 = 1 << 20;
+
+/// Arguments of `forebay bench disk`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Directory on the disk under test; must allow direct I/O
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// Runs of each kind
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+    /// Bytes moved in a run. The file takes about twice as many for each run
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(8..=1 << 20))]
+    run_mib: u64,
+    /// Chunks of the log whose recovery is measured
+    #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u32).range(1_000..=100_000_000))]
+    recovery_chunks: u32,
+    /// A few seconds of everything: shows that it works, and measures nothing
+    #[arg(long, conflicts_with_all = ["runs", "run_mib", "recovery_chunks"])]
+    quick: bool,
+    #[command(flatten)]
+    peer: peer::Args,
+    #[command(flatten)]
+    output: Output,
+}
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Runs the benchmark.
+pub fn run(mut args: Args) -> crate::CommandResult {
+    if args.quick {
+        (args.runs, args.run_mib, args.recovery_chunks) = (2, 16, 100_000);
+    }
+    let mut results = Results::new("disk");
+    results.rows.extend(recovery::rows(&args.dir, args.recovery_chunks, args.runs)?);
+    for (name, bytes, depth) in SIZES {
+        results.rows.extend(Bench::new(&args, Objects { bytes, depth, slots: BATCHES * depth })?.rows(name)?);
+    }
+    finish(&results, &args.output)
+}
+
+/// Objects of one size, and all who move them.
+struct Bench<'a> {
+    args: &'a Args,
+    objects: Objects,
+    /// Objects of a run.
+    count: usize,
+    ours: Ours,
+    raw: Raw,
+    peer: Option<PeerProcess>,
+    random: StdRng,
+    /// Last, so that it is removed after everybody has closed it.
+    file: TestFile,
+}
+
+impl Bench<'_> {
+    fn new(args: &Args, objects: Objects) -> Result<Bench<'_>, Failure> {
+        let count = (args.run_mib * MIB / objects.bytes) as usize;
+        let file = TestFile::make(&args.dir, u64::from(args.runs) * args.run_mib * MIB)?;
+        let ours = Ours::open(&file, objects)?;
+        let raw = Raw::open(file.path(), ours.memory())?;
+        let peer = PeerProcess::start(&args.peer, &args.dir, objects, count)?;
+        let random = StdRng::seed_from_u64(objects.bytes);
+        Ok(Bench { args, objects, count, ours, raw, peer, random, file })
+    }
+
+    fn rows(mut self, name: &str) -> Result<Vec<Row>, Failure> {
+        let (mut store, mut retrieve) = (Figures::default(), Figures::default());
+        for run in 0..self.args.runs {
+            self.store_run(&mut store, run)?;
+            self.peer_run(&mut store, &mut retrieve)?;
+        }
+        self.retrieve_runs(&mut retrieve)?;
+        let mut rows = Vec::new();
+        rows.extend(retrieve.rate_rows(&format!("retrieve.{name}"), self.objects));
+        rows.extend(store.rate_rows(&format!("store.{name}"), self.objects));
+        rows.extend(cpu_rows(name, [&store, &retrieve]));
+        if name == CHURNED {
+            rows.extend(self.churned_rows(name)?);
+        }
+        Ok(rows)
+    }
+
+    /// The same after the log was filled again and again.
+    fn churned_rows(&mut self, name: &str) -> Result<Vec<Row>, Failure> {
+        self.ours.store((CAPACITIES * self.file.log_bytes() / self.objects.bytes) as usize)?;
+        let (mut store, mut retrieve) = (Figures::default(), Figures::default());
+        for run in 0..self.args.runs {
+            self.store_run(&mut store, run)?;
+        }
+        self.retrieve_runs(&mut retrieve)?;
+        let mut rows = Vec::new();
+        rows.extend(retrieve.rate_rows(&format!("retrieve.churn.{name}"), self.objects));
+        rows.extend(store.rate_rows(&format!("store.churn.{name}"), self.objects));
+        Ok(rows)
+    }
+
+    /// New objects on our side; the next stretch of its room for the ceiling.
+    fn store_run(&mut self, figures: &mut Figures, run: u32) -> Result<(), Failure> {
+        let places = self.file.places(self.objects.bytes);
+        let from = (run as usize * self.count).min(places.len() - self.count);
+        self.slices(figures, Direction::Write, &places[from..from + self.count])
+    }
+
+    fn retrieve_runs(&mut self, figures: &mut Figures) -> Result<(), Failure> {
+        let mut places = self.file.places(self.objects.bytes);
+        let count = self.count.min(self.ours.resident());
+        for _ in 0..self.args.runs {
+            places.shuffle(&mut self.random);
+            self.ours.shuffle(&mut self.random);
+            self.slices(figures, Direction::Read, &places[..count])?;
+        }
+        Ok(())
+    }
+
+    /// A run: an object for each place, by both sides in turn.
+    fn slices(&mut self, figures: &mut Figures, direction: Direction, places: &[u64]) -> Result<(), Failure> {
+        for (slice, places) in places.chunks(places.len().div_ceil(SLICES)).enumerate() {
+            let count = places.len();
+            for turn in 0..2 {
+                match (turn == slice % 2, direction) {
+                    (true, _) => figures.raw.time(count, || self.raw.run(direction, places))?,
+                    (false, Direction::Write) => figures.ours.time(count, || self.ours.store(count))?,
+                    (false, Direction::Read) => figures.ours.time(count, || self.ours.retrieve(count))?,
+                }
+            }
+        }
+        figures.raw.end_run(self.objects);
+        figures.ours.end_run(self.objects);
+        if let Some(version) = fio::version() {
+            let mib_per_s = fio::mib_per_s(direction, &self.file, self.objects, self.args.run_mib)?;
+            // Its CPU time is that of another process and not known here.
+            figures.fio.get_or_insert_with(|| (version, Side::default())).1.note(mib_per_s, 0.0);
+        }
+        Ok(())
+    }
+
+    fn peer_run(&mut self, store: &mut Figures, retrieve: &mut Figures) -> Result<(), Failure> {
+        let Some(peer) = &mut self.peer else { return Ok(()) };
+        let run = peer.run()?;
+        for (figures, mib_per_s, cpu_us) in [
+            (store, run.store_mib_per_s, run.store_cpu_us),
+            (retrieve, run.retrieve_mib_per_s, run.retrieve_cpu_us),
+        ] {
+            let (_, side) = figures.lmcache.get_or_insert_with(|| (peer.version.clone(), Side::default()));
+            side.note(mib_per_s, cpu_us);
+        }
+        Ok(())
+    }
+}

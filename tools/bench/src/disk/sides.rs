@@ -1,0 +1,106 @@
+//! What each side did: time, CPU time and objects of every run, and the rows that follow. This file knows arithmetic on
+//! runs; it must never know what a side is.
+
+use super::memory::Objects;
+use super::{Failure, MIB};
+use forebay_results::{Peer, Row};
+use rustix::time::{ClockId, clock_gettime};
+use std::time::Instant;
+
+/// One side in all runs of one kind.
+#[derive(Default)]
+pub struct Side {
+    /// Of the run that is under way.
+    wall_s: f64,
+    cpu_s: f64,
+    count: usize,
+    /// Of each run that ended.
+    mib_per_s: Vec<f64>,
+    cpu_us_per_object: Vec<f64>,
+}
+
+/// What was measured of one kind: our side, the ceiling, and whoever else was there.
+#[derive(Default)]
+pub struct Figures {
+    /// The store.
+    pub ours: Side,
+    /// Bare io_uring.
+    pub raw: Side,
+    /// fio, if it is installed.
+    pub fio: Option<(String, Side)>,
+    /// LMCache, if it was given.
+    pub lmcache: Option<(String, Side)>,
+}
+
+impl Side {
+    /// Runs a part of a run that moves `count` objects. CPU time is that of the whole process.
+    pub fn time(&mut self, count: usize, part: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+        let (begin, cpu_before_s) = (Instant::now(), cpu_s());
+        part()?;
+        self.wall_s += begin.elapsed().as_secs_f64();
+        self.cpu_s += cpu_s() - cpu_before_s;
+        self.count += count;
+        Ok(())
+    }
+
+    /// Notes the run whose parts were timed.
+    pub fn end_run(&mut self, objects: Objects) {
+        let bytes = self.count as u64 * objects.bytes;
+        self.note(bytes as f64 / MIB as f64 / self.wall_s, self.cpu_s * 1e6 / self.count as f64);
+        (self.wall_s, self.cpu_s, self.count) = (0.0, 0.0, 0);
+    }
+
+    /// Notes a run that somebody else timed.
+    pub fn note(&mut self, mib_per_s: f64, cpu_us_per_object: f64) {
+        self.mib_per_s.push(mib_per_s);
+        self.cpu_us_per_object.push(cpu_us_per_object);
+    }
+
+    fn cpu_us(&self) -> f64 {
+        Row::of_runs("", "", &self.cpu_us_per_object).value
+    }
+
+    fn rate(&self, name: String, objects: Objects) -> Row {
+        let mut row = Row::of_runs(name, "MiB/s", &self.mib_per_s);
+        row.cpu_s_per_gb = Some(self.cpu_us() * 1e3 / objects.bytes as f64);
+        row
+    }
+}
+
+impl Figures {
+    /// Our rate beside ceiling and peer, then the ceiling's own row. `name` is that of the row without `disk.`.
+    pub fn rate_rows(&self, name: &str, objects: Objects) -> [Row; 2] {
+        let peer = |of: &Option<(String, Side)>, name: &str| {
+            let (version, side) = of.as_ref()?;
+            let value = Row::of_runs("", "", &side.mib_per_s).value;
+            Some(Peer { name: name.into(), version: version.clone(), value })
+        };
+        let mut raw = self.raw.rate(format!("disk.raw.{name}"), objects);
+        raw.peer = peer(&self.fio, "fio");
+        let mut ours = self.ours.rate(format!("disk.{name}"), objects).with_ceiling(raw.value);
+        ours.peer = peer(&self.lmcache, "lmcache");
+        [ours, raw]
+    }
+}
+
+/// CPU time per object in the direction that costs more: ours beside the peer's, then the ceiling's, which is what the
+/// system takes for the I/O alone.
+pub fn cpu_rows(name: &str, both: [&Figures; 2]) -> [Row; 2] {
+    let row = |name: String, sides: [&Side; 2]| {
+        let [one, other] = sides;
+        let dearer = if one.cpu_us() >= other.cpu_us() { one } else { other };
+        Row::of_runs(name, "us", &dearer.cpu_us_per_object)
+    };
+    let mut ours = row(format!("disk.cpu_us.{name}"), both.map(|figures| &figures.ours));
+    if let [Some((version, one)), Some((_, other))] = both.map(|figures| figures.lmcache.as_ref()) {
+        let value = row(String::new(), [one, other]).value;
+        ours.peer = Some(Peer { name: "lmcache".into(), version: version.clone(), value });
+    }
+    [ours, row(format!("disk.raw.cpu_us.{name}"), both.map(|figures| &figures.raw))]
+}
+
+/// User and system time of this process so far.
+fn cpu_s() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}

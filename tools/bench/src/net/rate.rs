@@ -1,0 +1,159 @@
+//! Bytes per second of whole transfers, plain and encrypted. Each run moves the same bytes by plain sockets and by an agent,
+//! one after the other, so that both see the same minute of the machine.
+
+use super::blocks::Shape;
+use super::certificates::Certificates;
+use super::pair::{Pair, Way, run_all};
+use super::raw::Raw;
+use super::segment::Segment;
+use super::{Error, OpName, peers, rail};
+use forebay_net::Op;
+use forebay_results::Row;
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use std::time::Instant;
+
+/// Transfers before the first that counts: the number of flows is found meanwhile.
+const WARM_UPS: u64 = 4;
+/// Bytes of a block in the encrypted rows.
+const TLS_BLOCK_BYTES: usize = 1_000_000;
+
+/// A record of TLS, and how many bytes of them the cipher is timed with.
+const RECORD_BYTES: usize = 16 << 10;
+const CIPHER_BYTES: usize = 512 << 20;
+
+/// What one kind of transfer gave.
+struct Figures {
+    gbps: Vec<f64>,
+    raw_gbps: Vec<f64>,
+    cpu_s_per_gb: f64,
+}
+
+/// One operation on blocks of one size.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    pub op: OpName,
+    pub shape: Shape,
+    /// The blocks are divided among so many threads, each with a transfer of its own.
+    pub threads: usize,
+}
+
+impl Case {
+    /// Of its row: what is as usual is not part of it.
+    fn name(self, way: &Way) -> String {
+        let ucx = if way.rails.is_empty() { "" } else { "ucx." };
+        let mut name = format!("net.{ucx}{}.{}", self.op.name(), self.shape.name());
+        if self.threads > 1 {
+            name += &format!(".{}threads", self.threads);
+        }
+        if way.segment != Segment::Heap {
+            name += &format!(".{}", way.segment);
+        }
+        name
+    }
+}
+
+/// One operation on blocks of one size, and the same by other systems.
+pub fn measure(way: &Way, case: Case, runs: u32, commands: &[String]) -> Result<Vec<Row>, Error> {
+    let Case { op, shape, .. } = case;
+    let name = case.name(way);
+    let figures = transfers(way, case, runs)?;
+    let raw = Row::of_runs("", "GB/s", &figures.raw_gbps);
+    let mut row = Row::of_runs(&name, "GB/s", &figures.gbps).with_ceiling(raw.value);
+    row.cpu_s_per_gb = Some(figures.cpu_s_per_gb);
+    let mut rows = Vec::new();
+    for (system, peer) in peers::measure(commands, op.name(), shape, runs)? {
+        rows.push(peers::row(&name, &system, &peer));
+        if row.peer.as_ref().is_none_or(|best| best.value < peer.value) {
+            row.peer = Some(peer);
+        }
+    }
+    rows.insert(0, row);
+    Ok(rows)
+}
+
+/// Encrypted WRITEs of large blocks beside plain ones, and what the cipher alone gives.
+pub fn measure_tls(way: &Way, runs: u32) -> Result<Vec<Row>, Error> {
+    let shape = Shape::new(TLS_BLOCK_BYTES, None);
+    let case = Case { op: OpName::Write, shape, threads: 1 };
+    let plain = transfers(way, case, runs)?;
+    let plain = Row::of_runs("", "GB/s", &plain.gbps);
+    let certificates = Certificates::make()?;
+    let encrypted = Way { tls: Some(certificates.directory().to_path_buf()), ..way.clone() };
+    let figures = transfers(&encrypted, case, runs)?;
+    let mut row = Row::of_runs("net.tls.write.1mb", "GB/s", &figures.gbps).with_ceiling(plain.value);
+    row.cpu_s_per_gb = Some(figures.cpu_s_per_gb);
+    Ok(vec![row, cipher(runs)?])
+}
+
+/// Bytes per second that one thread seals and another opens at the same time, in records as TLS has them.
+fn cipher(runs: u32) -> Result<Row, Error> {
+    let failed = |_| "the cipher failed";
+    let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &[7; 32]).map_err(failed)?);
+    let nonce = || Nonce::assume_unique_for_key([0; 12]);
+    let pass = |opens: bool| -> Result<(), &'static str> {
+        let mut record = vec![1; RECORD_BYTES];
+        key.seal_in_place_append_tag(nonce(), Aad::empty(), &mut record).map_err(failed)?;
+        let sealed = record.clone();
+        for _ in 0..CIPHER_BYTES / RECORD_BYTES {
+            if opens {
+                record.copy_from_slice(&sealed);
+                key.open_in_place(nonce(), Aad::empty(), &mut record).map_err(failed)?;
+            } else {
+                record.truncate(RECORD_BYTES);
+                key.seal_in_place_append_tag(nonce(), Aad::empty(), &mut record).map_err(failed)?;
+            }
+        }
+        Ok(())
+    };
+    let mut gbps = Vec::new();
+    for _ in 0..runs {
+        let begin = Instant::now();
+        std::thread::scope(|scope| {
+            let opening = scope.spawn(|| pass(true));
+            pass(false)?;
+            opening.join().map_err(|_| "a thread panicked")?
+        })?;
+        gbps.push(CIPHER_BYTES as f64 / 1e9 / begin.elapsed().as_secs_f64());
+    }
+    Ok(Row::of_runs("net.tls.aes_256_gcm", "GB/s", &gbps))
+}
+
+fn transfers(way: &Way, case: Case, runs: u32) -> Result<Figures, Error> {
+    let (op, shape) = (case.op.op(), case.shape);
+    let mut pair = Pair::start(way, shape)?;
+    let requests = pair.requests(op, case.threads)?;
+    for _ in 0..WARM_UPS {
+        run_all(&requests)?;
+    }
+    let streams = pair.flows().max(1);
+    let port = pair.ask(&format!("raw {streams}"))?.parse()?;
+    let mut raw = Raw::connect(port, streams, shape.bytes())?;
+    raw.run(op == Op::Write)?;
+    let gb = shape.bytes() as f64 / 1e9;
+    let mut figures = Figures { gbps: Vec::new(), raw_gbps: Vec::new(), cpu_s_per_gb: 0.0 };
+    for number in 1..=u64::from(runs) {
+        figures.raw_gbps.push(gb / raw.run(op == Op::Write)?.as_secs_f64());
+        pair.fill(op, number)?;
+        let cpu_before_s = pair.cpu_s()?;
+        figures.gbps.push(gb / run_all(&requests)?.as_secs_f64());
+        figures.cpu_s_per_gb += (pair.cpu_s()? - cpu_before_s) / (gb * f64::from(runs));
+        pair.check(op, number)?;
+    }
+    check_way(way, &mut pair)?;
+    Ok(figures)
+}
+
+/// Whether the bytes took the rails, and lay in what was wished for as far as the system gave it.
+fn check_way(way: &Way, pair: &mut Pair) -> Result<(), Error> {
+    let strayed = if way.rails.is_empty() { 0 } else { rail::bytes_over_tcp(&pair.agent)? };
+    if strayed > 0 {
+        return Err(format!("{strayed} bytes went over TCP instead of a rail").into());
+    }
+    if way.segment == Segment::Hugepages {
+        let mb = |bytes: usize| bytes / 1_000_000;
+        let (here, there) = (pair.memory.huge_bytes()?, pair.ask("huge")?.parse()?);
+        let all = mb(pair.shape.bytes());
+        eprintln!("hugepages: {} of {all} MB here and {} there were in huge pages", mb(here), mb(there));
+    }
+    Ok(())
+}
