@@ -3,8 +3,9 @@
 
 use forebay_transfer::Arena;
 use forebay_transfer::{Backing, RegionId, Span};
+use parking_lot::Mutex;
 use std::fmt::{self, Debug, Formatter};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// Called when an arena is gone, on whichever thread held it last. It is short, and does not wait for anything.
 pub type OnGone = Box<dyn FnOnce() + Send>;
@@ -71,7 +72,7 @@ impl NodeArena {
 
     /// Has `on_gone` called when nobody holds this any more: its node is gone, and nothing uses its memory.
     pub fn when_gone(&self, on_gone: OnGone) {
-        self.on_gone.lock().unwrap_or_else(PoisonError::into_inner).push(on_gone);
+        self.on_gone.lock().push(on_gone);
     }
 
     /// `len` bytes at `offset`, if they are inside.
@@ -83,7 +84,7 @@ impl NodeArena {
 
 impl Drop for NodeArena {
     fn drop(&mut self) {
-        let on_gone = std::mem::take(&mut *self.on_gone.lock().unwrap_or_else(PoisonError::into_inner));
+        let on_gone = std::mem::take(&mut *self.on_gone.lock());
         on_gone.into_iter().for_each(|on_gone| on_gone());
     }
 }

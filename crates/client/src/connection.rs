@@ -16,10 +16,11 @@ use crate::protocol::request::{Hello, Request};
 use crate::protocol::socket;
 use forebay_transfer::Arena;
 use forebay_transfer::{Backing, MoverHandle, Place, Process};
+use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Bytes that are received at a time.
@@ -114,10 +115,6 @@ impl Connection {
         })
     }
 
-    fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Asks. `on_answer` is called exactly once, on the connection's thread or, if it is broken or the node would hang up, on this
     /// one.
     pub fn ask(&self, request: &Request, on_answer: impl FnOnce(Option<Answer>) + Send + 'static) {
@@ -128,7 +125,7 @@ impl Connection {
             return on_answer(None);
         }
         let frame = request.encode(self.next_number.fetch_add(1, Ordering::Relaxed));
-        let mut pending = self.pending();
+        let mut pending = self.pending.lock();
         if pending.broken {
             drop(pending);
             return on_answer(None);
@@ -151,15 +148,14 @@ impl Connection {
 
     fn send(&self, frame: &Frame) {
         let bytes = frame.encode();
-        let (mut rest, mut cut_off) =
-            (&bytes[..], self.sending.lock().unwrap_or_else(PoisonError::into_inner));
+        let (mut rest, mut cut_off) = (&bytes[..], self.sending.lock());
         if !self.is_alive() {
             return;
         }
         let sent = socket::send_from(&self.socket, &mut rest);
         if sent.is_err() {
             // Whoever sends next finds it so, and neither waits as long nor goes on behind half a frame.
-            self.pending().broken = true;
+            self.pending.lock().broken = true;
             if rest.len() < bytes.len() {
                 cut_off.extend_from_slice(rest);
             }
@@ -173,7 +169,7 @@ impl Connection {
     /// Whether the node is there, as far as is known.
     pub fn is_alive(&self) -> bool {
         // First: a thread of the parent may have held the lock when it forked.
-        self.process.is_current() && !self.pending().broken
+        self.process.is_current() && !self.pending.lock().broken
     }
 
     /// For how long the node has been silent although somebody waits.
@@ -181,7 +177,7 @@ impl Connection {
         if !self.process.is_current() {
             return None;
         }
-        let pending = self.pending();
+        let pending = self.pending.lock();
         pending.heard.filter(|_| !pending.waiting.is_empty()).map(|heard| heard.elapsed())
     }
 
@@ -191,7 +187,7 @@ impl Connection {
             return;
         }
         let waiting = {
-            let mut pending = self.pending();
+            let mut pending = self.pending.lock();
             pending.broken = true;
             std::mem::take(&mut pending.waiting)
         };
@@ -204,7 +200,7 @@ impl Connection {
         let (mut inbox, mut bytes) = (Inbox::default(), vec![0; RECEIVE_BYTES]);
         while let Ok(received @ 1..) = socket::receive(&self.socket, &mut bytes) {
             inbox.put(&bytes[..received]);
-            self.pending().heard = Some(Instant::now());
+            self.pending.lock().heard = Some(Instant::now());
             loop {
                 match inbox.next_frame() {
                     Ok(Some(frame)) => {
@@ -240,7 +236,7 @@ impl Connection {
             }
             return Ok(());
         }
-        let waiting = self.pending().waiting.remove(&frame.number);
+        let waiting = self.pending.lock().waiting.remove(&frame.number);
         let nobody = BadFrame::Digest { kind: frame.kind, number: frame.number };
         let Waiting { asked, on_answer } = waiting.ok_or(nobody)?;
         if let Err(crossed) = frame.check(asked) {
@@ -263,7 +259,7 @@ impl Drop for Connection {
             return;
         }
         // Whoever wrote the arena over this connection held it, so nothing does now. A node that is gone need not know.
-        let mut last = std::mem::take(self.sending.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let mut last = std::mem::take(self.sending.get_mut());
         last.extend(Request::Bye.encode(0).encode());
         let sent = socket::send_some(&self.socket, &last).unwrap_or(last.len());
         if sent < last.len()

@@ -8,8 +8,9 @@ use super::lease::Held;
 use crate::protocol::answer::Answer;
 use crate::protocol::request::Request;
 use forebay_transfer::RegionId;
+use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Between attempts to connect, at first and at most.
@@ -67,23 +68,19 @@ impl Keeper {
         Keeper { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The connection, as long as it is alive.
     pub fn connection(&self) -> Option<Arc<Connection>> {
-        self.state().connection.clone().filter(|connection| connection.is_alive())
+        self.state.lock().connection.clone().filter(|connection| connection.is_alive())
     }
 
     /// Why there is no connection, as far as is known.
     pub fn why_gone(&self) -> String {
-        self.state().why_gone.clone()
+        self.state.lock().why_gone.clone()
     }
 
     /// A lease is to be kept alive.
     pub fn keep(&self, held: &Arc<Held>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let number = state.next_lease;
         state.next_lease += 1;
         state.leases.insert(number, Arc::downgrade(held));
@@ -96,7 +93,7 @@ impl Keeper {
 
     /// Somebody waits for an answer that may take long: the node has to show that it lives meanwhile.
     pub fn listen(&self, limit: Duration) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.listen_at.is_none() {
             state.listen_at = Some(Instant::now() + limit / 2);
             self.changed.notify_one();
@@ -105,7 +102,7 @@ impl Keeper {
 
     /// A connection broke.
     pub fn broken(&self, connection: &Arc<Connection>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
             state.connection = None;
             state.why_gone = GONE.into();
@@ -119,7 +116,7 @@ impl Keeper {
 
     /// Ends the thread, which takes the arenas out of the mover first.
     pub fn close(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.closed = true;
         let connection = state.connection.take();
         if let Some(connection) = &connection {
@@ -133,19 +130,16 @@ impl Keeper {
     }
 
     fn next(&self) -> Chore {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         loop {
             let now = Instant::now();
             if let Some(chore) = state.chore(now) {
                 return chore;
             }
-            state = match state.next_due() {
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(due) => {
-                    let left = due.saturating_duration_since(now);
-                    self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
+            match state.next_due() {
+                None => self.changed.wait(&mut state),
+                Some(due) => drop(self.changed.wait_until(&mut state, due)),
+            }
         }
     }
 }
@@ -250,7 +244,7 @@ fn connect(shared: &Arc<Shared>) {
         let has_thread = shared.start_receiving(&connection);
         has_thread.then_some(connection).ok_or_else(|| "the client gets no thread".into())
     });
-    let useless = shared.keeper.state().connected(started, Instant::now());
+    let useless = shared.keeper.state.lock().connected(started, Instant::now());
     if let Some(connection) = useless {
         connection.end();
     }
@@ -297,6 +291,6 @@ fn listen(shared: &Arc<Shared>, connection: &Arc<Connection>) {
 fn retire(shared: &Arc<Shared>, arenas: Vec<RegionId>) {
     let in_use = |arena: &RegionId| matches!(shared.mover.unregister(*arena), Ok(Err(_)));
     let in_use: Vec<RegionId> = arenas.into_iter().filter(in_use).collect();
-    let (mut state, now) = (shared.keeper.state(), Instant::now());
+    let (mut state, now) = (shared.keeper.state.lock(), Instant::now());
     in_use.into_iter().for_each(|arena| state.leave(arena, now));
 }

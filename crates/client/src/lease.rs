@@ -10,9 +10,10 @@ use crate::protocol::answer::{Leased, Lent};
 use crate::protocol::request::Request;
 use forebay_store::{NotVerified, Unreadable, checksum};
 use forebay_transfer::Span;
+use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The right to load the chunks of a prefix until it is dropped. It is kept alive meanwhile. The first
 /// [`in_memory`](Lease::in_memory) chunks are in the node's memory, the next [`on_disk`](Lease::on_disk) on its disk, and
@@ -121,10 +122,6 @@ impl Lease {
 }
 
 impl Held {
-    fn lent(&self) -> MutexGuard<'_, HashMap<usize, Lent>> {
-        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn is_alive(&self) -> bool {
         let expires_us = self.expires_us.load(Ordering::Acquire);
         self.shared.now_us() < expires_us && self.connection.is_alive()
@@ -147,12 +144,12 @@ impl Held {
 
     /// The chunk lies in the arena from now on.
     pub fn note(&self, chunk: usize, lent: Lent) {
-        self.lent().insert(chunk, lent);
+        self.lent.lock().insert(chunk, lent);
     }
 
     /// Where a chunk lies, if it is known and inside of the arena.
     pub fn place(&self, chunk: usize) -> Option<Lent> {
-        let lent = self.lent().get(&chunk).cloned()?;
+        let lent = self.lent.lock().get(&chunk).cloned()?;
         self.connection.arena.span(lent.offset_bytes, lent.shape.bytes()).map(|_| lent)
     }
 
@@ -188,7 +185,7 @@ impl Held {
     }
 
     fn sum(&self, chunk: usize, layer: usize) -> Option<(u32, u64)> {
-        let lent = self.lent();
+        let lent = self.lent.lock();
         let lent = lent.get(&chunk)?;
         let extent = lent.shape.layer(layer)?;
         Some((*lent.sums.get(layer)?, extent.end - extent.start))

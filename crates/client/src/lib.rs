@@ -41,11 +41,12 @@ use forebay_transfer::ArenaError;
 use forebay_transfer::{Closed, Forked, MoverHandle, Place, Process};
 use keeper::Keeper;
 use lease::Held;
+use parking_lot::Mutex;
 use promise::{Promised, promise};
 use save::{Sealing, Unquiet};
 use std::path::PathBuf;
 use std::sync::mpsc::{Sender, channel, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use thiserror::Error;
@@ -192,7 +193,7 @@ impl Client {
         let listener = Arc::downgrade(&shared);
         mover.on_quiet(move |spans| {
             if let Some(shared) = listener.upgrade() {
-                shared.unquiet().quiet(spans);
+                shared.unquiet.lock().quiet(spans);
             }
         })?;
         let start = |name: &str, run: Box<dyn FnOnce() + Send>| {
@@ -220,7 +221,7 @@ impl Client {
             return;
         }
         self.shared.keeper.close();
-        let keeper = self.owner.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let keeper = self.owner.keeper.lock().take();
         if let Some(keeper) = keeper {
             // A panic of the thread has already been printed.
             let _ = keeper.join();
@@ -374,10 +375,6 @@ impl Shared {
     fn seal(&self, sealing: Sealing) {
         // The thread that takes it lives as long as this.
         let _ = self.sealer.send(sealing);
-    }
-
-    fn unquiet(&self) -> MutexGuard<'_, Unquiet> {
-        self.unquiet.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts the thread of a connection. Says whether there is one.

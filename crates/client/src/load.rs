@@ -6,8 +6,9 @@ use super::{Client, lent};
 use crate::protocol::answer::Lent;
 use forebay_store::{ChunkShape, Unreadable};
 use forebay_transfer::{Class, End, Failure, Forked, Reason, Span, SpanPair, SubmitError, Transfer};
+use parking_lot::Mutex;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Why layers are not being loaded. `on_end` was not and will not be called; to the caller it is a miss.
@@ -131,7 +132,7 @@ impl Copy {
         let transfer = Transfer { pairs, class: self.class, deadline_us: self.deadline_us };
         let (mover, held) = (self.held.shared.mover.clone(), self.held);
         let told = Arc::new(Mutex::new(Some(on_end)));
-        let take = |told: &Mutex<Option<OnEnd>>| told.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let take = |told: &Mutex<Option<OnEnd>>| told.lock().take();
         let on_copied = Arc::clone(&told);
         let submitted = mover.submit(transfer, move |end| {
             // The bytes may go from the arena only when nothing reads them any more.

@@ -1,9 +1,10 @@
 //! A value that comes later, for whoever sleeps until then and for futures alike. This file knows waiting; it must never know
 //! for what.
 
+use parking_lot::{Condvar, Mutex};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -39,13 +40,13 @@ pub fn promise<T>() -> (Promise<T>, Promised<T>) {
 impl<T> Promise<T> {
     /// Gives the value.
     pub fn keep(self, value: T) {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).value = Some(value);
+        self.0.state.lock().value = Some(value);
     }
 }
 
 impl<T> Drop for Promise<T> {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.state.lock();
         state.over = true;
         let waker = state.waker.take();
         drop(state);
@@ -60,10 +61,10 @@ impl<T> Promised<T> {
     /// Sleeps until the value is there, there will be none, or the time is over: then there is none either.
     pub fn wait(self, limit: Duration) -> Option<T> {
         let until = Instant::now() + limit;
-        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.state.lock();
         while !state.over {
             let left = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
-            state = self.0.kept.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.0.kept.wait_for(&mut state, left);
         }
         state.value.take()
     }
@@ -73,7 +74,7 @@ impl<T> Future for Promised<T> {
     type Output = Option<T>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
-        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.state.lock();
         if state.over {
             return Poll::Ready(state.value.take());
         }

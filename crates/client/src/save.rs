@@ -101,7 +101,7 @@ impl Filling {
         let arena = self.slot.span().region;
         let lost_bytes = lost.iter().filter(|span| span.region == arena).map(|span| span.len).sum();
         if lost_bytes > 0 {
-            self.shared.unquiet().0.push((self.slot, lost_bytes));
+            self.shared.unquiet.lock().0.push((self.slot, lost_bytes));
         }
         untold.tell(StoreEnd::Failed(end));
     }

@@ -5,7 +5,8 @@ use super::Client;
 use crate::protocol::answer::Answer;
 use crate::protocol::request::Request;
 use forebay_kv::ChunkId;
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// Watched chunks that the node has no more, neither in memory nor on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +26,7 @@ pub(super) struct Watcher(Mutex<Option<OnGone>>);
 impl Watcher {
     /// Tells. Called by the thread of a connection, in the order in which the node said it.
     pub fn tell(&self, gone: Gone) {
-        let listener = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let listener = self.0.lock().clone();
         if let Some(listener) = listener {
             listener(gone);
         }
@@ -45,7 +46,7 @@ impl Client {
         if self.here().is_err() {
             return;
         }
-        *self.shared.watcher.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(listener));
+        *self.shared.watcher.0.lock() = Some(Arc::new(listener));
     }
 
     /// Watches chunks from now on, those that are watched already too, without waiting. `on_answer` is called exactly once, as

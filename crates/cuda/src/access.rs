@@ -4,9 +4,9 @@
 
 use crate::driver::abi::{self, ContextHandle, Status};
 use libc::c_uint;
+use parking_lot::{Mutex, MutexGuard};
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Two contexts: who reaches whose memory.
 type Pair = (usize, usize);
@@ -33,7 +33,7 @@ fn pair(who: ContextHandle, whose: ContextHandle) -> Pair {
 
 fn needed() -> MutexGuard<'static, Option<HashMap<Pair, bool>>> {
     // What it guards is whole at every step.
-    NEEDED.lock().unwrap_or_else(PoisonError::into_inner)
+    NEEDED.lock()
 }
 
 /// Turns access on for this library. `enable` is the driver's call in the context of `who`.

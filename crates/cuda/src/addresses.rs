@@ -4,8 +4,8 @@
 use crate::driver::abi::Address;
 use crate::kernels::Piece;
 use forebay_transfer::{LinkOp, Memory, RegionId, Span};
+use parking_lot::RwLock;
 use std::collections::HashMap;
-use std::sync::{PoisonError, RwLock};
 use thiserror::Error;
 
 /// The table of registered device memory.
@@ -22,17 +22,17 @@ pub struct NoAddress(pub Span);
 impl Addresses {
     /// Notes where a region lies.
     pub fn insert(&self, region: RegionId, address: Address, bytes: u64) {
-        self.ranges.write().unwrap_or_else(PoisonError::into_inner).insert(region, (address, bytes));
+        self.ranges.write().insert(region, (address, bytes));
     }
 
     /// Forgets a region.
     pub fn remove(&self, region: RegionId) {
-        self.ranges.write().unwrap_or_else(PoisonError::into_inner).remove(&region);
+        self.ranges.write().remove(&region);
     }
 
     /// What an operation copies, by address. Pieces that continue each other on both sides become one.
     pub fn resolve(&self, op: &LinkOp, memory: &Memory) -> Result<Vec<Piece>, NoAddress> {
-        let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
+        let ranges = self.ranges.read();
         let (mut from, mut to) = (Side::new(&ranges, memory), Side::new(&ranges, memory));
         let mut pieces: Vec<Piece> = Vec::with_capacity(op.pairs.len());
         for pair in &op.pairs {

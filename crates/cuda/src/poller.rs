@@ -4,9 +4,10 @@
 
 use crate::device::{Event, Stream};
 use crate::driver::{CudaError, Driver, Relaxed};
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -120,7 +121,7 @@ impl Tracks {
     }
 
     fn next(&self) -> usize {
-        let mut state = lock(&self.0.state);
+        let mut state = self.0.state.lock();
         let index = state.tracks;
         state.tracks += 1;
         index
@@ -136,7 +137,7 @@ impl WatchTrack {
 
 impl Drop for Poller {
     fn drop(&mut self) {
-        lock(&self.shared.state).closed = true;
+        self.shared.state.lock().closed = true;
         self.shared.fresh.store(true, Ordering::Release);
         self.shared.posted.notify_all();
         if let Some(thread) = self.thread.take() {
@@ -155,7 +156,7 @@ impl Track {
     /// Has `on_passed` called when everything that is in the stream now is over. When marking that point fails it is given
     /// back: the caller then knows no end of what it put in before.
     pub fn when_passed(&self, on_passed: OnPassed) -> Result<(), (CudaError, OnPassed)> {
-        let spare = lock(&self.spare).pop();
+        let spare = self.spare.lock().pop();
         let event = match spare.map_or_else(|| Event::new(self.stream.device()), Ok) {
             Ok(event) => event,
             Err(error) => return Err((error, on_passed)),
@@ -171,7 +172,7 @@ impl Track {
 
 impl Shared {
     fn post(&self, track: usize, in_flight: InFlight) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.inbox.push((track, in_flight));
         self.fresh.store(true, Ordering::Release);
         let asleep = state.asleep;
@@ -204,7 +205,7 @@ impl Shared {
 
     /// Sorts what was posted by track; says how much it was.
     fn take_in(&self, tracks: &mut Vec<VecDeque<InFlight>>) -> usize {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         tracks.resize_with(state.tracks, VecDeque::new);
         let posted = state.inbox.len();
         for (track, in_flight) in state.inbox.drain(..) {
@@ -215,13 +216,13 @@ impl Shared {
 
     /// Sleeps until something is posted; false when nothing ever will be.
     fn sleep(&self) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         while state.inbox.is_empty() {
             if state.closed {
                 return false;
             }
             state.asleep = true;
-            state = self.posted.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.posted.wait(&mut state);
             state.asleep = false;
         }
         true
@@ -238,7 +239,7 @@ impl Mark {
 
     fn give_back(self) {
         if let Mark::Event(event, spare) = self {
-            lock(&spare).push(event);
+            spare.lock().push(event);
         }
     }
 }
@@ -259,9 +260,4 @@ fn end_passed(track: &mut VecDeque<InFlight>) -> usize {
         ended += 1;
     }
     ended
-}
-
-/// What these locks guard is whole at every step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

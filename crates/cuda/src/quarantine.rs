@@ -2,7 +2,8 @@
 //! waits for them; it must never know why an operation was given up, nor what ends it.
 
 use forebay_transfer::{Closed, End, MoverHandle, PostError, Span, SubmitError, Transfer};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use parking_lot::{Condvar, Mutex};
+use std::sync::{Arc, mpsc};
 
 /// The spans, each as often as operations hold it.
 #[derive(Debug, Default)]
@@ -28,19 +29,19 @@ impl Quarantine {
         let quarantine = Arc::clone(self);
         let on_end = move |end| {
             // Here and not by who waits: the mover may say right after this that they are quiet.
-            quarantine.lock().extend_from_slice(quarantined(&end));
+            quarantine.held.lock().extend_from_slice(quarantined(&end));
             drop(sender.send(end));
         };
         mover.submit(transfer, on_end)?;
         let end = receiver.recv().map_err(|_| SubmitError::from(PostError::Closed))?;
         let spans = quarantined(&end);
         let waits = |held: &mut Vec<Span>| spans.iter().any(|span| held.contains(span));
-        drop(self.released.wait_while(self.lock(), waits).unwrap_or_else(PoisonError::into_inner));
+        self.released.wait_while(&mut self.held.lock(), waits);
         Ok(end)
     }
 
     fn release(&self, spans: &[Span]) {
-        let mut held = self.lock();
+        let mut held = self.held.lock();
         for span in spans {
             // What is not here is of a transfer whose owner has the list of what to keep.
             if let Some(index) = held.iter().position(|other| other == span) {
@@ -49,10 +50,6 @@ impl Quarantine {
         }
         drop(held);
         self.released.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Span>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -24,10 +24,11 @@ use crate::tcp::{
 use crate::trouble::{AgentError, Trouble};
 use forebay_transfer::mapped::{self, Absent};
 use forebay_transfer::{Backing, Forked, Limits, MoverHandle, MoverThread, Place, Process, RegionId};
+use parking_lot::Mutex;
 use rustix::fd::BorrowedFd;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// Memory that an agent offers, and uses itself.
@@ -211,20 +212,12 @@ impl Agent {
         &self.leases
     }
 
-    fn registered(&self) -> MutexGuard<'_, Registered> {
-        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn peers(&self) -> MutexGuard<'_, HashMap<String, Arc<Peer>>> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Makes memory known: requests of this end may use it, and peers what `access` says. Peers find it at its addresses.
     pub fn register(&self, backing: Arc<dyn Backing>, access: Access) -> Result<Registration, AgentError> {
         self.here()?;
         let (base, len) = (backing.as_ptr() as u64, backing.len() as u64);
         mapped::check(base, len, access.write)?;
-        let mut registered = self.registered();
+        let mut registered = self.registered.lock();
         registered.memory.check(base, len).map_err(|bad| match bad {
             BadRange::Unsound => Absent::Unsound { base, len }.into(),
             BadRange::Overlaps(other) => AgentError::Overlap { given: base..base + len, registered: other },
@@ -246,7 +239,7 @@ impl Agent {
     pub fn deregister(&self, registration: Registration) -> Result<(), AgentError> {
         self.here()?;
         let key = registration.offered.key;
-        let mut registered = self.registered();
+        let mut registered = self.registered.lock();
         let known = registered.memory.find(registration.base).map(|found| *found.what);
         if known != Some(registration) {
             return Err(AgentError::NotRegistered { key });
@@ -284,7 +277,7 @@ impl Agent {
             return Vec::new();
         }
         let mut regions = Addresses::default();
-        for found in self.registered().memory.iter() {
+        for found in self.registered.lock().memory.iter() {
             // A table without overlaps makes another one.
             let _ = regions.insert(found.base, found.len, found.what.offered);
         }
@@ -298,7 +291,7 @@ impl Agent {
         self.here()?;
         let Metadata { name, identity, address, regions } = Metadata::parse(metadata)?;
         let instance = Some(identity.instance);
-        let mut peers = self.peers();
+        let mut peers = self.peers.lock();
         let same = peers.get(&name).filter(|peer| peer.instance == instance && peer.address == address);
         if let Some(peer) = same.filter(|peer| peer.state().line.dead().is_none()) {
             peer.set_memory(&regions);
@@ -322,7 +315,7 @@ impl Agent {
         if !is_name(name) {
             return Err(AgentError::Name { bytes: name.len() });
         }
-        let mut peers = self.peers();
+        let mut peers = self.peers.lock();
         let same = |peer: &&Arc<Peer>| peer.instance.is_none() && peer.address == Some(address);
         if peers.get(name).filter(same).is_some() {
             return Ok(());
@@ -339,7 +332,7 @@ impl Agent {
     /// Forgets a peer. Requests that it is part of are cancelled and waited for. Not to be called where their ends are.
     pub fn remove_peer(&self, name: &str) -> Result<(), AgentError> {
         self.here()?;
-        let removed = self.peers().remove(name);
+        let removed = self.peers.lock().remove(name);
         let peer = removed.ok_or_else(|| AgentError::NoSuchPeer { peer: name.to_owned() })?;
         self.cancel_those(|run| Arc::ptr_eq(&run.peer, &peer));
         connect::bury(&self.shared, &peer, &Trouble::Removed { peer: name.to_owned() });
@@ -351,14 +344,14 @@ impl Agent {
         if self.here().is_err() {
             return Vec::new();
         }
-        let mut names: Vec<String> = self.peers().keys().cloned().collect();
+        let mut names: Vec<String> = self.peers.lock().keys().cloned().collect();
         names.sort_unstable();
         names
     }
 
     pub(crate) fn peer(&self, name: &str) -> Result<Arc<Peer>, AgentError> {
         self.here()?;
-        let found = self.peers().get(name).cloned();
+        let found = self.peers.lock().get(name).cloned();
         found.ok_or_else(|| AgentError::NoSuchPeer { peer: name.to_owned() })
     }
 
@@ -374,7 +367,7 @@ impl Agent {
     /// Checks a list of this end's memory.
     pub fn prepare_local(&self, list: &Descriptors) -> Result<Prepared, AgentError> {
         self.here()?;
-        let registered = self.registered();
+        let registered = self.registered.lock();
         let of = |registration: &Registration| Ok::<_, AgentError>(registration.region);
         let blocks = Blocks::resolve(list, &registered.memory, of)?;
         Ok(Prepared { blocks: Arc::new(blocks), peer: None })
@@ -545,7 +538,7 @@ impl Agent {
         if self.here().is_err() {
             return Vec::new();
         }
-        let mut peers: Vec<_> = self.peers().values().cloned().collect();
+        let mut peers: Vec<_> = self.peers.lock().values().cloned().collect();
         peers.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         peers.iter().map(|peer| PeerStat::of(peer, &self.shared.rails)).collect()
     }
@@ -562,7 +555,7 @@ impl Drop for Agent {
         }
         self.shared.runs().ended = true;
         self.cancel_those(|_| true);
-        let peers: Vec<_> = self.peers().drain().map(|(_, peer)| peer).collect();
+        let peers: Vec<_> = self.peers.lock().drain().map(|(_, peer)| peer).collect();
         for peer in peers {
             connect::bury(&self.shared, &peer, &Trouble::Ended);
         }

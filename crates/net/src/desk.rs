@@ -6,7 +6,8 @@ use crate::leases::LeaseTable;
 use crate::notices::{Inbox, Notice};
 use crate::rails::Rails;
 use crate::tcp::{Identity, Reply, Service};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// First byte of a call that is a notification.
@@ -37,18 +38,14 @@ impl Desk {
 
     /// The notifications that wait, with their senders' names.
     pub fn take_notices(&self) -> Vec<(String, Vec<u8>)> {
-        self.inbox().take()
-    }
-
-    fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inbox.lock().take()
     }
 
     fn notice(&self, from: Identity, bytes: &[u8], reply: Reply) {
         let Some(notice) = Notice::parse(bytes) else {
             return reply.refuse("a notification that is cut".into());
         };
-        let taken = self.inbox().take_in(from.instance, &notice);
+        let taken = self.inbox.lock().take_in(from.instance, &notice);
         match taken {
             Ok(new) => {
                 reply.send(Vec::new());
@@ -65,7 +62,7 @@ impl Desk {
 
     /// Once a minute at most.
     fn tell_refused(&self, why: &str) {
-        let mut told = self.refused_told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.refused_told.lock();
         if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
             *told = Some(Instant::now());
             tracing::warn!("notifications of peers are refused until those that wait are taken: {why}");
@@ -91,7 +88,7 @@ impl Service for Desk {
     }
 
     fn gone(&self, from: Identity) {
-        self.inbox().gone(from.instance);
+        self.inbox.lock().gone(from.instance);
         self.leases.holder_is_gone(from.instance);
         if let Some(service) = &self.service {
             service.gone(from);

@@ -5,8 +5,8 @@ use crate::flows::{Advice, Climb, Moved};
 use crate::path::Path;
 use crate::tcp::Unreached;
 use forebay_transfer::Outcome;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Times in microseconds, counted by powers of two.
@@ -136,10 +136,6 @@ impl Gauge {
         Gauge { state: Mutex::new(state), epoch: Instant::now() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn now_us(&self) -> u64 {
         self.epoch.elapsed().as_micros() as u64
     }
@@ -147,7 +143,7 @@ impl Gauge {
     /// A lot goes on a flow. What it returns is for [`lot_ended`](Gauge::lot_ended).
     pub fn lot_began(&self, on: Path, bytes: u64) -> u64 {
         let now_us = self.now_us();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.counts.in_flight_lots() == 0 {
             state.busy_since_us = now_us;
         }
@@ -160,7 +156,7 @@ impl Gauge {
     /// It has left it again.
     pub fn lot_ended(&self, on: Path, began_us: u64, bytes: u64, outcome: &Outcome) -> Advice {
         let now_us = self.now_us();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let busy_us = now_us.saturating_sub(state.busy_since_us);
         state.counts.busy_us += busy_us;
         state.busy_since_us = now_us;
@@ -176,7 +172,7 @@ impl Gauge {
 
     /// There are now so many flows that carry bytes.
     pub fn flows(&self, flows: usize) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let moved = state.moved();
         state.flows = flows;
         state.climb.changed(moved);
@@ -184,12 +180,12 @@ impl Gauge {
 
     /// One more flow was not to be had.
     pub fn flow_refused(&self) {
-        self.lock().climb.refused();
+        self.state.lock().climb.refused();
     }
 
     /// Has `count` change the counters.
     pub fn count(&self, count: impl FnOnce(&mut Counts)) {
-        count(&mut self.lock().counts);
+        count(&mut self.state.lock().counts);
     }
 
     pub fn fault(&self, kind: &'static str) {
@@ -197,7 +193,7 @@ impl Gauge {
     }
 
     pub fn counts(&self) -> Counts {
-        self.lock().counts.clone()
+        self.state.lock().counts.clone()
     }
 }
 

@@ -2,8 +2,9 @@
 //! what a job does.
 
 use forebay_transfer::Process;
+use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -63,7 +64,7 @@ impl Drop for KeeperThread {
             return std::mem::forget(self.thread.take());
         }
         let jobs = {
-            let mut state = self.keeper.lock();
+            let mut state = self.keeper.shared.state.lock();
             state.closed = true;
             std::mem::take(&mut state.jobs)
         };
@@ -89,7 +90,7 @@ impl Keeper {
 
     /// Has a job done at a time, unless the keeper has ended. Jobs must not wait for long.
     pub fn at(&self, at_us: u64, job: impl FnOnce() + Send + 'static) -> Due {
-        let mut state = self.lock();
+        let mut state = self.shared.state.lock();
         let due = Due { at_us, number: state.next };
         if state.closed {
             return due;
@@ -106,16 +107,12 @@ impl Keeper {
 
     /// Forgets a job, if it is not done yet.
     pub fn forget(&self, due: Due) {
-        let job = self.lock().jobs.remove(&due);
+        let job = self.shared.state.lock().jobs.remove(&due);
         drop(job);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn run(self) {
-        let mut state = self.lock();
+        let mut state = self.shared.state.lock();
         while !state.closed {
             let first = state.jobs.first_key_value().map(|(due, _)| due.at_us);
             let wait_us = first.map(|at_us| at_us.saturating_sub(self.now_us()));
@@ -126,15 +123,14 @@ impl Keeper {
                     if let Some((_, job)) = job {
                         job();
                     }
-                    state = self.lock();
+                    state = self.shared.state.lock();
                 }
                 Some(wait_us) => {
                     // A little late rather than twice.
                     let timeout = Duration::from_micros(wait_us + 1);
-                    let waited = self.shared.changed.wait_timeout(state, timeout);
-                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    self.shared.changed.wait_for(&mut state, timeout);
                 }
-                None => state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => self.shared.changed.wait(&mut state),
             }
         }
     }
@@ -142,7 +138,7 @@ impl Keeper {
 
 impl std::fmt::Debug for Keeper {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Keeper").field("jobs", &self.lock().jobs.len()).finish()
+        f.debug_struct("Keeper").field("jobs", &self.shared.state.lock().jobs.len()).finish()
     }
 }
 

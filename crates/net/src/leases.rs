@@ -3,11 +3,12 @@
 //! what lies in the spans.
 
 use crate::tcp::{Leases, PeerRegion};
+use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
 use std::hash::BuildHasher;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 use thiserror::Error;
 
@@ -134,7 +135,7 @@ impl LeaseTable {
     ) -> Result<u64, NoLease> {
         check(&spans)?;
         spans.sort_unstable_by_key(LeasedSpan::order);
-        let mut live = self.write();
+        let mut live = self.shared.live.write();
         if live.len() >= LEASES_MAX {
             return Err(NoLease::TooMany);
         }
@@ -152,7 +153,7 @@ impl LeaseTable {
     /// Lets a lease of this holder live for `ttl_us` from now.
     pub fn renew(&self, holder: [u8; 16], lease: u64, ttl_us: u64) -> Result<(), NoLease> {
         let now_us = self.now_us();
-        let mut live = self.write();
+        let mut live = self.shared.live.write();
         let found = live.get_mut(&lease).filter(|found| found.holder == holder && found.until_us > now_us);
         found.ok_or(NoLease::Ended { lease })?.until_us = now_us.saturating_add(ttl_us);
         Ok(())
@@ -178,7 +179,7 @@ impl LeaseTable {
         self.shared.look_at_us.store(u64::MAX, Ordering::Release);
         let now_us = self.now_us();
         self.end_those(LeaseEnd::Expired, |lease| lease.until_us <= now_us);
-        let next_us = self.read().values().map(|lease| lease.until_us).min();
+        let next_us = self.shared.live.read().values().map(|lease| lease.until_us).min();
         if let Some(next_us) = next_us {
             self.look_at(next_us);
         }
@@ -186,7 +187,7 @@ impl LeaseTable {
 
     /// Leases that live.
     pub fn len(&self) -> usize {
-        self.read().len()
+        self.shared.live.read().len()
     }
 
     /// Whether there are none.
@@ -195,7 +196,7 @@ impl LeaseTable {
     }
 
     fn end_one(&self, lease: u64, ends: impl FnOnce(&Lease) -> bool) -> bool {
-        let ended = match self.write().entry(lease) {
+        let ended = match self.shared.live.write().entry(lease) {
             Entry::Occupied(found) if ends(found.get()) => found.remove(),
             _ => return false,
         };
@@ -205,7 +206,7 @@ impl LeaseTable {
 
     fn end_those(&self, end: LeaseEnd, ends: impl Fn(&Lease) -> bool) {
         let ended: Vec<Lease> = {
-            let mut live = self.write();
+            let mut live = self.shared.live.write();
             live.extract_if(|_, lease| ends(lease)).map(|(_, lease)| lease).collect()
         };
         ended.into_iter().for_each(|lease| (lease.on_end)(end));
@@ -215,18 +216,10 @@ impl LeaseTable {
         self.shared.epoch.elapsed().as_micros() as u64
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, HashMap<u64, Lease>> {
-        self.shared.live.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, HashMap<u64, Lease>> {
-        self.shared.live.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The lease, if its time is not over.
     fn with<R>(&self, lease: u64, look: impl FnOnce(&Lease) -> R) -> Option<R> {
         let now_us = self.now_us();
-        self.read().get(&lease).filter(|found| found.until_us > now_us).map(look)
+        self.shared.live.read().get(&lease).filter(|found| found.until_us > now_us).map(look)
     }
 }
 
@@ -283,7 +276,7 @@ fn check(spans: &[LeasedSpan]) -> Result<(), NoLease> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
     use std::time::Duration;
 
     const REGION: PeerRegion = PeerRegion { key: 7, generation: 3, len: 1_000 };
@@ -301,7 +294,7 @@ mod tests {
 
     fn keep(ends: &Arc<Mutex<Vec<LeaseEnd>>>) -> impl FnOnce(LeaseEnd) + Send + Sync + 'static {
         let ends = Arc::clone(ends);
-        move |end| ends.lock().unwrap().push(end)
+        move |end| ends.lock().push(end)
     }
 
     #[test]
@@ -328,12 +321,12 @@ mod tests {
         assert!(!table.is_alive(three, REGION), "its time is over, though nobody has looked");
         assert_eq!(table.renew([1; 16], three, HOUR_US), Err(NoLease::Ended { lease: three }));
         table.expire();
-        assert_eq!(*ends.lock().unwrap(), [LeaseEnd::Expired]);
+        assert_eq!(*ends.lock(), [LeaseEnd::Expired]);
         assert!(!table.give_back([2; 16], one), "it is another's");
         assert!(table.give_back([1; 16], one) && !table.give_back([1; 16], one));
         table.holder_is_gone([2; 16]);
         assert!(!table.is_alive(one, REGION) && !table.is_alive(two, REGION) && !table.revoke(two));
-        assert_eq!(*ends.lock().unwrap(), [LeaseEnd::Expired, LeaseEnd::Revoked, LeaseEnd::HolderGone]);
+        assert_eq!(*ends.lock(), [LeaseEnd::Expired, LeaseEnd::Revoked, LeaseEnd::HolderGone]);
         assert!(table.is_empty());
     }
 
@@ -351,13 +344,13 @@ mod tests {
     fn somebody_looks_when_the_next_lease_is_over() {
         let looks: Arc<Mutex<Vec<u64>>> = Arc::default();
         let seen = Arc::clone(&looks);
-        let table = LeaseTable::new(move |_, in_us, _| seen.lock().unwrap().push(in_us));
+        let table = LeaseTable::new(move |_, in_us, _| seen.lock().push(in_us));
         let grant = |ttl_us| table.grant([1; 16], vec![span(0, 10)], ttl_us, |_| ()).unwrap();
         let (hour, _second, soon) = (grant(HOUR_US), grant(2 * HOUR_US), grant(HOUR_US / 2));
-        assert_eq!(looks.lock().unwrap().len(), 2, "a later one needs no look of its own");
+        assert_eq!(looks.lock().len(), 2, "a later one needs no look of its own");
         table.renew([1; 16], soon, 3 * HOUR_US).unwrap();
         table.expire();
-        let next_us = looks.lock().unwrap().pop().unwrap();
+        let next_us = looks.lock().pop().unwrap();
         assert!(next_us > HOUR_US / 2 && next_us <= HOUR_US && table.is_alive(hour, REGION));
     }
 
@@ -365,22 +358,22 @@ mod tests {
     fn one_look_is_due_however_many_leases_end_before_those_that_were_there() {
         let looks: Arc<Mutex<Vec<u64>>> = Arc::default();
         let seen = Arc::clone(&looks);
-        let table = LeaseTable::new(move |_, _, at_us| seen.lock().unwrap().push(at_us));
+        let table = LeaseTable::new(move |_, _, at_us| seen.lock().push(at_us));
         let grant = |ttl_us| table.grant([1; 16], vec![span(0, 10)], ttl_us, |_| ()).unwrap();
         for ttl_us in (1..10).rev().map(|nth| nth * 20_000).chain([HOUR_US]) {
             grant(ttl_us);
         }
         // As the keeper does it, for all but the last lease.
         loop {
-            let next = looks.lock().unwrap().iter().enumerate().map(|(nth, at_us)| (*at_us, nth)).min();
+            let next = looks.lock().iter().enumerate().map(|(nth, at_us)| (*at_us, nth)).min();
             let Some((at_us, nth)) = next.filter(|(at_us, _)| *at_us < HOUR_US) else { break };
-            looks.lock().unwrap().remove(nth);
+            looks.lock().remove(nth);
             while table.now_us() < at_us {
                 std::thread::sleep(Duration::from_millis(1));
             }
             table.look(at_us);
         }
-        assert_eq!((table.len(), looks.lock().unwrap().len()), (1, 1));
+        assert_eq!((table.len(), looks.lock().len()), (1, 1));
     }
 
     #[test]
@@ -393,7 +386,7 @@ mod tests {
             assert!(if nth % 2 == 0 { table.give_back([1; 16], *lease) } else { table.revoke(*lease) });
         }
         assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
-        assert!(table.is_empty() && ends.lock().unwrap().len() == LEASES_MAX);
+        assert!(table.is_empty() && ends.lock().len() == LEASES_MAX);
     }
 
     #[test]

@@ -21,9 +21,10 @@ use crate::tcp::{Broken, FlowHandle, PeerRegion};
 use crate::trouble::{AgentError, Trouble};
 use forebay_transfer::LogGate;
 use forebay_transfer::{Refused, RegionId};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// What may wait for a connection to one peer.
@@ -133,11 +134,11 @@ impl Peer {
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub fn site(&self) -> MutexGuard<'_, Site> {
-        self.site.lock().unwrap_or_else(PoisonError::into_inner)
+        self.site.lock()
     }
 
     /// Calls `then` when the peer can be spoken to, at once if it can be now; or with the reason why not, at the latest at
@@ -192,7 +193,7 @@ impl Peer {
                     self.name
                 )));
             };
-            state = self.room.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.room.wait_for(&mut state, left);
         }
         state.outbox.open(bytes, notice);
         Ok(())

@@ -11,8 +11,9 @@ use crate::trouble::{AgentError, Trouble};
 use forebay_transfer::{
     Class, End as Moved, Forked, Process, Reason, RegionId, SpanPair, Submitted, Transfer,
 };
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashSet;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// How a request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -183,7 +184,7 @@ impl Request {
         if self.here().is_err() {
             return State::Ready;
         }
-        match &self.run.progress().phase {
+        match &self.run.progress.lock().phase {
             Phase::Ready => State::Ready,
             Phase::Queued => State::Queued,
             Phase::Posted(_) => State::Posted,
@@ -208,7 +209,7 @@ impl Request {
         if self.here().is_err() {
             return StageTimes::default();
         }
-        self.run.progress().times
+        self.run.progress.lock().times
     }
 
     /// Bytes that a post moves.
@@ -240,10 +241,6 @@ fn regions(pairs: &[SpanPair]) -> HashSet<RegionId> {
 }
 
 impl Run {
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether it reads or writes this region.
     pub fn uses(&self, region: RegionId) -> bool {
         self.regions.contains(&region)
@@ -255,7 +252,7 @@ impl Run {
         instead: Option<Vec<u8>>,
         on_end: Box<dyn FnOnce(End) + Send>,
     ) -> Result<(), AgentError> {
-        let mut progress = self.progress();
+        let mut progress = self.progress.lock();
         if matches!(progress.phase, Phase::Queued | Phase::Posted(_) | Phase::Notifying) {
             return Err(AgentError::UnderWay);
         }
@@ -287,7 +284,7 @@ impl Run {
         if let Err(why) = up {
             return self.end(Some(&shared), failed(why), post);
         }
-        let mut progress = self.progress();
+        let mut progress = self.progress.lock();
         if progress.post != post || !matches!(progress.phase, Phase::Queued) {
             return;
         }
@@ -308,7 +305,7 @@ impl Run {
     /// The mover is through with it.
     fn moved(self: &Arc<Run>, weak: &Weak<Shared>, post: u64, end: Moved) {
         let shared = weak.upgrade();
-        let mut progress = self.progress();
+        let mut progress = self.progress.lock();
         if let Some(shared) = &shared {
             let since_us = progress.since_us + progress.times.queued_us;
             progress.times.posted_us = shared.keeper.now_us().saturating_sub(since_us);
@@ -341,12 +338,12 @@ impl Run {
 
     fn notify(self: &Arc<Run>, shared: &Arc<Shared>, post: u64, bytes: u64, text: Vec<u8>) {
         let (run, weak, began_us) = (Arc::clone(self), Arc::downgrade(shared), shared.keeper.now_us());
-        let until_us = until(self.progress().since_us, self.limit_us).min(shared.connect_until_us());
+        let until_us = until(self.progress.lock().since_us, self.limit_us).min(shared.connect_until_us());
         let told = Arc::clone(&run);
         let on_end = move |taken: Result<(), Trouble>| {
             let shared = weak.upgrade();
             if let Some(shared) = &shared {
-                run.progress().times.notified_us = shared.keeper.now_us().saturating_sub(began_us);
+                run.progress.lock().times.notified_us = shared.keeper.now_us().saturating_sub(began_us);
             }
             run.notified(shared.as_ref(), post, bytes, taken);
         };
@@ -373,7 +370,7 @@ impl Run {
     /// Asks for an early end, of this post or of whichever is under way.
     fn stop(self: &Arc<Run>, stop: Stop, post: Option<u64>) {
         let shared = self.shared.upgrade();
-        let mut progress = self.progress();
+        let mut progress = self.progress.lock();
         if post.is_some_and(|post| post != progress.post) {
             return;
         }
@@ -391,7 +388,7 @@ impl Run {
 
     /// Ends the latest post, once.
     fn end(&self, shared: Option<&Arc<Shared>>, end: End, post: u64) {
-        let progress = self.progress();
+        let progress = self.progress.lock();
         let over = matches!(progress.phase, Phase::Ready | Phase::Ended(_));
         if !over && progress.post == post {
             self.end_now(progress, shared, end);
@@ -445,9 +442,9 @@ impl Run {
 
     /// Waits until nothing of it is under way.
     pub fn wait(&self) {
-        let mut progress = self.progress();
+        let mut progress = self.progress.lock();
         while matches!(progress.phase, Phase::Queued | Phase::Posted(_) | Phase::Notifying) {
-            progress = self.ended.wait(progress).unwrap_or_else(PoisonError::into_inner);
+            self.ended.wait(&mut progress);
         }
     }
 }
@@ -499,7 +496,7 @@ mod tests {
         let request =
             one.request(Op::Write, (&local, Select::All), (&remote, Select::All), None, None).unwrap();
         for round in 0..5_000u32 {
-            let (post, over) = (request.run.progress().post + 1, AtomicBool::new(false));
+            let (post, over) = (request.run.progress.lock().post + 1, AtomicBool::new(false));
             let (started, weak) = (Barrier::new(2), Arc::downgrade(&one.shared));
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -511,7 +508,7 @@ mod tests {
                 started.wait();
                 // As a post does that waits for a connection.
                 let number = register(&one.shared, &request.run).unwrap();
-                let mut progress = request.run.progress();
+                let mut progress = request.run.progress.lock();
                 (progress.number, progress.post) = (number, post);
                 (progress.phase, progress.stop) = (Phase::Queued, None);
                 progress.times = StageTimes::default();

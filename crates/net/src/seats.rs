@@ -10,8 +10,9 @@ use crate::trouble::AgentError;
 use forebay_transfer::{
     Completion, Link, LinkId, LinkOp, LinkSpec, Memory, MoverHandle, OpId, Outcome, Place, RouteSpec,
 };
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Lots that may be on a flow: one travels while the next ones are made ready.
 const WINDOW_LOTS: u32 = 3;
@@ -42,11 +43,7 @@ struct Taken {
     stand_in: Option<Chair>,
 }
 
-impl Chair {
-    fn lock(&self) -> MutexGuard<'_, Taken> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Chair {}
 
 impl Taken {
     /// The chair that lots go to instead. Those of a broken flow come back in the same moment, and would find no other.
@@ -58,7 +55,7 @@ impl Taken {
 
 impl Link for Chair {
     fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
-        let mut taken = self.lock();
+        let mut taken = self.0.lock();
         if let Some(mut deputy) = taken.deputy() {
             drop(taken);
             return deputy.start(op, memory, done);
@@ -78,7 +75,7 @@ impl Link for Chair {
     }
 
     fn cancel(&mut self, op: OpId) {
-        let mut taken = self.lock();
+        let mut taken = self.0.lock();
         if let Some(sitter) = taken.by.as_mut() {
             sitter.flow.cancel(op);
         }
@@ -106,13 +103,13 @@ impl Berth {
         stand_in: Option<usize>,
     ) -> Result<usize, AgentError> {
         let stand_in = stand_in.and_then(|seat| self.seats.get(seat)).map(|(_, chair)| chair.clone());
-        let empty = self.seats.iter().position(|(_, chair)| chair.lock().by.is_none());
+        let empty = self.seats.iter().position(|(_, chair)| chair.0.lock().by.is_none());
         let seat = match empty {
             Some(seat) => seat,
             None => self.add_seat(yard)?,
         };
         let (link, chair) = &self.seats[seat];
-        *chair.lock() = Taken { by: Some(sitter), stand_in };
+        *chair.0.lock() = Taken { by: Some(sitter), stand_in };
         yard.mover.set_link_up(*link, true)?;
         Ok(seat)
     }
@@ -142,7 +139,7 @@ impl Berth {
     /// seats, and sit there anew. The flow, to be dropped without any lock: that waits for what it has begun.
     pub fn unseat(&mut self, yard: &Yard, seat: usize, number: u64) -> Option<Box<dyn Link>> {
         let (link, chair) = self.seats.get(seat)?;
-        let sits = chair.lock().by.as_ref().is_some_and(|sitter| sitter.number == number);
+        let sits = chair.0.lock().by.as_ref().is_some_and(|sitter| sitter.number == number);
         sits.then(|| vacate(yard, *link, chair)).flatten()
     }
 }
@@ -150,7 +147,7 @@ impl Berth {
 fn vacate(yard: &Yard, link: LinkId, chair: &Chair) -> Option<Box<dyn Link>> {
     // A mover that has ended starts nothing new either.
     let _ = yard.mover.set_link_up(link, false);
-    let taken = std::mem::take(&mut *chair.lock());
+    let taken = std::mem::take(&mut *chair.0.lock());
     taken.by.map(|sitter| sitter.flow)
 }
 
@@ -171,7 +168,7 @@ impl Yard {
 
     /// A place at which no region is registered.
     pub fn berth(&self) -> Berth {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.free.lock();
         let at = free.iter().position(|berth| Arc::strong_count(&berth.uses) == 1);
         at.map(|at| free.swap_remove(at)).unwrap_or_else(|| {
             let place = Place::Peer(self.next.fetch_add(1, Ordering::Relaxed));
@@ -183,7 +180,7 @@ impl Yard {
     #[must_use = "dropping flows waits for what they have begun"]
     pub fn take_back(&self, berth: Berth) -> Vec<Box<dyn Link>> {
         let left = berth.seats.iter().filter_map(|(link, chair)| vacate(self, *link, chair)).collect();
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(berth);
+        self.free.lock().push(berth);
         left
     }
 }

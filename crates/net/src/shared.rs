@@ -7,8 +7,9 @@ use crate::request::Run;
 use crate::seats::Yard;
 use crate::tcp::{FlowOptions, Identity, PeerRegions};
 use forebay_transfer::{MoverHandle, Process, RegionId};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// The parts of one agent.
 pub(crate) struct Shared {
@@ -39,11 +40,11 @@ pub(crate) struct Runs {
 
 impl Shared {
     pub fn runs(&self) -> MutexGuard<'_, Runs> {
-        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.runs.lock()
     }
 
     pub fn lent(&self) -> MutexGuard<'_, HashMap<RegionId, Arc<()>>> {
-        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lent.lock()
     }
 
     /// When a wait that begins now for a connection is over.

@@ -36,11 +36,12 @@ use ending::Ender;
 use forebay_store::ssd::SsdError;
 use forebay_store::{OpenError, Store};
 use forebay_transfer::{Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteError, RouteSpec};
+use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -384,14 +385,14 @@ impl Node {
         self.wake_up.wake();
         shared.desks().iter().for_each(|desk| desk.outbox.wake_up().wake());
         let until = Instant::now() + STOP_PATIENCE;
-        let mut waiting = shared.waiting();
+        let mut waiting = shared.waiting.lock();
         shared.room.clear();
         while shared.inside.load(Ordering::Acquire) + shared.greeting.load(Ordering::Acquire) > 0 {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
             }
-            waiting = shared.lighter.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
+            shared.lighter.wait_for(&mut waiting, left);
         }
     }
 }
@@ -509,16 +510,8 @@ impl Shared {
         self.stopped.load(Ordering::Acquire)
     }
 
-    fn waiting(&self) -> MutexGuard<'_, ()> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn seats(&self) -> MutexGuard<'_, HashMap<u64, Weak<Desk>>> {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn desks(&self) -> Vec<Arc<Desk>> {
-        self.seats().values().filter_map(Weak::upgrade).collect()
+        self.seats.lock().values().filter_map(Weak::upgrade).collect()
     }
 
     /// One more client's thread, if there may be.
@@ -537,28 +530,28 @@ impl Shared {
     /// A client is let in.
     pub fn seat(self: &Arc<Self>, desk: &Arc<Desk>) -> Seat {
         let number = self.next_seat.fetch_add(1, Ordering::Relaxed);
-        self.seats().insert(number, Arc::downgrade(desk));
+        self.seats.lock().insert(number, Arc::downgrade(desk));
         Seat { node: Arc::clone(self), number }
     }
 
     /// A client let something go.
     pub fn let_go(&self) {
         if self.is_draining() || self.is_stopped() {
-            drop(self.waiting());
+            drop(self.waiting.lock());
             self.lighter.notify_all();
         }
     }
 
     /// Waits until no client holds anything, and says what they hold when the time is over.
     fn wait_until_light(&self, until: Instant) -> usize {
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         loop {
             let held: usize = self.desks().iter().map(|desk| desk.session().holds()).sum();
             let left = until.saturating_duration_since(Instant::now());
             if held == 0 || left.is_zero() {
                 return held;
             }
-            waiting = self.lighter.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.lighter.wait_for(&mut waiting, left);
         }
     }
 
@@ -620,7 +613,7 @@ impl Shared {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.node.seats().remove(&self.number);
+        self.node.seats.lock().remove(&self.number);
     }
 }
 

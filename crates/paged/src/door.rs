@@ -1,7 +1,8 @@
 //! Who touches the cache: everything that reads or writes pages is inside, and whoever closes waits until nobody is. This file
 //! counts; it must never know what those inside do.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 
 /// Open until it is closed.
 #[derive(Debug, Default)]
@@ -21,13 +22,9 @@ struct State {
 pub struct Inside(Arc<Door>);
 
 impl Door {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Lets somebody in, unless it is closed.
     pub fn enter(self: &Arc<Self>) -> Option<Inside> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.closed {
             return None;
         }
@@ -37,21 +34,21 @@ impl Door {
 
     /// Lets nobody in any more.
     pub fn close(&self) {
-        self.state().closed = true;
+        self.state.lock().closed = true;
     }
 
     /// Waits until nobody is inside. To be called when it is closed.
     pub fn wait_until_empty(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         while state.inside > 0 {
-            state = self.emptied.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.emptied.wait(&mut state);
         }
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         state.inside -= 1;
         if state.inside == 0 {
             self.0.emptied.notify_all();

@@ -7,7 +7,8 @@ use forebay_transfer::{
     Backing, Class, End, LinkSpec, MoverHandle, Place, RegionId, RouteSpec, Span, SpanPair, Transfer,
 };
 use forebay_transfer::{HostLink, mapped};
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// The host's memory: the arena and the cache.
 pub const HOST: Place = Place::Host(0);
@@ -129,7 +130,7 @@ impl Job for HostJob {
         };
         let told = Arc::new(Mutex::new(Some(on_copied)));
         let tell = |told: &Mutex<Option<OnCopied>>, end| {
-            if let Some(on_copied) = told.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            if let Some(on_copied) = told.lock().take() {
                 on_copied(end);
             }
         };

@@ -4,9 +4,10 @@
 use crate::bubble::Bubble;
 use crate::loading::Loading;
 use crate::slack::Tier;
+use parking_lot::{Condvar, Mutex};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A load that has ended: nothing of it touches a page any more.
@@ -173,19 +174,15 @@ struct State {
 }
 
 impl Jobs {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// How many loads there are, and whether one of them has this number.
     pub fn loads(&self, job: u64) -> (usize, bool) {
-        let state = self.state();
+        let state = self.state.lock();
         (state.loads.len(), state.loads.contains_key(&job))
     }
 
     /// A load begins. `false`: one with this number is under way.
     pub fn begin_load(&self, job: u64, load: Arc<Loading>) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match state.loads.entry(job) {
             Entry::Occupied(_) => return false,
             Entry::Vacant(free) => free.insert(load),
@@ -196,27 +193,27 @@ impl Jobs {
 
     /// A chunk is asked for.
     pub fn begin_bring(&self, tier: Tier) {
-        self.state().coming.entry(tier).or_default().begin(Instant::now());
+        self.state.lock().coming.entry(tier).or_default().begin(Instant::now());
     }
 
     /// A chunk that was asked for is in the node's memory, or will not be.
     pub fn end_bring(&self, tier: Tier) {
-        self.state().coming.entry(tier).or_default().end(Instant::now());
+        self.state.lock().coming.entry(tier).or_default().end(Instant::now());
     }
 
     /// A load is over that never began.
     pub fn refuse_load(&self, end: LoadEnd) {
-        self.state().ended_loads.push(end);
+        self.state.lock().ended_loads.push(end);
     }
 
     /// A step waited so long for a load.
     pub fn waited(&self, bubble: Bubble) {
-        self.state().keep(bubble);
+        self.state.lock().keep(bubble);
     }
 
     /// A load has ended.
     pub fn end_load(&self, end: LoadEnd, came: Came) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let ended = state.loads.remove(&end.job);
         state.measure(came);
         state.ended_loads.push(end);
@@ -227,12 +224,12 @@ impl Jobs {
 
     /// A store begins. `false`: one with this number is under way.
     pub fn begin_store(&self, job: u64) -> bool {
-        self.state().stores.insert(job)
+        self.state.lock().stores.insert(job)
     }
 
     /// A store has ended.
     pub fn end_store(&self, end: JobStored) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.stores.remove(&end.job);
         state.ended_stores.push(end);
         drop(state);
@@ -241,23 +238,23 @@ impl Jobs {
 
     /// Loads under way.
     pub fn under_way(&self) -> Vec<Arc<Loading>> {
-        self.state().loads.values().cloned().collect()
+        self.state.lock().loads.values().cloned().collect()
     }
 
     /// What has ended since this was asked last.
     pub fn take_ended(&self) -> (Vec<LoadEnd>, Vec<JobStored>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         (std::mem::take(&mut state.ended_loads), std::mem::take(&mut state.ended_stores))
     }
 
     /// What was measured since this was asked last.
     pub fn take_measured(&self) -> Vec<Measured> {
-        std::mem::take(&mut self.state().measured)
+        std::mem::take(&mut self.state.lock().measured)
     }
 
     /// How long steps waited for loads that ended since this was asked last.
     pub fn take_bubbles(&self) -> Vec<Bubble> {
-        std::mem::take(&mut self.state().bubbles).into()
+        std::mem::take(&mut self.state.lock().bubbles).into()
     }
 
     /// Waits until none of these loads is under way.
@@ -272,17 +269,17 @@ impl Jobs {
 
     fn wait(&self, limit: Option<Duration>, is_so: impl Fn(&State) -> bool) -> bool {
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let mut state = self.state();
+        let mut state = self.state.lock();
         while !is_so(&state) {
             let Some(until) = until else {
-                state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+                self.ended.wait(&mut state);
                 continue;
             };
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            state = self.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.ended.wait_for(&mut state, left);
         }
         true
     }

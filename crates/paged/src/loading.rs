@@ -17,9 +17,10 @@ use forebay_client::{Lease, LentChunk};
 use forebay_kv::ChunkId;
 use forebay_store::{NotVerified, Unreadable};
 use forebay_transfer::{Class, Span};
+use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// How long the node keeps a lease of which it hears nothing. It is renewed as long as the load takes.
@@ -137,10 +138,6 @@ impl Loading {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether the engine waits for its layers.
     pub fn is_layerwise(&self) -> bool {
         self.wish.layerwise
@@ -148,13 +145,13 @@ impl Loading {
 
     /// Ends it as soon as nothing of it is on its way, with nothing that may be used.
     pub fn stop(self: &Arc<Self>, why: &str) {
-        self.state().load.fail(0, || why.to_owned());
+        self.state.lock().load.fail(0, || why.to_owned());
         self.go_on();
     }
 
     /// When its time is over, as things are.
     fn ends(&self) -> Option<Instant> {
-        let state = self.state();
+        let state = self.state.lock();
         let waits_for_turn = state.unasked == 0 && !state.is_under_way();
         state.patience.ends(waits_for_turn.then(|| self.shared.brings.last_left()))
     }
@@ -175,7 +172,7 @@ impl Loading {
         match ends {
             None => {}
             Some(at) if at <= Instant::now() => self.expire(),
-            Some(_) if self.state().ending => {}
+            Some(_) if self.state.lock().ending => {}
             Some(_) => self.look_again(ends),
         }
     }
@@ -186,7 +183,7 @@ impl Loading {
             true => format!("not there within {limit_us} us"),
             false => format!("nothing has come for {limit_us} us"),
         };
-        self.state().load.expire(why);
+        self.state.lock().load.expire(why);
         self.go_on();
     }
 
@@ -202,7 +199,7 @@ impl Loading {
         let lease = match lease {
             Ok(lease) => lease,
             Err(why) => {
-                self.state().unasked -= 1;
+                self.state.lock().unasked -= 1;
                 return self.stop(&why);
             }
         };
@@ -211,7 +208,7 @@ impl Loading {
         add(&counters.chunks_disk, lease.on_disk() as u64);
         add(&counters.chunks_peer, lease.on_peers() as u64);
         let here: Vec<_> = (0..lease.len()).map(|chunk| client.lent(&lease, chunk)).collect();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.unasked -= 1;
         state.patience.came(Instant::now());
         if lease.len() < chunks {
@@ -239,11 +236,11 @@ impl Loading {
 
     /// Asks for a chunk, unless the load has no use for it any more.
     fn bring(self: &Arc<Self>, part: Part, lease: &Weak<Lease>, place: Place) {
-        let Some(lease) = lease.upgrade().filter(|_| self.state().load.awaits(part)) else { return };
+        let Some(lease) = lease.upgrade().filter(|_| self.state.lock().load.awaits(part)) else { return };
         let Some(client) = self.shared.client() else { return self.stop("the cache is closed") };
         let (load, tier) = (Arc::clone(self), tier_of(&lease, part.chunk));
         self.shared.jobs.begin_bring(tier);
-        self.state().begin_bring(Instant::now());
+        self.state.lock().begin_bring(Instant::now());
         client.bring(&lease, part.chunk, Class::Demand, Some(self.deadline_us()), move |brought| {
             let tasks = Arc::clone(&load.shared.tasks);
             tasks.post(Urgency::Load, move || {
@@ -256,7 +253,7 @@ impl Loading {
 
     fn brought(self: &Arc<Self>, part: Part, tier: Tier, brought: Result<LentChunk, String>) {
         self.shared.jobs.end_bring(tier);
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.bringing -= 1;
         state.patience.came(Instant::now());
         match brought {
@@ -272,7 +269,7 @@ impl Loading {
         while let Some((next, here)) = self.next() {
             let (wave, layer) = (next.wave, next.layer);
             self.copy(next, here);
-            self.state().load.handed(wave, layer);
+            self.state.lock().load.handed(wave, layer);
             self.changed.notify_all();
         }
         self.changed.notify_all();
@@ -281,7 +278,7 @@ impl Loading {
 
     /// What to copy next, once all sources were asked for: so what is in memory goes together.
     fn next(&self) -> Option<(Next, Vec<Here>)> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.unasked > 0 {
             return None;
         }
@@ -305,18 +302,18 @@ impl Loading {
                 Ok(spans) if spans.is_empty() => {}
                 Ok(spans) => checks.push((part.chunk, Arc::clone(lent), spans)),
                 Err(why) => {
-                    self.state().load.fail(part.chunk, || why);
+                    self.state.lock().load.fail(part.chunk, || why);
                     break;
                 }
             }
         }
         let (Some(arena), Some(inside)) = (arena, self.shared.door.enter()) else {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.load.fail(0, || "the cache is closed".into());
             return state.load.settled(next.wave, next.layer);
         };
         if batch.is_empty() {
-            return self.state().load.settled(next.wave, next.layer);
+            return self.state.lock().load.settled(next.wave, next.layer);
         }
         let is_read_here = self.shared.copies.region(next.layer).is_some();
         let step = Arc::new(Step {
@@ -380,7 +377,7 @@ impl Loading {
     }
 
     fn end_if_over(self: &Arc<Self>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let Some(verdict) = state.load.verdict().filter(|_| !state.ending) else { return };
         state.ending = true;
         let is_due = state.waits.over();
@@ -399,14 +396,14 @@ impl Loading {
         take(&counters.loads_under_way, 1);
         let came = Came { bytes, all: tokens == self.wish.tokens };
         self.shared.jobs.end_load(LoadEnd { job: self.wish.job, tokens, why: verdict.why }, came);
-        self.state().over = true;
+        self.state.lock().over = true;
         self.changed.notify_all();
     }
 
     /// Tells what was waited for it, by the host or by a GPU's stream.
     fn tell_bubble(&self) {
         let (stalls, counters) = (self.copying.stalls(), &self.shared.counters);
-        let mut state = self.state();
+        let mut state = self.state.lock();
         stalls.into_iter().for_each(|(layer, time)| state.waits.waited(layer, time));
         let bubble = state.waits.bubble(self.wish.job);
         drop(state);
@@ -421,14 +418,14 @@ impl Loading {
     /// when the load has ended and [`Jobs::take_ended`](crate::jobs::Jobs::take_ended) tells of it.
     pub fn wait_layer(&self, layer: u32, stream: u64) -> Result<(), NotCopied> {
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             if state.goes_on(|state| !self.is_last(layer) && state.load.has_layer(layer)) {
                 return Ok(());
             }
             state.waits.come();
         }
         let waited = self.follow(layer, stream);
-        if self.state().waits.leave() {
+        if self.state.lock().waits.leave() {
             self.tell_bubble();
         }
         waited
@@ -449,7 +446,7 @@ impl Loading {
 
     /// Waits until something is so of a layer or the load is over. Somebody else knows how long that takes, if it `is_timed`.
     fn wait(&self, layer: u32, is_timed: bool, is_so: impl Fn(&State) -> bool) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.goes_on(&is_so) {
             return;
         }
@@ -457,7 +454,7 @@ impl Loading {
             state.waits.begin(layer, Instant::now());
         }
         while !state.goes_on(&is_so) {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
         if !is_timed {
             state.waits.end(Instant::now());
@@ -494,7 +491,7 @@ impl State {
 
 impl Step {
     fn note(&self, chunk: usize, why: String) {
-        self.bad.lock().unwrap_or_else(PoisonError::into_inner).push((chunk, why));
+        self.bad.lock().push((chunk, why));
     }
 
     fn verify_soon(self: &Arc<Self>) {
@@ -528,8 +525,8 @@ impl Step {
             return;
         }
         let load = Arc::clone(&self.load);
-        let bad = std::mem::take(&mut *self.bad.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut state = load.state();
+        let bad = std::mem::take(&mut *self.bad.lock());
+        let mut state = load.state.lock();
         if bad.is_empty() {
             load.shared.counters.add_loaded(&self.bytes);
             state.bytes.add_all(&self.bytes);

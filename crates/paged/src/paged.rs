@@ -17,8 +17,9 @@ use crate::workers::{Tasks, Workers};
 use forebay_client::{Client, ClientOptions, ConnectError, NodeArena};
 use forebay_transfer::MAX_COPY_THREADS;
 use forebay_transfer::{Forked, Limits, MoverHandle, MoverThread, Process};
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -392,13 +393,13 @@ impl PagedCache {
         shared.door.close();
         shared.jobs.under_way().iter().for_each(|load| load.stop("the cache is closed"));
         shared.door.wait_until_empty();
-        let client = shared.client.write().unwrap_or_else(PoisonError::into_inner).take();
+        let client = shared.client.write().take();
         if let Some(client) = client {
             // Before the mover ends, which holds the arena.
             client.close();
         }
         shared.copies.close();
-        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let threads = self.threads.lock().take();
         drop(threads);
     }
 }
@@ -417,7 +418,7 @@ impl Drop for PagedCache {
 impl Shared {
     /// The client of the node, until the cache is closed.
     pub fn client(&self) -> Option<Client> {
-        self.client.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.client.read().clone()
     }
 
     /// The clock of deadlines.
@@ -427,7 +428,7 @@ impl Shared {
 
     /// Tells whoever copies of an arena, unless the cache is closed. What is to be closed waits until that is said.
     fn meet(&self, arena: &Arc<NodeArena>) {
-        let client = self.client.read().unwrap_or_else(PoisonError::into_inner);
+        let client = self.client.read();
         if client.is_some() {
             self.copies.meet(arena);
         }

@@ -13,8 +13,9 @@ use forebay_client::{Reserved, Slot};
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, StoreEnd};
 use forebay_transfer::Span;
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// A chunk to be stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,14 +94,13 @@ impl Storing {
 
     /// The node does not have a chunk.
     fn miss(&self, number: u32) {
-        self.missing.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+        self.missing.lock().push(number);
     }
 
     /// A chunk has ended, or all have been begun.
     fn ended(&self) {
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let mut missing =
-                std::mem::take(&mut *self.missing.lock().unwrap_or_else(PoisonError::into_inner));
+            let mut missing = std::mem::take(&mut *self.missing.lock());
             missing.sort_unstable();
             self.shared.jobs.end_store(JobStored { job: self.job, missing });
         }

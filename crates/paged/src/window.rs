@@ -1,8 +1,9 @@
 //! How much the node is asked for at a time: it refuses what is beyond its own limits. This file knows order and numbers; it must
 //! never know what is asked for.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 type Begin = Box<dyn FnOnce(Place) + Send>;
@@ -33,23 +34,19 @@ impl Window {
         Arc::new(Window { places: places.max(1), state: Mutex::new(state) })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// When a place was last left; before that, when there was none taken yet. As long as this moves, what waits comes nearer.
     pub fn last_left(&self) -> Instant {
-        self.state().left
+        self.state.lock().left
     }
 
     /// Calls `begin` as soon as there is a place: on this thread, or on one that leaves its place or comes later.
     pub fn enter(self: &Arc<Self>, begin: impl FnOnce(Place) + Send + 'static) {
-        self.state().waiting.push_back(Box::new(begin));
+        self.state.lock().waiting.push_back(Box::new(begin));
         self.go_on();
     }
 
     fn go_on(self: &Arc<Self>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.is_beginning {
             return;
         }
@@ -60,7 +57,7 @@ impl Window {
             state.is_beginning = true;
             drop(state);
             begin(Place(Arc::clone(self)));
-            state = self.state();
+            state = self.state.lock();
             state.is_beginning = false;
         }
     }
@@ -68,7 +65,7 @@ impl Window {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         state.taken -= 1;
         state.left = Instant::now();
         drop(state);
@@ -91,13 +88,13 @@ mod tests {
         let (window, begun) = (Window::new(2), Arc::new(Mutex::new(Vec::new())));
         for number in 0..5 {
             let begun = Arc::clone(&begun);
-            window.enter(move |place| begun.lock().unwrap().push((number, place)));
+            window.enter(move |place| begun.lock().push((number, place)));
         }
-        let numbers = || begun.lock().unwrap().iter().map(|(number, _)| *number).collect::<Vec<_>>();
+        let numbers = || begun.lock().iter().map(|(number, _)| *number).collect::<Vec<_>>();
         assert_eq!(numbers(), [0, 1]);
         let before = window.last_left();
         let leave = |at| {
-            let (_, place) = begun.lock().unwrap().remove(at);
+            let (_, place) = begun.lock().remove(at);
             drop(place);
         };
         assert_eq!(window.last_left(), before, "nobody has left");
@@ -115,17 +112,17 @@ mod tests {
         let window = Window::new(1);
         let (first, many) = (Arc::new(Mutex::new(None)), 200_000);
         let held = Arc::clone(&first);
-        window.enter(move |place| *held.lock().unwrap() = Some(place));
+        window.enter(move |place| *held.lock() = Some(place));
         let ended = Arc::new(Mutex::new(0));
         for _ in 0..many {
             let ended = Arc::clone(&ended);
             window.enter(move |place| {
-                *ended.lock().unwrap() += 1;
+                *ended.lock() += 1;
                 drop(place);
             });
         }
-        let place = first.lock().unwrap().take();
+        let place = first.lock().take();
         drop(place);
-        assert_eq!(*ended.lock().unwrap(), many);
+        assert_eq!(*ended.lock(), many);
     }
 }

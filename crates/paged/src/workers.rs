@@ -2,8 +2,9 @@
 //! a connection's thread. Glue: this file knows order and time; it must never know what a task does. With nothing to do the
 //! threads sleep.
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -61,7 +62,7 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.tasks.state().closed = true;
+        self.tasks.state.lock().closed = true;
         self.tasks.posted.notify_all();
         for thread in self.threads.drain(..) {
             // A panic of the thread has already been printed.
@@ -71,13 +72,9 @@ impl Drop for Workers {
 }
 
 impl Tasks {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Does something soon. Afterwards if the threads have ended, on this one, so that nothing that was begun is forgotten.
     pub fn post(&self, urgency: Urgency, task: impl FnOnce() + Send + 'static) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.closed {
             drop(state);
             return task();
@@ -92,7 +89,7 @@ impl Tasks {
 
     /// Does something at a time, if the threads are there still.
     pub fn post_at(&self, at: Instant, task: impl FnOnce() + Send + 'static) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let number = state.next_timed;
         state.next_timed += 1;
         state.timed.insert((at, number), Box::new(task));
@@ -110,7 +107,7 @@ impl Tasks {
     }
 
     fn next(&self) -> Option<Task> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         loop {
             let due = state.timed.keys().next().map(|(at, _)| *at);
             let left = due.map(|at| at.saturating_duration_since(Instant::now()));
@@ -123,10 +120,10 @@ impl Tasks {
             if state.closed {
                 return None;
             }
-            state = match left {
-                None => self.posted.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(left) => self.posted.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
-            };
+            match left {
+                None => self.posted.wait(&mut state),
+                Some(left) => drop(self.posted.wait_for(&mut state, left)),
+            }
         }
     }
 }

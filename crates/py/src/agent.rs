@@ -10,13 +10,14 @@ use crate::rows::{self, Rows};
 use crate::transfer::{Prepared, Transfer};
 use forebay_net::tcp::TlsConfig;
 use forebay_net::{Access, AgentConfig, AgentError, Histogram, Op, PeerStat, Run, Select, Trouble};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
+use std::sync::{Arc, mpsc};
 
 /// Memory that an agent offers.
 #[pyclass(frozen, module = "forebay")]
@@ -59,7 +60,7 @@ impl Agent {
     ) -> PyResult<T> {
         let state = self.state.get()?;
         let done = py.detach(|| {
-            let inner = state.inner.read().unwrap_or_else(PoisonError::into_inner);
+            let inner = state.inner.read();
             inner.as_ref().map(act)
         });
         done.ok_or_else(|| PeerLostError::new_err(format!("agent {} is closed", self.name)))?
@@ -67,13 +68,13 @@ impl Agent {
     }
 
     fn buffers(&self) -> PyResult<MutexGuard<'_, HashMap<u64, PyUntypedBuffer>>> {
-        Ok(self.state.get()?.buffers.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(self.state.get()?.buffers.lock())
     }
 
     /// Ends the agent; when this returns nothing of it touches memory any more.
     fn end(&self, py: Python<'_>) -> PyResult<()> {
         let state = self.state.get()?;
-        py.detach(|| drop(state.inner.write().unwrap_or_else(PoisonError::into_inner).take()));
+        py.detach(|| drop(state.inner.write().take()));
         Ok(())
     }
 }

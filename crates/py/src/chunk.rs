@@ -8,8 +8,9 @@ use forebay_client::{Client, Lease};
 use forebay_store::StoreEnd;
 use forebay_transfer::End;
 use forebay_transfer::mapped;
+use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// Something that ends once, on any thread.
 pub struct Ending<T> {
@@ -25,25 +26,21 @@ impl<T> Default for Ending<T> {
 
 impl<T: Clone> Ending<T> {
     pub fn set(&self, end: T) {
-        *self.lock() = Some(end);
+        *self.end.lock() = Some(end);
         self.ended.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<T>> {
-        self.end.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn has_come(&self) -> bool {
-        self.lock().is_some()
+        self.end.lock().is_some()
     }
 
     fn wait(&self) -> T {
-        let mut end = self.lock();
+        let mut end = self.end.lock();
         loop {
             if let Some(end) = end.as_ref() {
                 return end.clone();
             }
-            end = self.ended.wait(end).unwrap_or_else(PoisonError::into_inner);
+            self.ended.wait(&mut end);
         }
     }
 }
@@ -173,7 +170,7 @@ impl Storing {
     /// Why the node does not have it.
     #[getter]
     fn why(&self) -> PyResult<Option<String>> {
-        Ok(match self.0.get()?.ending.lock().as_ref() {
+        Ok(match self.0.get()?.ending.end.lock().as_ref() {
             None | Some(StoreEnd::Stored { .. } | StoreEnd::AlreadyHere) => None,
             Some(StoreEnd::Deleted) => Some("it was deleted while it was copied".into()),
             Some(StoreEnd::Failed(end)) => Some(why(end)),

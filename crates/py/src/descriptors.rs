@@ -3,10 +3,10 @@
 
 use crate::errors::InvalidError;
 use crate::rows::{Row, read_plain, read_row};
+use parking_lot::{Mutex, MutexGuard};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const ROW_BYTES: usize = size_of::<Row>();
 
@@ -19,7 +19,7 @@ pub struct Descriptors {
 impl Descriptors {
     /// The rows as they are now.
     pub fn rows(&self) -> MutexGuard<'_, Vec<Row>> {
-        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rows.lock()
     }
 }
 

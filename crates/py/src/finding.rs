@@ -5,8 +5,9 @@
 use crate::process::Own;
 use forebay_client::{Client, Found, Lease, fetch};
 use forebay_kv::ChunkId;
+use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What a node has of a sequence, which it may still have to say.
@@ -24,12 +25,8 @@ struct State {
 }
 
 impl Answers {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn note(&self, found: Found) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.unanswered -= 1;
         state.found = Some(state.found.map_or(found, |before| before.and(found)));
         if state.unanswered == 0 {
@@ -39,14 +36,14 @@ impl Answers {
 
     fn wait(&self, limit: Duration) -> Option<Found> {
         let until = Instant::now().checked_add(limit);
-        let mut state = self.state();
+        let mut state = self.state.lock();
         while state.unanswered > 0 {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
                 return None;
             }
             let left = left.unwrap_or(Duration::MAX);
-            state = self.complete.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.complete.wait_for(&mut state, left);
         }
         Some(state.found.unwrap_or_default())
     }
@@ -100,7 +97,7 @@ impl Hold {
         client.hold_then(ids, ttl_us, move |lease| {
             // Without a node, or refused: there is nothing to hold.
             let Ok(lease) = lease else { return };
-            let mut held = granted.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut held = granted.lock();
             if matches!(*held, Held::Asked) {
                 let lease = Arc::new(lease);
                 *held = Held::Granted(Arc::clone(&lease));
@@ -119,7 +116,7 @@ impl Hold {
     fn end(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.0.get()?;
         py.detach(|| {
-            let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut held = held.lock();
             let before = std::mem::replace(&mut *held, Held::Released);
             drop(held);
             drop(before);

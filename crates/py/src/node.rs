@@ -17,11 +17,12 @@ use forebay_transfer::{
     Class, Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place as At, RouteSpec, Span,
 };
 use forebay_transfer::{HostLink, mapped};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::fmt::Display;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 
 /// The host's memory: the node's arena and this process's.
 const HOST: At = At::Host(0);
@@ -64,7 +65,7 @@ impl Lease {
     }
 
     fn lock(&self) -> PyResult<MutexGuard<'_, Held>> {
-        Ok(self.0.get()?.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(self.0.get()?.lock())
     }
 
     fn count(&self, of: impl Fn(&forebay_client::Lease) -> usize) -> PyResult<usize> {
@@ -178,14 +179,14 @@ impl Node {
     ) -> PyResult<T> {
         let state = self.0.get()?;
         let done = py.detach(|| {
-            let inner = state.inner.read().unwrap_or_else(PoisonError::into_inner);
+            let inner = state.inner.read();
             inner.as_ref().map(|inner| act(&inner.client, &inner.mover.handle()))
         });
         done.ok_or_else(|| PeerLostError::new_err("this client of the node is closed"))
     }
 
     fn places(&self) -> PyResult<MutexGuard<'_, Places>> {
-        Ok(self.0.get()?.places.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(self.0.get()?.places.lock())
     }
 
     /// The pieces of each layer.
@@ -198,7 +199,7 @@ impl Node {
     fn end(&self, py: Python<'_>) -> PyResult<()> {
         let state = self.0.get()?;
         py.detach(|| {
-            let mut inner = state.inner.write().unwrap_or_else(PoisonError::into_inner);
+            let mut inner = state.inner.write();
             let Some(Inner { client, mover }) = inner.take() else { return };
             // What it has copied is summed up behind it.
             drop(mover);

@@ -3,18 +3,14 @@
 
 use crate::errors::InvalidError;
 use forebay_paged::slack::{Question, Slack as Policy, Tier};
+use parking_lot::Mutex;
 use pyo3::prelude::*;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What computing costs, learned online; load or recompute.
 #[pyclass(frozen, module = "forebay")]
 pub struct Slack(Mutex<Policy>);
 
-impl Slack {
-    fn policy(&self) -> MutexGuard<'_, Policy> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Slack {}
 
 #[pymethods]
 impl Slack {
@@ -29,7 +25,7 @@ impl Slack {
 
     /// A step computed so many tokens behind a prefix.
     fn note_step(&self, new_tokens: u64, prefix_tokens: u64, seconds: f64) {
-        self.policy().note_step(new_tokens, prefix_tokens, seconds);
+        self.0.lock().note_step(new_tokens, prefix_tokens, seconds);
     }
 
     /// So many bytes of a tier took so long.
@@ -43,7 +39,7 @@ impl Slack {
                 return Err(InvalidError::new_err(why));
             }
         };
-        self.policy().note_load(tier, bytes, seconds);
+        self.0.lock().note_load(tier, bytes, seconds);
         Ok(())
     }
 
@@ -75,22 +71,22 @@ impl Slack {
             queued: queued.into(),
             others,
         };
-        self.policy().worth(&question)
+        self.0.lock().worth(&question)
     }
 
     /// How long a load takes of so many bytes from memory, disk and other nodes, behind those that are queued there; None if that
     /// is not known.
     fn load_s(&self, sizes: (u64, u64, u64), queued: (u64, u64, u64)) -> Option<f64> {
-        Some(self.policy().load_us(sizes.into(), queued.into())? / 1e6)
+        Some(self.0.lock().load_us(sizes.into(), queued.into())? / 1e6)
     }
 
     /// How long one layer of a step takes; 0 as long as nothing is known.
     fn layer_us(&self, new_tokens: u64, prefix_tokens: u64) -> f64 {
-        self.policy().layer_us(new_tokens, prefix_tokens)
+        self.0.lock().layer_us(new_tokens, prefix_tokens)
     }
 
     /// What is known, as JSON.
     fn profile(&self) -> String {
-        self.policy().profile()
+        self.0.lock().profile()
     }
 }

@@ -4,8 +4,9 @@
 use crate::errors::{of_agent, of_end};
 use crate::process::Own;
 use forebay_net::{End, Request, State};
+use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// A list of memory, checked and ready for transfers.
@@ -52,12 +53,8 @@ struct Post {
 }
 
 impl Latest {
-    fn lock(&self) -> MutexGuard<'_, Post> {
-        self.post.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn end(&self) {
-        let mut post = self.lock();
+        let mut post = self.post.lock();
         post.moving = false;
         post.took = post.at.map(|(_, began)| began.elapsed());
         drop(post);
@@ -67,14 +64,14 @@ impl Latest {
     /// Waits for the end; says whether it has come.
     fn wait(&self, limit: Option<Duration>) -> bool {
         let over = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let mut post = self.lock();
+        let mut post = self.post.lock();
         while post.moving {
             let left = over.map(|over| over.saturating_duration_since(Instant::now()));
-            post = match left {
-                None => self.ended.wait(post).unwrap_or_else(PoisonError::into_inner),
+            match left {
+                None => self.ended.wait(&mut post),
                 Some(left) if left.is_zero() => return false,
-                Some(left) => self.ended.wait_timeout(post, left).unwrap_or_else(PoisonError::into_inner).0,
-            };
+                Some(left) => drop(self.ended.wait_for(&mut post, left)),
+            }
         }
         true
     }
@@ -88,7 +85,7 @@ impl Transfer {
 
 impl Moving {
     fn state(&self) -> &'static str {
-        if self.latest.lock().moving {
+        if self.latest.post.lock().moving {
             return "moving";
         }
         match self.end() {
@@ -100,7 +97,7 @@ impl Moving {
 
     /// When the latest post was made, how long the call took, and how long until its end.
     fn times(&self) -> Option<(u64, u64, u64)> {
-        let post = self.latest.lock();
+        let post = self.latest.post.lock();
         let (wall, _) = post.at?;
         let since_1970 = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         // A transfer can end before the call that posted it returns.
@@ -110,7 +107,7 @@ impl Moving {
 
     /// The end of the latest post.
     fn end(&self) -> Option<End> {
-        if self.latest.lock().moving {
+        if self.latest.post.lock().moving {
             return None;
         }
         match self.request.state() {
@@ -120,7 +117,7 @@ impl Moving {
     }
 
     fn begin(&self, notification: Option<Vec<u8>>) -> Result<(), forebay_net::AgentError> {
-        let mut post = self.latest.lock();
+        let mut post = self.latest.post.lock();
         if post.moving {
             return Err(forebay_net::AgentError::UnderWay);
         }
@@ -133,7 +130,7 @@ impl Moving {
             Some(text) => self.request.post_with(text, on_end),
             None => self.request.post(on_end),
         };
-        let mut post = self.latest.lock();
+        let mut post = self.latest.post.lock();
         post.call = began.elapsed();
         if posted.is_err() {
             post.moving = false;

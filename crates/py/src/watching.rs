@@ -3,8 +3,9 @@
 
 use forebay_client::{Client, Gone};
 use forebay_kv::ChunkId;
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// Something that the node said.
 pub enum Said {
@@ -25,7 +26,7 @@ pub struct Watching {
 }
 
 fn push(said: &Mutex<Vec<Said>>, one: Said) {
-    said.lock().unwrap_or_else(PoisonError::into_inner).push(one);
+    said.lock().push(one);
 }
 
 impl Watching {
@@ -44,6 +45,6 @@ impl Watching {
 
     /// What the node has said since this was asked last, in its order.
     pub fn take(&self) -> Vec<Said> {
-        std::mem::take(&mut self.said.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.said.lock())
     }
 }

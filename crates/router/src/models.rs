@@ -10,10 +10,11 @@ use crate::dispatcher::BackendSet;
 use crate::probe::{self, Small};
 use crate::shared::Shared;
 use http::{HeaderValue, StatusCode};
+use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
@@ -85,7 +86,7 @@ impl Models {
     /// The engines that may serve a model: those that list it, and those without a list. None: it
     /// is unknown.
     pub fn serving(&self, model: &str) -> BackendSet {
-        let lists = self.lists.read().unwrap_or_else(PoisonError::into_inner);
+        let lists = self.lists.read();
         // SGLang takes an adapter as BASE:ADAPTER and lists the base.
         let base = || model.split_once(':').and_then(|(base, _)| lists.serving.get(base));
         lists.serving.get(model).or_else(base).copied().unwrap_or(0) | lists.unlisted
@@ -93,7 +94,7 @@ impl Models {
 
     /// The last list of an engine, if it is for anybody.
     pub fn open_list(&self, backend: usize) -> Option<Vec<Listed>> {
-        let lists = self.lists.read().unwrap_or_else(PoisonError::into_inner);
+        let lists = self.lists.read();
         lists.of[backend].as_ref().filter(|known| known.open).map(|known| known.models.clone())
     }
 
@@ -106,7 +107,7 @@ impl Models {
             Said::Other(answer) if [401, 403].contains(&answer.status.as_u16()) => return,
             Said::Other(_) => None,
         };
-        let mut lists = self.lists.write().unwrap_or_else(PoisonError::into_inner);
+        let mut lists = self.lists.write();
         let before = std::mem::replace(&mut lists.of[backend], list);
         if let (Some(_), Said::Other(answer)) = (before, said) {
             warn_unlisted(target, answer.status);

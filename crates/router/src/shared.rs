@@ -10,9 +10,10 @@ use crate::models::Models;
 use crate::request_log::RequestLog;
 use crate::stats::RouterStats;
 use http::StatusCode;
+use parking_lot::{Mutex, MutexGuard};
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, watch};
@@ -199,7 +200,7 @@ impl Shared {
             Change::Readmitted => self.news.iter().for_each(Notify::notify_waiters),
         }
         let left = (0..self.targets.len()).filter(|&other| self.is_usable(other)).count();
-        let mut gates = self.log_gates.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gates = self.log_gates.lock();
         let Some(kept_back) = gates[backend].pass(Instant::now()) else { return };
         let engine = &self.targets[backend].name;
         match change {
@@ -229,7 +230,7 @@ impl Shared {
     /// The dispatcher's methods leave it whole at every step, so a panic elsewhere while it was locked is no reason to
     /// stop.
     fn dispatcher(&self) -> MutexGuard<'_, Dispatcher> {
-        self.dispatcher.lock().unwrap_or_else(PoisonError::into_inner)
+        self.dispatcher.lock()
     }
 }
 

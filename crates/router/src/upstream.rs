@@ -12,10 +12,10 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
@@ -273,6 +273,6 @@ impl Pool {
     }
 
     fn with<T>(&self, use_idle: impl FnOnce(&mut Vec<Vec<(Instant, Upstream)>>) -> T) -> T {
-        use_idle(&mut self.idle.lock().unwrap_or_else(PoisonError::into_inner))
+        use_idle(&mut self.idle.lock())
     }
 }

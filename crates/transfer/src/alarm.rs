@@ -1,8 +1,8 @@
 //! The bell of a thread that sleeps until a time, or until it is called earlier. This file knows sleeping; it must never
 //! know what for.
 
+use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Rings at the earliest time that it was set to. Times are microseconds since `epoch`.
@@ -25,7 +25,7 @@ impl Alarm {
         if at_us >= self.at_us.load(Ordering::Acquire) {
             return;
         }
-        let _closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        let _closed = self.closed.lock();
         if at_us < self.at_us.load(Ordering::Relaxed) {
             self.at_us.store(at_us, Ordering::Release);
             self.set.notify_one();
@@ -34,13 +34,13 @@ impl Alarm {
 
     /// Lets it ring now, for good.
     pub fn close(&self) {
-        *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.closed.lock() = true;
         self.set.notify_all();
     }
 
     /// Sleeps until it rings, and unsets it. `false`: it was closed.
     pub fn wait(&self) -> bool {
-        let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut closed = self.closed.lock();
         loop {
             let at_us = self.at_us.load(Ordering::Relaxed);
             let left = Duration::from_micros(at_us).saturating_sub(self.epoch.elapsed());
@@ -48,11 +48,11 @@ impl Alarm {
                 self.at_us.store(u64::MAX, Ordering::Release);
                 return !*closed;
             }
-            closed = if at_us == u64::MAX {
-                self.set.wait(closed).unwrap_or_else(PoisonError::into_inner)
+            if at_us == u64::MAX {
+                self.set.wait(&mut closed);
             } else {
-                self.set.wait_timeout(closed, left).unwrap_or_else(PoisonError::into_inner).0
-            };
+                self.set.wait_for(&mut closed, left);
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Messages to a thread of a disk or network link. The thread sleeps in the kernel, not here, so a post to a sleeping
 //! thread wakes it there. This file carries messages; it must never look into them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// Wakes a thread that sleeps in the kernel, from any thread. A wake-up that nobody waits for is kept for the next wait.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;
@@ -27,7 +28,7 @@ impl<T> Inbox<T> {
 
     /// Posts a message, or gives it back when the inbox is closed.
     pub fn post(&self, message: T) -> Result<(), T> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.closed {
             return Err(message);
         }
@@ -38,7 +39,7 @@ impl<T> Inbox<T> {
 
     /// Posts a message that the caller takes itself, or has the reader [roused](Inbox::rouse) for.
     pub fn post_unseen(&self, message: T) -> Result<(), T> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.closed {
             return Err(message);
         }
@@ -48,24 +49,24 @@ impl<T> Inbox<T> {
 
     /// Appends all messages to `into`, for another than the reader, which sleeps on if it does.
     pub fn take_unseen(&self, into: &mut Vec<T>) {
-        into.append(&mut self.lock().messages);
+        into.append(&mut self.state.lock().messages);
     }
 
     /// Wakes the reader if it sleeps.
     pub fn rouse(&self) {
-        self.wake(self.lock());
+        self.wake(self.state.lock());
     }
 
     /// Lets no further message in. What was posted before is still read.
     pub fn close(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.closed = true;
         self.wake(state);
     }
 
     /// Appends all messages to `into`, and says whether more may come.
     pub fn take(&self, into: &mut Vec<T>) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.asleep = false;
         into.append(&mut state.messages);
         !state.closed
@@ -74,7 +75,7 @@ impl<T> Inbox<T> {
     /// To be called before waiting in the kernel. `false` means that there is something to take first; after `true`,
     /// every post and the close wake the kernel up, until the next [`take`](Inbox::take).
     pub fn may_sleep(&self, seen_closed: bool) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.asleep = state.messages.is_empty() && state.closed == seen_closed;
         state.asleep
     }
@@ -86,10 +87,6 @@ impl<T> Inbox<T> {
         if asleep {
             (self.waker)();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

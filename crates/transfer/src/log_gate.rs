@@ -1,7 +1,7 @@
 //! Keeps a log line that could repeat from filling the log: one line a minute, with the count of those
 //! that were left out. It knows times; it must never know what a line says.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
 /// One line in this time.
@@ -30,11 +30,11 @@ impl LogGate {
 
     /// The next line passes, since it says something else.
     pub fn reset(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = State::default();
+        *self.0.lock() = State::default();
     }
 
     fn pass_at(&self, now: Instant) -> Option<u64> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         if state.last.is_some_and(|last| now.saturating_duration_since(last) < EVERY) {
             state.left_out += 1;
             return None;

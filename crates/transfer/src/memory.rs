@@ -2,10 +2,11 @@
 //! bounds; it must never know why bytes move. Together with the links it is the only place that touches pointers.
 
 use crate::region::{RegionId, Span};
+use parking_lot::RwLock;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 /// Host-addressable memory that can be registered as a region.
 ///
@@ -53,7 +54,7 @@ impl Memory {
     }
 
     fn find(&self, span: &Span, write: bool) -> Option<(NonNull<u8>, usize)> {
-        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let regions = self.regions.read();
         let backing = regions.get(&span.region)?;
         let (offset, len) = (usize::try_from(span.offset).ok()?, usize::try_from(span.len).ok()?);
         let end = offset.checked_add(len)?;
@@ -67,23 +68,23 @@ impl Memory {
 
     /// Address and length of a whole region, for links that resolve many spans of it. As valid as for [`host`](Memory::host).
     pub fn whole(&self, region: RegionId) -> Option<(NonNull<u8>, usize)> {
-        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let regions = self.regions.read();
         let backing = regions.get(&region)?;
         NonNull::new(backing.as_ptr()).map(|start| (start, backing.len()))
     }
 
     pub(crate) fn insert(&self, region: RegionId, backing: Arc<dyn Backing>) {
-        self.regions.write().unwrap_or_else(PoisonError::into_inner).insert(region, backing);
+        self.regions.write().insert(region, backing);
     }
 
     pub(crate) fn remove(&self, region: RegionId) {
-        self.regions.write().unwrap_or_else(PoisonError::into_inner).remove(&region);
+        self.regions.write().remove(&region);
     }
 }
 
 impl std::fmt::Debug for Memory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner).len();
+        let regions = self.regions.read().len();
         f.debug_struct("Memory").field("regions", &regions).finish()
     }
 }

@@ -16,9 +16,10 @@ use crate::settings::Settings;
 use crate::stats::Stats;
 use crate::stream::Stream;
 use crate::vmm::Handle;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::ops::{Deref, DerefMut};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// A GPU with its primary context.
@@ -182,21 +183,21 @@ pub fn lock() -> Locked {
 }
 
 fn acquire() -> MutexGuard<'static, State> {
-    driver().state.lock().unwrap_or_else(PoisonError::into_inner)
+    driver().state.lock()
 }
 
 impl Locked {
     /// Sleeps until `signal`, and sometimes not that long.
     pub fn wait(&mut self, signal: &Condvar) {
-        if let Some(guard) = self.0.take() {
-            self.0 = Some(signal.wait(guard).unwrap_or_else(PoisonError::into_inner));
+        if let Some(guard) = &mut self.0 {
+            signal.wait(guard);
         }
     }
 
     /// As [`wait`](Locked::wait), and not longer than `limit`.
     pub fn wait_for(&mut self, signal: &Condvar, limit: Duration) {
-        if let Some(guard) = self.0.take() {
-            self.0 = Some(signal.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner).0);
+        if let Some(guard) = &mut self.0 {
+            signal.wait_for(guard, limit);
         }
     }
 

@@ -5,11 +5,11 @@ use super::{Output, finish};
 use forebay_kv::{ChunkId, NamespaceKey};
 use forebay_results::{Results, Row};
 use forebay_store::{Begun, ChunkShape, MemoryTier, SLOT_ALIGN_BYTES, TenantId, TierConfig};
+use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use std::hint::black_box;
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// Chunks of a sequence.
@@ -37,7 +37,7 @@ pub fn run(args: Args) -> crate::CommandResult {
     let stat = tier.stat();
     let bytes_per_chunk = |bytes: u64| bytes as f64 / stat.chunks as f64;
     let tier = Mutex::new(tier);
-    let locked = || tier.lock().unwrap_or_else(PoisonError::into_inner);
+    let locked = || tier.lock();
 
     let (mut lookups, mut lookups_p99, mut leases) = (Vec::new(), Vec::new(), Vec::new());
     let mut random = StdRng::seed_from_u64(1);

@@ -16,9 +16,10 @@ use crate::truth::{KvShape, KvTruth, ShapeError};
 use crate::worker::{Jobs, Worker};
 use axum::serve::ListenerExt;
 use forebay_kv::NamespaceKey;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -290,7 +291,7 @@ impl EngineHandle {
 
     /// What the engine has counted, as of its last step.
     pub fn stats(&self) -> Stats {
-        self.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.stats.lock().clone()
     }
 
     /// Stops the engine: requests that are not done within `grace` are aborted. When this returns no transfer reads or

@@ -9,9 +9,10 @@ use crate::job::{Delivery, End, Job, JobId, Message, Update};
 use crate::latency::{LatencyModel, StepShare};
 use crate::scheduler::{Completed, RequestId, Scheduler, Share, Step};
 use crate::stats::{E2E_BOUNDS_S, Stats, TPOT_BOUNDS_S, TTFT_BOUNDS_S};
+use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -312,7 +313,7 @@ impl Worker {
         stats.scheduler = self.scheduler.counters();
         stats.lag_s = self.clock.lag_s();
         stats.store = self.external.as_ref().map(External::stats).unwrap_or_default();
-        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.stats.clone();
+        *self.shared.lock() = self.stats.clone();
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::power::Power;
 use crate::protocol::{Fault, IoFault};
 use crate::random::Random;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
 
 /// The faults of one worker, shared by everything that does I/O for the store.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Faults {
         if let Fault::PowerLoss { after_writes, seed } = fault {
             self.power.fail_after(after_writes, seed);
         }
-        *self.lock() = State { fault, random: Random::new(1) };
+        *self.state.lock() = State { fault, random: Random::new(1) };
     }
 
     /// The power supply, which sees every write.
@@ -64,7 +64,7 @@ impl Faults {
     }
 
     fn ending(&self, bytes: usize, concerns: impl FnOnce(bool, bool) -> bool) -> Ending {
-        let State { fault, random } = &mut *self.lock();
+        let State { fault, random } = &mut *self.state.lock();
         let Fault::Io { kind, reads, writes, percent } = *fault else { return Ending::Honest };
         if !concerns(reads, writes) || !random.chance(percent) {
             return Ending::Honest;
@@ -77,10 +77,6 @@ impl Faults {
             IoFault::Enospc => Ending::Error(libc::ENOSPC),
             IoFault::Eintr => Ending::Error(libc::EINTR),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -7,10 +7,11 @@
 
 use crate::random::Random;
 use crate::value::SECTOR_BYTES;
+use parking_lot::Mutex;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Where memory for direct I/O starts.
 const DIRECT_ALIGN: usize = 4096;
@@ -54,14 +55,14 @@ pub struct Syncing(Vec<u64>);
 impl Power {
     /// Fails while the write after `writes` others is made.
     pub fn fail_after(&self, writes: u64, seed: u64) {
-        let state = &mut *self.lock();
+        let state = &mut *self.state.lock();
         (state.fails_after, state.seed) = (Some(writes), seed);
     }
 
     /// To be called before `parts` are written one after another. Does not return if the power fails: then the write was
     /// made, and is lost, torn or kept like any other.
     pub fn write(&self, file: &Arc<File>, offset: u64, parts: &[&[u8]]) -> io::Result<Announced> {
-        let state = &mut *self.lock();
+        let state = &mut *self.state.lock();
         let Some(left) = state.fails_after else { return Ok(Announced(None)) };
         let bytes = parts.concat();
         let before = read_up_to(file, offset, bytes.len())?.bytes().to_vec();
@@ -80,7 +81,7 @@ impl Power {
 
     /// The write has ended, however it did.
     pub fn written(&self, announced: Announced) {
-        let state = &mut *self.lock();
+        let state = &mut *self.state.lock();
         if let Some(write) = state.unsynced.iter_mut().find(|write| Some(write.number) == announced.0) {
             write.has_ended = true;
         }
@@ -90,7 +91,7 @@ impl Power {
     pub fn sync(&self, file: &File) -> io::Result<Syncing> {
         let same = |write: &Unsynced| Ok::<_, io::Error>(inode(&write.file)? == inode(file)?);
         let mut numbers = Vec::new();
-        for write in self.lock().unsynced.iter().filter(|write| write.has_ended) {
+        for write in self.state.lock().unsynced.iter().filter(|write| write.has_ended) {
             if same(write)? {
                 numbers.push(write.number);
             }
@@ -100,11 +101,7 @@ impl Power {
 
     /// The sync has succeeded.
     pub fn synced(&self, syncing: &Syncing) {
-        self.lock().unsynced.retain(|write| !syncing.0.contains(&write.number));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unsynced.retain(|write| !syncing.0.contains(&write.number));
     }
 }
 
@@ -216,7 +213,7 @@ mod tests {
             write(&power, &file, 0, &[2; 4 * SECTOR_BYTES]);
             let syncing = power.sync(&file).unwrap();
             power.synced(&syncing);
-            lose(&power.lock().unsynced, seed).unwrap();
+            lose(&power.state.lock().unsynced, seed).unwrap();
             assert!(content(&file) == [2; 4 * SECTOR_BYTES]);
         }
     }
@@ -228,7 +225,7 @@ mod tests {
             let (power, file) = (Power::default(), file(&[1; 4 * SECTOR_BYTES]));
             power.fail_after(9, seed);
             write(&power, &file, 0, &[2; 4 * SECTOR_BYTES]);
-            lose(&power.lock().unsynced, seed).unwrap();
+            lose(&power.state.lock().unsynced, seed).unwrap();
             let sectors = content(&file);
             assert!(sectors.chunks(SECTOR_BYTES).all(|sector| sector.iter().all(|byte| *byte == sector[0])));
             match sectors.chunks(SECTOR_BYTES).filter(|sector| sector[0] == 2).count() {
@@ -248,6 +245,6 @@ mod tests {
         let syncing = power.sync(&file).unwrap();
         power.written(announced);
         power.synced(&syncing);
-        assert_eq!(power.lock().unsynced.len(), 1);
+        assert_eq!(power.state.lock().unsynced.len(), 1);
     }
 }

@@ -2,9 +2,10 @@
 //! own, and answered on standard output. This file knows threads and frames; it must never know what a subject does.
 
 use crate::protocol::{Answer, COMMANDS_MAX, Command, Do, Fault, Is, Setup, read_frame, write_frame};
+use parking_lot::Mutex;
 use std::io::{self, Read, Write};
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A store under test. Methods are called from many threads at a time.
 pub trait Subject: Send + Sync {
@@ -40,7 +41,7 @@ pub fn serve(
         let answer = move || {
             let (what, payload) = carry_out(&*subject, command.what, payload);
             let header = Answer { id: command.id, bytes: payload.len() as u64, what };
-            let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut answers = answers.lock();
             // Who no longer listens has ended, and so will this process with its next command.
             let _ = write_frame(&mut *answers, &header, &payload);
         };

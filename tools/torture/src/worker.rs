@@ -2,13 +2,14 @@
 //! processes and frames; it must never know what an answer means.
 
 use crate::protocol::{Answer, Command, Do, Is, Setup, read_frame, write_frame};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::{BufReader, BufWriter};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -149,7 +150,7 @@ impl Worker {
         let (sender, answer) = channel();
         self.next_id += 1;
         let command = Command { id: self.next_id, bytes: payload.len() as u64, what };
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         if !waiting.has_ended {
             waiting.by_id.insert(command.id, sender);
             if let Some(commands) = &self.commands {
@@ -230,13 +231,12 @@ fn send_all(commands: &Receiver<(Command, Vec<u8>)>, stdin: ChildStdin) {
 fn hand_out(stdout: ChildStdout, waiting: &Mutex<Waiting>) {
     let mut stdout = BufReader::new(stdout);
     while let Ok(Some((answer, payload))) = read_frame(&mut stdout, |answer: &Answer| answer.bytes) {
-        let waiter = waiting.lock().unwrap_or_else(PoisonError::into_inner).by_id.remove(&answer.id);
+        let waiter = waiting.lock().by_id.remove(&answer.id);
         if let Some(waiter) = waiter {
             // Who gave up waiting does not mind.
             let _ = waiter.send((answer.what, payload));
         }
     }
     // Whoever still waits learns that no answer will come.
-    *waiting.lock().unwrap_or_else(PoisonError::into_inner) =
-        Waiting { has_ended: true, ..Waiting::default() };
+    *waiting.lock() = Waiting { has_ended: true, ..Waiting::default() };
 }

@@ -16,8 +16,9 @@ use forebay_trace::replay::{
 use forebay_trace::report::{self, LiveLine, Summary};
 use forebay_trace::request::TraceRequest;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Arguments of `forebay trace replay`.
@@ -417,7 +418,7 @@ impl Iterator for Requests {
 
     fn next(&mut self) -> Option<TraceRequest> {
         self.left = self.left.checked_sub(1)?;
-        let mut end = self.ending.lock();
+        let mut end = self.ending.0.lock();
         match end.reader.next()? {
             Ok(request) => Some(request),
             Err(error) => {
@@ -429,13 +430,9 @@ impl Iterator for Requests {
 }
 
 impl Ending {
-    fn lock(&self) -> MutexGuard<'_, TraceEnd> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether the replay was all that was asked for and all answers were right.
     fn judge(&self, outcome: &ReplayOutcome, args: &ReplayArgs) -> crate::CommandResult {
-        let mut end = self.lock();
+        let mut end = self.0.lock();
         show_notes(&end.reader);
         if outcome.out_of_order > 0 {
             say_sorted(outcome.out_of_order);

@@ -13,10 +13,10 @@ use super::vllm::{self, Vllm};
 use forebay_router::{Backend, Policy, Router, RouterConfig, RouterHandle};
 use forebay_trace::record::{Line, RecordWriter};
 use forebay_trace::replay::{Instance, Transport, sample_load};
+use parking_lot::Mutex;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use tempfile::TempDir;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -159,7 +159,7 @@ impl Cluster {
 
     /// Kills the last node with SIGKILL. Gives its name and those of its engines.
     pub async fn kill_one(&self) -> Result<(String, Vec<String>), Error> {
-        let last = self.nodes.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let last = self.nodes.lock().pop();
         let number = self.node_count - 1;
         if let Some(node) = last {
             node.kill().await?;
@@ -228,7 +228,7 @@ impl Cluster {
     /// Ends the router, the engines, then the nodes. All are ended, whatever happens to one of them.
     pub async fn stop(self) -> Result<(), Error> {
         self.router.shutdown().await;
-        let nodes = self.nodes.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let nodes = self.nodes.into_inner();
         let mut outcome = Ok(());
         for process in self.engines.into_iter().map(|engine| engine.process).chain(nodes) {
             outcome = outcome.and(process.stop().await);

@@ -4,11 +4,12 @@
 //! A child is in a process group of its own, so that a Ctrl-C at the terminal reaches only its parent, which ends it when
 //! it is done with it, and what it started with it. A child whose parent is gone ends too: see `--end-with` in `main.rs`; another program sees to it itself.
 
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStdout, Command};
@@ -186,7 +187,7 @@ impl Process {
     }
 
     fn errors(&self) -> String {
-        let errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let errors = self.errors.lock();
         String::from_utf8_lossy(&errors).trim().to_owned()
     }
 }
@@ -220,7 +221,7 @@ async fn first_line<T>(stdout: Option<ChildStdout>, ready: impl Fn(&str) -> Opti
 async fn keep_last(from: &mut (impl AsyncReadExt + Unpin), kept: &Mutex<Vec<u8>>) {
     let mut read = [0; 1 << 10];
     while let Ok(length @ 1..) = from.read(&mut read).await {
-        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = kept.lock();
         kept.extend_from_slice(&read[..length]);
         let surplus = kept.len().saturating_sub(ERRORS_BYTES_MAX);
         kept.drain(..surplus);

@@ -10,9 +10,9 @@ use crate::opened;
 use crate::peers::Peers;
 use crate::profile::Profile;
 use crate::rates::Rates;
+use parking_lot::{RwLock, RwLockReadGuard};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::Duration;
 
 /// How often a reset looks whether the start is over.
@@ -38,16 +38,11 @@ pub fn started() -> Option<RwLockReadGuard<'static, Started>> {
     if STARTING.load(Ordering::Acquire) {
         return None;
     }
-    match STARTED.try_read() {
-        Ok(started) => Some(started),
-        // What it guards is replaced as a whole.
-        Err(TryLockError::Poisoned(started)) => Some(started.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    }
+    STARTED.try_read()
 }
 
 fn set(started: Started) {
-    *STARTED.write().unwrap_or_else(PoisonError::into_inner) = started;
+    *STARTED.write() = started;
 }
 
 /// Starts on a thread of its own, unless one is at it. `ready` is told the rates.
@@ -96,7 +91,7 @@ pub fn forget(device: DeviceId) {
     while STARTING.load(Ordering::Acquire) {
         std::thread::sleep(LOOK);
     }
-    let mut started = STARTED.write().unwrap_or_else(PoisonError::into_inner);
+    let mut started = STARTED.write();
     let Started::With(chains) = &*started else { return };
     let Some(gone) = chains.devices().iter().find(|known| known.id == device) else { return };
     gone.is_reset();

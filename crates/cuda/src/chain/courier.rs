@@ -7,7 +7,7 @@ use super::hands::Hands;
 use super::inspect::{Inspector, Outline};
 use super::pages::Pages;
 use super::set::{Chain, Set, Waits, how_to_relay, is_small};
-use super::{Chains, Declined, Way, lock};
+use super::{Chains, Declined, Way};
 use crate::device::{Device, Event, Stream, StreamId};
 use crate::driver::abi::Address;
 use crate::driver::{CudaError, Relaxed};
@@ -133,7 +133,7 @@ impl Chains {
             ended.record(&courier.joined)?;
             return Ok(Sent::Queued(copied));
         };
-        let mut set = lock(&way.set);
+        let mut set = way.set.lock();
         let queued = if !set.take_at_once(courier.holder) {
             // Some caller's chain has it, and nobody knows for how long. A queue that is full makes the next call wait.
             drop(set);

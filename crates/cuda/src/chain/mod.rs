@@ -28,11 +28,12 @@ use hands::Hands;
 pub use inspect::{Group, groups};
 use inspect::{Inspected, Outline, inspect};
 use pages::Pages;
+use parking_lot::{Mutex, MutexGuard};
 pub use plan::Path;
 use set::{Chain, Set, Waits, is_small};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use thiserror::Error;
 
@@ -322,26 +323,26 @@ impl Chains {
         let Some(way) = self.ways.get(&(device, direction)) else { return };
         let _relaxed = Relaxed::enter(self.driver);
         // One at a time: what the second one finds lost must not have been regained and given away meanwhile.
-        let _settling = lock(&way.settling);
-        let Some(done) = lock(&way.set).settle() else { return };
+        let _settling = way.settling.lock();
+        let Some(done) = way.set.lock().settle() else { return };
         for crew in way.relays.iter().filter_map(|relay| self.crews.get(&(*relay, direction))) {
-            let mut crew = lock(crew);
+            let mut crew = crew.lock();
             // What it does for another GPU may be behind a stream that somebody holds up.
             if crew.works_until(&done) {
                 crew.settle();
             }
         }
         // A set that is lost has had no chain since.
-        lock(&way.set).regain();
+        way.set.lock().regain();
     }
 
     /// As [`settle_way`](Chains::settle_way), if nothing is under way now: nobody waits.
     fn settle_if_quiet(&self, way: &Way) {
-        let Ok(_settling) = way.settling.try_lock() else { return };
-        let Some(done) = lock(&way.set).lost_and_quiet() else { return };
+        let Some(_settling) = way.settling.try_lock() else { return };
+        let Some(done) = way.set.lock().lost_and_quiet() else { return };
         let crews = way.relays.iter().filter_map(|relay| self.crews.get(&(*relay, way.direction)));
         for crew in crews {
-            let Ok(mut crew) = crew.try_lock() else { return };
+            let Some(mut crew) = crew.try_lock() else { return };
             if crew.works_until(&done) {
                 if !crew.is_quiet() {
                     return;
@@ -349,7 +350,7 @@ impl Chains {
                 crew.regain();
             }
         }
-        lock(&way.set).regain();
+        way.set.lock().regain();
     }
 
     /// Relays whose context was lost so far. What one of them had a part in while the number rose may not have arrived, whatever the
@@ -363,7 +364,7 @@ impl Chains {
         let way = self.ways.get(&(device, direction));
         for relay in way.iter().flat_map(|way| &way.relays) {
             if let Some(crew) = self.crews.get(&(*relay, direction)) {
-                self.look_after(*relay, &mut lock(crew));
+                self.look_after(*relay, &mut crew.lock());
             }
         }
         self.losses()
@@ -373,7 +374,7 @@ impl Chains {
         let Some(error) = crew.look_after() else { return };
         self.losses.fetch_add(1, Ordering::Release);
         // It relays in both directions, and is said to be lost once.
-        if lock(&self.lost).insert(relay) {
+        if self.lost.lock().insert(relay) {
             tracing::warn!("GPU {relay} relays no longer: its context is lost: {error}");
         }
     }
@@ -408,11 +409,11 @@ impl Chains {
         self.note(way);
         let _current = device.enter().map_err(|_| Declined::Fault)?;
         let holder = device.id_of(stream).map_err(|_| Declined::Fault)?;
-        let mut set = lock(&way.set);
+        let mut set = way.set.lock();
         if set.is_lost() {
             drop(set);
             self.settle_if_quiet(way);
-            set = lock(&way.set);
+            set = way.set.lock();
         }
         let idle = set.take(stream, holder).map_err(|_| Declined::Fault)?.ok_or(Declined::Busy)?;
         let pages_are_small = is_small(pieces.len(), bytes);
@@ -502,7 +503,7 @@ impl Chains {
     fn is_any_lost_since(&self, before: u64) -> bool {
         let _relaxed = Relaxed::enter(self.driver);
         for ((relay, _), crew) in &self.crews {
-            self.look_after(*relay, &mut lock(crew));
+            self.look_after(*relay, &mut crew.lock());
         }
         self.losses() != before
     }
@@ -532,10 +533,10 @@ impl Chains {
         let has_own = |relay: &u16| {
             let Some(own) = self.ways.get(&(*relay, way.direction)) else { return false };
             let needs_it = own.was_used(now_us, LATELY_US) || own.was_crowded(now_us);
-            needs_it || !own.set.try_lock().is_ok_and(|mut set| !set.is_busy())
+            needs_it || own.set.try_lock().is_none_or(|mut set| set.is_busy())
         };
         let free = way.relays.iter().filter(|relay| !has_own(relay)).filter_map(|relay| {
-            let mut crew = self.crews.get(&(*relay, way.direction))?.try_lock().ok()?;
+            let mut crew = self.crews.get(&(*relay, way.direction))?.try_lock()?;
             self.look_after(*relay, &mut crew);
             crew.is_free_for(stream).then_some((*relay, crew))
         });
@@ -595,9 +596,4 @@ fn check_capture(driver: &Driver, stream: StreamHandle) -> Result<(), Declined> 
     // while another stream is captured.
     let asked = unsafe { (driver.table().stream_is_capturing)(stream, &mut status) };
     if asked == abi::SUCCESS && status == abi::CAPTURE_NONE { Ok(()) } else { Err(Declined::Capturing) }
-}
-
-fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A thread that panicked has left at most a chain that is not joined; the next one waits for the same events.
-    held.lock().unwrap_or_else(PoisonError::into_inner)
 }

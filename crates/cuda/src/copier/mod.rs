@@ -25,8 +25,9 @@ use forebay_transfer::{
     Backing, Class, Closed, End, Limits, MoverHandle, MoverThread, Place, Reason, RegionId, RouteError, Span,
     SpanPair, SubmitError, Telemetry, Transfer,
 };
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -389,7 +390,7 @@ impl Copier {
             whole = again.and(stream.synchronize());
         }
         if whole.is_ok() {
-            lock(&self.spare).push((stream, ended));
+            self.spare.lock().push((stream, ended));
         }
         Ok(whole?)
     }
@@ -407,13 +408,13 @@ impl Copier {
         let copied = pieces.iter().try_for_each(copy);
         let waited = stream.synchronize();
         if waited.is_ok() {
-            lock(&self.spare).push((stream, event));
+            self.spare.lock().push((stream, event));
         }
         copied.and(waited)
     }
 
     fn spare_stream(&self, device: &Arc<Device>) -> Result<(Stream, Event), CudaError> {
-        let mut spare = lock(&self.spare);
+        let mut spare = self.spare.lock();
         let known = spare.iter().position(|(stream, _)| stream.device().index() == device.index());
         known.map_or_else(
             || Ok((Stream::new(device)?, Event::new(device)?)),
@@ -474,11 +475,6 @@ fn doze(time: Duration) {
     if time >= LEAST {
         std::thread::sleep(time);
     }
-}
-
-/// What this lock guards is whole at every step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Anywhere {

@@ -4,7 +4,8 @@
 use crate::device::{Device, HostMemory};
 use crate::driver::{CudaError, abi::Address};
 use crate::kernels::Piece;
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// Pieces in a list at most: those of the largest lot, and the cuts that staging adds.
 pub const PIECES_MAX: usize = 16_384 + 256;
@@ -36,7 +37,7 @@ impl Tables {
         if pieces.len() > PIECES_MAX {
             return None;
         }
-        let index = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+        let index = self.free.lock().pop()?;
         let table = Table { tables: Arc::clone(self), index };
         let start = table.address() as *mut Piece;
         // SAFETY: the list lies inside the allocation, is long enough, and is held by nobody else.
@@ -63,6 +64,6 @@ impl Table {
 
 impl Drop for Table {
     fn drop(&mut self) {
-        self.tables.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.index);
+        self.tables.free.lock().push(self.index);
     }
 }

@@ -6,9 +6,10 @@ use super::pin::Pin;
 use crate::device::Device;
 use crate::driver::Relaxed;
 use forebay_transfer::Backing;
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::ptr::NonNull;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -109,14 +110,14 @@ impl PinnedBehind {
 
     /// Bytes that are pinned, and how long that took so far.
     pub fn progress(&self) -> (u64, Duration) {
-        let state = self.shared.lock();
+        let state = self.shared.state.lock();
         (state.pinned_bytes, state.took)
     }
 
     /// Has `on_pinned` called when these ranges, as (offset, bytes), are pinned: at once if they are, else on another thread.
     pub fn when_pinned(&self, ranges: impl Iterator<Item = (u64, u64)>, on_pinned: OnPinned) {
         let shared = &self.shared;
-        let mut state = shared.lock();
+        let mut state = shared.state.lock();
         let is_closed = state.closed;
         let mut missing = Vec::new();
         let mut refused = None;
@@ -157,7 +158,7 @@ impl PinnedBehind {
     /// Unpins it and waits until that is done. Nothing may be under way there.
     pub fn close(&self) {
         self.shared.close();
-        let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let keeper = self.keeper.lock().take();
         if let Some(keeper) = keeper {
             // A panic of the thread has already been printed.
             let _ = keeper.join();
@@ -176,12 +177,8 @@ fn spawn(body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn close(&self) {
-        self.lock().closed = true;
+        self.state.lock().closed = true;
         self.changed.notify_all();
     }
 
@@ -189,15 +186,15 @@ impl Shared {
     fn keep(&self) {
         let _relaxed = Relaxed::enter(self.device.driver());
         self.pin_all();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while !state.closed || state.pieces.iter().any(|piece| matches!(piece, Piece::InWork)) {
             if !state.closed && !state.wanted.is_empty() {
                 drop(state);
                 self.pin_all();
-                state = self.lock();
+                state = self.state.lock();
                 continue;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
         let (pieces, waiters) = (std::mem::take(&mut state.pieces), std::mem::take(&mut state.waiters));
         drop(state);
@@ -218,7 +215,7 @@ impl Shared {
 
     /// The next piece to be pinned: one that is waited for, or the next of all.
     fn next(&self) -> Option<usize> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if state.closed {
                 return None;
@@ -253,7 +250,7 @@ impl Shared {
 
     /// Notes what became of a piece, and tells those who waited for it last.
     fn settle(&self, index: usize, pinned: Result<Pin, String>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let outcome = pinned.as_ref().map(|_| ()).map_err(Clone::clone);
         if outcome.is_ok() {
             let offset = index as u64 * self.piece_bytes;

@@ -10,9 +10,10 @@ use crate::device::{Device, HostMemory};
 use crate::driver::abi;
 use crate::topology::MemoryFacts;
 use forebay_transfer::Backing;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -142,7 +143,7 @@ impl PinnedPool {
     pub fn take(&self, bytes: u64) -> Result<PinnedBuffer, PinError> {
         let taken = self.inner.take(bytes);
         if taken.is_err() {
-            self.inner.lock().refused += 1;
+            self.inner.state.lock().refused += 1;
         }
         let (place, slab) = taken?;
         Ok(PinnedBuffer { pool: Arc::clone(&self.inner), slab, place, bytes: bytes as usize })
@@ -161,7 +162,7 @@ impl PinnedPool {
 
     /// What it did and holds.
     pub fn counters(&self) -> PoolCounters {
-        let state = self.inner.lock();
+        let state = self.inner.state.lock();
         PoolCounters {
             held_bytes: state.space.held_bytes(),
             lent_bytes: state.space.lent_bytes(),
@@ -183,7 +184,7 @@ impl Inner {
         if bytes > MOST_BYTES {
             return Err(PinError::TooLong { bytes, most_bytes: MOST_BYTES });
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some((place, kept)) = state.space.take(bytes) {
                 return Ok((place, Arc::clone(&kept.slab)));
@@ -193,7 +194,7 @@ impl Inner {
     }
 
     fn warm(&self, bytes: u64) -> Result<(), PinError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             let missing = state.space.missing(bytes)?;
             if missing == 0 {
@@ -216,7 +217,7 @@ impl Inner {
         let started = Instant::now();
         drop(unused);
         let made = self.make_slab(add_bytes).map(Kept::new);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.growing = false;
         state.pinning += started.elapsed();
         self.grown.notify_all();
@@ -257,12 +258,9 @@ impl Inner {
         Ok(Slab::Registered { _pin: pin, memory })
     }
 
-    fn wait<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.grown.wait(state).unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.grown.wait(&mut state);
+        state
     }
 }
 
@@ -323,7 +321,7 @@ unsafe impl Backing for PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        self.pool.lock().space.give_back(self.place);
+        self.pool.state.lock().space.give_back(self.place);
     }
 }
 

@@ -3,9 +3,10 @@
 //! nor what is copied.
 
 use forebay_transfer::Backing;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// Pinned memory that may be a whole file, from its first byte to its last.
 pub trait Shareable: Backing {
@@ -68,5 +69,5 @@ fn tell(mut board: MutexGuard<'_, Board>) {
 }
 
 fn lock() -> MutexGuard<'static, Board> {
-    BOARD.lock().unwrap_or_else(PoisonError::into_inner)
+    BOARD.lock()
 }

@@ -4,13 +4,13 @@
 
 use super::link::{Port, RemoteLink};
 use super::memory::{self, Memories, Reach};
+use super::nonce;
 use super::peer::{self, NotWatched};
 use super::ring::{self, Header};
 use super::session::{OwnCopy, Session};
 use super::shared::SharedFile;
 use super::socket::{self, Bell, Ringer};
 use super::wire::{self, Hex, Offer, Uuid, VERSION, Word};
-use super::{lock, nonce};
 use crate::addresses::Addresses;
 use crate::copier::{SHARED, WINDOW_LOTS, spec};
 use crate::device::{Device, ForeignMemory, Stream};
@@ -21,10 +21,11 @@ use crate::peers;
 use crate::pinned::{self, OnChange};
 use crate::poller::Tracks;
 use forebay_transfer::{Closed, LinkId, MoverHandle, Place, RegionId, RouteError, RouteSpec, Span, Staging};
+use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -182,7 +183,7 @@ impl Attachment {
         let on_change: Arc<OnChange> = Arc::new(move || ringer.ring());
         pinned::on_change(&on_change);
         let its = Arc::clone(&inner);
-        let memories = Memories::new(&inner.ground.mover, &inner.reach, move || lock(&its.state).closing);
+        let memories = Memories::new(&inner.ground.mover, &inner.reach, move || its.state.lock().closing);
         let index = device.index();
         let keeper = Keeper {
             inner: Arc::clone(&inner),
@@ -204,14 +205,14 @@ impl Attachment {
 
     /// How it stands.
     pub fn status(&self) -> Status {
-        lock(&self.inner.state).status.clone()
+        self.inner.state.lock().status.clone()
     }
 
     /// Waits until the status is one that `wanted` wants; gives the last one, wanted or not.
     pub fn wait(&self, limit: Duration, wanted: impl Fn(&Status) -> bool) -> Status {
-        let state = lock(&self.inner.state);
-        let waited = self.inner.changed.wait_timeout_while(state, limit, |state| !wanted(&state.status));
-        waited.unwrap_or_else(PoisonError::into_inner).0.status.clone()
+        let mut state = self.inner.state.lock();
+        self.inner.changed.wait_while_for(&mut state, |state| !wanted(&state.status), limit);
+        state.status.clone()
     }
 
     /// Bytes of host memory that relays reach now. It takes the node a moment to pin what is new.
@@ -226,7 +227,7 @@ impl Attachment {
 
     /// Tells the node, until the value is dropped, that this GPU's lane is in use by its own engine.
     pub(crate) fn own_copy(&self, direction: Direction) -> Option<OwnCopy> {
-        let session = lock(&self.inner.state).session.clone();
+        let session = self.inner.state.lock().session.clone();
         session.map(|session| OwnCopy::new(session, direction))
     }
 }
@@ -239,7 +240,7 @@ impl std::fmt::Debug for Attachment {
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        lock(&self.inner.state).closing = true;
+        self.inner.state.lock().closing = true;
         self.inner.ringer.ring();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has already been printed; there is nobody left to tell.
@@ -302,11 +303,11 @@ impl Keeper {
     }
 
     fn is_closing(&self) -> bool {
-        lock(&self.inner.state).closing
+        self.inner.state.lock().closing
     }
 
     fn set_status(&self, status: Status) {
-        lock(&self.inner.state).status = status;
+        self.inner.state.lock().status = status;
         self.inner.changed.notify_all();
     }
 
@@ -330,7 +331,7 @@ impl Keeper {
         let introduced = self.memories.introduce(&session);
         match introduced.and_then(|()| self.install_all(&session, &offers)) {
             Ok(relays) => {
-                lock(&self.inner.state).session = Some(Arc::clone(&session));
+                self.inner.state.lock().session = Some(Arc::clone(&session));
                 Ok((session, relays))
             }
             Err(error) => {
@@ -536,7 +537,7 @@ impl Keeper {
     /// Takes the relays out of service, and waits until nothing uses their staging any more. What is unfinished goes over
     /// other routes.
     fn detach(&mut self, session: Arc<Session>) {
-        lock(&self.inner.state).session = None;
+        self.inner.state.lock().session = None;
         self.memories.part();
         let handle = &self.inner.ground.mover;
         for link in self.relays.iter().flat_map(Relay::links) {

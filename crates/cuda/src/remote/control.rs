@@ -3,7 +3,7 @@
 //! know who an engine is, and believes nothing that a ring says.
 
 use super::courtesy::Courtesy;
-use super::lock;
+
 use super::ring::{self, Answerer, Header, Run, Violation};
 use super::shared::SharedFile;
 use super::socket::{self, Bell, Ringer};
@@ -13,10 +13,11 @@ use crate::driver::{CudaError, abi::Address};
 use crate::links::Direction;
 use crate::pinned::Registered;
 use forebay_transfer::Backing;
+use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -122,7 +123,7 @@ impl Engine {
     }
 
     fn memory(&self, number: u64) -> Option<Arc<Registered>> {
-        self.memories.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+        self.memories.read().get(&number).cloned()
     }
 
     /// Parts from the engine; its desk sees the end.
@@ -139,7 +140,7 @@ impl Engine {
         if rest == Rest::Quiet {
             Header::of(self.ring.words()).set_quiet();
         }
-        *lock(&self.rest) = Some(rest);
+        *self.rest.lock() = Some(rest);
         self.came_to_rest.notify_all();
     }
 }
@@ -230,7 +231,7 @@ impl Served {
             match self.take(index, shared, courtesy, runs) {
                 Ok(taken) => done += taken,
                 Err(violation) => {
-                    *lock(&engine.violation) = Some(violation);
+                    *engine.violation.lock() = Some(violation);
                     engine.part();
                 }
             }
@@ -344,7 +345,7 @@ impl Shared {
     /// Serves an engine from now on.
     pub fn serve(&self, engine: &Arc<Engine>, bell: Bell, lanes: Vec<Lane>) {
         let served = Served { engine: Arc::clone(engine), bell: Some(bell), lanes, lost: false };
-        lock(&self.inbox).push(served);
+        self.inbox.lock().push(served);
         self.tell();
     }
 
@@ -352,11 +353,11 @@ impl Shared {
     pub fn finish(&self, engine: &Engine) -> Rest {
         engine.closing.store(true, Ordering::Release);
         self.tell();
-        let mut rest = lock(&engine.rest);
+        let mut rest = engine.rest.lock();
         loop {
             match *rest {
                 Some(rest) => return rest,
-                None => rest = engine.came_to_rest.wait(rest).unwrap_or_else(PoisonError::into_inner),
+                None => engine.came_to_rest.wait(&mut rest),
             }
         }
     }
@@ -376,7 +377,7 @@ impl Shared {
         let mut idle_since = Instant::now();
         while !(self.closed.load(Ordering::Acquire) && served.is_empty()) {
             if self.fresh.swap(false, Ordering::AcqRel) {
-                served.append(&mut lock(&self.inbox));
+                served.append(&mut self.inbox.lock());
             }
             courtesy.forget();
             served.iter().for_each(|served| served.note_own(&mut courtesy));

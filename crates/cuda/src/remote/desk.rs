@@ -2,7 +2,7 @@
 //! when it goes. This file knows one engine and what it may have; it must never know how requests are carried out.
 
 use super::control::{Engine, Lane, Rest};
-use super::lock;
+
 use super::peer;
 use super::serve::{House, Share};
 use super::shared::SharedFile;
@@ -14,7 +14,7 @@ use crate::pinned::Registered;
 use forebay_transfer::Backing;
 use rustix::fs::fstat;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long an engine may take to say who it is.
@@ -48,7 +48,7 @@ pub fn serve(house: &House, number: u64, socket: OwnedFd) {
     let Some(guest) = guest else { return };
     let said_bye = attend(house, &guest);
     let rest = house.control.finish(&guest.engine);
-    if lock(&guest.engine.violation).is_some() {
+    if guest.engine.violation.lock().is_some() {
         house.count_violation();
     }
     if guest.told && !said_bye {
@@ -132,7 +132,7 @@ fn attend(house: &House, guest: &Guest) -> bool {
             Word::Bye => return true,
             Word::Memory { memory } => take_memory(house, engine, memory, descriptors),
             Word::Forget { memory } => {
-                let gone = engine.memories.write().unwrap_or_else(PoisonError::into_inner).remove(&memory);
+                let gone = engine.memories.write().remove(&memory);
                 // Unpinning takes seconds, in which the control thread looks up memory.
                 drop(gone);
                 Ok(())
@@ -151,7 +151,7 @@ fn attend(house: &House, guest: &Guest) -> bool {
 fn take_memory(house: &House, engine: &Engine, number: u64, descriptors: Vec<OwnedFd>) -> Result<(), String> {
     let [file] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| "memory comes with one file")?;
     let (held_bytes, count) = {
-        let memories = engine.memories.read().unwrap_or_else(PoisonError::into_inner);
+        let memories = engine.memories.read();
         if memories.contains_key(&number) {
             return Err(format!("memory {number} was given before"));
         }
@@ -161,7 +161,7 @@ fn take_memory(house: &House, engine: &Engine, number: u64, descriptors: Vec<Own
         return Err(format!("an engine may bring {FILES_MAX} files"));
     }
     let memory = pin(house, file, house.config.memory_limit_bytes.saturating_sub(held_bytes))?;
-    engine.memories.write().unwrap_or_else(PoisonError::into_inner).insert(number, memory);
+    engine.memories.write().insert(number, memory);
     Ok(())
 }
 
@@ -169,7 +169,7 @@ fn pin(house: &House, file: OwnedFd, most_bytes: u64) -> Result<Arc<Registered>,
     let stat = fstat(&file).map_err(|error| error.to_string())?;
     let identity = (stat.st_dev, stat.st_ino);
     // Engines that bring the same memory wait for who came first.
-    let mut pinned = lock(&house.pinned);
+    let mut pinned = house.pinned.lock();
     pinned.retain(|_, memory| memory.strong_count() > 0);
     let known = pinned.get(&identity).and_then(std::sync::Weak::upgrade);
     if let Some(memory) = known.filter(|memory| memory.len() as u64 == stat.st_size as u64) {

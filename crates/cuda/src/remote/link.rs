@@ -1,13 +1,13 @@
 //! A lane of a relay in the node's process, as a link of the engine's mover. This file knows how an operation becomes a
 //! request; it must never know who answers, nor what happens when nobody does.
 
-use super::lock;
 use super::ring::Asker;
 use super::session::Session;
 use crate::links::Direction;
 use crate::poller::WatchTrack;
 use forebay_transfer::{Completion, Link, LinkOp, Memory, Outcome};
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// The link. It stays for good; the connection behind its port comes and goes.
 #[derive(Debug)]
@@ -31,12 +31,12 @@ struct Plug {
 impl Port {
     /// Uses a lane of a connection from now on.
     pub fn connect(&self, session: &Arc<Session>, lane: usize) {
-        *lock(&self.0) = Some(Plug { session: Arc::clone(session), lane, asker: Asker::default() });
+        *self.0.lock() = Some(Plug { session: Arc::clone(session), lane, asker: Asker::default() });
     }
 
     /// Asks for nothing more.
     pub fn disconnect(&self) {
-        *lock(&self.0) = None;
+        *self.0.lock() = None;
     }
 }
 
@@ -50,7 +50,7 @@ impl RemoteLink {
 impl Link for RemoteLink {
     fn start(&mut self, op: LinkOp, _memory: &Arc<Memory>, done: Completion) {
         let direction = self.direction;
-        let mut plug = lock(&self.port.0);
+        let mut plug = self.port.0.lock();
         let asked = match &mut *plug {
             Some(Plug { session, .. }) if session.is_down() => return session.park(done),
             Some(Plug { session, lane, asker }) => session.ask(*lane, asker, direction, &op),

@@ -10,10 +10,11 @@ use crate::kernels::Piece;
 use crate::links::Direction;
 use crate::pinned::{self, Shareable};
 use forebay_transfer::{Backing, MoverHandle, RegionId, Span};
+use parking_lot::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a node may take for a word: memory has to be pinned and unpinned, which takes seconds for what is large.
@@ -28,7 +29,7 @@ pub struct Reach(RwLock<BTreeMap<u64, (u64, RegionId)>>);
 impl Reach {
     /// Where pieces' host sides lie, if the node has them all.
     pub fn spans(&self, direction: Direction, pieces: &[Piece]) -> Option<Vec<Span>> {
-        let ranges = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let ranges = self.0.read();
         let span = |piece: &Piece| {
             let (host, ..) = direction.sides(piece);
             let (start, (end, region)) = ranges.range(..=host).next_back()?;
@@ -40,21 +41,17 @@ impl Reach {
 
     /// Bytes that the node has.
     pub fn bytes(&self) -> u64 {
-        let ranges = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let ranges = self.0.read();
         ranges.iter().map(|(start, (end, _))| end - start).sum()
     }
 
     fn add(&self, memory: &dyn Shareable, region: RegionId) {
         let start = memory.as_ptr() as u64;
-        self.write().insert(start, (start + memory.len() as u64, region));
+        self.0.write().insert(start, (start + memory.len() as u64, region));
     }
 
     fn remove(&self, memory: &dyn Shareable) {
-        self.write().remove(&(memory.as_ptr() as u64));
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<u64, (u64, RegionId)>> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        self.0.write().remove(&(memory.as_ptr() as u64));
     }
 }
 
@@ -111,7 +108,7 @@ impl Memories {
 
     /// No copy uses this node's relays any more.
     pub fn part(&self) {
-        self.reach.write().clear();
+        self.reach.0.write().clear();
     }
 
     fn hand_on(

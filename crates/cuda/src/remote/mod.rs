@@ -35,10 +35,3 @@ pub use serve::{RelayError, Relays, RelaysConfig, RelaysStat};
 pub use shared::{NotShared, SharedFile};
 pub use socket_file::{SocketFile, bind_socket};
 pub use wire::{Hex, Uuid};
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// What these locks guard is whole at every step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

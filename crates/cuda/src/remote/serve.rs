@@ -3,7 +3,7 @@
 
 use super::control::{Control, Engine, Shared};
 use super::desk;
-use super::lock;
+
 use super::socket::{self, Bell, Ringer};
 use super::socket_file::{SocketFile, bind_socket};
 use super::wire::{Hex, Offer, Uuid};
@@ -13,13 +13,14 @@ use crate::driver::{CudaError, Driver, abi, abi::Address};
 use crate::gpu::Gpu;
 use crate::opened::LeftOut;
 use crate::pinned::Registered;
+use parking_lot::{Condvar, Mutex};
 use rustix::net::SocketType;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use thiserror::Error;
@@ -194,8 +195,8 @@ impl Relays {
         let (requests, bytes) = self.house.control.counters();
         RelaysStat {
             gpus: self.house.gpus.len(),
-            engines: lock(&self.house.desks).open.values().flatten().count(),
-            staging_bytes: self.house.gpus.iter().map(|gpu| *lock(&gpu.used_bytes)).sum(),
+            engines: self.house.desks.lock().open.values().flatten().count(),
+            staging_bytes: self.house.gpus.iter().map(|gpu| *gpu.used_bytes.lock()).sum(),
             requests,
             bytes,
             refused: self.house.refused.load(Ordering::Relaxed),
@@ -215,10 +216,10 @@ impl Drop for Relays {
         }
         // The next node finds its place free.
         self.file = None;
-        let mut desks = lock(&house.desks);
+        let mut desks = house.desks.lock();
         desks.open.values().flatten().for_each(|engine| socket::part(&engine.socket));
         while !desks.open.is_empty() {
-            desks = house.left.wait(desks).unwrap_or_else(PoisonError::into_inner);
+            house.left.wait(&mut desks);
         }
     }
 }
@@ -285,7 +286,7 @@ impl House {
     }
 
     fn admit(self: &Arc<House>, socket: OwnedFd) {
-        let mut desks = lock(&self.desks);
+        let mut desks = self.desks.lock();
         if desks.open.len() >= ENGINES_MAX {
             drop(desks);
             let why = format!("{ENGINES_MAX} engines are attached; no more may be");
@@ -308,15 +309,15 @@ impl House {
 
     /// Notes an engine that was let in. Says whether the relays still go on.
     pub fn seat(&self, number: u64, engine: &Arc<Engine>) -> bool {
-        lock(&self.desks).open.insert(number, Some(Arc::clone(engine)));
+        self.desks.lock().open.insert(number, Some(Arc::clone(engine)));
         !self.is_stopping()
     }
 
     fn leave(&self, number: u64) {
-        let engine = lock(&self.desks).open.insert(number, None);
+        let engine = self.desks.lock().open.insert(number, None);
         // Without the lock: unpinning its memory takes seconds.
         drop(engine);
-        lock(&self.desks).open.remove(&number);
+        self.desks.lock().open.remove(&number);
         self.left.notify_all();
     }
 
@@ -383,7 +384,7 @@ impl Share {
     fn new(gpu: &Arc<RelayGpu>, served: u64) -> Result<Share, String> {
         let (slot_bytes, slots) = slots(served);
         let bytes = 2 * slot_bytes * u64::from(slots);
-        let mut used_bytes = lock(&gpu.used_bytes);
+        let mut used_bytes = gpu.used_bytes.lock();
         if *used_bytes + bytes > RELAY_STAGING_BYTES {
             let left_bytes = RELAY_STAGING_BYTES - *used_bytes;
             let uuid = gpu.uuid;
@@ -427,7 +428,7 @@ impl Drop for Share {
     fn drop(&mut self) {
         let bytes = self.memory.as_ref().map_or(0, DeviceMemory::bytes);
         self.memory = None;
-        *lock(&self.gpu.used_bytes) -= bytes;
+        *self.gpu.used_bytes.lock() -= bytes;
     }
 }
 
@@ -472,7 +473,7 @@ mod leave_tests {
 
     impl Drop for Watched {
         fn drop(&mut self) {
-            self.lets_in.store(self.house.desks.try_lock().is_ok(), Ordering::Relaxed);
+            self.lets_in.store(self.house.desks.try_lock().is_some(), Ordering::Relaxed);
         }
     }
 
@@ -487,11 +488,11 @@ mod leave_tests {
         let memory = HostBuffer::new(4096);
         let watched = Watched { memory, house: Arc::clone(&house), lets_in: Arc::clone(&lets_in) };
         let pinned = Registered::new(house.device(), Arc::new(watched)).unwrap();
-        engine.memories.write().unwrap().insert(0, Arc::new(pinned));
+        engine.memories.write().insert(0, Arc::new(pinned));
         assert!(house.seat(7, &engine));
         drop(engine);
         house.leave(7);
         assert!(lets_in.load(Ordering::Relaxed));
-        assert_eq!(lock(&house.desks).open.len(), 0);
+        assert_eq!(house.desks.lock().open.len(), 0);
     }
 }

@@ -5,17 +5,17 @@
 //! ended: the driver then has taken its queues down. A node that hangs is none of these. What reads host memory may be given
 //! up then, since nobody uses that staging again; what writes host memory stays open until it is quiet.
 
-use super::lock;
 use super::ring::{self, Asker, Header, Run};
 use super::shared::SharedFile;
 use super::socket::Ringer;
 use crate::links::Direction;
 use crate::poller::Watch;
 use forebay_transfer::{Completion, LinkOp, Outcome, RegionId};
+use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// How long a node may show no sign of life while it has something to do.
@@ -121,12 +121,12 @@ impl Session {
 
     /// Notes that the node has a region's memory.
     pub fn know(&self, region: RegionId, known: Known) {
-        self.memories.write().unwrap_or_else(PoisonError::into_inner).insert(region, known);
+        self.memories.write().insert(region, known);
     }
 
     /// Forgets a region.
     pub fn forget(&self, region: RegionId) {
-        self.memories.write().unwrap_or_else(PoisonError::into_inner).remove(&region);
+        self.memories.write().remove(&region);
     }
 
     /// The connection is of no more use. Whoever waits for answers is told by the keeper.
@@ -162,7 +162,7 @@ impl Session {
 
     /// The runs of an operation. Pairs that continue each other on both sides become one.
     fn runs(&self, direction: Direction, op: &LinkOp) -> Option<(Vec<Run>, u64)> {
-        let memories = self.memories.read().unwrap_or_else(PoisonError::into_inner);
+        let memories = self.memories.read();
         let (mut runs, mut all_bytes): (Vec<Run>, u64) = (Vec::new(), 0);
         for pair in &op.pairs {
             let (host, staging) = match direction {
@@ -211,7 +211,7 @@ impl Session {
     /// Leaves an operation, which was not asked for because the connection is down, to the keeper.
     pub fn park(&self, done: Completion) {
         self.open.fetch_add(1, Ordering::AcqRel);
-        lock(&self.parked).push(Parked { writes: None, done });
+        self.parked.lock().push(Parked { writes: None, done });
         self.keeper.ring();
     }
 
@@ -220,7 +220,7 @@ impl Session {
     pub fn settle(&self, gone: bool) {
         // Answers come before the word that says that all is quiet.
         let is_quiet = gone || self.header().is_quiet();
-        let mut parked = lock(&self.parked);
+        let mut parked = self.parked.lock();
         let all = parked.drain(..);
         let answered = |(lane, number, _)| self.answer(lane, number).is_some();
         let (over, open) = all.partition(|parked: &Parked| is_quiet || parked.writes.is_none_or(answered));
@@ -265,7 +265,7 @@ impl Request {
             return session.finish(done, outcome);
         }
         let writes = (direction == Direction::DeviceToHost).then_some((lane, number, bytes));
-        lock(&session.parked).push(Parked { writes, done });
+        session.parked.lock().push(Parked { writes, done });
         session.keeper.ring();
     }
 }

@@ -11,9 +11,10 @@ use super::requester::{Operation, Requester};
 use super::socket::{Ready, WakeUp};
 use forebay_transfer::Inbox;
 use forebay_transfer::{Completion, LinkOp, Memory, OpId, Outcome};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Operations up to this length are begun by the thread that posts them: it is held up no longer than a wake-up takes.
@@ -116,12 +117,8 @@ impl AskingEnd {
 
     /// Says whether the flow's own thread is needed.
     fn run_ahead(&self) -> bool {
-        let mut worker = match self.worker.try_lock() {
-            Ok(worker) => worker,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Whoever has it may have looked for messages already.
-            Err(TryLockError::WouldBlock) => return true,
-        };
+        // Whoever has it may have looked for messages already.
+        let Some(mut worker) = self.worker.try_lock() else { return true };
         worker.as_mut().is_none_or(Worker::run_ahead)
     }
 
@@ -130,7 +127,7 @@ impl AskingEnd {
         let broken = self.drive(watch.as_ref()).err().unwrap_or(Broken::Ended);
         // It would keep the connection open.
         drop(watch);
-        let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let worker = self.worker.lock().take();
         if let Some(worker) = worker {
             let handle = worker.handle.clone();
             worker.end(&broken);
@@ -142,7 +139,7 @@ impl AskingEnd {
     fn drive(&self, watch: Option<&Watch>) -> Result<(), Broken> {
         let mut ready = Ready::default();
         loop {
-            let mut held = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut held = self.worker.lock();
             let Some(worker) = held.as_mut() else { return Ok(()) };
             let Some(nap) = worker.step(ready)? else { return Ok(()) };
             ready = match watch {
@@ -284,7 +281,7 @@ impl Worker {
     /// Ends what is under way. First nothing can move any more, then operations end.
     fn end(self, broken: &Broken) {
         let Worker { mut connection, carrier, handle, mut asked, mut called, .. } = self;
-        handle.stats.lock().unwrap_or_else(PoisonError::into_inner).broken = Some(broken.clone());
+        handle.stats.lock().broken = Some(broken.clone());
         carrier.reset();
         connection.role.fail_all(broken);
         for (number, outcome) in connection.role.take_ended() {
@@ -355,7 +352,7 @@ impl Worker {
 
 /// Counts an outcome and tells whoever waits for it.
 fn end(stats: &Mutex<FlowStats>, done: Option<Completion>, outcome: Outcome) {
-    let mut counted = stats.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut counted = stats.lock();
     match &outcome {
         Outcome::Moved { bytes } => {
             counted.done += 1;

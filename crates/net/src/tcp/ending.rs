@@ -1,7 +1,7 @@
 //! How a flow ended, and who wants to know. This file calls each watcher once; it must never know why anybody watches.
 
 use super::connection::Broken;
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 type Watcher = Box<dyn FnOnce(Broken) + Send>;
 
@@ -22,7 +22,7 @@ impl Default for Ending {
 impl Ending {
     /// Calls `watcher` when the flow has ended: later on the flow's thread, or at once on this one.
     pub fn watch(&self, watcher: Watcher) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         let broken = match &mut *state {
             State::Open(watchers) => return watchers.push(watcher),
             State::Over(broken) => broken.clone(),
@@ -33,7 +33,7 @@ impl Ending {
 
     /// The flow has ended. Only the first reason counts.
     pub fn over(&self, broken: &Broken) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         if let State::Over(_) = *state {
             return;
         }
@@ -46,7 +46,7 @@ impl Ending {
 
     /// Why the flow ended, if it has.
     pub fn broken(&self) -> Option<Broken> {
-        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.0.lock() {
             State::Open(_) => None,
             State::Over(broken) => Some(broken.clone()),
         }
@@ -63,13 +63,13 @@ mod tests {
         let (ending, seen) = (Ending::default(), Arc::new(Mutex::new(Vec::new())));
         let watch = |name| {
             let seen = Arc::clone(&seen);
-            ending.watch(Box::new(move |broken| seen.lock().unwrap().push((name, broken))));
+            ending.watch(Box::new(move |broken| seen.lock().push((name, broken))));
         };
         watch("early");
-        assert_eq!((ending.broken(), seen.lock().unwrap().len()), (None, 0));
+        assert_eq!((ending.broken(), seen.lock().len()), (None, 0));
         ending.over(&Broken::Closed);
         ending.over(&Broken::Ended);
         watch("late");
-        assert_eq!(*seen.lock().unwrap(), [("early", Broken::Closed), ("late", Broken::Closed)]);
+        assert_eq!(*seen.lock(), [("early", Broken::Closed), ("late", Broken::Closed)]);
     }
 }

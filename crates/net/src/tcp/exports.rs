@@ -8,11 +8,12 @@ use super::command::{Command, Fault, FaultCode, PeerRegion, Section};
 use super::frame::REGIONS_MAX;
 use super::payload::{Payload, Piece};
 use forebay_transfer::Backing;
+use parking_lot::{RwLock, RwLockReadGuard};
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::ptr::NonNull;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Says which leases live. Asked on the threads of flows, before each piece of an operation, so it must be quick.
@@ -92,7 +93,7 @@ pub(super) type Held<'a> = RwLockReadGuard<'a, bool>;
 impl Export {
     /// `None`: the region was withdrawn, or its memory is not there any more.
     pub fn hold(&self) -> Option<Held<'_>> {
-        let held = self.offered.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.offered.read();
         (*held && self.backing.is_there(0, self.backing.len(), false)).then_some(held)
     }
 }
@@ -123,7 +124,7 @@ impl Exports {
         backing: Arc<dyn Backing>,
         access: Access,
     ) -> Result<PeerRegion, ExportError> {
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write();
         if let Some(export) = table.offered.get(&key) {
             return Err(ExportError::InUse { key, generation: export.region.generation });
         }
@@ -140,16 +141,16 @@ impl Exports {
     /// Ends an offer. When this returns, no flow touches the memory any more; operations that are not through fail.
     /// Says whether the key was offered.
     pub fn withdraw(&self, key: u64) -> bool {
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write();
         let Some(export) = table.offered.remove(&key) else { return false };
         drop(table);
-        *export.offered.write().unwrap_or_else(PoisonError::into_inner) = false;
+        *export.offered.write() = false;
         true
     }
 
     /// Everything that is offered, by key.
     pub fn regions(&self) -> Vec<PeerRegion> {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         let mut regions: Vec<_> = table.offered.values().map(|export| export.region).collect();
         regions.sort_unstable_by_key(|region| region.key);
         regions
@@ -158,7 +159,7 @@ impl Exports {
     /// The memory that an operation names, if all of it is offered for what is wished.
     pub(super) fn resolve(&self, command: &Command, wish: Wish) -> Result<Grant, Fault> {
         let mut found = Vec::with_capacity(command.sections.len());
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         for section in &command.sections {
             let export = table.offered.get(&section.key).ok_or_else(|| Fault {
                 code: FaultCode::UnknownRegion,

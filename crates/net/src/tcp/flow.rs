@@ -16,8 +16,9 @@ use super::socket::Socket;
 use super::tls::{TlsConfig, is_beyond_loopback};
 use forebay_transfer::Inbox;
 use forebay_transfer::{Completion, Link, LinkOp, Memory, OpId, Process};
+use parking_lot::Mutex;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use thiserror::Error;
@@ -303,7 +304,7 @@ impl FlowHandle {
 
     /// What the flow has done so far.
     pub fn stats(&self) -> FlowStats {
-        self.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.stats.lock().clone()
     }
 }
 

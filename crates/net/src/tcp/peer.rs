@@ -6,9 +6,10 @@ use super::exports::Wish;
 use super::payload::{Payload, Piece};
 use super::runs::runs;
 use forebay_transfer::{Closed, LinkOp, Memory, MoverHandle, Place, Refused, RegionId, Span};
+use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 /// Regions of peers that are known to a mover. Shared by all flows, so that each flow to a peer can be a route to the
 /// same regions. Cheap to clone.
@@ -35,7 +36,7 @@ impl PeerRegions {
         lease: u64,
     ) -> Result<RegionId, Closed> {
         let id = mover.register_opaque(place, region.len)?;
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write();
         table.insert(id, Known { region, lease });
         Ok(id)
     }
@@ -44,14 +45,14 @@ impl PeerRegions {
     pub fn unregister(&self, mover: &MoverHandle, region: RegionId) -> Result<Result<(), Refused>, Closed> {
         let unregistered = mover.unregister(region)?;
         if unregistered.is_ok() {
-            self.table.write().unwrap_or_else(PoisonError::into_inner).remove(&region);
+            self.table.write().remove(&region);
         }
         Ok(unregistered)
     }
 
     /// What an operation of the mover asks of the peer, or why it cannot be asked.
     pub(super) fn translate(&self, op: &LinkOp, memory: &Memory) -> Result<Asking, String> {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         let first = op.pairs.first().ok_or("an operation without spans")?;
         let wish = if table.contains_key(&first.from.region) { Wish::Read } else { Wish::Write };
         let (theirs, ours): (Vec<Span>, Vec<Span>) = match wish {

@@ -14,11 +14,12 @@ use super::tls::{SpeaksFor, TlsConfig, is_beyond_loopback};
 use forebay_transfer::LogGate;
 use forebay_transfer::Process;
 use forebay_transfer::listen::{Room, RoomPlace, RoomStat};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -180,7 +181,7 @@ impl TcpServer {
 
     /// What the server has done so far.
     pub fn stats(&self) -> ServerStats {
-        let state = self.shared.state();
+        let state = self.shared.state.lock();
         ServerStats { flows: state.wakes.len(), pending: self.shared.room.stat(), ..state.stats.clone() }
     }
 }
@@ -194,7 +195,7 @@ impl Door {
     pub(crate) fn adopt(&self, carrier: Box<dyn Carrier>) -> bool {
         let open = self.0.upgrade().filter(|shared| !shared.closing.load(Ordering::Acquire));
         let Some(shared) = open else { return false };
-        shared.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(carrier);
+        shared.arrived.lock().push(carrier);
         shared.wake.wake();
         true
     }
@@ -208,7 +209,7 @@ impl Drop for TcpServer {
         }
         self.shared.closing.store(true, Ordering::Release);
         self.shared.wake.wake();
-        self.shared.state().wakes.values().for_each(WakeUp::wake);
+        self.shared.state.lock().wakes.values().for_each(WakeUp::wake);
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has already been printed.
             let _ = thread.join();
@@ -217,12 +218,8 @@ impl Drop for TcpServer {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn take_arrived(&self) -> Vec<Box<dyn Carrier>> {
-        std::mem::take(&mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.arrived.lock())
     }
 
     /// Lets a peer in, or says why not.
@@ -231,8 +228,8 @@ impl Shared {
             let text = "the token is not the one that is asked for".into();
             return Err(Refusal { code: RefusalCode::Token, text });
         }
-        let _nobody_goes = self.coming_and_going.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.state();
+        let _nobody_goes = self.coming_and_going.lock();
+        let mut state = self.state.lock();
         let open: usize = state.flows_of.values().sum();
         if open >= self.options.flows_max {
             let text = format!("{open} flows are open; no more may");
@@ -252,8 +249,8 @@ impl Shared {
 
     /// A connection of a peer that was let in has ended.
     fn forget(&self, peer: Identity) {
-        let _nobody_comes = self.coming_and_going.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.state();
+        let _nobody_comes = self.coming_and_going.lock();
+        let mut state = self.state.lock();
         let Some(flows) = state.flows_of.get_mut(&peer) else { return };
         *flows -= 1;
         if *flows == 0 {
@@ -271,7 +268,7 @@ impl Shared {
             Broken::Tls(_) => RefusalCode::Certificate,
             _ => return,
         };
-        let mut state = self.state();
+        let mut state = self.state.lock();
         *state.stats.refused.entry(code).or_default() += 1;
         let gate = Arc::clone(state.gates.entry(code).or_default());
         drop(state);
@@ -348,7 +345,7 @@ impl Port {
         let place = self.shared.room.enter(&from, move || evict.wake(), is_closing);
         let Some(place) = place.map(Arc::new) else { return Ok(()) };
         self.next += 1;
-        self.shared.state().wakes.insert(number, wake.clone());
+        self.shared.state.lock().wakes.insert(number, wake.clone());
         let visit = Visit { shared: Arc::clone(&self.shared), number, from, place, peer: Arc::default() };
         let spawned =
             std::thread::Builder::new().name("forebay-peer".into()).spawn(move || visit.run(carrier, &wake));
@@ -462,7 +459,7 @@ impl Visit {
                 return Err(evicted.clone());
             }
             shared.admit(hello)?;
-            *peer.lock().unwrap_or_else(PoisonError::into_inner) = Some(hello.from);
+            *peer.lock() = Some(hello.from);
             Ok(())
         })
     }
@@ -470,7 +467,7 @@ impl Visit {
     fn count_faults(&self, responder: &mut Responder) {
         let mut faults = responder.take_faults().peekable();
         if faults.peek().is_some() {
-            let mut state = self.shared.state();
+            let mut state = self.shared.state.lock();
             faults.for_each(|code| *state.stats.faults.entry(code).or_default() += 1);
         }
     }
@@ -478,10 +475,10 @@ impl Visit {
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        let peer = *self.peer.lock().unwrap_or_else(PoisonError::into_inner);
+        let peer = *self.peer.lock();
         if let Some(peer) = peer {
             self.shared.forget(peer);
         }
-        self.shared.state().wakes.remove(&self.number);
+        self.shared.state.lock().wakes.remove(&self.number);
     }
 }

@@ -4,8 +4,9 @@
 use super::connection::Broken;
 use super::frame::{BadFrame, CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, Frame};
 use super::greeting::Identity;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Bytes of replies at most that wait for a peer to take them. What comes on top is refused.
 const REPLY_BYTES_MAX: usize = 8 << 20;
@@ -96,13 +97,9 @@ struct Waiting {
 }
 
 impl Tray {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Says whether the answer goes out as it is.
     fn put(&self, number: u64, answer: Answer) -> bool {
-        let mut waiting = self.lock();
+        let mut waiting = self.state.lock();
         if waiting.closed {
             return false;
         }
@@ -146,7 +143,7 @@ impl Desk {
         }
         self.last_number = number;
         self.unanswered += 1;
-        self.tray.lock().awake = true;
+        self.tray.state.lock().awake = true;
         let reply = Reply { number, tray: Some(Arc::clone(&self.tray)) };
         match closing {
             true => reply.refuse("the node is about to end".into()),
@@ -159,7 +156,7 @@ impl Desk {
     pub fn tell(&mut self, out: &mut Vec<u8>) {
         let before = out.len();
         while out.len() - before < CHUNK_BYTES_MAX as usize {
-            let mut waiting = self.tray.lock();
+            let mut waiting = self.tray.state.lock();
             let Some((number, answer)) = waiting.answers.pop_front() else {
                 waiting.awake = false;
                 return;
@@ -183,7 +180,7 @@ impl Desk {
 
 impl Drop for Desk {
     fn drop(&mut self) {
-        let mut waiting = self.tray.lock();
+        let mut waiting = self.tray.state.lock();
         waiting.closed = true;
         waiting.answers.clear();
     }
@@ -199,7 +196,7 @@ mod tests {
 
     impl Service for Keep {
         fn call(&self, _from: Identity, _body: Vec<u8>, reply: Reply) {
-            self.0.lock().unwrap().push(reply);
+            self.0.lock().push(reply);
         }
 
         fn gone(&self, _from: Identity) {}
@@ -223,11 +220,11 @@ mod tests {
         for number in 1..=3 {
             desk.call(FROM, number, vec![], false).unwrap();
         }
-        keep.0.lock().unwrap().pop().unwrap().send(vec![1]);
+        keep.0.lock().pop().unwrap().send(vec![1]);
         assert_eq!(wakes.load(Ordering::Relaxed), 0, "it looks before it sleeps");
         let mut out = Vec::new();
         desk.tell(&mut out);
-        keep.0.lock().unwrap().clear();
+        keep.0.lock().clear();
         assert_eq!(wakes.load(Ordering::Relaxed), 1);
         assert!(!desk.is_idle());
         desk.tell(&mut out);
@@ -241,16 +238,16 @@ mod tests {
             desk.call(FROM, number, vec![], false).unwrap();
         }
         assert!(desk.call(FROM, 1_000, vec![], false).is_err(), "one call more than may be unanswered");
-        let replies = std::mem::take(&mut *keep.0.lock().unwrap());
+        let replies = std::mem::take(&mut *keep.0.lock());
         let sent = replies.into_iter().map(|reply| reply.try_send(vec![0; CALL_BYTES_MAX as usize]));
         assert_eq!(sent.filter(|sent| *sent).count(), REPLY_BYTES_MAX / CALL_BYTES_MAX as usize);
-        assert!(desk.tray.lock().bytes <= REPLY_BYTES_MAX);
+        assert!(desk.tray.state.lock().bytes <= REPLY_BYTES_MAX);
         let mut out = Vec::new();
         while !desk.is_idle() {
             desk.tell(&mut out);
         }
         assert!(out.len() > REPLY_BYTES_MAX && out.len() < 2 * REPLY_BYTES_MAX, "{}", out.len());
-        assert_eq!(desk.tray.lock().bytes, 0);
+        assert_eq!(desk.tray.state.lock().bytes, 0);
     }
 
     #[test]
@@ -259,7 +256,7 @@ mod tests {
         desk.call(FROM, 1, vec![], false).unwrap();
         desk.tell(&mut Vec::new());
         drop(desk);
-        assert!(!keep.0.lock().unwrap().pop().unwrap().try_send(vec![1]));
+        assert!(!keep.0.lock().pop().unwrap().try_send(vec![1]));
         assert_eq!(wakes.load(Ordering::Relaxed), 0);
     }
 }

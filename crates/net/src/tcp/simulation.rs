@@ -20,11 +20,12 @@ use super::service::{Desk, Reply, Service};
 use super::socket::Ready;
 use forebay_transfer::sim::SplitMix;
 use forebay_transfer::{Backing, HostBuffer, Outcome};
+use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// Draws a number below a bound.
 trait Below {
@@ -74,7 +75,7 @@ struct End {
 impl End {
     /// As a socket: a little room does not count.
     fn ready(&self) -> Ready {
-        let pipe = self.out.lock().unwrap();
+        let pipe = self.out.lock();
         let free = pipe.room - pipe.bytes.len();
         Ready { readable: true, writable: free > pipe.room / 3, reset: false }
     }
@@ -82,7 +83,7 @@ impl End {
 
 impl Wire for End {
     unsafe fn send(&mut self, slices: &[libc::iovec]) -> io::Result<usize> {
-        let mut pipe = self.out.lock().unwrap();
+        let mut pipe = self.out.lock();
         let room = (pipe.room - pipe.bytes.len()).min(1 + self.dice.below(60_000) as usize);
         let mut sent = 0;
         for slice in slices {
@@ -104,7 +105,7 @@ impl Wire for End {
     }
 
     unsafe fn receive(&mut self, slices: &[libc::iovec]) -> io::Result<usize> {
-        let mut pipe = self.back.lock().unwrap();
+        let mut pipe = self.back.lock();
         let most = pipe.bytes.len().min(1 + self.dice.below(60_000) as usize);
         let mut received = 0;
         for slice in slices {
@@ -144,11 +145,11 @@ fn mirrored(body: &[u8]) -> Vec<u8> {
 
 impl Service for Mirror {
     fn call(&self, from: Identity, body: Vec<u8>, reply: Reply) {
-        self.called.lock().unwrap().push((from, body.clone()));
+        self.called.lock().push((from, body.clone()));
         match body.first().map_or(0, |byte| byte % 3) {
             0 => reply.send(mirrored(&body)),
             1 => reply.refuse(format!("{} bytes", body.len())),
-            _ => self.kept.lock().unwrap().push((body, reply)),
+            _ => self.kept.lock().push((body, reply)),
         }
     }
 
@@ -267,7 +268,7 @@ impl World {
             if let Err(broken) = pumped {
                 // As a socket that is reset: what the peer has not received is thrown away.
                 for pipe in [&self.asking_end.out, &self.asking_end.back] {
-                    let mut pipe = pipe.lock().unwrap();
+                    let mut pipe = pipe.lock();
                     pipe.cut_at = Some(pipe.carried);
                     pipe.bytes.clear();
                 }
@@ -293,7 +294,7 @@ impl World {
         let ready = self.owning_end.ready();
         if let Err(broken) = self.owning.pump(self.now_us, &mut self.owning_end, ready) {
             for pipe in [&self.owning_end.out, &self.owning_end.back] {
-                let mut pipe = pipe.lock().unwrap();
+                let mut pipe = pipe.lock();
                 pipe.cut_at = Some(pipe.carried);
             }
             self.owning_broken = Some(broken);
@@ -308,7 +309,7 @@ impl World {
 
     /// Answers the calls that were kept, the last one first.
     fn answer_kept(&self) {
-        let kept = std::mem::take(&mut *self.mirror.kept.lock().unwrap());
+        let kept = std::mem::take(&mut *self.mirror.kept.lock());
         kept.into_iter().rev().for_each(|(body, reply)| reply.send(mirrored(&body)));
     }
 

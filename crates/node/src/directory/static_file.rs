@@ -13,6 +13,7 @@
 use super::record::{check_name, id_of, node_of_name};
 use super::{Directory, DirectoryFaults, DirectoryStat, Holders, NodeRecord, RecordError};
 use forebay_kv::ChunkId;
+use parking_lot::{Mutex, MutexGuard};
 use serde::Deserialize;
 use std::collections::HashSet;
 use std::fs::{File, Metadata};
@@ -20,7 +21,6 @@ use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -132,7 +132,7 @@ impl StaticDirectory {
 
     /// The state, after a look at the file if the last one was a while ago.
     fn state(&self) -> MutexGuard<'_, State> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if state.looked_at.elapsed() >= LOOK_EVERY {
             state.looked_at = Instant::now();
             state.look(&self.path);

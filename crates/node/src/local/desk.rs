@@ -14,10 +14,11 @@ use forebay_kv::ChunkId;
 use forebay_store::admission::gate::PrefillCost;
 use forebay_store::{ChunkShape, Left, Loan, NotCommitted, NotStored, Prompt, TenantId};
 use forebay_transfer::Class;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fd::OwnedFd;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of checksums and places in the answer to a lease at most. Chunks beyond are told one by one.
 const LENT_BYTES_MAX: usize = 4 << 20;
@@ -60,11 +61,7 @@ impl Desk {
 
     /// A panic under the lock leaves what the client holds; it is freed with the rest.
     pub fn session(&self) -> MutexGuard<'_, Session> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn watched(&self) -> MutexGuard<'_, Watched> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+        self.session.lock()
     }
 
     /// Answers from any thread.
@@ -316,14 +313,14 @@ impl Desk {
         if let Err(error) = self.node.tell_who_watches() {
             return self.refuse(asked, Refusal::Limit, error);
         }
-        let mut watched = self.watched();
+        let mut watched = self.watched.lock();
         let absent = watched.watch(ids, |id| self.has(id));
         self.answer(asked, &Answer::Watched(absent));
     }
 
     /// Chunks may have gone; on the store's thread.
     pub fn tell_left(&self, left: Left<'_>) {
-        let mut watched = self.watched();
+        let mut watched = self.watched.lock();
         let gone = watched.take_gone(left, |id| self.has(id));
         for part in gone.chunks(IDS_MAX) {
             self.outbox.put(&Answer::Gone(part.to_vec()).encode(UNASKED));
@@ -333,7 +330,7 @@ impl Desk {
     /// The client watches nothing any more.
     pub fn unwatch(&self) {
         self.watches.store(false, Ordering::Release);
-        self.watched().clear();
+        self.watched.lock().clear();
     }
 
     fn has(&self, id: &ChunkId) -> bool {

@@ -6,10 +6,10 @@
 
 use forebay_client::protocol::frame::Frame;
 use forebay_client::protocol::socket::{WakeUp, send_some};
+use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Mutex, PoisonError};
 
 /// What waits for a client.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Outbox {
     /// Sends a frame, or what there is room for; the rest is the thread's.
     pub fn put(&self, frame: &Frame) {
         let bytes = frame.encode();
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         let rest = match waiting.is_empty() {
             // The thread finds out by itself that the client is gone.
             true => &bytes[send_some(&self.socket, &bytes).unwrap_or(bytes.len())..],
@@ -54,7 +54,7 @@ impl Outbox {
 
     /// Sends what waits, and says whether anything still does. Nothing waits for a client that takes nothing any more.
     pub fn flush(&self) -> bool {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         if !waiting.is_empty() {
             let sent = send_some(&self.socket, waiting.as_slices().0).unwrap_or(waiting.len());
             waiting.drain(..sent);

@@ -2,8 +2,9 @@
 //! requests; it must never know what is asked.
 
 use crate::metrics::{Spans, Trace};
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Requests of a client that are traced at a time at most; those after are not.
 const TRACES_MAX: usize = 64;
@@ -22,15 +23,11 @@ impl Traces {
         Traces { spans, client: client.to_owned(), open: Mutex::default() }
     }
 
-    fn open(&self) -> MutexGuard<'_, HashMap<u64, Trace>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A request that will be answered is taken.
     pub fn begin(&self, number: u64, name: &'static str) {
         let Some(mut trace) = Trace::begin(&self.spans, name) else { return };
         trace.note("client", &self.client);
-        let mut open = self.open();
+        let mut open = self.open.lock();
         if open.len() < TRACES_MAX {
             open.insert(number, trace);
         }
@@ -41,7 +38,7 @@ impl Traces {
         if !self.spans.samples() {
             return;
         }
-        let trace = self.open().remove(&number);
+        let trace = self.open.lock().remove(&number);
         if let (Some(mut trace), Some(why)) = (trace, refused) {
             trace.fail(why);
         }

@@ -19,8 +19,9 @@ pub use push::{Push, PushConfig, PushError};
 pub use spans::{Span, Spans};
 pub use trace::Trace;
 
+use parking_lot::{Mutex, RwLock};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 /// Numbers of one source at most; those after are left out.
 const METRICS_MAX: usize = 10_000;
@@ -126,7 +127,7 @@ impl Metrics {
     /// Asks this source too, from now on. The name is for the count of its faults.
     pub fn add(&self, name: &'static str, source: impl Source + 'static) {
         let named = Named { name, source: Box::new(source), faults: Mutex::default() };
-        self.sources.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(named));
+        self.sources.write().push(Arc::new(named));
     }
 
     /// Spans that wait to be pushed.
@@ -136,10 +137,10 @@ impl Metrics {
 
     /// The numbers of all sources now.
     pub fn gather(&self) -> Vec<Metric> {
-        let sources = self.sources.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let sources = self.sources.read().clone();
         let mut metrics: Vec<Metric> = sources.iter().flat_map(|named| named.collect()).collect();
         metrics.extend(sources.iter().map(|named| {
-            let faults = *named.faults.lock().unwrap_or_else(PoisonError::into_inner);
+            let faults = *named.faults.lock();
             Metric::new(&SOURCE_FAULTS, &[("source", named.name)], faults as f64)
         }));
         metrics
@@ -156,7 +157,7 @@ impl Named {
             metrics
         }));
         collected.unwrap_or_else(|_| {
-            *self.faults.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+            *self.faults.lock() += 1;
             Vec::new()
         })
     }

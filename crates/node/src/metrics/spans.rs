@@ -1,9 +1,9 @@
 //! Spans of sampled transfers, until they are pushed. This file samples and keeps a bounded number; it must never know
 //! what a span is of.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// Spans that wait at most; those after are dropped.
 const SPANS_MAX: usize = 2048;
@@ -58,7 +58,7 @@ impl Spans {
 
     /// Keeps a span until it is pushed, or drops and counts it when too many wait.
     pub fn put(&self, span: Span) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         if waiting.len() < SPANS_MAX {
             waiting.push_back(span);
         } else {
@@ -73,7 +73,7 @@ impl Spans {
 
     /// All that wait.
     pub(super) fn take(&self) -> Vec<Span> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
+        self.waiting.lock().drain(..).collect()
     }
 }
 

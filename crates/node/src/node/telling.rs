@@ -5,16 +5,12 @@ use super::Shared;
 use crate::local::desk::Desk;
 use forebay_store::Left;
 use std::ops::ControlFlow;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 impl Shared {
-    fn telling(&self) -> MutexGuard<'_, bool> {
-        self.telling.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A client watches: from now on the store tells what leaves it, until no client watches any more.
     pub fn tell_who_watches(self: &Arc<Self>) -> std::io::Result<()> {
-        let mut telling = self.telling();
+        let mut telling = self.telling.lock();
         if !*telling {
             let node = Arc::downgrade(self);
             self.store.on_leave(move |left| match node.upgrade() {
@@ -27,7 +23,7 @@ impl Shared {
     }
 
     fn tell_left(&self, left: Left<'_>) -> ControlFlow<()> {
-        let mut telling = self.telling();
+        let mut telling = self.telling.lock();
         let watching: Vec<Arc<Desk>> = self.desks().into_iter().filter(|desk| desk.watches()).collect();
         if watching.is_empty() {
             *telling = false;

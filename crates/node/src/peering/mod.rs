@@ -28,12 +28,13 @@ use forebay_transfer::{MoverHandle, Place};
 use known::Known;
 use lenders::Lenders;
 use owner::{Counter, Owner, OwnerStat};
+use parking_lot::Mutex;
 use pull::Pull;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 use too_long::TooLong;
@@ -248,15 +249,11 @@ impl Peering {
         Ok(unreached.map(line).collect())
     }
 
-    fn met(&self) -> MutexGuard<'_, HashMap<String, SocketAddr>> {
-        self.met.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Tells the agent of nodes that are new in the directory, and to forget those that are gone, in the background.
     fn meet(&self) {
         let listed: HashMap<String, SocketAddr> =
             self.directory.nodes().into_iter().map(|node| (node.name, node.address)).collect();
-        let before = self.met().clone();
+        let before = self.met.lock().clone();
         if before == listed {
             return;
         }
@@ -273,7 +270,7 @@ impl Peering {
                     borrower.greet(name);
                 }
             }
-            *met.lock().unwrap_or_else(PoisonError::into_inner) = listed;
+            *met.lock() = listed;
         });
     }
 
@@ -283,11 +280,11 @@ impl Peering {
             Holders::Said(said) => said,
             Holders::Unknown => {
                 let now_us = self.borrower.mover.now_us();
-                let mut known = self.borrower.known();
+                let mut known = self.borrower.known.lock();
                 return ids.iter().map(|id| known.peers(now_us, tenant, id)).collect();
             }
         };
-        let met = self.met();
+        let met = self.met.lock();
         let nodes = self.directory.nodes().into_iter().filter(|node| met.contains_key(&node.name));
         let names: HashMap<[u8; 16], String> = nodes.map(|node| (node.node, node.name)).collect();
         let names_of =
@@ -332,7 +329,7 @@ impl Peering {
             // A peer that was forgotten a moment ago has nothing.
             let _ = self.agent.call(&peer.name, ask.clone(), LOOK_LIMIT_US, move |reply| {
                 if let Ok(Ok(Told::Has(chunks))) = reply.map(|bytes| Told::decode(&bytes)) {
-                    looking.lock().unwrap_or_else(PoisonError::into_inner).heard(&name, chunks as usize);
+                    looking.lock().heard(&name, chunks as usize);
                 }
             });
         }
@@ -348,9 +345,9 @@ impl Drop for Peering {
             let _ = worker.join();
         }
         // What waits for a pull that was dropped would keep itself alive.
-        let left_over = std::mem::take(&mut *self.borrower.coming());
+        let left_over = std::mem::take(&mut *self.borrower.coming.lock());
         drop(left_over);
-        let left_over = std::mem::take(&mut *self.borrower.lenders());
+        let left_over = std::mem::take(&mut *self.borrower.lenders.lock());
         drop(left_over);
     }
 }
@@ -359,14 +356,14 @@ impl Looking {
     fn heard(&self, peer: &str, chunks: usize) {
         let ids = &self.ids[..chunks.min(self.ids.len())];
         let now_us = self.borrower.mover.now_us();
-        self.borrower.known().note(now_us, self.tenant, ids, peer);
+        self.borrower.known.lock().note(now_us, self.tenant, ids, peer);
     }
 }
 
 impl Drop for Looking {
     fn drop(&mut self) {
         let now_us = self.borrower.mover.now_us();
-        let found = self.borrower.known().prefix(now_us, self.tenant, &self.ids);
+        let found = self.borrower.known.lock().prefix(now_us, self.tenant, &self.ids);
         if let Some(on_found) = self.on_found.take() {
             on_found(found);
         }
@@ -376,7 +373,7 @@ impl Drop for Looking {
 impl Elsewhere for Peering {
     fn look(&self, tenant: TenantId, ids: &[ChunkId], on_found: OnFound) {
         self.meet();
-        let ids = self.borrower.too_long().before(tenant, ids);
+        let ids = self.borrower.too_long.lock().before(tenant, ids);
         if ids.is_empty() {
             return on_found(0);
         }
@@ -387,7 +384,7 @@ impl Elsewhere for Peering {
     }
 
     fn said(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        let ids = self.borrower.too_long().before(tenant, ids);
+        let ids = self.borrower.too_long.lock().before(tenant, ids);
         self.holders(tenant, ids).iter().take_while(|peers| !peers.is_empty()).count()
     }
 
@@ -425,25 +422,9 @@ impl Elsewhere for Peering {
 }
 
 impl Borrower {
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn too_long(&self) -> MutexGuard<'_, TooLong> {
-        self.too_long.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn coming(&self) -> MutexGuard<'_, Coming> {
-        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lenders(&self) -> MutexGuard<'_, Lenders<Pull>> {
-        self.lenders.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A peer was asked and lends nothing, or has its loan back: who waited for that asks.
     pub fn close(&self, peer: &str) {
-        let next = self.lenders().close(peer);
+        let next = self.lenders.lock().close(peer);
         next.into_iter().for_each(Pull::start);
     }
 
@@ -472,7 +453,7 @@ impl Borrower {
 
     /// Waits for the first of `ids`. Says how many of them the caller has to pull: none if somebody else pulls it already.
     fn claim(&self, tenant: TenantId, ids: &[ChunkId], on_end: OnPulled) -> usize {
-        let mut coming = self.coming();
+        let mut coming = self.coming.lock();
         let Some(on_end) = coming.wait_for_end(tenant, &ids[0], on_end) else { return 0 };
         let along = match coming.room() {
             Ok(along) => along.min(BATCH - 1),
@@ -493,7 +474,7 @@ impl Borrower {
 
     /// Does it as soon as a chunk has a slot, or will have none: those that follow it may have one only then.
     pub fn when_placed(&self, tenant: TenantId, id: &ChunkId, job: impl FnOnce() + Send + 'static) {
-        let job = self.coming().wait_for_slot(tenant, id, Box::new(job));
+        let job = self.coming.lock().wait_for_slot(tenant, id, Box::new(job));
         if let Some(job) = job {
             job();
         }
@@ -501,14 +482,14 @@ impl Borrower {
 
     /// A chunk has a slot.
     pub fn placed(&self, tenant: TenantId, id: &ChunkId) {
-        let jobs = self.coming().place(tenant, id);
+        let jobs = self.coming.lock().place(tenant, id);
         jobs.into_iter().for_each(|job| self.later(job));
     }
 
     /// What a peer lent did not come, and is asked for elsewhere.
     pub fn displaced(&self, tenant: TenantId, id: &ChunkId, peer: &str, why: &str) {
         self.counts.retried.fetch_add(1, Ordering::Relaxed);
-        self.coming().displace(tenant, id);
+        self.coming.lock().displace(tenant, id);
         if let Some(before) = self.retried_gate.pass() {
             tracing::warn!(
                 peer,
@@ -530,7 +511,7 @@ impl Borrower {
     }
 
     fn tell(&self, tenant: TenantId, id: &ChunkId, outcome: Result<(), String>) {
-        let waiting = self.coming().end(tenant, id);
+        let waiting = self.coming.lock().end(tenant, id);
         waiting.jobs.into_iter().for_each(|job| self.later(job));
         for on_end in waiting.on_ends {
             let lent =
@@ -542,13 +523,13 @@ impl Borrower {
     /// A peer does not lend what it was said to have.
     pub fn denied(&self, tenant: TenantId, ids: &[ChunkId], peer: &str) {
         self.counts.denied.fetch_add(1, Ordering::Relaxed);
-        let mut known = self.known();
+        let mut known = self.known.lock();
         ids.iter().for_each(|id| known.deny(tenant, id, peer));
     }
 
     /// No slab here holds a chunk: whoever looks for it finds it on no peer.
     pub fn is_too_long(&self, tenant: TenantId, id: &ChunkId) {
-        self.too_long().note(tenant, *id);
+        self.too_long.lock().note(tenant, *id);
     }
 
     /// A peer lent one thing and gave another: it is not believed to have the chunk, and told, so that it looks for itself.
@@ -561,7 +542,7 @@ impl Borrower {
                  ({before} more since the last line)"
             );
         }
-        self.known().deny(tenant, id, peer);
+        self.known.lock().deny(tenant, id, peer);
         let wrong = Ask::Wrong(TenantKey::of(&self.token, tenant), *id).encode();
         // One that does not hear it goes on lending what nobody takes.
         let _ = self.agent().map(|agent| agent.call(peer, wrong, TELL_LIMIT_US, |_| {}));

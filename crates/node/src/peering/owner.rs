@@ -9,9 +9,10 @@ use forebay_kv::ChunkId;
 use forebay_net::{Identity, LeaseTable, LeasedSpan, PeerRegion, Reply, Service};
 use forebay_store::{Lease, Loan, NotBrought, Store, TenantId};
 use forebay_transfer::{Class, MoverHandle};
+use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// How long a chunk may wait for the disk to be lent: others may be served first.
@@ -109,9 +110,10 @@ impl Owner {
 
     /// Waits until nothing is lent, and says how many leases live when the time is over.
     pub fn wait_until_back(&self, until: Instant) -> usize {
-        let left = until.saturating_duration_since(Instant::now());
-        let waited = self.lent.all_back.wait_timeout_while(self.lent.peers(), left, |lent| !lent.is_empty());
-        let all_back = waited.unwrap_or_else(PoisonError::into_inner).0.is_empty();
+        let mut lent = self.lent.peers.lock();
+        self.lent.all_back.wait_while_until(&mut lent, |lent| !lent.is_empty(), until);
+        let all_back = lent.is_empty();
+        drop(lent);
         match self.ground.get() {
             Some((leases, _)) if !all_back => leases.len(),
             _ => 0,
@@ -170,11 +172,7 @@ impl Owner {
     }
 }
 
-impl Lent {
-    fn peers(&self) -> MutexGuard<'_, HashMap<[u8; 16], u64>> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Lent {}
 
 impl Owner {
     /// Has a loan of this peer live on.
@@ -222,7 +220,7 @@ impl Drop for Examining {
 
 impl Gathering {
     fn arrived(&self, chunk: Option<usize>, loan: Option<Loan>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if let Some(place) = chunk.and_then(|chunk| state.loans.get_mut(chunk)) {
             *place = loan;
         }
@@ -251,7 +249,7 @@ impl Gathering {
         let instance = self.from.instance;
         let any = !loans.is_empty();
         let (bytes, others) = {
-            let mut lent = owner.lent.peers();
+            let mut lent = owner.lent.peers.lock();
             let has = lent.entry(instance).or_default();
             let fitting = fitting(&loans, owner.lent_bytes_max.saturating_sub(*has));
             loans.truncate(fitting.0);
@@ -287,7 +285,7 @@ struct Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         self.loans.clear();
-        let mut peers = self.lent.peers();
+        let mut peers = self.lent.peers.lock();
         if let Some(lent) = peers.get_mut(&self.instance) {
             *lent = lent.saturating_sub(self.bytes);
             if *lent == 0 {

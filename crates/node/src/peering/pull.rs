@@ -10,8 +10,9 @@ use forebay_kv::ChunkId;
 use forebay_net::{Agent, PeerRegion, Trouble};
 use forebay_store::{NotCommitted, NotStored, Refused, Reservation, TenantId};
 use forebay_transfer::{Class, End, RegionId, Span, SpanPair, Transfer};
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// How long chunks are borrowed for.
 const LEND_US: u64 = 20_000_000;
@@ -102,14 +103,12 @@ impl Pull {
         let key = TenantKey::of(&self.borrower.token, self.tenant);
         let ask = Ask::Lend(key, LEND_US, self.ids.clone()).encode();
         let Some(agent) = self.borrower.agent() else { return self.fail("the node is shutting down") };
-        let closed = self.borrower.lenders().open(&peer);
+        let closed = self.borrower.lenders.lock().open(&peer);
         let (borrower, lender) = (Arc::clone(&self.borrower), peer.clone());
         let on_late = move |bytes: Vec<u8>| lent_too_late(&borrower, lender, &bytes);
         let waiting = Arc::new(Mutex::new(Some((self, peer.clone()))));
         let answered = Arc::clone(&waiting);
-        let take = |waiting: &Mutex<Option<(Pull, String)>>| {
-            waiting.lock().unwrap_or_else(PoisonError::into_inner).take()
-        };
+        let take = |waiting: &Mutex<Option<(Pull, String)>>| waiting.lock().take();
         let on_reply = move |reply: Result<Vec<u8>, Trouble>| {
             let Some((pull, peer)) = take(&answered) else { return };
             let told = reply.map_err(|why| why.to_string());
@@ -141,7 +140,7 @@ impl Pull {
     fn not_now(mut self, peer: String, closed: u64) {
         self.peers.insert(0, peer.clone());
         let borrower = Arc::clone(&self.borrower);
-        let then = borrower.lenders().not_now(&peer, closed, self);
+        let then = borrower.lenders.lock().not_now(&peer, closed, self);
         match then {
             NotNow::Wait => {}
             NotNow::Again(pulls) => pulls.into_iter().for_each(Pull::start),
@@ -163,7 +162,7 @@ impl Pull {
         let Pull { tenant, class, deadline_us, is_repeated, .. } = *self;
         let trace = None;
         let rest = Pull { borrower, tenant, ids, parent, class, deadline_us, peers, is_repeated, trace };
-        self.borrower.lenders().wait(peer, rest);
+        self.borrower.lenders.lock().wait(peer, rest);
     }
 
     fn fail(mut self, why: &str) {

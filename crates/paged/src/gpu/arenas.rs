@@ -6,7 +6,8 @@ use forebay_client::NodeArena;
 use forebay_cuda::device::Device;
 use forebay_cuda::pinned::PinnedBehind;
 use forebay_transfer::Backing;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
 
 /// An arena is pinned in so many pieces, so that threads share the work and a first load waits for its piece only; within limits:
 /// few chunks are cut, and huge pages stay whole.
@@ -39,7 +40,7 @@ impl Arenas {
     /// An arena, which begins to be pinned if it is new. It is let go of when its node is gone and nothing uses it: the host may
     /// not have room for the next node's beside it. Unpinning is not waited for.
     pub fn of(&self, arena: &Arc<NodeArena>) -> Result<Arc<PinnedBehind>, NotCopied> {
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         let found = known.iter().find(|known| std::ptr::eq(known.arena.as_ptr(), Arc::as_ptr(arena)));
         if let Some(found) = found {
             return Ok(Arc::clone(&found.pinned));
@@ -54,7 +55,7 @@ impl Arenas {
         let all = Arc::downgrade(&self.known);
         arena.when_gone(Box::new(move || {
             if let Some(all) = all.upgrade() {
-                lock(&all).retain(|known| known.arena.strong_count() > 0);
+                all.lock().retain(|known| known.arena.strong_count() > 0);
             }
         }));
         Ok(pinned)
@@ -62,11 +63,7 @@ impl Arenas {
 
     /// Unpins all of them, and waits until that is done. Nothing is under way there any more.
     pub fn close(&self) {
-        let known = std::mem::take(&mut *lock(&self.known));
+        let known = std::mem::take(&mut *self.known.lock());
         known.iter().for_each(|known| known.pinned.close());
     }
-}
-
-fn lock(known: &Mutex<Vec<Known>>) -> MutexGuard<'_, Vec<Known>> {
-    known.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,7 +8,8 @@ use super::stalls::Stalls;
 use crate::cache::CacheShape;
 use crate::copies::{Batch, Direction, Job, NotCopied, OnCopied};
 use forebay_cuda::device::Event;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A job, as the connector has it.
@@ -62,7 +63,7 @@ impl Job for CudaJob {
             batch.pieces.iter().map(|piece| (piece.arena_offset, piece.bytes)).collect();
         let part_bytes = inner.gpu.part_bytes(inner.direction);
         let parts = cut(inner, layer, batch, &pinned, part_bytes, on_copied);
-        if let Some((unposted, _)) = inner.lock().layers.get_mut(layer as usize) {
+        if let Some((unposted, _)) = inner.state.lock().layers.get_mut(layer as usize) {
             *unposted += parts.len();
         }
         let own = Arc::clone(inner);
@@ -77,25 +78,25 @@ impl Job for CudaJob {
     }
 
     fn come(&self, layer: u32, stream: u64) -> Result<bool, NotCopied> {
-        self.0.gpu.open_stall(stream, layer, &mut self.0.stalls())?;
+        self.0.gpu.open_stall(stream, layer, &mut self.0.stalls.lock())?;
         Ok(true)
     }
 
     fn follow(&self, layer: u32, stream: u64) -> Result<bool, NotCopied> {
         let inner = &self.0;
         let held = {
-            let mut state = inner.lock();
+            let mut state = inner.state.lock();
             state.may_go = true;
             std::mem::take(&mut state.held)
         };
         inner.gpu.add(inner.direction, held);
         let last = inner.when_posted(layer)?;
-        inner.gpu.close_stall(stream, layer, last, &mut inner.stalls())?;
+        inner.gpu.close_stall(stream, layer, last, &mut inner.stalls.lock())?;
         Ok(true)
     }
 
     fn stalls(&self) -> Vec<(u32, Duration)> {
-        self.0.gpu.take_stalls(&mut self.0.stalls())
+        self.0.gpu.take_stalls(&mut self.0.stalls.lock())
     }
 }
 
@@ -123,11 +124,11 @@ impl Inner {
 
     /// Waits until all parts of a layer are on their way or never will be. Gives the event behind the last one.
     fn when_posted(&self, layer: u32) -> Result<Option<Arc<Event>>, NotCopied> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             match state.layers.get(layer as usize) {
                 Some((0, last)) => return Ok(last.clone()),
-                Some(_) => state = self.posted.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(_) => self.posted.wait(&mut state),
                 None => return Err(NotCopied(format!("there is no layer {layer}"))),
             }
         }
@@ -135,7 +136,7 @@ impl Inner {
 
     /// A part of a layer is on its way, up to an event; or never will be.
     pub fn note(&self, layer: u32, event: Option<Arc<Event>>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some((unposted, last)) = state.layers.get_mut(layer as usize) {
             *unposted -= 1;
             if event.is_some() {
@@ -148,7 +149,7 @@ impl Inner {
 
     /// Adds parts whose memory is pinned.
     fn add(self: &Arc<Self>, parts: Vec<Part>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.may_go && self.after().is_none() {
             state.may_go = true;
         }
@@ -167,7 +168,7 @@ impl Inner {
 
     /// The engine's stream has come to where the job began, or never will.
     fn go(&self, begun: Result<(), NotCopied>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.may_go = true;
         let held = std::mem::take(&mut state.held);
         drop(state);
@@ -178,13 +179,5 @@ impl Inner {
                 part.end(Err(why.clone()));
             }),
         }
-    }
-
-    fn stalls(&self) -> MutexGuard<'_, Stalls> {
-        self.stalls.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -23,10 +23,11 @@ use forebay_cuda::remote::NodeRelays;
 use forebay_cuda::{Copier, CopierOptions};
 use forebay_transfer::RegionId;
 use job::CudaJob;
+use parking_lot::Mutex;
 use part::Part;
 use queue::{Queue, Room};
 use stalls::{Marks, Stalls};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Batches of one load that may be on their way: each is a layer, and the courier takes what it can carry.
@@ -203,7 +204,7 @@ impl Gpu {
         if parts.is_empty() {
             return;
         }
-        let mut queue = self.lane(direction).queue();
+        let mut queue = self.lane(direction).queue.lock();
         for part in parts {
             let bytes = part.bytes;
             queue.push(part, bytes);
@@ -223,7 +224,7 @@ impl Gpu {
     fn room(&self, direction: Direction) -> Room {
         match direction {
             Direction::Load => LOAD_ROOM,
-            Direction::Store if self.loads.queue().is_idle() => STORE_ROOM,
+            Direction::Store if self.loads.queue.lock().is_idle() => STORE_ROOM,
             Direction::Store => YIELDING_ROOM,
         }
     }
@@ -233,7 +234,7 @@ impl Gpu {
         let lane = self.lane(direction);
         loop {
             let room = self.room(direction);
-            let Some((part, bytes)) = lane.queue().next(room) else { return };
+            let Some((part, bytes)) = lane.queue.lock().next(room) else { return };
             if !self.post(lane, part, bytes) {
                 return;
             }
@@ -254,7 +255,7 @@ impl Gpu {
         };
         let Sent::Queued(queued) = sent else {
             // By itself: `drop_part` takes the lock as well.
-            let later = lane.queue().later(part, bytes);
+            let later = lane.queue.lock().later(part, bytes);
             return match later {
                 Ok(again) => again,
                 Err(part) => {
@@ -276,7 +277,7 @@ impl Gpu {
         lane.ends.when_passed(event, Box::new(on_passed));
         // Last: from here on another thread may post. Events are noted and waited for in the order of the lane, or a layer's
         // last event would be that of an earlier part.
-        lane.queue().posted();
+        lane.queue.lock().posted();
         true
     }
 
@@ -297,7 +298,7 @@ impl Gpu {
 
     /// A part that was taken ends without having been on its way.
     fn drop_part(&self, lane: &Lane, part: Part, bytes: u64, why: NotCopied) {
-        let mut queue = lane.queue();
+        let mut queue = lane.queue.lock();
         queue.posted();
         queue.ended(bytes);
         drop(queue);
@@ -314,9 +315,9 @@ impl Gpu {
             self.copier.chains().settle(&lane.courier);
         }
         part.end(outcome.map_err(failed));
-        lane.queue().ended(bytes);
+        lane.queue.lock().ended(bytes);
         self.pump(direction);
-        if direction == Direction::Load && lane.queue().is_idle() {
+        if direction == Direction::Load && lane.queue.lock().is_idle() {
             self.pump(Direction::Store);
         }
     }
@@ -331,11 +332,7 @@ impl Gpu {
     }
 }
 
-impl Lane {
-    fn queue(&self) -> MutexGuard<'_, Queue<Part>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Lane {}
 
 impl Drop for Gpu {
     fn drop(&mut self) {

@@ -9,8 +9,9 @@ use forebay_cuda::chain::BATCH_PIECES_MAX;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::pinned::PinnedBehind;
 use forebay_transfer::Backing;
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// A part of a batch.
 #[derive(Debug)]
@@ -44,20 +45,20 @@ impl Part {
     pub fn end(self, outcome: Result<(), NotCopied>) {
         match outcome {
             Ok(()) => drop(self.whole.missing.fetch_sub(1, Ordering::AcqRel)),
-            Err(why) => drop(lock(&self.whole.failed).get_or_insert(why)),
+            Err(why) => drop(self.whole.failed.lock().get_or_insert(why)),
         }
     }
 }
 
 impl Drop for Whole {
     fn drop(&mut self) {
-        let failed = lock(&self.failed).take();
+        let failed = self.failed.lock().take();
         let outcome = match (failed, *self.missing.get_mut()) {
             (Some(why), _) => Err(why),
             (None, 0) => Ok(()),
             (None, _) => Err(NotCopied("it was given up".into())),
         };
-        if let Some(on_copied) = lock(&self.on_copied).take() {
+        if let Some(on_copied) = self.on_copied.lock().take() {
             on_copied(outcome);
         }
     }
@@ -67,10 +68,6 @@ impl std::fmt::Debug for Whole {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Whole").field("missing", &self.missing).finish_non_exhaustive()
     }
-}
-
-fn lock<T>(held: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Cuts a batch into parts of at most `part_bytes`, or one piece.

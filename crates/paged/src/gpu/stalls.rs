@@ -7,7 +7,8 @@
 
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, abi::StreamHandle};
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A stream goes on some microseconds after what it waits for. Less than this is no stall.
@@ -30,12 +31,12 @@ struct Stall {
 
 impl Marks {
     fn take(&self, device: &Arc<Device>) -> Result<Event, CudaError> {
-        let spare = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let spare = self.0.lock().pop();
         spare.map_or_else(|| Event::with_time(device), Ok)
     }
 
     fn give_back(&self, mark: Event) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(mark);
+        self.0.lock().push(mark);
     }
 }
 

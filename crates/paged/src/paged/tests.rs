@@ -34,13 +34,13 @@ impl Front {
         let front = Front(Arc::default());
         for _ in 0..chunks {
             let taken = front.clone();
-            engine.paged.shared.brings.enter(move |place| taken.0.lock().unwrap().push_back(place));
+            engine.paged.shared.brings.enter(move |place| taken.0.lock().push_back(place));
         }
         front
     }
 
     fn leave(&self) {
-        let place = self.0.lock().unwrap().pop_front();
+        let place = self.0.lock().pop_front();
         assert!(place.is_some());
         drop(place);
     }

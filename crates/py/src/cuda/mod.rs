@@ -9,13 +9,13 @@ pub use pinned::{PinnedBuffer, PinnedPool};
 
 use crate::errors::ForebayError;
 use forebay_cuda::driver::Driver;
+use parking_lot::Mutex;
 use pyo3::{PyErr, PyResult};
-use std::sync::{Mutex, PoisonError};
 
 /// The driver, loaded once for the whole process. Where there is none, it is looked for again the next time.
 fn driver() -> PyResult<&'static Driver> {
     static DRIVER: Mutex<Option<&'static Driver>> = Mutex::new(None);
-    let mut known = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = DRIVER.lock();
     match *known {
         Some(driver) => Ok(driver),
         None => Ok(known.insert(Driver::load().map_err(failed)?)),

@@ -7,12 +7,12 @@ use crate::process::Own;
 use forebay_cuda::device::Device;
 use forebay_cuda::pinned::{self, PinError, PoolConfig};
 use forebay_transfer::Backing;
+use parking_lot::{Mutex, MutexGuard};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::ffi::c_int;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Pinned host memory that is kept when it is given back.
 #[pyclass(frozen, module = "forebay.cuda")]
@@ -154,7 +154,7 @@ impl PinnedBuffer {
 
 impl PinnedBuffer {
     fn lock(&self) -> PyResult<MutexGuard<'_, Lent>> {
-        Ok(self.lent.get()?.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(self.lent.get()?.lock())
     }
 }
 

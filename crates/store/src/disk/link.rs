@@ -15,9 +15,10 @@ use forebay_transfer::{
     Backing, Closed, Completion, Link, LinkOp, Memory, MoverHandle, Outcome, Place, Process, Refused,
     RegionId,
 };
+use parking_lot::{Mutex, RwLock};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use thiserror::Error;
 
@@ -224,7 +225,7 @@ impl DiskHandle {
     ) -> Result<RegionId, DiskError> {
         self.file.check_extent(base, len)?;
         let region = mover.register_opaque(place, len)?;
-        let mut regions = self.shared.regions.write().unwrap_or_else(PoisonError::into_inner);
+        let mut regions = self.shared.regions.write();
         regions.map(region, Extent { base, len });
         Ok(region)
     }
@@ -233,7 +234,7 @@ impl DiskHandle {
     pub fn unregister(&self, mover: &MoverHandle, region: RegionId) -> Result<Result<(), Refused>, Closed> {
         let unregistered = mover.unregister(region)?;
         if unregistered.is_ok() {
-            self.shared.regions.write().unwrap_or_else(PoisonError::into_inner).unmap(region);
+            self.shared.regions.write().unmap(region);
         }
         Ok(unregistered)
     }
@@ -267,7 +268,7 @@ impl DiskHandle {
 
     /// What the link has done so far.
     pub fn stats(&self) -> DiskStats {
-        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.shared.stats.lock()
     }
 }
 

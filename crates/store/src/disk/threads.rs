@@ -3,10 +3,11 @@
 
 use super::kernel::{Action, Completed, Kernel, Request};
 use forebay_transfer::Waker;
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// Threads of a link at most; deeper queues gain little from blocking calls.
@@ -60,14 +61,14 @@ impl Threads {
 // which first work off what is queued.
 unsafe impl Kernel for Threads {
     unsafe fn start(&mut self, key: u64, request: Request) {
-        self.shared.lock().requests.push_back((key, request));
+        self.shared.state.lock().requests.push_back((key, request));
         self.shared.requested.notify_one();
     }
 
     fn wait(&mut self, completed: &mut Vec<Completed>) -> io::Result<()> {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         while state.completed.is_empty() && !state.woken {
-            state = self.shared.completed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.shared.completed.wait(&mut state);
         }
         state.woken = false;
         completed.append(&mut state.completed);
@@ -77,7 +78,7 @@ unsafe impl Kernel for Threads {
     fn waker(&self) -> Waker {
         let shared = Arc::clone(&self.shared);
         Arc::new(move || {
-            shared.lock().woken = true;
+            shared.state.lock().woken = true;
             shared.completed.notify_one();
         })
     }
@@ -89,7 +90,7 @@ unsafe impl Kernel for Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        self.shared.lock().closed = true;
+        self.shared.state.lock().closed = true;
         self.shared.requested.notify_all();
         for thread in self.threads.drain(..) {
             // The threads run nothing that can panic.
@@ -99,14 +100,10 @@ impl Drop for Threads {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn work(&self, file: &OwnedFd) {
         while let Some((key, request)) = self.next_request() {
             let result = perform(file, &request);
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.completed.push(Completed { key, result });
             if state.completed.len() == 1 {
                 self.completed.notify_one();
@@ -116,7 +113,7 @@ impl Shared {
 
     /// Waits for a request. `None` once the kernel is closed and nothing is queued.
     fn next_request(&self) -> Option<(u64, Request)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some(request) = state.requests.pop_front() {
                 return Some(request);
@@ -124,7 +121,7 @@ impl Shared {
             if state.closed {
                 return None;
             }
-            state = self.requested.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.requested.wait(&mut state);
         }
     }
 }

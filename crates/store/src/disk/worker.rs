@@ -8,10 +8,11 @@ use super::regions::Regions;
 use super::stats::DiskStats;
 use forebay_transfer::Inbox;
 use forebay_transfer::{Backing, Completion, LinkOp, Memory, Outcome};
+use parking_lot::{Mutex, RwLock};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// Pause after a wait that failed.
@@ -119,7 +120,7 @@ impl Worker {
             }
             Message::Op(op, memory, done) => {
                 let mut plan = self.flights.spare_plan();
-                let regions = self.shared.regions.read().unwrap_or_else(PoisonError::into_inner);
+                let regions = self.shared.regions.read();
                 let planned = regions.plan(&op, &memory, self.io_bytes_max, &mut plan);
                 drop(regions);
                 match planned {
@@ -149,7 +150,7 @@ impl Worker {
         let mut any = false;
         while let Some((waiter, end)) = self.flights.next_ended() {
             if !std::mem::replace(&mut any, true) {
-                *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.flights.stats;
+                *self.shared.stats.lock() = self.flights.stats;
             }
             match (waiter, end) {
                 (Waiter::Sync(callers), end) => self.synced(callers, end.map(|_| ())),

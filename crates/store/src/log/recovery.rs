@@ -22,9 +22,9 @@ use super::format::superblock::{Current, NotOpened, Superblock};
 use super::medium::Medium;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 const PAGE: usize = PAGE_BYTES;
 
@@ -276,7 +276,7 @@ pub(super) fn read_segments(
                         // The receiver lives until all senders are gone.
                         Ok((found, counts)) => drop(sender.send((turn, found, counts))),
                         Err(error) => {
-                            *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                            *failure.lock() = Some(error);
                             return;
                         }
                     }
@@ -286,7 +286,7 @@ pub(super) fn read_segments(
             if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, read) {
                 if number == 0 {
                     let none = NotOpened::NoThread { error: error.to_string() };
-                    *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(none);
+                    *failure.lock() = Some(none);
                 }
                 break;
             }
@@ -305,7 +305,7 @@ pub(super) fn read_segments(
             }
         }
     });
-    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    failure.into_inner().map_or(Ok(()), Err)
 }
 
 struct Reader<'a> {

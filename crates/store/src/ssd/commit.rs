@@ -4,9 +4,10 @@
 
 use super::shared::{OpenVolume, Shared};
 use crate::log::{Commit, Medium, Pages};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Commits that may fail in a row before nothing more is written to the volume.
@@ -80,7 +81,7 @@ impl Committer {
         if !pending && !urgent {
             return;
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let is_new = state.due_us.is_none() || (urgent && !state.urgent);
         state.due_us.get_or_insert(now_us.saturating_add(self.interval_us));
         state.urgent |= urgent;
@@ -92,31 +93,31 @@ impl Committer {
 
     /// A write failed.
     pub fn note_failed_write(&self) {
-        self.lock().look_at_disk = true;
+        self.state.lock().look_at_disk = true;
         self.wake.notify_one();
     }
 
     /// Has the committer take its next turn now, for chores that came up.
     pub fn hurry(&self) {
-        self.lock().urgent = true;
+        self.state.lock().urgent = true;
         self.wake.notify_one();
     }
 
     /// Has the committer look at the clock again.
     pub fn look_again(&self) {
         // With the lock, so that a committer that is about to sleep is not missed.
-        drop(self.lock());
+        drop(self.state.lock());
         self.wake.notify_one();
     }
 
     /// Asks for a commit and sleeps until one that began after this call has ended.
     pub fn flush(&self) -> Result<(), String> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.asked += 1;
         let mine = state.asked;
         self.wake.notify_one();
         while state.ended < mine && !state.stopped {
-            state = self.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.done.wait(&mut state);
         }
         match &state.failed {
             Some((failed, error)) if *failed >= mine => Err(error.clone()),
@@ -127,16 +128,12 @@ impl Committer {
 
     /// Has the committer end after what it is doing.
     pub fn stop(&self) {
-        self.lock().stop = true;
+        self.state.lock().stop = true;
         self.wake.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        self.progress.lock()
     }
 }
 
@@ -169,7 +166,7 @@ pub(super) fn run(shared: &Arc<Shared>, number: usize) {
             volume.committer.hurry();
         }
     }
-    let mut state = volume.committer.lock();
+    let mut state = volume.committer.state.lock();
     state.stopped = true;
     drop(state);
     volume.committer.done.notify_all();
@@ -178,7 +175,7 @@ pub(super) fn run(shared: &Arc<Shared>, number: usize) {
 impl Committer {
     /// Sleeps until there is something to do, or returns nothing if the committer is to end.
     fn next_turn(&self, shared: &Shared, watch_at_us: u64) -> Option<Turn> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if state.stop {
                 return None;
@@ -204,12 +201,12 @@ impl Committer {
             };
             let wake_us = [commit_at_us, staging_us].into_iter().flatten().fold(watch_at_us, u64::min);
             let timeout = Duration::from_micros(wake_us.saturating_sub(now_us).max(1));
-            state = self.wake.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0;
+            self.wake.wait_for(&mut state, timeout);
         }
     }
 
     fn end_turn(&self, now_us: u64, asked: u64, ended: io::Result<()>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.ended = asked;
         match ended {
             Ok(()) => {

@@ -1,9 +1,10 @@
 //! The threads that verify, copy and tell: work that is too long for the mover's thread. This file knows threads and
 //! closures; it must never know what is done in one.
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Threads at most: CRC-32C of one thread keeps up with several disks.
 const THREADS_MAX: usize = 4;
@@ -44,7 +45,7 @@ impl Crew {
 
     /// Has a thread run `job`. The number of jobs is bounded by what submits them: operations that were admitted.
     pub fn run(&self, job: impl FnOnce() + Send + 'static) {
-        let mut state = self.queue.lock();
+        let mut state = self.queue.state.lock();
         state.jobs.push_back(Box::new(job));
         if state.idle > 0 {
             drop(state);
@@ -55,16 +56,12 @@ impl Crew {
 
 impl Drop for Crew {
     fn drop(&mut self) {
-        self.queue.lock().ended = true;
+        self.queue.state.lock().ended = true;
         self.queue.wake.notify_all();
     }
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn work(&self) {
         while let Some(job) = self.next() {
             // A callback that panics has been reported by then, and the others are not to suffer for it.
@@ -73,7 +70,7 @@ impl Queue {
     }
 
     fn next(&self) -> Option<Job> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 return Some(job);
@@ -82,7 +79,7 @@ impl Queue {
                 return None;
             }
             state.idle += 1;
-            state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.wake.wait(&mut state);
             state.idle -= 1;
         }
     }
@@ -90,7 +87,7 @@ impl Queue {
 
 impl std::fmt::Debug for Queue {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let state = self.lock();
+        let state = self.state.lock();
         out.debug_struct("Queue").field("jobs", &state.jobs.len()).field("idle", &state.idle).finish()
     }
 }

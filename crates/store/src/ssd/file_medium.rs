@@ -5,12 +5,12 @@ use super::error::SsdError;
 use crate::disk::DiskError;
 use crate::log::{Medium, PAGE_BYTES, VolumeSpace};
 use forebay_transfer::{Backing, HostBuffer};
+use parking_lot::Mutex;
 use rustix::fs::{self, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::{self as system, Errno};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes that go through the scratch buffer at a time, for callers whose memory is not aligned.
 const SCRATCH_BYTES: usize = 1 << 20;
@@ -103,10 +103,6 @@ impl FileMedium {
         self.is_file
     }
 
-    fn scratch(&self) -> MutexGuard<'_, HostBuffer> {
-        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reads into memory that is aligned as direct I/O needs it.
     fn read_aligned(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
@@ -160,7 +156,7 @@ impl Medium for FileMedium {
         if is_aligned(buffer) {
             return self.read_aligned(offset, buffer);
         }
-        let mut scratch = self.scratch();
+        let mut scratch = self.scratch.lock();
         let mut offset = offset;
         for part in buffer.chunks_mut(SCRATCH_BYTES) {
             let aligned = &mut bytes_of(&mut scratch)[..part.len()];
@@ -176,7 +172,7 @@ impl Medium for FileMedium {
         if is_aligned(bytes) {
             return self.write_aligned(offset, bytes);
         }
-        let mut scratch = self.scratch();
+        let mut scratch = self.scratch.lock();
         let mut offset = offset;
         for part in bytes.chunks(SCRATCH_BYTES) {
             let aligned = &mut bytes_of(&mut scratch)[..part.len()];

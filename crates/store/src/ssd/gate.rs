@@ -1,7 +1,8 @@
 //! Who is inside: operations under way, how many there may be, and the wait until the last one has left. This file counts;
 //! it must never know what an operation does.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 
 /// Lets operations in until it is closed.
 #[derive(Debug)]
@@ -35,7 +36,7 @@ impl Gate {
     }
 
     pub fn enter(self: &Arc<Gate>) -> Result<Pass, NotIn> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match (state.closed, state.inside < self.limit) {
             (true, _) => Err(NotIn::Closed),
             (false, false) => Err(NotIn::Full),
@@ -48,25 +49,21 @@ impl Gate {
 
     /// Lets nobody in from now on.
     pub fn close(&self) {
-        self.lock().closed = true;
+        self.state.lock().closed = true;
     }
 
     /// Sleeps until nobody is inside.
     pub fn wait_until_empty(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.inside > 0 {
-            state = self.left.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.left.wait(&mut state);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         state.inside -= 1;
         if state.closed && state.inside == 0 {
             self.0.left.notify_all();
@@ -92,6 +89,6 @@ mod tests {
             });
             gate.wait_until_empty();
         });
-        assert_eq!(gate.lock().inside, 0);
+        assert_eq!(gate.state.lock().inside, 0);
     }
 }

@@ -43,11 +43,12 @@ use crew::Crew;
 use forebay_kv::ChunkId;
 use forebay_transfer::{Arena, Pages};
 use forebay_transfer::{Backing, LinkSpec, MoverHandle, Place, RouteSpec};
+use parking_lot::Mutex;
 use pool::Pool;
 use shared::{OpenVolume, Shared};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// Chunks that may be written at a time.
@@ -150,7 +151,7 @@ impl Ssd {
                 .name("forebay-commit".into())
                 .spawn(move || commit::run(&shared, number))
                 .map_err(system("starting a committer"))?;
-            owner.threads().push(committer);
+            owner.committers.lock().push(committer);
         }
         Ok(Ssd { owner: Arc::new(owner) })
     }
@@ -260,13 +261,9 @@ impl Ssd {
 }
 
 impl Owner {
-    fn threads(&self) -> std::sync::MutexGuard<'_, Vec<JoinHandle<()>>> {
-        self.committers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn end_committers(&self) {
         self.shared.volumes.iter().for_each(|volume| volume.committer.stop());
-        for committer in self.threads().drain(..) {
+        for committer in self.committers.lock().drain(..) {
             // A panic of the thread has already been printed; there is nobody left to tell.
             let _ = committer.join();
         }

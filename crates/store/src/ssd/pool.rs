@@ -4,9 +4,10 @@
 use super::staging::{Block, FreeSpace};
 use crate::lost::bytes_in;
 use forebay_transfer::{Backing, RegionId, Span};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Why nothing was staged.
@@ -114,7 +115,7 @@ impl Pool {
         deadline_us: Option<u64>,
         on_ready: impl FnOnce(Result<Vec<Held>, NotStaged>) + Send + 'static,
     ) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match self.blocks_now(&mut state, &lengths) {
             Ok(Some(blocks)) => {
                 drop(state);
@@ -154,12 +155,12 @@ impl Pool {
 
     /// When the first deadline of those who wait is.
     pub fn next_deadline_us(&self) -> Option<u64> {
-        self.lock().waiting.iter().filter_map(|waiter| waiter.deadline_us).min()
+        self.state.lock().waiting.iter().filter_map(|waiter| waiter.deadline_us).min()
     }
 
     /// Sends away those whose deadline has passed.
     pub fn expire(self: &Arc<Pool>, now_us: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let is_late = |waiter: &Waiter| waiter.deadline_us.is_some_and(|deadline_us| deadline_us <= now_us);
         if !state.waiting.iter().any(is_late) {
             return;
@@ -175,7 +176,7 @@ impl Pool {
 
     /// Sends everybody away, now and from now on.
     pub fn close(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.closed = true;
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
@@ -184,7 +185,7 @@ impl Pool {
 
     /// Bytes that were lost are touched by nobody any more.
     pub fn quiet(self: &Arc<Pool>, spans: &[Span]) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for span in spans.iter().filter(|span| span.region == self.region) {
             state.quiet(span);
         }
@@ -193,7 +194,7 @@ impl Pool {
     }
 
     pub fn usage(&self) -> StagingUse {
-        let state = self.lock();
+        let state = self.state.lock();
         let capacity_bytes = self.memory.len() as u64;
         StagingUse {
             capacity_bytes,
@@ -208,7 +209,7 @@ impl Pool {
     /// Serves those who wait, in their order, as far as there is room.
     fn serve(self: &Arc<Pool>) {
         loop {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             let Some(first) = state.waiting.front() else { return };
             let lengths = first.lengths.clone();
             let Some(blocks) = state.space.take_all(&lengths) else { return };
@@ -223,17 +224,13 @@ impl Pool {
     }
 
     fn give_back(self: &Arc<Pool>, block: Block) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.space.give_back(block);
         let somebody_waits = !state.waiting.is_empty();
         drop(state);
         if somebody_waits {
             self.serve();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -288,7 +285,7 @@ impl Held {
         if bytes > 0 {
             let mut held = self;
             let block = std::mem::replace(&mut held.block, Block { offset: 0, bytes: 0 });
-            held.pool.lock().lost.insert(block.offset, Lost { block, bytes });
+            held.pool.state.lock().lost.insert(block.offset, Lost { block, bytes });
         }
     }
 }

@@ -13,8 +13,9 @@ use crate::disk::DiskHandle;
 use crate::log::{Carry, CarryEnd, DiskTier, Medium, OnDisk};
 use crate::lost::bytes_in;
 use forebay_transfer::{End, MoverHandle, RegionId, Span};
+use parking_lot::Mutex;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Chunks that are carried forward at a time.
 const CARRIES_MAX: usize = 4;
@@ -104,14 +105,14 @@ impl Shared {
 
     /// Looks at the tier.
     pub fn look<R>(&self, at: impl FnOnce(&DiskTier) -> R) -> R {
-        at(&self.core().tier)
+        at(&self.core.lock().tier)
     }
 
     /// Changes the tier, wakes the committers that have something to do, and begins to carry chunks forward if room is
     /// needed.
     pub fn change<R>(self: &Arc<Self>, act: impl FnOnce(&mut DiskTier, u64) -> R) -> R {
         let now_us = self.now_us();
-        let mut core = self.core();
+        let mut core = self.core.lock();
         let result = act(&mut core.tier, now_us);
         let carries = core.next_carries(now_us);
         for (number, volume) in self.volumes.iter().enumerate() {
@@ -126,7 +127,7 @@ impl Shared {
     /// A chunk is not being carried forward any more.
     pub fn end_carry(self: &Arc<Self>, carry: Carry, end: CarryEnd) {
         let now_us = self.now_us();
-        let mut core = self.core();
+        let mut core = self.core.lock();
         core.carries -= 1;
         if matches!(end, CarryEnd::Failed { .. }) {
             core.carry_at_us = now_us + CARRY_REST_US;
@@ -138,7 +139,7 @@ impl Shared {
     /// Changes the tier on behalf of a committer, which looks by itself for what follows.
     pub fn change_quietly<R>(&self, act: impl FnOnce(&mut DiskTier, u64) -> R) -> R {
         let now_us = self.now_us();
-        act(&mut self.core().tier, now_us)
+        act(&mut self.core.lock().tier, now_us)
     }
 
     /// `range` of the slot as a span of its volume's region.
@@ -181,11 +182,6 @@ impl Shared {
             staging: self.staging.usage(),
             volumes: self.volumes.iter().map(OpenVolume::stat).collect(),
         }
-    }
-
-    /// A thread that panicked holding the lock did so on a broken invariant of the tier, which its own checks find again.
-    fn core(&self) -> MutexGuard<'_, Core> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -12,8 +12,9 @@ use crate::stat::Refused;
 use crate::tenant::TenantId;
 use crate::tier::Begun;
 use forebay_kv::ChunkId;
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The disk below.
 #[derive(Debug)]
@@ -69,23 +70,19 @@ impl Disk {
         }
     }
 
-    fn counts(&self) -> MutexGuard<'_, Counts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn count_hits(&self, memory: usize, disk: usize) {
-        let hits = &mut self.counts().hits;
+        let hits = &mut self.counts.lock().hits;
         hits.memory += memory as u64;
         hits.disk += disk as u64;
     }
 
     pub fn count_bad_copy(&self) {
-        self.counts().bad_copies += 1;
+        self.counts.lock().bad_copies += 1;
     }
 
     fn stat(&self) -> DiskSideStat {
         let (gate, write_back, ssd) = (self.reads.stat(), self.write_back.stat(), self.ssd.stat());
-        let Counts { hits, promotions, bad_copies } = *self.counts();
+        let Counts { hits, promotions, bad_copies } = *self.counts.lock();
         DiskSideStat { hits, gate, write_back, promotions, bad_copies, ssd }
     }
 }
@@ -102,12 +99,12 @@ impl Store {
     /// which chunks are used again; those of them that memory has and the disk has not are offered once more. To be called once for
     /// each request, as early as may be: it may wait long before it loads.
     pub fn used(&self, tenant: TenantId, ids: &[ChunkId], chunk_bytes: u64) {
-        self.shared.tier().used(tenant, ids);
+        self.shared.tier.lock().used(tenant, ids);
         let Some(disk) = self.shared.open_disk() else { return };
         let chain: Vec<Chunk> =
             ids.iter().map(|id| Chunk { key: ChunkKey::from(id), bytes: chunk_bytes }).collect();
         disk.write_back.used(&chain);
-        let in_memory = self.shared.tier().lookup(ids);
+        let in_memory = self.shared.tier.lock().lookup(ids);
         let on_disk = disk.ssd.lookup(&ids[..in_memory]);
         let dirty = (on_disk..in_memory).map(|at| {
             let parent = at.checked_sub(1).map(|before| ids[before]);
@@ -155,8 +152,8 @@ impl Shared {
         shape: &ChunkShape,
     ) -> Result<Begun, Refused> {
         let on_disk = |id: &ChunkId| self.open_disk().is_some_and(|disk| disk.ssd.contains(id));
-        let parent = parent.filter(|parent| self.tier().takes_below(parent) || !on_disk(parent));
-        self.tier().begin_write(self.now_us(), tenant, id, parent, shape)
+        let parent = parent.filter(|parent| self.tier.lock().takes_below(parent) || !on_disk(parent));
+        self.tier.lock().begin_write(self.now_us(), tenant, id, parent, shape)
     }
 
     /// The same in the place of whoever writes the chunk now, who finds it deleted: how long that takes, and whether it ends well, is
@@ -172,7 +169,7 @@ impl Shared {
         if !matches!(begun, Err(Refused::BeingWritten)) {
             return begun;
         }
-        self.tier().delete(tenant, std::slice::from_ref(id));
+        self.tier.lock().delete(tenant, std::slice::from_ref(id));
         self.begin_write(tenant, id, parent, shape)
     }
 
@@ -185,7 +182,7 @@ impl Shared {
 
     pub(super) fn count_promotion(&self, counter: impl FnOnce(&mut PromotionStat) -> &mut u64) {
         if let Some(disk) = &self.disk {
-            *counter(&mut disk.counts().promotions) += 1;
+            *counter(&mut disk.counts.lock().promotions) += 1;
         }
     }
 }

@@ -7,7 +7,8 @@ use super::{Lease, Shared, Store, promote};
 use crate::ssd::{NotRead, Staged, Want};
 use crate::store::lease::{DiskSums, OnDisk};
 use forebay_transfer::{Class, End, Failure, Reason, Refused, SpanPair, SubmitError, Transfer};
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 type OnEnd = Box<dyn FnOnce(End) + Send>;
 
@@ -150,7 +151,7 @@ fn pair_up(load: &Load, staged: &Staged, pairs: &mut Vec<SpanPair>) -> Result<()
 }
 
 fn call(on_end: &Mutex<Option<OnEnd>>, end: End) {
-    let on_end = on_end.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let on_end = on_end.lock().take();
     if let Some(on_end) = on_end {
         on_end(end);
     }

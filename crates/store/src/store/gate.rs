@@ -6,7 +6,8 @@
 use super::{Lease, Shared, Store};
 use crate::admission::MeasuredRate;
 use crate::admission::gate::{Decision, PrefillCost, Prefix, Source, StoredChunk, choose};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// What a disk is expected to read in a microsecond as long as nothing is known. It is believed no longer than a read or
 /// two take, so that what is measured counts at once.
@@ -73,7 +74,7 @@ impl Store {
         let chunk = StoredChunk { tokens: prompt.chunk_tokens, bytes: prompt.chunk_bytes, source: 0 };
         let tokens = |chunks: usize| prompt.chunk_tokens.saturating_mul(chunks as u32);
         let new_tokens = prompt.tokens.saturating_sub(tokens(lease.len()) as usize);
-        let mut reads = disk.reads.state();
+        let mut reads = disk.reads.0.lock();
         let prefix = Prefix {
             held_tokens: tokens(held),
             chunks: &vec![chunk; on_disk],
@@ -99,13 +100,8 @@ impl Reads {
         Reads(Mutex::new(State { rate, under_way: 0, queued_bytes: 0, since_us: 0, stat }))
     }
 
-    /// A panic under the lock leaves numbers that are as good as before.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn stat(&self) -> GateStat {
-        self.state().stat
+        self.0.lock().stat
     }
 }
 
@@ -141,7 +137,7 @@ impl Reading {
     pub fn begin(shared: &Arc<Shared>, bytes: u64) -> Reading {
         let reading = Reading { shared: Arc::clone(shared), bytes, read_bytes: 0 };
         if let Some(disk) = &shared.disk {
-            disk.reads.state().begun(shared.now_us(), bytes);
+            disk.reads.0.lock().begun(shared.now_us(), bytes);
         }
         reading
     }
@@ -155,7 +151,7 @@ impl Reading {
 impl Drop for Reading {
     fn drop(&mut self) {
         if let Some(disk) = &self.shared.disk {
-            disk.reads.state().ended(self.shared.now_us(), self.bytes, self.read_bytes);
+            disk.reads.0.lock().ended(self.shared.now_us(), self.bytes, self.read_bytes);
         }
     }
 }
@@ -165,21 +161,21 @@ mod tests {
     use super::*;
 
     fn rate(reads: &Reads, now_us: u64) -> f64 {
-        reads.state().source(now_us).bytes_per_us
+        reads.0.lock().source(now_us).bytes_per_us
     }
 
     #[test]
     fn reads_side_by_side_share_the_time_that_they_take() {
         let reads = Reads::new();
-        let mut state = reads.state();
+        let mut state = reads.0.lock();
         (0..4).for_each(|_| state.begun(0, 100_000_000));
         assert_eq!(state.source(0).queued_bytes, 400_000_000);
         (0..4).for_each(|_| state.ended(1_000_000, 100_000_000, 100_000_000));
         drop(state);
         assert!((rate(&reads, 1_000_000) - 400.0).abs() < 1.0, "not 100: {}", rate(&reads, 1_000_000));
-        assert_eq!(reads.state().source(0).queued_bytes, 0);
+        assert_eq!(reads.0.lock().source(0).queued_bytes, 0);
         // Nothing was read in the minute after.
-        reads.state().begun(61_000_000, 1);
+        reads.0.lock().begun(61_000_000, 1);
         assert!(rate(&reads, 61_000_000) > 400.0);
     }
 
@@ -187,9 +183,9 @@ mod tests {
     fn a_disk_that_hangs_or_fails_is_slow_and_is_tried_again_when_that_is_forgotten() {
         let reads = Reads::new();
         assert_eq!(rate(&reads, 0), EXPECTED_BYTES_PER_US);
-        reads.state().begun(0, 1_000_000);
+        reads.0.lock().begun(0, 1_000_000);
         assert!(rate(&reads, 10_000_000) < 1.0, "it hangs");
-        reads.state().ended(10_000_000, 1_000_000, 0);
+        reads.0.lock().ended(10_000_000, 1_000_000, 0);
         assert!(rate(&reads, 10_000_000) < 1.0, "it failed");
         assert!(rate(&reads, 300_000_000) > 900.0, "it is forgotten");
     }

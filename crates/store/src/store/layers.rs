@@ -9,7 +9,8 @@ use crate::tenant::TenantId;
 use crate::tier::{Begun, Write};
 use forebay_kv::ChunkId;
 use forebay_transfer::{Class, End, Span, Transfer};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// Takes in the layers of a chunk, the first one first. Dropped before it was given the last one, it gives the chunk up.
 #[derive(Debug)]
@@ -102,13 +103,9 @@ impl ChunkWriter {
 }
 
 impl Open {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Where a layer of so many bytes goes.
     fn extent(&self, layer: usize, bytes: u64) -> Result<Span, ShapeError> {
-        let state = self.state();
+        let state = self.state.lock();
         let extent = state.write.as_ref().and_then(|write| {
             let extent = write.shape().layer(layer)?;
             Some(write.offset_bytes() + extent.start..write.offset_bytes() + extent.end)
@@ -135,14 +132,14 @@ impl Open {
             let _ = sealer.send(Box::new(move || on_end(self.seal(layer, &source, bytes))));
             return;
         }
-        self.state().lost_bytes += self.shared.lost_bytes(&end);
+        self.state.lock().lost_bytes += self.shared.lost_bytes(&end);
         drop(self);
         on_end(LayerEnd::Failed(end));
     }
 
     /// Takes the checksum of a layer, and with the last one makes the chunk visible.
     fn seal(&self, layer: usize, source: &[Span], bytes: u64) -> LayerEnd {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let sum = state.write.as_ref().and_then(|write| self.shared.sum_of(write, layer, source));
         if let Some(slot) = state.sums.get_mut(layer) {
             *slot = sum;
@@ -160,9 +157,9 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         if let Some(write) = state.write.take() {
-            self.shared.tier().abort(self.shared.now_us(), write, state.lost_bytes);
+            self.shared.tier.lock().abort(self.shared.now_us(), write, state.lost_bytes);
         }
     }
 }

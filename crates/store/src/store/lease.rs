@@ -7,8 +7,9 @@ use crate::ssd::DiskLease;
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// The right to load the chunks of a prefix until it expires, is released or dropped. The chunks stay where they are as
 /// long. The first [`in_memory`](Lease::in_memory) of them are read from memory, the others from disk.
@@ -50,7 +51,7 @@ impl Store {
     /// The same for those who only keep chunks for others: it is no hit.
     pub fn hold(&self, tenant: TenantId, ids: &[ChunkId], ttl_us: u64) -> Lease {
         let shared = Arc::clone(&self.shared);
-        let granted = shared.tier().lease(shared.now_us(), tenant, ids, ttl_us);
+        let granted = shared.tier.lock().lease(shared.now_us(), tenant, ids, ttl_us);
         let (id, in_memory) = granted.map_or((None, 0), |(id, chunks)| (Some(id), chunks));
         let disk = shared.open_disk().and_then(|disk| {
             let lease = disk.ssd.lease(tenant, &ids[in_memory..], ttl_us);
@@ -80,7 +81,7 @@ impl Lease {
     pub fn renew(&self, ttl_us: u64) -> Result<(), Unreadable> {
         if let Some(id) = self.id {
             let now_us = self.shared.now_us();
-            self.shared.tier().renew(now_us, id, ttl_us)?;
+            self.shared.tier.lock().renew(now_us, id, ttl_us)?;
         }
         match &self.disk {
             Some(disk) => disk.lease.renew(ttl_us),
@@ -120,11 +121,11 @@ impl OnDisk {
 
 impl DiskSums {
     pub fn note(&self, chunk: usize, layer: usize, sum: u32, bytes: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert((chunk, layer), (sum, bytes));
+        self.0.lock().insert((chunk, layer), (sum, bytes));
     }
 
     pub fn get(&self, chunk: usize, layer: usize) -> Option<(u32, u64)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&(chunk, layer)).copied()
+        self.0.lock().get(&(chunk, layer)).copied()
     }
 }
 
@@ -132,7 +133,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(id) = self.id {
             let now_us = self.shared.now_us();
-            self.shared.tier().release(now_us, id);
+            self.shared.tier.lock().release(now_us, id);
         }
     }
 }

@@ -17,9 +17,10 @@ use crate::tenant::TenantId;
 use crate::tier::{Read, ReadEnd};
 use forebay_kv::ChunkId;
 use forebay_transfer::{Backing, Class, RegionId, Span};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use thiserror::Error;
 
 /// A chunk that lies still in the arena until this is dropped.
@@ -84,7 +85,8 @@ impl Store {
                 shared.lend_named(part.tenant, &id).ok_or(Unreadable::Gone { chunk })
             }
             None => {
-                let (read, sums) = shared.tier().begin_lend(shared.now_us(), lease.memory_id()?, chunk)?;
+                let (read, sums) =
+                    shared.tier.lock().begin_lend(shared.now_us(), lease.memory_id()?, chunk)?;
                 Ok(Loan { shared: Arc::clone(shared), read: Some(read), sums })
             }
         }
@@ -164,7 +166,7 @@ impl Loan {
         };
         let intact = (0..shape.layers()).map(sum).eq(self.sums.iter().copied().map(Some));
         if !intact {
-            self.shared.tier().drop_found_corrupt(&read.chunk);
+            self.shared.tier.lock().drop_found_corrupt(&read.chunk);
         }
         intact
     }
@@ -180,14 +182,14 @@ impl Loan {
 impl Drop for Loan {
     fn drop(&mut self) {
         if let Some(read) = self.read.take() {
-            self.shared.tier().end_read(self.shared.now_us(), read, ReadEnd::Done);
+            self.shared.tier.lock().end_read(self.shared.now_us(), read, ReadEnd::Done);
         }
     }
 }
 
 impl Shared {
     fn lend_named(self: &Arc<Self>, tenant: TenantId, id: &ChunkId) -> Option<Loan> {
-        let (read, sums) = self.tier().begin_copy(self.now_us(), tenant, id)?;
+        let (read, sums) = self.tier.lock().begin_copy(self.now_us(), tenant, id)?;
         Some(Loan { shared: Arc::clone(self), read: Some(read), sums })
     }
 
@@ -233,14 +235,10 @@ impl Wish {
 }
 
 impl Arrivals {
-    fn table(&self) -> MutexGuard<'_, HashMap<ChunkId, Vec<Waiting>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// These wait for a chunk. Says how soon they want it if nobody else waits, so that the caller has to bring it.
     fn join(&self, id: ChunkId, mut those: Vec<Waiting>) -> Option<Wish> {
         let wish = those.iter().map(|waiting| waiting.wish).reduce(Wish::and);
-        let mut table = self.table();
+        let mut table = self.0.lock();
         let waiting = table.entry(id).or_default();
         let wish = wish.filter(|_| waiting.is_empty());
         waiting.append(&mut those);
@@ -250,7 +248,7 @@ impl Arrivals {
 
 impl std::fmt::Debug for Arrivals {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Arrivals").field("chunks", &self.table().len()).finish()
+        f.debug_struct("Arrivals").field("chunks", &self.0.lock().len()).finish()
     }
 }
 
@@ -312,7 +310,7 @@ impl Arrival {
 
 impl Drop for Arrival {
     fn drop(&mut self) {
-        let mut waiting = self.shared.arrivals.table().remove(&self.name.id).unwrap_or_default();
+        let mut waiting = self.shared.arrivals.0.lock().remove(&self.name.id).unwrap_or_default();
         let patient = self.patient(&mut waiting);
         if !patient.is_empty() {
             self.again(patient);

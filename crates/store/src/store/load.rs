@@ -192,7 +192,7 @@ impl Store {
         let shared = &self.shared;
         match (&shared.disk, lease.memory_id()) {
             (Some(disk), _) if lease.on_disk(chunk).is_some() => disk.count_bad_copy(),
-            (_, Ok(id)) => shared.tier().drop_corrupt(shared.now_us(), id, chunk),
+            (_, Ok(id)) => shared.tier.lock().drop_corrupt(shared.now_us(), id, chunk),
             (_, Err(_)) => {}
         }
         Err(NotVerified::Corrupt { chunk, layer, stored, found })
@@ -202,7 +202,7 @@ impl Store {
     fn sum(&self, lease: &Lease, chunk: usize, layer: usize) -> Result<(u32, u64), Unreadable> {
         match lease.on_disk(chunk) {
             Some((disk, place)) => disk.sums.get(place, layer).ok_or(Unreadable::Outside { chunk, layer }),
-            None => self.shared.tier().sum(self.shared.now_us(), lease.memory_id()?, chunk, layer),
+            None => self.shared.tier.lock().sum(self.shared.now_us(), lease.memory_id()?, chunk, layer),
         }
     }
 }
@@ -212,7 +212,7 @@ impl Outgoing {
     /// target.
     fn add(&mut self, lease: &Lease, load: &Load, pairs: &mut Vec<SpanPair>) -> Result<(), NotLoaded> {
         let shared = &self.shared;
-        let read = shared.tier().begin_read(shared.now_us(), lease.memory_id()?, load.chunk)?;
+        let read = shared.tier.lock().begin_read(shared.now_us(), lease.memory_id()?, load.chunk)?;
         let arena = shared.arena;
         self.reads.push(read);
         let Some(read) = self.reads.last() else { return Ok(()) };
@@ -235,7 +235,7 @@ impl Outgoing {
                 End::Done { .. } => ReadEnd::Done,
                 _ => ReadEnd::Failed { lost_bytes: self.shared.lost_bytes_in(end, &extent) },
             };
-            self.shared.tier().end_read(self.shared.now_us(), read, ended);
+            self.shared.tier.lock().end_read(self.shared.now_us(), read, ended);
         }
     }
 }
@@ -243,7 +243,7 @@ impl Outgoing {
 impl Drop for Outgoing {
     fn drop(&mut self) {
         for read in std::mem::take(&mut self.reads) {
-            self.shared.tier().end_read(self.shared.now_us(), read, ReadEnd::Done);
+            self.shared.tier.lock().end_read(self.shared.now_us(), read, ReadEnd::Done);
         }
     }
 }

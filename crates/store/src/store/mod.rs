@@ -41,9 +41,10 @@ use disk::Disk;
 use forebay_kv::ChunkId;
 use forebay_transfer::{Arena, ArenaError, Pages};
 use forebay_transfer::{Backing, Closed, End, MoverHandle, Place, RegionId, Span};
+use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use thiserror::Error;
 use write_back::WriteBack;
 
@@ -198,14 +199,14 @@ impl Store {
 
     /// The same, told apart: how many are in memory, and how many of those behind them are on disk.
     pub fn locate(&self, ids: &[ChunkId]) -> (usize, usize) {
-        let in_memory = self.shared.tier().lookup(ids);
+        let in_memory = self.shared.tier.lock().lookup(ids);
         (in_memory, self.shared.open_disk().map_or(0, |disk| disk.ssd.lookup(&ids[in_memory..])))
     }
 
     /// Keeps the longest prefix that is here from being evicted until it is unpinned, and says how long it is. A chunk is
     /// kept in memory or, if it is not there, on disk.
     pub fn pin(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        let in_memory = self.shared.tier().pin(tenant, ids);
+        let in_memory = self.shared.tier.lock().pin(tenant, ids);
         in_memory + self.shared.open_disk().map_or(0, |disk| disk.ssd.pin(tenant, &ids[in_memory..]))
     }
 
@@ -213,7 +214,7 @@ impl Store {
     pub fn unpin(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
         self.count_in_either(
             ids,
-            |ids| self.shared.tier().unpin(tenant, ids),
+            |ids| self.shared.tier.lock().unpin(tenant, ids),
             |ssd, ids| ssd.unpin(tenant, ids),
         )
     }
@@ -223,7 +224,7 @@ impl Store {
     pub fn delete(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
         self.count_in_either(
             ids,
-            |ids| self.shared.tier().delete(tenant, ids),
+            |ids| self.shared.tier.lock().delete(tenant, ids),
             |ssd, ids| ssd.delete(tenant, ids),
         )
     }
@@ -245,7 +246,7 @@ impl Store {
 
     /// All counters of the memory tier.
     pub fn stat(&self) -> Stat {
-        self.shared.tier().stat()
+        self.shared.tier.lock().stat()
     }
 
     /// Which pages the arena got.
@@ -255,11 +256,6 @@ impl Store {
 }
 
 impl Shared {
-    /// A thread that panicked holding the lock did so on a broken invariant of the tier, which its own checks find again.
-    fn tier(&self) -> MutexGuard<'_, MemoryTier> {
-        self.tier.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn now_us(&self) -> u64 {
         self.mover.now_us()
     }
@@ -280,7 +276,7 @@ impl Shared {
     }
 
     fn quiet(&self, spans: &[Span]) {
-        let mut tier = self.tier();
+        let mut tier = self.tier.lock();
         for span in self.in_arena(spans) {
             tier.quiet(span.offset, span.len);
         }

@@ -111,12 +111,12 @@ impl Promotion {
         }
         let Some(write) = self.write.take() else { return };
         let shared = &self.shared;
-        let visible = shared.tier().commit(shared.now_us(), write, &self.sums).is_ok();
+        let visible = shared.tier.lock().commit(shared.now_us(), write, &self.sums).is_ok();
         let Name { tenant, id, .. } = self.name;
         // Whoever deleted it meanwhile cannot have found it in memory before it was there.
         let deleted = shared.disk.as_ref().is_some_and(|disk| !disk.ssd.contains(&id));
         if visible && deleted {
-            shared.tier().delete(tenant, &[id]);
+            shared.tier.lock().delete(tenant, &[id]);
         }
         let there = visible && !deleted;
         shared.count_promotion(|stat| if there { &mut stat.promoted } else { &mut stat.failed });
@@ -127,7 +127,7 @@ impl Promotion {
 
     fn abort(&mut self, lost_bytes: u64) {
         if let Some(write) = self.write.take() {
-            self.shared.tier().abort(self.shared.now_us(), write, lost_bytes);
+            self.shared.tier.lock().abort(self.shared.now_us(), write, lost_bytes);
             self.shared.count_promotion(|stat| &mut stat.failed);
         }
         if let Some(on_end) = self.on_end.take() {

@@ -106,7 +106,7 @@ impl Reservation {
         let extent = self.offset_bytes()..self.offset_bytes() + self.shape().bytes();
         let lost_bytes = self.shared.lost_bytes_in(end, &extent);
         if let Some(write) = self.write.take() {
-            self.shared.tier().abort(self.shared.now_us(), write, lost_bytes);
+            self.shared.tier.lock().abort(self.shared.now_us(), write, lost_bytes);
         }
     }
 
@@ -121,7 +121,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if let Some(write) = self.write.take() {
-            self.shared.tier().abort(self.shared.now_us(), write, 0);
+            self.shared.tier.lock().abort(self.shared.now_us(), write, 0);
         }
     }
 }

@@ -119,7 +119,7 @@ impl Shared {
 
     /// Makes a chunk visible, and offers it to the disk. Says whether it is.
     pub(super) fn commit(&self, write: Write, sums: &[u32], dirty: Dirty) -> bool {
-        let visible = self.tier().commit(self.now_us(), write, sums).is_ok();
+        let visible = self.tier.lock().commit(self.now_us(), write, sums).is_ok();
         if visible {
             self.offer_to_disk(dirty);
         }
@@ -143,7 +143,7 @@ impl Incoming {
 
     fn abort(&mut self, lost_bytes: u64) {
         if let Some(write) = self.write.take() {
-            self.shared.tier().abort(self.shared.now_us(), write, lost_bytes);
+            self.shared.tier.lock().abort(self.shared.now_us(), write, lost_bytes);
         }
     }
 

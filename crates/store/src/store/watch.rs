@@ -101,7 +101,7 @@ impl Watch {
     fn begin(shared: &Arc<Shared>) -> Watch {
         static KEYS: AtomicU64 = AtomicU64::new(0);
         let (key, (bell, rings)) = (KEYS.fetch_add(1, Ordering::Relaxed), channel());
-        shared.tier().changes.watch(key, bell.clone());
+        shared.tier.lock().changes.watch(key, bell.clone());
         if let Some(disk) = &shared.disk {
             disk.ssd.watch(key, bell);
         }
@@ -115,7 +115,7 @@ impl Watch {
         // Both tiers may have rung. A ring that comes later than this is for what comes later too.
         while self.rings.try_recv().is_ok() {}
         let shared = self.shared.upgrade()?;
-        let mut names = shared.tier().changes.take(self.key);
+        let mut names = shared.tier.lock().changes.take(self.key);
         if let Some(disk) = &shared.disk {
             let more = disk.ssd.take_changes(self.key);
             names.ids.extend(more.ids);
@@ -130,7 +130,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let Some(shared) = self.shared.upgrade() else { return };
-        shared.tier().changes.unwatch(self.key);
+        shared.tier.lock().changes.unwatch(self.key);
         if let Some(disk) = &shared.disk {
             disk.ssd.unwatch(self.key);
         }
@@ -139,12 +139,12 @@ impl Drop for Watch {
 
 impl Shared {
     fn has(&self, id: &ChunkId) -> bool {
-        self.tier().contains(id) || self.open_disk().is_some_and(|disk| disk.ssd.contains(id))
+        self.tier.lock().contains(id) || self.open_disk().is_some_and(|disk| disk.ssd.contains(id))
     }
 
     fn all(&self) -> Vec<ChunkId> {
         let mut all: HashSet<ChunkId> = {
-            let tier = self.tier();
+            let tier = self.tier.lock();
             tier.resident_rows().map(|row| *tier.id_of(row)).collect()
         };
         if let Some(disk) = &self.disk {
@@ -160,7 +160,7 @@ mod tests {
     use crate::{ChunkShape, TenantId, TierConfig};
     use forebay_transfer::Pages;
     use forebay_transfer::{Limits, MoverThread, Place};
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
     use std::sync::mpsc::channel;
     use std::time::Instant;
 
@@ -188,7 +188,7 @@ mod tests {
         let told: Arc<Mutex<HashSet<ChunkId>>> = Arc::default();
         let (kept, (go, may_go)) = (Arc::clone(&told), channel::<()>());
         let listener = move |changed: Changed<'_>| {
-            let mut kept = kept.lock().unwrap();
+            let mut kept = kept.lock();
             match changed {
                 Changed::All(all) => *kept = all.iter().copied().collect(),
                 Changed::Some { added, removed } => {
@@ -204,13 +204,13 @@ mod tests {
         let eventually = |numbers: &[usize]| {
             let wanted: HashSet<ChunkId> = numbers.iter().map(|number| id(*number)).collect();
             let since = Instant::now();
-            while *told.lock().unwrap() != wanted {
-                assert!(since.elapsed() < Duration::from_secs(30), "{:?}", told.lock().unwrap().len());
+            while *told.lock() != wanted {
+                assert!(since.elapsed() < Duration::from_secs(30), "{:?}", told.lock().len());
                 std::thread::sleep(Duration::from_millis(5));
             }
         };
         eventually(&[0]);
-        (10..10 + (1 << 20)).for_each(|number| store.shared.tier().changes.note(&id(number)));
+        (10..10 + (1 << 20)).for_each(|number| store.shared.tier.lock().changes.note(&id(number)));
         store.delete(TENANT, &[id(0)]);
         put(1);
         drop(go);

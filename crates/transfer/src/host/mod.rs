@@ -6,10 +6,11 @@ mod pieces;
 
 use crate::{Completion, Link, LinkOp, MIN_LOT_BYTES, Memory, Outcome, Process};
 use copy::Kernel;
+use parking_lot::{Condvar, Mutex};
 use pieces::Piece;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// Threads of a link at most.
@@ -162,12 +163,16 @@ impl Queue {
         let lot = Lot { pieces, bytes, kernel, uncopied_bytes: bytes.into(), done: Some(done).into() };
         let handout =
             Handout { lot: Arc::new(lot), next: Position::default(), rest_bytes: bytes, share_bytes };
-        self.lock().lots.push_back(handout);
-        if bytes > share_bytes { self.posted.notify_all() } else { self.posted.notify_one() }
+        self.state.lock().lots.push_back(handout);
+        if bytes > share_bytes {
+            self.posted.notify_all();
+        } else {
+            self.posted.notify_one();
+        }
     }
 
     fn close(&self) {
-        self.lock().closed = true;
+        self.state.lock().closed = true;
         self.posted.notify_all();
     }
 
@@ -180,7 +185,7 @@ impl Queue {
 
     /// The next share of the oldest lot: where it starts and how long it is.
     fn next_share(&self) -> Option<(Arc<Lot>, Position, u64)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some(handout) = state.lots.front_mut() {
                 let share = handout.take();
@@ -192,13 +197,8 @@ impl Queue {
             if state.closed {
                 return None;
             }
-            state = self.posted.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.posted.wait(&mut state);
         }
-    }
-
-    /// A thread that panicked holding the lock left the queue whole: shares are taken in one step.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -247,7 +247,7 @@ impl Lot {
         self.kernel.fence();
         // Release, so that whoever finishes the lot has seen every share's bytes before.
         if self.uncopied_bytes.fetch_sub(bytes, Ordering::AcqRel) == bytes {
-            let done = self.done.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let done = self.done.lock().take();
             if let Some(done) = done {
                 done.finish(Outcome::Moved { bytes: self.bytes });
             }

@@ -3,10 +3,11 @@
 
 use super::pending::{Entry, Pending};
 use crate::LogGate;
+use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A listener looks this often whether it is to end while it waits for a place.
@@ -69,7 +70,7 @@ impl<S: Eq + Hash + Clone> Room<S> {
 
     /// What it shows.
     pub fn stat(&self) -> RoomStat {
-        let pending = self.state().pending.len();
+        let pending = self.state.lock().pending.len();
         RoomStat { pending, evicted: self.evicted.load(Ordering::Relaxed) }
     }
 
@@ -81,7 +82,7 @@ impl<S: Eq + Hash + Clone> Room<S> {
         evict: impl FnOnce() + Send + 'static,
     ) -> Result<RoomPlace<S>, Duration> {
         let now_us = self.epoch.elapsed().as_micros() as u64;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let (number, evicted) = match state.pending.enter(source.clone(), now_us) {
             Entry::Placed { number, evicted } => (number, evicted),
             Entry::Full { until_us } => return Err(Duration::from_micros(until_us.saturating_sub(now_us))),
@@ -114,9 +115,9 @@ impl<S: Eq + Hash + Clone> Room<S> {
                 Ok(place) => return Some(place),
                 Err(wait) => {
                     let wait = wait.clamp(Duration::from_micros(100), LOOK_EVERY);
-                    let state = self.state();
+                    let mut state = self.state.lock();
                     if state.pending.len() >= self.places {
-                        drop(self.left.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner));
+                        self.left.wait_for(&mut state, wait);
                     }
                 }
             }
@@ -126,17 +127,13 @@ impl<S: Eq + Hash + Clone> Room<S> {
 
     /// Everybody loses their place: the listener ends.
     pub fn clear(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let evicts: Vec<(u64, Evict)> = state.evicts.drain().collect();
         evicts.iter().for_each(|(number, _)| {
             state.pending.leave(*number);
         });
         drop(state);
         evicts.into_iter().for_each(|(_, evict)| evict());
-    }
-
-    fn state(&self) -> MutexGuard<'_, State<S>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn count_evicted(&self) {
@@ -159,7 +156,7 @@ impl<S: Eq + Hash> RoomPlace<S> {
 
     /// The connection has authenticated and leaves the room; it cannot lose its place any more. `false`: it had before.
     pub fn leave(&self) -> bool {
-        let mut state = self.room.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.room.state.lock();
         let here = state.pending.leave(self.number);
         let evict = state.evicts.remove(&self.number);
         drop(state);

@@ -5,7 +5,7 @@ use super::Outcome;
 use super::rig::{Ends, Job};
 use forebay_cuda::device::HostMemory;
 use forebay_cuda::kernels::{Kernels, Piece};
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 /// Blocks: one for nearly each multiprocessor, more than a link needs.
 const BLOCKS: u32 = 128;
@@ -27,7 +27,7 @@ impl Gather {
 
     /// Copies, and waits until it is done.
     pub fn copy(&self, ends: &Ends, job: &Job) -> Outcome<()> {
-        let (mut list, pieces) = (self.list.lock().unwrap_or_else(PoisonError::into_inner), &job.pieces);
+        let (mut list, pieces) = (self.list.lock(), &job.pieces);
         if size_of_val(&pieces[..]) > list.bytes() {
             *list = self::list(ends, pieces.len())?;
         }

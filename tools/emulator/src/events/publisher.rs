@@ -5,10 +5,11 @@
 use super::wire;
 use crate::scheduler::CacheEvent;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thiserror::Error;
 use tokio::sync::mpsc;
@@ -163,7 +164,7 @@ impl Publishing {
         let (number, payload) = (self.next_number, Bytes::from(payload));
         self.next_number += 1;
         {
-            let mut buffer = lock(&self.buffer);
+            let mut buffer = self.buffer.lock();
             if buffer.len() == BUFFER_BATCHES {
                 buffer.pop_front();
             }
@@ -200,7 +201,7 @@ impl Replaying {
         let [identity, _, first] = &frames[..] else { return };
         let Ok(first) = <[u8; 8]>::try_from(&first[..]).map(u64::from_be_bytes) else { return };
         let batches: Vec<(u64, Bytes)> =
-            lock(&self.buffer).iter().filter(|(number, _)| *number >= first).cloned().collect();
+            self.buffer.lock().iter().filter(|(number, _)| *number >= first).cloned().collect();
         let answers = batches.into_iter().map(|(number, payload)| (number_frame(number), payload));
         for (number, payload) in answers.chain([(Bytes::from_static(END_OF_REPLAY), Bytes::new())]) {
             let frames = vec![identity.clone(), Bytes::new(), number, payload];
@@ -212,10 +213,6 @@ impl Replaying {
             }
         }
     }
-}
-
-fn lock(buffer: &Buffer) -> MutexGuard<'_, VecDeque<(u64, Bytes)>> {
-    buffer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn number_frame(number: u64) -> Bytes {

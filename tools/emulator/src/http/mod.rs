@@ -24,7 +24,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use error::ApiError;
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What all handlers share.
@@ -77,7 +78,7 @@ async fn health(State(app): State<Arc<App>>) -> StatusCode {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let stats = app.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let stats = app.stats.lock().clone();
     let text = metrics::render(&stats, &app.model, app.block_tokens);
     ([(axum::http::header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }

@@ -2,8 +2,8 @@
 //! must never see an engine, a byte of its memory or an answer.
 
 use super::{BlockHash, BlockKeys, BlockSums, ContextDigest, KvTruth};
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 /// Predicts tokens. Remembers the digests of the prefixes it saw last, because the turns of a session share theirs.
 ///
@@ -59,7 +59,7 @@ impl Oracle {
         let hasher = self.truth.hasher();
         let mut hashes = Vec::with_capacity(prompt.len() / self.truth.shape().block_tokens());
         hasher.extend(&mut hashes, prompt);
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         let start = seen.longest(&hashes);
         drop(seen);
         let (blocks, digest) = start.unwrap_or((0, ContextDigest::EMPTY));
@@ -74,7 +74,7 @@ impl Oracle {
         }
         walk.push_all(rest.remainder());
 
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         digests.into_iter().for_each(|(hash, digest)| seen.insert(hash, digest));
         walk
     }

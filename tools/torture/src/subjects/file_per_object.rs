@@ -6,10 +6,11 @@ use super::files::Files;
 use crate::faults::Faults;
 use crate::protocol::{Fault, Is, Setup};
 use crate::serve::Subject;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// The store.
@@ -38,12 +39,8 @@ impl Default for FilePerObject {
 
 impl FilePerObject {
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> Result<T, Is> {
-        let state: &mut Option<State> = &mut self.lock();
+        let state: &mut Option<State> = &mut self.state.lock();
         state.as_mut().map(work).ok_or_else(|| Is::Error { reason: "not open".into() })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<State>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn store(&self, key: u64, value: &[u8]) -> Result<Is, Is> {
@@ -93,7 +90,7 @@ impl Subject for FilePerObject {
     fn open(&self, setup: &Setup) -> Is {
         match State::scan(setup) {
             Ok(state) => {
-                *self.lock() = Some(state);
+                *self.state.lock() = Some(state);
                 Is::Done
             }
             Err(error) => Is::Refused { reason: error.to_string() },

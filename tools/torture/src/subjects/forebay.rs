@@ -12,11 +12,12 @@ use forebay_store::disk::{DiskFile, DiskLink, DiskOptions, Kernel, Threads, Urin
 use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{Existing, FileMedium, Ssd, SsdConfig, SsdWriteEnd, Staged, Volume, Want, init};
 use forebay_transfer::{Class, HostBuffer, Limits, MoverHandle, MoverThread, Place, Span};
+use parking_lot::Mutex;
 use std::error::Error;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 
 /// Layers of a value. Each is whole pages, as of models.
 const LAYERS: u64 = 4;
@@ -84,11 +85,7 @@ impl Forebay {
     }
 
     fn opened(&self) -> Result<Open, Is> {
-        self.lock().clone().ok_or_else(|| Is::Error { reason: "not open".into() })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Open>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock().clone().ok_or_else(|| Is::Error { reason: "not open".into() })
     }
 }
 
@@ -164,7 +161,7 @@ impl Subject for Forebay {
     fn open(&self, setup: &Setup) -> Is {
         match self.open_log(setup) {
             Ok(open) => {
-                *self.lock() = Some(open);
+                *self.open.lock() = Some(open);
                 Is::Done
             }
             Err(failure) => refused(failure),
@@ -209,6 +206,6 @@ impl Subject for Forebay {
 
     fn close(&self) -> Is {
         let close = |open: Open| open.ssd.close().map_or_else(refused, |()| Is::Done);
-        self.lock().take().map_or(Is::Done, close)
+        self.open.lock().take().map_or(Is::Done, close)
     }
 }

@@ -2,10 +2,10 @@
 //! at most the line that was being written. It knows lines and files; it must never know what the records mean.
 
 use super::{Counter, Line, LinkSample, LoadSample, RequestRecord, RunInfo};
+use parking_lot::Mutex;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 /// Appends lines to a log file. It can be shared: each line is written whole under a lock.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl RecordWriter {
     pub fn write(&self, line: &Line) -> io::Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
-        self.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(&text)
+        self.file.lock().write_all(&text)
     }
 }
 

@@ -68,14 +68,14 @@ fn every_call_is_answered_with_its_own_answer_among_operations() {
         assert_eq!((&world.asking_broken, &world.owning_broken), (&None, &None));
         assert_eq!(moved(&world), 4);
         let asked: Vec<_> = bodies(seed, 150).into_iter().map(|body| (identity(1), body)).collect();
-        assert!(*world.mirror.called.lock().unwrap() == asked, "each was asked once, in order");
+        assert!(*world.mirror.called.lock() == asked, "each was asked once, in order");
     }
 }
 
 #[test]
 fn a_connection_lost_at_any_byte_ends_each_call_once() {
     let whole = run_with_calls(7, 12, |_| {});
-    let carried = |pipe: &Shared| pipe.lock().unwrap().carried;
+    let carried = |pipe: &Shared| pipe.lock().carried;
     let mut dice = SplitMix(3);
     for (end, carried) in
         [carried(&whole.asking_end.out), carried(&whole.asking_end.back)].into_iter().enumerate()
@@ -84,7 +84,7 @@ fn a_connection_lost_at_any_byte_ends_each_call_once() {
         for at in (0..300).chain((0..80).map(|_| dice.below(carried))) {
             let world = run_with_calls(7, 12, |world| {
                 let pipe = if end == 0 { &world.asking_end.out } else { &world.asking_end.back };
-                pipe.lock().unwrap().cut_at = Some(at);
+                pipe.lock().cut_at = Some(at);
             });
             assert!(world.asking_broken.is_some() || world.replies.len() == 12);
         }
@@ -97,7 +97,7 @@ fn a_flipped_bit_is_never_taken_for_an_answer() {
         let at = if seed % 3 == 0 { seed } else { SplitMix(seed).below(1 << 18) };
         run_with_calls(11, 12, |world| {
             let pipe = if seed % 2 == 0 { &world.asking_end.out } else { &world.asking_end.back };
-            pipe.lock().unwrap().flip_at = Some(at);
+            pipe.lock().flip_at = Some(at);
         });
     }
 }
@@ -114,7 +114,7 @@ fn a_call_that_takes_too_long_is_late_and_its_answer_comes_after_its_end() {
     // As many as may be are unanswered: this one waits, and is late as well.
     world.asking.role.call(world.now_us, vec![0; 10], 500_000);
     (0..100).for_each(|_| world.step());
-    assert_eq!(world.mirror.called.lock().unwrap().len(), usize::from(CALLS_MAX));
+    assert_eq!(world.mirror.called.lock().len(), usize::from(CALLS_MAX));
     world.now_us += 1_000_000;
     (0..100).for_each(|_| world.step());
     assert_eq!(world.replies.len(), usize::from(CALLS_MAX) + 1);

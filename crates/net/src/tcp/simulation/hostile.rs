@@ -133,12 +133,12 @@ fn ask_all(world: &mut World, plans: &[Plan]) {
 fn conversation(plans: &[Plan]) -> (World, Vec<Parts>, Vec<Parts>) {
     let mut world = World::new(21);
     let pipes = [Arc::clone(&world.asking_end.out), Arc::clone(&world.asking_end.back)];
-    pipes.iter().for_each(|pipe| pipe.lock().unwrap().log = Some(Vec::new()));
+    pipes.iter().for_each(|pipe| pipe.lock().log = Some(Vec::new()));
     ask_all(&mut world, plans);
     world.run(plans.len());
     (0..100).for_each(|_| world.step());
     assert_eq!((moved(&world), world.replies.len()), (plans.len(), plans.len()));
-    let said = pipes.map(|pipe| Parts::split(&pipe.lock().unwrap().log.take().unwrap()));
+    let said = pipes.map(|pipe| Parts::split(&pipe.lock().log.take().unwrap()));
     let [there, back] = said;
     (world, there, back)
 }
@@ -149,10 +149,10 @@ fn begin_again(world: &mut World) {
     (world.asking, world.owning) = (asking(hello()), owning(&world.exports, &world.mirror));
     (world.asking_broken, world.owning_broken) = (None, None);
     (world.ended, world.replies) = (HashMap::new(), HashMap::new());
-    world.mirror.kept.lock().unwrap().clear();
-    world.mirror.called.lock().unwrap().clear();
+    world.mirror.kept.lock().clear();
+    world.mirror.called.lock().clear();
     for pipe in [&world.asking_end.out, &world.asking_end.back] {
-        *pipe.lock().unwrap() = Pipe { room: ROOM, ..Pipe::default() };
+        *pipe.lock() = Pipe { room: ROOM, ..Pipe::default() };
     }
 }
 
@@ -162,13 +162,13 @@ fn an_owner_survives_conversations_that_were_tampered_with() {
     let (mut dice, mut broken) = (SplitMix(5), 0);
     for _ in 0..MUTATIONS {
         begin_again(&mut world);
-        world.asking_end.out.lock().unwrap().bytes = mutated(&there, &mut dice).into();
+        world.asking_end.out.lock().bytes = mutated(&there, &mut dice).into();
         for _ in 0..30 {
             world.now_us += 10;
             world.step_owning();
         }
         broken += u64::from(world.owning_broken.is_some());
-        let said = world.owning_end.out.lock().unwrap().bytes.len();
+        let said = world.owning_end.out.lock().bytes.len();
         assert!(said < ROOM / 2, "{said} bytes were said to a few frames");
     }
     // Most are noticed at once. A READ of other spans, say, is as good as the one it was.
@@ -191,7 +191,7 @@ fn an_asker_survives_conversations_that_were_tampered_with_and_only_its_targets_
         let said = mutated(&back, &mut dice);
         let (greeting, rest) = said.split_at(greeting_bytes.min(said.len()));
         for part in [greeting, rest] {
-            world.asking_end.back.lock().unwrap().bytes.extend(part);
+            world.asking_end.back.lock().bytes.extend(part);
             for _ in 0..30 {
                 world.now_us += 10;
                 world.step_asking();

@@ -15,18 +15,18 @@ fn reads_and_writes_arrive_whole_whatever_the_wire_cuts_them_into() {
 #[test]
 fn a_connection_lost_at_any_byte_ends_each_operation_once_and_never_says_done_too_early() {
     let whole = run(7, 3, |_| {});
-    let carried = |pipe: &Shared| pipe.lock().unwrap().carried;
+    let carried = |pipe: &Shared| pipe.lock().carried;
     let (there, back) = (carried(&whole.asking_end.out), carried(&whole.asking_end.back));
     let mut dice = SplitMix(3);
     // Every byte of the greetings and the first frames, then random ones.
     let there: Vec<u64> = (0..200).chain((0..50).map(|_| dice.below(there))).collect();
     let back: Vec<u64> = (0..200).chain((0..50).map(|_| dice.below(back))).collect();
     for at in there {
-        let world = run(7, 3, |world| world.asking_end.out.lock().unwrap().cut_at = Some(at));
+        let world = run(7, 3, |world| world.asking_end.out.lock().cut_at = Some(at));
         assert!(world.asking_broken.is_some() || moved(&world) == 3);
     }
     for at in back {
-        let world = run(7, 3, |world| world.asking_end.back.lock().unwrap().cut_at = Some(at));
+        let world = run(7, 3, |world| world.asking_end.back.lock().cut_at = Some(at));
         assert!(world.asking_broken.is_some() || moved(&world) == 3);
     }
 }
@@ -39,7 +39,7 @@ fn a_flipped_bit_is_never_taken_for_data() {
         let world = run(11, 6, |world| {
             let end = &world.asking_end;
             let pipe = if seed % 2 == 0 { &end.out } else { &end.back };
-            pipe.lock().unwrap().flip_at = Some(at);
+            pipe.lock().flip_at = Some(at);
         });
         corrupt += world.ended.values().filter(|outcome| **outcome == Outcome::Corrupt).count();
     }
@@ -94,10 +94,10 @@ fn a_cancel_is_told_by_the_call_in_which_the_deadline_passes() {
     let deadline_us = world.now_us + 1_000;
     world.submit(&Plan { wish: Wish::Read, ..plans(4, 1).remove(0) }, deadline_us);
     world.step_asking();
-    let told = world.asking_end.out.lock().unwrap().carried;
+    let told = world.asking_end.out.lock().carried;
     world.now_us = deadline_us;
     world.step_asking();
-    assert!(world.asking_end.out.lock().unwrap().carried > told, "nothing was told");
+    assert!(world.asking_end.out.lock().carried > told, "nothing was told");
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn room_that_is_left_in_our_own_buffers_is_no_sign_of_life() {
     (0..1_000).for_each(|_| world.step_asking());
     let took_us = until_broken(&mut world, |world| {
         // As a system that fetches the rest of what was on its way when the peer froze, a little at a time.
-        let mut pipe = world.asking_end.out.lock().unwrap();
+        let mut pipe = world.asking_end.out.lock();
         if pipe.bytes.len() > pipe.room * 3 / 4 {
             pipe.bytes.drain(..2);
         }
@@ -352,14 +352,14 @@ fn hostile_bytes(mut world: World, bytes: &[u8]) -> Option<Broken> {
     let pipe = Arc::clone(&world.owning_end.back);
     let mut left = bytes;
     for _ in 0..10_000 {
-        let mut there = pipe.lock().unwrap();
+        let mut there = pipe.lock();
         let (now, rest) = left.split_at(left.len().min(there.room - there.bytes.len()));
         there.bytes.extend(now);
         left = rest;
         drop(there);
         world.now_us += 10;
         world.step_owning();
-        world.owning_end.out.lock().unwrap().bytes.clear();
+        world.owning_end.out.lock().bytes.clear();
         if left.is_empty() && world.owning.role.is_idle() {
             break;
         }
@@ -413,8 +413,8 @@ fn a_peer_that_takes_no_answers_is_cut_off() {
     let pings: Vec<_> = (0..100_000).map(|_| (0, Frame::Ping)).collect();
     let bytes = frames(&pings);
     let pipe = Arc::clone(&world.owning_end.back);
-    pipe.lock().unwrap().room = bytes.len();
-    pipe.lock().unwrap().bytes.extend(&bytes);
+    pipe.lock().room = bytes.len();
+    pipe.lock().bytes.extend(&bytes);
     while world.owning_broken.is_none() {
         world.now_us += 10;
         world.step_owning();

@@ -22,8 +22,9 @@ use super::{Directory, DirectoryStat, Holders, NodeRecord};
 use client::Client;
 use forebay_kv::ChunkId;
 use membership::{Limits, Membership};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -111,7 +112,7 @@ struct Shared {
 
 impl Shared {
     fn with_membership<T>(&self, f: impl FnOnce(&mut Membership, u64) -> T) -> T {
-        let mut membership = self.membership.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut membership = self.membership.lock();
         f(&mut membership, self.now_us())
     }
 

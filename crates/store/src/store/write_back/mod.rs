@@ -19,8 +19,9 @@ use crate::tier::{Read, ReadEnd};
 use forebay_kv::ChunkId;
 use forebay_transfer::{Class, Span};
 use losses::Untold;
+use parking_lot::{Condvar, Mutex};
 use queue::Queue;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// What is written to the disk, and how fast.
@@ -82,19 +83,14 @@ impl WriteBack {
         WriteBack { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// A panic under the lock was one of the queue's own checks; the counters are as good as before.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes that a request used a chain of chunks.
     pub fn used(&self, chain: &[Chunk]) {
-        self.state().queue.used(chain);
+        self.state.lock().queue.used(chain);
     }
 
     /// Offers chunks that memory has and the disk has not, parents first.
     pub fn offer(&self, now_us: u64, chunks: impl IntoIterator<Item = Dirty>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.closed {
             return;
         }
@@ -106,24 +102,24 @@ impl WriteBack {
 
     /// A read from the disk ended.
     pub fn read_ended(&self, now_us: u64, took_us: u64, bytes: u64) {
-        self.state().queue.read_ended(now_us, took_us, bytes);
+        self.state.lock().queue.read_ended(now_us, took_us, bytes);
     }
 
     pub fn stat(&self) -> WriteBackStat {
-        self.state().queue.stat()
+        self.state.lock().queue.stat()
     }
 
     /// Waits until nothing waits or is being written.
     pub fn drain(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         while !state.queue.is_idle() && !state.closed {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 
     /// Ends the thread. What waits is forgotten.
     pub fn close(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.closed = true;
         let untold = state.queue.losses.take();
         drop(state);
@@ -133,7 +129,7 @@ impl WriteBack {
 
     /// Waits for a chunk to write. `None` when there will not be any more.
     fn next(&self, now_us: impl Fn() -> u64) -> Option<Dirty> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         loop {
             if state.closed {
                 return None;
@@ -142,7 +138,7 @@ impl WriteBack {
             if let Some(untold) = state.queue.losses.take_due(now) {
                 drop(state);
                 tell(&untold);
-                state = self.state();
+                state = self.state.lock();
                 continue;
             }
             if let Some(dirty) = state.queue.next(now) {
@@ -153,22 +149,20 @@ impl WriteBack {
             let told_in =
                 state.queue.losses.due_us().map(|due_us| Duration::from_micros(due_us.saturating_sub(now)));
             let epoch = (!state.queue.is_empty()).then_some(EPOCH);
-            state = match epoch.into_iter().chain(told_in).min() {
-                Some(timeout) => {
-                    self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
+            match epoch.into_iter().chain(told_in).min() {
+                Some(timeout) => drop(self.changed.wait_for(&mut state, timeout)),
+                None => self.changed.wait(&mut state),
+            }
         }
     }
 
     fn adopt(&self, now_us: u64, parent: ChunkId) {
-        self.state().queue.adopt(now_us, parent);
+        self.state.lock().queue.adopt(now_us, parent);
         self.changed.notify_all();
     }
 
     fn ended(&self, now_us: u64, dirty: &Dirty, written: Written) {
-        self.state().queue.ended(now_us, dirty, written);
+        self.state.lock().queue.ended(now_us, dirty, written);
         self.changed.notify_all();
     }
 }
@@ -203,7 +197,7 @@ pub(super) fn run(write_back: Arc<WriteBack>, shared: Weak<Shared>, now_us: impl
 }
 
 fn begin(write_back: &Arc<WriteBack>, shared: &Arc<Shared>, dirty: Dirty) {
-    let copy = shared.tier().begin_copy(shared.now_us(), dirty.tenant, &dirty.id);
+    let copy = shared.tier.lock().begin_copy(shared.now_us(), dirty.tenant, &dirty.id);
     let (Some((read, sums)), Some(disk)) = (copy, &shared.disk) else {
         return write_back.ended(shared.now_us(), &dirty, Written::Gone);
     };
@@ -226,7 +220,7 @@ fn begin(write_back: &Arc<WriteBack>, shared: &Arc<Shared>, dirty: Dirty) {
     let begun =
         disk.ssd.write(dirty.tenant, dirty.id, dirty.parent, &layers, Some(sums), Class::WriteBack, on_end);
     let Err(NotWritten::Refused(refused)) = begun else { return };
-    if let (Refused::Full { .. }, Some(outgoing)) = (&refused, &mut *lock(&outgoing)) {
+    if let (Refused::Full { .. }, Some(outgoing)) = (&refused, &mut *outgoing.lock()) {
         outgoing.written = Written::NoRoom;
     }
     drop(outgoing);
@@ -239,11 +233,7 @@ fn begin(write_back: &Arc<WriteBack>, shared: &Arc<Shared>, dirty: Dirty) {
 }
 
 fn take(outgoing: &Mutex<Option<Outgoing>>) -> Option<Outgoing> {
-    lock(outgoing).take()
-}
-
-fn lock(outgoing: &Mutex<Option<Outgoing>>) -> MutexGuard<'_, Option<Outgoing>> {
-    outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+    outgoing.lock().take()
 }
 
 impl Outgoing {
@@ -261,7 +251,7 @@ impl Drop for Outgoing {
     fn drop(&mut self) {
         let Some(read) = self.read.take() else { return };
         let deleted = {
-            let mut tier = self.shared.tier();
+            let mut tier = self.shared.tier.lock();
             let deleted = !tier.is_current(&read);
             // Should the write have failed and lost an operation, that may read the bytes of another chunk later; where it
             // writes them to, nobody reads.
@@ -301,7 +291,7 @@ mod tests {
 
     impl Write for Lines {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
+            self.0.lock().write(bytes)
         }
 
         fn flush(&mut self) -> std::io::Result<()> {
@@ -331,12 +321,12 @@ mod tests {
             write_back.ended(1, &second, Written::Stored);
             // The line waits for more of them.
             assert_eq!(write_back.next(|| 1), Some(dirty(2)));
-            assert!(lines.0.lock().unwrap().is_empty());
+            assert!(lines.0.lock().is_empty());
             write_back.ended(1, &dirty(2), Written::Failed);
             write_back.offer(1, [dirty(9)]);
             assert_eq!(write_back.next(|| 2_000_000), Some(dirty(9)));
         });
-        let told = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        let told = String::from_utf8(lines.0.lock().clone()).unwrap();
         assert_eq!(told.lines().count(), 1, "{told}");
         let says = "4 chunks were not written to SSD: 1 left memory before their turn came, \
                     2 found the queue full, 1 could not be written.";
