@@ -28,7 +28,7 @@ def test_a_results_file_is_first_named_with_its_day_and_commit(doc: Path) -> Non
 
 def test_readme_names_no_figure_that_figures_md_lacks() -> None:
     readme, figures = ((ROOT / name).read_text() for name in ("README.md", "docs/figures.md"))
-    table = readme.split("## Measured")[1].split("\n\nWhat is slower")[0]
+    table = readme.split("## Six figures")[1].split("\n\nOne thing")[0]
     days = re.findall(r"\| (\d{4}-\d\d-\d\d) \|$", table, re.MULTILINE)
     assert len(days) == table.count("\n| ") - 1, "each row has its day"
     for day in days:
