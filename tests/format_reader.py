@@ -1,4 +1,4 @@
-"""Reads a log of the SSD tier. Written from docs/format.md alone, to show that the page is enough.
+"""Reads a log of the SSD tier. Written from docs/reference/format.md alone, to show that the page is enough.
 
 Knows the bytes of version 1 and nothing of the program that writes them. Standard library only. As a program:
 

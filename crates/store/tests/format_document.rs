@@ -1,4 +1,4 @@
-//! `docs/format.md` and the code say the same: its worked example and its tables of numbers. Everything else in it is
+//! `docs/reference/format.md` and the code say the same: its worked example and its tables of numbers. Everything else in it is
 //! checked by `tests/test_format.py`, with a reader that was written from it.
 #![allow(clippy::unwrap_used)]
 
@@ -6,12 +6,12 @@ use forebay_kv::ChunkId;
 use forebay_store::log::{CopyName, FORMAT_VERSION, LogUuid, crc32c};
 
 fn document() -> String {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/format.md");
     std::fs::read_to_string(path).unwrap()
 }
 
 fn assert_says(what: &str) {
-    assert!(document().contains(what), "docs/format.md does not say {what:?}");
+    assert!(document().contains(what), "docs/reference/format.md does not say {what:?}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! The TCP link: memory of other processes and machines, read and written over connections. One connection is one *flow*,
-//! one link of the mover. The bytes are in `docs/wire.md`.
+//! one link of the mover. The bytes are in `docs/reference/wire.md`.
 //!
 //! Pure parts: `runs`, `command`, `greeting` and `frame` are the bytes; `payload` is where they lie; `exports` is what a
 //! node offers; `connection` turns bytes into frames and payload in place, `requester` and `responder` say what the two

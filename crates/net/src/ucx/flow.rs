@@ -1,4 +1,4 @@
-//! Flows over UCX, from both ends. The wire is that of `docs/wire.md`: greeting, operations, leases, CRCs and limits are the
+//! Flows over UCX, from both ends. The wire is that of `docs/reference/wire.md`: greeting, operations, leases, CRCs and limits are the
 //! TCP link's own; only what carries the bytes is another. This file introduces the ends to each other.
 
 use super::card::Card;

@@ -1,4 +1,4 @@
-//! The bytes on the disk: every structure of the log with its encoder and its parser, as `docs/format.md` describes them.
+//! The bytes on the disk: every structure of the log with its encoder and its parser, as `docs/reference/format.md` describes them.
 //! This module knows bytes; it must never know when they are written or read, or what follows from them. No bytes make a
 //! parser panic, loop or reserve memory beyond what the bytes themselves take.
 
