@@ -409,7 +409,7 @@ def test_every_token_of_a_load_comes_from_one_tier(held: int, external: int, say
     one.held = held
     first = held // CHUNK
     tiers = Found(Shape(1, BLOCK), [[bytes(32)] * 10], 600, in_memory=2, on_disk=3, on_peers=5).tiers(first)
-    load: dict[str, Any] = {"owner": one, "job": 1, "layerwise": False, "ids": [], "holds": []}
+    load: dict[str, Any] = {"owner": one, "layerwise": False, "ids": [], "holds": []}
     one.loading = Loading(first_chunk=first, tokens=600 - first * CHUNK, tiers=tiers, **load)
     half: Any = SimpleNamespace(facts=facts(), tracked={"one": one})
     said = SchedulerHalf.sources(half, one.request, external)

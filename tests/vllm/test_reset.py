@@ -73,7 +73,7 @@ def test_what_was_on_its_way_at_a_reset_is_told_only_if_it_is_found_under_its_na
     one.request.computed = one.computed = 3 * CHUNK
     store = half.stores.plan(one, 1)
     assert store is not None
-    load = Loading(one, 2, one.ids.ranks, 0, CHUNK, False, {}, [], half.facts.resets, usable=CHUNK)
+    load = Loading(one, one.ids.ranks, 0, CHUNK, False, {}, [], resets=half.facts.resets, usable=CHUNK)
     half.reset()
     half.ended(Report(1, stores={store.job: Kept(1)}))
     half.load_ended(one, load)

@@ -315,7 +315,6 @@ class SchedulerHalf:
         )
         one.loading = Loading(
             owner=one,
-            job=self.jobs,
             ids=found.ids,
             first_chunk=first,
             tokens=tokens,

@@ -138,7 +138,6 @@ class Loading:
     """A load that has not ended at every worker."""
 
     owner: "Tracked"  # which may have begun another one since
-    job: int
     ids: list[list[bytes]]  # of the request's chunks, from the first one on
     first_chunk: int
     tokens: int
