@@ -66,7 +66,7 @@ class Place:
         self.one.ids.grow(self.request.all_token_ids)
         ids = [list(of_rank) for of_rank in self.one.ids.ranks]
         self.one.found = Found(self.half.facts.shape, ids, CHUNKS * CHUNK, CHUNKS, 0, 0)
-        self.one.way_layerwise = layerwise
+        self.one.layerwise = layerwise
         table = [SimpleNamespace(is_null=False, block_id=first_block + place) for place in range(BLOCKS)]
         self.half.allocated(self.request, SimpleNamespace(blocks=[table]), external)
 

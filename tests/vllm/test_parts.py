@@ -11,8 +11,8 @@ pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vll
 from forebay.errors import InvalidError  # noqa: E402
 from forebay.vllm.connector import compat, handover, namespace, start_over, stores  # noqa: E402
 from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
-from forebay.vllm.connector.decide import Way, layerwise_is_possible, way_of_loading  # noqa: E402
 from forebay.vllm.connector.groups import Group  # noqa: E402
+from forebay.vllm.connector.load_mode import LoadMode, choose_load_mode, layerwise_is_possible  # noqa: E402
 from forebay.vllm.connector.matcher import Matcher  # noqa: E402
 from forebay.vllm.connector.media import TEXT  # noqa: E402
 from forebay.vllm.connector.metadata import Ended, Kept, Report  # noqa: E402
@@ -77,18 +77,18 @@ def test_workers_know_the_gpus_of_all_workers_of_the_host(ranks: int, engines: i
 
 
 @pytest.mark.parametrize(
-    ("possible", "handed", "others", "load_s", "computes_s", "in_memory", "way"),
+    ("possible", "handed", "others", "load_s", "compute_s", "in_memory", "mode"),
     [
-        (True, False, 0, None, 0.0, True, Way.LAYERWISE),
-        (True, False, 0, None, 9.0, False, Way.BACKGROUND),
-        (True, False, 0, 0.4, 0.0, False, Way.LAYERWISE),
-        (True, False, 0, 9.0, 0.0, True, Way.BACKGROUND),
-        (True, False, 0, 9.0, 8.8, False, Way.LAYERWISE),
-        (True, False, 1, None, 9.0, True, Way.BACKGROUND),
-        (True, False, 1, 0.001, 0.0, True, Way.LAYERWISE),
-        (True, False, 7, 0.1, 9.0, True, Way.BACKGROUND),
-        (True, True, 0, 0.001, 9.0, True, Way.BACKGROUND),
-        (False, False, 0, 0.001, 9.0, True, Way.BACKGROUND),
+        (True, False, 0, None, 0.0, True, LoadMode.LAYERWISE),
+        (True, False, 0, None, 9.0, False, LoadMode.BACKGROUND),
+        (True, False, 0, 0.4, 0.0, False, LoadMode.LAYERWISE),
+        (True, False, 0, 9.0, 0.0, True, LoadMode.BACKGROUND),
+        (True, False, 0, 9.0, 8.8, False, LoadMode.LAYERWISE),
+        (True, False, 1, None, 9.0, True, LoadMode.BACKGROUND),
+        (True, False, 1, 0.001, 0.0, True, LoadMode.LAYERWISE),
+        (True, False, 7, 0.1, 9.0, True, LoadMode.BACKGROUND),
+        (True, True, 0, 0.001, 9.0, True, LoadMode.BACKGROUND),
+        (False, False, 0, 0.001, 9.0, True, LoadMode.BACKGROUND),
     ],
 )
 def test_others_are_not_held_up_by_a_long_load(
@@ -96,23 +96,23 @@ def test_others_are_not_held_up_by_a_long_load(
     handed: bool,
     others: int,
     load_s: float | None,
-    computes_s: float,
+    compute_s: float,
     in_memory: bool,
-    way: Way,
+    mode: LoadMode,
 ) -> None:
-    said = way_of_loading(
+    said = choose_load_mode(
         layerwise_possible=possible,
-        handed=handed,
+        handed_over=handed,
         others=others,
         load_s=load_s,
-        computes_s=computes_s,
+        compute_s=compute_s,
         in_memory=in_memory,
     )
-    assert said is way
+    assert said is mode
 
 
 @pytest.mark.parametrize(
-    ("starts_over", "speculates", "recompute", "stages", "as_one", "possible"),
+    ("recovers_steps", "speculates", "recompute", "stages", "fails_whole", "possible"),
     [
         (True, False, True, 1, False, True),
         (True, False, False, 1, False, True),
@@ -125,14 +125,14 @@ def test_others_are_not_held_up_by_a_long_load(
     ],
 )
 def test_a_step_that_cannot_be_undone_loads_nothing_itself(
-    starts_over: bool, speculates: bool, recompute: bool, stages: int, as_one: bool, possible: bool
+    recovers_steps: bool, speculates: bool, recompute: bool, stages: int, fails_whole: bool, possible: bool
 ) -> None:
     said = layerwise_is_possible(
-        starts_over=starts_over,
+        recovers_steps=recovers_steps,
         speculates=speculates,
         recompute=recompute,
         pipeline_ranks=stages,
-        as_one=as_one,
+        fails_whole=fails_whole,
     )
     assert said is possible
 

@@ -78,7 +78,7 @@ class Pace:
         """How long it will take to load what is not held, as far as that is known."""
         return self.slack.load_s(self.sizes_of(found, held), self.in_queue())
 
-    def computes_s(self, tokens: int, prefix_tokens: int) -> float:
+    def compute_s(self, tokens: int, prefix_tokens: int) -> float:
         """How long a step computes so many tokens behind so many others; 0 as long as that is not known."""
         return self.slack.layer_us(tokens, prefix_tokens) * self.facts.layers / 1e6
 

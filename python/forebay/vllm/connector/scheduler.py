@@ -1,7 +1,7 @@
 """The scheduler's half: which chunks a request gets from the node, and which of its own it gives to it.
 
 Knows vLLM's requests and what its scheduler calls and when. Bytes are the workers' business, policy that
-needs no vLLM is in `decide`, in `stores` and in `forebay.Slack`.
+needs no vLLM is in `load_mode`, in `stores` and in `forebay.Slack`.
 """
 
 import sys
@@ -19,11 +19,11 @@ from forebay.vllm.connector import compat, handover, start_over
 from forebay.vllm.connector.adapters import Adapter, Adapters
 from forebay.vllm.connector.config import Settings
 from forebay.vllm.connector.corrections import Corrections, before_counts_are_read
-from forebay.vllm.connector.decide import Way, layerwise_is_possible, way_of_loading
 from forebay.vllm.connector.events import Events
 from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.groups import fail_as_one
 from forebay.vllm.connector.holders import Holders
+from forebay.vllm.connector.load_mode import LoadMode, choose_load_mode, layerwise_is_possible
 from forebay.vllm.connector.matcher import Matcher
 from forebay.vllm.connector.media import Media, media_of
 from forebay.vllm.connector.metadata import NOTHING, Load, Pages, Report, Step
@@ -63,11 +63,11 @@ class SchedulerHalf:
         self.loads, self.keeps = bool(transfer.is_kv_consumer), bool(transfer.is_kv_producer)
         self.in_lockstep = compat.in_lockstep(vllm_config)
         self.layerwise_possible = layerwise_is_possible(
-            starts_over=start_over.where_steps_fail(),
+            recovers_steps=start_over.where_steps_fail(),
             speculates=vllm_config.speculative_config is not None,
             recompute=transfer.kv_load_failure_policy == "recompute",
             pipeline_ranks=parallel.pipeline_parallel_size,
-            as_one=fail_as_one(facts.groups),
+            fails_whole=fail_as_one(facts.groups),
         )
         if fail_as_one(facts.groups):
             compat.find_failures_in_all_groups()
@@ -216,20 +216,20 @@ class SchedulerHalf:
         # Where all is there the last token is computed again, and on CPUs its page may be written while its
         # bytes are compared there with their checksum.
         is_compared = self.facts.on_cpu and usable == request.num_tokens
-        way = way_of_loading(
+        mode = choose_load_mode(
             layerwise_possible=self.layerwise_possible and not is_compared,
-            handed=one.handed is not None,
+            handed_over=one.handed is not None,
             others=others + self.in_lockstep,
             load_s=self.pace.load_s(found, held),
-            computes_s=self.pace.computes_s(request.num_tokens - usable, usable),
+            compute_s=self.pace.compute_s(request.num_tokens - usable, usable),
             in_memory=found.in_memory == found.chunks,
         )
-        one.way_layerwise = way is Way.LAYERWISE
-        if one.way_layerwise or self.facts.has_windows:
+        one.layerwise = mode is LoadMode.LAYERWISE
+        if one.layerwise or self.facts.has_windows:
             # One token at least is computed. A window must still have what that one sees. On GPUs its page is
             # loaded too, before or behind what writes it: both are of the same token.
             usable = min(usable, request.num_tokens - 1)
-        return max(0, usable - held), usable > held and not one.way_layerwise
+        return max(0, usable - held), usable > held and not one.layerwise
 
     def is_named(self, request: Any) -> bool:
         """Whether a request's adapter has been read. One that cannot be told from others is left alone."""
@@ -308,7 +308,7 @@ class SchedulerHalf:
                 pages=pages,
                 tokens=tokens,
                 source_page_tokens=None if theirs == mine else theirs,
-                layerwise=one.way_layerwise,
+                layerwise=one.layerwise,
                 states=states or None,
                 state_pages=state_pages,
             )
@@ -318,7 +318,7 @@ class SchedulerHalf:
             ids=found.ids,
             first_chunk=first,
             tokens=tokens,
-            layerwise=one.way_layerwise,
+            layerwise=one.layerwise,
             tiers=found.tiers(first),
             holds=self.finder.hold([*ids, *([state] for state in states)]),
             held=one.held,
@@ -330,7 +330,7 @@ class SchedulerHalf:
         self.loading[self.jobs] = one.loading
         self.pace.load_began(one.loading)
         self.corrections.load_began(one.loading)
-        if not one.way_layerwise:
+        if not one.layerwise:
             self.running.discard(one.name)
             self.holders.began(one.name, self.blocks_of(one.request))
         for tier, chunks in one.loading.tiers.items():

@@ -180,7 +180,7 @@ class Tracked:
     held: int = 0  # tokens that vLLM had when it asked last
     handed: Found | None = None  # what a prefiller stored
     known: int = 0  # chunks that need not be stored
-    way_layerwise: bool = False
+    layerwise: bool = False
     chunk_limit: int | None = None  # loads failed behind it
     loading: Loading | None = None
     blocks: list[list[int]] = field(default_factory=list)  # by group; 0: none
