@@ -306,7 +306,7 @@ class Watch:
 
         self.scheduler, self.worker = scheduler, get_kv_transfer_group()._worker
         self.last_layer = max(self.worker.layers, key=self.worker.layers.__getitem__)
-        scheduler.pace.worth = lambda found, *_: found.chunks
+        scheduler.cost_model.chunks_to_load = lambda found, *_: found.chunks
         for name, half in (("scheduler", scheduler), ("worker", self.worker)):
             for call in self.CALLS[name]:
                 setattr(half, call, self.timed(call, getattr(half, call)))

@@ -46,7 +46,7 @@ class Driver:
         if transfer is not None and self.scheduler.kv_cache_config.kv_cache_groups:
             self.decided = self.half.layerwise_possible
             # What pays depends on the machine; the tests are about what is right.
-            self.half.pace.worth = lambda found, *_: found.chunks
+            self.half.cost_model.chunks_to_load = lambda found, *_: found.chunks
 
     def groups(self) -> Any:
         """What each group of layers keeps: the kind, its window, how many layers."""

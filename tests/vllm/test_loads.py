@@ -111,7 +111,7 @@ def test_a_load_ends_by_its_own_report_whatever_has_begun_since() -> None:
     assert half.tracked["one"].chunk_limit is None, "the second load has not failed"
     half.ended(Report(2, {2: Ended(1, whole)}))
     assert place.released == [1, 2] and not half.loading and not half.left()
-    assert set(half.pace.queued.values()) == {0} and half.reset()
+    assert set(half.cost_model.queued.values()) == {0} and half.reset()
 
 
 def test_whoever_leaves_under_a_load_layer_by_layer_is_remembered_until_it_has_ended() -> None:

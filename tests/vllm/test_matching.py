@@ -51,11 +51,11 @@ class Place:
     def __init__(self, windows: bool = False, **settings: Any) -> None:
         groups = (Group(BLOCK, 8, 40 if windows else None),)
         self.finder, self.facts, self.now = Finder(), facts(groups=groups), 100.0
-        pace: Any = SimpleNamespace(worth=lambda found, *_: found.chunks)
+        cost_model: Any = SimpleNamespace(chunks_to_load=lambda found, *_: found.chunks)
         finder: Any = self.finder
         made = settings_of({"handover_wait_s": 3} | settings)
         self.counts = Counts()
-        self.matcher = Matcher(self.facts, made, finder, pace, self.counts, lambda: self.now)
+        self.matcher = Matcher(self.facts, made, finder, cost_model, self.counts, lambda: self.now)
 
     def found(self, one: Tracked, after_s: float = 0.1) -> Found | None:
         self.now += after_s

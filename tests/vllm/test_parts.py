@@ -13,11 +13,11 @@ from forebay.vllm.connector import compat, handover, namespace, start_over, stor
 from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
 from forebay.vllm.connector.groups import Group  # noqa: E402
 from forebay.vllm.connector.load_mode import LoadMode, choose_load_mode, layerwise_is_possible  # noqa: E402
+from forebay.vllm.connector.load_or_compute import CostModel  # noqa: E402
 from forebay.vllm.connector.matcher import Matcher  # noqa: E402
 from forebay.vllm.connector.media import TEXT  # noqa: E402
 from forebay.vllm.connector.metadata import Ended, Kept, Report  # noqa: E402
 from forebay.vllm.connector.namespace import Facts  # noqa: E402
-from forebay.vllm.connector.pace import Pace  # noqa: E402
 from forebay.vllm.connector.scheduler import SchedulerHalf  # noqa: E402
 from forebay.vllm.connector.stats import Counts  # noqa: E402
 from forebay.vllm.connector.tracked import Found, Ids, Loading, Tracked  # noqa: E402
@@ -458,13 +458,15 @@ def test_everything_is_loaded_until_steps_of_two_sizes_say_what_a_token_costs() 
     there: Any = SimpleNamespace(
         tokens=1792, chunks=7, tiers=lambda first: {"memory": 7 - first, "disk": 0, "peer": 0}
     )
-    pace = Pace(facts, None)
-    pace.began(1, {"first": 2000}, {}, 0.0)
-    pace.ended(1, 1.2)
-    assert pace.worth(there, 2000, 0, 0) == 7
-    pace.began(2, {"second": 208}, {}, 2.0)
-    pace.ended(2, 3.2)
-    assert pace.worth(there, 2000, 0, 0) < 7, "a token costs nothing, as far as these steps say"
+    cost_model = CostModel(facts, None)
+    cost_model.step_began(1, {"first": 2000}, {}, 0.0)
+    cost_model.step_ended(1, 1.2)
+    assert cost_model.chunks_to_load(there, 2000, 0, 0) == 7
+    cost_model.step_began(2, {"second": 208}, {}, 2.0)
+    cost_model.step_ended(2, 3.2)
+    assert cost_model.chunks_to_load(there, 2000, 0, 0) < 7, (
+        "a token costs nothing, as far as these steps say"
+    )
 
 
 @pytest.mark.parametrize(

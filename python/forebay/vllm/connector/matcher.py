@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from forebay.vllm.connector.config import Settings, Shape
 from forebay.vllm.connector.finder import Finder
+from forebay.vllm.connector.load_or_compute import CostModel
 from forebay.vllm.connector.namespace import Facts
-from forebay.vllm.connector.pace import Pace
 from forebay.vllm.connector.stats import Counts
 from forebay.vllm.connector.tracked import Asked, Coming, Found, Ids, Tracked
 
@@ -31,13 +31,13 @@ class Matcher:
         facts: Facts,
         settings: Settings,
         finder: Finder,
-        pace: Pace,
+        cost_model: CostModel,
         counts: Counts,
         clock: Callable[[], float],
     ) -> None:
-        """Asks by `finder`; what pays, `pace` says."""
+        """Asks by `finder`; what pays, `cost_model` says."""
         self.facts, self.settings, self.finder = facts, settings, finder
-        self.pace, self.counts, self.clock = pace, counts, clock
+        self.cost_model, self.counts, self.clock = cost_model, counts, clock
         cuts = (facts.cut(shape) for shape in settings.also_read)
         self.shapes = (facts.shape, *(shape for shape in cuts if shape != facts.shape))
 
@@ -163,7 +163,7 @@ class Matcher:
                 return None
             self.know(one, answers[0])
             best = max(answers, key=lambda found: found.chunks)
-            worth = self.pace.worth(best, one.request.num_tokens, one.held, others)
+            worth = self.cost_model.chunks_to_load(best, one.request.num_tokens, one.held, others)
             best = self.finder.first(best, worth)
             if not self.facts.has_states:
                 return best

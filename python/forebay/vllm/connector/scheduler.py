@@ -24,11 +24,11 @@ from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.groups import fail_as_one
 from forebay.vllm.connector.holders import Holders
 from forebay.vllm.connector.load_mode import LoadMode, choose_load_mode, layerwise_is_possible
+from forebay.vllm.connector.load_or_compute import CostModel
 from forebay.vllm.connector.matcher import Matcher
 from forebay.vllm.connector.media import Media, media_of
 from forebay.vllm.connector.metadata import NOTHING, Load, Pages, Report, Step
 from forebay.vllm.connector.namespace import Facts, is_alone
-from forebay.vllm.connector.pace import Pace
 from forebay.vllm.connector.stats import Counts
 from forebay.vllm.connector.stores import Stores
 from forebay.vllm.connector.tracked import Found, Ids, Loading, Tracked, state_id
@@ -83,9 +83,9 @@ class SchedulerHalf:
         before_counts_are_read()
         self.finder = Finder(node, facts, clock)
         self.stores = Stores(facts, self.workers)
-        self.pace = Pace(facts, settings.profile, settings.gate)
+        self.cost_model = CostModel(facts, settings.profile, settings.gate)
         self.counts = Counts()
-        self.matcher = Matcher(facts, settings, self.finder, self.pace, self.counts, clock)
+        self.matcher = Matcher(facts, settings, self.finder, self.cost_model, self.counts, clock)
         self.adapters = Adapters(vllm_config.lora_config)
         compat.when_adapters_load(self.adapters.look)
         # Requests whose adapters are being read.
@@ -220,8 +220,8 @@ class SchedulerHalf:
             layerwise_possible=self.layerwise_possible and not is_compared,
             handed_over=one.handed is not None,
             others=others + self.in_lockstep,
-            load_s=self.pace.load_s(found, held),
-            compute_s=self.pace.compute_s(request.num_tokens - usable, usable),
+            load_s=self.cost_model.load_s(found, held),
+            compute_s=self.cost_model.compute_s(request.num_tokens - usable, usable),
             in_memory=found.in_memory == found.chunks,
         )
         one.layerwise = mode is LoadMode.LAYERWISE
@@ -328,7 +328,7 @@ class SchedulerHalf:
             usable=tokens,
         )
         self.loading[self.jobs] = one.loading
-        self.pace.load_began(one.loading)
+        self.cost_model.load_began(one.loading)
         self.corrections.load_began(one.loading)
         if not one.layerwise:
             self.running.discard(one.name)
@@ -432,7 +432,7 @@ class SchedulerHalf:
                     del self.leaving[one.name]
         if tokens > requests and not step.loads:
             step.timed = True
-            self.pace.began(self.step, output.num_scheduled_tokens, self.tracked, self.clock())
+            self.cost_model.step_began(self.step, output.num_scheduled_tokens, self.tracked, self.clock())
         return step
 
     def follow(self, output: Any) -> None:
@@ -565,12 +565,12 @@ class SchedulerHalf:
 
     def ended(self, report: Report | None) -> None:
         """A step has ended, and what the workers say of it, if they have anything to say."""
-        if report is None and not self.pace.steps:
+        if report is None and not self.cost_model.steps:
             return  # As after most steps: nobody wants to know when they end.
-        self.pace.ended(None if report is None else report.step, self.clock())
+        self.cost_model.step_ended(None if report is None else report.step, self.clock())
         if report is None:
             return
-        self.pace.measured(report.rates)
+        self.cost_model.note_rates(report.rates)
         for job, kept in report.stores.items():
             stored = self.stores.ended(job, kept)
             if stored is not None and self.events is not None and stored.resets == self.facts.resets:
@@ -590,7 +590,7 @@ class SchedulerHalf:
 
     def load_ended(self, one: Tracked, load: Loading) -> None:
         """A load is over everywhere. What did not come is not asked for again by this request."""
-        self.pace.load_ended(load)
+        self.cost_model.load_ended(load)
         for hold in load.holds:
             hold.release()
         if self.events is not None and load.resets == self.facts.resets:

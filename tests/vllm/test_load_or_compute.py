@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
+from forebay.vllm.connector.load_or_compute import CostModel  # noqa: E402
 from forebay.vllm.connector.metadata import Ended, Kept, Report, Step  # noqa: E402
-from forebay.vllm.connector.pace import Pace  # noqa: E402
 from forebay.vllm.connector.tracked import Found  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
@@ -18,15 +18,15 @@ DISK_BYTES_S = 5e9
 
 
 @pytest.fixture
-def pace() -> Pace:
+def cost_model() -> CostModel:
     """An engine that computes a token in 25 us."""
     facts: Any = SimpleNamespace(layers=4, chunk_tokens=CHUNK_TOKENS, chunk_bytes=CHUNK_BYTES)
-    made = Pace(facts, None)
+    made = CostModel(facts, None)
     now = 0.0
     for step, tokens in enumerate((512, 2048, 8192)):
-        made.began(step, {"one": tokens}, {}, now)
+        made.step_began(step, {"one": tokens}, {}, now)
         now += 25e-6 * tokens
-        made.ended(step, now)
+        made.step_ended(step, now)
     return made
 
 
@@ -40,41 +40,45 @@ def loading(**tiers: int) -> Any:
     return SimpleNamespace(tiers=tiers)
 
 
-def worth(pace: Pace, what: Any, others: int = 0) -> int:
-    return pace.worth(what, what.tokens + 600, 0, others)  # Less takes as long as a step of 512.
+def worth(cost_model: CostModel, what: Any, others: int = 0) -> int:
+    return cost_model.chunks_to_load(
+        what, what.tokens + 600, 0, others
+    )  # Less takes as long as a step of 512.
 
 
-def test_a_disk_that_is_slower_than_computing_is_left_alone_and_memory_is_not(pace: Pace) -> None:
-    assert worth(pace, found(disk=8)) == 8, "nobody knows yet"
-    pace.measured([("disk", 1 << 30, (1 << 30) / DISK_BYTES_S), ("memory", 1 << 30, 0.02)])
-    assert [worth(pace, found(disk=8)) for _ in range(15)] == [0] * 15
-    assert worth(pace, found(disk=8)) == 1, "now and then a little, so that a faster disk gets known"
-    assert worth(pace, found(disk=8), others=31) == 8, "computing would hold up 31 others"
-    assert worth(pace, found(memory=8)) == 8
-    pace.gate = False
-    assert [worth(pace, found(disk=8)) for _ in range(15)] == [8] * 15, "whoever says so has all of it loaded"
+def test_a_disk_that_is_slower_than_computing_is_left_alone_and_memory_is_not(cost_model: CostModel) -> None:
+    assert worth(cost_model, found(disk=8)) == 8, "nobody knows yet"
+    cost_model.note_rates([("disk", 1 << 30, (1 << 30) / DISK_BYTES_S), ("memory", 1 << 30, 0.02)])
+    assert [worth(cost_model, found(disk=8)) for _ in range(15)] == [0] * 15
+    assert worth(cost_model, found(disk=8)) == 1, "now and then a little, so that a faster disk gets known"
+    assert worth(cost_model, found(disk=8), others=31) == 8, "computing would hold up 31 others"
+    assert worth(cost_model, found(memory=8)) == 8
+    cost_model.gate = False
+    assert [worth(cost_model, found(disk=8)) for _ in range(15)] == [8] * 15, (
+        "whoever says so has all of it loaded"
+    )
 
 
-def test_what_is_being_loaded_already_is_waited_for_and_so_counts(pace: Pace) -> None:
-    pace.measured([("disk", 1 << 30, (1 << 30) / (4 * DISK_BYTES_S)), ("memory", 1 << 30, 0.02)])
-    assert worth(pace, found(disk=8)) == 8
-    alone_s = pace.load_s(found(disk=8), 0)
+def test_what_is_being_loaded_already_is_waited_for_and_so_counts(cost_model: CostModel) -> None:
+    cost_model.note_rates([("disk", 1 << 30, (1 << 30) / (4 * DISK_BYTES_S)), ("memory", 1 << 30, 0.02)])
+    assert worth(cost_model, found(disk=8)) == 8
+    alone_s = cost_model.load_s(found(disk=8), 0)
     other = loading(memory=0, disk=40, peer=0)
-    pace.load_began(other)
-    behind_s = pace.load_s(found(disk=8), 0)
+    cost_model.load_began(other)
+    behind_s = cost_model.load_s(found(disk=8), 0)
     assert alone_s is not None and behind_s == pytest.approx(6 * alone_s)
-    assert worth(pace, found(disk=8)) == 0
-    assert worth(pace, found(memory=8)) == 8, "memory has no queue"
-    pace.load_ended(other)
-    assert pace.load_s(found(disk=8), 0) == alone_s
+    assert worth(cost_model, found(disk=8)) == 0
+    assert worth(cost_model, found(memory=8)) == 8, "memory has no queue"
+    cost_model.load_ended(other)
+    assert cost_model.load_s(found(disk=8), 0) == alone_s
 
 
-def test_how_long_a_load_takes_is_not_known_before_its_tiers_are(pace: Pace) -> None:
-    assert pace.load_s(found(memory=1), 0) is None
-    pace.measured([("memory", 1 << 30, 0.02)])
-    assert pace.load_s(found(memory=1), 0) == pytest.approx(CHUNK_BYTES / (1 << 30) * 0.02)
-    assert pace.load_s(found(memory=1, disk=1), 0) is None
-    assert pace.load_s(found(memory=1, disk=1), CHUNK_TOKENS + CHUNK_TOKENS) == 0
+def test_how_long_a_load_takes_is_not_known_before_its_tiers_are(cost_model: CostModel) -> None:
+    assert cost_model.load_s(found(memory=1), 0) is None
+    cost_model.note_rates([("memory", 1 << 30, 0.02)])
+    assert cost_model.load_s(found(memory=1), 0) == pytest.approx(CHUNK_BYTES / (1 << 30) * 0.02)
+    assert cost_model.load_s(found(memory=1, disk=1), 0) is None
+    assert cost_model.load_s(found(memory=1, disk=1), CHUNK_TOKENS + CHUNK_TOKENS) == 0
 
 
 def test_what_every_worker_has_measured_is_heard() -> None:
@@ -87,11 +91,11 @@ def test_what_every_worker_has_measured_is_heard() -> None:
 def test_a_step_that_nobody_times_still_ends_before_the_next_one_begins_to_count() -> None:
     facts: Any = SimpleNamespace(layers=4, chunk_tokens=CHUNK_TOKENS, chunk_bytes=CHUNK_BYTES)
     timed: list[float] = []
-    pace = Pace(facts, None)
-    pace.slack = SimpleNamespace(note_step=lambda new, before, seconds: timed.append(seconds))
-    pace.began(2, {"one": 512}, {}, 1.0)  # Scheduled while the step before it runs.
-    pace.ended(None, 1.5)
-    pace.ended(2, 2.25)
+    cost_model = CostModel(facts, None)
+    cost_model.learned = SimpleNamespace(note_step=lambda new, before, seconds: timed.append(seconds))
+    cost_model.step_began(2, {"one": 512}, {}, 1.0)  # Scheduled while the step before it runs.
+    cost_model.step_ended(None, 1.5)
+    cost_model.step_ended(2, 2.25)
     assert timed == [0.75]
 
 
