@@ -144,7 +144,7 @@ def test_what_a_request_had_of_others_wrong_blocks_is_taken_off_once() -> None:
         request_id="one", prefill_stats=stats, num_prompt_tokens=300, num_tokens=300, num_preemptions=1
     )
     for _ in range(2):
-        corrections.starts_over(request, 3, is_counted=True)
+        corrections.step_undone(request, 3, is_counted=True)
     own = counted(1, 300, 128)
     corrections.take_off(own, None)
     assert own.hits == 48, "the first three blocks were right"

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
 from forebay.errors import InvalidError  # noqa: E402
-from forebay.vllm.connector import compat, handover, namespace, start_over, stores  # noqa: E402
+from forebay.vllm.connector import compat, handover, namespace, step_recovery, stores  # noqa: E402
 from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
 from forebay.vllm.connector.groups import Group  # noqa: E402
 from forebay.vllm.connector.load_mode import LoadMode, choose_load_mode, layerwise_is_possible  # noqa: E402
@@ -493,7 +493,7 @@ def test_one_that_starts_over_drops_the_tokens_that_are_under_way_and_no_others(
         num_preemptions=0,
     )
     undone: list[Any] = []
-    mine = SimpleNamespace(starts_over=lambda *said: undone.append(said))
+    mine = SimpleNamespace(step_undone=lambda *said: undone.append(said))
     evicted: set[int] = set()
     blocks = SimpleNamespace(get_block_ids=lambda _: ([5, 6, 7, 8],), evict_blocks=evicted.update)
     scheduler = SimpleNamespace(
@@ -502,8 +502,8 @@ def test_one_that_starts_over_drops_the_tokens_that_are_under_way_and_no_others(
         prev_step_scheduled_req_ids={"r", "other"},
         _preempt_request=lambda request, timestamp: None,
     )
-    reached = start_over.reached_by(request, {"r": of_step} if of_step else {})
-    start_over.preempt(scheduler, request, {7, 9}, reached, mine)
+    reached = step_recovery.computed_after(request, {"r": of_step} if of_step else {})
+    step_recovery.preempt(scheduler, request, {7, 9}, reached, mine)
     assert undone == [(request, 2, True)], "what was counted of the third block on is taken back"
     assert request.async_tokens_to_discard == dropped and request.num_output_placeholders == 0
     assert evicted == {7, 8} and scheduler.running == []
@@ -523,8 +523,8 @@ def test_who_waits_behind_spoiled_blocks_asks_again_and_nobody_else_does() -> No
         requests={one.request_id: one for one in (shares, *others)},
         failed_recving_kv_req_ids=set(),
     )
-    mine = SimpleNamespace(loses_blocks=lambda request: lost.append(request.request_id))
-    start_over.with_them(scheduler, {7}, mine)
+    mine = SimpleNamespace(blocks_lost=lambda request: lost.append(request.request_id))
+    step_recovery.restart_waiting_loads(scheduler, {7}, mine)
     assert shares.num_computed_tokens == 0 and lost == ["shares"]
     assert scheduler.failed_recving_kv_req_ids == {"shares"}
     assert [one.num_computed_tokens for one in others] == [64, 64]

@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 import forebay
 from forebay.vllm import register
-from forebay.vllm.connector import compat, start_over
+from forebay.vllm.connector import compat, step_recovery
 from forebay.vllm.connector.config import settings_of
 from forebay.vllm.connector.events import Events
 from forebay.vllm.connector.metadata import Report, Step
@@ -125,17 +125,17 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         """How many tokens can be loaded, and whether in the background."""
         return self._plans.match(request, num_computed_tokens)
 
-    def loses_blocks(self, request: Any) -> None:
-        """A request will get other blocks than it waits with (`start_over.with_them`)."""
-        self._plans.lost_blocks(request.request_id)
+    def blocks_lost(self, request: Any) -> None:
+        """A request will get other blocks than it waits with (`step_recovery.restart_waiting_loads`)."""
+        self._plans.blocks_lost(request.request_id)
 
-    def left(self) -> list[tuple[str, start_over.Tables]]:
-        """Requests that may have computed from a load and have left their blocks since (`start_over`)."""
+    def left(self) -> list[tuple[str, step_recovery.Tables]]:
+        """Requests that may have computed from a load and have left their blocks since (`step_recovery`)."""
         return self._plans.left()
 
-    def starts_over(self, request: Any, block: int, is_counted: bool) -> None:
-        """A step is undone that computed what is wrong from a request's `block` on (`start_over.preempt`)."""
-        self._plans.corrections.starts_over(request, block, is_counted)
+    def step_undone(self, request: Any, block: int, is_counted: bool) -> None:
+        """A step is undone that computed wrong KV from a request's `block` on (`step_recovery.preempt`)."""
+        self._plans.corrections.step_undone(request, block, is_counted)
 
     def correct(self, own: Any, external: Any) -> None:
         """vLLM's counts are about to be read (`corrections.before_counts_are_read`)."""

@@ -12,7 +12,7 @@ counters only grow.
 from collections import Counter
 from typing import Any
 
-from forebay.vllm.connector import compat, start_over
+from forebay.vllm.connector import compat, step_recovery
 from forebay.vllm.connector.tracked import Counted, Loading, Tracked
 
 
@@ -117,7 +117,7 @@ class Corrections:
         if load.counted is not None or one.name in self.over:
             note_cached(one.request, load.held, max(0, min(came, end) - load.held))
 
-    def starts_over(self, request: Any, block: int, is_counted: bool) -> None:
+    def step_undone(self, request: Any, block: int, is_counted: bool) -> None:
         """A step is undone that computed what is wrong from a request's `block` on. vLLM does not
         note what is cached for it when it starts over. `is_counted`: it has counted what was before.
         """
@@ -150,7 +150,7 @@ def before_counts_are_read() -> None:
         return
 
     def make_corrected(self: Any, *arguments: Any, **named: Any) -> Any:
-        mine = start_over.ours_of(self.connector)
+        mine = step_recovery.forebay_connector_of(self.connector)
         if mine is not None and self.log_stats:
             mine.correct(self.kv_cache_manager.prefix_cache_stats, self.connector_prefix_cache_stats)
         return make(self, *arguments, **named)

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.logger import init_logger
 
-from forebay.vllm.connector import start_over
+from forebay.vllm.connector import step_recovery
 from forebay.vllm.connector.corrections import Corrections, before_counts_are_read
 from forebay.vllm.connector.metadata import NOTHING, Report, Step
 from forebay.vllm.connector.namespace import is_alone
@@ -42,10 +42,10 @@ class NoKv:
         """A request is computed."""
         self.corrections.admitted(None, request, external, may_load=False)
 
-    def lost_blocks(self, name: str) -> None:
+    def blocks_lost(self, name: str) -> None:
         """It has none."""
 
-    def left(self) -> list[tuple[str, start_over.Tables]]:
+    def left(self) -> list[tuple[str, step_recovery.Tables]]:
         """Nobody."""
         return []
 

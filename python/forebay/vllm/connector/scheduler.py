@@ -15,7 +15,7 @@ from vllm.logger import init_logger
 
 import forebay
 from forebay.errors import InvalidError
-from forebay.vllm.connector import compat, handover, start_over
+from forebay.vllm.connector import compat, handover, step_recovery
 from forebay.vllm.connector.adapters import Adapter, Adapters
 from forebay.vllm.connector.config import Settings
 from forebay.vllm.connector.corrections import Corrections, before_counts_are_read
@@ -63,7 +63,7 @@ class SchedulerHalf:
         self.loads, self.keeps = bool(transfer.is_kv_consumer), bool(transfer.is_kv_producer)
         self.in_lockstep = compat.in_lockstep(vllm_config)
         self.layerwise_possible = layerwise_is_possible(
-            recovers_steps=start_over.where_steps_fail(),
+            recovers_steps=step_recovery.install_step_recovery(),
             speculates=vllm_config.speculative_config is not None,
             recompute=transfer.kv_load_failure_policy == "recompute",
             pipeline_ranks=parallel.pipeline_parallel_size,
@@ -97,7 +97,7 @@ class SchedulerHalf:
         self.freeing: dict[str, float] = {}  # finished, and their blocks are still read: since when
         self.loading: dict[int, Loading] = {}
         # Requests whose blocks are no longer theirs, since a load layer by layer began that has not ended.
-        self.leavers: list[tuple[int, str, start_over.Tables]] = []  # with the last job of then
+        self.leavers: list[tuple[int, str, step_recovery.Tables]] = []  # with the last job of then
         self.new_loads: list[Load] = []
         self.fresh: set[int] = set()  # blocks that were given out since the last step
         self.jobs = 0
@@ -264,7 +264,7 @@ class SchedulerHalf:
         if not one.blocks:
             # A load in the background that failed half way has left tokens that vLLM counts by itself.
             begun = max(one.held + external, request.num_computed_tokens)
-            one.start_over(begun)
+            one.reset_progress(begun)
             one.stale = one.stale and begun > 0
             # What vLLM's own cache has under this name may be of what the name stood for before.
             one.gap = one.stale or (one.held > 0 and one.adapter is not None and one.adapter.renamed)
@@ -277,7 +277,7 @@ class SchedulerHalf:
         # What kept a prefiller's chunks until now, and what the node has not answered yet.
         one.coming = one.asked = one.states = None
 
-    def lost_blocks(self, name: str) -> None:
+    def blocks_lost(self, name: str) -> None:
         """A request starts over when the load has ended that it waits for: others' blocks were wrong."""
         one = self.tracked.get(name)
         if one is not None:
@@ -545,7 +545,7 @@ class SchedulerHalf:
         if lost:
             self.leave(one.name, lost)
 
-    def leave(self, name: str, tables: start_over.Tables) -> None:
+    def leave(self, name: str, tables: step_recovery.Tables) -> None:
         """A request has these blocks no longer. A load that others compute from may have spoiled them: vLLM
         would not look there.
         """
@@ -559,7 +559,7 @@ class SchedulerHalf:
         """
         return min((job for job, load in self.loading.items() if load.layerwise), default=sys.maxsize)
 
-    def left(self) -> list[tuple[str, start_over.Tables]]:
+    def left(self) -> list[tuple[str, step_recovery.Tables]]:
         """Requests that may have computed from such a load and have left their blocks since."""
         return [(name, tables) for _, name, tables in self.leavers]
 

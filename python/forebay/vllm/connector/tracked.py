@@ -204,7 +204,7 @@ class Tracked:
         """vLLM's id of the request."""
         return str(self.request.request_id)
 
-    def start_over(self, begun: int) -> None:
+    def reset_progress(self, begun: int) -> None:
         """There are blocks, and nothing is computed yet behind the first `begun` tokens."""
         self.begun = begun
         self.planned = self.goal = self.known

@@ -18,7 +18,7 @@ Tables: TypeAlias = Sequence[Sequence[int]]
 COUNTS_AHEAD = {"async_tokens_to_discard", "num_in_flight_tokens", "num_output_placeholders"}
 
 
-def where_steps_fail() -> bool:
+def install_step_recovery() -> bool:
     """Has vLLM preempt the requests that computed from a load that failed in their own step.
 
     vLLM lets them go on with fewer tokens computed than they had. That gives other tokens with steps that are
@@ -33,15 +33,15 @@ def where_steps_fail() -> bool:
     vllms_own = getattr(Scheduler, "_preempt_request", None)
     if handle is None or vllms_own is None:
         return False
-    if not (drops_itself(vllms_own) or COUNTS_AHEAD <= set(Request.__init__.__code__.co_names)):
+    if not (can_drop_stale_output(vllms_own) or COUNTS_AHEAD <= set(Request.__init__.__code__.co_names)):
         return False
     if handle.__module__ == __name__:
         return True
 
-    def handle_and_start_over(self: Any, invalid: set[int], scheduled: Mapping[str, int]) -> set[str]:
-        reached = {one.request_id: reached_by(one, scheduled) for one in self.running}
+    def handle_and_recover(self: Any, invalid: set[int], scheduled: Mapping[str, int]) -> set[str]:
+        reached = {one.request_id: computed_after(one, scheduled) for one in self.running}
         failed: set[str] = handle(self, invalid, scheduled)
-        mine = ours_of(self.connector)
+        mine = forebay_connector_of(self.connector)
         if mine is None:
             return failed
         firsts = {name: evict(self, tables, invalid) for name, tables in mine.left()}
@@ -50,28 +50,28 @@ def where_steps_fail() -> bool:
         if self.recompute_kv_load_failures and (over or left):
             for request in over:
                 preempt(self, request, invalid, reached[request.request_id], mine)
-            with_them(self, invalid, mine)
+            restart_waiting_loads(self, invalid, mine)
         return failed | {
-            name for name in left.keys() & scheduled.keys() if gets_no_token(self, name, left[name], mine)
+            name for name in left.keys() & scheduled.keys() if drop_token(self, name, left[name], mine)
         }
 
-    Scheduler._handle_invalid_blocks = handle_and_start_over
+    Scheduler._handle_invalid_blocks = handle_and_recover
     return True
 
 
-def ours_of(connector: Any) -> Any:
+def forebay_connector_of(connector: Any) -> Any:
     """A scheduler's connector if it is Forebay's, or Forebay's among several that it has, or None."""
     several = getattr(connector, "_connectors", None)
     each = several if isinstance(several, list) else [connector]
     return next((one for one in each if type(one).__module__.startswith("forebay.vllm")), None)
 
 
-def drops_itself(vllms_own: Callable[..., Any]) -> bool:
+def can_drop_stale_output(vllms_own: Callable[..., Any]) -> bool:
     """Whether vLLM can be told with a preemption to drop what steps that are under way will say."""
     return "drop_stale_output" in inspect.signature(vllms_own).parameters
 
 
-def reached_by(request: Any, scheduled: Mapping[str, int]) -> int:
+def computed_after(request: Any, scheduled: Mapping[str, int]) -> int:
     """Tokens of a request that are computed when the step ends whose output has come."""
     of_step = scheduled.get(request.request_id, 0)
     return int(request.num_computed_tokens - request.num_in_flight_tokens + of_step)
@@ -90,14 +90,14 @@ def evict(scheduler: Any, tables: Tables, invalid: Set[int]) -> int | None:
     return first
 
 
-def gets_no_token(scheduler: Any, name: str, first: int, mine: Any) -> bool:
+def drop_token(scheduler: Any, name: str, first: int, mine: Any) -> bool:
     """A request that was preempted after the step that computed from a failed load gets no token of that."""
     request = scheduler.requests.get(name)
     if request is None or request.status.name != "PREEMPTED":
         return False
     if getattr(request, "async_tokens_to_discard", 0):
         return False  # A reset has preempted it, and vLLM drops that token itself.
-    mine.starts_over(request, first, request.num_preemptions == 1)
+    mine.step_undone(request, first, request.num_preemptions == 1)
     request.num_output_placeholders = max(0, request.num_output_placeholders - 1)
     return True
 
@@ -105,10 +105,10 @@ def gets_no_token(scheduler: Any, name: str, first: int, mine: Any) -> bool:
 def preempt(scheduler: Any, request: Any, invalid: Set[int], reached: int, mine: Any) -> None:
     """Preempts a request of which `reached` tokens were computed, some from `invalid` blocks."""
     first = evict(scheduler, scheduler.kv_cache_manager.get_block_ids(request.request_id), invalid)
-    mine.starts_over(request, first or 0, not request.num_preemptions)
+    mine.step_undone(request, first or 0, not request.num_preemptions)
     scheduler.running.remove(request)
     scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
-    if drops_itself(scheduler._preempt_request):
+    if can_drop_stale_output(scheduler._preempt_request):
         scheduler._preempt_request(request, time.monotonic(), drop_stale_output=True)
         return
     scheduler._preempt_request(request, time.monotonic())
@@ -118,7 +118,7 @@ def preempt(scheduler: Any, request: Any, invalid: Set[int], reached: int, mine:
     request.num_output_placeholders = 0
 
 
-def with_them(scheduler: Any, invalid: set[int], mine: Any) -> None:
+def restart_waiting_loads(scheduler: Any, invalid: set[int], mine: Any) -> None:
     """Those that wait for loads of their own behind blocks that others' loads have spoiled: when these have
     ended, vLLM takes all of their blocks back and asks again what there is.
     """
@@ -129,4 +129,4 @@ def with_them(scheduler: Any, invalid: set[int], mine: Any) -> None:
         if not all(invalid.isdisjoint(table) for table in tables(request.request_id)):
             request.num_computed_tokens = 0
             scheduler.failed_recving_kv_req_ids.add(request.request_id)
-            mine.loses_blocks(request)
+            mine.blocks_lost(request)
