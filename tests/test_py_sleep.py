@@ -33,7 +33,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
 
 @pytest.fixture
 def sleep(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("forebay.vllm._shelf.PIECE_BYTES", vllm_standin.SLAB_BYTES // 4)
+    monkeypatch.setattr("forebay.vllm._sleep_buffers.PIECE_BYTES", vllm_standin.SLAB_BYTES // 4)
     return importlib.import_module("forebay.vllm.sleep")
 
 

@@ -28,7 +28,7 @@ from vllm.device_allocator.sleep_mode_backend import CuMemBackend
 from vllm.platforms import current_platform
 
 from forebay.errors import ForebayError
-from forebay.vllm._shelf import Copier, PinnedPool, Shelf
+from forebay.vllm._sleep_buffers import Copier, PinnedPool, SleepBuffers
 
 # Below "vllm", so that it is formatted and filtered as vLLM's own messages are.
 logger = logging.getLogger("vllm.forebay")
@@ -93,7 +93,7 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
     def __init__(self) -> None:
         """Takes nothing yet: memory and paths come with the first `suspend`, or with `warm` before it."""
         super().__init__()
-        self._shelved: dict[int, tuple[Allocation, Shelf]] = {}
+        self._saved: dict[int, tuple[Allocation, SleepBuffers]] = {}
 
     @classmethod
     def is_supported(cls) -> bool:
@@ -117,7 +117,7 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
         moved = self._move_out([data for data in awake if data.tag not in dropped])
         self._state = "SUSPENDED"
         for data in awake:
-            # Also where unmapping fails, when only the shelf is certain to have the contents.
+            # Also where unmapping fails, when only the buffers is certain to have the contents.
             data.is_asleep = True
             unmap_and_release(data.handle)
         # What torch holds for tensors that are gone is not the allocator's, but it is asked for as well.
@@ -149,36 +149,36 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
         logger.info("wake-up mapped %.2f GiB and moved %.2f GiB: %.3f s", mapped / GIB, moved / GIB, took)
 
     def _allocations(self) -> dict[int, Allocation]:
-        """vLLM's allocations by address. What is not among them any more, or awake, leaves the shelf."""
+        """vLLM's allocations by address. What is not among them any more, or awake, leaves the buffers."""
         current: dict[int, Allocation] = get_mem_allocator_instance().pointer_to_data
-        for address, (data, _) in list(self._shelved.items()):
+        for address, (data, _) in list(self._saved.items()):
             if not data.is_asleep or current.get(address) is not data:
-                self._unshelve(address)
+                self._release(address)
         return current
 
-    def _unshelve(self, address: int) -> None:
-        _, shelf = self._shelved.pop(address)
-        shelf.drop(address)
+    def _release(self, address: int) -> None:
+        _, buffers = self._saved.pop(address)
+        buffers.release(address)
 
     def _move_out(self, kept: list[Allocation]) -> int:
-        """Copies allocations to a new shelf and returns the bytes of it."""
+        """Copies allocations to a new buffers and returns the bytes of it."""
         if not kept:
             return 0
         extents = {data.handle[2]: data.handle[1] for data in kept}
         try:
-            shelf = Shelf.fill(*_means(), extents)
+            buffers = SleepBuffers.copy_out(*_means(), extents)
         except Exception as error:
             raise SleepError(
                 f"cannot fall asleep: {len(kept)} allocations of {_bytes(kept)} bytes could not be copied to "
                 f"pinned memory ({error}); all memory is as it was"
             ) from error
-        self._shelved.update({data.handle[2]: (data, shelf) for data in kept})
+        self._saved.update({data.handle[2]: (data, buffers) for data in kept})
         return _bytes(kept)
 
     def _bring_back(self, due: list[Allocation]) -> int:
         """Maps what is due, copies what was kept of it, and returns the bytes that were copied."""
-        kept = [data for data in due if data.handle[2] in self._shelved]
-        empty = [data for data in due if data.handle[2] not in self._shelved]
+        kept = [data for data in due if data.handle[2] in self._saved]
+        empty = [data for data in due if data.handle[2] not in self._saved]
         mapped: list[Allocation] = []
         try:
             self._map_and_copy(kept, empty, mapped)
@@ -193,7 +193,7 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
         for data in due:
             data.is_asleep = False
         for data in kept:
-            self._unshelve(data.handle[2])
+            self._release(data.handle[2])
         return _bytes(kept)
 
     def _map_and_copy(
@@ -205,8 +205,8 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
         with _prompt_threads(), ThreadPoolExecutor(1, thread_name_prefix="forebay-wake") as copying:
             for batch in _batches(kept):
                 _map(batch, mapped)
-                shelves = [(data.handle[2], self._shelved[data.handle[2]][1]) for data in batch]
-                pairs = [copy for address, shelf in shelves for copy in shelf.back(address)]
+                saved = [(data.handle[2], self._saved[data.handle[2]][1]) for data in batch]
+                pairs = [copy for address, buffers in saved for copy in buffers.copies_back(address)]
                 copies.append(copying.submit(_means()[1].copy_batch_and_wait, pairs))
             _map(empty, mapped)
         for copy in copies:

@@ -1,7 +1,7 @@
 """Where the contents of device memory lie while the memory itself is gone: pieces of a pool of pinned memory.
 
 Knows addresses and lengths, and what it asks of `forebay.cuda`. Must never know vLLM or torch, nor decide
-what is kept: a shelf holds what it was filled with until each extent was dropped, and then gives its pieces
+what is kept: a buffers holds what it was filled with until each extent was dropped, and then gives its pieces
 back.
 """
 
@@ -40,16 +40,16 @@ PIECE_BYTES = 256 << 20
 Copy: TypeAlias = tuple[int, int, int]
 
 
-class Shelf:
+class SleepBuffers:
     """Contents of device memory, by the address to which they will go back."""
 
     def __init__(self, buffers: list[PinnedBuffer], copies: dict[int, list[Copy]]) -> None:
-        """Made by `fill`. The copies bring an extent back, by its address."""
+        """Made by `copy_out`. The copies bring an extent back, by its address."""
         self._buffers = buffers
         self._copies = copies
 
     @classmethod
-    def fill(cls, pool: PinnedPool, copier: Copier, extents: Mapping[int, int]) -> "Shelf":
+    def copy_out(cls, pool: PinnedPool, copier: Copier, extents: Mapping[int, int]) -> "SleepBuffers":
         """Copies all extents (address: bytes) out in one batch. If that fails, what it took is given back."""
         buffers: list[PinnedBuffer] = []
         try:
@@ -66,11 +66,11 @@ class Shelf:
             raise
         return cls(buffers, copies)
 
-    def back(self, address: int) -> list[Copy]:
+    def copies_back(self, address: int) -> list[Copy]:
         """The copies that bring this extent back."""
         return self._copies[address]
 
-    def drop(self, address: int) -> None:
+    def release(self, address: int) -> None:
         """Forgets an extent. With the last one the buffers go back to their pool."""
         del self._copies[address]
         if not self._copies:
