@@ -20,14 +20,14 @@ import pytest
 BUILT = [
     pathlib.Path(__file__).parents[1] / "target" / profile / "forebay" for profile in ("release", "debug")
 ]
-PATIENCE_S = 240.0
+TIMEOUT_S = 240.0
 # Below those that a system gives to whoever asks for any: nobody gets one between choosing and binding it.
 PORTS = range(10_000, 16_000)
 
 
-def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
     """Waits for it."""
-    end = time.monotonic() + patience_s
+    end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it did not come about in time"
         time.sleep(0.01)
@@ -49,10 +49,10 @@ def start_node(config: pathlib.Path) -> subprocess.Popen[str]:
     return process
 
 
-def line_of(process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> str:
+def line_of(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> str:
     """The next line that a process prints, empty at its end. It prints one whenever it is told to."""
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], patience_s)
+    ready, _, _ = select.select([process.stdout], [], [], timeout_s)
     assert ready, f"process {process.pid} says nothing"
     return process.stdout.readline()
 

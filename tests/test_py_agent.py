@@ -22,7 +22,7 @@ import forebay
 from forebay.aio import Waiter
 
 MIB = 1 << 20
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_bytes_that_are_written_are_there_when_the_transfer_is_done(agent: foreb
         transfer = whole(agent, peer, pool, "write")
         assert transfer.state == "ready"
         transfer.post()
-        assert transfer.wait(PATIENCE_S)
+        assert transfer.wait(TIMEOUT_S)
         assert (transfer.state, transfer.total_bytes, transfer.blocks) == ("done", MIB, 1)
         assert peer.read(0, MIB) == data
 
@@ -63,11 +63,11 @@ def test_a_transfer_can_be_posted_again_and_reads_what_is_there_then(agent: fore
         connected(agent, peer, pool)
         transfer = whole(agent, peer, pool, "read")
         transfer.post()
-        assert transfer.wait(PATIENCE_S)
+        assert transfer.wait(TIMEOUT_S)
         assert pool.read(0, MIB) == b"\x07" * MIB
         peer.ask("write", offset=5, bytes="0908")
         transfer.post()
-        assert transfer.wait(PATIENCE_S)
+        assert transfer.wait(TIMEOUT_S)
         assert pool.read(4, 4) == b"\x07\x09\x08\x07"
 
 
@@ -94,7 +94,7 @@ def test_arrays_lists_and_strides_say_the_same(agent: forebay.Agent) -> None:
                 "read", here, there, local_indices=order, remote_indices=list(range(count))
             )
             transfer.post()
-            assert transfer.wait(PATIENCE_S)
+            assert transfer.wait(TIMEOUT_S)
             for nth, place in enumerate(order.tolist()):
                 assert pool.read(3 * block * place, block) == data[2 * block * nth :][:block]
                 assert pool.read(3 * block * place + block, 8) == b"\0" * 8
@@ -109,7 +109,7 @@ def test_buffers_are_registered_and_kept(agent: forebay.Agent) -> None:
             assert registration.bytes == 4096
             transfer = agent.transfer("read", agent.prepare([(registration.address, 4096, 0)]), there)
             transfer.post()
-            assert transfer.wait(PATIENCE_S)
+            assert transfer.wait(TIMEOUT_S)
             assert bytes(memory) == b"\x03" * 4096
             if isinstance(memory, bytearray):
                 with pytest.raises(BufferError):
@@ -146,7 +146,7 @@ def test_messages_go_both_ways(agent: forebay.Agent) -> None:
         agent.notify("peer", b"ping")
         until(lambda: peer.ask("notifications")["notifications"] == [["here", "ping"]])
         peer.ask("notify", peer="here", text="pong")
-        ready, _, _ = select.select([agent.fileno()], [], [], PATIENCE_S)
+        ready, _, _ = select.select([agent.fileno()], [], [], TIMEOUT_S)
         assert ready, "the descriptor is readable when a notification has come"
         agent.clear_events()
         assert agent.take_notifications() == [("peer", b"pong")]
@@ -181,9 +181,9 @@ def test_a_killed_peer_is_an_error_that_names_it(agent: forebay.Agent) -> None:
         peer.process.send_signal(signal.SIGKILL)
         with pytest.raises(forebay.PeerLostError, match="peer"):
             # It may have ended before the signal came; then the next one cannot.
-            transfer.wait(PATIENCE_S)
+            transfer.wait(TIMEOUT_S)
             transfer.post()
-            transfer.wait(PATIENCE_S)
+            transfer.wait(TIMEOUT_S)
         assert transfer.state == "failed"
 
 
@@ -198,7 +198,7 @@ def test_a_frozen_peer_is_found_within_the_limit() -> None:
         transfer = whole(agent, peer, pool, "write")
         transfer.post()
         with pytest.raises(forebay.PeerLostError):
-            transfer.wait(PATIENCE_S)
+            transfer.wait(TIMEOUT_S)
         peer.thaw()
     agent.close()
 
@@ -214,7 +214,7 @@ def test_a_deadline_ends_a_transfer(agent: forebay.Agent) -> None:
         transfer = agent.transfer("write", here, there, deadline_us=1)
         transfer.post()
         with pytest.raises(forebay.DeadlineError):
-            transfer.wait(PATIENCE_S)
+            transfer.wait(TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -249,11 +249,11 @@ def test_with_tls_only_those_with_a_certificate_are_spoken_to(
         transfer = here.transfer("read", one, other)
         transfer.post()
         if tls:
-            assert transfer.wait(PATIENCE_S)
+            assert transfer.wait(TIMEOUT_S)
             assert target == b"\x06" * 4096
         else:
             with pytest.raises(forebay.PeerLostError):
-                transfer.wait(PATIENCE_S)
+                transfer.wait(TIMEOUT_S)
         here.close()
     there.close()
     with pytest.raises(forebay.InvalidError, match="tls"):
@@ -277,7 +277,7 @@ def test_waiting_lets_other_threads_run() -> None:
             time.sleep(0.001)
         assert ran > 1
         peer.thaw()
-        assert transfer.wait(PATIENCE_S)
+        assert transfer.wait(TIMEOUT_S)
     agent.close()
 
 
@@ -290,12 +290,12 @@ def test_asyncio_waits_on_the_descriptor(agent: forebay.Agent) -> None:
                 agent.transfer("read", here, there, local_indices=[nth], remote_indices=[nth])
                 for nth in range(64)
             ]
-            await asyncio.wait_for(asyncio.gather(*map(waiter.run, transfers)), PATIENCE_S)
+            await asyncio.wait_for(asyncio.gather(*map(waiter.run, transfers)), TIMEOUT_S)
             peer.ask("notify", peer="here", text="hello")
-            assert await asyncio.wait_for(waiter.notification(), PATIENCE_S) == ("peer", b"hello")
+            assert await asyncio.wait_for(waiter.notification(), TIMEOUT_S) == ("peer", b"hello")
             peer.process.kill()
             with pytest.raises(forebay.PeerLostError):
-                await asyncio.wait_for(waiter.run(transfers[0]), PATIENCE_S)
+                await asyncio.wait_for(waiter.run(transfers[0]), TIMEOUT_S)
 
     with Peer(64 * 4096, fill=5) as peer:
         pool = Pool(64 * 4096, 0)
@@ -320,7 +320,7 @@ def test_a_waiter_that_is_closed_ends_all_that_wait_and_no_transfer() -> None:
         await asyncio.sleep(0)
         waiter.close()
         waiter.close()
-        ended, _ = await asyncio.wait(waiting, timeout=PATIENCE_S)
+        ended, _ = await asyncio.wait(waiting, timeout=TIMEOUT_S)
         assert len(ended) == 2 and all(one.cancelled() for one in waiting)
         assert transfer.state == "moving"
         for late in (waiter.run(transfer), waiter.notification()):
@@ -333,7 +333,7 @@ def test_a_waiter_that_is_closed_ends_all_that_wait_and_no_transfer() -> None:
         transfer = frozen(agent, peer, pool)
         asyncio.run(scenario(agent, transfer))
         peer.thaw()
-        assert transfer.wait(PATIENCE_S) and transfer.state == "done"
+        assert transfer.wait(TIMEOUT_S) and transfer.state == "done"
     agent.close()
 
 
@@ -343,7 +343,7 @@ def test_a_coroutine_that_is_cancelled_cancels_its_transfer() -> None:
             running = asyncio.create_task(waiter.run(transfer))
             await asyncio.sleep(0)
             running.cancel()
-            await asyncio.wait([running], timeout=PATIENCE_S)
+            await asyncio.wait([running], timeout=TIMEOUT_S)
             assert running.cancelled()
 
     agent = forebay.Agent("here", progress_limit_us=1_000_000)
@@ -363,7 +363,7 @@ def test_a_coroutine_that_is_cancelled_twice_ends_no_sooner_than_its_transfer() 
             for _ in range(2):
                 running.cancel()
                 await asyncio.sleep(0.1)
-            await asyncio.wait([running], timeout=PATIENCE_S)
+            await asyncio.wait([running], timeout=TIMEOUT_S)
             assert running.cancelled() and transfer.state == "failed"
 
     agent = forebay.Agent("here", progress_limit_us=1_000_000)
@@ -381,9 +381,9 @@ def test_a_transfer_that_is_run_again_before_its_end_was_heard_of_ends_both_runs
             first = asyncio.create_task(waiter.run(transfer))
             await asyncio.sleep(0)
             # The loop does not run meanwhile, so that it does not hear of the end.
-            assert transfer.wait(PATIENCE_S)
-            await asyncio.wait_for(waiter.run(transfer), PATIENCE_S)
-            await asyncio.wait_for(first, PATIENCE_S)
+            assert transfer.wait(TIMEOUT_S)
+            await asyncio.wait_for(waiter.run(transfer), TIMEOUT_S)
+            await asyncio.wait_for(first, TIMEOUT_S)
 
     with Peer(64 * MIB) as peer:
         pool = Pool(64 * MIB, 0)
@@ -402,9 +402,9 @@ def test_messages_that_nobody_asks_a_waiter_for_are_refused_like_those_that_nobo
                     await asyncio.to_thread(there.notify, "here", text)
                     sent += 1
             for _ in range(sent):
-                assert await asyncio.wait_for(waiter.notification(), PATIENCE_S) == ("there", text)
+                assert await asyncio.wait_for(waiter.notification(), TIMEOUT_S) == ("there", text)
             await asyncio.to_thread(there.notify, "here", b"again")
-            assert await asyncio.wait_for(waiter.notification(), PATIENCE_S) == ("there", b"again")
+            assert await asyncio.wait_for(waiter.notification(), TIMEOUT_S) == ("there", b"again")
 
     here, there = forebay.Agent("here"), forebay.Agent("there")
     there.add_peer(here.metadata())
@@ -419,7 +419,7 @@ def test_an_agent_that_is_closed_ends_all_that_wait() -> None:
         waiting = [asyncio.create_task(one) for one in (waiter.run(transfer), waiter.notification())]
         await asyncio.sleep(0)
         await asyncio.to_thread(agent.close)
-        ended, _ = await asyncio.wait(waiting, timeout=PATIENCE_S)
+        ended, _ = await asyncio.wait(waiting, timeout=TIMEOUT_S)
         assert len(ended) == 2
         assert isinstance(waiting[0].exception(), forebay.CancelledError)
         assert isinstance(waiting[1].exception(), forebay.PeerLostError)
@@ -471,7 +471,7 @@ def test_memory_that_is_not_registered_any_more_is_refused(agent: forebay.Agent)
         with pytest.raises(forebay.ForebayError):
             transfer = agent.transfer("read", here, there)
             transfer.post()
-            transfer.wait(PATIENCE_S)
+            transfer.wait(TIMEOUT_S)
 
 
 def test_importing_loads_neither_numpy_nor_torch() -> None:

@@ -21,7 +21,7 @@ import forebay
 from forebay.nixl._api import nixl_agent, nixl_agent_config
 from forebay.pages import Pages
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 CHUNK_BYTES = LAYERS * LAYER_BYTES
 # Twice as long as a client waits for a node.
 LONGER_THAN_PATIENCE_S = 4.0
@@ -49,7 +49,7 @@ def in_child(act: Callable[[], str]) -> str:
             os.write(writer, said.encode()[:4096])
             os._exit(0)
     os.close(writer)
-    ready, _, _ = select.select([reader], [], [], PATIENCE_S)
+    ready, _, _ = select.select([reader], [], [], TIMEOUT_S)
     if not ready:
         os.kill(child, signal.SIGKILL)
     said = os.read(reader, 4096).decode() if ready else "it hangs"
@@ -149,7 +149,7 @@ def test_every_call_of_an_agent_raises_in_a_child() -> None:
     remote = agent.prepare([(offered.address, 4096, 0)], peer="there")
     transfer = agent.transfer("read", local, remote)
     transfer.post()
-    assert transfer.wait(PATIENCE_S)
+    assert transfer.wait(TIMEOUT_S)
     calls: dict[str, Callable[[], object]] = {
         "address": lambda: agent.address,
         "register_memory": lambda: agent.register_memory(bytearray(10)),
@@ -180,7 +180,7 @@ def test_every_call_of_an_agent_raises_in_a_child() -> None:
     assert in_child(refused(calls)) == ""
     theirs[:] = b"\x05" * 4096
     transfer.post()
-    assert transfer.wait(PATIENCE_S) and memory == theirs
+    assert transfer.wait(TIMEOUT_S) and memory == theirs
     agent.notify("there", b"heard")
     assert other.take_notifications() == [("here", b"heard")]
     agent.close()
@@ -208,7 +208,7 @@ def test_every_call_of_a_paged_cache_raises_in_a_child(daemon: Daemon) -> None:
     assert in_child(refused(calls)) == ""
     until(lambda: cache.is_connected)
     cache.store(1, [(bytes(32), None, 64)], [table])
-    assert cache.wait_stored([1], PATIENCE_S) and cache.take_ended() == ([], [(1, [])])
+    assert cache.wait_stored([1], TIMEOUT_S) and cache.take_ended() == ([], [(1, [])])
     cache.close()
 
 
@@ -306,7 +306,7 @@ def test_handles_of_nixl_belong_to_the_process_that_made_them() -> None:
     assert in_child(act) == ""
     agent.send_notif("forks", b"to itself")
     assert agent.get_new_notifs() == {"forks": [b"to itself"]}
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as connection:
         assert connection.recv(4) == b"FBMX", "the listener is the parent's"
 
 

@@ -22,7 +22,7 @@ from forebay.nixl import _bindings, _exchange
 from forebay.nixl._api import nixl_agent, nixl_agent_config, nixl_xfer_handle
 
 MIB = 1 << 20
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 NAMES = (f"agent-{number}" for number in itertools.count())
 
 
@@ -320,7 +320,7 @@ def test_a_listener_outlives_what_is_not_for_it(tmp_path: Path, monkeypatch: pyt
     for hostile in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, b"\x01\xff\xff\xff\xff", b""):
         # The listener may close before all of it is said.
         with socket.create_connection(("127.0.0.1", port)) as probe, contextlib.suppress(OSError):
-            probe.settimeout(PATIENCE_S)
+            probe.settimeout(TIMEOUT_S)
             probe.sendall(hostile)
             probe.shutdown(socket.SHUT_WR)
             while probe.recv(4096):

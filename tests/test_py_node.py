@@ -20,7 +20,7 @@ import forebay
 from forebay.pages import Pages
 
 HERE = pathlib.Path(__file__).parent
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 LAYERS, LAYER_BYTES, BLOCK_BYTES = 4, 24_000, 8_000
 NAMESPACE = bytes(range(32))
 
@@ -104,9 +104,9 @@ def test_what_a_node_has_is_said_without_waiting_for_it(daemon: Daemon) -> None:
     ids = forebay.chunk_ids(NAMESPACE, list(range(768)), 256)
     for parent, id in ((None, ids[0]), (ids[0], ids[1])):
         assert node.store(id, parent, layers_at(memory.address)).wait()
-    assert node.find([ids]).wait(PATIENCE_S) == (2, 0, 0)
-    assert node.find([ids, ids[:1]]).wait(PATIENCE_S) == (1, 0, 0), "each chunk needs both parts"
-    assert node.find([ids, []]).wait(PATIENCE_S) == (0, 0, 0)
+    assert node.find([ids]).wait(TIMEOUT_S) == (2, 0, 0)
+    assert node.find([ids, ids[:1]]).wait(TIMEOUT_S) == (1, 0, 0), "each chunk needs both parts"
+    assert node.find([ids, []]).wait(TIMEOUT_S) == (0, 0, 0)
 
     def leases() -> int:
         stats = node.stats()
@@ -124,10 +124,10 @@ def test_what_a_node_has_is_said_without_waiting_for_it(daemon: Daemon) -> None:
     finding, hold = node.find([ids]), node.hold(ids)
     assert finding.wait() is None and finding.wait(0.01) is None
     assert node.is_connected, "they have waited until it was taken for dead"
-    assert finding.wait(PATIENCE_S) == (0, 0, 0), "it is taken for dead"
+    assert finding.wait(TIMEOUT_S) == (0, 0, 0), "it is taken for dead"
     hold.release()
     daemon.process.send_signal(signal.SIGCONT)
-    until(lambda: node.find([ids]).wait(PATIENCE_S) == (2, 0, 0))
+    until(lambda: node.find([ids]).wait(TIMEOUT_S) == (2, 0, 0))
 
 
 def test_others_go_on_while_one_thread_lets_go_of_what_a_frozen_node_kept(daemon: Daemon) -> None:
@@ -156,7 +156,7 @@ def test_others_go_on_while_one_thread_lets_go_of_what_a_frozen_node_kept(daemon
 
     letting_go = threading.Thread(target=let_go)
     letting_go.start()
-    assert begun.wait(PATIENCE_S)
+    assert begun.wait(TIMEOUT_S)
     time.sleep(0.1)
     assert not ended.is_set(), "this thread stood still until then"
     filling.join()

@@ -15,7 +15,7 @@ from test_py_node import Daemon
 import forebay
 
 LAYERS, PAGES, CHUNK_TOKENS, CELL_BYTES = 3, 64, 64, 24
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 TOKENS = 3 * CHUNK_TOKENS + 21
 NAMESPACE = {
     "weights": bytes(32),
@@ -88,7 +88,7 @@ class Engine:
         parents = [None, *ids[:-1]]
         sizes = [min(CHUNK_TOKENS, TOKENS - n * CHUNK_TOKENS) for n in range(len(ids))]
         self.cache.store(job, list(zip(ids, parents, sizes, strict=True)), [blocks])
-        assert self.cache.wait_stored([job], PATIENCE_S)
+        assert self.cache.wait_stored([job], TIMEOUT_S)
         assert self.cache.take_ended() == ([], [(job, list(missing))])
 
     def load(
@@ -228,7 +228,7 @@ def test_a_frozen_node_ends_no_load_late(daemon: Daemon) -> None:
     [(_, tokens, why)], _ = engine.cache.take_ended()
     assert tokens == 0 and why, "it has waited until somebody thawed the node"
     [(job, seconds, late)] = engine.cache.take_bubbles()
-    assert job == 1 and 0.2 < seconds < PATIENCE_S and late == 1, "what a step waited for it is told"
+    assert job == 1 and 0.2 < seconds < TIMEOUT_S and late == 1, "what a step waited for it is told"
     daemon.process.send_signal(signal.SIGCONT)
 
 
@@ -242,7 +242,7 @@ def test_a_frozen_node_ends_all_loads_in_the_background_in_bounded_time(daemon: 
         engine.cache.load(
             job, [(ids, 0, 0, 2)], [engine.blocks(7)], tokens=TOKENS, layerwise=False, limit_us=300_000
         )
-    assert engine.cache.wait_loaded(jobs, PATIENCE_S), "whoever thaws the node"
+    assert engine.cache.wait_loaded(jobs, TIMEOUT_S), "whoever thaws the node"
     loads, _ = engine.cache.take_ended()
     assert sorted(job for job, _, _ in loads) == jobs and {tokens for _, tokens, _ in loads} == {0}
     assert engine.cache.take_bubbles() == [], "no step has waited"
@@ -264,7 +264,7 @@ def test_a_closed_cache_is_touched_by_nobody(daemon: Daemon) -> None:
         engine.cache.load(job, [(ids, 0, 0, 2)], [engine.blocks(3)], tokens=TOKENS, layerwise=job % 2 == 0)
     engine.cache.close()
     engine.pages[:] = 0
-    assert engine.cache.wait_loaded(list(range(8)), PATIENCE_S)
+    assert engine.cache.wait_loaded(list(range(8)), TIMEOUT_S)
     assert not engine.pages.any()
     with pytest.raises(forebay.PeerLostError, match="closed"):
         engine.cache.load(9, [(ids, 0, 0, 2)], [engine.blocks(3)], tokens=TOKENS, layerwise=True)

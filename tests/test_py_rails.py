@@ -12,7 +12,7 @@ import forebay
 
 BLOCK = 26_000
 BLOCKS = 200
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def need_ucx() -> None:
@@ -50,7 +50,7 @@ def bytes_arrive(one: forebay.Agent, two: forebay.Agent, operation: Literal["rea
     theirs = one.prepare([(there.address + BLOCK * block, BLOCK, 0) for block in range(BLOCKS)], peer="two")
     transfer = one.transfer(operation, mine, theirs, remote_indices=order)
     transfer.post()
-    assert transfer.wait(PATIENCE_S)
+    assert transfer.wait(TIMEOUT_S)
     for at, other in enumerate(order):
         to, of = (other, at) if operation == "write" else (at, other)
         assert target.read(BLOCK * to, BLOCK) == data[BLOCK * of : BLOCK * (of + 1)], f"block {at}"

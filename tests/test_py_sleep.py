@@ -16,7 +16,7 @@ from vllm_standin import Machine
 
 import forebay.vllm
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 @pytest.fixture
@@ -225,12 +225,12 @@ def test_copies_run_while_the_rest_is_mapped(
 
     def on_map(data: vllm_standin.AllocationData) -> None:
         if data.tag == "kv_cache":
-            met.append(copying.wait(PATIENCE_S))
+            met.append(copying.wait(TIMEOUT_S))
             kv_mapped.set()
 
     def on_batch() -> None:
         copying.set()
-        met.append(kv_mapped.wait(PATIENCE_S))
+        met.append(kv_mapped.wait(TIMEOUT_S))
 
     machine.gpu.on_map, machine.copier.on_batch = on_map, on_batch
     backend.resume()

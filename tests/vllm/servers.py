@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import BLOCK, ENGINE_S, ENVIRONMENT, PYTHON
-from processes import PATIENCE_S, free_port, until
+from processes import TIMEOUT_S, free_port, until
 
 MODEL_NAME = "tiny"
 
@@ -48,7 +48,7 @@ class Process:
 
     def page(self, path: str) -> str:
         """What it answers to a GET."""
-        with urllib.request.urlopen(self.base + path, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(self.base + path, timeout=TIMEOUT_S) as answer:
             return str(answer.read().decode())
 
     def complete(self, tokens: list[int], count: int, **more: Any) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Process:
         asked |= {"ignore_eos": True, "skip_special_tokens": False} | more  # All tokens are seen.
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.base + "/v1/completions", json.dumps(asked).encode(), headers)
-        return urllib.request.urlopen(request, timeout=PATIENCE_S)
+        return urllib.request.urlopen(request, timeout=TIMEOUT_S)
 
     def counters(self) -> dict[str, float]:
         """The counters of its page of metrics by name, summed over labels."""

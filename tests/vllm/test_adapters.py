@@ -14,7 +14,7 @@ from vllm.lora.request import LoRARequest  # noqa: E402
 from forebay.vllm.connector import compat  # noqa: E402
 from forebay.vllm.connector.adapters import Adapter, Adapters  # noqa: E402
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def write(folder: Path, weights: bytes, config: str = "{}", name: str = "adapter
 def find(adapters: Adapters, folder: Path | str, name: str = "a", number: int = 1, **more: Any) -> Any:
     """What is found for a request, which vLLM makes."""
     asked = LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(folder), **more)
-    return adapters.find(asked).result(PATIENCE_S)
+    return adapters.find(asked).result(TIMEOUT_S)
 
 
 def test_an_adapter_is_its_weights_and_its_configuration(adapters: Adapters, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from vllm.v1.kv_offload.tiering.manager import (  # noqa: E402
 from forebay.vllm import register  # noqa: E402
 from forebay.vllm.tiering import ForebayTierManager  # noqa: E402
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 ROWS, ROW_BYTES = 8, 65_536
 WEIGHTS = "ab" * 32
 
@@ -74,7 +74,7 @@ class Engine:
         self.tiering.on_schedule_end(ScheduleEndContext(new_req_ids=[], preempted_req_ids=[]))
 
     def until_idle(self) -> None:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while self.tiering.has_pending_work():
             assert time.monotonic() < end, "a job has not ended"
             self.step()
@@ -91,7 +91,7 @@ class Engine:
 
     def find(self, request: ReqContext, keys: list[bytes]) -> list[LookupResult]:
         """Asks step by step, as the scheduler does, until each answer is final."""
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while True:
             found = [self.tiering.lookup(key, request) for key in keys]
             if not {LookupResult.RETRY, LookupResult.HIT_PENDING}.intersection(found):
@@ -234,20 +234,20 @@ def test_reset_waits_until_nothing_touches_the_cpu_tier(node: Node) -> None:
 
     def slowly(keys: list[bytes], places: list[list[tuple[int, int]]]) -> list[bool]:
         began.set()
-        assert may_go_on.wait(PATIENCE_S)
+        assert may_go_on.wait(TIMEOUT_S)
         return store(keys, places)
 
     engine.tier._pages.store = slowly
     request, blocks = engine.request("a"), blocks_of(2)
     engine.tiering.prepare_store(list(blocks), request)
     engine.tiering.complete_store(list(blocks), request)
-    assert began.wait(PATIENCE_S)
+    assert began.wait(TIMEOUT_S)
     reset = threading.Thread(target=engine.tiering.reset_cache)
     reset.start()
     reset.join(0.2)
     assert reset.is_alive()
     may_go_on.set()
-    reset.join(PATIENCE_S)
+    reset.join(TIMEOUT_S)
     assert not reset.is_alive()
     engine.end()
 

@@ -21,7 +21,7 @@ from forebay.vllm.connector.matcher import Matcher
 from forebay.vllm.connector.tracked import Found
 from forebay.vllm.tiering import ForebayTierManager
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 NUMBERS = itertools.count()
 
 
@@ -63,7 +63,7 @@ class AtOnce(ForebayTierManager):
         self.completed_jobs = []
 
     def lookup(self, key, req_context):
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while (found := super().lookup(key, req_context)) is LookupResult.RETRY:
             assert time.monotonic() < end
             super().on_schedule_end(None)
@@ -126,7 +126,7 @@ class InPlaceOfFiles(ForebayTierManager):
 
     def on_schedule_end(self, context):
         super().on_schedule_end(context)
-        lookups, end = self._lookup_manager, time.monotonic() + PATIENCE_S
+        lookups, end = self._lookup_manager, time.monotonic() + TIMEOUT_S
         # The tests give an answer one second.
         while any(state.result is None for state in lookups._lookup_state.values()):
             assert time.monotonic() < end

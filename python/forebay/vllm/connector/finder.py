@@ -25,11 +25,11 @@ class Finder:
     def __init__(self, node: forebay.Node, facts: Facts, clock: Callable[[], float]) -> None:
         """Asks that node."""
         self.node, self.facts, self.clock = node, facts, clock
-        self.patience_s = STEP_WAIT_S
+        self.wait_budget_s = STEP_WAIT_S
 
     def new_step(self) -> None:
         """All answers that a step waits for have this time together."""
-        self.patience_s = STEP_WAIT_S
+        self.wait_budget_s = STEP_WAIT_S
 
     def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int) -> Asked:
         """Asks what is there of `ids`. Keeps nothing in the node."""
@@ -47,10 +47,10 @@ class Finder:
     def said(self, finding: forebay.Finding) -> tuple[int, int, int] | None:
         """What the node has said, or says within the time that this step still has for it."""
         counts = finding.wait()
-        if counts is None and self.patience_s > 0:
+        if counts is None and self.wait_budget_s > 0:
             before = self.clock()
-            counts = finding.wait(self.patience_s)
-            self.patience_s -= self.clock() - before
+            counts = finding.wait(self.wait_budget_s)
+            self.wait_budget_s -= self.clock() - before
         return counts
 
     def ask_state(self, found: Found) -> Asked:
