@@ -346,7 +346,7 @@ def test_a_store_begins_behind_what_a_drafter_writes(idle: bool) -> None:
     """vLLM asks what has ended before a drafter has computed, and says that all was computed behind it."""
     half = worker()
     half.unsent, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
-    half.rest = lambda step, ended: None
+    half.back_off = lambda step, ended: None
     store = Store(5, [[(bytes(32), None, CHUNK)]], [])
     half.step = Step(1, idle=idle, stores=[store], sent={"one": [5]})
     assert half.ended() == (None, None), "its blocks are still to be read"
@@ -378,7 +378,7 @@ def test_an_engine_that_waits_rests_unless_others_wait_for_each_of_its_steps(oth
     half.cache = SimpleNamespace(wait_loaded=lambda jobs, limit_s: waited.append(limit_s))
     half.loads, half.stores, half.idle_steps = {1: None}, set(), 0
     parallel, model = SimpleNamespace(data_parallel_size=2), SimpleNamespace(is_moe=others_wait)
-    half.may_rest = not compat.in_lockstep(SimpleNamespace(parallel_config=parallel, model_config=model))
+    half.may_back_off = not compat.in_lockstep(SimpleNamespace(parallel_config=parallel, model_config=model))
     for number in range(6):
-        half.rest(Step(number, idle=True), False)
+        half.back_off(Step(number, idle=True), False)
     assert waited == ([] if others_wait else [0.0002, 0.0005, 0.001, 0.002, 0.002, 0.002])

@@ -45,7 +45,7 @@ class WorkerHalf:
         groups = groups_of(kv_cache_config)
         self.chunk_tokens = chunk_tokens_of(settings, groups)
         self.is_alone = is_alone(vllm_config)
-        self.may_rest = not compat.in_lockstep(vllm_config)
+        self.may_back_off = not compat.in_lockstep(vllm_config)
         self.as_one = fail_as_one(groups)
         named = list(zip(groups, kv_cache_config.kv_cache_groups, strict=True))
         self.groups = [one for one, _ in named if not one.state]
@@ -275,7 +275,7 @@ class WorkerHalf:
         for name in sent:
             del self.unsent[name]
         received, self.received = self.received, set()
-        self.rest(step, bool(sent or received))
+        self.back_off(step, bool(sent or received))
         return sent or None, received or None
 
     def take(self) -> None:
@@ -316,10 +316,10 @@ class WorkerHalf:
             bad = pages[tokens // group.block_tokens :]
             yield from bad[bad >= 0].tolist()
 
-    def rest(self, step: Step, ended: bool) -> None:
+    def back_off(self, step: Step, ended: bool) -> None:
         """An engine with nothing to compute asks again and again; others need the processor meanwhile."""
         assert self.cache is not None
-        if not step.idle or ended or step.loads or not self.may_rest:
+        if not step.idle or ended or step.loads or not self.may_back_off:
             self.idle_steps = 0
             return
         limit_s = IDLE_S[min(self.idle_steps, len(IDLE_S) - 1)]
