@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (  # no
 
 from forebay.vllm.connector import ForebayConnector, compat  # noqa: E402
 from forebay.vllm.connector.metadata import Ended, Report, Step, Store  # noqa: E402
-from forebay.vllm.connector.tracked import Coming, Found  # noqa: E402
+from forebay.vllm.connector.tracked import Found, PendingHandover  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
 CHUNKS = 4
@@ -204,9 +204,9 @@ def test_an_aborted_requests_blocks_are_vllms_to_free_whatever_is_being_stored()
 
 def test_leases_of_a_hand_over_end_where_nothing_is_left_to_load() -> None:
     place = Place()
-    place.one.coming = Coming(Found(place.half.facts.shape, [[]], 0), 0.0)
+    place.one.pending_handover = PendingHandover(Found(place.half.facts.shape, [[]], 0), 0.0)
     place.begin(1, 0)
-    assert place.one.coming is None
+    assert place.one.pending_handover is None
 
 
 def test_what_a_load_brought_before_a_reset_is_not_stored_under_the_new_names() -> None:

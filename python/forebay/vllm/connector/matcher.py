@@ -11,7 +11,7 @@ from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.load_or_compute import CostModel
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.stats import Counts
-from forebay.vllm.connector.tracked import Asked, Coming, Found, Ids, Tracked
+from forebay.vllm.connector.tracked import Asked, Found, Ids, PendingHandover, Tracked
 
 # What was found is true for so long; vLLM asks again with every step while a request has no room.
 FRESH_S = 0.005
@@ -72,18 +72,18 @@ class Matcher:
 
     def handed_over(self, one: Tracked, now: float) -> Found | None:
         """All that the prefiller stores, or what is there when nothing has come for a while."""
-        if one.coming is None:
-            one.coming = Coming(self.promised(one), now)
-        coming, promised = one.coming, one.coming.promised
+        if one.pending_handover is None:
+            one.pending_handover = PendingHandover(self.promised(one), now)
+        pending, promised = one.pending_handover, one.pending_handover.promised
         if one.asked is None:
-            if now < coming.ask_s:
+            if now < pending.ask_s:
                 return None
-            coming.asked_s = now
+            pending.asked_s = now
         answers = self.answers(one, lambda: self.ask_whole(promised))
         if answers is None:
             return None
         found, is_whole = answers[0], self.is_whole(promised, answers)
-        if not is_whole and not self.gave_up(coming, found):
+        if not is_whole and not self.gave_up(pending, found):
             return None
         self.counts.add("handovers" if is_whole else "handovers_late")
         one.ticket = None
@@ -114,17 +114,17 @@ class Matcher:
             chunks = found.chunks if self.facts.has_windows else found.in_memory
             one.known = min(chunks, found.tokens // self.facts.chunk_tokens)
 
-    def gave_up(self, coming: Coming, found: Found) -> bool:
+    def gave_up(self, pending: PendingHandover, found: Found) -> bool:
         """Whether the rest is not waited for any more. What is new comes nearer meanwhile.
 
         An answer is of when it was asked for: vLLM looks at nobody, maybe for minutes, while it has no room.
         """
-        if found.chunks > coming.chunks:
+        if found.chunks > pending.chunks:
             if found.chunks > found.in_memory:
-                coming.holds += self.finder.bring([ids[coming.chunks :] for ids in found.ids])
-            coming.chunks, coming.since_s = found.chunks, coming.asked_s
-        waited_s = coming.asked_s - coming.since_s
-        coming.ask_s = coming.asked_s + min(ASK_AGAIN_S, waited_s / 8)
+                pending.holds += self.finder.bring([ids[pending.chunks :] for ids in found.ids])
+            pending.chunks, pending.since_s = found.chunks, pending.asked_s
+        waited_s = pending.asked_s - pending.since_s
+        pending.ask_s = pending.asked_s + min(ASK_AGAIN_S, waited_s / 8)
         return waited_s >= self.settings.handover_wait_s
 
     def promised(self, one: Tracked) -> Found:

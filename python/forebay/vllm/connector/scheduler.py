@@ -275,7 +275,7 @@ class SchedulerHalf:
             self.load(one, external)
         one.since = self.jobs
         # What kept a prefiller's chunks until now, and what the node has not answered yet.
-        one.coming = one.asked = one.states = None
+        one.pending_handover = one.asked = one.states = None
 
     def blocks_lost(self, name: str) -> None:
         """A request starts over when the load has ended that it waits for: others' blocks were wrong."""

@@ -114,7 +114,7 @@ class States:
 
 
 @dataclass
-class Coming:
+class PendingHandover:
     """What a prefiller stores for a request, while it does."""
 
     promised: Found
@@ -170,7 +170,7 @@ class Tracked:
     resets: int = 0  # before its chunks were named
     other_ids: dict[Shape, Ids] = field(default_factory=dict)  # as engines of these shapes name them
     ticket: Ticket | None = None
-    coming: Coming | None = None  # what the ticket promises, as far as it has come
+    pending_handover: PendingHandover | None = None  # what the ticket promises, as far as it has come
     asked: list[Asked] | None = None  # of the node, and not all of it was answered yet
     states: States | None = None  # the same, behind that
     found: Found | None = None
@@ -225,7 +225,7 @@ class Tracked:
 
     def forget(self) -> None:
         """What was found has another name now. What its blocks hold is not stored under that."""
-        self.asked = self.states = self.found = self.handed = self.ticket = self.coming = None
+        self.asked = self.states = self.found = self.handed = self.ticket = self.pending_handover = None
         self.chunk_limit = None
         self.known = self.state = 0
         self.gap = self.stale = bool(self.blocks)
