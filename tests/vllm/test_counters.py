@@ -51,7 +51,7 @@ class CacheThatCounts:
 
 def a_worker_that_counts() -> Any:
     half: Any = object.__new__(WorkerHalf)
-    half.cache, half.deltas, half.bubbles, half.report = CacheThatCounts(), Deltas(), [], Report(0)
+    half.cache, half.deltas, half.stalls, half.report = CacheThatCounts(), Deltas(), [], Report(0)
     half.loads, half.layerwise, half.lost, half.stores, half.received = {}, set(), set(), set(), set()
     return half
 

@@ -70,7 +70,7 @@ class WorkerHalf:
         self.received: set[str] = set()
         self.idle_steps = 0
         self.deltas = Deltas()
-        self.bubbles: list[float] = []  # seconds that a step waited, of each load that one waited for
+        self.stalls: list[float] = []  # seconds that a step waited, of each load that one waited for
 
     def register(self, tensors: dict[str, Any]) -> None:
         """The KV cache is there, if the model has any. Layers of a group that have the same pages are one.
@@ -283,7 +283,7 @@ class WorkerHalf:
         assert self.cache is not None
         loads, stores = self.cache.take_ended()
         self.report.rates += self.cache.take_measured()
-        self.bubbles += [seconds for _, seconds, _ in self.cache.take_bubbles()]
+        self.stalls += [seconds for _, seconds, _ in self.cache.take_bubbles()]
         for job, tokens, why in loads:
             self.load_ended(job, tokens, why)
         for job, missing in stores:
@@ -344,8 +344,8 @@ class WorkerHalf:
         report = self.report
         if self.cache is None or not (report.loads or report.stores):
             return None
-        bubbles, self.bubbles = self.bubbles, []
-        return with_values(self.deltas.take(self.cache.stats()), "load_bubble_seconds", bubbles)
+        stalls, self.stalls = self.stalls, []
+        return with_values(self.deltas.take(self.cache.stats()), "load_bubble_seconds", stalls)
 
     def close(self) -> None:
         """Returns when nothing touches the tensors any more."""
