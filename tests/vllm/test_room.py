@@ -1,7 +1,7 @@
 """Requests without room, before and beside those that are loaded in the background: all of them end, rightly.
 
 The pool of blocks is too small for two of them. vLLM stops looking at requests that wait at the first
-one without room, and blocks of a load come back when its request ends (`holders.py`).
+one without room, and blocks of a load come back when its request ends (`admission.py`).
 """
 
 from collections.abc import Iterator

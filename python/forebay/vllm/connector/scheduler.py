@@ -17,12 +17,12 @@ import forebay
 from forebay.errors import InvalidError
 from forebay.vllm.connector import compat, handover, step_recovery
 from forebay.vllm.connector.adapters import Adapter, Adapters
+from forebay.vllm.connector.admission import LoadAdmission
 from forebay.vllm.connector.config import Settings
 from forebay.vllm.connector.corrections import Corrections, before_counts_are_read
 from forebay.vllm.connector.events import Events
 from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.groups import fail_as_one
-from forebay.vllm.connector.holders import Holders
 from forebay.vllm.connector.load_mode import LoadMode, choose_load_mode, layerwise_is_possible
 from forebay.vllm.connector.load_or_compute import CostModel
 from forebay.vllm.connector.matcher import Matcher
@@ -77,7 +77,7 @@ class SchedulerHalf:
         self.volatile = 0 if vllm_config.speculative_config is None else 1
         self.workers = parallel.world_size
         self.longest, self.ahead, self.step_tokens = compat.most_tokens(vllm_config)
-        self.holders = Holders(blocks)
+        self.admission = LoadAdmission(blocks)
         block_tokens = facts.groups[0].block_tokens
         self.corrections = Corrections(facts.chunk_tokens, block_tokens, is_alone(vllm_config))
         before_counts_are_read()
@@ -161,19 +161,19 @@ class SchedulerHalf:
         """How many tokens behind the `held` ones the node has, and whether they come in the background.
 
         Keeps nothing in the node. None: ask again, the node has not answered yet, the chunks of a hand-over
-        are still coming, or others come first (`holders`).
+        are still coming, or others come first (`admission`).
         """
         name = request.request_id
-        self.holders.left(name)
+        self.admission.left(name)
         self.corrections.asked(self.tracked.get(name), request)
-        if self.holders.come_first:
+        if self.admission.loaded_go_first:
             return None, False
         tokens, in_background = self.there(request, held)
         if in_background:
-            if self.holders.is_stuck:
+            if self.admission.is_stuck:
                 tokens, in_background = 0, False
                 logger.warning_once("request %s has no room for its load: it is computed", name)
-            elif not self.holders.may_begin(self.blocks_of(request)):
+            elif not self.admission.may_begin(self.blocks_of(request)):
                 return None, False
         if tokens is not None:
             self.corrections.told[name] = held
@@ -250,7 +250,7 @@ class SchedulerHalf:
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """A request got blocks: all of them are told. `external` of its tokens are to be loaded into them."""
         one = self.tracked.get(request.request_id)
-        self.holders.left(request.request_id)
+        self.admission.left(request.request_id)
         self.corrections.admitted(one, request, external, self.may_load(request))
         table = [[0 if block.is_null else block.block_id for block in group] for group in blocks.blocks]
         if one is None:
@@ -332,7 +332,7 @@ class SchedulerHalf:
         self.corrections.load_began(one.loading)
         if not one.layerwise:
             self.running.discard(one.name)
-            self.holders.began(one.name, self.blocks_of(one.request))
+            self.admission.load_began(one.name, self.blocks_of(one.request))
         for tier, chunks in one.loading.tiers.items():
             if chunks:
                 self.counts.add(f"tokens_{tier}", chunks * size)
@@ -356,7 +356,7 @@ class SchedulerHalf:
 
     def received(self, names: Iterable[str]) -> None:
         """vLLM has heard that these requests' loads in the background have ended."""
-        self.holders.load_ended(names)
+        self.admission.load_ended(names)
 
     def state_of(self, one: Tracked, found: Found) -> tuple[list[bytes], Pages]:
         """The state at the end of what was found, of each rank, and the blocks that it goes to."""
@@ -373,7 +373,7 @@ class SchedulerHalf:
         """A request ended. True: its blocks are still read."""
         self.running.discard(request.request_id)
         self.unnamed.pop(request.request_id, None)
-        self.holders.left(request.request_id)
+        self.admission.left(request.request_id)
         self.corrections.left(request.request_id)
         self.leave(request.request_id, blocks)
         one = self.tracked.pop(request.request_id, None)
@@ -409,7 +409,7 @@ class SchedulerHalf:
         self.follow(output)
         tokens, requests = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
         told = self.corrections.told
-        self.holders.end_pass(bool(told), idle=not (tokens or self.loading or self.freeing))
+        self.admission.end_pass(bool(told), idle=not (tokens or self.loading or self.freeing))
         told.clear()
         if 0 < tokens == requests and not (self.fresh or self.new_loads or self.unstored or self.leaving):
             return NOTHING  # As in most steps.

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 IDLE_PASSES = 8
 
 
-class Holders:
+class LoadAdmission:
     """What vLLM's scheduler is told in a pass, so that blocks come back."""
 
     def __init__(self, blocks: int) -> None:
@@ -33,7 +33,9 @@ class Holders:
         self.needs: dict[str, int] = {}  # blocks in full, of those that wait with some
         self.ended: set[str] = set()  # of them, whose load has ended
         self.is_full = False  # in this pass a load had to wait: those that are asked for later wait too
-        self.is_theirs = False  # this pass: all others are passed over until no load that has ended is left
+        self.favours_loaded = (
+            False  # this pass: all others are passed over until no load that has ended is left
+        )
         self.idle_passes = 0  # in a row, in which somebody was refused while nothing was under way
 
     def may_begin(self, blocks: int) -> bool:
@@ -44,16 +46,16 @@ class Holders:
         return True
 
     @property
-    def come_first(self) -> bool:
+    def loaded_go_first(self) -> bool:
         """Whether who holds nothing is passed over now."""
-        return self.is_theirs and bool(self.ended)
+        return self.favours_loaded and bool(self.ended)
 
     @property
     def is_stuck(self) -> bool:
         """Whether vLLM refuses loads although nothing is in their way."""
         return self.idle_passes >= IDLE_PASSES
 
-    def began(self, name: str, blocks: int) -> None:
+    def load_began(self, name: str, blocks: int) -> None:
         """A request is loaded in the background, and needs so many blocks in full."""
         self.needs[name] = blocks
 
@@ -71,7 +73,7 @@ class Holders:
         `idle`: nothing is computed, loaded, or still to be stored.
         """
         self.is_full = False
-        self.is_theirs = refused and bool(self.ended) and not self.is_theirs
+        self.favours_loaded = refused and bool(self.ended) and not self.favours_loaded
         if not (idle and refused and not self.needs):
             self.idle_passes = 0
         else:

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
+from forebay.vllm.connector.admission import IDLE_PASSES, LoadAdmission  # noqa: E402
 from forebay.vllm.connector.groups import Group  # noqa: E402
-from forebay.vllm.connector.holders import IDLE_PASSES, Holders  # noqa: E402
 
 BLOCKS = 20
 
@@ -41,10 +41,10 @@ class Request:
 class Scheduler:
     """vLLM's, as far as it matters here."""
 
-    def __init__(self, requests: list[Request], by_priority: bool, holders: Holders) -> None:
+    def __init__(self, requests: list[Request], by_priority: bool, admission: LoadAdmission) -> None:
         self.skipped: list[Request] = []
         self.waiting, self.running = list(requests), []
-        self.by_priority, self.holders = by_priority, holders
+        self.by_priority, self.admission = by_priority, admission
         self.passes = 0
         self.answered: set[str] = set()
 
@@ -69,7 +69,7 @@ class Scheduler:
                 self.running.remove(one)
                 one.held = 0
         ended = [one.name for one in self.skipped if one.ends_pass == self.passes]
-        self.holders.load_ended(ended)
+        self.admission.load_ended(ended)
         passed_over: list[Request] = []
         while (queue := self.queue()) is not None:
             one = queue[0]
@@ -90,27 +90,27 @@ class Scheduler:
                 break
             queue.pop(0)
             one.held = wanted
-            self.holders.left(one.name)
+            self.admission.left(one.name)
             self.answered.discard(one.name)
             if background:
                 one.ends_pass = self.passes + one.load_passes
-                self.holders.began(one.name, one.full)
+                self.admission.load_began(one.name, one.full)
                 passed_over.append(one)
             else:
                 self.running.append(one)
         self.skipped[:0] = passed_over
         loads = any(one.ends_pass is not None for one in self.skipped)
-        self.holders.end_pass(bool(self.answered), idle=not self.running and not loads)
+        self.admission.end_pass(bool(self.answered), idle=not self.running and not loads)
         self.answered.clear()
         return len(self.running)
 
     def ask(self, one: Request) -> bool | None:
         """As the scheduler's half does."""
-        self.holders.left(one.name)
-        if self.holders.come_first or self.passes < one.comes_pass:
+        self.admission.left(one.name)
+        if self.admission.loaded_go_first or self.passes < one.comes_pass:
             return None
         background = one.loadable and not one.loaded
-        if background and not self.holders.may_begin(one.full):
+        if background and not self.admission.may_begin(one.full):
             return None
         self.answered.add(one.name)
         return background
@@ -138,55 +138,55 @@ def crowd(seed: int) -> list[Request]:
 @pytest.mark.parametrize("by_priority", [False, True])
 def test_all_requests_end_whoever_has_no_room(by_priority: bool) -> None:
     for seed in range(400):
-        scheduler = Scheduler(crowd(seed), by_priority, Holders(BLOCKS))
+        scheduler = Scheduler(crowd(seed), by_priority, LoadAdmission(BLOCKS))
         while scheduler.waiting or scheduler.skipped or scheduler.running:
             scheduler.run()
             assert scheduler.passes < 1000, f"seed {seed}: nothing ends any more"
 
 
 def test_whoever_is_passed_over_is_asked_again_in_the_next_pass() -> None:
-    holders = Holders(BLOCKS)
-    holders.began("loaded", 10)
-    holders.load_ended(["loaded", "of another connector"])
+    admission = LoadAdmission(BLOCKS)
+    admission.load_began("loaded", 10)
+    admission.load_ended(["loaded", "of another connector"])
     for _ in range(3):
-        assert not holders.come_first
-        holders.end_pass(refused=True, idle=False)
-        assert holders.come_first
-        holders.end_pass(refused=False, idle=False)
-    holders.end_pass(refused=True, idle=False)
-    holders.left("loaded")
-    assert not holders.come_first, "behind the last of them all are asked, also in this pass"
+        assert not admission.loaded_go_first
+        admission.end_pass(refused=True, idle=False)
+        assert admission.loaded_go_first
+        admission.end_pass(refused=False, idle=False)
+    admission.end_pass(refused=True, idle=False)
+    admission.left("loaded")
+    assert not admission.loaded_go_first, "behind the last of them all are asked, also in this pass"
 
 
 def test_nobody_is_passed_over_where_all_have_room() -> None:
-    holders = Holders(BLOCKS)
+    admission = LoadAdmission(BLOCKS)
     for name in ("one", "two"):
-        holders.began(name, 10)
-        holders.load_ended([name])
-        holders.end_pass(refused=False, idle=False)
-        assert not holders.come_first
+        admission.load_began(name, 10)
+        admission.load_ended([name])
+        admission.end_pass(refused=False, idle=False)
+        assert not admission.loaded_go_first
 
 
 def test_a_load_that_has_to_wait_keeps_its_place_before_others() -> None:
-    holders = Holders(BLOCKS)
-    assert holders.may_begin(BLOCKS + 5), "one always may"
-    holders.began("one", 10)
-    assert holders.may_begin(10) and not holders.may_begin(11)
-    assert not holders.may_begin(1), "it came later"
-    holders.end_pass(refused=False, idle=False)
-    assert holders.may_begin(1)
-    holders.left("one")
-    assert holders.may_begin(BLOCKS)
+    admission = LoadAdmission(BLOCKS)
+    assert admission.may_begin(BLOCKS + 5), "one always may"
+    admission.load_began("one", 10)
+    assert admission.may_begin(10) and not admission.may_begin(11)
+    assert not admission.may_begin(1), "it came later"
+    admission.end_pass(refused=False, idle=False)
+    assert admission.may_begin(1)
+    admission.left("one")
+    assert admission.may_begin(BLOCKS)
 
 
 def test_who_has_no_room_for_a_load_though_nothing_is_in_its_way_computes() -> None:
-    holders = Holders(BLOCKS)
+    admission = LoadAdmission(BLOCKS)
     for _ in range(IDLE_PASSES):
-        assert not holders.is_stuck
-        holders.end_pass(refused=True, idle=True)
-    assert holders.is_stuck
-    holders.end_pass(refused=False, idle=False)
-    assert not holders.is_stuck
+        assert not admission.is_stuck
+        admission.end_pass(refused=True, idle=True)
+    assert admission.is_stuck
+    admission.end_pass(refused=False, idle=False)
+    assert not admission.is_stuck
 
 
 @pytest.mark.parametrize(
