@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from forebay import Agent, Transfer
-from forebay._process import Maker
+from forebay._fork_guard import ForkGuard
 from forebay.errors import ForebayError, InvalidError
 
 
@@ -23,7 +23,7 @@ class Waiter:
     """
 
     def __init__(self, agent: Agent) -> None:
-        self._maker = Maker()
+        self._fork_guard = ForkGuard()
         self._agent = agent
         self._loop = asyncio.get_running_loop()
         self._under_way: dict[Transfer, asyncio.Future[None]] = {}
@@ -46,7 +46,7 @@ class Waiter:
         """Lets go of the agent. Coroutines that still wait are cancelled; their transfers are not."""
         if self._events is None:
             return
-        if self._maker.is_here:
+        if self._fork_guard.is_owner:
             for future in [*self._under_way.values(), *self._listening]:
                 future.cancel()
             # The loop's list of descriptors is the parent's too: a child leaves it as it is.
@@ -100,7 +100,7 @@ class Waiter:
         return self._messages.popleft()
 
     def _future(self) -> asyncio.Future[None]:
-        self._maker.check()
+        self._fork_guard.check()
         if self._events is None:
             raise InvalidError("the waiter is closed: nobody would be woken")
         return self._loop.create_future()

@@ -353,7 +353,7 @@ class Driver:
         from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
         from forebay.vllm.connector.media import media_of
-        from forebay.vllm.connector.tracked import Ids
+        from forebay.vllm.connector.tracked import ChunkIds
 
         names = set()
         for request in self.requests:
@@ -362,7 +362,7 @@ class Driver:
             media = media_of(request, facts.media)
             if media is None:
                 continue
-            ids = Ids(facts.shape, namespaces, facts.chunk_tokens, media)
+            ids = ChunkIds(facts.shape, namespaces, facts.chunk_tokens, media)
             ids.grow(request.all_token_ids)
             blocks = facts.chunk_tokens // self.scheduler.hash_block_size
             for number, parts in enumerate(zip(*ids.ranks, strict=True)):

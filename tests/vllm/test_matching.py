@@ -16,7 +16,7 @@ from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
 from forebay.vllm.connector.groups import Group  # noqa: E402
 from forebay.vllm.connector.matcher import Matcher  # noqa: E402
 from forebay.vllm.connector.stats import Counts  # noqa: E402
-from forebay.vllm.connector.tracked import Found, Tracked  # noqa: E402
+from forebay.vllm.connector.tracked import Found, TrackedRequest  # noqa: E402
 
 OTHER = Shape(2, BLOCK)
 
@@ -57,17 +57,17 @@ class Place:
         self.counts = Counts()
         self.matcher = Matcher(self.facts, made, finder, cost_model, self.counts, lambda: self.now)
 
-    def found(self, one: Tracked, after_s: float = 0.1) -> Found | None:
+    def found(self, one: TrackedRequest, after_s: float = 0.1) -> Found | None:
         self.now += after_s
         return self.matcher.found(one, 0)
 
-    def handed(self, shape: Shape) -> Tracked:
+    def handed(self, shape: Shape) -> TrackedRequest:
         """A request with a ticket for ten chunks."""
         one = self.request()
         one.ticket = handover.Ticket(10 * CHUNK, shape)
         return one
 
-    def request(self, chunks: int = 10) -> Tracked:
+    def request(self, chunks: int = 10) -> TrackedRequest:
         one = a_request(chunks * CHUNK, 0)
         one.request.cache_salt = None
         return one

@@ -19,7 +19,7 @@ pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vll
 from forebay.vllm.connector import media  # noqa: E402
 from forebay.vllm.connector.config import Shape  # noqa: E402
 from forebay.vllm.connector.media import TEXT, Item, Media  # noqa: E402
-from forebay.vllm.connector.tracked import Ids  # noqa: E402
+from forebay.vllm.connector.tracked import ChunkIds  # noqa: E402
 
 WORDS = 1020
 SHOWN = [WORDS, WORDS + 2, WORDS + 1]  # Where an image is, one token until vLLM makes it 64.
@@ -135,7 +135,7 @@ def test_an_image_that_its_client_has_named_is_left_alone(place: Place) -> None:
 
 
 def ids(tokens: list[int], seen: bytes, *items: Item) -> list[bytes]:
-    made = Ids(Shape(1, 16), [bytes(32)], CHUNK, Media(seen, items))
+    made = ChunkIds(Shape(1, 16), [bytes(32)], CHUNK, Media(seen, items))
     for end in (10, CHUNK + 1, len(tokens)):
         made.grow(tokens[:end])
     return made.ranks[0]
@@ -157,11 +157,13 @@ def test_names_of_chunks_follow_from_what_they_show_and_where_and_by_which_eyes(
     assert all(other[0] == base[0] and not set(other[1:]) & set(base) for other in others)
     later = ids(tokens, b"eyes", Item(a, 100, 100), Item(b, 300, 10))
     assert later[:4] == base[:4] and later[4] != base[4]
-    whole = Ids(Shape(1, 16), [bytes(32)], CHUNK, Media(b"eyes", (Item(a, 100, 100),)))
+    whole = ChunkIds(Shape(1, 16), [bytes(32)], CHUNK, Media(b"eyes", (Item(a, 100, 100),)))
     whole.grow(tokens)
     assert whole.ranks[0] == base
     tails = [
-        Ids(Shape(1, 16), [bytes(32)], CHUNK, Media(b"eyes", (Item(name, 70, 2),))).with_tail(tokens[:80], 0)
+        ChunkIds(Shape(1, 16), [bytes(32)], CHUNK, Media(b"eyes", (Item(name, 70, 2),))).with_tail(
+            tokens[:80], 0
+        )
         for name in (a, b)
     ]
     assert tails[0] != tails[1]
@@ -217,7 +219,7 @@ def test_a_chunk_is_named_by_what_it_shows_and_looks_at_little_else() -> None:
     items = [Looked(f"{number:064x}", number * every, 30) for number in range(count)]
     items.insert(0, Looked("sound", 0, 3 * every))
     seen = Media(bytes(32), tuple(items))
-    ids = Ids(Shape(1, 16), [bytes(32)], CHUNK, seen)
+    ids = ChunkIds(Shape(1, 16), [bytes(32)], CHUNK, seen)
     ids.grow(list(range(count * every)))
     assert looks < 20 * count, "a step of the engine waits for it"
     there = [item for item in items if item.first < 2 * CHUNK and item.first + item.tokens > CHUNK]

@@ -20,7 +20,7 @@ from forebay.vllm.connector.metadata import Ended, Kept, Report  # noqa: E402
 from forebay.vllm.connector.namespace import Facts  # noqa: E402
 from forebay.vllm.connector.scheduler import SchedulerHalf  # noqa: E402
 from forebay.vllm.connector.stats import Counts  # noqa: E402
-from forebay.vllm.connector.tracked import Found, Ids, Loading, Tracked  # noqa: E402
+from forebay.vllm.connector.tracked import ChunkIds, Found, Loading, TrackedRequest  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
 CHUNK, BLOCK = 64, 16
@@ -146,7 +146,7 @@ def test_a_load_is_as_good_as_at_the_worker_where_it_is_worst() -> None:
 def test_ids_grow_with_the_tokens_and_a_tail_has_one_of_its_own() -> None:
     tokens = list(range(200))
     ranks = [bytes(32), bytes(31) + b"1"]
-    grown, whole = (Ids(Shape(2, BLOCK), ranks, CHUNK, TEXT) for _ in range(2))
+    grown, whole = (ChunkIds(Shape(2, BLOCK), ranks, CHUNK, TEXT) for _ in range(2))
     for end in (10, 70, 130, 200):
         grown.grow(tokens[:end])
     whole.grow(tokens)
@@ -282,12 +282,12 @@ def test_an_answer_that_an_engine_without_room_looks_at_late_ends_no_hand_over()
     assert found.chunks == 10 and counts.totals == {"handovers": 1}
 
 
-def a_request(tokens: int, computed_chunks: int) -> Tracked:
+def a_request(tokens: int, computed_chunks: int) -> TrackedRequest:
     """A request of which so much is computed, with the blocks 1, 2, 3 ..."""
     request = SimpleNamespace(
         request_id="one", all_token_ids=list(range(tokens)), num_prompt_tokens=tokens, num_tokens=tokens
     )
-    one = Tracked(request, Ids(Shape(1, BLOCK), [bytes(32)], CHUNK, TEXT))
+    one = TrackedRequest(request, ChunkIds(Shape(1, BLOCK), [bytes(32)], CHUNK, TEXT))
     one.blocks = [list(range(1, 1 + -(-tokens // BLOCK)))]
     one.goal = computed_chunks
     one.ids.grow(request.all_token_ids)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from forebay import Agent, ForebayError, Prepared, Registration, Transfer
-from forebay._process import Maker
+from forebay._fork_guard import ForkGuard
 
 from . import _exchange, _settings
 from ._enums import nixl_cost_t, nixl_mem_t, nixl_status_t, nixl_thread_sync_t, nixl_xfer_op_t
@@ -85,7 +85,7 @@ class nixlAgent:
     def __init__(self, name: str, config: nixlAgentConfig) -> None:
         if not name:
             raise ValueError("an agent needs a name of at least one character")
-        self._maker = Maker()
+        self._fork_guard = ForkGuard()
         self._name = name
         self._config = config
         self._settings = _settings.read()
@@ -119,7 +119,7 @@ class nixlAgent:
     @translated
     def createBackend(self, name: str, options: dict[str, str]) -> int:
         """Starts the agent, under this name of its back end. Options that only UCX knows have no effect."""
-        self._maker.check()
+        self._fork_guard.check()
         defaults, _ = self.getPluginParams(name)
         unknown = options.keys() - defaults.keys()
         if unknown and name == "FOREBAY":
@@ -159,7 +159,7 @@ class nixlAgent:
     @property
     def forebay(self) -> Agent:
         """The agent below: completion by `fileno()`, statistics and more are there."""
-        self._maker.check()
+        self._fork_guard.check()
         if self._agent is None:
             raise failure(nixlNotFoundError, "this agent has no back end: create one first")
         return self._agent
@@ -182,7 +182,7 @@ class nixlAgent:
         return nixl_status_t.NIXL_SUCCESS
 
     def _register(self, memory: tuple[int, int]) -> None:
-        self._maker.check()
+        self._fork_guard.check()
         with self._memory_lock:
             held = self._registered.get(memory)
             if held:
@@ -191,7 +191,7 @@ class nixlAgent:
                 self._registered[memory] = [self.forebay.register_memory(memory)]
 
     def _deregister(self, memory: tuple[int, int]) -> None:
-        self._maker.check()
+        self._fork_guard.check()
         with self._memory_lock:
             held = self._registered.get(memory)
             if not held:
@@ -496,7 +496,7 @@ class nixlAgent:
         self, remote_agent: str | bytes, msg: str | bytes, backends: Sequence[int] = ()
     ) -> nixl_status_t:
         """Sends a message to a peer. Returns when the peer has it, and raises if it did not take it in."""
-        self._maker.check()
+        self._fork_guard.check()
         remote_agent = _text(remote_agent)
         if remote_agent == self._name:
             with self._lock:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
 
-from forebay._process import Maker
+from forebay._fork_guard import ForkGuard
 
 from . import _bindings, _lists
 from ._bindings import nixlRegDList, nixlRemoteDList, nixlXferDList, nixlXferTelemetry
@@ -33,12 +33,12 @@ class nixl_thread_sync_t(Enum):
 class _Handle:
     """Something of an agent, released once: by `release`, or with its last reference."""
 
-    __slots__ = ("_agent", "_handle", "_maker", "_released")
+    __slots__ = ("_agent", "_handle", "_fork_guard", "_released")
 
     def __init__(self, agent: _bindings.nixlAgent, value: int) -> None:
         self._agent = agent
         self._handle = value
-        self._maker = Maker()
+        self._fork_guard = ForkGuard()
         self._released = False
 
     def __repr__(self) -> str:
@@ -55,7 +55,7 @@ class _Handle:
 
     def __del__(self) -> None:
         # A child of `fork()` only forgets it: the parent goes on with it.
-        if self._maker.is_here:
+        if self._fork_guard.is_owner:
             self.release()
 
 

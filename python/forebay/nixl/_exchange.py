@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from forebay._process import Maker
+from forebay._fork_guard import ForkGuard
 
 from .logging import get_logger
 
@@ -107,7 +107,7 @@ class Listener:
     """Answers on a port until it is closed, each connection on a thread of its own: one may say nothing."""
 
     def __init__(self, address: tuple[str, int], token: bytes, answer: Callable[[int, bytes], bytes]) -> None:
-        self._maker = Maker()
+        self._fork_guard = ForkGuard()
         self._closed = False
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._socket = socket.create_server(address, family=family)
@@ -124,7 +124,7 @@ class Listener:
     def close(self) -> None:
         """Ends the thread. In a child of `fork()` it closes a descriptor alone: the parent has the socket."""
         self._closed = True
-        if not self._maker.is_here:
+        if not self._fork_guard.is_owner:
             self._socket.close()
             return
         try:

@@ -22,7 +22,7 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from forebay._forebay import Node, NodeMemory
-from forebay._process import Maker
+from forebay._fork_guard import ForkGuard
 from forebay.pages import Pages, Piece, check_digest, check_flag, check_socket, namespace, read_secret
 
 # vLLM's types, by the names of its newest version: `TransferJob` is `JobMetadata` in 0.26.
@@ -118,7 +118,7 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
         **newer: Any,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, **newer)
-        self._maker = Maker()
+        self._fork_guard = ForkGuard()
         assert primary_kv_view.strides is not None
         self._row_bytes = primary_kv_view.strides[0]
         self._keep_on_reset = check_flag("keep_on_reset", keep_on_reset)
@@ -184,14 +184,14 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
 
         vLLM calls it for resets alone: when weights become others, and whenever it falls asleep.
         """
-        self._maker.check()
+        self._fork_guard.check()
         wait(list(self._under_way))
         if not self._keep_on_reset:
             self._pages.forget()
 
     def shutdown(self) -> None:
         """Ends the threads and lets go of the CPU tier's memory. Jobs that have not begun do not move."""
-        self._maker.check()
+        self._fork_guard.check()
         self._lookup_manager.shutdown()
         for pool in (self._stores, self._loads):
             pool.shutdown(cancel_futures=True)
@@ -199,7 +199,7 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
         self._memory = None
 
     def _submit(self, pool: ThreadPoolExecutor, move: Any, job: TransferJob) -> None:
-        self._maker.check()
+        self._fork_guard.check()
         future = pool.submit(self._run, move, job)
         self._under_way.add(future)
         future.add_done_callback(self._under_way.discard)

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any
 
 from forebay.vllm.connector import compat, step_recovery
-from forebay.vllm.connector.tracked import Counted, Loading, Tracked
+from forebay.vllm.connector.tracked import Counted, Loading, TrackedRequest
 
 
 class Owed:
@@ -74,7 +74,7 @@ class Corrections:
         self.told: dict[str, int] = {}
         self.over: set[str] = set()  # requests that have started over
 
-    def asked(self, one: Tracked | None, request: Any) -> None:
+    def asked(self, one: TrackedRequest | None, request: Any) -> None:
         """vLLM asks for a request. If that was admitted before and not preempted, its load has
         failed, and it is counted anew.
         """
@@ -84,7 +84,7 @@ class Corrections:
             self.external.hits += one.counted.hits
             one.counted = None
 
-    def admitted(self, one: Tracked | None, request: Any, external: int, may_load: bool) -> None:
+    def admitted(self, one: TrackedRequest | None, request: Any, external: int, may_load: bool) -> None:
         """A request has its blocks, and vLLM counts it if it has asked what there is for it."""
         held = self.told.pop(request.request_id, None)
         if held is None:
@@ -104,7 +104,7 @@ class Corrections:
             last = load.held + load.external
             load.counted.hits += Counter(load.tiers_of(load.held, last, self.chunk_tokens))
 
-    def load_fell_short(self, one: Tracked, load: Loading) -> None:
+    def load_fell_short(self, one: TrackedRequest, load: Loading) -> None:
         """What a load did not bring is no hit, and was not cached."""
         came, end = load.first_chunk * self.chunk_tokens + load.usable, load.held + load.external
         if load.counted is not None:

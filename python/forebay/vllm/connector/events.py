@@ -15,7 +15,7 @@ from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored
 import forebay
 from forebay.vllm.connector import compat
 
-# Ids in a question to the node, one of which is under way at most: its socket has room for it, nobody waits.
+# Ids in a question to the node. At most one is under way, so its socket has room and nobody waits.
 ASK_IDS = 2048
 
 

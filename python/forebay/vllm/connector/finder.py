@@ -9,7 +9,7 @@ import forebay
 from forebay.vllm.connector.config import Shape
 from forebay.vllm.connector.metadata import Source
 from forebay.vllm.connector.namespace import Facts
-from forebay.vllm.connector.tracked import Asked, Found, States, state_id
+from forebay.vllm.connector.tracked import Found, Lookup, StateLookup, state_id
 
 # The node frees what it leased to an engine that died after this time.
 LEASE_TTL_US = 10_000_000
@@ -31,11 +31,11 @@ class Finder:
         """All answers that a step waits for have this time together."""
         self.wait_budget_s = STEP_WAIT_S
 
-    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int) -> Asked:
+    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int) -> Lookup:
         """Asks what is there of `ids`. Keeps nothing in the node."""
-        return Asked(shape, ids, tokens, self.node.find(ids))
+        return Lookup(shape, ids, tokens, self.node.find(ids))
 
-    def answer(self, asked: Asked) -> Found | None:
+    def answer(self, asked: Lookup) -> Found | None:
         """What is there; None if the node has not said it yet."""
         counts = self.said(asked.finding)
         if counts is None:
@@ -53,16 +53,16 @@ class Finder:
             self.wait_budget_s -= self.clock() - before
         return counts
 
-    def ask_state(self, found: Found) -> Asked:
+    def ask_state(self, found: Found) -> Lookup:
         """Asks for the state at the end of all chunks, which covers no token beside them."""
         return self.ask(found.shape, [[state_id(of_rank[-1])] for of_rank in found.ids], 0)
 
-    def ask_states(self, found: Found, held: int) -> States:
+    def ask_states(self, found: Found, held: int) -> StateLookup:
         """Asks behind which of the chunks there is a state. One that lies within the `held` tokens is of no
         use.
         """
         least = max(held // self.facts.chunk_tokens, found.chunks - STATES_ASKED)
-        return States(
+        return StateLookup(
             found,
             [
                 (chunks, self.node.find([[state_id(of_rank[chunks - 1])] for of_rank in found.ids]))
@@ -70,7 +70,7 @@ class Finder:
             ],
         )
 
-    def answer_states(self, asked: States) -> Found | None:
+    def answer_states(self, asked: StateLookup) -> Found | None:
         """The chunks up to the last state that all ranks have; None if the node has not said it yet."""
         for chunks, finding in asked.findings:
             counts = self.said(finding)

@@ -14,7 +14,7 @@ import forebay
 from forebay.vllm.connector.config import refuse
 from forebay.vllm.connector.metadata import Rate
 from forebay.vllm.connector.namespace import Facts
-from forebay.vllm.connector.tracked import TIERS, Found, Loading, Tracked
+from forebay.vllm.connector.tracked import TIERS, Found, Loading, TrackedRequest
 
 # Timed steps whose end is not known yet. Beyond this the oldest are forgotten.
 STEPS_KEPT = 64
@@ -84,7 +84,7 @@ class CostModel:
     # What it learns from.
 
     def step_began(
-        self, step: int, scheduled: Mapping[str, int], tracked: Mapping[str, Tracked], now: float
+        self, step: int, scheduled: Mapping[str, int], tracked: Mapping[str, TrackedRequest], now: float
     ) -> None:
         """A step begins that computes prompts and starts no load."""
         before = [tracked[name].request.num_computed_tokens for name in scheduled if name in tracked]

@@ -11,7 +11,7 @@ from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.load_or_compute import CostModel
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.stats import Counts
-from forebay.vllm.connector.tracked import Asked, Found, Ids, PendingHandover, Tracked
+from forebay.vllm.connector.tracked import ChunkIds, Found, Lookup, PendingHandover, TrackedRequest
 
 # What was found is true for so long; vLLM asks again with every step while a request has no room.
 FRESH_S = 0.005
@@ -41,7 +41,7 @@ class Matcher:
         cuts = (facts.cut(shape) for shape in settings.also_read)
         self.shapes = (facts.shape, *(shape for shape in cuts if shape != facts.shape))
 
-    def found(self, one: Tracked, others: int) -> Found | None:
+    def found(self, one: TrackedRequest, others: int) -> Found | None:
         """What there is for a request while so many others compute, as of a moment ago.
 
         None if it is still to come or to be said.
@@ -59,7 +59,7 @@ class Matcher:
                 return one.found
         return found
 
-    def answers(self, one: Tracked, ask: Callable[[], list[Asked]]) -> list[Found] | None:
+    def answers(self, one: TrackedRequest, ask: Callable[[], list[Lookup]]) -> list[Found] | None:
         """What the node says to what is asked, once it has said all of it."""
         if one.asked is None:
             one.asked = ask()
@@ -70,7 +70,7 @@ class Matcher:
         one.asked = None
         return found
 
-    def handed_over(self, one: Tracked, now: float) -> Found | None:
+    def handed_over(self, one: TrackedRequest, now: float) -> Found | None:
         """All that the prefiller stores, or what is there when nothing has come for a while."""
         if one.pending_handover is None:
             one.pending_handover = PendingHandover(self.promised(one), now)
@@ -93,7 +93,7 @@ class Matcher:
         one.handed = found
         return found
 
-    def ask_whole(self, promised: Found) -> list[Asked]:
+    def ask_whole(self, promised: Found) -> list[Lookup]:
         """Asks for all that was promised, and for the state at the end of it where layers have states."""
         asked = [self.finder.ask(promised.shape, promised.ids, promised.tokens)]
         if self.facts.has_states and promised.chunks:
@@ -105,7 +105,7 @@ class Matcher:
         found, *state = answers
         return found.tokens == promised.tokens and all(one.chunks for one in state)
 
-    def know(self, one: Tracked, found: Found) -> None:
+    def know(self, one: TrackedRequest, found: Found) -> None:
         """What is in the node's memory need not be stored, nor what windows have left by now.
 
         What only its disk or its peers have must: if it is not loaded, nothing is kept behind it.
@@ -127,24 +127,24 @@ class Matcher:
         pending.ask_s = pending.asked_s + min(ASK_AGAIN_S, waited_s / 8)
         return waited_s >= self.settings.handover_wait_s
 
-    def promised(self, one: Tracked) -> Found:
+    def promised(self, one: TrackedRequest) -> Found:
         """What a ticket says that there will be."""
         ticket, size = one.ticket, self.facts.chunk_tokens
         assert ticket is not None
         prompt = one.request.all_token_ids[: one.request.num_prompt_tokens]
         most = len(prompt) - self.facts.has_states  # The last token is computed from the state before it.
-        ids = Ids(ticket.shape, self.namespaces(one, ticket.shape), size, one.ids.media)
+        ids = ChunkIds(ticket.shape, self.namespaces(one, ticket.shape), size, one.ids.media)
         ids.grow(prompt)
         whole = min(ticket.tokens, most) // size
         covered = ticket.tokens if ticket.tokens <= most else whole * size
         return Found(ticket.shape, ids.with_tail(prompt[:covered], whole), covered)
 
-    def namespaces(self, one: Tracked, shape: Shape) -> list[bytes]:
+    def namespaces(self, one: TrackedRequest, shape: Shape) -> list[bytes]:
         """Of a request's chunks, if an engine of that shape has stored them."""
         digest = one.adapter.digest if one.adapter is not None else None
         return self.facts.namespaces(one.request.cache_salt, shape, digest)
 
-    def kept(self, one: Tracked, others: int) -> Found | None:
+    def kept(self, one: TrackedRequest, others: int) -> Found | None:
         """The longest prefix that is there and pays, in this engine's shape or another that it reads. Where
         layers have states, it ends at one.
         """
@@ -173,14 +173,14 @@ class Matcher:
             one.states = None
         return found
 
-    def in_each_shape(self, one: Tracked) -> list[Asked]:
+    def in_each_shape(self, one: TrackedRequest) -> list[Lookup]:
         """Asks for a request's whole chunks in each shape, its own first, up to where loading has failed."""
         tokens, size = one.request.all_token_ids, self.facts.chunk_tokens
         asked = []
         for shape in self.shapes:
             ids = one.ids if shape == self.facts.shape else one.other_ids.get(shape)
             if ids is None:
-                ids = one.other_ids[shape] = Ids(shape, self.namespaces(one, shape), size, one.ids.media)
+                ids = one.other_ids[shape] = ChunkIds(shape, self.namespaces(one, shape), size, one.ids.media)
             ids.grow(tokens)
             limit = len(ids.ranks[0]) if one.chunk_limit is None else one.chunk_limit
             if self.facts.has_states:

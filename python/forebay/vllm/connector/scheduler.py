@@ -31,7 +31,7 @@ from forebay.vllm.connector.metadata import NOTHING, Load, Pages, Report, Step
 from forebay.vllm.connector.namespace import Facts, is_alone
 from forebay.vllm.connector.stats import Counts
 from forebay.vllm.connector.stores import Stores
-from forebay.vllm.connector.tracked import Found, Ids, Loading, Tracked, state_id
+from forebay.vllm.connector.tracked import ChunkIds, Found, Loading, TrackedRequest, state_id
 
 logger = init_logger("vllm.forebay.scheduler")
 
@@ -90,10 +90,10 @@ class SchedulerHalf:
         compat.when_adapters_load(self.adapters.look)
         # Requests whose adapters are being read.
         self.unnamed: dict[str, tuple[Media, Future[Adapter | None]]] = {}
-        self.tracked: dict[str, Tracked] = {}
+        self.tracked: dict[str, TrackedRequest] = {}
         self.running: set[str] = set()  # computing since the last step or admitted to this one
-        self.unstored: dict[str, Tracked] = {}  # have computed chunks that no store was planned for
-        self.leaving: dict[str, Tracked] = {}  # finished, and something of them is still to be stored
+        self.unstored: dict[str, TrackedRequest] = {}  # have computed chunks that no store was planned for
+        self.leaving: dict[str, TrackedRequest] = {}  # finished, and something of them is still to be stored
         self.freeing: dict[str, float] = {}  # finished, and their blocks are still read: since when
         self.loading: dict[int, Loading] = {}
         # Requests whose blocks are no longer theirs, since a load layer by layer began that has not ended.
@@ -132,8 +132,8 @@ class SchedulerHalf:
         """It is known what a request's KV depends on."""
         digest = adapter.digest if adapter is not None else None
         namespaces = self.facts.namespaces(request.cache_salt, self.facts.shape, digest)
-        ids = Ids(self.facts.shape, namespaces, self.facts.chunk_tokens, media)
-        one = Tracked(request, ids, adapter, self.facts.resets)
+        ids = ChunkIds(self.facts.shape, namespaces, self.facts.chunk_tokens, media)
+        one = TrackedRequest(request, ids, adapter, self.facts.resets)
         try:
             one.ticket = handover.ticket_of(self.params(request), request.num_prompt_tokens, self.facts)
         except InvalidError as error:
@@ -143,7 +143,7 @@ class SchedulerHalf:
         if one.ticket is None:
             self.use(one)
 
-    def use(self, one: Tracked) -> None:
+    def use(self, one: TrackedRequest) -> None:
         """The node learns what a request needs, wherever it is: what stays on its disk follows from that.
 
         Once for a prompt: of one that is handed over, the prefiller tells.
@@ -283,7 +283,7 @@ class SchedulerHalf:
         if one is not None:
             one.blocks = []
 
-    def load(self, one: Tracked, external: int) -> None:
+    def load(self, one: TrackedRequest, external: int) -> None:
         """Loads what was found into the blocks that the request got for it. vLLM counts it as `external`
         tokens.
         """
@@ -358,7 +358,7 @@ class SchedulerHalf:
         """vLLM has heard that these requests' loads in the background have ended."""
         self.admission.load_ended(names)
 
-    def state_of(self, one: Tracked, found: Found) -> tuple[list[bytes], Pages]:
+    def state_of(self, one: TrackedRequest, found: Found) -> tuple[list[bytes], Pages]:
         """The state at the end of what was found, of each rank, and the blocks that it goes to."""
         if not self.facts.has_states:
             return [], []
@@ -484,7 +484,7 @@ class SchedulerHalf:
                 for have, more in zip(one.blocks, new, strict=True):
                     have.extend(more)
 
-    def aim(self, one: Tracked, computed: int) -> None:
+    def aim(self, one: TrackedRequest, computed: int) -> None:
         """The chunks among the first `computed` tokens are to be stored."""
         request, size, prompt = one.request, self.facts.chunk_tokens, one.request.num_prompt_tokens
         certain = min(computed, request.num_tokens)
@@ -507,7 +507,7 @@ class SchedulerHalf:
         if not one.is_stored:
             self.unstored[one.name] = one
 
-    def aim_at_state(self, one: Tracked, computed: int) -> int:
+    def aim_at_state(self, one: TrackedRequest, computed: int) -> int:
         """The state of the first `computed` tokens is to be stored if a chunk ends there, or what is handed
         over. It gives how many tokens are left to the next end of a chunk.
         """
@@ -519,7 +519,7 @@ class SchedulerHalf:
             self.unstored[one.name] = one
         return self.facts.chunk_tokens - behind
 
-    def plan(self, one: Tracked, step: Step) -> None:
+    def plan(self, one: TrackedRequest, step: Step) -> None:
         """Stores what there is room for."""
         one.computed = one.request.num_computed_tokens
         store = self.stores.plan(one, self.jobs + 1)
@@ -539,7 +539,7 @@ class SchedulerHalf:
         if one is not None:
             self.notice_preemption(one)
 
-    def notice_preemption(self, one: Tracked) -> None:
+    def notice_preemption(self, one: TrackedRequest) -> None:
         """A request may have lost its blocks since it was last heard of."""
         lost = one.notice_preemption()
         if lost:
@@ -588,7 +588,7 @@ class SchedulerHalf:
             unsure = self.unsure_from
             self.leavers = [leaver for leaver in self.leavers if leaver[0] >= unsure]
 
-    def load_ended(self, one: Tracked, load: Loading) -> None:
+    def load_ended(self, one: TrackedRequest, load: Loading) -> None:
         """A load is over everywhere. What did not come is not asked for again by this request."""
         self.cost_model.load_ended(load)
         for hold in load.holds:
@@ -623,7 +623,7 @@ class SchedulerHalf:
         for one in self.tracked.values():
             named = len(one.ids.ranks[0])
             namespaces = self.matcher.namespaces(one, self.facts.shape)
-            one.ids = Ids(self.facts.shape, namespaces, self.facts.chunk_tokens, one.ids.media)
+            one.ids = ChunkIds(self.facts.shape, namespaces, self.facts.chunk_tokens, one.ids.media)
             one.ids.grow(one.request.all_token_ids, named)
             one.resets = self.facts.resets
             one.forget()

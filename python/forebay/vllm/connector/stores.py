@@ -12,7 +12,7 @@ import numpy as np
 
 from forebay.vllm.connector.metadata import Kept, Pages, Store, Stored
 from forebay.vllm.connector.namespace import Facts
-from forebay.vllm.connector.tracked import Tracked, state_id
+from forebay.vllm.connector.tracked import TrackedRequest, state_id
 
 # Bytes of one rank that are being stored at a time. What comes on top waits for a later step.
 IN_FLIGHT_BYTES = 512 << 20
@@ -22,7 +22,7 @@ IN_FLIGHT_BYTES = 512 << 20
 class Job:
     """A store that has not ended at every worker."""
 
-    owner: Tracked
+    owner: TrackedRequest
     blocks: set[int]
     first: int
     chunks: int
@@ -50,7 +50,7 @@ class Stores:
         self.jobs: dict[int, Job] = {}
         self.chunks = 0
 
-    def plan(self, one: Tracked, job: int) -> Store | None:
+    def plan(self, one: TrackedRequest, job: int) -> Store | None:
         """The next chunks of a request that are to be stored, if there are any and there is room for them."""
         if one.gap:
             return None
@@ -71,7 +71,7 @@ class Stores:
         one.stores.add(job)
         return Store(job, self.for_workers(self.named(one, first, end)), pages)
 
-    def plan_state(self, one: Tracked, job: int) -> Store | None:
+    def plan_state(self, one: TrackedRequest, job: int) -> Store | None:
         """The state at the end of a chunk of a request, in the step after which there is one."""
         token, one.state = one.state, 0
         groups = zip(self.facts.groups, one.blocks, strict=False)
@@ -86,7 +86,7 @@ class Stores:
         named: list[list[Stored]] = [[(state_id(of_rank[-1]), None, 1)] for of_rank in ids]
         return Store(job, named, [np.array([block], dtype=np.int32) for block in blocks], state=True)
 
-    def named(self, one: Tracked, first: int, end: int) -> list[list[Stored]]:
+    def named(self, one: TrackedRequest, first: int, end: int) -> list[list[Stored]]:
         """Ids and parents of the chunks from the chunk `first` on up to the token `end`, for each rank."""
         size = self.facts.chunk_tokens
         if end % size:
@@ -106,7 +106,7 @@ class Stores:
         alike = self.facts.ranks // self.facts.shape.tp
         return [part if first else [] for part in parts for first in (True, *[False] * (alike - 1))]
 
-    def pages(self, one: Tracked, start: int, end: int) -> Pages | None:
+    def pages(self, one: TrackedRequest, start: int, end: int) -> Pages | None:
         """The blocks of the tokens from `start` to `end`; nothing if some of them are others' by now."""
         pages = []
         for group, table in zip(self.facts.groups, one.blocks, strict=False):

@@ -24,7 +24,7 @@ def state_id(chunk_id: bytes) -> bytes:
     return hashlib.sha256(b"forebay state " + chunk_id).digest()
 
 
-class Ids:
+class ChunkIds:
     """The chunk ids of a request's tokens, as the ranks of one shape name them. They grow with the tokens."""
 
     def __init__(self, shape: Shape, namespaces: Sequence[bytes], chunk_tokens: int, media: Media) -> None:
@@ -73,7 +73,7 @@ class Ids:
 
 
 @dataclass
-class Asked:
+class Lookup:
     """What the node was asked for: ids by rank in the shape of who stored them, and what they cover."""
 
     shape: Shape
@@ -106,7 +106,7 @@ class Found:
 
 
 @dataclass
-class States:
+class StateLookup:
     """At which ends of chunks that were found the node was asked for a state, the last one first."""
 
     found: Found
@@ -137,7 +137,7 @@ class Counted:
 class Loading:
     """A load that has not ended at every worker."""
 
-    owner: "Tracked"  # which may have begun another one since
+    owner: "TrackedRequest"  # which may have begun another one since
     ids: list[list[bytes]]  # of the request's chunks, from the first one on
     first_chunk: int
     tokens: int
@@ -161,18 +161,18 @@ class Loading:
 
 
 @dataclass
-class Tracked:
+class TrackedRequest:
     """One request."""
 
     request: Any
-    ids: Ids
+    ids: ChunkIds
     adapter: Adapter | None = None
     resets: int = 0  # before its chunks were named
-    other_ids: dict[Shape, Ids] = field(default_factory=dict)  # as engines of these shapes name them
+    other_ids: dict[Shape, ChunkIds] = field(default_factory=dict)  # as engines of these shapes name them
     ticket: Ticket | None = None
     pending_handover: PendingHandover | None = None  # what the ticket promises, as far as it has come
-    asked: list[Asked] | None = None  # of the node, and not all of it was answered yet
-    states: States | None = None  # the same, behind that
+    asked: list[Lookup] | None = None  # of the node, and not all of it was answered yet
+    states: StateLookup | None = None  # the same, behind that
     found: Found | None = None
     found_s: float = 0.0
     looked_s: float = 0.0  # when vLLM asked last

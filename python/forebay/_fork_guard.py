@@ -10,7 +10,7 @@ import os
 from forebay.errors import ForkedError
 
 
-class Maker:
+class ForkGuard:
     """The process that made an object: the one that makes this."""
 
     __slots__ = ("_pid",)
@@ -19,7 +19,7 @@ class Maker:
         self._pid = os.getpid()
 
     @property
-    def is_here(self) -> bool:
+    def is_owner(self) -> bool:
         """Whether it is the process that asks. In any other one the object is only to be forgotten."""
         return os.getpid() == self._pid
 
@@ -28,7 +28,7 @@ class Maker:
 
         To be called before any lock is taken: nobody may be there to free it.
         """
-        if not self.is_here:
+        if not self.is_owner:
             raise ForkedError(
                 f"made before fork: by process {self._pid}, and this is process {os.getpid()}; "
                 "each process makes its own"
