@@ -74,17 +74,17 @@ class Corrections:
         self.told: dict[str, int] = {}
         self.over: set[str] = set()  # requests that have started over
 
-    def asked(self, one: TrackedRequest | None, request: Any) -> None:
+    def asked(self, tracked: TrackedRequest | None, request: Any) -> None:
         """vLLM asks for a request. If that was admitted before and not preempted, its load has
         failed, and it is counted anew.
         """
-        if one is not None and one.counted is not None and not request.num_preemptions:
+        if tracked is not None and tracked.counted is not None and not request.num_preemptions:
             self.external.requests += 1
-            self.external.queries += one.counted.queries
-            self.external.hits += one.counted.hits
-            one.counted = None
+            self.external.queries += tracked.counted.queries
+            self.external.hits += tracked.counted.hits
+            tracked.counted = None
 
-    def admitted(self, one: TrackedRequest | None, request: Any, external: int, may_load: bool) -> None:
+    def admitted(self, tracked: TrackedRequest | None, request: Any, external: int, may_load: bool) -> None:
         """A request has its blocks, and vLLM counts it if it has asked what there is for it."""
         held = self.told.pop(request.request_id, None)
         if held is None:
@@ -92,8 +92,8 @@ class Corrections:
         if request.request_id in self.over and request.prefill_stats is not None:
             note_cached(request, held, external)
         is_first, queries = not request.num_preemptions, request.num_tokens - held
-        if one is not None:
-            one.counted = Counted(queries) if is_first else None
+        if tracked is not None:
+            tracked.counted = Counted(queries) if is_first else None
         if is_first and queries and self.is_alone and not may_load:
             self.external.requests += 1
             self.external.queries += queries
@@ -104,18 +104,18 @@ class Corrections:
             last = load.held + load.external
             load.counted.hits += Counter(load.tiers_of(load.held, last, self.chunk_tokens))
 
-    def load_fell_short(self, one: TrackedRequest, load: Loading) -> None:
+    def load_fell_short(self, tracked: TrackedRequest, load: Loading) -> None:
         """What a load did not bring is no hit, and was not cached."""
         came, end = load.first_chunk * self.chunk_tokens + load.usable, load.held + load.external
         if load.counted is not None:
             lost = Counter(load.tiers_of(max(load.held, came), end, self.chunk_tokens))
             load.counted.hits -= lost
             self.external.hits += lost
-        stats = one.request.prefill_stats
-        if one.loading is not load or load.layerwise or stats is None:
+        stats = tracked.request.prefill_stats
+        if tracked.loading is not load or load.layerwise or stats is None:
             return  # It gets other blocks, if any, and is told then what was cached.
-        if load.counted is not None or one.name in self.over:
-            note_cached(one.request, load.held, max(0, min(came, end) - load.held))
+        if load.counted is not None or tracked.name in self.over:
+            note_cached(tracked.request, load.held, max(0, min(came, end) - load.held))
 
     def step_undone(self, request: Any, block: int, is_counted: bool) -> None:
         """A step is undone that computed what is wrong from a request's `block` on. vLLM does not

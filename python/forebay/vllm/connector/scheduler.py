@@ -133,23 +133,23 @@ class SchedulerHalf:
         digest = adapter.digest if adapter is not None else None
         namespaces = self.facts.namespaces(request.cache_salt, self.facts.shape, digest)
         ids = ChunkIds(self.facts.shape, namespaces, self.facts.chunk_tokens, media)
-        one = TrackedRequest(request, ids, adapter, self.facts.resets)
+        tracked = TrackedRequest(request, ids, adapter, self.facts.resets)
         try:
-            one.ticket = handover.ticket_of(self.params(request), request.num_prompt_tokens, self.facts)
+            tracked.ticket = handover.ticket_of(self.params(request), request.num_prompt_tokens, self.facts)
         except InvalidError as error:
             self.counts.add("handovers_refused")
-            logger.warning("request %s is computed here: %s", one.name, error)
-        self.tracked[one.name] = one
-        if one.ticket is None:
-            self.use(one)
+            logger.warning("request %s is computed here: %s", tracked.name, error)
+        self.tracked[tracked.name] = tracked
+        if tracked.ticket is None:
+            self.use(tracked)
 
-    def use(self, one: TrackedRequest) -> None:
+    def use(self, tracked: TrackedRequest) -> None:
         """The node learns what a request needs, wherever it is: what stays on its disk follows from that.
 
         Once for a prompt: of one that is handed over, the prefiller tells.
         """
-        one.ids.grow(one.request.prompt_token_ids)
-        for of_rank in one.ids.ranks:
+        tracked.ids.grow(tracked.request.prompt_token_ids)
+        for of_rank in tracked.ids.ranks:
             if of_rank:
                 self.node.used(of_rank, self.facts.chunk_bytes)
 
@@ -194,11 +194,14 @@ class SchedulerHalf:
         """What there is for a request, whoever else waits."""
         if not self.is_named(request):
             return None, False
-        one = self.tracked.get(request.request_id)
-        if one is None:
+        tracked = self.tracked.get(request.request_id)
+        if tracked is None:
             return 0, False
-        self.notice_preemption(one)
-        one.held, one.blocks = held, []  # vLLM asks for requests without blocks: it may have taken them back.
+        self.notice_preemption(tracked)
+        tracked.held, tracked.blocks = (
+            held,
+            [],
+        )  # vLLM asks for requests without blocks: it may have taken them back.
         if compat.may_end(request):
             return 0, False
         size = self.facts.chunk_tokens
@@ -206,8 +209,8 @@ class SchedulerHalf:
             compat.stop_at(request, (request.num_tokens - 1) // size * size)
         if not self.may_load(request):
             return 0, False
-        others = len(self.running - {one.name})
-        found = self.matcher.found(one, others)
+        others = len(self.running - {tracked.name})
+        found = self.matcher.found(tracked, others)
         if found is None:
             return None, False
         usable = min(found.tokens, request.num_tokens)
@@ -218,18 +221,18 @@ class SchedulerHalf:
         is_compared = self.facts.on_cpu and usable == request.num_tokens
         mode = choose_load_mode(
             layerwise_possible=self.layerwise_possible and not is_compared,
-            handed_over=one.handed is not None,
+            handed_over=tracked.handed is not None,
             others=others + self.in_lockstep,
             load_s=self.cost_model.load_s(found, held),
             compute_s=self.cost_model.compute_s(request.num_tokens - usable, usable),
             in_memory=found.in_memory == found.chunks,
         )
-        one.layerwise = mode is LoadMode.LAYERWISE
-        if one.layerwise or self.facts.has_windows:
+        tracked.layerwise = mode is LoadMode.LAYERWISE
+        if tracked.layerwise or self.facts.has_windows:
             # One token at least is computed. A window must still have what that one sees. On GPUs its page is
             # loaded too, before or behind what writes it: both are of the same token.
             usable = min(usable, request.num_tokens - 1)
-        return max(0, usable - held), usable > held and not one.layerwise
+        return max(0, usable - held), usable > held and not tracked.layerwise
 
     def is_named(self, request: Any) -> bool:
         """Whether a request's adapter has been read. One that cannot be told from others is left alone."""
@@ -249,53 +252,55 @@ class SchedulerHalf:
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """A request got blocks: all of them are told. `external` of its tokens are to be loaded into them."""
-        one = self.tracked.get(request.request_id)
+        tracked = self.tracked.get(request.request_id)
         self.admission.left(request.request_id)
-        self.corrections.admitted(one, request, external, self.may_load(request))
+        self.corrections.admitted(tracked, request, external, self.may_load(request))
         table = [[0 if block.is_null else block.block_id for block in group] for group in blocks.blocks]
-        if one is None:
+        if tracked is None:
             self.fresh.update(block for group in table for block in group)
             return
-        self.notice_preemption(one)
-        held = [one.held // group.block_tokens for group in self.facts.groups]
-        mine = [len(group) for group in one.blocks] or held
+        self.notice_preemption(tracked)
+        held = [tracked.held // group.block_tokens for group in self.facts.groups]
+        mine = [len(group) for group in tracked.blocks] or held
         for group, have in zip(table, mine, strict=True):
             self.fresh.update(group[have:])
-        if not one.blocks:
+        if not tracked.blocks:
             # A load in the background that failed half way has left tokens that vLLM counts by itself.
-            begun = max(one.held + external, request.num_computed_tokens)
-            one.reset_progress(begun)
-            one.stale = one.stale and begun > 0
+            begun = max(tracked.held + external, request.num_computed_tokens)
+            tracked.reset_progress(begun)
+            tracked.stale = tracked.stale and begun > 0
             # What vLLM's own cache has under this name may be of what the name stood for before.
-            one.gap = one.stale or (one.held > 0 and one.adapter is not None and one.adapter.renamed)
-        one.blocks = table
-        self.running.add(one.name)
+            tracked.gap = tracked.stale or (
+                tracked.held > 0 and tracked.adapter is not None and tracked.adapter.renamed
+            )
+        tracked.blocks = table
+        self.running.add(tracked.name)
         self.quiet = 0
         if external > 0:
-            self.load(one, external)
-        one.since = self.jobs
+            self.load(tracked, external)
+        tracked.since = self.jobs
         # What kept a prefiller's chunks until now, and what the node has not answered yet.
-        one.pending_handover = one.asked = one.states = None
+        tracked.pending_handover = tracked.asked = tracked.states = None
 
     def blocks_lost(self, name: str) -> None:
         """A request starts over when the load has ended that it waits for: others' blocks were wrong."""
-        one = self.tracked.get(name)
-        if one is not None:
-            one.blocks = []
+        tracked = self.tracked.get(name)
+        if tracked is not None:
+            tracked.blocks = []
 
-    def load(self, one: TrackedRequest, external: int) -> None:
+    def load(self, tracked: TrackedRequest, external: int) -> None:
         """Loads what was found into the blocks that the request got for it. vLLM counts it as `external`
         tokens.
         """
-        found, size = one.found, self.facts.chunk_tokens
+        found, size = tracked.found, self.facts.chunk_tokens
         assert found is not None
-        first = one.held // size
+        first = tracked.held // size
         pages = [
-            group.wanted(table, first * size, found.tokens, one.held)
-            for group, table in zip(self.facts.groups, one.blocks, strict=True)
+            group.wanted(table, first * size, found.tokens, tracked.held)
+            for group, table in zip(self.facts.groups, tracked.blocks, strict=True)
             if not group.state
         ]
-        states, state_pages = self.state_of(one, found)
+        states, state_pages = self.state_of(tracked, found)
         ids = [of_rank[first:] for of_rank in found.ids]
         self.jobs += 1
         tokens = found.tokens - first * size
@@ -303,46 +308,46 @@ class SchedulerHalf:
         self.new_loads.append(
             Load(
                 job=self.jobs,
-                request=one.name,
+                request=tracked.name,
                 sources=self.finder.sources(found.shape, ids),
                 pages=pages,
                 tokens=tokens,
                 source_page_tokens=None if theirs == mine else theirs,
-                layerwise=one.layerwise,
+                layerwise=tracked.layerwise,
                 states=states or None,
                 state_pages=state_pages,
             )
         )
-        one.loading = Loading(
-            owner=one,
+        tracked.loading = Loading(
+            owner=tracked,
             ids=found.ids,
             first_chunk=first,
             tokens=tokens,
-            layerwise=one.layerwise,
+            layerwise=tracked.layerwise,
             tiers=found.tiers(first),
             holds=self.finder.hold([*ids, *([state] for state in states)]),
-            held=one.held,
+            held=tracked.held,
             external=external,
-            counted=one.counted,
+            counted=tracked.counted,
             resets=self.facts.resets,
             usable=tokens,
         )
-        self.loading[self.jobs] = one.loading
-        self.cost_model.load_began(one.loading)
-        self.corrections.load_began(one.loading)
-        if not one.layerwise:
-            self.running.discard(one.name)
-            self.admission.load_began(one.name, self.blocks_of(one.request))
-        for tier, chunks in one.loading.tiers.items():
+        self.loading[self.jobs] = tracked.loading
+        self.cost_model.load_began(tracked.loading)
+        self.corrections.load_began(tracked.loading)
+        if not tracked.layerwise:
+            self.running.discard(tracked.name)
+            self.admission.load_began(tracked.name, self.blocks_of(tracked.request))
+        for tier, chunks in tracked.loading.tiers.items():
             if chunks:
                 self.counts.add(f"tokens_{tier}", chunks * size)
 
     def sources(self, request: Any, external: int) -> dict[str, int]:
         """Where the `external` tokens are whose load was just planned: how many are in which tier."""
-        one = self.tracked.get(request.request_id)
-        if one is None or one.loading is None:
+        tracked = self.tracked.get(request.request_id)
+        if tracked is None or tracked.loading is None:
             return {}
-        return one.loading.tiers_of(one.held, one.held + external, self.facts.chunk_tokens)
+        return tracked.loading.tiers_of(tracked.held, tracked.held + external, self.facts.chunk_tokens)
 
     def frees_soon(self) -> bool:
         """Whether a request has finished whose blocks are free as soon as its stores have ended."""
@@ -358,13 +363,13 @@ class SchedulerHalf:
         """vLLM has heard that these requests' loads in the background have ended."""
         self.admission.load_ended(names)
 
-    def state_of(self, one: TrackedRequest, found: Found) -> tuple[list[bytes], Pages]:
+    def state_of(self, tracked: TrackedRequest, found: Found) -> tuple[list[bytes], Pages]:
         """The state at the end of what was found, of each rank, and the blocks that it goes to."""
         if not self.facts.has_states:
             return [], []
         states = [state_id(of_rank[-1]) for of_rank in found.ids]
         self.node.used(states, self.facts.state_bytes)
-        groups = zip(self.facts.groups, one.blocks, strict=True)
+        groups = zip(self.facts.groups, tracked.blocks, strict=True)
         blocks = [group.ends_at(table, found.tokens) for group, table in groups if group.state]
         assert all(blocks), "vLLM gives a block for the state at the end of what is loaded"
         return states, [np.array([block], dtype=np.int32) for block in blocks]
@@ -376,26 +381,26 @@ class SchedulerHalf:
         self.admission.left(request.request_id)
         self.corrections.left(request.request_id)
         self.leave(request.request_id, blocks)
-        one = self.tracked.pop(request.request_id, None)
-        if one is None or one.loading is not None and not one.loading.layerwise:
+        tracked = self.tracked.pop(request.request_id, None)
+        if tracked is None or tracked.loading is not None and not tracked.loading.layerwise:
             self.unstored.pop(request.request_id, None)
             return False, None  # vLLM itself waits for the end of a load in the background.
         well = request.status.name in FINISHED_WELL
-        if well and self.keeps and not one.gap:
-            self.aim(one, request.num_computed_tokens)
+        if well and self.keeps and not tracked.gap:
+            self.aim(tracked, request.num_computed_tokens)
         params = None
-        if well and self.keeps and not one.gap and handover.is_prefill(self.params(request)):
+        if well and self.keeps and not tracked.gap and handover.is_prefill(self.params(request)):
             params = handover.answer(request, blocks, self.engine_id, self.facts)
-        if well and not one.is_stored:
-            self.unstored[one.name] = one
+        if well and not tracked.is_stored:
+            self.unstored[tracked.name] = tracked
         else:
-            self.unstored.pop(one.name, None)
-        if not well or (one.is_stored and not one.stores):
+            self.unstored.pop(tracked.name, None)
+        if not well or (tracked.is_stored and not tracked.stores):
             # One that was aborted may wait for another connector's load, whose end frees its blocks. Stores
             # that still read them end before others write there, as after a preemption.
             return False, params
-        self.leaving[one.name] = one
-        self.freeing[one.name] = self.clock()
+        self.leaving[tracked.name] = tracked
+        self.freeing[tracked.name] = self.clock()
         return True, params
 
     # What happens in a step.
@@ -421,15 +426,15 @@ class SchedulerHalf:
             step.loads, self.new_loads = self.new_loads, []
             step.early = any(load.layerwise for load in step.loads) and not compat.writes_kv_first(output)
         if self.unstored:
-            for name, one in list(self.unstored.items()):
-                self.plan(one, step)
-                if one.is_stored:
+            for name, tracked in list(self.unstored.items()):
+                self.plan(tracked, step)
+                if tracked.is_stored:
                     del self.unstored[name]
         if self.leaving:
-            for one in list(self.leaving.values()):
-                if one.is_stored:
-                    step.sent[one.name] = sorted(one.stores)
-                    del self.leaving[one.name]
+            for tracked in list(self.leaving.values()):
+                if tracked.is_stored:
+                    step.sent[tracked.name] = sorted(tracked.stores)
+                    del self.leaving[tracked.name]
         if tokens > requests and not step.loads:
             step.timed = True
             self.cost_model.step_began(self.step, output.num_scheduled_tokens, self.tracked, self.clock())
@@ -453,80 +458,85 @@ class SchedulerHalf:
         # The one loop over all requests, in steps that are not quiet.
         nearest, unsure = sys.maxsize, self.unsure_from
         for name, tokens in scheduled.items():
-            one = self.tracked.get(name)
-            if one is not None and one.since >= unsure:
+            tracked = self.tracked.get(name)
+            if tracked is not None and tracked.since >= unsure:
                 nearest = 1  # What it computes is right only if the load was: the next step looks again.
-            elif one is not None:
-                computed = one.request.num_computed_tokens + tokens
-                if computed >= one.next_tokens:
-                    self.aim(one, computed)
-                nearest = min(nearest, one.next_tokens - computed)
+            elif tracked is not None:
+                computed = tracked.request.num_computed_tokens + tokens
+                if computed >= tracked.next_tokens:
+                    self.aim(tracked, computed)
+                nearest = min(nearest, tracked.next_tokens - computed)
                 if self.facts.has_states:
-                    nearest = min(nearest, self.aim_at_state(one, computed))
+                    nearest = min(nearest, self.aim_at_state(tracked, computed))
         self.quiet = nearest - 1
 
     def begin(self, names: Iterable[str]) -> None:
         """Requests compute for the first time, or again."""
         for name in names:
-            one = self.tracked.get(name)
-            if one is not None and one.request.num_computed_tokens > one.begun:
-                one.gap = True  # Another connector loads the rest: whether that is right is not known here.
+            tracked = self.tracked.get(name)
+            if tracked is not None and tracked.request.num_computed_tokens > tracked.begun:
+                tracked.gap = (
+                    True  # Another connector loads the rest: whether that is right is not known here.
+                )
 
     def extend(self, cached: Any) -> None:
         """Requests that go on got more blocks."""
         for name, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if new is None or name in cached.resumed_req_ids:
                 continue  # The whole table of a resumed request was told when it got its blocks.
-            one = self.tracked.get(name)
+            tracked = self.tracked.get(name)
             for group in new:
                 self.fresh.update(group)
-            if one is not None and one.blocks:
-                for have, more in zip(one.blocks, new, strict=True):
+            if tracked is not None and tracked.blocks:
+                for have, more in zip(tracked.blocks, new, strict=True):
                     have.extend(more)
 
-    def aim(self, one: TrackedRequest, computed: int) -> None:
+    def aim(self, tracked: TrackedRequest, computed: int) -> None:
         """The chunks among the first `computed` tokens are to be stored."""
-        request, size, prompt = one.request, self.facts.chunk_tokens, one.request.num_prompt_tokens
+        request, size, prompt = tracked.request, self.facts.chunk_tokens, tracked.request.num_prompt_tokens
         certain = min(computed, request.num_tokens)
         prefill = handover.is_prefill(self.params(request))
         if prefill:
             certain = min(certain, prompt)
             # The node may have what follows too, of the same answer: the tail begins where the prompt's last
             # whole chunk ends.
-            one.planned, one.goal = min(one.planned, prompt // size), min(one.goal, prompt // size)
+            tracked.planned, tracked.goal = (
+                min(tracked.planned, prompt // size),
+                min(tracked.goal, prompt // size),
+            )
             # On CPUs a page is compared with its sum: the last one must be written no more.
             ends = not self.facts.on_cpu or request.max_tokens == 1 or request.is_finished()
-            one.tail = certain == prompt and prompt % size > 0 and not one.tailed and ends
+            tracked.tail = certain == prompt and prompt % size > 0 and not tracked.tailed and ends
         elif certain > prompt:
             certain -= self.volatile
-        one.goal = max(one.goal, certain // size)
-        one.next_tokens = (one.goal + 1) * size
+        tracked.goal = max(tracked.goal, certain // size)
+        tracked.next_tokens = (tracked.goal + 1) * size
         if prefill and certain < prompt:
-            one.next_tokens = min(one.next_tokens, prompt)
-        one.ids.grow(request.all_token_ids, one.goal)
-        if not one.is_stored:
-            self.unstored[one.name] = one
+            tracked.next_tokens = min(tracked.next_tokens, prompt)
+        tracked.ids.grow(request.all_token_ids, tracked.goal)
+        if not tracked.is_stored:
+            self.unstored[tracked.name] = tracked
 
-    def aim_at_state(self, one: TrackedRequest, computed: int) -> int:
+    def aim_at_state(self, tracked: TrackedRequest, computed: int) -> int:
         """The state of the first `computed` tokens is to be stored if a chunk ends there, or what is handed
         over. It gives how many tokens are left to the next end of a chunk.
         """
-        request, behind = one.request, computed % self.facts.chunk_tokens
+        request, behind = tracked.request, computed % self.facts.chunk_tokens
         hands_over = computed == request.num_prompt_tokens and handover.is_prefill(self.params(request))
         # Of tokens that are computed and not known yet, the chunk has no name yet.
         if computed <= request.num_tokens and (not behind or hands_over):
-            one.state = computed
-            self.unstored[one.name] = one
+            tracked.state = computed
+            self.unstored[tracked.name] = tracked
         return self.facts.chunk_tokens - behind
 
-    def plan(self, one: TrackedRequest, step: Step) -> None:
+    def plan(self, tracked: TrackedRequest, step: Step) -> None:
         """Stores what there is room for."""
-        one.computed = one.request.num_computed_tokens
-        store = self.stores.plan(one, self.jobs + 1)
+        tracked.computed = tracked.request.num_computed_tokens
+        store = self.stores.plan(tracked, self.jobs + 1)
         if store is not None:
             self.jobs += 1
             step.stores.append(store)
-        state = self.stores.plan_state(one, self.jobs + 1) if one.state else None
+        state = self.stores.plan_state(tracked, self.jobs + 1) if tracked.state else None
         if state is not None:
             self.jobs += 1
             step.stores.append(state)
@@ -535,15 +545,15 @@ class SchedulerHalf:
     def preempted(self, name: str) -> None:
         """A request lost its blocks; it may have new ones already."""
         self.running.discard(name)
-        one = self.tracked.get(name)
-        if one is not None:
-            self.notice_preemption(one)
+        tracked = self.tracked.get(name)
+        if tracked is not None:
+            self.notice_preemption(tracked)
 
-    def notice_preemption(self, one: TrackedRequest) -> None:
+    def notice_preemption(self, tracked: TrackedRequest) -> None:
         """A request may have lost its blocks since it was last heard of."""
-        lost = one.notice_preemption()
+        lost = tracked.notice_preemption()
         if lost:
-            self.leave(one.name, lost)
+            self.leave(tracked.name, lost)
 
     def leave(self, name: str, tables: step_recovery.Tables) -> None:
         """A request has these blocks no longer. A load that others compute from may have spoiled them: vLLM
@@ -588,30 +598,30 @@ class SchedulerHalf:
             unsure = self.unsure_from
             self.leavers = [leaver for leaver in self.leavers if leaver[0] >= unsure]
 
-    def load_ended(self, one: TrackedRequest, load: Loading) -> None:
+    def load_ended(self, tracked: TrackedRequest, load: Loading) -> None:
         """A load is over everywhere. What did not come is not asked for again by this request."""
         self.cost_model.load_ended(load)
         for hold in load.holds:
             hold.release()
         if self.events is not None and load.resets == self.facts.resets:
             chunks = load.usable // self.facts.chunk_tokens
-            self.events.there(one.request, load.ids, range(load.first_chunk, load.first_chunk + chunks))
+            self.events.there(tracked.request, load.ids, range(load.first_chunk, load.first_chunk + chunks))
         if load.usable < load.tokens:
-            self.corrections.load_fell_short(one, load)
-        if one.loading is not load:
+            self.corrections.load_fell_short(tracked, load)
+        if tracked.loading is not load:
             return  # It has lost those blocks, and begun another load into others.
-        one.loading = None
+        tracked.loading = None
         if load.usable >= load.tokens:
             return
-        one.chunk_limit = load.first_chunk + load.usable // self.facts.chunk_tokens
-        one.known = min(one.known, one.chunk_limit)
-        one.found = one.handed = one.ticket = None
+        tracked.chunk_limit = load.first_chunk + load.usable // self.facts.chunk_tokens
+        tracked.known = min(tracked.known, tracked.chunk_limit)
+        tracked.found = tracked.handed = tracked.ticket = None
         self.counts.add("loads_failed")
         if load.layerwise:
-            one.planned = min(one.planned, one.known)
-            one.goal, one.next_tokens, self.quiet = one.planned, 0, 0
+            tracked.planned = min(tracked.planned, tracked.known)
+            tracked.goal, tracked.next_tokens, self.quiet = tracked.planned, 0, 0
         else:
-            one.blocks = []
+            tracked.blocks = []
 
     def reset(self) -> bool:
         """Nothing that was stored until now is used any more. False: loads of it are still on their way."""
@@ -620,13 +630,13 @@ class SchedulerHalf:
         self.facts.forget()
         if self.events is not None:
             self.events.forget()
-        for one in self.tracked.values():
-            named = len(one.ids.ranks[0])
-            namespaces = self.matcher.namespaces(one, self.facts.shape)
-            one.ids = ChunkIds(self.facts.shape, namespaces, self.facts.chunk_tokens, one.ids.media)
-            one.ids.grow(one.request.all_token_ids, named)
-            one.resets = self.facts.resets
-            one.forget()
+        for tracked in self.tracked.values():
+            named = len(tracked.ids.ranks[0])
+            namespaces = self.matcher.namespaces(tracked, self.facts.shape)
+            tracked.ids = ChunkIds(self.facts.shape, namespaces, self.facts.chunk_tokens, tracked.ids.media)
+            tracked.ids.grow(tracked.request.all_token_ids, named)
+            tracked.resets = self.facts.resets
+            tracked.forget()
         return not self.loading
 
     def close(self) -> None:

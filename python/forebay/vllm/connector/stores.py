@@ -50,49 +50,53 @@ class Stores:
         self.jobs: dict[int, Job] = {}
         self.chunks = 0
 
-    def plan(self, one: TrackedRequest, job: int) -> Store | None:
+    def plan(self, tracked: TrackedRequest, job: int) -> Store | None:
         """The next chunks of a request that are to be stored, if there are any and there is room for them."""
-        if one.gap:
+        if tracked.gap:
             return None
         size, room = self.facts.chunk_tokens, self.limit - self.chunks
-        first, last = one.planned, min(one.goal, one.planned + room)
-        tail = one.tail and last == one.goal and last - first < room
-        end = one.request.num_prompt_tokens if tail else last * size
+        first, last = tracked.planned, min(tracked.goal, tracked.planned + room)
+        tail = tracked.tail and last == tracked.goal and last - first < room
+        end = tracked.request.num_prompt_tokens if tail else last * size
         if end <= first * size:
             return None
-        pages = self.pages(one, first * size, end)
+        pages = self.pages(tracked, first * size, end)
         if pages is None:
-            one.gap = True
+            tracked.gap = True
             return None
-        one.planned, one.tail, one.tailed = last, one.tail and not tail, one.tailed or tail
+        tracked.planned, tracked.tail, tracked.tailed = (
+            last,
+            tracked.tail and not tail,
+            tracked.tailed or tail,
+        )
         count = last - first + tail
-        self.jobs[job] = Job(one, set(np.concatenate(pages).tolist()), first, count, one.resets, tail)
+        self.jobs[job] = Job(tracked, set(np.concatenate(pages).tolist()), first, count, tracked.resets, tail)
         self.chunks += count
-        one.stores.add(job)
-        return Store(job, self.for_workers(self.named(one, first, end)), pages)
+        tracked.stores.add(job)
+        return Store(job, self.for_workers(self.named(tracked, first, end)), pages)
 
-    def plan_state(self, one: TrackedRequest, job: int) -> Store | None:
+    def plan_state(self, tracked: TrackedRequest, job: int) -> Store | None:
         """The state at the end of a chunk of a request, in the step after which there is one."""
-        token, one.state = one.state, 0
-        groups = zip(self.facts.groups, one.blocks, strict=False)
+        token, tracked.state = tracked.state, 0
+        groups = zip(self.facts.groups, tracked.blocks, strict=False)
         blocks = [group.ends_at(table, token) for group, table in groups if group.state]
         chunks = token // self.facts.chunk_tokens
-        if one.gap or not token or not blocks or 0 in blocks or len(one.ids.ranks[0]) < chunks:
+        if tracked.gap or not token or not blocks or 0 in blocks or len(tracked.ids.ranks[0]) < chunks:
             return None
-        ids = one.ids.with_tail(one.request.all_token_ids[:token], chunks)
+        ids = tracked.ids.with_tail(tracked.request.all_token_ids[:token], chunks)
         # No blocks that events tell of.
-        self.jobs[job] = Job(one, set(blocks), chunks, 0, one.resets)
-        one.stores.add(job)
+        self.jobs[job] = Job(tracked, set(blocks), chunks, 0, tracked.resets)
+        tracked.stores.add(job)
         named: list[list[Stored]] = [[(state_id(of_rank[-1]), None, 1)] for of_rank in ids]
         return Store(job, named, [np.array([block], dtype=np.int32) for block in blocks], state=True)
 
-    def named(self, one: TrackedRequest, first: int, end: int) -> list[list[Stored]]:
+    def named(self, tracked: TrackedRequest, first: int, end: int) -> list[list[Stored]]:
         """Ids and parents of the chunks from the chunk `first` on up to the token `end`, for each rank."""
         size = self.facts.chunk_tokens
         if end % size:
-            ids = one.ids.with_tail(one.request.all_token_ids[:end], end // size)
+            ids = tracked.ids.with_tail(tracked.request.all_token_ids[:end], end // size)
         else:
-            ids = [of_rank[: end // size] for of_rank in one.ids.ranks]
+            ids = [of_rank[: end // size] for of_rank in tracked.ids.ranks]
         return [
             [
                 (of_rank[chunk], of_rank[chunk - 1] if chunk else None, min(size, end - chunk * size))
@@ -106,13 +110,13 @@ class Stores:
         alike = self.facts.ranks // self.facts.shape.tp
         return [part if first else [] for part in parts for first in (True, *[False] * (alike - 1))]
 
-    def pages(self, one: TrackedRequest, start: int, end: int) -> Pages | None:
+    def pages(self, tracked: TrackedRequest, start: int, end: int) -> Pages | None:
         """The blocks of the tokens from `start` to `end`; nothing if some of them are others' by now."""
         pages = []
-        for group, table in zip(self.facts.groups, one.blocks, strict=False):
+        for group, table in zip(self.facts.groups, tracked.blocks, strict=False):
             if group.state:
                 continue
-            kept = group.kept(table, start, end, self.facts.chunk_tokens, one.computed)
+            kept = group.kept(table, start, end, self.facts.chunk_tokens, tracked.computed)
             if kept is None:
                 return None
             pages.append(kept)
