@@ -509,7 +509,7 @@ class Driver:
     def stop(self, when: str) -> Any:
         """This process stops, all threads of it, when the next load is `planned` or when it has `begun`."""
         (worker,) = self.workers(lambda half: half)
-        half, name = (self.half, "load") if when == "planned" else (worker, "begin")
+        half, name = (self.half, "load") if when == "planned" else (worker, "begin_step")
         go_on = getattr(half, name)
 
         def stopping(what: Any, *more: Any) -> None:

@@ -52,26 +52,26 @@ class CacheThatCounts:
 def a_worker_that_counts() -> Any:
     half: Any = object.__new__(WorkerHalf)
     half.cache, half.deltas, half.stalls, half.report = CacheThatCounts(), Deltas(), [], Report(0)
-    half.loads, half.layerwise, half.lost, half.stores, half.received = {}, set(), set(), set(), set()
+    half.loads, half.layerwise, half.dropped, half.stores, half.received = {}, set(), set(), set(), set()
     return half
 
 
 def test_each_load_tells_once_how_long_a_step_waited_for_it() -> None:
     half = a_worker_that_counts()
-    assert half.stats() is None
+    assert half.take_stats() is None
     for job, layerwise in ((1, True), (2, False), (3, True)):
         half.loads[job] = SimpleNamespace(request="one", tokens=64, layerwise=layerwise)
     half.cache.loads = [(1, 64, None), (2, 64, None)]
     half.cache.bubbles = [(1, 0.02, 3)]
     half.cache.totals |= {"bytes_memory": 640, "bytes_disk": 64, "layers_late": 3, "bubble_us": 20_000}
-    half.take()
-    first = half.stats()
+    half.poll_cache()
+    first = half.take_stats()
     counted = {"bytes_memory": 640, "bytes_disk": 64, "layers_late": 3, "bubble_us": 20_000}
     assert first.data == counted | {"load_bubble_seconds": [0.02]} and first.reduce() == counted
-    assert half.stats() is None
+    assert half.take_stats() is None
     half.cache.loads, half.cache.bubbles = [(3, 64, None)], [(3, 0.0, 0)]
-    half.take()
-    second = half.stats()
+    half.poll_cache()
+    second = half.take_stats()
     assert second.data == {"load_bubble_seconds": [0.0]}, "that nothing was waited for is told too"
     both = Stats({}).aggregate(first).aggregate(second)
     assert both.data["load_bubble_seconds"] == [0.02, 0.0] and both.data["bytes_disk"] == 64

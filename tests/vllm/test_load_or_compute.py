@@ -114,8 +114,8 @@ def test_a_worker_says_all_that_it_has_to_say_once_and_of_which_step(
 ) -> None:
     half: Any = object.__new__(WorkerHalf)
     half.report, half.step = report, Step(9, idle=False, timed=timed)
-    told = half.told()
+    told = half.take_report()
     assert told is (report if says else None)
     assert told is None or told.step == 9
     half.step = Step(10, idle=False)
-    assert half.told() is None
+    assert half.take_report() is None

@@ -305,9 +305,9 @@ def test_loads_begin_before_vllm_prepares_the_step_unless_that_writes_blocks(wri
     place.begin(1, CHUNKS * CHUNK)
     step = place.step(**{written: [7]} if written else {})
     (load,) = step.loads
-    half.before(step)
+    half.before_step(step)
     assert half.cache.loaded == ([load.job] if written is None else [])
-    half.begin(step, SimpleNamespace(attn_metadata={}))
+    half.begin_step(step, SimpleNamespace(attn_metadata={}))
     assert half.cache.loaded == [load.job], "once"
     assert half.layerwise == {load.job} and half.step is step
 
@@ -337,7 +337,7 @@ def test_no_load_begins_under_a_multi_connector_before_others_have_let_go_of_its
     metadata = (step, None) if first else (None, step)
     several.handle_preemptions(MultiKVConnectorMetadata(metadata=metadata))
     assert read == [[]], "a load writes what another connector still reads"
-    half.begin(step, SimpleNamespace(attn_metadata={}))
+    half.begin_step(step, SimpleNamespace(attn_metadata={}))
     assert half.cache.loaded == [load.job for load in step.loads]
 
 
@@ -345,29 +345,29 @@ def test_no_load_begins_under_a_multi_connector_before_others_have_let_go_of_its
 def test_a_store_begins_behind_what_a_drafter_writes(idle: bool) -> None:
     """vLLM asks what has ended before a drafter has computed, and says that all was computed behind it."""
     half = worker()
-    half.unsent, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
+    half.held_for_stores, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
     half.back_off = lambda step, ended: None
     store = Store(5, [[(bytes(32), None, CHUNK)]], [])
     half.step = Step(1, idle=idle, stores=[store], sent={"one": [5]})
-    assert half.ended() == (None, None), "its blocks are still to be read"
+    assert half.take_finished() == (None, None), "its blocks are still to be read"
     assert half.cache.stored == ([5] if idle else [])
-    half.computed()
+    half.start_stores()
     assert half.cache.stored == [5]
     half.stores.clear()
     half.step = Step(2, idle=True)
-    assert half.ended() == ({"one"}, None)
+    assert half.take_finished() == ({"one"}, None)
 
 
 def test_a_step_whose_end_a_pipeline_stage_was_not_told_of_is_stored_with_the_next_one() -> None:
     """With a drafter vLLM's first runner tells the last stage alone that all was computed."""
     half = worker()
-    half.unsent, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
+    half.held_for_stores, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
     context = SimpleNamespace(attn_metadata={})
     store = Store(5, [[(bytes(32), None, CHUNK)]], [])
     for step in (Step(1, idle=False, stores=[store]), Step(2, idle=False)):
-        half.before(step)
-        half.begin(step, context)
-        half.ended()
+        half.before_step(step)
+        half.begin_step(step, context)
+        half.take_finished()
     assert half.cache.stored == [5]
 
 

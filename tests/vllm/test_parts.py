@@ -370,8 +370,8 @@ def test_a_layer_that_reads_anothers_kv_waits_for_nothing_of_its_own() -> None:
     cache = SimpleNamespace(wait_layer=lambda layer, stream: waited.append(layer))
     device = SimpleNamespace(type="cpu")
     half: Any = SimpleNamespace(layerwise={1}, cache=cache, layers={"layer 3": 3}, device=device)
-    WorkerHalf.layer(half, "layer 3")
-    WorkerHalf.layer(half, "layer 7, which reads layer 3's")
+    WorkerHalf.wait_for_layer(half, "layer 3")
+    WorkerHalf.wait_for_layer(half, "layer 7, which reads layer 3's")
     assert waited == [3]
 
 

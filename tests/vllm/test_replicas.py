@@ -68,7 +68,7 @@ def test_a_rank_that_has_nothing_to_store_says_at_once_that_it_has() -> None:
     for rank, reported, begun in ((0, {}, [7]), (1, {7: Kept(1)}, [7])):
         half.rank, half.report = rank, Report(1)
         half.step = Step(1, idle=False, stores=[Store(7, [[(bytes(32), None, CHUNK)], []], [])])
-        half.computed()
+        half.start_stores()
         assert half.report.stores == reported and stored == begun
 
 

@@ -116,7 +116,7 @@ def a_worker(waited: list[str]) -> Any:
         wait_loaded=lambda jobs, limit_s: waited.append(f"loaded {jobs}") or True,
     )
     half.loads = {7: Load(7, "one", [], [], 64, None, layerwise=False)}
-    half.stores, half.lost, half.layerwise, half.received = {3}, set(), set(), set()
+    half.stores, half.dropped, half.layerwise, half.received = {3}, set(), set(), set()
     half.report, half.groups, half.as_one = Report(1), (), False
     half.invalid, half.failed = set(), set()
     return half
@@ -126,7 +126,7 @@ def a_worker(waited: list[str]) -> Any:
 def test_sleep_waits_for_all_copies_and_what_was_loaded_into_memory_that_goes_is_lost(keeps_kv: bool) -> None:
     waited: list[str] = []
     half = a_worker(waited)
-    half.quiet(keeps_kv)
+    half.drain(keeps_kv)
     assert waited == ["stored [3]", "loaded [7]"]
     half.load_ended(7, 64, None)
     assert half.report.loads[7].tokens == (64 if keeps_kv else 0)

@@ -70,16 +70,16 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
 
     def unregister_kv_caches(self) -> None:
         """The KV cache's memory is about to go. Newer versions tell; in others `compat.before_sleep` does."""
-        self._here.quiet(keeps_kv=False)
+        self._here.drain(keeps_kv=False)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Blocks are about to be given to others."""
         assert isinstance(kv_connector_metadata, Step)
-        self._here.before(kv_connector_metadata)
+        self._here.before_step(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """A step begins."""
-        self._here.begin(self._get_connector_metadata(), forward_context)
+        self._here.begin_step(self._get_connector_metadata(), forward_context)
 
     def has_connector_metadata(self) -> bool:
         """Whether layers are to wait for a load. vLLM asks this at each layer, and nowhere else."""
@@ -87,22 +87,22 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """A layer's KV is about to be read."""
-        self._here.layer(layer_name)
+        self._here.wait_for_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """A layer's KV was written. It is stored with all the others when the step was submitted."""
 
     def wait_for_save(self) -> None:
         """A step was submitted."""
-        self._here.computed()
+        self._here.start_stores()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Which requests were sent and which ones received."""
-        return self._here.ended()
+        return self._here.take_finished()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         """The same, and which of those received have failed. Newer versions ask for this."""
-        sent, received = self._here.ended()
+        sent, received = self._here.take_finished()
         failed, self._here.failed = self._here.failed, set()
         return compat.transfer_results(sent, received, failed)
 
@@ -113,7 +113,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
 
     def build_connector_worker_meta(self) -> Report | None:
         """What ended in this step."""
-        return self._here.told()
+        return self._here.take_report()
 
     # Of the scheduler.
 
@@ -188,7 +188,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
 
     def get_kv_connector_stats(self) -> Stats | None:
         """What was counted since the last time."""
-        return self._plans.counts.take() if self._worker is None else self._worker.stats()
+        return self._plans.counts.take() if self._worker is None else self._worker.take_stats()
 
     def shutdown(self) -> None:
         """Ends; nothing touches the KV cache any more."""

@@ -64,29 +64,29 @@ def hit_sources(tokens: Mapping[str, int]) -> Any:
 _before_sleep: list[Callable[[bool], None]] = []
 
 
-def before_sleep(quiet: Callable[[bool], None]) -> None:
-    """Has `quiet` called before vLLM's sleep mode unmaps the KV cache. 0.33 tells its connectors itself."""
+def before_sleep(drain: Callable[[bool], None]) -> None:
+    """Has `drain` called before vLLM's sleep mode unmaps the KV cache. 0.33 tells its connectors itself."""
     from vllm.v1.worker.gpu_worker import Worker
 
-    _before_sleep.append(quiet)
+    _before_sleep.append(drain)
     sleep = Worker.sleep
     if hasattr(KVConnectorBase_V1, "unregister_kv_caches") or sleep.__module__ == __name__:
         return
 
-    def sleep_when_quiet(self: Any, level: int = 1) -> None:
+    def sleep_when_drained(self: Any, level: int = 1) -> None:
         find = getattr(self, "_get_sleep_mode_backend", None)  # Since 0.32 it is a property.
         backend = self.sleep_mode_backend if find is None else find()
         keeps_kv = getattr(backend, "keeps_kv", None)
-        for quiet in _before_sleep:
-            quiet(keeps_kv is not None and keeps_kv(level))
+        for drain in _before_sleep:
+            drain(keeps_kv is not None and keeps_kv(level))
         sleep(self, level)
 
-    Worker.sleep = sleep_when_quiet
+    Worker.sleep = sleep_when_drained
 
 
-def not_before_sleep(quiet: Callable[[bool], None]) -> None:
+def not_before_sleep(drain: Callable[[bool], None]) -> None:
     """The opposite."""
-    _before_sleep.remove(quiet)
+    _before_sleep.remove(drain)
 
 
 # What is called before and after workers read an adapter's files.

@@ -60,10 +60,10 @@ class WorkerHalf:
         self.tensors: list[Any] = []  # Kept: `cache` has their addresses.
         self.loads: dict[int, Load] = {}
         self.layerwise: set[int] = set()  # loads of this step
-        self.lost: set[int] = set()  # loads whose pages have been dropped
+        self.dropped: set[int] = set()  # loads whose pages have been dropped
         self.stores: set[int] = set()
         self.step: Step | None = None
-        self.unsent: dict[str, set[int]] = {}
+        self.held_for_stores: dict[str, set[int]] = {}
         self.invalid: set[int] = set()
         self.failed: set[str] = set()  # requests, where vLLM asks for these and not for blocks
         self.report = Report(0)
@@ -94,7 +94,7 @@ class WorkerHalf:
             if place not in places:
                 places.append(place)
             self.layers[name] = places.index(place)
-        compat.before_sleep(self.quiet)
+        compat.before_sleep(self.drain)
         self.tensors = [tensors[name] for name, _ in layers]
         self.device = self.tensors[0].device
         kv = self.open(
@@ -151,7 +151,7 @@ class WorkerHalf:
         stride_bytes = tensor.stride(0) * width * parts
         return tensor.data_ptr(), self.num_blocks, stride_bytes, page_bytes, group
 
-    def quiet(self, keeps_kv: bool) -> None:
+    def drain(self, keeps_kv: bool) -> None:
         """The KV cache's memory is about to go: nothing touches it any more when this returns.
 
         Unless it comes back with what it had, loads that nobody has heard of yet are lost.
@@ -163,11 +163,11 @@ class WorkerHalf:
         while self.loads and not self.cache.wait_loaded(list(self.loads), QUIET_S):
             logger.warning("loads have not ended in %d s; sleep waits for them", QUIET_S)
         if not keeps_kv:
-            self.lost.update(self.loads)
+            self.dropped.update(self.loads)
 
     # The moments of a step, in the order of a step.
 
-    def before(self, step: Step) -> None:
+    def before_step(self, step: Step) -> None:
         """Blocks are about to be written: stores that still read them end first. Loads begin if nobody else
         writes these blocks in the step: vLLM prepares it for some milliseconds now. Nor reads them: a
         connector that is told after ours may have stores of its own that it waits for only then.
@@ -175,25 +175,25 @@ class WorkerHalf:
         if self.cache is None:
             return
         if self.step is not None and self.step.stores:
-            self.computed()  # With a drafter, 0.26 to 0.33 say so to the last stage of a pipeline alone.
+            self.start_stores()  # With a drafter, 0.26 to 0.33 say so to the last stage of a pipeline alone.
         if step.flush:
             mine = [job for job in step.flush if job in self.stores]
             while mine and not self.cache.wait_stored(mine, QUIET_S):
                 logger.warning("stores have not ended in %d s; the engine waits for them", QUIET_S)
         if step.early and self.is_alone:
-            self.load(step, compat.stream_of(self.device))
+            self.start_loads(step, compat.stream_of(self.device))
 
-    def begin(self, step: Step, forward_context: Any) -> None:
+    def begin_step(self, step: Step, forward_context: Any) -> None:
         """The forward pass begins, and loads that have not yet."""
         if self.cache is None or not (step.loads or self.layerwise):
             self.step = step
             return
         stream = compat.stream_of(self.device)
-        self.load(step, stream)
+        self.start_loads(step, stream)
         if self.layerwise and compat.runs_whole_graph(forward_context):
             self.cache.wait_loads(stream)
 
-    def load(self, step: Step, stream: int) -> None:
+    def start_loads(self, step: Step, stream: int) -> None:
         """Begins a step's loads, once."""
         assert self.cache is not None
         if step is self.step:
@@ -221,13 +221,13 @@ class WorkerHalf:
             if load.layerwise:
                 self.layerwise.add(load.job)
 
-    def layer(self, name: str) -> None:
+    def wait_for_layer(self, name: str) -> None:
         """A layer is about to be used."""
         number = self.layers.get(name)  # None: it reads another layer's KV, which came before it.
         if self.layerwise and self.cache is not None and number is not None:
             self.cache.wait_layer(number, compat.stream_of(self.device))
 
-    def computed(self) -> None:
+    def start_stores(self) -> None:
         """The forward pass was submitted: what it computes is stored behind it."""
         step = self.step
         if self.cache is None or step is None or not step.stores:
@@ -252,33 +252,33 @@ class WorkerHalf:
                 self.report.stores[store.job] = Kept(1, set(range(len(store.chunks[self.rank]))))
         step.stores = []
 
-    def ended(self) -> tuple[set[str] | None, set[str] | None]:
+    def take_finished(self) -> tuple[set[str] | None, set[str] | None]:
         """Which requests' blocks are no longer read, and which ones' are filled."""
         step = self.step
         if self.cache is None or step is None:
             return None, None
         if step.idle:
-            self.computed()  # vLLM does not say so itself. In other steps a drafter may still have to write.
-        if not (self.loads or self.stores or self.unsent or self.received or step.sent or step.idle):
+            self.start_stores()  # vLLM does not say so. In other steps a drafter may still have to write.
+        if not (self.loads or self.stores or self.held_for_stores or self.received or step.sent or step.idle):
             self.idle_steps = 0
             return None, None  # As after most steps.
         if self.loads or self.stores:
-            self.take()
+            self.poll_cache()
         while self.layerwise:
             # A step's own loads have ended for the engine's stream; how, must be known before its tokens are.
             self.cache.wait_loaded(list(self.layerwise), QUIET_S)
-            self.take()
+            self.poll_cache()
         for name, jobs in step.sent.items():
-            self.unsent[name] = set(jobs)
+            self.held_for_stores[name] = set(jobs)
         under_way = self.stores.union(store.job for store in step.stores)
-        sent = {name for name, jobs in self.unsent.items() if jobs.isdisjoint(under_way)}
+        sent = {name for name, jobs in self.held_for_stores.items() if jobs.isdisjoint(under_way)}
         for name in sent:
-            del self.unsent[name]
+            del self.held_for_stores[name]
         received, self.received = self.received, set()
         self.back_off(step, bool(sent or received))
         return sent or None, received or None
 
-    def take(self) -> None:
+    def poll_cache(self) -> None:
         """What the cache says has ended."""
         assert self.cache is not None
         loads, stores = self.cache.take_ended()
@@ -294,8 +294,8 @@ class WorkerHalf:
         """A load is over, with `tokens` that may be used."""
         load = self.loads.pop(job)
         self.layerwise.discard(job)
-        if job in self.lost:
-            self.lost.discard(job)
+        if job in self.dropped:
+            self.dropped.discard(job)
             tokens, why = 0, "the KV cache has slept since"
         self.report.loads[job] = Ended(1, tokens)
         if not load.layerwise:
@@ -331,7 +331,7 @@ class WorkerHalf:
         else:
             time.sleep(limit_s)
 
-    def told(self) -> Report | None:
+    def take_report(self) -> Report | None:
         """What the scheduler's half is told of this step: most often nothing."""
         report, step = self.report, self.step
         if step is None or not (step.timed or report.loads or report.stores or report.rates):
@@ -339,7 +339,7 @@ class WorkerHalf:
         report.step, self.report = step.number, Report(0)
         return report
 
-    def stats(self) -> Stats | None:
+    def take_stats(self) -> Stats | None:
         """What was counted since the last time, where something may have been."""
         report = self.report
         if self.cache is None or not (report.loads or report.stores):
@@ -350,6 +350,6 @@ class WorkerHalf:
     def close(self) -> None:
         """Returns when nothing touches the tensors any more."""
         if self.cache is not None:
-            compat.not_before_sleep(self.quiet)
+            compat.not_before_sleep(self.drain)
             self.cache.close()
             self.cache = None
