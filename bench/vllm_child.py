@@ -298,7 +298,10 @@ class Switch:
 class Watch:
     """When a load of our connector begins and ends, and how long the engine's thread is in it."""
 
-    CALLS = {"scheduler": ("match", "allocated", "build"), "worker": ("begin", "layer", "ended")}
+    CALLS = {
+        "scheduler": ("match", "blocks_allocated", "build_step"),
+        "worker": ("begin_step", "wait_for_layer", "take_finished"),
+    }
 
     def __init__(self, scheduler: Any) -> None:
         """Of all loads from now on. What was found is loaded, whether it pays or not."""
@@ -342,9 +345,9 @@ class Watch:
 
     def is_over(self, name: str, arguments: tuple[Any, ...]) -> bool:
         """Whether the last layer is there now."""
-        if name == "layer":
+        if name == "wait_for_layer":
             return bool(self.worker.layerwise) and arguments[0] == self.last_layer
-        return name == "ended" and self.loading and not self.worker.loads
+        return name == "take_finished" and self.loading and not self.worker.loads
 
 
 def forward(lines: SimpleQueue[str | None]) -> None:

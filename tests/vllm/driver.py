@@ -194,7 +194,7 @@ class Driver:
         go_on = getattr(where, what)
 
         def leave(*arguments: Any, **more: Any) -> Any:
-            if self.half.unsure_from > self.half.jobs:
+            if self.half.oldest_unverified > self.half.last_job:
                 return go_on(*arguments, **more)
             delattr(where, what)
             return None if how == "preempted" else self.engine.abort_request([name])
@@ -267,12 +267,12 @@ class Driver:
 
     def aside(self, on: bool) -> Any:
         """Whether the connector leaves the engine to itself: nothing is loaded and nothing stored."""
-        self.half.loads = self.half.keeps = not on
+        self.half.loads_kv = self.half.stores_kv = not on
         return True
 
     def role(self, loads: bool) -> Any:
         """Whether the engine is a `kv_both`, or a `kv_producer`, which only stores."""
-        self.half.loads = loads
+        self.half.loads_kv = loads
         return True
 
     def slowest(self) -> Any:
@@ -309,13 +309,13 @@ class Driver:
         self.batches: list[Any] = []
         self.requests: list[Any] = []
         self.scheduler.kv_event_publisher.publish = self.batches.append
-        add = self.half.added
+        add = self.half.request_added
 
         def added(request: Any) -> None:
             self.requests.append(request)
             add(request)
 
-        self.half.added = added
+        self.half.request_added = added
         return True
 
     def take_events(self) -> Any:
@@ -458,17 +458,17 @@ class Driver:
 
     def lose_states(self) -> Any:
         """Loads ask for states that the node does not have, as if they had gone after they were found."""
-        state_of = self.half.state_of
+        state_of = self.half.state_to_load
 
         def lost(*arguments: Any) -> Any:
             states, pages = state_of(*arguments)
             return [bytes(32) for _ in states], pages
 
-        self.half.state_of = lost
+        self.half.state_to_load = lost
 
     def heal(self) -> Any:
         """Loads are as they were."""
-        self.half.__dict__.pop("state_of", None)
+        self.half.__dict__.pop("state_to_load", None)
 
         def here(half: Any) -> None:
             if isinstance(half.cache, Spoiled | Slow):
@@ -509,7 +509,7 @@ class Driver:
     def stop(self, when: str) -> Any:
         """This process stops, all threads of it, when the next load is `planned` or when it has `begun`."""
         (worker,) = self.workers(lambda half: half)
-        half, name = (self.half, "load") if when == "planned" else (worker, "begin_step")
+        half, name = (self.half, "plan_load") if when == "planned" else (worker, "begin_step")
         go_on = getattr(half, name)
 
         def stopping(what: Any, *more: Any) -> None:

@@ -51,7 +51,7 @@ class Place:
             is_finished=lambda: False,
             status=SimpleNamespace(name="FINISHED_ABORTED"),
         )
-        self.half.added(self.request)
+        self.half.request_added(self.request)
         self.one = self.half.tracked["one"]
         self.holds = 0
 
@@ -68,14 +68,14 @@ class Place:
         self.one.found = Found(self.half.facts.shape, ids, CHUNKS * CHUNK, CHUNKS, 0, 0)
         self.one.layerwise = layerwise
         table = [SimpleNamespace(is_null=False, block_id=first_block + place) for place in range(BLOCKS)]
-        self.half.allocated(self.request, SimpleNamespace(blocks=[table]), external)
+        self.half.blocks_allocated(self.request, SimpleNamespace(blocks=[table]), external)
 
     def join(self, name: str, first_block: int) -> None:
         """Another request comes, and gets blocks for all of its prompt."""
         other = Request(**vars(self.request) | {"request_id": name})
-        self.half.added(other)
+        self.half.request_added(other)
         table = [SimpleNamespace(is_null=False, block_id=first_block + place) for place in range(BLOCKS)]
-        self.half.allocated(other, SimpleNamespace(blocks=[table]), 0)
+        self.half.blocks_allocated(other, SimpleNamespace(blocks=[table]), 0)
 
     def step(
         self, others: dict[str, int] | None = None, preempted: bool = False, **written: list[Any]
@@ -85,7 +85,7 @@ class Place:
         """
         scheduled = {"one": 5} | (others or {})
         cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
-        return self.half.build(
+        return self.half.build_step(
             SimpleNamespace(
                 scheduled_cached_reqs=cached,
                 scheduled_new_reqs=[SimpleNamespace(req_id="one")],
@@ -106,24 +106,24 @@ def test_a_load_ends_by_its_own_report_whatever_has_begun_since() -> None:
     place.request.num_preemptions += 1  # Its blocks are taken away under the load, and it begins anew.
     place.begin(200, whole)
     place.step(preempted=True)
-    half.ended(Report(1, {1: Ended(1, 0)}))
+    half.step_ended(Report(1, {1: Ended(1, 0)}))
     assert place.released == [1] and list(half.loading) == [2]
     assert half.tracked["one"].chunk_limit is None, "the second load has not failed"
-    half.ended(Report(2, {2: Ended(1, whole)}))
-    assert place.released == [1, 2] and not half.loading and not half.left()
+    half.step_ended(Report(2, {2: Ended(1, whole)}))
+    assert place.released == [1, 2] and not half.loading and not half.departed_requests()
     assert set(half.cost_model.queued.values()) == {0} and half.reset()
 
 
 def test_whoever_leaves_under_a_load_layer_by_layer_is_remembered_until_it_has_ended() -> None:
     place = Place()
     half = place.half
-    half.leave("before", ([7],))
+    half.note_departure("before", ([7],))
     place.begin(1, CHUNKS * CHUNK)
     place.step()
-    half.finished(place.request, ([1, 2, 3],))
-    assert half.left() == [("one", ([1, 2, 3],))]
-    half.ended(Report(1, {1: Ended(1, 0)}))
-    assert not half.left()
+    half.request_finished(place.request, ([1, 2, 3],))
+    assert half.departed_requests() == [("one", ([1, 2, 3],))]
+    half.step_ended(Report(1, {1: Ended(1, 0)}))
+    assert not half.departed_requests()
 
 
 def test_who_left_is_forgotten_with_the_loads_of_its_time_however_many_follow() -> None:
@@ -131,13 +131,13 @@ def test_who_left_is_forgotten_with_the_loads_of_its_time_however_many_follow() 
     half = place.half
     place.begin(1, CHUNKS * CHUNK)
     place.step()
-    half.leave("early", ([1, 2, 3],))
+    half.note_departure("early", ([1, 2, 3],))
     place.request.num_preemptions += 1
     place.begin(200, CHUNKS * CHUNK)
     place.step(preempted=True)
-    half.leave("late", ([4],))
-    half.ended(Report(1, {1: Ended(1, CHUNKS * CHUNK)}))
-    assert [name for name, _ in half.left()] == ["late"] and list(half.loading) == [2]
+    half.note_departure("late", ([4],))
+    half.step_ended(Report(1, {1: Ended(1, CHUNKS * CHUNK)}))
+    assert [name for name, _ in half.departed_requests()] == ["late"] and list(half.loading) == [2]
 
 
 def test_chunks_are_stored_while_small_loads_follow_each_other_but_for_whoever_may_have_such_a_load() -> None:
@@ -152,7 +152,7 @@ def test_chunks_are_stored_while_small_loads_follow_each_other_but_for_whoever_m
     half.tracked["early"].request.computed = half.tracked["late"].request.computed = CHUNK
     place.request.num_preemptions += 1
     place.begin(200, CHUNKS * CHUNK)
-    half.ended(Report(1, {1: Ended(1, CHUNKS * CHUNK)}))
+    half.step_ended(Report(1, {1: Ended(1, CHUNKS * CHUNK)}))
     place.step({"early": 1, "late": 1}, preempted=True)
     assert half.tracked["late"].goal == 1, "the load of its time has ended, whatever has begun since"
 
@@ -173,7 +173,7 @@ def test_blocks_that_vllm_has_taken_back_by_itself_are_new_again() -> None:
     place.half.matcher.found = lambda one, others: None
     place.half.match(place.request, 0)
     place.begin(200, 0)
-    assert place.half.fresh == set(range(200, 200 + BLOCKS))
+    assert place.half.new_blocks == set(range(200, 200 + BLOCKS))
 
 
 def test_blocks_are_new_also_for_a_request_that_a_token_on_its_way_may_end() -> None:
@@ -185,7 +185,9 @@ def test_blocks_are_new_also_for_a_request_that_a_token_on_its_way_may_end() -> 
     place.request.num_preemptions, place.request.num_in_flight_tokens = 1, 1
     assert place.half.match(place.request, 0) == (0, False)
     place.begin(200, 0)
-    assert place.half.fresh == set(range(200, 200 + BLOCKS)), "stores that read one of them must end first"
+    assert place.half.new_blocks == set(range(200, 200 + BLOCKS)), (
+        "stores that read one of them must end first"
+    )
 
 
 def test_an_aborted_requests_blocks_are_vllms_to_free_whatever_is_being_stored() -> None:
@@ -193,12 +195,14 @@ def test_an_aborted_requests_blocks_are_vllms_to_free_whatever_is_being_stored()
     half, one = place.half, place.one
     place.begin(1, 0)
     place.request.computed = TOKENS
-    half.aim(one, TOKENS)
+    half.set_store_goal(one, TOKENS)
     step = Step(1, idle=False)
-    half.plan(one, step)
+    half.plan_stores(one, step)
     place.request.num_preemptions += 1  # Then another connector loads in the background: its end frees them.
     place.begin(200, 0)
-    assert half.finished(place.request, ([*range(200, 200 + BLOCKS)],)) == (False, None), "freed twice"
+    assert half.request_finished(place.request, ([*range(200, 200 + BLOCKS)],)) == (False, None), (
+        "freed twice"
+    )
     assert half.stores.touched([1]) == [step.stores[0].job], "it is waited for before its blocks are written"
 
 
@@ -214,7 +218,7 @@ def test_what_a_load_brought_before_a_reset_is_not_stored_under_the_new_names() 
     half, one = place.half, place.one
     place.begin(1, CHUNKS * CHUNK, layerwise=False)
     assert not half.reset() and one.gap
-    half.ended(Report(1, {1: Ended(1, 2 * CHUNK)}))  # Half of it came, and vLLM goes on behind that.
+    half.step_ended(Report(1, {1: Ended(1, 2 * CHUNK)}))  # Half of it came, and vLLM goes on behind that.
     place.request.computed = 2 * CHUNK
     place.begin(1, 0)
     assert one.gap, "what is computed now comes from what was computed before"
@@ -234,10 +238,10 @@ def test_a_tail_is_stored_when_nobody_writes_its_page_any_more(
     half.facts.on_cpu, place.request.max_tokens = on_cpu, tokens
     place.request.kv_transfer_params = {"do_remote_decode": True}
     place.begin(1, 0)
-    half.aim(one, TOKENS)
+    half.set_store_goal(one, TOKENS)
     assert one.tail == stored
     place.request.is_finished = lambda: True
-    half.aim(one, TOKENS)
+    half.set_store_goal(one, TOKENS)
     assert one.tail
 
 
@@ -251,18 +255,18 @@ def test_a_tail_is_stored_also_where_the_node_has_chunks_behind_the_prompt() -> 
     one.known = CHUNKS + 1
     place.begin(1, 0)
     place.request.computed = TOKENS + CHUNK
-    frees_later, ticket = half.finished(place.request, ([*range(1, 1 + BLOCKS)],))
+    frees_later, ticket = half.request_finished(place.request, ([*range(1, 1 + BLOCKS)],))
     assert frees_later and ticket is not None
     place.step()
     (job,) = half.stores.jobs.values()
     assert (job.first, job.chunks, job.tail) == (CHUNKS, 1, True)
-    assert not half.leaving, "its blocks would never be free"
+    assert not half.finishing, "its blocks would never be free"
 
 
 def test_a_prompt_with_embeddings_is_left_alone() -> None:
     place = Place()
     more = {"request_id": "two", "prompt_embeds": object()}
-    place.half.added(Request(**(vars(place.request) | more)))
+    place.half.request_added(Request(**(vars(place.request) | more)))
     assert list(place.half.tracked) == ["one"], "its tokens say nothing of them"
 
 

@@ -436,7 +436,7 @@ def test_a_prompt_is_used_once_by_its_prefiller_and_its_decoder_together(handed:
     half: Any = SimpleNamespace(facts=two, settings=settings_of({}), node=node, counts=Counts(), tracked={})
     half.params = lambda request: SchedulerHalf.params(half, request)
     half.track = lambda request, *more: SchedulerHalf.track(half, request, *more)
-    half.use = lambda one: SchedulerHalf.use(half, one)
+    half.announce_use = lambda one: SchedulerHalf.announce_use(half, one)
     request = SimpleNamespace(
         request_id="one",
         prompt_token_ids=list(range(200)),
@@ -447,7 +447,7 @@ def test_a_prompt_is_used_once_by_its_prefiller_and_its_decoder_together(handed:
         cache_salt=None,
         kv_transfer_params={"do_remote_prefill": True} if handed else None,
     )
-    SchedulerHalf.added(half, request)
+    SchedulerHalf.request_added(half, request)
     ranks = half.tracked["one"].ids.ranks
     assert used == ([] if handed else [(ranks[0], 1 << 20), (ranks[1], 1 << 20)])
     assert handed or [len(of_rank) for of_rank in ranks] == [3, 3]

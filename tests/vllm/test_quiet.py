@@ -73,16 +73,16 @@ class Engine:
             status=SimpleNamespace(name="FINISHED_STOPPED"),
         )
         self.requests[name], request.computed = request, cached
-        self.half.added(request)
+        self.half.request_added(request)
         blocks = [[SimpleNamespace(is_null=False, block_id=1 + block) for block in range(5000 // BLOCK)]]
-        self.half.allocated(request, SimpleNamespace(blocks=blocks), 0)
+        self.half.blocks_allocated(request, SimpleNamespace(blocks=blocks), 0)
 
     def step(self, tokens: dict[str, int]) -> None:
         """Computes so many tokens of each. A chunk is known in the step that ends it."""
         cached = SimpleNamespace(
             req_ids=list(tokens), new_block_ids=[None] * len(tokens), resumed_req_ids=set()
         )
-        self.half.build(
+        self.half.build_step(
             SimpleNamespace(
                 scheduled_cached_reqs=cached,
                 scheduled_new_reqs=[],
@@ -96,7 +96,7 @@ class Engine:
             assert self.half.tracked[name].goal == self.requests[name].computed // CHUNK, name
 
     def finish(self, name: str) -> None:
-        self.half.finished(self.requests.pop(name), ([],))
+        self.half.request_finished(self.requests.pop(name), ([],))
 
 
 def test_requests_that_only_decode_are_looked_at_when_they_end_a_chunk() -> None:

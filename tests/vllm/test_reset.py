@@ -39,7 +39,7 @@ def a_request(name: str, tokens: int) -> Request:
 def test_after_a_reset_nothing_has_its_old_name_and_what_is_in_blocks_gets_no_new_one() -> None:
     half = Half()
     for name in ("waits", "computes"):
-        half.added(a_request(name, 3 * 64))
+        half.request_added(a_request(name, 3 * 64))
     waits, computes = half.tracked["waits"], half.tracked["computes"]
     before, identity = [list(of_rank) for of_rank in waits.ids.ranks], half.facts.identity()
     computes.blocks = [[1, 2, 3]]
@@ -49,7 +49,7 @@ def test_after_a_reset_nothing_has_its_old_name_and_what_is_in_blocks_gets_no_ne
     assert not {name for ids in after for name in ids} & {name for ids in before for name in ids}
     assert half.facts.identity() != identity, "a decoder that asks under the old names gets nothing"
     assert computes.gap and not waits.gap
-    half.added(a_request("later", 3 * 64))
+    half.request_added(a_request("later", 3 * 64))
     assert half.tracked["later"].ids.ranks == after, "what comes later finds what was stored since"
 
 
@@ -67,7 +67,7 @@ def test_what_was_on_its_way_at_a_reset_is_told_only_if_it_is_found_under_its_na
     half, told = Half(), []
     half.settings = settings_of({"keep_on_reset": keep})
     half.events = SimpleNamespace(there=lambda *said: told.append(said[-1]), forget=lambda: None)  # type: ignore[assignment]
-    half.added(a_request("one", 3 * CHUNK))
+    half.request_added(a_request("one", 3 * CHUNK))
     one = half.tracked["one"]
     one.blocks, one.goal = [list(range(1, 3 * CHUNK // BLOCK + 1))], 3
     one.request.computed = one.computed = 3 * CHUNK
@@ -75,7 +75,7 @@ def test_what_was_on_its_way_at_a_reset_is_told_only_if_it_is_found_under_its_na
     assert store is not None
     load = Loading(one, one.ids.ranks, 0, CHUNK, False, {}, [], resets=half.facts.resets, usable=CHUNK)
     half.reset()
-    half.ended(Report(1, stores={store.job: Kept(1)}))
+    half.step_ended(Report(1, stores={store.job: Kept(1)}))
     half.load_ended(one, load)
     assert [list(chunks) for chunks in told] == ([[0, 1, 2], [0]] if keep else [])
 
@@ -83,21 +83,21 @@ def test_what_was_on_its_way_at_a_reset_is_told_only_if_it_is_found_under_its_na
 def test_what_a_request_that_has_ended_stores_after_a_reset_is_not_told() -> None:
     half, told = Half(), []
     half.events = SimpleNamespace(there=lambda *said: told.append(said[-1]), forget=lambda: None)  # type: ignore[assignment]
-    half.added(a_request("one", 3 * CHUNK))
+    half.request_added(a_request("one", 3 * CHUNK))
     one = half.tracked.pop("one")
     one.blocks, one.goal = [list(range(1, 3 * CHUNK // BLOCK + 1))], 3
     one.request.computed = one.computed = 3 * CHUNK
     half.reset()
     store = half.stores.plan(one, 1)
     assert store is not None
-    half.ended(Report(1, stores={store.job: Kept(1)}))
+    half.step_ended(Report(1, stores={store.job: Kept(1)}))
     assert not told, "nobody finds it under that name"
 
 
 def test_where_weights_never_change_a_reset_changes_no_name() -> None:
     half = Half()
     half.settings = settings_of({"keep_on_reset": True})
-    half.added(a_request("one", 3 * 64))
+    half.request_added(a_request("one", 3 * 64))
     before = [list(of_rank) for of_rank in half.tracked["one"].ids.ranks]
     assert half.reset() and half.tracked["one"].ids.ranks == before
 

@@ -135,13 +135,13 @@ def test_a_state_is_aimed_at_where_a_step_ends_with_a_chunk_whose_tokens_are_kno
     one.request.num_tokens = 256
     said: dict[str, bool] = {}
     for computed, left, state in ((100, 28, 0), (128, CHUNK, 128), (257, 63, 128), (320, CHUNK, 128)):
-        assert SchedulerHalf.aim_at_state(half, one, computed) == left
+        assert SchedulerHalf.set_state_goal(half, one, computed) == left
         assert one.state == state
     assert half.unstored == {one.name: one}
     one.request.num_prompt_tokens = 250
     for handed, state in ((False, 128), (True, 250)):
         said["do_remote_decode"] = handed
-        assert SchedulerHalf.aim_at_state(half, one, 250) == 6
+        assert SchedulerHalf.set_state_goal(half, one, 250) == 6
         assert one.state == state
 
 

@@ -119,7 +119,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
 
     def on_new_request(self, request: Any) -> None:
         """A request came."""
-        self._plans.added(request)
+        self._plans.request_added(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens can be loaded, and whether in the background."""
@@ -129,9 +129,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         """A request will get other blocks than it waits with (`step_recovery.restart_waiting_loads`)."""
         self._plans.blocks_lost(request.request_id)
 
-    def left(self) -> list[tuple[str, step_recovery.Tables]]:
+    def departed_requests(self) -> list[tuple[str, step_recovery.Tables]]:
         """Requests that may have computed from a load and have left their blocks since (`step_recovery`)."""
-        return self._plans.left()
+        return self._plans.departed_requests()
 
     def step_undone(self, request: Any, block: int, is_counted: bool) -> None:
         """A step is undone that computed wrong KV from a request's `block` on (`step_recovery.preempt`)."""
@@ -143,7 +143,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """A request got blocks."""
-        self._plans.allocated(request, blocks, num_external_tokens)
+        self._plans.blocks_allocated(request, blocks, num_external_tokens)
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> Any:
         """Where the tokens of a load are. Newer versions ask for this."""
@@ -155,7 +155,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         """What the workers do in this step."""
-        return self._plans.build(scheduler_output)
+        return self._plans.build_step(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers have done."""
@@ -164,7 +164,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         if connector_output.finished_recving:
             self._plans.received(connector_output.finished_recving)
         report = connector_output.kv_connector_worker_meta
-        self._plans.ended(report if type(report) is Report else None)  # `isinstance` asks an ABC, each step.
+        self._plans.step_ended(
+            report if type(report) is Report else None
+        )  # `isinstance` asks an ABC, each step.
 
     def reset_cache(self) -> bool:
         """What is stored is not to be used any more: weights may be others from now on."""
@@ -176,13 +178,13 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request ended."""
-        return self._plans.finished(request, (block_ids,))
+        return self._plans.request_finished(request, (block_ids,))
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request ended."""
-        return self._plans.finished(request, block_ids)
+        return self._plans.request_finished(request, block_ids)
 
     # Of both.
 

@@ -29,7 +29,7 @@ class NoKv:
         before_counts_are_read()
         logger.warning("%s keeps no KV: all its requests are left alone", vllm_config.model_config.model)
 
-    def added(self, request: Any) -> None:
+    def request_added(self, request: Any) -> None:
         """A request came."""
         self.counts.add("requests_left_alone")
 
@@ -38,14 +38,14 @@ class NoKv:
         self.corrections.told[request.request_id] = held
         return 0, False
 
-    def allocated(self, request: Any, blocks: Any, external: int) -> None:
+    def blocks_allocated(self, request: Any, blocks: Any, external: int) -> None:
         """A request is computed."""
         self.corrections.admitted(None, request, external, may_load=False)
 
     def blocks_lost(self, name: str) -> None:
         """It has none."""
 
-    def left(self) -> list[tuple[str, step_recovery.Tables]]:
+    def departed_requests(self) -> list[tuple[str, step_recovery.Tables]]:
         """Nobody."""
         return []
 
@@ -63,19 +63,21 @@ class NoKv:
     def received(self, names: Iterable[str]) -> None:
         """Nothing was loaded."""
 
-    def build(self, output: Any) -> Step:
+    def build_step(self, output: Any) -> Step:
         """Nothing moves."""
         self.corrections.told.clear()
         return NOTHING
 
-    def ended(self, report: Report | None) -> None:
+    def step_ended(self, report: Report | None) -> None:
         """Nothing was begun."""
 
     def reset(self) -> bool:
         """There is nothing to forget."""
         return True
 
-    def finished(self, request: Any, blocks: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(
+        self, request: Any, blocks: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
         """A request ended."""
         return False, None
 

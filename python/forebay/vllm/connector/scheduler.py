@@ -60,7 +60,7 @@ class SchedulerHalf:
         self.facts, self.settings, self.node, self.clock = facts, settings, node, clock
         self.events = events
         self.engine_id = str(transfer.engine_id)
-        self.loads, self.keeps = bool(transfer.is_kv_consumer), bool(transfer.is_kv_producer)
+        self.loads_kv, self.stores_kv = bool(transfer.is_kv_consumer), bool(transfer.is_kv_producer)
         self.in_lockstep = compat.in_lockstep(vllm_config)
         self.layerwise_possible = layerwise_is_possible(
             recovers_steps=step_recovery.install_step_recovery(),
@@ -89,24 +89,26 @@ class SchedulerHalf:
         self.adapters = Adapters(vllm_config.lora_config)
         compat.when_adapters_load(self.adapters.look)
         # Requests whose adapters are being read.
-        self.unnamed: dict[str, tuple[Media, Future[Adapter | None]]] = {}
+        self.awaiting_adapter: dict[str, tuple[Media, Future[Adapter | None]]] = {}
         self.tracked: dict[str, TrackedRequest] = {}
         self.running: set[str] = set()  # computing since the last step or admitted to this one
         self.unstored: dict[str, TrackedRequest] = {}  # have computed chunks that no store was planned for
-        self.leaving: dict[str, TrackedRequest] = {}  # finished, and something of them is still to be stored
+        self.finishing: dict[
+            str, TrackedRequest
+        ] = {}  # finished, and something of them is still to be stored
         self.freeing: dict[str, float] = {}  # finished, and their blocks are still read: since when
         self.loading: dict[int, Loading] = {}
         # Requests whose blocks are no longer theirs, since a load layer by layer began that has not ended.
-        self.leavers: list[tuple[int, str, step_recovery.Tables]] = []  # with the last job of then
+        self.departures: list[tuple[int, str, step_recovery.Tables]] = []  # with the last job of then
         self.new_loads: list[Load] = []
-        self.fresh: set[int] = set()  # blocks that were given out since the last step
-        self.jobs = 0
+        self.new_blocks: set[int] = set()  # blocks that were given out since the last step
+        self.last_job = 0
         self.step = 0
-        self.quiet = 0  # so many steps of a token for each request end no chunk
+        self.quiet_steps = 0  # so many steps of a token for each request end no chunk
 
     # What vLLM tells about requests.
 
-    def added(self, request: Any) -> None:
+    def request_added(self, request: Any) -> None:
         """A request came. One whose KV depends on more than tokens, a salt, an adapter and named contents is
         left alone: the tokens of embeddings say nothing of them.
         """
@@ -120,11 +122,11 @@ class SchedulerHalf:
         ):
             self.counts.add("requests_left_alone")
             return
-        if self.facts.has_states and self.keeps and handover.is_prefill(self.params(request)):
+        if self.facts.has_states and self.stores_kv and handover.is_prefill(self.params(request)):
             # The decoder computes the last token, from the states before it: there are none to go back to.
             compat.cut_prompt(request)
         if request.lora_request is not None:
-            self.unnamed[request.request_id] = media, self.adapters.find(request.lora_request)
+            self.awaiting_adapter[request.request_id] = media, self.adapters.find(request.lora_request)
         else:
             self.track(request, media, None)
 
@@ -141,9 +143,9 @@ class SchedulerHalf:
             logger.warning("request %s is computed here: %s", tracked.name, error)
         self.tracked[tracked.name] = tracked
         if tracked.ticket is None:
-            self.use(tracked)
+            self.announce_use(tracked)
 
-    def use(self, tracked: TrackedRequest) -> None:
+    def announce_use(self, tracked: TrackedRequest) -> None:
         """The node learns what a request needs, wherever it is: what stays on its disk follows from that.
 
         Once for a prompt: of one that is handed over, the prefiller tells.
@@ -168,7 +170,7 @@ class SchedulerHalf:
         self.corrections.asked(self.tracked.get(name), request)
         if self.admission.loaded_go_first:
             return None, False
-        tokens, in_background = self.there(request, held)
+        tokens, in_background = self.find_load(request, held)
         if in_background:
             if self.admission.is_stuck:
                 tokens, in_background = 0, False
@@ -183,14 +185,14 @@ class SchedulerHalf:
         """Whether it is looked for what there is for a request at all."""
         is_known = request.request_id in self.tracked
         # One token is computed anyway. With nothing computed vLLM would ask again after the load, and so on.
-        return is_known and self.loads and request.num_tokens > 1 and not request.skip_reading_prefix_cache
+        return is_known and self.loads_kv and request.num_tokens > 1 and not request.skip_reading_prefix_cache
 
     def blocks_of(self, request: Any) -> int:
         """How many blocks a request may have when its prompt is computed, and the drafts behind that."""
         tokens = min(request.num_tokens + self.ahead, self.longest)
         return sum(group.most(tokens, self.step_tokens) for group in self.facts.groups)
 
-    def there(self, request: Any, held: int) -> tuple[int | None, bool]:
+    def find_load(self, request: Any, held: int) -> tuple[int | None, bool]:
         """What there is for a request, whoever else waits."""
         if not self.is_named(request):
             return None, False
@@ -205,7 +207,7 @@ class SchedulerHalf:
         if compat.may_end(request):
             return 0, False
         size = self.facts.chunk_tokens
-        if self.keeps and self.facts.has_states:
+        if self.stores_kv and self.facts.has_states:
             compat.stop_at(request, (request.num_tokens - 1) // size * size)
         if not self.may_load(request):
             return 0, False
@@ -236,13 +238,13 @@ class SchedulerHalf:
 
     def is_named(self, request: Any) -> bool:
         """Whether a request's adapter has been read. One that cannot be told from others is left alone."""
-        waiting = self.unnamed.get(request.request_id)
+        waiting = self.awaiting_adapter.get(request.request_id)
         if waiting is None:
             return True
         media, finding = waiting
         if not finding.done():
             return False
-        del self.unnamed[request.request_id]
+        del self.awaiting_adapter[request.request_id]
         adapter = finding.result()
         if adapter is None:
             self.counts.add("requests_left_alone")
@@ -250,20 +252,20 @@ class SchedulerHalf:
             self.track(request, media, adapter)
         return True
 
-    def allocated(self, request: Any, blocks: Any, external: int) -> None:
+    def blocks_allocated(self, request: Any, blocks: Any, external: int) -> None:
         """A request got blocks: all of them are told. `external` of its tokens are to be loaded into them."""
         tracked = self.tracked.get(request.request_id)
         self.admission.left(request.request_id)
         self.corrections.admitted(tracked, request, external, self.may_load(request))
         table = [[0 if block.is_null else block.block_id for block in group] for group in blocks.blocks]
         if tracked is None:
-            self.fresh.update(block for group in table for block in group)
+            self.new_blocks.update(block for group in table for block in group)
             return
         self.notice_preemption(tracked)
         held = [tracked.held // group.block_tokens for group in self.facts.groups]
         mine = [len(group) for group in tracked.blocks] or held
         for group, have in zip(table, mine, strict=True):
-            self.fresh.update(group[have:])
+            self.new_blocks.update(group[have:])
         if not tracked.blocks:
             # A load in the background that failed half way has left tokens that vLLM counts by itself.
             begun = max(tracked.held + external, request.num_computed_tokens)
@@ -275,10 +277,10 @@ class SchedulerHalf:
             )
         tracked.blocks = table
         self.running.add(tracked.name)
-        self.quiet = 0
+        self.quiet_steps = 0
         if external > 0:
-            self.load(tracked, external)
-        tracked.since = self.jobs
+            self.plan_load(tracked, external)
+        tracked.since = self.last_job
         # What kept a prefiller's chunks until now, and what the node has not answered yet.
         tracked.pending_handover = tracked.asked = tracked.states = None
 
@@ -288,7 +290,7 @@ class SchedulerHalf:
         if tracked is not None:
             tracked.blocks = []
 
-    def load(self, tracked: TrackedRequest, external: int) -> None:
+    def plan_load(self, tracked: TrackedRequest, external: int) -> None:
         """Loads what was found into the blocks that the request got for it. vLLM counts it as `external`
         tokens.
         """
@@ -300,14 +302,14 @@ class SchedulerHalf:
             for group, table in zip(self.facts.groups, tracked.blocks, strict=True)
             if not group.state
         ]
-        states, state_pages = self.state_of(tracked, found)
+        states, state_pages = self.state_to_load(tracked, found)
         ids = [of_rank[first:] for of_rank in found.ids]
-        self.jobs += 1
+        self.last_job += 1
         tokens = found.tokens - first * size
         theirs, mine = found.shape.block_tokens, self.facts.shape.block_tokens
         self.new_loads.append(
             Load(
-                job=self.jobs,
+                job=self.last_job,
                 request=tracked.name,
                 sources=self.finder.sources(found.shape, ids),
                 pages=pages,
@@ -332,7 +334,7 @@ class SchedulerHalf:
             resets=self.facts.resets,
             usable=tokens,
         )
-        self.loading[self.jobs] = tracked.loading
+        self.loading[self.last_job] = tracked.loading
         self.cost_model.load_began(tracked.loading)
         self.corrections.load_began(tracked.loading)
         if not tracked.layerwise:
@@ -363,7 +365,7 @@ class SchedulerHalf:
         """vLLM has heard that these requests' loads in the background have ended."""
         self.admission.load_ended(names)
 
-    def state_of(self, tracked: TrackedRequest, found: Found) -> tuple[list[bytes], Pages]:
+    def state_to_load(self, tracked: TrackedRequest, found: Found) -> tuple[list[bytes], Pages]:
         """The state at the end of what was found, of each rank, and the blocks that it goes to."""
         if not self.facts.has_states:
             return [], []
@@ -374,22 +376,24 @@ class SchedulerHalf:
         assert all(blocks), "vLLM gives a block for the state at the end of what is loaded"
         return states, [np.array([block], dtype=np.int32) for block in blocks]
 
-    def finished(self, request: Any, blocks: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(
+        self, request: Any, blocks: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
         """A request ended. True: its blocks are still read."""
         self.running.discard(request.request_id)
-        self.unnamed.pop(request.request_id, None)
+        self.awaiting_adapter.pop(request.request_id, None)
         self.admission.left(request.request_id)
         self.corrections.left(request.request_id)
-        self.leave(request.request_id, blocks)
+        self.note_departure(request.request_id, blocks)
         tracked = self.tracked.pop(request.request_id, None)
         if tracked is None or tracked.loading is not None and not tracked.loading.layerwise:
             self.unstored.pop(request.request_id, None)
             return False, None  # vLLM itself waits for the end of a load in the background.
         well = request.status.name in FINISHED_WELL
-        if well and self.keeps and not tracked.gap:
-            self.aim(tracked, request.num_computed_tokens)
+        if well and self.stores_kv and not tracked.gap:
+            self.set_store_goal(tracked, request.num_computed_tokens)
         params = None
-        if well and self.keeps and not tracked.gap and handover.is_prefill(self.params(request)):
+        if well and self.stores_kv and not tracked.gap and handover.is_prefill(self.params(request)):
             params = handover.answer(request, blocks, self.engine_id, self.facts)
         if well and not tracked.is_stored:
             self.unstored[tracked.name] = tracked
@@ -399,64 +403,66 @@ class SchedulerHalf:
             # One that was aborted may wait for another connector's load, whose end frees its blocks. Stores
             # that still read them end before others write there, as after a preemption.
             return False, params
-        self.leaving[tracked.name] = tracked
+        self.finishing[tracked.name] = tracked
         self.freeing[tracked.name] = self.clock()
         return True, params
 
     # What happens in a step.
 
-    def build(self, output: Any) -> Step:
+    def build_step(self, output: Any) -> Step:
         """What the workers do in the step that vLLM has just scheduled."""
         self.step += 1
         self.finder.new_step()
         for name in getattr(output, "preempted_req_ids", None) or ():
             self.preempted(name)
-        self.follow(output)
+        self.follow_step(output)
         tokens, requests = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
         told = self.corrections.told
         self.admission.end_pass(bool(told), idle=not (tokens or self.loading or self.freeing))
         told.clear()
-        if 0 < tokens == requests and not (self.fresh or self.new_loads or self.unstored or self.leaving):
+        if 0 < tokens == requests and not (
+            self.new_blocks or self.new_loads or self.unstored or self.finishing
+        ):
             return NOTHING  # As in most steps.
         step = Step(self.step, idle=tokens == 0)
-        if self.fresh:
-            step.flush = self.stores.touched(self.fresh)
-            self.fresh.clear()
+        if self.new_blocks:
+            step.flush = self.stores.touched(self.new_blocks)
+            self.new_blocks.clear()
         if self.new_loads:
             step.loads, self.new_loads = self.new_loads, []
             step.early = any(load.layerwise for load in step.loads) and not compat.writes_kv_first(output)
         if self.unstored:
             for name, tracked in list(self.unstored.items()):
-                self.plan(tracked, step)
+                self.plan_stores(tracked, step)
                 if tracked.is_stored:
                     del self.unstored[name]
-        if self.leaving:
-            for tracked in list(self.leaving.values()):
+        if self.finishing:
+            for tracked in list(self.finishing.values()):
                 if tracked.is_stored:
                     step.sent[tracked.name] = sorted(tracked.stores)
-                    del self.leaving[tracked.name]
+                    del self.finishing[tracked.name]
         if tokens > requests and not step.loads:
             step.timed = True
             self.cost_model.step_began(self.step, output.num_scheduled_tokens, self.tracked, self.clock())
         return step
 
-    def follow(self, output: Any) -> None:
+    def follow_step(self, output: Any) -> None:
         """Which blocks requests have, and which tokens are computed when the step is over."""
         cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
         if any(cached.new_block_ids):
-            self.extend(cached)
+            self.extend_blocks(cached)
         if output.scheduled_new_reqs or cached.resumed_req_ids:
-            self.begin([*(new.req_id for new in output.scheduled_new_reqs), *cached.resumed_req_ids])
+            self.note_begun([*(new.req_id for new in output.scheduled_new_reqs), *cached.resumed_req_ids])
         if scheduled.keys() != self.running:
             self.running = set(scheduled)
-        elif self.quiet > 0 and output.total_num_scheduled_tokens == len(scheduled):
-            self.quiet -= 1
+        elif self.quiet_steps > 0 and output.total_num_scheduled_tokens == len(scheduled):
+            self.quiet_steps -= 1
             return
-        self.quiet = 0
-        if not self.keeps:
+        self.quiet_steps = 0
+        if not self.stores_kv:
             return
         # The one loop over all requests, in steps that are not quiet.
-        nearest, unsure = sys.maxsize, self.unsure_from
+        nearest, unsure = sys.maxsize, self.oldest_unverified
         for name, tokens in scheduled.items():
             tracked = self.tracked.get(name)
             if tracked is not None and tracked.since >= unsure:
@@ -464,13 +470,13 @@ class SchedulerHalf:
             elif tracked is not None:
                 computed = tracked.request.num_computed_tokens + tokens
                 if computed >= tracked.next_tokens:
-                    self.aim(tracked, computed)
+                    self.set_store_goal(tracked, computed)
                 nearest = min(nearest, tracked.next_tokens - computed)
                 if self.facts.has_states:
-                    nearest = min(nearest, self.aim_at_state(tracked, computed))
-        self.quiet = nearest - 1
+                    nearest = min(nearest, self.set_state_goal(tracked, computed))
+        self.quiet_steps = nearest - 1
 
-    def begin(self, names: Iterable[str]) -> None:
+    def note_begun(self, names: Iterable[str]) -> None:
         """Requests compute for the first time, or again."""
         for name in names:
             tracked = self.tracked.get(name)
@@ -479,19 +485,19 @@ class SchedulerHalf:
                     True  # Another connector loads the rest: whether that is right is not known here.
                 )
 
-    def extend(self, cached: Any) -> None:
+    def extend_blocks(self, cached: Any) -> None:
         """Requests that go on got more blocks."""
         for name, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if new is None or name in cached.resumed_req_ids:
                 continue  # The whole table of a resumed request was told when it got its blocks.
             tracked = self.tracked.get(name)
             for group in new:
-                self.fresh.update(group)
+                self.new_blocks.update(group)
             if tracked is not None and tracked.blocks:
                 for have, more in zip(tracked.blocks, new, strict=True):
                     have.extend(more)
 
-    def aim(self, tracked: TrackedRequest, computed: int) -> None:
+    def set_store_goal(self, tracked: TrackedRequest, computed: int) -> None:
         """The chunks among the first `computed` tokens are to be stored."""
         request, size, prompt = tracked.request, self.facts.chunk_tokens, tracked.request.num_prompt_tokens
         certain = min(computed, request.num_tokens)
@@ -517,7 +523,7 @@ class SchedulerHalf:
         if not tracked.is_stored:
             self.unstored[tracked.name] = tracked
 
-    def aim_at_state(self, tracked: TrackedRequest, computed: int) -> int:
+    def set_state_goal(self, tracked: TrackedRequest, computed: int) -> int:
         """The state of the first `computed` tokens is to be stored if a chunk ends there, or what is handed
         over. It gives how many tokens are left to the next end of a chunk.
         """
@@ -529,16 +535,16 @@ class SchedulerHalf:
             self.unstored[tracked.name] = tracked
         return self.facts.chunk_tokens - behind
 
-    def plan(self, tracked: TrackedRequest, step: Step) -> None:
+    def plan_stores(self, tracked: TrackedRequest, step: Step) -> None:
         """Stores what there is room for."""
         tracked.computed = tracked.request.num_computed_tokens
-        store = self.stores.plan(tracked, self.jobs + 1)
+        store = self.stores.plan(tracked, self.last_job + 1)
         if store is not None:
-            self.jobs += 1
+            self.last_job += 1
             step.stores.append(store)
-        state = self.stores.plan_state(tracked, self.jobs + 1) if tracked.state else None
+        state = self.stores.plan_state(tracked, self.last_job + 1) if tracked.state else None
         if state is not None:
-            self.jobs += 1
+            self.last_job += 1
             step.stores.append(state)
             self.node.used([of_rank[0][0] for of_rank in state.chunks], self.facts.state_bytes)
 
@@ -553,27 +559,27 @@ class SchedulerHalf:
         """A request may have lost its blocks since it was last heard of."""
         lost = tracked.notice_preemption()
         if lost:
-            self.leave(tracked.name, lost)
+            self.note_departure(tracked.name, lost)
 
-    def leave(self, name: str, tables: step_recovery.Tables) -> None:
+    def note_departure(self, name: str, tables: step_recovery.Tables) -> None:
         """A request has these blocks no longer. A load that others compute from may have spoiled them: vLLM
         would not look there.
         """
-        if self.unsure_from <= self.jobs:
-            self.leavers.append((self.jobs, name, tables))
+        if self.oldest_unverified <= self.last_job:
+            self.departures.append((self.last_job, name, tables))
 
     @property
-    def unsure_from(self) -> int:
+    def oldest_unverified(self) -> int:
         """The oldest load from which a step that is under way computes itself, a number beyond all jobs if
         there is none. Requests that got their blocks before it have none of those that it fills.
         """
         return min((job for job, load in self.loading.items() if load.layerwise), default=sys.maxsize)
 
-    def left(self) -> list[tuple[str, step_recovery.Tables]]:
+    def departed_requests(self) -> list[tuple[str, step_recovery.Tables]]:
         """Requests that may have computed from such a load and have left their blocks since."""
-        return [(name, tables) for _, name, tables in self.leavers]
+        return [(name, tables) for _, name, tables in self.departures]
 
-    def ended(self, report: Report | None) -> None:
+    def step_ended(self, report: Report | None) -> None:
         """A step has ended, and what the workers say of it, if they have anything to say."""
         if report is None and not self.cost_model.steps:
             return  # As after most steps: nobody wants to know when they end.
@@ -594,9 +600,9 @@ class SchedulerHalf:
             if load.workers >= self.workers:
                 del self.loading[job]
                 self.load_ended(load.owner, load)
-        if self.leavers:
-            unsure = self.unsure_from
-            self.leavers = [leaver for leaver in self.leavers if leaver[0] >= unsure]
+        if self.departures:
+            unsure = self.oldest_unverified
+            self.departures = [one for one in self.departures if one[0] >= unsure]
 
     def load_ended(self, tracked: TrackedRequest, load: Loading) -> None:
         """A load is over everywhere. What did not come is not asked for again by this request."""
@@ -619,7 +625,7 @@ class SchedulerHalf:
         self.counts.add("loads_failed")
         if load.layerwise:
             tracked.planned = min(tracked.planned, tracked.known)
-            tracked.goal, tracked.next_tokens, self.quiet = tracked.planned, 0, 0
+            tracked.goal, tracked.next_tokens, self.quiet_steps = tracked.planned, 0, 0
         else:
             tracked.blocks = []
 

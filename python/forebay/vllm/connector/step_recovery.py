@@ -44,7 +44,7 @@ def install_step_recovery() -> bool:
         mine = forebay_connector_of(self.connector)
         if mine is None:
             return failed
-        firsts = {name: evict(self, tables, invalid) for name, tables in mine.left()}
+        firsts = {name: evict(self, tables, invalid) for name, tables in mine.departed_requests()}
         left = {name: first for name, first in firsts.items() if first is not None}
         over = [one for one in reversed(self.running) if one.request_id in failed]
         if self.recompute_kv_load_failures and (over or left):
