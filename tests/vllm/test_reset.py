@@ -117,7 +117,7 @@ def a_worker(waited: list[str]) -> Any:
     )
     half.loads = {7: Load(7, "one", [], [], 64, None, layerwise=False)}
     half.stores, half.dropped, half.layerwise, half.received = {3}, set(), set(), set()
-    half.report, half.groups, half.as_one = Report(1), (), False
+    half.rank, half.report, half.groups, half.as_one = 0, Report(1), (), False
     half.invalid, half.failed = set(), set()
     return half
 

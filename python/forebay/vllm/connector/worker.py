@@ -1,16 +1,17 @@
-"""The worker's half: moves what the scheduler's half planned, by `forebay.PagedCache`.
+"""The worker's half: it moves what the scheduler's half planned, with a `forebay.PagedCache`.
 
-Knows the engine's tensors and the moments of a step. Must never know tokens, or why something moves. Each
-method is called once a step, or once a layer; none of them looks at single blocks and layers.
+It knows the engine's tensors and the order of a step. vLLM calls each method once a step, or once a
+layer.
 """
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 from vllm.logger import init_logger
 
 import forebay
+from forebay._log import LimitedLog
 from forebay.errors import ForebayError, InvalidError
 from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import Settings
@@ -27,18 +28,21 @@ from forebay.vllm.connector.states import WithStates, open_states
 from forebay.vllm.connector.stats import Deltas, Stats, with_values
 
 logger = init_logger("vllm.forebay.worker")
+limited = LimitedLog(logger)
 
-# An engine that only waits for loads and stores looks again after this time at the latest.
+# Address, blocks, bytes from block to block, bytes of a block, group of layers.
+Place: TypeAlias = tuple[int, int, int, int, int]
+
+# An engine that only waits for loads and stores sleeps this long, longer each time.
 IDLE_S = (0.0002, 0.0005, 0.001, 0.002)
-# How long copies may take to let go of blocks before it is said aloud; it is waited for in any case.
-QUIET_S = 30.0
+# After this time a line in the log says that copies still use blocks. The wait goes on.
+DRAIN_WARNING_S = 30.0
 
 
 class WorkerHalf:
     """Lives in a worker. The thread that runs the model calls it."""
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings) -> None:
-        """Of a worker whose tensors are still to come."""
         refuse_what_is_not_supported(vllm_config)
         refuse_another_policy(vllm_config)
         self.vllm_config, self.settings = vllm_config, settings
@@ -57,25 +61,35 @@ class WorkerHalf:
         self.cache: forebay.PagedCache | WithStates | None = None
         self.device: Any = None
         self.layers: dict[str, int] = {}
-        self.tensors: list[Any] = []  # Kept: `cache` has their addresses.
+        self.tensors: list[Any] = []  # kept alive: `cache` has their addresses
         self.loads: dict[int, Load] = {}
         self.layerwise: set[int] = set()  # loads of this step
-        self.dropped: set[int] = set()  # loads whose pages have been dropped
+        self.dropped: set[int] = set()  # loads whose blocks slept meanwhile
         self.stores: set[int] = set()
         self.step: Step | None = None
-        self.held_for_stores: dict[str, set[int]] = {}
-        self.invalid: set[int] = set()
-        self.failed: set[str] = set()  # requests, where vLLM asks for these and not for blocks
+        self.held_for_stores: dict[str, set[int]] = {}  # finished requests, by name: their stores
+        self.invalid: set[int] = set()  # blocks that were not loaded
+        self.failed: set[str] = set()  # the same as requests, where vLLM asks for these
         self.report = Report(0)
         self.received: set[str] = set()
         self.idle_steps = 0
         self.deltas = Deltas()
-        self.stalls: list[float] = []  # seconds that a step waited, of each load that one waited for
+        self.stalls: list[float] = []  # seconds that steps waited, for each layerwise load
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of this half is in flight."""
+        return not (self.loads or self.stores or self.held_for_stores or self.received)
+
+    def is_connected(self) -> bool:
+        """Whether the node is there."""
+        return self.cache is not None and self.cache.is_connected
 
     def register(self, tensors: dict[str, Any]) -> None:
-        """The KV cache is there, if the model has any. Layers of a group that have the same pages are one.
+        """Opens the KV cache, if the model has one.
 
-        Layers of several groups may lie in the same place: they have it by turns, block by block.
+        Layers that share pages are one. Layers of several groups may share memory: each block of it
+        belongs to one of them at a time.
         """
         if not self.groups:
             return
@@ -88,7 +102,7 @@ class WorkerHalf:
                 f"rank {self.rank} has no layer of group {min(absent)}; allowed are pipeline stages with "
                 "layers of each group"
             )
-        places: list[tuple[int, int, int, int, int]] = []
+        places: list[Place] = []
         for name, number in layers:
             place = self.place(name, tensors[name], number)
             if place not in places:
@@ -107,9 +121,18 @@ class WorkerHalf:
         if self.with_states:
             refuse_early_zeroing(self.vllm_config, self.device.type)
             self.cache = WithStates(kv, open_states(self.with_states, tensors, self.num_blocks, self.open))
+        logger.info(
+            "rank %d of %d: %d layers with %d blocks on %s, node at %s",
+            self.rank,
+            self.ranks,
+            len(places),
+            self.num_blocks,
+            self.device,
+            self.settings.node,
+        )
 
-    def open(self, places: list[tuple[int, int, int, int, int]], **shape: Any) -> forebay.PagedCache:
-        """A cache of what lies there."""
+    def open(self, places: list[Place], **shape: Any) -> forebay.PagedCache:
+        """A cache of the layers in these places."""
         return forebay.PagedCache(
             self.settings.node,
             places,
@@ -122,9 +145,9 @@ class WorkerHalf:
             sibling_devices=compat.devices_of_ranks(self.vllm_config),
         )
 
-    def place(self, name: str, tensor: Any, group: int) -> tuple[int, int, int, int, int]:
-        """Where a layer's pages lie. Each has its heads one after the other, or its tokens, as the setting
-        `layout` says, and no finer cut: another order of the same bytes has the same checksum.
+    def place(self, name: str, tensor: Any, group: int) -> Place:
+        """Where a layer's pages lie. Refuses pages whose bytes are in another order than the setting
+        `layout` says: checksums would not tell them apart.
         """
         if tensor.shape[0] % self.num_blocks:
             raise InvalidError(
@@ -140,7 +163,7 @@ class WorkerHalf:
                 f"layer {name} has pages of {page}; allowed are {heads} heads of {tokens} tokens with both "
                 "keys and values: set another --attention-backend or a smaller --block-size"
             )
-        pages = tensor if one_head or layout == "HND" else tensor.transpose(1, 2)  # as they lie in memory
+        pages = tensor if one_head or layout == "HND" else tensor.transpose(1, 2)  # in memory order
         if not pages[0].is_contiguous() or (parts > 1 and not pages.is_contiguous()):
             raise InvalidError(
                 f"layer {name} has pages with strides {tensor.stride()}; allowed is the layout {layout}: set "
@@ -152,39 +175,48 @@ class WorkerHalf:
         return tensor.data_ptr(), self.num_blocks, stride_bytes, page_bytes, group
 
     def drain(self, keeps_kv: bool) -> None:
-        """The KV cache's memory is about to go: nothing touches it any more when this returns.
+        """The KV cache is about to go. When this returns, no copy touches it any more.
 
-        Unless it comes back with what it had, loads that nobody has heard of yet are lost.
+        Unless its contents come back, loads whose end was not reported yet have failed.
         """
         if self.cache is None:
             return
-        while self.stores and not self.cache.wait_stored(list(self.stores), QUIET_S):
-            logger.warning("stores have not ended in %d s; sleep waits for them", QUIET_S)
-        while self.loads and not self.cache.wait_loaded(list(self.loads), QUIET_S):
-            logger.warning("loads have not ended in %d s; sleep waits for them", QUIET_S)
+        logger.info(
+            "rank %d: the KV cache goes to sleep%s: waiting for %d loads and %d stores",
+            self.rank,
+            " and keeps its contents" if keeps_kv else "",
+            len(self.loads),
+            len(self.stores),
+        )
+        while self.stores and not self.cache.wait_stored(list(self.stores), DRAIN_WARNING_S):
+            logger.warning("stores have not ended in %d s; sleep waits for them", DRAIN_WARNING_S)
+        while self.loads and not self.cache.wait_loaded(list(self.loads), DRAIN_WARNING_S):
+            logger.warning("loads have not ended in %d s; sleep waits for them", DRAIN_WARNING_S)
         if not keeps_kv:
             self.dropped.update(self.loads)
 
-    # The moments of a step, in the order of a step.
+    # In the order of a step.
 
     def before_step(self, step: Step) -> None:
-        """Blocks are about to be written: stores that still read them end first. Loads begin if nobody else
-        writes these blocks in the step: vLLM prepares it for some milliseconds now. Nor reads them: a
-        connector that is told after ours may have stores of its own that it waits for only then.
+        """Waits for the stores that still read blocks of this step, which are about to be written.
+
+        Loads begin here too, milliseconds before the forward pass, if nobody else touches their
+        blocks in this step. Another connector might: it may still have stores that read them.
         """
         if self.cache is None:
             return
         if self.step is not None and self.step.stores:
-            self.start_stores()  # With a drafter, 0.26 to 0.33 say so to the last stage of a pipeline alone.
+            # With a drafter, vLLM 0.26 to 0.33 tell only the last pipeline stage to save.
+            self.start_stores()
         if step.flush:
             mine = [job for job in step.flush if job in self.stores]
-            while mine and not self.cache.wait_stored(mine, QUIET_S):
-                logger.warning("stores have not ended in %d s; the engine waits for them", QUIET_S)
+            while mine and not self.cache.wait_stored(mine, DRAIN_WARNING_S):
+                logger.warning("stores have not ended in %d s; the engine waits for them", DRAIN_WARNING_S)
         if step.early and self.is_alone:
             self.start_loads(step, compat.stream_of(self.device))
 
     def begin_step(self, step: Step, forward_context: Any) -> None:
-        """The forward pass begins, and loads that have not yet."""
+        """The forward pass begins. Starts the loads that `before_step` has not started."""
         if self.cache is None or not (step.loads or self.layerwise):
             self.step = step
             return
@@ -194,7 +226,7 @@ class WorkerHalf:
             self.cache.wait_loads(stream)
 
     def start_loads(self, step: Step, stream: int) -> None:
-        """Begins a step's loads, once."""
+        """Starts a step's loads, once."""
         assert self.cache is not None
         if step is self.step:
             return
@@ -222,13 +254,13 @@ class WorkerHalf:
                 self.layerwise.add(load.job)
 
     def wait_for_layer(self, name: str) -> None:
-        """A layer is about to be used."""
-        number = self.layers.get(name)  # None: it reads another layer's KV, which came before it.
+        """Has the engine's stream wait for the load of a layer."""
+        number = self.layers.get(name)  # None: the layer reads the KV of an earlier one.
         if self.layerwise and self.cache is not None and number is not None:
             self.cache.wait_layer(number, compat.stream_of(self.device))
 
     def start_stores(self) -> None:
-        """The forward pass was submitted: what it computes is stored behind it."""
+        """The forward pass was submitted. Stores run behind it in the engine's stream."""
         step = self.step
         if self.cache is None or step is None or not step.stores:
             return
@@ -248,25 +280,25 @@ class WorkerHalf:
                 )
                 self.stores.add(store.job)
             except ForebayError as error:
-                logger.warning("chunks were not stored: %s", error)
+                limited.warning("a store of %d chunks was refused: %s", len(store.chunks[self.rank]), error)
                 self.report.stores[store.job] = Kept(1, set(range(len(store.chunks[self.rank]))))
         step.stores = []
 
     def take_finished(self) -> tuple[set[str] | None, set[str] | None]:
-        """Which requests' blocks are no longer read, and which ones' are filled."""
+        """Requests whose blocks no store reads any more, and requests whose load has ended."""
         step = self.step
         if self.cache is None or step is None:
             return None, None
         if step.idle:
-            self.start_stores()  # vLLM does not say so. In other steps a drafter may still have to write.
-        if not (self.loads or self.stores or self.held_for_stores or self.received or step.sent or step.idle):
+            self.start_stores()  # vLLM does not call it. In other steps a drafter may still write.
+        if self.is_idle and not (step.sent or step.idle):
             self.idle_steps = 0
-            return None, None  # As after most steps.
+            return None, None  # As in most steps.
         if self.loads or self.stores:
             self.poll_cache()
         while self.layerwise:
-            # A step's own loads have ended for the engine's stream; how, must be known before its tokens are.
-            self.cache.wait_loaded(list(self.layerwise), QUIET_S)
+            # The stream has passed these loads. How they ended must be known before the tokens are.
+            self.cache.wait_loaded(list(self.layerwise), DRAIN_WARNING_S)
             self.poll_cache()
         for name, jobs in step.sent.items():
             self.held_for_stores[name] = set(jobs)
@@ -279,7 +311,7 @@ class WorkerHalf:
         return sent or None, received or None
 
     def poll_cache(self) -> None:
-        """What the cache says has ended."""
+        """Takes in what has ended."""
         assert self.cache is not None
         loads, stores = self.cache.take_ended()
         self.report.rates += self.cache.take_measured()
@@ -289,20 +321,22 @@ class WorkerHalf:
         for job, missing in stores:
             self.stores.discard(job)
             self.report.stores[job] = Kept(1, set(missing))
+            if missing:
+                limited.warning("the node did not take %d chunks of a store", len(missing))
 
     def load_ended(self, job: int, tokens: int, why: str | None) -> None:
-        """A load is over, with `tokens` that may be used."""
+        """A load has ended. Its first `tokens` may be used."""
         load = self.loads.pop(job)
         self.layerwise.discard(job)
         if job in self.dropped:
             self.dropped.discard(job)
-            tokens, why = 0, "the KV cache has slept since"
+            tokens, why = 0, "the KV cache has slept meanwhile"
         self.report.loads[job] = Ended(1, tokens)
         if not load.layerwise:
             self.received.add(load.request)
         if tokens >= load.tokens:
             return
-        logger.warning("request %s: %d of %d tokens were loaded: %s", load.request, tokens, load.tokens, why)
+        limited.warning("request %s: %d of %d tokens were loaded: %s", load.request, tokens, load.tokens, why)
         if not self.as_one:
             self.invalid.update(self.bad_blocks(load, tokens))
         elif compat.FAILURES_BY_REQUEST:
@@ -311,13 +345,13 @@ class WorkerHalf:
             self.invalid.update(self.bad_blocks(load, 0))
 
     def bad_blocks(self, load: Load, tokens: int) -> Iterable[int]:
-        """The blocks of a load that do not hold what they should if only `tokens` came."""
+        """The blocks of a load that are wrong if only its first `tokens` came."""
         for group, pages in zip(self.groups, load.pages, strict=True):
             bad = pages[tokens // group.block_tokens :]
             yield from bad[bad >= 0].tolist()
 
     def back_off(self, step: Step, ended: bool) -> None:
-        """An engine with nothing to compute asks again and again; others need the processor meanwhile."""
+        """An engine with nothing to compute polls. This leaves the processor to others meanwhile."""
         assert self.cache is not None
         if not step.idle or ended or step.loads or not self.may_back_off:
             self.idle_steps = 0
@@ -332,7 +366,7 @@ class WorkerHalf:
             time.sleep(limit_s)
 
     def take_report(self) -> Report | None:
-        """What the scheduler's half is told of this step: most often nothing."""
+        """The report to the scheduler's half; None in most steps."""
         report, step = self.report, self.step
         if step is None or not (step.timed or report.loads or report.stores or report.rates):
             return None
@@ -340,7 +374,7 @@ class WorkerHalf:
         return report
 
     def take_stats(self) -> Stats | None:
-        """What was counted since the last time, where something may have been."""
+        """What was counted since the last time, if a load or store has ended."""
         report = self.report
         if self.cache is None or not (report.loads or report.stores):
             return None
@@ -348,7 +382,7 @@ class WorkerHalf:
         return with_values(self.deltas.take(self.cache.stats()), "load_bubble_seconds", stalls)
 
     def close(self) -> None:
-        """Returns when nothing touches the tensors any more."""
+        """When this returns, nothing touches the tensors any more."""
         if self.cache is not None:
             compat.not_before_sleep(self.drain)
             self.cache.close()
