@@ -17,6 +17,7 @@ from forebay.vllm.connector.finder import Finder  # noqa: E402
 from forebay.vllm.connector.groups import Group, fail_as_one, groups_of  # noqa: E402
 from forebay.vllm.connector.scheduler import SchedulerHalf  # noqa: E402
 from forebay.vllm.connector.states import WithStates, place_of  # noqa: E402
+from forebay.vllm.connector.stores import Stores  # noqa: E402
 from forebay.vllm.connector.tracked import Found, state_id  # noqa: E402
 
 
@@ -131,7 +132,7 @@ def test_a_load_of_both_ends_with_the_later_one_and_is_nothing_without_its_state
 
 def test_a_state_is_aimed_at_where_a_step_ends_with_a_chunk_whose_tokens_are_known() -> None:
     one = a_request(256, 0)
-    half: Any = SimpleNamespace(facts=facts(), unstored={}, params=lambda _: said)
+    half: Any = SimpleNamespace(facts=facts(), unstored={}, params=lambda _: said, stores=Stores(facts(), 1))
     one.request.num_tokens = 256
     said: dict[str, bool] = {}
     for computed, left, state in ((100, 28, 0), (128, CHUNK, 128), (257, 63, 128), (320, CHUNK, 128)):

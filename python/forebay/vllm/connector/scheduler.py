@@ -1,7 +1,8 @@
-"""The scheduler's half: which chunks a request gets from the node, and which of its own it gives to it.
+"""The scheduler's half: what a request loads from the node, and what of it is stored there.
 
-Knows vLLM's requests and what its scheduler calls and when. Bytes are the workers' business, policy that
-needs no vLLM is in `load_mode`, in `stores` and in `forebay.Slack`.
+It knows vLLM's requests and its scheduler's calls, in the order of a request's life and of a step.
+The workers move the bytes. Decisions that need no vLLM are elsewhere: whether to load in
+`load_or_compute`, how in `load_mode`, when in `admission`, and what to store in `stores`.
 """
 
 import sys
@@ -14,8 +15,9 @@ import numpy as np
 from vllm.logger import init_logger
 
 import forebay
+from forebay._log import LimitedLog
 from forebay.errors import InvalidError
-from forebay.vllm.connector import compat, handover, step_recovery
+from forebay.vllm.connector import compat, handover, loads, step_recovery
 from forebay.vllm.connector.adapters import Adapter, Adapters
 from forebay.vllm.connector.admission import LoadAdmission
 from forebay.vllm.connector.config import Settings
@@ -34,9 +36,10 @@ from forebay.vllm.connector.stores import Stores
 from forebay.vllm.connector.tracked import ChunkIds, Found, Loading, TrackedRequest, state_id
 
 logger = init_logger("vllm.forebay.scheduler")
+limited = LimitedLog(logger)
 
 FINISHED_WELL = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
-# Stores of a request that has finished mostly end in so much time. A node that is stuck takes longer.
+# Stores of a finished request mostly end in this time. With a stuck node they take longer.
 FREE_SOON_S = 0.05
 
 
@@ -53,18 +56,17 @@ class SchedulerHalf:
         events: Events | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Of an engine with so many blocks. Asks and tells `node`. What it has is told by `events`, if
-        anybody wants to know.
-        """
+        """For an engine with so many blocks. `events`: where vLLM publishes KV events."""
         transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
         self.facts, self.settings, self.node, self.clock = facts, settings, node, clock
         self.events = events
         self.engine_id = str(transfer.engine_id)
         self.loads_kv, self.stores_kv = bool(transfer.is_kv_consumer), bool(transfer.is_kv_producer)
         self.in_lockstep = compat.in_lockstep(vllm_config)
+        speculates = vllm_config.speculative_config is not None
         self.layerwise_possible = layerwise_is_possible(
             recovers_steps=step_recovery.install_step_recovery(),
-            speculates=vllm_config.speculative_config is not None,
+            speculates=speculates,
             recompute=transfer.kv_load_failure_policy == "recompute",
             pipeline_ranks=parallel.pipeline_parallel_size,
             fails_whole=fail_as_one(facts.groups),
@@ -73,8 +75,6 @@ class SchedulerHalf:
             compat.find_failures_in_all_groups()
         if facts.has_states:
             compat.hit_only_where_states_are()
-        # Tokens behind the last accepted one whose KV may still change.
-        self.volatile = 0 if vllm_config.speculative_config is None else 1
         self.workers = parallel.world_size
         self.longest, self.ahead, self.step_tokens = compat.most_tokens(vllm_config)
         self.admission = LoadAdmission(blocks)
@@ -82,7 +82,7 @@ class SchedulerHalf:
         self.corrections = Corrections(facts.chunk_tokens, block_tokens, is_alone(vllm_config))
         before_counts_are_read()
         self.finder = Finder(node, facts, clock)
-        self.stores = Stores(facts, self.workers)
+        self.stores = Stores(facts, self.workers, speculates)
         self.cost_model = CostModel(facts, settings.profile, settings.gate)
         self.counts = Counts()
         self.matcher = Matcher(facts, settings, self.finder, self.cost_model, self.counts, clock)
@@ -91,26 +91,25 @@ class SchedulerHalf:
         # Requests whose adapters are being read.
         self.awaiting_adapter: dict[str, tuple[Media, Future[Adapter | None]]] = {}
         self.tracked: dict[str, TrackedRequest] = {}
-        self.running: set[str] = set()  # computing since the last step or admitted to this one
-        self.unstored: dict[str, TrackedRequest] = {}  # have computed chunks that no store was planned for
-        self.finishing: dict[
-            str, TrackedRequest
-        ] = {}  # finished, and something of them is still to be stored
-        self.freeing: dict[str, float] = {}  # finished, and their blocks are still read: since when
+        self.running: set[str] = set()  # computed in the last step, or admitted to this one
+        self.unstored: dict[str, TrackedRequest] = {}  # have computed chunks without a planned store
+        self.finishing: dict[str, TrackedRequest] = {}  # have finished, with something still to store
+        self.freeing: dict[str, float] = {}  # have finished, and stores still read their blocks: since when
         self.loading: dict[int, Loading] = {}
-        # Requests whose blocks are no longer theirs, since a load layer by layer began that has not ended.
-        self.departures: list[tuple[int, str, step_recovery.Tables]] = []  # with the last job of then
+        # Who gave up blocks while a layerwise load was in flight: the last job then, name, blocks.
+        self.departures: list[tuple[int, str, step_recovery.Tables]] = []
         self.new_loads: list[Load] = []
-        self.new_blocks: set[int] = set()  # blocks that were given out since the last step
+        self.new_blocks: set[int] = set()  # given out since the last step
         self.last_job = 0
         self.step = 0
-        self.quiet_steps = 0  # so many steps of a token for each request end no chunk
+        self.quiet_steps = 0  # so many steps of one token per request end no chunk
 
     # What vLLM tells about requests.
 
     def request_added(self, request: Any) -> None:
-        """A request came. One whose KV depends on more than tokens, a salt, an adapter and named contents is
-        left alone: the tokens of embeddings say nothing of them.
+        """Tracks a request if its KV depends on tokens, salt, adapter and named contents alone.
+
+        Others are left alone: nothing of theirs is loaded or stored.
         """
         media = media_of(request, self.facts.media)
         if (
@@ -123,7 +122,7 @@ class SchedulerHalf:
             self.counts.add("requests_left_alone")
             return
         if self.facts.has_states and self.stores_kv and handover.is_prefill(self.params(request)):
-            # The decoder computes the last token, from the states before it: there are none to go back to.
+            # The decoder computes the last token from the state before it, so that must be stored.
             compat.cut_prompt(request)
         if request.lora_request is not None:
             self.awaiting_adapter[request.request_id] = media, self.adapters.find(request.lora_request)
@@ -131,7 +130,7 @@ class SchedulerHalf:
             self.track(request, media, None)
 
     def track(self, request: Any, media: Media, adapter: Adapter | None) -> None:
-        """It is known what a request's KV depends on."""
+        """Begins to track a request, all of whose dependencies are known."""
         digest = adapter.digest if adapter is not None else None
         namespaces = self.facts.namespaces(request.cache_salt, self.facts.shape, digest)
         ids = ChunkIds(self.facts.shape, namespaces, self.facts.chunk_tokens, media)
@@ -140,15 +139,17 @@ class SchedulerHalf:
             tracked.ticket = handover.ticket_of(self.params(request), request.num_prompt_tokens, self.facts)
         except InvalidError as error:
             self.counts.add("handovers_refused")
-            logger.warning("request %s is computed here: %s", tracked.name, error)
+            limited.warning(
+                "request %s: its hand-over is refused, its prompt is computed: %s", tracked.name, error
+            )
         self.tracked[tracked.name] = tracked
         if tracked.ticket is None:
             self.announce_use(tracked)
 
     def announce_use(self, tracked: TrackedRequest) -> None:
-        """The node learns what a request needs, wherever it is: what stays on its disk follows from that.
+        """Tells the node which chunks a prompt needs: its disk admits chunks by their use.
 
-        Once for a prompt: of one that is handed over, the prefiller tells.
+        Once for a prompt. The prefiller does it for a prompt that is handed over.
         """
         tracked.ids.grow(tracked.request.prompt_token_ids)
         for of_rank in tracked.ids.ranks:
@@ -156,14 +157,14 @@ class SchedulerHalf:
                 self.node.used(of_rank, self.facts.chunk_bytes)
 
     def params(self, request: Any) -> Any:
-        """What a proxy says of a hand-over, unless that is for another connector."""
+        """What a proxy says of a hand-over, unless another connector does hand-overs."""
         return request.kv_transfer_params if self.settings.handovers else None
 
     def match(self, request: Any, held: int) -> tuple[int | None, bool]:
-        """How many tokens behind the `held` ones the node has, and whether they come in the background.
+        """How many tokens to load behind the `held` ones, and whether in the background.
 
-        Keeps nothing in the node. None: ask again, the node has not answered yet, the chunks of a hand-over
-        are still coming, or others come first (`admission`).
+        None: vLLM asks again, since the node has not answered, a hand-over is not complete, or
+        other requests go first (`admission`). Nothing is pinned in the node yet.
         """
         name = request.request_id
         self.admission.left(name)
@@ -174,7 +175,7 @@ class SchedulerHalf:
         if in_background:
             if self.admission.is_stuck:
                 tokens, in_background = 0, False
-                logger.warning_once("request %s has no room for its load: it is computed", name)
+                limited.warning("request %s: no room for its load, its prompt is computed", name)
             elif not self.admission.may_begin(self.blocks_of(request)):
                 return None, False
         if tokens is not None:
@@ -182,28 +183,25 @@ class SchedulerHalf:
         return tokens, in_background
 
     def may_load(self, request: Any) -> bool:
-        """Whether it is looked for what there is for a request at all."""
+        """Whether to look for KV of a request at all."""
         is_known = request.request_id in self.tracked
-        # One token is computed anyway. With nothing computed vLLM would ask again after the load, and so on.
+        # One token is computed anyway. If none were, vLLM would ask again after the load, for ever.
         return is_known and self.loads_kv and request.num_tokens > 1 and not request.skip_reading_prefix_cache
 
     def blocks_of(self, request: Any) -> int:
-        """How many blocks a request may have when its prompt is computed, and the drafts behind that."""
+        """How many blocks a request may need for its prompt and the drafts behind it."""
         tokens = min(request.num_tokens + self.ahead, self.longest)
         return sum(group.most(tokens, self.step_tokens) for group in self.facts.groups)
 
     def find_load(self, request: Any, held: int) -> tuple[int | None, bool]:
-        """What there is for a request, whoever else waits."""
+        """`match`, without regard to other requests that wait."""
         if not self.is_named(request):
             return None, False
         tracked = self.tracked.get(request.request_id)
         if tracked is None:
             return 0, False
         self.notice_preemption(tracked)
-        tracked.held, tracked.blocks = (
-            held,
-            [],
-        )  # vLLM asks for requests without blocks: it may have taken them back.
+        tracked.held, tracked.blocks = held, []  # vLLM asks only for requests without blocks.
         if compat.may_end(request):
             return 0, False
         size = self.facts.chunk_tokens
@@ -218,8 +216,8 @@ class SchedulerHalf:
         usable = min(found.tokens, request.num_tokens)
         if usable - held <= 0:
             return 0, False
-        # Where all is there the last token is computed again, and on CPUs its page may be written while its
-        # bytes are compared there with their checksum.
+        # If all is found, the last token is computed again. On CPUs that may write its page while
+        # the page is compared with its checksum.
         is_compared = self.facts.on_cpu and usable == request.num_tokens
         mode = choose_load_mode(
             layerwise_possible=self.layerwise_possible and not is_compared,
@@ -231,13 +229,13 @@ class SchedulerHalf:
         )
         tracked.layerwise = mode is LoadMode.LAYERWISE
         if tracked.layerwise or self.facts.has_windows:
-            # One token at least is computed. A window must still have what that one sees. On GPUs its page is
-            # loaded too, before or behind what writes it: both are of the same token.
+            # At least one token is computed, and windows must still hold what it sees. On GPUs its
+            # page may be loaded and written in any order: both writers hold the same token.
             usable = min(usable, request.num_tokens - 1)
         return max(0, usable - held), usable > held and not tracked.layerwise
 
     def is_named(self, request: Any) -> bool:
-        """Whether a request's adapter has been read. One that cannot be told from others is left alone."""
+        """Whether a request's adapter has been read. If its content is unknown, it is left alone."""
         waiting = self.awaiting_adapter.get(request.request_id)
         if waiting is None:
             return True
@@ -248,12 +246,17 @@ class SchedulerHalf:
         adapter = finding.result()
         if adapter is None:
             self.counts.add("requests_left_alone")
+            limited.warning(
+                "request %s is left alone: what adapter %r holds is not certain",
+                request.request_id,
+                request.lora_request.lora_name,
+            )
         else:
             self.track(request, media, adapter)
         return True
 
     def blocks_allocated(self, request: Any, blocks: Any, external: int) -> None:
-        """A request got blocks: all of them are told. `external` of its tokens are to be loaded into them."""
+        """A request got `blocks`, its whole table. `external` tokens are to be loaded into them."""
         tracked = self.tracked.get(request.request_id)
         self.admission.left(request.request_id)
         self.corrections.admitted(tracked, request, external, self.may_load(request))
@@ -267,106 +270,50 @@ class SchedulerHalf:
         for group, have in zip(table, mine, strict=True):
             self.new_blocks.update(group[have:])
         if not tracked.blocks:
-            # A load in the background that failed half way has left tokens that vLLM counts by itself.
+            # A background load that failed half way has left tokens that vLLM counts by itself.
             begun = max(tracked.held + external, request.num_computed_tokens)
             tracked.reset_progress(begun)
             tracked.stale = tracked.stale and begun > 0
-            # What vLLM's own cache has under this name may be of what the name stood for before.
-            tracked.gap = tracked.stale or (
-                tracked.held > 0 and tracked.adapter is not None and tracked.adapter.renamed
-            )
+            # vLLM's own cache may have KV of what the adapter's name stood for before.
+            renamed = tracked.adapter is not None and tracked.adapter.renamed
+            tracked.gap = tracked.stale or (tracked.held > 0 and renamed)
         tracked.blocks = table
         self.running.add(tracked.name)
         self.quiet_steps = 0
         if external > 0:
             self.plan_load(tracked, external)
         tracked.since = self.last_job
-        # What kept a prefiller's chunks until now, and what the node has not answered yet.
+        # These pinned a prefiller's chunks until now, and waited for the node's answers.
         tracked.pending_handover = tracked.asked = tracked.states = None
 
     def blocks_lost(self, name: str) -> None:
-        """A request starts over when the load has ended that it waits for: others' blocks were wrong."""
+        """A request starts over when its load has ended: it shares blocks whose load failed."""
         tracked = self.tracked.get(name)
         if tracked is not None:
             tracked.blocks = []
 
     def plan_load(self, tracked: TrackedRequest, external: int) -> None:
-        """Loads what was found into the blocks that the request got for it. vLLM counts it as `external`
-        tokens.
-        """
-        found, size = tracked.found, self.facts.chunk_tokens
-        assert found is not None
-        first = tracked.held // size
-        pages = [
-            group.wanted(table, first * size, found.tokens, tracked.held)
-            for group, table in zip(self.facts.groups, tracked.blocks, strict=True)
-            if not group.state
-        ]
-        states, state_pages = self.state_to_load(tracked, found)
-        ids = [of_rank[first:] for of_rank in found.ids]
+        """Plans the load of what was found, which vLLM counts as `external` tokens."""
+        assert tracked.found is not None
         self.last_job += 1
-        tokens = found.tokens - first * size
-        theirs, mine = found.shape.block_tokens, self.facts.shape.block_tokens
-        self.new_loads.append(
-            Load(
-                job=self.last_job,
-                request=tracked.name,
-                sources=self.finder.sources(found.shape, ids),
-                pages=pages,
-                tokens=tokens,
-                source_page_tokens=None if theirs == mine else theirs,
-                layerwise=tracked.layerwise,
-                states=states or None,
-                state_pages=state_pages,
-            )
+        states, state_pages = self.state_to_load(tracked, tracked.found)
+        message, load = loads.plan(
+            self.facts, self.finder, tracked, external, self.last_job, states, state_pages
         )
-        tracked.loading = Loading(
-            owner=tracked,
-            ids=found.ids,
-            first_chunk=first,
-            tokens=tokens,
-            layerwise=tracked.layerwise,
-            tiers=found.tiers(first),
-            holds=self.finder.hold([*ids, *([state] for state in states)]),
-            held=tracked.held,
-            external=external,
-            counted=tracked.counted,
-            resets=self.facts.resets,
-            usable=tokens,
-        )
-        self.loading[self.last_job] = tracked.loading
-        self.cost_model.load_began(tracked.loading)
-        self.corrections.load_began(tracked.loading)
+        self.new_loads.append(message)
+        tracked.loading = load
+        self.loading[self.last_job] = load
+        self.cost_model.load_began(load)
+        self.corrections.load_began(load)
         if not tracked.layerwise:
             self.running.discard(tracked.name)
             self.admission.load_began(tracked.name, self.blocks_of(tracked.request))
-        for tier, chunks in tracked.loading.tiers.items():
+        for tier, chunks in load.tiers.items():
             if chunks:
-                self.counts.add(f"tokens_{tier}", chunks * size)
-
-    def sources(self, request: Any, external: int) -> dict[str, int]:
-        """Where the `external` tokens are whose load was just planned: how many are in which tier."""
-        tracked = self.tracked.get(request.request_id)
-        if tracked is None or tracked.loading is None:
-            return {}
-        return tracked.loading.tiers_of(tracked.held, tracked.held + external, self.facts.chunk_tokens)
-
-    def frees_soon(self) -> bool:
-        """Whether a request has finished whose blocks are free as soon as its stores have ended."""
-        youngest_s = next(reversed(self.freeing.values()), None)
-        return youngest_s is not None and self.clock() - youngest_s < FREE_SOON_S
-
-    def freed(self, names: Iterable[str]) -> None:
-        """Nothing reads the blocks of requests any more that have finished."""
-        for name in names:
-            self.freeing.pop(name, None)
-
-    def received(self, names: Iterable[str]) -> None:
-        """vLLM has heard that these requests' loads in the background have ended."""
-        self.admission.load_ended(names)
+                self.counts.add(f"tokens_{tier}", chunks * self.facts.chunk_tokens)
 
     def state_to_load(self, tracked: TrackedRequest, found: Found) -> tuple[list[bytes], Pages]:
-        """The state at the end of what was found, of each rank, and the blocks that it goes to."""
+        """The state at the end of what was found, for each rank, and the blocks that it goes to."""
         if not self.facts.has_states:
             return [], []
         states = [state_id(of_rank[-1]) for of_rank in found.ids]
@@ -376,35 +323,56 @@ class SchedulerHalf:
         assert all(blocks), "vLLM gives a block for the state at the end of what is loaded"
         return states, [np.array([block], dtype=np.int32) for block in blocks]
 
+    def sources(self, request: Any, external: int) -> dict[str, int]:
+        """How many of the `external` tokens, whose load was just planned, are in which tier."""
+        tracked = self.tracked.get(request.request_id)
+        if tracked is None or tracked.loading is None:
+            return {}
+        return tracked.loading.tiers_of(tracked.held, tracked.held + external, self.facts.chunk_tokens)
+
+    def frees_soon(self) -> bool:
+        """Whether blocks of a finished request are free as soon as its stores have ended."""
+        youngest_s = next(reversed(self.freeing.values()), None)
+        return youngest_s is not None and self.clock() - youngest_s < FREE_SOON_S
+
+    def freed(self, names: Iterable[str]) -> None:
+        """Nothing reads the blocks of these finished requests any more."""
+        for name in names:
+            self.freeing.pop(name, None)
+
+    def received(self, names: Iterable[str]) -> None:
+        """vLLM has heard that the background loads of these requests have ended."""
+        self.admission.load_ended(names)
+
     def request_finished(
         self, request: Any, blocks: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """A request ended. True: its blocks are still read."""
-        self.running.discard(request.request_id)
-        self.awaiting_adapter.pop(request.request_id, None)
-        self.admission.left(request.request_id)
-        self.corrections.left(request.request_id)
-        self.note_departure(request.request_id, blocks)
-        tracked = self.tracked.pop(request.request_id, None)
+        """A request ended: whether stores still read its blocks, and what a prefiller hands over."""
+        name = request.request_id
+        self.running.discard(name)
+        self.awaiting_adapter.pop(name, None)
+        self.admission.left(name)
+        self.corrections.left(name)
+        self.note_departure(name, blocks)
+        tracked = self.tracked.pop(name, None)
         if tracked is None or tracked.loading is not None and not tracked.loading.layerwise:
-            self.unstored.pop(request.request_id, None)
-            return False, None  # vLLM itself waits for the end of a load in the background.
-        well = request.status.name in FINISHED_WELL
+            self.unstored.pop(name, None)
+            return False, None  # vLLM itself waits for the end of a background load.
+        params, well = None, request.status.name in FINISHED_WELL
         if well and self.stores_kv and not tracked.gap:
             self.set_store_goal(tracked, request.num_computed_tokens)
-        params = None
-        if well and self.stores_kv and not tracked.gap and handover.is_prefill(self.params(request)):
-            params = handover.answer(request, blocks, self.engine_id, self.facts)
+            if handover.is_prefill(self.params(request)):
+                params = handover.answer(request, blocks, self.engine_id, self.facts)
         if well and not tracked.is_stored:
-            self.unstored[tracked.name] = tracked
+            self.unstored[name] = tracked
         else:
-            self.unstored.pop(tracked.name, None)
+            self.unstored.pop(name, None)
         if not well or (tracked.is_stored and not tracked.stores):
-            # One that was aborted may wait for another connector's load, whose end frees its blocks. Stores
-            # that still read them end before others write there, as after a preemption.
+            # An aborted request may wait for another connector's load, whose end frees its blocks.
+            # Stores that still read them end before others write there, as after a preemption.
             return False, params
-        self.finishing[tracked.name] = tracked
-        self.freeing[tracked.name] = self.clock()
+        self.finishing[name] = tracked
+        self.freeing[name] = self.clock()
         return True, params
 
     # What happens in a step.
@@ -420,9 +388,8 @@ class SchedulerHalf:
         told = self.corrections.told
         self.admission.end_pass(bool(told), idle=not (tokens or self.loading or self.freeing))
         told.clear()
-        if 0 < tokens == requests and not (
-            self.new_blocks or self.new_loads or self.unstored or self.finishing
-        ):
+        something = self.new_blocks or self.new_loads or self.unstored or self.finishing
+        if 0 < tokens == requests and not something:
             return NOTHING  # As in most steps.
         step = Step(self.step, idle=tokens == 0)
         if self.new_blocks:
@@ -431,23 +398,21 @@ class SchedulerHalf:
         if self.new_loads:
             step.loads, self.new_loads = self.new_loads, []
             step.early = any(load.layerwise for load in step.loads) and not compat.writes_kv_first(output)
-        if self.unstored:
-            for name, tracked in list(self.unstored.items()):
-                self.plan_stores(tracked, step)
-                if tracked.is_stored:
-                    del self.unstored[name]
-        if self.finishing:
-            for tracked in list(self.finishing.values()):
-                if tracked.is_stored:
-                    step.sent[tracked.name] = sorted(tracked.stores)
-                    del self.finishing[tracked.name]
+        for name, tracked in list(self.unstored.items()):
+            self.plan_stores(tracked, step)
+            if tracked.is_stored:
+                del self.unstored[name]
+        for name, tracked in list(self.finishing.items()):
+            if tracked.is_stored:
+                step.sent[name] = sorted(tracked.stores)
+                del self.finishing[name]
         if tokens > requests and not step.loads:
             step.timed = True
             self.cost_model.step_began(self.step, output.num_scheduled_tokens, self.tracked, self.clock())
         return step
 
     def follow_step(self, output: Any) -> None:
-        """Which blocks requests have, and which tokens are computed when the step is over."""
+        """Follows which blocks requests have and which tokens the step computes."""
         cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
         if any(cached.new_block_ids):
             self.extend_blocks(cached)
@@ -461,12 +426,12 @@ class SchedulerHalf:
         self.quiet_steps = 0
         if not self.stores_kv:
             return
-        # The one loop over all requests, in steps that are not quiet.
-        nearest, unsure = sys.maxsize, self.oldest_unverified
+        # The only loop over all requests; quiet steps have returned above.
+        nearest, unverified = sys.maxsize, self.oldest_unverified
         for name, tokens in scheduled.items():
             tracked = self.tracked.get(name)
-            if tracked is not None and tracked.since >= unsure:
-                nearest = 1  # What it computes is right only if the load was: the next step looks again.
+            if tracked is not None and tracked.since >= unverified:
+                nearest = 1  # What it computes is right only if the load was: look again next step.
             elif tracked is not None:
                 computed = tracked.request.num_computed_tokens + tokens
                 if computed >= tracked.next_tokens:
@@ -481,62 +446,34 @@ class SchedulerHalf:
         for name in names:
             tracked = self.tracked.get(name)
             if tracked is not None and tracked.request.num_computed_tokens > tracked.begun:
-                tracked.gap = (
-                    True  # Another connector loads the rest: whether that is right is not known here.
-                )
+                tracked.gap = True  # Another connector loaded the rest, which cannot be verified here.
 
     def extend_blocks(self, cached: Any) -> None:
-        """Requests that go on got more blocks."""
+        """Running requests got more blocks."""
         for name, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if new is None or name in cached.resumed_req_ids:
-                continue  # The whole table of a resumed request was told when it got its blocks.
-            tracked = self.tracked.get(name)
+                continue  # `blocks_allocated` had the whole table of a resumed request.
             for group in new:
                 self.new_blocks.update(group)
+            tracked = self.tracked.get(name)
             if tracked is not None and tracked.blocks:
                 for have, more in zip(tracked.blocks, new, strict=True):
                     have.extend(more)
 
     def set_store_goal(self, tracked: TrackedRequest, computed: int) -> None:
         """The chunks among the first `computed` tokens are to be stored."""
-        request, size, prompt = tracked.request, self.facts.chunk_tokens, tracked.request.num_prompt_tokens
-        certain = min(computed, request.num_tokens)
-        prefill = handover.is_prefill(self.params(request))
-        if prefill:
-            certain = min(certain, prompt)
-            # The node may have what follows too, of the same answer: the tail begins where the prompt's last
-            # whole chunk ends.
-            tracked.planned, tracked.goal = (
-                min(tracked.planned, prompt // size),
-                min(tracked.goal, prompt // size),
-            )
-            # On CPUs a page is compared with its sum: the last one must be written no more.
-            ends = not self.facts.on_cpu or request.max_tokens == 1 or request.is_finished()
-            tracked.tail = certain == prompt and prompt % size > 0 and not tracked.tailed and ends
-        elif certain > prompt:
-            certain -= self.volatile
-        tracked.goal = max(tracked.goal, certain // size)
-        tracked.next_tokens = (tracked.goal + 1) * size
-        if prefill and certain < prompt:
-            tracked.next_tokens = min(tracked.next_tokens, prompt)
-        tracked.ids.grow(request.all_token_ids, tracked.goal)
+        self.stores.set_goal(tracked, computed, handover.is_prefill(self.params(tracked.request)))
         if not tracked.is_stored:
             self.unstored[tracked.name] = tracked
 
     def set_state_goal(self, tracked: TrackedRequest, computed: int) -> int:
-        """The state of the first `computed` tokens is to be stored if a chunk ends there, or what is handed
-        over. It gives how many tokens are left to the next end of a chunk.
-        """
-        request, behind = tracked.request, computed % self.facts.chunk_tokens
-        hands_over = computed == request.num_prompt_tokens and handover.is_prefill(self.params(request))
-        # Of tokens that are computed and not known yet, the chunk has no name yet.
-        if computed <= request.num_tokens and (not behind or hands_over):
-            tracked.state = computed
+        """The same of states. Returns how many tokens are left to the next end of a chunk."""
+        if self.stores.set_state_goal(tracked, computed, handover.is_prefill(self.params(tracked.request))):
             self.unstored[tracked.name] = tracked
-        return self.facts.chunk_tokens - behind
+        return self.facts.chunk_tokens - computed % self.facts.chunk_tokens
 
     def plan_stores(self, tracked: TrackedRequest, step: Step) -> None:
-        """Stores what there is room for."""
+        """Plans the stores that there is room for."""
         tracked.computed = tracked.request.num_computed_tokens
         store = self.stores.plan(tracked, self.last_job + 1)
         if store is not None:
@@ -549,40 +486,42 @@ class SchedulerHalf:
             self.node.used([of_rank[0][0] for of_rank in state.chunks], self.facts.state_bytes)
 
     def preempted(self, name: str) -> None:
-        """A request lost its blocks; it may have new ones already."""
+        """A request lost its blocks. It may have new ones already."""
         self.running.discard(name)
         tracked = self.tracked.get(name)
         if tracked is not None:
             self.notice_preemption(tracked)
 
     def notice_preemption(self, tracked: TrackedRequest) -> None:
-        """A request may have lost its blocks since it was last heard of."""
+        """Takes in that a request has lost its blocks, if it has since the last time."""
         lost = tracked.notice_preemption()
         if lost:
             self.note_departure(tracked.name, lost)
 
     def note_departure(self, name: str, tables: step_recovery.Tables) -> None:
-        """A request has these blocks no longer. A load that others compute from may have spoiled them: vLLM
-        would not look there.
+        """Remembers the blocks that a request gave up while others computed from a load in flight.
+
+        If that load fails, they may be wrong, and vLLM would not look there.
         """
         if self.oldest_unverified <= self.last_job:
             self.departures.append((self.last_job, name, tables))
 
     @property
     def oldest_unverified(self) -> int:
-        """The oldest load from which a step that is under way computes itself, a number beyond all jobs if
-        there is none. Requests that got their blocks before it have none of those that it fills.
+        """The oldest layerwise load in flight, or a number beyond all jobs.
+
+        A request that got its blocks before it has none of those that it fills.
         """
         return min((job for job, load in self.loading.items() if load.layerwise), default=sys.maxsize)
 
     def departed_requests(self) -> list[tuple[str, step_recovery.Tables]]:
-        """Requests that may have computed from such a load and have left their blocks since."""
+        """What `note_departure` remembers."""
         return [(name, tables) for _, name, tables in self.departures]
 
     def step_ended(self, report: Report | None) -> None:
-        """A step has ended, and what the workers say of it, if they have anything to say."""
+        """A step has ended, with what the workers report of it."""
         if report is None and not self.cost_model.steps:
-            return  # As after most steps: nobody wants to know when they end.
+            return  # As after most steps, which nobody times.
         self.cost_model.step_ended(None if report is None else report.step, self.clock())
         if report is None:
             return
@@ -601,11 +540,11 @@ class SchedulerHalf:
                 del self.loading[job]
                 self.load_ended(load.owner, load)
         if self.departures:
-            unsure = self.oldest_unverified
-            self.departures = [one for one in self.departures if one[0] >= unsure]
+            oldest = self.oldest_unverified
+            self.departures = [one for one in self.departures if one[0] >= oldest]
 
     def load_ended(self, tracked: TrackedRequest, load: Loading) -> None:
-        """A load is over everywhere. What did not come is not asked for again by this request."""
+        """A load has ended at all workers. The request does not ask again for what did not come."""
         self.cost_model.load_ended(load)
         for hold in load.holds:
             hold.release()
@@ -615,7 +554,7 @@ class SchedulerHalf:
         if load.usable < load.tokens:
             self.corrections.load_fell_short(tracked, load)
         if tracked.loading is not load:
-            return  # It has lost those blocks, and begun another load into others.
+            return  # It was preempted and has begun another load into other blocks.
         tracked.loading = None
         if load.usable >= load.tokens:
             return
@@ -630,7 +569,7 @@ class SchedulerHalf:
             tracked.blocks = []
 
     def reset(self) -> bool:
-        """Nothing that was stored until now is used any more. False: loads of it are still on their way."""
+        """Gives KV new names, so that nothing stored until now is found. False: loads are in flight."""
         if self.settings.keep_on_reset:
             return not self.loading
         self.facts.forget()
@@ -643,10 +582,11 @@ class SchedulerHalf:
             tracked.ids.grow(tracked.request.all_token_ids, named)
             tracked.resets = self.facts.resets
             tracked.forget()
+        limited.info("reset %d: KV that was stored until now is not found any more", self.facts.resets)
         return not self.loading
 
     def close(self) -> None:
-        """Nothing is asked any more."""
+        """Releases everything, and closes the connection to the node."""
         for load in self.loading.values():
             for hold in load.holds:
                 hold.release()

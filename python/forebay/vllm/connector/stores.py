@@ -1,7 +1,6 @@
-"""Which computed chunks are stored, when, and whose blocks must wait for that.
+"""Which computed chunks are stored, when, and which blocks wait for that.
 
-Knows jobs, the blocks that they read, and how many bytes are on their way. Must never know why a request
-has blocks.
+It knows jobs, the blocks that they read, and how many bytes are in flight.
 """
 
 import sys
@@ -14,44 +13,80 @@ from forebay.vllm.connector.metadata import Kept, Pages, Store, Stored
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.tracked import TrackedRequest, state_id
 
-# Bytes of one rank that are being stored at a time. What comes on top waits for a later step.
+# Bytes of one rank in flight. What exceeds them is stored in a later step.
 IN_FLIGHT_BYTES = 512 << 20
 
 
 @dataclass
 class Job:
-    """A store that has not ended at every worker."""
+    """A store in flight: it has not ended at every worker."""
 
     owner: TrackedRequest
     blocks: set[int]
     first: int
     chunks: int
-    resets: int  # before its chunks were named
+    resets: int  # of the engine, before its chunks were named
     tail: bool = False  # the last one is not whole
     kept: Kept = field(default_factory=lambda: Kept(0))
 
     @property
     def there(self) -> list[int]:
-        """The whole chunks that the node has of all workers."""
+        """The whole chunks that the node took from all workers."""
         whole = self.chunks - self.tail
         return [self.first + place for place in range(whole) if place not in self.kept.missing]
 
 
 class Stores:
-    """The stores that are on their way."""
+    """The stores in flight, and what is to be stored next."""
 
-    def __init__(self, facts: Facts, workers: int) -> None:
-        """Of none."""
-        self.facts = facts
-        self.workers = workers
+    def __init__(self, facts: Facts, workers: int, speculates: bool = False) -> None:
+        self.facts, self.workers = facts, workers
+        # Tokens behind the last accepted one whose KV may still change.
+        self.volatile = int(speculates)
         self.limit = max(1, IN_FLIGHT_BYTES // max(1, facts.chunk_bytes))
         if facts.has_windows:
-            self.limit = sys.maxsize  # What waits has left the window. Too much at once, workers refuse.
+            self.limit = sys.maxsize  # What waits would leave the window. Workers refuse too much.
         self.jobs: dict[int, Job] = {}
         self.chunks = 0
 
+    def set_goal(self, tracked: TrackedRequest, computed: int, is_prefill: bool) -> None:
+        """The chunks among the first `computed` tokens are to be stored.
+
+        A prefiller stores the prompt to its last token, others whole chunks.
+        """
+        request, size, prompt = tracked.request, self.facts.chunk_tokens, tracked.request.num_prompt_tokens
+        certain = min(computed, request.num_tokens)
+        if is_prefill:
+            certain = min(certain, prompt)
+            # The node may have more of the same answer. The tail begins at the prompt's last whole chunk.
+            tracked.planned, tracked.goal = (
+                min(tracked.planned, prompt // size),
+                min(tracked.goal, prompt // size),
+            )
+            # On CPUs a page is compared with its checksum, so the last one must not be written again.
+            ends = not self.facts.on_cpu or request.max_tokens == 1 or request.is_finished()
+            tracked.tail = certain == prompt and prompt % size > 0 and not tracked.tailed and ends
+        elif certain > prompt:
+            certain -= self.volatile
+        tracked.goal = max(tracked.goal, certain // size)
+        tracked.next_tokens = (tracked.goal + 1) * size
+        if is_prefill and certain < prompt:
+            tracked.next_tokens = min(tracked.next_tokens, prompt)
+        tracked.ids.grow(request.all_token_ids, tracked.goal)
+
+    def set_state_goal(self, tracked: TrackedRequest, computed: int, is_prefill: bool) -> bool:
+        """The state behind `computed` tokens is to be stored if a chunk or a hand-over ends there."""
+        request = tracked.request
+        ends = computed % self.facts.chunk_tokens == 0
+        hands_over = computed == request.num_prompt_tokens and is_prefill
+        # A chunk has no name while some of its tokens are computed and not known yet.
+        if computed > request.num_tokens or not (ends or hands_over):
+            return False
+        tracked.state = computed
+        return True
+
     def plan(self, tracked: TrackedRequest, job: int) -> Store | None:
-        """The next chunks of a request that are to be stored, if there are any and there is room for them."""
+        """A store of a request's next chunks, if there are any and there is room for them."""
         if tracked.gap:
             return None
         size, room = self.facts.chunk_tokens, self.limit - self.chunks
@@ -64,11 +99,8 @@ class Stores:
         if pages is None:
             tracked.gap = True
             return None
-        tracked.planned, tracked.tail, tracked.tailed = (
-            last,
-            tracked.tail and not tail,
-            tracked.tailed or tail,
-        )
+        tracked.planned, tracked.tailed = last, tracked.tailed or tail
+        tracked.tail = tracked.tail and not tail
         count = last - first + tail
         self.jobs[job] = Job(tracked, set(np.concatenate(pages).tolist()), first, count, tracked.resets, tail)
         self.chunks += count
@@ -76,7 +108,7 @@ class Stores:
         return Store(job, self.for_workers(self.named(tracked, first, end)), pages)
 
     def plan_state(self, tracked: TrackedRequest, job: int) -> Store | None:
-        """The state at the end of a chunk of a request, in the step after which there is one."""
+        """A store of the state at the end of a chunk, in the step after which there is one."""
         token, tracked.state = tracked.state, 0
         groups = zip(self.facts.groups, tracked.blocks, strict=False)
         blocks = [group.ends_at(table, token) for group, table in groups if group.state]
@@ -84,14 +116,14 @@ class Stores:
         if tracked.gap or not token or not blocks or 0 in blocks or len(tracked.ids.ranks[0]) < chunks:
             return None
         ids = tracked.ids.with_tail(tracked.request.all_token_ids[:token], chunks)
-        # No blocks that events tell of.
+        # 0 chunks: KV events do not tell of states.
         self.jobs[job] = Job(tracked, set(blocks), chunks, 0, tracked.resets)
         tracked.stores.add(job)
         named: list[list[Stored]] = [[(state_id(of_rank[-1]), None, 1)] for of_rank in ids]
         return Store(job, named, [np.array([block], dtype=np.int32) for block in blocks], state=True)
 
     def named(self, tracked: TrackedRequest, first: int, end: int) -> list[list[Stored]]:
-        """Ids and parents of the chunks from the chunk `first` on up to the token `end`, for each rank."""
+        """Ids, parents and sizes of the chunks from `first` up to the token `end`, for each rank."""
         size = self.facts.chunk_tokens
         if end % size:
             ids = tracked.ids.with_tail(tracked.request.all_token_ids[:end], end // size)
@@ -106,12 +138,12 @@ class Stores:
         ]
 
     def for_workers(self, parts: list[list[Stored]]) -> list[list[Stored]]:
-        """What each worker stores of the chunks' parts. Where several have the same, the first one does."""
+        """What each worker stores. Of several workers with the same KV, the first one stores it."""
         alike = self.facts.ranks // self.facts.shape.tp
         return [part if first else [] for part in parts for first in (True, *[False] * (alike - 1))]
 
     def pages(self, tracked: TrackedRequest, start: int, end: int) -> Pages | None:
-        """The blocks of the tokens from `start` to `end`; nothing if some of them are others' by now."""
+        """The blocks of the tokens from `start` to `end`; None if others have some of them by now."""
         pages = []
         for group, table in zip(self.facts.groups, tracked.blocks, strict=False):
             if group.state:
@@ -123,14 +155,14 @@ class Stores:
         return pages or None
 
     def touched(self, blocks: Iterable[int]) -> list[int]:
-        """The stores that still read one of `blocks`, which are about to be written."""
+        """The stores that read one of `blocks`, which are about to be written."""
         if not self.jobs:
             return []  # As in most steps.
         fresh = set(blocks)
         return [number for number, job in self.jobs.items() if not fresh.isdisjoint(job.blocks)]
 
     def ended(self, number: int, kept: Kept) -> Job | None:
-        """A store ended at some workers. Gives it if these are the last ones."""
+        """A store has ended at some workers. Returns it when it has ended at all."""
         job = self.jobs.get(number)
         if job is None:
             return None

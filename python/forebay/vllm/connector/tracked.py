@@ -1,6 +1,6 @@
-"""What the scheduler's half remembers of a request.
+"""What the scheduler's half remembers of a request: its chunk ids, its blocks, its loads and stores.
 
-Knows a request's chunk ids, its blocks, what is being loaded and stored of it. Must never decide anything.
+These are plain records. They decide nothing.
 """
 
 import hashlib
@@ -20,29 +20,28 @@ TIERS = ("memory", "disk", "peer")
 
 
 def state_id(chunk_id: bytes) -> bytes:
-    """The name of the state at the end of a chunk, whole or not."""
+    """The id of the state at the end of a chunk, whole or not."""
     return hashlib.sha256(b"forebay state " + chunk_id).digest()
 
 
 class ChunkIds:
-    """The chunk ids of a request's tokens, as the ranks of one shape name them. They grow with the tokens."""
+    """The chunk ids of a request's tokens, for each rank of one shape. They grow with the tokens."""
 
     def __init__(self, shape: Shape, namespaces: Sequence[bytes], chunk_tokens: int, media: Media) -> None:
-        """Of no token yet."""
         self.shape, self.media = shape, media
         self.chunk_tokens = chunk_tokens
         self.namespaces = namespaces
         self.ranks: list[list[bytes]] = [[] for _ in namespaces]
 
     def grow(self, tokens: Sequence[int], chunks: int | None = None) -> None:
-        """Names the first `chunks` whole chunks of `tokens`, or all. Tokens of before are the same."""
+        """Adds the ids of all whole chunks of `tokens`, or of the first `chunks`. Old tokens stay."""
         have, size = len(self.ranks[0]), self.chunk_tokens
         whole = len(tokens) // size
         for first, last, shown in self.runs(have, whole if chunks is None else min(chunks, whole)):
             self.extend(self.ranks, tokens[first * size : last * size], shown)
 
     def runs(self, first: int, end: int) -> Iterator[tuple[int, int, bytes]]:
-        """The chunks from `first` to `end`: those of text together, and each that shows something."""
+        """The chunks from `first` to `end`: runs of text, and each chunk that shows media by itself."""
         size, start = self.chunk_tokens, first
         for chunk in range(first, end) if self.media.items else ():
             shown = self.media.within(chunk * size, (chunk + 1) * size)
@@ -57,14 +56,14 @@ class ChunkIds:
     def extend(
         self, ranks: list[list[bytes]], tokens: Sequence[int], shown: bytes, tail: bool = False
     ) -> None:
-        """Names the chunks of `tokens` behind those of `ranks`."""
+        """Adds the ids of the chunks of `tokens` to those of `ranks`."""
         for namespace, ids in zip(self.namespaces, ranks, strict=True):
             key = hashlib.sha256(namespace + shown).digest() if shown else namespace
             parent = ids[-1] if ids else None
             ids.extend(forebay.chunk_ids(key, tokens, self.chunk_tokens, parent=parent, tail=tail))
 
     def with_tail(self, tokens: Sequence[int], chunks: int) -> list[list[bytes]]:
-        """The ids of the first `chunks` whole chunks, and one of what `tokens` are left behind them."""
+        """The ids of the first `chunks` whole chunks, and one for the rest of `tokens`."""
         start = chunks * self.chunk_tokens
         found = [ids[:chunks] for ids in self.ranks]
         if len(tokens) > start:
@@ -74,7 +73,7 @@ class ChunkIds:
 
 @dataclass
 class Lookup:
-    """What the node was asked for: ids by rank in the shape of who stored them, and what they cover."""
+    """A question to the node: ids by rank in the shape of who stored them, and what they cover."""
 
     shape: Shape
     ids: list[list[bytes]]
@@ -95,11 +94,11 @@ class Found:
 
     @property
     def chunks(self) -> int:
-        """How many there are."""
+        """How many chunks there are."""
         return len(self.ids[0])
 
     def tiers(self, first: int) -> dict[str, int]:
-        """How many of the chunks from `first` on are where. The nearest come first in a sequence."""
+        """How many of the chunks from `first` on are in which tier. The nearest ones come first."""
         on_disk = self.in_memory + self.on_disk
         bounds = [max(first, bound) for bound in (0, self.in_memory, on_disk, self.chunks)]
         return {name: end - start for name, start, end in zip(TIERS, bounds[:-1], bounds[1:], strict=True)}
@@ -107,7 +106,7 @@ class Found:
 
 @dataclass
 class StateLookup:
-    """At which ends of chunks that were found the node was asked for a state, the last one first."""
+    """At which ends of found chunks the node was asked for a state, the last one first."""
 
     found: Found
     findings: list[tuple[int, forebay.Finding]]  # chunks up to there
@@ -118,9 +117,9 @@ class PendingHandover:
     """What a prefiller stores for a request, while it does."""
 
     promised: Found
-    since_s: float  # when the last of it came, or the wait for it began
+    since_s: float  # when its last chunk came, or the wait for it began
     asked_s: float = 0.0  # when the node was asked last
-    ask_s: float = 0.0  # when it is asked again
+    ask_s: float = 0.0  # when to ask it again
     chunks: int = 0  # that have come
     holds: list[forebay.Hold] = field(default_factory=list)  # of these
 
@@ -130,12 +129,12 @@ class Counted:
     """What vLLM has counted of a request's first admission."""
 
     queries: int  # tokens that the connector was asked for
-    hits: Counter[str] = field(default_factory=Counter)  # tokens that it was to load, by tier
+    hits: Counter[str] = field(default_factory=Counter)  # tokens to load, by tier
 
 
 @dataclass
 class Loading:
-    """A load that has not ended at every worker."""
+    """A load in flight: it has not ended at every worker."""
 
     owner: "TrackedRequest"  # which may have begun another one since
     ids: list[list[bytes]]  # of the request's chunks, from the first one on
@@ -146,13 +145,13 @@ class Loading:
     holds: list[forebay.Hold]
     held: int = 0  # tokens that vLLM had, and does not load
     external: int = 0  # tokens behind these that it counts as loaded
-    counted: Counted | None = None  # with these, unless it was preempted before
-    resets: int = 0  # before its chunks were named
+    counted: Counted | None = None  # None if the request was preempted before
+    resets: int = 0  # of the engine, before its chunks were named
     workers: int = 0  # where it has ended
-    usable: int = 0
+    usable: int = 0  # tokens that may be used
 
     def tiers_of(self, start: int, end: int, size: int) -> dict[str, int]:
-        """How many of the tokens from `start` to `end` are where, in chunks of this size."""
+        """How many of the tokens from `start` to `end` are in which tier, in chunks of `size`."""
         found, last = {}, self.first_chunk
         for tier, chunks in self.tiers.items():
             first, last = last, last + chunks
@@ -167,37 +166,40 @@ class TrackedRequest:
     request: Any
     ids: ChunkIds
     adapter: Adapter | None = None
-    resets: int = 0  # before its chunks were named
-    other_ids: dict[Shape, ChunkIds] = field(default_factory=dict)  # as engines of these shapes name them
-    ticket: Ticket | None = None
-    pending_handover: PendingHandover | None = None  # what the ticket promises, as far as it has come
-    asked: list[Lookup] | None = None  # of the node, and not all of it was answered yet
-    states: StateLookup | None = None  # the same, behind that
+    resets: int = 0  # of the engine, before its chunks were named
+    # What is looked up and found.
+    other_ids: dict[Shape, ChunkIds] = field(default_factory=dict)  # in other shapes
+    ticket: Ticket | None = None  # of a hand-over
+    pending_handover: PendingHandover | None = None
+    asked: list[Lookup] | None = None  # not all of them are answered yet
+    states: StateLookup | None = None  # the same of states
     found: Found | None = None
     found_s: float = 0.0
+    found_held: int = 0  # `held` then
     looked_s: float = 0.0  # when vLLM asked last
-    found_held: int = 0
-    held: int = 0  # tokens that vLLM had when it asked last
+    held: int = 0  # tokens that vLLM had then
     handed: Found | None = None  # what a prefiller stored
-    known: int = 0  # chunks that need not be stored
+    # What is loaded.
     layerwise: bool = False
-    chunk_limit: int | None = None  # loads failed behind it
+    chunk_limit: int | None = None  # loads have failed behind it
     loading: Loading | None = None
-    blocks: list[list[int]] = field(default_factory=list)  # by group; 0: none
-    computed: int = 0  # tokens: what of them windows have left may be others'
-    goal: int = 0  # whole chunks that are computed
-    next_tokens: int = 0  # so many have to be computed before there is another one
-    planned: int = 0  # of them, those that are stored, being stored or known to be there
-    tail: bool = False  # what is behind them is stored too
-    tailed: bool = False  # it is being stored, or was
-    state: int = 0  # tokens at whose end there is a state that is to be stored
-    begun: int = 0  # tokens that were there when it got its blocks, or are loaded into them
-    gap: bool = False  # a chunk cannot be stored: those behind it would not be found
-    stale: bool = False  # its blocks hold what was computed before the last reset
-    preemptions: int = 0  # that were noticed
-    since: int = 0  # the last job when it got its blocks
-    stores: set[int] = field(default_factory=set)
     counted: Counted | None = None  # of its first admission, where vLLM has counted that
+    # What it computes and stores.
+    blocks: list[list[int]] = field(default_factory=list)  # by group; 0: none
+    since: int = 0  # the last job when it got its blocks
+    begun: int = 0  # tokens that its blocks had then, or that are loaded into them
+    computed: int = 0  # tokens; others may have the blocks that windows have left by then
+    known: int = 0  # chunks that need not be stored
+    goal: int = 0  # whole chunks that are computed
+    planned: int = 0  # of them, those that are stored, being stored or known to be there
+    next_tokens: int = 0  # computed tokens at which there is another whole chunk
+    tail: bool = False  # what is behind the whole chunks is to be stored too
+    tailed: bool = False  # it is stored, or being stored
+    state: int = 0  # tokens at whose end there is a state to be stored
+    gap: bool = False  # a chunk cannot be stored, so those behind it would not be found
+    stale: bool = False  # its blocks hold KV from before the last reset
+    preemptions: int = 0  # that were noticed
+    stores: set[int] = field(default_factory=set)  # in flight
 
     @property
     def name(self) -> str:
@@ -205,7 +207,7 @@ class TrackedRequest:
         return str(self.request.request_id)
 
     def reset_progress(self, begun: int) -> None:
-        """There are blocks, and nothing is computed yet behind the first `begun` tokens."""
+        """It has new blocks, and nothing is computed yet behind the first `begun` tokens."""
         self.begun = begun
         self.planned = self.goal = self.known
         self.next_tokens = 0
@@ -213,7 +215,7 @@ class TrackedRequest:
         self.gap = False
 
     def notice_preemption(self) -> list[list[int]]:
-        """Its blocks are others' now, which are given; what was not stored yet will not be."""
+        """Returns the blocks that it has lost since the last time. What was not stored never will be."""
         if self.preemptions == self.request.num_preemptions:
             return []
         self.preemptions = self.request.num_preemptions
@@ -224,7 +226,7 @@ class TrackedRequest:
         return lost
 
     def forget(self) -> None:
-        """What was found has another name now. What its blocks hold is not stored under that."""
+        """A reset gave new names to all KV. What its blocks hold now is not stored under these."""
         self.asked = self.states = self.found = self.handed = self.ticket = self.pending_handover = None
         self.chunk_limit = None
         self.known = self.state = 0
@@ -233,5 +235,5 @@ class TrackedRequest:
 
     @property
     def is_stored(self) -> bool:
-        """Whether nothing is left to be planned."""
+        """Whether no store is left to be planned."""
         return self.gap or (self.planned >= self.goal and not self.tail and not self.state)
