@@ -326,8 +326,8 @@ def test_a_listener_outlives_what_is_not_for_it(tmp_path: Path, monkeypatch: pyt
             while probe.recv(4096):
                 pass
     with pytest.raises((_exchange.Malformed, OSError)):
-        _exchange.ask(("127.0.0.1", port), b"guess", _exchange.GIVE_ME_YOURS, b"")
-    metadata = _exchange.ask(("127.0.0.1", port), b"secret", _exchange.GIVE_ME_YOURS, b"")
+        _exchange.ask(("127.0.0.1", port), b"guess", _exchange.FETCH_METADATA, b"")
+    metadata = _exchange.ask(("127.0.0.1", port), b"secret", _exchange.FETCH_METADATA, b"")
     assert metadata == there.agent.get_agent_metadata()
 
 
@@ -339,7 +339,7 @@ def test_a_listener_answers_on_the_address_that_is_set_also_of_ipv6(monkeypatch:
     monkeypatch.setenv("FOREBAY_LISTEN", "[::1]:0")
     there = End(4096, 5, enable_listen_thread=True, listen_port=0)
     address = ("::1", there.agent.agent._listener.port)
-    metadata = _exchange.ask(address, b"", _exchange.GIVE_ME_YOURS, b"")
+    metadata = _exchange.ask(address, b"", _exchange.FETCH_METADATA, b"")
     assert metadata == there.agent.get_agent_metadata()
 
 
@@ -349,7 +349,7 @@ def test_those_who_connect_to_a_listener_and_say_nothing_hold_nobody_up() -> Non
     with contextlib.ExitStack() as silent:
         for _ in range(3):
             silent.enter_context(socket.create_connection(address))
-        metadata = _exchange.ask(address, b"", _exchange.GIVE_ME_YOURS, b"")
+        metadata = _exchange.ask(address, b"", _exchange.FETCH_METADATA, b"")
     assert metadata == there.agent.get_agent_metadata()
 
 

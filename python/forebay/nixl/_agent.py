@@ -1,7 +1,7 @@
 """NIXL's raw agent over `forebay.Agent`: integer handles, statuses, one exception for each failure.
 
-There is one back end, FOREBAY; it answers to UCX too, because that is the one that programs ask for. It
-moves DRAM. Knows NIXL's words; must never know how bytes move.
+What the methods do is said in `_api`. There is one back end, FOREBAY. It answers to UCX too, since
+programs ask for that one. It moves DRAM.
 """
 
 import itertools
@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 
 
 class nixlAgentConfig:
-    """How an agent is made. What has no meaning here is kept for those who set it, and has no effect."""
+    """How an agent is made. Some settings have no meaning here, and no effect."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class nixlAgentConfig:
 
 
 class nixlXferTelemetry(NamedTuple):
-    """What a transfer was. Times are in microseconds, the start since 1970; durations are rounded up."""
+    """What a transfer was. Times are in microseconds, from 1970 on; durations are rounded up."""
 
     startTime: int
     postDuration: int
@@ -99,14 +99,13 @@ class nixlAgent:
         self._transfers: dict[int, Transfer] = {}
         self._to_self: list[bytes] = []
         self._lock = threading.Lock()
-        # Held while memory is taken back, which waits for what is under way.
+        # Held while memory is deregistered, which waits for what is under way.
         self._memory_lock = threading.Lock()
         self._listener = self._listen() if config.useListenThread else None
 
     # Back ends.
 
     def getAvailPlugins(self) -> list[str]:
-        """Names of back ends."""
         return list(_BACKENDS)
 
     def getPluginParams(self, name: str) -> tuple[dict[str, str], list[str]]:
@@ -118,7 +117,7 @@ class nixlAgent:
 
     @translated
     def createBackend(self, name: str, options: dict[str, str]) -> int:
-        """Starts the agent, under this name of its back end. Options that only UCX knows have no effect."""
+        """Starts the agent. Options that only UCX knows have no effect."""
         self._fork_guard.check()
         defaults, _ = self.getPluginParams(name)
         unknown = options.keys() - defaults.keys()
@@ -129,6 +128,7 @@ class nixlAgent:
                 raise failure(nixlInvalidParamError, f"this agent has a back end {name} already")
             if self._agent is None:
                 self._agent = self._start({**defaults, **options})
+                logger.info("agent %s listens on %s", self._name, self._agent.address)
             handle = next(self._handles)
             self._backends[handle] = name
         return handle
@@ -151,7 +151,6 @@ class nixlAgent:
         )
 
     def getBackendParams(self, backend: int) -> tuple[dict[str, str], list[str]]:
-        """Options of a back end, and the memory that it moves."""
         if backend not in self._backends:
             raise failure(nixlNotFoundError, f"no back end has the handle {backend}")
         return self.getPluginParams(self._backends[backend])
@@ -168,7 +167,7 @@ class nixlAgent:
 
     @translated
     def registerMem(self, descs: nixlRegDList, backends: Sequence[int] = ()) -> nixl_status_t:
-        """Registers memory: all of the list, or nothing. The same memory may be registered more than once."""
+        """Registers all memory of the list, or none. The same memory may be registered again."""
         _only_dram(descs.getType())
         done: list[tuple[int, int]] = []
         try:
@@ -203,13 +202,11 @@ class nixlAgent:
 
     @translated
     def deregisterMem(self, descs: nixlRegDList, backends: Sequence[int] = ()) -> nixl_status_t:
-        """Takes memory back. Returns when nothing touches it any more."""
         for address, length, _device, _word in descs:
             self._deregister((address, length))
         return nixl_status_t.NIXL_SUCCESS
 
     def queryMem(self, descs: nixlRegDList, backend: int) -> list[dict[str, str] | None]:
-        """NIXL asks its storage back ends here; there is none."""
         raise failure(
             nixlNotSupportedError, f"{self._backends.get(backend)} keeps no files or objects to ask about"
         )
@@ -218,7 +215,6 @@ class nixlAgent:
 
     @translated
     def getLocalMD(self) -> bytes:
-        """What others need to know to reach this agent and its memory."""
         if self._agent is None:
             raise failure(
                 nixlInvalidParamError, "this agent has no back end, so there is nothing to reach it by"
@@ -228,12 +224,10 @@ class nixlAgent:
     def getLocalPartialMD(
         self, descs: nixlRegDList, inc_conn_info: bool = False, backends: Sequence[int] = ()
     ) -> bytes:
-        """The same as `getLocalMD`: Forebay's metadata is small and whole."""
         return self.getLocalMD()
 
     @translated
     def loadRemoteMD(self, metadata: bytes) -> bytes:
-        """Takes in a peer's metadata; returns its name."""
         try:
             name = self.forebay.add_peer(metadata)
         except ValueError as error:
@@ -243,7 +237,6 @@ class nixlAgent:
 
     @translated
     def invalidateRemoteMD(self, name: str | bytes) -> nixl_status_t:
-        """Forgets a peer. What is under way with it ends with an error."""
         name = _text(name)
         if name not in self._peers:
             return nixl_status_t.NIXL_ERR_NOT_FOUND
@@ -252,7 +245,6 @@ class nixlAgent:
         return nixl_status_t.NIXL_SUCCESS
 
     def checkRemoteMD(self, name: str | bytes, descs: nixlXferDList) -> nixl_status_t:
-        """Whether a peer is known, and memory of it."""
         name = _text(name)
         if name not in self._peers:
             return nixl_status_t.NIXL_ERR_NOT_FOUND
@@ -265,7 +257,6 @@ class nixlAgent:
 
     @translated
     def makeConnection(self, name: str | bytes, backends: Sequence[int] = ()) -> nixl_status_t:
-        """Connects now what would connect with the first transfer."""
         self.forebay.connect(_text(name))
         return nixl_status_t.NIXL_SUCCESS
 
@@ -288,11 +279,11 @@ class nixlAgent:
 
     def _answer(self, kind: int, body: bytes) -> bytes:
         try:
-            if kind == _exchange.HERE_IS_MINE:
+            if kind == _exchange.SEND_METADATA:
                 self.loadRemoteMD(body)
-            elif kind == _exchange.FORGET_ME:
+            elif kind == _exchange.INVALIDATE_METADATA:
                 self.invalidateRemoteMD(body.decode())
-            elif kind == _exchange.GIVE_ME_YOURS:
+            elif kind == _exchange.FETCH_METADATA:
                 return self.getLocalMD()
         except (ForebayError, ValueError) as error:
             logger.warning("a message of kind %d was not taken: %s", kind, error)
@@ -306,13 +297,12 @@ class nixlAgent:
         try:
             return _exchange.ask((address, port or DEFAULT_COMM_PORT), self._settings.token, kind, body)
         except (OSError, _exchange.Malformed) as error:
-            # As in NIXL the caller finds out by `checkRemoteMD`, and may ask again.
+            # As in NIXL, the caller learns of it from `checkRemoteMD`, and may ask again.
             logger.error("metadata from %s:%d: %s", address, port or DEFAULT_COMM_PORT, error)
             return b""
 
     def sendLocalMD(self, ip_addr: str = "", port: int = 0) -> None:
-        """Tells a listening peer of this agent."""
-        self._ask(ip_addr, port, _exchange.HERE_IS_MINE, self.getLocalMD())
+        self._ask(ip_addr, port, _exchange.SEND_METADATA, self.getLocalMD())
 
     def sendLocalPartialMD(
         self,
@@ -323,20 +313,17 @@ class nixlAgent:
         port: int = 0,
         label: str = "",
     ) -> None:
-        """The same as `sendLocalMD`."""
         self.sendLocalMD(ip_addr, port)
 
     def fetchRemoteMD(self, remote_agent: str, ip_addr: str = "", port: int = 0, label: str = "") -> None:
-        """Asks a listening peer for its metadata and takes it in, if it is this agent's."""
-        metadata = self._ask(ip_addr, port, _exchange.GIVE_ME_YOURS, b"")
+        metadata = self._ask(ip_addr, port, _exchange.FETCH_METADATA, b"")
         if metadata:
             name = self.loadRemoteMD(metadata).decode()
             if name != remote_agent:
                 logger.warning("%s:%d is %r, not %r", ip_addr, port, name, remote_agent)
 
     def invalidateLocalMD(self, ip_addr: str = "", port: int = 0) -> None:
-        """Has a listening peer forget this agent."""
-        self._ask(ip_addr, port, _exchange.FORGET_ME, self._name.encode())
+        self._ask(ip_addr, port, _exchange.INVALIDATE_METADATA, self._name.encode())
 
     # Transfers.
 
@@ -356,12 +343,11 @@ class nixlAgent:
         rows = descs.rows if isinstance(descs, nixlXferDList) else descs
         peer = _text(name) or None
         if peer == self._name:
-            # Its own memory as the other side: it reaches itself as it reaches anybody.
+            # Its own memory is the other side: it connects to itself as to any peer.
             self.forebay.add_peer(self.forebay.metadata())
         return self.forebay.prepare(rows, peer=peer)
 
     def releasedDlistH(self, handle: int) -> nixl_status_t:
-        """Forgets a prepared list. Transfers made from it go on."""
         _take(self._lists, handle)
         return nixl_status_t.NIXL_SUCCESS
 
@@ -377,7 +363,6 @@ class nixlAgent:
         backend: Sequence[int] = (),
         skip_desc_merg: bool = False,
     ) -> int:
-        """A transfer of chosen descriptors of two prepared lists."""
         local, remote = _find(self._lists, local_side), _find(self._lists, remote_side)
         return self._make(operation, local, local_indices, remote, remote_indices, notif_msg)
 
@@ -391,7 +376,6 @@ class nixlAgent:
         notif_msg: str | bytes = b"",
         backend: Sequence[int] = (),
     ) -> int:
-        """A transfer of all descriptors of two lists."""
         _only_dram(local_descs.getType())
         _only_dram(remote_descs.getType())
         local = self._prepare(NIXL_INIT_AGENT, local_descs)
@@ -421,7 +405,7 @@ class nixlAgent:
 
     @translated
     def postXferReq(self, handle: int, notif_msg: str | bytes = b"") -> nixl_status_t:
-        """Starts a transfer, also again after its end. A message given here takes the first one's place."""
+        """Starts a transfer, also again after its end. A message here replaces that of the request."""
         transfer = _find(self._transfers, handle)
         if transfer.state == "moving":
             raise failure(nixlRepostActiveError, "the transfer is under way")
@@ -433,7 +417,6 @@ class nixlAgent:
 
     @translated
     def getXferStatus(self, handle: int) -> nixl_status_t:
-        """NIXL_IN_PROG or NIXL_SUCCESS; a failure is raised, with its reason."""
         return self._status(_find(self._transfers, handle))
 
     @staticmethod
@@ -449,18 +432,15 @@ class nixlAgent:
 
     @translated
     def releaseXferReq(self, handle: int) -> nixl_status_t:
-        """Forgets a transfer; cancels it if it is under way. Afterwards nothing touches the memory."""
         _take(self._transfers, handle).cancel()
         return nixl_status_t.NIXL_SUCCESS
 
     def queryXferBackend(self, handle: int) -> int:
-        """The back end of a transfer."""
         _find(self._transfers, handle)
         return next(iter(self._backends))
 
     @translated
     def getXferTelemetry(self, handle: int) -> nixlXferTelemetry:
-        """What a transfer that has ended was."""
         transfer = _find(self._transfers, handle)
         if not self._telemetry:
             raise failure(nixlNoTelemetryError, f"telemetry is off: capture_telemetry, or {_TELEMETRY}=y")
@@ -477,16 +457,13 @@ class nixlAgent:
         )
 
     def estimateXferCost(self, handle: int) -> tuple[int, int, nixl_cost_t]:
-        """Not known: as NIXL says it, 0."""
         _find(self._transfers, handle)
         return 0, 0, nixl_cost_t.NIXL_COST_ANALYTICAL_BACKEND
 
     def prepMemView(self, dlist: nixlXferDList | nixlRemoteDList, backends: Sequence[int] = ()) -> int:
-        """Memory views are for code on a GPU."""
         raise failure(nixlNotSupportedError, "memory views need a GPU's memory; this agent moves DRAM")
 
     def releaseMemView(self, view: int) -> None:
-        """Memory views are for code on a GPU."""
         raise failure(nixlNotFoundError, f"no memory view has the handle {view}")
 
     # Notifications.
@@ -495,7 +472,6 @@ class nixlAgent:
     def genNotif(
         self, remote_agent: str | bytes, msg: str | bytes, backends: Sequence[int] = ()
     ) -> nixl_status_t:
-        """Sends a message to a peer. Returns when the peer has it, and raises if it did not take it in."""
         self._fork_guard.check()
         remote_agent = _text(remote_agent)
         if remote_agent == self._name:
@@ -514,7 +490,6 @@ class nixlAgent:
     def getNotifs(
         self, notif_map: dict[str, list[bytes]], backends: Sequence[int] = ()
     ) -> dict[str, list[bytes]]:
-        """Adds the messages that have come to the map, by sender."""
         for sender, message in self.forebay.take_notifications():
             notif_map.setdefault(sender, []).append(message)
         with self._lock:

@@ -1,6 +1,6 @@
 """NIXL's Python agent: strings for states and operations, handles that release themselves.
 
-A thin layer over `_bindings`; of Forebay it knows only which process made an object.
+It is a thin layer over the raw agent in `_agent`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 from forebay._fork_guard import ForkGuard
 
-from . import _bindings, _lists
+from . import _bindings, _enums, _lists
 from ._bindings import nixlRegDList, nixlRemoteDList, nixlXferDList, nixlXferTelemetry
 from ._inputs import MEMORY, columns_of, to_list
 from .logging import get_logger
@@ -24,10 +24,10 @@ nixl_backend_handle = int
 class nixl_thread_sync_t(Enum):
     """Who locks. Every agent of Forebay may be used by any number of threads."""
 
-    NIXL_THREAD_SYNC_NONE = _bindings.NIXL_THREAD_SYNC_NONE
-    NIXL_THREAD_SYNC_STRICT = _bindings.NIXL_THREAD_SYNC_STRICT
-    NIXL_THREAD_SYNC_RW = _bindings.NIXL_THREAD_SYNC_RW
-    NIXL_THREAD_SYNC_DEFAULT = _bindings.NIXL_THREAD_SYNC_DEFAULT
+    NIXL_THREAD_SYNC_NONE = _enums.nixl_thread_sync_t.NIXL_THREAD_SYNC_NONE
+    NIXL_THREAD_SYNC_STRICT = _enums.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+    NIXL_THREAD_SYNC_RW = _enums.nixl_thread_sync_t.NIXL_THREAD_SYNC_RW
+    NIXL_THREAD_SYNC_DEFAULT = _enums.nixl_thread_sync_t.NIXL_THREAD_SYNC_DEFAULT
 
 
 class _Handle:
@@ -116,7 +116,7 @@ class nixl_agent:
         self.backends: dict[str, nixl_backend_handle] = {}
         self.plugin_list = self.agent.getAvailPlugins()
         self.nixl_mems = dict(MEMORY)
-        self.nixl_ops = {"WRITE": _bindings.NIXL_WRITE, "READ": _bindings.NIXL_READ}
+        self.nixl_ops = {"WRITE": _enums.nixl_xfer_op_t.NIXL_WRITE, "READ": _enums.nixl_xfer_op_t.NIXL_READ}
         for backend in self.plugin_list if instantiate_all and not nixl_conf else config.backends:
             if backend in self.plugin_list:
                 self.create_backend(backend)
@@ -137,7 +137,6 @@ class nixl_agent:
         return [self.backends[name] for name in backends]
 
     def get_plugin_list(self) -> list[str]:
-        """Names of back ends."""
         return self.plugin_list
 
     def get_plugin_mem_types(self, backend: str) -> list[str]:
@@ -169,7 +168,6 @@ class nixl_agent:
         return self.agent.getBackendParams(self.backends[backend])
 
     def create_backend(self, backend: str, initParams: dict[str, str] | None = None) -> None:
-        """Starts a back end."""
         self.backends[backend] = self.agent.createBackend(backend, initParams or {})
 
     # Memory.
@@ -282,7 +280,6 @@ class nixl_agent:
         return duration, margin, "ANALYTICAL_BACKEND"
 
     def query_xfer_backend(self, handle: nixl_xfer_handle) -> str:
-        """The name of the back end of a transfer."""
         found = self.agent.queryXferBackend(handle._handle)
         return next(name for name, backend in self.backends.items() if backend == found)
 
@@ -291,7 +288,6 @@ class nixl_agent:
         handle.release()
 
     def release_dlist_handle(self, handle: nixl_prepped_dlist_handle) -> None:
-        """Forgets a prepared list."""
         handle.release()
 
     def prep_mem_view(
@@ -301,7 +297,6 @@ class nixl_agent:
         return self.agent.prepMemView(dlist, self._handles(backends or ()))
 
     def release_mem_view(self, mvh: int) -> None:
-        """Memory views need a GPU: refused."""
         self.agent.releaseMemView(mvh)
 
     # Notifications.
@@ -347,7 +342,6 @@ class nixl_agent:
         self.agent.makeConnection(remote_agent, self._handles(backends))
 
     def get_agent_metadata(self) -> bytes:
-        """What others need to know to reach this agent and its memory."""
         return self.agent.getLocalMD()
 
     def get_partial_agent_metadata(
@@ -392,8 +386,8 @@ class nixl_agent:
 
     def check_remote_metadata(self, agent: str | bytes, descs: nixlXferDList | None = None) -> bool:
         """Whether a peer is known, and memory of it."""
-        descs = descs or nixlXferDList(_bindings.DRAM_SEG)
-        return self.agent.checkRemoteMD(agent, descs) == _bindings.NIXL_SUCCESS
+        descs = descs or nixlXferDList(_enums.nixl_mem_t.DRAM_SEG)
+        return self.agent.checkRemoteMD(agent, descs) == _enums.nixl_status_t.NIXL_SUCCESS
 
     # Descriptors.
 
@@ -436,5 +430,5 @@ def _raw_config(config: nixl_agent_config) -> _bindings.nixlAgentConfig:
     return raw
 
 
-def _state(status: _bindings.nixl_status_t) -> str:
-    return "DONE" if status == _bindings.NIXL_SUCCESS else "PROC"
+def _state(status: _enums.nixl_status_t) -> str:
+    return "DONE" if status == _enums.nixl_status_t.NIXL_SUCCESS else "PROC"

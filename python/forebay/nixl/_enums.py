@@ -1,4 +1,7 @@
-"""Names and numbers of NIXL's Python API: segments, statuses, operations. Knows no behaviour."""
+"""Names and numbers of NIXL's Python API: kinds of memory, operations, statuses.
+
+As in NIXL, each member of an enumeration is a name of the module too.
+"""
 
 from enum import IntEnum
 
@@ -40,7 +43,7 @@ class nixl_status_t(IntEnum):
 
 
 class nixl_thread_sync_t(IntEnum):
-    """Who locks. Forebay's agent may be used by any number of threads in every mode."""
+    """Who locks. Any number of threads may use Forebay's agent in every mode."""
 
     NIXL_THREAD_SYNC_NONE = 0
     NIXL_THREAD_SYNC_STRICT = 1
@@ -52,3 +55,7 @@ class nixl_cost_t(IntEnum):
     """How a cost was estimated."""
 
     NIXL_COST_ANALYTICAL_BACKEND = 0
+
+
+for _enum in (nixl_mem_t, nixl_xfer_op_t, nixl_status_t, nixl_thread_sync_t, nixl_cost_t):
+    globals().update(_enum.__members__)

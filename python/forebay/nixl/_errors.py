@@ -1,6 +1,6 @@
-"""NIXL's exceptions, one for each status, and which of Forebay's errors is which.
+"""NIXL's exceptions, one for each status, and which of Forebay's errors becomes which.
 
-A message starts with NIXL's name of the status, as programs expect it, and goes on with Forebay's reason.
+A message starts with NIXL's name of the status, as programs expect, and goes on with the reason.
 """
 
 from collections.abc import Callable
@@ -13,71 +13,65 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class nixlNotPostedError(errors.ForebayError):
+class _NixlError(errors.ForebayError):
+    """An error with one of NIXL's statuses."""
+
+    status: str
+
+    def __init_subclass__(cls, status: str) -> None:
+        cls.status = f"NIXL_ERR_{status}"
+
+
+class nixlNotPostedError(_NixlError, status="NOT_POSTED"):
     """The transfer has not been posted."""
 
 
-class nixlInvalidParamError(errors.ForebayError):
+class nixlInvalidParamError(_NixlError, status="INVALID_PARAM"):
     """An argument is not acceptable."""
 
 
-class nixlBackendError(errors.ForebayError):
+class nixlBackendError(_NixlError, status="BACKEND"):
     """The transfer or the connection failed."""
 
 
-class nixlNotFoundError(errors.ForebayError):
+class nixlNotFoundError(_NixlError, status="NOT_FOUND"):
     """No such peer, backend or registered memory."""
 
 
-class nixlMismatchError(errors.ForebayError):
+class nixlMismatchError(_NixlError, status="MISMATCH"):
     """What another agent sent is not what it should be."""
 
 
-class nixlNotAllowedError(errors.ForebayError):
+class nixlNotAllowedError(_NixlError, status="NOT_ALLOWED"):
     """Not now: something else stands in the way."""
 
 
-class nixlRepostActiveError(errors.ForebayError):
+class nixlRepostActiveError(_NixlError, status="REPOST_ACTIVE"):
     """The transfer is under way; it can be posted again after its end."""
 
 
-class nixlUnknownError(errors.ForebayError):
+class nixlUnknownError(_NixlError, status="UNKNOWN"):
     """A failure without a name."""
 
 
-class nixlNotSupportedError(errors.ForebayError):
+class nixlNotSupportedError(_NixlError, status="NOT_SUPPORTED"):
     """NIXL has this, Forebay's agent does not."""
 
 
-class nixlRemoteDisconnectError(errors.ForebayError):
+class nixlRemoteDisconnectError(_NixlError, status="REMOTE_DISCONNECT"):
     """The peer cannot be reached, has died, has restarted or does not move."""
 
 
-class nixlCancelledError(errors.ForebayError):
+class nixlCancelledError(_NixlError, status="CANCELED"):
     """The transfer was cancelled."""
 
 
-class nixlNoTelemetryError(errors.ForebayError):
+class nixlNoTelemetryError(_NixlError, status="NO_TELEMETRY"):
     """Telemetry is off, or the transfer has not ended."""
 
 
-_NAMES: dict[type[errors.ForebayError], str] = {
-    nixlNotPostedError: "NIXL_ERR_NOT_POSTED",
-    nixlInvalidParamError: "NIXL_ERR_INVALID_PARAM",
-    nixlBackendError: "NIXL_ERR_BACKEND",
-    nixlNotFoundError: "NIXL_ERR_NOT_FOUND",
-    nixlMismatchError: "NIXL_ERR_MISMATCH",
-    nixlNotAllowedError: "NIXL_ERR_NOT_ALLOWED",
-    nixlRepostActiveError: "NIXL_ERR_REPOST_ACTIVE",
-    nixlUnknownError: "NIXL_ERR_UNKNOWN",
-    nixlNotSupportedError: "NIXL_ERR_NOT_SUPPORTED",
-    nixlRemoteDisconnectError: "NIXL_ERR_REMOTE_DISCONNECT",
-    nixlCancelledError: "NIXL_ERR_CANCELED",
-    nixlNoTelemetryError: "NIXL_ERR_NO_TELEMETRY",
-}
-
-# The first that fits decides: classes before those that they derive from.
-_OF_FOREBAY: list[tuple[type[Exception], type[errors.ForebayError]]] = [
+# The first that fits decides: classes come before those that they derive from.
+_OF_FOREBAY: list[tuple[type[Exception], type[_NixlError]]] = [
     (errors.InvalidError, nixlInvalidParamError),
     (errors.NotFoundError, nixlNotFoundError),
     (errors.PeerLostError, nixlRemoteDisconnectError),
@@ -89,21 +83,21 @@ _OF_FOREBAY: list[tuple[type[Exception], type[errors.ForebayError]]] = [
 ]
 
 
-def failure(kind: type[errors.ForebayError], reason: object) -> errors.ForebayError:
+def failure(kind: type[_NixlError], reason: object) -> _NixlError:
     """An exception of this kind, with NIXL's name of the status before the reason."""
-    return kind(f"{_NAMES[kind]}: {reason}")
+    return kind(f"{kind.status}: {reason}")
 
 
 def translated(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The same method, raising NIXL's errors in the place of Forebay's."""
+    """The same method, but it raises NIXL's errors instead of Forebay's."""
 
     @wraps(method)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return method(*args, **kwargs)
+        except _NixlError:
+            raise
         except errors.ForebayError as error:
-            if type(error) in _NAMES:
-                raise
             kind = next(nixl for ours, nixl in _OF_FOREBAY if isinstance(error, ours))
             raise failure(kind, error) from error
 

@@ -1,9 +1,8 @@
-"""Metadata from agent to agent by a socket, where there is no other way: NIXL's listener and its three
-messages.
+"""Sends metadata from agent to agent over a socket: NIXL's listener and its three messages.
 
-One message to a connection. The listener greets with a nonce; the asker sends kind, length, body and an
-HMAC-SHA256 over nonce and message, keyed by the agents' token: only those who share it are heard. An answer
-is signed likewise. Knows bytes and sockets; must never know what metadata says.
+A connection carries one message and its answer. The listener greets with a nonce. The client sends
+kind, length, body and an HMAC-SHA256 over nonce and message, keyed by the agents' token, so that
+only agents with the same token are heard. The answer is signed in the same way.
 """
 
 import hashlib
@@ -21,14 +20,14 @@ from .logging import get_logger
 
 logger = get_logger(__name__)
 
-HERE_IS_MINE = 1
-GIVE_ME_YOURS = 2
-FORGET_ME = 3
+SEND_METADATA = 1
+FETCH_METADATA = 2
+INVALIDATE_METADATA = 3
 _ANSWER = 4
 
 LIMIT_S = 5.0
 BODY_BYTES_MAX = 4 << 20
-ASKERS_MAX = 64
+CONNECTIONS_MAX = 64
 """Connections of a listener that are answered at a time; others wait."""
 
 _GREETING = struct.Struct("<4sB16s")
@@ -113,7 +112,7 @@ class Listener:
         self._socket = socket.create_server(address, family=family)
         self._token = token
         self._answer = answer
-        self._places = threading.BoundedSemaphore(ASKERS_MAX)
+        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
         threading.Thread(target=self._run, name="forebay-exchange", daemon=True).start()
 
     @property
@@ -145,23 +144,23 @@ class Listener:
                 logger.warning("no connection could be accepted: %s", error)
                 time.sleep(_PAUSE_S)
                 continue
-            self._places.acquire()
+            self._slots.acquire()
             try:
-                visit = threading.Thread(target=self._visit, args=(connection, peer), daemon=True)
-                visit.start()
+                handler = threading.Thread(target=self._handle, args=(connection, peer), daemon=True)
+                handler.start()
             except RuntimeError as error:
                 logger.warning("metadata from %s: %s", peer, error)
                 connection.close()
-                self._places.release()
+                self._slots.release()
 
-    def _visit(self, connection: socket.socket, peer: object) -> None:
+    def _handle(self, connection: socket.socket, peer: object) -> None:
         with connection:
             try:
                 self._serve(connection)
             except (OSError, Malformed) as error:
                 logger.warning("metadata from %s: %s", peer, error)
             finally:
-                self._places.release()
+                self._slots.release()
 
     def _serve(self, connection: socket.socket) -> None:
         channel = _Channel(connection, self._token)

@@ -8,22 +8,23 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from . import _bindings
+from ._enums import nixl_mem_t
+from ._lists import nixlRegDList, nixlXferDList
 from .logging import get_logger
 
 logger = get_logger(__name__)
 
 MEMORY = {
-    "DRAM": _bindings.DRAM_SEG,
-    "VRAM": _bindings.VRAM_SEG,
-    "FILE": _bindings.FILE_SEG,
-    "BLOCK": _bindings.BLK_SEG,
-    "OBJ": _bindings.OBJ_SEG,
-    "cpu": _bindings.DRAM_SEG,
-    "cuda": _bindings.VRAM_SEG,
+    "DRAM": nixl_mem_t.DRAM_SEG,
+    "VRAM": nixl_mem_t.VRAM_SEG,
+    "FILE": nixl_mem_t.FILE_SEG,
+    "BLOCK": nixl_mem_t.BLK_SEG,
+    "OBJ": nixl_mem_t.OBJ_SEG,
+    "cpu": nixl_mem_t.DRAM_SEG,
+    "cuda": nixl_mem_t.VRAM_SEG,
 }
 
-_List = TypeVar("_List", _bindings.nixlXferDList, _bindings.nixlRegDList)
+_List = TypeVar("_List", nixlXferDList, nixlRegDList)
 
 
 def columns_of(value: Any) -> int | None:
@@ -87,4 +88,4 @@ def _of_tensors(kind: type[_List], tensors: Sequence[Any], columns: int) -> _Lis
         )
         rows.append(row if columns == 3 else (*row, b""))
     on_host = tensors[0].get_device() == -1
-    return kind(_bindings.DRAM_SEG if on_host else _bindings.VRAM_SEG, rows)
+    return kind(nixl_mem_t.DRAM_SEG if on_host else nixl_mem_t.VRAM_SEG, rows)
