@@ -1,11 +1,8 @@
-"""What vLLM counts of hits, and what did not come of it: taken back before anybody reads the counts.
+"""Corrects what vLLM counts of cache hits, before anybody reads the counts.
 
-Knows when vLLM counts, and its statistics of its own cache and of connectors'. Must never know why
-something did not come.
-
-vLLM counts a request's hits when it gets its blocks, and its misses of a connector also where the
-connector may not load at all. What is known better later is owed, and is taken off the counts when
-vLLM next gives them away. What these do not have yet is taken off later ones: on a page of metrics
+vLLM counts a request's hits when it gets its blocks, even if its load fails later, and counts a
+connector's misses even where the connector may not load. The difference is taken off the counts
+when vLLM next gives them away. What they cannot give is taken off later ones: on a page of metrics
 counters only grow.
 """
 
@@ -20,16 +17,14 @@ class Owed:
     """What is to be taken off the counts of one cache."""
 
     def __init__(self) -> None:
-        """Nothing."""
         self.requests = self.queries = 0
         self.hits: Counter[str] = Counter()  # tokens by tier; "" in vLLM's own cache
 
     def __bool__(self) -> bool:
-        """Whether there is anything."""
         return bool(self.requests or self.queries or self.hits)
 
     def take_off(self, stats: Any) -> None:
-        """Takes off what vLLM's statistics have of it."""
+        """Takes off vLLM's statistics what they have of it."""
         self.requests -= less(stats, "requests", self.requests)
         self.queries -= less(stats, "queries", self.queries)
         for tier, count in list(self.hits.items()):
@@ -37,7 +32,7 @@ class Owed:
         self.hits = +self.hits
 
     def take_off_hits(self, stats: Any, tier: str, count: int) -> int:
-        """Takes off hits in a tier, as far as there are some. Gives how many that were."""
+        """Takes off up to `count` hits in a tier. Returns how many."""
         by_source = getattr(stats, "hits_by_source", None)  # Since 0.32.
         if not tier or by_source is None:
             return less(stats, "hits", count)
@@ -49,34 +44,33 @@ class Owed:
 
 
 def less(stats: Any, name: str, count: int) -> int:
-    """Takes off so many, or all that there are. Gives how many that were."""
+    """Takes up to `count` off a counter. Returns how many."""
     taken = min(count, getattr(stats, name))
     setattr(stats, name, getattr(stats, name) - taken)
     return int(taken)
 
 
 def note_cached(request: Any, held: int, external: int) -> None:
-    """Has vLLM say this of a request whose first token is still to come."""
+    """Corrects what vLLM says was cached for a request whose first token is still to come."""
     prompt = request.num_prompt_tokens
     held = min(held, prompt)
     request.prefill_stats.set(prompt, held, min(external, prompt - held))
 
 
 class Corrections:
-    """Of the counts of both caches, and of what an answer says was cached for it."""
+    """Corrects the counts of both caches, and what an answer says was cached for it."""
 
     def __init__(self, chunk_tokens: int, block_tokens: int, is_alone: bool) -> None:
-        """Of no request yet. `is_alone`: what ours may not load, no other connector loads."""
+        """`is_alone`: there is no other connector that loads what ours may not."""
         self.chunk_tokens, self.block_tokens, self.is_alone = chunk_tokens, block_tokens, is_alone
         self.own, self.external = Owed(), Owed()
-        # Of requests that were told in this pass what there is, and are not admitted: tokens that
-        # vLLM itself had.
+        # Requests that were answered in this pass and not admitted: tokens that vLLM itself had.
         self.told: dict[str, int] = {}
         self.over: set[str] = set()  # requests that have started over
 
     def asked(self, tracked: TrackedRequest | None, request: Any) -> None:
-        """vLLM asks for a request. If that was admitted before and not preempted, its load has
-        failed, and it is counted anew.
+        """vLLM asks for a request. One that was admitted before and not preempted is counted again,
+        since its load has failed.
         """
         if tracked is not None and tracked.counted is not None and not request.num_preemptions:
             self.external.requests += 1
@@ -85,7 +79,7 @@ class Corrections:
             tracked.counted = None
 
     def admitted(self, tracked: TrackedRequest | None, request: Any, external: int, may_load: bool) -> None:
-        """A request has its blocks, and vLLM counts it if it has asked what there is for it."""
+        """A request has its blocks. vLLM counts it if it has asked for it."""
         held = self.told.pop(request.request_id, None)
         if held is None:
             return
@@ -99,7 +93,7 @@ class Corrections:
             self.external.queries += queries
 
     def load_began(self, load: Loading) -> None:
-        """A load was counted with its request."""
+        """vLLM has counted a load with its request."""
         if load.counted is not None:
             last = load.held + load.external
             load.counted.hits += Counter(load.tiers_of(load.held, last, self.chunk_tokens))
@@ -113,13 +107,15 @@ class Corrections:
             self.external.hits += lost
         stats = tracked.request.prefill_stats
         if tracked.loading is not load or load.layerwise or stats is None:
-            return  # It gets other blocks, if any, and is told then what was cached.
+            return  # It gets other blocks, if any. What was cached is noted then.
         if load.counted is not None or tracked.name in self.over:
             note_cached(tracked.request, load.held, max(0, min(came, end) - load.held))
 
     def step_undone(self, request: Any, block: int, is_counted: bool) -> None:
-        """A step is undone that computed what is wrong from a request's `block` on. vLLM does not
-        note what is cached for it when it starts over. `is_counted`: it has counted what was before.
+        """A step is undone that computed wrong KV from a request's `block` on.
+
+        vLLM does not note what is cached for a request that starts over. `is_counted`: it has
+        counted what was cached before.
         """
         stats = request.prefill_stats
         if stats is None or request.request_id in self.over:
@@ -134,7 +130,7 @@ class Corrections:
         self.over.discard(name)
 
     def take_off(self, own: Any, external: Any) -> None:
-        """Takes what is owed off statistics that are about to be given away."""
+        """Corrects statistics that are about to be given away."""
         if self.own and own is not None:
             self.own.take_off(own)
         if self.external and external is not None:
