@@ -22,11 +22,9 @@ class LimitedLog:
         self._seen: dict[str, tuple[float, int]] = {}  # by message: the interval's start, and its count
 
     def info(self, message: str, *args: object) -> None:
-        """Writes a line about a change of state."""
         self._log(logging.INFO, message, *args)
 
     def warning(self, message: str, *args: object) -> None:
-        """Writes a line about something that went wrong."""
         self._log(logging.WARNING, message, *args)
 
     def _log(self, level: int, message: str, *args: object) -> None:

@@ -1,11 +1,9 @@
-"""Which LoRA adapter a request has, told apart by what its files hold.
+"""Tells LoRA adapters apart by what their files hold.
 
-Knows the files of adapters, and the thread that reads them: no step of the engine waits for a disk. Must
-never know tokens, or where KV is. An adapter's name and number say which one is meant, not what it computes:
-both are given to others when an adapter is loaded anew.
-
-vLLM keeps adapters that it has loaded by their numbers, and its own cache has their KV by their names. What
-they hold is certain only as long as a number, or a name, has stood for one content.
+A thread reads the files, so that no step of the engine waits for a disk. An adapter's name and
+number do not say what it computes: both may be given to another one later. vLLM keeps loaded
+adapters by number, and their KV in its own cache by name. So what a request computes is certain
+only while its number, or name, has stood for one content.
 """
 
 import hashlib
@@ -19,7 +17,7 @@ from typing import Any, TypeAlias
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 
-# Of vLLM's settings for adapters: how many and how large they may be, which changes no KV.
+# Settings of vLLM for adapters that change no KV: how many and how large they may be.
 SIZES = ("max_lora_rank", "max_loras", "max_cpu_loras", "specialize_active_lora", "default_mm_loras")
 
 # Of each file: name, inode, size, time of the last change.
@@ -28,37 +26,34 @@ Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True)
 class Adapter:
-    """What is known of an adapter."""
+    """An adapter whose content is certain."""
 
     digest: bytes
-    renamed: bool  # its name had other content before: vLLM's own cache may still have KV of that
+    renamed: bool  # its name had other content before, of which vLLM's cache may still have KV
 
 
 class Adapters:
-    """Finds what adapters hold."""
+    """Finds out what adapters hold."""
 
     def __init__(self, lora_config: Any) -> None:
-        """Of an engine whose adapters are computed as this says. It is None where there are none."""
         facts = {} if lora_config is None else vars(lora_config)
         self.computed = str(sorted((name, str(facts[name])) for name in facts if name not in SIZES))
         self.pool = ThreadPoolExecutor(1, "forebay-adapters")
-        # All of these are the thread's. No bytes: it has stood for different contents, or for unknown ones.
+        # Only the thread uses these. Empty bytes: several contents, or an unknown one.
         self.numbers: dict[int, bytes] = {}
         self.names: dict[str, bytes] = {}
         self.read: dict[Path, tuple[Stamp, bytes]] = {}
 
     def find(self, asked: Any) -> "Future[Adapter | None]":
-        """What the adapter of vLLM's request for it is; None if that is not certain."""
+        """The adapter that vLLM's request names; None if its content is not certain."""
         return self.pool.submit(self.adapter_of, asked)
 
     def look(self, asked: Any) -> None:
-        """An adapter's files are about to be read by workers, or just were. If they were not the same all the
-        time, its number stands for contents that are not known.
-        """
+        """Reads an adapter's files before or after workers do. If they differ, its content is unknown."""
         self.find(asked).result()
 
     def adapter_of(self, asked: Any) -> Adapter | None:
-        """The same, at once."""
+        """The same, on the thread."""
         digest = self.digest_of(asked)
         if self.numbers.setdefault(asked.lora_int_id, digest) != digest:
             self.numbers[asked.lora_int_id] = b""
@@ -69,9 +64,9 @@ class Adapters:
         return Adapter(digest, renamed=not self.names[asked.lora_name])
 
     def digest_of(self, asked: Any) -> bytes:
-        """What the adapter computes; nothing if that cannot be told."""
+        """What the adapter computes; empty if that cannot be told."""
         if asked.load_inplace or getattr(asked, "tensorizer_config_dict", None):  # Gone in 0.32.
-            return b""  # What it has been replaced by is not said; or its weights are elsewhere.
+            return b""  # What replaced it is not said, or its weights are elsewhere.
         try:
             content = self.content(Path(os.path.expanduser(asked.lora_path)))
         except (OSError, ValueError):
@@ -81,7 +76,7 @@ class Adapters:
         return content and hashlib.sha256(computed + content).digest()
 
     def content(self, folder: Path) -> bytes:
-        """The digest of an adapter's files; nothing if they change meanwhile."""
+        """The digest of an adapter's files; empty if they change meanwhile."""
         stamp = stamp_of(folder)
         have = self.read.get(folder)
         if have is not None and have[0] == stamp:
@@ -96,12 +91,11 @@ class Adapters:
         return digest.digest()
 
     def close(self) -> None:
-        """Nothing is read any more."""
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
 def stamp_of(folder: Path) -> Stamp:
-    """Tells whether an adapter's files are still those that were read. Raises `OSError` without weights."""
+    """Changes when an adapter's files do. Raises `OSError` if there are no weights."""
     weights = [name for name in WEIGHTS if (folder / name).exists()]
     if not weights:
         raise FileNotFoundError(f"{folder} has none of {', '.join(WEIGHTS)}")

@@ -24,7 +24,6 @@ class LoadAdmission:
     """What vLLM's scheduler is told in a pass, so that blocks come back."""
 
     def __init__(self, blocks: int) -> None:
-        """For an engine that has so many blocks for requests."""
         self.blocks = blocks
         self.needs: dict[str, int] = {}  # requests that wait with blocks: how many they need in full
         self.ended: set[str] = set()  # those of them whose load has ended

@@ -1,6 +1,6 @@
-"""What differs between versions of vLLM, 0.26 to 0.33, and what lies in private places.
+"""What differs between vLLM 0.26 to 0.33, and what the connector needs of vLLM's private parts.
 
-Knows where things are in which version. Everything else of the connector uses names that all of them have.
+The other files of the connector use only what all of these versions have.
 """
 
 import importlib.util
@@ -17,16 +17,16 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from forebay.vllm.connector.groups import fail_as_one, groups_of
 
-# Each block of a layer in one piece, heads before tokens or behind them; the names became others.
+# Each block of a layer in one piece, heads before tokens or behind them: old names and new ones.
 LAYOUT_NAMES = {"HND": "LBHNC", "NHD": "LBNHC"}
 LAYOUTS_HAVE_NEW_NAMES = importlib.util.find_spec("vllm.v1.kv_cache_layout") is not None
 
-# Whether a worker can say whose loads have failed. If not, it names blocks.
+# Whether workers report failed loads by request. If not, they report blocks.
 FAILURES_BY_REQUEST = "failed_recving" in {field.name for field in fields(KVConnectorOutput)}
 
 
 def cpu_kernel(vllm_config: Any, block_tokens: int, head_size: int) -> str | None:
-    """How vLLM on CPUs lays out a block, which depends on the machine; None on other platforms."""
+    """How vLLM on this CPU lays out a block; None on other platforms."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -40,32 +40,32 @@ def cpu_kernel(vllm_config: Any, block_tokens: int, head_size: int) -> str | Non
 
 
 def layer_number(name: str) -> int:
-    """The place of a layer in the model, which its name says: the first number in it."""
+    """The place of a layer in the model: the first number in its name."""
     found = re.search(r"\d+", name)
     return int(found.group()) if found else -1
 
 
 def transfer_results(sent: set[str] | None, received: set[str] | None, failed: set[str]) -> Any:
-    """What a worker says of whole requests, where it can say which ones have failed."""
+    """A worker's answer, where it reports failed loads by request."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
     return KVConnectorTransferResults(sent or set(), received or set(), failed)
 
 
 def hit_sources(tokens: Mapping[str, int]) -> Any:
-    """Tokens that are loaded, by our tiers, as newer versions name the places that KV comes from."""
+    """Loaded tokens by tier, in the words of newer versions."""
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
     names = {"memory": CacheHitSource.HOST, "disk": CacheHitSource.DISK, "peer": CacheHitSource.P2P}
     return {names[tier]: count for tier, count in tokens.items() if count}
 
 
-# What is called before this worker's GPU memory goes, with whether KV will be there again.
+# Called before this worker's GPU memory goes, with whether KV will survive.
 _before_sleep: list[Callable[[bool], None]] = []
 
 
 def before_sleep(drain: Callable[[bool], None]) -> None:
-    """Has `drain` called before vLLM's sleep mode unmaps the KV cache. 0.33 tells its connectors itself."""
+    """Has `drain` called before vLLM's sleep mode unmaps the KV cache. 0.33 does so itself."""
     from vllm.v1.worker.gpu_worker import Worker
 
     _before_sleep.append(drain)
@@ -85,16 +85,16 @@ def before_sleep(drain: Callable[[bool], None]) -> None:
 
 
 def not_before_sleep(drain: Callable[[bool], None]) -> None:
-    """The opposite."""
+    """Takes `before_sleep` back."""
     _before_sleep.remove(drain)
 
 
-# What is called before and after workers read an adapter's files.
+# Called before and after workers read an adapter's files.
 _when_adapters_load: list[Callable[[Any], None]] = []
 
 
 def when_adapters_load(look: Callable[[Any], None]) -> None:
-    """Has `look` called before and after workers load an adapter that no prompt has asked for yet."""
+    """Has `look` called before and after workers load an adapter without a prompt that uses it."""
     from vllm.v1.engine.core import EngineCore
 
     _when_adapters_load.append(look)
@@ -114,16 +114,16 @@ def when_adapters_load(look: Callable[[Any], None]) -> None:
 
 
 def not_when_adapters_load(look: Callable[[Any], None]) -> None:
-    """The opposite."""
+    """Takes `when_adapters_load` back."""
     if look in _when_adapters_load:
         _when_adapters_load.remove(look)
 
 
 def find_failures_in_all_groups() -> None:
-    """Has vLLM find the requests whose loads failed as one, and compute them from their first token on.
+    """Has vLLM compute requests whose loads fail as a whole from their first token on.
 
-    Where blocks are named, vLLM looks for them in the only group that there is, ends with an error if there
-    are several, and goes on behind blocks of a window that it does not have.
+    Where blocks are reported, vLLM expects one group of layers, ends with an error if there are
+    several, and goes on behind blocks of a window that it does not have.
     """
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -146,56 +146,56 @@ def find_failures_in_all_groups() -> None:
             for request in requests
             if not all(invalid_block_ids.isdisjoint(table) for table in tables(request.request_id))
         ]
-        if evict_blocks:  # Of those that compute. None: they have waited for their loads.
+        if evict_blocks:  # Requests that compute. There is none: these have waited for their loads.
             return find_blocks(self, failed, invalid_block_ids, num_scheduled_tokens, evict_blocks)
         tokens = sum(request.num_computed_tokens for request in failed)
         for request in failed:
-            request.num_computed_tokens = 0  # vLLM takes its blocks back and asks again what there is.
+            request.num_computed_tokens = 0  # vLLM takes its blocks back and asks again.
         return {request.request_id for request in failed}, tokens, set()
 
     Scheduler._update_requests_with_invalid_blocks = find
 
 
 def ends(position: Any) -> int:
-    """The token behind an image."""
+    """The first token behind an image."""
     return int(position.offset + position.length)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """What vLLM's events say of blocks: those of one group of layers, which stand for the chunk's of all."""
+    """What KV events say of blocks. Those of one group of layers stand for those of all groups."""
 
     group: int
     block_tokens: int
-    hash_tokens: int  # of each of a request's hashes, which may be several for a block
+    hash_tokens: int  # of each hash of a request; a block may have several
     kind: str
     window: int | None
 
     def hashes(self, request: Any, start: int, end: int) -> list[Any]:
-        """The names of the whole blocks from token `start` to `end`. A block's last hash is its name."""
+        """The hashes of the whole blocks from token `start` to `end`: the last hash of each."""
         last = self.block_tokens // self.hash_tokens - 1
         found = request.block_hashes[start // self.hash_tokens : end // self.hash_tokens]
         return [maybe_convert_block_hash(one) for one in found[last :: last + 1]]
 
     def extra_keys(self, request: Any, start: int, end: int) -> list[Any]:
-        """What the names of these blocks depend on beside tokens, for each of them, as events say it."""
+        """For each of these blocks, what its hash depends on beside tokens, as events say it."""
         size, keys = self.block_tokens, []
-        # The first image that does not end before. vLLM would look for it from the prompt's first one on.
+        # The first image that ends behind `start`. vLLM would search from the first image on.
         image = bisect_right(request.mm_features, start, key=lambda one: ends(one.mm_position))
         for first in range(start, end, size):
             of_block, image = generate_block_hash_extra_keys(request, first, first + size, image)
             keys.append(of_block)
-        # Newer versions say there of what kind a key is, and in events they do not.
+        # Newer versions add the kind of a key, which events leave out.
         plain = getattr(kv_cache_utils, "to_event_extra_keys", list)
         return list(plain(keys))
 
     def hash_before(self, request: Any, start: int) -> Any:
-        """The name of the block that ends there."""
+        """The hash of the block that ends at `start`."""
         return maybe_convert_block_hash(request.block_hashes[start // self.hash_tokens - 1])
 
 
 def blocks_of(vllm_config: Any, kv_cache_config: Any) -> Blocks | None:
-    """Of the first group that keeps KV of all tokens, or of any. None where vLLM was not asked for events."""
+    """Blocks of the first group with KV of all tokens, or with any. None: no events were asked for."""
     events = vllm_config.kv_events_config
     if events is None or not events.enable_kv_cache_events:
         return None
@@ -214,10 +214,9 @@ def blocks_of(vllm_config: Any, kv_cache_config: Any) -> Blocks | None:
 def hit_only_where_states_are() -> None:
     """Has vLLM's own cache hit only up to where all groups of layers hit.
 
-    Version 0.26 hits as far as any group does if there is a connector, and counts on the connector to bring
-    states for what it has of KV. Newer versions ask the connector whether it does.
+    With a connector, 0.26 hits as far as any group does, and expects the connector to bring the
+    states. Newer versions ask the connector whether it does.
     """
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
     from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
 
     if hasattr(KVConnectorBase_V1, "supports_divergent_local_hybrid_hits"):
@@ -231,17 +230,12 @@ def hit_only_where_states_are() -> None:
 
 
 def stop_at(request: Any, token: int) -> None:
-    """Has vLLM end a step of the prompt at this token, if a block ends there: so there is a state.
-
-    It does so itself where it sees that prompts part.
-    """
+    """Has vLLM end a step of the prompt at this token if a block ends there, so that it has a state."""
     request.shared_prefix_boundary = token
 
 
 def cut_prompt(request: Any) -> None:
-    """Has a prompt end before its last token, and the request with the token that follows. It was not looked
-    at yet. What it says is of no use then.
-    """
+    """Cuts the last token off the prompt of a new request, which then ends with one useless token."""
     if request.num_prompt_tokens > 1:
         request.prompt_token_ids.pop()
         request._all_token_ids.pop()
@@ -250,18 +244,18 @@ def cut_prompt(request: Any) -> None:
 
 
 def may_end(request: Any) -> bool:
-    """Whether a request that asks for blocks may end before it has them, by a token that is still on its way.
+    """Whether a request that asks for blocks may end before it gets them, by a token in flight.
 
-    With three steps under way 0.26 asks for one that it has just preempted. When that token ends it, 0.26
-    does not look for it among those that wait for a connector, and dies. Newer versions do not ask.
+    With three steps in flight, 0.26 asks for a request that it has just preempted. If a token ends
+    it then, 0.26 does not find it among the requests that wait, and dies. Newer versions do not ask.
     """
-    under_way = request.num_preemptions and getattr(request, "num_in_flight_tokens", 0)
-    return bool(under_way) and not getattr(request, "async_tokens_to_discard", 0)
+    in_flight = request.num_preemptions and getattr(request, "num_in_flight_tokens", 0)
+    return bool(in_flight) and not getattr(request, "async_tokens_to_discard", 0)
 
 
 def most_tokens(vllm_config: Any) -> tuple[int, int, int]:
-    """How many tokens a request may have; for how many behind those that it has a step may take
-    blocks, for drafts and what computes them; and how many a step computes.
+    """The longest request, how far beyond its tokens a step may take blocks for drafts, and the
+    tokens that a step computes at most.
     """
     speculative = vllm_config.speculative_config
     drafts = 0 if speculative is None else 2 * (speculative.num_speculative_tokens + 1)
@@ -270,7 +264,7 @@ def most_tokens(vllm_config: Any) -> tuple[int, int, int]:
 
 
 def in_lockstep(vllm_config: Any) -> bool:
-    """Whether other engines wait for each of this one's steps, also where it has nothing to compute."""
+    """Whether other engines wait for each step of this one, even for those that compute nothing."""
     several = vllm_config.parallel_config.data_parallel_size > 1
     return bool(several and vllm_config.model_config.is_moe)
 
@@ -283,18 +277,18 @@ def state_order() -> str:
 
 
 def writes_kv_first(output: Any) -> bool:
-    """Whether workers write to blocks themselves before they compute, and before layers are loaded."""
+    """Whether workers write to blocks before they compute, and before layers are loaded."""
     return bool(output.new_block_ids_to_zero or output.kv_cache_block_copies)
 
 
 def runs_whole_graph(forward_context: Any) -> bool:
-    """Whether no layer's hook is called in this step: it has no forward pass, or that is one CUDA graph."""
+    """Whether no layer's hook is called in this step: it computes nothing, or is one CUDA graph."""
     mode = getattr(forward_context, "cudagraph_runtime_mode", None)
     return forward_context.attn_metadata is None or getattr(mode, "name", "NONE") == "FULL"
 
 
 def stream_of(device: Any) -> int:
-    """The stream that the engine's kernels go to, 0 on host memory."""
+    """The stream of the engine's kernels; 0 on CPUs."""
     if device.type != "cuda":
         return 0
     import torch
@@ -308,13 +302,13 @@ def layout_name(layout: str) -> str:
 
 
 def devices_of_ranks(vllm_config: Any) -> range:
-    """The GPUs of all workers on this host, data-parallel ones too: vLLM gives them by number, from 0 on."""
+    """The GPUs of all workers on this host. vLLM gives them out from 0 on."""
     parallel = vllm_config.parallel_config
     return range(parallel.local_world_size * max(1, parallel.data_parallel_size_local))
 
 
 def world(vllm_config: Any) -> tuple[int, int]:
-    """This worker's rank, tensor-parallel ranks first, and how many there are."""
+    """This worker's rank, tensor-parallel ranks first, and the number of ranks."""
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
     tp, pp = get_tp_group(), get_pp_group()

@@ -1,8 +1,4 @@
-"""What a user says in `kv_connector_extra_config`, checked.
-
-Knows the names of the settings, their defaults and what is allowed. Must never know vLLM's objects: it is
-given the dictionary.
-"""
+"""The settings of the connector, from `kv_connector_extra_config`: names, defaults, what is allowed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,9 +17,9 @@ LAYOUTS = ("HND", "NHD")
 
 @dataclass(frozen=True)
 class Shape:
-    """How an engine cuts KV: over how many tensor-parallel ranks, and into blocks of how many tokens.
+    """How an engine cuts KV: over tensor-parallel ranks, and into blocks of tokens.
 
-    Where all ranks have the same KV it is not cut over them: `Facts.cut`.
+    Where all ranks have the same KV, it is not cut over them (`Facts.cut`).
     """
 
     tp: int
@@ -32,7 +28,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Settings:
-    """What there is to say. Every field is a key of the extra configuration."""
+    """Every field is a key of the extra configuration."""
 
     node: str = NODE
     token_file: str | None = None
@@ -45,13 +41,12 @@ class Settings:
     also_read: tuple[Shape, ...] = ()
     copy_threads: int = COPY_THREADS
     profile: str | None = None
-    gate: bool = True  # False: all there is is loaded, also where computing is believed to be sooner
+    gate: bool = True  # False: everything found is loaded, even if computing would be faster
     keep_on_reset: bool = False  # True where weights never change while the engine lives
-    layout: str = "HND"  # of a block: heads before tokens, or tokens before heads
+    layout: str = "HND"  # heads before tokens in a block; NHD: tokens before heads
 
     @property
     def token(self) -> bytes:
-        """The secret that the node asks for, without a line end."""
         return read_secret("token_file", self.token_file)
 
     @property
@@ -61,16 +56,15 @@ class Settings:
 
 
 def refuse(name: str, value: object, allowed: str, where: str = SETTINGS) -> InvalidError:
-    """The error of something that is not acceptable, and who said it."""
+    """The error of a value that is not allowed."""
     return InvalidError(f"{where}: {name} is {value!r}; allowed is {allowed}")
 
 
 def settings_of(extra: Mapping[str, Any]) -> Settings:
     """Reads and checks the extra configuration of a connector."""
     names = [field.name for field in fields(Settings)]
-    unknown = sorted(set(extra) - set(names))
-    if unknown:
-        raise refuse(unknown[0], extra[unknown[0]], "only " + ", ".join(names))
+    for name in sorted(set(extra) - set(names)):
+        raise refuse(name, extra[name], "only " + ", ".join(names))
     digest = text(extra, "weights_digest", None)
     return Settings(
         node=check_socket(text(extra, "node", NODE) or NODE),
@@ -91,7 +85,7 @@ def settings_of(extra: Mapping[str, Any]) -> Settings:
 
 
 def text(extra: Mapping[str, Any], name: str, default: str | None) -> str | None:
-    """A setting that is text."""
+    """A setting that is text, or is left out."""
     value = extra.get(name, default)
     if value is not None and (not isinstance(value, str) or not value):
         raise refuse(name, value, "text that is not empty")
@@ -99,7 +93,7 @@ def text(extra: Mapping[str, Any], name: str, default: str | None) -> str | None
 
 
 def one_of(extra: Mapping[str, Any], name: str, allowed: Sequence[str]) -> str:
-    """A setting that is one of some words, the first of them unless something is said."""
+    """A setting that is one of some words. The first one is the default."""
     value = extra.get(name, allowed[0])
     if not isinstance(value, str) or value not in allowed:
         raise refuse(name, value, " or ".join(allowed))
@@ -117,7 +111,7 @@ def flag(extra: Mapping[str, Any], name: str, default: bool) -> bool:
 def number(
     extra: Mapping[str, Any], name: str, default: int, low: int, high: int, where: str = SETTINGS
 ) -> int:
-    """A setting that is a whole number, or a field of what others say."""
+    """A setting that is a whole number. Also a field of a ticket."""
     value = extra.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise refuse(name, value, f"a whole number from {low} to {high}", where)
@@ -151,7 +145,7 @@ def shapes(value: object) -> tuple[Shape, ...]:
 
 
 def shape(entry: object, where: str = SETTINGS) -> Shape:
-    """One shape. Also what a ticket says, so nothing about it is believed."""
+    """One shape. It may come from a ticket, so nothing in it is trusted."""
     if not isinstance(entry, Mapping) or set(entry) != {"tp", "block_tokens"}:
         raise refuse("also_read", entry, 'entries like {"tp": 2, "block_tokens": 16}', where)
     return Shape(

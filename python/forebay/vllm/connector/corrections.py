@@ -126,11 +126,9 @@ class Corrections:
             self.own.hits[""] += wrong
 
     def left(self, name: str) -> None:
-        """A request has ended."""
         self.over.discard(name)
 
     def take_off(self, own: Any, external: Any) -> None:
-        """Corrects statistics that are about to be given away."""
         if self.own and own is not None:
             self.own.take_off(own)
         if self.external and external is not None:

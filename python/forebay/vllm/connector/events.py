@@ -1,9 +1,8 @@
-"""vLLM's events of KV blocks: what those who follow them, routers for the most part, are told of the node.
+"""Publishes which chunks the node has, as vLLM's KV events. Routers, mostly, follow these.
 
-Knows which of vLLM's blocks a chunk holds, and what was told of it. Must never know why a chunk was stored or
-loaded. Whoever follows the events knows which of the chunks that this engine has stored or loaded the node
-has, in memory or on its disk: the node watches each chunk that is told, says at once if it is not there, and
-later when it has gone. It is told of in the step after that. Nothing waits for the node here.
+An event names the chunks that this engine has stored or loaded and that are in the node's memory or
+on its disk. The node watches each chunk that was told: it says at once if it does not have it, and
+later when it has gone. The next step publishes that. Nothing waits for the node.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,32 +20,31 @@ ASK_IDS = 2048
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk: its ids, one for each rank, and the hashes of vLLM's blocks in it."""
+    """A chunk: its id for each rank, and the hashes of vLLM's blocks in it."""
 
     ids: tuple[bytes, ...]
     hashes: tuple[Any, ...]
 
     @property
     def name(self) -> Any:
-        """The same for chunks of other shapes with the same tokens."""
+        """The same for chunks with the same tokens in other shapes."""
         return self.hashes[-1]
 
 
 class Events:
-    """What is told."""
+    """What is published, and what the node was asked to watch."""
 
     def __init__(self, node: forebay.Node, blocks: compat.Blocks, chunk_tokens: int) -> None:
-        """Nothing yet, of chunks that `node` has and that hold `blocks`."""
         self.node, self.blocks, self.chunk_tokens = node, blocks, chunk_tokens
-        # What the node has not answered yet, with the event; with none if the answer is of no use any more.
+        # Questions in flight with their events; None instead if the answer is of no use any more.
         self.asked: list[tuple[Chunk, Any]] = []
-        self.unasked: list[tuple[Chunk, Any]] = []  # what comes after it
-        self.told: dict[bytes, Chunk] = {}  # by each of its ids
-        self.shapes: dict[Any, int] = {}  # in how many shapes a chunk of this name was told
-        self.new: list[Any] = []
+        self.unasked: list[tuple[Chunk, Any]] = []  # the questions after them
+        self.told: dict[bytes, Chunk] = {}  # published chunks, by each of their ids
+        self.shapes: dict[Any, int] = {}  # by name: in how many shapes a chunk is published
+        self.new: list[Any] = []  # events since the last `take`
 
     def there(self, request: Any, ids: Sequence[Sequence[bytes]], chunks: Iterable[int]) -> None:
-        """The node has these whole chunks of a request, of which `ids` are the ids for each rank."""
+        """The node has these whole chunks of a request. `ids` are its chunk ids for each rank."""
         for number in chunks:
             chunk, event = self.event(request, ids, number)
             self.tell(chunk, event)
@@ -54,7 +52,7 @@ class Events:
         self.ask()
 
     def ask(self) -> None:
-        """Has the node watch what was told, if it has answered what it was asked before."""
+        """Has the node watch what was published, unless a question is in flight."""
         if self.asked or not self.unasked:
             return
         count = max(1, ASK_IDS // len(self.unasked[0][0].ids))
@@ -62,7 +60,7 @@ class Events:
         self.node.watch([name for chunk, _ in self.asked for name in chunk.ids])
 
     def event(self, request: Any, ids: Sequence[Sequence[bytes]], number: int) -> tuple[Chunk, Any]:
-        """A chunk and what there is to tell of it, as vLLM tells it of its own blocks."""
+        """A chunk and its event, in the form of vLLM's own."""
         start, end = number * self.chunk_tokens, (number + 1) * self.chunk_tokens
         hashes, adapter = self.blocks.hashes(request, start, end), request.lora_request
         event = BlockStored(
@@ -81,7 +79,6 @@ class Events:
         return Chunk(tuple(of_rank[number] for of_rank in ids), tuple(hashes)), event
 
     def tell(self, chunk: Chunk, event: Any) -> None:
-        """It is there."""
         if chunk.ids[0] in self.told:
             return
         self.told.update(dict.fromkeys(chunk.ids, chunk))
@@ -91,7 +88,7 @@ class Events:
             self.new.append(event)
 
     def untell(self, chunk: Chunk) -> None:
-        """It is not there, or one rank's part of it is not. It goes under the hashes that were told of it."""
+        """Publishes that a chunk, or one rank's part of it, is not there, by the hashes told before."""
         told = self.told.get(chunk.ids[0])
         if told is None:
             return
@@ -105,14 +102,13 @@ class Events:
         self.new.append(BlockRemoved(block_hashes=hashes, medium=MEDIUM_CPU, group_idx=self.blocks.group))
 
     def forget(self) -> None:
-        """None of it is found under these names any more. What the node has yet to answer tells nothing."""
+        """All KV has new names: what was published is gone, and open answers mean nothing."""
         for chunk in set(self.told.values()):
             self.untell(chunk)
         self.unasked = []
         self.asked = [(chunk, None) for chunk, _ in self.asked]
 
     def take(self) -> list[Any]:
-        """The events since this was asked last."""
         for number, names in self.node.take_watched():
             if number is not None:
                 absent, answered, self.asked = set(names or ()), self.asked, []
@@ -125,7 +121,7 @@ class Events:
                         self.untell(chunk)
                 continue
             for name in list(self.told) if names is None else names:
-                if name in self.told:  # With a chunk that is not, all of its ids are not.
+                if name in self.told:  # All ids of a chunk leave together.
                     self.untell(self.told[name])
         self.ask()
         new, self.new = self.new, []

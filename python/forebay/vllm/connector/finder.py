@@ -75,7 +75,6 @@ class Finder:
         return self.first(asked.found, 0)
 
     def first(self, found: Found, chunks: int) -> Found:
-        """The first `chunks` of what was found."""
         if chunks >= found.chunks:
             return found
         in_memory = min(found.in_memory, chunks)

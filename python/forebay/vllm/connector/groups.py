@@ -1,18 +1,15 @@
-"""Layers that have their blocks together, and which blocks of a chunk such a group must have.
+"""Groups of layers that share a block table, and which blocks of a chunk such a group must have.
 
-Knows what vLLM says of its groups, and how a table of blocks is read. Must never know what is asked for, or
-where KV is.
+With full attention a group has blocks for all tokens. With a sliding window it has them as long as
+a later token sees them; after that its table says 0, and other requests may have the blocks. Nor
+does vLLM give blocks for loaded tokens that are not seen from the end of the load. Loads end where
+chunks end. So a chunk is whole if each group has what is seen from the chunk's last token on, which
+holds in the step that computes that token. In place of earlier blocks, which nobody will ask for, a
+chunk has the bytes of its last block.
 
-With full attention a group has blocks for all tokens. With a sliding window it has them for as long as a
-token that is still to come sees them: then its table says 0 there, and the blocks are others'. vLLM gives
-none either for tokens that are loaded and not seen from where the load ends. Loads end at the ends of
-chunks, so a chunk is whole if each group has what is seen from the chunk's last token on, and this is so in
-the step that computes that token, however many tokens a step has and however small the window is. For the
-blocks before that, which nobody will ask for, a chunk has the bytes of its last block.
-
-Mamba's layers, and those of other linear attention, have no KV but a state, which says all of what came
-before. There is one where a step has ended, in the block of its last token, and no chunk has it: it is
-stored by itself, under a name of its own.
+Layers of Mamba and other linear attention have a state instead of KV, which stands for all tokens
+before it. There is one where a step has ended, in the block of its last token. It is stored by
+itself, under an id of its own.
 """
 
 import math
@@ -25,10 +22,10 @@ import numpy.typing as npt
 
 from forebay.errors import InvalidError
 
-# What a layer may keep.
+# Names of vLLM's specs for what a layer keeps.
 STATE = "MambaSpec"
 LATENT = "MLAAttentionSpec"
-# A request's blocks of such a layer: what the last step left, what this one does, and one that is a copy.
+# Blocks of a state: of the last step, of this one, and a copy.
 STATE_BLOCKS = 3
 KINDS = ("FullAttentionSpec", "SlidingWindowSpec", LATENT, STATE)
 
@@ -40,12 +37,12 @@ class Group:
     block_tokens: int
     heads: int  # KV heads that a rank has, in the first layer
     window: int | None  # tokens that a token sees, itself and those before it
-    even: bool = True  # the other layers have as many heads
-    state: bool = False  # of all tokens up to where a step ends, instead of KV of each
-    shared: bool = False  # all tensor-parallel ranks have the same
+    even: bool = True  # all layers have the same number of heads
+    state: bool = False  # its layers have states instead of KV
+    shared: bool = False  # all tensor-parallel ranks have the same KV
 
     def ends_at(self, table: Sequence[int], token: int) -> int:
-        """The block with the last one of the first `token` tokens; 0 if there is none."""
+        """The block that ends the first `token` tokens; 0 if there is none."""
         number = -(-token // self.block_tokens) - 1
         return table[number] if number < len(table) else 0
 
@@ -54,9 +51,7 @@ class Group:
         return 0 if self.window is None else max(0, token + 1 - self.window) // self.block_tokens
 
     def most(self, tokens: int, step_tokens: int) -> int:
-        """How many blocks a request of so many tokens has at most, if steps compute no more than
-        `step_tokens`.
-        """
+        """The most blocks of a request of so many tokens, in steps of up to `step_tokens`."""
         blocks = -(-tokens // self.block_tokens)
         if self.state:
             return min(STATE_BLOCKS, blocks)
@@ -65,7 +60,7 @@ class Group:
         return min(blocks, -(-(self.window - 1 + step_tokens) // self.block_tokens) + 1)
 
     def wanted(self, table: Sequence[int], start: int, end: int, held: int) -> npt.NDArray[np.int32]:
-        """The blocks of tokens from `start` to `end`; -1 where there are none and for the first `held`."""
+        """The blocks to load for `start` to `end`; -1 where there is none and for the `held` tokens."""
         first, last = start // self.block_tokens, -(-end // self.block_tokens)
         blocks = np.full(last - first, -1, dtype=np.int32)
         there = np.array(table[first:last], dtype=np.int32)
@@ -76,9 +71,9 @@ class Group:
     def kept(
         self, table: Sequence[int], start: int, end: int, chunk_tokens: int, computed: int
     ) -> npt.NDArray[np.int32] | None:
-        """The blocks of the chunks from token `start` to `end`, nothing if one of them is not whole any more.
+        """The blocks to store for `start` to `end`; None if one of the chunks is not whole any more.
 
-        What is not seen from token `computed` on may be others' by now.
+        Other requests may have the blocks that are not seen from token `computed` on.
         """
         first, last = start // self.block_tokens, -(-end // self.block_tokens)
         blocks = np.array(table[first:last], dtype=np.int32)
@@ -96,7 +91,7 @@ class Group:
 
 
 def groups_of(kv_cache_config: Any) -> tuple[Group, ...]:
-    """The groups of a model, if they are of a kind that can be stored."""
+    """The groups of a model. Refuses kinds that cannot be stored."""
     groups = tuple(group_of(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups)
     if groups and all(group.state for group in groups):
         raise InvalidError(f"all layers of the model keep {STATE}; allowed are models with attention too")
@@ -121,7 +116,7 @@ def group_of(spec: Any) -> Group:
 
 
 def refuse_other_states(layers: list[Any]) -> None:
-    """Allows only states that are in a block of their own where a step ends, and stay as they are there."""
+    """Allows only states that stay unchanged in a block of their own where a step ends."""
     for layer in layers:
         if layer.mamba_cache_mode != "align":
             raise InvalidError(
@@ -135,7 +130,7 @@ def refuse_other_states(layers: list[Any]) -> None:
 
 
 def layers_of(spec: Any) -> list[Any]:
-    """What the layers of a group keep. One says it for all, unless they differ."""
+    """The specs of a group's layers. There is one for all, unless they differ."""
     return list(getattr(spec, "kv_cache_specs", {}).values()) or [spec]
 
 
@@ -146,13 +141,13 @@ def heads_of(spec: Any, name: str) -> int:
 
 
 def block_tokens_of(groups: Sequence[Group]) -> int:
-    """Tokens that are whole blocks in each group. vLLM's own cache holds multiples of them."""
+    """Tokens that are whole blocks in each group. vLLM's own cache holds multiples of it."""
     return math.lcm(*(group.block_tokens for group in groups))
 
 
 def fail_as_one(groups: Sequence[Group]) -> bool:
-    """Whether a load that fails has failed from its first token on.
+    """Whether a load that fails has failed as a whole.
 
-    Blocks of a window are given for where a load ends. A load that ends sooner would need others.
+    vLLM gives blocks of a window for the end of a load. A load that ends sooner would need others.
     """
     return len(groups) > 1 or any(group.window is not None for group in groups)

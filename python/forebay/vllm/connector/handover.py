@@ -1,8 +1,7 @@
-"""Prefill here, decode there: the parameters that a proxy carries from one to the other.
+"""The parameters that a proxy carries from a prefiller to a decoder: `kv_transfer_params`.
 
-Knows the fields of `kv_transfer_params`. Those of NIXL's connector are filled in, so that proxies written
-for it work; what they say of blocks is not used, since the decoder asks its own node for chunks. Nothing
-that comes in is believed.
+The fields of NIXL's connector are filled in, so that proxies written for it work. What they say of
+blocks is not used: the decoder asks its own node for chunks. Nothing that comes in is trusted.
 """
 
 import socket
@@ -20,25 +19,25 @@ OURS = "forebay"
 
 @dataclass(frozen=True)
 class Ticket:
-    """What the prefiller has stored: the first tokens of the prompt, cut in its shape."""
+    """What the prefiller stores: the first tokens of the prompt, in its shape."""
 
     tokens: int
     shape: Shape
 
 
 def is_prefill(params: Mapping[str, Any] | None) -> bool:
-    """Whether somebody else will decode."""
+    """Whether another engine will decode."""
     return isinstance(params, Mapping) and bool(params.get("do_remote_decode"))
 
 
 def ticket_of(params: Mapping[str, Any] | None, prompt_tokens: int, facts: Facts) -> Ticket | None:
     """What the parameters promise; `InvalidError` if this engine cannot use it."""
     if not isinstance(params, Mapping) or not params.get("do_remote_prefill"):
-        return None  # A client may have vLLM pass on anything: `vllm_xargs`.
+        return None  # A client may pass anything here (`vllm_xargs`).
     said = params.get(OURS)
     if said is None:  # A proxy that passes on only the fields it knows.
         if facts.resets:
-            return None  # Nobody else has the names that this engine has since then.
+            return None  # No other engine has the names of this one since its reset.
         tokens = prompt_tokens - facts.has_states
         return Ticket(tokens, facts.shape) if tokens else None
     if not isinstance(said, Mapping) or said.get("version") != VERSION:

@@ -109,11 +109,9 @@ class CostModel:
         self.add_queued(load, 1)
 
     def load_ended(self, load: Loading) -> None:
-        """A load has ended."""
         self.add_queued(load, -1)
 
     def add_queued(self, load: Loading, sign: int) -> None:
-        """Adds a load's bytes to those that are being loaded, or takes them off."""
         for tier, chunks in load.tiers.items():
             self.queued[tier] += sign * chunks * self.facts.chunk_bytes
 

@@ -112,7 +112,6 @@ class Matcher:
         return asked
 
     def is_whole(self, promised: Found, answers: list[Found]) -> bool:
-        """Whether all that was promised is there."""
         found, *state = answers
         return found.tokens == promised.tokens and all(answer.chunks for answer in state)
 
@@ -140,7 +139,6 @@ class Matcher:
         return waited_s >= self.settings.handover_wait_s
 
     def promised(self, tracked: TrackedRequest) -> Found:
-        """What a ticket promises."""
         ticket, size = tracked.ticket, self.facts.chunk_tokens
         assert ticket is not None
         prompt = tracked.request.all_token_ids[: tracked.request.num_prompt_tokens]
@@ -152,7 +150,6 @@ class Matcher:
         return Found(ticket.shape, ids.with_tail(prompt[:covered], whole), covered)
 
     def namespaces(self, tracked: TrackedRequest, shape: Shape) -> list[bytes]:
-        """The namespaces of a request's chunks that an engine of that shape has stored."""
         digest = tracked.adapter.digest if tracked.adapter is not None else None
         return self.facts.namespaces(tracked.request.cache_salt, shape, digest)
 

@@ -1,7 +1,7 @@
-"""What in a prompt is no text: images, audio and video, where they are, and a name for what is in them.
+"""Images, audio and video in a prompt: where they are, and a name for what they show.
 
-Knows what vLLM says of them with a request, and which of it can be believed: vLLM's own hash of a content. A
-prompt's tokens do not tell two images apart. Must never know blocks, nor where KV is.
+A prompt's tokens do not tell two images apart, so their names enter the chunk ids. Only vLLM's own
+hash of a content is trusted as its name.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from typing import Any
 from forebay.errors import InvalidError
 from forebay.vllm.connector.weights import folder_of
 
-# vLLM's hashes of contents. Other names may stand for something else in another life of an engine.
+# vLLM's hashes of contents. Other names may mean something else when the engine is restarted.
 HASH = re.compile(r"[0-9a-f]{64}(?:[0-9a-f]{64})?")
-# Of an engine's settings: what becomes of a content before the model sees it. vLLM's hashes leave them out.
+# Settings that change a content before the model sees it. vLLM's hashes leave them out.
 SETTINGS = (
     "media_io_kwargs",
     "mm_processor_kwargs",
@@ -31,7 +31,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Item:
-    """An image, say."""
+    """One image, sound or video."""
 
     content: str
     first: int  # of its tokens
@@ -40,25 +40,24 @@ class Item:
 
 @dataclass(frozen=True)
 class Media:
-    """What a request has of it, by the engine's way to see such things."""
+    """The media of a request."""
 
-    seen: bytes
+    seen: bytes  # how the engine sees contents (`way_to_see`)
     items: tuple[Item, ...]  # in the order in which they begin
 
     @cached_property
     def firsts(self) -> list[int]:
-        """Where they begin."""
         return [item.first for item in self.items]
 
     @cached_property
     def reached(self) -> list[int]:
-        """Where the last one of those up to each ends: sound may lie within the video that it belongs to."""
+        """The end of each item and of those before it: sound may lie within its video."""
         return list(accumulate((item.first + item.tokens for item in self.items), max))
 
     def within(self, start: int, end: int) -> bytes:
-        """32 bytes for what the tokens from `start` to `end` show a part of; none if they are all text."""
+        """32 bytes for what the tokens from `start` to `end` show; empty if they are all text."""
         digest, found = hashlib.sha256(self.seen), False
-        # Of thousands that a prompt may have, a chunk is asked about a few.
+        # A prompt may have thousands of items, and a chunk touches a few.
         near = slice(bisect_right(self.reached, start), bisect_left(self.firsts, end))
         for item in self.items[near]:
             if start < item.first + item.tokens:
@@ -71,7 +70,7 @@ TEXT = Media(b"", ())
 
 
 def media_of(request: Any, seen: bytes | None) -> Media | None:
-    """What a request has of it. None: it has some that has no sure name."""
+    """The media of a request. None: some of it has no name that can be trusted."""
     if not request.mm_features:
         return TEXT
     if seen is None or not all(HASH.fullmatch(feature.identifier or "") for feature in request.mm_features):
@@ -86,8 +85,8 @@ def media_of(request: Any, seen: bytes | None) -> Media | None:
 def way_to_see(model: Any) -> bytes | None:
     """32 bytes for all that a model's view of a content depends on, beside weights.
 
-    None: it takes no contents, it is not known how, or the tokens of one see those behind them: what a chunk
-    holds would follow from what comes after it.
+    None: it takes no contents, how is not known, or tokens of a content see later ones, so that a
+    chunk would depend on what follows it.
     """
     settings = getattr(model, "multimodal_config", None)
     if settings is None or getattr(model, "is_mm_prefix_lm", True):

@@ -1,7 +1,6 @@
-"""What the two halves tell each other with every step.
+"""The messages between the two halves of the connector in every step.
 
-Knows the shape of these messages. Must never know why something is loaded or stored. They are pickled
-between processes, so they hold ids and arrays and no objects of vLLM.
+They are pickled between processes, so they hold ids and arrays and no objects of vLLM.
 """
 
 from dataclasses import dataclass, field
@@ -22,12 +21,12 @@ Stored: TypeAlias = tuple[bytes, bytes | None, int]
 
 @dataclass
 class Load:
-    """Chunks that go into pages of a request."""
+    """Chunks to load into pages of a request."""
 
     job: int
     request: str
     sources: list[list[Source]]  # for each rank
-    pages: Pages  # for each group, of all blocks from the first chunk's first token on; -1: is there already
+    pages: Pages  # for each group, from the first chunk on; -1: is there already
     tokens: int  # that the chunks hold
     source_page_tokens: int | None
     layerwise: bool
@@ -37,10 +36,10 @@ class Load:
 
 @dataclass
 class Store:
-    """Consecutive chunks that are in pages of a request, or a state, which is as one chunk of one token."""
+    """Consecutive chunks of a request to store, or a state, which is as a chunk of one token."""
 
     job: int
-    chunks: list[list[Stored]]  # for each rank; none where another one has the same
+    chunks: list[list[Stored]]  # for each rank; empty where another one stores the same
     pages: Pages
     state: bool = False
 
@@ -54,18 +53,18 @@ class Step(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there when
     loads: list[Load] = field(default_factory=list)
     early: bool = False  # the step waits for loads, which may begin before vLLM prepares it
     stores: list[Store] = field(default_factory=list)
-    flush: list[int] = field(default_factory=list)  # stores that must be quiet before anything is computed
-    sent: dict[str, list[int]] = field(default_factory=dict)  # requests that end when these stores are quiet
+    flush: list[int] = field(default_factory=list)  # stores that must end before anything is computed
+    sent: dict[str, list[int]] = field(default_factory=dict)  # finished requests, and stores to wait for
     timed: bool = False  # the scheduler wants to know when it has ended
 
 
-# A step that computes and in which nothing moves. Nobody writes to it.
+# A step that computes and moves nothing. Nobody writes to it.
 NOTHING = Step(0, idle=False)
 
 
 @dataclass
 class Ended:
-    """How a load ended, of as many workers as said so."""
+    """How a load ended at this many workers."""
 
     workers: int
     tokens: int  # that may be used, from the first chunk on
@@ -73,10 +72,10 @@ class Ended:
 
 @dataclass
 class Kept:
-    """How a store ended, of as many workers as said so."""
+    """How a store ended at this many workers."""
 
     workers: int
-    missing: set[int] = field(default_factory=set)  # places of chunks that the node lacks
+    missing: set[int] = field(default_factory=set)  # places of chunks that the node did not take
 
 
 @dataclass
@@ -89,7 +88,7 @@ class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is not th
     rates: list[Rate] = field(default_factory=list)  # what loads have taken
 
     def aggregate(self, other: "Report") -> "Report":
-        """Both together. A load is as good as it is where it is worst."""
+        """Both together. A load is worth its worst worker."""
         loads = dict(self.loads)
         for job, ended in other.loads.items():
             mine = loads.get(job, Ended(0, ended.tokens))

@@ -1,7 +1,7 @@
-"""From a configuration of vLLM to namespaces: everything besides the tokens that the bytes of KV depend on.
+"""Makes namespaces from vLLM's configuration: all that the bytes of KV depend on besides tokens.
 
-Knows vLLM's configuration objects. Must never know tokens, requests or where KV is. When in doubt two
-engines differ: that costs a miss, a false match would cost a wrong answer.
+In doubt two engines have different namespaces: that costs a miss, while a false match would cost a
+wrong answer. What could make KV wrong is refused.
 """
 
 import hashlib
@@ -22,17 +22,17 @@ from forebay.vllm.connector.groups import LATENT, STATE, Group, block_tokens_of,
 from forebay.vllm.connector.media import way_to_see
 from forebay.vllm.connector.weights import digest_of_weights
 
-# Of a model's configuration: says who wrote it, not what it computes.
+# Fields of a model's configuration that say who wrote it, not what it computes.
 VOLATILE = ("_name_or_path", "transformers_version")
-# More ranks than so many times the KV heads are not believed in: the chunks of each have to be named.
+# At most so many ranks per KV head: the chunks of each rank have to be named.
 RANKS_AT_MOST = 4
-# Namespaces of salts and adapters that requests bring are kept this many.
+# Namespaces of requests' salts and adapters: so many are kept.
 SALTS_KEPT = 256
 
 
 @dataclass
 class Facts:
-    """What is true of all KV of an engine, of whatever rank and shape. The salt may become another one."""
+    """What is the same for all KV of an engine. A reset changes the salt."""
 
     weights: bytes
     dtype: str
@@ -48,12 +48,12 @@ class Facts:
     state_bytes: int  # of one rank, 0 if no layer has states
     on_cpu: bool
     groups: tuple[Group, ...]
-    media: bytes | None  # how images and the like become KV; None: KV of such prompts is left alone
+    media: bytes | None  # how images and the like become KV; None: such prompts are left alone
     keys: dict[tuple[str | None, Shape, bytes | None], list[bytes]] = field(
         default_factory=dict, compare=False
     )
     layout: str = "HND"
-    resets: int = 0  # after so many KV has the names that it has now
+    resets: int = 0
 
     @property
     def has_windows(self) -> bool:
@@ -62,15 +62,13 @@ class Facts:
 
     @property
     def has_states(self) -> bool:
-        """Whether some layers have states instead of KV."""
         return any(group.state for group in self.groups)
 
     def cut(self, shape: Shape) -> Shape:
-        """How engines of that shape cut KV. With MLA all ranks have the same: it is not cut over them."""
+        """How engines of that shape cut KV. With MLA all ranks have the same, so it is not cut."""
         return replace(shape, tp=1) if all(group.shared for group in self.groups) else shape
 
     def namespaces(self, request_salt: str | None, shape: Shape, adapter: bytes | None = None) -> list[bytes]:
-        """The namespace of each rank of engines of that shape, pipeline stages outermost."""
         found = self.keys.get((request_salt, shape, adapter))
         if found is None:
             if len(self.keys) >= SALTS_KEPT:
@@ -84,8 +82,8 @@ class Facts:
         return found
 
     def forget(self) -> None:
-        """From now on KV has names that nobody has used: what was stored until now is not found any more."""
-        # Not longer with each reset: engines that are trained with have one every few seconds.
+        """Gives KV new names, so that what was stored until now is not found any more."""
+        # The salt must not grow: in training, an engine has a reset every few seconds.
         self.salt = hashlib.sha256(self.salt + os.urandom(32)).digest()
         self.keys.clear()
         self.resets += 1
@@ -93,7 +91,6 @@ class Facts:
     def key(
         self, request_salt: str | None, shape: Shape, tp: int, pp: int, adapter: bytes | None = None
     ) -> bytes:
-        """The namespace of one rank."""
         salt = self.salt
         if request_salt is not None:
             salt += hashlib.sha256(b"request " + request_salt.encode()).digest()
@@ -112,7 +109,7 @@ class Facts:
         )
 
     def identity(self) -> str:
-        """Digits that are equal where engines can read each other's chunks, given each other's shape."""
+        """Equal for engines that can read each other's chunks, given each other's shape."""
         return hashlib.sha256(self.key(None, Shape(1, 1), 0, 0)).hexdigest()[:32]
 
 
@@ -142,7 +139,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
             "computed in": str(model.dtype),
             "quantization": str(model.quantization),
             "kv heads": str(model.get_total_num_kv_heads()),
-            # With a drafter's, which are in the same chunks.
+            # Those of a drafter are in the same chunks.
             "layers": str([len(group.layer_names) for group in kv_cache_config.kv_cache_groups]),
             "longest": longest_of(model),
             **attention_of(vllm_config, kv_cache_config),
@@ -172,31 +169,31 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
 
 
 def heads_to_cut(heads: int, ranks: int, layout: str) -> int:
-    """In how many parts KV can be cut by heads. With tokens before them a rank's heads are one."""
+    """Into how many parts heads can be cut. With tokens before heads, a rank's heads are one part."""
     return heads if layout == "HND" else min(heads, ranks)
 
 
 def longest_of(model: Any) -> str:
-    """The longest prompt that is taken. Models with LongRoPE turn all positions by it, and others might.
+    """The longest prompt. With LongRoPE, and maybe others, all positions depend on it.
 
-    Where vLLM finds a length that fits, the model was made before, for its own.
+    If vLLM fits the length to the memory, the model was made before that, for its own length.
     """
     fitted = getattr(model, "original_max_model_len", None) == -1
     return "fitted" if fitted else str(model.max_model_len)
 
 
 def of_tenant(tenant: int) -> bytes:
-    """Of a salt: a tenant finds what others have, and the node lends it none of that."""
+    """What a tenant adds to the salt, so that it does not look up the KV of others."""
     return hashlib.sha256(b"tenant %d" % tenant).digest() if tenant else b""
 
 
 def heads_of_model(model: Any, spec: Any) -> int:
-    """KV heads of a layer, all ranks together. MLA keeps one, whatever the number that it computes."""
+    """KV heads of a layer over all ranks. MLA keeps one."""
     return 1 if type(spec).__name__ == LATENT else int(model.get_total_num_kv_heads())
 
 
 def attention_of(vllm_config: Any, kv_cache_config: Any) -> dict[str, str]:
-    """What the bytes of layers depend on. How they are cut into blocks is said where that differs."""
+    """What the bytes of layers depend on. Block sizes are part of it where they differ."""
     groups = [layers_of(group.kv_cache_spec)[0] for group in kv_cache_config.kv_cache_groups]
     said = [layer_of(vllm_config, spec) for spec in groups]
     if len(said) == 1:
@@ -220,13 +217,13 @@ def layer_of(vllm_config: Any, spec: Any) -> dict[str, str]:
 
 
 def unquantized_of(cache_config: Any) -> dict[str, str]:
-    """Which layers have elements of the model's own format beside FP8 ones, if that was asked for."""
+    """The layers that keep the model's own format beside FP8 ones, if any."""
     layers = sorted(getattr(cache_config, "kv_cache_dtype_skip_layers", ()))
     return {"unquantized": str(layers)} if layers else {}
 
 
 def stages_of(model: Any, stages: int) -> dict[str, str]:
-    """Which layers each pipeline stage has. `VLLM_PP_LAYER_PARTITION` cuts them as it likes."""
+    """Which layers each pipeline stage has. `VLLM_PP_LAYER_PARTITION` may change that."""
     if stages == 1:
         return {}
     layers = model.get_total_num_hidden_layers()
@@ -234,9 +231,7 @@ def stages_of(model: Any, stages: int) -> dict[str, str]:
 
 
 def page_bytes_of(group: Any) -> int:
-    """Bytes of a block of all layers of a group. A state's block may have room behind it, which is not
-    counted.
-    """
+    """Bytes of a block of all layers of a group, without padding behind states."""
     layers = [
         replace(layer, page_size_padded=None) if type(layer).__name__ == STATE else layer
         for layer in layers_of(group.kv_cache_spec)
@@ -248,7 +243,7 @@ def page_bytes_of(group: Any) -> int:
 def refuse_shape(what: str, theirs: Shape, facts: Facts) -> None:
     """Refuses chunks of a shape that cannot be cut as this engine needs them.
 
-    Pages of GPUs hold each token of a head in one piece. Those of CPUs do not: no other block size there.
+    On GPUs a page holds each token of a head in one piece, on CPUs not: there block sizes must match.
     """
     mine = facts.shape
     if facts.has_states and theirs != mine:
@@ -310,7 +305,7 @@ def chunk_tokens_of(settings: Settings, groups: Sequence[Group]) -> int:
 
 
 def refuse_what_is_not_supported(vllm_config: Any) -> None:
-    """Says at the start what would otherwise be a wrong byte later."""
+    """Refuses settings that would make KV wrong."""
     parallel = vllm_config.parallel_config
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         raise InvalidError(
@@ -326,7 +321,7 @@ def refuse_what_is_not_supported(vllm_config: Any) -> None:
 
 
 def refuse_finer_hits(cache_config: Any) -> None:
-    """States are where blocks end."""
+    """Refuses hits within a block: states are where blocks end."""
     unit = getattr(cache_config, "prefix_match_unit", None)
     if unit not in (None, cache_config.block_size):
         raise InvalidError(
@@ -336,9 +331,7 @@ def refuse_finer_hits(cache_config: Any) -> None:
 
 
 def refuse_early_zeroing(vllm_config: Any, device: str) -> None:
-    """The V2 model runner zeroes blocks for states before connectors hear that others have them now: stores
-    that still read them would keep zeros.
-    """
+    """Refuses the V2 model runner with states: it zeroes blocks that stores may still read."""
     if device == "cuda" and getattr(vllm_config, "use_v2_model_runner", False):
         raise InvalidError(
             f"the V2 model runner is used for a model with {STATE}; allowed is VLLM_USE_V2_MODEL_RUNNER=0"
@@ -346,21 +339,18 @@ def refuse_early_zeroing(vllm_config: Any, device: str) -> None:
 
 
 def whole_of(vllm_config: Any) -> Any:
-    """The engine's configuration, which names a MultiConnector where its connectors' own name themselves."""
+    """The engine's configuration. Under a MultiConnector, `vllm_config` is that of one connector."""
     return get_current_vllm_config_or_none() or vllm_config
 
 
 def is_alone(vllm_config: Any) -> bool:
-    """Whether no other connector is told of a step before ours, or behind it."""
+    """Whether ours is the engine's only connector."""
     whole = whole_of(vllm_config)
     return bool(whole.kv_transfer_config.kv_connector == vllm_config.kv_transfer_config.kv_connector)
 
 
 def refuse_another_policy(vllm_config: Any) -> None:
-    """Under a MultiConnector the engine goes by that one's policy, while each of its connectors sees its own.
-
-    Workers' halves see both: vLLM makes them while the whole configuration is the current one.
-    """
+    """Refuses another failure policy than that of a MultiConnector, which the engine goes by."""
     whole = whole_of(vllm_config)
     mine = vllm_config.kv_transfer_config.kv_load_failure_policy
     engines = whole.kv_transfer_config.kv_load_failure_policy

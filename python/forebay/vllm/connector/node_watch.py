@@ -30,7 +30,6 @@ class NodeWatch:
         self.since_s = self.looked_s = clock()
 
     def look(self) -> None:
-        """Writes a line if the connection has come or gone since the last time."""
         now = self.clock()
         if now - self.looked_s < LOOK_EVERY_S:
             return

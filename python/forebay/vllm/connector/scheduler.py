@@ -183,7 +183,6 @@ class SchedulerHalf:
         return tokens, in_background
 
     def may_load(self, request: Any) -> bool:
-        """Whether to look for KV of a request at all."""
         is_known = request.request_id in self.tracked
         # One token is computed anyway. If none were, vLLM would ask again after the load, for ever.
         return is_known and self.loads_kv and request.num_tokens > 1 and not request.skip_reading_prefix_cache
@@ -442,14 +441,12 @@ class SchedulerHalf:
         self.quiet_steps = nearest - 1
 
     def note_begun(self, names: Iterable[str]) -> None:
-        """Requests compute for the first time, or again."""
         for name in names:
             tracked = self.tracked.get(name)
             if tracked is not None and tracked.request.num_computed_tokens > tracked.begun:
                 tracked.gap = True  # Another connector loaded the rest, which cannot be verified here.
 
     def extend_blocks(self, cached: Any) -> None:
-        """Running requests got more blocks."""
         for name, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if new is None or name in cached.resumed_req_ids:
                 continue  # `blocks_allocated` had the whole table of a resumed request.
@@ -473,7 +470,6 @@ class SchedulerHalf:
         return self.facts.chunk_tokens - computed % self.facts.chunk_tokens
 
     def plan_stores(self, tracked: TrackedRequest, step: Step) -> None:
-        """Plans the stores that there is room for."""
         tracked.computed = tracked.request.num_computed_tokens
         store = self.stores.plan(tracked, self.last_job + 1)
         if store is not None:
@@ -515,7 +511,6 @@ class SchedulerHalf:
         return min((job for job, load in self.loading.items() if load.layerwise), default=sys.maxsize)
 
     def departed_requests(self) -> list[tuple[str, step_recovery.Tables]]:
-        """What `note_departure` remembers."""
         return [(name, tables) for _, name, tables in self.departures]
 
     def step_ended(self, report: Report | None) -> None:
@@ -586,7 +581,6 @@ class SchedulerHalf:
         return not self.loading
 
     def close(self) -> None:
-        """Releases everything, and closes the connection to the node."""
         for load in self.loading.values():
             for hold in load.holds:
                 hold.release()

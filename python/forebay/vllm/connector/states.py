@@ -1,7 +1,7 @@
-"""States beside KV, in a worker: where they lie, and a cache for both.
+"""States beside KV, in a worker: where they lie, and one cache for both.
 
-Knows how vLLM lays a state out in its block, and that a load of both ends with the later of the two. Must
-never know requests. To `forebay.PagedCache` a state is a chunk of one token whose page is the block.
+It knows how vLLM lays a state out in its block. To `forebay.PagedCache` a state is a chunk of one
+token whose page is the block. A load of both ends with the later of the two.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,12 +12,12 @@ import forebay
 from forebay.errors import ForebayError, InvalidError
 from forebay.vllm.connector.metadata import Rate
 
-# Of a cache's counters, those of what ends as one: KV's cache counts it.
+# Counters of loads, which KV's cache counts for both.
 AS_ONE = ("loads", "loads_short", "loads_under_way", "load_us", "layers_late", "bubble_us")
 
 
 def place_of(name: str, parts: Sequence[Any], blocks: int, group: int) -> tuple[int, int, int, int, int]:
-    """Where a layer's states lie: its parts one behind the other in each block, maybe with room behind."""
+    """Where a layer's states lie: in each block its parts in sequence, maybe with room behind them."""
     first, end = parts[0], parts[0].data_ptr()
     stride_bytes = first.stride(0) * first.element_size()
     for part in parts:
@@ -32,7 +32,7 @@ def place_of(name: str, parts: Sequence[Any], blocks: int, group: int) -> tuple[
 
 
 def parts_of(states: Any) -> Sequence[Any]:
-    """The tensors of a layer's states. Newer versions give all parts of them as one of bytes."""
+    """The tensors of a layer's states. Newer versions give one tensor of bytes."""
     return states if isinstance(states, list | tuple) else [states]
 
 
@@ -42,10 +42,9 @@ def open_states(
     blocks: int,
     open_cache: Callable[..., forebay.PagedCache],
 ) -> forebay.PagedCache:
-    """A cache of the states of the layers of each group."""
+    """A cache of the states of each group's layers."""
     layers = [(name, number) for number, of_group in enumerate(names) for name in of_group if name in tensors]
-    absent = set(range(len(names))) - {number for _, number in layers}
-    if absent:
+    if len({number for _, number in layers}) < len(names):
         raise InvalidError(
             "this rank has no layer of a group with states; allowed are pipeline stages with layers of each"
         )
@@ -57,28 +56,26 @@ def open_states(
 class Half:
     """What is known of a load of both."""
 
-    kv: tuple[int, str | None] | None = None  # tokens that may be used, why it is not all
-    state: str | None = None  # why it did not come
+    kv: tuple[int, str | None] | None = None  # tokens that may be used, and why it is not all
+    state: str | None = None  # why the state did not come
     state_ended: bool = False
 
 
 class WithStates:
-    """A cache of KV and one of states, as one. Their stores differ in numbers, a load of both has one."""
+    """A cache of KV and one of states, as one. A load of both has one number; stores differ."""
 
     def __init__(self, kv: forebay.PagedCache, states: forebay.PagedCache) -> None:
-        """Of these two."""
         self.kv, self.states = kv, states
         self.halves: dict[int, Half] = {}
 
     @property
     def is_connected(self) -> bool:
-        """Whether both have found the node."""
         return self.kv.is_connected and self.states.is_connected
 
     def load(
         self, job: int, sources: Any, pages: Any, *, state: bytes, state_pages: Any, stream: int, **more: Any
     ) -> None:
-        """Begins to load KV, and the state at the end of it."""
+        """Starts to load KV and the state at its end."""
         self.kv.load(job, sources, pages, stream=stream, **more)
         half = self.halves[job] = Half()
         try:
@@ -87,7 +84,6 @@ class WithStates:
             half.state, half.state_ended = str(error), True
 
     def store(self, job: int, chunks: Any, pages: Any, *, stream: int, state: bool) -> None:
-        """Begins to store chunks, or a state."""
         cache = self.states if state else self.kv
         cache.store(job, chunks, pages, stream=stream)
 
@@ -109,36 +105,34 @@ class WithStates:
         return ended, stores + more
 
     def take_measured(self) -> list[Rate]:
-        """What loads of KV took. A state is small beside it, and would say more of latency."""
+        """What loads of KV took. A state is small, so its time would tell of latency."""
         self.states.take_measured()
         return self.kv.take_measured()
 
     def take_bubbles(self) -> list[tuple[int, float, int]]:
-        """No step waits for a load of both."""
+        """KV's alone: no step waits for a load of both."""
         return self.kv.take_bubbles()
 
-    def wait_layer(self, layer: int, stream: int = 0) -> None:
-        """No load of both is layer by layer."""
+    # No load of both is layer by layer.
 
-    def wait_loads(self, stream: int = 0) -> None:
-        """The same."""
+    def wait_layer(self, layer: int, stream: int = 0) -> None: ...
+
+    def wait_loads(self, stream: int = 0) -> None: ...
 
     def wait_loaded(self, jobs: Sequence[int], limit_s: float | None = None) -> bool:
-        """Waits until none of these loads is under way, as long for either half."""
+        """Waits until none of these loads is in flight, up to the limit for each half."""
         return self.kv.wait_loaded(jobs, limit_s) and self.states.wait_loaded(jobs, limit_s)
 
     def wait_stored(self, jobs: Sequence[int], limit_s: float | None = None) -> bool:
-        """Waits until none of these stores is under way, as long for chunks as for states."""
         return self.kv.wait_stored(jobs, limit_s) and self.states.wait_stored(jobs, limit_s)
 
     def stats(self) -> dict[str, int]:
-        """What was counted of both. A load of both is one."""
+        """The counters of both. A load of both counts once."""
         states = self.states.stats()
         return {
             name: count + (0 if name in AS_ONE else states[name]) for name, count in self.kv.stats().items()
         }
 
     def close(self) -> None:
-        """Nothing touches the cache any more when this returns."""
         self.kv.close()
         self.states.close()

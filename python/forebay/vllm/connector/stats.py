@@ -1,7 +1,6 @@
-"""What is counted, and how vLLM gets to see it: in its log and as Prometheus metrics.
+"""The connector's counters and histograms, as vLLM shows them in its log and to Prometheus.
 
-Knows names of counters and of what is told one by one. Counters only grow, so adding up is all there is to do
-with them; of the others every value is kept until Prometheus has it.
+Counters are added up. Values of histograms are all kept until Prometheus has them.
 """
 
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.v1.metrics.utils import create_metric_per_engine
 
-# What there is to count, and what it means. The scheduler's half counts the first, the workers the others.
+# Counters and what they mean: first those of the scheduler's half, then those of the workers.
 COUNTERS = {
     "requests_left_alone": "Requests whose KV depends on more than tokens and salt",
     "tokens_memory": "Tokens of chunks to be loaded that were in the node's memory",
@@ -37,7 +36,7 @@ COUNTERS = {
     "bytes_stored": "Bytes that were stored",
 }
 
-# What is told one by one, what it means, and where its buckets end.
+# Histograms, what they mean, and where their buckets end.
 HISTOGRAMS = {
     "load_bubble_seconds": (
         "Seconds that a step waited for layers of a load, for each load that steps wait for, of each worker",
@@ -47,14 +46,12 @@ HISTOGRAMS = {
 
 
 class Deltas:
-    """Turns totals into what came on top."""
+    """Turns totals into what was added to them."""
 
     def __init__(self) -> None:
-        """Since the beginning."""
         self.seen: dict[str, int | float] = {}
 
     def take(self, totals: Mapping[str, int | float]) -> "Stats | None":
-        """What came on top since the last time."""
         data = {name: totals[name] - self.seen.get(name, 0) for name in COUNTERS if name in totals}
         self.seen.update(totals)
         grown = {name: more for name, more in data.items() if more > 0}
@@ -62,23 +59,20 @@ class Deltas:
 
 
 class Counts:
-    """What a half counts itself."""
+    """The counters of the scheduler's half."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self.totals: dict[str, int | float] = {}
         self.deltas = Deltas()
         self.grown = False
 
     def add(self, name: str, count: int | float = 1) -> None:
-        """Counts."""
         self.totals[name] = self.totals.get(name, 0) + count
         self.grown = True
 
     def take(self) -> "Stats | None":
-        """What was counted since the last time."""
         if not self.grown:
-            return None  # As after nearly every step.
+            return None  # As in most steps.
         self.grown = False
         return self.deltas.take(self.totals)
 
@@ -89,11 +83,9 @@ class Stats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not there when t
     data: dict[str, Any]  # numbers of `COUNTERS`, lists of them of `HISTOGRAMS`
 
     def reset(self) -> None:
-        """Begins again."""
         self.data = {}
 
     def aggregate(self, other: "Stats") -> "Stats":
-        """Both together."""
         for name, more in other.data.items():
             self.data[name] = self.data[name] + more if name in self.data else more
         return self
@@ -103,12 +95,11 @@ class Stats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not there when t
         return {name: self.data[name] for name in COUNTERS if name in self.data}
 
     def is_empty(self) -> bool:
-        """Whether nothing was counted."""
         return not self.data
 
 
 def with_values(stats: Stats | None, name: str, values: list[float]) -> Stats | None:
-    """The same, with what is told one by one, if there is any."""
+    """Adds values of a histogram, if there are any."""
     if not values:
         return stats
     return Stats({**(stats.data if stats is not None else {}), name: values})
@@ -118,7 +109,6 @@ class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM is not 
     """Each counter and histogram as `vllm:forebay_<name>`."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], labelvalues: Any) -> None:
-        """Registers them."""
         super().__init__(vllm_config, metric_types, labelnames, labelvalues)
         self.counters = {}
         for name, text in COUNTERS.items():
@@ -134,7 +124,6 @@ class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM is not 
             self.histograms[name] = create_metric_per_engine(histogram, labelvalues)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Adds an interval."""
         for name, counted in transfer_stats_data.items():
             if name in self.counters:
                 self.counters[name][engine_idx].inc(counted)

@@ -1,9 +1,8 @@
-"""How a step is undone that computed from a load which failed: its requests are preempted and start over.
-Those that have left meanwhile leave nothing in vLLM's cache.
+"""Undoes a step that computed from a load which failed: its requests are preempted and start over.
 
-Knows vLLM's scheduler from within, and how steps are counted that were scheduled before their tokens are
-known. Why, and what else was thought of: `docs/decisions/014-a-failed-step-is-a-preemption.md`. Must never
-know why a load failed.
+Requests that have left meanwhile leave nothing wrong in vLLM's cache. This file patches vLLM's
+scheduler, and knows how vLLM counts steps that were scheduled before their tokens are known. The
+reasons are in `docs/decisions/014-a-failed-step-is-a-preemption.md`.
 """
 
 import inspect
@@ -11,29 +10,36 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
+from vllm.logger import init_logger
+
+from forebay._log import LimitedLog
+
+limited = LimitedLog(init_logger("vllm.forebay.scheduler"))
+
 # A request's blocks, of each group of layers.
 Tables: TypeAlias = Sequence[Sequence[int]]
 
-# What a request says of steps that were scheduled before their tokens are known, in versions that drop none.
+# How versions without `drop_stale_output` count steps that were scheduled ahead.
 COUNTS_AHEAD = {"async_tokens_to_discard", "num_in_flight_tokens", "num_output_placeholders"}
 
 
 def install_step_recovery() -> bool:
     """Has vLLM preempt the requests that computed from a load that failed in their own step.
 
-    vLLM lets them go on with fewer tokens computed than they had. That gives other tokens with steps that are
-    scheduled ahead, whose tokens count all the same, and with the V2 model runner, which adds up on the GPU
-    what is computed (https://github.com/vllm-project/vllm/issues/49250). What makes room for others is right
-    in both: it begins anew, with what vLLM's cache still has. False: this vLLM has other names for that.
+    vLLM itself lets them go on with fewer computed tokens. That gives wrong tokens with steps that
+    are scheduled ahead, which count all the same, and with the V2 model runner, which counts on the
+    GPU (https://github.com/vllm-project/vllm/issues/49250). A preemption is right in both: the
+    request begins anew with what vLLM's cache still has. False: this vLLM has other names for that.
     """
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
     handle = getattr(Scheduler, "_handle_invalid_blocks", None)
-    vllms_own = getattr(Scheduler, "_preempt_request", None)
-    if handle is None or vllms_own is None:
+    preempt_request = getattr(Scheduler, "_preempt_request", None)
+    if handle is None or preempt_request is None:
         return False
-    if not (can_drop_stale_output(vllms_own) or COUNTS_AHEAD <= set(Request.__init__.__code__.co_names)):
+    counts_ahead = set(Request.__init__.__code__.co_names) >= COUNTS_AHEAD
+    if not (can_drop_stale_output(preempt_request) or counts_ahead):
         return False
     if handle.__module__ == __name__:
         return True
@@ -51,6 +57,7 @@ def install_step_recovery() -> bool:
             for request in over:
                 preempt(self, request, invalid, reached[request.request_id], mine)
             restart_waiting_loads(self, invalid, mine)
+            limited.warning("a load failed under a step: %d of its requests start over", len(over))
         return failed | {
             name for name in left.keys() & scheduled.keys() if drop_token(self, name, left[name], mine)
         }
@@ -60,15 +67,15 @@ def install_step_recovery() -> bool:
 
 
 def forebay_connector_of(connector: Any) -> Any:
-    """A scheduler's connector if it is Forebay's, or Forebay's among several that it has, or None."""
+    """Forebay's connector: a scheduler's own, or one of several that it has, or None."""
     several = getattr(connector, "_connectors", None)
     each = several if isinstance(several, list) else [connector]
     return next((one for one in each if type(one).__module__.startswith("forebay.vllm")), None)
 
 
-def can_drop_stale_output(vllms_own: Callable[..., Any]) -> bool:
-    """Whether vLLM can be told with a preemption to drop what steps that are under way will say."""
-    return "drop_stale_output" in inspect.signature(vllms_own).parameters
+def can_drop_stale_output(preempt_request: Callable[..., Any]) -> bool:
+    """Whether a preemption can drop the output of steps in flight."""
+    return "drop_stale_output" in inspect.signature(preempt_request).parameters
 
 
 def computed_after(request: Any, scheduled: Mapping[str, int]) -> int:
@@ -78,8 +85,9 @@ def computed_after(request: Any, scheduled: Mapping[str, int]) -> int:
 
 
 def evict(scheduler: Any, tables: Tables, invalid: Set[int]) -> int | None:
-    """Takes a request's `invalid` blocks out of vLLM's cache, with those behind them. The place of the first
-    one; None: it has none.
+    """Takes a request's first `invalid` block, and those behind it, out of vLLM's cache.
+
+    Returns the place of that block; None if there is none.
     """
     if all(invalid.isdisjoint(table) for table in tables):
         return None
@@ -91,7 +99,7 @@ def evict(scheduler: Any, tables: Tables, invalid: Set[int]) -> int | None:
 
 
 def drop_token(scheduler: Any, name: str, first: int, mine: Any) -> bool:
-    """A request that was preempted after the step that computed from a failed load gets no token of that."""
+    """Drops the token of a request that was preempted after the step with the failed load."""
     request = scheduler.requests.get(name)
     if request is None or request.status.name != "PREEMPTED":
         return False
@@ -112,15 +120,16 @@ def preempt(scheduler: Any, request: Any, invalid: Set[int], reached: int, mine:
         scheduler._preempt_request(request, time.monotonic(), drop_stale_output=True)
         return
     scheduler._preempt_request(request, time.monotonic())
-    # The step whose output has come gave a token if it reached the last one known. The others are to come.
+    # The step whose output has come gave a token if it reached the last one known.
     to_come = request.num_output_placeholders - (reached >= request.num_tokens)
     request.async_tokens_to_discard += max(0, to_come)
     request.num_output_placeholders = 0
 
 
 def restart_waiting_loads(scheduler: Any, invalid: set[int], mine: Any) -> None:
-    """Those that wait for loads of their own behind blocks that others' loads have spoiled: when these have
-    ended, vLLM takes all of their blocks back and asks again what there is.
+    """Requests that wait for their own loads behind `invalid` blocks start over after these.
+
+    vLLM then takes all of their blocks back and asks again what there is.
     """
     tables = scheduler.kv_cache_manager.get_block_ids
     for request in scheduler.requests.values():

@@ -94,7 +94,6 @@ class Found:
 
     @property
     def chunks(self) -> int:
-        """How many chunks there are."""
         return len(self.ids[0])
 
     def tiers(self, first: int) -> dict[str, int]:

@@ -1,12 +1,10 @@
 """The digest of a model's weights, from its files.
 
-Knows files, and of each the cheapest that tells its bytes apart: the name of its blob in a cache of Hugging
-Face, which is a digest of them all; else, of safetensors, all of the small tensors and samples of each large
-one; else samples of the whole. Reading all of a large model would take minutes at each start. What samples
-miss is not told apart: a few elements changed within a large tensor, and in formats other than safetensors a
-small tensor too. A cache is believed: what was changed within a blob is not seen. `weights_digest` in
-kv_connector_extra_config says it then. Must never know the served name, which says nothing about weights,
-nor where files lie.
+Reading all of a large model would take minutes at each start. So each file stands for its bytes by
+the cheapest of these: the name of its blob in a Hugging Face cache, which is a digest; of
+safetensors, all small tensors and samples of each large one; else samples of the whole. This does
+not see a few changed elements of a large tensor, nor, in other formats, a changed small tensor, nor
+changes within a blob. `weights_digest` in kv_connector_extra_config is for such cases.
 """
 
 import hashlib
@@ -34,7 +32,7 @@ Span = tuple[int, int]  # of a file: from where, up to where
 
 
 def digest_of_weights(model: str, revision: str | None, load_format: str, config: str, seed: int) -> bytes:
-    """32 bytes that stand for the weights. `config` stands for weights that vLLM makes up itself."""
+    """32 bytes that stand for the weights. Dummy weights follow from `config` and `seed`."""
     if load_format == "dummy":
         return hashlib.sha256(f"forebay dummy weights {seed} {config}".encode()).digest()
     folder = folder_of(model, revision)
@@ -55,7 +53,7 @@ def digest_of_weights(model: str, revision: str | None, load_format: str, config
 
 
 def folder_of(model: str, revision: str | None) -> Path:
-    """Where the model's files are: the path itself, or what was downloaded under that name."""
+    """The folder of the model's files: the path itself, or what was downloaded under that name."""
     path = Path(model)
     if path.exists():
         return path
@@ -63,7 +61,7 @@ def folder_of(model: str, revision: str | None) -> Path:
         from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(model, revision=revision, local_files_only=True))
-    except Exception as error:  # Any of several libraries' errors: all mean that it is not on this host.
+    except Exception as error:  # Whichever library raises it, the files are not on this host.
         raise InvalidError(
             f"model is {model!r}, whose files were not found on this host ({error}); "
             "set weights_digest in kv_connector_extra_config"
@@ -71,7 +69,7 @@ def folder_of(model: str, revision: str | None) -> Path:
 
 
 def parts(path: Path) -> Iterator[bytes]:
-    """What stands for a file's bytes, after a word that says in which way they were looked at."""
+    """What stands for a file's bytes, after a word for the way they were read."""
     blob = blob_of(path)
     if blob is not None:
         yield b"blob\0" + blob.encode()
@@ -86,13 +84,13 @@ def parts(path: Path) -> Iterator[bytes]:
 
 
 def blob_of(path: Path) -> str | None:
-    """The SHA-256 of all bytes, where the file is a link to a blob that is named by it."""
+    """The SHA-256 of all bytes, if the file is a link to a blob that is named by it."""
     target = path.resolve()
     return target.name if target.parent.name == "blobs" and SHA256.fullmatch(target.name) else None
 
 
 def spans_of(path: Path) -> list[Span] | None:
-    """Where the header is, and each tensor, in the order of the file; none if the header is nonsense."""
+    """The header and each tensor, in the order of the file; None if the header is invalid."""
     size = path.stat().st_size
     with path.open("rb") as file:
         data = 8 + int.from_bytes(file.read(8), "little")
@@ -115,7 +113,7 @@ def spans_of(path: Path) -> list[Span] | None:
 
 
 def tensors(path: Path, spans: list[Span]) -> Iterator[bytes]:
-    """The header, which says how long all that follows is; then of each tensor all, or samples."""
+    """The header, then all of each small tensor and samples of each large one."""
     with path.open("rb") as file:
         yield read(file, *spans[0])
         for first, end in spans[1:]:
@@ -123,7 +121,7 @@ def tensors(path: Path, spans: list[Span]) -> Iterator[bytes]:
                 yield read(file, first, end)
                 continue
             for sample in range(TENSOR_SAMPLES):
-                # The first one is at the beginning, and the last one ends where the tensor does.
+                # The first is at the beginning of the tensor, and the last at its end.
                 at = first + (end - first - SAMPLE_BYTES) * sample // (TENSOR_SAMPLES - 1)
                 yield read(file, at, at + SAMPLE_BYTES)
 
@@ -135,7 +133,7 @@ def read(file: BinaryIO, first: int, end: int) -> bytes:
 
 
 def samples(path: Path) -> Iterator[bytes]:
-    """The size, the beginning, and bytes at even distances up to the end."""
+    """The size, the beginning, and samples at even distances up to the end."""
     size = path.stat().st_size
     yield size.to_bytes(8, "little")
     with path.open("rb") as file:

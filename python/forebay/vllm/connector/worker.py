@@ -78,11 +78,9 @@ class WorkerHalf:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing of this half is in flight."""
         return not (self.loads or self.stores or self.held_for_stores or self.received)
 
     def is_connected(self) -> bool:
-        """Whether the node is there."""
         return self.cache is not None and self.cache.is_connected
 
     def register(self, tensors: dict[str, Any]) -> None:
@@ -132,7 +130,6 @@ class WorkerHalf:
         )
 
     def open(self, places: list[Place], **shape: Any) -> forebay.PagedCache:
-        """A cache of the layers in these places."""
         return forebay.PagedCache(
             self.settings.node,
             places,
@@ -311,7 +308,6 @@ class WorkerHalf:
         return sent or None, received or None
 
     def poll_cache(self) -> None:
-        """Takes in what has ended."""
         assert self.cache is not None
         loads, stores = self.cache.take_ended()
         self.report.rates += self.cache.take_measured()
@@ -374,7 +370,6 @@ class WorkerHalf:
         return report
 
     def take_stats(self) -> Stats | None:
-        """What was counted since the last time, if a load or store has ended."""
         report = self.report
         if self.cache is None or not (report.loads or report.stores):
             return None
