@@ -1,16 +1,15 @@
-"""Pages of an engine's host memory, kept with the node of the host under keys that the engine chose.
+"""Keeps pages of an engine's host memory with the node of the host, under keys of the engine.
 
-Knows how a page becomes a chunk of one layer, and how many are on their way at a time. It is what engines
-with a cache of their own in host memory need: they name pages and say where they lie. Must never know an
-engine, nor what a page holds. Engines whose pages lie in GPU memory, layer by layer, have
-`forebay.PagedCache` instead.
+It is for engines with a cache of their own in host memory, which name pages and say where they lie.
+A page is stored as a chunk of one layer. (For pages in GPU memory there is `forebay.PagedCache`.)
 
-Whatever does not work is a miss: a page that is not loaded, or not kept. Nothing here raises because a node
-is gone; in a child of `fork()` every call raises `ForkedError`, since all would be misses for ever.
+Whatever does not work is a miss: a page that is not loaded, or not stored. Nothing here raises
+because a node is gone. In a child of `fork()` every call raises `ForkedError`.
 """
 
 import hashlib
 import json
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,19 +17,21 @@ from pathlib import Path
 from typing import Protocol
 
 from forebay._forebay import Node
+from forebay._log import LimitedLog
 from forebay.errors import ForebayError, ForkedError, InvalidError
 
-Piece = tuple[int, int]
-"""Address and bytes of a part of a page, in memory that the node's client knows."""
-AT_A_TIME = 16
-"""Pages on their way, or asked for, at a time: enough to keep a node busy, few buffers for a dead one."""
-LIMIT_US = 30_000_000
-"""When a page that is being loaded, or asked for, counts as missing."""
-MISSES_IN_A_ROW = 8
-"""After so many pages that could not be loaded, those behind them are not either: each costs a question."""
+limited = LimitedLog(logging.getLogger("forebay.pages"))
 
+Extent = tuple[int, int]
+"""Address and bytes of a part of a page, in memory that is registered with the node's client."""
+IN_FLIGHT_MAX = 16
+"""Pages in flight at a time: enough to keep a node busy, and few buffers for a dead one."""
+LIMIT_US = 30_000_000
+"""After this time a page that is loaded, or asked for, counts as missing."""
+MISSES_IN_A_ROW = 8
+"""After so many pages in a row that could not be loaded, the rest is not tried."""
 SOCKET_BYTES_MAX = 107
-"""Linux takes no longer path of a socket: a client would look for its node for ever."""
+"""The longest path of a socket in Linux."""
 
 
 class _Moving(Protocol):
@@ -38,13 +39,13 @@ class _Moving(Protocol):
 
 
 def namespace(facts: Mapping[str, object]) -> bytes:
-    """A key for the pages of one kind of engine: they are shared where all facts are equal."""
+    """A key for the pages of one kind of engine. Pages are shared where all facts are equal."""
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.blake2b(text.encode(), digest_size=32, person=b"forebay pages").digest()
 
 
 def check_digest(value: object) -> str:
-    """A digest of weights as settings have it. An engine's name for its model says nothing about them."""
+    """The setting `weights_digest`. An engine's name for its model says nothing about weights."""
     try:
         right = isinstance(value, str) and len(bytes.fromhex(value)) == 32
     except ValueError:
@@ -55,7 +56,7 @@ def check_digest(value: object) -> str:
 
 
 def check_socket(value: object) -> str:
-    """The path of a node's socket, as the setting `node` has it."""
+    """The setting `node`: the path of its socket."""
     if not isinstance(value, str) or not 1 <= len(os.fsencode(value)) <= SOCKET_BYTES_MAX:
         raise InvalidError(
             f"node is {value!r}; allowed is the path of a socket, of 1 to {SOCKET_BYTES_MAX} bytes"
@@ -71,7 +72,7 @@ def check_flag(name: str, value: object) -> bool:
 
 
 def read_secret(name: str, path: object) -> bytes:
-    """What the file holds that the setting `name` says, without a line end, as nodes read theirs."""
+    """What the file holds that the setting `name` names, without a line end, as nodes read theirs."""
     if path is None:
         return b""
     if not isinstance(path, str) or not path:
@@ -83,42 +84,45 @@ def read_secret(name: str, path: object) -> bytes:
 
 
 class Pages:
-    """The pages of one namespace. For any number of threads."""
+    """The pages of one namespace. Any number of threads may use it."""
 
     def __init__(self, node: Node, namespace: bytes, secret: bytes | None = None) -> None:
-        """`secret` is one that only those have who share pages also when all of them have forgotten."""
+        """Engines with the same `secret` still share pages after all of them have called `forget`."""
         self._node = node
         self._namespace = namespace
         self._secret = secret or os.urandom(32)
 
     def forget(self) -> None:
-        """Pages have names anew: none of before is found, and no other engine has these names.
+        """Gives pages new names, so that none of before is found. Pages of other engines stay.
 
-        A call under way ends with the names it began with. What others have stays.
+        A call in flight keeps the names that it began with.
         """
         self._namespace = hashlib.blake2b(self._namespace, key=self._secret, digest_size=32).digest()
 
     def prefix(self, keys: Iterable[bytes]) -> int:
-        """How many pages, from the first on, can be had."""
+        """How many pages, from the first on, are stored."""
         return self._found(self._ids(keys))
 
     def which(self, keys: Iterable[bytes]) -> list[bool]:
-        """For each page whether it can be had.
+        """For each page whether it is stored.
 
-        A node says how many are there from the first on. Behind one that is missing each is a question of
-        its own, since others may be there: engines ask for several sequences at once, in an order of theirs.
+        A node counts pages from the first on. Behind a missing one, each page is a question of its
+        own: engines ask for several sequences at once.
         """
         ids = self._ids(keys)
         run = self._found(ids)
         behind = ids[run + 1 :]
         missing = [False] * (len(ids) - run - len(behind))
-        asked = _in_turn(len(behind), lambda number: _Question(self._node, behind[number]))
-        return [True] * run + missing + asked
+        return (
+            [True] * run
+            + missing
+            + _pipelined(len(behind), lambda number: _Question(self._node, behind[number]))
+        )
 
-    def load(self, keys: Sequence[bytes], places: Sequence[Sequence[Piece]]) -> list[bool]:
-        """Loads each page to its place. False: it is not there, and its place may hold anything.
+    def load(self, keys: Sequence[bytes], places: Sequence[Sequence[Extent]]) -> list[bool]:
+        """Loads each page to its place. False: it is not stored, and its place may hold anything.
 
-        Nothing touches the places any more when this returns.
+        When this returns, nothing touches the places any more.
         """
         ids = self._ids(keys)
         good: list[bool] = []
@@ -129,21 +133,22 @@ class Pages:
             good += loaded
         return good + [False] * (len(ids) - len(good))
 
-    def store(self, keys: Sequence[bytes], places: Sequence[Sequence[Piece]]) -> list[bool]:
+    def store(self, keys: Sequence[bytes], places: Sequence[Sequence[Extent]]) -> list[bool]:
         """Stores each page. False: the node did not take it.
 
-        Nothing reads the places any more when this returns.
+        When this returns, nothing reads the places any more.
         """
         ids = self._ids(keys)
-
-        def begin(number: int) -> _Moving:
-            return self._node.store(ids[number], None, _one_layer(places[number]))
-
-        return _in_turn(len(ids), begin)
+        stored = _pipelined(
+            len(ids), lambda number: self._node.store(ids[number], None, _one_layer(places[number]))
+        )
+        if not all(stored):
+            limited.warning("the node did not take %d of %d pages", stored.count(False), len(stored))
+        return stored
 
     def _ids(self, keys: Iterable[bytes]) -> list[bytes]:
-        """The chunks' ids: nobody who lacks the namespace can name them."""
-        namespace = self._namespace  # One for all of them: another thread may have it forgotten.
+        """The chunk ids of pages. Nobody without the namespace can name them."""
+        namespace = self._namespace  # One for all of them, even if another thread calls `forget`.
         return [hashlib.blake2b(key, key=namespace, digest_size=32).digest() for key in keys]
 
     def _found(self, ids: list[bytes]) -> int:
@@ -151,30 +156,34 @@ class Pages:
             return self._node.lookup(ids)
         except ForkedError:
             raise
-        except ForebayError:
+        except ForebayError as error:
+            limited.warning("pages count as missing, since the node cannot be asked: %s", error)
             return 0
 
-    def _load_leased(self, ids: list[bytes], places: Sequence[Sequence[Piece]]) -> list[bool]:
-        """Loads the pages that are there from the first on; the next one, if there is any, is not there."""
+    def _load_leased(self, ids: list[bytes], places: Sequence[Sequence[Extent]]) -> list[bool]:
+        """Loads the pages from the first to the last stored one. The page behind them is missing."""
         try:
             lease = self._node.lease(ids)
         except ForkedError:
             raise
-        except ForebayError:
+        except ForebayError as error:
+            limited.warning("pages are not loaded, since the node lends none: %s", error)
             return [False] * len(ids)
         try:
 
             def begin(number: int) -> _Moving:
                 return self._node.load(lease, number, _one_layer(places[number]), deadline_us=LIMIT_US)
 
-            good = _in_turn(len(lease), begin)
+            good = _pipelined(len(lease), begin)
         finally:
             lease.release()
+        if not all(good):
+            limited.warning("%d of %d pages could not be loaded", good.count(False), len(good))
         return good if len(good) == len(ids) else [*good, False]
 
 
 class _Question:
-    """Whether a page is there, asked without waiting."""
+    """Whether a page is stored, asked without waiting."""
 
     def __init__(self, node: Node, chunk: bytes) -> None:
         self._finding = node.find([[chunk]])
@@ -183,17 +192,17 @@ class _Question:
         return any(self._finding.wait(LIMIT_US / 1e6) or ())
 
 
-def _one_layer(pieces: Sequence[Piece]) -> list[list[tuple[int, int, int]]]:
-    return [[(address, length, 0) for address, length in pieces]]
+def _one_layer(extents: Sequence[Extent]) -> list[list[tuple[int, int, int]]]:
+    return [[(address, length, 0) for address, length in extents]]
 
 
-def _in_turn(count: int, begin: Callable[[int], _Moving]) -> list[bool]:
+def _pipelined(count: int, begin: Callable[[int], _Moving]) -> list[bool]:
     """Begins one after the other, a few ahead, and waits for all that began."""
     ends: list[bool] = []
     moving: deque[_Moving | None] = deque()
     try:
         for number in range(count):
-            if len(moving) == AT_A_TIME:
+            if len(moving) == IN_FLIGHT_MAX:
                 ends.append(_first_ended_well(moving))
             try:
                 moving.append(begin(number))
@@ -211,7 +220,7 @@ def _in_turn(count: int, begin: Callable[[int], _Moving]) -> list[bool]:
 
 
 def _first_ended_well(moving: deque[_Moving | None]) -> bool:
-    """Waits for the first one, which leaves when it has ended."""
+    """Waits for the first one, and removes it when it has ended."""
     well = moving[0] is not None and moving[0].wait()
     moving.popleft()
     return well

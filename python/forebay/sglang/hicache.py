@@ -1,13 +1,12 @@
-"""A storage backend for SGLang's HiCache: pages of its host memory are kept with the node of the host.
+"""A storage backend for SGLang's HiCache: the node of the host keeps pages of its host memory.
 
-Knows `HiCacheStorage`, and where a page of a host pool lies. Where it rests, in memory, on disk or with a
-peer, is the node's; how it gets there is `forebay.pages`. SGLang calls from threads of its own, which may
-wait.
-
-SGLang's choice is `--hicache-storage-backend dynamic` with this module's path and `ForebayStorage` in the
-extra configuration, and `"interface_v1": 1`: then pages go to and from the host pool itself.
+It says which page of a host pool is where; `forebay.pages` stores and loads it. SGLang calls from
+threads of its own, which may wait. It is chosen by `--hicache-storage-backend dynamic` with this
+module's path and `ForebayStorage` in the extra configuration. With `"interface_v1": 1` pages go to
+and from the host pool itself.
 """
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,9 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
 from forebay._forebay import Node
 from forebay.errors import InvalidError, NotFoundError
-from forebay.pages import Pages, Piece, check_digest, check_socket, namespace, read_secret
+from forebay.pages import Extent, Pages, check_digest, check_socket, namespace, read_secret
+
+logger = logging.getLogger("forebay.sglang")
 
 # SGLang's and torch's types, which are not there when types are checked.
 Config: TypeAlias = Any
@@ -26,16 +27,13 @@ HostPool: TypeAlias = Any
 Tensor: TypeAlias = Any
 
 SOCKET = "/run/forebay/node.sock"
-# What SGLang itself puts into, or takes from, the extra configuration.
+# Keys of the extra configuration that are SGLang's own.
 NOT_OURS = frozenset(("backend_name", "module_path", "class_name", "interface_v1"))
 OURS = frozenset(("node", "token_file", "weights_digest"))
 
 
 def settings_of(extra: dict[str, Any] | None) -> dict[str, Any]:
-    """What is ours in the extra configuration, checked.
-
-    SGLang names a model as it is served: its weights must be named by a digest.
-    """
+    """Our settings in the extra configuration. They must name the weights: SGLang does not."""
     given = {name: value for name, value in (extra or {}).items() if name not in NOT_OURS}
     unknown = sorted(given.keys() - OURS)
     if unknown:
@@ -47,7 +45,7 @@ def settings_of(extra: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def shard_of(config: Config) -> list[int]:
-    """Which part of a page a rank has. Ranks of an MLA model have the same, but for context parallelism."""
+    """Which part of a page a rank has. With MLA only context parallelism makes parts."""
     tensor = [] if config.is_mla_model and config.dcp_size == 1 else [config.tp_rank, config.tp_size]
     if config.is_mla_model and config.dcp_size > 1:
         tensor = [config.tp_size]
@@ -56,7 +54,7 @@ def shard_of(config: Config) -> list[int]:
 
 
 def dtype_of(pool: HostPool) -> str:
-    """The format of a pool's elements. A pool of `uint8` holds FP8, or less: the server knows which."""
+    """The format of a pool's elements. Of a pool of `uint8` the server knows the format."""
     if str(pool.dtype) != "torch.uint8":
         return str(pool.dtype)
     try:
@@ -70,9 +68,8 @@ def dtype_of(pool: HostPool) -> str:
 
 
 def facts(config: Config, pool: HostPool, weights_digest: str) -> dict[str, object]:
-    """What a page's bytes depend on besides the tokens, which its key covers.
-
-    How a host pool lays out a page is SGLang's own affair, so its version is one of them.
+    """What a page's bytes depend on besides tokens, which its key covers. SGLang's version is part of
+    it, since that decides how a host pool lays out a page.
     """
     return {
         "engine": f"sglang {sglang.__version__}",
@@ -86,9 +83,9 @@ def facts(config: Config, pool: HostPool, weights_digest: str) -> dict[str, obje
 
 
 def secret_of(config: Config) -> bytes:
-    """What names pages from a `clear` on. Ranks that have the same pages have that of the first of them.
+    """What names pages after a `clear`. Ranks with the same pages share it.
 
-    SGLang has all of them begin together, so they can say it to each other then, and need not later.
+    They agree on it now, when SGLang has all of them start together.
     """
     drawn = os.urandom(32)
     if not config.is_mla_model or config.tp_size == 1:
@@ -109,38 +106,39 @@ class ForebayStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         self._config = storage_config
         self._settings = settings_of(storage_config.extra_config)
         token = read_secret("token_file", self._settings.get("token_file"))
-        socket = check_socket(self._settings.get("node", SOCKET))
-        self._node = Node(socket, token=token, name="sglang hicache", wait=True)
+        self._socket = check_socket(self._settings.get("node", SOCKET))
+        self._node = Node(self._socket, token=token, name="sglang hicache", wait=True)
 
     def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:
-        """Tells where pages lie. Comes before everything else, once."""
+        """Takes in where pages lie. SGLang calls this first, once."""
         if isinstance(buffers := mem_pool_host.kv_buffer, list | tuple):
             raise InvalidError(f"the host pool is in {len(buffers)} buffers; allowed is one")
         super().register_mem_pool_host(mem_pool_host)
         known = facts(self._config, mem_pool_host, self._settings["weights_digest"])
         self._pages = Pages(self._node, namespace(known), secret_of(self._config))
-        self._pool = self._node.register_memory(_extent(mem_pool_host.kv_buffer))
+        self._pool = self._node.register_memory(_extent_of(mem_pool_host.kv_buffer))
+        logger.info(
+            "HiCache on the node at %s: %d bytes of host pool, %s", self._socket, self._pool.bytes, known
+        )
 
     def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: str) -> None:
-        """Told of every host pool. Of another than that of KV SGLang would want the second interface."""
+        """Refuses host pools other than that of KV, which need SGLang's second interface."""
         if host_pool is not self.mem_pool_host:
             raise InvalidError(f"a host pool is {host_pool_name!r}; allowed is that of KV alone")
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """How many pages, from the first on, can be had."""
         return self._pages.prefix(key.encode() for key in keys)
 
     def exists(self, key: str) -> bool:
-        """Whether a page can be had."""
         return self.batch_exists([key]) == 1
 
     def batch_get_v1(self, keys: list[str], host_indices: Tensor, extra_info: Any = None) -> list[bool]:
-        """Loads pages into the host pool; for each whether it is there now."""
+        """Loads pages into the host pool; for each whether that worked."""
         return self._pages.load([key.encode() for key in keys], self._places(keys, host_indices))
 
     def batch_set_v1(self, keys: list[str], host_indices: Tensor, extra_info: Any = None) -> list[bool]:
-        """Stores pages of the host pool; for each whether the node has it."""
+        """Stores pages of the host pool; for each whether the node has it now."""
         if not self._config.is_storage_writer:
             return [True] * len(keys)
         return self._pages.store([key.encode() for key in keys], self._places(keys, host_indices))
@@ -148,7 +146,6 @@ class ForebayStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
     def batch_get(
         self, keys: list[str], target_locations: Sequence[Tensor] | None = None, target_sizes: Any = None
     ) -> list[Tensor | None]:
-        """Loads pages into tensors that lie elsewhere."""
         targets = [target for target in target_locations or ()]
         if len(targets) != len(keys):
             return [None] * len(keys)
@@ -163,7 +160,6 @@ class ForebayStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         target_locations: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """Stores pages that are tensors of their own."""
         if not self._config.is_storage_writer:
             return True
         sources = [value.contiguous() for value in values or ()]
@@ -173,47 +169,45 @@ class ForebayStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
             return all(self._pages.store([key.encode() for key in keys], places))
 
     def get(self, key: str, target_location: Tensor = None, target_sizes: Any = None) -> Tensor | None:
-        """One page, into a tensor."""
         return self.batch_get([key], None if target_location is None else [target_location])[0]
 
     def set(
         self, key: str, value: Tensor = None, target_location: Any = None, target_sizes: Any = None
     ) -> bool:
-        """One page, from a tensor."""
         return self.batch_set([key], None if value is None else [value])
 
     def clear(self) -> bool:
-        """From now on this engine finds no page of before. Others do: they may use these very pages."""
+        """From now on this engine finds no page of before. Others still do: they may share pages."""
         self._pages.forget()
+        logger.info("HiCache was cleared: pages that were stored until now are not found any more")
         return True
 
     def close(self) -> None:
-        """Nothing touches the host pool any more when this returns."""
+        """When this returns, nothing touches the host pool any more."""
         self._node.close()
 
-    def _places(self, keys: Sequence[str], host_indices: Tensor) -> list[list[Piece]]:
-        """For each page its pieces, as the host pool has them."""
+    def _places(self, keys: Sequence[str], host_indices: Tensor) -> list[list[Extent]]:
+        """For each page its extents in the host pool."""
         addresses, sizes = self.mem_pool_host.get_page_buffer_meta(host_indices)
         if isinstance(sizes, int):
             sizes = [sizes] * len(addresses)
-        pieces = list(zip(addresses, sizes, strict=True))
-        each, rest = divmod(len(pieces), max(1, len(keys)))
+        extents = list(zip(addresses, sizes, strict=True))
+        each, rest = divmod(len(extents), max(1, len(keys)))
         if rest:
             raise InvalidError(
-                f"{len(keys)} pages have {len(pieces)} pieces; allowed is the same number for each"
+                f"{len(keys)} pages have {len(extents)} pieces; allowed is the same number for each"
             )
-        return [pieces[at : at + each] for at in range(0, len(pieces), each or 1)]
+        return [extents[at : at + each] for at in range(0, len(extents), each or 1)]
 
     @contextmanager
-    def _lent(self, tensors: Sequence[Tensor]) -> Iterator[list[list[Piece]]]:
-        """Makes tensors known to the node's client for as long as pages go to or from them."""
-        extents = [_extent(tensor) for tensor in tensors]
+    def _lent(self, tensors: Sequence[Tensor]) -> Iterator[list[list[Extent]]]:
+        """Registers tensors with the node's client while pages go to or from them."""
+        extents = [_extent_of(tensor) for tensor in tensors]
         pool, known = self._pool, []
         try:
             for address, length in extents:
-                if (
-                    not pool.address <= address < pool.address + pool.bytes
-                ):  # A page may be a view of the host pool.
+                # A page may be a view of the host pool.
+                if not pool.address <= address < pool.address + pool.bytes:
                     known.append(self._node.register_memory((address, length)))
             yield [[extent] for extent in extents]
         finally:
@@ -221,7 +215,7 @@ class ForebayStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
                 self._node.deregister_memory(memory)
 
 
-def _extent(tensor: Tensor) -> Piece:
+def _extent_of(tensor: Tensor) -> Extent:
     if not tensor.is_contiguous():
         raise NotFoundError("a page or a host pool is not contiguous in memory")
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()

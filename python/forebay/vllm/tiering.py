@@ -1,11 +1,8 @@
-"""A secondary tier for vLLM's OffloadingConnector: blocks of its CPU tier are kept with the node of the host.
+"""A secondary tier for vLLM's OffloadingConnector: the node of the host keeps blocks of its CPU tier.
 
-Knows vLLM's `SecondaryTierManager`: keys, jobs, the view of the CPU tier's memory. Where a block rests, in
-memory, on disk or with a peer, is the node's. Everything is by way of `forebay.pages`, on two threads, so
-that a load never waits for stores; vLLM's scheduler thread only puts jobs into queues, which the CPU tier's
-size bounds.
-
-The way for engines that use the OffloadingConnector already.
+It implements vLLM's `SecondaryTierManager` by `forebay.pages`, on two threads, so that a load never
+waits for stores. vLLM's scheduler thread only puts jobs into queues, which the CPU tier's size
+bounds. It is for engines that use the OffloadingConnector already.
 """
 
 import dataclasses
@@ -23,7 +20,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from forebay._forebay import Node, NodeMemory
 from forebay._fork_guard import ForkGuard
-from forebay.pages import Pages, Piece, check_digest, check_flag, check_socket, namespace, read_secret
+from forebay.pages import Extent, Pages, check_digest, check_flag, check_socket, namespace, read_secret
 
 # vLLM's types, by the names of its newest version: `TransferJob` is `JobMetadata` in 0.26.
 OffloadKey: TypeAlias = bytes
@@ -37,11 +34,11 @@ RESULT_FIELDS = frozenset(field.name for field in dataclasses.fields(JobResult))
 
 
 def facts(config: Any, row_bytes: int, weights_digest: str) -> dict[str, object]:
-    """What a block's bytes depend on besides the tokens, which its key covers together with salts and the
-    names of adapters and contents. What is behind a name a tier is not told: the digest has to cover it.
+    """What a block's bytes depend on besides its key, which covers tokens, salts, and the names of
+    adapters and contents. What a name stands for is for the digest to cover.
 
-    How the CPU tier lays out a block is vLLM's own affair, so its version is one of them, and all sizes
-    are: when in doubt, engines share nothing.
+    vLLM decides how the CPU tier lays out a block, so its version and all sizes are part of it. In
+    doubt, engines share nothing.
     """
     return {
         "engine": f"vllm {vllm.__version__}",
@@ -76,8 +73,8 @@ class _Lookups(AsyncLookupManager):  # type: ignore[misc]  # vLLM is not there w
 class _Failed:
     """Blocks that could not be loaded, by request.
 
-    The answer to a lookup is kept as long as a request lives. Without this the request would ask for a
-    block that is gone again and again, and never begin to compute.
+    vLLM keeps the answer to a lookup as long as a request lives. Without this, a request would ask
+    for a block that is gone for ever, and never compute.
     """
 
     def __init__(self) -> None:
@@ -100,9 +97,9 @@ class _Failed:
 class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as above
     """The tier `forebay`. Its settings are the constructor's last four arguments.
 
-    `weights_digest` stands for the weights (64 hexadecimal digits), since the tier is told only a
-    model's name; `node` is the node's socket, `token_file` holds the secret that the node asks for;
-    `keep_on_reset` says that weights never change while the engine lives.
+    `weights_digest` stands for the weights (64 hexadecimal digits), `node` is the node's socket,
+    `token_file` holds the secret that the node asks for, and `keep_on_reset` says that weights never
+    change while the engine lives.
     """
 
     def __init__(
@@ -124,22 +121,23 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
         self._keep_on_reset = check_flag("keep_on_reset", keep_on_reset)
         token = read_secret("token_file", token_file)
         self._node = Node(check_socket(node), token=token, name=f"vllm {tier_type}", wait=True)
-        # Given up with the tier: vLLM cannot release its view while there are others.
+        # Given up with the tier: vLLM cannot release its view before.
         self._memory: NodeMemory | None = self._node.register_memory(primary_kv_view)
         self._base = self._memory.address
         self._pages = Pages(
             self._node, namespace(facts(offloading_spec.config, self._row_bytes, weights_digest))
         )
+        logger.info("tier %s on the node at %s: blocks of %d bytes", tier_type, node, self._row_bytes)
         self._lookup_manager = _Lookups(tier_type, self._pages)
         self._failed = _Failed()
         self._loads = ThreadPoolExecutor(1, "forebay_loads")
         self._stores = ThreadPoolExecutor(1, "forebay_stores")
         self._under_way: set[Future[None]] = set()
-        # A job, for each of its keys whether it moved, and the seconds that took.
+        # A job, whether each of its blocks was moved, and the seconds that took.
         self._ended: SimpleQueue[tuple[TransferJob, list[bool], float]] = SimpleQueue()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Whether the node has a block. The first question is answered with "later"."""
+        """Whether the node has a block. The first answer is "later"."""
         if self._failed.has(key, req_context):
             return LookupResult.MISS
         found = self._lookup_manager.lookup(key, req_context)
@@ -148,15 +146,13 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
         return LookupResult.HIT if found else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """Begins to store blocks of the CPU tier."""
         self._submit(self._stores, self._pages.store, job_metadata)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        """Begins to load blocks into the CPU tier."""
         self._submit(self._loads, self._pages.load, job_metadata)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """All jobs that ended since the last call: nothing touches their blocks any more."""
+        """The jobs that ended since the last call. Nothing touches their blocks any more."""
         results: list[JobResult] = []
         while True:
             try:
@@ -166,31 +162,29 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
             results.append(self._result(job, good, seconds))
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """Blocks are stored as they come; a request needs nothing more."""
         self._failed.begin(req_context)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """What is kept for a request is forgotten."""
         self._lookup_manager.cleanup(req_context.req_id)
         self._failed.forget(req_context)
 
     def on_schedule_end(self, context: Any) -> None:
-        """Sends the step's lookups."""
         self._lookup_manager.flush()
 
     def drain_jobs(self) -> None:
-        """Waits until nothing touches the CPU tier's memory. Nothing of before is found afterwards.
+        """Waits until nothing touches the CPU tier's memory, and forgets what was stored.
 
-        vLLM calls it for resets alone: when weights become others, and whenever it falls asleep.
+        vLLM calls it for resets alone: when weights change, and whenever it falls asleep.
         """
         self._fork_guard.check()
         wait(list(self._under_way))
         if not self._keep_on_reset:
             self._pages.forget()
+            logger.info("reset: blocks that were stored until now are not found any more")
 
     def shutdown(self) -> None:
-        """Ends the threads and lets go of the CPU tier's memory. Jobs that have not begun do not move."""
+        """Ends the threads and releases the CPU tier's memory. Jobs that have not begun never will."""
         self._fork_guard.check()
         self._lookup_manager.shutdown()
         for pool in (self._stores, self._loads):
@@ -205,17 +199,17 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
         future.add_done_callback(self._under_way.discard)
 
     def _run(self, move: Any, job: TransferJob) -> None:
-        """A job, on its thread. It ends exactly once, whatever happens."""
+        """Runs a job on its thread. It ends exactly once, whatever happens."""
         begun = time.monotonic()
         good = [False] * len(job.keys)
         try:
             good = move(list(job.keys), self._places(job))
-        except Exception:  # Nobody asks the future what became of it.
+        except Exception:  # Nobody looks at the future.
             logger.exception("a job of %d blocks has failed", len(job.keys))
         finally:
             self._ended.put((job, good, time.monotonic() - begun))
 
-    def _places(self, job: TransferJob) -> list[list[Piece]]:
+    def _places(self, job: TransferJob) -> list[list[Extent]]:
         rows = job.chunk_ids if hasattr(job, "chunk_ids") else job.block_ids
         return [[(self._base + int(row) * self._row_bytes, self._row_bytes)] for row in rows]
 
