@@ -1,8 +1,9 @@
-"""Forebay in vLLM. This file knows what vLLM looks up by name; it imports no vLLM before it is called.
+"""Forebay in vLLM: `register` makes its parts known to vLLM by name.
 
-`register` is the entry point `forebay` in the group `vllm.general_plugins`: vLLM calls it once in each of its
-processes. `forebay.vllm.connector` is the KV connector, `forebay.vllm.tiering` a tier below vLLM's own cache
-in host memory, `forebay.vllm.sleep` the sleep-mode backend, `forebay.vllm.worker` the worker that chooses it.
+`connector` is the KV connector, `tiering` a tier below vLLM's own cache in host memory, `sleep` the
+sleep-mode backend, and `worker` the worker that chooses it. `register` is the entry point `forebay`
+in the group `vllm.general_plugins`, which vLLM calls once in each of its processes. Nothing here
+imports vLLM before that.
 """
 
 from contextlib import suppress
@@ -13,14 +14,14 @@ CONNECTOR = "ForebayConnector"
 
 
 def register() -> None:
-    """Makes connector, tier and sleep-mode backend known to vLLM. May be called any number of times."""
+    """Registers connector, tier and sleep-mode backend. May be called again."""
     _register_sleep()
     _register_tier()
     _register_connector()
 
 
 def _register_connector() -> None:
-    """Then `kv_connector` alone names it, without a module's path."""
+    """Then `kv_connector` names it without a module's path."""
     try:
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     except ModuleNotFoundError:
@@ -30,7 +31,7 @@ def _register_connector() -> None:
 
 
 def _register_tier() -> None:
-    """Then a secondary tier's type `forebay` names it, without a module's path, which 0.26 does not know."""
+    """Then the secondary tier type `forebay` names it. vLLM 0.26 knows no path for that."""
     try:
         from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
     except ModuleNotFoundError:
@@ -40,12 +41,9 @@ def _register_tier() -> None:
 
 
 def _register_sleep() -> None:
-    """A vLLM without sleep-mode backends has nothing to register with: then nothing happens."""
     try:
         from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
     except ModuleNotFoundError:
         return
-    try:
+    with suppress(ValueError):  # Already there: vLLM has called the entry point, and the worker calls too.
         SleepModeBackendFactory.register_backend(SLEEP_BACKEND, "forebay.vllm.sleep", "ForebayBackend")
-    except ValueError:
-        return  # Already there: the entry point was called, and the worker calls it where there is none.

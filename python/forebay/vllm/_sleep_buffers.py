@@ -1,39 +1,16 @@
-"""Where the contents of device memory lie while the memory itself is gone: pieces of a pool of pinned memory.
+"""Keeps the contents of device memory in pinned host memory while the device memory is unmapped.
 
-Knows addresses and lengths, and what it asks of `forebay.cuda`. Must never know vLLM or torch, nor decide
-what is kept: a buffers holds what it was filled with until each extent was dropped, and then gives its pieces
-back.
+It knows addresses and lengths, and no vLLM or torch. What is kept is decided in `sleep`.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+if TYPE_CHECKING:  # `sleep` imports it when the engine sleeps.
+    from forebay.cuda import Copier, PinnedBuffer, PinnedPool
 
-class PinnedBuffer(Protocol):
-    """Pinned host memory that is lent."""
-
-    @property
-    def address(self) -> int: ...  # noqa: D102
-    @property
-    def bytes(self) -> int: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
-
-
-class PinnedPool(Protocol):
-    """Pinned host memory that is kept: what was pinned once is lent again."""
-
-    def warm(self, bytes: int) -> None: ...  # noqa: D102
-    def take(self, bytes: int) -> PinnedBuffer: ...  # noqa: D102
-
-
-class Copier(Protocol):
-    """Every path between host memory and a GPU. Returns or raises when nothing touches the memory."""
-
-    def copy_batch_and_wait(self, pairs: list[tuple[int, int, int]]) -> None: ...  # noqa: D102
-
-
-# What is taken from the pool at a time. A pool pins slab by slab, a GiB as a rule, and lends what lies in one
-# slab: pieces that divide a slab leave nothing of it unused, whatever the sizes of allocations are.
+# Pinned memory is taken in pieces of this size. A pool pins slabs of a GiB, as a rule, and lends what
+# lies in one slab: pieces that divide a slab leave nothing of it unused.
 PIECE_BYTES = 256 << 20
 
 # From, to, bytes.
@@ -41,16 +18,16 @@ Copy: TypeAlias = tuple[int, int, int]
 
 
 class SleepBuffers:
-    """Contents of device memory, by the address to which they will go back."""
+    """Contents of device memory, by the address to which they go back."""
 
-    def __init__(self, buffers: list[PinnedBuffer], copies: dict[int, list[Copy]]) -> None:
-        """Made by `copy_out`. The copies bring an extent back, by its address."""
+    def __init__(self, buffers: "list[PinnedBuffer]", copies: dict[int, list[Copy]]) -> None:
+        """Made by `copy_out`. `copies` restore an extent, by its address."""
         self._buffers = buffers
         self._copies = copies
 
     @classmethod
-    def copy_out(cls, pool: PinnedPool, copier: Copier, extents: Mapping[int, int]) -> "SleepBuffers":
-        """Copies all extents (address: bytes) out in one batch. If that fails, what it took is given back."""
+    def copy_out(cls, pool: "PinnedPool", copier: "Copier", extents: Mapping[int, int]) -> "SleepBuffers":
+        """Copies all extents (address: bytes) out in one batch. Leaves nothing behind if that fails."""
         buffers: list[PinnedBuffer] = []
         try:
             missing = sum(extents.values())
@@ -67,7 +44,7 @@ class SleepBuffers:
         return cls(buffers, copies)
 
     def copies_back(self, address: int) -> list[Copy]:
-        """The copies that bring this extent back."""
+        """The copies that restore this extent."""
         return self._copies[address]
 
     def release(self, address: int) -> None:
@@ -78,8 +55,8 @@ class SleepBuffers:
                 buffer.close()
 
 
-def _lay_out(buffers: Iterable[PinnedBuffer], extents: Mapping[int, int]) -> dict[int, list[Copy]]:
-    """Extents one after another through the buffers; what does not fit in one goes on in the next."""
+def _lay_out(buffers: "Iterable[PinnedBuffer]", extents: Mapping[int, int]) -> dict[int, list[Copy]]:
+    """Lays extents one after another through the buffers; one may go on in the next buffer."""
     places = ((buffer.address, buffer.bytes) for buffer in buffers)
     place, left = 0, 0
     copies: dict[int, list[Copy]] = {}

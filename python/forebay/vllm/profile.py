@@ -1,8 +1,7 @@
-"""`python -m forebay.vllm.profile`: how long a model computes for new tokens behind a prefix.
+"""`python -m forebay.vllm.profile`: measures how long a model computes new tokens behind a prefix.
 
-What it writes is a beginning for the connector (`profile` in its settings), which would otherwise learn it
-from its first requests: with it the first prompt is already loaded or computed, whichever is sooner. Knows
-vLLM's public interface and which steps to time; what follows from the times is `forebay.Slack`'s affair.
+The connector's setting `profile` names the file that this writes. With it the connector knows from
+the first prompt on whether loading or computing is faster; else it learns that from requests.
 """
 
 import argparse
@@ -34,7 +33,7 @@ class Timer:
 
         self.llm = LLM(**arguments)
         config = self.llm.llm_engine.vllm_config
-        # As the connector counts them: with pipeline stages those of the first.
+        # As the connector counts them: with pipeline stages, those of the first one.
         groups = self.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_groups
         self.layers = sum(len(group.layer_names) for group in groups)
         self.most_tokens = int(config.model_config.max_model_len)
@@ -48,11 +47,10 @@ class Timer:
         self.asked = 0
 
     def draw(self, tokens: int) -> list[int]:
-        """Tokens that nobody has asked for."""
         return self.random.choices(range(TOKEN_MIN, self.vocabulary), k=tokens)
 
     def ask(self, prompt: list[int]) -> tuple[float, int]:
-        """Seconds of the steps that a prompt takes, and how many of its tokens were in the prefix cache."""
+        """Seconds that a prompt takes, and how many of its tokens were in the prefix cache."""
         engine, cached = self.llm.llm_engine, 0
         self.asked += 1
         engine.add_request(str(self.asked), {"prompt_token_ids": prompt}, self.sampling)
@@ -64,7 +62,7 @@ class Timer:
 
 
 def plan(most_tokens: int, most_new: int, block_tokens: int) -> Iterator[tuple[int, list[int]]]:
-    """Prefixes in whole blocks, each longer than the last, and the steps to time behind each."""
+    """Prefixes of whole blocks, each longer than the last, and the steps to time behind each."""
     for prefix in PREFIX_TOKENS:
         whole = prefix // block_tokens * block_tokens
         steps = [new for new in NEW_TOKENS if new <= most_new and whole + new + ANSWER_TOKENS <= most_tokens]
@@ -73,7 +71,7 @@ def plan(most_tokens: int, most_new: int, block_tokens: int) -> Iterator[tuple[i
 
 
 def times(timer: Timer) -> Iterator[tuple[int, int, float]]:
-    """New tokens, prefix tokens and seconds of each timed step. A first run of each is for the kernels."""
+    """New tokens, prefix tokens and seconds of each timed step. The first run warms the kernels."""
     prefix: list[int] = []
     for length, steps in plan(timer.most_tokens, timer.most_new, timer.block_tokens):
         prefix += timer.draw(length - len(prefix))
@@ -89,7 +87,7 @@ def times(timer: Timer) -> Iterator[tuple[int, int, float]]:
 
 
 def profile_of(layers: int, steps: Iterable[tuple[int, int, float]]) -> str:
-    """The profile, as `forebay.Slack` reads it: of steps that are alike, the median."""
+    """The profile, with the median of steps that are alike."""
     alike: dict[tuple[int, int], list[float]] = {}
     for new, prefix, seconds in steps:
         print(f"{new:>7} new behind {prefix:>7}: {1e3 * seconds:8.2f} ms", file=sys.stderr)
@@ -102,10 +100,7 @@ def profile_of(layers: int, steps: Iterable[tuple[int, int, float]]) -> str:
 
 
 def engine_arguments(model: str, more: str) -> dict[str, Any]:
-    """What the engine is built with.
-
-    A server may have a connector, which would load what is to be computed, and no cache of prefixes.
-    """
+    """The engine's arguments: a prefix cache, and no connector, which would load what is to be timed."""
     try:
         said = json.loads(more)
     except ValueError as error:
@@ -117,7 +112,7 @@ def engine_arguments(model: str, more: str) -> dict[str, Any]:
 
 
 def check_out(out: Path) -> None:
-    """Refuses a file that cannot be written, before a GPU spends minutes on what it is to hold."""
+    """Refuses a file that cannot be written, before minutes are spent on it."""
     if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
         raise InvalidError(
             f"--out is {str(out)!r}; allowed is a file that can be written, in a folder that is there"

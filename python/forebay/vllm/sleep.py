@@ -1,12 +1,9 @@
-"""Sleep mode of vLLM through Forebay: weights go out to retained pinned memory and come back over every path.
+"""vLLM's sleep mode through Forebay: weights go to pinned memory and come back over every path.
 
-Knows vLLM's allocator of sleep mode (`vllm.device_allocator.cumem`): which memory there is, under which tags,
-whether it is mapped. What stays and what is dropped at which level is vLLM's rule; how bytes travel is
-`forebay.cuda`'s affair. Must never know models, requests or schedulers.
-
-Three things differ from the allocator's own `sleep` and `wake_up`: pinned memory is kept from one sleep
-to the next and can be pinned ahead (`warm`); all allocations travel in batches, instead of one copy after the
-other; and an operation that fails leaves everything where it was.
+It works on the allocations of vLLM's `CuMemAllocator` and their tags. What each level keeps is
+vLLM's rule. Three things differ from the allocator's own `sleep` and `wake_up`: pinned memory is
+kept from one sleep to the next and can be pinned ahead (`warm`), all allocations are copied in
+batches, and an operation that fails leaves everything as it was.
 """
 
 import functools
@@ -19,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from vllm.device_allocator import get_mem_allocator_instance
@@ -28,31 +25,34 @@ from vllm.device_allocator.sleep_mode_backend import CuMemBackend
 from vllm.platforms import current_platform
 
 from forebay.errors import ForebayError
-from forebay.vllm._sleep_buffers import Copier, PinnedPool, SleepBuffers
+from forebay.vllm._sleep_buffers import SleepBuffers
 
-# Below "vllm", so that it is formatted and filtered as vLLM's own messages are.
-logger = logging.getLogger("vllm.forebay")
+if TYPE_CHECKING:
+    from forebay.cuda import Copier, PinnedPool
+
+# Below "vllm", so that its lines look like vLLM's own.
+logger = logging.getLogger("vllm.forebay.sleep")
 
 # vLLM's `AllocationData`: handle (device, bytes, address, ...), tag, is_asleep.
 Allocation: TypeAlias = Any
 KEEP_KV = "FOREBAY_SLEEP_KEEP_KV"
-# The socket of the node's relays. The copier reads it; here it says whose GPUs the other ones are.
+# The socket of the node's relays. If it is set, the other GPUs are the node's.
 RELAYS = "FOREBAY_RELAYS"
 GIB = 1 << 30
-# What is mapped before the first copy begins: large enough for every path's full rate, small beside a model.
+# Mapped before the first copy: large enough for the full rate of every path.
 FIRST_BATCH_BYTES = GIB
-# Mapping holds the interpreter's lock. A thread that ends a copy asks for it after this time, not after 5 ms.
+# Mapping holds the interpreter's lock. The copying thread asks for it after this time, not 5 ms.
 SWITCH_INTERVAL_S = 1e-4
-# A wake that names tags may leave these asleep; it brings back all others.
+# A wake-up that names tags may leave these asleep, and brings back all others.
 DEFERRABLE = frozenset(("weights", "kv_cache"))
 
 
 class SleepError(ForebayError):
-    """The engine could not fall asleep or wake up. Nothing is lost, and the same call may be made again."""
+    """The engine could not fall asleep or wake up. Nothing is lost; the call may be repeated."""
 
 
 def keeps_kv() -> bool:
-    """Whether KV is to survive a sleep at level 1. vLLM gives a backend no settings: it is a variable."""
+    """Whether KV survives a sleep at level 1. A variable says so: vLLM gives a backend no settings."""
     value = os.environ.get(KEEP_KV, "0")
     if value not in ("0", "1"):
         raise ValueError(f"{KEEP_KV} is {value!r}; allowed are 0 and 1")
@@ -60,22 +60,22 @@ def keeps_kv() -> bool:
 
 
 def dropped_tags(level: int, keep_kv: bool) -> frozenset[str]:
-    """The tags whose contents need not survive a sleep. One that is not known here may be state: it does."""
+    """The tags whose contents need not survive a sleep. Unknown tags do: they may be state."""
     if level not in (1, 2):
         raise ValueError(f"sleep level is {level}; allowed are 1 and 2")
     scratch = frozenset(("workspace",))
-    if level == 2:  # Weights will be others, and KV belongs to the weights that computed it.
+    if level == 2:  # New weights will come, and KV belongs to the old ones.
         return scratch | DEFERRABLE
     return scratch if keep_kv else scratch | {"kv_cache"}
 
 
 @functools.cache
-def _means() -> tuple[PinnedPool, Copier]:
-    """The pool and the paths of this process. Never more sleeps than the GPU's memory: the pool's limit."""
+def _pool_and_copier() -> "tuple[PinnedPool, Copier]":
+    """The pool and the copier of this process. The GPU's memory is the pool's limit."""
     cuda = importlib.import_module("forebay.cuda")
     limit_bytes = torch.cuda.mem_get_info()[1]
     gpu = torch.cuda.current_device()
-    if os.environ.get(RELAYS):  # Other GPUs are the node's: no context of this process on them.
+    if os.environ.get(RELAYS):  # No context of this process on the other GPUs.
         return cuda.PinnedPool(limit_bytes, shared=True, device=gpu), cuda.Copier([gpu])
     return cuda.PinnedPool(limit_bytes, device=gpu), cuda.Copier()
 
@@ -84,31 +84,29 @@ def warm() -> None:
     """Begins to pin what a sleep at level 1 would need now, in the background."""
     dropped = dropped_tags(1, keeps_kv())
     allocations = get_mem_allocator_instance().pointer_to_data.values()
-    _means()[0].warm(_bytes(data for data in allocations if data.tag not in dropped))
+    _pool_and_copier()[0].warm(_bytes(data for data in allocations if data.tag not in dropped))
 
 
 class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there when types are checked
     """vLLM's backend `forebay`. Frees and restores the memory of `CuMemAllocator`, as `cumem` does."""
 
     def __init__(self) -> None:
-        """Takes nothing yet: memory and paths come with the first `suspend`, or with `warm` before it."""
         super().__init__()
         self._saved: dict[int, tuple[Allocation, SleepBuffers]] = {}
 
     @classmethod
     def is_supported(cls) -> bool:
-        """Only CUDA has these paths."""
         return bool(current_platform.is_cuda())
 
     @classmethod
     def keeps_kv(cls, level: int) -> bool:
-        """Whether KV is there again after a sleep at that level. A connector asks."""
+        """Whether KV survives a sleep at that level. A connector asks."""
         return "kv_cache" not in dropped_tags(level, keeps_kv())
 
     def suspend(self, level: int = 1) -> None:
-        """Frees all memory of the allocator; what the level keeps is copied out first, in one batch.
+        """Frees all memory of the allocator. What the level keeps is copied out first, in one batch.
 
-        If copying fails nothing was freed and the engine is as awake as before. What sleeps already stays so.
+        If copying fails, nothing was freed and the engine is as awake as before.
         """
         begun = time.perf_counter()
         dropped = dropped_tags(level, keeps_kv())
@@ -117,10 +115,10 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
         moved = self._move_out([data for data in awake if data.tag not in dropped])
         self._state = "SUSPENDED"
         for data in awake:
-            # Also where unmapping fails, when only the buffers is certain to have the contents.
+            # Even if unmapping fails: then only the buffers are certain to have the contents.
             data.is_asleep = True
             unmap_and_release(data.handle)
-        # What torch holds for tensors that are gone is not the allocator's, but it is asked for as well.
+        # Memory that torch keeps for tensors that are gone is freed too.
         gc.collect()
         torch.cuda.empty_cache()
         freed = _bytes(awake)
@@ -128,7 +126,7 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
         logger.info("sleep freed %.2f GiB and kept %.2f GiB of it: %.3f s", freed / GIB, moved / GIB, took)
 
     def resume(self, tags: list[str] | None = None) -> None:
-        """Maps memory again and brings back what was kept of it. Without tags that is all memory.
+        """Maps memory again, all of it or that of some tags, and restores what was kept.
 
         If it fails, everything that slept is still asleep and nothing that was kept is lost.
         """
@@ -149,7 +147,7 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
         logger.info("wake-up mapped %.2f GiB and moved %.2f GiB: %.3f s", mapped / GIB, moved / GIB, took)
 
     def _allocations(self) -> dict[int, Allocation]:
-        """vLLM's allocations by address. What is not among them any more, or awake, leaves the buffers."""
+        """vLLM's allocations by address. Releases what was kept of others, or of those awake."""
         current: dict[int, Allocation] = get_mem_allocator_instance().pointer_to_data
         for address, (data, _) in list(self._saved.items()):
             if not data.is_asleep or current.get(address) is not data:
@@ -161,12 +159,12 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
         buffers.release(address)
 
     def _move_out(self, kept: list[Allocation]) -> int:
-        """Copies allocations to a new buffers and returns the bytes of it."""
+        """Copies allocations to new buffers and returns how many bytes that is."""
         if not kept:
             return 0
         extents = {data.handle[2]: data.handle[1] for data in kept}
         try:
-            buffers = SleepBuffers.copy_out(*_means(), extents)
+            buffers = SleepBuffers.copy_out(*_pool_and_copier(), extents)
         except Exception as error:
             raise SleepError(
                 f"cannot fall asleep: {len(kept)} allocations of {_bytes(kept)} bytes could not be copied to "
@@ -176,7 +174,7 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
         return _bytes(kept)
 
     def _bring_back(self, due: list[Allocation]) -> int:
-        """Maps what is due, copies what was kept of it, and returns the bytes that were copied."""
+        """Maps allocations, restores what was kept of them, and returns how many bytes that is."""
         kept = [data for data in due if data.handle[2] in self._saved]
         empty = [data for data in due if data.handle[2] not in self._saved]
         mapped: list[Allocation] = []
@@ -199,22 +197,22 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
     def _map_and_copy(
         self, kept: list[Allocation], empty: list[Allocation], mapped: list[Allocation]
     ) -> None:
-        """Mapping costs the driver's time, copying the links': a second thread copies while this one maps."""
+        """A second thread copies while this one maps: the one takes the links, the other the driver."""
         copies: list[Future[None]] = []
-        # Leaving it, also by an error, waits for its copies: they use memory that must stay mapped.
+        # Even after an error the copies are waited for: their memory must stay mapped.
         with _prompt_threads(), ThreadPoolExecutor(1, thread_name_prefix="forebay-wake") as copying:
             for batch in _batches(kept):
                 _map(batch, mapped)
                 saved = [(data.handle[2], self._saved[data.handle[2]][1]) for data in batch]
                 pairs = [copy for address, buffers in saved for copy in buffers.copies_back(address)]
-                copies.append(copying.submit(_means()[1].copy_batch_and_wait, pairs))
+                copies.append(copying.submit(_pool_and_copier()[1].copy_batch_and_wait, pairs))
             _map(empty, mapped)
         for copy in copies:
             copy.result()
 
 
 def _map(allocations: Iterable[Allocation], mapped: list[Allocation]) -> None:
-    """Maps one after the other, so that after an error `mapped` has those that are."""
+    """Maps allocations in turn. After an error `mapped` has those that are."""
     for data in allocations:
         create_and_map(data.handle)
         mapped.append(data)
@@ -225,7 +223,7 @@ def _bytes(allocations: Iterable[Allocation]) -> int:
 
 
 def _batches(allocations: Iterable[Allocation]) -> Iterator[list[Allocation]]:
-    """Each batch is twice the one before: mapping is faster than copying, and stays ahead of it."""
+    """Batches, each twice the one before: mapping is faster than copying and stays ahead."""
     batch: list[Allocation] = []
     batch_bytes, wanted_bytes = 0, FIRST_BATCH_BYTES
     for data in allocations:
@@ -240,7 +238,7 @@ def _batches(allocations: Iterable[Allocation]) -> Iterator[list[Allocation]]:
 
 @contextmanager
 def _prompt_threads() -> Iterator[None]:
-    """Threads take turns sooner; afterwards as before."""
+    """Has threads take turns sooner meanwhile."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:

@@ -1,7 +1,7 @@
 """vLLM's GPU worker with Forebay's sleep mode: `--enable-sleep-mode --worker-cls forebay.vllm.worker.Worker`.
 
-Knows two moments of a worker's life: after weights were loaded and after the KV cache was laid out. Then
-memory is pinned ahead, in the background: the first sleep need not pin. Must never know how sleep works.
+It pins memory in the background after the weights were loaded and the KV cache was laid out, so that
+the first sleep need not pin.
 """
 
 from typing import Any
@@ -12,21 +12,18 @@ from forebay.vllm import SLEEP_BACKEND, register, sleep
 
 
 class Worker(gpu_worker.Worker):  # type: ignore[misc]  # vLLM is not there when types are checked
-    """Sleeps by the backend `forebay`, also in versions of vLLM that have no flag to choose a backend."""
+    """Chooses the backend `forebay`, also in versions of vLLM that have no flag for that."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        """Chooses the backend before the worker looks for it."""
         register()
         vllm_config.model_config.sleep_mode_backend = SLEEP_BACKEND
         super().__init__(vllm_config, *args, **kwargs)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Loads the model; pinned memory for its weights follows."""
         super().load_model(*args, **kwargs)
         self._warm()
 
     def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
-        """Lays out the KV cache; if it is to survive sleep, pinned memory for it follows."""
         super().initialize_from_config(*args, **kwargs)
         if sleep.keeps_kv():
             self._refuse_what_zeroes_kv()
@@ -37,7 +34,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]  # vLLM is not there when
             sleep.warm()
 
     def _refuse_what_zeroes_kv(self) -> None:
-        """The V1 model runner of vLLM 0.26 zeroes a quantised KV cache after each sleep, kept or not."""
+        """vLLM 0.26's V1 model runner zeroes quantised KV after each sleep, even if it was kept."""
         dtype = str(self.cache_config.cache_dtype)
         if hasattr(self.model_runner, "init_fp8_kv_scales") and dtype.startswith(("fp8", "int8", "nvfp4")):
             raise ValueError(
