@@ -1,8 +1,7 @@
-"""Which process made an object that has sockets, threads or locks of Python's own.
+"""Refuses calls of objects in a child of `fork()`.
 
-A child of `fork()` has a copy of every object, but none of the threads behind it, and it shares the
-parent's sockets. Objects that are compiled look for themselves; this is for what is made of them in Python.
-Knows processes only; must never know what an object is good for.
+A child has copies of its parent's objects, but not their threads, and it shares their sockets. The
+compiled objects check that themselves; this is for those written in Python.
 """
 
 import os
@@ -11,7 +10,7 @@ from forebay.errors import ForkedError
 
 
 class ForkGuard:
-    """The process that made an object: the one that makes this."""
+    """Belongs to the process that makes it."""
 
     __slots__ = ("_pid",)
 
@@ -20,14 +19,11 @@ class ForkGuard:
 
     @property
     def is_owner(self) -> bool:
-        """Whether it is the process that asks. In any other one the object is only to be forgotten."""
+        """Whether this is still that process. In any other one the object may only be dropped."""
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Raises in any other process.
-
-        To be called before any lock is taken: nobody may be there to free it.
-        """
+        """Raises in any other process. Call it before taking a lock: nobody may be there to free it."""
         if not self.is_owner:
             raise ForkedError(
                 f"made before fork: by process {self._pid}, and this is process {os.getpid()}; "

@@ -1,6 +1,6 @@
-"""Waiting for an agent with asyncio: its event descriptor wakes the loop, and nothing polls.
+"""Waits for an agent with asyncio: its event descriptor wakes the loop, and nothing polls.
 
-One `Waiter` for an agent and a loop. Knows states and futures; must never know how bytes move.
+Make one `Waiter` for an agent and a loop.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from forebay.errors import ForebayError, InvalidError
 
 
 class Waiter:
-    """Ends of transfers and notifications of one agent, for coroutines of one event loop.
+    """Waits for transfers and notifications of one agent, for coroutines of one event loop.
 
-    While it lives it owns the agent's events: take notifications from here, not from the agent. Where the
-    agent is closed first, what still waits ends with an error as soon as a transfer that moved has ended.
+    While it lives, take notifications from it, not from the agent. If the agent is closed first,
+    coroutines that still wait get an error as soon as a transfer that moved has ended.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -28,9 +28,9 @@ class Waiter:
         self._loop = asyncio.get_running_loop()
         self._under_way: dict[Transfer, asyncio.Future[None]] = {}
         self._messages: deque[tuple[str, bytes]] = deque()
-        # In the order in which they came, each until it is woken.
+        # In the order in which they came. Each stays until it is woken.
         self._listening: dict[asyncio.Future[None], None] = {}
-        # Our own: the agent's is gone when the agent is closed, and its number is another descriptor's then.
+        # A copy: when the agent is closed, another descriptor may get the number of its own.
         self._events: int | None = os.dup(agent.fileno())
         self._loop.add_reader(self._events, self._wake)
 
@@ -43,22 +43,22 @@ class Waiter:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the agent. Coroutines that still wait are cancelled; their transfers are not."""
+        """Releases the agent. Coroutines that still wait are cancelled; their transfers are not."""
         if self._events is None:
             return
         if self._fork_guard.is_owner:
             for future in [*self._under_way.values(), *self._listening]:
                 future.cancel()
-            # The loop's list of descriptors is the parent's too: a child leaves it as it is.
+            # A child shares the parent's epoll set, and leaves it as it is.
             self._loop.remove_reader(self._events)
         os.close(self._events)
         self._events = None
 
     async def run(self, transfer: Transfer, notification: bytes | None = None) -> None:
-        """Posts a transfer and returns at its end; raises its error. Cancelling it cancels the transfer."""
+        """Posts a transfer and waits for its end. Cancelling this cancels the transfer."""
         before = self._under_way.get(transfer)
         if before is not None:
-            # It may have ended unheard: whoever waits for that end is told before it begins anew.
+            # It may have ended unnoticed. Who waits for that end is told before it begins again.
             self._settle(transfer)
             if not before.done():
                 raise InvalidError("the transfer is under way")
@@ -73,7 +73,7 @@ class Waiter:
         try:
             await future
         except asyncio.CancelledError:
-            # By its caller, that is: `close` cancels the future alone.
+            # Cancelled by the caller. `close` cancels only the future.
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 await self._cancel(transfer)
             raise
@@ -82,7 +82,7 @@ class Waiter:
                 del self._under_way[transfer]
 
     async def _cancel(self, transfer: Transfer) -> None:
-        """Returns when nothing touches the memory any more, however often the caller is cancelled."""
+        """Waits until nothing touches the memory, however often the caller is cancelled."""
         quiet = self._loop.run_in_executor(None, transfer.cancel)
         while not quiet.done():
             with contextlib.suppress(asyncio.CancelledError):
@@ -108,10 +108,10 @@ class Waiter:
     def _wake(self) -> None:
         try:
             self._agent.clear_events()
-            # What nobody listens for stays with the agent, which bounds it.
+            # If nobody listens, notifications stay with the agent, which bounds them.
             if self._listening and self._take():
                 self._hear(None)
-        except ForebayError as error:  # The agent is closed, and with it all of its transfers have ended.
+        except ForebayError as error:  # The agent is closed, and all of its transfers have ended.
             self._hear(error)
             self._settle_all()
             self.close()
@@ -119,12 +119,12 @@ class Waiter:
             self._settle_all()
 
     def _take(self) -> bool:
-        """Fetches what the agent has. Says whether there is any message now."""
+        """Takes the agent's notifications. Returns whether there is one now."""
         self._messages.extend(self._agent.take_notifications())
         return bool(self._messages)
 
     def _hear(self, error: ForebayError | None) -> None:
-        """Wakes all who listen: who finds nothing left listens again."""
+        """Wakes all listeners. One that finds nothing listens again."""
         for future in self._listening:
             if not future.done():
                 future.set_result(None) if error is None else future.set_exception(error)

@@ -1,11 +1,8 @@
-"""What can go wrong, one class for each thing that a program may do about it.
-
-Knows names only; which failure is which class is decided where it happens.
-"""
+"""The errors of the package: one class for each thing that a program may do about it."""
 
 
 class ForebayError(Exception):
-    """Anything that Forebay reports. The message names what was asked, what was found and what is allowed."""
+    """Any error of Forebay. The message says what was asked, what was found and what is allowed."""
 
 
 class InvalidError(ForebayError, ValueError):
@@ -13,7 +10,7 @@ class InvalidError(ForebayError, ValueError):
 
 
 class NotFoundError(ForebayError, LookupError):
-    """No such peer, or no registered memory there: exchange metadata again, or register the memory first."""
+    """No such peer or registered memory: exchange metadata again, or register the memory first."""
 
 
 class PeerLostError(ForebayError, ConnectionError):
@@ -25,7 +22,7 @@ class DeadlineError(ForebayError, TimeoutError):
 
 
 class NoRoomError(ForebayError, MemoryError):
-    """No memory is left, or none that may be taken: ask for less, give some back, or raise the limit."""
+    """No memory is left within the limit: ask for less, give some back, or raise the limit."""
 
 
 class CancelledError(ForebayError):

@@ -1,7 +1,7 @@
-"""`python -m forebay.run [--stats] [--relays SOCKET] -- PROGRAM`: a program whose copies take every path.
+"""`python -m forebay.run [--stats] [--relays SOCKET] -- PROGRAM`: starts a program with the preload library.
 
-What `forebay run` does, for those who have the wheel alone. Knows where the wheel keeps the preload library
-and how the dynamic linker is told of it; docs/preload.md has what that does. It leaves no Python behind.
+It is `forebay run` for those who have only the wheel, and becomes the program. docs/preload.md says
+what the library does.
 """
 
 import os
@@ -21,13 +21,13 @@ USAGE = "usage: python -m forebay.run [--stats] [--relays SOCKET] [--] PROGRAM [
 
 
 def environment(library: Path, before: Mapping[str, str]) -> dict[str, str]:
-    """The program's environment. Ours comes first: one before it that hooks `dlsym` would go round it."""
+    """The program's environment. Our library is first: one before it could hook `dlsym` around it."""
     others = before.get("LD_PRELOAD", "")
     return {**before, "LD_PRELOAD": f"{library}:{others}" if others else str(library)}
 
 
 def options(program: list[str]) -> dict[str, str]:
-    """Takes our options off the front of what follows the module's name, and says what they add."""
+    """Takes our options off the front of the arguments. Returns what they add to the environment."""
     added: dict[str, str] = {}
     while program[:1] == ["--stats"] or (program[:1] == ["--relays"] and len(program) > 1):
         if program.pop(0) == "--stats":
@@ -38,7 +38,7 @@ def options(program: list[str]) -> dict[str, str]:
 
 
 def unfit(program: str, path: str | None, library: Path = LIBRARY) -> str | None:
-    """Why a program cannot have the library; what cannot be read or understood is left to `exec`."""
+    """Why a program cannot use the library. A file that cannot be read is left to `exec`."""
     file = shutil.which(program, path=path)
     for _ in range(5):
         if file is None:
@@ -89,10 +89,7 @@ def _unfit_linker(file: str, linker: str, library: Path) -> str | None:
 
 
 def newest_version(contents: bytes) -> tuple[int, ...] | None:
-    """The newest version of glibc's symbols that a library has or needs.
-
-    Both are in the strings of its dynamic symbols, where a library's own constants are not.
-    """
+    """The newest version of glibc's symbols that a library has or needs, from its dynamic strings."""
     try:
         if contents[:6] != b"\x7fELF\x02\x01":
             return None

@@ -109,7 +109,6 @@ class nixlAgent:
         return list(_BACKENDS)
 
     def getPluginParams(self, name: str) -> tuple[dict[str, str], list[str]]:
-        """Options of a back end with their defaults, and the memory that it moves."""
         if name not in _BACKENDS:
             raise failure(nixlNotFoundError, f"no back end {name!r}; there are {', '.join(_BACKENDS)}")
         options = {"listen": self._settings.listen, "flows_max": "4", "progress_limit_ms": "2000"}

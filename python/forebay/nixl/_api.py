@@ -140,7 +140,6 @@ class nixl_agent:
         return self.plugin_list
 
     def get_plugin_mem_types(self, backend: str) -> list[str]:
-        """The memory that a back end can move."""
         return self._plugin(backend)[1]
 
     def get_plugin_params(self, backend: str) -> dict[str, str]:
@@ -154,11 +153,9 @@ class nixl_agent:
         return self.agent.getPluginParams(backend)
 
     def get_backend_mem_types(self, backend: str) -> list[str]:
-        """The memory that a back end of this agent moves."""
         return self._backend(backend)[1]
 
     def get_backend_params(self, backend: str) -> dict[str, str]:
-        """The options of a back end of this agent."""
         return self._backend(backend)[0]
 
     def _backend(self, backend: str) -> tuple[dict[str, str], list[str]]:
@@ -189,7 +186,6 @@ class nixl_agent:
     def query_memory(
         self, reg_list: Any, backend: str, mem_type: str | None = None
     ) -> list[dict[str, str] | None]:
-        """Asks a storage back end; there is none."""
         if backend not in self.backends:
             raise ValueError(f"no back end {backend!r}; there are {list(self.backends)}")
         descs = self.get_reg_descs(reg_list, mem_type)
@@ -255,7 +251,6 @@ class nixl_agent:
         notif_msg: bytes | str = b"",
         backends: Iterable[str] = (),
     ) -> nixl_xfer_handle:
-        """A transfer between two lists."""
         op = self.nixl_ops[operation]
         handle = self.agent.createXferReq(
             op, local_descs, remote_descs, remote_agent, notif_msg, self._handles(backends)
@@ -271,11 +266,9 @@ class nixl_agent:
         return _state(self.agent.getXferStatus(handle._handle))
 
     def get_xfer_telemetry(self, handle: nixl_xfer_handle) -> nixlXferTelemetry:
-        """What a transfer that has ended was."""
         return self.agent.getXferTelemetry(handle._handle)
 
     def estimate_xfer_cost(self, req_handle: nixl_xfer_handle) -> tuple[int, int, str]:
-        """Not known: 0."""
         duration, margin, _ = self.agent.estimateXferCost(req_handle._handle)
         return duration, margin, "ANALYTICAL_BACKEND"
 
@@ -284,7 +277,6 @@ class nixl_agent:
         return next(name for name, backend in self.backends.items() if backend == found)
 
     def release_xfer_handle(self, handle: nixl_xfer_handle) -> None:
-        """Forgets a transfer; cancels it if it is under way."""
         handle.release()
 
     def release_dlist_handle(self, handle: nixl_prepped_dlist_handle) -> None:
@@ -293,7 +285,6 @@ class nixl_agent:
     def prep_mem_view(
         self, dlist: nixlXferDList | nixlRemoteDList, *, backends: Iterable[str] | None = None
     ) -> int:
-        """Memory views need a GPU: refused."""
         return self.agent.prepMemView(dlist, self._handles(backends or ()))
 
     def release_mem_view(self, mvh: int) -> None:
@@ -371,7 +362,6 @@ class nixl_agent:
         port: int = DEFAULT_COMM_PORT,
         label: str = "",
     ) -> None:
-        """The same as `send_local_metadata`."""
         self.agent.sendLocalPartialMD(descs, inc_conn_info, self._handles(backends), ip_addr, port, label)
 
     def fetch_remote_metadata(

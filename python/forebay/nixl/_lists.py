@@ -44,7 +44,6 @@ class _DList:
 
     @property
     def rows(self) -> Descriptors:
-        """The descriptors as Forebay takes them."""
         return self._rows
 
     def __len__(self) -> int:
@@ -70,40 +69,32 @@ class _DList:
         return from_bytes, (self.to_bytes(),)
 
     def getType(self) -> nixl_mem_t:
-        """The memory type."""
         return self._type
 
     def descCount(self) -> int:
-        """How many descriptors there are."""
         return len(self._rows)
 
     def isEmpty(self) -> bool:
-        """Whether there are none."""
         return len(self._rows) == 0
 
     def print(self) -> None:
-        """Shows the list, for somebody to look at."""
         print(self)
         for at in range(len(self)):
             print(f"  {self[at]}")
 
     def addDesc(self, desc: tuple[Any, ...]) -> None:
-        """Adds a descriptor at the end."""
         self._rows.append(desc)
 
     def append(self, desc: tuple[Any, ...]) -> None:
-        """Adds a descriptor at the end."""
         self.addDesc(desc)
 
     def __setitem__(self, index: int, desc: tuple[Any, ...]) -> None:
         self._rows[index] = desc
 
     def remDesc(self, index: int) -> None:
-        """Takes a descriptor out."""
         del self._rows[index]
 
     def clear(self) -> None:
-        """Takes all of them out."""
         self._rows.clear()
 
     def to_bytes(self) -> bytes:
@@ -125,7 +116,6 @@ class nixlXferDList(_DList):
     _KIND = 1
 
     def index(self, desc: tuple[int, int, int]) -> int:
-        """Where a descriptor stands."""
         found = self._rows.find(desc)
         if found is None:
             raise failure(nixlNotFoundError, f"{desc} is not in the list of {len(self)}")
@@ -188,7 +178,6 @@ class _WordedDList(_DList):
         self._words.clear()
 
     def index(self, desc: tuple[Any, ...]) -> int:
-        """Where a descriptor stands."""
         row, word = _row_and_word(desc)
         for at in range(len(self)):
             if self._rows[at] == row and self._words[at] == word:

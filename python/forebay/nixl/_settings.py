@@ -25,7 +25,6 @@ class Settings(NamedTuple):
 
     @property
     def host(self) -> str:
-        """The address to listen on, without the port."""
         return self.listen.rpartition(":")[0].strip("[]")
 
 
