@@ -3,7 +3,7 @@
 
 use crate::bubble::Bubble;
 use crate::loading::Loading;
-use crate::slack::Tier;
+use crate::cost_model::Tier;
 use parking_lot::{Condvar, Mutex};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};

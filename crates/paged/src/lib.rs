@@ -4,7 +4,7 @@
 //! tokens of a load may be used, and what is worth loading. Must never know an engine's scheduler, nor how the node finds, keeps
 //! or fetches a chunk.
 //!
-//! The core is pure: [`cache`] and [`pages`] have the arithmetic, [`load`] the state of a load, [`slack`] what computing costs.
+//! The core is pure: [`cache`] and [`pages`] have the arithmetic, [`load`] the state of a load, [`cost_model`] what computing costs.
 //! Who copies is behind [`copies`]: the mover in host memory, streams on a GPU. [`PagedCache`] holds it together.
 
 /// The tests' rig, which is of the tests outside, is used inside too.
@@ -26,7 +26,7 @@ mod loading;
 mod paged;
 pub mod pages;
 mod patience;
-pub mod slack;
+pub mod cost_model;
 mod stats;
 mod storing;
 mod window;

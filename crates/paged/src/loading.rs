@@ -9,7 +9,7 @@ use crate::load::{Load, Next, Part};
 use crate::paged::Shared;
 use crate::pages::{ChunkAt, PageTables, Source, pieces};
 use crate::patience::Patience;
-use crate::slack::Tier;
+use crate::cost_model::Tier;
 use crate::stats::{add, take};
 use crate::window::Place;
 use crate::workers::Urgency;

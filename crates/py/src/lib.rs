@@ -5,6 +5,7 @@
 
 mod agent;
 mod chunk;
+mod cost_model;
 mod cuda;
 mod descriptors;
 mod errors;
@@ -17,7 +18,6 @@ mod places;
 mod process;
 mod rail;
 mod rows;
-mod slack;
 mod transfer;
 mod watching;
 
@@ -28,6 +28,8 @@ mod _forebay {
     use crate::agent::{Agent, Registration};
     #[pymodule_export]
     use crate::chunk::{Loading, Storing};
+    #[pymodule_export]
+    use crate::cost_model::CostModel;
     #[pymodule_export]
     use crate::cuda::{Copier, PinnedBuffer, PinnedPool};
     #[pymodule_export]
@@ -42,8 +44,6 @@ mod _forebay {
     use crate::paged::{PagedCache, head_reads};
     #[pymodule_export]
     use crate::rail::Rail;
-    #[pymodule_export]
-    use crate::slack::Slack;
     #[pymodule_export]
     use crate::transfer::{Prepared, Transfer};
 

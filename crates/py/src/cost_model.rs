@@ -1,25 +1,22 @@
-//! What is worth loading, as Python asks it. This file turns Python's objects into the policy's and back; it must never decide
-//! anything itself.
+//! `forebay.Slack`: the cost model of [`forebay_paged::cost_model`], as Python sees it. This file only converts arguments.
 
 use crate::errors::InvalidError;
-use forebay_paged::slack::{Question, Slack as Policy, Tier};
+use forebay_paged::cost_model::{self, Question, Tier};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
 /// What computing costs, learned online; load or recompute.
-#[pyclass(frozen, module = "forebay")]
-pub struct Slack(Mutex<Policy>);
-
-impl Slack {}
+#[pyclass(frozen, module = "forebay", name = "Slack")]
+pub struct CostModel(Mutex<cost_model::CostModel>);
 
 #[pymethods]
-impl Slack {
+impl CostModel {
     #[new]
     #[pyo3(signature = (layers, profile = None))]
-    fn new(layers: u32, profile: Option<&str>) -> PyResult<Slack> {
-        let policy = Policy::new(layers, profile);
-        policy
-            .map(|policy| Slack(Mutex::new(policy)))
+    fn new(layers: u32, profile: Option<&str>) -> PyResult<CostModel> {
+        let model = cost_model::CostModel::new(layers, profile);
+        model
+            .map(|model| CostModel(Mutex::new(model)))
             .map_err(|error| InvalidError::new_err(error.to_string()))
     }
 

@@ -103,7 +103,7 @@ pub enum BadProfile {
 
 /// What is known.
 #[derive(Debug, Clone)]
-pub struct Slack {
+pub struct CostModel {
     layers: u32,
     /// By the powers of two of new tokens and prefix.
     steps: BTreeMap<(u32, u32), Bucket>,
@@ -168,18 +168,18 @@ fn once() -> u64 {
 /// In the order in which a prefix's chunks lie there.
 const TIERS: [Tier; 3] = [Tier::Memory, Tier::Disk, Tier::Peer];
 
-impl Slack {
+impl CostModel {
     /// What is known of a model with so many layers: what the profile says, or nothing.
-    pub fn new(layers: u32, profile: Option<&str>) -> Result<Slack, BadProfile> {
+    pub fn new(layers: u32, profile: Option<&str>) -> Result<CostModel, BadProfile> {
         let refuse = |what, value: String, allowed: &str| {
             Err(BadProfile::Value { what, value, allowed: allowed.to_owned() })
         };
         if layers == 0 {
             return refuse("layers", "0".into(), "1 or more");
         }
-        let mut slack =
-            Slack { layers, steps: BTreeMap::new(), tiers: BTreeMap::new(), cost: None, declined: [0; 3] };
-        let Some(profile) = profile else { return Ok(slack) };
+        let mut model =
+            CostModel { layers, steps: BTreeMap::new(), tiers: BTreeMap::new(), cost: None, declined: [0; 3] };
+        let Some(profile) = profile else { return Ok(model) };
         let profile: Profile = serde_json::from_str(profile)?;
         if profile.version != VERSION {
             return refuse("version", profile.version.to_string(), "1");
@@ -201,7 +201,7 @@ impl Slack {
             }
             let bucket =
                 Bucket { new_tokens, prefix_tokens, us: seconds * 1e6, count: count.clamp(1, COUNT_MAX) };
-            slack.steps.insert(bucket.key(), bucket);
+            model.steps.insert(bucket.key(), bucket);
         }
         for (tier, ProfileTier { bytes_per_s, latency_s }) in profile.tiers {
             if !(is_rate(bytes_per_s) && latency_s >= 0.0 && latency_s.is_finite()) {
@@ -209,10 +209,10 @@ impl Slack {
             }
             let rate =
                 Rate { us_per_byte: 1e6 / bytes_per_s, latency_us: latency_s * 1e6, loads: FIRST_LOADS };
-            slack.tiers.insert(tier, rate);
+            model.tiers.insert(tier, rate);
         }
-        slack.cost = fit(slack.steps.values());
-        Ok(slack)
+        model.cost = fit(model.steps.values());
+        Ok(model)
     }
 
     /// A step computed so many tokens behind a prefix. What cannot be is not noted.
