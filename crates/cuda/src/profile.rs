@@ -212,7 +212,7 @@ mod tests {
             relaying: Relaying { efficiency: 0.85, latency_s: 40e-6 },
             break_even_bytes: Some(2 << 20),
             mover_bytes: 400 << 20,
-            relay: Relay::Fused,
+            relay: Relay::ALL[1],
         };
         let relayed = RelayedBothWays { h2d, d2h: Relayed { break_even_bytes: None, ..h2d } };
         Profile::new("0123".into(), alone, together, pairs, Some(relayed))
@@ -243,7 +243,7 @@ mod tests {
             good.replace("55100000000.0", "1e999"),
             good.replace("55100000000.0", "null"),
             good.replace("\"efficiency\":0.85", "\"efficiency\":0.0"),
-            good.replace("\"fused\"", "\"thrown\""),
+            good.replace("\"peer\"", "\"thrown\""),
             "x".repeat(2 << 20),
         ];
         for text in bad {

@@ -122,7 +122,7 @@ fn odd(fake: &Fake) -> Profile {
         relaying: Relaying { efficiency: 0.7, latency_s: 55e-6 },
         break_even_bytes: Some(5 << 20),
         mover_bytes: 77 << 20,
-        relay: Relay::Fused,
+        relay: Relay::ALL[2],
     };
     let relayed = RelayedBothWays { h2d, d2h: Relayed { break_even_bytes: None, ..h2d } };
     Profile::new(host.digest(), vec![], together, vec![], Some(relayed))

@@ -38,7 +38,7 @@ pub struct Transfer {
     pub pairs: Vec<SpanPair>,
     /// How urgent it is.
     pub class: Class,
-    /// When the bytes are needed. Within a class the earliest deadline goes first, those without one last. A missed
+    /// When the bytes are needed, in the mover's clock. Within a class the earliest deadline goes first, those without one last. A missed
     /// deadline does not end the transfer; it is counted.
     pub deadline_us: Option<u64>,
 }
@@ -47,12 +47,6 @@ impl Transfer {
     /// A transfer without a deadline.
     pub fn new(pairs: Vec<SpanPair>, class: Class) -> Transfer {
         Transfer { pairs, class, deadline_us: None }
-    }
-
-    /// Sets when the bytes are needed, in the mover's clock.
-    pub fn with_deadline_us(mut self, deadline_us: u64) -> Transfer {
-        self.deadline_us = Some(deadline_us);
-        self
     }
 }
 

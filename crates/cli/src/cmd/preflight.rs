@@ -6,7 +6,7 @@ use forebay_cuda::driver::Driver;
 use forebay_cuda::preflight::{Finding, Severity, findings, without_driver, worst};
 use forebay_cuda::profile::{Profile, Relayed};
 use forebay_cuda::topology::{GpuFacts, MemoryFacts, Topology, Transparent};
-use forebay_cuda::{By, Relay};
+use forebay_cuda::By;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -186,11 +186,10 @@ fn print_relayed(way: &str, relayed: &Relayed) {
         relayed.relaying.efficiency,
     );
     if relayed.mover_bytes < u64::MAX {
-        let by = match relayed.relay {
-            Relay::Staged(By::Own) => "the GPU's own copy engine",
-            Relay::Staged(By::Peer) => "its peers' copy engines",
-            Relay::Staged(By::Kernel) => "a kernel of the GPU",
-            Relay::Fused => "kernels of its peers",
+        let by = match relayed.relay.staged {
+            By::Own => "the GPU's own copy engine",
+            By::Peer => "its peers' copy engines",
+            By::Kernel => "a kernel of the GPU",
         };
         let from = mib(relayed.mover_bytes);
         println!(

@@ -5,11 +5,11 @@ use super::{HOST, Made, SHARED, StartError};
 use crate::addresses::Addresses;
 use crate::device::{Device, DeviceMemory, Stream};
 use crate::kernels::Kernels;
-use crate::links::{Direction, LaneLink, PeerLink, RelayLink};
+use crate::links::{Direction, LaneLink, PeerLink};
 use crate::peers::Peers;
 use crate::poller::Poller;
-use crate::relay::{By, Relay};
-use forebay_transfer::{Hop, LinkId, LinkSpec, MoverHandle, Place, RouteSpec, Staging};
+use crate::relay::By;
+use forebay_transfer::{LinkId, LinkSpec, MoverHandle, Place, RouteSpec, Staging};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ impl Build<'_> {
             let relays = gpus.iter().filter(|peer| peers.relay(gpu.device.index(), peer.device.index()));
             for peer in relays {
                 for (direction, relay) in Direction::BOTH.into_iter().zip(made.relays) {
-                    self.relay(gpu, peer, direction, relay)?;
+                    self.relay(gpu, peer, direction, relay.staged)?;
                 }
             }
         }
@@ -124,14 +124,7 @@ impl Build<'_> {
         Ok(Staging { region, slot_bytes, slots })
     }
 
-    fn relay(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction, relay: Relay) -> Result<(), StartError> {
-        match relay {
-            Relay::Staged(by) => self.staged(gpu, peer, direction, by),
-            Relay::Fused => self.fused(gpu, peer, direction),
-        }
-    }
-
-    fn staged(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction, by: By) -> Result<(), StartError> {
+    fn relay(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction, by: By) -> Result<(), StartError> {
         let engine = match by {
             By::Own => Some(self.poller.track(Stream::new(&gpu.device)?)),
             By::Peer => Some(self.poller.track(Stream::new(&peer.device)?)),
@@ -148,17 +141,6 @@ impl Build<'_> {
             Direction::DeviceToHost => [pair, lane],
         };
         self.handle.add_route(RouteSpec::relayed(from, to, links, peer.staging, true))??;
-        Ok(())
-    }
-
-    fn fused(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction) -> Result<(), StartError> {
-        let track = self.poller.track(Stream::new(&peer.device)?);
-        let link = RelayLink::new(track, &peer.kernels, self.addresses, WINDOW_LOTS)?;
-        let name = name(gpu, peer, direction);
-        let link = self.handle.add_link(spec(name), Box::new(link))?;
-        let (from, to) = direction.ends(HOST, gpu.device.index());
-        let hops = vec![Hop { link, guest: true }];
-        self.handle.add_route(RouteSpec { from, to, hops, staging: Vec::new() })??;
         Ok(())
     }
 }

@@ -28,7 +28,6 @@ pub const PER_THREAD_STREAM: StreamHandle = 2 as StreamHandle;
 
 pub const SUCCESS: Status = 0;
 pub const OUT_OF_MEMORY: Status = 2;
-pub const DEINITIALIZED: Status = 4;
 pub const NOT_FOUND: Status = 500;
 pub const NOT_READY: Status = 600;
 pub const PEER_ACCESS_ALREADY_ENABLED: Status = 704;
@@ -45,22 +44,14 @@ pub const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 pub const CAPTURE_NONE: c_int = 0;
 pub const CAPTURE_MODE_RELAXED: c_int = 2;
 
-pub const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 pub const ATTRIBUTE_COMPUTE_MODE: c_int = 20;
-pub const ATTRIBUTE_INTEGRATED: c_int = 18;
-pub const ATTRIBUTE_COPY_ENGINES: c_int = 40;
-pub const ATTRIBUTE_UNIFIED_ADDRESSING: c_int = 41;
-pub const ATTRIBUTE_COMPUTE_MAJOR: c_int = 75;
-pub const ATTRIBUTE_COMPUTE_MINOR: c_int = 76;
 pub const ATTRIBUTE_HOST_PAGE_TABLES: c_int = 100;
 
 pub const COMPUTE_MODE_DEFAULT: c_int = 0;
 pub const COMPUTE_MODE_PROHIBITED: c_int = 2;
 
-pub const P2P_ACCESS_SUPPORTED: c_int = 2;
 pub const P2P_PERFORMANCE_RANK: c_int = 1;
 
-pub const POINTER_CONTEXT: c_int = 1;
 pub const POINTER_MEMORY_TYPE: c_int = 2;
 pub const POINTER_IS_MANAGED: c_int = 8;
 pub const POINTER_DEVICE_ORDINAL: c_int = 9;

@@ -31,11 +31,6 @@ impl CudaError {
     pub(crate) fn relay_lost() -> CudaError {
         CudaError { call: "relay", status: abi::CONTEXT_IS_DESTROYED, name: "its context is lost".into() }
     }
-
-    /// Whether the driver is shutting down with the process, so that nothing is left to be released.
-    pub fn is_shutdown(&self) -> bool {
-        self.status == abi::DEINITIALIZED
-    }
 }
 
 /// Why there is no driver to use.

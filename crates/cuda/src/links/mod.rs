@@ -1,6 +1,5 @@
-//! Links of a GPU: its PCIe lane in each direction, the NVLink pairs with its peers, and the lane of a peer that its own
-//! kernel reads or writes for another GPU. A link turns lots into work on streams and has the control thread tell when it
-//! is over. These files know streams, copy engines and kernels; they must never know which lot goes where next.
+//! Links of a GPU: its PCIe link in each direction and the NVLink pairs with its peers. A link turns
+//! lots into work on streams, and the poller tells when that is over.
 
 mod lane;
 mod parcel;
@@ -8,7 +7,7 @@ mod peer;
 mod table;
 
 pub use lane::{Direction, LaneLink};
-pub use peer::{PeerLink, RelayLink};
+pub use peer::PeerLink;
 
 use crate::driver::{CudaError, Relaxed};
 use crate::poller::Track;

@@ -1,7 +1,5 @@
-//! Links between GPUs. [`PeerLink`] is the NVLink pair of two: a copy engine moves whole lots, a kernel those of small
-//! pages, gathering or scattering them on the way. [`RelayLink`] is a peer's PCIe lane and NVLink in one: a kernel of the
-//! peer moves bytes between host memory and another GPU without staging. This file knows who executes what; it must never
-//! know what the other side of a staging slot does.
+//! The NVLink pair of two GPUs as a link: a copy engine moves whole lots, a kernel those of small
+//! pages, gathering or scattering them on the way.
 
 use super::table::Tables;
 use super::{ENGINE_PIECE_BYTES, finish_when_passed};
@@ -21,12 +19,6 @@ pub struct PeerLink {
     shuffle: Shuffle,
 }
 
-/// A peer's lane as one hop, driven by a kernel of the peer.
-#[derive(Debug)]
-pub struct RelayLink {
-    shuffle: Shuffle,
-}
-
 /// A kernel on a stream, and its lists.
 #[derive(Debug)]
 struct Shuffle {
@@ -34,13 +26,10 @@ struct Shuffle {
     kernels: Arc<Kernels>,
     tables: Arc<Tables>,
     addresses: Arc<Addresses>,
-    blocks: u32,
 }
 
 /// Blocks of a kernel that gathers or scatters: as many as keep NVLink busy.
 const PEER_BLOCKS: u32 = 64;
-/// Blocks of a kernel on a GPU that works for another: few, since they take its multiprocessors.
-const RELAY_BLOCKS: u32 = 16;
 
 impl PeerLink {
     /// A link for the kernels' GPU, which puts kernels into `kernel`, and whole lots into `engine` if there is one: a stream of
@@ -52,19 +41,7 @@ impl PeerLink {
         addresses: &Arc<Addresses>,
         window_lots: u32,
     ) -> Result<PeerLink, CudaError> {
-        Ok(PeerLink { engine, shuffle: Shuffle::new(kernel, kernels, addresses, window_lots, PEER_BLOCKS)? })
-    }
-}
-
-impl RelayLink {
-    /// A link whose work is put into `track`, a stream of the peer that relays.
-    pub fn new(
-        track: Track,
-        kernels: &Arc<Kernels>,
-        addresses: &Arc<Addresses>,
-        window_lots: u32,
-    ) -> Result<RelayLink, CudaError> {
-        Ok(RelayLink { shuffle: Shuffle::new(track, kernels, addresses, window_lots, RELAY_BLOCKS)? })
+        Ok(PeerLink { engine, shuffle: Shuffle::new(kernel, kernels, addresses, window_lots)? })
     }
 }
 
@@ -79,23 +56,16 @@ impl Link for PeerLink {
     }
 }
 
-impl Link for RelayLink {
-    fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
-        self.shuffle.start(&op, memory, done);
-    }
-}
-
 impl Shuffle {
     fn new(
         track: Track,
         kernels: &Arc<Kernels>,
         addresses: &Arc<Addresses>,
         window_lots: u32,
-        blocks: u32,
     ) -> Result<Shuffle, CudaError> {
         let tables = Tables::new(track.stream().device(), window_lots)?;
         let (kernels, addresses) = (Arc::clone(kernels), Arc::clone(addresses));
-        Ok(Shuffle { track, kernels, tables, addresses, blocks })
+        Ok(Shuffle { track, kernels, tables, addresses })
     }
 
     /// Calls `act` with what an operation copies, the device of `track` entered.
@@ -127,7 +97,7 @@ impl Shuffle {
             let (stream, count) = (self.track.stream(), pieces.len() as u32);
             // SAFETY: the pieces were resolved from registered memory, which the mover keeps registered and to itself until
             // the operation is finished; the list is held until then.
-            let posted = unsafe { self.kernels.copy(stream, table.address(), count, op.bytes, self.blocks) };
+            let posted = unsafe { self.kernels.copy(stream, table.address(), count, op.bytes, PEER_BLOCKS) };
             finish_when_passed(&self.track, op.bytes, posted, done, table);
         });
     }

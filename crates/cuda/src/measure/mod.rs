@@ -88,7 +88,7 @@ fn relayed(
     };
     let driver = usual.driver();
     let mut copiers = vec![(Relay::default(), usual)];
-    for relay in Relay::QUIET.into_iter().filter(|relay| *relay != Relay::default()) {
+    for relay in Relay::ALL.into_iter().filter(|relay| *relay != Relay::default()) {
         copiers.push((relay, copier(driver, relay)?));
     }
     let (memory, rates) = (DeviceMemory::new(&target, PINNED_BYTES)?, Rates::from(profile));

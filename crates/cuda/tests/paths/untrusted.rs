@@ -43,8 +43,7 @@ fn kinds() -> impl Iterator<Item = CopierOptions> {
         rates: Some(rates.clone()),
         ..CopierOptions::default()
     };
-    let relays = Relay::QUIET.into_iter().chain([Relay::Fused]);
-    [CopierOptions::default()].into_iter().chain(relays.map(by_mover))
+    [CopierOptions::default()].into_iter().chain(Relay::ALL.into_iter().map(by_mover))
 }
 
 fn with_broken_peers(fake: &Fake, fault: &str, expected: &[Means]) {
