@@ -15,7 +15,7 @@ use crate::directory::{
 };
 use crate::elsewhere::Elsewhere;
 use crate::local::desk::Desk;
-use crate::local::listener::{Doorkeeper, Listener};
+use crate::local::listener::Listener;
 use crate::local::session::SessionLimits;
 use crate::metrics::sources::{
     PortsStat, of_agent, of_clients, of_directory, of_mover, of_peering, of_ports, of_process, of_relays,
@@ -29,7 +29,7 @@ use forebay_client::protocol::socket::WakeUp;
 use forebay_cuda::driver::{Driver, LoadError};
 use forebay_cuda::remote::{RelayError, Relays, RelaysStat};
 use forebay_net::AgentError;
-use forebay_transfer::listen::Room;
+use forebay_transfer::listen::{Admission, Room};
 use forebay_transfer::{HostLink, LogGate};
 
 use ending::Ender;
@@ -139,7 +139,7 @@ pub(crate) struct Shared {
     pub mover: MoverHandle,
     pub instance: [u8; 16],
     pub limits: NodeLimits,
-    pub doorkeeper: Doorkeeper,
+    pub admission: Admission,
     /// Connections that have not said who they are, by process.
     pub room: Arc<Room<i32>>,
     pub unfinished: Arc<Unfinished>,
@@ -227,7 +227,8 @@ impl Node {
         let system = |doing| move |error| NodeError::System { doing, error };
         Node::check(config)?;
         let failed = |error| NodeError::Socket { path: config.socket.clone(), error };
-        let listener = Listener::bind(&config.socket, &config.allow_uids).map_err(failed)?;
+        let admission = Admission::new(config.token.clone(), config.allow_uids.clone());
+        let listener = Listener::bind(&config.socket, &admission).map_err(failed)?;
         let ender = Ender::start().map_err(system("the thread that ends the node"))?;
         let mover = MoverThread::spawn(Limits::default()).map_err(system("the mover"))?;
         let handle = mover.handle();
@@ -241,7 +242,7 @@ impl Node {
         drawn.map_err(|error| NodeError::System { doing: "drawing an instance", error: error.into() })?;
         let metrics = Arc::new(Metrics::new());
         let spans = Arc::clone(metrics.spans());
-        let shared = Arc::new(Shared::new(store, handle, instance, spans, config));
+        let shared = Arc::new(Shared::new(store, handle, instance, spans, admission, config));
         let wake_up = Arc::new(WakeUp::new().map_err(system("an eventfd"))?);
         let (node, called) = (Arc::clone(&shared), Arc::clone(&wake_up));
         let listener = std::thread::Builder::new()
@@ -452,6 +453,7 @@ impl Shared {
         mover: MoverHandle,
         instance: [u8; 16],
         spans: Arc<Spans>,
+        admission: Admission,
         config: &NodeConfig,
     ) -> Shared {
         let limits = &config.limits;
@@ -473,7 +475,7 @@ impl Shared {
             room: Room::new("the clients' socket", limits.unauthenticated),
             unfinished: Arc::new(Unfinished::new(limits.unfinished)),
             refused_gates: [const { LogGate::new() }; REFUSALS],
-            doorkeeper: Doorkeeper { token: config.token.clone(), uids: config.allow_uids.clone() },
+            admission,
             spans,
             elsewhere: OnceLock::new(),
             seats: Mutex::default(),

@@ -8,8 +8,7 @@ use forebay_client::protocol::answer::{Answer, Refusal};
 use forebay_client::protocol::frame::{Asked, Frame, Inbox, UNASKED};
 use forebay_client::protocol::request::{Hello, Request};
 use forebay_client::protocol::socket::{self, WakeUp};
-use forebay_cuda::remote::{Credentials, SocketFile, bind_socket, credentials};
-use forebay_transfer::listen::RoomPlace;
+use forebay_transfer::listen::{Admission, Credentials, RoomPlace, SocketFile, bind_socket};
 use rustix::fd::OwnedFd;
 use rustix::net::SocketType;
 use std::io;
@@ -25,27 +24,6 @@ const UNFINISHED_LIMIT: Duration = Duration::from_secs(10);
 /// Bytes that are received at a time.
 const RECEIVE_BYTES: usize = 64 << 10;
 
-/// Who may connect.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Doorkeeper {
-    /// What clients have to show. Empty: nothing.
-    pub token: Vec<u8>,
-    /// Users beside root and the node's own.
-    pub uids: Vec<u32>,
-}
-
-impl Doorkeeper {
-    fn admits_user(&self, uid: u32) -> bool {
-        uid == 0 || uid == rustix::process::geteuid().as_raw() || self.uids.contains(&uid)
-    }
-
-    /// Takes the same time wherever a token of the right length is wrong.
-    fn admits_token(&self, token: &[u8]) -> bool {
-        let differences = self.token.iter().zip(token).fold(0, |sum, (ours, theirs)| sum | (ours ^ theirs));
-        self.token.is_empty() || (token.len() == self.token.len() && differences == 0)
-    }
-}
-
 /// The socket, bound. Its file goes with it.
 #[derive(Debug)]
 pub struct Listener {
@@ -55,10 +33,8 @@ pub struct Listener {
 
 impl Listener {
     /// Binds the socket. A file that a node left behind is replaced, one on which a node answers is not.
-    pub fn bind(path: &Path, uids: &[u32]) -> io::Result<Listener> {
-        // Who may connect is checked again by who the kernel says that they are.
-        let mode = if uids.is_empty() { 0o600 } else { 0o666 };
-        let (socket, file) = bind_socket(path, SocketType::STREAM, mode)?;
+    pub fn bind(path: &Path, admission: &Admission) -> io::Result<Listener> {
+        let (socket, file) = bind_socket(path, SocketType::STREAM, admission.mode())?;
         Ok(Listener { socket: socket.into(), _file: file })
     }
 
@@ -88,9 +64,9 @@ fn admit(node: &Arc<Shared>, stream: Arc<OwnedFd>) {
     if node.is_draining() || node.is_stopped() {
         return refuse(node, &stream, Refusal::Draining, "the node is shutting down".into());
     }
-    let credentials = match check_user(node, &stream) {
+    let credentials = match node.admission.check_user(&stream) {
         Ok(credentials) => credentials,
-        Err((refusal, why)) => return refuse(node, &stream, refusal, why),
+        Err(why) => return refuse(node, &stream, Refusal::NotAllowed, why.to_string()),
     };
     // Whose place another one gets is told so, and finds that it is over.
     let (evicting, evicted, places) = (Arc::clone(node), Arc::clone(&stream), node.room.places());
@@ -142,17 +118,6 @@ struct Guest {
     inbox: Inbox,
 }
 
-/// Whose process it is, if its user may connect.
-fn check_user(node: &Shared, stream: &OwnedFd) -> Result<Credentials, (Refusal, String)> {
-    let credentials = credentials(stream)
-        .map_err(|error| (Refusal::NotAllowed, format!("the client's process cannot be watched: {error}")))?;
-    if !node.doorkeeper.admits_user(credentials.uid) {
-        let why = format!("user {} may not connect; root and the node's own may", credentials.uid);
-        return Err((Refusal::NotAllowed, why));
-    }
-    Ok(credentials)
-}
-
 /// Hears who the client is, and lets it in or not.
 fn greet(
     node: &Arc<Shared>,
@@ -171,9 +136,8 @@ fn greet(
     };
     // Behind its version, which is the clearer word to a client of another one.
     frame.check_unasked().map_err(|bad| (Refusal::BadWords, bad.to_string()))?;
-    if !node.doorkeeper.admits_token(&hello.token) {
-        return Err((Refusal::NotAllowed, "the token is wrong".into()));
-    }
+    let admitted = node.admission.check_token(&hello.token);
+    admitted.map_err(|why| (Refusal::NotAllowed, why.to_string()))?;
     let Some(inside) = node.enter() else {
         let why = format!("{} clients are connected; no more may be", node.limits.clients);
         return Err((Refusal::Limit, why));
