@@ -1,6 +1,6 @@
 //! Links on GPUs: host memory and a GPU joined by its own PCIe lane, and by the lanes of its peers over NVLink.
 //!
-//! A [`Copier`] is a mover with those links and routes; [`chain::Chains`] copy in a caller's stream. Neither decides what
+//! A [`Copier`] is a mover with those links and routes; [`stream_copy::StreamCopies`] copy in a caller's stream. Neither decides what
 //! moves when, which is the mover's or the stream's; they know devices, streams and kernels, which nothing else in the
 //! house may know.
 //!
@@ -35,7 +35,7 @@
 mod access;
 mod addresses;
 mod capi;
-pub mod chain;
+pub mod stream_copy;
 mod copier;
 pub mod device;
 pub mod driver;

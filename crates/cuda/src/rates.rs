@@ -1,7 +1,7 @@
 //! What paths carry: the figures by which a chain is divided, as they were measured or, before that, as they are assumed. This
 //! file knows numbers; it must never know how they came about.
 
-use crate::chain::Path;
+use crate::stream_copy::Path;
 use crate::links::Direction;
 use crate::profile::Profile;
 use serde::{Deserialize, Serialize};

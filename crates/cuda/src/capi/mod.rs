@@ -6,7 +6,7 @@ mod lines;
 mod started;
 
 use crate::access;
-use crate::chain::{Declined, is_candidate};
+use crate::stream_copy::{Declined, is_candidate};
 use crate::driver::abi::{self, ContextHandle, Dlsym, Status, StreamHandle};
 use crate::driver::{Driver, Relaxed};
 use crate::kernels::Piece;

@@ -1,7 +1,7 @@
 //! What the preload's copies are made with: it starts in the background with the first copy that could go over several links, and
 //! anew after a context was reset. This file knows whether it has started; it must never know which program calls.
 
-use crate::chain::Chains;
+use crate::stream_copy::StreamCopies;
 use crate::copier::StartError;
 use crate::driver::abi::DeviceId;
 use crate::driver::{Driver, Relaxed};
@@ -24,7 +24,7 @@ pub enum Started {
     /// Nothing yet.
     Not,
     /// These. Never dropped at the end of the process: the driver may be gone by then.
-    With(Box<Chains>),
+    With(Box<StreamCopies>),
     /// Nothing, ever: why is on stderr.
     Failed,
 }
@@ -76,13 +76,13 @@ fn failed(error: &StartError) -> Started {
     Started::Failed
 }
 
-fn start(driver: &'static Driver) -> Result<Chains, StartError> {
+fn start(driver: &'static Driver) -> Result<StreamCopies, StartError> {
     let _relaxed = Relaxed::enter(driver);
     let all: Vec<u16> = (0..Gpu::count(driver)?).collect();
     let gpus = opened::open(driver, &all)?;
     let rates = Profile::kept(driver).as_ref().map(Rates::from).unwrap_or_default();
     let peers = Peers::check(&gpus);
-    Ok(Chains::new(driver, &gpus, peers, rates))
+    Ok(StreamCopies::new(driver, &gpus, peers, rates))
 }
 
 /// The context of a GPU is about to be reset: nothing that it has is used or given back any more. What there is of other GPUs is

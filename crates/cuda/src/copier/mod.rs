@@ -8,7 +8,7 @@ use build::Built;
 pub(crate) use build::{WINDOW_LOTS, spec};
 
 use crate::addresses::Addresses;
-use crate::chain::{self, Chains, Declined};
+use crate::stream_copy::{self, StreamCopies, Declined};
 use crate::device::{Device, DeviceMemory, Event, Stream};
 use crate::driver::abi::{Address, StreamHandle};
 use crate::driver::{CudaError, Driver, LoadError, Relaxed};
@@ -142,7 +142,7 @@ pub struct Copier {
     handle: MoverHandle,
     addresses: Arc<Addresses>,
     gpus: Vec<Arc<Kernels>>,
-    chains: Chains,
+    chains: StreamCopies,
     quarantine: Arc<Quarantine>,
     /// All addresses of the host and of each GPU, for callers that have no regions.
     anywhere: Anywhere,
@@ -173,7 +173,7 @@ impl Copier {
         let built = build::build(&handle, &poller, &addresses, &opened, &made)?;
         let Built { gpus, staging, peers } = built;
         let devices: Vec<Arc<Device>> = gpus.iter().map(|gpu| Arc::clone(gpu.device())).collect();
-        let chains = Chains::new(driver, &gpus, peers, made.rates);
+        let chains = StreamCopies::new(driver, &gpus, peers, made.rates);
         let anywhere = Anywhere::new(&handle, &addresses, &devices)?;
         let quarantine = Quarantine::of(&handle)?;
         let own = devices.iter().map(|device| Ok(Hex(device.uuid()?))).collect::<Result<_, CudaError>>()?;
@@ -207,7 +207,7 @@ impl Copier {
     }
 
     /// Copies in callers' streams.
-    pub fn chains(&self) -> &Chains {
+    pub fn stream_copies(&self) -> &StreamCopies {
         &self.chains
     }
 
@@ -320,7 +320,7 @@ impl Copier {
     /// As for [`copy_and_wait`](Copier::copy_and_wait), but that the driver is asked what the addresses are.
     pub unsafe fn copy_all_and_wait(&self, pieces: &[Piece]) -> Result<(), CopyError> {
         let not_between = |(index, why)| CopyError::NotBetween { index, piece: pieces[index], why };
-        let groups = chain::groups(self.driver(), pieces).map_err(not_between)?;
+        let groups = stream_copy::groups(self.driver(), pieces).map_err(not_between)?;
         let unknown = groups.iter().find(|group| !self.anywhere.devices.contains_key(&group.device));
         if let Some(group) = unknown {
             return Err(CopyError::NoDevice { index: group.device });

@@ -60,7 +60,7 @@ pub fn measure(
     Ok(Bare {
         alone: gpus.iter().enumerate().map(alone).collect(),
         together: both(gpus.len()),
-        pairs: pairs(&gpus, copier.chains().peers(), host, until)?,
+        pairs: pairs(&gpus, copier.stream_copies().peers(), host, until)?,
     })
 }
 

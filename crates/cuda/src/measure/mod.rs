@@ -66,7 +66,7 @@ pub fn measure(driver: &'static Driver, host: &Topology) -> Result<Profile, Meas
     let pinned = HostMemory::new(&first, PINNED_BYTES as usize)?;
     let bare = lanes::measure(&usual, host, &pinned, start + TIME_LIMIT.mul_f64(LANES_PART))?;
     let mut profile = Profile::new(host.digest(), bare.alone, bare.together, bare.pairs, None);
-    profile.untrusted = usual.chains().peers().untrusted().to_vec();
+    profile.untrusted = usual.stream_copies().peers().untrusted().to_vec();
     profile.relayed = relayed(usual, &profile, &pinned, start + TIME_LIMIT)?;
     Ok(profile)
 }
@@ -79,7 +79,7 @@ fn relayed(
     end: Instant,
 ) -> Result<Option<RelayedBothWays>, MeasureError> {
     let rate = |device: &Device| profile.alone(device.index()).map_or(0.0, |rates| rates.h2d_bytes_per_s);
-    let served = usual.devices().filter(|device| usual.chains().has_relays(device.index()));
+    let served = usual.devices().filter(|device| usual.stream_copies().has_relays(device.index()));
     let target = served.max_by(|one, other| rate(one).total_cmp(&rate(other))).cloned();
     let Some((target, lane)) =
         target.and_then(|target| Some((target.clone(), profile.alone(target.index())?)))

@@ -28,7 +28,7 @@ const LATENCIES_US: [u32; 10] = [10, 15, 20, 25, 30, 40, 50, 60, 80, 100];
 const LATENCY_MIB: [f64; 3] = [4.0, 8.0, 16.0];
 /// Sizes at which chains may begin to pay, in MiB.
 const BREAK_EVEN_MIB: [f64; 11] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0];
-/// Chains have copies where they take at most this part of a plain copy's time. They are measured one after another, when all that
+/// StreamCopies have copies where they take at most this part of a plain copy's time. They are measured one after another, when all that
 /// a chain touches on the host and in the driver is warm. A single copy finds it cold: that costs a chain up to 30 us more, with its
 /// several times as many calls, and a plain copy next to nothing. Copies that gain less than this warm (12 us of the 80 that 4 MiB
 /// take) were slower cold, by up to a quarter; at twice the size the gain covers it.
@@ -47,7 +47,7 @@ enum Who {
 
 /// A GPU to copy for, and what with.
 pub struct Trials<'a> {
-    /// Copiers that differ in how relays hand on what the mover gives them. Chains are the first one's.
+    /// Copiers that differ in how relays hand on what the mover gives them. StreamCopies are the first one's.
     pub copiers: Vec<(Relay, Copier)>,
     pub pinned: &'a HostMemory,
     pub memory: DeviceMemory,

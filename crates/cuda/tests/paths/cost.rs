@@ -47,7 +47,7 @@ fn queued(world: &World, direction: Direction, host: u64, memory: &DeviceMemory,
     let _current = memory.device().enter().unwrap();
     let before = calls(world.fake);
     // SAFETY: all memory outlives the stream's work.
-    unsafe { world.copier.chains().copy(&pieces, stream.handle()).unwrap() };
+    unsafe { world.copier.stream_copies().copy(&pieces, stream.handle()).unwrap() };
     let queued = calls(world.fake) - before;
     stream.synchronize().unwrap();
     queued

@@ -2,7 +2,7 @@
 
 use crate::common::{Fake, World, alone, pattern};
 use forebay_cuda::CopierOptions;
-use forebay_cuda::chain::{BATCH_PIECES_MAX, Batch, Courier, Sent};
+use forebay_cuda::stream_copy::{BATCH_PIECES_MAX, Batch, Courier, Sent};
 use forebay_cuda::device::{Event, Stream};
 use forebay_cuda::ends::Ends;
 use forebay_cuda::kernels::Piece;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const MIB: u64 = 1 << 20;
 
 fn courier(world: &World, direction: Direction) -> Courier {
-    world.copier.chains().courier(0, direction).unwrap().unwrap()
+    world.copier.stream_copies().courier(0, direction).unwrap().unwrap()
 }
 
 /// Sends a batch, again if it has to be later; its event.
@@ -27,7 +27,7 @@ fn send_batch(world: &World, courier: &Courier, batch: &Batch) -> Arc<Event> {
     let ended = Arc::new(Event::to_sleep_for(courier.device()).unwrap());
     loop {
         // SAFETY: tests keep the memory until the events have passed, and use it for nothing else.
-        match unsafe { world.copier.chains().send(courier, batch, &ended) } {
+        match unsafe { world.copier.stream_copies().send(courier, batch, &ended) } {
             Ok(Sent::Queued(Ok(()))) => return ended,
             Ok(Sent::Later) => std::thread::sleep(Duration::from_millis(1)),
             other => panic!("{other:?}"),
@@ -85,7 +85,7 @@ fn both_ways(fake: &Fake) {
             target.fill(&vec![0; bytes as usize]);
         }
     }
-    world.copier.chains().settle(&to_gpu);
+    world.copier.stream_copies().settle(&to_gpu);
     drop((batches, to_gpu, to_host));
     world.end();
 }
@@ -121,7 +121,7 @@ fn few_slots_between_many(world: &World, in_turns: bool, refused: &str) -> bool 
         let ended = Event::to_sleep_for(to_gpu.device()).unwrap();
         world.fake.control(if nth == 1 { refused } else { "" });
         // SAFETY: the memory outlives the copies, and is used for nothing else.
-        let queued = unsafe { world.copier.chains().send(&to_gpu, &batch, &ended) };
+        let queued = unsafe { world.copier.stream_copies().send(&to_gpu, &batch, &ended) };
         was_met |= nth == 1 && world.fake.stat("live.failing") == 0;
         world.fake.control("mend");
         sent.push((matches!(queued, Ok(Sent::Queued(Ok(())))), ended));
@@ -129,7 +129,7 @@ fn few_slots_between_many(world: &World, in_turns: bool, refused: &str) -> bool 
     // What does not wait for the kernels goes on.
     std::thread::sleep(Duration::from_millis(20));
     world.fake.control(LET_KERNELS_GO);
-    world.copier.chains().settle(&to_gpu);
+    world.copier.stream_copies().settle(&to_gpu);
     for (nth, ((page, bytes, _, memory), (is_queued, _))) in batches.iter().zip(&sent).enumerate() {
         assert!(*is_queued || nth == 1, "batch {nth} after {refused:?}");
         let target = world.host(*bytes);
@@ -324,7 +324,7 @@ fn what_is_awaited_and_short_goes_over_its_own_link() {
         ];
         for (awaited_bytes, is_open, is_relayed) in cases {
             let (source, memory) = (world.host(bytes), world.memory(0, 2 * bytes));
-            let relayed = || world.copier.chains().counters().relayed_bytes.load(Ordering::Relaxed);
+            let relayed = || world.copier.stream_copies().counters().relayed_bytes.load(Ordering::Relaxed);
             let before = relayed();
             let pieces = pages(Direction::HostToDevice, source.address(), memory.address(), 256 << 10, bytes);
             let batch = Batch { pieces: &pieces, after: None, is_open, awaited_bytes };
@@ -350,7 +350,7 @@ fn what_goes_to_a_gpu_over_relays_waits_for_none_of_its_kernels_and_takes_few_ca
             let pages = |direction, host| pages(direction, host, memory.address(), page, bytes);
             let calls = ["cuLaunchKernel", "cuMemcpyAsync", "cuMemcpyBatchAsync"];
             let counts = || calls.map(|call| fake.stat(call));
-            let relayed = || world.copier.chains().counters().relayed_bytes.load(Ordering::Relaxed);
+            let relayed = || world.copier.stream_copies().counters().relayed_bytes.load(Ordering::Relaxed);
             let (before, relayed_before) = (counts(), relayed());
             let pieces = pages(Direction::HostToDevice, source.address());
             let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes };
@@ -402,7 +402,7 @@ fn a_call_of_the_direct_way_that_comes_back_late_holds_up_no_relay() {
         fake.control("stall cuMemcpyBatchAsync");
         let ended = Event::to_sleep_for(to_gpu.device()).unwrap();
         let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: None };
-        let chains = world.copier.chains();
+        let chains = world.copier.stream_copies();
         let relayed = std::thread::scope(|scope| {
             // SAFETY: the memory outlives the copies, and is used for nothing else.
             let sender = scope.spawn(|| unsafe { chains.send(&to_gpu, &batch, &ended) });
@@ -443,7 +443,7 @@ fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still
             let ended = Event::to_sleep_for(memory.device()).unwrap();
             let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: None };
             // SAFETY: the memory outlives the copies. That batches write the same bytes in no order does no harm: they are equal.
-            match unsafe { world.copier.chains().send(&to_gpu, &batch, &ended).unwrap() } {
+            match unsafe { world.copier.stream_copies().send(&to_gpu, &batch, &ended).unwrap() } {
                 Sent::Queued(queued) => queued.map(|()| sent += 1).unwrap(),
                 Sent::Later => last = Some(sent),
             }
@@ -454,7 +454,7 @@ fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still
         let back = pages(Direction::DeviceToHost, target.address(), memory.address(), page, bytes);
         send(&world, &courier(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
         assert!(target.bytes() == pattern(5, bytes));
-        assert_eq!(world.copier.chains().counters().chains.load(Ordering::Relaxed), sent + 2);
+        assert_eq!(world.copier.stream_copies().counters().stream_copies.load(Ordering::Relaxed), sent + 2);
         drop((to_gpu, source, target, memory));
         world.end();
     });
@@ -494,7 +494,7 @@ fn mixed(world: &World, direction: Direction, middle: usize, refused: &str) -> b
         let ended = Event::to_sleep_for(courier.device()).unwrap();
         world.fake.control(if nth == middle { refused } else { "" });
         // SAFETY: the memory outlives the copies, and is used for nothing else.
-        let queued = unsafe { world.copier.chains().send(&courier, &batch, &ended) };
+        let queued = unsafe { world.copier.stream_copies().send(&courier, &batch, &ended) };
         was_met |= nth == middle && world.fake.stat("live.failing") == 0;
         world.fake.control("mend");
         sent.push((matches!(queued, Ok(Sent::Queued(Ok(())))), ended));
@@ -509,7 +509,7 @@ fn mixed(world: &World, direction: Direction, middle: usize, refused: &str) -> b
             }
         }
     }
-    world.copier.chains().settle(&courier);
+    world.copier.stream_copies().settle(&courier);
     for (nth, ((page, bytes, _, memory), (is_queued, _))) in sites.iter().zip(&sent).enumerate() {
         assert!(*is_queued || nth == middle, "batch {nth} after {refused:?}");
         let target = world.host(*bytes);

@@ -4,7 +4,7 @@
 use crate::common::{World, alone, pattern};
 use crate::courier::pages;
 use forebay_cuda::CopierOptions;
-use forebay_cuda::chain::Declined;
+use forebay_cuda::stream_copy::Declined;
 use forebay_cuda::device::Stream;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
@@ -40,7 +40,7 @@ fn a_relay_that_was_lost_carries_nothing_and_the_others_go_on() {
             assert_eq!(over(&world, 1), before[0], "the relay that was lost had a part in it");
             assert!(over(&world, 2) > before[1], "the other relay had none");
         }
-        assert_eq!(world.copier.chains().losses(), 2, "in each direction");
+        assert_eq!(world.copier.stream_copies().losses(), 2, "in each direction");
     });
 }
 

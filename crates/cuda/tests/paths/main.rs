@@ -10,7 +10,7 @@ mod untrusted;
 
 use common::{Host, alone, pattern};
 use courier::pages;
-use forebay_cuda::chain::Declined;
+use forebay_cuda::stream_copy::Declined;
 use forebay_cuda::device::{Event, Stream};
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
@@ -106,7 +106,7 @@ fn a_chain_keeps_the_order_of_its_stream() {
         let stream = Stream::new(memory.device()).unwrap();
         let chain = |from: u64, to: u64| {
             // SAFETY: all memory outlives the stream's work.
-            unsafe { world.copier.chains().copy(&[Piece { from, to, bytes }], stream.handle()) }
+            unsafe { world.copier.stream_copies().copy(&[Piece { from, to, bytes }], stream.handle()) }
         };
         for (nth, host) in hosts.iter().enumerate() {
             host.fill(&pattern(nth as u64, bytes));
@@ -150,7 +150,7 @@ fn a_chain_waits_for_what_is_in_its_stream() {
         stream.wait_for(&ready).unwrap();
         let piece = Piece { from: memory.address(), to: result.address(), bytes };
         // SAFETY: as above.
-        unsafe { world.copier.chains().copy(&[piece], stream.handle()).unwrap() };
+        unsafe { world.copier.stream_copies().copy(&[piece], stream.handle()).unwrap() };
         stream.synchronize().unwrap();
         assert!(result.bytes() == pattern(9, bytes));
         drop((stream, upstream, ready));
@@ -169,7 +169,7 @@ fn what_is_not_understood_is_declined_and_left_alone() {
         let _current = memory.device().enter().unwrap();
         let copy = |from: u64, to: u64, bytes: u64| {
             // SAFETY: all memory outlives the stream's work.
-            unsafe { world.copier.chains().copy(&[Piece { from, to, bytes }], stream.handle()) }
+            unsafe { world.copier.stream_copies().copy(&[Piece { from, to, bytes }], stream.handle()) }
         };
         let (there, pageable) = (memory.address(), pageable.as_ptr() as u64);
         assert_eq!(copy(host.address(), there, 4096), Err(Declined::Small));
@@ -196,7 +196,7 @@ fn another_streams_chain_does_not_wait_for_one_that_cannot_go_on() {
         let (stuck, free) = (Stream::new(memory.device()).unwrap(), Stream::new(memory.device()).unwrap());
         let _current = memory.device().enter().unwrap();
         let held = world.fake.hold(memory.device(), stuck.handle());
-        let chains = world.copier.chains();
+        let chains = world.copier.stream_copies();
         let piece = |from, to| Piece { from, to, bytes };
         // SAFETY: all memory outlives the streams' work.
         unsafe {
@@ -289,7 +289,7 @@ fn memory_that_only_its_own_gpu_reaches_is_copied_over_all_paths_too() {
             world.copier.copy_and_wait(0, Direction::DeviceToHost, &[back]).unwrap();
         }
         assert!(target.bytes() == pattern(5, bytes));
-        assert!(world.copier.chains().counters().relayed_bytes.load(Ordering::Relaxed) > 0);
+        assert!(world.copier.stream_copies().counters().relayed_bytes.load(Ordering::Relaxed) > 0);
         world.end();
     });
 }

@@ -3,7 +3,7 @@
 
 use crate::common::{Fake, World, alone, pattern};
 use crate::courier::pages;
-use forebay_cuda::chain::Declined;
+use forebay_cuda::stream_copy::Declined;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::peers::{Distrust, Means};
@@ -51,7 +51,7 @@ fn with_broken_peers(fake: &Fake, fault: &str, expected: &[Means]) {
         fake.control(fault);
         let world = fake.world(options);
         assert_eq!(relayed(&world, 1), 0, "{fault}: a relay had a part in it");
-        let untrusted = world.copier.chains().peers().untrusted();
+        let untrusted = world.copier.stream_copies().peers().untrusted();
         assert_eq!(untrusted.len(), 3, "{fault}: {untrusted:?}");
         for pair in untrusted {
             let Distrust::WrongBytes { means, .. } = pair.why else { panic!("{fault}: {pair}") };
@@ -63,7 +63,7 @@ fn with_broken_peers(fake: &Fake, fault: &str, expected: &[Means]) {
                 "{said}"
             );
         }
-        assert!(!world.copier.chains().has_relays(0));
+        assert!(!world.copier.stream_copies().has_relays(0));
         world.end();
     }
     fake.control("p2p copies right; p2p kernels right");
@@ -78,7 +78,7 @@ fn peers_that_move_wrong_bytes_and_report_success_never_relay() {
         }
         // And they do where nothing is wrong.
         let world = fake.world(CopierOptions::default());
-        assert!(relayed(&world, 2) > 0 && world.copier.chains().peers().untrusted().is_empty());
+        assert!(relayed(&world, 2) > 0 && world.copier.stream_copies().peers().untrusted().is_empty());
         world.end();
     });
 }
@@ -99,7 +99,7 @@ fn a_copy_without_a_relay_that_is_trusted_is_counted_by_that_reason() {
             let declined = unsafe { world.copier.copy_in_stream(&whole, stream.handle()).unwrap() };
             stream.synchronize().unwrap();
             assert_eq!(declined, Some(Declined::Untrusted));
-            assert_eq!(world.copier.chains().counters().declined(Declined::Untrusted), 1);
+            assert_eq!(world.copier.stream_copies().counters().declined(Declined::Untrusted), 1);
             drop(current);
             drop((stream, memory));
             world.end();

@@ -15,7 +15,7 @@ use crate::cache::CacheShape;
 use crate::copies::{Copies, Direction, Job, NotCopied};
 use arenas::Arenas;
 use forebay_client::NodeArena;
-use forebay_cuda::chain::{Batch, Courier, Sent};
+use forebay_cuda::stream_copy::{Batch, Courier, Sent};
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, Driver, Relaxed, abi::StreamHandle};
 use forebay_cuda::ends::Ends;
@@ -92,7 +92,7 @@ impl CudaCopies {
         let lane = |direction, name| {
             let no_device = || failed(format!("device: {device} is not visible"));
             let courier =
-                copier.chains().courier(device, direction).ok_or_else(no_device)?.map_err(failed)?;
+                copier.stream_copies().courier(device, direction).ok_or_else(no_device)?.map_err(failed)?;
             let ends = Ends::spawn(copier.driver(), name).map_err(failed)?;
             Ok(Lane { ends, courier, queue: Mutex::default() })
         };
@@ -100,7 +100,7 @@ impl CudaCopies {
         let stores = lane(forebay_cuda::links::Direction::DeviceToHost, "forebay-stores")?;
         let mut is_open = true;
         for (number, layer) in cache.layers().iter().enumerate() {
-            let open = copier.chains().is_open(layer.address);
+            let open = copier.stream_copies().is_open(layer.address);
             is_open &= open.map_err(|why| failed(format!("layer {number} is not memory of a GPU: {why}")))?;
         }
         let device = Arc::clone(loads.courier.device());
@@ -243,12 +243,12 @@ impl Gpu {
 
     /// Puts a part on its way. Says whether to go on with the next one.
     fn post(self: &Arc<Self>, lane: &Lane, part: Part, bytes: u64) -> bool {
-        let losses = self.copier.chains().losses();
+        let losses = self.copier.stream_copies().losses();
         let (sent, event) = match self.send(lane, &part) {
             Ok(sent) => sent,
             Err(error) => {
                 // What did get in is over, or its context is lost.
-                self.copier.chains().settle(&lane.courier);
+                self.copier.stream_copies().settle(&lane.courier);
                 self.drop_part(lane, part, bytes, failed(error));
                 return true;
             }
@@ -270,7 +270,7 @@ impl Gpu {
         let on_passed = move |passed: Result<(), CudaError>| {
             // What a relay carried that was lost meanwhile may not have arrived, whatever the driver says.
             let whole =
-                || gpu.copier.chains().is_whole_since(losses, &gpu.lane(part.job.direction()).courier);
+                || gpu.copier.stream_copies().is_whole_since(losses, &gpu.lane(part.job.direction()).courier);
             let ended = queued.and(passed).and_then(|()| whole());
             gpu.ended(part, bytes, ended);
         };
@@ -292,7 +292,7 @@ impl Gpu {
         let (after, awaited_bytes) = (job.after(), job.is_awaited().then(|| part.batch_bytes()));
         let batch = Batch { pieces, after, is_open: self.is_open, awaited_bytes };
         // SAFETY: pages are valid and the connector's by the contract of `new`; the part keeps the arena mapped and pinned.
-        let sent = unsafe { self.copier.chains().send(&lane.courier, &batch, &event)? };
+        let sent = unsafe { self.copier.stream_copies().send(&lane.courier, &batch, &event)? };
         Ok((sent, event))
     }
 
@@ -312,7 +312,7 @@ impl Gpu {
         let lane = self.lane(direction);
         if outcome.is_err() {
             // Other streams may still be at work on it.
-            self.copier.chains().settle(&lane.courier);
+            self.copier.stream_copies().settle(&lane.courier);
         }
         part.end(outcome.map_err(failed));
         lane.queue.lock().ended(bytes);
@@ -325,7 +325,7 @@ impl Gpu {
     /// A stream that the engine gave, unless it is being captured: nothing of ours belongs into a graph. The device was entered.
     fn engine_stream(&self, stream: u64) -> Result<StreamHandle, NotCopied> {
         let stream = stream as StreamHandle;
-        if self.copier.chains().is_captured(stream) {
+        if self.copier.stream_copies().is_captured(stream) {
             return Err(failed("the stream is being captured into a graph"));
         }
         Ok(stream)

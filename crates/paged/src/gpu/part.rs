@@ -5,7 +5,7 @@ use super::job::Inner;
 use crate::cache::CacheShape;
 use crate::copies::{self, Batch, Direction, NotCopied, OnCopied};
 use forebay_client::NodeArena;
-use forebay_cuda::chain::BATCH_PIECES_MAX;
+use forebay_cuda::stream_copy::BATCH_PIECES_MAX;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::pinned::PinnedBehind;
 use forebay_transfer::Backing;

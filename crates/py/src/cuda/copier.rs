@@ -5,7 +5,7 @@ use super::{driver, failed};
 use crate::errors::{InvalidError, TransferError};
 use crate::process::Own;
 use crate::rows;
-use forebay_cuda::chain::Declined;
+use forebay_cuda::stream_copy::Declined;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::remote::{NodeRelays, RelaysAt, Status};
 use forebay_cuda::{CopierOptions, CopyError, StartError};
@@ -57,7 +57,7 @@ impl Copier {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let copier = self.0.get()?;
         let links = py.detach(|| copier.telemetry()).map_err(failed)?.links;
-        let counters = copier.chains().counters();
+        let counters = copier.stream_copies().counters();
         let (declined, by_link) = (PyDict::new(py), PyDict::new(py));
         for why in Declined::ALL.into_iter().filter(|why| counters.declined(*why) > 0) {
             declined.set_item(why.to_string(), counters.declined(why))?;
@@ -66,7 +66,7 @@ impl Copier {
             by_link.set_item(link.name, link.bytes)?;
         }
         let stats = PyDict::new(py);
-        stats.set_item("chains", counters.chains.load(Relaxed))?;
+        stats.set_item("chains", counters.stream_copies.load(Relaxed))?;
         stats.set_item("direct_bytes", counters.direct_bytes.load(Relaxed))?;
         stats.set_item("relayed_bytes", counters.relayed_bytes.load(Relaxed))?;
         stats.set_item("declined", declined)?;

@@ -1,4 +1,4 @@
-//! From which size on several links beat one. Chains are made here however small a copy is, as the copier would not: what it
+//! From which size on several links beat one. StreamCopies are made here however small a copy is, as the copier would not: what it
 //! does with small copies is not to make chains of them. This file knows the search; it must never know how chains are made.
 
 use super::gpus::Plan;

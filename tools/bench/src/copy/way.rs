@@ -101,15 +101,15 @@ impl Ways {
         }
     }
 
-    /// Chains that were made however small the copy was.
+    /// StreamCopies that were made however small the copy was.
     pub fn eager_chains(&self) -> Outcome<u64> {
-        Ok(self.eager()?.chains().counters().chains.load(Ordering::Relaxed))
+        Ok(self.eager()?.stream_copies().counters().stream_copies.load(Ordering::Relaxed))
     }
 
     fn eager(&self) -> Outcome<&Copier> {
         ready(&self.eager, || {
             let always = |rates: Rates, direction| rates.with_break_even_bytes(direction, 0);
-            let rates = Direction::BOTH.into_iter().fold(self.copier.chains().rates().clone(), always);
+            let rates = Direction::BOTH.into_iter().fold(self.copier.stream_copies().rates().clone(), always);
             Ok(Copier::start(&CopierOptions { rates: Some(rates), ..CopierOptions::default() })?)
         })
     }

@@ -7,7 +7,7 @@ use super::hands::Hands;
 use super::inspect::{Inspector, Outline};
 use super::pages::Pages;
 use super::set::{Chain, Set, Waits, how_to_relay, is_small};
-use super::{Chains, Declined, Way};
+use super::{StreamCopies, Declined, Way};
 use crate::device::{Device, Event, Stream, StreamId};
 use crate::driver::abi::Address;
 use crate::driver::{CudaError, Relaxed};
@@ -52,7 +52,7 @@ pub struct Batch<'a> {
     pub pieces: &'a [Piece],
     /// What has to be over before.
     pub after: Option<&'a Event>,
-    /// Whether peers reach the GPU's side: see [`Chains::is_open`].
+    /// Whether peers reach the GPU's side: see [`StreamCopies::is_open`].
     pub is_open: bool,
     /// If the GPU computes nothing meanwhile but what waits for this, so that kernels have room: how many bytes it waits for together,
     /// of which these are some.
@@ -65,7 +65,7 @@ pub enum Sent {
     /// Nothing, since too much is under way: it can be sent when another one has ended.
     Later,
     /// It was queued, as far as the result says. The event that was given passes when nothing of it is under way any more; after an
-    /// error, [`settle`](Chains::settle) says when.
+    /// error, [`settle`](StreamCopies::settle) says when.
     Queued(Result<(), CudaError>),
 }
 
@@ -85,7 +85,7 @@ impl Courier {
         if let Some(after) = batch.after {
             work.wait_for(after)?;
         }
-        // SAFETY: by the contract of `Chains::send`.
+        // SAFETY: by the contract of `StreamCopies::send`.
         let copy = |piece: &Piece| unsafe { work.copy(piece.from, piece.to, piece.bytes) };
         let copied = batch.pieces.iter().try_for_each(copy);
         let joined = self.worked.record(work).and_then(|()| self.joined.wait_for(&self.worked));
@@ -93,7 +93,7 @@ impl Courier {
     }
 }
 
-impl Chains {
+impl StreamCopies {
     /// A courier for a GPU that is open, or `None` for another.
     pub fn courier(&self, device: u16, direction: Direction) -> Option<Result<Courier, CudaError>> {
         let device = self.devices.iter().find(|known| known.index() == device)?;
@@ -118,7 +118,7 @@ impl Chains {
     }
 
     /// Queues a batch over all paths, behind those before it, and records `ended` where all of it is over. An error means that
-    /// `ended` was not recorded: use [`settle`](Chains::settle).
+    /// `ended` was not recorded: use [`settle`](StreamCopies::settle).
     ///
     /// # Safety
     ///
@@ -197,7 +197,7 @@ impl Chains {
         self.hands.get_or_init(|| most.and_then(|relays| Hands::new(2 * relays))).as_ref()
     }
 
-    /// Whether no relay was lost since there were so many [losses](Chains::losses): what a courier carried meanwhile has arrived, once
+    /// Whether no relay was lost since there were so many [losses](StreamCopies::losses): what a courier carried meanwhile has arrived, once
     /// its event has passed.
     pub fn is_whole_since(&self, losses: u64, courier: &Courier) -> Result<(), CudaError> {
         let _relaxed = Relaxed::enter(self.driver);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 const PIECES_MAX: usize = 65_536;
 /// Pieces that the ends of parcels and shares may add where there are few.
 const CUTS_MAX: usize = 256;
-/// Chains in flight that have listed something.
+/// StreamCopies in flight that have listed something.
 const CHAINS_MAX: usize = 64;
 
 /// Lists of one set.

@@ -1,4 +1,4 @@
-//! Chains: copies in a caller's stream, over all paths, with nothing but events between them. Everything is queued at once and
+//! StreamCopies: copies in a caller's stream, over all paths, with nothing but events between them. Everything is queued at once and
 //! the host has no part in what follows, so a chain can no more deadlock than the copy that it replaces: the argument is in
 //! docs/decisions/006-streams-are-kept-by-events.md. What a chain cannot do exactly as the driver would, it declines. This
 //! file knows when a copy may become a chain; it must never know how one is queued.
@@ -70,7 +70,7 @@ pub enum Declined {
     /// No peer reaches this GPU.
     #[error("no relay")]
     NoRelay = 5,
-    /// Chains of other streams have the relays.
+    /// StreamCopies of other streams have the relays.
     #[error("busy")]
     Busy = 6,
     /// Both sides are host memory, or both are GPUs.
@@ -92,7 +92,7 @@ pub enum Declined {
 
 /// Copies in callers' streams.
 #[derive(Debug)]
-pub struct Chains {
+pub struct StreamCopies {
     driver: &'static Driver,
     devices: Vec<Arc<Device>>,
     rates: Rates,
@@ -108,7 +108,7 @@ pub struct Chains {
     epoch: Instant,
 }
 
-/// Chains for one GPU in one direction.
+/// StreamCopies for one GPU in one direction.
 #[derive(Debug)]
 struct Way {
     target: u16,
@@ -142,8 +142,8 @@ fn is_within(then_us: u64, now_us: u64, within_us: u64) -> bool {
 /// What chains have done.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Chains queued.
-    pub chains: AtomicU64,
+    /// StreamCopies queued.
+    pub stream_copies: AtomicU64,
     /// Bytes that went over the target's own lane.
     pub direct_bytes: AtomicU64,
     /// Bytes that went over relays.
@@ -173,7 +173,7 @@ impl Declined {
 
 impl Counters {
     fn count(&self, direct_bytes: u64, relayed_bytes: u64) {
-        self.chains.fetch_add(1, Ordering::Relaxed);
+        self.stream_copies.fetch_add(1, Ordering::Relaxed);
         self.direct_bytes.fetch_add(direct_bytes, Ordering::Relaxed);
         self.relayed_bytes.fetch_add(relayed_bytes, Ordering::Relaxed);
     }
@@ -184,11 +184,11 @@ impl Counters {
     }
 }
 
-impl Chains {
-    /// Chains over GPUs that are open, of which some relay for each other. Staging and streams are made here and nowhere else. A GPU
+impl StreamCopies {
+    /// StreamCopies over GPUs that are open, of which some relay for each other. Staging and streams are made here and nowhere else. A GPU
     /// that has no room for them has none, and is no relay: it is logged.
-    pub fn new(driver: &'static Driver, gpus: &[Arc<Kernels>], peers: Peers, rates: Rates) -> Chains {
-        let mut chains = Chains {
+    pub fn new(driver: &'static Driver, gpus: &[Arc<Kernels>], peers: Peers, rates: Rates) -> StreamCopies {
+        let mut chains = StreamCopies {
             driver,
             devices: gpus.iter().map(|gpu| Arc::clone(gpu.device())).collect(),
             rates,
@@ -298,11 +298,11 @@ impl Chains {
         unsafe { self.copy_asked(pieces, None, stream) }
     }
 
-    /// As [`copy`](Chains::copy), for a caller who may have said which way it is to go: another one is the driver's to refuse.
+    /// As [`copy`](StreamCopies::copy), for a caller who may have said which way it is to go: another one is the driver's to refuse.
     ///
     /// # Safety
     ///
-    /// As for [`copy`](Chains::copy).
+    /// As for [`copy`](StreamCopies::copy).
     pub(crate) unsafe fn copy_asked(
         &self,
         pieces: &[Piece],
@@ -336,7 +336,7 @@ impl Chains {
         way.set.lock().regain();
     }
 
-    /// As [`settle_way`](Chains::settle_way), if nothing is under way now: nobody waits.
+    /// As [`settle_way`](StreamCopies::settle_way), if nothing is under way now: nobody waits.
     fn settle_if_quiet(&self, way: &Way) {
         let Some(_settling) = way.settling.try_lock() else { return };
         let Some(done) = way.set.lock().lost_and_quiet() else { return };
@@ -379,7 +379,7 @@ impl Chains {
         }
     }
 
-    /// As [`copy`](Chains::copy), with its contract.
+    /// As [`copy`](StreamCopies::copy), with its contract.
     unsafe fn queue(
         &self,
         pieces: &[Piece],
@@ -469,12 +469,12 @@ impl Chains {
         unsafe { (self.driver.table().stream_synchronize)(stream) }
     }
 
-    /// As [`copy`](Chains::copy), and waits until the stream has come to its end; gives the driver's status. If a relay was lost
+    /// As [`copy`](StreamCopies::copy), and waits until the stream has come to its end; gives the driver's status. If a relay was lost
     /// meanwhile, the driver has copied it all again.
     ///
     /// # Safety
     ///
-    /// As for [`copy`](Chains::copy).
+    /// As for [`copy`](StreamCopies::copy).
     pub(crate) unsafe fn copy_and_wait(
         &self,
         pieces: &[Piece],
