@@ -80,11 +80,11 @@ pub struct RelayedBothWays {
 /// How copies over relays do in one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Relayed {
-    /// By what chains are divided best.
+    /// By what stream copies are divided best.
     pub relaying: Relaying,
     /// Copies of fewer bytes are faster over the GPU's own link alone; none where larger ones are, too.
     pub break_even_bytes: Option<u64>,
-    /// From this size on the mover is faster than a chain.
+    /// From this size on the mover is faster than a stream copy.
     pub mover_bytes: u64,
     /// How a peer hands on best what the mover gives it.
     pub relay: Relay,

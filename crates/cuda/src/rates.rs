@@ -1,4 +1,4 @@
-//! What paths carry: the figures by which a chain is divided, as they were measured or, before that, as they are assumed. This
+//! What paths carry: the figures by which a stream copy is divided, as they were measured or, before that, as they are assumed. This
 //! file knows numbers; it must never know how they came about.
 
 use crate::stream_copy::Path;
@@ -32,7 +32,7 @@ pub struct Relaying {
 const LANE_BYTES_PER_S: f64 = 54e9;
 /// Smaller copies are faster alone, until it is measured.
 const BREAK_EVEN_BYTES: u64 = 2 << 20;
-/// Larger copies that are waited for are the mover's. None, until it is measured: on most hosts chains are ahead at any size.
+/// Larger copies that are waited for are the mover's. None, until it is measured: on most hosts stream copies are ahead at any size.
 const MOVER_BYTES: u64 = u64::MAX;
 /// What relaying costs, until it is measured.
 pub(crate) const RELAYING: Relaying = Relaying { efficiency: 0.92, latency_s: 30e-6 };
@@ -79,7 +79,7 @@ impl Rates {
         bytes as f64 / self.host.get(&direction).copied().unwrap_or(lanes).max(1.0)
     }
 
-    /// The size from which on the mover is faster than a chain, for a copy that is waited for.
+    /// The size from which on the mover is faster than a stream copy, for a copy that is waited for.
     pub fn mover_bytes(&self, direction: Direction) -> u64 {
         self.mover_bytes.get(&direction).copied().unwrap_or(MOVER_BYTES)
     }

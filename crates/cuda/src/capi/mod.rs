@@ -155,12 +155,12 @@ unsafe fn copy_pieces(
             start_behind(driver, ready);
             Err(STARTING)
         }
-        Started::With(chains) => {
+        Started::With(stream_copies) => {
             // SAFETY: by this function's contract.
             let copied = unsafe {
                 match is_waited_for {
-                    true => chains.copy_and_wait(pieces, asked, stream),
-                    false => chains.copy_asked(pieces, asked, stream).map(|()| abi::SUCCESS),
+                    true => stream_copies.copy_and_wait(pieces, asked, stream),
+                    false => stream_copies.copy_asked(pieces, asked, stream).map(|()| abi::SUCCESS),
                 }
             };
             copied.map_err(|why| why as i32)

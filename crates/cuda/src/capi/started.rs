@@ -51,11 +51,11 @@ pub fn start_behind(driver: &'static Driver, ready: fn(&Rates)) {
         return;
     }
     let start = move || {
-        let chains = catch_unwind(AssertUnwindSafe(|| start(driver)));
-        let started = match chains {
-            Ok(Ok(chains)) => {
-                ready(chains.rates());
-                Started::With(Box::new(chains))
+        let stream_copies = catch_unwind(AssertUnwindSafe(|| start(driver)));
+        let started = match stream_copies {
+            Ok(Ok(stream_copies)) => {
+                ready(stream_copies.rates());
+                Started::With(Box::new(stream_copies))
             }
             Ok(Err(error)) => failed(&error),
             // The panic's message is on stderr.
@@ -92,8 +92,8 @@ pub fn forget(device: DeviceId) {
         std::thread::sleep(LOOK);
     }
     let mut started = STARTED.write();
-    let Started::With(chains) = &*started else { return };
-    let Some(gone) = chains.devices().iter().find(|known| known.id == device) else { return };
+    let Started::With(stream_copies) = &*started else { return };
+    let Some(gone) = stream_copies.devices().iter().find(|known| known.id == device) else { return };
     gone.is_reset();
     let left = std::mem::replace(&mut *started, Started::Not);
     let thread = std::thread::Builder::new().name("forebay-end".into());

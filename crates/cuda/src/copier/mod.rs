@@ -1,4 +1,4 @@
-//! The copier: a mover with every path between host memory and the GPUs of a process, and chains for callers with streams.
+//! The copier: a mover with every path between host memory and the GPUs of a process, and stream copies for callers with streams.
 //! This file knows what a copy asks of them, and `build` which links and routes there are; neither must know how a link works or what
 //! is copied.
 
@@ -142,7 +142,7 @@ pub struct Copier {
     handle: MoverHandle,
     addresses: Arc<Addresses>,
     gpus: Vec<Arc<Kernels>>,
-    chains: StreamCopies,
+    stream_copies: StreamCopies,
     quarantine: Arc<Quarantine>,
     /// All addresses of the host and of each GPU, for callers that have no regions.
     anywhere: Anywhere,
@@ -173,7 +173,7 @@ impl Copier {
         let built = build::build(&handle, &poller, &addresses, &opened, &made)?;
         let Built { gpus, staging, peers } = built;
         let devices: Vec<Arc<Device>> = gpus.iter().map(|gpu| Arc::clone(gpu.device())).collect();
-        let chains = StreamCopies::new(driver, &gpus, peers, made.rates);
+        let stream_copies = StreamCopies::new(driver, &gpus, peers, made.rates);
         let anywhere = Anywhere::new(&handle, &addresses, &devices)?;
         let quarantine = Quarantine::of(&handle)?;
         let own = devices.iter().map(|device| Ok(Hex(device.uuid()?))).collect::<Result<_, CudaError>>()?;
@@ -189,7 +189,7 @@ impl Copier {
             handle,
             addresses,
             gpus,
-            chains,
+            stream_copies,
             quarantine,
             anywhere,
             spare: Mutex::default(),
@@ -201,14 +201,14 @@ impl Copier {
         self.gpus.iter().map(|gpu| gpu.device())
     }
 
-    /// Sets by what chains are divided from now on, and which copies are whose.
+    /// Sets by what stream copies are divided from now on, and which copies are whose.
     pub fn set_rates(&mut self, rates: Rates) {
-        self.chains.set_rates(rates);
+        self.stream_copies.set_rates(rates);
     }
 
     /// Copies in callers' streams.
     pub fn stream_copies(&self) -> &StreamCopies {
-        &self.chains
+        &self.stream_copies
     }
 
     /// The mover, to submit to.
@@ -257,8 +257,8 @@ impl Copier {
         self.gpus[0].device().driver()
     }
 
-    /// Copies pieces in a caller's stream: as a chain over all paths, or as the driver would where a chain cannot be. Says why
-    /// it was not a chain, if so.
+    /// Copies pieces in a caller's stream: as a stream copy over all paths, or as the driver would where a stream copy cannot be. Says why
+    /// it was not a stream copy, if so.
     ///
     /// # Safety
     ///
@@ -269,13 +269,13 @@ impl Copier {
         stream: StreamHandle,
     ) -> Result<Option<Declined>, CudaError> {
         // SAFETY: by this function's contract.
-        let Err(declined) = (unsafe { self.chains.copy(pieces, stream) }) else { return Ok(None) };
+        let Err(declined) = (unsafe { self.stream_copies.copy(pieces, stream) }) else { return Ok(None) };
         // SAFETY: by this function's contract.
         unsafe { self.copy_as_driver(pieces, stream)? };
         Ok(Some(declined))
     }
 
-    /// As [`copy_in_stream`](Copier::copy_in_stream), in a stream of ours. After a refused call some of a chain may be under way behind
+    /// As [`copy_in_stream`](Copier::copy_in_stream), in a stream of ours. After a refused call some of a stream copy may be under way behind
     /// nothing; a caller's stream could not be waited for, this one is.
     ///
     /// # Safety
@@ -289,10 +289,10 @@ impl Copier {
         stream: &Stream,
     ) -> Result<Option<Declined>, CudaError> {
         // SAFETY: by this function's contract.
-        let Err(declined) = (unsafe { self.chains.copy(pieces, stream.handle()) }) else { return Ok(None) };
+        let Err(declined) = (unsafe { self.stream_copies.copy(pieces, stream.handle()) }) else { return Ok(None) };
         if declined == Declined::Fault {
             let _ = stream.synchronize();
-            self.chains.settle_way(device, direction);
+            self.stream_copies.settle_way(device, direction);
         }
         // SAFETY: by this function's contract.
         unsafe { self.copy_as_driver(pieces, stream.handle())? };
@@ -333,7 +333,7 @@ impl Copier {
     }
 
     /// Copies pieces between pinned host memory and a GPU, at once, over all paths, and waits. Large copies are the mover's,
-    /// whose routes share out the work while it is done; others are chains, which begin sooner.
+    /// whose routes share out the work while it is done; others are stream copies, which begin sooner.
     ///
     /// # Safety
     ///
@@ -346,29 +346,29 @@ impl Copier {
         pieces: &[Piece],
     ) -> Result<(), CopyError> {
         let bytes = pieces.iter().map(|piece| piece.bytes).sum::<u64>();
-        let relays = self.relays(device).filter(|_| bytes >= self.chains.rates().least_bytes());
+        let relays = self.relays(device).filter(|_| bytes >= self.stream_copies.rates().least_bytes());
         let _own = relays.and_then(|relays| relays.own_copy(direction));
         let relayed = relays.filter(|_| bytes >= RELAYED_BYTES);
         if let Some(hosts) = relayed.and_then(|relays| relays.spans(direction, pieces)) {
             return self.by_mover(device, direction, pieces, hosts);
         }
-        if bytes >= self.chains.rates().mover_bytes(direction) {
+        if bytes >= self.stream_copies.rates().mover_bytes(direction) {
             let host = |piece: &Piece| Span::new(self.anywhere.host, direction.sides(piece).0, piece.bytes);
             return self.by_mover(device, direction, pieces, pieces.iter().map(host).collect());
         }
         let gpu = self.gpus.iter().find(|gpu| gpu.device().index() == device);
         let gpu = gpu.ok_or(CopyError::NoDevice { index: device })?.device();
-        if bytes < self.chains.rates().least_bytes() {
+        if bytes < self.stream_copies.rates().least_bytes() {
             // SAFETY: by this function's contract.
             return unsafe { self.copy_alone(gpu, pieces) }.map_err(CopyError::from);
         }
         let _relaxed = Relaxed::enter(self.driver());
         let _current = gpu.enter()?;
         let (stream, ended) = self.spare_stream(gpu)?;
-        let (begin, losses) = (Instant::now(), self.chains.losses());
+        let (begin, losses) = (Instant::now(), self.stream_copies.losses());
         // SAFETY: by this function's contract; the stream is of this device, which is current.
         let copied = unsafe { self.copy_in_own(device, direction, pieces, &stream) };
-        let rates = self.chains.rates();
+        let rates = self.stream_copies.rates();
         let least_s = match copied {
             Ok(None) => rates.least_s(direction, self.gpus.len(), bytes),
             _ => rates.least_alone_s(device, direction, bytes),
@@ -383,7 +383,7 @@ impl Copier {
             let _ = stream.synchronize();
         }
         let mut whole = copied.map(drop).and(passed);
-        if whole.is_ok() && self.chains.look_after_relays(device, direction) != losses {
+        if whole.is_ok() && self.stream_copies.look_after_relays(device, direction) != losses {
             // A relay is lost, and what it carried may not have arrived.
             // SAFETY: by this function's contract.
             let again = unsafe { self.copy_as_driver(pieces, stream.handle()) };

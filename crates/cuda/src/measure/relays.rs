@@ -1,6 +1,6 @@
-//! Real copies for one GPU over its relays: by what chains are divided best, from which size on they pay, when the mover is
+//! Real copies for one GPU over its relays: by what stream copies are divided best, from which size on they pay, when the mover is
 //! better still, and how peers hand on best. All of it through [`Copier::copy_and_wait`], as callers have it; rates decide
-//! whether that is a plain copy, a chain or the mover's. This file knows candidates; it must never know how any of them copies.
+//! whether that is a plain copy, a stream copy or the mover's. This file knows candidates; it must never know how any of them copies.
 
 use super::choose::{Pair, best_kind, best_step, pays_from};
 use super::turns::in_turn;
@@ -26,14 +26,14 @@ const EFFICIENCIES: [f64; 7] = [0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05];
 const LATENCIES_US: [u32; 10] = [10, 15, 20, 25, 30, 40, 50, 60, 80, 100];
 /// Sizes at which latency tells, in MiB.
 const LATENCY_MIB: [f64; 3] = [4.0, 8.0, 16.0];
-/// Sizes at which chains may begin to pay, in MiB.
+/// Sizes at which stream copies may begin to pay, in MiB.
 const BREAK_EVEN_MIB: [f64; 11] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0];
 /// StreamCopies have copies where they take at most this part of a plain copy's time. They are measured one after another, when all that
-/// a chain touches on the host and in the driver is warm. A single copy finds it cold: that costs a chain up to 30 us more, with its
+/// a stream copy touches on the host and in the driver is warm. A single copy finds it cold: that costs a stream copy up to 30 us more, with its
 /// several times as many calls, and a plain copy next to nothing. Copies that gain less than this warm (12 us of the 80 that 4 MiB
 /// take) were slower cold, by up to a quarter; at twice the size the gain covers it.
-const CHAIN_PAYS: f64 = 0.85;
-/// The mover has copies that are waited for where it takes at most this part of a chain's time: a chain leaves the processor
+const STREAM_COPY_PAYS: f64 = 0.85;
+/// The mover has copies that are waited for where it takes at most this part of a stream copy's time: a stream copy leaves the processor
 /// and the peers' own work more to themselves.
 const MOVER_PAYS: f64 = 0.95;
 
@@ -41,7 +41,7 @@ const MOVER_PAYS: f64 = 0.95;
 #[derive(Debug, Clone, Copy)]
 enum Who {
     Plain,
-    Chain(Relaying),
+    StreamCopy(Relaying),
     Mover,
 }
 
@@ -71,7 +71,7 @@ impl Trials<'_> {
         let break_even_bytes = self.break_even(direction, relaying, most, part(0.75))?;
         let best = self.relay(direction, most, part(0.9))?;
         let mover_from = self.mover(direction, relaying, best, most, until)?;
-        // Where chains do not pay the mover's paths, which are the same ones, do not either.
+        // Where stream copies do not pay the mover's paths, which are the same ones, do not either.
         let mover_bytes = break_even_bytes.zip(mover_from).map_or(u64::MAX, |(least, from)| from.max(least));
         Ok(Relayed { relaying, break_even_bytes, mover_bytes, relay: self.copiers[best].0 })
     }
@@ -97,7 +97,7 @@ impl Trials<'_> {
         self.best(direction, &candidates, &sizes(&LATENCY_MIB, most), until)
     }
 
-    /// The candidate by which chains of these sizes are divided best.
+    /// The candidate by which stream copies of these sizes are divided best.
     fn best(
         &mut self,
         direction: Direction,
@@ -107,7 +107,7 @@ impl Trials<'_> {
     ) -> Result<Relaying, MeasureError> {
         let seconds = in_turn(candidates.len() * sizes.len(), ROUNDS, until, |nth| {
             let (relaying, bytes) = (candidates[nth / sizes.len()], sizes[nth % sizes.len()]);
-            self.seconds(0, Who::Chain(relaying), direction, bytes)
+            self.seconds(0, Who::StreamCopy(relaying), direction, bytes)
         })?;
         let table: Vec<Vec<f64>> = seconds.chunks(sizes.len()).map(<[f64]>::to_vec).collect();
         Ok(candidates[best_step(&table)])
@@ -122,8 +122,8 @@ impl Trials<'_> {
     ) -> Result<Option<u64>, MeasureError> {
         let sizes = sizes(&BREAK_EVEN_MIB, most);
         let pairs =
-            self.pairs(direction, [(0, Who::Plain), (0, Who::Chain(relaying))], &sizes, SMALL_ROUNDS, until)?;
-        Ok(pays_from(&pairs, CHAIN_PAYS))
+            self.pairs(direction, [(0, Who::Plain), (0, Who::StreamCopy(relaying))], &sizes, SMALL_ROUNDS, until)?;
+        Ok(pays_from(&pairs, STREAM_COPY_PAYS))
     }
 
     /// The copier whose relays are the best for the mover.
@@ -144,7 +144,7 @@ impl Trials<'_> {
     ) -> Result<Option<u64>, MeasureError> {
         let sizes = [most / 4, most / 2, most];
         let pairs =
-            self.pairs(direction, [(0, Who::Chain(relaying)), (best, Who::Mover)], &sizes, ROUNDS, until)?;
+            self.pairs(direction, [(0, Who::StreamCopy(relaying)), (best, Who::Mover)], &sizes, ROUNDS, until)?;
         Ok(pays_from(&pairs, MOVER_PAYS))
     }
 
@@ -194,12 +194,12 @@ impl Who {
     fn rates(self, bare: &Rates) -> Rates {
         let (break_even_bytes, mover_bytes) = match self {
             Who::Plain => (u64::MAX, u64::MAX),
-            Who::Chain(_) => (0, u64::MAX),
+            Who::StreamCopy(_) => (0, u64::MAX),
             Who::Mover => (u64::MAX, 0),
         };
         Direction::BOTH.into_iter().fold(bare.clone(), |rates, direction| {
             let rates = match self {
-                Who::Chain(relaying) => rates.with_relaying(direction, relaying),
+                Who::StreamCopy(relaying) => rates.with_relaying(direction, relaying),
                 _ => rates,
             };
             rates.with_break_even_bytes(direction, break_even_bytes).with_mover_bytes(direction, mover_bytes)

@@ -1,12 +1,12 @@
 //! Couriers: copies for one GPU in one direction in streams of our own, batch right behind batch, so that no lane is idle between
-//! two of them. A caller's chain begins when the one before in its stream has ended; a courier's shares slots with it as soon as
+//! two of them. A caller's stream copy begins when the one before in its stream has ended; a courier's shares slots with it as soon as
 //! they are free. This file knows how a batch is queued and when it has ended; it must never know what it is for.
 
 use super::crew::How;
 use super::hands::Hands;
 use super::inspect::{Inspector, Outline};
 use super::pages::Pages;
-use super::set::{Chain, Set, Waits, how_to_relay, is_small};
+use super::set::{StreamCopy, Set, Waits, how_to_relay, is_small};
 use super::{StreamCopies, Declined, Way};
 use crate::device::{Device, Event, Stream, StreamId};
 use crate::driver::abi::Address;
@@ -128,14 +128,14 @@ impl StreamCopies {
         let _relaxed = Relaxed::enter(self.driver);
         let _current = courier.device.enter()?;
         let Some(way) = self.ways.get(&(courier.device.index(), courier.direction)) else {
-            // It had no room for chains, which was logged.
+            // It had no room for stream copies, which was logged.
             let copied = courier.copy_alone(batch);
             ended.record(&courier.joined)?;
             return Ok(Sent::Queued(copied));
         };
         let mut set = way.set.lock();
         let queued = if !set.take_at_once(courier.holder) {
-            // Some caller's chain has it, and nobody knows for how long. A queue that is full makes the next call wait.
+            // Some caller's stream copy has it, and nobody knows for how long. A queue that is full makes the next call wait.
             drop(set);
             courier.copy_alone(batch)
         } else if let Some(places) = set.room_for(batch.pieces.len()) {
@@ -169,7 +169,7 @@ impl StreamCopies {
         self.note(way);
         let (mut crews, shares) =
             if is_alone { (Vec::new(), vec![bytes]) } else { self.crews(way, holder, bytes) };
-        let chain = Chain {
+        let stream_copy = StreamCopy {
             stream: courier.next_work().handle(),
             joined: courier.joined.handle(),
             holder,
@@ -183,9 +183,9 @@ impl StreamCopies {
             hands: (shares.len() > 1).then(|| self.hands()).flatten(),
             shares,
         };
-        let direct_bytes = chain.shares[0];
+        let direct_bytes = stream_copy.shares[0];
         // SAFETY: by the contract of `send`; the set was taken for the joined stream and the device was entered.
-        unsafe { set.queue(chain, &mut crews) }?;
+        unsafe { set.queue(stream_copy, &mut crews) }?;
         self.counters.count(direct_bytes, bytes - direct_bytes);
         Ok(())
     }

@@ -1,5 +1,5 @@
 //! Crews: what one GPU brings along to work for another in one direction: staging slots, each with a stream of the crew's GPU,
-//! its strand, and events. A chain has a crew to itself. It works in one of three ways. In *strands*, a parcel's two hops follow
+//! its strand, and events. A stream copy has a crew to itself. It works in one of three ways. In *strands*, a parcel's two hops follow
 //! each other in its slot's strand, so order needs no events, the driver copies many pieces by one call, and a kernel of the crew's GPU
 //! writes small pages; for that the GPU must reach the target's memory. In *turns*, the strands carry parcels between host memory and
 //! slots, and the target itself carries them on, page by page if need be. *Straight* is for a target's own crew, where host memory is
@@ -39,11 +39,11 @@ pub struct Crew {
     in_strands: bool,
     /// Something was not queued: events may say of a slot that it is done with when it is not.
     is_torn: bool,
-    /// Nobody knows when its last chain is done.
+    /// Nobody knows when its last stream copy is done.
     is_lost: bool,
     /// Its GPU's context is lost, and with it all that it would ever do.
     is_gone: bool,
-    /// Whose chain it works for, and what is passed when that is done.
+    /// Whose stream copy it works for, and what is passed when that is done.
     holder: Option<(StreamId, Arc<Event>)>,
     _staging: DeviceMemory,
 }
@@ -140,7 +140,7 @@ impl Crew {
         self.slot_bytes
     }
 
-    /// Whether a chain of `stream` may have it: nobody has, or an earlier chain of the same stream.
+    /// Whether a stream copy of `stream` may have it: nobody has, or an earlier stream copy of the same stream.
     pub fn is_free_for(&self, stream: StreamId) -> bool {
         let is_over = |done: &Event| match done.is_passed() {
             Ok(is_over) => is_over,
@@ -173,7 +173,7 @@ impl Crew {
         strands.chain(hops).all(|stream| stream.is_idle().unwrap_or(true))
     }
 
-    /// It was found quiet, so it may have another chain.
+    /// It was found quiet, so it may have another stream copy.
     pub fn regain(&mut self) {
         self.is_lost = false;
     }
@@ -183,7 +183,7 @@ impl Crew {
         self.is_lost = true;
     }
 
-    /// Gives it to a chain. Its work waits for `begun`, behind which no other work of this crew is left; for nothing if that
+    /// Gives it to a stream copy. Its work waits for `begun`, behind which no other work of this crew is left; for nothing if that
     /// has passed already.
     pub fn begin(
         &mut self,
@@ -195,15 +195,15 @@ impl Crew {
     ) -> Result<(), CudaError> {
         let before = self.holder.replace((stream, Arc::clone(done)));
         let was_in_strands = std::mem::replace(&mut self.in_strands, work.how == How::Strands);
-        // Where a chain does not wait for the one before in its stream, slots are kept apart by their strands or by their events.
+        // Where a stream copy does not wait for the one before in its stream, slots are kept apart by their strands or by their events.
         // These know nothing of each other.
-        // After an error below it is torn all the same: the next chain waits then.
+        // After an error below it is torn all the same: the next stream copy waits then.
         let was_torn = std::mem::replace(&mut self.is_torn, true);
-        // What it did for another stream is over, and that one's event may be a later chain's by now.
+        // What it did for another stream is over, and that one's event may be a later stream copy's by now.
         let before =
             before.filter(|(holder, _)| *holder == stream && (was_torn || was_in_strands != self.in_strands));
         self.next = 0;
-        // All slots, also those that this chain leaves to the next one, which will not ask.
+        // All slots, also those that this stream copy leaves to the next one, which will not ask.
         let waits = before.iter().map(|(_, done)| (&**done, self.slots.len()));
         for (event, slots) in waits.chain(begun.map(|begun| (begun, work.slots))) {
             self.slots.iter().take(slots).try_for_each(|slot| slot.strand.wait_for(event))?;
@@ -220,7 +220,7 @@ impl Crew {
         self.direction
     }
 
-    /// The slots that a chain of so many parcels uses: each costs a few calls, so a short chain has few.
+    /// The slots that a stream copy of so many parcels uses: each costs a few calls, so a short stream copy has few.
     pub fn slots_for(&self, parcels: u64, how: How) -> usize {
         let useful = match how {
             How::Strands => (parcels / 2).max(2).min(parcels),
@@ -324,7 +324,7 @@ impl Crew {
         queued
     }
 
-    /// Whether it works, or worked last, for a chain that is done when this is passed.
+    /// Whether it works, or worked last, for a stream copy that is done when this is passed.
     pub fn works_until(&self, done: &Arc<Event>) -> bool {
         self.holder.as_ref().is_some_and(|(_, held)| Arc::ptr_eq(held, done))
     }
@@ -337,7 +337,7 @@ impl Crew {
         self.is_lost = false;
     }
 
-    /// Has the chain's stream wait for all of the chain's work here. Parcels end in the second hop or in their strands; where
+    /// Has the stream copy's stream wait for all of the stream copy's work here. Parcels end in the second hop or in their strands; where
     /// something was not queued, some have come no further than the other of the two.
     pub fn join(&self, stream: StreamHandle, target: u16, work: &Work) -> Result<(), CudaError> {
         let behind = |event: &Event, last: &Stream| event.record(last).and_then(|()| event.hold(stream));
@@ -375,7 +375,7 @@ impl Slot {
     fn copy_runs(&self, runs: &[Piece]) -> Result<(), CudaError> {
         // A copy, unlike a kernel, may be put into a stream of a device that is not current.
         for run in runs {
-            // SAFETY: by the contract of `Crew::queue`; the slot is the chain's, and events keep its uses apart.
+            // SAFETY: by the contract of `Crew::queue`; the slot is the stream copy's, and events keep its uses apart.
             unsafe { self.strand.copy(run.from, run.to, run.bytes)? };
         }
         Ok(())
@@ -408,7 +408,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn a_crew_waits_for_no_later_chain_of_whom_it_worked_for_before() {
+    fn a_crew_waits_for_no_later_stream_copy_of_whom_it_worked_for_before() {
         let [target, relay] = [0, 1].map(|gpu| Device::open(driver(), gpu).unwrap());
         let [targets, relays] = [&target, &relay].map(|gpu| Arc::new(Kernels::load(gpu).unwrap()));
         let mut crew = Crew::new(Direction::HostToDevice, &relays, &[targets], 2, 1 << 20).unwrap();
@@ -424,7 +424,7 @@ mod tests {
             done.record(&one).unwrap();
             one.synchronize().unwrap();
             assert!(crew.is_free_for(other_id));
-            // The first stream's next chain, in which this crew has no part, is queued before the other one's begins.
+            // The first stream's next stream copy, in which this crew has no part, is queued before the other one's begins.
             // SAFETY: both are as long as that, and nobody else uses them.
             unsafe { one.copy(host.start() as Address, memory.address(), bytes as u64).unwrap() };
             done.record(&one).unwrap();
@@ -442,7 +442,7 @@ mod tests {
         // On a busy machine the copy may be over before this thread is asked again.
         assert!(
             (0..10).any(|_| began_first()),
-            "it waited for a chain of a stream that it has nothing to do with"
+            "it waited for a copy of a stream that it has nothing to do with"
         );
     }
 

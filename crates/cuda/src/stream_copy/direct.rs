@@ -1,8 +1,8 @@
-//! The direct way: what a chain copies over its target's own lane by copy engine, in the chain's stream. This file knows when many
+//! The direct way: what a stream copy copies over its target's own lane by copy engine, in the stream copy's stream. This file knows when many
 //! pieces are worth a call for all of them; it must never know a crew.
 
 use super::pages::Pages;
-use super::set::{Chain, Waits, is_small};
+use super::set::{StreamCopy, Waits, is_small};
 use crate::device::Event;
 use crate::driver::abi::StreamHandle;
 use crate::driver::{BatchCopy, CopyList, CudaError};
@@ -16,7 +16,7 @@ const BATCH_PIECE_BYTES: u64 = 48 << 10;
 /// Copies of one call. Before the first of them begins, a call takes half a microsecond for each (one call of 4,096 moved 39 GB/s);
 /// those of the call before keep the link busy meanwhile.
 const BATCH_COPIES: usize = 1024;
-/// Beside relays, for which the same thread may have to queue, as for a chain in a caller's stream. A call for more than some 256 to 512 does
+/// Beside relays, for which the same thread may have to queue, as for a stream copy in a caller's stream. A call for more than some 256 to 512 does
 /// not return before the link has done a part of them, and relays have nothing to do meanwhile: over two H100s' links, 32k tokens of 64 KiB
 /// pages came after 111 ms with calls for 1,024 copies and after 66 with 128. With a thread for each relay both were as fast.
 const BATCH_COPIES_BESIDE: usize = 128;
@@ -28,7 +28,7 @@ const BATCH_COPIES_MIN: usize = 32;
 /// kernels, and after 14, 16, 27 and 50 by batches.
 const AWAITED_BATCH_BYTES_MIN: u64 = 8 << 20;
 
-/// What copies in a chain's own stream need.
+/// What copies in a stream copy's own stream need.
 #[derive(Debug)]
 pub struct Direct {
     target: Arc<Kernels>,
@@ -47,35 +47,35 @@ impl Direct {
     }
 
     /// Whether a row is long enough for a batch, in a stream that takes one.
-    pub fn goes_by_batch(&self, chain: &Chain, pages: Pages) -> bool {
+    pub fn goes_by_batch(&self, stream_copy: &StreamCopy, pages: Pages) -> bool {
         let least_copies = if is_small(pages.pieces(), pages.bytes()) { 2 } else { BATCH_COPIES_MIN };
-        let may_wait = chain.awaited_bytes.is_none_or(|bytes| bytes >= AWAITED_BATCH_BYTES_MIN);
-        let is_possible = self.batch.is_some() && BatchCopy::fits(chain.stream);
+        let may_wait = stream_copy.awaited_bytes.is_none_or(|bytes| bytes >= AWAITED_BATCH_BYTES_MIN);
+        let is_possible = self.batch.is_some() && BatchCopy::fits(stream_copy.stream);
         pages.pieces() >= least_copies && is_worth_a_batch(pages) && may_wait && is_possible
     }
 
-    /// Queues a row's copies in the chain's stream.
+    /// Queues a row's copies in the stream copy's stream.
     ///
     /// # Safety
     ///
     /// As for [`Set::queue`](super::set::Set::queue). If they go by batch, [`goes_by_batch`](Direct::goes_by_batch) has said so.
-    pub unsafe fn queue(&mut self, chain: &Chain, pages: Pages, by_batch: bool) -> Result<(), CudaError> {
-        if let Waits::For(event) = chain.waits {
-            event.hold(chain.stream)?;
+    pub unsafe fn queue(&mut self, stream_copy: &StreamCopy, pages: Pages, by_batch: bool) -> Result<(), CudaError> {
+        if let Waits::For(event) = stream_copy.waits {
+            event.hold(stream_copy.stream)?;
         }
         let queued = match &mut self.batch {
             Some((batch, list)) if by_batch => {
-                let most = if chain.shares.len() > 1 { BATCH_COPIES_BESIDE } else { BATCH_COPIES };
+                let most = if stream_copy.shares.len() > 1 { BATCH_COPIES_BESIDE } else { BATCH_COPIES };
                 // SAFETY: by this function's contract.
-                unsafe { queue_batch(&self.target, *batch, list, most, chain.stream, pages) }
+                unsafe { queue_batch(&self.target, *batch, list, most, stream_copy.stream, pages) }
             }
             // SAFETY: as above.
-            _ => unsafe { queue_one_by_one(&self.target, chain.stream, pages) },
+            _ => unsafe { queue_one_by_one(&self.target, stream_copy.stream, pages) },
         };
-        if chain.joined == chain.stream {
+        if stream_copy.joined == stream_copy.stream {
             return queued;
         }
-        let joined = self.over.record_in(chain.stream).and_then(|()| self.over.hold(chain.joined));
+        let joined = self.over.record_in(stream_copy.stream).and_then(|()| self.over.hold(stream_copy.joined));
         queued.and(joined)
     }
 }

@@ -6,7 +6,7 @@ use crate::driver::abi::Address;
 use crate::kernels::Piece;
 use crate::links::Direction;
 
-/// What is left of a list that chains in flight share.
+/// What is left of a list that stream copies in flight share.
 #[derive(Debug)]
 pub struct List<'a> {
     free: &'a mut [Piece],

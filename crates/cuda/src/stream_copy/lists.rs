@@ -1,4 +1,4 @@
-//! The pinned memory of lists, which chains in flight share: each has its places until the GPU has read them. This file knows
+//! The pinned memory of lists, which stream copies in flight share: each has its places until the GPU has read them. This file knows
 //! events and who reads until when; it must never know what is listed.
 
 use super::list::List;
@@ -11,19 +11,19 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Pieces that chains in flight may have listed for kernels.
+/// Pieces that stream copies in flight may have listed for kernels.
 const PIECES_MAX: usize = 65_536;
 /// Pieces that the ends of parcels and shares may add where there are few.
 const CUTS_MAX: usize = 256;
 /// StreamCopies in flight that have listed something.
-const CHAINS_MAX: usize = 64;
+const COPIES_MAX: usize = 64;
 
 /// Lists of one set.
 #[derive(Debug)]
 pub struct Lists {
     memory: HostMemory,
     ring: Ring,
-    /// Passed when a chain's places have been read, in the order of the ring.
+    /// Passed when a stream copy's places have been read, in the order of the ring.
     read: VecDeque<Event>,
     spare: Vec<Event>,
 }
@@ -32,11 +32,11 @@ impl Lists {
     /// Lists that a device reads.
     pub fn new(device: &Arc<Device>) -> Result<Lists, CudaError> {
         let memory = HostMemory::new(device, PIECES_MAX * size_of::<Piece>())?;
-        let spare = (0..CHAINS_MAX).map(|_| Event::new(device)).collect::<Result<_, _>>()?;
-        Ok(Lists { memory, ring: Ring::new(PIECES_MAX), read: VecDeque::with_capacity(CHAINS_MAX), spare })
+        let spare = (0..COPIES_MAX).map(|_| Event::new(device)).collect::<Result<_, _>>()?;
+        Ok(Lists { memory, ring: Ring::new(PIECES_MAX), read: VecDeque::with_capacity(COPIES_MAX), spare })
     }
 
-    /// Places for a chain of so many pieces, or `None` until chains that are under way have come further. Parcels cut some of the
+    /// Places for a stream copy of so many pieces, or `None` until stream copies that are under way have come further. Parcels cut some of the
     /// pieces.
     pub fn room_for(&mut self, pieces: usize) -> Option<Range<usize>> {
         while self.read.front().is_some_and(|read| read.is_passed().unwrap_or(false)) {

@@ -1,7 +1,7 @@
 //! StreamCopies: copies in a caller's stream, over all paths, with nothing but events between them. Everything is queued at once and
-//! the host has no part in what follows, so a chain can no more deadlock than the copy that it replaces: the argument is in
-//! docs/decisions/006-streams-are-kept-by-events.md. What a chain cannot do exactly as the driver would, it declines. This
-//! file knows when a copy may become a chain; it must never know how one is queued.
+//! the host has no part in what follows, so a stream copy can no more deadlock than the copy that it replaces: the argument is in
+//! docs/decisions/006-streams-are-kept-by-events.md. What a stream copy cannot do exactly as the driver would, it declines. This
+//! file knows when a copy may become a stream copy; it must never know how one is queued.
 
 mod courier;
 mod crew;
@@ -30,14 +30,14 @@ use inspect::{Inspected, Outline, inspect};
 use pages::Pages;
 use parking_lot::{Mutex, MutexGuard};
 pub use plan::Path;
-use set::{Chain, Set, Waits, is_small};
+use set::{StreamCopy, Set, Waits, is_small};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use thiserror::Error;
 
-/// Slots of a crew. A crew works for one chain at a time, so the number of GPUs does not matter: staging on a relay is twice
+/// Slots of a crew. A crew works for one stream copy at a time, so the number of GPUs does not matter: staging on a relay is twice
 /// this, for both directions.
 const CREW_SLOTS: u64 = 6;
 const CREW_SLOT_BYTES: u64 = 2 << 20;
@@ -98,7 +98,7 @@ pub struct StreamCopies {
     rates: Rates,
     ways: HashMap<(u16, Direction), Way>,
     crews: HashMap<(u16, Direction), Mutex<Crew>>,
-    /// For couriers' batches: a caller's thread queues its own chain.
+    /// For couriers' batches: a caller's thread queues its own stream copy.
     hands: OnceLock<Option<Hands>>,
     counters: Counters,
     /// Crews whose context was lost since the start, and their GPUs.
@@ -139,7 +139,7 @@ fn is_within(then_us: u64, now_us: u64, within_us: u64) -> bool {
     then_us > 0 && now_us.saturating_sub(then_us) < within_us
 }
 
-/// What chains have done.
+/// What stream copies have done.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// StreamCopies queued.
@@ -188,7 +188,7 @@ impl StreamCopies {
     /// StreamCopies over GPUs that are open, of which some relay for each other. Staging and streams are made here and nowhere else. A GPU
     /// that has no room for them has none, and is no relay: it is logged.
     pub fn new(driver: &'static Driver, gpus: &[Arc<Kernels>], peers: Peers, rates: Rates) -> StreamCopies {
-        let mut chains = StreamCopies {
+        let mut stream_copies = StreamCopies {
             driver,
             devices: gpus.iter().map(|gpu| Arc::clone(gpu.device())).collect(),
             rates,
@@ -205,20 +205,20 @@ impl StreamCopies {
             let own = gpu.device().index();
             let served: Vec<_> = gpus
                 .iter()
-                .filter(|other| chains.peers.relay(own, other.device().index()))
+                .filter(|other| stream_copies.peers.relay(own, other.device().index()))
                 .cloned()
                 .collect();
-            if let Err(error) = chains.add_crews(gpu, &served) {
+            if let Err(error) = stream_copies.add_crews(gpu, &served) {
                 tracing::warn!("GPU {own} is no relay: {error}; copies use the other GPUs");
             }
         }
         for gpu in gpus {
-            if let Err(error) = chains.add_ways(gpu) {
+            if let Err(error) = stream_copies.add_ways(gpu) {
                 let own = gpu.device().index();
                 tracing::warn!("copies of GPU {own} go over its own link alone: {error}");
             }
         }
-        chains
+        stream_copies
     }
 
     /// What a GPU needs to relay for others, in both directions or none.
@@ -234,7 +234,7 @@ impl StreamCopies {
         Ok(())
     }
 
-    /// What chains of a GPU's own need, in both directions or none.
+    /// What stream copies of a GPU's own need, in both directions or none.
     fn add_ways(&mut self, gpu: &Arc<Kernels>) -> Result<(), CudaError> {
         let own = gpu.device().index();
         let way = |direction| {
@@ -317,7 +317,7 @@ impl StreamCopies {
         copied
     }
 
-    /// Waits until no chain for a GPU in a direction has anything under way outside of the stream that it is in: what is in that waits for
+    /// Waits until no stream copy for a GPU in a direction has anything under way outside of the stream that it is in: what is in that waits for
     /// the rest, unless a call was refused.
     pub fn settle_way(&self, device: u16, direction: Direction) {
         let Some(way) = self.ways.get(&(device, direction)) else { return };
@@ -332,7 +332,7 @@ impl StreamCopies {
                 crew.settle();
             }
         }
-        // A set that is lost has had no chain since.
+        // A set that is lost has had no stream copy since.
         way.set.lock().regain();
     }
 
@@ -421,7 +421,7 @@ impl StreamCopies {
         let is_scattered = pages_are_small && is_small(outline.host_runs(direction), bytes);
         let (mut crews, shares) =
             if is_scattered { (Vec::new(), vec![bytes]) } else { self.crews(way, holder, bytes) };
-        // Small pages gain from a chain of their own GPU alone: its kernels deal with them, not a call for each.
+        // Small pages gain from a stream copy of their own GPU alone: its kernels deal with them, not a call for each.
         if crews.is_empty() && !pages_are_small {
             return Err(match way.relays.is_empty() {
                 true if way.has_untrusted => Declined::Untrusted,
@@ -439,7 +439,7 @@ impl StreamCopies {
         let pages = Pages::new(&pieces, bytes);
         let waits = if idle { Waits::Nothing } else { Waits::Stream };
         let (joined, seams) = (stream, &*seams);
-        let chain = Chain {
+        let stream_copy = StreamCopy {
             stream,
             joined,
             holder,
@@ -454,7 +454,7 @@ impl StreamCopies {
             hands: None,
         };
         // SAFETY: by this function's contract; the set was taken and the target's context is current.
-        let queued = unsafe { set.queue(chain, &mut crews) };
+        let queued = unsafe { set.queue(stream_copy, &mut crews) };
         // After an error some of it is in the stream and does no harm: the driver copies the same bytes again, behind it.
         queued.map_err(|_| Declined::Fault)?;
         self.counters.count(direct_bytes, bytes - direct_bytes);
@@ -520,13 +520,13 @@ impl StreamCopies {
         }
     }
 
-    /// Microseconds since the chains were made, and one.
+    /// Microseconds since the stream copies were made, and one.
     fn now_us(&self) -> u64 {
         self.epoch.elapsed().as_micros() as u64 + 1
     }
 
-    /// The crews that a chain may have, and the bytes for the direct way and each of them. A GPU that has a chain of its own in
-    /// that direction, or had a copy a moment ago, does not relay: its lane is its own first, and what a chain has put on it
+    /// The crews that a stream copy may have, and the bytes for the direct way and each of them. A GPU that has a stream copy of its own in
+    /// that direction, or had a copy a moment ago, does not relay: its lane is its own first, and what a stream copy has put on it
     /// cannot be taken back when the next copy comes. So GPUs that all copy at once leave each other alone.
     fn crews(&self, way: &Way, stream: StreamId, bytes: u64) -> (Vec<MutexGuard<'_, Crew>>, Vec<u64>) {
         let now_us = self.now_us();

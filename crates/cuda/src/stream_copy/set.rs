@@ -1,6 +1,6 @@
-//! A set: what chains for one GPU in one direction have in common. While a chain is under way, only a chain of the same
-//! stream may use its set, which waits for the first one anyway; so no chain ever waits for one that it would not wait
-//! for without us. This file knows how a chain is divided among crews; it must never know when that is allowed.
+//! A set: what stream copies for one GPU in one direction have in common. While a stream copy is under way, only a stream copy of the same
+//! stream may use its set, which waits for the first one anyway; so no stream copy ever waits for one that it would not wait
+//! for without us. This file knows how a stream copy is divided among crews; it must never know when that is allowed.
 
 use super::crew::{Crew, How, Work};
 use super::direct::Direct;
@@ -30,7 +30,7 @@ const STRAND_PIECE_BYTES: u64 = 48 << 10;
 /// there is a gap, in which a kernel reads on. The first token of a prompt of 8k tokens came after 49 ms on an H200 by calls for 256 KiB each, after 43 with 512 KiB.
 const AWAITED_CALL_BYTES_MIN: u64 = 1 << 20;
 
-/// Everything that chains for one GPU in one direction need, but for the crews of its peers.
+/// Everything that stream copies for one GPU in one direction need, but for the crews of its peers.
 #[derive(Debug)]
 pub struct Set {
     target: Arc<Kernels>,
@@ -38,21 +38,21 @@ pub struct Set {
     own: Crew,
     /// Passed when the caller's stream has come to the copy.
     begun: Event,
-    /// Passed when the last chain is done.
+    /// Passed when the last stream copy is done.
     done: Arc<Event>,
     lists: Lists,
-    /// Whose chain is under way.
+    /// Whose stream copy is under way.
     holder: Option<StreamId>,
-    /// The driver refused what was to tell where a chain ends, so nobody knows when the set is free.
+    /// The driver refused what was to tell where a stream copy ends, so nobody knows when the set is free.
     is_lost: bool,
 }
 
-/// A chain to be queued.
+/// A stream copy to be queued.
 #[derive(Debug)]
-pub struct Chain<'a> {
+pub struct StreamCopy<'a> {
     /// A stream of the target's context, in which the direct way's copies are queued.
     pub stream: StreamHandle,
-    /// The stream that goes on when all of the chain is over. For a caller's chain it is the same one.
+    /// The stream that goes on when all of the stream copy is over. For a caller's stream copy it is the same one.
     pub joined: StreamHandle,
     /// Which one that is: by this the set and its crews are held.
     pub holder: StreamId,
@@ -75,7 +75,7 @@ pub struct Chain<'a> {
     pub hands: Option<&'a Hands>,
 }
 
-/// What a chain waits for.
+/// What a stream copy waits for.
 #[derive(Debug, Clone, Copy)]
 pub enum Waits<'a> {
     Nothing,
@@ -101,7 +101,7 @@ impl Set {
         })
     }
 
-    /// Whether a chain is under way.
+    /// Whether a stream copy is under way.
     pub fn is_busy(&mut self) -> bool {
         let passed = self.holder.is_none() || self.done.is_passed().unwrap_or(false);
         if passed && !self.is_lost {
@@ -110,8 +110,8 @@ impl Set {
         !passed || self.is_lost
     }
 
-    /// Takes the set for a chain of a stream. Says whether the stream is idle, so that the chain begins at once, or `None`
-    /// when a chain of another stream has the set.
+    /// Takes the set for a stream copy of a stream. Says whether the stream is idle, so that the stream copy begins at once, or `None`
+    /// when a stream copy of another stream has the set.
     pub fn take(&mut self, stream: StreamHandle, holder: StreamId) -> Result<Option<bool>, CudaError> {
         if !self.take_at_once(holder) {
             return Ok(None);
@@ -120,59 +120,59 @@ impl Set {
         self.begun.is_passed().map(Some)
     }
 
-    /// Takes the set for a chain that ends in a stream, whatever is in that. `false`: a chain of another stream has it.
+    /// Takes the set for a stream copy that ends in a stream, whatever is in that. `false`: a stream copy of another stream has it.
     pub fn take_at_once(&mut self, joined: StreamId) -> bool {
         !self.is_busy() || (self.holder == Some(joined) && !self.is_lost)
     }
 
-    /// Where a chain of so many pieces can have its lists; `None` until chains that are under way have come further.
+    /// Where a stream copy of so many pieces can have its lists; `None` until stream copies that are under way have come further.
     pub fn room_for(&mut self, pieces: usize) -> Option<Range<usize>> {
         self.lists.room_for(pieces)
     }
 
-    /// Queues a chain over the target's own lane and crews that are free for its stream. Whatever it returns, the joined
+    /// Queues a stream copy over the target's own lane and crews that are free for its stream. Whatever it returns, the joined
     /// stream goes on only when everything that was queued is over.
     ///
     /// # Safety
     ///
-    /// The set was taken for the chain's stream and the target's context is current. Until the stream has passed the chain,
+    /// The set was taken for the stream copy's stream and the target's context is current. Until the stream has passed the stream copy,
     /// the pieces are valid for all contexts as far as they are host memory and for the target's as far as they are its, and
     /// the rules of a copy in that stream hold for who else may use them.
     pub unsafe fn queue<C: DerefMut<Target = Crew>>(
         &mut self,
-        mut chain: Chain,
+        mut stream_copy: StreamCopy,
         crews: &mut [C],
     ) -> Result<(), CudaError> {
-        self.holder = Some(chain.holder);
-        let share = chain.pages.share(chain.shares[0]);
-        let by_batch = self.direct.goes_by_batch(&chain, share);
+        self.holder = Some(stream_copy.holder);
+        let share = stream_copy.pages.share(stream_copy.shares[0]);
+        let by_batch = self.direct.goes_by_batch(&stream_copy, share);
         let call_bytes =
-            if chain.awaited_bytes.is_some() { AWAITED_CALL_BYTES_MIN } else { ENGINE_PIECE_BYTES };
+            if stream_copy.awaited_bytes.is_some() { AWAITED_CALL_BYTES_MIN } else { ENGINE_PIECE_BYTES };
         let by_kernel = !by_batch && are_shorter(call_bytes, share.pieces(), share.bytes());
-        let begun = match chain.waits {
+        let begun = match stream_copy.waits {
             Waits::Nothing => None,
             Waits::Stream => Some(&self.begun),
             Waits::For(event) => Some(event),
         };
         let mut at_work: Vec<(&mut Crew, Work)> = Vec::with_capacity(crews.len() + 1);
         if by_kernel {
-            let is_straight = chain.is_scattered || !is_small(share.pieces(), share.bytes());
+            let is_straight = stream_copy.is_scattered || !is_small(share.pieces(), share.bytes());
             let how = if is_straight { How::Straight } else { How::Turns };
             let work = Work { call_bytes, ..work(share, &self.own, how) };
             at_work.push((&mut self.own, work));
         }
-        for (crew, share) in crews.iter_mut().zip(&chain.shares[1..]) {
-            let pages = chain.pages.share(*share);
-            let work = work(pages, crew, how_to_relay(crew.direction(), pages, chain.peers_reach));
+        for (crew, share) in crews.iter_mut().zip(&stream_copy.shares[1..]) {
+            let pages = stream_copy.pages.share(*share);
+            let work = work(pages, crew, how_to_relay(crew.direction(), pages, stream_copy.peers_reach));
             at_work.push((&mut **crew, work));
         }
         let target = self.target.device().index();
-        let mut list = self.lists.open(&chain.places, chain.seams);
-        let order = Order { holder: chain.holder, done: &self.done, begun, target: &self.target };
+        let mut list = self.lists.open(&stream_copy.places, stream_copy.seams);
+        let order = Order { holder: stream_copy.holder, done: &self.done, begun, target: &self.target };
         let (direct, is_direct) = (&mut self.direct, !by_kernel);
         // SAFETY: by this function's contract.
-        let mut direct = || if is_direct { unsafe { direct.queue(&chain, share, by_batch) } } else { Ok(()) };
-        let (whole, queued) = match chain.hands {
+        let mut direct = || if is_direct { unsafe { direct.queue(&stream_copy, share, by_batch) } } else { Ok(()) };
+        let (whole, queued) = match stream_copy.hands {
             Some(hands) => {
                 let (own, relays) = at_work.split_at_mut(usize::from(by_kernel));
                 let parts: Vec<_> =
@@ -183,12 +183,12 @@ impl Set {
             // Few calls for the direct way, so that the lane is at work while the rest is queued.
             None => (direct(), order.queue(&mut at_work, &mut list)),
         };
-        let listed = chain.places.len() - list.left();
+        let listed = stream_copy.places.len() - list.left();
         // All of them, also after an error.
-        let joins = at_work.iter().map(|(crew, work)| crew.join(chain.joined, target, work));
+        let joins = at_work.iter().map(|(crew, work)| crew.join(stream_copy.joined, target, work));
         let joined = joins.fold(Ok(()), Result::and);
-        let read = self.lists.close(chain.places.start..chain.places.start + listed, chain.joined);
-        let ended = joined.and(read).and(self.done.record_in(chain.joined));
+        let read = self.lists.close(stream_copy.places.start..stream_copy.places.start + listed, stream_copy.joined);
+        let ended = joined.and(read).and(self.done.record_in(stream_copy.joined));
         if ended.is_err() {
             self.is_lost = true;
             // Those that did not begin are not this set's to wait for.
@@ -201,7 +201,7 @@ impl Set {
     /// If the set is lost, waits until nothing of the target's own crew is under way. Says until when its other crews work: it is lost
     /// until all of these have been waited for too, and [`regain`](Set::regain) is told.
     pub fn settle(&mut self) -> Option<Arc<Event>> {
-        // What is not lost is behind the stream of its chain, which may be anybody's.
+        // What is not lost is behind the stream of its stream copy, which may be anybody's.
         if !self.is_lost {
             return None;
         }
@@ -214,12 +214,12 @@ impl Set {
         (self.is_lost && self.own.is_quiet()).then(|| Arc::clone(&self.done))
     }
 
-    /// Whether the driver refused what was to tell where a chain ends.
+    /// Whether the driver refused what was to tell where a stream copy ends.
     pub fn is_lost(&self) -> bool {
         self.is_lost
     }
 
-    /// Nothing of any chain is under way any more.
+    /// Nothing of any stream copy is under way any more.
     pub fn regain(&mut self) {
         self.own.regain();
         self.lists.clear();

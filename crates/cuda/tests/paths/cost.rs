@@ -7,7 +7,7 @@ use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 
 const BYTES: u64 = 64 << 20;
-/// All that a chain queues.
+/// All that a stream copy queues.
 const CALLS: [&str; 5] =
     ["cuMemcpyAsync", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"];
 
@@ -32,7 +32,7 @@ fn smaller_pages_cost_no_more_calls_of_the_driver() {
     });
 }
 
-/// The calls of a chain over all pages, every other one of the GPU's memory, backwards.
+/// The calls of a stream copy over all pages, every other one of the GPU's memory, backwards.
 fn queued(world: &World, direction: Direction, host: u64, memory: &DeviceMemory, page: u64) -> u64 {
     let count = BYTES / page;
     let piece = |nth: u64| {

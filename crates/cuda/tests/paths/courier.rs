@@ -402,10 +402,10 @@ fn a_call_of_the_direct_way_that_comes_back_late_holds_up_no_relay() {
         fake.control("stall cuMemcpyBatchAsync");
         let ended = Event::to_sleep_for(to_gpu.device()).unwrap();
         let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: None };
-        let chains = world.copier.stream_copies();
+        let stream_copies = world.copier.stream_copies();
         let relayed = std::thread::scope(|scope| {
             // SAFETY: the memory outlives the copies, and is used for nothing else.
-            let sender = scope.spawn(|| unsafe { chains.send(&to_gpu, &batch, &ended) });
+            let sender = scope.spawn(|| unsafe { stream_copies.send(&to_gpu, &batch, &ended) });
             let until = Instant::now() + Duration::from_secs(20);
             let bytes = || [0, 1].map(|relay| came()[relay] - before[relay]);
             while bytes().iter().any(|bytes| *bytes < 8 * MIB) && Instant::now() < until {

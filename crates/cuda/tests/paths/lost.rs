@@ -127,7 +127,7 @@ fn goes_on(world: &World, way: Direction, page: u64, refused: &str) -> bool {
     let was_met = world.fake.stat("live.failing") == 0;
     world.fake.control("mend");
     assert!(first.is_ok() || was_met, "{refused}: {first:?}");
-    // What was left behind of the refused chain ends by itself.
+    // What was left behind of the refused stream copy ends by itself.
     let is_taken = (0..500).any(|_| {
         let again = copy().unwrap();
         assert!(again.is_none() || again == Some(Declined::Busy), "{refused}: {again:?}");

@@ -96,15 +96,15 @@ fn scattered_pages_arrive_where_they_belong() {
 }
 
 #[test]
-fn a_chain_keeps_the_order_of_its_stream() {
-    alone("a_chain_keeps_the_order_of_its_stream", &[], |fake| {
+fn a_stream_copy_keeps_the_order_of_its_stream() {
+    alone("a_stream_copy_keeps_the_order_of_its_stream", &[], |fake| {
         let world = fake.world(CopierOptions::default());
         let bytes = 12 * MIB;
         let (memory, other) = (world.memory(0, bytes), world.memory(0, bytes));
         let hosts: Vec<Arc<Host>> = (0..3).map(|_| world.host(bytes)).collect();
         let result = world.host(bytes);
         let stream = Stream::new(memory.device()).unwrap();
-        let chain = |from: u64, to: u64| {
+        let stream_copy = |from: u64, to: u64| {
             // SAFETY: all memory outlives the stream's work.
             unsafe { world.copier.stream_copies().copy(&[Piece { from, to, bytes }], stream.handle()) }
         };
@@ -113,13 +113,13 @@ fn a_chain_keeps_the_order_of_its_stream() {
         }
         for round in 0..4 {
             let _current = memory.device().enter().unwrap();
-            // What is in the stream before and after each chain would show bytes that came too early or too late.
+            // What is in the stream before and after each stream copy would show bytes that came too early or too late.
             for host in &hosts {
-                chain(host.address(), memory.address()).unwrap();
+                stream_copy(host.address(), memory.address()).unwrap();
                 // SAFETY: as above.
                 unsafe { stream.copy(memory.address(), other.address(), bytes).unwrap() };
             }
-            chain(other.address(), result.address()).unwrap();
+            stream_copy(other.address(), result.address()).unwrap();
             stream.synchronize().unwrap();
             assert!(result.bytes() == pattern(2, bytes), "round {round}");
         }
@@ -129,8 +129,8 @@ fn a_chain_keeps_the_order_of_its_stream() {
 }
 
 #[test]
-fn a_chain_waits_for_what_is_in_its_stream() {
-    alone("a_chain_waits_for_what_is_in_its_stream", &[], |fake| {
+fn a_stream_copy_waits_for_what_is_in_its_stream() {
+    alone("a_stream_copy_waits_for_what_is_in_its_stream", &[], |fake| {
         let world = fake.world(CopierOptions::default());
         let bytes = 12 * MIB;
         let (first, memory) = (world.host(bytes), world.memory(0, bytes));
@@ -187,8 +187,8 @@ fn what_is_not_understood_is_declined_and_left_alone() {
 }
 
 #[test]
-fn another_streams_chain_does_not_wait_for_one_that_cannot_go_on() {
-    alone("another_streams_chain_does_not_wait_for_one_that_cannot_go_on", &[], |fake| {
+fn a_copy_of_another_stream_does_not_wait_for_one_that_cannot_go_on() {
+    alone("a_copy_of_another_stream_does_not_wait_for_one_that_cannot_go_on", &[], |fake| {
         let world = fake.world(CopierOptions::default());
         let bytes = 8 * MIB;
         let (host, memory, target) = (world.host(bytes), world.memory(0, 2 * bytes), world.host(bytes));
@@ -196,11 +196,11 @@ fn another_streams_chain_does_not_wait_for_one_that_cannot_go_on() {
         let (stuck, free) = (Stream::new(memory.device()).unwrap(), Stream::new(memory.device()).unwrap());
         let _current = memory.device().enter().unwrap();
         let held = world.fake.hold(memory.device(), stuck.handle());
-        let chains = world.copier.stream_copies();
+        let stream_copies = world.copier.stream_copies();
         let piece = |from, to| Piece { from, to, bytes };
         // SAFETY: all memory outlives the streams' work.
         unsafe {
-            chains.copy(&[piece(host.address(), memory.address())], stuck.handle()).unwrap();
+            stream_copies.copy(&[piece(host.address(), memory.address())], stuck.handle()).unwrap();
             let second = piece(host.address(), memory.address() + bytes);
             assert_eq!(world.copier.copy_in_stream(&[second], free.handle()).unwrap(), Some(Declined::Busy));
         }
@@ -231,7 +231,7 @@ fn default_streams_of_two_gpus_are_not_taken_for_each_other() {
                 pages(Direction::HostToDevice, hosts[gpu].address(), memories[gpu], page, bytes)
             };
             hosts.iter().zip(1..).for_each(|(host, seed)| host.fill(&pattern(seed, bytes)));
-            // GPU 0's chain has filled the slots on GPU 2, and its kernels have not read them yet.
+            // GPU 0's stream copy has filled the slots on GPU 2, and its kernels have not read them yet.
             fake.control("freeze compute.0");
             let copy = |gpu: usize, page| {
                 let _current = world.device(gpu as u16).enter().unwrap();

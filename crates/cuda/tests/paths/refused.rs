@@ -72,8 +72,8 @@ fn with_each_call_refused(options: CopierOptions, fake: &Fake) {
 }
 
 #[test]
-fn a_refused_call_costs_a_chain_at_most_and_leaves_nothing_under_way() {
-    alone("refused::a_refused_call_costs_a_chain_at_most_and_leaves_nothing_under_way", &[], |fake| {
+fn a_refused_call_costs_a_stream_copy_at_most_and_leaves_nothing_under_way() {
+    alone("refused::a_refused_call_costs_a_stream_copy_at_most_and_leaves_nothing_under_way", &[], |fake| {
         with_each_call_refused(CopierOptions::default(), fake);
     });
 }
@@ -87,7 +87,7 @@ fn a_refused_call_costs_a_transfer_at_most_and_leaves_nothing_under_way() {
     });
 }
 
-/// Queues a chain with a call refused and another one behind it, in a stream that goes on only then. Says whether there was such a call.
+/// Queues a stream copy with a call refused and another one behind it, in a stream that goes on only then. Says whether there was such a call.
 fn two_in_a_stream(world: &World, refused: &str) -> bool {
     let (page, bytes) = (16 << 10, 2 * MIB);
     let (first, second) = (Site::new(world, page, bytes), Site::new(world, page, bytes));
@@ -127,26 +127,26 @@ fn two_in_a_stream(world: &World, refused: &str) -> bool {
     // SAFETY: as above.
     unsafe { world.copier.copy_and_wait(0, Direction::DeviceToHost, &back).unwrap() };
     assert!(second.target.bytes() == pattern(2, bytes), "{refused}");
-    assert_eq!(load(&first).unwrap(), None, "{refused}: chains go on once nothing is under way");
+    assert_eq!(load(&first).unwrap(), None, "{refused}: stream copies go on once nothing is under way");
     stream.synchronize().unwrap();
     was_met
 }
 
 #[test]
-fn a_chain_whose_end_nobody_knows_keeps_its_lists() {
-    alone("refused::a_chain_whose_end_nobody_knows_keeps_its_lists", &[], |fake| {
+fn a_stream_copy_whose_end_nobody_knows_keeps_its_lists() {
+    alone("refused::a_stream_copy_whose_end_nobody_knows_keeps_its_lists", &[], |fake| {
         let world = fake.world(CopierOptions::default());
         for call in ["cuEventRecord", "cuStreamWaitEvent"] {
             let met = |nth: &u64| two_in_a_stream(&world, &format!("fail {call} {nth} 719"));
             assert!((1..1000).take_while(met).count() < 999, "{call}");
         }
-        // What the refused chain left behind is in no order with the driver's copy of the same bytes, and is counted.
+        // What the refused stream copy left behind is in no order with the driver's copy of the same bytes, and is counted.
     });
 }
 
 #[test]
-fn a_refused_copy_waits_for_no_chain_of_another_gpus() {
-    alone("refused::a_refused_copy_waits_for_no_chain_of_another_gpus", &[], |fake| {
+fn a_refused_copy_waits_for_no_stream_copy_of_another_gpus() {
+    alone("refused::a_refused_copy_waits_for_no_stream_copy_of_another_gpus", &[], |fake| {
         let world = fake.world(CopierOptions::default());
         let bytes = 24 * MIB;
         let (other, memory) = (world.host(bytes), world.memory(1, bytes));
@@ -175,7 +175,7 @@ fn a_refused_copy_waits_for_no_chain_of_another_gpus() {
     });
 }
 
-/// Queues a chain with an event's record refused, whose kernels are late, and another one. Says whether there was such a call.
+/// Queues a stream copy with an event's record refused, whose kernels are late, and another one. Says whether there was such a call.
 fn with_late_kernels(world: &World, way: Direction, nth: u64) -> bool {
     let (page, bytes) = (16 << 10, 2 * MIB);
     let sites = [Site::new(world, page, bytes), Site::new(world, page, bytes)];
@@ -219,9 +219,9 @@ fn no_kernel_is_left_behind_unless_its_lists_are_kept() {
 }
 
 #[test]
-fn a_copy_that_is_refused_before_it_has_the_set_waits_for_no_chain_of_another_stream() {
+fn a_copy_that_is_refused_before_it_has_the_set_waits_for_no_stream_copy_of_another_stream() {
     alone(
-        "refused::a_copy_that_is_refused_before_it_has_the_set_waits_for_no_chain_of_another_stream",
+        "refused::a_copy_that_is_refused_before_it_has_the_set_waits_for_no_stream_copy_of_another_stream",
         &[],
         |fake| {
             let world = fake.world(CopierOptions::default());

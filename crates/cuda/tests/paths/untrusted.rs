@@ -33,7 +33,7 @@ fn relayed(world: &World, seed: u64) -> u64 {
     over_peers() - before
 }
 
-/// Copiers whose chains, and whose mover by each kind of relay, have all copies.
+/// Copiers whose stream copies, and whose mover by each kind of relay, have all copies.
 fn kinds() -> impl Iterator<Item = CopierOptions> {
     let movers = |rates: Rates, way| rates.with_mover_bytes(way, MIB);
     let rates = Direction::BOTH.into_iter().fold(Rates::default(), movers);
