@@ -3,7 +3,7 @@
 //! docs/decisions/006-streams-are-kept-by-events.md. What a stream copy cannot do exactly as the driver would, it declines. This
 //! file knows when a copy may become a stream copy; it must never know how one is queued.
 
-mod courier;
+mod copy_stream;
 mod crew;
 mod direct;
 mod hands;
@@ -22,7 +22,7 @@ use crate::kernels::{Kernels, Piece};
 use crate::links::Direction;
 use crate::peers::Peers;
 use crate::rates::Rates;
-pub use courier::{BATCH_PIECES_MAX, Batch, Courier, Sent};
+pub use copy_stream::{BATCH_PIECES_MAX, Batch, CopyStream, Sent};
 use crew::Crew;
 use hands::Hands;
 pub use inspect::{Group, groups};
@@ -98,7 +98,7 @@ pub struct StreamCopies {
     rates: Rates,
     ways: HashMap<(u16, Direction), Way>,
     crews: HashMap<(u16, Direction), Mutex<Crew>>,
-    /// For couriers' batches: a caller's thread queues its own stream copy.
+    /// For copy streams' batches: a caller's thread queues its own stream copy.
     hands: OnceLock<Option<Hands>>,
     counters: Counters,
     /// Crews whose context was lost since the start, and their GPUs.

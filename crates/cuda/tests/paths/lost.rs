@@ -2,7 +2,7 @@
 //! go on over the others. And calls that are refused once: no direction ends with them.
 
 use crate::common::{World, alone, pattern};
-use crate::courier::pages;
+use crate::copy_stream::pages;
 use forebay_cuda::CopierOptions;
 use forebay_cuda::stream_copy::Declined;
 use forebay_cuda::device::Stream;

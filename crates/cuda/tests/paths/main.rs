@@ -3,13 +3,13 @@
 
 mod common;
 mod cost;
-mod courier;
+mod copy_stream;
 mod lost;
 mod refused;
 mod untrusted;
 
 use common::{Host, alone, pattern};
-use courier::pages;
+use copy_stream::pages;
 use forebay_cuda::stream_copy::Declined;
 use forebay_cuda::device::{Event, Stream};
 use forebay_cuda::kernels::Piece;

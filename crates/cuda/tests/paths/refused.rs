@@ -2,7 +2,7 @@
 //! is under way any more.
 
 use crate::common::{Fake, Host, World, alone, pattern};
-use crate::courier::pages;
+use crate::copy_stream::pages;
 use forebay_cuda::CopierOptions;
 use forebay_cuda::stream_copy::Declined;
 use forebay_cuda::device::{DeviceMemory, Event, Stream};

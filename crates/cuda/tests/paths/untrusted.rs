@@ -2,7 +2,7 @@
 //! what is not used is named.
 
 use crate::common::{Fake, World, alone, pattern};
-use crate::courier::pages;
+use crate::copy_stream::pages;
 use forebay_cuda::stream_copy::Declined;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;

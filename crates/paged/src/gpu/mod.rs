@@ -1,4 +1,4 @@
-//! Copies between an arena and a cache on a GPU: the contract of [`copies`](crate::copies), kept by couriers and events. Nobody on
+//! Copies between an arena and a cache on a GPU: the contract of [`copies`](crate::copies), kept by copy streams and events. Nobody on
 //! the host waits for a copy: an engine's stream does, and who wants to know an end is told by a thread that sleeps until then.
 //! Driver: this folder vouches for addresses of the cache and the arena; it must never know why something is copied.
 //!
@@ -15,7 +15,7 @@ use crate::cache::CacheShape;
 use crate::copies::{Copies, Direction, Job, NotCopied};
 use arenas::Arenas;
 use forebay_client::NodeArena;
-use forebay_cuda::stream_copy::{Batch, Courier, Sent};
+use forebay_cuda::stream_copy::{Batch, CopyStream, Sent};
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, Driver, Relaxed, abi::StreamHandle};
 use forebay_cuda::ends::Ends;
@@ -30,7 +30,7 @@ use stalls::{Marks, Stalls};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Batches of one load that may be on their way: each is a layer, and the courier takes what it can carry.
+/// Batches of one load that may be on their way: each is a layer, and the copy stream takes what it can carry.
 const BATCHES: usize = 8;
 /// What is carried at a time. A lane does 64 MiB in a millisecond; a thread sees its end well before what follows has ended too.
 const LOAD_PART_BYTES: u64 = 64 << 20;
@@ -66,7 +66,7 @@ pub struct Gpu {
 #[derive(Debug)]
 struct Lane {
     ends: Ends,
-    courier: Courier,
+    copy_stream: CopyStream,
     queue: Mutex<Queue<Part>>,
 }
 
@@ -85,16 +85,16 @@ impl CudaCopies {
         let driver = Driver::load().map_err(failed)?;
         let visible = 0..Device::count(driver).map_err(failed)?;
         let devices = visible.filter(|other| *other == device || !siblings.contains(other)).collect();
-        // What couriers carry goes over the GPUs of this process alone.
+        // What copy streams carry goes over the GPUs of this process alone.
         let options =
             CopierOptions { relays: NodeRelays::None, devices: Some(devices), ..CopierOptions::default() };
         let copier = Copier::with_driver(driver, &options).map_err(failed)?;
         let lane = |direction, name| {
             let no_device = || failed(format!("device: {device} is not visible"));
-            let courier =
-                copier.stream_copies().courier(device, direction).ok_or_else(no_device)?.map_err(failed)?;
+            let copy_stream =
+                copier.stream_copies().copy_stream(device, direction).ok_or_else(no_device)?.map_err(failed)?;
             let ends = Ends::spawn(copier.driver(), name).map_err(failed)?;
-            Ok(Lane { ends, courier, queue: Mutex::default() })
+            Ok(Lane { ends, copy_stream, queue: Mutex::default() })
         };
         let loads = lane(forebay_cuda::links::Direction::HostToDevice, "forebay-loads")?;
         let stores = lane(forebay_cuda::links::Direction::DeviceToHost, "forebay-stores")?;
@@ -103,7 +103,7 @@ impl CudaCopies {
             let open = copier.stream_copies().is_open(layer.address);
             is_open &= open.map_err(|why| failed(format!("layer {number} is not memory of a GPU: {why}")))?;
         }
-        let device = Arc::clone(loads.courier.device());
+        let device = Arc::clone(loads.copy_stream.device());
         let begins = Ends::spawn(copier.driver(), "forebay-begins").map_err(failed)?;
         let (arenas, marks) = (Arenas::new(&device), Marks::default());
         let cache = cache.clone();
@@ -248,7 +248,7 @@ impl Gpu {
             Ok(sent) => sent,
             Err(error) => {
                 // What did get in is over, or its context is lost.
-                self.copier.stream_copies().settle(&lane.courier);
+                self.copier.stream_copies().settle(&lane.copy_stream);
                 self.drop_part(lane, part, bytes, failed(error));
                 return true;
             }
@@ -270,7 +270,7 @@ impl Gpu {
         let on_passed = move |passed: Result<(), CudaError>| {
             // What a relay carried that was lost meanwhile may not have arrived, whatever the driver says.
             let whole =
-                || gpu.copier.stream_copies().is_whole_since(losses, &gpu.lane(part.job.direction()).courier);
+                || gpu.copier.stream_copies().is_whole_since(losses, &gpu.lane(part.job.direction()).copy_stream);
             let ended = queued.and(passed).and_then(|()| whole());
             gpu.ended(part, bytes, ended);
         };
@@ -292,7 +292,7 @@ impl Gpu {
         let (after, awaited_bytes) = (job.after(), job.is_awaited().then(|| part.batch_bytes()));
         let batch = Batch { pieces, after, is_open: self.is_open, awaited_bytes };
         // SAFETY: pages are valid and the connector's by the contract of `new`; the part keeps the arena mapped and pinned.
-        let sent = unsafe { self.copier.stream_copies().send(&lane.courier, &batch, &event)? };
+        let sent = unsafe { self.copier.stream_copies().send(&lane.copy_stream, &batch, &event)? };
         Ok((sent, event))
     }
 
@@ -312,7 +312,7 @@ impl Gpu {
         let lane = self.lane(direction);
         if outcome.is_err() {
             // Other streams may still be at work on it.
-            self.copier.stream_copies().settle(&lane.courier);
+            self.copier.stream_copies().settle(&lane.copy_stream);
         }
         part.end(outcome.map_err(failed));
         lane.queue.lock().ended(bytes);

@@ -1,4 +1,4 @@
-//! Parts: a batch is cut into what a courier carries at a time, with addresses for offsets. The batch ends with its last part. This
+//! Parts: a batch is cut into what a copy stream carries at a time, with addresses for offsets. The batch ends with its last part. This
 //! file knows addresses and who is told; it must never know when a part is on its way.
 
 use super::job::Inner;

@@ -1,8 +1,8 @@
-//! Couriers: batches that follow each other without a gap keep their bytes and their order all the same.
+//! Copy streams: batches that follow each other without a gap keep their bytes and their order all the same.
 
 use crate::common::{Fake, World, alone, pattern};
 use forebay_cuda::CopierOptions;
-use forebay_cuda::stream_copy::{BATCH_PIECES_MAX, Batch, Courier, Sent};
+use forebay_cuda::stream_copy::{BATCH_PIECES_MAX, Batch, CopyStream, Sent};
 use forebay_cuda::device::{Event, Stream};
 use forebay_cuda::ends::Ends;
 use forebay_cuda::kernels::Piece;
@@ -14,20 +14,20 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
-fn courier(world: &World, direction: Direction) -> Courier {
-    world.copier.stream_copies().courier(0, direction).unwrap().unwrap()
+fn copy_stream(world: &World, direction: Direction) -> CopyStream {
+    world.copier.stream_copies().copy_stream(0, direction).unwrap().unwrap()
 }
 
 /// Sends a batch, again if it has to be later; its event.
-fn send(world: &World, courier: &Courier, pieces: &[Piece], after: Option<&Event>) -> Arc<Event> {
-    send_batch(world, courier, &Batch { pieces, after, is_open: true, awaited_bytes: None })
+fn send(world: &World, copy_stream: &CopyStream, pieces: &[Piece], after: Option<&Event>) -> Arc<Event> {
+    send_batch(world, copy_stream, &Batch { pieces, after, is_open: true, awaited_bytes: None })
 }
 
-fn send_batch(world: &World, courier: &Courier, batch: &Batch) -> Arc<Event> {
-    let ended = Arc::new(Event::to_sleep_for(courier.device()).unwrap());
+fn send_batch(world: &World, copy_stream: &CopyStream, batch: &Batch) -> Arc<Event> {
+    let ended = Arc::new(Event::to_sleep_for(copy_stream.device()).unwrap());
     loop {
         // SAFETY: tests keep the memory until the events have passed, and use it for nothing else.
-        match unsafe { world.copier.stream_copies().send(courier, batch, &ended) } {
+        match unsafe { world.copier.stream_copies().send(copy_stream, batch, &ended) } {
             Ok(Sent::Queued(Ok(()))) => return ended,
             Ok(Sent::Later) => std::thread::sleep(Duration::from_millis(1)),
             other => panic!("{other:?}"),
@@ -51,7 +51,7 @@ pub fn pages(direction: Direction, host: u64, memory: u64, page: u64, bytes: u64
 fn both_ways(fake: &Fake) {
     let world = fake.world(CopierOptions::default());
     let (to_gpu, to_host) =
-        (courier(&world, Direction::HostToDevice), courier(&world, Direction::DeviceToHost));
+        (copy_stream(&world, Direction::HostToDevice), copy_stream(&world, Direction::DeviceToHost));
     // Small pages take turns, large ones strands, and both use the same slots.
     let sizes = [16 << 10, 512 << 10, 64 << 10, 4 << 20, 4096, 16 << 10];
     let bytes = 12 * MIB;
@@ -91,14 +91,14 @@ fn both_ways(fake: &Fake) {
 }
 
 #[test]
-fn a_couriers_batches_arrive_whole_over_all_paths() {
-    alone("courier::a_couriers_batches_arrive_whole_over_all_paths", &[], both_ways);
+fn a_copy_streams_batches_arrive_whole_over_all_paths() {
+    alone("copy_stream::a_copy_streams_batches_arrive_whole_over_all_paths", &[], both_ways);
 }
 
 #[test]
-fn a_couriers_batches_arrive_whole_over_one_lane() {
+fn a_copy_streams_batches_arrive_whole_over_one_link() {
     let one = [("FAKE_CUDA_GPUS", "1")];
-    alone("courier::a_couriers_batches_arrive_whole_over_one_lane", &one, both_ways);
+    alone("copy_stream::a_copy_streams_batches_arrive_whole_over_one_link", &one, both_ways);
 }
 
 /// Kernels of all GPUs are late from here on.
@@ -108,7 +108,7 @@ const LET_KERNELS_GO: &str = "release compute.0; release compute.1; release comp
 /// Loads small pages in all slots, in turns if peers do not reach them, then a few long ones in strands and in two, then many of these, while
 /// the kernels that empty the slots are late. `refused` has a call of the batch in the middle refused; says whether there was such a call.
 fn few_slots_between_many(world: &World, in_turns: bool, refused: &str) -> bool {
-    let to_gpu = courier(world, Direction::HostToDevice);
+    let to_gpu = copy_stream(world, Direction::HostToDevice);
     let batches = [(64 << 10, 24 * MIB), (512 << 10, 3 * MIB), (512 << 10, 24 * MIB)]
         .map(|(page, bytes)| (page, bytes, world.host(bytes), world.memory(0, 2 * bytes)));
     world.fake.control(HOLD_KERNELS);
@@ -134,7 +134,7 @@ fn few_slots_between_many(world: &World, in_turns: bool, refused: &str) -> bool 
         assert!(*is_queued || nth == 1, "batch {nth} after {refused:?}");
         let target = world.host(*bytes);
         let back = pages(Direction::DeviceToHost, target.address(), memory.address(), *page, *bytes);
-        send(world, &courier(world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
+        send(world, &copy_stream(world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
         assert!(!is_queued || target.bytes() == pattern(nth as u64, *bytes), "batch {nth} after {refused:?}");
     }
     was_met
@@ -142,7 +142,7 @@ fn few_slots_between_many(world: &World, in_turns: bool, refused: &str) -> bool 
 
 #[test]
 fn a_slot_is_not_filled_before_it_was_read_however_few_of_them_the_batch_between_used() {
-    let test = "courier::a_slot_is_not_filled_before_it_was_read_however_few_of_them_the_batch_between_used";
+    let test = "copy_stream::a_slot_is_not_filled_before_it_was_read_however_few_of_them_the_batch_between_used";
     alone(test, &[], |fake| {
         let world = fake.world(CopierOptions::default());
         for in_turns in [true, false] {
@@ -155,7 +155,7 @@ fn a_slot_is_not_filled_before_it_was_read_however_few_of_them_the_batch_between
 #[test]
 fn a_slot_is_not_filled_before_it_was_read_although_the_batch_between_was_refused_a_wait() {
     let test =
-        "courier::a_slot_is_not_filled_before_it_was_read_although_the_batch_between_was_refused_a_wait";
+        "copy_stream::a_slot_is_not_filled_before_it_was_read_although_the_batch_between_was_refused_a_wait";
     alone(test, &[], |fake| {
         let world = fake.world(CopierOptions::default());
         for in_turns in [true, false] {
@@ -171,7 +171,7 @@ fn a_slot_is_not_filled_before_it_was_read_although_the_batch_between_was_refuse
 
 #[test]
 fn host_memory_in_small_pieces_is_the_gpus_own_kernels_to_read() {
-    let test = "courier::host_memory_in_small_pieces_is_the_gpus_own_kernels_to_read";
+    let test = "copy_stream::host_memory_in_small_pieces_is_the_gpus_own_kernels_to_read";
     alone(test, &[], |fake| {
         let world = fake.world(CopierOptions::default());
         let (bytes, page) = (8 * MIB, 16 << 10);
@@ -180,11 +180,11 @@ fn host_memory_in_small_pieces_is_the_gpus_own_kernels_to_read() {
         let mut there = pages(Direction::HostToDevice, source.address(), memory.address(), page, bytes);
         there.iter_mut().for_each(|piece| piece.from += piece.from - source.address());
         let before = fake.stat("cuMemcpyAsync");
-        let loaded = send(&world, &courier(&world, Direction::HostToDevice), &there, None);
+        let loaded = send(&world, &copy_stream(&world, Direction::HostToDevice), &there, None);
         loaded.synchronize().unwrap();
         assert_eq!(fake.stat("cuMemcpyAsync"), before, "no call for each page");
         let back = pages(Direction::DeviceToHost, target.address(), memory.address(), page, bytes);
-        send(&world, &courier(&world, Direction::DeviceToHost), &back, Some(&loaded)).synchronize().unwrap();
+        send(&world, &copy_stream(&world, Direction::DeviceToHost), &back, Some(&loaded)).synchronize().unwrap();
         let all = pattern(3, 2 * bytes);
         let every_other: Vec<u8> = all.chunks(page as usize).step_by(2).flatten().copied().collect();
         assert!(target.bytes() == every_other);
@@ -195,7 +195,7 @@ fn host_memory_in_small_pieces_is_the_gpus_own_kernels_to_read() {
 
 #[test]
 fn a_batch_waits_for_what_it_comes_after_and_the_next_one_for_nothing_else() {
-    let test = "courier::a_batch_waits_for_what_it_comes_after_and_the_next_one_for_nothing_else";
+    let test = "copy_stream::a_batch_waits_for_what_it_comes_after_and_the_next_one_for_nothing_else";
     alone(test, &[], |fake| {
         let world = fake.world(CopierOptions::default());
         let bytes = 8 * MIB;
@@ -203,7 +203,7 @@ fn a_batch_waits_for_what_it_comes_after_and_the_next_one_for_nothing_else() {
         source.fill(&pattern(4, bytes));
         let engine = Stream::new(memory.device()).unwrap();
         let (to_gpu, to_host) =
-            (courier(&world, Direction::HostToDevice), courier(&world, Direction::DeviceToHost));
+            (copy_stream(&world, Direction::HostToDevice), copy_stream(&world, Direction::DeviceToHost));
         let current = memory.device().enter().unwrap();
         let (held, begun) =
             (fake.hold(memory.device(), engine.handle()), Event::new(memory.device()).unwrap());
@@ -244,10 +244,10 @@ fn a_batch_waits_for_what_it_comes_after_and_the_next_one_for_nothing_else() {
 
 #[test]
 fn what_is_many_pieces_goes_by_the_drivers_batches_unless_little_is_awaited() {
-    let test = "courier::what_is_many_pieces_goes_by_the_drivers_batches_unless_little_is_awaited";
+    let test = "copy_stream::what_is_many_pieces_goes_by_the_drivers_batches_unless_little_is_awaited";
     alone(test, &[("FAKE_CUDA_GPUS", "1")], |fake| {
         let world = fake.world(CopierOptions::default());
-        let to_gpu = courier(&world, Direction::HostToDevice);
+        let to_gpu = copy_stream(&world, Direction::HostToDevice);
         let (page, long) = (64 << 10, MIB);
         for (number, (awaited_bytes, bytes, page, by_batch)) in (0..).zip([
             (Some(7 * MIB), 7 * MIB, page, false),
@@ -273,7 +273,7 @@ fn what_is_many_pieces_goes_by_the_drivers_batches_unless_little_is_awaited() {
                 "{awaited_bytes:?} {bytes} {page}"
             );
             let back = pages(Direction::DeviceToHost, target.address());
-            send(&world, &courier(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
+            send(&world, &copy_stream(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
             assert!(target.bytes() == pattern(number, bytes), "{awaited_bytes:?} {bytes} {page}");
         }
         drop(to_gpu);
@@ -283,10 +283,10 @@ fn what_is_many_pieces_goes_by_the_drivers_batches_unless_little_is_awaited() {
 
 #[test]
 fn what_is_awaited_goes_by_kernels_unless_a_call_for_each_piece_is_as_fast() {
-    let test = "courier::what_is_awaited_goes_by_kernels_unless_a_call_for_each_piece_is_as_fast";
+    let test = "copy_stream::what_is_awaited_goes_by_kernels_unless_a_call_for_each_piece_is_as_fast";
     alone(test, &[("FAKE_CUDA_GPUS", "1")], |fake| {
         let world = fake.world(CopierOptions::default());
-        let to_gpu = courier(&world, Direction::HostToDevice);
+        let to_gpu = copy_stream(&world, Direction::HostToDevice);
         let bytes = 4 * MIB;
         let cases = [(true, 256 << 10, true), (true, MIB, false), (false, 512 << 10, false)];
         for (number, (is_awaited, page, by_kernel)) in (0..).zip(cases) {
@@ -300,7 +300,7 @@ fn what_is_awaited_goes_by_kernels_unless_a_call_for_each_piece_is_as_fast() {
             send_batch(&world, &to_gpu, &batch).synchronize().unwrap();
             assert_eq!(fake.stat("cuLaunchKernel") > before, by_kernel, "{is_awaited} {page}");
             let back = pages(Direction::DeviceToHost, target.address());
-            send(&world, &courier(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
+            send(&world, &copy_stream(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
             assert!(target.bytes() == pattern(number, bytes), "{is_awaited} {page}");
         }
         drop(to_gpu);
@@ -310,9 +310,9 @@ fn what_is_awaited_goes_by_kernels_unless_a_call_for_each_piece_is_as_fast() {
 
 #[test]
 fn what_is_awaited_and_short_goes_over_its_own_link() {
-    alone("courier::what_is_awaited_and_short_goes_over_its_own_link", &[], |fake| {
+    alone("copy_stream::what_is_awaited_and_short_goes_over_its_own_link", &[], |fake| {
         let world = fake.world(CopierOptions::default());
-        let to_gpu = courier(&world, Direction::HostToDevice);
+        let to_gpu = copy_stream(&world, Direction::HostToDevice);
         let bytes = 48 * MIB;
         // Where peers do not reach the GPU's side, its own kernels have a part in what relays bring.
         let cases = [
@@ -338,10 +338,10 @@ fn what_is_awaited_and_short_goes_over_its_own_link() {
 
 #[test]
 fn what_goes_to_a_gpu_over_relays_waits_for_none_of_its_kernels_and_takes_few_calls() {
-    let test = "courier::what_goes_to_a_gpu_over_relays_waits_for_none_of_its_kernels_and_takes_few_calls";
+    let test = "copy_stream::what_goes_to_a_gpu_over_relays_waits_for_none_of_its_kernels_and_takes_few_calls";
     alone(test, &[], |fake| {
         let world = fake.world(CopierOptions::default());
-        let to_gpu = courier(&world, Direction::HostToDevice);
+        let to_gpu = copy_stream(&world, Direction::HostToDevice);
         let bytes = 48 * MIB;
         let cases = [(Some(128 * MIB), 64 << 10), (Some(128 * MIB), 256 << 10), (None, 64 << 10)];
         for (number, (awaited_bytes, page)) in (0..).zip(cases) {
@@ -377,7 +377,7 @@ fn what_goes_to_a_gpu_over_relays_waits_for_none_of_its_kernels_and_takes_few_ca
             // The direct way has 16 MiB, beside relays in calls for no more than 128 copies.
             assert!(batches >= 16 * MIB / page / 128, "{batches}");
             let back = pages(Direction::DeviceToHost, target.address());
-            send(&world, &courier(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
+            send(&world, &copy_stream(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
             assert!(target.bytes() == pattern(number, bytes), "{awaited_bytes:?} {page}");
         }
         drop(to_gpu);
@@ -387,9 +387,9 @@ fn what_goes_to_a_gpu_over_relays_waits_for_none_of_its_kernels_and_takes_few_ca
 
 #[test]
 fn a_call_of_the_direct_way_that_comes_back_late_holds_up_no_relay() {
-    alone("courier::a_call_of_the_direct_way_that_comes_back_late_holds_up_no_relay", &[], |fake| {
+    alone("copy_stream::a_call_of_the_direct_way_that_comes_back_late_holds_up_no_relay", &[], |fake| {
         let world = fake.world(CopierOptions::default());
-        let to_gpu = courier(&world, Direction::HostToDevice);
+        let to_gpu = copy_stream(&world, Direction::HostToDevice);
         let bytes = 48 * MIB;
         let (source, target, memory) = (world.host(bytes), world.host(bytes), world.memory(0, 2 * bytes));
         source.fill(&pattern(8, bytes));
@@ -419,7 +419,7 @@ fn a_call_of_the_direct_way_that_comes_back_late_holds_up_no_relay() {
         assert!(relayed.iter().all(|bytes| *bytes >= 8 * MIB), "{relayed:?} bytes came to relays");
         ended.synchronize().unwrap();
         let back = pages(Direction::DeviceToHost, target.address());
-        send(&world, &courier(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
+        send(&world, &copy_stream(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
         assert!(target.bytes() == pattern(8, bytes));
         drop((to_gpu, ended));
         world.end();
@@ -428,12 +428,12 @@ fn a_call_of_the_direct_way_that_comes_back_late_holds_up_no_relay() {
 
 #[test]
 fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still_reads() {
-    let test = "courier::what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still_reads";
+    let test = "copy_stream::what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still_reads";
     alone(test, &[("FAKE_CUDA_GPUS", "1")], |fake| {
         let world = fake.world(CopierOptions::default());
         let page = 256;
         let bytes = page * BATCH_PIECES_MAX as u64 / 2;
-        let to_gpu = courier(&world, Direction::HostToDevice);
+        let to_gpu = copy_stream(&world, Direction::HostToDevice);
         let (source, target, memory) = (world.host(bytes), world.host(bytes), world.memory(0, 2 * bytes));
         source.fill(&pattern(5, bytes));
         let pieces = pages(Direction::HostToDevice, source.address(), memory.address(), page, bytes);
@@ -452,7 +452,7 @@ fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still
         fake.control("release h2d.0; release compute.0");
         send(&world, &to_gpu, &pieces, None).synchronize().unwrap();
         let back = pages(Direction::DeviceToHost, target.address(), memory.address(), page, bytes);
-        send(&world, &courier(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
+        send(&world, &copy_stream(&world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
         assert!(target.bytes() == pattern(5, bytes));
         assert_eq!(world.copier.stream_copies().counters().stream_copies.load(Ordering::Relaxed), sent + 2);
         drop((to_gpu, source, target, memory));
@@ -463,7 +463,7 @@ fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still
 /// Batches that go all ways there are, in turns and in strands by the driver's batches, one behind the other; of the one in the middle
 /// a call is refused. Says whether there was such a call.
 fn mixed(world: &World, direction: Direction, middle: usize, refused: &str) -> bool {
-    let courier = courier(world, direction);
+    let copy_stream = copy_stream(world, direction);
     let (short, long) = (Some(6 * MIB), Some(128 * MIB));
     let kinds = [
         (64 << 10, 6 * MIB, None),
@@ -476,7 +476,7 @@ fn mixed(world: &World, direction: Direction, middle: usize, refused: &str) -> b
     ];
     let sites = kinds.map(|(page, bytes, _)| (page, bytes, world.host(bytes), world.memory(0, 2 * bytes)));
     if direction == Direction::DeviceToHost {
-        let filler = self::courier(world, Direction::HostToDevice);
+        let filler = self::copy_stream(world, Direction::HostToDevice);
         for (seed, (page, bytes, _, memory)) in (0..).zip(&sites) {
             let source = world.host(*bytes);
             source.fill(&pattern(seed, *bytes));
@@ -491,10 +491,10 @@ fn mixed(world: &World, direction: Direction, middle: usize, refused: &str) -> b
     for (nth, ((page, bytes, host, memory), (_, _, awaited_bytes))) in sites.iter().zip(kinds).enumerate() {
         let pieces = pages(direction, host.address(), memory.address(), *page, *bytes);
         let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes };
-        let ended = Event::to_sleep_for(courier.device()).unwrap();
+        let ended = Event::to_sleep_for(copy_stream.device()).unwrap();
         world.fake.control(if nth == middle { refused } else { "" });
         // SAFETY: the memory outlives the copies, and is used for nothing else.
-        let queued = unsafe { world.copier.stream_copies().send(&courier, &batch, &ended) };
+        let queued = unsafe { world.copier.stream_copies().send(&copy_stream, &batch, &ended) };
         was_met |= nth == middle && world.fake.stat("live.failing") == 0;
         world.fake.control("mend");
         sent.push((matches!(queued, Ok(Sent::Queued(Ok(())))), ended));
@@ -509,12 +509,12 @@ fn mixed(world: &World, direction: Direction, middle: usize, refused: &str) -> b
             }
         }
     }
-    world.copier.stream_copies().settle(&courier);
+    world.copier.stream_copies().settle(&copy_stream);
     for (nth, ((page, bytes, _, memory), (is_queued, _))) in sites.iter().zip(&sent).enumerate() {
         assert!(*is_queued || nth == middle, "batch {nth} after {refused:?}");
         let target = world.host(*bytes);
         let back = pages(Direction::DeviceToHost, target.address(), memory.address(), *page, *bytes);
-        send(world, &self::courier(world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
+        send(world, &self::copy_stream(world, Direction::DeviceToHost), &back, None).synchronize().unwrap();
         assert!(!is_queued || target.bytes() == pattern(nth as u64, *bytes), "batch {nth} after {refused:?}");
     }
     was_met
@@ -522,7 +522,7 @@ fn mixed(world: &World, direction: Direction, middle: usize, refused: &str) -> b
 
 #[test]
 fn batches_of_all_kinds_arrive_whole_whatever_call_of_one_of_them_is_refused() {
-    let test = "courier::batches_of_all_kinds_arrive_whole_whatever_call_of_one_of_them_is_refused";
+    let test = "copy_stream::batches_of_all_kinds_arrive_whole_whatever_call_of_one_of_them_is_refused";
     alone(test, &[], |fake| {
         let world = fake.world(CopierOptions::default());
         for direction in Direction::BOTH {

@@ -1,5 +1,5 @@
-//! Couriers: copies for one GPU in one direction in streams of our own, batch right behind batch, so that no lane is idle between
-//! two of them. A caller's stream copy begins when the one before in its stream has ended; a courier's shares slots with it as soon as
+//! Copy streams: copies for one GPU in one direction in streams of our own, batch right behind batch, so that no lane is idle between
+//! two of them. A caller's stream copy begins when the one before in its stream has ended; a copy stream's shares slots with it as soon as
 //! they are free. This file knows how a batch is queued and when it has ended; it must never know what it is for.
 
 use super::crew::How;
@@ -29,7 +29,7 @@ const AWAITED_IN_TURNS_BYTES_MIN: u64 = 96 << 20;
 
 /// Streams for copies that belong to nobody else's stream.
 #[derive(Debug)]
-pub struct Courier {
+pub struct CopyStream {
     device: Arc<Device>,
     direction: Direction,
     /// For what needs no slots, by turns: the first token of prompts of 4k tokens in small pages came after 16 ms on an H200 so, after 21 with
@@ -44,7 +44,7 @@ pub struct Courier {
     holder: StreamId,
 }
 
-/// What a courier carries at a time.
+/// What a copy stream carries at a time.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
     /// From where to where, [`BATCH_PIECES_MAX`] pieces at most. None goes across two registrations or allocations, and no two
@@ -69,7 +69,7 @@ pub enum Sent {
     Queued(Result<(), CudaError>),
 }
 
-impl Courier {
+impl CopyStream {
     /// Which GPU it is for.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
@@ -94,8 +94,8 @@ impl Courier {
 }
 
 impl StreamCopies {
-    /// A courier for a GPU that is open, or `None` for another.
-    pub fn courier(&self, device: u16, direction: Direction) -> Option<Result<Courier, CudaError>> {
+    /// A copy stream for a GPU that is open, or `None` for another.
+    pub fn copy_stream(&self, device: u16, direction: Direction) -> Option<Result<CopyStream, CudaError>> {
         let device = self.devices.iter().find(|known| known.index() == device)?;
         let make = || {
             let work = [Stream::new(device)?, Stream::new(device)?];
@@ -107,7 +107,7 @@ impl StreamCopies {
             let turn = AtomicUsize::new(0);
             // Now, so that no load waits until threads have begun.
             self.hands();
-            Ok(Courier { device: Arc::clone(device), direction, work, turn, worked, joined, holder })
+            Ok(CopyStream { device: Arc::clone(device), direction, work, turn, worked, joined, holder })
         };
         Some(make())
     }
@@ -122,56 +122,56 @@ impl StreamCopies {
     ///
     /// # Safety
     ///
-    /// The pieces go the courier's way, between registered host memory and its GPU. Until `ended` has passed they stay valid, and
+    /// The pieces go the copy stream's way, between registered host memory and its GPU. Until `ended` has passed they stay valid, and
     /// nobody else writes what they read, or uses what they write, but for work that `after` is behind.
-    pub unsafe fn send(&self, courier: &Courier, batch: &Batch, ended: &Event) -> Result<Sent, CudaError> {
+    pub unsafe fn send(&self, copy_stream: &CopyStream, batch: &Batch, ended: &Event) -> Result<Sent, CudaError> {
         let _relaxed = Relaxed::enter(self.driver);
-        let _current = courier.device.enter()?;
-        let Some(way) = self.ways.get(&(courier.device.index(), courier.direction)) else {
+        let _current = copy_stream.device.enter()?;
+        let Some(way) = self.ways.get(&(copy_stream.device.index(), copy_stream.direction)) else {
             // It had no room for stream copies, which was logged.
-            let copied = courier.copy_alone(batch);
-            ended.record(&courier.joined)?;
+            let copied = copy_stream.copy_alone(batch);
+            ended.record(&copy_stream.joined)?;
             return Ok(Sent::Queued(copied));
         };
         let mut set = way.set.lock();
-        let queued = if !set.take_at_once(courier.holder) {
+        let queued = if !set.take_at_once(copy_stream.holder) {
             // Some caller's stream copy has it, and nobody knows for how long. A queue that is full makes the next call wait.
             drop(set);
-            courier.copy_alone(batch)
+            copy_stream.copy_alone(batch)
         } else if let Some(places) = set.room_for(batch.pieces.len()) {
-            self.queue_batch(courier, batch, way, &mut set, places)
+            self.queue_batch(copy_stream, batch, way, &mut set, places)
         } else {
             return Ok(Sent::Later);
         };
-        ended.record(&courier.joined)?;
+        ended.record(&copy_stream.joined)?;
         Ok(Sent::Queued(queued))
     }
 
     fn queue_batch(
         &self,
-        courier: &Courier,
+        copy_stream: &CopyStream,
         batch: &Batch,
         way: &Way,
         set: &mut Set,
         places: std::ops::Range<usize>,
     ) -> Result<(), CudaError> {
         let outline = Outline::of(batch.pieces);
-        let (bytes, holder) = (outline.bytes, courier.holder);
+        let (bytes, holder) = (outline.bytes, copy_stream.holder);
         let is_scattered =
-            is_small(batch.pieces.len(), bytes) && is_small(outline.host_runs(courier.direction), bytes);
+            is_small(batch.pieces.len(), bytes) && is_small(outline.host_runs(copy_stream.direction), bytes);
         let pages = Pages::new(batch.pieces, bytes);
-        let least = match how_to_relay(courier.direction, pages, batch.is_open) {
+        let least = match how_to_relay(copy_stream.direction, pages, batch.is_open) {
             How::Strands => AWAITED_RELAYED_BYTES_MIN,
             _ => AWAITED_IN_TURNS_BYTES_MIN,
         };
         let is_short = batch.awaited_bytes.is_some_and(|bytes| bytes < least);
-        let is_alone = is_scattered || is_short || bytes < self.rates.break_even_bytes(courier.direction);
+        let is_alone = is_scattered || is_short || bytes < self.rates.break_even_bytes(copy_stream.direction);
         self.note(way);
         let (mut crews, shares) =
             if is_alone { (Vec::new(), vec![bytes]) } else { self.crews(way, holder, bytes) };
         let stream_copy = StreamCopy {
-            stream: courier.next_work().handle(),
-            joined: courier.joined.handle(),
+            stream: copy_stream.next_work().handle(),
+            joined: copy_stream.joined.handle(),
             holder,
             pages,
             seams: &[],
@@ -197,20 +197,20 @@ impl StreamCopies {
         self.hands.get_or_init(|| most.and_then(|relays| Hands::new(2 * relays))).as_ref()
     }
 
-    /// Whether no relay was lost since there were so many [losses](StreamCopies::losses): what a courier carried meanwhile has arrived, once
+    /// Whether no relay was lost since there were so many [losses](StreamCopies::losses): what a copy stream carried meanwhile has arrived, once
     /// its event has passed.
-    pub fn is_whole_since(&self, losses: u64, courier: &Courier) -> Result<(), CudaError> {
+    pub fn is_whole_since(&self, losses: u64, copy_stream: &CopyStream) -> Result<(), CudaError> {
         let _relaxed = Relaxed::enter(self.driver);
-        let now = self.look_after_relays(courier.device.index(), courier.direction);
+        let now = self.look_after_relays(copy_stream.device.index(), copy_stream.direction);
         if now == losses { Ok(()) } else { Err(CudaError::relay_lost()) }
     }
 
-    /// Waits until nothing that a courier has queued is under way. Where a stream cannot be waited for its context is lost, and
+    /// Waits until nothing that a copy stream has queued is under way. Where a stream cannot be waited for its context is lost, and
     /// what was in it with it.
-    pub fn settle(&self, courier: &Courier) {
+    pub fn settle(&self, copy_stream: &CopyStream) {
         let _relaxed = Relaxed::enter(self.driver);
-        courier.work.iter().for_each(|work| drop(work.synchronize()));
-        self.settle_way(courier.device.index(), courier.direction);
-        let _ = courier.joined.synchronize();
+        copy_stream.work.iter().for_each(|work| drop(work.synchronize()));
+        self.settle_way(copy_stream.device.index(), copy_stream.direction);
+        let _ = copy_stream.joined.synchronize();
     }
 }
