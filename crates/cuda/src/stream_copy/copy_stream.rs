@@ -2,8 +2,8 @@
 //! two of them. A caller's stream copy begins when the one before in its stream has ended; a copy stream's shares slots with it as soon as
 //! they are free. This file knows how a batch is queued and when it has ended; it must never know what it is for.
 
-use super::crew::How;
-use super::hands::Hands;
+use super::relay_pipeline::How;
+use super::submit_pool::SubmitPool;
 use super::inspect::{Inspector, Outline};
 use super::pages::Pages;
 use super::set::{StreamCopy, Set, Waits, how_to_relay, is_small};
@@ -106,7 +106,7 @@ impl StreamCopies {
             drop(current);
             let turn = AtomicUsize::new(0);
             // Now, so that no load waits until threads have begun.
-            self.hands();
+            self.submit_pool();
             Ok(CopyStream { device: Arc::clone(device), direction, work, turn, worked, joined, holder })
         };
         Some(make())
@@ -167,8 +167,8 @@ impl StreamCopies {
         let is_short = batch.awaited_bytes.is_some_and(|bytes| bytes < least);
         let is_alone = is_scattered || is_short || bytes < self.rates.break_even_bytes(copy_stream.direction);
         self.note(way);
-        let (mut crews, shares) =
-            if is_alone { (Vec::new(), vec![bytes]) } else { self.crews(way, holder, bytes) };
+        let (mut pipelines, shares) =
+            if is_alone { (Vec::new(), vec![bytes]) } else { self.pipelines(way, holder, bytes) };
         let stream_copy = StreamCopy {
             stream: copy_stream.next_work().handle(),
             joined: copy_stream.joined.handle(),
@@ -180,21 +180,21 @@ impl StreamCopies {
             awaited_bytes: batch.awaited_bytes,
             places,
             waits: batch.after.map_or(Waits::Nothing, Waits::For),
-            hands: (shares.len() > 1).then(|| self.hands()).flatten(),
+            submit_pool: (shares.len() > 1).then(|| self.submit_pool()).flatten(),
             shares,
         };
         let direct_bytes = stream_copy.shares[0];
         // SAFETY: by the contract of `send`; the set was taken for the joined stream and the device was entered.
-        unsafe { set.queue(stream_copy, &mut crews) }?;
+        unsafe { set.queue(stream_copy, &mut pipelines) }?;
         self.counters.count(direct_bytes, bytes - direct_bytes);
         Ok(())
     }
 
-    /// Hands for all relays of a GPU in both directions. None where there are no relays, or no threads: who sends a batch queues all of
+    /// Threads for all relays of a GPU in both directions. None where there are no relays, or no threads: who sends a batch queues all of
     /// it then.
-    fn hands(&self) -> Option<&Hands> {
+    fn submit_pool(&self) -> Option<&SubmitPool> {
         let most = self.ways.values().map(|way| way.relays.len()).max().filter(|relays| *relays > 0);
-        self.hands.get_or_init(|| most.and_then(|relays| Hands::new(2 * relays))).as_ref()
+        self.submit_pool.get_or_init(|| most.and_then(|relays| SubmitPool::new(2 * relays))).as_ref()
     }
 
     /// Whether no relay was lost since there were so many [losses](StreamCopies::losses): what a copy stream carried meanwhile has arrived, once

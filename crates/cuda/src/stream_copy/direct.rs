@@ -1,5 +1,5 @@
 //! The direct way: what a stream copy copies over its target's own lane by copy engine, in the stream copy's stream. This file knows when many
-//! pieces are worth a call for all of them; it must never know a crew.
+//! pieces are worth a call for all of them; it must never know a pipeline.
 
 use super::pages::Pages;
 use super::set::{StreamCopy, Waits, is_small};

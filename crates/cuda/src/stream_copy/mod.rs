@@ -4,9 +4,9 @@
 //! file knows when a copy may become a stream copy; it must never know how one is queued.
 
 mod copy_stream;
-mod crew;
+mod relay_pipeline;
 mod direct;
-mod hands;
+mod submit_pool;
 mod inspect;
 mod list;
 mod lists;
@@ -23,8 +23,8 @@ use crate::links::Direction;
 use crate::peers::Peers;
 use crate::rates::Rates;
 pub use copy_stream::{BATCH_PIECES_MAX, Batch, CopyStream, Sent};
-use crew::Crew;
-use hands::Hands;
+use relay_pipeline::RelayPipeline;
+use submit_pool::SubmitPool;
 pub use inspect::{Group, groups};
 use inspect::{Inspected, Outline, inspect};
 use pages::Pages;
@@ -37,10 +37,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use thiserror::Error;
 
-/// Slots of a crew. A crew works for one stream copy at a time, so the number of GPUs does not matter: staging on a relay is twice
+/// Slots of a pipeline. A pipeline works for one stream copy at a time, so the number of GPUs does not matter: staging on a relay is twice
 /// this, for both directions.
-const CREW_SLOTS: u64 = 6;
-const CREW_SLOT_BYTES: u64 = 2 << 20;
+const PIPELINE_SLOTS: u64 = 6;
+const PIPELINE_SLOT_BYTES: u64 = 2 << 20;
 /// A GPU with a copy of its own less than this ago is about to have another.
 const LATELY_US: u64 = 10_000;
 /// Copies of two GPUs that come within this are one load on both, and whoever has such loads has them again ...
@@ -97,11 +97,11 @@ pub struct StreamCopies {
     devices: Vec<Arc<Device>>,
     rates: Rates,
     ways: HashMap<(u16, Direction), Way>,
-    crews: HashMap<(u16, Direction), Mutex<Crew>>,
+    pipelines: HashMap<(u16, Direction), Mutex<RelayPipeline>>,
     /// For copy streams' batches: a caller's thread queues its own stream copy.
-    hands: OnceLock<Option<Hands>>,
+    submit_pool: OnceLock<Option<SubmitPool>>,
     counters: Counters,
-    /// Crews whose context was lost since the start, and their GPUs.
+    /// Pipelines whose context was lost since the start, and their GPUs.
     losses: AtomicU64,
     lost: Mutex<HashSet<u16>>,
     peers: Peers,
@@ -193,8 +193,8 @@ impl StreamCopies {
             devices: gpus.iter().map(|gpu| Arc::clone(gpu.device())).collect(),
             rates,
             ways: HashMap::new(),
-            crews: HashMap::new(),
-            hands: OnceLock::new(),
+            pipelines: HashMap::new(),
+            submit_pool: OnceLock::new(),
             counters: Counters::default(),
             losses: AtomicU64::new(0),
             lost: Mutex::default(),
@@ -208,7 +208,7 @@ impl StreamCopies {
                 .filter(|other| stream_copies.peers.relay(own, other.device().index()))
                 .cloned()
                 .collect();
-            if let Err(error) = stream_copies.add_crews(gpu, &served) {
+            if let Err(error) = stream_copies.add_pipelines(gpu, &served) {
                 tracing::warn!("GPU {own} is no relay: {error}; copies use the other GPUs");
             }
         }
@@ -222,15 +222,15 @@ impl StreamCopies {
     }
 
     /// What a GPU needs to relay for others, in both directions or none.
-    fn add_crews(&mut self, gpu: &Arc<Kernels>, served: &[Arc<Kernels>]) -> Result<(), CudaError> {
+    fn add_pipelines(&mut self, gpu: &Arc<Kernels>, served: &[Arc<Kernels>]) -> Result<(), CudaError> {
         if served.is_empty() {
             return Ok(());
         }
-        let crew = |direction| Crew::new(direction, gpu, served, CREW_SLOTS, CREW_SLOT_BYTES);
+        let pipeline = |direction| RelayPipeline::new(direction, gpu, served, PIPELINE_SLOTS, PIPELINE_SLOT_BYTES);
         let [there, back] = Direction::BOTH;
-        let crews = [(there, crew(there)?), (back, crew(back)?)];
+        let pipelines = [(there, pipeline(there)?), (back, pipeline(back)?)];
         let own = gpu.device().index();
-        self.crews.extend(crews.map(|(direction, crew)| ((own, direction), Mutex::new(crew))));
+        self.pipelines.extend(pipelines.map(|(direction, pipeline)| ((own, direction), Mutex::new(pipeline))));
         Ok(())
     }
 
@@ -239,7 +239,7 @@ impl StreamCopies {
         let own = gpu.device().index();
         let way = |direction| {
             let is_relay =
-                |other: &u16| self.peers.relay(own, *other) && self.crews.contains_key(&(*other, direction));
+                |other: &u16| self.peers.relay(own, *other) && self.pipelines.contains_key(&(*other, direction));
             Ok(Way {
                 target: own,
                 direction,
@@ -325,11 +325,11 @@ impl StreamCopies {
         // One at a time: what the second one finds lost must not have been regained and given away meanwhile.
         let _settling = way.settling.lock();
         let Some(done) = way.set.lock().settle() else { return };
-        for crew in way.relays.iter().filter_map(|relay| self.crews.get(&(*relay, direction))) {
-            let mut crew = crew.lock();
+        for pipeline in way.relays.iter().filter_map(|relay| self.pipelines.get(&(*relay, direction))) {
+            let mut pipeline = pipeline.lock();
             // What it does for another GPU may be behind a stream that somebody holds up.
-            if crew.works_until(&done) {
-                crew.settle();
+            if pipeline.works_until(&done) {
+                pipeline.settle();
             }
         }
         // A set that is lost has had no stream copy since.
@@ -340,14 +340,14 @@ impl StreamCopies {
     fn settle_if_quiet(&self, way: &Way) {
         let Some(_settling) = way.settling.try_lock() else { return };
         let Some(done) = way.set.lock().lost_and_quiet() else { return };
-        let crews = way.relays.iter().filter_map(|relay| self.crews.get(&(*relay, way.direction)));
-        for crew in crews {
-            let Some(mut crew) = crew.try_lock() else { return };
-            if crew.works_until(&done) {
-                if !crew.is_quiet() {
+        let pipelines = way.relays.iter().filter_map(|relay| self.pipelines.get(&(*relay, way.direction)));
+        for pipeline in pipelines {
+            let Some(mut pipeline) = pipeline.try_lock() else { return };
+            if pipeline.works_until(&done) {
+                if !pipeline.is_quiet() {
                     return;
                 }
-                crew.regain();
+                pipeline.regain();
             }
         }
         way.set.lock().regain();
@@ -363,15 +363,15 @@ impl StreamCopies {
     pub fn look_after_relays(&self, device: u16, direction: Direction) -> u64 {
         let way = self.ways.get(&(device, direction));
         for relay in way.iter().flat_map(|way| &way.relays) {
-            if let Some(crew) = self.crews.get(&(*relay, direction)) {
-                self.look_after(*relay, &mut crew.lock());
+            if let Some(pipeline) = self.pipelines.get(&(*relay, direction)) {
+                self.look_after(*relay, &mut pipeline.lock());
             }
         }
         self.losses()
     }
 
-    fn look_after(&self, relay: u16, crew: &mut Crew) {
-        let Some(error) = crew.look_after() else { return };
+    fn look_after(&self, relay: u16, pipeline: &mut RelayPipeline) {
+        let Some(error) = pipeline.look_after() else { return };
         self.losses.fetch_add(1, Ordering::Release);
         // It relays in both directions, and is said to be lost once.
         if self.lost.lock().insert(relay) {
@@ -419,10 +419,10 @@ impl StreamCopies {
         let pages_are_small = is_small(pieces.len(), bytes);
         // Host memory in small pieces is the target's own kernels' to read or write: copy engines would need a call for each.
         let is_scattered = pages_are_small && is_small(outline.host_runs(direction), bytes);
-        let (mut crews, shares) =
-            if is_scattered { (Vec::new(), vec![bytes]) } else { self.crews(way, holder, bytes) };
+        let (mut pipelines, shares) =
+            if is_scattered { (Vec::new(), vec![bytes]) } else { self.pipelines(way, holder, bytes) };
         // Small pages gain from a stream copy of their own GPU alone: its kernels deal with them, not a call for each.
-        if crews.is_empty() && !pages_are_small {
+        if pipelines.is_empty() && !pages_are_small {
             return Err(match way.relays.is_empty() {
                 true if way.has_untrusted => Declined::Untrusted,
                 true => Declined::NoRelay,
@@ -430,7 +430,7 @@ impl StreamCopies {
             });
         }
         let parcels =
-            shares.iter().skip(usize::from(!pages_are_small)).max().copied().unwrap_or(0) / CREW_SLOT_BYTES;
+            shares.iter().skip(usize::from(!pages_are_small)).max().copied().unwrap_or(0) / PIPELINE_SLOT_BYTES;
         if !idle && parcels > QUEUED_PARCELS_MAX {
             return Err(Declined::Busy);
         }
@@ -451,10 +451,10 @@ impl StreamCopies {
             awaited_bytes: None, // Nobody knows what the GPU computes meanwhile.
             places,
             waits,
-            hands: None,
+            submit_pool: None,
         };
         // SAFETY: by this function's contract; the set was taken and the target's context is current.
-        let queued = unsafe { set.queue(stream_copy, &mut crews) };
+        let queued = unsafe { set.queue(stream_copy, &mut pipelines) };
         // After an error some of it is in the stream and does no harm: the driver copies the same bytes again, behind it.
         queued.map_err(|_| Declined::Fault)?;
         self.counters.count(direct_bytes, bytes - direct_bytes);
@@ -502,8 +502,8 @@ impl StreamCopies {
     /// Whether a relay was lost since there were so many losses.
     fn is_any_lost_since(&self, before: u64) -> bool {
         let _relaxed = Relaxed::enter(self.driver);
-        for ((relay, _), crew) in &self.crews {
-            self.look_after(*relay, &mut crew.lock());
+        for ((relay, _), pipeline) in &self.pipelines {
+            self.look_after(*relay, &mut pipeline.lock());
         }
         self.losses() != before
     }
@@ -525,10 +525,10 @@ impl StreamCopies {
         self.epoch.elapsed().as_micros() as u64 + 1
     }
 
-    /// The crews that a stream copy may have, and the bytes for the direct way and each of them. A GPU that has a stream copy of its own in
+    /// The pipelines that a stream copy may have, and the bytes for the direct way and each of them. A GPU that has a stream copy of its own in
     /// that direction, or had a copy a moment ago, does not relay: its lane is its own first, and what a stream copy has put on it
     /// cannot be taken back when the next copy comes. So GPUs that all copy at once leave each other alone.
-    fn crews(&self, way: &Way, stream: StreamId, bytes: u64) -> (Vec<MutexGuard<'_, Crew>>, Vec<u64>) {
+    fn pipelines(&self, way: &Way, stream: StreamId, bytes: u64) -> (Vec<MutexGuard<'_, RelayPipeline>>, Vec<u64>) {
         let now_us = self.now_us();
         let has_own = |relay: &u16| {
             let Some(own) = self.ways.get(&(*relay, way.direction)) else { return false };
@@ -536,18 +536,18 @@ impl StreamCopies {
             needs_it || own.set.try_lock().is_none_or(|mut set| set.is_busy())
         };
         let free = way.relays.iter().filter(|relay| !has_own(relay)).filter_map(|relay| {
-            let mut crew = self.crews.get(&(*relay, way.direction))?.try_lock()?;
-            self.look_after(*relay, &mut crew);
-            crew.is_free_for(stream).then_some((*relay, crew))
+            let mut pipeline = self.pipelines.get(&(*relay, way.direction))?.try_lock()?;
+            self.look_after(*relay, &mut pipeline);
+            pipeline.is_free_for(stream).then_some((*relay, pipeline))
         });
-        let (relays, mut crews): (Vec<u16>, Vec<_>) = free.unzip();
+        let (relays, mut pipelines): (Vec<u16>, Vec<_>) = free.unzip();
         let paths = self.rates.paths(way.direction, way.target, &relays);
         let mut shares = plan::shares(bytes, &paths);
         let mut used = shares.iter().skip(1).map(|share| *share > 0).collect::<Vec<_>>().into_iter();
-        crews.retain(|_| used.next().unwrap_or(false));
+        pipelines.retain(|_| used.next().unwrap_or(false));
         let mut nth = 0;
         shares.retain(|share| (nth == 0 || *share > 0, nth += 1).0);
-        (crews, shares)
+        (pipelines, shares)
     }
 
     /// Whether a stream is being captured into a graph.

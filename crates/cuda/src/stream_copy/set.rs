@@ -1,10 +1,10 @@
 //! A set: what stream copies for one GPU in one direction have in common. While a stream copy is under way, only a stream copy of the same
 //! stream may use its set, which waits for the first one anyway; so no stream copy ever waits for one that it would not wait
-//! for without us. This file knows how a stream copy is divided among crews; it must never know when that is allowed.
+//! for without us. This file knows how a stream copy is divided among pipelines; it must never know when that is allowed.
 
-use super::crew::{Crew, How, Work};
+use super::relay_pipeline::{RelayPipeline, How, Work};
 use super::direct::Direct;
-use super::hands::Hands;
+use super::submit_pool::SubmitPool;
 use super::list::List;
 use super::lists::Lists;
 use super::pages::{Pages, are_shorter};
@@ -16,7 +16,7 @@ use crate::links::{Direction, ENGINE_PIECE_BYTES};
 use std::ops::{DerefMut, Range};
 use std::sync::Arc;
 
-/// Slots of the target's own crew, for pages too small for a copy engine. While an engine computes, a parcel's kernel waits until one of
+/// Slots of the target's own pipeline, for pages too small for a copy engine. While an engine computes, a parcel's kernel waits until one of
 /// the engine's has ended: beside a prefill these carried 16 to 22 GB/s on an H200, four of 8 MiB 33. Those would be more than the
 /// 64 MiB that a GPU gives in all.
 const OWN_SLOTS: u64 = 3;
@@ -30,12 +30,12 @@ const STRAND_PIECE_BYTES: u64 = 48 << 10;
 /// there is a gap, in which a kernel reads on. The first token of a prompt of 8k tokens came after 49 ms on an H200 by calls for 256 KiB each, after 43 with 512 KiB.
 const AWAITED_CALL_BYTES_MIN: u64 = 1 << 20;
 
-/// Everything that stream copies for one GPU in one direction need, but for the crews of its peers.
+/// Everything that stream copies for one GPU in one direction need, but for the pipelines of its peers.
 #[derive(Debug)]
 pub struct Set {
     target: Arc<Kernels>,
     direct: Direct,
-    own: Crew,
+    own: RelayPipeline,
     /// Passed when the caller's stream has come to the copy.
     begun: Event,
     /// Passed when the last stream copy is done.
@@ -54,25 +54,25 @@ pub struct StreamCopy<'a> {
     pub stream: StreamHandle,
     /// The stream that goes on when all of the stream copy is over. For a caller's stream copy it is the same one.
     pub joined: StreamHandle,
-    /// Which one that is: by this the set and its crews are held.
+    /// Which one that is: by this the set and its pipelines are held.
     pub holder: StreamId,
     /// What to copy, in the caller's order.
     pub pages: Pages<'a>,
     /// Where pieces that touch are two all the same: see [`List`].
     pub seams: &'a [Address],
-    /// For the direct way, then for each crew.
+    /// For the direct way, then for each pipeline.
     pub shares: Vec<u64>,
     /// Whether peers reach the target's side.
     pub peers_reach: bool,
-    /// Whether host memory is in pieces too small for a copy engine. There are no crews then.
+    /// Whether host memory is in pieces too small for a copy engine. There are no pipelines then.
     pub is_scattered: bool,
     /// If the GPU computes nothing meanwhile but what waits for this: how many bytes it waits for, of which these are some.
     pub awaited_bytes: Option<u64>,
     /// Where its lists may be, as [`Set::room_for`] said.
     pub places: Range<usize>,
     pub waits: Waits<'a>,
-    /// Who queues what its crews do, each crew's beside the others'. Without them the caller does.
-    pub hands: Option<&'a Hands>,
+    /// Who queues what its pipelines do, each pipeline's beside the others'. Without them the caller does.
+    pub submit_pool: Option<&'a SubmitPool>,
 }
 
 /// What a stream copy waits for.
@@ -92,7 +92,7 @@ impl Set {
         Ok(Set {
             target: Arc::clone(target),
             direct: Direct::new(target)?,
-            own: Crew::new(direction, target, itself, OWN_SLOTS, OWN_SLOT_BYTES)?,
+            own: RelayPipeline::new(direction, target, itself, OWN_SLOTS, OWN_SLOT_BYTES)?,
             begun: Event::new(device)?,
             done: Arc::new(Event::new(device)?),
             lists: Lists::new(device)?,
@@ -130,7 +130,7 @@ impl Set {
         self.lists.room_for(pieces)
     }
 
-    /// Queues a stream copy over the target's own lane and crews that are free for its stream. Whatever it returns, the joined
+    /// Queues a stream copy over the target's own lane and pipelines that are free for its stream. Whatever it returns, the joined
     /// stream goes on only when everything that was queued is over.
     ///
     /// # Safety
@@ -138,10 +138,10 @@ impl Set {
     /// The set was taken for the stream copy's stream and the target's context is current. Until the stream has passed the stream copy,
     /// the pieces are valid for all contexts as far as they are host memory and for the target's as far as they are its, and
     /// the rules of a copy in that stream hold for who else may use them.
-    pub unsafe fn queue<C: DerefMut<Target = Crew>>(
+    pub unsafe fn queue<C: DerefMut<Target = RelayPipeline>>(
         &mut self,
         mut stream_copy: StreamCopy,
-        crews: &mut [C],
+        pipelines: &mut [C],
     ) -> Result<(), CudaError> {
         self.holder = Some(stream_copy.holder);
         let share = stream_copy.pages.share(stream_copy.shares[0]);
@@ -154,17 +154,17 @@ impl Set {
             Waits::Stream => Some(&self.begun),
             Waits::For(event) => Some(event),
         };
-        let mut at_work: Vec<(&mut Crew, Work)> = Vec::with_capacity(crews.len() + 1);
+        let mut at_work: Vec<(&mut RelayPipeline, Work)> = Vec::with_capacity(pipelines.len() + 1);
         if by_kernel {
             let is_straight = stream_copy.is_scattered || !is_small(share.pieces(), share.bytes());
             let how = if is_straight { How::Straight } else { How::Turns };
             let work = Work { call_bytes, ..work(share, &self.own, how) };
             at_work.push((&mut self.own, work));
         }
-        for (crew, share) in crews.iter_mut().zip(&stream_copy.shares[1..]) {
+        for (pipeline, share) in pipelines.iter_mut().zip(&stream_copy.shares[1..]) {
             let pages = stream_copy.pages.share(*share);
-            let work = work(pages, crew, how_to_relay(crew.direction(), pages, stream_copy.peers_reach));
-            at_work.push((&mut **crew, work));
+            let work = work(pages, pipeline, how_to_relay(pipeline.direction(), pages, stream_copy.peers_reach));
+            at_work.push((&mut **pipeline, work));
         }
         let target = self.target.device().index();
         let mut list = self.lists.open(&stream_copy.places, stream_copy.seams);
@@ -172,33 +172,33 @@ impl Set {
         let (direct, is_direct) = (&mut self.direct, !by_kernel);
         // SAFETY: by this function's contract.
         let mut direct = || if is_direct { unsafe { direct.queue(&stream_copy, share, by_batch) } } else { Ok(()) };
-        let (whole, queued) = match stream_copy.hands {
-            Some(hands) => {
+        let (whole, queued) = match stream_copy.submit_pool {
+            Some(submit_pool) => {
                 let (own, relays) = at_work.split_at_mut(usize::from(by_kernel));
                 let parts: Vec<_> =
                     relays.iter_mut().map(|work| (list.part(work.1.places()), work)).collect();
                 let each = |(mut list, work)| order.queue_here(std::slice::from_mut(work), &mut list);
-                hands.beside(parts, each, || direct().and(order.queue(own, &mut list)))
+                submit_pool.beside(parts, each, || direct().and(order.queue(own, &mut list)))
             }
             // Few calls for the direct way, so that the lane is at work while the rest is queued.
             None => (direct(), order.queue(&mut at_work, &mut list)),
         };
         let listed = stream_copy.places.len() - list.left();
         // All of them, also after an error.
-        let joins = at_work.iter().map(|(crew, work)| crew.join(stream_copy.joined, target, work));
+        let joins = at_work.iter().map(|(pipeline, work)| pipeline.join(stream_copy.joined, target, work));
         let joined = joins.fold(Ok(()), Result::and);
         let read = self.lists.close(stream_copy.places.start..stream_copy.places.start + listed, stream_copy.joined);
         let ended = joined.and(read).and(self.done.record_in(stream_copy.joined));
         if ended.is_err() {
             self.is_lost = true;
             // Those that did not begin are not this set's to wait for.
-            let begun = at_work.iter_mut().filter(|(crew, _)| crew.works_until(&self.done));
-            begun.for_each(|(crew, _)| crew.lose());
+            let begun = at_work.iter_mut().filter(|(pipeline, _)| pipeline.works_until(&self.done));
+            begun.for_each(|(pipeline, _)| pipeline.lose());
         }
         whole.and(queued).and(ended)
     }
 
-    /// If the set is lost, waits until nothing of the target's own crew is under way. Says until when its other crews work: it is lost
+    /// If the set is lost, waits until nothing of the target's own pipeline is under way. Says until when its other pipelines work: it is lost
     /// until all of these have been waited for too, and [`regain`](Set::regain) is told.
     pub fn settle(&mut self) -> Option<Arc<Event>> {
         // What is not lost is behind the stream of its stream copy, which may be anybody's.
@@ -209,7 +209,7 @@ impl Set {
         Some(Arc::clone(&self.done))
     }
 
-    /// If the set is lost and nothing of the target's own crew is under way, says until when its other crews work.
+    /// If the set is lost and nothing of the target's own pipeline is under way, says until when its other pipelines work.
     pub fn lost_and_quiet(&self) -> Option<Arc<Event>> {
         (self.is_lost && self.own.is_quiet()).then(|| Arc::clone(&self.done))
     }
@@ -243,15 +243,15 @@ pub fn how_to_relay(direction: Direction, pages: Pages, peers_reach: bool) -> Ho
     if peers_reach && !are_shorter(least, pages.pieces(), pages.bytes()) { How::Strands } else { How::Turns }
 }
 
-/// What a crew is to do with its share.
-fn work<'a>(pages: Pages<'a>, crew: &Crew, how: How) -> Work<'a> {
-    let parcel_bytes = (pages.bytes() / PARCELS).max(PARCEL_BYTES_MIN).min(crew.slot_bytes());
+/// What a pipeline is to do with its share.
+fn work<'a>(pages: Pages<'a>, pipeline: &RelayPipeline, how: How) -> Work<'a> {
+    let parcel_bytes = (pages.bytes() / PARCELS).max(PARCEL_BYTES_MIN).min(pipeline.slot_bytes());
     let parcels = pages.bytes().div_ceil(parcel_bytes);
     let call_bytes = ENGINE_PIECE_BYTES;
-    Work { how, slots: crew.slots_for(parcels, how), pages, parcel_bytes, call_bytes }
+    Work { how, slots: pipeline.slots_for(parcels, how), pages, parcel_bytes, call_bytes }
 }
 
-/// For whom crews work, and when they may begin.
+/// For whom pipelines work, and when they may begin.
 #[derive(Debug, Clone, Copy)]
 struct Order<'a> {
     holder: StreamId,
@@ -261,26 +261,26 @@ struct Order<'a> {
 }
 
 impl<'a> Order<'a> {
-    /// Has crews begin, and queues a parcel of each in turn, so that all lanes are at work soon. The target's context is current.
-    fn queue(self, at_work: &mut [(&mut Crew, Work)], list: &mut List) -> Result<(), CudaError> {
+    /// Has pipelines begin, and queues a parcel of each in turn, so that all lanes are at work soon. The target's context is current.
+    fn queue(self, at_work: &mut [(&mut RelayPipeline, Work)], list: &mut List) -> Result<(), CudaError> {
         let target = self.target.device().index();
-        for (crew, work) in at_work.iter_mut() {
-            crew.begin(self.holder, self.done, self.begun, target, work)?;
+        for (pipeline, work) in at_work.iter_mut() {
+            pipeline.begin(self.holder, self.done, self.begun, target, work)?;
         }
         while at_work.iter().any(|(_, work)| work.pages.bytes() > 0) {
-            for (crew, work) in at_work.iter_mut() {
+            for (pipeline, work) in at_work.iter_mut() {
                 if list.left() == 0 {
                     return Err(CudaError::full("list of pages"));
                 }
                 // SAFETY: by the contract of `Set::queue`; the list is pinned.
-                unsafe { crew.queue(target, work, list)? };
+                unsafe { pipeline.queue(target, work, list)? };
             }
         }
         Ok(())
     }
 
     /// The same for some of them, on whatever thread.
-    fn queue_here(self, at_work: &mut [(&mut Crew, Work)], list: &mut List) -> Result<(), CudaError> {
+    fn queue_here(self, at_work: &mut [(&mut RelayPipeline, Work)], list: &mut List) -> Result<(), CudaError> {
         let device = self.target.device();
         let _relaxed = Relaxed::enter(device.driver());
         let _current = device.enter()?;

@@ -1,23 +1,23 @@
-//! Hands: threads that queue the work of a batch's relays, each beside the others and beside the thread that queues the direct way. The
-//! driver wants close to a microsecond for each page, so one thread queues 64 MiB of 64 KiB pages at 79 GB/s, which is less than two links
-//! carry. Nobody's stream waits for them: whoever sends a batch comes back when all of it is queued. This file knows threads; it
-//! must never know what they queue.
+//! Threads that queue the work of a batch's relays, each beside the others and beside the thread that
+//! queues the direct path. The driver wants close to a microsecond for each page, so one thread queues
+//! 64 MiB of 64 KiB pages at 79 GB/s, which is less than two links carry. Nobody's stream waits for
+//! them: whoever sends a batch comes back when all of it is queued.
 
 use crate::driver::CudaError;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// Threads that wait for work.
 #[derive(Debug)]
-pub struct Hands(ThreadPool);
+pub struct SubmitPool(ThreadPool);
 
-impl Hands {
+impl SubmitPool {
     /// So many of them; `None` where the system gives none.
-    pub fn new(count: usize) -> Option<Hands> {
-        let name = |nth| format!("forebay-hand-{nth}");
-        ThreadPoolBuilder::new().num_threads(count).thread_name(name).build().ok().map(Hands)
+    pub fn new(count: usize) -> Option<SubmitPool> {
+        let name = |nth| format!("forebay-queue-{nth}");
+        ThreadPoolBuilder::new().num_threads(count).thread_name(name).build().ok().map(SubmitPool)
     }
 
-    /// Does `each` with each of these, by a hand, and `own` on this thread meanwhile. Comes back when all of it was done: what `own`
+    /// Does `each` with each of these, by a thread of the pool, and `own` on this thread meanwhile. Comes back when all of it was done: what `own`
     /// returned, and the first error of the others.
     pub fn beside<T: Send, R>(
         &self,
@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn all_is_done_at_the_same_time_and_over_when_it_comes_back() {
         // All three have to be there before one goes on.
-        let (hands, meet) = (Hands::new(2).unwrap(), Barrier::new(3));
+        let (submit_pool, meet) = (SubmitPool::new(2).unwrap(), Barrier::new(3));
         let mut places = [0; 2];
         let work = places.iter_mut().collect();
         let each = |place: &mut i32| {
@@ -54,20 +54,20 @@ mod tests {
             Ok(())
         };
         let own = || _ = meet.wait();
-        assert_eq!(hands.beside(work, each, own), ((), Ok(())));
+        assert_eq!(submit_pool.beside(work, each, own), ((), Ok(())));
         assert_eq!(places, [1, 1]);
     }
 
     #[test]
     fn an_error_of_one_stops_none_of_the_others() {
-        let hands = Hands::new(1).unwrap();
+        let submit_pool = SubmitPool::new(1).unwrap();
         let mut places = [0; 3];
         let work = places.iter_mut().enumerate().collect();
         let each = |(nth, place): (usize, &mut i32)| {
             *place = 1;
             if nth == 1 { Err(CudaError::full("place")) } else { Ok(()) }
         };
-        assert_eq!(hands.beside(work, each, || 7), (7, Err(CudaError::full("place"))));
+        assert_eq!(submit_pool.beside(work, each, || 7), (7, Err(CudaError::full("place"))));
         assert_eq!(places, [1, 1, 1]);
     }
 }

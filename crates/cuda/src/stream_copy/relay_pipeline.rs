@@ -1,11 +1,11 @@
-//! Crews: what one GPU brings along to work for another in one direction: staging slots, each with a stream of the crew's GPU,
-//! its strand, and events. A stream copy has a crew to itself. It works in one of three ways. In *strands*, a parcel's two hops follow
-//! each other in its slot's strand, so order needs no events, the driver copies many pieces by one call, and a kernel of the crew's GPU
+//! A relay pipeline: what one GPU brings along to work for another in one direction: staging slots, each with a stream of the pipeline's GPU,
+//! its strand, and events. A stream copy has a pipeline to itself. It works in one of three ways. In *strands*, a parcel's two hops follow
+//! each other in its slot's strand, so order needs no events, the driver copies many pieces by one call, and a kernel of the pipeline's GPU
 //! writes small pages; for that the GPU must reach the target's memory. In *turns*, the strands carry parcels between host memory and
-//! slots, and the target itself carries them on, page by page if need be. *Straight* is for a target's own crew, where host memory is
+//! slots, and the target itself carries them on, page by page if need be. *Straight* is for a target's own pipeline, where host memory is
 //! in small pieces too, or a call for each takes too long: its kernel copies page by page. Slots have strands of their own because a
 //! copy engine takes up the next copy of another stream at once, but waits for an event between two of one.
-//! This file knows streams and slots; it must never know which bytes are a crew's.
+//! This file knows streams and slots; it must never know which bytes are a pipeline's.
 
 use super::list::{List, Listed};
 use super::pages::Pages;
@@ -25,7 +25,7 @@ const STRAND_BLOCKS: u32 = 16;
 
 /// A GPU at work for others, or for itself where pages are small.
 #[derive(Debug)]
-pub struct Crew {
+pub struct RelayPipeline {
     direction: Direction,
     slots: Vec<Slot>,
     slot_bytes: u64,
@@ -48,7 +48,7 @@ pub struct Crew {
     _staging: DeviceMemory,
 }
 
-/// A slot, its strand, and the event of the crew's own GPU for its state: filled or emptied, by direction.
+/// A slot, its strand, and the event of the pipeline's own GPU for its state: filled or emptied, by direction.
 #[derive(Debug)]
 struct Slot {
     address: Address,
@@ -56,7 +56,7 @@ struct Slot {
     near: Event,
 }
 
-/// What the crew has on a target: a stream for the second hop, and that GPU's events for the slots' state.
+/// What the pipeline has on a target: a stream for the second hop, and that GPU's events for the slots' state.
 #[derive(Debug)]
 struct Hop {
     kernels: Arc<Kernels>,
@@ -65,7 +65,7 @@ struct Hop {
     ended: Event,
 }
 
-/// What a crew is to do.
+/// What a pipeline is to do.
 #[derive(Debug)]
 pub struct Work<'a> {
     pub how: How,
@@ -86,10 +86,10 @@ impl Work<'_> {
     }
 }
 
-/// How a crew works.
+/// How a pipeline works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// A parcel is what fits into a slot. Copy engines carry it, and the crew's kernel if it goes to small pages.
+    /// A parcel is what fits into a slot. Copy engines carry it, and the pipeline's kernel if it goes to small pages.
     Strands,
     /// A parcel is the same, but the target carries it between slot and pages, by its kernel if these are small.
     Turns,
@@ -97,15 +97,15 @@ pub enum How {
     Straight,
 }
 
-impl Crew {
-    /// The crew of a GPU for the targets that it serves.
+impl RelayPipeline {
+    /// The pipeline of a GPU for the targets that it serves.
     pub fn new(
         direction: Direction,
         kernels: &Arc<Kernels>,
         targets: &[Arc<Kernels>],
         slots: u64,
         slot_bytes: u64,
-    ) -> Result<Crew, CudaError> {
+    ) -> Result<RelayPipeline, CudaError> {
         let gpu = kernels.device();
         let staging = DeviceMemory::new(gpu, slots * slot_bytes)?;
         let slot = |index| {
@@ -118,7 +118,7 @@ impl Crew {
             let (stream, ended) = (Stream::new(device)?, Event::new(device)?);
             Ok((device.index(), Hop { kernels: Arc::clone(target), stream, far, ended }))
         };
-        Ok(Crew {
+        Ok(RelayPipeline {
             direction,
             slots: (0..slots).map(slot).collect::<Result<_, CudaError>>()?,
             slot_bytes,
@@ -183,7 +183,7 @@ impl Crew {
         self.is_lost = true;
     }
 
-    /// Gives it to a stream copy. Its work waits for `begun`, behind which no other work of this crew is left; for nothing if that
+    /// Gives it to a stream copy. Its work waits for `begun`, behind which no other work of this pipeline is left; for nothing if that
     /// has passed already.
     pub fn begin(
         &mut self,
@@ -234,7 +234,7 @@ impl Crew {
     ///
     /// # Safety
     ///
-    /// As for [`Set::queue`](super::set::Set::queue). In strands, the crew's GPU reaches the target's memory. The list lies in
+    /// As for [`Set::queue`](super::set::Set::queue). In strands, the pipeline's GPU reaches the target's memory. The list lies in
     /// pinned memory.
     pub unsafe fn queue(&mut self, target: u16, work: &mut Work, list: &mut List) -> Result<(), CudaError> {
         if work.pages.bytes() == 0 {
@@ -252,7 +252,7 @@ impl Crew {
     ///
     /// # Safety
     ///
-    /// As for [`queue`](Crew::queue).
+    /// As for [`queue`](RelayPipeline::queue).
     unsafe fn queue_in(
         &mut self,
         slot: usize,
@@ -278,7 +278,7 @@ impl Crew {
     ///
     /// # Safety
     ///
-    /// As for [`queue`](Crew::queue).
+    /// As for [`queue`](RelayPipeline::queue).
     unsafe fn strand(&mut self, work: &mut Work, index: usize, list: &mut List) -> Result<(), CudaError> {
         let (slot, batch) = (&self.slots[index], &mut self.batch);
         let listed = list.through_slot(self.direction, &mut work.pages, slot.address, work.parcel_bytes);
@@ -358,7 +358,7 @@ impl Slot {
     ///
     /// # Safety
     ///
-    /// As for [`Crew::queue`], in strands.
+    /// As for [`RelayPipeline::queue`], in strands.
     unsafe fn carry(
         &self,
         batch: Option<&mut (BatchCopy, CopyList)>,
@@ -375,7 +375,7 @@ impl Slot {
     fn copy_runs(&self, runs: &[Piece]) -> Result<(), CudaError> {
         // A copy, unlike a kernel, may be put into a stream of a device that is not current.
         for run in runs {
-            // SAFETY: by the contract of `Crew::queue`; the slot is the stream copy's, and events keep its uses apart.
+            // SAFETY: by the contract of `RelayPipeline::queue`; the slot is the stream copy's, and events keep its uses apart.
             unsafe { self.strand.copy(run.from, run.to, run.bytes)? };
         }
         Ok(())
@@ -388,12 +388,12 @@ impl Hop {
         let Listed { pages, bytes, .. } = *listed;
         if !listed.are_shorter(call_bytes) {
             for page in pages {
-                // SAFETY: by the contract of `Crew::queue`.
+                // SAFETY: by the contract of `RelayPipeline::queue`.
                 unsafe { self.stream.copy(page.from, page.to, page.bytes)? };
             }
             return Ok(0);
         }
-        // SAFETY: by the contract of `Crew::queue`; the caller keeps these places as they are.
+        // SAFETY: by the contract of `RelayPipeline::queue`; the caller keeps these places as they are.
         unsafe { self.kernels.copy(&self.stream, listed.address(), pages.len() as u32, bytes, BLOCKS)? };
         Ok(pages.len())
     }
@@ -408,10 +408,10 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn a_crew_waits_for_no_later_stream_copy_of_whom_it_worked_for_before() {
+    fn a_pipeline_waits_for_no_later_stream_copy_of_whom_it_worked_for_before() {
         let [target, relay] = [0, 1].map(|gpu| Device::open(driver(), gpu).unwrap());
         let [targets, relays] = [&target, &relay].map(|gpu| Arc::new(Kernels::load(gpu).unwrap()));
-        let mut crew = Crew::new(Direction::HostToDevice, &relays, &[targets], 2, 1 << 20).unwrap();
+        let mut pipeline = RelayPipeline::new(Direction::HostToDevice, &relays, &[targets], 2, 1 << 20).unwrap();
         let _current = target.enter().unwrap();
         let [one, other] = [(); 2].map(|()| Stream::new(&target).unwrap());
         let [one_id, other_id] = [&one, &other].map(|stream| target.id_of(stream.handle()).unwrap());
@@ -420,17 +420,17 @@ mod tests {
         let (bytes, memory) = (256 << 20, DeviceMemory::new(&target, 256 << 20).unwrap());
         let host = HostMemory::new(&target, bytes).unwrap();
         let mut began_first = || {
-            crew.begin(one_id, &done, None, 0, &work(How::Strands)).unwrap();
+            pipeline.begin(one_id, &done, None, 0, &work(How::Strands)).unwrap();
             done.record(&one).unwrap();
             one.synchronize().unwrap();
-            assert!(crew.is_free_for(other_id));
-            // The first stream's next stream copy, in which this crew has no part, is queued before the other one's begins.
+            assert!(pipeline.is_free_for(other_id));
+            // The first stream's next stream copy, in which this pipeline has no part, is queued before the other one's begins.
             // SAFETY: both are as long as that, and nobody else uses them.
             unsafe { one.copy(host.start() as Address, memory.address(), bytes as u64).unwrap() };
             done.record(&one).unwrap();
-            crew.begin(other_id, &others_done, None, 0, &work(How::Turns)).unwrap();
+            pipeline.begin(other_id, &others_done, None, 0, &work(How::Turns)).unwrap();
             let begun = Event::new(&relay).unwrap();
-            begun.record(&crew.slots[0].strand).unwrap();
+            begun.record(&pipeline.slots[0].strand).unwrap();
             let since = Instant::now();
             while !begun.is_passed().unwrap() && since.elapsed() < Duration::from_secs(60) {
                 std::thread::yield_now();
