@@ -292,7 +292,7 @@ impl Copier {
         let Err(declined) = (unsafe { self.stream_copies.copy(pieces, stream.handle()) }) else { return Ok(None) };
         if declined == Declined::Fault {
             let _ = stream.synchronize();
-            self.stream_copies.settle_way(device, direction);
+            self.stream_copies.settle_direction(device, direction);
         }
         // SAFETY: by this function's contract.
         unsafe { self.copy_as_driver(pieces, stream.handle())? };

@@ -6,8 +6,8 @@ use super::relay_pipeline::How;
 use super::submit_pool::SubmitPool;
 use super::inspect::{Inspector, Outline};
 use super::pages::Pages;
-use super::set::{StreamCopy, Set, Waits, how_to_relay, is_small};
-use super::{StreamCopies, Declined, Way};
+use super::path_set::{StreamCopy, PathSet, Waits, how_to_relay, is_small};
+use super::{StreamCopies, Declined, GpuDirection};
 use crate::device::{Device, Event, Stream, StreamId};
 use crate::driver::abi::Address;
 use crate::driver::{CudaError, Relaxed};
@@ -122,24 +122,24 @@ impl StreamCopies {
     ///
     /// # Safety
     ///
-    /// The pieces go the copy stream's way, between registered host memory and its GPU. Until `ended` has passed they stay valid, and
+    /// The pieces go the copy stream's direction, between registered host memory and its GPU. Until `ended` has passed they stay valid, and
     /// nobody else writes what they read, or uses what they write, but for work that `after` is behind.
     pub unsafe fn send(&self, copy_stream: &CopyStream, batch: &Batch, ended: &Event) -> Result<Sent, CudaError> {
         let _relaxed = Relaxed::enter(self.driver);
         let _current = copy_stream.device.enter()?;
-        let Some(way) = self.ways.get(&(copy_stream.device.index(), copy_stream.direction)) else {
+        let Some(gpu_direction) = self.gpu_directions.get(&(copy_stream.device.index(), copy_stream.direction)) else {
             // It had no room for stream copies, which was logged.
             let copied = copy_stream.copy_alone(batch);
             ended.record(&copy_stream.joined)?;
             return Ok(Sent::Queued(copied));
         };
-        let mut set = way.set.lock();
-        let queued = if !set.take_at_once(copy_stream.holder) {
+        let mut path_set = gpu_direction.path_set.lock();
+        let queued = if !path_set.take_at_once(copy_stream.holder) {
             // Some caller's stream copy has it, and nobody knows for how long. A queue that is full makes the next call wait.
-            drop(set);
+            drop(path_set);
             copy_stream.copy_alone(batch)
-        } else if let Some(places) = set.room_for(batch.pieces.len()) {
-            self.queue_batch(copy_stream, batch, way, &mut set, places)
+        } else if let Some(places) = path_set.room_for(batch.pieces.len()) {
+            self.queue_batch(copy_stream, batch, gpu_direction, &mut path_set, places)
         } else {
             return Ok(Sent::Later);
         };
@@ -151,8 +151,8 @@ impl StreamCopies {
         &self,
         copy_stream: &CopyStream,
         batch: &Batch,
-        way: &Way,
-        set: &mut Set,
+        gpu_direction: &GpuDirection,
+        path_set: &mut PathSet,
         places: std::ops::Range<usize>,
     ) -> Result<(), CudaError> {
         let outline = Outline::of(batch.pieces);
@@ -166,9 +166,9 @@ impl StreamCopies {
         };
         let is_short = batch.awaited_bytes.is_some_and(|bytes| bytes < least);
         let is_alone = is_scattered || is_short || bytes < self.rates.break_even_bytes(copy_stream.direction);
-        self.note(way);
+        self.note(gpu_direction);
         let (mut pipelines, shares) =
-            if is_alone { (Vec::new(), vec![bytes]) } else { self.pipelines(way, holder, bytes) };
+            if is_alone { (Vec::new(), vec![bytes]) } else { self.pipelines(gpu_direction, holder, bytes) };
         let stream_copy = StreamCopy {
             stream: copy_stream.next_work().handle(),
             joined: copy_stream.joined.handle(),
@@ -184,8 +184,8 @@ impl StreamCopies {
             shares,
         };
         let direct_bytes = stream_copy.shares[0];
-        // SAFETY: by the contract of `send`; the set was taken for the joined stream and the device was entered.
-        unsafe { set.queue(stream_copy, &mut pipelines) }?;
+        // SAFETY: by the contract of `send`; the path set was taken for the joined stream and the device was entered.
+        unsafe { path_set.queue(stream_copy, &mut pipelines) }?;
         self.counters.count(direct_bytes, bytes - direct_bytes);
         Ok(())
     }
@@ -193,7 +193,7 @@ impl StreamCopies {
     /// Threads for all relays of a GPU in both directions. None where there are no relays, or no threads: who sends a batch queues all of
     /// it then.
     fn submit_pool(&self) -> Option<&SubmitPool> {
-        let most = self.ways.values().map(|way| way.relays.len()).max().filter(|relays| *relays > 0);
+        let most = self.gpu_directions.values().map(|gpu_direction| gpu_direction.relays.len()).max().filter(|relays| *relays > 0);
         self.submit_pool.get_or_init(|| most.and_then(|relays| SubmitPool::new(2 * relays))).as_ref()
     }
 
@@ -210,7 +210,7 @@ impl StreamCopies {
     pub fn settle(&self, copy_stream: &CopyStream) {
         let _relaxed = Relaxed::enter(self.driver);
         copy_stream.work.iter().for_each(|work| drop(work.synchronize()));
-        self.settle_way(copy_stream.device.index(), copy_stream.direction);
+        self.settle_direction(copy_stream.device.index(), copy_stream.direction);
         let _ = copy_stream.joined.synchronize();
     }
 }

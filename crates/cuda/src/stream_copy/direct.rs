@@ -1,8 +1,8 @@
-//! The direct way: what a stream copy copies over its target's own lane by copy engine, in the stream copy's stream. This file knows when many
+//! The direct path: what a stream copy copies over its target's own lane by copy engine, in the stream copy's stream. This file knows when many
 //! pieces are worth a call for all of them; it must never know a pipeline.
 
 use super::pages::Pages;
-use super::set::{StreamCopy, Waits, is_small};
+use super::path_set::{StreamCopy, Waits, is_small};
 use crate::device::Event;
 use crate::driver::abi::StreamHandle;
 use crate::driver::{BatchCopy, CopyList, CudaError};
@@ -39,7 +39,7 @@ pub struct Direct {
 }
 
 impl Direct {
-    /// The direct way to `target`, or from it.
+    /// The direct path to `target`, or from it.
     pub fn new(target: &Arc<Kernels>) -> Result<Direct, CudaError> {
         let device = target.device();
         let batch = device.driver().batch_copy().map(|batch| (batch, CopyList::with_room(BATCH_COPIES)));
@@ -58,7 +58,7 @@ impl Direct {
     ///
     /// # Safety
     ///
-    /// As for [`Set::queue`](super::set::Set::queue). If they go by batch, [`goes_by_batch`](Direct::goes_by_batch) has said so.
+    /// As for [`PathSet::queue`](super::path_set::PathSet::queue). If they go by batch, [`goes_by_batch`](Direct::goes_by_batch) has said so.
     pub unsafe fn queue(&mut self, stream_copy: &StreamCopy, pages: Pages, by_batch: bool) -> Result<(), CudaError> {
         if let Waits::For(event) = stream_copy.waits {
             event.hold(stream_copy.stream)?;

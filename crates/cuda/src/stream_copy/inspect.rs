@@ -142,7 +142,7 @@ impl Outline {
         outline
     }
 
-    /// Runs of host memory, if the pieces go this way.
+    /// Runs of host memory, if the pieces go in this direction.
     pub fn host_runs(&self, direction: Direction) -> usize {
         match direction {
             Direction::HostToDevice => self.from.runs,
@@ -165,7 +165,7 @@ pub struct Inspected<'p> {
     pub peers_reach: bool,
 }
 
-/// Which GPU pieces go to or come from, and over which ways.
+/// Which GPU pieces go to or come from, and in which directions.
 pub fn inspect<'p>(
     driver: &Driver,
     pieces: &'p [Piece],
@@ -275,7 +275,7 @@ impl<'a> Sides<'a> {
     }
 }
 
-/// Pieces that go the same way.
+/// Pieces that go in the same direction.
 #[derive(Debug)]
 pub struct Group {
     /// To or from this GPU.

@@ -1,5 +1,5 @@
 //! Lists for kernels: where the pages of parcels are written, in pinned memory, once and for good, while the parcels before are on
-//! their way. This file knows places in a list; it must never know a stream.
+//! their direction. This file knows places in a list; it must never know a stream.
 
 use super::pages::{Pages, are_shorter};
 use crate::driver::abi::Address;

@@ -18,7 +18,7 @@ const CUTS_MAX: usize = 256;
 /// StreamCopies in flight that have listed something.
 const COPIES_MAX: usize = 64;
 
-/// Lists of one set.
+/// Lists of one path set.
 #[derive(Debug)]
 pub struct Lists {
     memory: HostMemory,

@@ -13,7 +13,7 @@ mod lists;
 mod pages;
 mod plan;
 mod ring;
-mod set;
+mod path_set;
 
 use crate::device::{Device, StreamId};
 use crate::driver::abi::{self, StreamHandle};
@@ -30,7 +30,7 @@ use inspect::{Inspected, Outline, inspect};
 use pages::Pages;
 use parking_lot::{Mutex, MutexGuard};
 pub use plan::Path;
-use set::{StreamCopy, Set, Waits, is_small};
+use path_set::{StreamCopy, PathSet, Waits, is_small};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -47,7 +47,7 @@ const LATELY_US: u64 = 10_000;
 const AT_ONCE_US: u64 = 2_000;
 /// ... for this long.
 const CROWDED_US: u64 = 1_000_000;
-/// Parcels of a way's share, at most, of a copy into a stream that is not idle: more operations than the driver's queues hold
+/// Parcels of a path's share, at most, of a copy into a stream that is not idle: more operations than the driver's queues hold
 /// would make the caller wait for its own stream.
 const QUEUED_PARCELS_MAX: u64 = 128;
 
@@ -55,7 +55,7 @@ const QUEUED_PARCELS_MAX: u64 = 128;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
 #[repr(u8)]
 pub enum Declined {
-    /// So small that the direct way is the fastest.
+    /// So small that the direct path is the fastest.
     #[error("small")]
     Small = 1,
     /// The stream is being captured into a graph.
@@ -96,7 +96,7 @@ pub struct StreamCopies {
     driver: &'static Driver,
     devices: Vec<Arc<Device>>,
     rates: Rates,
-    ways: HashMap<(u16, Direction), Way>,
+    gpu_directions: HashMap<(u16, Direction), GpuDirection>,
     pipelines: HashMap<(u16, Direction), Mutex<RelayPipeline>>,
     /// For copy streams' batches: a caller's thread queues its own stream copy.
     submit_pool: OnceLock<Option<SubmitPool>>,
@@ -110,13 +110,13 @@ pub struct StreamCopies {
 
 /// StreamCopies for one GPU in one direction.
 #[derive(Debug)]
-struct Way {
+struct GpuDirection {
     target: u16,
     direction: Direction,
     relays: Vec<u16>,
     /// Whether there are peers that could relay and are not trusted to.
     has_untrusted: bool,
-    set: Mutex<Set>,
+    path_set: Mutex<PathSet>,
     /// Held by whoever waits until nothing is under way.
     settling: Mutex<()>,
     /// When a copy of its own was last asked for; 0 if never.
@@ -125,7 +125,7 @@ struct Way {
     crowded_us: AtomicU64,
 }
 
-impl Way {
+impl GpuDirection {
     fn was_used(&self, now_us: u64, within_us: u64) -> bool {
         is_within(self.used_us.load(Ordering::Relaxed), now_us, within_us)
     }
@@ -192,7 +192,7 @@ impl StreamCopies {
             driver,
             devices: gpus.iter().map(|gpu| Arc::clone(gpu.device())).collect(),
             rates,
-            ways: HashMap::new(),
+            gpu_directions: HashMap::new(),
             pipelines: HashMap::new(),
             submit_pool: OnceLock::new(),
             counters: Counters::default(),
@@ -213,7 +213,7 @@ impl StreamCopies {
             }
         }
         for gpu in gpus {
-            if let Err(error) = stream_copies.add_ways(gpu) {
+            if let Err(error) = stream_copies.add_directions(gpu) {
                 let own = gpu.device().index();
                 tracing::warn!("copies of GPU {own} go over its own link alone: {error}");
             }
@@ -235,25 +235,25 @@ impl StreamCopies {
     }
 
     /// What stream copies of a GPU's own need, in both directions or none.
-    fn add_ways(&mut self, gpu: &Arc<Kernels>) -> Result<(), CudaError> {
+    fn add_directions(&mut self, gpu: &Arc<Kernels>) -> Result<(), CudaError> {
         let own = gpu.device().index();
-        let way = |direction| {
+        let gpu_direction = |direction| {
             let is_relay =
                 |other: &u16| self.peers.relay(own, *other) && self.pipelines.contains_key(&(*other, direction));
-            Ok(Way {
+            Ok(GpuDirection {
                 target: own,
                 direction,
                 relays: self.devices.iter().map(|other| other.index()).filter(is_relay).collect(),
                 has_untrusted: self.peers.has_untrusted(own),
-                set: Mutex::new(Set::new(direction, gpu)?),
+                path_set: Mutex::new(PathSet::new(direction, gpu)?),
                 settling: Mutex::new(()),
                 used_us: AtomicU64::new(0),
                 crowded_us: AtomicU64::new(0),
             })
         };
         let [there, back] = Direction::BOTH;
-        let ways = [(there, way(there)?), (back, way(back)?)];
-        self.ways.extend(ways.map(|(direction, way)| ((own, direction), way)));
+        let gpu_directions = [(there, gpu_direction(there)?), (back, gpu_direction(back)?)];
+        self.gpu_directions.extend(gpu_directions.map(|(direction, gpu_direction)| ((own, direction), gpu_direction)));
         Ok(())
     }
 
@@ -279,7 +279,7 @@ impl StreamCopies {
 
     /// Whether a GPU has relays.
     pub fn has_relays(&self, device: u16) -> bool {
-        self.ways.get(&(device, Direction::HostToDevice)).is_some_and(|way| !way.relays.is_empty())
+        self.gpu_directions.get(&(device, Direction::HostToDevice)).is_some_and(|gpu_direction| !gpu_direction.relays.is_empty())
     }
 
     /// What they have done so far.
@@ -288,7 +288,7 @@ impl StreamCopies {
     }
 
     /// Copies pieces in the caller's stream: after everything that is in it, before everything that comes. All pieces go the
-    /// same way, between host memory and one GPU. The stream null is the legacy default stream of the current context.
+    /// same direction, between host memory and one GPU. The stream null is the legacy default stream of the current context.
     ///
     /// # Safety
     ///
@@ -298,7 +298,7 @@ impl StreamCopies {
         unsafe { self.copy_asked(pieces, None, stream) }
     }
 
-    /// As [`copy`](StreamCopies::copy), for a caller who may have said which way it is to go: another one is the driver's to refuse.
+    /// As [`copy`](StreamCopies::copy), for a caller who may have said in which direction it is to go: another one is the driver's to refuse.
     ///
     /// # Safety
     ///
@@ -319,28 +319,28 @@ impl StreamCopies {
 
     /// Waits until no stream copy for a GPU in a direction has anything under way outside of the stream that it is in: what is in that waits for
     /// the rest, unless a call was refused.
-    pub fn settle_way(&self, device: u16, direction: Direction) {
-        let Some(way) = self.ways.get(&(device, direction)) else { return };
+    pub fn settle_direction(&self, device: u16, direction: Direction) {
+        let Some(gpu_direction) = self.gpu_directions.get(&(device, direction)) else { return };
         let _relaxed = Relaxed::enter(self.driver);
         // One at a time: what the second one finds lost must not have been regained and given away meanwhile.
-        let _settling = way.settling.lock();
-        let Some(done) = way.set.lock().settle() else { return };
-        for pipeline in way.relays.iter().filter_map(|relay| self.pipelines.get(&(*relay, direction))) {
+        let _settling = gpu_direction.settling.lock();
+        let Some(done) = gpu_direction.path_set.lock().settle() else { return };
+        for pipeline in gpu_direction.relays.iter().filter_map(|relay| self.pipelines.get(&(*relay, direction))) {
             let mut pipeline = pipeline.lock();
             // What it does for another GPU may be behind a stream that somebody holds up.
             if pipeline.works_until(&done) {
                 pipeline.settle();
             }
         }
-        // A set that is lost has had no stream copy since.
-        way.set.lock().regain();
+        // A path set that is lost has had no stream copy since.
+        gpu_direction.path_set.lock().regain();
     }
 
-    /// As [`settle_way`](StreamCopies::settle_way), if nothing is under way now: nobody waits.
-    fn settle_if_quiet(&self, way: &Way) {
-        let Some(_settling) = way.settling.try_lock() else { return };
-        let Some(done) = way.set.lock().lost_and_quiet() else { return };
-        let pipelines = way.relays.iter().filter_map(|relay| self.pipelines.get(&(*relay, way.direction)));
+    /// As [`settle_direction`](StreamCopies::settle_direction), if nothing is under way now: nobody waits.
+    fn settle_if_quiet(&self, gpu_direction: &GpuDirection) {
+        let Some(_settling) = gpu_direction.settling.try_lock() else { return };
+        let Some(done) = gpu_direction.path_set.lock().lost_and_quiet() else { return };
+        let pipelines = gpu_direction.relays.iter().filter_map(|relay| self.pipelines.get(&(*relay, gpu_direction.direction)));
         for pipeline in pipelines {
             let Some(mut pipeline) = pipeline.try_lock() else { return };
             if pipeline.works_until(&done) {
@@ -350,7 +350,7 @@ impl StreamCopies {
                 pipeline.regain();
             }
         }
-        way.set.lock().regain();
+        gpu_direction.path_set.lock().regain();
     }
 
     /// Relays whose context was lost so far. What one of them had a part in while the number rose may not have arrived, whatever the
@@ -361,8 +361,8 @@ impl StreamCopies {
 
     /// Finds out which relays of a GPU are lost, and says how many were so far.
     pub fn look_after_relays(&self, device: u16, direction: Direction) -> u64 {
-        let way = self.ways.get(&(device, direction));
-        for relay in way.iter().flat_map(|way| &way.relays) {
+        let gpu_direction = self.gpu_directions.get(&(device, direction));
+        for relay in gpu_direction.iter().flat_map(|gpu_direction| &gpu_direction.relays) {
             if let Some(pipeline) = self.pipelines.get(&(*relay, direction)) {
                 self.look_after(*relay, &mut pipeline.lock());
             }
@@ -405,26 +405,26 @@ impl StreamCopies {
         if bytes < self.rates.break_even_bytes(direction) {
             return Err(Declined::Small);
         }
-        let way = self.ways.get(&(target, direction)).ok_or(Declined::NoRelay)?;
-        self.note(way);
+        let gpu_direction = self.gpu_directions.get(&(target, direction)).ok_or(Declined::NoRelay)?;
+        self.note(gpu_direction);
         let _current = device.enter().map_err(|_| Declined::Fault)?;
         let holder = device.id_of(stream).map_err(|_| Declined::Fault)?;
-        let mut set = way.set.lock();
-        if set.is_lost() {
-            drop(set);
-            self.settle_if_quiet(way);
-            set = way.set.lock();
+        let mut path_set = gpu_direction.path_set.lock();
+        if path_set.is_lost() {
+            drop(path_set);
+            self.settle_if_quiet(gpu_direction);
+            path_set = gpu_direction.path_set.lock();
         }
-        let idle = set.take(stream, holder).map_err(|_| Declined::Fault)?.ok_or(Declined::Busy)?;
+        let idle = path_set.take(stream, holder).map_err(|_| Declined::Fault)?.ok_or(Declined::Busy)?;
         let pages_are_small = is_small(pieces.len(), bytes);
         // Host memory in small pieces is the target's own kernels' to read or write: copy engines would need a call for each.
         let is_scattered = pages_are_small && is_small(outline.host_runs(direction), bytes);
         let (mut pipelines, shares) =
-            if is_scattered { (Vec::new(), vec![bytes]) } else { self.pipelines(way, holder, bytes) };
+            if is_scattered { (Vec::new(), vec![bytes]) } else { self.pipelines(gpu_direction, holder, bytes) };
         // Small pages gain from a stream copy of their own GPU alone: its kernels deal with them, not a call for each.
         if pipelines.is_empty() && !pages_are_small {
-            return Err(match way.relays.is_empty() {
-                true if way.has_untrusted => Declined::Untrusted,
+            return Err(match gpu_direction.relays.is_empty() {
+                true if gpu_direction.has_untrusted => Declined::Untrusted,
                 true => Declined::NoRelay,
                 false => Declined::Busy,
             });
@@ -434,7 +434,7 @@ impl StreamCopies {
         if !idle && parcels > QUEUED_PARCELS_MAX {
             return Err(Declined::Busy);
         }
-        let places = set.room_for(pieces.len()).ok_or(Declined::Busy)?;
+        let places = path_set.room_for(pieces.len()).ok_or(Declined::Busy)?;
         let direct_bytes = shares[0];
         let pages = Pages::new(&pieces, bytes);
         let waits = if idle { Waits::Nothing } else { Waits::Stream };
@@ -453,8 +453,8 @@ impl StreamCopies {
             waits,
             submit_pool: None,
         };
-        // SAFETY: by this function's contract; the set was taken and the target's context is current.
-        let queued = unsafe { set.queue(stream_copy, &mut pipelines) };
+        // SAFETY: by this function's contract; the path set was taken and the target's context is current.
+        let queued = unsafe { path_set.queue(stream_copy, &mut pipelines) };
         // After an error some of it is in the stream and does no harm: the driver copies the same bytes again, behind it.
         queued.map_err(|_| Declined::Fault)?;
         self.counters.count(direct_bytes, bytes - direct_bytes);
@@ -509,14 +509,14 @@ impl StreamCopies {
     }
 
     /// Notes a copy of a GPU's own, and which GPUs copy at the same time as others.
-    fn note(&self, way: &Way) {
+    fn note(&self, gpu_direction: &GpuDirection) {
         let now_us = self.now_us();
-        way.used_us.store(now_us, Ordering::Relaxed);
+        gpu_direction.used_us.store(now_us, Ordering::Relaxed);
         let others =
-            self.ways.values().filter(|other| other.direction == way.direction && other.target != way.target);
+            self.gpu_directions.values().filter(|other| other.direction == gpu_direction.direction && other.target != gpu_direction.target);
         for other in others.filter(|other| other.was_used(now_us, AT_ONCE_US)) {
             other.crowded_us.store(now_us, Ordering::Relaxed);
-            way.crowded_us.store(now_us, Ordering::Relaxed);
+            gpu_direction.crowded_us.store(now_us, Ordering::Relaxed);
         }
     }
 
@@ -525,23 +525,23 @@ impl StreamCopies {
         self.epoch.elapsed().as_micros() as u64 + 1
     }
 
-    /// The pipelines that a stream copy may have, and the bytes for the direct way and each of them. A GPU that has a stream copy of its own in
+    /// The pipelines that a stream copy may have, and the bytes for the direct path and each of them. A GPU that has a stream copy of its own in
     /// that direction, or had a copy a moment ago, does not relay: its lane is its own first, and what a stream copy has put on it
     /// cannot be taken back when the next copy comes. So GPUs that all copy at once leave each other alone.
-    fn pipelines(&self, way: &Way, stream: StreamId, bytes: u64) -> (Vec<MutexGuard<'_, RelayPipeline>>, Vec<u64>) {
+    fn pipelines(&self, gpu_direction: &GpuDirection, stream: StreamId, bytes: u64) -> (Vec<MutexGuard<'_, RelayPipeline>>, Vec<u64>) {
         let now_us = self.now_us();
         let has_own = |relay: &u16| {
-            let Some(own) = self.ways.get(&(*relay, way.direction)) else { return false };
+            let Some(own) = self.gpu_directions.get(&(*relay, gpu_direction.direction)) else { return false };
             let needs_it = own.was_used(now_us, LATELY_US) || own.was_crowded(now_us);
-            needs_it || own.set.try_lock().is_none_or(|mut set| set.is_busy())
+            needs_it || own.path_set.try_lock().is_none_or(|mut path_set| path_set.is_busy())
         };
-        let free = way.relays.iter().filter(|relay| !has_own(relay)).filter_map(|relay| {
-            let mut pipeline = self.pipelines.get(&(*relay, way.direction))?.try_lock()?;
+        let free = gpu_direction.relays.iter().filter(|relay| !has_own(relay)).filter_map(|relay| {
+            let mut pipeline = self.pipelines.get(&(*relay, gpu_direction.direction))?.try_lock()?;
             self.look_after(*relay, &mut pipeline);
             pipeline.is_free_for(stream).then_some((*relay, pipeline))
         });
         let (relays, mut pipelines): (Vec<u16>, Vec<_>) = free.unzip();
-        let paths = self.rates.paths(way.direction, way.target, &relays);
+        let paths = self.rates.paths(gpu_direction.direction, gpu_direction.target, &relays);
         let mut shares = plan::shares(bytes, &paths);
         let mut used = shares.iter().skip(1).map(|share| *share > 0).collect::<Vec<_>>().into_iter();
         pipelines.retain(|_| used.next().unwrap_or(false));

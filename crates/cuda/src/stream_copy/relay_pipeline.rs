@@ -215,7 +215,7 @@ impl RelayPipeline {
         Ok(())
     }
 
-    /// Which way it carries.
+    /// Which direction it carries.
     pub fn direction(&self) -> Direction {
         self.direction
     }
@@ -234,7 +234,7 @@ impl RelayPipeline {
     ///
     /// # Safety
     ///
-    /// As for [`Set::queue`](super::set::Set::queue). In strands, the pipeline's GPU reaches the target's memory. The list lies in
+    /// As for [`PathSet::queue`](super::path_set::PathSet::queue). In strands, the pipeline's GPU reaches the target's memory. The list lies in
     /// pinned memory.
     pub unsafe fn queue(&mut self, target: u16, work: &mut Work, list: &mut List) -> Result<(), CudaError> {
         if work.pages.bytes() == 0 {

@@ -117,7 +117,7 @@ fn two_in_a_stream(world: &World, refused: &str) -> bool {
     assert!(behind.is_none() || (was_met && behind == Some(Declined::Busy)), "{refused}: {behind:?}");
     held.release();
     stream.synchronize().unwrap();
-    world.copier.stream_copies().settle_way(0, Direction::HostToDevice);
+    world.copier.stream_copies().settle_direction(0, Direction::HostToDevice);
     assert!(queued.is_ok() || was_met, "{refused}: {queued:?}");
     assert!(
         before.bytes() == pattern(3, 2 * bytes),
@@ -200,7 +200,7 @@ fn with_late_kernels(world: &World, way: Direction, nth: u64) -> bool {
     let second = copy(&sites[1]).unwrap();
     world.fake.control("release compute.0");
     stream.synchronize().unwrap();
-    world.copier.stream_copies().settle_way(0, way);
+    world.copier.stream_copies().settle_direction(0, way);
     assert!(first.is_ok() || was_met, "{way:?} {nth}: {first:?}");
     let is_safe = !launched || !is_over || second == Some(Declined::Busy);
     assert!(is_safe, "{way:?} {nth}: the stream went on before a kernel that reads its list later");

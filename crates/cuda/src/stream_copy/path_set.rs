@@ -1,5 +1,5 @@
-//! A set: what stream copies for one GPU in one direction have in common. While a stream copy is under way, only a stream copy of the same
-//! stream may use its set, which waits for the first one anyway; so no stream copy ever waits for one that it would not wait
+//! A path set: what stream copies for one GPU in one direction have in common. While a stream copy is under way, only a stream copy of the same
+//! stream may use its path set, which waits for the first one anyway; so no stream copy ever waits for one that it would not wait
 //! for without us. This file knows how a stream copy is divided among pipelines; it must never know when that is allowed.
 
 use super::relay_pipeline::{RelayPipeline, How, Work};
@@ -32,7 +32,7 @@ const AWAITED_CALL_BYTES_MIN: u64 = 1 << 20;
 
 /// Everything that stream copies for one GPU in one direction need, but for the pipelines of its peers.
 #[derive(Debug)]
-pub struct Set {
+pub struct PathSet {
     target: Arc<Kernels>,
     direct: Direct,
     own: RelayPipeline,
@@ -43,24 +43,24 @@ pub struct Set {
     lists: Lists,
     /// Whose stream copy is under way.
     holder: Option<StreamId>,
-    /// The driver refused what was to tell where a stream copy ends, so nobody knows when the set is free.
+    /// The driver refused what was to tell where a stream copy ends, so nobody knows when the path set is free.
     is_lost: bool,
 }
 
 /// A stream copy to be queued.
 #[derive(Debug)]
 pub struct StreamCopy<'a> {
-    /// A stream of the target's context, in which the direct way's copies are queued.
+    /// A stream of the target's context, in which the direct path's copies are queued.
     pub stream: StreamHandle,
     /// The stream that goes on when all of the stream copy is over. For a caller's stream copy it is the same one.
     pub joined: StreamHandle,
-    /// Which one that is: by this the set and its pipelines are held.
+    /// Which one that is: by this the path set and its pipelines are held.
     pub holder: StreamId,
     /// What to copy, in the caller's order.
     pub pages: Pages<'a>,
     /// Where pieces that touch are two all the same: see [`List`].
     pub seams: &'a [Address],
-    /// For the direct way, then for each pipeline.
+    /// For the direct path, then for each pipeline.
     pub shares: Vec<u64>,
     /// Whether peers reach the target's side.
     pub peers_reach: bool,
@@ -68,7 +68,7 @@ pub struct StreamCopy<'a> {
     pub is_scattered: bool,
     /// If the GPU computes nothing meanwhile but what waits for this: how many bytes it waits for, of which these are some.
     pub awaited_bytes: Option<u64>,
-    /// Where its lists may be, as [`Set::room_for`] said.
+    /// Where its lists may be, as [`PathSet::room_for`] said.
     pub places: Range<usize>,
     pub waits: Waits<'a>,
     /// Who queues what its pipelines do, each pipeline's beside the others'. Without them the caller does.
@@ -79,17 +79,17 @@ pub struct StreamCopy<'a> {
 #[derive(Debug, Clone, Copy)]
 pub enum Waits<'a> {
     Nothing,
-    /// Until its stream has come to where the set was taken. The direct way is in that stream.
+    /// Until its stream has come to where the path set was taken. The direct path is in that stream.
     Stream,
     /// An event that is somebody else's.
     For(&'a Event),
 }
 
-impl Set {
-    /// A set for `target`.
-    pub fn new(direction: Direction, target: &Arc<Kernels>) -> Result<Set, CudaError> {
+impl PathSet {
+    /// A path set for `target`.
+    pub fn new(direction: Direction, target: &Arc<Kernels>) -> Result<PathSet, CudaError> {
         let (device, itself) = (target.device(), std::slice::from_ref(target));
-        Ok(Set {
+        Ok(PathSet {
             target: Arc::clone(target),
             direct: Direct::new(target)?,
             own: RelayPipeline::new(direction, target, itself, OWN_SLOTS, OWN_SLOT_BYTES)?,
@@ -110,8 +110,8 @@ impl Set {
         !passed || self.is_lost
     }
 
-    /// Takes the set for a stream copy of a stream. Says whether the stream is idle, so that the stream copy begins at once, or `None`
-    /// when a stream copy of another stream has the set.
+    /// Takes the path set for a stream copy of a stream. Says whether the stream is idle, so that the stream copy begins at once, or `None`
+    /// when a stream copy of another stream has the path set.
     pub fn take(&mut self, stream: StreamHandle, holder: StreamId) -> Result<Option<bool>, CudaError> {
         if !self.take_at_once(holder) {
             return Ok(None);
@@ -120,7 +120,7 @@ impl Set {
         self.begun.is_passed().map(Some)
     }
 
-    /// Takes the set for a stream copy that ends in a stream, whatever is in that. `false`: a stream copy of another stream has it.
+    /// Takes the path set for a stream copy that ends in a stream, whatever is in that. `false`: a stream copy of another stream has it.
     pub fn take_at_once(&mut self, joined: StreamId) -> bool {
         !self.is_busy() || (self.holder == Some(joined) && !self.is_lost)
     }
@@ -135,7 +135,7 @@ impl Set {
     ///
     /// # Safety
     ///
-    /// The set was taken for the stream copy's stream and the target's context is current. Until the stream has passed the stream copy,
+    /// The path set was taken for the stream copy's stream and the target's context is current. Until the stream has passed the stream copy,
     /// the pieces are valid for all contexts as far as they are host memory and for the target's as far as they are its, and
     /// the rules of a copy in that stream hold for who else may use them.
     pub unsafe fn queue<C: DerefMut<Target = RelayPipeline>>(
@@ -180,7 +180,7 @@ impl Set {
                 let each = |(mut list, work)| order.queue_here(std::slice::from_mut(work), &mut list);
                 submit_pool.beside(parts, each, || direct().and(order.queue(own, &mut list)))
             }
-            // Few calls for the direct way, so that the lane is at work while the rest is queued.
+            // Few calls for the direct path, so that the lane is at work while the rest is queued.
             None => (direct(), order.queue(&mut at_work, &mut list)),
         };
         let listed = stream_copy.places.len() - list.left();
@@ -191,15 +191,15 @@ impl Set {
         let ended = joined.and(read).and(self.done.record_in(stream_copy.joined));
         if ended.is_err() {
             self.is_lost = true;
-            // Those that did not begin are not this set's to wait for.
+            // Those that did not begin are not this path set's to wait for.
             let begun = at_work.iter_mut().filter(|(pipeline, _)| pipeline.works_until(&self.done));
             begun.for_each(|(pipeline, _)| pipeline.lose());
         }
         whole.and(queued).and(ended)
     }
 
-    /// If the set is lost, waits until nothing of the target's own pipeline is under way. Says until when its other pipelines work: it is lost
-    /// until all of these have been waited for too, and [`regain`](Set::regain) is told.
+    /// If the path set is lost, waits until nothing of the target's own pipeline is under way. Says until when its other pipelines work: it is lost
+    /// until all of these have been waited for too, and [`regain`](PathSet::regain) is told.
     pub fn settle(&mut self) -> Option<Arc<Event>> {
         // What is not lost is behind the stream of its stream copy, which may be anybody's.
         if !self.is_lost {
@@ -209,7 +209,7 @@ impl Set {
         Some(Arc::clone(&self.done))
     }
 
-    /// If the set is lost and nothing of the target's own pipeline is under way, says until when its other pipelines work.
+    /// If the path set is lost and nothing of the target's own pipeline is under way, says until when its other pipelines work.
     pub fn lost_and_quiet(&self) -> Option<Arc<Event>> {
         (self.is_lost && self.own.is_quiet()).then(|| Arc::clone(&self.done))
     }
@@ -272,7 +272,7 @@ impl<'a> Order<'a> {
                 if list.left() == 0 {
                     return Err(CudaError::full("list of pages"));
                 }
-                // SAFETY: by the contract of `Set::queue`; the list is pinned.
+                // SAFETY: by the contract of `PathSet::queue`; the list is pinned.
                 unsafe { pipeline.queue(target, work, list)? };
             }
         }
