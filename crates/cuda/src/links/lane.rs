@@ -3,7 +3,7 @@
 //! is in pieces too, a kernel copies page by page. This file knows the order of work on two streams; it must never know whose
 //! lots these are.
 
-use super::parcel::{Parcel, parcels};
+use super::segment::{Segment, segments};
 use super::table::{PIECES_MAX, Table, Tables};
 use super::{ENGINE_PIECE_BYTES, come_to_an_end, finish_when_passed};
 use crate::addresses::Addresses;
@@ -110,48 +110,48 @@ impl LaneLink {
         Ok(())
     }
 
-    /// Fills a list with the pages of all parcels, each parcel with a slot of its own choice.
-    fn list(&self, parcels: &[Parcel]) -> Option<Table> {
-        let mut pieces = Vec::with_capacity(parcels.iter().map(|parcel| parcel.pages.len()).sum());
-        for (nth, parcel) in parcels.iter().enumerate() {
+    /// Fills a list with the pages of all segments, each segment with a slot of its own choice.
+    fn list(&self, segments: &[Segment]) -> Option<Table> {
+        let mut pieces = Vec::with_capacity(segments.iter().map(|segment| segment.pages.len()).sum());
+        for (nth, segment) in segments.iter().enumerate() {
             let slot = self.slots[(self.next_slot + nth) % SLOTS].address;
             match self.direction {
-                Direction::HostToDevice => pieces.extend(parcel.scattered(slot)),
-                Direction::DeviceToHost => pieces.extend(parcel.gathered(slot)),
+                Direction::HostToDevice => pieces.extend(segment.scattered(slot)),
+                Direction::DeviceToHost => pieces.extend(segment.gathered(slot)),
             }
         }
         self.tables.fill(&pieces)
     }
 
-    /// Puts all parcels through the slots.
-    fn through_slots(&mut self, parcels: &[Parcel], table: &Table) -> Result<(), CudaError> {
+    /// Puts all segments through the slots.
+    fn through_slots(&mut self, segments: &[Segment], table: &Table) -> Result<(), CudaError> {
         let mut first_page = 0;
-        for parcel in parcels {
+        for segment in segments {
             let slot = self.next_slot;
             self.next_slot = (slot + 1) % SLOTS;
-            let pages = (table.at(first_page), parcel.pages.len() as u32);
+            let pages = (table.at(first_page), segment.pages.len() as u32);
             match self.direction {
                 Direction::HostToDevice => {
                     self.copies.stream().wait_for(&self.slots[slot].shuffled)?;
-                    self.copy_runs(parcel, slot)?;
+                    self.copy_runs(segment, slot)?;
                     self.shuffles.stream().wait_for(&self.slots[slot].copied)?;
-                    self.shuffle(pages, parcel.bytes, slot)?;
+                    self.shuffle(pages, segment.bytes, slot)?;
                 }
                 Direction::DeviceToHost => {
                     self.shuffles.stream().wait_for(&self.slots[slot].copied)?;
-                    self.shuffle(pages, parcel.bytes, slot)?;
+                    self.shuffle(pages, segment.bytes, slot)?;
                     self.copies.stream().wait_for(&self.slots[slot].shuffled)?;
-                    self.copy_runs(parcel, slot)?;
+                    self.copy_runs(segment, slot)?;
                 }
             }
-            first_page += parcel.pages.len();
+            first_page += segment.pages.len();
         }
         Ok(())
     }
 
-    fn copy_runs(&self, parcel: &Parcel, slot: usize) -> Result<(), CudaError> {
+    fn copy_runs(&self, segment: &Segment, slot: usize) -> Result<(), CudaError> {
         let (stream, slot) = (self.copies.stream(), &self.slots[slot]);
-        for &(host, offset, bytes) in &parcel.runs {
+        for &(host, offset, bytes) in &segment.runs {
             let (from, to) = match self.direction {
                 Direction::HostToDevice => (host, slot.address + offset),
                 Direction::DeviceToHost => (slot.address + offset, host),
@@ -190,12 +190,12 @@ impl LaneLink {
     }
 
     fn start_small(&mut self, pieces: &[Piece], bytes: u64, done: Completion) {
-        let parcels = parcels(pieces.iter().map(|piece| self.direction.sides(piece)), SLOT_BYTES);
-        let runs = parcels.iter().map(|parcel| parcel.runs.len() as u64).sum::<u64>();
+        let segments = segments(pieces.iter().map(|piece| self.direction.sides(piece)), SLOT_BYTES);
+        let runs = segments.iter().map(|segment| segment.runs.len() as u64).sum::<u64>();
         if bytes >= runs * ENGINE_PIECE_BYTES
-            && let Some(table) = self.list(&parcels)
+            && let Some(table) = self.list(&segments)
         {
-            let posted = self.through_slots(&parcels, &table);
+            let posted = self.through_slots(&segments, &table);
             if posted.is_err() && self.join().is_err() {
                 come_to_an_end(&self.copies);
                 come_to_an_end(&self.shuffles);

@@ -2,7 +2,7 @@
 //! lots into work on streams, and the poller tells when that is over.
 
 mod lane;
-mod parcel;
+mod segment;
 mod peer;
 mod table;
 

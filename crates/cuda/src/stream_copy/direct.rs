@@ -10,7 +10,7 @@ use crate::kernels::Kernels;
 use std::sync::Arc;
 
 /// Pages as long as this on average go by copy engine too, many by one call: pages of 64 KiB came to an H200 at 54 of 55 GB/s so,
-/// with nothing to wait for while the engine computes, where a kernel waits for room on the GPU with each parcel (16 GB/s
+/// with nothing to wait for while the engine computes, where a kernel waits for room on the GPU with each segment (16 GB/s
 /// beside a prefill). Pages of 16 KiB came at 5 GB/s.
 const BATCH_PIECE_BYTES: u64 = 48 << 10;
 /// Copies of one call. Before the first of them begins, a call takes half a microsecond for each (one call of 4,096 moved 39 GB/s);

@@ -1,4 +1,4 @@
-//! Lists for kernels: where the pages of parcels are written, in pinned memory, once and for good, while the parcels before are on
+//! Lists for kernels: where the pages of segments are written, in pinned memory, once and for good, while the segments before are on
 //! their direction. This file knows places in a list; it must never know a stream.
 
 use super::pages::{Pages, are_shorter};
@@ -12,7 +12,7 @@ pub struct List<'a> {
     free: &'a mut [Piece],
     /// Addresses, in order, where an allocation or a registration begins: the driver refuses a copy across one.
     seams: &'a [Address],
-    /// Runs of host memory of the last parcel; kept for its memory.
+    /// Runs of host memory of the last segment; kept for its memory.
     runs: Vec<Piece>,
 }
 

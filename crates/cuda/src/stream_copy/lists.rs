@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Pieces that stream copies in flight may have listed for kernels.
 const PIECES_MAX: usize = 65_536;
-/// Pieces that the ends of parcels and shares may add where there are few.
+/// Pieces that the ends of segments and shares may add where there are few.
 const CUTS_MAX: usize = 256;
 /// StreamCopies in flight that have listed something.
 const COPIES_MAX: usize = 64;
@@ -36,7 +36,7 @@ impl Lists {
         Ok(Lists { memory, ring: Ring::new(PIECES_MAX), read: VecDeque::with_capacity(COPIES_MAX), spare })
     }
 
-    /// Places for a stream copy of so many pieces, or `None` until stream copies that are under way have come further. Parcels cut some of the
+    /// Places for a stream copy of so many pieces, or `None` until stream copies that are under way have come further. Segments cut some of the
     /// pieces.
     pub fn room_for(&mut self, pieces: usize) -> Option<Range<usize>> {
         while self.read.front().is_some_and(|read| read.is_passed().unwrap_or(false)) {

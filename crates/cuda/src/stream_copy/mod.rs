@@ -47,9 +47,9 @@ const LATELY_US: u64 = 10_000;
 const AT_ONCE_US: u64 = 2_000;
 /// ... for this long.
 const CROWDED_US: u64 = 1_000_000;
-/// Parcels of a path's share, at most, of a copy into a stream that is not idle: more operations than the driver's queues hold
+/// Segments of a path's share, at most, of a copy into a stream that is not idle: more operations than the driver's queues hold
 /// would make the caller wait for its own stream.
-const QUEUED_PARCELS_MAX: u64 = 128;
+const QUEUED_SEGMENTS_MAX: u64 = 128;
 
 /// Why a copy was left to the driver. Nothing was done about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
@@ -429,9 +429,9 @@ impl StreamCopies {
                 false => Declined::Busy,
             });
         }
-        let parcels =
+        let segments =
             shares.iter().skip(usize::from(!pages_are_small)).max().copied().unwrap_or(0) / PIPELINE_SLOT_BYTES;
-        if !idle && parcels > QUEUED_PARCELS_MAX {
+        if !idle && segments > QUEUED_SEGMENTS_MAX {
             return Err(Declined::Busy);
         }
         let places = path_set.room_for(pieces.len()).ok_or(Declined::Busy)?;

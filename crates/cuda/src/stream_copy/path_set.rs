@@ -16,14 +16,14 @@ use crate::links::{Direction, ENGINE_PIECE_BYTES};
 use std::ops::{DerefMut, Range};
 use std::sync::Arc;
 
-/// Slots of the target's own pipeline, for pages too small for a copy engine. While an engine computes, a parcel's kernel waits until one of
+/// Slots of the target's own pipeline, for pages too small for a copy engine. While an engine computes, a segment's kernel waits until one of
 /// the engine's has ended: beside a prefill these carried 16 to 22 GB/s on an H200, four of 8 MiB 33. Those would be more than the
 /// 64 MiB that a GPU gives in all.
 const OWN_SLOTS: u64 = 3;
 const OWN_SLOT_BYTES: u64 = 2 << 20;
-/// A share is cut into this many parcels at least, if they are not too small then, so that its two hops overlap.
-const PARCELS: u64 = 4;
-const PARCEL_BYTES_MIN: u64 = 512 << 10;
+/// A share is cut into this many segments at least, if they are not too small then, so that its two hops overlap.
+const SEGMENTS: u64 = 4;
+const SEGMENT_BYTES_MIN: u64 = 512 << 10;
 /// Pages as long as this on average go through a relay in strands. Shorter ones were not tried so.
 const STRAND_PIECE_BYTES: u64 = 48 << 10;
 /// What is awaited goes by kernels if its pieces are shorter than this on average, though long enough for a copy engine: behind each call
@@ -245,10 +245,10 @@ pub fn how_to_relay(direction: Direction, pages: Pages, peers_reach: bool) -> Ho
 
 /// What a pipeline is to do with its share.
 fn work<'a>(pages: Pages<'a>, pipeline: &RelayPipeline, how: How) -> Work<'a> {
-    let parcel_bytes = (pages.bytes() / PARCELS).max(PARCEL_BYTES_MIN).min(pipeline.slot_bytes());
-    let parcels = pages.bytes().div_ceil(parcel_bytes);
+    let segment_bytes = (pages.bytes() / SEGMENTS).max(SEGMENT_BYTES_MIN).min(pipeline.slot_bytes());
+    let segments = pages.bytes().div_ceil(segment_bytes);
     let call_bytes = ENGINE_PIECE_BYTES;
-    Work { how, slots: pipeline.slots_for(parcels, how), pages, parcel_bytes, call_bytes }
+    Work { how, slots: pipeline.slots_for(segments, how), pages, segment_bytes, call_bytes }
 }
 
 /// For whom pipelines work, and when they may begin.
@@ -261,7 +261,7 @@ struct Order<'a> {
 }
 
 impl<'a> Order<'a> {
-    /// Has pipelines begin, and queues a parcel of each in turn, so that all lanes are at work soon. The target's context is current.
+    /// Has pipelines begin, and queues a segment of each in turn, so that all lanes are at work soon. The target's context is current.
     fn queue(self, at_work: &mut [(&mut RelayPipeline, Work)], list: &mut List) -> Result<(), CudaError> {
         let target = self.target.device().index();
         for (pipeline, work) in at_work.iter_mut() {

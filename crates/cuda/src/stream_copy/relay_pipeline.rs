@@ -1,7 +1,7 @@
 //! A relay pipeline: what one GPU brings along to work for another in one direction: staging slots, each with a stream of the pipeline's GPU,
-//! its strand, and events. A stream copy has a pipeline to itself. It works in one of three ways. In *strands*, a parcel's two hops follow
+//! its strand, and events. A stream copy has a pipeline to itself. It works in one of three ways. In *strands*, a segment's two hops follow
 //! each other in its slot's strand, so order needs no events, the driver copies many pieces by one call, and a kernel of the pipeline's GPU
-//! writes small pages; for that the GPU must reach the target's memory. In *turns*, the strands carry parcels between host memory and
+//! writes small pages; for that the GPU must reach the target's memory. In *turns*, the strands carry segments between host memory and
 //! slots, and the target itself carries them on, page by page if need be. *Straight* is for a target's own pipeline, where host memory is
 //! in small pieces too, or a call for each takes too long: its kernel copies page by page. Slots have strands of their own because a
 //! copy engine takes up the next copy of another stream at once, but waits for an event between two of one.
@@ -73,15 +73,15 @@ pub struct Work<'a> {
     pub slots: usize,
     /// What is left of its share.
     pub pages: Pages<'a>,
-    pub parcel_bytes: u64,
+    pub segment_bytes: u64,
     /// Pieces as long as this on average go by a call each, shorter ones by kernel.
     pub call_bytes: u64,
 }
 
 impl Work<'_> {
-    /// Places that it takes at most: a piece is cut where a parcel ends, and parcels of one piece keep none.
+    /// Places that it takes at most: a piece is cut where a segment ends, and segments of one piece keep none.
     pub fn places(&self) -> usize {
-        let (pieces, ends) = (self.pages.pieces(), self.pages.bytes() / self.parcel_bytes);
+        let (pieces, ends) = (self.pages.pieces(), self.pages.bytes() / self.segment_bytes);
         pieces + usize::try_from(ends).map_or(pieces, |ends| ends.min(pieces)) + 1
     }
 }
@@ -89,9 +89,9 @@ impl Work<'_> {
 /// How a pipeline works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// A parcel is what fits into a slot. Copy engines carry it, and the pipeline's kernel if it goes to small pages.
+    /// A segment is what fits into a slot. Copy engines carry it, and the pipeline's kernel if it goes to small pages.
     Strands,
-    /// A parcel is the same, but the target carries it between slot and pages, by its kernel if these are small.
+    /// A segment is the same, but the target carries it between slot and pages, by its kernel if these are small.
     Turns,
     /// The target's kernel reads or writes host memory itself, page by page, without a slot.
     Straight,
@@ -135,7 +135,7 @@ impl RelayPipeline {
         })
     }
 
-    /// The largest parcel.
+    /// The largest segment.
     pub fn slot_bytes(&self) -> u64 {
         self.slot_bytes
     }
@@ -220,17 +220,17 @@ impl RelayPipeline {
         self.direction
     }
 
-    /// The slots that a stream copy of so many parcels uses: each costs a few calls, so a short stream copy has few.
-    pub fn slots_for(&self, parcels: u64, how: How) -> usize {
+    /// The slots that a stream copy of so many segments uses: each costs a few calls, so a short stream copy has few.
+    pub fn slots_for(&self, segments: u64, how: How) -> usize {
         let useful = match how {
-            How::Strands => (parcels / 2).max(2).min(parcels),
-            How::Turns => parcels,
+            How::Strands => (segments / 2).max(2).min(segments),
+            How::Turns => segments,
             How::Straight => 0,
         };
         usize::try_from(useful).unwrap_or(usize::MAX).min(self.slots.len())
     }
 
-    /// Queues the next parcel of its work, if something is left of that.
+    /// Queues the next segment of its work, if something is left of that.
     ///
     /// # Safety
     ///
@@ -248,7 +248,7 @@ impl RelayPipeline {
         queued
     }
 
-    /// Queues the next parcel by way of a slot.
+    /// Queues the next segment by way of a slot.
     ///
     /// # Safety
     ///
@@ -265,7 +265,7 @@ impl RelayPipeline {
             (How::Strands, _) => unsafe { self.strand(work, slot, list) },
             (How::Turns, Some(hop)) => self.turn(work, hop, slot, list),
             (How::Straight, Some(hop)) => {
-                let listed = list.straight(&mut work.pages, work.parcel_bytes);
+                let listed = list.straight(&mut work.pages, work.segment_bytes);
                 let kept = hop.carry(&listed, work.call_bytes)?;
                 list.keep(kept);
                 Ok(())
@@ -281,7 +281,7 @@ impl RelayPipeline {
     /// As for [`queue`](RelayPipeline::queue).
     unsafe fn strand(&mut self, work: &mut Work, index: usize, list: &mut List) -> Result<(), CudaError> {
         let (slot, batch) = (&self.slots[index], &mut self.batch);
-        let listed = list.through_slot(self.direction, &mut work.pages, slot.address, work.parcel_bytes);
+        let listed = list.through_slot(self.direction, &mut work.pages, slot.address, work.segment_bytes);
         let by_kernel = self.direction == Direction::HostToDevice && listed.are_shorter(work.call_bytes);
         let hops = match self.direction {
             Direction::HostToDevice if by_kernel => [listed.runs, &[]],
@@ -302,7 +302,7 @@ impl RelayPipeline {
 
     fn turn(&self, work: &mut Work, hop: &Hop, index: usize, list: &mut List) -> Result<(), CudaError> {
         let (slot, far) = (&self.slots[index], &hop.far[index]);
-        let listed = list.through_slot(self.direction, &mut work.pages, slot.address, work.parcel_bytes);
+        let listed = list.through_slot(self.direction, &mut work.pages, slot.address, work.segment_bytes);
         let (kept, queued) = match self.direction {
             Direction::HostToDevice => {
                 slot.strand.wait_for(far)?;
@@ -337,7 +337,7 @@ impl RelayPipeline {
         self.is_lost = false;
     }
 
-    /// Has the stream copy's stream wait for all of the stream copy's work here. Parcels end in the second hop or in their strands; where
+    /// Has the stream copy's stream wait for all of the stream copy's work here. Segments end in the second hop or in their strands; where
     /// something was not queued, some have come no further than the other of the two.
     pub fn join(&self, stream: StreamHandle, target: u16, work: &Work) -> Result<(), CudaError> {
         let behind = |event: &Event, last: &Stream| event.record(last).and_then(|()| event.hold(stream));
@@ -416,7 +416,7 @@ mod tests {
         let [one, other] = [(); 2].map(|()| Stream::new(&target).unwrap());
         let [one_id, other_id] = [&one, &other].map(|stream| target.id_of(stream.handle()).unwrap());
         let [done, others_done] = [(); 2].map(|()| Arc::new(Event::new(&target).unwrap()));
-        let work = |how| Work { how, slots: 2, pages: Pages::new(&[], 0), parcel_bytes: 1, call_bytes: 1 };
+        let work = |how| Work { how, slots: 2, pages: Pages::new(&[], 0), segment_bytes: 1, call_bytes: 1 };
         let (bytes, memory) = (256 << 20, DeviceMemory::new(&target, 256 << 20).unwrap());
         let host = HostMemory::new(&target, bytes).unwrap();
         let mut began_first = || {
@@ -451,23 +451,23 @@ mod tests {
         fn a_share_has_places_for_all_that_its_kernels_read(
             lens in prop::collection::vec(1..900_u64, 1..40),
             how in prop::sample::select(vec![How::Strands, How::Straight]),
-            parcel_bytes in 1..2000_u64,
+            segment_bytes in 1..2000_u64,
             call_bytes in 1..900_u64,
         ) {
             let piece = |(nth, bytes): (u64, &u64)| Piece { from: nth * 2000, to: (1 << 40) - nth * 2000, bytes: *bytes };
             let pieces: Vec<Piece> = (0..).zip(&lens).map(piece).collect();
             let pages = Pages::new(&pieces, lens.iter().sum());
-            let mut work = Work { how, slots: 1, pages, parcel_bytes, call_bytes };
+            let mut work = Work { how, slots: 1, pages, segment_bytes, call_bytes };
             let mut places = vec![Piece { from: 0, to: 0, bytes: 0 }; 2 * work.places()];
             let (places, mut all) = (work.places(), List::new(&mut places, &[]));
             let mut list = all.part(places);
             prop_assert_eq!((list.left(), all.left()), (places, places));
             while work.pages.bytes() > 0 {
                 prop_assert!(list.left() > 0);
-                let whole = parcel_bytes.min(work.pages.bytes());
+                let whole = segment_bytes.min(work.pages.bytes());
                 let listed = match how {
-                    How::Straight => list.straight(&mut work.pages, parcel_bytes),
-                    _ => list.through_slot(Direction::HostToDevice, &mut work.pages, 0, parcel_bytes),
+                    How::Straight => list.straight(&mut work.pages, segment_bytes),
+                    _ => list.through_slot(Direction::HostToDevice, &mut work.pages, 0, segment_bytes),
                 };
                 prop_assert_eq!(listed.bytes, whole);
                 let kept = if listed.are_shorter(call_bytes) { listed.pages.len() } else { 0 };

@@ -359,7 +359,7 @@ fn what_goes_to_a_gpu_over_relays_waits_for_none_of_its_kernels_and_takes_few_ca
             let ended = send_batch(&world, &to_gpu, &batch);
             let counted = counts();
             let [launches, copies, batches] = [0, 1, 2].map(|call| counted[call] - before[call]);
-            let parcels = (relayed() - relayed_before).div_ceil(2 * MIB);
+            let segments = (relayed() - relayed_before).div_ceil(2 * MIB);
             let until = Instant::now() + Duration::from_secs(20);
             while !ended.is_passed().unwrap() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(1));
@@ -367,12 +367,12 @@ fn what_goes_to_a_gpu_over_relays_waits_for_none_of_its_kernels_and_takes_few_ca
             let has_ended = ended.is_passed().unwrap();
             fake.control("release compute.0");
             assert!(has_ended, "{awaited_bytes:?} {page} waits for a kernel");
-            assert!(parcels > 8, "{parcels}");
+            assert!(segments > 8, "{segments}");
             // The side of the host is one run here.
-            assert!(copies <= parcels + 2, "{copies} calls for {parcels} parcels");
+            assert!(copies <= segments + 2, "{copies} calls for {segments} segments");
             assert!(
-                launches <= if page < 128 << 10 { parcels + 2 } else { 0 },
-                "{launches} for {parcels} parcels"
+                launches <= if page < 128 << 10 { segments + 2 } else { 0 },
+                "{launches} for {segments} segments"
             );
             // The direct way has 16 MiB, beside relays in calls for no more than 128 copies.
             assert!(batches >= 16 * MIB / page / 128, "{batches}");

@@ -1,11 +1,11 @@
-//! Parcels: how a lot of small pages is cut into what fits into a staging slot, so that host memory is read or written in
+//! Segments: how a lot of small pages is cut into what fits into a staging slot, so that host memory is read or written in
 //! long runs and a kernel deals with the pages. Pure. This file knows offsets; it must never know a stream.
 
 use crate::kernels::Piece;
 
 /// What goes through one slot at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Parcel {
+pub struct Segment {
     /// Host memory to or from the slot: (host address, offset in the slot, bytes).
     pub runs: Vec<(u64, u64, u64)>,
     /// The slot to or from pages: (offset in the slot, address of the page's part, bytes).
@@ -14,25 +14,25 @@ pub struct Parcel {
     pub bytes: u64,
 }
 
-/// Cuts pieces, given as (host address, device address, bytes), into parcels of at most `slot_bytes`.
-pub fn parcels(pieces: impl IntoIterator<Item = (u64, u64, u64)>, slot_bytes: u64) -> Vec<Parcel> {
-    let mut parcels = vec![Parcel::default()];
+/// Cuts pieces, given as (host address, device address, bytes), into segments of at most `slot_bytes`.
+pub fn segments(pieces: impl IntoIterator<Item = (u64, u64, u64)>, slot_bytes: u64) -> Vec<Segment> {
+    let mut segments = vec![Segment::default()];
     for (mut host, mut device, mut rest) in pieces {
         while rest > 0 {
-            if parcels.last().is_none_or(|parcel| parcel.bytes == slot_bytes) {
-                parcels.push(Parcel::default());
+            if segments.last().is_none_or(|segment| segment.bytes == slot_bytes) {
+                segments.push(Segment::default());
             }
-            let Some(parcel) = parcels.last_mut() else { break };
-            let bytes = rest.min(slot_bytes - parcel.bytes);
-            parcel.add(host, device, bytes);
+            let Some(segment) = segments.last_mut() else { break };
+            let bytes = rest.min(slot_bytes - segment.bytes);
+            segment.add(host, device, bytes);
             (host, device, rest) = (host + bytes, device + bytes, rest - bytes);
         }
     }
-    parcels.retain(|parcel| parcel.bytes > 0);
-    parcels
+    segments.retain(|segment| segment.bytes > 0);
+    segments
 }
 
-impl Parcel {
+impl Segment {
     fn add(&mut self, host: u64, device: u64, bytes: u64) {
         match self.runs.last_mut() {
             Some((start, _, run)) if *start + *run == host => *run += bytes,
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn contiguous_host_memory_is_one_run_however_scattered_the_pages_are() {
         let pages = [(1000, 9000, 100), (1100, 5000, 100), (1200, 5100, 100)];
-        let cut = parcels(pages, 250);
+        let cut = segments(pages, 250);
         assert_eq!(cut.len(), 2);
         assert_eq!(cut[0].runs, vec![(1000, 0, 250)]);
         assert_eq!(cut[0].pages, vec![(0, 9000, 100), (100, 5000, 150)]);
@@ -73,14 +73,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_byte_is_in_one_parcel(lens in prop::collection::vec(1..5000_u64, 0..60), slot_bytes in 1..4096_u64) {
+        fn every_byte_is_in_one_segment(lens in prop::collection::vec(1..5000_u64, 0..60), slot_bytes in 1..4096_u64) {
             let pieces: Vec<_> =
                 lens.iter().enumerate().map(|(nth, len)| (nth as u64 * 10_000, (1 << 40) + nth as u64 * 20_000, *len)).collect();
             let mut moved = Vec::new();
-            for parcel in parcels(pieces.clone(), slot_bytes) {
-                prop_assert!(parcel.bytes > 0 && parcel.bytes <= slot_bytes);
-                let run_of = |offset: u64| parcel.runs.iter().find(|(_, at, len)| offset >= *at && offset < at + len).unwrap();
-                for (offset, device, bytes) in &parcel.pages {
+            for segment in segments(pieces.clone(), slot_bytes) {
+                prop_assert!(segment.bytes > 0 && segment.bytes <= slot_bytes);
+                let run_of = |offset: u64| segment.runs.iter().find(|(_, at, len)| offset >= *at && offset < at + len).unwrap();
+                for (offset, device, bytes) in &segment.pages {
                     for byte in 0..*bytes {
                         let (host, at, _) = run_of(offset + byte);
                         moved.push((host + offset + byte - at, device + byte));
