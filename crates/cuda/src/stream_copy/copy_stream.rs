@@ -23,9 +23,9 @@ pub const BATCH_PIECES_MAX: usize = 16_384;
 /// layers came after 9 to 12 ms so beside computing, over one after 11 to 15; those of 1k and 2k tokens were not ahead in an engine. In an
 /// engine 8k tokens came sooner over both on one of three hosts, 16k and more on all.
 const AWAITED_RELAYED_BYTES_MIN: u64 = 16 << 20;
-/// And from so many on where relays work in turns: the target's kernels, which carry on what comes by them, wait for room on it. This was the
-/// border for all before; in turns no less was measured.
-const AWAITED_IN_TURNS_BYTES_MIN: u64 = 96 << 20;
+/// And from so many on where relays hand over: the target's kernels, which carry on what comes by them, wait for room on it. This was the
+/// border for all before; by handover no less was measured.
+const AWAITED_HANDOVER_BYTES_MIN: u64 = 96 << 20;
 
 /// Streams for copies that belong to nobody else's stream.
 #[derive(Debug)]
@@ -161,8 +161,8 @@ impl StreamCopies {
             is_small(batch.pieces.len(), bytes) && is_small(outline.host_runs(copy_stream.direction), bytes);
         let pages = Pages::new(batch.pieces, bytes);
         let least = match how_to_relay(copy_stream.direction, pages, batch.is_open) {
-            How::Strands => AWAITED_RELAYED_BYTES_MIN,
-            _ => AWAITED_IN_TURNS_BYTES_MIN,
+            How::SlotStreams => AWAITED_RELAYED_BYTES_MIN,
+            _ => AWAITED_HANDOVER_BYTES_MIN,
         };
         let is_short = batch.awaited_bytes.is_some_and(|bytes| bytes < least);
         let is_alone = is_scattered || is_short || bytes < self.rates.break_even_bytes(copy_stream.direction);

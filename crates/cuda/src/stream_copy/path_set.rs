@@ -24,8 +24,8 @@ const OWN_SLOT_BYTES: u64 = 2 << 20;
 /// A share is cut into this many segments at least, if they are not too small then, so that its two hops overlap.
 const SEGMENTS: u64 = 4;
 const SEGMENT_BYTES_MIN: u64 = 512 << 10;
-/// Pages as long as this on average go through a relay in strands. Shorter ones were not tried so.
-const STRAND_PIECE_BYTES: u64 = 48 << 10;
+/// Pages as long as this on average go through a relay in slot streams. Shorter ones were not tried so.
+const SLOT_STREAM_PIECE_BYTES: u64 = 48 << 10;
 /// What is awaited goes by kernels if its pieces are shorter than this on average, though long enough for a copy engine: behind each call
 /// there is a gap, in which a kernel reads on. The first token of a prompt of 8k tokens came after 49 ms on an H200 by calls for 256 KiB each, after 43 with 512 KiB.
 const AWAITED_CALL_BYTES_MIN: u64 = 1 << 20;
@@ -157,7 +157,7 @@ impl PathSet {
         let mut at_work: Vec<(&mut RelayPipeline, Work)> = Vec::with_capacity(pipelines.len() + 1);
         if by_kernel {
             let is_straight = stream_copy.is_scattered || !is_small(share.pieces(), share.bytes());
-            let how = if is_straight { How::Straight } else { How::Turns };
+            let how = if is_straight { How::Straight } else { How::Handover };
             let work = Work { call_bytes, ..work(share, &self.own, how) };
             at_work.push((&mut self.own, work));
         }
@@ -237,10 +237,10 @@ pub fn is_small(pieces: usize, bytes: u64) -> bool {
 /// pages that are long enough for few blocks of a relay's kernel to keep up with its link are not left to these.
 pub fn how_to_relay(direction: Direction, pages: Pages, peers_reach: bool) -> How {
     let least = match direction {
-        Direction::HostToDevice => STRAND_PIECE_BYTES,
+        Direction::HostToDevice => SLOT_STREAM_PIECE_BYTES,
         Direction::DeviceToHost => ENGINE_PIECE_BYTES,
     };
-    if peers_reach && !are_shorter(least, pages.pieces(), pages.bytes()) { How::Strands } else { How::Turns }
+    if peers_reach && !are_shorter(least, pages.pieces(), pages.bytes()) { How::SlotStreams } else { How::Handover }
 }
 
 /// What a pipeline is to do with its share.

@@ -1,9 +1,9 @@
 //! A relay pipeline: what one GPU brings along to work for another in one direction: staging slots, each with a stream of the pipeline's GPU,
-//! its strand, and events. A stream copy has a pipeline to itself. It works in one of three ways. In *strands*, a segment's two hops follow
-//! each other in its slot's strand, so order needs no events, the driver copies many pieces by one call, and a kernel of the pipeline's GPU
-//! writes small pages; for that the GPU must reach the target's memory. In *turns*, the strands carry segments between host memory and
+//! its stream, and events. A stream copy has a pipeline to itself. It works in one of three ways. In *slot streams*, a segment's two hops follow
+//! each other in its slot's stream, so order needs no events, the driver copies many pieces by one call, and a kernel of the pipeline's GPU
+//! writes small pages; for that the GPU must reach the target's memory. By *handover*, the slot streams carry segments between host memory and
 //! slots, and the target itself carries them on, page by page if need be. *Straight* is for a target's own pipeline, where host memory is
-//! in small pieces too, or a call for each takes too long: its kernel copies page by page. Slots have strands of their own because a
+//! in small pieces too, or a call for each takes too long: its kernel copies page by page. Slots have streams of their own because a
 //! copy engine takes up the next copy of another stream at once, but waits for an event between two of one.
 //! This file knows streams and slots; it must never know which bytes are a pipeline's.
 
@@ -21,7 +21,7 @@ use std::sync::Arc;
 const BLOCKS: u32 = 64;
 /// Blocks of a kernel that writes to a peer, of whose 132 multiprocessors an engine on an H100 has the others: 8 and 32 were as fast. Products of
 /// matrices there took 1 % longer meanwhile, and of matrices and vectors 5 %, where copy engines relayed 1 and 3 %.
-const STRAND_BLOCKS: u32 = 16;
+const SLOT_STREAM_BLOCKS: u32 = 16;
 
 /// A GPU at work for others, or for itself where pages are small.
 #[derive(Debug)]
@@ -35,8 +35,8 @@ pub struct RelayPipeline {
     kernels: Arc<Kernels>,
     /// By the target's ordinal.
     hops: HashMap<u16, Hop>,
-    /// Whether it works, or worked last, in strands.
-    in_strands: bool,
+    /// Whether it works, or worked last, in slot streams.
+    in_slot_streams: bool,
     /// Something was not queued: events may say of a slot that it is done with when it is not.
     is_torn: bool,
     /// Nobody knows when its last stream copy is done.
@@ -48,11 +48,11 @@ pub struct RelayPipeline {
     _staging: DeviceMemory,
 }
 
-/// A slot, its strand, and the event of the pipeline's own GPU for its state: filled or emptied, by direction.
+/// A slot, its stream, and the event of the pipeline's own GPU for its state: filled or emptied, by direction.
 #[derive(Debug)]
 struct Slot {
     address: Address,
-    strand: Stream,
+    stream: Stream,
     near: Event,
 }
 
@@ -90,9 +90,9 @@ impl Work<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
     /// A segment is what fits into a slot. Copy engines carry it, and the pipeline's kernel if it goes to small pages.
-    Strands,
+    SlotStreams,
     /// A segment is the same, but the target carries it between slot and pages, by its kernel if these are small.
-    Turns,
+    Handover,
     /// The target's kernel reads or writes host memory itself, page by page, without a slot.
     Straight,
 }
@@ -110,7 +110,7 @@ impl RelayPipeline {
         let staging = DeviceMemory::new(gpu, slots * slot_bytes)?;
         let slot = |index| {
             let address = staging.address() + index * slot_bytes;
-            Ok(Slot { address, strand: Stream::new(gpu)?, near: Event::new(gpu)? })
+            Ok(Slot { address, stream: Stream::new(gpu)?, near: Event::new(gpu)? })
         };
         let hop = |target: &Arc<Kernels>| {
             let device = target.device();
@@ -126,7 +126,7 @@ impl RelayPipeline {
             batch: gpu.driver().batch_copy().map(|batch| (batch, CopyList::default())),
             kernels: Arc::clone(kernels),
             hops: targets.iter().map(hop).collect::<Result<_, CudaError>>()?,
-            in_strands: false,
+            in_slot_streams: false,
             is_torn: false,
             is_lost: false,
             is_gone: false,
@@ -161,16 +161,16 @@ impl RelayPipeline {
         let slot = self.slots.first()?;
         slot.near.is_passed().err()?;
         // One call may be refused for other reasons.
-        let error = slot.strand.is_idle().err()?;
+        let error = slot.stream.is_idle().err()?;
         self.is_gone = true;
         Some(error)
     }
 
     /// Whether nothing of it is under way. A stream that cannot be asked is lost, and its work with it.
     pub fn is_quiet(&self) -> bool {
-        let strands = self.slots.iter().map(|slot| &slot.strand);
+        let slot_streams = self.slots.iter().map(|slot| &slot.stream);
         let hops = self.hops.values().map(|hop| &hop.stream);
-        strands.chain(hops).all(|stream| stream.is_idle().unwrap_or(true))
+        slot_streams.chain(hops).all(|stream| stream.is_idle().unwrap_or(true))
     }
 
     /// It was found quiet, so it may have another stream copy.
@@ -194,20 +194,20 @@ impl RelayPipeline {
         work: &Work,
     ) -> Result<(), CudaError> {
         let before = self.holder.replace((stream, Arc::clone(done)));
-        let was_in_strands = std::mem::replace(&mut self.in_strands, work.how == How::Strands);
-        // Where a stream copy does not wait for the one before in its stream, slots are kept apart by their strands or by their events.
+        let was_in_slot_streams = std::mem::replace(&mut self.in_slot_streams, work.how == How::SlotStreams);
+        // Where a stream copy does not wait for the one before in its stream, slots are kept apart by their streams or by their events.
         // These know nothing of each other.
         // After an error below it is torn all the same: the next stream copy waits then.
         let was_torn = std::mem::replace(&mut self.is_torn, true);
         // What it did for another stream is over, and that one's event may be a later stream copy's by now.
         let before =
-            before.filter(|(holder, _)| *holder == stream && (was_torn || was_in_strands != self.in_strands));
+            before.filter(|(holder, _)| *holder == stream && (was_torn || was_in_slot_streams != self.in_slot_streams));
         self.next = 0;
         // All slots, also those that this stream copy leaves to the next one, which will not ask.
         let waits = before.iter().map(|(_, done)| (&**done, self.slots.len()));
         for (event, slots) in waits.chain(begun.map(|begun| (begun, work.slots))) {
-            self.slots.iter().take(slots).try_for_each(|slot| slot.strand.wait_for(event))?;
-            if let (How::Turns | How::Straight, Some(hop)) = (work.how, self.hops.get(&target)) {
+            self.slots.iter().take(slots).try_for_each(|slot| slot.stream.wait_for(event))?;
+            if let (How::Handover | How::Straight, Some(hop)) = (work.how, self.hops.get(&target)) {
                 hop.stream.wait_for(event)?;
             }
         }
@@ -223,8 +223,8 @@ impl RelayPipeline {
     /// The slots that a stream copy of so many segments uses: each costs a few calls, so a short stream copy has few.
     pub fn slots_for(&self, segments: u64, how: How) -> usize {
         let useful = match how {
-            How::Strands => (segments / 2).max(2).min(segments),
-            How::Turns => segments,
+            How::SlotStreams => (segments / 2).max(2).min(segments),
+            How::Handover => segments,
             How::Straight => 0,
         };
         usize::try_from(useful).unwrap_or(usize::MAX).min(self.slots.len())
@@ -234,7 +234,7 @@ impl RelayPipeline {
     ///
     /// # Safety
     ///
-    /// As for [`PathSet::queue`](super::path_set::PathSet::queue). In strands, the pipeline's GPU reaches the target's memory. The list lies in
+    /// As for [`PathSet::queue`](super::path_set::PathSet::queue). In slot streams, the pipeline's GPU reaches the target's memory. The list lies in
     /// pinned memory.
     pub unsafe fn queue(&mut self, target: u16, work: &mut Work, list: &mut List) -> Result<(), CudaError> {
         if work.pages.bytes() == 0 {
@@ -262,8 +262,8 @@ impl RelayPipeline {
     ) -> Result<(), CudaError> {
         match (work.how, self.hops.get(&target)) {
             // SAFETY: by this function's contract.
-            (How::Strands, _) => unsafe { self.strand(work, slot, list) },
-            (How::Turns, Some(hop)) => self.turn(work, hop, slot, list),
+            (How::SlotStreams, _) => unsafe { self.in_slot_stream(work, slot, list) },
+            (How::Handover, Some(hop)) => self.hand_over(work, hop, slot, list),
             (How::Straight, Some(hop)) => {
                 let listed = list.straight(&mut work.pages, work.segment_bytes);
                 let kept = hop.carry(&listed, work.call_bytes)?;
@@ -274,12 +274,12 @@ impl RelayPipeline {
         }
     }
 
-    /// Both hops in the slot's strand, where they run in order.
+    /// Both hops in the slot's stream, where they run in order.
     ///
     /// # Safety
     ///
     /// As for [`queue`](RelayPipeline::queue).
-    unsafe fn strand(&mut self, work: &mut Work, index: usize, list: &mut List) -> Result<(), CudaError> {
+    unsafe fn in_slot_stream(&mut self, work: &mut Work, index: usize, list: &mut List) -> Result<(), CudaError> {
         let (slot, batch) = (&self.slots[index], &mut self.batch);
         let listed = list.through_slot(self.direction, &mut work.pages, slot.address, work.segment_bytes);
         let by_kernel = self.direction == Direction::HostToDevice && listed.are_shorter(work.call_bytes);
@@ -288,35 +288,35 @@ impl RelayPipeline {
             Direction::HostToDevice => [listed.runs, listed.pages],
             Direction::DeviceToHost => [listed.pages, listed.runs],
         };
-        // SAFETY: by this function's contract; the slot is the strand's.
+        // SAFETY: by this function's contract; the slot is the stream's.
         hops.into_iter().try_for_each(|pieces| unsafe { slot.carry(batch.as_mut(), pieces) })?;
         if by_kernel {
             let (address, pages, bytes) = (listed.address(), listed.pages.len(), listed.bytes);
             let _current = self.kernels.device().enter()?;
             // SAFETY: as above; these places are kept as they are.
-            unsafe { self.kernels.copy(&slot.strand, address, pages as u32, bytes, STRAND_BLOCKS)? };
+            unsafe { self.kernels.copy(&slot.stream, address, pages as u32, bytes, SLOT_STREAM_BLOCKS)? };
             list.keep(pages);
         }
         Ok(())
     }
 
-    fn turn(&self, work: &mut Work, hop: &Hop, index: usize, list: &mut List) -> Result<(), CudaError> {
+    fn hand_over(&self, work: &mut Work, hop: &Hop, index: usize, list: &mut List) -> Result<(), CudaError> {
         let (slot, far) = (&self.slots[index], &hop.far[index]);
         let listed = list.through_slot(self.direction, &mut work.pages, slot.address, work.segment_bytes);
         let (kept, queued) = match self.direction {
             Direction::HostToDevice => {
-                slot.strand.wait_for(far)?;
+                slot.stream.wait_for(far)?;
                 slot.copy_runs(listed.runs)?;
-                slot.near.record(&slot.strand)?;
+                slot.near.record(&slot.stream)?;
                 hop.stream.wait_for(&slot.near)?;
                 (hop.carry(&listed, work.call_bytes)?, far.record(&hop.stream))
             }
             Direction::DeviceToHost => {
                 hop.stream.wait_for(&slot.near)?;
                 let kept = hop.carry(&listed, work.call_bytes)?;
-                let followed = far.record(&hop.stream).and_then(|()| slot.strand.wait_for(far));
+                let followed = far.record(&hop.stream).and_then(|()| slot.stream.wait_for(far));
                 let copied = followed.and_then(|()| slot.copy_runs(listed.runs));
-                (kept, copied.and_then(|()| slot.near.record(&slot.strand)))
+                (kept, copied.and_then(|()| slot.near.record(&slot.stream)))
             }
         };
         // Also after an error: the kernel is queued and will read them.
@@ -331,52 +331,52 @@ impl RelayPipeline {
 
     /// Waits until nothing of it is under way. A stream that cannot be waited for is lost, and its work with it.
     pub fn settle(&mut self) {
-        let strands = self.slots.iter().map(|slot| &slot.strand);
+        let slot_streams = self.slots.iter().map(|slot| &slot.stream);
         let hops = self.hops.values().map(|hop| &hop.stream);
-        strands.chain(hops).for_each(|stream| drop(stream.synchronize()));
+        slot_streams.chain(hops).for_each(|stream| drop(stream.synchronize()));
         self.is_lost = false;
     }
 
-    /// Has the stream copy's stream wait for all of the stream copy's work here. Segments end in the second hop or in their strands; where
+    /// Has the stream copy's stream wait for all of the stream copy's work here. Segments end in the second hop or in their slots' streams; where
     /// something was not queued, some have come no further than the other of the two.
     pub fn join(&self, stream: StreamHandle, target: u16, work: &Work) -> Result<(), CudaError> {
         let behind = |event: &Event, last: &Stream| event.record(last).and_then(|()| event.hold(stream));
-        let hop = self.hops.get(&target).filter(|_| work.how != How::Strands);
+        let hop = self.hops.get(&target).filter(|_| work.how != How::SlotStreams);
         let end_in_hop =
             hop.is_some() && (work.how == How::Straight || self.direction == Direction::HostToDevice);
         let hops = hop.into_iter().filter(|_| end_in_hop || self.is_torn);
         let slots = self.slots.iter().take(work.slots).filter(|_| !end_in_hop || self.is_torn);
         let hops = hops.map(|hop| behind(&hop.ended, &hop.stream));
-        let slots = slots.map(|slot| behind(&slot.near, &slot.strand));
+        let slots = slots.map(|slot| behind(&slot.near, &slot.stream));
         // All of them, also after an error.
         hops.chain(slots).fold(Ok(()), Result::and)
     }
 }
 
 impl Slot {
-    /// Copies pieces in the strand, by one call if there is one for that.
+    /// Copies pieces in the slot's stream, by one call if there is one for that.
     ///
     /// # Safety
     ///
-    /// As for [`RelayPipeline::queue`], in strands.
+    /// As for [`RelayPipeline::queue`], in slot streams.
     unsafe fn carry(
         &self,
         batch: Option<&mut (BatchCopy, CopyList)>,
         pieces: &[Piece],
     ) -> Result<(), CudaError> {
         let Some((batch, list)) = batch.filter(|_| pieces.len() > 1) else { return self.copy_runs(pieces) };
-        let device = self.strand.device();
+        let device = self.stream.device();
         let _current = device.enter()?;
         pieces.iter().for_each(|piece| list.add(piece.from, piece.to, piece.bytes));
-        // SAFETY: by this function's contract; the strand's device was entered, and a strand is no default stream.
-        unsafe { batch.queue(device.driver(), list, self.strand.handle()) }
+        // SAFETY: by this function's contract; its device was entered, and it is no default stream.
+        unsafe { batch.queue(device.driver(), list, self.stream.handle()) }
     }
 
     fn copy_runs(&self, runs: &[Piece]) -> Result<(), CudaError> {
         // A copy, unlike a kernel, may be put into a stream of a device that is not current.
         for run in runs {
             // SAFETY: by the contract of `RelayPipeline::queue`; the slot is the stream copy's, and events keep its uses apart.
-            unsafe { self.strand.copy(run.from, run.to, run.bytes)? };
+            unsafe { self.stream.copy(run.from, run.to, run.bytes)? };
         }
         Ok(())
     }
@@ -420,7 +420,7 @@ mod tests {
         let (bytes, memory) = (256 << 20, DeviceMemory::new(&target, 256 << 20).unwrap());
         let host = HostMemory::new(&target, bytes).unwrap();
         let mut began_first = || {
-            pipeline.begin(one_id, &done, None, 0, &work(How::Strands)).unwrap();
+            pipeline.begin(one_id, &done, None, 0, &work(How::SlotStreams)).unwrap();
             done.record(&one).unwrap();
             one.synchronize().unwrap();
             assert!(pipeline.is_free_for(other_id));
@@ -428,9 +428,9 @@ mod tests {
             // SAFETY: both are as long as that, and nobody else uses them.
             unsafe { one.copy(host.start() as Address, memory.address(), bytes as u64).unwrap() };
             done.record(&one).unwrap();
-            pipeline.begin(other_id, &others_done, None, 0, &work(How::Turns)).unwrap();
+            pipeline.begin(other_id, &others_done, None, 0, &work(How::Handover)).unwrap();
             let begun = Event::new(&relay).unwrap();
-            begun.record(&pipeline.slots[0].strand).unwrap();
+            begun.record(&pipeline.slots[0].stream).unwrap();
             let since = Instant::now();
             while !begun.is_passed().unwrap() && since.elapsed() < Duration::from_secs(60) {
                 std::thread::yield_now();
@@ -450,7 +450,7 @@ mod tests {
         #[test]
         fn a_share_has_places_for_all_that_its_kernels_read(
             lens in prop::collection::vec(1..900_u64, 1..40),
-            how in prop::sample::select(vec![How::Strands, How::Straight]),
+            how in prop::sample::select(vec![How::SlotStreams, How::Straight]),
             segment_bytes in 1..2000_u64,
             call_bytes in 1..900_u64,
         ) {

@@ -52,7 +52,7 @@ fn both_ways(fake: &Fake) {
     let world = fake.world(CopierOptions::default());
     let (to_gpu, to_host) =
         (copy_stream(&world, Direction::HostToDevice), copy_stream(&world, Direction::DeviceToHost));
-    // Small pages take turns, large ones strands, and both use the same slots.
+    // Small pages are handed over, large ones go in slot streams, and both use the same slots.
     let sizes = [16 << 10, 512 << 10, 64 << 10, 4 << 20, 4096, 16 << 10];
     let bytes = 12 * MIB;
     let batches: Vec<_> = (0..)
@@ -105,7 +105,7 @@ fn a_copy_streams_batches_arrive_whole_over_one_link() {
 const HOLD_KERNELS: &str = "freeze compute.0; freeze compute.1; freeze compute.2";
 const LET_KERNELS_GO: &str = "release compute.0; release compute.1; release compute.2";
 
-/// Loads small pages in all slots, in turns if peers do not reach them, then a few long ones in strands and in two, then many of these, while
+/// Loads small pages in all slots, by handover if peers do not reach them, then a few long ones in slot streams and in two, then many of these, while
 /// the kernels that empty the slots are late. `refused` has a call of the batch in the middle refused; says whether there was such a call.
 fn few_slots_between_many(world: &World, in_turns: bool, refused: &str) -> bool {
     let to_gpu = copy_stream(world, Direction::HostToDevice);
@@ -460,7 +460,7 @@ fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still
     });
 }
 
-/// Batches that go all ways there are, in turns and in strands by the driver's batches, one behind the other; of the one in the middle
+/// Batches that go all ways there are, by handover and in slot streams by the driver's batches, one behind the other; of the one in the middle
 /// a call is refused. Says whether there was such a call.
 fn mixed(world: &World, direction: Direction, middle: usize, refused: &str) -> bool {
     let copy_stream = copy_stream(world, direction);
