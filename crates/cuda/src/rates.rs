@@ -7,12 +7,12 @@ use crate::profile::Profile;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// Rates of the lanes of a host, and what relaying costs.
+/// Rates of the PCIe links of a host, and what relaying costs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rates {
-    /// Bytes per second of each GPU's lane while the others are idle.
-    lanes: HashMap<(u16, Direction), f64>,
-    /// Bytes per second of all lanes together.
+    /// Bytes per second of each GPU's PCIe link while the others are idle.
+    links: HashMap<(u16, Direction), f64>,
+    /// Bytes per second of all PCIe links together.
     host: HashMap<Direction, f64>,
     relays: HashMap<Direction, Relaying>,
     break_even_bytes: HashMap<Direction, u64>,
@@ -22,14 +22,14 @@ pub struct Rates {
 /// What it costs to go over a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Relaying {
-    /// What a relay carries in the end of what its lane would.
+    /// What a relay carries in the end of what its PCIe link would.
     pub efficiency: f64,
     /// From the start of a copy until a relay's first bytes arrive, beyond what they take on the wire.
     pub latency_s: f64,
 }
 
-/// A lane of PCIe 5 x16, until it is measured. Only the proportions matter for how a copy is divided.
-const LANE_BYTES_PER_S: f64 = 54e9;
+/// A link of PCIe 5 x16, until it is measured. Only the proportions matter for how a copy is divided.
+const LINK_BYTES_PER_S: f64 = 54e9;
 /// Smaller copies are faster alone, until it is measured.
 const BREAK_EVEN_BYTES: u64 = 2 << 20;
 /// Larger copies that are waited for are the mover's. None, until it is measured: on most hosts stream copies are ahead at any size.
@@ -44,7 +44,7 @@ impl From<&Profile> for Rates {
         for direction in Direction::BOTH {
             rates = rates.with_host(direction, profile.together.of(direction));
             for link in &profile.alone {
-                rates = rates.with_lane(link.gpu, direction, link.rates.of(direction));
+                rates = rates.with_link(link.gpu, direction, link.rates.of(direction));
             }
             if let Some(relayed) = profile.relayed.map(|relayed| relayed.of(direction)) {
                 rates = rates
@@ -68,15 +68,15 @@ impl Rates {
         Direction::BOTH.map(|direction| self.break_even_bytes(direction)).into_iter().min().unwrap_or(0)
     }
 
-    /// The least time that a copy takes over its GPU's own lane.
+    /// The least time that a copy takes over its GPU's own PCIe link.
     pub fn least_alone_s(&self, device: u16, direction: Direction, bytes: u64) -> f64 {
-        bytes as f64 / self.lanes.get(&(device, direction)).copied().unwrap_or(LANE_BYTES_PER_S).max(1.0)
+        bytes as f64 / self.links.get(&(device, direction)).copied().unwrap_or(LINK_BYTES_PER_S).max(1.0)
     }
 
-    /// The least time that a copy takes over all lanes of the host, of `gpus` GPUs.
+    /// The least time that a copy takes over all PCIe links of the host, of `gpus` GPUs.
     pub fn least_s(&self, direction: Direction, gpus: usize, bytes: u64) -> f64 {
-        let lanes = LANE_BYTES_PER_S * gpus as f64;
-        bytes as f64 / self.host.get(&direction).copied().unwrap_or(lanes).max(1.0)
+        let links = LINK_BYTES_PER_S * gpus as f64;
+        bytes as f64 / self.host.get(&direction).copied().unwrap_or(links).max(1.0)
     }
 
     /// The size from which on the mover is faster than a stream copy, for a copy that is waited for.
@@ -96,13 +96,13 @@ impl Rates {
         self
     }
 
-    /// Notes a lane's rate.
-    pub fn with_lane(mut self, device: u16, direction: Direction, bytes_per_s: f64) -> Rates {
-        self.lanes.insert((device, direction), bytes_per_s);
+    /// Notes a PCIe link's rate.
+    pub fn with_link(mut self, device: u16, direction: Direction, bytes_per_s: f64) -> Rates {
+        self.links.insert((device, direction), bytes_per_s);
         self
     }
 
-    /// Notes what all lanes carry together.
+    /// Notes what all PCIe links carry together.
     pub fn with_host(mut self, direction: Direction, bytes_per_s: f64) -> Rates {
         self.host.insert(direction, bytes_per_s);
         self
@@ -116,11 +116,11 @@ impl Rates {
 
     /// The ways to or from a GPU: its own, then that of each relay.
     pub fn paths(&self, direction: Direction, target: u16, relays: &[u16]) -> Vec<Path> {
-        let lane = |device| self.lanes.get(&(device, direction)).copied().unwrap_or(LANE_BYTES_PER_S);
+        let link = |device| self.links.get(&(device, direction)).copied().unwrap_or(LINK_BYTES_PER_S);
         let relaying = self.relays.get(&direction).copied().unwrap_or(RELAYING);
-        let mut paths = vec![Path { bytes_per_s: lane(target), latency_s: 0.0 }];
+        let mut paths = vec![Path { bytes_per_s: link(target), latency_s: 0.0 }];
         paths.extend(relays.iter().map(|relay| Path {
-            bytes_per_s: lane(*relay) * relaying.efficiency,
+            bytes_per_s: link(*relay) * relaying.efficiency,
             latency_s: relaying.latency_s,
         }));
         let sum: f64 = paths.iter().map(|path| path.bytes_per_s).sum();

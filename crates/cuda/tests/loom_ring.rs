@@ -13,16 +13,16 @@ mod ring;
 
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use ring::{Answerer, Asker, Header, LANE_WORDS, Run, SLOTS};
+use ring::{Answerer, Asker, Header, QUEUE_WORDS, Run, SLOTS};
 use words::AtomicU64;
 
-/// As much of the header as is used, and one slot of a lane: what is not there need not be modelled.
+/// As much of the header as is used, and one slot of a queue: what is not there need not be modelled.
 const HEADER_WORDS: usize = 48;
-const SLOT_WORDS: usize = LANE_WORDS / SLOTS as usize;
+const SLOT_WORDS: usize = QUEUE_WORDS / SLOTS as usize;
 
 struct Shared {
     header: Vec<AtomicU64>,
-    lane: Vec<AtomicU64>,
+    queue: Vec<AtomicU64>,
     /// A pair of sockets: rung before somebody waits, it wakes whoever waits next.
     rung: Mutex<bool>,
     ringing: Condvar,
@@ -31,8 +31,8 @@ struct Shared {
 impl Shared {
     fn new() -> Arc<Shared> {
         let words = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
-        let (header, lane) = (words(HEADER_WORDS), words(SLOT_WORDS));
-        Arc::new(Shared { header, lane, rung: Mutex::new(false), ringing: Condvar::new() })
+        let (header, queue) = (words(HEADER_WORDS), words(SLOT_WORDS));
+        Arc::new(Shared { header, queue, rung: Mutex::new(false), ringing: Condvar::new() })
     }
 
     fn ring(&self) {
@@ -61,9 +61,9 @@ fn a_node_that_falls_asleep_while_it_is_asked_is_woken_up() {
             thread::spawn(move || {
                 let (header, mut answerer, mut runs) =
                     (Header::of(&shared.header), Answerer::default(), Vec::new());
-                while !answerer.take(&shared.lane, &mut runs).unwrap() {
+                while !answerer.take(&shared.queue, &mut runs).unwrap() {
                     header.set_asleep(true);
-                    if !answerer.is_asked(&shared.lane) {
+                    if !answerer.is_asked(&shared.queue) {
                         shared.wait();
                     }
                     header.set_asleep(false);
@@ -71,7 +71,7 @@ fn a_node_that_falls_asleep_while_it_is_asked_is_woken_up() {
                 runs
             })
         };
-        Asker::default().ask(&shared.lane, &[RUN]).unwrap();
+        Asker::default().ask(&shared.queue, &[RUN]).unwrap();
         if Header::of(&shared.header).is_asleep() {
             shared.ring();
         }

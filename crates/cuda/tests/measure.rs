@@ -51,10 +51,10 @@ fn what_is_wrong(profile: &Profile) -> Option<String> {
 }
 
 #[test]
-fn links_are_measured_as_they_are_and_a_slow_lane_shows() {
+fn links_are_measured_as_they_are_and_a_slow_link_shows() {
     let rates = "h2d=0.12,d2h=0.12,h2d.1=0.06,d2h.1=0.06,host_h2d=0.15,p2p=0.3";
     let env = [("FAKE_CUDA_GPUS", "2"), ("FAKE_CUDA_RATES", rates)];
-    alone("links_are_measured_as_they_are_and_a_slow_lane_shows", &env, |fake| {
+    alone("links_are_measured_as_they_are_and_a_slow_link_shows", &env, |fake| {
         // A busy machine disturbs a measurement now and then, but not each of them.
         let found: Vec<_> = (0..3).map_while(|_| what_is_wrong(&measured(fake))).collect();
         assert!(found.len() < 3, "{found:#?}");
@@ -72,10 +72,10 @@ fn measuring_ends_in_time_however_slow_links_are() {
 }
 
 #[test]
-fn gpus_that_do_not_reach_each_other_have_lanes_and_nothing_else() {
+fn gpus_that_do_not_reach_each_other_have_links_and_nothing_else() {
     let env =
         [("FAKE_CUDA_GPUS", "2"), ("FAKE_CUDA_RATES", "h2d=0.4,d2h=0.4"), ("FAKE_CUDA_FAULTS", "p2p off")];
-    alone("gpus_that_do_not_reach_each_other_have_lanes_and_nothing_else", &env, |fake| {
+    alone("gpus_that_do_not_reach_each_other_have_links_and_nothing_else", &env, |fake| {
         let profile = measured(fake);
         assert_eq!((profile.alone.len(), profile.pairs.len(), profile.relayed), (2, 0, None));
         let rates = Rates::from(&profile);

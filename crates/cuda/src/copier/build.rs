@@ -1,11 +1,11 @@
-//! How a copier is put together: each GPU's lanes, and a route over each peer's. This file knows links, windows and staging; it
+//! How a copier is put together: each GPU's PCIe links, and a route over each peer's. This file knows links, windows and staging; it
 //! must never know what is copied.
 
 use super::{HOST, Made, SHARED, StartError};
 use crate::addresses::Addresses;
 use crate::device::{Device, DeviceMemory, Stream};
 use crate::kernels::Kernels;
-use crate::links::{Direction, LaneLink, PeerLink};
+use crate::links::{Direction, PcieLink, PeerLink};
 use crate::peers::Peers;
 use crate::poller::Poller;
 use crate::relay::By;
@@ -13,16 +13,16 @@ use forebay_transfer::{LinkId, LinkSpec, MoverHandle, Place, RouteSpec, Staging}
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Lots in flight on a lane or an NVLink pair: one moves, one waits behind it, one covers for the control thread.
+/// Lots in flight on a PCIe link or an NVLink pair: one moves, one waits behind it, one covers for the control thread.
 pub(crate) const WINDOW_LOTS: u32 = 3;
 const WINDOW_BYTES: u64 = 64 << 20;
 /// Putting thousands of small pages on a link takes time, in which other links would wait for their first lot.
 const LOT_BYTES_MAX: u64 = 4 << 20;
-/// Slots on a relay, for all GPUs that it serves, in both directions. Larger ones gain nothing: a lane is busy for tens of
+/// Slots on a relay, for all GPUs that it serves, in both directions. Larger ones gain nothing: a PCIe link is busy for tens of
 /// microseconds with one of these; smaller ones would make more lots than the control thread can see to.
 const RELAY_SLOTS: u32 = 8;
 const RELAY_SLOT_BYTES: u64 = 2 << 20;
-/// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a lane that needs seconds for that is stuck.
+/// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a PCIe link that needs seconds for that is stuck.
 const OP_TIMEOUT_US: u64 = 10_000_000;
 
 /// What was built: GPUs that are in use, and the staging of their relays.
@@ -53,11 +53,11 @@ struct Build<'a> {
     staging: Vec<DeviceMemory>,
 }
 
-/// A GPU's kernels and lanes.
+/// A GPU's kernels and PCIe links.
 struct Gpu {
     device: Arc<Device>,
     kernels: Arc<Kernels>,
-    lanes: HashMap<Direction, LinkId>,
+    links: HashMap<Direction, LinkId>,
     /// For what it relays.
     staging: Staging,
 }
@@ -88,7 +88,7 @@ impl Build<'_> {
             for direction in Direction::BOTH {
                 for host in [HOST, SHARED] {
                     let (from, to) = direction.ends(host, gpu.device.index());
-                    self.handle.add_route(RouteSpec::direct(from, to, gpu.lanes[&direction]))??;
+                    self.handle.add_route(RouteSpec::direct(from, to, gpu.links[&direction]))??;
                 }
             }
         }
@@ -105,14 +105,14 @@ impl Build<'_> {
 
     fn gpu(&mut self, kernels: &Arc<Kernels>) -> Result<Gpu, StartError> {
         let device = kernels.device();
-        let mut lanes = HashMap::new();
+        let mut links = HashMap::new();
         for (direction, name) in Direction::BOTH.into_iter().zip(["h2d", "d2h"]) {
-            let link = LaneLink::new(direction, self.poller, kernels, self.addresses, WINDOW_LOTS)?;
+            let link = PcieLink::new(direction, self.poller, kernels, self.addresses, WINDOW_LOTS)?;
             let spec = spec(format!("gpu{}.{name}", device.index()));
-            lanes.insert(direction, self.handle.add_link(spec, Box::new(link))?);
+            links.insert(direction, self.handle.add_link(spec, Box::new(link))?);
         }
         let staging = self.staging(device)?;
-        Ok(Gpu { device: Arc::clone(device), kernels: Arc::clone(kernels), lanes, staging })
+        Ok(Gpu { device: Arc::clone(device), kernels: Arc::clone(kernels), links, staging })
     }
 
     fn staging(&mut self, device: &Arc<Device>) -> Result<Staging, StartError> {
@@ -132,13 +132,13 @@ impl Build<'_> {
         };
         let kernel = self.poller.track(Stream::new(&gpu.device)?);
         let pair = PeerLink::new(engine, kernel, &gpu.kernels, self.addresses, WINDOW_LOTS)?;
-        let lane = peer.lanes[&direction];
+        let link = peer.links[&direction];
         let name = name(gpu, peer, direction);
         let pair = self.handle.add_link(spec(name), Box::new(pair))?;
         let (from, to) = direction.ends(HOST, gpu.device.index());
         let links = match direction {
-            Direction::HostToDevice => [lane, pair],
-            Direction::DeviceToHost => [pair, lane],
+            Direction::HostToDevice => [link, pair],
+            Direction::DeviceToHost => [pair, link],
         };
         self.handle.add_route(RouteSpec::relayed(from, to, links, peer.staging, true))??;
         Ok(())

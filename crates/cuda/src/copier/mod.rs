@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Where host memory is. Lanes of all GPUs reach all of it; which do so faster is measured, not assumed.
+/// Where host memory is. PCIe links of all GPUs reach all of it; which do so faster is measured, not assumed.
 pub const HOST: Place = Place::Host(0);
 /// Where host memory is that relays of the node's process reach too.
 pub const SHARED: Place = Place::Host(1);
@@ -455,7 +455,7 @@ impl Copier {
 }
 
 /// Waits for an event of a copy that began then. Looks at it again and again, but of a copy that takes longer than expected, on a
-/// lane that others use too, no more often than a few hundred times in all: then it costs little of a processor either.
+/// PCIe link that others use too, no more often than a few hundred times in all: then it costs little of a processor either.
 fn pass(event: &Event, begin: Instant) -> Result<(), CudaError> {
     const LEAST: Duration = Duration::from_micros(20);
     while !event.is_passed()? {

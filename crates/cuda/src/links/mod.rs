@@ -1,12 +1,12 @@
 //! Links of a GPU: its PCIe link in each direction and the NVLink pairs with its peers. A link turns
 //! lots into work on streams, and the poller tells when that is over.
 
-mod lane;
+mod pcie;
 mod segment;
 mod peer;
 mod table;
 
-pub use lane::{Direction, LaneLink};
+pub use pcie::{Direction, PcieLink};
 pub use peer::PeerLink;
 
 use crate::driver::{CudaError, Relaxed};

@@ -2,11 +2,11 @@
 //! take turns and the median of each counts. This folder knows what is tried and how a choice is made of it; it must never
 //! know where figures are kept.
 //!
-//! Pure: `choose`, `turns`. Driver: `flow`. Glue: `lanes` (bare links), `relays` (real copies), and this file.
+//! Pure: `choose`, `turns`. Driver: `flow`. Glue: `links` (bare links), `relays` (real copies), and this file.
 
 mod choose;
 mod flow;
-mod lanes;
+mod links;
 mod relays;
 mod turns;
 
@@ -29,7 +29,7 @@ pub const PINNED_BYTES: u64 = 256 << 20;
 /// When this much time has passed, no candidate that had a turn has another.
 pub const TIME_LIMIT: Duration = Duration::from_secs(3);
 /// The part of that after which it is so for the bare links.
-const LANES_PART: f64 = 0.4;
+const LINKS_PART: f64 = 0.4;
 
 /// Why there are no figures.
 #[derive(Debug, Error)]
@@ -64,14 +64,14 @@ pub fn measure(driver: &'static Driver, host: &Topology) -> Result<Profile, Meas
     let usual = copier(driver, Relay::default())?;
     let first = usual.devices().next().cloned().ok_or(StartError::NoDevices)?;
     let pinned = HostMemory::new(&first, PINNED_BYTES as usize)?;
-    let bare = lanes::measure(&usual, host, &pinned, start + TIME_LIMIT.mul_f64(LANES_PART))?;
+    let bare = links::measure(&usual, host, &pinned, start + TIME_LIMIT.mul_f64(LINKS_PART))?;
     let mut profile = Profile::new(host.digest(), bare.alone, bare.together, bare.pairs, None);
     profile.untrusted = usual.stream_copies().peers().untrusted().to_vec();
     profile.relayed = relayed(usual, &profile, &pinned, start + TIME_LIMIT)?;
     Ok(profile)
 }
 
-/// Copies over relays, for the GPU whose own lane is the fastest, since it gains least; none where no GPU has a relay.
+/// Copies over relays, for the GPU whose own PCIe link is the fastest, since it gains least; none where no GPU has a relay.
 fn relayed(
     usual: Copier,
     profile: &Profile,
@@ -81,7 +81,7 @@ fn relayed(
     let rate = |device: &Device| profile.alone(device.index()).map_or(0.0, |rates| rates.h2d_bytes_per_s);
     let served = usual.devices().filter(|device| usual.stream_copies().has_relays(device.index()));
     let target = served.max_by(|one, other| rate(one).total_cmp(&rate(other))).cloned();
-    let Some((target, lane)) =
+    let Some((target, link)) =
         target.and_then(|target| Some((target.clone(), profile.alone(target.index())?)))
     else {
         return Ok(None);
@@ -95,8 +95,8 @@ fn relayed(
     let mut trials = Trials { copiers, pinned, memory, rates };
     let now = Instant::now();
     let middle = now + end.saturating_duration_since(now) / 2;
-    let h2d = trials.of(Direction::HostToDevice, lane.h2d_bytes_per_s, middle)?;
-    let d2h = trials.of(Direction::DeviceToHost, lane.d2h_bytes_per_s, end)?;
+    let h2d = trials.of(Direction::HostToDevice, link.h2d_bytes_per_s, middle)?;
+    let d2h = trials.of(Direction::DeviceToHost, link.d2h_bytes_per_s, end)?;
     Ok(Some(RelayedBothWays { h2d, d2h }))
 }
 

@@ -18,9 +18,9 @@ use std::time::Instant;
 const ROUNDS: usize = 7;
 /// More of them for small copies, which are over soon and disturbed easily.
 const SMALL_ROUNDS: usize = 15;
-/// A copy over a slow lane is no larger than what takes this long.
+/// A copy over a slow PCIe link is no larger than what takes this long.
 const COPY_S: f64 = 8e-3;
-/// What relays may carry of what their lanes would: with all lanes at work the host's memory is the limit, and some of what a
+/// What relays may carry of what their PCIe links would: with all PCIe links at work the host's memory is the limit, and some of what a
 /// relay carries is late for good.
 const EFFICIENCIES: [f64; 7] = [0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05];
 const LATENCIES_US: [u32; 10] = [10, 15, 20, 25, 30, 40, 50, 60, 80, 100];
@@ -56,16 +56,16 @@ pub struct Trials<'a> {
 }
 
 impl Trials<'_> {
-    /// Finds what is best in one direction, for a target whose own lane has this rate.
+    /// Finds what is best in one direction, for a target whose own PCIe link has this rate.
     pub fn of(
         &mut self,
         direction: Direction,
-        lane_bytes_per_s: f64,
+        link_bytes_per_s: f64,
         until: Instant,
     ) -> Result<Relayed, MeasureError> {
         let start = Instant::now();
         let part = |part: f64| start + until.saturating_duration_since(start).mul_f64(part);
-        let most = ((lane_bytes_per_s * COPY_S) as u64).next_power_of_two().min(PINNED_BYTES);
+        let most = ((link_bytes_per_s * COPY_S) as u64).next_power_of_two().min(PINNED_BYTES);
         let relaying = self.efficiency(direction, most, part(0.4))?;
         let relaying = self.latency(direction, relaying, most, part(0.55))?;
         let break_even_bytes = self.break_even(direction, relaying, most, part(0.75))?;

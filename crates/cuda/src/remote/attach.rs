@@ -225,7 +225,7 @@ impl Attachment {
         self.inner.reach.spans(direction, pieces)
     }
 
-    /// Tells the node, until the value is dropped, that this GPU's lane is in use by its own engine.
+    /// Tells the node, until the value is dropped, that this GPU's PCIe link is in use by its own engine.
     pub(crate) fn own_copy(&self, direction: Direction) -> Option<OwnCopy> {
         let session = self.inner.state.lock().session.clone();
         session.map(|session| OwnCopy::new(session, direction))
@@ -275,7 +275,7 @@ struct Relay {
 struct Way {
     staging: RegionId,
     port: Arc<Port>,
-    /// The lane and the NVLink pair.
+    /// The relay's PCIe link and the NVLink pair.
     links: [LinkId; 2],
 }
 
@@ -357,13 +357,13 @@ impl Keeper {
         let nonsense = |why: &str| NotAttached::Nonsense(why.into());
         let [ring, bell] =
             <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| nonsense("no ring or no bell"))?;
-        let lanes = 2 * relays.len();
+        let queues = 2 * relays.len();
         if relays.len() > RELAYS_MAX || relays.iter().any(|offer| offer.staging_bytes().is_none()) {
             return Err(nonsense("relays that cannot be"));
         }
-        let most_bytes = (ring::words(lanes) * 8) as u64;
+        let most_bytes = (ring::words(queues) * 8) as u64;
         let ring = SharedFile::open(ring, most_bytes).map_err(|error| nonsense(&error.to_string()))?;
-        Header::find(ring.words(), lanes).ok_or_else(|| nonsense("a ring of another version"))?;
+        Header::find(ring.words(), queues).ok_or_else(|| nonsense("a ring of another version"))?;
         let ringer = Ringer::received(bell);
         Ok((Session::new(socket, process, ring, ringer, Arc::clone(&self.inner.ringer)), relays))
     }
@@ -491,21 +491,21 @@ impl Keeper {
         let Offer { slot_bytes, slots, .. } = *offer;
         let staging = handle.register_opaque(place, slot_bytes * u64::from(slots))?;
         let port = Arc::<Port>::default();
-        let lane = RemoteLink::new(direction, &port, tracks.watch_track());
+        let remote = RemoteLink::new(direction, &port, tracks.watch_track());
         let (short, gpu) = (String::from(offer.gpu).split_off(24), self.device.index());
         let way = match direction {
             Direction::HostToDevice => "h2d",
             Direction::DeviceToHost => "d2h",
         };
-        let lane = handle.add_link(spec(format!("relay-{short}.{way}")), Box::new(lane))?;
+        let remote = handle.add_link(spec(format!("relay-{short}.{way}")), Box::new(remote))?;
         let pair = handle.add_link(spec(format!("relay-{short}.gpu{gpu}.{way}")), Box::new(pair))?;
-        let links = [lane, pair];
+        let links = [remote, pair];
         for link in links {
             handle.set_link_up(link, false)?;
         }
         let hops = match direction {
-            Direction::HostToDevice => [lane, pair],
-            Direction::DeviceToHost => [pair, lane],
+            Direction::HostToDevice => [remote, pair],
+            Direction::DeviceToHost => [pair, remote],
         };
         let (from, to) = direction.ends(SHARED, gpu);
         let slots = Staging { region: staging, slot_bytes, slots };

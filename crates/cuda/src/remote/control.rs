@@ -52,7 +52,7 @@ pub enum Rest {
 
 /// One direction of a relay for one engine.
 #[derive(Debug)]
-pub struct Lane {
+pub struct RequestQueue {
     /// The relay.
     gpu: Uuid,
     direction: Direction,
@@ -78,7 +78,7 @@ struct Flight {
 struct Served {
     engine: Arc<Engine>,
     bell: Option<Bell>,
-    lanes: Vec<Lane>,
+    queues: Vec<RequestQueue>,
     /// The driver cannot say when what was put in is over: then it never is.
     lost: bool,
 }
@@ -103,7 +103,7 @@ pub struct Shared {
 
 impl std::fmt::Debug for Served {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Served").field("lanes", &self.lanes.len()).finish_non_exhaustive()
+        f.debug_struct("Served").field("queues", &self.queues.len()).finish_non_exhaustive()
     }
 }
 
@@ -145,16 +145,16 @@ impl Engine {
     }
 }
 
-impl Lane {
-    /// A lane of a GPU whose copies go through `stream`, between host memory and staging of so many bytes at an address.
+impl RequestQueue {
+    /// A queue of a GPU whose copies go through `stream`, between host memory and staging of so many bytes at an address.
     pub fn new(
         gpu: Uuid,
         direction: Direction,
         stream: Stream,
         (staging, staging_bytes): (Address, u64),
-    ) -> Lane {
+    ) -> RequestQueue {
         let (answerer, in_flight, spare) = (Answerer::default(), VecDeque::new(), Vec::new());
-        Lane { gpu, direction, stream, staging, staging_bytes, answerer, in_flight, spare }
+        RequestQueue { gpu, direction, stream, staging, staging_bytes, answerer, in_flight, spare }
     }
 
     /// Puts a request into the stream. All of it is checked before anything is.
@@ -223,8 +223,8 @@ impl Served {
         let words = engine.ring.words();
         Header::of(words).beat();
         let mut done = 0;
-        for index in 0..self.lanes.len() {
-            done += self.lanes[index].end_passed(ring::lane(words, index));
+        for index in 0..self.queues.len() {
+            done += self.queues[index].end_passed(ring::queue(words, index));
             if engine.is_closing() {
                 continue;
             }
@@ -239,7 +239,7 @@ impl Served {
         done
     }
 
-    /// Takes everything that was asked of a lane, unless the lane's own engine goes first.
+    /// Takes everything that was asked of a queue, unless the link's own engine goes first.
     fn take(
         &mut self,
         index: usize,
@@ -247,15 +247,15 @@ impl Served {
         courtesy: &mut Courtesy,
         runs: &mut Vec<Run>,
     ) -> Result<usize, Violation> {
-        let lane = &mut self.lanes[index];
-        let words = ring::lane(self.engine.ring.words(), index);
+        let queue = &mut self.queues[index];
+        let words = ring::queue(self.engine.ring.words(), index);
         let mut taken = 0;
-        while lane.answerer.is_asked(words) && courtesy.lets_start(lane.gpu, lane.direction, Instant::now) {
+        while queue.answerer.is_asked(words) && courtesy.lets_start(queue.gpu, queue.direction, Instant::now) {
             // The engine may have taken it back since it was seen.
-            if !lane.answerer.take(words, runs)? {
+            if !queue.answerer.take(words, runs)? {
                 break;
             }
-            match lane.start(&self.engine, runs)? {
+            match queue.start(&self.engine, runs)? {
                 Ok(bytes) => {
                     shared.requests.fetch_add(1, Ordering::Relaxed);
                     shared.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -271,7 +271,7 @@ impl Served {
         Ok(taken)
     }
 
-    /// Notes on which lanes the engine itself copies.
+    /// Notes on which links the engine itself copies.
     fn note_own(&self, courtesy: &mut Courtesy) {
         let header = Header::of(self.engine.ring.words());
         let own = Direction::BOTH.into_iter().filter(|direction| header.is_own(*direction as usize));
@@ -279,7 +279,7 @@ impl Served {
     }
 
     fn in_flight(&self) -> usize {
-        self.lanes.iter().map(|lane| lane.in_flight.len()).sum()
+        self.queues.iter().map(|queue| queue.in_flight.len()).sum()
     }
 
     fn is_over(&self) -> bool {
@@ -301,8 +301,8 @@ impl Served {
     fn has_requests(&self) -> bool {
         let words = self.engine.ring.words();
         !self.engine.is_closing()
-            && (0..self.lanes.len())
-                .any(|index| self.lanes[index].answerer.is_asked(ring::lane(words, index)))
+            && (0..self.queues.len())
+                .any(|index| self.queues[index].answerer.is_asked(ring::queue(words, index)))
     }
 }
 
@@ -343,8 +343,8 @@ impl Drop for Control {
 
 impl Shared {
     /// Serves an engine from now on.
-    pub fn serve(&self, engine: &Arc<Engine>, bell: Bell, lanes: Vec<Lane>) {
-        let served = Served { engine: Arc::clone(engine), bell: Some(bell), lanes, lost: false };
+    pub fn serve(&self, engine: &Arc<Engine>, bell: Bell, queues: Vec<RequestQueue>) {
+        let served = Served { engine: Arc::clone(engine), bell: Some(bell), queues, lost: false };
         self.inbox.lock().push(served);
         self.tell();
     }

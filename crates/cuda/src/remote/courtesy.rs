@@ -1,4 +1,4 @@
-//! Who goes first on a GPU's lane: the engine that the GPU is. While that copies itself, what others ask of the lane waits, but
+//! Who goes first on a GPU's PCIe link: the engine that the GPU is. While that copies itself, what others ask of the PCIe link waits, but
 //! for one request now and then, so that nobody waits for ever. This file knows GPUs and times, which it is given; it must
 //! never know a ring, nor a stream.
 
@@ -7,16 +7,16 @@ use crate::links::Direction;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Between two requests of others on a lane whose own engine copies. A lot is 2 MiB at most, so that others get 1 GB/s,
-/// which is 2 % of a lane of PCIe 5; and a lot that was asked for in vain is late by a few of these.
+/// Between two requests of others on a PCIe link whose own engine copies. A lot is 2 MiB at most, so that others get 1 GB/s,
+/// which is 2 % of a PCIe 5 link; and a lot that was asked for in vain is late by a few of these.
 pub const HOLD: Duration = Duration::from_millis(2);
 
-/// The lanes of all GPUs.
+/// The PCIe links of all GPUs.
 #[derive(Debug, Default)]
 pub struct Courtesy {
-    /// Lanes whose own engines copy now.
+    /// PCIe links whose own engines copy now.
     taken: Vec<(Uuid, Direction)>,
-    /// When a request of others was last started on a lane that was taken.
+    /// When a request of others was last started on a PCIe link that was taken.
     last: HashMap<(Uuid, Direction), Instant>,
 }
 
@@ -31,16 +31,16 @@ impl Courtesy {
         self.taken.push((gpu, direction));
     }
 
-    /// Whether a request of another engine may start on a GPU's lane now. If so it counts as started.
+    /// Whether a request of another engine may start on a GPU's PCIe link now. If so it counts as started.
     pub fn lets_start(&mut self, gpu: Uuid, direction: Direction, now: impl FnOnce() -> Instant) -> bool {
-        let lane = (gpu, direction);
-        if !self.taken.contains(&lane) {
+        let link = (gpu, direction);
+        if !self.taken.contains(&link) {
             return true;
         }
         let now = now();
-        let is_due = self.last.get(&lane).is_none_or(|last| now.saturating_duration_since(*last) >= HOLD);
+        let is_due = self.last.get(&link).is_none_or(|last| now.saturating_duration_since(*last) >= HOLD);
         if is_due {
-            self.last.insert(lane, now);
+            self.last.insert(link, now);
         }
         is_due
     }
@@ -55,7 +55,7 @@ mod tests {
     const THERE: Direction = Direction::HostToDevice;
 
     #[test]
-    fn others_wait_while_the_lanes_own_engine_copies_and_only_then() {
+    fn others_wait_while_the_links_own_engine_copies_and_only_then() {
         let (mut courtesy, now) = (Courtesy::default(), Instant::now());
         courtesy.note(GPU, THERE);
         assert!(courtesy.lets_start(GPU, THERE, || now), "the first one need not wait");

@@ -1,7 +1,7 @@
 //! One engine's desk at the node: hears who it is, gives it staging and a ring, maps the memory that it brings, and clears up
 //! when it goes. This file knows one engine and what it may have; it must never know how requests are carried out.
 
-use super::control::{Engine, Lane, Rest};
+use super::control::{Engine, RequestQueue, Rest};
 
 use super::peer;
 use super::serve::{House, Share};
@@ -103,16 +103,16 @@ fn seat(house: &House, number: u64, socket: OwnedFd, caller: Caller) -> Option<G
     let Caller { gpu, relays, shares, process } = caller;
     let ring = house.ring(relays.len()).ok()?;
     let (ringer, bell) = socket::bell().ok()?;
-    let mut lanes = Vec::with_capacity(2 * shares.len());
+    let mut queues = Vec::with_capacity(2 * shares.len());
     for (share, relay) in shares.iter().zip(&relays) {
         for (nth, direction) in Direction::BOTH.into_iter().enumerate() {
             let stream = Stream::new(share.device()).ok()?;
-            lanes.push(Lane::new(relay.gpu, direction, stream, share.staging(nth)));
+            queues.push(RequestQueue::new(relay.gpu, direction, stream, share.staging(nth)));
         }
     }
     socket::set_patience(&socket, None).ok()?;
     let engine = Arc::new(Engine::new(gpu, socket, ring));
-    house.control.serve(&engine, bell, lanes);
+    house.control.serve(&engine, bell, queues);
     if !house.seat(number, &engine) {
         socket::part(&engine.socket);
     }

@@ -1,4 +1,4 @@
-//! A lane of a relay in the node's process, as a link of the engine's mover. This file knows how an operation becomes a
+//! A PCIe link of a relay in the node's process, as a link of the engine's mover. This file knows how an operation becomes a
 //! request; it must never know who answers, nor what happens when nobody does.
 
 use super::ring::Asker;
@@ -24,14 +24,14 @@ pub struct Port(Mutex<Option<Plug>>);
 #[derive(Debug)]
 struct Plug {
     session: Arc<Session>,
-    lane: usize,
+    queue: usize,
     asker: Asker,
 }
 
 impl Port {
-    /// Uses a lane of a connection from now on.
-    pub fn connect(&self, session: &Arc<Session>, lane: usize) {
-        *self.0.lock() = Some(Plug { session: Arc::clone(session), lane, asker: Asker::default() });
+    /// Uses a queue of a connection from now on.
+    pub fn connect(&self, session: &Arc<Session>, queue: usize) {
+        *self.0.lock() = Some(Plug { session: Arc::clone(session), queue, asker: Asker::default() });
     }
 
     /// Asks for nothing more.
@@ -53,7 +53,7 @@ impl Link for RemoteLink {
         let mut plug = self.port.0.lock();
         let asked = match &mut *plug {
             Some(Plug { session, .. }) if session.is_down() => return session.park(done),
-            Some(Plug { session, lane, asker }) => session.ask(*lane, asker, direction, &op),
+            Some(Plug { session, queue, asker }) => session.ask(*queue, asker, direction, &op),
             None => Err("no node is attached"),
         };
         drop(plug);

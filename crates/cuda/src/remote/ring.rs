@@ -2,7 +2,7 @@
 //! processes have. This file knows which word says what and when it counts; it must never know what is behind an offset,
 //! nor wait for anything.
 //!
-//! A file of [`words`] words: one page of [header](Header), then [`LANE_WORDS`] for each lane. A lane has one asker and one
+//! A file of [`words`] words: one page of [header](Header), then [`QUEUE_WORDS`] for each queue. A queue has one asker and one
 //! answerer, which takes requests in order and answers them in order. Request `n` is written into slot `n % SLOTS` and counts
 //! once the slot's first word is `n + 1`; so does its answer in the same slot. A slot is used again once its request was
 //! answered, so neither side ever has to believe a position that the other one states. The answerer copies every word once
@@ -12,12 +12,12 @@
 use super::words::{AtomicU64, Ordering, fence};
 use thiserror::Error;
 
-/// Requests of a lane that have not been answered, at most.
+/// Requests of a queue that have not been answered, at most.
 pub const SLOTS: u64 = 8;
 /// Runs of a request, at most.
 pub const RUNS_MAX: usize = 124;
-/// Words of a lane.
-pub const LANE_WORDS: usize = SLOTS as usize * SLOT_WORDS;
+/// Words of a queue.
+pub const QUEUE_WORDS: usize = SLOTS as usize * SLOT_WORDS;
 
 /// What the first word says: a name and the version of all of this.
 const MAGIC: u64 = 0x4642_5952_494e_4702;
@@ -36,17 +36,17 @@ const RUN_WORDS: usize = 4;
 const BEAT: usize = 8;
 const ASLEEP: usize = 16;
 const QUIET: usize = 24;
-/// How many copies of its own the engine has under way on its GPU's lane, in either direction. The engine writes it.
+/// How many copies of its own the engine has under way on its GPU's PCIe link, in either direction. The engine writes it.
 const OWN: [usize; 2] = [32, 40];
 
-/// Contiguous bytes of host memory and of staging. The lane says which of them are read.
+/// Contiguous bytes of host memory and of staging. The queue says which of them are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     /// The memory, by the number under which the node was given it.
     pub memory: u64,
     /// First byte of it.
     pub offset: u64,
-    /// First byte of the lane's staging.
+    /// First byte of the queue's staging.
     pub staging: u64,
     /// How many.
     pub bytes: u64,
@@ -94,18 +94,18 @@ pub enum Violation {
     },
 }
 
-/// Words of a ring with so many lanes.
-pub fn words(lanes: usize) -> usize {
-    HEADER_WORDS + lanes * LANE_WORDS
+/// Words of a ring with so many queues.
+pub fn words(queues: usize) -> usize {
+    HEADER_WORDS + queues * QUEUE_WORDS
 }
 
-/// The words of a lane.
-pub fn lane(ring: &[AtomicU64], index: usize) -> &[AtomicU64] {
-    let start = HEADER_WORDS + index * LANE_WORDS;
-    &ring[start..start + LANE_WORDS]
+/// The words of a queue.
+pub fn queue(ring: &[AtomicU64], index: usize) -> &[AtomicU64] {
+    let start = HEADER_WORDS + index * QUEUE_WORDS;
+    &ring[start..start + QUEUE_WORDS]
 }
 
-/// The page that all lanes of a ring share. Only the node writes it, but for the words that say what the engine does itself.
+/// The page that all queues of a ring share. Only the node writes it, but for the words that say what the engine does itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Header<'a>(&'a [AtomicU64]);
 
@@ -116,9 +116,9 @@ impl<'a> Header<'a> {
         Header(ring)
     }
 
-    /// The header of a ring that was received, if it is one of this version with so many lanes.
-    pub fn find(ring: &'a [AtomicU64], lanes: usize) -> Option<Header<'a>> {
-        (ring.len() >= words(lanes) && ring[0].load(Ordering::Acquire) == MAGIC).then_some(Header(ring))
+    /// The header of a ring that was received, if it is one of this version with so many queues.
+    pub fn find(ring: &'a [AtomicU64], queues: usize) -> Option<Header<'a>> {
+        (ring.len() >= words(queues) && ring[0].load(Ordering::Acquire) == MAGIC).then_some(Header(ring))
     }
 
     /// The header of a ring that was made or found.
@@ -136,7 +136,7 @@ impl<'a> Header<'a> {
         self.0[BEAT].load(Ordering::Relaxed)
     }
 
-    /// Announces sleep, or its end. After announcing it the node looks at all lanes once more.
+    /// Announces sleep, or its end. After announcing it the node looks at all queues once more.
     pub fn set_asleep(&self, asleep: bool) {
         self.0[ASLEEP].store(u64::from(asleep), Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -148,7 +148,7 @@ impl<'a> Header<'a> {
         self.0[ASLEEP].load(Ordering::SeqCst) != 0
     }
 
-    /// Says that the engine begins to copy on its GPU's own lane.
+    /// Says that the engine begins to copy on its GPU's own PCIe link.
     pub fn begin_own(&self, direction: usize) {
         self.0[OWN[direction]].fetch_add(1, Ordering::Relaxed);
     }
@@ -158,7 +158,7 @@ impl<'a> Header<'a> {
         self.0[OWN[direction]].fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether the engine copies on its GPU's own lane, as far as it says so.
+    /// Whether the engine copies on its GPU's own PCIe link, as far as it says so.
     pub fn is_own(&self, direction: usize) -> bool {
         self.0[OWN[direction]].load(Ordering::Relaxed) != 0
     }
@@ -174,7 +174,7 @@ impl<'a> Header<'a> {
     }
 }
 
-/// The engine's end of a lane.
+/// The engine's end of a queue.
 #[derive(Debug, Default)]
 pub struct Asker {
     asked: u64,
@@ -182,13 +182,13 @@ pub struct Asker {
 
 impl Asker {
     /// Writes a request and gives its number. `None` if it has no runs or too many, or too few answers have come.
-    pub fn ask(&mut self, lane: &[AtomicU64], runs: &[Run]) -> Option<u64> {
+    pub fn ask(&mut self, queue: &[AtomicU64], runs: &[Run]) -> Option<u64> {
         let number = self.asked;
-        let is_free = number < SLOTS || answer(lane, number - SLOTS).is_some();
+        let is_free = number < SLOTS || answer(queue, number - SLOTS).is_some();
         if runs.is_empty() || runs.len() > RUNS_MAX || !is_free {
             return None;
         }
-        let slot = slot(lane, number);
+        let slot = slot(queue, number);
         for (run, words) in runs.iter().zip(slot[RUNS..].chunks_exact(RUN_WORDS)) {
             let values = [run.memory, run.offset, run.staging, run.bytes];
             words.iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
@@ -201,13 +201,13 @@ impl Asker {
 }
 
 /// How a request ended, if it has: 0, or the driver's error.
-pub fn answer(lane: &[AtomicU64], number: u64) -> Option<u64> {
-    let slot = slot(lane, number);
+pub fn answer(queue: &[AtomicU64], number: u64) -> Option<u64> {
+    let slot = slot(queue, number);
     let answered = slot[ANSWERED].load(Ordering::Acquire) == number + 1;
     answered.then(|| slot[STATUS].load(Ordering::Relaxed))
 }
 
-/// The node's end of a lane.
+/// The node's end of a queue.
 #[derive(Debug, Default)]
 pub struct Answerer {
     taken: u64,
@@ -216,8 +216,8 @@ pub struct Answerer {
 
 impl Answerer {
     /// Takes the next request, if there is one: its runs are put into `runs`, as they were said.
-    pub fn take(&mut self, lane: &[AtomicU64], runs: &mut Vec<Run>) -> Result<bool, Violation> {
-        let slot = slot(lane, self.taken);
+    pub fn take(&mut self, queue: &[AtomicU64], runs: &mut Vec<Run>) -> Result<bool, Violation> {
+        let slot = slot(queue, self.taken);
         let (expected, before) = (self.taken + 1, (self.taken + 1).saturating_sub(SLOTS));
         let word = slot[ASKED].load(Ordering::Acquire);
         if word == before {
@@ -243,15 +243,15 @@ impl Answerer {
     }
 
     /// Whether there is something to be taken, if only nonsense.
-    pub fn is_asked(&self, lane: &[AtomicU64]) -> bool {
+    pub fn is_asked(&self, queue: &[AtomicU64]) -> bool {
         let before = (self.taken + 1).saturating_sub(SLOTS);
-        slot(lane, self.taken)[ASKED].load(Ordering::Acquire) != before
+        slot(queue, self.taken)[ASKED].load(Ordering::Acquire) != before
     }
 
     /// Answers the oldest request that was taken and not answered.
-    pub fn answer(&mut self, lane: &[AtomicU64], status: u64) {
+    pub fn answer(&mut self, queue: &[AtomicU64], status: u64) {
         debug_assert!(self.answered < self.taken, "only what was taken is answered");
-        let slot = slot(lane, self.answered);
+        let slot = slot(queue, self.answered);
         slot[STATUS].store(status, Ordering::Relaxed);
         slot[ANSWERED].store(self.answered + 1, Ordering::Release);
         self.answered += 1;
@@ -259,7 +259,7 @@ impl Answerer {
 }
 
 impl Run {
-    /// Checks the run against the lengths of its memory and of the lane's staging.
+    /// Checks the run against the lengths of its memory and of the queue's staging.
     pub fn check(&self, memory_bytes: u64, staging_bytes: u64) -> Result<(), Violation> {
         let bytes = self.bytes;
         let inside = |what, offset: u64, limit_bytes| match offset.checked_add(bytes) {
@@ -271,9 +271,9 @@ impl Run {
     }
 }
 
-fn slot(lane: &[AtomicU64], number: u64) -> &[AtomicU64] {
+fn slot(queue: &[AtomicU64], number: u64) -> &[AtomicU64] {
     let start = (number % SLOTS) as usize * SLOT_WORDS;
-    &lane[start..start + SLOT_WORDS]
+    &queue[start..start + SLOT_WORDS]
 }
 
 #[cfg(all(test, not(loom)))]
@@ -282,8 +282,8 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::VecDeque;
 
-    fn ring(lanes: usize) -> Vec<AtomicU64> {
-        (0..words(lanes)).map(|_| AtomicU64::new(0)).collect()
+    fn ring(queues: usize) -> Vec<AtomicU64> {
+        (0..words(queues)).map(|_| AtomicU64::new(0)).collect()
     }
 
     fn run(seed: u64) -> Run {
@@ -319,33 +319,33 @@ mod tests {
         let ring = ring(1);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let (lane, mut answerer, mut runs) = (lane(&ring, 0), Answerer::default(), Vec::new());
+                let (queue, mut answerer, mut runs) = (queue(&ring, 0), Answerer::default(), Vec::new());
                 let mut taken = 0;
                 while taken < COUNT {
-                    if answerer.take(lane, &mut runs).unwrap() {
+                    if answerer.take(queue, &mut runs).unwrap() {
                         assert_eq!(runs, vec![run(taken); taken as usize % 3 + 1]);
-                        answerer.answer(lane, taken ^ 1);
+                        answerer.answer(queue, taken ^ 1);
                         taken += 1;
                     } else {
                         std::thread::yield_now();
                     }
                 }
             });
-            let (lane, mut asker) = (lane(&ring, 0), Asker::default());
+            let (queue, mut asker) = (queue(&ring, 0), Asker::default());
             for expected in 0..COUNT {
                 let runs = vec![run(expected); expected as usize % 3 + 1];
                 let number = loop {
-                    if let Some(number) = asker.ask(lane, &runs) {
+                    if let Some(number) = asker.ask(queue, &runs) {
                         break number;
                     }
                     std::thread::yield_now();
                 };
                 assert_eq!(number, expected);
                 if expected % 5 == 0 {
-                    while answer(lane, number).is_none() {
+                    while answer(queue, number).is_none() {
                         std::thread::yield_now();
                     }
-                    assert_eq!(answer(lane, number), Some(number ^ 1));
+                    assert_eq!(answer(queue, number), Some(number ^ 1));
                 }
             }
         });
@@ -368,9 +368,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_lane_is_a_bounded_queue_with_answers(steps in prop::collection::vec(step(), 1..200)) {
+        fn a_request_queue_is_a_bounded_queue_with_answers(steps in prop::collection::vec(step(), 1..200)) {
             let ring = ring(3);
-            let lane = lane(&ring, 1);
+            let queue = queue(&ring, 1);
             let (mut asker, mut answerer, mut runs) = (Asker::default(), Answerer::default(), Vec::new());
             let (mut waiting, mut taken, mut answers) = (VecDeque::new(), 0_u64, Vec::new());
             let mut asked = 0_u64;
@@ -380,7 +380,7 @@ mod tests {
                         let said: Vec<Run> = (0..count as u64).map(|nth| run(asked * 1000 + nth)).collect();
                         let room = asked - (answers.len() as u64) < SLOTS;
                         let fits = (1..=RUNS_MAX).contains(&count) && room;
-                        prop_assert_eq!(asker.ask(lane, &said), fits.then_some(asked));
+                        prop_assert_eq!(asker.ask(queue, &said), fits.then_some(asked));
                         if fits {
                             waiting.push_back(said);
                             asked += 1;
@@ -388,34 +388,34 @@ mod tests {
                     }
                     Step::Take => match waiting.pop_front() {
                         Some(said) => {
-                            prop_assert_eq!(answerer.take(lane, &mut runs), Ok(true));
+                            prop_assert_eq!(answerer.take(queue, &mut runs), Ok(true));
                             prop_assert_eq!(&runs, &said);
                             taken += 1;
                         }
-                        None => prop_assert_eq!(answerer.take(lane, &mut runs), Ok(false)),
+                        None => prop_assert_eq!(answerer.take(queue, &mut runs), Ok(false)),
                     },
                     Step::Answer(status) if taken > answers.len() as u64 => {
-                        answerer.answer(lane, status);
+                        answerer.answer(queue, status);
                         answers.push(status);
                     }
                     Step::Answer(_) => {}
                 }
                 for (number, status) in answers.iter().enumerate().rev().take(SLOTS as usize) {
-                    prop_assert_eq!(answer(lane, number as u64), Some(*status));
+                    prop_assert_eq!(answer(queue, number as u64), Some(*status));
                 }
                 for number in answers.len() as u64..asked {
-                    prop_assert_eq!(answer(lane, number), None);
+                    prop_assert_eq!(answer(queue, number), None);
                 }
             }
         }
 
         #[test]
         fn whatever_an_asker_writes_is_taken_as_it_is_or_refused(
-            writes in prop::collection::vec((0..LANE_WORDS, prop_oneof![0..20_u64, any::<u64>()]), 0..300),
+            writes in prop::collection::vec((0..QUEUE_WORDS, prop_oneof![0..20_u64, any::<u64>()]), 0..300),
             firsts in prop::collection::vec((0..SLOTS as usize, 0..20_u64, 0..200_u64), 0..60),
         ) {
             let ring = ring(1);
-            let lane = lane(&ring, 0);
+            let queue = queue(&ring, 0);
             let (mut answerer, mut runs, mut open) = (Answerer::default(), Vec::new(), 0);
             let words = writes.into_iter().map(|(at, value)| vec![(at, value)]);
             let slots = firsts.into_iter().map(|(slot, asked, count)| {
@@ -423,9 +423,9 @@ mod tests {
             });
             for written in words.zip(slots).flat_map(|(word, slot)| [word, slot]) {
                 for (at, value) in written {
-                    lane[at].store(value, Ordering::Relaxed);
+                    queue[at].store(value, Ordering::Relaxed);
                 }
-                match answerer.take(lane, &mut runs) {
+                match answerer.take(queue, &mut runs) {
                     Ok(true) => {
                         prop_assert!((1..=RUNS_MAX).contains(&runs.len()));
                         open += 1;
@@ -435,7 +435,7 @@ mod tests {
                 }
                 prop_assert!(open <= SLOTS);
                 if open == SLOTS {
-                    answerer.answer(lane, 0);
+                    answerer.answer(queue, 0);
                     open -= 1;
                 }
             }

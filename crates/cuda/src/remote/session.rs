@@ -58,15 +58,15 @@ struct Pulse {
     since_us: AtomicU64,
 }
 
-/// A request that was put into a lane.
+/// A request that was put into a queue.
 pub struct Request {
     session: Arc<Session>,
-    lane: usize,
+    queue: usize,
     number: u64,
     asked_us: u64,
 }
 
-/// A copy of the engine's own on its GPU's lane, for as long as this lives.
+/// A copy of the engine's own on its GPU's PCIe link, for as long as this lives.
 pub struct OwnCopy {
     session: Arc<Session>,
     direction: Direction,
@@ -89,7 +89,7 @@ impl Drop for OwnCopy {
 /// An operation that waits until the links are down: its lot would otherwise come back over the same link at once.
 #[derive(Debug)]
 struct Parked {
-    /// Lane, number and bytes of its request, if host memory may still be written for it.
+    /// Queue, number and bytes of its request, if host memory may still be written for it.
     writes: Option<(usize, u64, u64)>,
     done: Completion,
 }
@@ -143,21 +143,21 @@ impl Session {
     /// Asks for an operation, or for as much of its beginning as fits into a request; says how many bytes that is.
     pub fn ask(
         self: &Arc<Session>,
-        lane: usize,
+        queue: usize,
         asker: &mut Asker,
         direction: Direction,
         op: &LinkOp,
     ) -> Result<(Request, u64), &'static str> {
         let (runs, bytes) = self.runs(direction, op).ok_or("the node was not given this memory")?;
         self.open.fetch_add(1, Ordering::AcqRel);
-        let Some(number) = asker.ask(ring::lane(self.ring.words(), lane), &runs) else {
+        let Some(number) = asker.ask(ring::queue(self.ring.words(), queue), &runs) else {
             self.open.fetch_sub(1, Ordering::AcqRel);
             return Err("the ring is full");
         };
         if self.header().is_asleep() {
             self.bell.ring();
         }
-        Ok((Request { session: Arc::clone(self), lane, number, asked_us: self.pulse.now_us() }, bytes))
+        Ok((Request { session: Arc::clone(self), queue, number, asked_us: self.pulse.now_us() }, bytes))
     }
 
     /// The runs of an operation. Pairs that continue each other on both sides become one.
@@ -192,8 +192,8 @@ impl Session {
         Header::of(self.ring.words())
     }
 
-    fn answer(&self, lane: usize, number: u64) -> Option<u64> {
-        ring::answer(ring::lane(self.ring.words(), lane), number)
+    fn answer(&self, queue: usize, number: u64) -> Option<u64> {
+        ring::answer(ring::queue(self.ring.words(), queue), number)
     }
 
     /// Takes the connection down if the node shows no sign of life although it was asked something long ago.
@@ -222,12 +222,12 @@ impl Session {
         let is_quiet = gone || self.header().is_quiet();
         let mut parked = self.parked.lock();
         let all = parked.drain(..);
-        let answered = |(lane, number, _)| self.answer(lane, number).is_some();
+        let answered = |(queue, number, _)| self.answer(queue, number).is_some();
         let (over, open) = all.partition(|parked: &Parked| is_quiet || parked.writes.is_none_or(answered));
         *parked = open;
         drop(parked);
         for Parked { writes, done } in over {
-            let outcome = writes.and_then(|(lane, number, bytes)| self.outcome(lane, number, bytes));
+            let outcome = writes.and_then(|(queue, number, bytes)| self.outcome(queue, number, bytes));
             let given_up = || Outcome::Failed { error: "the node's relay is gone".into() };
             self.finish(done, outcome.unwrap_or_else(given_up));
         }
@@ -238,8 +238,8 @@ impl Session {
         self.open.load(Ordering::Acquire) == 0
     }
 
-    fn outcome(&self, lane: usize, number: u64, bytes: u64) -> Option<Outcome> {
-        self.answer(lane, number).map(|status| match status {
+    fn outcome(&self, queue: usize, number: u64, bytes: u64) -> Option<Outcome> {
+        self.answer(queue, number).map(|status| match status {
             0 => Outcome::Moved { bytes },
             status => Outcome::Failed { error: format!("the node's driver: error {status}") },
         })
@@ -254,17 +254,17 @@ impl Session {
 impl Request {
     /// A second view of the request, for who waits for it.
     pub fn watch(&self) -> Box<dyn Watch> {
-        let Request { ref session, lane, number, asked_us } = *self;
-        Box::new(Request { session: Arc::clone(session), lane, number, asked_us })
+        let Request { ref session, queue, number, asked_us } = *self;
+        Box::new(Request { session: Arc::clone(session), queue, number, asked_us })
     }
 
     /// Ends the operation, now that the request has passed, or leaves it to the keeper.
     pub fn end(self, direction: Direction, bytes: u64, done: Completion) {
-        let Request { session, lane, number, .. } = self;
-        if let Some(outcome) = session.outcome(lane, number, bytes) {
+        let Request { session, queue, number, .. } = self;
+        if let Some(outcome) = session.outcome(queue, number, bytes) {
             return session.finish(done, outcome);
         }
-        let writes = (direction == Direction::DeviceToHost).then_some((lane, number, bytes));
+        let writes = (direction == Direction::DeviceToHost).then_some((queue, number, bytes));
         session.parked.lock().push(Parked { writes, done });
         session.keeper.ring();
     }
@@ -272,7 +272,7 @@ impl Request {
 
 impl Watch for Request {
     fn passed(&self) -> bool {
-        if self.session.is_down() || self.session.answer(self.lane, self.number).is_some() {
+        if self.session.is_down() || self.session.answer(self.queue, self.number).is_some() {
             return true;
         }
         self.session.check_pulse(self.asked_us);

@@ -2,7 +2,7 @@
 
 use super::bind_socket;
 use super::courtesy::HOLD;
-use super::ring::{self, Asker, Header, LANE_WORDS, RUNS_MAX, Run};
+use super::ring::{self, Asker, Header, QUEUE_WORDS, RUNS_MAX, Run};
 use super::shared::SharedFile;
 use super::socket::{self, Ringer};
 use super::wire::{self, Hex, Offer, VERSION, Word};
@@ -107,8 +107,8 @@ impl Client {
     }
 
     /// Asks for a copy and waits for the answer.
-    fn copy(&self, lane: usize, asker: &mut Asker, run: Run) {
-        let words = ring::lane(self.ring.words(), lane);
+    fn copy(&self, queue: usize, asker: &mut Asker, run: Run) {
+        let words = ring::queue(self.ring.words(), queue);
         let number = asker.ask(words, &[run]).unwrap();
         self.ringer.ring();
         let begun = Instant::now();
@@ -146,29 +146,29 @@ fn what_an_engine_asks_for_is_copied_both_ways_and_its_going_frees_everything() 
 }
 
 #[test]
-fn a_lane_whose_own_engine_copies_is_left_to_it_but_for_a_little() {
+fn a_link_whose_own_engine_copies_is_left_to_it_but_for_a_little() {
     let folder = tempfile::tempdir().unwrap();
     let relays = Relays::start(driver(), config(folder.path())).unwrap();
     let (owner, guest) = (Client::attach_as(relays.socket(), 0), Client::attach_as(relays.socket(), 1));
     let _file = guest.give(0, 1 << 20);
     let gpu = Hex(Gpu::find(driver(), 0).unwrap().uuid().unwrap());
-    let lane = 2 * guest.relays.iter().position(|relay| relay.gpu == gpu).unwrap();
+    let queue = 2 * guest.relays.iter().position(|relay| relay.gpu == gpu).unwrap();
     let run = Run { memory: 0, offset: 0, staging: 0, bytes: 4096 };
     let mut asker = Asker::default();
     let own = Header::of(owner.ring.words());
     own.begin_own(0);
     // The node may have looked who copies just before.
-    guest.copy(lane, &mut asker, run);
+    guest.copy(queue, &mut asker, run);
     let begun = Instant::now();
-    (0..8).for_each(|_| guest.copy(lane, &mut asker, run));
+    (0..8).for_each(|_| guest.copy(queue, &mut asker, run));
     assert!(begun.elapsed() >= 7 * HOLD, "{:?} for 8 requests", begun.elapsed());
-    // What it did is over, or it is: then the lane is anybody's.
+    // What it did is over, or it is: then the link is anybody's.
     own.end_own(0);
-    guest.copy(lane, &mut asker, run);
+    guest.copy(queue, &mut asker, run);
     own.begin_own(0);
     wire::send(&owner.socket, &Word::Bye, &[]).unwrap();
     wait_until(&relays, |stat| stat.engines == 1);
-    guest.copy(lane, &mut asker, run);
+    guest.copy(queue, &mut asker, run);
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn a_request_that_is_taken_back_as_it_is_taken_is_no_request() {
     let relays = Relays::start(driver(), config(folder.path())).unwrap();
     let client = Client::attach(relays.socket());
     let _file = client.give(0, 1 << 20);
-    let words = ring::lane(client.ring.words(), 0);
+    let words = ring::queue(client.ring.words(), 0);
     let begun = Instant::now();
     let run = Run { memory: 0, offset: 0, staging: 0, bytes: 4096 };
     let mut asker = Asker::default();
@@ -298,13 +298,13 @@ fn an_engine_that_writes_nonsense_is_parted_from_and_others_go_on() {
         let client = Client::attach(relays.socket());
         let _memory = client.give(0, 1 << 20);
         let (runs, words) = nonsense(client.relays[0].staging_bytes().unwrap());
-        let lane = ring::lane(client.ring.words(), 1);
+        let queue = ring::queue(client.ring.words(), 1);
         match runs.get(case) {
-            Some(run) => assert_eq!(Asker::default().ask(lane, &[good, *run]), Some(0)),
+            Some(run) => assert_eq!(Asker::default().ask(queue, &[good, *run]), Some(0)),
             None => {
                 let (sequence, count) = words[case - runs.len()];
-                lane[1].store(count, Ordering::Relaxed);
-                lane[0].store(sequence, Ordering::Release);
+                queue[1].store(count, Ordering::Relaxed);
+                queue[0].store(sequence, Ordering::Release);
             }
         }
         client.ringer.ring();
@@ -347,7 +347,7 @@ fn a_ring_full_of_noise_harms_nobody() {
             honest.copy(4, &mut asker, run);
         });
         for _ in 0..200_000 {
-            let (at, value) = (next() as usize % (words.len() - LANE_WORDS), next());
+            let (at, value) = (next() as usize % (words.len() - QUEUE_WORDS), next());
             words[at].store(if value % 3 == 0 { value % 16 } else { value }, Ordering::Relaxed);
         }
         noisy.ringer.ring();

@@ -24,7 +24,7 @@ pub enum Word {
         /// The GPU that it wants relays for.
         gpu: Uuid,
     },
-    /// Relays, one after another as the ring has their lanes. The ring and its bell come along.
+    /// Relays, one after another as the ring has their queues. The ring and its bell come along.
     Welcome {
         /// What there is.
         relays: Vec<Offer>,

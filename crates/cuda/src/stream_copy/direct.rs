@@ -1,4 +1,4 @@
-//! The direct path: what a stream copy copies over its target's own lane by copy engine, in the stream copy's stream. This file knows when many
+//! The direct path: what a stream copy copies over its target's own PCIe link by copy engine, in the stream copy's stream. This file knows when many
 //! pieces are worth a call for all of them; it must never know a pipeline.
 
 use super::pages::Pages;

@@ -144,7 +144,7 @@ fn is_within(then_us: u64, now_us: u64, within_us: u64) -> bool {
 pub struct Counters {
     /// StreamCopies queued.
     pub stream_copies: AtomicU64,
-    /// Bytes that went over the target's own lane.
+    /// Bytes that went over the target's own PCIe link.
     pub direct_bytes: AtomicU64,
     /// Bytes that went over relays.
     pub relayed_bytes: AtomicU64,
@@ -526,7 +526,7 @@ impl StreamCopies {
     }
 
     /// The pipelines that a stream copy may have, and the bytes for the direct path and each of them. A GPU that has a stream copy of its own in
-    /// that direction, or had a copy a moment ago, does not relay: its lane is its own first, and what a stream copy has put on it
+    /// that direction, or had a copy a moment ago, does not relay: its PCIe link is its own first, and what a stream copy has put on it
     /// cannot be taken back when the next copy comes. So GPUs that all copy at once leave each other alone.
     fn pipelines(&self, gpu_direction: &GpuDirection, stream: StreamId, bytes: u64) -> (Vec<MutexGuard<'_, RelayPipeline>>, Vec<u64>) {
         let now_us = self.now_us();

@@ -130,7 +130,7 @@ impl PathSet {
         self.lists.room_for(pieces)
     }
 
-    /// Queues a stream copy over the target's own lane and pipelines that are free for its stream. Whatever it returns, the joined
+    /// Queues a stream copy over the target's own PCIe link and pipelines that are free for its stream. Whatever it returns, the joined
     /// stream goes on only when everything that was queued is over.
     ///
     /// # Safety
@@ -180,7 +180,7 @@ impl PathSet {
                 let each = |(mut list, work)| order.queue_here(std::slice::from_mut(work), &mut list);
                 submit_pool.beside(parts, each, || direct().and(order.queue(own, &mut list)))
             }
-            // Few calls for the direct path, so that the lane is at work while the rest is queued.
+            // Few calls for the direct path, so that the PCIe link is at work while the rest is queued.
             None => (direct(), order.queue(&mut at_work, &mut list)),
         };
         let listed = stream_copy.places.len() - list.left();
@@ -261,7 +261,7 @@ struct Order<'a> {
 }
 
 impl<'a> Order<'a> {
-    /// Has pipelines begin, and queues a segment of each in turn, so that all lanes are at work soon. The target's context is current.
+    /// Has pipelines begin, and queues a segment of each in turn, so that all PCIe links are at work soon. The target's context is current.
     fn queue(self, at_work: &mut [(&mut RelayPipeline, Work)], list: &mut List) -> Result<(), CudaError> {
         let target = self.target.device().index();
         for (pipeline, work) in at_work.iter_mut() {

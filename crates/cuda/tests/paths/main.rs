@@ -295,8 +295,8 @@ fn memory_that_only_its_own_gpu_reaches_is_copied_over_all_paths_too() {
 }
 
 #[test]
-fn a_lane_that_fails_leaves_its_lots_to_the_others() {
-    alone("a_lane_that_fails_leaves_its_lots_to_the_others", &[], |fake| {
+fn a_link_that_fails_leaves_its_lots_to_the_others() {
+    alone("a_link_that_fails_leaves_its_lots_to_the_others", &[], |fake| {
         let world = fake.world(CopierOptions::default());
         let bytes = 24 * MIB;
         let (host, memory, target) = (world.host(bytes), world.memory(0, bytes), world.host(bytes));
@@ -314,8 +314,8 @@ fn a_lane_that_fails_leaves_its_lots_to_the_others() {
 }
 
 #[test]
-fn gpus_that_copy_at_once_leave_each_others_lanes_alone() {
-    alone("gpus_that_copy_at_once_leave_each_others_lanes_alone", &[], |fake| {
+fn gpus_that_copy_at_once_leave_each_others_links_alone() {
+    alone("gpus_that_copy_at_once_leave_each_others_links_alone", &[], |fake| {
         let world = fake.world(CopierOptions::default());
         let bytes = 12 * MIB;
         let host = world.host(bytes);
@@ -377,7 +377,7 @@ fn a_copy_that_was_given_up_does_not_return_before_its_memory_is_quiet() {
             let error = copying.join().unwrap().unwrap_err();
             assert!(matches!(error, CopyError::Failed(Reason::TimedOut { .. })), "{error}");
         });
-        // The lane and the memory are as good as before.
+        // The PCIe link and the memory are as good as before.
         copy().unwrap();
         world.end();
     });

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What is copied, and where it begins in its memory.
 const BYTES: u64 = 24 << 20;
 const OFFSET: u64 = 1 << 20;
-/// Slow lanes, so that relays pay and a node can be killed in the middle.
+/// Slow PCIe links, so that relays pay and a node can be killed in the middle.
 const RATES: &str = "h2d=0.1,d2h=0.1,p2p=4,host_h2d=0.4,host_d2h=0.4";
 /// So slow that a copy lasts much longer than a process that is to be stopped in the middle can be held up.
 const SLOW_RATES: &str = "h2d=0.02,d2h=0.02,p2p=4,host_h2d=0.08,host_d2h=0.08";
@@ -459,7 +459,7 @@ fn engine_killed(socket: &Path) {
     }
 }
 
-/// A program that says nothing of relays, in an environment that does; memory of its own alone goes over its own lane.
+/// A program that says nothing of relays, in an environment that does; memory of its own alone goes over its own PCIe link.
 fn environment(socket: &Path) {
     let _node = Node::start(socket);
     let token = socket.with_file_name("token");

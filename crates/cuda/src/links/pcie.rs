@@ -1,5 +1,5 @@
-//! A GPU's own PCIe lane in one direction. Long runs go by copy engine. Lots of small pages go through a few staging slots
-//! on the GPU, so that the lane carries long runs and a kernel gathers or scatters at memory speed; where the host's side
+//! A GPU's own PCIe link in one direction. Long runs go by copy engine. Lots of small pages go through a few staging slots
+//! on the GPU, so that the PCIe link carries long runs and a kernel gathers or scatters at memory speed; where the host's side
 //! is in pieces too, a kernel copies page by page. This file knows the order of work on two streams; it must never know whose
 //! lots these are.
 
@@ -14,7 +14,7 @@ use crate::poller::{Poller, Track};
 use forebay_transfer::{Completion, Link, LinkOp, Memory, Outcome, Place};
 use std::sync::Arc;
 
-/// Which way a lane goes.
+/// Which way a PCIe link goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// From host memory to the GPU.
@@ -45,15 +45,15 @@ impl Direction {
     }
 }
 
-/// Staging slots of a lane, and their size: enough that the lane and the kernel never wait for each other.
+/// Staging slots of a PCIe link, and their size: enough that the PCIe link and the kernel never wait for each other.
 const SLOTS: usize = 4;
 const SLOT_BYTES: u64 = 1 << 20;
 /// Blocks of the kernels.
 const BLOCKS: u32 = 64;
 
-/// A PCIe lane in one direction.
+/// A PCIe link in one direction.
 #[derive(Debug)]
-pub struct LaneLink {
+pub struct PcieLink {
     direction: Direction,
     copies: Track,
     shuffles: Track,
@@ -73,22 +73,22 @@ struct Slot {
     shuffled: Event,
 }
 
-impl LaneLink {
-    /// The lane of the kernels' device, with `window_lots` lots in flight at most.
+impl PcieLink {
+    /// The PCIe link of the kernels' device, with `window_lots` lots in flight at most.
     pub fn new(
         direction: Direction,
         poller: &Poller,
         kernels: &Arc<Kernels>,
         addresses: &Arc<Addresses>,
         window_lots: u32,
-    ) -> Result<LaneLink, CudaError> {
+    ) -> Result<PcieLink, CudaError> {
         let device = kernels.device();
         let staging = DeviceMemory::new(device, SLOTS as u64 * SLOT_BYTES)?;
         let slot = |index: usize| {
             let address = staging.address() + index as u64 * SLOT_BYTES;
             Ok(Slot { address, copied: Event::new(device)?, shuffled: Event::new(device)? })
         };
-        Ok(LaneLink {
+        Ok(PcieLink {
             direction,
             copies: poller.track(Stream::new(device)?),
             shuffles: poller.track(Stream::new(device)?),
@@ -214,7 +214,7 @@ impl LaneLink {
     }
 }
 
-impl Link for LaneLink {
+impl Link for PcieLink {
     fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
         let pieces = match self.addresses.resolve(&op, memory) {
             Ok(pieces) => pieces,

@@ -1,4 +1,4 @@
-//! Bare links: each GPU's lane alone, all lanes at once, and the way from each GPU to each other. This file knows which links
+//! Bare links: each GPU's PCIe link alone, all PCIe links at once, and the way from each GPU to each other. This file knows which links
 //! there are and where their bytes lie; it must never know what a copy over several of them gains.
 
 use super::flow::{Flow, Ring, run};
@@ -15,7 +15,7 @@ use crate::topology::Topology;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Rounds in which lanes take turns, and how long each turn is.
+/// Rounds in which PCIe links take turns, and how long each turn is.
 const ROUNDS: usize = 7;
 const WINDOW: Duration = Duration::from_millis(8);
 const LOT_BYTES: u64 = 4 << 20;
@@ -53,8 +53,8 @@ pub fn measure(
     let _current = gpus.first().map(|gpu| gpu.device.enter()).transpose()?;
     let start = Instant::now();
     let part = |part: f64| start + until.saturating_duration_since(start).mul_f64(part);
-    let h2d = lanes(&gpus, pinned, Direction::HostToDevice, part(0.4))?;
-    let d2h = lanes(&gpus, pinned, Direction::DeviceToHost, part(0.8))?;
+    let h2d = links(&gpus, pinned, Direction::HostToDevice, part(0.4))?;
+    let d2h = links(&gpus, pinned, Direction::DeviceToHost, part(0.8))?;
     let both = |nth: usize| BothWays { h2d_bytes_per_s: h2d[nth], d2h_bytes_per_s: d2h[nth] };
     let alone = |(nth, gpu): (usize, &Gpu)| LinkRate { gpu: gpu.device.index(), rates: both(nth) };
     Ok(Bare {
@@ -64,14 +64,14 @@ pub fn measure(
     })
 }
 
-/// Each lane's rate in one direction, then that of all.
-fn lanes(
+/// Each PCIe link's rate in one direction, then that of all.
+fn links(
     gpus: &[Gpu],
     pinned: &HostMemory,
     direction: Direction,
     until: Instant,
 ) -> Result<Vec<f64>, MeasureError> {
-    // Each lane has its own part of host memory, all of which is used, so that no cache holds what lanes read and write.
+    // Each PCIe link has its own part of host memory, all of which is used, so that no cache holds what PCIe links read and write.
     let lots = (PINNED_BYTES / LOT_BYTES / gpus.len() as u64).max(1);
     let flow = |(nth, gpu): (u64, &Gpu)| {
         let host = Ring { start: pinned.start() as Address + nth * lots * LOT_BYTES, lots };
@@ -85,8 +85,8 @@ fn lanes(
     };
     let mut flows = (0..).zip(gpus).map(flow).collect::<Result<Vec<Flow>, CudaError>>()?;
     let all = flows.len();
-    in_turn(all + 1, ROUNDS, until, |lane| {
-        let flows = if lane == all { &mut flows[..] } else { &mut flows[lane..=lane] };
+    in_turn(all + 1, ROUNDS, until, |link| {
+        let flows = if link == all { &mut flows[..] } else { &mut flows[link..=link] };
         // SAFETY: the memory outlives the run, and nobody else uses it; the caller has entered a context.
         unsafe { run(flows, WINDOW) }
     })
