@@ -32,6 +32,7 @@
 
 mod alarm;
 mod arena;
+mod backoff;
 mod driver;
 mod flips;
 mod host;
@@ -54,6 +55,7 @@ mod transfer;
 mod turns;
 
 pub use arena::{Arena, ArenaError, Pages};
+pub use backoff::Backoff;
 pub use driver::{Completion, Link, LinkOp, Outcome};
 pub use flips::{BitFlips, ChanceError};
 pub use host::{HostLink, MAX_COPY_THREADS};

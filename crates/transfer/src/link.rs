@@ -1,7 +1,9 @@
 //! Links: a physical resource with a bounded window and a measured rate. This file knows windows and rates; it must never
 //! know which lot or transfer is on a link.
 
+use crate::backoff::Backoff;
 use crate::lot::MAX_LOT_BYTES;
+use std::time::Duration;
 
 /// Names a link of a mover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -87,15 +89,14 @@ pub(crate) struct LinkState {
     pub load: Load,
     /// Of that, what was given up and may be in flight for ever.
     lost: Load,
-    failures_in_row: u32,
-    rests_until_us: u64,
+    backoff: Backoff,
+    backs_off_until_us: u64,
     rate: RateMeter,
 }
 
-/// How long a link rests after its first failure in a row; each further one doubles it.
-const FIRST_REST_US: u64 = 1_000;
-/// Doublings at most: the longest rest is about a second.
-const REST_DOUBLINGS: u32 = 10;
+/// How long a link is left alone after its first failure in a row, and at most.
+const FIRST_BACKOFF: Duration = Duration::from_micros(1_000);
+const BACKOFF_MAX: Duration = Duration::from_micros(1_024_000);
 
 impl LinkState {
     pub fn new(spec: LinkSpec) -> LinkState {
@@ -104,15 +105,15 @@ impl LinkState {
             down: false,
             load: Load::default(),
             lost: Load::default(),
-            failures_in_row: 0,
-            rests_until_us: 0,
+            backoff: Backoff::new(FIRST_BACKOFF, BACKOFF_MAX),
+            backs_off_until_us: 0,
             rate: RateMeter::default(),
         }
     }
 
     /// Whether a lot of `bytes` may start now.
     pub fn admits(&self, now_us: u64, bytes: u64, guest: bool) -> bool {
-        !self.down && now_us >= self.rests_until_us && self.load.leaves_room(&self.spec, bytes, guest)
+        !self.down && now_us >= self.backs_off_until_us && self.load.leaves_room(&self.spec, bytes, guest)
     }
 
     /// Whether a lot of any size may start at some time, if nothing that is lost ever completes.
@@ -121,22 +122,21 @@ impl LinkState {
         !self.down && self.lost.leaves_room(&self.spec, largest, guest)
     }
 
-    /// Notes a failure. The link rests for a while: one that fails at once would otherwise pull every lot and fail it.
+    /// Notes a failure. The link is left alone for a while: one that fails at once would otherwise pull every lot and fail it.
     pub fn failed(&mut self, now_us: u64) {
-        self.rests_until_us = now_us + (FIRST_REST_US << self.failures_in_row.min(REST_DOUBLINGS));
-        self.failures_in_row += 1;
+        self.backs_off_until_us = now_us + self.backoff.next().as_micros() as u64;
     }
 
     /// Forgets failures, and how fast it was before them.
-    pub fn rested(&mut self) {
-        self.failures_in_row = 0;
-        self.rests_until_us = 0;
+    pub fn reset(&mut self) {
+        self.backoff.reset();
+        self.backs_off_until_us = 0;
         self.rate = RateMeter::default();
     }
 
-    /// When a rest ends that has not ended yet.
-    pub fn rest_ends_us(&self, now_us: u64) -> Option<u64> {
-        (!self.down && self.rests_until_us > now_us).then_some(self.rests_until_us)
+    /// When a back-off ends that has not ended yet.
+    pub fn backoff_ends_us(&self, now_us: u64) -> Option<u64> {
+        (!self.down && self.backs_off_until_us > now_us).then_some(self.backs_off_until_us)
     }
 
     pub fn take(&mut self, bytes: u64, guest: bool) {
@@ -159,11 +159,11 @@ impl LinkState {
 
     /// Notes bytes that arrived.
     pub fn moved(&mut self, started_us: u64, now_us: u64, bytes: u64) {
-        self.failures_in_row = 0;
+        self.backoff.reset();
         self.rate.sample(started_us, now_us, bytes);
     }
 
-    /// Whether the rate rests on measurement that still counts. A link that was late once would otherwise be left out for good:
+    /// Whether the rate comes from a measurement that still counts. A link that was late once would otherwise be left out for good:
     /// it is measured only while it is used.
     pub fn is_measured(&self, now_us: u64) -> bool {
         self.rate.bytes_per_s().is_some() && (self.load.lots > 0 || !self.rate.is_stale(now_us))
@@ -194,7 +194,7 @@ struct RateMeter {
 impl RateMeter {
     /// Weight that a sample keeps when the next one arrives: about the last ten lots count.
     const KEEP: f64 = 0.9;
-    /// What came before a rest of this length says nothing of what comes after it.
+    /// What came before a pause of this length says nothing of what comes after it.
     const STALE_US: u64 = 1_000_000;
 
     fn sample(&mut self, started_us: u64, now_us: u64, bytes: u64) {

@@ -80,7 +80,7 @@ pub struct Mover {
     next_transfer: u64,
     next_op: u64,
     next_ready: u64,
-    /// When nothing could be started. A rest that ends after that has to be told of, however late it is asked.
+    /// When nothing could be started. A back-off that ends after that has to be told of, however late it is asked.
     polled_us: u64,
 }
 
@@ -328,8 +328,8 @@ impl Mover {
     pub fn next_timeout_us(&self) -> Option<u64> {
         let expiry = self.expiries.first().map(|(expires_us, _)| *expires_us);
         let work = !self.ready.is_empty() || self.lanes.iter().any(|lane| !lane.is_empty());
-        let rests = self.links.iter().filter_map(|link| link.rest_ends_us(self.polled_us));
-        rests.filter(|_| work).chain(expiry).min()
+        let backoffs = self.links.iter().filter_map(|link| link.backoff_ends_us(self.polled_us));
+        backoffs.filter(|_| work).chain(expiry).min()
     }
 
     /// A snapshot of all counters.

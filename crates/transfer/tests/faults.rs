@@ -75,10 +75,10 @@ fn a_rest_that_ends_between_a_poll_and_the_next_look_at_the_clock_is_not_slept_t
     mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap();
     let start = mover.poll(0).unwrap();
     mover.complete(10, start.op, Outcome::Failed { error: "once".into() });
-    assert_eq!(mover.poll(11), None, "the link rests");
+    assert_eq!(mover.poll(11), None, "the link backs off");
     let ends_us = mover.next_timeout_us().unwrap();
     assert_eq!(mover.poll(ends_us - 1), None);
-    // Whoever asks a moment later, when the rest is over, is told all the same.
+    // Whoever asks a moment later, when the back-off is over, is told all the same.
     assert_eq!(mover.next_timeout_us(), Some(ends_us));
     assert!(mover.poll(ends_us).is_some());
 }

@@ -319,11 +319,11 @@ impl Mover {
         self.fail_stranded(now_us);
     }
 
-    /// Puts a link back into service, without a rest: whatever failed before has been seen to.
+    /// Puts a link back into service, without a back-off: whatever failed before has been seen to.
     pub fn link_up(&mut self, link: LinkId) {
         if let Some(state) = self.links.get_mut(link.0 as usize) {
             state.down = false;
-            state.rested();
+            state.reset();
         }
     }
 
