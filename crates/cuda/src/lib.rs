@@ -35,7 +35,6 @@
 mod access;
 mod addresses;
 mod capi;
-pub mod stream_copy;
 mod copier;
 pub mod device;
 pub mod driver;
@@ -54,6 +53,7 @@ mod quarantine;
 pub mod rates;
 mod relay;
 pub mod remote;
+pub mod stream_copy;
 pub mod topology;
 
 pub use addresses::{Addresses, NoAddress};

@@ -1,9 +1,9 @@
 //! What paths carry: the figures by which a stream copy is divided, as they were measured or, before that, as they are assumed. This
 //! file knows numbers; it must never know how they came about.
 
-use crate::stream_copy::Path;
 use crate::links::Direction;
 use crate::profile::Profile;
+use crate::stream_copy::Path;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 

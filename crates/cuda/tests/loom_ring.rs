@@ -4,17 +4,17 @@
 #![allow(clippy::unwrap_used, dead_code)]
 
 /// What the ring finds beside it.
-mod words {
+mod atomics {
     pub use loom::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
 #[path = "../src/remote/ring.rs"]
 mod ring;
 
+use atomics::AtomicU64;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use ring::{Answerer, Asker, Header, QUEUE_WORDS, Run, SLOTS};
-use words::AtomicU64;
 
 /// As much of the header as is used, and one slot of a queue: what is not there need not be modelled.
 const HEADER_WORDS: usize = 48;

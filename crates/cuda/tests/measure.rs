@@ -137,7 +137,8 @@ fn with_cache(test: &str, body: impl FnOnce(&Fake)) {
 #[test]
 fn a_copier_goes_by_what_was_kept_of_this_host_unless_told_otherwise() {
     with_cache("a_copier_goes_by_what_was_kept_of_this_host_unless_told_otherwise", |fake| {
-        let started = |options| Copier::with_driver(fake.driver, &options).unwrap().stream_copies().rates().clone();
+        let started =
+            |options| Copier::with_driver(fake.driver, &options).unwrap().stream_copies().rates().clone();
         assert_eq!(started(CopierOptions::default()), Rates::default());
         let kept = odd(fake);
         kept.save(&Profile::folder().unwrap()).unwrap();

@@ -186,8 +186,7 @@ fn a_cancelled_transfer_takes_no_other_with_it() {
     let mut cancelled = 0;
     for _ in 0..20 {
         let (sender, receiver) = mpsc::channel();
-        let urgent =
-            Transfer { deadline_us: Some(1), ..asking.transfer(Direction::Read, &blocks, BLOCK) };
+        let urgent = Transfer { deadline_us: Some(1), ..asking.transfer(Direction::Read, &blocks, BLOCK) };
         let submitted = asking.mover.submit(urgent, move |end| drop(sender.send(end))).unwrap();
         std::thread::sleep(Duration::from_millis(2));
         asking.mover.cancel(submitted);

@@ -2,11 +2,11 @@
 //! are shown and what the exit code says; what is found is `forebay-cuda`'s to say.
 
 use clap::Subcommand;
+use forebay_cuda::By;
 use forebay_cuda::driver::Driver;
 use forebay_cuda::preflight::{Finding, Severity, findings, without_driver, worst};
 use forebay_cuda::profile::{Profile, Relayed};
 use forebay_cuda::topology::{GpuFacts, MemoryFacts, Topology, Transparent};
-use forebay_cuda::By;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

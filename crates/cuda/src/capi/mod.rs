@@ -6,12 +6,12 @@ mod lines;
 mod started;
 
 use crate::access;
-use crate::stream_copy::{Declined, is_candidate};
 use crate::driver::abi::{self, ContextHandle, Dlsym, Status, StreamHandle};
 use crate::driver::{Driver, Relaxed};
 use crate::kernels::Piece;
 use crate::links::Direction;
 use crate::rates::Rates;
+use crate::stream_copy::{Declined, is_candidate};
 use libc::{c_int, c_uint, c_void};
 use lines::Lines;
 use started::{Started, forget, start_behind, started};

@@ -1,7 +1,6 @@
 //! What the preload's copies are made with: it starts in the background with the first copy that could go over several links, and
 //! anew after a context was reset. This file knows whether it has started; it must never know which program calls.
 
-use crate::stream_copy::StreamCopies;
 use crate::copier::StartError;
 use crate::driver::abi::DeviceId;
 use crate::driver::{Driver, Relaxed};
@@ -10,6 +9,7 @@ use crate::opened;
 use crate::peers::Peers;
 use crate::profile::Profile;
 use crate::rates::Rates;
+use crate::stream_copy::StreamCopies;
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};

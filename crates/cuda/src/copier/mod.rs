@@ -8,7 +8,6 @@ use build::Built;
 pub(crate) use build::{WINDOW_LOTS, spec};
 
 use crate::addresses::Addresses;
-use crate::stream_copy::{self, StreamCopies, Declined};
 use crate::device::{Device, DeviceMemory, Event, Stream};
 use crate::driver::abi::{Address, StreamHandle};
 use crate::driver::{CudaError, Driver, LoadError, Relaxed};
@@ -21,6 +20,7 @@ use crate::quarantine::Quarantine;
 use crate::rates::Rates;
 use crate::relay::Relay;
 use crate::remote::{Attachment, Ground, Hex, NodeRelays, RELAYS_VARIABLE, RelaysAt, TOKEN_VARIABLE};
+use crate::stream_copy::{self, Declined, StreamCopies};
 use forebay_transfer::{
     Backing, Class, Closed, End, Limits, MoverHandle, MoverThread, Place, Reason, RegionId, RouteError, Span,
     SpanPair, SubmitError, Telemetry, Transfer,
@@ -39,8 +39,8 @@ pub const SHARED: Place = Place::Host(1);
 /// lots of their own before it pays for what asking costs.
 const RELAYED_BYTES: u64 = 16 << 20;
 /// Of the time that a copy takes at least, the part that is slept through, and its limit.
-const DOZE_PART: f64 = 0.9;
-const DOZE_MAX_S: f64 = 10.0;
+const SLEEP_PART: f64 = 0.9;
+const SLEEP_MAX_S: f64 = 10.0;
 
 /// What a copier is made of. What is not given is as it was measured on this host, if it was ([`Profile::kept`]), and
 /// otherwise as it is on most hosts: starting never measures, since the first copy must not wait for that.
@@ -289,7 +289,9 @@ impl Copier {
         stream: &Stream,
     ) -> Result<Option<Declined>, CudaError> {
         // SAFETY: by this function's contract.
-        let Err(declined) = (unsafe { self.stream_copies.copy(pieces, stream.handle()) }) else { return Ok(None) };
+        let Err(declined) = (unsafe { self.stream_copies.copy(pieces, stream.handle()) }) else {
+            return Ok(None);
+        };
         if declined == Declined::Fault {
             let _ = stream.synchronize();
             self.stream_copies.settle_direction(device, direction);
@@ -373,9 +375,9 @@ impl Copier {
             Ok(None) => rates.least_s(direction, self.gpus.len(), bytes),
             _ => rates.least_alone_s(device, direction, bytes),
         };
-        let least = Duration::from_secs_f64((least_s * DOZE_PART).clamp(0.0, DOZE_MAX_S));
+        let least = Duration::from_secs_f64((least_s * SLEEP_PART).clamp(0.0, SLEEP_MAX_S));
         let passed = ended.record(&stream).and_then(|()| {
-            doze(least.saturating_sub(begin.elapsed()));
+            sleep_if_long(least.saturating_sub(begin.elapsed()));
             pass(&ended, begin)
         });
         if copied.is_err() || passed.is_err() {
@@ -459,9 +461,9 @@ impl Copier {
 fn pass(event: &Event, begin: Instant) -> Result<(), CudaError> {
     const LEAST: Duration = Duration::from_micros(20);
     while !event.is_passed()? {
-        let nap = begin.elapsed() / 512;
-        if nap >= LEAST {
-            std::thread::sleep(nap);
+        let pause = begin.elapsed() / 512;
+        if pause >= LEAST {
+            std::thread::sleep(pause);
         } else {
             std::hint::spin_loop();
         }
@@ -470,7 +472,7 @@ fn pass(event: &Event, begin: Instant) -> Result<(), CudaError> {
 }
 
 /// Sleeps, if that is worth it: waiting for a large copy then costs little of a processor.
-fn doze(time: Duration) {
+fn sleep_if_long(time: Duration) {
     const LEAST: Duration = Duration::from_micros(300);
     if time >= LEAST {
         std::thread::sleep(time);

@@ -2,8 +2,8 @@
 //! lots into work on streams, and the poller tells when that is over.
 
 mod pcie;
-mod segment;
 mod peer;
+mod segment;
 mod table;
 
 pub use pcie::{Direction, PcieLink};

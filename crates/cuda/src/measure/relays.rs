@@ -121,8 +121,13 @@ impl Trials<'_> {
         until: Instant,
     ) -> Result<Option<u64>, MeasureError> {
         let sizes = sizes(&BREAK_EVEN_MIB, most);
-        let pairs =
-            self.pairs(direction, [(0, Who::Plain), (0, Who::StreamCopy(relaying))], &sizes, SMALL_ROUNDS, until)?;
+        let pairs = self.pairs(
+            direction,
+            [(0, Who::Plain), (0, Who::StreamCopy(relaying))],
+            &sizes,
+            SMALL_ROUNDS,
+            until,
+        )?;
         Ok(pays_from(&pairs, STREAM_COPY_PAYS))
     }
 
@@ -143,8 +148,13 @@ impl Trials<'_> {
         until: Instant,
     ) -> Result<Option<u64>, MeasureError> {
         let sizes = [most / 4, most / 2, most];
-        let pairs =
-            self.pairs(direction, [(0, Who::StreamCopy(relaying)), (best, Who::Mover)], &sizes, ROUNDS, until)?;
+        let pairs = self.pairs(
+            direction,
+            [(0, Who::StreamCopy(relaying)), (best, Who::Mover)],
+            &sizes,
+            ROUNDS,
+            until,
+        )?;
         Ok(pays_from(&pairs, MOVER_PAYS))
     }
 

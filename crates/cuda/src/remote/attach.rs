@@ -10,7 +10,7 @@ use super::ring::{self, Header};
 use super::session::{OwnCopy, Session};
 use super::shared::SharedFile;
 use super::socket::{self, Bell, Ringer};
-use super::wire::{self, Hex, Offer, Uuid, VERSION, Word};
+use super::wire::{self, Hex, Message, Offer, Uuid, VERSION};
 use crate::addresses::Addresses;
 use crate::copier::{SHARED, WINDOW_LOTS, spec};
 use crate::device::{Device, ForeignMemory, Stream};
@@ -20,7 +20,9 @@ use crate::links::{Direction, PeerLink};
 use crate::peers;
 use crate::pinned::{self, OnChange};
 use crate::poller::Tracks;
-use forebay_transfer::{Closed, LinkId, MoverHandle, Place, RegionId, RouteError, RouteSpec, Span, Staging};
+use forebay_transfer::{
+    Backoff, Closed, LinkId, MoverHandle, Place, RegionId, RouteError, RouteSpec, Span, Staging,
+};
 use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,11 +32,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Between two attempts to attach. Twice as long each time that the node will not or cannot have this engine.
-const REST: Duration = Duration::from_secs(1);
-const REST_MAX: Duration = Duration::from_secs(60);
+/// Between two attempts to attach.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The same where the node will not or cannot have this engine: the first time, and at most.
+const FIRST_BACKOFF: Duration = Duration::from_secs(2);
+const BACKOFF_MAX: Duration = Duration::from_secs(60);
 /// A node that takes longer for its welcome is said to be silent. It is waited for all the same.
-const WELCOME_PATIENCE: Duration = Duration::from_secs(5);
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two looks at whether a connection that ended is quiet.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long an attachment that ends waits for a node that hangs. What is in flight then is left to it for good.
@@ -185,7 +189,7 @@ impl Attachment {
         let its = Arc::clone(&inner);
         let memories = Memories::new(&inner.ground.mover, &inner.reach, move || its.state.lock().closing);
         let index = device.index();
-        let keeper = Keeper {
+        let supervisor = Supervisor {
             inner: Arc::clone(&inner),
             device,
             kernels,
@@ -194,7 +198,8 @@ impl Attachment {
             relays: vec![],
             untrusted: vec![],
         };
-        let thread = std::thread::Builder::new().name("forebay-attach".into()).spawn(move || keeper.run())?;
+        let thread =
+            std::thread::Builder::new().name("forebay-attach".into()).spawn(move || supervisor.run())?;
         Ok(Attachment { inner, device: index, thread: Some(thread), _on_change: on_change })
     }
 
@@ -250,7 +255,7 @@ impl Drop for Attachment {
 }
 
 /// The thread that keeps the connection.
-struct Keeper {
+struct Supervisor {
     inner: Arc<Inner>,
     device: Arc<Device>,
     kernels: Arc<Kernels>,
@@ -267,27 +272,30 @@ struct Relay {
     slot_bytes: u64,
     slots: u32,
     /// In the order of [`Direction::BOTH`].
-    ways: [Way; 2],
+    directions: [RelayDirection; 2],
     memory: Option<ForeignMemory>,
 }
 
 /// One direction of a relay.
-struct Way {
+struct RelayDirection {
     staging: RegionId,
     port: Arc<Port>,
     /// The relay's PCIe link and the NVLink pair.
     links: [LinkId; 2],
 }
 
-impl Keeper {
+impl Supervisor {
     fn run(mut self) {
         let _relaxed = Relaxed::enter(self.device.driver());
-        let mut rest = REST;
+        let mut backoff = Backoff::new(FIRST_BACKOFF, BACKOFF_MAX);
         while !self.is_closing() {
             let attached = self.attach();
-            rest = match &attached {
-                Err(NotAttached::NoRelays | NotAttached::Refused(_)) => (2 * rest).min(REST_MAX),
-                _ => REST,
+            let pause = match &attached {
+                Err(NotAttached::NoRelays | NotAttached::Refused(_)) => backoff.next(),
+                _ => {
+                    backoff.reset();
+                    RETRY_AFTER
+                }
             };
             match attached {
                 Ok((session, relays)) => {
@@ -298,7 +306,7 @@ impl Keeper {
                 }
                 Err(error) => self.set_status(Status::Detached { reason: error.to_string() }),
             }
-            self.rest(rest);
+            self.pause(pause);
         }
     }
 
@@ -312,7 +320,7 @@ impl Keeper {
     }
 
     /// Waits for a while, or until the attachment ends.
-    fn rest(&mut self, limit: Duration) {
+    fn pause(&mut self, limit: Duration) {
         let until = Instant::now() + limit;
         while !self.is_closing() {
             let left = until.saturating_duration_since(Instant::now());
@@ -347,11 +355,11 @@ impl Keeper {
         let socket = socket::connect_to(&at.socket)?;
         let process = peer::credentials(&socket)?.process;
         let (token, gpu) = (at.token.clone(), Hex(self.device.uuid()?));
-        let hello = Word::Hello { version: VERSION, token, gpu };
+        let hello = Message::Hello { version: VERSION, token, gpu };
         say_hello(&socket, &hello)?;
         self.wait_for_welcome(&socket, &process)?;
         let (answer, descriptors) = memory::hear(&socket)?;
-        let Word::Welcome { relays } = answer else {
+        let Message::Welcome { relays } = answer else {
             return Err(NotAttached::Nonsense(format!("{answer:?}")));
         };
         let nonsense = |why: &str| NotAttached::Nonsense(why.into());
@@ -371,14 +379,14 @@ impl Keeper {
     /// Waits for the answer to a hello, however long a node that hangs takes for it: it hears each hello in the end, and would
     /// keep staging for those that were given up.
     fn wait_for_welcome(&mut self, socket: &OwnedFd, process: &OwnedFd) -> Result<(), NotAttached> {
-        let mut patience = Some(WELCOME_PATIENCE);
+        let mut timeout = Some(WELCOME_TIMEOUT);
         loop {
             let readable = [socket.as_fd(), process.as_fd(), self.bell.as_fd()];
-            match socket::wait(&readable, &[], patience)?[..] {
+            match socket::wait(&readable, &[], timeout)?[..] {
                 [false, false, true] => self.bell.clear(),
                 [false, false, false] => {
                     self.set_status(Status::Detached { reason: "the node is silent".into() });
-                    patience = None;
+                    timeout = None;
                     continue;
                 }
                 [false, true, _] => return Err(NotAttached::Io(io::ErrorKind::ConnectionReset.into())),
@@ -386,7 +394,7 @@ impl Keeper {
             };
             if self.is_closing() {
                 // So that the node keeps nothing for it, whenever it hears the hello.
-                wire::send(socket, &Word::Bye, &[])?;
+                wire::send(socket, &Message::Bye, &[])?;
                 return Err(NotAttached::Io(io::ErrorKind::Interrupted.into()));
             }
             self.memories.follow(None)?;
@@ -446,10 +454,10 @@ impl Keeper {
             return Ok(false);
         }
         let staging_bytes = relay.slot_bytes * u64::from(relay.slots);
-        for (nth, way) in relay.ways.iter().enumerate() {
+        for (nth, direction) in relay.directions.iter().enumerate() {
             let address = memory.address() + nth as u64 * staging_bytes;
-            ground.addresses.insert(way.staging, address, staging_bytes);
-            way.port.connect(session, 2 * index + nth);
+            ground.addresses.insert(direction.staging, address, staging_bytes);
+            direction.port.connect(session, 2 * index + nth);
         }
         relay.memory = Some(memory);
         for link in relay.links() {
@@ -464,13 +472,16 @@ impl Keeper {
         let [there, back] = Direction::BOTH;
         // What the driver may refuse comes first, since links and routes are for good.
         let (to_gpu, from_gpu) = (self.pair()?, self.pair()?);
-        let ways = [self.add_way(index, offer, there, to_gpu)?, self.add_way(index, offer, back, from_gpu)?];
+        let directions = [
+            self.add_direction(index, offer, there, to_gpu)?,
+            self.add_direction(index, offer, back, from_gpu)?,
+        ];
         let Offer { gpu, slot_bytes, slots, .. } = *offer;
-        self.relays.push(Relay { gpu, slot_bytes, slots, ways, memory: None });
+        self.relays.push(Relay { gpu, slot_bytes, slots, directions, memory: None });
         Ok(index)
     }
 
-    /// A way between this GPU and staging.
+    /// The NVLink pair between this GPU and staging.
     fn pair(&self) -> Result<PeerLink, CudaError> {
         let Ground { addresses, tracks, .. } = &self.inner.ground;
         let [engine, kernel] = [Stream::new(&self.device)?, Stream::new(&self.device)?];
@@ -478,13 +489,13 @@ impl Keeper {
         PeerLink::new(Some(engine), kernel, &self.kernels, addresses, WINDOW_LOTS)
     }
 
-    fn add_way(
+    fn add_direction(
         &self,
         index: usize,
         offer: &Offer,
         direction: Direction,
         pair: PeerLink,
-    ) -> Result<Way, NotAttached> {
+    ) -> Result<RelayDirection, NotAttached> {
         let ground = &self.inner.ground;
         let (handle, tracks) = (&ground.mover, &ground.tracks);
         let place = Place::Device(FIRST_RELAY + index as u16);
@@ -493,12 +504,12 @@ impl Keeper {
         let port = Arc::<Port>::default();
         let remote = RemoteLink::new(direction, &port, tracks.watch_track());
         let (short, gpu) = (String::from(offer.gpu).split_off(24), self.device.index());
-        let way = match direction {
+        let name = match direction {
             Direction::HostToDevice => "h2d",
             Direction::DeviceToHost => "d2h",
         };
-        let remote = handle.add_link(spec(format!("relay-{short}.{way}")), Box::new(remote))?;
-        let pair = handle.add_link(spec(format!("relay-{short}.gpu{gpu}.{way}")), Box::new(pair))?;
+        let remote = handle.add_link(spec(format!("relay-{short}.{name}")), Box::new(remote))?;
+        let pair = handle.add_link(spec(format!("relay-{short}.gpu{gpu}.{name}")), Box::new(pair))?;
         let links = [remote, pair];
         for link in links {
             handle.set_link_up(link, false)?;
@@ -510,7 +521,7 @@ impl Keeper {
         let (from, to) = direction.ends(SHARED, gpu);
         let slots = Staging { region: staging, slot_bytes, slots };
         handle.add_route(RouteSpec::relayed(from, to, hops, slots, false))??;
-        Ok(Way { staging, port, links })
+        Ok(RelayDirection { staging, port, links })
     }
 
     /// Waits until a connection is of no more use. Says why.
@@ -544,7 +555,10 @@ impl Keeper {
             // A mover that has ended starts nothing more.
             let _ = handle.set_link_up(link, false);
         }
-        self.relays.iter().flat_map(|relay| &relay.ways).for_each(|way| way.port.disconnect());
+        self.relays
+            .iter()
+            .flat_map(|relay| &relay.directions)
+            .for_each(|direction| direction.port.disconnect());
         let begun = Instant::now();
         while !self.is_quiet(&session) {
             if self.is_closing() && begun.elapsed() > LAST_WAIT {
@@ -553,11 +567,11 @@ impl Keeper {
             std::thread::sleep(LOOK);
         }
         for relay in &mut self.relays {
-            relay.ways.iter().for_each(|way| self.inner.ground.addresses.remove(way.staging));
+            relay.directions.iter().for_each(|one| self.inner.ground.addresses.remove(one.staging));
             relay.memory = None;
         }
         // A node that is gone needs no goodbye.
-        let _ = wire::send(&session.socket, &Word::Bye, &[]);
+        let _ = wire::send(&session.socket, &Message::Bye, &[]);
     }
 
     /// Whether nothing of a connection is in flight. Requests are waited for as long as the node is there to answer them.
@@ -578,7 +592,7 @@ impl Keeper {
 }
 
 /// A node that refuses may be gone before it is told anything. What it said is there all the same.
-fn say_hello(socket: &OwnedFd, hello: &Word) -> Result<(), NotAttached> {
+fn say_hello(socket: &OwnedFd, hello: &Message) -> Result<(), NotAttached> {
     match wire::send(socket, hello, &[]) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
             memory::hear(socket).and(Err(NotAttached::Io(error)))
@@ -589,6 +603,6 @@ fn say_hello(socket: &OwnedFd, hello: &Word) -> Result<(), NotAttached> {
 
 impl Relay {
     fn links(&self) -> impl Iterator<Item = LinkId> {
-        self.ways.iter().flat_map(|way| way.links)
+        self.directions.iter().flat_map(|direction| direction.links)
     }
 }

@@ -2,7 +2,7 @@
 //! in flight and sleeps otherwise, until an engine rings. This file knows streams and the order of requests; it must never
 //! know who an engine is, and believes nothing that a ring says.
 
-use super::courtesy::Courtesy;
+use super::link_priority::LinkPriority;
 
 use super::ring::{self, Answerer, Header, Run, Violation};
 use super::shared::SharedFile;
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 /// How long the thread looks for requests before it sleeps: longer than the gap between two lots of a transfer.
 const LINGER: Duration = Duration::from_micros(100);
 
-/// What an engine's desk and the control thread share of it.
+/// What an engine's request handler and the control thread share of it.
 #[derive(Debug)]
 pub struct Engine {
     /// The GPU that it says it is.
@@ -35,15 +35,15 @@ pub struct Engine {
     pub memories: RwLock<HashMap<u64, Arc<Registered>>>,
     /// The engine is gone: nothing more is taken.
     closing: AtomicBool,
-    rest: Mutex<Option<Rest>>,
-    came_to_rest: Condvar,
+    drained: Mutex<Option<Drained>>,
+    has_drained: Condvar,
     /// What it did that it must not, if anything.
     pub violation: Mutex<Option<Violation>>,
 }
 
 /// How an engine's requests ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rest {
+pub enum Drained {
     /// Nothing of them is under way.
     Quiet,
     /// The driver cannot say: memory that they use must be left to them for good.
@@ -116,8 +116,8 @@ impl Engine {
             ring,
             memories: RwLock::default(),
             closing: AtomicBool::new(false),
-            rest: Mutex::new(None),
-            came_to_rest: Condvar::new(),
+            drained: Mutex::new(None),
+            has_drained: Condvar::new(),
             violation: Mutex::new(None),
         }
     }
@@ -126,7 +126,7 @@ impl Engine {
         self.memories.read().get(&number).cloned()
     }
 
-    /// Parts from the engine; its desk sees the end.
+    /// Parts from the engine; its request handler sees the end.
     fn part(&self) {
         self.closing.store(true, Ordering::Release);
         socket::part(&self.socket);
@@ -136,12 +136,12 @@ impl Engine {
         self.closing.load(Ordering::Acquire)
     }
 
-    fn come_to(&self, rest: Rest) {
-        if rest == Rest::Quiet {
+    fn set_drained(&self, drained: Drained) {
+        if drained == Drained::Quiet {
             Header::of(self.ring.words()).set_quiet();
         }
-        *self.rest.lock() = Some(rest);
-        self.came_to_rest.notify_all();
+        *self.drained.lock() = Some(drained);
+        self.has_drained.notify_all();
     }
 }
 
@@ -218,7 +218,7 @@ impl RequestQueue {
 
 impl Served {
     /// Takes and ends what can be; says how much that was. Whoever writes nonsense is parted from.
-    fn step(&mut self, shared: &Shared, courtesy: &mut Courtesy, runs: &mut Vec<Run>) -> usize {
+    fn step(&mut self, shared: &Shared, link_priority: &mut LinkPriority, runs: &mut Vec<Run>) -> usize {
         let engine = Arc::clone(&self.engine);
         let words = engine.ring.words();
         Header::of(words).beat();
@@ -228,7 +228,7 @@ impl Served {
             if engine.is_closing() {
                 continue;
             }
-            match self.take(index, shared, courtesy, runs) {
+            match self.take(index, shared, link_priority, runs) {
                 Ok(taken) => done += taken,
                 Err(violation) => {
                     *engine.violation.lock() = Some(violation);
@@ -244,13 +244,15 @@ impl Served {
         &mut self,
         index: usize,
         shared: &Shared,
-        courtesy: &mut Courtesy,
+        link_priority: &mut LinkPriority,
         runs: &mut Vec<Run>,
     ) -> Result<usize, Violation> {
         let queue = &mut self.queues[index];
         let words = ring::queue(self.engine.ring.words(), index);
         let mut taken = 0;
-        while queue.answerer.is_asked(words) && courtesy.lets_start(queue.gpu, queue.direction, Instant::now) {
+        while queue.answerer.is_asked(words)
+            && link_priority.lets_start(queue.gpu, queue.direction, Instant::now)
+        {
             // The engine may have taken it back since it was seen.
             if !queue.answerer.take(words, runs)? {
                 break;
@@ -272,10 +274,10 @@ impl Served {
     }
 
     /// Notes on which links the engine itself copies.
-    fn note_own(&self, courtesy: &mut Courtesy) {
+    fn note_own(&self, link_priority: &mut LinkPriority) {
         let header = Header::of(self.engine.ring.words());
         let own = Direction::BOTH.into_iter().filter(|direction| header.is_own(*direction as usize));
-        own.for_each(|direction| courtesy.note(self.engine.gpu, direction));
+        own.for_each(|direction| link_priority.note(self.engine.gpu, direction));
     }
 
     fn in_flight(&self) -> usize {
@@ -290,11 +292,11 @@ impl Served {
         let engine = Arc::clone(&self.engine);
         if self.lost {
             std::mem::forget(self);
-            return engine.come_to(Rest::Lost);
+            return engine.set_drained(Drained::Lost);
         }
         // Streams go before the memory that they used.
         drop(self);
-        engine.come_to(Rest::Quiet);
+        engine.set_drained(Drained::Quiet);
     }
 
     /// Whether something waits to be taken. What is nonsense waits too.
@@ -324,7 +326,7 @@ impl Control {
         Ok(Control { shared, thread: Some(thread) })
     }
 
-    /// What desks tell the thread through.
+    /// What request handlers tell the thread through.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
@@ -349,15 +351,15 @@ impl Shared {
         self.tell();
     }
 
-    /// Takes nothing more from an engine, and waits until what was taken came to rest.
-    pub fn finish(&self, engine: &Engine) -> Rest {
+    /// Takes nothing more from an engine, and waits until what was taken has ended.
+    pub fn finish(&self, engine: &Engine) -> Drained {
         engine.closing.store(true, Ordering::Release);
         self.tell();
-        let mut rest = engine.rest.lock();
+        let mut drained = engine.drained.lock();
         loop {
-            match *rest {
-                Some(rest) => return rest,
-                None => engine.came_to_rest.wait(&mut rest),
+            match *drained {
+                Some(drained) => return drained,
+                None => engine.has_drained.wait(&mut drained),
             }
         }
     }
@@ -373,15 +375,16 @@ impl Shared {
     }
 
     fn run(&self, bell: &Bell) {
-        let (mut served, mut runs, mut courtesy) = (Vec::<Served>::new(), Vec::new(), Courtesy::default());
+        let (mut served, mut runs, mut link_priority) =
+            (Vec::<Served>::new(), Vec::new(), LinkPriority::default());
         let mut idle_since = Instant::now();
         while !(self.closed.load(Ordering::Acquire) && served.is_empty()) {
             if self.fresh.swap(false, Ordering::AcqRel) {
                 served.append(&mut self.inbox.lock());
             }
-            courtesy.forget();
-            served.iter().for_each(|served| served.note_own(&mut courtesy));
-            let step = |served: &mut Served| served.step(self, &mut courtesy, &mut runs);
+            link_priority.forget();
+            served.iter().for_each(|served| served.note_own(&mut link_priority));
+            let step = |served: &mut Served| served.step(self, &mut link_priority, &mut runs);
             let done = served.iter_mut().map(step).sum::<usize>();
             served.extract_if(.., |served| served.is_over()).for_each(Served::end);
             if done > 0 || served.iter().any(|served| served.in_flight() > 0) {

@@ -4,7 +4,7 @@
 use super::NotAttached;
 use super::session::{Known, Session};
 use super::socket;
-use super::wire::{self, Word};
+use super::wire::{self, Message};
 use crate::copier::SHARED;
 use crate::kernels::Piece;
 use crate::links::Direction;
@@ -17,8 +17,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a node may take for a word: memory has to be pinned and unpinned, which takes seconds for what is large.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// How long a node may take for a message: memory has to be pinned and unpinned, which takes seconds for what is large.
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// Between two looks at whether the answer is still waited for.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -143,7 +143,7 @@ impl Memories {
         self.regions.remove(&number);
         if let Some(session) = session {
             session.forget(region);
-            ask(session, &*self.is_closing, &Word::Forget { memory: number }, &[])?;
+            ask(session, &*self.is_closing, &Message::Forget { memory: number }, &[])?;
         }
         Ok(())
     }
@@ -157,27 +157,27 @@ fn give(
     region: RegionId,
     memory: &Arc<dyn Shareable>,
 ) -> Result<Option<String>, NotAttached> {
-    let word = Word::Memory { memory: number };
+    let message = Message::Memory { memory: number };
     let file = memory.file().into_iter().collect::<Vec<_>>();
-    match ask(session, is_closing, &word, &file) {
-        Ok(Word::Done) => {
+    match ask(session, is_closing, &message, &file) {
+        Ok(Message::Done) => {
             session.know(region, Known { memory: number, offset: 0 });
             Ok(None)
         }
-        Ok(word) => Err(NotAttached::Nonsense(format!("{word:?}"))),
+        Ok(message) => Err(NotAttached::Nonsense(format!("{message:?}"))),
         Err(NotAttached::Refused(reason)) => Ok(Some(reason)),
         Err(error) => Err(error),
     }
 }
 
-/// Says a word and hears the answer, unless nobody waits for it any more.
+/// Says a message and hears the answer, unless nobody waits for it any more.
 fn ask(
     session: &Session,
     is_closing: &dyn Fn() -> bool,
-    word: &Word,
+    message: &Message,
     descriptors: &[BorrowedFd<'_>],
-) -> Result<Word, NotAttached> {
-    wire::send(&session.socket, word, descriptors)?;
+) -> Result<Message, NotAttached> {
+    wire::send(&session.socket, message, descriptors)?;
     let begun = Instant::now();
     let fds = [session.socket.as_fd(), session.process.as_fd()];
     loop {
@@ -186,16 +186,16 @@ fn ask(
             [false, _] => return Err(NotAttached::Io(ErrorKind::ConnectionReset.into())),
             _ => return Ok(hear(&session.socket)?.0),
         }
-        if is_closing() || session.is_down() || begun.elapsed() > PATIENCE {
+        if is_closing() || session.is_down() || begun.elapsed() > TIMEOUT {
             return Err(NotAttached::Io(ErrorKind::TimedOut.into()));
         }
     }
 }
 
 /// Hears an answer that is there, and the descriptors that came along.
-pub fn hear(socket: &OwnedFd) -> Result<(Word, Vec<OwnedFd>), NotAttached> {
+pub fn hear(socket: &OwnedFd) -> Result<(Message, Vec<OwnedFd>), NotAttached> {
     match wire::receive(socket)? {
-        (Word::Refused { reason }, _) => Err(NotAttached::Refused(reason)),
+        (Message::Refused { reason }, _) => Err(NotAttached::Refused(reason)),
         answer => Ok(answer),
     }
 }

@@ -9,11 +9,12 @@
 //! This folder knows processes, who trusts whom, and what happens when one of them dies. It must never know which lot goes
 //! where next.
 
+mod atomics;
 mod attach;
 mod control;
-mod courtesy;
-mod desk;
+mod handler;
 mod link;
+mod link_priority;
 mod memory;
 mod nonce;
 mod peer;
@@ -26,7 +27,6 @@ mod socket_file;
 #[cfg(test)]
 pub(crate) mod tests;
 mod wire;
-mod words;
 
 pub(crate) use attach::Ground;
 pub use attach::{Attachment, NodeRelays, NotAttached, RELAYS_VARIABLE, RelaysAt, Status, TOKEN_VARIABLE};

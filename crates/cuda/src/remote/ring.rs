@@ -9,7 +9,7 @@
 //! before it looks at it: the asker may be anybody, and write what it likes at any time. The loom model of falling asleep is
 //! `tests/loom_ring.rs`.
 
-use super::words::{AtomicU64, Ordering, fence};
+use super::atomics::{AtomicU64, Ordering, fence};
 use thiserror::Error;
 
 /// Requests of a queue that have not been answered, at most.

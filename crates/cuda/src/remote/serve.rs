@@ -2,7 +2,7 @@
 //! threads that there are; it must never know what an engine says, nor what is copied.
 
 use super::control::{Control, Engine, Shared};
-use super::desk;
+use super::handler;
 
 use super::socket::{self, Bell, Ringer};
 use super::socket_file::{SocketFile, bind_socket};
@@ -32,8 +32,8 @@ const SLOTS_MIN: u64 = 4;
 const SLOT_BYTES_MAX: u64 = 2 << 20;
 /// Engines at a time.
 pub const ENGINES_MAX: usize = 64;
-/// How long the socket rests when the system has no descriptors or threads left.
-const REST: Duration = Duration::from_millis(100);
+/// Pause when the system has no descriptors or threads left.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// What relays are told at their start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,16 +105,16 @@ pub struct RelaysStat {
 /// The relays of a node. Dropping them parts from all engines.
 #[derive(Debug)]
 pub struct Relays {
-    house: Arc<House>,
-    door: Option<JoinHandle<()>>,
+    server: Arc<RelayServer>,
+    listener: Option<JoinHandle<()>>,
     file: Option<SocketFile>,
-    // Dropped last: desks wait for it.
+    // Dropped last: request handlers wait for it.
     _control: Control,
 }
 
-/// What all desks share.
+/// What all request handlers share.
 #[derive(Debug)]
-pub struct House {
+pub struct RelayServer {
     pub config: RelaysConfig,
     gpus: Vec<Arc<RelayGpu>>,
     /// GPUs that each relay is divided among.
@@ -122,7 +122,7 @@ pub struct House {
     pub control: Arc<Shared>,
     /// Memory that is pinned already, by device and inode: engines may share it.
     pub pinned: Mutex<HashMap<(u64, u64), Weak<Registered>>>,
-    desks: Mutex<Desks>,
+    handlers: Mutex<Handlers>,
     left: Condvar,
     stopping: AtomicBool,
     /// Rung once, when the relays end.
@@ -132,7 +132,7 @@ pub struct House {
 }
 
 #[derive(Debug, Default)]
-struct Desks {
+struct Handlers {
     next: u64,
     open: HashMap<u64, Option<Arc<Engine>>>,
 }
@@ -166,60 +166,60 @@ impl Relays {
         let mode = if config.uids.is_empty() { 0o600 } else { 0o666 };
         let (listener, file) = bind_socket(&path, SocketType::SEQPACKET, mode)
             .map_err(|error| RelayError::Socket { path: path.clone(), error })?;
-        let house = Arc::new(House {
+        let server = Arc::new(RelayServer {
             config,
             gpus,
             served: u64::from(Gpu::count(driver)?).saturating_sub(1).max(1),
             control: Arc::clone(control.shared()),
             pinned: Mutex::default(),
-            desks: Mutex::default(),
+            handlers: Mutex::default(),
             left: Condvar::new(),
             stopping: AtomicBool::new(false),
             stop: socket::bell()?,
             refused: AtomicU64::new(0),
             violations: AtomicU64::new(0),
         });
-        let own = Arc::clone(&house);
-        let door =
-            std::thread::Builder::new().name("forebay-door".into()).spawn(move || own.let_in(&listener))?;
-        Ok(Relays { house, door: Some(door), file: Some(file), _control: control })
+        let own = Arc::clone(&server);
+        let listener =
+            std::thread::Builder::new().name("forebay-listen".into()).spawn(move || own.let_in(&listener))?;
+        Ok(Relays { server, listener: Some(listener), file: Some(file), _control: control })
     }
 
     /// Where engines attach.
     pub fn socket(&self) -> &Path {
-        &self.house.config.socket
+        &self.server.config.socket
     }
 
     /// What they did and hold.
     pub fn stat(&self) -> RelaysStat {
-        let (requests, bytes) = self.house.control.counters();
+        let (requests, bytes) = self.server.control.counters();
         RelaysStat {
-            gpus: self.house.gpus.len(),
-            engines: self.house.desks.lock().open.values().flatten().count(),
-            staging_bytes: self.house.gpus.iter().map(|gpu| *gpu.used_bytes.lock()).sum(),
+            gpus: self.server.gpus.len(),
+            engines: self.server.handlers.lock().open.values().flatten().count(),
+            staging_bytes: self.server.gpus.iter().map(|gpu| *gpu.used_bytes.lock()).sum(),
             requests,
             bytes,
-            refused: self.house.refused.load(Ordering::Relaxed),
-            violations: self.house.violations.load(Ordering::Relaxed),
+            refused: self.server.refused.load(Ordering::Relaxed),
+            violations: self.server.violations.load(Ordering::Relaxed),
         }
     }
 }
 
 impl Drop for Relays {
     fn drop(&mut self) {
-        let house = &self.house;
-        house.stopping.store(true, Ordering::Release);
-        house.stop.0.ring();
-        if let Some(door) = self.door.take() {
+        let server = &self.server;
+        server.stopping.store(true, Ordering::Release);
+        server.stop.0.ring();
+        if let Some(listener) = self.listener.take() {
             // A panic of the thread has already been printed; there is nobody left to tell.
-            let _ = door.join();
+            let _ = listener.join();
         }
         // The next node finds its place free.
         self.file = None;
-        let mut desks = house.desks.lock();
-        desks.open.values().flatten().for_each(|engine| socket::part(&engine.socket));
-        while !desks.open.is_empty() {
-            house.left.wait(&mut desks);
+        let mut handlers = server.handlers.lock();
+        handlers.open.values().flatten().for_each(|engine| socket::part(&engine.socket));
+        while !handlers.open.is_empty() {
+            server.left.wait(&mut handlers);
         }
     }
 }
@@ -270,54 +270,54 @@ fn open_one(driver: &'static Driver, index: u16) -> Result<Arc<Device>, LeftOut>
     }
 }
 
-impl House {
+impl RelayServer {
     /// Gives each engine a thread, until the relays end.
-    fn let_in(self: &Arc<House>, listener: &OwnedFd) {
+    fn let_in(self: &Arc<RelayServer>, listener: &OwnedFd) {
         while !self.is_stopping() {
             if socket::wait(&[listener.as_fd(), self.stop.1.as_fd()], &[], None).is_err() {
-                std::thread::sleep(REST);
+                std::thread::sleep(RETRY_AFTER);
             }
             match socket::accept_from(listener) {
                 Ok(socket) => self.admit(socket),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => std::thread::sleep(REST),
+                Err(_) => std::thread::sleep(RETRY_AFTER),
             }
         }
     }
 
-    fn admit(self: &Arc<House>, socket: OwnedFd) {
-        let mut desks = self.desks.lock();
-        if desks.open.len() >= ENGINES_MAX {
-            drop(desks);
+    fn admit(self: &Arc<RelayServer>, socket: OwnedFd) {
+        let mut handlers = self.handlers.lock();
+        if handlers.open.len() >= ENGINES_MAX {
+            drop(handlers);
             let why = format!("{ENGINES_MAX} engines are attached; no more may be");
-            return desk::refuse(self, &socket, why);
+            return handler::refuse(self, &socket, why);
         }
-        let number = desks.next;
-        desks.next += 1;
-        desks.open.insert(number, None);
-        drop(desks);
-        let house = Arc::clone(self);
+        let number = handlers.next;
+        handlers.next += 1;
+        handlers.open.insert(number, None);
+        drop(handlers);
+        let server = Arc::clone(self);
         let serve = move || {
-            desk::serve(&house, number, socket);
-            house.leave(number);
+            handler::serve(&server, number, socket);
+            server.leave(number);
         };
-        if std::thread::Builder::new().name("forebay-desk".into()).spawn(serve).is_err() {
+        if std::thread::Builder::new().name("forebay-relays".into()).spawn(serve).is_err() {
             // An engine for whom there is no thread sees the end.
             self.leave(number);
         }
     }
 
     /// Notes an engine that was let in. Says whether the relays still go on.
-    pub fn seat(&self, number: u64, engine: &Arc<Engine>) -> bool {
-        self.desks.lock().open.insert(number, Some(Arc::clone(engine)));
+    pub fn attach(&self, number: u64, engine: &Arc<Engine>) -> bool {
+        self.handlers.lock().open.insert(number, Some(Arc::clone(engine)));
         !self.is_stopping()
     }
 
     fn leave(&self, number: u64) {
-        let engine = self.desks.lock().open.insert(number, None);
+        let engine = self.handlers.lock().open.insert(number, None);
         // Without the lock: unpinning its memory takes seconds.
         drop(engine);
-        self.desks.lock().open.remove(&number);
+        self.handlers.lock().open.remove(&number);
         self.left.notify_all();
     }
 
@@ -456,7 +456,7 @@ mod leave_tests {
     /// Memory that notes whether others could be let in while it was let go of.
     struct Watched {
         memory: HostBuffer,
-        house: Arc<House>,
+        server: Arc<RelayServer>,
         lets_in: Arc<AtomicBool>,
     }
 
@@ -473,7 +473,7 @@ mod leave_tests {
 
     impl Drop for Watched {
         fn drop(&mut self) {
-            self.lets_in.store(self.house.desks.try_lock().is_some(), Ordering::Relaxed);
+            self.lets_in.store(self.server.handlers.try_lock().is_some(), Ordering::Relaxed);
         }
     }
 
@@ -481,18 +481,18 @@ mod leave_tests {
     fn others_are_let_in_while_the_memory_of_an_engine_that_left_is_unpinned() {
         let folder = tempfile::tempdir().unwrap();
         let relays = Relays::start(driver(), config(folder.path())).unwrap();
-        let (house, lets_in) = (Arc::clone(&relays.house), Arc::new(AtomicBool::new(false)));
+        let (server, lets_in) = (Arc::clone(&relays.server), Arc::new(AtomicBool::new(false)));
         let (socket, _other) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let engine = Arc::new(Engine::new(Hex([0; 16]), socket, house.ring(1).unwrap()));
+        let engine = Arc::new(Engine::new(Hex([0; 16]), socket, server.ring(1).unwrap()));
         let memory = HostBuffer::new(4096);
-        let watched = Watched { memory, house: Arc::clone(&house), lets_in: Arc::clone(&lets_in) };
-        let pinned = Registered::new(house.device(), Arc::new(watched)).unwrap();
+        let watched = Watched { memory, server: Arc::clone(&server), lets_in: Arc::clone(&lets_in) };
+        let pinned = Registered::new(server.device(), Arc::new(watched)).unwrap();
         engine.memories.write().insert(0, Arc::new(pinned));
-        assert!(house.seat(7, &engine));
+        assert!(server.attach(7, &engine));
         drop(engine);
-        house.leave(7);
+        server.leave(7);
         assert!(lets_in.load(Ordering::Relaxed));
-        assert_eq!(house.desks.lock().open.len(), 0);
+        assert_eq!(server.handlers.lock().open.len(), 0);
     }
 }

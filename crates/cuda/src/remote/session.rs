@@ -30,7 +30,7 @@ pub struct Session {
     ring: SharedFile,
     bell: Ringer,
     /// Tells the thread that keeps the connection.
-    keeper: Arc<Ringer>,
+    supervisor: Arc<Ringer>,
     memories: RwLock<HashMap<RegionId, Known>>,
     /// Nothing more is asked, and answers are not waited for by the control thread.
     down: AtomicBool,
@@ -101,7 +101,7 @@ impl Session {
         process: OwnedFd,
         ring: SharedFile,
         bell: Ringer,
-        keeper: Arc<Ringer>,
+        supervisor: Arc<Ringer>,
     ) -> Session {
         let pulse =
             Pulse { epoch: Instant::now(), beats: AtomicU64::default(), since_us: AtomicU64::default() };
@@ -110,7 +110,7 @@ impl Session {
             process,
             ring,
             bell,
-            keeper,
+            supervisor,
             memories: RwLock::default(),
             down: AtomicBool::new(false),
             open: AtomicUsize::new(0),
@@ -129,10 +129,10 @@ impl Session {
         self.memories.write().remove(&region);
     }
 
-    /// The connection is of no more use. Whoever waits for answers is told by the keeper.
+    /// The connection is of no more use. Whoever waits for answers is told by the supervisor.
     pub fn take_down(&self) {
         self.down.store(true, Ordering::Release);
-        self.keeper.ring();
+        self.supervisor.ring();
     }
 
     /// Whether it is of no more use.
@@ -208,11 +208,11 @@ impl Session {
         }
     }
 
-    /// Leaves an operation, which was not asked for because the connection is down, to the keeper.
+    /// Leaves an operation, which was not asked for because the connection is down, to the supervisor.
     pub fn park(&self, done: Completion) {
         self.open.fetch_add(1, Ordering::AcqRel);
         self.parked.lock().push(Parked { writes: None, done });
-        self.keeper.ring();
+        self.supervisor.ring();
     }
 
     /// Ends parked operations that are over. To be called once the links are down. `gone` says that the node's process has
@@ -258,7 +258,7 @@ impl Request {
         Box::new(Request { session: Arc::clone(session), queue, number, asked_us })
     }
 
-    /// Ends the operation, now that the request has passed, or leaves it to the keeper.
+    /// Ends the operation, now that the request has passed, or leaves it to the supervisor.
     pub fn end(self, direction: Direction, bytes: u64, done: Completion) {
         let Request { session, queue, number, .. } = self;
         if let Some(outcome) = session.outcome(queue, number, bytes) {
@@ -266,7 +266,7 @@ impl Request {
         }
         let writes = (direction == Direction::DeviceToHost).then_some((queue, number, bytes));
         session.parked.lock().push(Parked { writes, done });
-        session.keeper.ring();
+        session.supervisor.ring();
     }
 }
 

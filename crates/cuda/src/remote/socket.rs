@@ -30,9 +30,9 @@ pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// How long a send or a receive may wait; `None` for as long as it takes.
-pub fn set_patience(socket: &OwnedFd, patience: Option<Duration>) -> io::Result<()> {
-    sockopt::set_socket_timeout(socket, Timeout::Recv, patience)?;
-    Ok(sockopt::set_socket_timeout(socket, Timeout::Send, patience)?)
+pub fn set_timeout(socket: &OwnedFd, timeout: Option<Duration>) -> io::Result<()> {
+    sockopt::set_socket_timeout(socket, Timeout::Recv, timeout)?;
+    Ok(sockopt::set_socket_timeout(socket, Timeout::Send, timeout)?)
 }
 
 /// Sends a packet.

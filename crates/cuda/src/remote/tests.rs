@@ -1,11 +1,11 @@
 //! The node's side against engines that are not what they say: no engine needs a GPU to be refused.
 
 use super::bind_socket;
-use super::courtesy::HOLD;
+use super::link_priority::HOLD;
 use super::ring::{self, Asker, Header, QUEUE_WORDS, RUNS_MAX, Run};
 use super::shared::SharedFile;
 use super::socket::{self, Ringer};
-use super::wire::{self, Hex, Offer, VERSION, Word};
+use super::wire::{self, Hex, Message, Offer, VERSION};
 use super::{Relays, RelaysConfig, RelaysStat};
 use crate::driver::Driver;
 use crate::gpu::Gpu;
@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn driver() -> &'static Driver {
     static DRIVER: OnceLock<&Driver> = OnceLock::new();
@@ -45,7 +45,7 @@ pub(super) fn config(folder: &Path) -> RelaysConfig {
 fn wait_until(relays: &Relays, wanted: impl Fn(&RelaysStat) -> bool) {
     let begun = Instant::now();
     while !wanted(&relays.stat()) {
-        assert!(begun.elapsed() < PATIENCE, "{:?}", relays.stat());
+        assert!(begun.elapsed() < TIMEOUT, "{:?}", relays.stat());
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -58,24 +58,24 @@ struct Client {
     relays: Vec<Offer>,
 }
 
-fn hello() -> Word {
+fn hello() -> Message {
     hello_of(0)
 }
 
-fn hello_of(gpu: u16) -> Word {
+fn hello_of(gpu: u16) -> Message {
     let gpu = Hex(Gpu::find(driver(), gpu).unwrap().uuid().unwrap());
-    Word::Hello { version: VERSION, token: "let me in".into(), gpu }
+    Message::Hello { version: VERSION, token: "let me in".into(), gpu }
 }
 
-fn say(socket: &OwnedFd, word: &Word, files: &[&SharedFile]) -> Word {
+fn say(socket: &OwnedFd, message: &Message, files: &[&SharedFile]) -> Message {
     let files: Vec<_> = files.iter().map(|file| file.file()).collect();
     wire::send(socket, word, &files).unwrap();
     wire::receive(socket).unwrap().0
 }
 
-fn reason(answer: Word) -> String {
+fn reason(answer: Message) -> String {
     match answer {
-        Word::Refused { reason } => reason,
+        Message::Refused { reason } => reason,
         word => panic!("{word:?} where a refusal was expected"),
     }
 }
@@ -88,7 +88,7 @@ impl Client {
     fn attach_as(path: &Path, gpu: u16) -> Client {
         let socket = socket::connect_to(path).unwrap();
         wire::send(&socket, &hello_of(gpu), &[]).unwrap();
-        let (Word::Welcome { relays }, descriptors) = wire::receive(&socket).unwrap() else {
+        let (Message::Welcome { relays }, descriptors) = wire::receive(&socket).unwrap() else {
             panic!("not welcome")
         };
         let [ring, bell] = <[OwnedFd; 2]>::try_from(descriptors).unwrap();
@@ -102,7 +102,7 @@ impl Client {
 
     fn give(&self, number: u64, bytes: u64) -> SharedFile {
         let file = SharedFile::create(bytes).unwrap();
-        assert_eq!(say(&self.socket, &Word::Memory { memory: number }, &[&file]), Word::Done);
+        assert_eq!(say(&self.socket, &Message::Memory { memory: number }, &[&file]), Message::Done);
         file
     }
 
@@ -113,14 +113,14 @@ impl Client {
         self.ringer.ring();
         let begun = Instant::now();
         while ring::answer(words, number).is_none() {
-            assert!(begun.elapsed() < PATIENCE);
+            assert!(begun.elapsed() < TIMEOUT);
             std::thread::yield_now();
         }
         assert_eq!(ring::answer(words, number), Some(0));
     }
 
     fn is_parted_from(&self) -> bool {
-        socket::wait(&[], &[self.socket.as_fd()], Some(PATIENCE)).unwrap()[0]
+        socket::wait(&[], &[self.socket.as_fd()], Some(TIMEOUT)).unwrap()[0]
     }
 }
 
@@ -140,7 +140,7 @@ fn what_an_engine_asks_for_is_copied_both_ways_and_its_going_frees_everything() 
     assert!(words[512..1024].iter().all(|word| word.load(Ordering::Relaxed) == 0));
     assert_eq!(relays.stat().requests, 2);
     assert!(relays.stat().staging_bytes > 0);
-    wire::send(&client.socket, &Word::Bye, &[]).unwrap();
+    wire::send(&client.socket, &Message::Bye, &[]).unwrap();
     wait_until(&relays, |stat| (stat.engines, stat.staging_bytes) == (0, 0));
     assert!(Header::of(client.ring.words()).is_quiet());
 }
@@ -149,26 +149,26 @@ fn what_an_engine_asks_for_is_copied_both_ways_and_its_going_frees_everything() 
 fn a_link_whose_own_engine_copies_is_left_to_it_but_for_a_little() {
     let folder = tempfile::tempdir().unwrap();
     let relays = Relays::start(driver(), config(folder.path())).unwrap();
-    let (owner, guest) = (Client::attach_as(relays.socket(), 0), Client::attach_as(relays.socket(), 1));
-    let _file = guest.give(0, 1 << 20);
+    let (owner, attached) = (Client::attach_as(relays.socket(), 0), Client::attach_as(relays.socket(), 1));
+    let _file = attached.give(0, 1 << 20);
     let gpu = Hex(Gpu::find(driver(), 0).unwrap().uuid().unwrap());
-    let queue = 2 * guest.relays.iter().position(|relay| relay.gpu == gpu).unwrap();
+    let queue = 2 * attached.relays.iter().position(|relay| relay.gpu == gpu).unwrap();
     let run = Run { memory: 0, offset: 0, staging: 0, bytes: 4096 };
     let mut asker = Asker::default();
     let own = Header::of(owner.ring.words());
     own.begin_own(0);
     // The node may have looked who copies just before.
-    guest.copy(queue, &mut asker, run);
+    attached.copy(queue, &mut asker, run);
     let begun = Instant::now();
-    (0..8).for_each(|_| guest.copy(queue, &mut asker, run));
+    (0..8).for_each(|_| attached.copy(queue, &mut asker, run));
     assert!(begun.elapsed() >= 7 * HOLD, "{:?} for 8 requests", begun.elapsed());
     // What it did is over, or it is: then the link is anybody's.
     own.end_own(0);
-    guest.copy(queue, &mut asker, run);
+    attached.copy(queue, &mut asker, run);
     own.begin_own(0);
-    wire::send(&owner.socket, &Word::Bye, &[]).unwrap();
+    wire::send(&owner.socket, &Message::Bye, &[]).unwrap();
     wait_until(&relays, |stat| stat.engines == 1);
-    guest.copy(queue, &mut asker, run);
+    attached.copy(queue, &mut asker, run);
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn a_request_that_is_taken_back_as_it_is_taken_is_no_request() {
             flips += 1;
             if flips.is_multiple_of(4096) {
                 client.ringer.ring();
-                assert!(since.elapsed() < PATIENCE, "request {number}");
+                assert!(since.elapsed() < TIMEOUT, "request {number}");
             }
         }
         number += 1;
@@ -227,16 +227,16 @@ fn a_socket_whose_node_is_slow_to_let_engines_in_is_not_taken_over() {
 fn who_may_not_attach_is_told_why() {
     let folder = tempfile::tempdir().unwrap();
     let relays = Relays::start(driver(), config(folder.path())).unwrap();
-    let refused = |word: Word| {
+    let refused = |word: Message| {
         let socket = socket::connect_to(relays.socket()).unwrap();
         reason(say(&socket, &word, &[]))
     };
-    let Word::Hello { version, token, gpu } = hello() else { unreachable!() };
-    let wrong = Word::Hello { version, token: "let me im".into(), gpu };
+    let Message::Hello { version, token, gpu } = hello() else { unreachable!() };
+    let wrong = Message::Hello { version, token: "let me im".into(), gpu };
     assert_eq!(refused(wrong), "the token is wrong");
-    assert_eq!(refused(Word::Hello { version, token: String::new(), gpu }), "the token is wrong");
-    assert!(refused(Word::Hello { version: 9, token, gpu }).contains("version 9"));
-    assert!(refused(Word::Bye).contains("hello"));
+    assert_eq!(refused(Message::Hello { version, token: String::new(), gpu }), "the token is wrong");
+    assert!(refused(Message::Hello { version: 9, token, gpu }).contains("version 9"));
+    assert!(refused(Message::Bye).contains("hello"));
     assert_eq!(relays.stat().refused, 4);
 }
 
@@ -249,7 +249,7 @@ fn staging_is_bounded_for_all_engines_together() {
     let socket = socket::connect_to(path).unwrap();
     let reason = reason(say(&socket, &hello(), &[]));
     assert!(reason.contains("bytes of staging") && reason.contains("left"), "{reason}");
-    wire::send(&clients[0].socket, &Word::Bye, &[]).unwrap();
+    wire::send(&clients[0].socket, &Message::Bye, &[]).unwrap();
     wait_until(&relays, |stat| stat.engines == 2);
     Client::attach(path);
 }
@@ -259,18 +259,18 @@ fn memory_that_is_too_long_or_could_be_shortened_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let relays = Relays::start(driver(), config(folder.path())).unwrap();
     let client = Client::attach(relays.socket());
-    let give = |number, file: &SharedFile| say(&client.socket, &Word::Memory { memory: number }, &[file]);
+    let give = |number, file: &SharedFile| say(&client.socket, &Message::Memory { memory: number }, &[file]);
     let file = SharedFile::create(1 << 19).unwrap();
-    assert_eq!(give(1, &file), Word::Done);
+    assert_eq!(give(1, &file), Message::Done);
     assert!(reason(give(1, &file)).contains("given before"));
     assert!(reason(give(2, &SharedFile::create(1 << 20).unwrap())).contains("allowed are"));
-    assert!(reason(say(&client.socket, &Word::Memory { memory: 3 }, &[])).contains("one file"));
+    assert!(reason(say(&client.socket, &Message::Memory { memory: 3 }, &[])).contains("one file"));
     let unsealed = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&unsealed, 4096).unwrap();
-    wire::send(&client.socket, &Word::Memory { memory: 4 }, &[unsealed.as_fd()]).unwrap();
+    wire::send(&client.socket, &Message::Memory { memory: 4 }, &[unsealed.as_fd()]).unwrap();
     assert!(reason(wire::receive(&client.socket).unwrap().0).contains("sealed"));
-    assert_eq!(say(&client.socket, &Word::Forget { memory: 1 }, &[]), Word::Done);
-    assert_eq!(give(5, &SharedFile::create(1 << 20).unwrap()), Word::Done);
+    assert_eq!(say(&client.socket, &Message::Forget { memory: 1 }, &[]), Message::Done);
+    assert_eq!(give(5, &SharedFile::create(1 << 20).unwrap()), Message::Done);
 }
 
 /// What an engine must not ask for beside a good request: runs, and (sequence word, number of runs).

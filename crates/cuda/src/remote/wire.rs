@@ -1,20 +1,20 @@
 //! What an engine and a node say to each other over their socket. Only attaching goes this way; requests go through rings.
-//! This file knows words; it must never know what is done about them.
+//! This file knows messages; it must never know what is done about them.
 //!
-//! One packet is one word, as JSON. The engine speaks, the node answers each word once.
+//! One packet is one message, as JSON. The engine speaks, the node answers each message once.
 
 use super::socket;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// The version of the words and of what is in the ring.
+/// The version of the messages and of what is in the ring.
 pub const VERSION: u32 = 2;
 
-/// A word.
+/// A message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Word {
+pub enum Message {
     /// The engine's first.
     Hello {
         /// The engine's [`VERSION`].
@@ -39,7 +39,7 @@ pub enum Word {
         /// The number.
         memory: u64,
     },
-    /// The word was taken in.
+    /// The message was taken in.
     Done,
     /// It was not.
     Refused {
@@ -112,13 +112,13 @@ impl<const N: usize> TryFrom<String> for Hex<N> {
     }
 }
 
-/// Sends a word.
-pub fn send(socket: &OwnedFd, word: &Word, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    socket::send(socket, &serde_json::to_vec(word)?, descriptors)
+/// Sends a message.
+pub fn send(socket: &OwnedFd, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    socket::send(socket, &serde_json::to_vec(message)?, descriptors)
 }
 
-/// Receives a word, and the descriptors that came along. The end of the other side is an error.
-pub fn receive(socket: &OwnedFd) -> io::Result<(Word, Vec<OwnedFd>)> {
+/// Receives a message, and the descriptors that came along. The end of the other side is an error.
+pub fn receive(socket: &OwnedFd) -> io::Result<(Message, Vec<OwnedFd>)> {
     let (packet, descriptors) = socket::receive(socket)?;
     Ok((serde_json::from_slice(&packet)?, descriptors))
 }
@@ -144,11 +144,11 @@ mod tests {
             slot_bytes: 1 << 20,
             slots: 3,
         };
-        let word = Word::Welcome { relays: vec![offer; 15] };
+        let message = Message::Welcome { relays: vec![offer; 15] };
         let (one, other) = socket::bell().unwrap();
-        send(&ours, &word, &[one.as_fd(), other.as_fd()]).unwrap();
+        send(&ours, &message, &[one.as_fd(), other.as_fd()]).unwrap();
         let (received, descriptors) = receive(&theirs).unwrap();
-        assert_eq!((received, descriptors.len()), (word, 2));
+        assert_eq!((received, descriptors.len()), (message, 2));
         drop(ours);
         assert_eq!(receive(&theirs).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
@@ -173,8 +173,8 @@ mod tests {
     #[test]
     fn the_last_word_of_who_left_without_hearing_is_heard() {
         let (here, there) = pair();
-        let refused = Word::Refused { reason: "no".into() };
-        send(&here, &Word::Bye, &[]).unwrap();
+        let refused = Message::Refused { reason: "no".into() };
+        send(&here, &Message::Bye, &[]).unwrap();
         send(&there, &refused, &[]).unwrap();
         drop(there);
         assert_eq!(receive(&here).unwrap().0, refused);

@@ -2,12 +2,12 @@
 //! two of them. A caller's stream copy begins when the one before in its stream has ended; a copy stream's shares slots with it as soon as
 //! they are free. This file knows how a batch is queued and when it has ended; it must never know what it is for.
 
-use super::relay_pipeline::How;
-use super::submit_pool::SubmitPool;
 use super::inspect::{Inspector, Outline};
 use super::pages::Pages;
-use super::path_set::{StreamCopy, PathSet, Waits, how_to_relay, is_small};
-use super::{StreamCopies, Declined, GpuDirection};
+use super::path_set::{PathSet, StreamCopy, Waits, how_to_relay, is_small};
+use super::relay_pipeline::How;
+use super::submit_pool::SubmitPool;
+use super::{Declined, GpuDirection, StreamCopies};
 use crate::device::{Device, Event, Stream, StreamId};
 use crate::driver::abi::Address;
 use crate::driver::{CudaError, Relaxed};
@@ -124,10 +124,17 @@ impl StreamCopies {
     ///
     /// The pieces go the copy stream's direction, between registered host memory and its GPU. Until `ended` has passed they stay valid, and
     /// nobody else writes what they read, or uses what they write, but for work that `after` is behind.
-    pub unsafe fn send(&self, copy_stream: &CopyStream, batch: &Batch, ended: &Event) -> Result<Sent, CudaError> {
+    pub unsafe fn send(
+        &self,
+        copy_stream: &CopyStream,
+        batch: &Batch,
+        ended: &Event,
+    ) -> Result<Sent, CudaError> {
         let _relaxed = Relaxed::enter(self.driver);
         let _current = copy_stream.device.enter()?;
-        let Some(gpu_direction) = self.gpu_directions.get(&(copy_stream.device.index(), copy_stream.direction)) else {
+        let Some(gpu_direction) =
+            self.gpu_directions.get(&(copy_stream.device.index(), copy_stream.direction))
+        else {
             // It had no room for stream copies, which was logged.
             let copied = copy_stream.copy_alone(batch);
             ended.record(&copy_stream.joined)?;
@@ -193,7 +200,12 @@ impl StreamCopies {
     /// Threads for all relays of a GPU in both directions. None where there are no relays, or no threads: who sends a batch queues all of
     /// it then.
     fn submit_pool(&self) -> Option<&SubmitPool> {
-        let most = self.gpu_directions.values().map(|gpu_direction| gpu_direction.relays.len()).max().filter(|relays| *relays > 0);
+        let most = self
+            .gpu_directions
+            .values()
+            .map(|gpu_direction| gpu_direction.relays.len())
+            .max()
+            .filter(|relays| *relays > 0);
         self.submit_pool.get_or_init(|| most.and_then(|relays| SubmitPool::new(2 * relays))).as_ref()
     }
 

@@ -59,7 +59,12 @@ impl Direct {
     /// # Safety
     ///
     /// As for [`PathSet::queue`](super::path_set::PathSet::queue). If they go by batch, [`goes_by_batch`](Direct::goes_by_batch) has said so.
-    pub unsafe fn queue(&mut self, stream_copy: &StreamCopy, pages: Pages, by_batch: bool) -> Result<(), CudaError> {
+    pub unsafe fn queue(
+        &mut self,
+        stream_copy: &StreamCopy,
+        pages: Pages,
+        by_batch: bool,
+    ) -> Result<(), CudaError> {
         if let Waits::For(event) = stream_copy.waits {
             event.hold(stream_copy.stream)?;
         }
@@ -75,7 +80,8 @@ impl Direct {
         if stream_copy.joined == stream_copy.stream {
             return queued;
         }
-        let joined = self.over.record_in(stream_copy.stream).and_then(|()| self.over.hold(stream_copy.joined));
+        let joined =
+            self.over.record_in(stream_copy.stream).and_then(|()| self.over.hold(stream_copy.joined));
         queued.and(joined)
     }
 }

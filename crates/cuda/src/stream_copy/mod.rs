@@ -4,16 +4,16 @@
 //! file knows when a copy may become a stream copy; it must never know how one is queued.
 
 mod copy_stream;
-mod relay_pipeline;
 mod direct;
-mod submit_pool;
 mod inspect;
 mod list;
 mod lists;
 mod pages;
-mod plan;
-mod ring;
 mod path_set;
+mod plan;
+mod relay_pipeline;
+mod ring;
+mod submit_pool;
 
 use crate::device::{Device, StreamId};
 use crate::driver::abi::{self, StreamHandle};
@@ -23,18 +23,18 @@ use crate::links::Direction;
 use crate::peers::Peers;
 use crate::rates::Rates;
 pub use copy_stream::{BATCH_PIECES_MAX, Batch, CopyStream, Sent};
-use relay_pipeline::RelayPipeline;
-use submit_pool::SubmitPool;
 pub use inspect::{Group, groups};
 use inspect::{Inspected, Outline, inspect};
 use pages::Pages;
 use parking_lot::{Mutex, MutexGuard};
+use path_set::{PathSet, StreamCopy, Waits, is_small};
 pub use plan::Path;
-use path_set::{StreamCopy, PathSet, Waits, is_small};
+use relay_pipeline::RelayPipeline;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+use submit_pool::SubmitPool;
 use thiserror::Error;
 
 /// Slots of a pipeline. A pipeline works for one stream copy at a time, so the number of GPUs does not matter: staging on a relay is twice
@@ -226,11 +226,13 @@ impl StreamCopies {
         if served.is_empty() {
             return Ok(());
         }
-        let pipeline = |direction| RelayPipeline::new(direction, gpu, served, PIPELINE_SLOTS, PIPELINE_SLOT_BYTES);
+        let pipeline =
+            |direction| RelayPipeline::new(direction, gpu, served, PIPELINE_SLOTS, PIPELINE_SLOT_BYTES);
         let [there, back] = Direction::BOTH;
         let pipelines = [(there, pipeline(there)?), (back, pipeline(back)?)];
         let own = gpu.device().index();
-        self.pipelines.extend(pipelines.map(|(direction, pipeline)| ((own, direction), Mutex::new(pipeline))));
+        self.pipelines
+            .extend(pipelines.map(|(direction, pipeline)| ((own, direction), Mutex::new(pipeline))));
         Ok(())
     }
 
@@ -238,8 +240,9 @@ impl StreamCopies {
     fn add_directions(&mut self, gpu: &Arc<Kernels>) -> Result<(), CudaError> {
         let own = gpu.device().index();
         let gpu_direction = |direction| {
-            let is_relay =
-                |other: &u16| self.peers.relay(own, *other) && self.pipelines.contains_key(&(*other, direction));
+            let is_relay = |other: &u16| {
+                self.peers.relay(own, *other) && self.pipelines.contains_key(&(*other, direction))
+            };
             Ok(GpuDirection {
                 target: own,
                 direction,
@@ -253,7 +256,8 @@ impl StreamCopies {
         };
         let [there, back] = Direction::BOTH;
         let gpu_directions = [(there, gpu_direction(there)?), (back, gpu_direction(back)?)];
-        self.gpu_directions.extend(gpu_directions.map(|(direction, gpu_direction)| ((own, direction), gpu_direction)));
+        self.gpu_directions
+            .extend(gpu_directions.map(|(direction, gpu_direction)| ((own, direction), gpu_direction)));
         Ok(())
     }
 
@@ -279,7 +283,9 @@ impl StreamCopies {
 
     /// Whether a GPU has relays.
     pub fn has_relays(&self, device: u16) -> bool {
-        self.gpu_directions.get(&(device, Direction::HostToDevice)).is_some_and(|gpu_direction| !gpu_direction.relays.is_empty())
+        self.gpu_directions
+            .get(&(device, Direction::HostToDevice))
+            .is_some_and(|gpu_direction| !gpu_direction.relays.is_empty())
     }
 
     /// What they have done so far.
@@ -325,7 +331,9 @@ impl StreamCopies {
         // One at a time: what the second one finds lost must not have been regained and given away meanwhile.
         let _settling = gpu_direction.settling.lock();
         let Some(done) = gpu_direction.path_set.lock().settle() else { return };
-        for pipeline in gpu_direction.relays.iter().filter_map(|relay| self.pipelines.get(&(*relay, direction))) {
+        for pipeline in
+            gpu_direction.relays.iter().filter_map(|relay| self.pipelines.get(&(*relay, direction)))
+        {
             let mut pipeline = pipeline.lock();
             // What it does for another GPU may be behind a stream that somebody holds up.
             if pipeline.works_until(&done) {
@@ -340,7 +348,10 @@ impl StreamCopies {
     fn settle_if_quiet(&self, gpu_direction: &GpuDirection) {
         let Some(_settling) = gpu_direction.settling.try_lock() else { return };
         let Some(done) = gpu_direction.path_set.lock().lost_and_quiet() else { return };
-        let pipelines = gpu_direction.relays.iter().filter_map(|relay| self.pipelines.get(&(*relay, gpu_direction.direction)));
+        let pipelines = gpu_direction
+            .relays
+            .iter()
+            .filter_map(|relay| self.pipelines.get(&(*relay, gpu_direction.direction)));
         for pipeline in pipelines {
             let Some(mut pipeline) = pipeline.try_lock() else { return };
             if pipeline.works_until(&done) {
@@ -419,8 +430,11 @@ impl StreamCopies {
         let pages_are_small = is_small(pieces.len(), bytes);
         // Host memory in small pieces is the target's own kernels' to read or write: copy engines would need a call for each.
         let is_scattered = pages_are_small && is_small(outline.host_runs(direction), bytes);
-        let (mut pipelines, shares) =
-            if is_scattered { (Vec::new(), vec![bytes]) } else { self.pipelines(gpu_direction, holder, bytes) };
+        let (mut pipelines, shares) = if is_scattered {
+            (Vec::new(), vec![bytes])
+        } else {
+            self.pipelines(gpu_direction, holder, bytes)
+        };
         // Small pages gain from a stream copy of their own GPU alone: its kernels deal with them, not a call for each.
         if pipelines.is_empty() && !pages_are_small {
             return Err(match gpu_direction.relays.is_empty() {
@@ -429,8 +443,8 @@ impl StreamCopies {
                 false => Declined::Busy,
             });
         }
-        let segments =
-            shares.iter().skip(usize::from(!pages_are_small)).max().copied().unwrap_or(0) / PIPELINE_SLOT_BYTES;
+        let segments = shares.iter().skip(usize::from(!pages_are_small)).max().copied().unwrap_or(0)
+            / PIPELINE_SLOT_BYTES;
         if !idle && segments > QUEUED_SEGMENTS_MAX {
             return Err(Declined::Busy);
         }
@@ -512,8 +526,9 @@ impl StreamCopies {
     fn note(&self, gpu_direction: &GpuDirection) {
         let now_us = self.now_us();
         gpu_direction.used_us.store(now_us, Ordering::Relaxed);
-        let others =
-            self.gpu_directions.values().filter(|other| other.direction == gpu_direction.direction && other.target != gpu_direction.target);
+        let others = self.gpu_directions.values().filter(|other| {
+            other.direction == gpu_direction.direction && other.target != gpu_direction.target
+        });
         for other in others.filter(|other| other.was_used(now_us, AT_ONCE_US)) {
             other.crowded_us.store(now_us, Ordering::Relaxed);
             gpu_direction.crowded_us.store(now_us, Ordering::Relaxed);
@@ -528,7 +543,12 @@ impl StreamCopies {
     /// The pipelines that a stream copy may have, and the bytes for the direct path and each of them. A GPU that has a stream copy of its own in
     /// that direction, or had a copy a moment ago, does not relay: its PCIe link is its own first, and what a stream copy has put on it
     /// cannot be taken back when the next copy comes. So GPUs that all copy at once leave each other alone.
-    fn pipelines(&self, gpu_direction: &GpuDirection, stream: StreamId, bytes: u64) -> (Vec<MutexGuard<'_, RelayPipeline>>, Vec<u64>) {
+    fn pipelines(
+        &self,
+        gpu_direction: &GpuDirection,
+        stream: StreamId,
+        bytes: u64,
+    ) -> (Vec<MutexGuard<'_, RelayPipeline>>, Vec<u64>) {
         let now_us = self.now_us();
         let has_own = |relay: &u16| {
             let Some(own) = self.gpu_directions.get(&(*relay, gpu_direction.direction)) else { return false };

@@ -2,12 +2,12 @@
 //! stream may use its path set, which waits for the first one anyway; so no stream copy ever waits for one that it would not wait
 //! for without us. This file knows how a stream copy is divided among pipelines; it must never know when that is allowed.
 
-use super::relay_pipeline::{RelayPipeline, How, Work};
 use super::direct::Direct;
-use super::submit_pool::SubmitPool;
 use super::list::List;
 use super::lists::Lists;
 use super::pages::{Pages, are_shorter};
+use super::relay_pipeline::{How, RelayPipeline, Work};
+use super::submit_pool::SubmitPool;
 use crate::device::{Event, StreamId};
 use crate::driver::abi::{Address, StreamHandle};
 use crate::driver::{CudaError, Relaxed};
@@ -163,7 +163,8 @@ impl PathSet {
         }
         for (pipeline, share) in pipelines.iter_mut().zip(&stream_copy.shares[1..]) {
             let pages = stream_copy.pages.share(*share);
-            let work = work(pages, pipeline, how_to_relay(pipeline.direction(), pages, stream_copy.peers_reach));
+            let work =
+                work(pages, pipeline, how_to_relay(pipeline.direction(), pages, stream_copy.peers_reach));
             at_work.push((&mut **pipeline, work));
         }
         let target = self.target.device().index();
@@ -171,7 +172,8 @@ impl PathSet {
         let order = Order { holder: stream_copy.holder, done: &self.done, begun, target: &self.target };
         let (direct, is_direct) = (&mut self.direct, !by_kernel);
         // SAFETY: by this function's contract.
-        let mut direct = || if is_direct { unsafe { direct.queue(&stream_copy, share, by_batch) } } else { Ok(()) };
+        let mut direct =
+            || if is_direct { unsafe { direct.queue(&stream_copy, share, by_batch) } } else { Ok(()) };
         let (whole, queued) = match stream_copy.submit_pool {
             Some(submit_pool) => {
                 let (own, relays) = at_work.split_at_mut(usize::from(by_kernel));
@@ -187,7 +189,8 @@ impl PathSet {
         // All of them, also after an error.
         let joins = at_work.iter().map(|(pipeline, work)| pipeline.join(stream_copy.joined, target, work));
         let joined = joins.fold(Ok(()), Result::and);
-        let read = self.lists.close(stream_copy.places.start..stream_copy.places.start + listed, stream_copy.joined);
+        let read =
+            self.lists.close(stream_copy.places.start..stream_copy.places.start + listed, stream_copy.joined);
         let ended = joined.and(read).and(self.done.record_in(stream_copy.joined));
         if ended.is_err() {
             self.is_lost = true;
@@ -240,7 +243,11 @@ pub fn how_to_relay(direction: Direction, pages: Pages, peers_reach: bool) -> Ho
         Direction::HostToDevice => SLOT_STREAM_PIECE_BYTES,
         Direction::DeviceToHost => ENGINE_PIECE_BYTES,
     };
-    if peers_reach && !are_shorter(least, pages.pieces(), pages.bytes()) { How::SlotStreams } else { How::Handover }
+    if peers_reach && !are_shorter(least, pages.pieces(), pages.bytes()) {
+        How::SlotStreams
+    } else {
+        How::Handover
+    }
 }
 
 /// What a pipeline is to do with its share.
@@ -280,7 +287,11 @@ impl<'a> Order<'a> {
     }
 
     /// The same for some of them, on whatever thread.
-    fn queue_here(self, at_work: &mut [(&mut RelayPipeline, Work)], list: &mut List) -> Result<(), CudaError> {
+    fn queue_here(
+        self,
+        at_work: &mut [(&mut RelayPipeline, Work)],
+        list: &mut List,
+    ) -> Result<(), CudaError> {
         let device = self.target.device();
         let _relaxed = Relaxed::enter(device.driver());
         let _current = device.enter()?;

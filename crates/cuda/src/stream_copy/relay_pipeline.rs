@@ -200,8 +200,9 @@ impl RelayPipeline {
         // After an error below it is torn all the same: the next stream copy waits then.
         let was_torn = std::mem::replace(&mut self.is_torn, true);
         // What it did for another stream is over, and that one's event may be a later stream copy's by now.
-        let before =
-            before.filter(|(holder, _)| *holder == stream && (was_torn || was_in_slot_streams != self.in_slot_streams));
+        let before = before.filter(|(holder, _)| {
+            *holder == stream && (was_torn || was_in_slot_streams != self.in_slot_streams)
+        });
         self.next = 0;
         // All slots, also those that this stream copy leaves to the next one, which will not ask.
         let waits = before.iter().map(|(_, done)| (&**done, self.slots.len()));
@@ -279,7 +280,12 @@ impl RelayPipeline {
     /// # Safety
     ///
     /// As for [`queue`](RelayPipeline::queue).
-    unsafe fn in_slot_stream(&mut self, work: &mut Work, index: usize, list: &mut List) -> Result<(), CudaError> {
+    unsafe fn in_slot_stream(
+        &mut self,
+        work: &mut Work,
+        index: usize,
+        list: &mut List,
+    ) -> Result<(), CudaError> {
         let (slot, batch) = (&self.slots[index], &mut self.batch);
         let listed = list.through_slot(self.direction, &mut work.pages, slot.address, work.segment_bytes);
         let by_kernel = self.direction == Direction::HostToDevice && listed.are_shorter(work.call_bytes);
@@ -411,7 +417,8 @@ mod tests {
     fn a_pipeline_waits_for_no_later_stream_copy_of_whom_it_worked_for_before() {
         let [target, relay] = [0, 1].map(|gpu| Device::open(driver(), gpu).unwrap());
         let [targets, relays] = [&target, &relay].map(|gpu| Arc::new(Kernels::load(gpu).unwrap()));
-        let mut pipeline = RelayPipeline::new(Direction::HostToDevice, &relays, &[targets], 2, 1 << 20).unwrap();
+        let mut pipeline =
+            RelayPipeline::new(Direction::HostToDevice, &relays, &[targets], 2, 1 << 20).unwrap();
         let _current = target.enter().unwrap();
         let [one, other] = [(); 2].map(|()| Stream::new(&target).unwrap());
         let [one_id, other_id] = [&one, &other].map(|stream| target.id_of(stream.handle()).unwrap());

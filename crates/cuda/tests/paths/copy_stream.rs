@@ -2,11 +2,11 @@
 
 use crate::common::{Fake, World, alone, pattern};
 use forebay_cuda::CopierOptions;
-use forebay_cuda::stream_copy::{BATCH_PIECES_MAX, Batch, CopyStream, Sent};
 use forebay_cuda::device::{Event, Stream};
 use forebay_cuda::ends::Ends;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
+use forebay_cuda::stream_copy::{BATCH_PIECES_MAX, Batch, CopyStream, Sent};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
@@ -142,7 +142,8 @@ fn few_slots_between_many(world: &World, in_turns: bool, refused: &str) -> bool 
 
 #[test]
 fn a_slot_is_not_filled_before_it_was_read_however_few_of_them_the_batch_between_used() {
-    let test = "copy_stream::a_slot_is_not_filled_before_it_was_read_however_few_of_them_the_batch_between_used";
+    let test =
+        "copy_stream::a_slot_is_not_filled_before_it_was_read_however_few_of_them_the_batch_between_used";
     alone(test, &[], |fake| {
         let world = fake.world(CopierOptions::default());
         for in_turns in [true, false] {
@@ -184,7 +185,9 @@ fn host_memory_in_small_pieces_is_the_gpus_own_kernels_to_read() {
         loaded.synchronize().unwrap();
         assert_eq!(fake.stat("cuMemcpyAsync"), before, "no call for each page");
         let back = pages(Direction::DeviceToHost, target.address(), memory.address(), page, bytes);
-        send(&world, &copy_stream(&world, Direction::DeviceToHost), &back, Some(&loaded)).synchronize().unwrap();
+        send(&world, &copy_stream(&world, Direction::DeviceToHost), &back, Some(&loaded))
+            .synchronize()
+            .unwrap();
         let all = pattern(3, 2 * bytes);
         let every_other: Vec<u8> = all.chunks(page as usize).step_by(2).flatten().copied().collect();
         assert!(target.bytes() == every_other);
@@ -338,7 +341,8 @@ fn what_is_awaited_and_short_goes_over_its_own_link() {
 
 #[test]
 fn what_goes_to_a_gpu_over_relays_waits_for_none_of_its_kernels_and_takes_few_calls() {
-    let test = "copy_stream::what_goes_to_a_gpu_over_relays_waits_for_none_of_its_kernels_and_takes_few_calls";
+    let test =
+        "copy_stream::what_goes_to_a_gpu_over_relays_waits_for_none_of_its_kernels_and_takes_few_calls";
     alone(test, &[], |fake| {
         let world = fake.world(CopierOptions::default());
         let to_gpu = copy_stream(&world, Direction::HostToDevice);
@@ -428,7 +432,8 @@ fn a_call_of_the_direct_way_that_comes_back_late_holds_up_no_relay() {
 
 #[test]
 fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still_reads() {
-    let test = "copy_stream::what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still_reads";
+    let test =
+        "copy_stream::what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still_reads";
     alone(test, &[("FAKE_CUDA_GPUS", "1")], |fake| {
         let world = fake.world(CopierOptions::default());
         let page = 256;

@@ -4,10 +4,10 @@
 use crate::common::{World, alone, pattern};
 use crate::copy_stream::pages;
 use forebay_cuda::CopierOptions;
-use forebay_cuda::stream_copy::Declined;
 use forebay_cuda::device::Stream;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
+use forebay_cuda::stream_copy::Declined;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 

@@ -2,19 +2,19 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-mod cost;
 mod copy_stream;
+mod cost;
 mod lost;
 mod refused;
 mod untrusted;
 
 use common::{Host, alone, pattern};
 use copy_stream::pages;
-use forebay_cuda::stream_copy::Declined;
 use forebay_cuda::device::{Event, Stream};
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::rates::Rates;
+use forebay_cuda::stream_copy::Declined;
 use forebay_cuda::{CopierOptions, CopyError, Relay};
 use forebay_transfer::{Class, End, Reason, Span, SpanPair, Transfer};
 use proptest::prelude::*;

@@ -4,11 +4,11 @@
 use crate::common::{Fake, Host, World, alone, pattern};
 use crate::copy_stream::pages;
 use forebay_cuda::CopierOptions;
-use forebay_cuda::stream_copy::Declined;
 use forebay_cuda::device::{DeviceMemory, Event, Stream};
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::rates::Rates;
+use forebay_cuda::stream_copy::Declined;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;

@@ -3,11 +3,11 @@
 
 use crate::common::{Fake, World, alone, pattern};
 use crate::copy_stream::pages;
-use forebay_cuda::stream_copy::Declined;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::peers::{Distrust, Means};
 use forebay_cuda::rates::Rates;
+use forebay_cuda::stream_copy::Declined;
 use forebay_cuda::{Copier, CopierOptions, LeftOut, Relay, StartError};
 
 const MIB: u64 = 1 << 20;

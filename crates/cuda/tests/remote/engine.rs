@@ -57,7 +57,7 @@ impl Engine {
     /// Waits for relays that reach the host memory, and says how many there are.
     pub fn wait_attached(&self) -> usize {
         wait_until("sharing", || self.attachment().shared_bytes() > 0);
-        match self.attachment().wait(PATIENCE, |status| matches!(status, Status::Attached { .. })) {
+        match self.attachment().wait(TIMEOUT, |status| matches!(status, Status::Attached { .. })) {
             Status::Attached { relays } => relays,
             status => panic!("{status:?}"),
         }
@@ -68,7 +68,7 @@ impl Engine {
     }
 
     pub fn wait_detached(&self) -> String {
-        match self.attachment().wait(PATIENCE, |status| matches!(status, Status::Detached { .. })) {
+        match self.attachment().wait(TIMEOUT, |status| matches!(status, Status::Detached { .. })) {
             Status::Detached { reason } => reason,
             status => panic!("{status:?}"),
         }
@@ -138,7 +138,7 @@ pub fn pattern(seed: u64, at: u64) -> u64 {
 pub fn wait_until(what: &str, wanted: impl Fn() -> bool) {
     let begun = Instant::now();
     while !wanted() {
-        assert!(begun.elapsed() < PATIENCE, "{what} did not happen");
+        assert!(begun.elapsed() < TIMEOUT, "{what} did not happen");
         std::thread::sleep(Duration::from_micros(200));
     }
 }

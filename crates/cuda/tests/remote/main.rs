@@ -22,7 +22,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// What is copied, and where it begins in its memory.
 const BYTES: u64 = 24 << 20;
 const OFFSET: u64 = 1 << 20;
@@ -355,7 +355,7 @@ fn smaller_node(socket: &Path) {
     node.kill();
     engine.wait_detached();
     let _node = Node::with_limit(socket, 4096);
-    let status = engine.attachment().wait(PATIENCE, |status| matches!(status, Status::Attached { .. }));
+    let status = engine.attachment().wait(TIMEOUT, |status| matches!(status, Status::Attached { .. }));
     assert_eq!(status, Status::Attached { relays: 3 });
     assert_eq!(engine.attachment().shared_bytes(), 0);
     engine.round_trip(4, |_, _, _| ());
@@ -491,7 +491,7 @@ fn several_gpus(socket: &Path) {
     let engine = Engine::start(socket, "token", Engine::allocated);
     assert_eq!(engine.wait_attached(), 2);
     let other = engine.copier.relays(1).unwrap();
-    let status = other.wait(PATIENCE, |status| matches!(status, Status::Attached { .. }));
+    let status = other.wait(TIMEOUT, |status| matches!(status, Status::Attached { .. }));
     assert_eq!(status, Status::Attached { relays: 2 });
     engine.round_trip(1, |_, _, _| ());
 }

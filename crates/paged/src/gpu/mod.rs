@@ -15,11 +15,11 @@ use crate::cache::CacheShape;
 use crate::copies::{Copies, Direction, Job, NotCopied};
 use arenas::Arenas;
 use forebay_client::NodeArena;
-use forebay_cuda::stream_copy::{Batch, CopyStream, Sent};
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, Driver, Relaxed, abi::StreamHandle};
 use forebay_cuda::ends::Ends;
 use forebay_cuda::remote::NodeRelays;
+use forebay_cuda::stream_copy::{Batch, CopyStream, Sent};
 use forebay_cuda::{Copier, CopierOptions};
 use forebay_transfer::RegionId;
 use job::CudaJob;
@@ -91,8 +91,11 @@ impl CudaCopies {
         let copier = Copier::with_driver(driver, &options).map_err(failed)?;
         let lane = |direction, name| {
             let no_device = || failed(format!("device: {device} is not visible"));
-            let copy_stream =
-                copier.stream_copies().copy_stream(device, direction).ok_or_else(no_device)?.map_err(failed)?;
+            let copy_stream = copier
+                .stream_copies()
+                .copy_stream(device, direction)
+                .ok_or_else(no_device)?
+                .map_err(failed)?;
             let ends = Ends::spawn(copier.driver(), name).map_err(failed)?;
             Ok(Lane { ends, copy_stream, queue: Mutex::default() })
         };
@@ -269,8 +272,9 @@ impl Gpu {
         let gpu = Arc::clone(self);
         let on_passed = move |passed: Result<(), CudaError>| {
             // What a relay carried that was lost meanwhile may not have arrived, whatever the driver says.
-            let whole =
-                || gpu.copier.stream_copies().is_whole_since(losses, &gpu.lane(part.job.direction()).copy_stream);
+            let whole = || {
+                gpu.copier.stream_copies().is_whole_since(losses, &gpu.lane(part.job.direction()).copy_stream)
+            };
             let ended = queued.and(passed).and_then(|()| whole());
             gpu.ended(part, bytes, ended);
         };

@@ -1,13 +1,13 @@
-//! One engine's desk at the node: hears who it is, gives it staging and a ring, maps the memory that it brings, and clears up
+//! One engine's request handler at the node: hears who it is, gives it staging and a ring, maps the memory that it brings, and clears up
 //! when it goes. This file knows one engine and what it may have; it must never know how requests are carried out.
 
-use super::control::{Engine, RequestQueue, Rest};
+use super::control::{Drained, Engine, RequestQueue};
 
 use super::peer;
-use super::serve::{House, Share};
+use super::serve::{RelayServer, Share};
 use super::shared::SharedFile;
 use super::socket;
-use super::wire::{self, Offer, Uuid, VERSION, Word};
+use super::wire::{self, Message, Offer, Uuid, VERSION};
 use crate::device::Stream;
 use crate::links::Direction;
 use crate::pinned::Registered;
@@ -18,12 +18,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How long an engine may take to say who it is.
-const HELLO_PATIENCE: Duration = Duration::from_secs(2);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// Files that one engine may bring.
 const FILES_MAX: usize = 256;
 
 /// An engine that may be let in, and what it is offered.
-struct Caller {
+struct Candidate {
     gpu: Uuid,
     relays: Vec<Offer>,
     shares: Vec<Share>,
@@ -31,7 +31,7 @@ struct Caller {
 }
 
 /// An engine that is let in.
-struct Guest {
+struct Attached {
     engine: Arc<Engine>,
     shares: Vec<Share>,
     process: OwnedFd,
@@ -40,56 +40,56 @@ struct Guest {
 }
 
 /// Serves one engine until it is gone and nothing of it is left.
-pub fn serve(house: &House, number: u64, socket: OwnedFd) {
-    let guest = match greet(house, &socket) {
-        Ok(caller) => seat(house, number, socket, caller),
-        Err(why) => return refuse(house, &socket, why),
+pub fn serve(server: &RelayServer, number: u64, socket: OwnedFd) {
+    let attached = match greet(server, &socket) {
+        Ok(candidate) => attach(server, number, socket, candidate),
+        Err(why) => return refuse(server, &socket, why),
     };
-    let Some(guest) = guest else { return };
-    let said_bye = attend(house, &guest);
-    let rest = house.control.finish(&guest.engine);
-    if guest.engine.violation.lock().is_some() {
-        house.count_violation();
+    let Some(attached) = attached else { return };
+    let said_bye = attend(server, &attached);
+    let drained = server.control.finish(&attached.engine);
+    if attached.engine.violation.lock().is_some() {
+        server.count_violation();
     }
-    if guest.told && !said_bye {
+    if attached.told && !said_bye {
         // Its own copies to and from staging may still be under way.
-        house.wait_for_end(&guest.process);
+        server.wait_for_end(&attached.process);
     }
-    if rest == Rest::Lost {
-        std::mem::forget(guest);
+    if drained == Drained::Lost {
+        std::mem::forget(attached);
     }
 }
 
 /// Tells an engine that it is not let in.
-pub fn refuse(house: &House, socket: &OwnedFd, reason: String) {
-    house.count_refused();
+pub fn refuse(server: &RelayServer, socket: &OwnedFd, reason: String) {
+    server.count_refused();
     // Whoever does not read it sees the end.
-    let _ = wire::send(socket, &Word::Refused { reason }, &[]);
+    let _ = wire::send(socket, &Message::Refused { reason }, &[]);
 }
 
 /// Hears who the engine is, and finds staging for it.
-fn greet(house: &House, socket: &OwnedFd) -> Result<Caller, String> {
+fn greet(server: &RelayServer, socket: &OwnedFd) -> Result<Candidate, String> {
     let credentials = peer::credentials(socket)
         .map_err(|error| format!("the engine's process cannot be watched: {error}"))?;
     let uid = credentials.uid;
     let ours = rustix::process::geteuid().as_raw();
-    if uid != 0 && uid != ours && !house.config.uids.contains(&uid) {
+    if uid != 0 && uid != ours && !server.config.uids.contains(&uid) {
         return Err(format!("user {uid} may not attach; root and the node's own may"));
     }
-    socket::set_patience(socket, Some(HELLO_PATIENCE)).map_err(|error| error.to_string())?;
-    let (word, _) = wire::receive(socket).map_err(|error| format!("the hello: {error}"))?;
-    let Word::Hello { version, token, gpu } = word else {
-        return Err("the first word is no hello".into());
+    socket::set_timeout(socket, Some(HELLO_TIMEOUT)).map_err(|error| error.to_string())?;
+    let (message, _) = wire::receive(socket).map_err(|error| format!("the hello: {error}"))?;
+    let Message::Hello { version, token, gpu } = message else {
+        return Err("the first message is no hello".into());
     };
     if version != VERSION {
         return Err(format!("version {version}; the node's is {VERSION}"));
     }
-    if !is_token(&house.config.token, token.as_bytes()) {
+    if !is_token(&server.config.token, token.as_bytes()) {
         return Err("the token is wrong".into());
     }
-    let shares = house.shares(gpu)?;
+    let shares = server.shares(gpu)?;
     let relays = shares.iter().map(Share::offer).collect::<Result<_, _>>()?;
-    Ok(Caller { gpu, relays, shares, process: credentials.process })
+    Ok(Candidate { gpu, relays, shares, process: credentials.process })
 }
 
 /// Takes the same time wherever a token of the right length is wrong.
@@ -99,9 +99,9 @@ fn is_token(wanted: &[u8], shown: &[u8]) -> bool {
 }
 
 /// Gives the engine a ring, and has it served. Whoever cannot be sees the end.
-fn seat(house: &House, number: u64, socket: OwnedFd, caller: Caller) -> Option<Guest> {
-    let Caller { gpu, relays, shares, process } = caller;
-    let ring = house.ring(relays.len()).ok()?;
+fn attach(server: &RelayServer, number: u64, socket: OwnedFd, candidate: Candidate) -> Option<Attached> {
+    let Candidate { gpu, relays, shares, process } = candidate;
+    let ring = server.ring(relays.len()).ok()?;
     let (ringer, bell) = socket::bell().ok()?;
     let mut queues = Vec::with_capacity(2 * shares.len());
     for (share, relay) in shares.iter().zip(&relays) {
@@ -110,28 +110,28 @@ fn seat(house: &House, number: u64, socket: OwnedFd, caller: Caller) -> Option<G
             queues.push(RequestQueue::new(relay.gpu, direction, stream, share.staging(nth)));
         }
     }
-    socket::set_patience(&socket, None).ok()?;
+    socket::set_timeout(&socket, None).ok()?;
     let engine = Arc::new(Engine::new(gpu, socket, ring));
-    house.control.serve(&engine, bell, queues);
-    if !house.seat(number, &engine) {
+    server.control.serve(&engine, bell, queues);
+    if !server.attach(number, &engine) {
         socket::part(&engine.socket);
     }
     // It is counted before it knows. One that cannot be told is gone, and that is seen by whoever listens to it.
-    let welcome = Word::Welcome { relays };
+    let welcome = Message::Welcome { relays };
     let told = wire::send(&engine.socket, &welcome, &[engine.ring.file(), ringer.as_fd()]).is_ok();
-    Some(Guest { engine, shares, process, told })
+    Some(Attached { engine, shares, process, told })
 }
 
-/// Takes the engine's words until it goes. Says whether it said goodbye.
-fn attend(house: &House, guest: &Guest) -> bool {
+/// Takes the engine's messages until it goes. Says whether it said goodbye.
+fn attend(server: &RelayServer, attached: &Attached) -> bool {
     // Staging is the engine's until it has gone.
-    debug_assert!(!guest.shares.is_empty());
-    let engine = &guest.engine;
-    while let Ok((word, descriptors)) = wire::receive(&engine.socket) {
-        let answer = match word {
-            Word::Bye => return true,
-            Word::Memory { memory } => take_memory(house, engine, memory, descriptors),
-            Word::Forget { memory } => {
+    debug_assert!(!attached.shares.is_empty());
+    let engine = &attached.engine;
+    while let Ok((message, descriptors)) = wire::receive(&engine.socket) {
+        let answer = match message {
+            Message::Bye => return true,
+            Message::Memory { memory } => take_memory(server, engine, memory, descriptors),
+            Message::Forget { memory } => {
                 let gone = engine.memories.write().remove(&memory);
                 // Unpinning takes seconds, in which the control thread looks up memory.
                 drop(gone);
@@ -139,7 +139,7 @@ fn attend(house: &House, guest: &Guest) -> bool {
             }
             _ => Err("an engine says hello once, then memory, forget and bye".into()),
         };
-        let answer = answer.map_or_else(|reason| Word::Refused { reason }, |()| Word::Done);
+        let answer = answer.map_or_else(|reason| Message::Refused { reason }, |()| Message::Done);
         if wire::send(&engine.socket, &answer, &[]).is_err() {
             break;
         }
@@ -148,7 +148,12 @@ fn attend(house: &House, guest: &Guest) -> bool {
 }
 
 /// Maps and pins memory that an engine brings, unless it is there already.
-fn take_memory(house: &House, engine: &Engine, number: u64, descriptors: Vec<OwnedFd>) -> Result<(), String> {
+fn take_memory(
+    server: &RelayServer,
+    engine: &Engine,
+    number: u64,
+    descriptors: Vec<OwnedFd>,
+) -> Result<(), String> {
     let [file] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| "memory comes with one file")?;
     let (held_bytes, count) = {
         let memories = engine.memories.read();
@@ -160,16 +165,16 @@ fn take_memory(house: &House, engine: &Engine, number: u64, descriptors: Vec<Own
     if count >= FILES_MAX {
         return Err(format!("an engine may bring {FILES_MAX} files"));
     }
-    let memory = pin(house, file, house.config.memory_limit_bytes.saturating_sub(held_bytes))?;
+    let memory = pin(server, file, server.config.memory_limit_bytes.saturating_sub(held_bytes))?;
     engine.memories.write().insert(number, memory);
     Ok(())
 }
 
-fn pin(house: &House, file: OwnedFd, most_bytes: u64) -> Result<Arc<Registered>, String> {
+fn pin(server: &RelayServer, file: OwnedFd, most_bytes: u64) -> Result<Arc<Registered>, String> {
     let stat = fstat(&file).map_err(|error| error.to_string())?;
     let identity = (stat.st_dev, stat.st_ino);
     // Engines that bring the same memory wait for who came first.
-    let mut pinned = house.pinned.lock();
+    let mut pinned = server.pinned.lock();
     pinned.retain(|_, memory| memory.strong_count() > 0);
     let known = pinned.get(&identity).and_then(std::sync::Weak::upgrade);
     if let Some(memory) = known.filter(|memory| memory.len() as u64 == stat.st_size as u64) {
@@ -177,7 +182,7 @@ fn pin(house: &House, file: OwnedFd, most_bytes: u64) -> Result<Arc<Registered>,
         return fits.then_some(memory).ok_or_else(|| format!("{most_bytes} bytes more are allowed"));
     }
     let file = SharedFile::open(file, most_bytes).map_err(|error| error.to_string())?;
-    let memory = Registered::new(house.device(), Arc::new(file)).map_err(|error| error.to_string())?;
+    let memory = Registered::new(server.device(), Arc::new(file)).map_err(|error| error.to_string())?;
     let memory = Arc::new(memory);
     pinned.insert(identity, Arc::downgrade(&memory));
     Ok(memory)

@@ -13,14 +13,14 @@ pub const HOLD: Duration = Duration::from_millis(2);
 
 /// The PCIe links of all GPUs.
 #[derive(Debug, Default)]
-pub struct Courtesy {
+pub struct LinkPriority {
     /// PCIe links whose own engines copy now.
     taken: Vec<(Uuid, Direction)>,
     /// When a request of others was last started on a PCIe link that was taken.
     last: HashMap<(Uuid, Direction), Instant>,
 }
 
-impl Courtesy {
+impl LinkPriority {
     /// Begins a round of looking at who copies.
     pub fn forget(&mut self) {
         self.taken.clear();
@@ -56,22 +56,26 @@ mod tests {
 
     #[test]
     fn others_wait_while_the_links_own_engine_copies_and_only_then() {
-        let (mut courtesy, now) = (Courtesy::default(), Instant::now());
-        courtesy.note(GPU, THERE);
-        assert!(courtesy.lets_start(GPU, THERE, || now), "the first one need not wait");
-        assert!(!courtesy.lets_start(GPU, THERE, || now));
-        assert!(courtesy.lets_start(GPU, Direction::DeviceToHost, || now), "the other direction is free");
-        assert!(courtesy.lets_start(Hex([8; 16]), THERE, || now), "and so is another GPU");
-        courtesy.forget();
-        assert!((0..9).all(|_| courtesy.lets_start(GPU, THERE, || now)));
+        let (mut link_priority, now) = (LinkPriority::default(), Instant::now());
+        link_priority.note(GPU, THERE);
+        assert!(link_priority.lets_start(GPU, THERE, || now), "the first one need not wait");
+        assert!(!link_priority.lets_start(GPU, THERE, || now));
+        assert!(
+            link_priority.lets_start(GPU, Direction::DeviceToHost, || now),
+            "the other direction is free"
+        );
+        assert!(link_priority.lets_start(Hex([8; 16]), THERE, || now), "and so is another GPU");
+        link_priority.forget();
+        assert!((0..9).all(|_| link_priority.lets_start(GPU, THERE, || now)));
     }
 
     #[test]
     fn nobody_waits_for_ever() {
-        let (mut courtesy, begun) = (Courtesy::default(), Instant::now());
-        courtesy.note(GPU, THERE);
-        let started =
-            (0..100).filter(|tenth| courtesy.lets_start(GPU, THERE, || begun + HOLD * *tenth / 10)).count();
-        assert_eq!(started, 10, "one in each time of rest");
+        let (mut link_priority, begun) = (LinkPriority::default(), Instant::now());
+        link_priority.note(GPU, THERE);
+        let started = (0..100)
+            .filter(|tenth| link_priority.lets_start(GPU, THERE, || begun + HOLD * *tenth / 10))
+            .count();
+        assert_eq!(started, 10, "one in each HOLD");
     }
 }
