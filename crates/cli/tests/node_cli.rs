@@ -6,7 +6,7 @@ use forebay_client::{Client, ClientOptions};
 use forebay_kv::ChunkId;
 use forebay_store::StoreEnd;
 use forebay_transfer::HostLink;
-use forebay_transfer::{Class, HostBuffer, Limits, LinkSpec, MoverThread, Place, RouteSpec, Span};
+use forebay_transfer::{Class, HostBuffer, Limits, LinkSpec, MoverThread, Place, PathSpec, Span};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
@@ -122,7 +122,7 @@ fn client(socket: &Path) -> (Client, MoverThread) {
     let handle = mover.handle();
     let link =
         handle.add_link(LinkSpec::new("host", 4, 1 << 20), Box::new(HostLink::new(1).unwrap())).unwrap();
-    handle.add_route(RouteSpec::direct(device, host, link)).unwrap().unwrap();
+    handle.add_path(PathSpec::direct(device, host, link)).unwrap().unwrap();
     let region = handle.register(device, Arc::new(HostBuffer::new(CHUNK_BYTES as usize))).unwrap();
     let client = Client::connect(&handle, host, ClientOptions::new(socket)).unwrap();
     let (sender, ended) = channel();

@@ -8,7 +8,7 @@ use crate::path::Path;
 use crate::tcp::FlowHandle;
 use crate::trouble::AgentError;
 use forebay_transfer::{
-    Completion, Link, LinkId, LinkOp, LinkSpec, Memory, MoverHandle, OpId, Outcome, Place, RouteSpec,
+    Completion, Link, LinkId, LinkOp, LinkSpec, Memory, MoverHandle, OpId, Outcome, Place, PathSpec,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -121,8 +121,8 @@ impl Berth {
             ..LinkSpec::new(format!("{:?}.{seat}", self.place), WINDOW_LOTS, WINDOW_BYTES)
         };
         let link = yard.mover.add_link(spec, Box::new(chair.clone()))?;
-        yard.mover.add_route(RouteSpec::direct(yard.here, self.place, link))??;
-        yard.mover.add_route(RouteSpec::direct(self.place, yard.here, link))??;
+        yard.mover.add_path(PathSpec::direct(yard.here, self.place, link))??;
+        yard.mover.add_path(PathSpec::direct(self.place, yard.here, link))??;
         self.seats.push((link, chair));
         Ok(seat)
     }

@@ -8,7 +8,7 @@ use crate::notices::NOTICE_BYTES_MAX;
 use crate::prepared::BadBlocks;
 use crate::tcp::{Broken, CallError, ExportError, TOKEN_BYTES_MAX};
 use forebay_transfer::mapped::Absent;
-use forebay_transfer::{Closed, Forked, Reason, Refused, RouteError};
+use forebay_transfer::{Closed, Forked, Reason, Refused, PathError};
 use std::net::SocketAddr;
 use std::ops::Range;
 use thiserror::Error;
@@ -197,5 +197,5 @@ pub enum AgentError {
     Mover(#[from] Closed),
     /// The mover does not take a route.
     #[error(transparent)]
-    Route(#[from] RouteError),
+    Route(#[from] PathError),
 }

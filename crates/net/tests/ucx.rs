@@ -6,7 +6,7 @@ use forebay_net::tcp::*;
 use forebay_net::ucx::*;
 use forebay_transfer::sim::SplitMix;
 use forebay_transfer::{
-    Class, End, HostBuffer, Limits, Link, LinkSpec, MoverHandle, MoverThread, Place, RegionId, RouteSpec,
+    Class, End, HostBuffer, Limits, Link, LinkSpec, MoverHandle, MoverThread, Place, RegionId, PathSpec,
     Span, SpanPair, Transfer,
 };
 use std::io::{BufRead, BufReader, Read, Write};
@@ -117,8 +117,8 @@ fn asking(
     let thread = MoverThread::spawn(Limits { attempts: 1, ..Limits::default() }).unwrap();
     let mover = thread.handle();
     let link = mover.add_link(LinkSpec::new("flow", 3, 64 << 20), link).unwrap();
-    mover.add_route(RouteSpec::direct(HERE, THERE, link)).unwrap().unwrap();
-    mover.add_route(RouteSpec::direct(THERE, HERE, link)).unwrap().unwrap();
+    mover.add_path(PathSpec::direct(HERE, THERE, link)).unwrap().unwrap();
+    mover.add_path(PathSpec::direct(THERE, HERE, link)).unwrap().unwrap();
     let theirs = regions.register(&mover, THERE, offered, lease).unwrap();
     let memory = Arc::new(HostBuffer::new(offered.len as usize));
     let ours = mover.register(HERE, Arc::clone(&memory) as _).unwrap();

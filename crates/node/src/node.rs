@@ -35,7 +35,7 @@ use forebay_transfer::{HostLink, LogGate};
 use ending::Ender;
 use forebay_store::ssd::SsdError;
 use forebay_store::{OpenError, Store};
-use forebay_transfer::{Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteError, RouteSpec};
+use forebay_transfer::{Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place, PathError, PathSpec};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -90,7 +90,7 @@ pub enum NodeError {
     Mover(#[from] Closed),
     /// The mover refused a route.
     #[error(transparent)]
-    Route(#[from] RouteError),
+    Route(#[from] PathError),
     /// The way to peers.
     #[error("peers: {0}")]
     Peers(#[from] AgentError),
@@ -235,7 +235,7 @@ impl Node {
         let (window_lots, window_bytes) = COPY_WINDOW;
         let link = HostLink::new(config.copy_threads).map_err(system("threads that copy"))?;
         let link = handle.add_link(LinkSpec::new("h2h", window_lots, window_bytes), Box::new(link))?;
-        handle.add_route(RouteSpec::direct(HOST, HOST, link))??;
+        handle.add_path(PathSpec::direct(HOST, HOST, link))??;
         let store = opening::open_store(&handle, config)?;
         let mut instance = [0; 16];
         let drawn = rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty());

@@ -4,7 +4,7 @@
 use crate::cache::{CacheShape, Layer};
 use crate::copies::{Batch, Copies, Direction, Job, NotCopied, OnCopied};
 use forebay_transfer::{
-    Backing, Class, End, LinkSpec, MoverHandle, Place, RegionId, RouteSpec, Span, SpanPair, Transfer,
+    Backing, Class, End, LinkSpec, MoverHandle, Place, RegionId, PathSpec, Span, SpanPair, Transfer,
 };
 use forebay_transfer::{HostLink, mapped};
 use parking_lot::Mutex;
@@ -66,7 +66,7 @@ impl HostCopies {
         let spec = LinkSpec { op_timeout_us: OP_TIMEOUT_US, ..LinkSpec::new("cache", lots, bytes) };
         let link = HostLink::new(threads).map_err(failed)?;
         let link = mover.add_link(spec, Box::new(link)).map_err(failed)?;
-        mover.add_route(RouteSpec::direct(HOST, HOST, link)).map_err(failed)?.map_err(failed)?;
+        mover.add_path(PathSpec::direct(HOST, HOST, link)).map_err(failed)?.map_err(failed)?;
         let register = |layer: &Layer| mover.register(HOST, Arc::new(LayerMemory(*layer)));
         let regions = cache.layers().iter().map(register).collect::<Result<_, _>>().map_err(failed)?;
         Ok(HostCopies { mover: mover.clone(), regions })

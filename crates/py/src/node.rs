@@ -14,7 +14,7 @@ use forebay_client::{Client, ClientOptions};
 use forebay_kv::ChunkId;
 use forebay_store::TenantId;
 use forebay_transfer::{
-    Class, Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place as At, RouteSpec, Span,
+    Class, Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place as At, PathSpec, Span,
 };
 use forebay_transfer::{HostLink, mapped};
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -162,7 +162,7 @@ impl Inner {
         let spec =
             LinkSpec { op_timeout_us: OP_TIMEOUT_US, ..LinkSpec::new("host", WINDOW_LOTS, WINDOW_BYTES) };
         let copies = handle.add_link(spec, Box::new(link)).map_err(other)?;
-        handle.add_route(RouteSpec::direct(HOST, HOST, copies)).map_err(other)?.map_err(other)?;
+        handle.add_path(PathSpec::direct(HOST, HOST, copies)).map_err(other)?.map_err(other)?;
         let connect = if wait { Client::connect_or_wait } else { Client::connect };
         let client = connect(&handle, HOST, options);
         let client = client.map_err(|error| PeerLostError::new_err(error.to_string()))?;

@@ -12,7 +12,7 @@ use forebay_store::{
 use forebay_transfer::HostLink;
 use forebay_transfer::Pages;
 use forebay_transfer::{
-    Class, End, Failure, Limits, LinkSpec, MoverHandle, MoverThread, Place, Reason, RouteSpec, Span,
+    Class, End, Failure, Limits, LinkSpec, MoverHandle, MoverThread, Place, Reason, PathSpec, Span,
 };
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -37,7 +37,7 @@ fn mover() -> (MoverThread, MoverHandle) {
     let handle = mover.handle();
     let link =
         handle.add_link(LinkSpec::new("h2h", 4, 64 << 20), Box::new(HostLink::new(1).unwrap())).unwrap();
-    handle.add_route(RouteSpec::direct(HOST, HOST, link)).unwrap().unwrap();
+    handle.add_path(PathSpec::direct(HOST, HOST, link)).unwrap().unwrap();
     (mover, handle)
 }
 

@@ -11,7 +11,7 @@ use forebay_store::{
 };
 use forebay_transfer::Pages;
 use forebay_transfer::{Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, Reason};
-use forebay_transfer::{RegionId, RouteSpec, Span};
+use forebay_transfer::{RegionId, PathSpec, Span};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -51,8 +51,8 @@ impl Rig {
         let faulty = Faulty::new();
         let spec = LinkSpec { op_timeout_us, ..LinkSpec::new("host", 4, 64 << 20) };
         let link = handle.add_link(spec, faulty.link()).unwrap();
-        handle.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap().unwrap();
-        handle.add_route(RouteSpec::direct(DEVICE, HOST, link)).unwrap().unwrap();
+        handle.add_path(PathSpec::direct(HOST, DEVICE, link)).unwrap().unwrap();
+        handle.add_path(PathSpec::direct(DEVICE, HOST, link)).unwrap().unwrap();
         let device = Arc::new(HostBuffer::new(2 * CHUNKS * CHUNK_BYTES as usize));
         let region = handle.register(DEVICE, device.clone()).unwrap();
         let store = Store::open(&handle, HOST, Pages::Base, config).unwrap();

@@ -80,7 +80,7 @@ fn gap(dice: &mut SplitMix, chance: f64) -> u64 {
 mod tests {
     use super::*;
     use crate::HostLink;
-    use crate::{Class, End, HostBuffer, Limits, LinkSpec, MoverThread, Place, RouteSpec, Span, Transfer};
+    use crate::{Class, End, HostBuffer, Limits, LinkSpec, MoverThread, Place, PathSpec, Span, Transfer};
 
     #[test]
     fn about_as_many_bits_are_flipped_as_asked_for_and_all_are_counted() {
@@ -90,7 +90,7 @@ mod tests {
         let link = BitFlips::new(HostLink::new(1).unwrap(), 1e-3, 7, Arc::clone(&flipped)).unwrap();
         let host = Place::Host(0);
         let link = handle.add_link(LinkSpec::new("damaged", 2, 64 << 20), Box::new(link)).unwrap();
-        handle.add_route(RouteSpec::direct(host, host, link)).unwrap().unwrap();
+        handle.add_path(PathSpec::direct(host, host, link)).unwrap().unwrap();
         let len = 1 << 20;
         let target = Arc::new(HostBuffer::new(len));
         let from = handle.register(host, Arc::new(HostBuffer::new(len))).unwrap();

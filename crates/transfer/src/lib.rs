@@ -19,7 +19,7 @@
 //! let host = mover.add_region(Place::Host(0), 4096);
 //! let device = mover.add_region(Place::Device(0), 4096);
 //! let lane = mover.add_link(LinkSpec::new("pcie0", 2, 64 << 20));
-//! mover.add_route(RouteSpec::direct(Place::Host(0), Place::Device(0), lane))?;
+//! mover.add_path(PathSpec::direct(Place::Host(0), Place::Device(0), lane))?;
 //!
 //! let pair = SpanPair::new(Span::new(host, 0, 4096), Span::new(device, 0, 4096));
 //! let transfer = mover.submit(0, Transfer::new(vec![pair], Class::Demand))?;
@@ -47,7 +47,7 @@ mod mover;
 mod process;
 mod queue;
 mod region;
-mod route;
+mod path;
 pub mod sim;
 mod telemetry;
 mod thread;
@@ -68,7 +68,7 @@ pub use mover::{Event, Limits, Mover, OpId, Start};
 pub use process::{Forked, InProcess, Process};
 pub use queue::STARVE_LOTS;
 pub use region::{Place, RegionId, Span, SpanPair};
-pub use route::{Hop, RouteError, RouteId, RouteSpec, Staging};
+pub use path::{Hop, PathError, PathId, PathSpec, Staging};
 pub use telemetry::{ClassTelemetry, LinkTelemetry, Telemetry};
 pub use thread::{Closed, MoverHandle, MoverThread, SubmitError, Submitted};
 pub use transfer::{Class, End, Failure, Reason, Refused, Transfer, TransferId};

@@ -2,7 +2,7 @@
 //! know which lot goes next.
 
 use crate::region::{Span, SpanPair};
-use crate::route::{RouteId, RouteState, SlotTable};
+use crate::path::{PathId, RouteState, SlotTable};
 use crate::transfer::TransferId;
 use std::collections::VecDeque;
 
@@ -125,7 +125,7 @@ impl Leg {
 pub(crate) struct Lot {
     pub transfer: TransferId,
     pub leg: usize,
-    pub route: RouteId,
+    pub route: PathId,
     pub cut: Cut,
     /// The hop that it is on or waits for.
     pub hop: usize,

@@ -10,7 +10,7 @@ use crate::link::{LinkId, LinkSpec, LinkState};
 use crate::lot::{Leg, Lot};
 use crate::queue::{Lane, Rank, Turns, Waiting};
 use crate::region::{Place, RegionId, RegionTable, Span, SpanPair};
-use crate::route::{RouteError, RouteId, RouteSpec, RouteState, SlotTable, Slots, Staging};
+use crate::path::{PathError, PathId, PathSpec, RouteState, SlotTable, Slots, Staging};
 use crate::telemetry::{ClassTelemetry, LinkTelemetry, Telemetry};
 use crate::transfer::{Class, End, Reason, Refused, Transfer, TransferId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -195,10 +195,10 @@ impl Mover {
     }
 
     /// Adds a route over links that exist and staging that is registered. Its staging regions stay in use for good.
-    pub fn add_route(&mut self, spec: RouteSpec) -> Result<RouteId, RouteError> {
+    pub fn add_path(&mut self, spec: PathSpec) -> Result<PathId, PathError> {
         self.check_route(&spec)?;
         let slots = spec.staging.iter().map(|staging| self.slots_of(staging)).collect();
-        let id = RouteId(self.routes.len() as u32);
+        let id = PathId(self.routes.len() as u32);
         let lane = *self.lane_of.entry((spec.from, spec.to)).or_insert_with(|| {
             self.lanes.push(Lane::new(spec.from, spec.to));
             self.lanes.len() - 1
@@ -218,22 +218,22 @@ impl Mover {
         })
     }
 
-    fn check_route(&self, spec: &RouteSpec) -> Result<(), RouteError> {
+    fn check_route(&self, spec: &PathSpec) -> Result<(), PathError> {
         if spec.hops.is_empty() || spec.staging.len() + 1 != spec.hops.len() {
-            return Err(RouteError::Shape { hops: spec.hops.len(), staging: spec.staging.len() });
+            return Err(PathError::Shape { hops: spec.hops.len(), staging: spec.staging.len() });
         }
         if let Some(hop) = spec.hops.iter().find(|hop| hop.link.0 as usize >= self.links.len()) {
-            return Err(RouteError::UnknownLink(hop.link));
+            return Err(PathError::UnknownLink(hop.link));
         }
         for staging in &spec.staging {
             let (slots, slot_bytes) = (staging.slots, staging.slot_bytes);
             if slots == 0 || slot_bytes == 0 {
-                return Err(RouteError::EmptyStaging { slots, slot_bytes });
+                return Err(PathError::EmptyStaging { slots, slot_bytes });
             }
             let mut known = self.slots.all.iter().map(|slots| slots.staging);
             if let Some(known) = known.find(|known| known.region == staging.region && known != staging) {
                 let (region, known, known_bytes) = (known.region, known.slots, known.slot_bytes);
-                return Err(RouteError::CutOtherwise { region, known, known_bytes, slots, slot_bytes });
+                return Err(PathError::CutOtherwise { region, known, known_bytes, slots, slot_bytes });
             }
             let all = u64::from(slots).saturating_mul(slot_bytes);
             self.regions.place_of(&Span::new(staging.region, 0, all))?;
@@ -299,14 +299,14 @@ impl Mover {
         let from = self.regions.place_of_all(run[0].from.region, run.iter().map(|pair| &pair.from))?;
         let to = self.regions.place_of_all(run[0].to.region, run.iter().map(|pair| &pair.to))?;
         let lane = self.lane_of.get(&(from, to)).copied();
-        lane.filter(|lane| self.lane_is_live(*lane)).ok_or(Refused::NoRoute { from, to })
+        lane.filter(|lane| self.lane_is_live(*lane)).ok_or(Refused::NoPath { from, to })
     }
 
     fn lane_is_live(&self, lane: usize) -> bool {
         self.lanes[lane].routes.iter().any(|route| self.route_is_live(*route))
     }
 
-    fn route_is_live(&self, route: RouteId) -> bool {
+    fn route_is_live(&self, route: PathId) -> bool {
         let route = &self.routes[route.0 as usize];
         let mut hops = route.spec.hops.iter();
         hops.all(|hop| self.links[hop.link.0 as usize].is_live(hop.guest))

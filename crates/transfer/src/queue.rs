@@ -2,7 +2,7 @@
 //! turns; it must never know windows or bytes in flight.
 
 use crate::region::Place;
-use crate::route::RouteId;
+use crate::path::PathId;
 use crate::transfer::{Class, TransferId};
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ pub(crate) struct Waiting {
 pub(crate) struct Lane {
     pub from: Place,
     pub to: Place,
-    pub routes: Vec<RouteId>,
+    pub routes: Vec<PathId>,
     /// Bytes of all waiting legs that are not cut yet.
     pub waiting_bytes: u64,
     classes: [BTreeSet<Waiting>; Class::ALL.len()],

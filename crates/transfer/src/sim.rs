@@ -3,12 +3,12 @@
 //! file knows how links misbehave; it must never know how the schedule reacts.
 //!
 //! ```
-//! use forebay_transfer::{Class, LinkSpec, Place, RouteSpec, Span, SpanPair, Transfer, sim::{Sim, SimLink}};
+//! use forebay_transfer::{Class, LinkSpec, Place, PathSpec, Span, SpanPair, Transfer, sim::{Sim, SimLink}};
 //!
 //! let mut sim = Sim::new(7);
 //! let (host, device) = (sim.add_region(Place::Host(0), 8 << 20), sim.add_region(Place::Device(0), 8 << 20));
 //! let link = sim.add_link(LinkSpec::new("pcie0", 2, 32 << 20), SimLink::of_rate(1_000_000_000));
-//! sim.mover.add_route(RouteSpec::direct(Place::Host(0), Place::Device(0), link)).unwrap();
+//! sim.mover.add_path(PathSpec::direct(Place::Host(0), Place::Device(0), link)).unwrap();
 //! let whole = SpanPair::new(Span::new(host, 0, 8 << 20), Span::new(device, 0, 8 << 20));
 //! sim.submit_at(0, Transfer::new(vec![whole], Class::Demand));
 //! sim.run();

@@ -12,7 +12,7 @@ use crate::memory::{Backing, Memory};
 use crate::mover::{Event, Limits, Mover, OpId};
 use crate::process::{Forked, Process};
 use crate::region::{Place, RegionId, Span};
-use crate::route::{RouteError, RouteId, RouteSpec};
+use crate::path::{PathError, PathId, PathSpec};
 use crate::telemetry::Telemetry;
 use crate::transfer::{End, Failure, Reason, Refused, Transfer, TransferId};
 use crate::turns::{Left, PostError, Turns};
@@ -181,8 +181,8 @@ impl MoverHandle {
     }
 
     /// Adds a route.
-    pub fn add_route(&self, spec: RouteSpec) -> Result<Result<RouteId, RouteError>, Closed> {
-        self.control(move |worker| worker.mover.add_route(spec))
+    pub fn add_path(&self, spec: PathSpec) -> Result<Result<PathId, PathError>, Closed> {
+        self.control(move |worker| worker.mover.add_path(spec))
     }
 
     /// Takes a link out of service, or puts it back.

@@ -125,7 +125,7 @@ pub enum Reason {
     },
     /// Every route between the places is down.
     #[error("no live route from {from:?} to {to:?}")]
-    NoRoute {
+    NoPath {
         /// Where the bytes were.
         from: Place,
         /// Where they should have gone.
@@ -163,7 +163,7 @@ pub enum Refused {
     },
     /// No route joins the two places, or all of them are down.
     #[error("no live route from {from:?} to {to:?}")]
-    NoRoute {
+    NoPath {
         /// Source place.
         from: Place,
         /// Target place.

@@ -4,7 +4,7 @@
 
 use forebay_transfer::sim::{Sim, SimLink};
 use forebay_transfer::{
-    Class, End, Event, Hop, Limits, LinkSpec, Mover, OpId, Outcome, Place, Refused, RouteSpec, Span,
+    Class, End, Event, Hop, Limits, LinkSpec, Mover, OpId, Outcome, Place, Refused, PathSpec, Span,
     SpanPair, Staging, Transfer,
 };
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const MIB: u64 = 1 << 20;
 fn a_cancel_returns_only_when_quiet() {
     let mut sim = Sim::new(2);
     let id = sim.add_link(LinkSpec::new("link", 2, 64 * MIB), SimLink::of_rate(1_000_000_000));
-    sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap();
+    sim.mover.add_path(PathSpec::direct(HOST, DEVICE, id)).unwrap();
     let (source, target) = (sim.add_region(HOST, 32 << 20), sim.add_region(DEVICE, 32 << 20));
     let pair = SpanPair::new(Span::new(source, 0, 32 * MIB), Span::new(target, 0, 32 * MIB));
     sim.submit_at(0, Transfer::new(vec![pair], Class::Demand));
@@ -38,7 +38,7 @@ fn a_link_that_fails_at_once_does_not_swallow_the_transfer() {
         ("healthy", SimLink::of_rate(1_000_000_000)),
     ] {
         let id = sim.add_link(LinkSpec::new(name, 2, 64 * MIB), model);
-        sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap();
+        sim.mover.add_path(PathSpec::direct(HOST, DEVICE, id)).unwrap();
     }
     let (source, target) = (sim.add_region(HOST, 64 << 20), sim.add_region(DEVICE, 64 << 20));
     let pair = SpanPair::new(Span::new(source, 0, 64 * MIB), Span::new(target, 0, 64 * MIB));
@@ -55,7 +55,7 @@ fn corrupt_bytes_fail_the_transfer_and_are_not_tried_again() {
         LinkSpec::new("link", 1, 64 * MIB),
         SimLink { corrupt: 1.0, ..SimLink::of_rate(1_000_000) },
     );
-    sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap();
+    sim.mover.add_path(PathSpec::direct(HOST, DEVICE, id)).unwrap();
     let (source, target) = (sim.add_region(HOST, 4096), sim.add_region(DEVICE, 4096));
     let pair = SpanPair::new(Span::new(source, 0, 4096), Span::new(target, 0, 4096));
     sim.submit_at(0, Transfer::new(vec![pair], Class::Demand));
@@ -70,7 +70,7 @@ fn a_rest_that_ends_between_a_poll_and_the_next_look_at_the_clock_is_not_slept_t
     let mut mover = Mover::new(Limits::default());
     let (source, target) = (mover.add_region(HOST, 100), mover.add_region(DEVICE, 100));
     let link = mover.add_link(LinkSpec::new("link", 1, MIB));
-    mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+    mover.add_path(PathSpec::direct(HOST, DEVICE, link)).unwrap();
     let pair = SpanPair::new(Span::new(source, 0, 100), Span::new(target, 0, 100));
     mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap();
     let start = mover.poll(0).unwrap();
@@ -88,7 +88,7 @@ fn a_lost_operation_quarantines_its_spans_until_it_completes() {
     let mut mover = Mover::new(Limits::default());
     let (source, target) = (mover.add_region(HOST, 100), mover.add_region(DEVICE, 100));
     let link = mover.add_link(LinkSpec { op_timeout_us: 50, ..LinkSpec::new("link", 1, MIB) });
-    mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+    mover.add_path(PathSpec::direct(HOST, DEVICE, link)).unwrap();
     let (from, to) = (Span::new(source, 0, 100), Span::new(target, 0, 100));
     let id = mover.submit(0, Transfer::new(vec![SpanPair::new(from, to)], Class::Demand)).unwrap();
     let start = mover.poll(0).unwrap();
@@ -115,7 +115,7 @@ fn both_fail_for_a_lost_operation(mover: &mut Mover, transfer: impl Fn(u64) -> T
         let ended = mover.next_event();
         assert!(matches!(ended, Some(Event::Ended(ended, End::Failed(_))) if ended == id), "{ended:?}");
     }
-    assert_eq!(mover.submit(60, transfer(100)), Err(Refused::NoRoute { from: HOST, to: DEVICE }));
+    assert_eq!(mover.submit(60, transfer(100)), Err(Refused::NoPath { from: HOST, to: DEVICE }));
     lost.op
 }
 
@@ -124,7 +124,7 @@ fn nothing_waits_for_a_link_whose_window_is_full_of_lost_operations() {
     let mut mover = Mover::new(Limits::default());
     let (source, target) = (mover.add_region(HOST, 200), mover.add_region(DEVICE, 200));
     let link = mover.add_link(LinkSpec { op_timeout_us: 50, ..LinkSpec::new("link", 1, MIB) });
-    mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+    mover.add_path(PathSpec::direct(HOST, DEVICE, link)).unwrap();
     let transfer = |at: u64| {
         let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
         Transfer::new(vec![pair], Class::Demand)
@@ -148,7 +148,7 @@ fn a_lot_in_staging_goes_another_way_when_the_link_that_it_waits_for_is_full_of_
         mover.add_link(LinkSpec { op_timeout_us, ..LinkSpec::new(name, 1, 100) })
     });
     let staging = Staging { region, slots: 2, slot_bytes: 100 };
-    mover.add_route(RouteSpec::relayed(HOST, DEVICE, [out, into], staging, true)).unwrap();
+    mover.add_path(PathSpec::relayed(HOST, DEVICE, [out, into], staging, true)).unwrap();
     for at in [0, 100] {
         let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
         mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap();
@@ -156,7 +156,7 @@ fn a_lot_in_staging_goes_another_way_when_the_link_that_it_waits_for_is_full_of_
         mover.complete(0, first_hop.op, Outcome::Moved { bytes: 100 });
         mover.poll(0);
     }
-    mover.add_route(RouteSpec::direct(HOST, DEVICE, late)).unwrap();
+    mover.add_path(PathSpec::direct(HOST, DEVICE, late)).unwrap();
     mover.expire(50);
     let start = mover.poll(50).expect("the second transfer's lot goes directly");
     assert_eq!((start.link, start.pairs[0].from), (late, Span::new(source, 100, 100)));
@@ -173,7 +173,7 @@ fn nothing_waits_for_staging_whose_slots_lost_operations_keep() {
     let links = ["out", "in"]
         .map(|name| mover.add_link(LinkSpec { op_timeout_us: 50, ..LinkSpec::new(name, 4, 64 * MIB) }));
     let staging = Staging { region, slots: 1, slot_bytes: 100 };
-    mover.add_route(RouteSpec::relayed(HOST, DEVICE, links, staging, false)).unwrap();
+    mover.add_path(PathSpec::relayed(HOST, DEVICE, links, staging, false)).unwrap();
     let transfer = |at: u64| {
         let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
         Transfer::new(vec![pair], Class::Demand)
@@ -196,7 +196,7 @@ fn a_lot_between_hops_goes_another_way_when_lost_operations_keep_the_slots_befor
     let hops = [first, second, third].map(|link| Hop { link, guest: false }).to_vec();
     let staging = regions.into_iter().zip([2, 1]);
     let staging = staging.map(|(region, slots)| Staging { region, slots, slot_bytes: 100 }).collect();
-    mover.add_route(RouteSpec { from: HOST, to: DEVICE, hops, staging }).unwrap();
+    mover.add_path(PathSpec { from: HOST, to: DEVICE, hops, staging }).unwrap();
     for at in [0, 100] {
         let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
         mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap();
@@ -204,7 +204,7 @@ fn a_lot_between_hops_goes_another_way_when_lost_operations_keep_the_slots_befor
         mover.complete(0, first_hop.op, Outcome::Moved { bytes: 100 });
         mover.poll(0);
     }
-    mover.add_route(RouteSpec::direct(HOST, DEVICE, late)).unwrap();
+    mover.add_path(PathSpec::direct(HOST, DEVICE, late)).unwrap();
     mover.expire(50);
     let start = mover.poll(5_000).expect("the second transfer's lot goes directly");
     assert_eq!((start.link, start.pairs[0].from), (late, Span::new(source, 100, 100)));
@@ -216,7 +216,7 @@ fn what_several_lost_operations_touch_is_quarantined_until_the_last_of_them_comp
     let (source, target) = (mover.add_region(HOST, 100), mover.add_region(DEVICE, 300));
     let links = [50, 50, 1_000].map(|op_timeout_us| {
         let link = mover.add_link(LinkSpec { op_timeout_us, ..LinkSpec::new("link", 1, 100) });
-        mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+        mover.add_path(PathSpec::direct(HOST, DEVICE, link)).unwrap();
         link
     });
     // The same bytes to three places.
@@ -239,8 +239,8 @@ fn lost_operations_of_many_spans_become_quiet_in_a_moment() {
     let [source, target] = [HOST, DEVICE].map(|place| mover.add_region(place, 4 * PAIRS * (OPS + 1)));
     let spec = |op_timeout_us| LinkSpec { op_timeout_us, ..LinkSpec::new("link", OPS as u32, 64 * MIB) };
     let [hangs, lives] = [50, 1_000_000].map(|op_timeout_us| mover.add_link(spec(op_timeout_us)));
-    mover.add_route(RouteSpec::direct(HOST, DEVICE, hangs)).unwrap();
-    mover.add_route(RouteSpec::direct(HOST, DEVICE, lives)).unwrap();
+    mover.add_path(PathSpec::direct(HOST, DEVICE, hangs)).unwrap();
+    mover.add_path(PathSpec::direct(HOST, DEVICE, lives)).unwrap();
     // Every other byte, so that no two pairs are one.
     let pair = |at| SpanPair::new(Span::new(source, 2 * at, 1), Span::new(target, 2 * at, 1));
     let pairs = (0..PAIRS * (OPS + 1)).map(pair).collect();
@@ -261,7 +261,7 @@ fn a_transfer_whose_last_lot_waits_for_a_link_that_dies_ends() {
     let region = mover.add_region(Place::Device(1), 200);
     let [out, into] = ["out", "in"].map(|name| mover.add_link(LinkSpec::new(name, 1, 100)));
     let staging = Staging { region, slots: 2, slot_bytes: 100 };
-    mover.add_route(RouteSpec::relayed(HOST, DEVICE, [out, into], staging, false)).unwrap();
+    mover.add_path(PathSpec::relayed(HOST, DEVICE, [out, into], staging, false)).unwrap();
     let transfers = [0, 100].map(|at| {
         let pair = SpanPair::new(Span::new(source, at, 100), Span::new(target, at, 100));
         mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap()
@@ -286,7 +286,7 @@ fn routes_with_the_same_staging_share_its_slots() {
     let targets = [0, 1].map(|device| {
         let target = mover.add_region(Place::Device(device), 200);
         let links = ["out", "in"].map(|name| mover.add_link(LinkSpec::new(name, 4, 1000)));
-        mover.add_route(RouteSpec::relayed(HOST, Place::Device(device), links, staging, false)).unwrap();
+        mover.add_path(PathSpec::relayed(HOST, Place::Device(device), links, staging, false)).unwrap();
         target
     });
     for target in targets {
@@ -308,7 +308,7 @@ fn a_link_that_was_late_once_is_used_again() {
     let (source, target) = (mover.add_region(HOST, 64 * MIB), mover.add_region(DEVICE, 64 * MIB));
     let [_, late] = ["good", "late"].map(|name| {
         let link = mover.add_link(LinkSpec::new(name, 1, 64 * MIB));
-        mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+        mover.add_path(PathSpec::direct(HOST, DEVICE, link)).unwrap();
         link
     });
     // Every operation takes a millisecond, and the first one of the late link so much more. Gives the bytes of that link.

@@ -4,7 +4,7 @@
 
 use forebay_transfer::sim::{Sim, SimLink};
 use forebay_transfer::{
-    Class, End, Limits, LinkSpec, Mover, Outcome, PAGE_BYTES, Place, RegionId, RouteSpec, Span, SpanPair,
+    Class, End, Limits, LinkSpec, Mover, Outcome, PAGE_BYTES, Place, RegionId, PathSpec, Span, SpanPair,
     Staging, Transfer,
 };
 use proptest::prelude::*;
@@ -113,7 +113,7 @@ fn build(world: &World) -> Built {
     let (source, target) = (sim.add_region(HOST, total as usize), sim.add_region(DEVICE, total as usize));
     for (index, direct) in world.direct.iter().enumerate() {
         let id = link(&mut sim, format!("direct{index}"), direct);
-        sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap();
+        sim.mover.add_path(PathSpec::direct(HOST, DEVICE, id)).unwrap();
     }
     for (index, (first, second, slots, slot_bytes)) in world.relayed.iter().enumerate() {
         let (first, second) =
@@ -122,7 +122,7 @@ fn build(world: &World) -> Built {
             sim.add_region(Place::Device(1 + index as u16), (u64::from(*slots) * slot_bytes) as usize);
         let staging = Staging { region, slots: *slots, slot_bytes: *slot_bytes };
         sim.mover
-            .add_route(RouteSpec::relayed(HOST, DEVICE, [first, second], staging, index % 2 == 1))
+            .add_path(PathSpec::relayed(HOST, DEVICE, [first, second], staging, index % 2 == 1))
             .unwrap();
     }
     let (mut from, mut to) = (0, total);
@@ -271,7 +271,7 @@ proptest! {
         let (source, target) = (mover.add_region(HOST, bytes), mover.add_region(DEVICE, bytes));
         for window_lots in &windows {
             let id = mover.add_link(LinkSpec::new("link", *window_lots as u32, 64 * MIB));
-            mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap();
+            mover.add_path(PathSpec::direct(HOST, DEVICE, id)).unwrap();
         }
         let pair = SpanPair::new(Span::new(source, 0, bytes), Span::new(target, 0, bytes));
         mover.submit(0, Transfer::new(vec![pair], Class::Demand)).unwrap();

@@ -24,7 +24,7 @@ impl Bench {
         let handle = mover.handle();
         let driver = Box::new(HostLink::new(threads).unwrap());
         let link = handle.add_link(LinkSpec::new("host", 4, 64 << 20), driver).unwrap();
-        handle.add_route(RouteSpec::direct(HOST, HOST, link)).unwrap().unwrap();
+        handle.add_path(PathSpec::direct(HOST, HOST, link)).unwrap().unwrap();
         let (source, target) = (Arc::new(HostBuffer::new(bytes)), Arc::new(HostBuffer::new(bytes)));
         let from = handle.register(HOST, source.clone()).unwrap();
         let to = handle.register(HOST, target.clone()).unwrap();

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_transfer::{
-    Class, Limits, LinkSpec, Mover, Place, Refused, RegionId, RouteError, RouteSpec, Span, SpanPair, Staging,
+    Class, Limits, LinkSpec, Mover, Place, Refused, RegionId, PathError, PathSpec, Span, SpanPair, Staging,
     Transfer,
 };
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ fn mover(limits: Limits) -> (Mover, RegionId, RegionId) {
     let mut mover = Mover::new(limits);
     let (host, device) = (mover.add_region(HOST, 1000), mover.add_region(DEVICE, 1000));
     let link = mover.add_link(LinkSpec::new("link", 1, 1 << 20));
-    mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+    mover.add_path(PathSpec::direct(HOST, DEVICE, link)).unwrap();
     (mover, host, device)
 }
 
@@ -46,7 +46,7 @@ fn unequal_and_empty_pairs_are_refused() {
 fn places_that_no_route_joins_are_refused() {
     let (mut mover, host, device) = mover(Limits::default());
     let refused = mover.submit(0, one(Span::new(device, 0, 5), Span::new(host, 0, 5)));
-    assert_eq!(refused, Err(Refused::NoRoute { from: DEVICE, to: HOST }));
+    assert_eq!(refused, Err(Refused::NoPath { from: DEVICE, to: HOST }));
 }
 
 #[test]
@@ -77,19 +77,19 @@ fn impossible_routes_are_refused() {
     let (mut mover, host, _) = mover(Limits::default());
     let link = mover.add_link(LinkSpec::new("other", 1, 1));
     let staging = |slots, slot_bytes| Staging { region: host, slots, slot_bytes };
-    let mut route = RouteSpec::relayed(HOST, DEVICE, [link, link], staging(0, 10), false);
-    assert_eq!(mover.add_route(route.clone()), Err(RouteError::EmptyStaging { slots: 0, slot_bytes: 10 }));
+    let mut route = PathSpec::relayed(HOST, DEVICE, [link, link], staging(0, 10), false);
+    assert_eq!(mover.add_path(route.clone()), Err(PathError::EmptyStaging { slots: 0, slot_bytes: 10 }));
     route.staging = vec![staging(101, 10)];
-    assert!(matches!(mover.add_route(route.clone()), Err(RouteError::Staging(Refused::OutOfBounds { .. }))));
+    assert!(matches!(mover.add_path(route.clone()), Err(PathError::Staging(Refused::OutOfBounds { .. }))));
     route.staging = vec![staging(10, 10)];
-    mover.add_route(route.clone()).unwrap();
+    mover.add_path(route.clone()).unwrap();
     route.staging = vec![staging(5, 20)];
     assert!(matches!(
-        mover.add_route(route.clone()),
-        Err(RouteError::CutOtherwise { known: 10, slots: 5, .. })
+        mover.add_path(route.clone()),
+        Err(PathError::CutOtherwise { known: 10, slots: 5, .. })
     ));
     route.staging.clear();
-    assert_eq!(mover.add_route(route), Err(RouteError::Shape { hops: 2, staging: 0 }));
+    assert_eq!(mover.add_path(route), Err(PathError::Shape { hops: 2, staging: 0 }));
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_transfer_between_many_regions_is_taken_in_in_a_moment() {
     const PAIRS: usize = 500_000;
     let mut mover = Mover::new(Limits::default());
     let link = mover.add_link(LinkSpec::new("link", 1, 1 << 20));
-    mover.add_route(RouteSpec::direct(HOST, DEVICE, link)).unwrap();
+    mover.add_path(PathSpec::direct(HOST, DEVICE, link)).unwrap();
     let [hosts, devices] = [HOST, DEVICE].map(|place| {
         let regions = (0..REGIONS).map(|_| mover.add_region(place, 100));
         regions.collect::<Vec<_>>()

@@ -4,7 +4,7 @@
 
 use forebay_transfer::sim::{Sim, SimLink};
 use forebay_transfer::{
-    Class, Hop, LinkSpec, MAX_LOT_BYTES, Place, RouteSpec, STARVE_LOTS, Span, SpanPair, Staging, Transfer,
+    Class, Hop, LinkSpec, MAX_LOT_BYTES, Place, PathSpec, STARVE_LOTS, Span, SpanPair, Staging, Transfer,
 };
 
 const HOST: Place = Place::Host(0);
@@ -18,7 +18,7 @@ fn rate_over(rates: &[u64], bytes: u64) -> f64 {
     for (index, rate) in rates.iter().enumerate() {
         let model = SimLink { latency_us: 20, jitter_us: 5, ..SimLink::of_rate(rate * 1_000_000) };
         let id = sim.add_link(LinkSpec::new(format!("link{index}"), 3, 64 * MIB), model);
-        sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap();
+        sim.mover.add_path(PathSpec::direct(HOST, DEVICE, id)).unwrap();
     }
     let pair = SpanPair::new(Span::new(source, 0, bytes), Span::new(target, 0, bytes));
     sim.submit_at(0, Transfer::new(vec![pair], Class::Demand));
@@ -56,7 +56,7 @@ fn the_last_lot_is_left_to_a_faster_link() {
     for (name, rate) in [("fast", 2_000_000_000), ("slow", 20_000_000)] {
         let spec = LinkSpec { rate_hint_bytes_per_s: rate, ..LinkSpec::new(name, 2, 64 * MIB) };
         let id = sim.add_link(spec, SimLink::of_rate(rate));
-        sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap();
+        sim.mover.add_path(PathSpec::direct(HOST, DEVICE, id)).unwrap();
     }
     let pair = SpanPair::new(Span::new(source, 0, 4 * MIB), Span::new(target, 0, 4 * MIB));
     sim.submit_at(0, Transfer::new(vec![pair], Class::Demand));
@@ -69,7 +69,7 @@ fn no_class_starves_beyond_the_bound() {
     let mut sim = Sim::new(5);
     let model = SimLink::of_rate(1_000_000_000);
     let id = sim.add_link(LinkSpec::new("link", 1, 64 * MIB), model);
-    sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap();
+    sim.mover.add_path(PathSpec::direct(HOST, DEVICE, id)).unwrap();
     let bytes = 40 * MIB;
     let mut sources = Vec::new();
     for class in Class::ALL {
@@ -96,7 +96,7 @@ fn no_class_starves_beyond_the_bound() {
 fn within_a_class_the_earliest_deadline_goes_first() {
     let mut sim = Sim::new(5);
     let id = sim.add_link(LinkSpec::new("link", 1, 64 * MIB), SimLink::of_rate(1_000_000_000));
-    sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap();
+    sim.mover.add_path(PathSpec::direct(HOST, DEVICE, id)).unwrap();
     let (source, target) = (sim.add_region(HOST, 4096), sim.add_region(DEVICE, 4096));
     let deadlines = [None, Some(900), Some(300), Some(600)];
     for (nth, deadline_us) in deadlines.iter().enumerate() {
@@ -127,12 +127,12 @@ fn own_traffic_us(with_relay: bool) -> Vec<u64> {
     let pcie1 = sim.add_link(LinkSpec::new("pcie1", 2, 64 * MIB), rate.clone());
     let nvlink = sim.add_link(LinkSpec::new("nvlink10", 2, 64 * MIB), SimLink::of_rate(100_000_000_000));
     let slots = sim.add_region(peer, 64 << 20);
-    sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, pcie0)).unwrap();
-    sim.mover.add_route(RouteSpec::direct(HOST, peer, pcie1)).unwrap();
+    sim.mover.add_path(PathSpec::direct(HOST, DEVICE, pcie0)).unwrap();
+    sim.mover.add_path(PathSpec::direct(HOST, peer, pcie1)).unwrap();
     if with_relay {
         let staging = Staging { region: slots, slots: 4, slot_bytes: 16 * MIB };
         let hops = vec![Hop { link: pcie1, guest: true }, Hop { link: nvlink, guest: false }];
-        sim.mover.add_route(RouteSpec { from: HOST, to: DEVICE, hops, staging: vec![staging] }).unwrap();
+        sim.mover.add_path(PathSpec { from: HOST, to: DEVICE, hops, staging: vec![staging] }).unwrap();
     }
     let (big, big_target) = (sim.add_region(HOST, bytes as usize), sim.add_region(DEVICE, bytes as usize));
     let (own, own_target) = (sim.add_region(HOST, 64 << 20), sim.add_region(peer, 64 << 20));
@@ -172,7 +172,7 @@ fn a_relay_adds_its_rate() {
     let mut sim = Sim::new(11);
     let bytes = 512 * MIB;
     let pcie0 = sim.add_link(LinkSpec::new("pcie0", 2, 64 * MIB), SimLink::of_rate(10_000_000_000));
-    sim.mover.add_route(RouteSpec::direct(HOST, DEVICE, pcie0)).unwrap();
+    sim.mover.add_path(PathSpec::direct(HOST, DEVICE, pcie0)).unwrap();
     for peer in 1..4u16 {
         let pcie =
             sim.add_link(LinkSpec::new(format!("pcie{peer}"), 2, 64 * MIB), SimLink::of_rate(10_000_000_000));
@@ -180,7 +180,7 @@ fn a_relay_adds_its_rate() {
             .add_link(LinkSpec::new(format!("nvlink{peer}"), 2, 64 * MIB), SimLink::of_rate(100_000_000_000));
         let region = sim.add_region(Place::Device(peer), 16 << 20);
         let staging = Staging { region, slots: 4, slot_bytes: 4 * MIB };
-        sim.mover.add_route(RouteSpec::relayed(HOST, DEVICE, [pcie, nvlink], staging, true)).unwrap();
+        sim.mover.add_path(PathSpec::relayed(HOST, DEVICE, [pcie, nvlink], staging, true)).unwrap();
     }
     let (source, target) = (sim.add_region(HOST, bytes as usize), sim.add_region(DEVICE, bytes as usize));
     let pair = SpanPair::new(Span::new(source, 0, bytes), Span::new(target, 0, bytes));

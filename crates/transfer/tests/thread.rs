@@ -4,7 +4,7 @@
 
 use forebay_transfer::{
     Class, Completion, End, HostBuffer, Limits, Link, LinkOp, LinkSpec, Memory, MoverHandle, MoverThread,
-    Outcome, Place, Reason, Refused, RegionId, RouteSpec, Span, SpanPair, Transfer,
+    Outcome, Place, Reason, Refused, RegionId, PathSpec, Span, SpanPair, Transfer,
 };
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -57,7 +57,7 @@ fn world(bytes: usize, link: Box<dyn Link>, spec: LinkSpec) -> World {
     let regions =
         [0, 1].map(|side| mover.register([HOST, DEVICE][side], Arc::clone(&buffers[side]) as _).unwrap());
     let id = mover.add_link(spec, link).unwrap();
-    mover.add_route(RouteSpec::direct(HOST, DEVICE, id)).unwrap().unwrap();
+    mover.add_path(PathSpec::direct(HOST, DEVICE, id)).unwrap().unwrap();
     World { thread, mover, buffers, regions }
 }
 

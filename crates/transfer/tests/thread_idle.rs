@@ -4,7 +4,7 @@
 
 use forebay_transfer::{
     Class, Completion, End, HostBuffer, Limits, Link, LinkOp, LinkSpec, Memory, MoverThread, Outcome, Place,
-    RouteSpec, Span, SpanPair, Transfer,
+    PathSpec, Span, SpanPair, Transfer,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn an_idle_mover_uses_no_cpu() {
     let region = |place| mover.register(place, Arc::new(HostBuffer::new(100))).unwrap();
     let (from, to) = (Span::new(region(here), 0, 100), Span::new(region(there), 0, 100));
     let link = mover.add_link(LinkSpec::new("link", 4, 1 << 30), Box::new(Nothing)).unwrap();
-    mover.add_route(RouteSpec::direct(here, there, link)).unwrap().unwrap();
+    mover.add_path(PathSpec::direct(here, there, link)).unwrap().unwrap();
     let transfer = Transfer::new(vec![SpanPair::new(from, to)], Class::Demand);
     assert_eq!(mover.run(transfer).unwrap(), End::Done { bytes: 100 });
     // One window of a few has to be quiet: in the first one its start may still be under way.

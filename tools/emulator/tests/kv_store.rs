@@ -11,7 +11,7 @@ use forebay_kv::ChunkId;
 use forebay_store::{Prompt, Store, TenantId, TierConfig};
 use forebay_transfer::HostLink;
 use forebay_transfer::Pages;
-use forebay_transfer::{Class, Limits, LinkSpec, MoverThread, Place, RouteSpec, Span};
+use forebay_transfer::{Class, Limits, LinkSpec, MoverThread, Place, PathSpec, Span};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -139,7 +139,7 @@ impl Rig {
         let mut engines = Vec::new();
         for device in [Place::Device(0), Place::Device(1)] {
             for (from, to) in [(Place::Host(0), device), (device, Place::Host(0))] {
-                handle.add_route(RouteSpec::direct(from, to, link)).expect("alive").expect("added");
+                handle.add_path(PathSpec::direct(from, to, link)).expect("alive").expect("added");
             }
             let inner = InProcess::new(store.clone(), TenantId::default());
             let store = Arc::new(Elsewhere { inner, fate: Arc::clone(&fate) });

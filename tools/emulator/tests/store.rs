@@ -15,7 +15,7 @@ use forebay_transfer::Pages;
 use forebay_transfer::Waker;
 use forebay_transfer::{BitFlips, HostLink};
 use forebay_transfer::{
-    Completion, Limits, Link, LinkOp, LinkSpec, Memory, MoverThread, Outcome, Place, RouteSpec,
+    Completion, Limits, Link, LinkOp, LinkSpec, Memory, MoverThread, Outcome, Place, PathSpec,
 };
 use http::Method;
 use serde_json::{Value, json};
@@ -77,11 +77,11 @@ impl Rig {
         let loads = handle.add_link(spec("load"), load).expect("added");
         for device in [Place::Device(0), Place::Device(1)] {
             handle
-                .add_route(RouteSpec::direct(device, Place::Host(0), stores))
+                .add_path(PathSpec::direct(device, Place::Host(0), stores))
                 .expect("alive")
                 .expect("added");
             handle
-                .add_route(RouteSpec::direct(Place::Host(0), device, loads))
+                .add_path(PathSpec::direct(Place::Host(0), device, loads))
                 .expect("alive")
                 .expect("added");
         }

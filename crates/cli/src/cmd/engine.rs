@@ -16,7 +16,7 @@ use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
 use forebay_store::{Store, TenantId, TierConfig, WriteBackConfig};
 use forebay_transfer::HostLink;
 use forebay_transfer::Pages;
-use forebay_transfer::{Limits, LinkSpec, MoverHandle, MoverThread, Place, RouteSpec};
+use forebay_transfer::{Limits, LinkSpec, MoverHandle, MoverThread, Place, PathSpec};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -281,6 +281,6 @@ fn join(mover: &MoverHandle) -> Result<(), Error> {
 fn add_copy(mover: &MoverHandle, name: &str, from: Place, to: Place) -> Result<(), Error> {
     let (window_lots, window_bytes) = LINK_WINDOW;
     let link = mover.add_link(LinkSpec::new(name, window_lots, window_bytes), Box::new(HostLink::new(1)?))?;
-    mover.add_route(RouteSpec::direct(from, to, link))??;
+    mover.add_path(PathSpec::direct(from, to, link))??;
     Ok(())
 }

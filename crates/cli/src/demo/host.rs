@@ -14,7 +14,7 @@ use forebay_store::{Store, TenantId, TierConfig};
 use forebay_trace::record::{Line, LinkSample, LoadSample, RecordWriter};
 use forebay_transfer::Pages;
 use forebay_transfer::{BitFlips, HostLink};
-use forebay_transfer::{Limits, Link, LinkSpec, MoverHandle, MoverThread, Place, RouteSpec};
+use forebay_transfer::{Limits, Link, LinkSpec, MoverHandle, MoverThread, Place, PathSpec};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -127,7 +127,7 @@ impl HostShape {
         // What is loaded from the SSD goes from its staging to the memory tier too.
         let link = LinkSpec::new("host-copy", 2, 32 << 20);
         let link = mover.add_link(link, Box::new(HostLink::new(1)?))?;
-        mover.add_route(RouteSpec::direct(HOST, HOST, link))??;
+        mover.add_path(PathSpec::direct(HOST, HOST, link))??;
         let log = ssd.open(policy.name(), mover, HOST)?;
         Ok(Store::open_with_ssd(mover, HOST, Pages::Base, tier, log, &ssd.write_back(self))?)
     }
@@ -175,7 +175,7 @@ impl HostShape {
             };
             let spec = LinkSpec::new(format!("pcie{number}-{direction}"), 2, 32 << 20);
             let link = mover.add_link(spec, link)?;
-            mover.add_route(RouteSpec::direct(from, to, link))??;
+            mover.add_path(PathSpec::direct(from, to, link))??;
         }
         Ok(())
     }

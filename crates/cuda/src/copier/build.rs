@@ -9,7 +9,7 @@ use crate::links::{Direction, PcieLink, PeerLink};
 use crate::peers::Peers;
 use crate::poller::Poller;
 use crate::relay::By;
-use forebay_transfer::{LinkId, LinkSpec, MoverHandle, Place, RouteSpec, Staging};
+use forebay_transfer::{LinkId, LinkSpec, MoverHandle, Place, PathSpec, Staging};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -88,7 +88,7 @@ impl Build<'_> {
             for direction in Direction::BOTH {
                 for host in [HOST, SHARED] {
                     let (from, to) = direction.ends(host, gpu.device.index());
-                    self.handle.add_route(RouteSpec::direct(from, to, gpu.links[&direction]))??;
+                    self.handle.add_path(PathSpec::direct(from, to, gpu.links[&direction]))??;
                 }
             }
         }
@@ -140,7 +140,7 @@ impl Build<'_> {
             Direction::HostToDevice => [link, pair],
             Direction::DeviceToHost => [pair, link],
         };
-        self.handle.add_route(RouteSpec::relayed(from, to, links, peer.staging, true))??;
+        self.handle.add_path(PathSpec::relayed(from, to, links, peer.staging, true))??;
         Ok(())
     }
 }

@@ -22,7 +22,7 @@ use crate::relay::Relay;
 use crate::remote::{Attachment, Ground, Hex, NodeRelays, RELAYS_VARIABLE, RelaysAt, TOKEN_VARIABLE};
 use crate::stream_copy::{self, Declined, StreamCopies};
 use forebay_transfer::{
-    Backing, Class, Closed, End, Limits, MoverHandle, MoverThread, Place, Reason, RegionId, RouteError, Span,
+    Backing, Class, Closed, End, Limits, MoverHandle, MoverThread, Place, Reason, RegionId, PathError, Span,
     SpanPair, SubmitError, Telemetry, Transfer,
 };
 use parking_lot::Mutex;
@@ -92,7 +92,7 @@ pub enum StartError {
     Closed(#[from] Closed),
     /// A route does not fit together.
     #[error(transparent)]
-    Route(#[from] RouteError),
+    Route(#[from] PathError),
 }
 
 /// Why a copy did not happen in full. What its targets hold is not known.

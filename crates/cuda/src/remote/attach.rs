@@ -21,7 +21,7 @@ use crate::peers;
 use crate::pinned::{self, OnChange};
 use crate::poller::Tracks;
 use forebay_transfer::{
-    Backoff, Closed, LinkId, MoverHandle, Place, RegionId, RouteError, RouteSpec, Span, Staging,
+    Backoff, Closed, LinkId, MoverHandle, Place, RegionId, PathError, PathSpec, Span, Staging,
 };
 use parking_lot::{Condvar, Mutex};
 use std::io;
@@ -114,7 +114,7 @@ pub enum NotAttached {
     Closed(#[from] Closed),
     /// A route does not fit together.
     #[error(transparent)]
-    Route(#[from] RouteError),
+    Route(#[from] PathError),
 }
 
 /// How an attachment stands.
@@ -520,7 +520,7 @@ impl Supervisor {
         };
         let (from, to) = direction.ends(SHARED, gpu);
         let slots = Staging { region: staging, slot_bytes, slots };
-        handle.add_route(RouteSpec::relayed(from, to, hops, slots, false))??;
+        handle.add_path(PathSpec::relayed(from, to, hops, slots, false))??;
         Ok(RelayDirection { staging, port, links })
     }
 

@@ -141,7 +141,7 @@ pub struct FlowStats {
 /// let me = Identity::starting([2; 16])?;
 /// let (flow, peer) = TcpFlow::connect(server.address(), me, regions.clone(), FlowOptions::default())?;
 /// let link = handle.add_link(LinkSpec::new("flow0", 2, 64 << 20), Box::new(flow))?;
-/// handle.add_route(RouteSpec::direct(here, there, link))??;
+/// handle.add_path(PathSpec::direct(here, there, link))??;
 /// let theirs = regions.register(&handle, there, peer.regions[0], 0)?;
 /// let ours = handle.register(here, Arc::new(HostBuffer::new(8192)))?;
 /// let pair = SpanPair::new(Span::new(ours, 0, 4096), Span::new(theirs, 4096, 4096));

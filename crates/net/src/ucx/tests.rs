@@ -6,7 +6,7 @@ use super::pipe::Pipe;
 use super::{Fabric, RailOptions, UcxError, UcxRail};
 use crate::tcp::*;
 use forebay_transfer::{
-    Class, End, HostBuffer, Limits, LinkSpec, MoverThread, Place, Reason, RouteSpec, Span, SpanPair, Transfer,
+    Class, End, HostBuffer, Limits, LinkSpec, MoverThread, Place, Reason, PathSpec, Span, SpanPair, Transfer,
 };
 use std::io;
 use std::sync::Arc;
@@ -103,8 +103,8 @@ fn damage_on_the_way_is_found_in_both_directions_and_named() {
     let mover = thread.handle();
     let (here, there) = (Place::Host(0), Place::Peer(1));
     let link = mover.add_link(LinkSpec::new("flow", 2, 64 << 20), Box::new(flow)).unwrap();
-    mover.add_route(RouteSpec::direct(here, there, link)).unwrap().unwrap();
-    mover.add_route(RouteSpec::direct(there, here, link)).unwrap().unwrap();
+    mover.add_path(PathSpec::direct(here, there, link)).unwrap().unwrap();
+    mover.add_path(PathSpec::direct(there, here, link)).unwrap().unwrap();
     let theirs = regions.register(&mover, there, peer.regions[0], 0).unwrap();
     let ours = mover.register(here, Arc::new(HostBuffer::new(BYTES))).unwrap();
     let (ours, theirs) = (Span::new(ours, 0, BYTES as u64), Span::new(theirs, 0, BYTES as u64));

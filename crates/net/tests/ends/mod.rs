@@ -4,7 +4,7 @@
 use forebay_net::tcp::*;
 use forebay_transfer::sim::SplitMix;
 use forebay_transfer::{
-    Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId, RouteSpec, Span,
+    Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId, PathSpec, Span,
     SpanPair, Transfer,
 };
 use std::net::SocketAddr;
@@ -53,8 +53,8 @@ pub fn asking(address: SocketAddr, flows: usize, options: FlowOptions) -> Asking
         handles.push(flow.handle());
         let link =
             mover.add_link(LinkSpec::new(format!("flow{number}"), 3, 64 << 20), Box::new(flow)).unwrap();
-        mover.add_route(RouteSpec::direct(HERE, THERE, link)).unwrap().unwrap();
-        mover.add_route(RouteSpec::direct(THERE, HERE, link)).unwrap().unwrap();
+        mover.add_path(PathSpec::direct(HERE, THERE, link)).unwrap().unwrap();
+        mover.add_path(PathSpec::direct(THERE, HERE, link)).unwrap().unwrap();
         offered = Some(peer.regions[0]);
     }
     let offered = offered.unwrap();

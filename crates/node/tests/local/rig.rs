@@ -9,7 +9,7 @@ use forebay_store::{NotVerified, StoreEnd, TenantId};
 use forebay_transfer::HostLink;
 use forebay_transfer::{
     Class, Completion, End, HostBuffer, Limits, Link, LinkOp, LinkSpec, Memory, MoverHandle, MoverThread,
-    Place, RegionId, RouteSpec, Span,
+    Place, RegionId, PathSpec, Span,
 };
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -67,8 +67,8 @@ fn connect_over(
     let mover = MoverThread::spawn(Limits::default()).unwrap();
     let handle = mover.handle();
     let link = handle.add_link(LinkSpec::new("host", 4, 64 << 20), link).unwrap();
-    handle.add_route(RouteSpec::direct(host, gpu, link)).unwrap().unwrap();
-    handle.add_route(RouteSpec::direct(gpu, host, link)).unwrap().unwrap();
+    handle.add_path(PathSpec::direct(host, gpu, link)).unwrap().unwrap();
+    handle.add_path(PathSpec::direct(gpu, host, link)).unwrap().unwrap();
     let device = Arc::new(HostBuffer::new(2 * CHUNKS * CHUNK_BYTES as usize));
     let region = handle.register(gpu, device.clone()).unwrap();
     let client = connect(&handle, host, options)?;
@@ -164,7 +164,7 @@ impl Writer {
         let handle = mover.handle();
         let link =
             handle.add_link(LinkSpec::new("host", 4, 64 << 20), Box::new(HostLink::new(1).unwrap())).unwrap();
-        handle.add_route(RouteSpec::direct(host, host, link)).unwrap().unwrap();
+        handle.add_path(PathSpec::direct(host, host, link)).unwrap().unwrap();
         let source = Arc::new(HostBuffer::new(bytes));
         let region = handle.register(host, source.clone()).unwrap();
         let client = Client::connect(&handle, host, options(&site.socket())).unwrap();

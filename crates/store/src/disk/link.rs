@@ -82,7 +82,7 @@ impl Default for DiskOptions {
 /// let link = DiskLink::open(DiskFile::create(path, 1 << 20)?, DiskOptions::default())?;
 /// let disk_handle = link.handle();
 /// let id = handle.add_link(LinkSpec::new("disk0", 8, 64 << 20), Box::new(link))?;
-/// handle.add_route(RouteSpec::direct(host, disk, id))??;
+/// handle.add_path(PathSpec::direct(host, disk, id))??;
 ///
 /// let kept = disk_handle.register(&handle, disk, 0, 1 << 20)?;
 /// let source = Arc::new(HostBuffer::new(8192));

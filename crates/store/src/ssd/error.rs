@@ -7,7 +7,7 @@ use crate::log::{Fault, LayoutError, NotOpened};
 use crate::shape::ShapeError;
 use crate::stat::{Refused, Unreadable};
 use forebay_transfer::ArenaError;
-use forebay_transfer::{Closed, RouteError, Span};
+use forebay_transfer::{Closed, PathError, Span};
 use std::ops::Range;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -75,7 +75,7 @@ pub enum SsdError {
     Mover(#[from] Closed),
     /// The mover refused a route.
     #[error(transparent)]
-    Route(#[from] RouteError),
+    Route(#[from] PathError),
     /// No volumes, or more than there can be.
     #[error("{volumes} volumes, allowed are 1 to {}", super::VOLUMES_MAX)]
     Volumes {

@@ -42,7 +42,7 @@ use commit::Committer;
 use crew::Crew;
 use forebay_kv::ChunkId;
 use forebay_transfer::{Arena, Pages};
-use forebay_transfer::{Backing, LinkSpec, MoverHandle, Place, RouteSpec};
+use forebay_transfer::{Backing, LinkSpec, MoverHandle, Place, PathSpec};
 use parking_lot::Mutex;
 use pool::Pool;
 use shared::{OpenVolume, Shared};
@@ -295,7 +295,7 @@ fn open_volume(
     let link = mover.add_link(spec, Box::new(link))?;
     let region = disk.register(mover, place, 0, medium.bytes())?;
     for (from, to) in [(host, place), (place, host)] {
-        mover.add_route(RouteSpec::direct(from, to, link))??;
+        mover.add_path(PathSpec::direct(from, to, link))??;
     }
     Ok(OpenVolume { medium, disk, region, committer: Committer::new(commit_interval_us) })
 }

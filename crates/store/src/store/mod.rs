@@ -71,7 +71,7 @@ use write_back::WriteBack;
 /// let handle = mover.handle();
 /// let host = Place::Host(0);
 /// let link = handle.add_link(LinkSpec::new("host", 4, 64 << 20), Box::new(HostLink::new(2)?))?;
-/// handle.add_route(RouteSpec::direct(host, host, link))??;
+/// handle.add_path(PathSpec::direct(host, host, link))??;
 /// let store = Store::open(&handle, host, Pages::Transparent, TierConfig::new(16 << 20))?;
 ///
 /// // Two layers of 1000 bytes go into the store and come back behind them.

@@ -4,7 +4,7 @@ use crate::faulty::{Fault, Mischief};
 use crate::world::{DISK, PAGE, World, faulty_world, for_each_driver, world};
 use forebay_transfer::HostLink;
 use forebay_transfer::{
-    Class, End, HostBuffer, LinkSpec, Place, RegionId, RouteSpec, Span, SpanPair, Staging, Transfer,
+    Class, End, HostBuffer, LinkSpec, Place, RegionId, PathSpec, Span, SpanPair, Staging, Transfer,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -68,8 +68,8 @@ fn add_staged_routes(world: &World, slot_pages: [u64; 2]) -> RegionId {
         let memory = Arc::new(HostBuffer::new((4 * pages * PAGE) as usize));
         let region = world.mover.register(Place::Host(1), memory).unwrap();
         let staging = Staging { region, slots: 4, slot_bytes: pages * PAGE };
-        let route = RouteSpec::relayed(DISK, FAR, [world.link, copies], staging, false);
-        world.mover.add_route(route).unwrap().unwrap();
+        let route = PathSpec::relayed(DISK, FAR, [world.link, copies], staging, false);
+        world.mover.add_path(route).unwrap().unwrap();
     }
     world.mover.register(FAR, Arc::clone(&world.buffer) as _).unwrap()
 }

@@ -4,7 +4,7 @@ use crate::faulty::{Faulty, Mischief};
 use forebay_store::disk::{DiskFile, DiskHandle, DiskLink, DiskOptions, Driver, Kernel, Threads, Uring};
 use forebay_transfer::{
     Class, End, Failure, HostBuffer, Limits, LinkId, LinkSpec, MoverHandle, MoverThread, Place, Reason,
-    RegionId, RouteSpec, Span, SpanPair, Transfer,
+    RegionId, PathSpec, Span, SpanPair, Transfer,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,8 +73,8 @@ fn build(bytes: u64, link: impl FnOnce(&Path) -> DiskLink) -> World {
     let thread = MoverThread::spawn(Limits { attempts: 2, ..Limits::default() }).unwrap();
     let mover = thread.handle();
     let id = mover.add_link(LinkSpec::new("disk0", 8, 64 << 20), Box::new(link)).unwrap();
-    mover.add_route(RouteSpec::direct(HOST, DISK, id)).unwrap().unwrap();
-    mover.add_route(RouteSpec::direct(DISK, HOST, id)).unwrap().unwrap();
+    mover.add_path(PathSpec::direct(HOST, DISK, id)).unwrap().unwrap();
+    mover.add_path(PathSpec::direct(DISK, HOST, id)).unwrap().unwrap();
     let kept = disk.register(&mover, DISK, 0, bytes).unwrap();
     let buffer = Arc::new(HostBuffer::new(bytes as usize));
     let memory = mover.register(HOST, Arc::clone(&buffer) as _).unwrap();

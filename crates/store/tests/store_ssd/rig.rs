@@ -10,7 +10,7 @@ use forebay_store::{StoreEnd, TenantId, TierConfig, WriteBackConfig};
 use forebay_transfer::HostLink;
 use forebay_transfer::Pages;
 use forebay_transfer::{Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId};
-use forebay_transfer::{RouteSpec, Span};
+use forebay_transfer::{PathSpec, Span};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -124,7 +124,7 @@ impl Rig {
         let link = LinkSpec::new("host", 4, 64 << 20);
         let link = handle.add_link(link, Box::new(HostLink::new(1).unwrap())).unwrap();
         for (from, to) in [(HOST, DEVICE), (DEVICE, HOST), (HOST, HOST)] {
-            handle.add_route(RouteSpec::direct(from, to, link)).unwrap().unwrap();
+            handle.add_path(PathSpec::direct(from, to, link)).unwrap().unwrap();
         }
         let device = Arc::new(HostBuffer::new(2 * PLACES * CHUNK_BYTES as usize));
         let region = handle.register(DEVICE, device.clone()).unwrap();

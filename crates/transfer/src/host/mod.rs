@@ -43,7 +43,7 @@ const SHARE_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=1 << 20;
 /// let handle = mover.handle();
 /// let host = Place::Host(0);
 /// let link = handle.add_link(LinkSpec::new("host", 4, 64 << 20), Box::new(HostLink::new(2)?))?;
-/// handle.add_route(RouteSpec::direct(host, host, link))??;
+/// handle.add_path(PathSpec::direct(host, host, link))??;
 ///
 /// let (source, target) = (Arc::new(HostBuffer::new(8192)), Arc::new(HostBuffer::new(8192)));
 /// source.write(0, &[7; 8192]);

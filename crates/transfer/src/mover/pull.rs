@@ -6,7 +6,7 @@ use super::{Mover, Op, OpId, Start};
 use crate::link::LinkState;
 use crate::lot::{Lot, MIN_LOT_BYTES, lot_bytes};
 use crate::queue::{Rank, Waiting};
-use crate::route::{RouteId, RouteState};
+use crate::path::{PathId, RouteState};
 use crate::transfer::Class;
 
 /// A route that could take a lot now. The order of the fields is the order of precedence.
@@ -95,7 +95,7 @@ impl Mover {
         Some(Lot {
             transfer: best.rank.transfer,
             leg: best.waiting.leg,
-            route: RouteId(best.route as u32),
+            route: PathId(best.route as u32),
             cut,
             hop: 0,
             hop_done_bytes: 0,
@@ -115,7 +115,7 @@ impl Mover {
         let guest = seat.guest;
         let fits = hop.guest == guest && seat.is_on(link) && self.slots.has_behind(state, 0);
         let may_start = fits && link.admits(now_us, 1, guest);
-        if !may_start || !self.route_is_live(RouteId(route as u32)) {
+        if !may_start || !self.route_is_live(PathId(route as u32)) {
             return None;
         }
         let turns = &self.turns[hop.link.0 as usize];

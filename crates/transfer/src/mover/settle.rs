@@ -7,7 +7,7 @@ use crate::driver::Outcome;
 use crate::link::LinkId;
 use crate::lot::Lot;
 use crate::region::Span;
-use crate::route::{RouteState, SlotTable};
+use crate::path::{RouteState, SlotTable};
 use crate::transfer::{End, Failure, Reason, TransferId};
 use std::collections::HashMap;
 
@@ -137,7 +137,7 @@ impl Mover {
         let lane = self.routes[lot.route.0 as usize].lane;
         if !self.lane_is_live(lane) {
             let (from, to) = (self.lanes[lane].from, self.lanes[lane].to);
-            self.begin_ending(lot.transfer, Ending::Failed(Reason::NoRoute { from, to }));
+            self.begin_ending(lot.transfer, Ending::Failed(Reason::NoPath { from, to }));
         }
         let going_on = self.transfers.get_mut(&lot.transfer).filter(|transfer| transfer.ending.is_none());
         let Some(transfer) = going_on else { return self.abandon(lot) };
@@ -335,7 +335,7 @@ impl Mover {
             let (from, to) = (self.lanes[lane].from, self.lanes[lane].to);
             let stranded: Vec<_> = self.lanes[lane].all().map(|waiting| waiting.rank.transfer).collect();
             for transfer in stranded {
-                self.begin_ending(transfer, Ending::Failed(Reason::NoRoute { from, to }));
+                self.begin_ending(transfer, Ending::Failed(Reason::NoPath { from, to }));
                 self.settle(now_us, transfer);
             }
         }

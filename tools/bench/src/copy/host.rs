@@ -11,7 +11,7 @@ use super::timing::{Cost, cost};
 use forebay_results::{Peer, Row};
 use forebay_transfer::HostLink;
 use forebay_transfer::{
-    Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId, RouteSpec, Span,
+    Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId, PathSpec, Span,
     SpanPair, Transfer,
 };
 use rand::SeedableRng;
@@ -55,7 +55,7 @@ impl CopyBench {
         let mover = MoverThread::spawn(Limits::default())?;
         let handle = mover.handle();
         let link = handle.add_link(LinkSpec::new("host", 4, 64 << 20), Box::new(HostLink::new(threads)?))?;
-        handle.add_route(RouteSpec::direct(HOST, HOST, link))??;
+        handle.add_path(PathSpec::direct(HOST, HOST, link))??;
         let (from, to) = (handle.register(HOST, source)?, handle.register(HOST, target.clone())?);
         Ok(CopyBench { threads, plain_source, target, from, to, handle, _mover: mover })
     }

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 /// Names a route of a mover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RouteId(pub(crate) u32);
+pub struct PathId(pub(crate) u32);
 
 /// One hop of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct Staging {
 
 /// A way from one place to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RouteSpec {
+pub struct PathSpec {
     /// Where lots are read.
     pub from: Place,
     /// Where they arrive.
@@ -45,22 +45,22 @@ pub struct RouteSpec {
     pub staging: Vec<Staging>,
 }
 
-impl RouteSpec {
+impl PathSpec {
     /// A route of one hop.
-    pub fn direct(from: Place, to: Place, link: LinkId) -> RouteSpec {
-        RouteSpec { from, to, hops: vec![Hop { link, guest: false }], staging: Vec::new() }
+    pub fn direct(from: Place, to: Place, link: LinkId) -> PathSpec {
+        PathSpec { from, to, hops: vec![Hop { link, guest: false }], staging: Vec::new() }
     }
 
     /// A route of two hops over staging. Where `guest` is set, both hops are guests of their links.
-    pub fn relayed(from: Place, to: Place, links: [LinkId; 2], staging: Staging, guest: bool) -> RouteSpec {
+    pub fn relayed(from: Place, to: Place, links: [LinkId; 2], staging: Staging, guest: bool) -> PathSpec {
         let hops = links.map(|link| Hop { link, guest }).to_vec();
-        RouteSpec { from, to, hops, staging: vec![staging] }
+        PathSpec { from, to, hops, staging: vec![staging] }
     }
 }
 
 /// Why a route was not added.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum RouteError {
+pub enum PathError {
     /// The numbers of hops and stagings do not fit.
     #[error(
         "a route needs at least one hop and one staging fewer than hops: {hops} hops, {staging} stagings"
@@ -175,7 +175,7 @@ impl SlotTable {
 /// A route at work.
 #[derive(Debug)]
 pub(crate) struct RouteState {
-    pub spec: RouteSpec,
+    pub spec: PathSpec,
     /// Index of the lane that it serves.
     pub lane: usize,
     /// Bytes of the lots that are on it.
@@ -185,7 +185,7 @@ pub(crate) struct RouteState {
 }
 
 impl RouteState {
-    pub fn new(spec: RouteSpec, lane: usize, slots: Vec<usize>) -> RouteState {
+    pub fn new(spec: PathSpec, lane: usize, slots: Vec<usize>) -> RouteState {
         RouteState { spec, lane, in_flight_bytes: 0, slots }
     }
 
