@@ -6,7 +6,7 @@ use forebay_client::{Client, ClientOptions};
 use forebay_kv::ChunkId;
 use forebay_store::StoreEnd;
 use forebay_transfer::HostLink;
-use forebay_transfer::{Class, HostBuffer, Limits, LinkSpec, MoverThread, Place, PathSpec, Span};
+use forebay_transfer::{Class, HostBuffer, Limits, LinkSpec, MoverThread, PathSpec, Place, Span};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;

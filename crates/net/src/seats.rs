@@ -8,7 +8,7 @@ use crate::path::Path;
 use crate::tcp::FlowHandle;
 use crate::trouble::AgentError;
 use forebay_transfer::{
-    Completion, Link, LinkId, LinkOp, LinkSpec, Memory, MoverHandle, OpId, Outcome, Place, PathSpec,
+    Completion, Link, LinkId, LinkOp, LinkSpec, Memory, MoverHandle, OpId, Outcome, PathSpec, Place,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use crate::notices::NOTICE_BYTES_MAX;
 use crate::prepared::BadBlocks;
 use crate::tcp::{Broken, CallError, ExportError, TOKEN_BYTES_MAX};
 use forebay_transfer::mapped::Absent;
-use forebay_transfer::{Closed, Forked, Reason, Refused, PathError};
+use forebay_transfer::{Closed, Forked, PathError, Reason, Refused};
 use std::net::SocketAddr;
 use std::ops::Range;
 use thiserror::Error;

@@ -6,7 +6,7 @@ use forebay_net::tcp::*;
 use forebay_net::ucx::*;
 use forebay_transfer::sim::SplitMix;
 use forebay_transfer::{
-    Class, End, HostBuffer, Limits, Link, LinkSpec, MoverHandle, MoverThread, Place, RegionId, PathSpec,
+    Class, End, HostBuffer, Limits, Link, LinkSpec, MoverHandle, MoverThread, PathSpec, Place, RegionId,
     Span, SpanPair, Transfer,
 };
 use std::io::{BufRead, BufReader, Read, Write};

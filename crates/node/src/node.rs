@@ -35,7 +35,7 @@ use forebay_transfer::{HostLink, LogGate};
 use ending::Ender;
 use forebay_store::ssd::SsdError;
 use forebay_store::{OpenError, Store};
-use forebay_transfer::{Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place, PathError, PathSpec};
+use forebay_transfer::{Closed, Limits, LinkSpec, MoverHandle, MoverThread, PathError, PathSpec, Place};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::net::SocketAddr;

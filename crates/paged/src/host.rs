@@ -4,7 +4,7 @@
 use crate::cache::{CacheShape, Layer};
 use crate::copies::{Batch, Copies, Direction, Job, NotCopied, OnCopied};
 use forebay_transfer::{
-    Backing, Class, End, LinkSpec, MoverHandle, Place, RegionId, PathSpec, Span, SpanPair, Transfer,
+    Backing, Class, End, LinkSpec, MoverHandle, PathSpec, Place, RegionId, Span, SpanPair, Transfer,
 };
 use forebay_transfer::{HostLink, mapped};
 use parking_lot::Mutex;

@@ -14,7 +14,7 @@ use forebay_client::{Client, ClientOptions};
 use forebay_kv::ChunkId;
 use forebay_store::TenantId;
 use forebay_transfer::{
-    Class, Closed, Limits, LinkSpec, MoverHandle, MoverThread, Place as At, PathSpec, Span,
+    Class, Closed, Limits, LinkSpec, MoverHandle, MoverThread, PathSpec, Place as At, Span,
 };
 use forebay_transfer::{HostLink, mapped};
 use parking_lot::{Mutex, MutexGuard, RwLock};

@@ -12,7 +12,7 @@ use forebay_store::{
 use forebay_transfer::HostLink;
 use forebay_transfer::Pages;
 use forebay_transfer::{
-    Class, End, Failure, Limits, LinkSpec, MoverHandle, MoverThread, Place, Reason, PathSpec, Span,
+    Class, End, Failure, Limits, LinkSpec, MoverHandle, MoverThread, PathSpec, Place, Reason, Span,
 };
 use std::collections::HashSet;
 use std::ops::ControlFlow;

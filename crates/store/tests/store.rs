@@ -11,7 +11,7 @@ use forebay_store::{
 };
 use forebay_transfer::Pages;
 use forebay_transfer::{Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, Reason};
-use forebay_transfer::{RegionId, PathSpec, Span};
+use forebay_transfer::{PathSpec, RegionId, Span};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;

@@ -39,7 +39,7 @@ pub enum Outcome {
         /// Bytes that arrived.
         bytes: u64,
     },
-    /// Some or all bytes did not arrive; the targets hold anything. The mover tries again on any route.
+    /// Some or all bytes did not arrive; the targets hold anything. The mover tries again on any path.
     Failed {
         /// What happened.
         error: String,

@@ -80,7 +80,7 @@ fn gap(dice: &mut SplitMix, chance: f64) -> u64 {
 mod tests {
     use super::*;
     use crate::HostLink;
-    use crate::{Class, End, HostBuffer, Limits, LinkSpec, MoverThread, Place, PathSpec, Span, Transfer};
+    use crate::{Class, End, HostBuffer, Limits, LinkSpec, MoverThread, PathSpec, Place, Span, Transfer};
 
     #[test]
     fn about_as_many_bits_are_flipped_as_asked_for_and_all_are_counted() {

@@ -1,6 +1,6 @@
-//! How bytes move: regions, transfers, lots, links, routes, and the schedule that joins them.
+//! How bytes move: regions, transfers, lots, links, paths, and the schedule that joins them.
 //!
-//! Every movement is a [`Transfer`]. A transfer is cut into *lots*; lots are pulled by *routes*; a route is one or more
+//! Every movement is a [`Transfer`]. A transfer is cut into *lots*; lots are pulled by *paths*; a path is one or more
 //! hops joined by staging slots; a hop runs on a *link*; every link has a bounded window. [`Mover`] is that schedule as a
 //! sans-IO state machine: it is told the time and what completed, and says what to start next. [`MoverThread`] runs one
 //! `Mover` on a thread of its own over real [`Link`]s.
@@ -18,13 +18,13 @@
 //! let mut mover = Mover::new(Limits::default());
 //! let host = mover.add_region(Place::Host(0), 4096);
 //! let device = mover.add_region(Place::Device(0), 4096);
-//! let lane = mover.add_link(LinkSpec::new("pcie0", 2, 64 << 20));
-//! mover.add_path(PathSpec::direct(Place::Host(0), Place::Device(0), lane))?;
+//! let link = mover.add_link(LinkSpec::new("pcie0", 2, 64 << 20));
+//! mover.add_path(PathSpec::direct(Place::Host(0), Place::Device(0), link))?;
 //!
 //! let pair = SpanPair::new(Span::new(host, 0, 4096), Span::new(device, 0, 4096));
 //! let transfer = mover.submit(0, Transfer::new(vec![pair], Class::Demand))?;
 //!
-//! let start = mover.poll(0).expect("an idle route pulls the lot at once");
+//! let start = mover.poll(0).expect("an idle path pulls the lot at once");
 //! mover.complete(10, start.op, Outcome::Moved { bytes: 4096 });
 //! assert_eq!(mover.next_event(), Some(Event::Ended(transfer, End::Done { bytes: 4096 })));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -44,10 +44,10 @@ mod lot;
 pub mod mapped;
 mod memory;
 mod mover;
+mod path;
 mod process;
 mod queue;
 mod region;
-mod path;
 pub mod sim;
 mod telemetry;
 mod thread;
@@ -65,10 +65,10 @@ pub use log_gate::LogGate;
 pub use lot::{MAX_LOT_BYTES, MIN_LOT_BYTES, PAGE_BYTES};
 pub use memory::{Backing, HostBuffer, Memory};
 pub use mover::{Event, Limits, Mover, OpId, Start};
+pub use path::{Hop, PathError, PathId, PathSpec, Staging};
 pub use process::{Forked, InProcess, Process};
 pub use queue::STARVE_LOTS;
 pub use region::{Place, RegionId, Span, SpanPair};
-pub use path::{Hop, PathError, PathId, PathSpec, Staging};
 pub use telemetry::{ClassTelemetry, LinkTelemetry, Telemetry};
 pub use thread::{Closed, MoverHandle, MoverThread, SubmitError, Submitted};
 pub use transfer::{Class, End, Failure, Reason, Refused, Transfer, TransferId};

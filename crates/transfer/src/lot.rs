@@ -1,8 +1,8 @@
 //! Lots: how a transfer is cut, and what travels together. This file knows pairs, sizes and staging slots; it must never
 //! know which lot goes next.
 
+use crate::path::{PathId, PathState, SlotTable};
 use crate::region::{Span, SpanPair};
-use crate::path::{PathId, RouteState, SlotTable};
 use crate::transfer::TransferId;
 use std::collections::VecDeque;
 
@@ -14,11 +14,11 @@ pub const MAX_LOT_BYTES: u64 = 16 << 20;
 pub const PAGE_BYTES: u64 = 4096;
 /// Pairs in a lot at most, so that a lot of tiny blocks stays a bounded piece of work.
 const MAX_LOT_PAIRS: usize = 16_384;
-/// A route's share of what remains is cut into this many lots (guided self-scheduling): large lots while much remains,
-/// small ones at the end, so that all routes finish together.
+/// A path's share of what remains is cut into this many lots (guided self-scheduling): large lots while much remains,
+/// small ones at the end, so that all paths finish together.
 const ROUNDS: f64 = 4.0;
 
-/// The size of the next lot for a route that has `share` of its lane's rate, when `remaining_bytes` are uncut.
+/// The size of the next lot for a path that has `share` of its place pair's rate, when `remaining_bytes` are uncut.
 pub(crate) fn lot_bytes(remaining_bytes: u64, share: f64, limit_bytes: u64) -> u64 {
     let guided = (remaining_bytes as f64 * share / ROUNDS) as u64;
     guided.clamp(MIN_LOT_BYTES, MAX_LOT_BYTES).min(limit_bytes).min(remaining_bytes)
@@ -29,7 +29,7 @@ pub(crate) fn lot_bytes(remaining_bytes: u64, share: f64, limit_bytes: u64) -> u
 pub(crate) struct Leg {
     pairs: VecDeque<SpanPair>,
     bytes: u64,
-    /// Lots that failed on a route and may go again.
+    /// Lots that failed on a path and may go again.
     returned: Vec<Cut>,
 }
 
@@ -86,7 +86,7 @@ impl Leg {
     pub fn cut(&mut self, target_bytes: u64) -> Option<Cut> {
         let Some(mut again) = self.returned.pop() else { return self.cut_fresh(target_bytes) };
         if again.bytes > target_bytes {
-            // The route that takes it over has smaller slots than the one it failed on.
+            // The path that takes it over has smaller slots than the one it failed on.
             let mut source = Leg { bytes: again.bytes, pairs: again.pairs.into(), returned: Vec::new() };
             let first = source.cut_fresh(target_bytes)?;
             let rest = Cut { bytes: source.bytes, pairs: source.pairs.into(), attempts: again.attempts };
@@ -120,12 +120,12 @@ impl Leg {
     }
 }
 
-/// A lot on its route.
+/// A lot on its path.
 #[derive(Debug)]
 pub(crate) struct Lot {
     pub transfer: TransferId,
     pub leg: usize,
-    pub route: PathId,
+    pub path: PathId,
     pub cut: Cut,
     /// The hop that it is on or waits for.
     pub hop: usize,
@@ -143,11 +143,11 @@ pub(crate) struct Lot {
 
 impl Lot {
     /// What the current hop still has to copy.
-    pub fn hop_pairs(&self, route: &RouteState, slots: &SlotTable) -> Vec<SpanPair> {
+    pub fn hop_pairs(&self, path: &PathState, slots: &SlotTable) -> Vec<SpanPair> {
         let source_slot = self.hop.checked_sub(1).map(|staging| (staging, self.slots[staging]));
-        let target_slot = (self.hop < route.last_hop()).then(|| (self.hop, self.slots[self.hop]));
+        let target_slot = (self.hop < path.last_hop()).then(|| (self.hop, self.slots[self.hop]));
         let slot_part = |slot: Option<(usize, u32)>, offset, len, otherwise: Span| match slot {
-            Some((staging, slot)) => slots.span(route, staging, slot, offset, len),
+            Some((staging, slot)) => slots.span(path, staging, slot, offset, len),
             None => otherwise,
         };
         let mut pairs: Vec<SpanPair> = Vec::with_capacity(self.cut.pairs.len());
@@ -165,9 +165,9 @@ impl Lot {
     }
 
     /// Gives back the slots that the lot still holds.
-    pub fn give_slots_back(&self, route: &RouteState, slots: &mut SlotTable) {
+    pub fn give_slots_back(&self, path: &PathState, slots: &mut SlotTable) {
         for (staging, slot) in self.slots_held() {
-            slots.give_back(route, staging, slot);
+            slots.give_back(path, staging, slot);
         }
     }
 
@@ -177,8 +177,8 @@ impl Lot {
     }
 
     /// Pairs that have not reached their target, when the lot is given up.
-    pub fn unmoved(&self, route: &RouteState) -> Vec<SpanPair> {
-        let moved = if self.hop == route.last_hop() { self.hop_done_bytes } else { 0 };
+    pub fn unmoved(&self, path: &PathState) -> Vec<SpanPair> {
+        let moved = if self.hop == path.last_hop() { self.hop_done_bytes } else { 0 };
         skip(self.cut.pairs.iter().copied(), moved)
     }
 }

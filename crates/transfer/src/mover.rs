@@ -8,9 +8,9 @@ mod settle;
 
 use crate::link::{LinkId, LinkSpec, LinkState};
 use crate::lot::{Leg, Lot};
-use crate::queue::{Lane, Rank, Turns, Waiting};
+use crate::path::{PathError, PathId, PathSpec, PathState, SlotTable, Slots, Staging};
+use crate::queue::{PlacePair, Rank, Turns, Waiting};
 use crate::region::{Place, RegionId, RegionTable, Span, SpanPair};
-use crate::path::{PathError, PathId, PathSpec, RouteState, SlotTable, Slots, Staging};
 use crate::telemetry::{ClassTelemetry, LinkTelemetry, Telemetry};
 use crate::transfer::{Class, End, Reason, Refused, Transfer, TransferId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -26,7 +26,7 @@ pub struct Limits {
     pub transfers: usize,
     /// Pairs in one transfer, at most.
     pub pairs_per_transfer: usize,
-    /// Attempts that a lot gets, over all routes, before its transfer fails.
+    /// Attempts that a lot gets, over all paths, before its transfer fails.
     pub attempts: u32,
 }
 
@@ -65,10 +65,10 @@ pub struct Mover {
     regions: RegionTable,
     links: Vec<LinkState>,
     turns: Vec<Turns>,
-    routes: Vec<RouteState>,
+    paths: Vec<PathState>,
     slots: SlotTable,
-    lanes: Vec<Lane>,
-    lane_of: HashMap<(Place, Place), usize>,
+    place_pairs: Vec<PlacePair>,
+    place_pair_of: HashMap<(Place, Place), usize>,
     transfers: HashMap<TransferId, Active>,
     /// Lots between two hops, or in the middle of one after a short copy; guests last, then by class, then by age.
     ready: BTreeMap<(bool, Class, u64), Lot>,
@@ -84,7 +84,7 @@ pub struct Mover {
     polled_us: u64,
 }
 
-/// A transfer's parts by lane.
+/// A transfer's parts by place pair.
 type Legs = Vec<(usize, Leg)>;
 
 /// A transfer that has not ended.
@@ -126,17 +126,17 @@ struct Op {
     lost: bool,
 }
 
-/// Pairs by lane, given the lane and the length of each run of them.
+/// Pairs by place pair, given the place pair and the length of each run of them.
 fn legs(pairs: Vec<SpanPair>, runs: &[(usize, usize)]) -> Legs {
-    let Some((lane, _)) = runs.first() else { return Legs::new() };
-    if runs.iter().all(|(other, _)| other == lane) {
-        return vec![(*lane, Leg::of(pairs))];
+    let Some((place_pair, _)) = runs.first() else { return Legs::new() };
+    if runs.iter().all(|(other, _)| other == place_pair) {
+        return vec![(*place_pair, Leg::of(pairs))];
     }
     let mut legs = Legs::new();
     let mut pairs = pairs.into_iter();
-    for (lane, len) in runs {
-        let leg = legs.iter().position(|(known, _)| known == lane).unwrap_or_else(|| {
-            legs.push((*lane, Leg::of(Vec::new())));
+    for (place_pair, len) in runs {
+        let leg = legs.iter().position(|(known, _)| known == place_pair).unwrap_or_else(|| {
+            legs.push((*place_pair, Leg::of(Vec::new())));
             legs.len() - 1
         });
         pairs.by_ref().take(*len).for_each(|pair| legs[leg].1.push(pair));
@@ -151,17 +151,17 @@ impl Active {
 }
 
 impl Mover {
-    /// A mover without links or routes.
+    /// A mover without links or paths.
     pub fn new(limits: Limits) -> Mover {
         Mover {
             limits,
             regions: RegionTable::default(),
             links: Vec::new(),
             turns: Vec::new(),
-            routes: Vec::new(),
+            paths: Vec::new(),
             slots: SlotTable::default(),
-            lanes: Vec::new(),
-            lane_of: HashMap::new(),
+            place_pairs: Vec::new(),
+            place_pair_of: HashMap::new(),
             transfers: HashMap::new(),
             ready: BTreeMap::new(),
             ops: HashMap::new(),
@@ -194,21 +194,21 @@ impl Mover {
         LinkId(self.links.len() as u32 - 1)
     }
 
-    /// Adds a route over links that exist and staging that is registered. Its staging regions stay in use for good.
+    /// Adds a path over links that exist and staging that is registered. Its staging regions stay in use for good.
     pub fn add_path(&mut self, spec: PathSpec) -> Result<PathId, PathError> {
-        self.check_route(&spec)?;
+        self.check_path(&spec)?;
         let slots = spec.staging.iter().map(|staging| self.slots_of(staging)).collect();
-        let id = PathId(self.routes.len() as u32);
-        let lane = *self.lane_of.entry((spec.from, spec.to)).or_insert_with(|| {
-            self.lanes.push(Lane::new(spec.from, spec.to));
-            self.lanes.len() - 1
+        let id = PathId(self.paths.len() as u32);
+        let place_pair = *self.place_pair_of.entry((spec.from, spec.to)).or_insert_with(|| {
+            self.place_pairs.push(PlacePair::new(spec.from, spec.to));
+            self.place_pairs.len() - 1
         });
-        self.lanes[lane].routes.push(id);
-        self.routes.push(RouteState::new(spec, lane, slots));
+        self.place_pairs[place_pair].paths.push(id);
+        self.paths.push(PathState::new(spec, place_pair, slots));
         Ok(id)
     }
 
-    /// The index of a staging's slots, which are there from the first route on that has it.
+    /// The index of a staging's slots, which are there from the first path on that has it.
     fn slots_of(&mut self, staging: &Staging) -> usize {
         let known = self.slots.all.iter().position(|slots| slots.staging == *staging);
         known.unwrap_or_else(|| {
@@ -218,7 +218,7 @@ impl Mover {
         })
     }
 
-    fn check_route(&self, spec: &PathSpec) -> Result<(), PathError> {
+    fn check_path(&self, spec: &PathSpec) -> Result<(), PathError> {
         if spec.hops.is_empty() || spec.staging.len() + 1 != spec.hops.len() {
             return Err(PathError::Shape { hops: spec.hops.len(), staging: spec.staging.len() });
         }
@@ -262,16 +262,16 @@ impl Mover {
             quarantined: Vec::new(),
             ending: None,
         };
-        for (index, (lane, leg)) in active.legs.iter().enumerate() {
-            self.lanes[*lane].waiting_bytes += leg.remaining_bytes();
-            self.lanes[*lane].insert(active.class, active.waiting(id, index));
+        for (index, (place_pair, leg)) in active.legs.iter().enumerate() {
+            self.place_pairs[*place_pair].waiting_bytes += leg.remaining_bytes();
+            self.place_pairs[*place_pair].insert(active.class, active.waiting(id, index));
         }
         self.transfers.insert(id, active);
         self.settle(now_us, id);
         Ok(id)
     }
 
-    /// Checks a transfer's pairs and sorts them by lane. Blocks of one transfer lie in few regions, so that is looked at once
+    /// Checks a transfer's pairs and sorts them by place pair. Blocks of one transfer lie in few regions, so that is looked at once
     /// for each run of pairs between the same two.
     fn admit(&self, pairs: Vec<SpanPair>) -> Result<(Legs, Vec<RegionId>), Refused> {
         let (queued, limit) = (self.transfers.len(), self.limits.transfers);
@@ -285,32 +285,34 @@ impl Mover {
         let (mut runs, mut regions) = (Vec::new(), BTreeSet::new());
         for run in pairs.chunk_by(|one, next| one.between() == next.between()) {
             regions.extend(<[RegionId; 2]>::from(run[0].between()));
-            runs.push((self.lane_for(run)?, run.len()));
+            runs.push((self.place_pair_for(run)?, run.len()));
         }
         Ok((legs(pairs, &runs), regions.into_iter().collect()))
     }
 
-    /// The lane of pairs between the same two regions, which hold all of them.
-    fn lane_for(&self, run: &[SpanPair]) -> Result<usize, Refused> {
+    /// The place pair of pairs between the same two regions, which hold all of them.
+    fn place_pair_for(&self, run: &[SpanPair]) -> Result<usize, Refused> {
         let unequal = |pair: &&SpanPair| pair.from.len != pair.to.len || pair.from.len == 0;
         if let Some(pair) = run.iter().find(unequal) {
             return Err(Refused::Length { from_bytes: pair.from.len, to_bytes: pair.to.len });
         }
         let from = self.regions.place_of_all(run[0].from.region, run.iter().map(|pair| &pair.from))?;
         let to = self.regions.place_of_all(run[0].to.region, run.iter().map(|pair| &pair.to))?;
-        let lane = self.lane_of.get(&(from, to)).copied();
-        lane.filter(|lane| self.lane_is_live(*lane)).ok_or(Refused::NoPath { from, to })
+        let place_pair = self.place_pair_of.get(&(from, to)).copied();
+        place_pair
+            .filter(|place_pair| self.place_pair_is_live(*place_pair))
+            .ok_or(Refused::NoPath { from, to })
     }
 
-    fn lane_is_live(&self, lane: usize) -> bool {
-        self.lanes[lane].routes.iter().any(|route| self.route_is_live(*route))
+    fn place_pair_is_live(&self, place_pair: usize) -> bool {
+        self.place_pairs[place_pair].paths.iter().any(|path| self.path_is_live(*path))
     }
 
-    fn route_is_live(&self, route: PathId) -> bool {
-        let route = &self.routes[route.0 as usize];
-        let mut hops = route.spec.hops.iter();
+    fn path_is_live(&self, path: PathId) -> bool {
+        let path = &self.paths[path.0 as usize];
+        let mut hops = path.spec.hops.iter();
         hops.all(|hop| self.links[hop.link.0 as usize].is_live(hop.guest))
-            && self.slots.are_live_from(route, 0)
+            && self.slots.are_live_from(path, 0)
     }
 
     /// Whether there is something to report.
@@ -327,7 +329,7 @@ impl Mover {
     /// be in the past: what has changed since the last poll, changed after it.
     pub fn next_timeout_us(&self) -> Option<u64> {
         let expiry = self.expiries.first().map(|(expires_us, _)| *expires_us);
-        let work = !self.ready.is_empty() || self.lanes.iter().any(|lane| !lane.is_empty());
+        let work = !self.ready.is_empty() || self.place_pairs.iter().any(|place_pair| !place_pair.is_empty());
         let backoffs = self.links.iter().filter_map(|link| link.backoff_ends_us(self.polled_us));
         backoffs.filter(|_| work).chain(expiry).min()
     }
@@ -345,7 +347,7 @@ impl Mover {
             links: links.collect(),
             classes: self.class_counters.clone(),
             transfers_active: self.transfers.len(),
-            waiting_bytes: self.lanes.iter().map(|lane| lane.waiting_bytes).sum(),
+            waiting_bytes: self.place_pairs.iter().map(|place_pair| place_pair.waiting_bytes).sum(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Routes: hops between two places, joined by staging slots. This file knows the shape of a route and which slots are
+//! Paths: hops between two places, joined by staging slots. This file knows the shape of a path and which slots are
 //! free; it must never know what is in them.
 
 use crate::link::LinkId;
@@ -7,11 +7,11 @@ use crate::region::{Place, RegionId, Span};
 use crate::transfer::Refused;
 use thiserror::Error;
 
-/// Names a route of a mover.
+/// Names a path of a mover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathId(pub(crate) u32);
 
-/// One hop of a route.
+/// One hop of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hop {
     /// The link that the hop runs on.
@@ -21,12 +21,12 @@ pub struct Hop {
     pub guest: bool,
 }
 
-/// Slots between two hops, side by side in one region from offset 0. Routes with the same staging share its slots.
+/// Slots between two hops, side by side in one region from offset 0. Paths with the same staging share its slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Staging {
     /// Registered memory that nobody else uses.
     pub region: RegionId,
-    /// Size of a slot; no lot on the route is larger.
+    /// Size of a slot; no lot on the path is larger.
     pub slot_bytes: u64,
     /// How many there are. Two let the hops overlap.
     pub slots: u32,
@@ -46,25 +46,23 @@ pub struct PathSpec {
 }
 
 impl PathSpec {
-    /// A route of one hop.
+    /// A path of one hop.
     pub fn direct(from: Place, to: Place, link: LinkId) -> PathSpec {
         PathSpec { from, to, hops: vec![Hop { link, guest: false }], staging: Vec::new() }
     }
 
-    /// A route of two hops over staging. Where `guest` is set, both hops are guests of their links.
+    /// A path of two hops over staging. Where `guest` is set, both hops are guests of their links.
     pub fn relayed(from: Place, to: Place, links: [LinkId; 2], staging: Staging, guest: bool) -> PathSpec {
         let hops = links.map(|link| Hop { link, guest }).to_vec();
         PathSpec { from, to, hops, staging: vec![staging] }
     }
 }
 
-/// Why a route was not added.
+/// Why a path was not added.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PathError {
     /// The numbers of hops and stagings do not fit.
-    #[error(
-        "a route needs at least one hop and one staging fewer than hops: {hops} hops, {staging} stagings"
-    )]
+    #[error("a path needs at least one hop and one staging fewer than hops: {hops} hops, {staging} stagings")]
     Shape {
         /// Hops given.
         hops: usize,
@@ -82,9 +80,9 @@ pub enum PathError {
         /// Bytes per slot given.
         slot_bytes: u64,
     },
-    /// A region holds the slots of other routes already, cut otherwise.
+    /// A region holds the slots of other paths already, cut otherwise.
     #[error(
-        "staging {region:?} has {known} slots of {known_bytes} bytes on another route, not {slots} of {slot_bytes}"
+        "staging {region:?} has {known} slots of {known_bytes} bytes on another path, not {slots} of {slot_bytes}"
     )]
     CutOtherwise {
         /// The region.
@@ -132,61 +130,61 @@ pub(crate) struct SlotTable {
 }
 
 impl SlotTable {
-    /// Whether the staging behind `hop` of a route, if there is one, has a free slot.
-    pub fn has_behind(&self, route: &RouteState, hop: usize) -> bool {
-        route.slots.get(hop).is_none_or(|slots| !self.all[*slots].free.is_empty())
+    /// Whether the staging behind `hop` of a path, if there is one, has a free slot.
+    pub fn has_behind(&self, path: &PathState, hop: usize) -> bool {
+        path.slots.get(hop).is_none_or(|slots| !self.all[*slots].free.is_empty())
     }
 
-    /// Whether every staging of a route from the one behind `hop` on has a slot at some time, if nothing that is lost ever
+    /// Whether every staging of a path from the one behind `hop` on has a slot at some time, if nothing that is lost ever
     /// completes.
-    pub fn are_live_from(&self, route: &RouteState, hop: usize) -> bool {
-        let mut stagings = route.slots[hop..].iter().map(|slots| &self.all[*slots]);
+    pub fn are_live_from(&self, path: &PathState, hop: usize) -> bool {
+        let mut stagings = path.slots[hop..].iter().map(|slots| &self.all[*slots]);
         stagings.all(|slots| slots.lost < slots.staging.slots)
     }
 
     /// Notes that the slots of a lot are kept by an operation that was given up.
-    pub fn lose(&mut self, route: &RouteState, lot: &Lot) {
-        lot.slots_held().for_each(|(staging, _)| self.all[route.slots[staging]].lost += 1);
+    pub fn lose(&mut self, path: &PathState, lot: &Lot) {
+        lot.slots_held().for_each(|(staging, _)| self.all[path.slots[staging]].lost += 1);
     }
 
     /// Notes that this operation has completed after all.
-    pub fn find(&mut self, route: &RouteState, lot: &Lot) {
-        lot.slots_held().for_each(|(staging, _)| self.all[route.slots[staging]].lost -= 1);
+    pub fn find(&mut self, path: &PathState, lot: &Lot) {
+        lot.slots_held().for_each(|(staging, _)| self.all[path.slots[staging]].lost -= 1);
     }
 
-    /// Takes a slot of the staging behind `hop` of a route, if there is one.
-    pub fn take_behind(&mut self, route: &RouteState, hop: usize) -> Option<u32> {
-        self.all[*route.slots.get(hop)?].free.pop()
+    /// Takes a slot of the staging behind `hop` of a path, if there is one.
+    pub fn take_behind(&mut self, path: &PathState, hop: usize) -> Option<u32> {
+        self.all[*path.slots.get(hop)?].free.pop()
     }
 
-    /// Gives back a slot of the staging behind `hop` of a route.
-    pub fn give_back(&mut self, route: &RouteState, hop: usize, slot: u32) {
-        let free = &mut self.all[route.slots[hop]].free;
+    /// Gives back a slot of the staging behind `hop` of a path.
+    pub fn give_back(&mut self, path: &PathState, hop: usize, slot: u32) {
+        let free = &mut self.all[path.slots[hop]].free;
         debug_assert!(!free.contains(&slot), "a slot is given back once");
         free.push(slot);
     }
 
-    /// `len` bytes at `offset` of a slot behind `hop` of a route.
-    pub fn span(&self, route: &RouteState, hop: usize, slot: u32, offset: u64, len: u64) -> Span {
-        self.all[route.slots[hop]].span(slot, offset, len)
+    /// `len` bytes at `offset` of a slot behind `hop` of a path.
+    pub fn span(&self, path: &PathState, hop: usize, slot: u32, offset: u64, len: u64) -> Span {
+        self.all[path.slots[hop]].span(slot, offset, len)
     }
 }
 
-/// A route at work.
+/// A path at work.
 #[derive(Debug)]
-pub(crate) struct RouteState {
+pub(crate) struct PathState {
     pub spec: PathSpec,
-    /// Index of the lane that it serves.
-    pub lane: usize,
+    /// Index of the place pair that it serves.
+    pub place_pair: usize,
     /// Bytes of the lots that are on it.
     pub in_flight_bytes: u64,
     /// Indices of its stagings' slots.
     slots: Vec<usize>,
 }
 
-impl RouteState {
-    pub fn new(spec: PathSpec, lane: usize, slots: Vec<usize>) -> RouteState {
-        RouteState { spec, lane, in_flight_bytes: 0, slots }
+impl PathState {
+    pub fn new(spec: PathSpec, place_pair: usize, slots: Vec<usize>) -> PathState {
+        PathState { spec, place_pair, in_flight_bytes: 0, slots }
     }
 
     pub fn last_hop(&self) -> usize {

@@ -1,8 +1,8 @@
 //! Queues: what waits between two places, and whose turn it is on a link. This file knows classes, deadlines and
 //! turns; it must never know windows or bytes in flight.
 
-use crate::region::Place;
 use crate::path::PathId;
+use crate::region::Place;
 use crate::transfer::{Class, TransferId};
 use std::collections::BTreeSet;
 
@@ -24,20 +24,20 @@ pub(crate) struct Waiting {
     pub leg: usize,
 }
 
-/// Everything that waits to go from one place to another, and the routes that can take it.
+/// Everything that waits to go from one place to another, and the paths that can take it.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct PlacePair {
     pub from: Place,
     pub to: Place,
-    pub routes: Vec<PathId>,
+    pub paths: Vec<PathId>,
     /// Bytes of all waiting legs that are not cut yet.
     pub waiting_bytes: u64,
     classes: [BTreeSet<Waiting>; Class::ALL.len()],
 }
 
-impl Lane {
-    pub fn new(from: Place, to: Place) -> Lane {
-        Lane { from, to, routes: Vec::new(), waiting_bytes: 0, classes: Default::default() }
+impl PlacePair {
+    pub fn new(from: Place, to: Place) -> PlacePair {
+        PlacePair { from, to, paths: Vec::new(), waiting_bytes: 0, classes: Default::default() }
     }
 
     pub fn insert(&mut self, class: Class, waiting: Waiting) {
@@ -61,7 +61,7 @@ impl Lane {
         self.classes.iter().all(BTreeSet::is_empty)
     }
 
-    /// All legs waiting, for the lane whose last route went down.
+    /// All legs waiting, for the place pair whose last path went down.
     pub fn all(&self) -> impl Iterator<Item = Waiting> + '_ {
         self.classes.iter().flatten().copied()
     }

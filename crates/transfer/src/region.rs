@@ -12,7 +12,7 @@ pub struct RegionId {
     generation: u32,
 }
 
-/// Where a region's bytes lie. Routes join two places.
+/// Where a region's bytes lie. Paths join two places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// Host memory of a NUMA node.

@@ -10,9 +10,9 @@ use crate::driver::{Completion, Link, LinkOp, Outcome};
 use crate::link::{LinkId, LinkSpec};
 use crate::memory::{Backing, Memory};
 use crate::mover::{Event, Limits, Mover, OpId};
+use crate::path::{PathError, PathId, PathSpec};
 use crate::process::{Forked, Process};
 use crate::region::{Place, RegionId, Span};
-use crate::path::{PathError, PathId, PathSpec};
 use crate::telemetry::Telemetry;
 use crate::transfer::{End, Failure, Reason, Refused, Transfer, TransferId};
 use crate::turns::{Left, PostError, Turns};
@@ -96,7 +96,7 @@ pub enum Closed {
 }
 
 impl MoverThread {
-    /// Starts a mover without links or routes.
+    /// Starts a mover without links or paths.
     pub fn spawn(limits: Limits) -> std::io::Result<MoverThread> {
         let memory = Arc::new(Memory::default());
         let epoch = Instant::now();
@@ -180,7 +180,7 @@ impl MoverHandle {
         })
     }
 
-    /// Adds a route.
+    /// Adds a path.
     pub fn add_path(&self, spec: PathSpec) -> Result<Result<PathId, PathError>, Closed> {
         self.control(move |worker| worker.mover.add_path(spec))
     }

@@ -91,7 +91,7 @@ pub enum Reason {
     /// The transfer was never accepted.
     #[error("refused: {0}")]
     Refused(Refused),
-    /// A link reported an error, after the stated number of attempts on all routes.
+    /// A link reported an error, after the stated number of attempts on all paths.
     #[error("link {link} failed after {attempts} attempts: {error}")]
     Link {
         /// The link's name.
@@ -123,8 +123,8 @@ pub enum Reason {
         /// The limit.
         timeout_us: u64,
     },
-    /// Every route between the places is down.
-    #[error("no live route from {from:?} to {to:?}")]
+    /// Every path between the places is down.
+    #[error("no live path from {from:?} to {to:?}")]
     NoPath {
         /// Where the bytes were.
         from: Place,
@@ -161,8 +161,8 @@ pub enum Refused {
         /// Target length.
         to_bytes: u64,
     },
-    /// No route joins the two places, or all of them are down.
-    #[error("no live route from {from:?} to {to:?}")]
+    /// No path joins the two places, or all of them are down.
+    #[error("no live path from {from:?} to {to:?}")]
     NoPath {
         /// Source place.
         from: Place,

@@ -4,8 +4,8 @@
 
 use forebay_transfer::sim::{Sim, SimLink};
 use forebay_transfer::{
-    Class, End, Event, Hop, Limits, LinkSpec, Mover, OpId, Outcome, Place, Refused, PathSpec, Span,
-    SpanPair, Staging, Transfer,
+    Class, End, Event, Hop, Limits, LinkSpec, Mover, OpId, Outcome, PathSpec, Place, Refused, Span, SpanPair,
+    Staging, Transfer,
 };
 use std::time::{Duration, Instant};
 
@@ -278,7 +278,7 @@ fn a_transfer_whose_last_lot_waits_for_a_link_that_dies_ends() {
 }
 
 #[test]
-fn routes_with_the_same_staging_share_its_slots() {
+fn paths_with_the_same_staging_share_its_slots() {
     let mut mover = Mover::new(Limits::default());
     let source = mover.add_region(HOST, 400);
     let region = mover.add_region(Place::Device(9), 100);
@@ -299,7 +299,7 @@ fn routes_with_the_same_staging_share_its_slots() {
     let second_hop = mover.poll(1).unwrap();
     assert_eq!((second_hop.pairs[0].from.region, mover.poll(1)), (region, None));
     mover.complete(2, second_hop.op, Outcome::Moved { bytes: 100 });
-    assert_eq!(mover.poll(2).unwrap().pairs[0].to.region, region, "the other route has the slot now");
+    assert_eq!(mover.poll(2).unwrap().pairs[0].to.region, region, "the other path has the slot now");
 }
 
 #[test]

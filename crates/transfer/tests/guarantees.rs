@@ -4,7 +4,7 @@
 
 use forebay_transfer::sim::{Sim, SimLink};
 use forebay_transfer::{
-    Class, End, Limits, LinkSpec, Mover, Outcome, PAGE_BYTES, Place, RegionId, PathSpec, Span, SpanPair,
+    Class, End, Limits, LinkSpec, Mover, Outcome, PAGE_BYTES, PathSpec, Place, RegionId, Span, SpanPair,
     Staging, Transfer,
 };
 use proptest::prelude::*;
@@ -266,7 +266,7 @@ proptest! {
 
     #[test]
     fn a_link_with_room_is_never_idle_while_a_lot_waits(windows in prop::collection::vec(1..4usize, 1..5), bytes in 1..40 * MIB) {
-        // Equal rates, so that leaving a lot to a faster route cannot be the reason to idle.
+        // Equal rates, so that leaving a lot to a faster path cannot be the reason to idle.
         let mut mover = Mover::new(Limits::default());
         let (source, target) = (mover.add_region(HOST, bytes), mover.add_region(DEVICE, bytes));
         for window_lots in &windows {

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_transfer::{
-    Class, Limits, LinkSpec, Mover, Place, Refused, RegionId, PathError, PathSpec, Span, SpanPair, Staging,
+    Class, Limits, LinkSpec, Mover, PathError, PathSpec, Place, Refused, RegionId, Span, SpanPair, Staging,
     Transfer,
 };
 use std::time::{Duration, Instant};
@@ -43,7 +43,7 @@ fn unequal_and_empty_pairs_are_refused() {
 }
 
 #[test]
-fn places_that_no_route_joins_are_refused() {
+fn places_that_no_path_joins_are_refused() {
     let (mut mover, host, device) = mover(Limits::default());
     let refused = mover.submit(0, one(Span::new(device, 0, 5), Span::new(host, 0, 5)));
     assert_eq!(refused, Err(Refused::NoPath { from: DEVICE, to: HOST }));
@@ -73,23 +73,20 @@ fn a_region_in_use_is_not_forgotten_and_a_forgotten_one_is_not_used() {
 }
 
 #[test]
-fn impossible_routes_are_refused() {
+fn impossible_paths_are_refused() {
     let (mut mover, host, _) = mover(Limits::default());
     let link = mover.add_link(LinkSpec::new("other", 1, 1));
     let staging = |slots, slot_bytes| Staging { region: host, slots, slot_bytes };
-    let mut route = PathSpec::relayed(HOST, DEVICE, [link, link], staging(0, 10), false);
-    assert_eq!(mover.add_path(route.clone()), Err(PathError::EmptyStaging { slots: 0, slot_bytes: 10 }));
-    route.staging = vec![staging(101, 10)];
-    assert!(matches!(mover.add_path(route.clone()), Err(PathError::Staging(Refused::OutOfBounds { .. }))));
-    route.staging = vec![staging(10, 10)];
-    mover.add_path(route.clone()).unwrap();
-    route.staging = vec![staging(5, 20)];
-    assert!(matches!(
-        mover.add_path(route.clone()),
-        Err(PathError::CutOtherwise { known: 10, slots: 5, .. })
-    ));
-    route.staging.clear();
-    assert_eq!(mover.add_path(route), Err(PathError::Shape { hops: 2, staging: 0 }));
+    let mut path = PathSpec::relayed(HOST, DEVICE, [link, link], staging(0, 10), false);
+    assert_eq!(mover.add_path(path.clone()), Err(PathError::EmptyStaging { slots: 0, slot_bytes: 10 }));
+    path.staging = vec![staging(101, 10)];
+    assert!(matches!(mover.add_path(path.clone()), Err(PathError::Staging(Refused::OutOfBounds { .. }))));
+    path.staging = vec![staging(10, 10)];
+    mover.add_path(path.clone()).unwrap();
+    path.staging = vec![staging(5, 20)];
+    assert!(matches!(mover.add_path(path.clone()), Err(PathError::CutOtherwise { known: 10, slots: 5, .. })));
+    path.staging.clear();
+    assert_eq!(mover.add_path(path), Err(PathError::Shape { hops: 2, staging: 0 }));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use forebay_transfer::sim::{Sim, SimLink};
 use forebay_transfer::{
-    Class, Hop, LinkSpec, MAX_LOT_BYTES, Place, PathSpec, STARVE_LOTS, Span, SpanPair, Staging, Transfer,
+    Class, Hop, LinkSpec, MAX_LOT_BYTES, PathSpec, Place, STARVE_LOTS, Span, SpanPair, Staging, Transfer,
 };
 
 const HOST: Place = Place::Host(0);

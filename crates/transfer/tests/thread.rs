@@ -4,7 +4,7 @@
 
 use forebay_transfer::{
     Class, Completion, End, HostBuffer, Limits, Link, LinkOp, LinkSpec, Memory, MoverHandle, MoverThread,
-    Outcome, Place, Reason, Refused, RegionId, PathSpec, Span, SpanPair, Transfer,
+    Outcome, PathSpec, Place, Reason, Refused, RegionId, Span, SpanPair, Transfer,
 };
 use std::sync::{Arc, mpsc};
 use std::time::Duration;

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_transfer::{
-    Class, Completion, End, HostBuffer, Limits, Link, LinkOp, LinkSpec, Memory, MoverThread, Outcome, Place,
-    PathSpec, Span, SpanPair, Transfer,
+    Class, Completion, End, HostBuffer, Limits, Link, LinkOp, LinkSpec, Memory, MoverThread, Outcome,
+    PathSpec, Place, Span, SpanPair, Transfer,
 };
 use std::sync::Arc;
 use std::time::Duration;

@@ -11,7 +11,7 @@ use forebay_kv::ChunkId;
 use forebay_store::{Prompt, Store, TenantId, TierConfig};
 use forebay_transfer::HostLink;
 use forebay_transfer::Pages;
-use forebay_transfer::{Class, Limits, LinkSpec, MoverThread, Place, PathSpec, Span};
+use forebay_transfer::{Class, Limits, LinkSpec, MoverThread, PathSpec, Place, Span};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

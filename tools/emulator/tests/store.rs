@@ -15,7 +15,7 @@ use forebay_transfer::Pages;
 use forebay_transfer::Waker;
 use forebay_transfer::{BitFlips, HostLink};
 use forebay_transfer::{
-    Completion, Limits, Link, LinkOp, LinkSpec, Memory, MoverThread, Outcome, Place, PathSpec,
+    Completion, Limits, Link, LinkOp, LinkSpec, Memory, MoverThread, Outcome, PathSpec, Place,
 };
 use http::Method;
 use serde_json::{Value, json};
@@ -76,14 +76,8 @@ impl Rig {
         let stores = handle.add_link(spec("store"), Box::new(copy)).expect("added");
         let loads = handle.add_link(spec("load"), load).expect("added");
         for device in [Place::Device(0), Place::Device(1)] {
-            handle
-                .add_path(PathSpec::direct(device, Place::Host(0), stores))
-                .expect("alive")
-                .expect("added");
-            handle
-                .add_path(PathSpec::direct(Place::Host(0), device, loads))
-                .expect("alive")
-                .expect("added");
+            handle.add_path(PathSpec::direct(device, Place::Host(0), stores)).expect("alive").expect("added");
+            handle.add_path(PathSpec::direct(Place::Host(0), device, loads)).expect("alive").expect("added");
         }
         Rig { mover, store }
     }

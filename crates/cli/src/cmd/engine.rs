@@ -16,7 +16,7 @@ use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
 use forebay_store::{Store, TenantId, TierConfig, WriteBackConfig};
 use forebay_transfer::HostLink;
 use forebay_transfer::Pages;
-use forebay_transfer::{Limits, LinkSpec, MoverHandle, MoverThread, Place, PathSpec};
+use forebay_transfer::{Limits, LinkSpec, MoverHandle, MoverThread, PathSpec, Place};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -14,7 +14,7 @@ use forebay_store::{Store, TenantId, TierConfig};
 use forebay_trace::record::{Line, LinkSample, LoadSample, RecordWriter};
 use forebay_transfer::Pages;
 use forebay_transfer::{BitFlips, HostLink};
-use forebay_transfer::{Limits, Link, LinkSpec, MoverHandle, MoverThread, Place, PathSpec};
+use forebay_transfer::{Limits, Link, LinkSpec, MoverHandle, MoverThread, PathSpec, Place};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

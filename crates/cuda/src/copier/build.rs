@@ -9,7 +9,7 @@ use crate::links::{Direction, PcieLink, PeerLink};
 use crate::peers::Peers;
 use crate::poller::Poller;
 use crate::relay::By;
-use forebay_transfer::{LinkId, LinkSpec, MoverHandle, Place, PathSpec, Staging};
+use forebay_transfer::{LinkId, LinkSpec, MoverHandle, PathSpec, Place, Staging};
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -22,7 +22,7 @@ use crate::relay::Relay;
 use crate::remote::{Attachment, Ground, Hex, NodeRelays, RELAYS_VARIABLE, RelaysAt, TOKEN_VARIABLE};
 use crate::stream_copy::{self, Declined, StreamCopies};
 use forebay_transfer::{
-    Backing, Class, Closed, End, Limits, MoverHandle, MoverThread, Place, Reason, RegionId, PathError, Span,
+    Backing, Class, Closed, End, Limits, MoverHandle, MoverThread, PathError, Place, Reason, RegionId, Span,
     SpanPair, SubmitError, Telemetry, Transfer,
 };
 use parking_lot::Mutex;

@@ -21,7 +21,7 @@ use crate::peers;
 use crate::pinned::{self, OnChange};
 use crate::poller::Tracks;
 use forebay_transfer::{
-    Backoff, Closed, LinkId, MoverHandle, Place, RegionId, PathError, PathSpec, Span, Staging,
+    Backoff, Closed, LinkId, MoverHandle, PathError, PathSpec, Place, RegionId, Span, Staging,
 };
 use parking_lot::{Condvar, Mutex};
 use std::io;

@@ -6,7 +6,7 @@ use super::pipe::Pipe;
 use super::{Fabric, RailOptions, UcxError, UcxRail};
 use crate::tcp::*;
 use forebay_transfer::{
-    Class, End, HostBuffer, Limits, LinkSpec, MoverThread, Place, Reason, PathSpec, Span, SpanPair, Transfer,
+    Class, End, HostBuffer, Limits, LinkSpec, MoverThread, PathSpec, Place, Reason, Span, SpanPair, Transfer,
 };
 use std::io;
 use std::sync::Arc;

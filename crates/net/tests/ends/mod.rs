@@ -4,7 +4,7 @@
 use forebay_net::tcp::*;
 use forebay_transfer::sim::SplitMix;
 use forebay_transfer::{
-    Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId, PathSpec, Span,
+    Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, PathSpec, Place, RegionId, Span,
     SpanPair, Transfer,
 };
 use std::net::SocketAddr;

@@ -9,7 +9,7 @@ use forebay_store::{NotVerified, StoreEnd, TenantId};
 use forebay_transfer::HostLink;
 use forebay_transfer::{
     Class, Completion, End, HostBuffer, Limits, Link, LinkOp, LinkSpec, Memory, MoverHandle, MoverThread,
-    Place, RegionId, PathSpec, Span,
+    PathSpec, Place, RegionId, Span,
 };
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

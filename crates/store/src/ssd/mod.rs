@@ -42,7 +42,7 @@ use commit::Committer;
 use crew::Crew;
 use forebay_kv::ChunkId;
 use forebay_transfer::{Arena, Pages};
-use forebay_transfer::{Backing, LinkSpec, MoverHandle, Place, PathSpec};
+use forebay_transfer::{Backing, LinkSpec, MoverHandle, PathSpec, Place};
 use parking_lot::Mutex;
 use pool::Pool;
 use shared::{OpenVolume, Shared};

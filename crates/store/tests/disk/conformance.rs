@@ -4,7 +4,7 @@ use crate::faulty::{Fault, Mischief};
 use crate::world::{DISK, PAGE, World, faulty_world, for_each_driver, world};
 use forebay_transfer::HostLink;
 use forebay_transfer::{
-    Class, End, HostBuffer, LinkSpec, Place, RegionId, PathSpec, Span, SpanPair, Staging, Transfer,
+    Class, End, HostBuffer, LinkSpec, PathSpec, Place, RegionId, Span, SpanPair, Staging, Transfer,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;

@@ -3,8 +3,8 @@
 use crate::faulty::{Faulty, Mischief};
 use forebay_store::disk::{DiskFile, DiskHandle, DiskLink, DiskOptions, Driver, Kernel, Threads, Uring};
 use forebay_transfer::{
-    Class, End, Failure, HostBuffer, Limits, LinkId, LinkSpec, MoverHandle, MoverThread, Place, Reason,
-    RegionId, PathSpec, Span, SpanPair, Transfer,
+    Class, End, Failure, HostBuffer, Limits, LinkId, LinkSpec, MoverHandle, MoverThread, PathSpec, Place,
+    Reason, RegionId, Span, SpanPair, Transfer,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,21 +1,21 @@
-//! What starts next. An idle route pulls the next eligible lot: owners of a link before guests, lots that are under way
-//! before new ones, the most urgent class first, direct routes before longer ones. This file knows eligibility and
+//! What starts next. An idle path pulls the next eligible lot: owners of a link before guests, lots that are under way
+//! before new ones, the most urgent class first, direct paths before longer ones. This file knows eligibility and
 //! order; it must never know what happens when an operation completes.
 
 use super::{Mover, Op, OpId, Start};
 use crate::link::LinkState;
 use crate::lot::{Lot, MIN_LOT_BYTES, lot_bytes};
+use crate::path::{PathId, PathState};
 use crate::queue::{Rank, Waiting};
-use crate::path::{PathId, RouteState};
 use crate::transfer::Class;
 
-/// A route that could take a lot now. The order of the fields is the order of precedence.
+/// A path that could take a lot now. The order of the fields is the order of precedence.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     turn: (bool, Class),
     hops: usize,
     rank: Rank,
-    route: usize,
+    path: usize,
     waiting: Waiting,
     bytes: u64,
 }
@@ -55,9 +55,9 @@ impl Mover {
     /// The first lot under way whose next hop has room.
     fn take_ready(&mut self, now_us: u64, seat: Seat) -> Option<Lot> {
         let fits = |lot: &Lot| {
-            let route = &self.routes[lot.route.0 as usize];
-            let link = &self.links[route.spec.hops[lot.hop].link.0 as usize];
-            let has_slot = lot.slots.len() > lot.hop || self.slots.has_behind(route, lot.hop);
+            let path = &self.paths[lot.path.0 as usize];
+            let link = &self.links[path.spec.hops[lot.hop].link.0 as usize];
+            let has_slot = lot.slots.len() > lot.hop || self.slots.has_behind(path, lot.hop);
             has_slot
                 && seat.is_on(link)
                 && link.admits(now_us, lot.cut.bytes - lot.hop_done_bytes, seat.guest)
@@ -68,34 +68,35 @@ impl Mover {
         lot.map(|lot| Lot { staged_us: lot.staged_us + now_us.saturating_sub(lot.ready_since_us), ..lot })
     }
 
-    /// Cuts a new lot for the route with the highest precedence.
+    /// Cuts a new lot for the path with the highest precedence.
     fn pull_lot(&mut self, now_us: u64, seat: Seat) -> Option<Lot> {
-        let waiting = self.lanes.iter().filter(|lane| !lane.is_empty());
-        let routes = waiting.flat_map(|lane| &lane.routes).map(|route| route.0 as usize);
-        let best = routes.filter_map(|route| self.candidate(now_us, route, seat)).min()?;
-        let route = &mut self.routes[best.route];
-        let lane = &mut self.lanes[route.lane];
+        let waiting = self.place_pairs.iter().filter(|place_pair| !place_pair.is_empty());
+        let paths = waiting.flat_map(|place_pair| &place_pair.paths).map(|path| path.0 as usize);
+        let best = paths.filter_map(|path| self.candidate(now_us, path, seat)).min()?;
+        let path = &mut self.paths[best.path];
+        let place_pair = &mut self.place_pairs[path.place_pair];
         let transfer = self.transfers.get_mut(&best.rank.transfer)?;
         let (class, leg) = (transfer.class, &mut transfer.legs[best.waiting.leg].1);
         let cut = leg.cut(best.bytes)?;
         let exhausted = leg.remaining_bytes() == 0;
         transfer.lots += 1;
-        lane.waiting_bytes -= cut.bytes;
-        route.in_flight_bytes += cut.bytes;
+        place_pair.waiting_bytes -= cut.bytes;
+        path.in_flight_bytes += cut.bytes;
         let counters = &mut self.class_counters[class.index()];
         counters.queued_us += now_us.saturating_sub(transfer.submitted_us);
-        let link = route.spec.hops[0].link;
-        let on_link = |other: &&RouteState| other.spec.hops[0].link == link;
-        let waits =
-            |class| self.routes.iter().filter(on_link).any(|route| self.lanes[route.lane].waits(class));
+        let link = path.spec.hops[0].link;
+        let on_link = |other: &&PathState| other.spec.hops[0].link == link;
+        let waits = |class| {
+            self.paths.iter().filter(on_link).any(|path| self.place_pairs[path.place_pair].waits(class))
+        };
         self.turns[link.0 as usize].served(class, waits);
         if exhausted {
-            self.lanes[self.routes[best.route].lane].remove(class, &best.waiting);
+            self.place_pairs[self.paths[best.path].place_pair].remove(class, &best.waiting);
         }
         Some(Lot {
             transfer: best.rank.transfer,
             leg: best.waiting.leg,
-            route: PathId(best.route as u32),
+            path: PathId(best.path as u32),
             cut,
             hop: 0,
             hop_done_bytes: 0,
@@ -106,41 +107,41 @@ impl Mover {
         })
     }
 
-    /// What `route` would pull now.
-    fn candidate(&self, now_us: u64, route: usize, seat: Seat) -> Option<Candidate> {
-        let state = &self.routes[route];
+    /// What `path` would pull now.
+    fn candidate(&self, now_us: u64, path: usize, seat: Seat) -> Option<Candidate> {
+        let state = &self.paths[path];
         let hop = state.spec.hops[0];
-        let lane = &self.lanes[state.lane];
+        let place_pair = &self.place_pairs[state.place_pair];
         let link = &self.links[hop.link.0 as usize];
         let guest = seat.guest;
         let fits = hop.guest == guest && seat.is_on(link) && self.slots.has_behind(state, 0);
         let may_start = fits && link.admits(now_us, 1, guest);
-        if !may_start || !self.route_is_live(PathId(route as u32)) {
+        if !may_start || !self.path_is_live(PathId(path as u32)) {
             return None;
         }
         let turns = &self.turns[hop.link.0 as usize];
-        let waiting_classes = Class::ALL.into_iter().filter(|class| lane.waits(*class));
+        let waiting_classes = Class::ALL.into_iter().filter(|class| place_pair.waits(*class));
         let class = waiting_classes.min_by_key(|class| turns.precedence(*class))?;
-        let waiting = lane.first(class)?;
+        let waiting = place_pair.first(class)?;
         let leg = &self.transfers.get(&waiting.rank.transfer)?.legs[waiting.leg].1;
         let bytes =
-            lot_bytes(leg.remaining_bytes(), self.share(now_us, route), self.lot_limit_bytes(now_us, state));
-        let eligible = link.admits(now_us, bytes, guest) && !self.others_finish_sooner(now_us, route, bytes);
+            lot_bytes(leg.remaining_bytes(), self.share(now_us, path), self.lot_limit_bytes(now_us, state));
+        let eligible = link.admits(now_us, bytes, guest) && !self.others_finish_sooner(now_us, path, bytes);
         eligible.then_some(Candidate {
             turn: turns.precedence(class),
             hops: state.spec.hops.len(),
             rank: waiting.rank,
-            route,
+            path,
             waiting,
             bytes,
         })
     }
 
-    /// Largest lot for a route: one that fits through every staging and every window, and a small one while a link has
+    /// Largest lot for a path: one that fits through every staging and every window, and a small one while a link has
     /// not been measured, since it may turn out to be slow.
-    fn lot_limit_bytes(&self, now_us: u64, route: &RouteState) -> u64 {
-        let slots = route.spec.staging.iter().map(|staging| staging.slot_bytes);
-        let links = route.spec.hops.iter().map(|hop| &self.links[hop.link.0 as usize]);
+    fn lot_limit_bytes(&self, now_us: u64, path: &PathState) -> u64 {
+        let slots = path.spec.staging.iter().map(|staging| staging.slot_bytes);
+        let links = path.spec.hops.iter().map(|hop| &self.links[hop.link.0 as usize]);
         let windows = links.map(|link| match link.is_measured(now_us) {
             true => link.spec.window_bytes.min(link.spec.lot_bytes_max),
             false => link.spec.window_bytes.min(MIN_LOT_BYTES),
@@ -148,62 +149,60 @@ impl Mover {
         slots.chain(windows).min().unwrap_or(u64::MAX).max(1)
     }
 
-    /// Rate of a route: that of its slowest hop, or `None` while one is unknown.
-    fn rate(&self, now_us: u64, route: usize) -> Option<f64> {
-        let hops = self.routes[route].spec.hops.iter();
+    /// Rate of a path: that of its slowest hop, or `None` while one is unknown.
+    fn rate(&self, now_us: u64, path: usize) -> Option<f64> {
+        let hops = self.paths[path].spec.hops.iter();
         let rates = hops.map(|hop| self.links[hop.link.0 as usize].rate_bytes_per_s(now_us));
         rates.reduce(|slowest, rate| Some(slowest?.min(rate?))).flatten()
     }
 
-    /// The live routes beside `route` between the same places.
-    fn others(&self, route: usize) -> impl Iterator<Item = usize> {
-        let lane = &self.lanes[self.routes[route].lane];
-        let live = lane.routes.iter().filter(|other| self.route_is_live(**other));
-        live.map(|other| other.0 as usize).filter(move |other| *other != route)
+    /// The live paths beside `path` between the same places.
+    fn others(&self, path: usize) -> impl Iterator<Item = usize> {
+        let place_pair = &self.place_pairs[self.paths[path].place_pair];
+        let live = place_pair.paths.iter().filter(|other| self.path_is_live(**other));
+        live.map(|other| other.0 as usize).filter(move |other| *other != path)
     }
 
-    /// The part of its lane's rate that `route` has; equal parts while a rate is unknown.
-    fn share(&self, now_us: u64, route: usize) -> f64 {
-        let own = self.rate(now_us, route);
-        let all = self
-            .others(route)
-            .map(|other| self.rate(now_us, other))
-            .fold(own, |sum, rate| Some(sum? + rate?));
+    /// The part of its place pair's rate that `path` has; equal parts while a rate is unknown.
+    fn share(&self, now_us: u64, path: usize) -> f64 {
+        let own = self.rate(now_us, path);
+        let all =
+            self.others(path).map(|other| self.rate(now_us, other)).fold(own, |sum, rate| Some(sum? + rate?));
         match (own, all) {
             (Some(own), Some(all)) if all > 0.0 => own / all,
-            _ => 1.0 / (1.0 + self.others(route).count() as f64),
+            _ => 1.0 / (1.0 + self.others(path).count() as f64),
         }
     }
 
-    /// Whether a lot of `bytes` would arrive sooner if `route` left it, with all that waits, to the others. Without this a
+    /// Whether a lot of `bytes` would arrive sooner if `path` left it, with all that waits, to the others. Without this a
     /// slow link would take the last lot of a transfer and everybody would wait for it. It is never true while the
     /// others are idle, so the lot is always taken by somebody.
-    fn others_finish_sooner(&self, now_us: u64, route: usize, bytes: u64) -> bool {
-        let state = &self.routes[route];
-        let Some(own_rate) = self.rate(now_us, route) else { return false };
+    fn others_finish_sooner(&self, now_us: u64, path: usize, bytes: u64) -> bool {
+        let state = &self.paths[path];
+        let Some(own_rate) = self.rate(now_us, path) else { return false };
         let (mut sum, mut fastest, mut in_flight_bytes) = (0.0, 0.0_f64, 0);
-        for other in self.others(route) {
+        for other in self.others(path) {
             let Some(rate) = self.rate(now_us, other) else { return false };
             sum += rate;
             fastest = fastest.max(rate);
-            in_flight_bytes += self.routes[other].in_flight_bytes;
+            in_flight_bytes += self.paths[other].in_flight_bytes;
         }
         let own_s = (state.in_flight_bytes + bytes) as f64 / own_rate;
-        let all_s = (self.lanes[state.lane].waiting_bytes + in_flight_bytes) as f64 / sum;
+        let all_s = (self.place_pairs[state.place_pair].waiting_bytes + in_flight_bytes) as f64 / sum;
         let lot_s = bytes as f64 / fastest;
         in_flight_bytes > 0 && own_s > all_s.max(lot_s)
     }
 
     /// Puts a lot's hop on its link.
     fn start(&mut self, now_us: u64, mut lot: Lot) -> Start {
-        let route = &self.routes[lot.route.0 as usize];
+        let path = &self.paths[lot.path.0 as usize];
         if lot.slots.len() == lot.hop
-            && let Some(slot) = self.slots.take_behind(route, lot.hop)
+            && let Some(slot) = self.slots.take_behind(path, lot.hop)
         {
             lot.slots.push(slot);
         }
-        let hop = route.spec.hops[lot.hop];
-        let pairs = lot.hop_pairs(route, &self.slots);
+        let hop = path.spec.hops[lot.hop];
+        let pairs = lot.hop_pairs(path, &self.slots);
         let bytes = lot.cut.bytes - lot.hop_done_bytes;
         let link = &mut self.links[hop.link.0 as usize];
         link.take(bytes, hop.guest);

@@ -6,8 +6,8 @@ use super::{Active, Ending, Event, Mover, Op, OpId};
 use crate::driver::Outcome;
 use crate::link::LinkId;
 use crate::lot::Lot;
+use crate::path::{PathState, SlotTable};
 use crate::region::Span;
-use crate::path::{RouteState, SlotTable};
 use crate::transfer::{End, Failure, Reason, TransferId};
 use std::collections::HashMap;
 
@@ -70,9 +70,9 @@ impl Mover {
     /// Takes a lot whose operation moved something to where it goes next.
     fn advance(&mut self, now_us: u64, mut lot: Lot) {
         let is_ending = self.transfers.get(&lot.transfer).is_none_or(|transfer| transfer.ending.is_some());
-        let route = &self.routes[lot.route.0 as usize];
+        let path = &self.paths[lot.path.0 as usize];
         let hop_is_done = lot.hop_done_bytes == lot.cut.bytes;
-        if hop_is_done && lot.hop == route.last_hop() {
+        if hop_is_done && lot.hop == path.last_hop() {
             return self.arrived(lot);
         }
         if is_ending {
@@ -80,7 +80,7 @@ impl Mover {
         }
         if hop_is_done {
             if let Some(behind) = lot.hop.checked_sub(1) {
-                self.slots.give_back(route, behind, lot.slots[behind]);
+                self.slots.give_back(path, behind, lot.slots[behind]);
             }
             lot.hop += 1;
             lot.hop_done_bytes = 0;
@@ -90,18 +90,18 @@ impl Mover {
     }
 
     fn make_ready(&mut self, lot: Lot) {
-        if !self.route_is_live(lot.route) {
+        if !self.path_is_live(lot.path) {
             return self.try_again(lot);
         }
         let Some(transfer) = self.transfers.get(&lot.transfer) else { return };
-        let guest = self.routes[lot.route.0 as usize].spec.hops[lot.hop].guest;
+        let guest = self.paths[lot.path.0 as usize].spec.hops[lot.hop].guest;
         let key = (guest, transfer.class, self.next_ready);
         self.next_ready += 1;
         self.ready.insert(key, lot);
     }
 
     fn arrived(&mut self, lot: Lot) {
-        self.leave_route(&lot);
+        self.leave_path(&lot);
         let Some(transfer) = self.transfers.get_mut(&lot.transfer) else { return };
         transfer.lots -= 1;
         transfer.moved_bytes += lot.cut.bytes;
@@ -131,30 +131,30 @@ impl Mover {
         }
     }
 
-    /// Gives a lot back to its lane, from where any route may pull it; or gives it up when its transfer is ending or no
-    /// route is left.
+    /// Gives a lot back to its place pair, from where any path may pull it; or gives it up when its transfer is ending or no
+    /// path is left.
     fn try_again(&mut self, lot: Lot) {
-        let lane = self.routes[lot.route.0 as usize].lane;
-        if !self.lane_is_live(lane) {
-            let (from, to) = (self.lanes[lane].from, self.lanes[lane].to);
+        let place_pair = self.paths[lot.path.0 as usize].place_pair;
+        if !self.place_pair_is_live(place_pair) {
+            let (from, to) = (self.place_pairs[place_pair].from, self.place_pairs[place_pair].to);
             self.begin_ending(lot.transfer, Ending::Failed(Reason::NoPath { from, to }));
         }
         let going_on = self.transfers.get_mut(&lot.transfer).filter(|transfer| transfer.ending.is_none());
         let Some(transfer) = going_on else { return self.abandon(lot) };
-        let lane = &mut self.lanes[lane];
+        let place_pair = &mut self.place_pairs[place_pair];
         transfer.lots -= 1;
-        lane.waiting_bytes += lot.cut.bytes;
-        lane.insert(transfer.class, transfer.waiting(lot.transfer, lot.leg));
-        let route = &mut self.routes[lot.route.0 as usize];
-        route.in_flight_bytes -= lot.cut.bytes;
-        lot.give_slots_back(route, &mut self.slots);
+        place_pair.waiting_bytes += lot.cut.bytes;
+        place_pair.insert(transfer.class, transfer.waiting(lot.transfer, lot.leg));
+        let path = &mut self.paths[lot.path.0 as usize];
+        path.in_flight_bytes -= lot.cut.bytes;
+        lot.give_slots_back(path, &mut self.slots);
         transfer.legs[lot.leg].1.give_back(lot.cut);
     }
 
     /// Gives a lot up: what of it had not reached its target is the transfer's to report.
     fn abandon(&mut self, lot: Lot) {
-        self.leave_route(&lot);
-        let unmoved = lot.unmoved(&self.routes[lot.route.0 as usize]);
+        self.leave_path(&lot);
+        let unmoved = lot.unmoved(&self.paths[lot.path.0 as usize]);
         if let Some(transfer) = self.transfers.get_mut(&lot.transfer) {
             transfer.lots -= 1;
             transfer.moved_bytes += lot.cut.bytes - unmoved.iter().map(|pair| pair.len()).sum::<u64>();
@@ -162,10 +162,10 @@ impl Mover {
         }
     }
 
-    fn leave_route(&mut self, lot: &Lot) {
-        let route = &mut self.routes[lot.route.0 as usize];
-        route.in_flight_bytes -= lot.cut.bytes;
-        lot.give_slots_back(route, &mut self.slots);
+    fn leave_path(&mut self, lot: &Lot) {
+        let path = &mut self.paths[lot.path.0 as usize];
+        path.in_flight_bytes -= lot.cut.bytes;
+        lot.give_slots_back(path, &mut self.slots);
     }
 
     /// Ends a transfer early. It ends when nothing of it is in flight any more, at once if nothing is: then and only
@@ -187,9 +187,9 @@ impl Mover {
             return;
         };
         transfer.ending = Some(ending);
-        for (index, (lane, leg)) in transfer.legs.iter().enumerate() {
-            self.lanes[*lane].waiting_bytes -= leg.remaining_bytes();
-            self.lanes[*lane].remove(transfer.class, &transfer.waiting(id, index));
+        for (index, (place_pair, leg)) in transfer.legs.iter().enumerate() {
+            self.place_pairs[*place_pair].waiting_bytes -= leg.remaining_bytes();
+            self.place_pairs[*place_pair].remove(transfer.class, &transfer.waiting(id, index));
         }
         let keys: Vec<_> =
             self.ready.iter().filter(|(_, lot)| lot.transfer == id).map(|(key, _)| *key).collect();
@@ -238,14 +238,14 @@ impl Mover {
         let Some(op) = self.ops.get_mut(&id) else { return };
         op.lost = true;
         let (transfer_id, link) = (op.lot.transfer, op.link);
-        let route = &mut self.routes[op.lot.route.0 as usize];
-        route.in_flight_bytes -= op.lot.cut.bytes;
-        let unmoved = op.lot.unmoved(route);
-        let spans = op.touched_by_caller(route, &self.slots);
+        let path = &mut self.paths[op.lot.path.0 as usize];
+        path.in_flight_bytes -= op.lot.cut.bytes;
+        let unmoved = op.lot.unmoved(path);
+        let spans = op.touched_by_caller(path, &self.slots);
         for span in &spans {
             self.regions.hold(span.region);
         }
-        self.slots.lose(route, &op.lot);
+        self.slots.lose(path, &op.lot);
         self.link_counters[link].timed_out += 1;
         self.links[link].lose(now_us, op.bytes, op.guest);
         if let Some(transfer) = self.transfers.get_mut(&transfer_id) {
@@ -276,10 +276,10 @@ impl Mover {
 
     /// A lost operation completed: its slots may be used again, and so may the spans that it kept in quarantine.
     fn lost_op_is_quiet(&mut self, op: Op) {
-        let route = &self.routes[op.lot.route.0 as usize];
-        op.lot.give_slots_back(route, &mut self.slots);
-        self.slots.find(route, &op.lot);
-        let spans = op.touched_by_caller(route, &self.slots);
+        let path = &self.paths[op.lot.path.0 as usize];
+        op.lot.give_slots_back(path, &mut self.slots);
+        self.slots.find(path, &op.lot);
+        let spans = op.touched_by_caller(path, &self.slots);
         for span in &spans {
             self.regions.release(span.region);
         }
@@ -289,8 +289,8 @@ impl Mover {
         }
     }
 
-    /// Takes a link out of service. Lots that wait for it go back to their lanes; what is in flight on it still has to
-    /// complete. Transfers that no route can serve any more fail. It is the same while operations that were given up leave no
+    /// Takes a link out of service. Lots that wait for it go back to their place pairs; what is in flight on it still has to
+    /// complete. Transfers that no path can serve any more fail. It is the same while operations that were given up leave no
     /// room in its window, or no slot behind it.
     pub fn link_down(&mut self, now_us: u64, link: LinkId) {
         let Some(state) = self.links.get_mut(link.0 as usize) else { return };
@@ -302,17 +302,17 @@ impl Mover {
     fn leave(&mut self, now_us: u64, link: LinkId) {
         let state = &self.links[link.0 as usize];
         let waits = |lot: &Lot| {
-            let route = &self.routes[lot.route.0 as usize];
-            let mut hops = route.spec.hops[lot.hop..].iter();
+            let path = &self.paths[lot.path.0 as usize];
+            let mut hops = path.spec.hops[lot.hop..].iter();
             hops.any(|hop| hop.link == link && !state.is_live(hop.guest))
-                || !self.slots.are_live_from(route, lot.slots.len())
+                || !self.slots.are_live_from(path, lot.slots.len())
         };
         let keys: Vec<_> = self.ready.iter().filter(|(_, lot)| waits(lot)).map(|(key, _)| *key).collect();
         for key in keys {
             if let Some(lot) = self.ready.remove(&key) {
                 let transfer = lot.transfer;
                 self.try_again(lot);
-                // It may have been the last of a transfer that is in no lane any more.
+                // It may have been the last of a transfer that is in no place pair any more.
                 self.settle(now_us, transfer);
             }
         }
@@ -328,12 +328,13 @@ impl Mover {
     }
 
     fn fail_stranded(&mut self, now_us: u64) {
-        for lane in 0..self.lanes.len() {
-            if self.lane_is_live(lane) {
+        for place_pair in 0..self.place_pairs.len() {
+            if self.place_pair_is_live(place_pair) {
                 continue;
             }
-            let (from, to) = (self.lanes[lane].from, self.lanes[lane].to);
-            let stranded: Vec<_> = self.lanes[lane].all().map(|waiting| waiting.rank.transfer).collect();
+            let (from, to) = (self.place_pairs[place_pair].from, self.place_pairs[place_pair].to);
+            let stranded: Vec<_> =
+                self.place_pairs[place_pair].all().map(|waiting| waiting.rank.transfer).collect();
             for transfer in stranded {
                 self.begin_ending(transfer, Ending::Failed(Reason::NoPath { from, to }));
                 self.settle(now_us, transfer);
@@ -359,10 +360,10 @@ fn take_out(list: &mut Vec<Span>, spans: &[Span]) {
 
 impl Op {
     /// The spans of this operation that are the caller's, not staging.
-    fn touched_by_caller(&self, route: &RouteState, slots: &SlotTable) -> Vec<Span> {
-        let pairs = self.lot.hop_pairs(route, slots);
+    fn touched_by_caller(&self, path: &PathState, slots: &SlotTable) -> Vec<Span> {
+        let pairs = self.lot.hop_pairs(path, slots);
         let from = pairs.iter().map(|pair| pair.from).filter(|_| self.lot.hop == 0);
-        let to = pairs.iter().map(|pair| pair.to).filter(|_| self.lot.hop == route.last_hop());
+        let to = pairs.iter().map(|pair| pair.to).filter(|_| self.lot.hop == path.last_hop());
         from.chain(to).collect()
     }
 }

@@ -11,7 +11,7 @@ use super::timing::{Cost, cost};
 use forebay_results::{Peer, Row};
 use forebay_transfer::HostLink;
 use forebay_transfer::{
-    Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId, PathSpec, Span,
+    Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, PathSpec, Place, RegionId, Span,
     SpanPair, Transfer,
 };
 use rand::SeedableRng;
