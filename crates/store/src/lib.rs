@@ -28,8 +28,7 @@ pub use shape::{ChunkShape, MAX_LAYERS, ShapeError};
 pub use slots::{ArenaUse, SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, SlabError};
 pub use stat::{Counters, Faults, NotCommitted, Refusals, Refused, Stat, Unreadable};
 pub use store::{
-    Changed, ChunkWriter, DiskSideStat, GateStat, Hits, LayerEnd, Lease, Left, Load, NotLoaded, NotStored,
-    NotVerified,
+    Changed, DiskSideStat, GateStat, Hits, Lease, Left, Load, NotLoaded, NotStored, NotVerified,
 };
 pub use store::{Loan, NotBrought, NotPromoted, Reservation};
 pub use store::{OpenError, PromotionStat, Prompt, Store, StoreEnd, WriteBackConfig, WriteBackStat};

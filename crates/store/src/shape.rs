@@ -42,16 +42,6 @@ pub enum ShapeError {
     /// More bytes than can be counted.
     #[error("the chunk is larger than 2^64 bytes")]
     Overflow,
-    /// A layer with another length than its chunk was announced with.
-    #[error("layer {layer} of the chunk has {layer_bytes} bytes, not {bytes}")]
-    LayerBytes {
-        /// Which one.
-        layer: usize,
-        /// Its length.
-        layer_bytes: u64,
-        /// Bytes given.
-        bytes: u64,
-    },
 }
 
 impl ChunkShape {

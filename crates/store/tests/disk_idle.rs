@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_store::disk::{DiskFile, DiskLink, DiskOptions, Driver};
+use forebay_transfer::HostBuffer;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[test]
@@ -18,9 +20,8 @@ fn an_idle_link_never_wakes_up() {
                 continue;
             }
         };
-        let (sender, receiver) = std::sync::mpsc::channel();
-        link.handle().sync(move |end| sender.send(end).unwrap()).unwrap();
-        receiver.recv().unwrap().unwrap();
+        let memory = Arc::new(HostBuffer::new(4096));
+        let _ = link.handle().pin(memory);
         testkit::idle::assert_idle(
             &format!("{driver:?}: wake-ups in half a second of nothing to do"),
             0,

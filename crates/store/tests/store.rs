@@ -5,10 +5,8 @@ mod faulty;
 
 use faulty::{Fault, Faulty};
 use forebay_kv::ChunkId;
-use forebay_store::{ChunkShape, ChunkWriter, Faults, LayerEnd, Lease, NotLoaded, NotStored, NotVerified};
-use forebay_store::{
-    Refused, SLOT_ALIGN_BYTES, ShapeError, Store, StoreEnd, TenantId, TierConfig, Unreadable,
-};
+use forebay_store::{Faults, Lease, NotLoaded, NotStored, NotVerified};
+use forebay_store::{Refused, SLOT_ALIGN_BYTES, Store, StoreEnd, TenantId, TierConfig, Unreadable};
 use forebay_transfer::Pages;
 use forebay_transfer::{Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, Reason};
 use forebay_transfer::{PathSpec, RegionId, Span};
@@ -377,77 +375,6 @@ fn spans_outside_of_their_region_fail_the_store_and_free_the_slot() {
     let huge = [vec![Span::new(rig.region, 0, u64::MAX), Span::new(rig.region, 0, u64::MAX)]];
     let refused = rig.store.store_chunk(TENANT, id(0), None, &huge, Class::WriteBack, |_| {});
     assert!(matches!(refused, Err(NotStored::Refused(Refused::TooLarge { .. }))));
-}
-
-fn open_chunk(rig: &Rig) -> ChunkWriter {
-    let shape = ChunkShape::new([LAYER_BYTES; LAYERS]).unwrap();
-    rig.store.open_chunk(TENANT, id(0), None, &shape).unwrap().unwrap()
-}
-
-fn begin_layer(writer: &mut ChunkWriter, source: &[Span]) -> Receiver<LayerEnd> {
-    let (sender, receiver) = channel();
-    writer.store_layer(source, Class::WriteBack, move |end| sender.send(end).unwrap()).unwrap();
-    receiver
-}
-
-#[test]
-fn a_chunk_stored_layer_by_layer_becomes_visible_with_its_last_layer() {
-    let rig = Rig::new(1);
-    let (source, mut writer) = (rig.source(0), open_chunk(&rig));
-    for layer in &source[..LAYERS - 1] {
-        assert_eq!(ended(&begin_layer(&mut writer, layer)), LayerEnd::Copied { bytes: LAYER_BYTES });
-        assert_eq!(rig.store.lookup(&ids()), 0);
-    }
-    let short = writer.store_layer(&source[2][..2], Class::WriteBack, |_| {}).unwrap_err();
-    assert!(matches!(short, NotStored::Shape(ShapeError::LayerBytes { layer: 2, .. })), "{short}");
-    assert_eq!(ended(&begin_layer(&mut writer, &source[2])), LayerEnd::Stored { bytes: CHUNK_BYTES });
-    assert!(writer.store_layer(&source[0], Class::WriteBack, |_| {}).is_err(), "there is no fourth layer");
-    drop(writer);
-    let lease = rig.lease();
-    assert_eq!(rig.load(&lease, 0), End::Done { bytes: CHUNK_BYTES });
-    assert_eq!(rig.verify(&lease, 0), Ok(()));
-    assert!(rig.loaded(0) == truth(0));
-}
-
-#[test]
-fn layers_may_be_on_their_way_at_the_same_time() {
-    let rig = Rig::new(1);
-    let (source, mut writer) = (rig.source(0), open_chunk(&rig));
-    rig.faulty.set(Fault::Hold);
-    let ends: Vec<_> = source.iter().map(|layer| begin_layer(&mut writer, layer)).collect();
-    // All layers were given: the writer is of no more use.
-    drop(writer);
-    rig.faulty.set(Fault::None);
-    let stored = ends.iter().filter(|end| ended(end) == LayerEnd::Stored { bytes: CHUNK_BYTES }).count();
-    assert_eq!((stored, rig.store.lookup(&ids())), (1, 1));
-}
-
-#[test]
-fn a_chunk_whose_writer_is_dropped_early_was_never_there() {
-    let rig = Rig::new(1);
-    let (source, mut writer) = (rig.source(0), open_chunk(&rig));
-    ended(&begin_layer(&mut writer, &source[0]));
-    drop(writer);
-    eventually("its slot is free", || rig.store.stat().arena.used_bytes == 0);
-    assert_eq!((rig.store.lookup(&ids()), rig.store.stat().counters.faults.writes), (0, 1));
-    assert_eq!(rig.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
-}
-
-#[test]
-fn a_layer_that_failed_or_a_deletion_ends_the_chunk() {
-    let rig = Rig::new(1);
-    let (source, mut writer) = (rig.source(0), open_chunk(&rig));
-    rig.faulty.set(Fault::Fail);
-    assert!(matches!(ended(&begin_layer(&mut writer, &source[0])), LayerEnd::Failed(End::Failed(_))));
-    rig.faulty.set(Fault::None);
-    let ends: Vec<_> = source[1..].iter().map(|layer| ended(&begin_layer(&mut writer, layer))).collect();
-    assert!(ends.iter().all(|end| *end == LayerEnd::Copied { bytes: LAYER_BYTES }), "{ends:?}");
-    drop(writer);
-    eventually("its slot is free", || rig.store.stat().arena.used_bytes == 0);
-    let mut writer = open_chunk(&rig);
-    assert_eq!(rig.store.delete(TENANT, &[id(0)]), 1);
-    let ends: Vec<_> = source.iter().map(|layer| ended(&begin_layer(&mut writer, layer))).collect();
-    assert_eq!((ends.last(), rig.store.lookup(&ids())), (Some(&LayerEnd::Deleted), 0));
 }
 
 /// Two threads store and load through a store with room for half of the chunks.

@@ -30,7 +30,6 @@ fn verb(action: &Action) -> &'static str {
     match action {
         Action::Read => "reading",
         Action::Write => "writing",
-        Action::Sync => "making durable",
     }
 }
 
@@ -115,16 +114,6 @@ impl<T> Flights<T> {
     /// Takes in a read or write.
     pub fn add(&mut self, tag: T, action: Action, plan: Plan) {
         let progress: Vec<_> = plan.ios().iter().map(|io| Progress::new(action, io.bytes)).collect();
-        self.insert(tag, action, plan, progress);
-    }
-
-    /// Takes in a sync.
-    pub fn add_sync(&mut self, tag: T) {
-        let plan = self.spare_plan();
-        self.insert(tag, Action::Sync, plan, vec![Progress::new(Action::Sync, 0)]);
-    }
-
-    fn insert(&mut self, tag: T, action: Action, plan: Plan, progress: Vec<Progress>) {
         let bytes = plan.ios().iter().map(|io| io.bytes).sum();
         let left = progress.len();
         let op = Op { tag, action, bytes, plan, progress, left, fault: None };
@@ -146,7 +135,7 @@ impl<T> Flights<T> {
             return None;
         }
         let key = self.waiting.pop_front()?;
-        let request = self.op(key)?.request(key.io as usize);
+        let request = self.op(key)?.request(key.io as usize)?;
         self.with_kernel += 1;
         Some((key.packed(), request))
     }
@@ -208,16 +197,11 @@ impl<T> Flights<T> {
 }
 
 impl<T> Op<T> {
-    fn request(&self, io: usize) -> Request {
-        let action = self.action;
-        match self.plan.ios().get(io) {
-            None => Request { action, offset: 0, slices: std::ptr::null(), slice_count: 0 },
-            Some(io) => {
-                let slices = self.plan.slices(io);
-                let slice_count = slices.len() as u32;
-                Request { action, offset: io.offset, slices: slices.as_ptr(), slice_count }
-            }
-        }
+    fn request(&self, io: usize) -> Option<Request> {
+        let io = self.plan.ios().get(io)?;
+        let slices = self.plan.slices(io);
+        let (offset, slice_count) = (io.offset, slices.len() as u32);
+        Some(Request { action: self.action, offset, slices: slices.as_ptr(), slice_count })
     }
 
     fn fault_of(&self, io: usize, kind: FaultKind) -> DiskFault {
@@ -291,19 +275,6 @@ mod tests {
         assert_eq!((tag, fault.action, fault.offset, fault.left_bytes), (1, Action::Write, 0, 4096));
         assert!(fault.to_string().starts_with("writing 4096 bytes at file offset 0: the device failed"));
         assert!(flights.is_empty());
-    }
-
-    #[test]
-    fn syncs_pass_through_like_any_io() {
-        let mut flights = Flights::new(2, 512);
-        flights.add_sync(1);
-        let (key, request) = flights.next().unwrap();
-        assert_eq!((request.action, request.slice_count), (Action::Sync, 0));
-        complete(&mut flights, key, -libc::EINTR);
-        let (key, _) = flights.next().unwrap();
-        complete(&mut flights, key, 0);
-        assert_eq!(flights.next_ended(), Some((1, Ok(0))));
-        assert_eq!((flights.stats.syncs, flights.stats.again), (1, 1));
     }
 
     /// How a kernel answers: a share of the request in 512-byte blocks, or an error.

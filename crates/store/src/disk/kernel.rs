@@ -15,8 +15,6 @@ pub enum Action {
     Read,
     /// From the slices into the file.
     Write,
-    /// Makes every write that has completed durable (`fdatasync`). Without slices.
-    Sync,
 }
 
 /// One I/O.

@@ -2,7 +2,6 @@
 //! joins the parts; it must never decide what is requested of the system or when.
 
 use super::file::{DiskError, DiskFile, FileFacts};
-use super::flights::DiskFault;
 use super::kernel::Kernel;
 use super::plan::DISK_ALIGN_BYTES;
 use super::regions::Extent;
@@ -12,23 +11,17 @@ use super::uring::Uring;
 use super::worker::{Message, Shared, Worker};
 use forebay_transfer::Inbox;
 use forebay_transfer::{
-    Backing, Closed, Completion, Link, LinkOp, Memory, MoverHandle, Outcome, Place, Process, Refused,
-    RegionId,
+    Backing, Completion, Link, LinkOp, Memory, MoverHandle, Outcome, Place, Process, RegionId,
 };
 use parking_lot::{Mutex, RwLock};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use thiserror::Error;
 
 /// I/Os that a link may have under way at most.
 pub const DISK_DEPTH_MAX: u32 = 4_096;
 /// Bytes that one I/O may have at most, below what the system moves at once.
 pub const IO_BYTES_MAX: u64 = 1 << 30;
-
-/// Callers that may wait for a sync at a time.
-pub const SYNCS_MAX: u32 = 65_536;
 
 /// How a link uses its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,17 +103,6 @@ pub struct DiskHandle {
     file: Arc<FileFacts>,
 }
 
-/// Why a sync was not taken in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum SyncRefused {
-    /// The link was dropped.
-    #[error("the disk link has ended")]
-    Closed,
-    /// As many callers wait for a sync as may.
-    #[error("{SYNCS_MAX} callers wait for a sync; no more may")]
-    TooMany,
-}
-
 impl DiskLink {
     /// A link on `file`.
     pub fn open(file: DiskFile, options: DiskOptions) -> Result<DiskLink, DiskError> {
@@ -161,7 +143,6 @@ impl DiskLink {
             inbox: Inbox::new(kernel.waker()),
             regions: RwLock::default(),
             stats: Mutex::default(),
-            syncs: AtomicU32::new(0),
         });
         let handle = DiskHandle { shared: Arc::clone(&shared), file: Arc::clone(file.facts()) };
         let depth = options.depth.clamp(1, DISK_DEPTH_MAX);
@@ -230,15 +211,6 @@ impl DiskHandle {
         Ok(region)
     }
 
-    /// Forgets a region. Refused while a transfer uses it.
-    pub fn unregister(&self, mover: &MoverHandle, region: RegionId) -> Result<Result<(), Refused>, Closed> {
-        let unregistered = mover.unregister(region)?;
-        if unregistered.is_ok() {
-            self.shared.regions.write().unmap(region);
-        }
-        Ok(unregistered)
-    }
-
     /// Has the system pin memory once, for as long as the link lives, so that I/Os on one piece of it need not pin it
     /// each time: about a quarter less CPU for an I/O of 80 KiB. Meant for arenas and staging. An error leaves everything
     /// working without; commonly it is the limit of locked memory (`RLIMIT_MEMLOCK`), or the driver by threads, which
@@ -250,20 +222,6 @@ impl DiskHandle {
         let (sender, receiver) = mpsc::sync_channel(1);
         self.shared.inbox.post(Message::Pin(backing, sender)).map_err(|_| ended())?;
         receiver.recv().map_err(|_| ended())?.map_err(failed)
-    }
-
-    /// Makes durable what was written by transfers that ended before this call (`fdatasync`). Returns at once;
-    /// `on_synced` is called exactly once, on the link's thread, so it must be short. Callers that come while a sync is
-    /// under way share the next one.
-    pub fn sync(
-        &self,
-        on_synced: impl FnOnce(Result<(), DiskFault>) + Send + 'static,
-    ) -> Result<(), SyncRefused> {
-        if self.shared.syncs.fetch_add(1, Ordering::Relaxed) >= SYNCS_MAX {
-            self.shared.syncs.fetch_sub(1, Ordering::Relaxed);
-            return Err(SyncRefused::TooMany);
-        }
-        self.shared.inbox.post(Message::Sync(Box::new(on_synced))).map_err(|_| SyncRefused::Closed)
     }
 
     /// What the link has done so far.

@@ -23,9 +23,7 @@ mod worker;
 pub use file::{DiskError, DiskFile, sync_directory};
 pub use flights::DiskFault;
 pub use kernel::{Action, Completed, Kernel, Request};
-pub use link::{
-    DISK_DEPTH_MAX, DiskHandle, DiskLink, DiskOptions, Driver, IO_BYTES_MAX, SYNCS_MAX, SyncRefused,
-};
+pub use link::{DISK_DEPTH_MAX, DiskHandle, DiskLink, DiskOptions, Driver, IO_BYTES_MAX};
 pub use pacer::{PacerLimits, WriteBackPacer};
 pub use plan::{DISK_ALIGN_BYTES, SLICES_MAX};
 pub use progress::{Errno, FaultKind, IDLE_RESULTS_MAX};

@@ -97,7 +97,7 @@ impl std::fmt::Debug for Errno {
 }
 
 impl Progress {
-    /// An I/O of `bytes` bytes, 0 for a sync.
+    /// An I/O of `bytes` bytes.
     pub fn new(action: Action, bytes: u64) -> Progress {
         Progress { action, left_bytes: bytes, idle_results: 0 }
     }
@@ -128,7 +128,7 @@ impl Progress {
         if usable_bytes == 0 {
             return Next::Fail(match self.action {
                 Action::Read => FaultKind::Truncated { missing_bytes: left_bytes - bytes },
-                Action::Write | Action::Sync => FaultKind::NoProgress { left_bytes },
+                Action::Write => FaultKind::NoProgress { left_bytes },
             });
         }
         self.left_bytes -= usable_bytes;
@@ -170,7 +170,6 @@ mod tests {
     #[test]
     fn every_byte_is_done_and_nothing_less() {
         assert_eq!(io(Action::Read, 8192).take(8192, BLOCK), Next::Done);
-        assert_eq!(io(Action::Sync, 0).take(0, BLOCK), Next::Done);
         assert_eq!(io(Action::Write, 8192).take(4096, BLOCK), Next::Continue { bytes: 4096 });
         assert_eq!(io(Action::Read, 8192).take(8191, BLOCK), Next::Continue { bytes: 7680 });
     }

@@ -42,10 +42,6 @@ impl Regions {
         self.extents.insert(region, extent);
     }
 
-    pub fn unmap(&mut self, region: RegionId) {
-        self.extents.remove(&region);
-    }
-
     /// Plans an operation into an empty plan, and says what it does.
     pub fn plan(
         &self,

@@ -10,9 +10,7 @@ pub struct DiskStats {
     pub read_bytes: u64,
     /// Bytes of writes that succeeded.
     pub written_bytes: u64,
-    /// Syncs that succeeded.
-    pub syncs: u64,
-    /// Requests made of the system that moved something or synced: the I/Os.
+    /// Requests made of the system that moved something: the I/Os.
     pub ios: u64,
     /// Of these, I/Os that moved less than asked for and were continued.
     pub short: u64,
@@ -40,7 +38,6 @@ impl DiskStats {
         match action {
             Action::Read => self.read_bytes += bytes,
             Action::Write => self.written_bytes += bytes,
-            Action::Sync => self.syncs += 1,
         }
     }
 

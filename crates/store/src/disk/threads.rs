@@ -1,5 +1,5 @@
-//! The fallback driver, for systems where io_uring is missing or forbidden: a few threads that block in `preadv`,
-//! `pwritev` and `fdatasync`. This file does system calls; it must never decide anything.
+//! The fallback driver, for systems where io_uring is missing or forbidden: a few threads that block in `preadv`
+//! and `pwritev`. This file does system calls; it must never decide anything.
 
 use super::kernel::{Action, Completed, Kernel, Request};
 use forebay_transfer::Waker;
@@ -136,8 +136,6 @@ fn perform(file: &OwnedFd, request: &Request) -> i32 {
         Action::Read => unsafe { libc::preadv(file, slices, count, offset) },
         // SAFETY: as above.
         Action::Write => unsafe { libc::pwritev(file, slices, count, offset) },
-        // SAFETY: the descriptor is open.
-        Action::Sync => unsafe { libc::fdatasync(file) as isize },
     };
     match i32::try_from(result) {
         Ok(-1) => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),

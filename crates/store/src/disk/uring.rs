@@ -5,7 +5,7 @@
 use super::kernel::{Action, Completed, Kernel, Request};
 use super::pinned::{PINNED_PARTS_MAX, Pinned};
 use forebay_transfer::Waker;
-use io_uring::types::{Fixed, FsyncFlags};
+use io_uring::types::Fixed;
 use io_uring::{IoUring, opcode, squeue};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -129,7 +129,6 @@ unsafe impl Kernel for Uring {
         let pinned =
             only.and_then(|slice| Some((slice, self.pinned.find(slice.iov_base.addr(), slice.iov_len)?)));
         let entry = match (action, pinned) {
-            (Action::Sync, _) => opcode::Fsync::new(FILE).flags(FsyncFlags::DATASYNC).build(),
             (Action::Read, None) => opcode::Readv::new(FILE, slices, slice_count).offset(offset).build(),
             (Action::Write, None) => opcode::Writev::new(FILE, slices, slice_count).offset(offset).build(),
             (Action::Read, Some((slice, buffer))) => {

@@ -2,7 +2,7 @@
 //! what to request is decided in [`flights`](super::flights), how in the drivers.
 
 use super::file::DiskFile;
-use super::flights::{DiskFault, Flights};
+use super::flights::Flights;
 use super::kernel::{Completed, Kernel};
 use super::regions::Regions;
 use super::stats::DiskStats;
@@ -11,7 +11,6 @@ use forebay_transfer::{Backing, Completion, LinkOp, Memory, Outcome};
 use parking_lot::{Mutex, RwLock};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
@@ -25,37 +24,26 @@ pub(crate) struct Shared {
     pub inbox: Inbox<Message>,
     pub regions: RwLock<Regions>,
     pub stats: Mutex<DiskStats>,
-    /// Callers that wait for a sync.
-    pub syncs: AtomicU32,
 }
-
-pub(crate) type OnSynced = Box<dyn FnOnce(Result<(), DiskFault>) + Send>;
 
 /// What callers want.
 pub(crate) enum Message {
     Op(LinkOp, Arc<Memory>, Completion),
-    Sync(OnSynced),
     /// Pin this memory, and say whether that worked.
     Pin(Arc<dyn Backing>, SyncSender<std::io::Result<()>>),
 }
 
 /// Who waits for an operation.
-enum Waiter {
-    /// The memory is kept alive until the operation is quiet, even if the mover is gone.
-    Op {
-        done: Completion,
-        _memory: Arc<Memory>,
-    },
-    Sync(Vec<OnSynced>),
+struct Waiter {
+    done: Completion,
+    /// Kept alive until the operation is quiet, even if the mover is gone.
+    _memory: Arc<Memory>,
 }
 
 /// The thread's own. The kernel is dropped first, and waits until nothing is under way before anything it uses goes.
 pub(crate) struct Worker {
     kernel: Box<dyn Kernel>,
     flights: Flights<Waiter>,
-    /// Callers that came after the sync under way had started.
-    next_sync: Vec<OnSynced>,
-    is_syncing: bool,
     io_bytes_max: u64,
     shared: Arc<Shared>,
     /// Memory that the kernel may have pinned.
@@ -74,17 +62,7 @@ impl Worker {
         file: DiskFile,
     ) -> Worker {
         let flights = Flights::new(depth as usize, file.block_bytes());
-        Worker {
-            kernel,
-            flights,
-            next_sync: Vec::new(),
-            is_syncing: false,
-            io_bytes_max,
-            shared,
-            pinned: Vec::new(),
-            failed_wait_told: None,
-            file,
-        }
+        Worker { kernel, flights, io_bytes_max, shared, pinned: Vec::new(), failed_wait_told: None, file }
     }
 
     /// Runs until the inbox is closed and everything that was posted has ended.
@@ -96,7 +74,7 @@ impl Worker {
             messages.drain(..).for_each(|message| self.accept(message));
             self.deliver_ends();
             self.start_what_can_start();
-            if !open && self.flights.is_empty() && self.next_sync.is_empty() {
+            if !open && self.flights.is_empty() {
                 return;
             }
             if self.shared.inbox.may_sleep(!open) {
@@ -107,7 +85,6 @@ impl Worker {
 
     fn accept(&mut self, message: Message) {
         match message {
-            Message::Sync(on_synced) => self.next_sync.push(on_synced),
             Message::Pin(backing, answer) => {
                 let pinned = match NonNull::new(backing.as_ptr()) {
                     // SAFETY: the backing is kept for as long as the kernel, and stays where it is while it lives.
@@ -124,7 +101,7 @@ impl Worker {
                 let planned = regions.plan(&op, &memory, self.io_bytes_max, &mut plan);
                 drop(regions);
                 match planned {
-                    Ok(action) => self.flights.add(Waiter::Op { done, _memory: memory }, action, plan),
+                    Ok(action) => self.flights.add(Waiter { done, _memory: memory }, action, plan),
                     Err(unusable) => {
                         self.flights.recycle(plan);
                         done.finish(Outcome::Failed { error: unusable.to_string() });
@@ -135,10 +112,6 @@ impl Worker {
     }
 
     fn start_what_can_start(&mut self) {
-        if !self.is_syncing && !self.next_sync.is_empty() {
-            self.is_syncing = true;
-            self.flights.add_sync(Waiter::Sync(std::mem::take(&mut self.next_sync)));
-        }
         while let Some((key, request)) = self.flights.next() {
             // SAFETY: the table keeps the slices in place until the key completed; the waiter keeps the memory behind
             // them; the file is open. All three outlive the kernel. The table hands out no more than its depth.
@@ -152,20 +125,11 @@ impl Worker {
             if !std::mem::replace(&mut any, true) {
                 *self.shared.stats.lock() = self.flights.stats;
             }
-            match (waiter, end) {
-                (Waiter::Sync(callers), end) => self.synced(callers, end.map(|_| ())),
-                (Waiter::Op { done, .. }, Ok(bytes)) => done.finish(Outcome::Moved { bytes }),
-                (Waiter::Op { done, .. }, Err(fault)) => {
-                    done.finish(Outcome::Failed { error: fault.to_string() })
-                }
-            }
+            waiter.done.finish(match end {
+                Ok(bytes) => Outcome::Moved { bytes },
+                Err(fault) => Outcome::Failed { error: fault.to_string() },
+            });
         }
-    }
-
-    fn synced(&mut self, callers: Vec<OnSynced>, end: Result<(), DiskFault>) {
-        self.is_syncing = false;
-        self.shared.syncs.fetch_sub(callers.len() as u32, Ordering::Relaxed);
-        callers.into_iter().for_each(|on_synced| on_synced(end));
     }
 
     fn wait(&mut self, completed: &mut Vec<Completed>) {

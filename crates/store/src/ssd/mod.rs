@@ -188,13 +188,6 @@ impl Ssd {
         self.shared().change(|tier, _| tier.delete(tenant, ids))
     }
 
-    /// The same, and has their bytes overwritten with zeros soon.
-    pub fn delete_and_scrub(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        let count = self.shared().change(|tier, _| tier.delete_and_scrub(tenant, ids));
-        self.shared().volumes.iter().for_each(|volume| volume.committer.hurry());
-        count
-    }
-
     /// Ends a tenant: its chunks are gone at once, and every byte that no other chunk has is overwritten soon, also after
     /// a crash. Says how many chunks there were.
     pub fn purge(&self, tenant: TenantId) -> usize {

@@ -2,14 +2,13 @@
 //! module is glue: it turns chunks and layers into transfers, and ends of transfers into what the tiers must know. It must
 //! never decide what stays.
 //!
-//! `save.rs` and `layers.rs` bring chunks in, whole or layer by layer; `load.rs` brings them out of memory and `fetch.rs`
+//! `save.rs` brings chunks in; `load.rs` brings them out of memory and `fetch.rs`
 //! off the disk; `lend.rs` and `reserve.rs` are for those who read and write the arena by themselves; `gate.rs` says how much
 //! of it is worth that; `watch.rs` tells others what is here. Behind the user's back `write_back` copies from memory to disk and `promote.rs` from disk to memory.
 
 mod disk;
 mod fetch;
 mod gate;
-mod layers;
 mod lease;
 mod lend;
 mod load;
@@ -21,7 +20,6 @@ mod write_back;
 
 pub use disk::{DiskSideStat, Hits};
 pub use gate::{GateStat, Prompt};
-pub use layers::{ChunkWriter, LayerEnd};
 pub use lease::Lease;
 pub use lend::{Loan, NotBrought};
 pub use load::{Load, NotLoaded, NotVerified};

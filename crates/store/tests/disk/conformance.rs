@@ -134,7 +134,7 @@ fn a_region_is_a_window_into_the_file() {
         let pair = SpanPair::new(Span::new(world.memory, 0, 2 * PAGE), Span::new(part, 0, 2 * PAGE));
         world.run_fully(Transfer::new(vec![pair], Class::WriteBack));
         assert!(world.file_bytes(4, 2) == written);
-        let unregistered = world.disk.unregister(&world.mover, part).unwrap();
+        let unregistered = world.mover.unregister(part).unwrap();
         assert_eq!(unregistered, Ok(()));
         for (base, len) in
             [(0, 17 * PAGE), (15 * PAGE, 2 * PAGE), (512, PAGE), (0, 100), (0, 0), (u64::MAX, PAGE)]

@@ -1,6 +1,6 @@
 //! A kernel that misbehaves on purpose, in front of a real one: the only place that knows of injected faults.
 
-use forebay_store::disk::{Action, Completed, Kernel, Request};
+use forebay_store::disk::{Completed, Kernel, Request};
 use forebay_transfer::Waker;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -106,7 +106,7 @@ unsafe impl Kernel for Faulty {
             Fault::None => {}
             Fault::Late(completions) => drop(self.late.insert(key, completions)),
             Fault::Instead(result) => return self.held.push((0, Completed { key, result })),
-            Fault::Short(bytes) if request.action != Action::Sync => {
+            Fault::Short(bytes) => {
                 // SAFETY: the caller keeps the slices valid.
                 let slices = unsafe { first_bytes(&request, bytes) };
                 let request =
@@ -115,7 +115,6 @@ unsafe impl Kernel for Faulty {
                 // SAFETY: as the caller promises; the slices stay in the map until the request completed.
                 return unsafe { self.inner.start(key, request) };
             }
-            Fault::Short(_) => {}
         }
         // SAFETY: as the caller promises.
         unsafe { self.inner.start(key, request) }

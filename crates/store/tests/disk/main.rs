@@ -7,5 +7,4 @@ mod faults;
 mod faulty;
 mod files;
 mod kernels;
-mod syncs;
 mod world;

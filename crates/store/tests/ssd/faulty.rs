@@ -68,7 +68,6 @@ unsafe impl Kernel for Faulty {
         let result = match request.action {
             Action::Read => self.faults.shared.reads.load(Ordering::SeqCst),
             Action::Write => self.faults.shared.writes.load(Ordering::SeqCst),
-            Action::Sync => 0,
         };
         match result {
             // SAFETY: as the caller promises.

@@ -2,7 +2,7 @@
 //! what is read or written.
 
 use crate::faults::{Ending, Faults};
-use crate::power::{Announced, Syncing};
+use crate::power::Announced;
 use forebay_store::disk::{Action, Completed, Kernel, Request};
 use forebay_transfer::Waker;
 use std::collections::HashMap;
@@ -26,7 +26,6 @@ pub struct FaultyKernel {
 enum UnderWay {
     Read(Vec<libc::iovec>),
     Write(Vec<libc::iovec>, Announced),
-    Sync(Syncing),
 }
 
 // SAFETY: the slices are used on the thread that owns the kernel.
@@ -46,7 +45,6 @@ impl FaultyKernel {
     unsafe fn announce(&self, action: Action, offset: u64, slices: Vec<libc::iovec>) -> io::Result<UnderWay> {
         Ok(match action {
             Action::Read => UnderWay::Read(slices),
-            Action::Sync => UnderWay::Sync(self.faults.power().sync(&self.file)?),
             Action::Write => {
                 let part = |slice: &libc::iovec| {
                     // SAFETY: as the caller promises.
@@ -62,7 +60,6 @@ impl FaultyKernel {
     fn has_ended(&mut self, completed: Completed) {
         match self.under_way.remove(&completed.key) {
             Some(UnderWay::Write(_, announced)) => self.faults.power().written(announced),
-            Some(UnderWay::Sync(syncing)) if completed.result >= 0 => self.faults.power().synced(&syncing),
             _ => {}
         }
     }
@@ -77,7 +74,6 @@ unsafe impl Kernel for FaultyKernel {
         let ending = match request.action {
             Action::Read => self.faults.read(bytes),
             Action::Write => self.faults.write(bytes),
-            Action::Sync => self.faults.write(0),
         };
         let slices = match ending {
             Ending::Honest => all,
@@ -90,12 +86,9 @@ unsafe impl Kernel for FaultyKernel {
         // SAFETY: the caller keeps the memory valid, and the slices are `all` of it or its first bytes.
         match unsafe { self.announce(request.action, request.offset, slices) } {
             Ok(under_way) => {
-                let request = match &under_way {
-                    UnderWay::Read(slices) | UnderWay::Write(slices, _) => {
-                        Request { slices: slices.as_ptr(), slice_count: slices.len() as u32, ..request }
-                    }
-                    UnderWay::Sync(_) => request,
-                };
+                let (UnderWay::Read(slices) | UnderWay::Write(slices, _)) = &under_way;
+                let request =
+                    Request { slices: slices.as_ptr(), slice_count: slices.len() as u32, ..request };
                 // The slices' own memory does not move with the map's.
                 self.under_way.insert(key, under_way);
                 // SAFETY: as the caller promises; the slices stay in the map until the request completed.
@@ -136,9 +129,6 @@ unsafe impl Kernel for FaultyKernel {
 ///
 /// The request's slices must be valid.
 unsafe fn first_bytes(request: &Request, mut bytes: usize) -> Vec<libc::iovec> {
-    if request.slice_count == 0 {
-        return Vec::new();
-    }
     // SAFETY: as the caller promises.
     let slices = unsafe { std::slice::from_raw_parts(request.slices, request.slice_count as usize) };
     let mut first = Vec::new();

@@ -160,6 +160,25 @@ impl Footer {
     }
 
     /// The footer of the copy that is expected, and of no other.
+    ///
+    /// ```
+    /// use forebay_kv::ChunkId;
+    /// use forebay_store::log::{CopyName, Fault, Footer, LogUuid, SlotShape, crc32c};
+    /// use forebay_store::{ChunkShape, TenantId};
+    /// use std::sync::Arc;
+    ///
+    /// let (log, id) = (LogUuid([1; 16]), ChunkId::from_bytes([2; 32]));
+    /// let name = CopyName { log, id, segment: 0, sequence: 8, slot: 5 };
+    /// let shape = Arc::new(SlotShape::new(&ChunkShape::new([4])?)?);
+    /// let page = Footer::new(name, TenantId(0), None, shape, &[crc32c(b"good")]).encode();
+    ///
+    /// let footer = Footer::of(&name, &page)?;
+    /// assert_eq!(footer.verify(0, &[b"go", b"od"]), Ok(()));
+    /// assert_eq!(footer.verify(0, &[b"evil"]), Err(Fault::Bytes { layer: 0 }));
+    /// let older = CopyName { sequence: 7, ..name };
+    /// assert_eq!(Footer::of(&older, &page), Err(Fault::Stale { found: 8, expected: 7 }));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn of(expected: &CopyName, bytes: &[u8]) -> Result<Footer, Fault> {
         let footer = Footer::parse(expected.log, bytes)?;
         let found = &footer.name;
@@ -187,45 +206,21 @@ impl Footer {
 
     /// Fails unless these pieces, one after another, are the layer as it was written.
     pub fn verify(&self, layer: usize, pieces: &[&[u8]]) -> Result<(), Fault> {
+        let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
+        self.check(layer, bytes, checksum::of_pieces(pieces))
+    }
+
+    /// Fails unless `found` bytes with this CRC-32C are the layer as it was written.
+    pub fn check(&self, layer: usize, found: u64, crc: u32) -> Result<(), Fault> {
         let no_layer = Fault::NoLayer { layer, layers: self.sums.len() };
-        let crc = self.crc(layer).ok_or(no_layer.clone())?;
+        let stored = self.crc(layer).ok_or(no_layer.clone())?;
         let place = self.shape.layer(layer).ok_or(no_layer)?;
-        let found = pieces.iter().map(|piece| piece.len() as u64).sum();
         let expected = place.end - place.start;
         if found != expected {
             return Err(Fault::Length { layer, found, expected });
         }
-        if checksum::of_pieces(pieces) == crc { Ok(()) } else { Err(Fault::Bytes { layer }) }
+        if crc == stored { Ok(()) } else { Err(Fault::Bytes { layer }) }
     }
-}
-
-/// Fails unless `pieces`, one after another, are the layer of the copy that is expected: its chunk, its generation, its
-/// bytes.
-///
-/// ```
-/// use forebay_kv::ChunkId;
-/// use forebay_store::log::{CopyName, Fault, Footer, LogUuid, SlotShape, crc32c, verify_read};
-/// use forebay_store::{ChunkShape, TenantId};
-/// use std::sync::Arc;
-///
-/// let name = CopyName {
-///     log: LogUuid([1; 16]),
-///     id: ChunkId::from_bytes([2; 32]),
-///     segment: 0,
-///     sequence: 8,
-///     slot: 5,
-/// };
-/// let shape = Arc::new(SlotShape::new(&ChunkShape::new([4])?)?);
-/// let footer = Footer::new(name, TenantId(0), None, shape, &[crc32c(b"good")]).encode();
-///
-/// assert_eq!(verify_read(&name, &footer, 0, &[b"go", b"od"]), Ok(()));
-/// assert_eq!(verify_read(&name, &footer, 0, &[b"evil"]), Err(Fault::Bytes { layer: 0 }));
-/// let older = CopyName { sequence: 7, ..name };
-/// assert_eq!(verify_read(&older, &footer, 0, &[b"good"]), Err(Fault::Stale { found: 8, expected: 7 }));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn verify_read(expected: &CopyName, footer: &[u8], layer: usize, pieces: &[&[u8]]) -> Result<(), Fault> {
-    Footer::of(expected, footer)?.verify(layer, pieces)
 }
 
 #[cfg(test)]
