@@ -124,6 +124,7 @@ lint: setup
 bench: build
 	$(FOREBAY) bench copy --host --json bench/results/copy.json
 	$(FOREBAY) bench store --json bench/results/store.json
+	$(FOREBAY) bench node --json bench/results/node.json
 	$(FOREBAY) bench disk --dir target --json bench/results/disk.json
 	$(FOREBAY) bench route --json bench/results/route.json
 

@@ -39,6 +39,8 @@ pub struct Connection {
     sending: Mutex<Vec<u8>>,
     pending: Mutex<Pending>,
     next_number: AtomicU64,
+    /// Frames that went out and came in.
+    messages: AtomicU64,
     /// The arena that came with it, of this life of the node.
     pub arena: Arc<NodeArena>,
 }
@@ -111,6 +113,7 @@ impl Connection {
             sending: Mutex::default(),
             pending: Mutex::default(),
             next_number: AtomicU64::new(1),
+            messages: AtomicU64::new(0),
             arena: Arc::new(NodeArena::new(region, memory, instance)),
         })
     }
@@ -147,6 +150,7 @@ impl Connection {
     }
 
     fn send(&self, frame: &Frame) {
+        self.messages.fetch_add(1, Ordering::Relaxed);
         let bytes = frame.encode();
         let (mut rest, mut cut_off) = (&bytes[..], self.sending.lock());
         if !self.is_alive() {
@@ -164,6 +168,11 @@ impl Connection {
         if sent.is_err() {
             self.end();
         }
+    }
+
+    /// Frames that went out and came in so far.
+    pub fn messages(&self) -> u64 {
+        self.messages.load(Ordering::Relaxed)
     }
 
     /// Whether the node is there, as far as is known.
@@ -204,6 +213,7 @@ impl Connection {
             loop {
                 match inbox.next_frame() {
                     Ok(Some(frame)) => {
+                        self.messages.fetch_add(1, Ordering::Relaxed);
                         if let Err(bad) = self.take(&frame, &on_unasked) {
                             return self.end_wrong(&bad);
                         }

@@ -325,6 +325,11 @@ impl Client {
         self.wait(self.shared.stat()?)
     }
 
+    /// Messages to and from the node over the connection that is there.
+    pub fn messages(&self) -> u64 {
+        self.shared.connection().map_or(0, |connection| connection.messages())
+    }
+
     /// Waits for an answer. A node that gives none in time is as good as dead.
     fn wait<T>(&self, promised: Promised<T>) -> Option<T> {
         let value = promised.wait(self.shared.answer_limit());

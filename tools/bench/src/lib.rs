@@ -7,6 +7,7 @@ extern crate forebay_results;
 mod copy;
 mod disk;
 mod net;
+mod node;
 mod route;
 mod store;
 mod tiers;
@@ -38,6 +39,8 @@ enum Bench {
     /// The other process of `net`
     #[command(hide = true)]
     NetOwner(net::OwnerArgs),
+    /// What it costs to store and load a long prompt by way of a node: time, CPU and messages
+    Node(node::Args),
     /// What the router adds to requests, in CPU and in time
     Route(route::Args),
     /// Lookups and leases in a full memory tier
@@ -62,6 +65,7 @@ pub fn run(args: Args) -> CommandResult {
         Bench::Disk(args) => disk::run(args),
         Bench::Net(args) => net::run(args),
         Bench::NetOwner(args) => net::run_owner(args),
+        Bench::Node(args) => node::run(args),
         Bench::Route(args) => route::run(args),
         Bench::Store(args) => store::run(args),
         Bench::Tiers(args) => tiers::run(args),

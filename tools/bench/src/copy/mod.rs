@@ -24,6 +24,7 @@ mod victim;
 mod way;
 
 pub use daemon::{NodeArgs, run_node};
+pub use timing::cpu_s;
 
 use super::{Output, finish};
 use forebay_cuda::driver::Driver;
