@@ -10,8 +10,8 @@ use forebay_node::{Node, NodeConfig, SsdConfig, WriteBackPolicy};
 use forebay_results::{Results, Row};
 use forebay_store::{ChunkShape, StoreEnd};
 use forebay_transfer::{
-    Class, End, HostBuffer, HostLink, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId, RouteSpec,
-    Span, SpanPair, Transfer,
+    Backing, Class, End, HostBuffer, HostLink, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId,
+    RouteSpec, Span, SpanPair, Transfer,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
