@@ -1,0 +1,44 @@
+"""The circles that `testing/house.py` counts are those of a small crate that has each case once."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+TOOL = Path(__file__).parents[1] / "testing/house.py"
+CRATE = {
+    # A re-export is no reference, nor is a word in a comment, a text or a test.
+    "lib.rs": 'mod a;\nmod b;\nmod p;\npub use a::A;\nfn f() { g("p::P") } // p::P\n',
+    # These two refer to each other, one of them through the re-export.
+    "a.rs": "use crate::b::{B, self as other};\npub struct A(B, other::C);\n",
+    "b.rs": "pub struct B;\npub struct C;\nfn f(_: &crate::A) {}\n",
+    # A parent that uses its child, which uses its parent.
+    "p/mod.rs": "mod c;\nmod d;\nmod e;\nuse c::Child;\npub use d::D;\npub struct P(Child);\n",
+    "p/c.rs": "use super::*;\npub struct Child;\nfn f(_: P) {\n    super::e::e();\n}\n",
+    # This child is re-exported only.
+    "p/d.rs": "use super::P;\npub struct D(P);\n",
+    # This one is used by `c`, which it uses in its tests only.
+    "p/e.rs": "pub fn e() {}\n#[cfg(test)]\nmod t {\n    fn f(_: crate::p::c::Child) {}\n}\n",
+}
+
+
+def test_a_circle_is_counted_where_code_refers_to_both_files_and_nowhere_else(tmp_path: Path) -> None:
+    for name, text in CRATE.items():
+        file = tmp_path / "crates/one/src" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    git = ["git", "-C", tmp_path, "-c", "user.name=t", "-c", "user.email=t@t"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    out = tmp_path / "out.json"
+    command = [sys.executable, TOOL, "--root", tmp_path, "--json", out]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert said[:3] == [
+        "crates/one: 1 circles, 1 with a parent",
+        "  a.rs <-> b.rs",
+        "  p/mod.rs <-> p/c.rs (parent)",
+    ]
+    rows = {row["name"]: row["value"] for row in json.loads(out.read_text())["rows"]}
+    lines = sum(text.count("\n") for text in CRATE.values())
+    assert rows["house.rust_lines"] == lines
+    assert (rows["house.circles"], rows["house.circles.parents"]) == (1, 1)
