@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use testkit::eventually;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const CHUNK_BYTES: u64 = 10_000;
@@ -279,14 +280,6 @@ fn run_bounded(config: &Path) -> String {
     let Output { status, stderr, .. } = child.wait_with_output().unwrap();
     assert_eq!(status.code(), Some(1));
     String::from_utf8(stderr).unwrap()
-}
-
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < LIMIT, "never: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 #[test]

@@ -199,17 +199,10 @@ mod tests {
     use crate::ucx::{UcxError, UcxRail};
     use crate::{Access, Agent, AgentConfig, Descriptors, End, Op, Path, RailOptions, Run, Select};
     use forebay_transfer::HostBuffer;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
+    use testkit::eventually;
 
     const BYTES: u64 = 32 << 20;
-
-    fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-        let until = Instant::now() + Duration::from_secs(30);
-        while !is_so() {
-            assert!(Instant::now() < until, "{what}");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
 
     #[test]
     fn a_rail_that_is_lost_leaves_every_byte_to_tcp_and_comes_back() {
@@ -248,7 +241,7 @@ mod tests {
             if round > 0 {
                 begin(&one.shared, &peer);
             }
-            wait_until("the rail is taken", || peer.state().is_railed());
+            eventually("the rail is taken", || peer.state().is_railed());
             buffers[0].write(0, &vec![round as u8 + 1; BYTES as usize]);
             let ended = move_all();
             std::thread::sleep(Duration::from_micros(700 * round));
@@ -260,12 +253,12 @@ mod tests {
             assert_eq!(ended.recv_timeout(limit), Ok(End::Done { bytes: BYTES }), "round {round}");
             let mut moved = vec![0; BYTES as usize];
             assert!(buffers[1].read(0, &mut moved) && moved.iter().all(|byte| *byte == round as u8 + 1));
-            wait_until("its end is noted", || !peer.state().idle_rails.is_empty());
+            eventually("its end is noted", || !peer.state().idle_rails.is_empty());
             assert!(matches!(peer.state().idle_rails[&0], WhyIdle::Lost(_)));
         }
         let stat = &one.stats()[0];
         assert_eq!(stat.counts.faults.iter().collect::<Vec<_>>(), [(&"rail_lost", &8)]);
         assert!(stat.counts.paths[&Path::Tcp].moved_bytes > 0);
-        wait_until("the rail is back", || peer.state().is_railed() && peer.state().idle_rails.is_empty());
+        eventually("the rail is back", || peer.state().is_railed() && peer.state().idle_rails.is_empty());
     }
 }

@@ -13,6 +13,7 @@ use forebay_transfer::{Backing, Class, HostBuffer, Reason, Span, SpanPair, Trans
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
+use testkit::eventually;
 
 #[test]
 fn ten_thousand_scattered_blocks_arrive_both_ways() {
@@ -320,7 +321,7 @@ fn a_new_instance_voids_what_was_known_of_the_old_one() {
     let config = AgentConfig { listen: Some(address), ..AgentConfig::named("two") };
     let again = end_with(config, 4096);
     // The connection's end has to be noticed, or the first attempt fails for that.
-    wait_until("the old connection is forgotten", || one.agent.stats()[0].flows.is_empty());
+    eventually("the old connection is forgotten", || one.agent.stats()[0].flows.is_empty());
     let end = run(&before);
     assert!(matches!(end, End::Failed { why: Trouble::Restarted { .. }, .. }), "{end:?}");
     one.agent.add_peer(&again.agent.metadata()).unwrap();
@@ -402,7 +403,7 @@ fn calls_are_answered_declined_or_late() {
     assert_eq!(receiver.recv_timeout(LONG).unwrap(), Ok(b"so".to_vec()));
     assert!(receiver.recv().is_err(), "nothing else comes");
     drop(one);
-    wait_until("the other end hears of it", || echo.gone.load(Ordering::Relaxed) == 1);
+    eventually("the other end hears of it", || echo.gone.load(Ordering::Relaxed) == 1);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use forebay_net::{AgentConfig, End, Op, Trouble};
 use forebay_transfer::sim::SplitMix;
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
+use testkit::eventually;
 
 /// How long a peer may stand still.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -68,7 +69,7 @@ fn stop_and_time(op: Op) -> Duration {
     std::thread::sleep(Duration::from_millis(100));
     assert!(bytes(&one.memory, BYTES) == ours, "{op:?}");
     // It is the same instance, so it may be spoken to again.
-    wait_until("the peer is back", || run(&request) == End::Done { bytes: BYTES as u64 });
+    eventually("the peer is back", || run(&request) == End::Done { bytes: BYTES as u64 });
     took
 }
 
@@ -106,7 +107,7 @@ fn peers_that_die_again_and_again_leave_nothing_behind() {
         drop(other);
         let end = ended.recv_timeout(LONG).unwrap();
         assert!(matches!(end, End::Done { .. } | End::Failed { .. }), "{end:?}");
-        wait_until("its flows are gone", || one.agent.stats()[0].flows.is_empty());
+        eventually("its flows are gone", || one.agent.stats()[0].flows.is_empty());
         let links = one.agent.mover().telemetry().unwrap().links.len();
         let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
         let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();

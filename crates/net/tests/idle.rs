@@ -6,6 +6,7 @@ mod common;
 use common::*;
 use forebay_net::{AgentConfig, End, Fabric, Op, Path};
 use std::time::Duration;
+use testkit::eventually;
 
 fn cpu_time() -> Duration {
     let usage = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
@@ -28,7 +29,7 @@ fn idle(rails: &[Fabric]) {
     assert_eq!(run(&request), End::Done { bytes: 1 << 20 });
     for fabric in rails {
         let taken = || one.agent.stats()[0].flows.iter().any(|flow| flow.path == Path::Rail(*fabric));
-        wait_until("the rail is taken", taken);
+        eventually("the rail is taken", taken);
     }
     assert_eq!(run(&request), End::Done { bytes: 1 << 20 });
     // 0.5 % of a core, for both ends together, while they are connected. One window of a few has to be quiet: in the first

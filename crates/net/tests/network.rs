@@ -10,6 +10,7 @@ use common::*;
 use forebay_net::{AgentConfig, End, Op, Trouble};
 use std::process::Command;
 use std::time::{Duration, Instant};
+use testkit::eventually;
 
 const BLOCK: u64 = 64 << 10;
 const BLOCKS: u64 = 512;
@@ -131,7 +132,7 @@ fn the_near_end() {
         let unplugged = run(&request);
         assert!(matches!(&unplugged, End::Failed { .. }), "{unplugged:?}");
         net.plug(end, true);
-        wait_until("the cable carries again", || run(&request) == End::Done { bytes: BYTES as u64 });
+        eventually("the cable carries again", || run(&request) == End::Done { bytes: BYTES as u64 });
         assert!(there_and_back(&near, other.base, 3));
     }
     a_loose_contact(&net, &near, other.base);
@@ -154,7 +155,7 @@ fn a_loose_contact(net: &Net, near: &common::End, base: u64) {
             there_and_back(near, base, seed);
         }
     });
-    wait_until("the cable carries again", || there_and_back(near, base, 1_000));
+    eventually("the cable carries again", || there_and_back(near, base, 1_000));
 }
 
 /// Moves all blocks there and back. Says whether they were moved, and compares them if so.

@@ -9,6 +9,7 @@ use common::*;
 use forebay_net::{AgentConfig, Fabric, FlowStat, Op, Path, RailOptions, Trouble, WhyIdle};
 use rustix::process::Signal;
 use std::time::Duration;
+use testkit::eventually;
 
 const MEMORY: Path = Path::Rail(Fabric::Memory);
 
@@ -41,7 +42,7 @@ fn paths(one: &End) -> Vec<(Path, bool)> {
 
 /// Why the rails of the first end carry nothing, once that is known.
 fn idle(one: &End) -> Vec<WhyIdle> {
-    wait_until("rails were tried", || !one.agent.stats()[0].idle_rails.is_empty());
+    eventually("rails were tried", || !one.agent.stats()[0].idle_rails.is_empty());
     one.agent.stats()[0].idle_rails.iter().map(|idle| idle.why.clone()).collect()
 }
 
@@ -94,7 +95,7 @@ fn several_rails_of_a_fabric_carry_a_flow_each() {
     }
     let (ours, theirs) = (on_rails(&[Fabric::Memory; 3]), on_rails(&[Fabric::Memory; 2]));
     let (one, two) = connected(ours, theirs, 1 << 20);
-    wait_until("all rails are taken", || flows(&one).len() == 4);
+    eventually("all rails are taken", || flows(&one).len() == 4);
     bytes_arrive_both_ways(&one, &two, 4096, 256);
     assert_eq!(paths(&one), [(Path::Tcp, true), (MEMORY, false), (MEMORY, false), (MEMORY, false)]);
 }
@@ -140,12 +141,12 @@ fn a_peer_that_is_killed_or_stopped_on_a_rail_is_reported_and_writes_nothing_aft
             AgentConfig { progress_limit_us: 2_000_000, ..named("one", on_rails(&[Fabric::Memory])) };
         let one = end_with(config, BYTES);
         let (other, request) = busy(&one, op, &[Fabric::Memory]);
-        wait_until("the rail is taken", || paths(&one).contains(&(MEMORY, false)));
+        eventually("the rail is taken", || paths(&one).contains(&(MEMORY, false)));
         assert_eq!(run(&request), forebay_net::End::Done { bytes: BYTES as u64 });
         let (end, took) = while_busy(&request, || other.signal(signal));
         let lost = matches!(&end, forebay_net::End::Failed { why: Trouble::Lost { .. }, .. });
         assert!(lost && took < BELOW_OPERATIONS, "{op:?} {signal:?} {took:?} {end:?}");
-        wait_until("its flows are gone", || flows(&one).is_empty());
+        eventually("its flows are gone", || flows(&one).is_empty());
         let ours = fill(&one.memory, BYTES, 5);
         other.signal(Signal::CONT);
         std::thread::sleep(Duration::from_millis(100));

@@ -3,7 +3,8 @@
 
 use forebay_net::tcp::*;
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use testkit::eventually;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const LIMIT_US: u64 = 20_000_000;
@@ -53,14 +54,6 @@ fn ask(flow: &TcpFlow, body: &[u8], limit_us: u64) -> mpsc::Receiver<Result<Vec<
     receiver
 }
 
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
 #[test]
 fn calls_are_answered_refused_or_late_and_each_ends_once() {
     let (server, _echo) = server(ServerOptions::default());
@@ -94,7 +87,7 @@ fn calls_end_and_watchers_hear_when_the_owner_goes() {
     let (server, echo) = server(options);
     let flow = connect(&server, identity(2));
     let kept = ask(&flow, b"keep", LIMIT_US);
-    wait_until("the call has come", || echo.kept.lock().unwrap().len() == 1);
+    eventually("the call has come", || echo.kept.lock().unwrap().len() == 1);
     let (sender, receiver) = mpsc::channel();
     flow.handle().on_broken(move |broken| drop(sender.send(broken)));
     drop(server);
@@ -118,12 +111,12 @@ fn the_owner_hears_once_that_an_instance_is_gone_with_its_last_connection() {
     let (one, other) = (identity(2), identity(2));
     let (first, second, third) = (connect(&server, one), connect(&server, one), connect(&server, other));
     drop(first);
-    wait_until("two connections are left", || server.stats().flows == 2);
+    eventually("two connections are left", || server.stats().flows == 2);
     assert_eq!(*echo.gone.lock().unwrap(), []);
     drop(second);
-    wait_until("the first instance is gone", || *echo.gone.lock().unwrap() == [one]);
+    eventually("the first instance is gone", || *echo.gone.lock().unwrap() == [one]);
     drop(third);
-    wait_until("both are gone", || *echo.gone.lock().unwrap() == [one, other]);
+    eventually("both are gone", || *echo.gone.lock().unwrap() == [one, other]);
 }
 
 #[test]
@@ -132,7 +125,7 @@ fn a_flow_that_is_dropped_first_hears_its_answers() {
     let flow = connect(&server, identity(2));
     let answered = ask(&flow, b"echo", LIMIT_US);
     let late = ask(&flow, b"keep", 300_000);
-    wait_until("the call has come", || echo.kept.lock().unwrap().len() == 1);
+    eventually("the call has come", || echo.kept.lock().unwrap().len() == 1);
     drop(flow);
     assert_eq!(answered.try_recv().unwrap(), Ok(b"echo".to_vec()));
     assert_eq!(late.try_recv().unwrap(), Err(CallError::Late { limit_us: 300_000 }));

@@ -6,7 +6,8 @@ use forebay_net::tcp::*;
 use forebay_transfer::HostBuffer;
 use std::sync::Arc;
 use std::time::Duration;
-use testkit::idle::{assert_idle, cpu_of_two_seconds, descriptors, settled_descriptors, wait_until};
+use testkit::eventually;
+use testkit::idle::{assert_idle, cpu_of_two_seconds, descriptors, settled_descriptors};
 
 #[test]
 fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
@@ -18,7 +19,7 @@ fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
     let connect =
         || TcpFlow::connect(server.address(), me, PeerRegions::default(), FlowOptions::default()).unwrap().0;
     drop(connect());
-    wait_until("the first one is gone", || server.stats().flows == 0);
+    eventually("the first one is gone", || server.stats().flows == 0);
     let before = settled_descriptors();
     for _ in 0..100 {
         drop((connect(), connect()));
@@ -27,6 +28,6 @@ fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
     // 0.5 % of a core, for all eight and their other ends together.
     assert_idle("CPU time of two seconds", Duration::from_millis(10), cpu_of_two_seconds);
     drop(flows);
-    wait_until("nobody is served", || server.stats().flows == 0);
-    wait_until("as many descriptors as before", || descriptors() <= before);
+    eventually("nobody is served", || server.stats().flows == 0);
+    eventually("as many descriptors as before", || descriptors() <= before);
 }

@@ -12,19 +12,12 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use testkit::eventually;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Descriptors belong to the process, so its tests take turns.
 static TURN: Mutex<()> = Mutex::new(());
-
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
 
 /// Carries what an asker says to the owner, and takes so many bytes of the answers, then none.
 fn carry(owner: std::net::SocketAddr, taken: usize) -> std::net::SocketAddr {
@@ -97,7 +90,7 @@ fn a_node_without_descriptors_lets_nobody_new_in_and_recovers() {
     assert!(refused.is_err(), "{refused:?}");
     drop(strangers);
     setrlimit(Resource::Nofile, old).unwrap();
-    wait_until("somebody is let in again", || {
+    eventually("somebody is let in again", || {
         TcpFlow::connect(server.address(), identity(4), PeerRegions::default(), FlowOptions::default())
             .is_ok()
     });

@@ -10,6 +10,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
+use testkit::eventually;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -60,14 +61,6 @@ fn refused(server: &TcpServer, options: FlowOptions) -> Broken {
     match TcpFlow::connect(server.address(), identity(2), PeerRegions::default(), options) {
         Err(FlowError::Greeting { broken, .. }) => broken,
         other => panic!("{other:?}"),
-    }
-}
-
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -128,7 +121,7 @@ fn an_asker_of_another_authority_is_not_let_in() {
     let broken = refused(&server, flowing(&ours.node(&theirs, |_| {})));
     // A connection that ends with bytes unread may lose the alert that says why.
     assert!(matches!(broken, Broken::Tls(_) | Broken::Closed), "{broken:?}");
-    wait_until("it was counted", || count(&server, RefusalCode::Certificate) == 1);
+    eventually("it was counted", || count(&server, RefusalCode::Certificate) == 1);
     assert_eq!(server.stats().let_in, 0);
 }
 
@@ -144,7 +137,7 @@ fn certificates_that_are_over_or_not_yet_valid_are_refused() {
         assert!(matches!(broken, Broken::Tls(_)), "{broken:?}");
         let (good_server, _memory, _) = server(4096, serving(&good));
         refused(&good_server, flowing(&unfit));
-        wait_until("it was counted", || count(&good_server, RefusalCode::Certificate) == 1);
+        eventually("it was counted", || count(&good_server, RefusalCode::Certificate) == 1);
     }
 }
 
@@ -166,7 +159,7 @@ fn whoever_shows_no_certificate_is_not_let_in() {
     // However it ends here; what counts is that the owner refuses.
     let _ = rustls::Stream::new(&mut session, &mut stream).read(&mut [0]);
     drop(stream);
-    wait_until("somebody was refused", || !server.stats().refused.is_empty());
+    eventually("somebody was refused", || !server.stats().refused.is_empty());
     assert_eq!(server.stats().let_in, 0);
 }
 
@@ -228,8 +221,8 @@ fn silence_in_the_handshake_ends_by_the_greeting_limit() {
         let _ = stream.read_to_end(&mut Vec::new());
         assert!(began.elapsed() < LIMIT, "not closed");
     }
-    wait_until("all are gone", || hasty.stats().flows == 0);
-    wait_until("others are let in", || {
+    eventually("all are gone", || hasty.stats().flows == 0);
+    eventually("others are let in", || {
         TcpFlow::connect(hasty.address(), identity(2), PeerRegions::default(), flowing(&tls)).is_ok()
     });
     // And the other way round: an owner that takes connections and says nothing.

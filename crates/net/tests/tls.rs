@@ -8,6 +8,7 @@ use common::tls::Authority;
 use common::*;
 use forebay_net::{AgentConfig, AgentError, End, Op, Trouble};
 use std::time::{Duration, Instant};
+use testkit::eventually;
 
 const BLOCK: u64 = 20_000;
 const BLOCKS: u64 = 500;
@@ -33,7 +34,7 @@ fn bytes_and_words_arrive_over_tls() {
     one.agent.add_peer(&two.agent.metadata()).unwrap();
     there_and_back(&one, &two, 1);
     one.agent.notify("two", b"a word".to_vec(), |_| {}).unwrap();
-    wait_until("the word is there", || {
+    eventually("the word is there", || {
         two.agent.take_notifications() == [("one".into(), b"a word".to_vec())]
     });
 }
@@ -66,7 +67,7 @@ fn a_connection_that_is_cut_in_the_middle_fails_what_is_under_way_and_the_next_o
         }
     }
     assert_eq!(failed, 5, "never in the middle");
-    wait_until("there is a connection again", || run(&request) == End::Done { bytes: BYTES as u64 });
+    eventually("there is a connection again", || run(&request) == End::Done { bytes: BYTES as u64 });
     there_and_back(&one, &two, 5);
 }
 

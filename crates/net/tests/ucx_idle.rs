@@ -7,7 +7,8 @@ use forebay_net::ucx::*;
 use forebay_transfer::HostBuffer;
 use std::sync::Arc;
 use std::time::Duration;
-use testkit::idle::{assert_idle, cpu_of_two_seconds, descriptors, settled_descriptors, wait_until};
+use testkit::eventually;
+use testkit::idle::{assert_idle, cpu_of_two_seconds, descriptors, settled_descriptors};
 
 #[test]
 fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
@@ -32,18 +33,18 @@ fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
             UcxFlow::connect(&rail, me, PeerRegions::default(), options, exchange).unwrap().0
         };
         drop(connect());
-        wait_until("the first one is gone", || server.stats().flows == 0);
+        eventually("the first one is gone", || server.stats().flows == 0);
         let before = settled_descriptors();
         for _ in 0..30 {
             drop(connect());
         }
-        wait_until("as many descriptors as before", || descriptors() <= before);
+        eventually("as many descriptors as before", || descriptors() <= before);
         let flows: Vec<_> = (0..4).map(|_| connect()).collect();
         // 0.5 % of a core, for all four and their other ends together.
         let what = format!("{fabric:?}: CPU time of two seconds");
         assert_idle(&what, Duration::from_millis(10), cpu_of_two_seconds);
         drop(flows);
-        wait_until("as many descriptors as before", || descriptors() <= before);
+        eventually("as many descriptors as before", || descriptors() <= before);
         assert_eq!(rail.quarantined(), 0);
     }
 }

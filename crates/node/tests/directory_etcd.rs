@@ -11,6 +11,7 @@ use forebay_kv::ChunkId;
 use forebay_node::directory::{Directory, EtcdConfig, EtcdDirectory, Holders, NodeRecord};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use testkit::eventually;
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// What the test that is killed is told by.
@@ -58,7 +59,7 @@ impl Etcd {
             .unwrap();
         self.process = Some(process);
         let url = format!("{}/v3/kv/range", self.url);
-        wait_for("etcd", || post(&url, r#"{"key":"YQ=="}"#).is_some());
+        eventually("etcd", || post(&url, r#"{"key":"YQ=="}"#).is_some());
     }
 
     fn kill(&mut self) {
@@ -117,14 +118,6 @@ fn post(url: &str, body: &str) -> Option<String> {
     answer.starts_with("HTTP/1.1 200").then_some(answer)
 }
 
-fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < LIMIT, "{what} did not come within {LIMIT:?}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 fn record(node: u8) -> NodeRecord {
     let address = format!("127.0.0.1:{}", 7000 + u16::from(node)).parse().unwrap();
     NodeRecord { node: [node; 16], instance: [node + 100; 16], name: format!("node {node}"), address }
@@ -160,16 +153,16 @@ fn two_nodes_see_each_others_chunks_and_a_goodbye_at_once() {
     let (one, two) = (join(&config, 1), join(&config, 2));
     let chunks = ids(0..1000);
     one.announce(&chunks, &[]);
-    wait_for("the chunks of one", || sees(&two, &chunks, 1000, 1));
+    eventually("the chunks of one", || sees(&two, &chunks, 1000, 1));
     assert_eq!(two.nodes(), [record(1)]);
     one.announce(&[], &chunks[300..]);
-    wait_for("the removals", || sees(&two, &chunks, 300, 1));
+    eventually("the removals", || sees(&two, &chunks, 300, 1));
     assert!(sees(&one, &chunks, 0, 1), "nobody is told of itself");
-    wait_for("all answers", || one.stat().waiting == 0);
+    eventually("all answers", || one.stat().waiting == 0);
     let stat = one.stat();
     assert_eq!((stat.announced, stat.stale_us, stat.faults.refused), (300, None, 0));
     drop(one);
-    wait_for("the goodbye", || two.nodes().is_empty() && two.stat().holdings == 0);
+    eventually("the goodbye", || two.nodes().is_empty() && two.stat().holdings == 0);
 }
 
 /// Not a test by itself: the process that [`a_killed_node_disappears_with_its_chunks`] kills.
@@ -195,10 +188,10 @@ fn a_killed_node_disappears_with_its_chunks() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    wait_for("the victim", || sees(&watcher, &ids(0..10), 10, 9));
+    eventually("the victim", || sees(&watcher, &ids(0..10), 10, 9));
     victim.kill().unwrap();
     victim.wait().unwrap();
-    wait_for("its end", || watcher.nodes().is_empty() && watcher.stat().holdings == 0);
+    eventually("its end", || watcher.nodes().is_empty() && watcher.stat().holdings == 0);
 }
 
 #[test]
@@ -212,10 +205,10 @@ fn a_node_that_starts_again_at_once_is_not_said_to_hold_what_it_held() {
     let watcher = join(&config, 1);
     let before = join(&config, 2);
     before.announce(&ids(0..5), &[]);
-    wait_for("what it holds", || sees(&watcher, &ids(0..5), 5, 2));
+    eventually("what it holds", || sees(&watcher, &ids(0..5), 5, 2));
     let again = EtcdDirectory::start(&config, NodeRecord { instance: [7; 16], ..record(2) }).unwrap();
-    wait_for("its new start", || watcher.nodes().first().is_some_and(|record| record.instance == [7; 16]));
-    wait_for("the end of what it said", || sees(&watcher, &ids(0..5), 0, 2));
+    eventually("its new start", || watcher.nodes().first().is_some_and(|record| record.instance == [7; 16]));
+    eventually("the end of what it said", || sees(&watcher, &ids(0..5), 0, 2));
     drop((before, again));
 }
 
@@ -228,21 +221,21 @@ fn compaction_and_a_killed_etcd_leave_a_right_picture() {
     let (one, two) = (join(&etcd.config(), 1), join(&etcd.config(), 2));
     let chunks = ids(0..200);
     one.announce(&chunks[..100], &[]);
-    wait_for("the first chunks", || sees(&two, &chunks, 100, 1));
+    eventually("the first chunks", || sees(&two, &chunks, 100, 1));
     for round in 0..3 {
         etcd.kill();
-        wait_for("that it is noticed", || two.stat().stale_us.is_some());
+        eventually("that it is noticed", || two.stat().stale_us.is_some());
         assert_eq!(two.stat().nodes, 1, "what was known is kept");
         one.announce(&chunks[100..], &chunks[..50]);
         etcd.start();
         // Whoever comes back later than this has missed what is not there any more.
         let revision = etcd.revision();
         etcd.post("/v3/kv/compaction", &format!(r#"{{"revision":"{revision}","physical":true}}"#));
-        wait_for("what was said meanwhile", || sees(&two, &chunks[50..], 150, 1));
-        wait_for("what was taken back", || sees(&two, &chunks[..50], 0, 1));
-        wait_for("freshness", || one.stat().stale_us.is_none() && two.stat().stale_us.is_none());
+        eventually("what was said meanwhile", || sees(&two, &chunks[50..], 150, 1));
+        eventually("what was taken back", || sees(&two, &chunks[..50], 0, 1));
+        eventually("freshness", || one.stat().stale_us.is_none() && two.stat().stale_us.is_none());
         one.announce(&chunks[..50], &chunks[100..]);
-        wait_for("the same as before", || sees(&two, &chunks, 100, 1));
+        eventually("the same as before", || sees(&two, &chunks, 100, 1));
         assert_eq!(two.stat().holdings, 100, "in round {round}");
     }
 }
@@ -257,12 +250,12 @@ fn an_etcd_that_lost_its_data_is_told_everything_again() {
     let chunks = ids(0..20);
     one.announce(&chunks[..10], &[]);
     two.announce(&chunks[10..], &[]);
-    wait_for("the chunks", || sees(&two, &chunks, 10, 1) && sees(&one, &chunks[10..], 10, 2));
+    eventually("the chunks", || sees(&two, &chunks, 10, 1) && sees(&one, &chunks[10..], 10, 2));
     etcd.kill();
     etcd.lose_data();
     etcd.start();
-    wait_for("two joins each", || one.stat().joins >= 2 && two.stat().joins >= 2);
-    wait_for("the chunks", || sees(&two, &chunks, 10, 1) && sees(&one, &chunks[10..], 10, 2));
+    eventually("two joins each", || one.stat().joins >= 2 && two.stat().joins >= 2);
+    eventually("the chunks", || sees(&two, &chunks, 10, 1) && sees(&one, &chunks[10..], 10, 2));
 }
 
 #[test]
@@ -278,10 +271,10 @@ fn etcd_may_come_when_it_comes() {
     assert_eq!(two.holders(&chunks), Holders::Unknown);
     assert!(two.nodes().is_empty());
     assert!(start.elapsed() < Duration::from_secs(20), "nobody waits for etcd");
-    wait_for("faults", || one.stat().faults.unreachable > 2);
+    eventually("faults", || one.stat().faults.unreachable > 2);
     assert!(one.stat().stale_us.is_some());
     etcd.start();
-    wait_for("the chunks", || sees(&two, &chunks, 50, 1));
+    eventually("the chunks", || sees(&two, &chunks, 50, 1));
 }
 
 #[test]
@@ -297,9 +290,9 @@ fn a_lie_is_just_an_answer_and_garbage_is_none() {
     etcd.put(&format!("/forebay/nodes/{}", "03".repeat(16)), "garbage");
     etcd.put("/forebay/chunks/what", &"x".repeat(100_000));
     etcd.put(&format!("/forebay/nodes/{liar}"), &record(2).to_json());
-    wait_for("the lie", || sees(&one, &chunks, 1, 2));
+    eventually("the lie", || sees(&one, &chunks, 1, 2));
     // They are read again when the directory is.
-    wait_for("the count of garbage", || one.stat().faults.bad_entries >= 2);
+    eventually("the count of garbage", || one.stat().faults.bad_entries >= 2);
     assert_eq!(one.nodes(), [record(2)]);
 }
 
@@ -311,16 +304,16 @@ fn a_frozen_etcd_is_noticed_and_costs_nobody_time() {
     let etcd = Etcd::started();
     let config = EtcdConfig { request_limit_us: 500_000, ..etcd.config() };
     let one = join(&config, 1);
-    wait_for("the start", || one.stat().stale_us.is_none());
+    eventually("the start", || one.stat().stale_us.is_none());
     let process = etcd.process.as_ref().unwrap().id();
     signal(process, "STOP");
-    wait_for("that it is noticed", || one.stat().stale_us.is_some());
+    eventually("that it is noticed", || one.stat().stale_us.is_some());
     let start = Instant::now();
     one.announce(&ids(0..100), &[]);
     let _ = (one.nodes(), one.holders(&ids(0..100)));
     assert!(start.elapsed() < Duration::from_secs(20));
     signal(process, "CONT");
-    wait_for("that it goes on", || one.stat().stale_us.is_none() && one.stat().announced == 100);
+    eventually("that it goes on", || one.stat().stale_us.is_none() && one.stat().announced == 100);
 }
 
 fn signal(process: u32, name: &str) {

@@ -7,6 +7,7 @@ use forebay_router::{Failure, Policy, RouterHandle};
 use http_body_util::BodyExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use testkit::eventually_async;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -27,7 +28,7 @@ async fn take_places(router: &RouterHandle, engines: &[&Engine], count: usize) -
             }
         });
     }
-    assert!(until(|| at_engines() == before + count).await, "{} of {count}", at_engines() - before);
+    eventually_async("all requests are at engines", || at_engines() == before + count).await;
     asking
 }
 
@@ -75,7 +76,7 @@ async fn a_backend_that_hangs_before_the_first_byte_is_given_up_in_time_and_anot
         assert_eq!((got.status, got.backend(), got.broken), (200, "e1", false));
         assert!(took >= SECOND && took < PATIENCE, "{took:?}");
         assert_eq!(failures(&router, 0, Failure::FirstByteTimeout), 1);
-        assert!(until(|| hung.left() == 1).await, "the hung engine must see that the router has gone");
+        eventually_async("the hung engine sees that the router has gone", || hung.left() == 1).await;
         assert_eq!((hung.requests(), engine.requests()), (1, 1));
     }
 }
@@ -91,7 +92,7 @@ async fn when_every_backend_hangs_the_client_gets_504_after_the_stated_attempts(
     let got = Client::connect(&router).await.complete(STREAM).await;
     assert_eq!(got.status, 504, "{}", got.body);
     let asked = || engines.each_ref().map(Engine::requests);
-    assert!(until(|| asked() == [1, 1]).await, "{:?}", asked());
+    eventually_async("both engines are asked", || asked() == [1, 1]).await;
 }
 
 #[tokio::test]
@@ -213,7 +214,7 @@ async fn a_client_that_leaves_cancels_its_request_at_the_engine_whatever_it_had_
         let mut answer = None;
         tokio::select! {
             begun = asking => answer = Some(begun.unwrap()),
-            () = async { assert!(until(|| engine.requests() == 1).await) }, if !has_begun => {}
+            () = eventually_async("the engine has the request", || engine.requests() == 1), if !has_begun => {}
         }
         if let Some(answer) = &mut answer {
             assert!(answer.body_mut().frame().await.unwrap().unwrap().is_data());
@@ -221,9 +222,9 @@ async fn a_client_that_leaves_cancels_its_request_at_the_engine_whatever_it_had_
         assert_eq!(answer.is_some(), has_begun);
         client.vanish();
         // Nothing else ends it: the limits for first bytes and for progress are longer.
-        assert!(until(|| engine.left() == 1).await, "the engine still works for nobody");
+        eventually_async("the engine works for nobody any more", || engine.left() == 1).await;
         let load = || router.stats().backends[0].clone();
-        assert!(until(|| load().cancelled == 1).await);
+        eventually_async("the request is counted", || load().cancelled == 1).await;
         assert_eq!((load().in_flight, load().pending_prefill_tokens), (0, 0));
     }
 }
@@ -240,8 +241,8 @@ async fn a_client_that_takes_nothing_is_disconnected_in_time() {
         STREAM.len()
     );
     stream.write_all(request.as_bytes()).await.unwrap();
-    assert!(until(|| router.stats().backends[0].cancelled == 1).await);
-    assert!(until(|| engine.left() == 1).await);
+    eventually_async("the request is counted", || router.stats().backends[0].cancelled == 1).await;
+    eventually_async("the engine sees that nobody waits", || engine.left() == 1).await;
 }
 
 #[tokio::test]
@@ -380,7 +381,7 @@ async fn after_a_storm_of_failures_nothing_is_left_behind() {
             (backend.in_flight, backend.pending_prefill_tokens, backend.context_tokens) == (0, 0, 0)
         })
     };
-    assert!(until(idle).await, "{:?}", router.stats());
+    eventually_async("nothing is left of any request", idle).await;
     // All places are free again, and not one more.
     let mut asking = take_places(&router, &engines.each_ref(), 24).await;
     assert_eq!(Client::connect(&router).await.complete(HELD).await.status, 503);
@@ -403,7 +404,8 @@ async fn a_request_that_may_have_run_is_sent_again_once_and_elsewhere() {
             });
             let got = Client::connect(&router).await.complete(STREAM).await;
             assert!(got.status >= 502, "{got:?}");
-            assert!(until(|| sent(&engines) == wanted).await, "{} with {attempts} attempts", sent(&engines));
+            let all = format!("{wanted} requests with {attempts} attempts");
+            eventually_async(&all, || sent(&engines) == wanted).await;
             assert!(engines.iter().all(|engine| engine.requests() <= 1), "twice at one engine");
         }
     }

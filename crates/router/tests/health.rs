@@ -7,6 +7,7 @@ use forebay_router::{Failure, Policy};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
+use testkit::eventually_async;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
@@ -70,7 +71,7 @@ async fn an_engine_that_is_dead_behind_its_server_is_ejected_while_it_gets_traff
     assert!(!router.stats().backends[0].up);
     assert!(failures(&router, 0, Failure::ServerError) <= 3);
     is_dead.store(false, Ordering::Relaxed);
-    assert!(until(|| router.stats().backends[0].up).await, "it is back once it is well");
+    eventually_async("it is back once it is well", || router.stats().backends[0].up).await;
 }
 
 #[tokio::test]
@@ -104,7 +105,7 @@ async fn long_answers_do_not_eject_healthy_engines_nor_fail_bystanders() {
         let mut client = Client::connect(&router).await;
         asking.spawn(async move { client.complete(HELD).await.status });
     }
-    assert!(until(|| sent(&engines) == 8).await);
+    eventually_async("all requests are sent", || sent(&engines) == 8).await;
     // Much longer than the limit for streams, while others are served.
     let mut client = Client::connect(&router).await;
     for _ in 0..20 {
@@ -161,9 +162,9 @@ async fn waiting_requests_are_not_failed_when_no_other_engine_is_up() {
     });
     let mut client = Client::connect(&router).await;
     let asking = tokio::spawn(async move { client.complete(HELD).await.status });
-    assert!(until(|| engine.requests() == 1).await);
+    eventually_async("the engine has the request", || engine.requests() == 1).await;
     silent.store(true, Ordering::Relaxed);
-    assert!(until(|| !router.stats().backends[0].up).await);
+    eventually_async("the engine is seen to be down", || !router.stats().backends[0].up).await;
     gate.add_permits(1);
     assert_eq!(asking.await.unwrap(), 200);
     assert_eq!(engine.requests(), 1);
@@ -189,9 +190,9 @@ async fn requests_under_way_at_an_engine_that_drains_are_not_sent_elsewhere() {
     });
     let mut client = Client::connect(&router).await;
     let asking = tokio::spawn(async move { client.complete(HELD).await });
-    assert!(until(|| leaving.requests() == 1).await);
+    eventually_async("the engine has the request", || leaving.requests() == 1).await;
     draining.store(true, Ordering::Relaxed);
-    assert!(until(|| !router.stats().backends[0].up).await);
+    eventually_async("the engine is seen to be down", || !router.stats().backends[0].up).await;
     tokio::time::sleep(50 * MS).await;
     gate.add_permits(1);
     let got = asking.await.unwrap();
@@ -225,7 +226,7 @@ async fn probes_ask_for_the_path_that_was_given() {
         limits.reprobe_interval = 20 * MS;
         limits.eject_after = 2;
     });
-    assert!(until(|| !router.stats().backends[0].up).await);
+    eventually_async("the engine is seen to be down", || !router.stats().backends[0].up).await;
 }
 
 #[tokio::test]
@@ -241,7 +242,7 @@ async fn a_restarted_backend_gets_traffic_again() {
     for _ in 0..10 {
         assert_eq!(client.complete(PROMPT).await.status, 200, "no client notices that an engine has gone");
     }
-    assert!(until(|| !router.stats().backends[0].up).await);
+    eventually_async("the engine is seen to be down", || !router.stats().backends[0].up).await;
     let restarted = Engine::start_at(address, well).await;
     let start = Instant::now();
     while restarted.requests() == 0 {

@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use forebay_router::Policy;
+use testkit::eventually_async;
 
 /// A prompt of a session that has had some turns: about 4,000 bytes a turn.
 fn turn(session: usize, turns: usize) -> String {
@@ -118,7 +119,7 @@ async fn shutdown_lets_requests_end_and_then_nobody_listens() {
     let address = router.addr();
     let mut client = Client::connect(&router).await;
     let asking = tokio::spawn(async move { client.complete(STREAM).await });
-    assert!(until(|| engine.requests() == 1).await);
+    eventually_async("the engine has the request", || engine.requests() == 1).await;
     router.shutdown().await;
     let got = asking.await.unwrap();
     assert_eq!((got.status, got.broken), (200, false));
@@ -133,7 +134,7 @@ async fn shutdown_does_not_wait_longer_than_it_says_and_cuts_no_stream_without_a
         let router = router(Policy::Lpwl, &[engine.url()], |limits| limits.drain = 100 * MS);
         let mut client = Client::connect(&router).await;
         let asking = tokio::spawn(async move { client.complete(body).await });
-        assert!(until(|| engine.requests() == 1).await);
+        eventually_async("the engine has the request", || engine.requests() == 1).await;
         let start = std::time::Instant::now();
         router.shutdown().await;
         assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use testkit::eventually;
 
 const HOST: Place = Place::Host(0);
 const TENANT: TenantId = TenantId(0);
@@ -121,16 +122,6 @@ fn id(number: usize) -> ChunkId {
 
 fn truth(number: usize) -> Vec<u8> {
     (0..LAYERS * LAYER_BYTES).map(|at| (at as u32 * 31 + number as u32 * 7) as u8).collect()
-}
-
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..3000 {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    panic!("never: {what}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use forebay_transfer::{PathSpec, RegionId, Span};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+use testkit::{ended, eventually};
 
 const HOST: Place = Place::Host(0);
 const DEVICE: Place = Place::Device(0);
@@ -128,20 +129,6 @@ fn ids() -> Vec<ChunkId> {
 fn truth(number: usize) -> Vec<u8> {
     let word = |at: usize| (at as u32 + 1).wrapping_mul(2_654_435_761 + number as u32).to_le_bytes()[2];
     (0..CHUNK_BYTES as usize).map(word).collect()
-}
-
-fn ended<T>(receiver: &Receiver<T>) -> T {
-    receiver.recv_timeout(Duration::from_secs(60)).expect("every operation ends")
-}
-
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..12_000 {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    panic!("{what}");
 }
 
 #[test]

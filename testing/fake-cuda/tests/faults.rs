@@ -33,7 +33,7 @@ fn a_poisoned_context_fails_everything_and_runs_nothing() {
         assert_eq!(cuda.copy(device, at(host), BYTES, stream), 0);
         cuda.control("poison 0 700; release h2d.0");
         assert_eq!(cuda.sync(stream), 700);
-        common::until(|| cuda.stat("live.operations") == 0);
+        testkit::eventually("nothing is under way", || cuda.stat("live.operations") == 0);
         assert!(cuda.stat("bytes.h2d.0") <= BYTES as u64, "the second copy never ran");
         assert_eq!(cuda.copy(device, at(host), BYTES, stream), 700);
     });

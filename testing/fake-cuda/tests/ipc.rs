@@ -190,7 +190,9 @@ fn memory_that_is_mapped_outlives_the_process_that_exported_it() {
             });
         }
         let mut exporter = exporter.spawn().unwrap();
-        common::until(|| std::fs::read(&path).is_ok_and(|bytes| bytes.len() == 64));
+        testkit::eventually("the handle is written", || {
+            std::fs::read(&path).is_ok_and(|bytes| bytes.len() == 64)
+        });
         let handle = Handle(std::fs::read(&path).unwrap().try_into().unwrap());
         std::fs::remove_file(&path).unwrap();
         let (code, theirs) = open(cuda, handle);

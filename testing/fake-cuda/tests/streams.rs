@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{Cuda, alone, at, cu, until};
+use common::{Cuda, alone, at, cu};
+use testkit::eventually;
 
 const BYTES: usize = 1 << 20;
 
@@ -107,7 +108,7 @@ fn the_host_can_let_a_waiting_stream_go() {
         );
         assert_eq!(cuda.query(stream), 600);
         word[0] = 3;
-        until(|| cuda.query(stream) == 0);
+        eventually("the stream is idle", || cuda.query(stream) == 0);
         assert_eq!(cuda.stat("live.operations"), 0);
     });
 }

@@ -26,15 +26,6 @@ pub fn settled_descriptors() -> usize {
     seen
 }
 
-/// Waits until something is so.
-pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < until, "never: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// Takes a few windows, each of which says what was used in it: one of them has to be within what is allowed. What comes
 /// after every start is over by then, and what an idle thing does all the time is in all of them.
 pub fn assert_idle<T: PartialOrd + std::fmt::Debug>(what: &str, allowed: T, mut window: impl FnMut() -> T) {

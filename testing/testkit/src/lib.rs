@@ -1,7 +1,9 @@
-//! What tests of several crates share.
-//! It knows how a test says that it was skipped. It must not know what is tested.
+//! What tests of several crates share: waiting, being skipped, and what an idle process uses.
 
 pub mod idle;
+mod wait;
+
+pub use wait::{ended, eventually, eventually_async};
 
 use std::fmt::Display;
 use std::io::Write;

@@ -2,12 +2,13 @@
 
 mod common;
 
-use common::{Client, config, eventually, ids, oracle, spawn, tokens};
+use common::{Client, config, ids, oracle, spawn, tokens};
 use forebay_emulator::text;
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
+use testkit::eventually_async;
 
 const SECONDS: Duration = Duration::from_secs(1);
 
@@ -59,7 +60,7 @@ async fn concurrent_answers_under_preemption_are_the_oracles() {
     }
     let stats = engine.stats();
     assert!(stats.scheduler.preemptions > 0, "a pool this small preempts");
-    eventually("all blocks are free", || engine.stats().blocks_used == 0).await;
+    eventually_async("all blocks are free", || engine.stats().blocks_used == 0).await;
     engine.shutdown(SECONDS).await;
 }
 
@@ -269,8 +270,10 @@ async fn a_client_that_goes_away_frees_its_blocks() {
     assert!(engine.stats().blocks_used > 0);
     drop(response);
     drop(client);
-    eventually("the request is aborted", || engine.stats().aborted == 1 && engine.stats().blocks_used == 0)
-        .await;
+    eventually_async("the request is aborted", || {
+        engine.stats().aborted == 1 && engine.stats().blocks_used == 0
+    })
+    .await;
     engine.shutdown(SECONDS).await;
 }
 

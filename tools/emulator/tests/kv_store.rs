@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Client, config, eventually, oracle, tokens};
+use common::{Client, config, oracle, tokens};
 use forebay_emulator::kv_store::{InProcess, KvLease, KvStore, Miss, OnLoaded, OnStored, Refused};
 use forebay_emulator::scheduler::Residence;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
@@ -15,6 +15,7 @@ use forebay_transfer::{Class, Limits, LinkSpec, MoverThread, PathSpec, Place, Sp
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use testkit::eventually_async;
 
 /// Where a store that can go away stands. Shared by its leases.
 #[derive(Debug, Default)]
@@ -149,7 +150,7 @@ impl Rig {
         let [second, first] = [engines.pop(), engines.pop()].map(|engine| engine.expect("two"));
         let prompt = tokens(1_100, 1);
         Client::new(first.address()).complete(&prompt, 1).await;
-        eventually("four chunks are stored", || store.stat().chunks >= 4).await;
+        eventually_async("four chunks are stored", || store.stat().chunks >= 4).await;
         let client = Client::new(second.address());
         Rig { fate, config, prompt, first, second, client, _mover: mover }
     }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Client, FAST, config, eventually, oracle, tokens};
+use common::{Client, FAST, config, oracle, tokens};
 use forebay_emulator::kv_store::InProcess;
 use forebay_emulator::latency::Launch;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
@@ -23,6 +23,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use testkit::eventually_async;
 
 const SECONDS: Duration = Duration::from_secs(1);
 const MIB: u64 = 1 << 20;
@@ -98,7 +99,7 @@ impl Rig {
     }
 
     async fn wait_for_chunks(&self, chunks: usize) {
-        eventually("the chunks are stored", || self.store.stat().chunks >= chunks).await;
+        eventually_async("the chunks are stored", || self.store.stat().chunks >= chunks).await;
     }
 }
 
@@ -394,7 +395,7 @@ async fn every_token_is_right_whatever_else_goes_wrong() {
     }
     let (mut loaded, mut preempted) = (0, 0);
     for (engine, _) in engines {
-        eventually("all blocks are free", || engine.stats().blocks_used == 0).await;
+        eventually_async("all blocks are free", || engine.stats().blocks_used == 0).await;
         loaded += engine.stats().store.loaded_chunks;
         preempted += engine.stats().scheduler.preemptions;
         engine.shutdown(SECONDS).await;
@@ -448,7 +449,7 @@ async fn a_full_store_refuses_and_the_engine_goes_on() {
     let stat = rig.store.stat();
     assert!((1..=room).contains(&(stat.chunks as u64)), "{} chunks in room for {room}", stat.chunks);
     assert!(stat.refusals.full > 0, "{:?}", stat.refusals);
-    eventually("all stores have ended", || engine.stats().blocks_used == 0).await;
+    eventually_async("all stores have ended", || engine.stats().blocks_used == 0).await;
     assert!(engine.stats().store.refused_chunks > 0);
     engine.shutdown(SECONDS).await;
 }
@@ -495,9 +496,9 @@ async fn a_request_aborted_while_it_loads_keeps_its_blocks_until_nothing_writes_
     let (second, other) = rig.spawn(&config, 1).await;
     let body = json!({ "prompt": prompt, "stream": true }).to_string();
     let response = other.send(Method::POST, "/v1/completions", body).await;
-    eventually("it waits for its chunks", || second.stats().blocks_used == 64).await;
+    eventually_async("it waits for its chunks", || second.stats().blocks_used == 64).await;
     drop((response, other));
-    eventually("it is aborted", || second.stats().aborted == 1).await;
+    eventually_async("it is aborted", || second.stats().aborted == 1).await;
     assert_eq!(second.stats().blocks_used, 64, "the link may still write them");
     let over = Arc::new(AtomicBool::new(false));
     let (is_over, until) = (Arc::clone(&over), Instant::now() + 120 * SECONDS);
@@ -509,7 +510,7 @@ async fn a_request_aborted_while_it_loads_keeps_its_blocks_until_nothing_writes_
             }
         }
     });
-    eventually("its blocks are free", || second.stats().blocks_used == 0).await;
+    eventually_async("its blocks are free", || second.stats().blocks_used == 0).await;
     over.store(true, Ordering::Relaxed);
     ended.await.unwrap();
     first.shutdown(SECONDS).await;

@@ -2,6 +2,7 @@
 //! its memory; it must never know how a node is started.
 
 use super::*;
+use testkit::eventually;
 
 /// An engine: a copier and memory on both sides.
 pub struct Engine {
@@ -56,7 +57,7 @@ impl Engine {
 
     /// Waits for relays that reach the host memory, and says how many there are.
     pub fn wait_attached(&self) -> usize {
-        wait_until("sharing", || self.attachment().shared_bytes() > 0);
+        eventually("sharing", || self.attachment().shared_bytes() > 0);
         match self.attachment().wait(TIMEOUT, |status| matches!(status, Status::Attached { .. })) {
             Status::Attached { relays } => relays,
             status => panic!("{status:?}"),
@@ -133,12 +134,4 @@ impl Engine {
 
 pub fn pattern(seed: u64, at: u64) -> u64 {
     (at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-pub fn wait_until(what: &str, wanted: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !wanted() {
-        assert!(begun.elapsed() < TIMEOUT, "{what} did not happen");
-        std::thread::sleep(Duration::from_micros(200));
-    }
 }

@@ -20,7 +20,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use testkit::eventually;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// What is copied, and where it begins in its memory.
@@ -295,7 +296,7 @@ fn killed(socket: &Path) {
         let before = engine.relayed(at);
         engine.round_trip(nth as u64 + 1, |engine, way, is_over| {
             if way == at {
-                wait_until("relaying", || engine.relayed(at) >= before + bytes || is_over());
+                eventually("relaying", || engine.relayed(at) >= before + bytes || is_over());
                 node.take().unwrap().kill();
             }
         });
@@ -310,12 +311,12 @@ fn frozen(socket: &Path) {
         engine.wait_attached();
         engine.round_trip(7, |engine, way, _| {
             if way == at {
-                wait_until("relaying", || engine.relayed(at) > 0);
+                eventually("relaying", || engine.relayed(at) > 0);
                 node.signal(libc::SIGSTOP);
                 assert_eq!(engine.wait_detached(), "the node shows no sign of life");
                 match way {
                     // Nobody reads what the node may still put into staging.
-                    "h2d" => wait_until("the end", || !engine.is_copying()),
+                    "h2d" => eventually("the end", || !engine.is_copying()),
                     _ => {
                         // Long enough for an end that comes too early to be seen.
                         std::thread::sleep(Duration::from_millis(300));
@@ -337,10 +338,10 @@ fn silent(socket: &Path) {
     node.signal(libc::SIGSTOP);
     let is_silent = |engine: &Engine| engine.wait_detached() == "the node is silent";
     let given_up = Engine::start(socket, "token", Engine::allocated);
-    wait_until("silence", || is_silent(&given_up));
+    eventually("silence", || is_silent(&given_up));
     drop(given_up);
     let engine = Engine::start(socket, "token", Engine::allocated);
-    wait_until("silence", || is_silent(&engine));
+    eventually("silence", || is_silent(&engine));
     node.signal(libc::SIGCONT);
     assert_eq!(engine.wait_attached(), 3);
     // There is staging for three engines.
@@ -369,7 +370,7 @@ fn short_of_streams(socket: &Path) {
     // SAFETY: this is the signature of the symbol.
     assert_eq!(unsafe { control(faults.as_ptr()) }, 0);
     let _node = Node::start(socket);
-    wait_until("want of memory", || engine.wait_detached().contains("OUT_OF_MEMORY"));
+    eventually("want of memory", || engine.wait_detached().contains("OUT_OF_MEMORY"));
     assert_eq!(engine.wait_attached(), 3);
     let links = engine.copier.telemetry().unwrap().links;
     assert_eq!(links.iter().filter(|link| link.name.starts_with("relay-")).count(), 3 * 4);
@@ -382,7 +383,7 @@ fn wrong_bytes(socket: &Path) {
     // SAFETY: this is the signature of the symbol.
     assert_eq!(unsafe { control(c"p2p kernels lost".as_ptr()) }, 0);
     let _node = Node::start(socket);
-    wait_until("no relay", || engine.wait_detached().contains("none of the node's relays"));
+    eventually("no relay", || engine.wait_detached().contains("none of the node's relays"));
     engine.round_trip(4, |_, _, _| ());
     assert_eq!(engine.relayed(""), 0, "it was used all the same");
 }
@@ -399,7 +400,7 @@ fn exclusive(socket: &Path) {
 fn wrong_token(socket: &Path) {
     let _node = Node::start(socket);
     let engine = Engine::start(socket, "tokem", Engine::allocated);
-    wait_until("a refusal", || engine.wait_detached().contains("the token is wrong"));
+    eventually("a refusal", || engine.wait_detached().contains("the token is wrong"));
     engine.round_trip(3, |_, _, _| ());
     assert_eq!(engine.relayed(""), 0);
 }
@@ -432,7 +433,7 @@ fn engine_unseen(socket: &Path) {
 
 /// Waits until the attachment has failed, and sees that it says why.
 fn wait_for_reason(engine: &Engine, why: &str) {
-    wait_until("an attempt", || engine.wait_detached() != "not tried yet");
+    eventually("an attempt", || engine.wait_detached() != "not tried yet");
     assert_eq!(engine.wait_detached(), why);
 }
 
@@ -452,10 +453,10 @@ fn engine_killed(socket: &Path) {
     for gpu in ["0", "2"] {
         let requests = relays.stat().requests;
         let mut child = command("copier", socket, gpu).stdout(Stdio::null()).spawn().unwrap();
-        wait_until("copying", || relays.stat().requests > requests + 20);
+        eventually("copying", || relays.stat().requests > requests + 20);
         child.kill().unwrap();
         child.wait().unwrap();
-        wait_until("clearing up", || (relays.stat().engines, relays.stat().staging_bytes) == (0, 0));
+        eventually("clearing up", || (relays.stat().engines, relays.stat().staging_bytes) == (0, 0));
     }
 }
 
@@ -482,7 +483,7 @@ fn environment(socket: &Path) {
     // The pool goes with its last buffer, and the node lets go of its memory.
     let Engine { copier, host, .. } = engine;
     drop(host);
-    wait_until("taking back", || copier.relays(0).unwrap().shared_bytes() == 0);
+    eventually("taking back", || copier.relays(0).unwrap().shared_bytes() == 0);
 }
 
 /// Of the node's relays those are used that the copier does not have itself.

@@ -12,7 +12,7 @@ use forebay_net::*;
 use forebay_transfer::HostBuffer;
 use forebay_transfer::sim::SplitMix;
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Long enough for the slowest machine.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -108,13 +108,4 @@ pub fn bytes(buffer: &HostBuffer, bytes: usize) -> Vec<u8> {
     let mut read = vec![0; bytes];
     assert!(buffer.read(0, &mut read));
     read
-}
-
-/// Waits until something is so.
-pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let until = Instant::now() + LONG;
-    while !is_so() {
-        assert!(Instant::now() < until, "{what}: not within {LONG:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }

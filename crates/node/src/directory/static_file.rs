@@ -241,6 +241,7 @@ impl WrittenNode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use testkit::eventually;
 
     const TWO: &str = r#"
         [[nodes]]
@@ -257,14 +258,6 @@ mod tests {
         let path = folder.path().join("nodes.toml");
         std::fs::write(&path, text).unwrap();
         (folder, path)
-    }
-
-    fn wait_for(what: &str, is_so: impl Fn() -> bool) {
-        let start = Instant::now();
-        while !is_so() {
-            assert!(start.elapsed() < Duration::from_secs(30), "{what} did not come");
-            std::thread::sleep(Duration::from_millis(20));
-        }
     }
 
     fn names(directory: &StaticDirectory) -> Vec<String> {
@@ -285,14 +278,14 @@ mod tests {
         let (_folder, path) = written(TWO);
         let directory = StaticDirectory::open(&path, [0; 16]).unwrap();
         std::fs::write(&path, "[[nodes]]\nname = \"third\"\naddress = \"127.0.0.1:7003\"\n").unwrap();
-        wait_for("the changed list", || names(&directory) == ["third"]);
+        eventually("the changed list", || names(&directory) == ["third"]);
         std::fs::write(&path, "[[nodes]]\nname = \"fourth\"\naddress = \"nowhere\"\n").unwrap();
-        wait_for("the fault", || directory.stat().faults.bad_entries == 1);
+        eventually("the fault", || directory.stat().faults.bad_entries == 1);
         std::fs::remove_file(&path).unwrap();
-        wait_for("the other fault", || directory.stat().faults.unreachable == 1);
+        eventually("the other fault", || directory.stat().faults.unreachable == 1);
         assert_eq!(names(&directory), ["third"]);
         std::fs::write(&path, "").unwrap();
-        wait_for("the empty list", || names(&directory).is_empty());
+        eventually("the empty list", || names(&directory).is_empty());
         assert_eq!(directory.stat().faults.bad_entries, 1);
     }
 

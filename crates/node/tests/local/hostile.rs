@@ -6,6 +6,7 @@ use forebay_store::{StoreEnd, TenantId};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
+use testkit::eventually;
 
 const NUMBER: u64 = 7;
 

@@ -15,6 +15,7 @@ use forebay_transfer::{Class, Span};
 use rig::*;
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
+use testkit::{ended, eventually};
 
 /// Not a test by itself: the children of the others.
 #[test]

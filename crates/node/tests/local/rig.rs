@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use testkit::ended;
 
 pub const LAYERS: usize = 3;
 /// Not a multiple of anything.
@@ -191,21 +192,6 @@ pub fn corrupt(node: &Node, number: usize, at: usize) {
     let arena = node.store().arena_memory();
     // SAFETY: inside of the arena, which lives as long as the node; nobody else writes the chunk now.
     unsafe { *arena.as_ptr().add(loan.offset_bytes() as usize + at) ^= 1 };
-}
-
-pub fn ended<T>(receiver: &Receiver<T>) -> T {
-    receiver.recv_timeout(PATIENCE).expect("every operation ends")
-}
-
-pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while start.elapsed() < PATIENCE {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    panic!("never: {what}");
 }
 
 /// A small node behind this socket. Where there is a configuration beside the socket, that one.

@@ -7,6 +7,7 @@ use forebay_node::{Node, SsdConfig, WriteBackPolicy};
 use forebay_store::{ChunkShape, TenantId};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
+use testkit::eventually;
 
 const TENANT: TenantId = TenantId(0);
 

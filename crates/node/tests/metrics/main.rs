@@ -13,6 +13,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use testkit::eventually;
 
 const LOTS: Family = Family { name: "forebay_test_lots_total", help: "Lots.", kind: Kind::Counter };
 
@@ -32,14 +33,6 @@ fn listen(metrics: &Arc<Metrics>, ready: bool) -> MetricsServer {
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
     let ready = move || if ready { Ok(String::new()) } else { Err("draining".to_owned()) };
     MetricsServer::listen(address, Arc::clone(metrics), limits(), ready).unwrap()
-}
-
-fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < LIMIT, "{what} did not come within {LIMIT:?}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// The value of the line that begins like this.
@@ -102,7 +95,7 @@ fn health_is_answered_whoever_sends_slowly_or_reads_slowly() {
     assert_eq!(status, "HTTP/1.1 503 Service Unavailable");
     assert_eq!(body, "16 requests for /metrics are being answered; no more may be\n");
     drop(readers);
-    wait_for("room for readers", || get(server.address(), "GET", "/metrics").0 == "HTTP/1.1 200 OK");
+    eventually("room for readers", || get(server.address(), "GET", "/metrics").0 == "HTTP/1.1 200 OK");
     let mut garbage = TcpStream::connect(server.address()).unwrap();
     garbage.write_all(&[0xFF; 4096]).unwrap();
     assert_eq!(get(server.address(), "GET", "/healthz").0, "HTTP/1.1 200 OK");
@@ -141,7 +134,7 @@ fn a_collector_receives_metrics_and_spans() {
     let next = || received.recv_timeout(LIMIT).unwrap();
     let (_, body) = std::iter::repeat_with(next).find(|(path, _)| path == "/v1/traces").unwrap();
     assert_eq!(body["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["name"], "read");
-    wait_for("the count", || value(&metrics, "forebay_metrics_pushes_total{end=\"taken\"}") >= 2.0);
+    eventually("the count", || value(&metrics, "forebay_metrics_pushes_total{end=\"taken\"}") >= 2.0);
 }
 
 #[test]
@@ -155,7 +148,7 @@ fn a_collector_that_is_dead_slow_or_refuses_is_counted_and_changes_nothing() {
         let metrics = metrics();
         let server = listen(&metrics, true);
         let push = push_to(&endpoint, &metrics, limit_us);
-        wait_for("a failure", || value(&metrics, "forebay_metrics_pushes_total{end=\"failed\"}") >= 2.0);
+        eventually("a failure", || value(&metrics, "forebay_metrics_pushes_total{end=\"failed\"}") >= 2.0);
         assert_eq!(value(&metrics, "forebay_metrics_pushes_total{end=\"taken\"}"), 0.0);
         assert_eq!(get(server.address(), "GET", "/metrics").0, "HTTP/1.1 200 OK");
         let start = Instant::now();

@@ -22,6 +22,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
+use testkit::{ended, eventually};
 
 /// Not a test by itself: the children of the others.
 #[test]

@@ -7,6 +7,7 @@ use forebay_node::{CollectorConfig, MetricsConfig, Node, NodeConfig};
 use serde_json::Value;
 use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
+use testkit::eventually;
 
 /// Has a node tell this collector of everything, every second. A push that is late is lost, and its spans with it.
 fn tell(site: &Site, endpoint: &str, limit_ms: u64) {

@@ -6,6 +6,7 @@ use forebay_net::ucx::{UcxError, UcxRail};
 use forebay_net::{Fabric, Path, RailOptions};
 use forebay_node::{FabricConfig, Node, NodeConfig, RailConfig};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use testkit::eventually;
 
 /// Stores at the left node and loads at the right one.
 fn all_are_hits(pair: &Pair, until: impl Fn(&Node) -> bool) -> (Node, Node) {

@@ -12,6 +12,7 @@ use rig::*;
 use std::ffi::{c_int, c_void};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
+use testkit::eventually;
 
 const ONE: [(&str, &str); 2] = [("FAKE_CUDA_GPUS", "1"), ("XDG_CACHE_HOME", "/nonexistent")];
 

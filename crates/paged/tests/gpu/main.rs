@@ -13,6 +13,7 @@ use rig::*;
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::time::{Duration, Instant};
+use testkit::eventually;
 
 const BLOCKS: usize = TOKENS.div_ceil(PAGE_TOKENS);
 const ONE: [(&str, &str); 2] = [("FAKE_CUDA_GPUS", "1"), ("XDG_CACHE_HOME", "/nonexistent")];

@@ -9,7 +9,7 @@ use forebay_paged::cache::{CacheShape, Group, Layer};
 use forebay_paged::pages::{PageTables, Source};
 use forebay_paged::{LoadEnd, NewChunk, PagedCache, PagedOptions, Wish};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub const LAYERS: usize = 3;
 pub const PAGES: usize = 320;
@@ -228,12 +228,4 @@ fn new_chunks(salt: u8) -> Vec<NewChunk> {
         tokens: CHUNK_TOKENS.min(TOKENS - nth * CHUNK_TOKENS) as u32,
     };
     ids.iter().enumerate().map(chunk).collect()
-}
-
-pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let since = Instant::now();
-    while !is_so() {
-        assert!(since.elapsed() < PATIENCE, "{what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }

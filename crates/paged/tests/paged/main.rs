@@ -11,6 +11,7 @@ use forebay_store::TenantId;
 use forebay_transfer::Backing;
 use rig::*;
 use std::time::Duration;
+use testkit::eventually;
 
 const TOKENS: usize = 4 * CHUNK_TOKENS as usize + 21;
 

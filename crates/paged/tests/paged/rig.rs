@@ -10,7 +10,7 @@ use forebay_paged::{HostCopies, LoadEnd, NewChunk, NotOpened, PagedCache, PagedO
 use forebay_transfer::{Backing, HostBuffer, RegionId};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bytes of a head of a token: not a power of two.
 pub const CELL: usize = 24;
@@ -392,17 +392,6 @@ pub fn new_chunks(tokens: usize, salt: u8) -> Vec<NewChunk> {
         tokens: (tokens as u32 - number as u32 * CHUNK_TOKENS).min(CHUNK_TOKENS),
     };
     (0..ids.len()).map(chunk).collect()
-}
-
-pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while start.elapsed() < PATIENCE {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    panic!("never: {what}");
 }
 
 /// Holes in a table.

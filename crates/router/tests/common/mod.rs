@@ -378,18 +378,6 @@ impl Got {
     }
 }
 
-/// Waits until something holds; returns whether it did in time.
-pub async fn until(mut holds: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    while !holds() {
-        if start.elapsed() > PATIENCE {
-            return false;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    true
-}
-
 /// A port that is taken, and where nobody listens.
 pub struct Nobody(TcpSocket);
 

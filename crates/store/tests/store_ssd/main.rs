@@ -8,8 +8,9 @@ mod rig;
 use forebay_store::StoreEnd;
 use forebay_store::admission::Policy;
 use forebay_transfer::{End, Reason};
-use rig::{CHUNK_BYTES, Disk, Rig, TENANT, ended, eventually, id, ids};
+use rig::{CHUNK_BYTES, Disk, Rig, TENANT, id, ids};
 use std::time::Duration;
+use testkit::{ended, eventually};
 
 const CHAIN: [usize; 4] = [0, 1, 2, 3];
 const OTHER: [usize; 4] = [10, 11, 12, 13];

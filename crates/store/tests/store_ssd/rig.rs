@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+use testkit::ended;
 
 const HOST: Place = Place::Host(0);
 const DEVICE: Place = Place::Device(0);
@@ -241,18 +242,4 @@ pub fn ids(chain: &[usize]) -> Vec<ChunkId> {
 pub fn truth(number: usize) -> Vec<u8> {
     let word = |at: usize| (at as u32 + 1).wrapping_mul(2_654_435_761 + 2 * number as u32).to_le_bytes()[2];
     (0..CHUNK_BYTES as usize).map(word).collect()
-}
-
-pub fn ended<T>(receiver: &Receiver<T>) -> T {
-    receiver.recv_timeout(Duration::from_secs(20)).expect("every operation ends")
-}
-
-pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..2000 {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    panic!("{what}");
 }

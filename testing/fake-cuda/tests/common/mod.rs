@@ -200,12 +200,3 @@ impl Cuda {
 pub fn at(bytes: &[u8]) -> u64 {
     bytes.as_ptr() as u64
 }
-
-/// Waits until `what` holds.
-pub fn until(what: impl Fn() -> bool) {
-    let start = std::time::Instant::now();
-    while !what() {
-        assert!(start.elapsed().as_secs() < 30, "waited for 30 s");
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
-}

@@ -14,7 +14,6 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
 
 /// A clock so fast that a step of the H20 takes some 25 us.
 pub const FAST: f64 = 2_000.0;
@@ -41,15 +40,6 @@ pub fn tokens(count: u32, seed: u32) -> Vec<u32> {
     (0..count)
         .map(|position| position.wrapping_mul(2_654_435_761).wrapping_add(seed * 77) % 151_936)
         .collect()
-}
-
-/// Waits until `done`, at most a minute.
-pub async fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
 }
 
 /// Speaks to one engine.
