@@ -5,8 +5,8 @@ mod ends;
 
 use ends::{Asking, Direction, KEY, asking, bytes, fill, identity, scattered, server};
 use forebay_net::tcp::*;
-use forebay_transfer::End;
 use forebay_transfer::sim::SplitMix;
+use forebay_transfer::{End, Transfer};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};

@@ -2,8 +2,8 @@
 //! who waits for what; it must never know how a job goes on.
 
 use crate::bubble::Bubble;
-use crate::loading::Loading;
 use crate::cost_model::Tier;
+use crate::loading::Loading;
 use parking_lot::{Condvar, Mutex};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};

@@ -14,6 +14,7 @@ extern crate self as forebay_paged;
 mod bubble;
 pub mod cache;
 pub mod copies;
+pub mod cost_model;
 mod door;
 #[cfg(test)]
 #[path = "../../cuda/tests/fake/mod.rs"]
@@ -26,7 +27,6 @@ mod loading;
 mod paged;
 pub mod pages;
 mod patience;
-pub mod cost_model;
 mod stats;
 mod storing;
 mod window;

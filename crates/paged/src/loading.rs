@@ -4,12 +4,12 @@
 
 use crate::bubble::Waits;
 use crate::copies::{Batch, Job, NotCopied, Piece};
+use crate::cost_model::Tier;
 use crate::jobs::{Came, LoadEnd, TierBytes};
 use crate::load::{Load, Next, Part};
 use crate::paged::Shared;
 use crate::pages::{ChunkAt, PageTables, Source, pieces};
 use crate::patience::Patience;
-use crate::cost_model::Tier;
 use crate::stats::{add, take};
 use crate::window::Place;
 use crate::workers::Urgency;

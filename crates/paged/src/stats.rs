@@ -1,7 +1,7 @@
 //! What a cache counts. This file knows names; it must never know when something is counted.
 
-use crate::jobs::TierBytes;
 use crate::cost_model::Tier;
+use crate::jobs::TierBytes;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {

@@ -10,8 +10,8 @@ use forebay_node::{Node, NodeConfig, SsdConfig, WriteBackPolicy};
 use forebay_results::{Results, Row};
 use forebay_store::{ChunkShape, StoreEnd};
 use forebay_transfer::{
-    Backing, Class, End, HostBuffer, HostLink, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId,
-    RouteSpec, Span, SpanPair, Transfer,
+    Backing, Class, End, HostBuffer, HostLink, Limits, LinkSpec, MoverHandle, MoverThread, PathSpec, Place,
+    RegionId, Span, SpanPair, Transfer,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -109,7 +109,6 @@ fn prompt(number: u32) -> Vec<ChunkId> {
 /// A client, and memory for the KV of a prompt.
 struct Engine {
     client: Client,
-    memory: Arc<HostBuffer>,
     region: RegionId,
     mover: MoverThread,
 }
@@ -125,14 +124,14 @@ impl Engine {
         let mover = MoverThread::spawn(Limits::default())?;
         let handle: MoverHandle = mover.handle();
         let link = handle.add_link(LinkSpec::new("host", 4, 64 << 20), Box::new(HostLink::new(1)?))?;
-        handle.add_route(RouteSpec::direct(HOST, HOST, link))??;
+        handle.add_path(PathSpec::direct(HOST, HOST, link))??;
         let memory = Arc::new(HostBuffer::new(CHUNKS * CHUNK_BYTES as usize));
         let truth: Vec<u8> =
             (0..memory.len()).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
         memory.write(0, &truth);
-        let region = handle.register(HOST, memory.clone())?;
+        let region = handle.register(HOST, memory)?;
         let client = Client::connect(&handle, HOST, ClientOptions::new(socket))?;
-        Ok(Engine { client, memory, region, mover })
+        Ok(Engine { client, region, mover })
     }
 
     /// Does it, and says what it cost.

@@ -69,7 +69,7 @@ fn hello_of(gpu: u16) -> Message {
 
 fn say(socket: &OwnedFd, message: &Message, files: &[&SharedFile]) -> Message {
     let files: Vec<_> = files.iter().map(|file| file.file()).collect();
-    wire::send(socket, word, &files).unwrap();
+    wire::send(socket, message, &files).unwrap();
     wire::receive(socket).unwrap().0
 }
 

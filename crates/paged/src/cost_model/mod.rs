@@ -177,8 +177,13 @@ impl CostModel {
         if layers == 0 {
             return refuse("layers", "0".into(), "1 or more");
         }
-        let mut model =
-            CostModel { layers, steps: BTreeMap::new(), tiers: BTreeMap::new(), cost: None, declined: [0; 3] };
+        let mut model = CostModel {
+            layers,
+            steps: BTreeMap::new(),
+            tiers: BTreeMap::new(),
+            cost: None,
+            declined: [0; 3],
+        };
         let Some(profile) = profile else { return Ok(model) };
         let profile: Profile = serde_json::from_str(profile)?;
         if profile.version != VERSION {

@@ -4,8 +4,8 @@
 
 mod rig;
 
-use forebay_paged::pages::{BadPages, Source};
 use forebay_paged::cost_model::Tier;
+use forebay_paged::pages::{BadPages, Source};
 use forebay_paged::{JobStored, LOADS_MAX, NotBegun, PagedOptions, Wish};
 use forebay_store::TenantId;
 use forebay_transfer::Backing;
