@@ -48,7 +48,7 @@ def ticket_of(params: Mapping[str, Any] | None, prompt_tokens: int, facts: Facts
     cut = shape({"tp": said.get("tp"), "block_tokens": said.get("block_tokens")}, "kv_transfer_params")
     theirs = facts.cut(cut)
     refuse_shape("kv_transfer_params", theirs, facts)
-    return Ticket(number(said, "tokens", 0, 1, 1 << 30, "kv_transfer_params"), theirs)
+    return Ticket(number("tokens", said.get("tokens"), 1, 1 << 30, "kv_transfer_params"), theirs)
 
 
 def answer(request: Any, blocks: tuple[list[int], ...], engine_id: str, facts: Facts) -> dict[str, Any]:
