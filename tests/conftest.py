@@ -4,8 +4,11 @@ It knows the form of that list, `TEST<tab>REASON`; `testing/skips.py` reads it.
 """
 
 import os
+import pathlib
+from collections.abc import Iterator
 
 import pytest
+from processes import Daemon
 
 
 def add(report: pytest.TestReport | pytest.CollectReport) -> None:
@@ -26,3 +29,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     """pytest's hook for each file that was collected: it may be skipped whole."""
     add(report)
+
+
+@pytest.fixture
+def daemon(tmp_path: pathlib.Path) -> Iterator[Daemon]:
+    """A node with a little memory."""
+    made = Daemon(tmp_path)
+    made.start()
+    yield made
+    made.kill()

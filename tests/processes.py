@@ -13,6 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -84,3 +85,23 @@ def free_port() -> int:
             except OSError:
                 continue
         return port
+
+
+@dataclass
+class Daemon:
+    """A node in a process of its own."""
+
+    folder: pathlib.Path
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def socket(self) -> pathlib.Path:
+        return self.folder / "node.sock"
+
+    def start(self) -> None:
+        config = self.folder / "node.toml"
+        config.write_text(f"socket = '{self.socket}'\n[memory]\nsize = '16MiB'\nlargest_chunk = '1MiB'\n")
+        self.process = start_node(config)
+
+    def kill(self) -> None:
+        kill(self.process)

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import pathlib
 import random
 import select
 import signal
@@ -10,12 +9,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
-import pytest
-from processes import until
-from test_py_node import LAYER_BYTES, LAYERS, NAMESPACE, Daemon, layers_at
+from processes import Daemon, free_port, until
+from test_py_node import LAYER_BYTES, LAYERS, NAMESPACE, layers_at
 
 import forebay
 from forebay.nixl._api import nixl_agent, nixl_agent_config
@@ -25,14 +23,6 @@ TIMEOUT_S = 60.0
 CHUNK_BYTES = LAYERS * LAYER_BYTES
 # Twice as long as a client waits for a node.
 LONGER_THAN_PATIENCE_S = 4.0
-
-
-@pytest.fixture
-def daemon(tmp_path: pathlib.Path) -> Iterator[Daemon]:
-    made = Daemon(tmp_path)
-    made.start()
-    yield made
-    made.kill()
 
 
 def in_child(act: Callable[[], str]) -> str:
@@ -308,11 +298,6 @@ def test_handles_of_nixl_belong_to_the_process_that_made_them() -> None:
     assert agent.get_new_notifs() == {"forks": [b"to itself"]}
     with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as connection:
         assert connection.recv(4) == b"FBMX", "the listener is the parent's"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 EXITS = """

@@ -8,13 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from agent_peer import Pool
-from processes import freeze, kill, start_node, until
+from processes import Daemon, freeze, until
 
 import forebay
 from forebay.pages import Pages
@@ -23,34 +21,6 @@ HERE = pathlib.Path(__file__).parent
 TIMEOUT_S = 20.0
 LAYERS, LAYER_BYTES, BLOCK_BYTES = 4, 24_000, 8_000
 NAMESPACE = bytes(range(32))
-
-
-@dataclass
-class Daemon:
-    """A node in a process of its own."""
-
-    folder: pathlib.Path
-    process: subprocess.Popen[str] | None = None
-
-    @property
-    def socket(self) -> pathlib.Path:
-        return self.folder / "node.sock"
-
-    def start(self) -> None:
-        config = self.folder / "node.toml"
-        config.write_text(f"socket = '{self.socket}'\n[memory]\nsize = '16MiB'\nlargest_chunk = '1MiB'\n")
-        self.process = start_node(config)
-
-    def kill(self) -> None:
-        kill(self.process)
-
-
-@pytest.fixture
-def daemon(tmp_path: pathlib.Path) -> Iterator[Daemon]:
-    made = Daemon(tmp_path)
-    made.start()
-    yield made
-    made.kill()
 
 
 def layers_at(base: int) -> list[list[tuple[int, int, int]]]:

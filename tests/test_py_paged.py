@@ -3,14 +3,13 @@
 import json
 import pathlib
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from processes import freeze, until
-from test_py_node import Daemon
+from processes import Daemon, freeze, until
 
 import forebay
 
@@ -28,14 +27,6 @@ NAMESPACE = {
     "lora": None,
     "salt": b"",
 }
-
-
-@pytest.fixture
-def daemon(tmp_path: pathlib.Path) -> Iterator[Daemon]:
-    made = Daemon(tmp_path)
-    made.start()
-    yield made
-    made.kill()
 
 
 def truth(tokens: int, heads: range) -> npt.NDArray[np.uint8]:

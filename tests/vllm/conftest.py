@@ -10,11 +10,12 @@ import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nodes import Node
 from processes import free_port, kill, line_of, start_node, until
 
 HERE = Path(__file__).parent
@@ -242,6 +243,28 @@ ASKED: dict[str, tuple[list[int], int]] = {
     # Seed 23 has two tokens that are 6e-6 apart with one of the models: which is said, rounding decides.
     **{f"crowd {seed}": (prompt(seed, 400), 200) for seed in (20, 21, 22, 24, 25)},
 }
+
+
+def whole(name: str) -> int:
+    """Tokens of the whole chunks of a prompt."""
+    return len(ASKED[name][0]) // CHUNK * CHUNK
+
+
+def ask(engine: Engine, name: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One of the prompts, of which vLLM itself has kept nothing. Returns when it is stored."""
+    assert engine.forget()
+    tokens, count = ASKED[name]
+    (said,) = engine.generate(prompts=[tokens], tokens=count, params=params)
+    engine.settle()
+    return said
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A node with memory alone."""
+    made = Node(tmp_path)
+    yield made
+    made.kill()
 
 
 @pytest.fixture(scope="session")

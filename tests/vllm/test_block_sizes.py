@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import ASKED, CHUNK, ON_GPU, ROOM_TOKENS, Daemon, Engine, arguments, transfer
+from conftest import ASKED, CHUNK, ON_GPU, ROOM_TOKENS, Daemon, Engine, arguments, ask, transfer
 
 pytestmark = pytest.mark.skipif(not ON_GPU, reason="SKIPPED: CPUs keep keys transposed within a block")
 
@@ -60,15 +59,6 @@ def place(
             engine.end()
     finally:
         node.kill()
-
-
-def ask(engine: Engine, name: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One of the prompts, of which vLLM itself has kept nothing. Returns when it is stored."""
-    assert engine.forget()
-    tokens, count = ASKED[name]
-    (said,) = engine.generate(prompts=[tokens], tokens=count, params=params)
-    engine.settle()
-    return said
 
 
 @pytest.mark.parametrize("layerwise", [True, False])

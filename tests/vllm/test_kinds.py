@@ -26,6 +26,7 @@ from conftest import (
     Engine,
     arguments,
     transfer,
+    whole,
 )
 
 WINDOW, LAYERS = 40, 4
@@ -104,11 +105,6 @@ class Place:
         if said["cached"] == 0 or self.kind.in_pieces:
             assert said["tokens"] == self.plain[name], name
         return dict(said)
-
-
-def whole(name: str) -> int:
-    """Tokens of the whole chunks of a prompt."""
-    return len(ASKED[name][0]) // CHUNK * CHUNK
 
 
 def start(kind: Kind, folder: Path, node: Daemon) -> Place:

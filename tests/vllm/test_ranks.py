@@ -8,10 +8,9 @@ differ from those of one rank without any fault; with this model they do not, an
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, need_gpus, transfer
+from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, ask, need_gpus, transfer, whole
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
@@ -45,20 +44,6 @@ def place(
         for engine in made:
             engine.kill()
         node.kill()
-
-
-def whole(name: str) -> int:
-    """Tokens of the whole chunks of a prompt."""
-    return len(ASKED[name][0]) // CHUNK * CHUNK
-
-
-def ask(engine: Engine, name: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One of the prompts, of which vLLM itself has kept nothing. Returns when it is stored."""
-    assert engine.forget()
-    tokens, count = ASKED[name]
-    (said,) = engine.generate(prompts=[tokens], tokens=count, params=params)
-    engine.settle()
-    return said
 
 
 @pytest.mark.parametrize("layerwise", [True, False])

@@ -73,13 +73,6 @@ class Pool:
         return [place.data_ptr() for place in places], [place.nbytes for place in places]
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    made = Node(tmp_path)
-    yield made
-    made.kill()
-
-
 def backend_of(sglang: Any, node: Any, pool: Pool, extra: dict[str, Any] | None = None, **config: Any) -> Any:
     """As SGLang's cache controller makes it."""
     settings = {

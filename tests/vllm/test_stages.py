@@ -22,6 +22,7 @@ from conftest import (
     need_gpus,
     prompt,
     transfer,
+    whole,
 )
 
 # What conftest takes for a newer one by its blocks.
@@ -56,11 +57,6 @@ def engine(
     finally:
         made.kill()
         node.kill()
-
-
-def whole(name: str) -> int:
-    """Tokens of the whole chunks of a prompt."""
-    return len(ASKED[name][0]) // CHUNK * CHUNK
 
 
 def ask(engine: Engine, *names: str) -> list[dict]:

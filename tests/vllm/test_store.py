@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, prompt, transfer
+from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, prompt, transfer, whole
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +19,6 @@ def engine(
         made.end()
     finally:
         node.kill()
-
-
-def whole(name: str) -> int:
-    """Tokens of the whole chunks of a prompt."""
-    return len(ASKED[name][0]) // CHUNK * CHUNK
 
 
 def ask(engine: Engine, *names: str) -> list[dict]:

@@ -6,7 +6,6 @@ Python that has vLLM.
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,13 +122,6 @@ class Engine:
 def blocks_of(count: int, seed: int = 1) -> dict[bytes, bytes]:
     made = np.random.default_rng(seed)
     return {make_offload_key(made.bytes(32), 0): made.bytes(ROW_BYTES) for _ in range(count)}
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    made = Node(tmp_path)
-    yield made
-    made.kill()
 
 
 def test_it_is_what_vllm_asks_for() -> None:
