@@ -1,4 +1,4 @@
-"""docs/reference/format.md is enough: a reader that was written from it reads what Forebay wrote, and no wrong byte."""
+"""docs/reference/format.md is enough: a reader that was written from it reads what Forebay wrote."""
 
 import os
 import pathlib
