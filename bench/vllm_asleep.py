@@ -32,7 +32,7 @@ def engine(site: Site) -> Engine:
         # All that is there is loaded, also a last chunk that is computed as soon.
         own = {"keep_on_reset": True, "gate": False}
         arguments["kv_transfer_config"]["kv_connector_extra_config"] |= own
-        # Kept KV takes as much pinned memory.
+        # StoreResult KV takes as much pinned memory.
         return arguments | {
             "enable_sleep_mode": True,
             "worker_cls": WORKER,

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
 from forebay.vllm.connector.load_or_compute import CostModel  # noqa: E402
-from forebay.vllm.connector.metadata import Ended, Kept, Report, Step  # noqa: E402
+from forebay.vllm.connector.metadata import LoadResult, Report, Step, StoreResult  # noqa: E402
 from forebay.vllm.connector.tracked import Found  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
@@ -82,10 +82,10 @@ def test_how_long_a_load_takes_is_not_known_before_its_tiers_are(cost_model: Cos
 
 
 def test_what_every_worker_has_measured_is_heard() -> None:
-    one = Report(1, {5: Ended(1, 64)}, rates=[("memory", 10, 1.0)])
-    both = one.aggregate(Report(1, {5: Ended(1, 32)}, rates=[("memory", 20, 1.0)]))
+    one = Report(1, {5: LoadResult(1, 64)}, rates=[("memory", 10, 1.0)])
+    both = one.aggregate(Report(1, {5: LoadResult(1, 32)}, rates=[("memory", 20, 1.0)]))
     assert both.rates == [("memory", 10, 1.0), ("memory", 20, 1.0)]
-    assert both.loads[5] == Ended(2, 32)
+    assert both.loads[5] == LoadResult(2, 32)
 
 
 def test_a_step_that_nobody_times_still_ends_before_the_next_one_begins_to_count() -> None:
@@ -104,8 +104,8 @@ def test_a_step_that_nobody_times_still_ends_before_the_next_one_begins_to_count
     [
         (False, Report(0), False),
         (True, Report(0), True),
-        (False, Report(0, loads={1: Ended(1, 64)}), True),
-        (False, Report(0, stores={1: Kept(1)}), True),
+        (False, Report(0, loads={1: LoadResult(1, 64)}), True),
+        (False, Report(0, stores={1: StoreResult(1)}), True),
         (False, Report(0, rates=[("memory", 1, 1.0)]), True),
     ],
 )

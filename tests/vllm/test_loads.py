@@ -18,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (  # no
 )
 
 from forebay.vllm.connector import ForebayConnector, compat  # noqa: E402
-from forebay.vllm.connector.metadata import Ended, Report, Step, Store  # noqa: E402
+from forebay.vllm.connector.metadata import LoadResult, Report, Step, Store  # noqa: E402
 from forebay.vllm.connector.tracked import Found, PendingHandover  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
@@ -106,10 +106,10 @@ def test_a_load_ends_by_its_own_report_whatever_has_begun_since() -> None:
     place.request.num_preemptions += 1  # Its blocks are taken away under the load, and it begins anew.
     place.begin(200, whole)
     place.step(preempted=True)
-    half.step_ended(Report(1, {1: Ended(1, 0)}))
+    half.step_ended(Report(1, {1: LoadResult(1, 0)}))
     assert place.released == [1] and list(half.loading) == [2]
     assert half.tracked["one"].chunk_limit is None, "the second load has not failed"
-    half.step_ended(Report(2, {2: Ended(1, whole)}))
+    half.step_ended(Report(2, {2: LoadResult(1, whole)}))
     assert place.released == [1, 2] and not half.loading and not half.departed_requests()
     assert set(half.cost_model.queued.values()) == {0} and half.reset()
 
@@ -122,7 +122,7 @@ def test_whoever_leaves_under_a_load_layer_by_layer_is_remembered_until_it_has_e
     place.step()
     half.request_finished(place.request, ([1, 2, 3],))
     assert half.departed_requests() == [("one", ([1, 2, 3],))]
-    half.step_ended(Report(1, {1: Ended(1, 0)}))
+    half.step_ended(Report(1, {1: LoadResult(1, 0)}))
     assert not half.departed_requests()
 
 
@@ -136,7 +136,7 @@ def test_who_left_is_forgotten_with_the_loads_of_its_time_however_many_follow() 
     place.begin(200, CHUNKS * CHUNK)
     place.step(preempted=True)
     half.note_departure("late", ([4],))
-    half.step_ended(Report(1, {1: Ended(1, CHUNKS * CHUNK)}))
+    half.step_ended(Report(1, {1: LoadResult(1, CHUNKS * CHUNK)}))
     assert [name for name, _ in half.departed_requests()] == ["late"] and list(half.loading) == [2]
 
 
@@ -152,7 +152,7 @@ def test_chunks_are_stored_while_small_loads_follow_each_other_but_for_whoever_m
     half.tracked["early"].request.computed = half.tracked["late"].request.computed = CHUNK
     place.request.num_preemptions += 1
     place.begin(200, CHUNKS * CHUNK)
-    half.step_ended(Report(1, {1: Ended(1, CHUNKS * CHUNK)}))
+    half.step_ended(Report(1, {1: LoadResult(1, CHUNKS * CHUNK)}))
     place.step({"early": 1, "late": 1}, preempted=True)
     assert half.tracked["late"].goal == 1, "the load of its time has ended, whatever has begun since"
 
@@ -218,7 +218,9 @@ def test_what_a_load_brought_before_a_reset_is_not_stored_under_the_new_names() 
     half, one = place.half, place.one
     place.begin(1, CHUNKS * CHUNK, layerwise=False)
     assert not half.reset() and one.gap
-    half.step_ended(Report(1, {1: Ended(1, 2 * CHUNK)}))  # Half of it came, and vLLM goes on behind that.
+    half.step_ended(
+        Report(1, {1: LoadResult(1, 2 * CHUNK)})
+    )  # Half of it came, and vLLM goes on behind that.
     place.request.computed = 2 * CHUNK
     place.begin(1, 0)
     assert one.gap, "what is computed now comes from what was computed before"

@@ -16,7 +16,7 @@ from forebay.vllm.connector.load_mode import LoadMode, choose_load_mode, layerwi
 from forebay.vllm.connector.load_or_compute import CostModel  # noqa: E402
 from forebay.vllm.connector.matcher import Matcher  # noqa: E402
 from forebay.vllm.connector.media import TEXT  # noqa: E402
-from forebay.vllm.connector.metadata import Ended, Kept, Report  # noqa: E402
+from forebay.vllm.connector.metadata import LoadResult, Report, StoreResult  # noqa: E402
 from forebay.vllm.connector.namespace import Facts  # noqa: E402
 from forebay.vllm.connector.scheduler import SchedulerHalf  # noqa: E402
 from forebay.vllm.connector.stats import Counts  # noqa: E402
@@ -138,9 +138,11 @@ def test_a_step_that_cannot_be_undone_loads_nothing_itself(
 
 
 def test_a_load_is_as_good_as_at_the_worker_where_it_is_worst() -> None:
-    one = Report(3, {7: Ended(1, 256), 8: Ended(1, 64)}, {5: Kept(1, {0})})
-    both = one.aggregate(Report(3, {7: Ended(1, 128)}, {5: Kept(1, {2}), 6: Kept(1)}))
-    assert both == Report(3, {7: Ended(2, 128), 8: Ended(1, 64)}, {5: Kept(2, {0, 2}), 6: Kept(1)})
+    one = Report(3, {7: LoadResult(1, 256), 8: LoadResult(1, 64)}, {5: StoreResult(1, {0})})
+    both = one.aggregate(Report(3, {7: LoadResult(1, 128)}, {5: StoreResult(1, {2}), 6: StoreResult(1)}))
+    assert both == Report(
+        3, {7: LoadResult(2, 128), 8: LoadResult(1, 64)}, {5: StoreResult(2, {0, 2}), 6: StoreResult(1)}
+    )
 
 
 def test_ids_grow_with_the_tokens_and_a_tail_has_one_of_its_own() -> None:
@@ -302,11 +304,11 @@ def test_what_there_is_no_room_for_is_stored_later(monkeypatch: pytest.MonkeyPat
     assert first is not None and len(first.chunks[0]) == 3
     assert first.pages[0].tolist() == list(range(1, 13))
     assert planner.plan(one, 2) is None, "three are on their way"
-    assert planner.ended(1, Kept(1)) is None
+    assert planner.ended(1, StoreResult(1)) is None
     assert planner.plan(one, 2) is None, "one worker still stores"
     sizes = []
     while not one.is_stored:
-        planner.ended(1 + len(sizes), Kept(2))
+        planner.ended(1 + len(sizes), StoreResult(2))
         store = planner.plan(one, 2 + len(sizes))
         assert store is not None
         sizes.append([tokens for _, _, tokens in store.chunks[0]])
@@ -319,7 +321,7 @@ def test_stores_that_read_a_block_are_known_until_they_end() -> None:
     planner, one = stores.Stores(facts(), workers=1), a_request(128, 2)
     assert planner.plan(one, 7) is not None
     assert planner.touched([1]) == [7] and planner.touched([8]) == [7] and planner.touched([9]) == []
-    planner.ended(7, Kept(1))
+    planner.ended(7, StoreResult(1))
     assert planner.touched([1]) == [] and one.stores == set()
 
 

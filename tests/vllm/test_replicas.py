@@ -31,7 +31,7 @@ from test_parts import facts  # noqa: E402
 from forebay.vllm.connector.config import Shape  # noqa: E402
 from forebay.vllm.connector.finder import Finder  # noqa: E402
 from forebay.vllm.connector.groups import Group  # noqa: E402
-from forebay.vllm.connector.metadata import Kept, Report, Step, Store  # noqa: E402
+from forebay.vllm.connector.metadata import Report, Step, Store, StoreResult  # noqa: E402
 from forebay.vllm.connector.stores import Stores  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
@@ -65,7 +65,7 @@ def test_a_rank_that_has_nothing_to_store_says_at_once_that_it_has() -> None:
     half: Any = object.__new__(WorkerHalf)
     half.cache = SimpleNamespace(store=lambda job, chunks, pages, stream: stored.append(job))
     half.device, half.stores, half.with_states = SimpleNamespace(type="cpu"), set(), []
-    for rank, reported, begun in ((0, {}, [7]), (1, {7: Kept(1)}, [7])):
+    for rank, reported, begun in ((0, {}, [7]), (1, {7: StoreResult(1)}, [7])):
         half.rank, half.report = rank, Report(1)
         half.step = Step(1, idle=False, stores=[Store(7, [[(bytes(32), None, CHUNK)], []], [])])
         half.start_stores()

@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from forebay.vllm.connector import compat  # noqa: E402
 from forebay.vllm.connector.config import settings_of  # noqa: E402
-from forebay.vllm.connector.metadata import Kept, Load, Report  # noqa: E402
+from forebay.vllm.connector.metadata import Load, Report, StoreResult  # noqa: E402
 from forebay.vllm.connector.tracked import Loading  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
@@ -75,7 +75,7 @@ def test_what_was_on_its_way_at_a_reset_is_told_only_if_it_is_found_under_its_na
     assert store is not None
     load = Loading(one, one.ids.ranks, 0, CHUNK, False, {}, [], resets=half.facts.resets, usable=CHUNK)
     half.reset()
-    half.step_ended(Report(1, stores={store.job: Kept(1)}))
+    half.step_ended(Report(1, stores={store.job: StoreResult(1)}))
     half.load_ended(one, load)
     assert [list(chunks) for chunks in told] == ([[0, 1, 2], [0]] if keep else [])
 
@@ -90,7 +90,7 @@ def test_what_a_request_that_has_ended_stores_after_a_reset_is_not_told() -> Non
     half.reset()
     store = half.stores.plan(one, 1)
     assert store is not None
-    half.step_ended(Report(1, stores={store.job: Kept(1)}))
+    half.step_ended(Report(1, stores={store.job: StoreResult(1)}))
     assert not told, "nobody finds it under that name"
 
 

@@ -11,7 +11,7 @@ from test_parts import BLOCK, CHUNK, a_request, facts  # noqa: E402
 
 from forebay.vllm.connector import compat, stores  # noqa: E402
 from forebay.vllm.connector.events import Events  # noqa: E402
-from forebay.vllm.connector.metadata import Kept  # noqa: E402
+from forebay.vllm.connector.metadata import StoreResult  # noqa: E402
 
 
 class Watcher:
@@ -170,8 +170,8 @@ def test_a_store_says_which_whole_chunks_are_there_of_all_workers() -> None:
     planner, one = stores.Stores(facts(), workers=2), a_request(300, 4)
     one.tail = True
     assert planner.plan(one, 1) is not None
-    assert planner.ended(1, Kept(1, {1})) is None
-    job = planner.ended(1, Kept(1, {3}))
+    assert planner.ended(1, StoreResult(1, {1})) is None
+    job = planner.ended(1, StoreResult(1, {3}))
     assert job is not None and job.there == [0, 2], "the last one is a tail"
 
 

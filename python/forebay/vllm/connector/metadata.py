@@ -63,7 +63,7 @@ NOTHING = Step(0, idle=False)
 
 
 @dataclass
-class Ended:
+class LoadResult:
     """How a load ended at this many workers."""
 
     workers: int
@@ -71,7 +71,7 @@ class Ended:
 
 
 @dataclass
-class Kept:
+class StoreResult:
     """How a store ended at this many workers."""
 
     workers: int
@@ -83,18 +83,18 @@ class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is not th
     """What ended in a step, at one worker or at several."""
 
     step: int
-    loads: dict[int, Ended] = field(default_factory=dict)
-    stores: dict[int, Kept] = field(default_factory=dict)
+    loads: dict[int, LoadResult] = field(default_factory=dict)
+    stores: dict[int, StoreResult] = field(default_factory=dict)
     rates: list[Rate] = field(default_factory=list)  # what loads have taken
 
     def aggregate(self, other: "Report") -> "Report":
         """Both together. A load is worth its worst worker."""
         loads = dict(self.loads)
         for job, ended in other.loads.items():
-            mine = loads.get(job, Ended(0, ended.tokens))
-            loads[job] = Ended(mine.workers + ended.workers, min(mine.tokens, ended.tokens))
+            mine = loads.get(job, LoadResult(0, ended.tokens))
+            loads[job] = LoadResult(mine.workers + ended.workers, min(mine.tokens, ended.tokens))
         stores = dict(self.stores)
         for job, kept in other.stores.items():
-            ours = stores.get(job, Kept(0))
-            stores[job] = Kept(ours.workers + kept.workers, ours.missing | kept.missing)
+            ours = stores.get(job, StoreResult(0))
+            stores[job] = StoreResult(ours.workers + kept.workers, ours.missing | kept.missing)
         return Report(max(self.step, other.step), loads, stores, self.rates + other.rates)

@@ -521,8 +521,8 @@ class SchedulerHalf:
         if report is None:
             return
         self.cost_model.note_rates(report.rates)
-        for job, kept in report.stores.items():
-            stored = self.stores.ended(job, kept)
+        for job, result in report.stores.items():
+            stored = self.stores.ended(job, result)
             if stored is not None and self.events is not None and stored.resets == self.facts.resets:
                 self.events.there(stored.owner.request, stored.owner.ids.ranks, stored.there)
         for job, ended in report.loads.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from forebay.vllm.connector.metadata import Kept, Pages, Store, Stored
+from forebay.vllm.connector.metadata import Pages, Store, Stored, StoreResult
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.tracked import TrackedRequest, state_id
 
@@ -27,13 +27,13 @@ class Job:
     chunks: int
     resets: int  # of the engine, before its chunks were named
     tail: bool = False  # the last one is not whole
-    kept: Kept = field(default_factory=lambda: Kept(0))
+    result: StoreResult = field(default_factory=lambda: StoreResult(0))
 
     @property
     def there(self) -> list[int]:
         """The whole chunks that the node took from all workers."""
         whole = self.chunks - self.tail
-        return [self.first + place for place in range(whole) if place not in self.kept.missing]
+        return [self.first + place for place in range(whole) if place not in self.result.missing]
 
 
 class Stores:
@@ -161,13 +161,13 @@ class Stores:
         fresh = set(blocks)
         return [number for number, job in self.jobs.items() if not fresh.isdisjoint(job.blocks)]
 
-    def ended(self, number: int, kept: Kept) -> Job | None:
+    def ended(self, number: int, result: StoreResult) -> Job | None:
         """A store has ended at some workers. Returns it when it has ended at all."""
         job = self.jobs.get(number)
         if job is None:
             return None
-        job.kept = Kept(job.kept.workers + kept.workers, job.kept.missing | kept.missing)
-        if job.kept.workers < self.workers:
+        job.result = StoreResult(job.result.workers + result.workers, job.result.missing | result.missing)
+        if job.result.workers < self.workers:
             return None
         del self.jobs[number]
         self.chunks -= job.chunks

@@ -16,7 +16,7 @@ from forebay.errors import ForebayError, InvalidError
 from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import Settings
 from forebay.vllm.connector.groups import fail_as_one, groups_of, heads_of
-from forebay.vllm.connector.metadata import Ended, Kept, Load, Report, Step
+from forebay.vllm.connector.metadata import Load, LoadResult, Report, Step, StoreResult
 from forebay.vllm.connector.namespace import (
     chunk_tokens_of,
     is_alone,
@@ -264,7 +264,7 @@ class WorkerHalf:
         stream = compat.stream_of(self.device)
         for store in step.stores:
             if not store.chunks[self.rank]:
-                self.report.stores[store.job] = Kept(1)
+                self.report.stores[store.job] = StoreResult(1)
                 continue
             more: dict[str, Any] = {"state": store.state} if self.with_states else {}
             try:
@@ -278,7 +278,7 @@ class WorkerHalf:
                 self.stores.add(store.job)
             except ForebayError as error:
                 limited.warning("a store of %d chunks was refused: %s", len(store.chunks[self.rank]), error)
-                self.report.stores[store.job] = Kept(1, set(range(len(store.chunks[self.rank]))))
+                self.report.stores[store.job] = StoreResult(1, set(range(len(store.chunks[self.rank]))))
         step.stores = []
 
     def take_finished(self) -> tuple[set[str] | None, set[str] | None]:
@@ -316,7 +316,7 @@ class WorkerHalf:
             self.load_ended(job, tokens, why)
         for job, missing in stores:
             self.stores.discard(job)
-            self.report.stores[job] = Kept(1, set(missing))
+            self.report.stores[job] = StoreResult(1, set(missing))
             if missing:
                 limited.warning("the node did not take %d chunks of a store", len(missing))
 
@@ -327,7 +327,7 @@ class WorkerHalf:
         if job in self.dropped:
             self.dropped.discard(job)
             tokens, why = 0, "the KV cache has slept meanwhile"
-        self.report.loads[job] = Ended(1, tokens)
+        self.report.loads[job] = LoadResult(1, tokens)
         if not load.layerwise:
             self.received.add(load.request)
         if tokens >= load.tokens:
