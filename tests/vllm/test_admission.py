@@ -200,4 +200,4 @@ def test_who_has_no_room_for_a_load_though_nothing_is_in_its_way_computes() -> N
     ],
 )
 def test_a_request_never_has_more_blocks_than_is_counted_on(group: Group, tokens: int, blocks: int) -> None:
-    assert group.most(tokens, 512) == blocks
+    assert group.blocks_at_most(tokens, 512) == blocks

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
-from forebay.vllm.connector.corrections import Corrections, Owed  # noqa: E402
+from forebay.vllm.connector.corrections import Corrections, PendingCorrection  # noqa: E402
 from forebay.vllm.connector.metadata import Report  # noqa: E402
 from forebay.vllm.connector.stats import Counts, Deltas, PromMetrics, Stats  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
@@ -107,7 +107,7 @@ def counted(requests: int, queries: int, hits: int) -> Any:
 
 
 def test_what_is_owed_comes_off_later_counts_where_these_have_less() -> None:
-    owed = Owed()
+    owed = PendingCorrection()
     assert not owed
     owed.requests, owed.queries = 2, 300
     owed.hits["memory"] += 100
@@ -126,7 +126,7 @@ def test_what_is_owed_comes_off_the_source_that_vllm_has_counted_it_for() -> Non
         "vllm.v1.metrics.cache_hit_source", reason="SKIPPED: vLLM has no sources yet"
     )
     host, disk = sources.CacheHitSource.HOST, sources.CacheHitSource.DISK
-    owed = Owed()
+    owed = PendingCorrection()
     owed.hits["disk"] += 50
     first = SimpleNamespace(requests=1, queries=300, hits=200, hits_by_source={host: 200})
     second = SimpleNamespace(requests=1, queries=300, hits=200, hits_by_source={host: 100, disk: 100})
@@ -148,6 +148,6 @@ def test_what_a_request_had_of_others_wrong_blocks_is_taken_off_once() -> None:
     own = counted(1, 300, 128)
     corrections.take_off(own, None)
     assert own.hits == 48, "the first three blocks were right"
-    corrections.told["one"] = 48
+    corrections.answered["one"] = 48
     corrections.admitted(None, request, 64, may_load=True)
     assert noted == [(300, 48, 64)], "vLLM itself notes nothing of a request that starts over"

@@ -347,24 +347,24 @@ def test_a_chunk_is_whole_in_the_step_that_ends_it_and_never_lacks_what_a_load_a
     for end in (64, 128, 448, 431):  # a chunk's; the last one is of a tail
         start = (end - 1) // 64 * 64
         for computed in range(end + 70):  # before the step
-            now = [0] * group.unseen(computed) + table[group.unseen(computed) :]
-            kept = group.kept(now, start, end, 64, computed)
+            now = [0] * group.blocks_unseen_from(computed) + table[group.blocks_unseen_from(computed) :]
+            kept = group.blocks_to_store(now, start, end, 64, computed)
             if kept is None:
                 assert computed >= end, "it is whole in the step that ends it"
                 continue
             assert set(kept.tolist()) <= set(table)
             for loaded in (end - 1, end, end + 1, end + 15, end + 63, end + 64):  # at least all but one
-                asked = [0] * group.unseen(loaded) + table[group.unseen(loaded) :]
-                wanted = group.wanted(asked, start, end, 0)
+                asked = [0] * group.blocks_unseen_from(loaded) + table[group.blocks_unseen_from(loaded) :]
+                wanted = group.blocks_to_load(asked, start, end, 0)
                 assert all(ask in (-1, has) for ask, has in zip(wanted, kept, strict=True))
 
 
 def test_tables_say_what_is_wanted() -> None:
     group = Group(BLOCK, 8, 40)
-    assert group.wanted([0, 0, 7, 8, 9], 16, 80, 0).tolist() == [-1, 7, 8, 9]
-    assert group.wanted([5, 6, 7, 8], 0, 70, 32).tolist() == [-1, -1, 7, 8, -1]
-    assert Group(BLOCK, 8, None).kept([5, 0, 7, 8], 0, 64, 64, 0) is None
-    assert group.kept([5, 6, 7], 0, 64, 64, 0) is None, "there is no block for the end"
+    assert group.blocks_to_load([0, 0, 7, 8, 9], 16, 80, 0).tolist() == [-1, 7, 8, 9]
+    assert group.blocks_to_load([5, 6, 7, 8], 0, 70, 32).tolist() == [-1, -1, 7, 8, -1]
+    assert Group(BLOCK, 8, None).blocks_to_store([5, 0, 7, 8], 0, 64, 64, 0) is None
+    assert group.blocks_to_store([5, 6, 7], 0, 64, 64, 0) is None, "there is no block for the end"
 
 
 def test_a_layer_that_reads_anothers_kv_waits_for_nothing_of_its_own() -> None:

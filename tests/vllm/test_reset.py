@@ -66,7 +66,7 @@ def test_names_cost_as_little_after_many_resets_as_after_the_first() -> None:
 def test_what_was_on_its_way_at_a_reset_is_told_only_if_it_is_found_under_its_name(keep: bool) -> None:
     half, told = Half(), []
     half.settings = settings_of({"keep_on_reset": keep})
-    half.events = SimpleNamespace(there=lambda *said: told.append(said[-1]), forget=lambda: None)  # type: ignore[assignment]
+    half.events = SimpleNamespace(chunks_stored=lambda *said: told.append(said[-1]), forget=lambda: None)  # type: ignore[assignment]
     half.request_added(a_request("one", 3 * CHUNK))
     one = half.tracked["one"]
     one.blocks, one.goal = [list(range(1, 3 * CHUNK // BLOCK + 1))], 3
@@ -82,7 +82,7 @@ def test_what_was_on_its_way_at_a_reset_is_told_only_if_it_is_found_under_its_na
 
 def test_what_a_request_that_has_ended_stores_after_a_reset_is_not_told() -> None:
     half, told = Half(), []
-    half.events = SimpleNamespace(there=lambda *said: told.append(said[-1]), forget=lambda: None)  # type: ignore[assignment]
+    half.events = SimpleNamespace(chunks_stored=lambda *said: told.append(said[-1]), forget=lambda: None)  # type: ignore[assignment]
     half.request_added(a_request("one", 3 * CHUNK))
     one = half.tracked.pop("one")
     one.blocks, one.goal = [list(range(1, 3 * CHUNK // BLOCK + 1))], 3

@@ -13,7 +13,7 @@ from forebay.vllm.connector import compat, step_recovery
 from forebay.vllm.connector.tracked import Counted, Loading, TrackedRequest
 
 
-class Owed:
+class PendingCorrection:
     """What is to be taken off the counts of one cache."""
 
     def __init__(self) -> None:
@@ -63,10 +63,10 @@ class Corrections:
     def __init__(self, chunk_tokens: int, block_tokens: int, is_alone: bool) -> None:
         """`is_alone`: there is no other connector that loads what ours may not."""
         self.chunk_tokens, self.block_tokens, self.is_alone = chunk_tokens, block_tokens, is_alone
-        self.own, self.external = Owed(), Owed()
+        self.own, self.external = PendingCorrection(), PendingCorrection()
         # Requests that were answered in this pass and not admitted: tokens that vLLM itself had.
-        self.told: dict[str, int] = {}
-        self.over: set[str] = set()  # requests that have started over
+        self.answered: dict[str, int] = {}
+        self.restarted: set[str] = set()  # requests that have started over
 
     def asked(self, tracked: TrackedRequest | None, request: Any) -> None:
         """vLLM asks for a request. One that was admitted before and not preempted is counted again,
@@ -80,10 +80,10 @@ class Corrections:
 
     def admitted(self, tracked: TrackedRequest | None, request: Any, external: int, may_load: bool) -> None:
         """A request has its blocks. vLLM counts it if it has asked for it."""
-        held = self.told.pop(request.request_id, None)
+        held = self.answered.pop(request.request_id, None)
         if held is None:
             return
-        if request.request_id in self.over and request.prefill_stats is not None:
+        if request.request_id in self.restarted and request.prefill_stats is not None:
             note_cached(request, held, external)
         is_first, queries = not request.num_preemptions, request.num_tokens - held
         if tracked is not None:
@@ -108,7 +108,7 @@ class Corrections:
         stats = tracked.request.prefill_stats
         if tracked.loading is not load or load.layerwise or stats is None:
             return  # It gets other blocks, if any. What was cached is noted then.
-        if load.counted is not None or tracked.name in self.over:
+        if load.counted is not None or tracked.name in self.restarted:
             note_cached(tracked.request, load.held, max(0, min(came, end) - load.held))
 
     def step_undone(self, request: Any, block: int, is_counted: bool) -> None:
@@ -118,15 +118,15 @@ class Corrections:
         counted what was cached before.
         """
         stats = request.prefill_stats
-        if stats is None or request.request_id in self.over:
+        if stats is None or request.request_id in self.restarted:
             return
-        self.over.add(request.request_id)
+        self.restarted.add(request.request_id)
         wrong = stats.num_local_cached_tokens - block * self.block_tokens
         if is_counted and wrong > 0:
             self.own.hits[""] += wrong
 
     def left(self, name: str) -> None:
-        self.over.discard(name)
+        self.restarted.discard(name)
 
     def take_off(self, own: Any, external: Any) -> None:
         if self.own and own is not None:

@@ -38,25 +38,25 @@ class Events:
         self.node, self.blocks, self.chunk_tokens = node, blocks, chunk_tokens
         # Questions in flight with their events; None instead if the answer is of no use any more.
         self.asked: list[tuple[Chunk, Any]] = []
-        self.unasked: list[tuple[Chunk, Any]] = []  # the questions after them
-        self.told: dict[bytes, Chunk] = {}  # published chunks, by each of their ids
+        self.to_ask: list[tuple[Chunk, Any]] = []  # the questions after them
+        self.published: dict[bytes, Chunk] = {}  # published chunks, by each of their ids
         self.shapes: dict[Any, int] = {}  # by name: in how many shapes a chunk is published
         self.new: list[Any] = []  # events since the last `take`
 
-    def there(self, request: Any, ids: Sequence[Sequence[bytes]], chunks: Iterable[int]) -> None:
+    def chunks_stored(self, request: Any, ids: Sequence[Sequence[bytes]], chunks: Iterable[int]) -> None:
         """The node has these whole chunks of a request. `ids` are its chunk ids for each rank."""
         for number in chunks:
             chunk, event = self.event(request, ids, number)
-            self.tell(chunk, event)
-            self.unasked.append((chunk, event))
+            self.publish(chunk, event)
+            self.to_ask.append((chunk, event))
         self.ask()
 
     def ask(self) -> None:
         """Has the node watch what was published, unless a question is in flight."""
-        if self.asked or not self.unasked:
+        if self.asked or not self.to_ask:
             return
-        count = max(1, ASK_IDS // len(self.unasked[0][0].ids))
-        self.asked, self.unasked = self.unasked[:count], self.unasked[count:]
+        count = max(1, ASK_IDS // len(self.to_ask[0][0].ids))
+        self.asked, self.to_ask = self.to_ask[:count], self.to_ask[count:]
         self.node.watch([name for chunk, _ in self.asked for name in chunk.ids])
 
     def event(self, request: Any, ids: Sequence[Sequence[bytes]], number: int) -> tuple[Chunk, Any]:
@@ -78,34 +78,34 @@ class Events:
         )
         return Chunk(tuple(of_rank[number] for of_rank in ids), tuple(hashes)), event
 
-    def tell(self, chunk: Chunk, event: Any) -> None:
-        if chunk.ids[0] in self.told:
+    def publish(self, chunk: Chunk, event: Any) -> None:
+        if chunk.ids[0] in self.published:
             return
-        self.told.update(dict.fromkeys(chunk.ids, chunk))
+        self.published.update(dict.fromkeys(chunk.ids, chunk))
         shapes = self.shapes.get(chunk.name, 0)
         self.shapes[chunk.name] = shapes + 1
         if not shapes:
             self.new.append(event)
 
-    def untell(self, chunk: Chunk) -> None:
+    def retract(self, chunk: Chunk) -> None:
         """Publishes that a chunk, or one rank's part of it, is not there, by the hashes told before."""
-        told = self.told.get(chunk.ids[0])
-        if told is None:
+        known = self.published.get(chunk.ids[0])
+        if known is None:
             return
-        for name in told.ids:
-            del self.told[name]
-        shapes = self.shapes.pop(told.name) - 1
+        for name in known.ids:
+            del self.published[name]
+        shapes = self.shapes.pop(known.name) - 1
         if shapes:
-            self.shapes[told.name] = shapes
+            self.shapes[known.name] = shapes
             return
-        hashes = list(told.hashes)
+        hashes = list(known.hashes)
         self.new.append(BlockRemoved(block_hashes=hashes, medium=MEDIUM_CPU, group_idx=self.blocks.group))
 
     def forget(self) -> None:
         """All KV has new names: what was published is gone, and open answers mean nothing."""
-        for chunk in set(self.told.values()):
-            self.untell(chunk)
-        self.unasked = []
+        for chunk in set(self.published.values()):
+            self.retract(chunk)
+        self.to_ask = []
         self.asked = [(chunk, None) for chunk, _ in self.asked]
 
     def take(self) -> list[Any]:
@@ -116,13 +116,13 @@ class Events:
                     if event is None:
                         continue
                     if absent.isdisjoint(chunk.ids):
-                        self.tell(chunk, event)
+                        self.publish(chunk, event)
                     else:
-                        self.untell(chunk)
+                        self.retract(chunk)
                 continue
-            for name in list(self.told) if names is None else names:
-                if name in self.told:  # All ids of a chunk leave together.
-                    self.untell(self.told[name])
+            for name in list(self.published) if names is None else names:
+                if name in self.published:  # All ids of a chunk leave together.
+                    self.retract(self.published[name])
         self.ask()
         new, self.new = self.new, []
         return new

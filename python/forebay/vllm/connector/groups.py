@@ -41,16 +41,16 @@ class Group:
     state: bool = False  # its layers have states instead of KV
     shared: bool = False  # all tensor-parallel ranks have the same KV
 
-    def ends_at(self, table: Sequence[int], token: int) -> int:
+    def block_ending(self, table: Sequence[int], token: int) -> int:
         """The block that ends the first `token` tokens; 0 if there is none."""
         number = -(-token // self.block_tokens) - 1
         return table[number] if number < len(table) else 0
 
-    def unseen(self, token: int) -> int:
+    def blocks_unseen_from(self, token: int) -> int:
         """How many blocks lie before everything that `token` sees."""
         return 0 if self.window is None else max(0, token + 1 - self.window) // self.block_tokens
 
-    def most(self, tokens: int, step_tokens: int) -> int:
+    def blocks_at_most(self, tokens: int, step_tokens: int) -> int:
         """The most blocks of a request of so many tokens, in steps of up to `step_tokens`."""
         blocks = -(-tokens // self.block_tokens)
         if self.state:
@@ -59,7 +59,7 @@ class Group:
             return blocks
         return min(blocks, -(-(self.window - 1 + step_tokens) // self.block_tokens) + 1)
 
-    def wanted(self, table: Sequence[int], start: int, end: int, held: int) -> npt.NDArray[np.int32]:
+    def blocks_to_load(self, table: Sequence[int], start: int, end: int, held: int) -> npt.NDArray[np.int32]:
         """The blocks to load for `start` to `end`; -1 where there is none and for the `held` tokens."""
         first, last = start // self.block_tokens, -(-end // self.block_tokens)
         blocks = np.full(last - first, -1, dtype=np.int32)
@@ -68,7 +68,7 @@ class Group:
         blocks[: max(0, held // self.block_tokens - first)] = -1
         return blocks
 
-    def kept(
+    def blocks_to_store(
         self, table: Sequence[int], start: int, end: int, chunk_tokens: int, computed: int
     ) -> npt.NDArray[np.int32] | None:
         """The blocks to store for `start` to `end`; None if one of the chunks is not whole any more.
@@ -80,7 +80,7 @@ class Group:
         if len(blocks) < last - first:
             return None
         numbers = np.arange(first, last)
-        there = (blocks != 0) & (numbers >= self.unseen(computed))
+        there = (blocks != 0) & (numbers >= self.blocks_unseen_from(computed))
         ends = np.minimum((numbers * self.block_tokens // chunk_tokens + 1) * chunk_tokens, end)
         if self.window is None:
             return blocks if there.all() else None

@@ -33,7 +33,7 @@ def plan(
         request=tracked.name,
         sources=finder.sources(found.shape, ids),
         pages=[
-            group.wanted(table, first * size, found.tokens, tracked.held)
+            group.blocks_to_load(table, first * size, found.tokens, tracked.held)
             for group, table in zip(facts.groups, tracked.blocks, strict=True)
             if not group.state
         ],

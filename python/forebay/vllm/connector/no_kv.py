@@ -32,7 +32,7 @@ class NoKv:
         self.counts.add("requests_left_alone")
 
     def match(self, request: Any, held: int) -> tuple[int | None, bool]:
-        self.corrections.told[request.request_id] = held
+        self.corrections.answered[request.request_id] = held
         return 0, False
 
     def blocks_allocated(self, request: Any, blocks: Any, external: int) -> None:
@@ -54,7 +54,7 @@ class NoKv:
     def received(self, names: Iterable[str]) -> None: ...
 
     def build_step(self, output: Any) -> Step:
-        self.corrections.told.clear()
+        self.corrections.answered.clear()
         return NOTHING
 
     def step_ended(self, report: Report | None) -> None: ...

@@ -179,7 +179,7 @@ class SchedulerHalf:
             elif not self.admission.may_begin(self.blocks_of(request)):
                 return None, False
         if tokens is not None:
-            self.corrections.told[name] = held
+            self.corrections.answered[name] = held
         return tokens, in_background
 
     def may_load(self, request: Any) -> bool:
@@ -190,7 +190,7 @@ class SchedulerHalf:
     def blocks_of(self, request: Any) -> int:
         """How many blocks a request may need for its prompt and the drafts behind it."""
         tokens = min(request.num_tokens + self.ahead, self.longest)
-        return sum(group.most(tokens, self.step_tokens) for group in self.facts.groups)
+        return sum(group.blocks_at_most(tokens, self.step_tokens) for group in self.facts.groups)
 
     def find_load(self, request: Any, held: int) -> tuple[int | None, bool]:
         """`match`, without regard to other requests that wait."""
@@ -318,7 +318,7 @@ class SchedulerHalf:
         states = [state_id(of_rank[-1]) for of_rank in found.ids]
         self.node.used(states, self.facts.state_bytes)
         groups = zip(self.facts.groups, tracked.blocks, strict=True)
-        blocks = [group.ends_at(table, found.tokens) for group, table in groups if group.state]
+        blocks = [group.block_ending(table, found.tokens) for group, table in groups if group.state]
         assert all(blocks), "vLLM gives a block for the state at the end of what is loaded"
         return states, [np.array([block], dtype=np.int32) for block in blocks]
 
@@ -384,9 +384,9 @@ class SchedulerHalf:
             self.preempted(name)
         self.follow_step(output)
         tokens, requests = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
-        told = self.corrections.told
-        self.admission.end_pass(bool(told), idle=not (tokens or self.loading or self.freeing))
-        told.clear()
+        answered = self.corrections.answered
+        self.admission.end_pass(bool(answered), idle=not (tokens or self.loading or self.freeing))
+        answered.clear()
         something = self.new_blocks or self.new_loads or self.unstored or self.finishing
         if 0 < tokens == requests and not something:
             return NOTHING  # As in most steps.
@@ -524,7 +524,7 @@ class SchedulerHalf:
         for job, result in report.stores.items():
             stored = self.stores.ended(job, result)
             if stored is not None and self.events is not None and stored.resets == self.facts.resets:
-                self.events.there(stored.owner.request, stored.owner.ids.ranks, stored.there)
+                self.events.chunks_stored(stored.owner.request, stored.owner.ids.ranks, stored.there)
         for job, ended in report.loads.items():
             load = self.loading.get(job)
             if load is None:
@@ -545,7 +545,9 @@ class SchedulerHalf:
             hold.release()
         if self.events is not None and load.resets == self.facts.resets:
             chunks = load.usable // self.facts.chunk_tokens
-            self.events.there(tracked.request, load.ids, range(load.first_chunk, load.first_chunk + chunks))
+            self.events.chunks_stored(
+                tracked.request, load.ids, range(load.first_chunk, load.first_chunk + chunks)
+            )
         if load.usable < load.tokens:
             self.corrections.load_fell_short(tracked, load)
         if tracked.loading is not load:

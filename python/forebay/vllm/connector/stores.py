@@ -111,7 +111,7 @@ class Stores:
         """A store of the state at the end of a chunk, in the step after which there is one."""
         token, tracked.state = tracked.state, 0
         groups = zip(self.facts.groups, tracked.blocks, strict=False)
-        blocks = [group.ends_at(table, token) for group, table in groups if group.state]
+        blocks = [group.block_ending(table, token) for group, table in groups if group.state]
         chunks = token // self.facts.chunk_tokens
         if tracked.gap or not token or not blocks or 0 in blocks or len(tracked.ids.ranks[0]) < chunks:
             return None
@@ -148,7 +148,7 @@ class Stores:
         for group, table in zip(self.facts.groups, tracked.blocks, strict=False):
             if group.state:
                 continue
-            kept = group.kept(table, start, end, self.facts.chunk_tokens, tracked.computed)
+            kept = group.blocks_to_store(table, start, end, self.facts.chunk_tokens, tracked.computed)
             if kept is None:
                 return None
             pages.append(kept)

@@ -62,14 +62,14 @@ def test_a_chunk_is_told_once_and_goes_with_the_first_of_its_parts(
     following: tuple[Watcher, Events, Any],
 ) -> None:
     node, events, request = following
-    events.there(request, ids_of("a", "b"), [0, 1])
+    events.chunks_stored(request, ids_of("a", "b"), [0, 1])
     first, second = events.new
     assert first.token_ids == list(range(64)) and first.parent_block_hash is None
     assert first.extra_keys == [("salt",), None, None, None] and second.extra_keys == [None] * 4
     assert second.token_ids == list(range(64, 128)) and second.parent_block_hash == 4
     assert told(events) == [("Stored", 1, 4), ("Stored", 5, 4)]
     assert node.asked == [[b"a0", b"b0", b"a1", b"b1"]]
-    events.there(request, ids_of("a", "b"), [0])
+    events.chunks_stored(request, ids_of("a", "b"), [0])
     node.says = [(0, [])]
     assert told(events) == []
     assert node.asked[1:] == [[b"a0", b"b0"]]
@@ -79,7 +79,7 @@ def test_a_chunk_is_told_once_and_goes_with_the_first_of_its_parts(
     assert told(events) == [("Removed", 5, 4)]
     node.says = [(None, None), (None, None)]
     assert told(events) == [("Removed", 1, 4)]
-    assert not (events.told or events.asked or events.unasked or events.shapes)
+    assert not (events.published or events.asked or events.to_ask or events.shapes)
 
 
 def test_the_node_is_asked_again_when_it_has_answered_and_never_more_than_its_socket_takes(
@@ -87,8 +87,8 @@ def test_the_node_is_asked_again_when_it_has_answered_and_never_more_than_its_so
 ) -> None:
     monkeypatch.setattr("forebay.vllm.connector.events.ASK_IDS", 4)
     node, events, request = following
-    events.there(request, ids_of("a", "b"), range(3))
-    events.there(request, ids_of("a", "b"), [3])
+    events.chunks_stored(request, ids_of("a", "b"), range(3))
+    events.chunks_stored(request, ids_of("a", "b"), [3])
     assert told(events) == [("Stored", 1, 4), ("Stored", 5, 4), ("Stored", 9, 4), ("Stored", 13, 4)]
     assert node.asked == [[b"a0", b"b0", b"a1", b"b1"]]
     node.says = [(None, None), (0, [b"a0", b"b0", b"a1", b"b1"])]
@@ -102,11 +102,11 @@ def test_what_the_node_does_not_have_when_it_is_asked_is_told_to_have_gone(
     following: tuple[Watcher, Events, Any],
 ) -> None:
     node, events, request = following
-    events.there(request, ids_of("a"), [0, 1])
+    events.chunks_stored(request, ids_of("a"), [0, 1])
     node.says = [(0, [b"a1"])]
     assert told(events) == [("Stored", 1, 4), ("Stored", 5, 4), ("Removed", 5, 4)]
     # It went, came again, and was asked for before the going was heard.
-    events.there(request, ids_of("a"), [0])
+    events.chunks_stored(request, ids_of("a"), [0])
     node.says = [(None, [b"a0"]), (1, [])]
     assert told(events) == [("Removed", 1, 4), ("Stored", 1, 4)]
 
@@ -115,8 +115,8 @@ def test_a_chunk_that_is_there_in_two_shapes_is_told_until_the_last_one_goes(
     following: tuple[Watcher, Events, Any],
 ) -> None:
     node, events, request = following
-    events.there(request, ids_of("a"), [2])
-    events.there(request, ids_of("x", "y"), [2])
+    events.chunks_stored(request, ids_of("a"), [2])
+    events.chunks_stored(request, ids_of("x", "y"), [2])
     node.says = [(0, [])]
     assert told(events) == [("Stored", 9, 4)]
     node.says = [(1, []), (None, [b"a2"])]
@@ -129,26 +129,26 @@ def test_a_chunk_that_was_told_under_one_name_goes_under_it_when_it_is_asked_for
     following: tuple[Watcher, Events, Any],
 ) -> None:
     node, events, request = following
-    events.there(request, ids_of("a"), [0, 1])
+    events.chunks_stored(request, ids_of("a"), [0, 1])
     node.says = [(0, [])]
     assert told(events) == [("Stored", 1, 4), ("Stored", 5, 4)]
     # An adapter under a second name has the same chunks, and vLLM has other hashes for them.
     renamed = SimpleNamespace(**vars(request) | {"block_hashes": [bytes([200 + n]) for n in range(40)]})
-    events.there(renamed, ids_of("a"), [0])
+    events.chunks_stored(renamed, ids_of("a"), [0])
     node.says = [(1, [b"a0"])]  # It has left, and that is the first that is said of it.
     assert told(events) == [("Removed", 1, 4)]
     node.says = [(None, [b"a1"])]
     assert told(events) == [("Removed", 5, 4)]
-    assert not (events.told or events.shapes)
+    assert not (events.published or events.shapes)
 
 
 def test_after_a_reset_nothing_of_before_is_told_to_be_there(following: tuple[Watcher, Events, Any]) -> None:
     node, events, request = following
-    events.there(request, ids_of("a"), [0, 1])
-    events.there(request, ids_of("a"), [2])
+    events.chunks_stored(request, ids_of("a"), [0, 1])
+    events.chunks_stored(request, ids_of("a"), [2])
     assert told(events) == [("Stored", 1, 4), ("Stored", 5, 4), ("Stored", 9, 4)]
     events.forget()
-    events.there(request, ids_of("b"), [0])
+    events.chunks_stored(request, ids_of("b"), [0])
     assert sorted(told(events)) == [
         ("Removed", 1, 4),
         ("Removed", 5, 4),
