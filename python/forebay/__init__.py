@@ -1,6 +1,6 @@
-"""Forebay for Python: an agent that moves memory between processes and machines, and the client of a node.
+"""Forebay for Python: an agent that moves memory, and the client of a node.
 
-The compiled part has `forebay.Agent`, `forebay.Node`, `forebay.PagedCache` and what belongs to them.
+The compiled part has `forebay.Agent`, `forebay.Node`, `forebay.PagedCache` and their types.
 `forebay.aio` waits for an agent with asyncio, `forebay.nixl` is an agent with NIXL's API, and
 `forebay.cuda` has pinned memory and copies for GPUs.
 

@@ -23,7 +23,7 @@ class ForkGuard:
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Raises in any other process. Call it before taking a lock: nobody may be there to free it."""
+        """Raises in any other process. Call it before taking a lock, which nobody may free."""
         if not self.is_owner:
             raise ForkedError(
                 f"made before fork: by process {self._pid}, and this is process {os.getpid()}; "

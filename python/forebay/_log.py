@@ -19,7 +19,7 @@ class LimitedLog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._logger, self._interval_s, self._clock = logger, interval_s, clock
-        self._seen: dict[str, tuple[float, int]] = {}  # by message: when it was written, and left out since
+        self._seen: dict[str, tuple[float, int]] = {}  # by message: when written, left out since
 
     def info(self, message: str, *args: object) -> None:
         self._log(logging.INFO, message, *args)

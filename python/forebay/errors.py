@@ -30,7 +30,7 @@ class CancelledError(ForebayError):
 
 
 class ForkedError(ForebayError, RuntimeError):
-    """The object was made before `fork()`, by another process: make one here. The parent's is untouched."""
+    """The object was made before `fork()`, by another process: make one here."""
 
 
 class TransferError(ForebayError):

@@ -72,7 +72,7 @@ def check_flag(name: str, value: object) -> bool:
 
 
 def read_secret(name: str, path: object) -> bytes:
-    """What the file holds that the setting `name` names, without a line end, as nodes read theirs."""
+    """The contents of the file that the setting `name` names, without a line end."""
     if path is None:
         return b""
     if not isinstance(path, str) or not path:
@@ -87,7 +87,7 @@ class Pages:
     """The pages of one namespace. Any number of threads may use it."""
 
     def __init__(self, node: Node, namespace: bytes, secret: bytes | None = None) -> None:
-        """Engines with the same `secret` still share pages after all of them have called `forget`."""
+        """Engines with the same `secret` still share pages after all of them called `forget`."""
         self._node = node
         self._namespace = namespace
         self._secret = secret or os.urandom(32)
@@ -161,7 +161,7 @@ class Pages:
             return 0
 
     def _load_leased(self, ids: list[bytes], places: Sequence[Sequence[Extent]]) -> list[bool]:
-        """Loads the pages from the first to the last stored one. The page behind them is missing."""
+        """Loads the pages up to the first one that is missing."""
         try:
             lease = self._node.lease(ids)
         except ForkedError:

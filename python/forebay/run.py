@@ -1,4 +1,4 @@
-"""`python -m forebay.run [--stats] [--relays SOCKET] -- PROGRAM`: starts a program with the preload library.
+"""`python -m forebay.run [--stats] [--relays SOCKET] -- PROGRAM`: runs a program with the preload.
 
 It is `forebay run` for those who have only the wheel, and becomes the program. docs/preload.md says
 what the library does.
@@ -21,13 +21,13 @@ USAGE = "usage: python -m forebay.run [--stats] [--relays SOCKET] [--] PROGRAM [
 
 
 def environment(library: Path, before: Mapping[str, str]) -> dict[str, str]:
-    """The program's environment. Our library is first: one before it could hook `dlsym` around it."""
+    """The program's environment. Our library is first, so that none hooks `dlsym` before it."""
     others = before.get("LD_PRELOAD", "")
     return {**before, "LD_PRELOAD": f"{library}:{others}" if others else str(library)}
 
 
 def options(program: list[str]) -> dict[str, str]:
-    """Takes our options off the front of the arguments. Returns what they add to the environment."""
+    """Takes our options off the arguments. Returns what they add to the environment."""
     added: dict[str, str] = {}
     while program[:1] == ["--stats"] or (program[:1] == ["--relays"] and len(program) > 1):
         if program.pop(0) == "--stats":
@@ -89,7 +89,7 @@ def _unfit_linker(file: str, linker: str, library: Path) -> str | None:
 
 
 def newest_version(contents: bytes) -> tuple[int, ...] | None:
-    """The newest version of glibc's symbols that a library has or needs, from its dynamic strings."""
+    """The newest version of glibc's symbols in a library's dynamic strings."""
     try:
         if contents[:6] != b"\x7fELF\x02\x01":
             return None

@@ -1,4 +1,4 @@
-"""An agent with NIXL's Python API, so that programs written for NIXL run on Forebay by changing an import.
+"""An agent with NIXL's Python API: programs for NIXL run on Forebay with another import.
 
 What differs is in docs/python.md.
 """

@@ -328,7 +328,7 @@ class nixlAgent:
 
     @translated
     def prepXferDlist(self, *args: Any) -> int:
-        """Checks a list once for many transfers: `[agent,] list` or `agent, memory type, N x 5 array`."""
+        """Checks a list once. Takes `[agent,] list` or `agent, memory type, N x 5 array`."""
         name, memory, descs = _prepared_from(args)
         _only_dram(memory)
         if len(descs) == 0:
@@ -404,7 +404,7 @@ class nixlAgent:
 
     @translated
     def postXferReq(self, handle: int, notif_msg: str | bytes = b"") -> nixl_status_t:
-        """Starts a transfer, also again after its end. A message here replaces that of the request."""
+        """Starts a transfer, also again after its end. `notif_msg` replaces that of the request."""
         transfer = _find(self._transfers, handle)
         if transfer.state == "moving":
             raise failure(nixlRepostActiveError, "the transfer is under way")

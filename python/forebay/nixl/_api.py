@@ -69,7 +69,7 @@ class nixl_prepped_dlist_handle(_Handle):
 
 
 class nixl_xfer_handle(_Handle):
-    """A transfer. Releasing one that is under way cancels it; nothing touches the memory afterwards."""
+    """A transfer. Releasing it cancels it; nothing touches the memory afterwards."""
 
     __slots__ = ()
 
@@ -128,7 +128,7 @@ class nixl_agent:
         return self.agent.forebay.fileno()
 
     def clear_events(self) -> None:
-        """Makes `fileno` quiet until the next event. Call it before looking at states and notifications."""
+        """Makes `fileno` quiet until the next event. Call it before looking at states."""
         self.agent.forebay.clear_events()
 
     # Back ends.
@@ -204,8 +204,9 @@ class nixl_agent:
     ) -> nixl_prepped_dlist_handle:
         """Checks a list once for many transfers.
 
-        `agent_name` says whose memory it is: "NIXL_INIT_AGENT" or "" is this agent as the one that asks, any
-        other name is the other side. An N x 5 array has (address, length, device, stride, count) in a row.
+        `agent_name` says whose memory it is: "NIXL_INIT_AGENT" or "" is this agent as the one that
+        asks, any other name is the other side. A row of an N x 5 array is (address, length, device,
+        stride, count).
         """
         name = _bindings.NIXL_INIT_AGENT if agent_name in ("", b"", "NIXL_INIT_AGENT") else agent_name
         handles = self._handles(backends)
@@ -228,7 +229,7 @@ class nixl_agent:
         backends: Iterable[str] = (),
         skip_desc_merge: bool = False,
     ) -> nixl_xfer_handle:
-        """A transfer of descriptors of two prepared lists, chosen by lists or arrays of integers."""
+        """A transfer of some descriptors of two prepared lists, by lists or arrays of indices."""
         op = self.nixl_ops[operation]
         handle = self.agent.makeXferReq(
             op,
@@ -321,8 +322,8 @@ class nixl_agent:
     ) -> None:
         """Sends a message to a peer. Returns when the peer has it.
 
-        Raises if the peer has too many messages that nobody took, is dead or does not answer: after 5 s at
-        the latest. What raised may have arrived if only the answer was lost.
+        Raises, after 5 s at the latest, if the peer has too many messages that nobody took, is dead
+        or does not answer. The message may have arrived if only the answer was lost.
         """
         self.agent.genNotif(remote_agent_name, notif_msg, self._handles([backend] if backend else []))
 

@@ -103,7 +103,7 @@ def ask(address: tuple[str, int], token: bytes, kind: int, body: bytes) -> bytes
 
 
 class Listener:
-    """Answers on a port until it is closed, each connection on a thread of its own: one may say nothing."""
+    """Answers on a port until it is closed, each connection on a thread of its own."""
 
     def __init__(self, address: tuple[str, int], token: bytes, answer: Callable[[int, bytes], bytes]) -> None:
         self._fork_guard = ForkGuard()
@@ -121,7 +121,7 @@ class Listener:
         return int(self._socket.getsockname()[1])
 
     def close(self) -> None:
-        """Ends the thread. In a child of `fork()` it closes a descriptor alone: the parent has the socket."""
+        """Ends the thread. A child of `fork()` only closes a descriptor of its parent's socket."""
         self._closed = True
         if not self._fork_guard.is_owner:
             self._socket.close()

@@ -1,7 +1,7 @@
 """What programs give as descriptors: tuples, arrays, tensors, lists. Makes NIXL's lists of them.
 
-Neither numpy nor torch is imported here: arrays are known by the buffer protocol, tensors by a torch that
-is loaded.
+Neither numpy nor torch is imported here: arrays are known by the buffer protocol, tensors by a
+torch that is loaded.
 """
 
 import sys
@@ -42,7 +42,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def to_list(kind: type[_List], descs: Any, mem_type: str | None, columns: int) -> _List | None:
-    """A list of this kind, with tuples of this length. As in NIXL, `None` and a line in the log say no."""
+    """A list of this kind, with tuples of this length. As in NIXL, `None` and a log line say no."""
     if isinstance(descs, kind):
         return descs
     if _is_tensor(descs):

@@ -1,7 +1,7 @@
-"""NIXL's descriptor lists over Forebay's `Descriptors`: numbers, not tuples, and a checked form in bytes.
+"""NIXL's descriptor lists over Forebay's `Descriptors`, and their form in bytes.
 
-The bytes are a header (magic, version, kind of list, memory type, number of descriptors, CRC-32 of all),
-the rows, and for lists with words the length of each word and the words. Reading them runs
+The bytes are a header (magic, version, kind of list, memory type, number of descriptors, CRC-32 of
+all), the rows, and for lists with words the length of each word and the words. Reading them runs
 nothing and trusts nothing.
 """
 
@@ -198,7 +198,7 @@ class nixlRegDList(_WordedDList):
 
 
 class nixlRemoteDList(_WordedDList):
-    """Memory of several peers: (address, length, device, peer). For NIXL's memory views, which need a GPU."""
+    """Memory of several peers: (address, length, device, peer). For memory views, which need a GPU."""
 
     _KIND = 3
 

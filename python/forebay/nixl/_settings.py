@@ -1,6 +1,6 @@
 """What a program written for NIXL has no way to say: where to listen, the token, certificates.
 
-Environment variables say it, so that changing an import is enough. Knows names and files, not their use.
+Environment variables say it, so that changing an import is enough.
 """
 
 import os

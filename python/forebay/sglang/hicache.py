@@ -68,8 +68,9 @@ def dtype_of(pool: HostPool) -> str:
 
 
 def facts(config: Config, pool: HostPool, weights_digest: str) -> dict[str, object]:
-    """What a page's bytes depend on besides tokens, which its key covers. SGLang's version is part of
-    it, since that decides how a host pool lays out a page.
+    """What a page's bytes depend on besides tokens, which its key covers.
+
+    SGLang's version decides how a host pool lays out a page.
     """
     return {
         "engine": f"sglang {sglang.__version__}",
@@ -98,8 +99,8 @@ def secret_of(config: Config) -> bytes:
 class ForebayStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there when types are checked
     """The backend. Its settings are in the extra configuration.
 
-    `weights_digest` stands for the weights (64 hexadecimal digits), `node` is the node's socket, and
-    `token_file` holds the secret that the node asks for.
+    `weights_digest` stands for the weights (64 hexadecimal digits), `node` is the node's socket,
+    and `token_file` holds the secret that the node asks for.
     """
 
     def __init__(self, storage_config: Config, kwargs: dict[str, Any] | None = None) -> None:
@@ -177,7 +178,7 @@ class ForebayStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         return self.batch_set([key], None if value is None else [value])
 
     def clear(self) -> bool:
-        """From now on this engine finds no page of before. Others still do: they may share pages."""
+        """From now on this engine finds no page of before. Others still do."""
         self._pages.forget()
         logger.info("HiCache was cleared: pages that were stored until now are not found any more")
         return True

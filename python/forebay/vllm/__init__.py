@@ -45,5 +45,5 @@ def _register_sleep() -> None:
         from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
     except ModuleNotFoundError:
         return
-    with suppress(ValueError):  # Already there: vLLM has called the entry point, and the worker calls too.
+    with suppress(ValueError):  # Already there: the worker calls this too.
         SleepModeBackendFactory.register_backend(SLEEP_BACKEND, "forebay.vllm.sleep", "ForebayBackend")

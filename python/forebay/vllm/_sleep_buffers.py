@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:  # `sleep` imports it when the engine sleeps.
     from forebay.cuda import Copier, PinnedBuffer, PinnedPool
 
-# Pinned memory is taken in pieces of this size. A pool pins slabs of a GiB, as a rule, and lends what
+# Pinned memory is taken in pieces of this size. A pool pins slabs, mostly of a GiB, and lends what
 # lies in one slab: pieces that divide a slab leave nothing of it unused.
 PIECE_BYTES = 256 << 20
 
@@ -27,7 +27,7 @@ class SleepBuffers:
 
     @classmethod
     def copy_out(cls, pool: "PinnedPool", copier: "Copier", extents: Mapping[int, int]) -> "SleepBuffers":
-        """Copies all extents (address: bytes) out in one batch. Leaves nothing behind if that fails."""
+        """Copies all extents (address: bytes) out in one batch. A failure leaves nothing behind."""
         buffers: list[PinnedBuffer] = []
         try:
             missing = sum(extents.values())

@@ -100,7 +100,7 @@ def profile_of(layers: int, steps: Iterable[tuple[int, int, float]]) -> str:
 
 
 def engine_arguments(model: str, more: str) -> dict[str, Any]:
-    """The engine's arguments: a prefix cache, and no connector, which would load what is to be timed."""
+    """The engine's arguments: with a prefix cache, and without a connector, which would load."""
     try:
         said = json.loads(more)
     except ValueError as error:

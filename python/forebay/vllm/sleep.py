@@ -52,7 +52,7 @@ class SleepError(ForebayError):
 
 
 def keeps_kv() -> bool:
-    """Whether KV survives a sleep at level 1. A variable says so: vLLM gives a backend no settings."""
+    """Whether KV survives a sleep at level 1. vLLM gives a backend no settings."""
     value = os.environ.get(KEEP_KV, "0")
     if value not in ("0", "1"):
         raise ValueError(f"{KEEP_KV} is {value!r}; allowed are 0 and 1")
@@ -88,7 +88,7 @@ def warm() -> None:
 
 
 class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there when types are checked
-    """vLLM's backend `forebay`. Frees and restores the memory of `CuMemAllocator`, as `cumem` does."""
+    """vLLM's backend `forebay`. It frees and restores the memory of `CuMemAllocator`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
         return "kv_cache" not in dropped_tags(level, keeps_kv())
 
     def suspend(self, level: int = 1) -> None:
-        """Frees all memory of the allocator. What the level keeps is copied out first, in one batch.
+        """Frees all memory of the allocator. What the level keeps is first copied out in one batch.
 
         If copying fails, nothing was freed and the engine is as awake as before.
         """
@@ -197,7 +197,7 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
     def _map_and_copy(
         self, kept: list[Allocation], empty: list[Allocation], mapped: list[Allocation]
     ) -> None:
-        """A second thread copies while this one maps: the one takes the links, the other the driver."""
+        """A second thread copies while this one maps."""
         copies: list[Future[None]] = []
         # Even after an error the copies are waited for: their memory must stay mapped.
         with _prompt_threads(), ThreadPoolExecutor(1, thread_name_prefix="forebay-wake") as copying:

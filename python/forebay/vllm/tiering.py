@@ -1,4 +1,4 @@
-"""A secondary tier for vLLM's OffloadingConnector: the node of the host keeps blocks of its CPU tier.
+"""A secondary tier for vLLM's OffloadingConnector: the node keeps blocks of its CPU tier.
 
 It implements vLLM's `SecondaryTierManager` by `forebay.pages`, on two threads, so that a load never
 waits for stores. vLLM's scheduler thread only puts jobs into queues, which the CPU tier's size
@@ -98,8 +98,8 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
     """The tier `forebay`. Its settings are the constructor's last four arguments.
 
     `weights_digest` stands for the weights (64 hexadecimal digits), `node` is the node's socket,
-    `token_file` holds the secret that the node asks for, and `keep_on_reset` says that weights never
-    change while the engine lives.
+    `token_file` holds the secret that the node asks for, and `keep_on_reset` says that weights
+    never change while the engine lives.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
             logger.info("reset: blocks that were stored until now are not found any more")
 
     def shutdown(self) -> None:
-        """Ends the threads and releases the CPU tier's memory. Jobs that have not begun never will."""
+        """Ends the threads and releases the CPU tier's memory. Queued jobs are dropped."""
         self._fork_guard.check()
         self._lookup_manager.shutdown()
         for pool in (self._stores, self._loads):

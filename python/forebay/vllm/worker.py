@@ -1,7 +1,7 @@
-"""vLLM's GPU worker with Forebay's sleep mode: `--enable-sleep-mode --worker-cls forebay.vllm.worker.Worker`.
+"""vLLM's GPU worker with Forebay's sleep mode.
 
-It pins memory in the background after the weights were loaded and the KV cache was laid out, so that
-the first sleep need not pin.
+`--enable-sleep-mode --worker-cls forebay.vllm.worker.Worker` chooses it. It pins memory in the
+background after the weights were loaded and the KV cache was laid out: the first sleep need not.
 """
 
 from typing import Any

@@ -49,7 +49,7 @@ class Adapters:
         return self.pool.submit(self.adapter_of, asked)
 
     def look(self, asked: Any) -> None:
-        """Reads an adapter's files before or after workers do. If they differ, its content is unknown."""
+        """Reads the files before or after workers do. If they differ, the content is unknown."""
         self.find(asked).result()
 
     def adapter_of(self, asked: Any) -> Adapter | None:

@@ -1,4 +1,4 @@
-"""Decides when a background load may begin, so that an engine whose blocks are scarce cannot lock up.
+"""Decides when a background load may begin, so that an engine with few blocks cannot lock up.
 
 It knows how many blocks there are, how many a request may come to need, and how vLLM's scheduler
 looks at waiting requests: in order, up to the first one that has no room. A load's blocks are free
@@ -25,7 +25,7 @@ class LoadAdmission:
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self.needs: dict[str, int] = {}  # requests that wait with blocks: how many they need in full
+        self.needs: dict[str, int] = {}  # requests that wait with blocks: those needed in full
         self.ended: set[str] = set()  # those of them whose load has ended
         self.is_full = False  # a load had to wait in this pass, so later ones wait too
         self.favours_loaded = False  # in this pass, while there are loads that have ended
@@ -57,13 +57,13 @@ class LoadAdmission:
         self.ended.update(name for name in names if name in self.needs)
 
     def left(self, name: str) -> None:
-        """A request no longer waits with blocks: it was admitted, is asked for again, or has ended."""
+        """A request no longer waits with blocks: it was admitted, asked for again, or ended."""
         self.needs.pop(name, None)
         self.ended.discard(name)
 
     def end_pass(self, refused: bool, idle: bool) -> None:
-        """vLLM has scheduled. `refused`: a request was answered and not admitted. `idle`: nothing is
-        computed, loaded, or still to be stored.
+        """vLLM has scheduled. `refused`: a request was answered and not admitted. `idle`: nothing
+        is computed, loaded, or still to be stored.
         """
         self.is_full = False
         self.favours_loaded = refused and bool(self.ended) and not self.favours_loaded

@@ -195,7 +195,7 @@ class Blocks:
 
 
 def blocks_of(vllm_config: Any, kv_cache_config: Any) -> Blocks | None:
-    """Blocks of the first group with KV of all tokens, or with any. None: no events were asked for."""
+    """Blocks of the first group with KV of all tokens, or with any. None: no events wanted."""
     events = vllm_config.kv_events_config
     if events is None or not events.enable_kv_cache_events:
         return None
@@ -230,12 +230,12 @@ def hit_only_where_states_are() -> None:
 
 
 def stop_at(request: Any, token: int) -> None:
-    """Has vLLM end a step of the prompt at this token if a block ends there, so that it has a state."""
+    """Has vLLM end a step at this token if a block ends there, so that there is a state."""
     request.shared_prefix_boundary = token
 
 
 def cut_prompt(request: Any) -> None:
-    """Cuts the last token off the prompt of a new request, which then ends with one useless token."""
+    """Cuts the last token off a new prompt. The request then ends with one useless token."""
     if request.num_prompt_tokens > 1:
         request.prompt_token_ids.pop()
         request._all_token_ids.pop()
@@ -247,7 +247,7 @@ def may_end(request: Any) -> bool:
     """Whether a request that asks for blocks may end before it gets them, by a token in flight.
 
     With three steps in flight, 0.26 asks for a request that it has just preempted. If a token ends
-    it then, 0.26 does not find it among the requests that wait, and dies. Newer versions do not ask.
+    it then, 0.26 does not find it among waiting requests, and dies. Newer versions do not ask.
     """
     in_flight = request.num_preemptions and getattr(request, "num_in_flight_tokens", 0)
     return bool(in_flight) and not getattr(request, "async_tokens_to_discard", 0)

@@ -1,4 +1,4 @@
-"""The settings of the connector, from `kv_connector_extra_config`: names, defaults, what is allowed."""
+"""The settings in `kv_connector_extra_config`: names, defaults, and what is allowed."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -118,9 +118,9 @@ class Settings:
     also_read: tuple[Shape, ...] = setting((), shapes)
     copy_threads: int = setting(2, lambda name, value: number(name, value, 1, 64))
     profile: str | None = setting(None, text)
-    gate: bool = setting(True, flag)  # False: everything found is loaded, even if computing is faster
-    keep_on_reset: bool = setting(False, flag)  # True where weights never change while the engine lives
-    layout: str = setting("HND", one_of("HND", "NHD"))  # heads before tokens in a block, or behind them
+    gate: bool = setting(True, flag)  # False: load all that is found, even if computing is faster
+    keep_on_reset: bool = setting(False, flag)  # True where weights never change
+    layout: str = setting("HND", one_of("HND", "NHD"))  # heads before tokens, or behind
 
     @property
     def token(self) -> bytes:

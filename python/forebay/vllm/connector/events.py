@@ -88,7 +88,7 @@ class Events:
             self.new.append(event)
 
     def retract(self, chunk: Chunk) -> None:
-        """Publishes that a chunk, or one rank's part of it, is not there, by the hashes told before."""
+        """Publishes that a chunk, or one rank's part of it, has gone."""
         known = self.published.get(chunk.ids[0])
         if known is None:
             return

@@ -13,7 +13,7 @@ from forebay.vllm.connector.tracked import Found, Lookup, StateLookup, state_id
 
 # After this time the node frees what it pinned for an engine that has died.
 LEASE_TTL_US = 10_000_000
-# A node of this host answers in a tenth of it. An answer that takes longer is heard in a later step.
+# A node of this host answers in a tenth of it. A later answer is heard in a later step.
 STEP_WAIT_S = 0.001
 # At how many ends of chunks a state is looked for, from the last one on.
 STATES_ASKED = 64
@@ -56,7 +56,7 @@ class Finder:
         return self.ask(found.shape, [[state_id(of_rank[-1])] for of_rank in found.ids], 0)
 
     def ask_states(self, found: Found, held: int) -> StateLookup:
-        """Looks up behind which chunks there is a state. One within the `held` tokens is useless."""
+        """Looks up which chunks have a state at their end, beyond the `held` tokens."""
         least = max(held // self.facts.chunk_tokens, found.chunks - STATES_ASKED)
         findings = [
             (chunks, self.node.find([[state_id(of_rank[chunks - 1])] for of_rank in found.ids]))

@@ -60,7 +60,7 @@ class Group:
         return min(blocks, -(-(self.window - 1 + step_tokens) // self.block_tokens) + 1)
 
     def blocks_to_load(self, table: Sequence[int], start: int, end: int, held: int) -> npt.NDArray[np.int32]:
-        """The blocks to load for `start` to `end`; -1 where there is none and for the `held` tokens."""
+        """The blocks for `start` to `end`; -1 where there is none and for the `held` tokens."""
         first, last = start // self.block_tokens, -(-end // self.block_tokens)
         blocks = np.full(last - first, -1, dtype=np.int32)
         there = np.array(table[first:last], dtype=np.int32)
@@ -71,7 +71,7 @@ class Group:
     def blocks_to_store(
         self, table: Sequence[int], start: int, end: int, chunk_tokens: int, computed: int
     ) -> npt.NDArray[np.int32] | None:
-        """The blocks to store for `start` to `end`; None if one of the chunks is not whole any more.
+        """The blocks for `start` to `end`; None if one of the chunks is not whole any more.
 
         Other requests may have the blocks that are not seen from token `computed` on.
         """

@@ -33,7 +33,7 @@ def choose_load_mode(
     `layerwise_possible`: a load that fails in its own step can be undone. `handed_over`: all of it
     comes from a prefiller, so nothing can be computed meanwhile. `others`: requests that compute or
     load in this step, and engines that wait for it. `load_s`: how long the load takes, if known.
-    `compute_s`: how long the step computes after it. `in_memory`: all of it is in the node's memory.
+    `compute_s`: how long the step computes after it. `in_memory`: the node has all in memory.
     """
     if handed_over or not layerwise_possible:
         return LoadMode.BACKGROUND

@@ -24,7 +24,7 @@ FRESH_S = 0.005
 STALE_S = 0.25
 # and where steps are longer than that, may be used once more within this time.
 STEP_S = 2.0
-# The node is asked for a hand-over again after an eighth of the time waited, but no later than this.
+# The node is asked for a hand-over again after an eighth of the time waited, at most this.
 ASK_AGAIN_S = 0.05
 
 
@@ -46,7 +46,7 @@ class Matcher:
         self.shapes = (facts.shape, *(shape for shape in cuts if shape != facts.shape))
 
     def found(self, tracked: TrackedRequest, others: int) -> Found | None:
-        """What a request can load while `others` compute. None: not known yet, or not stored yet."""
+        """What a request can load while `others` compute. None: not known or stored yet."""
         now = self.clock()
         looked, tracked.looked_s = tracked.looked_s, now
         recent = tracked.found if tracked.found_held == tracked.held else None
@@ -142,7 +142,7 @@ class Matcher:
         ticket, size = tracked.ticket, self.facts.chunk_tokens
         assert ticket is not None
         prompt = tracked.request.all_token_ids[: tracked.request.num_prompt_tokens]
-        most = len(prompt) - self.facts.has_states  # The last token is computed from the state before it.
+        most = len(prompt) - self.facts.has_states  # the last one needs the state before
         ids = ChunkIds(ticket.shape, self.namespaces(tracked, ticket.shape), size, tracked.ids.media)
         ids.grow(prompt)
         whole = min(ticket.tokens, most) // size

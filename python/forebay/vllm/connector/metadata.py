@@ -31,7 +31,7 @@ class Load:
     source_page_tokens: int | None
     layerwise: bool
     states: list[bytes] | None = None  # for each rank, the state at the end of them
-    state_pages: Pages = field(default_factory=list)  # for each group that has states, the block it goes to
+    state_pages: Pages = field(default_factory=list)  # for each group with states, one block
 
 
 @dataclass
@@ -53,8 +53,8 @@ class Step(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there when
     loads: list[Load] = field(default_factory=list)
     early: bool = False  # the step waits for loads, which may begin before vLLM prepares it
     stores: list[Store] = field(default_factory=list)
-    flush: list[int] = field(default_factory=list)  # stores that must end before anything is computed
-    sent: dict[str, list[int]] = field(default_factory=dict)  # finished requests, and stores to wait for
+    flush: list[int] = field(default_factory=list)  # stores that end before it computes
+    sent: dict[str, list[int]] = field(default_factory=dict)  # finished requests: their stores
     timed: bool = False  # the scheduler wants to know when it has ended
 
 

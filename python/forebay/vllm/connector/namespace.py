@@ -169,7 +169,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
 
 
 def heads_to_cut(heads: int, ranks: int, layout: str) -> int:
-    """Into how many parts heads can be cut. With tokens before heads, a rank's heads are one part."""
+    """Into how many parts heads can be cut. In NHD a rank's heads are one part."""
     return heads if layout == "HND" else min(heads, ranks)
 
 
@@ -243,7 +243,7 @@ def page_bytes_of(group: Any) -> int:
 def refuse_shape(what: str, theirs: Shape, facts: Facts) -> None:
     """Refuses chunks of a shape that cannot be cut as this engine needs them.
 
-    On GPUs a page holds each token of a head in one piece, on CPUs not: there block sizes must match.
+    On GPUs a page has each token of a head in one piece. On CPUs not, so block sizes must match.
     """
     mine = facts.shape
     if facts.has_states and theirs != mine:
@@ -339,7 +339,7 @@ def refuse_early_zeroing(vllm_config: Any, device: str) -> None:
 
 
 def whole_of(vllm_config: Any) -> Any:
-    """The engine's configuration. Under a MultiConnector, `vllm_config` is that of one connector."""
+    """The engine's configuration. Under a MultiConnector, `vllm_config` is another."""
     return get_current_vllm_config_or_none() or vllm_config
 
 

@@ -92,9 +92,9 @@ class SchedulerHalf:
         self.awaiting_adapter: dict[str, tuple[Media, Future[Adapter | None]]] = {}
         self.tracked: dict[str, TrackedRequest] = {}
         self.running: set[str] = set()  # computed in the last step, or admitted to this one
-        self.unstored: dict[str, TrackedRequest] = {}  # have computed chunks without a planned store
-        self.finishing: dict[str, TrackedRequest] = {}  # have finished, with something still to store
-        self.freeing: dict[str, float] = {}  # have finished, and stores still read their blocks: since when
+        self.unstored: dict[str, TrackedRequest] = {}  # with computed chunks to store
+        self.finishing: dict[str, TrackedRequest] = {}  # finished, and not stored
+        self.freeing: dict[str, float] = {}  # finished, and still read by stores: since when
         self.loading: dict[int, Loading] = {}
         # Who gave up blocks while a layerwise load was in flight: the last job then, name, blocks.
         self.departures: list[tuple[int, str, step_recovery.Tables]] = []
@@ -234,7 +234,7 @@ class SchedulerHalf:
         return max(0, usable - held), usable > held and not tracked.layerwise
 
     def is_named(self, request: Any) -> bool:
-        """Whether a request's adapter has been read. If its content is unknown, it is left alone."""
+        """Whether a request's adapter has been read. If that is unknown, it is left alone."""
         waiting = self.awaiting_adapter.get(request.request_id)
         if waiting is None:
             return True
@@ -346,7 +346,7 @@ class SchedulerHalf:
     def request_finished(
         self, request: Any, blocks: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """A request ended: whether stores still read its blocks, and what a prefiller hands over."""
+        """A request ended: whether stores read its blocks, and what a prefiller hands over."""
         name = request.request_id
         self.running.discard(name)
         self.awaiting_adapter.pop(name, None)
@@ -444,7 +444,7 @@ class SchedulerHalf:
         for name in names:
             tracked = self.tracked.get(name)
             if tracked is not None and tracked.request.num_computed_tokens > tracked.begun:
-                tracked.gap = True  # Another connector loaded the rest, which cannot be verified here.
+                tracked.gap = True  # Another connector loaded the rest: it is not verified.
 
     def extend_blocks(self, cached: Any) -> None:
         for name, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
@@ -566,7 +566,7 @@ class SchedulerHalf:
             tracked.blocks = []
 
     def reset(self) -> bool:
-        """Gives KV new names, so that nothing stored until now is found. False: loads are in flight."""
+        """Gives KV new names: nothing of before is found. False: loads are in flight."""
         if self.settings.keep_on_reset:
             return not self.loading
         self.facts.forget()

@@ -17,7 +17,7 @@ AS_ONE = ("loads", "loads_short", "loads_under_way", "load_us", "layers_late", "
 
 
 def place_of(name: str, parts: Sequence[Any], blocks: int, group: int) -> tuple[int, int, int, int, int]:
-    """Where a layer's states lie: in each block its parts in sequence, maybe with room behind them."""
+    """Where a layer's states lie: in each block its parts, maybe with room behind them."""
     first, end = parts[0], parts[0].data_ptr()
     stride_bytes = first.stride(0) * first.element_size()
     for part in parts:

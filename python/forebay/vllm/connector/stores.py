@@ -58,12 +58,12 @@ class Stores:
         certain = min(computed, request.num_tokens)
         if is_prefill:
             certain = min(certain, prompt)
-            # The node may have more of the same answer. The tail begins at the prompt's last whole chunk.
+            # The node may have more of this answer. The tail is behind the last whole chunk.
             tracked.planned, tracked.goal = (
                 min(tracked.planned, prompt // size),
                 min(tracked.goal, prompt // size),
             )
-            # On CPUs a page is compared with its checksum, so the last one must not be written again.
+            # On CPUs a page is compared with its checksum: the last one must be final.
             ends = not self.facts.on_cpu or request.max_tokens == 1 or request.is_finished()
             tracked.tail = certain == prompt and prompt % size > 0 and not tracked.tailed and ends
         elif certain > prompt:
@@ -75,7 +75,7 @@ class Stores:
         tracked.ids.grow(request.all_token_ids, tracked.goal)
 
     def set_state_goal(self, tracked: TrackedRequest, computed: int, is_prefill: bool) -> bool:
-        """The state behind `computed` tokens is to be stored if a chunk or a hand-over ends there."""
+        """Has the state behind `computed` tokens stored if a chunk or hand-over ends there."""
         request = tracked.request
         ends = computed % self.facts.chunk_tokens == 0
         hands_over = computed == request.num_prompt_tokens and is_prefill
@@ -123,7 +123,7 @@ class Stores:
         return Store(job, named, [np.array([block], dtype=np.int32) for block in blocks], state=True)
 
     def named(self, tracked: TrackedRequest, first: int, end: int) -> list[list[Stored]]:
-        """Ids, parents and sizes of the chunks from `first` up to the token `end`, for each rank."""
+        """Ids, parents and sizes of the chunks from `first` to the token `end`, for each rank."""
         size = self.facts.chunk_tokens
         if end % size:
             ids = tracked.ids.with_tail(tracked.request.all_token_ids[:end], end // size)
@@ -143,7 +143,7 @@ class Stores:
         return [part if first else [] for part in parts for first in (True, *[False] * (alike - 1))]
 
     def pages(self, tracked: TrackedRequest, start: int, end: int) -> Pages | None:
-        """The blocks of the tokens from `start` to `end`; None if others have some of them by now."""
+        """The blocks of the tokens from `start` to `end`; None if others have some of them."""
         pages = []
         for group, table in zip(self.facts.groups, tracked.blocks, strict=False):
             if group.state:

@@ -1,4 +1,4 @@
-"""What the scheduler's half remembers of a request: its chunk ids, its blocks, its loads and stores.
+"""What the scheduler's half remembers of a request: chunk ids, blocks, loads and stores.
 
 These are plain records. They decide nothing.
 """
@@ -25,7 +25,7 @@ def state_id(chunk_id: bytes) -> bytes:
 
 
 class ChunkIds:
-    """The chunk ids of a request's tokens, for each rank of one shape. They grow with the tokens."""
+    """The chunk ids of a request's tokens, for each rank of a shape. They grow with these."""
 
     def __init__(self, shape: Shape, namespaces: Sequence[bytes], chunk_tokens: int, media: Media) -> None:
         self.shape, self.media = shape, media
@@ -34,14 +34,14 @@ class ChunkIds:
         self.ranks: list[list[bytes]] = [[] for _ in namespaces]
 
     def grow(self, tokens: Sequence[int], chunks: int | None = None) -> None:
-        """Adds the ids of all whole chunks of `tokens`, or of the first `chunks`. Old tokens stay."""
+        """Adds the ids of the whole chunks of `tokens`, or of the first `chunks`."""
         have, size = len(self.ranks[0]), self.chunk_tokens
         whole = len(tokens) // size
         for first, last, shown in self.runs(have, whole if chunks is None else min(chunks, whole)):
             self.extend(self.ranks, tokens[first * size : last * size], shown)
 
     def runs(self, first: int, end: int) -> Iterator[tuple[int, int, bytes]]:
-        """The chunks from `first` to `end`: runs of text, and each chunk that shows media by itself."""
+        """The chunks from `first` to `end`: runs of text, and each chunk with media."""
         size, start = self.chunk_tokens, first
         for chunk in range(first, end) if self.media.items else ():
             shown = self.media.within(chunk * size, (chunk + 1) * size)
@@ -214,7 +214,7 @@ class TrackedRequest:
         self.gap = False
 
     def notice_preemption(self) -> list[list[int]]:
-        """Returns the blocks that it has lost since the last time. What was not stored never will be."""
+        """The blocks that it has lost since the last time. They are not stored any more."""
         if self.preemptions == self.request.num_preemptions:
             return []
         self.preemptions = self.request.num_preemptions

@@ -143,14 +143,14 @@ class WorkerHalf:
         )
 
     def place(self, name: str, tensor: Any, group: int) -> Place:
-        """Where a layer's pages lie. Refuses pages whose bytes are in another order than the setting
-        `layout` says: checksums would not tell them apart.
+        """Where a layer's pages lie. Refuses pages whose bytes are in another order than `layout`
+        says: checksums would not tell them apart.
         """
         if tensor.shape[0] % self.num_blocks:
             raise InvalidError(
                 f"layer {name} has {tensor.shape[0]} blocks; allowed are multiples of {self.num_blocks}"
             )
-        parts = tensor.shape[0] // self.num_blocks  # Kernels may use smaller blocks than the scheduler.
+        parts = tensor.shape[0] // self.num_blocks  # kernels may have smaller blocks
         width, layout = tensor.element_size(), self.settings.layout
         heads, page = heads_of(self.specs[group], name), tuple(tensor.shape[1:])
         one_head = heads == 1 and page[:-2] in ((), (1,))
@@ -347,7 +347,7 @@ class WorkerHalf:
             yield from bad[bad >= 0].tolist()
 
     def back_off(self, step: Step, ended: bool) -> None:
-        """An engine with nothing to compute polls. This leaves the processor to others meanwhile."""
+        """Sleeps a little if the engine has nothing to compute and only polls."""
         assert self.cache is not None
         if not step.idle or ended or step.loads or not self.may_back_off:
             self.idle_steps = 0
