@@ -35,6 +35,5 @@ class LimitedLog:
             return
         self._seen[message] = now, 0
         if repeated:
-            self._logger.log(level, f"{message} repeated=%d", *args, repeated)
-        else:
-            self._logger.log(level, message, *args)
+            message, args = f"{message} repeated=%d", (*args, repeated)
+        self._logger.log(level, message, *args, stacklevel=3)
