@@ -102,13 +102,13 @@ def profile_of(layers: int, steps: Iterable[tuple[int, int, float]]) -> str:
 def engine_arguments(model: str, more: str) -> dict[str, Any]:
     """The engine's arguments: with a prefix cache, and without a connector, which would load."""
     try:
-        said = json.loads(more)
+        given = json.loads(more)
     except ValueError as error:
         raise InvalidError(f"--engine is {more!r}, no JSON ({error}); allowed is an object") from error
-    if not isinstance(said, dict):
+    if not isinstance(given, dict):
         raise InvalidError(f'--engine is {more!r}; allowed is an object, such as {{"dtype": "float32"}}')
     ours = {"model": model, "enable_prefix_caching": True, "kv_transfer_config": None}
-    return {"skip_tokenizer_init": True, **said, **ours}
+    return {"skip_tokenizer_init": True, **given, **ours}
 
 
 def check_out(out: Path) -> None:

@@ -61,9 +61,9 @@ def one_of(*words: str) -> Check:
 
 def digest(name: str, value: Any) -> bytes | None:
     """A digest in hexadecimal digits, or None."""
-    said = text(name, value)
+    given = text(name, value)
     try:
-        found = None if said is None else bytes.fromhex(said)
+        found = None if given is None else bytes.fromhex(given)
     except ValueError:
         found = b""
     if found is not None and len(found) != 32:

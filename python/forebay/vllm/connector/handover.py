@@ -34,21 +34,21 @@ def ticket_of(params: Mapping[str, Any] | None, prompt_tokens: int, facts: Facts
     """What the parameters promise; `InvalidError` if this engine cannot use it."""
     if not isinstance(params, Mapping) or not params.get("do_remote_prefill"):
         return None  # A client may pass anything here (`vllm_xargs`).
-    said = params.get(OURS)
-    if said is None:  # A proxy that passes on only the fields it knows.
+    ticket = params.get(OURS)
+    if ticket is None:  # A proxy that passes on only the fields it knows.
         if facts.resets:
             return None  # No other engine has the names of this one since its reset.
         tokens = prompt_tokens - facts.has_states
         return Ticket(tokens, facts.shape) if tokens else None
-    if not isinstance(said, Mapping) or said.get("version") != VERSION:
-        raise InvalidError(f"kv_transfer_params: {OURS} is {said!r}; allowed is version {VERSION}")
+    if not isinstance(ticket, Mapping) or ticket.get("version") != VERSION:
+        raise InvalidError(f"kv_transfer_params: {OURS} is {ticket!r}; allowed is version {VERSION}")
     for name, mine in (("identity", facts.identity()), ("chunk_tokens", facts.chunk_tokens)):
-        if said.get(name) != mine:
-            raise InvalidError(f"kv_transfer_params: {name} is {said.get(name)!r}; allowed is {mine!r}")
-    cut = shape({"tp": said.get("tp"), "block_tokens": said.get("block_tokens")}, "kv_transfer_params")
+        if ticket.get(name) != mine:
+            raise InvalidError(f"kv_transfer_params: {name} is {ticket.get(name)!r}; allowed is {mine!r}")
+    cut = shape({"tp": ticket.get("tp"), "block_tokens": ticket.get("block_tokens")}, "kv_transfer_params")
     theirs = facts.cut(cut)
     refuse_shape("kv_transfer_params", theirs, facts)
-    return Ticket(number("tokens", said.get("tokens"), 1, 1 << 30, "kv_transfer_params"), theirs)
+    return Ticket(number("tokens", ticket.get("tokens"), 1, 1 << 30, "kv_transfer_params"), theirs)
 
 
 def answer(request: Any, blocks: tuple[list[int], ...], engine_id: str, facts: Facts) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Matcher:
         return found
 
     def handed_over(self, tracked: TrackedRequest, now: float) -> Found | None:
-        """All that the prefiller stores, or what there is when nothing new has come for a while."""
+        """All that the prefiller stores, or what has come when nothing new does for a while."""
         if tracked.pending_handover is None:
             tracked.pending_handover = PendingHandover(self.promised(tracked), now)
         pending, promised = tracked.pending_handover, tracked.pending_handover.promised

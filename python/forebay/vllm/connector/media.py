@@ -96,8 +96,8 @@ def way_to_see(model: Any) -> bytes | None:
     except InvalidError:
         return None
     config = json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str)
-    said = {name: str(getattr(settings, name, None)) for name in SETTINGS}
-    digest = hashlib.sha256(f"forebay media 1 {version('transformers')} {config} {said}".encode())
+    changed = {name: str(getattr(settings, name, None)) for name in SETTINGS}
+    digest = hashlib.sha256(f"forebay media 1 {version('transformers')} {config} {changed}".encode())
     for path in sorted(folder.glob("*processor*.json")):  # How contents are cut and scaled.
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.digest()

@@ -195,11 +195,11 @@ def heads_of_model(model: Any, spec: Any) -> int:
 def attention_of(vllm_config: Any, kv_cache_config: Any) -> dict[str, str]:
     """What the bytes of layers depend on. Block sizes are part of it where they differ."""
     groups = [layers_of(group.kv_cache_spec)[0] for group in kv_cache_config.kv_cache_groups]
-    said = [layer_of(vllm_config, spec) for spec in groups]
-    if len(said) == 1:
-        return said[0]
+    layers = [layer_of(vllm_config, spec) for spec in groups]
+    if len(layers) == 1:
+        return layers[0]
     blocks = [{"block": str(spec.block_size)} for spec in groups]
-    return {"groups": json.dumps([one | block for one, block in zip(said, blocks, strict=True)])}
+    return {"groups": json.dumps([one | block for one, block in zip(layers, blocks, strict=True)])}
 
 
 def layer_of(vllm_config: Any, spec: Any) -> dict[str, str]:
