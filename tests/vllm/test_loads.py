@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
 from test_parts import BLOCK, CHUNK  # noqa: E402
-from test_quiet import Half, Request  # noqa: E402
+from test_quiet_steps import Half, Request  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (  # noqa: E402
     MultiConnector,
     MultiKVConnectorMetadata,

@@ -10,7 +10,7 @@ pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vll
 
 from conftest import ASKED, CHUNK, Daemon, Engine, arguments, transfer  # noqa: E402
 from test_parts import BLOCK  # noqa: E402
-from test_quiet import Half, Request  # noqa: E402
+from test_quiet_steps import Half, Request  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1  # noqa: E402
 
 from forebay.vllm.connector import compat  # noqa: E402
