@@ -4,7 +4,7 @@
 use super::promise::promise;
 use super::{Client, Lease, NodeStat, NotLoaded, NotStored};
 use forebay_kv::ChunkId;
-use forebay_store::{NotVerified, Prompt, StoreEnd};
+use forebay_store::{NotVerified, StoreEnd};
 use forebay_transfer::{Class, End, Span};
 
 /// A [`Client`] whose calls are futures. They run on no particular runtime, and time out with the connection.
@@ -70,14 +70,6 @@ impl AsyncClient {
         self.0.store_chunk(id, parent, layers, class, move |end| kept.keep(end))?;
         let lost = || StoreEnd::Failed(super::load::failed("the mover has ended".into()));
         Ok(ended.await.unwrap_or_else(lost))
-    }
-
-    /// See [`Client::worth_loading`].
-    pub async fn worth_loading(&self, lease: &Lease, prompt: &Prompt) -> usize {
-        if lease.len() <= lease.in_memory().max(prompt.held_chunks) {
-            return lease.len();
-        }
-        self.0.shared.worth_loading(lease, prompt).await.unwrap_or(0).min(lease.len())
     }
 
     /// See [`Client::stat`].

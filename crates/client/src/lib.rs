@@ -32,11 +32,11 @@ pub use slot::{Reserved, Slot};
 pub use watch::Gone;
 
 use crate::protocol::answer::Answer;
-use crate::protocol::request::{PromptWords, Request};
+use crate::protocol::request::Request;
 use arena::Greeter;
 use connection::Connection;
 use forebay_kv::ChunkId;
-use forebay_store::{NotVerified, Prompt, TenantId};
+use forebay_store::{NotVerified, TenantId};
 use forebay_transfer::ArenaError;
 use forebay_transfer::{Closed, Forked, MoverHandle, Place, Process};
 use keeper::Keeper;
@@ -300,14 +300,6 @@ impl Client {
         }
     }
 
-    /// How many chunks of the lease, from the first on, are to be loaded so that the KV of the prompt is there soonest.
-    pub fn worth_loading(&self, lease: &Lease, prompt: &Prompt) -> usize {
-        if lease.len() <= lease.in_memory().max(prompt.held_chunks) {
-            return lease.len();
-        }
-        self.wait(self.shared.worth_loading(lease, prompt)).unwrap_or(0).min(lease.len())
-    }
-
     /// Waits until the checksums of all that has been copied into slots are taken: then nothing but the mover reads what chunks are
     /// stored from. Not for the client's own threads.
     pub fn settle(&self) {
@@ -446,27 +438,6 @@ impl Shared {
             }
         });
         promised
-    }
-
-    fn worth_loading(&self, lease: &Lease, prompt: &Prompt) -> Promised<usize> {
-        let id = lease.held.as_ref().map_or(0, |held| held.id);
-        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let words = PromptWords {
-            tokens: prompt.tokens as u64,
-            held_chunks: count(prompt.held_chunks),
-            chunk_tokens: prompt.chunk_tokens,
-            chunk_bytes: prompt.chunk_bytes,
-            prefill_us: [
-                prompt.prefill.linear_us_per_token,
-                prompt.prefill.attention_us_per_pair,
-                prompt.prefill.floor_us,
-            ],
-            wait_us: prompt.wait_us,
-        };
-        self.ask(&Request::Worth { lease: id, prompt: words }, |answer| match answer {
-            Answer::Worth(chunks) => Some(chunks as usize),
-            _ => None,
-        })
     }
 
     fn stat(&self) -> Option<Promised<NodeStat>> {

@@ -66,6 +66,7 @@ impl CostModel {
             on_disk,
             on_peers,
             queued: queued.into(),
+            wait_us: 0,
             others,
         };
         self.0.lock().worth(&question)

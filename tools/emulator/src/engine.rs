@@ -9,6 +9,7 @@ use crate::external::{External, StoreConnection};
 use crate::http::{self, App};
 use crate::job::{Intake, Message};
 use crate::latency::{LatencyModel, Launch};
+use crate::load_policy::LoadPolicy;
 use crate::profile::{Profile, ProfileError};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::stats::Stats;
@@ -142,6 +143,9 @@ pub enum SpawnError {
     /// The profile makes no sense.
     #[error(transparent)]
     Profile(#[from] ProfileError),
+    /// There is no cost model of it.
+    #[error(transparent)]
+    CostModel(#[from] forebay_paged::cost_model::BadProfile),
     /// The KV is impossible.
     #[error(transparent)]
     Shape(#[from] ShapeError),
@@ -196,10 +200,14 @@ impl Engine {
 
         let (inbox, messages) = mpsc::channel();
         let device = DeviceMemory::new(truth.shape(), pool_blocks);
+        let latency = LatencyModel::new(&config.profile, config.launch);
+        let clock = ModelClock::new(config.clock_ratio);
         let external = match store {
             Some(connection) => {
                 let (device, shape) = (device.clone(), truth.shape());
-                Some(External::connect(connection, device, shape, config.chunk_tokens, inbox.clone())?)
+                let policy = LoadPolicy::new(&config.profile, &latency, &clock, config.chunk_tokens)?;
+                let inbox = inbox.clone();
+                Some(External::connect(connection, device, shape, config.chunk_tokens, inbox, policy)?)
             }
             None => None,
         };
@@ -222,8 +230,8 @@ impl Engine {
             deferred: VecDeque::new(),
             scheduler,
             compute: Compute::new(truth, device, config.profile.model.vocab),
-            latency: LatencyModel::new(&config.profile, config.launch),
-            clock: ModelClock::new(config.clock_ratio),
+            latency,
+            clock,
             external,
             events: publisher.as_ref().map(|publisher| publisher.sender.clone()),
             shared: Arc::clone(&shared),

@@ -10,16 +10,16 @@ use crate::device::DeviceMemory;
 use crate::job::Message;
 use crate::kv_store::{KvLease, KvStore, Miss, Refused};
 use crate::latency::LatencyModel;
+use crate::load_policy::{LoadPolicy, Measured};
 use crate::scheduler::{BlockId, ChunkStore, Load, RequestId, Residence};
 use crate::stats::StoreStats;
 use crate::truth::KvShape;
 use forebay_kv::ChunkId;
-use forebay_store::admission::gate::PrefillCost;
-use forebay_store::{Prompt, StoreEnd};
+use forebay_store::StoreEnd;
 use forebay_transfer::{Class, Closed, End, MoverHandle, Place, Reason, RegionId, Span};
 use std::collections::HashMap;
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// How long chunks are leased for a load; a load that takes longer is a miss. The store may allow less.
 const LEASE_US: u64 = 30_000_000;
@@ -45,6 +45,7 @@ pub struct Loaded {
     load: LoadId,
     chunk: usize,
     end: End,
+    at: Instant,
 }
 
 /// A chunk has been stored, or not. Nothing reads its blocks any more unless they are not quiet.
@@ -81,7 +82,7 @@ struct Active {
 #[derive(Debug)]
 enum State {
     /// `ends` has one for each chunk that was submitted, in order; `None` while it is under way.
-    Moving { lease: Box<dyn KvLease>, ends: Vec<Option<End>> },
+    Moving { lease: Box<dyn KvLease>, ends: Vec<Option<End>>, measured: Measured },
     /// Everything has ended, and what arrived was checked.
     Checked(Fetched),
 }
@@ -104,6 +105,7 @@ pub struct External {
     shape: KvShape,
     chunk_blocks: usize,
     inbox: mpsc::Sender<Message>,
+    policy: LoadPolicy,
     loads: HashMap<LoadId, Active>,
     next_load: LoadId,
     /// When the engine's host link has carried all bytes of the loads so far.
@@ -123,6 +125,7 @@ impl External {
         shape: KvShape,
         chunk_tokens: usize,
         inbox: mpsc::Sender<Message>,
+        policy: LoadPolicy,
     ) -> Result<External, Closed> {
         let region = connection.mover.register(connection.device, device.buffer())?;
         let chunk_blocks = chunk_tokens / shape.block_tokens();
@@ -133,6 +136,7 @@ impl External {
             shape,
             chunk_blocks,
             inbox,
+            policy,
             loads: HashMap::new(),
             next_load: 0,
             link_free: None,
@@ -158,23 +162,21 @@ impl External {
         self.connection.store.used(ids, self.chunk_bytes());
     }
 
-    /// Starts a load of what is not quicker to compute. Its end comes out of [`External::take_due`].
-    pub fn load(&mut self, load: Load, latency: &LatencyModel, clock: &ModelClock) {
+    /// Starts a load of what is worth loading while so many other requests compute. Its end comes out of
+    /// [`External::take_due`].
+    pub fn load(&mut self, load: Load, latency: &LatencyModel, clock: &ModelClock, others: usize) {
         let lease = self.connection.store.lease(&load.ids, LEASE_US);
         let wanted = load.first_chunk..load.ids.len();
         let held = lease.residence().of(wanted.clone());
         let leased = held.chunks();
         let now = Instant::now();
+        let (chunk_tokens, link_free) = (self.chunk_tokens(), self.link_free.unwrap_or(now).max(now));
         let due_with = |chunks: usize| match chunks {
             0 => now,
-            _ => {
-                let link_us = latency.load_us(chunks * self.chunk_tokens());
-                self.link_free.unwrap_or(now).max(now) + clock.real(link_us)
-            }
+            _ => link_free + clock.real(latency.load_us(chunks * chunk_tokens)),
         };
         let wait = due_with(held.memory).duration_since(now);
-        let worth = lease.worth_loading(&self.prompt(&load, wait, latency.prefill(), clock));
-        let taken = worth.saturating_sub(load.first_chunk).min(leased);
+        let taken = self.policy.chunks_to_load(load.tokens, load.first_chunk, held, wait, others).min(leased);
         let due = due_with(taken);
         self.link_free = self.link_free.max(Some(due));
         let deadline_us =
@@ -183,10 +185,12 @@ impl External {
         let id = self.next_load;
         self.next_load += 1;
         let ends = self.submit(id, &load, lease.as_ref(), taken, deadline_us);
+        let asked = lease.residence().of(load.first_chunk..load.first_chunk + ends.len());
+        let measured = self.policy.began(asked, now);
         self.count(Miss::Missing, wanted.len() - leased);
         self.stats.gate_loaded_chunks += taken.saturating_sub(held.memory) as u64;
         self.stats.gate_recomputed_chunks += (leased - taken) as u64;
-        self.loads.insert(id, Active { load, due, state: State::Moving { lease, ends } });
+        self.loads.insert(id, Active { load, due, state: State::Moving { lease, ends, measured } });
         self.check_ended(id);
     }
 
@@ -203,7 +207,10 @@ impl External {
         for (chunk, blocks) in load.blocks.chunks(self.chunk_blocks).take(taken).enumerate() {
             let inbox = self.inbox.clone();
             // An engine that has ended does not care.
-            let on_end = move |end| drop(inbox.send(Message::Loaded(Loaded { load: id, chunk, end })));
+            let on_end = move |end| {
+                let loaded = Loaded { load: id, chunk, end, at: Instant::now() };
+                drop(inbox.send(Message::Loaded(loaded)));
+            };
             let targets = self.layers(blocks);
             let place = load.first_chunk + chunk;
             match lease.load_chunk(place, &targets, Class::Demand, Some(deadline_us), Box::new(on_end)) {
@@ -218,28 +225,15 @@ impl External {
         ends
     }
 
-    /// What decides how much of a lease is to be loaded. The store knows how long real reads of the emulated bytes take, so
-    /// that computing counts in real time too.
-    fn prompt(&self, load: &Load, wait: Duration, prefill: PrefillCost, clock: &ModelClock) -> Prompt {
-        Prompt {
-            tokens: load.tokens,
-            held_chunks: load.first_chunk,
-            chunk_tokens: self.chunk_tokens() as u32,
-            chunk_bytes: self.chunk_bytes(),
-            prefill: PrefillCost {
-                linear_us_per_token: clock.real_us(prefill.linear_us_per_token),
-                attention_us_per_pair: clock.real_us(prefill.attention_us_per_pair),
-                floor_us: clock.real_us(prefill.floor_us),
-            },
-            wait_us: wait.as_secs_f64() * 1e6,
-        }
-    }
-
     /// Takes in that a chunk has arrived or failed.
     pub fn loaded(&mut self, loaded: Loaded) {
-        if let Some(Active { state: State::Moving { ends, .. }, .. }) = self.loads.get_mut(&loaded.load)
+        if let Some(Active { state: State::Moving { ends, measured, .. }, .. }) =
+            self.loads.get_mut(&loaded.load)
             && let Some(end) = ends.get_mut(loaded.chunk)
         {
+            if matches!(loaded.end, End::Done { .. }) {
+                measured.arrived(loaded.chunk, loaded.at);
+            }
             *end = Some(loaded.end);
             self.check_ended(loaded.load);
         }
@@ -248,9 +242,10 @@ impl External {
     /// Checks what a load brought once all of it has ended. That may be before it is due, and then costs no model time.
     fn check_ended(&mut self, id: LoadId) {
         let Some(mut active) = self.loads.remove(&id) else { return };
-        if let State::Moving { lease, ends } = &active.state
+        if let State::Moving { lease, ends, measured } = &active.state
             && active.state.has_ended()
         {
+            self.policy.ended(measured);
             let first = active.load.first_chunk;
             let good_chunks = self.good_chunks(&active.load, lease.as_ref(), ends);
             let good = lease.residence().of(first..first + good_chunks);

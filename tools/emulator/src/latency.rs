@@ -13,7 +13,6 @@
 //! [`Profile`]; attention to a cached prefix is in the formula, which models with a cost per uncached token leave out.
 
 use crate::profile::Profile;
-use forebay_store::admission::gate::PrefillCost;
 
 /// One request's part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,15 +70,6 @@ impl LatencyModel {
             tokens += new_tokens;
         }
         if tokens == 0 { 0.0 } else { work_us.max(self.floor_us) }
-    }
-
-    /// What a prefill costs, in model time.
-    pub fn prefill(&self) -> PrefillCost {
-        PrefillCost {
-            linear_us_per_token: self.linear_us,
-            attention_us_per_pair: self.attention_us,
-            floor_us: self.floor_us,
-        }
     }
 
     /// Microseconds that the KV of `tokens` tokens, in its real size, spends on the GPU's host link.

@@ -14,6 +14,7 @@ mod http;
 mod job;
 pub mod kv_store;
 pub mod latency;
+mod load_policy;
 pub mod profile;
 pub mod scheduler;
 pub mod stats;

@@ -200,7 +200,7 @@ impl Worker {
         }
         for load in std::mem::take(&mut step.loads) {
             if let Some(external) = &mut self.external {
-                external.load(load, &self.latency, &self.clock);
+                external.load(load, &self.latency, &self.clock, self.scheduler.running());
             }
         }
         step

@@ -8,7 +8,7 @@ use forebay_emulator::kv_store::{InProcess, KvLease, KvStore, Miss, OnLoaded, On
 use forebay_emulator::scheduler::Residence;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
 use forebay_kv::ChunkId;
-use forebay_store::{Prompt, Store, TenantId, TierConfig};
+use forebay_store::{Store, TenantId, TierConfig};
 use forebay_transfer::HostLink;
 use forebay_transfer::Pages;
 use forebay_transfer::{Class, Limits, LinkSpec, MoverThread, PathSpec, Place, Span};
@@ -87,10 +87,6 @@ impl KvLease for ElsewhereLease {
         let chunks = self.inner.residence().chunks();
         let memory = chunks.min(1);
         Residence { memory, disk: 0, peers: chunks - memory }
-    }
-
-    fn worth_loading(&self, prompt: &Prompt) -> usize {
-        self.inner.worth_loading(prompt)
     }
 
     fn load_chunk(

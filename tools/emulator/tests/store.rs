@@ -174,12 +174,14 @@ fn worth_loading() -> EngineConfig {
     config
 }
 
-/// Has the chunks of a prompt computed and written to the log.
-async fn leave_on_disk(log: &Path, config: &EngineConfig, prompt: &[u32]) {
+/// Has the chunks of prompts computed and written to the log.
+async fn leave_on_disk(log: &Path, config: &EngineConfig, prompts: &[Vec<u32>]) {
     let rig = Rig::with_log(log);
     let (engine, client) = rig.spawn(config, 0).await;
-    client.complete(prompt, 1).await;
-    rig.wait_for_chunks(prompt.len() / 256).await;
+    for prompt in prompts {
+        client.complete(prompt, 1).await;
+    }
+    rig.wait_for_chunks(prompts.iter().map(|prompt| prompt.len() / 256).sum()).await;
     engine.shutdown(SECONDS).await;
     rig.store.close().expect("everything is durable");
 }
@@ -188,35 +190,31 @@ async fn leave_on_disk(log: &Path, config: &EngineConfig, prompt: &[u32]) {
 async fn a_prefix_that_a_slow_disk_has_is_computed_again_and_one_that_a_fast_disk_has_is_loaded() {
     let config = worth_loading();
     let oracle = oracle(&config);
-    let prompt = tokens(1_100, 1);
-    // What is expected of a disk counts as 1 MB that was read. After the 4 chunks of 48 KiB a further one is expected to take
-    // a 25th of the time that they took: 160 ms, or less than the 80 ms up to a stall of 2 s.
+    let prompts = [tokens(1_100, 1), tokens(1_100, 2)];
+    // A chunk of the slow disk takes a second or more, one that is computed 80 ms.
     for (delay_ms, loaded, recomputed) in [(1_000, 4, 4), (0, 8, 0)] {
         let directory = tempfile::tempdir().expect("a directory");
         let log = directory.path().join("log");
         init(&log, 64 * MIB, MIB, Existing::Keep).expect("a log");
-        leave_on_disk(&log, &config, &prompt).await;
+        leave_on_disk(&log, &config, &prompts).await;
         let rig = Rig::with_slow_log(&log, Duration::from_millis(delay_ms));
-        // The first engine finds out what the disk can do, the second one knows.
-        let engines = [rig.spawn(&config, 0).await, rig.spawn(&config, 1).await];
+        // With the first prompt the engine finds out what the disk can do, at the second one it knows.
+        let (engine, client) = rig.spawn(&config, 0).await;
         let mut hits = Vec::new();
-        for (_, client) in &engines {
-            let (answer, usage) = client.complete(&prompt, 3).await;
-            assert_eq!(oracle.wrong_tokens(&prompt, &answer), 0, "{delay_ms} ms");
+        for prompt in &prompts {
+            let (answer, usage) = client.complete(prompt, 3).await;
+            assert_eq!(oracle.wrong_tokens(prompt, &answer), 0, "{delay_ms} ms");
             hits.push(cached(&usage).1);
         }
         assert_eq!(hits, [1_024, if recomputed > 0 { 0 } else { 1_024 }], "{delay_ms} ms");
-        let gate = rig.store.disk_stat().expect("a disk").gate;
-        assert_eq!((gate.loaded, gate.recomputed), (loaded, recomputed), "{delay_ms} ms");
-        let stats = engines[1].0.stats().store;
-        assert_eq!(stats.gate_recomputed_chunks, recomputed, "{delay_ms} ms");
+        let stats = engine.stats().store;
+        let decided = (stats.gate_loaded_chunks, stats.gate_recomputed_chunks);
+        assert_eq!(decided, (loaded, recomputed), "{delay_ms} ms");
         assert_eq!((stats.missing_chunks, stats.unmoved_chunks), (0, 0), "{delay_ms} ms");
-        let (_, metrics) = engines[1].1.get("/metrics").await;
+        let (_, metrics) = client.get("/metrics").await;
         let counted = format!(r#"decision="recomputed"}} {recomputed}"#);
         assert!(metrics.contains(&counted), "{metrics}");
-        for (engine, _) in engines {
-            engine.shutdown(SECONDS).await;
-        }
+        engine.shutdown(SECONDS).await;
     }
 }
 
@@ -228,7 +226,7 @@ async fn what_an_earlier_process_left_on_disk_is_loaded_and_counted_as_such() {
     let config = worth_loading();
     let oracle = oracle(&config);
     let prompt = tokens(1_100, 1);
-    leave_on_disk(&log, &config, &prompt).await;
+    leave_on_disk(&log, &config, std::slice::from_ref(&prompt)).await;
 
     let rig = Rig::with_log(&log);
     let (engine, client) = rig.spawn(&config, 0).await;

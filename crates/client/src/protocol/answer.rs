@@ -135,8 +135,6 @@ pub enum Answer {
     Here,
     /// Whether the chunk is visible; otherwise it was deleted meanwhile.
     Committed(bool),
-    /// How many chunks to load.
-    Worth(u32),
     /// What the node counts.
     Stat(NodeStat),
     /// To a ping.
@@ -157,7 +155,6 @@ const RENEWED: u16 = 5;
 const RESERVED: u16 = 7;
 const COMMITTED: u16 = 8;
 const HERE: u16 = 9;
-const WORTH: u16 = 12;
 const STAT: u16 = 13;
 const PONG: u16 = 14;
 const REFUSED: u16 = 16;
@@ -177,7 +174,6 @@ impl Answer {
             Answer::Reserved { slot, offset_bytes } => (RESERVED, start.u64(*slot).u64(*offset_bytes)),
             Answer::Here => (HERE, start),
             Answer::Committed(visible) => (COMMITTED, start.u8((*visible).into())),
-            Answer::Worth(chunks) => (WORTH, start.u32(*chunks)),
             Answer::Stat(stat) => (STAT, stat.encode(start)),
             Answer::Pong => (PONG, start),
             Answer::Watched(ids) => (WATCHED, start.ids(ids)),
@@ -207,7 +203,6 @@ impl Answer {
             RESERVED => Answer::Reserved { slot: body.u64("a slot")?, offset_bytes: body.u64("an offset")? },
             HERE => Answer::Here,
             COMMITTED => Answer::Committed(body.bool("whether a chunk is visible")?),
-            WORTH => Answer::Worth(body.u32("chunks")?),
             STAT => Answer::Stat(NodeStat::decode(&mut body)?),
             PONG => Answer::Pong,
             WATCHED => Answer::Watched(body.ids()?),
@@ -360,7 +355,6 @@ mod tests {
             Answer::Reserved { slot: 1, offset_bytes: 2 },
             Answer::Here,
             Answer::Committed(true),
-            Answer::Worth(4),
             Answer::Stat(NodeStat { hits: [1, 2, 3], pulled: 9, ..NodeStat::default() }),
             Answer::Pong,
             Answer::Watched(vec![ChunkId::from_bytes([1; 32])]),

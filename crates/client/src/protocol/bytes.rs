@@ -76,11 +76,6 @@ impl<'a> Reader<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// Eight bytes: a float.
-    pub fn f64(&mut self, what: &'static str) -> Result<f64, BadBytes> {
-        self.u64(what).map(f64::from_bits)
-    }
-
     /// A byte that says yes or no.
     pub fn bool(&mut self, what: &'static str) -> Result<bool, BadBytes> {
         match self.u8(what)? {
@@ -179,11 +174,6 @@ impl Writer {
     /// Eight bytes.
     pub fn u64(self, value: u64) -> Writer {
         self.bytes(&value.to_le_bytes())
-    }
-
-    /// Eight bytes: a float.
-    pub fn f64(self, value: f64) -> Writer {
-        self.u64(value.to_bits())
     }
 
     /// A list, each entry written by `entry`.

@@ -9,7 +9,7 @@ use forebay_transfer::Class;
 /// The first bytes of every connection.
 pub const MAGIC: [u8; 8] = *b"FBLOCAL\n";
 /// The version that this program speaks, and no other.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Longest token.
 pub const TOKEN_BYTES_MAX: usize = 4096;
 /// Longest name of a client.
@@ -26,23 +26,6 @@ pub struct Hello {
     pub name: String,
     /// Whose chunks it uses.
     pub tenant: TenantId,
-}
-
-/// A prompt, as the gate before slow media wants it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PromptWords {
-    /// All of its tokens.
-    pub tokens: u64,
-    /// Chunks that the caller has.
-    pub held_chunks: u32,
-    /// Tokens of a chunk.
-    pub chunk_tokens: u32,
-    /// Bytes of a chunk.
-    pub chunk_bytes: u64,
-    /// Microseconds: for a token, for a pair of tokens, and at least.
-    pub prefill_us: [f64; 3],
-    /// How long it takes anyway.
-    pub wait_us: f64,
 }
 
 /// What a client says. Those that are not answered say so.
@@ -116,13 +99,6 @@ pub enum Request {
         /// Which.
         ids: Vec<ChunkId>,
     },
-    /// How many chunks of a lease are quicker to load than to compute?
-    Worth {
-        /// The lease.
-        lease: u64,
-        /// What it is for.
-        prompt: PromptWords,
-    },
     /// Say when these chunks have gone, and now which of them are not there.
     Watch(Vec<ChunkId>),
     /// What does the node count?
@@ -144,7 +120,6 @@ const COMMIT: u16 = 8;
 const ABORT: u16 = 9;
 const CORRUPT: u16 = 10;
 const USED: u16 = 11;
-const WORTH: u16 = 12;
 const STAT: u16 = 13;
 const PING: u16 = 14;
 const BYE: u16 = 15;
@@ -189,7 +164,6 @@ impl Request {
             Request::Abort { slot } => (ABORT, start.u64(*slot)),
             Request::Corrupt { lease, chunk } => (CORRUPT, start.u64(*lease).u32(*chunk)),
             Request::Used { chunk_bytes, ids } => (USED, start.u64(*chunk_bytes).ids(ids)),
-            Request::Worth { lease, prompt } => (WORTH, prompt.encode(start.u64(*lease))),
             Request::Watch(ids) => (WATCH, start.ids(ids)),
             Request::Stat => (STAT, start),
             Request::Ping => (PING, start),
@@ -207,7 +181,6 @@ impl Request {
             Request::Renew { .. } => Some("renew"),
             Request::Reserve { .. } => Some("reserve"),
             Request::Commit { .. } => Some("commit"),
-            Request::Worth { .. } => Some("worth"),
             Request::Watch(_) => Some("watch"),
             _ => None,
         }
@@ -240,7 +213,6 @@ impl Request {
             ABORT => Request::Abort { slot: body.u64("a slot")? },
             CORRUPT => Request::Corrupt { lease: body.u64("a lease")?, chunk: body.u32("a chunk's place")? },
             USED => Request::Used { chunk_bytes: body.u64("a chunk's length")?, ids: ids(&mut body)? },
-            WORTH => Request::Worth { lease: body.u64("a lease")?, prompt: PromptWords::decode(&mut body)? },
             WATCH => Request::Watch(ids(&mut body)?),
             STAT => Request::Stat,
             PING => Request::Ping,
@@ -265,7 +237,7 @@ impl Hello {
         }
         match body.u16("a version")? {
             VERSION => {}
-            version => return Err(value("the protocol's version", version.into(), "4")),
+            version => return Err(value("the protocol's version", version.into(), "5")),
         }
         let token = body.list("a token", 1, |body| body.u8("a token"))?;
         let (name, tenant) = (body.text("a name")?, TenantId(body.u16("a tenant")?));
@@ -277,31 +249,6 @@ impl Hello {
         }
         Ok(Hello { token, name, tenant })
     }
-}
-
-impl PromptWords {
-    fn encode(&self, start: Writer) -> Writer {
-        let counts =
-            start.u64(self.tokens).u32(self.held_chunks).u32(self.chunk_tokens).u64(self.chunk_bytes);
-        self.prefill_us.iter().fold(counts, |writer, us| writer.f64(*us)).f64(self.wait_us)
-    }
-
-    fn decode(body: &mut Reader) -> Result<PromptWords, BadBytes> {
-        Ok(PromptWords {
-            tokens: body.u64("tokens")?,
-            held_chunks: body.u32("chunks")?,
-            chunk_tokens: body.u32("tokens of a chunk")?,
-            chunk_bytes: body.u64("bytes of a chunk")?,
-            prefill_us: [time(body)?, time(body)?, time(body)?],
-            wait_us: time(body)?,
-        })
-    }
-}
-
-/// A time that can be reckoned with.
-fn time(body: &mut Reader) -> Result<f64, BadBytes> {
-    let us = body.f64("a time")?;
-    if us.is_finite() && us >= 0.0 { Ok(us) } else { Err(value("a time", us.to_bits(), "finite, from 0 on")) }
 }
 
 fn numbers(start: Writer, numbers: &[u64]) -> Writer {
@@ -345,14 +292,6 @@ mod tests {
     fn samples() -> Vec<Request> {
         let id = |byte| ChunkId::from_bytes([byte; 32]);
         let hello = Hello { token: b"secret".to_vec(), name: "engine 3".into(), tenant: TenantId(7) };
-        let prompt = PromptWords {
-            tokens: 9000,
-            held_chunks: 2,
-            chunk_tokens: 256,
-            chunk_bytes: 1 << 20,
-            prefill_us: [1.5, 0.0, 10.0],
-            wait_us: 2.25,
-        };
         let shape = ChunkShape::new([10, 10, 12]).unwrap();
         vec![
             Request::Hello(hello),
@@ -369,7 +308,6 @@ mod tests {
             Request::Abort { slot: 8 },
             Request::Corrupt { lease: 1, chunk: 0 },
             Request::Used { chunk_bytes: 77, ids: vec![id(9)] },
-            Request::Worth { lease: 2, prompt },
             Request::Watch(vec![id(5), id(6)]),
             Request::Stat,
             Request::Ping,
@@ -389,15 +327,6 @@ mod tests {
             let mut long = frame;
             long.body.push(0);
             assert!(Request::decode(&long).is_err(), "{request:?} with a byte more");
-        }
-    }
-
-    #[test]
-    fn a_prompt_of_times_that_are_none_is_refused() {
-        let Some(Request::Worth { lease, prompt }) = samples().into_iter().nth(14) else { panic!() };
-        for wait_us in [f64::NAN, f64::INFINITY, -1.0] {
-            let frame = Request::Worth { lease, prompt: PromptWords { wait_us, ..prompt } }.encode(0);
-            assert!(Request::decode(&frame).is_err());
         }
     }
 

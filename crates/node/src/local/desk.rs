@@ -9,10 +9,9 @@ use crate::elsewhere::Wanted;
 use crate::node::Shared;
 use forebay_client::protocol::answer::{Answer, Found, Leased, Lent, Refusal};
 use forebay_client::protocol::frame::{Asked, UNASKED};
-use forebay_client::protocol::request::{IDS_MAX, PromptWords, Request};
+use forebay_client::protocol::request::{IDS_MAX, Request};
 use forebay_kv::ChunkId;
-use forebay_store::admission::gate::PrefillCost;
-use forebay_store::{ChunkShape, Left, Loan, NotCommitted, NotStored, Prompt, TenantId};
+use forebay_store::{ChunkShape, Left, Loan, NotCommitted, NotStored, TenantId};
 use forebay_transfer::Class;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fd::OwnedFd;
@@ -108,7 +107,6 @@ impl Desk {
             }
             Request::Corrupt { lease, chunk } => self.check(lease, chunk as usize),
             Request::Used { chunk_bytes, ids } => self.node.store.used(self.tenant, &ids, chunk_bytes),
-            Request::Worth { lease, prompt } => self.worth(asked, lease, &prompt),
             Request::Watch(ids) => self.watch(asked, &ids),
             Request::Stat => self.answer(asked, &Answer::Stat(self.node.stat())),
             Request::Ping => self.answer(asked, &Answer::Pong),
@@ -277,28 +275,6 @@ impl Desk {
         let lent = session.lease(name, chunk).ok().and_then(|held| held.loan(chunk));
         if lent.is_some_and(|loan| !loan.check()) {
             self.node.count_corrupt();
-        }
-    }
-
-    /// What is on peers is loaded if all that is on this host is.
-    fn worth(&self, asked: Asked, name: u64, words: &PromptWords) {
-        let [linear_us_per_token, attention_us_per_pair, floor_us] = words.prefill_us;
-        let prompt = Prompt {
-            tokens: usize::try_from(words.tokens).unwrap_or(usize::MAX),
-            held_chunks: words.held_chunks as usize,
-            chunk_tokens: words.chunk_tokens,
-            chunk_bytes: words.chunk_bytes,
-            prefill: PrefillCost { linear_us_per_token, attention_us_per_pair, floor_us },
-            wait_us: words.wait_us,
-        };
-        let held = self.session().lease(name, 0).map(|held| (Arc::clone(&held.lease), held.ids.len()));
-        match held {
-            Ok((lease, chunks)) => {
-                let here = self.node.store.worth_loading(&lease, &prompt);
-                let worth = if here >= lease.len() { chunks } else { here };
-                self.answer(asked, &Answer::Worth(worth as u32));
-            }
-            Err(error) => self.refuse(asked, Refusal::Gone, error),
         }
     }
 

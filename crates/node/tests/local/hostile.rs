@@ -102,8 +102,8 @@ fn strange_bytes_are_refused_with_what_is_wrong_and_harm_nobody() {
         (vec![0x16; 64], "at most"),
         (frame(u32::MAX, 1, 0, b""), "at most"),
         (frame(0, 1, 9, b""), "not 0"),
-        (old_hello(), "the protocol's version is 3; allowed is 4"),
-        (hello_of(5), "the protocol's version is 5; allowed is 4"),
+        (old_hello(), "the protocol's version is 3; allowed is 5"),
+        (hello_of(6), "the protocol's version is 6; allowed is 5"),
         ([hello(), frame_with(0, 14, 0, b"", &[1; 8])].concat(), "its digest is wrong"),
         (
             [hello(), vec![4, 0, 0, 0, 14, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4]].concat(),

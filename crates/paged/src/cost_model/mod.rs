@@ -1,5 +1,8 @@
-//! What computing costs on this engine and loading on this host, learned while it runs, and what follows from it: load or
-//! recompute. Sans-IO: this file knows tokens, bytes and seconds that it is told; it must never measure anything itself.
+//! Load or compute: this is where the vLLM connector decides how many chunks of a stored prefix it loads. Python
+//! calls [`CostModel::worth`] from `python/forebay/vllm/connector/load_or_compute.py`, the emulated engine from its
+//! `load_policy.rs`. Nothing here does I/O: callers say how long steps and loads took.
+//!
+//! [`CostModel`] keeps what was measured; [`choose`] is the decision, a pure function.
 //!
 //! Steps are kept in buckets by powers of two of their new tokens and their prefix. A cost that is linear in the new tokens and
 //! in the pairs of tokens that attend to each other is fitted to all buckets; near a bucket, its own measurement corrects the
@@ -16,7 +19,10 @@
 //! `count` is how many steps the seconds are the mean of, 1 if it is left out. `tiers` may lack any of `memory`, `disk` and
 //! `peer`, `latency_s` is 0 if it is left out. A profile is a beginning: what is learned later outweighs it.
 
-use forebay_store::admission::gate::{Decision, PrefillCost, Prefix, Source, StoredChunk, choose};
+mod choose;
+
+pub use choose::{Choice, Decision, PrefillCost, Prefix, Source, StoredChunk, choose};
+
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use thiserror::Error;
@@ -79,6 +85,8 @@ pub struct Question {
     pub on_peers: usize,
     /// Bytes that are being loaded already, from memory, disk and other nodes.
     pub queued: [u64; 3],
+    /// How long the GPU cannot compute for this prompt in any case, in microseconds.
+    pub wait_us: u64,
     /// Requests that compute meanwhile. What is computed for this one holds up all of them, what is loaded for it holds up none.
     pub others: u32,
 }
@@ -290,7 +298,7 @@ impl CostModel {
             new_tokens: clip(prompt_tokens - held_tokens - covered),
             sources: &self.sources(question.queued),
             prefill,
-            wait_us: 0.0,
+            wait_us: question.wait_us as f64,
         };
         let worth = match choose(&prefix).decision {
             Decision::Load { chunks } => chunks,

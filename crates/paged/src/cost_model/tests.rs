@@ -34,6 +34,7 @@ fn question(chunks: [usize; 3]) -> Question {
         on_disk,
         on_peers,
         queued: [0; 3],
+        wait_us: 0,
         others: 0,
     }
 }
@@ -230,7 +231,7 @@ proptest! {
         loads.iter().for_each(|(bytes, seconds)| model.note_load(Tier::Disk, *bytes, *seconds));
         let (prompt_tokens, held_tokens, chunk_tokens, chunk_bytes) = numbers;
         let (in_memory, on_disk, on_peers) = chunks;
-        let question = Question { prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, in_memory, on_disk, on_peers, queued, others };
+        let question = Question { prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, in_memory, on_disk, on_peers, queued, wait_us: held_tokens, others };
         for _ in 0..2 * TRY_EVERY {
             prop_assert!(model.worth(&question) <= in_memory + on_disk + on_peers);
         }

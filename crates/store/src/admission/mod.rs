@@ -1,18 +1,15 @@
-//! Admission: which of the chunks that memory drops are written to the SSD, and whether loading what is there pays. This
-//! module knows keys, lengths and the time it is told; it must never know where a chunk lies or move a byte.
+//! Admission: which of the chunks that memory drops are written to the SSD. This module knows keys, lengths and the
+//! time it is told; it moves no byte.
 //!
-//! [`Admission`] decides about writes, [`gate`] about reads. `docs/tiers.md` describes both and what they do to real
-//! traces; `forebay trace info --tiers` tries them on any other.
+//! `docs/tiers.md` describes what [`Admission`] does to real traces; `forebay trace info --tiers` tries it on others.
 
 mod adaptive;
 mod endurance;
 mod evidence;
 mod filter;
-pub mod gate;
 mod history;
 mod key;
 mod lru;
-mod measured;
 mod shadow;
 #[cfg(test)]
 mod testing;
@@ -21,7 +18,6 @@ pub use adaptive::AdaptiveState;
 pub use evidence::HITS_PER_WRITE;
 pub use key::{Chunk, ChunkKey};
 pub use lru::Lru;
-pub use measured::MeasuredRate;
 
 use adaptive::Adaptive;
 use endurance::{Claim, Endurance};

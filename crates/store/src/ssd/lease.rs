@@ -47,16 +47,14 @@ impl DiskLease {
         self.shared.change(|tier, now_us| tier.renew(now_us, id, ttl_us)).map(drop)
     }
 
-    /// How many layers a chunk has, and how many bytes all of them take.
-    pub(crate) fn size_of(&self, chunk: usize) -> Result<(usize, u64), Unreadable> {
+    /// How many layers a chunk has.
+    pub(crate) fn layers_of(&self, chunk: usize) -> Result<usize, Unreadable> {
         let id = self.id()?;
         self.shared.change_quietly(|tier, now_us| {
             let read = tier.begin_read(now_us, id, chunk)?;
             let layers = read.shape().layers();
-            let bytes =
-                (0..layers).filter_map(|layer| read.shape().layer(layer)).map(|at| at.end - at.start).sum();
             tier.end_disk_read(now_us, read, DiskReadEnd::Done);
-            Ok((layers, bytes))
+            Ok(layers)
         })
     }
 

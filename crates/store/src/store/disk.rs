@@ -1,7 +1,6 @@
 //! What a store has when there is a disk below its memory: the disk tier, write-back and counters. This file joins them; it
 //! must never know how a chunk gets from one to the other.
 
-use super::gate::{GateStat, Reads};
 use super::promote::PromotionStat;
 use super::write_back::{Dirty, WriteBack};
 use super::{Shared, Store, WriteBackStat};
@@ -21,7 +20,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) struct Disk {
     pub ssd: Ssd,
     pub write_back: Arc<WriteBack>,
-    pub reads: Reads,
     counts: Mutex<Counts>,
     closed: AtomicBool,
 }
@@ -47,8 +45,6 @@ pub struct Hits {
 pub struct DiskSideStat {
     /// Chunks leased.
     pub hits: Hits,
-    /// Chunks that could have been loaded from disk.
-    pub gate: GateStat,
     /// Chunks from memory to disk.
     pub write_back: WriteBackStat,
     /// Chunks from disk to memory.
@@ -61,13 +57,7 @@ pub struct DiskSideStat {
 
 impl Disk {
     pub fn new(ssd: Ssd, write_back: Arc<WriteBack>) -> Disk {
-        Disk {
-            ssd,
-            write_back,
-            reads: Reads::new(),
-            counts: Mutex::default(),
-            closed: AtomicBool::new(false),
-        }
+        Disk { ssd, write_back, counts: Mutex::default(), closed: AtomicBool::new(false) }
     }
 
     pub fn count_hits(&self, memory: usize, disk: usize) {
@@ -81,9 +71,9 @@ impl Disk {
     }
 
     fn stat(&self) -> DiskSideStat {
-        let (gate, write_back, ssd) = (self.reads.stat(), self.write_back.stat(), self.ssd.stat());
+        let (write_back, ssd) = (self.write_back.stat(), self.ssd.stat());
         let Counts { hits, promotions, bad_copies } = *self.counts.lock();
-        DiskSideStat { hits, gate, write_back, promotions, bad_copies, ssd }
+        DiskSideStat { hits, write_back, promotions, bad_copies, ssd }
     }
 }
 

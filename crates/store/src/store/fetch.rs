@@ -1,7 +1,6 @@
 //! Loading what lies on disk: into staging, where it is verified, and from there to its targets. This file knows the steps
 //! and what follows from a failure; it must never know how the disk is read. To the caller a fault of the disk is a miss.
 
-use super::gate::Reading;
 use super::load::{Load, NotLoaded, Outgoing, Urgency, span_bytes, spread};
 use super::{Lease, Shared, Store, promote};
 use crate::ssd::{NotRead, Staged, Want};
@@ -44,8 +43,6 @@ impl Store {
         let loads = loads.into_iter().map(|load| placed(lease, load)).collect::<Result<Vec<_>, _>>()?;
         let want = |load: &Load| Want { chunk: load.chunk, layers: load.layers.clone() };
         let wants: Vec<Want> = loads.iter().map(want).collect();
-        let bytes = loads.iter().flat_map(|load| &load.targets).map(|target| span_bytes(target)).sum();
-        let reading = Reading::begin(&shared, bytes);
         let fetch = Fetch {
             names: loads.iter().map(|load| name(part, load)).collect(),
             sums: Arc::clone(&part.sums),
@@ -56,13 +53,7 @@ impl Store {
             pairs,
             urgency,
         };
-        let on_read = move |staged: Result<_, _>| {
-            match &staged {
-                Ok(_) => reading.succeeded(),
-                Err(_) => drop(reading),
-            }
-            fetch.read(staged, on_end);
-        };
+        let on_read = move |staged: Result<_, _>| fetch.read(staged, on_end);
         Ok(disk.ssd.read(&part.lease, &wants, urgency.class, urgency.deadline_us, on_read)?)
     }
 }

@@ -6,7 +6,6 @@
 //! the lease. A chunk on disk is brought into memory first, once for all who want it at that time. Nobody has less time than
 //! it asked for because another one asked first.
 
-use super::gate::Reading;
 use super::promote::{self, NotPromoted};
 use super::{Lease, Shared, Store};
 use crate::checksum;
@@ -203,18 +202,17 @@ impl Shared {
     ) {
         let Some(wish) = self.arrivals.join(name.id, waiting) else { return };
         let arrival = Arrival::new(self, name);
-        let (disk, (layers, bytes)) = match (self.open_disk(), lease.size_of(place)) {
-            (Some(disk), Ok(size)) => (disk, size),
+        let (disk, layers) = match (self.open_disk(), lease.layers_of(place)) {
+            (Some(disk), Ok(layers)) => (disk, layers),
             (None, _) => return,
             (_, Err(unreadable)) => return arrival.end(Err(unreadable.into())),
         };
-        let reading = Reading::begin(self, bytes);
         let began_us = self.now_us();
         let on_read = move |staged: Result<Vec<Staged>, NotRead>| {
             if let Ok(staged) = &staged {
                 arrival.shared.tell_write_back(began_us, staged);
             }
-            arrival.read(staged, reading, wish.class);
+            arrival.read(staged, wish.class);
         };
         let want = Want { chunk: place, layers: 0..layers };
         // What the disk refuses drops the arrival, which says so.
@@ -259,13 +257,12 @@ impl Arrival {
     }
 
     /// The disk was read, or was not; on a thread of the disk tier.
-    fn read(self, staged: Result<Vec<Staged>, NotRead>, reading: Reading, class: Class) {
+    fn read(self, staged: Result<Vec<Staged>, NotRead>, class: Class) {
         let staged = match staged.map(|mut staged| staged.pop()) {
             Ok(Some(staged)) => staged,
             Ok(None) => return,
             Err(error) => return self.end(Err(error.into())),
         };
-        reading.succeeded();
         let (shared, name) = (Arc::clone(&self.shared), self.name);
         promote::offer(&shared, name, Arc::new(staged), class, true, move |outcome| {
             self.end(outcome.map_err(NotBrought::from));

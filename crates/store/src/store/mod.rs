@@ -8,7 +8,6 @@
 
 mod disk;
 mod fetch;
-mod gate;
 mod lease;
 mod lend;
 mod load;
@@ -19,7 +18,6 @@ mod watch;
 mod write_back;
 
 pub use disk::{DiskSideStat, Hits};
-pub use gate::{GateStat, Prompt};
 pub use lease::Lease;
 pub use lend::{Loan, NotBrought};
 pub use load::{Load, NotLoaded, NotVerified};

@@ -4,7 +4,7 @@
 use super::{KvLease, KvStore, Miss, OnLoaded, OnStored, Refused};
 use crate::scheduler::Residence;
 use forebay_kv::ChunkId;
-use forebay_store::{Lease, NotLoaded, Prompt, Store, TenantId};
+use forebay_store::{Lease, NotLoaded, Store, TenantId};
 use forebay_transfer::{Class, Span};
 
 /// A store and whose chunks the engine's are.
@@ -62,10 +62,6 @@ impl KvLease for StoreLease {
     fn residence(&self) -> Residence {
         let memory = self.lease.in_memory();
         Residence { memory, disk: self.lease.len() - memory, peers: 0 }
-    }
-
-    fn worth_loading(&self, prompt: &Prompt) -> usize {
-        self.store.worth_loading(&self.lease, prompt)
     }
 
     fn load_chunk(

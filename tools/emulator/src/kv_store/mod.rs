@@ -9,7 +9,7 @@ pub use in_process::InProcess;
 
 use crate::scheduler::Residence;
 use forebay_kv::ChunkId;
-use forebay_store::{NotVerified, Prompt, StoreEnd, Unreadable};
+use forebay_store::{NotVerified, StoreEnd, Unreadable};
 use forebay_transfer::{Class, End, Span};
 use std::fmt::Debug;
 
@@ -49,9 +49,6 @@ pub trait KvStore: Debug + Send + Sync {
 pub trait KvLease: Debug + Send {
     /// Where its chunks are.
     fn residence(&self) -> Residence;
-
-    /// How many of its chunks, from the first on, are quicker to load than to compute.
-    fn worth_loading(&self, prompt: &Prompt) -> usize;
 
     /// Loads a chunk into `targets`, a list of spans for each layer. `on_end` is called once, from any thread, unless this
     /// is a miss. What arrived must be verified before it is used.

@@ -5,7 +5,6 @@ use super::{KvLease, KvStore, Miss, OnLoaded, OnStored, Refused};
 use crate::scheduler::Residence;
 use forebay_client::{Client, Lease, NotLoaded};
 use forebay_kv::ChunkId;
-use forebay_store::Prompt;
 use forebay_transfer::{Class, Span};
 
 /// A lease and the client that it was asked for.
@@ -48,10 +47,6 @@ impl KvLease for NodeLease {
     fn residence(&self) -> Residence {
         let (memory, disk) = (self.lease.in_memory(), self.lease.on_disk());
         Residence { memory, disk, peers: self.lease.on_peers() }
-    }
-
-    fn worth_loading(&self, prompt: &Prompt) -> usize {
-        self.client.worth_loading(&self.lease, prompt)
     }
 
     fn load_chunk(

@@ -18,7 +18,6 @@ const FAULTS: Family = counter("forebay_store_faults_total", "Bytes that went wr
 const TENANT_USED: Family = gauge("forebay_tenant_used_bytes", "What a tenant uses, by tier.");
 const TENANT_QUOTA: Family = gauge("forebay_tenant_quota_bytes", "What a tenant may use, by tier.");
 const HITS: Family = counter("forebay_leased_chunks_total", "Chunks leased, by where they were.");
-const GATE: Family = counter("forebay_gate_chunks_total", "Chunks on disk, by what was quicker.");
 const WRITE_BACK: Family =
     counter("forebay_write_back_chunks_total", "Chunks for the disk, by how it ended.");
 const WRITE_BACK_QUEUE: Family = gauge("forebay_write_back_waiting_chunks", "Chunks that wait for the disk.");
@@ -96,7 +95,6 @@ fn collect_tier(tier: &'static str, counters: &Counters, out: &mut Vec<Metric>) 
 
 fn collect_disk_side(stat: &DiskSideStat, out: &mut Vec<Metric>) {
     push_each(out, &HITS, "tier", &[("memory", stat.hits.memory), ("disk", stat.hits.disk)]);
-    push_each(out, &GATE, "quicker", &[("load", stat.gate.loaded), ("recompute", stat.gate.recomputed)]);
     let write_back = &stat.write_back;
     let ends = [
         ("written", write_back.written),

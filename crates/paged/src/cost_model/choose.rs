@@ -1,5 +1,5 @@
-//! The load-or-recompute gate: how much of a stored prefix to load, and how much to compute anew. A pure function of
-//! sizes, queues and rates; it must never know what time it is or how anything is loaded.
+//! How many chunks of a stored prefix to load and how many to compute: a pure function of sizes, queues and
+//! rates. [`CostModel::worth`](super::CostModel::worth) asks it with what was measured.
 //!
 //! Loading the first `k` chunks and computing the rest takes
 //!
@@ -10,7 +10,7 @@
 //! compute(a..b) = max(floor, C_lin * (b - a) + C_att * (b^2 - a^2) / 2)
 //! ```
 //!
-//! and the gate takes the `k` that takes least. The cost of computing is that of the emulated engine's steps, `C_att` for
+//! and [`choose`] takes the `k` that takes least. The cost of computing is that of the emulated engine's steps, `C_att` for
 //! each pair of a query and a key, so a token is the dearer the deeper it stands. With one source that makes it all or
 //! nothing but for the floor; part of a prefix is loaded when the rest lies on a slower or busier source, or when what is
 //! left fits into a step that has to run anyway.
@@ -29,8 +29,7 @@ pub struct StoredChunk {
 /// Where chunks lie: memory, a disk, a peer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Source {
-    /// The measured rate ([`MeasuredRate`](super::MeasuredRate)). What is not a positive number is a source that gives
-    /// nothing.
+    /// The measured rate. What is not a positive number is a source that gives nothing.
     pub bytes_per_us: f64,
     /// From asking to the first byte, without queueing.
     pub latency_us: f64,
@@ -92,7 +91,7 @@ pub struct Choice {
 /// The quickest way to the KV of a prompt; among equally quick ones the one that loads least.
 ///
 /// ```
-/// use forebay_store::admission::gate::{Decision, Prefix, PrefillCost, Source, StoredChunk, choose};
+/// use forebay_paged::cost_model::{Decision, Prefix, PrefillCost, Source, StoredChunk, choose};
 ///
 /// // 16,384 tokens of Qwen3-Coder-30B-A3B for an H20, on a disk with 3.5 GB/s.
 /// let chunks = [StoredChunk { tokens: 256, bytes: 256 * 98_304, source: 0 }; 64];
