@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 /// Bytes that are received at a time.
 const RECEIVE_BYTES: usize = 256 << 10;
 
-/// What becomes of a request. `None`: the node is gone, or was.
-pub type OnAnswer = Box<dyn FnOnce(Option<Answer>) + Send>;
+/// Takes an answer to a request, and says whether there is more to come. `None`: the node is gone, or was.
+type OnAnswer = Box<dyn FnMut(Option<Answer>) -> bool + Send>;
 
 /// A connection, alive or broken.
 #[derive(Debug)]
@@ -121,17 +121,35 @@ impl Connection {
     /// Asks. `on_answer` is called exactly once, on the connection's thread or, if it is broken or the node would hang up, on this
     /// one.
     pub fn ask(&self, request: &Request, on_answer: impl FnOnce(Option<Answer>) + Send + 'static) {
+        let mut on_answer = Some(on_answer);
+        self.ask_for_many(request, move |answer| {
+            if let Some(on_answer) = on_answer.take() {
+                on_answer(answer);
+            }
+            false
+        });
+    }
+
+    /// The same for a request that has several answers: `on_answer` says whether more are to come.
+    pub fn ask_for_many(
+        &self,
+        request: &Request,
+        mut on_answer: impl FnMut(Option<Answer>) -> bool + Send + 'static,
+    ) {
+        let mut gone = |answer| {
+            on_answer(answer);
+        };
         if let Err(bad) = request.check() {
-            return on_answer(Some(Answer::Refused(Refusal::BadWords, bad.to_string())));
+            return gone(Some(Answer::Refused(Refusal::BadWords, bad.to_string())));
         }
         if !self.process.is_current() {
-            return on_answer(None);
+            return gone(None);
         }
         let frame = request.encode(self.next_number.fetch_add(1, Ordering::Relaxed));
         let mut pending = self.pending.lock();
         if pending.broken {
             drop(pending);
-            return on_answer(None);
+            return gone(None);
         }
         if pending.waiting.is_empty() {
             pending.heard = Some(Instant::now());
@@ -201,7 +219,9 @@ impl Connection {
             std::mem::take(&mut pending.waiting)
         };
         socket::hang_up(&self.socket);
-        waiting.into_values().for_each(|waiting| (waiting.on_answer)(None));
+        for mut waiting in waiting.into_values() {
+            (waiting.on_answer)(None);
+        }
     }
 
     /// Takes in answers until the end, and gives those that nobody has asked for to `on_unasked`.
@@ -248,17 +268,31 @@ impl Connection {
         }
         let waiting = self.pending.lock().waiting.remove(&frame.number);
         let nobody = BadFrame::Digest { kind: frame.kind, number: frame.number };
-        let Waiting { asked, on_answer } = waiting.ok_or(nobody)?;
-        if let Err(crossed) = frame.check(asked) {
+        let mut waiting = waiting.ok_or(nobody)?;
+        if let Err(crossed) = frame.check(waiting.asked) {
             // Before whoever asked goes on: nobody gets anything more of this connection.
             self.end_wrong(&crossed);
-            on_answer(None);
+            (waiting.on_answer)(None);
             return Err(crossed);
         }
         // What cannot be understood is no answer.
         let refused = |bad| Answer::Refused(Refusal::BadWords, format!("the node's answer: {bad}"));
-        on_answer(Some(Answer::decode(frame).unwrap_or_else(refused)));
+        let answer = Answer::decode(frame).unwrap_or_else(refused);
+        if (waiting.on_answer)(Some(answer)) {
+            self.wait_on(frame.number, waiting);
+        }
         Ok(())
+    }
+
+    /// More answers to a request are to come.
+    fn wait_on(&self, number: u64, mut waiting: Waiting) {
+        let mut pending = self.pending.lock();
+        if pending.broken {
+            drop(pending);
+            (waiting.on_answer)(None);
+        } else {
+            pending.waiting.insert(number, waiting);
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Chunks that come into the node's memory before anybody loads them. This file knows in which order, and how many come at a time;
-//! it must never know who will load them.
+//! Fetching the chunks of a lease into the node's memory before anybody loads them, in their order and
+//! some at a time.
 
 use super::lease::Lease;
 use super::lent::bring;
@@ -7,8 +7,9 @@ use forebay_transfer::Class;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Chunks of a lease that come at a time.
-const AT_A_TIME: usize = 8;
+/// Chunks that are asked for in one message, and messages under way.
+const CHUNKS: usize = 16;
+const MESSAGES: usize = 2;
 
 struct Fetch {
     /// Who lets go of it wants no more.
@@ -21,23 +22,22 @@ struct Fetch {
 pub fn fetch(lease: &Arc<Lease>) {
     let next = AtomicUsize::new(lease.in_memory());
     let fetch = Arc::new(Fetch { lease: Arc::downgrade(lease), next });
-    (0..AT_A_TIME).for_each(|_| fetch.go_on());
+    (0..MESSAGES).for_each(|_| fetch.go_on());
 }
 
 impl Fetch {
-    /// Asks for the next chunk. When it has come, for another one.
+    /// Asks for the next chunks. When all of them have come, for others.
     fn go_on(self: &Arc<Self>) {
         let Some(lease) = self.lease.upgrade() else { return };
         let Ok(held) = lease.alive() else { return };
-        let chunk = self.next.fetch_add(1, Ordering::Relaxed);
-        if chunk >= lease.len() {
-            return;
-        }
-        let fetch = Arc::clone(self);
-        bring(held, chunk, Class::Prefetch, None, move |brought| {
-            if brought.is_ok() {
+        let first = self.next.fetch_add(CHUNKS, Ordering::Relaxed);
+        let chunks: Vec<usize> = (first..lease.len().min(first + CHUNKS)).collect();
+        let (fetch, left) = (Arc::clone(self), AtomicUsize::new(chunks.len()));
+        let on_end = move |_, brought: Result<_, String>| {
+            if brought.is_ok() && left.fetch_sub(1, Ordering::AcqRel) == 1 {
                 fetch.go_on();
             }
-        });
+        };
+        bring(held, &chunks, Class::Prefetch, None, Arc::new(on_end));
     }
 }

@@ -5,8 +5,8 @@ use super::arena::NodeArena;
 use super::lease::{Held, Lease};
 use super::load::span_bytes;
 use super::{Client, Shared};
-use crate::protocol::answer::{Answer, Lent};
-use crate::protocol::request::Request;
+use crate::protocol::answer::{Answer, Brought, Lent, Refusal};
+use crate::protocol::request::{Request, TOGETHER_MAX};
 use forebay_store::{ChunkShape, NotVerified, Unreadable, checksum};
 use forebay_transfer::{Class, Span};
 use std::sync::Arc;
@@ -69,56 +69,83 @@ impl Client {
         LentChunk::of(lease.alive().ok()?, chunk)
     }
 
-    /// Has a chunk of the lease lie in the arena, from the node's disk or a peer if need be, verified there. `deadline_us` is
-    /// in the mover's clock. `on_end` is called exactly once, on one of the client's threads or this one, with the chunk or
-    /// why it is not to be had. Keep it short.
+    /// Has chunks of the lease lie in the arena, from the node's disk or a peer if need be, verified there. `deadline_us` is
+    /// in the mover's clock. `on_end` is called exactly once for each of `chunks`, on one of the client's threads or this one,
+    /// with the chunk or why it is not to be had. Keep it short.
     pub fn bring(
         &self,
         lease: &Lease,
-        chunk: usize,
+        chunks: &[usize],
         class: Class,
         deadline_us: Option<u64>,
-        on_end: impl FnOnce(Result<LentChunk, String>) + Send + 'static,
+        on_end: impl Fn(usize, Result<LentChunk, String>) + Send + Sync + 'static,
     ) {
-        match lease.alive() {
-            Err(error) => on_end(Err(error.to_string())),
-            Ok(_) if chunk >= lease.len() => on_end(Err(Unreadable::Outside { chunk, layer: 0 }.to_string())),
-            Ok(held) => match LentChunk::of(held, chunk) {
-                Some(lent) => on_end(Ok(lent)),
-                None => bring(held, chunk, class, deadline_us, on_end),
-            },
+        let held = match lease.alive() {
+            Ok(held) => held,
+            Err(error) => return chunks.iter().for_each(|chunk| on_end(*chunk, Err(error.to_string()))),
+        };
+        let mut missing = Vec::with_capacity(chunks.len());
+        for chunk in chunks.iter().copied() {
+            match LentChunk::of(held, chunk) {
+                Some(lent) => on_end(chunk, Ok(lent)),
+                None if chunk < lease.len() => missing.push(chunk),
+                None => on_end(chunk, Err(Unreadable::Outside { chunk, layer: 0 }.to_string())),
+            }
         }
+        bring(held, &missing, class, deadline_us, Arc::new(on_end));
     }
 }
 
-/// Asks the node for a chunk that it has not lent yet.
+/// Is told what became of each chunk, by its place in the lease.
+pub(super) type OnBrought = Arc<dyn Fn(usize, Result<LentChunk, String>) + Send + Sync>;
+
+/// Asks the node for chunks that it has not lent yet. It answers as they come.
 pub(super) fn bring(
     held: &Arc<Held>,
-    chunk: usize,
+    chunks: &[usize],
     class: Class,
     deadline_us: Option<u64>,
-    on_end: impl FnOnce(Result<LentChunk, String>) + Send + 'static,
+    on_end: OnBrought,
 ) {
     let shared: &Arc<Shared> = &held.shared;
     let now_us = shared.now_us();
-    let request = Request::Bring {
-        lease: held.id,
-        chunk: u32::try_from(chunk).unwrap_or(u32::MAX),
-        class,
-        within_us: deadline_us.map(|deadline_us| deadline_us.saturating_sub(now_us)),
-    };
-    let taken = Arc::clone(held);
-    shared.ask_patiently(&held.connection, &request, move |answer| {
-        on_end(match answer {
-            Some(Answer::Brought(lent)) => {
-                taken.note(chunk, lent);
-                LentChunk::of(&taken, chunk).ok_or_else(|| "the chunk lies outside of the arena".into())
-            }
-            Some(Answer::Refused(_, why)) => Err(why),
-            Some(other) => Err(format!("an answer to something else: {other:?}")),
-            None => Err("the node is gone".into()),
+    let within_us = deadline_us.map(|deadline_us| deadline_us.saturating_sub(now_us));
+    for chunks in chunks.chunks(TOGETHER_MAX) {
+        let places = chunks.iter().map(|chunk| u32::try_from(*chunk).unwrap_or(u32::MAX)).collect();
+        let request = Request::Bring { lease: held.id, chunks: places, class, within_us };
+        let (taken, mut left, on_end) = (Arc::clone(held), chunks.to_vec(), Arc::clone(&on_end));
+        shared.ask_for_many(&held.connection, &request, move |answer| {
+            let why = match answer {
+                Some(Answer::Brought(all)) => {
+                    for Brought { chunk, end } in all {
+                        let chunk = chunk as usize;
+                        let Some(at) = left.iter().position(|one| *one == chunk) else { continue };
+                        left.swap_remove(at);
+                        on_end(chunk, taken.take(chunk, end));
+                    }
+                    return !left.is_empty();
+                }
+                Some(Answer::Refused(_, why)) => why,
+                Some(other) => format!("an answer to something else: {other:?}"),
+                None => "the node is gone".into(),
+            };
+            std::mem::take(&mut left).into_iter().for_each(|chunk| on_end(chunk, Err(why.clone())));
+            false
         });
-    });
+    }
+}
+
+impl Held {
+    /// The node has brought a chunk, or not.
+    fn take(
+        self: &Arc<Held>,
+        chunk: usize,
+        end: Result<Lent, (Refusal, String)>,
+    ) -> Result<LentChunk, String> {
+        let lent = end.map_err(|(_, why)| why)?;
+        self.note(chunk, lent);
+        LentChunk::of(self, chunk).ok_or_else(|| "the chunk lies outside of the arena".into())
+    }
 }
 
 impl LentChunk {

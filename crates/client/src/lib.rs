@@ -21,6 +21,7 @@ mod slot;
 mod watch;
 
 pub use crate::protocol::answer::{Found, NodeStat};
+pub use crate::protocol::request::NewChunk;
 pub use arena::{NodeArena, OnArena};
 pub use fetch::fetch;
 pub use futures::AsyncClient;
@@ -400,6 +401,17 @@ impl Shared {
         on_answer: impl FnOnce(Option<Answer>) + Send + 'static,
     ) {
         connection.ask(request, on_answer);
+        self.keeper.listen(self.answer_limit());
+    }
+
+    /// The same, for a request with several answers: `on_answer` says whether more are to come.
+    fn ask_for_many(
+        &self,
+        connection: &Arc<Connection>,
+        request: &Request,
+        on_answer: impl FnMut(Option<Answer>) -> bool + Send + 'static,
+    ) {
+        connection.ask_for_many(request, on_answer);
         self.keeper.listen(self.answer_limit());
     }
 

@@ -2,7 +2,7 @@
 //! target, once. This file knows these steps; it must never know where the node had a chunk before.
 
 use super::lease::{Held, Lease};
-use super::{Client, lent};
+use super::{Client, LentChunk, lent};
 use crate::protocol::answer::Lent;
 use forebay_store::{ChunkShape, Unreadable};
 use forebay_transfer::{Class, End, Failure, Forked, Reason, Span, SpanPair, SubmitError, Transfer};
@@ -111,16 +111,19 @@ impl Copy {
     /// Has the node lay the chunk into the arena, and copies it from there.
     fn bring(self, chunk: usize, on_end: OnEnd) {
         let (held, class, deadline_us) = (Arc::clone(&self.held), self.class, self.deadline_us);
-        lent::bring(&held, chunk, class, deadline_us, move |brought| {
+        let once = Mutex::new(Some((self, on_end)));
+        let on_brought = move |_, brought: Result<LentChunk, String>| {
+            let Some((copy, on_end)) = once.lock().take() else { return };
             let lent = match brought {
-                Ok(_) => self.held.place(chunk),
+                Ok(_) => copy.held.place(chunk),
                 Err(why) => return on_end(failed(why)),
             };
             let Some(lent) = lent else { return on_end(failed("the chunk is not in the arena".into())) };
-            if let Err((error, Some(on_end))) = self.start(&lent, on_end) {
+            if let Err((error, Some(on_end))) = copy.start(&lent, on_end) {
                 on_end(failed(error.to_string()));
             }
-        });
+        };
+        lent::bring(&held, &[chunk], class, deadline_us, Arc::new(on_brought));
     }
 
     /// From the arena to the targets. What is refused gives back whom to tell, unless the mover dropped it.

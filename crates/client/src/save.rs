@@ -7,9 +7,11 @@
 use super::load::{failed, span_bytes};
 use super::slot::{self, Reserved, Slot};
 use super::{Client, Shared};
+use crate::protocol::request::NewChunk;
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, ShapeError, StoreEnd};
 use forebay_transfer::{Class, End, Forked, Span, SpanPair, Transfer};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -61,12 +63,17 @@ impl Client {
         let shape = ChunkShape::new(layers.iter().map(|spans| span_bytes(spans)))?;
         let connection = self.shared.connection().ok_or(NotStored::Disconnected)?;
         let (shared, layers) = (Arc::clone(&self.shared), layers.to_vec());
-        let on_end: OnEnd = Box::new(on_end);
-        slot::reserve(&self.shared, connection, id, parent, shape, move |reserved| match reserved {
-            Reserved::Slot(slot) => Filling { shared, slot, layers }.fill(class, on_end),
-            Reserved::Here => on_end(StoreEnd::AlreadyHere),
-            Reserved::Refused(why) => on_end(StoreEnd::Failed(failed(why))),
-        });
+        let once = Mutex::new(Some((shared, layers, Box::new(on_end) as OnEnd)));
+        let on_reserved = move |_, reserved| {
+            let Some((shared, layers, on_end)) = once.lock().take() else { return };
+            match reserved {
+                Reserved::Slot(slot) => Filling { shared, slot, layers }.fill(class, on_end),
+                Reserved::Here => on_end(StoreEnd::AlreadyHere),
+                Reserved::Refused(why) => on_end(StoreEnd::Failed(failed(why))),
+            }
+        };
+        let chunk = NewChunk { id, parent };
+        slot::reserve(&self.shared, &connection, &shape, &[chunk], Arc::new(on_reserved));
         Ok(())
     }
 }

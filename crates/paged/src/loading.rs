@@ -227,22 +227,36 @@ impl Loading {
             state.leases.push(Arc::clone(&lease));
         }
         drop(state);
-        for chunk in missing {
-            let (load, part, lease) = (Arc::clone(self), Part { chunk, source }, Arc::downgrade(&lease));
-            self.shared.brings.enter(move |place| load.bring(part, &lease, place));
+        let brings = &self.shared.brings;
+        for together in missing.chunks(brings.together()) {
+            let parts: Vec<Part> = together.iter().map(|chunk| Part { chunk: *chunk, source }).collect();
+            let (load, lease) = (Arc::clone(self), Arc::downgrade(&lease));
+            brings.enter_together(parts.len(), move |places| load.bring(parts, &lease, places));
         }
         self.go_on();
     }
 
-    /// Asks for a chunk, unless the load has no use for it any more.
-    fn bring(self: &Arc<Self>, part: Part, lease: &Weak<Lease>, place: Place) {
-        let Some(lease) = lease.upgrade().filter(|_| self.state.lock().load.awaits(part)) else { return };
+    /// Asks for chunks of a source, but for those that the load has no use for any more.
+    fn bring(self: &Arc<Self>, parts: Vec<Part>, lease: &Weak<Lease>, places: Vec<Place>) {
+        let Some(lease) = lease.upgrade() else { return };
+        let state = self.state.lock();
+        let is_awaited = |(part, _): &(Part, Place)| state.load.awaits(*part);
+        let (parts, unneeded): (Vec<_>, Vec<_>) = parts.into_iter().zip(places).partition(is_awaited);
+        drop(state);
+        drop(unneeded);
         let Some(client) = self.shared.client() else { return self.stop("the cache is closed") };
-        let (load, tier) = (Arc::clone(self), tier_of(&lease, part.chunk));
-        self.shared.jobs.begin_bring(tier);
-        self.state.lock().begin_bring(Instant::now());
-        client.bring(&lease, part.chunk, Class::Demand, Some(self.deadline_us()), move |brought| {
-            let tasks = Arc::clone(&load.shared.tasks);
+        let (mut chunks, mut waiting) = (Vec::with_capacity(parts.len()), HashMap::new());
+        for (part, place) in parts {
+            let tier = tier_of(&lease, part.chunk);
+            self.shared.jobs.begin_bring(tier);
+            self.state.lock().begin_bring(Instant::now());
+            chunks.push(part.chunk);
+            waiting.insert(part.chunk, (part, tier, place));
+        }
+        let (load, waiting) = (Arc::clone(self), Mutex::new(waiting));
+        client.bring(&lease, &chunks, Class::Demand, Some(self.deadline_us()), move |chunk, brought| {
+            let Some((part, tier, place)) = waiting.lock().remove(&chunk) else { return };
+            let (tasks, load) = (Arc::clone(&load.shared.tasks), Arc::clone(&load));
             tasks.post(Urgency::Load, move || {
                 // On this thread: who is next sends, which may wait for the node, and the client's own takes its answers.
                 drop(place);

@@ -40,6 +40,15 @@ pub struct Storing {
     missing: Mutex<Vec<u32>>,
 }
 
+/// A chunk that may be stored.
+#[derive(Clone)]
+struct Admitted {
+    chunk: forebay_client::NewChunk,
+    number: u32,
+    at: ChunkAt,
+    shape: ChunkShape,
+}
+
 /// A chunk of a store.
 struct Chunk {
     store: Arc<Storing>,
@@ -62,33 +71,61 @@ impl Storing {
         let left = AtomicUsize::new(1);
         let (shared, missing) = (Arc::clone(shared), Mutex::default());
         let store = Arc::new(Storing { shared, job, tables, copying, left, missing });
-        let mut first_token = 0;
+        let (mut first_token, mut admitted) = (0, Vec::with_capacity(chunks.len()));
         for (number, chunk) in (0..).zip(chunks) {
             let at = ChunkAt { first_token, tokens: chunk.tokens };
             first_token += u64::from(chunk.tokens);
-            store.admit(chunk, number, at);
+            admitted.extend(store.admit(&chunk, number, at));
+        }
+        let slots = &store.shared.slots;
+        for same in admitted.chunk_by(|one, other| one.shape == other.shape) {
+            for together in same.chunks(slots.together()) {
+                let (store, together) = (Arc::clone(&store), together.to_vec());
+                slots.enter_together(together.len(), move |places| store.reserve(together, places));
+            }
         }
         store.ended();
     }
 
-    /// Begins a chunk as soon as the node has room for its slot, if so many bytes may be on their way.
-    fn admit(self: &Arc<Self>, chunk: NewChunk, number: u32, at: ChunkAt) {
+    /// A chunk that begins as soon as the node has room for its slot, if so many bytes may be on their way.
+    fn admit(&self, chunk: &NewChunk, number: u32, at: ChunkAt) -> Option<Admitted> {
         let counters = &self.shared.counters;
         add(&counters.stores, 1);
         let Ok(shape) = ChunkShape::new(self.shared.cache.layer_bytes(at.tokens)) else {
             add(&counters.stores_failed, 1);
-            return self.miss(number);
+            self.miss(number);
+            return None;
         };
-        let bytes = shape.bytes();
-        if !self.shared.admit(bytes) {
+        if !self.shared.admit(shape.bytes()) {
             add(&counters.stores_refused, 1);
-            return self.miss(number);
+            self.miss(number);
+            return None;
         }
         self.left.fetch_add(1, Ordering::AcqRel);
-        let store = Arc::clone(self);
-        self.shared.slots.enter(move |place| {
-            let stored = Chunk { store, number, at, bytes, _place: place };
-            stored.reserve(&chunk, shape);
+        let chunk = forebay_client::NewChunk { id: chunk.id, parent: chunk.parent };
+        Some(Admitted { chunk, number, at, shape })
+    }
+
+    /// Asks for slots of chunks of one shape.
+    fn reserve(self: Arc<Self>, together: Vec<Admitted>, places: Vec<Place>) {
+        let Some(shape) = together.first().map(|first| first.shape.clone()) else { return };
+        let chunks: Vec<_> = together.iter().map(|admitted| admitted.chunk).collect();
+        let stored = |(Admitted { number, at, shape, .. }, place)| {
+            let (store, bytes) = (Arc::clone(&self), shape.bytes());
+            Chunk { store, number, at, bytes, _place: place }
+        };
+        let stored: Vec<Chunk> = together.into_iter().zip(places).map(stored).collect();
+        let Some(client) = self.shared.client() else {
+            return stored.into_iter().for_each(|stored| stored.end(&StoreEnd::Deleted));
+        };
+        let stored: Vec<_> = stored.into_iter().map(|stored| Mutex::new(Some(stored))).collect();
+        client.reserve(&shape, &chunks, move |number, reserved| {
+            let Some(stored) = stored.get(number).and_then(|stored| stored.lock().take()) else { return };
+            stored.soon(move |stored| match reserved {
+                Reserved::Slot(slot) => stored.fill(slot),
+                Reserved::Here => stored.end(&StoreEnd::AlreadyHere),
+                Reserved::Refused(_) => stored.end(&StoreEnd::Deleted),
+            });
         });
     }
 
@@ -108,17 +145,6 @@ impl Storing {
 }
 
 impl Chunk {
-    fn reserve(self, chunk: &NewChunk, shape: ChunkShape) {
-        let Some(client) = self.store.shared.client() else { return self.end(&StoreEnd::Deleted) };
-        client.reserve(chunk.id, chunk.parent, shape, move |reserved| {
-            self.soon(move |stored| match reserved {
-                Reserved::Slot(slot) => stored.fill(slot),
-                Reserved::Here => stored.end(&StoreEnd::AlreadyHere),
-                Reserved::Refused(_) => stored.end(&StoreEnd::Deleted),
-            });
-        });
-    }
-
     /// Goes on, on a worker: whoever has the place next sends, which may wait for the node, and the client's own thread takes its
     /// answers.
     fn soon(self, then: impl FnOnce(Chunk) + Send + 'static) {

@@ -6,7 +6,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-type Begin = Box<dyn FnOnce(Place) + Send>;
+type Begin = Box<dyn FnOnce(Vec<Place>) + Send>;
+
+/// What begins together at most: as many chunks go well into one message to the node.
+const TOGETHER_MAX: usize = 128;
 
 /// So much at a time; what comes beyond waits in its order.
 pub struct Window {
@@ -18,7 +21,8 @@ struct State {
     taken: usize,
     /// When a place was last left.
     left: Instant,
-    waiting: VecDeque<Begin>,
+    /// Each with the places that it needs.
+    waiting: VecDeque<(usize, Begin)>,
     /// A thread begins what waits. Places that are free meanwhile are given by that thread: what ends while it is begun would
     /// otherwise begin the next from within, without end.
     is_beginning: bool,
@@ -40,9 +44,20 @@ impl Window {
     }
 
     /// Calls `begin` as soon as there is a place: on this thread, or on one that leaves its place or comes later.
+    #[cfg(test)]
     pub fn enter(self: &Arc<Self>, begin: impl FnOnce(Place) + Send + 'static) {
-        self.state.lock().waiting.push_back(Box::new(begin));
+        self.enter_together(1, move |mut places| places.pop().map_or((), begin));
+    }
+
+    /// The same for what begins together: as soon as there are `places` places, of which there are that many.
+    pub fn enter_together(self: &Arc<Self>, places: usize, begin: impl FnOnce(Vec<Place>) + Send + 'static) {
+        self.state.lock().waiting.push_back((places.min(self.places), Box::new(begin)));
         self.go_on();
+    }
+
+    /// How many are best begun together: a quarter of all, so that others go on meanwhile.
+    pub fn together(&self) -> usize {
+        (self.places / 4).clamp(1, TOGETHER_MAX)
     }
 
     fn go_on(self: &Arc<Self>) {
@@ -50,16 +65,22 @@ impl Window {
         if state.is_beginning {
             return;
         }
-        while state.taken < self.places
-            && let Some(begin) = state.waiting.pop_front()
-        {
-            state.taken += 1;
+        while let Some((places, begin)) = state.next(self.places) {
+            state.taken += places;
             state.is_beginning = true;
             drop(state);
-            begin(Place(Arc::clone(self)));
+            begin((0..places).map(|_| Place(Arc::clone(self))).collect());
             state = self.state.lock();
             state.is_beginning = false;
         }
+    }
+}
+
+impl State {
+    /// What waits first, if there are the places for it.
+    fn next(&mut self, places: usize) -> Option<(usize, Begin)> {
+        let (needed, _) = self.waiting.front()?;
+        (self.taken + needed <= places).then(|| self.waiting.pop_front())?
     }
 }
 
@@ -105,6 +126,29 @@ mod tests {
         leave(0);
         leave(0);
         assert_eq!(numbers(), [3, 4]);
+    }
+
+    #[test]
+    fn what_begins_together_waits_for_all_its_places_and_holds_up_what_comes_behind_it() {
+        let (window, begun) = (Window::new(4), Arc::new(Mutex::new(Vec::new())));
+        for (number, places) in [(0, 3), (1, 2), (2, 1), (3, 9)] {
+            let begun = Arc::clone(&begun);
+            window.enter_together(places, move |places| begun.lock().push((number, places)));
+        }
+        let counts =
+            || begun.lock().iter().map(|(number, places)| (*number, places.len())).collect::<Vec<_>>();
+        assert_eq!(counts(), [(0, 3)]);
+        let leave = || drop(begun.lock().remove(0));
+        let first = begun.lock()[0].1.pop();
+        drop(first);
+        assert_eq!(counts(), [(0, 2), (1, 2)]);
+        let first = begun.lock()[0].1.pop();
+        drop(first);
+        assert_eq!(counts(), [(0, 1), (1, 2), (2, 1)]);
+        let all = std::mem::take(&mut *begun.lock());
+        drop(all);
+        assert_eq!(counts(), [(3, 4)], "more than there are is all of them");
+        leave();
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use super::copy::cpu_s;
 use super::{Output, finish};
-use forebay_client::{Client, ClientOptions, LentChunk, Reserved, Slot};
+use forebay_client::{Client, ClientOptions, LentChunk, NewChunk, Reserved, Slot};
 use forebay_kv::{ChunkId, NamespaceKey};
 use forebay_node::{Node, NodeConfig, SsdConfig, WriteBackPolicy};
 use forebay_results::{Results, Row};
@@ -25,6 +25,8 @@ const LAYER_BYTES: u64 = 4096;
 const CHUNK_BYTES: u64 = LAYERS * LAYER_BYTES;
 /// Chunks that are stored or brought at a time, as an engine does it.
 const AT_A_TIME: usize = 512;
+/// And those that are asked for together.
+const TOGETHER: usize = 128;
 const MEMORY_BYTES: u64 = 3 * CHUNKS as u64 * CHUNK_BYTES;
 const TTL_US: u64 = 60_000_000;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -157,11 +159,15 @@ impl Engine {
         let (sender, events) = channel();
         let (mut begun, mut stored) = (0, 0);
         while stored < CHUNKS {
-            while begun < CHUNKS.min(stored + AT_A_TIME) {
-                let (parent, told) = (begun.checked_sub(1).map(|before| ids[before]), sender.clone());
-                let on_end = move |reserved| drop(told.send((begun, Event::Reserved(reserved))));
-                self.client.reserve(ids[begun], parent, shape.clone(), on_end);
-                begun += 1;
+            while begun + TOGETHER <= CHUNKS.min(stored + AT_A_TIME) {
+                let (first, told) = (begun, sender.clone());
+                let on_end =
+                    move |chunk, reserved| drop(told.send((first + chunk, Event::Reserved(reserved))));
+                let parent = |chunk: usize| chunk.checked_sub(1).map(|before| ids[before]);
+                let new = |chunk| NewChunk { id: ids[chunk], parent: parent(chunk) };
+                begun += TOGETHER;
+                let chunks: Vec<NewChunk> = (first..begun).map(new).collect();
+                self.client.reserve(&shape, &chunks, on_end);
             }
             let (chunk, event) = events.recv_timeout(LIMIT)?;
             match event {
@@ -195,13 +201,14 @@ impl Engine {
         let (sender, events) = channel();
         let (mut begun, mut loaded) = (0, 0);
         while loaded < CHUNKS {
-            while begun < CHUNKS.min(loaded + AT_A_TIME) {
+            while begun + TOGETHER <= CHUNKS.min(loaded + AT_A_TIME) {
                 let told = sender.clone();
-                let on_end = move |brought: Result<LentChunk, String>| {
-                    drop(told.send((begun, Came::Brought(brought.map(drop)))));
+                let on_end = move |chunk, brought: Result<LentChunk, String>| {
+                    drop(told.send((chunk, Came::Brought(brought.map(drop)))));
                 };
-                self.client.bring(&lease, begun, Class::Demand, None, on_end);
-                begun += 1;
+                let chunks: Vec<usize> = (begun..begun + TOGETHER).collect();
+                self.client.bring(&lease, &chunks, Class::Demand, None, on_end);
+                begun += TOGETHER;
             }
             let (chunk, came) = events.recv_timeout(LIMIT)?;
             match came {

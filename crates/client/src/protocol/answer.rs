@@ -106,6 +106,36 @@ const KINDS: [Refusal; 7] = [
     Refusal::BadWords,
 ];
 
+/// What becomes of a chunk for which a slot was to be reserved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reservation {
+    /// There is a slot. `offset_bytes` is where it starts in the arena.
+    Slot {
+        slot: u64,
+        offset_bytes: u64,
+    },
+    /// The chunk is there already.
+    Here,
+    Refused(Refusal, String),
+}
+
+/// What becomes of a chunk whose slot was filled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Commitment {
+    Visible,
+    /// It was deleted meanwhile.
+    Deleted,
+    Refused(Refusal, String),
+}
+
+/// What becomes of a chunk that was to be brought.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Brought {
+    /// Its place in the lease.
+    pub chunk: u32,
+    pub end: Result<Lent, (Refusal, String)>,
+}
+
 /// What a node says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
@@ -120,21 +150,14 @@ pub enum Answer {
     Found(Found),
     /// A lease.
     Leased(Leased),
-    /// A chunk that was to be brought.
-    Brought(Lent),
+    /// Some of the chunks that were to be brought: those that have come, or will not, since the answer before.
+    Brought(Vec<Brought>),
     /// These leases are dead; the others live on.
     Renewed(Vec<u64>),
-    /// A slot for a chunk.
-    Reserved {
-        /// Its name.
-        slot: u64,
-        /// Where it starts in the arena.
-        offset_bytes: u64,
-    },
-    /// The chunk is there already.
-    Here,
-    /// Whether the chunk is visible; otherwise it was deleted meanwhile.
-    Committed(bool),
+    /// What became of each chunk, in the order of the request.
+    Reserved(Vec<Reservation>),
+    /// The same.
+    Committed(Vec<Commitment>),
     /// What the node counts.
     Stat(NodeStat),
     /// To a ping.
@@ -147,6 +170,9 @@ pub enum Answer {
     Refused(Refusal, String),
 }
 
+/// What is read where it says how a chunk has ended.
+const AN_END: &str = "the end of a chunk";
+
 const WELCOME: u16 = 1;
 const FOUND: u16 = 2;
 const LEASED: u16 = 3;
@@ -154,7 +180,6 @@ const BROUGHT: u16 = 4;
 const RENEWED: u16 = 5;
 const RESERVED: u16 = 7;
 const COMMITTED: u16 = 8;
-const HERE: u16 = 9;
 const STAT: u16 = 13;
 const PONG: u16 = 14;
 const REFUSED: u16 = 16;
@@ -169,19 +194,15 @@ impl Answer {
             Answer::Welcome { instance, arena_bytes } => (WELCOME, start.bytes(instance).u64(*arena_bytes)),
             Answer::Found(found) => (FOUND, found.encode(start)),
             Answer::Leased(leased) => (LEASED, leased.encode(start)),
-            Answer::Brought(lent) => (BROUGHT, lent.encode(start.shape(&lent.shape))),
+            Answer::Brought(brought) => (BROUGHT, Brought::encode_all(brought, start)),
             Answer::Renewed(dead) => (RENEWED, start.list(dead, |writer, lease| writer.u64(*lease))),
-            Answer::Reserved { slot, offset_bytes } => (RESERVED, start.u64(*slot).u64(*offset_bytes)),
-            Answer::Here => (HERE, start),
-            Answer::Committed(visible) => (COMMITTED, start.u8((*visible).into())),
+            Answer::Reserved(all) => (RESERVED, start.list(all, |writer, one| one.encode(writer))),
+            Answer::Committed(all) => (COMMITTED, start.list(all, |writer, one| one.encode(writer))),
             Answer::Stat(stat) => (STAT, stat.encode(start)),
             Answer::Pong => (PONG, start),
             Answer::Watched(ids) => (WATCHED, start.ids(ids)),
             Answer::Gone(ids) => (GONE, start.ids(ids)),
-            Answer::Refused(refusal, why) => {
-                let code = KINDS.iter().position(|one| one == refusal).unwrap_or_default() as u8;
-                (REFUSED, start.u8(code).text(why))
-            }
+            Answer::Refused(refusal, why) => (REFUSED, refusal.encode(why, start)),
         };
         Frame::answering(asked, kind, body)
     }
@@ -195,31 +216,21 @@ impl Answer {
             }
             FOUND => Answer::Found(Found::decode(&mut body)?),
             LEASED => Answer::Leased(Leased::decode(&mut body)?),
-            BROUGHT => {
-                let shape = Arc::new(body.shape()?);
-                Answer::Brought(Lent::decode(&mut body, shape)?)
-            }
+            BROUGHT => Answer::Brought(Brought::decode_all(&mut body)?),
             RENEWED => Answer::Renewed(body.list("leases", 8, |body| body.u64("a lease"))?),
-            RESERVED => Answer::Reserved { slot: body.u64("a slot")?, offset_bytes: body.u64("an offset")? },
-            HERE => Answer::Here,
-            COMMITTED => Answer::Committed(body.bool("whether a chunk is visible")?),
+            RESERVED => Answer::Reserved(body.list("slots", 1, Reservation::decode)?),
+            COMMITTED => Answer::Committed(body.list("ends", 1, Commitment::decode)?),
             STAT => Answer::Stat(NodeStat::decode(&mut body)?),
             PONG => Answer::Pong,
             WATCHED => Answer::Watched(body.ids()?),
             GONE => Answer::Gone(body.ids()?),
             REFUSED => {
-                let code = body.u8("a refusal")?;
-                let bad = BadBytes::Value { what: "a refusal", value: code.into(), allowed: "0 to 6" };
-                let refusal = KINDS.get(usize::from(code)).copied().ok_or(bad)?;
-                Answer::Refused(refusal, body.text("a reason")?)
+                let (refusal, why) = Refusal::decode(&mut body)?;
+                Answer::Refused(refusal, why)
             }
             kind => {
                 let (what, value) = ("the kind of an answer", kind.into());
-                return Err(BadBytes::Value {
-                    what,
-                    value,
-                    allowed: "1 to 5, 7 to 9, 12 to 14 and 16 to 18",
-                });
+                return Err(BadBytes::Value { what, value, allowed: "1 to 5, 7, 8, 12 to 14 and 16 to 18" });
             }
         };
         body.end()?;
@@ -227,14 +238,126 @@ impl Answer {
     }
 }
 
-impl Lent {
-    fn encode(&self, start: Writer) -> Writer {
-        start.u64(self.offset_bytes).list(&self.sums, |writer, sum| writer.u32(*sum))
+impl Refusal {
+    fn encode(self, why: &str, start: Writer) -> Writer {
+        start.u8(KINDS.iter().position(|one| *one == self).unwrap_or_default() as u8).text(why)
     }
 
-    fn decode(body: &mut Reader, shape: Arc<ChunkShape>) -> Result<Lent, BadBytes> {
-        let offset_bytes = body.u64("an offset")?;
-        let sums = body.list("checksums", 4, |body| body.u32("a checksum"))?;
+    fn decode(body: &mut Reader) -> Result<(Refusal, String), BadBytes> {
+        let code = body.u8("a refusal")?;
+        let bad = BadBytes::Value { what: "a refusal", value: code.into(), allowed: "0 to 6" };
+        Ok((KINDS.get(usize::from(code)).copied().ok_or(bad)?, body.text("a reason")?))
+    }
+}
+
+impl Reservation {
+    fn encode(&self, start: Writer) -> Writer {
+        match self {
+            Reservation::Slot { slot, offset_bytes } => start.u8(0).u64(*slot).u64(*offset_bytes),
+            Reservation::Here => start.u8(1),
+            Reservation::Refused(refusal, why) => refusal.encode(why, start.u8(2)),
+        }
+    }
+
+    fn decode(body: &mut Reader) -> Result<Reservation, BadBytes> {
+        Ok(match body.u8(AN_END)? {
+            0 => Reservation::Slot { slot: body.u64("a slot")?, offset_bytes: body.u64("an offset")? },
+            1 => Reservation::Here,
+            2 => {
+                let (refusal, why) = Refusal::decode(body)?;
+                Reservation::Refused(refusal, why)
+            }
+            value => return Err(BadBytes::Value { what: AN_END, value: value.into(), allowed: "0 to 2" }),
+        })
+    }
+}
+
+impl Commitment {
+    fn encode(&self, start: Writer) -> Writer {
+        match self {
+            Commitment::Visible => start.u8(0),
+            Commitment::Deleted => start.u8(1),
+            Commitment::Refused(refusal, why) => refusal.encode(why, start.u8(2)),
+        }
+    }
+
+    fn decode(body: &mut Reader) -> Result<Commitment, BadBytes> {
+        Ok(match body.u8(AN_END)? {
+            0 => Commitment::Visible,
+            1 => Commitment::Deleted,
+            2 => {
+                let (refusal, why) = Refusal::decode(body)?;
+                Commitment::Refused(refusal, why)
+            }
+            value => return Err(BadBytes::Value { what: AN_END, value: value.into(), allowed: "0 to 2" }),
+        })
+    }
+}
+
+impl Brought {
+    fn encode_all(all: &[Brought], start: Writer) -> Writer {
+        let shapes = Shapes::of(all.iter().filter_map(|brought| brought.end.as_ref().ok()));
+        shapes.encode(start).list(all, |writer, brought| {
+            let head = writer.u32(brought.chunk);
+            match &brought.end {
+                Ok(lent) => lent.encode(head.u8(0).u32(shapes.number(lent))),
+                Err((refusal, why)) => refusal.encode(why, head.u8(1)),
+            }
+        })
+    }
+
+    fn decode_all(body: &mut Reader) -> Result<Vec<Brought>, BadBytes> {
+        let shapes = decode_shapes(body)?;
+        body.list("chunks", 5, |body| {
+            let chunk = body.u32("a chunk's place")?;
+            let end = match body.bool(AN_END)? {
+                false => Ok(Lent::decode(body, &shapes)?),
+                true => Err(Refusal::decode(body)?),
+            };
+            Ok(Brought { chunk, end })
+        })
+    }
+}
+
+/// The shapes of chunks, each once: most chunks of a sequence have the same.
+struct Shapes<'a>(Vec<&'a ChunkShape>);
+
+impl<'a> Shapes<'a> {
+    fn of(all: impl Iterator<Item = &'a Lent>) -> Shapes<'a> {
+        let mut shapes: Vec<&ChunkShape> = Vec::new();
+        for lent in all {
+            if !shapes.contains(&&*lent.shape) {
+                shapes.push(&lent.shape);
+            }
+        }
+        Shapes(shapes)
+    }
+
+    fn number(&self, lent: &Lent) -> u32 {
+        self.0.iter().position(|shape| **shape == *lent.shape).unwrap_or_default() as u32
+    }
+
+    fn encode(&self, start: Writer) -> Writer {
+        start.list(&self.0, |writer, shape| writer.shape(shape))
+    }
+}
+
+fn decode_shapes(body: &mut Reader) -> Result<Vec<Arc<ChunkShape>>, BadBytes> {
+    body.list("shapes", 4, |body| body.shape().map(Arc::new))
+}
+
+impl Lent {
+    fn encode(&self, start: Writer) -> Writer {
+        start.u64(self.offset_bytes).sums(&self.sums)
+    }
+
+    /// Behind the number of its shape.
+    fn decode(body: &mut Reader, shapes: &[Arc<ChunkShape>]) -> Result<Lent, BadBytes> {
+        let number = body.u32("a shape")?;
+        let what = "the number of a shape";
+        let bad = BadBytes::Value { what, value: number.into(), allowed: "one that was given" };
+        let shape = Arc::clone(shapes.get(number as usize).ok_or(bad)?);
+        let (offset_bytes, sums) = (body.u64("an offset")?, body.sums()?);
         if sums.len() != shape.layers() {
             let (what, value) = ("the number of checksums", sums.len() as u64);
             return Err(BadBytes::Value { what, value, allowed: "one for each layer" });
@@ -269,32 +392,18 @@ impl Found {
 }
 
 impl Leased {
-    /// Shapes are said once each: most chunks of a sequence have the same.
     fn encode(&self, start: Writer) -> Writer {
-        let mut shapes: Vec<&ChunkShape> = Vec::new();
-        for lent in &self.lent {
-            if !shapes.contains(&&*lent.shape) {
-                shapes.push(&lent.shape);
-            }
-        }
+        let shapes = Shapes::of(self.lent.iter());
         let head = start.u64(self.lease).u64(self.ttl_us);
         let counts = head.u32(self.in_memory).u32(self.on_disk).u32(self.on_peers);
-        counts.list(&shapes, |writer, shape| writer.shape(shape)).list(&self.lent, |writer, lent| {
-            let shape = shapes.iter().position(|shape| **shape == *lent.shape).unwrap_or_default();
-            lent.encode(writer.u32(shape as u32))
-        })
+        shapes.encode(counts).list(&self.lent, |writer, lent| lent.encode(writer.u32(shapes.number(lent))))
     }
 
     fn decode(body: &mut Reader) -> Result<Leased, BadBytes> {
         let (lease, ttl_us) = (body.u64("a lease")?, body.u64("a time to live")?);
         let (in_memory, on_disk, on_peers) = (body.u32("chunks")?, body.u32("chunks")?, body.u32("chunks")?);
-        let shapes = body.list("shapes", 4, |body| body.shape().map(Arc::new))?;
-        let lent = body.list("chunks", 16, |body| {
-            let shape = body.u32("a shape")?;
-            let what = "the number of a shape";
-            let bad = BadBytes::Value { what, value: shape.into(), allowed: "one that was given" };
-            Lent::decode(body, Arc::clone(shapes.get(shape as usize).ok_or(bad)?))
-        })?;
+        let shapes = decode_shapes(body)?;
+        let lent = body.list("chunks", 16, |body| Lent::decode(body, &shapes))?;
         Ok(Leased { lease, ttl_us, in_memory, on_disk, on_peers, lent })
     }
 }
@@ -337,6 +446,7 @@ mod tests {
             shape: Arc::new(ChunkShape::new(vec![100; layers]).unwrap()),
             sums: (0..layers as u32).collect(),
         };
+        let refused = || (Refusal::Gone, "slot 3 is not reserved".to_owned());
         let leased = Leased {
             lease: 4,
             ttl_us: 1000,
@@ -350,11 +460,23 @@ mod tests {
             Answer::Found(Found { in_memory: 2, on_disk: 3, on_peers: 1 }),
             Answer::Leased(leased),
             Answer::Leased(Leased::default()),
-            Answer::Brought(lent(77, 80)),
+            Answer::Brought(vec![
+                Brought { chunk: 3, end: Ok(lent(77, 80)) },
+                Brought { chunk: 1, end: Err(refused()) },
+                Brought { chunk: 2, end: Ok(lent(8, 1)) },
+                Brought { chunk: 9, end: Ok(lent(9, 80)) },
+            ]),
             Answer::Renewed(vec![1, 2]),
-            Answer::Reserved { slot: 1, offset_bytes: 2 },
-            Answer::Here,
-            Answer::Committed(true),
+            Answer::Reserved(vec![
+                Reservation::Slot { slot: 1, offset_bytes: 2 },
+                Reservation::Here,
+                Reservation::Refused(refused().0, refused().1),
+            ]),
+            Answer::Committed(vec![
+                Commitment::Deleted,
+                Commitment::Visible,
+                Commitment::Refused(refused().0, refused().1),
+            ]),
             Answer::Stat(NodeStat { hits: [1, 2, 3], pulled: 9, ..NodeStat::default() }),
             Answer::Pong,
             Answer::Watched(vec![ChunkId::from_bytes([1; 32])]),

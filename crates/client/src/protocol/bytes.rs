@@ -3,6 +3,7 @@
 
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, MAX_LAYERS};
+use forebay_transfer::Class;
 use thiserror::Error;
 
 /// Why bytes are not what was expected.
@@ -139,6 +140,18 @@ impl<'a> Reader<'a> {
         ChunkShape::new(lengths).map_err(|_| bad)
     }
 
+    /// The CRC-32C of each layer.
+    pub fn sums(&mut self) -> Result<Vec<u32>, BadBytes> {
+        self.list("checksums", 4, |reader| reader.u32("a checksum"))
+    }
+
+    /// How urgent something is.
+    pub fn class(&mut self) -> Result<Class, BadBytes> {
+        let rank = self.u8("a class")?;
+        let bad = BadBytes::Value { what: "a class", value: rank.into(), allowed: "0 to 3" };
+        Class::ALL.get(usize::from(rank)).copied().ok_or(bad)
+    }
+
     /// Nothing may be left.
     pub fn end(self) -> Result<(), BadBytes> {
         if self.0.is_empty() { Ok(()) } else { Err(BadBytes::Long { left: self.0.len() }) }
@@ -190,6 +203,16 @@ impl Writer {
     /// The names of chunks.
     pub fn ids(self, ids: &[ChunkId]) -> Writer {
         self.list(ids, |writer, id| writer.bytes(id.as_bytes()))
+    }
+
+    /// The CRC-32C of each layer.
+    pub fn sums(self, sums: &[u32]) -> Writer {
+        self.list(sums, |writer, sum| writer.u32(*sum))
+    }
+
+    /// How urgent something is.
+    pub fn class(self, class: Class) -> Writer {
+        self.u8(Class::ALL.iter().position(|one| *one == class).unwrap_or_default() as u8)
     }
 
     /// The lengths of a chunk's layers.

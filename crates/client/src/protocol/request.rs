@@ -16,6 +16,8 @@ pub const TOKEN_BYTES_MAX: usize = 4096;
 pub const NAME_BYTES_MAX: usize = 256;
 /// Chunks that can be named at a time.
 pub const IDS_MAX: usize = 65_536;
+/// Chunks that a Reserve, a Commit or a Bring names at most; each names one at least.
+pub const TOGETHER_MAX: usize = 256;
 
 /// Who a client says that it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +28,22 @@ pub struct Hello {
     pub name: String,
     /// Whose chunks it uses.
     pub tenant: TenantId,
+}
+
+/// A chunk that is to be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewChunk {
+    pub id: ChunkId,
+    /// The chunk before it.
+    pub parent: Option<ChunkId>,
+}
+
+/// A slot that the chunk is in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filled {
+    pub slot: u64,
+    /// The CRC-32C of each layer.
+    pub sums: Vec<u32>,
 }
 
 /// What a client says. Those that are not answered say so.
@@ -44,15 +62,13 @@ pub enum Request {
         /// The sequence.
         ids: Vec<ChunkId>,
     },
-    /// Lend a chunk of a lease, wherever it is.
+    /// Lend chunks of a lease, wherever they are. Answered as they come, in as many answers as it takes.
     Bring {
-        /// The lease.
         lease: u64,
-        /// Its place there.
-        chunk: u32,
-        /// How urgent it is.
+        /// Their places there.
+        chunks: Vec<u32>,
         class: Class,
-        /// How long it is of any use.
+        /// How long they are of any use.
         within_us: Option<u64>,
     },
     /// Let leases live on.
@@ -64,22 +80,14 @@ pub enum Request {
     },
     /// End leases. Not answered.
     Release(Vec<u64>),
-    /// Reserve a slot for a chunk.
+    /// Reserve a slot for each of these chunks.
     Reserve {
-        /// The chunk.
-        id: ChunkId,
-        /// The chunk before it.
-        parent: Option<ChunkId>,
-        /// The lengths of its layers.
+        /// The lengths of the layers of each.
         shape: ChunkShape,
+        chunks: Vec<NewChunk>,
     },
-    /// The chunk is in its slot.
-    Commit {
-        /// The slot.
-        slot: u64,
-        /// The CRC-32C of each layer.
-        sums: Vec<u32>,
-    },
+    /// Chunks are in their slots.
+    Commit(Vec<Filled>),
     /// The chunk will never be in its slot, and nobody writes it any more. Not answered.
     Abort {
         /// The slot.
@@ -133,6 +141,9 @@ impl Request {
             | Request::Lease { ids, .. }
             | Request::Used { ids, .. }
             | Request::Watch(ids) => check_number(ids),
+            Request::Reserve { chunks, .. } => check_together(chunks.len()),
+            Request::Commit(filled) => check_together(filled.len()),
+            Request::Bring { chunks, .. } => check_together(chunks.len()),
             _ => Ok(()),
         }
     }
@@ -146,20 +157,18 @@ impl Request {
             Request::Lease { ttl_us, to_load, ids } => {
                 (LEASE, start.u64(*ttl_us).u8((*to_load).into()).ids(ids))
             }
-            Request::Bring { lease, chunk, class, within_us } => {
-                let rank = Class::ALL.iter().position(|one| one == class).unwrap_or_default() as u8;
-                let within_us = within_us.unwrap_or(u64::MAX);
-                (BRING, start.u64(*lease).u32(*chunk).u8(rank).u64(within_us))
+            Request::Bring { lease, chunks, class, within_us } => {
+                let head = start.u64(*lease).class(*class).u64(within_us.unwrap_or(u64::MAX));
+                (BRING, head.list(chunks, |writer, chunk| writer.u32(*chunk)))
             }
             Request::Renew { ttl_us, leases } => (RENEW, numbers(start.u64(*ttl_us), leases)),
             Request::Release(leases) => (RELEASE, numbers(start, leases)),
-            Request::Reserve { id, parent, shape } => {
-                let named = start.bytes(id.as_bytes()).u8(parent.is_some().into());
-                let parent = parent.as_ref().map_or([0; 32], |parent| *parent.as_bytes());
-                (RESERVE, named.bytes(&parent).shape(shape))
+            Request::Reserve { shape, chunks } => {
+                (RESERVE, start.shape(shape).list(chunks, |writer, chunk| chunk.encode(writer)))
             }
-            Request::Commit { slot, sums } => {
-                (COMMIT, start.u64(*slot).list(sums, |writer, sum| writer.u32(*sum)))
+            Request::Commit(filled) => {
+                let one = |writer: Writer, filled: &Filled| writer.u64(filled.slot).sums(&filled.sums);
+                (COMMIT, start.list(filled, one))
             }
             Request::Abort { slot } => (ABORT, start.u64(*slot)),
             Request::Corrupt { lease, chunk } => (CORRUPT, start.u64(*lease).u32(*chunk)),
@@ -191,36 +200,50 @@ impl Request {
         let mut body = Reader(&frame.body);
         let request = match frame.kind {
             HELLO => Request::Hello(Hello::decode(&mut body)?),
-            LOOKUP => Request::Lookup(ids(&mut body)?),
+            LOOKUP => Request::Lookup(body.ids()?),
             LEASE => Request::Lease {
                 ttl_us: body.u64("a time to live")?,
                 to_load: body.bool("whether it is to be loaded")?,
-                ids: ids(&mut body)?,
+                ids: body.ids()?,
             },
             BRING => Request::Bring {
                 lease: body.u64("a lease")?,
-                chunk: body.u32("a chunk's place")?,
-                class: class(body.u8("a class")?)?,
+                class: body.class()?,
                 within_us: Some(body.u64("a deadline")?).filter(|within_us| *within_us != u64::MAX),
+                chunks: body.list("places of chunks", 4, |body| body.u32("a chunk's place"))?,
             },
             RENEW => Request::Renew { ttl_us: body.u64("a time to live")?, leases: leases(&mut body)? },
             RELEASE => Request::Release(leases(&mut body)?),
-            RESERVE => reserve(&mut body)?,
-            COMMIT => Request::Commit {
-                slot: body.u64("a slot")?,
-                sums: body.list("checksums", 4, |body| body.u32("a checksum"))?,
-            },
+            RESERVE => {
+                Request::Reserve { shape: body.shape()?, chunks: body.list("chunks", 65, NewChunk::decode)? }
+            }
+            COMMIT => Request::Commit(
+                body.list("slots", 12, |body| Ok(Filled { slot: body.u64("a slot")?, sums: body.sums()? }))?,
+            ),
             ABORT => Request::Abort { slot: body.u64("a slot")? },
             CORRUPT => Request::Corrupt { lease: body.u64("a lease")?, chunk: body.u32("a chunk's place")? },
-            USED => Request::Used { chunk_bytes: body.u64("a chunk's length")?, ids: ids(&mut body)? },
-            WATCH => Request::Watch(ids(&mut body)?),
+            USED => Request::Used { chunk_bytes: body.u64("a chunk's length")?, ids: body.ids()? },
+            WATCH => Request::Watch(body.ids()?),
             STAT => Request::Stat,
             PING => Request::Ping,
             BYE => Request::Bye,
             kind => return Err(value("the kind of a request", kind.into(), "1 to 16")),
         };
         body.end()?;
+        request.check()?;
         Ok(request)
+    }
+}
+
+impl NewChunk {
+    fn encode(&self, start: Writer) -> Writer {
+        let named = start.bytes(self.id.as_bytes()).u8(self.parent.is_some().into());
+        named.bytes(&self.parent.map_or([0; 32], |parent| *parent.as_bytes()))
+    }
+
+    fn decode(body: &mut Reader) -> Result<NewChunk, BadBytes> {
+        let (id, has_parent, parent) = (body.id()?, body.bool("whether there is a parent")?, body.id()?);
+        Ok(NewChunk { id, parent: has_parent.then_some(parent) })
     }
 }
 
@@ -259,11 +282,6 @@ fn leases(body: &mut Reader) -> Result<Vec<u64>, BadBytes> {
     body.list("leases", 8, |body| body.u64("a lease"))
 }
 
-fn ids(body: &mut Reader) -> Result<Vec<ChunkId>, BadBytes> {
-    let ids = body.ids()?;
-    check_number(&ids).map(|()| ids)
-}
-
 fn check_number(ids: &[ChunkId]) -> Result<(), BadBytes> {
     match ids.len() {
         0..=IDS_MAX => Ok(()),
@@ -271,13 +289,11 @@ fn check_number(ids: &[ChunkId]) -> Result<(), BadBytes> {
     }
 }
 
-fn reserve(body: &mut Reader) -> Result<Request, BadBytes> {
-    let (id, has_parent, parent) = (body.id()?, body.bool("whether there is a parent")?, body.id()?);
-    Ok(Request::Reserve { id, parent: has_parent.then_some(parent), shape: body.shape()? })
-}
-
-fn class(rank: u8) -> Result<Class, BadBytes> {
-    Class::ALL.get(usize::from(rank)).copied().ok_or(value("a class", rank.into(), "0 to 3"))
+fn check_together(chunks: usize) -> Result<(), BadBytes> {
+    match chunks {
+        1..=TOGETHER_MAX => Ok(()),
+        _ => Err(value("the number of chunks", chunks as u64, "1 to 256")),
+    }
 }
 
 fn value(what: &'static str, value: u64, allowed: &'static str) -> BadBytes {
@@ -293,18 +309,19 @@ mod tests {
         let id = |byte| ChunkId::from_bytes([byte; 32]);
         let hello = Hello { token: b"secret".to_vec(), name: "engine 3".into(), tenant: TenantId(7) };
         let shape = ChunkShape::new([10, 10, 12]).unwrap();
+        let new = |parent| NewChunk { id: id(3), parent };
+        let filled = |slot, sums| Filled { slot, sums: (0..sums).collect() };
         vec![
             Request::Hello(hello),
             Request::Lookup(vec![id(1), id(2)]),
             Request::Lease { ttl_us: 5, to_load: true, ids: vec![] },
             Request::Lease { ttl_us: 5, to_load: false, ids: vec![id(4)] },
-            Request::Bring { lease: 3, chunk: 4, class: Class::Prefetch, within_us: None },
-            Request::Bring { lease: 3, chunk: 4, class: Class::Scrub, within_us: Some(9) },
+            Request::Bring { lease: 3, chunks: vec![4], class: Class::Prefetch, within_us: None },
+            Request::Bring { lease: 3, chunks: vec![4, 0, 9], class: Class::Scrub, within_us: Some(9) },
             Request::Renew { ttl_us: 6, leases: vec![1, u64::MAX] },
             Request::Release(vec![1]),
-            Request::Reserve { id: id(3), parent: None, shape: shape.clone() },
-            Request::Reserve { id: id(3), parent: Some(id(0)), shape },
-            Request::Commit { slot: 8, sums: vec![1, 2, 3] },
+            Request::Reserve { shape, chunks: vec![new(None), new(Some(id(0)))] },
+            Request::Commit(vec![filled(8, 3), filled(9, 0)]),
             Request::Abort { slot: 8 },
             Request::Corrupt { lease: 1, chunk: 0 },
             Request::Used { chunk_bytes: 77, ids: vec![id(9)] },
@@ -327,6 +344,36 @@ mod tests {
             let mut long = frame;
             long.body.push(0);
             assert!(Request::decode(&long).is_err(), "{request:?} with a byte more");
+        }
+    }
+
+    #[test]
+    fn a_message_names_no_more_chunks_than_it_may_and_one_at_least() {
+        let bring = |chunks| Request::Bring { lease: 1, chunks, class: Class::Demand, within_us: None };
+        let commit = |slots| {
+            Request::Commit((0..slots).map(|slot| Filled { slot: slot as u64, sums: vec![1] }).collect())
+        };
+        let reserve = |chunks| {
+            let one = NewChunk { id: ChunkId::from_bytes([1; 32]), parent: None };
+            Request::Reserve { shape: ChunkShape::new([10]).unwrap(), chunks: vec![one; chunks] }
+        };
+        for (chunks, is_right) in [(0, false), (1, true), (TOGETHER_MAX, true), (TOGETHER_MAX + 1, false)] {
+            for request in [bring(vec![0; chunks]), commit(chunks), reserve(chunks)] {
+                assert_eq!(request.check().is_ok(), is_right, "{request:?}");
+                assert_eq!(Request::decode(&request.encode(1)).is_ok(), is_right, "{request:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_longest_messages_fit_into_a_frame() {
+        let layers = forebay_store::MAX_LAYERS;
+        let filled = Filled { slot: 1, sums: vec![0; layers] };
+        let shape = ChunkShape::new((1..=layers as u64).collect::<Vec<_>>()).unwrap();
+        let one = NewChunk { id: ChunkId::from_bytes([1; 32]), parent: None };
+        let reserve = Request::Reserve { shape, chunks: vec![one; TOGETHER_MAX] };
+        for request in [Request::Commit(vec![filled; TOGETHER_MAX]), reserve] {
+            assert!(request.encode(1).body.len() <= super::super::frame::BODY_BYTES_MAX);
         }
     }
 

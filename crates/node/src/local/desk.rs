@@ -1,15 +1,16 @@
 //! One client of the node, answered: every request becomes a call of the store or of the peers, and what comes of it an
 //! answer. This file is glue between words, what the client holds, and the store; it must never wait for a disk or a peer.
 
+use super::bringing::{Bringing, BroughtEnd};
 use super::outbox::Outbox;
 use super::session::Session;
 use super::traces::Traces;
 use super::watched::Watched;
 use crate::elsewhere::Wanted;
 use crate::node::Shared;
-use forebay_client::protocol::answer::{Answer, Found, Leased, Lent, Refusal};
+use forebay_client::protocol::answer::{Answer, Commitment, Found, Leased, Lent, Refusal, Reservation};
 use forebay_client::protocol::frame::{Asked, UNASKED};
-use forebay_client::protocol::request::{IDS_MAX, Request};
+use forebay_client::protocol::request::{Filled, IDS_MAX, NewChunk, Request};
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, Left, Loan, NotCommitted, NotStored, TenantId};
 use forebay_transfer::Class;
@@ -21,6 +22,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes of checksums and places in the answer to a lease at most. Chunks beyond are told one by one.
 const LENT_BYTES_MAX: usize = 4 << 20;
+
+/// Chunks behind one that is pulled that are named along with it.
+const PULLED_MAX: usize = 64;
 
 /// Bytes of a chunk in an answer beside its checksums.
 const LENT_BYTES: usize = 16;
@@ -73,6 +77,14 @@ impl Desk {
         self.outbox.put(&answer.encode(asked));
     }
 
+    /// Answers a request that has several answers. With the last one it ends.
+    pub fn answer_in_part(&self, asked: Asked, answer: &Answer, is_last: bool) {
+        if is_last {
+            self.traces.end(asked.number, None);
+        }
+        self.outbox.put(&answer.encode(asked));
+    }
+
     fn refuse(&self, asked: Asked, refusal: Refusal, why: impl ToString) {
         self.answer(asked, &Answer::Refused(refusal, why.to_string()));
     }
@@ -89,16 +101,27 @@ impl Desk {
             }
             Request::Lookup(ids) => self.lookup(asked, &ids),
             Request::Lease { ttl_us, to_load, ids } => self.lease(asked, &ids, ttl_us, to_load),
-            Request::Bring { lease, chunk, class, within_us } => {
-                self.bring(asked, lease, chunk as usize, class, within_us);
+            Request::Bring { lease, chunks, class, within_us } => {
+                let deadline_us = within_us.map(|within_us| self.node.now_us().saturating_add(within_us));
+                let bringing = Bringing::new(Arc::clone(self), asked, chunks.len());
+                for chunk in chunks {
+                    self.bring(&bringing, lease, chunk as usize, (class, deadline_us));
+                }
             }
             Request::Renew { ttl_us, leases } => self.renew(asked, leases, ttl_us),
             Request::Release(leases) => {
                 leases.iter().for_each(|lease| self.session().release(*lease));
                 self.node.let_go();
             }
-            Request::Reserve { id, parent, shape } => self.reserve(asked, id, parent, &shape),
-            Request::Commit { slot, sums } => self.commit(asked, slot, &sums),
+            Request::Reserve { shape, chunks } => {
+                let all = chunks.iter().map(|chunk| self.reserve(chunk, &shape)).collect();
+                self.answer(asked, &Answer::Reserved(all));
+            }
+            Request::Commit(filled) => {
+                let all = filled.iter().map(|filled| self.commit(filled)).collect();
+                self.answer(asked, &Answer::Committed(all));
+                self.node.let_go();
+            }
             Request::Abort { slot } => {
                 // One that is not reserved is not.
                 let slot = self.session().take_slot(slot);
@@ -177,35 +200,41 @@ impl Desk {
         self.answer(asked, &Answer::Leased(leased));
     }
 
-    fn bring(self: &Arc<Self>, asked: Asked, name: u64, chunk: usize, class: Class, within_us: Option<u64>) {
+    fn bring(
+        self: &Arc<Self>,
+        bringing: &Arc<Bringing>,
+        name: u64,
+        chunk: usize,
+        (class, deadline_us): (Class, Option<u64>),
+    ) {
         let mut session = self.session();
         let held = match session.lease(name, chunk) {
             Ok(held) => held,
-            Err(error) => return self.refuse(asked, Refusal::Gone, error),
+            Err(error) => return bringing.end(chunk, Err((Refusal::Gone, error.to_string()))),
         };
         if let Some(loan) = held.loan(chunk) {
-            return self.answer(asked, &Answer::Brought(lent(loan)));
+            return bringing.end(chunk, Ok(lent(loan)));
         }
         let (lease, ids) = (Arc::clone(&held.lease), Arc::clone(&held.ids));
         if let Err(limit) = session.begin_load() {
-            return self.refuse(asked, Refusal::Limit, limit);
+            return bringing.end(chunk, Err((Refusal::Limit, limit.to_string())));
         }
         drop(session);
-        let deadline_us = within_us.map(|within_us| self.node.now_us().saturating_add(within_us));
-        let desk = Arc::clone(self);
+        let bringing = Arc::clone(bringing);
         if chunk < lease.len() {
             let kept = Arc::clone(&lease);
             self.node.store.bring(&lease, chunk, class, deadline_us, move |outcome| {
                 drop(kept);
-                desk.brought(asked, name, chunk, outcome.map_err(|error| error.to_string()));
+                let outcome = outcome.map_err(|error| error.to_string());
+                bringing.end(chunk, bringing.desk().brought(name, chunk, outcome));
             });
             return;
         }
-        let on_end = move |outcome| desk.brought(asked, name, chunk, outcome);
+        let on_end = move |outcome| bringing.end(chunk, bringing.desk().brought(name, chunk, outcome));
         let Some(elsewhere) = self.node.elsewhere() else { return on_end(Err("there are no peers".into())) };
         let parent = chunk.checked_sub(1).map(|before| ids[before]);
-        let wanted = Wanted { tenant: self.tenant, ids: ids[chunk..].to_vec(), parent, class, deadline_us };
-        elsewhere.pull(wanted, Box::new(on_end));
+        let ids = ids[chunk..ids.len().min(chunk + PULLED_MAX)].to_vec();
+        elsewhere.pull(Wanted { tenant: self.tenant, ids, parent, class, deadline_us }, Box::new(on_end));
     }
 
     fn said_elsewhere(&self, ids: &[ChunkId]) -> usize {
@@ -216,16 +245,12 @@ impl Desk {
     }
 
     /// A chunk has come into memory, or not; on any thread.
-    fn brought(&self, asked: Asked, name: u64, chunk: usize, outcome: Result<Loan, String>) {
+    fn brought(&self, name: u64, chunk: usize, outcome: Result<Loan, String>) -> BroughtEnd {
         let mut session = self.session();
         session.end_load();
-        let answer = match outcome.map(|loan| session.lend(name, chunk, loan).map(lent)) {
-            Ok(Ok(lent)) => Answer::Brought(lent),
-            Ok(Err(error)) => Answer::Refused(Refusal::Gone, error.to_string()),
-            Err(why) => Answer::Refused(Refusal::NotRead, why),
-        };
-        drop(session);
-        self.answer(asked, &answer);
+        let loan = outcome.map_err(|why| (Refusal::NotRead, why))?;
+        let lent_now = session.lend(name, chunk, loan).map(lent);
+        lent_now.map_err(|error| (Refusal::Gone, error.to_string()))
     }
 
     fn renew(&self, asked: Asked, mut leases: Vec<u64>, ttl_us: u64) {
@@ -237,36 +262,40 @@ impl Desk {
         self.answer(asked, &Answer::Renewed(leases));
     }
 
-    fn reserve(&self, asked: Asked, id: ChunkId, parent: Option<ChunkId>, shape: &ChunkShape) {
+    fn reserve(&self, chunk: &NewChunk, shape: &ChunkShape) -> Reservation {
         if self.node.is_draining() {
-            return self.refuse(asked, Refusal::Draining, "the node is shutting down");
+            return Reservation::Refused(Refusal::Draining, "the node is shutting down".into());
         }
         if let Err(limit) = self.session().room_for_slot() {
-            return self.refuse(asked, Refusal::Limit, limit);
+            return Reservation::Refused(Refusal::Limit, limit.to_string());
         }
-        let slot = match self.node.store.reserve(self.tenant, id, parent, shape) {
+        let slot = match self.node.store.reserve(self.tenant, chunk.id, chunk.parent, shape) {
             Ok(Some(slot)) => slot,
-            Ok(None) => return self.answer(asked, &Answer::Here),
-            Err(NotStored::Refused(refused)) => return self.refuse(asked, Refusal::NotTaken, refused),
-            Err(error) => return self.refuse(asked, Refusal::NotTaken, error),
+            Ok(None) => return Reservation::Here,
+            Err(NotStored::Refused(refused)) => {
+                return Reservation::Refused(Refusal::NotTaken, refused.to_string());
+            }
+            Err(error) => return Reservation::Refused(Refusal::NotTaken, error.to_string()),
         };
         let offset_bytes = slot.offset_bytes();
         let reserved = self.session().reserve(slot);
         match reserved {
-            Ok(slot) => self.answer(asked, &Answer::Reserved { slot, offset_bytes }),
-            Err(error) => self.refuse(asked, Refusal::Gone, error),
+            Ok(slot) => Reservation::Slot { slot, offset_bytes },
+            Err(error) => Reservation::Refused(Refusal::Gone, error.to_string()),
         }
     }
 
-    fn commit(&self, asked: Asked, slot: u64, sums: &[u32]) {
-        let taken = self.session().take_slot(slot);
-        match taken.map(|slot| slot.commit(sums)) {
-            Ok(Ok(())) => self.answer(asked, &Answer::Committed(true)),
-            Ok(Err(NotCommitted::Deleted)) => self.answer(asked, &Answer::Committed(false)),
-            Ok(Err(error @ NotCommitted::Sums { .. })) => self.refuse(asked, Refusal::NotTaken, error),
-            Err(error) => self.refuse(asked, Refusal::Gone, error),
+    fn commit(&self, filled: &Filled) -> Commitment {
+        let taken = self.session().take_slot(filled.slot);
+        let slot = match taken {
+            Ok(slot) => slot,
+            Err(error) => return Commitment::Refused(Refusal::Gone, error.to_string()),
+        };
+        match slot.commit(&filled.sums) {
+            Ok(()) => Commitment::Visible,
+            Err(NotCommitted::Deleted) => Commitment::Deleted,
+            Err(error) => Commitment::Refused(Refusal::NotTaken, error.to_string()),
         }
-        self.node.let_go();
     }
 
     /// A client found wrong bytes. Only what is wrong here too is dropped: a client's own memory may be at fault.

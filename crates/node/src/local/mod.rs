@@ -5,6 +5,7 @@
 //! `socket`. Glue: `outbox` sends answers from any thread, `desk` answers one client, `listener` lets clients in, `traces` times what they ask. Knows who
 //! holds what of the arena; must never know why.
 
+pub mod bringing;
 pub mod desk;
 pub mod listener;
 pub mod outbox;

@@ -81,6 +81,9 @@ struct Gathered {
     reply: Option<Reply>,
 }
 
+/// Whose chunks are to be lent, for how long, how urgently, and which.
+type Wish = (TenantKey, u64, Class, Vec<ChunkId>);
+
 impl Owner {
     /// An owner that lends nothing before [`open`](Owner::open).
     pub fn new(store: Store, mover: MoverHandle, token: Vec<u8>, lent_bytes_max: u64) -> Owner {
@@ -144,15 +147,15 @@ impl Owner {
         Ok(key.tenant)
     }
 
-    fn lend(owner: Arc<Owner>, from: Identity, key: &TenantKey, ttl_us: u64, ids: &[ChunkId], reply: Reply) {
-        let tenant = match owner.tenant(key) {
+    fn lend(owner: Arc<Owner>, from: Identity, (key, ttl_us, class, ids): Wish, reply: Reply) {
+        let tenant = match owner.tenant(&key) {
             Ok(_) if owner.stopped.load(Ordering::Acquire) => {
                 return owner.refuse(reply, "shutting down".into());
             }
             Ok(tenant) => tenant,
             Err(why) => return owner.refuse(reply, why),
         };
-        let lease = owner.store.lease(tenant, ids, ttl_us + BRING_LIMIT_US);
+        let lease = owner.store.lease(tenant, &ids, ttl_us + BRING_LIMIT_US);
         let chunks = lease.len();
         if chunks == 0 {
             return owner.refuse(reply, "none of these chunks is here".into());
@@ -166,13 +169,11 @@ impl Owner {
         for chunk in 0..chunks {
             let gathered = Arc::clone(&gathering);
             let on_end = move |loan: Result<Loan, NotBrought>| gathered.arrived(Some(chunk), loan.ok());
-            store.bring(&gathering._lease, chunk, Class::Demand, deadline_us, on_end);
+            store.bring(&gathering._lease, chunk, class, deadline_us, on_end);
         }
         gathering.arrived(None, None);
     }
 }
-
-impl Lent {}
 
 impl Owner {
     /// Has a loan of this peer live on.
@@ -333,8 +334,8 @@ impl Service for Counter {
                 Ok(_) => reply.send(Told::Has(owner.store.lookup(&ids) as u32).encode()),
                 Err(why) => owner.refuse(reply, why),
             },
-            Ok(Ask::Lend(key, ttl_us, ids)) => {
-                Owner::lend(Arc::clone(owner), from, &key, ttl_us, &ids, reply)
+            Ok(Ask::Lend(key, ttl_us, class, ids)) => {
+                Owner::lend(Arc::clone(owner), from, (key, ttl_us, class, ids), reply);
             }
             Ok(Ask::Return(lease)) => {
                 if let Some((leases, _)) = owner.ground.get() {
@@ -410,7 +411,7 @@ mod tests {
         }
 
         fn borrow(&self, ttl_us: u64) -> u64 {
-            match self.ask(&Ask::Lend(key(), ttl_us, vec![RIGHT])) {
+            match self.ask(&Ask::Lend(key(), ttl_us, Class::Demand, vec![RIGHT])) {
                 Ok(Told::Lent(loans)) => loans.lease,
                 other => panic!("{other:?}"),
             }
@@ -445,7 +446,7 @@ mod tests {
         let since = Instant::now();
         let drained = std::thread::spawn(move || node.drain(10 * LIMIT).unwrap());
         let ask = |ask| Rig::ask_by(&asker, &ask);
-        while let Ok(Told::Lent(loans)) = ask(Ask::Lend(key(), 60_000_000, vec![RIGHT])) {
+        while let Ok(Told::Lent(loans)) = ask(Ask::Lend(key(), 60_000_000, Class::Demand, vec![RIGHT])) {
             assert_eq!(ask(Ask::Return(loans.lease)), Ok(Told::Heard));
             assert!(since.elapsed() < LIMIT, "it still lends");
         }

@@ -101,7 +101,7 @@ impl Pull {
         let peer = self.peers.remove(0);
         self.ids.truncate(LEND_IDS_MAX);
         let key = TenantKey::of(&self.borrower.token, self.tenant);
-        let ask = Ask::Lend(key, LEND_US, self.ids.clone()).encode();
+        let ask = Ask::Lend(key, LEND_US, self.class, self.ids.clone()).encode();
         let Some(agent) = self.borrower.agent() else { return self.fail("the node is shutting down") };
         let closed = self.borrower.lenders.lock().open(&peer);
         let (borrower, lender) = (Arc::clone(&self.borrower), peer.clone());

@@ -6,9 +6,10 @@
 use forebay_client::protocol::bytes::{BadBytes, Reader, Writer};
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, TenantId};
+use forebay_transfer::Class;
 
 /// The version that this program speaks, and no other.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Chunks that a peer is asked for at a time.
 pub const HAS_IDS_MAX: usize = 16_384;
 /// Chunks that are lent at a time.
@@ -31,8 +32,8 @@ pub struct TenantKey {
 pub enum Ask {
     /// How many of these chunks, from the first on, are there?
     Has(TenantKey, Vec<ChunkId>),
-    /// Lend the longest prefix of these chunks for so long.
-    Lend(TenantKey, u64, Vec<ChunkId>),
+    /// Lend the longest prefix of these chunks for so long. The class is how urgent it is where they have to be read first.
+    Lend(TenantKey, u64, Class, Vec<ChunkId>),
     /// A loan is of no more use.
     Return(u64),
     /// Let a loan live for so long from now.
@@ -93,7 +94,9 @@ impl Ask {
         let start = Writer::default().u8(VERSION);
         let Writer(bytes) = match self {
             Ask::Has(key, ids) => write_key(start.u8(1), key).ids(ids),
-            Ask::Lend(key, ttl_us, ids) => write_key(start.u8(2), key).u64(*ttl_us).ids(ids),
+            Ask::Lend(key, ttl_us, class, ids) => {
+                write_key(start.u8(2), key).u64(*ttl_us).class(*class).ids(ids)
+            }
             Ask::Return(lease) => start.u8(3).u64(*lease),
             Ask::Renew(lease, ttl_us) => start.u8(4).u64(*lease).u64(*ttl_us),
             Ask::Wrong(key, id) => write_key(start.u8(5), key).bytes(id.as_bytes()),
@@ -108,7 +111,8 @@ impl Ask {
             1 => Ask::Has(read_key(&mut body)?, ids(&mut body, HAS_IDS_MAX, "0 to 16384")?),
             2 => {
                 let (key, ttl_us) = (read_key(&mut body)?, body.u64("a time to live")?);
-                Ask::Lend(key, ttl_us.min(LEND_US_MAX), ids(&mut body, LEND_IDS_MAX, "0 to 64")?)
+                let (class, ids) = (body.class()?, ids(&mut body, LEND_IDS_MAX, "0 to 64")?);
+                Ask::Lend(key, ttl_us.min(LEND_US_MAX), class, ids)
             }
             3 => Ask::Return(body.u64("a lease")?),
             4 => Ask::Renew(body.u64("a lease")?, body.u64("a time to live")?.min(LEND_US_MAX)),
@@ -133,7 +137,7 @@ impl Told {
                 let head = start.u8(2).u64(loans.lease).u64(key).u64(generation).u64(len);
                 head.list(&loans.chunks, |writer, chunk| {
                     let shaped = writer.u64(chunk.offset_bytes).shape(&chunk.shape);
-                    shaped.list(&chunk.sums, |writer, sum| writer.u32(*sum))
+                    shaped.sums(&chunk.sums)
                 })
             }
             Told::Heard => start.u8(3),
@@ -164,7 +168,7 @@ impl Told {
 
 fn chunk(body: &mut Reader, region_bytes: u64) -> Result<LentChunk, BadBytes> {
     let (offset_bytes, shape) = (body.u64("an offset")?, body.shape()?);
-    let sums = body.list("checksums", 4, |body| body.u32("a checksum"))?;
+    let sums = body.sums()?;
     let end = offset_bytes.checked_add(shape.bytes());
     if end.is_none_or(|end| end > region_bytes) {
         return Err(BadBytes::Value {
@@ -184,7 +188,7 @@ fn versioned(bytes: &[u8]) -> Result<Reader<'_>, BadBytes> {
     let mut body = Reader(bytes);
     match body.u8("a version")? {
         VERSION => Ok(body),
-        version => Err(BadBytes::Value { what: "the version", value: version.into(), allowed: "1" }),
+        version => Err(BadBytes::Value { what: "the version", value: version.into(), allowed: "2" }),
     }
 }
 
@@ -221,8 +225,10 @@ mod tests {
         let key = TenantKey::of(b"token", TenantId(3));
         let told = Told::Lent(Loans { lease: 3, region: (1, 2, 100), chunks: vec![lent(0), lent(70)] });
         let small = [Ask::Return(9), Ask::Renew(9, 5), Ask::Wrong(key, id)];
-        let asks: Vec<Ask> =
-            [Ask::Has(key, vec![id; 3]), Ask::Lend(key, 5, vec![id])].into_iter().chain(small).collect();
+        let asks: Vec<Ask> = [Ask::Has(key, vec![id; 3]), Ask::Lend(key, 5, Class::Prefetch, vec![id])]
+            .into_iter()
+            .chain(small)
+            .collect();
         for (bytes, whole) in
             asks.iter().map(|ask| (ask.encode(), Ask::decode(&ask.encode()).as_ref() == Ok(ask)))
         {
@@ -233,6 +239,16 @@ mod tests {
             let bytes = told.encode();
             assert_eq!(Told::decode(&bytes), Ok(told));
             assert!((0..bytes.len()).all(|cut| Told::decode(&bytes[..cut]).is_err()));
+        }
+    }
+
+    #[test]
+    fn what_a_node_of_another_version_says_is_refused_with_the_version() {
+        for version in [1, 3] {
+            let mut bytes = Ask::Return(9).encode();
+            bytes[0] = version;
+            let refused = Ask::decode(&bytes).unwrap_err().to_string();
+            assert_eq!(refused, format!("the version is {version}; allowed is 2"));
         }
     }
 

@@ -29,7 +29,13 @@ fn hello_of(version: u16) -> Vec<u8> {
 }
 
 fn hello() -> Vec<u8> {
-    hello_of(4)
+    hello_of(5)
+}
+
+/// A commit of so many slots, without checksums.
+fn commit_of(slots: u32) -> Vec<u8> {
+    let body = [slots.to_le_bytes().as_slice(), &[0; 12].repeat(slots as usize)].concat();
+    frame(body.len() as u32, 8, 0, &body)
 }
 
 /// A hello as clients of version 3 said it, without a digest.
@@ -46,10 +52,10 @@ pub fn raw_reservation(socket: &std::path::Path) -> UnixStream {
     let shape = [1u32.to_le_bytes().as_slice(), &1u32.to_le_bytes(), &1000u64.to_le_bytes()].concat();
     // Each process has a chunk of its own.
     let id = std::process::id().to_le_bytes().repeat(8);
-    let body = [id.as_slice(), &[0], &[0; 32], &shape].concat();
+    let body = [&shape, 1u32.to_le_bytes().as_slice(), &id, &[0], &[0; 32]].concat();
     stream.write_all(&[hello(), frame(body.len() as u32, 7, 0, &body)].concat()).unwrap();
-    // A welcome of 24 bytes and an answer of 16, each behind its header and before its digest.
-    stream.read_exact(&mut [0; 16 + 24 + 8 + 16 + 16 + 8]).unwrap();
+    // A welcome of 24 bytes and an answer of 21, each behind its header and before its digest.
+    stream.read_exact(&mut [0; 16 + 24 + 8 + 16 + 21 + 8]).unwrap();
     stream
 }
 
@@ -103,6 +109,7 @@ fn strange_bytes_are_refused_with_what_is_wrong_and_harm_nobody() {
         (frame(u32::MAX, 1, 0, b""), "at most"),
         (frame(0, 1, 9, b""), "not 0"),
         (old_hello(), "the protocol's version is 3; allowed is 5"),
+        (hello_of(4), "the protocol's version is 4; allowed is 5"),
         (hello_of(6), "the protocol's version is 6; allowed is 5"),
         ([hello(), frame_with(0, 14, 0, b"", &[1; 8])].concat(), "its digest is wrong"),
         (
@@ -115,6 +122,8 @@ fn strange_bytes_are_refused_with_what_is_wrong_and_harm_nobody() {
         ([hello(), frame(4, 2, 0, &u32::MAX.to_le_bytes())].concat(), "needs"),
         ([hello(), frame(0, 999, 0, b"")].concat(), "allowed is 1 to 16"),
         ([hello(), frame(1, 13, 0, b"x")].concat(), "left behind the end"),
+        ([hello(), frame(4, 8, 0, &[0; 4])].concat(), "the number of chunks is 0; allowed is 1 to 256"),
+        ([hello(), commit_of(257)].concat(), "the number of chunks is 257; allowed is 1 to 256"),
     ] {
         let said = said_to(&site, &bytes);
         assert!(said.contains(says), "{says:?} is not in {said:?}");
@@ -186,7 +195,8 @@ fn names_of_leases_and_slots_that_were_never_given_are_nothing() {
     let lease = peer.lease();
     let made_up: Vec<u8> = [1u64, 2, 3, u64::MAX].iter().flat_map(|name| name.to_le_bytes()).collect();
     let release = [4u32.to_le_bytes().as_slice(), &made_up].concat();
-    let commit = [1u64.to_le_bytes().as_slice(), &1u32.to_le_bytes(), &[0; 4]].concat();
+    let one = 1u32.to_le_bytes();
+    let commit = [one.as_slice(), &1u64.to_le_bytes(), &one, &[0; 4]].concat();
     let mut all = hello();
     all.extend(frame(release.len() as u32, 6, 0, &release));
     all.extend(frame(commit.len() as u32, 8, 0, &commit));

@@ -5,9 +5,10 @@
 mod hostile;
 mod rig;
 mod tenants;
+mod together;
 mod watch;
 
-use forebay_client::{Client, ClientOptions, ConnectError, NodeStat, Reserved};
+use forebay_client::{Client, ClientOptions, ConnectError, NewChunk, NodeStat, Reserved};
 use forebay_kv::ChunkId;
 use forebay_node::Node;
 use forebay_store::{ChunkShape, NotVerified, StoreEnd};
@@ -106,7 +107,8 @@ fn slots_that_a_frozen_node_gave_to_a_connection_that_had_ended_are_free_while_t
     let mut asked = 0;
     while peer.client.is_connected() {
         let (id, shape) = (ChunkId::from_bytes([asked as u8; 32]), ChunkShape::new([1000]).unwrap());
-        peer.client.reserve(id, None, shape, |reserved| assert!(matches!(reserved, Reserved::Refused(_))));
+        let is_refused = |_, reserved| assert!(matches!(reserved, Reserved::Refused(_)));
+        peer.client.reserve(&shape, &[NewChunk { id, parent: None }], is_refused);
         asked += 1;
     }
     assert!(asked > 1, "some are on their way to it");

@@ -9,7 +9,7 @@ mod rig;
 mod telemetry;
 mod ways;
 
-use forebay_client::{Reserved, fetch};
+use forebay_client::{NewChunk, Reserved, fetch};
 use forebay_node::{
     DirectoryConfig, MetricsConfig, Node, NodeConfig, PeersConfig, SsdConfig, WriteBackPolicy,
 };
@@ -287,7 +287,8 @@ fn a_chunk_of_a_peer_is_a_hit_although_another_engine_here_stores_it_anew() {
     // One that computed it and is about to copy it there.
     let (sender, reserved) = std::sync::mpsc::channel();
     let shape = ChunkShape::new([LAYER_BYTES; LAYERS]).unwrap();
-    other.client.reserve(id(0), None, shape, move |slot| sender.send(slot).unwrap());
+    let new = NewChunk { id: id(0), parent: None };
+    other.client.reserve(&shape, &[new], move |_, slot| sender.send(slot).unwrap());
     let Reserved::Slot(slot) = ended(&reserved) else { panic!("there is room") };
     assert!((0..CHUNKS).all(|number| reader.hit(&lease, number)));
     let (sender, stored) = std::sync::mpsc::channel();

@@ -2,7 +2,7 @@
 
 use crate::http::{LIMIT, TAKEN, collector, get};
 use crate::rig::*;
-use crate::{Pair, store_all, write};
+use crate::{Pair, store_all, store_all_on_disk, write};
 use forebay_node::{CollectorConfig, MetricsConfig, Node, NodeConfig};
 use serde_json::Value;
 use std::net::{SocketAddr, TcpListener};
@@ -70,6 +70,24 @@ fn pulls_and_clients_are_shown_in_numbers_and_told_to_a_collector_in_their_stage
     assert_eq!(stages, ["lent", "queued", "posted", "verified"]);
     let bring = spans.iter().find(|span| span["name"] == "bring").unwrap();
     assert_eq!(attribute(bring, "client"), Some(name));
+}
+
+#[test]
+fn a_peer_reads_its_disk_as_urgently_as_who_asks_it() {
+    let pair = Pair::new();
+    store_all_on_disk(&pair.left);
+    let mut config = pair.left.config();
+    config.metrics = Some(MetricsConfig::new(SocketAddr::from(([127, 0, 0, 1], 0))));
+    write(&pair.left, &config);
+    let (left, _right) = (pair.left.node(), pair.right.node());
+    let reader = pair.right.peer();
+    eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
+    let read = |class: &str| shown(&left, &format!("forebay_transfer_bytes_total{{class=\"{class}\"}}"));
+    assert_eq!((read("demand"), read("prefetch")), (0.0, 0.0));
+    let lease = std::sync::Arc::new(reader.lease());
+    forebay_client::fetch(&lease);
+    eventually("it is read ahead", || read("prefetch") >= CHUNK_BYTES as f64);
+    assert_eq!(read("demand"), 0.0, "nobody waits for it");
 }
 
 #[test]
