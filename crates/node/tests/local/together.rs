@@ -75,7 +75,9 @@ fn a_long_prompt_costs_few_messages_to_store_and_to_load_and_comes_whole() {
     assert_eq!((lease.in_memory(), lease.on_disk()), (0, PROMPT));
     let (before, (sender, ends)) = (reader.client.messages(), channel());
     let chunks: Vec<usize> = (0..PROMPT).collect();
-    let on_end = move |chunk, end: Result<_, String>| drop(sender.send((chunk, end.is_ok())));
+    let on_end = move |chunk, end: Result<_, String>| {
+        let _ = sender.send((chunk, end.is_ok()));
+    };
     reader.client.bring(&lease, &chunks, Class::Demand, None, on_end);
     let mut came: Vec<_> = chunks.iter().map(|_| ended(&ends)).collect();
     came.sort_unstable();
