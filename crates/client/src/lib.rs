@@ -9,7 +9,6 @@
 mod arena;
 mod connection;
 mod fetch;
-mod futures;
 mod keeper;
 mod lease;
 mod lent;
@@ -24,7 +23,6 @@ pub use crate::protocol::answer::{Found, NodeStat};
 pub use crate::protocol::request::NewChunk;
 pub use arena::{NodeArena, OnArena};
 pub use fetch::fetch;
-pub use futures::AsyncClient;
 pub use lease::Lease;
 pub use lent::LentChunk;
 pub use load::NotLoaded;
@@ -261,7 +259,11 @@ impl Client {
     /// How many of `ids`, a sequence from its first chunk on, are in the node's memory, on its disk or on its peers. Looking
     /// keeps nothing: only a lease does.
     pub fn lookup(&self, ids: &[ChunkId]) -> usize {
-        self.wait(self.shared.lookup(ids)).unwrap_or(0)
+        let found = self.shared.ask(&Request::Lookup(ids.to_vec()), |answer| match answer {
+            Answer::Found(found) => Some(found.chunks() as usize),
+            _ => None,
+        });
+        self.wait(found).map_or(0, |found| found.min(ids.len()))
     }
 
     /// As [`lookup`](Client::lookup), told apart and without waiting: `on_found` is called exactly once, on one of the client's
@@ -277,7 +279,13 @@ impl Client {
     /// Leases the longest prefix of `ids` that is there. The lease is kept alive until it is dropped, as long as the node
     /// hears of it every `ttl_us`. It is empty if nothing is there, or too much is leased already.
     pub fn lease(&self, ids: &[ChunkId], ttl_us: u64) -> Lease {
-        self.wait(self.shared.lease(ids, ttl_us)).unwrap_or_else(Lease::none)
+        let (kept, promised) = promise();
+        self.lease_then(ids, ttl_us, move |lease| {
+            if let Ok(lease) = lease {
+                kept.keep(lease);
+            }
+        });
+        self.wait(promised).unwrap_or_else(Lease::none)
     }
 
     /// Checks that `pieces`, one after another, are the bytes that layer `layer` of chunk `chunk` had when it was stored.
@@ -315,7 +323,10 @@ impl Client {
 
     /// What the node counts. `None` if it is not there.
     pub fn stat(&self) -> Option<NodeStat> {
-        self.wait(self.shared.stat()?)
+        self.wait(self.shared.ask(&Request::Stat, |answer| match answer {
+            Answer::Stat(stat) => Some(stat),
+            _ => None,
+        }))
     }
 
     /// Messages to and from the node over the connection that is there.
@@ -430,33 +441,5 @@ impl Shared {
             });
         }
         promised
-    }
-
-    fn lookup(&self, ids: &[ChunkId]) -> Promised<usize> {
-        let whole = ids.len();
-        self.ask(&Request::Lookup(ids.to_vec()), move |answer| match answer {
-            Answer::Found(found) => Some((found.chunks() as usize).min(whole)),
-            _ => None,
-        })
-    }
-
-    fn lease(self: &Arc<Self>, ids: &[ChunkId], ttl_us: u64) -> Promised<Lease> {
-        let (kept, promised) = promise();
-        let Some(connection) = self.connection() else { return promised };
-        let (shared, asked, asked_us) = (Arc::clone(self), Arc::clone(&connection), self.now_us());
-        asked.ask(&Request::Lease { ttl_us, to_load: true, ids: ids.to_vec() }, move |answer| {
-            if let Some(Answer::Leased(leased)) = answer {
-                kept.keep(Lease::granted(shared, connection, leased, asked_us));
-            }
-        });
-        promised
-    }
-
-    fn stat(&self) -> Option<Promised<NodeStat>> {
-        let promised = self.ask(&Request::Stat, |answer| match answer {
-            Answer::Stat(stat) => Some(stat),
-            _ => None,
-        });
-        Some(promised)
     }
 }

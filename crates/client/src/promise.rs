@@ -1,11 +1,7 @@
-//! A value that comes later, for whoever sleeps until then and for futures alike. This file knows waiting; it must never know
-//! for what.
+//! A value that comes later, from another thread, for whoever sleeps until then.
 
 use parking_lot::{Condvar, Mutex};
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 #[derive(Debug)]
@@ -19,7 +15,6 @@ struct State<T> {
     value: Option<T>,
     /// The promise was dropped, kept or not.
     over: bool,
-    waker: Option<Waker>,
 }
 
 /// The end that gives the value. Dropped without, the other end gets none.
@@ -32,7 +27,7 @@ pub struct Promised<T>(Arc<Shared<T>>);
 
 /// Both ends.
 pub fn promise<T>() -> (Promise<T>, Promised<T>) {
-    let state = State { value: None, over: false, waker: None };
+    let state = State { value: None, over: false };
     let shared = Arc::new(Shared { state: Mutex::new(state), kept: Condvar::new() });
     (Promise(Arc::clone(&shared)), Promised(shared))
 }
@@ -46,14 +41,8 @@ impl<T> Promise<T> {
 
 impl<T> Drop for Promise<T> {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        state.over = true;
-        let waker = state.waker.take();
-        drop(state);
+        self.0.state.lock().over = true;
         self.0.kept.notify_one();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
     }
 }
 
@@ -67,19 +56,6 @@ impl<T> Promised<T> {
             self.0.kept.wait_for(&mut state, left);
         }
         state.value.take()
-    }
-}
-
-impl<T> Future for Promised<T> {
-    type Output = Option<T>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
-        let mut state = self.0.state.lock();
-        if state.over {
-            return Poll::Ready(state.value.take());
-        }
-        state.waker = Some(context.waker().clone());
-        Poll::Pending
     }
 }
 

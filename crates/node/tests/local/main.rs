@@ -437,35 +437,3 @@ fn what_is_only_kept_is_no_hit() {
     assert_eq!(node.stat().hits, [1, 0, 0]);
     assert!(peer.hit(&held, 0), "it can be loaded all the same");
 }
-
-#[test]
-fn futures_get_what_the_blocking_client_gets() {
-    let site = Site::new();
-    let _node = site.node();
-    let peer = site.peer();
-    assert_eq!(peer.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
-    let client = forebay_client::AsyncClient::from(peer.client.clone());
-    let all = ids();
-    let (found, leased) =
-        wait_for(async { (client.lookup(&all).await, client.lease(&all, MINUTE_US).await) });
-    assert_eq!((found, leased.len()), (1, 1));
-}
-
-/// The smallest runtime.
-fn wait_for<T>(future: impl Future<Output = T>) -> T {
-    struct Unpark(std::thread::Thread);
-    impl std::task::Wake for Unpark {
-        fn wake(self: std::sync::Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
-    let mut context = std::task::Context::from_waker(&waker);
-    let mut future = std::pin::pin!(future);
-    loop {
-        match future.as_mut().poll(&mut context) {
-            std::task::Poll::Ready(value) => return value,
-            std::task::Poll::Pending => std::thread::park(),
-        }
-    }
-}
