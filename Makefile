@@ -70,7 +70,7 @@ test-rust:
 
 ## Lock-free and hand-written synchronisation, over all interleavings.
 test-loom:
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --locked -p forebay-transfer --test loom_turns
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --locked -p forebay-transfer --test loom_combining_lock
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --locked -p forebay-cuda --test loom_ring
 
 ## The same faults with verification taken out must give wrong tokens: the check can fail.

@@ -33,6 +33,7 @@
 mod alarm;
 mod arena;
 mod backoff;
+mod combining_lock;
 mod driver;
 mod flips;
 mod host;
@@ -52,10 +53,10 @@ pub mod sim;
 mod telemetry;
 mod thread;
 mod transfer;
-mod turns;
 
 pub use arena::{Arena, ArenaError, Pages};
 pub use backoff::Backoff;
+pub use combining_lock::{CombiningLock, Left, PostError};
 pub use driver::{Completion, Link, LinkOp, Outcome};
 pub use flips::{BitFlips, ChanceError};
 pub use host::{HostLink, MAX_COPY_THREADS};
@@ -72,4 +73,3 @@ pub use region::{Place, RegionId, Span, SpanPair};
 pub use telemetry::{ClassTelemetry, LinkTelemetry, Telemetry};
 pub use thread::{Closed, MoverHandle, MoverThread, SubmitError, Submitted};
 pub use transfer::{Class, End, Failure, Reason, Refused, Transfer, TransferId};
-pub use turns::{Left, PostError, Turns};

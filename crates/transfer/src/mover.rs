@@ -9,7 +9,7 @@ mod settle;
 use crate::link::{LinkId, LinkSpec, LinkState};
 use crate::lot::{Leg, Lot};
 use crate::path::{PathError, PathId, PathSpec, PathState, SlotTable, Slots, Staging};
-use crate::queue::{PlacePair, Rank, Turns, Waiting};
+use crate::queue::{Fairness, PlacePair, Rank, Waiting};
 use crate::region::{Place, RegionId, RegionTable, Span, SpanPair};
 use crate::telemetry::{ClassTelemetry, LinkTelemetry, Telemetry};
 use crate::transfer::{Class, End, Reason, Refused, Transfer, TransferId};
@@ -64,7 +64,7 @@ pub struct Mover {
     limits: Limits,
     regions: RegionTable,
     links: Vec<LinkState>,
-    turns: Vec<Turns>,
+    fairness: Vec<Fairness>,
     paths: Vec<PathState>,
     slots: SlotTable,
     place_pairs: Vec<PlacePair>,
@@ -157,7 +157,7 @@ impl Mover {
             limits,
             regions: RegionTable::default(),
             links: Vec::new(),
-            turns: Vec::new(),
+            fairness: Vec::new(),
             paths: Vec::new(),
             slots: SlotTable::default(),
             place_pairs: Vec::new(),
@@ -190,7 +190,7 @@ impl Mover {
     pub fn add_link(&mut self, spec: LinkSpec) -> LinkId {
         self.link_counters.push(LinkTelemetry { name: spec.name.clone(), ..LinkTelemetry::default() });
         self.links.push(LinkState::new(spec));
-        self.turns.push(Turns::default());
+        self.fairness.push(Fairness::default());
         LinkId(self.links.len() as u32 - 1)
     }
 

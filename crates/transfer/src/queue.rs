@@ -1,5 +1,5 @@
 //! Queues: what waits between two places, and whose turn it is on a link. This file knows classes, deadlines and
-//! turns; it must never know windows or bytes in flight.
+//! fairness; it must never know windows or bytes in flight.
 
 use crate::path::PathId;
 use crate::region::Place;
@@ -67,13 +67,13 @@ impl PlacePair {
     }
 }
 
-/// Whose turn it is on a link: the most urgent class, unless another has been passed over too often.
+/// Which class goes next on a link: the most urgent class, unless another has been passed over too often.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(crate) struct Fairness {
     passed_over: [u32; Class::ALL.len()],
 }
 
-impl Turns {
+impl Fairness {
     /// How soon `class` goes: overdue classes first, then by urgency. Lower is sooner.
     pub fn precedence(&self, class: Class) -> (bool, Class) {
         (self.passed_over[class.index()] < STARVE_LOTS, class)
@@ -94,11 +94,11 @@ mod tests {
 
     #[test]
     fn no_class_is_passed_over_beyond_the_bound() {
-        let mut turns = Turns::default();
+        let mut fairness = Fairness::default();
         let mut gap = [0u32; 4];
         for _ in 0..1_000 {
-            let served = Class::ALL.into_iter().min_by_key(|class| turns.precedence(*class)).unwrap();
-            turns.served(served, |_| true);
+            let served = Class::ALL.into_iter().min_by_key(|class| fairness.precedence(*class)).unwrap();
+            fairness.served(served, |_| true);
             for class in Class::ALL {
                 let gap = &mut gap[class.index()];
                 *gap = if class == served { 0 } else { *gap + 1 };
@@ -109,11 +109,11 @@ mod tests {
 
     #[test]
     fn urgency_decides_while_nobody_is_overdue() {
-        let mut turns = Turns::default();
+        let mut fairness = Fairness::default();
         for _ in 0..STARVE_LOTS {
-            assert!(turns.precedence(Class::Demand) < turns.precedence(Class::Scrub));
-            turns.served(Class::Demand, |class| matches!(class, Class::Demand | Class::Scrub));
+            assert!(fairness.precedence(Class::Demand) < fairness.precedence(Class::Scrub));
+            fairness.served(Class::Demand, |class| matches!(class, Class::Demand | Class::Scrub));
         }
-        assert!(turns.precedence(Class::Scrub) < turns.precedence(Class::Demand));
+        assert!(fairness.precedence(Class::Scrub) < fairness.precedence(Class::Demand));
     }
 }

@@ -6,6 +6,7 @@
 //! it leaves behind, and what overruns its time, is for the mover's own thread. Idle, that sleeps.
 
 use crate::alarm::Alarm;
+use crate::combining_lock::{CombiningLock, Left, PostError};
 use crate::driver::{Completion, Link, LinkOp, Outcome};
 use crate::link::{LinkId, LinkSpec};
 use crate::memory::{Backing, Memory};
@@ -15,7 +16,6 @@ use crate::process::{Forked, Process};
 use crate::region::{Place, RegionId, Span};
 use crate::telemetry::Telemetry;
 use crate::transfer::{End, Failure, Reason, Refused, Transfer, TransferId};
-use crate::turns::{Left, PostError, Turns};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -58,7 +58,7 @@ pub struct MoverHandle {
 /// What submitters, links and the mover's own thread have in common.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    turns: Turns<Message, Worker>,
+    lock: CombiningLock<Message, Worker>,
     /// Wakes the mover's own thread.
     alarm: Alarm,
     memory: Arc<Memory>,
@@ -110,9 +110,9 @@ impl MoverThread {
             refused: Vec::new(),
             on_quiet: Vec::new(),
         };
-        let turns = Turns::new(MESSAGES_MAX, worker);
+        let lock = CombiningLock::new(MESSAGES_MAX, worker);
         let shared =
-            Arc::new(Shared { turns, alarm: Alarm::new(epoch), memory, epoch, process: Process::current() });
+            Arc::new(Shared { lock, alarm: Alarm::new(epoch), memory, epoch, process: Process::current() });
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("forebay-mover".into()).spawn(move || own.run())?;
         let handle = MoverHandle { shared, next_ticket: Arc::default() };
@@ -208,7 +208,7 @@ impl MoverHandle {
     ) -> Result<Submitted, SubmitError> {
         self.shared.process.check().map_err(PostError::from)?;
         let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
-        self.shared.turns.post(Message::Submit(ticket, transfer, Box::new(on_end)))?;
+        self.shared.lock.post(Message::Submit(ticket, transfer, Box::new(on_end)))?;
         self.shared.work(Ends::Leave);
         Ok(Submitted(ticket))
     }
@@ -224,7 +224,7 @@ impl MoverHandle {
     pub fn cancel(&self, submitted: Submitted) {
         // A mover that is gone has nothing left to cancel, and another process's is out of reach.
         if self.shared.process.is_current()
-            && self.shared.turns.post_unbounded(Message::Cancel(submitted.0)).is_ok()
+            && self.shared.lock.post_unbounded(Message::Cancel(submitted.0)).is_ok()
         {
             self.shared.work(Ends::Leave);
         }
@@ -242,7 +242,7 @@ impl MoverHandle {
         self.shared.process.check()?;
         let (sender, receiver) = mpsc::sync_channel(1);
         let message = Message::Control(Box::new(move |worker| drop(sender.send(act(worker)))));
-        self.shared.turns.post_unbounded(message).map_err(|_| Closed::Ended)?;
+        self.shared.lock.post_unbounded(message).map_err(|_| Closed::Ended)?;
         self.shared.work(Ends::Leave);
         receiver.recv().map_err(|_| Closed::Ended)
     }
@@ -252,7 +252,7 @@ impl Shared {
     /// An operation has ended. The windows of the links bound how many can.
     pub fn completed(self: &Arc<Shared>, op: OpId, outcome: Outcome) {
         // If the mover has ended nobody waits for this operation.
-        if self.turns.post_unbounded(Message::Completed(op, outcome)).is_ok() {
+        if self.lock.post_unbounded(Message::Completed(op, outcome)).is_ok() {
             self.work(Ends::Tell);
         }
     }
@@ -260,7 +260,7 @@ impl Shared {
     /// Carries out what was posted, unless another thread does.
     fn work(self: &Arc<Shared>, ends: Ends) {
         let mut ring_at_us = None;
-        let left = self.turns.turn(|worker, messages| ring_at_us = worker.round(self, messages, ends));
+        let left = self.lock.combine(|worker, messages| ring_at_us = worker.round(self, messages, ends));
         let ring_at_us = if left == Left::More { Some(0) } else { ring_at_us };
         // Only now, so that the mover's thread does not find the worker taken.
         if let Some(at_us) = ring_at_us {
@@ -274,8 +274,8 @@ impl Shared {
             self.work(Ends::Tell);
         }
         // Outside of every lock: links wait for their threads when they are dropped, which still say what became of operations.
-        drop(self.turns.have(|worker| std::mem::take(&mut worker.drivers)));
-        drop(self.turns.close(Worker::end));
+        drop(self.lock.with_worker(|worker| std::mem::take(&mut worker.drivers)));
+        drop(self.lock.close(Worker::end));
     }
 }
 

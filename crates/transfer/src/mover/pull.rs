@@ -12,7 +12,7 @@ use crate::transfer::Class;
 /// A path that could take a lot now. The order of the fields is the order of precedence.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
-    turn: (bool, Class),
+    precedence: (bool, Class),
     hops: usize,
     rank: Rank,
     path: usize,
@@ -89,7 +89,7 @@ impl Mover {
         let waits = |class| {
             self.paths.iter().filter(on_link).any(|path| self.place_pairs[path.place_pair].waits(class))
         };
-        self.turns[link.0 as usize].served(class, waits);
+        self.fairness[link.0 as usize].served(class, waits);
         if exhausted {
             self.place_pairs[self.paths[best.path].place_pair].remove(class, &best.waiting);
         }
@@ -119,16 +119,16 @@ impl Mover {
         if !may_start || !self.path_is_live(PathId(path as u32)) {
             return None;
         }
-        let turns = &self.turns[hop.link.0 as usize];
+        let fairness = &self.fairness[hop.link.0 as usize];
         let waiting_classes = Class::ALL.into_iter().filter(|class| place_pair.waits(*class));
-        let class = waiting_classes.min_by_key(|class| turns.precedence(*class))?;
+        let class = waiting_classes.min_by_key(|class| fairness.precedence(*class))?;
         let waiting = place_pair.first(class)?;
         let leg = &self.transfers.get(&waiting.rank.transfer)?.legs[waiting.leg].1;
         let bytes =
             lot_bytes(leg.remaining_bytes(), self.share(now_us, path), self.lot_limit_bytes(now_us, state));
         let eligible = link.admits(now_us, bytes, guest) && !self.others_finish_sooner(now_us, path, bytes);
         eligible.then_some(Candidate {
-            turn: turns.precedence(class),
+            precedence: fairness.precedence(class),
             hops: state.spec.hops.len(),
             rank: waiting.rank,
             path,

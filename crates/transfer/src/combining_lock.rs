@@ -1,6 +1,6 @@
 //! Work that whoever comes carries out: many threads post messages for one worker, and a thread that has just posted does
 //! the work itself unless another one is at it, so that nobody has to be woken up for it. This file knows locks and
-//! queues; it must never know what a message means. Its loom model is in `tests/loom_turns.rs`.
+//! queues; it must never know what a message means. Its loom model is in `tests/loom_combining_lock.rs`.
 
 use crate::process::Forked;
 #[cfg(loom)]
@@ -11,12 +11,12 @@ use std::sync::{PoisonError, TryLockError};
 use thiserror::Error;
 
 /// Times that a thread goes on with what others have posted meanwhile.
-const TURNS_MAX: usize = 8;
+const ROUNDS_MAX: usize = 8;
 
 /// A worker and the messages that wait for it.
-pub struct Turns<M, W> {
+pub struct CombiningLock<M, W> {
     queue: Mutex<Queue<M>>,
-    worker: Mutex<Option<Bench<M, W>>>,
+    worker: Mutex<Option<Working<M, W>>>,
     limit: usize,
 }
 
@@ -26,7 +26,7 @@ struct Queue<M> {
 }
 
 /// The worker, and the messages that it has before it.
-struct Bench<M, W> {
+struct Working<M, W> {
     worker: W,
     messages: Vec<M>,
 }
@@ -48,48 +48,48 @@ pub enum PostError {
     Closed,
 }
 
-/// What is left after a turn.
+/// What is left after a round of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
     /// Nothing, or another thread is at it.
     Nothing,
-    /// Messages that came meanwhile. Somebody has to take another turn.
+    /// Messages that came meanwhile. Somebody has to come once more.
     More,
 }
 
-impl<M, W> Turns<M, W> {
+impl<M, W> CombiningLock<M, W> {
     /// `limit` messages may wait for the worker.
-    pub fn new(limit: usize, worker: W) -> Turns<M, W> {
+    pub fn new(limit: usize, worker: W) -> CombiningLock<M, W> {
         let queue = Queue { messages: Vec::new(), closed: false };
-        let bench = Bench { worker, messages: Vec::new() };
-        Turns { queue: Mutex::new(queue), worker: Mutex::new(Some(bench)), limit }
+        let working = Working { worker, messages: Vec::new() };
+        CombiningLock { queue: Mutex::new(queue), worker: Mutex::new(Some(working)), limit }
     }
 
-    /// Posts a message, unless too many wait or the worker is gone. To be followed by a [`turn`](Turns::turn).
+    /// Posts a message, unless too many wait or the worker is gone. To be followed by a [`combine`](CombiningLock::combine).
     pub fn post(&self, message: M) -> Result<(), PostError> {
         self.post_within(message, self.limit)
     }
 
-    /// Posts a message that is bounded by other means. To be followed by a [`turn`](Turns::turn).
+    /// Posts a message that is bounded by other means. To be followed by a [`combine`](CombiningLock::combine).
     pub fn post_unbounded(&self, message: M) -> Result<(), PostError> {
         self.post_within(message, usize::MAX)
     }
 
     /// Has `work` carry out what waits, unless another thread is at it, which will see what this one has posted. Never
     /// waits for that thread, so it may be called from inside of `work`.
-    pub fn turn(&self, mut work: impl FnMut(&mut W, &mut Vec<M>)) -> Left {
-        for _ in 0..TURNS_MAX {
-            let mut bench = match self.worker.try_lock() {
-                Ok(bench) => bench,
+    pub fn combine(&self, mut work: impl FnMut(&mut W, &mut Vec<M>)) -> Left {
+        for _ in 0..ROUNDS_MAX {
+            let mut working = match self.worker.try_lock() {
+                Ok(working) => working,
                 // Whoever panicked did so on a broken invariant of the worker, which its own checks find again.
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return Left::Nothing,
             };
-            let Some(Bench { worker, messages }) = bench.as_mut() else { return Left::Nothing };
+            let Some(Working { worker, messages }) = working.as_mut() else { return Left::Nothing };
             std::mem::swap(messages, &mut self.lock().messages);
             work(worker, messages);
             messages.clear();
-            drop(bench);
+            drop(working);
             // Whoever posted while this thread had the worker was turned away, and relies on this look.
             if self.lock().messages.is_empty() {
                 return Left::Nothing;
@@ -98,11 +98,11 @@ impl<M, W> Turns<M, W> {
         Left::More
     }
 
-    /// Does something with the worker between two turns, unless it is gone. Waits for the thread that is at it. What is posted
-    /// meanwhile is for the next turn.
-    pub fn have<T>(&self, act: impl FnOnce(&mut W) -> T) -> Option<T> {
-        let mut bench = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
-        bench.as_mut().map(|bench| act(&mut bench.worker))
+    /// Does something with the worker between two rounds, unless it is gone. Waits for the thread that is at it. What is posted
+    /// meanwhile is for the next round.
+    pub fn with_worker<T>(&self, act: impl FnOnce(&mut W) -> T) -> Option<T> {
+        let mut working = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        working.as_mut().map(|working| act(&mut working.worker))
     }
 
     /// Lets no further message in, has `work` carry out what was posted before, and gives the worker back. Waits for the
@@ -110,7 +110,7 @@ impl<M, W> Turns<M, W> {
     pub fn close(&self, work: impl FnOnce(&mut W, &mut Vec<M>)) -> Option<W> {
         self.lock().closed = true;
         let taken = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Bench { mut worker, mut messages } = taken?;
+        let Working { mut worker, mut messages } = taken?;
         std::mem::swap(&mut messages, &mut self.lock().messages);
         work(&mut worker, &mut messages);
         Some(worker)
@@ -134,10 +134,13 @@ impl<M, W> Turns<M, W> {
     }
 }
 
-impl<M, W> std::fmt::Debug for Turns<M, W> {
+impl<M, W> std::fmt::Debug for CombiningLock<M, W> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let queue = self.lock();
         let (waiting, closed) = (queue.messages.len(), queue.closed);
-        f.debug_struct("Turns").field("waiting", &waiting).field("closed", &closed).finish_non_exhaustive()
+        f.debug_struct("CombiningLock")
+            .field("waiting", &waiting)
+            .field("closed", &closed)
+            .finish_non_exhaustive()
     }
 }
