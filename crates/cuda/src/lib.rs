@@ -57,6 +57,6 @@ pub mod stream_copy;
 pub mod topology;
 
 pub use addresses::{Addresses, NoAddress};
-pub use copier::{Copier, CopierOptions, CopyError, HOST, SHARED, StartError};
+pub use copier::{Copier, CopierOptions, CopyError, HOST, SHARED, StartError, start_stream_copies};
 pub use opened::LeftOut;
 pub use relay::{By, Relay};

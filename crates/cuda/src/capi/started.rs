@@ -1,13 +1,9 @@
 //! What the preload's copies are made with: it starts in the background with the first copy that could go over several links, and
 //! anew after a context was reset. This file knows whether it has started; it must never know which program calls.
 
-use crate::copier::StartError;
+use crate::copier::{StartError, start_stream_copies};
+use crate::driver::Driver;
 use crate::driver::abi::DeviceId;
-use crate::driver::{Driver, Relaxed};
-use crate::gpu::Gpu;
-use crate::opened;
-use crate::peers::Peers;
-use crate::profile::Profile;
 use crate::rates::Rates;
 use crate::stream_copy::StreamCopies;
 use parking_lot::{RwLock, RwLockReadGuard};
@@ -51,7 +47,7 @@ pub fn start_behind(driver: &'static Driver, ready: fn(&Rates)) {
         return;
     }
     let start = move || {
-        let stream_copies = catch_unwind(AssertUnwindSafe(|| start(driver)));
+        let stream_copies = catch_unwind(AssertUnwindSafe(|| start_stream_copies(driver, None)));
         let started = match stream_copies {
             Ok(Ok(stream_copies)) => {
                 ready(stream_copies.rates());
@@ -74,15 +70,6 @@ pub fn start_behind(driver: &'static Driver, ready: fn(&Rates)) {
 fn failed(error: &StartError) -> Started {
     tracing::warn!("copies are left to the driver: {error}");
     Started::Failed
-}
-
-fn start(driver: &'static Driver) -> Result<StreamCopies, StartError> {
-    let _relaxed = Relaxed::enter(driver);
-    let all: Vec<u16> = (0..Gpu::count(driver)?).collect();
-    let gpus = opened::open(driver, &all)?;
-    let rates = Profile::kept(driver).as_ref().map(Rates::from).unwrap_or_default();
-    let peers = Peers::check(&gpus);
-    Ok(StreamCopies::new(driver, &gpus, peers, rates))
 }
 
 /// The context of a GPU is about to be reset: nothing that it has is used or given back any more. What there is of other GPUs is

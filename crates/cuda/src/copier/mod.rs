@@ -14,6 +14,7 @@ use crate::driver::{CudaError, Driver, LoadError, Relaxed};
 use crate::kernels::{Kernels, Piece};
 use crate::links::Direction;
 use crate::opened::{self, LeftOut};
+use crate::peers::Peers;
 use crate::poller::Poller;
 use crate::profile::Profile;
 use crate::quarantine::Quarantine;
@@ -519,6 +520,18 @@ impl Made {
             rates: rates.clone().or_else(|| kept.as_ref().map(Rates::from)).unwrap_or_default(),
         })
     }
+}
+
+/// Copies in streams alone, over the GPUs asked for; none means every one that is visible. There is
+/// no mover then, nor the threads and staging that one takes.
+pub fn start_stream_copies(
+    driver: &'static Driver,
+    devices: Option<&[u16]>,
+) -> Result<StreamCopies, StartError> {
+    let _relaxed = Relaxed::enter(driver);
+    let gpus = open(driver, devices)?;
+    let rates = Profile::kept(driver).as_ref().map(Rates::from).unwrap_or_default();
+    Ok(StreamCopies::new(driver, &gpus, Peers::check(&gpus), rates))
 }
 
 fn open(driver: &'static Driver, wanted: Option<&[u16]>) -> Result<Vec<Arc<Kernels>>, StartError> {

@@ -1,12 +1,13 @@
 //! Copy streams: batches that follow each other without a gap keep their bytes and their order all the same.
 
 use crate::common::{Fake, World, alone, pattern};
-use forebay_cuda::CopierOptions;
 use forebay_cuda::device::{Event, Stream};
+use forebay_cuda::driver::Driver;
 use forebay_cuda::ends::Ends;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::stream_copy::{BATCH_PIECES_MAX, Batch, CopyStream, Sent};
+use forebay_cuda::{CopierOptions, start_stream_copies};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
@@ -547,5 +548,22 @@ fn batches_of_all_kinds_arrive_whole_whatever_call_of_one_of_them_is_refused() {
             }
         }
         world.end();
+    });
+}
+
+#[test]
+fn copies_of_an_engines_cache_start_no_mover() {
+    alone("copy_stream::copies_of_an_engines_cache_start_no_mover", &[], |_| {
+        let driver = Driver::load().unwrap();
+        let copies = start_stream_copies(driver, None).unwrap();
+        let _there = copies.copy_stream(0, Direction::HostToDevice).unwrap().unwrap();
+        let names: Vec<String> = std::fs::read_dir("/proc/self/task")
+            .unwrap()
+            .map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap())
+            .collect();
+        // The mover's thread and the poller that sees its operations end.
+        let is_its = |name: &&String| ["forebay-mover", "forebay-cuda"].contains(&name.trim());
+        assert_eq!(names.iter().find(is_its), None, "{names:?}");
+        assert!(names.iter().any(|name| name.starts_with("forebay-queue")), "{names:?}");
     });
 }

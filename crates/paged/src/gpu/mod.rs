@@ -18,9 +18,7 @@ use forebay_client::NodeArena;
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, Driver, Relaxed, abi::StreamHandle};
 use forebay_cuda::ends::Ends;
-use forebay_cuda::remote::NodeRelays;
-use forebay_cuda::stream_copy::{Batch, CopyStream, Sent};
-use forebay_cuda::{Copier, CopierOptions};
+use forebay_cuda::stream_copy::{Batch, CopyStream, Sent, StreamCopies};
 use forebay_transfer::RegionId;
 use job::CudaJob;
 use parking_lot::Mutex;
@@ -59,7 +57,7 @@ pub struct Gpu {
     stores: Lane,
     arenas: Arenas,
     marks: Marks,
-    copier: Copier,
+    stream_copies: StreamCopies,
 }
 
 /// One direction.
@@ -84,33 +82,38 @@ impl CudaCopies {
     pub unsafe fn new(cache: &CacheShape, device: u16, siblings: &[u16]) -> Result<CudaCopies, NotCopied> {
         let driver = Driver::load().map_err(failed)?;
         let visible = 0..Device::count(driver).map_err(failed)?;
-        let devices = visible.filter(|other| *other == device || !siblings.contains(other)).collect();
-        // What copy streams carry goes over the GPUs of this process alone.
-        let options =
-            CopierOptions { relays: NodeRelays::None, devices: Some(devices), ..CopierOptions::default() };
-        let copier = Copier::with_driver(driver, &options).map_err(failed)?;
+        let devices: Vec<u16> =
+            visible.filter(|other| *other == device || !siblings.contains(other)).collect();
+        let stream_copies = forebay_cuda::start_stream_copies(driver, Some(&devices)).map_err(failed)?;
         let lane = |direction, name| {
             let no_device = || failed(format!("device: {device} is not visible"));
-            let copy_stream = copier
-                .stream_copies()
-                .copy_stream(device, direction)
-                .ok_or_else(no_device)?
-                .map_err(failed)?;
-            let ends = Ends::spawn(copier.driver(), name).map_err(failed)?;
+            let copy_stream =
+                stream_copies.copy_stream(device, direction).ok_or_else(no_device)?.map_err(failed)?;
+            let ends = Ends::spawn(driver, name).map_err(failed)?;
             Ok(Lane { ends, copy_stream, queue: Mutex::default() })
         };
         let loads = lane(forebay_cuda::links::Direction::HostToDevice, "forebay-loads")?;
         let stores = lane(forebay_cuda::links::Direction::DeviceToHost, "forebay-stores")?;
         let mut is_open = true;
         for (number, layer) in cache.layers().iter().enumerate() {
-            let open = copier.stream_copies().is_open(layer.address);
+            let open = stream_copies.is_open(layer.address);
             is_open &= open.map_err(|why| failed(format!("layer {number} is not memory of a GPU: {why}")))?;
         }
         let device = Arc::clone(loads.copy_stream.device());
-        let begins = Ends::spawn(copier.driver(), "forebay-begins").map_err(failed)?;
+        let begins = Ends::spawn(driver, "forebay-begins").map_err(failed)?;
         let (arenas, marks) = (Arenas::new(&device), Marks::default());
         let cache = cache.clone();
-        Ok(CudaCopies(Arc::new(Gpu { cache, is_open, device, begins, loads, stores, arenas, marks, copier })))
+        Ok(CudaCopies(Arc::new(Gpu {
+            cache,
+            is_open,
+            device,
+            begins,
+            loads,
+            stores,
+            arenas,
+            marks,
+            stream_copies,
+        })))
     }
 }
 
@@ -157,7 +160,7 @@ impl Gpu {
 
     /// While it lives, this thread's calls do not break what others capture into graphs.
     pub fn relaxed(&self) -> Relaxed {
-        Relaxed::enter(self.copier.driver())
+        Relaxed::enter(self.device.driver())
     }
 
     /// The most that is carried at a time.
@@ -246,12 +249,12 @@ impl Gpu {
 
     /// Puts a part on its way. Says whether to go on with the next one.
     fn post(self: &Arc<Self>, lane: &Lane, part: Part, bytes: u64) -> bool {
-        let losses = self.copier.stream_copies().losses();
+        let losses = self.stream_copies.losses();
         let (sent, event) = match self.send(lane, &part) {
             Ok(sent) => sent,
             Err(error) => {
                 // What did get in is over, or its context is lost.
-                self.copier.stream_copies().settle(&lane.copy_stream);
+                self.stream_copies.settle(&lane.copy_stream);
                 self.drop_part(lane, part, bytes, failed(error));
                 return true;
             }
@@ -272,9 +275,8 @@ impl Gpu {
         let gpu = Arc::clone(self);
         let on_passed = move |passed: Result<(), CudaError>| {
             // What a relay carried that was lost meanwhile may not have arrived, whatever the driver says.
-            let whole = || {
-                gpu.copier.stream_copies().is_whole_since(losses, &gpu.lane(part.job.direction()).copy_stream)
-            };
+            let whole =
+                || gpu.stream_copies.is_whole_since(losses, &gpu.lane(part.job.direction()).copy_stream);
             let ended = queued.and(passed).and_then(|()| whole());
             gpu.ended(part, bytes, ended);
         };
@@ -296,7 +298,7 @@ impl Gpu {
         let (after, awaited_bytes) = (job.after(), job.is_awaited().then(|| part.batch_bytes()));
         let batch = Batch { pieces, after, is_open: self.is_open, awaited_bytes };
         // SAFETY: pages are valid and the connector's by the contract of `new`; the part keeps the arena mapped and pinned.
-        let sent = unsafe { self.copier.stream_copies().send(&lane.copy_stream, &batch, &event)? };
+        let sent = unsafe { self.stream_copies.send(&lane.copy_stream, &batch, &event)? };
         Ok((sent, event))
     }
 
@@ -316,7 +318,7 @@ impl Gpu {
         let lane = self.lane(direction);
         if outcome.is_err() {
             // Other streams may still be at work on it.
-            self.copier.stream_copies().settle(&lane.copy_stream);
+            self.stream_copies.settle(&lane.copy_stream);
         }
         part.end(outcome.map_err(failed));
         lane.queue.lock().ended(bytes);
@@ -329,7 +331,7 @@ impl Gpu {
     /// A stream that the engine gave, unless it is being captured: nothing of ours belongs into a graph. The device was entered.
     fn engine_stream(&self, stream: u64) -> Result<StreamHandle, NotCopied> {
         let stream = stream as StreamHandle;
-        if self.copier.stream_copies().is_captured(stream) {
+        if self.stream_copies.is_captured(stream) {
             return Err(failed("the stream is being captured into a graph"));
         }
         Ok(stream)
