@@ -5,7 +5,6 @@
 use super::link::{Port, RemoteLink};
 use super::memory::{self, Memories, Reach};
 use super::nonce;
-use super::peer::{self, NotWatched};
 use super::ring::{self, Header};
 use super::session::{OwnCopy, Session};
 use super::shared::SharedFile;
@@ -20,6 +19,7 @@ use crate::links::{Direction, PeerLink};
 use crate::peers;
 use crate::pinned::{self, OnChange};
 use crate::poller::Tracks;
+use forebay_transfer::listen::{NotWatched, credentials};
 use forebay_transfer::{
     Backoff, Closed, LinkId, MoverHandle, PathError, PathSpec, Place, RegionId, Span, Staging,
 };
@@ -353,7 +353,7 @@ impl Supervisor {
     fn greet(&mut self) -> Result<(Session, Vec<Offer>), NotAttached> {
         let at = &self.inner.at;
         let socket = socket::connect_to(&at.socket)?;
-        let process = peer::credentials(&socket)?.process;
+        let process = credentials(&socket)?.process;
         let (token, gpu) = (at.token.clone(), Hex(self.device.uuid()?));
         let hello = Message::Hello { version: VERSION, token, gpu };
         say_hello(&socket, &hello)?;

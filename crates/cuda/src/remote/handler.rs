@@ -3,7 +3,6 @@
 
 use super::control::{Drained, Engine, RequestQueue};
 
-use super::peer;
 use super::serve::{RelayServer, Share};
 use super::shared::SharedFile;
 use super::socket;
@@ -69,13 +68,7 @@ pub fn refuse(server: &RelayServer, socket: &OwnedFd, reason: String) {
 
 /// Hears who the engine is, and finds staging for it.
 fn greet(server: &RelayServer, socket: &OwnedFd) -> Result<Candidate, String> {
-    let credentials = peer::credentials(socket)
-        .map_err(|error| format!("the engine's process cannot be watched: {error}"))?;
-    let uid = credentials.uid;
-    let ours = rustix::process::geteuid().as_raw();
-    if uid != 0 && uid != ours && !server.config.uids.contains(&uid) {
-        return Err(format!("user {uid} may not attach; root and the node's own may"));
-    }
+    let credentials = server.admission.check_user(socket).map_err(|why| why.to_string())?;
     socket::set_timeout(socket, Some(HELLO_TIMEOUT)).map_err(|error| error.to_string())?;
     let (message, _) = wire::receive(socket).map_err(|error| format!("the hello: {error}"))?;
     let Message::Hello { version, token, gpu } = message else {
@@ -84,18 +77,10 @@ fn greet(server: &RelayServer, socket: &OwnedFd) -> Result<Candidate, String> {
     if version != VERSION {
         return Err(format!("version {version}; the node's is {VERSION}"));
     }
-    if !is_token(&server.config.token, token.as_bytes()) {
-        return Err("the token is wrong".into());
-    }
+    server.admission.check_token(token.as_bytes()).map_err(|why| why.to_string())?;
     let shares = server.shares(gpu)?;
     let relays = shares.iter().map(Share::offer).collect::<Result<_, _>>()?;
     Ok(Candidate { gpu, relays, shares, process: credentials.process })
-}
-
-/// Takes the same time wherever a token of the right length is wrong.
-fn is_token(wanted: &[u8], shown: &[u8]) -> bool {
-    let differences = wanted.iter().zip(shown).fold(0, |sum, (ours, theirs)| sum | (ours ^ theirs));
-    wanted.is_empty() || (wanted.len() == shown.len() && differences == 0)
 }
 
 /// Gives the engine a ring, and has it served. Whoever cannot be sees the end.

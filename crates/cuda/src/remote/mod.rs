@@ -3,8 +3,7 @@
 //! ([`ring`]); the hop between staging and its own GPU is its own, so whatever allocator the GPU's memory came from will do.
 //!
 //! - [`Relays`] is the node's side, [`Attachment`] the engine's.
-//! - `ring`, `wire`: what they say to each other. `shared`, `socket`: memory and sockets that both have. `peer`: who is at the other
-//!   end of one, also for the node's own socket.
+//! - `ring`, `wire`: what they say to each other. `shared`, `socket`: memory and sockets that both have.
 //!
 //! This folder knows processes, who trusts whom, and what happens when one of them dies. It must never know which lot goes
 //! where next.
@@ -17,21 +16,17 @@ mod link;
 mod link_priority;
 mod memory;
 mod nonce;
-mod peer;
 pub mod ring;
 mod serve;
 mod session;
 mod shared;
 mod socket;
-mod socket_file;
 #[cfg(test)]
 pub(crate) mod tests;
 mod wire;
 
 pub(crate) use attach::Ground;
 pub use attach::{Attachment, NodeRelays, NotAttached, RELAYS_VARIABLE, RelaysAt, Status, TOKEN_VARIABLE};
-pub use peer::{Credentials, NotWatched, credentials};
 pub use serve::{RelayError, Relays, RelaysConfig, RelaysStat};
 pub use shared::{NotShared, SharedFile};
-pub use socket_file::{SocketFile, bind_socket};
 pub use wire::{Hex, Uuid};

@@ -5,7 +5,6 @@ use super::control::{Control, Engine, Shared};
 use super::handler;
 
 use super::socket::{self, Bell, Ringer};
-use super::socket_file::{SocketFile, bind_socket};
 use super::wire::{Hex, Offer, Uuid};
 use super::{nonce, shared::SharedFile};
 use crate::device::{Device, DeviceMemory};
@@ -13,6 +12,7 @@ use crate::driver::{CudaError, Driver, abi, abi::Address};
 use crate::gpu::Gpu;
 use crate::opened::LeftOut;
 use crate::pinned::Registered;
+use forebay_transfer::listen::{Admission, SocketFile, bind_socket};
 use parking_lot::{Condvar, Mutex};
 use rustix::net::SocketType;
 use std::collections::HashMap;
@@ -116,6 +116,7 @@ pub struct Relays {
 #[derive(Debug)]
 pub struct RelayServer {
     pub config: RelaysConfig,
+    pub admission: Admission,
     gpus: Vec<Arc<RelayGpu>>,
     /// GPUs that each relay is divided among.
     served: u64,
@@ -162,12 +163,12 @@ impl Relays {
         let gpus = open(driver, config.gpus.as_deref())?;
         let control = Control::spawn()?;
         let path = config.socket.clone();
-        // Who may attach is checked again by who the kernel says that they are.
-        let mode = if config.uids.is_empty() { 0o600 } else { 0o666 };
-        let (listener, file) = bind_socket(&path, SocketType::SEQPACKET, mode)
+        let admission = Admission::new(config.token.clone(), config.uids.clone());
+        let (listener, file) = bind_socket(&path, SocketType::SEQPACKET, admission.mode())
             .map_err(|error| RelayError::Socket { path: path.clone(), error })?;
         let server = Arc::new(RelayServer {
             config,
+            admission,
             gpus,
             served: u64::from(Gpu::count(driver)?).saturating_sub(1).max(1),
             control: Arc::clone(control.shared()),

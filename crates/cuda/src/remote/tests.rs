@@ -1,6 +1,5 @@
 //! The node's side against engines that are not what they say: no engine needs a GPU to be refused.
 
-use super::bind_socket;
 use super::link_priority::HOLD;
 use super::ring::{self, Asker, Header, QUEUE_WORDS, RUNS_MAX, Run};
 use super::shared::SharedFile;
@@ -9,6 +8,7 @@ use super::wire::{self, Hex, Message, Offer, VERSION};
 use super::{Relays, RelaysConfig, RelaysStat};
 use crate::driver::Driver;
 use crate::gpu::Gpu;
+use forebay_transfer::listen::bind_socket;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
