@@ -2,15 +2,16 @@
 //! when it goes. This file knows one engine and what it may have; it must never know how requests are carried out.
 
 use super::control::{Drained, Engine, RequestQueue};
-
-use super::serve::{RelayServer, Share};
+use super::server::RelayServer;
 use super::shared::SharedFile;
 use super::socket;
+use super::staging::Share;
 use super::wire::{self, Message, Offer, Uuid, VERSION};
 use crate::device::Stream;
 use crate::links::Direction;
 use crate::pinned::Registered;
 use forebay_transfer::Backing;
+use forebay_transfer::listen::RoomPlace;
 use rustix::fs::fstat;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -26,7 +27,6 @@ struct Candidate {
     gpu: Uuid,
     relays: Vec<Offer>,
     shares: Vec<Share>,
-    process: OwnedFd,
 }
 
 /// An engine that is let in.
@@ -38,13 +38,24 @@ struct Attached {
     told: bool,
 }
 
-/// Serves one engine until it is gone and nothing of it is left.
-pub fn serve(server: &RelayServer, number: u64, socket: OwnedFd) {
-    let attached = match greet(server, &socket) {
-        Ok(candidate) => attach(server, number, socket, candidate),
+/// Serves the engine at the other end of a socket until it is gone and nothing of it is left. It has
+/// its place until it has said who it is.
+pub fn serve(
+    server: &RelayServer,
+    number: u64,
+    socket: Arc<OwnedFd>,
+    process: OwnedFd,
+    place: RoomPlace<i32>,
+) {
+    let candidate = match greet(server, number, &socket, &place) {
+        Ok(candidate) => candidate,
+        Err(_) if place.is_evicted() => return,
         Err(why) => return refuse(server, &socket, why),
     };
-    let Some(attached) = attached else { return };
+    // What would have evicted it is gone with its place: nobody else has the socket any more.
+    drop(place);
+    let Some(socket) = Arc::into_inner(socket) else { return };
+    let Some(attached) = attach(server, number, socket, process, candidate) else { return };
     let said_bye = attend(server, &attached);
     let drained = server.control.finish(&attached.engine);
     if attached.engine.violation.lock().is_some() {
@@ -67,8 +78,12 @@ pub fn refuse(server: &RelayServer, socket: &OwnedFd, reason: String) {
 }
 
 /// Hears who the engine is, and finds staging for it.
-fn greet(server: &RelayServer, socket: &OwnedFd) -> Result<Candidate, String> {
-    let credentials = server.admission.check_user(socket).map_err(|why| why.to_string())?;
+fn greet(
+    server: &RelayServer,
+    number: u64,
+    socket: &OwnedFd,
+    place: &RoomPlace<i32>,
+) -> Result<Candidate, String> {
     socket::set_timeout(socket, Some(HELLO_TIMEOUT)).map_err(|error| error.to_string())?;
     let (message, _) = wire::receive(socket).map_err(|error| format!("the hello: {error}"))?;
     let Message::Hello { version, token, gpu } = message else {
@@ -78,14 +93,24 @@ fn greet(server: &RelayServer, socket: &OwnedFd) -> Result<Candidate, String> {
         return Err(format!("version {version}; the node's is {VERSION}"));
     }
     server.admission.check_token(token.as_bytes()).map_err(|why| why.to_string())?;
+    server.admit(number)?;
+    if !place.leave() {
+        return Err("it gave way to another connection".into());
+    }
     let shares = server.shares(gpu)?;
     let relays = shares.iter().map(Share::offer).collect::<Result<_, _>>()?;
-    Ok(Candidate { gpu, relays, shares, process: credentials.process })
+    Ok(Candidate { gpu, relays, shares })
 }
 
 /// Gives the engine a ring, and has it served. Whoever cannot be sees the end.
-fn attach(server: &RelayServer, number: u64, socket: OwnedFd, candidate: Candidate) -> Option<Attached> {
-    let Candidate { gpu, relays, shares, process } = candidate;
+fn attach(
+    server: &RelayServer,
+    number: u64,
+    socket: OwnedFd,
+    process: OwnedFd,
+    candidate: Candidate,
+) -> Option<Attached> {
+    let Candidate { gpu, relays, shares } = candidate;
     let ring = server.ring(relays.len()).ok()?;
     let (ringer, bell) = socket::bell().ok()?;
     let mut queues = Vec::with_capacity(2 * shares.len());

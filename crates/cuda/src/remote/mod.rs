@@ -18,15 +18,18 @@ mod memory;
 mod nonce;
 pub mod ring;
 mod serve;
+mod server;
 mod session;
 mod shared;
 mod socket;
+mod staging;
 #[cfg(test)]
 pub(crate) mod tests;
 mod wire;
 
 pub(crate) use attach::Ground;
 pub use attach::{Attachment, NodeRelays, NotAttached, RELAYS_VARIABLE, RelaysAt, Status, TOKEN_VARIABLE};
-pub use serve::{RelayError, Relays, RelaysConfig, RelaysStat};
+pub use serve::{Relays, RelaysStat};
+pub use server::{RelayError, RelaysConfig};
 pub use shared::{NotShared, SharedFile};
 pub use wire::{Hex, Uuid};

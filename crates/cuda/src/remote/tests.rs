@@ -2,6 +2,7 @@
 
 use super::link_priority::HOLD;
 use super::ring::{self, Asker, Header, QUEUE_WORDS, RUNS_MAX, Run};
+use super::server::ENGINES_MAX;
 use super::shared::SharedFile;
 use super::socket::{self, Ringer};
 use super::wire::{self, Hex, Message, Offer, VERSION};
@@ -238,6 +239,16 @@ fn who_may_not_attach_is_told_why() {
     assert!(refused(Message::Hello { version: 9, token, gpu }).contains("version 9"));
     assert!(refused(Message::Bye).contains("hello"));
     assert_eq!(relays.stat().refused, 4);
+}
+
+#[test]
+fn connections_that_say_nothing_keep_no_engine_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let relays = Relays::start(driver(), config(folder.path())).unwrap();
+    let silent = || socket::connect_to(relays.socket());
+    let _silent: Vec<_> = (0..2 * ENGINES_MAX).map_while(|_| silent().ok()).collect();
+    Client::attach(relays.socket());
+    wait_until(&relays, |stat| stat.engines == 0);
 }
 
 #[test]

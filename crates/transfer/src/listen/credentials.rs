@@ -12,6 +12,8 @@ use thiserror::Error;
 pub struct Credentials {
     /// Its user.
     pub uid: u32,
+    /// Its number in this process's namespace.
+    pub pid: i32,
     /// Readable when it has ended, and with it everything that it had the hardware do.
     pub process: OwnedFd,
 }
@@ -31,7 +33,7 @@ pub enum NotWatched {
 pub fn credentials(socket: &OwnedFd) -> Result<Credentials, NotWatched> {
     let peer = ask(socket)?;
     let process = pidfd_open(number(peer.pid)?, PidfdFlags::empty()).map_err(io::Error::from)?;
-    Ok(Credentials { uid: peer.uid, process })
+    Ok(Credentials { uid: peer.uid, pid: peer.pid, process })
 }
 
 /// Asks by the system call itself: in `rustix` a peer's number is never 0, which the kernel says of one that is not seen here.
