@@ -1,6 +1,6 @@
-//! Peer access that this library needs, and what the program knows of it. Access belongs to two contexts, not to who turned it
-//! on: under the preload, a program that turns it on or off is answered as if nobody else had, and the real access stays. This
-//! file knows pairs of contexts; it must never know what goes over them.
+//! Peer access that this library needs, and what the program knows of it. Access belongs to two
+//! contexts, not to who turned it on: under the preload, a program that turns it on or off is
+//! answered as if nobody else had, and the real access stays.
 
 use crate::driver::abi::{self, ContextHandle, Status};
 use libc::c_uint;

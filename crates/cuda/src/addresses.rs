@@ -1,5 +1,4 @@
-//! Where regions of GPUs lie: the addresses behind region ids that the CPU must not follow. This file knows addresses and
-//! bounds; it must never know why bytes move.
+//! Where regions of GPUs lie: the addresses behind region ids that the CPU must not follow.
 
 use crate::driver::abi::Address;
 use crate::kernels::Piece;

@@ -1,5 +1,5 @@
-//! A GPU and what belongs to its context: streams, events, memory. Each value owns what it names and gives it back when it
-//! is dropped. This file knows lifetimes and which context must be current; it must never know what is copied or why.
+//! A GPU and what belongs to its context: streams, events, memory. Each value owns what it names
+//! and gives it back when it is dropped.
 
 use crate::access;
 use crate::driver::{CudaError, Driver, abi, abi::Address};

@@ -1,6 +1,6 @@
-//! Ends: a thread that sleeps until events pass, one after another, and tells their owners. What takes long is waited for so: the
-//! poller sees an end sooner, but is awake as long as anything is under way. This file knows events and their order; it must never
-//! know what was copied.
+//! Ends: a thread that sleeps until events pass, one after another, and tells their owners. What
+//! takes long is waited for so: the poller sees an end sooner, but is awake as long as anything is
+//! under way.
 
 use crate::device::Event;
 use crate::driver::{Driver, Relaxed};

@@ -1,5 +1,5 @@
-//! A GPU as the driver describes it. Asking costs nothing: no context is made, so a GPU whose memory is full can be asked
-//! too. This file knows the driver's questions; it must never know what the answers are good for.
+//! A GPU as the driver describes it. Asking costs nothing: no context is made, so a GPU whose
+//! memory is full can be asked too.
 
 use crate::driver::{CudaError, Driver, abi};
 use libc::c_int;

@@ -1,5 +1,5 @@
-//! The kernels of a GPU: loaded from PTX that is part of this library, so that nobody needs a compiler. This file knows
-//! how a kernel is launched; it must never know which pieces are copied why.
+//! The kernels of a GPU: loaded from PTX that is part of this library, so that nobody needs a
+//! compiler.
 
 use crate::device::{Device, Stream};
 use crate::driver::{CudaError, abi, abi::Address};

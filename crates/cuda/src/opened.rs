@@ -1,6 +1,5 @@
-//! Which GPUs are opened, and what becomes of those that cannot be: they are left out and named, and the others are used. In an
-//! exclusive compute mode a process takes no GPU but its own. This file knows why a GPU is not opened; it must never know what it
-//! would have been good for.
+//! Which GPUs are opened, and what becomes of those that cannot be: they are left out and named,
+//! and the others are used. In an exclusive compute mode a process takes no GPU but its own.
 
 use crate::device::Device;
 use crate::driver::{CudaError, Driver, abi};

@@ -1,6 +1,6 @@
-//! Which GPUs may relay for each other: those that reach each other's memory and were seen to move a pattern right, by each means
-//! that relays use. Some drivers and boards report peer access, and success, where copies move nothing or kernels read something
-//! else. This file knows patterns and means; it must never know what is copied later.
+//! Which GPUs may relay for each other: those that reach each other's memory and were seen to move
+//! a pattern right, by each means that relays use. Some drivers and boards report peer access, and
+//! success, where copies move nothing or kernels read something else.
 
 use crate::device::{Device, DeviceMemory, HostMemory, Stream};
 use crate::driver::abi::Address;

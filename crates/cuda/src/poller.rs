@@ -1,6 +1,6 @@
-//! The control thread: one for all GPUs of a process. It watches an event, or something else that shows the end, for each
-//! operation in flight, and calls its owner when that has passed. It sleeps while nothing is in flight. This file knows
-//! events and order; it must never know what was copied.
+//! The control thread: one for all GPUs of a process. It watches an event, or something else that
+//! shows the end, for each operation in flight, and calls its owner when that has passed. It sleeps
+//! while nothing is in flight.
 
 use crate::device::{Event, Stream};
 use crate::driver::{CudaError, Driver, Relaxed};

@@ -1,5 +1,4 @@
-//! What was measured of a host's links, and where it is kept between runs. This file knows figures and a file for them; it
-//! must never know how they are measured, nor what they decide.
+//! What was measured of a host's links, and where it is kept between runs.
 
 use crate::driver::Driver;
 use crate::links::Direction;

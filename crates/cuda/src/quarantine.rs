@@ -1,5 +1,4 @@
-//! Memory that operations which were given up may still touch, and who waits until they cannot. This file knows spans and who
-//! waits for them; it must never know why an operation was given up, nor what ends it.
+//! Memory that operations which were given up may still touch, and who waits until they cannot.
 
 use forebay_transfer::{Closed, End, MoverHandle, PostError, Span, SubmitError, Transfer};
 use parking_lot::{Condvar, Mutex};

@@ -1,5 +1,5 @@
-//! What paths carry: the figures by which a stream copy is divided, as they were measured or, before that, as they are assumed. This
-//! file knows numbers; it must never know how they came about.
+//! What paths carry: the figures by which a stream copy is divided, as they were measured or,
+//! before that, as they are assumed.
 
 use crate::links::Direction;
 use crate::profile::Profile;

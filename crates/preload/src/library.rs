@@ -1,5 +1,6 @@
-//! The copying library: found, loaded and asked to start by the first copy that is large enough, at a moment when that is
-//! allowed; never tried twice. Knows its interface (`include/forebay_copy.h`) and where it lies; must never know how it copies.
+//! The copying library: found, loaded and asked to start by the first copy that is large enough, at
+//! a moment when that is allowed; never tried twice. Knows its interface (`include/forebay_copy.h`)
+//! and where it lies.
 
 use crate::driver::Driver;
 use crate::real::{Dlsym, real_dlsym};

@@ -1,6 +1,7 @@
-//! What happens in a copying entry point: the copy is offered to the copying library, and if that declines, the real function runs.
-//! Only the outermost entry point of a call decides: calls that an interposer behind us or the copying library make meanwhile
-//! go straight on. Knows arguments of copies; must never know the calling conventions by which they came.
+//! What happens in a copying entry point: the copy is offered to the copying library, and if that
+//! declines, the real function runs. Only the outermost entry point of a call decides: calls that
+//! an interposer behind us or the copying library make meanwhile go straight on. Knows arguments of
+//! copies.
 
 use crate::counts::count;
 use crate::library::{CopyApi, Pair, opened, wanted};

@@ -1,5 +1,4 @@
-//! The bell of a thread that sleeps until a time, or until it is called earlier. This file knows sleeping; it must never
-//! know what for.
+//! The bell of a thread that sleeps until a time, or until it is called earlier.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,4 @@
-//! The arena: the memory that chunks rest in. This file knows system calls and pages; it must never know what lies where
-//! in the memory.
+//! The arena: the memory that chunks rest in.
 
 use crate::Backing;
 use rustix::fs::{

@@ -1,6 +1,6 @@
-//! Work that whoever comes carries out: many threads post messages for one worker, and a thread that has just posted does
-//! the work itself unless another one is at it, so that nobody has to be woken up for it. This file knows locks and
-//! queues; it must never know what a message means. Its loom model is in `tests/loom_combining_lock.rs`.
+//! Work that whoever comes carries out: many threads post messages for one worker, and a thread
+//! that has just posted does the work itself unless another one is at it, so that nobody has to be
+//! woken up for it. Its loom model is in `tests/loom_combining_lock.rs`.
 
 use crate::process::Forked;
 #[cfg(loom)]

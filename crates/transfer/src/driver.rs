@@ -1,5 +1,4 @@
-//! The contract between the schedule and the links that carry it out. This file knows what an operation is and how it
-//! ends; it must never know how any link does its work.
+//! The contract between the schedule and the links that carry it out.
 
 use crate::memory::Memory;
 use crate::mover::OpId;

@@ -1,5 +1,5 @@
-//! A link that damages what passes through it, for showing that damage is caught. It wraps any link whose targets are
-//! host memory. It knows bits and chances; it must never know what reads them afterwards.
+//! A link that damages what passes through it, for showing that damage is caught. It wraps any link
+//! whose targets are host memory. It knows bits and chances.
 
 use crate::sim::SplitMix;
 use crate::{Completion, Link, LinkOp, Memory, Outcome, SpanPair};

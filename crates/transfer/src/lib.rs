@@ -5,9 +5,6 @@
 //! sans-IO state machine: it is told the time and what completed, and says what to start next. [`MoverThread`] runs one
 //! `Mover` on a thread of its own over real [`Link`]s.
 //!
-//! This crate knows places, rates and windows. It must never know what the bytes mean, where they are stored or which
-//! system call, copy engine or socket moves them.
-//!
 //! # Example
 //!
 //! A mover with one link, driven by hand:

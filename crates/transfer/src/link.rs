@@ -1,5 +1,4 @@
-//! Links: a physical resource with a bounded window and a measured rate. This file knows windows and rates; it must never
-//! know which lot or transfer is on a link.
+//! Links: a physical resource with a bounded window and a measured rate.
 
 use crate::backoff::Backoff;
 use crate::lot::MAX_LOT_BYTES;

@@ -1,5 +1,5 @@
-//! Keeps a log line that could repeat from filling the log: one line a minute, with the count of those
-//! that were left out. It knows times; it must never know what a line says.
+//! Keeps a log line that could repeat from filling the log: one line a minute, with the count of
+//! those that were left out. It knows times.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};

@@ -1,5 +1,4 @@
-//! Lots: how a transfer is cut, and what travels together. This file knows pairs, sizes and staging slots; it must never
-//! know which lot goes next.
+//! Lots: how a transfer is cut, and what travels together.
 
 use crate::path::{PathId, PathState, SlotTable};
 use crate::region::{Span, SpanPair};

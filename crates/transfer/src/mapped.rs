@@ -1,7 +1,6 @@
 //! Whether memory that somebody else owns is there. Programs register addresses that were never
 //! mapped, that were unmapped since, or whose file has become shorter: touching those ends the
-//! process by a signal. Driver: this file asks the kernel, which answers with an error instead. It
-//! must never know what the memory is for, and it touches none itself.
+//! process by a signal. Driver: this file asks the kernel, which answers with an error instead.
 //!
 //! [`check`] looks at every mapping of a range, once, when the range is registered. [`is_there`] is
 //! for later, before each use: it finds holes anywhere, and what was forbidden or cut off at either

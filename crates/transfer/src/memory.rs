@@ -1,5 +1,5 @@
-//! Memory: the addresses behind region ids. Links resolve spans here and nowhere else. This file knows addresses and
-//! bounds; it must never know why bytes move. Together with the links it is the only place that touches pointers.
+//! Memory: the addresses behind region ids. Links resolve spans here and nowhere else. Together
+//! with the links it is the only place that touches pointers.
 
 use crate::region::{RegionId, Span};
 use parking_lot::RwLock;

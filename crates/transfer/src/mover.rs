@@ -1,7 +1,6 @@
-//! The mover: the schedule as a sans-IO state machine. Callers submit transfers and report what completed; the mover says
-//! what to start next and how each transfer ended. Time is an argument. This file knows the state and how wishes enter
-//! it; `mover/pull.rs` chooses what starts, `mover/settle.rs` takes in what completed. None of them must ever know how a
-//! link works or what time it is.
+//! The mover: the schedule as a sans-IO state machine. Callers submit transfers and report what
+//! completed; the mover says what to start next and how each transfer ended. Time is an argument.
+//! None of them must ever know how a link works or what time it is.
 
 mod pull;
 mod settle;

@@ -1,5 +1,4 @@
-//! Paths: hops between two places, joined by staging slots. This file knows the shape of a path and which slots are
-//! free; it must never know what is in them.
+//! Paths: hops between two places, joined by staging slots.
 
 use crate::link::LinkId;
 use crate::lot::Lot;

@@ -1,6 +1,6 @@
 //! Which process made a handle. A child of `fork()` has a copy of every handle, but none of the
 //! threads behind it, and it shares the parent's sockets: only the process that made a handle may
-//! use it. This file knows processes; it must never know what a handle is good for.
+//! use it.
 
 use thiserror::Error;
 

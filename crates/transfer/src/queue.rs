@@ -1,5 +1,4 @@
-//! Queues: what waits between two places, and whose turn it is on a link. This file knows classes, deadlines and
-//! fairness; it must never know windows or bytes in flight.
+//! Queues: what waits between two places, and whose turn it is on a link.
 
 use crate::path::PathId;
 use crate::region::Place;

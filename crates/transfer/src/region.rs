@@ -1,5 +1,4 @@
-//! Regions and spans: how memory is named without pointers. This file knows ids, places and lengths; it must never know
-//! an address.
+//! Regions and spans: how memory is named without pointers.
 
 use crate::transfer::Refused;
 

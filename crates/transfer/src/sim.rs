@@ -1,6 +1,6 @@
-//! A mover in virtual time: simulated links with rates, latency and faults move real bytes between simulated regions.
-//! It checks what no caller could: that windows hold and that nothing writes to a span after its transfer ended. This
-//! file knows how links misbehave; it must never know how the schedule reacts.
+//! A mover in virtual time: simulated links with rates, latency and faults move real bytes between
+//! simulated regions. It checks what no caller could: that windows hold and that nothing writes to
+//! a span after its transfer ended.
 //!
 //! ```
 //! use forebay_transfer::{Class, LinkSpec, Place, PathSpec, Span, SpanPair, Transfer, sim::{Sim, SimLink}};

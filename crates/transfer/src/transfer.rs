@@ -1,5 +1,4 @@
-//! Transfers: what callers ask for and how it ends. This file knows the contract with callers; it must never know how a
-//! transfer is cut or scheduled.
+//! Transfers: what callers ask for and how it ends.
 
 use crate::region::{Place, RegionId, Span, SpanPair};
 use thiserror::Error;

@@ -1,5 +1,4 @@
-//! Where tests find the fake driver. This crate knows how the two libraries are built and under which names programs load
-//! them; it must never know what they do.
+//! Where tests find the fake driver.
 //!
 //! Tests call [`installed`] and load `libcuda.so.1` from the folder, or give a child process the folder as
 //! `LD_LIBRARY_PATH`, or the driver's path in whichever variable it reads.

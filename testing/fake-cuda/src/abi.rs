@@ -1,5 +1,4 @@
-//! Numbers and layouts of `cuda.h` that the fake driver shares with its callers. This file knows the C ABI; it must never
-//! know what a call does.
+//! Numbers and layouts of `cuda.h` that the fake driver shares with its callers.
 
 use std::ffi::{CStr, c_void};
 

@@ -1,5 +1,6 @@
-//! Reading and writing what a caller's pointers point at. This is the one place that follows pointers of the C ABI; it
-//! must never know what they mean. A caller who passes a wild pointer breaks the contract of `cuda.h`, here as there.
+//! Reading and writing what a caller's pointers point at. This is the one place that follows
+//! pointers of the C ABI. A caller who passes a wild pointer breaks the contract of `cuda.h`, here
+//! as there.
 
 use crate::abi::{Code, Outcome};
 use std::ffi::{CStr, c_char};

@@ -1,5 +1,5 @@
-//! Stream capture: operations that are recorded instead of run, and what may not be called meanwhile. This file knows
-//! captures, graphs and CUDA's rules for both; it must never know how operations run.
+//! Stream capture: operations that are recorded instead of run, and what may not be called
+//! meanwhile.
 
 use crate::abi::{Code, Outcome};
 use crate::driver::State;

@@ -1,5 +1,4 @@
-//! Vector clocks: how far each stream had come when something happened. This file knows streams as numbers; it must never
-//! know what was done in them.
+//! Vector clocks: how far each stream had come when something happened.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,4 @@
-//! The driver's state and the lock around it. This file knows how threads share the state and wait for it to change; it
-//! must never know what any call means.
+//! The driver's state and the lock around it.
 
 use crate::abi::Code;
 use crate::capture::{Capture, Recorded};

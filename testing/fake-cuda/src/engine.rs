@@ -1,5 +1,4 @@
-//! Engines: the threads that carry out operations. This file knows pieces, slices and which links bytes cross; it must
-//! never know why an operation may begin.
+//! Engines: the threads that carry out operations.
 //!
 //! Each GPU has four: copies from the host, copies to the host, copies from GPU to GPU or inside of one, and kernels. An
 //! engine has several operations in hand and does a slice of each in turn, as streams share a link.

@@ -1,5 +1,4 @@
-//! How a call enters the driver. This file knows what every entry point has in common, and the macro that declares them;
-//! it must never know what one of them does.
+//! How a call enters the driver.
 
 use crate::abi::{Code, Outcome};
 use crate::driver::{Locked, forked, lock, signals, sound};

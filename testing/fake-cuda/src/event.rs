@@ -1,5 +1,4 @@
-//! Events: points in streams that others wait for. This file knows what an event remembers; it must never know how waiting
-//! is done.
+//! Events: points in streams that others wait for.
 
 use crate::clock::Clock;
 use std::time::Instant;

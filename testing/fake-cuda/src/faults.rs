@@ -1,5 +1,4 @@
-//! Faults on request. This file knows the commands and what is left of them; it must never know how a call fails or an
-//! engine waits.
+//! Faults on request.
 //!
 //! Commands: `fail SYMBOL NTH CODE` (the NTH call from now on gives CODE, once), `refuse SYMBOL CODE` (each call does), `mend` (none of
 //! these any more), `stall SYMBOL` (calls do not come back), `resume SYMBOL`, `delay ENGINE US` (before each operation), `freeze ENGINE`,

@@ -1,5 +1,4 @@
-//! Functions of the program that streams call. This file knows that one thread calls them all, one after another, and that
-//! they must not call CUDA; it must never know what they do.
+//! Functions of the program that streams call.
 
 use crate::abi::{HostFn, StreamCallback};
 use crate::driver::{State, lock, signals};

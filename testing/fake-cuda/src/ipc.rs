@@ -1,5 +1,4 @@
-//! Device memory of other processes. This file knows what a handle says and how its memory is found; it must never know
-//! how handles travel, or use one that has gone stale.
+//! Device memory of other processes.
 //!
 //! A handle names the exporting process and a file descriptor there. A number that was given to another file since, or a
 //! process that is gone, is found out by the file's identity.

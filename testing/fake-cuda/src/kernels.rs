@@ -1,5 +1,4 @@
-//! Kernels by name: what each does, in Rust. This file knows their parameters and which bytes they move; it must never know
-//! when they run.
+//! Kernels by name: what each does, in Rust.
 //!
 //! A kernel is carried out as the moves it makes. Tables that a kernel reads are read when it begins.
 

@@ -1,9 +1,9 @@
-//! A CUDA driver without a GPU, for tests. It is loaded as `libcuda.so.1` and knows what programs may rely on of the real
-//! one: streams are in order and nothing else is, copies move their bytes when they run and not when they are posted,
-//! device memory is nobody's to dereference, errors stick to contexts. It moves real bytes with real threads over links
-//! whose rates are settings, runs the kernels that it knows by name, fails on request, and reports what a program must not
-//! do even where a real driver would let it pass. It must never know who uses it: nothing here is about Forebay but the
-//! names of its kernels.
+//! A CUDA driver without a GPU, for tests. It is loaded as `libcuda.so.1` and knows what programs
+//! may rely on of the real one: streams are in order and nothing else is, copies move their bytes
+//! when they run and not when they are posted, device memory is nobody's to dereference, errors
+//! stick to contexts. It moves real bytes with real threads over links whose rates are settings,
+//! runs the kernels that it knows by name, fails on request, and reports what a program must not do
+//! even where a real driver would let it pass.
 //!
 //! Everything is one `driver::State` behind one lock. A call (in `api`) checks its arguments and enqueues operations
 //! (`queue`); an operation runs when all that it is ordered after has ended, on an engine's thread (`engine`), in

@@ -1,5 +1,4 @@
-//! Virtual links: how long bytes take. This file knows rates and time, which is passed in; it must never know who moves
-//! what, or touch memory.
+//! Virtual links: how long bytes take.
 //!
 //! A link serves one piece after another. A piece that crosses several links (a GPU's PCIe link and the host's memory, say)
 //! ends when the slowest of them is done with it.

@@ -1,5 +1,4 @@
-//! Memory that the driver knows: of GPUs, pinned, managed. This file knows addresses, their backing and who may reach it;
-//! it must never know when anything is read or written.
+//! Memory that the driver knows: of GPUs, pinned, managed.
 //!
 //! A device address is reserved and cannot be read or written: whoever follows it on the host dies as with a GPU. Its bytes
 //! lie in a memfd, mapped a second time for the engines, and can be mapped by other processes.

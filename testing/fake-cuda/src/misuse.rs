@@ -1,5 +1,4 @@
-//! What a program did that it must not do. This file knows how misuse is counted and told; it must never know what misuse
-//! is.
+//! What a program did that it must not do.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,4 @@
-//! Whether operations that touch the same bytes are ordered. This file knows clocks and byte ranges; it must never know
-//! what operations do, or what they wait for.
+//! Whether operations that touch the same bytes are ordered.
 //!
 //! An operation is ordered after another if a chain of stream order, events, values and the host's own waiting leads from
 //! one to the other. Two operations that touch the same bytes, one of them to write, without such a chain, corrupt data on

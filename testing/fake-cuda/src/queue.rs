@@ -1,5 +1,4 @@
-//! Operations and what each waits for. This file knows when an operation may begin and what its end sets free; it must
-//! never know how bytes are moved.
+//! Operations and what each waits for.
 //!
 //! An operation counts the operations that it is ordered after and that have not ended: the last one of its stream, the
 //! record of an event, what the legacy rule adds. When none is left it begins; those that need no engine end at once.

@@ -1,5 +1,4 @@
-//! What the environment says about the machine to be pretended. This file knows variables, their forms and defaults; it
-//! must never know what a setting does.
+//! What the environment says about the machine to be pretended.
 
 use std::env::var;
 

@@ -1,5 +1,4 @@
-//! What was called and what moved over which link. This file knows counters and their names; it must never know why
-//! anything moved.
+//! What was called and what moved over which link.
 
 use std::collections::HashMap;
 

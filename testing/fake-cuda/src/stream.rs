@@ -1,5 +1,4 @@
-//! Streams: the explicit ones, each GPU's legacy stream and each thread's own. This file knows which streams there are and
-//! which of them wait for each other; it must never know what is queued.
+//! Streams: the explicit ones, each GPU's legacy stream and each thread's own.
 
 use crate::abi::{Code, Outcome, STREAM_LEGACY, STREAM_PER_THREAD};
 use crate::clock::Clock;

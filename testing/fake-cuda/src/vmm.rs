@@ -1,5 +1,5 @@
-//! Virtual memory management: physical memory and addresses apart. This file knows handles, mappings and who was given
-//! access; it must never know how they are used. No peer reaches such memory unless it was given access by name.
+//! Virtual memory management: physical memory and addresses apart. No peer reaches such memory
+//! unless it was given access by name.
 
 use crate::abi::{Code, Outcome};
 use crate::driver::State;

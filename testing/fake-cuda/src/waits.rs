@@ -1,5 +1,4 @@
-//! Values in memory that streams write and wait for. This file knows how a value is compared and who looks at it; it must
-//! never know what it stands for.
+//! Values in memory that streams write and wait for.
 //!
 //! A value may come from a stream, the host or another process, so somebody has to look: one thread, and only while a
 //! stream waits.

@@ -1,5 +1,4 @@
-//! The driver's entry points, as the runtime asks for them. This file knows names, versions and flags; it must never know
-//! what a runtime call makes of them.
+//! The driver's entry points, as the runtime asks for them.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;

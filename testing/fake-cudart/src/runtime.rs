@@ -1,5 +1,4 @@
-//! The runtime's calls, each a call of the driver. This file knows their signatures and which entry point each kind of
-//! copy takes; it must never know how the driver was found.
+//! The runtime's calls, each a call of the driver.
 
 use crate::driver::{Driver, NO_DRIVER, driver};
 use std::cell::Cell;

@@ -1,5 +1,6 @@
-//! Log lines of this library in a program that is not ours: there is nobody else who would write them. Each goes to the descriptor
-//! that the preload has, since descriptor 2 may be any file by now. This file knows a descriptor; it must never know what is said.
+//! Log lines of this library in a program that is not ours: there is nobody else who would write
+//! them. Each goes to the descriptor that the preload has, since descriptor 2 may be any file by
+//! now.
 
 use std::fmt::{Debug, Write};
 use tracing::field::{Field, Visit};

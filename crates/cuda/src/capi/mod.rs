@@ -1,6 +1,7 @@
-//! The C interface by which `libforebay_preload.so` hands copies over; docs/preload.md has the header. Starting takes a few
-//! hundred milliseconds, for a context on each GPU, so it happens in the background, when the first copy comes that could go over
-//! several links, and copies are declined until then. This file knows the ABI; it must never know which program calls.
+//! The C interface by which `libforebay_preload.so` hands copies over; docs/preload.md has the
+//! header. Starting takes a few hundred milliseconds, for a context on each GPU, so it happens in
+//! the background, when the first copy comes that could go over several links, and copies are
+//! declined until then.
 
 mod lines;
 mod started;

@@ -1,5 +1,5 @@
-//! What the preload's copies are made with: it starts in the background with the first copy that could go over several links, and
-//! anew after a context was reset. This file knows whether it has started; it must never know which program calls.
+//! What the preload's copies are made with: it starts in the background with the first copy that
+//! could go over several links, and anew after a context was reset.
 
 use crate::copier::{StartError, start_stream_copies};
 use crate::driver::Driver;

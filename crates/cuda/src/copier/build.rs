@@ -1,5 +1,4 @@
-//! How a copier is put together: each GPU's PCIe links, and a route over each peer's. This file knows links, windows and staging; it
-//! must never know what is copied.
+//! How a copier is put together: each GPU's PCIe links, and a route over each peer's.
 
 use super::{HOST, Made, SHARED, StartError};
 use crate::addresses::Addresses;

@@ -1,6 +1,5 @@
-//! The copier: a mover with every path between host memory and the GPUs of a process, and stream copies for callers with streams.
-//! This file knows what a copy asks of them, and `build` which links and routes there are; neither must know how a link works or what
-//! is copied.
+//! The copier: a mover with every path between host memory and the GPUs of a process, and stream
+//! copies for callers with streams.
 
 mod build;
 

@@ -1,5 +1,4 @@
-//! The ABI of the CUDA driver, as far as it is used: handles, constants and structures of cuda.h. This file knows numbers;
-//! it must never know why one is used.
+//! The ABI of the CUDA driver, as far as it is used: handles, constants and structures of cuda.h.
 
 // The constants have the names of cuda.h without its prefixes, and its documentation.
 #![allow(missing_docs)]

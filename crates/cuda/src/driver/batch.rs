@@ -1,5 +1,4 @@
-//! Many copies by one call, `cuMemcpyBatchAsync`, which drivers have since CUDA 12.8. This file knows that function's ABI; it must
-//! never know which copies are worth a batch.
+//! Many copies by one call, `cuMemcpyBatchAsync`, which drivers have since CUDA 12.8.
 
 use super::abi::{Address, GetProcAddress, Size, Status, StreamHandle};
 use super::{CudaError, Driver, by_name};

@@ -1,5 +1,4 @@
-//! What loading the driver and calling it can end in. This file knows words for failures; it must never know what is done
-//! about them.
+//! What loading the driver and calling it can end in.
 
 use super::abi::{self, Status};
 use thiserror::Error;

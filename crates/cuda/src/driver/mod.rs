@@ -1,5 +1,5 @@
-//! The CUDA driver, loaded at run time: no toolkit is needed to build or to run, and a machine without a GPU runs
-//! everything else. This folder knows the driver's interface and how to load it; it must never know what is copied or why.
+//! The CUDA driver, loaded at run time: no toolkit is needed to build or to run, and a machine
+//! without a GPU runs everything else.
 
 pub mod abi;
 mod batch;

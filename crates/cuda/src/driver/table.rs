@@ -1,6 +1,5 @@
-//! The table of driver functions, filled when the driver is loaded. Each is asked for by its plain name and the version
-//! whose ABI is meant, so the driver itself picks the variant. This file knows names and signatures; it must never know
-//! who calls them.
+//! The table of driver functions, filled when the driver is loaded. Each is asked for by its plain
+//! name and the version whose ABI is meant, so the driver itself picks the variant.
 
 use super::abi::*;
 use libc::{c_char, c_int, c_uint, c_void};

@@ -1,7 +1,7 @@
-//! A GPU's own PCIe link in one direction. Long runs go by copy engine. Lots of small pages go through a few staging slots
-//! on the GPU, so that the PCIe link carries long runs and a kernel gathers or scatters at memory speed; where the host's side
-//! is in pieces too, a kernel copies page by page. This file knows the order of work on two streams; it must never know whose
-//! lots these are.
+//! A GPU's own PCIe link in one direction. Long runs go by copy engine. Lots of small pages go
+//! through a few staging slots on the GPU, so that the PCIe link carries long runs and a kernel
+//! gathers or scatters at memory speed; where the host's side is in pieces too, a kernel copies
+//! page by page.
 
 use super::segment::{Segment, segments};
 use super::table::{PIECES_MAX, Table, Tables};

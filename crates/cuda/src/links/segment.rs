@@ -1,5 +1,5 @@
-//! Segments: how a lot of small pages is cut into what fits into a staging slot, so that host memory is read or written in
-//! long runs and a kernel deals with the pages. Pure. This file knows offsets; it must never know a stream.
+//! Segments: how a lot of small pages is cut into what fits into a staging slot, so that host
+//! memory is read or written in long runs and a kernel deals with the pages. Pure.
 
 use crate::kernels::Piece;
 

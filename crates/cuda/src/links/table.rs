@@ -1,5 +1,5 @@
-//! Lists of pieces in pinned memory, where kernels read them. There is one for each operation that a link may have in
-//! flight. This file knows who holds which list; it must never know what a kernel does with it.
+//! Lists of pieces in pinned memory, where kernels read them. There is one for each operation that
+//! a link may have in flight.
 
 use crate::device::{Device, HostMemory};
 use crate::driver::{CudaError, abi::Address};

@@ -1,5 +1,5 @@
-//! What samples say: medians, the best of several candidates, and the sizes from which on one way is better than another.
-//! Pure. This file knows numbers; it must never know what was measured.
+//! What samples say: medians, the best of several candidates, and the sizes from which on one way
+//! is better than another. Pure.
 
 /// Candidates this close to the best one are as good: machines do not repeat themselves better than that.
 const AS_GOOD: f64 = 1.005;

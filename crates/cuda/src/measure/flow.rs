@@ -1,5 +1,4 @@
-//! A flow: lots that follow each other over one link without a gap. This file knows one stream and what goes through it; it
-//! must never know what else moves at the same time, or why.
+//! A flow: lots that follow each other over one link without a gap.
 
 use super::MeasureError;
 use crate::device::{Event, Stream};

@@ -1,5 +1,5 @@
-//! Bare links: each GPU's PCIe link alone, all PCIe links at once, and the way from each GPU to each other. This file knows which links
-//! there are and where their bytes lie; it must never know what a copy over several of them gains.
+//! Bare links: each GPU's PCIe link alone, all PCIe links at once, and the way from each GPU to
+//! each other.
 
 use super::flow::{Flow, Ring, run};
 use super::turns::in_turn;

@@ -1,6 +1,5 @@
-//! Measuring a host's links, and copies over them, in seconds. Machines are shared and clocks go up and down, so candidates
-//! take turns and the median of each counts. This folder knows what is tried and how a choice is made of it; it must never
-//! know where figures are kept.
+//! Measuring a host's links, and copies over them, in seconds. Machines are shared and clocks go up
+//! and down, so candidates take turns and the median of each counts.
 //!
 //! Pure: `choose`, `turns`. Driver: `flow`. Glue: `links` (bare links), `relays` (real copies), and this file.
 

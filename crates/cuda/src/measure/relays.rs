@@ -1,6 +1,7 @@
-//! Real copies for one GPU over its relays: by what stream copies are divided best, from which size on they pay, when the mover is
-//! better still, and how peers hand on best. All of it through [`Copier::copy_and_wait`], as callers have it; rates decide
-//! whether that is a plain copy, a stream copy or the mover's. This file knows candidates; it must never know how any of them copies.
+//! Real copies for one GPU over its relays: by what stream copies are divided best, from which size
+//! on they pay, when the mover is better still, and how peers hand on best. All of it through
+//! [`Copier::copy_and_wait`], as callers have it; rates decide whether that is a plain copy, a
+//! stream copy or the mover's.
 
 use super::choose::{Pair, best_kind, best_step, pays_from};
 use super::turns::in_turn;

@@ -1,5 +1,4 @@
-//! Turns: candidates take turns, and the median of each counts. This file knows turns and time; it must never know what a
-//! candidate is.
+//! Turns: candidates take turns, and the median of each counts.
 
 use super::choose::median;
 use std::time::Instant;

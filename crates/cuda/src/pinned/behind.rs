@@ -1,6 +1,6 @@
-//! Memory that is pinned behind its users' backs: a host's arena is tens of GiB, which takes seconds, and the first copies must not
-//! wait for the last page. Pieces that somebody waits for go first. A piece that the driver refused is tried again when it is asked
-//! for later. This file knows pieces and who waits; it must never know whose memory it is.
+//! Memory that is pinned behind its users' backs: a host's arena is tens of GiB, which takes
+//! seconds, and the first copies must not wait for the last page. Pieces that somebody waits for go
+//! first. A piece that the driver refused is tried again when it is asked for later.
 
 use super::pin::Pin;
 use crate::device::Device;

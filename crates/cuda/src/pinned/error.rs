@@ -1,5 +1,4 @@
-//! Why memory cannot be pinned. This file knows words for it, and what the system allows; it must never know what is
-//! done about it.
+//! Why memory cannot be pinned.
 
 use super::space::Full;
 use crate::driver::CudaError;

@@ -1,5 +1,5 @@
-//! Host memory that is there: mapped, of huge pages where the system has them, and with every page present before anybody
-//! waits for it. This file knows system calls and pages; it must never know a driver, nor what the memory is for.
+//! Host memory that is there: mapped, of huge pages where the system has them, and with every page
+//! present before anybody waits for it.
 
 use super::error::PinError;
 use crate::topology::MemoryFacts;

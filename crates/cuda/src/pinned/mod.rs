@@ -1,5 +1,5 @@
-//! Pinned host memory: a pool of it that is kept, because pinning costs more than copying, and memory of others that is
-//! pinned where it lies. This folder knows pages and registrations; it must never know what is copied or why.
+//! Pinned host memory: a pool of it that is kept, because pinning costs more than copying, and
+//! memory of others that is pinned where it lies.
 //!
 //! - [`PinnedPool`]: slabs that are pinned once, lent as [`PinnedBuffer`]s.
 //! - [`Registered`]: memory that was there already.

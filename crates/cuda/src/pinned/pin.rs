@@ -1,5 +1,5 @@
-//! Memory that the driver pinned: copies read and write it without a copy of the driver's own between. This file knows
-//! registrations; it must never know who made the memory.
+//! Memory that the driver pinned: copies read and write it without a copy of the driver's own
+//! between.
 
 use super::error::PinError;
 use crate::device::Device;

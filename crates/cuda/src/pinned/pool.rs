@@ -1,5 +1,4 @@
-//! The pool of pinned memory: whoever needs some waits for pinning only when none is free. This file knows who makes a
-//! slab and who waits for it; it must never know offsets inside a slab, nor how one is made.
+//! The pool of pinned memory: whoever needs some waits for pinning only when none is free.
 
 use super::error::PinError;
 use super::mapping::Mapping;

@@ -1,6 +1,5 @@
-//! Pinned memory of this process that other processes may map too. Whoever makes such memory says so here, and whoever hands it
-//! to other processes is told when there is more or less of it. This file knows who has what; it must never know a process,
-//! nor what is copied.
+//! Pinned memory of this process that other processes may map too. Whoever makes such memory says
+//! so here, and whoever hands it to other processes is told when there is more or less of it.
 
 use forebay_transfer::Backing;
 use parking_lot::{Mutex, MutexGuard};

@@ -1,5 +1,4 @@
-//! Who has which bytes of the pool's slabs. This file knows lengths and offsets, and the limit; it must never know an
-//! address, nor what a slab costs to make.
+//! Who has which bytes of the pool's slabs.
 
 use std::collections::BTreeMap;
 use thiserror::Error;

@@ -1,5 +1,5 @@
-//! What stands in the way of fast copies on a host: judgements over its topology and, where there are some, figures that
-//! were measured. This folder knows what is good and what to do about what is not; it must never look at the host itself.
+//! What stands in the way of fast copies on a host: judgements over its topology and, where there
+//! are some, figures that were measured.
 
 mod links;
 mod measured;

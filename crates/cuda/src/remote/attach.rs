@@ -1,6 +1,6 @@
-//! The engine's side: attaches a copier's GPU to the relays of the node's process, gives its mover a route for each, and takes
-//! them out of service when the node dies; a node that returns is attached again. This file knows routes, their staging and
-//! the order in which they come and go; it must never know what a request looks like, nor what is copied.
+//! The engine's side: attaches a copier's GPU to the relays of the node's process, gives its mover
+//! a route for each, and takes them out of service when the node dies; a node that returns is
+//! attached again.
 
 use super::link::{Port, RemoteLink};
 use super::memory::{self, Memories, Reach};

@@ -1,6 +1,5 @@
-//! The node's control thread: carries out what engines ask of relays, one thread for all of them. It polls while anything is
-//! in flight and sleeps otherwise, until an engine rings. This file knows streams and the order of requests; it must never
-//! know who an engine is, and believes nothing that a ring says.
+//! The node's control thread: carries out what engines ask of relays, one thread for all of them.
+//! It polls while anything is in flight and sleeps otherwise, until an engine rings.
 
 use super::link_priority::LinkPriority;
 

@@ -1,5 +1,5 @@
-//! One engine's request handler at the node: hears who it is, gives it staging and a ring, maps the memory that it brings, and clears up
-//! when it goes. This file knows one engine and what it may have; it must never know how requests are carried out.
+//! One engine's request handler at the node: hears who it is, gives it staging and a ring, maps the
+//! memory that it brings, and clears up when it goes.
 
 use super::control::{Drained, Engine, RequestQueue};
 use super::server::RelayServer;

@@ -1,5 +1,4 @@
-//! A PCIe link of a relay in the node's process, as a link of the engine's mover. This file knows how an operation becomes a
-//! request; it must never know who answers, nor what happens when nobody does.
+//! A PCIe link of a relay in the node's process, as a link of the engine's mover.
 
 use super::ring::Asker;
 use super::session::Session;

@@ -1,6 +1,6 @@
-//! Who goes first on a GPU's PCIe link: the engine that the GPU is. While that copies itself, what others ask of the PCIe link waits, but
-//! for one request now and then, so that nobody waits for ever. This file knows GPUs and times, which it is given; it must
-//! never know a ring, nor a stream.
+//! Who goes first on a GPU's PCIe link: the engine that the GPU is. While that copies itself, what
+//! others ask of the PCIe link waits, but for one request now and then, so that nobody waits for
+//! ever.
 
 use super::wire::Uuid;
 use crate::links::Direction;

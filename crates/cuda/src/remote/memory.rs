@@ -1,5 +1,5 @@
-//! The engine's memory that a node maps: all that is published in this process, handed on as it comes and taken back as it goes.
-//! This file knows regions and what the node was given; it must never know relays, nor what is copied.
+//! The engine's memory that a node maps: all that is published in this process, handed on as it
+//! comes and taken back as it goes.
 
 use super::NotAttached;
 use super::session::{Known, Session};

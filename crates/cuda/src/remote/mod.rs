@@ -4,9 +4,6 @@
 //!
 //! - [`Relays`] is the node's side, [`Attachment`] the engine's.
 //! - `ring`, `wire`: what they say to each other. `shared`, `socket`: memory and sockets that both have.
-//!
-//! This folder knows processes, who trusts whom, and what happens when one of them dies. It must never know which lot goes
-//! where next.
 
 mod atomics;
 mod attach;

@@ -1,5 +1,5 @@
-//! A few random bytes at the start of memory that another process opens, to be sure that it opened the right one: handles of
-//! small allocations name more than the allocation. This file knows how they get there; it must never know who compares.
+//! A few random bytes at the start of memory that another process opens, to be sure that it opened
+//! the right one: handles of small allocations name more than the allocation.
 
 use crate::device::{Device, HostMemory, Stream};
 use crate::driver::{CudaError, abi::Address};

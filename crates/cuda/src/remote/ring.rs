@@ -1,6 +1,5 @@
-//! The ring through which an engine asks a node's relay to copy, and hears that it is over: words of memory that both
-//! processes have. This file knows which word says what and when it counts; it must never know what is behind an offset,
-//! nor wait for anything.
+//! The ring through which an engine asks a node's relay to copy, and hears that it is over: words
+//! of memory that both processes have.
 //!
 //! A file of [`words`] words: one page of [header](Header), then [`QUEUE_WORDS`] for each queue. A queue has one asker and one
 //! answerer, which takes requests in order and answers them in order. Request `n` is written into slot `n % SLOTS` and counts

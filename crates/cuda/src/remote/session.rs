@@ -1,5 +1,5 @@
-//! One connection of an engine to a node's relays, from the welcome to the end: what was asked, whether the node is alive, and
-//! when what it was asked to do is over. This file knows answers and signs of life; it must never know routes.
+//! One connection of an engine to a node's relays, from the welcome to the end: what was asked,
+//! whether the node is alive, and when what it was asked to do is over.
 //!
 //! A request is over when it was answered, when the node said that nothing is under way any more, or when its process has
 //! ended: the driver then has taken its queues down. A node that hangs is none of these. What reads host memory may be given

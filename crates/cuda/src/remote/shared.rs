@@ -1,5 +1,4 @@
-//! Memory that two processes map: files without a name. This file knows descriptors, seals and mappings; it must never know
-//! what is in the memory.
+//! Memory that two processes map: files without a name.
 
 use forebay_transfer::Backing;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};

@@ -1,5 +1,4 @@
-//! The system calls of attaching: packets with descriptors, bells and waits. This file knows
-//! sockets and descriptors; it must never know what the bytes say.
+//! The system calls of attaching: packets with descriptors, bells and waits.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

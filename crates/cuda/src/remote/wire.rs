@@ -1,5 +1,5 @@
-//! What an engine and a node say to each other over their socket. Only attaching goes this way; requests go through rings.
-//! This file knows messages; it must never know what is done about them.
+//! What an engine and a node say to each other over their socket. Only attaching goes this way;
+//! requests go through rings.
 //!
 //! One packet is one message, as JSON. The engine speaks, the node answers each message once.
 

@@ -1,6 +1,7 @@
-//! Copy streams: copies for one GPU in one direction in streams of our own, batch right behind batch, so that no PCIe link is idle between
-//! two of them. A caller's stream copy begins when the one before in its stream has ended; a copy stream's shares slots with it as soon as
-//! they are free. This file knows how a batch is queued and when it has ended; it must never know what it is for.
+//! Copy streams: copies for one GPU in one direction in streams of our own, batch right behind
+//! batch, so that no PCIe link is idle between two of them. A caller's stream copy begins when the
+//! one before in its stream has ended; a copy stream's shares slots with it as soon as they are
+//! free.
 
 use super::inspect::{Inspector, Outline};
 use super::pages::Pages;

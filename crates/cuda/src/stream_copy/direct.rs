@@ -1,5 +1,5 @@
-//! The direct path: what a stream copy copies over its target's own PCIe link by copy engine, in the stream copy's stream. This file knows when many
-//! pieces are worth a call for all of them; it must never know a pipeline.
+//! The direct path: what a stream copy copies over its target's own PCIe link by copy engine, in
+//! the stream copy's stream.
 
 use super::pages::Pages;
 use super::path_set::{StreamCopy, Waits, is_small};

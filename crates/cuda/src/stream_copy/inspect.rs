@@ -1,5 +1,5 @@
-//! What an address is, asked of the driver: pinned host memory, memory of a GPU, or something that must be left alone; and so
-//! between what a piece is to be copied. This file knows pointer attributes; it must never know how anything is copied.
+//! What an address is, asked of the driver: pinned host memory, memory of a GPU, or something that
+//! must be left alone; and so between what a piece is to be copied.
 
 use super::Declined;
 use crate::driver::abi::{self, Address};

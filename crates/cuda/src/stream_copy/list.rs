@@ -1,5 +1,5 @@
-//! Lists for kernels: where the pages of segments are written, in pinned memory, once and for good, while the segments before are on
-//! their direction. This file knows places in a list; it must never know a stream.
+//! Lists for kernels: where the pages of segments are written, in pinned memory, once and for good,
+//! while the segments before are on their direction.
 
 use super::pages::{Pages, are_shorter};
 use crate::driver::abi::Address;

@@ -1,5 +1,5 @@
-//! The pinned memory of lists, which stream copies in flight share: each has its places until the GPU has read them. This file knows
-//! events and who reads until when; it must never know what is listed.
+//! The pinned memory of lists, which stream copies in flight share: each has its places until the
+//! GPU has read them.
 
 use super::list::List;
 use super::ring::Ring;

@@ -1,7 +1,8 @@
-//! StreamCopies: copies in a caller's stream, over all paths, with nothing but events between them. Everything is queued at once and
-//! the host has no part in what follows, so a stream copy can no more deadlock than the copy that it replaces: the argument is in
-//! docs/decisions/006-streams-are-kept-by-events.md. What a stream copy cannot do exactly as the driver would, it declines. This
-//! file knows when a copy may become a stream copy; it must never know how one is queued.
+//! StreamCopies: copies in a caller's stream, over all paths, with nothing but events between them.
+//! Everything is queued at once and the host has no part in what follows, so a stream copy can no
+//! more deadlock than the copy that it replaces: the argument is in
+//! docs/decisions/006-streams-are-kept-by-events.md. What a stream copy cannot do exactly as the
+//! driver would, it declines.
 
 mod copy_stream;
 mod direct;

@@ -1,6 +1,6 @@
-//! Reading on through the pieces of a copy: each path has its share of them, and segments are taken off its front one after another,
-//! while those before are on their way. Nothing is copied or allocated for that. Pure. This file knows offsets; it must never know
-//! a stream.
+//! Reading on through the pieces of a copy: each path has its share of them, and segments are taken
+//! off its front one after another, while those before are on their way. Nothing is copied or
+//! allocated for that. Pure.
 
 use crate::kernels::Piece;
 

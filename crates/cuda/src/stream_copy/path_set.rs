@@ -1,6 +1,6 @@
-//! A path set: what stream copies for one GPU in one direction have in common. While a stream copy is under way, only a stream copy of the same
-//! stream may use its path set, which waits for the first one anyway; so no stream copy ever waits for one that it would not wait
-//! for without us. This file knows how a stream copy is divided among pipelines; it must never know when that is allowed.
+//! A path set: what stream copies for one GPU in one direction have in common. While a stream copy
+//! is under way, only a stream copy of the same stream may use its path set, which waits for the
+//! first one anyway; so no stream copy ever waits for one that it would not wait for without us.
 
 use super::direct::Direct;
 use super::list::List;

@@ -1,5 +1,5 @@
-//! How a copy whose paths are all fixed at once is divided: so that all paths finish together. Pure. This file knows rates and
-//! latencies; it must never know a stream.
+//! How a copy whose paths are all fixed at once is divided: so that all paths finish together.
+//! Pure.
 
 /// A path that a copy may take.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,11 +1,13 @@
-//! A relay pipeline: what one GPU brings along to work for another in one direction: staging slots, each with a stream of the pipeline's GPU,
-//! its stream, and events. A stream copy has a pipeline to itself. It works in one of three ways. In *slot streams*, a segment's two hops follow
-//! each other in its slot's stream, so order needs no events, the driver copies many pieces by one call, and a kernel of the pipeline's GPU
-//! writes small pages; for that the GPU must reach the target's memory. By *handover*, the slot streams carry segments between host memory and
-//! slots, and the target itself carries them on, page by page if need be. *Straight* is for a target's own pipeline, where host memory is
-//! in small pieces too, or a call for each takes too long: its kernel copies page by page. Slots have streams of their own because a
-//! copy engine takes up the next copy of another stream at once, but waits for an event between two of one.
-//! This file knows streams and slots; it must never know which bytes are a pipeline's.
+//! A relay pipeline: what one GPU brings along to work for another in one direction: staging slots,
+//! each with a stream of the pipeline's GPU and events. A stream copy has a pipeline
+//! to itself. It works in one of three ways. In *slot streams*, a segment's two hops follow each
+//! other in its slot's stream, so order needs no events, the driver copies many pieces by one call,
+//! and a kernel of the pipeline's GPU writes small pages; for that the GPU must reach the target's
+//! memory. By *handover*, the slot streams carry segments between host memory and slots, and the
+//! target itself carries them on, page by page if need be. *Straight* is for a target's own
+//! pipeline, where host memory is in small pieces too, or a call for each takes too long: its
+//! kernel copies page by page. Slots have streams of their own because a copy engine takes up the
+//! next copy of another stream at once, but waits for an event between two of one.
 
 use super::list::{List, Listed};
 use super::pages::Pages;

@@ -1,5 +1,5 @@
-//! A ring of places: who comes takes as many as it wants in one piece, and they come back in the order in which they were taken.
-//! Pure. This file knows numbers; it must never know what is in a place.
+//! A ring of places: who comes takes as many as it wants in one piece, and they come back in the
+//! order in which they were taken. Pure.
 
 use std::collections::VecDeque;
 use std::ops::Range;

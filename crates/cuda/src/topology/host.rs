@@ -1,5 +1,4 @@
-//! What the system says of a host's memory and processors. This file knows where the kernel tells what; it must never know
-//! whether that is good.
+//! What the system says of a host's memory and processors.
 
 use super::root::Root;
 use rustix::process::{Resource, getrlimit};

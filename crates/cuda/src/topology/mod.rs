@@ -1,6 +1,6 @@
-//! What a host is made of, as far as copies between its memory and its GPUs are concerned: GPUs, their PCIe links, who
-//! reaches whom, memory and processors. Reading it makes no context and takes milliseconds. This folder knows facts; it
-//! must never know what is wrong with them.
+//! What a host is made of, as far as copies between its memory and its GPUs are concerned: GPUs,
+//! their PCIe links, who reaches whom, memory and processors. Reading it makes no context and takes
+//! milliseconds.
 
 mod host;
 mod pci;

@@ -1,5 +1,5 @@
-//! Where a GPU is on PCIe, as sysfs has it. Virtual machines hide much of it, so every field may be unknown. This file
-//! knows the files of a PCI device; it must never know that the device is a GPU.
+//! Where a GPU is on PCIe, as sysfs has it. Virtual machines hide much of it, so every field may be
+//! unknown.
 
 use super::root::Root;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,4 @@
-//! Where the files lie that the kernel tells about the host in: `/`, or a tree that a test made. This file knows paths
-//! and short files; it must never know what they say.
+//! Where the files lie that the kernel tells about the host in: `/`, or a tree that a test made.
 
 use std::fs;
 use std::path::{Path, PathBuf};

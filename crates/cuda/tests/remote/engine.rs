@@ -1,5 +1,5 @@
-//! An engine of these tests: what it copies, what of it went over relays, and whether every byte is right. This file knows a copier and
-//! its memory; it must never know how a node is started.
+//! An engine of these tests: what it copies, what of it went over relays, and whether every byte is
+//! right.
 
 use super::*;
 use testkit::eventually;

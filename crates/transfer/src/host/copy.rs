@@ -1,5 +1,4 @@
-//! The copy kernel: moves bytes between two addresses as fast as memory allows. This file knows instructions and
-//! alignment; it must never know where addresses come from.
+//! The copy kernel: moves bytes between two addresses as fast as memory allows.
 //!
 //! An ordinary store first reads the cache line that it is about to replace, which costs a third of the memory's
 //! bandwidth. Non-temporal stores do not, but bypass the cache, so they pay when the bytes would not stay there anyway.

@@ -1,5 +1,4 @@
-//! The pieces of a lot: its spans as checked addresses. This file knows what may be copied; it must never know how or by
-//! whom.
+//! The pieces of a lot: its spans as checked addresses.
 
 use crate::{LinkOp, Memory, Span};
 use std::ptr::NonNull;

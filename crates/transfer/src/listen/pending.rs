@@ -1,6 +1,5 @@
-//! The room of a listener for connections that have not authenticated: how many there are, whose, and
-//! which of them gives way to one that comes. Pure, time is an argument. It must never know sockets, or
-//! what authentication is.
+//! The room of a listener for connections that have not authenticated: how many there are, whose,
+//! and which of them gives way to one that comes. Pure, time is an argument.
 //!
 //! A full room never keeps a newcomer out for long. The source with the most connections gives up its
 //! oldest one, so that whoever connects a thousand times takes places from itself alone; and every

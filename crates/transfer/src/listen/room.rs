@@ -1,5 +1,5 @@
-//! [`Pending`] for the threads and tasks of a listener: places that are given back when they are dropped,
-//! and what is done to a connection that has lost its place. It must never know what kind of connection.
+//! [`Pending`] for the threads and tasks of a listener: places that are given back when they are
+//! dropped, and what is done to a connection that has lost its place.
 
 use super::pending::{Entry, Pending};
 use crate::LogGate;

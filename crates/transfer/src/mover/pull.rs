@@ -1,6 +1,6 @@
-//! What starts next. An idle path pulls the next eligible lot: owners of a link before guests, lots that are under way
-//! before new ones, the most urgent class first, direct paths before longer ones. This file knows eligibility and
-//! order; it must never know what happens when an operation completes.
+//! What starts next. An idle path pulls the next eligible lot: owners of a link before guests, lots
+//! that are under way before new ones, the most urgent class first, direct paths before longer
+//! ones.
 
 use super::{Mover, Op, OpId, Start};
 use crate::link::LinkState;

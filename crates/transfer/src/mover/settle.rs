@@ -1,6 +1,5 @@
-//! What completed, failed, timed out or was cancelled, and how transfers end. A transfer ends when nothing of it is in
-//! flight; what a lost operation may still touch is named as quarantined. This file knows endings; it must never choose
-//! what starts.
+//! What completed, failed, timed out or was cancelled, and how transfers end. A transfer ends when
+//! nothing of it is in flight; what a lost operation may still touch is named as quarantined.
 
 use super::{Active, Ending, Event, Mover, Op, OpId};
 use crate::driver::Outcome;

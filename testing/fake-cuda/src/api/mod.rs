@@ -1,5 +1,4 @@
-//! The entry points, as `cuda.h` declares them. These files know signatures, argument checks and which state a call asks
-//! for; they must never know how it is kept.
+//! The entry points, as `cuda.h` declares them.
 
 mod context;
 mod control;
