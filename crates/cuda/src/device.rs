@@ -60,7 +60,14 @@ impl Device {
     /// Lets two GPUs reach each other's memory. Says whether they do: where not, there is simply no relay.
     pub fn connect(&self, peer: &Device) -> bool {
         let able = |one: &Device, other: &Device| one.can_reach(other).unwrap_or(false);
-        able(self, peer) && able(peer, self) && self.reach(peer).is_ok() && peer.reach(self).is_ok()
+        if !able(self, peer) || !able(peer, self) {
+            return false;
+        }
+        let reached = self.reach(peer).and_then(|()| peer.reach(self));
+        if let Err(error) = &reached {
+            tracing::warn!(gpu = self.index(), peer = peer.index(), reason = %error, "peer access is refused");
+        }
+        reached.is_ok()
     }
 
     /// Copies in a stream that is somebody else's.

@@ -34,7 +34,7 @@ pub fn open(driver: &'static Driver, wanted: &[u16]) -> Result<Vec<Arc<Kernels>>
         match open_one(driver, index, &own) {
             Ok(gpu) => opened.push(gpu),
             Err(why) => {
-                tracing::warn!("GPU {index} is left out: {why}; copies use the other GPUs");
+                tracing::warn!(gpu = index, reason = %why, "GPU is left out");
                 first.get_or_insert(why);
             }
         }

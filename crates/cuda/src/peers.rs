@@ -126,7 +126,9 @@ impl Peers {
                 Err(why) => peers.untrusted.push(Untrusted { one: index(one), other: index(other), why }),
             }
         }
-        peers.untrusted.iter().for_each(|pair| tracing::warn!("{pair}; {ADVICE}"));
+        for Untrusted { one, other, why } in &peers.untrusted {
+            tracing::warn!(gpu = one, peer = other, advice = ADVICE, reason = %why, "GPUs do not relay for each other");
+        }
         peers._kept = (sites, host.ok());
         peers
     }

@@ -150,7 +150,9 @@ impl Profile {
     /// What is kept of the host as a driver shows it now, if anything is.
     pub fn kept(driver: &'static Driver) -> Option<Profile> {
         let digest = Topology::read(driver).ok()?.digest();
-        Profile::load(&Profile::folder()?, &digest)
+        let kept = Profile::load(&Profile::folder()?, &digest);
+        tracing::info!(measured = kept.is_some(), host = %digest, "rates of this host");
+        kept
     }
 
     /// The profile of a digest, if the folder has one. A file that is damaged, or of another host or format, is none.

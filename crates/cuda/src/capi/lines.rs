@@ -20,15 +20,22 @@ impl Lines {
     }
 }
 
-/// The message of an event.
-struct Message(String);
+/// An event as text: the message, then its fields, then the reason.
+#[derive(Default)]
+struct Text {
+    message: String,
+    fields: String,
+    reason: String,
+}
 
-impl Visit for Message {
+impl Visit for Text {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        if field.name() == "message" {
-            // Writing to a string never fails.
-            let _ = write!(self.0, "{value:?}");
-        }
+        // Writing to a string never fails.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            "reason" => write!(self.reason, ": {value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
     }
 }
 
@@ -38,11 +45,12 @@ impl Subscriber for Lines {
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut line = Message("forebay: ".into());
-        event.record(&mut line);
-        line.0.push('\n');
+        let mut text = Text::default();
+        event.record(&mut text);
+        let Text { message, fields, reason } = text;
+        let line = format!("forebay: {message}{fields}{reason}\n");
         // SAFETY: the bytes are there until it returns. Nothing is to be done where it fails.
-        unsafe { libc::write(self.file, line.0.as_ptr().cast(), line.0.len()) };
+        unsafe { libc::write(self.file, line.as_ptr().cast(), line.len()) };
     }
 
     fn new_span(&self, _span: &Attributes<'_>) -> Id {

@@ -67,7 +67,8 @@ pub unsafe extern "C" fn forebay_copy_open(
         Lines::go_to(lines);
         // SAFETY: by this function's contract.
         let driver = unsafe { Driver::from_library(real_dlsym, libcuda) };
-        let driver = driver.inspect_err(|error| tracing::warn!("copies are left to the driver: {error}"));
+        let driver =
+            driver.inspect_err(|error| tracing::warn!(reason = %error, "copies are left to the driver"));
         let _ = DRIVER.set(driver.ok());
         let min_bytes = AtomicU64::new(Rates::default().least_bytes());
         CopyApi {

@@ -68,7 +68,7 @@ pub fn start_behind(driver: &'static Driver, ready: fn(&Rates)) {
 }
 
 fn failed(error: &StartError) -> Started {
-    tracing::warn!("copies are left to the driver: {error}");
+    tracing::warn!(reason = %error, "copies are left to the driver");
     Started::Failed
 }
 

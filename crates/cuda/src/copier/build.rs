@@ -72,8 +72,8 @@ impl Build<'_> {
             match self.gpu(kernels) {
                 Ok(gpu) => gpus.push(gpu),
                 Err(StartError::Cuda(error)) if opened.len() > 1 => {
-                    let index = kernels.device().index();
-                    tracing::warn!("GPU {index} is left out: {error}; copies use the other GPUs");
+                    let gpu = kernels.device().index();
+                    tracing::warn!(gpu, reason = %error, "GPU is left out");
                 }
                 Err(error) => return Err(error),
             }

@@ -235,7 +235,7 @@ impl Inner {
             // For want of memory, there is none to allocate either.
             Err(PinError::Pin { error, .. }) if !self.config.shared && error.status != abi::OUT_OF_MEMORY => {
                 let allocated = self.allocate_slab(bytes)?;
-                tracing::warn!("pinned memory is allocated by the driver, which registers none: {error}");
+                tracing::warn!(reason = %error, "pinned memory is allocated by the driver, which registers none");
                 self.registers_none.store(true, Ordering::Relaxed);
                 Ok(allocated)
             }

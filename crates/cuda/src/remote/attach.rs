@@ -21,7 +21,7 @@ use crate::pinned::{self, OnChange};
 use crate::poller::Tracks;
 use forebay_transfer::listen::{NotWatched, credentials};
 use forebay_transfer::{
-    Backoff, Closed, LinkId, MoverHandle, PathError, PathSpec, Place, RegionId, Span, Staging,
+    Backoff, Closed, LinkId, LogGate, MoverHandle, PathError, PathSpec, Place, RegionId, Span, Staging,
 };
 use parking_lot::{Condvar, Mutex};
 use std::io;
@@ -197,6 +197,7 @@ impl Attachment {
             memories,
             relays: vec![],
             untrusted: vec![],
+            unattached: LogGate::new(),
         };
         let thread =
             std::thread::Builder::new().name("forebay-attach".into()).spawn(move || supervisor.run())?;
@@ -264,6 +265,8 @@ struct Supervisor {
     relays: Vec<Relay>,
     /// Relays whose memory this GPU was seen to reach wrong: they are never used.
     untrusted: Vec<Uuid>,
+    /// For lines that say why there are no relays.
+    unattached: LogGate,
 }
 
 /// A relay's links, for good, and its staging, while there is a connection.
@@ -315,8 +318,27 @@ impl Supervisor {
     }
 
     fn set_status(&self, status: Status) {
-        self.inner.state.lock().status = status;
+        let before = std::mem::replace(&mut self.inner.state.lock().status, status.clone());
         self.inner.changed.notify_all();
+        self.log(&before, &status);
+    }
+
+    fn log(&self, before: &Status, now: &Status) {
+        let (gpu, node) = (self.device.index(), self.inner.at.socket.display());
+        match (before, now) {
+            (_, Status::Attached { relays }) => {
+                tracing::info!(gpu, %node, relays, "relays of the node found")
+            }
+            (Status::Attached { .. }, Status::Detached { reason }) if !self.is_closing() => {
+                tracing::warn!(gpu, %node, reason, "relays of the node lost; copies go over own links");
+            }
+            (Status::Detached { reason: before }, Status::Detached { reason }) if before != reason => {
+                if let Some(repeated) = self.unattached.pass() {
+                    tracing::warn!(gpu, %node, repeated, reason, "no relays of the node");
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Waits for a while, or until the attachment ends.
@@ -431,8 +453,8 @@ impl Supervisor {
             return Ok(None);
         }
         if let Err(why) = peers::check_opened(&self.kernels, memory.address()) {
-            let (index, uuid) = (self.device.index(), String::from(offer.gpu));
-            tracing::warn!("GPU {index} does not use the node's relay {uuid}: {why}; {}", peers::ADVICE);
+            let (gpu, relay, advice) = (self.device.index(), offer.gpu, peers::ADVICE);
+            tracing::warn!(gpu, %relay, advice, reason = %why, "relay of the node is not used");
             self.untrusted.push(offer.gpu);
             return Ok(None);
         }

@@ -27,7 +27,7 @@ const LINGER: Duration = Duration::from_micros(100);
 #[derive(Debug)]
 pub struct Engine {
     /// The GPU that it says it is.
-    gpu: Uuid,
+    pub gpu: Uuid,
     pub socket: OwnedFd,
     pub ring: SharedFile,
     /// Memory by the numbers that the engine gave it.

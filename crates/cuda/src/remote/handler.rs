@@ -56,10 +56,16 @@ pub fn serve(
     drop(place);
     let Some(socket) = Arc::into_inner(socket) else { return };
     let Some(attached) = attach(server, number, socket, process, candidate) else { return };
+    let gpu = attached.engine.gpu;
+    tracing::info!(%gpu, relays = attached.shares.len(), "engine attached to relays");
     let said_bye = attend(server, &attached);
     let drained = server.control.finish(&attached.engine);
-    if attached.engine.violation.lock().is_some() {
-        server.count_violation();
+    match &*attached.engine.violation.lock() {
+        Some(violation) => {
+            server.count_violation();
+            tracing::warn!(%gpu, reason = %violation, "engine broke the protocol of relays");
+        }
+        None => tracing::info!(%gpu, said_bye, "engine left relays"),
     }
     if attached.told && !said_bye {
         // Its own copies to and from staging may still be under way.
@@ -72,7 +78,7 @@ pub fn serve(
 
 /// Tells an engine that it is not let in.
 pub fn refuse(server: &RelayServer, socket: &OwnedFd, reason: String) {
-    server.count_refused();
+    server.count_refused(&reason);
     // Whoever does not read it sees the end.
     let _ = wire::send(socket, &Message::Refused { reason }, &[]);
 }

@@ -54,6 +54,7 @@ impl Relays {
         let path = &server.config.socket;
         let (listener, file) = bind_socket(path, SocketType::SEQPACKET, server.admission.mode())
             .map_err(|error| RelayError::Socket { path: path.clone(), error })?;
+        tracing::info!(socket = %path.display(), gpus = server.gpus().0, "relays start");
         let own = Arc::clone(&server);
         let thread = std::thread::Builder::new().name("forebay-listen".into());
         let listener = thread.spawn(move || accept(&own, &listener))?;

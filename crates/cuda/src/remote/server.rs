@@ -11,6 +11,7 @@ use crate::driver::{CudaError, Driver, abi};
 use crate::gpu::Gpu;
 use crate::opened::LeftOut;
 use crate::pinned::Registered;
+use forebay_transfer::LogGate;
 use forebay_transfer::listen::{Admission, Room};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
@@ -93,6 +94,7 @@ pub struct RelayServer {
     /// Rung once, when the relays end.
     stop: (Ringer, Bell),
     refused: AtomicU64,
+    refused_lines: LogGate,
     violations: AtomicU64,
 }
 
@@ -132,6 +134,7 @@ impl RelayServer {
             stopping: AtomicBool::new(false),
             stop: socket::bell()?,
             refused: AtomicU64::new(0),
+            refused_lines: LogGate::new(),
             violations: AtomicU64::new(0),
         })
     }
@@ -228,8 +231,11 @@ impl RelayServer {
         }
     }
 
-    pub fn count_refused(&self) {
+    pub fn count_refused(&self, reason: &str) {
         self.refused.fetch_add(1, Ordering::Relaxed);
+        if let Some(repeated) = self.refused_lines.pass() {
+            tracing::warn!(repeated, reason, "engine is refused relays");
+        }
     }
 
     pub fn count_violation(&self) {
@@ -291,7 +297,7 @@ fn open(driver: &'static Driver, wanted: Option<&[Uuid]>) -> Result<Vec<Arc<Rela
             // Those that were asked for by name are all wanted.
             Err(why) if wanted.is_some() => return Err(why.into()),
             Err(why) => {
-                tracing::warn!("GPU {index} ({uuid}) is no relay: {why}; the others are");
+                tracing::warn!(gpu = index, %uuid, reason = %why, "GPU is no relay");
                 first.get_or_insert(why);
             }
         }

@@ -1,5 +1,5 @@
 //! Lists for kernels: where the pages of segments are written, in pinned memory, once and for good,
-//! while the segments before are on their direction.
+//! while the segments before are on their way.
 
 use super::pages::{Pages, are_shorter};
 use crate::driver::abi::Address;

@@ -1,4 +1,4 @@
-//! StreamCopies: copies in a caller's stream, over all paths, with nothing but events between them.
+//! Copies in a caller's stream, over all paths, with nothing but events between them.
 //! Everything is queued at once and the host has no part in what follows, so a stream copy can no
 //! more deadlock than the copy that it replaces: the argument is in
 //! docs/decisions/006-streams-are-kept-by-events.md. What a stream copy cannot do exactly as the
@@ -24,6 +24,7 @@ use crate::links::Direction;
 use crate::peers::Peers;
 use crate::rates::Rates;
 pub use copy_stream::{BATCH_PIECES_MAX, Batch, CopyStream, Sent};
+use forebay_transfer::LogGate;
 pub use inspect::{Group, groups};
 use inspect::{Inspected, Outline, inspect};
 use pages::Pages;
@@ -51,6 +52,9 @@ const CROWDED_US: u64 = 1_000_000;
 /// Segments of a path's share, at most, of a copy into a stream that is not idle: more operations than the driver's queues hold
 /// would make the caller wait for its own stream.
 const QUEUED_SEGMENTS_MAX: u64 = 128;
+
+/// A copy by which the start tells how large ones are divided.
+const LARGE_BYTES: u64 = 256 << 20;
 
 /// Why a copy was left to the driver. Nothing was done about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
@@ -102,6 +106,8 @@ pub struct StreamCopies {
     /// For copy streams' batches: a caller's thread queues its own stream copy.
     submit_pool: OnceLock<Option<SubmitPool>>,
     counters: Counters,
+    /// For lines about copies that are left to the driver, by reason.
+    declined: [LogGate; Declined::CODES],
     /// Pipelines whose context was lost since the start, and their GPUs.
     losses: AtomicU64,
     lost: Mutex<HashSet<u16>>,
@@ -109,7 +115,7 @@ pub struct StreamCopies {
     epoch: Instant,
 }
 
-/// StreamCopies for one GPU in one direction.
+/// Stream copies for one GPU in one direction.
 #[derive(Debug)]
 struct GpuDirection {
     target: u16,
@@ -197,6 +203,7 @@ impl StreamCopies {
             pipelines: HashMap::new(),
             submit_pool: OnceLock::new(),
             counters: Counters::default(),
+            declined: [const { LogGate::new() }; Declined::CODES],
             losses: AtomicU64::new(0),
             lost: Mutex::default(),
             peers,
@@ -210,14 +217,15 @@ impl StreamCopies {
                 .cloned()
                 .collect();
             if let Err(error) = stream_copies.add_pipelines(gpu, &served) {
-                tracing::warn!("GPU {own} is no relay: {error}; copies use the other GPUs");
+                tracing::warn!(gpu = own, reason = %error, "GPU is no relay");
             }
         }
         for gpu in gpus {
             if let Err(error) = stream_copies.add_directions(gpu) {
                 let own = gpu.device().index();
-                tracing::warn!("copies of GPU {own} go over its own link alone: {error}");
+                tracing::warn!(gpu = own, reason = %error, "GPU copies over its own link alone");
             }
+            stream_copies.log_start(gpu.device().index());
         }
         stream_copies
     }
@@ -320,8 +328,38 @@ impl StreamCopies {
         let copied = unsafe { self.queue(pieces, asked, stream) };
         if let Err(why) = copied {
             self.counters.declined[why as usize - 1].fetch_add(1, Ordering::Relaxed);
+            self.log_declined(why);
         }
         copied
+    }
+
+    /// What a GPU's copies begin with: its relays, its link's rates, and what goes direct of a large copy.
+    fn log_start(&self, gpu: u16) {
+        let [h2d, d2h] = Direction::BOTH.map(|direction| {
+            let own = self.gpu_directions.get(&(gpu, direction));
+            let paths = self.rates.paths(direction, gpu, own.map_or(&[], |own| &own.relays));
+            let direct_bytes = plan::shares(LARGE_BYTES, &paths)[0];
+            (paths.len() - 1, paths[0].bytes_per_s / 1e9, 100 * direct_bytes / LARGE_BYTES)
+        });
+        tracing::info!(
+            gpu,
+            relays = h2d.0,
+            h2d_gb_per_s = h2d.1,
+            d2h_gb_per_s = d2h.1,
+            h2d_direct_percent = h2d.2,
+            d2h_direct_percent = d2h.2,
+            "GPU copies over its links"
+        );
+    }
+
+    /// Small copies are direct as a rule, and nothing to tell of.
+    fn log_declined(&self, why: Declined) {
+        if why == Declined::Small {
+            return;
+        }
+        if let Some(repeated) = self.declined[why as usize - 1].pass() {
+            tracing::info!(repeated, reason = %why, "copy is left to the driver");
+        }
     }
 
     /// Waits until no stream copy for a GPU in a direction has anything under way outside of the stream that it is in: what is in that waits for
@@ -387,7 +425,7 @@ impl StreamCopies {
         self.losses.fetch_add(1, Ordering::Release);
         // It relays in both directions, and is said to be lost once.
         if self.lost.lock().insert(relay) {
-            tracing::warn!("GPU {relay} relays no longer: its context is lost: {error}");
+            tracing::warn!(gpu = relay, reason = %error, "relay lost");
         }
     }
 

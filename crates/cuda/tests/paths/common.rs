@@ -4,7 +4,9 @@ use forebay_cuda::device::{DeviceMemory, HostMemory};
 use forebay_cuda::driver::{Driver, LIBRARY_VARIABLE, abi};
 use forebay_cuda::{Copier, CopierOptions};
 use forebay_transfer::{Backing, RegionId};
+use parking_lot::Mutex;
 use std::ffi::{CString, c_char, c_void};
+use std::io::Write;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -199,6 +201,36 @@ impl Host {
     pub fn bytes(&self) -> Vec<u8> {
         // SAFETY: all of it was allocated zeroed or written, and no copy is under way.
         unsafe { std::slice::from_raw_parts(self.0.start(), self.0.bytes()).to_vec() }
+    }
+}
+
+/// The log of this process.
+#[derive(Clone, Default)]
+pub struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// Keeps all lines from now on.
+    pub fn start() -> Log {
+        let log = Log::default();
+        let own = log.clone();
+        let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || own.clone());
+        tracing::subscriber::set_global_default(lines.finish()).unwrap();
+        log
+    }
+
+    /// Lines that hold a text.
+    pub fn count(&self, text: &str) -> usize {
+        String::from_utf8_lossy(&self.0.lock()).lines().filter(|line| line.contains(text)).count()
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 

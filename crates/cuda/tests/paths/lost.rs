@@ -1,7 +1,7 @@
 //! Relays whose context is lost while copies are under way, or before: no copy ends as success with bytes that did not arrive, and copies
 //! go on over the others. And calls that are refused once: no direction ends with them.
 
-use crate::common::{World, alone, pattern};
+use crate::common::{Log, World, alone, pattern};
 use crate::copy_stream::pages;
 use forebay_cuda::CopierOptions;
 use forebay_cuda::device::Stream;
@@ -21,6 +21,7 @@ fn over(world: &World, gpu: u16) -> u64 {
 #[test]
 fn a_relay_that_was_lost_carries_nothing_and_the_others_go_on() {
     alone("lost::a_relay_that_was_lost_carries_nothing_and_the_others_go_on", &[], |fake| {
+        let log = Log::start();
         let world = fake.world(CopierOptions::default());
         let (source, target, memory) = (world.host(BYTES), world.host(BYTES), world.memory(0, BYTES));
         let stream = Stream::new(memory.device()).unwrap();
@@ -41,6 +42,7 @@ fn a_relay_that_was_lost_carries_nothing_and_the_others_go_on() {
             assert!(over(&world, 2) > before[1], "the other relay had none");
         }
         assert_eq!(world.copier.stream_copies().losses(), 2, "in each direction");
+        assert_eq!(log.count("relay lost gpu=1 reason="), 1);
     });
 }
 

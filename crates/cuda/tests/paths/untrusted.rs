@@ -1,7 +1,7 @@
 //! Peers that report success and move wrong bytes, GPUs that cannot be opened, and GPUs that are somebody else's: copies use the others, and
 //! what is not used is named.
 
-use crate::common::{Fake, World, alone, pattern};
+use crate::common::{Fake, Log, World, alone, pattern};
 use crate::copy_stream::pages;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
@@ -161,11 +161,14 @@ fn in_an_exclusive_mode_only_the_programs_own_gpu_is_used() {
         "untrusted::in_an_exclusive_mode_only_the_programs_own_gpu_is_used",
         &[("FAKE_CUDA_FAULTS", "mode 0 3; mode 1 3; mode 2 2")],
         |fake| {
+            let log = Log::start();
             let own =
                 forebay_cuda::device::Device::open(forebay_cuda::driver::Driver::load().unwrap(), 0).unwrap();
             let world = fake.world(CopierOptions::default());
             let used: Vec<u16> = world.copier.devices().map(|device| device.index()).collect();
             assert_eq!(used, [0]);
+            assert_eq!(log.count("GPU is left out gpu=1 reason=its compute mode is exclusive"), 1);
+            assert_eq!(log.count("GPU is left out gpu=2 reason=its compute mode is prohibited"), 1);
             assert_eq!(fake.stat("cuDevicePrimaryCtxRetain"), 2, "a context on another GPU");
             assert_eq!(relayed(&world, 4), 0);
             world.end();

@@ -196,7 +196,7 @@ fn in_an_exclusive_mode_only_the_programs_own_gpu_is_used() {
     assert_eq!(relayed(&said, "stream"), 0);
     assert!(said.out.contains("contexts 1 0 0\n"), "{}", said.out);
     for (gpu, why) in [(1, "exclusive"), (2, "prohibited")] {
-        let line = format!("forebay: GPU {gpu} is left out: its compute mode is {why}");
+        let line = format!("forebay: GPU is left out gpu={gpu}: its compute mode is {why}");
         assert_eq!(said.err.matches(&line).count(), 1, "{}", said.err);
     }
     nothing_misused(&said);
@@ -208,7 +208,7 @@ fn a_gpu_that_cannot_be_opened_is_left_out_and_named() {
     let said =
         together(&["warm2", "stream"]).with("FAKE_CUDA_FAULTS", "fail cuDevicePrimaryCtxRetain 3 2").says();
     assert!(relayed(&said, "stream") > 0, "{} {}", said.out, said.err);
-    assert_eq!(said.err.matches("forebay: GPU 1 is left out: ").count(), 1, "{}", said.err);
+    assert_eq!(said.err.matches("forebay: GPU is left out gpu=1: ").count(), 1, "{}", said.err);
     nothing_misused(&said);
 }
 
