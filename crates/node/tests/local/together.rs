@@ -7,6 +7,7 @@ use forebay_node::{Node, SsdConfig, WriteBackPolicy};
 use forebay_store::{ChunkShape, StoreEnd};
 use forebay_transfer::Class;
 use std::sync::mpsc::channel;
+use testkit::ended;
 
 /// A prompt of this many chunks costs few messages.
 const PROMPT: usize = 600;
