@@ -46,6 +46,7 @@ pub mod measure;
 mod opened;
 pub mod peers;
 pub mod pinned;
+pub mod plan;
 pub mod poller;
 pub mod preflight;
 pub mod profile;

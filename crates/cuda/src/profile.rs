@@ -3,7 +3,7 @@
 use crate::driver::Driver;
 use crate::links::Direction;
 use crate::peers::Untrusted;
-use crate::rates::Relaying;
+use crate::rates::{Rates, Relaying};
 use crate::relay::Relay;
 use crate::topology::Topology;
 use rustix::time::{ClockId, clock_gettime};
@@ -193,6 +193,26 @@ impl Profile {
         let mut relayed = self.relayed.iter().flat_map(|both| [both.h2d, both.d2h]);
         links.chain(both(&self.together)).chain(pairs).all(|rate| rate.is_finite() && rate > 0.0)
             && relayed.all(|relayed| relayed.is_sound())
+    }
+}
+
+/// As measured. What was not measured, since no GPU of the host has a relay, stays as it is assumed.
+impl From<&Profile> for Rates {
+    fn from(profile: &Profile) -> Rates {
+        let mut rates = Rates::default();
+        for direction in Direction::BOTH {
+            rates = rates.with_host(direction, profile.together.of(direction));
+            for link in &profile.alone {
+                rates = rates.with_link(link.gpu, direction, link.rates.of(direction));
+            }
+            if let Some(relayed) = profile.relayed.map(|relayed| relayed.of(direction)) {
+                rates = rates
+                    .with_relaying(direction, relayed.relaying)
+                    .with_break_even_bytes(direction, relayed.break_even_bytes.unwrap_or(u64::MAX))
+                    .with_mover_bytes(direction, relayed.mover_bytes);
+            }
+        }
+        rates
     }
 }
 

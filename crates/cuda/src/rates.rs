@@ -2,8 +2,7 @@
 //! before that, as they are assumed.
 
 use crate::links::Direction;
-use crate::profile::Profile;
-use crate::stream_copy::Path;
+use crate::plan::Path;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -36,26 +35,6 @@ const BREAK_EVEN_BYTES: u64 = 2 << 20;
 const MOVER_BYTES: u64 = u64::MAX;
 /// What relaying costs, until it is measured.
 pub(crate) const RELAYING: Relaying = Relaying { efficiency: 0.92, latency_s: 30e-6 };
-
-/// As measured. What was not measured, since no GPU of the host has a relay, stays as it is assumed.
-impl From<&Profile> for Rates {
-    fn from(profile: &Profile) -> Rates {
-        let mut rates = Rates::default();
-        for direction in Direction::BOTH {
-            rates = rates.with_host(direction, profile.together.of(direction));
-            for link in &profile.alone {
-                rates = rates.with_link(link.gpu, direction, link.rates.of(direction));
-            }
-            if let Some(relayed) = profile.relayed.map(|relayed| relayed.of(direction)) {
-                rates = rates
-                    .with_relaying(direction, relayed.relaying)
-                    .with_break_even_bytes(direction, relayed.break_even_bytes.unwrap_or(u64::MAX))
-                    .with_mover_bytes(direction, relayed.mover_bytes);
-            }
-        }
-        rates
-    }
-}
 
 impl Rates {
     /// The size from which on a copy over several paths is the faster one.

@@ -3,7 +3,6 @@
 use crate::memory::Memory;
 use crate::mover::OpId;
 use crate::region::SpanPair;
-use crate::thread::Shared;
 use std::sync::Arc;
 
 /// A physical resource that copies bytes.
@@ -57,14 +56,20 @@ pub enum Outcome {
 /// operation is ever forgotten.
 pub struct Completion {
     op: OpId,
-    mover: Option<Arc<Shared>>,
+    mover: Option<Arc<dyn Completed>>,
     inspector: Option<Inspector>,
+}
+
+/// Who is told of ends: the mover.
+pub(crate) trait Completed: Send + Sync {
+    /// An operation has ended.
+    fn completed(self: Arc<Self>, op: OpId, outcome: Outcome);
 }
 
 type Inspector = Box<dyn FnOnce(&Outcome) + Send>;
 
 impl Completion {
-    pub(crate) fn new(op: OpId, mover: Arc<Shared>) -> Completion {
+    pub(crate) fn new(op: OpId, mover: Arc<dyn Completed>) -> Completion {
         Completion { op, mover: Some(mover), inspector: None }
     }
 

@@ -1,6 +1,5 @@
 //! The mover: the schedule as a sans-IO state machine. Callers submit transfers and report what
 //! completed; the mover says what to start next and how each transfer ended. Time is an argument.
-//! None of them must ever know how a link works or what time it is.
 
 mod pull;
 mod settle;
@@ -9,9 +8,10 @@ use crate::link::{LinkId, LinkSpec, LinkState};
 use crate::lot::{Leg, Lot};
 use crate::path::{PathError, PathId, PathSpec, PathState, SlotTable, Slots, Staging};
 use crate::queue::{Fairness, PlacePair, Rank, Waiting};
+use crate::region::Refused;
 use crate::region::{Place, RegionId, RegionTable, Span, SpanPair};
 use crate::telemetry::{ClassTelemetry, LinkTelemetry, Telemetry};
-use crate::transfer::{Class, End, Reason, Refused, Transfer, TransferId};
+use crate::transfer::{Class, End, Reason, Transfer, TransferId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// Names an operation: one hop of one lot, started once.

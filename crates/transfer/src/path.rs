@@ -1,9 +1,8 @@
 //! Paths: hops between two places, joined by staging slots.
 
 use crate::link::LinkId;
-use crate::lot::Lot;
+use crate::region::Refused;
 use crate::region::{Place, RegionId, Span};
-use crate::transfer::Refused;
 use thiserror::Error;
 
 /// Names a path of a mover.
@@ -142,13 +141,13 @@ impl SlotTable {
     }
 
     /// Notes that the slots of a lot are kept by an operation that was given up.
-    pub fn lose(&mut self, path: &PathState, lot: &Lot) {
-        lot.slots_held().for_each(|(staging, _)| self.all[path.slots[staging]].lost += 1);
+    pub fn lose(&mut self, path: &PathState, held: impl Iterator<Item = (usize, u32)>) {
+        held.for_each(|(staging, _)| self.all[path.slots[staging]].lost += 1);
     }
 
     /// Notes that this operation has completed after all.
-    pub fn find(&mut self, path: &PathState, lot: &Lot) {
-        lot.slots_held().for_each(|(staging, _)| self.all[path.slots[staging]].lost -= 1);
+    pub fn find(&mut self, path: &PathState, held: impl Iterator<Item = (usize, u32)>) {
+        held.for_each(|(staging, _)| self.all[path.slots[staging]].lost -= 1);
     }
 
     /// Takes a slot of the staging behind `hop` of a path, if there is one.

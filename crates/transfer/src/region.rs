@@ -1,6 +1,6 @@
 //! Regions and spans: how memory is named without pointers.
 
-use crate::transfer::Refused;
+use thiserror::Error;
 
 /// Names a registered region. No other region of a mover ever has the same id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -192,6 +192,65 @@ impl RegionId {
     pub(crate) fn nth(nth: u32) -> RegionId {
         RegionId { slot: nth, generation: 0 }
     }
+}
+
+/// Why a wish was not accepted. Nothing was moved and nothing will be.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Refused {
+    /// No such region, or no longer.
+    #[error("region {region:?} is not registered")]
+    UnknownRegion {
+        /// The id given.
+        region: RegionId,
+    },
+    /// A span reaches outside its region.
+    #[error("span {span:?} reaches outside its region of {region_bytes} bytes")]
+    OutOfBounds {
+        /// The span.
+        span: Span,
+        /// The region's length.
+        region_bytes: u64,
+    },
+    /// Source and target differ in length, or are empty.
+    #[error("a pair must have equal lengths above 0: from {from_bytes} to {to_bytes} bytes")]
+    Length {
+        /// Source length.
+        from_bytes: u64,
+        /// Target length.
+        to_bytes: u64,
+    },
+    /// No path joins the two places, or all of them are down.
+    #[error("no live path from {from:?} to {to:?}")]
+    NoPath {
+        /// Source place.
+        from: Place,
+        /// Target place.
+        to: Place,
+    },
+    /// Too many transfers wait.
+    #[error("{queued} transfers are queued; at most {limit} may be")]
+    TooManyTransfers {
+        /// Transfers that have not ended.
+        queued: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// Too many pairs in one transfer.
+    #[error("{pairs} pairs in one transfer; at most {limit} may be")]
+    TooManyPairs {
+        /// Pairs given.
+        pairs: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The region is used by transfers that have not ended.
+    #[error("region {region:?} is used by {users} transfers")]
+    RegionInUse {
+        /// The region.
+        region: RegionId,
+        /// Transfers, or lost operations, that hold it.
+        users: u32,
+    },
 }
 
 #[cfg(test)]

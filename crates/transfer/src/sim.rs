@@ -19,8 +19,9 @@
 use crate::driver::Outcome;
 use crate::link::{LinkId, LinkSpec};
 use crate::mover::{Event, Limits, Mover, Start};
+use crate::region::Refused;
 use crate::region::{Place, RegionId, Span, SpanPair};
-use crate::transfer::{End, Refused, Transfer, TransferId};
+use crate::transfer::{End, Transfer, TransferId};
 use std::collections::{BTreeMap, HashMap};
 
 /// How a simulated link behaves. Probabilities are per operation.

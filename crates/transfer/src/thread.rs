@@ -7,15 +7,16 @@
 
 use crate::alarm::Alarm;
 use crate::combining_lock::{CombiningLock, Left, PostError};
-use crate::driver::{Completion, Link, LinkOp, Outcome};
+use crate::driver::{Completed, Completion, Link, LinkOp, Outcome};
 use crate::link::{LinkId, LinkSpec};
 use crate::memory::{Backing, Memory};
 use crate::mover::{Event, Limits, Mover, OpId};
 use crate::path::{PathError, PathId, PathSpec};
 use crate::process::{Forked, Process};
+use crate::region::Refused;
 use crate::region::{Place, RegionId, Span};
 use crate::telemetry::Telemetry;
-use crate::transfer::{End, Failure, Reason, Refused, Transfer, TransferId};
+use crate::transfer::{End, Failure, Reason, Transfer, TransferId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -248,15 +249,17 @@ impl MoverHandle {
     }
 }
 
-impl Shared {
-    /// An operation has ended. The windows of the links bound how many can.
-    pub fn completed(self: &Arc<Shared>, op: OpId, outcome: Outcome) {
+impl Completed for Shared {
+    /// The windows of the links bound how many can.
+    fn completed(self: Arc<Shared>, op: OpId, outcome: Outcome) {
         // If the mover has ended nobody waits for this operation.
         if self.lock.post_unbounded(Message::Completed(op, outcome)).is_ok() {
             self.work(Ends::Tell);
         }
     }
+}
 
+impl Shared {
     /// Carries out what was posted, unless another thread does.
     fn work(self: &Arc<Shared>, ends: Ends) {
         let mut ring_at_us = None;
@@ -354,7 +357,7 @@ impl Worker {
 
     fn start_what_can_start(&mut self, shared: &Arc<Shared>) {
         while let Some(start) = self.mover.poll(self.now_us()) {
-            let done = Completion::new(start.op, Arc::clone(shared));
+            let done = Completion::new(start.op, Arc::clone(shared) as _);
             let op = LinkOp { pairs: start.pairs, bytes: start.bytes };
             match self.drivers.get_mut(start.link.index()) {
                 Some(driver) => driver.start(op, &self.memory, done),

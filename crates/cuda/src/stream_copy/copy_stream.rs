@@ -5,7 +5,8 @@
 
 use super::inspect::{Inspector, Outline};
 use super::pages::Pages;
-use super::path_set::{PathSet, StreamCopy, Waits, how_to_relay, is_small};
+use super::path_set::{PathSet, how_to_relay};
+use super::queued::{StreamCopy, Waits, is_small};
 use super::relay_pipeline::How;
 use super::submit_pool::SubmitPool;
 use super::{Declined, GpuDirection, StreamCopies};

@@ -2,7 +2,7 @@
 //! the stream copy's stream.
 
 use super::pages::Pages;
-use super::path_set::{StreamCopy, Waits, is_small};
+use super::queued::{StreamCopy, Waits, is_small};
 use crate::device::Event;
 use crate::driver::abi::StreamHandle;
 use crate::driver::{BatchCopy, CopyList, CudaError};

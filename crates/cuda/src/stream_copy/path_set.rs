@@ -6,10 +6,10 @@ use super::direct::Direct;
 use super::list::List;
 use super::lists::Lists;
 use super::pages::{Pages, are_shorter};
+use super::queued::{StreamCopy, Waits, is_small};
 use super::relay_pipeline::{How, RelayPipeline, Work};
-use super::submit_pool::SubmitPool;
 use crate::device::{Event, StreamId};
-use crate::driver::abi::{Address, StreamHandle};
+use crate::driver::abi::StreamHandle;
 use crate::driver::{CudaError, Relaxed};
 use crate::kernels::Kernels;
 use crate::links::{Direction, ENGINE_PIECE_BYTES};
@@ -45,44 +45,6 @@ pub struct PathSet {
     holder: Option<StreamId>,
     /// The driver refused what was to tell where a stream copy ends, so nobody knows when the path set is free.
     is_lost: bool,
-}
-
-/// A stream copy to be queued.
-#[derive(Debug)]
-pub struct StreamCopy<'a> {
-    /// A stream of the target's context, in which the direct path's copies are queued.
-    pub stream: StreamHandle,
-    /// The stream that goes on when all of the stream copy is over. For a caller's stream copy it is the same one.
-    pub joined: StreamHandle,
-    /// Which one that is: by this the path set and its pipelines are held.
-    pub holder: StreamId,
-    /// What to copy, in the caller's order.
-    pub pages: Pages<'a>,
-    /// Where pieces that touch are two all the same: see [`List`].
-    pub seams: &'a [Address],
-    /// For the direct path, then for each pipeline.
-    pub shares: Vec<u64>,
-    /// Whether peers reach the target's side.
-    pub peers_reach: bool,
-    /// Whether host memory is in pieces too small for a copy engine. There are no pipelines then.
-    pub is_scattered: bool,
-    /// If the GPU computes nothing meanwhile but what waits for this: how many bytes it waits for, of which these are some.
-    pub awaited_bytes: Option<u64>,
-    /// Where its lists may be, as [`PathSet::room_for`] said.
-    pub places: Range<usize>,
-    pub waits: Waits<'a>,
-    /// Who queues what its pipelines do, each pipeline's beside the others'. Without them the caller does.
-    pub submit_pool: Option<&'a SubmitPool>,
-}
-
-/// What a stream copy waits for.
-#[derive(Debug, Clone, Copy)]
-pub enum Waits<'a> {
-    Nothing,
-    /// Until its stream has come to where the path set was taken. The direct path is in that stream.
-    Stream,
-    /// An event that is somebody else's.
-    For(&'a Event),
 }
 
 impl PathSet {
@@ -229,11 +191,6 @@ impl PathSet {
         self.holder = None;
         self.is_lost = false;
     }
-}
-
-/// Whether these are pages too small for a copy engine.
-pub fn is_small(pieces: usize, bytes: u64) -> bool {
-    are_shorter(ENGINE_PIECE_BYTES, pieces, bytes)
 }
 
 /// How a relay works. Kernels of the target wait for room on it while an engine computes, and what the engine waits for comes late. So

@@ -244,7 +244,7 @@ impl Mover {
         for span in &spans {
             self.regions.hold(span.region);
         }
-        self.slots.lose(path, &op.lot);
+        self.slots.lose(path, op.lot.slots_held());
         self.link_counters[link].timed_out += 1;
         self.links[link].lose(now_us, op.bytes, op.guest);
         if let Some(transfer) = self.transfers.get_mut(&transfer_id) {
@@ -277,7 +277,7 @@ impl Mover {
     fn lost_op_is_quiet(&mut self, op: Op) {
         let path = &self.paths[op.lot.path.0 as usize];
         op.lot.give_slots_back(path, &mut self.slots);
-        self.slots.find(path, &op.lot);
+        self.slots.find(path, op.lot.slots_held());
         let spans = op.touched_by_caller(path, &self.slots);
         for span in &spans {
             self.regions.release(span.region);
