@@ -1,6 +1,6 @@
 //! Links on GPUs: host memory and a GPU joined by its own PCIe link, and by the PCIe links of its peers over NVLink.
 //!
-//! A [`Copier`] is a mover with those links and routes; [`stream_copy::StreamCopies`] copy in a caller's stream. Neither decides what
+//! A [`Copier`] is a mover with those links and paths; [`stream_copy::StreamCopies`] copy in a caller's stream. Neither decides what
 //! moves when, which is the mover's or the stream's; they know devices, streams and kernels, which nothing else in the
 //! house may know.
 //!

@@ -1,4 +1,4 @@
-//! How a copier is put together: each GPU's PCIe links, and a route over each peer's.
+//! How a copier is put together: each GPU's PCIe links, and a path over each peer's.
 
 use super::{HOST, Made, SHARED, StartError};
 use crate::addresses::Addresses;
@@ -31,7 +31,7 @@ pub struct Built {
     pub peers: Peers,
 }
 
-/// Makes all links and routes the mover's. A GPU that has no room for its own is left out.
+/// Makes all links and paths the mover's. A GPU that has no room for its own is left out.
 pub fn build(
     handle: &MoverHandle,
     poller: &Poller,

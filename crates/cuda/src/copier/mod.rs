@@ -90,7 +90,7 @@ pub enum StartError {
     /// The mover has ended.
     #[error(transparent)]
     Closed(#[from] Closed),
-    /// A route does not fit together.
+    /// A path does not fit together.
     #[error(transparent)]
     Route(#[from] PathError),
 }
@@ -335,7 +335,7 @@ impl Copier {
     }
 
     /// Copies pieces between pinned host memory and a GPU, at once, over all paths, and waits. Large copies are the mover's,
-    /// whose routes share out the work while it is done; others are stream copies, which begin sooner.
+    /// whose paths share out the work while it is done; others are stream copies, which begin sooner.
     ///
     /// # Safety
     ///

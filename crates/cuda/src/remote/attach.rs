@@ -1,5 +1,5 @@
 //! The engine's side: attaches a copier's GPU to the relays of the node's process, gives its mover
-//! a route for each, and takes them out of service when the node dies; a node that returns is
+//! a path for each, and takes them out of service when the node dies; a node that returns is
 //! attached again.
 
 use super::link::{Port, RemoteLink};
@@ -112,7 +112,7 @@ pub enum NotAttached {
     /// The copier's mover has ended.
     #[error(transparent)]
     Closed(#[from] Closed),
-    /// A route does not fit together.
+    /// A path does not fit together.
     #[error(transparent)]
     Route(#[from] PathError),
 }
@@ -461,7 +461,7 @@ impl Supervisor {
         Ok(Some(memory))
     }
 
-    /// Puts a relay into service. Staging of other sizes than its routes have is not used.
+    /// Puts a relay into service. Staging of other sizes than its paths have is not used.
     fn install(
         &mut self,
         relay: usize,
@@ -488,11 +488,11 @@ impl Supervisor {
         Ok(true)
     }
 
-    /// Gives the mover links and routes of a relay that was never seen before, out of service.
+    /// Gives the mover links and paths of a relay that was never seen before, out of service.
     fn add_relay(&mut self, offer: &Offer) -> Result<usize, NotAttached> {
         let index = self.relays.len();
         let [there, back] = Direction::BOTH;
-        // What the driver may refuse comes first, since links and routes are for good.
+        // What the driver may refuse comes first, since links and paths are for good.
         let (to_gpu, from_gpu) = (self.pair()?, self.pair()?);
         let directions = [
             self.add_direction(index, offer, there, to_gpu)?,
@@ -568,7 +568,7 @@ impl Supervisor {
     }
 
     /// Takes the relays out of service, and waits until nothing uses their staging any more. What is unfinished goes over
-    /// other routes.
+    /// other paths.
     fn detach(&mut self, session: Arc<Session>) {
         self.inner.state.lock().session = None;
         self.memories.part();

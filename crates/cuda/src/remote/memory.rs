@@ -83,7 +83,7 @@ impl Memories {
     pub fn introduce(&mut self, session: &Session) -> Result<(), NotAttached> {
         self.refused.clear();
         for (number, (region, memory)) in &self.regions {
-            // What the node will not have goes over other routes.
+            // What the node will not have goes over other paths.
             if give(session, &*self.is_closing, *number, *region, memory)?.is_none() {
                 self.reach.add(&**memory, *region);
             }

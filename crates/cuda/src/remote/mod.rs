@@ -1,5 +1,5 @@
 //! Relays across processes: an engine sees one GPU, the node's process sees all of them and relays for it. The engine's
-//! mover has one more route for each relay. Its hop between host memory and the relay's staging is a request to the node
+//! mover has one more path for each relay. Its hop between host memory and the relay's staging is a request to the node
 //! ([`ring`]); the hop between staging and its own GPU is its own, so whatever allocator the GPU's memory came from will do.
 //!
 //! - [`Relays`] is the node's side, [`Attachment`] the engine's.

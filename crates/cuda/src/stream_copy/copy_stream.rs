@@ -146,7 +146,7 @@ impl StreamCopies {
         let queued = if !path_set.take_at_once(copy_stream.holder) {
             // Some caller's stream copy has it, and nobody knows for how long. A queue that is full makes the next call wait.
             drop(path_set);
-            self.log_declined(Declined::Busy);
+            self.counters.tell(Declined::Busy);
             copy_stream.copy_alone(batch)
         } else if let Some(places) = path_set.room_for(batch.pieces.len()) {
             self.queue_batch(copy_stream, batch, gpu_direction, &mut path_set, places)

@@ -5,6 +5,7 @@
 //! driver would, it declines.
 
 mod copy_stream;
+mod declined;
 mod direct;
 mod inspect;
 mod list;
@@ -25,7 +26,7 @@ use crate::peers::Peers;
 use crate::plan;
 use crate::rates::Rates;
 pub use copy_stream::{BATCH_PIECES_MAX, Batch, CopyStream, Sent};
-use forebay_transfer::LogGate;
+pub use declined::{Counters, Declined};
 pub use inspect::{Group, groups};
 use inspect::{Inspected, Outline, inspect};
 use pages::Pages;
@@ -38,7 +39,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use submit_pool::SubmitPool;
-use thiserror::Error;
 
 /// Slots of a pipeline. A pipeline works for one stream copy at a time, so the number of GPUs does not matter: staging on a relay is twice
 /// this, for both directions.
@@ -57,45 +57,6 @@ const QUEUED_SEGMENTS_MAX: u64 = 128;
 /// A copy by which the start tells how large ones are divided.
 const LARGE_BYTES: u64 = 256 << 20;
 
-/// Why a copy was left to the driver. Nothing was done about it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
-#[repr(u8)]
-pub enum Declined {
-    /// So small that the direct path is the fastest.
-    #[error("small")]
-    Small = 1,
-    /// The stream is being captured into a graph.
-    #[error("capturing")]
-    Capturing = 2,
-    /// Host memory that is not pinned, or that other contexts do not reach.
-    #[error("pageable")]
-    Pageable = 3,
-    /// Managed memory or an array: the driver knows where it is, we do not.
-    #[error("managed")]
-    Managed = 4,
-    /// No peer reaches this GPU.
-    #[error("no relay")]
-    NoRelay = 5,
-    /// StreamCopies of other streams have the relays.
-    #[error("busy")]
-    Busy = 6,
-    /// Both sides are host memory, or both are GPUs.
-    #[error("not between host and device")]
-    SameKind = 7,
-    /// The stream is not of a primary context.
-    #[error("foreign context")]
-    ForeignContext = 8,
-    /// The driver refused something on the way.
-    #[error("fault")]
-    Fault = 9,
-    /// All peers that reach this GPU were seen to move wrong bytes.
-    #[error("relays move wrong bytes")]
-    Untrusted = 12,
-    /// A call that the driver would refuse, or might.
-    #[error("for the driver to judge")]
-    DriverJudges = 13,
-}
-
 /// Copies in callers' streams.
 #[derive(Debug)]
 pub struct StreamCopies {
@@ -107,8 +68,6 @@ pub struct StreamCopies {
     /// For copy streams' batches: a caller's thread queues its own stream copy.
     submit_pool: OnceLock<Option<SubmitPool>>,
     counters: Counters,
-    /// For lines about copies that are left to the driver, by reason.
-    declined: [LogGate; Declined::CODES],
     /// Pipelines whose context was lost since the start, and their GPUs.
     losses: AtomicU64,
     lost: Mutex<HashSet<u16>>,
@@ -147,51 +106,6 @@ fn is_within(then_us: u64, now_us: u64, within_us: u64) -> bool {
     then_us > 0 && now_us.saturating_sub(then_us) < within_us
 }
 
-/// What stream copies have done.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// StreamCopies queued.
-    pub stream_copies: AtomicU64,
-    /// Bytes that went over the target's own PCIe link.
-    pub direct_bytes: AtomicU64,
-    /// Bytes that went over relays.
-    pub relayed_bytes: AtomicU64,
-    /// Copies left to the driver, by reason.
-    declined: [AtomicU64; Declined::CODES],
-}
-
-impl Declined {
-    /// All of them.
-    pub const ALL: [Declined; 11] = [
-        Declined::Small,
-        Declined::Capturing,
-        Declined::Pageable,
-        Declined::Managed,
-        Declined::NoRelay,
-        Declined::Busy,
-        Declined::SameKind,
-        Declined::ForeignContext,
-        Declined::Fault,
-        Declined::Untrusted,
-        Declined::DriverJudges,
-    ];
-    /// The largest of their numbers, some of which are others' (see `forebay_copy.h`).
-    const CODES: usize = Declined::DriverJudges as usize;
-}
-
-impl Counters {
-    fn count(&self, direct_bytes: u64, relayed_bytes: u64) {
-        self.stream_copies.fetch_add(1, Ordering::Relaxed);
-        self.direct_bytes.fetch_add(direct_bytes, Ordering::Relaxed);
-        self.relayed_bytes.fetch_add(relayed_bytes, Ordering::Relaxed);
-    }
-
-    /// How many copies were left to the driver for a reason.
-    pub fn declined(&self, why: Declined) -> u64 {
-        self.declined[why as usize - 1].load(Ordering::Relaxed)
-    }
-}
-
 impl StreamCopies {
     /// StreamCopies over GPUs that are open, of which some relay for each other. Staging and streams are made here and nowhere else. A GPU
     /// that has no room for them has none, and is no relay: it is logged.
@@ -204,7 +118,6 @@ impl StreamCopies {
             pipelines: HashMap::new(),
             submit_pool: OnceLock::new(),
             counters: Counters::default(),
-            declined: [const { LogGate::new() }; Declined::CODES],
             losses: AtomicU64::new(0),
             lost: Mutex::default(),
             peers,
@@ -328,8 +241,7 @@ impl StreamCopies {
         // SAFETY: by this function's contract.
         let copied = unsafe { self.queue(pieces, asked, stream) };
         if let Err(why) = copied {
-            self.counters.declined[why as usize - 1].fetch_add(1, Ordering::Relaxed);
-            self.log_declined(why);
+            self.counters.decline(why);
         }
         copied
     }
@@ -351,16 +263,6 @@ impl StreamCopies {
             d2h_direct_percent = d2h.2,
             "GPU copies over its links"
         );
-    }
-
-    /// Small copies are direct as a rule, and nothing to tell of.
-    fn log_declined(&self, why: Declined) {
-        if why == Declined::Small {
-            return;
-        }
-        if let Some(repeated) = self.declined[why as usize - 1].pass() {
-            tracing::info!(repeated, reason = %why, "copy is left to the driver");
-        }
     }
 
     /// Waits until no stream copy for a GPU in a direction has anything under way outside of the stream that it is in: what is in that waits for
