@@ -133,7 +133,6 @@ fn map_bytes(map: &BTreeMap<String, String>) -> Vec<u8> {
 pub struct NamespaceKey([u8; 32]);
 
 impl NamespaceKey {
-    /// The 32 bytes.
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }

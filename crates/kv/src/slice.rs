@@ -61,7 +61,6 @@ impl HeadMove {
 /// Heads that cannot be split as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SplitError {
-    /// There are no heads.
     #[error("heads is 0; allowed: 1 or more")]
     NoHeads,
     /// The size is zero or too large.
@@ -89,7 +88,6 @@ pub enum SplitError {
         /// Heads on the other.
         theirs: u32,
     },
-    /// There is no such rank.
     #[error("rank is {rank}; allowed: 0 to {last} for a tensor parallel size of {size}", last = size - 1)]
     Rank {
         /// The rank that was asked for.

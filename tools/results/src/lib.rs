@@ -50,7 +50,6 @@ pub struct Row {
 /// Another system's figure from the same run.
 #[derive(Debug, Serialize)]
 pub struct Peer {
-    /// What it is.
     pub name: String,
     /// Which version ran.
     pub version: String,

@@ -1,7 +1,7 @@
 //! What the traffic was: trace formats, the sampler, the generator, the replayer and the report.
 //!
-//! This crate knows requests as traces record them (lengths, arrival times, prefix blocks) and what came of replaying
-//! them. It must never know how an engine or a router works inside: it speaks to them over HTTP as any client would.
+//! This crate knows requests as traces record them (lengths, arrival times, prefix blocks) and what
+//! came of replaying them.
 
 pub mod format;
 pub mod generate;

@@ -1,5 +1,5 @@
-//! Numbers as the tools that write traces write them: whole numbers may have a fraction of zero (`512.0`), and ids may be
-//! negative. It knows JSON numbers and cells of CSV; it must never know a format.
+//! Numbers as the tools that write traces write them: whole numbers may have a fraction of zero
+//! (`512.0`), and ids may be negative.
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use std::fmt;

@@ -1,5 +1,5 @@
-//! One request as a trace records it, in the one form that every reader produces and everything else consumes.
-//! It knows lengths, times and prefix blocks; it must never know which format a request came from.
+//! One request as a trace records it, in the one form that every reader produces and everything
+//! else consumes.
 
 use crate::number;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,5 @@
-//! Token ids for prefix blocks: traces hold no text, so a replayed prompt is made from its block ids.
-//! It knows how an id becomes tokens; it must never know what a prompt is made of beyond one block.
+//! Token ids for prefix blocks: traces hold no text, so a replayed prompt is made from its block
+//! ids.
 
 /// The token ids of one prefix block, each below `vocab` (a `vocab` of 0 is taken as 1). They are a function of
 /// `block_id` and their position alone, so that equal ids give equal tokens and a partial block is a prefix of the

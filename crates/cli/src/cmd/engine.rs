@@ -111,7 +111,6 @@ pub struct Args {
     chunk_tokens: usize,
 }
 
-/// Runs the command.
 pub fn run(args: Args) -> crate::CommandResult {
     let (memory, node) = (args.memory, args.node_options()?);
     let log = args.ssd.clone().map(|path| Log { path, bytes: args.ssd_size as u64 });

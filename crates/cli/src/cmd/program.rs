@@ -144,9 +144,7 @@ fn version(name: &[u8]) -> Option<Version> {
 
 /// What an ELF file says of its dynamic linker.
 enum Headers {
-    /// Which one.
     Linker(PathBuf),
-    /// There is none.
     None,
     /// It is of 32 bits.
     Narrow,

@@ -81,7 +81,6 @@ pub struct Args {
     request_log: Option<RequestLogPlace>,
 }
 
-/// Runs the command.
 pub fn run(args: Args) -> crate::CommandResult {
     let mut config = RouterConfig::new(args.listen, args.backend, args.policy);
     config.threads = args.threads.unwrap_or(config.threads);

@@ -1,5 +1,5 @@
-//! The signals that end a command which serves. To be listened for before anybody hears that it serves: from then on it may be told
-//! to end, and in order. It must never know what ends.
+//! The signals that end a command which serves. To be listened for before anybody hears that it
+//! serves: from then on it may be told to end, and in order.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

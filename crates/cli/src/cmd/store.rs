@@ -75,7 +75,6 @@ enum Command {
     },
 }
 
-/// Runs the command.
 pub fn run(args: Args) -> CommandResult {
     match args.command {
         Command::Init { file, size, segment, force } => make(&file, size, segment, force),

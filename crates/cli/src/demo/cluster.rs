@@ -1,5 +1,5 @@
-//! Nodes and engines as processes of their own, as on several hosts, with the router in this process. It starts and stops
-//! them and can kill a node; it must never know what is asked of them, or how a process is run.
+//! Nodes and engines as processes of their own, as on several hosts, with the router in this
+//! process. It starts and stops them and can kill a node.
 
 use super::figures::Figures;
 use super::host::{
@@ -21,7 +21,6 @@ use tempfile::TempDir;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// What the cluster is to be.
 pub struct ClusterShape {
     /// Its engines, and the memory and SSDs of all nodes together.
     pub host: HostShape,

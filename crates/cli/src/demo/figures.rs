@@ -1,5 +1,4 @@
-//! What an engine in a process of its own says of itself at `/metrics`. It knows HTTP and the text format as far as it needs
-//! them; it must never know what the figures are for.
+//! What an engine in a process of its own says of itself at `/metrics`.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The emulated host: engines, the memory tier and the SSD that they share, the links between them, and the router in front. It
-//! starts and stops them; it must never know what is asked of them.
+//! The emulated host: engines, the memory tier and the SSD that they share, the links between them,
+//! and the router in front. It starts and stops them.
 
 use super::fault::Fault;
 use super::rows;
@@ -40,7 +40,6 @@ pub fn engine_name(number: usize) -> String {
     format!("engine-{number}")
 }
 
-/// What the host is to be.
 pub struct HostShape {
     /// GPU and model that each engine emulates.
     pub profile: Profile,

@@ -1,5 +1,4 @@
-//! One node is killed in the middle of a replay, and what follows from that is counted. It knows when, and whose tokens were
-//! computed a second time; it must never know how a node is killed.
+//! One node is killed in the middle of a replay, and what follows from that is counted.
 
 use super::cluster::Cluster;
 use super::rows;

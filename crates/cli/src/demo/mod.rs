@@ -42,7 +42,6 @@ const MEMORY_TOKENS: u64 = 1_000_000;
 const VLLM_MEMORY_TOKENS: u64 = 100_000;
 const VLLM_POOL_TOKENS: usize = 6_400;
 
-/// What engines are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum EngineKind {
     /// They compute nothing, take the time that a GPU would, and keep KV that can be checked

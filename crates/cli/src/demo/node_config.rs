@@ -1,5 +1,4 @@
-//! What the demo's nodes read: a configuration each when they start, and one list of all of them. It knows files and their
-//! fields; it must never know what runs.
+//! What the demo's nodes read: a configuration each when they start, and one list of all of them.
 
 use super::cluster::{ClusterShape, node_name};
 use super::host::CHUNK_TOKENS;

@@ -1,5 +1,4 @@
-//! Child processes: this program with other arguments, or another one. It knows how they start, say that they are ready and
-//! end; it must never know what they do.
+//! Child processes: this program with other arguments, or another one.
 //!
 //! A child is in a process group of its own, so that a Ctrl-C at the terminal reaches only its parent, which ends it when
 //! it is done with it, and what it started with it. A child whose parent is gone ends too: see `--end-with` in `main.rs`; another program sees to it itself.
@@ -28,7 +27,6 @@ const ERRORS_BYTES_MAX: usize = 4 << 10;
 pub struct Launch {
     /// The program; this one if there is none.
     pub program: Option<PathBuf>,
-    /// Its arguments.
     pub arguments: Vec<OsString>,
     /// What its environment has beside ours.
     pub environment: Vec<(&'static str, OsString)>,
@@ -69,16 +67,10 @@ pub struct Process {
 pub enum ProcessError {
     /// The system did not start or signal it.
     #[error("{name}: {error}")]
-    Io {
-        /// Which.
-        name: String,
-        /// What the system said.
-        error: std::io::Error,
-    },
+    Io { name: String, error: std::io::Error },
     /// It did not say that it is ready.
     #[error("{name} was not ready within {} s: {errors}", limit.as_secs())]
     NotReady {
-        /// Which.
         name: String,
         /// How long it had.
         limit: Duration,
@@ -88,9 +80,7 @@ pub enum ProcessError {
     /// It ended by itself, or badly.
     #[error("{name} ended with {status}: {errors}")]
     Ended {
-        /// Which.
         name: String,
-        /// How.
         status: ExitStatus,
         /// The last of its stderr.
         errors: String,
@@ -98,7 +88,6 @@ pub enum ProcessError {
     /// It had to be killed.
     #[error("{name} did not end within {} s and was killed: {errors}", STOP_LIMIT.as_secs())]
     Wedged {
-        /// Which.
         name: String,
         /// The last of its stderr.
         errors: String,

@@ -1,5 +1,5 @@
-//! The SSD below the demo's memory tier: a log for each policy in one directory, so that each policy finds what it left
-//! there and nothing of the others. It knows files and sizes; it must never know what is kept in them.
+//! The SSD below the demo's memory tier: a log for each policy in one directory, so that each
+//! policy finds what it left there and nothing of the others.
 
 use super::host::{CHUNK_TOKENS, HostShape};
 use forebay_store::WriteBackConfig;

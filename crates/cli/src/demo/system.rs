@@ -1,5 +1,4 @@
-//! What an arm is replayed on: a host in this process, or a cluster of processes. It knows that they answer the same
-//! questions; it must never know how.
+//! What an arm is replayed on: a host in this process, or a cluster of processes.
 
 use super::cluster::{Cluster, ClusterShape};
 use super::host::{Host, HostShape};

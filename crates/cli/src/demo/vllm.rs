@@ -1,5 +1,5 @@
-//! A real vLLM as an engine of the demo: what it is told, how it says that it serves, what it counts. It knows vLLM's command
-//! line and metrics and a model's `config.json`; it must never know what is asked of it.
+//! A real vLLM as an engine of the demo: what it is told, how it says that it serves, what it
+//! counts. It knows vLLM's command line and metrics and a model's `config.json`.
 
 use super::figures::Figures;
 use super::processes::Launch;
@@ -43,16 +43,10 @@ pub struct Vllm {
 pub enum ModelError {
     /// There is no such file.
     #[error("{file}: {error}")]
-    Io {
-        /// Which.
-        file: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
-    },
+    Io { file: PathBuf, error: std::io::Error },
     /// It does not say what is needed.
     #[error("{file}: {error}")]
     Json {
-        /// Which.
         file: PathBuf,
         /// What is wrong.
         error: serde_json::Error,

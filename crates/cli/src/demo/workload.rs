@@ -1,5 +1,4 @@
-//! What the demo asks of the engines: a trace from a file, or a generated one. It knows traces; it must never know who
-//! will answer.
+//! What the demo asks of the engines: a trace from a file, or a generated one.
 
 use forebay_trace::format::{ReadOptions, TraceReader};
 use forebay_trace::generate::{Generator, Marginals};

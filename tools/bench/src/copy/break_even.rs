@@ -1,5 +1,5 @@
-//! From which size on several links beat one. StreamCopies are made here however small a copy is, as the copier would not: what it
-//! does with small copies is not to make chains of them. This file knows the search; it must never know how chains are made.
+//! From which size on several links beat one. Stream copies are made here however small a copy is, as
+//! the copier would not.
 
 use super::gpus::Plan;
 use super::rig::Rig;

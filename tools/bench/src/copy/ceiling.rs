@@ -1,5 +1,5 @@
-//! What a host gives at best: every GPU's own link at once, each fed with lots that wait behind one another. Whoever copies
-//! for one GPU over all links cannot be faster. This file knows links; it must never know whose ceiling they are.
+//! What a host gives at best: every GPU's own link at once, each fed with lots that wait behind one
+//! another. Whoever copies for one GPU over all links cannot be faster.
 
 use super::rig::Rig;
 use super::{Course, Outcome};

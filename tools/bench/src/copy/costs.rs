@@ -1,5 +1,5 @@
-//! What the copier costs beside its copies: memory of the GPUs, time for the first copy, processors while nothing is
-//! copied. This file knows these rows; it must never know how anything is copied.
+//! What the copier costs beside its copies: memory of the GPUs, time for the first copy, processors
+//! while nothing is copied.
 
 use super::Outcome;
 use super::gpus::Plan;

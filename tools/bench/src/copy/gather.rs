@@ -1,5 +1,5 @@
-//! A kernel that copies between a GPU and the host's memory by itself: the usual way for small pages where no link but the
-//! GPU's own is used. This file knows the list that it reads; it must never know which pages are in it.
+//! A kernel that copies between a GPU and the host's memory by itself: the usual way for small
+//! pages where no link but the GPU's own is used.
 
 use super::Outcome;
 use super::rig::{Ends, Job};

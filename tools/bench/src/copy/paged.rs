@@ -1,6 +1,6 @@
-//! Pages that lie one after another on the host, as a chunk of KV does, and scattered on the GPU, as an engine's blocks do.
-//! Beside ours: the driver page by page, the driver's batches, and a kernel that does it alone. This file knows pages and
-//! rows; it must never know how anything is copied.
+//! Pages that lie one after another on the host, as a chunk of KV does, and scattered on the GPU,
+//! as an engine's blocks do. Beside ours: the driver page by page, the driver's batches, and a
+//! kernel that does it alone.
 
 use super::ceiling::ceiling;
 use super::gpus::Plan;

@@ -1,5 +1,5 @@
-//! A picture of rates over sizes: one panel for each way that bytes go, in each the driver's own copies, ours, and the ceiling.
-//! Pure: points in, SVG out. It must never know how they were measured.
+//! A picture of rates over sizes: one panel for each way that bytes go, in each the driver's own
+//! copies, ours, and the ceiling. Pure: points in, SVG out.
 
 use super::Course;
 use super::size::Size;

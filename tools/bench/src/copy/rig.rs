@@ -1,6 +1,6 @@
-//! What is copied and where it lies: for each GPU a pattern in host memory and the same in its own, and in both a place for
-//! copies. Where a copy goes is cleared; the copy is timed, and timed again right behind; then every byte that came is looked at.
-//! This file knows memory and what must be in it; it must never know who copies how, which is `way`'s.
+//! What is copied and where it lies: for each GPU a pattern in host memory and the same in its own,
+//! and in both a place for copies. Where a copy goes is cleared; the copy is timed, and timed again
+//! right behind; then every byte that came is looked at.
 
 use super::bytes::{clear, fill, first_wrong};
 use super::timing::{Cost, at_once};
@@ -188,7 +188,6 @@ impl Rig {
         &self.ways
     }
 
-    /// The driver.
     pub fn driver(&self) -> &'static Driver {
         self.ends[0].device.driver()
     }

@@ -1,6 +1,6 @@
-//! Copies of all sizes in one piece: for one GPU, whose copies may take every link, and for all GPUs at once, whose links
-//! nobody else can have. Whoever copies takes turns with the driver and with the ceiling, so that all see the same minute of
-//! the machine. This file knows sizes and rows; it must never know how anything is copied.
+//! Copies of all sizes in one piece: for one GPU, whose copies may take every link, and for all
+//! GPUs at once, whose links nobody else can have. Whoever copies takes turns with the driver and
+//! with the ceiling, so that all see the same minute of the machine.
 
 use super::ceiling::ceiling;
 use super::gpus::Plan;

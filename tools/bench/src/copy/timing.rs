@@ -1,5 +1,4 @@
-//! How long something takes, on the clock and on processors. This file knows clocks and threads; it must never know what
-//! is timed.
+//! How long something takes, on the clock and on processors.
 
 use super::Outcome;
 use rustix::time::{ClockId, clock_gettime};

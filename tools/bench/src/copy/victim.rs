@@ -1,6 +1,6 @@
-//! What relaying costs the GPU that relays: a product of matrices, a product of a matrix and a vector, and its own copies to
-//! a peer, each by itself and while copies for another GPU go on in both directions. This file knows work that a GPU does;
-//! it must never know how copies are relayed.
+//! What relaying costs the GPU that relays: a product of matrices, a product of a matrix and a
+//! vector, and its own copies to a peer, each by itself and while copies for another GPU go on in
+//! both directions.
 
 use super::Outcome;
 use super::gpus::Plan;

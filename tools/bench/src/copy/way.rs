@@ -1,5 +1,5 @@
-//! Who copies: the driver alone, one copy after another or a batch; a kernel; and the copier's ways. Each gets a job and
-//! returns when it is done. This file knows how each is asked; it must never know what is measured.
+//! Who copies: the driver alone, one copy after another or a batch; a kernel; and the copier's
+//! ways. Each gets a job and returns when it is done.
 
 use super::gather::Gather;
 use super::rig::{Ends, Job};

@@ -1,6 +1,6 @@
-//! The file under test: a log, and behind it as much room again for the ceiling, which thereby works on the same file
-//! without touching the log. All of it is written once before anything is measured: what was only set aside is slower to
-//! write the first time. This file knows where the two lie; it must never know what is measured.
+//! The file under test: a log, and behind it as much room again for the ceiling, which thereby
+//! works on the same file without touching the log. All of it is written once before anything is
+//! measured: what was only set aside is slower to write the first time.
 
 use super::memory::{Buffers, Direction, Objects};
 use super::raw::Raw;
@@ -32,7 +32,6 @@ impl TestFile {
         Ok(file)
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }

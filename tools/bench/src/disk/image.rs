@@ -1,7 +1,7 @@
-//! The log of a disk with ten million chunks, as it is after a process was killed: superblocks, a checkpoint, and the
-//! header and summary of each segment. The slots themselves were never written, so the file is sparse: a log that recovers
-//! from its checkpoint and summaries does not look at them. This file knows the bytes of the log; it must never know how
-//! they are read again.
+//! The log of a disk with ten million chunks, as it is after a process was killed: superblocks, a
+//! checkpoint, and the header and summary of each segment. The slots themselves were never written,
+//! so the file is sparse: a log that recovers from its checkpoint and summaries does not look at
+//! them.
 
 use super::Failure;
 use forebay_kv::ChunkId;
@@ -39,7 +39,6 @@ impl Image {
         Ok(image)
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -1,5 +1,5 @@
-//! The memory that both sides use: for each object under way one buffer to read into and one to write from, the latter
-//! filled with bytes whose checksum is known. This file knows buffers; it must never know who fills them.
+//! The memory that both sides use: for each object under way one buffer to read into and one to
+//! write from, the latter filled with bytes whose checksum is known.
 
 use crc_fast::{CrcAlgorithm, checksum};
 use forebay_transfer::Backing;

@@ -1,5 +1,6 @@
-//! LMCache's local disk backend, where a Python that has it is given: a process that makes a run whenever it is told to.
-//! This file knows the words that are exchanged with `bench/peers/lmcache_disk.py`; it must never know how LMCache works.
+//! LMCache's local disk backend, where a Python that has it is given: a process that makes a run
+//! whenever it is told to. This file knows the words that are exchanged with
+//! `bench/peers/lmcache_disk.py`.
 
 use super::Failure;
 use super::memory::Objects;
@@ -73,7 +74,6 @@ impl PeerProcess {
         Ok(Some(peer))
     }
 
-    /// Has it make a run.
     pub fn run(&mut self) -> Result<PeerRun, Failure> {
         writeln!(self.tell.as_mut().ok_or("no pipe to the peer")?, "run")?;
         let run: PeerRun = self.answer()?;

@@ -1,5 +1,5 @@
-//! What each side did: time, CPU time and objects of every run, and the rows that follow. This file knows arithmetic on
-//! runs; it must never know what a side is.
+//! What each side did: time, CPU time and objects of every run, and the rows that follow. This file
+//! knows arithmetic on runs.
 
 use super::memory::Objects;
 use super::{Failure, MIB};

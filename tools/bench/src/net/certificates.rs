@@ -1,5 +1,4 @@
-//! An authority and a certificate that live as long as a benchmark. This file knows how they are made and where they lie;
-//! it must never know who speaks with them.
+//! An authority and a certificate that live as long as a benchmark.
 
 use super::Error;
 use forebay_net::tcp::TlsConfig;

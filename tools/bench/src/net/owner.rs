@@ -1,5 +1,5 @@
-//! The other process: it owns memory that the benchmark writes and reads, and does what it is told on its standard input,
-//! a line at a time, with one line of answer each. It must never know what is measured.
+//! The other process: it owns memory that the benchmark writes and reads, and does what it is told
+//! on its standard input, a line at a time, with one line of answer each.
 
 use super::Error;
 use super::blocks::{End, Shape, fill, is_right};

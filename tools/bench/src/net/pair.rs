@@ -1,5 +1,5 @@
-//! The two processes: this one with its agent and memory, and the owner that it has started and speaks to. Ended together.
-//! This file knows processes and pipes; it must never know what is measured.
+//! The two processes: this one with its agent and memory, and the owner that it has started and
+//! speaks to. Ended together.
 
 use super::blocks::{End, Shape};
 use super::owner::{fill_all, wrong_blocks};

@@ -1,5 +1,5 @@
-//! UCX rails between the two processes: how they are written on the command line, and that they carry the bytes that are
-//! measured. It must never know what is measured.
+//! UCX rails between the two processes: how they are written on the command line, and that they
+//! carry the bytes that are measured.
 
 use super::Error;
 use forebay_net::{Agent, Fabric, Path, PeerStat, RailOptions};

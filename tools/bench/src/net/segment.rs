@@ -1,5 +1,5 @@
-//! The memory that blocks lie in, of a wished kind, the same at both ends. Driver: it maps memory and reaches it by copies. It
-//! must never know which block lies where.
+//! The memory that blocks lie in, of a wished kind, the same at both ends. Driver: it maps memory
+//! and reaches it by copies.
 
 use super::Error;
 use forebay_transfer::{Arena, Pages};

@@ -16,7 +16,6 @@ const POSTED: usize = 10_000;
 /// How long nothing is done.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// All of it.
 pub fn measure(way: &Way, runs: u32) -> Result<Vec<Row>, Error> {
     let mut rows = vec![post(way, runs)?];
     for (name, bytes) in [("net.rtt_us.4kib", 4 << 10), ("net.rtt_us.64kib", 64 << 10)] {

@@ -27,7 +27,6 @@ pub struct Prompts {
 }
 
 impl Prompts {
-    /// Prompts of `prompt_bytes`.
     pub fn new(prompt_bytes: usize) -> Prompts {
         let mut random = StdRng::seed_from_u64(1);
         let requests = (0..SESSIONS).map(|_| request(&words(prompt_bytes, &mut random))).collect();

@@ -1,5 +1,5 @@
-//! Processes under test: started on one CPU, watched through `/proc`, ended with all their children. It knows Linux; it
-//! must never know what the processes do.
+//! Processes under test: started on one CPU, watched through `/proc`, ended with all their
+//! children.
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -43,7 +43,6 @@ pub struct Priority {
 }
 
 impl Priority {
-    /// Raises it.
     pub fn raise(other: u32) -> Priority {
         let pids = [std::process::id(), other];
         pids.iter().for_each(|pid| chrt(&["--rr", "--pid", "1"], *pid));

@@ -1,5 +1,5 @@
-//! Checks and conversions that all formats share: what a request of any trace must fulfil, and times in microseconds.
-//! It knows limits; it must never know a format, whose field names it is handed.
+//! Checks and conversions that all formats share: what a request of any trace must fulfil, and
+//! times in microseconds.
 
 use super::error::Problem;
 use crate::request::TraceRequest;

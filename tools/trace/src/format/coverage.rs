@@ -1,5 +1,5 @@
-//! Whether the block ids of a trace cover its prompts, which they do not where blocks have another size than the reader
-//! takes them for. It knows requests; it must never know a format.
+//! Whether the block ids of a trace cover its prompts, which they do not where blocks have another
+//! size than the reader takes them for.
 
 use crate::request::TraceRequest;
 use std::fmt;

@@ -1,5 +1,4 @@
-//! Rows of comma-separated files whose header names the columns. It knows commas, quotes around a cell and column names;
-//! it must never know what a column means.
+//! Rows of comma-separated files whose header names the columns.
 
 use super::error::Problem;
 use crate::number::tokens_of_text;
@@ -41,7 +40,6 @@ pub(super) fn bare(cell: &str) -> &str {
     cell.trim_matches([' ', '"'])
 }
 
-/// A line as text.
 pub(super) fn text_of(line: &[u8]) -> Result<&str, Problem> {
     std::str::from_utf8(line).map_err(|error| Problem::Malformed(error.to_string()))
 }

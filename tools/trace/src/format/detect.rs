@@ -1,4 +1,4 @@
-//! Which format a file is in, by its first bytes. It knows what tells the formats apart; it must never know their details.
+//! Which format a file is in, by its first bytes.
 
 use super::error::TraceError;
 use super::{Format, azure, burstgpt, chat, foreign, tracelab};

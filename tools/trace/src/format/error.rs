@@ -1,5 +1,5 @@
-//! What can be wrong with a trace, said so that a person can mend it: the file, the place in it, the field, what was
-//! found and what is allowed. It knows how errors read; it must never know how a format is parsed.
+//! What can be wrong with a trace, said so that a person can mend it: the file, the place in it,
+//! the field, what was found and what is allowed.
 
 use super::Format;
 use serde::Deserialize;
@@ -15,15 +15,12 @@ pub enum TraceError {
     Io {
         /// What was being read.
         file: PathBuf,
-        /// What the system said.
         source: std::io::Error,
     },
     /// The file is of a known kind that no reader takes.
     #[error("{}: this is {what}: {advice}", file.display())]
     Foreign {
-        /// The file.
         file: PathBuf,
-        /// What it is.
         what: &'static str,
         /// What to do with it.
         advice: &'static str,
@@ -34,9 +31,7 @@ pub enum TraceError {
         file.display()
     )]
     Option {
-        /// The file.
         file: PathBuf,
-        /// The option.
         option: &'static str,
         /// The format of the file.
         format: Format,
@@ -46,7 +41,6 @@ pub enum TraceError {
     /// Tokens per block that nothing could have.
     #[error("--block-tokens: {given}, allowed 1 to {most}")]
     BlockTokens {
-        /// What was given.
         given: u32,
         /// The largest.
         most: u32,
@@ -58,9 +52,7 @@ pub enum TraceError {
         file.display()
     )]
     FarOutOfOrder {
-        /// The file.
         file: PathBuf,
-        /// The row.
         row: String,
         /// Among how many rows the earliest was looked for.
         window_rows: usize,
@@ -68,7 +60,6 @@ pub enum TraceError {
     /// No known format fits the beginning of the file.
     #[error("{}: no known trace format fits its first lines; name one with --format ({known})", file.display())]
     Unrecognised {
-        /// The file.
         file: PathBuf,
         /// The names of all formats.
         known: String,
@@ -88,7 +79,6 @@ pub enum TraceError {
     SessionTwice {
         /// One of the files.
         one: PathBuf,
-        /// The other.
         other: PathBuf,
     },
     /// One line, or one recorded request, is bad; the rest of the trace can still be read.
@@ -99,7 +89,6 @@ pub enum TraceError {
 /// One bad line, or one bad request of a session file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineError {
-    /// The file.
     pub file: Arc<Path>,
     /// Where in the file.
     pub place: Place,
@@ -141,19 +130,13 @@ impl fmt::Display for Place {
 pub enum Problem {
     /// More bytes than a reader is willing to hold at once.
     #[error("longer than {limit_bytes} bytes")]
-    TooLong {
-        /// The limit.
-        limit_bytes: usize,
-    },
+    TooLong { limit_bytes: usize },
     /// Not JSON, or not CSV, at all.
     #[error("malformed: {0}")]
     Malformed(String),
     /// A field that the format requires is absent.
     #[error("{field}: missing")]
-    Missing {
-        /// The field.
-        field: String,
-    },
+    Missing { field: String },
     /// A field has a wrong type or a value outside of what is allowed.
     #[error("{field}: {problem}")]
     Field {

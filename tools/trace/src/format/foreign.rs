@@ -1,5 +1,5 @@
-//! Files that people try and that no reader takes: what each of them is, and what to do with it. It knows how to
-//! recognise them; it must never know how a trace is read.
+//! Files that people try and that no reader takes: what each of them is, and what to do with it. It
+//! knows how to recognise them.
 
 use super::error::TraceError;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Opens what a trace is read from: a file, or standard input, compressed or not. Its first bytes are kept, so that a
-//! format can be told from them although a pipe gives them only once. It knows compression; it must never know a format.
+//! Opens what a trace is read from: a file, or standard input, compressed or not. Its first bytes
+//! are kept, so that a format can be told from them although a pipe gives them only once.
 
 use super::error::TraceError;
 use super::foreign;
@@ -13,7 +13,6 @@ pub(super) const DETECT_BYTES: usize = 64 << 10;
 /// How much is looked at where only the kind of file matters.
 pub(super) const KIND_BYTES: usize = 512;
 
-/// What is read from.
 pub(super) type Bytes = Box<dyn BufRead + Send>;
 
 /// Bytes of a trace whose beginning has been looked at.

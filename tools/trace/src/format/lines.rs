@@ -1,5 +1,4 @@
-//! Lines of a text file, one at a time and of bounded length. It knows byte-order marks, both line endings and blank
-//! lines; it must never know what a line says.
+//! Lines of a text file, one at a time and of bounded length.
 
 use std::io::{self, BufRead, Read};
 

@@ -22,10 +22,8 @@ pub struct ReadOptions {
     pub weka: WekaOptions,
 }
 
-/// A unit of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimeUnit {
-    /// Seconds.
     Seconds,
     /// Milliseconds.
     Millis,

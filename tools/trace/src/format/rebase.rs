@@ -1,5 +1,6 @@
-//! Makes arrivals count from the earliest one, for formats whose times are dates or count from elsewhere. Rows may stand
-//! out of order; how far is limited, because a trace may be longer than memory. It must never know a format.
+//! Makes arrivals count from the earliest one, for formats whose times are dates or count from
+//! elsewhere. Rows may stand out of order; how far is limited, because a trace may be longer than
+//! memory.
 
 use super::Requests;
 use super::error::TraceError;

@@ -1,5 +1,5 @@
-//! A trace that is read more than once. A file is opened again each time; what comes through a pipe is first copied to a
-//! temporary file that has no name and goes with the process. It must never know a format.
+//! A trace that is read more than once. A file is opened again each time; what comes through a pipe
+//! is first copied to a temporary file that has no name and goes with the process.
 
 use super::input::{DETECT_BYTES, Input};
 use super::options::ReadOptions;

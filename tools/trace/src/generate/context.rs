@@ -1,5 +1,5 @@
-//! The prompt of one conversation as it grows: its length and its block ids. It knows that a whole block keeps its id for
-//! as long as the prompt only grows; it must never know when or why it does.
+//! The prompt of one conversation as it grows: its length and its block ids. It knows that a whole
+//! block keeps its id for as long as the prompt only grows.
 
 /// Prompts of one conversation, one after the other. A block has an id once it is whole; up to a block at the end has none.
 pub(super) struct Context {

@@ -1,5 +1,5 @@
-//! What generated sessions are like: every distribution and constant in one place, with where it comes from. It knows
-//! numbers; it must never know how a session is put together from them.
+//! What generated sessions are like: every distribution and constant in one place, with where it
+//! comes from.
 
 use crate::format::MAX_TOKENS;
 use rand::Rng;
@@ -108,7 +108,6 @@ pub struct Marginals {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{field}: {found}, allowed {allowed}")]
 pub struct MarginalsError {
-    /// The field.
     pub field: String,
     /// Its value.
     pub found: String,

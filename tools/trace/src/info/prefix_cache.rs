@@ -1,5 +1,5 @@
-//! A prefix cache of a given size that drops the least recently used block: what share of a trace would it have served?
-//! It knows prompts; it must never know what a block holds, or how the order of use is kept.
+//! A prefix cache of a given size that drops the least recently used block: what share of a trace
+//! would it have served?
 
 use forebay_store::admission::{Chunk, ChunkKey, Lru};
 

@@ -1,5 +1,5 @@
-//! The record log on disk: one JSON object a line, each written by a single append, so that a crash of the process loses
-//! at most the line that was being written. It knows lines and files; it must never know what the records mean.
+//! The record log on disk: one JSON object a line, each written by a single append, so that a crash
+//! of the process loses at most the line that was being written.
 
 use super::{Counter, Line, LinkSample, LoadSample, RequestRecord, RunInfo};
 use parking_lot::Mutex;
@@ -20,11 +20,8 @@ pub struct RecordLog {
     pub runs: Vec<RunInfo>,
     /// Requests that ended.
     pub requests: Vec<RequestRecord>,
-    /// Load samples.
     pub loads: Vec<LoadSample>,
-    /// Link samples.
     pub links: Vec<LinkSample>,
-    /// Counters.
     pub counters: Vec<Counter>,
     /// Lines that could not be read: their number from 1, and why. A torn last line is one of them.
     pub skipped: Vec<(u64, String)>,
@@ -34,9 +31,7 @@ pub struct RecordLog {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the record log {}: {source}", path.display())]
 pub struct LogError {
-    /// The file.
     pub path: PathBuf,
-    /// What the system said.
     pub source: io::Error,
 }
 

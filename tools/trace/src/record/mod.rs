@@ -1,6 +1,6 @@
-//! What a replay measured: one record per finished request, samples of load and of links, and counters.
-//! It knows the recorded fields and their units; it must never know how they were measured or what is drawn from them.
-//! All times are seconds of model time from the start of the replay: real seconds times the clock ratio.
+//! What a replay measured: one record per finished request, samples of load and of links, and
+//! counters. All times are seconds of model time from the start of the replay: real seconds times
+//! the clock ratio.
 
 mod log;
 
@@ -27,7 +27,6 @@ pub enum Line {
 /// How an arm was run, for the reader of the report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunInfo {
-    /// The arm.
     pub arm: String,
     /// Names and values, in the order in which they are to be shown.
     pub parameters: Vec<(String, String)>,
@@ -155,7 +154,6 @@ pub struct LinkSample {
     pub arm: String,
     /// When.
     pub at_s: f64,
-    /// The link.
     pub link: String,
     /// Bytes moved.
     pub bytes: u64,
@@ -166,7 +164,6 @@ pub struct LinkSample {
 /// A count that an arm ended with, such as corruptions caught.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Counter {
-    /// The arm.
     pub arm: String,
     /// What was counted, in words that a report can show.
     pub name: String,

@@ -1,5 +1,5 @@
-//! One answer of the completions API as it streams in: its tokens, its usage and when they came. It knows the JSON of
-//! the events; it must never know how they travelled. Time is passed in: microseconds since any one moment.
+//! One answer of the completions API as it streams in: its tokens, its usage and when they came. It
+//! knows the JSON of the events. Time is passed in: microseconds since any one moment.
 
 use crate::record::{Failure, FailureKind};
 use serde::Deserialize;

@@ -1,5 +1,4 @@
-//! Sends one prompt to an endpoint of the OpenAI API and follows its stream to whatever end it has. It knows HTTP,
-//! connections and deadlines; it must never know why a request is sent or what follows from its answer.
+//! Sends one prompt to an endpoint of the OpenAI API and follows its stream to whatever end it has.
 
 use super::answer::{Answer, shown};
 use super::sse::EventScanner;

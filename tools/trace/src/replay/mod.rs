@@ -1,7 +1,6 @@
 //! The replayer: sends a trace to an OpenAI endpoint as its clients did, and records what came of each request.
 //!
-//! It knows traces, prompts and answers. It must never know what stands behind the endpoint: an emulated engine, a real
-//! one and a router in front of many look alike.
+//! It knows traces, prompts and answers.
 //!
 //! Three things make a replay valid, and each has a file of its own: a turn carries the tokens that were really
 //! answered ([`transcript`]), time is never compressed ([`schedule`]), and latencies count from the moment a request was
@@ -124,7 +123,6 @@ pub enum ReplayError {
     /// The file with certificates cannot be used.
     #[error("certificates in {}: {reason}", path.display())]
     Ca {
-        /// The file.
         path: PathBuf,
         /// Why not.
         reason: String,
@@ -133,29 +131,21 @@ pub enum ReplayError {
     #[error(
         "target {target:?} is https, and this system trusts no certificates: name a file of them with ca"
     )]
-    NoCertificates {
-        /// The target.
-        target: String,
-    },
+    NoCertificates { target: String },
     /// TLS cannot be used.
     #[error("TLS: {0}")]
     Tls(#[source] rustls::Error),
     /// An option is out of its range.
     #[error("{name} is {value}, allowed is {allowed}")]
     Option {
-        /// The option.
         name: &'static str,
         /// What was given.
         value: String,
-        /// What is allowed.
         allowed: &'static str,
     },
     /// A closed loop holds its whole trace, and this one is too large.
     #[error("a closed loop holds at most {limit} requests and the trace has more: replay a sample of it")]
-    TooManyRequests {
-        /// The limit.
-        limit: usize,
-    },
+    TooManyRequests { limit: usize },
     /// An open loop sends as it reads, so that its trace must be sorted.
     #[error(
         "turn {turn} of session {session:?} arrives before a request in front of it: sort the trace by arrival"
@@ -163,7 +153,6 @@ pub enum ReplayError {
     OutOfOrder {
         /// The session of the request.
         session: String,
-        /// Its turn.
         turn: u32,
     },
     /// A record could not be written; the replay stops, because what it does is not kept.

@@ -1,4 +1,4 @@
-//! How far a replay has come, for a live display. It knows counts and a running median; it must never know who looks.
+//! How far a replay has come, for a live display.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,5 +1,5 @@
-//! When each request of a replay is due. It knows arrival times, think times and which turn waits for which answer; it
-//! must never know how a request is sent. Time is passed in: microseconds of model time since the start of the replay.
+//! When each request of a replay is due. It knows arrival times, think times and which turn waits
+//! for which answer. Time is passed in: microseconds of model time since the start of the replay.
 
 use crate::request::TraceRequest;
 use std::cmp::Reverse;
@@ -35,7 +35,6 @@ pub struct Schedule {
 pub struct Due {
     /// When, since the start of the replay.
     pub due_us: u64,
-    /// What.
     pub request: TraceRequest,
 }
 

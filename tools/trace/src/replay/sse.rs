@@ -1,5 +1,5 @@
-//! Server-sent events from the frames of an HTTP body, as the WHATWG HTML standard defines the stream ("9.2.6
-//! Interpreting an event stream"). It knows lines, fields and events; it must never know what an event's data means.
+//! Server-sent events from the frames of an HTTP body, as the WHATWG HTML standard defines the
+//! stream ("9.2.6 Interpreting an event stream").
 
 /// Splits a body into events. Frames may cut it anywhere; lines may end in LF, CR or CRLF. Only the `data` field is kept:
 /// the OpenAI API uses no other.
@@ -29,7 +29,6 @@ pub struct EventScanner {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an event is longer than {limit_bytes} bytes")]
 pub struct TooLong {
-    /// The limit.
     pub limit_bytes: usize,
 }
 

@@ -1,5 +1,5 @@
-//! What each session has really said so far, so that a turn's prompt carries the tokens that the engine produced and
-//! not the ones that the trace's engine did. It knows token ids and prefix blocks; it must never know about time or I/O.
+//! What each session has really said so far, so that a turn's prompt carries the tokens that the
+//! engine produced and not the ones that the trace's engine did.
 //!
 //! A replay that invents new tokens for earlier answers makes every later turn miss the cache behind them, and so
 //! measures the wrong thing.

@@ -1,5 +1,4 @@
-//! Prompts as text, for endpoints that take no token ids. It knows a list of words; it must never know
-//! a tokenizer.
+//! Prompts as text, for endpoints that take no token ids.
 
 /// Common English words, each of which common tokenizers take for one token with the space before it.
 const WORDS: [&str; 256] = [

@@ -1,4 +1,4 @@
-//! One line that says how far a replay has come, while it runs. It knows terminals; it must never know what is replayed.
+//! One line that says how far a replay has come, while it runs.
 
 use super::units::{count, seconds};
 use crate::replay::Progress;
@@ -18,7 +18,6 @@ const REWRITE_EVERY: Duration = Duration::from_millis(250);
 const APPEND_EVERY: Duration = Duration::from_secs(5);
 
 impl LiveLine {
-    /// A line for `arm`.
     pub fn new(arm: &str, progress: watch::Receiver<Progress>) -> LiveLine {
         LiveLine { arm: arm.to_owned(), progress, terminal: std::io::stderr().is_terminal() }
     }

@@ -1,4 +1,4 @@
-//! Quantiles of measured values. It knows numbers; it must never know what they measure.
+//! Quantiles of measured values.
 
 use serde::Serialize;
 

@@ -1,5 +1,4 @@
-//! What a record log says, in figures: per arm latencies, hits, wrong tokens, failures and classes. It knows records and
-//! arithmetic; it must never know how a figure is shown.
+//! What a record log says, in figures: per arm latencies, hits, wrong tokens, failures and classes.
 
 use super::quantile::Quantiles;
 use crate::record::{Outcome, RecordLog, RequestRecord};
@@ -26,7 +25,6 @@ pub struct Summary {
 /// The figures of one arm.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ArmSummary {
-    /// The arm.
     pub arm: String,
     /// Requests that ended.
     pub requests: usize,
@@ -78,7 +76,6 @@ pub struct TokenSources {
     pub ssd: u64,
     /// Fetched from another node.
     pub peer: u64,
-    /// Computed.
     pub computed: u64,
     /// Tokens of requests whose engine did not report its hits. They are in none of the above.
     pub unreported: u64,
@@ -96,7 +93,6 @@ pub struct WrongTokens {
 /// What one link moved during an arm.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LinkTotal {
-    /// The link.
     pub link: String,
     /// Bytes moved.
     pub bytes: u64,
@@ -107,7 +103,6 @@ pub struct LinkTotal {
 /// Requests whose engine executed a like number of prompt tokens.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ClassSummary {
-    /// The class.
     pub class: Class,
     /// How many requests.
     pub requests: usize,

@@ -1,5 +1,4 @@
-//! The summary as text for a terminal, readable at 100 columns. It knows figures and columns; it must never know how the
-//! figures came about.
+//! The summary as text for a terminal, readable at 100 columns.
 
 use super::notes::notes;
 use super::quantile::Quantiles;

@@ -1,6 +1,5 @@
-//! `info --tiers`: what a memory tier above an SSD tier would have held of a trace, under each admission policy. This
-//! module knows requests and tiers; it must never know how a policy decides: that is `forebay-store`'s own code, which
-//! runs here as it does in a node.
+//! `info --tiers`: what a memory tier above an SSD tier would have held of a trace, under each
+//! admission policy.
 
 mod model;
 mod size;
@@ -21,7 +20,6 @@ use system::System;
 /// What is to be tried.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TierStudy {
-    /// Sizes of tiers.
     pub sizes: Vec<TierSizes>,
     /// Policies, each with each of the sizes.
     pub policies: Vec<Policy>,
@@ -34,7 +32,6 @@ pub struct TierStudy {
 /// What came of it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TierReport {
-    /// KV of a token.
     pub kv_bytes_per_token: u32,
     /// Sizes by policies, in the order of the study.
     pub rows: Vec<TierRow>,

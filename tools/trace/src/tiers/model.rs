@@ -1,4 +1,4 @@
-//! What KV is worth: the bytes and the FLOPs of a model's tokens. This file knows one model; it must never know a tier.
+//! What KV is worth: the bytes and the FLOPs of a model's tokens.
 
 /// What matters of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,5 +1,4 @@
-//! Sizes of tiers as people write them: `memory=2%,ssd=1.5TiB`. This file knows the notation; it must never know what is
-//! kept in a tier.
+//! Sizes of tiers as people write them: `memory=2%,ssd=1.5TiB`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,13 +14,10 @@ use std::str::FromStr;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TierSizes {
-    /// The memory tier.
     pub memory: TierSize,
-    /// The SSD tier.
     pub ssd: TierSize,
 }
 
-/// Size of a tier.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum TierSize {
     /// Percent of the trace's distinct blocks.
@@ -37,26 +33,15 @@ pub enum TierSize {
 pub enum SizeError {
     /// Something else than a name and a size.
     #[error("{given:?}: allowed is memory=SIZE,ssd=SIZE")]
-    Form {
-        /// What was given.
-        given: String,
-    },
+    Form { given: String },
     /// A tier is missing.
     #[error("{given:?}: no size for {tier}")]
-    Missing {
-        /// What was given.
-        given: String,
-        /// Which.
-        tier: &'static str,
-    },
+    Missing { given: String, tier: &'static str },
     /// Not a size.
     #[error(
         "{given:?}: allowed are a percentage of the distinct blocks up to 100% (2%), bytes (64GiB) or tokens (500000tokens)"
     )]
-    Size {
-        /// What was given.
-        given: String,
-    },
+    Size { given: String },
 }
 
 /// Units of bytes, longest names first where one ends like another.

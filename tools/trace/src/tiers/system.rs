@@ -1,5 +1,4 @@
-//! One memory tier above one SSD tier under one admission policy, serving the requests of a trace. This file knows what
-//! is held where; it must never know how the policy decides or how its figures are shown.
+//! One memory tier above one SSD tier under one admission policy, serving the requests of a trace.
 
 use super::model::ModelCost;
 use super::{TierRow, TierSizes};

@@ -1,6 +1,6 @@
-//! One session file: its fields before the requests, and its requests one entry after the other. A sub-agent's entry holds
-//! the requests of a session of its own, whose times count from the entry's and whose block ids are the parent's.
-//! It knows one file; it must never know of others.
+//! One session file: its fields before the requests, and its requests one entry after the other. A
+//! sub-agent's entry holds the requests of a session of its own, whose times count from the entry's
+//! and whose block ids are the parent's.
 
 use super::ids::{Ids, SystemPrompt};
 use super::text::{Broken, SessionText};

@@ -1,6 +1,6 @@
-//! Reads one large JSON object in pieces: the small fields at its beginning, then the elements of its `requests` array
-//! one at a time, so that a session of any length takes the memory of its largest request. It knows JSON's brackets and
-//! strings; it must never know what a field means.
+//! Reads one large JSON object in pieces: the small fields at its beginning, then the elements of
+//! its `requests` array one at a time, so that a session of any length takes the memory of its
+//! largest request.
 
 use crate::format::error::Problem;
 use std::io::{self, BufRead};

@@ -1,5 +1,4 @@
-//! How many requests each engine holds over time: one panel per arm, one line per engine. It knows series of points; it
-//! must never know where they were sampled.
+//! How many requests each engine holds over time: one panel per arm, one line per engine.
 
 use super::scale::Scale;
 use super::svg::{Anchor, Area, Svg, shortened};

@@ -1,5 +1,4 @@
-//! How many bytes each link moved: one panel per arm, one bar per link. It knows names and amounts; it must never know what
-//! a link is.
+//! How many bytes each link moved: one panel per arm, one bar per link.
 
 use super::svg::{Anchor, Area, Svg, shortened};
 use crate::report::units::{bytes, count};

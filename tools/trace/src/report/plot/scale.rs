@@ -1,4 +1,4 @@
-//! From values to positions, and which values deserve a tick. It knows numbers; it must never know what they measure.
+//! From values to positions, and which values deserve a tick.
 
 /// Maps a range of values onto 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,7 +48,6 @@ impl Scale {
         if position.is_nan() { 0.0 } else { position.clamp(0.0, 1.0) }
     }
 
-    /// The value at a position.
     pub fn value(&self, position: f64) -> f64 {
         match *self {
             Scale::Linear { max } => position * max,

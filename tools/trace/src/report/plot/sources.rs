@@ -1,5 +1,4 @@
-//! How wholes are split into parts: one bar of full length per whole. It knows names and amounts; it must never know what
-//! is split.
+//! How wholes are split into parts: one bar of full length per whole.
 
 use super::svg::{Anchor, Area, Svg, shortened};
 use crate::report::units::short_count;
@@ -7,7 +6,6 @@ use crate::report::units::short_count;
 /// One whole.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Split {
-    /// Its name.
     pub name: String,
     /// The amounts of its parts, in the order of the names given to [`sources`].
     pub parts: Vec<u64>,

@@ -1,5 +1,5 @@
-//! A small SVG writer: shapes, text and the areas that show values under the pointer. It knows markup; it must never know
-//! what a plot means. Colours are classes that the page's style sheet defines, so that light and dark share one picture.
+//! A small SVG writer: shapes, text and the areas that show values under the pointer. Colours are
+//! classes that the page's style sheet defines, so that light and dark share one picture.
 
 use std::fmt::{Display, Write};
 
@@ -18,7 +18,6 @@ pub enum Anchor {
     Start,
     /// It is centred there.
     Middle,
-    /// It ends there.
     End,
 }
 
@@ -29,9 +28,7 @@ pub struct Area {
     pub x: f64,
     /// Upper edge.
     pub y: f64,
-    /// Width.
     pub width: f64,
-    /// Height.
     pub height: f64,
 }
 
