@@ -1,6 +1,5 @@
-//! Having one request answered: it is sent to an engine, and to another one where that is right. It
-//! knows which failures allow that; it must never know how engines are chosen, nor what becomes of
-//! the answer.
+//! Having one request answered: it is sent to an engine, and to another one where its failure allows
+//! that. `proxy` calls it; engines are chosen by the dispatcher.
 //!
 //! Nothing goes to the client before the first byte of an answer's body has come. Until then a
 //! request that provably never arrived is sent again, and one that may have arrived is sent again
@@ -9,12 +8,10 @@
 
 use crate::dispatcher::{Ask, BackendSet, End};
 use crate::health::Failure;
-use crate::local::{no_backend, shutting_down};
-use crate::proxy::Worker;
+use crate::refusal::Refusal;
 use crate::request_log::Note;
-use crate::respond::Refusal;
 use crate::shared::{Flight, Phase, Shared};
-use crate::upstream::{Answer, Lost, Pieces, Upstream};
+use crate::upstream::{Answer, Lost, Pieces, Pool, Upstream};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, header};
 use std::future::poll_fn;
@@ -24,11 +21,19 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use tokio::time::{Instant, Sleep, sleep};
 
+/// What one thread works with.
+#[derive(Debug)]
+pub struct Worker {
+    /// What all threads share.
+    pub shared: Arc<Shared>,
+    /// The thread's idle connections.
+    pub pool: Arc<Pool>,
+}
+
 /// A request that goes to an engine, in the form in which it can be sent more than once.
 pub struct Outgoing {
     /// Method, path and headers.
     pub head: http::request::Parts,
-    /// The body.
     pub body: Pieces,
     /// What routing needs to know of it.
     pub ask: Arc<Ask>,
@@ -110,7 +115,7 @@ pub async fn send(
                 flight.end(End::Failed(lost.failure));
                 let is_over = sent_again || (lost.failure == Failure::FirstByteTimeout && !outgoing.stream);
                 if lost.failure == Failure::Shutdown {
-                    return Err(shutting_down());
+                    return Err(Refusal::shutting_down());
                 }
                 if lost.may_have_arrived && is_over {
                     last_failure = Some(lost.failure);
@@ -129,7 +134,7 @@ pub async fn send(
         return Ok(Begun { started, flight, deadline });
     }
     shared.unanswered.fetch_add(1, Ordering::Relaxed);
-    Err(last_failure.map_or_else(no_backend, |failure| no_answer(failure, tried.count_ones())))
+    Err(last_failure.map_or_else(Refusal::no_backend, |failure| no_answer(failure, tried.count_ones())))
 }
 
 fn no_answer(failure: Failure, tried: u32) -> Refusal {

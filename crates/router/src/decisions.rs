@@ -1,5 +1,5 @@
-//! Why each of the last requests went where it went. It knows decisions and how they ended, as plain values in a ring
-//! of fixed size; it must never know how they were made.
+//! Why each of the last requests went where it went. It knows decisions and how they ended, as
+//! plain values in a ring of fixed size.
 
 use crate::health::Failure;
 use crate::policy::{Candidate, Decision, Reason};

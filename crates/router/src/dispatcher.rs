@@ -1,5 +1,5 @@
-//! The router's state: the load, health and presumed cache of every backend, and what was decided. It joins the policy,
-//! the prefix index and the learned token ratio. It takes time as an argument and must never know sockets or HTTP.
+//! The router's state: the load, health and presumed cache of every backend, and what was decided.
+//! It joins the policy, the prefix index and the learned token ratio. It takes time as an argument.
 //!
 //! Every assignment is ended exactly once, with how it ended; until then it counts as load.
 

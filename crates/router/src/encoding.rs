@@ -1,6 +1,6 @@
 //! Content codings of answers. The router asks engines for plain answers; what comes compressed all
 //! the same is made plain as it passes, so that usage can be read in it and events are not held
-//! back. It knows gzip, deflate and zstd as bytes; it must never know what is in an answer.
+//! back.
 
 use bytes::Bytes;
 use flate2::write::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
@@ -13,7 +13,6 @@ const MAX_DECODED_BYTES: usize = 16 * 1024 * 1024;
 /// How a body is coded, by its `content-encoding`.
 #[derive(Debug)]
 pub enum Coding {
-    /// Not at all.
     Plain,
     /// In a way that is made plain here.
     Known(Box<Decoder>),

@@ -1,5 +1,4 @@
-//! A map with a bound that forgets what has not been used for a while. It knows keys that are already hashes and small
-//! values; it must never know what they mean.
+//! A map with a bound that forgets what has not been used for a while.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

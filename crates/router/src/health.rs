@@ -1,6 +1,5 @@
 //! Whether an engine may be used: a state machine that is told of answered and failed requests and
-//! probes. It knows counts only; it must never know sockets or the time, nor how a failure was
-//! found out.
+//! probes.
 //!
 //! Probes and requests are counted apart: an answered probe does not excuse failed requests, and
 //! an answered request does not excuse failed probes. Time limits on requests say nothing as long
@@ -253,7 +252,6 @@ impl Health {
         self.judge(failure, Cause::Failing)
     }
 
-    /// A probe was answered.
     pub fn probe_answered(&mut self) -> Option<Change> {
         self.failed_probes = 0;
         self.answered_probes = self.answered_probes.saturating_add(1);
@@ -270,7 +268,6 @@ impl Health {
         Some(Change::Readmitted)
     }
 
-    /// A probe failed.
     pub fn probe_failed(&mut self, failure: Failure) -> Option<Change> {
         self.answered_probes = 0;
         self.failed_probes = self.failed_probes.saturating_add(1);

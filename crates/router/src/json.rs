@@ -1,5 +1,5 @@
-//! The fields of a JSON object as positions in its bytes. It knows where values begin and end and of what type they
-//! are; it builds nothing, recurses nowhere and reads each byte once. It must never know which fields matter.
+//! The fields of a JSON object as positions in its bytes. It knows where values begin and end and
+//! of what type they are; it builds nothing, recurses nowhere and reads each byte once.
 //!
 //! Of valid JSON it finds exactly the fields of the outermost object. Of other bytes it either says where they stop
 //! being JSON or, for faults deep inside a value, passes them on: who really parses the value will say so.
@@ -11,17 +11,12 @@ use std::ops::Range;
 /// The type of a JSON value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// `null`
     Null,
     /// `true` or `false`
     Boolean,
-    /// A number.
     Number,
-    /// A string.
     String,
-    /// An array.
     Array,
-    /// An object.
     Object,
 }
 
@@ -30,7 +25,6 @@ pub enum Kind {
 pub struct Value {
     /// Its type.
     pub kind: Kind,
-    /// Where it is.
     pub at: Range<usize>,
     /// An array or object in which [`is_media_key`] or [`may_be_data_url`] holds of a string.
     pub has_media: bool,

@@ -1,17 +1,17 @@
 //! Where requests go: the router in front of several engines.
 //!
-//! This crate knows OpenAI's HTTP API as bytes that pass through, the load and the presumed caches of the engines
-//! behind it, and the policies that choose among them. It must never know how an engine computes, how KV is stored or
-//! moved, or what a token is: prompts are bytes, and what was cached is what the engines' answers say.
+//! It passes OpenAI's HTTP API on as bytes, and chooses engines by their load and by what their caches
+//! presumably hold. It has no tokenizer: prompts are bytes, and what was cached is what answers say.
 //!
 //! Three layers:
-//! * Pure: `policy` (who gets a request), `prefix` (who is believed to hold what), `tokens`, `health`, `dispatcher`
-//!   (all of that as one state, with time as an argument), `routes` (what is done with which path), and `json`,
-//!   `request`, `media`, `sse`, `encoding`, `usage` (bodies and streams as bytes).
-//! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `probe`, `models`,
-//!   `request_log`.
-//! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `relay` (of an answer), `local` (the router's
-//!   own pages), `shared`, `server`.
+//! * Pure: `policy` (who gets a request), `prefix` (who is believed to hold what), `tokens`, `health`,
+//!   `models`, `dispatcher` (all of that as one state, with time as an argument), `routes` (what is done
+//!   with which path), and `json`, `request`, `media`, `sse`, `encoding`, `usage` (bodies and streams as
+//!   bytes).
+//! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `probe`,
+//!   `listing` (of models), `request_log`.
+//! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `relay` (of an answer), `local`
+//!   (the router's own pages), `shared`, `server`.
 //!
 //! [`Router::spawn`] starts a router in this process. [`policy::choose`] needs none of it.
 
@@ -23,6 +23,7 @@ mod encoding;
 mod generations;
 mod health;
 mod json;
+mod listing;
 mod local;
 mod media;
 mod metrics;
@@ -31,6 +32,7 @@ pub mod policy;
 mod prefix;
 mod probe;
 mod proxy;
+mod refusal;
 mod relay;
 mod request;
 mod request_log;

@@ -1,9 +1,10 @@
-//! The pages that the router answers itself. It knows their form; what they show is others' business.
+//! The pages that the router answers itself: health, metrics, decisions and the models of all engines.
 
+use crate::listing;
 use crate::models::{self, Said};
-use crate::proxy::BACKEND_HEADER;
+use crate::refusal::Refusal;
 use crate::relay::Reply;
-use crate::respond::{self, Refusal};
+use crate::respond::{self, BACKEND_HEADER};
 use crate::routes::{Group, Own};
 use crate::shared::{Phase, Shared};
 use http::header::{self, ALLOW};
@@ -23,16 +24,16 @@ pub async fn answer(
         if request.method() == Method::OPTIONS {
             return Ok(options(group));
         }
-        return Err(method_not_allowed(path, group));
+        return Err(Refusal::of_method(path, group));
     }
     match own {
         Own::Health => {
             if shared.phase() != Phase::Serving {
-                return Err(shutting_down());
+                return Err(Refusal::shutting_down());
             }
             let up = (0..shared.targets.len()).filter(|&backend| shared.is_usable(backend)).count();
             if up == 0 {
-                return Err(no_backend());
+                return Err(Refusal::no_backend());
             }
             Ok(respond::json(format!(r#"{{"status":"ok","backends_up":{up}}}"#)))
         }
@@ -44,22 +45,6 @@ pub async fn answer(
             models(shared, request, Some(&percent_decoded(name))).await
         }
     }
-}
-
-/// The method is none of those that the path takes.
-pub fn method_not_allowed(path: &str, group: &Group) -> Refusal {
-    let message = format!("{path} takes {}", group.allowed());
-    Refusal::of_client(StatusCode::METHOD_NOT_ALLOWED, message)
-}
-
-/// The router ends. Load balancers read it from `/health`, clients as an answer or as a stream's last event.
-pub fn shutting_down() -> Refusal {
-    Refusal::of_service(StatusCode::SERVICE_UNAVAILABLE, "the router is shutting down".into())
-}
-
-/// No engine can be asked.
-pub fn no_backend() -> Refusal {
-    Refusal::of_service(StatusCode::SERVICE_UNAVAILABLE, "no engine is up".into())
 }
 
 fn options(group: &Group) -> Response<Reply> {
@@ -81,7 +66,7 @@ async fn models(
     let key = request.headers().get(header::AUTHORIZATION).cloned();
     let mut lists = Vec::new();
     let mut other = None;
-    for (backend, said) in models::read_all(shared, key).await {
+    for (backend, said) in listing::read_all(shared, key).await {
         match said {
             Said::List(list) => lists.push(list),
             // One that is slow to say it now has said it before.
@@ -91,7 +76,7 @@ async fn models(
     }
     if lists.is_empty() {
         // All of them refuse to say, or have no list: the client sees what the first one says.
-        let (backend, answer) = other.ok_or_else(no_backend)?;
+        let (backend, answer) = other.ok_or_else(Refusal::no_backend)?;
         let mut response = respond::json(answer.body);
         *response.status_mut() = answer.status;
         response.headers_mut().insert(BACKEND_HEADER, shared.targets[backend].header.clone());

@@ -1,5 +1,5 @@
 //! Images, sounds and films in chat messages. It knows where they stand in the JSON and puts short
-//! stand-ins in their place; it must never know what is in them, nor how many tokens they take.
+//! stand-ins in their place.
 //!
 //! They come as `data:` URLs of megabytes or as addresses of a few bytes, and neither says anything
 //! about tokens. For the prefix index each counts as a fixed number of bytes that identify it.

@@ -1,34 +1,19 @@
 //! Which engine serves which models, as the engines' own lists say: LoRA adapters are listed like
-//! models. It reads the lists in the background and once more before a model is called unknown. It
-//! must never know what a model is.
+//! models. `listing` reads the lists.
 //!
 //! An engine whose list cannot be read, or is empty, may serve anything: what it does not serve it
 //! refuses itself.
 
 use crate::config::Target;
 use crate::dispatcher::BackendSet;
-use crate::probe::{self, Small};
-use crate::shared::Shared;
-use http::{HeaderValue, StatusCode};
+use crate::probe::Small;
+use http::StatusCode;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::Mutex;
-use tokio::task::JoinSet;
-
-/// Between two readings of an engine's list.
-const READ_EVERY: Duration = Duration::from_secs(10);
-
-/// The same, until an engine has answered for the first time.
-const FIRST_READ_EVERY: Duration = Duration::from_secs(1);
-
-/// Requests for unknown models make the lists be read again, at most this often.
-const READ_AGAIN_AFTER: Duration = Duration::from_secs(1);
-
-const LIST: &str = "/v1/models";
 
 /// A model as an engine lists it.
 #[derive(Debug, Clone)]
@@ -42,7 +27,6 @@ pub struct Listed {
 /// What an engine said of its models.
 #[derive(Debug)]
 pub enum Said {
-    /// Its list.
     List(Vec<Listed>),
     /// Something else: an answer without a list that can be read.
     Other(Small),
@@ -55,7 +39,7 @@ pub enum Said {
 pub struct Models {
     lists: RwLock<Lists>,
     /// When the lists were last read for an unknown model.
-    read_again: Mutex<Option<Instant>>,
+    pub read_again: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug)]
@@ -100,7 +84,7 @@ impl Models {
 
     /// Notes what an engine said, without a key if `open`. Who says nothing, or nothing without a
     /// key, keeps its list.
-    fn note(&self, target: &Target, backend: usize, said: &Said, open: bool) {
+    pub fn note(&self, target: &Target, backend: usize, said: &Said, open: bool) {
         let list = match said {
             Said::List(list) => Some(Known { models: list.clone(), open }),
             Said::Failed => return,
@@ -133,7 +117,8 @@ impl Lists {
     }
 }
 
-fn warn_unlisted(target: &Target, status: StatusCode) {
+/// Says so in the log.
+pub fn warn_unlisted(target: &Target, status: StatusCode) {
     tracing::warn!(
         engine = target.name,
         status = status.as_u16(),
@@ -142,7 +127,7 @@ fn warn_unlisted(target: &Target, status: StatusCode) {
 }
 
 /// The models in the body of an answer; `None` where there are none.
-fn parse(body: &[u8]) -> Option<Vec<Listed>> {
+pub fn parse(body: &[u8]) -> Option<Vec<Listed>> {
     #[derive(Deserialize)]
     struct List {
         data: Vec<Box<RawValue>>,
@@ -170,7 +155,6 @@ pub fn union(lists: impl IntoIterator<Item = Vec<Listed>>) -> Vec<Listed> {
     models
 }
 
-/// The JSON of a list.
 pub fn json(models: &[Listed]) -> Vec<u8> {
     #[derive(Serialize)]
     struct List<'a> {
@@ -182,67 +166,11 @@ pub fn json(models: &[Listed]) -> Vec<u8> {
     serde_json::to_vec(&list).unwrap_or_default()
 }
 
-/// Asks an engine for its list, with the client's key where there is a client.
-async fn read(shared: &Shared, backend: usize, key: Option<HeaderValue>) -> Said {
-    let target = &shared.targets[backend];
-    let open = key.is_none();
-    let said = match probe::get(target, LIST, key, &shared.limits).await {
-        Err(_) => Said::Failed,
-        Ok(answer) => match parse(&answer.body).filter(|_| answer.status.is_success()) {
-            Some(list) => Said::List(list),
-            None => Said::Other(answer),
-        },
-    };
-    shared.models.note(target, backend, &said, open);
-    said
-}
-
-/// Asks all engines that are up, each within the time of a probe.
-pub async fn read_all(shared: &Arc<Shared>, key: Option<HeaderValue>) -> Vec<(usize, Said)> {
-    let mut reading = JoinSet::new();
-    for backend in (0..shared.targets.len()).filter(|&backend| shared.is_usable(backend)) {
-        let (shared, key) = (shared.clone(), key.clone());
-        reading.spawn(async move { (backend, read(&shared, backend, key).await) });
-    }
-    let mut said = reading.join_all().await;
-    said.sort_by_key(|&(backend, _)| backend);
-    said
-}
-
-/// The engines that may serve a model. Before it is called unknown all engines are asked again: an
-/// adapter may have been loaded since.
-pub async fn serving(shared: &Arc<Shared>, model: &str, key: Option<&HeaderValue>) -> BackendSet {
-    let serving = shared.models.serving(model);
-    if serving != 0 {
-        return serving;
-    }
-    let mut read_again = shared.models.read_again.lock().await;
-    if read_again.is_none_or(|at| at.elapsed() >= READ_AGAIN_AFTER) {
-        read_all(shared, key.cloned()).await;
-        *read_again = Some(Instant::now());
-    }
-    shared.models.serving(model)
-}
-
-/// Reads the list of one engine again and again, for ever.
-pub async fn watch(shared: Arc<Shared>, backend: usize) {
-    let mut answered = false;
-    loop {
-        if shared.is_usable(backend) {
-            let said = read(&shared, backend, None).await;
-            if let (false, Said::Other(answer)) = (answered, &said) {
-                warn_unlisted(&shared.targets[backend], answer.status);
-            }
-            answered |= !matches!(said, Said::Failed);
-        }
-        tokio::time::sleep(if answered { READ_EVERY } else { FIRST_READ_EVERY }).await;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use bytes::Bytes;
+    use http::HeaderValue;
 
     fn list(ids: &[&str]) -> Said {
         let data: Vec<_> = ids.iter().map(|id| serde_json::json!({"id": id, "object": "model"})).collect();

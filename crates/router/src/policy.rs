@@ -1,7 +1,6 @@
-//! The routing policies: which of several engines gets a request. It knows a view of the engines and the facts of one
-//! request, both as plain numbers, and returns a decision with its scores. It must never know HTTP, clocks, sockets or
-//! where the numbers came from, so that the same code can be called without engines. Formulas, units, sources and
-//! degenerate cases are in `docs/routing.md`.
+//! The routing policies: which of several engines gets a request. It knows a view of the engines
+//! and the facts of one request, both as plain numbers, and returns a decision with its scores.
+//! Formulas, units, sources and degenerate cases are in `docs/routing.md`.
 
 use std::fmt;
 use std::str::FromStr;

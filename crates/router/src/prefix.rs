@@ -1,6 +1,6 @@
-//! The shadow prefix index: which prompt prefixes each engine is believed to hold. It knows chunks of prompt bytes as
-//! chained hashes, what was sent where, and what the answers said was cached; it must never know tokens, requests or
-//! policies. It is a belief: a wrong entry costs a detour, never a wrong answer.
+//! The shadow prefix index: which prompt prefixes each engine is believed to hold. It knows chunks
+//! of prompt bytes as chained hashes, what was sent where, and what the answers said was cached. It
+//! is a belief: a wrong entry costs a detour, never a wrong answer.
 //!
 //! Each engine has a clock that counts the chunks it had to compute. An engine evicts only as it computes, and drops
 //! what was used longest ago, the end of a prompt before its beginning (as vLLM's block pool does). So a chunk is

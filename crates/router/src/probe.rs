@@ -1,5 +1,5 @@
-//! Asks backends whether they are well. It knows one GET on a fresh connection, so that a process that accepts nothing
-//! any more is found out; it must never know what follows from the answer.
+//! Asks backends whether they are well. It knows one GET on a fresh connection, so that a process
+//! that accepts nothing any more is found out.
 
 use crate::config::{Limits, Target};
 use crate::health::Failure;
@@ -16,9 +16,7 @@ const MAX_ANSWER_BYTES: usize = 1024 * 1024;
 /// An answer that has been read.
 #[derive(Debug)]
 pub struct Small {
-    /// Its status.
     pub status: StatusCode,
-    /// Its body.
     pub body: Bytes,
 }
 

@@ -1,22 +1,23 @@
 //! The journey of one request: read it, have it answered, hand the answer on. It knows the steps; choosing an engine,
 //! trying another, bytes and sockets are others' business.
 
-use crate::attempts::{self, Begun, Outgoing};
+use crate::attempts::{self, Begun, Outgoing, Worker};
 use crate::dispatcher::{Ask, BackendSet};
 use crate::encoding::Coding;
+use crate::listing;
 use crate::local;
 use crate::media;
-use crate::models;
 use crate::prefix::Chain;
+use crate::refusal::Refusal;
 use crate::relay::{Parts, Reader, Relay, Reply};
 use crate::request::{self, Endpoint, PromptKind, RequestFacts};
 use crate::request_log::Note;
-use crate::respond::Refusal;
+use crate::respond::{self, BACKEND_HEADER};
 use crate::routes::{self, Group, Rule};
 use crate::shared::{Permit, Shared};
 use crate::sse::UsageTap;
 use crate::tokens::Length;
-use crate::upstream::{Pieces, Pool};
+use crate::upstream::Pieces;
 use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderName};
 use http::request::Parts as Head;
@@ -28,9 +29,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
-
-/// Names the backend that answered.
-pub const BACKEND_HEADER: HeaderName = HeaderName::from_static("x-forebay-backend");
 
 /// Headers that name a session, the first that is there counts. The second is sent by Claude Code.
 const SESSION_HEADERS: [&str; 2] = ["x-session-id", "x-claude-code-session-id"];
@@ -51,15 +49,6 @@ const NOT_FORWARDED: [HeaderName; 12] = [
     header::ACCEPT_ENCODING,
 ];
 
-/// What one thread works with.
-#[derive(Debug)]
-pub struct Worker {
-    /// What all threads share.
-    pub shared: Arc<Shared>,
-    /// The thread's idle connections.
-    pub pool: Arc<Pool>,
-}
-
 /// Answers one request, whatever it is. `reset` is there where the end of the connection is the end of an answer.
 pub async fn answer(
     worker: Arc<Worker>,
@@ -72,7 +61,7 @@ pub async fn answer(
     if let Some(Rule::Own(own)) = group.map(|group| group.rule) {
         return local::answer(shared, own, group, &request)
             .await
-            .unwrap_or_else(|refusal| refusal.response());
+            .unwrap_or_else(|refusal| respond::refuse(&refusal));
     }
     let mut journey =
         Journey { reset, note: shared.log.as_ref().map(|log| log.note(request.method(), path)) };
@@ -88,7 +77,7 @@ pub async fn answer(
         if let Some(note) = &mut journey.note {
             note.refused(refusal.status, &refusal.message);
         }
-        refusal.response()
+        respond::refuse(&refusal)
     })
 }
 
@@ -124,7 +113,7 @@ async fn forward(
         }
     };
     if !group.takes(request.method()) && request.method() != Method::OPTIONS {
-        return Err(local::method_not_allowed(path, group));
+        return Err(Refusal::of_method(path, group));
     }
     complete(worker, endpoint, request, journey).await
 }
@@ -183,7 +172,7 @@ async fn serving(shared: &Arc<Shared>, model: &str, head: &Head) -> Result<Backe
         let serving = shared.models.serving(model);
         return Ok(if serving == 0 { BackendSet::MAX } else { serving });
     }
-    match models::serving(shared, model, head.headers.get(header::AUTHORIZATION)).await {
+    match listing::serving(shared, model, head.headers.get(header::AUTHORIZATION)).await {
         0 => Err(Refusal::of_model(model)),
         serving => Ok(serving),
     }

@@ -1,12 +1,11 @@
-//! The body of an answer on its way to the client. It knows the upstream answer, its deadlines and the usage in it, and
-//! tells the flight how it ended; it must never know how the backend was chosen.
+//! The body of an answer on its way to the client. It watches the engine's deadlines, reads the usage
+//! that passes, and tells the flight how it ended.
 
 use crate::dispatcher::End;
 use crate::encoding::Decoder;
 use crate::health::Failure;
-use crate::local::shutting_down;
+use crate::refusal::Refusal;
 use crate::request_log::Note;
-use crate::respond::Refusal;
 use crate::shared::{Flight, Permit};
 use crate::sse::UsageTap;
 use crate::upstream::{Answer, Pool};
@@ -144,7 +143,6 @@ pub struct Parts {
     pub decoder: Option<Box<Decoder>>,
     /// How usage is found in it.
     pub reader: Reader,
-    /// Its status.
     pub status: StatusCode,
     /// The request's flight.
     pub flight: Flight,
@@ -273,7 +271,7 @@ impl Relay {
         let Reader::Events(_) = self.parts.reader else { return self.poll(context) };
         let bad_gateway = |message| Refusal::of_service(StatusCode::BAD_GATEWAY, message);
         let refusal = match failure {
-            Failure::Shutdown => shutting_down(),
+            Failure::Shutdown => Refusal::shutting_down(),
             Failure::ProgressTimeout => {
                 let seconds = self.parts.progress.as_secs_f64();
                 bad_gateway(format!("the engine sent nothing for {seconds} s"))

@@ -1,6 +1,5 @@
-//! The body of a request as bytes. It finds, in one pass and without building a tree, the few fields that
-//! routing needs, and says how to ask for usage by changing the bytes in one place. It must never know engines or
-//! connections, and never change what the client asked for.
+//! The body of a request as bytes. It finds, in one pass and without building a tree, the few
+//! fields that routing needs, and says how to ask for usage by changing the bytes in one place.
 
 use crate::json::{self, Kind, SyntaxError, Value};
 use memchr::memmem;
@@ -107,7 +106,6 @@ pub enum BadRequest {
         field: &'static str,
         /// What the API allows.
         expected: &'static str,
-        /// What was there.
         found: &'static str,
     },
 }

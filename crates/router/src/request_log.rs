@@ -1,6 +1,5 @@
 //! The request log: a JSON object on a line of its own for each request, off by default. It knows
-//! how requests ended and a bounded queue to the thread that writes; it must never know prompts or
-//! keys, and never make a request wait.
+//! how requests ended and a bounded queue to the thread that writes.
 
 use crate::usage::Usage;
 use http::{Method, StatusCode};
@@ -28,7 +27,6 @@ pub enum RequestLogPlace {
     File(PathBuf),
 }
 
-/// The log.
 #[derive(Debug)]
 pub struct RequestLog {
     queue: SyncSender<Message>,

@@ -1,5 +1,5 @@
 //! The paths that the router knows, and what is done with a request to each. It is one table, which
-//! docs/routing.md shows as well; it must never know how anything in it is done.
+//! docs/routing.md shows as well.
 
 use crate::request::Endpoint;
 use http::{Method, StatusCode};

@@ -2,11 +2,12 @@
 //! so that a request never changes threads. It knows threads, accepting and shutting down; what is done with a request
 //! is the proxy's business.
 
+use crate::attempts::Worker;
 use crate::config::{ConfigError, RouterConfig};
 use crate::decisions::DecisionRecord;
-use crate::models;
+use crate::listing;
 use crate::probe;
-use crate::proxy::{self, Worker};
+use crate::proxy;
 use crate::request_log::{RequestLog, RequestLogPlace};
 use crate::shared::{Phase, Shared};
 use crate::stall::StallGuard;
@@ -49,18 +50,12 @@ pub enum StartError {
     Config(#[from] ConfigError),
     /// The address cannot be listened on.
     #[error("listen on {address}: {source}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The system's reason.
-        source: io::Error,
-    },
+    Listen { address: SocketAddr, source: io::Error },
     /// The request log cannot be opened.
     #[error("open the request log {place}: {source}")]
     RequestLog {
         /// Where it should be.
         place: String,
-        /// The system's reason.
         source: io::Error,
     },
     /// A thread or its runtime could not be made.
@@ -202,7 +197,7 @@ async fn run_thread(listener: StdListener, shared: Arc<Shared>, probes: bool) {
     if probes {
         for backend in 0..shared.targets.len() {
             tokio::spawn(probe::watch(shared.clone(), backend));
-            tokio::spawn(models::watch(shared.clone(), backend));
+            tokio::spawn(listing::watch(shared.clone(), backend));
         }
     }
     tokio::spawn(probe::sweep(pool, shared.limits.clone()));

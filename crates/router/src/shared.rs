@@ -1,5 +1,5 @@
-//! What all threads of a router share: the dispatcher behind a lock, the limits, and the count of requests under way.
-//! It knows time and who must be woken; it must never know HTTP messages.
+//! What all threads of a router share: the dispatcher behind a lock, the limits, and the count of
+//! requests under way.
 
 use crate::config::{Limits, RouterConfig, Target};
 use crate::decisions::DecisionRecord;
@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, watch};
 
-/// See the module.
 #[derive(Debug)]
 pub struct Shared {
     /// The backends, by index.
@@ -29,7 +28,6 @@ pub struct Shared {
     pub any_model: bool,
     /// Where requests are logged, if they are.
     pub log: Option<Arc<RequestLog>>,
-    /// The limits.
     pub limits: Limits,
     /// Differs from start to start, so that nobody can prepare prompts whose hashes collide.
     pub hash_seed: u64,
@@ -237,7 +235,6 @@ impl Shared {
 /// How far a router is on its way to its end, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// It serves.
     Serving,
     /// It serves, and `/health` says that it will not for long.
     Leaving,
@@ -309,7 +306,6 @@ impl Flight {
         self.shared.phase() == Phase::Cut
     }
 
-    /// Ends it.
     pub fn end(&mut self, end: End) {
         if let Some(assignment) = self.open.take() {
             let change = self.shared.dispatcher().end(&self.ask, assignment, end);

@@ -1,5 +1,5 @@
 //! Server-sent events as bytes that pass through. It knows where events end, which ones carry usage
-//! and which say that the engine failed; it must never know sockets or who reads the stream.
+//! and which say that the engine failed.
 //!
 //! Lines end with LF, CRLF or CR, in any mixture, and an event may have several `data` lines (HTML
 //! standard, section 9.2.6). An event goes on as soon as its empty line is there: a LF that turns

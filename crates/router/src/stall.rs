@@ -1,5 +1,5 @@
 //! A client's socket that gives up on a client that takes nothing, and that can end in a reset. It
-//! knows reads, writes and one timeout; it must never know HTTP.
+//! knows reads, writes and one timeout.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

@@ -1,5 +1,4 @@
-//! Connections to backends: one HTTP/1.1 exchange at a time, reused when it ended well. It knows sockets and messages;
-//! it must never know why a request goes to this backend or what becomes of a failure.
+//! Connections to backends: one HTTP/1.1 exchange at a time, reused when it ended well.
 //!
 //! A connection is driven by whoever waits for its answer, not by a task of its own: an answer's bytes reach the client
 //! with one wake-up instead of two.

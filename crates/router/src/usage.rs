@@ -1,5 +1,5 @@
 //! What an engine reports of a request: the `usage` objects of OpenAI's Completions and Responses
-//! APIs and of Anthropic's Messages API, and error objects. It must never know streams or routing.
+//! APIs and of Anthropic's Messages API, and error objects.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -7,7 +7,6 @@ use serde::de::IgnoredAny;
 /// Token counts of one finished request, as its engine counted them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
-    /// Tokens of the prompt.
     pub prompt_tokens: u64,
     /// Tokens produced.
     pub completion_tokens: u64,

@@ -1,0 +1,79 @@
+//! Asks the engines for their lists of models: in the background, and once more before a model is called
+//! unknown.
+
+use crate::dispatcher::BackendSet;
+use crate::models::{self, Said};
+use crate::probe;
+use crate::shared::Shared;
+use http::HeaderValue;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// Between two readings of an engine's list.
+const READ_EVERY: Duration = Duration::from_secs(10);
+
+/// The same, until an engine has answered for the first time.
+const FIRST_READ_EVERY: Duration = Duration::from_secs(1);
+
+/// Requests for unknown models make the lists be read again, at most this often.
+const READ_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+const LIST: &str = "/v1/models";
+
+/// Asks an engine for its list, with the client's key where there is a client.
+async fn read(shared: &Shared, backend: usize, key: Option<HeaderValue>) -> Said {
+    let target = &shared.targets[backend];
+    let open = key.is_none();
+    let said = match probe::get(target, LIST, key, &shared.limits).await {
+        Err(_) => Said::Failed,
+        Ok(answer) => match models::parse(&answer.body).filter(|_| answer.status.is_success()) {
+            Some(list) => Said::List(list),
+            None => Said::Other(answer),
+        },
+    };
+    shared.models.note(target, backend, &said, open);
+    said
+}
+
+/// Asks all engines that are up, each within the time of a probe.
+pub async fn read_all(shared: &Arc<Shared>, key: Option<HeaderValue>) -> Vec<(usize, Said)> {
+    let mut reading = JoinSet::new();
+    for backend in (0..shared.targets.len()).filter(|&backend| shared.is_usable(backend)) {
+        let (shared, key) = (shared.clone(), key.clone());
+        reading.spawn(async move { (backend, read(&shared, backend, key).await) });
+    }
+    let mut said = reading.join_all().await;
+    said.sort_by_key(|&(backend, _)| backend);
+    said
+}
+
+/// The engines that may serve a model. Before it is called unknown all engines are asked again: an
+/// adapter may have been loaded since.
+pub async fn serving(shared: &Arc<Shared>, model: &str, key: Option<&HeaderValue>) -> BackendSet {
+    let serving = shared.models.serving(model);
+    if serving != 0 {
+        return serving;
+    }
+    let mut read_again = shared.models.read_again.lock().await;
+    if read_again.is_none_or(|at| at.elapsed() >= READ_AGAIN_AFTER) {
+        read_all(shared, key.cloned()).await;
+        *read_again = Some(Instant::now());
+    }
+    shared.models.serving(model)
+}
+
+/// Reads the list of one engine again and again, for ever.
+pub async fn watch(shared: Arc<Shared>, backend: usize) {
+    let mut answered = false;
+    loop {
+        if shared.is_usable(backend) {
+            let said = read(&shared, backend, None).await;
+            if let (false, Said::Other(answer)) = (answered, &said) {
+                models::warn_unlisted(&shared.targets[backend], answer.status);
+            }
+            answered |= !matches!(said, Said::Failed);
+        }
+        tokio::time::sleep(if answered { READ_EVERY } else { FIRST_READ_EVERY }).await;
+    }
+}
