@@ -12,9 +12,6 @@ use forebay_node::log::{self, LevelFilter};
 use forebay_results::output;
 use std::process::ExitCode;
 
-/// What a command returns: the error is printed on stderr and the process exits with 1.
-type CommandResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
-
 #[derive(Parser)]
 #[command(
     name = "forebay",

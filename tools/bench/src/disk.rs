@@ -20,10 +20,10 @@ mod raw;
 mod recovery;
 mod sides;
 
-use super::{Output, finish};
+use crate::output::{CommandResult, Error, Output, finish};
 use file::TestFile;
 use forebay_results::{Results, Row};
-use memory::{Direction, Objects};
+use memory::{Direction, MIB, Objects};
 use ours::Ours;
 use peer::PeerProcess;
 use rand::SeedableRng;
@@ -44,7 +44,6 @@ const CAPACITIES: u64 = 3;
 const BATCHES: usize = 4;
 /// Turns that each side takes in a run.
 const SLICES: usize = 4;
-const MIB: u64 = 1 << 20;
 
 /// Arguments of `forebay bench disk`.
 #[derive(clap::Args)]
@@ -70,10 +69,8 @@ pub struct Args {
     output: Output,
 }
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
-
 /// Runs the benchmark.
-pub fn run(mut args: Args) -> crate::CommandResult {
+pub fn run(mut args: Args) -> CommandResult {
     if args.quick {
         (args.runs, args.run_mib, args.recovery_chunks) = (2, 16, 100_000);
     }
@@ -100,7 +97,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn new(args: &Args, objects: Objects) -> Result<Bench<'_>, Failure> {
+    fn new(args: &Args, objects: Objects) -> Result<Bench<'_>, Error> {
         let count = (args.run_mib * MIB / objects.bytes) as usize;
         let file = TestFile::make(&args.dir, u64::from(args.runs) * args.run_mib * MIB)?;
         let ours = Ours::open(&file, objects)?;
@@ -110,7 +107,7 @@ impl Bench<'_> {
         Ok(Bench { args, objects, count, ours, raw, peer, random, file })
     }
 
-    fn rows(mut self, name: &str) -> Result<Vec<Row>, Failure> {
+    fn rows(mut self, name: &str) -> Result<Vec<Row>, Error> {
         let (mut store, mut retrieve) = (Figures::default(), Figures::default());
         for run in 0..self.args.runs {
             self.store_run(&mut store, run)?;
@@ -128,7 +125,7 @@ impl Bench<'_> {
     }
 
     /// The same after the log was filled again and again.
-    fn churned_rows(&mut self, name: &str) -> Result<Vec<Row>, Failure> {
+    fn churned_rows(&mut self, name: &str) -> Result<Vec<Row>, Error> {
         self.ours.store((CAPACITIES * self.file.log_bytes() / self.objects.bytes) as usize)?;
         let (mut store, mut retrieve) = (Figures::default(), Figures::default());
         for run in 0..self.args.runs {
@@ -142,13 +139,13 @@ impl Bench<'_> {
     }
 
     /// New objects on our side; the next stretch of its room for the ceiling.
-    fn store_run(&mut self, figures: &mut Figures, run: u32) -> Result<(), Failure> {
+    fn store_run(&mut self, figures: &mut Figures, run: u32) -> Result<(), Error> {
         let places = self.file.places(self.objects.bytes);
         let from = (run as usize * self.count).min(places.len() - self.count);
         self.slices(figures, Direction::Write, &places[from..from + self.count])
     }
 
-    fn retrieve_runs(&mut self, figures: &mut Figures) -> Result<(), Failure> {
+    fn retrieve_runs(&mut self, figures: &mut Figures) -> Result<(), Error> {
         let mut places = self.file.places(self.objects.bytes);
         let count = self.count.min(self.ours.resident());
         for _ in 0..self.args.runs {
@@ -160,7 +157,7 @@ impl Bench<'_> {
     }
 
     /// A run: an object for each place, by both sides in turn.
-    fn slices(&mut self, figures: &mut Figures, direction: Direction, places: &[u64]) -> Result<(), Failure> {
+    fn slices(&mut self, figures: &mut Figures, direction: Direction, places: &[u64]) -> Result<(), Error> {
         for (slice, places) in places.chunks(places.len().div_ceil(SLICES)).enumerate() {
             let count = places.len();
             for turn in 0..2 {
@@ -181,7 +178,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn peer_run(&mut self, store: &mut Figures, retrieve: &mut Figures) -> Result<(), Failure> {
+    fn peer_run(&mut self, store: &mut Figures, retrieve: &mut Figures) -> Result<(), Error> {
         let Some(peer) = &mut self.peer else { return Ok(()) };
         let run = peer.run()?;
         for (figures, mib_per_s, cpu_us) in [

@@ -8,15 +8,12 @@ mod copy;
 mod disk;
 mod net;
 mod node;
+mod output;
 mod route;
 mod store;
 mod tiers;
 
-use forebay_results::{Results, Row};
-use std::path::PathBuf;
-
-/// The error is printed on stderr, and the process exits with 1.
-type CommandResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+use output::CommandResult;
 
 /// Arguments of `forebay bench`.
 #[derive(clap::Args)]
@@ -49,14 +46,6 @@ enum Bench {
     Tiers(tiers::Args),
 }
 
-/// Where results go.
-#[derive(clap::Args)]
-struct Output {
-    /// Write the results object to this file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-}
-
 /// Runs the command.
 pub fn run(args: Args) -> CommandResult {
     match args.bench {
@@ -70,34 +59,4 @@ pub fn run(args: Args) -> CommandResult {
         Bench::Store(args) => store::run(args),
         Bench::Tiers(args) => tiers::run(args),
     }
-}
-
-/// Prints the rows, and writes them where that was asked for.
-fn finish(results: &Results, output: &Output) -> crate::CommandResult {
-    println!(
-        "{:<28} {:>10} {:>10} {:>10} {:>10} {:>6} {:>10}  peer",
-        "row", "median", "min", "max", "ceiling", "ratio", "cpu_s/GB"
-    );
-    results.rows.iter().for_each(print_row);
-    match &output.json {
-        Some(file) => Ok(results.write(file)?),
-        None => Ok(()),
-    }
-}
-
-fn print_row(row: &Row) {
-    let number = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.3}"));
-    let peer = row.peer.as_ref();
-    println!(
-        "{:<28} {:>10.3} {:>10.3} {:>10.3} {:>10} {:>6} {:>10}  {} [{}]",
-        row.name,
-        row.value,
-        row.min,
-        row.max,
-        number(row.ceiling),
-        number(row.ratio),
-        number(row.cpu_s_per_gb),
-        peer.map_or_else(|| "-".into(), |peer| format!("{} {} {:.3}", peer.name, peer.version, peer.value)),
-        row.unit,
-    );
 }

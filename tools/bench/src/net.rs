@@ -17,11 +17,10 @@ mod raw;
 mod segment;
 mod small;
 
-use super::{Output, finish};
-use forebay_net::Op;
+use crate::output::{CommandResult, Error, Output, finish};
 use forebay_results::Results;
 use pair::Way;
-use rate::Case;
+use rate::{Case, OpName};
 use segment::Segment;
 
 pub use owner::Args as OwnerArgs;
@@ -77,33 +76,6 @@ enum Part {
     /// How soon a dead or frozen process is reported
     Faults,
 }
-
-/// An operation by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum OpName {
-    /// From this process to the other
-    Write,
-    /// From the other process to this
-    Read,
-}
-
-impl OpName {
-    fn op(self) -> Op {
-        match self {
-            OpName::Write => Op::Write,
-            OpName::Read => Op::Read,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            OpName::Write => "write",
-            OpName::Read => "read",
-        }
-    }
-}
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
 
 impl Args {
     /// What is to be measured. An axis that only rates have leaves the rest out.
@@ -163,7 +135,7 @@ impl Args {
 }
 
 /// Runs the benchmark.
-pub fn run(args: Args) -> crate::CommandResult {
+pub fn run(args: Args) -> CommandResult {
     let (parts, cases) = (args.parts()?, args.cases()?);
     let wanted = |part| parts.contains(&part);
     let mut results = Results::new("net");

@@ -3,7 +3,7 @@
 //! processes do. Chunks are small, so that messages weigh more than bytes.
 
 use super::copy::cpu_s;
-use super::{Output, finish};
+use crate::output::{CommandResult, Error, Output, finish};
 use forebay_client::{Client, ClientOptions, LentChunk, NewChunk, Reserved, Slot};
 use forebay_kv::{ChunkId, NamespaceKey};
 use forebay_node::{Node, NodeConfig, SsdConfig, WriteBackPolicy};
@@ -53,7 +53,7 @@ struct Cost {
 }
 
 /// Runs the benchmark.
-pub fn run(args: Args) -> crate::CommandResult {
+pub fn run(args: Args) -> CommandResult {
     let folder = match &args.dir {
         Some(dir) => tempfile::tempdir_in(dir)?,
         None => tempfile::tempdir()?,
@@ -91,7 +91,7 @@ fn socket(folder: &Path) -> PathBuf {
 }
 
 /// A node with room for three prompts in memory, and for all of them on SSD.
-fn start(folder: &Path) -> Result<Node, Box<dyn std::error::Error + Send + Sync>> {
+fn start(folder: &Path) -> Result<Node, Error> {
     let mut config = NodeConfig::new(socket(folder), MEMORY_BYTES);
     config.memory.chunk_size = CHUNK_BYTES;
     config.write_back = WriteBackPolicy::All;
@@ -122,7 +122,7 @@ impl Drop for Engine {
 }
 
 impl Engine {
-    fn connect(socket: &Path) -> Result<Engine, Box<dyn std::error::Error + Send + Sync>> {
+    fn connect(socket: &Path) -> Result<Engine, Error> {
         let mover = MoverThread::spawn(Limits::default())?;
         let handle: MoverHandle = mover.handle();
         let link = handle.add_link(LinkSpec::new("host", 4, 64 << 20), Box::new(HostLink::new(1)?))?;
@@ -139,8 +139,8 @@ impl Engine {
     /// Does it, and says what it cost.
     fn cost(
         &self,
-        act: impl FnOnce() -> crate::CommandResult,
-    ) -> Result<Cost, Box<dyn std::error::Error + Send + Sync>> {
+        act: impl FnOnce() -> CommandResult,
+    ) -> Result<Cost, Error> {
         let (begin, cpu_before_s, before) = (Instant::now(), cpu_s(), self.client.messages());
         act()?;
         let (ms, cpu_ms) = (begin.elapsed().as_secs_f64() * 1e3, (cpu_s() - cpu_before_s) * 1e3);
@@ -154,7 +154,7 @@ impl Engine {
         (0..LAYERS).map(layer).collect()
     }
 
-    fn store(&self, ids: &[ChunkId]) -> crate::CommandResult {
+    fn store(&self, ids: &[ChunkId]) -> CommandResult {
         let shape = ChunkShape::new((0..LAYERS).map(|_| LAYER_BYTES))?;
         let (sender, events) = channel();
         let (mut begun, mut stored) = (0, 0);
@@ -184,7 +184,7 @@ impl Engine {
     }
 
     /// Copies a chunk into its slot.
-    fn fill(&self, chunk: usize, slot: Slot, sender: &Sender<(usize, Event)>) -> crate::CommandResult {
+    fn fill(&self, chunk: usize, slot: Slot, sender: &Sender<(usize, Event)>) -> CommandResult {
         let from = Span::new(self.region, chunk as u64 * CHUNK_BYTES, CHUNK_BYTES);
         let transfer = Transfer::new(vec![SpanPair::new(from, slot.span())], Class::WriteBack);
         let told = sender.clone();
@@ -193,7 +193,7 @@ impl Engine {
     }
 
     /// Loads a prompt, of which so many chunks are on SSD.
-    fn load(&self, ids: &[ChunkId], on_disk: usize) -> crate::CommandResult {
+    fn load(&self, ids: &[ChunkId], on_disk: usize) -> CommandResult {
         let lease = self.client.lease(ids, TTL_US);
         if (lease.len(), lease.on_disk()) != (CHUNKS, on_disk) {
             return Err(format!("a lease of {} chunks, {} on disk", lease.len(), lease.on_disk()).into());

@@ -12,7 +12,7 @@ mod engine;
 mod load;
 mod process;
 
-use super::{Output, finish};
+use crate::output::{CommandResult, Output, finish};
 use forebay_results::{Peer, Results, Row};
 use load::Prompts;
 use process::{Pinned, Priority, free_port};
@@ -85,7 +85,7 @@ struct Arm {
 }
 
 /// Runs the benchmark.
-pub fn run(args: Args) -> crate::CommandResult {
+pub fn run(args: Args) -> CommandResult {
     let cpus = process::cpus()?;
     let (Some(&router_cpu), Some(&load_cpu)) = (cpus.first(), cpus.last()) else {
         return Err("no CPU to run on".into());
@@ -99,7 +99,7 @@ pub fn run(args: Args) -> crate::CommandResult {
     runtime.block_on(measure(args, results, router_cpu))
 }
 
-async fn measure(args: Args, mut results: Results, router_cpu: usize) -> crate::CommandResult {
+async fn measure(args: Args, mut results: Results, router_cpu: usize) -> CommandResult {
     let engines = engine::start(ENGINES).await?;
     let router = start_router(&engines, args.policy, router_cpu)?;
     let peer = args.peer.as_ref().map(|peer| start_peer(peer, &engines, router_cpu)).transpose()?;

@@ -1,7 +1,7 @@
 //! `forebay bench store`: lookups and leases in a memory tier that holds a million chunks. It measures the tier behind the
 //! lock that a store has around it; no bytes move.
 
-use super::{Output, finish};
+use crate::output::{CommandResult, Output, finish};
 use forebay_kv::{ChunkId, NamespaceKey};
 use forebay_results::{Results, Row};
 use forebay_store::{Begun, ChunkShape, MemoryTier, SLOT_ALIGN_BYTES, TenantId, TierConfig};
@@ -31,7 +31,7 @@ pub struct Args {
 }
 
 /// Runs the benchmark.
-pub fn run(args: Args) -> crate::CommandResult {
+pub fn run(args: Args) -> CommandResult {
     let mut sequences = sequences(args.chunks as usize / PREFIX);
     let tier = full_tier(&sequences)?;
     let stat = tier.stat();

@@ -2,7 +2,7 @@
 //! Nothing is timed: every run gives the same figures. This file knows traces and rows; what tiers do is
 //! `forebay-trace`'s to say.
 
-use super::{Output, finish};
+use crate::output::{CommandResult, Output, finish};
 use forebay_results::{Results, Row};
 use forebay_store::admission::Policy;
 use forebay_trace::format::{ReadOptions, Rereadable};
@@ -24,7 +24,7 @@ pub struct Args {
 }
 
 /// Runs the benchmark.
-pub fn run(args: Args) -> crate::CommandResult {
+pub fn run(args: Args) -> CommandResult {
     let study = TierStudy {
         sizes: vec![SIZES],
         policies: Policy::NAMES.map(|(policy, _)| policy).to_vec(),

@@ -7,6 +7,12 @@ use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write, stderr, stdout};
 use std::sync::OnceLock;
 
+/// Why a command failed: it is printed on stderr, and the process exits with 1.
+pub type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// What a command returns.
+pub type CommandResult = Result<(), Error>;
+
 /// The first error of stdout that is not a reader that went away.
 static FAILED: OnceLock<io::Error> = OnceLock::new();
 

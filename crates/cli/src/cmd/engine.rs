@@ -10,6 +10,7 @@ use forebay_emulator::kv_store::{InProcess, KvStore};
 use forebay_emulator::latency::Launch;
 use forebay_emulator::profile::Profile;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
+use forebay_results::output::{CommandResult, Error};
 use forebay_store::admission::Policy;
 use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
@@ -34,8 +35,6 @@ const LINK_WINDOW: (u32, u64) = (2, 32 << 20);
 
 /// Length of a segment of a new log.
 const SEGMENT_BYTES: u64 = 4 << 20;
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Arguments of `forebay engine`.
 #[derive(clap::Args)]
@@ -111,7 +110,7 @@ pub struct Args {
     chunk_tokens: usize,
 }
 
-pub fn run(args: Args) -> crate::CommandResult {
+pub fn run(args: Args) -> CommandResult {
     let (memory, node) = (args.memory, args.node_options()?);
     let log = args.ssd.clone().map(|path| Log { path, bytes: args.ssd_size as u64 });
     let config = args.into_config()?;

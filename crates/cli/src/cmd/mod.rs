@@ -4,6 +4,7 @@ pub mod engine;
 pub mod node;
 pub mod preflight;
 mod program;
+mod reading;
 pub mod replay;
 pub mod route;
 pub mod run;

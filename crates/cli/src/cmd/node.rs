@@ -3,6 +3,7 @@
 
 use super::signals::Signals;
 use forebay_node::{DrainError, Node, NodeConfig};
+use forebay_results::output::CommandResult;
 use std::fmt::Arguments;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -21,7 +22,7 @@ pub struct Args {
 }
 
 /// Runs the command.
-pub fn run(args: Args) -> crate::CommandResult {
+pub fn run(args: Args) -> CommandResult {
     let config = NodeConfig::read(&args.config)?;
     if args.check_config {
         Node::check(&config)?;
@@ -44,7 +45,7 @@ fn say(line: Arguments<'_>) {
 }
 
 /// Serves until a signal, then ends in order. A second signal ends it at once, and so does its limit.
-async fn serve(node: Node, mut signals: Signals, limit: Duration) -> crate::CommandResult {
+async fn serve(node: Node, mut signals: Signals, limit: Duration) -> CommandResult {
     signals.next().await;
     tell_systemd("STOPPING=1");
     say(format_args!("ending; what is leased may be read for {} s", limit.as_secs()));

@@ -7,6 +7,7 @@ use forebay_cuda::driver::Driver;
 use forebay_cuda::preflight::{Finding, Severity, findings, without_driver, worst};
 use forebay_cuda::profile::{Profile, Relayed};
 use forebay_cuda::topology::{GpuFacts, MemoryFacts, Topology, Transparent};
+use forebay_results::output::Error;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -32,7 +33,7 @@ enum What {
 }
 
 /// Runs the command. The exit code is the worst finding's.
-pub fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error + Send + Sync>> {
+pub fn run(args: Args) -> Result<ExitCode, Error> {
     let What::Gpu { json, measure } = args.what;
     let seen = Driver::load().and_then(|driver| Ok((driver, Topology::read(driver)?)));
     let (driver, host) = match seen {
@@ -60,10 +61,7 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error + Send + Sy
 }
 
 /// Measures, and keeps what was measured.
-fn measured(
-    driver: &'static Driver,
-    host: &Topology,
-) -> Result<Profile, Box<dyn std::error::Error + Send + Sync>> {
+fn measured(driver: &'static Driver, host: &Topology) -> Result<Profile, Error> {
     let profile = forebay_cuda::measure::measure(driver, host)?;
     let folder =
         Profile::folder().ok_or("the figures are not kept: neither XDG_CACHE_HOME nor HOME is set")?;
@@ -220,7 +218,7 @@ fn write(
     host: Option<&Topology>,
     profile: Option<&Profile>,
     found: &[Finding],
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+) -> Result<(), Error> {
     let Some(file) = file else { return Ok(()) };
     let all = json!({"severity": worst(found), "findings": found, "host": host, "measured": profile});
     std::fs::write(file, format!("{all:#}\n")).map_err(|error| format!("{}: {error}", file.display()))?;

@@ -1,10 +1,11 @@
 //! `forebay trace replay` and `forebay trace report`: replay a trace against an endpoint, and say what a record log holds.
 //! It joins reader, replayer, log and report; what they do is `forebay-trace`'s.
 
-use super::trace::{ReadArgs, show_notes};
+use super::reading::{ReadArgs, show_notes};
 use forebay_emulator::EngineConfig;
 use forebay_emulator::profile::Profile;
 use forebay_emulator::truth::Oracle;
+use forebay_results::output::{CommandResult, Error};
 use forebay_results::{Results, Row};
 use forebay_trace::format::{Format, Rereadable, TraceError, TraceReader};
 use forebay_trace::order::{OutOfOrder, sort_by_arrival};
@@ -186,12 +187,12 @@ const ORACLE_BLOCKS: usize = 1 << 20;
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
 
 /// Runs `forebay trace replay`.
-pub fn run_replay(args: ReplayArgs) -> crate::CommandResult {
+pub fn run_replay(args: ReplayArgs) -> CommandResult {
     tokio::runtime::Runtime::new()?.block_on(replay(args))
 }
 
 /// Runs `forebay trace report`.
-pub fn run_report(args: ReportArgs) -> crate::CommandResult {
+pub fn run_report(args: ReportArgs) -> CommandResult {
     let mut log = RecordLog::default();
     for path in &args.logs {
         log.extend(RecordLog::read(path)?);
@@ -199,7 +200,7 @@ pub fn run_report(args: ReportArgs) -> crate::CommandResult {
     args.output.show(&log)
 }
 
-async fn replay(args: ReplayArgs) -> crate::CommandResult {
+async fn replay(args: ReplayArgs) -> CommandResult {
     refuse_known_arm(&args.log, &args.arm)?;
     if args.access.endpoint == EndpointArg::Chat && args.check.is_some() {
         return Err("--check needs --endpoint completions: a chat has no token ids to check".into());
@@ -231,7 +232,7 @@ async fn replay(args: ReplayArgs) -> crate::CommandResult {
 }
 
 /// A log that already holds the arm would mix two runs into one.
-fn refuse_known_arm(log: &Path, arm: &str) -> crate::CommandResult {
+fn refuse_known_arm(log: &Path, arm: &str) -> CommandResult {
     let known = log.exists() && RecordLog::read(log)?.requests.iter().any(|record| record.arm == arm);
     if known {
         let log = log.display();
@@ -276,7 +277,7 @@ impl ReplayArgs {
     }
 
     /// What the engines must answer, if that is known.
-    fn check(&self) -> Result<Option<Arc<dyn Check>>, Box<dyn std::error::Error + Send + Sync>> {
+    fn check(&self) -> Result<Option<Arc<dyn Check>>, Error> {
         let Some(name) = &self.check else { return Ok(None) };
         let profile = Profile::shipped(name)?;
         let (vocab, namespace) = (profile.model.vocab, profile.namespace().key());
@@ -316,7 +317,7 @@ impl ReplayArgs {
 }
 
 impl Output {
-    fn show(&self, log: &RecordLog) -> crate::CommandResult {
+    fn show(&self, log: &RecordLog) -> CommandResult {
         let summary = report::summarize(log);
         print!("{}", report::terminal(&summary));
         let write = |path: &Path, text: String| {
@@ -372,7 +373,7 @@ struct TraceEnd {
 impl Trace {
     /// Opens the trace. An open loop sends while it reads, so that its order is looked at before; where it is not that of
     /// arrival, all requests are read and sorted.
-    fn prepare(args: &ReplayArgs) -> Result<Trace, Box<dyn std::error::Error + Send + Sync>> {
+    fn prepare(args: &ReplayArgs) -> Result<Trace, Error> {
         let left = args.requests.unwrap_or(usize::MAX);
         let options = args.read.options(args.seed)?;
         let (reader, out_of_order) = match args.pacing {
@@ -431,7 +432,7 @@ impl Iterator for Requests {
 
 impl Ending {
     /// Whether the replay was all that was asked for and all answers were right.
-    fn judge(&self, outcome: &ReplayOutcome, args: &ReplayArgs) -> crate::CommandResult {
+    fn judge(&self, outcome: &ReplayOutcome, args: &ReplayArgs) -> CommandResult {
         let mut end = self.0.lock();
         show_notes(&end.reader);
         if outcome.out_of_order > 0 {

@@ -2,6 +2,7 @@
 //! `forebay-router`'s.
 
 use super::signals::Signals;
+use forebay_results::output::CommandResult;
 use forebay_router::{Backend, Limits, Policy, RequestLogPlace, Router, RouterConfig};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -81,7 +82,7 @@ pub struct Args {
     request_log: Option<RequestLogPlace>,
 }
 
-pub fn run(args: Args) -> crate::CommandResult {
+pub fn run(args: Args) -> CommandResult {
     let mut config = RouterConfig::new(args.listen, args.backend, args.policy);
     config.threads = args.threads.unwrap_or(config.threads);
     config.any_model = args.any_model;

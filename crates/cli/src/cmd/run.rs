@@ -2,8 +2,8 @@
 //! dynamic linker is told of it; what the preload does is its own, and `FOREBAY_PRELOAD` stays the user's.
 
 use super::program::{self, Unfit};
-use crate::CommandResult;
 use forebay_cuda::remote::RELAYS_VARIABLE;
+use forebay_results::output::CommandResult;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;

@@ -2,18 +2,17 @@
 //! calls of `forebay-store`, and what came back into text; what a log is, is known there.
 
 mod change;
+mod file;
 mod look;
 mod size;
 
-use crate::CommandResult;
 use clap::Subcommand;
+use file::in_file;
+use forebay_results::output::{CommandResult, Error};
 use forebay_store::TenantId;
-use forebay_store::ssd::{Existing, FileMedium, SsdError, init};
+use forebay_store::ssd::{Existing, SsdError, init};
 use size::{Size, size};
 use std::path::{Path, PathBuf};
-
-/// What commands fail with.
-type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Arguments of `forebay store`.
 #[derive(clap::Args)]
@@ -98,19 +97,4 @@ fn make(file: &Path, bytes: u64, segment_bytes: u64, force: bool) -> CommandResu
     })?;
     println!("{}: log {log:?} of {} in segments of {}", file.display(), Size(bytes), Size(segment_bytes));
     Ok(())
-}
-
-/// Opens a log's file, which nobody else may have open as a log.
-fn open(file: &Path) -> Result<FileMedium, Error> {
-    Ok(FileMedium::open(file)?)
-}
-
-/// The same, to read it only.
-fn open_read_only(file: &Path) -> Result<FileMedium, Error> {
-    Ok(FileMedium::open_read_only(file)?)
-}
-
-/// Says in which file something is wrong.
-fn in_file(file: &Path, error: impl std::error::Error) -> Error {
-    format!("{}: {error}", file.display()).into()
 }

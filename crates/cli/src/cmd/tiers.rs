@@ -1,5 +1,6 @@
 //! The tiers of `forebay trace info`: its arguments, and their study. What tiers do is `forebay-trace`'s to say.
 
+use forebay_results::output::Error;
 use forebay_store::admission::Policy;
 use forebay_trace::format::TraceError;
 use forebay_trace::info::PrefixInfo;
@@ -47,7 +48,7 @@ pub fn run(
     args: &TierArgs,
     requests: impl IntoIterator<Item = Result<TraceRequest, TraceError>>,
     prefix: Option<&PrefixInfo>,
-) -> Result<TierReport, Box<dyn std::error::Error + Send + Sync>> {
+) -> Result<TierReport, Error> {
     let prefix = prefix.ok_or("--tiers: the trace says nothing about prefixes, so nothing could be a hit")?;
     let study = TierStudy {
         sizes: args.tiers.clone(),

@@ -1,7 +1,7 @@
 //! `forebay torture`: harm done to stores of KV, and a table of how they bore it. With `--worker` the same program is the
 //! store under test, for the suite that started it. What is done is `forebay-torture`'s to say.
 
-use crate::CommandResult;
+use forebay_results::output::{CommandResult, Error};
 use forebay_results::{Results, Row};
 use forebay_torture::report::{finding, word};
 use forebay_torture::serve::{Subject, serve};
@@ -110,7 +110,7 @@ fn torture(args: Args) -> CommandResult {
     }
 }
 
-fn suite(args: &Args, dir: PathBuf) -> Result<Suite, Box<dyn std::error::Error + Send + Sync>> {
+fn suite(args: &Args, dir: PathBuf) -> Result<Suite, Error> {
     let mut scale = if args.quick { Scale::quick() } else { Scale::full() };
     scale.crash_points = args.crash_points.unwrap_or(scale.crash_points);
     scale.seed = args.seed;

@@ -1,11 +1,11 @@
 //! `forebay trace`: look at traces, cut samples from them, make new ones and replay them. It turns arguments into calls of
 //! `forebay-trace` and prints what came back; every format, figure and choice is decided there.
 
+use super::reading::{ReadArgs, micros, show_notes};
 use super::replay::{ReplayArgs, ReportArgs, run_replay, run_report};
 use super::tiers::{self, TierArgs};
-use forebay_trace::format::{
-    Format, ReadOptions, Rereadable, TimeUnit, TraceReader, WekaOptions, write_line,
-};
+use forebay_results::output::CommandResult;
+use forebay_trace::format::{Rereadable, TraceReader, write_line};
 use forebay_trace::generate::{Generator, Marginals};
 use forebay_trace::info::{DEFAULT_CACHE_TOKENS, Info, InfoError, info};
 use forebay_trace::reuse::Reuse;
@@ -35,31 +35,6 @@ enum Command {
     Replay(Box<ReplayArgs>),
     /// Make the report of what replays recorded
     Report(ReportArgs),
-}
-
-/// Which trace to read, and how.
-#[derive(clap::Args)]
-pub struct ReadArgs {
-    /// Trace file, - for standard input, or directory of Weka's session files; gzip and zstd are unpacked
-    pub trace: PathBuf,
-    /// forebay, mooncake, weka, bailian, agentic-kv, azure, burstgpt or tracelab [default: told by the content]
-    #[arg(long)]
-    format: Option<Format>,
-    /// Tokens per prefix block, for mooncake, bailian and agentic-kv [default: 512, 16 and 512]
-    #[arg(long, value_name = "TOKENS")]
-    block_tokens: Option<u32>,
-    /// s, ms, us or ns, for mooncake, bailian, agentic-kv and burstgpt [default: ms for mooncake, s for the others]
-    #[arg(long, value_name = "UNIT")]
-    time_unit: Option<TimeUnit>,
-    /// Stop at the first bad line instead of leaving bad lines out
-    #[arg(long)]
-    strict: bool,
-    /// Weka only: let sessions of one model share their system prompt, which the trace does not record
-    #[arg(long)]
-    share_system_prompt: bool,
-    /// Weka only: spread the starts of the sessions over this time, for the trace starts all at once
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
-    spread_starts: f64,
 }
 
 #[derive(clap::Args)]
@@ -140,7 +115,7 @@ enum Preset {
 }
 
 /// Runs the command.
-pub fn run(args: Args) -> crate::CommandResult {
+pub fn run(args: Args) -> CommandResult {
     match args.command {
         Command::Info(args) => run_info(&args),
         Command::Sample(args) => run_sample(&args),
@@ -150,22 +125,7 @@ pub fn run(args: Args) -> crate::CommandResult {
     }
 }
 
-impl ReadArgs {
-    /// Opens the trace; `seed` decides whatever the reading leaves to chance.
-    pub fn open(&self, seed: u64) -> Result<TraceReader, Box<dyn std::error::Error + Send + Sync>> {
-        Ok(TraceReader::open(&self.trace, self.options(seed)?)?)
-    }
-
-    /// How the trace is read; see [`ReadArgs::open`].
-    pub fn options(&self, seed: u64) -> Result<ReadOptions, String> {
-        let spread_starts_us = micros("--spread-starts", self.spread_starts)?;
-        let weka = WekaOptions { share_system_prompt: self.share_system_prompt, spread_starts_us, seed };
-        let ReadArgs { format, strict, block_tokens, time_unit, .. } = *self;
-        Ok(ReadOptions { format, strict, block_tokens, time_unit, weka })
-    }
-}
-
-fn run_info(args: &InfoArgs) -> crate::CommandResult {
+fn run_info(args: &InfoArgs) -> CommandResult {
     if !args.tiers.are_given() {
         let info = surveyed(args.read.open(0)?, &args.cache_tokens)?;
         return write_json(args.json.as_deref(), &Figures { info: &info, tiers: None });
@@ -187,7 +147,7 @@ fn surveyed(mut reader: TraceReader, cache_tokens: &[u64]) -> Result<Info, InfoE
     Ok(info)
 }
 
-fn run_sample(args: &SampleArgs) -> crate::CommandResult {
+fn run_sample(args: &SampleArgs) -> CommandResult {
     let start_us = micros("--start", args.start)?;
     let span_us = args.span.map(|span| micros("--span", span)).transpose()?;
     let options = SampleOptions { keep: args.keep, seed: args.seed, start_us, span_us };
@@ -219,7 +179,7 @@ fn run_sample(args: &SampleArgs) -> crate::CommandResult {
     write_json(args.json.as_deref(), &report)
 }
 
-fn run_generate(args: &GenerateArgs) -> crate::CommandResult {
+fn run_generate(args: &GenerateArgs) -> CommandResult {
     let mut marginals = match (&args.marginals, args.preset) {
         (Some(file), _) => {
             toml::from_str(&read_text(file)?).map_err(|error| format!("{}: {error}", file.display()))?
@@ -241,18 +201,6 @@ fn run_generate(args: &GenerateArgs) -> crate::CommandResult {
     out.flush()?;
     println!("{count} requests of {} sessions in {}", marginals.sessions, file.display());
     Ok(())
-}
-
-/// What a reader of the figures must know about the trace.
-pub fn show_notes(reader: &TraceReader) {
-    let skipped = reader.skipped();
-    if skipped.lines > 0 {
-        eprintln!("forebay: {} bad lines left out, the first of them:", skipped.lines);
-        skipped.first.iter().for_each(|error| eprintln!("  {error}"));
-    }
-    if reader.coverage().is_worth_a_note() {
-        eprintln!("forebay: {}", reader.coverage());
-    }
 }
 
 fn show_sample(report: &SampleReport) {
@@ -277,15 +225,6 @@ fn show_sample(report: &SampleReport) {
     line("in the sample", report.kept_reuse);
 }
 
-/// Seconds of the command line as microseconds.
-fn micros(name: &str, seconds: f64) -> Result<u64, String> {
-    const MOST_S: f64 = 1e9;
-    if !(0.0..=MOST_S).contains(&seconds) {
-        return Err(format!("{name}: {seconds}, allowed 0 to {MOST_S} seconds"));
-    }
-    Ok((seconds * 1e6).round() as u64)
-}
-
 fn create(file: &Path) -> Result<BufWriter<File>, String> {
     File::create(file).map(BufWriter::new).map_err(|error| format!("{}: {error}", file.display()))
 }
@@ -294,7 +233,7 @@ fn read_text(file: &Path) -> Result<String, String> {
     std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))
 }
 
-fn write_json(file: Option<&Path>, value: &impl Serialize) -> crate::CommandResult {
+fn write_json(file: Option<&Path>, value: &impl Serialize) -> CommandResult {
     let Some(file) = file else { return Ok(()) };
     let mut out = create(file)?;
     serde_json::to_writer_pretty(&mut out, value)?;

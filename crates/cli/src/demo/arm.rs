@@ -4,14 +4,13 @@
 use super::kill::Kill;
 use super::system::{Shape, System};
 use super::workload::Workload;
+use forebay_results::output::Error;
 use forebay_router::Policy;
 use forebay_trace::record::{Counter, Line, RecordWriter, RequestRecord, RunInfo};
 use forebay_trace::replay::{Options, Replayer};
 use forebay_trace::report::LiveLine;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// How long what runs may take to end in order after a cancellation. What does not, is killed.
 const END_LIMIT: Duration = Duration::from_secs(10);

@@ -2,14 +2,15 @@
 //! process. It starts and stops them and can kill a node.
 
 use super::figures::Figures;
-use super::host::{
-    CHUNK_TOKENS, HostShape, KV_BYTES_PER_TOKEN_LAYER, SAMPLE_EVERY, STREAM_INTERVAL, engine_name,
-};
 use super::node_config;
 use super::processes::{Launch, Process};
-use super::rows;
-use super::system::Count;
-use super::vllm::{self, Vllm};
+use super::rows::{self, Count};
+use super::shape::{
+    CHUNK_TOKENS, ClusterShape, KV_BYTES_PER_TOKEN_LAYER, SAMPLE_EVERY, STREAM_INTERVAL, engine_name,
+    node_name,
+};
+use super::vllm;
+use forebay_results::output::Error;
 use forebay_router::{Backend, Policy, Router, RouterConfig, RouterHandle};
 use forebay_trace::record::{Line, RecordWriter};
 use forebay_trace::replay::{Instance, Transport, sample_load};
@@ -18,19 +19,6 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
 use tempfile::TempDir;
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
-
-pub struct ClusterShape {
-    /// Its engines, and the memory and SSDs of all nodes together.
-    pub host: HostShape,
-    /// How many nodes; engine `i` belongs to node `i` modulo this.
-    pub nodes: u16,
-    /// Whether one of them is to be killed.
-    pub kill_one: bool,
-    /// What its engines are, if they are not emulated.
-    pub vllm: Option<Vllm>,
-}
 
 /// A running cluster. Dropping it kills its processes.
 pub struct Cluster {
@@ -55,33 +43,6 @@ struct EngineProcess {
 }
 
 impl ClusterShape {
-    /// One line for people.
-    pub fn description(&self) -> String {
-        let HostShape { engines, profile, pool_tokens, memory_tokens, clock_ratio, .. } = &self.host;
-        let ssd = match &self.host.ssd {
-            Some(ssd) => format!(", SSD logs in {} below it", ssd.directory.display()),
-            None => String::new(),
-        };
-        let (nodes, kill) = (self.nodes, if self.kill_one { ", of which one is killed halfway" } else { "" });
-        let plural = if nodes == 1 { "node" } else { "nodes" };
-        let what = match &self.vllm {
-            Some(vllm) => format!("vLLMs with {}", vllm.model.display()),
-            None => format!("engines of profile {}", profile.name),
-        };
-        format!(
-            "Cluster: {engines} {what} on {nodes} {plural}{kill}, each a process; KV pool {pool_tokens} tokens \
-             each, {memory_tokens} tokens of node memory in all{ssd}, clock x{clock_ratio}"
-        )
-    }
-
-    /// KV bytes that are really kept for a token.
-    pub fn bytes_per_token(&self) -> u64 {
-        match self.vllm {
-            Some(_) => self.host.profile.model.kv_bytes_per_token,
-            None => self.host.bytes_per_token(),
-        }
-    }
-
     /// Starts everything, cold but for SSDs.
     pub async fn start(&self, policy: Policy) -> Result<Cluster, Error> {
         let directory = tempfile::Builder::new().prefix("forebay-demo-").tempdir()?;
@@ -240,11 +201,6 @@ impl EngineProcess {
     fn url(&self) -> String {
         format!("http://{}", self.address)
     }
-}
-
-/// What a node is called.
-pub fn node_name(number: usize) -> String {
-    format!("node-{number}")
 }
 
 /// The address at which a node that is ready says it answers its peers.

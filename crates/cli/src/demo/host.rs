@@ -2,13 +2,11 @@
 //! and the router in front. It starts and stops them.
 
 use super::fault::Fault;
-use super::rows;
-use super::ssd::SsdShape;
-use super::system::Count;
+use super::rows::{self, Count};
+use super::shape::{HostShape, SAMPLE_EVERY, engine_name};
 use forebay_emulator::kv_store::InProcess;
-use forebay_emulator::profile::Profile;
-use forebay_emulator::truth::Oracle;
-use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
+use forebay_emulator::{Engine, EngineHandle, StoreConnection};
+use forebay_results::output::Error;
 use forebay_router::{Backend, Policy, Router, RouterConfig, RouterHandle};
 use forebay_store::{Store, TenantId, TierConfig};
 use forebay_trace::record::{Line, LinkSample, LoadSample, RecordWriter};
@@ -20,44 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// KV bytes that are really kept for a token in a layer. Small, so that many engines fit a small machine.
-pub const KV_BYTES_PER_TOKEN_LAYER: usize = 4;
-/// Tokens of a chunk in the memory tier.
-pub const CHUNK_TOKENS: usize = 256;
-/// Tokens per streamed chunk after the first, as with vLLM's `--stream-interval`: model time runs faster than real time,
-/// and so would the stream's events.
-pub const STREAM_INTERVAL: usize = 16;
 /// Where the memory tier lies.
 const HOST: Place = Place::Host(0);
-/// Prefixes that the oracle remembers; more than the demo's traces have.
-const ORACLE_BLOCKS: usize = 1 << 20;
-
-/// Real time between two samples of load and links.
-pub const SAMPLE_EVERY: Duration = Duration::from_millis(100);
-
-/// What the router and the report call an engine.
-pub fn engine_name(number: usize) -> String {
-    format!("engine-{number}")
-}
-
-pub struct HostShape {
-    /// GPU and model that each engine emulates.
-    pub profile: Profile,
-    /// How many engines.
-    pub engines: u16,
-    /// KV pool of each.
-    pub pool_tokens: usize,
-    /// Memory tier, in tokens.
-    pub memory_tokens: u64,
-    /// What lies below it, if anything.
-    pub ssd: Option<SsdShape>,
-    /// Model seconds per real second.
-    pub clock_ratio: f64,
-    /// What the links do to the bytes.
-    pub fault: Option<Fault>,
-    /// Seed of faults.
-    pub seed: u64,
-}
 
 /// A running host.
 pub struct Host {
@@ -76,48 +38,7 @@ pub struct Host {
     _mover_thread: MoverThread,
 }
 
-type Error = Box<dyn std::error::Error + Send + Sync>;
-
 impl HostShape {
-    /// One line for people.
-    pub fn description(&self) -> String {
-        let fault = match self.fault {
-            Some(Fault::FlipBit(chance)) => format!(", a flipped bit per {:.0} bytes moved", 1.0 / chance),
-            None => String::new(),
-        };
-        let ssd = match &self.ssd {
-            Some(ssd) => format!(", an SSD log in {} below it", ssd.directory.display()),
-            None => String::new(),
-        };
-        format!(
-            "Host: {} engines of profile {}, KV pool {} tokens each, {} tokens of shared host memory{ssd}, clock x{}{fault}",
-            self.engines, self.profile.name, self.pool_tokens, self.memory_tokens, self.clock_ratio
-        )
-    }
-
-    /// What an engine must answer.
-    pub fn oracle(&self) -> Result<Oracle, Error> {
-        Ok(Oracle::new(self.engine_config().truth()?, self.profile.model.vocab, ORACLE_BLOCKS))
-    }
-
-    fn engine_config(&self) -> EngineConfig {
-        let mut profile = self.profile.clone();
-        profile.memory.pool_tokens = self.pool_tokens;
-        let namespace = profile.namespace();
-        EngineConfig {
-            kv_bytes_per_token_layer: KV_BYTES_PER_TOKEN_LAYER,
-            chunk_tokens: CHUNK_TOKENS,
-            clock_ratio: self.clock_ratio,
-            stream_interval: STREAM_INTERVAL,
-            ..EngineConfig::new(profile, namespace.key())
-        }
-    }
-
-    /// KV bytes that are really kept for a token.
-    pub fn bytes_per_token(&self) -> u64 {
-        (self.profile.model.layers * KV_BYTES_PER_TOKEN_LAYER) as u64
-    }
-
     /// Opens the memory tier, and the SSD below it, where there may be something from an earlier run of this policy.
     fn open_store(&self, mover: &MoverHandle, policy: Policy) -> Result<Store, Error> {
         let capacity_bytes = (self.memory_tokens * self.bytes_per_token()).next_multiple_of(1 << 20);

@@ -1,15 +1,13 @@
 //! One node is killed in the middle of a replay, and what follows from that is counted.
 
 use super::cluster::Cluster;
-use super::rows;
-use super::system::Count;
+use super::rows::{self, Count};
+use forebay_results::output::Error;
 use forebay_trace::record::RequestRecord;
 use forebay_trace::replay::Progress;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// A kill that is planned or has been carried out. Without a cluster to harm nothing happens.
 pub struct Kill<'a> {

@@ -1,6 +1,6 @@
 //! `forebay demo`: a trace through a router and emulated engines that keep their KV in one memory tier, and on an SSD below
 //! it if they are given one, once for each routing policy. Each time memory is cold, and the SSD has what the same policy
-//! left there. This file knows the order of events; `workload` says what is asked, `system` what runs, in this process
+//! left there. This file knows the order of events; `workload` says what is asked, `shape` what is to run, `system` runs it, in this process
 //! (`host`, `ssd`) or in many (`cluster`, made of `processes`; `vllm` if the engines are real), `arm` how one policy is replayed,
 //! `kill` what may happen to a node meanwhile, `rows` what is kept of it.
 
@@ -13,22 +13,21 @@ mod kill;
 mod node_config;
 mod processes;
 mod rows;
+mod shape;
 mod ssd;
 mod system;
 mod vllm;
 mod workload;
 
-use crate::CommandResult;
 use crate::cmd::signals::Signals;
-use cluster::ClusterShape;
 use fault::Fault;
 use forebay_emulator::profile::Profile;
+use forebay_results::output::{CommandResult, Error};
 use forebay_router::Policy;
 use forebay_trace::generate::Marginals;
 use forebay_trace::record::{RecordLog, RecordWriter};
 use forebay_trace::report;
-use host::HostShape;
-use ssd::SsdShape;
+use shape::{ClusterShape, HostShape, SsdShape};
 use std::path::PathBuf;
 use system::Shape;
 use tokio_util::sync::CancellationToken;
@@ -164,7 +163,7 @@ async fn compare(args: Args) -> CommandResult {
 
 impl Args {
     /// What is to run.
-    fn shape(&self) -> Result<Shape, Box<dyn std::error::Error + Send + Sync>> {
+    fn shape(&self) -> Result<Shape, Error> {
         let vllm = match (self.engine, &self.vllm, &self.model) {
             (EngineKind::Vllm, Some(python), Some(model)) => {
                 // A relative path would be another one's in the engine's own directory.

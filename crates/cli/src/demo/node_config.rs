@@ -1,7 +1,6 @@
 //! What the demo's nodes read: a configuration each when they start, and one list of all of them.
 
-use super::cluster::{ClusterShape, node_name};
-use super::host::CHUNK_TOKENS;
+use super::shape::{CHUNK_TOKENS, ClusterShape, node_name};
 use super::ssd::SEGMENT_BYTES;
 use forebay_node::{DirectoryConfig, NodeConfig, PagesConfig, PeersConfig, SsdConfig, WriteBackPolicy};
 use forebay_router::Policy;

@@ -3,6 +3,9 @@
 use forebay_results::{Results, Row};
 use forebay_trace::report::Summary;
 
+/// A count at the end of an arm, by its name.
+pub type Count = (&'static str, u64);
+
 /// Counters of every arm.
 pub const CHUNKS_LOADED: &str = "chunks loaded";
 pub const CHUNKS_STORED: &str = "chunks stored";

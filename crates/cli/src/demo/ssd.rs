@@ -1,27 +1,16 @@
 //! The SSD below the demo's memory tier: a log for each policy in one directory, so that each
 //! policy finds what it left there and nothing of the others.
 
-use super::host::{CHUNK_TOKENS, HostShape};
+use super::shape::{CHUNK_TOKENS, HostShape, SsdShape};
+use forebay_results::output::Error;
 use forebay_store::WriteBackConfig;
 use forebay_store::admission::Policy;
 use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
 use forebay_transfer::{MoverHandle, Place};
-use std::path::PathBuf;
 
 /// Length of a segment: some 80 chunks of the demo.
 pub const SEGMENT_BYTES: u64 = 4 << 20;
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
-
-/// Where the logs are, and how long new ones are made.
-#[derive(Debug, Clone)]
-pub struct SsdShape {
-    /// The directory; made if it is missing.
-    pub directory: PathBuf,
-    /// Length of a new log.
-    pub bytes: u64,
-}
 
 impl SsdShape {
     /// Opens the log of an arm, and makes it first if it is not there.

@@ -1,13 +1,14 @@
 //! What an arm is replayed on: a host in this process, or a cluster of processes.
 
-use super::cluster::{Cluster, ClusterShape};
-use super::host::{Host, HostShape};
+use super::cluster::Cluster;
+use super::host::Host;
+use super::rows::Count;
+use super::shape::{ClusterShape, HostShape};
+use forebay_results::output::Error;
 use forebay_router::Policy;
 use forebay_trace::record::RecordWriter;
 use forebay_trace::replay::Check;
 use std::sync::Arc;
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a system is to be.
 pub enum Shape {
@@ -24,9 +25,6 @@ pub enum System {
     /// Of [`Shape::Cluster`].
     Cluster(Cluster),
 }
-
-/// A count at the end of an arm, by its name.
-pub type Count = (&'static str, u64);
 
 impl Shape {
     /// What the engines are, wherever they run.

@@ -3,8 +3,7 @@
 
 use super::figures::Figures;
 use super::processes::Launch;
-use super::rows;
-use super::system::Count;
+use super::rows::{self, Count};
 use forebay_emulator::profile::ModelFacts;
 use forebay_trace::report::{OUTSIDE_PEER_TOKENS, OUTSIDE_SSD_TOKENS, OUTSIDE_TOKENS};
 use rustix::thread::{CpuSet, sched_getaffinity};

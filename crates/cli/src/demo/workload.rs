@@ -1,5 +1,6 @@
 //! What the demo asks of the engines: a trace from a file, or a generated one.
 
+use forebay_results::output::Error;
 use forebay_trace::format::{ReadOptions, TraceReader};
 use forebay_trace::generate::{Generator, Marginals};
 use forebay_trace::order::sort_by_arrival;
@@ -25,8 +26,6 @@ pub struct EmptyTrace {
     name: String,
     skipped: u64,
 }
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Reads `trace`, or generates one of `marginals`. `limit` keeps the first requests; sessions with a request of more than
 /// `context_tokens`, which no engine could take, are left out.

@@ -1,11 +1,11 @@
 //! From which size on several links beat one. Stream copies are made here however small a copy is, as
 //! the copier would not.
 
-use super::gpus::Plan;
+use super::plan::Plan;
 use super::rig::Rig;
 use super::timing::median;
-use super::way::Way;
-use super::{Course, Outcome};
+use super::way::{Course, Way};
+use crate::output::Outcome;
 use forebay_results::Row;
 
 const MIB: u64 = 1 << 20;

@@ -2,7 +2,8 @@
 //! another. Whoever copies for one GPU over all links cannot be faster.
 
 use super::rig::Rig;
-use super::{Course, Outcome};
+use super::way::Course;
+use crate::output::Outcome;
 use std::time::Instant;
 
 /// Bytes of a lot: large enough that a link carries nothing but bytes, small enough that all GPUs begin at once.

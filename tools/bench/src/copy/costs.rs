@@ -1,11 +1,11 @@
 //! What the copier costs beside its copies: memory of the GPUs, time for the first copy, processors
 //! while nothing is copied.
 
-use super::Outcome;
-use super::gpus::Plan;
+use super::plan::Plan;
 use super::rig::Rig;
 use super::timing::{cost, median};
 use super::way::Way;
+use crate::output::Outcome;
 use forebay_cuda::links::Direction;
 use forebay_results::Row;
 use std::time::Duration;

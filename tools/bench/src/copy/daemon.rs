@@ -7,8 +7,8 @@ use super::ceiling::ceiling;
 use super::rig::Rig;
 use super::size::Size;
 use super::timing::{Cost, cost, median};
-use super::way::Way;
-use super::{Course, Outcome};
+use super::way::{Course, Way};
+use crate::output::{CommandResult, Outcome};
 use forebay_cuda::device::{DeviceMemory, Stream};
 use forebay_cuda::driver::Driver;
 use forebay_cuda::kernels::Piece;
@@ -38,7 +38,7 @@ pub struct NodeArgs {
 }
 
 /// The other process: relays until its standard input ends.
-pub fn run_node(args: NodeArgs) -> crate::CommandResult {
+pub fn run_node(args: NodeArgs) -> CommandResult {
     let (gpus, uids, token) = (None, Vec::new(), Vec::new());
     let config = RelaysConfig { socket: args.socket, gpus, token, uids, memory_limit_bytes: 4 * BYTES_MAX };
     let relays = Relays::start(Driver::load()?, config)?;

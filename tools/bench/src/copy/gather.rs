@@ -1,8 +1,8 @@
 //! A kernel that copies between a GPU and the host's memory by itself: the usual way for small
 //! pages where no link but the GPU's own is used.
 
-use super::Outcome;
-use super::rig::{Ends, Job};
+use super::ends::{Ends, Job};
+use crate::output::Outcome;
 use forebay_cuda::device::HostMemory;
 use forebay_cuda::kernels::{Kernels, Piece};
 use parking_lot::Mutex;

@@ -6,8 +6,8 @@
 //! transfer of all blocks. Blocks lie in different random orders at the source and at the target, so that none can be
 //! merged.
 
-use super::Outcome;
 use super::timing::{Cost, cost};
+use crate::output::Outcome;
 use forebay_results::{Peer, Row};
 use forebay_transfer::HostLink;
 use forebay_transfer::{

@@ -3,13 +3,13 @@
 //! kernel that does it alone.
 
 use super::ceiling::ceiling;
-use super::gpus::Plan;
+use super::plan::Plan;
 use super::rig::Rig;
 use super::size::Size;
 use super::sweep::peer;
 use super::timing::{Cost, median};
-use super::way::Way;
-use super::{Course, Outcome};
+use super::way::{Course, Way};
+use crate::output::Outcome;
 use forebay_results::Row;
 use rand::SeedableRng;
 use rand::rngs::StdRng;

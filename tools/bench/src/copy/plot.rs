@@ -1,9 +1,9 @@
 //! A picture of rates over sizes: one panel for each way that bytes go, in each the driver's own
 //! copies, ours, and the ceiling. Pure: points in, SVG out.
 
-use super::Course;
 use super::size::Size;
 use super::sweep::Point;
+use super::way::Course;
 use std::fmt::Write;
 
 /// Pixels.

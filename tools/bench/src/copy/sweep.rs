@@ -3,12 +3,13 @@
 //! with the ceiling, so that all see the same minute of the machine.
 
 use super::ceiling::ceiling;
-use super::gpus::Plan;
-use super::rig::{Job, Rig, Timed};
+use super::ends::Job;
+use super::plan::Plan;
+use super::rig::{Rig, Timed};
 use super::size::Size;
 use super::timing::{Cost, median};
-use super::way::Way;
-use super::{Course, Outcome};
+use super::way::{Course, Way};
+use crate::output::Outcome;
 use forebay_results::{Peer, Row};
 
 /// Smaller copies vary more, and take no time.

@@ -1,6 +1,6 @@
 //! How long something takes, on the clock and on processors.
 
-use super::Outcome;
+use crate::output::Outcome;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Barrier;
 use std::time::Instant;

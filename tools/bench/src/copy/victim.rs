@@ -2,10 +2,11 @@
 //! vector, and its own copies to a peer, each by itself and while copies for another GPU go on in
 //! both directions.
 
-use super::Outcome;
-use super::gpus::Plan;
-use super::rig::{Job, Rig};
+use super::ends::Job;
+use super::plan::Plan;
+use super::rig::Rig;
 use super::way::Way;
+use crate::output::Outcome;
 use forebay_cuda::device::{Device, DeviceMemory, Stream};
 use forebay_cuda::driver::abi::{self, FunctionHandle, ModuleHandle};
 use forebay_cuda::links::Direction;

@@ -1,9 +1,9 @@
 //! Who copies: the driver alone, one copy after another or a batch; a kernel; and the copier's
 //! ways. Each gets a job and returns when it is done.
 
+use super::ends::{Ends, Job};
 use super::gather::Gather;
-use super::rig::{Ends, Job};
-use super::{Failure, Outcome};
+use crate::output::{Error, Outcome};
 use forebay_cuda::driver::{BatchCopy, CopyList};
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
@@ -12,6 +12,35 @@ use forebay_cuda::{Copier, CopierOptions};
 use forebay_transfer::{Class, End, RegionId, Span, SpanPair, Transfer};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
+
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Course {
+    /// From the host to GPUs
+    H2d,
+    /// From GPUs to the host
+    D2h,
+    /// Both at once
+    Both,
+}
+
+impl Course {
+    pub fn directions(self) -> &'static [Direction] {
+        match self {
+            Course::H2d => &[Direction::HostToDevice],
+            Course::D2h => &[Direction::DeviceToHost],
+            Course::Both => &Direction::BOTH,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Course::H2d => "h2d",
+            Course::D2h => "d2h",
+            Course::Both => "both",
+        }
+    }
+}
 
 /// Who copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -139,7 +168,7 @@ fn ready<T>(place: &OnceLock<T>, make: impl FnOnce() -> Outcome<T>) -> Outcome<&
         // Somebody else's is as good.
         let _ = place.set(make()?);
     }
-    place.get().ok_or_else(|| Failure::from("nothing was made"))
+    place.get().ok_or_else(|| Error::from("nothing was made"))
 }
 
 fn direct(ends: &Ends, job: &Job) -> Outcome<()> {

@@ -2,9 +2,9 @@
 //! works on the same file without touching the log. All of it is written once before anything is
 //! measured: what was only set aside is slower to write the first time.
 
-use super::memory::{Buffers, Direction, Objects};
+use super::memory::{Buffers, Direction, MIB, Objects};
 use super::raw::Raw;
-use super::{Failure, MIB};
+use crate::output::Error;
 use forebay_store::log::Layout;
 use forebay_store::ssd::{Existing, init};
 use std::fs::File;
@@ -19,7 +19,7 @@ pub struct TestFile {
 
 impl TestFile {
     /// Makes a file with room for `objects_bytes` of objects in the log, and for as many behind it.
-    pub fn make(dir: &Path, objects_bytes: u64) -> Result<TestFile, Failure> {
+    pub fn make(dir: &Path, objects_bytes: u64) -> Result<TestFile, Error> {
         let path = dir.join(format!("forebay-bench-disk-{}", std::process::id()));
         // Footers take a page for each object, the smallest of which has twenty; segments being filled or emptied take
         // some more.
@@ -51,7 +51,7 @@ impl TestFile {
         (0..self.room_bytes / object_bytes).map(|number| self.log_bytes + number * object_bytes).collect()
     }
 
-    fn write_once(&self, from: u64) -> Result<(), Failure> {
+    fn write_once(&self, from: u64) -> Result<(), Error> {
         let objects = Objects { bytes: MIB, depth: 8, slots: 16 };
         let end = self.log_bytes + self.room_bytes;
         let places: Vec<u64> = (0..(end - from) / MIB).map(|number| from + number * MIB).collect();

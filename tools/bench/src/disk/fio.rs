@@ -1,8 +1,8 @@
 //! fio, where it is installed: a second opinion on the ceiling. It knows fio's command line and its JSON.
 
 use super::file::TestFile;
-use super::memory::{Direction, Objects};
-use super::{Failure, MIB};
+use super::memory::{Direction, MIB, Objects};
+use crate::output::Error;
 use std::process::Command;
 
 /// Which version is installed, if any.
@@ -18,7 +18,7 @@ pub fn mib_per_s(
     file: &TestFile,
     objects: Objects,
     run_mib: u64,
-) -> Result<f64, Failure> {
+) -> Result<f64, Error> {
     let (offset, size) = file.room();
     let (pattern, section) = match direction {
         Direction::Read => ("randread", "read"),

@@ -3,7 +3,7 @@
 //! so the file is sparse: a log that recovers from its checkpoint and summaries does not look at
 //! them.
 
-use super::Failure;
+use crate::output::Error;
 use forebay_kv::ChunkId;
 use forebay_store::log::{
     Checkpoint, ENTRIES_PER_PAGE, Layout, LogUuid, SegmentHeader, SegmentRow, SegmentState, SlotSet,
@@ -33,7 +33,7 @@ pub struct Image {
 
 impl Image {
     /// Makes a log of `chunks` chunks with one layer of `layer_bytes`.
-    pub fn make(path: &Path, chunks: u64, layer_bytes: u64) -> Result<Image, Failure> {
+    pub fn make(path: &Path, chunks: u64, layer_bytes: u64) -> Result<Image, Error> {
         let image = Image { path: path.into() };
         write(path, chunks, layer_bytes)?;
         Ok(image)
@@ -51,7 +51,7 @@ impl Drop for Image {
     }
 }
 
-fn write(path: &Path, chunks: u64, layer_bytes: u64) -> Result<(), Failure> {
+fn write(path: &Path, chunks: u64, layer_bytes: u64) -> Result<(), Error> {
     let shape = Arc::new(SlotShape::new(&ChunkShape::new([layer_bytes])?)?);
     let slots = Slots::fit(shape, SEGMENT_BYTES)?;
     let full = chunks.div_ceil(u64::from(slots.count));
@@ -80,7 +80,7 @@ fn write(path: &Path, chunks: u64, layer_bytes: u64) -> Result<(), Failure> {
 }
 
 /// The division of a file in which there is room for so many segments.
-fn layout_of(segments: u64) -> Result<Layout, Failure> {
+fn layout_of(segments: u64) -> Result<Layout, Error> {
     // Metadata takes less than a hundredth of the file.
     let mut layout = Layout::new((segments + segments / 100 + 2) * SEGMENT_BYTES, SEGMENT_BYTES)?;
     layout.file_bytes = layout.segment_at(layout.segments);

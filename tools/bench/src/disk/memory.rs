@@ -8,6 +8,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::sync::Arc;
 
+pub const MIB: u64 = 1 << 20;
+
 /// Where the bytes go.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Direction {

@@ -1,9 +1,9 @@
 //! Our side: the store itself, as its users call it, with slots, footers, checksums, commits and eviction. What is read is
 //! compared with what was written. It measures what callers get; it must never reach around the store.
 
-use super::Failure;
 use super::file::TestFile;
 use super::memory::{Buffers, Direction, Objects};
+use crate::output::Error;
 use forebay_kv::ChunkId;
 use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{
@@ -42,7 +42,7 @@ type ReadEnd = (usize, Result<Vec<Staged>, NotRead>);
 
 impl Ours {
     /// Opens the log in the file, with up to `depth` I/Os under way.
-    pub fn open(file: &TestFile, objects: Objects) -> Result<Ours, Failure> {
+    pub fn open(file: &TestFile, objects: Objects) -> Result<Ours, Error> {
         let mover = MoverThread::spawn(Limits::default())?;
         let buffers = Buffers::new(objects)?;
         let memory = mover.handle().register(HOST, buffers.arena.clone())?;
@@ -63,7 +63,7 @@ impl Ours {
     }
 
     /// Stores so many new objects, one chunk each, in requests of `depth` objects, and makes them durable.
-    pub fn store(&mut self, count: usize) -> Result<(), Failure> {
+    pub fn store(&mut self, count: usize) -> Result<(), Error> {
         let Objects { depth, slots, .. } = self.buffers.objects;
         let (sender, receiver) = channel();
         let objects: Vec<(ChunkId, usize)> =
@@ -82,7 +82,7 @@ impl Ours {
         Ok(self.ssd.flush()?)
     }
 
-    fn write(&self, batch: Vec<(ChunkId, usize)>, ended: &Sender<WriteEnd>) -> Result<(), Failure> {
+    fn write(&self, batch: Vec<(ChunkId, usize)>, ended: &Sender<WriteEnd>) -> Result<(), Error> {
         let bytes = self.buffers.objects.bytes;
         let span = |slot| Span::new(self.memory, self.buffers.offset(Direction::Write, slot), bytes);
         let source = |(id, slot): &(ChunkId, usize)| Source {
@@ -102,7 +102,7 @@ impl Ours {
         &mut self,
         receiver: &Receiver<WriteEnd>,
         sender: &Sender<WriteEnd>,
-    ) -> Result<usize, Failure> {
+    ) -> Result<usize, Error> {
         let (batch, ends) = receiver.recv_timeout(FULL_AT_MOST)?;
         let mut again = Vec::new();
         for (object, end) in batch.into_iter().zip(ends) {
@@ -143,7 +143,7 @@ impl Ours {
 
     /// Reads so many of the stored objects, the next ones in the order that [`shuffle`](Ours::shuffle) made, in requests of
     /// `depth` objects.
-    pub fn retrieve(&mut self, count: usize) -> Result<(), Failure> {
+    pub fn retrieve(&mut self, count: usize) -> Result<(), Error> {
         let Objects { depth, slots, .. } = self.buffers.objects;
         let (sender, receiver) = channel();
         let batches = self.take_batches(count, depth);
@@ -172,7 +172,7 @@ impl Ours {
         number: usize,
         batch: &[(ChunkId, usize)],
         ended: &Sender<ReadEnd>,
-    ) -> Result<DiskLease, Failure> {
+    ) -> Result<DiskLease, Error> {
         let ids: Vec<ChunkId> = batch.iter().map(|(id, _)| *id).collect();
         let lease = self.ssd.lease(TENANT, &ids, TTL_US);
         if lease.len() < batch.len() {
@@ -191,7 +191,7 @@ impl Ours {
         receiver: &Receiver<ReadEnd>,
         batches: &[Vec<(ChunkId, usize)>],
         leases: &mut [Option<DiskLease>],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Error> {
         let (number, end) = receiver.recv()?;
         leases[number] = None;
         let staged = end?;

@@ -2,8 +2,8 @@
 //! whenever it is told to. This file knows the words that are exchanged with
 //! `bench/peers/lmcache_disk.py`.
 
-use super::Failure;
 use super::memory::Objects;
+use crate::output::Error;
 use serde::Deserialize;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ impl PeerProcess {
         dir: &Path,
         objects: Objects,
         count: usize,
-    ) -> Result<Option<PeerProcess>, Failure> {
+    ) -> Result<Option<PeerProcess>, Error> {
         let Some(python) = &args.lmcache_python else { return Ok(None) };
         let mut child = Command::new(python)
             .arg(&args.lmcache_script)
@@ -74,7 +74,7 @@ impl PeerProcess {
         Ok(Some(peer))
     }
 
-    pub fn run(&mut self) -> Result<PeerRun, Failure> {
+    pub fn run(&mut self) -> Result<PeerRun, Error> {
         writeln!(self.tell.as_mut().ok_or("no pipe to the peer")?, "run")?;
         let run: PeerRun = self.answer()?;
         if run.wrong > 0 {
@@ -84,7 +84,7 @@ impl PeerProcess {
     }
 
     /// The next line that is an object; whatever else the peer prints is passed by.
-    fn answer<A: for<'de> Deserialize<'de>>(&mut self) -> Result<A, Failure> {
+    fn answer<A: for<'de> Deserialize<'de>>(&mut self) -> Result<A, Error> {
         let mut line = String::new();
         while self.answers.read_line(&mut line)? > 0 {
             if line.starts_with('{') {

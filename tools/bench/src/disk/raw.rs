@@ -1,8 +1,8 @@
 //! The ceiling: a loop around io_uring and nothing else, with registered file and buffers. It knows system calls; it must
 //! never check or copy a byte.
 
-use super::Failure;
 use super::memory::{Buffers, Direction, Objects};
+use crate::output::Error;
 use forebay_transfer::Backing;
 use io_uring::types::Fixed;
 use io_uring::{IoUring, opcode};
@@ -21,7 +21,7 @@ pub struct Raw {
 
 impl Raw {
     /// Opens the file once more.
-    pub fn open(path: &Path, buffers: &Buffers) -> Result<Raw, Failure> {
+    pub fn open(path: &Path, buffers: &Buffers) -> Result<Raw, Error> {
         let file = File::options().read(true).write(true).custom_flags(libc::O_DIRECT).open(path)?;
         let ring = IoUring::new(buffers.objects.depth as u32)?;
         ring.submitter().register_files(&[file.as_raw_fd()])?;
@@ -34,7 +34,7 @@ impl Raw {
 
     /// Moves one object for each place; what was written is then durable. Buffers take turns, as on our side: a few that
     /// stay in the processor's cache would be a ceiling for nobody.
-    pub fn run(&mut self, direction: Direction, places: &[u64]) -> Result<(), Failure> {
+    pub fn run(&mut self, direction: Direction, places: &[u64]) -> Result<(), Error> {
         let Objects { bytes, depth, slots } = self.buffers.objects;
         let mut free: VecDeque<usize> = (0..slots).collect();
         let (mut begun, mut ended) = (0, 0);
@@ -60,7 +60,7 @@ impl Raw {
         }
     }
 
-    fn push(&mut self, direction: Direction, slot: usize, place: u64) -> Result<(), Failure> {
+    fn push(&mut self, direction: Direction, slot: usize, place: u64) -> Result<(), Error> {
         let (start, len) = (self.buffers.start(direction, slot), self.buffers.objects.bytes as u32);
         let entry = match direction {
             Direction::Read => opcode::ReadFixed::new(Fixed(0), start, len, 0).offset(place).build(),

@@ -1,7 +1,8 @@
 //! How long a log with millions of chunks takes to open after its process was killed, and what its index takes in memory.
 //! This file knows clocks and sizes; what the log looks like is `image`'s to say.
 
-use super::{Failure, image};
+use super::image;
+use crate::output::Error;
 use forebay_results::Row;
 use forebay_store::log::{DiskTier, DiskTierConfig, Medium};
 use forebay_store::ssd::FileMedium;
@@ -13,7 +14,7 @@ use std::time::Instant;
 const LAYER_BYTES: u64 = 80 << 10;
 
 /// Opens a log of so many chunks again and again.
-pub fn rows(dir: &Path, chunks: u32, runs: u32) -> Result<Vec<Row>, Failure> {
+pub fn rows(dir: &Path, chunks: u32, runs: u32) -> Result<Vec<Row>, Error> {
     let path = dir.join(format!("forebay-bench-recovery-{}", std::process::id()));
     let image = image::Image::make(&path, chunks.into(), LAYER_BYTES)?;
     let (mut seconds, mut index_bytes, mut resident_bytes) = (Vec::new(), 0, 0);
@@ -44,14 +45,14 @@ pub fn rows(dir: &Path, chunks: u32, runs: u32) -> Result<Vec<Row>, Failure> {
     ])
 }
 
-fn leave_page_cache(path: &Path) -> Result<(), Failure> {
+fn leave_page_cache(path: &Path) -> Result<(), Error> {
     let file = File::open(path)?;
     file.sync_all()?;
     Ok(fadvise(&file, 0, None, Advice::DontNeed)?)
 }
 
 /// Bytes of memory that this process has in use.
-fn resident() -> Result<u64, Failure> {
+fn resident() -> Result<u64, Error> {
     let text = std::fs::read_to_string("/proc/self/status")?;
     let kib = text
         .lines()

@@ -1,8 +1,8 @@
 //! What each side did: time, CPU time and objects of every run, and the rows that follow. This file
 //! knows arithmetic on runs.
 
-use super::memory::Objects;
-use super::{Failure, MIB};
+use super::memory::{MIB, Objects};
+use crate::output::Error;
 use forebay_results::{Peer, Row};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Instant;
@@ -34,7 +34,7 @@ pub struct Figures {
 
 impl Side {
     /// Runs a part of a run that moves `count` objects. CPU time is that of the whole process.
-    pub fn time(&mut self, count: usize, part: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+    pub fn time(&mut self, count: usize, part: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
         let (begin, cpu_before_s) = (Instant::now(), cpu_s());
         part()?;
         self.wall_s += begin.elapsed().as_secs_f64();

@@ -1,6 +1,7 @@
 //! Which block lies where and what is in it: equal blocks in different orders at the two ends, so that no two neighbours of
 //! one end are neighbours at the other, filled with what only this block of this run has. Pure.
 
+use super::segment::Memory;
 use std::fmt;
 
 /// A transfer of about this many bytes, unless it is asked for otherwise,
@@ -97,6 +98,24 @@ pub fn is_right(bytes: &[u8], run: u64, block: usize) -> bool {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         *word == state.to_le_bytes()
     })
+}
+
+/// Writes what every block has in a run.
+pub fn fill_all(shape: Shape, end: End, memory: &Memory, run: u64) {
+    let mut bytes = vec![0; shape.block_bytes];
+    for block in 0..shape.blocks {
+        fill(&mut bytes, run, block);
+        memory.write(shape.offset(end, block), &bytes);
+    }
+}
+
+/// Blocks that do not have what they should have after a run.
+pub fn wrong_blocks(shape: Shape, end: End, memory: &Memory, run: u64) -> usize {
+    let mut bytes = vec![0; shape.block_bytes];
+    let wrong = |block: &usize| {
+        !(memory.read(shape.offset(end, *block), &mut bytes) && is_right(&bytes, run, *block))
+    };
+    (0..shape.blocks).filter(wrong).count()
 }
 
 fn mix(run: u64, block: usize) -> u64 {

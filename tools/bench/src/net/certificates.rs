@@ -1,6 +1,6 @@
 //! An authority and a certificate that live as long as a benchmark.
 
-use super::Error;
+use crate::output::Error;
 use forebay_net::tcp::TlsConfig;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use std::path::{Path, PathBuf};

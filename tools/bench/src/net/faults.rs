@@ -1,8 +1,8 @@
 //! How soon an asking end is told that the other process has died or is frozen, in the middle of a transfer.
 
-use super::Error;
 use super::blocks::Shape;
 use super::pair::{Pair, Way};
+use crate::output::Error;
 use forebay_net::{End, Op};
 use forebay_results::Row;
 use rustix::process::Signal;

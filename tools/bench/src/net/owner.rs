@@ -1,12 +1,12 @@
 //! The other process: it owns memory that the benchmark writes and reads, and does what it is told
 //! on its standard input, a line at a time, with one line of answer each.
 
-use super::Error;
-use super::blocks::{End, Shape, fill, is_right};
+use super::blocks::{End, Shape, fill_all, wrong_blocks};
 use super::pair::{Way, cpu_s};
 use super::rail::{self, Rail};
 use super::raw;
 use super::segment::{Memory, Segment};
+use crate::output::{CommandResult, Error};
 use forebay_net::{Access, Agent};
 use std::io::BufRead;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ pub struct Args {
 }
 
 /// Runs until the standard input ends.
-pub fn run(args: Args) -> crate::CommandResult {
+pub fn run(args: Args) -> CommandResult {
     let shape = Shape { block_bytes: args.block_bytes, blocks: args.blocks };
     let memory = Memory::new(args.segment, shape.bytes())?;
     let way = Way { flows: args.flows, tls: args.tls, segment: args.segment, rails: args.rail };
@@ -54,24 +54,6 @@ fn answer(line: &str, shape: Shape, memory: &Memory) -> Result<String, Error> {
         other => return Err(format!("'{other}' is not known here").into()),
     }
     Ok("ok".into())
-}
-
-/// Writes what every block has in a run.
-pub fn fill_all(shape: Shape, end: End, memory: &Memory, run: u64) {
-    let mut bytes = vec![0; shape.block_bytes];
-    for block in 0..shape.blocks {
-        fill(&mut bytes, run, block);
-        memory.write(shape.offset(end, block), &bytes);
-    }
-}
-
-/// Blocks that do not have what they should have after a run.
-pub fn wrong_blocks(shape: Shape, end: End, memory: &Memory, run: u64) -> usize {
-    let mut bytes = vec![0; shape.block_bytes];
-    let wrong = |block: &usize| {
-        !(memory.read(shape.offset(end, *block), &mut bytes) && is_right(&bytes, run, *block))
-    };
-    (0..shape.blocks).filter(wrong).count()
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -1,11 +1,11 @@
 //! The two processes: this one with its agent and memory, and the owner that it has started and
 //! speaks to. Ended together.
 
-use super::blocks::{End, Shape};
-use super::owner::{fill_all, wrong_blocks};
+use super::blocks::{End, Shape, fill_all, wrong_blocks};
+use super::certificates;
 use super::rail::{self, Rail};
 use super::segment::{Memory, Segment};
-use super::{Error, certificates};
+use crate::output::Error;
 use forebay_net::{Access, Agent, AgentConfig, BadRun, Descriptors, Op, PeerStat, Prepared, Request, Select};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};

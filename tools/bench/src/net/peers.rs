@@ -1,8 +1,8 @@
 //! Other systems, measured by programs of their own on the same blocks (bench/peers): each is called with the operation,
 //! the size and the number of blocks and the number of runs, and prints one line of JSON. This file knows that line.
 
-use super::Error;
 use super::blocks::Shape;
+use crate::output::Error;
 use forebay_results::{Peer, Row};
 use serde::Deserialize;
 use std::process::{Command, Stdio};

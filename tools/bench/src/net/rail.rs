@@ -1,7 +1,7 @@
 //! UCX rails between the two processes: how they are written on the command line, and that they
 //! carry the bytes that are measured.
 
-use super::Error;
+use crate::output::Error;
 use forebay_net::{Agent, Fabric, Path, PeerStat, RailOptions};
 use std::fmt;
 use std::time::{Duration, Instant};

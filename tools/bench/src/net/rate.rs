@@ -6,7 +6,8 @@ use super::certificates::Certificates;
 use super::pair::{Pair, Way, run_all};
 use super::raw::Raw;
 use super::segment::Segment;
-use super::{Error, OpName, peers, rail};
+use super::{peers, rail};
+use crate::output::Error;
 use forebay_net::Op;
 use forebay_results::Row;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
@@ -26,6 +27,31 @@ struct Figures {
     gbps: Vec<f64>,
     raw_gbps: Vec<f64>,
     cpu_s_per_gb: f64,
+}
+
+/// An operation by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum OpName {
+    /// From this process to the other
+    Write,
+    /// From the other process to this
+    Read,
+}
+
+impl OpName {
+    pub fn op(self) -> Op {
+        match self {
+            OpName::Write => Op::Write,
+            OpName::Read => Op::Read,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            OpName::Write => "write",
+            OpName::Read => "read",
+        }
+    }
 }
 
 /// One operation on blocks of one size.

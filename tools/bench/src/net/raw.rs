@@ -1,7 +1,7 @@
 //! The ceiling: plain sockets between the same two processes, as many as there are flows, 256 KiB at a time, between memory
 //! of the same size. Nothing is checked and nothing scattered.
 
-use super::Error;
+use crate::output::Error;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};

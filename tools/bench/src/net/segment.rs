@@ -1,7 +1,7 @@
 //! The memory that blocks lie in, of a wished kind, the same at both ends. Driver: it maps memory
 //! and reaches it by copies.
 
-use super::Error;
+use crate::output::Error;
 use forebay_transfer::{Arena, Pages};
 use forebay_transfer::{Backing, HostBuffer};
 use rustix::io::Errno;

@@ -2,7 +2,8 @@
 
 use super::blocks::Shape;
 use super::pair::{Pair, Way, cpu_s, run};
-use super::{Error, raw};
+use super::raw;
+use crate::output::Error;
 use forebay_net::{Access, Agent, Descriptors, Op, Run, Select};
 use forebay_results::Row;
 use forebay_transfer::HostBuffer;

@@ -1,9 +1,9 @@
 //! `forebay store scrub`, `purge` and `recover`: what changes a log while no engine uses it. Each leaves a log that was
 //! closed in good order, or, if it is stopped half-way, one that the next open recovers.
 
+use super::file::{in_file, open};
 use super::look::tell;
-use super::{Error, in_file, open};
-use crate::CommandResult;
+use forebay_results::output::{CommandResult, Error};
 use forebay_store::TenantId;
 use forebay_store::log::{
     DiskTierConfig, GivenUp, Inspection, Medium, Offline, Rebuilt, give_up_unreadable, inspect, rebuild,

@@ -1,8 +1,8 @@
 //! `forebay store stat` and `verify`: what a log holds, and whether all of it is as it was written. Neither changes it.
 
+use super::file::{in_file, open_read_only};
 use super::size::Size;
-use super::{in_file, open_read_only};
-use crate::CommandResult;
+use forebay_results::output::CommandResult;
 use forebay_store::log::{ChunkFault, ChunkInLog, Inspection, Medium, Verified, VolumeSpace, inspect};
 use serde_json::{Value, json};
 use std::path::Path;

@@ -1,0 +1,144 @@
+//! What the demo's host, cluster and SSDs are to be: sizes, numbers and names.
+
+use super::fault::Fault;
+use super::vllm::Vllm;
+use forebay_emulator::EngineConfig;
+use forebay_emulator::profile::Profile;
+use forebay_emulator::truth::Oracle;
+use forebay_results::output::Error;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// KV bytes that are really kept for a token in a layer. Small, so that many engines fit a small machine.
+pub const KV_BYTES_PER_TOKEN_LAYER: usize = 4;
+/// Tokens of a chunk in the memory tier.
+pub const CHUNK_TOKENS: usize = 256;
+/// Tokens per streamed chunk after the first, as with vLLM's `--stream-interval`: model time runs faster than real time,
+/// and so would the stream's events.
+pub const STREAM_INTERVAL: usize = 16;
+/// Real time between two samples of load and links.
+pub const SAMPLE_EVERY: Duration = Duration::from_millis(100);
+/// Prefixes that the oracle remembers; more than the demo's traces have.
+const ORACLE_BLOCKS: usize = 1 << 20;
+
+/// What the router and the report call an engine.
+pub fn engine_name(number: usize) -> String {
+    format!("engine-{number}")
+}
+
+/// What a node is called.
+pub fn node_name(number: usize) -> String {
+    format!("node-{number}")
+}
+
+/// Everything in one process.
+pub struct HostShape {
+    /// GPU and model that each engine emulates.
+    pub profile: Profile,
+    /// How many engines.
+    pub engines: u16,
+    /// KV pool of each.
+    pub pool_tokens: usize,
+    /// Memory tier, in tokens.
+    pub memory_tokens: u64,
+    /// What lies below it, if anything.
+    pub ssd: Option<SsdShape>,
+    /// Model seconds per real second.
+    pub clock_ratio: f64,
+    /// What the links do to the bytes.
+    pub fault: Option<Fault>,
+    /// Seed of faults.
+    pub seed: u64,
+}
+
+/// Nodes and engines in processes of their own.
+pub struct ClusterShape {
+    /// Its engines, and the memory and SSDs of all nodes together.
+    pub host: HostShape,
+    /// How many nodes; engine `i` belongs to node `i` modulo this.
+    pub nodes: u16,
+    /// Whether one of them is to be killed.
+    pub kill_one: bool,
+    /// What its engines are, if they are not emulated.
+    pub vllm: Option<Vllm>,
+}
+
+/// Where the logs are, and how long new ones are made.
+#[derive(Debug, Clone)]
+pub struct SsdShape {
+    /// The directory; made if it is missing.
+    pub directory: PathBuf,
+    /// Length of a new log.
+    pub bytes: u64,
+}
+
+impl HostShape {
+    /// One line for people.
+    pub fn description(&self) -> String {
+        let fault = match self.fault {
+            Some(Fault::FlipBit(chance)) => format!(", a flipped bit per {:.0} bytes moved", 1.0 / chance),
+            None => String::new(),
+        };
+        let ssd = match &self.ssd {
+            Some(ssd) => format!(", an SSD log in {} below it", ssd.directory.display()),
+            None => String::new(),
+        };
+        format!(
+            "Host: {} engines of profile {}, KV pool {} tokens each, {} tokens of shared host memory{ssd}, clock x{}{fault}",
+            self.engines, self.profile.name, self.pool_tokens, self.memory_tokens, self.clock_ratio
+        )
+    }
+
+    /// What an engine must answer.
+    pub fn oracle(&self) -> Result<Oracle, Error> {
+        Ok(Oracle::new(self.engine_config().truth()?, self.profile.model.vocab, ORACLE_BLOCKS))
+    }
+
+    /// How an engine is started.
+    pub fn engine_config(&self) -> EngineConfig {
+        let mut profile = self.profile.clone();
+        profile.memory.pool_tokens = self.pool_tokens;
+        let namespace = profile.namespace();
+        EngineConfig {
+            kv_bytes_per_token_layer: KV_BYTES_PER_TOKEN_LAYER,
+            chunk_tokens: CHUNK_TOKENS,
+            clock_ratio: self.clock_ratio,
+            stream_interval: STREAM_INTERVAL,
+            ..EngineConfig::new(profile, namespace.key())
+        }
+    }
+
+    /// KV bytes that are really kept for a token.
+    pub fn bytes_per_token(&self) -> u64 {
+        (self.profile.model.layers * KV_BYTES_PER_TOKEN_LAYER) as u64
+    }
+}
+
+impl ClusterShape {
+    /// One line for people.
+    pub fn description(&self) -> String {
+        let HostShape { engines, profile, pool_tokens, memory_tokens, clock_ratio, .. } = &self.host;
+        let ssd = match &self.host.ssd {
+            Some(ssd) => format!(", SSD logs in {} below it", ssd.directory.display()),
+            None => String::new(),
+        };
+        let (nodes, kill) = (self.nodes, if self.kill_one { ", of which one is killed halfway" } else { "" });
+        let plural = if nodes == 1 { "node" } else { "nodes" };
+        let what = match &self.vllm {
+            Some(vllm) => format!("vLLMs with {}", vllm.model.display()),
+            None => format!("engines of profile {}", profile.name),
+        };
+        format!(
+            "Cluster: {engines} {what} on {nodes} {plural}{kill}, each a process; KV pool {pool_tokens} tokens \
+             each, {memory_tokens} tokens of node memory in all{ssd}, clock x{clock_ratio}"
+        )
+    }
+
+    /// KV bytes that are really kept for a token.
+    pub fn bytes_per_token(&self) -> u64 {
+        match self.vllm {
+            Some(_) => self.host.profile.model.kv_bytes_per_token,
+            None => self.host.bytes_per_token(),
+        }
+    }
+}
