@@ -9,7 +9,8 @@ GLIBC := 2.17
 BUILD_LIBRARIES := --release --locked -p forebay-preload -p forebay-cuda
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: setup build libraries wheel demo test forget-skips test-rust test-loom test-unverified test-python test-vllm test-vllm-newer test-vllm-newest test-vllm-gpu soak lint bench bench-net clean
+.PHONY: setup build libraries wheel demo test test-all test-rest forget-skips name-skips test-rust test-doc test-loom test-unverified \
+	test-python test-vllm test-vllm-smoke test-vllm-rest test-vllm-newer test-vllm-newest test-vllm-gpu soak lint bench bench-net clean
 
 ## What the tests need beside Rust: Chromium to look at the report, etcd, UCX, pytest and ruff in a virtual environment.
 setup: $(VENV)/.done
@@ -57,16 +58,31 @@ wheel: setup libraries
 demo: build
 	$(FOREBAY) demo --out demo-out
 
-## All tests. Those that were skipped are named at the end.
-test: export FOREBAY_SKIPS = $(abspath target/skips.txt)
-test: setup forget-skips test-rust test-loom test-unverified test-python test-vllm
+# What was skipped is named at the end.
+test test-all test-rest: export FOREBAY_SKIPS = $(abspath target/skips.txt)
+
+## What to run before a change is handed in: at most 15 minutes on two cores once all is built.
+test: setup forget-skips test-rust test-python test-vllm-smoke name-skips
+
+## Everything: what CI runs, apart from style.
+test-all: test test-rest
+
+## What `make test` leaves out.
+test-rest: setup test-doc test-loom test-unverified test-vllm-rest
 	$(PYTHON) testing/skips.py $(FOREBAY_SKIPS)
 
 forget-skips:
 	mkdir -p target && rm -f target/skips.txt
 
+name-skips:
+	$(PYTHON) testing/skips.py target/skips.txt
+
 test-rust:
-	cargo test --workspace --locked
+	cargo test --workspace --all-targets --locked
+
+## The examples in the documentation: each is a program of its own, and takes as long to link as a test.
+test-doc:
+	cargo test --workspace --doc --locked
 
 ## Lock-free and hand-written synchronisation, over all interleavings.
 test-loom:
@@ -86,25 +102,33 @@ test-python: build wheel
 test-vllm: build wheel
 	$(call vllm_tests,.venv-vllm,tests/vllm/requirements.txt)
 
-## The same with the newest vLLM that there is for the CPU. Not part of `make test`.
+## A few of these tests, of five minutes at most: each way of a chunk once, and the failures that matter most.
+test-vllm-smoke: build wheel
+	$(call vllm_tests,.venv-vllm,tests/vllm/requirements.txt,-m smoke)
+
+## All others.
+test-vllm-rest: build wheel
+	$(call vllm_tests,.venv-vllm,tests/vllm/requirements.txt,-m "not smoke")
+
+## The same with the newest vLLM that there is for the CPU. Not part of `make test-all`.
 test-vllm-newer: export FOREBAY_VLLM_BLOCK = 32
 test-vllm-newer: build wheel
 	$(call vllm_tests,.venv-vllm-newer,tests/vllm/requirements-newer.txt)
 
-## The same with one that has no wheel for CPUs yet: its Python, with the kernels of the one before. Not part of `make test`.
+## The same with one that has no wheel for CPUs yet: its Python, with the kernels of the one before. Not part of `make test-all`.
 test-vllm-newest: export FOREBAY_VLLM_BLOCK = 32
 test-vllm-newest: build wheel
 	$(call vllm_tests,.venv-vllm-newest,tests/vllm/requirements-newer.txt 0.33.0)
 
 ## The same on GPUs, with the vLLM, the forebay and the pytest of $(PYTHON); with ON=graphs in CUDA graphs. Tests with two ranks
-## want two. Not part of `make test`.
+## want two. Not part of `make test-all`.
 test-vllm-gpu: build
 	FOREBAY_VLLM_ON=$(or $(ON),gpu) FOREBAY=$(abspath $(FOREBAY)) $(PYTHON) -m pytest -q tests/vllm
 
 define vllm_tests
 	$(VENV)/bin/python testing/vllm_cpu.py $(1) $(2)
 	[ ! -e $(1)/.done ] || $(VENV)/bin/uv pip install -q --python $(1)/bin/python --no-deps --reinstall target/wheels/forebay-*.whl
-	[ ! -e $(1)/.done ] || FOREBAY=$(abspath $(FOREBAY)) UV=$(abspath $(VENV)/bin/uv) $(1)/bin/python -m pytest -q tests/vllm
+	[ ! -e $(1)/.done ] || FOREBAY=$(abspath $(FOREBAY)) UV=$(abspath $(VENV)/bin/uv) $(1)/bin/python -m pytest -q $(3) tests/vllm
 endef
 
 ## A peer that dies in the middle of transfers and comes back, many more times than `make test` has it: some minutes. With one

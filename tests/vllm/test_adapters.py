@@ -14,6 +14,8 @@ from vllm.lora.request import LoRARequest  # noqa: E402
 from forebay.vllm.connector import compat  # noqa: E402
 from forebay.vllm.connector.adapters import Adapter, Adapters  # noqa: E402
 
+pytestmark = pytest.mark.smoke
+
 TIMEOUT_S = 60.0
 
 

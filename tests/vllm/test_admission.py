@@ -14,6 +14,8 @@ pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vll
 from forebay.vllm.connector.admission import IDLE_PASSES, LoadAdmission  # noqa: E402
 from forebay.vllm.connector.groups import Group  # noqa: E402
 
+pytestmark = pytest.mark.smoke
+
 BLOCKS = 20
 
 

@@ -12,6 +12,8 @@ from forebay.vllm.connector.metadata import Report  # noqa: E402
 from forebay.vllm.connector.stats import Counts, Deltas, PromMetrics, Stats  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
+pytestmark = pytest.mark.smoke
+
 
 def test_counters_come_as_what_came_on_top() -> None:
     counts = Counts()

@@ -13,6 +13,8 @@ from forebay.vllm.connector import compat, stores  # noqa: E402
 from forebay.vllm.connector.events import Events  # noqa: E402
 from forebay.vllm.connector.metadata import StoreResult  # noqa: E402
 
+pytestmark = pytest.mark.smoke
+
 
 class Watcher:
     """A node that says of chunks what it is told to say."""

@@ -15,6 +15,8 @@ import pytest
 from conftest import ASKED, CHUNK, Engine, arguments, prompt, transfer
 from nodes import Node, two_peers
 
+pytestmark = pytest.mark.smoke
+
 # What a proxy asks a prefiller for: nothing is known of the decoder yet.
 PREFILL = {
     "do_remote_decode": True,

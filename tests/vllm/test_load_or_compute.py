@@ -12,6 +12,8 @@ from forebay.vllm.connector.metadata import LoadResult, Report, Step, StoreResul
 from forebay.vllm.connector.tracked import Found  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
+pytestmark = pytest.mark.smoke
+
 CHUNK_TOKENS, CHUNK_BYTES = 256, 32 << 20
 # Eight chunks take 53 ms at this rate and 50 to compute.
 DISK_BYTES_S = 5e9

@@ -22,6 +22,8 @@ from forebay.vllm.connector.metadata import LoadResult, Report, Step, Store  # n
 from forebay.vllm.connector.tracked import Found, PendingHandover  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
+pytestmark = pytest.mark.smoke
+
 CHUNKS = 4
 TOKENS = CHUNKS * CHUNK + 5
 BLOCKS = -(-TOKENS // BLOCK)

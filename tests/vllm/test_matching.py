@@ -18,6 +18,8 @@ from forebay.vllm.connector.matcher import Matcher  # noqa: E402
 from forebay.vllm.connector.stats import Counts  # noqa: E402
 from forebay.vllm.connector.tracked import Found, TrackedRequest  # noqa: E402
 
+pytestmark = pytest.mark.smoke
+
 OTHER = Shape(2, BLOCK)
 
 

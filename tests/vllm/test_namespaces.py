@@ -15,6 +15,8 @@ from forebay.vllm.connector import namespace  # noqa: E402
 from forebay.vllm.connector.config import Shape  # noqa: E402
 from forebay.vllm.connector.weights import digest_of_weights  # noqa: E402
 
+pytestmark = pytest.mark.smoke
+
 
 def test_engines_that_differ_in_anything_have_other_namespaces() -> None:
     keys = {

@@ -6,6 +6,8 @@ pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vll
 
 from forebay.vllm.connector import node_watch  # noqa: E402
 
+pytestmark = pytest.mark.smoke
+
 
 class Watched:
     """A watch, with a node and a clock in the test's hands."""

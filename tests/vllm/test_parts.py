@@ -23,6 +23,8 @@ from forebay.vllm.connector.stats import Counts  # noqa: E402
 from forebay.vllm.connector.tracked import ChunkIds, Found, Loading, TrackedRequest  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
+pytestmark = pytest.mark.smoke
+
 CHUNK, BLOCK = 64, 16
 
 

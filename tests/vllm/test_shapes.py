@@ -17,6 +17,8 @@ from forebay.vllm.connector.groups import Group, fail_as_one, groups_of  # noqa:
 from forebay.vllm.connector.namespace import refuse_shape  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
+pytestmark = pytest.mark.smoke
+
 
 def a_model(*kinds: str, **more: Any) -> SimpleNamespace:
     """Groups of such kinds."""

@@ -20,6 +20,8 @@ from forebay.vllm.connector.states import WithStates, place_of  # noqa: E402
 from forebay.vllm.connector.stores import Stores  # noqa: E402
 from forebay.vllm.connector.tracked import Found, state_id  # noqa: E402
 
+pytestmark = pytest.mark.smoke
+
 
 def test_states_are_stored_only_where_vllm_keeps_them_where_steps_end() -> None:
     good = {"mamba_cache_mode": "align", "num_speculative_blocks": 0}

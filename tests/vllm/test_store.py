@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from conftest import ASKED, BLOCK, CHUNK, Daemon, Engine, arguments, prompt, transfer, whole
 
+pytestmark = pytest.mark.smoke
+
 
 @pytest.fixture(scope="module")
 def engine(
