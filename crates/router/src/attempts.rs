@@ -78,12 +78,16 @@ pub async fn send(
     let mut sent_again = false;
     // An answer for which another engine might do better: it is the client's if none does.
     let mut second_best = None;
-    let mut last_failure = None;
+    let mut last_failure: Option<(usize, Failure)> = None;
     for attempt in 1..=shared.limits.attempts {
         let Some(mut flight) = shared.assign(&outgoing.ask, tried) else { break };
-        tried |= 1 << flight.backend;
+        let backend = flight.backend;
+        if let Some((from, failure)) = last_failure {
+            tell_sent_elsewhere(shared, from, backend, failure);
+        }
+        tried |= 1 << backend;
         if let Some(note) = note {
-            note.attempt(&shared.targets[flight.backend].name);
+            note.attempt(&shared.targets[backend].name);
         }
         if attempt > 1 {
             deadline.as_mut().reset(Instant::now() + limit);
@@ -92,8 +96,8 @@ pub async fn send(
         let excluded = tried | !outgoing.ask.serving;
         let elsewhere = may_move.then_some(excluded);
         // What remains of an earlier request is not trusted after it has failed once.
-        let fresh = last_failure == Some(Failure::ClosedKept);
-        let failure = match begin(worker, outgoing, flight.backend, &mut deadline, elsewhere, fresh).await {
+        let fresh = last_failure.is_some_and(|(_, failure)| failure == Failure::ClosedKept);
+        let failure = match begin(worker, outgoing, backend, &mut deadline, elsewhere, fresh).await {
             Ok(started) => {
                 let status = started.head.status().as_u16();
                 flight.first_byte(status);
@@ -118,23 +122,32 @@ pub async fn send(
                     return Err(Refusal::shutting_down());
                 }
                 if lost.may_have_arrived && is_over {
-                    last_failure = Some(lost.failure);
+                    last_failure = Some((backend, lost.failure));
                     break;
                 }
                 sent_again |= lost.may_have_arrived;
                 if lost.failure == Failure::ClosedKept && !shared.has_other(excluded) {
-                    tried &= !(1 << flight.backend);
+                    tried &= !(1 << backend);
                 }
                 lost.failure
             }
         };
-        last_failure = Some(failure);
+        last_failure = Some((backend, failure));
     }
     if let Some((started, flight)) = second_best {
         return Ok(Begun { started, flight, deadline });
     }
     shared.unanswered.fetch_add(1, Ordering::Relaxed);
-    Err(last_failure.map_or_else(Refusal::no_backend, |failure| no_answer(failure, tried.count_ones())))
+    let (attempts, failure) = (tried.count_ones(), last_failure.map(|(_, failure)| failure));
+    shared.lines.unanswered(attempts, failure);
+    Err(failure.map_or_else(Refusal::no_backend, |failure| no_answer(failure, attempts)))
+}
+
+fn tell_sent_elsewhere(shared: &Shared, from: usize, to: usize, failure: Failure) {
+    if from != to {
+        let name = |backend: usize| &shared.targets[backend].name;
+        shared.engine_lines[from].sent_elsewhere(name(from), name(to), failure);
+    }
 }
 
 fn no_answer(failure: Failure, tried: u32) -> Refusal {

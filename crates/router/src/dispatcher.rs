@@ -336,12 +336,8 @@ impl Backend {
             self.totals.without_cached_tokens += 1;
             self.silent_hits = self.silent_hits.saturating_add(u32::from(expected));
             if expected && self.silent_hits == SILENT_HITS {
-                tracing::warn!(
-                    engine = self.totals.name,
-                    "the engine has reported cached tokens of none of {SILENT_HITS} prompts that it should have held, \
-                     so the router cannot learn what it keeps: start vLLM with --enable-prompt-tokens-details, SGLang \
-                     with --enable-cache-report"
-                );
+                let engine = &self.totals.name;
+                tracing::warn!(engine, prompts = SILENT_HITS, "engine reports no cached tokens");
             }
             return None;
         }

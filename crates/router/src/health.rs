@@ -146,15 +146,13 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// For the log.
-    pub fn describe(self) -> &'static str {
+    /// The name in the log.
+    pub fn name(self) -> &'static str {
         match self {
-            Cause::Gone => "nobody listens at its address, and what it had cached is taken for lost",
-            Cause::Silent => "it does not answer probes; requests that wait for it go to another engine",
-            Cause::Unwell => "it answers probes with an error",
-            Cause::Failing => {
-                "requests to it fail although it answers probes; it comes back on trial after some probes"
-            }
+            Cause::Gone => "gone",
+            Cause::Silent => "silent",
+            Cause::Unwell => "unwell",
+            Cause::Failing => "failing",
         }
     }
 }

@@ -11,7 +11,7 @@
 //! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `probe`,
 //!   `listing` (of models), `request_log`.
 //! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `relay` (of an answer), `local`
-//!   (the router's own pages), `shared`, `server`.
+//!   (the router's own pages), `shared`, `log_lines`, `server`.
 //!
 //! [`Router::spawn`] starts a router in this process. [`policy::choose`] needs none of it.
 
@@ -25,6 +25,7 @@ mod health;
 mod json;
 mod listing;
 mod local;
+mod log_lines;
 mod media;
 mod metrics;
 mod models;

@@ -119,11 +119,7 @@ impl Lists {
 
 /// Says so in the log.
 pub fn warn_unlisted(target: &Target, status: StatusCode) {
-    tracing::warn!(
-        engine = target.name,
-        status = status.as_u16(),
-        "the engine's list of models cannot be read: requests for any model may go to it",
-    );
+    tracing::warn!(engine = target.name, status = status.as_u16(), "list of models cannot be read",);
 }
 
 /// The models in the body of an answer; `None` where there are none.

@@ -247,6 +247,9 @@ impl Relay {
         } else {
             End::Answered { status: self.parts.status.as_u16(), usage }
         };
+        if failed {
+            self.parts.flight.is_broken(Failure::ErrorEvent);
+        }
         self.parts.flight.end(end);
         if let Some(mut note) = self.parts.note.take() {
             note.ended(if failed { Failure::ErrorEvent.name() } else { "answered" }, usage);
@@ -259,6 +262,7 @@ impl Relay {
 
     /// The answer is not whole. A stream says why before it breaks off, a document just breaks off.
     fn fail(&mut self, failure: Failure, context: &mut Context) -> Poll<Option<Result<Bytes, BrokeOff>>> {
+        self.parts.flight.is_broken(failure);
         self.parts.flight.end(End::Failed(failure));
         if let Some(mut note) = self.parts.note.take() {
             note.ended(failure.name(), self.parts.reader.outcome().0);

@@ -167,6 +167,7 @@ impl RouterHandle {
             }
             let _ = thread.join();
         }
+        tracing::info!(in_flight = shared.in_flight(), "drain ends");
         if let Some(log) = &self.shared.log {
             log.flush(LOG_FLUSH);
         }

@@ -5,6 +5,7 @@ use crate::config::{Limits, RouterConfig, Target};
 use crate::decisions::DecisionRecord;
 use crate::dispatcher::{Ask, Assignment, BackendSet, Dispatcher, End};
 use crate::health::{Change, Failure, Thresholds};
+use crate::log_lines::{EngineLines, RouterLines};
 use crate::metrics::{self, Counts};
 use crate::models::Models;
 use crate::request_log::RequestLog;
@@ -26,6 +27,10 @@ pub struct Shared {
     pub models: Models,
     /// Requests for models that no engine lists go to any.
     pub any_model: bool,
+    /// Log lines about requests at each engine, by index.
+    pub engine_lines: Vec<EngineLines>,
+    /// Log lines about the router.
+    pub lines: RouterLines,
     /// Where requests are logged, if they are.
     pub log: Option<Arc<RequestLog>>,
     pub limits: Limits,
@@ -81,6 +86,8 @@ impl Shared {
         Arc::new(Shared {
             models: Models::new(targets.len()),
             any_model,
+            engine_lines: targets.iter().map(|_| EngineLines::default()).collect(),
+            lines: RouterLines::default(),
             log: log.map(Arc::new),
             statuses: (0..=targets.len()).map(|_| statuses()).collect(),
             dispatcher: Mutex::new(Dispatcher::new(policy, names, thresholds)),
@@ -118,6 +125,11 @@ impl Shared {
         }
         self.overloaded.fetch_add(1, Ordering::Relaxed);
         None
+    }
+
+    /// Requests under way.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
     }
 
     /// Reports how a probe of a backend ended.
@@ -161,6 +173,13 @@ impl Shared {
     pub fn enter(&self, phase: Phase) {
         if self.phase.fetch_max(phase as u8, Ordering::Relaxed) < phase as u8 {
             self.phases.send_modify(|current| *current = phase.max(*current));
+            let in_flight = self.in_flight();
+            match phase {
+                Phase::Serving => {}
+                Phase::Leaving => tracing::info!(in_flight, "shutdown begins"),
+                Phase::Draining => tracing::info!(in_flight, "drain begins"),
+                Phase::Cut => tracing::warn!(in_flight, "drain is over, requests are cut off"),
+            }
         }
     }
 
@@ -198,22 +217,20 @@ impl Shared {
             Change::Readmitted => self.news.iter().for_each(Notify::notify_waiters),
         }
         let left = (0..self.targets.len()).filter(|&other| self.is_usable(other)).count();
+        if left == 0 && matches!(change, Change::Ejected { .. }) {
+            self.lines.no_engine(&self.targets[backend].name);
+        }
         let mut gates = self.log_gates.lock();
         let Some(kept_back) = gates[backend].pass(Instant::now()) else { return };
         let engine = &self.targets[backend].name;
         match change {
             Change::Ejected { cause, last } => {
-                let (why, last) = (cause.describe(), last.name());
-                tracing::warn!(engine, last, engines_left = left, kept_back, "engine ejected: {why}");
+                let (reason, last) = (cause.name(), last.name());
+                tracing::warn!(engine, reason, last, engines_left = left, kept_back, "engine ejected");
             }
             Change::StillDown { cause } => {
-                tracing::warn!(
-                    engine,
-                    engines_left = left,
-                    kept_back,
-                    "engine still out: {}",
-                    cause.describe()
-                );
+                let reason = cause.name();
+                tracing::warn!(engine, reason, engines_left = left, kept_back, "engine is still out");
             }
             Change::Readmitted => {
                 tracing::info!(engine, engines_left = left, kept_back, "engine is used again");
@@ -304,6 +321,12 @@ impl Flight {
     /// Must the answer end now?
     pub fn is_cut(&self) -> bool {
         self.shared.phase() == Phase::Cut
+    }
+
+    /// The answer has begun and will not come to its end. To be told before the end.
+    pub fn is_broken(&self, failure: Failure) {
+        let name = &self.shared.targets[self.backend].name;
+        self.shared.engine_lines[self.backend].broken(name, failure);
     }
 
     pub fn end(&mut self, end: End) {

@@ -137,10 +137,7 @@ impl Engine {
     }
 
     /// Does it, and says what it cost.
-    fn cost(
-        &self,
-        act: impl FnOnce() -> CommandResult,
-    ) -> Result<Cost, Error> {
+    fn cost(&self, act: impl FnOnce() -> CommandResult) -> Result<Cost, Error> {
         let (begin, cpu_before_s, before) = (Instant::now(), cpu_s(), self.client.messages());
         act()?;
         let (ms, cpu_ms) = (begin.elapsed().as_secs_f64() * 1e3, (cpu_s() - cpu_before_s) * 1e3);

@@ -114,12 +114,6 @@ pub fn run(args: Args) -> CommandResult {
         let mut signals = Signals::listen()?;
         println!("forebay route: http://{} to {backends} engine(s), policy {}", router.addr(), args.policy);
         signals.next().await;
-        tracing::info!(
-            "shutting down: /health says 503, requests are taken for {} s more and may end for {} s after that; \
-             a second signal ends them now",
-            args.shutdown_delay.as_secs_f64(),
-            args.drain.as_secs_f64(),
-        );
         router.shutdown_or_hurry(signals.next()).await;
         Ok(())
     })
