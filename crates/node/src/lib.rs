@@ -13,7 +13,6 @@ pub mod log;
 pub mod metrics;
 mod node;
 mod peering;
-pub mod size;
 
 pub use config::{
     CollectorConfig, ConfigError, DirectoryConfig, FabricConfig, LimitsConfig, MemoryConfig, MetricsConfig,
@@ -22,3 +21,5 @@ pub use config::{
 };
 pub use node::{ClientStat, DrainError, Drained, NoMemory, Node, NodeError};
 pub use peering::PeeringStat;
+
+use forebay_transfer::size;

@@ -47,6 +47,7 @@ mod process;
 mod queue;
 mod region;
 pub mod sim;
+pub mod size;
 mod telemetry;
 mod thread;
 mod transfer;

@@ -140,9 +140,11 @@ fn seconds_or_none(text: &str) -> Result<Duration, String> {
 
 /// A size above 0, as sizes are written everywhere.
 pub fn size(text: &str) -> Result<usize, String> {
-    let bytes = forebay_node::size::parse(text)?;
+    let bytes = forebay_transfer::size::parse(text)?;
     let some = usize::try_from(bytes).ok().filter(|&bytes| bytes > 0);
-    some.ok_or_else(|| format!("{text} is not allowed; allowed is {}, above 0", forebay_node::size::ALLOWED))
+    some.ok_or_else(|| {
+        format!("{text} is not allowed; allowed is {}, above 0", forebay_transfer::size::ALLOWED)
+    })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use forebay_store::admission::Policy;
 use forebay_trace::format::TraceError;
 use forebay_trace::info::PrefixInfo;
 use forebay_trace::request::TraceRequest;
-use forebay_trace::tiers::{ModelCost, TierReport, TierSizes, TierStudy, byte_count};
+use forebay_trace::tiers::{ModelCost, TierReport, TierSizes, TierStudy};
 
 /// Arguments of the study.
 #[derive(clap::Args)]
@@ -23,7 +23,7 @@ pub struct TierArgs {
     )]
     admission: Vec<Policy>,
     /// Most bytes that may be written to the SSD in a day
-    #[arg(long, value_name = "BYTES", value_parser = bytes_per_day, requires = "tiers")]
+    #[arg(long, value_name = "BYTES", value_parser = forebay_transfer::size::parse, requires = "tiers")]
     endurance: Option<u64>,
     /// KV of a token; by default that of Llama 3 8B, whose FLOP are counted
     #[arg(
@@ -57,9 +57,4 @@ pub fn run(
         endurance_bytes_per_day: args.endurance,
     };
     Ok(study.run(requests, prefix)?)
-}
-
-fn bytes_per_day(given: &str) -> Result<u64, String> {
-    byte_count(given)
-        .ok_or_else(|| format!("{given:?}: allowed are bytes with a unit, such as 500GB or 1.5TiB"))
 }

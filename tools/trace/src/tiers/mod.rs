@@ -7,7 +7,7 @@ mod system;
 mod text;
 
 pub use model::ModelCost;
-pub use size::{SizeError, TierSize, TierSizes, byte_count};
+pub use size::{SizeError, TierSize, TierSizes};
 
 use crate::format::TraceError;
 use crate::info::PrefixInfo;

@@ -7,8 +7,8 @@ const UNITS: [(&str, u64); 4] = [("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20),
 
 /// Reads a size of a log, as sizes are written everywhere.
 pub fn size(text: &str) -> Result<u64, String> {
-    match forebay_node::size::parse(text)? {
-        0 => Err(format!("'{text}' is no size of a log; allowed is {}", forebay_node::size::ALLOWED)),
+    match forebay_transfer::size::parse(text)? {
+        0 => Err(format!("'{text}' is no size of a log; allowed is {}", forebay_transfer::size::ALLOWED)),
         bytes => Ok(bytes),
     }
 }

@@ -1,5 +1,5 @@
 //! Sizes in bytes as people write them, in every file and on every command line: `256M`, `256MiB`,
-//! `1.5GiB`, `200000`. It knows units; it must never know what has the size.
+//! `1.5GiB`, `200000`.
 //!
 //! All units are powers of 1024: `K` and `KiB`, `M` and `MiB`, `G` and `GiB`, `T` and `TiB`; `B` or nothing
 //! is a byte. `KB`, `MB`, `GB` and `TB` are refused, since half of those who write them mean powers of 1000.
