@@ -1,10 +1,10 @@
 //! Azure's CSV (AzureLLMInferenceTrace): a header, then TIMESTAMP, ContextTokens and GeneratedTokens. Times are dates, so
 //! the reader makes them count from the earliest. There is no prefix information, and each row is a session of its own.
 
-use super::LineParser;
 use super::check::{Names, check};
 use super::csv::{Columns, text_of, tokens_in};
 use super::error::Problem;
+use super::parser::LineParser;
 use crate::request::TraceRequest;
 
 const TIME: &str = "TIMESTAMP";

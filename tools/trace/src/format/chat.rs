@@ -2,9 +2,9 @@
 //! agentic-kvc traces (blocks of 512, with an optional session name and an optional pause before the request).
 //! It knows how a chain becomes a session, with a bounded memory of past chats.
 
-use super::LineParser;
 use super::check::{LENGTH_NAMES, check, micros};
 use super::error::{Problem, parse_object};
+use super::parser::LineParser;
 use crate::number::{ids, tokens};
 use crate::request::TraceRequest;
 use serde::Deserialize;

@@ -1,7 +1,8 @@
 //! Which format a file is in, by its first bytes.
 
 use super::error::TraceError;
-use super::{Format, azure, burstgpt, chat, foreign, tracelab};
+use super::kind::Format;
+use super::{azure, burstgpt, chat, foreign, tracelab};
 use serde_json::Value;
 use std::path::Path;
 

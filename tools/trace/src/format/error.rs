@@ -1,7 +1,7 @@
 //! What can be wrong with a trace, said so that a person can mend it: the file, the place in it,
 //! the field, what was found and what is allowed.
 
-use super::Format;
+use super::kind::Format;
 use serde::Deserialize;
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -12,10 +12,12 @@ mod detect;
 mod error;
 mod foreign;
 mod input;
+mod kind;
 mod lines;
 mod mooncake;
 mod options;
 mod own;
+mod parser;
 mod rebase;
 mod reread;
 mod tracelab;
@@ -24,6 +26,7 @@ mod weka;
 pub use check::MAX_TOKENS;
 pub use coverage::Coverage;
 pub use error::{LineError, Place, Problem, TraceError};
+pub use kind::Format;
 pub use lines::MAX_LINE_BYTES;
 pub use options::{ReadOptions, TimeUnit};
 pub use own::write_line;
@@ -32,79 +35,16 @@ pub use weka::WekaOptions;
 
 use crate::request::TraceRequest;
 use input::{Input, KIND_BYTES};
-use lines::{Line, Lines};
+use lines::Lines;
+use parser::{LineParser, LineRequests, Requests};
 use rebase::Rebased;
 use std::collections::HashMap;
-use std::fmt;
 use std::io::{self, BufRead};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
 
 /// How many bad lines are kept to be shown; all are counted.
 const SHOWN_BAD_LINES: usize = 5;
-
-/// A trace format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    /// The project's own JSONL.
-    Forebay,
-    /// Mooncake's JSONL (FAST'25 release).
-    Mooncake,
-    /// Weka's Claude Code sessions: a JSON file, or a directory of them.
-    Weka,
-    /// Qwen-Bailian's JSONL.
-    Bailian,
-    /// The JSONL of the agentic-kvc traces.
-    AgenticKv,
-    /// Azure's CSV.
-    Azure,
-    /// BurstGPT's CSV.
-    BurstGpt,
-    /// TraceLab's session CSV.
-    TraceLab,
-}
-
-impl Format {
-    /// All formats with their names.
-    pub const ALL: [(Format, &str); 8] = [
-        (Format::Forebay, "forebay"),
-        (Format::Mooncake, "mooncake"),
-        (Format::Weka, "weka"),
-        (Format::Bailian, "bailian"),
-        (Format::AgenticKv, "agentic-kv"),
-        (Format::Azure, "azure"),
-        (Format::BurstGpt, "burstgpt"),
-        (Format::TraceLab, "tracelab"),
-    ];
-
-    /// Whether the format says which requests belong to one conversation. In the others each request is a session.
-    pub fn records_sessions(self) -> bool {
-        !matches!(self, Format::Mooncake | Format::Azure | Format::BurstGpt)
-    }
-
-    fn names() -> String {
-        Format::ALL.map(|(_, name)| name).join(", ")
-    }
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Format::ALL.iter().find(|(format, _)| format == self).map_or("", |(_, name)| name);
-        out.write_str(name)
-    }
-}
-
-impl FromStr for Format {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Format, String> {
-        let found = Format::ALL.iter().find(|(_, name)| *name == text);
-        found
-            .map(|(format, _)| *format)
-            .ok_or_else(|| format!("unknown format {text:?}, allowed {}", Format::names()))
-    }
-}
 
 /// The bad lines that were left out.
 #[derive(Debug, Default)]
@@ -114,8 +54,6 @@ pub struct Skipped {
     /// The first few.
     pub first: Vec<LineError>,
 }
-
-type Requests = Box<dyn Iterator<Item = Result<TraceRequest, TraceError>> + Send>;
 
 /// The requests of a trace, in the order of the file; those of several session files in order of arrival.
 ///
@@ -264,43 +202,6 @@ impl Skipped {
         self.lines += 1;
         if self.first.len() < SHOWN_BAD_LINES {
             self.first.push(error);
-        }
-    }
-}
-
-/// A format of lines.
-trait LineParser {
-    /// The request of line `number`, or `None` where the line is a header.
-    fn parse(&mut self, text: &[u8], number: u64) -> Result<Option<TraceRequest>, Problem>;
-}
-
-struct LineRequests<R> {
-    lines: Lines<R>,
-    parser: Box<dyn LineParser + Send>,
-    file: Arc<Path>,
-}
-
-impl<R: BufRead> Iterator for LineRequests<R> {
-    type Item = Result<TraceRequest, TraceError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            let (number, parsed) = match self.lines.next_line() {
-                Ok(None) => return None,
-                Ok(Some(Line { number, text: Some(text) })) => (number, self.parser.parse(text, number)),
-                Ok(Some(Line { number, text: None })) => {
-                    (number, Err(Problem::TooLong { limit_bytes: MAX_LINE_BYTES }))
-                }
-                Err(source) => return Some(Err(TraceError::Io { file: self.file.to_path_buf(), source })),
-            };
-            let place = Place::Line(number);
-            match parsed {
-                Ok(None) => {}
-                Ok(Some(request)) => return Some(Ok(request)),
-                Err(problem) => {
-                    return Some(Err(LineError { file: Arc::clone(&self.file), place, problem }.into()));
-                }
-            }
         }
     }
 }

@@ -2,9 +2,9 @@
 //! of which may be partial; files of this form with other blocks or times exist. Conversations are not recorded, so each
 //! request is a session of its own.
 
-use super::LineParser;
 use super::check::{LENGTH_NAMES, check, micros};
 use super::error::{Problem, parse_object};
+use super::parser::LineParser;
 use crate::number::{ids, tokens};
 use crate::request::TraceRequest;
 use serde::Deserialize;

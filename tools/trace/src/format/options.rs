@@ -3,7 +3,8 @@
 
 use super::check::MAX_TOKENS;
 use super::error::TraceError;
-use super::{Format, WekaOptions, chat, mooncake};
+use super::kind::Format;
+use super::{WekaOptions, chat, mooncake};
 use std::path::Path;
 use std::str::FromStr;
 

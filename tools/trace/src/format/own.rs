@@ -1,8 +1,8 @@
 //! The project's own JSONL, as `sample` and `generate` write it: each line is a [`TraceRequest`], field by field.
 
-use super::LineParser;
 use super::check::{Names, check, check_micros};
 use super::error::{Problem, parse_object};
+use super::parser::LineParser;
 use crate::request::TraceRequest;
 use std::io::{self, Write};
 

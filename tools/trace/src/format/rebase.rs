@@ -2,8 +2,8 @@
 //! elsewhere. Rows may stand out of order; how far is limited, because a trace may be longer than
 //! memory.
 
-use super::Requests;
 use super::error::TraceError;
+use super::parser::Requests;
 use crate::request::TraceRequest;
 use std::collections::VecDeque;
 use std::path::Path;

@@ -2,10 +2,10 @@
 //! (`input_len`), those of its answer (`output_len`) and the wait after it. It knows how kept tokens become prefix blocks,
 //! with a bounded memory of sessions.
 
-use super::LineParser;
 use super::check::{MAX_TOKENS, Names, check, micros};
 use super::csv::{Columns, number_in, position_of, text_of, tokens_in};
 use super::error::Problem;
+use super::parser::LineParser;
 use crate::request::TraceRequest;
 use std::collections::{HashMap, VecDeque};
 use xxhash_rust::xxh3::xxh3_64_with_seed;

@@ -1,9 +1,9 @@
 //! What caches would have made of a trace: one without limit, which gives the new tokens of each request and bounds every
 //! other, and some of given sizes.
 
+use super::error::{InfoError, MAX_DISTINCT_BLOCKS};
 use super::prefix_cache::PrefixCache;
 use super::quantiles::{Quantiles, Values};
-use super::{InfoError, MAX_DISTINCT_BLOCKS};
 use crate::prefix::{KeyMap, KeySet, prefix_keys};
 use crate::request::TraceRequest;
 use crate::reuse::{Reuse, ReuseCounter};

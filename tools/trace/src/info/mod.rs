@@ -2,16 +2,18 @@
 //! grows with the number of requests (a few words each) and of distinct blocks, and both have limits.
 
 mod caches;
+mod error;
 mod prefix_cache;
 mod quantiles;
 mod sessions;
 mod text;
 
 pub use caches::{CacheInfo, PrefixInfo};
+pub use error::{InfoError, MAX_DISTINCT_BLOCKS, MAX_REQUESTS};
 pub use quantiles::Quantiles;
 pub use sessions::SessionInfo;
 
-use crate::format::{Format, TraceError, TraceReader};
+use crate::format::{Format, TraceReader};
 use crate::order::OutOfOrder;
 use crate::request::TraceRequest;
 use caches::Caches;
@@ -19,39 +21,12 @@ use quantiles::Values;
 use serde::Serialize;
 use sessions::Sessions;
 
-/// The most requests that are surveyed.
-pub const MAX_REQUESTS: usize = 1 << 25;
-/// The most distinct blocks that are surveyed, at some 20 bytes each.
-pub const MAX_DISTINCT_BLOCKS: usize = 1 << 26;
-
 /// Cache sizes that are looked at by default, in tokens: the KV of Qwen3-Coder-30B-A3B that fits on one, 8 and 32 H20 with
 /// 96 GB (281,888 tokens each).
 pub const DEFAULT_CACHE_TOKENS: [u64; 3] = [281_888, 8 * 281_888, 32 * 281_888];
 
 /// Context lengths for which the share of prompts that fit is told: 128 Ki tokens, and Claude's 200,000.
 const CONTEXT_LENGTHS: [u32; 2] = [131_072, 200_000];
-
-/// Why a trace has no figures.
-#[derive(Debug, thiserror::Error)]
-pub enum InfoError {
-    /// It could not be read.
-    #[error(transparent)]
-    Trace(#[from] TraceError),
-    /// It has no request that could be read.
-    #[error("no requests: {skipped_lines} bad lines and nothing else")]
-    Empty {
-        /// How many lines were bad.
-        skipped_lines: u64,
-    },
-    /// It is larger than memory is meant to hold.
-    #[error("more than {limit} {what}: sample the trace first")]
-    TooLarge {
-        /// What there is too much of.
-        what: &'static str,
-        /// How much is allowed.
-        limit: usize,
-    },
-}
 
 /// What a trace is like. Shares are of 1.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -1,8 +1,10 @@
 //! Sends one prompt to an endpoint of the OpenAI API and follows its stream to whatever end it has.
 
 use super::answer::{Answer, shown};
+use super::error::ReplayError;
+use super::options::{Endpoint, Options, Timeouts};
 use super::sse::EventScanner;
-use super::{Endpoint, Options, ReplayError, Timeouts, Transport, words};
+use super::{Transport, words};
 use crate::record::{Failure, FailureKind};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, header};

@@ -2,10 +2,12 @@
 //! nothing itself: when a request is due, what its prompt is and how it ended come from those parts.
 
 use super::client::{Call, Client, Reply};
+use super::error::ReplayError;
+use super::options::Options;
 use super::progress::RunningMedian;
 use super::schedule::{Due, Pacing, Schedule};
 use super::transcript::{Prompt, Transcripts};
-use super::{Check, Options, Progress, ReplayError, ReplayOutcome, Replayer};
+use super::{Check, Progress};
 use crate::order::{OutOfOrder, sort_by_arrival};
 use crate::record::{Outcome, RequestRecord};
 use crate::request::TraceRequest;
@@ -16,6 +18,25 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+/// What a replay came to. The records hold the rest.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct ReplayOutcome {
+    /// Requests answered in full.
+    pub done: u64,
+    /// Requests that failed; their records say why.
+    pub failed: u64,
+    /// Requests that a cancellation cut off; they have no records.
+    pub cut_off: u64,
+    /// Tokens that were not what the engine must answer.
+    pub wrong_tokens: u64,
+    /// Requests of a closed loop that stood in the trace behind one that arrives later; they were sorted.
+    pub out_of_order: usize,
+    /// Whether the replay was cancelled.
+    pub cancelled: bool,
+    /// Model time from the start to the end.
+    pub span_s: f64,
+}
 
 /// How far an open loop reads ahead in its trace.
 const READ_AHEAD_REQUESTS: usize = 256;
@@ -54,11 +75,16 @@ struct Ended {
 }
 
 impl<'a, S: FnMut(&RequestRecord) -> io::Result<()>> Run<'a, S> {
-    pub(super) fn new(replayer: &'a Replayer, check: Option<Arc<dyn Check>>, sink: S) -> Run<'a, S> {
-        let options = &replayer.options;
+    pub(super) fn new(
+        options: &'a Options,
+        client: Client,
+        progress: &'a watch::Sender<Progress>,
+        check: Option<Arc<dyn Check>>,
+        sink: S,
+    ) -> Run<'a, S> {
         Run {
             options,
-            client: replayer.client.clone(),
+            client,
             check,
             sink,
             schedule: Schedule::new(options.pacing),
@@ -66,7 +92,7 @@ impl<'a, S: FnMut(&RequestRecord) -> io::Result<()>> Run<'a, S> {
             transcripts: Transcripts::new(options.vocab, options.transcript_tokens_max),
             clock: Clock { start: Instant::now(), ratio: options.clock_ratio },
             under_way: JoinSet::new(),
-            progress: &replayer.progress,
+            progress,
             ttft: RunningMedian::default(),
             outcome: ReplayOutcome::default(),
         }

@@ -1,7 +1,7 @@
 //! Connections to servers over HTTP and HTTPS. It knows which certificates are trusted; it must never
 //! know what is sent.
 
-use super::ReplayError;
+use super::error::ReplayError;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};

@@ -1,7 +1,8 @@
 //! One memory tier above one SSD tier under one admission policy, serving the requests of a trace.
 
 use super::model::ModelCost;
-use super::{TierRow, TierSizes};
+use super::report::TierRow;
+use super::size::TierSizes;
 use crate::request::TraceRequest;
 use forebay_store::admission::{Admission, AdmissionConfig, Chunk, Lru, Verdict};
 
