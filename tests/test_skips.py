@@ -38,3 +38,21 @@ def test_tests_and_files_that_pytest_skips_stand_in_the_list(tmp_path: Path) -> 
     command = [sys.executable, "-m", "pytest", "-q", "--rootdir", tmp_path, tmp_path]
     subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True)
     assert skipped.read_text() == "test_all.py\tno such\ntest_one.py::test_a\tno GPU\n"
+
+
+def test_every_skip_that_is_expected_names_a_test_that_is_there() -> None:
+    root = TOOL.parents[1]
+    lines = (line.split("#")[0].strip() for line in (root / ".ci/skips").read_text().splitlines())
+    gone = []
+    for name in filter(None, lines):
+        place, _, test = name.partition("::")
+        function = test.split("::")[-1].split("[")[0]
+        if place.endswith(".py"):
+            files, wanted = [root / place], f"def {function}("
+        else:
+            manifests = [*root.glob("crates/*/Cargo.toml"), *root.glob("t*/*/Cargo.toml")]
+            package = next((m for m in manifests if f'[package]\nname = "{place}"\n' in m.read_text()), None)
+            files, wanted = sorted(package.parent.rglob("*.rs")) if package else [], f"fn {function}()"
+        is_there = any(file.exists() and (not test or wanted in file.read_text()) for file in files)
+        gone += [] if is_there else [name]
+    assert not gone
