@@ -34,7 +34,8 @@ def test_tests_and_files_that_pytest_skips_stand_in_the_list(tmp_path: Path) -> 
     skipped = tmp_path / "skips"
     conftest = (Path(__file__).parent / "conftest.py").read_text()
     (tmp_path / "conftest.py").write_text(conftest)
-    environment = os.environ | {"FOREBAY_SKIPS": str(skipped)}
+    tests = str(Path(__file__).parent)  # What `conftest.py` imports lies there.
+    environment = os.environ | {"FOREBAY_SKIPS": str(skipped), "PYTHONPATH": tests}
     command = [sys.executable, "-m", "pytest", "-q", "--rootdir", tmp_path, tmp_path]
     subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True)
     assert skipped.read_text() == "test_all.py\tno such\ntest_one.py::test_a\tno GPU\n"
