@@ -1,6 +1,4 @@
-//! A 32-byte digest of something large.
-//!
-//! Knows BLAKE3 and hexadecimal. Must never know what was digested.
+//! A 32-byte BLAKE3 digest of something large.
 
 use std::fmt;
 

@@ -1,7 +1,5 @@
-//! The number formats KV is kept in.
-//!
-//! Knows the formats' names, as model configs and engines spell them, and their widths. Must never know what
-//! the numbers mean, nor convert between formats.
+//! The number formats KV is kept in: their widths, and their names as model configs and engines spell
+//! them.
 
 use std::fmt;
 use std::str::FromStr;
