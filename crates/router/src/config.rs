@@ -1,5 +1,4 @@
-//! What a router is told at its start, and the limits it keeps to. It knows which values are allowed; it must never
-//! know what is done with them.
+//! What a router is told at its start, and the limits it keeps to.
 
 use crate::dispatcher::MAX_BACKENDS;
 use crate::policy::Policy;

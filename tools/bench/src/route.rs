@@ -1,6 +1,6 @@
-//! `forebay bench route`: what a router adds to requests, in CPU and in time to the first token, beside a direct
-//! connection and, if asked for, another router. It measures from outside, as a client and by `/proc`; it must never
-//! reach into the router.
+//! `forebay bench route`: what a router adds to requests, in CPU and in time to the first token,
+//! beside a direct connection and, if asked for, another router. It measures from outside, as a
+//! client and by `/proc`.
 //!
 //! Fake engines answer at once with 16 events, each in a write of its own; they and the load run on one CPU, the routers
 //! on another. Router and peer are measured in turn, and the one that is not is stopped: it may have work of its own in

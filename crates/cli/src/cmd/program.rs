@@ -1,6 +1,6 @@
-//! Whether a program can have the preload library: what its file says of the dynamic linker that will
-//! start it, and what the library's says of the glibc that it needs. Pure but for reading files. It
-//! knows ELF's headers and scripts' first lines; it must never start anything.
+//! Whether a program can have the preload library: what its file says of the dynamic linker that
+//! will start it, and what the library's says of the glibc that it needs. Pure but for reading
+//! files.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

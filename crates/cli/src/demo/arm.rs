@@ -1,5 +1,4 @@
-//! One policy, from a cold start to its last record, or to the Ctrl-C before it. It knows the order of events; it must never
-//! know what the figures mean, or what runs.
+//! One policy, from a cold start to its last record, or to the Ctrl-C before it.
 
 use super::kill::Kill;
 use super::system::{Shape, System};

@@ -1,5 +1,5 @@
-//! `forebay bench copy --host`: scattered copies in host memory through the whole mover, from submission to end, beside what the
-//! machine's memory gives to plain memcpy. It measures what callers of the mover get; it must never reach around it.
+//! `forebay bench copy --host`: scattered copies in host memory through the whole mover, from
+//! submission to end, beside what the machine's memory gives to plain memcpy.
 //!
 //! Every run copies a GiB three times, one after another so that all see the same minute of the machine: as plain memcpy
 //! in whole parts, one per thread, which is the ceiling; as plain memcpy block by block, which is the peer; and as one

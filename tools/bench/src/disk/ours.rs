@@ -1,5 +1,5 @@
-//! Our side: the store itself, as its users call it, with slots, footers, checksums, commits and eviction. What is read is
-//! compared with what was written. It measures what callers get; it must never reach around the store.
+//! Our side: the store itself, as its users call it, with slots, footers, checksums, commits and
+//! eviction. What is read is compared with what was written.
 
 use super::file::TestFile;
 use super::memory::{Buffers, Direction, Objects};

@@ -1,5 +1,4 @@
-//! Whether an answer is right. This file knows the interface and the emulated engine's oracle behind it; it must never
-//! know how the answer was obtained.
+//! Whether an answer is right: what an oracle says to a replay.
 
 use forebay_emulator::truth::Oracle;
 

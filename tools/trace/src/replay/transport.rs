@@ -1,5 +1,4 @@
-//! Connections to servers over HTTP and HTTPS. It knows which certificates are trusted; it must never
-//! know what is sent.
+//! Connections to servers over HTTP and HTTPS, and which certificates are trusted.
 
 use super::error::ReplayError;
 use bytes::Bytes;

@@ -1,4 +1,4 @@
-//! Sizes of logs: read as everywhere, and shown to people. This file must never have units of its own to read.
+//! Sizes of logs: read as everywhere, and shown to people.
 
 use std::fmt;
 

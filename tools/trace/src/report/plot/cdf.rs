@@ -1,5 +1,4 @@
-//! Distributions as cumulative shares over a logarithmic axis: one line per group. It knows sorted values; it must never
-//! know what they measure beyond the words it is given.
+//! Distributions as cumulative shares over a logarithmic axis: one line per group.
 
 use super::scale::Scale;
 use super::svg::{Anchor, Area, Svg};
