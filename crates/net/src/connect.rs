@@ -3,14 +3,12 @@
 
 use crate::flows::Advice;
 use crate::line::Rest;
-use crate::path::{Path, Way};
-use crate::peer::{Flow, Peer};
+use crate::peer::{Flow, Peer, Via};
 use crate::seats::{OnAdvice, Sitter};
 use crate::shared::Shared;
 use crate::stat::NotReached;
-use crate::tcp::{Broken, FlowError, FlowHandle, FlowOptions, RefusalCode, TcpFlow, Unreached};
+use crate::tcp::{Broken, FlowError, FlowOptions, RefusalCode, TcpFlow, Unreached};
 use crate::trouble::Trouble;
-use crate::ucx::Fabric;
 use crate::upgrade;
 use forebay_transfer::Link;
 use std::sync::{Arc, Weak};
@@ -21,15 +19,8 @@ const FORGET_AGAIN_US: u64 = 20_000;
 
 /// A flow that came about.
 pub(crate) struct Arrival {
-    pub link: Box<dyn Link>,
-    pub handle: FlowHandle,
-    pub way: Way,
-}
-
-impl Arrival {
-    fn over_tcp(flow: TcpFlow) -> Arrival {
-        Arrival { handle: flow.handle(), link: Box::new(flow), way: Way::Tcp }
-    }
+    pub flow: TcpFlow,
+    pub via: Via,
 }
 
 type Connected = Result<(TcpFlow, crate::tcp::Peer), FlowError>;
@@ -39,7 +30,7 @@ pub(crate) fn begin(shared: &Arc<Shared>, peer: &Arc<Peer>) {
     let instance = peer.instance;
     connect(shared, peer, instance, |shared, peer, connected| match connected {
         Ok((flow, found)) => {
-            arrived(shared, peer, Arrival::over_tcp(flow), found.identity.instance);
+            arrived(shared, peer, Arrival { flow, via: Via::Tcp }, found.identity.instance);
             upgrade::begin(shared, peer);
         }
         Err(error) => failed(shared, peer, &error),
@@ -74,7 +65,8 @@ fn connect(
 
 /// A flow came about: it gets a seat, and those who wait may go.
 pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, instance: [u8; 16]) {
-    let Arrival { link: flow, handle, way } = arrival;
+    let Arrival { flow, via } = arrival;
+    let handle = flow.handle();
     let mut site = peer.site();
     let mut left = None;
     if site.answered.is_some_and(|before| before != instance) {
@@ -90,13 +82,13 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
     let number = peer.state().number_flow();
     let sitter = Sitter {
         number,
-        flow,
+        flow: Box::new(flow),
         handle: handle.clone(),
-        path: way.path(),
+        path: via.path(),
         gauge: Arc::clone(&peer.gauge),
         on_advice: on_advice(shared, peer),
     };
-    let stand_in = way.rail().and_then(|_| peer.state().seat_over_tcp());
+    let stand_in = via.rail().and_then(|_| peer.state().seat_over_tcp());
     let seat = match site.berth(&shared.yard).seat(&shared.yard, sitter, stand_in) {
         Ok(seat) => seat,
         Err(error) => {
@@ -118,10 +110,10 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
         state.idle_rails.clear();
         state.rail_rests = 0;
     }
-    if let Some(nth) = way.rail() {
+    if let Some(nth) = via.rail() {
         state.idle_rails.remove(&nth);
     }
-    state.flows.push(Flow { number, seat, handle: handle.clone(), way, stands_by: false });
+    state.flows.push(Flow { number, seat, handle: handle.clone(), via, stands_by: false });
     let waiting = state.take_waiting();
     drop(state);
     drop(site);
@@ -140,7 +132,7 @@ fn arrange(shared: &Shared, peer: &Peer) {
     let railed = state.is_railed();
     let mut changed = Vec::new();
     for flow in &mut state.flows {
-        let stands_by = railed && flow.way == Way::Tcp;
+        let stands_by = railed && flow.via.rail().is_none();
         if stands_by != flow.stands_by {
             flow.stands_by = stands_by;
             changed.push((flow.seat, !stands_by));
@@ -208,9 +200,9 @@ fn broken(shared: &Weak<Shared>, peer: &Arc<Peer>, number: u64, why: &Broken) {
     let Some(shared) = shared.upgrade() else { return };
     let mut state = peer.state();
     let ended: Vec<Flow> = state.flows.extract_if(.., |flow| flow.number == number).collect();
-    let Some(path) = ended.first().map(|flow| flow.way.path()) else { return };
+    let Some(via) = ended.first().map(|flow| flow.via.clone()) else { return };
     if let Broken::Frozen { .. } = why {
-        let doubtful = |flow: &&Flow| shows_a_frozen_peer(path) || flow.way.path() == path;
+        let doubtful = |flow: &&Flow| via.shows_a_frozen_peer() || flow.via.path() == via.path();
         state.flows.iter().filter(doubtful).for_each(|flow| flow.handle.doubt());
     }
     state.lost = Some(why.clone());
@@ -224,18 +216,9 @@ fn broken(shared: &Weak<Shared>, peer: &Arc<Peer>, number: u64, why: &Broken) {
     // What takes over is there before what has ended goes.
     arrange(&shared, peer);
     take_down(&shared, peer, &ended);
-    let rails: Vec<usize> = ended.iter().filter_map(|flow| flow.way.rail()).collect();
+    let rails: Vec<usize> = ended.iter().filter_map(|flow| flow.via.rail()).collect();
     upgrade::lost(&shared, peer, &rails, why);
     rest_until(&shared, peer, rest);
-}
-
-/// Whether silence on this path means the peer itself. A network of its own may fail alone: then TCP goes on, or finds
-/// within its own limit that the peer is frozen.
-fn shows_a_frozen_peer(path: Path) -> bool {
-    match path {
-        Path::Tcp | Path::Rail(Fabric::Memory) => true,
-        Path::Rail(Fabric::Rdma | Fabric::Tcp) => false,
-    }
 }
 
 /// Takes flows that have ended, or were severed, out of their seats.
@@ -314,7 +297,7 @@ fn grow(shared: &Arc<Shared>, peer: &Arc<Peer>) {
         match connected {
             // It came too late if the others have ended: whoever wants one will ask.
             Ok((flow, _)) if !peer.state().flows.is_empty() => {
-                arrived(shared, peer, Arrival::over_tcp(flow), instance);
+                arrived(shared, peer, Arrival { flow, via: Via::Tcp }, instance);
             }
             Ok(_) => {}
             Err(_) => peer.gauge.flow_refused(),
@@ -360,7 +343,7 @@ mod tests {
         let (me, regions) = (one.shared.me, one.shared.regions.clone());
         let late = TcpFlow::connect(old.address().unwrap(), me, regions, FlowOptions::default());
         let (flow, found) = late.unwrap();
-        arrived(&one.shared, &peer, Arrival::over_tcp(flow), found.identity.instance);
+        arrived(&one.shared, &peer, Arrival { flow, via: Via::Tcp }, found.identity.instance);
         assert_eq!(peer.site().answered, Some(new.identity().instance));
         assert_eq!((place(), peer.state().flows.len()), (before, 1));
     }
@@ -377,7 +360,7 @@ mod tests {
         let (me, regions) = (one.shared.me, one.shared.regions.clone());
         let next = TcpFlow::connect(new.address().unwrap(), me, regions, FlowOptions::default());
         let (flow, found) = next.unwrap();
-        arrived(&one.shared, &peer, Arrival::over_tcp(flow), found.identity.instance);
+        arrived(&one.shared, &peer, Arrival { flow, via: Via::Tcp }, found.identity.instance);
         take_down(&one.shared, &peer, &ended);
         assert_eq!(ended[0].handle.stats().broken, Some(Broken::Ended), "it was left in its seat");
         let flow = peer.flow().unwrap();

@@ -2,7 +2,6 @@
 //! when the number of flows is worth a thought, which is [`Climb`]'s to have.
 
 use crate::flows::{Advice, Climb, Moved};
-use crate::path::Path;
 use crate::tcp::Unreached;
 use forebay_transfer::Outcome;
 use parking_lot::Mutex;
@@ -75,7 +74,7 @@ pub struct PathCounts {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
     /// By what carried the bytes.
-    pub paths: BTreeMap<Path, PathCounts>,
+    pub paths: BTreeMap<&'static str, PathCounts>,
     /// Time in which something was under way.
     pub busy_us: u64,
     /// Requests that ended well.
@@ -141,7 +140,7 @@ impl Gauge {
     }
 
     /// A lot goes on a flow. What it returns is for [`lot_ended`](Gauge::lot_ended).
-    pub fn lot_began(&self, on: Path, bytes: u64) -> u64 {
+    pub fn lot_began(&self, on: &'static str, bytes: u64) -> u64 {
         let now_us = self.now_us();
         let mut state = self.state.lock();
         if state.counts.in_flight_lots() == 0 {
@@ -154,7 +153,7 @@ impl Gauge {
     }
 
     /// It has left it again.
-    pub fn lot_ended(&self, on: Path, began_us: u64, bytes: u64, outcome: &Outcome) -> Advice {
+    pub fn lot_ended(&self, on: &'static str, began_us: u64, bytes: u64, outcome: &Outcome) -> Advice {
         let now_us = self.now_us();
         let mut state = self.state.lock();
         let busy_us = now_us.saturating_sub(state.busy_since_us);

@@ -2,10 +2,10 @@
 //! read and write their memory. An [`Agent`] is what a program has one of.
 //!
 //! Pure parts: `addresses`, `descriptors`, `prepared` and `metadata` are memory by address; `line` is the way to a peer,
-//! `flows` how many connections it deserves, `menu` which rails two ends have in common, `notices` what was said already,
+//! `flows` how many connections it deserves, `capabilities` which rails two ends have in common, `notices` what was said already,
 //! `leases` who may use what until when. Glue: `agent`, `peer`, `connect`, `upgrade`, `rails`, `request`, `notify`, `desk`,
 //! and `keeper`, a thread that sleeps until something is due. The bytes are moved by a [`forebay_transfer`] over flows of
-//! [`crate::tcp`] and [`crate::ucx`], and never touched here.
+//! [`crate::tcp`], each on a socket or on a [`transport`], and never touched here.
 //!
 //! Knows who has which memory, and when to speak to whom. Must never know what the bytes mean or who in the cluster has them.
 //!
@@ -39,6 +39,7 @@
 
 mod addresses;
 mod agent;
+mod capabilities;
 mod config;
 mod connect;
 mod descriptors;
@@ -49,11 +50,9 @@ mod gauge;
 mod keeper;
 mod leases;
 mod line;
-mod menu;
 mod metadata;
 mod notices;
 mod notify;
-mod path;
 mod peer;
 mod prepared;
 mod rails;
@@ -62,6 +61,8 @@ mod seats;
 mod shared;
 mod stat;
 pub mod tcp;
+pub mod transport;
+mod transports;
 mod trouble;
 pub mod ucx;
 mod upgrade;
@@ -70,18 +71,18 @@ pub use crate::tcp::{
     Access, CallError, Identity, PeerRegion, RefusalCode, Reply, ServerStats, Service, TlsConfig, TlsError,
     Unreached,
 };
-pub use crate::ucx::{Fabric, RailOptions, RailReport, UcxError};
 pub use agent::{Agent, Prepared, Registration};
+pub use capabilities::{RAILS_MAX, WhyIdle};
 pub use config::AgentConfig;
 pub use descriptors::{BLOCKS_MAX, BadRun, Descriptors, Run, Select};
 pub use forebay_transfer::mapped::Absent;
 pub use gauge::{Counts, Histogram, PathCounts, Stages};
 pub use leases::{LEASE_SPANS_MAX, LEASES_MAX, LeaseEnd, LeaseTable, LeasedSpan, NoLease};
-pub use menu::{RAILS_MAX, WhyIdle};
 pub use metadata::{BadMetadata, NAME_BYTES_MAX};
 pub use notices::{NOTICE_BYTES_MAX, NOTICES_MAX, NOTICES_OPEN_BYTES_MAX, NOTICES_OPEN_MAX};
-pub use path::Path;
+pub use peer::TCP;
 pub use prepared::{BadBlocks, Op};
 pub use request::{End, Request, StageTimes, State};
 pub use stat::{FlowStat, IdleRail, NotReached, PeerStat};
+pub use transports::{NoSuchTransport, RailOptions, TRANSPORTS};
 pub use trouble::{AgentError, Trouble};

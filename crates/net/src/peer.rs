@@ -5,19 +5,19 @@
 //! for moments and never across a word with the mover; `site` is for those words, and never taken on the mover's thread.
 
 use crate::addresses::Addresses;
+use crate::capabilities::WhyIdle;
 use crate::connect;
 use crate::descriptors::Descriptors;
 use crate::gauge::Gauge;
 use crate::line::{Line, Want};
-use crate::menu::WhyIdle;
 use crate::notices::{NOTICES_OPEN_BYTES_MAX, NOTICES_OPEN_MAX, Outbox};
 use crate::notify::Sending;
-use crate::path::Way;
 use crate::prepared::Blocks;
 use crate::seats::{Berth, Yard};
 use crate::shared::Shared;
 use crate::stat::NotReached;
 use crate::tcp::{Broken, FlowHandle, PeerRegion};
+use crate::transport::{Reach, TransportInfo};
 use crate::trouble::{AgentError, Trouble};
 use forebay_transfer::LogGate;
 use forebay_transfer::{Refused, RegionId};
@@ -27,6 +27,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+/// The path of bytes that no rail carries, as metrics and stats name it.
+pub const TCP: &str = "tcp";
 /// What may wait for a connection to one peer.
 const WAITING_MAX: usize = 65_536;
 /// Between two lines that tell of the same.
@@ -81,9 +83,45 @@ pub(crate) struct Flow {
     pub number: u64,
     pub seat: usize,
     pub handle: FlowHandle,
-    pub way: Way,
+    pub via: Via,
     /// The mover gives it nothing, since rails carry the bytes.
     pub stands_by: bool,
+}
+
+/// What carries the bytes of one flow.
+#[derive(Debug, Clone)]
+pub(crate) enum Via {
+    /// Its socket.
+    Tcp,
+    /// A rail, by its number among those of this agent, with what its transport says of it.
+    Rail { nth: usize, info: TransportInfo, report: String },
+}
+
+impl Via {
+    /// As metrics and stats name it.
+    pub fn path(&self) -> &'static str {
+        match self {
+            Via::Tcp => TCP,
+            Via::Rail { info, .. } => info.path,
+        }
+    }
+
+    /// The number of its rail.
+    pub fn rail(&self) -> Option<usize> {
+        match self {
+            Via::Tcp => None,
+            Via::Rail { nth, .. } => Some(*nth),
+        }
+    }
+
+    /// Whether silence means that the peer itself is frozen. A network of its own may fail alone: then
+    /// TCP goes on, or finds within its own limit that the peer is frozen.
+    pub fn shows_a_frozen_peer(&self) -> bool {
+        match self {
+            Via::Tcp => true,
+            Via::Rail { info, .. } => info.reach == Reach::Host,
+        }
+    }
 }
 
 /// What of the peer is known to the mover.
@@ -316,7 +354,7 @@ impl Peer {
 impl State {
     /// Whether rails carry the bytes.
     pub fn is_railed(&self) -> bool {
-        self.flows.iter().any(|flow| flow.way.rail().is_some())
+        self.flows.iter().any(|flow| flow.via.rail().is_some())
     }
 
     /// The flows that carry bytes.
@@ -326,13 +364,13 @@ impl State {
 
     /// The seat of a flow over TCP.
     pub fn seat_over_tcp(&self) -> Option<usize> {
-        self.flows.iter().find(|flow| flow.way == Way::Tcp).map(|flow| flow.seat)
+        self.flows.iter().find(|flow| flow.via.rail().is_none()).map(|flow| flow.seat)
     }
 
     /// The rail with the fewest flows of those that have some.
     pub fn lightest_rail(&self) -> Option<usize> {
-        let flows_on = |nth: &usize| self.flows.iter().filter(|flow| flow.way.rail() == Some(*nth)).count();
-        self.flows.iter().filter_map(|flow| flow.way.rail()).min_by_key(flows_on)
+        let flows_on = |nth: &usize| self.flows.iter().filter(|flow| flow.via.rail() == Some(*nth)).count();
+        self.flows.iter().filter_map(|flow| flow.via.rail()).min_by_key(flows_on)
     }
 
     /// What no other flow of this peer is called.

@@ -1,32 +1,35 @@
-//! The rails of this agent, opened when they are first needed, and what peers say of theirs. This file opens and answers;
-//! it must never know which flows there are.
+//! The rails of this agent: transports that are opened when they are first needed, and the answers to
+//! peers who ask for them.
 
-use crate::menu::{Host, Menu, Word};
+use crate::capabilities::{Capabilities, Host, Question};
 use crate::tcp::{Door, Reply};
-use crate::ucx::{Fabric, RailOptions, UcxError, UcxRail};
+use crate::transport::{self, Rail, TransportError, TransportInfo};
+use crate::transports::RailOptions;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Peers that are answered at a time; others are refused. Each costs a thread for the milliseconds that UCX needs.
+/// Peers that are answered at a time; others are refused. Each costs a thread for the milliseconds
+/// that a transport needs.
 const ANSWERING_MAX: usize = 8;
 
 /// The rails of one agent.
 pub(crate) struct Rails {
-    rails: Vec<Rail>,
-    host: Host,
+    rails: Vec<Opening>,
+    pub host: Host,
     /// Where peers come in. Not there for an agent that does not listen: then nobody asks.
     door: OnceLock<Door>,
     answering: AtomicUsize,
 }
 
-struct Rail {
+/// A rail, from when it is first needed.
+struct Opening {
     options: RailOptions,
-    opened: OnceLock<Result<UcxRail, UcxError>>,
+    opened: OnceLock<Result<Box<dyn Rail>, TransportError>>,
 }
 
 impl Rails {
     pub fn new(options: Vec<RailOptions>) -> Rails {
-        let rail = |options| Rail { options, opened: OnceLock::new() };
+        let rail = |options| Opening { options, opened: OnceLock::new() };
         Rails {
             rails: options.into_iter().map(rail).collect(),
             host: host(),
@@ -50,20 +53,21 @@ impl Rails {
     }
 
     /// What the agent was given, whether it can be opened or not.
-    pub fn wanted(&self) -> Menu {
-        Menu { host: self.host, fabrics: self.rails.iter().map(|rail| rail.options.fabric).collect() }
+    pub fn infos(&self) -> Vec<TransportInfo> {
+        self.rails.iter().map(|rail| rail.options.transport.info()).collect()
     }
 
     /// Opens a rail, or says again why it cannot be.
-    pub fn open(&self, nth: usize) -> Result<&UcxRail, UcxError> {
+    pub fn open(&self, nth: usize) -> Result<&dyn Rail, TransportError> {
         self.rails[nth].open()
     }
 
-    fn opened(&self) -> impl Iterator<Item = &UcxRail> {
-        self.rails.iter().filter_map(|rail| rail.open().ok())
+    fn opened(&self) -> impl Iterator<Item = (u8, &dyn Rail)> {
+        let code = |rail: &Opening| rail.options.transport.info().code;
+        self.rails.iter().filter_map(move |rail| rail.open().ok().map(|opened| (code(rail), opened)))
     }
 
-    /// Answers what a peer says, on a thread of its own if UCX is needed: it takes its time.
+    /// Answers what a peer says, on a thread of its own if a transport is needed: that takes its time.
     pub fn call(self: &Arc<Rails>, body: Vec<u8>, reply: Reply) {
         if self.is_empty() {
             // Nothing that takes time.
@@ -87,29 +91,29 @@ impl Rails {
     }
 
     fn answer(&self, body: &[u8]) -> Result<Vec<u8>, String> {
-        match Word::parse(body) {
-            Some(Word::Question) => {
-                let fabrics = self.opened().map(UcxRail::fabric).collect();
-                Ok(Menu { host: self.host, fabrics }.to_bytes())
+        match Question::parse(body) {
+            Some(Question::Capabilities) => {
+                let codes = self.opened().map(|(code, _)| code).collect();
+                Ok(Capabilities { host: self.host, codes }.to_bytes())
             }
-            Some(Word::Offer { fabric, nth, card }) => self.take_up(fabric, nth, card),
+            Some(Question::Offer { code, nth, offer }) => self.accept(code, nth, offer),
             None => Err("words about rails that mean nothing here".into()),
         }
     }
 
-    fn take_up(&self, fabric: Fabric, nth: u8, card: &[u8]) -> Result<Vec<u8>, String> {
-        let rails: Vec<_> = self.opened().filter(|rail| rail.fabric() == fabric).collect();
+    fn accept(&self, code: u8, nth: u8, offer: &[u8]) -> Result<Vec<u8>, String> {
+        let rails: Vec<_> = self.opened().filter(|rail| rail.0 == code).collect();
         let rail = usize::from(nth).checked_rem(rails.len()).and_then(|nth| rails.get(nth));
-        let rail = rail.ok_or_else(|| format!("there is no rail of fabric {fabric:?}"))?;
+        let (_, rail) = rail.ok_or_else(|| format!("there is no rail with code {code}"))?;
         // A peer may be faster than the start of this agent.
-        rail.answer(self.door.wait(), card).map_err(|error| error.to_string())
+        transport::accept(*rail, self.door.wait(), offer).map_err(|error| error.to_string())
     }
 }
 
-impl Rail {
-    fn open(&self) -> Result<&UcxRail, UcxError> {
-        let opened = self.opened.get_or_init(|| UcxRail::open(self.options.clone()));
-        opened.as_ref().map_err(UcxError::clone)
+impl Opening {
+    fn open(&self) -> Result<&dyn Rail, TransportError> {
+        let opened = self.opened.get_or_init(|| self.options.transport.open(&self.options.devices));
+        opened.as_deref().map_err(TransportError::clone)
     }
 }
 

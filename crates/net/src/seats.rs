@@ -4,7 +4,6 @@
 
 use crate::flows::Advice;
 use crate::gauge::Gauge;
-use crate::path::Path;
 use crate::tcp::FlowHandle;
 use crate::trouble::AgentError;
 use forebay_transfer::{
@@ -27,7 +26,7 @@ pub(crate) struct Sitter {
     pub number: u64,
     pub flow: Box<dyn Link>,
     pub handle: FlowHandle,
-    pub path: Path,
+    pub path: &'static str,
     pub gauge: Arc<Gauge>,
     pub on_advice: OnAdvice,
 }
@@ -42,8 +41,6 @@ struct Taken {
     /// Gets what comes after the sitter's flow has broken, until somebody has seen to that.
     stand_in: Option<Chair>,
 }
-
-impl Chair {}
 
 impl Taken {
     /// The chair that lots go to instead. Those of a broken flow come back in the same moment, and would find no other.
@@ -216,7 +213,7 @@ mod tests {
             let (handle, flow) = (flow.handle(), Box::new(flow));
             let (gauge, on_advice) = (Arc::clone(&gauge), Arc::new(|_| {}));
             let number = handles.len() as u64;
-            let sitter = Sitter { number, flow, handle, path: Path::Tcp, gauge, on_advice };
+            let sitter = Sitter { number, flow, handle, path: "tcp", gauge, on_advice };
             berth.seat(&yard, sitter, stand_in).unwrap();
         }
         berth.set_up(&yard, 0, false);

@@ -1,12 +1,11 @@
 //! What an agent shows of its peers. This file takes snapshots; it must never change what they are of.
 
+use crate::capabilities::WhyIdle;
 use crate::gauge::Counts;
-use crate::menu::WhyIdle;
-use crate::path::{Path, Way};
-use crate::peer::{Flow, Peer};
+use crate::peer::{Flow, Peer, Via};
 use crate::rails::Rails;
 use crate::tcp::Unreached;
-use crate::ucx::{RailOptions, RailReport};
+use crate::transports::RailOptions;
 
 /// A snapshot of one peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,14 +36,14 @@ pub struct NotReached {
 /// A snapshot of one connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowStat {
-    /// What carries its bytes.
-    pub path: Path,
+    /// What carries its bytes: [`TCP`](crate::TCP), or the label of a transport.
+    pub path: &'static str,
     /// It is used for words only, since rails carry the bytes.
     pub stands_by: bool,
     /// Bytes that it moved.
     pub moved_bytes: u64,
-    /// Of a rail: the transports that UCX took, and those that it left and why.
-    pub report: Option<RailReport>,
+    /// Of a rail: which hardware carries it, and why no other does, for people.
+    pub report: Option<String>,
 }
 
 /// A rail that carries nothing to a peer.
@@ -75,11 +74,11 @@ impl PeerStat {
 
 impl FlowStat {
     fn of(flow: &Flow) -> FlowStat {
-        let report = match &flow.way {
-            Way::Tcp => None,
-            Way::Rail { report, .. } => report.clone(),
+        let report = match &flow.via {
+            Via::Tcp => None,
+            Via::Rail { report, .. } => Some(report.clone()),
         };
         let moved_bytes = flow.handle.stats().moved_bytes;
-        FlowStat { path: flow.way.path(), stands_by: flow.stands_by, moved_bytes, report }
+        FlowStat { path: flow.via.path(), stands_by: flow.stands_by, moved_bytes, report }
     }
 }

@@ -1,12 +1,13 @@
 //! What can go wrong, in words. This file names; it must never decide.
 
+use crate::capabilities::RAILS_MAX;
 use crate::descriptors::BadRun;
 use crate::leases::NoLease;
-use crate::menu::RAILS_MAX;
 use crate::metadata::{BadMetadata, NAME_BYTES_MAX};
 use crate::notices::NOTICE_BYTES_MAX;
 use crate::prepared::BadBlocks;
 use crate::tcp::{Broken, CallError, ExportError, TOKEN_BYTES_MAX};
+use crate::transports::NoSuchTransport;
 use forebay_transfer::mapped::Absent;
 use forebay_transfer::{Closed, Forked, PathError, Reason, Refused};
 use std::net::SocketAddr;
@@ -119,6 +120,9 @@ pub enum AgentError {
         /// How many were given.
         rails: usize,
     },
+    /// A rail's transport that is none.
+    #[error(transparent)]
+    Transport(#[from] NoSuchTransport),
     /// Peers could not be told where to connect.
     #[error("listen: {listen} is no address that peers can connect to; set advertise")]
     Unspecified {

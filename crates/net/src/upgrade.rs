@@ -1,15 +1,14 @@
-//! Takes a peer that was reached over TCP to the best rails that both ends have: shared memory on one host, else RDMA. What
-//! goes wrong with a rail leaves the bytes on TCP, with the reason kept and counted. This file says which rails are tried
-//! and when; it must never know how bytes move on one.
+//! Takes a peer that was reached over TCP to the best rails that both ends have. What goes wrong with a
+//! rail leaves the bytes on TCP, with the reason kept and counted. This file says which rails are tried
+//! and when.
 
+use crate::capabilities::{Capabilities, Question, WhyIdle};
 use crate::connect::{self, Arrival};
 use crate::desk;
-use crate::menu::{Menu, WhyIdle, Word};
-use crate::path::Way;
-use crate::peer::Peer;
+use crate::peer::{Peer, Via};
 use crate::shared::Shared;
 use crate::tcp::{Broken, FlowHandle, FlowOptions};
-use crate::ucx::{Fabric, UcxFlow};
+use crate::transport::{self, TransportError, TransportInfo};
 use std::sync::{Arc, Weak, mpsc};
 
 /// After the last rail was lost, rails are tried again in so long; twice as long after each further time.
@@ -22,9 +21,9 @@ pub(crate) fn begin(shared: &Arc<Shared>, peer: &Arc<Peer>) {
     if shared.rails.is_empty() {
         return;
     }
-    let Some(boarding) = Boarding::new(shared, peer) else { return };
+    let Some(attempt) = Attempt::new(shared, peer) else { return };
     let its = Arc::clone(peer);
-    on_thread(move || boarding.run(), move || its.gauge.fault("rail_failed"));
+    on_thread(move || attempt.run(), move || its.gauge.fault("rail_failed"));
 }
 
 /// Brings one more flow about over a rail that carries some. `then` hears whether it came.
@@ -34,9 +33,9 @@ pub(crate) fn one_more(
     rail: usize,
     then: impl FnOnce(bool) + Send + Clone + 'static,
 ) {
-    let Some(boarding) = Boarding::new(shared, peer) else { return then(false) };
+    let Some(attempt) = Attempt::new(shared, peer) else { return then(false) };
     let otherwise = then.clone();
-    on_thread(move || then(boarding.board(rail).is_ok()), move || otherwise(false));
+    on_thread(move || then(attempt.connect(rail).is_ok()), move || otherwise(false));
 }
 
 fn on_thread(work: impl FnOnce() + Send + 'static, otherwise: impl FnOnce()) {
@@ -50,7 +49,7 @@ fn on_thread(work: impl FnOnce() + Send + 'static, otherwise: impl FnOnce()) {
 pub(crate) fn lost(shared: &Arc<Shared>, peer: &Arc<Peer>, rails: &[usize], why: &Broken) {
     let mut state = peer.state();
     for nth in rails {
-        if !state.flows.iter().any(|flow| flow.way.rail() == Some(*nth)) {
+        if !state.flows.iter().any(|flow| flow.via.rail() == Some(*nth)) {
             state.idle_rails.insert(*nth, WhyIdle::Lost(why.clone()));
             peer.gauge.fault("rail_lost");
         }
@@ -80,19 +79,19 @@ fn again_later(shared: &Arc<Shared>, peer: &Arc<Peer>) {
     });
 }
 
-/// One peer on its way to rails. The agent may end meanwhile.
-struct Boarding {
+/// An attempt to take one peer to rails. The agent may end meanwhile.
+struct Attempt {
     shared: Weak<Shared>,
     peer: Arc<Peer>,
-    /// The flow on which it is spoken of rails. Rails that come about after its end are not wanted.
+    /// The flow on which the peer is asked. Rails that come about after its end are not wanted.
     control: u64,
     handle: FlowHandle,
     instance: [u8; 16],
     options: FlowOptions,
 }
 
-impl Boarding {
-    fn new(shared: &Arc<Shared>, peer: &Arc<Peer>) -> Option<Boarding> {
+impl Attempt {
+    fn new(shared: &Arc<Shared>, peer: &Arc<Peer>) -> Option<Attempt> {
         // Under the lock of the site, so that the flow is to whom answered.
         let site = peer.site();
         let instance = site.answered?;
@@ -100,30 +99,27 @@ impl Boarding {
         drop(site);
         let options = FlowOptions { instance: Some(instance), ..shared.flow_options.clone() };
         let (weak, peer) = (Arc::downgrade(shared), Arc::clone(peer));
-        Some(Boarding { shared: weak, peer, control, handle, instance, options })
+        Some(Attempt { shared: weak, peer, control, handle, instance, options })
     }
 
     fn run(&self) {
         let Some(rails) = self.shared.upgrade().map(|shared| Arc::clone(&shared.rails)) else { return };
-        let own = rails.wanted();
-        let mut idle = match self.ask() {
-            Ok(theirs) => own.compare(&theirs),
-            Err(why) => vec![Some(WhyIdle::Unasked(why)); own.fabrics.len()],
+        let own = rails.infos();
+        let mut idle: Vec<Option<WhyIdle>> = match self.ask() {
+            Ok(theirs) => own.iter().map(|info| theirs.why_idle(rails.host, info)).collect(),
+            Err(why) => vec![Some(WhyIdle::Unasked(why)); own.len()],
         };
-        // The best fabric on which a flow comes about; all rails of it.
-        let mut carries = None;
-        for fabric in Fabric::ALL {
-            for (nth, why) in idle.iter_mut().enumerate() {
-                if own.fabrics[nth] != fabric || why.is_some() {
-                    continue;
-                }
-                match carries.filter(|better| *better != fabric) {
-                    Some(better) => *why = Some(WhyIdle::NotNeeded(better)),
-                    None => *why = self.board(nth).err(),
-                }
-                if why.is_none() {
-                    carries = Some(fabric);
-                }
+        // All rails of the best transport on which a flow comes about.
+        let mut order: Vec<usize> = (0..own.len()).filter(|nth| idle[*nth].is_none()).collect();
+        order.sort_by_key(|nth| own[*nth].rank);
+        let mut carries: Option<TransportInfo> = None;
+        for nth in order {
+            match carries.filter(|better| *better != own[nth]) {
+                Some(better) => idle[nth] = Some(WhyIdle::NotNeeded(better.name)),
+                None => idle[nth] = self.connect(nth).err(),
+            }
+            if idle[nth].is_none() {
+                carries = Some(own[nth]);
             }
         }
         self.note(idle, carries.is_some());
@@ -151,15 +147,15 @@ impl Boarding {
     }
 
     /// Which rails the peer has.
-    fn ask(&self) -> Result<Menu, String> {
-        let answer = self.call(&Word::Question)?;
-        Menu::parse(&answer).ok_or_else(|| "its answer means nothing here".into())
+    fn ask(&self) -> Result<Capabilities, String> {
+        let answer = self.call(&Question::Capabilities)?;
+        Capabilities::parse(&answer).ok_or_else(|| "its answer means nothing here".into())
     }
 
-    /// Says something to the peer and waits for its answer.
-    fn call(&self, word: &Word<'_>) -> Result<Vec<u8>, String> {
+    /// Asks the peer, and waits for its answer.
+    fn call(&self, question: &Question<'_>) -> Result<Vec<u8>, String> {
         let mut body = vec![desk::RAILS];
-        word.put(&mut body);
+        question.put(&mut body);
         let (sender, receiver) = mpsc::sync_channel(1);
         self.handle.call(body, self.options.connect_limit_us, move |answer| drop(sender.send(answer)));
         match receiver.recv() {
@@ -169,26 +165,29 @@ impl Boarding {
     }
 
     /// Brings a flow about over a rail, and gives it a seat.
-    fn board(&self, nth: usize) -> Result<(), WhyIdle> {
+    fn connect(&self, nth: usize) -> Result<(), WhyIdle> {
         let ended = || WhyIdle::Lost(Broken::Ended);
         let (rails, me, regions) = match self.shared.upgrade() {
             Some(shared) => (Arc::clone(&shared.rails), shared.me, shared.regions.clone()),
             None => return Err(ended()),
         };
         let rail = rails.open(nth).map_err(WhyIdle::Unopened)?;
-        let fabric = rail.fabric();
-        // The first of a fabric goes with the peer's first, and so on.
-        let before = rails.wanted().fabrics.iter().take(nth).filter(|other| **other == fabric).count() as u8;
-        let exchange = |card: Vec<u8>| self.call(&Word::Offer { fabric, nth: before, card: &card });
-        let connected = UcxFlow::connect(rail, me, regions, self.options.clone(), exchange);
-        let (flow, _) = connected.map_err(WhyIdle::Failed)?;
-        let (handle, report) = (flow.handle(), flow.report().ok());
+        let infos = rails.infos();
+        let info = infos[nth];
+        // The first of a transport goes with the peer's first, and so on.
+        let before = infos[..nth].iter().filter(|other| **other == info).count() as u8;
+        let exchange = |offer: Vec<u8>| {
+            let question = Question::Offer { code: info.code, nth: before, offer: &offer };
+            self.call(&question).map_err(TransportError::Declined)
+        };
+        let connected = transport::connect(rail, me, regions, &self.options, exchange);
+        let (flow, _, report) = connected.map_err(WhyIdle::Failed)?;
         let shared = self.shared.upgrade().ok_or_else(ended)?;
         if !self.peer.state().flows.iter().any(|flow| flow.number == self.control) {
             return Err(ended());
         }
-        let way = Way::Rail { nth, fabric, report };
-        connect::arrived(&shared, &self.peer, Arrival { link: Box::new(flow), handle, way }, self.instance);
+        let arrival = Arrival { flow, via: Via::Rail { nth, info, report } };
+        connect::arrived(&shared, &self.peer, arrival, self.instance);
         Ok(())
     }
 }
@@ -196,8 +195,7 @@ impl Boarding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ucx::{UcxError, UcxRail};
-    use crate::{Access, Agent, AgentConfig, Descriptors, End, Op, Path, RailOptions, Run, Select};
+    use crate::{Access, Agent, AgentConfig, Descriptors, End, Op, RailOptions, Run, Select, TCP};
     use forebay_transfer::HostBuffer;
     use std::time::Duration;
     use testkit::eventually;
@@ -206,9 +204,9 @@ mod tests {
 
     #[test]
     fn a_rail_that_is_lost_leaves_every_byte_to_tcp_and_comes_back() {
-        let rail = RailOptions { fabric: Fabric::Memory, devices: Vec::new() };
-        if let Err(error @ UcxError::NoLibrary { .. }) = UcxRail::open(rail.clone()) {
-            return testkit::skipped(format_args!("libucp.so.0 is not installed ({error})"));
+        let rail = RailOptions::named("memory", Vec::new()).unwrap();
+        if let Err(error) = rail.transport.open(&[]) {
+            return testkit::skipped(format_args!("shared memory cannot be opened ({error})"));
         }
         let agent = |name| {
             let config = AgentConfig { rails: vec![rail.clone()], ..AgentConfig::named(name) };
@@ -248,7 +246,7 @@ mod tests {
             peer.state()
                 .flows
                 .iter()
-                .filter(|flow| flow.way != Way::Tcp)
+                .filter(|flow| flow.via.rail().is_some())
                 .for_each(|flow| flow.handle.sever());
             assert_eq!(ended.recv_timeout(limit), Ok(End::Done { bytes: BYTES }), "round {round}");
             let mut moved = vec![0; BYTES as usize];
@@ -258,7 +256,7 @@ mod tests {
         }
         let stat = &one.stats()[0];
         assert_eq!(stat.counts.faults.iter().collect::<Vec<_>>(), [(&"rail_lost", &8)]);
-        assert!(stat.counts.paths[&Path::Tcp].moved_bytes > 0);
+        assert!(stat.counts.paths[TCP].moved_bytes > 0);
         eventually("the rail is back", || peer.state().is_railed() && peer.state().idle_rails.is_empty());
     }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_net::tcp::*;
+use forebay_net::transport::{Rail as _, TransportError, accept, connect};
 use forebay_net::ucx::*;
 use forebay_transfer::sim::SplitMix;
 use forebay_transfer::{
@@ -34,7 +35,7 @@ fn identity(node: u8) -> Identity {
 /// Opens a rail on this machine only, or says why the test is skipped.
 fn rail(fabric: Fabric) -> Option<UcxRail> {
     let devices = if fabric == Fabric::Tcp { vec!["lo".to_string()] } else { Vec::new() };
-    match UcxRail::open(RailOptions { fabric, devices }) {
+    match UcxRail::open(fabric, &devices) {
         Ok(rail) => Some(rail),
         Err(error @ UcxError::NoLibrary { .. }) => {
             testkit::skipped(format_args!("libucp.so.0 is not installed ({error})"));
@@ -88,10 +89,10 @@ fn over_ucx(
     rail: &UcxRail,
     options: FlowOptions,
     lease: u64,
-    exchange: impl FnOnce(Vec<u8>) -> Result<Vec<u8>, String>,
+    exchange: impl FnMut(Vec<u8>) -> Result<Vec<u8>, TransportError>,
 ) -> Asking {
     let regions = PeerRegions::default();
-    let (flow, peer) = UcxFlow::connect(rail, identity(2), regions.clone(), options, exchange).unwrap();
+    let (flow, peer, _) = connect(rail, identity(2), regions.clone(), &options, exchange).unwrap();
     let handle = flow.handle();
     asking(Box::new(flow), handle, &regions, peer.regions[0], lease)
 }
@@ -102,8 +103,7 @@ fn beside(rail: &UcxRail, owner: &Owner) -> Asking {
 }
 
 fn leased(rail: &UcxRail, owner: &Owner, lease: u64) -> Asking {
-    let exchange =
-        |offer: Vec<u8>| rail.answer(&owner.server.door(), &offer).map_err(|error| error.to_string());
+    let exchange = |offer: Vec<u8>| accept(rail, &owner.server.door(), &offer);
     over_ucx(rail, options(), lease, exchange)
 }
 
@@ -269,10 +269,9 @@ fn spans_beyond_the_region_are_refused() {
     for rail in rails() {
         let owner = open_owner(1 << 20);
         let regions = PeerRegions::default();
-        let exchange =
-            |offer: Vec<u8>| rail.answer(&owner.server.door(), &offer).map_err(|error| error.to_string());
-        let (flow, peer) =
-            UcxFlow::connect(&rail, identity(2), regions.clone(), options(), exchange).unwrap();
+        let exchange = |offer: Vec<u8>| accept(&rail, &owner.server.door(), &offer);
+        let connected = connect(&rail, identity(2), regions.clone(), &options(), exchange);
+        let (flow, peer, _) = connected.unwrap();
         let larger = PeerRegion { len: 2 << 20, ..peer.regions[0] };
         let handle = flow.handle();
         let asking = asking(Box::new(flow), handle, &regions, larger, 0);
@@ -388,7 +387,7 @@ fn the_other_process() {
     std::io::stdout().flush().unwrap();
     let (control, _) = listener.accept().unwrap();
     while let Some(offer) = get(&control) {
-        put(&control, &rail.answer(&owner.server.door(), &offer).unwrap());
+        put(&control, &accept(&rail, &owner.server.door(), &offer).unwrap());
     }
 }
 
@@ -478,20 +477,21 @@ fn flow_and_server_hear_of_each_others_end() {
 #[test]
 fn a_rail_says_what_it_took_and_why_not_the_rest() {
     for rail in rails() {
-        let owner = open_owner(4096);
-        let exchange =
-            |offer: Vec<u8>| rail.answer(&owner.server.door(), &offer).map_err(|error| error.to_string());
-        let (flow, _) =
-            UcxFlow::connect(&rail, identity(2), PeerRegions::default(), options(), exchange).unwrap();
-        let report = flow.report().unwrap();
-        println!("{report}");
+        let mut accepted = Vec::new();
+        let mut exchange = |offer: Vec<u8>| {
+            let (carrier, answer) = rail.accept(&offer)?;
+            accepted.push(carrier);
+            Ok(answer)
+        };
+        let report = rail.connect(&mut exchange).unwrap().report;
         let expected: &[&str] =
             if rail.fabric() == Fabric::Tcp { &["tcp"] } else { &["posix", "sysv", "cma"] };
-        assert!(!report.taken.is_empty());
-        assert!(report.taken.iter().all(|lane| expected.contains(&lane.transport.name.as_str())), "{report}");
-        assert!(report.left.iter().any(|(_, why)| *why == WhyNot::OtherFabric), "{report}");
+        let taken: Vec<_> = report.lines().filter_map(|line| line.strip_prefix("  taken  ")).collect();
+        let is_expected = |line: &&str| expected.iter().any(|name| line.starts_with(&format!("{name}/")));
+        assert!(!taken.is_empty() && taken.iter().all(is_expected), "{report}");
+        assert!(report.contains(": of another fabric"), "{report}");
     }
-    match UcxRail::open(RailOptions { fabric: Fabric::Tcp, devices: vec!["nothing0".into()] }) {
+    match UcxRail::open(Fabric::Tcp, &["nothing0".into()]) {
         Err(error @ UcxError::NoTransport { .. }) => assert!(error.to_string().contains("tcp/lo"), "{error}"),
         Err(UcxError::NoLibrary { .. }) => {}
         other => panic!("{other:?}"),
@@ -503,14 +503,12 @@ fn an_offer_that_is_none_is_refused() {
     for rail in rails() {
         let owner = open_owner(4096);
         for offer in [&b""[..], b"GET / HTTP/1.1\r\n\r\n", &[0; 100]] {
-            assert!(matches!(rail.answer(&owner.server.door(), offer), Err(UcxError::BadCard { .. })));
+            let refused = accept(&rail, &owner.server.door(), offer).unwrap_err();
+            assert!(refused.to_string().starts_with("the peer's UCX address: "), "{refused}");
         }
-        let unanswered = |_| Err("the peer has no UCX".to_string());
-        let refused = UcxFlow::connect(&rail, identity(2), PeerRegions::default(), options(), unanswered);
-        assert!(
-            matches!(&refused, Err(UcxError::Exchange { why }) if why == "the peer has no UCX"),
-            "{refused:?}"
-        );
+        let declined = TransportError::Declined("the peer has no UCX".to_string());
+        let refused = rail.connect(&mut |_| Err(declined.clone())).unwrap_err();
+        assert_eq!(refused, declined);
         assert_eq!(owner.server.stats().flows, 0);
     }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_net::tcp::*;
+use forebay_net::transport::{accept, connect};
 use forebay_net::ucx::*;
 use forebay_transfer::HostBuffer;
 use std::sync::Arc;
@@ -19,27 +20,26 @@ fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
     let server = TcpServer::listen(([127, 0, 0, 1], 0).into(), me, exports, options).unwrap();
     for fabric in [Fabric::Memory, Fabric::Tcp] {
         let devices = if fabric == Fabric::Tcp { vec!["lo".into()] } else { Vec::new() };
-        let rail = match UcxRail::open(RailOptions { fabric, devices }) {
+        let rail = match UcxRail::open(fabric, &devices) {
             Err(UcxError::NoLibrary { why }) => {
                 testkit::skipped(format_args!("libucp.so.0 is not installed ({why})"));
                 return;
             }
             rail => rail.unwrap(),
         };
-        let connect = || {
-            let exchange =
-                |offer: Vec<u8>| rail.answer(&server.door(), &offer).map_err(|error| error.to_string());
+        let connected = || {
+            let exchange = |offer: Vec<u8>| accept(&rail, &server.door(), &offer);
             let options = FlowOptions { connect_limit_us: 20_000_000, ..FlowOptions::default() };
-            UcxFlow::connect(&rail, me, PeerRegions::default(), options, exchange).unwrap().0
+            connect(&rail, me, PeerRegions::default(), &options, exchange).unwrap().0
         };
-        drop(connect());
+        drop(connected());
         eventually("the first one is gone", || server.stats().flows == 0);
         let before = settled_descriptors();
         for _ in 0..30 {
-            drop(connect());
+            drop(connected());
         }
         eventually("as many descriptors as before", || descriptors() <= before);
-        let flows: Vec<_> = (0..4).map(|_| connect()).collect();
+        let flows: Vec<_> = (0..4).map(|_| connected()).collect();
         // 0.5 % of a core, for all four and their other ends together.
         let what = format!("{fabric:?}: CPU time of two seconds");
         assert_idle(&what, Duration::from_millis(10), cpu_of_two_seconds);

@@ -15,9 +15,9 @@ mod node;
 mod peering;
 
 pub use config::{
-    CollectorConfig, ConfigError, DirectoryConfig, FabricConfig, LimitsConfig, MemoryConfig, MetricsConfig,
-    NodeConfig, PagesConfig, PeersConfig, QuotaConfig, RailConfig, RelayGpus, RelaysConfig, SsdConfig,
-    TenantsConfig, WriteBackPolicy,
+    CollectorConfig, ConfigError, DirectoryConfig, LimitsConfig, MemoryConfig, MetricsConfig, NodeConfig,
+    PagesConfig, PeersConfig, QuotaConfig, RailConfig, RelayGpus, RelaysConfig, SsdConfig, TenantsConfig,
+    WriteBackPolicy,
 };
 pub use node::{ClientStat, DrainError, Drained, NoMemory, Node, NodeError};
 pub use peering::PeeringStat;

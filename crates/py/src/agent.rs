@@ -5,7 +5,7 @@ use crate::descriptors::Descriptors;
 use crate::errors::{InvalidError, PeerLostError, of_agent, of_run, of_trouble};
 use crate::memory::borrow;
 use crate::process::Own;
-use crate::rail::{self, Rail};
+use crate::rail::Rail;
 use crate::rows::{self, Rows};
 use crate::transfer::{Prepared, Transfer};
 use forebay_net::tcp::TlsConfig;
@@ -357,10 +357,10 @@ fn peer_stat<'py>(py: Python<'py>, stat: &PeerStat) -> PyResult<Bound<'py, PyDic
     dict.set_item("flows", stat.flows.len())?;
     let paths = PyDict::new(py);
     for (path, counts) in &counts.paths {
-        paths.set_item(path.name(), counts.moved_bytes)?;
+        paths.set_item(*path, counts.moved_bytes)?;
     }
     dict.set_item("paths", paths)?;
-    let idle = stat.idle_rails.iter().map(|idle| (rail::name(idle.rail.fabric), idle.why.to_string()));
+    let idle = stat.idle_rails.iter().map(|idle| (idle.rail.name(), idle.why.to_string()));
     dict.set_item("idle_rails", idle.collect::<Vec<_>>())?;
     dict.set_item("moved_bytes", counts.moved_bytes())?;
     dict.set_item("busy_us", counts.busy_us)?;

@@ -1,10 +1,10 @@
-//! What may carry bytes beside TCP, as Python says it. This file knows the names of fabrics; it must never open one.
+//! What may carry bytes beside TCP, as Python says it. It is opened when an agent needs it.
 
 use crate::errors::InvalidError;
-use forebay_net::{Fabric, RailOptions};
+use forebay_net::RailOptions;
 use pyo3::prelude::*;
 
-/// UCX over one fabric: "memory", "rdma" or "tcp"; on these devices, or on all of them if none is named.
+/// A transport: "memory", "rdma" or "tcp"; on these devices, or on all of them if none is named.
 #[pyclass(frozen, eq, module = "forebay")]
 #[derive(PartialEq, Eq)]
 pub struct Rail(RailOptions);
@@ -14,20 +14,17 @@ impl Rail {
     #[new]
     #[pyo3(signature = (fabric, *, devices = Vec::new()))]
     fn new(fabric: &str, devices: Vec<String>) -> PyResult<Rail> {
-        let known = Fabric::ALL.into_iter().find(|known| name(*known) == fabric);
-        let fabric = known.ok_or_else(|| {
-            InvalidError::new_err(format!("fabric {fabric:?}: allowed are \"memory\", \"rdma\" and \"tcp\""))
-        })?;
-        Ok(Rail(RailOptions { fabric, devices }))
+        let options = RailOptions::named(fabric, devices);
+        options.map(Rail).map_err(|error| InvalidError::new_err(error.to_string()))
     }
 
     /// What it uses.
     #[getter]
     fn fabric(&self) -> &'static str {
-        name(self.0.fabric)
+        self.0.name()
     }
 
-    /// On which devices, as UCX names them; none: all.
+    /// On which devices, as the transport names them; none: all.
     #[getter]
     fn devices(&self) -> Vec<String> {
         self.0.devices.clone()
@@ -42,14 +39,5 @@ impl Rail {
     /// For an agent.
     pub fn options(&self) -> RailOptions {
         self.0.clone()
-    }
-}
-
-/// A fabric's name.
-pub fn name(fabric: Fabric) -> &'static str {
-    match fabric {
-        Fabric::Memory => "memory",
-        Fabric::Rdma => "rdma",
-        Fabric::Tcp => "tcp",
     }
 }

@@ -3,12 +3,12 @@
 //! carrier; it must never decide what is said on the wire.
 
 use super::call::CallEnd;
-use super::carrier::{Carrier, Watch};
+use super::carrier::Carrier;
 use super::connection::{Broken, Connection};
 use super::flow::{FlowHandle, FlowOptions, FlowStats, Peer};
 use super::peer::PeerRegions;
 use super::requester::{Operation, Requester};
-use super::socket::{Ready, WakeUp};
+use super::socket::{Ready, WakeUp, Watch};
 use forebay_transfer::Inbox;
 use forebay_transfer::{Completion, LinkOp, Memory, OpId, Outcome};
 use parking_lot::Mutex;

@@ -2,14 +2,13 @@
 //! must never know what the bytes say.
 
 use super::connection::{Broken, Wire};
-pub(crate) use super::socket::Watch;
-use super::socket::{Ready, WakeUp};
+use super::socket::{Ready, WakeUp, Watch};
 use super::tls::SpeaksFor;
 use std::io;
 use std::time::Duration;
 
 /// A wire that its thread can wait for, and end.
-pub(crate) trait Carrier: Wire + std::fmt::Debug {
+pub trait Carrier: Wire + std::fmt::Debug {
     /// Waits until there is something to receive, something can be sent (if `sending`), somebody calls `waker`, or
     /// `timeout` is over.
     fn wait(&mut self, waker: &WakeUp, sending: bool, timeout: Option<Duration>) -> io::Result<Ready>;

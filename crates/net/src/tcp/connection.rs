@@ -23,7 +23,7 @@ const ROUNDS: usize = 16;
 const BUFFERED_BYTES: usize = 1 << 20;
 
 /// A stream of bytes that never waits: `WouldBlock` instead.
-pub(crate) trait Wire: Send {
+pub trait Wire: Send {
     /// Sends a prefix of the slices, at least a byte. After `WouldBlock` the next send has to begin with the same bytes.
     ///
     /// # Safety

@@ -34,10 +34,9 @@ mod tls;
 mod unreached;
 
 pub use call::{CALLS_WAITING_MAX, CallError};
-pub(crate) use carrier::Carrier;
+pub use carrier::Carrier;
 pub use command::{FaultCode, PeerRegion};
-pub use connection::Broken;
-pub(crate) use connection::Wire;
+pub use connection::{Broken, Wire};
 pub use exports::{Access, ExportError, Exports, Leases, NoLeases};
 pub use flow::{FlowError, FlowHandle, FlowOptions, FlowStats, Peer, TcpFlow};
 pub use frame::{
@@ -49,6 +48,6 @@ pub use peer::PeerRegions;
 pub use runs::BadRuns;
 pub use server::{Door, ServerOptions, ServerStats, TcpServer};
 pub use service::{Reply, Service};
-pub(crate) use socket::{Ready, WakeUp};
-pub use tls::{TlsConfig, TlsError, is_beyond_loopback};
+pub use socket::{Ready, WakeUp, Watch};
+pub use tls::{SpeaksFor, TlsConfig, TlsError, is_beyond_loopback};
 pub use unreached::Unreached;

@@ -19,7 +19,7 @@ pub(super) struct Socket {
 
 /// What a wait has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Ready {
+pub struct Ready {
     /// There may be something to receive, if only the end.
     pub readable: bool,
     /// The peer has taken enough for more to be sent. Only where that was waited for.
@@ -81,7 +81,7 @@ impl Carrier for Socket {
 
 /// Waits for a socket that others use meanwhile.
 #[derive(Debug)]
-pub(crate) struct Watch(OwnedFd);
+pub struct Watch(OwnedFd);
 
 impl Watch {
     /// As [`Carrier::wait`].
@@ -121,7 +121,7 @@ fn message(slices: &[libc::iovec]) -> libc::msghdr {
 
 /// Interrupts a wait, from any thread. Kept for the next wait if there is none.
 #[derive(Debug, Clone)]
-pub(crate) struct WakeUp(Arc<OwnedFd>);
+pub struct WakeUp(Arc<OwnedFd>);
 
 impl WakeUp {
     pub fn new() -> io::Result<WakeUp> {

@@ -158,7 +158,7 @@ pub fn is_beyond_loopback(address: SocketAddr) -> bool {
 
 /// The nodes that a peer may say it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum SpeaksFor {
+pub enum SpeaksFor {
     /// Any.
     Anybody,
     /// These, by id in lower-case hex. May be none.
@@ -167,7 +167,7 @@ pub(crate) enum SpeaksFor {
 
 impl SpeaksFor {
     /// The nodes that a certificate names. One that cannot be read names none.
-    pub fn of(certificate: &CertificateDer<'_>) -> SpeaksFor {
+    pub(crate) fn of(certificate: &CertificateDer<'_>) -> SpeaksFor {
         let Ok(parsed) = webpki::EndEntityCert::try_from(certificate) else {
             return SpeaksFor::Only(Vec::new());
         };
@@ -177,7 +177,7 @@ impl SpeaksFor {
     }
 
     /// Whether a peer may say that it is this node.
-    pub fn check(&self, node: &[u8; 16]) -> Result<(), Refusal> {
+    pub(crate) fn check(&self, node: &[u8; 16]) -> Result<(), Refusal> {
         let hex: String = node.iter().map(|byte| format!("{byte:02x}")).collect();
         match self {
             SpeaksFor::Only(names) if !names.contains(&hex) => {

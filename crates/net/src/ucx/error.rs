@@ -1,7 +1,7 @@
-//! Why there is no UCX rail, or no flow over it.
+//! Why there is no UCX rail, or no connection over it.
 
 use super::rail::Fabric;
-use crate::tcp::Broken;
+use crate::transport::TransportError;
 use std::borrow::Cow;
 use thiserror::Error;
 
@@ -64,16 +64,10 @@ pub enum UcxError {
         /// Why not.
         why: String,
     },
-    /// The other end's answer did not come.
-    #[error("the peer gave no UCX address: {why}")]
-    Exchange {
-        /// Why not.
-        why: String,
-    },
-    /// There is nobody any more who would serve the connection.
-    #[error("this end's server has ended")]
-    NoServer,
-    /// The connection ended before the peer let this end in.
-    #[error("greeting over UCX: {0}")]
-    Greeting(Broken),
+}
+
+impl From<UcxError> for TransportError {
+    fn from(error: UcxError) -> TransportError {
+        TransportError::Failed(error.to_string())
+    }
 }

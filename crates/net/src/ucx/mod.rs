@@ -1,16 +1,15 @@
-//! The UCX link: flows over what libucp finds, InfiniBand, RoCE and shared memory. The library is loaded at run time; where
-//! it is missing, everything else works and [`UcxRail::open`] says why this does not.
+//! Transports over what libucp finds: shared memory, InfiniBand, RoCE and sockets. The library is loaded at run time;
+//! where it is missing, everything else works and [`UcxRail::open`] says why this does not.
 //!
-//! A connection over UCX speaks the wire of the TCP link; `crate::tcp` has all that is said and checked. Pure parts here:
-//! `card` is what two ends tell each other first, `window` puts messages in order, `report` reads what UCX prints,
+//! Pure parts: `card` is what two ends tell each other first, `window` puts messages in order, `report` reads what UCX prints,
 //! `patience` is how long a wait lasts. Driver: `sys` is the library's interface, `worker` its calls, `desk` its callbacks,
-//! `slots` all the memory that it sees, and `pipe` a stream of bytes made of its messages. Glue: `rail` and `flow`. Knows
-//! transports and how bytes travel on them; must never know what is asked of a peer.
+//! `slots` all the memory that it sees, and `pipe` a stream of bytes made of its messages. Glue: `rail`, and `glue`,
+//! which is what [`crate::transport`] asks for.
 
 mod card;
 mod desk;
 mod error;
-mod flow;
+mod glue;
 mod patience;
 mod pipe;
 mod process;
@@ -24,9 +23,7 @@ mod window;
 mod worker;
 
 pub use error::UcxError;
-pub use flow::UcxFlow;
-pub use rail::{Fabric, RailOptions, UcxRail};
-pub use report::{Lane, RailReport, Transport, WhyNot};
+pub use rail::{Fabric, UcxRail};
 
 /// The library.
 const LIBRARY: &std::ffi::CStr = c"libucp.so.0";

@@ -61,7 +61,7 @@ impl Pipe {
         let (major, minor, _) = context.ucp.release();
         let card = Card {
             release: (major as u16, minor as u16),
-            fabric: context.options.fabric,
+            fabric: context.fabric,
             secret,
             process: Process::own()?,
             address: worker.address()?,
@@ -80,7 +80,7 @@ impl Pipe {
 
     /// Names the peer, which has to have been let in.
     pub fn connect(&mut self, card: &Card) -> Result<(), UcxError> {
-        if self.worker.context.options.fabric == Fabric::Memory {
+        if self.worker.context.fabric == Fabric::Memory {
             // Shared memory has no errors of its own.
             self.peer_process = Some(card.process.watch()?);
         }
@@ -215,7 +215,7 @@ impl Pipe {
 
     /// Closes the endpoint. Says whether the worker can be ended so that nothing reaches the slots any more.
     fn close(&mut self) -> bool {
-        if self.worker.context.options.fabric == Fabric::Memory {
+        if self.worker.context.fabric == Fabric::Memory {
             // Ending the worker closes the endpoint. Peers only ever read slots (`RNDV_SCHEME` of the rail), and one that
             // does so after the end finds that the CRC is wrong.
             self.discard();

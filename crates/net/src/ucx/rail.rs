@@ -1,12 +1,12 @@
-//! A rail: the library opened for the transports of one fabric, on some or all devices. Flows are made on it. This file says
-//! what is asked of UCX; it must never know what a flow carries.
+//! A rail: the library opened for the transports of one fabric, on some or all devices. This file says what is asked of
+//! UCX.
 
 use super::error::UcxError;
-use super::report::{self, Transport};
+use super::report::{self, Lane, RailReport, Resource};
 use super::sys::{self, Ucp};
 use std::ffi::CString;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// What connects two ends. A rail has one, since each tells in its own way that a peer has died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,9 +21,6 @@ pub enum Fabric {
 }
 
 impl Fabric {
-    /// All there are, the best first.
-    pub const ALL: [Fabric; 3] = [Fabric::Memory, Fabric::Rdma, Fabric::Tcp];
-
     /// As ends name it to each other.
     pub fn code(self) -> u32 {
         match self {
@@ -53,15 +50,6 @@ impl Fabric {
     }
 }
 
-/// What a rail is to be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RailOptions {
-    /// What it uses.
-    pub fabric: Fabric,
-    /// On which devices, as UCX names them: `mlx5_0:1`, `eth0`. None named: all.
-    pub devices: Vec<String>,
-}
-
 /// UCX opened for one fabric. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct UcxRail {
@@ -73,8 +61,10 @@ pub struct UcxRail {
 pub(super) struct Context {
     pub ucp: &'static Ucp,
     pub handle: *mut sys::Context,
-    pub options: RailOptions,
-    pub transports: Vec<Transport>,
+    pub fabric: Fabric,
+    transports: Vec<Resource>,
+    /// What this machine has, as far as UCX can use it; found out when it is first asked for.
+    machine: OnceLock<Vec<Resource>>,
     quarantined: AtomicU64,
 }
 
@@ -89,8 +79,11 @@ impl Context {
         self.quarantined.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub fn quarantined(&self) -> u64 {
-        self.quarantined.load(Ordering::Relaxed)
+    /// What carries the bytes of an endpoint with these lanes.
+    pub fn report(&self, taken: Vec<Lane>) -> RailReport {
+        let machine = self.machine.get_or_init(|| machine().unwrap_or_default()).clone();
+        let left = report::left(self.fabric, machine, &self.transports, &taken);
+        RailReport { fabric: self.fabric, version: self.ucp.release(), taken, left }
     }
 }
 
@@ -109,46 +102,45 @@ impl std::fmt::Debug for Ucp {
 
 impl UcxRail {
     /// Opens UCX. The environment's `UCX_` settings hold, except for those that make the rail what it is.
-    pub fn open(options: RailOptions) -> Result<UcxRail, UcxError> {
+    pub fn open(fabric: Fabric, devices: &[String]) -> Result<UcxRail, UcxError> {
         let ucp = Ucp::get()?;
-        if let Some(name) = options.devices.iter().find(|name| !is_device(name)) {
+        if let Some(name) = devices.iter().find(|name| !is_device(name)) {
             return Err(UcxError::DeviceName { name: name.clone() });
         }
         // Large messages are fetched by the end that they are for: nobody ever writes into another's memory.
         let mut settings =
-            vec![("TLS", options.fabric.transports().to_string()), ("RNDV_SCHEME", "get_zcopy".to_string())];
-        if !options.devices.is_empty() {
-            let devices = if options.fabric == Fabric::Memory { "SHM_DEVICES" } else { "NET_DEVICES" };
-            settings.push((devices, options.devices.join(",")));
+            vec![("TLS", fabric.transports().to_string()), ("RNDV_SCHEME", "get_zcopy".to_string())];
+        if !devices.is_empty() {
+            let setting = if fabric == Fabric::Memory { "SHM_DEVICES" } else { "NET_DEVICES" };
+            settings.push((setting, devices.join(",")));
         }
         let no_transport = || UcxError::NoTransport {
-            fabric: options.fabric,
-            devices: options.devices.clone(),
+            fabric,
+            devices: devices.to_vec(),
             has: match machine() {
                 Ok(machine) if !machine.is_empty() => {
-                    machine.iter().map(Transport::to_string).collect::<Vec<_>>().join(", ")
+                    machine.iter().map(Resource::to_string).collect::<Vec<_>>().join(", ")
                 }
                 _ => "none".into(),
             },
         };
         let handle = init(ucp, &settings)?.ok_or_else(no_transport)?;
         let transports = transports(ucp, handle);
-        let context =
-            Context { ucp, handle, options: options.clone(), transports, quarantined: AtomicU64::new(0) };
+        let (machine, quarantined) = (OnceLock::new(), AtomicU64::new(0));
+        let context = Context { ucp, handle, fabric, transports, machine, quarantined };
         // UCX opens a context for what is there, and says only in its log what is not.
-        let whole =
-            context.transports.iter().any(|transport| Fabric::of(&transport.name) == Some(options.fabric));
+        let whole = context.transports.iter().any(|found| Fabric::of(&found.name) == Some(fabric));
         if whole { Ok(UcxRail { context: Arc::new(context) }) } else { Err(no_transport()) }
     }
 
     /// What it uses.
     pub fn fabric(&self) -> Fabric {
-        self.context.options.fabric
+        self.context.fabric
     }
 
-    /// The transports that flows of this rail may use.
-    pub fn transports(&self) -> &[Transport] {
-        &self.context.transports
+    /// Pipes that UCX had not let go of when their time was over. Their slots are never used again.
+    pub fn quarantined(&self) -> u64 {
+        self.context.quarantined.load(Ordering::Relaxed)
     }
 }
 
@@ -159,7 +151,7 @@ fn is_device(name: &str) -> bool {
 }
 
 /// Everything that UCX can use on this machine.
-pub(super) fn machine() -> Result<Vec<Transport>, UcxError> {
+fn machine() -> Result<Vec<Resource>, UcxError> {
     let ucp = Ucp::get()?;
     let Some(handle) = init(ucp, &[("TLS", "all".into())])? else { return Ok(Vec::new()) };
     let transports = transports(ucp, handle);
@@ -168,7 +160,7 @@ pub(super) fn machine() -> Result<Vec<Transport>, UcxError> {
     Ok(transports)
 }
 
-fn transports(ucp: &Ucp, handle: *mut sys::Context) -> Vec<Transport> {
+fn transports(ucp: &Ucp, handle: *mut sys::Context) -> Vec<Resource> {
     // SAFETY: the context is open, and so is the stream.
     report::resources(&ucp.printed(|stream| unsafe { (ucp.context_print)(handle, stream) }))
 }

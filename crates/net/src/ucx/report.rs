@@ -6,7 +6,7 @@ use std::fmt;
 
 /// A transport on a device.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Transport {
+pub struct Resource {
     /// As UCX names it: `rc_mlx5`, `tcp`, `sysv`, ...
     pub name: String,
     /// As UCX names it: `mlx5_0:1`, `eth0`, `memory`, ...
@@ -17,7 +17,7 @@ pub struct Transport {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lane {
     /// The transport.
-    pub transport: Transport,
+    pub transport: Resource,
     /// What UCX uses it for, in its own words: `am`, `am_bw#0`, `rma_bw#0`, ...
     pub uses: Vec<String>,
 }
@@ -43,10 +43,10 @@ pub struct RailReport {
     /// What carries bytes.
     pub taken: Vec<Lane>,
     /// What this machine has besides.
-    pub left: Vec<(Transport, WhyNot)>,
+    pub left: Vec<(Resource, WhyNot)>,
 }
 
-impl fmt::Display for Transport {
+impl fmt::Display for Resource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.name, self.device)
     }
@@ -79,13 +79,13 @@ impl fmt::Display for RailReport {
 /// Sorts what the machine has by what an endpoint took. `open`: what the rail was allowed.
 pub(super) fn left(
     fabric: Fabric,
-    machine: Vec<Transport>,
-    open: &[Transport],
+    machine: Vec<Resource>,
+    open: &[Resource],
     taken: &[Lane],
-) -> Vec<(Transport, WhyNot)> {
-    let of_fabric = |transport: &Transport| Fabric::of(&transport.name) == Some(fabric);
-    let is_taken = |transport: &Transport| taken.iter().any(|lane| lane.transport == *transport);
-    let why = |transport: &Transport| match () {
+) -> Vec<(Resource, WhyNot)> {
+    let of_fabric = |transport: &Resource| Fabric::of(&transport.name) == Some(fabric);
+    let is_taken = |transport: &Resource| taken.iter().any(|lane| lane.transport == *transport);
+    let why = |transport: &Resource| match () {
         () if open.contains(transport) => WhyNot::NotNeeded,
         () if of_fabric(transport) => WhyNot::OtherDevice,
         () => WhyNot::OtherFabric,
@@ -98,7 +98,7 @@ pub(super) fn left(
 }
 
 /// The transports of a context: lines like `#      resource 1  :  md 1  dev 1  flags -- sysv/memory`.
-pub(super) fn resources(print: &str) -> Vec<Transport> {
+pub(super) fn resources(print: &str) -> Vec<Resource> {
     let lines = print.lines().filter(|line| line.contains(" resource "));
     lines.filter_map(|line| transport(line.split_whitespace().last()?)).collect()
 }
@@ -119,9 +119,9 @@ fn lane(line: &str) -> Option<Lane> {
     Some(Lane { transport: transport(name)?, uses })
 }
 
-fn transport(text: &str) -> Option<Transport> {
+fn transport(text: &str) -> Option<Resource> {
     let (name, device) = text.split_once('/')?;
-    Some(Transport { name: name.into(), device: device.into() })
+    Some(Resource { name: name.into(), device: device.into() })
 }
 
 #[cfg(test)]
@@ -139,13 +139,13 @@ mod tests {
         #                 lane[1]:  3:cma/memory.0 md[4]            -> md[4]/cma/sysdev[255] rma_bw#0\n#\n\
         #                 am_send: 0..<egr/short>..93..<egr/bcopy>..8256..<rndv>..(inf)\n";
 
-    fn named(name: &str) -> Transport {
+    fn named(name: &str) -> Resource {
         transport(name).unwrap()
     }
 
     #[test]
     fn what_ucx_prints_is_read() {
-        let names: Vec<_> = resources(CONTEXT).iter().map(Transport::to_string).collect();
+        let names: Vec<_> = resources(CONTEXT).iter().map(Resource::to_string).collect();
         assert_eq!(names, ["self/memory0", "tcp/lo", "sysv/memory", "cma/memory", "posix/memory"]);
         let lanes = lanes(ENDPOINT);
         assert_eq!(lanes.len(), 2);

@@ -3,8 +3,9 @@
 
 use super::card::Card;
 use super::pipe::Pipe;
-use super::{Fabric, RailOptions, UcxError, UcxRail};
+use super::{Fabric, UcxError, UcxRail};
 use crate::tcp::*;
+use crate::transport;
 use forebay_transfer::{
     Class, End, HostBuffer, Limits, LinkSpec, MoverThread, PathSpec, Place, Reason, Span, SpanPair, Transfer,
 };
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 const BYTES: usize = 1 << 20;
 
 fn rail() -> Option<UcxRail> {
-    match UcxRail::open(RailOptions { fabric: Fabric::Memory, devices: Vec::new() }) {
+    match UcxRail::open(Fabric::Memory, &[]) {
         Ok(rail) => Some(rail),
         Err(UcxError::NoLibrary { why }) => {
             testkit::skipped(format_args!("libucp.so.0 is not installed ({why})"));
@@ -92,7 +93,7 @@ fn damage_on_the_way_is_found_in_both_directions_and_named() {
     let server =
         TcpServer::listen(([127, 0, 0, 1], 0).into(), me, exports, ServerOptions::default()).unwrap();
     let (mut pipe, own) = Pipe::new(&rail.context).unwrap();
-    let answer = rail.answer(&server.door(), &own.to_bytes()).unwrap();
+    let answer = transport::accept(&rail, &server.door(), &own.to_bytes()).unwrap();
     pipe.connect(&Card::parse(&answer, &own).unwrap()).unwrap();
     let armed = Arc::new(AtomicBool::new(false));
     let carrier = Damaging { pipe: Box::new(pipe), armed: Arc::clone(&armed) };

@@ -93,7 +93,7 @@ impl Worker {
         params.field_mask = sys::EP_REMOTE_ADDRESS | sys::EP_ERR_HANDLING_MODE | sys::EP_ERR_HANDLER;
         params.address = card.address.as_ptr().cast();
         // UCX refuses shared memory to those who ask for its errors, since it has none.
-        params.err_mode = match self.context.options.fabric {
+        params.err_mode = match self.context.fabric {
             Fabric::Memory => sys::ERR_HANDLING_MODE_NONE,
             Fabric::Rdma | Fabric::Tcp => sys::ERR_HANDLING_MODE_PEER,
         };

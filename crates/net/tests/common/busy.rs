@@ -2,7 +2,7 @@
 
 use super::other::{Other, introduce, order, wait_for_the_end};
 use super::{LONG, end_with, on_rails, post, run as done, scattered};
-use forebay_net::{AgentConfig, End, Fabric, Op, Request};
+use forebay_net::{AgentConfig, End, Op, Request};
 use std::time::{Duration, Instant};
 
 pub const BLOCK: u64 = 64 << 10;
@@ -10,17 +10,15 @@ pub const BLOCKS: u64 = 1_024;
 pub const BYTES: usize = (BLOCK * BLOCKS) as usize;
 
 /// A peer with so much memory. The test's file has a test `the_other_process`, ignored, that calls [`run`].
-pub fn spawn(bytes: usize, rails: &[Fabric]) -> Other {
-    let codes: String = rails.iter().map(|fabric| fabric.code().to_string()).collect();
-    Other::spawn("the_other_process", format!("{bytes} {codes}"))
+pub fn spawn(bytes: usize, rails: &[&str]) -> Other {
+    Other::spawn("the_other_process", format!("{bytes} {}", rails.join(",")))
 }
 
 /// What [`spawn`] starts.
 pub fn run() {
     let Some(order) = order() else { return };
-    let (bytes, codes) = order.split_once(' ').unwrap();
-    let named = |fabric: &Fabric| codes.contains(&fabric.code().to_string());
-    let rails: Vec<_> = Fabric::ALL.into_iter().filter(named).collect();
+    let (bytes, names) = order.split_once(' ').unwrap();
+    let rails: Vec<_> = names.split(',').filter(|name| !name.is_empty()).collect();
     let config = AgentConfig { rails: on_rails(&rails), ..AgentConfig::named("other") };
     let other = end_with(config, bytes.parse().unwrap());
     introduce(&other);
@@ -28,7 +26,7 @@ pub fn run() {
 }
 
 /// A peer in the middle of a request that is posted again and again.
-pub fn busy(one: &super::End, op: Op, rails: &[Fabric]) -> (Other, Request) {
+pub fn busy(one: &super::End, op: Op, rails: &[&str]) -> (Other, Request) {
     let other = spawn(BYTES, rails);
     one.agent.add_peer(&other.metadata).unwrap();
     let request = scattered(one, "other", other.base, op, BLOCK, BLOCKS);

@@ -7,7 +7,7 @@ pub mod other;
 pub mod relay;
 pub mod tls;
 
-use forebay_net::ucx::UcxRail;
+use forebay_net::ucx::{Fabric, UcxError, UcxRail};
 use forebay_net::*;
 use forebay_transfer::HostBuffer;
 use forebay_transfer::sim::SplitMix;
@@ -38,15 +38,15 @@ pub fn end_with(config: AgentConfig, bytes: usize) -> End {
     End { agent, memory, registration }
 }
 
-/// Rails of these fabrics, on this machine only.
-pub fn on_rails(fabrics: &[Fabric]) -> Vec<RailOptions> {
-    let devices = |fabric| if fabric == Fabric::Tcp { vec!["lo".to_string()] } else { Vec::new() };
-    fabrics.iter().map(|fabric| RailOptions { fabric: *fabric, devices: devices(*fabric) }).collect()
+/// Rails over these transports, on this machine only.
+pub fn on_rails(names: &[&str]) -> Vec<RailOptions> {
+    let devices = |name| if name == "tcp" { vec!["lo".to_string()] } else { Vec::new() };
+    names.iter().map(|name| RailOptions::named(name, devices(*name)).unwrap()).collect()
 }
 
 /// Whether the library for rails is here. Says so if not.
 pub fn ucx_is_here() -> bool {
-    let rail = UcxRail::open(RailOptions { fabric: Fabric::Memory, devices: Vec::new() });
+    let rail = UcxRail::open(Fabric::Memory, &[]);
     match rail {
         Ok(_) => true,
         Err(error @ UcxError::NoLibrary { .. }) => {

@@ -19,7 +19,7 @@ mod relays;
 mod tenants;
 
 pub use metrics::{CollectorConfig, MetricsConfig};
-pub use peers::{DirectoryConfig, FabricConfig, PeersConfig, RailConfig};
+pub use peers::{DirectoryConfig, PeersConfig, RailConfig};
 pub use relays::{RelayGpus, RelaysConfig};
 pub use tenants::{QuotaConfig, TenantsConfig};
 

@@ -4,7 +4,7 @@ use super::{ConfigError, address, count_in, read_token, size_in};
 use crate::directory::{self, PREFIX_BYTES_MAX, StaticDirectory, TTL_S};
 use crate::{endpoint, size};
 use forebay_net::tcp::{TOKEN_BYTES_MAX, is_beyond_loopback};
-use forebay_net::{Fabric, RAILS_MAX, RailOptions, TlsConfig};
+use forebay_net::{NoSuchTransport, RAILS_MAX, RailOptions, TlsConfig};
 use forebay_store::SLOT_ALIGN_BYTES;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -62,27 +62,15 @@ pub struct PeersConfig {
     pub rails: Vec<RailConfig>,
 }
 
-/// A rail: UCX over one fabric.
+/// A rail: a transport, and where it is opened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RailConfig {
-    /// What connects the two ends.
-    pub fabric: FabricConfig,
-    /// On which devices, as UCX names them: `mlx5_0:1`, `eth0`. None named: all.
+    /// The transport's name: `memory`, `rdma`, `tcp`.
+    pub fabric: String,
+    /// On which devices, as the transport names them: `mlx5_0:1`, `eth0`. None named: all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
-}
-
-/// What connects the ends of a rail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FabricConfig {
-    /// Memory that processes of one host share.
-    Memory,
-    /// InfiniBand and RoCE.
-    Rdma,
-    /// Sockets, for devices that nobody else is on.
-    Tcp,
 }
 
 /// Where nodes find each other: a file or etcd.
@@ -187,17 +175,17 @@ impl PeersConfig {
 
 impl RailConfig {
     /// As the agent calls it.
-    pub fn options(&self) -> RailOptions {
-        let fabric = match self.fabric {
-            FabricConfig::Memory => Fabric::Memory,
-            FabricConfig::Rdma => Fabric::Rdma,
-            FabricConfig::Tcp => Fabric::Tcp,
-        };
-        RailOptions { fabric, devices: self.devices.clone() }
+    pub fn options(&self) -> Result<RailOptions, NoSuchTransport> {
+        RailOptions::named(&self.fabric, self.devices.clone())
     }
 
     /// A comma would make one name two.
     fn check(&self) -> Result<(), ConfigError> {
+        self.options().map_err(|none| ConfigError::Value {
+            field: "the fabric of peers.rails",
+            value: format!("{:?}", none.name),
+            allowed: NoSuchTransport::allowed(),
+        })?;
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte);
         let is_device = |name: &&String| !name.is_empty() && name.bytes().all(allowed);
         match self.devices.iter().find(|name| !is_device(name)) {
@@ -205,7 +193,7 @@ impl RailConfig {
             Some(name) => Err(ConfigError::Value {
                 field: "a device of peers.rails",
                 value: format!("{name:?}"),
-                allowed: "letters, digits and _-.: as UCX names it".into(),
+                allowed: "letters, digits and _-.: as the transport names it".into(),
             }),
         }
     }

@@ -113,7 +113,10 @@ fn what_is_not_allowed_is_refused_with_what_is() {
         ),
         ("socket = 'x'\n[memory]\nsize = '20TiB'\n".into(), "memory.size is 20TiB; allowed is 256KiB to"),
         ("[memory]\nsize = '1GiB'\n".into(), "missing field `socket`"),
-        (format!("{LEAST}{PEERS}[[peers.rails]]\nfabric = 'tin'\n"), "`memory`, `rdma`, `tcp`"),
+        (
+            format!("{LEAST}{PEERS}[[peers.rails]]\nfabric = 'tin'\n"),
+            "the fabric of peers.rails is \"tin\"; allowed is \"memory\", \"rdma\" and \"tcp\"",
+        ),
         (
             format!("{LEAST}{PEERS}[[peers.rails]]\nfabric = 'tcp'\ndevices = ['a,b']\n"),
             "a device of peers.rails is \"a,b\"; allowed is letters",

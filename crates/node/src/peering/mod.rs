@@ -168,7 +168,7 @@ impl Peering {
             greeting_limit_us: limits.authentication_ms.saturating_mul(1000),
             accepted_max: config.connections_max,
             accepted_per_peer_max: config.connections_per_peer,
-            rails: config.rails.iter().map(RailConfig::options).collect(),
+            rails: config.rails.iter().map(RailConfig::options).collect::<Result<_, _>>()?,
             service: Some(Arc::new(Counter(Arc::clone(&owner))) as Arc<dyn Service>),
             ..AgentConfig::named(name)
         };

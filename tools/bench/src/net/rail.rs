@@ -1,12 +1,12 @@
-//! UCX rails between the two processes: how they are written on the command line, and that they
-//! carry the bytes that are measured.
+//! Rails between the two processes: how they are written on the command line, and that they carry the bytes that are
+//! measured.
 
 use crate::output::Error;
-use forebay_net::{Agent, Fabric, Path, PeerStat, RailOptions};
+use forebay_net::{Agent, PeerStat, RailOptions, TCP};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// UCX opens and connects within this time.
+/// A transport opens and connects within this time.
 const TAKEN_LIMIT: Duration = Duration::from_secs(20);
 
 /// A rail, as written on the command line: `memory`, `tcp=lo`, `rdma=mlx5_0:1,mlx5_1:1`.
@@ -19,26 +19,16 @@ pub fn rail(text: &str) -> Result<Rail, String> {
         Some((fabric, devices)) => (fabric, devices.split(',').map(str::to_owned).collect()),
         None => (text, Vec::new()),
     };
-    let known = Fabric::ALL.into_iter().find(|known| name(*known) == fabric);
-    let fabric = known.ok_or_else(|| format!("'{fabric}' is no fabric; allowed: memory, rdma, tcp"))?;
     if devices.iter().any(String::is_empty) {
         return Err(format!("'{text}' names an empty device; allowed: tcp=lo, rdma=mlx5_0:1,mlx5_1:1"));
     }
-    Ok(Rail(RailOptions { fabric, devices }))
-}
-
-fn name(fabric: Fabric) -> &'static str {
-    match fabric {
-        Fabric::Memory => "memory",
-        Fabric::Rdma => "rdma",
-        Fabric::Tcp => "tcp",
-    }
+    RailOptions::named(fabric, devices).map(Rail).map_err(|error| error.to_string())
 }
 
 impl fmt::Display for Rail {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RailOptions { fabric, devices } = &self.0;
-        f.write_str(name(*fabric))?;
+        let devices = &self.0.devices;
+        f.write_str(self.0.name())?;
         if devices.is_empty() { Ok(()) } else { write!(f, "={}", devices.join(",")) }
     }
 }
@@ -48,7 +38,7 @@ pub fn wait_until_taken(agent: &Agent, rails: usize) -> Result<(), Error> {
     let until = Instant::now() + TAKEN_LIMIT;
     loop {
         let peer = only_peer(agent)?;
-        if peer.flows.iter().any(|flow| flow.path != Path::Tcp) {
+        if peer.flows.iter().any(|flow| flow.path != TCP) {
             return Ok(());
         }
         if peer.idle_rails.len() == rails {
@@ -65,7 +55,7 @@ pub fn wait_until_taken(agent: &Agent, rails: usize) -> Result<(), Error> {
 
 /// Bytes that took TCP so far.
 pub fn bytes_over_tcp(agent: &Agent) -> Result<u64, Error> {
-    Ok(only_peer(agent)?.counts.paths.get(&Path::Tcp).map_or(0, |path| path.moved_bytes))
+    Ok(only_peer(agent)?.counts.paths.get(TCP).map_or(0, |path| path.moved_bytes))
 }
 
 fn only_peer(agent: &Agent) -> Result<PeerStat, Error> {
@@ -83,10 +73,6 @@ mod tests {
         for text in ["memory", "tcp=lo", "rdma=mlx5_0:1,mlx5_1:1"] {
             assert_eq!(rail(text).unwrap().to_string(), text);
         }
-        assert_eq!(
-            rail("tcp=lo"),
-            Ok(Rail(RailOptions { fabric: Fabric::Tcp, devices: vec!["lo".to_owned()] }))
-        );
         for bad in ["", "shm", "Memory", "tcp=", "tcp=lo,", "=lo"] {
             assert!(rail(bad).is_err(), "{bad}");
         }

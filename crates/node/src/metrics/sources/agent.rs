@@ -72,7 +72,7 @@ fn collect(stat: &PeerStat, out: &mut Vec<Metric>) {
 fn collect_flows(peer: (&'static str, &str), stat: &PeerStat, out: &mut Vec<Metric>) {
     let mut flows = BTreeMap::new();
     for flow in &stat.flows {
-        *flows.entry((flow.path.name(), flow.stands_by)).or_insert(0u32) += 1;
+        *flows.entry((flow.path, flow.stands_by)).or_insert(0u32) += 1;
     }
     out.extend(flows.into_iter().map(|((path, stands_by), count)| {
         let carries = if stands_by { "words" } else { "bytes" };
@@ -80,17 +80,17 @@ fn collect_flows(peer: (&'static str, &str), stat: &PeerStat, out: &mut Vec<Metr
     }));
     let mut idle = BTreeMap::new();
     for rail in &stat.idle_rails {
-        *idle.entry(rail.rail.fabric).or_insert(0u32) += 1;
+        *idle.entry(rail.rail.name()).or_insert(0u32) += 1;
     }
-    out.extend(idle.into_iter().map(|(fabric, count)| {
-        let fabric = format!("{fabric:?}").to_lowercase();
-        Metric::new(&IDLE_RAILS, &[peer, ("fabric", fabric.as_str())], count.into())
-    }));
+    out.extend(
+        idle.into_iter()
+            .map(|(fabric, count)| Metric::new(&IDLE_RAILS, &[peer, ("fabric", fabric)], count.into())),
+    );
 }
 
 fn collect_paths(peer: (&'static str, &str), counts: &Counts, out: &mut Vec<Metric>) {
     for (path, of) in &counts.paths {
-        let labels = [peer, ("path", path.name())];
+        let labels = [peer, ("path", *path)];
         out.push(Metric::new(&BYTES, &labels, of.moved_bytes as f64));
         out.push(Metric::new(&IN_FLIGHT_BYTES, &labels, of.in_flight_bytes as f64));
         out.push(Metric::new(&IN_FLIGHT_LOTS, &labels, of.in_flight_lots as f64));
@@ -109,27 +109,27 @@ fn timed(family: &'static Family, labels: &[(&'static str, &str)], times: &foreb
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use forebay_net::{
-        Fabric, FlowStat, IdleRail, NotReached, Path, PathCounts, RailOptions, Unreached, WhyIdle,
-    };
+    use forebay_net::{FlowStat, IdleRail, NotReached, PathCounts, RailOptions, TCP, Unreached, WhyIdle};
+
+    const MEMORY: &str = "ucx_memory";
 
     /// A peer with everything that there is to show.
     pub fn a_peer() -> PeerStat {
         let flow = |path, stands_by| FlowStat { path, stands_by, moved_bytes: 0, report: None };
-        let rail = RailOptions { fabric: Fabric::Rdma, devices: Vec::new() };
+        let rail = RailOptions::named("rdma", Vec::new()).unwrap();
         let mut counts = Counts { busy_us: 2_500_000, done: 3, ..Counts::default() };
         let mut path = PathCounts { moved_bytes: 4096, in_flight_bytes: 512, ..PathCounts::default() };
         path.wire.counts[4] = 2;
         path.wire.counts[31] = 1;
         path.wire.sum_us = 9_000_000;
-        counts.paths.insert(Path::Rail(Fabric::Memory), path);
+        counts.paths.insert(MEMORY, path);
         counts.faults.insert("rail_lost", 7);
         counts.unreached.insert(Unreached::Token, 5);
         PeerStat {
             name: "two".into(),
             state: "up",
             unreached: Some(NotReached { reason: Unreached::Token, why: String::new() }),
-            flows: vec![flow(Path::Tcp, true), flow(Path::Rail(Fabric::Memory), false)],
+            flows: vec![flow(TCP, true), flow(MEMORY, false)],
             idle_rails: vec![IdleRail { rail, why: WhyIdle::NotThere }],
             counts,
         }
@@ -162,7 +162,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_time_is_at_most_its_bound_and_what_is_above_all_bounds_is_counted_last() {
-        let metric = timed(&LOTS, &[], &a_peer().counts.paths[&Path::Rail(Fabric::Memory)].wire);
+        let metric = timed(&LOTS, &[], &a_peer().counts.paths[MEMORY].wire);
         let Value::Histogram(shown) = metric.value else { panic!("{metric:?}") };
         assert_eq!((shown.bounds.len(), shown.counts.len()), (31, 32));
         // From 8 us to below 16 us, and from 2^30 us.

@@ -1,0 +1,38 @@
+//! Each fabric of UCX as a transport of agents.
+
+use super::card::Card;
+use super::pipe::Pipe;
+use super::rail::{Fabric, UcxRail};
+use crate::tcp::Carrier;
+use crate::transport::{Connected, Exchange, Rail, Reach, Transport, TransportError, TransportInfo};
+
+impl Transport for Fabric {
+    fn info(&self) -> TransportInfo {
+        let (name, path, rank, reach) = match self {
+            Fabric::Memory => ("memory", "ucx_memory", 0, Reach::Host),
+            Fabric::Rdma => ("rdma", "ucx_rdma", 1, Reach::Network),
+            Fabric::Tcp => ("tcp", "ucx_tcp", 2, Reach::Network),
+        };
+        TransportInfo { name, path, code: self.code() as u8, rank, reach }
+    }
+
+    fn open(&self, devices: &[String]) -> Result<Box<dyn Rail>, TransportError> {
+        Ok(Box::new(UcxRail::open(*self, devices)?))
+    }
+}
+
+impl Rail for UcxRail {
+    fn connect(&self, exchange: &mut Exchange<'_>) -> Result<Connected, TransportError> {
+        let (mut pipe, own) = Pipe::new(&self.context)?;
+        let answer = exchange(own.to_bytes())?;
+        pipe.connect(&Card::parse(&answer, &own)?)?;
+        let report = self.context.report(pipe.lanes()).to_string();
+        Ok(Connected { carrier: Box::new(pipe), report })
+    }
+
+    fn accept(&self, offer: &[u8]) -> Result<(Box<dyn Carrier>, Vec<u8>), TransportError> {
+        let (mut pipe, own) = Pipe::new(&self.context)?;
+        pipe.connect(&Card::parse(offer, &own)?)?;
+        Ok((Box::new(pipe), own.to_bytes()))
+    }
+}
