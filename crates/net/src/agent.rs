@@ -6,6 +6,7 @@ use crate::config::AgentConfig;
 use crate::connect;
 use crate::descriptors::{Descriptors, Select};
 use crate::desk::{self, Desk};
+use crate::endpoints::EndpointPool;
 use crate::keeper::{Keeper, KeeperThread};
 use crate::leases::LeaseTable;
 use crate::metadata::{Metadata, is_name};
@@ -14,7 +15,6 @@ use crate::peer::Peer;
 use crate::prepared::{Blocks, Op, Pairs};
 use crate::rails::Rails;
 use crate::request::{Request, Run};
-use crate::seats::Yard;
 use crate::shared::{Runs, Shared};
 use crate::stat::PeerStat;
 use crate::tcp::{
@@ -156,7 +156,7 @@ impl Agent {
             me,
             flow_options,
             flows_max: config.flows_max.max(1),
-            yard: Yard::new(mover.clone(), here, op_timeout_us),
+            pool: EndpointPool::new(mover.clone(), here, op_timeout_us),
             mover,
             keeper,
             regions: PeerRegions::default(),
@@ -513,8 +513,8 @@ impl Agent {
     pub fn region(&self, name: &str, region: PeerRegion, lease: u64) -> Result<RegionId, AgentError> {
         let peer = self.peer(name)?;
         let mut site = peer.site();
-        let berth = site.berth(&self.shared.yard);
-        let (place, uses) = (berth.place, Arc::clone(&berth.uses));
+        let endpoint = site.endpoint(&self.shared.pool);
+        let (place, uses) = (endpoint.place, Arc::clone(&endpoint.uses));
         let id = self.shared.regions.register(&self.shared.mover, place, region, lease)?;
         self.shared.lent().insert(id, uses);
         Ok(id)

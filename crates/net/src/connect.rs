@@ -1,10 +1,10 @@
 //! Brings flows to peers about, on threads of their own, and takes down what has ended. This file carries out what the
 //! [`Line`](crate::line::Line) says and the counters advise; it must never decide who is spoken to.
 
+use crate::endpoints::{BoundFlow, OnAdvice};
 use crate::flows::Advice;
 use crate::line::Rest;
 use crate::peer::{Flow, Peer, Via};
-use crate::seats::{OnAdvice, Sitter};
 use crate::shared::Shared;
 use crate::stat::NotReached;
 use crate::tcp::{Broken, FlowError, FlowOptions, RefusalCode, TcpFlow, Unreached};
@@ -63,7 +63,7 @@ fn connect(
     }
 }
 
-/// A flow came about: it gets a seat, and those who wait may go.
+/// A flow came about: it gets a slot, and those who wait may go.
 pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, instance: [u8; 16]) {
     let Arrival { flow, via } = arrival;
     let handle = flow.handle();
@@ -76,11 +76,11 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
             return drop(flow);
         }
         // What was known of the one before must never reach this one.
-        left = site.berth.take().map(|berth| shared.yard.take_back(berth));
+        left = site.endpoint.take().map(|endpoint| shared.pool.take_back(endpoint));
     }
     site.answered = Some(instance);
     let number = peer.state().number_flow();
-    let sitter = Sitter {
+    let bound = BoundFlow {
         number,
         flow: Box::new(flow),
         handle: handle.clone(),
@@ -88,9 +88,9 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
         gauge: Arc::clone(&peer.gauge),
         on_advice: on_advice(shared, peer),
     };
-    let stand_in = via.rail().and_then(|_| peer.state().seat_over_tcp());
-    let seat = match site.berth(&shared.yard).seat(&shared.yard, sitter, stand_in) {
-        Ok(seat) => seat,
+    let stand_in = via.rail().and_then(|_| peer.state().slot_over_tcp());
+    let slot = match site.endpoint(&shared.pool).bind(&shared.pool, bound, stand_in) {
+        Ok(slot) => slot,
         Err(error) => {
             drop(site);
             let error = std::io::Error::other(error.to_string());
@@ -100,7 +100,7 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
     let mut state = peer.state();
     if !state.line.connected(shared.keeper.now_us()) {
         drop(state);
-        let flow = site.unseat(shared, seat, number);
+        let flow = site.unbind(shared, slot, number);
         drop(site);
         return drop(flow);
     }
@@ -113,7 +113,7 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
     if let Some(nth) = via.rail() {
         state.idle_rails.remove(&nth);
     }
-    state.flows.push(Flow { number, seat, handle: handle.clone(), via, stands_by: false });
+    state.flows.push(Flow { number, slot, handle: handle.clone(), via, stands_by: false });
     let waiting = state.take_waiting();
     drop(state);
     drop(site);
@@ -135,13 +135,13 @@ fn arrange(shared: &Shared, peer: &Peer) {
         let stands_by = railed && flow.via.rail().is_none();
         if stands_by != flow.stands_by {
             flow.stands_by = stands_by;
-            changed.push((flow.seat, !stands_by));
+            changed.push((flow.slot, !stands_by));
         }
     }
     peer.gauge.flows(state.at_work());
     drop(state);
-    if let Some(berth) = &site.berth {
-        changed.into_iter().for_each(|(seat, up)| berth.set_up(&shared.yard, seat, up));
+    if let Some(endpoint) = &site.endpoint {
+        changed.into_iter().for_each(|(slot, up)| endpoint.set_up(&shared.pool, slot, up));
     }
 }
 
@@ -221,11 +221,11 @@ fn broken(shared: &Weak<Shared>, peer: &Arc<Peer>, number: u64, why: &Broken) {
     rest_until(&shared, peer, rest);
 }
 
-/// Takes flows that have ended, or were severed, out of their seats.
+/// Takes flows that have ended, or were severed, out of their slots.
 fn take_down(shared: &Shared, peer: &Peer, ended: &[Flow]) {
     let flows: Vec<_> = {
         let mut site = peer.site();
-        ended.iter().map(|flow| site.unseat(shared, flow.seat, flow.number)).collect()
+        ended.iter().map(|flow| site.unbind(shared, flow.slot, flow.number)).collect()
     };
     drop(flows);
 }
@@ -248,8 +248,8 @@ pub(crate) fn bury(shared: &Arc<Shared>, peer: &Arc<Peer>, why: &Trouble) {
 fn forget(weak: &Weak<Shared>, peer: &Arc<Peer>, attempts: u32) {
     let Some(shared) = weak.upgrade() else { return };
     if peer.forget_memory(&shared) {
-        let berth = peer.site().berth.take();
-        drop(berth.map(|berth| shared.yard.take_back(berth)));
+        let endpoint = peer.site().endpoint.take();
+        drop(endpoint.map(|endpoint| shared.pool.take_back(endpoint)));
     } else if attempts > 0 {
         let (weak, its) = (Weak::clone(weak), Arc::clone(peer));
         let again_us = shared.keeper.now_us() + FORGET_AGAIN_US;
@@ -313,15 +313,15 @@ fn shrink(shared: &Arc<Shared>, peer: &Arc<Peer>) {
     let ended = state.flows.remove(last);
     peer.gauge.flows(state.at_work());
     drop(state);
-    let flow = peer.site().unseat(shared, ended.seat, ended.number);
+    let flow = peer.site().unbind(shared, ended.slot, ended.number);
     let parting = std::thread::Builder::new().name("forebay-part".into()).spawn(move || drop(flow));
     // Without a thread the flow was dropped where it was, which only took longer.
     drop(parting);
 }
 
 impl crate::peer::Site {
-    fn unseat(&mut self, shared: &Shared, seat: usize, number: u64) -> Option<Box<dyn Link>> {
-        self.berth.as_mut().and_then(|berth| berth.unseat(&shared.yard, seat, number))
+    fn unbind(&mut self, shared: &Shared, slot: usize, number: u64) -> Option<Box<dyn Link>> {
+        self.endpoint.as_mut().and_then(|endpoint| endpoint.unbind(&shared.pool, slot, number))
     }
 }
 
@@ -337,7 +337,7 @@ mod tests {
         one.add_address("two", new.address().unwrap()).unwrap();
         one.connect("two").unwrap();
         let peer = one.peer("two").unwrap();
-        let place = || peer.site().berth(&one.shared.yard).place;
+        let place = || peer.site().endpoint(&one.shared.pool).place;
         let before = place();
         // It was asked for when the old one answered, and came about when that had ended.
         let (me, regions) = (one.shared.me, one.shared.regions.clone());
@@ -355,14 +355,14 @@ mod tests {
         one.add_address("two", old.address().unwrap()).unwrap();
         one.connect("two").unwrap();
         let peer = one.peer("two").unwrap();
-        // The flow has broken, and the new one is there before it has left its seat.
+        // The flow has broken, and the new one is there before it has left its slot.
         let ended = std::mem::take(&mut peer.state().flows);
         let (me, regions) = (one.shared.me, one.shared.regions.clone());
         let next = TcpFlow::connect(new.address().unwrap(), me, regions, FlowOptions::default());
         let (flow, found) = next.unwrap();
         arrived(&one.shared, &peer, Arrival { flow, via: Via::Tcp }, found.identity.instance);
         take_down(&one.shared, &peer, &ended);
-        assert_eq!(ended[0].handle.stats().broken, Some(Broken::Ended), "it was left in its seat");
+        assert_eq!(ended[0].handle.stats().broken, Some(Broken::Ended), "it was left in its slot");
         let flow = peer.flow().unwrap();
         assert_eq!((peer.state().flows.len(), flow.stats().broken), (1, None));
     }

@@ -8,12 +8,12 @@ use crate::addresses::Addresses;
 use crate::capabilities::WhyIdle;
 use crate::connect;
 use crate::descriptors::Descriptors;
+use crate::endpoints::{Endpoint, EndpointPool};
 use crate::gauge::Gauge;
 use crate::line::{Line, Want};
 use crate::notices::{NOTICES_OPEN_BYTES_MAX, NOTICES_OPEN_MAX, Outbox};
 use crate::notify::Sending;
 use crate::prepared::Blocks;
-use crate::seats::{Berth, Yard};
 use crate::shared::Shared;
 use crate::stat::NotReached;
 use crate::tcp::{Broken, FlowHandle, PeerRegion};
@@ -81,7 +81,7 @@ pub(crate) struct State {
 /// A flow to the peer.
 pub(crate) struct Flow {
     pub number: u64,
-    pub seat: usize,
+    pub slot: usize,
     pub handle: FlowHandle,
     pub via: Via,
     /// The mover gives it nothing, since rails carry the bytes.
@@ -126,7 +126,7 @@ impl Via {
 
 /// What of the peer is known to the mover.
 pub(crate) struct Site {
-    pub berth: Option<Berth>,
+    pub endpoint: Option<Endpoint>,
     /// Who answered, of a peer that is known by address only.
     pub answered: Option<[u8; 16]>,
     memory: Addresses<Remote>,
@@ -165,7 +165,7 @@ impl Peer {
             idle_rails: BTreeMap::new(),
             rail_rests: 0,
         };
-        let site = Site { berth: None, answered: None, memory: Addresses::default(), old: Vec::new() };
+        let site = Site { endpoint: None, answered: None, memory: Addresses::default(), old: Vec::new() };
         let gauge = Arc::new(Gauge::new(flows_max));
         let (state, site) = (Mutex::new(state), Mutex::new(site));
         Arc::new(Peer { name, address, instance, gauge, state, room: Condvar::new(), site })
@@ -322,7 +322,7 @@ impl Peer {
     /// Resolves a list of the peer's memory. Ranges become regions of the mover when they are first asked for.
     pub fn resolve(&self, shared: &Shared, list: &Descriptors) -> Result<Blocks, AgentError> {
         let mut site = self.site();
-        let place = site.berth(&shared.yard).place;
+        let place = site.endpoint(&shared.pool).place;
         Blocks::resolve(list, &site.memory, |remote| {
             if let Some(id) = remote.id.get() {
                 return Ok(*id);
@@ -362,9 +362,9 @@ impl State {
         self.flows.iter().filter(|flow| !flow.stands_by).count()
     }
 
-    /// The seat of a flow over TCP.
-    pub fn seat_over_tcp(&self) -> Option<usize> {
-        self.flows.iter().find(|flow| flow.via.rail().is_none()).map(|flow| flow.seat)
+    /// The slot of a flow over TCP.
+    pub fn slot_over_tcp(&self) -> Option<usize> {
+        self.flows.iter().find(|flow| flow.via.rail().is_none()).map(|flow| flow.slot)
     }
 
     /// The rail with the fewest flows of those that have some.
@@ -416,8 +416,8 @@ impl State {
 
 impl Site {
     /// The peer's place.
-    pub fn berth(&mut self, yard: &Yard) -> &mut Berth {
-        self.berth.get_or_insert_with(|| yard.berth())
+    pub fn endpoint(&mut self, pool: &EndpointPool) -> &mut Endpoint {
+        self.endpoint.get_or_insert_with(|| pool.endpoint())
     }
 }
 

@@ -1,10 +1,10 @@
 //! What all parts of one agent use. This file only holds it together.
 
 use crate::desk::Desk;
+use crate::endpoints::EndpointPool;
 use crate::keeper::Keeper;
 use crate::rails::Rails;
 use crate::request::Run;
-use crate::seats::Yard;
 use crate::tcp::{FlowOptions, Identity, PeerRegions};
 use forebay_transfer::{MoverHandle, Process, RegionId};
 use parking_lot::{Mutex, MutexGuard};
@@ -19,7 +19,7 @@ pub(crate) struct Shared {
     pub flows_max: usize,
     pub mover: MoverHandle,
     pub keeper: Keeper,
-    pub yard: Yard,
+    pub pool: EndpointPool,
     pub regions: PeerRegions,
     pub desk: Arc<Desk>,
     pub rails: Arc<Rails>,

@@ -164,7 +164,7 @@ impl Attempt {
         }
     }
 
-    /// Brings a flow about over a rail, and gives it a seat.
+    /// Brings a flow about over a rail, and gives it a slot.
     fn connect(&self, nth: usize) -> Result<(), WhyIdle> {
         let ended = || WhyIdle::Lost(Broken::Ended);
         let (rails, me, regions) = match self.shared.upgrade() {

@@ -1,5 +1,5 @@
-//! Places of the mover that stand for peers, and seats there: links of the mover in which flows sit while they live. A mover
-//! never forgets a link, so a flow that has ended leaves its seat to the next one, and a peer that has ended its place. This
+//! Places of the mover that stand for peers, and slots there: links of the mover in which flows sit while they live. A mover
+//! never forgets a link, so a flow that has ended leaves its slot to the next one, and a peer that has ended its place. This
 //! file knows who sits where; it must never know whom a flow connects to.
 
 use crate::flows::Advice;
@@ -20,8 +20,8 @@ const WINDOW_BYTES: u64 = 64 << 20;
 /// Told when another number of flows may be better.
 pub(crate) type OnAdvice = Arc<dyn Fn(Advice) + Send + Sync>;
 
-/// Whoever sits in a seat.
-pub(crate) struct Sitter {
+/// Whoever sits in a slot.
+pub(crate) struct BoundFlow {
     /// The flow's among its peer's.
     pub number: u64,
     pub flow: Box<dyn Link>,
@@ -33,48 +33,48 @@ pub(crate) struct Sitter {
 
 /// A link of the mover: who sits in it now.
 #[derive(Clone, Default)]
-struct Chair(Arc<Mutex<Taken>>);
+struct LinkSlot(Arc<Mutex<Taken>>);
 
 #[derive(Default)]
 struct Taken {
-    by: Option<Sitter>,
-    /// Gets what comes after the sitter's flow has broken, until somebody has seen to that.
-    stand_in: Option<Chair>,
+    by: Option<BoundFlow>,
+    /// Gets what comes after the bound's flow has broken, until somebody has seen to that.
+    stand_in: Option<LinkSlot>,
 }
 
 impl Taken {
-    /// The chair that lots go to instead. Those of a broken flow come back in the same moment, and would find no other.
-    fn deputy(&self) -> Option<Chair> {
-        let broken = self.by.as_ref().is_some_and(|sitter| sitter.handle.stats().broken.is_some());
+    /// The link_slot that lots go to instead. Those of a broken flow come back in the same moment, and would find no other.
+    fn deputy(&self) -> Option<LinkSlot> {
+        let broken = self.by.as_ref().is_some_and(|bound| bound.handle.stats().broken.is_some());
         self.stand_in.clone().filter(|_| broken)
     }
 }
 
-impl Link for Chair {
+impl Link for LinkSlot {
     fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
         let mut taken = self.0.lock();
         if let Some(mut deputy) = taken.deputy() {
             drop(taken);
             return deputy.start(op, memory, done);
         }
-        let Some(sitter) = taken.by.as_mut() else {
+        let Some(bound) = taken.by.as_mut() else {
             return done.finish(Outcome::Failed { error: "there is no connection".into() });
         };
         let bytes = op.bytes;
-        let path = sitter.path;
-        let began_us = sitter.gauge.lot_began(path, bytes);
-        let (gauge, on_advice) = (Arc::clone(&sitter.gauge), Arc::clone(&sitter.on_advice));
+        let path = bound.path;
+        let began_us = bound.gauge.lot_began(path, bytes);
+        let (gauge, on_advice) = (Arc::clone(&bound.gauge), Arc::clone(&bound.on_advice));
         let done = done.inspect(move |outcome| match gauge.lot_ended(path, began_us, bytes, outcome) {
             Advice::Stay => {}
             advice => on_advice(advice),
         });
-        sitter.flow.start(op, memory, done);
+        bound.flow.start(op, memory, done);
     }
 
     fn cancel(&mut self, op: OpId) {
         let mut taken = self.0.lock();
-        if let Some(sitter) = taken.by.as_mut() {
-            sitter.flow.cancel(op);
+        if let Some(bound) = taken.by.as_mut() {
+            bound.flow.cancel(op);
         }
         // It may be there: a flow ignores operations that it does not have.
         if let Some(mut stand_in) = taken.stand_in.clone() {
@@ -84,100 +84,101 @@ impl Link for Chair {
     }
 }
 
-/// A place with its seats. While `uses` is held by others, regions are registered there, and nobody else may have it.
-pub(crate) struct Berth {
+/// A place with its slots. While `uses` is held by others, regions are registered there, and nobody else may have it.
+pub(crate) struct Endpoint {
     pub place: Place,
     pub uses: Arc<()>,
-    seats: Vec<(LinkId, Chair)>,
+    slots: Vec<(LinkId, LinkSlot)>,
 }
 
-impl Berth {
-    /// Seats a flow and says where. Once it breaks, what still comes goes to the seat `stand_in`, if it is given.
-    pub fn seat(
+impl Endpoint {
+    /// Seats a flow and says where. Once it breaks, what still comes goes to the slot `stand_in`, if it is given.
+    pub fn bind(
         &mut self,
-        yard: &Yard,
-        sitter: Sitter,
+        pool: &EndpointPool,
+        bound: BoundFlow,
         stand_in: Option<usize>,
     ) -> Result<usize, AgentError> {
-        let stand_in = stand_in.and_then(|seat| self.seats.get(seat)).map(|(_, chair)| chair.clone());
-        let empty = self.seats.iter().position(|(_, chair)| chair.0.lock().by.is_none());
-        let seat = match empty {
-            Some(seat) => seat,
-            None => self.add_seat(yard)?,
+        let stand_in = stand_in.and_then(|slot| self.slots.get(slot)).map(|(_, link_slot)| link_slot.clone());
+        let empty = self.slots.iter().position(|(_, link_slot)| link_slot.0.lock().by.is_none());
+        let slot = match empty {
+            Some(slot) => slot,
+            None => self.add_slot(pool)?,
         };
-        let (link, chair) = &self.seats[seat];
-        *chair.0.lock() = Taken { by: Some(sitter), stand_in };
-        yard.mover.set_link_up(*link, true)?;
-        Ok(seat)
+        let (link, link_slot) = &self.slots[slot];
+        *link_slot.0.lock() = Taken { by: Some(bound), stand_in };
+        pool.mover.set_link_up(*link, true)?;
+        Ok(slot)
     }
 
-    fn add_seat(&mut self, yard: &Yard) -> Result<usize, AgentError> {
-        let (chair, seat) = (Chair::default(), self.seats.len());
+    fn add_slot(&mut self, pool: &EndpointPool) -> Result<usize, AgentError> {
+        let (link_slot, slot) = (LinkSlot::default(), self.slots.len());
         let spec = LinkSpec {
-            op_timeout_us: yard.op_timeout_us,
-            ..LinkSpec::new(format!("{:?}.{seat}", self.place), WINDOW_LOTS, WINDOW_BYTES)
+            op_timeout_us: pool.op_timeout_us,
+            ..LinkSpec::new(format!("{:?}.{slot}", self.place), WINDOW_LOTS, WINDOW_BYTES)
         };
-        let link = yard.mover.add_link(spec, Box::new(chair.clone()))?;
-        yard.mover.add_path(PathSpec::direct(yard.here, self.place, link))??;
-        yard.mover.add_path(PathSpec::direct(self.place, yard.here, link))??;
-        self.seats.push((link, chair));
-        Ok(seat)
+        let link = pool.mover.add_link(spec, Box::new(link_slot.clone()))?;
+        pool.mover.add_path(PathSpec::direct(pool.here, self.place, link))??;
+        pool.mover.add_path(PathSpec::direct(self.place, pool.here, link))??;
+        self.slots.push((link, link_slot));
+        Ok(slot)
     }
 
-    /// Has the mover use a seat, or not. What was begun there goes on.
-    pub fn set_up(&self, yard: &Yard, seat: usize, up: bool) {
-        if let Some((link, _)) = self.seats.get(seat) {
+    /// Has the mover use a slot, or not. What was begun there goes on.
+    pub fn set_up(&self, pool: &EndpointPool, slot: usize, up: bool) {
+        if let Some((link, _)) = self.slots.get(slot) {
             // A mover that has ended uses none.
-            let _ = yard.mover.set_link_up(*link, up);
+            let _ = pool.mover.set_link_up(*link, up);
         }
     }
 
-    /// Nothing new goes to this seat any more, if the flow of that number is there still: its peer may have had to give up its
-    /// seats, and sit there anew. The flow, to be dropped without any lock: that waits for what it has begun.
-    pub fn unseat(&mut self, yard: &Yard, seat: usize, number: u64) -> Option<Box<dyn Link>> {
-        let (link, chair) = self.seats.get(seat)?;
-        let sits = chair.0.lock().by.as_ref().is_some_and(|sitter| sitter.number == number);
-        sits.then(|| vacate(yard, *link, chair)).flatten()
+    /// Nothing new goes to this slot any more, if the flow of that number is there still: its peer may have had to give up its
+    /// slots, and sit there anew. The flow, to be dropped without any lock: that waits for what it has begun.
+    pub fn unbind(&mut self, pool: &EndpointPool, slot: usize, number: u64) -> Option<Box<dyn Link>> {
+        let (link, link_slot) = self.slots.get(slot)?;
+        let sits = link_slot.0.lock().by.as_ref().is_some_and(|bound| bound.number == number);
+        sits.then(|| vacate(pool, *link, link_slot)).flatten()
     }
 }
 
-fn vacate(yard: &Yard, link: LinkId, chair: &Chair) -> Option<Box<dyn Link>> {
+fn vacate(pool: &EndpointPool, link: LinkId, link_slot: &LinkSlot) -> Option<Box<dyn Link>> {
     // A mover that has ended starts nothing new either.
-    let _ = yard.mover.set_link_up(link, false);
-    let taken = std::mem::take(&mut *chair.0.lock());
-    taken.by.map(|sitter| sitter.flow)
+    let _ = pool.mover.set_link_up(link, false);
+    let taken = std::mem::take(&mut *link_slot.0.lock());
+    taken.by.map(|bound| bound.flow)
 }
 
 /// Where peers get their places.
-pub(crate) struct Yard {
+pub(crate) struct EndpointPool {
     mover: MoverHandle,
     here: Place,
     /// How long a lot may be on a flow before it counts as lost: longer than flows themselves wait, so that it never does.
     op_timeout_us: u64,
     next: AtomicU32,
-    free: Mutex<Vec<Berth>>,
+    free: Mutex<Vec<Endpoint>>,
 }
 
-impl Yard {
-    pub fn new(mover: MoverHandle, here: Place, op_timeout_us: u64) -> Yard {
-        Yard { mover, here, op_timeout_us, next: AtomicU32::new(0), free: Mutex::default() }
+impl EndpointPool {
+    pub fn new(mover: MoverHandle, here: Place, op_timeout_us: u64) -> EndpointPool {
+        EndpointPool { mover, here, op_timeout_us, next: AtomicU32::new(0), free: Mutex::default() }
     }
 
     /// A place at which no region is registered.
-    pub fn berth(&self) -> Berth {
+    pub fn endpoint(&self) -> Endpoint {
         let mut free = self.free.lock();
-        let at = free.iter().position(|berth| Arc::strong_count(&berth.uses) == 1);
+        let at = free.iter().position(|endpoint| Arc::strong_count(&endpoint.uses) == 1);
         at.map(|at| free.swap_remove(at)).unwrap_or_else(|| {
             let place = Place::Peer(self.next.fetch_add(1, Ordering::Relaxed));
-            Berth { place, uses: Arc::default(), seats: Vec::new() }
+            Endpoint { place, uses: Arc::default(), slots: Vec::new() }
         })
     }
 
-    /// Takes back a place. The flows that still sit there, to be dropped as [`Berth::unseat`] says.
+    /// Takes back a place. The flows that still sit there, to be dropped as [`Endpoint::unbind`] says.
     #[must_use = "dropping flows waits for what they have begun"]
-    pub fn take_back(&self, berth: Berth) -> Vec<Box<dyn Link>> {
-        let left = berth.seats.iter().filter_map(|(link, chair)| vacate(self, *link, chair)).collect();
-        self.free.lock().push(berth);
+    pub fn take_back(&self, endpoint: Endpoint) -> Vec<Box<dyn Link>> {
+        let left =
+            endpoint.slots.iter().filter_map(|(link, link_slot)| vacate(self, *link, link_slot)).collect();
+        self.free.lock().push(endpoint);
         left
     }
 }
@@ -203,8 +204,8 @@ mod tests {
         let thread = MoverThread::spawn(Limits::default()).unwrap();
         let (mover, here) = (thread.handle(), Place::Host(0));
         let (regions, me, gauge) = (PeerRegions::default(), identity(2), Arc::new(Gauge::new(4)));
-        let yard = Yard::new(mover.clone(), here, 30_000_000);
-        let mut berth = yard.berth();
+        let pool = EndpointPool::new(mover.clone(), here, 30_000_000);
+        let mut endpoint = pool.endpoint();
         let mut handles = Vec::new();
         for stand_in in [None, Some(0)] {
             let options = FlowOptions::default();
@@ -213,12 +214,12 @@ mod tests {
             let (handle, flow) = (flow.handle(), Box::new(flow));
             let (gauge, on_advice) = (Arc::clone(&gauge), Arc::new(|_| {}));
             let number = handles.len() as u64;
-            let sitter = Sitter { number, flow, handle, path: "tcp", gauge, on_advice };
-            berth.seat(&yard, sitter, stand_in).unwrap();
+            let bound = BoundFlow { number, flow, handle, path: "tcp", gauge, on_advice };
+            endpoint.bind(&pool, bound, stand_in).unwrap();
         }
-        berth.set_up(&yard, 0, false);
+        endpoint.set_up(&pool, 0, false);
         let ours = mover.register(here, Arc::new(HostBuffer::new(4096))).unwrap();
-        let theirs = regions.register(&mover, berth.place, offered, 0).unwrap();
+        let theirs = regions.register(&mover, endpoint.place, offered, 0).unwrap();
         let pair = SpanPair::new(Span::new(ours, 0, 4096), Span::new(theirs, 0, 4096));
         for at in [1, 0] {
             let end = mover.run(Transfer::new(vec![pair], Class::Demand)).unwrap();
