@@ -7,7 +7,6 @@ use crate::connect;
 use crate::descriptors::{Descriptors, Select};
 use crate::desk::{self, Desk};
 use crate::endpoints::EndpointPool;
-use crate::keeper::{Keeper, KeeperThread};
 use crate::leases::LeaseTable;
 use crate::metadata::{Metadata, is_name};
 use crate::notify;
@@ -21,6 +20,7 @@ use crate::tcp::{
     Access, CallError, Exports, FlowOptions, Identity, PeerRegion, PeerRegions, ServerOptions, ServerStats,
     Service, TcpServer,
 };
+use crate::timer::{Timer, TimerThread};
 use crate::trouble::{AgentError, Trouble};
 use forebay_transfer::mapped::{self, Absent};
 use forebay_transfer::{Backing, Forked, Limits, MoverHandle, MoverThread, Place, Process, RegionId};
@@ -103,7 +103,7 @@ pub struct Agent {
     registered: Mutex<Registered>,
     peers: Mutex<HashMap<String, Arc<Peer>>>,
     server: Option<TcpServer>,
-    keeper: Option<KeeperThread>,
+    timer: Option<TimerThread>,
     mover: Option<MoverThread>,
 }
 
@@ -131,9 +131,9 @@ impl Agent {
         config.check()?;
         let mut me = Identity::starting([0; 16]).map_err(system("random numbers"))?;
         me.node = config.node.unwrap_or(me.instance);
-        let keeper_thread = KeeperThread::spawn().map_err(system("the keeper's thread"))?;
-        let keeper = keeper_thread.keeper();
-        let leases = leases(&keeper);
+        let timer_thread = TimerThread::spawn().map_err(system("the timer's thread"))?;
+        let timer = timer_thread.timer();
+        let leases = leases(&timer);
         let exports = Arc::new(Exports::new(Arc::new(leases.clone())));
         let rails = Arc::new(Rails::new(config.rails.clone()));
         let desk = Arc::new(Desk::new(leases.clone(), Arc::clone(&rails), config.service.clone()));
@@ -158,7 +158,7 @@ impl Agent {
             flows_max: config.flows_max.max(1),
             pool: EndpointPool::new(mover.clone(), here, op_timeout_us),
             mover,
-            keeper,
+            timer,
             regions: PeerRegions::default(),
             desk,
             rails,
@@ -176,7 +176,7 @@ impl Agent {
             registered: Mutex::default(),
             peers: Mutex::default(),
             server,
-            keeper: Some(keeper_thread),
+            timer: Some(timer_thread),
             mover: None,
         })
     }
@@ -487,15 +487,15 @@ impl Agent {
     ) -> Result<(), AgentError> {
         let peer = self.peer(name)?;
         body.insert(0, desk::CALLS);
-        let until_us = self.shared.keeper.now_us().saturating_add(limit_us);
-        let (its, keeper) = (Arc::clone(&peer), self.shared.keeper.clone());
+        let until_us = self.shared.timer.now_us().saturating_add(limit_us);
+        let (its, timer) = (Arc::clone(&peer), self.shared.timer.clone());
         peer.when_up(&self.shared, until_us.min(self.shared.connect_until_us()), move |up| {
             let name = its.name.clone();
             let Some(flow) = its.flow().filter(|_| up.is_ok()) else {
                 let gone = || Trouble::Unreachable { peer: name, why: "it was lost a moment ago".into() };
                 return on_reply(Err(up.err().or_else(|| its.trouble()).unwrap_or_else(gone)));
             };
-            let left_us = until_us.saturating_sub(keeper.now_us());
+            let left_us = until_us.saturating_sub(timer.now_us());
             let on_reply = move |answer: Result<Vec<u8>, CallError>| {
                 on_reply(answer.map_err(|why| match why {
                     // The caller's limit, not what the connection had left of it.
@@ -550,7 +550,7 @@ impl Drop for Agent {
             // All of it is the parent's, and is left as it is.
             std::mem::forget(Arc::clone(&self.shared));
             std::mem::forget(std::mem::take(&mut self.peers));
-            std::mem::forget((self.server.take(), self.keeper.take(), self.mover.take()));
+            std::mem::forget((self.server.take(), self.timer.take(), self.mover.take()));
             return;
         }
         self.shared.runs().ended = true;
@@ -561,7 +561,7 @@ impl Drop for Agent {
         }
         // Nobody comes in any more, then nothing is due any more, then nothing moves any more.
         self.server.take();
-        self.keeper.take();
+        self.timer.take();
         self.mover.take();
     }
 }
@@ -573,12 +573,12 @@ impl std::fmt::Debug for Agent {
     }
 }
 
-/// A table of leases that the keeper looks at when one is over.
-fn leases(keeper: &Keeper) -> LeaseTable {
-    let keeper = keeper.clone();
+/// A table of leases that the timer looks at when one is over.
+fn leases(timer: &Timer) -> LeaseTable {
+    let timer = timer.clone();
     LeaseTable::new(move |table, in_us, at_us| {
         let table = table.clone();
-        keeper.at(keeper.now_us().saturating_add(in_us), move || table.look(at_us));
+        timer.at(timer.now_us().saturating_add(in_us), move || table.look(at_us));
     })
 }
 

@@ -98,7 +98,7 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
         }
     };
     let mut state = peer.state();
-    if !state.line.connected(shared.keeper.now_us()) {
+    if !state.line.connected(shared.timer.now_us()) {
         drop(state);
         let flow = site.unbind(shared, slot, number);
         drop(site);
@@ -118,8 +118,8 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
     drop(state);
     drop(site);
     arrange(shared, peer);
-    let (weak, keeper, its) = (Arc::downgrade(shared), shared.keeper.clone(), Arc::clone(peer));
-    handle.on_broken(move |why| keeper.soon(move || broken(&weak, &its, number, &why)));
+    let (weak, timer, its) = (Arc::downgrade(shared), shared.timer.clone(), Arc::clone(peer));
+    handle.on_broken(move |why| timer.soon(move || broken(&weak, &its, number, &why)));
     waiting.into_iter().for_each(|then| then(Ok(())));
     // It may wait for what it has begun.
     drop(left);
@@ -155,7 +155,7 @@ fn failed(shared: &Arc<Shared>, peer: &Arc<Peer>, error: &FlowError) {
     let (reason, why) = (Unreached::from(error), error.to_string());
     let mut state = peer.state();
     state.note_unreached(&peer.name, NotReached { reason, why: why.clone() });
-    let rest = state.line.failed(shared.keeper.now_us());
+    let rest = state.line.failed(shared.timer.now_us());
     let waiting = if is_an_answer(error) { state.take_waiting() } else { Vec::new() };
     drop(state);
     peer.gauge.count(|counts| {
@@ -184,7 +184,7 @@ fn is_an_answer(error: &FlowError) -> bool {
 fn rest_until(shared: &Arc<Shared>, peer: &Arc<Peer>, rest: Option<Rest>) {
     let Some(Rest { until_us }) = rest else { return };
     let (weak, its) = (Arc::downgrade(shared), Arc::clone(peer));
-    shared.keeper.at(until_us, move || {
+    shared.timer.at(until_us, move || {
         let mut state = its.state();
         let waits = state.somebody_waits();
         let connect = state.line.rested(waits);
@@ -211,7 +211,7 @@ fn broken(shared: &Weak<Shared>, peer: &Arc<Peer>, number: u64, why: &Broken) {
         let peer = peer.name.as_str();
         tracing::info!(peer, "the peer was lost: {why} ({before} more since the last line)");
     }
-    let rest = if last { state.line.broken(shared.keeper.now_us()) } else { None };
+    let rest = if last { state.line.broken(shared.timer.now_us()) } else { None };
     drop(state);
     // What takes over is there before what has ended goes.
     arrange(&shared, peer);
@@ -252,16 +252,16 @@ fn forget(weak: &Weak<Shared>, peer: &Arc<Peer>, attempts: u32) {
         drop(endpoint.map(|endpoint| shared.pool.take_back(endpoint)));
     } else if attempts > 0 {
         let (weak, its) = (Weak::clone(weak), Arc::clone(peer));
-        let again_us = shared.keeper.now_us() + FORGET_AGAIN_US;
-        shared.keeper.at(again_us, move || forget(&weak, &its, attempts - 1));
+        let again_us = shared.timer.now_us() + FORGET_AGAIN_US;
+        shared.timer.at(again_us, move || forget(&weak, &its, attempts - 1));
     }
 }
 
 fn on_advice(shared: &Arc<Shared>, peer: &Arc<Peer>) -> OnAdvice {
-    let (weak, keeper, its) = (Arc::downgrade(shared), shared.keeper.clone(), Arc::downgrade(peer));
+    let (weak, timer, its) = (Arc::downgrade(shared), shared.timer.clone(), Arc::downgrade(peer));
     Arc::new(move |advice| {
         let (weak, its) = (Weak::clone(&weak), Weak::clone(&its));
-        keeper.soon(move || {
+        timer.soon(move || {
             if let (Some(shared), Some(peer)) = (weak.upgrade(), its.upgrade()) {
                 match advice {
                     Advice::Add => grow(&shared, &peer),

@@ -363,7 +363,7 @@ mod tests {
         for ttl_us in (1..10).rev().map(|nth| nth * 20_000).chain([HOUR_US]) {
             grant(ttl_us);
         }
-        // As the keeper does it, for all but the last lease.
+        // As the timer does it, for all but the last lease.
         loop {
             let next = looks.lock().iter().enumerate().map(|(nth, at_us)| (*at_us, nth)).min();
             let Some((at_us, nth)) = next.filter(|(at_us, _)| *at_us < HOUR_US) else { break };

@@ -4,7 +4,7 @@
 //! Pure parts: `addresses`, `descriptors`, `prepared` and `metadata` are memory by address; `line` is the way to a peer,
 //! `flows` how many connections it deserves, `capabilities` which rails two ends have in common, `notices` what was said already,
 //! `leases` who may use what until when. Glue: `agent`, `peer`, `connect`, `upgrade`, `rails`, `request`, `notify`, `desk`,
-//! and `keeper`, a thread that sleeps until something is due. The bytes are moved by a [`forebay_transfer`] over flows of
+//! and `timer`, a thread that sleeps until something is due. The bytes are moved by a [`forebay_transfer`] over flows of
 //! [`crate::tcp`], each on a socket or on a [`transport`], and never touched here.
 //!
 //! Knows who has which memory, and when to speak to whom. Must never know what the bytes mean or who in the cluster has them.
@@ -48,7 +48,6 @@ mod endpoints;
 mod event;
 mod flows;
 mod gauge;
-mod keeper;
 mod leases;
 mod line;
 mod metadata;
@@ -61,6 +60,7 @@ mod request;
 mod shared;
 mod stat;
 pub mod tcp;
+mod timer;
 pub mod transport;
 mod transports;
 mod trouble;

@@ -63,7 +63,7 @@ impl Sending {
 
     fn speak(self) {
         let Some(shared) = self.shared.upgrade() else { return self.end(Err(Trouble::Ended)) };
-        let now_us = shared.keeper.now_us();
+        let now_us = shared.timer.now_us();
         // The flow may have ended a moment ago.
         let Some(flow) = self.peer.flow() else { return self.again(&shared, now_us) };
         let floor = self.peer.state().outbox.floor();
@@ -73,7 +73,7 @@ impl Sending {
         flow.call(body, limit_us, move |answer| match answer {
             Ok(_) => self.end(Ok(())),
             Err(CallError::Broken(_) | CallError::TooMany) => match self.shared.upgrade() {
-                Some(shared) => self.again(&shared, shared.keeper.now_us()),
+                Some(shared) => self.again(&shared, shared.timer.now_us()),
                 None => self.end(Err(Trouble::Ended)),
             },
             Err(why) => {
@@ -95,7 +95,7 @@ impl Sending {
             let why = why.unwrap_or_else(late);
             return self.end(Err(why));
         }
-        shared.keeper.at(now_us + AGAIN_US, move || self.attempt());
+        shared.timer.at(now_us + AGAIN_US, move || self.attempt());
     }
 
     fn end(mut self, result: Result<(), Trouble>) {

@@ -180,7 +180,7 @@ impl Peer {
     }
 
     /// Calls `then` when the peer can be spoken to, at once if it can be now; or with the reason why not, at the latest at
-    /// `until_us` of the keeper. Brings the connection about if there is none.
+    /// `until_us` of the timer. Brings the connection about if there is none.
     pub fn when_up(
         self: &Arc<Peer>,
         shared: &Arc<Shared>,
@@ -207,7 +207,7 @@ impl Peer {
         state.waiting.insert(number, Box::new(then));
         drop(state);
         let peer = Arc::clone(self);
-        shared.keeper.at(until_us, move || peer.give_up(number));
+        shared.timer.at(until_us, move || peer.give_up(number));
         if want == Want::Connect {
             connect::begin(shared, self);
         }

@@ -2,11 +2,11 @@
 //! once, and only when nothing of it touches memory at either end any more. This file joins the way to the peer, the mover
 //! and the notification; it must never know how any of them works.
 
-use crate::keeper::Due;
 use crate::notify;
 use crate::peer::Peer;
 use crate::prepared::Pairs;
 use crate::shared::Shared;
+use crate::timer::Due;
 use crate::trouble::{AgentError, Trouble};
 use forebay_transfer::{
     Class, End as Moved, Forked, Process, Reason, RegionId, SpanPair, Submitted, Transfer,
@@ -256,7 +256,7 @@ impl Run {
         if matches!(progress.phase, Phase::Queued | Phase::Posted(_) | Phase::Notifying) {
             return Err(AgentError::UnderWay);
         }
-        let now_us = shared.keeper.now_us();
+        let now_us = shared.timer.now_us();
         progress.number = register(shared, self)?;
         progress.phase = Phase::Queued;
         progress.post += 1;
@@ -269,7 +269,7 @@ impl Run {
         progress.due = self.limit_us.map(|limit_us| {
             let late = Arc::clone(self);
             let stop = move || late.stop(Stop::Late { limit_us }, Some(post));
-            shared.keeper.at(now_us.saturating_add(limit_us), stop)
+            shared.timer.at(now_us.saturating_add(limit_us), stop)
         });
         drop(progress);
         let until_us = shared.connect_until_us().min(until(now_us, self.limit_us));
@@ -292,7 +292,7 @@ impl Run {
         let run = Arc::clone(self);
         let weak = Weak::clone(weak);
         let submitted = shared.mover.submit(transfer, move |end| run.moved(&weak, post, end));
-        progress.times.queued_us = shared.keeper.now_us().saturating_sub(progress.since_us);
+        progress.times.queued_us = shared.timer.now_us().saturating_sub(progress.since_us);
         match submitted {
             Ok(submitted) => progress.phase = Phase::Posted(submitted),
             Err(error) => {
@@ -308,7 +308,7 @@ impl Run {
         let mut progress = self.progress.lock();
         if let Some(shared) = &shared {
             let since_us = progress.since_us + progress.times.queued_us;
-            progress.times.posted_us = shared.keeper.now_us().saturating_sub(since_us);
+            progress.times.posted_us = shared.timer.now_us().saturating_sub(since_us);
         }
         let stop = progress.stop;
         let text = progress.instead.take().or_else(|| self.notification.clone());
@@ -337,13 +337,13 @@ impl Run {
     }
 
     fn notify(self: &Arc<Run>, shared: &Arc<Shared>, post: u64, bytes: u64, text: Vec<u8>) {
-        let (run, weak, began_us) = (Arc::clone(self), Arc::downgrade(shared), shared.keeper.now_us());
+        let (run, weak, began_us) = (Arc::clone(self), Arc::downgrade(shared), shared.timer.now_us());
         let until_us = until(self.progress.lock().since_us, self.limit_us).min(shared.connect_until_us());
         let told = Arc::clone(&run);
         let on_end = move |taken: Result<(), Trouble>| {
             let shared = weak.upgrade();
             if let Some(shared) = &shared {
-                run.progress.lock().times.notified_us = shared.keeper.now_us().saturating_sub(began_us);
+                run.progress.lock().times.notified_us = shared.timer.now_us().saturating_sub(began_us);
             }
             run.notified(shared.as_ref(), post, bytes, taken);
         };
@@ -405,7 +405,7 @@ impl Run {
         if let Some(shared) = shared {
             shared.runs().by_number.remove(&number);
             if let Some(due) = due {
-                shared.keeper.forget(due);
+                shared.timer.forget(due);
             }
         }
         self.ended.notify_all();

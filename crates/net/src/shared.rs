@@ -2,10 +2,10 @@
 
 use crate::desk::Desk;
 use crate::endpoints::EndpointPool;
-use crate::keeper::Keeper;
 use crate::rails::Rails;
 use crate::request::Run;
 use crate::tcp::{FlowOptions, Identity, PeerRegions};
+use crate::timer::Timer;
 use forebay_transfer::{MoverHandle, Process, RegionId};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ pub(crate) struct Shared {
     pub flow_options: FlowOptions,
     pub flows_max: usize,
     pub mover: MoverHandle,
-    pub keeper: Keeper,
+    pub timer: Timer,
     pub pool: EndpointPool,
     pub regions: PeerRegions,
     pub desk: Arc<Desk>,
@@ -49,6 +49,6 @@ impl Shared {
 
     /// When a wait that begins now for a connection is over.
     pub fn connect_until_us(&self) -> u64 {
-        self.keeper.now_us().saturating_add(self.flow_options.connect_limit_us)
+        self.timer.now_us().saturating_add(self.flow_options.connect_limit_us)
     }
 }

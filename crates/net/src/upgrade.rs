@@ -68,7 +68,7 @@ fn again_later(shared: &Arc<Shared>, peer: &Arc<Peer>) {
     state.rail_rests += 1;
     drop(state);
     let (weak, its) = (Arc::downgrade(shared), Arc::downgrade(peer));
-    shared.keeper.at(shared.keeper.now_us() + rest_us, move || {
+    shared.timer.at(shared.timer.now_us() + rest_us, move || {
         let (Some(shared), Some(peer)) = (weak.upgrade(), its.upgrade()) else { return };
         let state = peer.state();
         let wanted = !state.flows.is_empty() && !state.is_railed();

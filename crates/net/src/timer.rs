@@ -19,7 +19,7 @@ pub(crate) struct Due {
 
 /// Takes jobs in, from any thread.
 #[derive(Clone)]
-pub(crate) struct Keeper {
+pub(crate) struct Timer {
     shared: Arc<Shared>,
 }
 
@@ -37,38 +37,38 @@ struct State {
 }
 
 /// The thread. Dropping it drops the jobs that are not due.
-pub(crate) struct KeeperThread {
-    keeper: Keeper,
+pub(crate) struct TimerThread {
+    timer: Timer,
     thread: Option<JoinHandle<()>>,
     process: Process,
 }
 
-impl KeeperThread {
-    pub fn spawn() -> std::io::Result<KeeperThread> {
+impl TimerThread {
+    pub fn spawn() -> std::io::Result<TimerThread> {
         let shared = Shared { state: Mutex::default(), changed: Condvar::new(), epoch: Instant::now() };
-        let keeper = Keeper { shared: Arc::new(shared) };
-        let own = keeper.clone();
-        let thread = std::thread::Builder::new().name("forebay-keeper".into()).spawn(move || own.run())?;
-        Ok(KeeperThread { keeper, thread: Some(thread), process: Process::current() })
+        let timer = Timer { shared: Arc::new(shared) };
+        let own = timer.clone();
+        let thread = std::thread::Builder::new().name("forebay-timer".into()).spawn(move || own.run())?;
+        Ok(TimerThread { timer, thread: Some(thread), process: Process::current() })
     }
 
-    pub fn keeper(&self) -> Keeper {
-        self.keeper.clone()
+    pub fn timer(&self) -> Timer {
+        self.timer.clone()
     }
 }
 
-impl Drop for KeeperThread {
+impl Drop for TimerThread {
     fn drop(&mut self) {
         if !self.process.is_current() {
             // The thread, and whoever holds the lock, are the parent's.
             return std::mem::forget(self.thread.take());
         }
         let jobs = {
-            let mut state = self.keeper.shared.state.lock();
+            let mut state = self.timer.shared.state.lock();
             state.closed = true;
             std::mem::take(&mut state.jobs)
         };
-        self.keeper.shared.changed.notify_all();
+        self.timer.shared.changed.notify_all();
         // What jobs own is dropped without the lock.
         drop(jobs);
         if let Some(thread) = self.thread.take() {
@@ -78,7 +78,7 @@ impl Drop for KeeperThread {
     }
 }
 
-impl Keeper {
+impl Timer {
     pub fn now_us(&self) -> u64 {
         self.shared.epoch.elapsed().as_micros() as u64
     }
@@ -88,7 +88,7 @@ impl Keeper {
         self.at(0, job);
     }
 
-    /// Has a job done at a time, unless the keeper has ended. Jobs must not wait for long.
+    /// Has a job done at a time, unless the timer has ended. Jobs must not wait for long.
     pub fn at(&self, at_us: u64, job: impl FnOnce() + Send + 'static) -> Due {
         let mut state = self.shared.state.lock();
         let due = Due { at_us, number: state.next };
@@ -136,9 +136,9 @@ impl Keeper {
     }
 }
 
-impl std::fmt::Debug for Keeper {
+impl std::fmt::Debug for Timer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Keeper").field("jobs", &self.shared.state.lock().jobs.len()).finish()
+        f.debug_struct("Timer").field("jobs", &self.shared.state.lock().jobs.len()).finish()
     }
 }
 
@@ -149,24 +149,24 @@ mod tests {
 
     #[test]
     fn jobs_are_done_in_the_order_of_their_times_and_forgotten_ones_never() {
-        let thread = KeeperThread::spawn().unwrap();
-        let keeper = thread.keeper();
+        let thread = TimerThread::spawn().unwrap();
+        let timer = thread.timer();
         let (sender, receiver) = mpsc::channel();
         let tell = |name: &'static str| {
             let sender = sender.clone();
             move || sender.send(name).unwrap()
         };
-        let soon_us = keeper.now_us() + 50_000;
-        keeper.at(soon_us + 20_000, tell("third"));
-        keeper.at(soon_us, tell("second"));
-        let forgotten = keeper.at(soon_us + 10_000, tell("forgotten"));
-        keeper.soon(tell("first"));
-        keeper.forget(forgotten);
-        keeper.at(u64::MAX, tell("never"));
+        let soon_us = timer.now_us() + 50_000;
+        timer.at(soon_us + 20_000, tell("third"));
+        timer.at(soon_us, tell("second"));
+        let forgotten = timer.at(soon_us + 10_000, tell("forgotten"));
+        timer.soon(tell("first"));
+        timer.forget(forgotten);
+        timer.at(u64::MAX, tell("never"));
         let seen: Vec<_> = (0..3).map(|_| receiver.recv().unwrap()).collect();
         assert_eq!(seen, ["first", "second", "third"]);
         drop(thread);
-        keeper.soon(tell("after the end"));
+        timer.soon(tell("after the end"));
         drop(sender);
         assert_eq!(receiver.try_recv(), Err(mpsc::TryRecvError::Disconnected));
     }
