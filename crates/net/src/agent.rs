@@ -293,7 +293,7 @@ impl Agent {
         let instance = Some(identity.instance);
         let mut peers = self.peers.lock();
         let same = peers.get(&name).filter(|peer| peer.instance == instance && peer.address == address);
-        if let Some(peer) = same.filter(|peer| peer.state().line.dead().is_none()) {
+        if let Some(peer) = same.filter(|peer| peer.state().connection.dead().is_none()) {
             peer.set_memory(&regions);
             peer.forget_old(&self.shared);
             return Ok(name);

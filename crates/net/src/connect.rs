@@ -1,9 +1,9 @@
 //! Brings flows to peers about, on threads of their own, and takes down what has ended. This file carries out what the
-//! [`Line`](crate::line::Line) says and the counters advise; it must never decide who is spoken to.
+//! [`ConnectionState`](crate::connection_state::Line) says and the counters advise; it must never decide who is spoken to.
 
+use crate::connection_state::BackOff;
 use crate::endpoints::{BoundFlow, OnAdvice};
 use crate::flows::Advice;
-use crate::line::Rest;
 use crate::peer::{Flow, Peer, Via};
 use crate::shared::Shared;
 use crate::stat::NotReached;
@@ -98,7 +98,7 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
         }
     };
     let mut state = peer.state();
-    if !state.line.connected(shared.timer.now_us()) {
+    if !state.connection.connected(shared.timer.now_us()) {
         drop(state);
         let flow = site.unbind(shared, slot, number);
         drop(site);
@@ -155,7 +155,7 @@ fn failed(shared: &Arc<Shared>, peer: &Arc<Peer>, error: &FlowError) {
     let (reason, why) = (Unreached::from(error), error.to_string());
     let mut state = peer.state();
     state.note_unreached(&peer.name, NotReached { reason, why: why.clone() });
-    let rest = state.line.failed(shared.timer.now_us());
+    let pause = state.connection.failed(shared.timer.now_us());
     let waiting = if is_an_answer(error) { state.take_waiting() } else { Vec::new() };
     drop(state);
     peer.gauge.count(|counts| {
@@ -165,7 +165,7 @@ fn failed(shared: &Arc<Shared>, peer: &Arc<Peer>, error: &FlowError) {
     for then in waiting {
         then(Err(Trouble::Unreachable { peer: peer.name.clone(), why: why.clone() }));
     }
-    rest_until(shared, peer, rest);
+    back_off(shared, peer, pause);
 }
 
 /// Whether those who wait are better told now than after more attempts: somebody has said no, if only the other machine's
@@ -181,13 +181,13 @@ fn is_an_answer(error: &FlowError) -> bool {
     }
 }
 
-fn rest_until(shared: &Arc<Shared>, peer: &Arc<Peer>, rest: Option<Rest>) {
-    let Some(Rest { until_us }) = rest else { return };
+fn back_off(shared: &Arc<Shared>, peer: &Arc<Peer>, pause: Option<BackOff>) {
+    let Some(BackOff { until_us }) = pause else { return };
     let (weak, its) = (Arc::downgrade(shared), Arc::clone(peer));
     shared.timer.at(until_us, move || {
         let mut state = its.state();
         let waits = state.somebody_waits();
-        let connect = state.line.rested(waits);
+        let connect = state.connection.rested(waits);
         drop(state);
         if let (true, Some(shared)) = (connect, weak.upgrade()) {
             begin(&shared, &its);
@@ -211,14 +211,14 @@ fn broken(shared: &Weak<Shared>, peer: &Arc<Peer>, number: u64, why: &Broken) {
         let peer = peer.name.as_str();
         tracing::info!(peer, "the peer was lost: {why} ({before} more since the last line)");
     }
-    let rest = if last { state.line.broken(shared.timer.now_us()) } else { None };
+    let pause = if last { state.connection.broken(shared.timer.now_us()) } else { None };
     drop(state);
     // What takes over is there before what has ended goes.
     arrange(&shared, peer);
     take_down(&shared, peer, &ended);
     let rails: Vec<usize> = ended.iter().filter_map(|flow| flow.via.rail()).collect();
     upgrade::lost(&shared, peer, &rails, why);
-    rest_until(&shared, peer, rest);
+    back_off(&shared, peer, pause);
 }
 
 /// Takes flows that have ended, or were severed, out of their slots.
@@ -233,7 +233,7 @@ fn take_down(shared: &Shared, peer: &Peer, ended: &[Flow]) {
 /// The peer is gone for good. Nothing that was known of it can be used any more; what is under way fails.
 pub(crate) fn bury(shared: &Arc<Shared>, peer: &Arc<Peer>, why: &Trouble) {
     let mut state = peer.state();
-    state.line.die(why.clone());
+    state.connection.die(why.clone());
     let waiting = state.take_waiting();
     let flows = std::mem::take(&mut state.flows);
     flows.iter().for_each(|flow| flow.handle.sever());

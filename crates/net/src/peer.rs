@@ -7,10 +7,10 @@
 use crate::addresses::Addresses;
 use crate::capabilities::WhyIdle;
 use crate::connect;
+use crate::connection_state::{ConnectionState, Want};
 use crate::descriptors::Descriptors;
 use crate::endpoints::{Endpoint, EndpointPool};
 use crate::gauge::Gauge;
-use crate::line::{Line, Want};
 use crate::notices::{NOTICES_OPEN_BYTES_MAX, NOTICES_OPEN_MAX, Outbox};
 use crate::notify::Sending;
 use crate::prepared::Blocks;
@@ -52,7 +52,7 @@ pub(crate) struct Peer {
 }
 
 pub(crate) struct State {
-    pub line: Line,
+    pub connection: ConnectionState,
     waiting: BTreeMap<u64, OnUp>,
     next_waiting: u64,
     pub flows: Vec<Flow>,
@@ -148,7 +148,7 @@ impl Peer {
         flows_max: usize,
     ) -> Arc<Peer> {
         let state = State {
-            line: Line::new(),
+            connection: ConnectionState::new(),
             waiting: BTreeMap::new(),
             next_waiting: 0,
             flows: Vec::new(),
@@ -188,7 +188,7 @@ impl Peer {
         then: impl FnOnce(Result<(), Trouble>) + Send + 'static,
     ) {
         let mut state = self.state();
-        let want = state.line.want();
+        let want = state.connection.want();
         let now = match &want {
             Want::Go => Some(Ok(())),
             Want::Never(why) => Some(Err(why.clone())),
@@ -295,7 +295,7 @@ impl Peer {
     /// Why transfers to the peer fail now, if that is because of the peer.
     pub fn trouble(&self) -> Option<Trouble> {
         let state = self.state();
-        if let Some(dead) = state.line.dead() {
+        if let Some(dead) = state.connection.dead() {
             return Some(dead.clone());
         }
         let broken = state.flows.iter().find_map(|flow| flow.handle.stats().broken);

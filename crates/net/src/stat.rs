@@ -63,7 +63,7 @@ impl PeerStat {
         };
         PeerStat {
             name: peer.name.clone(),
-            state: state.line.word(),
+            state: state.connection.word(),
             unreached: state.unreached.clone(),
             flows: state.flows.iter().map(FlowStat::of).collect(),
             idle_rails: state.idle_rails.iter().filter_map(idle).collect(),

@@ -3,16 +3,16 @@
 
 use crate::trouble::Trouble;
 
-/// How long a line rests after its first failure in a row; each further one doubles it.
+/// How long a connection rests after its first failure in a row; each further one doubles it.
 const FIRST_REST_US: u64 = 10_000;
 /// Doublings at most: the longest rest is 0.64 s.
 const REST_DOUBLINGS: u32 = 6;
-/// A line that broke sooner than this after it came up has failed as much as one that never did.
+/// A connection that broke sooner than this after it came up has failed as much as one that never did.
 const STEADY_US: u64 = 1_000_000;
 
 /// The way to one peer.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct ConnectionState {
     phase: Phase,
     failures_in_row: u32,
 }
@@ -26,7 +26,7 @@ enum Phase {
     Dead(Trouble),
 }
 
-/// What to do with somebody who wants to use the line.
+/// What to do with somebody who wants to use the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Want {
     /// It is up.
@@ -41,14 +41,14 @@ pub(crate) enum Want {
 
 /// What to do after a connection did not come about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Rest {
-    /// Then [`Line::rested`] is due.
+pub(crate) struct BackOff {
+    /// Then [`ConnectionState::rested`] is due.
     pub until_us: u64,
 }
 
-impl Line {
-    pub fn new() -> Line {
-        Line { phase: Phase::Idle, failures_in_row: 0 }
+impl ConnectionState {
+    pub fn new() -> ConnectionState {
+        ConnectionState { phase: Phase::Idle, failures_in_row: 0 }
     }
 
     /// Somebody wants to use it.
@@ -64,7 +64,7 @@ impl Line {
         }
     }
 
-    /// A connection came about. Says whether it is wanted: it is not if the line has died meanwhile.
+    /// A connection came about. Says whether it is wanted: it is not if the connection has died meanwhile.
     pub fn connected(&mut self, now_us: u64) -> bool {
         if let Phase::Dead(_) = self.phase {
             return false;
@@ -76,12 +76,12 @@ impl Line {
     }
 
     /// No connection came about.
-    pub fn failed(&mut self, now_us: u64) -> Option<Rest> {
+    pub fn failed(&mut self, now_us: u64) -> Option<BackOff> {
         matches!(self.phase, Phase::Connecting).then(|| self.rest(now_us))
     }
 
     /// The last connection ended.
-    pub fn broken(&mut self, now_us: u64) -> Option<Rest> {
+    pub fn broken(&mut self, now_us: u64) -> Option<BackOff> {
         let Phase::Up { since_us } = self.phase else { return None };
         if now_us < since_us.saturating_add(STEADY_US) {
             return Some(self.rest(now_us));
@@ -91,11 +91,11 @@ impl Line {
         None
     }
 
-    fn rest(&mut self, now_us: u64) -> Rest {
+    fn rest(&mut self, now_us: u64) -> BackOff {
         let rest_us = FIRST_REST_US << self.failures_in_row.min(REST_DOUBLINGS);
         self.failures_in_row += 1;
         self.phase = Phase::Resting;
-        Rest { until_us: now_us.saturating_add(rest_us) }
+        BackOff { until_us: now_us.saturating_add(rest_us) }
     }
 
     /// A rest is over. Says whether to connect: only if somebody waits.
@@ -145,61 +145,61 @@ mod tests {
 
     #[test]
     fn a_line_rests_longer_after_each_failure_and_connects_only_for_somebody() {
-        let mut line = Line::new();
-        assert_eq!(line.want(), Want::Connect);
-        assert_eq!(line.want(), Want::Wait);
+        let mut connection = ConnectionState::new();
+        assert_eq!(connection.want(), Want::Connect);
+        assert_eq!(connection.want(), Want::Wait);
         let mut rests = Vec::new();
         for _ in 0..9 {
-            rests.push(line.failed(1_000).map(|rest| rest.until_us - 1_000));
-            assert_eq!(line.want(), Want::Wait);
-            assert!(line.rested(true));
+            rests.push(connection.failed(1_000).map(|rest| rest.until_us - 1_000));
+            assert_eq!(connection.want(), Want::Wait);
+            assert!(connection.rested(true));
         }
         assert_eq!(rests[..3], [Some(10_000), Some(20_000), Some(40_000)]);
         assert_eq!(rests[8], Some(640_000));
-        line.failed(0);
-        assert!(!line.rested(false) && line.word() == "idle");
+        connection.failed(0);
+        assert!(!connection.rested(false) && connection.word() == "idle");
     }
 
     #[test]
     fn a_line_that_breaks_at_once_rests_and_one_that_was_steady_does_not() {
-        let mut line = Line::new();
-        line.want();
-        assert!(line.connected(0));
-        assert!(line.broken(10).is_some());
-        assert!(line.rested(true) && line.connected(0));
-        assert_eq!(line.broken(STEADY_US), None);
-        assert_eq!(line.want(), Want::Connect);
+        let mut connection = ConnectionState::new();
+        connection.want();
+        assert!(connection.connected(0));
+        assert!(connection.broken(10).is_some());
+        assert!(connection.rested(true) && connection.connected(0));
+        assert_eq!(connection.broken(STEADY_US), None);
+        assert_eq!(connection.want(), Want::Connect);
     }
 
     proptest! {
         /// Whatever happens, at most one attempt to connect is under way, and the dead stay dead.
         #[test]
         fn there_is_one_attempt_at_a_time_and_no_life_after_death(events in prop::collection::vec(0u8..7, 0..100)) {
-            let mut line = Line::new();
+            let mut connection = ConnectionState::new();
             let (mut attempts, mut dead) = (0i32, false);
             for (now_us, event) in events.into_iter().enumerate() {
                 match event {
-                    0 => attempts += i32::from(line.want() == Want::Connect),
+                    0 => attempts += i32::from(connection.want() == Want::Connect),
                     1 if attempts > 0 => {
                         attempts -= 1;
-                        prop_assert_eq!(line.connected(now_us as u64), !dead);
+                        prop_assert_eq!(connection.connected(now_us as u64), !dead);
                     }
                     2 if attempts > 0 => {
                         attempts -= 1;
-                        prop_assert_eq!(line.failed(now_us as u64).is_some(), !dead);
+                        prop_assert_eq!(connection.failed(now_us as u64).is_some(), !dead);
                     }
-                    3 => drop(line.broken(now_us as u64)),
-                    4 => attempts += i32::from(line.rested(true)),
-                    5 => attempts += i32::from(line.rested(false)),
+                    3 => drop(connection.broken(now_us as u64)),
+                    4 => attempts += i32::from(connection.rested(true)),
+                    5 => attempts += i32::from(connection.rested(false)),
                     6 if now_us % 10 == 0 => {
-                        line.die(removed());
+                        connection.die(removed());
                         dead = true;
                     }
                     _ => {}
                 }
                 prop_assert!((0..=1).contains(&attempts));
                 if dead {
-                    prop_assert_eq!(line.want(), Want::Never(removed()));
+                    prop_assert_eq!(connection.want(), Want::Never(removed()));
                 }
             }
         }
