@@ -3,7 +3,7 @@
 
 use crate::connection_state::BackOff;
 use crate::endpoints::{BoundFlow, OnAdvice};
-use crate::flows::Advice;
+use crate::flow_control::Advice;
 use crate::peer::{Flow, Peer, Via};
 use crate::shared::Shared;
 use crate::stat::NotReached;
@@ -85,7 +85,7 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
         flow: Box::new(flow),
         handle: handle.clone(),
         path: via.path(),
-        gauge: Arc::clone(&peer.gauge),
+        metrics: Arc::clone(&peer.metrics),
         on_advice: on_advice(shared, peer),
     };
     let stand_in = via.rail().and_then(|_| peer.state().slot_over_tcp());
@@ -138,7 +138,7 @@ fn arrange(shared: &Shared, peer: &Peer) {
             changed.push((flow.slot, !stands_by));
         }
     }
-    peer.gauge.flows(state.at_work());
+    peer.metrics.flows(state.at_work());
     drop(state);
     if let Some(endpoint) = &site.endpoint {
         changed.into_iter().for_each(|(slot, up)| endpoint.set_up(&shared.pool, slot, up));
@@ -158,7 +158,7 @@ fn failed(shared: &Arc<Shared>, peer: &Arc<Peer>, error: &FlowError) {
     let pause = state.connection.failed(shared.timer.now_us());
     let waiting = if is_an_answer(error) { state.take_waiting() } else { Vec::new() };
     drop(state);
-    peer.gauge.count(|counts| {
+    peer.metrics.count(|counts| {
         *counts.faults.entry("unconnected").or_default() += 1;
         *counts.unreached.entry(reason).or_default() += 1;
     });
@@ -237,7 +237,7 @@ pub(crate) fn bury(shared: &Arc<Shared>, peer: &Arc<Peer>, why: &Trouble) {
     let waiting = state.take_waiting();
     let flows = std::mem::take(&mut state.flows);
     flows.iter().for_each(|flow| flow.handle.sever());
-    peer.gauge.flows(0);
+    peer.metrics.flows(0);
     drop(state);
     take_down(shared, peer, &flows);
     waiting.into_iter().for_each(|then| then(Err(why.clone())));
@@ -288,7 +288,7 @@ fn grow(shared: &Arc<Shared>, peer: &Arc<Peer>) {
         return upgrade::one_more(shared, peer, rail, move |came| {
             its.state().growing = false;
             if !came {
-                its.gauge.flow_refused();
+                its.metrics.flow_refused();
             }
         });
     }
@@ -300,7 +300,7 @@ fn grow(shared: &Arc<Shared>, peer: &Arc<Peer>) {
                 arrived(shared, peer, Arrival { flow, via: Via::Tcp }, instance);
             }
             Ok(_) => {}
-            Err(_) => peer.gauge.flow_refused(),
+            Err(_) => peer.metrics.flow_refused(),
         }
     });
 }
@@ -311,7 +311,7 @@ fn shrink(shared: &Arc<Shared>, peer: &Arc<Peer>) {
     let last = state.flows.iter().rposition(|flow| !flow.stands_by);
     let Some(last) = last.filter(|_| state.at_work() > 1) else { return };
     let ended = state.flows.remove(last);
-    peer.gauge.flows(state.at_work());
+    peer.metrics.flows(state.at_work());
     drop(state);
     let flow = peer.site().unbind(shared, ended.slot, ended.number);
     let parting = std::thread::Builder::new().name("forebay-part".into()).spawn(move || drop(flow));

@@ -2,8 +2,8 @@
 //! never forgets a link, so a flow that has ended leaves its slot to the next one, and a peer that has ended its place. This
 //! file knows who sits where; it must never know whom a flow connects to.
 
-use crate::flows::Advice;
-use crate::gauge::Gauge;
+use crate::flow_control::Advice;
+use crate::peer_metrics::PeerMetrics;
 use crate::tcp::FlowHandle;
 use crate::trouble::AgentError;
 use forebay_transfer::{
@@ -27,7 +27,7 @@ pub(crate) struct BoundFlow {
     pub flow: Box<dyn Link>,
     pub handle: FlowHandle,
     pub path: &'static str,
-    pub gauge: Arc<Gauge>,
+    pub metrics: Arc<PeerMetrics>,
     pub on_advice: OnAdvice,
 }
 
@@ -62,9 +62,9 @@ impl Link for LinkSlot {
         };
         let bytes = op.bytes;
         let path = bound.path;
-        let began_us = bound.gauge.lot_began(path, bytes);
-        let (gauge, on_advice) = (Arc::clone(&bound.gauge), Arc::clone(&bound.on_advice));
-        let done = done.inspect(move |outcome| match gauge.lot_ended(path, began_us, bytes, outcome) {
+        let began_us = bound.metrics.lot_began(path, bytes);
+        let (metrics, on_advice) = (Arc::clone(&bound.metrics), Arc::clone(&bound.on_advice));
+        let done = done.inspect(move |outcome| match metrics.lot_ended(path, began_us, bytes, outcome) {
             Advice::Stay => {}
             advice => on_advice(advice),
         });
@@ -203,7 +203,7 @@ mod tests {
         let server = TcpServer::listen(local, identity(1), exports, ServerOptions::default()).unwrap();
         let thread = MoverThread::spawn(Limits::default()).unwrap();
         let (mover, here) = (thread.handle(), Place::Host(0));
-        let (regions, me, gauge) = (PeerRegions::default(), identity(2), Arc::new(Gauge::new(4)));
+        let (regions, me, metrics) = (PeerRegions::default(), identity(2), Arc::new(PeerMetrics::new(4)));
         let pool = EndpointPool::new(mover.clone(), here, 30_000_000);
         let mut endpoint = pool.endpoint();
         let mut handles = Vec::new();
@@ -212,9 +212,9 @@ mod tests {
             let (flow, _) = TcpFlow::connect(server.address(), me, regions.clone(), options).unwrap();
             handles.push(flow.handle());
             let (handle, flow) = (flow.handle(), Box::new(flow));
-            let (gauge, on_advice) = (Arc::clone(&gauge), Arc::new(|_| {}));
+            let (metrics, on_advice) = (Arc::clone(&metrics), Arc::new(|_| {}));
             let number = handles.len() as u64;
-            let bound = BoundFlow { number, flow, handle, path: "tcp", gauge, on_advice };
+            let bound = BoundFlow { number, flow, handle, path: "tcp", metrics, on_advice };
             endpoint.bind(&pool, bound, stand_in).unwrap();
         }
         endpoint.set_up(&pool, 0, false);

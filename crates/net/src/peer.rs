@@ -10,9 +10,9 @@ use crate::connect;
 use crate::connection_state::{ConnectionState, Want};
 use crate::descriptors::Descriptors;
 use crate::endpoints::{Endpoint, EndpointPool};
-use crate::gauge::Gauge;
 use crate::notices::{NOTICES_OPEN_BYTES_MAX, NOTICES_OPEN_MAX, Outbox};
 use crate::notify::Sending;
+use crate::peer_metrics::PeerMetrics;
 use crate::prepared::Blocks;
 use crate::shared::Shared;
 use crate::stat::NotReached;
@@ -44,7 +44,7 @@ pub(crate) struct Peer {
     pub address: Option<SocketAddr>,
     /// As its metadata say. `None`: it is known by address only, and whoever answers there is meant.
     pub instance: Option<[u8; 16]>,
-    pub gauge: Arc<Gauge>,
+    pub metrics: Arc<PeerMetrics>,
     state: Mutex<State>,
     /// A notification was settled.
     room: Condvar,
@@ -166,9 +166,9 @@ impl Peer {
             rail_rests: 0,
         };
         let site = Site { endpoint: None, answered: None, memory: Addresses::default(), old: Vec::new() };
-        let gauge = Arc::new(Gauge::new(flows_max));
+        let metrics = Arc::new(PeerMetrics::new(flows_max));
         let (state, site) = (Mutex::new(state), Mutex::new(site));
-        Arc::new(Peer { name, address, instance, gauge, state, room: Condvar::new(), site })
+        Arc::new(Peer { name, address, instance, metrics, state, room: Condvar::new(), site })
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
@@ -261,7 +261,7 @@ impl Peer {
 
     /// A notification was lost. It is counted, and told once a minute at most.
     pub fn lost_notice(&self, why: &Trouble) {
-        self.gauge.fault("not_notified");
+        self.metrics.fault("not_notified");
         let mut state = self.state();
         state.lost_notices += 1;
         if state.lost_told.is_some_and(|told| told.elapsed() < TELL_EVERY) {

@@ -419,7 +419,7 @@ impl Run {
 
     fn count(&self, end: &End, times: StageTimes) {
         let notifies = self.notification.is_some() || times.notified_us > 0;
-        self.peer.gauge.count(|counts| {
+        self.peer.metrics.count(|counts| {
             counts.stages.queued.add(times.queued_us);
             counts.stages.posted.add(times.posted_us);
             match end {

@@ -1,8 +1,8 @@
 //! What an agent shows of its peers. This file takes snapshots; it must never change what they are of.
 
 use crate::capabilities::WhyIdle;
-use crate::gauge::Counts;
 use crate::peer::{Flow, Peer, Via};
+use crate::peer_metrics::Counts;
 use crate::rails::Rails;
 use crate::tcp::Unreached;
 use crate::transports::RailOptions;
@@ -67,7 +67,7 @@ impl PeerStat {
             unreached: state.unreached.clone(),
             flows: state.flows.iter().map(FlowStat::of).collect(),
             idle_rails: state.idle_rails.iter().filter_map(idle).collect(),
-            counts: peer.gauge.counts(),
+            counts: peer.metrics.counts(),
         }
     }
 }

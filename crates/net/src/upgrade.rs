@@ -23,7 +23,7 @@ pub(crate) fn begin(shared: &Arc<Shared>, peer: &Arc<Peer>) {
     }
     let Some(attempt) = Attempt::new(shared, peer) else { return };
     let its = Arc::clone(peer);
-    on_thread(move || attempt.run(), move || its.gauge.fault("rail_failed"));
+    on_thread(move || attempt.run(), move || its.metrics.fault("rail_failed"));
 }
 
 /// Brings one more flow about over a rail that carries some. `then` hears whether it came.
@@ -51,7 +51,7 @@ pub(crate) fn lost(shared: &Arc<Shared>, peer: &Arc<Peer>, rails: &[usize], why:
     for nth in rails {
         if !state.flows.iter().any(|flow| flow.via.rail() == Some(*nth)) {
             state.idle_rails.insert(*nth, WhyIdle::Lost(why.clone()));
-            peer.gauge.fault("rail_lost");
+            peer.metrics.fault("rail_lost");
         }
     }
     let back_on_tcp = !rails.is_empty() && !state.flows.is_empty() && !state.is_railed();
@@ -134,7 +134,7 @@ impl Attempt {
         for (nth, why) in idle.into_iter().enumerate() {
             let Some(why) = why else { continue };
             if let Some(fault) = why.fault() {
-                self.peer.gauge.fault(fault);
+                self.peer.metrics.fault(fault);
             }
             state.idle_rails.insert(nth, why);
         }

@@ -19,9 +19,9 @@ pub(crate) enum Advice {
     Drop,
 }
 
-/// The climb of one peer.
+/// The control of one peer.
 #[derive(Debug, Clone)]
-pub(crate) struct Climb {
+pub(crate) struct FlowControl {
     flows_max: usize,
     window_start: Moved,
     /// The rate before the last flow was added, while it is on trial.
@@ -38,10 +38,16 @@ pub(crate) struct Moved {
     pub busy_us: u64,
 }
 
-impl Climb {
-    pub fn new(flows_max: usize) -> Climb {
+impl FlowControl {
+    pub fn new(flows_max: usize) -> FlowControl {
         let next_pause_windows = FIRST_PAUSE_WINDOWS;
-        Climb { flows_max, window_start: Moved::default(), trial: None, pause_windows: 0, next_pause_windows }
+        FlowControl {
+            flows_max,
+            window_start: Moved::default(),
+            trial: None,
+            pause_windows: 0,
+            next_pause_windows,
+        }
     }
 
     /// To be asked after each lot. `flows` are those at work.
@@ -95,15 +101,15 @@ impl Climb {
 mod tests {
     use super::*;
 
-    /// Runs a climb on a wire that has this rate, in bytes per microsecond, with so many flows. Says how many flows there
+    /// Runs a control on a wire that has this rate, in bytes per microsecond, with so many flows. Says how many flows there
     /// were after each window.
-    fn climb(flows_max: usize, windows: usize, rate: impl Fn(usize) -> u64) -> Vec<usize> {
-        let (mut climb, mut moved, mut flows) = (Climb::new(flows_max), Moved::default(), 1);
+    fn control(flows_max: usize, windows: usize, rate: impl Fn(usize) -> u64) -> Vec<usize> {
+        let (mut control, mut moved, mut flows) = (FlowControl::new(flows_max), Moved::default(), 1);
         let mut seen = Vec::new();
         for _ in 0..windows {
             moved.busy_us += 2 * WINDOW_US;
             moved.bytes += rate(flows) * 2 * WINDOW_US;
-            match climb.advise(moved, flows) {
+            match control.advise(moved, flows) {
                 Advice::Stay => {}
                 Advice::Add => flows += 1,
                 Advice::Drop => flows -= 1,
@@ -115,23 +121,23 @@ mod tests {
 
     #[test]
     fn flows_are_added_while_each_pays() {
-        let seen = climb(16, 100, |flows| 1_000 * flows.min(4) as u64);
+        let seen = control(16, 100, |flows| 1_000 * flows.min(4) as u64);
         assert_eq!(seen[..6], [2, 3, 4, 5, 4, 4]);
         assert!(seen[5..].iter().filter(|flows| **flows != 4).count() <= 3, "{seen:?}");
     }
 
     #[test]
     fn there_are_never_more_than_are_allowed() {
-        assert_eq!(climb(3, 50, |flows| 1_000 * flows as u64).into_iter().max(), Some(3));
-        assert_eq!(climb(1, 50, |flows| 1_000 * flows as u64).into_iter().max(), Some(1));
+        assert_eq!(control(3, 50, |flows| 1_000 * flows as u64).into_iter().max(), Some(3));
+        assert_eq!(control(1, 50, |flows| 1_000 * flows as u64).into_iter().max(), Some(1));
     }
 
     #[test]
     fn little_traffic_is_no_reason_for_more() {
-        let mut climb = Climb::new(8);
+        let mut control = FlowControl::new(8);
         for lot in 1..100u64 {
             let moved = Moved { bytes: lot * 4096, busy_us: lot * 1_000_000 };
-            assert_eq!(climb.advise(moved, 1), Advice::Stay);
+            assert_eq!(control.advise(moved, 1), Advice::Stay);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What has gone to and come from one peer: bytes, times by stage, faults by kind. This file counts; what it decides is only
-//! when the number of flows is worth a thought, which is [`Climb`]'s to have.
+//! when the number of flows is worth a thought, which is [`FlowControl`]'s to have.
 
-use crate::flows::{Advice, Climb, Moved};
+use crate::flow_control::{Advice, FlowControl, Moved};
 use crate::tcp::Unreached;
 use forebay_transfer::Outcome;
 use parking_lot::Mutex;
@@ -115,7 +115,7 @@ impl Counts {
 
 /// Counts for one peer, from any thread.
 #[derive(Debug)]
-pub(crate) struct Gauge {
+pub(crate) struct PeerMetrics {
     state: Mutex<State>,
     epoch: Instant,
 }
@@ -124,22 +124,22 @@ pub(crate) struct Gauge {
 struct State {
     counts: Counts,
     busy_since_us: u64,
-    climb: Climb,
+    control: FlowControl,
     flows: usize,
 }
 
-impl Gauge {
-    pub fn new(flows_max: usize) -> Gauge {
-        let (counts, climb) = (Counts::default(), Climb::new(flows_max));
-        let state = State { counts, busy_since_us: 0, climb, flows: 0 };
-        Gauge { state: Mutex::new(state), epoch: Instant::now() }
+impl PeerMetrics {
+    pub fn new(flows_max: usize) -> PeerMetrics {
+        let (counts, control) = (Counts::default(), FlowControl::new(flows_max));
+        let state = State { counts, busy_since_us: 0, control, flows: 0 };
+        PeerMetrics { state: Mutex::new(state), epoch: Instant::now() }
     }
 
     fn now_us(&self) -> u64 {
         self.epoch.elapsed().as_micros() as u64
     }
 
-    /// A lot goes on a flow. What it returns is for [`lot_ended`](Gauge::lot_ended).
+    /// A lot goes on a flow. What it returns is for [`lot_ended`](PeerMetrics::lot_ended).
     pub fn lot_began(&self, on: &'static str, bytes: u64) -> u64 {
         let now_us = self.now_us();
         let mut state = self.state.lock();
@@ -166,7 +166,7 @@ impl Gauge {
         path.moved_bytes += bytes;
         path.wire.add(now_us.saturating_sub(began_us));
         let (moved, flows) = (state.moved(), state.flows);
-        state.climb.advise(moved, flows)
+        state.control.advise(moved, flows)
     }
 
     /// There are now so many flows that carry bytes.
@@ -174,12 +174,12 @@ impl Gauge {
         let mut state = self.state.lock();
         let moved = state.moved();
         state.flows = flows;
-        state.climb.changed(moved);
+        state.control.changed(moved);
     }
 
     /// One more flow was not to be had.
     pub fn flow_refused(&self) {
-        self.state.lock().climb.refused();
+        self.state.lock().control.refused();
     }
 
     /// Has `count` change the counters.
