@@ -7,6 +7,7 @@ use crate::connect;
 use crate::descriptors::{Descriptors, Select};
 use crate::desk::{self, Desk};
 use crate::endpoints::EndpointPool;
+use crate::error::{AgentError, PeerError};
 use crate::leases::LeaseTable;
 use crate::metadata::{Metadata, is_name};
 use crate::notify;
@@ -21,7 +22,6 @@ use crate::tcp::{
     Service, TcpServer,
 };
 use crate::timer::{Timer, TimerThread};
-use crate::trouble::{AgentError, Trouble};
 use forebay_transfer::mapped::{self, Absent};
 use forebay_transfer::{Backing, Forked, Limits, MoverHandle, MoverThread, Place, Process, RegionId};
 use parking_lot::Mutex;
@@ -303,7 +303,7 @@ impl Agent {
         let before = peers.insert(name.clone(), peer);
         drop(peers);
         if let Some(before) = before {
-            connect::bury(&self.shared, &before, &Trouble::Restarted { peer: name.clone() });
+            connect::bury(&self.shared, &before, &PeerError::Restarted { peer: name.clone() });
         }
         Ok(name)
     }
@@ -324,7 +324,7 @@ impl Agent {
         let before = peers.insert(name.to_owned(), peer);
         drop(peers);
         if let Some(before) = before {
-            connect::bury(&self.shared, &before, &Trouble::Removed { peer: name.to_owned() });
+            connect::bury(&self.shared, &before, &PeerError::Removed { peer: name.to_owned() });
         }
         Ok(())
     }
@@ -335,7 +335,7 @@ impl Agent {
         let removed = self.peers.lock().remove(name);
         let peer = removed.ok_or_else(|| AgentError::NoSuchPeer { peer: name.to_owned() })?;
         self.cancel_those(|run| Arc::ptr_eq(&run.peer, &peer));
-        connect::bury(&self.shared, &peer, &Trouble::Removed { peer: name.to_owned() });
+        connect::bury(&self.shared, &peer, &PeerError::Removed { peer: name.to_owned() });
         Ok(())
     }
 
@@ -361,7 +361,7 @@ impl Agent {
         let (sender, receiver) = mpsc::sync_channel(1);
         let until_us = self.shared.connect_until_us();
         peer.when_up(&self.shared, until_us, move |up| drop(sender.send(up)));
-        Ok(receiver.recv().unwrap_or(Err(Trouble::Ended))?)
+        Ok(receiver.recv().unwrap_or(Err(PeerError::Ended))?)
     }
 
     /// Checks a list of this end's memory.
@@ -404,7 +404,7 @@ impl Agent {
         &self,
         name: &str,
         text: Vec<u8>,
-        on_end: impl FnOnce(Result<(), Trouble>) + Send + 'static,
+        on_end: impl FnOnce(Result<(), PeerError>) + Send + 'static,
     ) -> Result<(), AgentError> {
         self.send_notice(name, text, None, on_end)
     }
@@ -416,7 +416,7 @@ impl Agent {
         &self,
         name: &str,
         text: Vec<u8>,
-        on_end: impl FnOnce(Result<(), Trouble>) + Send + 'static,
+        on_end: impl FnOnce(Result<(), PeerError>) + Send + 'static,
     ) -> Result<(), AgentError> {
         let limit = Duration::from_micros(self.shared.flow_options.connect_limit_us);
         self.send_notice(name, text, Instant::now().checked_add(limit), on_end)
@@ -427,12 +427,12 @@ impl Agent {
         name: &str,
         text: Vec<u8>,
         wait_until: Option<Instant>,
-        on_end: impl FnOnce(Result<(), Trouble>) + Send + 'static,
+        on_end: impl FnOnce(Result<(), PeerError>) + Send + 'static,
     ) -> Result<(), AgentError> {
         notify::check(Some(&text))?;
         let peer = self.peer(name)?;
         let its = Arc::downgrade(&peer);
-        let on_end = move |end: Result<(), Trouble>| {
+        let on_end = move |end: Result<(), PeerError>| {
             if let (Err(why), Some(peer)) = (&end, its.upgrade()) {
                 peer.lost_notice(why);
             }
@@ -471,7 +471,7 @@ impl Agent {
         name: &str,
         body: Vec<u8>,
         limit_us: u64,
-        on_reply: impl FnOnce(Result<Vec<u8>, Trouble>) + Send + 'static,
+        on_reply: impl FnOnce(Result<Vec<u8>, PeerError>) + Send + 'static,
     ) -> Result<(), AgentError> {
         self.call_and_hear(name, body, limit_us, on_reply, |_| {})
     }
@@ -482,7 +482,7 @@ impl Agent {
         name: &str,
         mut body: Vec<u8>,
         limit_us: u64,
-        on_reply: impl FnOnce(Result<Vec<u8>, Trouble>) + Send + 'static,
+        on_reply: impl FnOnce(Result<Vec<u8>, PeerError>) + Send + 'static,
         on_late: impl FnOnce(Vec<u8>) + Send + 'static,
     ) -> Result<(), AgentError> {
         let peer = self.peer(name)?;
@@ -492,15 +492,15 @@ impl Agent {
         peer.when_up(&self.shared, until_us.min(self.shared.connect_until_us()), move |up| {
             let name = its.name.clone();
             let Some(flow) = its.flow().filter(|_| up.is_ok()) else {
-                let gone = || Trouble::Unreachable { peer: name, why: "it was lost a moment ago".into() };
-                return on_reply(Err(up.err().or_else(|| its.trouble()).unwrap_or_else(gone)));
+                let gone = || PeerError::Unreachable { peer: name, why: "it was lost a moment ago".into() };
+                return on_reply(Err(up.err().or_else(|| its.error()).unwrap_or_else(gone)));
             };
             let left_us = until_us.saturating_sub(timer.now_us());
             let on_reply = move |answer: Result<Vec<u8>, CallError>| {
                 on_reply(answer.map_err(|why| match why {
                     // The caller's limit, not what the connection had left of it.
-                    CallError::Late { .. } => Trouble::Late { limit_us },
-                    why => Trouble::Unanswered { peer: name, why },
+                    CallError::Late { .. } => PeerError::Late { limit_us },
+                    why => PeerError::Unanswered { peer: name, why },
                 }));
             };
             flow.call_and_hear(body, left_us, on_reply, on_late);
@@ -557,7 +557,7 @@ impl Drop for Agent {
         self.cancel_those(|_| true);
         let peers: Vec<_> = self.peers.lock().drain().map(|(_, peer)| peer).collect();
         for peer in peers {
-            connect::bury(&self.shared, &peer, &Trouble::Ended);
+            connect::bury(&self.shared, &peer, &PeerError::Ended);
         }
         // Nobody comes in any more, then nothing is due any more, then nothing moves any more.
         self.server.take();

@@ -1,10 +1,10 @@
 //! How an agent is set up. This file knows what is allowed; it must never start anything.
 
 use crate::capabilities::RAILS_MAX;
+use crate::error::AgentError;
 use crate::metadata::is_name;
 use crate::tcp::{Service, TOKEN_BYTES_MAX, TlsConfig};
 use crate::transports::RailOptions;
-use crate::trouble::AgentError;
 use std::net::SocketAddr;
 use std::sync::Arc;
 

@@ -3,12 +3,12 @@
 
 use crate::connection_state::BackOff;
 use crate::endpoints::{BoundFlow, OnAdvice};
+use crate::error::PeerError;
 use crate::flow_control::Advice;
 use crate::peer::{Flow, Peer, Via};
 use crate::shared::Shared;
 use crate::stat::NotReached;
 use crate::tcp::{Broken, FlowError, FlowOptions, RefusalCode, TcpFlow, Unreached};
-use crate::trouble::Trouble;
 use crate::upgrade;
 use forebay_transfer::Link;
 use std::sync::{Arc, Weak};
@@ -150,7 +150,7 @@ fn failed(shared: &Arc<Shared>, peer: &Arc<Peer>, error: &FlowError) {
     if let FlowError::Greeting { broken: Broken::Refused(refusal), .. } = error
         && refusal.code == RefusalCode::Instance
     {
-        return bury(shared, peer, &Trouble::Restarted { peer: peer.name.clone() });
+        return bury(shared, peer, &PeerError::Restarted { peer: peer.name.clone() });
     }
     let (reason, why) = (Unreached::from(error), error.to_string());
     let mut state = peer.state();
@@ -163,7 +163,7 @@ fn failed(shared: &Arc<Shared>, peer: &Arc<Peer>, error: &FlowError) {
         *counts.unreached.entry(reason).or_default() += 1;
     });
     for then in waiting {
-        then(Err(Trouble::Unreachable { peer: peer.name.clone(), why: why.clone() }));
+        then(Err(PeerError::Unreachable { peer: peer.name.clone(), why: why.clone() }));
     }
     back_off(shared, peer, pause);
 }
@@ -231,7 +231,7 @@ fn take_down(shared: &Shared, peer: &Peer, ended: &[Flow]) {
 }
 
 /// The peer is gone for good. Nothing that was known of it can be used any more; what is under way fails.
-pub(crate) fn bury(shared: &Arc<Shared>, peer: &Arc<Peer>, why: &Trouble) {
+pub(crate) fn bury(shared: &Arc<Shared>, peer: &Arc<Peer>, why: &PeerError) {
     let mut state = peer.state();
     state.connection.die(why.clone());
     let waiting = state.take_waiting();

@@ -1,7 +1,7 @@
 //! The way to a peer as a state machine: nobody asked yet, being connected, resting after a failure, up, or dead for good.
 //! Time is passed in. This file knows when to connect; it must never know how, or who waits.
 
-use crate::trouble::Trouble;
+use crate::error::PeerError;
 
 /// How long a connection rests after its first failure in a row; each further one doubles it.
 const FIRST_REST_US: u64 = 10_000;
@@ -23,7 +23,7 @@ enum Phase {
     Connecting,
     Resting,
     Up { since_us: u64 },
-    Dead(Trouble),
+    Dead(PeerError),
 }
 
 /// What to do with somebody who wants to use the connection.
@@ -36,7 +36,7 @@ pub(crate) enum Want {
     /// Connect, and wait.
     Connect,
     /// It never will be up.
-    Never(Trouble),
+    Never(PeerError),
 }
 
 /// What to do after a connection did not come about.
@@ -108,14 +108,14 @@ impl ConnectionState {
     }
 
     /// Nothing will come of it any more. The first cause counts.
-    pub fn die(&mut self, why: Trouble) {
+    pub fn die(&mut self, why: PeerError) {
         if !matches!(self.phase, Phase::Dead(_)) {
             self.phase = Phase::Dead(why);
         }
     }
 
     /// Why it is dead, if it is.
-    pub fn dead(&self) -> Option<&Trouble> {
+    pub fn dead(&self) -> Option<&PeerError> {
         match &self.phase {
             Phase::Dead(why) => Some(why),
             _ => None,
@@ -139,8 +139,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn removed() -> Trouble {
-        Trouble::Removed { peer: "a".into() }
+    fn removed() -> PeerError {
+        PeerError::Removed { peer: "a".into() }
     }
 
     #[test]

@@ -2,10 +2,10 @@
 //! never forgets a link, so a flow that has ended leaves its slot to the next one, and a peer that has ended its place. This
 //! file knows who sits where; it must never know whom a flow connects to.
 
+use crate::error::AgentError;
 use crate::flow_control::Advice;
 use crate::peer_metrics::PeerMetrics;
 use crate::tcp::FlowHandle;
-use crate::trouble::AgentError;
 use forebay_transfer::{
     Completion, Link, LinkId, LinkOp, LinkSpec, Memory, MoverHandle, OpId, Outcome, PathSpec, Place,
 };

@@ -5,18 +5,18 @@
 //! refused: nothing is dropped.
 
 use crate::desk;
+use crate::error::{AgentError, PeerError};
 use crate::notices::{NOTICE_BYTES_MAX, Notice};
 use crate::peer::Peer;
 use crate::shared::Shared;
 use crate::tcp::CallError;
-use crate::trouble::{AgentError, Trouble};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// How long after a connection broke, or had no room, a notification is sent again.
 const AGAIN_US: u64 = 1_000;
 
-type OnEnd = Box<dyn FnOnce(Result<(), Trouble>) + Send>;
+type OnEnd = Box<dyn FnOnce(Result<(), PeerError>) + Send>;
 
 /// A notification on its way, or one that waits for its turn.
 pub(crate) struct Sending {
@@ -39,8 +39,8 @@ pub(crate) fn send(
     text: Vec<u8>,
     until_us: u64,
     wait_until: Option<Instant>,
-    on_end: impl FnOnce(Result<(), Trouble>) + Send + 'static,
-) -> Result<(), Trouble> {
+    on_end: impl FnOnce(Result<(), PeerError>) + Send + 'static,
+) -> Result<(), PeerError> {
     let bytes = text.len();
     let (weak, its) = (Arc::downgrade(shared), Arc::clone(peer));
     let on_end: Option<OnEnd> = Some(Box::new(on_end));
@@ -53,7 +53,7 @@ pub(crate) fn send(
 impl Sending {
     /// Its turn has come.
     pub(crate) fn attempt(self) {
-        let Some(shared) = self.shared.upgrade() else { return self.end(Err(Trouble::Ended)) };
+        let Some(shared) = self.shared.upgrade() else { return self.end(Err(PeerError::Ended)) };
         let (peer, until_us) = (Arc::clone(&self.peer), self.until_us);
         peer.when_up(&shared, until_us, move |up| match up {
             Ok(()) => self.speak(),
@@ -62,7 +62,7 @@ impl Sending {
     }
 
     fn speak(self) {
-        let Some(shared) = self.shared.upgrade() else { return self.end(Err(Trouble::Ended)) };
+        let Some(shared) = self.shared.upgrade() else { return self.end(Err(PeerError::Ended)) };
         let now_us = shared.timer.now_us();
         // The flow may have ended a moment ago.
         let Some(flow) = self.peer.flow() else { return self.again(&shared, now_us) };
@@ -74,11 +74,11 @@ impl Sending {
             Ok(_) => self.end(Ok(())),
             Err(CallError::Broken(_) | CallError::TooMany) => match self.shared.upgrade() {
                 Some(shared) => self.again(&shared, shared.timer.now_us()),
-                None => self.end(Err(Trouble::Ended)),
+                None => self.end(Err(PeerError::Ended)),
             },
             Err(why) => {
                 let peer = self.peer.name.clone();
-                self.end(Err(Trouble::Unanswered { peer, why }));
+                self.end(Err(PeerError::Unanswered { peer, why }));
             }
         });
     }
@@ -87,10 +87,10 @@ impl Sending {
     /// by its number.
     fn again(self, shared: &Arc<Shared>, now_us: u64) {
         if now_us >= self.until_us {
-            let why = self.peer.trouble();
+            let why = self.peer.error();
             let late = || {
                 let why = "the connection was lost, or had no room, until time was over".into();
-                Trouble::Unreachable { peer: self.peer.name.clone(), why }
+                PeerError::Unreachable { peer: self.peer.name.clone(), why }
             };
             let why = why.unwrap_or_else(late);
             return self.end(Err(why));
@@ -98,11 +98,11 @@ impl Sending {
         shared.timer.at(now_us + AGAIN_US, move || self.attempt());
     }
 
-    fn end(mut self, result: Result<(), Trouble>) {
+    fn end(mut self, result: Result<(), PeerError>) {
         self.settle(result);
     }
 
-    fn settle(&mut self, result: Result<(), Trouble>) {
+    fn settle(&mut self, result: Result<(), PeerError>) {
         let Some(on_end) = self.on_end.take() else { return };
         self.peer.settle_notice(self.number);
         on_end(result);
@@ -113,7 +113,7 @@ impl Sending {
 /// What waits to be sent again when the agent ends is dropped.
 impl Drop for Sending {
     fn drop(&mut self) {
-        self.settle(Err(Trouble::Ended));
+        self.settle(Err(PeerError::Ended));
     }
 }
 

@@ -10,6 +10,7 @@ use crate::connect;
 use crate::connection_state::{ConnectionState, Want};
 use crate::descriptors::Descriptors;
 use crate::endpoints::{Endpoint, EndpointPool};
+use crate::error::{AgentError, PeerError};
 use crate::notices::{NOTICES_OPEN_BYTES_MAX, NOTICES_OPEN_MAX, Outbox};
 use crate::notify::Sending;
 use crate::peer_metrics::PeerMetrics;
@@ -18,7 +19,6 @@ use crate::shared::Shared;
 use crate::stat::NotReached;
 use crate::tcp::{Broken, FlowHandle, PeerRegion};
 use crate::transport::{Reach, TransportInfo};
-use crate::trouble::{AgentError, Trouble};
 use forebay_transfer::LogGate;
 use forebay_transfer::{Refused, RegionId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -35,7 +35,7 @@ const WAITING_MAX: usize = 65_536;
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
 /// Called once the peer can be spoken to, or with the reason why not.
-type OnUp = Box<dyn FnOnce(Result<(), Trouble>) + Send>;
+type OnUp = Box<dyn FnOnce(Result<(), PeerError>) + Send>;
 
 /// A peer.
 pub(crate) struct Peer {
@@ -185,7 +185,7 @@ impl Peer {
         self: &Arc<Peer>,
         shared: &Arc<Shared>,
         until_us: u64,
-        then: impl FnOnce(Result<(), Trouble>) + Send + 'static,
+        then: impl FnOnce(Result<(), PeerError>) + Send + 'static,
     ) {
         let mut state = self.state();
         let want = state.connection.want();
@@ -194,7 +194,7 @@ impl Peer {
             Want::Never(why) => Some(Err(why.clone())),
             Want::Wait if state.waiting.len() >= WAITING_MAX => {
                 let what = format!("{WAITING_MAX} requests wait for a connection to peer {}", self.name);
-                Some(Err(Trouble::Full(what)))
+                Some(Err(PeerError::Full(what)))
             }
             Want::Wait | Want::Connect => None,
         };
@@ -220,13 +220,13 @@ impl Peer {
         bytes: usize,
         wait_until: Option<Instant>,
         notice: impl FnOnce(u64) -> Sending,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), PeerError> {
         let mut state = self.state();
         while !state.outbox.has_room(bytes) {
             let left = wait_until.map(|until| until.saturating_duration_since(Instant::now()));
             let Some(left) = left.filter(|left| !left.is_zero()) else {
                 let (notices, held_bytes) = state.outbox.held();
-                return Err(Trouble::Full(format!(
+                return Err(PeerError::Full(format!(
                     "{notices} notifications of {held_bytes} bytes are on their way to peer {}, and one of {bytes} bytes                      has no room; allowed: {NOTICES_OPEN_MAX} of {NOTICES_OPEN_BYTES_MAX} bytes",
                     self.name
                 )));
@@ -260,7 +260,7 @@ impl Peer {
     }
 
     /// A notification was lost. It is counted, and told once a minute at most.
-    pub fn lost_notice(&self, why: &Trouble) {
+    pub fn lost_notice(&self, why: &PeerError) {
         self.metrics.fault("not_notified");
         let mut state = self.state();
         state.lost_notices += 1;
@@ -284,7 +284,7 @@ impl Peer {
         let known = state.unreached.as_ref().map(|unreached| unreached.why.clone());
         let why = known.unwrap_or_else(|| "there is no answer yet".into());
         drop(state);
-        then(Err(Trouble::Unreachable { peer: self.name.clone(), why }));
+        then(Err(PeerError::Unreachable { peer: self.name.clone(), why }));
     }
 
     /// A flow that has not ended.
@@ -293,14 +293,14 @@ impl Peer {
     }
 
     /// Why transfers to the peer fail now, if that is because of the peer.
-    pub fn trouble(&self) -> Option<Trouble> {
+    pub fn error(&self) -> Option<PeerError> {
         let state = self.state();
         if let Some(dead) = state.connection.dead() {
             return Some(dead.clone());
         }
         let broken = state.flows.iter().find_map(|flow| flow.handle.stats().broken);
         let gone = state.lost.clone().filter(|_| state.flows.is_empty());
-        broken.or(gone).map(|why| Trouble::Lost { peer: self.name.clone(), why })
+        broken.or(gone).map(|why| PeerError::Lost { peer: self.name.clone(), why })
     }
 
     /// What the peer says of its memory. What stays the same keeps its region.

@@ -2,12 +2,12 @@
 //! once, and only when nothing of it touches memory at either end any more. This file joins the way to the peer, the mover
 //! and the notification; it must never know how any of them works.
 
+use crate::error::{AgentError, PeerError};
 use crate::notify;
 use crate::peer::Peer;
 use crate::prepared::Pairs;
 use crate::shared::Shared;
 use crate::timer::Due;
-use crate::trouble::{AgentError, Trouble};
 use forebay_transfer::{
     Class, End as Moved, Forked, Process, Reason, RegionId, SpanPair, Submitted, Transfer,
 };
@@ -26,7 +26,7 @@ pub enum End {
     /// Something did not come about.
     Failed {
         /// What.
-        why: Trouble,
+        why: PeerError,
         /// Bytes that are in place all the same.
         moved_bytes: u64,
     },
@@ -115,7 +115,7 @@ impl Stop {
     fn end(self, moved_bytes: u64) -> End {
         match self {
             Stop::Cancelled => End::Cancelled { moved_bytes },
-            Stop::Late { limit_us } => End::Failed { why: Trouble::Late { limit_us }, moved_bytes },
+            Stop::Late { limit_us } => End::Failed { why: PeerError::Late { limit_us }, moved_bytes },
         }
     }
 }
@@ -157,7 +157,7 @@ impl Request {
     /// Begins. `on_end` is called exactly once, on any thread, also on this one; it must be short, and must not wait for
     /// this agent. An error means that nothing was begun.
     pub fn post(&self, on_end: impl FnOnce(End) + Send + 'static) -> Result<(), AgentError> {
-        let shared = self.run.shared.upgrade().ok_or(Trouble::Ended)?;
+        let shared = self.run.shared.upgrade().ok_or(PeerError::Ended)?;
         shared.process.check()?;
         self.run.post(&shared, None, Box::new(on_end))
     }
@@ -169,7 +169,7 @@ impl Request {
         on_end: impl FnOnce(End) + Send + 'static,
     ) -> Result<(), AgentError> {
         notify::check(Some(&notification))?;
-        let shared = self.run.shared.upgrade().ok_or(Trouble::Ended)?;
+        let shared = self.run.shared.upgrade().ok_or(PeerError::Ended)?;
         shared.process.check()?;
         self.run.post(&shared, Some(notification), Box::new(on_end))
     }
@@ -279,8 +279,8 @@ impl Run {
     }
 
     /// The peer can be spoken to, or not.
-    fn begin(self: &Arc<Run>, weak: &Weak<Shared>, post: u64, up: Result<(), Trouble>) {
-        let Some(shared) = weak.upgrade() else { return self.end(None, failed(Trouble::Ended), post) };
+    fn begin(self: &Arc<Run>, weak: &Weak<Shared>, post: u64, up: Result<(), PeerError>) {
+        let Some(shared) = weak.upgrade() else { return self.end(None, failed(PeerError::Ended), post) };
         if let Err(why) = up {
             return self.end(Some(&shared), failed(why), post);
         }
@@ -297,7 +297,7 @@ impl Run {
             Ok(submitted) => progress.phase = Phase::Posted(submitted),
             Err(error) => {
                 drop(progress);
-                self.end(Some(&shared), failed(Trouble::Full(error.to_string())), post);
+                self.end(Some(&shared), failed(PeerError::Full(error.to_string())), post);
             }
         }
     }
@@ -329,10 +329,10 @@ impl Run {
     }
 
     /// Why the mover failed: because of the peer, if that is in trouble.
-    fn why(&self, reason: Reason) -> Trouble {
+    fn why(&self, reason: Reason) -> PeerError {
         match reason {
-            Reason::Corrupt { .. } => Trouble::Unmoved(reason),
-            reason => self.peer.trouble().unwrap_or(Trouble::Unmoved(reason)),
+            Reason::Corrupt { .. } => PeerError::Unmoved(reason),
+            reason => self.peer.error().unwrap_or(PeerError::Unmoved(reason)),
         }
     }
 
@@ -340,7 +340,7 @@ impl Run {
         let (run, weak, began_us) = (Arc::clone(self), Arc::downgrade(shared), shared.timer.now_us());
         let until_us = until(self.progress.lock().since_us, self.limit_us).min(shared.connect_until_us());
         let told = Arc::clone(&run);
-        let on_end = move |taken: Result<(), Trouble>| {
+        let on_end = move |taken: Result<(), PeerError>| {
             let shared = weak.upgrade();
             if let Some(shared) = &shared {
                 run.progress.lock().times.notified_us = shared.timer.now_us().saturating_sub(began_us);
@@ -358,11 +358,11 @@ impl Run {
         shared: Option<&Arc<Shared>>,
         post: u64,
         bytes: u64,
-        taken: Result<(), Trouble>,
+        taken: Result<(), PeerError>,
     ) {
         let end = taken.map(|()| End::Done { bytes }).unwrap_or_else(|why| {
             let (peer, why) = (self.peer.name.clone(), Box::new(why));
-            End::Failed { why: Trouble::NotNotified { peer, why }, moved_bytes: bytes }
+            End::Failed { why: PeerError::NotNotified { peer, why }, moved_bytes: bytes }
         });
         self.end(shared, end, post);
     }
@@ -449,7 +449,7 @@ impl Run {
     }
 }
 
-fn failed(why: Trouble) -> End {
+fn failed(why: PeerError) -> End {
     End::Failed { why, moved_bytes: 0 }
 }
 
@@ -461,7 +461,7 @@ fn until(now_us: u64, limit_us: Option<u64>) -> u64 {
 fn register(shared: &Shared, run: &Arc<Run>) -> Result<u64, AgentError> {
     let mut runs = shared.runs();
     if runs.ended {
-        return Err(Trouble::Ended.into());
+        return Err(PeerError::Ended.into());
     }
     let number = runs.next;
     runs.next += 1;

@@ -8,7 +8,7 @@ use forebay_net::{
     Absent, Access, Agent, AgentConfig, AgentError, Descriptors, Identity, NOTICES_OPEN_MAX, Op, Reply, Run,
     Select,
 };
-use forebay_net::{End, LeasedSpan, PeerRegion, Service, State, Trouble};
+use forebay_net::{End, LeasedSpan, PeerError, PeerRegion, Service, State};
 use forebay_transfer::{Backing, Class, HostBuffer, Reason, Span, SpanPair, Transfer};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -101,7 +101,7 @@ fn memory_that_was_deregistered_is_touched_by_nobody() {
     fill(&two.memory, 64 << 20, 4);
     let before = bytes(&two.memory, 64 << 20);
     let end = ended.recv_timeout(LONG).unwrap();
-    assert!(matches!(end, End::Failed { why: Trouble::Unmoved(_), .. }), "{end:?}");
+    assert!(matches!(end, End::Failed { why: PeerError::Unmoved(_), .. }), "{end:?}");
     assert!(bytes(&two.memory, 64 << 20) == before);
     // And this end's: what uses it is cancelled.
     let third = end_with(AgentConfig::named("three"), 64 << 20);
@@ -112,7 +112,7 @@ fn memory_that_was_deregistered_is_touched_by_nobody() {
     let end = ended.recv_timeout(LONG).unwrap();
     assert!(matches!(end, End::Cancelled { .. } | End::Done { .. }), "{end:?}");
     let again = run(&request);
-    assert!(matches!(again, End::Failed { why: Trouble::Unmoved(_), .. }), "{again:?}");
+    assert!(matches!(again, End::Failed { why: PeerError::Unmoved(_), .. }), "{again:?}");
     let Err(AgentError::NotRegistered { .. }) = one.agent.deregister(one.registration) else { panic!() };
 }
 
@@ -179,7 +179,7 @@ fn what_a_peer_denies_holds_nobody_else_up() {
         for _ in 0..30 {
             let end = run(&denied);
             assert!(
-                matches!(end, End::Failed { why: Trouble::Unmoved(Reason::Denied { .. }), .. }),
+                matches!(end, End::Failed { why: PeerError::Unmoved(Reason::Denied { .. }), .. }),
                 "{end:?}"
             );
         }
@@ -250,7 +250,7 @@ fn a_limit_ends_a_request_and_nothing_of_it_is_left() {
     let request =
         one.agent.request(Op::Write, (&local, Select::All), (&remote, order), None, Some(3_000)).unwrap();
     let end = run(&request);
-    assert!(matches!(end, End::Failed { why: Trouble::Late { limit_us: 3_000 }, .. }), "{end:?}");
+    assert!(matches!(end, End::Failed { why: PeerError::Late { limit_us: 3_000 }, .. }), "{end:?}");
     let after = fill(&two.memory, 64 << 20, 4);
     std::thread::sleep(Duration::from_millis(20));
     assert!(bytes(&two.memory, 64 << 20) == after);
@@ -267,7 +267,7 @@ fn a_peer_that_is_removed_ends_what_is_under_way() {
     let end = ended.recv_timeout(LONG).unwrap();
     assert!(matches!(end, End::Cancelled { .. } | End::Done { .. }), "{end:?}");
     let end = run(&request);
-    assert!(matches!(end, End::Failed { why: Trouble::Removed { .. }, .. }), "{end:?}");
+    assert!(matches!(end, End::Failed { why: PeerError::Removed { .. }, .. }), "{end:?}");
     assert!(matches!(one.agent.connect("two"), Err(AgentError::NoSuchPeer { .. })));
     // The same metadata make it known again.
     one.agent.add_peer(&two.agent.metadata()).unwrap();
@@ -287,7 +287,7 @@ fn an_agent_that_ends_ends_its_requests() {
     let after = fill(&memory, 64 << 20, 4);
     std::thread::sleep(Duration::from_millis(20));
     assert!(bytes(&memory, 64 << 20) == after);
-    assert!(matches!(request.post(|_| ()), Err(AgentError::Peer(Trouble::Ended))));
+    assert!(matches!(request.post(|_| ()), Err(AgentError::Peer(PeerError::Ended))));
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn nobody_at_the_address_is_said_at_once() {
     let request = scattered(&one, "two", gone.base(), Op::Read, 64, 64);
     let asked = Instant::now();
     let end = run(&request);
-    let End::Failed { why: Trouble::Unreachable { why, .. }, .. } = &end else { panic!("{end:?}") };
+    let End::Failed { why: PeerError::Unreachable { why, .. }, .. } = &end else { panic!("{end:?}") };
     assert!(
         why.contains("refused") && asked.elapsed() < Duration::from_secs(4),
         "{why} {:?}",
@@ -323,12 +323,12 @@ fn a_new_instance_voids_what_was_known_of_the_old_one() {
     // The connection's end has to be noticed, or the first attempt fails for that.
     eventually("the old connection is forgotten", || one.agent.stats()[0].flows.is_empty());
     let end = run(&before);
-    assert!(matches!(end, End::Failed { why: Trouble::Restarted { .. }, .. }), "{end:?}");
+    assert!(matches!(end, End::Failed { why: PeerError::Restarted { .. }, .. }), "{end:?}");
     one.agent.add_peer(&again.agent.metadata()).unwrap();
     let after = scattered(&one, "two", again.registration.base(), Op::Read, 64, 64);
     assert_eq!(run(&after), End::Done { bytes: 4096 });
     let end = run(&before);
-    assert!(matches!(end, End::Failed { why: Trouble::Restarted { .. }, .. }), "{end:?}");
+    assert!(matches!(end, End::Failed { why: PeerError::Restarted { .. }, .. }), "{end:?}");
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn a_wrong_token_is_told() {
     let one = end("one", 4096);
     one.agent.add_peer(&two.agent.metadata()).unwrap();
     let refused = one.agent.connect("two");
-    let Err(AgentError::Peer(Trouble::Unreachable { why, .. })) = refused else { panic!("{refused:?}") };
+    let Err(AgentError::Peer(PeerError::Unreachable { why, .. })) = refused else { panic!("{refused:?}") };
     assert!(why.contains("token"), "{why}");
 }
 
@@ -390,15 +390,15 @@ fn calls_are_answered_declined_or_late() {
         receiver.recv_timeout(LONG).unwrap()
     };
     assert_eq!(call(b"hello", 10_000_000), Ok(b"hello".to_vec()));
-    let Err(Trouble::Unanswered { why, .. }) = call(b"no", 10_000_000) else { panic!() };
+    let Err(PeerError::Unanswered { why, .. }) = call(b"no", 10_000_000) else { panic!() };
     assert!(why.to_string().contains("rather not"), "{why}");
-    assert_eq!(call(b"hold", 50_000), Err(Trouble::Late { limit_us: 50_000 }));
+    assert_eq!(call(b"hold", 50_000), Err(PeerError::Late { limit_us: 50_000 }));
     let (sender, receiver) = mpsc::channel();
     let ends = sender.clone();
     let on_reply = move |end| ends.send(end).unwrap();
     let on_late = move |late| sender.send(Ok(late)).unwrap();
     one.call_and_hear("two", b"hold".to_vec(), 50_000, on_reply, on_late).unwrap();
-    assert_eq!(receiver.recv_timeout(LONG).unwrap(), Err(Trouble::Late { limit_us: 50_000 }));
+    assert_eq!(receiver.recv_timeout(LONG).unwrap(), Err(PeerError::Late { limit_us: 50_000 }));
     std::mem::take(&mut *echo.held.lock().unwrap()).into_iter().for_each(|held| held.send(b"so".into()));
     assert_eq!(receiver.recv_timeout(LONG).unwrap(), Ok(b"so".to_vec()));
     assert!(receiver.recv().is_err(), "nothing else comes");
@@ -527,7 +527,7 @@ fn a_notification_without_room_is_refused_and_what_was_taken_in_ends() {
     // A machine that is slow enough has given up on the first ones meanwhile.
     if begun.elapsed() < Duration::from_millis(900) {
         assert!(
-            matches!(refused, Err(AgentError::Peer(Trouble::Full(_)))) && taken == NOTICES_OPEN_MAX,
+            matches!(refused, Err(AgentError::Peer(PeerError::Full(_)))) && taken == NOTICES_OPEN_MAX,
             "{refused:?}"
         );
     }

@@ -5,7 +5,7 @@ mod common;
 
 use common::busy::{self, BLOCK, BLOCKS, BYTES, busy, while_busy};
 use common::*;
-use forebay_net::{AgentConfig, End, Op, Trouble};
+use forebay_net::{AgentConfig, End, Op, PeerError};
 use forebay_transfer::sim::SplitMix;
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ fn kill_and_time(op: Op) -> Duration {
     let one = end("one", BYTES);
     let (other, request) = busy(&one, op, &[]);
     let (end, took) = while_busy(&request, || other.signal(Signal::KILL));
-    assert!(matches!(&end, End::Failed { why: Trouble::Lost { .. }, .. }), "{end:?}");
+    assert!(matches!(&end, End::Failed { why: PeerError::Lost { .. }, .. }), "{end:?}");
     let asked = Instant::now();
     let end = run(&request);
     assert!(matches!(&end, End::Failed { .. }) && asked.elapsed() < BELOW_OPERATIONS, "{end:?}");
@@ -62,7 +62,7 @@ fn stop_and_time(op: Op) -> Duration {
     let one = end_with(limited("one"), BYTES);
     let (other, request) = busy(&one, op, &[]);
     let (end, took) = while_busy(&request, || other.signal(Signal::STOP));
-    assert!(matches!(&end, End::Failed { why: Trouble::Lost { .. }, .. }), "{end:?}");
+    assert!(matches!(&end, End::Failed { why: PeerError::Lost { .. }, .. }), "{end:?}");
     assert_eq!(one.agent.stats()[0].counts.faults.get("frozen"), Some(&1));
     let ours = fill(&one.memory, BYTES, 5);
     other.signal(Signal::CONT);

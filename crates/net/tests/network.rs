@@ -7,7 +7,7 @@ mod common;
 use common::busy::while_busy;
 use common::other::{Other, introduce, order, wait_for_the_end};
 use common::*;
-use forebay_net::{AgentConfig, End, Op, Trouble};
+use forebay_net::{AgentConfig, End, Op, PeerError};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use testkit::eventually;
@@ -124,7 +124,7 @@ fn the_near_end() {
         let request = scattered(&near, "far", other.base, op, BLOCK, BLOCKS);
         let (end_of_request, took) = while_busy(&request, || net.plug(end, false));
         assert!(
-            matches!(&end_of_request, End::Failed { why: Trouble::Lost { .. }, .. }),
+            matches!(&end_of_request, End::Failed { why: PeerError::Lost { .. }, .. }),
             "{end_of_request:?}"
         );
         // The limit, what was still on its way, and a busy machine.

@@ -6,7 +6,7 @@ mod common;
 
 use common::busy::{self, BYTES, busy, while_busy};
 use common::*;
-use forebay_net::{AgentConfig, FlowStat, Op, RailOptions, TCP, Trouble, WhyIdle};
+use forebay_net::{AgentConfig, FlowStat, Op, PeerError, RailOptions, TCP, WhyIdle};
 use rustix::process::Signal;
 use std::time::Duration;
 use testkit::eventually;
@@ -143,7 +143,7 @@ fn a_peer_that_is_killed_or_stopped_on_a_rail_is_reported_and_writes_nothing_aft
         eventually("the rail is taken", || paths(&one).contains(&(MEMORY, false)));
         assert_eq!(run(&request), forebay_net::End::Done { bytes: BYTES as u64 });
         let (end, took) = while_busy(&request, || other.signal(signal));
-        let lost = matches!(&end, forebay_net::End::Failed { why: Trouble::Lost { .. }, .. });
+        let lost = matches!(&end, forebay_net::End::Failed { why: PeerError::Lost { .. }, .. });
         assert!(lost && took < BELOW_OPERATIONS, "{op:?} {signal:?} {took:?} {end:?}");
         eventually("its flows are gone", || flows(&one).is_empty());
         let ours = fill(&one.memory, BYTES, 5);

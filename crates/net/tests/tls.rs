@@ -6,7 +6,7 @@ mod common;
 use common::relay::Relay;
 use common::tls::Authority;
 use common::*;
-use forebay_net::{AgentConfig, AgentError, End, Op, Trouble};
+use forebay_net::{AgentConfig, AgentError, End, Op, PeerError};
 use std::time::{Duration, Instant};
 use testkit::eventually;
 
@@ -59,7 +59,7 @@ fn a_connection_that_is_cut_in_the_middle_fails_what_is_under_way_and_the_next_o
         relay.cut();
         match ended.recv_timeout(LONG).unwrap() {
             End::Done { .. } => {}
-            End::Failed { why: Trouble::Lost { .. } | Trouble::Unreachable { .. }, .. } => failed += 1,
+            End::Failed { why: PeerError::Lost { .. } | PeerError::Unreachable { .. }, .. } => failed += 1,
             end => panic!("{end:?}"),
         }
         if failed == 5 {
@@ -91,7 +91,7 @@ fn whoever_is_not_trusted_or_speaks_plain_text_is_told_at_once_and_the_others_do
         let asked = Instant::now();
         let end = run(&request);
         assert!(
-            matches!(&end, End::Failed { why: Trouble::Unreachable { .. } | Trouble::Lost { .. }, .. }),
+            matches!(&end, End::Failed { why: PeerError::Unreachable { .. } | PeerError::Lost { .. }, .. }),
             "{what}: {end:?}"
         );
         assert!(asked.elapsed() < Duration::from_secs(4), "{what}: {:?}", asked.elapsed());
@@ -99,7 +99,10 @@ fn whoever_is_not_trusted_or_speaks_plain_text_is_told_at_once_and_the_others_do
         // Nor does an agent speak to an owner that it does not trust.
         good.agent.add_peer(&stranger.agent.metadata()).unwrap();
         let refused = good.agent.connect("stranger");
-        assert!(matches!(refused, Err(AgentError::Peer(Trouble::Unreachable { .. }))), "{what}: {refused:?}");
+        assert!(
+            matches!(refused, Err(AgentError::Peer(PeerError::Unreachable { .. }))),
+            "{what}: {refused:?}"
+        );
     }
     there_and_back(&good, &two, 9);
     let counts = &good.agent.stats().into_iter().find(|peer| peer.name == "two").unwrap().counts;

@@ -9,7 +9,7 @@ use crate::rail::Rail;
 use crate::rows::{self, Rows};
 use crate::transfer::{Prepared, Transfer};
 use forebay_net::tcp::TlsConfig;
-use forebay_net::{Access, AgentConfig, AgentError, Histogram, Op, PeerStat, Run, Select, Trouble};
+use forebay_net::{Access, AgentConfig, AgentError, Histogram, Op, PeerStat, Run, Select, PeerError};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
@@ -255,7 +255,7 @@ impl Agent {
         // Nobody listens if nobody waits.
         self.with(py, |agent| agent.notify_when_room(peer, message, move |end| drop(sender.send(end))))?;
         let end = match wait {
-            true => py.detach(move || receiver.recv().map_err(|_| Trouble::Ended)),
+            true => py.detach(move || receiver.recv().map_err(|_| PeerError::Ended)),
             false => receiver.try_recv().or(Ok(Ok(()))),
         };
         end.and_then(|end| end).map_err(|trouble| of_trouble(&trouble))

@@ -1,7 +1,7 @@
 //! Errors as Python sees them: the classes of `forebay.errors`, one for each thing that a program may do about it. This
 //! file knows which failure is which class; it must never decide whether something failed.
 
-use forebay_net::{AgentError, BadBlocks, BadRun, End, Trouble};
+use forebay_net::{AgentError, BadBlocks, BadRun, End, PeerError};
 use forebay_transfer::Forked;
 use forebay_transfer::mapped::Absent;
 use pyo3::PyErr;
@@ -58,20 +58,20 @@ pub fn of_run(error: BadRun) -> PyErr {
 }
 
 /// Why something that was asked of a peer did not come about.
-pub fn of_trouble(trouble: &Trouble) -> PyErr {
+pub fn of_trouble(trouble: &PeerError) -> PyErr {
     classed(trouble, trouble.to_string())
 }
 
-fn classed(trouble: &Trouble, why: String) -> PyErr {
+fn classed(trouble: &PeerError, why: String) -> PyErr {
     match trouble {
-        Trouble::Unreachable { .. }
-        | Trouble::Restarted { .. }
-        | Trouble::Removed { .. }
-        | Trouble::Lost { .. }
-        | Trouble::Ended => PeerLostError::new_err(why),
-        Trouble::Late { .. } => DeadlineError::new_err(why),
+        PeerError::Unreachable { .. }
+        | PeerError::Restarted { .. }
+        | PeerError::Removed { .. }
+        | PeerError::Lost { .. }
+        | PeerError::Ended => PeerLostError::new_err(why),
+        PeerError::Late { .. } => DeadlineError::new_err(why),
         // What the program can do about it is what it can do about the reason.
-        Trouble::NotNotified { why: reason, .. } => classed(reason, why),
+        PeerError::NotNotified { why: reason, .. } => classed(reason, why),
         _ => TransferError::new_err(why),
     }
 }

@@ -358,7 +358,7 @@ impl Service for Counter {
 mod tests {
     use super::*;
     use crate::{Node, NodeConfig, PeersConfig};
-    use forebay_net::{Agent, AgentConfig, Trouble};
+    use forebay_net::{Agent, AgentConfig, PeerError};
     use forebay_store::ChunkShape;
     use std::sync::mpsc::channel;
     use std::time::Duration;
@@ -401,7 +401,7 @@ mod tests {
 
         fn ask_by(asker: &Agent, ask: &Ask) -> Result<Told, String> {
             let (sender, answered) = channel();
-            let on_reply = move |reply: Result<Vec<u8>, Trouble>| {
+            let on_reply = move |reply: Result<Vec<u8>, PeerError>| {
                 let bytes = reply.map_err(|why| why.to_string());
                 let told = bytes.and_then(|bytes| Told::decode(&bytes).map_err(|bad| bad.to_string()));
                 drop(sender.send(told));

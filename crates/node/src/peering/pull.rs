@@ -7,7 +7,7 @@ use super::words::{Ask, LEND_IDS_MAX, Loans, TenantKey, Told};
 use super::{Borrower, TELL_LIMIT_US};
 use crate::metrics::Trace;
 use forebay_kv::ChunkId;
-use forebay_net::{Agent, PeerRegion, Trouble};
+use forebay_net::{Agent, PeerRegion, PeerError};
 use forebay_store::{NotCommitted, NotStored, Refused, Reservation, TenantId};
 use forebay_transfer::{Class, End, RegionId, Span, SpanPair, Transfer};
 use parking_lot::Mutex;
@@ -109,7 +109,7 @@ impl Pull {
         let waiting = Arc::new(Mutex::new(Some((self, peer.clone()))));
         let answered = Arc::clone(&waiting);
         let take = |waiting: &Mutex<Option<(Pull, String)>>| waiting.lock().take();
-        let on_reply = move |reply: Result<Vec<u8>, Trouble>| {
+        let on_reply = move |reply: Result<Vec<u8>, PeerError>| {
             let Some((pull, peer)) = take(&answered) else { return };
             let told = reply.map_err(|why| why.to_string());
             let told = told.and_then(|bytes| Told::decode(&bytes).map_err(|bad| bad.to_string()));

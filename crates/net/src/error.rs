@@ -16,7 +16,7 @@ use thiserror::Error;
 
 /// Why something that was asked of a peer did not come about.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum Trouble {
+pub enum PeerError {
     /// No connection came about in time, or the peer turned this end away.
     #[error("peer {peer} cannot be reached: {why}")]
     Unreachable {
@@ -64,7 +64,7 @@ pub enum Trouble {
         /// The peer's name.
         peer: String,
         /// What happened.
-        why: Box<Trouble>,
+        why: Box<PeerError>,
     },
     /// The peer did not answer a call, or declined.
     #[error("peer {peer}: {why}")]
@@ -79,22 +79,22 @@ pub enum Trouble {
     Ended,
 }
 
-impl Trouble {
+impl PeerError {
     /// A short name of the kind, for counters.
     pub fn kind(&self) -> &'static str {
         match self {
-            Trouble::Unreachable { .. } => "unreachable",
-            Trouble::Restarted { .. } => "restarted",
-            Trouble::Removed { .. } => "removed",
-            Trouble::Lost { why: Broken::Frozen { .. }, .. } => "frozen",
-            Trouble::Lost { .. } => "lost",
-            Trouble::Late { .. } => "late",
-            Trouble::Unmoved(Reason::Corrupt { .. }) => "corrupt",
-            Trouble::Unmoved(_) => "unmoved",
-            Trouble::Full(_) => "full",
-            Trouble::NotNotified { .. } => "not_notified",
-            Trouble::Unanswered { .. } => "unanswered",
-            Trouble::Ended => "ended",
+            PeerError::Unreachable { .. } => "unreachable",
+            PeerError::Restarted { .. } => "restarted",
+            PeerError::Removed { .. } => "removed",
+            PeerError::Lost { why: Broken::Frozen { .. }, .. } => "frozen",
+            PeerError::Lost { .. } => "lost",
+            PeerError::Late { .. } => "late",
+            PeerError::Unmoved(Reason::Corrupt { .. }) => "corrupt",
+            PeerError::Unmoved(_) => "unmoved",
+            PeerError::Full(_) => "full",
+            PeerError::NotNotified { .. } => "not_notified",
+            PeerError::Unanswered { .. } => "unanswered",
+            PeerError::Ended => "ended",
         }
     }
 }
@@ -192,7 +192,7 @@ pub enum AgentError {
     UnderWay,
     /// The peer cannot be used.
     #[error(transparent)]
-    Peer(#[from] Trouble),
+    Peer(#[from] PeerError),
     /// The agent is another process's.
     #[error(transparent)]
     Forked(#[from] Forked),
