@@ -2,10 +2,10 @@
 //! how one of them works.
 
 use crate::addresses::{Addresses, BadRange};
+use crate::call_handler::{self, CallHandler};
 use crate::config::AgentConfig;
 use crate::connect;
 use crate::descriptors::{Descriptors, Select};
-use crate::desk::{self, Desk};
 use crate::endpoints::EndpointPool;
 use crate::error::{AgentError, PeerError};
 use crate::leases::LeaseTable;
@@ -136,8 +136,8 @@ impl Agent {
         let leases = leases(&timer);
         let exports = Arc::new(Exports::new(Arc::new(leases.clone())));
         let rails = Arc::new(Rails::new(config.rails.clone()));
-        let desk = Arc::new(Desk::new(leases.clone(), Arc::clone(&rails), config.service.clone()));
-        let server = serve(&config, me, &exports, &desk)?;
+        let calls = Arc::new(CallHandler::new(leases.clone(), Arc::clone(&rails), config.service.clone()));
+        let server = serve(&config, me, &exports, &calls)?;
         if let Some(server) = &server {
             rails.serve_at(server.door());
         }
@@ -160,7 +160,7 @@ impl Agent {
             mover,
             timer,
             regions: PeerRegions::default(),
-            desk,
+            calls,
             rails,
             lent: Mutex::default(),
             process: Process::current(),
@@ -446,14 +446,14 @@ impl Agent {
         if self.here().is_err() {
             return Vec::new();
         }
-        self.shared.desk.take_notices()
+        self.shared.calls.take_notices()
     }
 
     /// A descriptor that becomes readable when a request has ended or a notification has come.
     /// [`clear_event`](Agent::clear_event) comes before looking at what happened.
     pub fn event_fd(&self) -> Result<BorrowedFd<'_>, AgentError> {
         self.here()?;
-        self.shared.desk.event.fd().map_err(system("an event descriptor"))
+        self.shared.calls.event.fd().map_err(system("an event descriptor"))
     }
 
     /// Makes [`event_fd`](Agent::event_fd) unreadable until something more happens.
@@ -461,7 +461,7 @@ impl Agent {
         // The descriptor is the parent's too: an event that is cleared here is one that it does not
         // see.
         if self.here().is_ok() {
-            self.shared.desk.event.clear();
+            self.shared.calls.event.clear();
         }
     }
 
@@ -486,7 +486,7 @@ impl Agent {
         on_late: impl FnOnce(Vec<u8>) + Send + 'static,
     ) -> Result<(), AgentError> {
         let peer = self.peer(name)?;
-        body.insert(0, desk::CALLS);
+        body.insert(0, call_handler::CALLS);
         let until_us = self.shared.timer.now_us().saturating_add(limit_us);
         let (its, timer) = (Arc::clone(&peer), self.shared.timer.clone());
         peer.when_up(&self.shared, until_us.min(self.shared.connect_until_us()), move |up| {
@@ -586,7 +586,7 @@ fn serve(
     config: &AgentConfig,
     me: Identity,
     exports: &Arc<Exports>,
-    desk: &Arc<Desk>,
+    calls: &Arc<CallHandler>,
 ) -> Result<Option<TcpServer>, AgentError> {
     let Some(listen) = config.listen else { return Ok(None) };
     let options = ServerOptions {
@@ -600,7 +600,7 @@ fn serve(
         flows_per_peer_max: config.accepted_per_peer_max,
         ..ServerOptions::default()
     };
-    let (exports, service) = (Arc::clone(exports), Arc::clone(desk) as Arc<dyn Service>);
+    let (exports, service) = (Arc::clone(exports), Arc::clone(calls) as Arc<dyn Service>);
     let server = TcpServer::serve(listen, me, exports, service, options);
     server.map(Some).map_err(system("listening for peers"))
 }

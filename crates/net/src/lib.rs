@@ -3,7 +3,7 @@
 //!
 //! Pure parts: `addresses`, `descriptors`, `prepared` and `metadata` are memory by address; `line` is the way to a peer,
 //! `flows` how many connections it deserves, `capabilities` which rails two ends have in common, `notices` what was said already,
-//! `leases` who may use what until when. Glue: `agent`, `peer`, `connect`, `upgrade`, `rails`, `request`, `notify`, `desk`,
+//! `leases` who may use what until when. Glue: `agent`, `peer`, `connect`, `upgrade`, `rails`, `request`, `notify`, `calls`,
 //! and `timer`, a thread that sleeps until something is due. The bytes are moved by a [`forebay_transfer`] over flows of
 //! [`crate::tcp`], each on a socket or on a [`transport`], and never touched here.
 //!
@@ -39,12 +39,12 @@
 
 mod addresses;
 mod agent;
+mod call_handler;
 mod capabilities;
 mod config;
 mod connect;
 mod connection_state;
 mod descriptors;
-mod desk;
 mod endpoints;
 mod error;
 mod event;

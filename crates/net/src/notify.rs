@@ -4,7 +4,7 @@
 //! What is sent to one peer goes in its order, a window of it at a time, and what has no room is
 //! refused: nothing is dropped.
 
-use crate::desk;
+use crate::call_handler;
 use crate::error::{AgentError, PeerError};
 use crate::notices::{NOTICE_BYTES_MAX, Notice};
 use crate::peer::Peer;
@@ -67,7 +67,7 @@ impl Sending {
         // The flow may have ended a moment ago.
         let Some(flow) = self.peer.flow() else { return self.again(&shared, now_us) };
         let floor = self.peer.state().outbox.floor();
-        let mut body = vec![desk::NOTICES];
+        let mut body = vec![call_handler::NOTICES];
         Notice { number: self.number, floor, from: &shared.name, text: &self.text }.put(&mut body);
         let limit_us = self.until_us.saturating_sub(now_us);
         flow.call(body, limit_us, move |answer| match answer {

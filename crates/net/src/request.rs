@@ -413,7 +413,7 @@ impl Run {
             on_end(end);
         }
         if let Some(shared) = shared {
-            shared.desk.event.set();
+            shared.calls.event.set();
         }
     }
 

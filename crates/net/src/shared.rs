@@ -1,6 +1,6 @@
 //! What all parts of one agent use. This file only holds it together.
 
-use crate::desk::Desk;
+use crate::call_handler::CallHandler;
 use crate::endpoints::EndpointPool;
 use crate::rails::Rails;
 use crate::request::Run;
@@ -21,7 +21,7 @@ pub(crate) struct Shared {
     pub timer: Timer,
     pub pool: EndpointPool,
     pub regions: PeerRegions,
-    pub desk: Arc<Desk>,
+    pub calls: Arc<CallHandler>,
     pub rails: Arc<Rails>,
     /// Regions of peers that callers asked for themselves, and the places that they keep in use.
     pub lent: Mutex<HashMap<RegionId, Arc<()>>>,

@@ -2,9 +2,9 @@
 //! rail leaves the bytes on TCP, with the reason kept and counted. This file says which rails are tried
 //! and when.
 
+use crate::call_handler;
 use crate::capabilities::{Capabilities, Question, WhyIdle};
 use crate::connect::{self, Arrival};
-use crate::desk;
 use crate::peer::{Peer, Via};
 use crate::shared::Shared;
 use crate::tcp::{Broken, FlowHandle, FlowOptions};
@@ -154,7 +154,7 @@ impl Attempt {
 
     /// Asks the peer, and waits for its answer.
     fn call(&self, question: &Question<'_>) -> Result<Vec<u8>, String> {
-        let mut body = vec![desk::RAILS];
+        let mut body = vec![call_handler::RAILS];
         question.put(&mut body);
         let (sender, receiver) = mpsc::sync_channel(1);
         self.handle.call(body, self.options.connect_limit_us, move |answer| drop(sender.send(answer)));

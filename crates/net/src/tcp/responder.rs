@@ -13,7 +13,7 @@ use super::frame::{
 };
 use super::greeting::{Hello, Identity, Refusal, RefusalCode, Welcome};
 use super::payload::Chunk;
-use super::service::Desk;
+use super::service::CallSession;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(super) struct Responder {
     me: Identity,
     exports: Arc<Exports>,
     doorkeeper: Doorkeeper,
-    desk: Desk,
+    session: CallSession,
     /// The peer, once it is let in. Until when it has to be, otherwise.
     peer: Option<Identity>,
     greet_until_us: u64,
@@ -59,14 +59,14 @@ impl Responder {
         me: Identity,
         exports: Arc<Exports>,
         doorkeeper: Doorkeeper,
-        desk: Desk,
+        session: CallSession,
         greet_until_us: u64,
     ) -> Responder {
         Responder {
             me,
             exports,
             doorkeeper,
-            desk,
+            session,
             peer: None,
             greet_until_us,
             closing: false,
@@ -85,7 +85,7 @@ impl Responder {
 
     /// Whether nothing is under way and nothing is left to be said.
     pub fn is_idle(&self) -> bool {
-        self.reads.is_empty() && self.answers.is_empty() && !self.is_writing() && self.desk.is_idle()
+        self.reads.is_empty() && self.answers.is_empty() && !self.is_writing() && self.session.is_idle()
     }
 
     /// What operations failed with since the last call.
@@ -239,7 +239,7 @@ impl Role for Responder {
             (Frame::Write(command), Some(_)) => self.begin(operation, &command, Wish::Write),
             (Frame::Cancel, Some(_)) => self.cancel(operation),
             (Frame::Ping, Some(_)) => self.answer(0, Frame::Pong),
-            (Frame::Call(body), Some(peer)) => self.desk.call(peer, operation, body, self.closing),
+            (Frame::Call(body), Some(peer)) => self.session.call(peer, operation, body, self.closing),
             _ => {
                 let what = "a frame that may not come now";
                 Err(Broken::Bad(BadFrame::Unexpected { what, operation }))
@@ -290,7 +290,7 @@ impl Role for Responder {
 
     fn outbound(&mut self, out: &mut Vec<u8>) -> Option<(u64, Chunk)> {
         out.append(&mut self.answers);
-        self.desk.tell(out);
+        self.session.tell(out);
         while let Some(read) = self.reads.front_mut() {
             match self.exports.still_leased(&read.grant) {
                 Ok(()) => {

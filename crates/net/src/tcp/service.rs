@@ -118,18 +118,18 @@ impl Tray {
 }
 
 /// Where the calls of one connection come in and their answers go out.
-pub(super) struct Desk {
+pub(super) struct CallSession {
     service: Arc<dyn Service>,
     tray: Arc<Tray>,
     last_number: u64,
     unanswered: u16,
 }
 
-impl Desk {
+impl CallSession {
     /// `wake`: called, from any thread, when there is an answer to be sent.
-    pub fn new(service: Arc<dyn Service>, wake: impl Fn() + Send + Sync + 'static) -> Desk {
+    pub fn new(service: Arc<dyn Service>, wake: impl Fn() + Send + Sync + 'static) -> CallSession {
         let tray = Arc::new(Tray { state: Mutex::default(), wake: Box::new(wake) });
-        Desk { service, tray, last_number: 0, unanswered: 0 }
+        CallSession { service, tray, last_number: 0, unanswered: 0 }
     }
 
     /// Hands a call to the service. `closing`: the node begins nothing new.
@@ -178,7 +178,7 @@ impl Desk {
     }
 }
 
-impl Drop for Desk {
+impl Drop for CallSession {
     fn drop(&mut self) {
         let mut waiting = self.tray.state.lock();
         waiting.closed = true;
@@ -202,60 +202,60 @@ mod tests {
         fn gone(&self, _from: Identity) {}
     }
 
-    fn desk() -> (Desk, Arc<Keep>, Arc<AtomicU32>) {
+    fn session() -> (CallSession, Arc<Keep>, Arc<AtomicU32>) {
         let (keep, wakes) = (Arc::new(Keep::default()), Arc::new(AtomicU32::new(0)));
         let counter = Arc::clone(&wakes);
         let wake = move || {
             counter.fetch_add(1, Ordering::Relaxed);
         };
-        let desk = Desk::new(Arc::clone(&keep) as _, wake);
-        (desk, keep, wakes)
+        let session = CallSession::new(Arc::clone(&keep) as _, wake);
+        (session, keep, wakes)
     }
 
     const FROM: Identity = Identity { node: [1; 16], instance: [2; 16] };
 
     #[test]
     fn a_sleeping_connection_is_woken_once_for_all_answers_and_one_at_work_never() {
-        let (mut desk, keep, wakes) = desk();
+        let (mut session, keep, wakes) = session();
         for number in 1..=3 {
-            desk.call(FROM, number, vec![], false).unwrap();
+            session.call(FROM, number, vec![], false).unwrap();
         }
         keep.0.lock().pop().unwrap().send(vec![1]);
         assert_eq!(wakes.load(Ordering::Relaxed), 0, "it looks before it sleeps");
         let mut out = Vec::new();
-        desk.tell(&mut out);
+        session.tell(&mut out);
         keep.0.lock().clear();
         assert_eq!(wakes.load(Ordering::Relaxed), 1);
-        assert!(!desk.is_idle());
-        desk.tell(&mut out);
-        assert!(desk.is_idle(), "dropped replies are answers");
+        assert!(!session.is_idle());
+        session.tell(&mut out);
+        assert!(session.is_idle(), "dropped replies are answers");
     }
 
     #[test]
     fn replies_that_nobody_takes_are_bounded_in_bytes() {
-        let (mut desk, keep, _) = desk();
+        let (mut session, keep, _) = session();
         for number in 1..=CALLS_MAX.into() {
-            desk.call(FROM, number, vec![], false).unwrap();
+            session.call(FROM, number, vec![], false).unwrap();
         }
-        assert!(desk.call(FROM, 1_000, vec![], false).is_err(), "one call more than may be unanswered");
+        assert!(session.call(FROM, 1_000, vec![], false).is_err(), "one call more than may be unanswered");
         let replies = std::mem::take(&mut *keep.0.lock());
         let sent = replies.into_iter().map(|reply| reply.try_send(vec![0; CALL_BYTES_MAX as usize]));
         assert_eq!(sent.filter(|sent| *sent).count(), REPLY_BYTES_MAX / CALL_BYTES_MAX as usize);
-        assert!(desk.tray.state.lock().bytes <= REPLY_BYTES_MAX);
+        assert!(session.tray.state.lock().bytes <= REPLY_BYTES_MAX);
         let mut out = Vec::new();
-        while !desk.is_idle() {
-            desk.tell(&mut out);
+        while !session.is_idle() {
+            session.tell(&mut out);
         }
         assert!(out.len() > REPLY_BYTES_MAX && out.len() < 2 * REPLY_BYTES_MAX, "{}", out.len());
-        assert_eq!(desk.tray.state.lock().bytes, 0);
+        assert_eq!(session.tray.state.lock().bytes, 0);
     }
 
     #[test]
     fn an_answer_after_the_connection_has_ended_goes_nowhere() {
-        let (mut desk, keep, wakes) = desk();
-        desk.call(FROM, 1, vec![], false).unwrap();
-        desk.tell(&mut Vec::new());
-        drop(desk);
+        let (mut session, keep, wakes) = session();
+        session.call(FROM, 1, vec![], false).unwrap();
+        session.tell(&mut Vec::new());
+        drop(session);
         assert!(!keep.0.lock().pop().unwrap().try_send(vec![1]));
         assert_eq!(wakes.load(Ordering::Relaxed), 0);
     }

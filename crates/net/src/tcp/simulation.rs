@@ -16,7 +16,7 @@ use super::payload::{Payload, Piece};
 use super::requester::{Operation, Patience, Requester};
 use super::responder::Responder;
 use super::runs::runs;
-use super::service::{Desk, Reply, Service};
+use super::service::{CallSession, Reply, Service};
 use super::socket::Ready;
 use forebay_transfer::sim::SplitMix;
 use forebay_transfer::{Backing, HostBuffer, Outcome};
@@ -209,8 +209,8 @@ fn asking(hello: Hello) -> Connection<Requester> {
 
 fn owning(exports: &Arc<Exports>, mirror: &Arc<Mirror>) -> Connection<Responder> {
     let doorkeeper = Box::new(|_: &Hello| Ok(()));
-    let desk = Desk::new(Arc::clone(mirror) as _, || {});
-    let responder = Responder::new(identity(2), Arc::clone(exports), doorkeeper, desk, LIMIT_US);
+    let session = CallSession::new(Arc::clone(mirror) as _, || {});
+    let responder = Responder::new(identity(2), Arc::clone(exports), doorkeeper, session, LIMIT_US);
     Connection::new(responder, LIMIT_US, 0)
 }
 

@@ -2,12 +2,12 @@
 //! where it is missing, everything else works and [`UcxRail::open`] says why this does not.
 //!
 //! Pure parts: `card` is what two ends tell each other first, `window` puts messages in order, `report` reads what UCX prints,
-//! `patience` is how long a wait lasts. Driver: `sys` is the library's interface, `worker` its calls, `desk` its callbacks,
+//! `patience` is how long a wait lasts. Driver: `sys` is the library's interface, `worker` its calls, `callbacks` its callbacks,
 //! `slots` all the memory that it sees, and `pipe` a stream of bytes made of its messages. Glue: `rail`, and `glue`,
 //! which is what [`crate::transport`] asks for.
 
+mod callbacks;
 mod card;
-mod desk;
 mod error;
 mod glue;
 mod patience;

@@ -5,8 +5,8 @@
 //! never sees an address of memory that is offered to peers or is a target of an operation, so whatever a peer, its NIC or
 //! the library does late can only reach slots; `docs/decisions/004-ucx-link.md` says why that is worth two copies.
 
+use super::callbacks::{Callbacks, Kind, Message, State, header};
 use super::card::{Card, Process, Secret};
-use super::desk::{Desk, Kind, Message, State, header};
 use super::error::UcxError;
 use super::patience::Patience;
 use super::process;
@@ -54,10 +54,10 @@ impl Pipe {
     pub fn new(context: &Arc<Context>) -> Result<(Pipe, Card), UcxError> {
         let secret = process::secret()?;
         // Before the worker, so that it is dropped after it.
-        let shelf = Shelf::new(Desk::new(secret));
+        let shelf = Shelf::new(Callbacks::new(secret));
         let worker = Worker::new(context)?;
-        // SAFETY: the shelf keeps the desk until the worker has ended, and `Desk::with` borrows it around no call.
-        unsafe { worker.listen(&shelf.desk) }?;
+        // SAFETY: the shelf keeps the callbacks until the worker has ended, and `Callbacks::with` borrows it around no call.
+        unsafe { worker.listen(&shelf.callbacks) }?;
         let (major, minor, _) = context.ucp.release();
         let card = Card {
             release: (major as u16, minor as u16),
@@ -86,7 +86,7 @@ impl Pipe {
         }
         self.peer_secret = card.secret;
         // SAFETY: as in `new`.
-        unsafe { self.worker.connect(card, &self.shelf.desk) }
+        unsafe { self.worker.connect(card, &self.shelf.callbacks) }
     }
 
     /// What carries the bytes.
@@ -95,7 +95,7 @@ impl Pipe {
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
-        self.shelf.desk.with(f)
+        self.shelf.callbacks.with(f)
     }
 
     /// Lets UCX work, and has it fetch what the peer offers.

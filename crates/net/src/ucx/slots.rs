@@ -1,7 +1,7 @@
 //! A pipe's own memory. Bytes of messages wait in slots on their way out and in: nothing but slots is ever shown to UCX. This
 //! file has the memory and counts it; it must never know what is in it.
 
-use super::desk::{Desk, HEADER_BYTES, Header, Ticket};
+use super::callbacks::{Callbacks, HEADER_BYTES, Header, Ticket};
 use crate::tcp::CHUNK_BYTES_MAX;
 use forebay_transfer::{Backing, HostBuffer};
 use libc::c_void;
@@ -47,11 +47,11 @@ struct Side {
 }
 
 impl Side {
-    fn new(desk: *const Desk) -> Side {
+    fn new(callbacks: *const Callbacks) -> Side {
         Side {
             memory: HostBuffer::new(SLOTS * SLOT_BYTES),
             headers: (0..SLOTS).map(|_| [0; HEADER_BYTES]).collect(),
-            tickets: (0..SLOTS).map(|slot| Ticket { desk, slot, number: 0 }).collect(),
+            tickets: (0..SLOTS).map(|slot| Ticket { callbacks, slot, number: 0 }).collect(),
         }
     }
 
@@ -69,16 +69,16 @@ impl Side {
 
 /// Everything that UCX has addresses of. To be kept until it lets go.
 pub(super) struct Shelf {
-    pub desk: Box<Desk>,
+    pub callbacks: Box<Callbacks>,
     outgoing: Side,
     incoming: Side,
 }
 
 impl Shelf {
-    pub fn new(desk: Desk) -> Shelf {
-        let desk = Box::new(desk);
-        let (outgoing, incoming) = (Side::new(&raw const *desk), Side::new(&raw const *desk));
-        Shelf { desk, outgoing, incoming }
+    pub fn new(callbacks: Callbacks) -> Shelf {
+        let callbacks = Box::new(callbacks);
+        let (outgoing, incoming) = (Side::new(&raw const *callbacks), Side::new(&raw const *callbacks));
+        Shelf { callbacks, outgoing, incoming }
     }
 
     /// The start of a slot that messages are sent from.

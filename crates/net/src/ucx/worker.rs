@@ -1,8 +1,8 @@
 //! UCX's worker with its one endpoint: every call that is made of them, and what has to hold for it. This file does the
 //! calls; it must never know when one is made, or why.
 
+use super::callbacks::{self, Callbacks, Header};
 use super::card::Card;
-use super::desk::{self, Desk, Header};
 use super::error::UcxError;
 use super::rail::{Context, Fabric};
 use super::report::{self, Lane};
@@ -64,20 +64,20 @@ impl Worker {
         }
     }
 
-    /// Has messages put on a desk.
+    /// Has messages put on a callbacks.
     ///
     /// # Safety
     ///
-    /// The desk must outlive the worker, and not be borrowed while any function of the worker is called.
-    pub unsafe fn listen(&self, desk: &Desk) -> Result<(), UcxError> {
+    /// The callbacks must outlive the worker, and not be borrowed while any function of the worker is called.
+    pub unsafe fn listen(&self, callbacks: &Callbacks) -> Result<(), UcxError> {
         let handler = sys::AmHandler {
             field_mask: sys::AM_HANDLER_ALL,
             id: MESSAGE,
             flags: sys::AM_WHOLE_MESSAGE | sys::AM_PERSISTENT_DATA,
-            callback: desk::on_message,
-            arg: (&raw const *desk).cast_mut().cast(),
+            callback: callbacks::on_message,
+            arg: (&raw const *callbacks).cast_mut().cast(),
         };
-        // SAFETY: the caller says that the desk outlives the worker.
+        // SAFETY: the caller says that the callbacks outlives the worker.
         let set = unsafe { (self.context.ucp.worker_set_am_handler)(self.handle, &handler) };
         self.context.ucp.check("a handler", set)
     }
@@ -87,7 +87,7 @@ impl Worker {
     /// # Safety
     ///
     /// As for [`listen`](Worker::listen). The card must be of a peer that was let in: UCX believes its address.
-    pub unsafe fn connect(&mut self, card: &Card, desk: &Desk) -> Result<(), UcxError> {
+    pub unsafe fn connect(&mut self, card: &Card, callbacks: &Callbacks) -> Result<(), UcxError> {
         // SAFETY: all fields are numbers or pointers that may be null; the mask says which are meant.
         let mut params: sys::EpParams = unsafe { std::mem::zeroed() };
         params.field_mask = sys::EP_REMOTE_ADDRESS | sys::EP_ERR_HANDLING_MODE | sys::EP_ERR_HANDLER;
@@ -97,8 +97,8 @@ impl Worker {
             Fabric::Memory => sys::ERR_HANDLING_MODE_NONE,
             Fabric::Rdma | Fabric::Tcp => sys::ERR_HANDLING_MODE_PEER,
         };
-        params.err_handler = Some(desk::on_failed);
-        params.err_handler_arg = (&raw const *desk).cast_mut().cast();
+        params.err_handler = Some(callbacks::on_failed);
+        params.err_handler_arg = (&raw const *callbacks).cast_mut().cast();
         // SAFETY: the worker is open, the parameters whole; the endpoint is written.
         let created = unsafe { (self.context.ucp.ep_create)(self.handle, &params, &mut self.endpoint) };
         self.context.ucp.check("an endpoint", created)
@@ -148,9 +148,9 @@ impl Worker {
     ) -> Option<Status> {
         let mut param = RequestParam::plain();
         param.op_attr_mask = sys::OP_CALLBACK | sys::OP_USER_DATA;
-        param.callback.send = desk::on_sent;
+        param.callback.send = callbacks::on_sent;
         param.user_data = ticket;
-        let (header, header_len) = (header.cast(), desk::HEADER_BYTES);
+        let (header, header_len) = (header.cast(), callbacks::HEADER_BYTES);
         let am_send = self.context.ucp.am_send;
         // SAFETY: the caller's word.
         begun(unsafe { am_send(self.endpoint, MESSAGE, header, header_len, bytes.cast(), len, &param) })
@@ -171,7 +171,7 @@ impl Worker {
     ) -> Option<Status> {
         let mut param = RequestParam::plain();
         param.op_attr_mask = sys::OP_CALLBACK | sys::OP_USER_DATA;
-        param.callback.receive = desk::on_fetched;
+        param.callback.receive = callbacks::on_fetched;
         param.user_data = ticket;
         // SAFETY: the caller's word.
         begun(unsafe { (self.context.ucp.am_receive)(self.handle, offer, bytes.cast(), len, &param) })

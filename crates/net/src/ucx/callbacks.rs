@@ -73,7 +73,7 @@ pub(super) enum Message {
 }
 
 /// What callbacks have told.
-pub(super) struct Desk {
+pub(super) struct Callbacks {
     /// What messages to this end carry.
     secret: Secret,
     state: RefCell<State>,
@@ -91,8 +91,8 @@ pub(super) struct State {
     pub reset: bool,
 }
 
-impl Desk {
-    pub fn new(secret: Secret) -> Desk {
+impl Callbacks {
+    pub fn new(secret: Secret) -> Callbacks {
         let state = State {
             inbound: Window::default(),
             outgoing: Free::all(),
@@ -100,7 +100,7 @@ impl Desk {
             failed: None,
             reset: false,
         };
-        Desk { secret, state: RefCell::new(state) }
+        Callbacks { secret, state: RefCell::new(state) }
     }
 
     pub fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
@@ -183,9 +183,9 @@ impl State {
     }
 }
 
-/// What a request is for, as its callback is told. Lives as long as the desk.
+/// What a request is for, as its callback is told. Lives as long as the callbacks.
 pub(super) struct Ticket {
-    pub desk: *const Desk,
+    pub callbacks: *const Callbacks,
     pub slot: usize,
     /// Of the message that is being fetched.
     pub number: u64,
@@ -203,20 +203,20 @@ pub(super) unsafe extern "C" fn on_message(
     if header.is_null() || header_len != HEADER_BYTES {
         return sys::OK;
     }
-    // SAFETY: UCX passes the desk that the worker was given, which outlives it, a header of this length, and parameters.
-    let (desk, header, attributes) = unsafe {
+    // SAFETY: UCX passes the callbacks that the worker was given, which outlives it, a header of this length, and parameters.
+    let (callbacks, header, attributes) = unsafe {
         let header = std::slice::from_raw_parts(header.cast::<u8>(), header_len);
-        (&*arg.cast::<Desk>(), header, (*param).attributes)
+        (&*arg.cast::<Callbacks>(), header, (*param).attributes)
     };
-    if desk.message(header, data, len, attributes) { sys::IN_PROGRESS } else { sys::OK }
+    if callbacks.message(header, data, len, attributes) { sys::IN_PROGRESS } else { sys::OK }
 }
 
 /// Called when a message is sent.
 pub(super) unsafe extern "C" fn on_sent(request: *mut c_void, status: Status, ticket: *mut c_void) {
-    // SAFETY: tickets live as long as the desk, and both outlive the worker. The request is over.
+    // SAFETY: tickets live as long as the callbacks, and both outlive the worker. The request is over.
     unsafe {
         let ticket = &*ticket.cast::<Ticket>();
-        (*ticket.desk).with(|state| state.sent(ticket.slot, status));
+        (*ticket.callbacks).with(|state| state.sent(ticket.slot, status));
         free(request);
     }
 }
@@ -231,15 +231,15 @@ pub(super) unsafe extern "C" fn on_fetched(
     // SAFETY: as for `on_sent`.
     unsafe {
         let ticket = &*ticket.cast::<Ticket>();
-        (*ticket.desk).with(|state| state.fetched(ticket.number, ticket.slot, status, len));
+        (*ticket.callbacks).with(|state| state.fetched(ticket.number, ticket.slot, status, len));
         free(request);
     }
 }
 
 /// Called when the endpoint has failed.
 pub(super) unsafe extern "C" fn on_failed(arg: *mut c_void, _endpoint: *mut Endpoint, status: Status) {
-    // SAFETY: the argument is the desk, which outlives the endpoint.
-    unsafe { &*arg.cast::<Desk>() }.with(|state| state.failed = state.failed.or(Some(status)));
+    // SAFETY: the argument is the callbacks, which outlives the endpoint.
+    unsafe { &*arg.cast::<Callbacks>() }.with(|state| state.failed = state.failed.or(Some(status)));
 }
 
 /// Gives a request back.
@@ -261,18 +261,18 @@ mod tests {
     const RNDV: u64 = sys::AM_RECEIVED_RNDV;
     const DATA: u64 = sys::AM_RECEIVED_DATA;
 
-    fn message(desk: &Desk, header: &[u8], len: usize, attributes: u64) -> bool {
-        desk.message(header, std::ptr::without_provenance_mut(8), len, attributes)
+    fn message(callbacks: &Callbacks, header: &[u8], len: usize, attributes: u64) -> bool {
+        callbacks.message(header, std::ptr::without_provenance_mut(8), len, attributes)
     }
 
     #[test]
     fn messages_without_the_secret_are_not_noticed() {
-        let desk = Desk::new([1; 16]);
-        assert!(!message(&desk, &header(&[2; 16], 0, Kind::Reset), 0, 0));
-        assert!(!message(&desk, &header(&[2; 16], 0, Kind::Bytes), 10, DATA));
-        assert!(!message(&desk, &header(&[1; 16], 0, Kind::Bytes)[1..], 10, DATA));
-        desk.with(|state| assert!(!state.reset && state.failed.is_none() && state.inbound.len() == 0));
-        assert!(message(&desk, &header(&[1; 16], 0, Kind::Bytes), 10, DATA));
+        let callbacks = Callbacks::new([1; 16]);
+        assert!(!message(&callbacks, &header(&[2; 16], 0, Kind::Reset), 0, 0));
+        assert!(!message(&callbacks, &header(&[2; 16], 0, Kind::Bytes), 10, DATA));
+        assert!(!message(&callbacks, &header(&[1; 16], 0, Kind::Bytes)[1..], 10, DATA));
+        callbacks.with(|state| assert!(!state.reset && state.failed.is_none() && state.inbound.len() == 0));
+        assert!(message(&callbacks, &header(&[1; 16], 0, Kind::Bytes), 10, DATA));
     }
 
     #[test]
@@ -285,25 +285,25 @@ mod tests {
             (1 << 40, 10, DATA),
         ];
         for (number, len, attributes) in rules {
-            let desk = Desk::new([1; 16]);
-            assert!(!message(&desk, &header(&[1; 16], number, Kind::Bytes), len, attributes));
+            let callbacks = Callbacks::new([1; 16]);
+            assert!(!message(&callbacks, &header(&[1; 16], number, Kind::Bytes), len, attributes));
             assert_eq!(
-                desk.with(|state| state.failed),
+                callbacks.with(|state| state.failed),
                 Some(sys::INVALID_PARAM),
                 "{number} {len} {attributes}"
             );
         }
-        let desk = Desk::new([1; 16]);
-        assert!(message(&desk, &header(&[1; 16], 0, Kind::Bytes), 10, DATA));
-        assert!(!message(&desk, &header(&[1; 16], 0, Kind::Bytes), 10, DATA), "twice");
-        assert!(desk.with(|state| state.failed.is_some()));
+        let callbacks = Callbacks::new([1; 16]);
+        assert!(message(&callbacks, &header(&[1; 16], 0, Kind::Bytes), 10, DATA));
+        assert!(!message(&callbacks, &header(&[1; 16], 0, Kind::Bytes), 10, DATA), "twice");
+        assert!(callbacks.with(|state| state.failed.is_some()));
     }
 
     #[test]
     fn a_message_that_came_in_part_is_none() {
-        let desk = Desk::new([1; 16]);
-        assert!(message(&desk, &header(&[1; 16], 0, Kind::Bytes), 10, RNDV));
-        desk.with(|state| {
+        let callbacks = Callbacks::new([1; 16]);
+        assert!(message(&callbacks, &header(&[1; 16], 0, Kind::Bytes), 10, RNDV));
+        callbacks.with(|state| {
             let slot = state.incoming.take().unwrap();
             *state.inbound.front().unwrap() = Message::Coming { len: 10 };
             state.fetched(0, slot, sys::OK, 9);

@@ -21,7 +21,7 @@ pub(crate) const RAILS: u8 = 2;
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
 /// Takes in what peers say.
-pub(crate) struct Desk {
+pub(crate) struct CallHandler {
     inbox: Mutex<Inbox>,
     pub event: Event,
     leases: LeaseTable,
@@ -30,10 +30,10 @@ pub(crate) struct Desk {
     refused_told: Mutex<Option<Instant>>,
 }
 
-impl Desk {
-    pub fn new(leases: LeaseTable, rails: Arc<Rails>, service: Option<Arc<dyn Service>>) -> Desk {
+impl CallHandler {
+    pub fn new(leases: LeaseTable, rails: Arc<Rails>, service: Option<Arc<dyn Service>>) -> CallHandler {
         let (inbox, event, refused_told) = (Mutex::default(), Event::default(), Mutex::default());
-        Desk { inbox, event, leases, rails, service, refused_told }
+        CallHandler { inbox, event, leases, rails, service, refused_told }
     }
 
     /// The notifications that wait, with their senders' names.
@@ -70,7 +70,7 @@ impl Desk {
     }
 }
 
-impl Service for Desk {
+impl Service for CallHandler {
     fn call(&self, from: Identity, mut body: Vec<u8>, reply: Reply) {
         match (body.first(), &self.service) {
             (Some(&NOTICES), _) => self.notice(from, &body[1..], reply),
