@@ -5,10 +5,10 @@ use crate::connection_state::BackOff;
 use crate::endpoints::{BoundFlow, OnAdvice};
 use crate::error::PeerError;
 use crate::flow_control::Advice;
-use crate::peer::{Flow, Peer, Via};
+use crate::peer::{Peer, PeerFlow, Via};
 use crate::shared::Shared;
 use crate::stat::NotReached;
-use crate::tcp::{Broken, FlowError, FlowOptions, RefusalCode, TcpFlow, Unreached};
+use crate::tcp::{Broken, Flow, FlowError, FlowOptions, RefusalCode, Unreached};
 use crate::upgrade;
 use forebay_transfer::Link;
 use std::sync::{Arc, Weak};
@@ -19,11 +19,11 @@ const FORGET_AGAIN_US: u64 = 20_000;
 
 /// A flow that came about.
 pub(crate) struct Arrival {
-    pub flow: TcpFlow,
+    pub flow: Flow,
     pub via: Via,
 }
 
-type Connected = Result<(TcpFlow, crate::tcp::Peer), FlowError>;
+type Connected = Result<(Flow, crate::tcp::Peer), FlowError>;
 
 /// Brings the first flow about.
 pub(crate) fn begin(shared: &Arc<Shared>, peer: &Arc<Peer>) {
@@ -53,7 +53,7 @@ fn connect(
     let (weak, its) = (Arc::downgrade(shared), Arc::clone(peer));
     let otherwise = then.clone();
     let thread = std::thread::Builder::new().name("forebay-connect".into()).spawn(move || {
-        let connected = TcpFlow::connect(address, me, regions, options);
+        let connected = Flow::connect(address, me, regions, options);
         if let Some(shared) = weak.upgrade() {
             then(&shared, &its, connected);
         }
@@ -113,7 +113,7 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
     if let Some(nth) = via.rail() {
         state.idle_rails.remove(&nth);
     }
-    state.flows.push(Flow { number, slot, handle: handle.clone(), via, stands_by: false });
+    state.flows.push(PeerFlow { number, slot, handle: handle.clone(), via, stands_by: false });
     let waiting = state.take_waiting();
     drop(state);
     drop(site);
@@ -199,10 +199,10 @@ fn back_off(shared: &Arc<Shared>, peer: &Arc<Peer>, pause: Option<BackOff>) {
 fn broken(shared: &Weak<Shared>, peer: &Arc<Peer>, number: u64, why: &Broken) {
     let Some(shared) = shared.upgrade() else { return };
     let mut state = peer.state();
-    let ended: Vec<Flow> = state.flows.extract_if(.., |flow| flow.number == number).collect();
+    let ended: Vec<PeerFlow> = state.flows.extract_if(.., |flow| flow.number == number).collect();
     let Some(via) = ended.first().map(|flow| flow.via.clone()) else { return };
     if let Broken::Frozen { .. } = why {
-        let doubtful = |flow: &&Flow| via.shows_a_frozen_peer() || flow.via.path() == via.path();
+        let doubtful = |flow: &&PeerFlow| via.shows_a_frozen_peer() || flow.via.path() == via.path();
         state.flows.iter().filter(doubtful).for_each(|flow| flow.handle.doubt());
     }
     state.lost = Some(why.clone());
@@ -222,7 +222,7 @@ fn broken(shared: &Weak<Shared>, peer: &Arc<Peer>, number: u64, why: &Broken) {
 }
 
 /// Takes flows that have ended, or were severed, out of their slots.
-fn take_down(shared: &Shared, peer: &Peer, ended: &[Flow]) {
+fn take_down(shared: &Shared, peer: &Peer, ended: &[PeerFlow]) {
     let flows: Vec<_> = {
         let mut site = peer.site();
         ended.iter().map(|flow| site.unbind(shared, flow.slot, flow.number)).collect()
@@ -341,7 +341,7 @@ mod tests {
         let before = place();
         // It was asked for when the old one answered, and came about when that had ended.
         let (me, regions) = (one.shared.me, one.shared.regions.clone());
-        let late = TcpFlow::connect(old.address().unwrap(), me, regions, FlowOptions::default());
+        let late = Flow::connect(old.address().unwrap(), me, regions, FlowOptions::default());
         let (flow, found) = late.unwrap();
         arrived(&one.shared, &peer, Arrival { flow, via: Via::Tcp }, found.identity.instance);
         assert_eq!(peer.site().answered, Some(new.identity().instance));
@@ -358,7 +358,7 @@ mod tests {
         // The flow has broken, and the new one is there before it has left its slot.
         let ended = std::mem::take(&mut peer.state().flows);
         let (me, regions) = (one.shared.me, one.shared.regions.clone());
-        let next = TcpFlow::connect(new.address().unwrap(), me, regions, FlowOptions::default());
+        let next = Flow::connect(new.address().unwrap(), me, regions, FlowOptions::default());
         let (flow, found) = next.unwrap();
         arrived(&one.shared, &peer, Arrival { flow, via: Via::Tcp }, found.identity.instance);
         take_down(&one.shared, &peer, &ended);

@@ -187,7 +187,7 @@ impl EndpointPool {
 mod tests {
     use super::*;
     use crate::tcp::{
-        Access, Exports, FlowOptions, Identity, NoLeases, PeerRegions, ServerOptions, TcpFlow, TcpServer,
+        Access, Exports, Flow, FlowOptions, Identity, NoLeases, PeerRegions, ServerOptions, TcpServer,
     };
     use forebay_transfer::{Class, End, HostBuffer, Limits, MoverThread, Span, SpanPair, Transfer};
 
@@ -209,7 +209,7 @@ mod tests {
         let mut handles = Vec::new();
         for stand_in in [None, Some(0)] {
             let options = FlowOptions::default();
-            let (flow, _) = TcpFlow::connect(server.address(), me, regions.clone(), options).unwrap();
+            let (flow, _) = Flow::connect(server.address(), me, regions.clone(), options).unwrap();
             handles.push(flow.handle());
             let (handle, flow) = (flow.handle(), Box::new(flow));
             let (metrics, on_advice) = (Arc::clone(&metrics), Arc::new(|_| {}));

@@ -55,7 +55,7 @@ pub(crate) struct State {
     pub connection: ConnectionState,
     waiting: BTreeMap<u64, OnUp>,
     next_waiting: u64,
-    pub flows: Vec<Flow>,
+    pub flows: Vec<PeerFlow>,
     next_flow: u64,
     /// How the last flow ended, or why none came about.
     pub lost: Option<Broken>,
@@ -79,7 +79,7 @@ pub(crate) struct State {
 }
 
 /// A flow to the peer.
-pub(crate) struct Flow {
+pub(crate) struct PeerFlow {
     pub number: u64,
     pub slot: usize,
     pub handle: FlowHandle,

@@ -1,7 +1,7 @@
 //! What an agent shows of its peers. This file takes snapshots; it must never change what they are of.
 
 use crate::capabilities::WhyIdle;
-use crate::peer::{Flow, Peer, Via};
+use crate::peer::{Peer, PeerFlow, Via};
 use crate::peer_metrics::Counts;
 use crate::rails::Rails;
 use crate::tcp::Unreached;
@@ -73,7 +73,7 @@ impl PeerStat {
 }
 
 impl FlowStat {
-    fn of(flow: &Flow) -> FlowStat {
+    fn of(flow: &PeerFlow) -> FlowStat {
         let report = match &flow.via {
             Via::Tcp => None,
             Via::Rail { report, .. } => Some(report.clone()),

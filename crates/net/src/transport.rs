@@ -20,7 +20,7 @@
 //! it to itself, as `ucx/slots.rs` does: no peer ever learns an address from here
 //! (`docs/decisions/020-transports-behind-one-trait.md`).
 
-use crate::tcp::{Broken, Carrier, Door, FlowOptions, Identity, Peer, PeerRegions, TcpFlow};
+use crate::tcp::{Broken, Carrier, Door, Flow, FlowOptions, Identity, Peer, PeerRegions};
 use std::fmt;
 use thiserror::Error;
 
@@ -105,9 +105,9 @@ pub fn connect(
     regions: PeerRegions,
     options: &FlowOptions,
     mut exchange: impl FnMut(Vec<u8>) -> Result<Vec<u8>, TransportError>,
-) -> Result<(TcpFlow, Peer, String), TransportError> {
+) -> Result<(Flow, Peer, String), TransportError> {
     let Connected { carrier, report } = rail.connect(&mut exchange)?;
-    let (flow, peer) = TcpFlow::over(carrier, me, regions, options).map_err(TransportError::Greeting)?;
+    let (flow, peer) = Flow::over(carrier, me, regions, options).map_err(TransportError::Greeting)?;
     Ok((flow, peer, report))
 }
 

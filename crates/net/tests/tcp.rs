@@ -235,7 +235,7 @@ fn garbage_on_the_port_is_refused_with_a_reason_and_harms_nobody() {
 }
 
 fn refusal(address: SocketAddr, options: FlowOptions) -> RefusalCode {
-    match TcpFlow::connect(address, identity(2), PeerRegions::default(), options) {
+    match Flow::connect(address, identity(2), PeerRegions::default(), options) {
         Err(FlowError::Greeting { broken: Broken::Refused(refusal), .. }) => refusal.code,
         other => panic!("{other:?}"),
     }
@@ -304,7 +304,7 @@ fn silent_connections_keep_no_peer_out_and_take_places_from_each_other() {
 fn why_a_peer_is_not_reached_is_one_of_a_few_reasons() {
     let secret = |token: &str| ServerOptions { token: token.into(), ..ServerOptions::default() };
     let (server, _memory, _) = server(4096, secret("one"));
-    let reason = |address| match TcpFlow::connect(
+    let reason = |address| match Flow::connect(
         address,
         identity(2),
         PeerRegions::default(),

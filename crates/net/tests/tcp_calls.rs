@@ -44,11 +44,11 @@ fn server(options: ServerOptions) -> (TcpServer, Arc<Echo>) {
     (server, echo)
 }
 
-fn connect(server: &TcpServer, me: Identity) -> TcpFlow {
-    TcpFlow::connect(server.address(), me, PeerRegions::default(), FlowOptions::default()).unwrap().0
+fn connect(server: &TcpServer, me: Identity) -> Flow {
+    Flow::connect(server.address(), me, PeerRegions::default(), FlowOptions::default()).unwrap().0
 }
 
-fn ask(flow: &TcpFlow, body: &[u8], limit_us: u64) -> mpsc::Receiver<Result<Vec<u8>, CallError>> {
+fn ask(flow: &Flow, body: &[u8], limit_us: u64) -> mpsc::Receiver<Result<Vec<u8>, CallError>> {
     let (sender, receiver) = mpsc::channel();
     flow.handle().call(body.to_vec(), limit_us, move |end| drop(sender.send(end)));
     receiver

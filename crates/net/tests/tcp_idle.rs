@@ -17,7 +17,7 @@ fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
     let options = ServerOptions::default();
     let server = TcpServer::listen(([127, 0, 0, 1], 0).into(), me, exports, options).unwrap();
     let connect =
-        || TcpFlow::connect(server.address(), me, PeerRegions::default(), FlowOptions::default()).unwrap().0;
+        || Flow::connect(server.address(), me, PeerRegions::default(), FlowOptions::default()).unwrap().0;
     drop(connect());
     eventually("the first one is gone", || server.stats().flows == 0);
     let before = settled_descriptors();

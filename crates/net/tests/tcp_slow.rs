@@ -86,13 +86,12 @@ fn a_node_without_descriptors_lets_nobody_new_in_and_recovers() {
     let end = before.mover.run(before.transfer(Direction::Write, &[(0, 0)], 4096)).unwrap();
     assert_eq!(end, End::Done { bytes: 4096 }, "who was let in before is served");
     let options = FlowOptions { connect_limit_us: 100_000, ..FlowOptions::default() };
-    let refused = TcpFlow::connect(server.address(), identity(3), PeerRegions::default(), options);
+    let refused = Flow::connect(server.address(), identity(3), PeerRegions::default(), options);
     assert!(refused.is_err(), "{refused:?}");
     drop(strangers);
     setrlimit(Resource::Nofile, old).unwrap();
     eventually("somebody is let in again", || {
-        TcpFlow::connect(server.address(), identity(4), PeerRegions::default(), FlowOptions::default())
-            .is_ok()
+        Flow::connect(server.address(), identity(4), PeerRegions::default(), FlowOptions::default()).is_ok()
     });
     let end = before.mover.run(before.transfer(Direction::Read, &[(0, 0)], 4096)).unwrap();
     assert_eq!(end, End::Done { bytes: 4096 });

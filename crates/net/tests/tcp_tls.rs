@@ -58,7 +58,7 @@ fn named(node: u8) -> impl FnOnce(&mut CertificateParams) {
 /// Why a connection did not come about. The flow may break only at its first use: with TLS 1.3 the asking end is done
 /// before the owner has looked at its certificate.
 fn refused(server: &TcpServer, options: FlowOptions) -> Broken {
-    match TcpFlow::connect(server.address(), identity(2), PeerRegions::default(), options) {
+    match Flow::connect(server.address(), identity(2), PeerRegions::default(), options) {
         Err(FlowError::Greeting { broken, .. }) => broken,
         other => panic!("{other:?}"),
     }
@@ -97,7 +97,7 @@ fn calls_of_every_length_are_answered_over_tls() {
     let exports = Arc::new(Exports::new(Arc::new(NoLeases)));
     let server = TcpServer::serve(loopback(), identity(1), exports, Arc::new(Echo), serving(&tls)).unwrap();
     let regions = PeerRegions::default();
-    let (flow, _) = TcpFlow::connect(server.address(), identity(2), regions, flowing(&tls)).unwrap();
+    let (flow, _) = Flow::connect(server.address(), identity(2), regions, flowing(&tls)).unwrap();
     for bytes in [0, 1, 16_383, 16_384, 16_385, 300_000, 1 << 20] {
         let (sender, receiver) = mpsc::channel();
         flow.handle().call(vec![7; bytes], 20_000_000, move |end| drop(sender.send(end)));
@@ -223,13 +223,13 @@ fn silence_in_the_handshake_ends_by_the_greeting_limit() {
     }
     eventually("all are gone", || hasty.stats().flows == 0);
     eventually("others are let in", || {
-        TcpFlow::connect(hasty.address(), identity(2), PeerRegions::default(), flowing(&tls)).is_ok()
+        Flow::connect(hasty.address(), identity(2), PeerRegions::default(), flowing(&tls)).is_ok()
     });
     // And the other way round: an owner that takes connections and says nothing.
     let silent = std::net::TcpListener::bind(loopback()).unwrap();
     let options = FlowOptions { connect_limit_us: 200_000, ..flowing(&tls) };
     let address = silent.local_addr().unwrap();
-    let found = TcpFlow::connect(address, identity(2), PeerRegions::default(), options);
+    let found = Flow::connect(address, identity(2), PeerRegions::default(), options);
     assert!(matches!(found, Err(FlowError::Greeting { broken: Broken::Frozen { .. }, .. })), "{found:?}");
 }
 
@@ -261,7 +261,7 @@ fn bytes_that_were_changed_on_the_way_end_the_connection() {
             }
             let _ = owner.shutdown(std::net::Shutdown::Both);
         });
-        let flow = TcpFlow::connect(address, identity(2), PeerRegions::default(), flowing(&tls));
+        let flow = Flow::connect(address, identity(2), PeerRegions::default(), flowing(&tls));
         failed += usize::from(flow.is_err());
         drop(flow);
         carrier.join().unwrap();
@@ -281,7 +281,7 @@ fn plain_text_beyond_loopback_needs_to_be_asked_for() {
     TcpServer::listen(anywhere, identity(1), exports(), serving(&tls)).unwrap();
     // Nobody is there, and nobody is asked.
     let beyond = ([192, 0, 2, 1], 9).into();
-    let found = TcpFlow::connect(beyond, identity(2), PeerRegions::default(), FlowOptions::default());
+    let found = Flow::connect(beyond, identity(2), PeerRegions::default(), FlowOptions::default());
     assert!(matches!(found, Err(FlowError::Plain { .. })), "{found:?}");
 }
 

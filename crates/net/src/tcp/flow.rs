@@ -139,7 +139,7 @@ pub struct FlowStats {
 /// let (here, there) = (Place::Host(0), Place::Peer(1));
 /// let regions = PeerRegions::default();
 /// let me = Identity::starting([2; 16])?;
-/// let (flow, peer) = TcpFlow::connect(server.address(), me, regions.clone(), FlowOptions::default())?;
+/// let (flow, peer) = Flow::connect(server.address(), me, regions.clone(), FlowOptions::default())?;
 /// let link = handle.add_link(LinkSpec::new("flow0", 2, 64 << 20), Box::new(flow))?;
 /// handle.add_path(PathSpec::direct(here, there, link))??;
 /// let theirs = regions.register(&handle, there, peer.regions[0], 0)?;
@@ -150,7 +150,7 @@ pub struct FlowStats {
 /// assert_eq!(end, End::Done { bytes: 4096 });
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct TcpFlow {
+pub struct Flow {
     end: Arc<AskingEnd>,
     handle: FlowHandle,
     thread: Option<JoinHandle<()>>,
@@ -165,14 +165,14 @@ pub struct FlowHandle {
     pub(super) ending: Arc<Ending>,
 }
 
-impl TcpFlow {
+impl Flow {
     /// Connects to a peer and waits until it has let this end in.
     pub fn connect(
         address: SocketAddr,
         me: Identity,
         regions: PeerRegions,
         options: FlowOptions,
-    ) -> Result<(TcpFlow, Peer), FlowError> {
+    ) -> Result<(Flow, Peer), FlowError> {
         if options.tls.is_none() && !options.plain_beyond_loopback && is_beyond_loopback(address) {
             return Err(FlowError::Plain { address });
         }
@@ -180,7 +180,7 @@ impl TcpFlow {
         let stream = TcpStream::connect_timeout(&address, limit)
             .map_err(|source| FlowError::Connect { address, source })?;
         let socket = Socket::new(stream, options.socket_buffer_bytes)?;
-        let over = TcpFlow::over(Box::new(socket), me, regions, &options);
+        let over = Flow::over(Box::new(socket), me, regions, &options);
         over.map_err(|broken| FlowError::Greeting { address, broken })
     }
 
@@ -190,7 +190,7 @@ impl TcpFlow {
         me: Identity,
         regions: PeerRegions,
         options: &FlowOptions,
-    ) -> Result<(TcpFlow, Peer), Broken> {
+    ) -> Result<(Flow, Peer), Broken> {
         let system = |error: std::io::Error| Broken::System(error.to_string());
         let carrier = match &options.tls {
             Some(tls) => Box::new(Session::asking(carrier, tls).map_err(system)?),
@@ -208,10 +208,7 @@ impl TcpFlow {
         let end = Arc::new(end);
         let own = Arc::clone(&end);
         let thread = std::thread::Builder::new().name("forebay-flow".into()).spawn(move || own.run(watch));
-        Ok((
-            TcpFlow { end, handle, thread: Some(thread.map_err(system)?), process: Process::current() },
-            peer,
-        ))
+        Ok((Flow { end, handle, thread: Some(thread.map_err(system)?), process: Process::current() }, peer))
     }
 
     /// Speaks to the flow after it was given to a mover.
@@ -220,7 +217,7 @@ impl TcpFlow {
     }
 }
 
-impl Link for TcpFlow {
+impl Link for Flow {
     fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
         self.end.begin(op, memory, done);
     }
@@ -231,7 +228,7 @@ impl Link for TcpFlow {
     }
 }
 
-impl Drop for TcpFlow {
+impl Drop for Flow {
     fn drop(&mut self) {
         if !self.process.is_current() {
             // The thread, and whoever holds a lock, are the parent's.
@@ -308,9 +305,9 @@ impl FlowHandle {
     }
 }
 
-impl std::fmt::Debug for TcpFlow {
+impl std::fmt::Debug for Flow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TcpFlow").field("handle", &self.handle).finish_non_exhaustive()
+        f.debug_struct("Flow").field("handle", &self.handle).finish_non_exhaustive()
     }
 }
 

@@ -4,7 +4,7 @@
 //! Pure parts: `runs`, `command`, `greeting` and `frame` are the bytes; `payload` is where they lie; `exports` is what a
 //! node offers; `connection` turns bytes into frames and payload in place, `requester` and `responder` say what the two
 //! ends do, with `call` and `service` for what is asked beside memory. Driver: `socket`, with
-//! TLS over it in `tls`, `session` and `secured`. Glue: [`TcpFlow`], the asking end, and [`TcpServer`], the owning end, with a thread for each
+//! TLS over it in `tls`, `session` and `secured`. Glue: [`Flow`], the asking end, and [`TcpServer`], the owning end, with a thread for each
 //! connection. Knows the wire and whose memory is meant; must never know what bytes mean, or why somebody wants them.
 
 mod asking;
@@ -38,7 +38,7 @@ pub use carrier::Carrier;
 pub use command::{FaultCode, PeerRegion};
 pub use connection::{Broken, Wire};
 pub use exports::{Access, ExportError, Exports, Leases, NoLeases};
-pub use flow::{FlowError, FlowHandle, FlowOptions, FlowStats, Peer, TcpFlow};
+pub use flow::{Flow, FlowError, FlowHandle, FlowOptions, FlowStats, Peer};
 pub use frame::{
     BadFrame, CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, OP_BYTES_MAX, OPS_MAX, REGIONS_MAX, SPANS_MAX,
     VERSION,

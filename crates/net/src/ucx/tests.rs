@@ -98,8 +98,7 @@ fn damage_on_the_way_is_found_in_both_directions_and_named() {
     let armed = Arc::new(AtomicBool::new(false));
     let carrier = Damaging { pipe: Box::new(pipe), armed: Arc::clone(&armed) };
     let regions = PeerRegions::default();
-    let (flow, peer) =
-        TcpFlow::over(Box::new(carrier), me, regions.clone(), &FlowOptions::default()).unwrap();
+    let (flow, peer) = Flow::over(Box::new(carrier), me, regions.clone(), &FlowOptions::default()).unwrap();
     let thread = MoverThread::spawn(Limits::default()).unwrap();
     let mover = thread.handle();
     let (here, there) = (Place::Host(0), Place::Peer(1));

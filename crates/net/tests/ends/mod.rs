@@ -49,7 +49,7 @@ pub fn asking(address: SocketAddr, flows: usize, options: FlowOptions) -> Asking
     let mut offered = None;
     let me = identity(2);
     for number in 0..flows {
-        let (flow, peer) = TcpFlow::connect(address, me, regions.clone(), options.clone()).unwrap();
+        let (flow, peer) = Flow::connect(address, me, regions.clone(), options.clone()).unwrap();
         handles.push(flow.handle());
         let link =
             mover.add_link(LinkSpec::new(format!("flow{number}"), 3, 64 << 20), Box::new(flow)).unwrap();
