@@ -139,7 +139,7 @@ impl Agent {
         let calls = Arc::new(CallHandler::new(leases.clone(), Arc::clone(&rails), config.service.clone()));
         let server = serve(&config, me, &exports, &calls)?;
         if let Some(server) = &server {
-            rails.serve_at(server.door());
+            rails.serve_at(server.acceptor());
         }
         let flow_options = FlowOptions {
             token: config.token,

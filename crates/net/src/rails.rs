@@ -2,7 +2,7 @@
 //! peers who ask for them.
 
 use crate::capabilities::{Capabilities, Host, Question};
-use crate::tcp::{Door, Reply};
+use crate::tcp::{Acceptor, Reply};
 use crate::transport::{self, Rail, TransportError, TransportInfo};
 use crate::transports::RailOptions;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ pub(crate) struct Rails {
     rails: Vec<Opening>,
     pub host: Host,
     /// Where peers come in. Not there for an agent that does not listen: then nobody asks.
-    door: OnceLock<Door>,
+    acceptor: OnceLock<Acceptor>,
     answering: AtomicUsize,
 }
 
@@ -33,15 +33,15 @@ impl Rails {
         Rails {
             rails: options.into_iter().map(rail).collect(),
             host: host(),
-            door: OnceLock::new(),
+            acceptor: OnceLock::new(),
             answering: AtomicUsize::new(0),
         }
     }
 
-    /// Has what peers offer served at this door.
-    pub fn serve_at(&self, door: Door) {
+    /// Has what peers offer served at this acceptor.
+    pub fn serve_at(&self, acceptor: Acceptor) {
         // It is said once, by whoever starts the agent.
-        let _ = self.door.set(door);
+        let _ = self.acceptor.set(acceptor);
     }
 
     pub fn is_empty(&self) -> bool {
@@ -106,7 +106,7 @@ impl Rails {
         let rail = usize::from(nth).checked_rem(rails.len()).and_then(|nth| rails.get(nth));
         let (_, rail) = rail.ok_or_else(|| format!("there is no rail with code {code}"))?;
         // A peer may be faster than the start of this agent.
-        transport::accept(*rail, self.door.wait(), offer).map_err(|error| error.to_string())
+        transport::accept(*rail, self.acceptor.wait(), offer).map_err(|error| error.to_string())
     }
 }
 

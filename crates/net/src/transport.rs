@@ -20,7 +20,7 @@
 //! it to itself, as `ucx/slots.rs` does: no peer ever learns an address from here
 //! (`docs/decisions/020-transports-behind-one-trait.md`).
 
-use crate::tcp::{Broken, Carrier, Door, Flow, FlowOptions, Identity, Peer, PeerRegions};
+use crate::tcp::{Acceptor, Broken, Carrier, Flow, FlowOptions, Identity, Peer, PeerRegions};
 use std::fmt;
 use thiserror::Error;
 
@@ -113,9 +113,9 @@ pub fn connect(
 
 /// Takes up a peer's offer: what comes over the new connection is served as if it had come through the
 /// server's port. The offer must come from a peer that was let in: transports believe what it says.
-pub fn accept(rail: &dyn Rail, door: &Door, offer: &[u8]) -> Result<Vec<u8>, TransportError> {
+pub fn accept(rail: &dyn Rail, acceptor: &Acceptor, offer: &[u8]) -> Result<Vec<u8>, TransportError> {
     let (carrier, answer) = rail.accept(offer)?;
-    if door.adopt(carrier) { Ok(answer) } else { Err(TransportError::NoServer) }
+    if acceptor.adopt(carrier) { Ok(answer) } else { Err(TransportError::NoServer) }
 }
 
 impl fmt::Debug for dyn Transport {

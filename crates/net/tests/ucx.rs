@@ -103,7 +103,7 @@ fn beside(rail: &UcxRail, owner: &Owner) -> Asking {
 }
 
 fn leased(rail: &UcxRail, owner: &Owner, lease: u64) -> Asking {
-    let exchange = |offer: Vec<u8>| accept(rail, &owner.server.door(), &offer);
+    let exchange = |offer: Vec<u8>| accept(rail, &owner.server.acceptor(), &offer);
     over_ucx(rail, options(), lease, exchange)
 }
 
@@ -269,7 +269,7 @@ fn spans_beyond_the_region_are_refused() {
     for rail in rails() {
         let owner = open_owner(1 << 20);
         let regions = PeerRegions::default();
-        let exchange = |offer: Vec<u8>| accept(&rail, &owner.server.door(), &offer);
+        let exchange = |offer: Vec<u8>| accept(&rail, &owner.server.acceptor(), &offer);
         let connected = connect(&rail, identity(2), regions.clone(), &options(), exchange);
         let (flow, peer, _) = connected.unwrap();
         let larger = PeerRegion { len: 2 << 20, ..peer.regions[0] };
@@ -387,7 +387,7 @@ fn the_other_process() {
     std::io::stdout().flush().unwrap();
     let (control, _) = listener.accept().unwrap();
     while let Some(offer) = get(&control) {
-        put(&control, &accept(&rail, &owner.server.door(), &offer).unwrap());
+        put(&control, &accept(&rail, &owner.server.acceptor(), &offer).unwrap());
     }
 }
 
@@ -503,7 +503,7 @@ fn an_offer_that_is_none_is_refused() {
     for rail in rails() {
         let owner = open_owner(4096);
         for offer in [&b""[..], b"GET / HTTP/1.1\r\n\r\n", &[0; 100]] {
-            let refused = accept(&rail, &owner.server.door(), offer).unwrap_err();
+            let refused = accept(&rail, &owner.server.acceptor(), offer).unwrap_err();
             assert!(refused.to_string().starts_with("the peer's UCX address: "), "{refused}");
         }
         let declined = TransportError::Declined("the peer has no UCX".to_string());

@@ -28,7 +28,7 @@ fn idle_flows_cost_nothing_and_ended_ones_leave_nothing() {
             rail => rail.unwrap(),
         };
         let connected = || {
-            let exchange = |offer: Vec<u8>| accept(&rail, &server.door(), &offer);
+            let exchange = |offer: Vec<u8>| accept(&rail, &server.acceptor(), &offer);
             let options = FlowOptions { connect_limit_us: 20_000_000, ..FlowOptions::default() };
             connect(&rail, me, PeerRegions::default(), &options, exchange).unwrap().0
         };

@@ -46,7 +46,7 @@ pub use frame::{
 pub use greeting::{Identity, Refusal, RefusalCode, TOKEN_BYTES_MAX};
 pub use peer::PeerRegions;
 pub use runs::BadRuns;
-pub use server::{Door, ServerOptions, ServerStats, TcpServer};
+pub use server::{Acceptor, ServerOptions, ServerStats, TcpServer};
 pub use service::{Reply, Service};
 pub use socket::{Ready, WakeUp, Watch};
 pub use tls::{SpeaksFor, TlsConfig, TlsError, is_beyond_loopback};

@@ -21,13 +21,13 @@ use std::sync::Arc;
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// Decides who is let in.
-pub(super) type Doorkeeper = Box<dyn FnMut(&Hello) -> Result<(), Refusal> + Send>;
+pub(super) type Authenticator = Box<dyn FnMut(&Hello) -> Result<(), Refusal> + Send>;
 
 /// The answering end of a connection.
 pub(super) struct Responder {
     me: Identity,
     exports: Arc<Exports>,
-    doorkeeper: Doorkeeper,
+    authenticator: Authenticator,
     session: CallSession,
     /// The peer, once it is let in. Until when it has to be, otherwise.
     peer: Option<Identity>,
@@ -58,14 +58,14 @@ impl Responder {
     pub fn new(
         me: Identity,
         exports: Arc<Exports>,
-        doorkeeper: Doorkeeper,
+        authenticator: Authenticator,
         session: CallSession,
         greet_until_us: u64,
     ) -> Responder {
         Responder {
             me,
             exports,
-            doorkeeper,
+            authenticator,
             session,
             peer: None,
             greet_until_us,
@@ -120,7 +120,7 @@ impl Responder {
             let text = "the node is about to end".into();
             return Err(Broken::Turned(Refusal { code: RefusalCode::Closing, text }));
         }
-        (self.doorkeeper)(hello).map_err(Broken::Turned)?;
+        (self.authenticator)(hello).map_err(Broken::Turned)?;
         self.peer = Some(hello.from);
         let welcome = Welcome {
             version: VERSION,

@@ -6,7 +6,7 @@ use super::command::FaultCode;
 use super::connection::{Broken, Connection, Pumped};
 use super::exports::Exports;
 use super::greeting::{Hello, Identity, Refusal, RefusalCode};
-use super::responder::{Doorkeeper, Responder, farewell};
+use super::responder::{Authenticator, Responder, farewell};
 use super::service::{CallSession, NoService, Service};
 use super::session::Session;
 use super::socket::{Ready, Socket, WakeUp};
@@ -175,8 +175,8 @@ impl TcpServer {
     }
 
     /// The way in beside the port.
-    pub fn door(&self) -> Door {
-        Door(Arc::downgrade(&self.shared))
+    pub fn acceptor(&self) -> Acceptor {
+        Acceptor(Arc::downgrade(&self.shared))
     }
 
     /// What the server has done so far.
@@ -188,9 +188,9 @@ impl TcpServer {
 
 /// A way into a server beside its port, for connections that come about otherwise. Does not keep the server.
 #[derive(Debug, Clone)]
-pub struct Door(Weak<Shared>);
+pub struct Acceptor(Weak<Shared>);
 
-impl Door {
+impl Acceptor {
     /// Has a connection served as if it had come through the port. `false`: the server has ended.
     pub(crate) fn adopt(&self, carrier: Box<dyn Carrier>) -> bool {
         let open = self.0.upgrade().filter(|shared| !shared.closing.load(Ordering::Acquire));
@@ -346,9 +346,16 @@ impl Port {
         let Some(place) = place.map(Arc::new) else { return Ok(()) };
         self.next += 1;
         self.shared.state.lock().wakes.insert(number, wake.clone());
-        let visit = Visit { shared: Arc::clone(&self.shared), number, from, place, peer: Arc::default() };
-        let spawned =
-            std::thread::Builder::new().name("forebay-peer".into()).spawn(move || visit.run(carrier, &wake));
+        let accepted = AcceptedConnection {
+            shared: Arc::clone(&self.shared),
+            number,
+            from,
+            place,
+            peer: Arc::default(),
+        };
+        let spawned = std::thread::Builder::new()
+            .name("forebay-peer".into())
+            .spawn(move || accepted.run(carrier, &wake));
         self.threads.insert(number, spawned?);
         Ok(())
     }
@@ -360,7 +367,7 @@ impl Port {
 }
 
 /// A connection that a peer has made. Forgotten by the server when this is dropped.
-struct Visit {
+struct AcceptedConnection {
     shared: Arc<Shared>,
     number: u64,
     from: Option<IpAddr>,
@@ -370,7 +377,7 @@ struct Visit {
     peer: Arc<Mutex<Option<Identity>>>,
 }
 
-impl Visit {
+impl AcceptedConnection {
     fn run(self, mut carrier: Box<dyn Carrier>, wake: &WakeUp) {
         match self.serve(&mut *carrier, wake) {
             Ok(()) => carrier.part(&[]),
@@ -393,8 +400,9 @@ impl Visit {
         let exports = Arc::clone(&self.shared.exports);
         let waker = wake.clone();
         let session = CallSession::new(Arc::clone(&self.shared.service), move || waker.wake());
-        let (doorkeeper, greet_until_us) = (self.doorkeeper(carrier.speaks_for()), options.greeting_limit_us);
-        let responder = Responder::new(self.shared.me, exports, doorkeeper, session, greet_until_us);
+        let (authenticator, greet_until_us) =
+            (self.authenticator(carrier.speaks_for()), options.greeting_limit_us);
+        let responder = Responder::new(self.shared.me, exports, authenticator, session, greet_until_us);
         let mut connection = Connection::new(responder, options.progress_limit_us, 0);
         let mut ready = Ready::default();
         let mut drained_by_us = u64::MAX;
@@ -450,7 +458,7 @@ impl Visit {
         Refusal { code: RefusalCode::TooManyFlows, text }
     }
 
-    fn doorkeeper(&self, speaks_for: SpeaksFor) -> Doorkeeper {
+    fn authenticator(&self, speaks_for: SpeaksFor) -> Authenticator {
         let (shared, peer) = (Arc::clone(&self.shared), Arc::clone(&self.peer));
         let (place, evicted) = (Arc::clone(&self.place), self.evicted());
         Box::new(move |hello| {
@@ -473,7 +481,7 @@ impl Visit {
     }
 }
 
-impl Drop for Visit {
+impl Drop for AcceptedConnection {
     fn drop(&mut self) {
         let peer = *self.peer.lock();
         if let Some(peer) = peer {

@@ -208,9 +208,9 @@ fn asking(hello: Hello) -> Connection<Requester> {
 }
 
 fn owning(exports: &Arc<Exports>, mirror: &Arc<Mirror>) -> Connection<Responder> {
-    let doorkeeper = Box::new(|_: &Hello| Ok(()));
+    let authenticator = Box::new(|_: &Hello| Ok(()));
     let session = CallSession::new(Arc::clone(mirror) as _, || {});
-    let responder = Responder::new(identity(2), Arc::clone(exports), doorkeeper, session, LIMIT_US);
+    let responder = Responder::new(identity(2), Arc::clone(exports), authenticator, session, LIMIT_US);
     Connection::new(responder, LIMIT_US, 0)
 }
 

@@ -93,7 +93,7 @@ fn damage_on_the_way_is_found_in_both_directions_and_named() {
     let server =
         TcpServer::listen(([127, 0, 0, 1], 0).into(), me, exports, ServerOptions::default()).unwrap();
     let (mut pipe, own) = Pipe::new(&rail.context).unwrap();
-    let answer = transport::accept(&rail, &server.door(), &own.to_bytes()).unwrap();
+    let answer = transport::accept(&rail, &server.acceptor(), &own.to_bytes()).unwrap();
     pipe.connect(&Card::parse(&answer, &own).unwrap()).unwrap();
     let armed = Arc::new(AtomicBool::new(false));
     let carrier = Damaging { pipe: Box::new(pipe), armed: Arc::clone(&armed) };
