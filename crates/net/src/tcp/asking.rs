@@ -66,7 +66,7 @@ pub(super) struct AskingEnd {
 }
 
 /// How the thread waits.
-struct Nap {
+struct Sleep {
     sending: bool,
     timeout: Option<Duration>,
 }
@@ -141,13 +141,13 @@ impl AskingEnd {
         loop {
             let mut held = self.worker.lock();
             let Some(worker) = held.as_mut() else { return Ok(()) };
-            let Some(nap) = worker.step(ready)? else { return Ok(()) };
+            let Some(sleep) = worker.step(ready)? else { return Ok(()) };
             ready = match watch {
                 Some(watch) => {
                     drop(held);
-                    watch.wait(&self.wake, nap.sending, nap.timeout).map_err(system)?
+                    watch.wait(&self.wake, sleep.sending, sleep.timeout).map_err(system)?
                 }
-                None => worker.wait(&nap)?,
+                None => worker.wait(&sleep)?,
             };
         }
     }
@@ -221,12 +221,12 @@ impl Worker {
                 return Err(Broken::Frozen { limit_us });
             }
             self.sleeps_until_us = limit_us;
-            ready = self.wait(&Nap { sending: pumped.send_blocked, timeout: self.timeout(pumped.more) })?;
+            ready = self.wait(&Sleep { sending: pumped.send_blocked, timeout: self.timeout(pumped.more) })?;
         }
     }
 
     /// Carries out what was posted, and what the peer has sent. `None`: the flow was dropped, and all is done.
-    fn step(&mut self, ready: Ready) -> Result<Option<Nap>, Broken> {
+    fn step(&mut self, ready: Ready) -> Result<Option<Sleep>, Broken> {
         if let Some(broken) = self.broken.take() {
             return Err(broken);
         }
@@ -242,7 +242,7 @@ impl Worker {
         }
         let awake = pumped.more || !self.handle.inbox.may_sleep(!open);
         self.sleeps_until_us = self.connection.next_timeout_us().unwrap_or(u64::MAX);
-        Ok(Some(Nap { sending: pumped.send_blocked, timeout: self.timeout(awake) }))
+        Ok(Some(Sleep { sending: pumped.send_blocked, timeout: self.timeout(awake) }))
     }
 
     /// Carries out what was posted on the thread that has posted it. Says whether the flow's own thread is needed too.
@@ -274,8 +274,8 @@ impl Worker {
         }
     }
 
-    fn wait(&mut self, nap: &Nap) -> Result<Ready, Broken> {
-        self.carrier.wait(&self.wake, nap.sending, nap.timeout).map_err(system)
+    fn wait(&mut self, sleep: &Sleep) -> Result<Ready, Broken> {
+        self.carrier.wait(&self.wake, sleep.sending, sleep.timeout).map_err(system)
     }
 
     /// Ends what is under way. First nothing can move any more, then operations end.

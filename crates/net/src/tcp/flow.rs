@@ -10,7 +10,7 @@ use super::ending::Ending;
 use super::frame::VERSION;
 use super::greeting::{Hello, Identity};
 use super::peer::PeerRegions;
-use super::requester::{Patience, Requester};
+use super::requester::Requester;
 use super::session::Session;
 use super::socket::Socket;
 use super::tls::{TlsConfig, is_beyond_loopback};
@@ -202,8 +202,7 @@ impl Flow {
             to_instance: options.instance.unwrap_or_default(),
             token: options.token.clone(),
         };
-        let patience = Patience { ping_after_us: options.ping_after_us };
-        let requester = Requester::new(hello, patience, 0);
+        let requester = Requester::new(hello, options.ping_after_us, 0);
         let (end, watch, handle, peer) = AskingEnd::greet(carrier, requester, regions, options)?;
         let end = Arc::new(end);
         let own = Arc::clone(&end);

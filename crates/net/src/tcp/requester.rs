@@ -28,18 +28,12 @@ pub(super) struct Operation {
     pub deadline_us: u64,
 }
 
-/// How long this end waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Patience {
-    /// An idle flow in use asks after this whether the peer is alive.
-    pub ping_after_us: u64,
-}
-
 /// The asking end of a connection.
 pub(super) struct Requester {
     hello: Option<Hello>,
     to_instance: [u8; 16],
-    patience: Patience,
+    /// A flow that is in use asks after this much silence whether the peer is alive.
+    ping_after_us: u64,
     greeted: Greeted,
     operations: VecDeque<Asked>,
     next_number: u64,
@@ -85,11 +79,11 @@ enum Cancel {
 }
 
 impl Requester {
-    pub fn new(hello: Hello, patience: Patience, now_us: u64) -> Requester {
+    pub fn new(hello: Hello, ping_after_us: u64, now_us: u64) -> Requester {
         Requester {
             to_instance: hello.to_instance,
             hello: Some(hello),
-            patience,
+            ping_after_us,
             greeted: Greeted::No,
             operations: VecDeque::new(),
             next_number: 1,
@@ -297,7 +291,7 @@ impl Requester {
 
     /// When an idle flow that is in use asks whether the peer is alive.
     fn ping_at_us(&self) -> Option<u64> {
-        let at_us = self.heard_us.max(self.used_us).saturating_add(self.patience.ping_after_us);
+        let at_us = self.heard_us.max(self.used_us).saturating_add(self.ping_after_us);
         let in_use = at_us < self.used_us.saturating_add(IN_USE_US) || !self.calls.is_idle();
         let idle = self.operations.is_empty() && self.ping == Ping::None && self.ops_max() > 0;
         (in_use && idle).then_some(at_us)

@@ -13,7 +13,7 @@ use super::exports::{Access, Exports, Leases, NoLeases, Wish};
 use super::frame::{BadFrame, Frame, VERSION};
 use super::greeting::{Hello, Identity};
 use super::payload::{Payload, Piece};
-use super::requester::{Operation, Patience, Requester};
+use super::requester::{Operation, Requester};
 use super::responder::Responder;
 use super::runs::runs;
 use super::service::{CallSession, Reply, Service};
@@ -203,7 +203,7 @@ fn bytes(buffer: &HostBuffer) -> Vec<u8> {
 }
 
 fn asking(hello: Hello) -> Connection<Requester> {
-    let requester = Requester::new(hello, Patience { ping_after_us: 1_000_000 }, 0);
+    let requester = Requester::new(hello, 1_000_000, 0);
     Connection::new(requester, LIMIT_US, 0)
 }
 

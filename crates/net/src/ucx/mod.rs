@@ -2,7 +2,7 @@
 //! where it is missing, everything else works and [`UcxRail::open`] says why this does not.
 //!
 //! Pure parts: `card` is what two ends tell each other first, `window` puts messages in order, `report` reads what UCX prints,
-//! `patience` is how long a wait lasts. Driver: `sys` is the library's interface, `worker` its calls, `callbacks` its callbacks,
+//! `timeout` is how long a wait lasts. Driver: `sys` is the library's interface, `worker` its calls, `callbacks` its callbacks,
 //! `slots` all the memory that it sees, and `pipe` a stream of bytes made of its messages. Glue: `rail`, and `glue`,
 //! which is what [`crate::transport`] asks for.
 
@@ -10,7 +10,6 @@ mod callbacks;
 mod card;
 mod error;
 mod glue;
-mod patience;
 mod pipe;
 mod process;
 mod rail;
@@ -19,6 +18,7 @@ mod slots;
 mod sys;
 #[cfg(test)]
 mod tests;
+mod timeout;
 mod window;
 mod worker;
 

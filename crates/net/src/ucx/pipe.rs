@@ -8,12 +8,12 @@
 use super::callbacks::{Callbacks, Kind, Message, State, header};
 use super::card::{Card, Process, Secret};
 use super::error::UcxError;
-use super::patience::Patience;
 use super::process;
 use super::rail::{Context, Fabric};
 use super::report::Lane;
 use super::slots::{SLOT_BYTES, Shelf};
 use super::sys;
+use super::timeout::TurnTimeout;
 use super::worker::{Closing, Worker};
 use crate::tcp::{Carrier, Ready, WakeUp, Wire};
 use rustix::event::{PollFd, PollFlags};
@@ -147,14 +147,14 @@ impl Pipe {
 
     /// Lets UCX work until `over`, at most for so long. Says whether it is over.
     fn progress_for(&mut self, limit: Duration, mut over: impl FnMut(&mut Pipe) -> bool) -> bool {
-        let mut patience = Patience::new(limit, Instant::now());
+        let mut timeout = TurnTimeout::new(limit, Instant::now());
         loop {
             // Whatever comes now is not wanted, but UCX has to see it.
             let more = self.worker.progress();
             if over(self) {
                 return true;
             }
-            if patience.is_over(Instant::now()) {
+            if timeout.is_over(Instant::now()) {
                 return false;
             }
             if !more {
@@ -324,8 +324,8 @@ impl Carrier for Pipe {
             let busy = !found && !self.worker.arm()?;
             let mut fds = vec![PollFd::new(&self.event_fd, PollFlags::IN)];
             fds.extend(self.peer_process.as_ref().map(|process| PollFd::new(process, PollFlags::IN)));
-            let nap = if found || busy { Some(Duration::ZERO) } else { left };
-            let woken = waker.wait_beside(&mut fds, nap)?;
+            let sleep = if found || busy { Some(Duration::ZERO) } else { left };
+            let woken = waker.wait_beside(&mut fds, sleep)?;
             if self.peer_process.is_some() && !fds[1].revents().is_empty() {
                 self.peer_process = None;
                 self.with(|state| state.failed = state.failed.or(Some(sys::CONNECTION_RESET)));

@@ -7,15 +7,15 @@ const TURN_MAX: Duration = Duration::from_millis(1);
 
 /// A wait that only the time counts for in which its thread had turns. What was stopped for a second, or had no processor
 /// for so long, has not tried for a second.
-pub(super) struct Patience {
+pub(super) struct TurnTimeout {
     left: Duration,
     looked: Instant,
 }
 
-impl Patience {
+impl TurnTimeout {
     /// A wait that begins now.
-    pub fn new(limit: Duration, now: Instant) -> Patience {
-        Patience { left: limit, looked: now }
+    pub fn new(limit: Duration, now: Instant) -> TurnTimeout {
+        TurnTimeout { left: limit, looked: now }
     }
 
     /// Whether it is over. Is asked between any two tries.
@@ -36,12 +36,12 @@ mod tests {
     /// How many of such steps a wait lasts.
     fn steps(step: Duration) -> usize {
         let mut now = Instant::now();
-        let mut patience = Patience::new(LIMIT, now);
+        let mut timeout = TurnTimeout::new(LIMIT, now);
         let mut tries = 0;
         loop {
             now += step;
             tries += 1;
-            if patience.is_over(now) {
+            if timeout.is_over(now) {
                 return tries;
             }
         }
