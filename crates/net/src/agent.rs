@@ -406,7 +406,7 @@ impl Agent {
         text: Vec<u8>,
         on_end: impl FnOnce(Result<(), PeerError>) + Send + 'static,
     ) -> Result<(), AgentError> {
-        self.send_notice(name, text, None, on_end)
+        self.send_notification(name, text, None, on_end)
     }
 
     /// As [`notify`](Agent::notify), but where too many are on their way to that peer, it waits for
@@ -419,10 +419,10 @@ impl Agent {
         on_end: impl FnOnce(Result<(), PeerError>) + Send + 'static,
     ) -> Result<(), AgentError> {
         let limit = Duration::from_micros(self.shared.flow_options.connect_limit_us);
-        self.send_notice(name, text, Instant::now().checked_add(limit), on_end)
+        self.send_notification(name, text, Instant::now().checked_add(limit), on_end)
     }
 
-    fn send_notice(
+    fn send_notification(
         &self,
         name: &str,
         text: Vec<u8>,
@@ -434,7 +434,7 @@ impl Agent {
         let its = Arc::downgrade(&peer);
         let on_end = move |end: Result<(), PeerError>| {
             if let (Err(why), Some(peer)) = (&end, its.upgrade()) {
-                peer.lost_notice(why);
+                peer.lost_notification(why);
             }
             on_end(end);
         };
@@ -446,7 +446,7 @@ impl Agent {
         if self.here().is_err() {
             return Vec::new();
         }
-        self.shared.calls.take_notices()
+        self.shared.calls.take_notifications()
     }
 
     /// A descriptor that becomes readable when a request has ended or a notification has come.

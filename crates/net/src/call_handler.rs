@@ -3,7 +3,7 @@
 
 use crate::event::Event;
 use crate::leases::LeaseTable;
-use crate::notices::{Inbox, Notice};
+use crate::notifications::{Inbox, Notification};
 use crate::rails::Rails;
 use crate::tcp::{Identity, Reply, Service};
 use parking_lot::Mutex;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// First byte of a call that is a notification.
-pub(crate) const NOTICES: u8 = 0;
+pub(crate) const NOTIFICATIONS: u8 = 0;
 /// First byte of a call for the agent's service.
 pub(crate) const CALLS: u8 = 1;
 /// First byte of a call about rails.
@@ -37,15 +37,15 @@ impl CallHandler {
     }
 
     /// The notifications that wait, with their senders' names.
-    pub fn take_notices(&self) -> Vec<(String, Vec<u8>)> {
+    pub fn take_notifications(&self) -> Vec<(String, Vec<u8>)> {
         self.inbox.lock().take()
     }
 
-    fn notice(&self, from: Identity, bytes: &[u8], reply: Reply) {
-        let Some(notice) = Notice::parse(bytes) else {
+    fn notification(&self, from: Identity, bytes: &[u8], reply: Reply) {
+        let Some(notification) = Notification::parse(bytes) else {
             return reply.refuse("a notification that is cut".into());
         };
-        let taken = self.inbox.lock().take_in(from.instance, &notice);
+        let taken = self.inbox.lock().take_in(from.instance, &notification);
         match taken {
             Ok(new) => {
                 reply.send(Vec::new());
@@ -73,7 +73,7 @@ impl CallHandler {
 impl Service for CallHandler {
     fn call(&self, from: Identity, mut body: Vec<u8>, reply: Reply) {
         match (body.first(), &self.service) {
-            (Some(&NOTICES), _) => self.notice(from, &body[1..], reply),
+            (Some(&NOTIFICATIONS), _) => self.notification(from, &body[1..], reply),
             (Some(&CALLS), Some(service)) => {
                 body.remove(0);
                 service.call(from, body, reply);

@@ -4,7 +4,7 @@ use crate::capabilities::RAILS_MAX;
 use crate::descriptors::BadRun;
 use crate::leases::NoLease;
 use crate::metadata::{BadMetadata, NAME_BYTES_MAX};
-use crate::notices::NOTICE_BYTES_MAX;
+use crate::notifications::NOTIFICATION_BYTES_MAX;
 use crate::prepared::BadBlocks;
 use crate::tcp::{Broken, CallError, ExportError, TOKEN_BYTES_MAX};
 use crate::transports::NoSuchTransport;
@@ -182,7 +182,7 @@ pub enum AgentError {
     #[error(transparent)]
     Lease(#[from] NoLease),
     /// A notification that is too long.
-    #[error("a notification of {bytes} bytes; allowed: {NOTICE_BYTES_MAX}")]
+    #[error("a notification of {bytes} bytes; allowed: {NOTIFICATION_BYTES_MAX}")]
     TooLong {
         /// Its length.
         bytes: usize,

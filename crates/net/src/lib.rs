@@ -2,7 +2,7 @@
 //! read and write their memory. An [`Agent`] is what a program has one of.
 //!
 //! Pure parts: `addresses`, `descriptors`, `prepared` and `metadata` are memory by address; `line` is the way to a peer,
-//! `flows` how many connections it deserves, `capabilities` which rails two ends have in common, `notices` what was said already,
+//! `flows` how many connections it deserves, `capabilities` which rails two ends have in common, `notifications` what was said already,
 //! `leases` who may use what until when. Glue: `agent`, `peer`, `connect`, `upgrade`, `rails`, `request`, `notify`, `calls`,
 //! and `timer`, a thread that sleeps until something is due. The bytes are moved by a [`forebay_transfer`] over flows of
 //! [`crate::tcp`], each on a socket or on a [`transport`], and never touched here.
@@ -51,7 +51,7 @@ mod event;
 mod flow_control;
 mod leases;
 mod metadata;
-mod notices;
+mod notifications;
 mod notify;
 mod peer;
 mod peer_metrics;
@@ -79,7 +79,9 @@ pub use error::{AgentError, PeerError};
 pub use forebay_transfer::mapped::Absent;
 pub use leases::{LEASE_SPANS_MAX, LEASES_MAX, LeaseEnd, LeaseTable, LeasedSpan, NoLease};
 pub use metadata::{BadMetadata, NAME_BYTES_MAX};
-pub use notices::{NOTICE_BYTES_MAX, NOTICES_MAX, NOTICES_OPEN_BYTES_MAX, NOTICES_OPEN_MAX};
+pub use notifications::{
+    NOTIFICATION_BYTES_MAX, NOTIFICATIONS_MAX, NOTIFICATIONS_OPEN_BYTES_MAX, NOTIFICATIONS_OPEN_MAX,
+};
 pub use peer::TCP;
 pub use peer_metrics::{Counts, Histogram, PathCounts, Stages};
 pub use prepared::{BadBlocks, Op};

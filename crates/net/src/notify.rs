@@ -6,7 +6,7 @@
 
 use crate::call_handler;
 use crate::error::{AgentError, PeerError};
-use crate::notices::{NOTICE_BYTES_MAX, Notice};
+use crate::notifications::{NOTIFICATION_BYTES_MAX, Notification};
 use crate::peer::Peer;
 use crate::shared::Shared;
 use crate::tcp::CallError;
@@ -44,9 +44,9 @@ pub(crate) fn send(
     let bytes = text.len();
     let (weak, its) = (Arc::downgrade(shared), Arc::clone(peer));
     let on_end: Option<OnEnd> = Some(Box::new(on_end));
-    let notice = |number| Sending { shared: weak, peer: its, number, text, until_us, on_end };
-    peer.hold_notice(bytes, wait_until, notice)?;
-    peer.send_notices();
+    let notification = |number| Sending { shared: weak, peer: its, number, text, until_us, on_end };
+    peer.hold_notification(bytes, wait_until, notification)?;
+    peer.send_notifications();
     Ok(())
 }
 
@@ -67,8 +67,8 @@ impl Sending {
         // The flow may have ended a moment ago.
         let Some(flow) = self.peer.flow() else { return self.again(&shared, now_us) };
         let floor = self.peer.state().outbox.floor();
-        let mut body = vec![call_handler::NOTICES];
-        Notice { number: self.number, floor, from: &shared.name, text: &self.text }.put(&mut body);
+        let mut body = vec![call_handler::NOTIFICATIONS];
+        Notification { number: self.number, floor, from: &shared.name, text: &self.text }.put(&mut body);
         let limit_us = self.until_us.saturating_sub(now_us);
         flow.call(body, limit_us, move |answer| match answer {
             Ok(_) => self.end(Ok(())),
@@ -104,9 +104,9 @@ impl Sending {
 
     fn settle(&mut self, result: Result<(), PeerError>) {
         let Some(on_end) = self.on_end.take() else { return };
-        self.peer.settle_notice(self.number);
+        self.peer.settle_notification(self.number);
         on_end(result);
-        self.peer.send_notices();
+        self.peer.send_notifications();
     }
 }
 
@@ -120,7 +120,7 @@ impl Drop for Sending {
 /// Whether a notification, if there is one, is short enough.
 pub(crate) fn check(text: Option<&[u8]>) -> Result<(), AgentError> {
     match text.map_or(0, <[u8]>::len) {
-        bytes if bytes > NOTICE_BYTES_MAX => Err(AgentError::TooLong { bytes }),
+        bytes if bytes > NOTIFICATION_BYTES_MAX => Err(AgentError::TooLong { bytes }),
         _ => Ok(()),
     }
 }

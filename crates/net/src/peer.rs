@@ -11,7 +11,7 @@ use crate::connection_state::{ConnectionState, Want};
 use crate::descriptors::Descriptors;
 use crate::endpoints::{Endpoint, EndpointPool};
 use crate::error::{AgentError, PeerError};
-use crate::notices::{NOTICES_OPEN_BYTES_MAX, NOTICES_OPEN_MAX, Outbox};
+use crate::notifications::{NOTIFICATIONS_OPEN_BYTES_MAX, NOTIFICATIONS_OPEN_MAX, Outbox};
 use crate::notify::Sending;
 use crate::peer_metrics::PeerMetrics;
 use crate::prepared::Blocks;
@@ -70,7 +70,7 @@ pub(crate) struct State {
     /// Somebody gives notifications their turns, and goes on until none is due.
     turns_are_given: bool,
     /// Notifications that were lost since that was told, and when it was.
-    lost_notices: u64,
+    lost_notifications: u64,
     lost_told: Option<Instant>,
     /// Why rails, by number, carry nothing over the connection that is there.
     pub idle_rails: BTreeMap<usize, WhyIdle>,
@@ -160,7 +160,7 @@ impl Peer {
             growing: false,
             outbox: Outbox::default(),
             turns_are_given: false,
-            lost_notices: 0,
+            lost_notifications: 0,
             lost_told: None,
             idle_rails: BTreeMap::new(),
             rail_rests: 0,
@@ -214,31 +214,31 @@ impl Peer {
     }
 
     /// Takes a notification of so many bytes in, which has its turn with
-    /// [`send_notices`](Peer::send_notices). Where there is no room, it waits for some until then.
-    pub fn hold_notice(
+    /// [`send_notifications`](Peer::send_notifications). Where there is no room, it waits for some until then.
+    pub fn hold_notification(
         &self,
         bytes: usize,
         wait_until: Option<Instant>,
-        notice: impl FnOnce(u64) -> Sending,
+        notification: impl FnOnce(u64) -> Sending,
     ) -> Result<(), PeerError> {
         let mut state = self.state();
         while !state.outbox.has_room(bytes) {
             let left = wait_until.map(|until| until.saturating_duration_since(Instant::now()));
             let Some(left) = left.filter(|left| !left.is_zero()) else {
-                let (notices, held_bytes) = state.outbox.held();
+                let (notifications, held_bytes) = state.outbox.held();
                 return Err(PeerError::Full(format!(
-                    "{notices} notifications of {held_bytes} bytes are on their way to peer {}, and one of {bytes} bytes                      has no room; allowed: {NOTICES_OPEN_MAX} of {NOTICES_OPEN_BYTES_MAX} bytes",
+                    "{notifications} notifications of {held_bytes} bytes are on their way to peer {}, and one of {bytes} bytes                      has no room; allowed: {NOTIFICATIONS_OPEN_MAX} of {NOTIFICATIONS_OPEN_BYTES_MAX} bytes",
                     self.name
                 )));
             };
             self.room.wait_for(&mut state, left);
         }
-        state.outbox.open(bytes, notice);
+        state.outbox.open(bytes, notification);
         Ok(())
     }
 
     /// Gives their turns to notifications, as many as may be on their way.
-    pub fn send_notices(&self) {
+    pub fn send_notifications(&self) {
         let mut state = self.state();
         // One that fails at once comes back here: whoever is at it already goes on with the next
         // one.
@@ -254,21 +254,21 @@ impl Peer {
     }
 
     /// A notification has ended.
-    pub fn settle_notice(&self, number: u64) {
+    pub fn settle_notification(&self, number: u64) {
         self.state().outbox.settle(number);
         self.room.notify_all();
     }
 
     /// A notification was lost. It is counted, and told once a minute at most.
-    pub fn lost_notice(&self, why: &PeerError) {
+    pub fn lost_notification(&self, why: &PeerError) {
         self.metrics.fault("not_notified");
         let mut state = self.state();
-        state.lost_notices += 1;
+        state.lost_notifications += 1;
         if state.lost_told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
             return;
         }
         state.lost_told = Some(Instant::now());
-        let lost = std::mem::take(&mut state.lost_notices);
+        let lost = std::mem::take(&mut state.lost_notifications);
         drop(state);
         tracing::warn!(
             peer = self.name,

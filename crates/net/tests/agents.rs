@@ -5,8 +5,8 @@ mod common;
 
 use common::*;
 use forebay_net::{
-    Absent, Access, Agent, AgentConfig, AgentError, Descriptors, Identity, NOTICES_OPEN_MAX, Op, Reply, Run,
-    Select,
+    Absent, Access, Agent, AgentConfig, AgentError, Descriptors, Identity, NOTIFICATIONS_OPEN_MAX, Op, Reply,
+    Run, Select,
 };
 use forebay_net::{End, LeasedSpan, PeerError, PeerRegion, Service, State};
 use forebay_transfer::{Backing, Class, HostBuffer, Reason, Span, SpanPair, Transfer};
@@ -471,29 +471,29 @@ fn garbage_is_no_metadata() {
 
 #[test]
 fn a_notification_ends_once_also_where_its_agent_ends() {
-    const NOTICES: usize = 1_000;
+    const NOTIFICATIONS: usize = 1_000;
     let two = end("two", 4096);
     for _ in 0..20 {
         let one = Agent::start(AgentConfig { listen: None, ..AgentConfig::named("one") }).unwrap();
         one.add_peer(&two.agent.metadata()).unwrap();
         one.connect("two").unwrap();
         let (sender, receiver) = mpsc::channel();
-        for _ in 0..NOTICES {
+        for _ in 0..NOTIFICATIONS {
             let sender = sender.clone();
             one.notify("two", vec![0; 1000], move |end| sender.send(end).unwrap()).unwrap();
         }
         drop((one, sender));
-        assert_eq!(receiver.into_iter().count(), NOTICES);
+        assert_eq!(receiver.into_iter().count(), NOTIFICATIONS);
         two.agent.take_notifications();
     }
 }
 
 #[test]
 fn a_flood_of_notifications_arrives_whole_and_in_its_order() {
-    const NOTICES: u64 = 40_000;
+    const NOTIFICATIONS: u64 = 40_000;
     let (one, two) = two(4096);
     let (sender, receiver) = mpsc::channel();
-    for number in 0..NOTICES {
+    for number in 0..NOTIFICATIONS {
         let sender = sender.clone();
         let on_end = move |end| drop(sender.send(end));
         one.agent.notify_when_room("two", number.to_le_bytes().to_vec(), on_end).unwrap();
@@ -501,13 +501,16 @@ fn a_flood_of_notifications_arrives_whole_and_in_its_order() {
     drop(sender);
     let ends: Vec<_> = receiver.into_iter().collect();
     assert!(
-        ends.len() as u64 == NOTICES && ends.iter().all(Result::is_ok),
+        ends.len() as u64 == NOTIFICATIONS && ends.iter().all(Result::is_ok),
         "{:?}",
         ends.iter().find(|end| end.is_err())
     );
     let taken = two.agent.take_notifications();
     assert!(
-        taken.into_iter().map(|(_, text)| text).eq((0..NOTICES).map(|number| number.to_le_bytes().to_vec()))
+        taken
+            .into_iter()
+            .map(|(_, text)| text)
+            .eq((0..NOTIFICATIONS).map(|number| number.to_le_bytes().to_vec()))
     );
 }
 
@@ -522,12 +525,12 @@ fn a_notification_without_room_is_refused_and_what_was_taken_in_ends() {
         one.notify("deaf", vec![7], move |end| drop(sender.send(end)))
     };
     let begun = Instant::now();
-    let taken = (0..NOTICES_OPEN_MAX).take_while(|_| send().is_ok()).count();
+    let taken = (0..NOTIFICATIONS_OPEN_MAX).take_while(|_| send().is_ok()).count();
     let refused = send();
     // A machine that is slow enough has given up on the first ones meanwhile.
     if begun.elapsed() < Duration::from_millis(900) {
         assert!(
-            matches!(refused, Err(AgentError::Peer(PeerError::Full(_)))) && taken == NOTICES_OPEN_MAX,
+            matches!(refused, Err(AgentError::Peer(PeerError::Full(_)))) && taken == NOTIFICATIONS_OPEN_MAX,
             "{refused:?}"
         );
     }

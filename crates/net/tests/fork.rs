@@ -1,4 +1,4 @@
-//! An agent after `fork()`: the child can only forget it, and the parent notices nothing.
+//! An agent after `fork()`: the child can only forget it, and the parent notifications nothing.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -15,16 +15,16 @@ use crate::tcp::CALL_BYTES_MAX;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// Bytes of a notification at most. With its head it fits into one call.
-pub const NOTICE_BYTES_MAX: usize = CALL_BYTES_MAX as usize - 64 - NAME_BYTES_MAX;
+pub const NOTIFICATION_BYTES_MAX: usize = CALL_BYTES_MAX as usize - 64 - NAME_BYTES_MAX;
 /// Notifications that may wait to be taken.
-pub const NOTICES_MAX: usize = 65_536;
+pub const NOTIFICATIONS_MAX: usize = 65_536;
 /// Bytes of them.
 const WAITING_BYTES_MAX: usize = 64 << 20;
 /// Notifications to one peer that are on their way or wait for their turn. Fewer than the peer
 /// remembers.
-pub const NOTICES_OPEN_MAX: usize = 16_384;
+pub const NOTIFICATIONS_OPEN_MAX: usize = 16_384;
 /// Bytes of them.
-pub const NOTICES_OPEN_BYTES_MAX: usize = 64 << 20;
+pub const NOTIFICATIONS_OPEN_BYTES_MAX: usize = 64 << 20;
 /// Notifications to one peer that are on their way at a time: fewer than calls that a flow takes
 /// in.
 const UNDER_WAY_MAX: usize = 512;
@@ -35,14 +35,14 @@ const GONE_MAX: usize = 1_024;
 
 /// A notification as it travels.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Notice<'a> {
+pub(crate) struct Notification<'a> {
     pub number: u64,
     pub floor: u64,
     pub from: &'a str,
     pub text: &'a [u8],
 }
 
-impl<'a> Notice<'a> {
+impl<'a> Notification<'a> {
     pub fn put(&self, out: &mut Vec<u8>) {
         out.extend(self.number.to_le_bytes());
         out.extend(self.floor.to_le_bytes());
@@ -51,14 +51,14 @@ impl<'a> Notice<'a> {
         out.extend(self.text);
     }
 
-    pub fn parse(bytes: &'a [u8]) -> Option<Notice<'a>> {
+    pub fn parse(bytes: &'a [u8]) -> Option<Notification<'a>> {
         let (number, rest) = bytes.split_first_chunk()?;
         let (floor, rest) = rest.split_first_chunk()?;
         let (len, rest) = rest.split_first_chunk()?;
         let (from, text) = rest.split_at_checked(u16::from_le_bytes(*len).into())?;
         let from = std::str::from_utf8(from).ok().filter(|name| is_name(name))?;
         let (number, floor) = (u64::from_le_bytes(*number), u64::from_le_bytes(*floor));
-        (floor <= number).then_some(Notice { number, floor, from, text })
+        (floor <= number).then_some(Notification { number, floor, from, text })
     }
 }
 
@@ -83,17 +83,18 @@ impl<N> Default for Outbox<N> {
 impl<N> Outbox<N> {
     /// Takes a notification of so many bytes in, behind those that wait. There has to be room for
     /// it.
-    pub fn open(&mut self, bytes: usize, notice: impl FnOnce(u64) -> N) {
+    pub fn open(&mut self, bytes: usize, notification: impl FnOnce(u64) -> N) {
         let number = self.next;
         self.next += 1;
         self.open.insert(number, bytes);
         self.open_bytes += bytes;
-        self.queue.push_back(notice(number));
+        self.queue.push_back(notification(number));
     }
 
     /// Whether one more of so many bytes may be taken in.
     pub fn has_room(&self, bytes: usize) -> bool {
-        self.open.len() < NOTICES_OPEN_MAX && self.open_bytes.saturating_add(bytes) <= NOTICES_OPEN_BYTES_MAX
+        self.open.len() < NOTIFICATIONS_OPEN_MAX
+            && self.open_bytes.saturating_add(bytes) <= NOTIFICATIONS_OPEN_BYTES_MAX
     }
 
     /// The one whose turn it is, if there is one: from now on it is on its way, until it is
@@ -137,14 +138,14 @@ struct Seen {
 
 impl Inbox {
     /// Takes a notification of this instance in, once. Says whether it was new; an error is why it may not come in.
-    pub fn take_in(&mut self, instance: [u8; 16], notice: &Notice<'_>) -> Result<bool, String> {
-        let bytes = self.waiting_bytes + notice.text.len();
-        let full = self.waiting.len() >= NOTICES_MAX || bytes > WAITING_BYTES_MAX;
+    pub fn take_in(&mut self, instance: [u8; 16], notification: &Notification<'_>) -> Result<bool, String> {
+        let bytes = self.waiting_bytes + notification.text.len();
+        let full = self.waiting.len() >= NOTIFICATIONS_MAX || bytes > WAITING_BYTES_MAX;
         // Whoever speaks is here, or back.
         self.gone.retain(|other| *other != instance);
         let seen = self.senders.entry(instance).or_default();
-        seen.raise(notice.floor);
-        if notice.number < seen.floor || seen.above.contains(&notice.number) {
+        seen.raise(notification.floor);
+        if notification.number < seen.floor || seen.above.contains(&notification.number) {
             return Ok(false);
         }
         if seen.above.len() >= SEEN_MAX {
@@ -154,9 +155,9 @@ impl Inbox {
             let waiting = self.waiting.len();
             return Err(format!("{waiting} notifications of {} bytes wait to be taken", self.waiting_bytes));
         }
-        seen.above.insert(notice.number);
+        seen.above.insert(notification.number);
         self.waiting_bytes = bytes;
-        self.waiting.push_back((notice.from.to_owned(), notice.text.to_vec()));
+        self.waiting.push_back((notification.from.to_owned(), notification.text.to_vec()));
         Ok(true)
     }
 
@@ -199,14 +200,19 @@ mod tests {
     fn a_full_inbox_refuses_and_forgets_nothing() {
         let mut inbox = Inbox::default();
         let send = |inbox: &mut Inbox, number| {
-            let notice = Notice { number, floor: number.saturating_sub(1), from: "a", text: &[0; 1024] };
-            inbox.take_in([1; 16], &notice)
+            let notification =
+                Notification { number, floor: number.saturating_sub(1), from: "a", text: &[0; 1024] };
+            inbox.take_in([1; 16], &notification)
         };
         let taken =
-            (0..NOTICES_MAX as u64 + 10).filter(|number| send(&mut inbox, *number) == Ok(true)).count();
-        assert_eq!(taken, NOTICES_MAX);
-        assert_eq!(inbox.take().len(), NOTICES_MAX);
-        assert_eq!(send(&mut inbox, NOTICES_MAX as u64 + 9), Ok(true), "what was refused may come again");
+            (0..NOTIFICATIONS_MAX as u64 + 10).filter(|number| send(&mut inbox, *number) == Ok(true)).count();
+        assert_eq!(taken, NOTIFICATIONS_MAX);
+        assert_eq!(inbox.take().len(), NOTIFICATIONS_MAX);
+        assert_eq!(
+            send(&mut inbox, NOTIFICATIONS_MAX as u64 + 9),
+            Ok(true),
+            "what was refused may come again"
+        );
     }
 
     #[test]
@@ -215,16 +221,16 @@ mod tests {
         while outbox.has_room(1) {
             outbox.open(1, |number| number);
         }
-        assert_eq!(outbox.held(), (NOTICES_OPEN_MAX, NOTICES_OPEN_MAX));
+        assert_eq!(outbox.held(), (NOTIFICATIONS_OPEN_MAX, NOTIFICATIONS_OPEN_MAX));
         let mut under_way: VecDeque<u64> = std::iter::from_fn(|| outbox.next_turn()).collect();
         assert_eq!(under_way.len(), UNDER_WAY_MAX);
-        for number in 0..NOTICES_OPEN_MAX as u64 {
+        for number in 0..NOTIFICATIONS_OPEN_MAX as u64 {
             assert_eq!(under_way.pop_front(), Some(number), "each has its turn, in order");
             outbox.settle(number);
             under_way.extend(outbox.next_turn());
         }
-        assert_eq!((outbox.held(), outbox.floor()), ((0, 0), NOTICES_OPEN_MAX as u64));
-        assert!(!outbox.has_room(NOTICES_OPEN_BYTES_MAX + 1), "too many bytes");
+        assert_eq!((outbox.held(), outbox.floor()), ((0, 0), NOTIFICATIONS_OPEN_MAX as u64));
+        assert!(!outbox.has_room(NOTIFICATIONS_OPEN_BYTES_MAX + 1), "too many bytes");
     }
 
     #[test]
@@ -233,7 +239,7 @@ mod tests {
         for sender in 0..GONE_MAX as u32 * 3 {
             let mut instance = [0; 16];
             instance[..4].copy_from_slice(&sender.to_le_bytes());
-            inbox.take_in(instance, &Notice { number: 0, floor: 0, from: "a", text: &[] }).unwrap();
+            inbox.take_in(instance, &Notification { number: 0, floor: 0, from: "a", text: &[] }).unwrap();
             inbox.gone(instance);
         }
         assert_eq!((inbox.senders.len(), inbox.gone.len()), (GONE_MAX, GONE_MAX));
@@ -245,16 +251,16 @@ mod tests {
             number in any::<u64>(), below in any::<u64>(), from in "[a-zä]{1,30}",
             text in prop::collection::vec(any::<u8>(), 0..50),
         ) {
-            let notice = Notice { number, floor: number.saturating_sub(below), from: &from, text: &text };
+            let notification = Notification { number, floor: number.saturating_sub(below), from: &from, text: &text };
             let mut bytes = Vec::new();
-            notice.put(&mut bytes);
-            prop_assert_eq!(Notice::parse(&bytes), Some(notice));
+            notification.put(&mut bytes);
+            prop_assert_eq!(Notification::parse(&bytes), Some(notification));
         }
 
         #[test]
         fn any_bytes_are_a_notice_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
-            if let Some(notice) = Notice::parse(&bytes) {
-                prop_assert!(notice.floor <= notice.number && !notice.from.is_empty());
+            if let Some(notification) = Notification::parse(&bytes) {
+                prop_assert!(notification.floor <= notification.number && !notification.from.is_empty());
             }
         }
 
@@ -270,8 +276,8 @@ mod tests {
                     open.extend(outbox.next_turn());
                     open[open.len() - 1]
                 });
-                let notice = Notice { number, floor: outbox.floor(), from: "a", text: &number.to_le_bytes() };
-                inbox.take_in([1; 16], &notice).unwrap();
+                let notification = Notification { number, floor: outbox.floor(), from: "a", text: &number.to_le_bytes() };
+                inbox.take_in([1; 16], &notification).unwrap();
                 taken.extend(inbox.take());
                 if settled {
                     outbox.settle(number);
