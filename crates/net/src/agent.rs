@@ -14,8 +14,8 @@ use crate::notify;
 use crate::peer::Peer;
 use crate::prepared::{Blocks, Op, Pairs};
 use crate::rails::Rails;
-use crate::request::{Request, Run};
-use crate::shared::{Runs, Shared};
+use crate::request::{Request, Requests};
+use crate::shared::Shared;
 use crate::stat::PeerStat;
 use crate::tcp::{
     Access, CallError, Exports, FlowOptions, Identity, PeerRegion, PeerRegions, ServerOptions, ServerStats,
@@ -96,6 +96,7 @@ impl std::fmt::Debug for Prepared {
 /// One end in one process. Dropping it cancels what is under way and waits until nothing touches memory any more.
 pub struct Agent {
     pub(crate) shared: Arc<Shared>,
+    pub(crate) requests: Arc<Requests>,
     address: Option<SocketAddr>,
     here: Place,
     exports: Arc<Exports>,
@@ -164,11 +165,11 @@ impl Agent {
             rails,
             lent: Mutex::default(),
             process: Process::current(),
-            runs: Mutex::new(Runs::default()),
         };
         let address = config.advertise.or(server.as_ref().map(TcpServer::address));
         Ok(Agent {
             shared: Arc::new(shared),
+            requests: Arc::default(),
             address: address.filter(|_| server.is_some()),
             here,
             exports,
@@ -248,27 +249,14 @@ impl Agent {
         registered.memory.remove(registration.base);
         drop(registered);
         loop {
-            self.cancel_those(|run| run.uses(registration.region));
+            self.requests.cancel_with_region(registration.region);
             match self.shared.mover.unregister(registration.region)? {
                 Ok(()) => return Ok(()),
                 // One more may have been posted meanwhile; what is not a request of this agent's is not waited for.
-                Err(_) if self.runs(|run| run.uses(registration.region)).next().is_some() => {}
+                Err(_) if self.requests.use_region(registration.region) => {}
                 Err(refused) => return Err(refused.into()),
             }
         }
-    }
-
-    fn runs(&self, which: impl Fn(&Run) -> bool) -> impl Iterator<Item = Arc<Run>> {
-        let runs = self.shared.runs();
-        let found: Vec<_> = runs.by_number.values().filter(|run| which(run)).cloned().collect();
-        found.into_iter()
-    }
-
-    /// Cancels requests, all at once, and waits for their ends.
-    fn cancel_those(&self, which: impl Fn(&Run) -> bool) {
-        let runs: Vec<_> = self.runs(which).collect();
-        runs.iter().for_each(|run| run.begin_cancel());
-        runs.iter().for_each(|run| run.wait());
     }
 
     /// What others need to know to reach this agent and its memory, as it is now.
@@ -334,7 +322,7 @@ impl Agent {
         self.here()?;
         let removed = self.peers.lock().remove(name);
         let peer = removed.ok_or_else(|| AgentError::NoSuchPeer { peer: name.to_owned() })?;
-        self.cancel_those(|run| Arc::ptr_eq(&run.peer, &peer));
+        self.requests.cancel_to(&peer);
         connect::bury(&self.shared, &peer, &PeerError::Removed { peer: name.to_owned() });
         Ok(())
     }
@@ -360,7 +348,7 @@ impl Agent {
         let peer = self.peer(name)?;
         let (sender, receiver) = mpsc::sync_channel(1);
         let until_us = self.shared.connect_until_us();
-        peer.when_up(&self.shared, until_us, move |up| drop(sender.send(up)));
+        connect::when_up(&self.shared, &peer, until_us, move |up| drop(sender.send(up)));
         Ok(receiver.recv().unwrap_or(Err(PeerError::Ended))?)
     }
 
@@ -394,7 +382,7 @@ impl Agent {
         let (None, Some(peer)) = (&local.0.peer, &remote.0.peer) else { return Err(AgentError::Sides) };
         notify::check(notification.as_deref())?;
         let pairs = Pairs::of(op, (&local.0.blocks, &local.1), (&remote.0.blocks, &remote.1))?;
-        Ok(Request::new(&self.shared, Arc::clone(peer), pairs, notification, limit_us))
+        Ok(Request::new(&self.shared, &self.requests, Arc::clone(peer), pairs, notification, limit_us))
     }
 
     /// Sends a notification. `on_end` is called once, on any thread: after a success the peer has
@@ -489,7 +477,7 @@ impl Agent {
         body.insert(0, call_handler::CALLS);
         let until_us = self.shared.timer.now_us().saturating_add(limit_us);
         let (its, timer) = (Arc::clone(&peer), self.shared.timer.clone());
-        peer.when_up(&self.shared, until_us.min(self.shared.connect_until_us()), move |up| {
+        connect::when_up(&self.shared, &peer, until_us.min(self.shared.connect_until_us()), move |up| {
             let name = its.name.clone();
             let Some(flow) = its.flow().filter(|_| up.is_ok()) else {
                 let gone = || PeerError::Unreachable { peer: name, why: "it was lost a moment ago".into() };
@@ -553,8 +541,7 @@ impl Drop for Agent {
             std::mem::forget((self.server.take(), self.timer.take(), self.mover.take()));
             return;
         }
-        self.shared.runs().ended = true;
-        self.cancel_those(|_| true);
+        self.requests.close();
         let peers: Vec<_> = self.peers.lock().drain().map(|(_, peer)| peer).collect();
         for peer in peers {
             connect::bury(&self.shared, &peer, &PeerError::Ended);

@@ -6,9 +6,9 @@ use crate::leases::LeaseTable;
 use crate::notifications::{Inbox, Notification};
 use crate::rails::Rails;
 use crate::tcp::{Identity, Reply, Service};
+use forebay_transfer::LogGate;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// First byte of a call that is a notification.
 pub(crate) const NOTIFICATIONS: u8 = 0;
@@ -17,9 +17,6 @@ pub(crate) const CALLS: u8 = 1;
 /// First byte of a call about rails.
 pub(crate) const RAILS: u8 = 2;
 
-/// Between two lines that tell of the same.
-const TELL_EVERY: Duration = Duration::from_secs(60);
-
 /// Takes in what peers say.
 pub(crate) struct CallHandler {
     inbox: Mutex<Inbox>,
@@ -27,13 +24,14 @@ pub(crate) struct CallHandler {
     leases: LeaseTable,
     rails: Arc<Rails>,
     service: Option<Arc<dyn Service>>,
-    refused_told: Mutex<Option<Instant>>,
+    /// For the line that says that a notification was refused.
+    refused: LogGate,
 }
 
 impl CallHandler {
     pub fn new(leases: LeaseTable, rails: Arc<Rails>, service: Option<Arc<dyn Service>>) -> CallHandler {
-        let (inbox, event, refused_told) = (Mutex::default(), Event::default(), Mutex::default());
-        CallHandler { inbox, event, leases, rails, service, refused_told }
+        let (inbox, event, refused) = (Mutex::default(), Event::default(), LogGate::new());
+        CallHandler { inbox, event, leases, rails, service, refused }
     }
 
     /// The notifications that wait, with their senders' names.
@@ -54,18 +52,11 @@ impl CallHandler {
                 }
             }
             Err(why) => {
-                self.tell_refused(&why);
+                if let Some(repeated) = self.refused.pass() {
+                    tracing::warn!(reason = why, repeated, "notification refused");
+                }
                 reply.refuse(why);
             }
-        }
-    }
-
-    /// Once a minute at most.
-    fn tell_refused(&self, why: &str) {
-        let mut told = self.refused_told.lock();
-        if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
-            *told = Some(Instant::now());
-            tracing::warn!("notifications of peers are refused until those that wait are taken: {why}");
         }
     }
 }

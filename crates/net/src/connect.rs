@@ -1,13 +1,12 @@
 //! Brings flows to peers about, on threads of their own, and takes down what has ended. This file carries out what the
 //! [`ConnectionState`](crate::connection_state::Line) says and the counters advise; it must never decide who is spoken to.
 
-use crate::connection_state::BackOff;
+use crate::connection_state::Want;
 use crate::endpoints::{BoundFlow, OnAdvice};
 use crate::error::PeerError;
 use crate::flow_control::Advice;
-use crate::peer::{Peer, PeerFlow, Via};
+use crate::peer::{Arrival, NotReached, Peer, PeerFlow, Via, WAITING_MAX};
 use crate::shared::Shared;
-use crate::stat::NotReached;
 use crate::tcp::{Broken, Flow, FlowError, FlowOptions, RefusalCode, Unreached};
 use crate::upgrade;
 use forebay_transfer::Link;
@@ -17,13 +16,53 @@ use std::sync::{Arc, Weak};
 const FORGET_ATTEMPTS: u32 = 1_000;
 const FORGET_AGAIN_US: u64 = 20_000;
 
-/// A flow that came about.
-pub(crate) struct Arrival {
-    pub flow: Flow,
-    pub via: Via,
+type Connected = Result<(Flow, crate::tcp::Peer), FlowError>;
+
+/// Calls `then` when the peer can be spoken to, at once if it can be now; or with the reason why not, at
+/// the latest at `until_us` of the timer. Brings the connection about if there is none.
+pub(crate) fn when_up(
+    shared: &Arc<Shared>,
+    peer: &Arc<Peer>,
+    until_us: u64,
+    then: impl FnOnce(Result<(), PeerError>) + Send + 'static,
+) {
+    let mut state = peer.state();
+    let want = state.connection.want();
+    let now = match &want {
+        Want::Go => Some(Ok(())),
+        Want::Never(why) => Some(Err(why.clone())),
+        Want::Wait | Want::Connect => None,
+    };
+    if let Some(result) = now {
+        drop(state);
+        return then(result);
+    }
+    let waits = state.wait(Box::new(then));
+    drop(state);
+    match waits {
+        Err(then) => {
+            let what = format!("{WAITING_MAX} requests wait for a connection to peer {}", peer.name);
+            then(Err(PeerError::Full(what)));
+        }
+        Ok(number) => {
+            let its = Arc::clone(peer);
+            shared.timer.at(until_us, move || give_up(&its, number));
+        }
+    }
+    if want == Want::Connect {
+        begin(shared, peer);
+    }
 }
 
-type Connected = Result<(Flow, crate::tcp::Peer), FlowError>;
+/// Somebody has waited for long enough.
+fn give_up(peer: &Peer, number: u64) {
+    let mut state = peer.state();
+    let Some(then) = state.give_up(number) else { return };
+    let known = state.unreached.as_ref().map(|unreached| unreached.why.clone());
+    let why = known.unwrap_or_else(|| "there is no answer yet".into());
+    drop(state);
+    then(Err(PeerError::Unreachable { peer: peer.name.clone(), why }));
+}
 
 /// Brings the first flow about.
 pub(crate) fn begin(shared: &Arc<Shared>, peer: &Arc<Peer>) {
@@ -31,7 +70,7 @@ pub(crate) fn begin(shared: &Arc<Shared>, peer: &Arc<Peer>) {
     connect(shared, peer, instance, |shared, peer, connected| match connected {
         Ok((flow, found)) => {
             arrived(shared, peer, Arrival { flow, via: Via::Tcp }, found.identity.instance);
-            upgrade::begin(shared, peer);
+            upgrade::begin(shared, peer, arrived);
         }
         Err(error) => failed(shared, peer, &error),
     });
@@ -86,6 +125,7 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
         handle: handle.clone(),
         path: via.path(),
         metrics: Arc::clone(&peer.metrics),
+        log: Arc::clone(&peer.log),
         on_advice: on_advice(shared, peer),
     };
     let stand_in = via.rail().and_then(|_| peer.state().slot_over_tcp());
@@ -104,14 +144,18 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
         drop(site);
         return drop(flow);
     }
-    state.note_reached(&peer.name);
+    state.unreached = None;
     if state.flows.is_empty() {
+        peer.log.up();
         // What is known of rails was of another connection.
         state.idle_rails.clear();
-        state.rail_rests = 0;
+        state.rail_backoff = None;
     }
-    if let Some(nth) = via.rail() {
-        state.idle_rails.remove(&nth);
+    if let Via::Rail { nth, info, .. } = &via {
+        state.idle_rails.remove(nth);
+        if !state.is_railed() {
+            peer.log.rail_up(info.name, info.path);
+        }
     }
     state.flows.push(PeerFlow { number, slot, handle: handle.clone(), via, stands_by: false });
     let waiting = state.take_waiting();
@@ -154,7 +198,9 @@ fn failed(shared: &Arc<Shared>, peer: &Arc<Peer>, error: &FlowError) {
     }
     let (reason, why) = (Unreached::from(error), error.to_string());
     let mut state = peer.state();
-    state.note_unreached(&peer.name, NotReached { reason, why: why.clone() });
+    let unreached = NotReached { reason, why: why.clone() };
+    peer.log.unreached(state.unreached.as_ref(), &unreached);
+    state.unreached = Some(unreached);
     let pause = state.connection.failed(shared.timer.now_us());
     let waiting = if is_an_answer(error) { state.take_waiting() } else { Vec::new() };
     drop(state);
@@ -181,8 +227,8 @@ fn is_an_answer(error: &FlowError) -> bool {
     }
 }
 
-fn back_off(shared: &Arc<Shared>, peer: &Arc<Peer>, pause: Option<BackOff>) {
-    let Some(BackOff { until_us }) = pause else { return };
+fn back_off(shared: &Arc<Shared>, peer: &Arc<Peer>, until_us: Option<u64>) {
+    let Some(until_us) = until_us else { return };
     let (weak, its) = (Arc::downgrade(shared), Arc::clone(peer));
     shared.timer.at(until_us, move || {
         let mut state = its.state();
@@ -207,17 +253,16 @@ fn broken(shared: &Weak<Shared>, peer: &Arc<Peer>, number: u64, why: &Broken) {
     }
     state.lost = Some(why.clone());
     let last = state.flows.is_empty();
-    if let (true, Some(before)) = (last, state.lost_gate.pass()) {
-        let peer = peer.name.as_str();
-        tracing::info!(peer, "the peer was lost: {why} ({before} more since the last line)");
+    if last {
+        peer.log.lost(why);
     }
     let pause = if last { state.connection.broken(shared.timer.now_us()) } else { None };
     drop(state);
     // What takes over is there before what has ended goes.
     arrange(&shared, peer);
     take_down(&shared, peer, &ended);
-    let rails: Vec<usize> = ended.iter().filter_map(|flow| flow.via.rail()).collect();
-    upgrade::lost(&shared, peer, &rails, why);
+    let ended: Vec<Via> = ended.into_iter().map(|flow| flow.via).collect();
+    upgrade::lost(&shared, peer, &ended, why, arrived);
     back_off(&shared, peer, pause);
 }
 
@@ -285,7 +330,7 @@ fn grow(shared: &Arc<Shared>, peer: &Arc<Peer>) {
     drop(state);
     if let Some(rail) = rail {
         let its = Arc::clone(peer);
-        return upgrade::one_more(shared, peer, rail, move |came| {
+        return upgrade::one_more(shared, peer, rail, arrived, move |came| {
             its.state().growing = false;
             if !came {
                 its.metrics.flow_refused();

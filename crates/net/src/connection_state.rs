@@ -1,12 +1,13 @@
-//! The way to a peer as a state machine: nobody asked yet, being connected, resting after a failure, up, or dead for good.
-//! Time is passed in. This file knows when to connect; it must never know how, or who waits.
+//! The way to a peer as a state machine: nobody asked yet, being connected, backing off after a
+//! failure, up, or dead for good. Time is passed in. It says when to connect; `connect.rs` does it.
 
 use crate::error::PeerError;
+use forebay_transfer::Backoff;
+use std::time::Duration;
 
-/// How long a connection rests after its first failure in a row; each further one doubles it.
-const FIRST_REST_US: u64 = 10_000;
-/// Doublings at most: the longest rest is 0.64 s.
-const REST_DOUBLINGS: u32 = 6;
+/// The pause after the first failure in a row, and the longest one.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_millis(640);
 /// A connection that broke sooner than this after it came up has failed as much as one that never did.
 const STEADY_US: u64 = 1_000_000;
 
@@ -14,7 +15,7 @@ const STEADY_US: u64 = 1_000_000;
 #[derive(Debug)]
 pub(crate) struct ConnectionState {
     phase: Phase,
-    failures_in_row: u32,
+    backoff: Backoff,
 }
 
 #[derive(Debug)]
@@ -39,16 +40,9 @@ pub(crate) enum Want {
     Never(PeerError),
 }
 
-/// What to do after a connection did not come about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct BackOff {
-    /// Then [`ConnectionState::rested`] is due.
-    pub until_us: u64,
-}
-
 impl ConnectionState {
     pub fn new() -> ConnectionState {
-        ConnectionState { phase: Phase::Idle, failures_in_row: 0 }
+        ConnectionState { phase: Phase::Idle, backoff: Backoff::new(FIRST_PAUSE, PAUSE_MAX) }
     }
 
     /// Somebody wants to use it.
@@ -75,30 +69,28 @@ impl ConnectionState {
         true
     }
 
-    /// No connection came about.
-    pub fn failed(&mut self, now_us: u64) -> Option<BackOff> {
+    /// No connection came about. Says when [`rested`](ConnectionState::rested) is due.
+    pub fn failed(&mut self, now_us: u64) -> Option<u64> {
         matches!(self.phase, Phase::Connecting).then(|| self.rest(now_us))
     }
 
-    /// The last connection ended.
-    pub fn broken(&mut self, now_us: u64) -> Option<BackOff> {
+    /// The last connection ended. As [`failed`](ConnectionState::failed), unless it was steady.
+    pub fn broken(&mut self, now_us: u64) -> Option<u64> {
         let Phase::Up { since_us } = self.phase else { return None };
         if now_us < since_us.saturating_add(STEADY_US) {
             return Some(self.rest(now_us));
         }
         self.phase = Phase::Idle;
-        self.failures_in_row = 0;
+        self.backoff.reset();
         None
     }
 
-    fn rest(&mut self, now_us: u64) -> BackOff {
-        let rest_us = FIRST_REST_US << self.failures_in_row.min(REST_DOUBLINGS);
-        self.failures_in_row += 1;
+    fn rest(&mut self, now_us: u64) -> u64 {
         self.phase = Phase::Resting;
-        BackOff { until_us: now_us.saturating_add(rest_us) }
+        now_us.saturating_add(self.backoff.next().as_micros() as u64)
     }
 
-    /// A rest is over. Says whether to connect: only if somebody waits.
+    /// A pause is over. Says whether to connect: only if somebody waits.
     pub fn rested(&mut self, somebody_waits: bool) -> bool {
         if !matches!(self.phase, Phase::Resting) {
             return false;
@@ -150,7 +142,7 @@ mod tests {
         assert_eq!(connection.want(), Want::Wait);
         let mut rests = Vec::new();
         for _ in 0..9 {
-            rests.push(connection.failed(1_000).map(|rest| rest.until_us - 1_000));
+            rests.push(connection.failed(1_000).map(|until_us| until_us - 1_000));
             assert_eq!(connection.want(), Want::Wait);
             assert!(connection.rested(true));
         }

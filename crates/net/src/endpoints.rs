@@ -1,9 +1,10 @@
-//! Places of the mover that stand for peers, and slots there: links of the mover in which flows sit while they live. A mover
-//! never forgets a link, so a flow that has ended leaves its slot to the next one, and a peer that has ended its place. This
-//! file knows who sits where; it must never know whom a flow connects to.
+//! Endpoints: places of the mover that stand for peers. Each has link slots, links of the mover that
+//! flows are bound to while they live. A mover never forgets a link, so a flow that has ended leaves
+//! its slot to the next one, and a peer that is gone its endpoint.
 
 use crate::error::AgentError;
 use crate::flow_control::Advice;
+use crate::peer_log::PeerLog;
 use crate::peer_metrics::PeerMetrics;
 use crate::tcp::FlowHandle;
 use forebay_transfer::{
@@ -20,7 +21,7 @@ const WINDOW_BYTES: u64 = 64 << 20;
 /// Told when another number of flows may be better.
 pub(crate) type OnAdvice = Arc<dyn Fn(Advice) + Send + Sync>;
 
-/// Whoever sits in a slot.
+/// A flow, and the slot's accounts of it.
 pub(crate) struct BoundFlow {
     /// The flow's among its peer's.
     pub number: u64,
@@ -28,22 +29,23 @@ pub(crate) struct BoundFlow {
     pub handle: FlowHandle,
     pub path: &'static str,
     pub metrics: Arc<PeerMetrics>,
+    pub log: Arc<PeerLog>,
     pub on_advice: OnAdvice,
 }
 
-/// A link of the mover: who sits in it now.
+/// A link of the mover: the flow that is bound to it now.
 #[derive(Clone, Default)]
 struct LinkSlot(Arc<Mutex<Taken>>);
 
 #[derive(Default)]
 struct Taken {
     by: Option<BoundFlow>,
-    /// Gets what comes after the bound's flow has broken, until somebody has seen to that.
+    /// Gets what comes after the bound flow has broken, until somebody has seen to that.
     stand_in: Option<LinkSlot>,
 }
 
 impl Taken {
-    /// The link_slot that lots go to instead. Those of a broken flow come back in the same moment, and would find no other.
+    /// The slot that lots go to instead. Those of a broken flow come back in the same moment, and would find no other.
     fn deputy(&self) -> Option<LinkSlot> {
         let broken = self.by.as_ref().is_some_and(|bound| bound.handle.stats().broken.is_some());
         self.stand_in.clone().filter(|_| broken)
@@ -64,9 +66,15 @@ impl Link for LinkSlot {
         let path = bound.path;
         let began_us = bound.metrics.lot_began(path, bytes);
         let (metrics, on_advice) = (Arc::clone(&bound.metrics), Arc::clone(&bound.on_advice));
-        let done = done.inspect(move |outcome| match metrics.lot_ended(path, began_us, bytes, outcome) {
-            Advice::Stay => {}
-            advice => on_advice(advice),
+        let log = Arc::clone(&bound.log);
+        let done = done.inspect(move |outcome| {
+            if let Outcome::Corrupt = outcome {
+                log.corrupt(path);
+            }
+            match metrics.lot_ended(path, began_us, bytes, outcome) {
+                Advice::Stay => {}
+                advice => on_advice(advice),
+            }
         });
         bound.flow.start(op, memory, done);
     }
@@ -92,7 +100,7 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Seats a flow and says where. Once it breaks, what still comes goes to the slot `stand_in`, if it is given.
+    /// Binds a flow to a slot and says to which. Once it breaks, what still comes goes to the slot `stand_in`, if it is given.
     pub fn bind(
         &mut self,
         pool: &EndpointPool,
@@ -133,11 +141,11 @@ impl Endpoint {
     }
 
     /// Nothing new goes to this slot any more, if the flow of that number is there still: its peer may have had to give up its
-    /// slots, and sit there anew. The flow, to be dropped without any lock: that waits for what it has begun.
+    /// slots, and got them anew. The flow, to be dropped without any lock: that waits for what it has begun.
     pub fn unbind(&mut self, pool: &EndpointPool, slot: usize, number: u64) -> Option<Box<dyn Link>> {
         let (link, link_slot) = self.slots.get(slot)?;
-        let sits = link_slot.0.lock().by.as_ref().is_some_and(|bound| bound.number == number);
-        sits.then(|| vacate(pool, *link, link_slot)).flatten()
+        let is_bound = link_slot.0.lock().by.as_ref().is_some_and(|bound| bound.number == number);
+        is_bound.then(|| vacate(pool, *link, link_slot)).flatten()
     }
 }
 
@@ -173,7 +181,7 @@ impl EndpointPool {
         })
     }
 
-    /// Takes back a place. The flows that still sit there, to be dropped as [`Endpoint::unbind`] says.
+    /// Takes back a place. The flows that are still bound, to be dropped as [`Endpoint::unbind`] says.
     #[must_use = "dropping flows waits for what they have begun"]
     pub fn take_back(&self, endpoint: Endpoint) -> Vec<Box<dyn Link>> {
         let left =
@@ -214,7 +222,8 @@ mod tests {
             let (handle, flow) = (flow.handle(), Box::new(flow));
             let (metrics, on_advice) = (Arc::clone(&metrics), Arc::new(|_| {}));
             let number = handles.len() as u64;
-            let bound = BoundFlow { number, flow, handle, path: "tcp", metrics, on_advice };
+            let log = Arc::new(PeerLog::of("two"));
+            let bound = BoundFlow { number, flow, handle, path: "tcp", metrics, log, on_advice };
             endpoint.bind(&pool, bound, stand_in).unwrap();
         }
         endpoint.set_up(&pool, 0, false);

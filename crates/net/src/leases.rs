@@ -1,8 +1,12 @@
-//! Leases: the right of a peer to use spans of memory until a time. A lease ends by time, when it is given back, or when its
-//! holder is gone; what is asked for under it afterwards is refused. This file knows rights and time; it must never know
-//! what lies in the spans.
+//! Leases that this agent grants to peers: under one, a peer may read spans of memory that is offered
+//! under leases only. This is the one place where such a lease ends: when its time is over
+//! ([`LeaseTable::expire`], which the agent's timer calls), when it is given back or revoked, or when
+//! its holder's last connection ends. What is asked for under it afterwards is refused by
+//! `tcp/exports.rs`, which asks [`Leases::permits`] before each DATA. Leases of a store, which keep
+//! chunks from being evicted, are `forebay-store`'s.
 
 use crate::tcp::{Leases, PeerRegion};
+use forebay_transfer::LogGate;
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
@@ -94,6 +98,8 @@ struct Shared {
     /// When somebody will look which leases are over; `u64::MAX`: nobody will.
     look_at_us: AtomicU64,
     look_in: OnLook,
+    /// For the line that says that leases expired.
+    expired: LogGate,
 }
 
 /// Has [`LeaseTable::look`] called after so many microseconds, with what comes behind them.
@@ -105,7 +111,9 @@ impl LeaseTable {
     pub(crate) fn new(look_in: impl Fn(&LeaseTable, u64, u64) + Send + Sync + 'static) -> LeaseTable {
         let (live, numbers, epoch) = (RwLock::default(), RandomState::new(), Instant::now());
         let (look_at_us, look_in) = (AtomicU64::new(u64::MAX), Box::new(look_in));
-        LeaseTable { shared: Arc::new(Shared { live, numbers, epoch, look_at_us, look_in }) }
+        LeaseTable {
+            shared: Arc::new(Shared { live, numbers, epoch, look_at_us, look_in, expired: LogGate::new() }),
+        }
     }
 
     /// Somebody has to look again at this time.
@@ -178,7 +186,12 @@ impl LeaseTable {
     pub fn expire(&self) {
         self.shared.look_at_us.store(u64::MAX, Ordering::Release);
         let now_us = self.now_us();
-        self.end_those(LeaseEnd::Expired, |lease| lease.until_us <= now_us);
+        let expired = self.end_those(LeaseEnd::Expired, |lease| lease.until_us <= now_us);
+        if expired > 0
+            && let Some(repeated) = self.shared.expired.pass()
+        {
+            tracing::warn!(leases = expired, repeated, "lease expired");
+        }
         let next_us = self.shared.live.read().values().map(|lease| lease.until_us).min();
         if let Some(next_us) = next_us {
             self.look_at(next_us);
@@ -204,12 +217,15 @@ impl LeaseTable {
         true
     }
 
-    fn end_those(&self, end: LeaseEnd, ends: impl Fn(&Lease) -> bool) {
+    /// Says how many ended.
+    fn end_those(&self, end: LeaseEnd, ends: impl Fn(&Lease) -> bool) -> usize {
         let ended: Vec<Lease> = {
             let mut live = self.shared.live.write();
             live.extract_if(|_, lease| ends(lease)).map(|(_, lease)| lease).collect()
         };
+        let count = ended.len();
         ended.into_iter().for_each(|lease| (lease.on_end)(end));
+        count
     }
 
     fn now_us(&self) -> u64 {

@@ -54,6 +54,7 @@ mod metadata;
 mod notifications;
 mod notify;
 mod peer;
+mod peer_log;
 mod peer_metrics;
 mod prepared;
 mod rails;
@@ -82,9 +83,9 @@ pub use metadata::{BadMetadata, NAME_BYTES_MAX};
 pub use notifications::{
     NOTIFICATION_BYTES_MAX, NOTIFICATIONS_MAX, NOTIFICATIONS_OPEN_BYTES_MAX, NOTIFICATIONS_OPEN_MAX,
 };
-pub use peer::TCP;
+pub use peer::{NotReached, TCP};
 pub use peer_metrics::{Counts, Histogram, PathCounts, Stages};
 pub use prepared::{BadBlocks, Op};
 pub use request::{End, Request, StageTimes, State};
-pub use stat::{FlowStat, IdleRail, NotReached, PeerStat};
+pub use stat::{FlowStat, IdleRail, PeerStat};
 pub use transports::{NoSuchTransport, RailOptions, TRANSPORTS};

@@ -5,9 +5,10 @@
 //! refused: nothing is dropped.
 
 use crate::call_handler;
+use crate::connect;
 use crate::error::{AgentError, PeerError};
 use crate::notifications::{NOTIFICATION_BYTES_MAX, Notification};
-use crate::peer::Peer;
+use crate::peer::{Attempt, Peer};
 use crate::shared::Shared;
 use crate::tcp::CallError;
 use std::sync::{Arc, Weak};
@@ -19,7 +20,7 @@ const AGAIN_US: u64 = 1_000;
 type OnEnd = Box<dyn FnOnce(Result<(), PeerError>) + Send>;
 
 /// A notification on its way, or one that waits for its turn.
-pub(crate) struct Sending {
+struct Sending {
     shared: Weak<Shared>,
     peer: Arc<Peer>,
     number: u64,
@@ -44,7 +45,10 @@ pub(crate) fn send(
     let bytes = text.len();
     let (weak, its) = (Arc::downgrade(shared), Arc::clone(peer));
     let on_end: Option<OnEnd> = Some(Box::new(on_end));
-    let notification = |number| Sending { shared: weak, peer: its, number, text, until_us, on_end };
+    let notification = |number| {
+        let sending = Sending { shared: weak, peer: its, number, text, until_us, on_end };
+        Box::new(move || sending.attempt()) as Attempt
+    };
     peer.hold_notification(bytes, wait_until, notification)?;
     peer.send_notifications();
     Ok(())
@@ -52,10 +56,10 @@ pub(crate) fn send(
 
 impl Sending {
     /// Its turn has come.
-    pub(crate) fn attempt(self) {
+    fn attempt(self) {
         let Some(shared) = self.shared.upgrade() else { return self.end(Err(PeerError::Ended)) };
         let (peer, until_us) = (Arc::clone(&self.peer), self.until_us);
-        peer.when_up(&shared, until_us, move |up| match up {
+        connect::when_up(&shared, &peer, until_us, move |up| match up {
             Ok(()) => self.speak(),
             Err(why) => self.end(Err(why)),
         });

@@ -6,36 +6,30 @@
 
 use crate::addresses::Addresses;
 use crate::capabilities::WhyIdle;
-use crate::connect;
-use crate::connection_state::{ConnectionState, Want};
+use crate::connection_state::ConnectionState;
 use crate::descriptors::Descriptors;
 use crate::endpoints::{Endpoint, EndpointPool};
 use crate::error::{AgentError, PeerError};
 use crate::notifications::{NOTIFICATIONS_OPEN_BYTES_MAX, NOTIFICATIONS_OPEN_MAX, Outbox};
-use crate::notify::Sending;
+use crate::peer_log::PeerLog;
 use crate::peer_metrics::PeerMetrics;
 use crate::prepared::Blocks;
 use crate::shared::Shared;
-use crate::stat::NotReached;
-use crate::tcp::{Broken, FlowHandle, PeerRegion};
+use crate::tcp::{Broken, Flow, FlowHandle, PeerRegion, Unreached};
 use crate::transport::{Reach, TransportInfo};
-use forebay_transfer::LogGate;
-use forebay_transfer::{Refused, RegionId};
+use forebay_transfer::{Backoff, Refused, RegionId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The path of bytes that no rail carries, as metrics and stats name it.
 pub const TCP: &str = "tcp";
 /// What may wait for a connection to one peer.
-const WAITING_MAX: usize = 65_536;
-/// Between two lines that tell of the same.
-const TELL_EVERY: Duration = Duration::from_secs(60);
-
+pub(crate) const WAITING_MAX: usize = 65_536;
 /// Called once the peer can be spoken to, or with the reason why not.
-type OnUp = Box<dyn FnOnce(Result<(), PeerError>) + Send>;
+pub(crate) type OnUp = Box<dyn FnOnce(Result<(), PeerError>) + Send>;
 
 /// A peer.
 pub(crate) struct Peer {
@@ -45,6 +39,7 @@ pub(crate) struct Peer {
     /// As its metadata say. `None`: it is known by address only, and whoever answers there is meant.
     pub instance: Option<[u8; 16]>,
     pub metrics: Arc<PeerMetrics>,
+    pub log: Arc<PeerLog>,
     state: Mutex<State>,
     /// A notification was settled.
     room: Condvar,
@@ -60,22 +55,15 @@ pub(crate) struct State {
     /// How the last flow ended, or why none came about.
     pub lost: Option<Broken>,
     pub unreached: Option<NotReached>,
-    /// For the lines that say so.
-    pub gate: LogGate,
-    /// For the lines that say that it was lost.
-    pub lost_gate: LogGate,
     /// One more flow is being connected.
     pub growing: bool,
-    pub outbox: Outbox<Sending>,
+    pub outbox: Outbox<Attempt>,
     /// Somebody gives notifications their turns, and goes on until none is due.
     turns_are_given: bool,
-    /// Notifications that were lost since that was told, and when it was.
-    lost_notifications: u64,
-    lost_told: Option<Instant>,
     /// Why rails, by number, carry nothing over the connection that is there.
     pub idle_rails: BTreeMap<usize, WhyIdle>,
-    /// How often rails were lost on this connection.
-    pub rail_rests: u32,
+    /// How long to wait until rails are tried again. `None`: none was lost on this connection.
+    pub rail_backoff: Option<Backoff>,
 }
 
 /// A flow to the peer.
@@ -87,6 +75,24 @@ pub(crate) struct PeerFlow {
     /// The mover gives it nothing, since rails carry the bytes.
     pub stands_by: bool,
 }
+
+/// Why a peer is not reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotReached {
+    /// As one of a few.
+    pub reason: Unreached,
+    /// In words, with the address.
+    pub why: String,
+}
+
+/// A flow that came about.
+pub(crate) struct Arrival {
+    pub flow: Flow,
+    pub via: Via,
+}
+
+/// Sends a notification, once; it settles itself.
+pub(crate) type Attempt = Box<dyn FnOnce() + Send>;
 
 /// What carries the bytes of one flow.
 #[derive(Debug, Clone)]
@@ -155,20 +161,17 @@ impl Peer {
             next_flow: 0,
             lost: None,
             unreached: None,
-            gate: LogGate::new(),
-            lost_gate: LogGate::new(),
             growing: false,
             outbox: Outbox::default(),
             turns_are_given: false,
-            lost_notifications: 0,
-            lost_told: None,
             idle_rails: BTreeMap::new(),
-            rail_rests: 0,
+            rail_backoff: None,
         };
         let site = Site { endpoint: None, answered: None, memory: Addresses::default(), old: Vec::new() };
         let metrics = Arc::new(PeerMetrics::new(flows_max));
         let (state, site) = (Mutex::new(state), Mutex::new(site));
-        Arc::new(Peer { name, address, instance, metrics, state, room: Condvar::new(), site })
+        let log = Arc::new(PeerLog::of(&name));
+        Arc::new(Peer { name, address, instance, metrics, log, state, room: Condvar::new(), site })
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
@@ -179,47 +182,13 @@ impl Peer {
         self.site.lock()
     }
 
-    /// Calls `then` when the peer can be spoken to, at once if it can be now; or with the reason why not, at the latest at
-    /// `until_us` of the timer. Brings the connection about if there is none.
-    pub fn when_up(
-        self: &Arc<Peer>,
-        shared: &Arc<Shared>,
-        until_us: u64,
-        then: impl FnOnce(Result<(), PeerError>) + Send + 'static,
-    ) {
-        let mut state = self.state();
-        let want = state.connection.want();
-        let now = match &want {
-            Want::Go => Some(Ok(())),
-            Want::Never(why) => Some(Err(why.clone())),
-            Want::Wait if state.waiting.len() >= WAITING_MAX => {
-                let what = format!("{WAITING_MAX} requests wait for a connection to peer {}", self.name);
-                Some(Err(PeerError::Full(what)))
-            }
-            Want::Wait | Want::Connect => None,
-        };
-        if let Some(result) = now {
-            drop(state);
-            return then(result);
-        }
-        let number = state.next_waiting;
-        state.next_waiting += 1;
-        state.waiting.insert(number, Box::new(then));
-        drop(state);
-        let peer = Arc::clone(self);
-        shared.timer.at(until_us, move || peer.give_up(number));
-        if want == Want::Connect {
-            connect::begin(shared, self);
-        }
-    }
-
     /// Takes a notification of so many bytes in, which has its turn with
     /// [`send_notifications`](Peer::send_notifications). Where there is no room, it waits for some until then.
     pub fn hold_notification(
         &self,
         bytes: usize,
         wait_until: Option<Instant>,
-        notification: impl FnOnce(u64) -> Sending,
+        notification: impl FnOnce(u64) -> Attempt,
     ) -> Result<(), PeerError> {
         let mut state = self.state();
         while !state.outbox.has_room(bytes) {
@@ -227,7 +196,7 @@ impl Peer {
             let Some(left) = left.filter(|left| !left.is_zero()) else {
                 let (notifications, held_bytes) = state.outbox.held();
                 return Err(PeerError::Full(format!(
-                    "{notifications} notifications of {held_bytes} bytes are on their way to peer {}, and one of {bytes} bytes                      has no room; allowed: {NOTIFICATIONS_OPEN_MAX} of {NOTIFICATIONS_OPEN_BYTES_MAX} bytes",
+                    "{notifications} notifications of {held_bytes} bytes are on their way to peer {}, and one of {bytes} bytes has no room; allowed: {NOTIFICATIONS_OPEN_MAX} of {NOTIFICATIONS_OPEN_BYTES_MAX} bytes",
                     self.name
                 )));
             };
@@ -247,7 +216,7 @@ impl Peer {
         }
         while let Some(next) = state.outbox.next_turn() {
             drop(state);
-            next.attempt();
+            next();
             state = self.state();
         }
         state.turns_are_given = false;
@@ -259,32 +228,10 @@ impl Peer {
         self.room.notify_all();
     }
 
-    /// A notification was lost. It is counted, and told once a minute at most.
+    /// A notification was lost.
     pub fn lost_notification(&self, why: &PeerError) {
         self.metrics.fault("not_notified");
-        let mut state = self.state();
-        state.lost_notifications += 1;
-        if state.lost_told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
-            return;
-        }
-        state.lost_told = Some(Instant::now());
-        let lost = std::mem::take(&mut state.lost_notifications);
-        drop(state);
-        tracing::warn!(
-            peer = self.name,
-            lost,
-            "notifications did not arrive; whoever sent them was told: {why}"
-        );
-    }
-
-    /// Somebody has waited for long enough.
-    fn give_up(&self, number: u64) {
-        let mut state = self.state();
-        let Some(then) = state.waiting.remove(&number) else { return };
-        let known = state.unreached.as_ref().map(|unreached| unreached.why.clone());
-        let why = known.unwrap_or_else(|| "there is no answer yet".into());
-        drop(state);
-        then(Err(PeerError::Unreachable { peer: self.name.clone(), why }));
+        self.log.notification_lost(why);
     }
 
     /// A flow that has not ended.
@@ -379,29 +326,20 @@ impl State {
         self.next_flow
     }
 
-    /// No connection came about. Told when it is another reason than before, and else once a minute.
-    pub fn note_unreached(&mut self, peer: &str, unreached: NotReached) {
-        let NotReached { reason, why } = &unreached;
-        if self.unreached.as_ref().is_none_or(|before| before.reason != *reason) {
-            self.gate.reset();
+    /// Has `then` called when the peer can be spoken to, and says its number; refused where too many wait.
+    pub fn wait(&mut self, then: OnUp) -> Result<u64, OnUp> {
+        if self.waiting.len() >= WAITING_MAX {
+            return Err(then);
         }
-        if let Some(before) = self.gate.pass() {
-            let (reason, advice) = (reason.label(), reason.advice());
-            tracing::warn!(
-                peer,
-                reason,
-                "the peer is not reached: {why}; {advice} ({before} more attempts since the last line)"
-            );
-        }
-        self.unreached = Some(unreached);
+        let number = self.next_waiting;
+        self.next_waiting += 1;
+        self.waiting.insert(number, then);
+        Ok(number)
     }
 
-    /// A connection came about. Told where it did not before.
-    pub fn note_reached(&mut self, peer: &str) {
-        if self.unreached.take().is_some() {
-            self.gate.reset();
-            tracing::info!(peer, "the peer is reached again");
-        }
+    /// Whoever waits under this number waits no longer.
+    pub fn give_up(&mut self, number: u64) -> Option<OnUp> {
+        self.waiting.remove(&number)
     }
 
     /// Everybody who waits, to be called without the lock.

@@ -2,6 +2,7 @@
 //! once, and only when nothing of it touches memory at either end any more. This file joins the way to the peer, the mover
 //! and the notification; it must never know how any of them works.
 
+use crate::connect;
 use crate::error::{AgentError, PeerError};
 use crate::notify;
 use crate::peer::Peer;
@@ -12,7 +13,7 @@ use forebay_transfer::{
     Class, End as Moved, Forked, Process, Reason, RegionId, SpanPair, Submitted, Transfer,
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
 /// How a request ended.
@@ -69,10 +70,11 @@ pub struct Request {
 }
 
 /// What a request is, and where its latest post has got to.
-pub(crate) struct Run {
+struct Run {
     shared: Weak<Shared>,
+    requests: Arc<Requests>,
     process: Process,
-    pub peer: Arc<Peer>,
+    peer: Arc<Peer>,
     pairs: Vec<SpanPair>,
     bytes: u64,
     regions: HashSet<RegionId>,
@@ -123,6 +125,7 @@ impl Stop {
 impl Request {
     pub(crate) fn new(
         shared: &Arc<Shared>,
+        requests: &Arc<Requests>,
         peer: Arc<Peer>,
         pairs: Pairs,
         notification: Option<Vec<u8>>,
@@ -141,6 +144,7 @@ impl Request {
         };
         let run = Run {
             shared: Arc::downgrade(shared),
+            requests: Arc::clone(requests),
             process: shared.process,
             peer,
             regions: regions(&pairs.pairs),
@@ -242,7 +246,7 @@ fn regions(pairs: &[SpanPair]) -> HashSet<RegionId> {
 
 impl Run {
     /// Whether it reads or writes this region.
-    pub fn uses(&self, region: RegionId) -> bool {
+    fn uses(&self, region: RegionId) -> bool {
         self.regions.contains(&region)
     }
 
@@ -257,7 +261,7 @@ impl Run {
             return Err(AgentError::UnderWay);
         }
         let now_us = shared.timer.now_us();
-        progress.number = register(shared, self)?;
+        progress.number = self.requests.register(self)?;
         progress.phase = Phase::Queued;
         progress.post += 1;
         progress.on_end = Some(on_end);
@@ -274,7 +278,7 @@ impl Run {
         drop(progress);
         let until_us = shared.connect_until_us().min(until(now_us, self.limit_us));
         let (run, weak) = (Arc::clone(self), Arc::downgrade(shared));
-        self.peer.when_up(shared, until_us, move |up| run.begin(&weak, post, up));
+        connect::when_up(shared, &self.peer, until_us, move |up| run.begin(&weak, post, up));
         Ok(())
     }
 
@@ -402,11 +406,9 @@ impl Run {
         let times = progress.times;
         drop(progress);
         self.count(&end, times);
-        if let Some(shared) = shared {
-            shared.runs().by_number.remove(&number);
-            if let Some(due) = due {
-                shared.timer.forget(due);
-            }
+        self.requests.0.lock().by_number.remove(&number);
+        if let (Some(shared), Some(due)) = (shared, due) {
+            shared.timer.forget(due);
         }
         self.ended.notify_all();
         if let Some(on_end) = on_end {
@@ -435,13 +437,8 @@ impl Run {
         });
     }
 
-    /// Cancels it without waiting.
-    pub fn begin_cancel(self: &Arc<Run>) {
-        self.stop(Stop::Cancelled, None);
-    }
-
     /// Waits until nothing of it is under way.
-    pub fn wait(&self) {
+    fn wait(&self) {
         let mut progress = self.progress.lock();
         while matches!(progress.phase, Phase::Queued | Phase::Posted(_) | Phase::Notifying) {
             self.ended.wait(&mut progress);
@@ -457,16 +454,62 @@ fn until(now_us: u64, limit_us: Option<u64>) -> u64 {
     limit_us.map_or(u64::MAX, |limit_us| now_us.saturating_add(limit_us))
 }
 
-/// Notes that it is under way, and says its number.
-fn register(shared: &Shared, run: &Arc<Run>) -> Result<u64, AgentError> {
-    let mut runs = shared.runs();
-    if runs.ended {
-        return Err(PeerError::Ended.into());
+/// The requests of one agent that are under way.
+#[derive(Default)]
+pub(crate) struct Requests(Mutex<UnderWay>);
+
+#[derive(Default)]
+struct UnderWay {
+    by_number: HashMap<u64, Arc<Run>>,
+    next: u64,
+    /// Nothing new is begun.
+    closed: bool,
+}
+
+impl Requests {
+    /// Notes that a request is under way, and says its number.
+    fn register(&self, run: &Arc<Run>) -> Result<u64, AgentError> {
+        let mut under_way = self.0.lock();
+        if under_way.closed {
+            return Err(PeerError::Ended.into());
+        }
+        let number = under_way.next;
+        under_way.next += 1;
+        under_way.by_number.insert(number, Arc::clone(run));
+        Ok(number)
     }
-    let number = runs.next;
-    runs.next += 1;
-    runs.by_number.insert(number, Arc::clone(run));
-    Ok(number)
+
+    fn those(&self, which: impl Fn(&Run) -> bool) -> Vec<Arc<Run>> {
+        self.0.lock().by_number.values().filter(|run| which(run)).cloned().collect()
+    }
+
+    /// Whether one is under way that uses a region.
+    pub fn use_region(&self, region: RegionId) -> bool {
+        self.0.lock().by_number.values().any(|run| run.uses(region))
+    }
+
+    /// Cancels those that use a region, and waits for their ends.
+    pub fn cancel_with_region(&self, region: RegionId) {
+        self.cancel(|run| run.uses(region));
+    }
+
+    /// Cancels those to a peer, and waits for their ends.
+    pub fn cancel_to(&self, peer: &Arc<Peer>) {
+        self.cancel(|run| Arc::ptr_eq(&run.peer, peer));
+    }
+
+    /// Cancels all, waits for their ends, and begins nothing new.
+    pub fn close(&self) {
+        self.0.lock().closed = true;
+        self.cancel(|_| true);
+    }
+
+    /// All at once, then waits.
+    fn cancel(&self, which: impl Fn(&Run) -> bool) {
+        let runs = self.those(which);
+        runs.iter().for_each(|run| run.stop(Stop::Cancelled, None));
+        runs.iter().for_each(|run| run.wait());
+    }
 }
 
 #[cfg(test)]
@@ -507,7 +550,7 @@ mod tests {
                 });
                 started.wait();
                 // As a post does that waits for a connection.
-                let number = register(&one.shared, &request.run).unwrap();
+                let number = one.requests.register(&request.run).unwrap();
                 let mut progress = request.run.progress.lock();
                 (progress.number, progress.post) = (number, post);
                 (progress.phase, progress.stop) = (Phase::Queued, None);

@@ -3,7 +3,6 @@
 use crate::call_handler::CallHandler;
 use crate::endpoints::EndpointPool;
 use crate::rails::Rails;
-use crate::request::Run;
 use crate::tcp::{FlowOptions, Identity, PeerRegions};
 use crate::timer::Timer;
 use forebay_transfer::{MoverHandle, Process, RegionId};
@@ -26,23 +25,9 @@ pub(crate) struct Shared {
     /// Regions of peers that callers asked for themselves, and the places that they keep in use.
     pub lent: Mutex<HashMap<RegionId, Arc<()>>>,
     pub process: Process,
-    pub runs: Mutex<Runs>,
-}
-
-/// Requests that are under way.
-#[derive(Default)]
-pub(crate) struct Runs {
-    pub by_number: HashMap<u64, Arc<Run>>,
-    pub next: u64,
-    /// Nothing new is begun.
-    pub ended: bool,
 }
 
 impl Shared {
-    pub fn runs(&self) -> MutexGuard<'_, Runs> {
-        self.runs.lock()
-    }
-
     pub fn lent(&self) -> MutexGuard<'_, HashMap<RegionId, Arc<()>>> {
         self.lent.lock()
     }

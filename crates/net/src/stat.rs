@@ -1,10 +1,9 @@
 //! What an agent shows of its peers. This file takes snapshots; it must never change what they are of.
 
 use crate::capabilities::WhyIdle;
-use crate::peer::{Peer, PeerFlow, Via};
+use crate::peer::{NotReached, Peer, PeerFlow, Via};
 use crate::peer_metrics::Counts;
 use crate::rails::Rails;
-use crate::tcp::Unreached;
 use crate::transports::RailOptions;
 
 /// A snapshot of one peer.
@@ -22,15 +21,6 @@ pub struct PeerStat {
     pub idle_rails: Vec<IdleRail>,
     /// What went on.
     pub counts: Counts,
-}
-
-/// Why a peer is not reached.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotReached {
-    /// As one of a few.
-    pub reason: Unreached,
-    /// In words, with the address.
-    pub why: String,
 }
 
 /// A snapshot of one connection.

@@ -4,24 +4,27 @@
 
 use crate::call_handler;
 use crate::capabilities::{Capabilities, Question, WhyIdle};
-use crate::connect::{self, Arrival};
-use crate::peer::{Peer, Via};
+use crate::peer::{Arrival, Peer, Via};
 use crate::shared::Shared;
 use crate::tcp::{Broken, FlowHandle, FlowOptions};
 use crate::transport::{self, TransportError, TransportInfo};
+use forebay_transfer::Backoff;
 use std::sync::{Arc, Weak, mpsc};
+use std::time::Duration;
 
 /// After the last rail was lost, rails are tried again in so long; twice as long after each further time.
-const REST_US: u64 = 1_000_000;
-/// Doublings at most: the longest rest is about a minute.
-const REST_DOUBLINGS: u32 = 6;
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(64);
+
+/// Takes in a flow that came about over a rail, to the peer's instance.
+type Arrive = fn(&Arc<Shared>, &Arc<Peer>, Arrival, [u8; 16]);
 
 /// Tries the rails that both ends have, on a thread of its own. Without rails here nothing is begun.
-pub(crate) fn begin(shared: &Arc<Shared>, peer: &Arc<Peer>) {
+pub(crate) fn begin(shared: &Arc<Shared>, peer: &Arc<Peer>, arrive: Arrive) {
     if shared.rails.is_empty() {
         return;
     }
-    let Some(attempt) = Attempt::new(shared, peer) else { return };
+    let Some(attempt) = Attempt::new(shared, peer, arrive) else { return };
     let its = Arc::clone(peer);
     on_thread(move || attempt.run(), move || its.metrics.fault("rail_failed"));
 }
@@ -31,9 +34,10 @@ pub(crate) fn one_more(
     shared: &Arc<Shared>,
     peer: &Arc<Peer>,
     rail: usize,
+    arrive: Arrive,
     then: impl FnOnce(bool) + Send + Clone + 'static,
 ) {
-    let Some(attempt) = Attempt::new(shared, peer) else { return then(false) };
+    let Some(attempt) = Attempt::new(shared, peer, arrive) else { return then(false) };
     let otherwise = then.clone();
     on_thread(move || then(attempt.connect(rail).is_ok()), move || otherwise(false));
 }
@@ -46,35 +50,42 @@ fn on_thread(work: impl FnOnce() + Send + 'static, otherwise: impl FnOnce()) {
 }
 
 /// Flows over rails have ended, the others of those rails live on.
-pub(crate) fn lost(shared: &Arc<Shared>, peer: &Arc<Peer>, rails: &[usize], why: &Broken) {
+pub(crate) fn lost(shared: &Arc<Shared>, peer: &Arc<Peer>, ended: &[Via], why: &Broken, arrive: Arrive) {
     let mut state = peer.state();
-    for nth in rails {
+    let path = state.flows.iter().find(|flow| !flow.stands_by).map(|flow| flow.via.path());
+    let mut lost = Vec::new();
+    for via in ended {
+        let Via::Rail { nth, info, .. } = via else { continue };
         if !state.flows.iter().any(|flow| flow.via.rail() == Some(*nth)) {
             state.idle_rails.insert(*nth, WhyIdle::Lost(why.clone()));
             peer.metrics.fault("rail_lost");
+            lost.push(info.name);
         }
     }
-    let back_on_tcp = !rails.is_empty() && !state.flows.is_empty() && !state.is_railed();
+    let railed = ended.iter().any(|via| via.rail().is_some());
+    let back_on_tcp = railed && !state.flows.is_empty() && !state.is_railed();
     drop(state);
+    // Without any path the peer itself is lost, which is told.
+    if let Some(path) = path {
+        lost.iter().for_each(|rail| peer.log.rail_lost(rail, why, path));
+    }
     if back_on_tcp {
-        again_later(shared, peer);
+        again_later(shared, peer, arrive);
     }
 }
 
-/// Tries rails again after a rest, if the connection is there still.
-fn again_later(shared: &Arc<Shared>, peer: &Arc<Peer>) {
-    let mut state = peer.state();
-    let rest_us = REST_US << state.rail_rests.min(REST_DOUBLINGS);
-    state.rail_rests += 1;
-    drop(state);
+/// Tries rails again after a pause, if the connection is there still.
+fn again_later(shared: &Arc<Shared>, peer: &Arc<Peer>, arrive: Arrive) {
+    let new = || Backoff::new(FIRST_PAUSE, PAUSE_MAX);
+    let pause = peer.state().rail_backoff.get_or_insert_with(new).next();
     let (weak, its) = (Arc::downgrade(shared), Arc::downgrade(peer));
-    shared.timer.at(shared.timer.now_us() + rest_us, move || {
+    shared.timer.at(shared.timer.now_us() + pause.as_micros() as u64, move || {
         let (Some(shared), Some(peer)) = (weak.upgrade(), its.upgrade()) else { return };
         let state = peer.state();
         let wanted = !state.flows.is_empty() && !state.is_railed();
         drop(state);
         if wanted {
-            begin(&shared, &peer);
+            begin(&shared, &peer, arrive);
         }
     });
 }
@@ -88,10 +99,11 @@ struct Attempt {
     handle: FlowHandle,
     instance: [u8; 16],
     options: FlowOptions,
+    arrive: Arrive,
 }
 
 impl Attempt {
-    fn new(shared: &Arc<Shared>, peer: &Arc<Peer>) -> Option<Attempt> {
+    fn new(shared: &Arc<Shared>, peer: &Arc<Peer>, arrive: Arrive) -> Option<Attempt> {
         // Under the lock of the site, so that the flow is to whom answered.
         let site = peer.site();
         let instance = site.answered?;
@@ -99,7 +111,7 @@ impl Attempt {
         drop(site);
         let options = FlowOptions { instance: Some(instance), ..shared.flow_options.clone() };
         let (weak, peer) = (Arc::downgrade(shared), Arc::clone(peer));
-        Some(Attempt { shared: weak, peer, control, handle, instance, options })
+        Some(Attempt { shared: weak, peer, control, handle, instance, options, arrive })
     }
 
     fn run(&self) {
@@ -122,11 +134,11 @@ impl Attempt {
                 carries = Some(own[nth]);
             }
         }
-        self.note(idle, carries.is_some());
+        self.note(&own, idle, carries.is_some());
     }
 
     /// Keeps and counts why rails carry nothing.
-    fn note(&self, idle: Vec<Option<WhyIdle>>, carries: bool) {
+    fn note(&self, own: &[TransportInfo], idle: Vec<Option<WhyIdle>>, carries: bool) {
         let mut state = self.peer.state();
         if !state.flows.iter().any(|flow| flow.number == self.control) {
             return;
@@ -135,14 +147,15 @@ impl Attempt {
             let Some(why) = why else { continue };
             if let Some(fault) = why.fault() {
                 self.peer.metrics.fault(fault);
+                self.peer.log.rail_not_used(own[nth].name, &why);
             }
             state.idle_rails.insert(nth, why);
         }
         // What never came about will not; what did and was lost may come back.
-        let had_some = state.rail_rests > 0;
+        let had_some = state.rail_backoff.is_some();
         drop(state);
         if let (false, true, Some(shared)) = (carries, had_some, self.shared.upgrade()) {
-            again_later(&shared, &self.peer);
+            again_later(&shared, &self.peer, self.arrive);
         }
     }
 
@@ -187,7 +200,7 @@ impl Attempt {
             return Err(ended());
         }
         let arrival = Arrival { flow, via: Via::Rail { nth, info, report } };
-        connect::arrived(&shared, &self.peer, arrival, self.instance);
+        (self.arrive)(&shared, &self.peer, arrival, self.instance);
         Ok(())
     }
 }
@@ -197,7 +210,6 @@ mod tests {
     use super::*;
     use crate::{Access, Agent, AgentConfig, Descriptors, End, Op, RailOptions, Run, Select, TCP};
     use forebay_transfer::HostBuffer;
-    use std::time::Duration;
     use testkit::eventually;
 
     const BYTES: u64 = 32 << 20;
@@ -234,10 +246,11 @@ mod tests {
         assert_eq!(move_all().recv_timeout(limit), Ok(End::Done { bytes: BYTES }));
         let peer = one.peer("two").unwrap();
         for round in 0..8u64 {
-            // At first it rests longer than this test takes.
-            peer.state().rail_rests = if round < 7 { REST_DOUBLINGS } else { 0 };
+            // At first it waits longer than this test takes.
+            let first = if round < 7 { PAUSE_MAX } else { FIRST_PAUSE };
+            peer.state().rail_backoff = Some(Backoff::new(first, PAUSE_MAX));
             if round > 0 {
-                begin(&one.shared, &peer);
+                begin(&one.shared, &peer, crate::connect::arrived);
             }
             eventually("the rail is taken", || peer.state().is_railed());
             buffers[0].write(0, &vec![round as u8 + 1; BYTES as usize]);

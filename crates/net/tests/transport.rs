@@ -7,17 +7,27 @@ mod common;
 use common::*;
 use forebay_net::tcp::{Carrier, Ready, WakeUp, Wire};
 use forebay_net::transport::{Connected, Exchange, Rail, Reach, Transport, TransportError, TransportInfo};
-use forebay_net::{AgentConfig, Op, RailOptions, TCP};
+use forebay_net::{AgentConfig, Op, RailOptions, Request, TCP};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use testkit::eventually;
 
 /// Bytes that a queue holds at most, so that senders are held up now and then.
 const QUEUE_BYTES: usize = 100_000;
+
+/// How often an idle end looks whether it was cut.
+const POLL: Duration = Duration::from_millis(10);
+/// The next payload that is sent is damaged.
+static DAMAGED: AtomicBool = AtomicBool::new(false);
+/// Every end finds that its peer has closed.
+static CUT: AtomicBool = AtomicBool::new(false);
+/// One test at a time: those that cut and damage do so for all.
+static ONE: Mutex<()> = Mutex::new(());
 
 /// The transport. Endpoints that were offered wait here under a number, which is all of the offer.
 struct Queues {
@@ -107,7 +117,7 @@ impl End {
 
     fn is_readable(&self) -> bool {
         let bytes = self.incoming.bytes.lock().unwrap();
-        !bytes.0.is_empty() || bytes.1
+        !bytes.0.is_empty() || bytes.1 || CUT.load(Ordering::Relaxed)
     }
 }
 
@@ -135,6 +145,10 @@ impl Wire for End {
             queue.0.extend(unsafe { std::slice::from_raw_parts(slice.iov_base.cast::<u8>(), len) });
             room -= len;
         }
+        // Frames are shorter than that; payload is not.
+        if queue.0.len() - before > 8_000 && DAMAGED.swap(false, Ordering::Relaxed) {
+            queue.0[before + 4_000] ^= 1;
+        }
         let sent = queue.0.len() - before;
         tell(&self.outgoing.filled);
         if sent == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(sent) }
@@ -142,6 +156,9 @@ impl Wire for End {
 
     unsafe fn receive(&mut self, slices: &[libc::iovec]) -> io::Result<usize> {
         let mut queue = self.incoming.bytes.lock().unwrap();
+        if CUT.load(Ordering::Relaxed) {
+            return Ok(0);
+        }
         if queue.0.is_empty() {
             return if queue.1 { Ok(0) } else { Err(io::ErrorKind::WouldBlock.into()) };
         }
@@ -162,6 +179,8 @@ impl Carrier for End {
     fn wait(&mut self, waker: &WakeUp, sending: bool, timeout: Option<Duration>) -> io::Result<Ready> {
         forget(&self.incoming.filled);
         forget(&self.outgoing.drained);
+        // Nobody wakes an idle end when all are cut.
+        let timeout = Some(timeout.map_or(POLL, |timeout| timeout.min(POLL)));
         let found = self.is_readable() || (sending && self.room() > 0);
         let mut fds = vec![PollFd::new(&self.incoming.filled, PollFlags::IN)];
         if sending {
@@ -191,6 +210,7 @@ fn queues(devices: Vec<String>) -> RailOptions {
 
 #[test]
 fn a_transport_of_the_programs_own_carries_the_bytes_and_is_named_in_the_stats() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (block, count) = (26_000, 200);
     let bytes = (block * count) as usize;
     let rails = || vec![queues(Vec::new())];
@@ -223,13 +243,61 @@ fn a_transport_of_the_programs_own_carries_the_bytes_and_is_named_in_the_stats()
 
 #[test]
 fn where_a_transport_of_the_programs_own_cannot_be_opened_bytes_take_tcp_and_it_is_said_why() {
-    let (one, two) =
-        (agent("one", vec![queues(vec!["q0".into()])], 4096), agent("two", vec![queues(Vec::new())], 4096));
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (one, two) = (
+        agent("one", vec![queues(vec!["q0".into()])], 4096),
+        agent("two-plain", vec![queues(Vec::new())], 4096),
+    );
+    log::capture();
     one.agent.add_peer(&two.agent.metadata()).unwrap();
-    let request = scattered(&one, "two", two.registration.base(), Op::Write, 512, 8);
+    let request = scattered(&one, "two-plain", two.registration.base(), Op::Write, 512, 8);
     assert_eq!(run(&request), forebay_net::End::Done { bytes: 4096 });
     let stat = || one.agent.stats().remove(0);
     eventually("it was tried", || !stat().idle_rails.is_empty());
     assert_eq!(stat().idle_rails[0].why.to_string(), "it cannot be opened: queues have no devices");
     assert_eq!(stat().counts.paths[TCP].moved_bytes, 4096);
+    let line = log::line(&["WARN", "rail not used", "peer=\"two-plain\"", "rail=\"queues\""]);
+    assert!(line.contains("reason=it cannot be opened: queues have no devices"), "{line}");
+}
+
+/// Two agents with the transport taken, and all of the second one's memory to be read by the first.
+fn taken(name: &str) -> (common::End, common::End, Request) {
+    let rails = || vec![queues(Vec::new())];
+    let (one, two) = (agent("one", rails(), 1 << 20), agent(name, rails(), 1 << 20));
+    one.agent.add_peer(&two.agent.metadata()).unwrap();
+    one.agent.connect(name).unwrap();
+    eventually("the transport is taken", || is_taken(&one));
+    let request = scattered(&one, name, two.registration.base(), Op::Read, 1 << 14, 1 << 6);
+    (one, two, request)
+}
+
+fn is_taken(end: &common::End) -> bool {
+    end.agent.stats()[0].flows.iter().any(|flow| flow.path == "queues")
+}
+
+#[test]
+fn a_lost_transport_leaves_the_bytes_to_tcp_and_comes_back_and_each_is_told_once() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    log::capture();
+    let (one, _two, request) = taken("two-cut");
+    log::line(&["INFO", "rail up", "peer=\"two-cut\"", "rail=\"queues\"", "path=\"queues\""]);
+    CUT.store(true, Ordering::Relaxed);
+    let lost = log::line(&["WARN", "rail lost", "peer=\"two-cut\"", "rail=\"queues\"", "path=\"tcp\""]);
+    assert!(lost.contains("reason=the peer closed the connection"), "{lost}");
+    assert_eq!(run(&request), forebay_net::End::Done { bytes: 1 << 20 });
+    CUT.store(false, Ordering::Relaxed);
+    eventually("it is back", || is_taken(&one));
+    assert_eq!(log::lines(&["peer lost", "two-cut"]), [""; 0]);
+}
+
+#[test]
+fn damage_on_a_transport_is_found_counted_and_told_once() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    log::capture();
+    let (one, _two, request) = taken("two-damaged");
+    DAMAGED.store(true, Ordering::Relaxed);
+    let end = run(&request);
+    assert!(matches!(&end, forebay_net::End::Failed { why, .. } if why.kind() == "corrupt"), "{end:?}");
+    log::line(&["WARN", "corrupt frame", "peer=\"two-damaged\"", "path=\"queues\""]);
+    assert_eq!(one.agent.stats()[0].counts.faults["corrupt"], 1);
 }

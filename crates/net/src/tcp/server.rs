@@ -106,6 +106,8 @@ struct Shared {
     /// Connections that came about beside the port.
     arrived: Mutex<Vec<Box<dyn Carrier>>>,
     wake: WakeUp,
+    /// For the line that says that a peer's bytes arrived damaged.
+    corrupt: LogGate,
 }
 
 impl std::fmt::Debug for Shared {
@@ -162,6 +164,7 @@ impl TcpServer {
             coming_and_going: Mutex::default(),
             arrived: Mutex::default(),
             wake: WakeUp::new()?,
+            corrupt: LogGate::new(),
         });
         let port = Port { shared: Arc::clone(&shared), threads: HashMap::new(), next: 0 };
         let thread =
@@ -272,20 +275,21 @@ impl Shared {
         *state.stats.refused.entry(code).or_default() += 1;
         let gate = Arc::clone(state.gates.entry(code).or_default());
         drop(state);
-        if let Some(before) = gate.pass() {
-            let from = from.map_or_else(|| "a rail".to_owned(), |from| from.to_string());
+        if let Some(repeated) = gate.pass() {
+            let from = name_of(from);
             let why = match broken {
                 Broken::Turned(refusal) => refusal.text.clone(),
                 Broken::Bad(bad) => format!("it sent {bad}"),
                 other => other.to_string(),
             };
-            let reason = code.label();
-            tracing::warn!(
-                reason,
-                "a connection from {from} to the peers' port was refused: {why} ({before} more since the last line)"
-            );
+            tracing::warn!(from, reason = code.label(), detail = why, repeated, "peer refused");
         }
     }
+}
+
+/// Where a connection came from, for the log.
+fn name_of(from: Option<IpAddr>) -> String {
+    from.map_or_else(|| "a rail".to_owned(), |from| from.to_string())
 }
 
 /// Whether two tokens are the same, in a time that does not tell where they differ.
@@ -475,8 +479,16 @@ impl AcceptedConnection {
     fn count_faults(&self, responder: &mut Responder) {
         let mut faults = responder.take_faults().peekable();
         if faults.peek().is_some() {
+            let mut corrupt = false;
             let mut state = self.shared.state.lock();
-            faults.for_each(|code| *state.stats.faults.entry(code).or_default() += 1);
+            faults.for_each(|code| {
+                corrupt |= code == FaultCode::Corrupt;
+                *state.stats.faults.entry(code).or_default() += 1;
+            });
+            drop(state);
+            if corrupt && let Some(repeated) = self.shared.corrupt.pass() {
+                tracing::warn!(from = name_of(self.from), repeated, "corrupt frame");
+            }
         }
     }
 }

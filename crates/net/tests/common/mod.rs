@@ -3,6 +3,7 @@
 
 pub mod busy;
 pub mod heap;
+pub mod log;
 pub mod other;
 pub mod relay;
 pub mod tls;
