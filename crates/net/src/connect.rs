@@ -3,9 +3,9 @@
 
 use crate::connection_state::Want;
 use crate::endpoints::{BoundFlow, OnAdvice};
-use crate::error::PeerError;
+use crate::error::{NotReached, PeerError};
 use crate::flow_control::Advice;
-use crate::peer::{Arrival, NotReached, Peer, PeerFlow, Via, WAITING_MAX};
+use crate::peer::{Arrival, Peer, PeerFlow, Via, WAITING_MAX};
 use crate::shared::Shared;
 use crate::tcp::{Broken, Flow, FlowError, FlowOptions, RefusalCode, Unreached};
 use crate::upgrade;

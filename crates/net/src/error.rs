@@ -6,7 +6,7 @@ use crate::leases::NoLease;
 use crate::metadata::{BadMetadata, NAME_BYTES_MAX};
 use crate::notifications::NOTIFICATION_BYTES_MAX;
 use crate::prepared::BadBlocks;
-use crate::tcp::{Broken, CallError, ExportError, TOKEN_BYTES_MAX};
+use crate::tcp::{Broken, CallError, ExportError, TOKEN_BYTES_MAX, Unreached};
 use crate::transports::NoSuchTransport;
 use forebay_transfer::mapped::Absent;
 use forebay_transfer::{Closed, Forked, PathError, Reason, Refused};
@@ -97,6 +97,15 @@ impl PeerError {
             PeerError::Ended => "ended",
         }
     }
+}
+
+/// Why a peer is not reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotReached {
+    /// As one of a few.
+    pub reason: Unreached,
+    /// In words, with the address.
+    pub why: String,
 }
 
 /// Why an agent did not do what it was told.

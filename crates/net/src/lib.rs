@@ -76,14 +76,14 @@ pub use agent::{Agent, Prepared, Registration};
 pub use capabilities::{RAILS_MAX, WhyIdle};
 pub use config::AgentConfig;
 pub use descriptors::{BLOCKS_MAX, BadRun, Descriptors, Run, Select};
-pub use error::{AgentError, PeerError};
+pub use error::{AgentError, NotReached, PeerError};
 pub use forebay_transfer::mapped::Absent;
 pub use leases::{LEASE_SPANS_MAX, LEASES_MAX, LeaseEnd, LeaseTable, LeasedSpan, NoLease};
 pub use metadata::{BadMetadata, NAME_BYTES_MAX};
 pub use notifications::{
     NOTIFICATION_BYTES_MAX, NOTIFICATIONS_MAX, NOTIFICATIONS_OPEN_BYTES_MAX, NOTIFICATIONS_OPEN_MAX,
 };
-pub use peer::{NotReached, TCP};
+pub use peer::TCP;
 pub use peer_metrics::{Counts, Histogram, PathCounts, Stages};
 pub use prepared::{BadBlocks, Op};
 pub use request::{End, Request, StageTimes, State};

@@ -9,13 +9,13 @@ use crate::capabilities::WhyIdle;
 use crate::connection_state::ConnectionState;
 use crate::descriptors::Descriptors;
 use crate::endpoints::{Endpoint, EndpointPool};
-use crate::error::{AgentError, PeerError};
+use crate::error::{AgentError, NotReached, PeerError};
 use crate::notifications::{NOTIFICATIONS_OPEN_BYTES_MAX, NOTIFICATIONS_OPEN_MAX, Outbox};
 use crate::peer_log::PeerLog;
 use crate::peer_metrics::PeerMetrics;
 use crate::prepared::Blocks;
 use crate::shared::Shared;
-use crate::tcp::{Broken, Flow, FlowHandle, PeerRegion, Unreached};
+use crate::tcp::{Broken, Flow, FlowHandle, PeerRegion};
 use crate::transport::{Reach, TransportInfo};
 use forebay_transfer::{Backoff, Refused, RegionId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -74,15 +74,6 @@ pub(crate) struct PeerFlow {
     pub via: Via,
     /// The mover gives it nothing, since rails carry the bytes.
     pub stands_by: bool,
-}
-
-/// Why a peer is not reached.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotReached {
-    /// As one of a few.
-    pub reason: Unreached,
-    /// In words, with the address.
-    pub why: String,
 }
 
 /// A flow that came about.

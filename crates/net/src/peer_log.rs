@@ -2,8 +2,7 @@
 //! `docs/reference/logs.md` has the lines.
 
 use crate::capabilities::WhyIdle;
-use crate::error::PeerError;
-use crate::peer::NotReached;
+use crate::error::{NotReached, PeerError};
 use crate::tcp::Broken;
 use forebay_transfer::LogGate;
 

@@ -1,7 +1,8 @@
 //! What an agent shows of its peers. This file takes snapshots; it must never change what they are of.
 
 use crate::capabilities::WhyIdle;
-use crate::peer::{NotReached, Peer, PeerFlow, Via};
+use crate::error::NotReached;
+use crate::peer::{Peer, PeerFlow, Via};
 use crate::peer_metrics::Counts;
 use crate::rails::Rails;
 use crate::transports::RailOptions;

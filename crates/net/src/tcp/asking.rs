@@ -2,13 +2,16 @@
 //! that posts it, if nobody else is at it, so that nobody has to be woken up for it. This file joins inbox, connection and
 //! carrier; it must never decide what is said on the wire.
 
-use super::call::CallEnd;
+use super::broken::Broken;
 use super::carrier::Carrier;
-use super::connection::{Broken, Connection};
-use super::flow::{FlowHandle, FlowOptions, FlowStats, Peer};
+use super::carrier::Ready;
+use super::connection::Connection;
+use super::handle::{Caller, Message};
+use super::handle::{FlowHandle, FlowOptions, FlowStats, Peer};
 use super::peer::PeerRegions;
 use super::requester::{Operation, Requester};
-use super::socket::{Ready, WakeUp, Watch};
+use super::socket::Watch;
+use super::wake::WakeUp;
 use forebay_transfer::Inbox;
 use forebay_transfer::{Completion, LinkOp, Memory, OpId, Outcome};
 use parking_lot::Mutex;
@@ -19,41 +22,6 @@ use std::time::{Duration, Instant};
 
 /// Operations up to this length are begun by the thread that posts them: it is held up no longer than a wake-up takes.
 const SMALL_BYTES: u64 = 64 << 10;
-
-/// What a flow is asked to do.
-pub(super) enum Message {
-    Op(LinkOp, Arc<Memory>, Completion),
-    Call(Vec<u8>, u64, Caller),
-    Cancel,
-    CancelOp(OpId),
-    Doubt,
-    Sever,
-}
-
-/// Whoever waits for the end of a call. Hears of it once, also when the flow's thread comes to grief.
-pub(super) struct Caller {
-    pub on_reply: Option<Box<dyn FnOnce(CallEnd) + Send>>,
-    /// Hears of an answer that comes after the call was given up.
-    pub on_late: Option<Box<dyn FnOnce(Vec<u8>) + Send>>,
-}
-
-impl Caller {
-    pub fn hear(&mut self, end: CallEnd) {
-        if let Some(on_reply) = self.on_reply.take() {
-            on_reply(end);
-        } else if let (Ok(answer), Some(on_late)) = (end, self.on_late.take()) {
-            on_late(answer);
-        }
-    }
-}
-
-impl Drop for Caller {
-    fn drop(&mut self) {
-        if let Some(on_reply) = self.on_reply.take() {
-            on_reply(Err(Broken::Ended.into()));
-        }
-    }
-}
 
 /// A flow's worker, for its thread and for those who post.
 pub(super) struct AskingEnd {
@@ -83,7 +51,7 @@ impl AskingEnd {
         let waker = wake.clone();
         let inbox = Arc::new(Inbox::new(Arc::new(move || waker.wake())));
         let handle = FlowHandle::new(Arc::clone(&inbox));
-        let watch = carrier.watch().map_err(system)?;
+        let watch = carrier.watch().map_err(system)?.map(Watch);
         let mut worker = Worker {
             connection: Connection::new(requester, options.progress_limit_us, 0),
             carrier,

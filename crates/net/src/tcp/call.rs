@@ -5,8 +5,9 @@
 //! the peer's hands until it answers, so it still counts as one of those that may be unanswered; its answer comes after its
 //! end.
 
-use super::connection::Broken;
-use super::frame::{BadFrame, CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, Frame};
+use super::bad_frame::BadFrame;
+use super::broken::Broken;
+use super::frame::{CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, Frame};
 use std::collections::{BTreeMap, VecDeque};
 use thiserror::Error;
 

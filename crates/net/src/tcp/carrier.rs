@@ -1,11 +1,40 @@
-//! What carries the bytes of a connection: a socket, or something that can stand in for one. This file is the contract; it
-//! must never know what the bytes say.
+//! What carries the bytes of a connection: a socket, or something that can stand in for one. This file
+//! is the contract.
 
-use super::connection::{Broken, Wire};
-use super::socket::{Ready, WakeUp, Watch};
+use super::broken::Broken;
 use super::tls::SpeaksFor;
+use super::wake::WakeUp;
+use rustix::fd::OwnedFd;
 use std::io;
 use std::time::Duration;
+
+/// A stream of bytes that never waits: `WouldBlock` instead.
+pub trait Wire: Send {
+    /// Sends a prefix of the slices, at least a byte. After `WouldBlock` the next send has to begin with the same bytes.
+    ///
+    /// # Safety
+    ///
+    /// The slices must be readable.
+    unsafe fn send(&mut self, slices: &[libc::iovec]) -> io::Result<usize>;
+
+    /// Receives into the slices, in their order. Less than they hold: there is no more for now. 0: the peer sends nothing more.
+    ///
+    /// # Safety
+    ///
+    /// The slices must be writable.
+    unsafe fn receive(&mut self, slices: &[libc::iovec]) -> io::Result<usize>;
+}
+
+/// What a wait has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ready {
+    /// There may be something to receive, if only the end.
+    pub readable: bool,
+    /// The peer has taken enough for more to be sent. Only where that was waited for.
+    pub writable: bool,
+    /// The peer is gone, and has thrown away what it had not received.
+    pub reset: bool,
+}
 
 /// A wire that its thread can wait for, and end.
 pub trait Carrier: Wire + std::fmt::Debug {
@@ -13,8 +42,8 @@ pub trait Carrier: Wire + std::fmt::Debug {
     /// `timeout` is over.
     fn wait(&mut self, waker: &WakeUp, sending: bool, timeout: Option<Duration>) -> io::Result<Ready>;
 
-    /// What waits for it while another thread uses it, if that can be.
-    fn watch(&self) -> io::Result<Option<Watch>> {
+    /// A socket to wait for while another thread uses the carrier, if there is one.
+    fn watch(&self) -> io::Result<Option<OwnedFd>> {
         Ok(None)
     }
 

@@ -14,8 +14,8 @@
 //!    32  runs, 24 bytes each
 //! ```
 
+use super::bad_frame::{BadFrame, OP_BYTES_MAX, SPANS_MAX};
 use super::body::{Reader, put_bytes};
-use super::frame::{BadFrame, OP_BYTES_MAX, SPANS_MAX};
 use super::greeting::TEXT_BYTES_MAX;
 use super::runs::{self, RUN_BYTES, Run};
 

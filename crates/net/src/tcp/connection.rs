@@ -4,13 +4,13 @@
 //!
 //! Payload is received straight into the spans it is for; only what came together with a header is copied there.
 
-use super::frame::{BadFrame, CRC_BYTES, Frame, HEADER_BYTES, Header, crc32c};
-use super::greeting::Refusal;
+use super::broken::Broken;
+use super::carrier::Ready;
+use super::carrier::Wire;
+use super::frame::{CRC_BYTES, Frame, HEADER_BYTES, Header, crc32c};
 use super::payload::{Chunk, Owners, Void, slice};
-use super::socket::Ready;
 use crc_fast::Digest;
 use std::io;
-use thiserror::Error;
 
 /// Slices of one system call at most (`IOV_MAX`).
 const SLICES_MAX: usize = 1_024;
@@ -21,55 +21,6 @@ const ROUNDS: usize = 16;
 /// Buffers on the way take this much whether or not the peer is alive. Whoever sends more without being held up is slow, and
 /// the peer is not to blame.
 const BUFFERED_BYTES: usize = 1 << 20;
-
-/// A stream of bytes that never waits: `WouldBlock` instead.
-pub trait Wire: Send {
-    /// Sends a prefix of the slices, at least a byte. After `WouldBlock` the next send has to begin with the same bytes.
-    ///
-    /// # Safety
-    ///
-    /// The slices must be readable.
-    unsafe fn send(&mut self, slices: &[libc::iovec]) -> io::Result<usize>;
-
-    /// Receives into the slices, in their order. Less than they hold: there is no more for now. 0: the peer sends nothing more.
-    ///
-    /// # Safety
-    ///
-    /// The slices must be writable.
-    unsafe fn receive(&mut self, slices: &[libc::iovec]) -> io::Result<usize>;
-}
-
-/// Why a connection ended.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum Broken {
-    /// The peer closed it, or died.
-    #[error("the peer closed the connection")]
-    Closed,
-    /// The system says so.
-    #[error("the connection failed: {0}")]
-    System(String),
-    /// There is no trust between the two ends, or what came was tampered with.
-    #[error("TLS: {0}")]
-    Tls(String),
-    /// The peer sent what it may not send.
-    #[error("the peer sent {0}")]
-    Bad(#[from] BadFrame),
-    /// The peer refused this end.
-    #[error("the peer refused the connection: {0}")]
-    Refused(Refusal),
-    /// This end refused the peer.
-    #[error("the peer was refused: {0}")]
-    Turned(Refusal),
-    /// Nothing moved although something was due.
-    #[error("the peer is frozen: no byte moved for {limit_us} us")]
-    Frozen {
-        /// The limit.
-        limit_us: u64,
-    },
-    /// This end closed it.
-    #[error("the flow was closed")]
-    Ended,
-}
 
 /// How a chunk came to its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

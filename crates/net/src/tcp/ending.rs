@@ -1,6 +1,6 @@
 //! How a flow ended, and who wants to know. This file calls each watcher once; it must never know why anybody watches.
 
-use super::connection::Broken;
+use super::broken::Broken;
 use parking_lot::Mutex;
 
 type Watcher = Box<dyn FnOnce(Broken) + Send>;

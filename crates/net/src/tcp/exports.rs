@@ -4,63 +4,17 @@
 //! Memory that is withdrawn is quiet when [`Exports::withdraw`] returns: every flow touches it only while it holds the
 //! export, for one system call at a time, and nobody can hold an export that is withdrawn.
 
-use super::command::{Command, Fault, FaultCode, PeerRegion, Section};
+use super::command::{Command, Fault, FaultCode, PeerRegion};
+use super::export::{Access, Export, Leases, Wish};
 use super::frame::REGIONS_MAX;
-use super::payload::{Payload, Piece};
+use super::payload::Payload;
 use forebay_transfer::Backing;
-use parking_lot::{RwLock, RwLockReadGuard};
+use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use thiserror::Error;
-
-/// Says which leases live. Asked on the threads of flows, before each piece of an operation, so it must be quick.
-pub trait Leases: Send + Sync {
-    /// Whether `lease` gives the right to use the region now.
-    fn is_alive(&self, lease: u64, region: PeerRegion) -> bool;
-
-    /// Whether `lease` gives the right to these bytes of the region. Asked for each span when an operation begins.
-    fn permits(&self, lease: u64, region: PeerRegion, _offset: u64, _len: u64) -> bool {
-        self.is_alive(lease, region)
-    }
-}
-
-/// For memory that is offered without leases: none ever lives.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoLeases;
-
-impl Leases for NoLeases {
-    fn is_alive(&self, _lease: u64, _region: PeerRegion) -> bool {
-        false
-    }
-}
-
-/// What peers may do with a region.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Access {
-    /// Read it.
-    pub read: bool,
-    /// Write it.
-    pub write: bool,
-    /// Only under a lease that lives.
-    pub leased: bool,
-}
-
-impl Access {
-    /// Reads and writes by everybody who is let in.
-    pub const OPEN: Access = Access { read: true, write: true, leased: false };
-    /// Reads under a lease.
-    pub const LEASED_READ: Access = Access { read: true, write: false, leased: true };
-}
-
-/// What an operation wants of a region.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wish {
-    Read,
-    Write,
-}
 
 /// Why a region is not offered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -76,26 +30,6 @@ pub enum ExportError {
     /// Peers are told of no more.
     #[error("{REGIONS_MAX} regions are offered; no more may")]
     TooMany,
-}
-
-/// One offered region.
-pub(super) struct Export {
-    region: PeerRegion,
-    access: Access,
-    backing: Arc<dyn Backing>,
-    /// Held by whoever touches the memory. `false`: withdrawn.
-    offered: RwLock<bool>,
-}
-
-/// Holds an export: its memory may be touched until this is dropped.
-pub(super) type Held<'a> = RwLockReadGuard<'a, bool>;
-
-impl Export {
-    /// `None`: the region was withdrawn, or its memory is not there any more.
-    pub fn hold(&self) -> Option<Held<'_>> {
-        let held = self.offered.read();
-        (*held && self.backing.is_there(0, self.backing.len(), false)).then_some(held)
-    }
 }
 
 /// The table of what is offered. Shared by all flows of a node.
@@ -210,69 +144,10 @@ pub(super) struct Grant {
     leases: Vec<(u64, PeerRegion)>,
 }
 
-impl Export {
-    fn check(&self, section: &Section, wish: Wish) -> Result<(), Fault> {
-        let PeerRegion { key, generation, .. } = self.region;
-        if section.generation != generation {
-            let text = format!("key {key} names generation {generation}, not {}", section.generation);
-            return Err(Fault { code: FaultCode::StaleGeneration, text });
-        }
-        let allowed = match wish {
-            Wish::Read => self.access.read,
-            Wish::Write => self.access.write,
-        };
-        if !allowed {
-            let text = format!("the region with key {key} is not offered for a {wish:?}");
-            return Err(Fault { code: FaultCode::NotAllowed, text });
-        }
-        Ok(())
-    }
-
-    /// Appends the addresses of a section's spans, which have to lie in the region and under the lease.
-    fn append(
-        &self,
-        section: &Section,
-        wish: Wish,
-        leases: &dyn Leases,
-        pieces: &mut Vec<Piece>,
-    ) -> Result<(), Fault> {
-        let PeerRegion { key, len: region_len, .. } = self.region;
-        for (offset, len) in section.runs.iter().flat_map(super::runs::Run::spans) {
-            let piece = self.piece(offset, len).ok_or_else(|| Fault {
-                code: FaultCode::OutOfBounds,
-                text: format!(
-                    "span {} of {len} bytes at {offset}; the region with key {key} has {region_len}",
-                    pieces.len()
-                ),
-            })?;
-            if !self.backing.is_there(offset as usize, len as usize, wish == Wish::Write) {
-                let text =
-                    format!("{len} bytes at {offset} of key {key} are not mapped for a {wish:?} any more");
-                return Err(Fault { code: FaultCode::StaleGeneration, text });
-            }
-            if self.access.leased && !leases.permits(section.lease, self.region, offset, len) {
-                let lease = section.lease;
-                let text = format!("lease {lease} does not cover {len} bytes at {offset} of key {key}");
-                return Err(Fault { code: FaultCode::NoLease, text });
-            }
-            pieces.push(piece);
-        }
-        Ok(())
-    }
-
-    fn piece(&self, offset: u64, len: u64) -> Option<Piece> {
-        let end = offset.checked_add(len)?;
-        if end > self.region.len {
-            return None;
-        }
-        // SAFETY: the end lies inside the backing, whose length fits into usize, so the start does.
-        let start = unsafe { self.backing.as_ptr().add(offset as usize) };
-        NonNull::new(start).map(|start| Piece { start, len: len as usize })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::command::Section;
+    use super::super::export::NoLeases;
     use super::super::runs::Run;
     use super::*;
     use forebay_transfer::HostBuffer;

@@ -1,66 +1,24 @@
 //! A flow as a link of the mover: a connection to a peer, and the thread that drives its asking end. This file joins the
 //! parts; it must never decide what is said on the wire.
 
-use super::asking::{AskingEnd, Caller, Message};
-use super::call::CallError;
+use super::asking::AskingEnd;
+use super::bad_frame::VERSION;
+use super::broken::Broken;
 use super::carrier::Carrier;
-use super::command::PeerRegion;
-use super::connection::Broken;
-use super::ending::Ending;
-use super::frame::VERSION;
 use super::greeting::{Hello, Identity};
+use super::handle::Message;
+use super::handle::{FlowHandle, FlowOptions, Peer};
 use super::peer::PeerRegions;
 use super::requester::Requester;
 use super::session::Session;
 use super::socket::Socket;
-use super::tls::{TlsConfig, is_beyond_loopback};
-use forebay_transfer::Inbox;
+use super::tls::is_beyond_loopback;
 use forebay_transfer::{Completion, Link, LinkOp, Memory, OpId, Process};
-use parking_lot::Mutex;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use thiserror::Error;
-
-/// How a flow is used.
-#[derive(Debug, Clone)]
-pub struct FlowOptions {
-    /// Shown to the peer if it asks for one. At most [`TOKEN_BYTES_MAX`](super::TOKEN_BYTES_MAX) bytes.
-    pub token: Vec<u8>,
-    /// The instance to speak to; another one is an error. `None`: whoever answers.
-    pub instance: Option<[u8; 16]>,
-    /// Connecting and the greeting may take this long.
-    pub connect_limit_us: u64,
-    /// With something under way and no byte moved for this long, the peer counts as frozen and the flow ends.
-    pub progress_limit_us: u64,
-    /// An operation may take this long.
-    pub op_limit_us: u64,
-    /// A flow that is in use asks after this much silence whether the peer is alive.
-    pub ping_after_us: u64,
-    /// The socket's buffers, each; the system decides otherwise.
-    pub socket_buffer_bytes: Option<usize>,
-    /// This node's certificate and whom it trusts. `None`: plain text.
-    pub tls: Option<Arc<TlsConfig>>,
-    /// Plain text also to addresses beyond loopback.
-    pub plain_beyond_loopback: bool,
-}
-
-impl Default for FlowOptions {
-    fn default() -> FlowOptions {
-        FlowOptions {
-            token: Vec::new(),
-            instance: None,
-            connect_limit_us: 5_000_000,
-            progress_limit_us: 2_000_000,
-            op_limit_us: 30_000_000,
-            ping_after_us: 1_000_000,
-            socket_buffer_bytes: None,
-            tls: None,
-            plain_beyond_loopback: false,
-        }
-    }
-}
 
 /// Why there is no flow.
 #[derive(Debug, Error)]
@@ -90,30 +48,6 @@ pub enum FlowError {
         /// How it ended.
         broken: Broken,
     },
-}
-
-/// Who was found at the other end.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
-    /// Who it is.
-    pub identity: Identity,
-    /// What it offered when the flow began.
-    pub regions: Vec<PeerRegion>,
-}
-
-/// What a flow has done so far.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct FlowStats {
-    /// Bytes of operations that succeeded.
-    pub moved_bytes: u64,
-    /// Operations that succeeded.
-    pub done: u64,
-    /// Operations that failed.
-    pub failed: u64,
-    /// Operations whose bytes arrived damaged.
-    pub corrupt: u64,
-    /// Why the flow ended, if it has.
-    pub broken: Option<Broken>,
 }
 
 /// A connection to a peer as a link of a mover. The window of its [`LinkSpec`](forebay_transfer::LinkSpec) should have two
@@ -155,14 +89,6 @@ pub struct Flow {
     handle: FlowHandle,
     thread: Option<JoinHandle<()>>,
     process: Process,
-}
-
-/// Speaks to a flow while a mover owns it. Cheap to clone, usable from any thread.
-#[derive(Clone)]
-pub struct FlowHandle {
-    pub(super) inbox: Arc<Inbox<Message>>,
-    pub(super) stats: Arc<Mutex<FlowStats>>,
-    pub(super) ending: Arc<Ending>,
 }
 
 impl Flow {
@@ -241,77 +167,8 @@ impl Drop for Flow {
     }
 }
 
-impl FlowHandle {
-    pub(super) fn new(inbox: Arc<Inbox<Message>>) -> FlowHandle {
-        FlowHandle { inbox, stats: Arc::default(), ending: Arc::default() }
-    }
-
-    /// Asks for an early end of all operations that are under way. Each fails once it is quiet at both ends, unless it
-    /// succeeds before. To be called after the mover's transfers were cancelled, or it tries again.
-    pub fn cancel_all(&self) {
-        // A flow that has ended has nothing left to cancel.
-        let _ = self.inbox.post(Message::Cancel);
-    }
-
-    /// Ends the connection now. Operations that are under way fail at once and touch nothing any more, at either end; the
-    /// peer is not waited for. For a peer that is known to be frozen or gone.
-    pub fn sever(&self) {
-        // A flow that has ended has nothing left to sever.
-        let _ = self.inbox.post(Message::Sever);
-    }
-
-    /// Another flow has found the peer frozen. This one ends as well, unless it has moved a byte lately: then it is that
-    /// other connection which is.
-    pub fn doubt(&self) {
-        // A flow that has ended is beyond doubt.
-        let _ = self.inbox.post(Message::Doubt);
-    }
-
-    /// Asks the peer for something beside its memory and tells `on_reply`, once, on the flow's thread, which moves no byte
-    /// meanwhile. Calls overtake operations, and each other's answers. A call that waits is given up after `limit_us`.
-    pub fn call(
-        &self,
-        body: Vec<u8>,
-        limit_us: u64,
-        on_reply: impl FnOnce(Result<Vec<u8>, CallError>) + Send + 'static,
-    ) {
-        self.call_and_hear(body, limit_us, on_reply, |_| {});
-    }
-
-    /// The same, for who has to know the answer also after the limit: `on_late` is told then, once, if one comes.
-    pub fn call_and_hear(
-        &self,
-        body: Vec<u8>,
-        limit_us: u64,
-        on_reply: impl FnOnce(Result<Vec<u8>, CallError>) + Send + 'static,
-        on_late: impl FnOnce(Vec<u8>) + Send + 'static,
-    ) {
-        let caller = Caller { on_reply: Some(Box::new(on_reply)), on_late: Some(Box::new(on_late)) };
-        if let Err(Message::Call(_, _, mut caller)) = self.inbox.post(Message::Call(body, limit_us, caller)) {
-            caller.hear(Err(self.ending.broken().unwrap_or(Broken::Ended).into()));
-        }
-    }
-
-    /// Tells `watcher`, once, why the flow has ended: on the flow's thread after all operations and calls, or at once if
-    /// that is past.
-    pub fn on_broken(&self, watcher: impl FnOnce(Broken) + Send + 'static) {
-        self.ending.watch(Box::new(watcher));
-    }
-
-    /// What the flow has done so far.
-    pub fn stats(&self) -> FlowStats {
-        self.stats.lock().clone()
-    }
-}
-
 impl std::fmt::Debug for Flow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Flow").field("handle", &self.handle).finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Debug for FlowHandle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FlowHandle").field("stats", &self.stats()).finish_non_exhaustive()
     }
 }

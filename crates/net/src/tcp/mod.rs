@@ -8,16 +8,20 @@
 //! connection. Knows the wire and whose memory is meant; must never know what bytes mean, or why somebody wants them.
 
 mod asking;
+mod bad_frame;
 mod body;
+mod broken;
 mod call;
 mod carrier;
 mod command;
 mod connection;
 mod ending;
+mod export;
 mod exports;
 mod flow;
 mod frame;
 mod greeting;
+mod handle;
 mod payload;
 mod peer;
 mod requester;
@@ -32,22 +36,25 @@ mod simulation;
 mod socket;
 mod tls;
 mod unreached;
+mod wake;
 
+pub use bad_frame::{BadFrame, OP_BYTES_MAX, SPANS_MAX, VERSION};
+pub use broken::Broken;
 pub use call::{CALLS_WAITING_MAX, CallError};
 pub use carrier::Carrier;
+pub use carrier::Ready;
+pub use carrier::Wire;
 pub use command::{FaultCode, PeerRegion};
-pub use connection::{Broken, Wire};
-pub use exports::{Access, ExportError, Exports, Leases, NoLeases};
-pub use flow::{Flow, FlowError, FlowHandle, FlowOptions, FlowStats, Peer};
-pub use frame::{
-    BadFrame, CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, OP_BYTES_MAX, OPS_MAX, REGIONS_MAX, SPANS_MAX,
-    VERSION,
-};
+pub use export::{Access, Leases, NoLeases};
+pub use exports::{ExportError, Exports};
+pub use flow::{Flow, FlowError};
+pub use frame::{CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, OPS_MAX, REGIONS_MAX};
 pub use greeting::{Identity, Refusal, RefusalCode, TOKEN_BYTES_MAX};
+pub use handle::{FlowHandle, FlowOptions, FlowStats, Peer};
 pub use peer::PeerRegions;
 pub use runs::BadRuns;
 pub use server::{Acceptor, ServerOptions, ServerStats, TcpServer};
 pub use service::{Reply, Service};
-pub use socket::{Ready, WakeUp, Watch};
 pub use tls::{SpeaksFor, TlsConfig, TlsError, is_beyond_loopback};
 pub use unreached::Unreached;
+pub use wake::WakeUp;

@@ -1,21 +1,14 @@
 //! Where an operation's bytes lie: pieces of memory in the order of the wire, cut into chunks, one for each DATA. Together
 //! with `socket.rs` this is the only file of the TCP link that follows an address. It must never know what an operation is.
 
-use super::exports::{Export, Held};
+use super::export::Piece;
+use super::export::{Export, Held};
 use super::frame::crc32c;
 use crc_fast::Digest;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Pieces of a chunk that is sent at most, so that header, pieces and CRC are one system call (`IOV_MAX` is 1,024).
 pub(super) const CHUNK_PIECES_MAX: usize = 1_000;
-
-/// Adjacent bytes.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Piece {
-    pub start: NonNull<u8>,
-    pub len: usize,
-}
 
 /// The bytes of an operation that are not in a chunk yet.
 pub(super) struct Payload {
@@ -236,6 +229,7 @@ mod tests {
     use super::super::frame::crc32c_of;
     use super::*;
     use proptest::prelude::*;
+    use std::ptr::NonNull;
 
     fn pieces(memory: &mut [u8], lens: &[usize]) -> Payload {
         let mut rest = memory;

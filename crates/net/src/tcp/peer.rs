@@ -2,8 +2,9 @@
 //! keys and addresses; it must never know what is asked of a peer when.
 
 use super::command::{Command, PeerRegion, Section};
-use super::exports::Wish;
-use super::payload::{Payload, Piece};
+use super::export::Piece;
+use super::export::Wish;
+use super::payload::Payload;
 use super::runs::runs;
 use forebay_transfer::{Closed, LinkOp, Memory, MoverHandle, Place, Refused, RegionId, Span};
 use parking_lot::RwLock;

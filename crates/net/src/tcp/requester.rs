@@ -4,11 +4,13 @@
 //! An operation ends when nothing of it can touch its spans any more: a WRITE not before the last byte that was begun has
 //! left, a READ not before the peer said that no more will come, a cancelled one not before the peer said that it stopped.
 
+use super::bad_frame::{BadFrame, VERSION};
+use super::broken::Broken;
 use super::call::{CallEnd, Calls};
 use super::command::{Command, Fault, FaultCode, PeerRegion};
-use super::connection::{Arrival, Broken, Role};
-use super::exports::Wish;
-use super::frame::{BadFrame, CHUNK_BYTES_MAX, Frame, VERSION};
+use super::connection::{Arrival, Role};
+use super::export::Wish;
+use super::frame::{CHUNK_BYTES_MAX, Frame};
 use super::greeting::{Hello, Welcome};
 use super::payload::{Chunk, Payload};
 use forebay_transfer::Outcome;

@@ -5,12 +5,13 @@
 //! Each operation is answered exactly once: DONE, FAILED or CANCELLED. DATA of a WRITE that was answered early is thrown
 //! away until the peer has heard.
 
+use super::bad_frame::{BadFrame, OP_BYTES_MAX, SPANS_MAX, VERSION};
+use super::broken::Broken;
 use super::command::{Command, Fault, FaultCode};
-use super::connection::{Arrival, Broken, Role};
-use super::exports::{Exports, Grant, Wish};
-use super::frame::{
-    BadFrame, CHUNK_BYTES_MAX, Frame, Header, Kind, OP_BYTES_MAX, OPS_MAX, SPANS_MAX, VERSION,
-};
+use super::connection::{Arrival, Role};
+use super::export::Wish;
+use super::exports::{Exports, Grant};
+use super::frame::{CHUNK_BYTES_MAX, Frame, Header, Kind, OPS_MAX};
 use super::greeting::{Hello, Identity, Refusal, RefusalCode, Welcome};
 use super::payload::Chunk;
 use super::service::CallSession;

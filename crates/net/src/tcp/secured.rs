@@ -1,14 +1,17 @@
 //! A TLS session as the carrier of a connection: the handshake within its limit, waits that know what was received already,
 //! and what to say to a peer that speaks no TLS. It must never know records, or whom to trust.
 
+use super::broken::Broken;
 use super::carrier::Carrier;
-use super::connection::{Broken, Wire, again};
+use super::carrier::Ready;
+use super::carrier::Wire;
+use super::connection::again;
 use super::frame::{CRC_BYTES, Frame, HEADER_BYTES, Header};
 use super::greeting::{Refusal, RefusalCode};
 use super::payload::slice;
 use super::session::{Session, Shaken};
-use super::socket::{Ready, WakeUp};
 use super::tls::SpeaksFor;
+use super::wake::WakeUp;
 use std::io;
 use std::time::{Duration, Instant};
 

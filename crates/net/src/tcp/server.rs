@@ -1,16 +1,19 @@
 //! The port on which peers reach a node's memory: who is let in, how many, and the thread of each connection. This file
 //! counts and closes; it must never know what an operation is.
 
+use super::broken::Broken;
 use super::carrier::Carrier;
+use super::carrier::Ready;
 use super::command::FaultCode;
-use super::connection::{Broken, Connection, Pumped};
+use super::connection::{Connection, Pumped};
 use super::exports::Exports;
 use super::greeting::{Hello, Identity, Refusal, RefusalCode};
 use super::responder::{Authenticator, Responder, farewell};
 use super::service::{CallSession, NoService, Service};
 use super::session::Session;
-use super::socket::{Ready, Socket, WakeUp};
+use super::socket::Socket;
 use super::tls::{SpeaksFor, TlsConfig, is_beyond_loopback};
+use super::wake::WakeUp;
 use forebay_transfer::LogGate;
 use forebay_transfer::Process;
 use forebay_transfer::listen::{Room, RoomPlace, RoomStat};

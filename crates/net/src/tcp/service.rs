@@ -1,8 +1,9 @@
 //! What a node answers beside its memory: calls go to a [`Service`], its replies come back from any thread. This file
 //! carries them and bounds them; it must never know what a call says.
 
-use super::connection::Broken;
-use super::frame::{BadFrame, CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, Frame};
+use super::bad_frame::BadFrame;
+use super::broken::Broken;
+use super::frame::{CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, Frame};
 use super::greeting::Identity;
 use parking_lot::Mutex;
 use std::collections::VecDeque;

@@ -5,7 +5,7 @@
 //! are one send. Bytes count as sent when their whole record is.
 
 use super::carrier::Carrier;
-use super::connection::Wire;
+use super::carrier::Wire;
 use super::payload::slice;
 use super::tls::{SpeaksFor, TlsConfig};
 use rustls::client::UnbufferedClientConnection;

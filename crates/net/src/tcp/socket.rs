@@ -1,31 +1,21 @@
-//! The system calls of the TCP link: vectored sends and receives that never wait, and the wait for whatever comes first.
-//! This file knows sockets; it must never know frames or operations.
+//! A socket as a carrier: vectored sends and receives that never wait, and the wait for whatever comes
+//! first.
 
 use super::carrier::Carrier;
-use super::connection::Wire;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use super::carrier::Ready;
+use super::carrier::Wire;
+use super::wake::{WakeUp, poll_for};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::net::sockopt;
 use std::io;
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// A connected socket.
 #[derive(Debug)]
 pub(super) struct Socket {
     stream: TcpStream,
-}
-
-/// What a wait has found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Ready {
-    /// There may be something to receive, if only the end.
-    pub readable: bool,
-    /// The peer has taken enough for more to be sent. Only where that was waited for.
-    pub writable: bool,
-    /// The peer is gone, and has thrown away what it had not received.
-    pub reset: bool,
 }
 
 impl Socket {
@@ -62,8 +52,8 @@ impl Carrier for Socket {
         wait(self.stream.as_fd(), waker, sending, timeout)
     }
 
-    fn watch(&self) -> io::Result<Option<Watch>> {
-        Ok(Some(Watch(self.stream.as_fd().try_clone_to_owned()?)))
+    fn watch(&self) -> io::Result<Option<OwnedFd>> {
+        Ok(Some(self.stream.as_fd().try_clone_to_owned()?))
     }
 
     /// The peer's system throws away what the peer has not received.
@@ -80,8 +70,7 @@ impl Carrier for Socket {
 }
 
 /// Waits for a socket that others use meanwhile.
-#[derive(Debug)]
-pub struct Watch(OwnedFd);
+pub(super) struct Watch(pub OwnedFd);
 
 impl Watch {
     /// As [`Carrier::wait`].
@@ -117,63 +106,4 @@ fn message(slices: &[libc::iovec]) -> libc::msghdr {
     message.msg_iov = slices.as_ptr().cast_mut();
     message.msg_iovlen = slices.len();
     message
-}
-
-/// Interrupts a wait, from any thread. Kept for the next wait if there is none.
-#[derive(Debug, Clone)]
-pub struct WakeUp(Arc<OwnedFd>);
-
-impl WakeUp {
-    pub fn new() -> io::Result<WakeUp> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(WakeUp(Arc::new(fd)))
-    }
-
-    pub fn wake(&self) {
-        // It fails only when 2^64 - 2 wake-ups wait, and then the waiter is awake.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
-    }
-
-    /// Waits for a wake-up, or for `other` to be readable if there is one, or for the end of `timeout`.
-    pub fn wait(&self, other: Option<&dyn AsFd>, timeout: Option<Duration>) -> io::Result<()> {
-        let mut fds = vec![PollFd::new(&self.0, PollFlags::IN)];
-        fds.extend(other.map(|other| PollFd::from_borrowed_fd(other.as_fd(), PollFlags::IN)));
-        poll_for(&mut fds, timeout)?;
-        if !fds[0].revents().is_empty() {
-            self.clear();
-        }
-        Ok(())
-    }
-
-    /// Waits as [`wait`](WakeUp::wait) does, for whatever is to happen to `others`. Says whether there was a wake-up.
-    pub fn wait_beside<'a>(
-        &'a self,
-        others: &mut Vec<PollFd<'a>>,
-        timeout: Option<Duration>,
-    ) -> io::Result<bool> {
-        others.push(PollFd::new(&self.0, PollFlags::IN));
-        poll_for(others, timeout)?;
-        let woken = others.pop().is_some_and(|fd| !fd.revents().is_empty());
-        if woken {
-            self.clear();
-        }
-        Ok(woken)
-    }
-
-    fn clear(&self) {
-        // It fails only when somebody else has cleared it.
-        let _ = rustix::io::read(&self.0, &mut [0; 8]);
-    }
-}
-
-/// A wait that a signal cuts short has found nothing.
-fn poll_for(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
-    let timeout = timeout.map(|timeout| Timespec {
-        tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: timeout.subsec_nanos().into(),
-    });
-    match poll(fds, timeout.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
 }

@@ -1,9 +1,9 @@
 //! Why a peer is not reached, as one of a few reasons: for labels of metrics, and with what to do about
 //! each. This file names reasons; it must never decide what is done.
 
-use super::connection::Broken;
+use super::bad_frame::BadFrame;
+use super::broken::Broken;
 use super::flow::FlowError;
-use super::frame::BadFrame;
 use super::greeting::RefusalCode;
 use std::io::ErrorKind;
 

@@ -3,7 +3,7 @@
 //! request was begun with; so nothing is borrowed here while such a call is made. It must never know what messages say.
 
 use super::card::Secret;
-use super::slots::{Free, SLOT_BYTES};
+use super::free::{Free, SLOT_BYTES};
 use super::sys::{self, AmReceived, Endpoint, Status};
 use super::window::Window;
 use libc::{c_void, size_t};

@@ -16,7 +16,7 @@
 //! UCX believes an address, so a card must come from a peer that was let in, over a connection that it cannot be changed on.
 
 use super::error::UcxError;
-use super::rail::Fabric;
+use super::fabric::Fabric;
 
 const MAGIC: [u8; 8] = *b"FBUCX\0\0\x01";
 const HEAD_BYTES: usize = 48;

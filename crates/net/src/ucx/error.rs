@@ -1,6 +1,6 @@
 //! Why there is no UCX rail, or no connection over it.
 
-use super::rail::Fabric;
+use super::fabric::Fabric;
 use crate::transport::TransportError;
 use std::borrow::Cow;
 use thiserror::Error;

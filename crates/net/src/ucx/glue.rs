@@ -1,8 +1,9 @@
 //! Each fabric of UCX as a transport of agents.
 
 use super::card::Card;
+use super::fabric::Fabric;
 use super::pipe::Pipe;
-use super::rail::{Fabric, UcxRail};
+use super::rail::UcxRail;
 use crate::tcp::Carrier;
 use crate::transport::{Connected, Exchange, Rail, Reach, Transport, TransportError, TransportInfo};
 

@@ -9,6 +9,8 @@
 mod callbacks;
 mod card;
 mod error;
+mod fabric;
+mod free;
 mod glue;
 mod pipe;
 mod process;
@@ -23,7 +25,8 @@ mod window;
 mod worker;
 
 pub use error::UcxError;
-pub use rail::{Fabric, UcxRail};
+pub use fabric::Fabric;
+pub use rail::UcxRail;
 
 /// The library.
 const LIBRARY: &std::ffi::CStr = c"libucp.so.0";

@@ -8,10 +8,12 @@
 use super::callbacks::{Callbacks, Kind, Message, State, header};
 use super::card::{Card, Process, Secret};
 use super::error::UcxError;
+use super::fabric::Fabric;
+use super::free::SLOT_BYTES;
 use super::process;
-use super::rail::{Context, Fabric};
+use super::rail::Context;
 use super::report::Lane;
-use super::slots::{SLOT_BYTES, Shelf};
+use super::slots::Shelf;
 use super::sys;
 use super::timeout::TurnTimeout;
 use super::worker::{Closing, Worker};

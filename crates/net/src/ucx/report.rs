@@ -1,7 +1,7 @@
 //! Which transports of a machine a rail has taken, and which not and why. UCX tells it in print only; this file reads that
 //! print. It must never fail because a line looks unlike those of the version that it was written for.
 
-use super::rail::Fabric;
+use super::fabric::Fabric;
 use std::fmt;
 
 /// A transport on a device.

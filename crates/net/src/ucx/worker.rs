@@ -4,7 +4,8 @@
 use super::callbacks::{self, Callbacks, Header};
 use super::card::Card;
 use super::error::UcxError;
-use super::rail::{Context, Fabric};
+use super::fabric::Fabric;
+use super::rail::Context;
 use super::report::{self, Lane};
 use super::sys::{self, Begun, RequestParam, Status, StatusPtr};
 use libc::c_void;
