@@ -1,7 +1,6 @@
 //! The agent itself: what a program calls. This file starts and ends the parts and hands wishes to them; it must never know
 //! how one of them works.
 
-use crate::addresses::{Addresses, BadRange};
 use crate::call_handler::{self, CallHandler};
 use crate::config::AgentConfig;
 use crate::connect;
@@ -9,6 +8,7 @@ use crate::descriptors::{Descriptors, Select};
 use crate::endpoints::EndpointPool;
 use crate::error::{AgentError, PeerError};
 use crate::leases::LeaseTable;
+use crate::memory::{OwnMemory, Registration};
 use crate::metadata::{Metadata, is_name};
 use crate::notify;
 use crate::peer::Peer;
@@ -22,7 +22,6 @@ use crate::tcp::{
     Service, TcpServer,
 };
 use crate::timer::{Timer, TimerThread};
-use forebay_transfer::mapped::{self, Absent};
 use forebay_transfer::{Backing, Forked, Limits, MoverHandle, MoverThread, Place, Process, RegionId};
 use parking_lot::Mutex;
 use rustix::fd::BorrowedFd;
@@ -30,37 +29,6 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-
-/// Memory that an agent offers, and uses itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Registration {
-    base: u64,
-    len: u64,
-    region: RegionId,
-    offered: PeerRegion,
-}
-
-impl Registration {
-    /// Its first address.
-    pub fn base(&self) -> u64 {
-        self.base
-    }
-
-    /// Its length in bytes.
-    pub fn bytes(&self) -> u64 {
-        self.len
-    }
-
-    /// What it is to this agent's mover.
-    pub fn region(&self) -> RegionId {
-        self.region
-    }
-
-    /// What it is to peers.
-    pub fn offered(&self) -> PeerRegion {
-        self.offered
-    }
-}
 
 /// A list of memory, checked and ready for requests.
 #[derive(Clone)]
@@ -98,20 +66,12 @@ pub struct Agent {
     pub(crate) shared: Arc<Shared>,
     pub(crate) requests: Arc<Requests>,
     address: Option<SocketAddr>,
-    here: Place,
-    exports: Arc<Exports>,
     leases: LeaseTable,
-    registered: Mutex<Registered>,
+    memory: OwnMemory,
     peers: Mutex<HashMap<String, Arc<Peer>>>,
     server: Option<TcpServer>,
     timer: Option<TimerThread>,
     mover: Option<MoverThread>,
-}
-
-#[derive(Default)]
-struct Registered {
-    memory: Addresses<Registration>,
-    next_key: u64,
 }
 
 fn system(what: &'static str) -> impl Fn(std::io::Error) -> AgentError {
@@ -150,6 +110,7 @@ impl Agent {
             progress_limit_us: config.progress_limit_us,
             ..FlowOptions::default()
         };
+        let memory = OwnMemory::new(mover.clone(), here, exports);
         let op_timeout_us =
             flow_options.op_limit_us.saturating_add(config.progress_limit_us.saturating_mul(4));
         let shared = Shared {
@@ -171,10 +132,8 @@ impl Agent {
             shared: Arc::new(shared),
             requests: Arc::default(),
             address: address.filter(|_| server.is_some()),
-            here,
-            exports,
             leases,
-            registered: Mutex::default(),
+            memory,
             peers: Mutex::default(),
             server,
             timer: Some(timer_thread),
@@ -216,47 +175,14 @@ impl Agent {
     /// Makes memory known: requests of this end may use it, and peers what `access` says. Peers find it at its addresses.
     pub fn register(&self, backing: Arc<dyn Backing>, access: Access) -> Result<Registration, AgentError> {
         self.here()?;
-        let (base, len) = (backing.as_ptr() as u64, backing.len() as u64);
-        mapped::check(base, len, access.write)?;
-        let mut registered = self.registered.lock();
-        registered.memory.check(base, len).map_err(|bad| match bad {
-            BadRange::Unsound => Absent::Unsound { base, len }.into(),
-            BadRange::Overlaps(other) => AgentError::Overlap { given: base..base + len, registered: other },
-        })?;
-        let key = registered.next_key;
-        let offered = self.exports.offer(key, Arc::clone(&backing), access)?;
-        let region = self.shared.mover.register(self.here, backing).inspect_err(|_| {
-            self.exports.withdraw(key);
-        })?;
-        registered.next_key += 1;
-        let registration = Registration { base, len, region, offered };
-        // It was checked under the same lock.
-        let _ = registered.memory.insert(base, len, registration);
-        Ok(registration)
+        self.memory.register(backing, access)
     }
 
     /// Forgets memory. Requests of this end that use it are cancelled, what peers do with it fails. When this returns,
     /// nothing touches the memory any more. Not to be called where requests' ends are.
     pub fn deregister(&self, registration: Registration) -> Result<(), AgentError> {
         self.here()?;
-        let key = registration.offered.key;
-        let mut registered = self.registered.lock();
-        let known = registered.memory.find(registration.base).map(|found| *found.what);
-        if known != Some(registration) {
-            return Err(AgentError::NotRegistered { key });
-        }
-        self.exports.withdraw(key);
-        registered.memory.remove(registration.base);
-        drop(registered);
-        loop {
-            self.requests.cancel_with_region(registration.region);
-            match self.shared.mover.unregister(registration.region)? {
-                Ok(()) => return Ok(()),
-                // One more may have been posted meanwhile; what is not a request of this agent's is not waited for.
-                Err(_) if self.requests.use_region(registration.region) => {}
-                Err(refused) => return Err(refused.into()),
-            }
-        }
+        self.memory.deregister(registration, &self.requests)
     }
 
     /// What others need to know to reach this agent and its memory, as it is now.
@@ -264,13 +190,8 @@ impl Agent {
         if self.here().is_err() {
             return Vec::new();
         }
-        let mut regions = Addresses::default();
-        for found in self.registered.lock().memory.iter() {
-            // A table without overlaps makes another one.
-            let _ = regions.insert(found.base, found.len, found.what.offered);
-        }
-        let (name, identity, address) = (self.name().to_owned(), self.shared.me, self.address);
-        Metadata { name, identity, address, regions }.encode()
+        let (name, regions) = (self.name().to_owned(), self.memory.offered());
+        Metadata { name, identity: self.shared.me, address: self.address, regions }.encode()
     }
 
     /// Learns of a peer, or more about one, and says its name. Nothing is connected yet. Another instance replaces the one
@@ -355,10 +276,7 @@ impl Agent {
     /// Checks a list of this end's memory.
     pub fn prepare_local(&self, list: &Descriptors) -> Result<Prepared, AgentError> {
         self.here()?;
-        let registered = self.registered.lock();
-        let of = |registration: &Registration| Ok::<_, AgentError>(registration.region);
-        let blocks = Blocks::resolve(list, &registered.memory, of)?;
-        Ok(Prepared { blocks: Arc::new(blocks), peer: None })
+        Ok(Prepared { blocks: Arc::new(self.memory.resolve(list)?), peer: None })
     }
 
     /// Checks a list of a peer's memory against what its metadata say.

@@ -39,6 +39,7 @@
 
 mod addresses;
 mod agent;
+mod bytes;
 mod call_handler;
 mod capabilities;
 mod config;
@@ -50,6 +51,7 @@ mod error;
 mod event;
 mod flow_control;
 mod leases;
+mod memory;
 mod metadata;
 mod notifications;
 mod notify;
@@ -72,13 +74,14 @@ pub use crate::tcp::{
     Access, CallError, Identity, PeerRegion, RefusalCode, Reply, ServerStats, Service, TlsConfig, TlsError,
     Unreached,
 };
-pub use agent::{Agent, Prepared, Registration};
+pub use agent::{Agent, Prepared};
 pub use capabilities::{RAILS_MAX, WhyIdle};
 pub use config::AgentConfig;
 pub use descriptors::{BLOCKS_MAX, BadRun, Descriptors, Run, Select};
 pub use error::{AgentError, NotReached, PeerError};
 pub use forebay_transfer::mapped::Absent;
 pub use leases::{LEASE_SPANS_MAX, LEASES_MAX, LeaseEnd, LeaseTable, LeasedSpan, NoLease};
+pub use memory::Registration;
 pub use metadata::{BadMetadata, NAME_BYTES_MAX};
 pub use notifications::{
     NOTIFICATION_BYTES_MAX, NOTIFICATIONS_MAX, NOTIFICATIONS_OPEN_BYTES_MAX, NOTIFICATIONS_OPEN_MAX,

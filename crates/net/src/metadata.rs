@@ -14,6 +14,7 @@
 //! All numbers are little endian.
 
 use crate::addresses::{Addresses, BadRange};
+use crate::bytes::Reader;
 use crate::tcp::{Identity, PeerRegion, REGIONS_MAX};
 use crc_fast::{CrcAlgorithm, checksum};
 use std::net::SocketAddr;
@@ -105,8 +106,9 @@ impl Metadata {
     }
 
     pub fn parse(bytes: &[u8]) -> Result<Metadata, BadMetadata> {
-        let mut rest = Rest(bytes.strip_prefix(MAGIC).ok_or(BadMetadata::Magic { bytes: bytes.len() })?);
-        let version = u16::from_le_bytes(rest.array("version")?);
+        let cut = |field| BadMetadata::Cut { field };
+        let mut reader = Reader(bytes.strip_prefix(MAGIC).ok_or(BadMetadata::Magic { bytes: bytes.len() })?);
+        let version = reader.u16().ok_or(cut("version"))?;
         if version != VERSION {
             return Err(BadMetadata::Version { version });
         }
@@ -115,15 +117,20 @@ impl Metadata {
         if found != expected {
             return Err(BadMetadata::Damaged { found, expected });
         }
-        let name = rest.text("name")?.filter(|name| is_name(name)).ok_or(BadMetadata::Name)?.to_owned();
-        let identity = Identity { node: rest.array("node")?, instance: rest.array("instance")? };
-        let address = match rest.text("address")?.ok_or(BadMetadata::Address)? {
-            "" => None,
-            text => Some(text.parse().map_err(|_| BadMetadata::Address)?),
+        let name = std::str::from_utf8(reader.bytes().ok_or(cut("name"))?).ok();
+        let name = name.filter(|name| is_name(name)).ok_or(BadMetadata::Name)?.to_owned();
+        let node = reader.array().ok_or(cut("node"))?;
+        let identity = Identity { node, instance: reader.array().ok_or(cut("instance"))? };
+        let address = match reader.bytes().ok_or(cut("address"))? {
+            [] => None,
+            text => {
+                let parsed = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+                Some(parsed.ok_or(BadMetadata::Address)?)
+            }
         };
-        let regions = rest.regions()?;
-        if rest.0.len() != crc.len() {
-            return Err(BadMetadata::Cut { field: "end" });
+        let regions = parse_regions(&mut reader)?;
+        if reader.0.len() != crc.len() {
+            return Err(cut("end"));
         }
         Ok(Metadata { name, identity, address, regions })
     }
@@ -139,39 +146,21 @@ fn put_text(text: &str, out: &mut Vec<u8>) {
     out.extend(text.as_bytes());
 }
 
-/// What has not been read yet.
-struct Rest<'a>(&'a [u8]);
-
-impl<'a> Rest<'a> {
-    fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], BadMetadata> {
-        let (array, rest) = self.0.split_first_chunk().ok_or(BadMetadata::Cut { field })?;
-        self.0 = rest;
-        Ok(*array)
+fn parse_regions(reader: &mut Reader<'_>) -> Result<Addresses<PeerRegion>, BadMetadata> {
+    let cut = BadMetadata::Cut { field: "regions" };
+    let regions = reader.u32().ok_or(cut.clone())?;
+    if regions as usize > REGIONS_MAX {
+        return Err(BadMetadata::TooMany { regions });
     }
-
-    /// `None`: not UTF-8.
-    fn text(&mut self, field: &'static str) -> Result<Option<&'a str>, BadMetadata> {
-        let len = u16::from_le_bytes(self.array(field)?);
-        let (text, rest) = self.0.split_at_checked(len.into()).ok_or(BadMetadata::Cut { field })?;
-        self.0 = rest;
-        Ok(std::str::from_utf8(text).ok())
+    let mut found = Addresses::default();
+    for _ in 0..regions {
+        let mut number = || reader.u64().ok_or(cut.clone());
+        let (base, len, key, generation) = (number()?, number()?, number()?, number()?);
+        let region = PeerRegion { key, generation, len };
+        let unsound = |_: BadRange| BadMetadata::Region { base, len };
+        found.insert(base, len, region).map_err(unsound)?;
     }
-
-    fn regions(&mut self) -> Result<Addresses<PeerRegion>, BadMetadata> {
-        let regions = u32::from_le_bytes(self.array("regions")?);
-        if regions as usize > REGIONS_MAX {
-            return Err(BadMetadata::TooMany { regions });
-        }
-        let mut found = Addresses::default();
-        for _ in 0..regions {
-            let mut number = || self.array("regions").map(u64::from_le_bytes);
-            let (base, len, key, generation) = (number()?, number()?, number()?, number()?);
-            let region = PeerRegion { key, generation, len };
-            let unsound = |_: BadRange| BadMetadata::Region { base, len };
-            found.insert(base, len, region).map_err(unsound)?;
-        }
-        Ok(found)
-    }
+    Ok(found)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 //! A sender whose connection broke before the answer came sends a notification again, under its number. The receiver knows
 //! it by the sender's instance and that number.
 
+use crate::bytes::Reader;
 use crate::metadata::{NAME_BYTES_MAX, is_name};
 use crate::tcp::CALL_BYTES_MAX;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -52,13 +53,10 @@ impl<'a> Notification<'a> {
     }
 
     pub fn parse(bytes: &'a [u8]) -> Option<Notification<'a>> {
-        let (number, rest) = bytes.split_first_chunk()?;
-        let (floor, rest) = rest.split_first_chunk()?;
-        let (len, rest) = rest.split_first_chunk()?;
-        let (from, text) = rest.split_at_checked(u16::from_le_bytes(*len).into())?;
-        let from = std::str::from_utf8(from).ok().filter(|name| is_name(name))?;
-        let (number, floor) = (u64::from_le_bytes(*number), u64::from_le_bytes(*floor));
-        (floor <= number).then_some(Notification { number, floor, from, text })
+        let mut reader = Reader(bytes);
+        let (number, floor) = (reader.u64()?, reader.u64()?);
+        let from = std::str::from_utf8(reader.bytes()?).ok().filter(|name| is_name(name))?;
+        (floor <= number).then_some(Notification { number, floor, from, text: reader.0 })
     }
 }
 

@@ -15,9 +15,9 @@
 //! ```
 
 use super::bad_frame::{BadFrame, OP_BYTES_MAX, SPANS_MAX};
-use super::body::{Reader, put_bytes};
 use super::greeting::TEXT_BYTES_MAX;
 use super::runs::{self, RUN_BYTES, Run};
+use crate::bytes::{Reader, put_bytes};
 
 /// Memory that a peer offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

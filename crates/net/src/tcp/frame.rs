@@ -13,9 +13,9 @@
 //! ```
 
 use super::bad_frame::{BadFrame, VERSION};
-use super::body::{parse_text, put_bytes};
 use super::command::{Command, Fault, PeerRegion, parse_regions, put_regions};
 use super::greeting::{Hello, Refusal, TEXT_BYTES_MAX, Welcome};
+use crate::bytes::{parse_text, put_bytes};
 use crc_fast::{CrcAlgorithm, Digest};
 
 /// Bytes of a header.

@@ -1,7 +1,7 @@
 //! What two ends tell each other before the first operation: who they are, what they speak, and why not. This file knows
 //! the bytes of HELLO, WELCOME and REFUSED; it must never know who is let in.
 
-use super::body::{Reader, put_bytes};
+use crate::bytes::{Reader, put_bytes};
 
 /// First bytes of every HELLO.
 const MAGIC: [u8; 8] = *b"FOREBAY\0";

@@ -9,7 +9,6 @@
 
 mod asking;
 mod bad_frame;
-mod body;
 mod broken;
 mod call;
 mod carrier;

@@ -6,6 +6,7 @@ use super::card::Secret;
 use super::free::{Free, SLOT_BYTES};
 use super::sys::{self, AmReceived, Endpoint, Status};
 use super::window::Window;
+use crate::bytes::Reader;
 use libc::{c_void, size_t};
 use std::cell::RefCell;
 
@@ -46,15 +47,15 @@ pub(super) fn header(secret: &Secret, number: u64, kind: Kind) -> Header {
 
 /// `None`: not for the end with this secret, or of no known kind.
 fn parse(header: &[u8], secret: &Secret) -> Option<(u64, Kind)> {
-    let header: &Header = header.try_into().ok()?;
-    let word = |at: usize| (0..8).fold(0, |word, byte| word | u64::from(header[at + byte]) << (8 * byte));
-    let kind = match word(24) {
+    let mut reader = Reader(header);
+    let (to, number, kind) = (reader.array::<16>()?, reader.u64()?, reader.u64()?);
+    let kind = match kind {
         BYTES => Kind::Bytes,
         END => Kind::End,
         RESET => Kind::Reset,
         _ => return None,
     };
-    (header[..16] == secret[..]).then_some((word(16), kind))
+    (to == *secret && reader.0.is_empty()).then_some((number, kind))
 }
 
 /// A message that is here, or on its way.

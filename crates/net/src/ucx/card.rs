@@ -17,6 +17,7 @@
 
 use super::error::UcxError;
 use super::fabric::Fabric;
+use crate::bytes::Reader;
 
 const MAGIC: [u8; 8] = *b"FBUCX\0\0\x01";
 const HEAD_BYTES: usize = 48;
@@ -60,37 +61,31 @@ impl Card {
     /// The card of an end that this end, with its own, can speak to.
     pub fn parse(bytes: &[u8], own: &Card) -> Result<Card, UcxError> {
         let bad = |why: String| UcxError::BadCard { why };
-        let Some((head, address)) = bytes.split_first_chunk::<HEAD_BYTES>() else {
+        let mut reader = Reader(bytes);
+        let mut head = || {
+            let (magic, release) = (reader.array()?, (reader.u16()?, reader.u16()?));
+            let (code, secret) = (reader.u32()?, reader.array()?);
+            Some((magic, release, code, secret, Process { pid: reader.u64()?, started: reader.u64()? }))
+        };
+        let Some((magic, release, code, secret, process)) = head() else {
             return Err(bad(format!("{} bytes; at least {HEAD_BYTES} are needed", bytes.len())));
         };
-        if head[..8] != MAGIC {
+        let address = reader.0;
+        if magic != MAGIC {
             return Err(bad("it does not begin as one of this version does".into()));
         }
         if address.is_empty() || address.len() > ADDRESS_BYTES_MAX {
             return Err(bad(format!("{} bytes; allowed: 1 to {ADDRESS_BYTES_MAX}", address.len())));
         }
-        let release = (u16_at(head, 8), u16_at(head, 10));
         if release != own.release {
             let ((major, minor), (own_major, own_minor)) = (release, own.release);
             return Err(bad(format!("it has UCX {major}.{minor}, this end {own_major}.{own_minor}")));
         }
-        let code = u32::from(u16_at(head, 12)) | u32::from(u16_at(head, 14)) << 16;
         if code != own.fabric.code() {
             return Err(bad(format!("it is of fabric {code}, this end of {}", own.fabric.code())));
         }
-        let mut secret = Secret::default();
-        secret.copy_from_slice(&head[16..32]);
-        let process = Process { pid: u64_at(head, 32), started: u64_at(head, 40) };
         Ok(Card { release, fabric: own.fabric, secret, process, address: address.to_vec() })
     }
-}
-
-fn u16_at(head: &[u8; HEAD_BYTES], at: usize) -> u16 {
-    u16::from_le_bytes([head[at], head[at + 1]])
-}
-
-fn u64_at(head: &[u8; HEAD_BYTES], at: usize) -> u64 {
-    (0..8).fold(0, |value, byte| value | u64::from(head[at + byte]) << (8 * byte))
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
-//! Reading and writing the fields of a frame's body. This file knows little-endian numbers and lengths; it must never know
-//! what a field means.
+//! Little-endian numbers and bytes behind their length, read from somebody who may be lying.
 
 /// Takes fields off the front of bytes that may be too short for them.
-pub(super) struct Reader<'a>(pub &'a [u8]);
+pub(crate) struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
     pub fn take(&mut self, len: usize) -> Option<&'a [u8]> {
@@ -42,14 +41,14 @@ impl<'a> Reader<'a> {
 }
 
 /// A body that is one text.
-pub(super) fn parse_text(body: &[u8]) -> Option<String> {
+pub(crate) fn parse_text(body: &[u8]) -> Option<String> {
     let mut reader = Reader(body);
     let text = reader.text()?;
     reader.0.is_empty().then_some(text)
 }
 
 /// Appends a length of two bytes, then as many of `bytes` as `bytes_max` allows.
-pub(super) fn put_bytes(bytes: &[u8], bytes_max: u16, out: &mut Vec<u8>) {
+pub(crate) fn put_bytes(bytes: &[u8], bytes_max: u16, out: &mut Vec<u8>) {
     let len = bytes.len().min(bytes_max.into());
     out.extend((len as u16).to_le_bytes());
     out.extend(&bytes[..len]);

@@ -1,0 +1,122 @@
+//! Memory of this end that is registered: for its own requests a region of the mover, for peers an offer
+//! by address.
+
+use crate::addresses::{Addresses, BadRange};
+use crate::descriptors::Descriptors;
+use crate::error::AgentError;
+use crate::prepared::Blocks;
+use crate::request::Requests;
+use crate::tcp::{Access, Exports, PeerRegion};
+use forebay_transfer::mapped::{self, Absent};
+use forebay_transfer::{Backing, MoverHandle, Place, RegionId};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// Memory that an agent offers, and uses itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Registration {
+    base: u64,
+    len: u64,
+    region: RegionId,
+    offered: PeerRegion,
+}
+
+impl Registration {
+    /// Its first address.
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Its length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.len
+    }
+
+    /// What it is to this agent's mover.
+    pub fn region(&self) -> RegionId {
+        self.region
+    }
+
+    /// What it is to peers.
+    pub fn offered(&self) -> PeerRegion {
+        self.offered
+    }
+}
+
+/// What is registered.
+pub(crate) struct OwnMemory {
+    mover: MoverHandle,
+    here: Place,
+    exports: Arc<Exports>,
+    registered: Mutex<Registered>,
+}
+
+#[derive(Default)]
+struct Registered {
+    memory: Addresses<Registration>,
+    next_key: u64,
+}
+
+impl OwnMemory {
+    pub fn new(mover: MoverHandle, here: Place, exports: Arc<Exports>) -> OwnMemory {
+        OwnMemory { mover, here, exports, registered: Mutex::default() }
+    }
+
+    pub fn register(&self, backing: Arc<dyn Backing>, access: Access) -> Result<Registration, AgentError> {
+        let (base, len) = (backing.as_ptr() as u64, backing.len() as u64);
+        mapped::check(base, len, access.write)?;
+        let mut registered = self.registered.lock();
+        registered.memory.check(base, len).map_err(|bad| match bad {
+            BadRange::Unsound => Absent::Unsound { base, len }.into(),
+            BadRange::Overlaps(other) => AgentError::Overlap { given: base..base + len, registered: other },
+        })?;
+        let key = registered.next_key;
+        let offered = self.exports.offer(key, Arc::clone(&backing), access)?;
+        let region = self.mover.register(self.here, backing).inspect_err(|_| {
+            self.exports.withdraw(key);
+        })?;
+        registered.next_key += 1;
+        let registration = Registration { base, len, region, offered };
+        // It was checked under the same lock.
+        let _ = registered.memory.insert(base, len, registration);
+        Ok(registration)
+    }
+
+    /// Requests that use the memory are cancelled. When this returns, nothing touches it any more.
+    pub fn deregister(&self, registration: Registration, requests: &Requests) -> Result<(), AgentError> {
+        let key = registration.offered.key;
+        let mut registered = self.registered.lock();
+        let known = registered.memory.find(registration.base).map(|found| *found.what);
+        if known != Some(registration) {
+            return Err(AgentError::NotRegistered { key });
+        }
+        self.exports.withdraw(key);
+        registered.memory.remove(registration.base);
+        drop(registered);
+        loop {
+            requests.cancel_with_region(registration.region);
+            match self.mover.unregister(registration.region)? {
+                Ok(()) => return Ok(()),
+                // One more may have been posted meanwhile; what is not a request of this agent's is not waited for.
+                Err(_) if requests.use_region(registration.region) => {}
+                Err(refused) => return Err(refused.into()),
+            }
+        }
+    }
+
+    /// What peers find at which addresses.
+    pub fn offered(&self) -> Addresses<PeerRegion> {
+        let mut regions = Addresses::default();
+        for found in self.registered.lock().memory.iter() {
+            // A table without overlaps makes another one.
+            let _ = regions.insert(found.base, found.len, found.what.offered);
+        }
+        regions
+    }
+
+    /// Resolves a list of this memory.
+    pub fn resolve(&self, list: &Descriptors) -> Result<Blocks, AgentError> {
+        let of = |registration: &Registration| Ok::<_, AgentError>(registration.region);
+        Blocks::resolve(list, &self.registered.lock().memory, of)
+    }
+}
