@@ -1,5 +1,4 @@
-//! The agent itself: what a program calls. This file starts and ends the parts and hands wishes to them; it must never know
-//! how one of them works.
+//! The agent itself: what a program calls. This file starts and ends the parts and hands wishes to them.
 
 use crate::call_handler::{self, CallHandler};
 use crate::config::AgentConfig;
@@ -147,7 +146,6 @@ impl Agent {
         self.shared.process.check()
     }
 
-    /// What it is called.
     pub fn name(&self) -> &str {
         &self.shared.name
     }
@@ -157,7 +155,6 @@ impl Agent {
         self.address
     }
 
-    /// Who it is.
     pub fn identity(&self) -> Identity {
         self.shared.me
     }

@@ -1,4 +1,4 @@
-//! How an agent is set up. This file knows what is allowed; it must never start anything.
+//! How an agent is set up.
 
 use crate::capabilities::RAILS_MAX;
 use crate::error::AgentError;

@@ -1,5 +1,5 @@
 //! Brings flows to peers about, on threads of their own, and takes down what has ended. This file carries out what the
-//! [`ConnectionState`](crate::connection_state::Line) says and the counters advise; it must never decide who is spoken to.
+//! [`ConnectionState`](crate::connection_state::ConnectionState) says and the counters advise.
 
 use crate::connection_state::Want;
 use crate::endpoints::{BoundFlow, OnAdvice};

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_rests_longer_after_each_failure_and_connects_only_for_somebody() {
+    fn a_connection_backs_off_longer_after_each_failure_and_connects_only_for_somebody() {
         let mut connection = ConnectionState::new();
         assert_eq!(connection.want(), Want::Connect);
         assert_eq!(connection.want(), Want::Wait);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_breaks_at_once_rests_and_one_that_was_steady_does_not() {
+    fn a_connection_that_breaks_at_once_backs_off_and_one_that_was_steady_does_not() {
         let mut connection = ConnectionState::new();
         connection.want();
         assert!(connection.connected(0));

@@ -1,5 +1,5 @@
 //! Lists of memory by address, as programs have them: runs of equal blocks at equal distances, so that a million blocks of
-//! a KV cache are a few numbers. This file knows addresses and lengths; it must never know whose memory they are in.
+//! a KV cache are a few numbers.
 
 use thiserror::Error;
 
@@ -32,7 +32,6 @@ pub enum BadRun {
     /// There is nothing in it.
     #[error("a run needs blocks and bytes above 0: {count} blocks of {len} bytes")]
     Empty {
-        /// Blocks given.
         count: u64,
         /// Bytes per block given.
         len: u64,
@@ -40,13 +39,10 @@ pub enum BadRun {
     /// It ends beyond 2^64.
     #[error("{count} blocks of {len} bytes, {stride} apart, from {address:#x}, end beyond 2^64")]
     Overflow {
-        /// Address given.
         address: u64,
-        /// Blocks given.
         count: u64,
         /// Bytes per block given.
         len: u64,
-        /// Distance given.
         stride: u64,
     },
     /// The list has become too long.

@@ -1,4 +1,4 @@
-//! What can go wrong, in words. This file names; it must never decide.
+//! What can go wrong, in words.
 
 use crate::capabilities::RAILS_MAX;
 use crate::descriptors::BadRun;
@@ -19,39 +19,24 @@ use thiserror::Error;
 pub enum PeerError {
     /// No connection came about in time, or the peer turned this end away.
     #[error("peer {peer} cannot be reached: {why}")]
-    Unreachable {
-        /// The peer's name.
-        peer: String,
-        /// What happened last.
-        why: String,
-    },
+    Unreachable { peer: String, why: String },
     /// The peer has ended and another instance is in its place, or its new metadata came. What was known of its memory
     /// is void.
     #[error("peer {peer} has restarted: its new metadata are needed")]
-    Restarted {
-        /// The peer's name.
-        peer: String,
-    },
+    Restarted { peer: String },
     /// The peer was removed here.
     #[error("peer {peer} was removed")]
-    Removed {
-        /// The peer's name.
-        peer: String,
-    },
+    Removed { peer: String },
     /// The connection ended, because the peer died or froze.
     #[error("peer {peer} was lost: {why}")]
     Lost {
-        /// The peer's name.
         peer: String,
         /// How the connection ended.
         why: Broken,
     },
     /// The caller's limit has passed.
     #[error("not done within {limit_us} us")]
-    Late {
-        /// The limit.
-        limit_us: u64,
-    },
+    Late { limit_us: u64 },
     /// The mover could not move the bytes, or the peer refused to have them moved.
     #[error("{0}")]
     Unmoved(Reason),
@@ -60,20 +45,10 @@ pub enum PeerError {
     Full(String),
     /// All bytes are in place, but the peer is not known to have taken the notification in.
     #[error("the bytes are in place, but peer {peer} was not notified: {why}")]
-    NotNotified {
-        /// The peer's name.
-        peer: String,
-        /// What happened.
-        why: Box<PeerError>,
-    },
+    NotNotified { peer: String, why: Box<PeerError> },
     /// The peer did not answer a call, or declined.
     #[error("peer {peer}: {why}")]
-    Unanswered {
-        /// The peer's name.
-        peer: String,
-        /// What happened.
-        why: CallError,
-    },
+    Unanswered { peer: String, why: CallError },
     /// This agent has ended.
     #[error("this agent has ended")]
     Ended,
@@ -113,16 +88,10 @@ pub struct NotReached {
 pub enum AgentError {
     /// An agent's or a peer's name cannot be one.
     #[error("name: {bytes} bytes given; 1 to {NAME_BYTES_MAX} are allowed")]
-    Name {
-        /// Its length.
-        bytes: usize,
-    },
+    Name { bytes: usize },
     /// A token is longer than one that peers are shown may be.
     #[error("token: {bytes} bytes given; at most {TOKEN_BYTES_MAX} are allowed")]
-    Token {
-        /// Its length.
-        bytes: usize,
-    },
+    Token { bytes: usize },
     /// More rails than an agent may have.
     #[error("rails: {rails} given; at most {RAILS_MAX} are allowed")]
     Rails {
@@ -134,18 +103,10 @@ pub enum AgentError {
     Transport(#[from] NoSuchTransport),
     /// Peers could not be told where to connect.
     #[error("listen: {listen} is no address that peers can connect to; set advertise")]
-    Unspecified {
-        /// The address given.
-        listen: SocketAddr,
-    },
+    Unspecified { listen: SocketAddr },
     /// The system lacks something, or the address is in use.
     #[error("{what}: {source}")]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    System { what: &'static str, source: std::io::Error },
     /// Memory that is registered already, in part or in full.
     #[error("memory at {given:#x?} overlaps what is registered at {registered:#x?}")]
     Overlap {
@@ -165,19 +126,13 @@ pub enum AgentError {
     InUse(#[from] Refused),
     /// No such registration, or no longer.
     #[error("no memory is registered under key {key}")]
-    NotRegistered {
-        /// The key.
-        key: u64,
-    },
+    NotRegistered { key: u64 },
     /// Metadata that are not.
     #[error(transparent)]
     Metadata(#[from] BadMetadata),
     /// No peer has this name.
     #[error("no peer is called {peer}")]
-    NoSuchPeer {
-        /// The name.
-        peer: String,
-    },
+    NoSuchPeer { peer: String },
     /// A list of memory that cannot be one.
     #[error(transparent)]
     Run(#[from] BadRun),
@@ -192,10 +147,7 @@ pub enum AgentError {
     Lease(#[from] NoLease),
     /// A notification that is too long.
     #[error("a notification of {bytes} bytes; allowed: {NOTIFICATION_BYTES_MAX}")]
-    TooLong {
-        /// Its length.
-        bytes: usize,
-    },
+    TooLong { bytes: usize },
     /// The request is under way.
     #[error("the request is under way; it can be posted again after its end")]
     UnderWay,

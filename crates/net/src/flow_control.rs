@@ -1,5 +1,5 @@
 //! How many flows a peer deserves: one more is tried now and then, and kept if the bytes move faster by a tenth. Pure: told
-//! what was moved in how much busy time, it says what to do. It must never know sockets, or count anything itself.
+//! what was moved in how much busy time, it says what to do.
 
 /// A rate is believed after this much busy time
 const WINDOW_US: u64 = 100_000;

@@ -49,17 +49,12 @@ pub enum NoLease {
     OutOfBounds {
         /// First byte.
         offset: u64,
-        /// Length.
         len: u64,
-        /// The region's.
         region_bytes: u64,
     },
     /// It has ended, or never was.
     #[error("lease {lease} does not live")]
-    Ended {
-        /// Its number.
-        lease: u64,
-    },
+    Ended { lease: u64 },
 }
 
 /// How a lease ended.

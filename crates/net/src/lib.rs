@@ -1,13 +1,19 @@
-//! One end in one process: memory that is offered to peers, peers that are reached when they are needed, and requests that
-//! read and write their memory. An [`Agent`] is what a program has one of.
+//! One end in one process: memory that is offered to peers, peers that are reached when they are needed,
+//! and requests that read and write their memory. An [`Agent`] is what a program has one of. The bytes
+//! are moved by a [`forebay_transfer`] mover over flows, and never touched here.
 //!
-//! Pure parts: `addresses`, `descriptors`, `prepared` and `metadata` are memory by address; `line` is the way to a peer,
-//! `flows` how many connections it deserves, `capabilities` which rails two ends have in common, `notifications` what was said already,
-//! `leases` who may use what until when. Glue: `agent`, `peer`, `connect`, `upgrade`, `rails`, `request`, `notify`, `calls`,
-//! and `timer`, a thread that sleeps until something is due. The bytes are moved by a [`forebay_transfer`] over flows of
-//! [`crate::tcp`], each on a socket or on a [`transport`], and never touched here.
-//!
-//! Knows who has which memory, and when to speak to whom. Must never know what the bytes mean or who in the cluster has them.
+//! | file | what |
+//! |---|---|
+//! | `agent`, `config` | what a program calls |
+//! | `memory`, `addresses`, `descriptors`, `prepared`, `metadata` | memory by address, and what peers are told of it |
+//! | `request`, `notify`, `notifications`, `call_handler` | what goes to a peer and comes from one |
+//! | `peer`, `connect`, `connection_state`, `flow_control` | the way to a peer: flows come about, end, and are more or fewer |
+//! | [`transport`], `transports`, `rails`, `capabilities`, `upgrade` | what carries bytes beside TCP, and which of it two ends share |
+//! | `leases` | who may read what until when |
+//! | `endpoints`, `timer`, `event`, `bytes` | places and links of the mover; what is due; an event loop's descriptor; fields of messages |
+//! | `stat`, `peer_metrics`, `peer_log`, `error` | what is told: snapshots, counts, log lines, reasons |
+//! | [`tcp`] | a flow: the protocol of `docs/reference/wire.md` on a socket, or on what stands in for one |
+//! | [`ucx`] | transports over libucp |
 //!
 //! # Example
 //!

@@ -22,7 +22,6 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Its first address.
     pub fn base(&self) -> u64 {
         self.base
     }

@@ -1,5 +1,5 @@
 //! What an agent tells others about itself, as bytes that travel by any way: a socket, a file, another program. Those who
-//! read them trust nothing: every field is checked. This file knows the bytes; it must never know what is done with them.
+//! read them trust nothing: every field is checked.
 //!
 //! ```text
 //!  0  magic      8 bytes   "FBYAGENT"
@@ -45,24 +45,13 @@ pub enum BadMetadata {
     },
     /// They are of a version that is not spoken here.
     #[error("metadata of version {version}; this agent reads version {VERSION}")]
-    Version {
-        /// Their version.
-        version: u16,
-    },
+    Version { version: u16 },
     /// They were damaged on their way.
     #[error("the metadata's checksum is {found:#010x}; its bytes have {expected:#010x}")]
-    Damaged {
-        /// As written there.
-        found: u32,
-        /// As computed.
-        expected: u32,
-    },
+    Damaged { found: u32, expected: u32 },
     /// They end too early, or too late.
     #[error("the metadata's {field} is cut, or too long")]
-    Cut {
-        /// Where.
-        field: &'static str,
-    },
+    Cut { field: &'static str },
     /// A name is not one.
     #[error("an agent's name has 1 to {NAME_BYTES_MAX} bytes of UTF-8")]
     Name,
@@ -77,12 +66,7 @@ pub enum BadMetadata {
     },
     /// A region is empty, overflows or overlaps another.
     #[error("the region of {len} bytes at {base:#x} is empty, ends beyond 2^64 or overlaps another")]
-    Region {
-        /// Its address.
-        base: u64,
-        /// Its length.
-        len: u64,
-    },
+    Region { base: u64, len: u64 },
 }
 
 impl Metadata {

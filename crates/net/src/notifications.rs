@@ -1,5 +1,5 @@
 //! Notifications: small messages between agents, each taken in exactly once. This file knows their bytes, which were seen
-//! before, and how many wait; it must never know how they travel or what they say.
+//! before, and how many wait.
 //!
 //! ```text
 //!  0  number  u64   of the notification, by its sender for this peer

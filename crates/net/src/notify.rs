@@ -1,5 +1,5 @@
 //! Sends a notification until the peer has taken it in, or time is over, or the peer is gone. This
-//! file knows when to send, and when again; it must never know what a notification says.
+//! file knows when to send, and when again.
 //!
 //! What is sent to one peer goes in its order, a window of it at a time, and what has no room is
 //! refused: nothing is dropped.

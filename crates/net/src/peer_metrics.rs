@@ -85,7 +85,6 @@ pub struct Counts {
     pub faults: BTreeMap<&'static str, u64>,
     /// Connections that did not come about, by reason.
     pub unreached: BTreeMap<Unreached, u64>,
-    /// Times.
     pub stages: Stages,
 }
 

@@ -1,5 +1,5 @@
 //! Lists of memory made ready: each block resolved to a region of the mover, checked once, so that a request is only a walk
-//! along two lists. This file knows offsets and bounds; it must never know who is at the other end or when bytes move.
+//! along two lists.
 
 use crate::addresses::Addresses;
 use crate::descriptors::{BLOCKS_MAX, Descriptors, Run, Select};
@@ -14,9 +14,7 @@ pub enum BadBlocks {
     Outside {
         /// Which block of its list.
         block: u64,
-        /// Its address.
         address: u64,
-        /// Its length.
         len: u64,
     },
     /// An index names no block.

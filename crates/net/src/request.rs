@@ -1,6 +1,6 @@
 //! Requests: a transfer to or from a peer that can be posted, watched, cancelled and posted again. Each post ends exactly
 //! once, and only when nothing of it touches memory at either end any more. This file joins the way to the peer, the mover
-//! and the notification; it must never know how any of them works.
+//! and the notification.
 
 use crate::connect;
 use crate::error::{AgentError, PeerError};
@@ -26,7 +26,6 @@ pub enum End {
     },
     /// Something did not come about.
     Failed {
-        /// What.
         why: PeerError,
         /// Bytes that are in place all the same.
         moved_bytes: u64,

@@ -1,4 +1,4 @@
-//! What an agent shows of its peers. This file takes snapshots; it must never change what they are of.
+//! What an agent shows of its peers.
 
 use crate::capabilities::WhyIdle;
 use crate::error::NotReached;
@@ -10,7 +10,6 @@ use crate::transports::RailOptions;
 /// A snapshot of one peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerStat {
-    /// Its name.
     pub name: String,
     /// `idle`, `connecting`, `resting`, `up` or `dead`.
     pub state: &'static str,
@@ -20,7 +19,6 @@ pub struct PeerStat {
     pub flows: Vec<FlowStat>,
     /// Rails of this agent that carry nothing to it although there is a connection.
     pub idle_rails: Vec<IdleRail>,
-    /// What went on.
     pub counts: Counts,
 }
 
@@ -40,9 +38,7 @@ pub struct FlowStat {
 /// A rail that carries nothing to a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdleRail {
-    /// The rail.
     pub rail: RailOptions,
-    /// Why not.
     pub why: WhyIdle,
 }
 

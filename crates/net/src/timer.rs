@@ -1,5 +1,4 @@
-//! Jobs and the times at which they are due, on one thread that sleeps in between. This file knows when; it must never know
-//! what a job does.
+//! Jobs and the times at which they are due, on one thread that sleeps in between.
 
 use forebay_transfer::Process;
 use parking_lot::{Condvar, Mutex};

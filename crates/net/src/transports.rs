@@ -20,7 +20,6 @@ pub struct RailOptions {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("fabric {name:?}: allowed are {}", NoSuchTransport::allowed())]
 pub struct NoSuchTransport {
-    /// The name.
     pub name: String,
 }
 

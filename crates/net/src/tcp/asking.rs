@@ -1,6 +1,6 @@
 //! A flow's asking end at work. Usually its thread carries out what is posted; a small operation is begun by the thread
 //! that posts it, if nobody else is at it, so that nobody has to be woken up for it. This file joins inbox, connection and
-//! carrier; it must never decide what is said on the wire.
+//! carrier.
 
 use super::broken::Broken;
 use super::carrier::Carrier;

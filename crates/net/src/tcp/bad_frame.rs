@@ -27,24 +27,15 @@ pub enum BadFrame {
     },
     /// Another version.
     #[error("a frame of version {version}; this end speaks {VERSION}")]
-    Version {
-        /// The version.
-        version: u16,
-    },
+    Version { version: u16 },
     /// No kind has this number, or flags are set.
     #[error("a frame of kind {kind} with flags {flags}; allowed: 1 to 16 without flags")]
-    Kind {
-        /// The number.
-        kind: u8,
-        /// The flags.
-        flags: u8,
-    },
+    Kind { kind: u8, flags: u8 },
     /// Body or payload longer than frames of the kind may have.
     #[error(
         "a frame of kind {kind} with a body of {body} and a payload of {payload} bytes, which it may not have"
     )]
     TooLong {
-        /// The kind.
         kind: u8,
         /// Bytes of the body.
         body: u32,
@@ -53,37 +44,20 @@ pub enum BadFrame {
     },
     /// The body's CRC does not match.
     #[error("a body of {bytes} bytes has the wrong CRC")]
-    BodyCrc {
-        /// Its length.
-        bytes: u32,
-    },
+    BodyCrc { bytes: u32 },
     /// The body does not say what it should.
     #[error("a body with {what}")]
-    Body {
-        /// What was found.
-        what: &'static str,
-    },
+    Body { what: &'static str },
     /// The list of spans is none.
     #[error("spans: {0}")]
     Runs(BadRuns),
     /// More spans than an operation may have.
     #[error("an operation of {spans} spans; allowed: {SPANS_MAX}")]
-    TooManySpans {
-        /// Their number.
-        spans: u64,
-    },
+    TooManySpans { spans: u64 },
     /// More bytes than an operation may have.
     #[error("an operation of {bytes} bytes; allowed: {OP_BYTES_MAX}")]
-    TooManyBytes {
-        /// Their number.
-        bytes: u64,
-    },
+    TooManyBytes { bytes: u64 },
     /// A frame that may not come now.
     #[error("{what}, operation {operation}")]
-    Unexpected {
-        /// What came.
-        what: &'static str,
-        /// The operation it names.
-        operation: u64,
-    },
+    Unexpected { what: &'static str, operation: u64 },
 }

@@ -27,10 +27,7 @@ pub enum Broken {
     Turned(Refusal),
     /// Nothing moved although something was due.
     #[error("the peer is frozen: no byte moved for {limit_us} us")]
-    Frozen {
-        /// The limit.
-        limit_us: u64,
-    },
+    Frozen { limit_us: u64 },
     /// This end closed it.
     #[error("the flow was closed")]
     Ended,

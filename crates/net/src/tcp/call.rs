@@ -1,5 +1,5 @@
 //! Calls of the asking end: what is asked of a peer beside its memory, and how each call ends, exactly once. This file
-//! knows numbers, limits and time; it must never know what a call says, or who waits for the answer.
+//! knows numbers, limits and time.
 //!
 //! Calls have numbers of their own and travel between the DATA of operations. A call that this end has given up stays in
 //! the peer's hands until it answers, so it still counts as one of those that may be unanswered; its answer comes after its
@@ -31,10 +31,7 @@ pub enum CallError {
     },
     /// The body is longer than a call may be. Nothing was sent.
     #[error("a call of {bytes} bytes; allowed: {CALL_BYTES_MAX}")]
-    TooLong {
-        /// Its length.
-        bytes: usize,
-    },
+    TooLong { bytes: usize },
     /// As many calls wait as may. Nothing was sent.
     #[error("{CALLS_WAITING_MAX} calls of the flow wait to be sent; no more may")]
     TooMany,

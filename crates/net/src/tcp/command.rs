@@ -1,5 +1,5 @@
 //! What an operation says of the peer's memory, and how the peer says no. This file knows the bytes of READ, WRITE, FAILED
-//! and REGIONS; it must never know whether a region exists.
+//! and REGIONS.
 //!
 //! ```text
 //! READ and WRITE, little endian:

@@ -1,6 +1,6 @@
 //! One connection as a state machine: bytes become frames and payload in place, frames and payload become bytes. Both ends
 //! use it, with a [`Role`] that knows what to say. Time and the wire are passed in, so that a test can cut, delay and
-//! damage at every byte. It must never know sockets or threads.
+//! damage at every byte.
 //!
 //! Payload is received straight into the spans it is for; only what came together with a header is copied there.
 

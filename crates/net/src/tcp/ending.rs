@@ -1,4 +1,4 @@
-//! How a flow ended, and who wants to know. This file calls each watcher once; it must never know why anybody watches.
+//! How a flow ended, and who wants to know.
 
 use super::broken::Broken;
 use parking_lot::Mutex;

@@ -1,5 +1,5 @@
 //! What a node offers to its peers: memory by key and generation, and the leases under which it may be used. This file
-//! checks what an operation names against what is offered; it must never know who asks or how bytes travel.
+//! checks what an operation names against what is offered.
 //!
 //! Memory that is withdrawn is quiet when [`Exports::withdraw`] returns: every flow touches it only while it holds the
 //! export, for one system call at a time, and nobody can hold an export that is withdrawn.
@@ -21,12 +21,7 @@ use thiserror::Error;
 pub enum ExportError {
     /// The key names a region that is still offered.
     #[error("key {key} is in use by generation {generation}; withdraw it first")]
-    InUse {
-        /// The key.
-        key: u64,
-        /// What it names.
-        generation: u64,
-    },
+    InUse { key: u64, generation: u64 },
     /// Peers are told of no more.
     #[error("{REGIONS_MAX} regions are offered; no more may")]
     TooMany,

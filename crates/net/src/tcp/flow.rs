@@ -1,5 +1,5 @@
 //! A flow as a link of the mover: a connection to a peer, and the thread that drives its asking end. This file joins the
-//! parts; it must never decide what is said on the wire.
+//! parts.
 
 use super::asking::AskingEnd;
 use super::bad_frame::VERSION;
@@ -25,29 +25,16 @@ use thiserror::Error;
 pub enum FlowError {
     /// Plain text would leave the machine.
     #[error("{address} is beyond loopback: give TLS, or allow plain_beyond_loopback")]
-    Plain {
-        /// Where to.
-        address: SocketAddr,
-    },
+    Plain { address: SocketAddr },
     /// No connection came about.
     #[error("{address}: {source}")]
-    Connect {
-        /// Where to.
-        address: SocketAddr,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    Connect { address: SocketAddr, source: std::io::Error },
     /// The system lacks something this end needs.
     #[error("a flow could not be set up: {0}")]
     System(#[from] std::io::Error),
     /// The connection ended before the peer let this end in.
     #[error("{address}: {broken}")]
-    Greeting {
-        /// Where to.
-        address: SocketAddr,
-        /// How it ended.
-        broken: Broken,
-    },
+    Greeting { address: SocketAddr, broken: Broken },
 }
 
 /// A connection to a peer as a link of a mover. The window of its [`LinkSpec`](forebay_transfer::LinkSpec) should have two

@@ -1,5 +1,4 @@
-//! Frames: what travels on a flow. This file knows the bytes of headers, which bodies they go with, and the limits of both;
-//! it must never know which frame may come when. `docs/reference/wire.md` shows the same in diagrams.
+//! Frames: what travels on a flow. This file knows the bytes of headers, which bodies they go with, and the limits of both. `docs/reference/wire.md` shows the same in diagrams.
 //!
 //! ```text
 //! header, 24 bytes, little endian:

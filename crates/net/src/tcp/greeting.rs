@@ -1,5 +1,5 @@
 //! What two ends tell each other before the first operation: who they are, what they speak, and why not. This file knows
-//! the bytes of HELLO, WELCOME and REFUSED; it must never know who is let in.
+//! the bytes of HELLO, WELCOME and REFUSED.
 
 use crate::bytes::{Reader, put_bytes};
 

@@ -52,7 +52,6 @@ impl Default for FlowOptions {
 /// Who was found at the other end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Who it is.
     pub identity: Identity,
     /// What it offered when the flow began.
     pub regions: Vec<PeerRegion>,

@@ -5,7 +5,7 @@
 //! node offers; `connection` turns bytes into frames and payload in place, `requester` and `responder` say what the two
 //! ends do, with `call` and `service` for what is asked beside memory. Driver: `socket`, with
 //! TLS over it in `tls`, `session` and `secured`. Glue: [`Flow`], the asking end, and [`TcpServer`], the owning end, with a thread for each
-//! connection. Knows the wire and whose memory is meant; must never know what bytes mean, or why somebody wants them.
+//! connection. Knows the wire and whose memory is meant.
 
 mod asking;
 mod bad_frame;

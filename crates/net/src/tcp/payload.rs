@@ -1,5 +1,5 @@
 //! Where an operation's bytes lie: pieces of memory in the order of the wire, cut into chunks, one for each DATA. Together
-//! with `socket.rs` this is the only file of the TCP link that follows an address. It must never know what an operation is.
+//! with `socket.rs` this is the only file of the TCP link that follows an address.
 
 use super::export::Piece;
 use super::export::{Export, Held};

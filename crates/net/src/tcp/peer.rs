@@ -1,5 +1,5 @@
 //! A peer's memory as regions of a mover, and operations of a mover in the words of the wire. This file joins region ids,
-//! keys and addresses; it must never know what is asked of a peer when.
+//! keys and addresses.
 
 use super::command::{Command, PeerRegion, Section};
 use super::export::Piece;

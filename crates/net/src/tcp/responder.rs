@@ -1,6 +1,5 @@
 //! The end that owns the memory: it lets a peer in, carries out its operations on what is offered, and says no with a
-//! reason. Nothing that a peer says is trusted. This file knows what is said and what the answers are; it must never know
-//! sockets or threads, or who is let in.
+//! reason. Nothing that a peer says is trusted.
 //!
 //! Each operation is answered exactly once: DONE, FAILED or CANCELLED. DATA of a WRITE that was answered early is thrown
 //! away until the peer has heard.

@@ -1,5 +1,5 @@
 //! Lists of spans as they travel: runs of spans of one length at one stride, so that a million equal blocks are a few
-//! bytes. This file knows offsets and lengths; it must never know of which region they are or whether they lie in it.
+//! bytes.
 //!
 //! ```text
 //! run, 24 bytes, little endian:
@@ -39,7 +39,6 @@ pub enum BadRuns {
     /// A run holds nothing.
     #[error("run {run} has spans of {len} bytes, {count} of them; both must be at least 1")]
     Empty {
-        /// Which one.
         run: usize,
         /// Its spans' length.
         len: u32,
@@ -48,10 +47,7 @@ pub enum BadRuns {
     },
     /// A run reaches beyond 2^64.
     #[error("run {run} ends beyond 2^64")]
-    Overflow {
-        /// Which one.
-        run: usize,
-    },
+    Overflow { run: usize },
 }
 
 impl Run {

@@ -1,5 +1,5 @@
 //! The port on which peers reach a node's memory: who is let in, how many, and the thread of each connection. This file
-//! counts and closes; it must never know what an operation is.
+//! counts and closes.
 
 use super::broken::Broken;
 use super::carrier::Carrier;

@@ -1,5 +1,5 @@
 //! What a node answers beside its memory: calls go to a [`Service`], its replies come back from any thread. This file
-//! carries them and bounds them; it must never know what a call says.
+//! carries them and bounds them.
 
 use super::bad_frame::BadFrame;
 use super::broken::Broken;

@@ -1,5 +1,5 @@
 //! One TLS session over a carrier: the handshake, and bytes that are sealed and opened on their way. This file knows records
-//! and buffers; it must never know frames, or whom to trust.
+//! and buffers.
 //!
 //! Short slices are gathered into records of 16 KiB, long ones are sealed where they lie, and as many records as make a DATA
 //! are one send. Bytes count as sent when their whole record is.

@@ -1,5 +1,5 @@
 //! Who may speak TLS with this node, and for which nodes a certificate speaks. TLS 1.3 only, both ends show a certificate.
-//! This file knows certificates and keys; it must never know sockets or frames.
+//!
 //!
 //! Authorities are the deployment's own: whoever holds a certificate that they signed is a peer, at whatever address. A
 //! certificate that has names of the form `forebay:<node id in hex>` (URIs of its subject alternative name) speaks for those
@@ -26,18 +26,10 @@ const NODE_SCHEME: &str = "forebay:";
 pub enum TlsError {
     /// A file is not what it should be.
     #[error("{what}: {why}")]
-    Pem {
-        /// Which of the three.
-        what: &'static str,
-        /// What is wrong with it.
-        why: String,
-    },
+    Pem { what: &'static str, why: String },
     /// A file has nothing in it.
     #[error("{what}: none found; at least one is needed")]
-    Missing {
-        /// Which of the three.
-        what: &'static str,
-    },
+    Missing { what: &'static str },
     /// Certificate and key do not fit each other, or are of a kind that is not supported.
     #[error("certificate and key: {0}")]
     Unfit(#[from] rustls::Error),

@@ -1,6 +1,6 @@
 //! Where a worker's callbacks put what they are told: messages that have come, requests that are over, an endpoint that has
 //! failed. Everything here happens on the worker's thread, inside calls of `worker_progress` or of the function that the
-//! request was begun with; so nothing is borrowed here while such a call is made. It must never know what messages say.
+//! request was begun with; so nothing is borrowed here while such a call is made.
 
 use super::card::Secret;
 use super::free::{Free, SLOT_BYTES};

@@ -1,6 +1,5 @@
 //! What an end tells the other before they can speak over UCX: its worker's address, what messages to it must carry, and
-//! which process it is. It travels over a connection on which the two already know each other. This file knows the bytes;
-//! it must never know what UCX makes of an address.
+//! which process it is. It travels over a connection on which the two already know each other.
 //!
 //! ```text
 //! little endian:

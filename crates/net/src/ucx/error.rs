@@ -10,22 +10,13 @@ use thiserror::Error;
 pub enum UcxError {
     /// The library could not be loaded.
     #[error("libucp.so.0 cannot be loaded: {why}")]
-    NoLibrary {
-        /// What the loader said.
-        why: String,
-    },
+    NoLibrary { why: String },
     /// The library lacks a function.
     #[error("libucp.so.0 has no {name}")]
-    NoSymbol {
-        /// The function.
-        name: Cow<'static, str>,
-    },
+    NoSymbol { name: Cow<'static, str> },
     /// The library is too old, or of another time.
     #[error("libucp is version {}.{}.{}; needed: 1.13 or a later 1.x", version.0, version.1, version.2)]
-    Version {
-        /// Its version.
-        version: (u32, u32, u32),
-    },
+    Version { version: (u32, u32, u32) },
     /// Nothing on this machine carries what was asked for.
     #[error("no transport of the fabric {fabric:?} on devices {devices:?}; this machine has {has}")]
     NoTransport {
@@ -38,32 +29,16 @@ pub enum UcxError {
     },
     /// A device's name that cannot be one.
     #[error("{name:?} is no name of a device: letters, digits, '_', '-', '.' and ':' only")]
-    DeviceName {
-        /// The name.
-        name: String,
-    },
+    DeviceName { name: String },
     /// The library says no.
     #[error("{doing}: UCX says {why}")]
-    Ucx {
-        /// What was tried.
-        doing: &'static str,
-        /// What it said.
-        why: String,
-    },
+    Ucx { doing: &'static str, why: String },
     /// The system lacks something.
     #[error("{doing}: {why}")]
-    System {
-        /// What was tried.
-        doing: &'static str,
-        /// What it said.
-        why: String,
-    },
+    System { doing: &'static str, why: String },
     /// What the other end wrote about itself cannot be used.
     #[error("the peer's UCX address: {why}")]
-    BadCard {
-        /// Why not.
-        why: String,
-    },
+    BadCard { why: String },
 }
 
 impl From<UcxError> for TransportError {

@@ -1,5 +1,5 @@
 //! A stream of bytes between two workers: what a connection needs of a socket, made of UCX's active messages. This file says
-//! when they are sent and fetched, and when it is over; it must never know what the bytes say.
+//! when they are sent and fetched, and when it is over.
 //!
 //! Bytes are copied into a slot, sent as one message, and copied out of a slot or of UCX's own memory at the other end. UCX
 //! never sees an address of memory that is offered to peers or is a target of an operation, so whatever a peer, its NIC or

@@ -1,4 +1,4 @@
-//! Processes of this host: which one this is, and when another one ends. It must never know why that matters.
+//! Processes of this host: which one this is, and when another one ends.
 
 use super::card::{Process, Secret};
 use super::error::UcxError;

@@ -92,7 +92,6 @@ impl UcxRail {
         if whole { Ok(UcxRail { context: Arc::new(context) }) } else { Err(no_transport()) }
     }
 
-    /// What it uses.
     pub fn fabric(&self) -> Fabric {
         self.context.fabric
     }

@@ -1,5 +1,5 @@
 //! A pipe's own memory. Bytes of messages wait in slots on their way out and in: nothing but slots is ever shown to UCX. This
-//! file has the memory and counts it; it must never know what is in it.
+//! file has the memory and counts it.
 
 use super::callbacks::{Callbacks, HEADER_BYTES, Header, Ticket};
 use super::free::{SLOT_BYTES, SLOTS};

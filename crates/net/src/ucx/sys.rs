@@ -1,6 +1,5 @@
 //! The C interface of libucp, as far as it is used: structures, constants and a table of functions that is filled at run
-//! time. Nothing is linked, so a machine without the library runs everything else. This file knows the ABI of UCX 1.x; it
-//! must never know why a function is called.
+//! time. Nothing is linked, so a machine without the library runs everything else. This file knows the ABI of UCX 1.x.
 //!
 //! Parameter structures say by a mask which of their fields are meant, so later versions read these as they are.
 

@@ -1,4 +1,4 @@
-//! How long to wait for something that only the waiting thread brings about. It must never know what that is.
+//! How long to wait for something that only the waiting thread brings about.
 
 use std::time::{Duration, Instant};
 

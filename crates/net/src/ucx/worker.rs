@@ -1,5 +1,5 @@
 //! UCX's worker with its one endpoint: every call that is made of them, and what has to hold for it. This file does the
-//! calls; it must never know when one is made, or why.
+//! calls.
 
 use super::callbacks::{self, Callbacks, Header};
 use super::card::Card;
