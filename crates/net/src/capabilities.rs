@@ -26,25 +26,18 @@ pub(crate) type Host = Option<[u8; 16]>;
 /// Why a rail of this agent carries nothing to a peer.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum WhyIdle {
-    /// The peer does not speak of rails.
     #[error("the peer did not say which rails it has: {0}")]
     Unasked(String),
-    /// The peer has none of this transport.
     #[error("the peer has no rail of this fabric")]
     NotThere,
-    /// The transport reaches processes of this host only.
     #[error("the peer is on another host")]
     OtherHost,
-    /// The rails of this better transport do.
     #[error("rails of fabric {0:?} carry the bytes")]
     NotNeeded(&'static str),
-    /// It cannot be opened here.
     #[error("it cannot be opened: {0}")]
     Unopened(TransportError),
-    /// No connection came about.
     #[error("no flow came about: {0}")]
     Failed(TransportError),
-    /// There was a connection, and it ended.
     #[error("its flow was lost: {0}")]
     Lost(Broken),
 }

@@ -40,11 +40,13 @@ pub(crate) enum Want {
     Never(PeerError),
 }
 
-impl ConnectionState {
-    pub fn new() -> ConnectionState {
+impl Default for ConnectionState {
+    fn default() -> ConnectionState {
         ConnectionState { phase: Phase::Idle, backoff: Backoff::new(FIRST_PAUSE, PAUSE_MAX) }
     }
+}
 
+impl ConnectionState {
     /// Somebody wants to use it.
     pub fn want(&mut self) -> Want {
         match &self.phase {
@@ -137,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_connection_backs_off_longer_after_each_failure_and_connects_only_for_somebody() {
-        let mut connection = ConnectionState::new();
+        let mut connection = ConnectionState::default();
         assert_eq!(connection.want(), Want::Connect);
         assert_eq!(connection.want(), Want::Wait);
         let mut rests = Vec::new();
@@ -154,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_breaks_at_once_backs_off_and_one_that_was_steady_does_not() {
-        let mut connection = ConnectionState::new();
+        let mut connection = ConnectionState::default();
         connection.want();
         assert!(connection.connected(0));
         assert!(connection.broken(10).is_some());
@@ -167,7 +169,7 @@ mod tests {
         /// Whatever happens, at most one attempt to connect is under way, and the dead stay dead.
         #[test]
         fn there_is_one_attempt_at_a_time_and_no_life_after_death(events in prop::collection::vec(0u8..7, 0..100)) {
-            let mut connection = ConnectionState::new();
+            let mut connection = ConnectionState::default();
             let (mut attempts, mut dead) = (0i32, false);
             for (now_us, event) in events.into_iter().enumerate() {
                 match event {

@@ -29,14 +29,12 @@ pub const BLOCKS_MAX: u64 = 4 << 20;
 /// Why a run is not taken in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum BadRun {
-    /// There is nothing in it.
     #[error("a run needs blocks and bytes above 0: {count} blocks of {len} bytes")]
     Empty {
         count: u64,
         /// Bytes per block given.
         len: u64,
     },
-    /// It ends beyond 2^64.
     #[error("{count} blocks of {len} bytes, {stride} apart, from {address:#x}, end beyond 2^64")]
     Overflow {
         address: u64,
@@ -45,7 +43,6 @@ pub enum BadRun {
         len: u64,
         stride: u64,
     },
-    /// The list has become too long.
     #[error("{blocks} blocks in one list; at most {BLOCKS_MAX} may be")]
     TooMany {
         /// Blocks that it would have.

@@ -35,16 +35,13 @@ pub struct LeasedSpan {
 /// Why there is no lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum NoLease {
-    /// There are as many as may be.
     #[error("{LEASES_MAX} leases live; no more may")]
     TooMany,
-    /// It is for too much at once.
     #[error("a lease for {spans} spans; at most {LEASE_SPANS_MAX} may be")]
     TooManySpans {
         /// Spans asked for.
         spans: usize,
     },
-    /// A span is empty or not in its region.
     #[error("a lease for {len} bytes at {offset} of a region of {region_bytes}")]
     OutOfBounds {
         /// First byte.
@@ -52,7 +49,6 @@ pub enum NoLease {
         len: u64,
         region_bytes: u64,
     },
-    /// It has ended, or never was.
     #[error("lease {lease} does not live")]
     Ended { lease: u64 },
 }

@@ -37,34 +37,26 @@ pub(crate) struct Metadata {
 /// Why bytes are not an agent's metadata.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BadMetadata {
-    /// They begin otherwise.
     #[error("these {bytes} bytes are not the metadata of a Forebay agent")]
     Magic {
         /// How many they are.
         bytes: usize,
     },
-    /// They are of a version that is not spoken here.
     #[error("metadata of version {version}; this agent reads version {VERSION}")]
     Version { version: u16 },
-    /// They were damaged on their way.
     #[error("the metadata's checksum is {found:#010x}; its bytes have {expected:#010x}")]
     Damaged { found: u32, expected: u32 },
-    /// They end too early, or too late.
     #[error("the metadata's {field} is cut, or too long")]
     Cut { field: &'static str },
-    /// A name is not one.
     #[error("an agent's name has 1 to {NAME_BYTES_MAX} bytes of UTF-8")]
     Name,
-    /// An address is not one.
     #[error("the agent's address is not an IP address and a port")]
     Address,
-    /// More regions than an agent may offer.
     #[error("{regions} regions; at most {REGIONS_MAX} may be")]
     TooMany {
         /// As many as it says.
         regions: u32,
     },
-    /// A region is empty, overflows or overlaps another.
     #[error("the region of {len} bytes at {base:#x} is empty, ends beyond 2^64 or overlaps another")]
     Region { base: u64, len: u64 },
 }

@@ -46,6 +46,7 @@ pub(crate) struct Peer {
     site: Mutex<Site>,
 }
 
+#[derive(Default)]
 pub(crate) struct State {
     pub connection: ConnectionState,
     waiting: BTreeMap<u64, OnUp>,
@@ -122,6 +123,7 @@ impl Via {
 }
 
 /// What of the peer is known to the mover.
+#[derive(Default)]
 pub(crate) struct Site {
     pub endpoint: Option<Endpoint>,
     /// Who answered, of a peer that is known by address only.
@@ -144,23 +146,8 @@ impl Peer {
         instance: Option<[u8; 16]>,
         flows_max: usize,
     ) -> Arc<Peer> {
-        let state = State {
-            connection: ConnectionState::new(),
-            waiting: BTreeMap::new(),
-            next_waiting: 0,
-            flows: Vec::new(),
-            next_flow: 0,
-            lost: None,
-            unreached: None,
-            growing: false,
-            outbox: Outbox::default(),
-            turns_are_given: false,
-            idle_rails: BTreeMap::new(),
-            rail_backoff: None,
-        };
-        let site = Site { endpoint: None, answered: None, memory: Addresses::default(), old: Vec::new() };
         let metrics = Arc::new(PeerMetrics::new(flows_max));
-        let (state, site) = (Mutex::new(state), Mutex::new(site));
+        let (state, site) = (Mutex::default(), Mutex::default());
         let log = Arc::new(PeerLog::of(&name));
         Arc::new(Peer { name, address, instance, metrics, log, state, room: Condvar::new(), site })
     }

@@ -7,7 +7,7 @@ use crate::tcp::Broken;
 use forebay_transfer::LogGate;
 
 /// The lines of one peer.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct PeerLog {
     peer: String,
     up: LogGate,
@@ -22,17 +22,7 @@ pub(crate) struct PeerLog {
 
 impl PeerLog {
     pub fn of(peer: &str) -> PeerLog {
-        PeerLog {
-            peer: peer.to_owned(),
-            up: LogGate::new(),
-            lost: LogGate::new(),
-            unreached: LogGate::new(),
-            rail_up: LogGate::new(),
-            rail_lost: LogGate::new(),
-            rail_not_used: LogGate::new(),
-            corrupt: LogGate::new(),
-            notifications: LogGate::new(),
-        }
+        PeerLog { peer: peer.to_owned(), ..PeerLog::default() }
     }
 
     /// The first connection came about.

@@ -9,7 +9,6 @@ use thiserror::Error;
 /// Why blocks do not become a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum BadBlocks {
-    /// A block is not, or not in full, in memory that was registered.
     #[error("block {block}, {len} bytes at {address:#x}, does not lie in one registered region")]
     Outside {
         /// Which block of its list.
@@ -17,7 +16,6 @@ pub enum BadBlocks {
         address: u64,
         len: u64,
     },
-    /// An index names no block.
     #[error("index {index} of a list of {blocks} blocks")]
     Index {
         /// The index.
@@ -25,7 +23,6 @@ pub enum BadBlocks {
         /// The list's length.
         blocks: u64,
     },
-    /// The two lists do not match.
     #[error("{local} local and {remote} remote blocks; both must be as many")]
     Count {
         /// Blocks chosen here.
@@ -33,7 +30,6 @@ pub enum BadBlocks {
         /// Blocks chosen there.
         remote: u64,
     },
-    /// Two blocks that belong together do not match.
     #[error("pair {pair} has {local} bytes here and {remote} there")]
     Length {
         /// Which pair.
@@ -43,7 +39,6 @@ pub enum BadBlocks {
         /// Bytes there.
         remote: u64,
     },
-    /// Blocks of a target overlap.
     #[error("blocks of {len} bytes, {stride} apart, overlap; no target may")]
     Overlap {
         /// Bytes of each block.
@@ -51,7 +46,6 @@ pub enum BadBlocks {
         /// From one to the next.
         stride: u64,
     },
-    /// More blocks than a transfer may have.
     #[error("{blocks} blocks in one request; at most {BLOCKS_MAX} may be")]
     TooMany {
         /// Blocks chosen.

@@ -83,6 +83,7 @@ struct Run {
     ended: Condvar,
 }
 
+#[derive(Default)]
 struct Progress {
     phase: Phase,
     /// Counts posts, so that what was meant for one never reaches the next.
@@ -98,7 +99,9 @@ struct Progress {
     times: StageTimes,
 }
 
+#[derive(Default)]
 enum Phase {
+    #[default]
     Ready,
     Queued,
     Posted(Submitted),
@@ -130,17 +133,6 @@ impl Request {
         notification: Option<Vec<u8>>,
         limit_us: Option<u64>,
     ) -> Request {
-        let progress = Progress {
-            phase: Phase::Ready,
-            post: 0,
-            number: 0,
-            on_end: None,
-            instead: None,
-            due: None,
-            stop: None,
-            since_us: 0,
-            times: StageTimes::default(),
-        };
         let run = Run {
             shared: Arc::downgrade(shared),
             requests: Arc::clone(requests),
@@ -151,7 +143,7 @@ impl Request {
             pairs: pairs.pairs,
             notification,
             limit_us,
-            progress: Mutex::new(progress),
+            progress: Mutex::default(),
             ended: Condvar::new(),
         };
         Request { run: Arc::new(run) }

@@ -135,12 +135,6 @@ impl Timer {
     }
 }
 
-impl std::fmt::Debug for Timer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Timer").field("jobs", &self.shared.state.lock().jobs.len()).finish()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

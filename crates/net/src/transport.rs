@@ -83,16 +83,12 @@ pub struct Connected {
 /// Why a transport carries nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TransportError {
-    /// The transport says why.
     #[error("{0}")]
     Failed(String),
-    /// The peer did not take the offer up.
     #[error("the peer took no offer: {0}")]
     Declined(String),
-    /// The peer did not let this end in.
     #[error("the greeting failed: {0}")]
     Greeting(Broken),
-    /// Nobody is there any more who would serve the connection.
     #[error("this end's server has ended")]
     NoServer,
 }

@@ -13,22 +13,17 @@ pub const OP_BYTES_MAX: u64 = 64 << 20;
 /// Why bytes are no frame, or none that may come now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum BadFrame {
-    /// Somebody speaks HTTP.
     #[error("HTTP on a port of Forebay's own protocol")]
     Http,
-    /// Somebody speaks TLS.
     #[error("TLS on a port without TLS")]
     Tls,
-    /// The header's CRC does not match.
     #[error("a header that starts with {start:02x?} has the wrong CRC")]
     Header {
         /// Its first bytes.
         start: [u8; 4],
     },
-    /// Another version.
     #[error("a frame of version {version}; this end speaks {VERSION}")]
     Version { version: u16 },
-    /// No kind has this number, or flags are set.
     #[error("a frame of kind {kind} with flags {flags}; allowed: 1 to 16 without flags")]
     Kind { kind: u8, flags: u8 },
     /// Body or payload longer than frames of the kind may have.
@@ -42,22 +37,16 @@ pub enum BadFrame {
         /// Bytes of the payload.
         payload: u32,
     },
-    /// The body's CRC does not match.
     #[error("a body of {bytes} bytes has the wrong CRC")]
     BodyCrc { bytes: u32 },
-    /// The body does not say what it should.
     #[error("a body with {what}")]
     Body { what: &'static str },
-    /// The list of spans is none.
     #[error("spans: {0}")]
     Runs(BadRuns),
-    /// More spans than an operation may have.
     #[error("an operation of {spans} spans; allowed: {SPANS_MAX}")]
     TooManySpans { spans: u64 },
-    /// More bytes than an operation may have.
     #[error("an operation of {bytes} bytes; allowed: {OP_BYTES_MAX}")]
     TooManyBytes { bytes: u64 },
-    /// A frame that may not come now.
     #[error("{what}, operation {operation}")]
     Unexpected { what: &'static str, operation: u64 },
 }

@@ -17,22 +17,17 @@ pub const CALLS_WAITING_MAX: usize = 1_024;
 /// Why a call was not answered.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CallError {
-    /// The peer says no.
     #[error("the peer declined: {0}")]
     Refused(String),
-    /// The flow ended before the answer came. The peer may have done what it was asked, or not.
     #[error("no answer: {0}")]
     Broken(#[from] Broken),
-    /// No answer came in time. The peer may have done what it was asked, or not.
     #[error("no answer within {limit_us} us")]
     Late {
         /// The caller's limit.
         limit_us: u64,
     },
-    /// The body is longer than a call may be. Nothing was sent.
     #[error("a call of {bytes} bytes; allowed: {CALL_BYTES_MAX}")]
     TooLong { bytes: usize },
-    /// As many calls wait as may. Nothing was sent.
     #[error("{CALLS_WAITING_MAX} calls of the flow wait to be sent; no more may")]
     TooMany,
 }

@@ -19,10 +19,8 @@ use thiserror::Error;
 /// Why a region is not offered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ExportError {
-    /// The key names a region that is still offered.
     #[error("key {key} is in use by generation {generation}; withdraw it first")]
     InUse { key: u64, generation: u64 },
-    /// Peers are told of no more.
     #[error("{REGIONS_MAX} regions are offered; no more may")]
     TooMany,
 }

@@ -23,16 +23,12 @@ use thiserror::Error;
 /// Why there is no flow.
 #[derive(Debug, Error)]
 pub enum FlowError {
-    /// Plain text would leave the machine.
     #[error("{address} is beyond loopback: give TLS, or allow plain_beyond_loopback")]
     Plain { address: SocketAddr },
-    /// No connection came about.
     #[error("{address}: {source}")]
     Connect { address: SocketAddr, source: std::io::Error },
-    /// The system lacks something this end needs.
     #[error("a flow could not be set up: {0}")]
     System(#[from] std::io::Error),
-    /// The connection ended before the peer let this end in.
     #[error("{address}: {broken}")]
     Greeting { address: SocketAddr, broken: Broken },
 }

@@ -30,13 +30,11 @@ pub struct Run {
 /// Why bytes are not a list of runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum BadRuns {
-    /// The list ends inside of a run.
     #[error("a list of {bytes} bytes does not hold whole runs of {RUN_BYTES} bytes")]
     Cut {
         /// Length of the list.
         bytes: usize,
     },
-    /// A run holds nothing.
     #[error("run {run} has spans of {len} bytes, {count} of them; both must be at least 1")]
     Empty {
         run: usize,
@@ -45,7 +43,6 @@ pub enum BadRuns {
         /// Its spans.
         count: u32,
     },
-    /// A run reaches beyond 2^64.
     #[error("run {run} ends beyond 2^64")]
     Overflow { run: usize },
 }

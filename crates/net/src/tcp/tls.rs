@@ -24,13 +24,10 @@ const NODE_SCHEME: &str = "forebay:";
 /// Why there is no TLS.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// A file is not what it should be.
     #[error("{what}: {why}")]
     Pem { what: &'static str, why: String },
-    /// A file has nothing in it.
     #[error("{what}: none found; at least one is needed")]
     Missing { what: &'static str },
-    /// Certificate and key do not fit each other, or are of a kind that is not supported.
     #[error("certificate and key: {0}")]
     Unfit(#[from] rustls::Error),
 }

@@ -8,16 +8,12 @@ use thiserror::Error;
 /// Why UCX cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum UcxError {
-    /// The library could not be loaded.
     #[error("libucp.so.0 cannot be loaded: {why}")]
     NoLibrary { why: String },
-    /// The library lacks a function.
     #[error("libucp.so.0 has no {name}")]
     NoSymbol { name: Cow<'static, str> },
-    /// The library is too old, or of another time.
     #[error("libucp is version {}.{}.{}; needed: 1.13 or a later 1.x", version.0, version.1, version.2)]
     Version { version: (u32, u32, u32) },
-    /// Nothing on this machine carries what was asked for.
     #[error("no transport of the fabric {fabric:?} on devices {devices:?}; this machine has {has}")]
     NoTransport {
         /// What was asked for.
@@ -27,16 +23,12 @@ pub enum UcxError {
         /// What UCX finds here.
         has: String,
     },
-    /// A device's name that cannot be one.
     #[error("{name:?} is no name of a device: letters, digits, '_', '-', '.' and ':' only")]
     DeviceName { name: String },
-    /// The library says no.
     #[error("{doing}: UCX says {why}")]
     Ucx { doing: &'static str, why: String },
-    /// The system lacks something.
     #[error("{doing}: {why}")]
     System { doing: &'static str, why: String },
-    /// What the other end wrote about itself cannot be used.
     #[error("the peer's UCX address: {why}")]
     BadCard { why: String },
 }

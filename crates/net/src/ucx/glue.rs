@@ -27,7 +27,7 @@ impl Rail for UcxRail {
         let (mut pipe, own) = Pipe::new(&self.context)?;
         let answer = exchange(own.to_bytes())?;
         pipe.connect(&Card::parse(&answer, &own)?)?;
-        let report = self.context.report(pipe.lanes()).to_string();
+        let report = self.context.report(&pipe.lanes());
         Ok(Connected { carrier: Box::new(pipe), report })
     }
 

@@ -3,7 +3,7 @@
 
 use super::error::UcxError;
 use super::fabric::Fabric;
-use super::report::{self, Lane, RailReport, Resource};
+use super::report::{self, Lane, Resource};
 use super::sys::{self, Ucp};
 use std::ffi::CString;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,10 +39,9 @@ impl Context {
     }
 
     /// What carries the bytes of an endpoint with these lanes.
-    pub fn report(&self, taken: Vec<Lane>) -> RailReport {
-        let machine = self.machine.get_or_init(|| machine().unwrap_or_default()).clone();
-        let left = report::left(self.fabric, machine, &self.transports, &taken);
-        RailReport { fabric: self.fabric, version: self.ucp.release(), taken, left }
+    pub fn report(&self, taken: &[Lane]) -> String {
+        let machine = self.machine.get_or_init(|| machine().unwrap_or_default());
+        report::report((self.fabric, self.ucp.release()), machine, &self.transports, taken)
     }
 }
 

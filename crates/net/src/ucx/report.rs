@@ -22,79 +22,34 @@ pub struct Lane {
     pub uses: Vec<String>,
 }
 
-/// Why a transport does not carry a flow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WhyNot {
-    /// It belongs to a fabric other than the rail's.
-    OtherFabric,
-    /// The rail is restricted to other devices.
-    OtherDevice,
-    /// It would do, but UCX expects more of those it took, or needs one only.
-    NotNeeded,
-}
-
-/// What a rail is made of.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RailReport {
-    /// The fabric that was asked for.
-    pub fabric: Fabric,
-    /// The version of libucp.
-    pub version: (u32, u32, u32),
-    /// What carries bytes.
-    pub taken: Vec<Lane>,
-    /// What this machine has besides.
-    pub left: Vec<(Resource, WhyNot)>,
-}
-
 impl fmt::Display for Resource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.name, self.device)
     }
 }
 
-impl fmt::Display for WhyNot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            WhyNot::OtherFabric => "of another fabric",
-            WhyNot::OtherDevice => "not among the devices of the rail",
-            WhyNot::NotNeeded => "UCX chose others",
-        })
-    }
-}
-
-impl fmt::Display for RailReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (major, minor, release) = self.version;
-        writeln!(f, "UCX {major}.{minor}.{release}, fabric {:?}", self.fabric)?;
-        for lane in &self.taken {
-            writeln!(f, "  taken  {}: {}", lane.transport, lane.uses.join(" "))?;
-        }
-        for (transport, why) in &self.left {
-            writeln!(f, "  left   {transport}: {why}")?;
-        }
-        Ok(())
-    }
-}
-
-/// Sorts what the machine has by what an endpoint took. `open`: what the rail was allowed.
-pub(super) fn left(
-    fabric: Fabric,
-    machine: Vec<Resource>,
+/// What carries an endpoint's bytes, and why nothing else of the machine does, for people. `open`: what
+/// the rail was allowed.
+pub(super) fn report(
+    (fabric, version): (Fabric, (u32, u32, u32)),
+    machine: &[Resource],
     open: &[Resource],
     taken: &[Lane],
-) -> Vec<(Resource, WhyNot)> {
-    let of_fabric = |transport: &Resource| Fabric::of(&transport.name) == Some(fabric);
-    let is_taken = |transport: &Resource| taken.iter().any(|lane| lane.transport == *transport);
-    let why = |transport: &Resource| match () {
-        () if open.contains(transport) => WhyNot::NotNeeded,
-        () if of_fabric(transport) => WhyNot::OtherDevice,
-        () => WhyNot::OtherFabric,
-    };
-    machine
-        .into_iter()
-        .filter(|transport| !is_taken(transport))
-        .map(|found| (found.clone(), why(&found)))
-        .collect()
+) -> String {
+    let (major, minor, release) = version;
+    let mut out = format!("UCX {major}.{minor}.{release}, fabric {fabric:?}\n");
+    for lane in taken {
+        out += &format!("  taken  {}: {}\n", lane.transport, lane.uses.join(" "));
+    }
+    for found in machine.iter().filter(|found| taken.iter().all(|lane| lane.transport != **found)) {
+        let why = match () {
+            () if open.contains(found) => "UCX chose others",
+            () if Fabric::of(&found.name) == Some(fabric) => "not among the devices of the rail",
+            () => "of another fabric",
+        };
+        out += &format!("  left   {found}: {why}\n");
+    }
+    out
 }
 
 /// The transports of a context: lines like `#      resource 1  :  md 1  dev 1  flags -- sysv/memory`.
@@ -164,14 +119,8 @@ mod tests {
         let open: Vec<_> =
             open.into_iter().filter(|found| Fabric::of(&found.name) == Some(Fabric::Memory)).collect();
         let taken = vec![Lane { transport: named("sysv/memory"), uses: vec!["am".into()] }];
-        let report = RailReport {
-            fabric: Fabric::Memory,
-            version: (1, 13, 1),
-            left: left(Fabric::Memory, machine, &open, &taken),
-            taken,
-        };
         assert_eq!(
-            report.to_string(),
+            report((Fabric::Memory, (1, 13, 1)), &machine, &open, &taken),
             "UCX 1.13.1, fabric Memory\n  taken  sysv/memory: am\n  left   self/memory0: of another fabric\n  \
              left   tcp/lo: of another fabric\n  left   cma/memory: UCX chose others\n  \
              left   posix/memory: not among the devices of the rail\n"
