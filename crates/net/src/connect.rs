@@ -9,7 +9,6 @@ use crate::peer::{Arrival, Peer, PeerFlow, Via, WAITING_MAX};
 use crate::shared::Shared;
 use crate::tcp::{Broken, Flow, FlowError, FlowOptions, RefusalCode, Unreached};
 use crate::upgrade;
-use forebay_transfer::Link;
 use std::sync::{Arc, Weak};
 
 /// How often, and how long apart, the regions of a peer that is gone are asked for again.
@@ -121,7 +120,7 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, 
     let number = peer.state().number_flow();
     let bound = BoundFlow {
         number,
-        flow: Box::new(flow),
+        flow,
         handle: handle.clone(),
         path: via.path(),
         metrics: Arc::clone(&peer.metrics),
@@ -365,7 +364,7 @@ fn shrink(shared: &Arc<Shared>, peer: &Arc<Peer>) {
 }
 
 impl crate::peer::Site {
-    fn unbind(&mut self, shared: &Shared, slot: usize, number: u64) -> Option<Box<dyn Link>> {
+    fn unbind(&mut self, shared: &Shared, slot: usize, number: u64) -> Option<Flow> {
         self.endpoint.as_mut().and_then(|endpoint| endpoint.unbind(&shared.pool, slot, number))
     }
 }

@@ -142,14 +142,14 @@ mod tests {
         let mut connection = ConnectionState::default();
         assert_eq!(connection.want(), Want::Connect);
         assert_eq!(connection.want(), Want::Wait);
-        let mut rests = Vec::new();
+        let mut pauses = Vec::new();
         for _ in 0..9 {
-            rests.push(connection.failed(1_000).map(|until_us| until_us - 1_000));
+            pauses.push(connection.failed(1_000).map(|until_us| until_us - 1_000));
             assert_eq!(connection.want(), Want::Wait);
             assert!(connection.rested(true));
         }
-        assert_eq!(rests[..3], [Some(10_000), Some(20_000), Some(40_000)]);
-        assert_eq!(rests[8], Some(640_000));
+        assert_eq!(pauses[..3], [Some(10_000), Some(20_000), Some(40_000)]);
+        assert_eq!(pauses[8], Some(640_000));
         connection.failed(0);
         assert!(!connection.rested(false) && connection.word() == "idle");
     }

@@ -6,7 +6,7 @@ use crate::error::AgentError;
 use crate::flow_control::Advice;
 use crate::peer_log::PeerLog;
 use crate::peer_metrics::PeerMetrics;
-use crate::tcp::FlowHandle;
+use crate::tcp::{Flow, FlowHandle};
 use forebay_transfer::{
     Completion, Link, LinkId, LinkOp, LinkSpec, Memory, MoverHandle, OpId, Outcome, PathSpec, Place,
 };
@@ -25,7 +25,7 @@ pub(crate) type OnAdvice = Arc<dyn Fn(Advice) + Send + Sync>;
 pub(crate) struct BoundFlow {
     /// The flow's among its peer's.
     pub number: u64,
-    pub flow: Box<dyn Link>,
+    pub flow: Flow,
     pub handle: FlowHandle,
     pub path: &'static str,
     pub metrics: Arc<PeerMetrics>,
@@ -142,14 +142,14 @@ impl Endpoint {
 
     /// Nothing new goes to this slot any more, if the flow of that number is there still: its peer may have had to give up its
     /// slots, and got them anew. The flow, to be dropped without any lock: that waits for what it has begun.
-    pub fn unbind(&mut self, pool: &EndpointPool, slot: usize, number: u64) -> Option<Box<dyn Link>> {
+    pub fn unbind(&mut self, pool: &EndpointPool, slot: usize, number: u64) -> Option<Flow> {
         let (link, link_slot) = self.slots.get(slot)?;
         let is_bound = link_slot.0.lock().by.as_ref().is_some_and(|bound| bound.number == number);
         is_bound.then(|| vacate(pool, *link, link_slot)).flatten()
     }
 }
 
-fn vacate(pool: &EndpointPool, link: LinkId, link_slot: &LinkSlot) -> Option<Box<dyn Link>> {
+fn vacate(pool: &EndpointPool, link: LinkId, link_slot: &LinkSlot) -> Option<Flow> {
     // A mover that has ended starts nothing new either.
     let _ = pool.mover.set_link_up(link, false);
     let taken = std::mem::take(&mut *link_slot.0.lock());
@@ -183,7 +183,7 @@ impl EndpointPool {
 
     /// Takes back a place. The flows that are still bound, to be dropped as [`Endpoint::unbind`] says.
     #[must_use = "dropping flows waits for what they have begun"]
-    pub fn take_back(&self, endpoint: Endpoint) -> Vec<Box<dyn Link>> {
+    pub fn take_back(&self, endpoint: Endpoint) -> Vec<Flow> {
         let left =
             endpoint.slots.iter().filter_map(|(link, link_slot)| vacate(self, *link, link_slot)).collect();
         self.free.lock().push(endpoint);
@@ -195,7 +195,7 @@ impl EndpointPool {
 mod tests {
     use super::*;
     use crate::tcp::{
-        Access, Exports, Flow, FlowOptions, Identity, NoLeases, PeerRegions, ServerOptions, TcpServer,
+        Access, Exports, FlowOptions, Identity, NoLeases, PeerRegions, ServerOptions, TcpServer,
     };
     use forebay_transfer::{Class, End, HostBuffer, Limits, MoverThread, Span, SpanPair, Transfer};
 
@@ -219,7 +219,7 @@ mod tests {
             let options = FlowOptions::default();
             let (flow, _) = Flow::connect(server.address(), me, regions.clone(), options).unwrap();
             handles.push(flow.handle());
-            let (handle, flow) = (flow.handle(), Box::new(flow));
+            let handle = flow.handle();
             let (metrics, on_advice) = (Arc::clone(&metrics), Arc::new(|_| {}));
             let number = handles.len() as u64;
             let log = Arc::new(PeerLog::of("two"));

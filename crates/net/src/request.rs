@@ -323,7 +323,7 @@ impl Run {
         self.end(shared.as_ref(), end, post);
     }
 
-    /// Why the mover failed: because of the peer, if that is in trouble.
+    /// Why the mover failed: because of the peer, if that is why.
     fn why(&self, reason: Reason) -> PeerError {
         match reason {
             Reason::Corrupt { .. } => PeerError::Unmoved(reason),

@@ -26,8 +26,8 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the port rests when the system has no descriptors or threads left.
-const REST: Duration = Duration::from_millis(100);
+/// How long the port pauses when the system has no descriptors or threads left.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// What a server allows.
 #[derive(Debug, Clone)]
@@ -327,7 +327,7 @@ impl Port {
             };
             self.reap();
             if rest {
-                std::thread::sleep(REST);
+                std::thread::sleep(PAUSE);
             }
         }
         for thread in self.threads.into_values() {
