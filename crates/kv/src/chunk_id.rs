@@ -1,4 +1,7 @@
-//! The names of chunks: how a chunk's id follows from its namespace, its parent and its tokens.
+//! The names of chunks.
+//!
+//! Knows how a chunk's id follows from its namespace, its parent and its tokens. Must never know what a chunk
+//! holds, how large it is, or where it is.
 //!
 //! # Encoding, version 1
 //!

@@ -1,4 +1,6 @@
-//! A 32-byte BLAKE3 digest of something large.
+//! A 32-byte digest of something large.
+//!
+//! Knows BLAKE3 and hexadecimal. Must never know what was digested.
 
 use std::fmt;
 

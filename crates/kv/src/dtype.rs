@@ -1,5 +1,7 @@
-//! The number formats KV is kept in: their widths, and their names as model configs and engines spell
-//! them.
+//! The number formats KV is kept in.
+//!
+//! Knows the formats' names, as model configs and engines spell them, and their widths. Must never know what
+//! the numbers mean, nor convert between formats.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,7 +1,7 @@
 //! What makes KV of one engine unusable in another.
 //!
-//! The facts that a KV byte depends on besides the tokens have one encoding, which is digested into a
-//! [`NamespaceKey`].
+//! Knows the facts that a KV byte depends on besides the tokens, and the one encoding of them that is
+//! digested into a [`NamespaceKey`]. Must never know tokens, chunks, or where KV is kept.
 //!
 //! # Encoding, version 1
 //!

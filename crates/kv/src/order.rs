@@ -1,4 +1,6 @@
-//! The orders in which engines lay out the axes of a KV cache: vLLM's six physical orders, by name.
+//! The orders in which engines lay out the axes of a KV cache.
+//!
+//! Knows vLLM's six physical orders by name. Must never know sizes, addresses or bytes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -39,6 +41,11 @@ impl AxisOrder {
             Self::Bhlnc => "BHLNC",
         }
     }
+
+    /// Whether a page holds head after head, rather than token after token.
+    pub const fn heads_before_tokens(self) -> bool {
+        !matches!(self, Self::Lbnhc | Self::Blnhc)
+    }
 }
 
 impl fmt::Display for AxisOrder {
@@ -73,8 +80,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_is_read_as_its_order() {
+    fn every_name_says_whether_heads_come_before_tokens() {
         for order in AxisOrder::ALL {
+            let name = order.name();
+            assert_eq!(order.heads_before_tokens(), name.find('H') < name.find('N'));
             assert_eq!(order.name().parse(), Ok(order));
         }
     }

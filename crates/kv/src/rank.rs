@@ -1,4 +1,6 @@
-//! Which part of a model a worker holds: ranks are numbered from 0 below their size.
+//! Which part of a model a worker holds.
+//!
+//! Knows that ranks are numbered from 0 below their size. Must never know what is split among them.
 
 use std::fmt;
 
