@@ -9,7 +9,7 @@ use crate::rail::Rail;
 use crate::rows::{self, Rows};
 use crate::transfer::{Prepared, Transfer};
 use forebay_net::tcp::TlsConfig;
-use forebay_net::{Access, AgentConfig, AgentError, Histogram, Op, PeerStat, Run, Select, PeerError};
+use forebay_net::{Access, AgentConfig, AgentError, Histogram, Op, PeerError, PeerStat, Run, Select};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;

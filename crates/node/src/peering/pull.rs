@@ -7,7 +7,7 @@ use super::words::{Ask, LEND_IDS_MAX, Loans, TenantKey, Told};
 use super::{Borrower, TELL_LIMIT_US};
 use crate::metrics::Trace;
 use forebay_kv::ChunkId;
-use forebay_net::{Agent, PeerRegion, PeerError};
+use forebay_net::{Agent, PeerError, PeerRegion};
 use forebay_store::{NotCommitted, NotStored, Refused, Reservation, TenantId};
 use forebay_transfer::{Class, End, RegionId, Span, SpanPair, Transfer};
 use parking_lot::Mutex;
