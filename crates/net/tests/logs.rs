@@ -40,7 +40,7 @@ fn a_peer_that_is_refused_is_told_once_at_the_end_that_refuses() {
     let two = end_with(config, 4096);
     one.agent.add_peer(&two.agent.metadata()).unwrap();
     one.agent.connect("two-strict").unwrap_err();
-    let line = log::line(&["WARN", "peer refused", "reason=\"token\""]);
+    let line = log::line(&["WARN", "server: peer refused", "reason=\"token\""]);
     assert!(line.contains("from=\"127.0.0.1\"") && !line.contains("secret"), "{line}");
 }
 
