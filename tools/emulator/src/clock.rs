@@ -1,5 +1,5 @@
-//! Model time: what the latency model says, stretched or squeezed onto real time by one ratio. This file knows real
-//! clocks; it must never know what takes time, why, or how it is waited for.
+//! Model time: what the latency model says, stretched or squeezed onto real time by one ratio. This
+//! file knows real clocks.
 
 use std::time::{Duration, Instant};
 

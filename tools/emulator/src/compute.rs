@@ -1,5 +1,5 @@
-//! What the emulated GPU computes in a step: KV bytes of new tokens, and tokens that follow from KV bytes. This file
-//! knows the device and the truth; it must never know time, the store or who asked.
+//! What the emulated GPU computes in a step: KV bytes of new tokens, and tokens that follow from KV
+//! bytes. This file knows the device and the truth.
 
 use crate::device::DeviceMemory;
 use crate::scheduler::{Request, RequestId, Scheduler, Share, Step};

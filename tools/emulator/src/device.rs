@@ -1,5 +1,5 @@
-//! The emulated GPU's memory: one buffer that holds the KV of every block, layer by layer, as vLLM lays it out. This
-//! file knows offsets; it must never know what the bytes mean or which request a block belongs to.
+//! The emulated GPU's memory: one buffer that holds the KV of every block, layer by layer, as vLLM
+//! lays it out. This file knows offsets.
 //!
 //! ```text
 //! layer 0: block 0 | block 1 | ... | last block

@@ -1,5 +1,4 @@
-//! An engine as a whole: configuration in, a running thread and an HTTP server out. This file is glue; it must never
-//! decide what an engine does.
+//! An engine as a whole: configuration in, a running thread and an HTTP server out.
 
 use crate::clock::ModelClock;
 use crate::compute::Compute;
@@ -132,14 +131,7 @@ impl EngineConfig {
 pub enum SpawnError {
     /// A value that makes no sense.
     #[error("{field} is {value}; it must be {allowed}")]
-    Value {
-        /// The field.
-        field: &'static str,
-        /// What it is.
-        value: String,
-        /// What it may be.
-        allowed: &'static str,
-    },
+    Value { field: &'static str, value: String, allowed: &'static str },
     /// The profile makes no sense.
     #[error(transparent)]
     Profile(#[from] ProfileError),
@@ -151,12 +143,7 @@ pub enum SpawnError {
     Shape(#[from] ShapeError),
     /// The API's address cannot be bound.
     #[error("cannot listen on {address}: {error}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// Why not.
-        error: std::io::Error,
-    },
+    Listen { address: SocketAddr, error: std::io::Error },
     /// KV events cannot be published.
     #[error(transparent)]
     Events(#[from] EventsError),

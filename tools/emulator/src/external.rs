@@ -7,7 +7,7 @@
 
 use crate::clock::ModelClock;
 use crate::device::DeviceMemory;
-use crate::job::Message;
+use crate::job::{LoadId, Loaded, Message, Stored};
 use crate::kv_store::{KvLease, KvStore, Miss, Refused};
 use crate::latency::LatencyModel;
 use crate::load_policy::{LoadPolicy, Measured};
@@ -27,36 +27,12 @@ const LEASE_US: u64 = 30_000_000;
 /// How an engine reaches a store.
 #[derive(Clone, Debug)]
 pub struct StoreConnection {
-    /// The store.
     pub store: Arc<dyn KvStore>,
     /// What moves the bytes between the two. There must be routes between the store's place and `device`, both ways, and it
     /// must outlive the engine.
     pub mover: MoverHandle,
     /// Where the engine's device memory is to be registered.
     pub device: Place,
-}
-
-/// Names a load under way.
-type LoadId = u64;
-
-/// A chunk of a load has arrived, or never will.
-#[derive(Debug)]
-pub struct Loaded {
-    load: LoadId,
-    chunk: usize,
-    end: End,
-    at: Instant,
-}
-
-/// A chunk has been stored, or not. Nothing reads its blocks any more unless they are not quiet.
-#[derive(Debug)]
-pub struct Stored {
-    /// Its blocks.
-    pub blocks: Vec<BlockId>,
-    /// Whether the blocks are untouched from now on.
-    pub quiet: bool,
-    /// Whether the store has the chunk now.
-    there: bool,
 }
 
 /// What came of a load: the first of its chunks, as many as are `good`, may be used.

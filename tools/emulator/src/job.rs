@@ -1,7 +1,7 @@
-//! What the API hands to the engine's thread and what comes back. This file knows channels and limits; it must never know
-//! HTTP or how a request is computed.
+//! What the API hands to the engine's thread and what comes back. This file knows channels and
+//! limits.
 
-use crate::scheduler::CacheHit;
+use crate::scheduler::{BlockId, CacheHit};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -20,7 +20,6 @@ pub struct Job {
     pub id: JobId,
     /// Position of the prompt in its HTTP request; repeated in every update.
     pub index: u32,
-    /// The prompt.
     pub prompt: Vec<u32>,
     /// Tokens of output.
     pub max_tokens: usize,
@@ -63,6 +62,28 @@ pub enum End {
     Failed(String),
 }
 
+/// Names a load under way.
+pub type LoadId = u64;
+
+/// A chunk of a load has arrived, or never will.
+#[derive(Debug)]
+pub struct Loaded {
+    pub load: LoadId,
+    pub chunk: usize,
+    pub end: forebay_transfer::End,
+    pub at: Instant,
+}
+
+/// A chunk has been stored, or not. Nothing reads its blocks any more unless they are not quiet.
+#[derive(Debug)]
+pub struct Stored {
+    pub blocks: Vec<BlockId>,
+    /// Whether the blocks are untouched from now on.
+    pub quiet: bool,
+    /// Whether the store has the chunk now.
+    pub there: bool,
+}
+
 /// What the engine's thread is told.
 #[derive(Debug)]
 pub enum Message {
@@ -71,9 +92,9 @@ pub enum Message {
     /// Nobody waits for this job any more.
     Abort(JobId),
     /// A chunk that was to be loaded has arrived, or will not.
-    Loaded(crate::external::Loaded),
+    Loaded(Loaded),
     /// A chunk that was to be stored has been, or will not be.
-    Stored(crate::external::Stored),
+    Stored(Stored),
     /// Finish nothing more: abort everything and end when it is quiet.
     Stop,
 }
@@ -94,15 +115,11 @@ pub enum Rejected {
         prompt_tokens: usize,
         /// Output wanted.
         max_tokens: usize,
-        /// The limit.
         limit_tokens: usize,
     },
     /// As many requests as may be are under way.
     #[error("{limit} requests are queued or running, which is the limit")]
-    Full {
-        /// The limit.
-        limit: usize,
-    },
+    Full { limit: usize },
     /// The engine is shutting down.
     #[error("the engine is shutting down")]
     Draining,

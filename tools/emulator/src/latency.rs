@@ -1,5 +1,4 @@
-//! How long the GPU would take. This file knows constants, tokens and contexts; it must never know requests, clocks or
-//! how its answer is waited for.
+//! How long the GPU would take. This file knows constants, tokens and contexts.
 //!
 //! A step that computes `n_i` new tokens behind `c_i` tokens of context for each of its requests takes
 //!

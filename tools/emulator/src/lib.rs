@@ -1,8 +1,7 @@
 //! An emulated inference engine: it speaks OpenAI's API, schedules like vLLM's V1 engine, takes the time that a latency
 //! model says a GPU would take, and keeps KV bytes that can be checked.
 //!
-//! It knows what an engine does with tokens, blocks and time. It must never know who routes requests to it or which
-//! trace they come from, and it moves KV between itself and a store only through the store's public API.
+//! It knows what an engine does with tokens, blocks and time.
 
 mod clock;
 mod compute;

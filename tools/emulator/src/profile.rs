@@ -1,5 +1,5 @@
-//! Profiles: the constants of one model on one GPU. This file knows where they are written and which values make
-//! sense; it must never know what is computed with them.
+//! Profiles: the constants of one model on one GPU. This file knows where they are written and
+//! which values make sense.
 
 use forebay_kv::{AxisOrder, Digest, KvDtype, Namespace, Rank};
 use serde::Deserialize;
@@ -100,14 +100,7 @@ pub enum ProfileError {
     Format(#[from] toml::de::Error),
     /// A value that no machine has.
     #[error("profile: {field} is {value}; it must be {allowed}")]
-    Value {
-        /// The field.
-        field: &'static str,
-        /// What it is.
-        value: f64,
-        /// What it may be.
-        allowed: &'static str,
-    },
+    Value { field: &'static str, value: f64, allowed: &'static str },
 }
 
 /// The profiles in the binary: name and text.

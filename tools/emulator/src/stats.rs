@@ -1,4 +1,4 @@
-//! What the engine counts. This file is data; it must never know how it is shown.
+//! What the engine counts. This file is data.
 
 use crate::scheduler::Counters;
 

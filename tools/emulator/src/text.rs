@@ -1,5 +1,5 @@
-//! Text and tokens of a model that has no tokenizer: every piece of text has an id, and every id has a word. This file
-//! must never know what a prompt is made of or what an answer means.
+//! Text and tokens of a model that has no tokenizer: every piece of text has an id, and every id
+//! has a word.
 //!
 //! Text is cut from left to right into pieces: one space at most, then up to five letters, digits and
 //! underscores, or a single other character. So a longer text starts with the pieces of a shorter one, except perhaps

@@ -1,6 +1,6 @@
 //! KV events in vLLM's wire format, so that routers and indexers made for vLLM understand this engine.
 //!
-//! This module knows frames, sequence numbers and sockets. It must never know why a block was stored or removed.
+//! This module knows frames, sequence numbers and sockets.
 //!
 //! # The wire, as vLLM has it since events became maps (0.24)
 //!

@@ -1,6 +1,5 @@
-//! The sockets: one task that numbers batches, publishes them and replays the last ones. It must never hold up the
-//! engine: what it cannot take is dropped and counted. Who asks for a replay holds up nobody but others who do, and those
-//! for a moment.
+//! The sockets: one task that numbers batches, publishes them and replays the last ones. Who asks
+//! for a replay holds up nobody but others who do, and those for a moment.
 
 use super::wire;
 use crate::scheduler::CacheEvent;
@@ -50,7 +49,6 @@ pub enum EventsError {
     Bind {
         /// Which socket.
         socket: &'static str,
-        /// The address.
         address: SocketAddr,
         /// What the socket said.
         error: ZmqError,

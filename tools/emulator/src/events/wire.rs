@@ -1,4 +1,4 @@
-//! Batches of cache events as msgpack. This file knows vLLM's field names; it must never know sockets.
+//! Batches of cache events as msgpack. This file knows vLLM's field names.
 
 use crate::scheduler::CacheEvent;
 use rmpv::Value;

@@ -1,5 +1,4 @@
-//! Answers as OpenAI's API gives them, whole and in pieces. This file knows the shapes of the JSON; it must never know
-//! where tokens come from.
+//! Answers as OpenAI's API gives them, whole and in pieces. This file knows the shapes of the JSON.
 
 use crate::scheduler::CacheHit;
 use crate::text;
@@ -139,7 +138,6 @@ pub struct Output {
     pub first: bool,
     /// Whether this is the last piece.
     pub last: bool,
-    /// Its tokens.
     pub tokens: Vec<u32>,
     /// The prompt's tokens, if they are to be told.
     pub prompt_token_ids: Option<Vec<u32>>,

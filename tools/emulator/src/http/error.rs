@@ -1,5 +1,4 @@
-//! Errors as OpenAI's API reports them. This file knows status codes and the error object; it must never know what went
-//! wrong in the engine.
+//! Errors as OpenAI's API reports them. This file knows status codes and the error object.
 
 use crate::job::Rejected;
 use axum::Json;

@@ -1,5 +1,5 @@
-//! Reads requests field by field, so that an error names the field. This file knows JSON and the fields that both
-//! endpoints share; it must never know prompts.
+//! Reads requests field by field, so that an error names the field. This file knows JSON and the
+//! fields that both endpoints share.
 
 use super::error::ApiError;
 use serde::{Deserialize, Deserializer};

@@ -1,5 +1,4 @@
-//! The two endpoints that generate: a request in, an answer out, whole or as server-sent events. This file is glue; it
-//! must never decide what is in a prompt or an answer.
+//! The two endpoints that generate: a request in, an answer out, whole or as server-sent events.
 
 use super::App;
 use super::answer::{Endpoint, Head, Output, Usage};

@@ -1,5 +1,4 @@
-//! OpenAI's API, as vLLM serves it. This module knows HTTP, JSON and server-sent events; it must never know how a
-//! request is scheduled, only how to hand it over and what comes back.
+//! OpenAI's API, as vLLM serves it. This module knows HTTP, JSON and server-sent events.
 //!
 //! Differences to vLLM: the model never ends an answer by itself, so `finish_reason` is always `length` and `stop` has
 //! no effect; sampling parameters are checked and have no effect; `max_tokens` defaults to 16 for chats too; with

@@ -1,5 +1,5 @@
-//! Prompts as OpenAI's API allows them: a text, token ids, or a list of either. This file knows their forms and limits;
-//! it must never know chats.
+//! Prompts as OpenAI's API allows them: a text, token ids, or a list of either. This file knows
+//! their forms and limits.
 
 use super::error::ApiError;
 use super::fields::explain;
@@ -13,7 +13,6 @@ const MAX_PROMPTS: usize = 128;
 /// One prompt, as tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// The tokens.
     pub tokens: Vec<u32>,
     /// Whether the client gave text, and thus does not know the tokens.
     pub was_text: bool,

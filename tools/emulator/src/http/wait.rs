@@ -1,5 +1,5 @@
-//! Waits for what the engine answers to the prompts of one HTTP request. This file knows tickets and updates; it must
-//! never know JSON.
+//! Waits for what the engine answers to the prompts of one HTTP request. This file knows tickets
+//! and updates.
 
 use super::error::ApiError;
 use super::fields::Options;

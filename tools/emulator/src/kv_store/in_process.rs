@@ -1,5 +1,4 @@
-//! A store in the engine's own process. This file knows how the store's words are the engine's; it must never know what is
-//! loaded when.
+//! A store in the engine's own process. This file knows how the store's words are the engine's.
 
 use super::{KvLease, KvStore, Miss, OnLoaded, OnStored, Refused};
 use crate::scheduler::Residence;

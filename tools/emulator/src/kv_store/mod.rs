@@ -1,6 +1,6 @@
-//! What an engine needs of whatever keeps its chunks: to ask what is there, to lease it, to bring it into blocks, to check
-//! what arrived, and to hand over what was computed. This file knows the questions; it must never know who answers, in
-//! this process or in another.
+//! What an engine needs of whatever keeps its chunks: to ask what is there, to lease it, to bring
+//! it into blocks, to check what arrived, and to hand over what was computed. This file knows the
+//! questions.
 
 mod in_process;
 mod node;

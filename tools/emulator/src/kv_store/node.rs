@@ -1,5 +1,4 @@
-//! A node in another process of this host. This file knows how the client's words are the engine's; it must never know what
-//! is loaded when.
+//! A node in another process of this host. This file knows how the client's words are the engine's.
 
 use super::{KvLease, KvStore, Miss, OnLoaded, OnStored, Refused};
 use crate::scheduler::Residence;

@@ -1,5 +1,5 @@
-//! The pool of KV blocks and the prefix cache over it. This file knows blocks, their holders and the names of their
-//! contents; it must never know requests, tokens or what is in a block.
+//! The pool of KV blocks and the prefix cache over it. This file knows blocks, their holders and
+//! the names of their contents.
 //!
 //! A block is *held* (by requests that use it, by stores that read it) or *free*. A free block that has a name still
 //! holds the KV of that name until it is given to somebody else: the prefix cache is the set of named blocks, held or

@@ -1,5 +1,4 @@
-//! The prefix cache as requests use it: what they find there and what they add. This file must never know how requests
-//! take turns.
+//! The prefix cache as requests use it: what they find there and what they add.
 
 use super::{BlockId, CacheEvent, CacheHit, RequestId, Scheduler, blocks};
 

@@ -1,5 +1,4 @@
-//! The limits of a scheduler, why it refuses, and what it counts. This file is data only; it must never know how the
-//! limits are kept.
+//! The limits of a scheduler, why it refuses, and what it counts. This file is data only.
 
 use forebay_kv::NamespaceKey;
 use thiserror::Error;
@@ -47,15 +46,11 @@ pub enum Refused {
         prompt_tokens: usize,
         /// Output wanted.
         max_tokens: usize,
-        /// The limit.
         limit_tokens: usize,
     },
     /// The queue is full.
     #[error("{limit} requests are queued, which is the limit")]
-    QueueFull {
-        /// The limit.
-        limit: usize,
-    },
+    QueueFull { limit: usize },
 }
 
 /// Sums since the start, as vLLM's metrics count them.

@@ -1,5 +1,5 @@
-//! KV that comes from the store and goes there: which blocks it is for, and what its end means for a request. This file
-//! must never know how chunks are moved.
+//! KV that comes from the store and goes there: which blocks it is for, and what its end means for
+//! a request.
 
 use super::request::Phase;
 use super::{Admission, BlockId, ChunkStore, Load, RequestId, Residence, Scheduler};

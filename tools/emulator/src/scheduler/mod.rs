@@ -1,7 +1,7 @@
 //! The scheduler of the engine, after vLLM's V1: which request computes which tokens in each step, in which blocks.
 //!
-//! Sans-IO: it is asked for a [`Step`] and told what came of it. It knows requests, tokens, blocks and chunk ids. It must
-//! never know time, bytes, where chunks are kept or who asked.
+//! Sans-IO: it is asked for a [`Step`] and told what came of it. It knows requests, tokens, blocks
+//! and chunk ids.
 //!
 //! # What it does
 //!
@@ -378,7 +378,6 @@ impl Scheduler {
         self.queue.len()
     }
 
-    /// The pool.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
     }

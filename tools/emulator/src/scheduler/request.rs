@@ -1,5 +1,5 @@
-//! One request as the scheduler sees it: its tokens, the names of their blocks and chunks, and how far it has come. This
-//! file must never know other requests, the pool or time.
+//! One request as the scheduler sees it: its tokens, the names of their blocks and chunks, and how
+//! far it has come.
 
 use super::blocks::BlockId;
 use crate::truth::{BlockHash, BlockHasher};

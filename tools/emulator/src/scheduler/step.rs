@@ -1,5 +1,4 @@
-//! What the scheduler asks for and is told: steps, loads and stores. This file is data only; it must never know how any
-//! of it is carried out.
+//! What the scheduler asks for and is told: steps, loads and stores. This file is data only.
 
 use super::blocks::BlockId;
 use super::request::{Request, RequestId};
@@ -60,7 +59,6 @@ pub struct Residence {
 }
 
 impl Residence {
-    /// All of them.
     pub fn chunks(&self) -> usize {
         self.memory + self.disk + self.peers
     }
@@ -81,7 +79,6 @@ impl Residence {
 /// A chunk to copy to the store. Its blocks are held until [`Scheduler::store_ended`](super::Scheduler::store_ended).
 #[derive(Debug)]
 pub struct ChunkStore {
-    /// The chunk.
     pub id: ChunkId,
     /// The one before it.
     pub parent: Option<ChunkId>,

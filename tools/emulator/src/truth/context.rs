@@ -1,5 +1,5 @@
-//! The digest of a context: every KV byte of it, in token order. This file knows sums of tokens' KV; it must never know
-//! layers or where the bytes were read.
+//! The digest of a context: every KV byte of it, in token order. This file knows sums of tokens'
+//! KV.
 
 use super::fold_product;
 

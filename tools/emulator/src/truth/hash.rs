@@ -1,5 +1,5 @@
-//! Names of blocks: a chain of hashes over whole blocks, one chain per namespace. This file knows tokens and parents; it
-//! must never know what KV a block holds.
+//! Names of blocks: a chain of hashes over whole blocks, one chain per namespace. This file knows
+//! tokens and parents.
 
 use forebay_kv::NamespaceKey;
 use std::fmt;

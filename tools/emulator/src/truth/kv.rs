@@ -1,5 +1,5 @@
-//! The bytes themselves: fills the extents of a block and reads them back. This file knows words, lanes and keys; it
-//! must never know which block of which memory it is given. Words are little-endian.
+//! The bytes themselves: fills the extents of a block and reads them back. This file knows words,
+//! lanes and keys. Words are little-endian.
 
 use super::hash::BlockHash;
 use super::{BlockHasher, SplitMix64, fold_product};

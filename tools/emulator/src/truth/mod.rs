@@ -1,8 +1,7 @@
 //! What the bytes of the emulated engine's KV must be, and which tokens follow from them.
 //!
-//! Knows the function that gives every KV byte from (namespace, token prefix, layer), the digest that folds KV bytes
-//! that were really read, and the function that gives a token from that digest. It must never know where KV lies, who
-//! moved it or when: it is pure, so the engine that computes tokens and the replayer that predicts them share it.
+//! Knows the function that gives every KV byte from (namespace, token prefix, layer), the digest
+//! that folds KV bytes that were really read, and the function that gives a token from that digest.
 //!
 //! # The function
 //!

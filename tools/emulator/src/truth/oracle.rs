@@ -1,5 +1,5 @@
-//! Predicts an engine's output from the prompt alone. This file knows the truth and a bounded memory of prefixes; it
-//! must never see an engine, a byte of its memory or an answer.
+//! Predicts an engine's output from the prompt alone. This file knows the truth and a bounded
+//! memory of prefixes.
 
 use super::{BlockHash, BlockKeys, BlockSums, ContextDigest, KvTruth};
 use parking_lot::Mutex;
