@@ -32,6 +32,23 @@ def layers_at(base: int) -> list[list[tuple[int, int, int]]]:
     ]
 
 
+def copy_threads() -> int:
+    """How many threads of this process copy."""
+    names = [(task / "comm").read_text() for task in pathlib.Path("/proc/self/task").iterdir()]
+    return sum(name.startswith("forebay-copy-") for name in names)
+
+
+def test_a_client_that_registers_no_memory_starts_no_thread_that_copies(daemon: Daemon) -> None:
+    before = copy_threads()
+    node = forebay.Node(daemon.socket, copy_threads=3)
+    assert node.lookup(forebay.chunk_ids(NAMESPACE, list(range(600)), 256)) == 0
+    assert copy_threads() == before, "an engine's scheduler only asks"
+    node.register_memory(bytearray(64))
+    node.register_memory(bytearray(64))
+    assert copy_threads() == before + 3
+    node.close()
+
+
 def test_what_one_client_stored_another_one_loads(daemon: Daemon) -> None:
     chunk_bytes = LAYERS * LAYER_BYTES
     one, other = forebay.Node(daemon.socket, name="one"), forebay.Node(str(daemon.socket), name="other")

@@ -140,6 +140,9 @@ type SaidOfChunks<'py> = (Option<u64>, Option<Vec<Bound<'py, PyBytes>>>);
 struct Inner {
     client: Client,
     mover: MoverThread,
+    copy_threads: usize,
+    /// Whether the threads that copy were started.
+    copies: Mutex<bool>,
 }
 
 /// Whose chunks, as Python numbers them.
@@ -158,15 +161,27 @@ impl Inner {
     fn start(options: ClientOptions, copy_threads: usize, wait: bool) -> PyResult<Inner> {
         let mover = MoverThread::spawn(Limits::default()).map_err(other)?;
         let handle = mover.handle();
-        let link = HostLink::new(copy_threads).map_err(other)?;
+        let connect = if wait { Client::connect_or_wait } else { Client::connect };
+        let client = connect(&handle, HOST, options);
+        let client = client.map_err(|error| PeerLostError::new_err(error.to_string()))?;
+        Ok(Inner { client, mover, copy_threads, copies: Mutex::new(false) })
+    }
+
+    /// Starts the threads that copy, once. A client without memory, such as that of an engine's scheduler, moves no byte and
+    /// needs none.
+    fn start_copies(&self) -> PyResult<()> {
+        let mut started = self.copies.lock();
+        if *started {
+            return Ok(());
+        }
+        let handle = self.mover.handle();
+        let link = HostLink::new(self.copy_threads).map_err(other)?;
         let spec =
             LinkSpec { op_timeout_us: OP_TIMEOUT_US, ..LinkSpec::new("host", WINDOW_LOTS, WINDOW_BYTES) };
         let copies = handle.add_link(spec, Box::new(link)).map_err(other)?;
         handle.add_path(PathSpec::direct(HOST, HOST, copies)).map_err(other)?.map_err(other)?;
-        let connect = if wait { Client::connect_or_wait } else { Client::connect };
-        let client = connect(&handle, HOST, options);
-        let client = client.map_err(|error| PeerLostError::new_err(error.to_string()))?;
-        Ok(Inner { client, mover })
+        *started = true;
+        Ok(())
     }
 }
 
@@ -177,11 +192,12 @@ impl Node {
         py: Python<'_>,
         act: impl FnOnce(&Client, &MoverHandle) -> T + Send,
     ) -> PyResult<T> {
+        self.with_inner(py, |inner| act(&inner.client, &inner.mover.handle()))
+    }
+
+    fn with_inner<T: Send>(&self, py: Python<'_>, act: impl FnOnce(&Inner) -> T + Send) -> PyResult<T> {
         let state = self.0.get()?;
-        let done = py.detach(|| {
-            let inner = state.inner.read();
-            inner.as_ref().map(|inner| act(&inner.client, &inner.mover.handle()))
-        });
+        let done = py.detach(|| state.inner.read().as_ref().map(act));
         done.ok_or_else(|| PeerLostError::new_err("this client of the node is closed"))
     }
 
@@ -252,7 +268,10 @@ impl Node {
         let (start, len) = (borrowed.backing.as_ptr() as u64, borrowed.backing.len() as u64);
         py.detach(|| mapped::check(start, len, true)).map_err(of_absent)?;
         let backing = borrowed.backing;
-        let region = self.with(py, |_, mover| mover.register(HOST, backing))?.map_err(other)?;
+        let region = self.with_inner(py, |inner| {
+            inner.start_copies()?;
+            inner.mover.handle().register(HOST, backing).map_err(other)
+        })??;
         let place = Arc::new(Place::new(start, len, region, borrowed.buffer));
         let overlapping = {
             let mut places = self.places()?;
