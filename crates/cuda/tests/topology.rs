@@ -1,9 +1,7 @@
 //! The topology as a driver and a host give it.
 #![allow(clippy::unwrap_used)]
 
-mod fake;
-
-use fake::alone;
+use fake_cuda_install::alone;
 use forebay_cuda::topology::{Root, Topology};
 use std::collections::HashSet;
 

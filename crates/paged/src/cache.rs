@@ -1,5 +1,5 @@
-//! The shape of an engine's paged cache: its layers, their pages, and how tokens lie in them. Pure: this file knows sizes and
-//! addresses as numbers; it must never touch the memory there, nor know what is in a page.
+//! The shape of an engine's paged cache: its layers, their pages, and how tokens lie in them. Pure:
+//! this file knows sizes and addresses as numbers.
 
 use thiserror::Error;
 
@@ -45,14 +45,7 @@ pub struct CacheShape {
 pub enum BadShape {
     /// A number is out of bounds.
     #[error("{what} is {value}; allowed: {allowed}")]
-    Value {
-        /// Which number.
-        what: String,
-        /// What it is.
-        value: u64,
-        /// What it may be.
-        allowed: String,
-    },
+    Value { what: String, value: u64, allowed: String },
 }
 
 fn bad(what: impl Into<String>, value: u64, allowed: impl Into<String>) -> BadShape {
@@ -82,7 +75,6 @@ impl CacheShape {
         &self.layers
     }
 
-    /// The groups.
     pub fn groups(&self) -> &[Group] {
         &self.groups
     }

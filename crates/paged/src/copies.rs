@@ -1,5 +1,4 @@
-//! Who copies between the node's arena and an engine's pages. This file is the contract; it must never know why something is
-//! copied, nor what a stream of a GPU is.
+//! Who copies between the node's arena and an engine's pages. This file is the contract.
 //!
 //! `host.rs` copies with the mover's host link. On a GPU the same contract is kept by chains in streams: then nobody on the
 //! host waits for a layer, the engine's own stream does.
@@ -29,7 +28,6 @@ pub struct Piece {
     pub layer: u32,
     /// Where they lie from the layer's page 0 on.
     pub page_offset: u64,
-    /// How many.
     pub bytes: u64,
 }
 
@@ -64,7 +62,7 @@ pub trait Copies: Send + Sync + Debug {
     fn region(&self, layer: u32) -> Option<RegionId>;
 
     /// How many batches of one load may be on their way at a time, 1 at least.
-    fn window(&self) -> usize;
+    fn batches_max(&self) -> usize;
 
     /// There is an arena that batches will lie in: the memory can be made ready for it meanwhile.
     fn meet(&self, _arena: &Arc<NodeArena>) {}

@@ -1,5 +1,5 @@
-//! Copies between an arena and a cache in host memory, by the client's mover. Driver: it vouches for the cache's addresses. It
-//! must never know why something is copied.
+//! Copies between an arena and a cache in host memory, by the client's mover. Driver: it vouches
+//! for the cache's addresses.
 
 use crate::cache::{CacheShape, Layer};
 use crate::copies::{Batch, Copies, Direction, Job, NotCopied, OnCopied};
@@ -88,7 +88,7 @@ impl Copies for HostCopies {
         self.regions.get(layer as usize).copied()
     }
 
-    fn window(&self) -> usize {
+    fn batches_max(&self) -> usize {
         BATCHES
     }
 }

@@ -1,30 +1,15 @@
-//! Loads and stores under way and ended, by the numbers that the engine gave them, and what loads have taken. Glue: this file knows
-//! who waits for what; it must never know how a job goes on.
+//! Loads and stores under way and ended, by the numbers that the engine gave them, and what loads have taken. The
+//! engine's threads wait here for ends.
 
-use crate::bubble::Bubble;
 use crate::cost_model::Tier;
-use crate::loading::Loading;
+use crate::load::{LoadEnd, LoadStall, Loaded, TierBytes};
 use parking_lot::{Condvar, Mutex};
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
-
-/// A load that has ended: nothing of it touches a page any more.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LoadEnd {
-    /// Which.
-    pub job: u64,
-    /// Tokens that may be used, from the first chunk's first one on.
-    pub tokens: u64,
-    /// Why it is not all of them.
-    pub why: Option<String>,
-}
 
 /// A store that has ended: nothing of it touches a page any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobStored {
-    /// Which.
     pub job: u64,
     /// The places, in order, of those of its chunks that the node neither took nor had.
     pub missing: Vec<u32>,
@@ -40,46 +25,6 @@ pub struct Measured {
     pub bytes: u64,
     /// How long some of it was coming.
     pub time: Duration,
-}
-
-/// What an ended load says of the time since no load was under way.
-#[derive(Debug, Clone)]
-pub struct Came {
-    /// What came, and from where.
-    pub bytes: TierBytes,
-    /// Whether that was all. A load that fails has mostly waited.
-    pub all: bool,
-}
-
-/// Bytes, by where they were.
-#[derive(Debug, Clone, Default)]
-pub struct TierBytes(BTreeMap<Tier, u64>);
-
-impl TierBytes {
-    /// So many more were there.
-    pub fn add(&mut self, tier: Tier, bytes: u64) {
-        *self.0.entry(tier).or_default() += bytes;
-    }
-
-    /// These were there too.
-    pub fn add_all(&mut self, others: &TierBytes) {
-        others.0.iter().for_each(|(tier, bytes)| self.add(*tier, *bytes));
-    }
-
-    /// All of them.
-    pub fn sum(&self) -> u64 {
-        self.0.values().sum()
-    }
-
-    /// Each place with its bytes.
-    pub fn iter(&self) -> impl Iterator<Item = (Tier, u64)> + '_ {
-        self.0.iter().map(|(tier, bytes)| (*tier, *bytes))
-    }
-
-    /// The farthest place, and how many were there.
-    fn farthest(&self) -> Option<(Tier, u64)> {
-        self.0.last_key_value().map(|(tier, bytes)| (*tier, *bytes))
-    }
 }
 
 /// Chunks of one place on their way into the node's memory.
@@ -115,15 +60,15 @@ impl Coming {
     }
 }
 
-/// Bubbles that are kept for whoever asks. Nobody has to: of more the oldest ones are forgotten.
-const BUBBLES_MAX: usize = 4096;
+/// Stalls that are kept for whoever asks. Nobody has to: of more the oldest ones are forgotten.
+const STALLS_MAX: usize = 4096;
 
 /// Time in which there was always a load.
 #[derive(Debug)]
 struct Busy {
     since: Instant,
     loads: u32,
-    came: Came,
+    loaded: Loaded,
 }
 
 /// Loads that go on without a pause are measured when so many of them have ended,
@@ -133,22 +78,22 @@ const TIME_AT_LEAST: Duration = Duration::from_millis(200);
 
 impl Busy {
     fn begin() -> Busy {
-        let came = Came { bytes: TierBytes::default(), all: true };
-        Busy { since: Instant::now(), loads: 0, came }
+        let loaded = Loaded { bytes: TierBytes::default(), all: true };
+        Busy { since: Instant::now(), loads: 0, loaded }
     }
 
-    fn add(&mut self, came: Came) {
+    fn add(&mut self, loaded: Loaded) {
         self.loads += 1;
-        self.came.bytes.add_all(&came.bytes);
-        self.came.all &= came.all;
+        self.loaded.bytes.add_all(&loaded.bytes);
+        self.loaded.all &= loaded.all;
     }
 
     /// What it says of the farthest place, from which something was on its way for so long. That is the slowest: if half of all came
     /// from there, at least half of the time was its; else what was on its way says how long. Of nearer places the time says nothing.
     fn measured(&self, on_its_way: impl Fn(Tier) -> Duration) -> Option<Measured> {
-        let Came { bytes: came, all } = &self.came;
-        let (tier, bytes) = came.farthest()?;
-        let is_most = bytes >= came.sum() - bytes;
+        let Loaded { bytes: loaded, all } = &self.loaded;
+        let (tier, bytes) = loaded.farthest()?;
+        let is_most = bytes >= loaded.sum() - bytes;
         let time = if is_most { self.since.elapsed() } else { on_its_way(tier) };
         (*all && bytes > 0).then_some(Measured { tier, bytes, time })
     }
@@ -163,41 +108,40 @@ pub struct Jobs {
 
 #[derive(Debug, Default)]
 struct State {
-    loads: HashMap<u64, Arc<Loading>>,
+    loads: HashSet<u64>,
     stores: HashSet<u64>,
     ended_loads: Vec<LoadEnd>,
     ended_stores: Vec<JobStored>,
     busy: Option<Busy>,
     coming: BTreeMap<Tier, Coming>,
     measured: Vec<Measured>,
-    bubbles: VecDeque<Bubble>,
+    stalls: VecDeque<LoadStall>,
 }
 
 impl Jobs {
     /// How many loads there are, and whether one of them has this number.
     pub fn loads(&self, job: u64) -> (usize, bool) {
         let state = self.state.lock();
-        (state.loads.len(), state.loads.contains_key(&job))
+        (state.loads.len(), state.loads.contains(&job))
     }
 
     /// A load begins. `false`: one with this number is under way.
-    pub fn begin_load(&self, job: u64, load: Arc<Loading>) -> bool {
+    pub fn begin_load(&self, job: u64) -> bool {
         let mut state = self.state.lock();
-        match state.loads.entry(job) {
-            Entry::Occupied(_) => return false,
-            Entry::Vacant(free) => free.insert(load),
-        };
-        state.busy.get_or_insert_with(Busy::begin);
-        true
+        let is_new = state.loads.insert(job);
+        if is_new {
+            state.busy.get_or_insert_with(Busy::begin);
+        }
+        is_new
     }
 
     /// A chunk is asked for.
-    pub fn begin_bring(&self, tier: Tier) {
+    pub fn begin_fetch(&self, tier: Tier) {
         self.state.lock().coming.entry(tier).or_default().begin(Instant::now());
     }
 
     /// A chunk that was asked for is in the node's memory, or will not be.
-    pub fn end_bring(&self, tier: Tier) {
+    pub fn end_fetch(&self, tier: Tier) {
         self.state.lock().coming.entry(tier).or_default().end(Instant::now());
     }
 
@@ -207,18 +151,17 @@ impl Jobs {
     }
 
     /// A step waited so long for a load.
-    pub fn waited(&self, bubble: Bubble) {
-        self.state.lock().keep(bubble);
+    pub fn waited(&self, stall: LoadStall) {
+        self.state.lock().keep(stall);
     }
 
     /// A load has ended.
-    pub fn end_load(&self, end: LoadEnd, came: Came) {
+    pub fn end_load(&self, end: LoadEnd, loaded: Loaded) {
         let mut state = self.state.lock();
-        let ended = state.loads.remove(&end.job);
-        state.measure(came);
+        state.loads.remove(&end.job);
+        state.measure(loaded);
         state.ended_loads.push(end);
         drop(state);
-        drop(ended);
         self.ended.notify_all();
     }
 
@@ -236,11 +179,6 @@ impl Jobs {
         self.ended.notify_all();
     }
 
-    /// Loads under way.
-    pub fn under_way(&self) -> Vec<Arc<Loading>> {
-        self.state.lock().loads.values().cloned().collect()
-    }
-
     /// What has ended since this was asked last.
     pub fn take_ended(&self) -> (Vec<LoadEnd>, Vec<JobStored>) {
         let mut state = self.state.lock();
@@ -253,13 +191,13 @@ impl Jobs {
     }
 
     /// How long steps waited for loads that ended since this was asked last.
-    pub fn take_bubbles(&self) -> Vec<Bubble> {
-        std::mem::take(&mut self.state.lock().bubbles).into()
+    pub fn take_stalls(&self) -> Vec<LoadStall> {
+        std::mem::take(&mut self.state.lock().stalls).into()
     }
 
     /// Waits until none of these loads is under way.
     pub fn wait_loaded(&self, jobs: &[u64], limit: Option<Duration>) -> bool {
-        self.wait(limit, |state| jobs.iter().all(|job| !state.loads.contains_key(job)))
+        self.wait(limit, |state| jobs.iter().all(|job| !state.loads.contains(job)))
     }
 
     /// Waits until none of these stores is under way.
@@ -286,16 +224,16 @@ impl Jobs {
 }
 
 impl State {
-    fn keep(&mut self, bubble: Bubble) {
-        if self.bubbles.len() == BUBBLES_MAX {
-            self.bubbles.pop_front();
+    fn keep(&mut self, stall: LoadStall) {
+        if self.stalls.len() == STALLS_MAX {
+            self.stalls.pop_front();
         }
-        self.bubbles.push_back(bubble);
+        self.stalls.push_back(stall);
     }
 
-    fn measure(&mut self, came: Came) {
+    fn measure(&mut self, loaded: Loaded) {
         let Some(busy) = &mut self.busy else { return };
-        busy.add(came);
+        busy.add(loaded);
         let is_over = self.loads.is_empty();
         if is_over || (busy.loads >= LOADS_AT_LEAST && busy.since.elapsed() >= TIME_AT_LEAST) {
             let now = Instant::now();
@@ -328,17 +266,17 @@ mod tests {
     }
 
     #[test]
-    fn bubbles_that_nobody_asks_for_are_forgotten_the_oldest_first() {
+    fn stalls_that_nobody_asks_for_are_forgotten_the_oldest_first() {
         let jobs = Jobs::default();
-        let last = BUBBLES_MAX as u64 + 9;
+        let last = STALLS_MAX as u64 + 9;
         for job in 0..=last {
-            let bubble = Bubble { job, time: Duration::from_micros(job), layers_late: 1 };
-            let came = Came { bytes: TierBytes::default(), all: true };
-            jobs.waited(bubble);
-            jobs.end_load(LoadEnd { job, tokens: 1, why: None }, came);
+            let stall = LoadStall { job, time: Duration::from_micros(job), layers_late: 1 };
+            let loaded = Loaded { bytes: TierBytes::default(), all: true };
+            jobs.waited(stall);
+            jobs.end_load(LoadEnd { job, tokens: 1, why: None }, loaded);
         }
-        let kept: Vec<u64> = jobs.take_bubbles().into_iter().map(|bubble| bubble.job).collect();
+        let kept: Vec<u64> = jobs.take_stalls().into_iter().map(|stall| stall.job).collect();
         assert_eq!(kept, (10..=last).collect::<Vec<_>>());
-        assert!(jobs.take_bubbles().is_empty(), "each once");
+        assert!(jobs.take_stalls().is_empty(), "each once");
     }
 }

@@ -1,25 +1,23 @@
-//! An engine's paged cache: loads from the node, stores to it. Glue: this file holds the parts together and says who may come
-//! in; it must never know how a load or a store goes on.
+//! [`PagedCache`], what a connector holds: it checks what is asked for, begins loads and stores, and says what has ended.
 
-use crate::bubble::Bubble;
 use crate::cache::CacheShape;
 use crate::copies::{Copies, Direction, NotCopied};
-use crate::door::Door;
 use crate::gpu::CudaCopies;
 use crate::host::{HOST, HostCopies};
-use crate::jobs::{JobStored, Jobs, LoadEnd, Measured};
-use crate::loading::{Loading, Wish};
+use crate::jobs::{JobStored, Jobs, Measured};
+use crate::limiter::Limiter;
+use crate::load::{InFlight, LoadEnd, LoadRequest, LoadStall};
 use crate::pages::{BadPages, Misfit, PageTables};
+use crate::shared::{Log, Shared};
 use crate::stats::{Counters, Stats};
-use crate::storing::{NewChunk, Storing};
-use crate::window::Window;
-use crate::workers::{Tasks, Workers};
-use forebay_client::{Client, ClientOptions, ConnectError, NodeArena};
+use crate::store::{NewChunk, Storing};
+use crate::thread_pool::ThreadPool;
+use forebay_client::{Client, ClientOptions, ConnectError};
 use forebay_transfer::MAX_COPY_THREADS;
 use forebay_transfer::{Forked, Limits, MoverHandle, MoverThread, Process};
 use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -90,14 +88,7 @@ pub enum NotBegun {
     Source(#[from] Misfit),
     /// A number of the job's.
     #[error("{what} is {value}; allowed: {allowed}")]
-    Value {
-        /// Which.
-        what: &'static str,
-        /// What it is.
-        value: u64,
-        /// What it may be.
-        allowed: String,
-    },
+    Value { what: &'static str, value: u64, allowed: String },
     /// The engine's stream.
     #[error(transparent)]
     Copies(#[from] NotCopied),
@@ -113,33 +104,11 @@ pub enum NotBegun {
 #[derive(Debug)]
 pub struct PagedCache {
     pub(crate) shared: Arc<Shared>,
-    /// Taken when it is closed. The workers end before the mover.
-    threads: Mutex<Option<(Workers, MoverThread)>>,
+    /// By their numbers; those that have ended go when the engine hears of ends or begins others.
+    loads: Mutex<HashMap<u64, Arc<InFlight>>>,
+    /// Taken when it is closed. The pool ends before the mover.
+    threads: Mutex<Option<(ThreadPool, MoverThread)>>,
     process: Process,
-}
-
-/// What jobs share.
-#[derive(Debug)]
-pub struct Shared {
-    /// The shape of the cache.
-    pub cache: CacheShape,
-    /// Who copies.
-    pub copies: Arc<dyn Copies>,
-    /// What is counted.
-    pub counters: Counters,
-    /// Who waits for what.
-    pub jobs: Jobs,
-    /// What is done soon.
-    pub tasks: Arc<Tasks>,
-    /// Who touches pages.
-    pub door: Arc<Door>,
-    /// Chunks that the node is asked to bring.
-    pub brings: Arc<Window>,
-    /// Chunks that the node has slots for.
-    pub slots: Arc<Window>,
-    client: RwLock<Option<Client>>,
-    mover: MoverHandle,
-    storing_bytes_max: u64,
 }
 
 impl PagedCache {
@@ -189,16 +158,17 @@ impl PagedCache {
         let handle = mover.handle();
         let copies = copies(&handle, &cache)?;
         let client = Client::connect_or_wait(&handle, HOST, options.client)?;
-        let workers = Workers::new(threads)?;
+        let pool = ThreadPool::new(threads)?;
         let shared = Arc::new(Shared {
             cache,
             copies,
             counters: Counters::default(),
             jobs: Jobs::default(),
-            tasks: workers.tasks(),
-            door: Arc::default(),
-            brings: Window::new(options.chunks_at_a_time),
-            slots: Window::new(options.chunks_at_a_time),
+            tasks: pool.tasks(),
+            access: Arc::default(),
+            fetches: Limiter::new(options.chunks_at_a_time),
+            slots: Limiter::new(options.chunks_at_a_time),
+            log: Log::default(),
             client: RwLock::new(Some(client)),
             mover: handle,
             storing_bytes_max: options.storing_bytes_max,
@@ -211,7 +181,8 @@ impl PagedCache {
                 }
             }));
         }
-        Ok(PagedCache { shared, threads: Mutex::new(Some((workers, mover))), process: Process::current() })
+        let (loads, threads) = (Mutex::default(), Mutex::new(Some((pool, mover))));
+        Ok(PagedCache { shared, loads, threads, process: Process::current() })
     }
 
     /// Refuses in any other process than the one that opened it: a child of `fork()` has none of
@@ -233,14 +204,14 @@ impl PagedCache {
     /// Begins a load. `tables` say where the pages of its blocks are, from the first chunk's first token on; -1 for a block
     /// that is not wanted. It ends with what may be used, see [`take_ended`](PagedCache::take_ended); with fewer tokens if the
     /// node is gone or late, if bytes are not those that were stored, or if too many loads are under way.
-    pub fn load(&self, wish: Wish, stream: u64) -> Result<(), NotBegun> {
+    pub fn load(&self, request: LoadRequest, stream: u64) -> Result<(), NotBegun> {
         self.here()?;
         let shared = &self.shared;
-        self.check(&wish)?;
+        self.check(&request)?;
         if shared.client().is_none() {
             return Err(NotBegun::Closed);
         }
-        let job = wish.job;
+        let job = request.job;
         let known = || {
             let allowed = "a number of which no load is under way".into();
             Err(NotBegun::Value { what: "job", value: job, allowed })
@@ -250,26 +221,31 @@ impl PagedCache {
             return known();
         }
         if under_way >= LOADS_MAX {
-            let why = Some(format!("{under_way} loads are under way, no more may be"));
-            shared.jobs.refuse_load(LoadEnd { job, tokens: 0, why });
+            let why = format!("{under_way} loads are under way, no more may be");
+            shared.log.short(job, 0, request.tokens, &why);
+            shared.jobs.refuse_load(LoadEnd { job, tokens: 0, why: Some(why) });
             return Ok(());
         }
-        let copying = shared.copies.begin(Direction::Load, wish.layerwise, stream)?;
-        let load = Loading::begin(shared, wish, copying);
-        if !shared.jobs.begin_load(job, Arc::clone(&load)) {
+        let copying = shared.copies.begin(Direction::Load, request.layerwise, stream)?;
+        let load = InFlight::begin(shared, request, copying);
+        if !shared.jobs.begin_load(job) {
             return known();
         }
+        let mut loads = self.loads.lock();
+        loads.retain(|_, load| !load.is_over());
+        loads.insert(job, Arc::clone(&load));
+        drop(loads);
         load.start();
         Ok(())
     }
 
-    fn check(&self, wish: &Wish) -> Result<(), NotBegun> {
+    fn check(&self, request: &LoadRequest) -> Result<(), NotBegun> {
         let refuse = |what, value, allowed| Err(NotBegun::Value { what, value, allowed });
-        let chunks = wish.tokens.div_ceil(self.shared.cache.chunk_tokens().into());
-        if wish.tokens == 0 || chunks > CHUNKS_MAX as u64 {
-            return refuse("tokens", wish.tokens, format!("1 to those of {CHUNKS_MAX} chunks"));
+        let chunks = request.tokens.div_ceil(self.shared.cache.chunk_tokens().into());
+        if request.tokens == 0 || chunks > CHUNKS_MAX as u64 {
+            return refuse("tokens", request.tokens, format!("1 to those of {CHUNKS_MAX} chunks"));
         }
-        let sources = wish.sources.len();
+        let sources = request.sources.len();
         if sources == 0 || sources.saturating_mul(chunks as usize) > CHUNKS_MAX {
             return refuse(
                 "the number of sources",
@@ -277,13 +253,13 @@ impl PagedCache {
                 format!("1 to those of {CHUNKS_MAX} chunks in all"),
             );
         }
-        for (ids, source) in &wish.sources {
+        for (ids, source) in &request.sources {
             if ids.len() as u64 != chunks {
                 return refuse("the number of chunks of a source", ids.len() as u64, chunks.to_string());
             }
             source.check(&self.shared.cache)?;
         }
-        wish.tables.check(&self.shared.cache, wish.tokens, true)?;
+        request.tables.check(&self.shared.cache, request.tokens, true)?;
         Ok(())
     }
 
@@ -296,7 +272,7 @@ impl PagedCache {
             let allowed = format!("below {layers}");
             return Err(NotBegun::Value { what: "layer", value: layer.into(), allowed });
         }
-        for load in self.shared.jobs.under_way().iter().filter(|load| load.is_layerwise()) {
+        for load in self.under_way().iter().filter(|load| load.is_layerwise()) {
             load.wait_layer(layer, stream)?;
         }
         Ok(())
@@ -305,7 +281,7 @@ impl PagedCache {
     /// Waits for all layers of all layerwise loads.
     pub fn wait_loads(&self, stream: u64) -> Result<(), NotBegun> {
         self.here()?;
-        for load in self.shared.jobs.under_way().iter().filter(|load| load.is_layerwise()) {
+        for load in self.under_way().iter().filter(|load| load.is_layerwise()) {
             for layer in 0..self.shared.cache.layers().len() as u32 {
                 load.wait_layer(layer, stream)?;
             }
@@ -356,6 +332,7 @@ impl PagedCache {
 
     /// Loads and stores that have ended since this was asked last. Nothing of them touches a page any more.
     pub fn take_ended(&self) -> (Vec<LoadEnd>, Vec<JobStored>) {
+        self.loads.lock().retain(|_, load| !load.is_over());
         self.shared.jobs.take_ended()
     }
 
@@ -365,8 +342,8 @@ impl PagedCache {
     }
 
     /// How long steps waited for layerwise loads that ended since this was asked last: the host, and on a GPU the engine's stream.
-    pub fn take_bubbles(&self) -> Vec<Bubble> {
-        self.shared.jobs.take_bubbles()
+    pub fn take_stalls(&self) -> Vec<LoadStall> {
+        self.shared.jobs.take_stalls()
     }
 
     /// Waits until none of these loads is under way. `false`: not in time.
@@ -377,6 +354,11 @@ impl PagedCache {
     /// Waits until none of these stores is under way. `false`: not in time.
     pub fn wait_stored(&self, jobs: &[u64], limit: Option<Duration>) -> bool {
         self.shared.jobs.wait_stored(jobs, limit)
+    }
+
+    /// Loads that have not ended.
+    fn under_way(&self) -> Vec<Arc<InFlight>> {
+        self.loads.lock().values().filter(|load| !load.is_over()).cloned().collect()
     }
 
     /// What was counted.
@@ -390,9 +372,9 @@ impl PagedCache {
             return;
         }
         let shared = &self.shared;
-        shared.door.close();
-        shared.jobs.under_way().iter().for_each(|load| load.stop("the cache is closed"));
-        shared.door.wait_until_empty();
+        shared.access.close();
+        self.under_way().iter().for_each(|load| load.stop("the cache is closed"));
+        shared.access.wait_until_unused();
         let client = shared.client.write().take();
         if let Some(client) = client {
             // Before the mover ends, which holds the arena.
@@ -409,35 +391,10 @@ impl Drop for PagedCache {
         if self.here().is_err() {
             // All of it is the parent's, and is left as it is.
             std::mem::forget(Arc::clone(&self.shared));
+            std::mem::forget(std::mem::take(&mut self.loads));
             return std::mem::forget(std::mem::take(&mut self.threads));
         }
         self.close();
-    }
-}
-
-impl Shared {
-    /// The client of the node, until the cache is closed.
-    pub fn client(&self) -> Option<Client> {
-        self.client.read().clone()
-    }
-
-    /// The clock of deadlines.
-    pub fn now_us(&self) -> u64 {
-        self.mover.now_us()
-    }
-
-    /// Tells whoever copies of an arena, unless the cache is closed. What is to be closed waits until that is said.
-    fn meet(&self, arena: &Arc<NodeArena>) {
-        let client = self.client.read();
-        if client.is_some() {
-            self.copies.meet(arena);
-        }
-    }
-
-    /// Whether so many more bytes may be stored now; then they are on their way.
-    pub fn admit(&self, bytes: u64) -> bool {
-        let fits = |storing: u64| storing.checked_add(bytes).filter(|sum| *sum <= self.storing_bytes_max);
-        self.counters.bytes_storing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
     }
 }
 

@@ -1,5 +1,5 @@
-//! Which bytes of a chunk's layer are which bytes of which page. Pure: this file knows heads, tokens and offsets; it must never
-//! know where a chunk comes from, nor touch a byte.
+//! Which bytes of a chunk's layer are which bytes of which page. Pure: this file knows heads,
+//! tokens and offsets.
 //!
 //! ```text
 //! layer of a chunk = page of block 0 | block 1 | ...      as its storer had them
@@ -54,7 +54,6 @@ pub enum BadPages {
         group: usize,
         /// Which block.
         block: usize,
-        /// What was given.
         page: i64,
         /// What may be.
         allowed: String,
@@ -68,7 +67,6 @@ pub struct HeadRange {
     pub first_there: u32,
     /// The same head, as this cache counts.
     pub first_here: u32,
-    /// How many.
     pub heads: u32,
 }
 
@@ -86,7 +84,6 @@ pub struct Source {
 pub struct ChunkAt {
     /// Its first token, counted from the first chunk's first one: a multiple of the tokens of a chunk.
     pub first_token: u64,
-    /// Its tokens.
     pub tokens: u32,
 }
 
@@ -105,14 +102,7 @@ pub enum Misfit {
     },
     /// A number of the source.
     #[error("{what} is {value}; allowed: {allowed}")]
-    Value {
-        /// Which.
-        what: &'static str,
-        /// What it is.
-        value: u64,
-        /// What it may be.
-        allowed: String,
-    },
+    Value { what: &'static str, value: u64, allowed: String },
 }
 
 impl PageTables {

@@ -1,7 +1,7 @@
-//! What a cache counts. This file knows names; it must never know when something is counted.
+//! What a cache counts, by name.
 
 use crate::cost_model::Tier;
-use crate::jobs::TierBytes;
+use crate::load::TierBytes;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
@@ -92,12 +92,10 @@ impl Counters {
     }
 }
 
-/// Adds.
 pub fn add(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// Subtracts.
 pub fn take(counter: &AtomicU64, by: u64) {
     counter.fetch_sub(by, Ordering::Relaxed);
 }

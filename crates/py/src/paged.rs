@@ -1,5 +1,4 @@
-//! An engine's paged cache as Python has it. This file turns Python's objects into the connector's and back; it must never know
-//! how bytes get from the node to a page.
+//! `forebay.PagedCache`: an engine's paged cache, as Python sees it. This file only converts arguments and answers.
 
 use crate::errors::{ForebayError, InvalidError, PeerLostError, TransferError, of_absent, of_forked};
 use crate::ids::{id, ids};
@@ -7,7 +6,7 @@ use crate::process::Own;
 use forebay_client::ClientOptions;
 use forebay_paged::cache::{CacheShape, Group, Layer};
 use forebay_paged::pages::{HeadRange, PageTables, Source};
-use forebay_paged::{NewChunk, NotBegun, NotOpened, PagedCache as Cache, PagedOptions, Wish};
+use forebay_paged::{LoadRequest, NewChunk, NotBegun, NotOpened, PagedCache as Cache, PagedOptions};
 use forebay_store::TenantId;
 use forebay_transfer::mapped::{self, Absent};
 use pyo3::buffer::PyBuffer;
@@ -98,8 +97,8 @@ impl PagedCache {
         };
         let sources = sources.iter().map(source).collect::<PyResult<_>>()?;
         let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, true).map_err(invalid)?;
-        let wish = Wish { job, sources, tables, tokens, layerwise, limit_us };
-        py.detach(|| cache.load(wish, stream)).map_err(not_begun)
+        let request = LoadRequest { job, sources, tables, tokens, layerwise, limit_us };
+        py.detach(|| cache.load(request, stream)).map_err(not_begun)
     }
 
     /// Waits until a layer of all layerwise loads is in its pages.
@@ -152,8 +151,8 @@ impl PagedCache {
 
     /// Of layerwise loads that ended since this was asked last: how many seconds a step waited for each, and for how many layers.
     fn take_bubbles(&self) -> PyResult<Vec<(u64, f64, u64)>> {
-        let bubbles = self.0.get()?.take_bubbles().into_iter();
-        Ok(bubbles.map(|one| (one.job, one.time.as_secs_f64(), one.layers_late)).collect())
+        let stalls = self.0.get()?.take_stalls().into_iter();
+        Ok(stalls.map(|one| (one.job, one.time.as_secs_f64(), one.layers_late)).collect())
     }
 
     /// Waits until none of these loads is under way.

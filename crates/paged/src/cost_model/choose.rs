@@ -71,10 +71,7 @@ pub enum Decision {
     /// Compute everything that the engine does not have.
     Recompute,
     /// Load the first chunks, one at least, and compute the rest.
-    Load {
-        /// How many.
-        chunks: usize,
-    },
+    Load { chunks: usize },
 }
 
 /// A decision, and what it is expected to save.

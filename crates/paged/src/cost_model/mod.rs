@@ -99,14 +99,7 @@ pub enum BadProfile {
     Json(#[from] serde_json::Error),
     /// A number is out of bounds.
     #[error("profile: {what} is {value}; allowed: {allowed}")]
-    Value {
-        /// Which.
-        what: &'static str,
-        /// What it is.
-        value: String,
-        /// What it may be.
-        allowed: String,
-    },
+    Value { what: &'static str, value: String, allowed: String },
 }
 
 /// What is known.

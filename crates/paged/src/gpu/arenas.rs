@@ -1,5 +1,5 @@
-//! Arenas of nodes as the GPU reaches them: pinned while they are in use already. This file knows which mapping is pinned; it must
-//! never know what is copied from where.
+//! Arenas of nodes as the GPU reaches them: pinned while they are in use already. This file knows
+//! which mapping is pinned.
 
 use crate::copies::NotCopied;
 use forebay_client::NodeArena;
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
 /// An arena is pinned in so many pieces, so that threads share the work and a first load waits for its piece only; within limits:
-/// few chunks are cut, and huge pages stay whole.
+/// few chunks are cut, and huge pages stay batch_end.
 const PIECES: u64 = 64;
 const PIECE_BYTES_MIN: u64 = 2 << 20;
 const PIECE_BYTES_MAX: u64 = 512 << 20;

@@ -1,9 +1,9 @@
-//! A load or a store on a GPU. Its parts wait until the engine's stream has come to where it began: on the host, where that holds up
-//! nobody else, unless the engine itself already waits for a layer; then on the GPU. This file knows one job's parts and events; it
-//! must never know what else is on the lane.
+//! A load or a store on a GPU. Its segments wait until the engine's stream has come to where it
+//! began: on the host, where that holds up nobody else, unless the engine itself already waits for
+//! a layer; then on the GPU. This file knows one job's segments and events.
 
 use super::Gpu;
-use super::part::{Part, cut};
+use super::segment::{Segment, cut};
 use super::stalls::Stalls;
 use crate::cache::CacheShape;
 use crate::copies::{Batch, Direction, Job, NotCopied, OnCopied};
@@ -14,9 +14,9 @@ use std::time::Duration;
 
 /// A job, as the connector has it.
 #[derive(Debug)]
-pub struct CudaJob(Arc<Inner>);
+pub struct GpuJob(Arc<Inner>);
 
-/// A job, as its parts have it.
+/// A job, as its segments have it.
 #[derive(Debug)]
 pub struct Inner {
     gpu: Arc<Gpu>,
@@ -33,26 +33,26 @@ pub struct Inner {
 
 #[derive(Debug)]
 struct State {
-    /// Parts may go: the engine's stream has come that far, or they wait for it on the GPU.
+    /// Segments may go: the engine's stream has come that far, or they wait for it on the GPU.
     may_go: bool,
     is_watched: bool,
-    held: Vec<Part>,
-    /// Of each layer: parts that are not on their way yet, and the event behind the last one that is.
+    held: Vec<Segment>,
+    /// Of each layer: segments that are not on their way yet, and the event behind the last one that is.
     layers: Vec<(usize, Option<Arc<Event>>)>,
 }
 
-impl CudaJob {
+impl GpuJob {
     /// A job that began where `begun` was recorded.
-    pub fn new(gpu: &Arc<Gpu>, direction: Direction, is_awaited: bool, begun: Arc<Event>) -> CudaJob {
+    pub fn new(gpu: &Arc<Gpu>, direction: Direction, is_awaited: bool, begun: Arc<Event>) -> GpuJob {
         let layers = vec![(0, None); gpu.cache().layers().len()];
         let state = Mutex::new(State { may_go: false, is_watched: false, held: Vec::new(), layers });
         let (gpu, posted) = (Arc::clone(gpu), Condvar::new());
         let stalls = Mutex::default();
-        CudaJob(Arc::new(Inner { gpu, direction, is_awaited, begun, state, posted, stalls }))
+        GpuJob(Arc::new(Inner { gpu, direction, is_awaited, begun, state, posted, stalls }))
     }
 }
 
-impl Job for CudaJob {
+impl Job for GpuJob {
     fn copy(&self, layer: u32, batch: Batch, on_copied: OnCopied) {
         let inner = &self.0;
         let pinned = match inner.gpu.arenas().of(&batch.arena) {
@@ -61,17 +61,17 @@ impl Job for CudaJob {
         };
         let ranges: Vec<(u64, u64)> =
             batch.pieces.iter().map(|piece| (piece.arena_offset, piece.bytes)).collect();
-        let part_bytes = inner.gpu.part_bytes(inner.direction);
-        let parts = cut(inner, layer, batch, &pinned, part_bytes, on_copied);
+        let segment_bytes = inner.gpu.segment_bytes(inner.direction);
+        let segments = cut(inner, layer, batch, &pinned, segment_bytes, on_copied);
         if let Some((unposted, _)) = inner.state.lock().layers.get_mut(layer as usize) {
-            *unposted += parts.len();
+            *unposted += segments.len();
         }
         let own = Arc::clone(inner);
         let on_pinned = move |pinned: Result<(), String>| match pinned {
-            Ok(()) => own.add(parts),
-            Err(why) => parts.into_iter().for_each(|part| {
-                own.note(part.layer, None);
-                part.end(Err(NotCopied(format!("the arena is not pinned: {why}"))));
+            Ok(()) => own.add(segments),
+            Err(why) => segments.into_iter().for_each(|segment| {
+                own.note(segment.layer, None);
+                segment.end(Err(NotCopied(format!("the arena is not pinned: {why}"))));
             }),
         };
         pinned.when_pinned(ranges.into_iter(), Box::new(on_pinned));
@@ -116,13 +116,13 @@ impl Inner {
         self.gpu.cache()
     }
 
-    /// What its parts have to wait for on the GPU, if they still do.
+    /// What its segments have to wait for on the GPU, if they still do.
     pub fn after(&self) -> Option<&Event> {
         let _relaxed = self.gpu.relaxed();
         Some(&*self.begun).filter(|begun| !begun.is_passed().unwrap_or(false))
     }
 
-    /// Waits until all parts of a layer are on their way or never will be. Gives the event behind the last one.
+    /// Waits until all segments of a layer are on their way or never will be. Gives the event behind the last one.
     fn when_posted(&self, layer: u32) -> Result<Option<Arc<Event>>, NotCopied> {
         let mut state = self.state.lock();
         loop {
@@ -134,7 +134,7 @@ impl Inner {
         }
     }
 
-    /// A part of a layer is on its way, up to an event; or never will be.
+    /// A segment of a layer is on its way, up to an event; or never will be.
     pub fn note(&self, layer: u32, event: Option<Arc<Event>>) {
         let mut state = self.state.lock();
         if let Some((unposted, last)) = state.layers.get_mut(layer as usize) {
@@ -147,13 +147,13 @@ impl Inner {
         self.posted.notify_all();
     }
 
-    /// Adds parts whose memory is pinned.
-    fn add(self: &Arc<Self>, parts: Vec<Part>) {
+    /// Adds segments whose memory is pinned.
+    fn add(self: &Arc<Self>, segments: Vec<Segment>) {
         let mut state = self.state.lock();
         if !state.may_go && self.after().is_none() {
             state.may_go = true;
         }
-        state.held.extend(parts);
+        state.held.extend(segments);
         if state.may_go {
             let held = std::mem::take(&mut state.held);
             drop(state);
@@ -174,9 +174,9 @@ impl Inner {
         drop(state);
         match begun {
             Ok(()) => self.gpu.add(self.direction, held),
-            Err(why) => held.into_iter().for_each(|part| {
-                self.note(part.layer, None);
-                part.end(Err(why.clone()));
+            Err(why) => held.into_iter().for_each(|segment| {
+                self.note(segment.layer, None);
+                segment.end(Err(why.clone()));
             }),
         }
     }

@@ -1,14 +1,14 @@
-//! Copies between an arena and a cache on a GPU: the contract of [`copies`](crate::copies), kept by copy streams and events. Nobody on
-//! the host waits for a copy: an engine's stream does, and who wants to know an end is told by a thread that sleeps until then.
-//! Driver: this folder vouches for addresses of the cache and the arena; it must never know why something is copied.
+//! Copies between an arena and a cache on a GPU: the contract of [`copies`](crate::copies), kept by copy streams and
+//! events. Nobody on the host waits for a copy: an engine's stream does, and who wants to know an end is told by a thread
+//! that sleeps until then. This folder vouches for addresses of the cache and the arena.
 //!
-//! - [`queue`] says how much is on its way, [`part`] what is carried at a time.
+//! - [`queue`] says how much is on its way, [`segment`] what is copied at a time.
 //! - [`job`] knows what a load or store waits for, [`stalls`] how long an engine's stream did, [`arenas`] what is pinned.
 
 mod arenas;
 mod job;
-mod part;
 mod queue;
+mod segment;
 mod stalls;
 
 use crate::cache::CacheShape;
@@ -20,31 +20,31 @@ use forebay_cuda::driver::{CudaError, Driver, Relaxed, abi::StreamHandle};
 use forebay_cuda::ends::Ends;
 use forebay_cuda::stream_copy::{Batch, CopyStream, Sent, StreamCopies};
 use forebay_transfer::RegionId;
-use job::CudaJob;
+use job::GpuJob;
 use parking_lot::Mutex;
-use part::Part;
-use queue::{Queue, Room};
-use stalls::{Marks, Stalls};
+use queue::{Queue, QueueLimit};
+use segment::Segment;
+use stalls::{EventPool, Stalls};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Batches of one load that may be on their way: each is a layer, and the copy stream takes what it can carry.
 const BATCHES: usize = 8;
-/// What is carried at a time. A lane does 64 MiB in a millisecond; a thread sees its end well before what follows has ended too.
-const LOAD_PART_BYTES: u64 = 64 << 20;
+/// What is copied at a time. A PCIe link does 64 MiB in a millisecond; a thread sees its end well before what follows has ended too.
+const LOAD_SEGMENT_BYTES: u64 = 64 << 20;
 /// Shorter, since a load that comes has to wait for the one that is on its way.
-const STORE_PART_BYTES: u64 = 16 << 20;
+const STORE_SEGMENT_BYTES: u64 = 16 << 20;
 /// What loads may have on their way: no more operations than the driver's queues hold.
-const LOAD_ROOM: Room = Room { parts: 32, bytes: 256 << 20 };
+const LOAD_LIMIT: QueueLimit = QueueLimit { segments: 32, bytes: 256 << 20 };
 /// The same for stores, while there are no loads and while there are.
-const STORE_ROOM: Room = Room { parts: 16, bytes: 128 << 20 };
-const YIELDING_ROOM: Room = Room { parts: 1, bytes: 0 };
+const STORE_LIMIT: QueueLimit = QueueLimit { segments: 16, bytes: 128 << 20 };
+const YIELDING_LIMIT: QueueLimit = QueueLimit { segments: 1, bytes: 0 };
 
 /// Copies on a GPU.
 #[derive(Debug)]
 pub struct CudaCopies(Arc<Gpu>);
 
-/// A GPU, what is on its lanes, and the arenas that it reaches.
+/// A GPU, what is on its way in each direction, and the arenas that it reaches.
 #[derive(Debug)]
 pub struct Gpu {
     cache: CacheShape,
@@ -53,19 +53,19 @@ pub struct Gpu {
     device: Arc<Device>,
     // Dropped in this order: threads that wait, what they wait for, and the driver's things that all of it uses.
     begins: Ends,
-    loads: Lane,
-    stores: Lane,
+    loads: Sender,
+    stores: Sender,
     arenas: Arenas,
-    marks: Marks,
+    events: EventPool,
     stream_copies: StreamCopies,
 }
 
-/// One direction.
+/// One direction: what waits, and the copy stream that it goes by.
 #[derive(Debug)]
-struct Lane {
+struct Sender {
     ends: Ends,
     copy_stream: CopyStream,
-    queue: Mutex<Queue<Part>>,
+    queue: Mutex<Queue<Segment>>,
 }
 
 /// The driver will not do it.
@@ -85,15 +85,15 @@ impl CudaCopies {
         let devices: Vec<u16> =
             visible.filter(|other| *other == device || !siblings.contains(other)).collect();
         let stream_copies = forebay_cuda::start_stream_copies(driver, Some(&devices)).map_err(failed)?;
-        let lane = |direction, name| {
+        let sender = |direction, name| {
             let no_device = || failed(format!("device: {device} is not visible"));
             let copy_stream =
                 stream_copies.copy_stream(device, direction).ok_or_else(no_device)?.map_err(failed)?;
             let ends = Ends::spawn(driver, name).map_err(failed)?;
-            Ok(Lane { ends, copy_stream, queue: Mutex::default() })
+            Ok(Sender { ends, copy_stream, queue: Mutex::default() })
         };
-        let loads = lane(forebay_cuda::links::Direction::HostToDevice, "forebay-loads")?;
-        let stores = lane(forebay_cuda::links::Direction::DeviceToHost, "forebay-stores")?;
+        let loads = sender(forebay_cuda::links::Direction::HostToDevice, "forebay-loads")?;
+        let stores = sender(forebay_cuda::links::Direction::DeviceToHost, "forebay-stores")?;
         let mut is_open = true;
         for (number, layer) in cache.layers().iter().enumerate() {
             let open = stream_copies.is_open(layer.address);
@@ -101,7 +101,7 @@ impl CudaCopies {
         }
         let device = Arc::clone(loads.copy_stream.device());
         let begins = Ends::spawn(driver, "forebay-begins").map_err(failed)?;
-        let (arenas, marks) = (Arenas::new(&device), Marks::default());
+        let (arenas, events) = (Arenas::new(&device), EventPool::default());
         let cache = cache.clone();
         Ok(CudaCopies(Arc::new(Gpu {
             cache,
@@ -111,7 +111,7 @@ impl CudaCopies {
             loads,
             stores,
             arenas,
-            marks,
+            events,
             stream_copies,
         })))
     }
@@ -126,14 +126,14 @@ impl Copies for CudaCopies {
         let begun = Event::to_sleep_for(&gpu.device).map_err(failed)?;
         // SAFETY: the engine gives a stream that lives, and the device's context is current.
         unsafe { begun.record_behind(stream) }.map_err(failed)?;
-        Ok(Arc::new(CudaJob::new(gpu, direction, is_awaited, Arc::new(begun))))
+        Ok(Arc::new(GpuJob::new(gpu, direction, is_awaited, Arc::new(begun))))
     }
 
     fn region(&self, _layer: u32) -> Option<RegionId> {
         None
     }
 
-    fn window(&self) -> usize {
+    fn batches_max(&self) -> usize {
         BATCHES
     }
 
@@ -153,7 +153,6 @@ impl Gpu {
         &self.cache
     }
 
-    /// The arenas.
     pub fn arenas(&self) -> &Arenas {
         &self.arenas
     }
@@ -164,10 +163,10 @@ impl Gpu {
     }
 
     /// The most that is carried at a time.
-    pub fn part_bytes(&self, direction: Direction) -> u64 {
+    pub fn segment_bytes(&self, direction: Direction) -> u64 {
         match direction {
-            Direction::Load => LOAD_PART_BYTES,
-            Direction::Store => STORE_PART_BYTES,
+            Direction::Load => LOAD_SEGMENT_BYTES,
+            Direction::Store => STORE_SEGMENT_BYTES,
         }
     }
 
@@ -177,7 +176,7 @@ impl Gpu {
         let _current = self.device.enter().map_err(failed)?;
         let stream = self.engine_stream(stream)?;
         // SAFETY: as in `begin`.
-        unsafe { stalls.open(&self.marks, &self.device, layer, stream) }.map_err(failed)
+        unsafe { stalls.open(&self.events, &self.device, layer, stream) }.map_err(failed)
     }
 
     /// It may pass behind the last copy of that layer. The stream is that of [`open_stall`](Gpu::open_stall), which looked at it.
@@ -197,7 +196,7 @@ impl Gpu {
     /// Of layers that an engine's stream has waited for, each and how long.
     pub fn take_stalls(&self, stalls: &mut Stalls) -> Vec<(u32, Duration)> {
         let _relaxed = self.relaxed();
-        stalls.take(&self.marks)
+        stalls.take(&self.events)
     }
 
     /// Calls back when an event in an engine's stream has passed.
@@ -205,21 +204,21 @@ impl Gpu {
         self.begins.when_passed(begun, Box::new(move |passed| then(passed.map_err(failed))));
     }
 
-    /// Puts parts behind those that wait, and on their way as far as there is room.
-    pub fn add(self: &Arc<Self>, direction: Direction, parts: Vec<Part>) {
-        if parts.is_empty() {
+    /// Puts segments behind those that wait, and on their way as far as there is room.
+    pub fn add(self: &Arc<Self>, direction: Direction, segments: Vec<Segment>) {
+        if segments.is_empty() {
             return;
         }
-        let mut queue = self.lane(direction).queue.lock();
-        for part in parts {
-            let bytes = part.bytes;
-            queue.push(part, bytes);
+        let mut queue = self.sender(direction).queue.lock();
+        for segment in segments {
+            let bytes = segment.bytes;
+            queue.push(segment, bytes);
         }
         drop(queue);
         self.pump(direction);
     }
 
-    fn lane(&self, direction: Direction) -> &Lane {
+    fn sender(&self, direction: Direction) -> &Sender {
         match direction {
             Direction::Load => &self.loads,
             Direction::Store => &self.stores,
@@ -227,103 +226,103 @@ impl Gpu {
     }
 
     /// Stores yield to loads: the host's memory and the GPU's kernels are theirs first.
-    fn room(&self, direction: Direction) -> Room {
+    fn limit(&self, direction: Direction) -> QueueLimit {
         match direction {
-            Direction::Load => LOAD_ROOM,
-            Direction::Store if self.loads.queue.lock().is_idle() => STORE_ROOM,
-            Direction::Store => YIELDING_ROOM,
+            Direction::Load => LOAD_LIMIT,
+            Direction::Store if self.loads.queue.lock().is_idle() => STORE_LIMIT,
+            Direction::Store => YIELDING_LIMIT,
         }
     }
 
     /// Puts on their way what there is room for.
     fn pump(self: &Arc<Self>, direction: Direction) {
-        let lane = self.lane(direction);
+        let sender = self.sender(direction);
         loop {
-            let room = self.room(direction);
-            let Some((part, bytes)) = lane.queue.lock().next(room) else { return };
-            if !self.post(lane, part, bytes) {
+            let limit = self.limit(direction);
+            let Some((segment, bytes)) = sender.queue.lock().next(limit) else { return };
+            if !self.post(sender, segment, bytes) {
                 return;
             }
         }
     }
 
-    /// Puts a part on its way. Says whether to go on with the next one.
-    fn post(self: &Arc<Self>, lane: &Lane, part: Part, bytes: u64) -> bool {
+    /// Puts a segment on its way. Says whether to go on with the next one.
+    fn post(self: &Arc<Self>, sender: &Sender, segment: Segment, bytes: u64) -> bool {
         let losses = self.stream_copies.losses();
-        let (sent, event) = match self.send(lane, &part) {
+        let (sent, event) = match self.send(sender, &segment) {
             Ok(sent) => sent,
             Err(error) => {
                 // What did get in is over, or its context is lost.
-                self.stream_copies.settle(&lane.copy_stream);
-                self.drop_part(lane, part, bytes, failed(error));
+                self.stream_copies.settle(&sender.copy_stream);
+                self.drop_segment(sender, segment, bytes, failed(error));
                 return true;
             }
         };
         let Sent::Queued(queued) = sent else {
-            // By itself: `drop_part` takes the lock as well.
-            let later = lane.queue.lock().later(part, bytes);
+            // By itself: `drop_segment` takes the lock as well.
+            let later = sender.queue.lock().later(segment, bytes);
             return match later {
                 Ok(again) => again,
-                Err(part) => {
+                Err(segment) => {
                     let why = failed("others have all places of lists");
-                    self.drop_part(lane, part, bytes, why);
+                    self.drop_segment(sender, segment, bytes, why);
                     true
                 }
             };
         };
-        part.job.note(part.layer, Some(Arc::clone(&event)));
+        segment.job.note(segment.layer, Some(Arc::clone(&event)));
         let gpu = Arc::clone(self);
         let on_passed = move |passed: Result<(), CudaError>| {
             // What a relay carried that was lost meanwhile may not have arrived, whatever the driver says.
             let whole =
-                || gpu.stream_copies.is_whole_since(losses, &gpu.lane(part.job.direction()).copy_stream);
+                || gpu.stream_copies.is_whole_since(losses, &gpu.sender(segment.job.direction()).copy_stream);
             let ended = queued.and(passed).and_then(|()| whole());
-            gpu.ended(part, bytes, ended);
+            gpu.ended(segment, bytes, ended);
         };
-        lane.ends.when_passed(event, Box::new(on_passed));
-        // Last: from here on another thread may post. Events are noted and waited for in the order of the lane, or a layer's
-        // last event would be that of an earlier part.
-        lane.queue.lock().posted();
+        sender.ends.when_passed(event, Box::new(on_passed));
+        // Last: from here on another thread may post. Events are noted and waited for in the order of the queue, or a layer's
+        // last event would be that of an earlier segment.
+        sender.queue.lock().posted();
         true
     }
 
-    fn send(&self, lane: &Lane, part: &Part) -> Result<(Sent, Arc<Event>), CudaError> {
+    fn send(&self, sender: &Sender, segment: &Segment) -> Result<(Sent, Arc<Event>), CudaError> {
         let _relaxed = self.relaxed();
-        let Part { job, pieces, .. } = part;
+        let Segment { job, pieces, .. } = segment;
         // Of a load it says when an engine's stream, which waited for that, could go on.
         let event = Arc::new(match job.direction() {
             Direction::Load => Event::with_time(&self.device)?,
             Direction::Store => Event::to_sleep_for(&self.device)?,
         });
-        let (after, awaited_bytes) = (job.after(), job.is_awaited().then(|| part.batch_bytes()));
+        let (after, awaited_bytes) = (job.after(), job.is_awaited().then(|| segment.batch_bytes()));
         let batch = Batch { pieces, after, is_open: self.is_open, awaited_bytes };
-        // SAFETY: pages are valid and the connector's by the contract of `new`; the part keeps the arena mapped and pinned.
-        let sent = unsafe { self.stream_copies.send(&lane.copy_stream, &batch, &event)? };
+        // SAFETY: pages are valid and the connector's by the contract of `new`; the segment keeps the arena mapped and pinned.
+        let sent = unsafe { self.stream_copies.send(&sender.copy_stream, &batch, &event)? };
         Ok((sent, event))
     }
 
-    /// A part that was taken ends without having been on its way.
-    fn drop_part(&self, lane: &Lane, part: Part, bytes: u64, why: NotCopied) {
-        let mut queue = lane.queue.lock();
+    /// A segment that was taken ends without having been on its way.
+    fn drop_segment(&self, sender: &Sender, segment: Segment, bytes: u64, why: NotCopied) {
+        let mut queue = sender.queue.lock();
         queue.posted();
         queue.ended(bytes);
         drop(queue);
-        part.job.note(part.layer, None);
-        part.end(Err(why));
+        segment.job.note(segment.layer, None);
+        segment.end(Err(why));
     }
 
-    /// A part has ended, and others have room.
-    fn ended(self: &Arc<Self>, part: Part, bytes: u64, outcome: Result<(), CudaError>) {
-        let direction = part.job.direction();
-        let lane = self.lane(direction);
+    /// A segment has ended, and others have room.
+    fn ended(self: &Arc<Self>, segment: Segment, bytes: u64, outcome: Result<(), CudaError>) {
+        let direction = segment.job.direction();
+        let sender = self.sender(direction);
         if outcome.is_err() {
             // Other streams may still be at work on it.
-            self.stream_copies.settle(&lane.copy_stream);
+            self.stream_copies.settle(&sender.copy_stream);
         }
-        part.end(outcome.map_err(failed));
-        lane.queue.lock().ended(bytes);
+        segment.end(outcome.map_err(failed));
+        sender.queue.lock().ended(bytes);
         self.pump(direction);
-        if direction == Direction::Load && lane.queue.lock().is_idle() {
+        if direction == Direction::Load && sender.queue.lock().is_idle() {
             self.pump(Direction::Store);
         }
     }
@@ -337,8 +336,6 @@ impl Gpu {
         Ok(stream)
     }
 }
-
-impl Lane {}
 
 impl Drop for Gpu {
     fn drop(&mut self) {

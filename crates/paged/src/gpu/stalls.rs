@@ -1,6 +1,7 @@
-//! Stalls: how long an engine's stream waited for layers of a load. One event with a time stands where the stream comes to need a layer,
-//! another one behind the last copy of that layer: from the one to the other it waits, also where the host could not queue the copy
-//! sooner. This file knows such pairs; it must never know why a layer is late.
+//! Stalls: how long an engine's stream waited for layers of a load. One event with a time stands
+//! where the stream comes to need a layer, another one behind the last copy of that layer: from the
+//! one to the other it waits, also where the host could not queue the copy sooner. This file knows
+//! such pairs.
 //!
 //! An engine's thread makes two calls of the driver for a layer that is late, which may have to wait for threads that queue copies, and
 //! asks whether the copies are over.
@@ -16,7 +17,7 @@ const LEAST: Duration = Duration::from_micros(20);
 
 /// Events that nobody uses now.
 #[derive(Debug, Default)]
-pub struct Marks(Mutex<Vec<Event>>);
+pub struct EventPool(Mutex<Vec<Event>>);
 
 /// Waits of a stream for layers.
 #[derive(Debug, Default)]
@@ -29,7 +30,7 @@ struct Stall {
     until: Option<Arc<Event>>,
 }
 
-impl Marks {
+impl EventPool {
     fn take(&self, device: &Arc<Device>) -> Result<Event, CudaError> {
         let spare = self.0.lock().pop();
         spare.map_or_else(|| Event::with_time(device), Ok)
@@ -48,12 +49,12 @@ impl Stalls {
     /// As for [`Event::record_behind`].
     pub unsafe fn open(
         &mut self,
-        marks: &Marks,
+        events: &EventPool,
         device: &Arc<Device>,
         layer: u32,
         stream: StreamHandle,
     ) -> Result<(), CudaError> {
-        let from = marks.take(device)?;
+        let from = events.take(device)?;
         // SAFETY: by this function's contract.
         unsafe { from.record_behind(stream) }?;
         self.0.push(Stall { layer, from, until: None });
@@ -95,11 +96,11 @@ impl Stalls {
 
     /// Of each layer that was waited for, how long, once all that was waited for is over: a wait to which the stream has not come by
     /// then is none. After an error of the driver nobody knows.
-    pub fn take(&mut self, marks: &Marks) -> Vec<(u32, Duration)> {
+    pub fn take(&mut self, events: &EventPool) -> Vec<(u32, Duration)> {
         let stalls = std::mem::take(&mut self.0).into_iter();
         let took = stalls.filter_map(|stall| {
             let time = stall.time();
-            marks.give_back(stall.from);
+            events.give_back(stall.from);
             Some((stall.layer, time?))
         });
         took.collect()

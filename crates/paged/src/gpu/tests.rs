@@ -4,9 +4,9 @@
 #[expect(dead_code, reason = "the tests outside use the rest")]
 mod rig;
 
-use crate::Wish;
-use crate::fake::{Fake, alone, symbol};
+use crate::LoadRequest;
 use crate::pages::Source;
+use fake_cuda_install::{Fake, alone, symbol};
 use forebay_node::{Node, NodeConfig, SsdConfig, WriteBackPolicy};
 use rig::*;
 use std::ffi::{c_int, c_void};
@@ -33,7 +33,7 @@ fn a_wait_for_chunks_that_never_came_is_told_though_others_came_at_once() {
         let writer = site.engine(fake);
         writer.store(1, &blocks(3), 1, 7);
         drop(writer);
-        node.drain(PATIENCE).unwrap();
+        node.drain(TIMEOUT).unwrap();
         let _node = Node::start(&config).unwrap();
         let engine = site.engine(fake);
         // The first chunk is in memory from here on.
@@ -43,10 +43,10 @@ fn a_wait_for_chunks_that_never_came_is_told_though_others_came_at_once() {
         let (put, take) = channel();
         for _ in 0..crate::paged::CHUNKS_AT_A_TIME {
             let put = put.clone();
-            engine.paged.shared.brings.enter(move |place| drop(put.send(place)));
+            engine.paged.shared.fetches.acquire(move |place| drop(put.send(place)));
         }
         let limit = Duration::from_millis(400);
-        let wish = Wish {
+        let request = LoadRequest {
             job: 2,
             sources: vec![(ids(1), Source::same(engine.paged.cache()))],
             tables: engine.tables(&blocks(9)),
@@ -54,19 +54,16 @@ fn a_wait_for_chunks_that_never_came_is_told_though_others_came_at_once() {
             layerwise: true,
             limit_us: limit.as_micros() as u64,
         };
-        engine.paged.load(wish, engine.handle()).unwrap();
+        engine.paged.load(request, engine.handle()).unwrap();
         let begun = Instant::now();
         engine.paged.wait_layer(0, engine.handle()).unwrap();
         let waited = begun.elapsed();
         (1..LAYERS).for_each(|layer| engine.paged.wait_layer(layer as u32, engine.handle()).unwrap());
         assert_eq!(engine.end_of(2).tokens, CHUNK_TOKENS as u64);
-        let [bubble] = engine.paged.take_bubbles()[..] else { panic!("one load was waited for") };
+        let [stall] = engine.paged.take_stalls()[..] else { panic!("one load was waited for") };
         drop(take);
         assert!(waited > limit / 2, "{waited:?}");
-        assert!(
-            bubble.time > waited / 2,
-            "the engine stood still for {waited:?}, which is told as {bubble:?}"
-        );
+        assert!(stall.time > waited / 2, "the engine stood still for {waited:?}, which is told as {stall:?}");
     });
 }
 
@@ -123,8 +120,8 @@ fn a_wait_behind_one_that_was_refused_begins_where_the_stream_comes_to_it() {
             (0..LAYERS).for_each(|layer| engine.paged.wait_layer(layer as u32, engine.handle()).unwrap());
             fake.control("release h2d.0; release compute.0");
             engine.end_of(2);
-            let [bubble] = engine.paged.take_bubbles()[..] else { panic!("one load was waited for") };
-            assert!(bubble.time < Duration::from_millis(400), "{bubble:?}");
+            let [stall] = engine.paged.take_stalls()[..] else { panic!("one load was waited for") };
+            assert!(stall.time < Duration::from_millis(400), "{stall:?}");
         },
     );
 }
@@ -148,7 +145,7 @@ fn stores_yield_to_loads_and_go_on_when_these_have_ended() {
         let chunks = TOKENS.div_ceil(CHUNK_TOKENS) as u64;
         eventually("a store has room where nothing is loaded", || queued(fake) - before == chunks);
         fake.control("release d2h.0; release compute.0");
-        assert!(engine.paged.wait_stored(&[2], Some(PATIENCE)), "every store ends");
+        assert!(engine.paged.wait_stored(&[2], Some(TIMEOUT)), "every store ends");
         // A load stands still: one part of a store at a time.
         fake.control("freeze h2d.0; freeze d2h.0; freeze compute.0");
         let before = queued(fake);
@@ -163,7 +160,7 @@ fn stores_yield_to_loads_and_go_on_when_these_have_ended() {
         fake.control("release h2d.0; release compute.0");
         assert_eq!(engine.end_of(3).tokens, TOKENS as u64);
         fake.control("release d2h.0");
-        assert!(engine.paged.wait_stored(&[4], Some(PATIENCE)), "every store ends");
+        assert!(engine.paged.wait_stored(&[4], Some(TIMEOUT)), "every store ends");
         assert_eq!(queued(fake) - before, chunks);
         assert_eq!(beside_the_load, 1, "a store takes what the load needs");
     });

@@ -7,7 +7,7 @@ mod rig;
 use super::*;
 use crate::window::Place;
 use forebay_node::Node;
-use rig::{CHUNK_TOKENS, Engine, PATIENCE, Site};
+use rig::{CHUNK_TOKENS, Engine, Site, TIMEOUT};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ fn engine_of_a_disk(site: &Site) -> (Node, Engine) {
     let writer = site.engine(2, 0, 16);
     (1..=3).for_each(|salt| writer.store(salt.into(), &writer.blocks(TOKENS, 3), TOKENS, salt));
     drop(writer);
-    node.drain(PATIENCE).unwrap();
+    node.drain(TIMEOUT).unwrap();
     let node = Node::start(&config).unwrap();
     (node, Engine::new(2, 0, 16, PagedOptions { chunks_at_a_time: 1, ..site.options() }))
 }
@@ -34,7 +34,7 @@ impl Front {
         let front = Front(Arc::default());
         for _ in 0..chunks {
             let taken = front.clone();
-            engine.paged.shared.brings.enter(move |place| taken.0.lock().push_back(place));
+            engine.paged.shared.fetches.acquire(move |place| taken.0.lock().push_back(place));
         }
         front
     }
@@ -49,8 +49,8 @@ impl Front {
 fn begin(engine: &Engine, job: u64, layerwise: bool, limit: Duration) -> Vec<i64> {
     let blocks = engine.blocks(TOKENS, 20 * job as usize);
     let limit_us = limit.as_micros() as u64;
-    let wish = Wish { limit_us, ..engine.wish(job, &blocks, TOKENS, job as u8, layerwise) };
-    engine.paged.load(wish, 0).unwrap();
+    let request = LoadRequest { limit_us, ..engine.request(job, &blocks, TOKENS, job as u8, layerwise) };
+    engine.paged.load(request, 0).unwrap();
     blocks
 }
 
@@ -86,7 +86,7 @@ fn behind_others_of_which_nothing_comes_every_load_ends_in_its_time() {
     std::thread::sleep(limit / 2);
     front.leave();
     let last_left = Instant::now();
-    assert!(engine.paged.wait_loaded(&jobs, Some(PATIENCE)), "whatever has the places keeps them");
+    assert!(engine.paged.wait_loaded(&jobs, Some(TIMEOUT)), "whatever has the places keeps them");
     let (ended, least) = (Instant::now(), limit + limit / 2);
     assert!(ended - begun >= least, "what has left put it off");
     assert!(ended - last_left < 20 * limit, "all of them at a time, and not one after the other");
@@ -97,6 +97,6 @@ fn behind_others_of_which_nothing_comes_every_load_ends_in_its_time() {
     }
     assert!(engine.is_clean_beside(&[]));
     front.leave();
-    begin(&engine, 1, false, PATIENCE);
+    begin(&engine, 1, false, TIMEOUT);
     assert_eq!(engine.end_of(1).tokens, TOKENS as u64, "those after them are not worse off");
 }

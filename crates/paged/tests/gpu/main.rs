@@ -2,11 +2,9 @@
 //! and what goes wrong ends jobs and nothing else. The driver finds operations that touch the same bytes in no order.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../cuda/tests/fake/mod.rs"]
-mod fake;
 mod rig;
 
-use fake::{Fake, alone};
+use fake_cuda_install::{Fake, alone};
 use forebay_node::Node;
 use forebay_paged::JobStored;
 use rig::*;
@@ -114,9 +112,9 @@ fn how_long_the_engines_stream_waited_for_a_load_is_told() {
         std::thread::sleep(Duration::from_millis(300));
         fake.control("release h2d.0; release compute.0");
         engine.end_of(2);
-        let [bubble] = engine.paged.take_bubbles()[..] else { panic!("one load was waited for") };
-        assert!((250..5_000).contains(&bubble.time.as_millis()), "{bubble:?}");
-        assert!((1..=LAYERS as u64).contains(&bubble.layers_late), "{bubble:?}");
+        let [stall] = engine.paged.take_stalls()[..] else { panic!("one load was waited for") };
+        assert!((250..5_000).contains(&stall.time.as_millis()), "{stall:?}");
+        assert!((1..=LAYERS as u64).contains(&stall.layers_late), "{stall:?}");
         // What is there long before it is waited for costs nothing.
         engine.begin_load(3, &to, 1, true);
         for layer in 0..LAYERS {
@@ -124,7 +122,7 @@ fn how_long_the_engines_stream_waited_for_a_load_is_told() {
             engine.paged.wait_layer(layer as u32, engine.handle()).unwrap();
         }
         engine.end_of(3);
-        let late = engine.paged.take_bubbles()[0];
+        let late = engine.paged.take_stalls()[0];
         assert!(late.time.as_millis() < 250, "{late:?}");
     });
 }
@@ -179,14 +177,11 @@ fn how_long_copies_could_not_even_be_queued_is_told_as_a_wait_of_the_stream() {
             assert!(begun.elapsed() >= Duration::from_millis(200), "the host has waited, not the stream");
         });
         (1..LAYERS).for_each(|layer| engine.paged.wait_layer(layer as u32, engine.handle()).unwrap());
-        others.chain([last]).for_each(|job| assert!(engine.paged.wait_loaded(&[job], Some(PATIENCE))));
-        let [bubble] = engine.paged.take_bubbles()[..] else { panic!("one load was waited for") };
-        assert!((200..5_000).contains(&bubble.time.as_millis()), "{bubble:?}");
+        others.chain([last]).for_each(|job| assert!(engine.paged.wait_loaded(&[job], Some(TIMEOUT))));
+        let [stall] = engine.paged.take_stalls()[..] else { panic!("one load was waited for") };
+        assert!((200..5_000).contains(&stall.time.as_millis()), "{stall:?}");
         let stats = engine.paged.stats();
-        assert_eq!(
-            (stats.layers_late, stats.bubble_us),
-            (bubble.layers_late, bubble.time.as_micros() as u64)
-        );
+        assert_eq!((stats.layers_late, stats.bubble_us), (stall.layers_late, stall.time.as_micros() as u64));
     });
 }
 
@@ -207,7 +202,7 @@ fn a_store_comes_behind_what_was_queued_before_it() {
         engine.begin_store(1, &from, 1);
         assert!(!engine.paged.wait_stored(&[1], Some(Duration::from_millis(50))));
         fake.control("release p2p.0");
-        assert!(engine.paged.wait_stored(&[1], Some(PATIENCE)));
+        assert!(engine.paged.wait_stored(&[1], Some(TIMEOUT)));
         engine.begin_load(2, &to, 1, false);
         assert_eq!(engine.end_of(2).tokens, TOKENS as u64);
         assert!(engine.has(&to, &from, 2, TOKENS));
@@ -283,7 +278,7 @@ fn a_node_that_dies_costs_tokens_and_never_truth_and_the_next_one_is_used() {
             (0..4).for_each(|job| engine.begin_load(job, &to(job), 1, layerwise));
             drop(node);
             fake.control("release h2d.0; release compute.0");
-            assert!(engine.paged.wait_loaded(&[0, 1, 2, 3], Some(PATIENCE)), "every load ends");
+            assert!(engine.paged.wait_loaded(&[0, 1, 2, 3], Some(TIMEOUT)), "every load ends");
             for end in engine.paged.take_ended().0 {
                 assert!(engine.has(&to(end.job), &from, 5, end.tokens as usize));
             }
@@ -402,7 +397,7 @@ fn a_refused_call_costs_chunks_of_a_store_and_never_their_truth() {
             fill(0);
             refusal.begin();
             if engine.try_store(1, &from, salt) {
-                assert!(engine.paged.wait_stored(&[1], Some(PATIENCE)), "{}", refusal.command);
+                assert!(engine.paged.wait_stored(&[1], Some(TIMEOUT)), "{}", refusal.command);
                 engine.paged.take_ended();
             }
             let was_refused = refusal.end();
@@ -452,8 +447,8 @@ fn a_lost_gpu_ends_all_jobs_with_the_reason() {
         (0..3).for_each(|job| engine.begin_load(job, &to(job), 1, false));
         engine.begin_store(9, &from, 2);
         fake.control("poison 0 719; release h2d.0; release d2h.0");
-        assert!(engine.paged.wait_loaded(&[0, 1, 2], Some(PATIENCE)));
-        assert!(engine.paged.wait_stored(&[9], Some(PATIENCE)));
+        assert!(engine.paged.wait_loaded(&[0, 1, 2], Some(TIMEOUT)));
+        assert!(engine.paged.wait_stored(&[9], Some(TIMEOUT)));
         let (loads, stores) = engine.paged.take_ended();
         assert!(loads.iter().any(|end| end.why.as_ref().is_some_and(|why| why.contains("719"))), "{loads:?}");
         assert_eq!((loads.len(), stores.iter().map(|end| end.job).collect()), (3, vec![1, 9]));
@@ -532,7 +527,7 @@ fn an_arena_of_which_a_part_could_not_be_pinned_once_is_loaded_from_again() {
         let came = loop {
             reader.begin_load(job, &to, 1, false);
             let end = reader.end_of(job);
-            if end.tokens == TOKENS as u64 || since.elapsed() > PATIENCE {
+            if end.tokens == TOKENS as u64 || since.elapsed() > TIMEOUT {
                 break end;
             }
             job += 1;

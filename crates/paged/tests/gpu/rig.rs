@@ -1,13 +1,13 @@
 //! A node in this process, and caches on fake GPUs, each with a stream of its engine's.
 
-use crate::fake::Fake;
+use fake_cuda_install::Fake;
 use forebay_client::ClientOptions;
 use forebay_cuda::device::{Device, DeviceMemory, HostMemory, Stream};
 use forebay_kv::{ChunkId, NamespaceKey, chunk_ids};
 use forebay_node::{Node, NodeConfig};
 use forebay_paged::cache::{CacheShape, Group, Layer};
 use forebay_paged::pages::{PageTables, Source};
-use forebay_paged::{LoadEnd, NewChunk, PagedCache, PagedOptions, Wish};
+use forebay_paged::{LoadEnd, LoadRequest, NewChunk, PagedCache, PagedOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub const PAGE_TOKENS: usize = 16;
 pub const CHUNK_TOKENS: usize = 64;
 /// Most of the pages: a layer is so large that relays have a part in it.
 pub const TOKENS: usize = 12 * CHUNK_TOKENS + 21;
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A folder, and a node's socket in it.
 pub struct Site(tempfile::TempDir);
@@ -145,7 +145,7 @@ impl Engine {
     pub fn store(&self, job: u64, blocks: &[i64], salt: u8, seed: u64) {
         (0..LAYERS).for_each(|layer| self.write(&self.layers[layer], layer, seed));
         self.begin_store(job, blocks, salt);
-        assert!(self.paged.wait_stored(&[job], Some(PATIENCE)), "every store ends");
+        assert!(self.paged.wait_stored(&[job], Some(TIMEOUT)), "every store ends");
     }
 
     pub fn begin_load(&self, job: u64, blocks: &[i64], salt: u8, layerwise: bool) {
@@ -156,8 +156,8 @@ impl Engine {
     pub fn try_load(&self, job: u64, blocks: &[i64], salt: u8, layerwise: bool) -> bool {
         let sources = vec![(ids(salt), Source::same(self.paged.cache()))];
         let (tables, tokens) = (self.tables(blocks), TOKENS as u64);
-        let wish = Wish { job, sources, tables, tokens, layerwise, limit_us: 60_000_000 };
-        self.paged.load(wish, self.handle()).is_ok()
+        let request = LoadRequest { job, sources, tables, tokens, layerwise, limit_us: 60_000_000 };
+        self.paged.load(request, self.handle()).is_ok()
     }
 
     /// Begins to load the first chunk alone, in the background.
@@ -165,13 +165,13 @@ impl Engine {
         let (cache, tokens) = (self.paged.cache(), CHUNK_TOKENS as u64);
         let sources = vec![(ids(salt)[..1].to_vec(), Source::same(cache))];
         let tables = PageTables::new(cache, vec![pages.to_vec()], tokens, true).unwrap();
-        let wish = Wish { job, sources, tables, tokens, layerwise: false, limit_us: 60_000_000 };
-        self.paged.load(wish, self.handle()).unwrap();
+        let request = LoadRequest { job, sources, tables, tokens, layerwise: false, limit_us: 60_000_000 };
+        self.paged.load(request, self.handle()).unwrap();
     }
 
     /// The end of the only load under way: ends of others would be lost.
     pub fn end_of(&self, job: u64) -> LoadEnd {
-        assert!(self.paged.wait_loaded(&[job], Some(PATIENCE)), "every load ends");
+        assert!(self.paged.wait_loaded(&[job], Some(TIMEOUT)), "every load ends");
         let (mut loads, _) = self.paged.take_ended();
         assert!(loads.len() == 1 && loads[0].job == job, "loads {loads:?} ended, not {job} alone");
         loads.swap_remove(0)

@@ -2,11 +2,12 @@
 //! goes wrong costs tokens, never truth.
 #![allow(clippy::unwrap_used)]
 
+mod log;
 mod rig;
 
 use forebay_paged::cost_model::Tier;
 use forebay_paged::pages::{BadPages, Source};
-use forebay_paged::{JobStored, LOADS_MAX, NotBegun, PagedOptions, Wish};
+use forebay_paged::{JobStored, LOADS_MAX, LoadRequest, NotBegun, PagedOptions};
 use forebay_store::TenantId;
 use forebay_transfer::Backing;
 use rig::*;
@@ -31,7 +32,7 @@ fn what_one_engine_stores_another_loads_with_every_byte_right_the_tail_included(
     assert_eq!(writer.paged.take_ended().1, [JobStored { job: 1, missing: vec![] }]);
     for layerwise in [true, false] {
         let blocks = reader.blocks(TOKENS, 9 + usize::from(layerwise));
-        let end = reader.load(reader.wish(7, &blocks, TOKENS, 1, layerwise));
+        let end = reader.load(reader.request(7, &blocks, TOKENS, 1, layerwise));
         assert_eq!((end.tokens, end.why), (TOKENS as u64, None));
         assert!(reader.is_true(&blocks, 0..TOKENS));
     }
@@ -49,7 +50,7 @@ fn a_layer_that_was_waited_for_is_there_and_after_the_last_one_the_load_has_ende
     let (writer, reader) = (site.engine(2, 0, 16), site.engine(2, 0, 16));
     writer.store(1, &writer.blocks(TOKENS, 3), TOKENS, 1);
     let blocks = reader.blocks(TOKENS, 5);
-    reader.paged.load(reader.wish(1, &blocks, TOKENS, 1, true), 0).unwrap();
+    reader.paged.load(reader.request(1, &blocks, TOKENS, 1, true), 0).unwrap();
     for layer in 0..LAYERS {
         reader.paged.wait_layer(layer as u32, 0).unwrap();
         assert!(reader.is_layer_true(layer, &blocks, 0..TOKENS));
@@ -67,8 +68,8 @@ fn how_long_a_step_waited_is_told_of_each_load_that_it_waits_for_and_of_no_other
     writer.store(1, &blocks, TOKENS, 1);
     let (engine, gate) = site.gated_engine(2, site.options());
     let late = Duration::from_millis(120);
-    engine.paged.load(engine.wish(1, &blocks, TOKENS, 1, true), 0).unwrap();
-    engine.paged.load(engine.wish(2, &blocks, TOKENS, 1, false), 0).unwrap();
+    engine.paged.load(engine.request(1, &blocks, TOKENS, 1, true), 0).unwrap();
+    engine.paged.load(engine.request(2, &blocks, TOKENS, 1, false), 0).unwrap();
     eventually("copies stand at the gate", || gate.held() > 1);
     std::thread::scope(|threads| {
         threads.spawn(|| {
@@ -77,21 +78,21 @@ fn how_long_a_step_waited_is_told_of_each_load_that_it_waits_for_and_of_no_other
         });
         (0..LAYERS).for_each(|layer| engine.paged.wait_layer(layer as u32, 0).unwrap());
     });
-    assert!(engine.paged.wait_loaded(&[1, 2], Some(PATIENCE)));
-    let [bubble] = engine.paged.take_bubbles().try_into().unwrap();
-    assert!(bubble.job == 1 && bubble.time >= late / 2 && bubble.time < PATIENCE, "{bubble:?}");
-    assert!((1..=LAYERS as u64).contains(&bubble.layers_late), "{bubble:?}");
+    assert!(engine.paged.wait_loaded(&[1, 2], Some(TIMEOUT)));
+    let [stall] = engine.paged.take_stalls().try_into().unwrap();
+    assert!(stall.job == 1 && stall.time >= late / 2 && stall.time < TIMEOUT, "{stall:?}");
+    assert!((1..=LAYERS as u64).contains(&stall.layers_late), "{stall:?}");
     let stats = engine.paged.stats();
-    let all = (bubble.layers_late, bubble.time.as_micros() as u64);
+    let all = (stall.layers_late, stall.time.as_micros() as u64);
     assert_eq!((stats.layers_late, stats.bubble_us), all, "the totals are the sums");
 
     // Of one that was there before anybody asked for its layers.
-    engine.paged.load(engine.wish(3, &blocks, TOKENS, 1, true), 0).unwrap();
-    assert!(engine.paged.wait_loaded(&[3], Some(PATIENCE)));
+    engine.paged.load(engine.request(3, &blocks, TOKENS, 1, true), 0).unwrap();
+    assert!(engine.paged.wait_loaded(&[3], Some(TIMEOUT)));
     (0..LAYERS).for_each(|layer| engine.paged.wait_layer(layer as u32, 0).unwrap());
-    let bubbles: Vec<_> =
-        engine.paged.take_bubbles().iter().map(|one| (one.job, one.time, one.layers_late)).collect();
-    assert_eq!(bubbles, [(3, Duration::ZERO, 0)]);
+    let stalls: Vec<_> =
+        engine.paged.take_stalls().iter().map(|one| (one.job, one.time, one.layers_late)).collect();
+    assert_eq!(stalls, [(3, Duration::ZERO, 0)]);
     assert_eq!((engine.paged.stats().layers_late, engine.paged.stats().bubble_us), all);
 }
 
@@ -102,7 +103,7 @@ fn pages_that_are_not_wanted_are_not_touched() {
     let (writer, reader) = (site.engine(2, 0, 16), site.engine(2, 0, 16));
     writer.store(1, &writer.blocks(TOKENS, 3), TOKENS, 1);
     let blocks = without(&reader.blocks(TOKENS, 0), &[0, 1, 2, 6, 9]);
-    let end = reader.load(reader.wish(1, &blocks, TOKENS, 1, true));
+    let end = reader.load(reader.request(1, &blocks, TOKENS, 1, true));
     assert_eq!(end.tokens, TOKENS as u64);
     assert!(reader.is_true(&blocks, 0..TOKENS) && reader.is_clean_beside(&blocks));
 }
@@ -118,7 +119,7 @@ fn the_chunks_of_two_ranks_become_the_pages_of_one_and_the_other_way_round() {
     let blocks = both.blocks(TOKENS, 7);
     let source = |rank: u32| Source { heads: whole(0, 2 * rank, 2), page_tokens: None };
     let sources = (0..2).map(|rank| (ids(TOKENS, 1 + rank as u8), source(rank))).collect();
-    let end = both.load(Wish { sources, ..both.wish(1, &blocks, TOKENS, 0, true) });
+    let end = both.load(LoadRequest { sources, ..both.request(1, &blocks, TOKENS, 0, true) });
     assert_eq!((end.tokens, end.why), (TOKENS as u64, None));
     assert!(both.is_true(&blocks, 0..TOKENS));
 
@@ -127,7 +128,7 @@ fn the_chunks_of_two_ranks_become_the_pages_of_one_and_the_other_way_round() {
         let blocks = reader.blocks(TOKENS, 13);
         let source = Source { heads: whole(2 * rank, 0, 2), page_tokens: None };
         let sources = vec![(ids(TOKENS, 9), source)];
-        let end = reader.load(Wish { sources, ..reader.wish(1, &blocks, TOKENS, 0, false) });
+        let end = reader.load(LoadRequest { sources, ..reader.request(1, &blocks, TOKENS, 0, false) });
         assert_eq!((end.tokens, end.why), (TOKENS as u64, None));
         assert!(reader.is_true(&blocks, 0..TOKENS));
     }
@@ -144,7 +145,7 @@ fn blocks_of_another_size_become_pages_of_this_one() {
         let blocks = without(&reader.blocks(tokens, 9), &[1]);
         let source = Source { heads: whole(0, 0, 2), page_tokens: Some(there as u32) };
         let sources = vec![(ids(tokens, 1), source)];
-        let end = reader.load(Wish { sources, ..reader.wish(1, &blocks, tokens, 0, true) });
+        let end = reader.load(LoadRequest { sources, ..reader.request(1, &blocks, tokens, 0, true) });
         assert_eq!((end.tokens, end.why), (tokens as u64, None));
         assert!(reader.is_true(&blocks, 0..tokens) && reader.is_clean_beside(&blocks));
     }
@@ -158,13 +159,13 @@ fn a_corrupt_byte_costs_its_chunk_and_those_behind_it_and_is_never_among_the_goo
     writer.store(1, &writer.blocks(TOKENS, 3), TOKENS, 1);
     corrupt(&node, &ids(TOKENS, 1)[2], 5_000);
     let blocks = reader.blocks(TOKENS, 5);
-    let end = reader.load(reader.wish(1, &blocks, TOKENS, 1, true));
+    let end = reader.load(reader.request(1, &blocks, TOKENS, 1, true));
     assert_eq!(end.tokens, 2 * u64::from(CHUNK_TOKENS));
     assert!(end.why.unwrap().contains("layer"));
     assert!(reader.is_true(&blocks, 0..2 * CHUNK_TOKENS as usize));
     assert_eq!(reader.paged.stats().chunks_corrupt, 1);
     eventually("the node has looked for itself", || node.stat().corrupt == 1);
-    let again = reader.load(reader.wish(2, &blocks, TOKENS, 1, true));
+    let again = reader.load(reader.request(2, &blocks, TOKENS, 1, true));
     assert_eq!(again.tokens, 2 * u64::from(CHUNK_TOKENS), "nobody finds it any more");
 }
 
@@ -175,7 +176,7 @@ fn chunks_of_another_shape_are_refused_and_nothing_is_written() {
     let (writer, reader) = (site.engine(2, 0, 16), site.engine(4, 0, 16));
     writer.store(1, &writer.blocks(TOKENS, 3), TOKENS, 1);
     let blocks = reader.blocks(TOKENS, 5);
-    let end = reader.load(reader.wish(1, &blocks, TOKENS, 1, true));
+    let end = reader.load(reader.request(1, &blocks, TOKENS, 1, true));
     assert_eq!(end.tokens, 0);
     assert!(end.why.unwrap().contains("heads"), "which says what does not fit");
     assert!(reader.is_clean_beside(&[]));
@@ -187,7 +188,7 @@ fn without_a_node_loads_end_with_nothing_and_stores_end_and_the_next_node_is_fou
     let engine = site.engine(2, 0, 16);
     assert!(!engine.paged.is_connected());
     let blocks = engine.blocks(TOKENS, 5);
-    let end = engine.load(engine.wish(1, &blocks, TOKENS, 1, true));
+    let end = engine.load(engine.request(1, &blocks, TOKENS, 1, true));
     assert_eq!(end.tokens, 0);
     assert!(end.why.as_ref().is_some_and(|why| why.contains("node.sock: No such file")), "{:?}", end.why);
     engine.store(1, &blocks, TOKENS, 1);
@@ -196,17 +197,17 @@ fn without_a_node_loads_end_with_nothing_and_stores_end_and_the_next_node_is_fou
     let node = site.node();
     eventually("the node is found", || engine.paged.is_connected());
     engine.store(2, &blocks, TOKENS, 1);
-    assert_eq!(engine.load(engine.wish(2, &blocks, TOKENS, 1, true)).tokens, TOKENS as u64);
+    assert_eq!(engine.load(engine.request(2, &blocks, TOKENS, 1, true)).tokens, TOKENS as u64);
 
     drop(node);
     eventually("its end is seen", || !engine.paged.is_connected());
-    assert_eq!(engine.load(engine.wish(3, &blocks, TOKENS, 1, true)).tokens, 0);
+    assert_eq!(engine.load(engine.request(3, &blocks, TOKENS, 1, true)).tokens, 0);
     let node = site.node();
     // The first one may have let the engine in once more on its way out.
     eventually("the next node is found", || !node.clients().is_empty() && engine.paged.is_connected());
-    assert_eq!(engine.load(engine.wish(4, &blocks, TOKENS, 1, true)).tokens, 0, "it is empty");
+    assert_eq!(engine.load(engine.request(4, &blocks, TOKENS, 1, true)).tokens, 0, "it is empty");
     engine.store(3, &blocks, TOKENS, 1);
-    let end = engine.load(engine.wish(5, &blocks, TOKENS, 1, true));
+    let end = engine.load(engine.request(5, &blocks, TOKENS, 1, true));
     assert_eq!((end.tokens, end.why), (TOKENS as u64, None), "{:?}", engine.paged.stats());
     assert!(engine.is_true(&blocks, 0..TOKENS));
 }
@@ -220,7 +221,7 @@ fn a_node_that_dies_while_much_is_loaded_costs_tokens_and_never_truth() {
         writer.store(1, &writer.blocks(TOKENS, 3), TOKENS, 1);
         let blocks = reader.blocks(TOKENS, 5);
         for job in 0..8 {
-            reader.paged.load(reader.wish(job, &blocks, TOKENS, 1, true), 0).unwrap();
+            reader.paged.load(reader.request(job, &blocks, TOKENS, 1, true), 0).unwrap();
         }
         drop(node);
         for layer in 0..LAYERS {
@@ -242,15 +243,15 @@ fn what_loads_take_is_measured_of_all_that_run_beside_each_other_and_not_of_thos
     let jobs: Vec<u64> = (1..=LOADS_MAX as u64 / 2).collect();
     let blocks = reader.blocks(TOKENS, 5);
     for job in &jobs {
-        reader.paged.load(reader.wish(*job, &blocks, TOKENS, 1, false), 0).unwrap();
+        reader.paged.load(reader.request(*job, &blocks, TOKENS, 1, false), 0).unwrap();
     }
-    assert!(reader.paged.wait_loaded(&jobs, Some(PATIENCE)));
+    assert!(reader.paged.wait_loaded(&jobs, Some(TIMEOUT)));
     let measured = reader.paged.take_measured();
     assert!(measured.iter().all(|one| one.tier == Tier::Memory && one.time > Duration::ZERO), "{measured:?}");
     assert_eq!(measured.iter().map(|one| one.bytes).sum::<u64>(), reader.paged.stats().bytes_loaded);
     assert!(reader.paged.take_measured().is_empty(), "each once");
     reader.paged.take_ended();
-    let absent = reader.load(reader.wish(100, &reader.blocks(TOKENS, 3), TOKENS, 2, false));
+    let absent = reader.load(reader.request(100, &reader.blocks(TOKENS, 3), TOKENS, 2, false));
     assert_eq!((absent.tokens, reader.paged.take_measured()), (0, vec![]));
 }
 
@@ -265,13 +266,13 @@ fn what_a_disk_takes_is_measured_with_prompts_whose_beginning_is_in_memory() {
     writer.store(1, &blocks, tokens, 1);
     writer.store(2, &blocks, tokens, 2);
     drop(writer);
-    node.drain(PATIENCE).unwrap();
+    node.drain(TIMEOUT).unwrap();
 
     let _node = forebay_node::Node::start(&config).unwrap();
     let reader = site.engine(2, 0, 16);
     let load = |chunks: usize, salt| {
         let (tokens, before) = (chunks * chunk_tokens, reader.paged.stats().chunks_memory);
-        let end = reader.load(reader.wish(1, &blocks[..tokens / 16], tokens, salt, false));
+        let end = reader.load(reader.request(1, &blocks[..tokens / 16], tokens, salt, false));
         assert_eq!((end.tokens, end.why), (tokens as u64, None));
         let measured = reader.paged.take_measured().into_iter().map(|one| (one.tier, one.bytes)).collect();
         (reader.paged.stats().chunks_memory - before, measured)
@@ -305,7 +306,7 @@ fn stores_beyond_the_limit_are_refused_and_counted_and_a_full_node_is_no_error()
     engine.begin_store(1, &blocks, TOKENS, 1);
     let begun = engine.paged.stats();
     gate.open();
-    assert!(engine.paged.wait_stored(&[1], Some(PATIENCE)));
+    assert!(engine.paged.wait_stored(&[1], Some(TIMEOUT)));
     assert_eq!((begun.stores_refused, begun.bytes_storing), (2, limit));
     let stats = engine.paged.stats();
     let ended = (stats.stores_refused, stats.stores_done, stats.stores_failed, stats.bytes_storing);
@@ -327,11 +328,11 @@ fn more_chunks_than_the_node_takes_or_brings_at_a_time_wait_for_their_turn() {
     let stats = writer.paged.stats();
     assert_eq!((stats.stores_done, stats.stores_failed), (16, 0));
     drop(writer);
-    node.drain(PATIENCE).unwrap();
+    node.drain(TIMEOUT).unwrap();
 
     let _node = forebay_node::Node::start(&config).unwrap();
     let reader = Engine::new(2, 0, 16, options());
-    let end = reader.load(reader.wish(1, &blocks, tokens, 1, true));
+    let end = reader.load(reader.request(1, &blocks, tokens, 1, true));
     assert_eq!((end.tokens, end.why), (tokens as u64, None));
     assert!(reader.is_true(&blocks, 0..tokens));
     assert_eq!(reader.paged.stats().chunks_disk, 16, "the node had to bring all of them");
@@ -354,15 +355,17 @@ fn pages_that_are_not_there_for_every_token_are_refused_before_anything_is_begun
     long[1].tokens += 1;
     let refused = store(long, &blocks, TOKENS).unwrap_err();
     assert!(refused.contains("the tokens of a chunk is 65; allowed: 64"), "{refused}");
-    let wish = Wish {
+    let request = LoadRequest {
         tables: engine.tables(&engine.blocks(few, 3), few),
-        ..engine.wish(1, &blocks, TOKENS, 1, true)
+        ..engine.request(1, &blocks, TOKENS, 1, true)
     };
-    assert!(matches!(engine.paged.load(wish, 0), Err(NotBegun::Pages(BadPages::Short { .. }))));
+    assert!(matches!(engine.paged.load(request, 0), Err(NotBegun::Pages(BadPages::Short { .. }))));
     let other = site.engine(4, 0, 32);
-    let wish =
-        Wish { tables: other.tables(&other.blocks(few, 3), few), ..engine.wish(1, &blocks, few, 1, true) };
-    assert!(matches!(engine.paged.load(wish, 0), Err(NotBegun::Pages(BadPages::Short { .. }))));
+    let request = LoadRequest {
+        tables: other.tables(&other.blocks(few, 3), few),
+        ..engine.request(1, &blocks, few, 1, true)
+    };
+    assert!(matches!(engine.paged.load(request, 0), Err(NotBegun::Pages(BadPages::Short { .. }))));
     let stats = engine.paged.stats();
     assert_eq!((stats.loads, stats.stores), (0, 0));
     assert_eq!(engine.paged.take_ended(), (Vec::new(), Vec::new()));
@@ -377,13 +380,13 @@ fn a_load_of_a_known_number_or_one_too_many_leaves_those_under_way_alone() {
     let blocks = writer.blocks(tokens, 3);
     writer.store(1, &blocks, tokens, 1);
     let (engine, gate) = site.gated_engine(2, site.options());
-    let begin = |job| engine.paged.load(engine.wish(job, &blocks, tokens, 1, false), 0);
+    let begin = |job| engine.paged.load(engine.request(job, &blocks, tokens, 1, false), 0);
     let all: Vec<u64> = (0..LOADS_MAX as u64).collect();
     let begun = all.iter().all(|job| begin(*job).is_ok());
     let (known, refused) = (begin(5), begin(5_000));
     let (at_once, _) = engine.paged.take_ended();
     gate.open();
-    assert!(begun && refused.is_ok() && engine.paged.wait_loaded(&all, Some(PATIENCE)));
+    assert!(begun && refused.is_ok() && engine.paged.wait_loaded(&all, Some(TIMEOUT)));
     assert!(known.unwrap_err().to_string().contains("job is 5; allowed: a number of which no load"));
     assert_eq!((at_once.len(), at_once[0].job, at_once[0].tokens), (1, 5_000, 0));
     let mut ends = engine.paged.take_ended().0;
@@ -412,7 +415,7 @@ fn a_cache_that_is_closed_keeps_nothing_of_the_node_mapped() {
     assert_eq!(mapped(), before + 1);
     let blocks = engine.blocks(TOKENS, 5);
     engine.store(1, &blocks, TOKENS, 1);
-    assert_eq!(engine.load(engine.wish(1, &blocks, TOKENS, 1, true)).tokens, TOKENS as u64);
+    assert_eq!(engine.load(engine.request(1, &blocks, TOKENS, 1, true)).tokens, TOKENS as u64);
     engine.paged.close();
     eventually("it is unmapped", || mapped() == before);
 }
@@ -425,7 +428,7 @@ fn a_cache_that_is_closed_while_busy_is_touched_by_nobody_afterwards() {
     writer.store(1, &writer.blocks(TOKENS, 3), TOKENS, 1);
     let blocks = reader.blocks(TOKENS, 5);
     for job in 0..8 {
-        reader.paged.load(reader.wish(job, &blocks, TOKENS, 1, job % 2 == 0), 0).unwrap();
+        reader.paged.load(reader.request(job, &blocks, TOKENS, 1, job % 2 == 0), 0).unwrap();
         reader.begin_store(job, &blocks, TOKENS, 50 + job as u8);
     }
     reader.paged.close();
@@ -433,10 +436,10 @@ fn a_cache_that_is_closed_while_busy_is_touched_by_nobody_afterwards() {
     reader.memory.iter().for_each(|layer| assert!(layer.write(0, &zeros)));
     std::thread::sleep(Duration::from_millis(30));
     assert!(reader.is_clean_beside(&[]));
-    assert!(reader.paged.wait_loaded(&(0..8).collect::<Vec<_>>(), Some(PATIENCE)), "they have ended");
-    assert!(reader.paged.wait_stored(&(0..8).collect::<Vec<_>>(), Some(PATIENCE)), "they have ended");
-    let wish = reader.wish(20, &blocks, TOKENS, 1, true);
-    assert!(matches!(reader.paged.load(wish, 0), Err(NotBegun::Closed)));
+    assert!(reader.paged.wait_loaded(&(0..8).collect::<Vec<_>>(), Some(TIMEOUT)), "they have ended");
+    assert!(reader.paged.wait_stored(&(0..8).collect::<Vec<_>>(), Some(TIMEOUT)), "they have ended");
+    let request = reader.request(20, &blocks, TOKENS, 1, true);
+    assert!(matches!(reader.paged.load(request, 0), Err(NotBegun::Closed)));
     reader.paged.close();
 }
 
@@ -451,7 +454,7 @@ fn a_node_that_refuses_slots_is_no_error_and_counted() {
     engine.store(1, &blocks, TOKENS, 1);
     let stats = engine.paged.stats();
     assert_eq!((stats.stores_failed, stats.stores_done, stats.bytes_storing), (5, 0, 0));
-    assert_eq!(engine.load(engine.wish(1, &blocks, TOKENS, 1, true)).tokens, 0);
+    assert_eq!(engine.load(engine.request(1, &blocks, TOKENS, 1, true)).tokens, 0);
 }
 
 #[test]
@@ -461,7 +464,7 @@ fn where_the_host_cannot_read_pages_streams_follow_and_what_the_node_drops_is_a_
     let writer = site.blind_engine(2, 0, 16);
     let (reader, blocks) = (site.blind_engine(2, 0, 16), writer.blocks(TOKENS, 5));
     writer.store(1, &blocks, TOKENS, 1);
-    let begin = |job| reader.paged.load(reader.wish(job, &blocks, TOKENS, 1, true), 7).unwrap();
+    let begin = |job| reader.paged.load(reader.request(job, &blocks, TOKENS, 1, true), 7).unwrap();
     begin(1);
     for layer in 0..LAYERS {
         reader.paged.wait_layer(layer as u32, 7).unwrap();
@@ -487,8 +490,8 @@ fn a_load_whose_time_is_over_ends_and_nothing_more_is_copied() {
     writer.store(1, &blocks, TOKENS, 1);
     // One thread: what is due comes before answers of the node.
     let (engine, gate) = site.gated_engine(2, PagedOptions { threads: 1, ..site.options() });
-    engine.paged.load(Wish { limit_us: 0, ..engine.wish(1, &blocks, TOKENS, 1, true) }, 0).unwrap();
-    let has_ended = engine.paged.wait_loaded(&[1], Some(PATIENCE));
+    engine.paged.load(LoadRequest { limit_us: 0, ..engine.request(1, &blocks, TOKENS, 1, true) }, 0).unwrap();
+    let has_ended = engine.paged.wait_loaded(&[1], Some(TIMEOUT));
     let held = gate.held();
     gate.open();
     assert!(has_ended && held == 0);
@@ -506,8 +509,9 @@ fn a_load_in_the_background_of_which_something_comes_now_and_then_may_outlast_it
     writer.store(1, &blocks, TOKENS, 1);
     let (engine, gate) = site.gated_engine(2, site.options());
     let limit = Duration::from_secs(1);
-    let wish = Wish { limit_us: limit.as_micros() as u64, ..engine.wish(1, &blocks, TOKENS, 1, false) };
-    engine.paged.load(wish, 0).unwrap();
+    let request =
+        LoadRequest { limit_us: limit.as_micros() as u64, ..engine.request(1, &blocks, TOKENS, 1, false) };
+    engine.paged.load(request, 0).unwrap();
     for _ in 0..LAYERS {
         std::thread::sleep(limit * 2 / 5);
         eventually("a copy stands at the gate", || gate.held() > 0);

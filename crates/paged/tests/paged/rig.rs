@@ -6,7 +6,7 @@ use forebay_node::{Node, NodeConfig, SsdConfig, WriteBackPolicy};
 use forebay_paged::cache::{CacheShape, Group, Layer};
 use forebay_paged::copies::{Batch, Copies, Direction, Job, NotCopied, OnCopied};
 use forebay_paged::pages::{HeadRange, NO_PAGE, PageTables, Source};
-use forebay_paged::{HostCopies, LoadEnd, NewChunk, NotOpened, PagedCache, PagedOptions, Wish};
+use forebay_paged::{HostCopies, LoadEnd, LoadRequest, NewChunk, NotOpened, PagedCache, PagedOptions};
 use forebay_transfer::{Backing, HostBuffer, RegionId};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ pub const CELL: usize = 24;
 pub const LAYERS: usize = 3;
 pub const PAGES: usize = 64;
 pub const CHUNK_TOKENS: u32 = 64;
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A folder, and a node's socket in it.
 pub struct Site {
@@ -157,8 +157,8 @@ impl Copies for Gated {
         self.host.region(layer)
     }
 
-    fn window(&self) -> usize {
-        self.host.window()
+    fn batches_max(&self) -> usize {
+        self.host.batches_max()
     }
 }
 
@@ -206,7 +206,7 @@ impl Copies for Blind {
         None
     }
 
-    fn window(&self) -> usize {
+    fn batches_max(&self) -> usize {
         2
     }
 }
@@ -335,24 +335,24 @@ impl Engine {
     pub fn store(&self, job: u64, blocks: &[i64], tokens: usize, salt: u8) {
         self.compute(blocks, tokens);
         self.begin_store(job, blocks, tokens, salt);
-        assert!(self.paged.wait_stored(&[job], Some(PATIENCE)));
+        assert!(self.paged.wait_stored(&[job], Some(TIMEOUT)));
     }
 
-    pub fn wish(&self, job: u64, blocks: &[i64], tokens: usize, salt: u8, layerwise: bool) -> Wish {
+    pub fn request(&self, job: u64, blocks: &[i64], tokens: usize, salt: u8, layerwise: bool) -> LoadRequest {
         let sources = vec![(ids(tokens, salt), Source::same(self.paged.cache()))];
         let tables = self.tables(blocks, tokens);
-        Wish { job, sources, tables, tokens: tokens as u64, layerwise, limit_us: 60_000_000 }
+        LoadRequest { job, sources, tables, tokens: tokens as u64, layerwise, limit_us: 60_000_000 }
     }
 
-    pub fn load(&self, wish: Wish) -> LoadEnd {
-        let job = wish.job;
-        self.paged.load(wish, 0).unwrap();
+    pub fn load(&self, request: LoadRequest) -> LoadEnd {
+        let job = request.job;
+        self.paged.load(request, 0).unwrap();
         self.end_of(job)
     }
 
     /// The end of the only load under way: ends of others would be lost.
     pub fn end_of(&self, job: u64) -> LoadEnd {
-        assert!(self.paged.wait_loaded(&[job], Some(PATIENCE)), "every load ends");
+        assert!(self.paged.wait_loaded(&[job], Some(TIMEOUT)), "every load ends");
         let (mut loads, _) = self.paged.take_ended();
         assert!(loads.len() == 1 && loads[0].job == job, "loads {loads:?} ended, not {job} alone");
         loads.swap_remove(0)

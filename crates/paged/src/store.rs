@@ -1,14 +1,14 @@
-//! One store at work: chunks go from pages into slots of the arena and become visible there. Glue: this file carries between the
-//! client of the node and the copies; it must never know what the node evicts for a chunk.
+//! A store under way: its chunks get slots in the node's arena, are copied there from the engine's pages, and become
+//! visible to others. It ends with its last chunk, when nothing of it touches a page any more.
 
+use crate::access::Accessing;
 use crate::copies::{Batch, Job, NotCopied};
-use crate::door::Inside;
 use crate::jobs::JobStored;
-use crate::paged::Shared;
+use crate::limiter::Permit;
 use crate::pages::{ChunkAt, PageTables, Source, pieces};
+use crate::shared::Shared;
 use crate::stats::{add, take};
-use crate::window::Place;
-use crate::workers::Urgency;
+use crate::thread_pool::Urgency;
 use forebay_client::{Reserved, Slot};
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, StoreEnd};
@@ -20,11 +20,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// A chunk to be stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewChunk {
-    /// Its id.
     pub id: ChunkId,
     /// The id of the chunk before it.
     pub parent: Option<ChunkId>,
-    /// Its tokens.
     pub tokens: u32,
 }
 
@@ -38,6 +36,8 @@ pub struct Storing {
     left: AtomicUsize,
     /// The numbers of those that the node neither took nor had.
     missing: Mutex<Vec<u32>>,
+    /// How many of these were beyond the limit of bytes on their way.
+    over_limit: AtomicUsize,
 }
 
 /// A chunk that may be stored.
@@ -56,7 +56,7 @@ struct Chunk {
     at: ChunkAt,
     bytes: u64,
     /// Until the node has the slot back.
-    _place: Place,
+    _permit: Permit,
 }
 
 impl Storing {
@@ -70,7 +70,8 @@ impl Storing {
     ) {
         let left = AtomicUsize::new(1);
         let (shared, missing) = (Arc::clone(shared), Mutex::default());
-        let store = Arc::new(Storing { shared, job, tables, copying, left, missing });
+        let over_limit = AtomicUsize::new(0);
+        let store = Arc::new(Storing { shared, job, tables, copying, left, missing, over_limit });
         let (mut first_token, mut admitted) = (0, Vec::with_capacity(chunks.len()));
         for (number, chunk) in (0..).zip(chunks) {
             let at = ChunkAt { first_token, tokens: chunk.tokens };
@@ -81,7 +82,7 @@ impl Storing {
         for same in admitted.chunk_by(|one, other| one.shape == other.shape) {
             for together in same.chunks(slots.together()) {
                 let (store, together) = (Arc::clone(&store), together.to_vec());
-                slots.enter_together(together.len(), move |places| store.reserve(together, places));
+                slots.acquire_many(together.len(), move |permits| store.reserve(together, permits));
             }
         }
         store.ended();
@@ -98,6 +99,7 @@ impl Storing {
         };
         if !self.shared.admit(shape.bytes()) {
             add(&counters.stores_refused, 1);
+            self.over_limit.fetch_add(1, Ordering::Relaxed);
             self.miss(number);
             return None;
         }
@@ -107,14 +109,14 @@ impl Storing {
     }
 
     /// Asks for slots of chunks of one shape.
-    fn reserve(self: Arc<Self>, together: Vec<Admitted>, places: Vec<Place>) {
+    fn reserve(self: Arc<Self>, together: Vec<Admitted>, permits: Vec<Permit>) {
         let Some(shape) = together.first().map(|first| first.shape.clone()) else { return };
         let chunks: Vec<_> = together.iter().map(|admitted| admitted.chunk).collect();
-        let stored = |(Admitted { number, at, shape, .. }, place)| {
+        let stored = |(Admitted { number, at, shape, .. }, permit)| {
             let (store, bytes) = (Arc::clone(&self), shape.bytes());
-            Chunk { store, number, at, bytes, _place: place }
+            Chunk { store, number, at, bytes, _permit: permit }
         };
-        let stored: Vec<Chunk> = together.into_iter().zip(places).map(stored).collect();
+        let stored: Vec<Chunk> = together.into_iter().zip(permits).map(stored).collect();
         let Some(client) = self.shared.client() else {
             return stored.into_iter().for_each(|stored| stored.end(&StoreEnd::Deleted));
         };
@@ -129,6 +131,19 @@ impl Storing {
         });
     }
 
+    /// Says in the log why chunks are not stored.
+    fn log(&self, missing: usize) {
+        let over_limit = self.over_limit.load(Ordering::Relaxed);
+        let reason = match over_limit {
+            0 if self.shared.client().is_none_or(|client| !client.is_connected()) => "no node",
+            0 => "the node did not take them",
+            _ => "too many bytes are on their way",
+        };
+        if missing > 0 {
+            self.shared.log.refused(self.job, missing, reason);
+        }
+    }
+
     /// The node does not have a chunk.
     fn miss(&self, number: u32) {
         self.missing.lock().push(number);
@@ -139,13 +154,14 @@ impl Storing {
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             let mut missing = std::mem::take(&mut *self.missing.lock());
             missing.sort_unstable();
+            self.log(missing.len());
             self.shared.jobs.end_store(JobStored { job: self.job, missing });
         }
     }
 }
 
 impl Chunk {
-    /// Goes on, on a worker: whoever has the place next sends, which may wait for the node, and the client's own thread takes its
+    /// Goes on, on a worker: whoever has the permit next sends, which may wait for the node, and the client's own thread takes its
     /// answers.
     fn soon(self, then: impl FnOnce(Chunk) + Send + 'static) {
         let tasks = Arc::clone(&self.store.shared.tasks);
@@ -154,17 +170,17 @@ impl Chunk {
 
     /// Copies the pages into the slot.
     fn fill(self, slot: Slot) {
-        let inside = self.store.shared.door.enter();
-        let (Some(inside), Some((batch, sources))) = (inside, self.gather(&slot)) else {
+        let access = self.store.shared.access.enter();
+        let (Some(access), Some((batch, sources))) = (access, self.gather(&slot)) else {
             drop(slot);
             return self.end(&StoreEnd::Deleted);
         };
         let copying = Arc::clone(&self.store.copying);
         let on_copied = move |outcome: Result<(), NotCopied>| {
             self.soon(move |stored| match outcome {
-                Ok(()) => stored.commit(slot, sources, inside),
+                Ok(()) => stored.commit(slot, sources, access),
                 Err(_) => {
-                    drop((slot, inside));
+                    drop((slot, access));
                     stored.end(&StoreEnd::Deleted);
                 }
             });
@@ -189,13 +205,13 @@ impl Chunk {
     }
 
     /// The bytes have arrived: sums them up and has the chunk made visible.
-    fn commit(self, slot: Slot, sources: Vec<Vec<Span>>, inside: Inside) {
+    fn commit(self, slot: Slot, sources: Vec<Vec<Span>>, access: Accessing) {
         let sums = slot.sums(&sources);
-        drop(inside);
+        drop(access);
         slot.commit(sums, move |end| self.soon(move |stored| stored.end(&end)));
     }
 
-    /// It is over. Its place is left last.
+    /// It is over. Its permit is given back last.
     fn end(self, end: &StoreEnd) {
         let counters = &self.store.shared.counters;
         match end {

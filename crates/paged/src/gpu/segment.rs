@@ -1,5 +1,5 @@
-//! Parts: a batch is cut into what a copy stream carries at a time, with addresses for offsets. The batch ends with its last part. This
-//! file knows addresses and who is told; it must never know when a part is on its way.
+//! Segments: a batch is cut into what a copy stream carries at a time, with addresses for offsets.
+//! The batch ends with its last segment. This file knows addresses and who is told.
 
 use super::job::Inner;
 use crate::cache::CacheShape;
@@ -13,20 +13,20 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A part of a batch.
+/// A segment of a batch.
 #[derive(Debug)]
-pub struct Part {
+pub struct Segment {
     pub job: Arc<Inner>,
     pub layer: u32,
     pub pieces: Vec<Piece>,
     pub bytes: u64,
-    whole: Arc<Whole>,
+    batch_end: Arc<BatchEnd>,
 }
 
-/// The batch that parts belong to. Whoever gave it is told when the last of them is dropped.
-struct Whole {
+/// The batch that segments belong to. Whoever gave it is told when the last of them is dropped.
+struct BatchEnd {
     bytes: u64,
-    /// Parts that have not arrived.
+    /// Segments that have not arrived.
     missing: AtomicUsize,
     failed: Mutex<Option<NotCopied>>,
     on_copied: Mutex<Option<OnCopied>>,
@@ -35,22 +35,22 @@ struct Whole {
     _pinned: Arc<PinnedBehind>,
 }
 
-impl Part {
+impl Segment {
     /// How many bytes the batch has that it belongs to.
     pub fn batch_bytes(&self) -> u64 {
-        self.whole.bytes
+        self.batch_end.bytes
     }
 
     /// It is over: its bytes have arrived, or nothing touches them any more.
     pub fn end(self, outcome: Result<(), NotCopied>) {
         match outcome {
-            Ok(()) => drop(self.whole.missing.fetch_sub(1, Ordering::AcqRel)),
-            Err(why) => drop(self.whole.failed.lock().get_or_insert(why)),
+            Ok(()) => drop(self.batch_end.missing.fetch_sub(1, Ordering::AcqRel)),
+            Err(why) => drop(self.batch_end.failed.lock().get_or_insert(why)),
         }
     }
 }
 
-impl Drop for Whole {
+impl Drop for BatchEnd {
     fn drop(&mut self) {
         let failed = self.failed.lock().take();
         let outcome = match (failed, *self.missing.get_mut()) {
@@ -64,21 +64,21 @@ impl Drop for Whole {
     }
 }
 
-impl std::fmt::Debug for Whole {
+impl std::fmt::Debug for BatchEnd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Whole").field("missing", &self.missing).finish_non_exhaustive()
+        f.debug_struct("BatchEnd").field("missing", &self.missing).finish_non_exhaustive()
     }
 }
 
-/// Cuts a batch into parts of at most `part_bytes`, or one piece.
+/// Cuts a batch into segments of at most `segment_bytes`, or one piece.
 pub fn cut(
     job: &Arc<Inner>,
     layer: u32,
     batch: Batch,
     pinned: &Arc<PinnedBehind>,
-    part_bytes: u64,
+    segment_bytes: u64,
     on_copied: OnCopied,
-) -> Vec<Part> {
+) -> Vec<Segment> {
     let layers = job.cache().layers().len();
     let stray = batch.pieces.iter().find(|piece| piece.layer as usize >= layers);
     let failed = stray.map(|piece| NotCopied(format!("there is no layer {}", piece.layer)));
@@ -86,10 +86,10 @@ pub fn cut(
         Some(_) => Vec::new(),
         None => {
             let arena = batch.arena.memory().as_ptr() as u64;
-            lists(&batch.pieces, arena, job.cache(), job.direction(), pinned.piece_bytes(), part_bytes)
+            lists(&batch.pieces, arena, job.cache(), job.direction(), pinned.piece_bytes(), segment_bytes)
         }
     };
-    let whole = Arc::new(Whole {
+    let whole = Arc::new(BatchEnd {
         bytes: batch.pieces.iter().map(|piece| piece.bytes).sum(),
         missing: AtomicUsize::new(lists.len()),
         failed: Mutex::new(failed),
@@ -97,14 +97,14 @@ pub fn cut(
         _arena: batch.arena,
         _pinned: Arc::clone(pinned),
     });
-    let part = |pieces: Vec<Piece>| {
+    let segment = |pieces: Vec<Piece>| {
         let bytes = pieces.iter().map(|piece| piece.bytes).sum();
-        Part { job: Arc::clone(job), layer, pieces, bytes, whole: Arc::clone(&whole) }
+        Segment { job: Arc::clone(job), layer, pieces, bytes, batch_end: Arc::clone(&whole) }
     };
-    lists.into_iter().map(part).collect()
+    lists.into_iter().map(segment).collect()
 }
 
-/// The pieces by address, all of layers that there are, in lists of at most `part_bytes`. No piece goes across a multiple of
+/// The pieces by address, all of layers that there are, in lists of at most `segment_bytes`. No piece goes across a multiple of
 /// `pinned_bytes` of the arena, where one registration ends and another begins: the driver refuses a copy over both. A piece that
 /// goes on there begins a list as well, since pieces of a list that touch are copied as one.
 fn lists(
@@ -113,14 +113,14 @@ fn lists(
     cache: &CacheShape,
     direction: Direction,
     pinned_bytes: u64,
-    part_bytes: u64,
+    segment_bytes: u64,
 ) -> Vec<Vec<Piece>> {
     let (mut lists, mut list, mut bytes, mut last_ends, mut last_layer) =
         (Vec::new(), Vec::new(), 0, (0, 0), 0);
     for (piece, offset, len) in pieces.iter().flat_map(|piece| cut_at_seams(piece, pinned_bytes)) {
         let within = offset - piece.arena_offset;
         let far = cache.layers()[piece.layer as usize].address + piece.page_offset + within;
-        let is_full = bytes + len > part_bytes || list.len() == BATCH_PIECES_MAX;
+        let is_full = bytes + len > segment_bytes || list.len() == BATCH_PIECES_MAX;
         // What touches is copied as one, which the driver refuses across registrations, and across layers if each is an allocation.
         let is_at_seam = offset.is_multiple_of(pinned_bytes) && offset == last_ends.0;
         let is_across_layers = piece.layer != last_layer && (offset, far) == last_ends;
@@ -174,7 +174,7 @@ mod tests {
     }
 
     /// Lists of pieces (offset in the arena, bytes) that lie one behind the other in a layer: (from, to, bytes) of each.
-    fn loaded(pieces: &[(u64, u64)], part_bytes: u64) -> Vec<Vec<(u64, u64, u64)>> {
+    fn loaded(pieces: &[(u64, u64)], segment_bytes: u64) -> Vec<Vec<(u64, u64, u64)>> {
         let cache = cache(1);
         let mut page_offset = 0;
         let piece = |&(arena_offset, bytes): &(u64, u64)| {
@@ -182,7 +182,7 @@ mod tests {
             copies::Piece { arena_offset, layer: 0, page_offset: page_offset - bytes, bytes }
         };
         let pieces: Vec<_> = pieces.iter().map(piece).collect();
-        let lists = lists(&pieces, ARENA, &cache, Direction::Load, PINNED, part_bytes);
+        let lists = lists(&pieces, ARENA, &cache, Direction::Load, PINNED, segment_bytes);
         let ends = |piece: &Piece| (piece.from - ARENA, piece.to - LAYER, piece.bytes);
         lists.iter().map(|list| list.iter().map(ends).collect()).collect()
     }

@@ -1,6 +1,5 @@
-//! The connector's own threads: checksums, and what follows from answers of the node, neither of which may hold up a mover's or
-//! a connection's thread. Glue: this file knows order and time; it must never know what a task does. With nothing to do the
-//! threads sleep.
+//! The cache's own threads: they take checksums and act on answers of the node, neither of which may hold up a mover's
+//! or a connection's thread. Loads go before stores. With nothing to do the threads sleep.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
@@ -21,7 +20,7 @@ pub enum Urgency {
 
 /// Takes in tasks.
 #[derive(Default)]
-pub struct Tasks {
+pub struct TaskQueue {
     state: Mutex<State>,
     posted: Condvar,
 }
@@ -37,30 +36,30 @@ struct State {
 
 /// The threads. Dropped, they finish what was posted and forget what was timed.
 #[derive(Debug)]
-pub struct Workers {
-    tasks: Arc<Tasks>,
+pub struct ThreadPool {
+    tasks: Arc<TaskQueue>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Workers {
+impl ThreadPool {
     /// So many threads, one at least.
-    pub fn new(threads: usize) -> std::io::Result<Workers> {
-        let mut workers = Workers { tasks: Arc::default(), threads: Vec::new() };
+    pub fn new(threads: usize) -> std::io::Result<ThreadPool> {
+        let mut pool = ThreadPool { tasks: Arc::default(), threads: Vec::new() };
         for number in 0..threads.max(1) {
-            let tasks = Arc::clone(&workers.tasks);
+            let tasks = Arc::clone(&pool.tasks);
             let name = format!("forebay-kv-{number}");
-            workers.threads.push(std::thread::Builder::new().name(name).spawn(move || tasks.work())?);
+            pool.threads.push(std::thread::Builder::new().name(name).spawn(move || tasks.work())?);
         }
-        Ok(workers)
+        Ok(pool)
     }
 
     /// Where to post.
-    pub fn tasks(&self) -> Arc<Tasks> {
+    pub fn tasks(&self) -> Arc<TaskQueue> {
         Arc::clone(&self.tasks)
     }
 }
 
-impl Drop for Workers {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.tasks.state.lock().closed = true;
         self.tasks.posted.notify_all();
@@ -71,7 +70,7 @@ impl Drop for Workers {
     }
 }
 
-impl Tasks {
+impl TaskQueue {
     /// Does something soon. Afterwards if the threads have ended, on this one, so that nothing that was begun is forgotten.
     pub fn post(&self, urgency: Urgency, task: impl FnOnce() + Send + 'static) {
         let mut state = self.state.lock();
@@ -128,9 +127,9 @@ impl Tasks {
     }
 }
 
-impl std::fmt::Debug for Tasks {
+impl std::fmt::Debug for TaskQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tasks").finish_non_exhaustive()
+        f.debug_struct("TaskQueue").finish_non_exhaustive()
     }
 }
 
@@ -142,8 +141,8 @@ mod tests {
 
     #[test]
     fn loads_go_before_stores_and_timed_tasks_come_in_their_order() {
-        let workers = Workers::new(1).unwrap();
-        let (tasks, (sender, receiver)) = (workers.tasks(), channel());
+        let pool = ThreadPool::new(1).unwrap();
+        let (tasks, (sender, receiver)) = (pool.tasks(), channel());
         let (go, wait) = channel::<()>();
         tasks.post(Urgency::Store, move || assert!(wait.recv().is_ok()));
         let say = |what: &'static str| {

@@ -1,29 +1,29 @@
-//! When a load has waited too long. Sans-IO: this file knows moments that it is told; it must never know what comes.
+//! When a load has taken too long. Sans-IO: it is told moments.
 //!
 //! A load that a step waits for has its time from its begin on. Any other may take as long as something of it comes now and then;
 //! and while it has nothing on its way and waits for its turn, as long as others go on.
 
 use std::time::{Duration, Instant};
 
-/// How long a load waits.
+/// How long a load may take.
 #[derive(Debug)]
-pub struct Patience {
+pub struct Timeout {
     limit: Duration,
     /// It is over so long after the begin, whatever comes.
-    is_of_all: bool,
+    is_total: bool,
     /// When the load began, or something of it last came.
     since: Instant,
 }
 
-impl Patience {
+impl Timeout {
     /// Of a load that begins now.
-    pub fn new(limit: Duration, is_of_all: bool, now: Instant) -> Patience {
-        Patience { limit, is_of_all, since: now }
+    pub fn new(limit: Duration, is_total: bool, now: Instant) -> Timeout {
+        Timeout { limit, is_total, since: now }
     }
 
     /// Something of the load has come, or its turn has.
-    pub fn came(&mut self, now: Instant) {
-        if !self.is_of_all {
+    pub fn progressed(&mut self, now: Instant) {
+        if !self.is_total {
             self.since = now;
         }
     }
@@ -31,7 +31,7 @@ impl Patience {
     /// When it is over unless something comes. `others` is when those before the load last went on, if it only waits for its turn.
     /// `None` is never.
     pub fn ends(&self, others: Option<Instant>) -> Option<Instant> {
-        let others = others.filter(|_| !self.is_of_all);
+        let others = others.filter(|_| !self.is_total);
         self.since.max(others.unwrap_or(self.since)).checked_add(self.limit)
     }
 }
@@ -49,11 +49,11 @@ mod tests {
     #[test]
     fn what_comes_and_others_that_go_on_give_a_load_time_unless_a_step_waits_for_it() {
         let start = Instant::now();
-        let ends = |is_of_all: bool, came: u64, others: Option<u64>| {
-            let mut patience = Patience::new(LIMIT, is_of_all, start);
-            patience.came(at(came)(start));
+        let ends = |is_total: bool, came: u64, others: Option<u64>| {
+            let mut timeout = Timeout::new(LIMIT, is_total, start);
+            timeout.progressed(at(came)(start));
             let others = others.map(|second| at(second)(start));
-            patience.ends(others).map(|end| end.duration_since(start).as_secs())
+            timeout.ends(others).map(|end| end.duration_since(start).as_secs())
         };
         assert_eq!(ends(false, 0, None), Some(30));
         assert_eq!(ends(false, 25, None), Some(55));
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn a_limit_beyond_all_time_is_none() {
-        let patience = Patience::new(Duration::MAX, false, Instant::now());
-        assert_eq!(patience.ends(None), None);
+        let timeout = Timeout::new(Duration::MAX, false, Instant::now());
+        assert_eq!(timeout.ends(None), None);
     }
 }

@@ -1,23 +1,21 @@
-//! How long an engine waited for layers of a load, its *bubble*. Sans-IO: this file knows moments that it is told; it must never know
-//! why a layer is late.
+//! How long an engine stood still for layers of a load. Sans-IO: it is told moments.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// What an engine waited for a load that a step of it waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bubble {
+pub struct LoadStall {
     /// Which load.
     pub job: u64,
-    /// How long.
     pub time: Duration,
     /// For how many layers.
     pub layers_late: u64,
 }
 
-/// Waits for the layers of one load.
+/// Adds up the waits for the layers of one load.
 #[derive(Debug, Default)]
-pub struct Waits {
+pub struct StallClock {
     late: BTreeSet<u32>,
     /// Threads that wait.
     waiting: u32,
@@ -32,19 +30,19 @@ pub struct Waits {
     is_told: bool,
 }
 
-impl Waits {
+impl StallClock {
     /// Somebody comes who will wait if something is not there yet.
     pub fn come(&mut self) {
         self.inside += 1;
     }
 
-    /// Somebody goes. `true`: the load has ended meanwhile, and its bubble is to be told now.
+    /// Somebody goes. `true`: the load has ended meanwhile, and its stall is to be told now.
     pub fn leave(&mut self) -> bool {
         self.inside = self.inside.saturating_sub(1);
         self.is_due()
     }
 
-    /// The load has ended. `true`: its bubble is to be told now; else by who is the last to leave.
+    /// The load has ended. `true`: its stall is to be told now; else by who is the last to leave.
     pub fn over(&mut self) -> bool {
         self.is_over = true;
         self.is_due()
@@ -73,8 +71,8 @@ impl Waits {
     }
 
     /// What was waited, when that is to be told.
-    pub fn bubble(&self, job: u64) -> Bubble {
-        Bubble { job, time: self.time, layers_late: self.late.len() as u64 }
+    pub fn stall(&self, job: u64) -> LoadStall {
+        LoadStall { job, time: self.time, layers_late: self.late.len() as u64 }
     }
 
     /// Once.
@@ -90,36 +88,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bubble_is_the_time_in_which_somebody_waited_and_a_layer_is_late_once() {
+    fn a_stall_is_the_time_in_which_somebody_waited_and_a_layer_is_late_once() {
         let start = Instant::now();
         let at = |second: u64| start + Duration::from_secs(second);
-        let mut waits = Waits::default();
+        let mut clock = StallClock::default();
         // Twice for one layer, as where it has to be begun first; then two threads beside each other.
-        waits.begin(0, at(0));
-        waits.end(at(1));
-        waits.begin(0, at(1));
-        waits.end(at(3));
-        waits.begin(4, at(10));
-        waits.begin(5, at(11));
-        waits.end(at(12));
-        waits.end(at(14));
-        waits.waited(6, Duration::from_secs(1));
-        waits.waited(5, Duration::from_secs(2));
-        assert_eq!(waits.bubble(7), Bubble { job: 7, time: Duration::from_secs(3 + 4 + 3), layers_late: 4 });
+        clock.begin(0, at(0));
+        clock.end(at(1));
+        clock.begin(0, at(1));
+        clock.end(at(3));
+        clock.begin(4, at(10));
+        clock.begin(5, at(11));
+        clock.end(at(12));
+        clock.end(at(14));
+        clock.waited(6, Duration::from_secs(1));
+        clock.waited(5, Duration::from_secs(2));
+        assert_eq!(
+            clock.stall(7),
+            LoadStall { job: 7, time: Duration::from_secs(3 + 4 + 3), layers_late: 4 }
+        );
     }
 
     #[test]
-    fn a_bubble_is_told_once_when_the_load_has_ended_and_nobody_is_about_to_wait() {
-        let mut waits = Waits::default();
-        waits.come();
-        assert!(!waits.leave(), "it goes on");
-        waits.come();
-        waits.come();
-        assert!(!waits.over() && !waits.leave(), "somebody may still say something");
-        assert!(waits.leave());
-        waits.come();
-        assert!(!waits.leave(), "it has been told");
-        let mut waits = Waits::default();
-        assert!(waits.over() && !waits.over());
+    fn a_stall_is_told_once_when_the_load_has_ended_and_nobody_is_about_to_wait() {
+        let mut clock = StallClock::default();
+        clock.come();
+        assert!(!clock.leave(), "it goes on");
+        clock.come();
+        clock.come();
+        assert!(!clock.over() && !clock.leave(), "somebody may still say something");
+        assert!(clock.leave());
+        clock.come();
+        assert!(!clock.leave(), "it has been told");
+        let mut clock = StallClock::default();
+        assert!(clock.over() && !clock.over());
     }
 }

@@ -1,6 +1,5 @@
-//! The state of one load: which of its chunks are in the arena, which layers of them have been copied and verified, and how
-//! many chunks may be used. Sans-IO: this file says what to copy next and when the load is over; it must never know how
-//! bytes are copied, nor what is in them.
+//! The plan of one load: which of its chunks are in the arena, which layers of them have been copied and verified, and how
+//! many chunks may be used. Sans-IO: it says what to copy next and when the load is over.
 //!
 //! A load has *parts*: a chunk of each of its sources. Parts that are in the arena at the same time go together, as a *wave*,
 //! one batch for each layer. Whatever is wrong with a part makes its chunk and all behind it unusable, for later tokens mean
@@ -20,12 +19,11 @@ pub struct Part {
     pub source: usize,
 }
 
-/// What to copy next; [`Load::handed`] is to be told when whoever copies has it, [`Load::settled`] when it has ended.
+/// What to copy next; [`LoadPlan::handed`] is to be told when whoever copies has it, [`LoadPlan::settled`] when it has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Next {
+pub struct NextBatch {
     /// Names the wave.
     pub wave: usize,
-    /// The layer.
     pub layer: u32,
     /// The parts, in order.
     pub parts: Vec<Part>,
@@ -33,19 +31,20 @@ pub struct Next {
 
 /// How a load ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub struct Outcome {
     /// Chunks that may be used, from the first one on.
     pub good_chunks: usize,
     /// Why it is not all of them.
     pub why: Option<String>,
 }
 
-/// A load.
+/// What of a load is where. A chunk counts only if every layer of all its parts was copied and verified, and so were
+/// those of all chunks before it.
 #[derive(Debug)]
-pub struct Load {
+pub struct LoadPlan {
     layers: u32,
     /// Batches on their way at most.
-    window: usize,
+    batches_max: usize,
     awaited: BTreeSet<Part>,
     /// In the arena, and in no wave yet.
     ready: BTreeSet<Part>,
@@ -67,13 +66,13 @@ struct Wave {
     moving: BTreeSet<u32>,
 }
 
-impl Load {
+impl LoadPlan {
     /// A load of `chunks` chunks from each of `sources` sources, none of which is in the arena as far as is known.
-    pub fn new(chunks: usize, sources: usize, layers: u32, window: usize) -> Load {
+    pub fn new(chunks: usize, sources: usize, layers: u32, batches_max: usize) -> LoadPlan {
         let part = |source| move |chunk| Part { chunk, source };
         let awaited = (0..sources).flat_map(|source| (0..chunks).map(part(source))).collect();
-        let (ready, waves, window) = (BTreeSet::new(), BTreeMap::new(), window.max(1));
-        Load { layers, window, awaited, ready, waves, begun: 0, good_chunks: chunks, why: None }
+        let (ready, waves, batches_max) = (BTreeSet::new(), BTreeMap::new(), batches_max.max(1));
+        LoadPlan { layers, batches_max, awaited, ready, waves, begun: 0, good_chunks: chunks, why: None }
     }
 
     /// Whether a part is not in the arena yet and would be of use there.
@@ -115,8 +114,8 @@ impl Load {
     }
 
     /// What to copy now, the lowest layer first; to be asked until there is nothing.
-    pub fn next_batch(&mut self) -> Option<Next> {
-        if self.waves.values().map(|wave| wave.moving.len()).sum::<usize>() >= self.window {
+    pub fn next_batch(&mut self) -> Option<NextBatch> {
+        if self.waves.values().map(|wave| wave.moving.len()).sum::<usize>() >= self.batches_max {
             return None;
         }
         let (layers, good) = (self.layers, self.good_chunks);
@@ -134,7 +133,7 @@ impl Load {
         wave.taken.insert(layer);
         wave.moving.insert(layer);
         let parts = wave.parts.iter().copied().filter(|part| part.chunk < good).collect();
-        Some(Next { wave: number, layer, parts })
+        Some(NextBatch { wave: number, layer, parts })
     }
 
     /// Whoever copies has a batch: who waits for its layer can wait for that.
@@ -142,7 +141,7 @@ impl Load {
         self.note(wave, |wave| wave.taken.remove(&layer));
     }
 
-    /// Nothing touches a batch any more: it was copied, and verified but for the chunks that [`fail`](Load::fail) was told of.
+    /// Nothing touches a batch any more: it was copied, and verified but for the chunks that [`fail`](LoadPlan::fail) was told of.
     pub fn settled(&mut self, wave: usize, layer: u32) {
         self.note(wave, |wave| wave.moving.remove(&layer));
     }
@@ -170,10 +169,10 @@ impl Load {
     }
 
     /// How it ended, as soon as it has: nothing of it touches a page any more.
-    pub fn verdict(&self) -> Option<Verdict> {
+    pub fn outcome(&self) -> Option<Outcome> {
         let over =
             self.has_all_started(self.layers - 1) && self.waves.values().all(|wave| wave.moving.is_empty());
-        over.then(|| Verdict { good_chunks: self.good_chunks, why: self.why.clone() })
+        over.then(|| Outcome { good_chunks: self.good_chunks, why: self.why.clone() })
     }
 }
 
@@ -200,93 +199,93 @@ mod tests {
 
     #[test]
     fn what_is_in_memory_goes_layer_by_layer_in_one_batch_each_and_a_few_at_a_time() {
-        let mut load = Load::new(3, 1, 5, 2);
-        (0..3).for_each(|chunk| load.here(part(chunk)));
-        let first = load.next_batch().unwrap();
-        assert_eq!(first, Next { wave: 0, layer: 0, parts: vec![part(0), part(1), part(2)] });
-        assert_eq!(load.next_batch().unwrap().layer, 1);
-        assert_eq!(load.next_batch(), None, "two at a time");
-        assert!(!load.has_all_started(0), "it was taken, but nobody copies it yet");
-        load.handed(0, 0);
-        load.handed(0, 1);
-        load.settled(0, 1);
-        assert!(load.has_layer(1) && !load.has_layer(0) && load.has_all_started(0));
+        let mut plan = LoadPlan::new(3, 1, 5, 2);
+        (0..3).for_each(|chunk| plan.here(part(chunk)));
+        let first = plan.next_batch().unwrap();
+        assert_eq!(first, NextBatch { wave: 0, layer: 0, parts: vec![part(0), part(1), part(2)] });
+        assert_eq!(plan.next_batch().unwrap().layer, 1);
+        assert_eq!(plan.next_batch(), None, "two at a time");
+        assert!(!plan.has_all_started(0), "it was taken, but nobody copies it yet");
+        plan.handed(0, 0);
+        plan.handed(0, 1);
+        plan.settled(0, 1);
+        assert!(plan.has_layer(1) && !plan.has_layer(0) && plan.has_all_started(0));
         for layer in 2..5 {
-            assert_eq!(load.next_batch().unwrap().layer, layer);
-            load.settled(0, layer);
+            assert_eq!(plan.next_batch().unwrap().layer, layer);
+            plan.settled(0, layer);
             assert_eq!(
-                (load.has_all_started(layer), load.verdict()),
+                (plan.has_all_started(layer), plan.outcome()),
                 (false, None),
                 "it can end before that is known"
             );
-            load.handed(0, layer);
+            plan.handed(0, layer);
         }
-        assert_eq!((load.next_batch(), load.verdict()), (None, None));
-        load.settled(0, 0);
-        assert_eq!(load.verdict(), Some(Verdict { good_chunks: 3, why: None }));
+        assert_eq!((plan.next_batch(), plan.outcome()), (None, None));
+        plan.settled(0, 0);
+        assert_eq!(plan.outcome(), Some(Outcome { good_chunks: 3, why: None }));
     }
 
     #[test]
     fn a_bad_layer_costs_its_chunk_and_all_behind_it_and_nothing_before() {
-        let mut load = Load::new(3, 1, 2, 4);
-        (0..3).for_each(|chunk| load.here(part(chunk)));
-        let _ = (load.next_batch(), load.next_batch());
-        (0..2).for_each(|layer| load.handed(0, layer));
-        load.fail(1, || "corrupt".into());
-        load.settled(0, 0);
-        assert_eq!(load.verdict(), None, "a layer is on its way to pages of all of them");
-        load.fail(2, || "worse".into());
-        load.settled(0, 1);
-        assert_eq!(load.verdict(), Some(Verdict { good_chunks: 1, why: Some("corrupt".into()) }));
+        let mut plan = LoadPlan::new(3, 1, 2, 4);
+        (0..3).for_each(|chunk| plan.here(part(chunk)));
+        let _ = (plan.next_batch(), plan.next_batch());
+        (0..2).for_each(|layer| plan.handed(0, layer));
+        plan.fail(1, || "corrupt".into());
+        plan.settled(0, 0);
+        assert_eq!(plan.outcome(), None, "a layer is on its way to pages of all of them");
+        plan.fail(2, || "worse".into());
+        plan.settled(0, 1);
+        assert_eq!(plan.outcome(), Some(Outcome { good_chunks: 1, why: Some("corrupt".into()) }));
     }
 
     #[test]
     fn a_late_chunk_holds_back_layers_until_it_comes_or_the_time_is_over() {
-        let mut load = Load::new(2, 1, 1, 4);
-        assert!(!load.is_copying());
-        load.here(part(0));
-        assert!(load.is_copying());
-        let next = load.next_batch().unwrap();
-        load.handed(next.wave, next.layer);
-        assert!(load.is_copying());
-        load.settled(next.wave, next.layer);
-        assert!(!load.is_copying(), "all that came is copied");
-        assert!(!load.has_layer(0));
-        load.expire(|| "late".into());
-        assert!(load.has_layer(0));
-        assert_eq!(load.verdict(), Some(Verdict { good_chunks: 1, why: Some("late".into()) }));
-        load.here(part(1));
-        assert_eq!(load.next_batch(), None, "too late");
+        let mut plan = LoadPlan::new(2, 1, 1, 4);
+        assert!(!plan.is_copying());
+        plan.here(part(0));
+        assert!(plan.is_copying());
+        let next = plan.next_batch().unwrap();
+        plan.handed(next.wave, next.layer);
+        assert!(plan.is_copying());
+        plan.settled(next.wave, next.layer);
+        assert!(!plan.is_copying(), "all that came is copied");
+        assert!(!plan.has_layer(0));
+        plan.expire(|| "late".into());
+        assert!(plan.has_layer(0));
+        assert_eq!(plan.outcome(), Some(Outcome { good_chunks: 1, why: Some("late".into()) }));
+        plan.here(part(1));
+        assert_eq!(plan.next_batch(), None, "too late");
     }
 
     #[test]
     fn a_chunk_needs_all_of_its_sources() {
-        let mut load = Load::new(2, 2, 1, 4);
+        let mut plan = LoadPlan::new(2, 2, 1, 4);
         for source in 0..2 {
-            (0..2).for_each(|chunk| load.here(Part { chunk, source }));
+            (0..2).for_each(|chunk| plan.here(Part { chunk, source }));
         }
-        let next = load.next_batch().unwrap();
+        let next = plan.next_batch().unwrap();
         assert_eq!(next.parts.len(), 4);
-        load.handed(next.wave, next.layer);
-        load.fail(1, || "source 1".into());
-        load.settled(next.wave, next.layer);
-        assert_eq!(load.verdict().map(|verdict| verdict.good_chunks), Some(1));
+        plan.handed(next.wave, next.layer);
+        plan.fail(1, || "source 1".into());
+        plan.settled(next.wave, next.layer);
+        assert_eq!(plan.outcome().map(|outcome| outcome.good_chunks), Some(1));
     }
 
     #[test]
     fn a_long_load_whose_chunks_come_one_by_one_remembers_no_more_than_what_is_on_its_way() {
         let chunks = 4096;
-        let mut load = Load::new(chunks, 1, 3, 4);
+        let mut plan = LoadPlan::new(chunks, 1, 3, 4);
         for chunk in 0..chunks {
-            load.here(part(chunk));
-            while let Some(next) = load.next_batch() {
+            plan.here(part(chunk));
+            while let Some(next) = plan.next_batch() {
                 // A copy may have ended before it is known that somebody has it.
-                load.settled(next.wave, next.layer);
-                load.handed(next.wave, next.layer);
+                plan.settled(next.wave, next.layer);
+                plan.handed(next.wave, next.layer);
             }
-            assert!(load.waves.len() <= WAVES, "each step looks at all of them");
+            assert!(plan.waves.len() <= WAVES, "each step looks at all of them");
         }
-        assert_eq!(load.verdict(), Some(Verdict { good_chunks: chunks, why: None }));
+        assert_eq!(plan.outcome(), Some(Outcome { good_chunks: chunks, why: None }));
     }
 
     #[derive(Debug, Clone)]
@@ -319,36 +318,36 @@ mod tests {
         fn a_load_ends_only_when_every_part_that_counts_has_every_layer_and_nothing_is_on_its_way(
             steps in steps(),
             layers in 1u32..5,
-            window in 1usize..4,
+            batches_max in 1usize..4,
         ) {
-            let mut load = Load::new(6, 2, layers, window);
-            let (mut moving, mut copied, mut bad) = (Vec::<Next>::new(), HashSet::new(), 6);
+            let mut plan = LoadPlan::new(6, 2, layers, batches_max);
+            let (mut moving, mut copied, mut bad) = (Vec::<NextBatch>::new(), HashSet::new(), 6);
             for step in steps {
                 match step {
-                    Step::Here(number) => load.here(Part { chunk: number % 6, source: number / 6 }),
+                    Step::Here(number) => plan.here(Part { chunk: number % 6, source: number / 6 }),
                     Step::Fail(chunk) => {
-                        load.fail(chunk, String::new);
+                        plan.fail(chunk, String::new);
                         bad = bad.min(chunk);
                     }
-                    Step::Next => if let Some(next) = load.next_batch() {
+                    Step::Next => if let Some(next) = plan.next_batch() {
                         prop_assert!(!next.parts.is_empty() && next.layer < layers);
                         moving.push(next);
-                        prop_assert!(moving.len() <= window);
+                        prop_assert!(moving.len() <= batches_max);
                     },
                     Step::Settle(which) => if !moving.is_empty() {
                         let next = moving.swap_remove(which % moving.len());
-                        load.handed(next.wave, next.layer);
-                        load.settled(next.wave, next.layer);
+                        plan.handed(next.wave, next.layer);
+                        plan.settled(next.wave, next.layer);
                         for part in next.parts {
                             prop_assert!(copied.insert((part, next.layer)), "copied once");
                         }
                     },
-                    Step::Expire => load.expire(String::new),
+                    Step::Expire => plan.expire(String::new),
                 }
-                if let Some(verdict) = load.verdict() {
+                if let Some(outcome) = plan.outcome() {
                     prop_assert!(moving.is_empty());
-                    prop_assert!(verdict.good_chunks <= bad);
-                    for chunk in 0..verdict.good_chunks {
+                    prop_assert!(outcome.good_chunks <= bad);
+                    for chunk in 0..outcome.good_chunks {
                         for layer in 0..layers {
                             for source in 0..2 {
                                 let part = Part { chunk, source };
@@ -358,22 +357,22 @@ mod tests {
                     }
                 }
                 for layer in 0..layers {
-                    prop_assert!(!load.has_layer(layer) || moving.iter().all(|next| next.layer != layer));
+                    prop_assert!(!plan.has_layer(layer) || moving.iter().all(|next| next.layer != layer));
                 }
             }
         }
 
         #[test]
-        fn every_load_whose_parts_come_ends_with_all_of_them(order in Just((0..12usize).collect::<Vec<_>>()).prop_shuffle(), window in 1usize..4) {
-            let mut load = Load::new(6, 2, 3, window);
+        fn every_load_whose_parts_come_ends_with_all_of_them(order in Just((0..12usize).collect::<Vec<_>>()).prop_shuffle(), batches_max in 1usize..4) {
+            let mut plan = LoadPlan::new(6, 2, 3, batches_max);
             for number in order {
-                load.here(Part { chunk: number % 6, source: number / 6 });
-                while let Some(next) = load.next_batch() {
-                    load.handed(next.wave, next.layer);
-                    load.settled(next.wave, next.layer);
+                plan.here(Part { chunk: number % 6, source: number / 6 });
+                while let Some(next) = plan.next_batch() {
+                    plan.handed(next.wave, next.layer);
+                    plan.settled(next.wave, next.layer);
                 }
             }
-            prop_assert_eq!(load.verdict(), Some(Verdict { good_chunks: 6, why: None }));
+            prop_assert_eq!(plan.outcome(), Some(Outcome { good_chunks: 6, why: None }));
         }
     }
 }

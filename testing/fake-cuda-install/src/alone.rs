@@ -1,5 +1,6 @@
-//! The fake driver for tests: each runs in a process of its own, so that counters, faults and misuse are the test's alone.
-#![allow(clippy::unwrap_used, dead_code)]
+//! The fake driver for tests: each runs in a process of its own, so that counters, faults and misuse are the test's
+//! alone.
+#![allow(clippy::unwrap_used, reason = "no test can go on without the driver")]
 
 use forebay_cuda::driver::Driver;
 use std::ffi::{CString, c_char, c_int};
@@ -11,6 +12,7 @@ const ALONE: &str = "FOREBAY_CUDA_TEST";
 const DRIVER: &str = "FOREBAY_LIBCUDA";
 
 /// The fake driver as a test has it.
+#[derive(Debug)]
 pub struct Fake {
     /// As the crate has it.
     pub driver: &'static Driver,
@@ -26,7 +28,7 @@ pub fn alone(test: &str, env: &[(&str, &str)], body: impl FnOnce(&Fake)) {
     }
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args([test, "--exact", "--nocapture"]).env(ALONE, test).envs(env.iter().copied());
-    let output = child.env(DRIVER, &fake_cuda_install::installed().libcuda).output().unwrap();
+    let output = child.env(DRIVER, &crate::installed().libcuda).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && out.contains("1 passed"), "{out}{err}");
 }
