@@ -1,6 +1,6 @@
-//! Chunks on their way between a node and this process, as Python waits for them. A chunk that was loaded is good only
-//! after its bytes were compared with their checksums: that is part of waiting for it. This file knows ends; it must never
-//! know where the node has a chunk.
+//! Chunks on their way between a node and this process, as Python waits for them. A chunk that was
+//! loaded is good only after its bytes were compared with their checksums: that is part of waiting
+//! for it. This file knows ends.
 
 use crate::places::Piece;
 use crate::process::Own;

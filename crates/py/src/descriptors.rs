@@ -1,5 +1,5 @@
-//! A list of descriptors that can be looked at and changed, kept as numbers: a million of them are 24 MB, not a million
-//! tuples. This file knows rows; it must never know what they are used for.
+//! A list of descriptors that can be looked at and changed, kept as numbers: a million of them are
+//! 24 MB, not a million tuples. This file knows rows.
 
 use crate::errors::InvalidError;
 use crate::rows::{Row, read_plain, read_row};

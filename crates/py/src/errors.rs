@@ -1,5 +1,5 @@
-//! Errors as Python sees them: the classes of `forebay.errors`, one for each thing that a program may do about it. This
-//! file knows which failure is which class; it must never decide whether something failed.
+//! Errors as Python sees them: the classes of `forebay.errors`, one for each thing that a program
+//! may do about it. This file knows which failure is which class.
 
 use forebay_net::{AgentError, BadBlocks, BadRun, End, PeerError};
 use forebay_transfer::Forked;

@@ -1,6 +1,6 @@
-//! What a node is asked without anybody waiting: what it has of a sequence, and that it keeps it. For a thread that has other
-//! things to do than to wait for a node, an engine's scheduler for one. This file knows answers that come later; it must never
-//! know what is asked for whom.
+//! What a node is asked without anybody waiting: what it has of a sequence, and that it keeps it.
+//! For a thread that has other things to do than to wait for a node, an engine's scheduler for one.
+//! This file knows answers that come later.
 
 use crate::process::Own;
 use forebay_client::{Client, Found, Lease, fetch};

@@ -1,5 +1,5 @@
-//! Names of chunks as Python has them: ids, and the namespaces that they follow from. This file turns Python's objects into
-//! `forebay-kv`'s; it must never know where a chunk is.
+//! Names of chunks as Python has them: ids, and the namespaces that they follow from. This file
+//! turns Python's objects into `forebay-kv`'s.
 
 use crate::errors::InvalidError;
 use forebay_kv::{ChunkId, Digest, Namespace, NamespaceKey, Rank};

@@ -1,7 +1,7 @@
 //! Python's view of Forebay: the extension module `forebay._forebay`, wrapped by the package in `python/forebay`.
 //!
-//! Knows Python's objects: buffers, arrays, exceptions, who holds the interpreter's lock. Must never know how bytes move:
-//! that is `forebay-net`, `forebay-node`, `forebay-paged` and `forebay-cuda`. Whatever waits lets go of the interpreter's lock first.
+//! Knows Python's objects: buffers, arrays, exceptions, who holds the interpreter's lock. Whatever
+//! waits lets go of the interpreter's lock first.
 
 mod agent;
 mod chunk;

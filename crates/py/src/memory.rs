@@ -1,5 +1,5 @@
-//! Python's memory as a region: any writable buffer, or an address and a length. Driver: it vouches for pointers. It must
-//! never know who reads or writes there.
+//! Python's memory as a region: any writable buffer, or an address and a length. Driver: it vouches
+//! for pointers.
 
 use crate::errors::InvalidError;
 use forebay_transfer::Backing;

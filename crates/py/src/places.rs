@@ -1,5 +1,5 @@
-//! Memory that is registered with a node's client: which region an address is. This file knows addresses and bounds; it
-//! must never know what the bytes mean.
+//! Memory that is registered with a node's client: which region an address is. This file knows
+//! addresses and bounds.
 
 use crate::errors::NotFoundError;
 use crate::rows::Row;

@@ -1,6 +1,6 @@
 //! Objects that belong to the process that made them, as Python sees them: in a child of `fork()`
 //! each of their calls raises, and the child only forgets them. This file knows which process
-//! calls; it must never know what an object is good for.
+//! calls.
 
 use crate::errors::of_forked;
 use forebay_transfer::InProcess;

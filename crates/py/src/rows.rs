@@ -1,6 +1,6 @@
-//! Descriptors as Python writes them: rows of numbers in an array, or tuples in a list. Arrays are read through the buffer
-//! protocol in one go, without an object for each element. This file knows shapes and numbers; it must never know what
-//! memory stands behind an address.
+//! Descriptors as Python writes them: rows of numbers in an array, or tuples in a list. Arrays are
+//! read through the buffer protocol in one go, without an object for each element. This file knows
+//! shapes and numbers.
 
 use crate::errors::InvalidError;
 use pyo3::buffer::{Element, PyBuffer};

@@ -1,5 +1,5 @@
-//! What a node says of chunks that are watched, kept until somebody asks: an engine's scheduler looks once in each step, and
-//! never waits. This file knows the order of what was said; it must never know what follows from it.
+//! What a node says of chunks that are watched, kept until somebody asks: an engine's scheduler
+//! looks once in each step, and never waits. This file knows the order of what was said.
 
 use forebay_client::{Client, Gone};
 use forebay_kv::ChunkId;

@@ -1,5 +1,5 @@
-//! Copies between pinned host memory and GPUs for Python. This file knows lists of copies and what they ended in; it must
-//! never know which way bytes take.
+//! Copies between pinned host memory and GPUs for Python. This file knows lists of copies and what
+//! they ended in.
 
 use super::{driver, failed};
 use crate::errors::{InvalidError, TransferError};

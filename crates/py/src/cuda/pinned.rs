@@ -1,5 +1,5 @@
-//! Pinned memory for Python: a pool, and buffers of it that any program for buffers can use. This file knows objects and
-//! who keeps memory alive; it must never know how memory is pinned.
+//! Pinned memory for Python: a pool, and buffers of it that any program for buffers can use. This
+//! file knows objects and who keeps memory alive.
 
 use super::{driver, failed};
 use crate::errors::{InvalidError, NoRoomError};
