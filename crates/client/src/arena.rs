@@ -1,5 +1,5 @@
-//! The arena of a node as its clients map it: for those who copy by themselves, a GPU's copy engines say, and have to register
-//! the memory first. This file knows which memory belongs to which life of a node; it must never know what lies there.
+//! The arena of a node as its clients map it: for those who copy by themselves, a GPU's copy engines say,
+//! and have to register the memory first.
 
 use forebay_transfer::Arena;
 use forebay_transfer::{Backing, RegionId, Span};
@@ -15,24 +15,24 @@ pub type OnArena = Box<dyn Fn(&Arc<NodeArena>) + Send + Sync>;
 
 /// Who wants to know of arenas.
 #[derive(Default)]
-pub(super) struct Greeter(OnceLock<OnArena>);
+pub(super) struct ArenaNotifier(OnceLock<OnArena>);
 
-impl Greeter {
+impl ArenaNotifier {
     /// From now on it is this one, if nobody was it before.
     pub fn set(&self, on_arena: OnArena) {
         let _ = self.0.set(on_arena);
     }
 
-    pub fn greet(&self, arena: &Arc<NodeArena>) {
+    pub fn notify(&self, arena: &Arc<NodeArena>) {
         if let Some(on_arena) = self.0.get() {
             on_arena(arena);
         }
     }
 }
 
-impl Debug for Greeter {
+impl Debug for ArenaNotifier {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Greeter").field(&self.0.get().is_some()).finish()
+        f.debug_tuple("ArenaNotifier").field(&self.0.get().is_some()).finish()
     }
 }
 
@@ -59,8 +59,6 @@ impl NodeArena {
     pub fn memory(&self) -> &Arc<Arena> {
         &self.memory
     }
-
-    /// Its length.
     pub fn bytes(&self) -> u64 {
         self.memory.len() as u64
     }

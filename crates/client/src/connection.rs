@@ -1,5 +1,5 @@
-//! One connection to one instance of a node: requests go out, answers find who waits for them, and its end fails everybody
-//! at once. This file is glue over the socket; it must never know what a chunk is.
+//! One connection to one instance of a node: requests go out, answers find who waits for them, and its
+//! end fails everybody at once.
 //!
 //! An answer that does not name what was asked belongs to somebody else: then somebody else reads
 //! or writes this socket, and the connection ends. A child of `fork()` shares the socket, and uses
@@ -76,7 +76,7 @@ impl Connection {
         let patience = Some(Duration::from_micros(options.answer_limit_us.max(1)));
         let failed = |error| ConnectError::Socket { path: options.socket.clone(), error };
         let socket = socket::connect_to(&options.socket).map_err(failed)?;
-        socket::set_patience(&socket, patience, patience).map_err(failed)?;
+        socket::set_timeouts(&socket, patience, patience).map_err(failed)?;
         let ClientOptions { token, name, tenant, .. } = options.clone();
         let hello = Request::Hello(Hello { token, name, tenant }).encode(0);
         let asked = hello.asked();
@@ -104,7 +104,7 @@ impl Connection {
             let text = format!("an arena of {} bytes, not {arena_bytes}", arena.len());
             return Err(ConnectError::Protocol(text));
         }
-        socket::set_patience(&socket, None, patience).map_err(failed)?;
+        socket::set_timeouts(&socket, None, patience).map_err(failed)?;
         let memory = Arc::new(arena);
         let region = mover.register(place, Arc::clone(&memory) as Arc<dyn Backing>)?;
         Ok(Connection {
@@ -140,7 +140,7 @@ impl Connection {
             on_answer(answer);
         };
         if let Err(bad) = request.check() {
-            return gone(Some(Answer::Refused(Refusal::BadWords, bad.to_string())));
+            return gone(Some(Answer::Refused(Refusal::BadRequest, bad.to_string())));
         }
         if !self.process.is_current() {
             return gone(None);
@@ -218,7 +218,7 @@ impl Connection {
             pending.broken = true;
             std::mem::take(&mut pending.waiting)
         };
-        socket::hang_up(&self.socket);
+        socket::shut_receiving(&self.socket);
         for mut waiting in waiting.into_values() {
             (waiting.on_answer)(None);
         }
@@ -249,10 +249,7 @@ impl Connection {
     /// Somebody else reads or writes this socket, or the node's words are none.
     fn end_wrong(&self, bad: &BadFrame) {
         if self.is_alive() {
-            tracing::warn!(
-                "the connection to the node ends, and everything asked over it is a miss: what came is not what was \
-                 asked for: {bad}"
-            );
+            tracing::warn!(reason = %bad, "wrong answer from the node; the connection ends");
         }
         self.end();
     }
@@ -276,7 +273,7 @@ impl Connection {
             return Err(crossed);
         }
         // What cannot be understood is no answer.
-        let refused = |bad| Answer::Refused(Refusal::BadWords, format!("the node's answer: {bad}"));
+        let refused = |bad| Answer::Refused(Refusal::BadRequest, format!("the node's answer: {bad}"));
         let answer = Answer::decode(frame).unwrap_or_else(refused);
         if (waiting.on_answer)(Some(answer)) {
             self.wait_on(frame.number, waiting);
@@ -319,7 +316,7 @@ impl Drop for Connection {
 /// this process.
 fn say_when_it_goes_on(socket: OwnedFd, last: Vec<u8>) {
     let say = move || {
-        let _ = socket::set_patience(&socket, None, None).and_then(|()| socket::send_all(&socket, &last));
+        let _ = socket::set_timeouts(&socket, None, None).and_then(|()| socket::send_all(&socket, &last));
     };
     let _ = std::thread::Builder::new().name("forebay-bye".into()).spawn(say);
 }

@@ -1,5 +1,4 @@
-//! Leases as clients hold them: what of a sequence may be loaded until when, and where it lies. This file knows times and
-//! places in the arena; it must never know how bytes get from there to their target.
+//! Leases as clients hold them: what of a sequence may be loaded until when, and where it lies.
 //!
 //! A client believes its lease for shorter than the node does: its time counts from before the node was asked. So what is
 //! verified while the client believes it was read while the node kept it.
@@ -73,8 +72,6 @@ impl Lease {
             on_peers: leased.on_peers as usize,
         }
     }
-
-    /// Number of chunks.
     pub fn len(&self) -> usize {
         self.in_memory + self.on_disk + self.on_peers
     }

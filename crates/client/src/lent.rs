@@ -1,5 +1,5 @@
-//! A chunk that lies still in the node's arena, for those who copy it from there by themselves. This file knows where its
-//! layers lie and what they must sum up to; it must never know where the node had it before, or who copies it.
+//! Chunks that lie still in the node's arena, for those who copy them from there: where their layers lie,
+//! and what they must sum up to. [`Client::bring`] has the node lay them there.
 
 use super::arena::NodeArena;
 use super::lease::{Held, Lease};

@@ -1,15 +1,12 @@
-//! The client of a node: what an engine links to keep its KV with the node of its host. The same calls as a
-//! [`Store`](forebay_store::Store) in the engine's own process, with bytes that are copied once, by the engine's mover, from
-//! or to the node's arena.
+//! The client of a node: what an engine links to keep its KV with the node of its host. Bytes are copied
+//! once, by the engine, from or to the node's arena.
 //!
-//! A node may die at any time. Then every lookup finds nothing, what is under way fails, leases are dead, and the client
-//! connects again in the background, to whatever instance is there next. Knows words and the arena; must never know how the
-//! node finds, keeps or fetches a chunk.
+//! A node may die at any time. Then every lookup finds nothing, what is under way fails, leases are dead,
+//! and the client connects again in the background, to whatever instance is there next.
 
 mod arena;
 mod connection;
 mod fetch;
-mod keeper;
 mod lease;
 mod lent;
 mod load;
@@ -17,6 +14,7 @@ mod promise;
 pub mod protocol;
 mod save;
 mod slot;
+mod supervisor;
 mod watch;
 
 pub use crate::protocol::answer::{Found, NodeStat};
@@ -32,13 +30,12 @@ pub use watch::Gone;
 
 use crate::protocol::answer::Answer;
 use crate::protocol::request::Request;
-use arena::Greeter;
+use arena::ArenaNotifier;
 use connection::Connection;
 use forebay_kv::ChunkId;
 use forebay_store::{NotVerified, TenantId};
 use forebay_transfer::ArenaError;
 use forebay_transfer::{Closed, Forked, MoverHandle, Place, Process};
-use keeper::Keeper;
 use lease::Held;
 use parking_lot::Mutex;
 use promise::{Promised, promise};
@@ -48,6 +45,7 @@ use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use supervisor::Supervisor;
 use thiserror::Error;
 use watch::Watcher;
 
@@ -84,12 +82,7 @@ impl ClientOptions {
 pub enum ConnectError {
     /// The socket is not there, or nobody answers on it.
     #[error("{}: {error}", path.display())]
-    Socket {
-        /// Where it should be.
-        path: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
-    },
+    Socket { path: PathBuf, error: std::io::Error },
     /// The node lets nobody in now: it shuts down, or has as many clients as it may have.
     #[error("the node refuses for now: {0}")]
     Busy(String),
@@ -122,14 +115,14 @@ pub enum ConnectError {
 #[derive(Debug, Clone)]
 pub struct Client {
     shared: Arc<Shared>,
-    /// Ends the keeper with the last clone.
+    /// Ends the supervisor with the last clone.
     owner: Arc<Owner>,
 }
 
 #[derive(Debug)]
 struct Owner {
     shared: Arc<Shared>,
-    keeper: Mutex<Option<JoinHandle<()>>>,
+    supervisor: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
@@ -138,11 +131,11 @@ struct Shared {
     mover: MoverHandle,
     place: Place,
     options: ClientOptions,
-    keeper: Keeper,
+    supervisor: Supervisor,
     sealer: Sender<Sealing>,
     unquiet: Mutex<Unquiet>,
     watcher: Watcher,
-    greeter: Greeter,
+    arena_notifier: ArenaNotifier,
 }
 
 impl Client {
@@ -183,11 +176,11 @@ impl Client {
             mover: mover.clone(),
             place,
             options,
-            keeper: Keeper::new(connection.clone()),
+            supervisor: Supervisor::new(connection.clone()),
             sealer,
             unquiet: Mutex::default(),
             watcher: Watcher::default(),
-            greeter: Greeter::default(),
+            arena_notifier: ArenaNotifier::default(),
         });
         let listener = Arc::downgrade(&shared);
         mover.on_quiet(move |spans| {
@@ -203,8 +196,8 @@ impl Client {
             return Err(ConnectError::Thread(std::io::ErrorKind::WouldBlock.into()));
         }
         let kept = Arc::clone(&shared);
-        let keeper = start("forebay-keeper", Box::new(move || keeper::run(&kept)))?;
-        let owner = Owner { shared: Arc::clone(&shared), keeper: Mutex::new(Some(keeper)) };
+        let supervisor = start("forebay-supervisor", Box::new(move || supervisor::run(&kept)))?;
+        let owner = Owner { shared: Arc::clone(&shared), supervisor: Mutex::new(Some(supervisor)) };
         Ok(Client { shared, owner: Arc::new(owner) })
     }
 
@@ -219,11 +212,11 @@ impl Client {
         if self.here().is_err() {
             return;
         }
-        self.shared.keeper.close();
-        let keeper = self.owner.keeper.lock().take();
-        if let Some(keeper) = keeper {
+        self.shared.supervisor.close();
+        let supervisor = self.owner.supervisor.lock().take();
+        if let Some(supervisor) = supervisor {
             // A panic of the thread has already been printed.
-            let _ = keeper.join();
+            let _ = supervisor.join();
         }
     }
 
@@ -250,9 +243,9 @@ impl Client {
     /// Has `on_arena` called with the memory of the node that is there, and with that of each one that comes, as soon as it does:
     /// whoever copies by himself can make it ready. With the same one twice at most. A client has one such.
     pub fn on_arena(&self, on_arena: OnArena) {
-        self.shared.greeter.set(on_arena);
+        self.shared.arena_notifier.set(on_arena);
         if let Some(arena) = self.arena() {
-            self.shared.greeter.greet(&arena);
+            self.shared.arena_notifier.notify(&arena);
         }
     }
 
@@ -352,9 +345,9 @@ impl Drop for Owner {
         if !self.shared.process.is_current() {
             // All of it is the parent's, and is left as it is.
             std::mem::forget(Arc::clone(&self.shared));
-            return std::mem::forget(std::mem::take(&mut self.keeper));
+            return std::mem::forget(std::mem::take(&mut self.supervisor));
         }
-        self.shared.keeper.close();
+        self.shared.supervisor.close();
     }
 }
 
@@ -369,16 +362,16 @@ impl Shared {
 
     /// First of all, so that no lock is taken that a thread of another process had.
     fn connection(&self) -> Option<Arc<Connection>> {
-        self.process.is_current().then(|| self.keeper.connection())?
+        self.process.is_current().then(|| self.supervisor.connection())?
     }
 
     /// Why there is no connection, as far as is known.
     fn why_gone(&self) -> String {
-        self.process.check().map_or_else(|forked| forked.to_string(), |()| self.keeper.why_gone())
+        self.process.check().map_or_else(|forked| forked.to_string(), |()| self.supervisor.why_gone())
     }
 
     fn keep_alive(&self, held: &Arc<Held>) {
-        self.keeper.keep(held);
+        self.supervisor.keep(held);
     }
 
     fn seal(&self, sealing: Sealing) {
@@ -389,6 +382,8 @@ impl Shared {
     /// Starts the thread of a connection. Says whether there is one.
     fn start_receiving(self: &Arc<Self>, connection: &Arc<Connection>) -> bool {
         let (connection, shared): (_, Weak<Shared>) = (Arc::clone(connection), Arc::downgrade(self));
+        let socket = self.options.socket.display().to_string();
+        tracing::info!(socket, arena_bytes = connection.arena.bytes(), "node connected");
         let receive = move || {
             connection.receive(|answer| {
                 if let (Answer::Gone(ids), Some(shared)) = (answer, shared.upgrade()) {
@@ -398,7 +393,9 @@ impl Shared {
             if let Some(shared) = shared.upgrade() {
                 // Before there can be another connection, over which chunks are watched.
                 shared.watcher.tell(Gone::All);
-                shared.keeper.broken(&connection);
+                if shared.supervisor.broken(&connection) {
+                    tracing::warn!(socket, "node gone");
+                }
             }
         };
         std::thread::Builder::new().name("forebay-client".into()).spawn(receive).is_ok()
@@ -412,7 +409,7 @@ impl Shared {
         on_answer: impl FnOnce(Option<Answer>) + Send + 'static,
     ) {
         connection.ask(request, on_answer);
-        self.keeper.listen(self.answer_limit());
+        self.supervisor.listen(self.answer_limit());
     }
 
     /// The same, for a request with several answers: `on_answer` says whether more are to come.
@@ -423,7 +420,7 @@ impl Shared {
         on_answer: impl FnMut(Option<Answer>) -> bool + Send + 'static,
     ) {
         connection.ask_for_many(request, on_answer);
-        self.keeper.listen(self.answer_limit());
+        self.supervisor.listen(self.answer_limit());
     }
 
     /// Asks, and promises what `read` makes of the answer; nothing if it makes nothing of it.

@@ -1,5 +1,5 @@
-//! Loading chunks of a lease: the node has them lie in the arena, and the client's own mover copies them from there to their
-//! target, once. This file knows these steps; it must never know where the node had a chunk before.
+//! Loading chunks of a lease: the node has them lie in the arena, and the client's own mover copies them
+//! from there to their target, once.
 
 use super::lease::{Held, Lease};
 use super::{Client, LentChunk, lent};
@@ -30,9 +30,7 @@ pub enum NotLoaded {
     /// A layer's target has another length than the layer.
     #[error("layer {layer} has {layer_bytes} bytes, its target {target_bytes}")]
     Length {
-        /// The layer.
         layer: usize,
-        /// Its length.
         layer_bytes: u64,
         /// The length of its target.
         target_bytes: u64,
@@ -57,32 +55,17 @@ struct Copy {
 }
 
 impl Client {
-    /// Loads all layers of a chunk of the lease, counted from 0. See [`load_layers`](Client::load_layers).
-    pub fn load_chunk(
-        &self,
-        lease: &Lease,
-        chunk: usize,
-        targets: &[Vec<Span>],
-        class: Class,
-        deadline_us: Option<u64>,
-        on_end: impl FnOnce(End) + Send + 'static,
-    ) -> Result<(), NotLoaded> {
-        self.load_layers(lease, chunk, 0..targets.len(), targets, class, deadline_us, on_end)
-    }
-
-    /// Loads layers of a chunk. `deadline_us` is in the mover's clock. A chunk on the node's disk or on a peer comes into the
-    /// node's memory first, verified there.
+    /// Loads all layers of a chunk of the lease, counted from 0. `deadline_us` is in the mover's clock. A chunk on the node's
+    /// disk or on a peer comes into the node's memory first, verified there.
     ///
     /// With `Ok`, `on_end` is called exactly once, on the mover's thread or the connection's: keep it short, and do not wait
     /// for the client or the mover in it. It is told the number of bytes that are in place, or why they are not; if the node
     /// failed, nothing was written to the targets. What arrived must be [verified](Client::verify) before it is used, and
     /// the lease must be held until then.
-    #[expect(clippy::too_many_arguments, reason = "what, where to, how urgent and whom to tell, each plain")]
-    pub fn load_layers(
+    pub fn load_chunk(
         &self,
         lease: &Lease,
         chunk: usize,
-        layers: Range<usize>,
         targets: &[Vec<Span>],
         class: Class,
         deadline_us: Option<u64>,
@@ -93,8 +76,9 @@ impl Client {
         if chunk >= lease.len() {
             return Err(Unreadable::Outside { chunk, layer: 0 }.into());
         }
-        if layers.is_empty() || layers.len() != targets.len() {
-            return Err(NotLoaded::Layers { layers, targets: targets.len(), chunk_layers: 0 });
+        let layers = 0..targets.len();
+        if layers.is_empty() {
+            return Err(NotLoaded::Layers { layers, targets: 0, chunk_layers: 0 });
         }
         let copy = Copy { held: Arc::clone(held), layers, targets: targets.to_vec(), class, deadline_us };
         match held.place(chunk) {

@@ -1,5 +1,5 @@
-//! Storing chunks: the node reserves a slot, the client's mover copies the chunk there, once, and the client says what its
-//! checksums are. This file knows these steps; it must never know what is evicted for the slot.
+//! Storing chunks: the node reserves a slot, the client's mover copies the chunk there, once, and the
+//! client says what its checksums are.
 //!
 //! A slot that a lost operation of the client's mover may still write is not given back before the mover says that it is
 //! quiet.

@@ -1,5 +1,4 @@
-//! Which chunks the node has no more, for a client that wants to know. This file knows who is told; it must never know how the
-//! node finds out.
+//! Telling a client which of the chunks that it watches the node has no more.
 
 use super::Client;
 use crate::protocol::answer::Answer;

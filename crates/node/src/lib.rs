@@ -1,11 +1,8 @@
 //! The node: the process of each host that holds KV for the engines of that host and for other nodes.
-//!
-//! Knows which chunks are where, on this host and elsewhere, and who may have them. Must never know what KV means, or
-//! how bytes are moved: copies are transfers that the mover carries out.
+//! Engines of the host use it by way of `forebay-client`.
 
 mod config;
 pub mod directory;
-mod elsewhere;
 mod endpoint;
 mod hex;
 mod local;
@@ -13,6 +10,7 @@ pub mod log;
 pub mod metrics;
 mod node;
 mod peering;
+mod remote;
 
 pub use config::{
     CollectorConfig, ConfigError, DirectoryConfig, LimitsConfig, MemoryConfig, MetricsConfig, NodeConfig,

@@ -1,4 +1,4 @@
-//! What a node answers its clients. Pure: this file knows the words and their bytes; it must never know what led to them.
+//! What a node answers its clients, as values and as the bytes of frames. Pure.
 
 use super::bytes::{BadBytes, Reader, Writer};
 use super::frame::{Asked, Frame};
@@ -90,7 +90,7 @@ pub enum Refusal {
     /// The client may not connect.
     NotAllowed,
     /// What the client said is not the protocol. The connection ends.
-    BadWords,
+    BadRequest,
 }
 
 /// Kinds of refusals.
@@ -103,7 +103,7 @@ const KINDS: [Refusal; 7] = [
     Refusal::NotTaken,
     Refusal::NotRead,
     Refusal::NotAllowed,
-    Refusal::BadWords,
+    Refusal::BadRequest,
 ];
 
 /// What becomes of a chunk for which a slot was to be reserved.

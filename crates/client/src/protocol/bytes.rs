@@ -1,5 +1,5 @@
-//! Numbers and lengths as bytes: little-endian, each list behind its length. This file knows how to write them and how to
-//! read them from somebody who may be lying; it must never know what they mean.
+//! Numbers and lists as bytes: little-endian, each list behind its length. They are read from somebody
+//! who may be lying.
 
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, MAX_LAYERS};
@@ -14,23 +14,17 @@ pub enum BadBytes {
     Short {
         /// What was being read.
         what: &'static str,
-        /// Its length.
         needed: usize,
         /// What there is.
         left: usize,
     },
     /// They go on behind the end.
     #[error("{left} bytes are left behind the end")]
-    Long {
-        /// How many.
-        left: usize,
-    },
+    Long { left: usize },
     /// A number that is not allowed.
     #[error("{what} is {value}; allowed is {allowed}")]
     Value {
-        /// Which.
         what: &'static str,
-        /// What it says.
         value: u64,
         /// What it may say.
         allowed: &'static str,
@@ -56,23 +50,15 @@ impl<'a> Reader<'a> {
         array.copy_from_slice(self.bytes(what, N)?);
         Ok(array)
     }
-
-    /// A byte.
     pub fn u8(&mut self, what: &'static str) -> Result<u8, BadBytes> {
         self.array::<1>(what).map(|[byte]| byte)
     }
-
-    /// Two bytes.
     pub fn u16(&mut self, what: &'static str) -> Result<u16, BadBytes> {
         self.array(what).map(u16::from_le_bytes)
     }
-
-    /// Four bytes.
     pub fn u32(&mut self, what: &'static str) -> Result<u32, BadBytes> {
         self.array(what).map(u32::from_le_bytes)
     }
-
-    /// Eight bytes.
     pub fn u64(&mut self, what: &'static str) -> Result<u64, BadBytes> {
         self.array(what).map(u64::from_le_bytes)
     }
@@ -168,23 +154,15 @@ impl Writer {
         self.0.extend_from_slice(bytes);
         self
     }
-
-    /// A byte.
     pub fn u8(self, value: u8) -> Writer {
         self.bytes(&[value])
     }
-
-    /// Two bytes.
     pub fn u16(self, value: u16) -> Writer {
         self.bytes(&value.to_le_bytes())
     }
-
-    /// Four bytes.
     pub fn u32(self, value: u32) -> Writer {
         self.bytes(&value.to_le_bytes())
     }
-
-    /// Eight bytes.
     pub fn u64(self, value: u64) -> Writer {
         self.bytes(&value.to_le_bytes())
     }
@@ -194,8 +172,6 @@ impl Writer {
         let start = self.u32(u32::try_from(entries.len()).unwrap_or(u32::MAX));
         entries.iter().fold(start, entry)
     }
-
-    /// Text.
     pub fn text(self, text: &str) -> Writer {
         self.u32(u32::try_from(text.len()).unwrap_or(u32::MAX)).bytes(text.as_bytes())
     }

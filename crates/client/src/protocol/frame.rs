@@ -37,7 +37,6 @@ pub struct Frame {
     pub kind: u16,
     /// Of the request.
     pub number: u64,
-    /// What it says.
     pub body: Vec<u8>,
     /// What it answers and that it is whole, as its sender says.
     pub digest: u64,
@@ -46,7 +45,6 @@ pub struct Frame {
 /// A request, as its answer names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Asked {
-    /// Its number.
     pub number: u64,
     /// The digest of its frame.
     pub digest: u64,
@@ -61,7 +59,6 @@ pub enum BadFrame {
     /// A longer body than there may be.
     #[error("a frame of {bytes} bytes; at most {allowed} may be")]
     TooLong {
-        /// What the header says.
         bytes: usize,
         /// What is allowed to whoever sends it.
         allowed: usize,
@@ -71,7 +68,6 @@ pub enum BadFrame {
         "a frame of {bytes} bytes, while clients have not finished frames of {taken}; limits.unfinished is {limit}"
     )]
     NoRoom {
-        /// What the header says.
         bytes: usize,
         /// What is taken.
         taken: u64,
@@ -80,10 +76,7 @@ pub enum BadFrame {
     },
     /// A shorter one than a digest.
     #[error("a frame of {bytes} bytes; at least the {DIGEST_BYTES} of its digest must be")]
-    TooShort {
-        /// What the header says.
-        bytes: u32,
-    },
+    TooShort { bytes: u32 },
     /// The frame is not whole, or answers something else than was asked.
     #[error(
         "the frame of kind {kind} and number {number} is cut, or belongs to something else: its digest is wrong"

@@ -1,4 +1,4 @@
-//! What a client asks of its node. Pure: this file knows the words and their bytes; it must never know how they are answered.
+//! What a client asks of its node, as values and as the bytes of frames. Pure.
 
 use super::bytes::{BadBytes, Reader, Writer};
 use super::frame::Frame;
@@ -59,7 +59,6 @@ pub enum Request {
         ttl_us: u64,
         /// Whether that is to load it. Otherwise it is only kept: that is no hit, and where it lies is not said.
         to_load: bool,
-        /// The sequence.
         ids: Vec<ChunkId>,
     },
     /// Lend chunks of a lease, wherever they are. Answered as they come, in as many answers as it takes.
@@ -75,7 +74,6 @@ pub enum Request {
     Renew {
         /// For how long.
         ttl_us: u64,
-        /// Which.
         leases: Vec<u64>,
     },
     /// End leases. Not answered.
@@ -89,13 +87,9 @@ pub enum Request {
     /// Chunks are in their slots.
     Commit(Vec<Filled>),
     /// The chunk will never be in its slot, and nobody writes it any more. Not answered.
-    Abort {
-        /// The slot.
-        slot: u64,
-    },
+    Abort { slot: u64 },
     /// What a chunk of a lease has for bytes is not what was stored. Not answered.
     Corrupt {
-        /// The lease.
         lease: u64,
         /// The chunk's place there.
         chunk: u32,
@@ -104,7 +98,6 @@ pub enum Request {
     Used {
         /// Length of each.
         chunk_bytes: u64,
-        /// Which.
         ids: Vec<ChunkId>,
     },
     /// Say when these chunks have gone, and now which of them are not there.

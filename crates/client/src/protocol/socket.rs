@@ -1,5 +1,4 @@
-//! The system calls of the local socket: bytes and one descriptor, and the waits. This file knows
-//! sockets and descriptors; it must never know what the bytes say.
+//! The system calls of the local socket: bytes and one descriptor, and the waits.
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,12 +29,12 @@ pub fn peer_process(socket: &OwnedFd) -> i32 {
 }
 
 /// How long a send or a receive may wait; `None` for as long as it takes.
-pub fn set_patience(socket: &OwnedFd, receive: Option<Duration>, send: Option<Duration>) -> io::Result<()> {
+pub fn set_timeouts(socket: &OwnedFd, receive: Option<Duration>, send: Option<Duration>) -> io::Result<()> {
     sockopt::set_socket_timeout(socket, Timeout::Recv, receive)?;
     Ok(sockopt::set_socket_timeout(socket, Timeout::Send, send)?)
 }
 
-/// Sends all of it, waiting as long as the socket's patience allows.
+/// Sends all of it, waiting as long as the socket's timeout allows.
 pub fn send_all(socket: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
     send_from(socket, &mut bytes)
 }
@@ -96,13 +95,13 @@ pub fn receive_with(socket: &OwnedFd, bytes: &mut [u8]) -> io::Result<(usize, Op
 }
 
 /// Ends what comes in, so that whoever waits for it goes on.
-pub fn hang_up(socket: &OwnedFd) {
+pub fn shut_receiving(socket: &OwnedFd) {
     // A socket that is not connected any more has nothing to end.
     let _ = shutdown(socket, Shutdown::Read);
 }
 
 /// Ends both directions, so that the other end sees it although this descriptor stays open.
-pub fn part(socket: &OwnedFd) {
+pub fn disconnect(socket: &OwnedFd) {
     // A socket that is not connected any more has nothing to end.
     let _ = shutdown(socket, Shutdown::Both);
 }

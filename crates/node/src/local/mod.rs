@@ -1,14 +1,15 @@
-//! The node and the processes of its host: a UNIX socket for words, the arena for bytes.
+//! The node and the processes of its host: a UNIX socket for messages, the arena for bytes.
 //!
-//! Pure parts: `frame`, `request` and `answer` are the bytes of the words; `session` and `watched` are what a client holds
-//! and watches. Driver:
-//! `socket`. Glue: `outbox` sends answers from any thread, `desk` answers one client, `listener` lets clients in, `traces` times what they ask. Knows who
-//! holds what of the arena; must never know why.
+//! `listener` lets clients in, `connection` is the thread of one, `session` answers its requests, `bring`
+//! is a request with several answers, and `answer_queue` sends answers from any thread. `holdings` and
+//! `watched` are what a client holds and watches: pure. `clients` is all of them together.
 
-pub mod bringing;
-pub mod desk;
+mod answer_queue;
+mod bring;
+pub mod clients;
+mod connection;
+pub mod holdings;
 pub mod listener;
-pub mod outbox;
 pub mod session;
-pub mod traces;
-pub mod watched;
+mod traces;
+mod watched;

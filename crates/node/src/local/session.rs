@@ -1,219 +1,388 @@
-//! What one client holds: leases with the chunks lent under them, and slots that it writes. Time is an argument. This file
-//! knows limits and when something ends; it must never know the words that led to it.
-//!
-//! When the client's connection ends, its leases end at once: whoever still reads finds that they are dead. Its slots do not:
-//! its copies may still write them until the process has exited, or has said before that none does.
+//! The session of a client: every request becomes a call of the store or of other nodes, and what comes
+//! of it an answer. It never waits for a disk or a peer.
 
+use super::answer_queue::AnswerQueue;
+use super::bring::{BringRequest, BroughtEnd};
+use super::clients::Clients;
+use super::holdings::Holdings;
+use super::traces::Traces;
+use super::watched::Watched;
+use crate::remote::PullRequest;
+use forebay_client::protocol::answer::{Answer, Commitment, Found, Leased, Lent, Refusal, Reservation};
+use forebay_client::protocol::frame::{Asked, UNASKED};
+use forebay_client::protocol::request::{Filled, IDS_MAX, NewChunk, Request};
 use forebay_kv::ChunkId;
-use forebay_store::{Lease, Loan, Reservation};
-use std::collections::HashMap;
+use forebay_store::{ChunkShape, Left, Loan, NotCommitted, NotStored, TenantId};
+use forebay_transfer::Class;
+use parking_lot::{Mutex, MutexGuard};
+use rustix::fd::OwnedFd;
+use std::io;
 use std::sync::Arc;
-use thiserror::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a client may hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SessionLimits {
-    /// Leases at a time.
-    pub leases: usize,
-    /// Slots at a time.
-    pub slots: usize,
-    /// Chunks on their way into memory at a time.
-    pub loads: usize,
-}
+/// Bytes of checksums and places in the answer to a lease at most. Chunks beyond are told one by one.
+const LENT_BYTES_MAX: usize = 4 << 20;
 
-/// Why a client does not get what it wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum NotHeld {
-    /// It has as many as it may.
-    #[error("the client has {limit} {what}; no more may be")]
-    Limit {
-        /// Of what.
-        what: &'static str,
-        /// How many may be.
-        limit: usize,
-    },
-    /// There is no such lease.
-    #[error("lease {lease} is dead")]
-    DeadLease {
-        /// Which.
-        lease: u64,
-    },
-    /// The lease has fewer chunks.
-    #[error("chunk {chunk} is outside of lease {lease}, which has {chunks}")]
-    Outside {
-        /// Which lease.
-        lease: u64,
-        /// The chunk's place.
-        chunk: usize,
-        /// Chunks of the lease.
-        chunks: usize,
-    },
-    /// There is no such slot.
-    #[error("slot {slot} is not reserved")]
-    NoSlot {
-        /// Which.
-        slot: u64,
-    },
-    /// The client is gone.
-    #[error("the client is gone")]
-    Gone,
-}
+/// Chunks behind one that is pulled that are named along with it.
+const PULLED_MAX: usize = 64;
 
-/// A lease of the client.
-#[derive(Debug)]
-pub struct HeldLease {
-    /// Of what is on this host.
-    pub lease: Arc<Lease>,
-    /// The chunks, those on peers included.
-    pub ids: Arc<[ChunkId]>,
-    loans: HashMap<usize, Loan>,
-    expires_us: u64,
-}
+/// Bytes of a chunk in an answer beside its checksums.
+const LENT_BYTES: usize = 16;
 
-/// What a client holds.
 #[derive(Debug)]
 pub struct Session {
-    limits: SessionLimits,
-    leases: HashMap<u64, HeldLease>,
-    slots: HashMap<u64, Reservation>,
-    next: u64,
-    loads: usize,
-    gone: bool,
+    clients: Arc<Clients>,
+    holdings: Mutex<Holdings>,
+    traces: Traces,
+    watches: AtomicBool,
+    watched: Mutex<Watched>,
+    pub answers: AnswerQueue,
+    pub tenant: TenantId,
+    pub name: String,
+}
+
+/// What the client's thread does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// Take the next request.
+    Go,
+    /// The client goes, and nothing of it writes the arena.
+    Bye,
+    /// The client does not speak the protocol.
+    HangUp,
 }
 
 impl Session {
-    /// Holds nothing.
-    pub fn new(limits: SessionLimits) -> Session {
-        Session { limits, leases: HashMap::new(), slots: HashMap::new(), next: 1, loads: 0, gone: false }
+    /// A client that holds nothing.
+    pub fn new(
+        clients: Arc<Clients>,
+        socket: OwnedFd,
+        tenant: TenantId,
+        name: String,
+    ) -> io::Result<Session> {
+        let holdings = Mutex::new(Holdings::new(clients.limits.holdings));
+        let traces = Traces::new(Arc::clone(&clients.spans), &name);
+        let (watches, watched, answers) =
+            (AtomicBool::new(false), Mutex::default(), AnswerQueue::new(socket)?);
+        Ok(Session { clients, holdings, traces, watches, watched, answers, tenant, name })
     }
 
-    /// Leases and slots.
-    pub fn holds(&self) -> usize {
-        self.leases.len() + self.slots.len()
+    /// A panic under the lock leaves what the client holds; it is freed with the rest.
+    pub fn holdings(&self) -> MutexGuard<'_, Holdings> {
+        self.holdings.lock()
     }
 
-    /// Leases.
-    pub fn leases(&self) -> usize {
-        self.leases.len()
+    /// Answers from any thread.
+    fn answer(&self, asked: Asked, answer: &Answer) {
+        let refused = match answer {
+            Answer::Refused(_, why) => Some(why.as_str()),
+            _ => None,
+        };
+        self.traces.end(asked.number, refused);
+        self.answers.put(&answer.encode(asked));
     }
 
-    /// Slots.
-    pub fn slots(&self) -> usize {
-        self.slots.len()
+    /// Answers a request that has several answers. With the last one it ends.
+    fn answer_in_part(&self, asked: Asked, answer: &Answer, is_last: bool) {
+        if is_last {
+            self.traces.end(asked.number, None);
+        }
+        self.answers.put(&answer.encode(asked));
     }
 
-    /// Whether there may be another lease.
-    pub fn room_for_lease(&self) -> Result<(), NotHeld> {
-        let limit = self.limits.leases;
-        if self.leases.len() < limit { Ok(()) } else { Err(NotHeld::Limit { what: "leases", limit }) }
+    fn refuse(&self, asked: Asked, refusal: Refusal, why: impl ToString) {
+        self.answer(asked, &Answer::Refused(refusal, why.to_string()));
     }
 
-    /// Whether there may be another slot.
-    pub fn room_for_slot(&self) -> Result<(), NotHeld> {
-        let limit = self.limits.slots;
-        if self.slots.len() < limit { Ok(()) } else { Err(NotHeld::Limit { what: "slots", limit }) }
+    /// Takes a request.
+    pub fn take(self: &Arc<Self>, asked: Asked, request: Request) -> Next {
+        if let Some(name) = request.traced_as() {
+            self.traces.begin(asked.number, name);
+        }
+        match request {
+            Request::Hello(_) => {
+                self.refuse(asked, Refusal::BadRequest, "a second hello");
+                return Next::HangUp;
+            }
+            Request::Lookup(ids) => self.lookup(asked, &ids),
+            Request::Lease { ttl_us, to_load, ids } => self.lease(asked, &ids, ttl_us, to_load),
+            Request::Bring { lease, chunks, class, within_us } => {
+                let deadline_us = within_us.map(|within_us| self.clients.now_us().saturating_add(within_us));
+                let session = Arc::clone(self);
+                let tell = move |answer, is_last| session.answer_in_part(asked, &answer, is_last);
+                let request = BringRequest::new(chunks.len(), tell);
+                for chunk in chunks {
+                    self.bring(&request, lease, chunk as usize, (class, deadline_us));
+                }
+            }
+            Request::Renew { ttl_us, leases } => self.renew(asked, leases, ttl_us),
+            Request::Release(leases) => {
+                leases.iter().for_each(|lease| self.holdings().release(*lease));
+                self.clients.let_go();
+            }
+            Request::Reserve { shape, chunks } => {
+                let all = chunks.iter().map(|chunk| self.reserve(chunk, &shape)).collect();
+                self.answer(asked, &Answer::Reserved(all));
+            }
+            Request::Commit(filled) => {
+                let all = filled.iter().map(|filled| self.commit(filled)).collect();
+                self.answer(asked, &Answer::Committed(all));
+                self.clients.let_go();
+            }
+            Request::Abort { slot } => {
+                // One that is not reserved is not.
+                let slot = self.holdings().take_slot(slot);
+                drop(slot);
+                self.clients.let_go();
+            }
+            Request::Corrupt { lease, chunk } => self.check(lease, chunk as usize),
+            Request::Used { chunk_bytes, ids } => self.clients.store.used(self.tenant, &ids, chunk_bytes),
+            Request::Watch(ids) => self.watch(asked, &ids),
+            Request::Stat => self.answer(asked, &Answer::Stat(self.clients.stat())),
+            Request::Ping => self.answer(asked, &Answer::Pong),
+            Request::Bye => return Next::Bye,
+        }
+        Next::Go
     }
 
-    /// A lease, with the chunks lent from its first one on. Names it.
-    pub fn grant(&mut self, lease: Lease, ids: &[ChunkId], loans: Vec<Loan>, expires_us: u64) -> u64 {
-        let name = self.name();
-        let (lease, loans) = (Arc::new(lease), loans.into_iter().enumerate().collect());
-        self.leases.insert(name, HeldLease { lease, ids: ids.into(), loans, expires_us });
-        name
-    }
-
-    /// A live lease that has the chunk.
-    pub fn lease(&self, name: u64, chunk: usize) -> Result<&HeldLease, NotHeld> {
-        let held = self.leases.get(&name).ok_or(NotHeld::DeadLease { lease: name })?;
-        match held.ids.len() {
-            chunks if chunk >= chunks => Err(NotHeld::Outside { lease: name, chunk, chunks }),
-            _ => Ok(held),
+    fn lookup(self: &Arc<Self>, asked: Asked, ids: &[ChunkId]) {
+        let (in_memory, on_disk) = self.clients.store.locate(ids);
+        let here = in_memory + on_disk;
+        let (in_memory, on_disk) = (in_memory as u32, on_disk as u32);
+        let found =
+            move |on_peers: usize| Answer::Found(Found { in_memory, on_disk, on_peers: on_peers as u32 });
+        match self.clients.remote() {
+            Some(remote) if here < ids.len() => {
+                let session = Arc::clone(self);
+                let on_found = move |on_peers| session.answer(asked, &found(on_peers));
+                remote.lookup(self.tenant, &ids[here..], Box::new(on_found));
+            }
+            _ => self.answer(asked, &found(0)),
         }
     }
 
-    /// Lets a lease live until then, if `renew` does.
-    pub fn renew(&mut self, name: u64, expires_us: u64, renew: impl FnOnce(&Lease) -> bool) -> bool {
-        let Some(held) = self.leases.get_mut(&name) else { return false };
-        let alive = held.lease.is_empty() || renew(&held.lease);
-        match alive {
-            true => held.expires_us = expires_us,
-            false => drop(self.leases.remove(&name)),
+    fn lease(&self, asked: Asked, ids: &[ChunkId], ttl_us: u64, to_load: bool) {
+        if self.clients.is_draining() {
+            return self.refuse(asked, Refusal::Draining, "the node is shutting down");
         }
-        alive
-    }
-
-    /// Ends a lease.
-    pub fn release(&mut self, name: u64) {
-        self.leases.remove(&name);
-    }
-
-    /// Ends the leases whose time has come.
-    pub fn expire(&mut self, now_us: u64) {
-        self.leases.retain(|_, held| held.expires_us > now_us);
-    }
-
-    /// When the next lease ends.
-    pub fn next_expiry_us(&self) -> Option<u64> {
-        self.leases.values().map(|held| held.expires_us).min()
-    }
-
-    /// A chunk is to be brought.
-    pub fn begin_load(&mut self) -> Result<(), NotHeld> {
-        let limit = self.limits.loads;
-        if self.loads >= limit {
-            return Err(NotHeld::Limit { what: "chunks under way", limit });
+        if let Err(limit) = self.holdings().room_for_lease() {
+            return self.refuse(asked, Refusal::Limit, limit);
         }
-        self.loads += 1;
-        Ok(())
-    }
-
-    /// A chunk that was to be brought has come, or not.
-    pub fn end_load(&mut self) {
-        self.loads = self.loads.saturating_sub(1);
-    }
-
-    /// A chunk is lent under a lease.
-    pub fn lend(&mut self, name: u64, chunk: usize, loan: Loan) -> Result<&Loan, NotHeld> {
-        let held = self.leases.get_mut(&name).ok_or(NotHeld::DeadLease { lease: name })?;
-        Ok(held.loans.entry(chunk).or_insert(loan))
-    }
-
-    /// A slot that the client will write. Names it.
-    pub fn reserve(&mut self, slot: Reservation) -> Result<u64, NotHeld> {
-        if self.gone {
-            return Err(NotHeld::Gone);
+        let store = &self.clients.store;
+        let ttl_us = ttl_us.min(self.clients.limits.lease_us);
+        let lease = if to_load {
+            store.lease(self.tenant, ids, ttl_us)
+        } else {
+            store.hold(self.tenant, ids, ttl_us)
+        };
+        let (here, in_memory) = (lease.len(), lease.in_memory());
+        let on_peers = self.known_remote(&ids[here..]);
+        if to_load {
+            self.clients.count_hits(in_memory, here - in_memory, on_peers);
         }
-        let name = self.name();
-        self.slots.insert(name, slot);
-        Ok(name)
+        if here + on_peers == 0 {
+            return self.answer(asked, &Answer::Leased(Leased::default()));
+        }
+        let (mut loans, mut bytes) = (Vec::new(), 0);
+        let lent_now = if to_load { in_memory } else { 0 };
+        for chunk in 0..lent_now {
+            let Ok(loan) = store.lend(&lease, chunk) else { break };
+            bytes += LENT_BYTES + 4 * loan.sums().len();
+            if bytes > LENT_BYTES_MAX {
+                break;
+            }
+            loans.push(loan);
+        }
+        let lent = lent_of(&loans);
+        let expires_us = self.clients.now_us().saturating_add(ttl_us);
+        let name = self.holdings().grant(lease, &ids[..here + on_peers], loans, expires_us);
+        let leased = Leased {
+            lease: name,
+            ttl_us,
+            in_memory: in_memory as u32,
+            on_disk: (here - in_memory) as u32,
+            on_peers: on_peers as u32,
+            lent,
+        };
+        self.answer(asked, &Answer::Leased(leased));
     }
 
-    /// The client writes a slot no more.
-    pub fn take_slot(&mut self, name: u64) -> Result<Reservation, NotHeld> {
-        self.slots.remove(&name).ok_or(NotHeld::NoSlot { slot: name })
+    fn bring(
+        self: &Arc<Self>,
+        request: &Arc<BringRequest>,
+        name: u64,
+        chunk: usize,
+        (class, deadline_us): (Class, Option<u64>),
+    ) {
+        let mut holdings = self.holdings();
+        let held = match holdings.lease(name, chunk) {
+            Ok(held) => held,
+            Err(error) => return request.end(chunk, Err((Refusal::Gone, error.to_string()))),
+        };
+        if let Some(loan) = held.loan(chunk) {
+            return request.end(chunk, Ok(lent(loan)));
+        }
+        let (lease, ids) = (Arc::clone(&held.lease), Arc::clone(&held.ids));
+        if let Err(limit) = holdings.begin_load() {
+            return request.end(chunk, Err((Refusal::Limit, limit.to_string())));
+        }
+        drop(holdings);
+        let (session, request) = (Arc::clone(self), Arc::clone(request));
+        if chunk < lease.len() {
+            let kept = Arc::clone(&lease);
+            self.clients.store.bring(&lease, chunk, class, deadline_us, move |outcome| {
+                drop(kept);
+                let outcome = outcome.map_err(|error| error.to_string());
+                request.end(chunk, session.brought(name, chunk, outcome));
+            });
+            return;
+        }
+        let on_end = move |outcome| request.end(chunk, session.brought(name, chunk, outcome));
+        let Some(remote) = self.clients.remote() else { return on_end(Err("there are no peers".into())) };
+        let parent = chunk.checked_sub(1).map(|before| ids[before]);
+        let ids = ids[chunk..ids.len().min(chunk + PULLED_MAX)].to_vec();
+        remote.pull(PullRequest { tenant: self.tenant, ids, parent, class, deadline_us }, Box::new(on_end));
     }
 
-    /// The connection has ended: no lease lives, and none will be. Slots stay.
-    pub fn disconnect(&mut self) {
-        self.gone = true;
-        self.leases.clear();
+    fn known_remote(&self, ids: &[ChunkId]) -> usize {
+        if ids.is_empty() {
+            return 0;
+        }
+        self.clients.remote().map_or(0, |remote| remote.lookup_known(self.tenant, ids))
     }
 
-    /// Nothing of the client writes the arena any more.
-    pub fn quiet(&mut self) {
-        self.slots.clear();
+    /// A chunk has come into memory, or not; on any thread.
+    fn brought(&self, name: u64, chunk: usize, outcome: Result<Loan, String>) -> BroughtEnd {
+        let mut holdings = self.holdings();
+        holdings.end_load();
+        let loan = outcome.map_err(|why| (Refusal::NotRead, why))?;
+        let lent_now = holdings.lend(name, chunk, loan).map(lent);
+        lent_now.map_err(|error| (Refusal::Gone, error.to_string()))
     }
 
-    fn name(&mut self) -> u64 {
-        let name = self.next;
-        self.next += 1;
-        name
+    fn renew(&self, asked: Asked, mut leases: Vec<u64>, ttl_us: u64) {
+        let ttl_us = ttl_us.min(self.clients.limits.lease_us);
+        let expires_us = self.clients.now_us().saturating_add(ttl_us);
+        let mut holdings = self.holdings();
+        leases.retain(|name| !holdings.renew(*name, expires_us, |lease| lease.renew(ttl_us).is_ok()));
+        drop(holdings);
+        self.answer(asked, &Answer::Renewed(leases));
+    }
+
+    fn reserve(&self, chunk: &NewChunk, shape: &ChunkShape) -> Reservation {
+        if self.clients.is_draining() {
+            return Reservation::Refused(Refusal::Draining, "the node is shutting down".into());
+        }
+        if let Err(limit) = self.holdings().room_for_slot() {
+            return Reservation::Refused(Refusal::Limit, limit.to_string());
+        }
+        let slot = match self.clients.store.reserve(self.tenant, chunk.id, chunk.parent, shape) {
+            Ok(Some(slot)) => slot,
+            Ok(None) => return Reservation::Here,
+            Err(NotStored::Refused(refused)) => {
+                return Reservation::Refused(Refusal::NotTaken, refused.to_string());
+            }
+            Err(error) => return Reservation::Refused(Refusal::NotTaken, error.to_string()),
+        };
+        let offset_bytes = slot.offset_bytes();
+        let reserved = self.holdings().reserve(slot);
+        match reserved {
+            Ok(slot) => Reservation::Slot { slot, offset_bytes },
+            Err(error) => Reservation::Refused(Refusal::Gone, error.to_string()),
+        }
+    }
+
+    fn commit(&self, filled: &Filled) -> Commitment {
+        let taken = self.holdings().take_slot(filled.slot);
+        let slot = match taken {
+            Ok(slot) => slot,
+            Err(error) => return Commitment::Refused(Refusal::Gone, error.to_string()),
+        };
+        match slot.commit(&filled.sums) {
+            Ok(()) => Commitment::Visible,
+            Err(NotCommitted::Deleted) => Commitment::Deleted,
+            Err(error) => Commitment::Refused(Refusal::NotTaken, error.to_string()),
+        }
+    }
+
+    /// A client found wrong bytes. Only what is wrong here too is dropped: a client's own memory may be at fault.
+    fn check(&self, name: u64, chunk: usize) {
+        let holdings = self.holdings();
+        let lent = holdings.lease(name, chunk).ok().and_then(|held| held.loan(chunk));
+        if lent.is_some_and(|loan| !loan.check()) {
+            self.clients.count_corrupt(&self.name);
+        }
+    }
+
+    /// Whether the client watches anything.
+    pub fn watches(&self) -> bool {
+        self.watches.load(Ordering::Acquire)
+    }
+
+    /// It is answered before the next chunk is said to be gone: the client takes both in order.
+    fn watch(&self, asked: Asked, ids: &[ChunkId]) {
+        self.watches.store(true, Ordering::Release);
+        if let Err(error) = self.clients.tell_who_watches() {
+            return self.refuse(asked, Refusal::Limit, error);
+        }
+        let mut watched = self.watched.lock();
+        let absent = watched.watch(ids, |id| self.has(id));
+        self.answer(asked, &Answer::Watched(absent));
+    }
+
+    /// Chunks may have gone; on the store's thread.
+    pub fn tell_left(&self, left: Left<'_>) {
+        let mut watched = self.watched.lock();
+        let gone = watched.take_gone(left, |id| self.has(id));
+        for part in gone.chunks(IDS_MAX) {
+            self.answers.put(&Answer::Gone(part.to_vec()).encode(UNASKED));
+        }
+    }
+
+    /// The client watches nothing any more.
+    pub fn unwatch(&self) {
+        self.watches.store(false, Ordering::Release);
+        self.watched.lock().clear();
+    }
+
+    fn has(&self, id: &ChunkId) -> bool {
+        self.clients.store.lookup(std::slice::from_ref(id)) > 0
+    }
+
+    /// Ends the leases whose time has come, and says in how many microseconds the next one ends.
+    pub fn expire(&self) -> Option<u64> {
+        let now_us = self.clients.now_us();
+        let mut holdings = self.holdings();
+        let before = holdings.holds();
+        holdings.expire(now_us);
+        let (after, next) = (holdings.holds(), holdings.next_expiry_us());
+        drop(holdings);
+        if after < before {
+            self.clients.note_expired(&self.name, before - after);
+            self.clients.let_go();
+        }
+        next.map(|expires_us| expires_us.saturating_sub(now_us) + 1)
     }
 }
 
-impl HeldLease {
-    /// A chunk that is lent under it.
-    pub fn loan(&self, chunk: usize) -> Option<&Loan> {
-        self.loans.get(&chunk)
+fn lent(loan: &Loan) -> Lent {
+    Lent {
+        offset_bytes: loan.offset_bytes(),
+        shape: Arc::new(loan.shape().clone()),
+        sums: loan.sums().to_vec(),
     }
+}
+
+/// Chunks of the same shape share it.
+fn lent_of(loans: &[Loan]) -> Vec<Lent> {
+    let mut shape: Option<Arc<ChunkShape>> = None;
+    let mut lent = Vec::with_capacity(loans.len());
+    for loan in loans {
+        let same = shape.take().filter(|shape| **shape == *loan.shape());
+        let shared = same.unwrap_or_else(|| Arc::new(loan.shape().clone()));
+        let (offset_bytes, sums) = (loan.offset_bytes(), loan.sums().to_vec());
+        lent.push(Lent { offset_bytes, shape: Arc::clone(&shared), sums });
+        shape = Some(shared);
+    }
+    lent
 }

@@ -1,6 +1,5 @@
 //! Ending a node in order, within a limit. The thread that does it is made when the node starts, so
-//! that a system that gives no more threads does not keep a node from ending. This file knows the
-//! order and the limits; it must never know what clients hold.
+//! that a system that gives no more threads does not keep a node from ending.
 
 use super::{Node, STOP_PATIENCE};
 use forebay_store::ssd::SsdError;
@@ -81,16 +80,21 @@ impl Node {
     }
 
     fn end_in_order(self, limit: Duration) -> Result<Drained, DrainError> {
-        let shared = &self.shared;
-        shared.start_draining();
-        if let Some(elsewhere) = shared.elsewhere() {
-            elsewhere.stop();
+        let clients = &self.clients;
+        tracing::info!(limit_s = limit.as_secs(), "node drains");
+        clients.start_draining();
+        if let Some(remote) = clients.remote() {
+            remote.stop();
         }
         let until = Instant::now() + limit;
-        let by_clients = shared.wait_until_light(until);
-        let by_peers = shared.elsewhere().map_or(0, |elsewhere| elsewhere.wait_until_back(until));
+        let by_clients = clients.wait_until_light(until);
+        let by_peers = clients.remote().map_or(0, |remote| remote.wait_until_back(until));
         self.stop();
-        self.shared.store.close()?;
+        if let Err(error) = clients.store.close() {
+            tracing::error!(reason = %error, "log not closed");
+            return Err(error.into());
+        }
+        tracing::info!(cut_off_by_clients = by_clients, cut_off_by_peers = by_peers, "node ended");
         Ok(Drained { cut_off: by_clients + by_peers })
     }
 }

@@ -126,14 +126,9 @@ fn open_volume(config: &SsdConfig, segment_bytes: u64) -> Result<Volume, NodeErr
         if !config.create {
             return Err(NodeError::NoLog { path: path.clone(), mount });
         }
-        tracing::warn!(
-            "{}: there is no log; a new, empty one is made, on the file system that is mounted at {}. If \
-             a disk with a log should be mounted there: stop the node, remove the new log and mount the \
-             disk. ssd.create = false refuses to start without a log",
-            path.display(),
-            mount.display(),
-        );
-        init(path, config.size, segment_bytes, Existing::Keep)?;
+        let (path, mount) = (path.display(), mount.display());
+        tracing::warn!(%path, %mount, "new, empty log made");
+        init(&config.path, config.size, segment_bytes, Existing::Keep)?;
     }
     Ok(Volume::open(path, DiskOptions::default())?)
 }

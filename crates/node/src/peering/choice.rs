@@ -9,7 +9,6 @@ const MEASURED_BYTES_MIN: u64 = 1 << 20;
 /// A peer that is said to have what is wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
-    /// Its name.
     pub name: String,
     /// Whether there is a connection.
     pub is_up: bool,

@@ -1,33 +1,36 @@
-//! Nodes among each other: finding chunks elsewhere, pulling them, and lending one's own.
+//! Nodes among each other: finding chunks on other nodes, pulling them, and leasing one's own to them.
 //!
-//! Pure parts: `words` is what is said, `known` what was heard lately, `too_long` what is of no use here, `choice` whom to ask, `coming` and `lenders` what waits. `owner` lends, `pull` borrows;
-//! this file joins them with the directory and with those who wait. Knows who has what and who wants it; must never know
-//! how bytes travel, or believe a directory or a peer: what they say costs a question at most, and every byte is compared
-//! with its checksum.
+//! A pull has four steps. **Lookup** (`hints`, `negative_cache`, `choice`): who has a chunk, and whom to
+//! ask. **Lease** (`owner` at the peer, `lease_queue` here): the peer keeps chunks still and says where
+//! they lie. **Read** (`pull`): the mover reads them into slots of the arena, and every byte is compared
+//! with its checksum. **Arrival** (`arrivals`): everybody who waits is told. `messages` is what nodes say.
+//! What a directory or a peer says is never believed: it costs a question at most.
 
+mod arrivals;
 mod choice;
-mod coming;
-mod known;
-mod lenders;
+mod hints;
+mod lease_queue;
+mod messages;
+mod negative_cache;
 mod owner;
 mod pull;
-mod too_long;
-mod words;
 
 use crate::config::{LimitsConfig, PeersConfig, RailConfig};
 use crate::directory::{Directory, DirectoryStat, Holders, NodeRecord};
-use crate::elsewhere::{Elsewhere, OnFound, OnPulled, Wanted};
 use crate::metrics::{Spans, Trace};
+use crate::remote::{OnFound, OnPulled, PullRequest, RemoteNodes};
+use arrivals::{Arrivals, Job};
 use choice::Candidate;
-use coming::{Coming, Job};
 use forebay_kv::ChunkId;
 use forebay_net::{Access, Agent, AgentConfig, AgentError, NotReached, PeerStat, ServerStats, Service};
 use forebay_store::{Changed, Store, TenantId};
 use forebay_transfer::LogGate;
 use forebay_transfer::{MoverHandle, Place};
-use known::Known;
-use lenders::Lenders;
-use owner::{Counter, Owner, OwnerStat};
+use hints::Hints;
+use lease_queue::LeaseQueue;
+use messages::{Answer, LOOKUP_IDS_MAX, Question, TenantKey};
+use negative_cache::NegativeCache;
+use owner::{Owner, OwnerStat, PeerService};
 use parking_lot::Mutex;
 use pull::Pull;
 use std::collections::HashMap;
@@ -37,20 +40,18 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
-use too_long::TooLong;
-use words::{Ask, HAS_IDS_MAX, TenantKey, Told};
 
 /// How long a lookup waits for peers that are connected.
 const LOOK_LIMIT_US: u64 = 50_000;
 /// How long a peer that is not connected may take to come about; nobody waits for it.
-const MEET_LIMIT_US: u64 = 5_000_000;
+const CONNECT_LIMIT_US: u64 = 5_000_000;
 /// How long a peer may take to hear what is not worth waiting for.
 const TELL_LIMIT_US: u64 = 5_000_000;
 /// Chunks behind the wanted one that are pulled along with it.
 const BATCH: usize = 16;
 
 /// What pulls need.
-pub(crate) struct Borrower {
+pub(crate) struct Puller {
     /// Weak, so that it never ends on a thread of its own, to which a share of this may have come.
     agent: Weak<Agent>,
     pub store: Store,
@@ -58,10 +59,10 @@ pub(crate) struct Borrower {
     mover: MoverHandle,
     /// `None` ends the thread.
     jobs: Sender<Option<Job>>,
-    known: Mutex<Known>,
-    too_long: Mutex<TooLong>,
-    coming: Mutex<Coming>,
-    lenders: Mutex<Lenders<Pull>>,
+    known: Mutex<Hints>,
+    negative_cache: Mutex<NegativeCache>,
+    arrivals: Mutex<Arrivals>,
+    lease_queue: Mutex<LeaseQueue<Pull>>,
     counts: Counts,
     retried_gate: LogGate,
     corrupt_gate: LogGate,
@@ -80,12 +81,12 @@ struct Counts {
 /// Other nodes, from this one's side.
 pub(crate) struct Peering {
     agent: Arc<Agent>,
-    borrower: Arc<Borrower>,
+    puller: Arc<Puller>,
     worker: Option<JoinHandle<()>>,
     owner: Arc<Owner>,
     directory: Arc<dyn Directory>,
     /// Peers that the agent was told of.
-    met: Arc<Mutex<HashMap<String, SocketAddr>>>,
+    listed_peers: Arc<Mutex<HashMap<String, SocketAddr>>>,
 }
 
 /// What went on between nodes.
@@ -97,7 +98,7 @@ pub struct PeeringStat {
     pub pulled: u64,
     /// Chunks that were to come, and did not.
     pub not_pulled: u64,
-    /// Loans that a peer denied although it was said to have the chunk.
+    /// RemoteLease that a peer denied although it was said to have the chunk.
     pub denied: u64,
     /// Chunks that came with other bytes than were lent.
     pub corrupt: u64,
@@ -136,8 +137,8 @@ impl Directory for Nobody {
 }
 
 /// Answers of peers that a lookup waits for.
-struct Looking {
-    borrower: Arc<Borrower>,
+struct PendingLookup {
+    puller: Arc<Puller>,
     tenant: TenantId,
     ids: Vec<ChunkId>,
     on_found: Option<OnFound>,
@@ -169,7 +170,7 @@ impl Peering {
             accepted_max: config.connections_max,
             accepted_per_peer_max: config.connections_per_peer,
             rails: config.rails.iter().map(RailConfig::options).collect::<Result<_, _>>()?,
-            service: Some(Arc::new(Counter(Arc::clone(&owner))) as Arc<dyn Service>),
+            service: Some(Arc::new(PeerService(Arc::clone(&owner))) as Arc<dyn Service>),
             ..AgentConfig::named(name)
         };
         let agent = Agent::start_on(agent, mover.clone(), here)?;
@@ -182,16 +183,16 @@ impl Peering {
             .spawn(move || queue.into_iter().map_while(|job| job).for_each(|job| job()))
             .map_err(system)?;
         let agent = Arc::new(agent);
-        let borrower = Borrower {
+        let puller = Puller {
             agent: Arc::downgrade(&agent),
             store: store.clone(),
             token: config.token.clone(),
             mover: mover.clone(),
             jobs,
             known: Mutex::default(),
-            too_long: Mutex::default(),
-            coming: Mutex::new(Coming::new(limits.loads())),
-            lenders: Mutex::default(),
+            negative_cache: Mutex::default(),
+            arrivals: Mutex::new(Arrivals::new(limits.loads())),
+            lease_queue: Mutex::default(),
             counts: Counts::default(),
             retried_gate: LogGate::new(),
             corrupt_gate: LogGate::new(),
@@ -203,9 +204,9 @@ impl Peering {
             Changed::All(here) => announcer.announce_all(here),
         };
         store.on_change(announce).map_err(system)?;
-        let (borrower, worker) = (Arc::new(borrower), Some(worker));
-        let peering = Peering { agent, borrower, worker, owner, directory, met: Arc::default() };
-        peering.meet();
+        let (puller, worker) = (Arc::new(puller), Some(worker));
+        let peering = Peering { agent, puller, worker, owner, directory, listed_peers: Arc::default() };
+        peering.sync_peers();
         Ok(peering)
     }
 
@@ -216,7 +217,7 @@ impl Peering {
 
     /// What went on.
     pub fn stat(&self) -> PeeringStat {
-        let counts = &self.borrower.counts;
+        let counts = &self.puller.counts;
         let OwnerStat { lent, refused, complaints, wrong } = self.owner.stat();
         PeeringStat {
             peers: self.agent.stats(),
@@ -250,27 +251,32 @@ impl Peering {
     }
 
     /// Tells the agent of nodes that are new in the directory, and to forget those that are gone, in the background.
-    fn meet(&self) {
+    fn sync_peers(&self) {
         let listed: HashMap<String, SocketAddr> =
             self.directory.nodes().into_iter().map(|node| (node.name, node.address)).collect();
-        let before = self.met.lock().clone();
+        let before = self.listed_peers.lock().clone();
         if before == listed {
             return;
         }
-        let (met, borrower) = (Arc::clone(&self.met), Arc::clone(&self.borrower));
-        self.borrower.later(move || {
-            let Some(agent) = borrower.agent() else { return };
+        let (listed_peers, puller) = (Arc::clone(&self.listed_peers), Arc::clone(&self.puller));
+        self.puller.later(move || {
+            let Some(agent) = puller.agent() else { return };
             for name in before.keys().filter(|name| !listed.contains_key(*name)) {
+                tracing::info!(peer = name, "peer left the directory");
                 // One that is gone already is gone.
                 let _ = agent.remove_peer(name);
             }
-            for (name, address) in listed.iter().filter(|(name, address)| before.get(*name) != Some(address))
-            {
-                if agent.add_address(name, *address).is_ok() {
-                    borrower.greet(name);
+            let is_new = |(name, address): &(&String, &SocketAddr)| before.get(*name) != Some(*address);
+            for (name, address) in listed.iter().filter(is_new) {
+                match agent.add_address(name, *address) {
+                    Ok(_) => {
+                        tracing::info!(peer = name, %address, "peer joined the directory");
+                        puller.connect(name);
+                    }
+                    Err(error) => tracing::warn!(peer = name, %address, reason = %error, "peer not taken"),
                 }
             }
-            *met.lock() = listed;
+            *listed_peers.lock() = listed;
         });
     }
 
@@ -279,13 +285,13 @@ impl Peering {
         let said = match self.directory.holders(ids) {
             Holders::Said(said) => said,
             Holders::Unknown => {
-                let now_us = self.borrower.mover.now_us();
-                let mut known = self.borrower.known.lock();
+                let now_us = self.puller.mover.now_us();
+                let mut known = self.puller.known.lock();
                 return ids.iter().map(|id| known.peers(now_us, tenant, id)).collect();
             }
         };
-        let met = self.met.lock();
-        let nodes = self.directory.nodes().into_iter().filter(|node| met.contains_key(&node.name));
+        let listed_peers = self.listed_peers.lock();
+        let nodes = self.directory.nodes().into_iter().filter(|node| listed_peers.contains_key(&node.name));
         let names: HashMap<[u8; 16], String> = nodes.map(|node| (node.node, node.name)).collect();
         let names_of =
             |nodes: Vec<[u8; 16]>| nodes.iter().filter_map(|node| names.get(node).cloned()).collect();
@@ -316,99 +322,99 @@ impl Peering {
 
     /// Asks every peer that is connected; those that are not are greeted, and will be asked another time.
     fn ask_around(&self, tenant: TenantId, ids: &[ChunkId], on_found: OnFound) {
-        let ids = ids[..ids.len().min(HAS_IDS_MAX)].to_vec();
-        let ask = Ask::Has(TenantKey::of(&self.borrower.token, tenant), ids.clone()).encode();
-        let borrower = Arc::clone(&self.borrower);
-        let looking = Arc::new(Mutex::new(Looking { borrower, tenant, ids, on_found: Some(on_found) }));
+        let ids = ids[..ids.len().min(LOOKUP_IDS_MAX)].to_vec();
+        let ask = Question::Lookup(TenantKey::of(&self.puller.token, tenant), ids.clone()).encode();
+        let puller = Arc::clone(&self.puller);
+        let pending = Arc::new(Mutex::new(PendingLookup { puller, tenant, ids, on_found: Some(on_found) }));
         for peer in self.agent.stats() {
             if peer.state != "up" {
-                self.borrower.greet(&peer.name);
+                self.puller.connect(&peer.name);
                 continue;
             }
-            let (looking, name) = (Arc::clone(&looking), peer.name.clone());
+            let (pending, name) = (Arc::clone(&pending), peer.name.clone());
             // A peer that was forgotten a moment ago has nothing.
             let _ = self.agent.call(&peer.name, ask.clone(), LOOK_LIMIT_US, move |reply| {
-                if let Ok(Ok(Told::Has(chunks))) = reply.map(|bytes| Told::decode(&bytes)) {
-                    looking.lock().heard(&name, chunks as usize);
+                if let Ok(Ok(Answer::Found(chunks))) = reply.map(|bytes| Answer::decode(&bytes)) {
+                    pending.lock().heard(&name, chunks as usize);
                 }
             });
         }
-        // With the last answer the last share of `looking` goes, and tells what was found.
+        // With the last answer the last share of `pending` goes, and tells what was found.
     }
 }
 
 impl Drop for Peering {
     fn drop(&mut self) {
-        let _ = self.borrower.jobs.send(None);
+        let _ = self.puller.jobs.send(None);
         if let Some(worker) = self.worker.take() {
             // A panic of the thread has already been printed; there is nobody left to tell.
             let _ = worker.join();
         }
         // What waits for a pull that was dropped would keep itself alive.
-        let left_over = std::mem::take(&mut *self.borrower.coming.lock());
+        let left_over = std::mem::take(&mut *self.puller.arrivals.lock());
         drop(left_over);
-        let left_over = std::mem::take(&mut *self.borrower.lenders.lock());
+        let left_over = std::mem::take(&mut *self.puller.lease_queue.lock());
         drop(left_over);
     }
 }
 
-impl Looking {
+impl PendingLookup {
     fn heard(&self, peer: &str, chunks: usize) {
         let ids = &self.ids[..chunks.min(self.ids.len())];
-        let now_us = self.borrower.mover.now_us();
-        self.borrower.known.lock().note(now_us, self.tenant, ids, peer);
+        let now_us = self.puller.mover.now_us();
+        self.puller.known.lock().note(now_us, self.tenant, ids, peer);
     }
 }
 
-impl Drop for Looking {
+impl Drop for PendingLookup {
     fn drop(&mut self) {
-        let now_us = self.borrower.mover.now_us();
-        let found = self.borrower.known.lock().prefix(now_us, self.tenant, &self.ids);
+        let now_us = self.puller.mover.now_us();
+        let found = self.puller.known.lock().prefix(now_us, self.tenant, &self.ids);
         if let Some(on_found) = self.on_found.take() {
             on_found(found);
         }
     }
 }
 
-impl Elsewhere for Peering {
-    fn look(&self, tenant: TenantId, ids: &[ChunkId], on_found: OnFound) {
-        self.meet();
-        let ids = self.borrower.too_long.lock().before(tenant, ids);
+impl RemoteNodes for Peering {
+    fn lookup(&self, tenant: TenantId, ids: &[ChunkId], on_found: OnFound) {
+        self.sync_peers();
+        let ids = self.puller.negative_cache.lock().before(tenant, ids);
         if ids.is_empty() {
             return on_found(0);
         }
         match self.directory.holders(ids) {
-            Holders::Said(_) => on_found(self.said(tenant, ids)),
+            Holders::Said(_) => on_found(self.lookup_known(tenant, ids)),
             Holders::Unknown => self.ask_around(tenant, ids, on_found),
         }
     }
 
-    fn said(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        let ids = self.borrower.too_long.lock().before(tenant, ids);
+    fn lookup_known(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
+        let ids = self.puller.negative_cache.lock().before(tenant, ids);
         self.holders(tenant, ids).iter().take_while(|peers| !peers.is_empty()).count()
     }
 
-    fn pull(&self, wanted: Wanted, on_end: OnPulled) {
-        let Wanted { tenant, ids, parent, class, deadline_us } = wanted;
+    fn pull(&self, wanted: PullRequest, on_end: OnPulled) {
+        let PullRequest { tenant, ids, parent, class, deadline_us } = wanted;
         let Some(first) = ids.first() else { return on_end(Err("no chunk".into())) };
-        if let Some(loan) = self.borrower.store.lend_named(tenant, first) {
+        if let Some(loan) = self.puller.store.lend_named(tenant, first) {
             return on_end(Ok(loan));
         }
         // The first one is asked for in any case.
         let together = self.together(tenant, &ids).max(1);
-        let batch = match self.borrower.claim(tenant, &ids[..together], on_end) {
+        let batch = match self.puller.claim(tenant, &ids[..together], on_end) {
             0 => return,
             batch => ids[..batch].to_vec(),
         };
-        let trace = Trace::begin(&self.borrower.spans, "pull");
+        let trace = Trace::begin(&self.puller.spans, "pull");
         let peers = self.ranked(tenant, first, 1 << 20);
-        let borrower = Arc::clone(&self.borrower);
-        Pull { borrower, tenant, ids: batch, parent, class, deadline_us, peers, is_repeated: false, trace }
+        let puller = Arc::clone(&self.puller);
+        Pull { puller, tenant, ids: batch, parent, class, deadline_us, peers, is_repeated: false, trace }
             .start();
     }
 
     fn pulled(&self) -> (u64, u64) {
-        let counts = &self.borrower.counts;
+        let counts = &self.puller.counts;
         (counts.pulled.load(Ordering::Relaxed), counts.failed.load(Ordering::Relaxed))
     }
 
@@ -421,10 +427,10 @@ impl Elsewhere for Peering {
     }
 }
 
-impl Borrower {
+impl Puller {
     /// A peer was asked and lends nothing, or has its loan back: who waited for that asks.
     pub fn close(&self, peer: &str) {
-        let next = self.lenders.lock().close(peer);
+        let next = self.lease_queue.lock().close(peer);
         next.into_iter().for_each(Pull::start);
     }
 
@@ -445,36 +451,36 @@ impl Borrower {
     }
 
     /// Makes a peer's acquaintance, so that it can be asked next time.
-    fn greet(&self, name: &str) {
-        let nothing = Ask::Has(TenantKey::of(&self.token, TenantId::default()), Vec::new());
+    fn connect(&self, name: &str) {
+        let nothing = Question::Lookup(TenantKey::of(&self.token, TenantId::default()), Vec::new());
         // Whoever is not there now is greeted again.
-        let _ = self.agent().map(|agent| agent.call(name, nothing.encode(), MEET_LIMIT_US, |_| {}));
+        let _ = self.agent().map(|agent| agent.call(name, nothing.encode(), CONNECT_LIMIT_US, |_| {}));
     }
 
     /// Waits for the first of `ids`. Says how many of them the caller has to pull: none if somebody else pulls it already.
     fn claim(&self, tenant: TenantId, ids: &[ChunkId], on_end: OnPulled) -> usize {
-        let mut coming = self.coming.lock();
-        let Some(on_end) = coming.wait_for_end(tenant, &ids[0], on_end) else { return 0 };
-        let along = match coming.room() {
+        let mut arrivals = self.arrivals.lock();
+        let Some(on_end) = arrivals.wait_for_end(tenant, &ids[0], on_end) else { return 0 };
+        let along = match arrivals.room() {
             Ok(along) => along.min(BATCH - 1),
             Err(full) => {
-                drop(coming);
+                drop(arrivals);
                 on_end(Err(full.to_string()));
                 return 0;
             }
         };
         let free =
-            |id: &&ChunkId| !coming.has(tenant, id) && self.store.lookup(std::slice::from_ref(*id)) == 0;
+            |id: &&ChunkId| !arrivals.has(tenant, id) && self.store.lookup(std::slice::from_ref(*id)) == 0;
         let batch = 1 + ids[1..].iter().take(along).take_while(free).count();
-        ids[..batch].iter().for_each(|id| coming.add(tenant, id));
+        ids[..batch].iter().for_each(|id| arrivals.add(tenant, id));
         // It has just been added.
-        let _ = coming.wait_for_end(tenant, &ids[0], on_end);
+        let _ = arrivals.wait_for_end(tenant, &ids[0], on_end);
         batch
     }
 
     /// Does it as soon as a chunk has a slot, or will have none: those that follow it may have one only then.
     pub fn when_placed(&self, tenant: TenantId, id: &ChunkId, job: impl FnOnce() + Send + 'static) {
-        let job = self.coming.lock().wait_for_slot(tenant, id, Box::new(job));
+        let job = self.arrivals.lock().wait_for_slot(tenant, id, Box::new(job));
         if let Some(job) = job {
             job();
         }
@@ -482,18 +488,20 @@ impl Borrower {
 
     /// A chunk has a slot.
     pub fn placed(&self, tenant: TenantId, id: &ChunkId) {
-        let jobs = self.coming.lock().place(tenant, id);
+        let jobs = self.arrivals.lock().place(tenant, id);
         jobs.into_iter().for_each(|job| self.later(job));
     }
 
-    /// What a peer lent did not come, and is asked for elsewhere.
+    /// What a peer lent did not come, and is asked for at another peer.
     pub fn displaced(&self, tenant: TenantId, id: &ChunkId, peer: &str, why: &str) {
         self.counts.retried.fetch_add(1, Ordering::Relaxed);
-        self.coming.lock().displace(tenant, id);
-        if let Some(before) = self.retried_gate.pass() {
+        self.arrivals.lock().displace(tenant, id);
+        if let Some(repeated) = self.retried_gate.pass() {
             tracing::warn!(
                 peer,
-                "a chunk that the peer lent did not come: {why}; another holder is asked ({before} more since the last line)"
+                reason = why,
+                repeated,
+                "chunk of a peer did not come; another peer is asked"
             );
         }
     }
@@ -511,7 +519,7 @@ impl Borrower {
     }
 
     fn tell(&self, tenant: TenantId, id: &ChunkId, outcome: Result<(), String>) {
-        let waiting = self.coming.lock().end(tenant, id);
+        let waiting = self.arrivals.lock().end(tenant, id);
         waiting.jobs.into_iter().for_each(|job| self.later(job));
         for on_end in waiting.on_ends {
             let lent =
@@ -528,22 +536,18 @@ impl Borrower {
     }
 
     /// No slab here holds a chunk: whoever looks for it finds it on no peer.
-    pub fn is_too_long(&self, tenant: TenantId, id: &ChunkId) {
-        self.too_long.lock().note(tenant, *id);
+    pub fn does_not_fit(&self, tenant: TenantId, id: &ChunkId) {
+        self.negative_cache.lock().note(tenant, *id);
     }
 
     /// A peer lent one thing and gave another: it is not believed to have the chunk, and told, so that it looks for itself.
     pub fn is_wrong(&self, tenant: TenantId, id: &ChunkId, peer: &str) {
         self.counts.corrupt.fetch_add(1, Ordering::Relaxed);
-        if let Some(before) = self.corrupt_gate.pass() {
-            tracing::error!(
-                peer,
-                "a chunk came from the peer with other bytes than were lent; it is dropped, and the peer is told \
-                 ({before} more since the last line)"
-            );
+        if let Some(repeated) = self.corrupt_gate.pass() {
+            tracing::error!(peer, repeated, "corrupt chunk from a peer");
         }
         self.known.lock().deny(tenant, id, peer);
-        let wrong = Ask::Wrong(TenantKey::of(&self.token, tenant), *id).encode();
+        let wrong = Question::Wrong(TenantKey::of(&self.token, tenant), *id).encode();
         // One that does not hear it goes on lending what nobody takes.
         let _ = self.agent().map(|agent| agent.call(peer, wrong, TELL_LIMIT_US, |_| {}));
     }

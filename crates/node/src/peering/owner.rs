@@ -1,10 +1,10 @@
-//! What this node has for its peers: answers who has what, and lends chunks out of the arena under leases. This file knows
-//! limits and what a loan keeps; it must never know how the bytes travel, or trust that whoever asks means well.
+//! What this node has for its peers: it answers who has what, and leases chunks of the arena to them. It
+//! does not trust that whoever asks means well.
 //!
 //! A chunk on disk comes into memory before it is lent. As long as a lease lives its chunks lie still; after it has ended no
 //! read of it ends well, whatever it has got by then.
 
-use super::words::{Ask, LentChunk, Loans, TenantKey, Told};
+use super::messages::{Answer, LeasedChunk, Question, RemoteLease, TenantKey};
 use forebay_kv::ChunkId;
 use forebay_net::{Identity, LeaseTable, LeasedSpan, PeerRegion, Reply, Service};
 use forebay_store::{Lease, Loan, NotBrought, Store, TenantId};
@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// How long a chunk may wait for the disk to be lent: others may be served first.
-const BRING_LIMIT_US: u64 = 20_000_000;
+const READ_LIMIT_US: u64 = 20_000_000;
 /// Chunks that are examined at a time because peers found them wrong. Others are not.
 const EXAMINING_MAX: usize = 4;
 /// Bytes of checksums and places in an answer at most.
@@ -31,7 +31,7 @@ pub struct Owner {
     lent_bytes_max: u64,
     /// What the agent that is asked has: known when it is there.
     ground: OnceLock<(LeaseTable, PeerRegion)>,
-    lent: Arc<Lent>,
+    lent: Arc<LeasedBytes>,
     stopped: AtomicBool,
     examining: AtomicUsize,
     counts: Counts,
@@ -39,7 +39,7 @@ pub struct Owner {
 
 /// Bytes that each peer has been lent, by its instance.
 #[derive(Default)]
-struct Lent {
+struct LeasedBytes {
     peers: Mutex<HashMap<[u8; 16], u64>>,
     /// Nobody has anything any more.
     all_back: Condvar,
@@ -66,16 +66,16 @@ pub struct OwnerStat {
 }
 
 /// Chunks that come together to be lent.
-struct Gathering {
+struct LeaseRequest {
     owner: Arc<Owner>,
     from: Identity,
     ttl_us: u64,
     /// Keeps the chunks where they are until they are lent.
     _lease: Lease,
-    state: Mutex<Gathered>,
+    state: Mutex<LeaseRequestState>,
 }
 
-struct Gathered {
+struct LeaseRequestState {
     loans: Vec<Option<Loan>>,
     missing: usize,
     reply: Option<Reply>,
@@ -147,7 +147,7 @@ impl Owner {
         Ok(key.tenant)
     }
 
-    fn lend(owner: Arc<Owner>, from: Identity, (key, ttl_us, class, ids): Wish, reply: Reply) {
+    fn lease(owner: Arc<Owner>, from: Identity, (key, ttl_us, class, ids): Wish, reply: Reply) {
         let tenant = match owner.tenant(&key) {
             Ok(_) if owner.stopped.load(Ordering::Acquire) => {
                 return owner.refuse(reply, "shutting down".into());
@@ -155,23 +155,23 @@ impl Owner {
             Ok(tenant) => tenant,
             Err(why) => return owner.refuse(reply, why),
         };
-        let lease = owner.store.lease(tenant, &ids, ttl_us + BRING_LIMIT_US);
+        let lease = owner.store.lease(tenant, &ids, ttl_us + READ_LIMIT_US);
         let chunks = lease.len();
         if chunks == 0 {
             return owner.refuse(reply, "none of these chunks is here".into());
         }
         let loans = (0..chunks).map(|_| None).collect();
         // One more is missing until all were asked for, so that the end is told once.
-        let state = Gathered { loans, missing: chunks + 1, reply: Some(reply) };
-        let deadline_us = Some(owner.mover.now_us() + BRING_LIMIT_US);
+        let state = LeaseRequestState { loans, missing: chunks + 1, reply: Some(reply) };
+        let deadline_us = Some(owner.mover.now_us() + READ_LIMIT_US);
         let store = owner.store.clone();
-        let gathering = Arc::new(Gathering { owner, from, ttl_us, _lease: lease, state: Mutex::new(state) });
+        let request = Arc::new(LeaseRequest { owner, from, ttl_us, _lease: lease, state: Mutex::new(state) });
         for chunk in 0..chunks {
-            let gathered = Arc::clone(&gathering);
+            let gathered = Arc::clone(&request);
             let on_end = move |loan: Result<Loan, NotBrought>| gathered.arrived(Some(chunk), loan.ok());
-            store.bring(&gathering._lease, chunk, class, deadline_us, on_end);
+            store.bring(&request._lease, chunk, class, deadline_us, on_end);
         }
-        gathering.arrived(None, None);
+        request.arrived(None, None);
     }
 }
 
@@ -180,14 +180,14 @@ impl Owner {
     fn renew(&self, from: &Identity, lease: u64, ttl_us: u64, reply: Reply) {
         let Some((leases, _)) = self.ground.get() else { return self.refuse(reply, "not open yet".into()) };
         match leases.renew(from.instance, lease, ttl_us) {
-            Ok(()) => reply.send(Told::Heard.encode()),
+            Ok(()) => reply.send(Answer::Heard.encode()),
             Err(error) => self.refuse(reply, error.to_string()),
         }
     }
 
     /// A peer found a chunk wrong. Only what is wrong here too is dropped: the peer's memory may be at fault. It takes as
     /// long as reading the chunk, which is too long for the connection's thread.
-    fn examine(owner: &Arc<Owner>, key: &TenantKey, id: ChunkId, reply: Reply) {
+    fn examine(owner: &Arc<Owner>, from: Identity, key: &TenantKey, id: ChunkId, reply: Reply) {
         let tenant = match owner.tenant(key) {
             Ok(tenant) => tenant,
             Err(why) => return owner.refuse(reply, why),
@@ -202,8 +202,10 @@ impl Owner {
             let owner = &examining.0;
             if owner.store.lend_named(tenant, &id).is_some_and(|loan| !loan.check()) {
                 owner.counts.wrong.fetch_add(1, Ordering::Relaxed);
+                let node = crate::hex::to_hex(&from.node);
+                tracing::error!(node, "corrupt chunk in memory, found by a peer");
             }
-            reply.send(Told::Heard.encode());
+            reply.send(Answer::Heard.encode());
         };
         // Without a thread the reply is dropped, which refuses.
         let _ = std::thread::Builder::new().name("forebay-examine".into()).spawn(examine);
@@ -219,7 +221,7 @@ impl Drop for Examining {
     }
 }
 
-impl Gathering {
+impl LeaseRequest {
     fn arrived(&self, chunk: Option<usize>, loan: Option<Loan>) {
         let mut state = self.state.lock();
         if let Some(place) = chunk.and_then(|chunk| state.loans.get_mut(chunk)) {
@@ -233,7 +235,8 @@ impl Gathering {
         match self.grant(loans) {
             Ok(told) => {
                 let heard = reply.try_send(told.encode());
-                if let (false, Told::Lent(loans), Some((leases, _))) = (heard, told, self.owner.ground.get())
+                if let (false, Answer::Leased(loans), Some((leases, _))) =
+                    (heard, told, self.owner.ground.get())
                 {
                     // Nobody knows of it who could give it back.
                     leases.revoke(loans.lease);
@@ -244,7 +247,7 @@ impl Gathering {
     }
 
     /// Grants a lease of as many chunks as the peer may have.
-    fn grant(&self, mut loans: Vec<Loan>) -> Result<Told, String> {
+    fn grant(&self, mut loans: Vec<Loan>) -> Result<Answer, String> {
         let owner = &self.owner;
         let (leases, region) = owner.ground.get().ok_or("not open yet")?;
         let instance = self.from.instance;
@@ -257,13 +260,13 @@ impl Gathering {
             *has += fitting.1;
             (fitting.1, *has > fitting.1)
         };
-        let told: Vec<LentChunk> = loans.iter().map(told).collect();
+        let told: Vec<LeasedChunk> = loans.iter().map(told).collect();
         let spans = loans.iter().map(|loan| span(*region, loan)).collect();
         let count = loans.len();
         // Dropped also where there is no lease.
-        let kept = Kept { loans, bytes, instance, lent: Arc::clone(&owner.lent) };
+        let kept = Pinned { loans, bytes, instance, lent: Arc::clone(&owner.lent) };
         match count {
-            0 if any && others => return Ok(Told::NotNow),
+            0 if any && others => return Ok(Answer::NotNow),
             0 => return Err("no chunk could be lent: not readable, or larger than what may be lent".into()),
             _ => {}
         }
@@ -271,19 +274,19 @@ impl Gathering {
         let lease = granted.map_err(|error| error.to_string())?;
         owner.counts.lends.fetch_add(count as u64, Ordering::Relaxed);
         let region = (region.key, region.generation, region.len);
-        Ok(Told::Lent(Loans { lease, region, chunks: told }))
+        Ok(Answer::Leased(RemoteLease { lease, region, chunks: told }))
     }
 }
 
 /// What a lease keeps.
-struct Kept {
+struct Pinned {
     loans: Vec<Loan>,
     bytes: u64,
     instance: [u8; 16],
-    lent: Arc<Lent>,
+    lent: Arc<LeasedBytes>,
 }
 
-impl Drop for Kept {
+impl Drop for Pinned {
     fn drop(&mut self) {
         self.loans.clear();
         let mut peers = self.lent.peers.lock();
@@ -314,9 +317,9 @@ fn fitting(loans: &[Loan], bytes_max: u64) -> (usize, u64) {
     (count, bytes)
 }
 
-fn told(loan: &Loan) -> LentChunk {
+fn told(loan: &Loan) -> LeasedChunk {
     let (shape, sums) = (loan.shape().clone(), loan.sums().to_vec());
-    LentChunk { offset_bytes: loan.offset_bytes(), shape, sums }
+    LeasedChunk { offset_bytes: loan.offset_bytes(), shape, sums }
 }
 
 fn span(region: PeerRegion, loan: &Loan) -> LeasedSpan {
@@ -324,28 +327,28 @@ fn span(region: PeerRegion, loan: &Loan) -> LeasedSpan {
 }
 
 /// The owner as its agent's service.
-pub struct Counter(pub Arc<Owner>);
+pub struct PeerService(pub Arc<Owner>);
 
-impl Service for Counter {
+impl Service for PeerService {
     fn call(&self, from: Identity, body: Vec<u8>, reply: Reply) {
         let owner = &self.0;
-        match Ask::decode(&body) {
-            Ok(Ask::Has(key, ids)) => match owner.tenant(&key) {
-                Ok(_) => reply.send(Told::Has(owner.store.lookup(&ids) as u32).encode()),
+        match Question::decode(&body) {
+            Ok(Question::Lookup(key, ids)) => match owner.tenant(&key) {
+                Ok(_) => reply.send(Answer::Found(owner.store.lookup(&ids) as u32).encode()),
                 Err(why) => owner.refuse(reply, why),
             },
-            Ok(Ask::Lend(key, ttl_us, class, ids)) => {
-                Owner::lend(Arc::clone(owner), from, (key, ttl_us, class, ids), reply);
+            Ok(Question::Lease(key, ttl_us, class, ids)) => {
+                Owner::lease(Arc::clone(owner), from, (key, ttl_us, class, ids), reply);
             }
-            Ok(Ask::Return(lease)) => {
+            Ok(Question::Return(lease)) => {
                 if let Some((leases, _)) = owner.ground.get() {
                     // One that has ended is over as well.
                     leases.give_back(from.instance, lease);
                 }
-                reply.send(Told::Heard.encode());
+                reply.send(Answer::Heard.encode());
             }
-            Ok(Ask::Renew(lease, ttl_us)) => owner.renew(&from, lease, ttl_us, reply),
-            Ok(Ask::Wrong(key, id)) => Owner::examine(owner, &key, id, reply),
+            Ok(Question::Renew(lease, ttl_us)) => owner.renew(&from, lease, ttl_us, reply),
+            Ok(Question::Wrong(key, id)) => Owner::examine(owner, from, &key, id, reply),
             Err(bad) => owner.refuse(reply, bad.to_string()),
         }
     }
@@ -395,24 +398,24 @@ mod tests {
             Rig { asker, node, _folder: folder }
         }
 
-        fn ask(&self, ask: &Ask) -> Result<Told, String> {
+        fn ask(&self, ask: &Question) -> Result<Answer, String> {
             Rig::ask_by(&self.asker, ask)
         }
 
-        fn ask_by(asker: &Agent, ask: &Ask) -> Result<Told, String> {
+        fn ask_by(asker: &Agent, ask: &Question) -> Result<Answer, String> {
             let (sender, answered) = channel();
             let on_reply = move |reply: Result<Vec<u8>, PeerError>| {
                 let bytes = reply.map_err(|why| why.to_string());
-                let told = bytes.and_then(|bytes| Told::decode(&bytes).map_err(|bad| bad.to_string()));
+                let told = bytes.and_then(|bytes| Answer::decode(&bytes).map_err(|bad| bad.to_string()));
                 drop(sender.send(told));
             };
             asker.call("left", ask.encode(), LIMIT.as_micros() as u64, on_reply).unwrap();
             answered.recv_timeout(2 * LIMIT).unwrap()
         }
 
-        fn borrow(&self, ttl_us: u64) -> u64 {
-            match self.ask(&Ask::Lend(key(), ttl_us, Class::Demand, vec![RIGHT])) {
-                Ok(Told::Lent(loans)) => loans.lease,
+        fn leased(&self, ttl_us: u64) -> u64 {
+            match self.ask(&Question::Lease(key(), ttl_us, Class::Demand, vec![RIGHT])) {
+                Ok(Answer::Leased(loans)) => loans.lease,
                 other => panic!("{other:?}"),
             }
         }
@@ -426,34 +429,36 @@ mod tests {
     fn a_loan_lives_as_long_as_it_is_renewed_and_not_for_others() {
         let rig = Rig::new();
         let ttl_us = 3_000_000;
-        let (left, kept) = (rig.borrow(ttl_us), rig.borrow(ttl_us));
-        assert_eq!(rig.ask(&Ask::Renew(kept, 60_000_000)), Ok(Told::Heard));
-        let lease_is_over = |lease| rig.ask(&Ask::Renew(lease, 1)).is_err();
+        let (left, kept) = (rig.leased(ttl_us), rig.leased(ttl_us));
+        assert_eq!(rig.ask(&Question::Renew(kept, 60_000_000)), Ok(Answer::Heard));
+        let lease_is_over = |lease| rig.ask(&Question::Renew(lease, 1)).is_err();
         std::thread::sleep(Duration::from_micros(ttl_us));
         assert!(lease_is_over(left), "nobody renewed it");
-        assert_eq!(rig.ask(&Ask::Renew(kept, 60_000_000)), Ok(Told::Heard));
+        assert_eq!(rig.ask(&Question::Renew(kept, 60_000_000)), Ok(Answer::Heard));
         let other = Agent::start(AgentConfig { listen: None, ..AgentConfig::named("other") }).unwrap();
         other.add_address("left", rig.node.peer_address().unwrap()).unwrap();
         let rig = Rig { asker: other, ..rig };
-        assert!(rig.ask(&Ask::Renew(kept, 60_000_000)).is_err(), "it is another's");
+        assert!(rig.ask(&Question::Renew(kept, 60_000_000)).is_err(), "it is another's");
     }
 
     #[test]
     fn a_node_that_ends_lends_nothing_new_and_waits_until_what_it_has_lent_is_back() {
         let rig = Rig::new();
-        let loan = rig.borrow(60_000_000);
+        let loan = rig.leased(60_000_000);
         let Rig { asker, node, _folder } = rig;
         let since = Instant::now();
         let drained = std::thread::spawn(move || node.drain(10 * LIMIT).unwrap());
         let ask = |ask| Rig::ask_by(&asker, &ask);
-        while let Ok(Told::Lent(loans)) = ask(Ask::Lend(key(), 60_000_000, Class::Demand, vec![RIGHT])) {
-            assert_eq!(ask(Ask::Return(loans.lease)), Ok(Told::Heard));
+        while let Ok(Answer::Leased(loans)) =
+            ask(Question::Lease(key(), 60_000_000, Class::Demand, vec![RIGHT]))
+        {
+            assert_eq!(ask(Question::Return(loans.lease)), Ok(Answer::Heard));
             assert!(since.elapsed() < LIMIT, "it still lends");
         }
-        assert_eq!(ask(Ask::Renew(loan, 60_000_000)), Ok(Told::Heard), "what is lent may be read on");
+        assert_eq!(ask(Question::Renew(loan, 60_000_000)), Ok(Answer::Heard), "what is lent may be read on");
         assert!(!drained.is_finished());
         // The node may have ended before it answers.
-        let _ = ask(Ask::Return(loan));
+        let _ = ask(Question::Return(loan));
         assert_eq!(drained.join().unwrap().cut_off, 0);
         assert!(since.elapsed() < 5 * LIMIT);
     }
@@ -461,24 +466,24 @@ mod tests {
     #[test]
     fn a_node_that_ends_waits_for_no_peer_longer_than_it_may() {
         let rig = Rig::new();
-        rig.borrow(60_000_000);
+        rig.leased(60_000_000);
         assert_eq!(rig.node.drain(Duration::from_millis(50)).unwrap().cut_off, 1);
     }
 
     #[test]
     fn what_a_peer_finds_wrong_is_dropped_if_it_is_wrong_here_too() {
         let rig = Rig::new();
-        let complained = |id| rig.ask(&Ask::Wrong(key(), id));
+        let complained = |id| rig.ask(&Question::Wrong(key(), id));
         let counts = || {
             let stat = rig.node.peering_stat().unwrap();
             (stat.complaints, stat.wrong)
         };
         let store = rig.node.store();
-        assert_eq!((complained(RIGHT), counts()), (Ok(Told::Heard), (1, 0)));
+        assert_eq!((complained(RIGHT), counts()), (Ok(Answer::Heard), (1, 0)));
         assert_eq!((store.lookup(&[RIGHT]), store.lookup(&[WRONG])), (1, 1));
-        assert_eq!((complained(WRONG), counts()), (Ok(Told::Heard), (2, 1)));
+        assert_eq!((complained(WRONG), counts()), (Ok(Answer::Heard), (2, 1)));
         assert_eq!((store.lookup(&[RIGHT]), store.lookup(&[WRONG])), (1, 0));
-        assert!(rig.ask(&Ask::Wrong(TenantKey::of(b"guessed", TenantId(0)), RIGHT)).is_err());
+        assert!(rig.ask(&Question::Wrong(TenantKey::of(b"guessed", TenantId(0)), RIGHT)).is_err());
         assert_eq!(counts(), (2, 1), "who does not know the key is not heard");
     }
 }

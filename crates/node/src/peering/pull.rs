@@ -2,9 +2,9 @@
 //! to compare every byte's checksum, to make them visible, and to give the loan back. This file knows these steps; it must
 //! never know who waits for a chunk or why this peer was chosen.
 
-use super::lenders::NotNow;
-use super::words::{Ask, LEND_IDS_MAX, Loans, TenantKey, Told};
-use super::{Borrower, TELL_LIMIT_US};
+use super::lease_queue::NotNow;
+use super::messages::{Answer, LEASE_IDS_MAX, Question, RemoteLease, TenantKey};
+use super::{Puller, TELL_LIMIT_US};
 use crate::metrics::Trace;
 use forebay_kv::ChunkId;
 use forebay_net::{Agent, PeerError, PeerRegion};
@@ -14,15 +14,15 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// How long chunks are borrowed for.
-const LEND_US: u64 = 20_000_000;
+/// How long chunks are lease for.
+const LEASE_US: u64 = 20_000_000;
 /// How long a peer may take to lend them. One that is frozen is found by its silence; one whose disk is busy is not. What it lends
 /// later is given back at once.
-const LEND_LIMIT_US: u64 = 30_000_000;
+const LEASE_LIMIT_US: u64 = 30_000_000;
 
 /// Chunks to be pulled from a peer, one behind the other in their sequence.
 pub struct Pull {
-    pub borrower: Arc<Borrower>,
+    pub puller: Arc<Puller>,
     pub tenant: TenantId,
     pub ids: Vec<ChunkId>,
     /// The chunk before the first one.
@@ -39,8 +39,8 @@ pub struct Pull {
 }
 
 /// What a peer has lent. When the last part of it has ended, it is given back.
-struct Borrowed {
-    borrower: Arc<Borrower>,
+struct ReadLease {
+    puller: Arc<Puller>,
     peer: String,
     lease: u64,
     region: Option<RegionId>,
@@ -50,8 +50,8 @@ struct Borrowed {
 
 /// A chunk on its way. Dropped before it is there, it has failed: where the peer is at fault the next one that may have it is
 /// asked.
-struct Part {
-    borrowed: Arc<Borrowed>,
+struct Read {
+    lease: Arc<ReadLease>,
     tenant: TenantId,
     id: ChunkId,
     slot: Option<Reservation>,
@@ -60,7 +60,7 @@ struct Part {
     why: String,
     next: Next,
     /// How it is asked for again.
-    elsewhere: Elsewhere,
+    retry: Retry,
 }
 
 /// What becomes of a chunk that has failed.
@@ -75,7 +75,7 @@ enum Next {
 }
 
 /// What a pull of a chunk alone needs beside the chunk.
-struct Elsewhere {
+struct Retry {
     parent: Option<ChunkId>,
     class: Class,
     deadline_us: Option<u64>,
@@ -87,9 +87,9 @@ impl Pull {
     /// Asks the best peer for a loan as soon as the chunk before has a slot; on any thread. Who waits for that slot must hold no
     /// loan: the peer may lend the chunk before only when that is given back.
     pub fn start(self) {
-        let (borrower, tenant) = (Arc::clone(&self.borrower), self.tenant);
+        let (puller, tenant) = (Arc::clone(&self.puller), self.tenant);
         match self.parent {
-            Some(parent) => borrower.when_placed(tenant, &parent, move || self.ask()),
+            Some(parent) => puller.when_placed(tenant, &parent, move || self.ask()),
             None => self.ask(),
         }
     }
@@ -99,29 +99,29 @@ impl Pull {
             return self.fail("no peer that is said to have the chunk gives it");
         }
         let peer = self.peers.remove(0);
-        self.ids.truncate(LEND_IDS_MAX);
-        let key = TenantKey::of(&self.borrower.token, self.tenant);
-        let ask = Ask::Lend(key, LEND_US, self.class, self.ids.clone()).encode();
-        let Some(agent) = self.borrower.agent() else { return self.fail("the node is shutting down") };
-        let closed = self.borrower.lenders.lock().open(&peer);
-        let (borrower, lender) = (Arc::clone(&self.borrower), peer.clone());
-        let on_late = move |bytes: Vec<u8>| lent_too_late(&borrower, lender, &bytes);
+        self.ids.truncate(LEASE_IDS_MAX);
+        let key = TenantKey::of(&self.puller.token, self.tenant);
+        let ask = Question::Lease(key, LEASE_US, self.class, self.ids.clone()).encode();
+        let Some(agent) = self.puller.agent() else { return self.fail("the node is shutting down") };
+        let closed = self.puller.lease_queue.lock().open(&peer);
+        let (puller, lender) = (Arc::clone(&self.puller), peer.clone());
+        let on_late = move |bytes: Vec<u8>| leased_too_late(&puller, lender, &bytes);
         let waiting = Arc::new(Mutex::new(Some((self, peer.clone()))));
         let answered = Arc::clone(&waiting);
         let take = |waiting: &Mutex<Option<(Pull, String)>>| waiting.lock().take();
         let on_reply = move |reply: Result<Vec<u8>, PeerError>| {
             let Some((pull, peer)) = take(&answered) else { return };
             let told = reply.map_err(|why| why.to_string());
-            let told = told.and_then(|bytes| Told::decode(&bytes).map_err(|bad| bad.to_string()));
-            let borrower = Arc::clone(&pull.borrower);
+            let told = told.and_then(|bytes| Answer::decode(&bytes).map_err(|bad| bad.to_string()));
+            let puller = Arc::clone(&pull.puller);
             // Regions are made by a thread that may wait for the mover.
-            borrower.later(move || match told {
-                Ok(Told::Lent(loans)) if !loans.chunks.is_empty() => pull.lent(peer, loans),
-                Ok(Told::NotNow) => pull.not_now(peer, closed),
+            puller.later(move || match told {
+                Ok(Answer::Leased(loans)) if !loans.chunks.is_empty() => pull.leased(peer, loans),
+                Ok(Answer::NotNow) => pull.not_now(peer, closed),
                 _ => pull.denied(&peer),
             });
         };
-        let called = agent.call_and_hear(&peer, ask, LEND_LIMIT_US, on_reply, on_late);
+        let called = agent.call_and_hear(&peer, ask, LEASE_LIMIT_US, on_reply, on_late);
         if called.is_err()
             && let Some((pull, peer)) = take(&waiting)
         {
@@ -131,20 +131,20 @@ impl Pull {
 
     /// The peer lends nothing: it, or the directory, was wrong. The next one is asked.
     fn denied(self, peer: &str) {
-        self.borrower.denied(self.tenant, &self.ids, peer);
-        self.borrower.close(peer);
+        self.puller.denied(self.tenant, &self.ids, peer);
+        self.puller.close(peer);
         self.start();
     }
 
     /// The peer has lent as much as it may, which is no reason to think that it has not got them.
     fn not_now(mut self, peer: String, closed: u64) {
         self.peers.insert(0, peer.clone());
-        let borrower = Arc::clone(&self.borrower);
-        let then = borrower.lenders.lock().not_now(&peer, closed, self);
+        let puller = Arc::clone(&self.puller);
+        let then = puller.lease_queue.lock().not_now(&peer, closed, self);
         match then {
             NotNow::Wait => {}
             NotNow::Again(pulls) => pulls.into_iter().for_each(Pull::start),
-            NotNow::Elsewhere(pulls) => pulls.into_iter().for_each(|mut pull| {
+            NotNow::OtherPeer(pulls) => pulls.into_iter().for_each(|mut pull| {
                 pull.peers.remove(0);
                 pull.start();
             }),
@@ -157,24 +157,24 @@ impl Pull {
         if ids.is_empty() {
             return;
         }
-        let (borrower, parent) = (Arc::clone(&self.borrower), self.ids.last().copied());
+        let (puller, parent) = (Arc::clone(&self.puller), self.ids.last().copied());
         let peers = std::iter::once(peer.to_owned()).chain(self.peers.clone()).collect();
         let Pull { tenant, class, deadline_us, is_repeated, .. } = *self;
         let trace = None;
-        let rest = Pull { borrower, tenant, ids, parent, class, deadline_us, peers, is_repeated, trace };
-        self.borrower.lenders.lock().wait(peer, rest);
+        let rest = Pull { puller, tenant, ids, parent, class, deadline_us, peers, is_repeated, trace };
+        self.puller.lease_queue.lock().wait(peer, rest);
     }
 
     fn fail(mut self, why: &str) {
         fail(&mut self.trace, why);
         for id in &self.ids {
-            self.borrower.ended(self.tenant, id, Err(why.to_owned()));
+            self.puller.ended(self.tenant, id, Err(why.to_owned()));
         }
     }
 
     /// The peer lends chunks: each goes into a slot of its own.
-    fn lent(mut self, peer: String, loans: Loans) {
-        let borrower = Arc::clone(&self.borrower);
+    fn leased(mut self, peer: String, loans: RemoteLease) {
+        let puller = Arc::clone(&self.puller);
         let mut trace = self.trace.take();
         if let Some(trace) = &mut trace {
             trace.note("peer", &peer);
@@ -183,55 +183,54 @@ impl Pull {
         self.put_off(&peer, loans.chunks.len());
         let (key, generation, len) = loans.region;
         let of_peer = PeerRegion { key, generation, len };
-        let region = borrower.agent().map(|agent| agent.region(&peer, of_peer, loans.lease));
+        let region = puller.agent().map(|agent| agent.region(&peer, of_peer, loans.lease));
         let (region, why) = match region {
             Some(Ok(region)) => (Some(region), String::new()),
             Some(Err(error)) => (None, error.to_string()),
             None => (None, "the node is shutting down".to_owned()),
         };
         let lease = loans.lease;
-        let renew_at_us = AtomicU64::new(borrower.store_mover().now_us() + LEND_US / 2);
-        let borrowed = Borrowed { borrower: Arc::clone(&borrower), peer, lease, region, renew_at_us };
-        let borrowed = Arc::new(borrowed);
+        let renew_at_us = AtomicU64::new(puller.store_mover().now_us() + LEASE_US / 2);
+        let lease = ReadLease { puller: Arc::clone(&puller), peer, lease, region, renew_at_us };
+        let lease = Arc::new(lease);
         let mut parent = self.parent;
         let mut chunks = loans.chunks.into_iter();
         for id in &self.ids {
             let (before, mut trace) = (parent.replace(*id), trace.take());
             let Some((chunk, region)) = chunks.next().zip(region) else {
-                let why = format!("not lent by {}: {why}", borrowed.peer);
+                let why = format!("not lent by {}: {why}", lease.peer);
                 fail(&mut trace, &why);
-                borrower.ended(self.tenant, id, Err(why));
+                puller.ended(self.tenant, id, Err(why));
                 continue;
             };
-            match borrower.store.reserve_over(self.tenant, *id, before, &chunk.shape) {
+            match puller.store.reserve_over(self.tenant, *id, before, &chunk.shape) {
                 Ok(Some(slot)) => {
                     let why = "the mover takes nothing in".to_owned();
-                    let (borrowed, tenant, sums) = (Arc::clone(&borrowed), self.tenant, chunk.sums);
-                    let (next, elsewhere) = (Next::Fail, self.elsewhere(before));
-                    let part =
-                        Part { borrowed, tenant, id: *id, slot: None, sums, trace, why, next, elsewhere };
-                    self.read(part, slot, region, chunk.offset_bytes);
-                    borrower.placed(self.tenant, id);
+                    let (lease, tenant, sums) = (Arc::clone(&lease), self.tenant, chunk.sums);
+                    let (next, retry) = (Next::Fail, self.retry(before));
+                    let read = Read { lease, tenant, id: *id, slot: None, sums, trace, why, next, retry };
+                    self.read(read, slot, region, chunk.offset_bytes);
+                    puller.placed(self.tenant, id);
                 }
-                Ok(None) => borrower.is_here(self.tenant, id),
+                Ok(None) => puller.is_here(self.tenant, id),
                 Err(error) => {
                     if matches!(error, NotStored::Refused(Refused::TooLarge { .. })) {
-                        borrower.is_too_long(self.tenant, id);
+                        puller.does_not_fit(self.tenant, id);
                     }
                     fail(&mut trace, &error.to_string());
-                    borrower.ended(self.tenant, id, Err(error.to_string()));
+                    puller.ended(self.tenant, id, Err(error.to_string()));
                 }
             }
         }
     }
 
-    fn elsewhere(&self, parent: Option<ChunkId>) -> Elsewhere {
+    fn retry(&self, parent: Option<ChunkId>) -> Retry {
         let (class, deadline_us, peers) = (self.class, self.deadline_us, self.peers.clone());
-        Elsewhere { parent, class, deadline_us, peers, is_repeated: self.is_repeated }
+        Retry { parent, class, deadline_us, peers, is_repeated: self.is_repeated }
     }
 
     /// Reads a chunk that starts at `from` in the peer's region.
-    fn read(&self, mut part: Part, slot: Reservation, region: RegionId, mut from: u64) {
+    fn read(&self, mut read: Read, slot: Reservation, region: RegionId, mut from: u64) {
         let pair = |to: Span| {
             let pair = SpanPair::new(Span::new(region, from, to.len), to);
             from += to.len;
@@ -239,14 +238,14 @@ impl Pull {
         };
         let pairs = slot.layers().into_iter().map(pair).collect();
         let transfer = Transfer { pairs, class: self.class, deadline_us: self.deadline_us };
-        part.slot = Some(slot);
-        part.passed("queued");
-        // What the mover does not take in drops the part.
-        let _ = self.borrower.store_mover().submit(transfer, move |end| part.moved(end));
+        read.slot = Some(slot);
+        read.passed("queued");
+        // What the mover does not take in drops the read.
+        let _ = self.puller.store_mover().submit(transfer, move |end| read.moved(end));
     }
 }
 
-impl Part {
+impl Read {
     fn passed(&mut self, stage: &'static str) {
         if let Some(trace) = &mut self.trace {
             trace.passed(stage);
@@ -255,13 +254,13 @@ impl Part {
 
     /// The bytes are there, or not; where the mover tells of ends.
     fn moved(mut self, end: End) {
-        let borrower = Arc::clone(&self.borrowed.borrower);
+        let puller = Arc::clone(&self.lease.puller);
         match end {
             // Checksums take too long for this thread.
             End::Done { .. } => {
                 self.passed("posted");
-                self.borrowed.keep();
-                borrower.later(move || self.check());
+                self.lease.keep();
+                puller.later(move || self.check());
             }
             failed => {
                 self.why = match &failed {
@@ -275,7 +274,7 @@ impl Part {
                     slot.abandon(&failed);
                 }
                 // Giving a loan back may wait for the mover.
-                borrower.later(move || drop(self));
+                puller.later(move || drop(self));
             }
         }
     }
@@ -284,8 +283,8 @@ impl Part {
     fn check(mut self) {
         let Some(slot) = self.slot.take() else { return };
         if slot.sums() != self.sums {
-            let Borrowed { borrower, peer, .. } = &*self.borrowed;
-            borrower.is_wrong(self.tenant, &self.id, peer);
+            let ReadLease { puller, peer, .. } = &*self.lease;
+            puller.is_wrong(self.tenant, &self.id, peer);
             "other bytes came than were lent".clone_into(&mut self.why);
             self.next = Next::Other;
             return;
@@ -304,11 +303,11 @@ impl Part {
     }
 }
 
-impl Part {
+impl Read {
     /// The pull of this chunk from another peer, if it may be asked of one.
     fn again(&mut self) -> Option<Pull> {
-        let Borrowed { borrower, peer, .. } = &*self.borrowed;
-        let Elsewhere { parent, class, deadline_us, peers, is_repeated } = &mut self.elsewhere;
+        let ReadLease { puller, peer, .. } = &*self.lease;
+        let Retry { parent, class, deadline_us, peers, is_repeated } = &mut self.retry;
         let mut peers = std::mem::take(peers);
         match self.next {
             Next::Same if !*is_repeated => peers.insert(0, peer.clone()),
@@ -316,7 +315,7 @@ impl Part {
             _ => return None,
         }
         Some(Pull {
-            borrower: Arc::clone(borrower),
+            puller: Arc::clone(puller),
             tenant: self.tenant,
             ids: vec![self.id],
             parent: *parent,
@@ -329,38 +328,38 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for Read {
     fn drop(&mut self) {
         // The slot goes before anybody is told that it has failed.
         self.slot = None;
         let why = std::mem::take(&mut self.why);
         if let Some(pull) = self.again() {
-            self.borrowed.borrower.displaced(self.tenant, &self.id, &self.borrowed.peer, &why);
+            self.lease.puller.displaced(self.tenant, &self.id, &self.lease.peer, &why);
             return pull.start();
         }
         if !why.is_empty() {
             fail(&mut self.trace, &why);
         }
         let outcome = if why.is_empty() { Ok(()) } else { Err(why) };
-        self.borrowed.borrower.ended(self.tenant, &self.id, outcome);
+        self.lease.puller.ended(self.tenant, &self.id, outcome);
     }
 }
 
-impl Borrowed {
+impl ReadLease {
     /// A chunk has come: has the loan live on if half of its time is over and others are still on their way. A pull of
     /// which no chunk comes for so long is of no use.
     fn keep(self: &Arc<Self>) {
-        let now_us = self.borrower.store_mover().now_us();
+        let now_us = self.puller.store_mover().now_us();
         let due_us = self.renew_at_us.load(Ordering::Relaxed);
         if !is_due(now_us, due_us, Arc::strong_count(self) - 1) {
             return;
         }
-        self.renew_at_us.store(now_us + LEND_US / 2, Ordering::Relaxed);
-        let (agent, peer, lease) = (Weak::clone(&self.borrower.agent), self.peer.clone(), self.lease);
-        self.borrower.later(move || {
+        self.renew_at_us.store(now_us + LEASE_US / 2, Ordering::Relaxed);
+        let (agent, peer, lease) = (Weak::clone(&self.puller.agent), self.peer.clone(), self.lease);
+        self.puller.later(move || {
             if let Some(agent) = agent.upgrade() {
                 // Where it is not renewed the reads that are left fail.
-                let _ = agent.call(&peer, Ask::Renew(lease, LEND_US).encode(), TELL_LIMIT_US, |_| {});
+                let _ = agent.call(&peer, Question::Renew(lease, LEASE_US).encode(), TELL_LIMIT_US, |_| {});
             }
         });
     }
@@ -371,14 +370,14 @@ fn is_due(now_us: u64, due_us: u64, others: usize) -> bool {
     now_us >= due_us && others > 0
 }
 
-impl Drop for Borrowed {
+impl Drop for ReadLease {
     fn drop(&mut self) {
-        let Borrowed { borrower, peer, lease, region, .. } = self;
-        let (agent, region, peer, lease) = (Weak::clone(&borrower.agent), *region, peer.clone(), *lease);
-        let borrower = Arc::clone(borrower);
-        self.borrower.later(move || match agent.upgrade() {
-            Some(agent) => give_back(&borrower, &agent, &peer, lease, region),
-            None => borrower.close(&peer),
+        let ReadLease { puller, peer, lease, region, .. } = self;
+        let (agent, region, peer, lease) = (Weak::clone(&puller.agent), *region, peer.clone(), *lease);
+        let puller = Arc::clone(puller);
+        self.puller.later(move || match agent.upgrade() {
+            Some(agent) => give_back(&puller, &agent, &peer, lease, region),
+            None => puller.close(&peer),
         });
     }
 }
@@ -390,27 +389,28 @@ fn fail(trace: &mut Option<Trace>, why: &str) {
 }
 
 /// The peer has answered when nobody waited any more: what it has lent goes back.
-fn lent_too_late(borrower: &Borrower, peer: String, answer: &[u8]) {
-    let Ok(Told::Lent(Loans { lease, .. })) = Told::decode(answer) else { return };
-    let agent = Weak::clone(&borrower.agent);
-    borrower.later(move || {
+fn leased_too_late(puller: &Puller, peer: String, answer: &[u8]) {
+    let Ok(Answer::Leased(RemoteLease { lease, .. })) = Answer::decode(answer) else { return };
+    let agent = Weak::clone(&puller.agent);
+    puller.later(move || {
         if let Some(agent) = agent.upgrade() {
             // One that does not hear it ends the loan in its time.
-            let _ = agent.call(&peer, Ask::Return(lease).encode(), TELL_LIMIT_US, |_| {});
+            let _ = agent.call(&peer, Question::Return(lease).encode(), TELL_LIMIT_US, |_| {});
         }
     });
 }
 
-fn give_back(borrower: &Arc<Borrower>, agent: &Agent, peer: &str, lease: u64, region: Option<RegionId>) {
+fn give_back(puller: &Arc<Puller>, agent: &Agent, peer: &str, lease: u64, region: Option<RegionId>) {
     if let Some(region) = region {
         // One that a lost operation still uses stays until the mover ends.
         let _ = agent.forget_region(region);
     }
-    let (closer, of_peer) = (Arc::clone(borrower), peer.to_owned());
+    let (closer, of_peer) = (Arc::clone(puller), peer.to_owned());
     // A loan of which the peer does not hear that it is over ends by itself.
-    let told = agent.call(peer, Ask::Return(lease).encode(), TELL_LIMIT_US, move |_| closer.close(&of_peer));
+    let told =
+        agent.call(peer, Question::Return(lease).encode(), TELL_LIMIT_US, move |_| closer.close(&of_peer));
     if told.is_err() {
-        borrower.close(peer);
+        puller.close(peer);
     }
 }
 

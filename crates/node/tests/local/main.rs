@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod hostile;
+mod logs;
 mod rig;
 mod tenants;
 mod together;

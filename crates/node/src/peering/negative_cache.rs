@@ -10,12 +10,12 @@ const CHUNKS_MAX: usize = 65_536;
 
 /// The chunks that did not fit, the last ones of them.
 #[derive(Debug, Default)]
-pub struct TooLong {
+pub struct NegativeCache {
     chunks: HashSet<(TenantId, ChunkId)>,
     order: VecDeque<(TenantId, ChunkId)>,
 }
 
-impl TooLong {
+impl NegativeCache {
     /// A chunk does not fit.
     pub fn note(&mut self, tenant: TenantId, id: ChunkId) {
         if !self.chunks.insert((tenant, id)) {
@@ -53,19 +53,19 @@ mod tests {
 
     #[test]
     fn a_sequence_ends_before_the_first_chunk_that_does_not_fit() {
-        let mut too_long = TooLong::default();
+        let mut negative_cache = NegativeCache::default();
         let ids: Vec<ChunkId> = (0..4).map(id).collect();
-        assert_eq!(too_long.before(TENANT, &ids), ids);
-        [3, 2, 2].into_iter().for_each(|number| too_long.note(TENANT, id(number)));
-        assert_eq!(too_long.before(TENANT, &ids), &ids[..2]);
-        assert_eq!(too_long.before(TenantId(1), &ids), ids, "another tenant's are another's");
+        assert_eq!(negative_cache.before(TENANT, &ids), ids);
+        [3, 2, 2].into_iter().for_each(|number| negative_cache.note(TENANT, id(number)));
+        assert_eq!(negative_cache.before(TENANT, &ids), &ids[..2]);
+        assert_eq!(negative_cache.before(TenantId(1), &ids), ids, "another tenant's are another's");
     }
 
     #[test]
     fn the_oldest_are_forgotten() {
-        let mut too_long = TooLong::default();
-        (0..=CHUNKS_MAX as u32).for_each(|number| too_long.note(TENANT, id(number)));
-        assert_eq!((too_long.chunks.len(), too_long.order.len()), (CHUNKS_MAX, CHUNKS_MAX));
-        assert_eq!(too_long.before(TENANT, &[id(0), id(1)]), [id(0)]);
+        let mut negative_cache = NegativeCache::default();
+        (0..=CHUNKS_MAX as u32).for_each(|number| negative_cache.note(TENANT, id(number)));
+        assert_eq!((negative_cache.chunks.len(), negative_cache.order.len()), (CHUNKS_MAX, CHUNKS_MAX));
+        assert_eq!(negative_cache.before(TENANT, &[id(0), id(1)]), [id(0)]);
     }
 }

@@ -1,5 +1,5 @@
 //! Peers that lend to this node, and what waits until one of them may lend more. Pure: this file counts questions and loans; it
-//! must never know what is borrowed.
+//! must never know what is lease.
 //!
 //! A question is open until it is answered without a loan, or its loan is given back. While a peer has any open, one that was
 //! told "not now" waits for one of them to be closed; with none open nothing would ever wake it, so it does not wait.
@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 
 /// All peers of which something is wanted.
-pub struct Lenders<T> {
+pub struct LeaseQueue<T> {
     peers: HashMap<String, Lender<T>>,
 }
 
@@ -25,16 +25,16 @@ pub enum NotNow<T> {
     /// Something was closed since they asked: they ask again.
     Again(Vec<T>),
     /// Nothing that the peer lends to this node would end: another peer is to be asked.
-    Elsewhere(Vec<T>),
+    OtherPeer(Vec<T>),
 }
 
-impl<T> Default for Lenders<T> {
-    fn default() -> Lenders<T> {
-        Lenders { peers: HashMap::new() }
+impl<T> Default for LeaseQueue<T> {
+    fn default() -> LeaseQueue<T> {
+        LeaseQueue { peers: HashMap::new() }
     }
 }
 
-impl<T> Lenders<T> {
+impl<T> LeaseQueue<T> {
     /// A peer is asked. Gives how many questions were closed before.
     pub fn open(&mut self, peer: &str) -> u64 {
         let new = || Lender { open: 0, closed: 0, waiting: VecDeque::new() };
@@ -56,12 +56,12 @@ impl<T> Lenders<T> {
 
     /// The peer lends no more now to one that asked when `closed` questions were closed.
     pub fn not_now(&mut self, peer: &str, closed: u64, asker: T) -> NotNow<T> {
-        let Some(lender) = self.peers.get_mut(peer) else { return NotNow::Elsewhere(vec![asker]) };
+        let Some(lender) = self.peers.get_mut(peer) else { return NotNow::OtherPeer(vec![asker]) };
         lender.open = lender.open.saturating_sub(1);
         lender.waiting.push_back(asker);
         match lender.open {
             0 if lender.closed != closed => NotNow::Again(self.forget(peer)),
-            0 => NotNow::Elsewhere(self.forget(peer)),
+            0 => NotNow::OtherPeer(self.forget(peer)),
             _ => NotNow::Wait,
         }
     }
@@ -84,28 +84,28 @@ mod tests {
 
     #[test]
     fn one_asks_for_each_loan_that_ends_and_all_when_the_last_one_does() {
-        let mut lenders = Lenders::default();
+        let mut queue = LeaseQueue::default();
         for asker in 0..5 {
-            let closed = lenders.open("left");
+            let closed = queue.open("left");
             if asker > 1 {
-                assert_eq!(lenders.not_now("left", closed, asker), NotNow::Wait);
+                assert_eq!(queue.not_now("left", closed, asker), NotNow::Wait);
             }
         }
-        assert_eq!(lenders.close("left"), [2]);
-        assert_eq!(lenders.close("left"), [3, 4]);
-        assert!(lenders.peers.is_empty());
+        assert_eq!(queue.close("left"), [2]);
+        assert_eq!(queue.close("left"), [3, 4]);
+        assert!(queue.peers.is_empty());
     }
 
     #[test]
     fn nobody_waits_for_what_will_never_end() {
-        let mut lenders = Lenders::default();
-        let (first, second) = (lenders.open("left"), lenders.open("left"));
-        assert_eq!(lenders.not_now("left", first, 1), NotNow::Wait, "the second question is open");
-        assert_eq!(lenders.not_now("left", second, 2), NotNow::Elsewhere(vec![1, 2]));
-        let (loan, asker) = (lenders.open("left"), lenders.open("left"));
+        let mut queue = LeaseQueue::default();
+        let (first, second) = (queue.open("left"), queue.open("left"));
+        assert_eq!(queue.not_now("left", first, 1), NotNow::Wait, "the second question is open");
+        assert_eq!(queue.not_now("left", second, 2), NotNow::OtherPeer(vec![1, 2]));
+        let (loan, asker) = (queue.open("left"), queue.open("left"));
         assert_eq!(loan, asker);
-        assert!(lenders.close("left").is_empty());
-        assert_eq!(lenders.not_now("left", asker, 3), NotNow::Again(vec![3]), "the loan ended meanwhile");
-        assert!(lenders.peers.is_empty());
+        assert!(queue.close("left").is_empty());
+        assert_eq!(queue.not_now("left", asker, 3), NotNow::Again(vec![3]), "the loan ended meanwhile");
+        assert!(queue.peers.is_empty());
     }
 }

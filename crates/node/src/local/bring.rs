@@ -2,9 +2,7 @@
 //! An answer goes when the last chunk has ended, or when enough has gathered that waiting for more
 //! would hold the client up. So small chunks cost few messages, and large ones are told at once.
 
-use super::desk::Desk;
 use forebay_client::protocol::answer::{Answer, Brought, Lent, Refusal};
-use forebay_client::protocol::frame::Asked;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -16,9 +14,9 @@ const TOLD_BYTES: usize = 1 << 20;
 /// What became of a chunk.
 pub type BroughtEnd = Result<Lent, (Refusal, String)>;
 
-pub struct Bringing {
-    desk: Arc<Desk>,
-    asked: Asked,
+pub struct BringRequest {
+    /// Sends an answer, and is told whether it is the last one.
+    tell: Box<dyn Fn(Answer, bool) + Send + Sync>,
     state: Mutex<State>,
 }
 
@@ -30,15 +28,11 @@ struct State {
     told_bytes: usize,
 }
 
-impl Bringing {
-    /// Of so many chunks.
-    pub fn new(desk: Arc<Desk>, asked: Asked, chunks: usize) -> Arc<Bringing> {
+impl BringRequest {
+    /// Of so many chunks, whose answers `tell` sends.
+    pub fn new(chunks: usize, tell: impl Fn(Answer, bool) + Send + Sync + 'static) -> Arc<BringRequest> {
         let state = State { left: chunks, waiting: Vec::new(), chunk_bytes: 0, told_bytes: 0 };
-        Arc::new(Bringing { desk, asked, state: Mutex::new(state) })
-    }
-
-    pub fn desk(&self) -> &Arc<Desk> {
-        &self.desk
+        Arc::new(BringRequest { tell: Box::new(tell), state: Mutex::new(state) })
     }
 
     /// A chunk has come, or will not. Called once for each, on any thread.
@@ -62,6 +56,36 @@ impl Bringing {
         let brought = std::mem::take(&mut state.waiting);
         (state.chunk_bytes, state.told_bytes) = (0, 0);
         // Under the lock: the last answer goes behind the others.
-        self.desk.answer_in_part(self.asked, &Answer::Brought(brought), is_last);
+        (self.tell)(Answer::Brought(brought), is_last);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_store::ChunkShape;
+
+    /// How many chunks each answer tells of, and whether it is the last one, where each chunk has so many bytes.
+    fn answers(chunks: usize, bytes: u64) -> Vec<(usize, bool)> {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let sent = Arc::clone(&told);
+        let request = BringRequest::new(chunks, move |answer, is_last| {
+            let Answer::Brought(brought) = answer else { panic!("{answer:?}") };
+            sent.lock().push((brought.len(), is_last));
+        });
+        let shape = Arc::new(ChunkShape::new([bytes]).unwrap());
+        for chunk in 0..chunks {
+            let lent = Lent { offset_bytes: 0, shape: Arc::clone(&shape), sums: vec![0] };
+            request.end(chunk, if chunk == 1 { Err((Refusal::Gone, "gone".into())) } else { Ok(lent) });
+        }
+        let told = told.lock();
+        told.clone()
+    }
+
+    #[test]
+    fn large_chunks_are_told_at_once_and_small_ones_together() {
+        assert_eq!(answers(4, CHUNK_BYTES), [(1, false), (2, false), (1, true)]);
+        assert_eq!(answers(200, 1000), [(200, true)]);
+        assert_eq!(answers(1, 1), [(1, true)]);
     }
 }

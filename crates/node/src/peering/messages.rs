@@ -11,29 +11,27 @@ use forebay_transfer::Class;
 /// The version that this program speaks, and no other.
 const VERSION: u8 = 2;
 /// Chunks that a peer is asked for at a time.
-pub const HAS_IDS_MAX: usize = 16_384;
+pub const LOOKUP_IDS_MAX: usize = 16_384;
 /// Chunks that are lent at a time.
-pub const LEND_IDS_MAX: usize = 64;
+pub const LEASE_IDS_MAX: usize = 64;
 /// Longest time that a loan is for.
-pub const LEND_US_MAX: u64 = 60_000_000;
+pub const LEASE_US_MAX: u64 = 60_000_000;
 
 /// Whose chunks are meant: a number that both nodes give the same tenant, and a key that only those can know who share the
 /// nodes' token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TenantKey {
-    /// The number.
     pub tenant: TenantId,
-    /// The key.
     pub key: [u8; 16],
 }
 
 /// What a node asks a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ask {
+pub enum Question {
     /// How many of these chunks, from the first on, are there?
-    Has(TenantKey, Vec<ChunkId>),
+    Lookup(TenantKey, Vec<ChunkId>),
     /// Lend the longest prefix of these chunks for so long. The class is how urgent it is where they have to be read first.
-    Lend(TenantKey, u64, Class, Vec<ChunkId>),
+    Lease(TenantKey, u64, Class, Vec<ChunkId>),
     /// A loan is of no more use.
     Return(u64),
     /// Let a loan live for so long from now.
@@ -44,7 +42,7 @@ pub enum Ask {
 
 /// A chunk that a peer lends.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LentChunk {
+pub struct LeasedChunk {
     /// Where it starts in the peer's region.
     pub offset_bytes: u64,
     /// The lengths of its layers.
@@ -55,22 +53,22 @@ pub struct LentChunk {
 
 /// What a peer lends.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Loans {
+pub struct RemoteLease {
     /// The lease under which it can be read.
     pub lease: u64,
     /// The region: key, generation and length.
     pub region: (u64, u64, u64),
     /// The chunks, of those asked for the first ones.
-    pub chunks: Vec<LentChunk>,
+    pub chunks: Vec<LeasedChunk>,
 }
 
 /// What a peer answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Told {
+pub enum Answer {
     /// So many.
-    Has(u32),
+    Found(u32),
     /// These.
-    Lent(Loans),
+    Leased(RemoteLease),
     /// It is done, and there is nothing to say.
     Heard,
     /// As much is lent to the one that asks as may be: not before it has given something back.
@@ -88,35 +86,32 @@ impl TenantKey {
     }
 }
 
-impl Ask {
-    /// As bytes.
+impl Question {
     pub fn encode(&self) -> Vec<u8> {
         let start = Writer::default().u8(VERSION);
         let Writer(bytes) = match self {
-            Ask::Has(key, ids) => write_key(start.u8(1), key).ids(ids),
-            Ask::Lend(key, ttl_us, class, ids) => {
+            Question::Lookup(key, ids) => write_key(start.u8(1), key).ids(ids),
+            Question::Lease(key, ttl_us, class, ids) => {
                 write_key(start.u8(2), key).u64(*ttl_us).class(*class).ids(ids)
             }
-            Ask::Return(lease) => start.u8(3).u64(*lease),
-            Ask::Renew(lease, ttl_us) => start.u8(4).u64(*lease).u64(*ttl_us),
-            Ask::Wrong(key, id) => write_key(start.u8(5), key).bytes(id.as_bytes()),
+            Question::Return(lease) => start.u8(3).u64(*lease),
+            Question::Renew(lease, ttl_us) => start.u8(4).u64(*lease).u64(*ttl_us),
+            Question::Wrong(key, id) => write_key(start.u8(5), key).bytes(id.as_bytes()),
         };
         bytes
     }
-
-    /// From bytes.
-    pub fn decode(bytes: &[u8]) -> Result<Ask, BadBytes> {
+    pub fn decode(bytes: &[u8]) -> Result<Question, BadBytes> {
         let mut body = versioned(bytes)?;
         let ask = match body.u8("a question")? {
-            1 => Ask::Has(read_key(&mut body)?, ids(&mut body, HAS_IDS_MAX, "0 to 16384")?),
+            1 => Question::Lookup(read_key(&mut body)?, ids(&mut body, LOOKUP_IDS_MAX, "0 to 16384")?),
             2 => {
                 let (key, ttl_us) = (read_key(&mut body)?, body.u64("a time to live")?);
-                let (class, ids) = (body.class()?, ids(&mut body, LEND_IDS_MAX, "0 to 64")?);
-                Ask::Lend(key, ttl_us.min(LEND_US_MAX), class, ids)
+                let (class, ids) = (body.class()?, ids(&mut body, LEASE_IDS_MAX, "0 to 64")?);
+                Question::Lease(key, ttl_us.min(LEASE_US_MAX), class, ids)
             }
-            3 => Ask::Return(body.u64("a lease")?),
-            4 => Ask::Renew(body.u64("a lease")?, body.u64("a time to live")?.min(LEND_US_MAX)),
-            5 => Ask::Wrong(read_key(&mut body)?, body.id()?),
+            3 => Question::Return(body.u64("a lease")?),
+            4 => Question::Renew(body.u64("a lease")?, body.u64("a time to live")?.min(LEASE_US_MAX)),
+            5 => Question::Wrong(read_key(&mut body)?, body.id()?),
             kind => {
                 return Err(BadBytes::Value { what: "a question", value: kind.into(), allowed: "1 to 5" });
             }
@@ -126,13 +121,12 @@ impl Ask {
     }
 }
 
-impl Told {
-    /// As bytes.
+impl Answer {
     pub fn encode(&self) -> Vec<u8> {
         let start = Writer::default().u8(VERSION);
         let Writer(bytes) = match self {
-            Told::Has(chunks) => start.u8(1).u32(*chunks),
-            Told::Lent(loans) => {
+            Answer::Found(chunks) => start.u8(1).u32(*chunks),
+            Answer::Leased(loans) => {
                 let (key, generation, len) = loans.region;
                 let head = start.u8(2).u64(loans.lease).u64(key).u64(generation).u64(len);
                 head.list(&loans.chunks, |writer, chunk| {
@@ -140,25 +134,25 @@ impl Told {
                     shaped.sums(&chunk.sums)
                 })
             }
-            Told::Heard => start.u8(3),
-            Told::NotNow => start.u8(4),
+            Answer::Heard => start.u8(3),
+            Answer::NotNow => start.u8(4),
         };
         bytes
     }
 
     /// From bytes. Every chunk that is told lies in the region and has a checksum for each layer.
-    pub fn decode(bytes: &[u8]) -> Result<Told, BadBytes> {
+    pub fn decode(bytes: &[u8]) -> Result<Answer, BadBytes> {
         let mut body = versioned(bytes)?;
         let told = match body.u8("an answer")? {
-            1 => Told::Has(body.u32("chunks")?),
+            1 => Answer::Found(body.u32("chunks")?),
             2 => {
                 let lease = body.u64("a lease")?;
                 let region = (body.u64("a key")?, body.u64("a generation")?, body.u64("a length")?);
                 let chunks = body.list("chunks", 16, |body| chunk(body, region.2))?;
-                Told::Lent(Loans { lease, region, chunks })
+                Answer::Leased(RemoteLease { lease, region, chunks })
             }
-            3 => Told::Heard,
-            4 => Told::NotNow,
+            3 => Answer::Heard,
+            4 => Answer::NotNow,
             kind => return Err(BadBytes::Value { what: "an answer", value: kind.into(), allowed: "1 to 4" }),
         };
         body.end()?;
@@ -166,7 +160,7 @@ impl Told {
     }
 }
 
-fn chunk(body: &mut Reader, region_bytes: u64) -> Result<LentChunk, BadBytes> {
+fn chunk(body: &mut Reader, region_bytes: u64) -> Result<LeasedChunk, BadBytes> {
     let (offset_bytes, shape) = (body.u64("an offset")?, body.shape()?);
     let sums = body.sums()?;
     let end = offset_bytes.checked_add(shape.bytes());
@@ -181,7 +175,7 @@ fn chunk(body: &mut Reader, region_bytes: u64) -> Result<LentChunk, BadBytes> {
         let (what, value) = ("the number of checksums", sums.len() as u64);
         return Err(BadBytes::Value { what, value, allowed: "one for each layer" });
     }
-    Ok(LentChunk { offset_bytes, shape, sums })
+    Ok(LeasedChunk { offset_bytes, shape, sums })
 }
 
 fn versioned(bytes: &[u8]) -> Result<Reader<'_>, BadBytes> {
@@ -215,39 +209,41 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn lent(offset_bytes: u64) -> LentChunk {
-        LentChunk { offset_bytes, shape: ChunkShape::new([10, 20]).unwrap(), sums: vec![1, 2] }
+    fn lent(offset_bytes: u64) -> LeasedChunk {
+        LeasedChunk { offset_bytes, shape: ChunkShape::new([10, 20]).unwrap(), sums: vec![1, 2] }
     }
 
     #[test]
     fn what_is_said_is_heard_and_nothing_cut_or_lengthened_is() {
         let id = ChunkId::from_bytes([4; 32]);
         let key = TenantKey::of(b"token", TenantId(3));
-        let told = Told::Lent(Loans { lease: 3, region: (1, 2, 100), chunks: vec![lent(0), lent(70)] });
-        let small = [Ask::Return(9), Ask::Renew(9, 5), Ask::Wrong(key, id)];
-        let asks: Vec<Ask> = [Ask::Has(key, vec![id; 3]), Ask::Lend(key, 5, Class::Prefetch, vec![id])]
-            .into_iter()
-            .chain(small)
-            .collect();
+        let told =
+            Answer::Leased(RemoteLease { lease: 3, region: (1, 2, 100), chunks: vec![lent(0), lent(70)] });
+        let small = [Question::Return(9), Question::Renew(9, 5), Question::Wrong(key, id)];
+        let asks: Vec<Question> =
+            [Question::Lookup(key, vec![id; 3]), Question::Lease(key, 5, Class::Prefetch, vec![id])]
+                .into_iter()
+                .chain(small)
+                .collect();
         for (bytes, whole) in
-            asks.iter().map(|ask| (ask.encode(), Ask::decode(&ask.encode()).as_ref() == Ok(ask)))
+            asks.iter().map(|ask| (ask.encode(), Question::decode(&ask.encode()).as_ref() == Ok(ask)))
         {
-            assert!(whole && (0..bytes.len()).all(|cut| Ask::decode(&bytes[..cut]).is_err()));
-            assert!(Ask::decode(&[bytes, vec![0]].concat()).is_err());
+            assert!(whole && (0..bytes.len()).all(|cut| Question::decode(&bytes[..cut]).is_err()));
+            assert!(Question::decode(&[bytes, vec![0]].concat()).is_err());
         }
-        for told in [Told::Has(7), told, Told::Heard, Told::NotNow] {
+        for told in [Answer::Found(7), told, Answer::Heard, Answer::NotNow] {
             let bytes = told.encode();
-            assert_eq!(Told::decode(&bytes), Ok(told));
-            assert!((0..bytes.len()).all(|cut| Told::decode(&bytes[..cut]).is_err()));
+            assert_eq!(Answer::decode(&bytes), Ok(told));
+            assert!((0..bytes.len()).all(|cut| Answer::decode(&bytes[..cut]).is_err()));
         }
     }
 
     #[test]
     fn what_a_node_of_another_version_says_is_refused_with_the_version() {
         for version in [1, 3] {
-            let mut bytes = Ask::Return(9).encode();
+            let mut bytes = Question::Return(9).encode();
             bytes[0] = version;
-            let refused = Ask::decode(&bytes).unwrap_err().to_string();
+            let refused = Question::decode(&bytes).unwrap_err().to_string();
             assert_eq!(refused, format!("the version is {version}; allowed is 2"));
         }
     }
@@ -255,8 +251,12 @@ mod tests {
     #[test]
     fn a_chunk_outside_of_its_region_is_no_chunk() {
         for offset_bytes in [71, u64::MAX] {
-            let told = Told::Lent(Loans { lease: 3, region: (1, 2, 100), chunks: vec![lent(offset_bytes)] });
-            assert!(matches!(Told::decode(&told.encode()), Err(BadBytes::Value { .. })));
+            let told = Answer::Leased(RemoteLease {
+                lease: 3,
+                region: (1, 2, 100),
+                chunks: vec![lent(offset_bytes)],
+            });
+            assert!(matches!(Answer::decode(&told.encode()), Err(BadBytes::Value { .. })));
         }
     }
 
@@ -271,7 +271,7 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (Ask::decode(&bytes), Told::decode(&bytes));
+            let _ = (Question::decode(&bytes), Answer::decode(&bytes));
         }
     }
 }

@@ -1,5 +1,4 @@
-//! What clients of a node may have from other nodes, as the desks see it. This file names the questions; it must never know
-//! how they are answered.
+//! What clients of this node may have from other nodes: questions that sessions ask, and `peering` answers.
 
 use forebay_kv::ChunkId;
 use forebay_store::{Loan, TenantId};
@@ -8,7 +7,7 @@ use std::time::Instant;
 
 /// A chunk of which other nodes have a copy.
 #[derive(Debug, Clone)]
-pub struct Wanted {
+pub struct PullRequest {
     /// Whose it is.
     pub tenant: TenantId,
     /// The chunk and those that follow it in its sequence and are likely to be wanted next.
@@ -27,16 +26,16 @@ pub type OnFound = Box<dyn FnOnce(usize) + Send>;
 pub type OnPulled = Box<dyn FnOnce(Result<Loan, String>) + Send>;
 
 /// Other nodes.
-pub trait Elsewhere: Send + Sync {
+pub trait RemoteNodes: Send + Sync {
     /// How many of `ids`, which follow what this node has, other nodes have. `on_found` is called exactly once, soon, on any
     /// thread.
-    fn look(&self, tenant: TenantId, ids: &[ChunkId], on_found: OnFound);
+    fn lookup(&self, tenant: TenantId, ids: &[ChunkId], on_found: OnFound);
 
     /// The same as far as it is known without asking.
-    fn said(&self, tenant: TenantId, ids: &[ChunkId]) -> usize;
+    fn lookup_known(&self, tenant: TenantId, ids: &[ChunkId]) -> usize;
 
     /// Fetches the first chunk that is wanted into this node's memory, verified. `on_end` is called exactly once, on any thread.
-    fn pull(&self, wanted: Wanted, on_end: OnPulled);
+    fn pull(&self, wanted: PullRequest, on_end: OnPulled);
 
     /// Chunks that were fetched, and that were to be.
     fn pulled(&self) -> (u64, u64);

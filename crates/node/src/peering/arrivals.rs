@@ -1,7 +1,7 @@
 //! Chunks that are on their way, and what waits for each: until it has a slot, so that those that follow it may have one, and
 //! until it is here or failed. Pure: this file keeps what waits and gives it back when its time has come; it must never run it.
 
-use crate::elsewhere::OnPulled;
+use crate::remote::OnPulled;
 use forebay_kv::ChunkId;
 use forebay_store::TenantId;
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ pub type Job = Box<dyn FnOnce() + Send>;
 
 /// Chunks that are on their way.
 #[derive(Default)]
-pub struct Coming {
+pub struct Arrivals {
     /// Chunks that may be asked for at a time. As many others may come along with them.
     asked_max: usize,
     chunks: HashMap<(TenantId, ChunkId), Waiting>,
@@ -35,19 +35,19 @@ pub struct Waiting {
     pub on_ends: Vec<OnPulled>,
 }
 
-impl Coming {
+impl Arrivals {
     /// None, of which so many may be asked for at a time.
-    pub fn new(asked_max: usize) -> Coming {
-        Coming { asked_max, chunks: HashMap::new() }
+    pub fn new(asked_max: usize) -> Arrivals {
+        Arrivals { asked_max, chunks: HashMap::new() }
     }
 
     /// How many may come along with one that is asked for. They never take the place of one that may be asked for.
     pub fn room(&self) -> Result<usize, Full> {
-        let (coming, limit) = (self.chunks.len(), self.asked_max.saturating_mul(2));
-        if coming >= limit {
+        let (arrivals, limit) = (self.chunks.len(), self.asked_max.saturating_mul(2));
+        if arrivals >= limit {
             return Err(Full { limit });
         }
-        Ok(self.asked_max.saturating_sub(coming + 1))
+        Ok(self.asked_max.saturating_sub(arrivals + 1))
     }
 
     /// Whether a chunk is among them.
@@ -115,49 +115,49 @@ mod tests {
 
     #[test]
     fn what_waits_for_a_slot_waits_until_there_is_one_or_never_will_be() {
-        let mut coming = Coming::default();
-        assert!(coming.wait_for_slot(TENANT, &ID, job()).is_some(), "nothing is on its way");
-        coming.add(TENANT, &ID);
-        assert!(coming.wait_for_slot(TENANT, &ID, job()).is_none());
-        assert!(coming.wait_for_slot(TenantId(4), &ID, job()).is_some(), "another tenant's");
-        assert_eq!(coming.place(TENANT, &ID).len(), 1);
-        assert!(coming.wait_for_slot(TENANT, &ID, job()).is_some(), "it has one");
-        coming.displace(TENANT, &ID);
-        assert!(coming.wait_for_slot(TENANT, &ID, job()).is_none(), "it has lost it");
-        assert_eq!(coming.end(TENANT, &ID).jobs.len(), 1);
-        coming.add(TENANT, &ID);
-        assert!(coming.wait_for_slot(TENANT, &ID, job()).is_none(), "the next one has none yet");
-        assert_eq!(coming.end(TENANT, &ID).jobs.len(), 1, "it failed before it had one");
-        assert!(coming.place(TENANT, &ID).is_empty() && !coming.has(TENANT, &ID));
+        let mut arrivals = Arrivals::default();
+        assert!(arrivals.wait_for_slot(TENANT, &ID, job()).is_some(), "nothing is on its way");
+        arrivals.add(TENANT, &ID);
+        assert!(arrivals.wait_for_slot(TENANT, &ID, job()).is_none());
+        assert!(arrivals.wait_for_slot(TenantId(4), &ID, job()).is_some(), "another tenant's");
+        assert_eq!(arrivals.place(TENANT, &ID).len(), 1);
+        assert!(arrivals.wait_for_slot(TENANT, &ID, job()).is_some(), "it has one");
+        arrivals.displace(TENANT, &ID);
+        assert!(arrivals.wait_for_slot(TENANT, &ID, job()).is_none(), "it has lost it");
+        assert_eq!(arrivals.end(TENANT, &ID).jobs.len(), 1);
+        arrivals.add(TENANT, &ID);
+        assert!(arrivals.wait_for_slot(TENANT, &ID, job()).is_none(), "the next one has none yet");
+        assert_eq!(arrivals.end(TENANT, &ID).jobs.len(), 1, "it failed before it had one");
+        assert!(arrivals.place(TENANT, &ID).is_empty() && !arrivals.has(TENANT, &ID));
     }
 
     #[test]
     fn all_that_may_be_asked_for_may_be_on_its_way_whatever_comes_along() {
         for batch in [1, 2, 16, 100] {
-            let mut coming = Coming::new(20);
+            let mut arrivals = Arrivals::new(20);
             let mut numbers = (0u8..).map(|number| ChunkId::from_bytes([number; 32]));
-            let mut add = |coming: &mut Coming| coming.add(TENANT, &numbers.next().unwrap());
+            let mut add = |arrivals: &mut Arrivals| arrivals.add(TENANT, &numbers.next().unwrap());
             for _ in 0..20 {
-                let along = coming.room().unwrap().min(batch - 1);
-                (0..=along).for_each(|_| add(&mut coming));
+                let along = arrivals.room().unwrap().min(batch - 1);
+                (0..=along).for_each(|_| add(&mut arrivals));
             }
-            while coming.room().is_ok() {
-                add(&mut coming);
+            while arrivals.room().is_ok() {
+                add(&mut arrivals);
             }
-            let full = coming.room().unwrap_err().to_string();
+            let full = arrivals.room().unwrap_err().to_string();
             assert_eq!(full, "40 chunks are on their way from peers; no more may be");
         }
     }
 
     #[test]
     fn all_who_wait_for_the_end_are_given_back_at_the_end() {
-        let mut coming = Coming::default();
-        assert!(coming.wait_for_end(TENANT, &ID, on_end()).is_some());
-        coming.add(TENANT, &ID);
-        assert!((0..3).all(|_| coming.wait_for_end(TENANT, &ID, on_end()).is_none()));
-        coming.add(TENANT, &ID);
-        assert!(coming.place(TENANT, &ID).is_empty() && coming.has(TENANT, &ID));
-        assert_eq!(coming.end(TENANT, &ID).on_ends.len(), 3);
-        assert!(!coming.has(TENANT, &ID));
+        let mut arrivals = Arrivals::default();
+        assert!(arrivals.wait_for_end(TENANT, &ID, on_end()).is_some());
+        arrivals.add(TENANT, &ID);
+        assert!((0..3).all(|_| arrivals.wait_for_end(TENANT, &ID, on_end()).is_none()));
+        arrivals.add(TENANT, &ID);
+        assert!(arrivals.place(TENANT, &ID).is_empty() && arrivals.has(TENANT, &ID));
+        assert_eq!(arrivals.end(TENANT, &ID).on_ends.len(), 3);
+        assert!(!arrivals.has(TENANT, &ID));
     }
 }

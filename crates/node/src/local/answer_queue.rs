@@ -13,20 +13,18 @@ use std::io;
 
 /// What waits for a client.
 #[derive(Debug)]
-pub struct Outbox {
+pub struct AnswerQueue {
     /// What is sent leaves it without moving the rest, which may be tens of MB.
     waiting: Mutex<VecDeque<u8>>,
     socket: OwnedFd,
     wake_up: WakeUp,
 }
 
-impl Outbox {
+impl AnswerQueue {
     /// Nothing waits.
-    pub fn new(socket: OwnedFd) -> io::Result<Outbox> {
-        Ok(Outbox { waiting: Mutex::default(), socket, wake_up: WakeUp::new()? })
+    pub fn new(socket: OwnedFd) -> io::Result<AnswerQueue> {
+        Ok(AnswerQueue { waiting: Mutex::default(), socket, wake_up: WakeUp::new()? })
     }
-
-    /// The socket.
     pub fn socket(&self) -> &OwnedFd {
         &self.socket
     }
@@ -74,14 +72,14 @@ mod tests {
     #[test]
     fn a_slow_reader_gets_every_frame_in_order_and_nobody_waits_for_it() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let outbox = Outbox::new(ours.into()).unwrap();
+        let answers = AnswerQueue::new(ours.into()).unwrap();
         let theirs = OwnedFd::from(theirs);
         let frame = |number| Frame::new(1, number, vec![number as u8; 50_000]);
-        (0..40).for_each(|number| outbox.put(&frame(number)));
-        assert!(outbox.flush(), "more than a socket holds");
+        (0..40).for_each(|number| answers.put(&frame(number)));
+        assert!(answers.flush(), "more than a socket holds");
         let (mut inbox, mut bytes, mut found) = (Inbox::default(), vec![0; 70_000], Vec::new());
         while found.len() < 40 {
-            outbox.flush();
+            answers.flush();
             let received = receive(&theirs, &mut bytes).unwrap();
             inbox.put(&bytes[..received]);
             while let Some(frame) = inbox.next_frame().unwrap() {
@@ -94,11 +92,11 @@ mod tests {
     #[test]
     fn what_waits_is_not_moved_about_for_a_reader_that_takes_a_little_at_a_time() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let outbox = Outbox::new(ours.into()).unwrap();
+        let answers = AnswerQueue::new(ours.into()).unwrap();
         let theirs = OwnedFd::from(theirs);
-        (0..128).for_each(|number| outbox.put(&Frame::new(1, number, vec![1; 1 << 20])));
+        (0..128).for_each(|number| answers.put(&Frame::new(1, number, vec![1; 1 << 20])));
         let (mut bytes, since) = (vec![0; 70_000], Instant::now());
-        while outbox.flush() {
+        while answers.flush() {
             receive(&theirs, &mut bytes).unwrap();
         }
         // Moved each time, it were more than 100 GB.

@@ -1,13 +1,12 @@
-//! The client's own thread: it keeps leases alive, finds a node that is stuck, connects again to one that is gone, and takes
-//! arenas of the past out of the mover. This file knows when; `connection.rs` knows how. With nothing to keep and nothing
-//! gone it sleeps.
+//! The client's own thread. It renews leases, finds a node that is stuck, connects again to one that is
+//! gone, and takes arenas of the past out of the mover. With nothing to do it sleeps.
 
 use super::Shared;
 use super::connection::Connection;
 use super::lease::Held;
 use crate::protocol::answer::Answer;
 use crate::protocol::request::Request;
-use forebay_transfer::RegionId;
+use forebay_transfer::{LogGate, RegionId};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -26,9 +25,10 @@ const GONE: &str = "the node is gone";
 
 /// What the thread knows.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct Supervisor {
     state: Mutex<State>,
     changed: Condvar,
+    unreached_gate: LogGate,
 }
 
 #[derive(Debug, Default)]
@@ -50,7 +50,7 @@ struct State {
 }
 
 /// What is to be done now.
-enum Chore {
+enum Task {
     Connect,
     Renew(Arc<Connection>, Vec<Arc<Held>>),
     Listen(Arc<Connection>),
@@ -58,14 +58,14 @@ enum Chore {
     End(Vec<RegionId>),
 }
 
-impl Keeper {
+impl Supervisor {
     /// Keeps a connection, or looks for one where there is none yet, and why.
-    pub fn new(connection: Result<Arc<Connection>, String>) -> Keeper {
+    pub fn new(connection: Result<Arc<Connection>, String>) -> Supervisor {
         let connect_at = connection.is_err().then(Instant::now);
         let why_gone = connection.as_ref().err().map_or(GONE, String::as_str).to_owned();
         let backoff = BACKOFF[0];
         let state = State { connection: connection.ok(), why_gone, connect_at, backoff, ..State::default() };
-        Keeper { state: Mutex::new(state), changed: Condvar::new() }
+        Supervisor { state: Mutex::new(state), changed: Condvar::new(), unreached_gate: LogGate::new() }
     }
 
     /// The connection, as long as it is alive.
@@ -100,10 +100,11 @@ impl Keeper {
         }
     }
 
-    /// A connection broke.
-    pub fn broken(&self, connection: &Arc<Connection>) {
+    /// A connection broke. Says whether it was the one that there is.
+    pub fn broken(&self, connection: &Arc<Connection>) -> bool {
         let mut state = self.state.lock();
-        if state.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
+        let is_current = state.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection));
+        if is_current {
             state.connection = None;
             state.why_gone = GONE.into();
             let now = Instant::now();
@@ -112,6 +113,7 @@ impl Keeper {
             state.listen_at = None;
             self.changed.notify_one();
         }
+        is_current
     }
 
     /// Ends the thread, which takes the arenas out of the mover first.
@@ -129,12 +131,12 @@ impl Keeper {
         }
     }
 
-    fn next(&self) -> Chore {
+    fn next(&self) -> Task {
         let mut state = self.state.lock();
         loop {
             let now = Instant::now();
-            if let Some(chore) = state.chore(now) {
-                return chore;
+            if let Some(task) = state.task(now) {
+                return task;
             }
             match state.next_due() {
                 None => self.changed.wait(&mut state),
@@ -149,25 +151,25 @@ impl State {
         [self.renew_at, self.connect_at, self.listen_at, self.retire_at].into_iter().flatten().min()
     }
 
-    fn chore(&mut self, now: Instant) -> Option<Chore> {
+    fn task(&mut self, now: Instant) -> Option<Task> {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         if self.closed {
-            return Some(Chore::End(std::mem::take(&mut self.past)));
+            return Some(Task::End(std::mem::take(&mut self.past)));
         }
         if is_due(self.connect_at) {
             self.connect_at = None;
-            return Some(Chore::Connect);
+            return Some(Task::Connect);
         }
         if is_due(self.renew_at) {
             return self.renewal(now);
         }
         if is_due(self.listen_at) {
             self.listen_at = None;
-            return self.connection.clone().map(Chore::Listen);
+            return self.connection.clone().map(Task::Listen);
         }
         if is_due(self.retire_at) {
             self.retire_at = None;
-            return Some(Chore::Retire(std::mem::take(&mut self.past)));
+            return Some(Task::Retire(std::mem::take(&mut self.past)));
         }
         None
     }
@@ -206,7 +208,7 @@ impl State {
         None
     }
 
-    fn renewal(&mut self, now: Instant) -> Option<Chore> {
+    fn renewal(&mut self, now: Instant) -> Option<Task> {
         let mut held = Vec::with_capacity(self.leases.len());
         self.leases.retain(|_, lease| {
             let lease = lease.upgrade();
@@ -216,7 +218,7 @@ impl State {
         });
         let ttl_us = held.iter().filter(|held| !held.is_over()).map(|held| held.ttl_us).min();
         self.renew_at = ttl_us.map(|ttl_us| now + renew_every(ttl_us));
-        self.connection.clone().map(|connection| Chore::Renew(connection, held))
+        self.connection.clone().map(|connection| Task::Renew(connection, held))
     }
 }
 
@@ -227,12 +229,12 @@ fn renew_every(ttl_us: u64) -> Duration {
 /// The thread. It keeps the client's shared part alive until the client is dropped.
 pub(super) fn run(shared: &Arc<Shared>) {
     loop {
-        match shared.keeper.next() {
-            Chore::End(arenas) => return retire(shared, arenas),
-            Chore::Connect => connect(shared),
-            Chore::Renew(connection, held) => renew(shared, &connection, held),
-            Chore::Listen(connection) => listen(shared, &connection),
-            Chore::Retire(arenas) => retire(shared, arenas),
+        match shared.supervisor.next() {
+            Task::End(arenas) => return retire(shared, arenas),
+            Task::Connect => connect(shared),
+            Task::Renew(connection, held) => renew(shared, &connection, held),
+            Task::Listen(connection) => listen(shared, &connection),
+            Task::Retire(arenas) => retire(shared, arenas),
         }
     }
 }
@@ -244,12 +246,17 @@ fn connect(shared: &Arc<Shared>) {
         let has_thread = shared.start_receiving(&connection);
         has_thread.then_some(connection).ok_or_else(|| "the client gets no thread".into())
     });
-    let useless = shared.keeper.state.lock().connected(started, Instant::now());
+    if let Err(reason) = &started
+        && let Some(repeated) = shared.supervisor.unreached_gate.pass()
+    {
+        tracing::warn!(socket = %shared.options.socket.display(), reason, repeated, "node not reached");
+    }
+    let useless = shared.supervisor.state.lock().connected(started, Instant::now());
     if let Some(connection) = useless {
         connection.end();
     }
     if let Some(connection) = shared.connection() {
-        shared.greeter.greet(&connection.arena);
+        shared.arena_notifier.notify(&connection.arena);
     }
 }
 
@@ -271,7 +278,7 @@ fn renew(shared: &Arc<Shared>, connection: &Arc<Connection>, held: Vec<Arc<Held>
             }
         });
     }
-    shared.keeper.listen(shared.answer_limit());
+    shared.supervisor.listen(shared.answer_limit());
 }
 
 /// Ends a connection whose node does not answer, and asks one that was silent for long whether it is there.
@@ -284,13 +291,13 @@ fn listen(shared: &Arc<Shared>, connection: &Arc<Connection>) {
     if silent_for >= limit / 2 {
         connection.ask(&Request::Ping, |_| {});
     }
-    shared.keeper.listen(limit);
+    shared.supervisor.listen(limit);
 }
 
 /// Takes arenas out of the mover that nothing uses any more.
 fn retire(shared: &Arc<Shared>, arenas: Vec<RegionId>) {
     let in_use = |arena: &RegionId| matches!(shared.mover.unregister(*arena), Ok(Err(_)));
     let in_use: Vec<RegionId> = arenas.into_iter().filter(in_use).collect();
-    let (mut state, now) = (shared.keeper.state.lock(), Instant::now());
+    let (mut state, now) = (shared.supervisor.state.lock(), Instant::now());
     in_use.into_iter().for_each(|arena| state.leave(arena, now));
 }

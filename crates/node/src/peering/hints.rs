@@ -14,13 +14,13 @@ type Half = HashMap<(TenantId, ChunkId), Vec<String>>;
 
 /// What was said. Two halves: the younger one takes in, the older one goes when the younger is full or old.
 #[derive(Debug, Default)]
-pub struct Known {
+pub struct Hints {
     young: Half,
     old: Half,
     since_us: u64,
 }
 
-impl Known {
+impl Hints {
     /// A peer said that it has these chunks.
     pub fn note(&mut self, now_us: u64, tenant: TenantId, ids: &[ChunkId], peer: &str) {
         for id in ids {
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_prefix_ends_at_the_first_chunk_that_nobody_has() {
-        let mut known = Known::default();
+        let mut known = Hints::default();
         known.note(0, TENANT, &[id(0), id(1)], "left");
         known.note(0, TENANT, &[id(1), id(3)], "right");
         let ids: Vec<ChunkId> = (0..4).map(id).collect();
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn what_was_said_is_forgotten() {
-        let mut known = Known::default();
+        let mut known = Hints::default();
         known.note(0, TENANT, &[id(0)], "left");
         assert_eq!(known.prefix(AGE_US, TENANT, &[id(0)]), 1);
         assert_eq!(known.prefix(2 * AGE_US, TENANT, &[id(0)]), 0);

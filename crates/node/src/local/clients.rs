@@ -1,0 +1,353 @@
+//! The clients of a node, all together: what each may have, who is connected, what is counted, and
+//! whether the node still takes anybody. Each connection's thread has a share of it.
+
+use super::holdings::HoldingLimits;
+use super::session::Session;
+use crate::config::LimitsConfig;
+use crate::metrics::Spans;
+use crate::remote::RemoteNodes;
+use forebay_client::protocol::answer::{NodeStat, REFUSALS, Refusal};
+use forebay_client::protocol::frame::Unfinished;
+use forebay_store::{Left, Store};
+use forebay_transfer::listen::{Admission, Room};
+use forebay_transfer::{LogGate, MoverHandle};
+use parking_lot::{Condvar, Mutex};
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+/// What clients may do, in numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientLimits {
+    pub clients: usize,
+    pub holdings: HoldingLimits,
+    /// Longest time that a lease lives without being renewed.
+    pub lease_us: u64,
+    /// How long a client may take to say who it is.
+    pub authentication: Duration,
+}
+
+pub struct Clients {
+    pub store: Store,
+    pub mover: MoverHandle,
+    pub instance: [u8; 16],
+    pub limits: ClientLimits,
+    pub admission: Admission,
+    /// Connections that have not said who they are, by process.
+    pub room: Arc<Room<i32>>,
+    pub unfinished: Arc<Unfinished>,
+    pub spans: Arc<Spans>,
+    remote: OnceLock<Arc<dyn RemoteNodes>>,
+    sessions: Mutex<HashMap<u64, Weak<Session>>>,
+    next_session: AtomicU64,
+    /// Threads of clients that are let in.
+    connected: AtomicUsize,
+    /// Threads of connections that are not let in yet.
+    greeting: AtomicUsize,
+    counts: Counts,
+    /// One for each kind of refusal, so that none hides another.
+    refused_gates: [LogGate; REFUSALS],
+    expired_gate: LogGate,
+    corrupt_gate: LogGate,
+    /// Whether the store tells what has left it.
+    is_told: Mutex<bool>,
+    draining: AtomicBool,
+    stopped: AtomicBool,
+    /// Something was let go.
+    lighter: Condvar,
+    waiting: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    hits_memory: AtomicU64,
+    hits_disk: AtomicU64,
+    hits_peers: AtomicU64,
+    refused: AtomicU64,
+    orphans: AtomicU64,
+    corrupt: AtomicU64,
+}
+
+/// A client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientStat {
+    /// What it calls itself.
+    pub name: String,
+    /// Leases that it holds.
+    pub leases: usize,
+    /// Slots that it writes.
+    pub slots: usize,
+}
+
+/// A session among all of them, until this is dropped.
+pub struct Registration {
+    clients: Arc<Clients>,
+    number: u64,
+}
+
+/// The right of a client's thread to run.
+pub struct ClientPermit(Arc<Clients>);
+
+/// The thread of a connection that is not let in yet.
+pub struct GreetingPermit(Arc<Clients>);
+
+impl ClientLimits {
+    pub fn of(limits: &LimitsConfig) -> ClientLimits {
+        let holdings = HoldingLimits {
+            leases: limits.leases_per_client,
+            slots: limits.slots_per_client,
+            loads: limits.loads_per_client,
+        };
+        let authentication = Duration::from_millis(limits.authentication_ms);
+        ClientLimits { clients: limits.clients, holdings, lease_us: limits.lease_us(), authentication }
+    }
+}
+
+impl Clients {
+    pub fn new(
+        store: Store,
+        mover: MoverHandle,
+        instance: [u8; 16],
+        spans: Arc<Spans>,
+        admission: Admission,
+        limits: &LimitsConfig,
+    ) -> Clients {
+        Clients {
+            store,
+            mover,
+            instance,
+            limits: ClientLimits::of(limits),
+            admission,
+            room: Room::new("the clients' socket", limits.unauthenticated),
+            unfinished: Arc::new(Unfinished::new(limits.unfinished)),
+            spans,
+            remote: OnceLock::new(),
+            sessions: Mutex::default(),
+            next_session: AtomicU64::new(0),
+            connected: AtomicUsize::new(0),
+            greeting: AtomicUsize::new(0),
+            counts: Counts::default(),
+            refused_gates: [const { LogGate::new() }; REFUSALS],
+            expired_gate: LogGate::new(),
+            corrupt_gate: LogGate::new(),
+            is_told: Mutex::default(),
+            draining: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            lighter: Condvar::new(),
+            waiting: Mutex::default(),
+        }
+    }
+
+    pub fn now_us(&self) -> u64 {
+        self.mover.now_us()
+    }
+
+    /// Other nodes, if there may be any.
+    pub fn remote(&self) -> Option<&Arc<dyn RemoteNodes>> {
+        self.remote.get()
+    }
+
+    /// There are other nodes from now on.
+    pub fn set_remote(&self, remote: Arc<dyn RemoteNodes>) {
+        // Set once: nobody else does.
+        let _ = self.remote.set(remote);
+    }
+
+    pub fn start_draining(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    pub fn sessions(&self) -> Vec<Arc<Session>> {
+        self.sessions.lock().values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// One more client's thread, if there may be.
+    pub fn enter(self: &Arc<Self>) -> Option<ClientPermit> {
+        let room = |connected: usize| (connected < self.limits.clients).then_some(connected + 1);
+        let entered = self.connected.fetch_update(Ordering::AcqRel, Ordering::Acquire, room);
+        entered.ok().map(|_| ClientPermit(Arc::clone(self)))
+    }
+
+    /// One more thread of a connection that is not let in yet; their room bounds them.
+    pub fn greet(self: &Arc<Self>) -> GreetingPermit {
+        self.greeting.fetch_add(1, Ordering::AcqRel);
+        GreetingPermit(Arc::clone(self))
+    }
+
+    /// A client is let in.
+    pub fn register(self: &Arc<Self>, session: &Arc<Session>) -> Registration {
+        let number = self.next_session.fetch_add(1, Ordering::Relaxed);
+        self.sessions.lock().insert(number, Arc::downgrade(session));
+        Registration { clients: Arc::clone(self), number }
+    }
+
+    /// A client let something go.
+    pub fn let_go(&self) {
+        if self.is_draining() || self.is_stopped() {
+            drop(self.waiting.lock());
+            self.lighter.notify_all();
+        }
+    }
+
+    /// Waits until no client holds anything, and says what they hold when the time is over.
+    pub fn wait_until_light(&self, until: Instant) -> usize {
+        let mut waiting = self.waiting.lock();
+        loop {
+            let held: usize = self.sessions().iter().map(|session| session.holdings().holds()).sum();
+            let left = until.saturating_duration_since(Instant::now());
+            if held == 0 || left.is_zero() {
+                return held;
+            }
+            self.lighter.wait_for(&mut waiting, left);
+        }
+    }
+
+    /// No connection goes on from now on, and none comes.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.sessions().iter().for_each(|session| session.answers.wake_up().wake());
+    }
+
+    /// Waits until the threads of all connections have ended, or the time is over.
+    pub fn wait_until_gone(&self, until: Instant) {
+        let mut waiting = self.waiting.lock();
+        self.room.clear();
+        while self.connected.load(Ordering::Acquire) + self.greeting.load(Ordering::Acquire) > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            self.lighter.wait_for(&mut waiting, left);
+        }
+    }
+
+    /// A client watches: from now on the store tells what leaves it, until no client watches any more.
+    pub fn tell_who_watches(self: &Arc<Self>) -> std::io::Result<()> {
+        let mut is_told = self.is_told.lock();
+        if !*is_told {
+            let clients = Arc::downgrade(self);
+            self.store.on_leave(move |left| match clients.upgrade() {
+                Some(clients) => clients.tell_left(left),
+                None => ControlFlow::Break(()),
+            })?;
+            *is_told = true;
+        }
+        Ok(())
+    }
+
+    fn tell_left(&self, left: Left<'_>) -> ControlFlow<()> {
+        let mut is_told = self.is_told.lock();
+        let mut watching = self.sessions();
+        watching.retain(|session| session.watches());
+        if watching.is_empty() {
+            *is_told = false;
+            return ControlFlow::Break(());
+        }
+        drop(is_told);
+        watching.iter().for_each(|session| session.tell_left(left));
+        ControlFlow::Continue(())
+    }
+
+    pub fn count_hits(&self, memory: usize, disk: usize, peers: usize) {
+        let counts = &self.counts;
+        counts.hits_memory.fetch_add(memory as u64, Ordering::Relaxed);
+        counts.hits_disk.fetch_add(disk as u64, Ordering::Relaxed);
+        counts.hits_peers.fetch_add(peers as u64, Ordering::Relaxed);
+    }
+
+    /// A client is not let in.
+    pub fn count_refused(&self, refusal: Refusal, why: &str) {
+        self.counts.refused.fetch_add(1, Ordering::Relaxed);
+        let gate = self.refused_gates.get(refusal as usize);
+        if let Some(repeated) = gate.and_then(LogGate::pass) {
+            tracing::warn!(kind = ?refusal, reason = why, repeated, "client refused");
+        }
+    }
+
+    /// Slots whose client went without a word.
+    pub fn count_orphans(&self, client: &str, slots: usize) {
+        self.counts.orphans.fetch_add(slots as u64, Ordering::Relaxed);
+        tracing::warn!(client, slots, "slots kept until the client's process has exited");
+    }
+
+    /// A chunk is not what was stored; it is dropped.
+    pub fn count_corrupt(&self, client: &str) {
+        self.counts.corrupt.fetch_add(1, Ordering::Relaxed);
+        if let Some(repeated) = self.corrupt_gate.pass() {
+            tracing::error!(client, repeated, "corrupt chunk in memory");
+        }
+    }
+
+    /// Leases ended that their client did not renew.
+    pub fn note_expired(&self, client: &str, leases: usize) {
+        if let Some(repeated) = self.expired_gate.pass() {
+            tracing::warn!(client, leases, repeated, "leases expired");
+        }
+    }
+
+    pub fn clients(&self) -> Vec<ClientStat> {
+        let stat = |session: Arc<Session>| {
+            let holdings = session.holdings();
+            ClientStat { name: session.name.clone(), leases: holdings.leases(), slots: holdings.slots() }
+        };
+        self.sessions().into_iter().map(stat).collect()
+    }
+
+    pub fn stat(&self) -> NodeStat {
+        let stat = self.store.stat();
+        let sessions = self.sessions();
+        let (pulled, not_pulled) = self.remote().map_or((0, 0), |remote| remote.pulled());
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let counts = &self.counts;
+        NodeStat {
+            capacity_bytes: stat.capacity_bytes,
+            used_bytes: stat.arena.used_bytes,
+            chunks: stat.chunks as u64,
+            corrupt: load(&counts.corrupt),
+            clients: sessions.len() as u64,
+            leases: sessions.iter().map(|session| session.holdings().leases() as u64).sum(),
+            slots: sessions.iter().map(|session| session.holdings().slots() as u64).sum(),
+            orphans: load(&counts.orphans),
+            refused: load(&counts.refused),
+            hits: [load(&counts.hits_memory), load(&counts.hits_disk), load(&counts.hits_peers)],
+            pulled,
+            not_pulled,
+        }
+    }
+}
+
+impl std::fmt::Debug for Clients {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Clients").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.clients.sessions.lock().remove(&self.number);
+    }
+}
+
+impl Drop for GreetingPermit {
+    fn drop(&mut self) {
+        self.0.greeting.fetch_sub(1, Ordering::AcqRel);
+        self.0.let_go();
+    }
+}
+
+impl Drop for ClientPermit {
+    fn drop(&mut self) {
+        self.0.connected.fetch_sub(1, Ordering::AcqRel);
+        self.0.let_go();
+    }
+}

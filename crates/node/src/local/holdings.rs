@@ -1,0 +1,208 @@
+//! What one client holds: leases with the chunks lent under them, and slots that it writes. Time is an argument. This file
+//! knows limits and when something ends; it must never know the words that led to it.
+//!
+//! When the client's connection ends, its leases end at once: whoever still reads finds that they are dead. Its slots do not:
+//! its copies may still write them until the process has exited, or has said before that none does.
+
+use forebay_kv::ChunkId;
+use forebay_store::{Lease, Loan, Reservation};
+use std::collections::HashMap;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// What a client may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HoldingLimits {
+    /// Leases at a time.
+    pub leases: usize,
+    /// Slots at a time.
+    pub slots: usize,
+    /// Chunks on their way into memory at a time.
+    pub loads: usize,
+}
+
+/// Why a client does not get what it wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum NotHeld {
+    /// It has as many as it may.
+    #[error("the client has {limit} {what}; no more may be")]
+    Limit {
+        what: &'static str,
+        /// How many may be.
+        limit: usize,
+    },
+    /// There is no such lease.
+    #[error("lease {lease} is dead")]
+    DeadLease { lease: u64 },
+    /// The lease has fewer chunks.
+    #[error("chunk {chunk} is outside of lease {lease}, which has {chunks}")]
+    Outside {
+        /// Which lease.
+        lease: u64,
+        /// The chunk's place.
+        chunk: usize,
+        /// Chunks of the lease.
+        chunks: usize,
+    },
+    /// There is no such slot.
+    #[error("slot {slot} is not reserved")]
+    NoSlot { slot: u64 },
+    /// The client is gone.
+    #[error("the client is gone")]
+    Gone,
+}
+
+/// A lease of the client.
+#[derive(Debug)]
+pub struct HeldLease {
+    /// Of what is on this host.
+    pub lease: Arc<Lease>,
+    /// The chunks, those on peers included.
+    pub ids: Arc<[ChunkId]>,
+    loans: HashMap<usize, Loan>,
+    expires_us: u64,
+}
+
+/// What a client holds.
+#[derive(Debug)]
+pub struct Holdings {
+    limits: HoldingLimits,
+    leases: HashMap<u64, HeldLease>,
+    slots: HashMap<u64, Reservation>,
+    next: u64,
+    loads: usize,
+    gone: bool,
+}
+
+impl Holdings {
+    /// Holds nothing.
+    pub fn new(limits: HoldingLimits) -> Holdings {
+        Holdings { limits, leases: HashMap::new(), slots: HashMap::new(), next: 1, loads: 0, gone: false }
+    }
+
+    /// Leases and slots.
+    pub fn holds(&self) -> usize {
+        self.leases.len() + self.slots.len()
+    }
+    pub fn leases(&self) -> usize {
+        self.leases.len()
+    }
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether there may be another lease.
+    pub fn room_for_lease(&self) -> Result<(), NotHeld> {
+        let limit = self.limits.leases;
+        if self.leases.len() < limit { Ok(()) } else { Err(NotHeld::Limit { what: "leases", limit }) }
+    }
+
+    /// Whether there may be another slot.
+    pub fn room_for_slot(&self) -> Result<(), NotHeld> {
+        let limit = self.limits.slots;
+        if self.slots.len() < limit { Ok(()) } else { Err(NotHeld::Limit { what: "slots", limit }) }
+    }
+
+    /// A lease, with the chunks lent from its first one on. Names it.
+    pub fn grant(&mut self, lease: Lease, ids: &[ChunkId], loans: Vec<Loan>, expires_us: u64) -> u64 {
+        let name = self.name();
+        let (lease, loans) = (Arc::new(lease), loans.into_iter().enumerate().collect());
+        self.leases.insert(name, HeldLease { lease, ids: ids.into(), loans, expires_us });
+        name
+    }
+
+    /// A live lease that has the chunk.
+    pub fn lease(&self, name: u64, chunk: usize) -> Result<&HeldLease, NotHeld> {
+        let held = self.leases.get(&name).ok_or(NotHeld::DeadLease { lease: name })?;
+        match held.ids.len() {
+            chunks if chunk >= chunks => Err(NotHeld::Outside { lease: name, chunk, chunks }),
+            _ => Ok(held),
+        }
+    }
+
+    /// Lets a lease live until then, if `renew` does.
+    pub fn renew(&mut self, name: u64, expires_us: u64, renew: impl FnOnce(&Lease) -> bool) -> bool {
+        let Some(held) = self.leases.get_mut(&name) else { return false };
+        let alive = held.lease.is_empty() || renew(&held.lease);
+        match alive {
+            true => held.expires_us = expires_us,
+            false => drop(self.leases.remove(&name)),
+        }
+        alive
+    }
+
+    /// Ends a lease.
+    pub fn release(&mut self, name: u64) {
+        self.leases.remove(&name);
+    }
+
+    /// Ends the leases whose time has come.
+    pub fn expire(&mut self, now_us: u64) {
+        self.leases.retain(|_, held| held.expires_us > now_us);
+    }
+
+    /// When the next lease ends.
+    pub fn next_expiry_us(&self) -> Option<u64> {
+        self.leases.values().map(|held| held.expires_us).min()
+    }
+
+    /// A chunk is to be brought.
+    pub fn begin_load(&mut self) -> Result<(), NotHeld> {
+        let limit = self.limits.loads;
+        if self.loads >= limit {
+            return Err(NotHeld::Limit { what: "chunks under way", limit });
+        }
+        self.loads += 1;
+        Ok(())
+    }
+
+    /// A chunk that was to be brought has come, or not.
+    pub fn end_load(&mut self) {
+        self.loads = self.loads.saturating_sub(1);
+    }
+
+    /// A chunk is lent under a lease.
+    pub fn lend(&mut self, name: u64, chunk: usize, loan: Loan) -> Result<&Loan, NotHeld> {
+        let held = self.leases.get_mut(&name).ok_or(NotHeld::DeadLease { lease: name })?;
+        Ok(held.loans.entry(chunk).or_insert(loan))
+    }
+
+    /// A slot that the client will write. Names it.
+    pub fn reserve(&mut self, slot: Reservation) -> Result<u64, NotHeld> {
+        if self.gone {
+            return Err(NotHeld::Gone);
+        }
+        let name = self.name();
+        self.slots.insert(name, slot);
+        Ok(name)
+    }
+
+    /// The client writes a slot no more.
+    pub fn take_slot(&mut self, name: u64) -> Result<Reservation, NotHeld> {
+        self.slots.remove(&name).ok_or(NotHeld::NoSlot { slot: name })
+    }
+
+    /// The connection has ended: no lease lives, and none will be. Slots stay.
+    pub fn disconnect(&mut self) {
+        self.gone = true;
+        self.leases.clear();
+    }
+
+    /// Nothing of the client writes the arena any more.
+    pub fn quiet(&mut self) {
+        self.slots.clear();
+    }
+
+    fn name(&mut self) -> u64 {
+        let name = self.next;
+        self.next += 1;
+        name
+    }
+}
+
+impl HeldLease {
+    /// A chunk that is lent under it.
+    pub fn loan(&self, chunk: usize) -> Option<&Loan> {
+        self.loans.get(&chunk)
+    }
+}
