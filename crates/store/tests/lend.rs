@@ -195,6 +195,91 @@ fn chunks_on_disk_are_brought_once_for_all_who_want_them() {
     assert!(rig.store.lend(&lease, 3).is_ok());
 }
 
+/// A store over a log that holds chunks 0 to 3 and over memory that holds none, and the log.
+fn on_disk_alone(config: fn() -> SsdConfig) -> (Rig, std::path::PathBuf, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let first = Rig::with(&log, config(), &write_back()).0;
+    (0..4).for_each(|number| first.put(number));
+    first.store.close().unwrap();
+    drop(first);
+    (Rig::with(&log, config(), &write_back()).0, log, folder)
+}
+
+/// Brings these chunks by one request, and says how each ended, in their order.
+fn bring(rig: &Rig, numbers: std::ops::Range<usize>) -> Vec<Result<Loan, NotBrought>> {
+    let lease = rig.store.lease(TENANT, &numbers.clone().map(id).collect::<Vec<_>>(), 60_000_000);
+    assert_eq!((lease.in_memory(), lease.len()), (0, numbers.len()));
+    let (sender, loans) = channel();
+    let tell = move |chunk, loan| sender.send((chunk, loan)).unwrap();
+    rig.store.bring_many(&lease, 0..numbers.len(), Class::Demand, None, tell);
+    let next = || loans.recv_timeout(Duration::from_secs(30)).expect("each chunk ends");
+    let mut ends: Vec<_> = numbers.map(|_| next()).collect();
+    ends.sort_by_key(|(chunk, _)| *chunk);
+    ends.into_iter().map(|(_, loan)| loan).collect()
+}
+
+#[test]
+fn chunks_of_one_request_come_by_one_read_and_straight_into_memory() {
+    let (rig, _log, _folder) = on_disk_alone(SsdConfig::default);
+    for (number, loan) in bring(&rig, 0..4).into_iter().enumerate() {
+        assert!(rig.bytes_of(&loan.unwrap()) == truth(number));
+    }
+    let stat = rig.store.disk_stat().unwrap();
+    assert_eq!((stat.ssd.reads, stat.ssd.direct_reads, stat.promotions.promoted), (1, 4, 4));
+}
+
+#[test]
+fn an_encrypted_chunk_lies_decrypted_in_memory() {
+    let keyed = || {
+        let mut config = SsdConfig::default();
+        config.keys.insert(TENANT, [42; 32]);
+        config
+    };
+    let (rig, _log, _folder) = on_disk_alone(keyed);
+    for (number, loan) in bring(&rig, 0..4).into_iter().enumerate() {
+        let loan = loan.unwrap();
+        assert!(rig.bytes_of(&loan) == truth(number) && loan.check());
+    }
+    assert_eq!(rig.store.disk_stat().unwrap().ssd.direct_reads, 0);
+}
+
+#[test]
+fn a_chunk_that_is_damaged_on_disk_is_never_seen_in_memory_and_costs_no_other() {
+    let (rig, log, _folder) = on_disk_alone(SsdConfig::default);
+    let file = std::fs::read(&log).unwrap();
+    let starts = |at: &usize| file[*at..].starts_with(&truth(1)[..64]);
+    let at = (0..file.len()).step_by(4096).find(starts).unwrap() as u64;
+    let damaged = std::fs::File::options().write(true).open(&log).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&damaged, b"damage", at + 9_000).unwrap();
+    damaged.sync_all().unwrap();
+    for (number, loan) in bring(&rig, 0..4).into_iter().enumerate() {
+        match loan {
+            Ok(loan) => assert!(number != 1 && rig.bytes_of(&loan) == truth(number)),
+            Err(error) => {
+                assert!(matches!(&error, NotBrought::Disk(NotRead::Corrupt { .. })), "{error}");
+                assert_eq!(number, 1);
+            }
+        }
+    }
+    assert!(rig.store.lend_named(TENANT, &id(1)).is_none());
+    assert_eq!(rig.store.disk_stat().unwrap().ssd.corrupt, 1);
+}
+
+#[test]
+fn a_read_that_fails_midway_frees_its_slot_and_is_a_miss() {
+    let (rig, log, _folder) = on_disk_alone(SsdConfig::default);
+    // The end of the file comes before the chunks do.
+    std::fs::File::options().write(true).open(&log).unwrap().set_len(64 << 10).unwrap();
+    for loan in bring(&rig, 0..4) {
+        let error = loan.unwrap_err();
+        assert!(matches!(error, NotBrought::Disk(NotRead::Failed { .. })), "{error}");
+    }
+    assert_eq!(rig.store.stat().arena.used_bytes, 0);
+    rig.put(0);
+    assert!(rig.bytes_of(&rig.store.lend_named(TENANT, &id(0)).unwrap()) == truth(0));
+}
+
 #[test]
 fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
     let folder = tempfile::tempdir().unwrap();
@@ -203,12 +288,12 @@ fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
     (0..2).for_each(|number| first.put(number));
     first.store.close().unwrap();
     drop(first);
-    // Staging for one chunk, which somebody else has.
-    let (rig, ssd, handle) = Rig::with_staging(&log, 32 << 10);
+    // Staging for one chunk with its footer, which somebody else has.
+    let (rig, ssd, handle) = Rig::with_staging(&log, 24 << 10);
     let (sender, staged) = channel();
     let held = ssd.lease(TENANT, &[id(0)], 60_000_000);
-    let all = [Want { chunk: 0, layers: 0..LAYERS }];
-    ssd.read(&held, &all, Class::Demand, None, move |staged| sender.send(staged.unwrap()).unwrap()).unwrap();
+    let all = [Want { chunk: 0, layers: 0..LAYERS, into: None }];
+    ssd.read(&held, &all, Class::Demand, None, move |ends| sender.send(ends).unwrap()).unwrap();
     let staged = staged.recv_timeout(Duration::from_secs(30)).unwrap();
 
     let (sender, ends) = channel();

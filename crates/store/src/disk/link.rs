@@ -63,7 +63,7 @@ impl Default for DiskOptions {
 /// Dropping the link finishes what was started, then closes the file.
 ///
 /// ```
-/// use crate::disk::{DiskFile, DiskLink, DiskOptions};
+/// use forebay_store::disk::{DiskFile, DiskLink, DiskOptions};
 /// use forebay_transfer::*;
 /// use std::sync::Arc;
 ///

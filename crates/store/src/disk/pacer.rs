@@ -29,7 +29,7 @@ const MISSES_ALLOWED_PERCENT: u64 = 1;
 /// Says how many write lots may be in flight.
 ///
 /// ```
-/// use crate::disk::{PacerLimits, WriteBackPacer};
+/// use forebay_store::disk::{PacerLimits, WriteBackPacer};
 /// let mut pacer = WriteBackPacer::new(PacerLimits {
 ///     lots_min: 1,
 ///     lots_max: 16,

@@ -123,8 +123,13 @@ pub enum NotRead {
     #[error(transparent)]
     Staging(#[from] NotStaged),
     /// The bytes did not arrive.
-    #[error("the read failed: {0}")]
-    Failed(String),
+    #[error("the read failed: {reason}")]
+    Failed {
+        /// What the disk or the mover said.
+        reason: String,
+        /// Spans of the reader's own memory that a lost operation may still write.
+        quarantined: Vec<Span>,
+    },
     /// What arrived is not what was written. The chunk was dropped and the fault counted.
     #[error("want {want}: {fault}")]
     Corrupt {
@@ -147,6 +152,16 @@ pub enum NotRead {
     /// The store is closed.
     #[error("the store is closed")]
     Closed,
+}
+
+impl NotRead {
+    /// Spans of the reader's memory that are nobody's until the mover says that they are quiet.
+    pub(crate) fn quarantined(&self) -> &[Span] {
+        match self {
+            NotRead::Failed { quarantined, .. } => quarantined,
+            _ => &[],
+        }
+    }
 }
 
 /// Why a chunk is not written.

@@ -4,7 +4,7 @@
 use super::Ssd;
 use super::shared::Shared;
 use crate::lease::LeaseId;
-use crate::log::DiskReadEnd;
+use crate::log::{DiskReadEnd, SlotShape};
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
@@ -16,6 +16,7 @@ pub struct DiskLease {
     shared: Arc<Shared>,
     /// None for a lease of nothing.
     id: Option<LeaseId>,
+    tenant: TenantId,
     chunks: usize,
 }
 
@@ -26,7 +27,7 @@ impl Ssd {
         let shared = self.shared();
         let granted = shared.change(|tier, now_us| tier.lease(now_us, tenant, ids, ttl_us));
         let (id, chunks) = granted.map_or((None, 0), |(id, chunks)| (Some(id), chunks));
-        DiskLease { shared: Arc::clone(shared), id, chunks }
+        DiskLease { shared: Arc::clone(shared), id, tenant, chunks }
     }
 }
 
@@ -47,15 +48,17 @@ impl DiskLease {
         self.shared.change(|tier, now_us| tier.renew(now_us, id, ttl_us)).map(drop)
     }
 
-    /// How many layers a chunk has.
-    pub(crate) fn layers_of(&self, chunk: usize) -> Result<usize, Unreadable> {
+    /// How a chunk lies on disk, and whether it can be read into memory from there without a copy.
+    pub(crate) fn layout_of(&self, chunk: usize) -> Result<(Arc<SlotShape>, bool), Unreadable> {
         let id = self.id()?;
-        self.shared.change_quietly(|tier, now_us| {
+        let shape = self.shared.change_quietly(|tier, now_us| {
             let read = tier.begin_read(now_us, id, chunk)?;
-            let layers = read.shape().layers();
+            let shape = Arc::clone(read.shape());
             tier.end_disk_read(now_us, read, DiskReadEnd::Done);
-            Ok(layers)
-        })
+            Ok(shape)
+        })?;
+        let is_plain = shape.is_dense() && !self.shared.keys.has(self.tenant);
+        Ok((shape, is_plain))
     }
 
     pub(super) fn id(&self) -> Result<LeaseId, Unreadable> {

@@ -1,5 +1,6 @@
-//! Reading layers of leased chunks into staging: one transfer for all wants of a request, then every byte is verified
-//! before anyone may see it. This file knows these steps; it must never know where a chunk lies or what its bytes mean.
+//! Reading layers of leased chunks: one transfer for all wants of a request, then every byte is
+//! checked before anyone may see it. A chunk that lies on disk as its reader wants it goes straight to
+//! the reader's memory, and only its footer to staging; everything else goes to staging.
 
 use super::Ssd;
 use super::crypt::{SealError, TenantKeys};
@@ -8,67 +9,75 @@ use super::gate::Pass;
 use super::lease::DiskLease;
 use super::pool::{Held, NotStaged};
 use super::shared::{Broken, Shared};
-use super::staged::Staged;
+use super::staged::{Staged, StagedIn, part_of};
+use crate::checksum;
 use crate::lease::LeaseId;
-use crate::log::{DiskRead, DiskReadEnd, DiskTier, Fault, Footer, PAGE_BYTES, crc32c};
-use forebay_transfer::{Class, End, SpanPair, Transfer};
-use std::collections::VecDeque;
+use crate::log::{DiskRead, DiskReadEnd, DiskTier, Footer, PAGE_BYTES, crc32c};
+use forebay_transfer::{Class, End, Memory, Span, SpanPair, Transfer};
+use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// A wish for a run of layers of one chunk.
+/// A run of layers of one chunk that is to be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Want {
     /// The chunk's place in the lease, from 0.
     pub chunk: usize,
     /// Which of its layers.
     pub layers: Range<usize>,
+    /// Pages of host memory that all layers, one after another, may be read into without a copy. They
+    /// stay registered and the reader's alone until the read has ended. A chunk that lies otherwise on
+    /// disk, or encrypted, goes to staging all the same.
+    pub into: Option<Span>,
 }
 
-type OnEnd = Box<dyn FnOnce(Result<Vec<Staged>, NotRead>) + Send>;
+/// How each want of a request ended.
+pub type ReadEnds = Vec<Result<Staged, NotRead>>;
 
-/// A request under way. Dropped before it ended, it lets go of the chunks and says that it failed.
+type OnEnd = Box<dyn FnOnce(ReadEnds) + Send>;
+
+/// Collects how the wants of a request end, and tells when the last one has.
+struct Answer {
+    state: Mutex<(Vec<Option<Result<Staged, NotRead>>>, Option<OnEnd>)>,
+    /// Given back behind the call, so that a store that is being closed waits for it.
+    _pass: Pass,
+}
+
+/// Wants that are read by one transfer. Dropped before it ended, it lets go of the chunks.
+///
+/// The answer is the last field: whoever is told may drop the store and open its logs again.
 struct Request {
-    shared: Arc<Shared>,
     parts: Vec<Part>,
-    /// For each part its pages: those of the layers, then the footer.
-    held: Vec<Held>,
     class: Class,
     deadline_us: Option<u64>,
-    on_end: Option<OnEnd>,
-    pass: Option<Pass>,
+    shared: Arc<Shared>,
+    answer: Arc<Answer>,
 }
 
 /// A want that the tier granted.
 struct Part {
+    /// Its place in the request.
+    number: usize,
     read: DiskRead,
     layers: Range<usize>,
     /// The pages of the slot that hold the layers.
     window: Range<u64>,
-}
-
-/// A want that proved to be what was written.
-struct Proven {
-    footer: Footer,
-    opened: Option<Box<[u32]>>,
-}
-
-enum NotProven {
-    Corrupt(Fault),
-    Sealed(SealError),
+    /// Where these go, if not to staging.
+    into: Option<Span>,
+    /// The pages of the layers, unless they go elsewhere, then that of the footer.
+    held: Option<Held>,
 }
 
 impl Ssd {
-    /// Reads layers of chunks of a lease into staging and verifies them. Staging for all of them is reserved at once, or
+    /// Reads layers of chunks of a lease and verifies them. Staging for all of them is reserved at once, or
     /// later if others have it, or not at all if the deadline passes first; never in part. `deadline_us` is in the
     /// mover's clock.
     ///
-    /// With `Ok`, `on_end` is called exactly once, with as many [`Staged`] as there are wants and in their order, or with
-    /// the reason why there are none: a request whose wants do not all verify gives nothing, and drops the chunks that
-    /// did not. It runs on a thread of the store, or on this one if it is known at once that there is no staging; it
-    /// should be short and must not wait for the store or the mover. An error calls nobody.
+    /// With `Ok`, `on_end` is called exactly once, with as many ends as there are wants and in their order. A chunk that
+    /// does not verify is dropped. It runs on a thread of the store, or on this one if it is known at once that there is
+    /// no staging; it should be short and must not wait for the store or the mover. An error calls nobody.
     ///
     /// Many wants in one request cost much less than many requests.
     pub fn read(
@@ -77,22 +86,16 @@ impl Ssd {
         wants: &[Want],
         class: Class,
         deadline_us: Option<u64>,
-        on_end: impl FnOnce(Result<Vec<Staged>, NotRead>) + Send + 'static,
+        on_end: impl FnOnce(ReadEnds) + Send + 'static,
     ) -> Result<(), NotRead> {
         let shared = self.shared();
         let pass = shared.reads.enter().map_err(|_| NotRead::Closed)?;
         let id = lease.id()?;
         let parts = shared.change_quietly(|tier, now_us| begin_reads(tier, now_us, id, wants))?;
-        let lengths = parts.iter().map(|part| part.window.end - part.window.start + PAGE).collect();
-        let request = Request {
-            shared: Arc::clone(shared),
-            parts,
-            held: Vec::new(),
-            class,
-            deadline_us,
-            on_end: Some(Box::new(on_end)),
-            pass: Some(pass),
-        };
+        let lengths = parts.iter().map(Part::staging_bytes).collect();
+        let (ends, on_end): (_, OnEnd) = (parts.iter().map(|_| None).collect(), Box::new(on_end));
+        let answer = Arc::new(Answer { state: Mutex::new((ends, Some(on_end))), _pass: pass });
+        let request = Request { parts, class, deadline_us, shared: Arc::clone(shared), answer };
         let waits = shared.staging.reserve(lengths, deadline_us, move |held| request.staged(held));
         if waits && deadline_us.is_some() {
             // A committer also keeps this clock.
@@ -110,11 +113,11 @@ fn begin_reads(
     wants: &[Want],
 ) -> Result<Vec<Part>, NotRead> {
     let mut parts = Vec::with_capacity(wants.len());
-    for want in wants {
+    for (number, want) in wants.iter().enumerate() {
         let refused = match tier.begin_read(now_us, lease, want.chunk) {
             Ok(read) => match read.shape().window(want.layers.clone()) {
                 Some(window) => {
-                    parts.push(Part { read, layers: want.layers.clone(), window });
+                    parts.push(Part::new(number, read, want, window));
                     continue;
                 }
                 None => {
@@ -133,157 +136,216 @@ fn begin_reads(
     Ok(parts)
 }
 
+impl Answer {
+    fn end(&self, number: usize, end: Result<Staged, NotRead>) {
+        if let Some(slot) = self.state.lock().0.get_mut(number) {
+            *slot = Some(end);
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        let (ends, on_end) = std::mem::take(self.state.get_mut());
+        if let Some(on_end) = on_end {
+            on_end(ends.into_iter().map(|end| end.unwrap_or(Err(NotRead::MoverEnded))).collect());
+        }
+    }
+}
+
 impl Request {
     /// There is staging, or there will be none.
     fn staged(mut self, held: Result<Vec<Held>, NotStaged>) {
         match held {
-            Err(not_staged) => self.end(|_| DiskReadEnd::Done, Err(not_staged.into())),
+            Err(not_staged) => self.refuse(&not_staged.into()),
             Ok(held) => {
-                self.held = held;
-                let transfer =
-                    Transfer { pairs: self.pairs(), class: self.class, deadline_us: self.deadline_us };
-                let mover = self.shared.mover.clone();
-                // A mover that takes nothing in drops the request, which ends it.
-                let _ = mover.submit(transfer, move |end| self.moved(end));
+                self.parts.iter_mut().zip(held).for_each(|(part, held)| part.held = Some(held));
+                self.submit();
             }
         }
     }
 
-    /// For each part its layers and, right behind them in staging, its footer. Of a whole chunk they are neighbours on
-    /// disk, too, and become one I/O.
-    fn pairs(&self) -> Vec<SpanPair> {
-        let pairs = |(part, held): (&Part, &Held)| {
-            let bytes = part.window.end - part.window.start;
-            let footer_at = part.read.shape().footer_at();
-            [
-                SpanPair::new(self.shared.slot_span(&part.read, part.window.clone()), held.span(0..bytes)),
-                SpanPair::new(
-                    self.shared.slot_span(&part.read, footer_at..footer_at + PAGE),
-                    held.span(bytes..bytes + PAGE),
-                ),
-            ]
-        };
-        self.parts.iter().zip(&self.held).flat_map(pairs).collect()
+    fn submit(self) {
+        let pairs = self.parts.iter().flat_map(|part| part.pairs(&self.shared)).collect();
+        let transfer = Transfer { pairs, class: self.class, deadline_us: self.deadline_us };
+        let mover = self.shared.mover.clone();
+        // A mover that takes nothing in drops the request, which ends it.
+        let _ = mover.submit(transfer, move |end| self.moved(end));
     }
 
     /// The transfer has ended; on the mover's thread.
-    fn moved(mut self, end: End) {
+    fn moved(self, end: End) {
         let crew = Arc::clone(&self.shared.crew);
         let Some(broken) = Broken::of(end) else { return crew.run(move || self.verify()) };
-        self.shared.counts.io_faults.add(1);
-        self.held.drain(..).for_each(|held| held.end(&broken.quarantined));
-        let lost = |part: &Part| self.shared.lost_bytes(&part.read, &broken.quarantined);
-        let mut lost: VecDeque<u64> = self.parts.iter().map(lost).collect();
-        let end = |_: &Part| DiskReadEnd::Failed { lost_bytes: lost.pop_front().unwrap_or(0) };
-        self.end(end, Err(NotRead::Failed(broken.reason)));
-    }
-
-    /// Checks every part, and gives them all or none.
-    fn verify(mut self) {
-        let parts = self.parts.iter().zip(&mut self.held);
-        let proven: Vec<_> = parts.map(|(part, held)| part.prove(&self.shared.keys, held)).collect();
-        let is_corrupt = |proven: &Result<_, _>| matches!(proven, Err(NotProven::Corrupt(_)));
-        let mut corrupt: VecDeque<bool> = proven.iter().map(is_corrupt).collect();
-        self.shared.counts.corrupt.add(corrupt.iter().filter(|corrupt| **corrupt).count() as u64);
-        let result = self.staged_of(proven);
-        self.count(&result);
-        let end = |_: &Part| match corrupt.pop_front() {
-            Some(true) => DiskReadEnd::Corrupt,
-            _ => DiskReadEnd::Done,
-        };
-        self.end(end, result);
-    }
-
-    /// What everybody waits for, or why it is not to be had.
-    fn staged_of(&mut self, proven: Vec<Result<Proven, NotProven>>) -> Result<Vec<Staged>, NotRead> {
-        let refused = |(want, proven): (usize, _)| match proven {
-            Ok(proven) => Ok(proven),
-            Err(NotProven::Corrupt(fault)) => Err(NotRead::Corrupt { want, fault }),
-            Err(NotProven::Sealed(error)) => Err(NotRead::Sealed { want, error }),
-        };
-        let proven: Vec<Proven> = proven.into_iter().enumerate().map(refused).collect::<Result<_, _>>()?;
-        let parts = self.parts.iter().zip(self.held.drain(..)).zip(proven);
-        let staged = |((part, held), proven): ((&Part, Held), Proven)| Staged {
-            held,
-            layers: part.layers.clone(),
-            starts_at: part.window.start,
-            footer: proven.footer,
-            opened: proven.opened,
-        };
-        Ok(parts.map(staged).collect())
-    }
-
-    fn count(&self, result: &Result<Vec<Staged>, NotRead>) {
-        if let Ok(staged) = result {
-            let counts = &self.shared.counts;
-            let bytes = |staged: &Staged| {
-                staged.layers().filter_map(|layer| staged.span(layer)).map(|span| span.len).sum::<u64>()
-            };
-            counts.reads.add(1);
-            counts.read_wants.add(staged.len() as u64);
-            counts.read_bytes.add(staged.iter().map(bytes).sum());
+        if self.parts.len() > 1 && broken.quarantined.is_empty() {
+            // One chunk that cannot be read must not cost the others.
+            return self.split().for_each(Request::submit);
         }
+        self.fail(&broken);
     }
 
-    /// Lets go of the chunks, then of the store, then tells. In this order, because whoever is told may drop the store
-    /// and open its logs again.
-    fn end(mut self, how: impl FnMut(&Part) -> DiskReadEnd, result: Result<Vec<Staged>, NotRead>) {
-        let told = self.let_go(how);
-        let pass = self.pass.take();
-        drop(self);
-        if let Some(on_end) = told {
-            on_end(result);
-        }
-        drop(pass);
-    }
-
-    /// Lets go of chunks and staging, and says who is to be told.
-    fn let_go(&mut self, mut how: impl FnMut(&Part) -> DiskReadEnd) -> Option<OnEnd> {
-        let on_end = self.on_end.take()?;
+    /// Each part as a request of its own.
+    fn split(mut self) -> impl Iterator<Item = Request> {
         let parts = std::mem::take(&mut self.parts);
-        self.shared.change(|tier, now_us| {
-            for part in parts {
-                let end = how(&part);
-                tier.end_disk_read(now_us, part.read, end);
+        parts.into_iter().map(move |part| Request {
+            parts: vec![part],
+            class: self.class,
+            deadline_us: self.deadline_us,
+            shared: Arc::clone(&self.shared),
+            answer: Arc::clone(&self.answer),
+        })
+    }
+
+    /// Checks every part.
+    fn verify(mut self) {
+        let (mut ended, mut any) = (Vec::new(), false);
+        for mut part in std::mem::take(&mut self.parts) {
+            let proven = part.prove(self.shared.mover.memory(), &self.shared.keys);
+            self.shared.count(&proven);
+            any |= proven.is_ok();
+            let end = match &proven {
+                Err(NotRead::Corrupt { .. }) => DiskReadEnd::Corrupt,
+                _ => DiskReadEnd::Done,
+            };
+            self.answer.end(part.number, proven);
+            ended.push((part.read, end));
+        }
+        self.shared.counts.reads.add(u64::from(any));
+        self.shared.end_reads(ended);
+    }
+
+    /// Ends all parts for the same reason.
+    fn refuse(mut self, why: &NotRead) {
+        let mut ended = Vec::new();
+        for part in std::mem::take(&mut self.parts) {
+            self.answer.end(part.number, Err(why.clone()));
+            ended.push((part.read, DiskReadEnd::Done));
+        }
+        self.shared.end_reads(ended);
+    }
+
+    /// Ends all parts after the disk failed them.
+    fn fail(mut self, broken: &Broken) {
+        self.shared.counts.io_faults.add(self.parts.len() as u64);
+        let mut ended = Vec::new();
+        for mut part in std::mem::take(&mut self.parts) {
+            if let Some(held) = part.held.take() {
+                held.end(&broken.quarantined);
             }
+            let lost_bytes = self.shared.lost_bytes(&part.read, &broken.quarantined);
+            let is_reader_s = |span: &&Span| part.into.is_some_and(|into| into.region == span.region);
+            let quarantined = broken.quarantined.iter().filter(is_reader_s).copied().collect();
+            let reason = broken.reason.clone();
+            self.answer.end(part.number, Err(NotRead::Failed { reason, quarantined }));
+            ended.push((part.read, DiskReadEnd::Failed { lost_bytes }));
+        }
+        self.shared.end_reads(ended);
+    }
+}
+
+impl Shared {
+    fn end_reads(self: &Arc<Self>, ended: Vec<(DiskRead, DiskReadEnd)>) {
+        self.change(|tier, now_us| {
+            ended.into_iter().for_each(|(read, end)| tier.end_disk_read(now_us, read, end));
         });
-        self.held.clear();
-        Some(on_end)
+    }
+
+    fn count(&self, proven: &Result<Staged, NotRead>) {
+        match proven {
+            Ok(staged) => {
+                self.counts.read_wants.add(1);
+                self.counts.read_bytes.add(staged.len_bytes());
+                self.counts.direct_reads.add(u64::from(staged.is_direct()));
+            }
+            Err(NotRead::Corrupt { .. }) => self.counts.corrupt.add(1),
+            Err(_) => {}
+        }
     }
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
-        if let Some(on_end) = self.let_go(|_| DiskReadEnd::Done) {
-            on_end(Err(NotRead::MoverEnded));
+        let parts = std::mem::take(&mut self.parts);
+        if !parts.is_empty() {
+            let ended = parts.into_iter().map(|part| (part.read, DiskReadEnd::Done));
+            self.shared.end_reads(ended.collect());
         }
     }
 }
 
 impl Part {
-    /// Whether the footer is this copy's and the layers are what it says. Layers that were sealed are opened in place.
-    fn prove(&self, keys: &TenantKeys, held: &mut Held) -> Result<Proven, NotProven> {
-        let bytes = self.window.end - self.window.start;
-        let corrupt = NotProven::Corrupt;
-        let footer = Footer::of(&self.read.name(), held.slice(bytes..bytes + PAGE)).map_err(corrupt)?;
-        for layer in self.layers.clone() {
-            footer.verify(layer, &[held.slice(self.place(layer))]).map_err(corrupt)?;
-        }
-        let opened = if footer.sealed { Some(self.open(keys, &footer, held)?) } else { None };
-        Ok(Proven { footer, opened })
+    fn new(number: usize, read: DiskRead, want: &Want, window: Range<u64>) -> Part {
+        let shape = read.shape();
+        let is_whole = want.layers == (0..shape.layers()) && shape.is_dense();
+        let into = want.into.filter(|into| is_whole && into.len == shape.footer_at());
+        Part { number, read, layers: want.layers.clone(), window, into, held: None }
     }
 
-    /// Opens the layers, and returns their checksums.
-    fn open(&self, keys: &TenantKeys, footer: &Footer, held: &mut Held) -> Result<Box<[u32]>, NotProven> {
+    /// Bytes of the window that go to staging.
+    fn staged_bytes(&self) -> u64 {
+        if self.into.is_some() { 0 } else { self.window.end - self.window.start }
+    }
+
+    fn staging_bytes(&self) -> u64 {
+        self.staged_bytes() + PAGE
+    }
+
+    /// The layers, and right behind them in staging their footer. Of a whole chunk they are neighbours on disk, too, and
+    /// become one I/O.
+    fn pairs(&self, shared: &Shared) -> Vec<SpanPair> {
+        let Some(held) = &self.held else { return Vec::new() };
+        let bytes = self.staged_bytes();
+        let layers = self.into.unwrap_or_else(|| held.span(0..bytes));
+        let footer_at = self.read.shape().footer_at();
+        vec![
+            SpanPair::new(shared.slot_span(&self.read, self.window.clone()), layers),
+            SpanPair::new(
+                shared.slot_span(&self.read, footer_at..footer_at + PAGE),
+                held.span(bytes..bytes + PAGE),
+            ),
+        ]
+    }
+
+    /// Whether the footer is this copy's and the layers are what it says. Layers that are encrypted are decrypted in
+    /// place.
+    fn prove(&mut self, memory: &Memory, keys: &TenantKeys) -> Result<Staged, NotRead> {
+        let want = self.number;
+        let corrupt = |fault| NotRead::Corrupt { want, fault };
+        let mut held = self.held.take().ok_or(NotRead::MoverEnded)?;
+        let bytes = self.staged_bytes();
+        let footer = Footer::of(&self.read.name(), held.slice(bytes..bytes + PAGE)).map_err(corrupt)?;
+        for layer in self.layers.clone() {
+            let place = self.place(layer);
+            let span = self.into.map_or_else(|| held.span(place.clone()), |into| part_of(&into, &place));
+            // Memory that is not registered any more is its reader's fault, not the disk's.
+            let crc = checksum::of_spans(memory, &[span]).ok_or(NotRead::MoverEnded)?;
+            footer.check(layer, span.len, crc).map_err(corrupt)?;
+        }
+        let place = match self.into {
+            Some(_) if footer.sealed => {
+                let error = SealError::NoKey { tenant: footer.tenant };
+                return Err(NotRead::Sealed { want, error });
+            }
+            Some(into) => StagedIn::Target(into),
+            None => {
+                let opened = if footer.sealed { Some(self.open(keys, &footer, &mut held)?) } else { None };
+                StagedIn::Staging { held, starts_at: self.window.start, opened }
+            }
+        };
+        Ok(Staged { place, layers: self.layers.clone(), footer })
+    }
+
+    /// Decrypts the layers, and returns their checksums.
+    fn open(&self, keys: &TenantKeys, footer: &Footer, held: &mut Held) -> Result<Box<[u32]>, NotRead> {
         let open = |layer: usize| {
             let sealed = held.slice_mut(self.place(layer));
             let plain = keys.open_layer(footer.tenant, &footer.name, layer as u16, sealed);
-            plain.map(|plain| crc32c(plain)).map_err(NotProven::Sealed)
+            plain.map(|plain| crc32c(plain)).map_err(|error| NotRead::Sealed { want: self.number, error })
         };
         self.layers.clone().map(open).collect()
     }
 
-    /// Where a layer lies in staging.
+    /// Where a layer lies in the window.
     fn place(&self, layer: usize) -> Range<u64> {
         let place = self.read.shape().layer(layer).unwrap_or(0..0);
         place.start.saturating_sub(self.window.start)..place.end.saturating_sub(self.window.start)

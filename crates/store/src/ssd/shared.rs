@@ -173,6 +173,7 @@ impl Shared {
             reads: counts.reads.get(),
             read_wants: counts.read_wants.get(),
             read_bytes: counts.read_bytes.get(),
+            direct_reads: counts.direct_reads.get(),
             writes: counts.writes.get(),
             written_bytes: counts.written_bytes.get(),
             direct_writes: counts.direct_writes.get(),

@@ -1,5 +1,5 @@
-//! Verified bytes of a chunk in staging. This file knows where layers lie in a block; it must never know how they came
-//! there.
+//! Layers of a chunk that were read from disk and checked: in staging, or in the memory that the reader
+//! asked for. Whoever gets a [`Staged`] copies from its spans, or uses them where they are.
 
 use super::crypt::SEAL_BYTES;
 use super::pool::Held;
@@ -11,13 +11,23 @@ use std::ops::Range;
 /// first.
 #[derive(Debug)]
 pub struct Staged {
-    pub(super) held: Held,
+    pub(super) place: StagedIn,
     pub(super) layers: Range<usize>,
-    /// Where the block starts in the slot.
-    pub(super) starts_at: u64,
     pub(super) footer: Footer,
-    /// Sums of layers that were sealed on disk, as they are now.
-    pub(super) opened: Option<Box<[u32]>>,
+}
+
+/// Where the layers are.
+#[derive(Debug)]
+pub(super) enum StagedIn {
+    Staging {
+        held: Held,
+        /// Where the block starts in the slot on disk.
+        starts_at: u64,
+        /// Checksums of layers that were encrypted on disk, as they are now.
+        opened: Option<Box<[u32]>>,
+    },
+    /// Where the reader wanted them, all of them from the first on.
+    Target(Span),
 }
 
 impl Staged {
@@ -31,28 +41,59 @@ impl Staged {
         self.footer.shape.layers()
     }
 
-    /// Where a layer lies in host memory that the mover knows; of a layer that was not read, `None`.
-    pub fn span(&self, layer: usize) -> Option<Span> {
-        self.place(layer).map(|place| self.held.span(place))
+    /// Bytes of the layers.
+    pub fn len_bytes(&self) -> u64 {
+        self.layers().filter_map(|layer| self.span(layer)).map(|span| span.len).sum()
     }
 
-    /// The bytes of a layer; of one that was not read, `None`.
+    /// Whether they were read to where the reader wanted them, and not to staging.
+    pub fn is_direct(&self) -> bool {
+        matches!(self.place, StagedIn::Target(_))
+    }
+
+    /// Where a layer lies in host memory that the mover knows; of a layer that was not read, `None`.
+    pub fn span(&self, layer: usize) -> Option<Span> {
+        let place = self.place(layer)?;
+        Some(match &self.place {
+            StagedIn::Staging { held, .. } => held.span(place),
+            StagedIn::Target(into) => part_of(into, &place),
+        })
+    }
+
+    /// The bytes of a layer in staging; of any other, `None`.
     pub fn bytes(&self, layer: usize) -> Option<&[u8]> {
-        self.place(layer).map(|place| self.held.slice(place))
+        let StagedIn::Staging { held, .. } = &self.place else { return None };
+        self.place(layer).map(|place| held.slice(place))
     }
 
     /// The CRC-32C of a layer; of one that was not read, `None`.
     pub fn crc(&self, layer: usize) -> Option<u32> {
-        match &self.opened {
+        match &self.place {
             _ if !self.layers.contains(&layer) => None,
-            Some(crcs) => crcs.get(layer - self.layers.start).copied(),
-            None => self.footer.crc(layer),
+            StagedIn::Staging { opened: Some(crcs), .. } => crcs.get(layer - self.layers.start).copied(),
+            _ => self.footer.crc(layer),
         }
     }
 
+    /// The CRC-32C of all layers that were read.
+    pub fn crcs(&self) -> Vec<u32> {
+        self.layers().filter_map(|layer| self.crc(layer)).collect()
+    }
+
+    /// Where a layer lies in the block, without what encryption added to it.
     fn place(&self, layer: usize) -> Option<Range<u64>> {
         let place = self.footer.shape.layer(layer).filter(|_| self.layers.contains(&layer))?;
-        let seal_bytes = if self.opened.is_some() { SEAL_BYTES as u64 } else { 0 };
-        Some(place.start - self.starts_at..place.end - self.starts_at - seal_bytes)
+        match &self.place {
+            StagedIn::Target(_) => Some(place),
+            StagedIn::Staging { starts_at, opened, .. } => {
+                let seal_bytes = if opened.is_some() { SEAL_BYTES as u64 } else { 0 };
+                Some(place.start - starts_at..place.end - starts_at - seal_bytes)
+            }
+        }
     }
+}
+
+/// `range` of a span that is at least as long.
+pub(super) fn part_of(span: &Span, range: &Range<u64>) -> Span {
+    Span::new(span.region, span.offset + range.start, range.end - range.start)
 }

@@ -16,6 +16,8 @@ pub struct SsdStat {
     pub read_wants: u64,
     /// Bytes of the layers in them.
     pub read_bytes: u64,
+    /// Chunks that were read to where they were wanted, without a copy in staging.
+    pub direct_reads: u64,
     /// Chunks written.
     pub writes: u64,
     /// Their bytes.
@@ -78,6 +80,7 @@ pub(super) struct Counts {
     pub reads: Count,
     pub read_wants: Count,
     pub read_bytes: Count,
+    pub direct_reads: Count,
     pub writes: Count,
     pub written_bytes: Count,
     pub direct_writes: Count,

@@ -1,9 +1,10 @@
-//! Loading what lies on disk: into staging, where it is verified, and from there to its targets. This file knows the steps
-//! and what follows from a failure; it must never know how the disk is read. To the caller a fault of the disk is a miss.
+//! Loading what lies on disk: read and verified in memory's slots or in staging, and from there copied to
+//! its targets. To the caller a fault of the disk is a miss.
 
 use super::load::{Load, NotLoaded, Outgoing, Urgency, span_bytes, spread};
-use super::{Lease, Shared, Store, promote};
-use crate::ssd::{NotRead, Staged, Want};
+use super::promote::{self, Promotion};
+use super::{Lease, Shared, Store};
+use crate::ssd::{NotRead, ReadEnds, Staged, Want};
 use crate::store::lease::{DiskSums, OnDisk};
 use forebay_transfer::{Class, End, Failure, Reason, Refused, SpanPair, SubmitError, Transfer};
 use parking_lot::Mutex;
@@ -18,6 +19,8 @@ struct Fetch {
     loads: Vec<Load>,
     /// The chunks that may go to memory if all of their layers were read.
     names: Vec<Option<promote::Name>>,
+    /// The slots of those that the disk reads straight into memory.
+    promotions: Vec<Option<Promotion>>,
     sums: Arc<DiskSums>,
     outgoing: Outgoing,
     pairs: Vec<SpanPair>,
@@ -41,10 +44,17 @@ impl Store {
             return Err(NotLoaded::Disk(NotRead::Closed));
         };
         let loads = loads.into_iter().map(|load| placed(lease, load)).collect::<Result<Vec<_>, _>>()?;
-        let want = |load: &Load| Want { chunk: load.chunk, layers: load.layers.clone() };
-        let wants: Vec<Want> = loads.iter().map(want).collect();
+        let names: Vec<_> = loads.iter().map(|load| name(part, load)).collect();
+        let promotions: Vec<_> =
+            loads.iter().zip(&names).map(|(load, name)| promotion(&shared, part, load, *name)).collect();
+        let want = |(load, promotion): (&Load, &Option<Promotion>)| {
+            let into = promotion.as_ref().map(Promotion::pages);
+            Want { chunk: load.chunk, layers: load.layers.clone(), into }
+        };
+        let wants: Vec<Want> = loads.iter().zip(&promotions).map(want).collect();
         let fetch = Fetch {
-            names: loads.iter().map(|load| name(part, load)).collect(),
+            names,
+            promotions,
             sums: Arc::clone(&part.sums),
             began_us: shared.now_us(),
             shared,
@@ -53,7 +63,7 @@ impl Store {
             pairs,
             urgency,
         };
-        let on_read = move |staged: Result<_, _>| fetch.read(staged, on_end);
+        let on_read = move |ends| fetch.read(ends, on_end);
         Ok(disk.ssd.read(&part.lease, &wants, urgency.class, urgency.deadline_us, on_read)?)
     }
 }
@@ -73,14 +83,30 @@ fn name(part: &OnDisk, load: &Load) -> Option<promote::Name> {
     Some(promote::Name { tenant: part.tenant, id, parent })
 }
 
+/// A slot for a chunk of which all is loaded, if the disk can read it there and memory takes it in.
+fn promotion(
+    shared: &Arc<Shared>,
+    part: &OnDisk,
+    load: &Load,
+    name: Option<promote::Name>,
+) -> Option<Promotion> {
+    let (shape, is_plain) = part.lease.layout_of(load.chunk).ok()?;
+    let is_whole = load.layers == (0..shape.layers());
+    let name = name.filter(|_| is_plain && is_whole)?;
+    Promotion::begin(shared, name, shape.chunk(), false).ok().flatten()
+}
+
 impl Fetch {
     /// The disk was read, or was not; on a thread of the disk tier.
-    fn read(mut self, staged: Result<Vec<Staged>, NotRead>, on_end: OnEnd) {
-        let staged = match staged {
-            Ok(staged) => staged,
-            Err(error) => return on_end(failed(reason(error))),
-        };
-        self.shared.tell_write_back(self.began_us, &staged);
+    fn read(mut self, ends: ReadEnds, on_end: OnEnd) {
+        let bytes = ends.iter().flatten().map(Staged::len_bytes).sum();
+        self.shared.tell_write_back(self.began_us, bytes);
+        let promotions = std::mem::take(&mut self.promotions);
+        if let Some(error) = ends.iter().find_map(|end| end.as_ref().err()).cloned() {
+            promotions.into_iter().zip(ends).for_each(|(promotion, end)| keep_or_abandon(promotion, end));
+            return on_end(failed(reason(error)));
+        }
+        let staged: Vec<Staged> = ends.into_iter().flatten().collect();
         for (load, staged) in self.loads.iter().zip(&staged) {
             self.sums.note_all(load.chunk, staged);
             if let Err(refused) = pair_up(load, staged, &mut self.pairs) {
@@ -89,23 +115,27 @@ impl Fetch {
         }
         let staged: Vec<Arc<Staged>> = staged.into_iter().map(Arc::new).collect();
         let (shared, names) = (Arc::clone(&self.shared), std::mem::take(&mut self.names));
-        self.deliver(staged.clone(), on_end);
+        self.deliver(staged.clone(), promotions, on_end);
         for (name, staged) in names.into_iter().zip(staged) {
-            if let Some(name) = name {
+            if let Some(name) = name.filter(|_| !staged.is_direct()) {
                 promote::offer(&shared, name, staged, Class::Prefetch, false, drop);
             }
         }
     }
 
-    /// Everything to its targets. The staging stays until that has ended; what a lost operation reads from it later goes
-    /// to targets that are quarantined.
-    fn deliver(self, staged: Vec<Arc<Staged>>, on_end: OnEnd) {
+    /// Everything to its targets. Staging and slots stay until that has ended; what a lost operation reads from them later
+    /// goes to targets that are quarantined. Only then do others see the chunks in these slots.
+    fn deliver(self, staged: Vec<Arc<Staged>>, promotions: Vec<Option<Promotion>>, on_end: OnEnd) {
         let Fetch { shared, outgoing, pairs, urgency, .. } = self;
         let transfer = Transfer { pairs, class: urgency.class, deadline_us: urgency.deadline_us };
         let on_end = Arc::new(Mutex::new(Some(on_end)));
         let waiting = Arc::clone(&on_end);
         let submitted = shared.mover.submit(transfer, move |end| {
             outgoing.ended(&end);
+            for (promotion, staged) in promotions.into_iter().zip(&staged) {
+                // Counted; whoever loaded it has it all the same.
+                let _ = promotion.map(|promotion| promotion.copied(&end, &staged.crcs()));
+            }
             drop(staged);
             call(&on_end, end);
         });
@@ -117,10 +147,7 @@ impl Fetch {
 
 impl Shared {
     /// Writes to the disk make way for reads that took long.
-    pub(super) fn tell_write_back(&self, began_us: u64, staged: &[Staged]) {
-        let spans =
-            |staged: &Staged| staged.layers().filter_map(|layer| staged.span(layer)).collect::<Vec<_>>();
-        let bytes = staged.iter().map(|staged| span_bytes(&spans(staged))).sum();
+    pub(super) fn tell_write_back(&self, began_us: u64, bytes: u64) {
         let now_us = self.now_us();
         if let Some(disk) = &self.disk {
             disk.write_back.read_ended(now_us, now_us.saturating_sub(began_us), bytes);
@@ -128,7 +155,16 @@ impl Shared {
     }
 }
 
-/// The layers in staging with the spans of their targets.
+/// The load failed: a chunk that was read all the same stays in memory.
+fn keep_or_abandon(promotion: Option<Promotion>, end: Result<Staged, NotRead>) {
+    match (promotion, end) {
+        (Some(promotion), Ok(staged)) if staged.is_direct() => drop(promotion.commit(&staged.crcs())),
+        (Some(promotion), Err(error)) => promotion.abandon(error.quarantined()),
+        _ => {}
+    }
+}
+
+/// The layers as they were read with the spans of their targets.
 fn pair_up(load: &Load, staged: &Staged, pairs: &mut Vec<SpanPair>) -> Result<(), Refused> {
     for (layer, target) in load.layers.clone().zip(&load.targets) {
         let from_bytes = staged.span(layer).map_or(0, |span| span.len);

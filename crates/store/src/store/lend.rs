@@ -6,11 +6,11 @@
 //! the lease. A chunk on disk is brought into memory first, once for all who want it at that time. Nobody has less time than
 //! it asked for because another one asked first.
 
-use super::promote::{self, NotPromoted};
+use super::promote::{self, NotPromoted, Promotion};
 use super::{Lease, Shared, Store};
 use crate::checksum;
 use crate::shape::ChunkShape;
-use crate::ssd::{DiskLease, NotRead, NotStaged, Staged, Want};
+use crate::ssd::{DiskLease, NotRead, NotStaged, ReadEnds, Staged, Want};
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
 use crate::tier::{Read, ReadEnd};
@@ -40,7 +40,7 @@ pub enum NotBrought {
     /// The disk did not give it.
     #[error(transparent)]
     Disk(#[from] NotRead),
-    /// It did not get from the disk's staging to memory.
+    /// It did not get into memory.
     #[error(transparent)]
     NotPromoted(#[from] NotPromoted),
 }
@@ -71,6 +71,8 @@ struct Wish {
 struct Arrival {
     shared: Arc<Shared>,
     name: promote::Name,
+    /// Its slot, if the disk can read it there without a copy.
+    promotion: Option<Promotion>,
     outcome: Result<(), NotBrought>,
 }
 
@@ -96,11 +98,7 @@ impl Store {
         self.shared.lend_named(tenant, id)
     }
 
-    /// Lends a chunk of the lease, wherever it is: one on disk comes into memory first, verified. `deadline_us` is in the
-    /// mover's clock.
-    ///
-    /// `on_end` is called exactly once, on a thread of the store or the mover, or on this one: keep it short, and do not
-    /// wait for either in it. Keep the lease until then. A chunk that memory has no room for is a miss.
+    /// Lends a chunk of the lease; see [`bring_many`](Store::bring_many).
     pub fn bring(
         &self,
         lease: &Lease,
@@ -109,15 +107,55 @@ impl Store {
         deadline_us: Option<u64>,
         on_end: impl FnOnce(Result<Loan, NotBrought>) + Send + 'static,
     ) {
-        let unreadable = match self.lend(lease, chunk) {
-            Ok(loan) => return on_end(Ok(loan)),
-            Err(unreadable) => unreadable,
-        };
-        let named = lease.on_disk(chunk).and_then(|(part, place)| Some((part, place, part.name(place)?)));
-        let Some((part, place, (id, parent))) = named else { return on_end(Err(unreadable.into())) };
-        let name = promote::Name { tenant: part.tenant, id, parent };
-        let waiting = Waiting { wish: Wish { class, deadline_us }, on_end: Box::new(on_end) };
-        self.shared.bring_for(vec![waiting], name, &part.lease, place);
+        let on_end: OnLoan = Box::new(on_end);
+        self.bring_each(lease, std::iter::once((chunk, on_end)), Wish { class, deadline_us });
+    }
+
+    /// Lends chunks of the lease, wherever they are: those on disk come into memory first, all by one read, and are verified
+    /// there. `deadline_us` is in the mover's clock.
+    ///
+    /// `on_end` is called exactly once for each chunk, on a thread of the store or the mover, or on this one: keep it short,
+    /// and do not wait for either in it. Keep the lease until then. A chunk that memory has no room for is a miss.
+    pub fn bring_many(
+        &self,
+        lease: &Lease,
+        chunks: impl IntoIterator<Item = usize>,
+        class: Class,
+        deadline_us: Option<u64>,
+        on_end: impl Fn(usize, Result<Loan, NotBrought>) + Send + Sync + 'static,
+    ) {
+        let on_end = Arc::new(on_end);
+        let each = chunks.into_iter().map(|chunk| {
+            let on_end = Arc::clone(&on_end);
+            let on_end: OnLoan = Box::new(move |loan| on_end(chunk, loan));
+            (chunk, on_end)
+        });
+        self.bring_each(lease, each, Wish { class, deadline_us });
+    }
+
+    fn bring_each(&self, lease: &Lease, chunks: impl Iterator<Item = (usize, OnLoan)>, wish: Wish) {
+        let mut arrivals = Vec::new();
+        for (chunk, on_end) in chunks {
+            let unreadable = match self.lend(lease, chunk) {
+                Ok(loan) => {
+                    on_end(Ok(loan));
+                    continue;
+                }
+                Err(unreadable) => unreadable,
+            };
+            let named = lease.on_disk(chunk).and_then(|(part, place)| Some((part, place, part.name(place)?)));
+            let Some((part, place, (id, parent))) = named else {
+                on_end(Err(unreadable.into()));
+                continue;
+            };
+            let name = promote::Name { tenant: part.tenant, id, parent };
+            if self.shared.arrivals.join(id, vec![Waiting { wish, on_end }]).is_some() {
+                arrivals.push((place, Arrival::new(&self.shared, name)));
+            }
+        }
+        if let Some((part, _)) = lease.on_disk(usize::MAX) {
+            self.shared.bring_from_disk(arrivals, &part.lease, wish);
+        }
     }
 
     /// The file of the arena, for mapping it in other processes.
@@ -192,31 +230,33 @@ impl Shared {
         Some(Loan { shared: Arc::clone(self), read: Some(read), sums })
     }
 
-    /// Brings the chunk at `place` of the lease for all of these, unless it is on its way already: then they wait for that.
-    fn bring_for(
-        self: &Arc<Self>,
-        waiting: Vec<Waiting>,
-        name: promote::Name,
-        lease: &DiskLease,
-        place: usize,
-    ) {
-        let Some(wish) = self.arrivals.join(name.id, waiting) else { return };
-        let arrival = Arrival::new(self, name);
-        let (disk, layers) = match (self.open_disk(), lease.layers_of(place)) {
-            (Some(disk), Ok(layers)) => (disk, layers),
-            (None, _) => return,
-            (_, Err(unreadable)) => return arrival.end(Err(unreadable.into())),
-        };
-        let began_us = self.now_us();
-        let on_read = move |staged: Result<Vec<Staged>, NotRead>| {
-            if let Ok(staged) = &staged {
-                arrival.shared.tell_write_back(began_us, staged);
+    /// Reads the chunks at these places of the lease into memory, by one request.
+    fn bring_from_disk(self: &Arc<Self>, arrivals: Vec<(usize, Arrival)>, lease: &DiskLease, wish: Wish) {
+        let Some(disk) = self.open_disk() else { return };
+        let (mut wants, mut coming) = (Vec::new(), Vec::new());
+        for (place, mut arrival) in arrivals {
+            match arrival.want(lease, place) {
+                Ok(Some(want)) => {
+                    wants.push(want);
+                    coming.push(arrival);
+                }
+                Ok(None) => arrival.end(Ok(())),
+                Err(error) => arrival.end(Err(error)),
             }
-            arrival.read(staged, wish.class);
+        }
+        if wants.is_empty() {
+            return;
+        }
+        let began_us = self.now_us();
+        let on_read = move |ends: ReadEnds| {
+            let read_bytes = ends.iter().flatten().map(Staged::len_bytes).sum();
+            if let Some(first) = coming.first() {
+                first.shared.tell_write_back(began_us, read_bytes);
+            }
+            coming.into_iter().zip(ends).for_each(|(arrival, end)| arrival.read(end, wish.class));
         };
-        let want = Want { chunk: place, layers: 0..layers };
-        // What the disk refuses drops the arrival, which says so.
-        let _ = disk.ssd.read(lease, &[want], wish.class, wish.deadline_us, on_read);
+        // What the disk refuses drops the arrivals, which say so.
+        let _ = disk.ssd.read(lease, &wants, wish.class, wish.deadline_us, on_read);
     }
 }
 
@@ -253,20 +293,42 @@ impl std::fmt::Debug for Arrivals {
 impl Arrival {
     fn new(shared: &Arc<Shared>, name: promote::Name) -> Arrival {
         let outcome = Err(NotRead::Closed.into());
-        Arrival { shared: Arc::clone(shared), name, outcome }
+        Arrival { shared: Arc::clone(shared), name, promotion: None, outcome }
+    }
+
+    /// What is to be read for it. `None`: it has come meanwhile.
+    fn want(&mut self, lease: &DiskLease, place: usize) -> Result<Option<Want>, NotBrought> {
+        let (shape, is_plain) = lease.layout_of(place)?;
+        if is_plain {
+            let Some(promotion) = Promotion::begin(&self.shared, self.name, shape.chunk(), true)? else {
+                return Ok(None);
+            };
+            self.promotion = Some(promotion);
+        }
+        let into = self.promotion.as_ref().map(Promotion::pages);
+        Ok(Some(Want { chunk: place, layers: 0..shape.layers(), into }))
     }
 
     /// The disk was read, or was not; on a thread of the disk tier.
-    fn read(self, staged: Result<Vec<Staged>, NotRead>, class: Class) {
-        let staged = match staged.map(|mut staged| staged.pop()) {
-            Ok(Some(staged)) => staged,
-            Ok(None) => return,
-            Err(error) => return self.end(Err(error.into())),
-        };
-        let (shared, name) = (Arc::clone(&self.shared), self.name);
-        promote::offer(&shared, name, Arc::new(staged), class, true, move |outcome| {
-            self.end(outcome.map_err(NotBrought::from));
-        });
+    fn read(mut self, end: Result<Staged, NotRead>, class: Class) {
+        match (end, self.promotion.take()) {
+            (Ok(staged), Some(promotion)) if staged.is_direct() => {
+                let outcome = promotion.commit(&staged.crcs());
+                self.end(outcome.map_err(NotBrought::from));
+            }
+            (Ok(staged), _) => {
+                let (shared, name) = (Arc::clone(&self.shared), self.name);
+                promote::offer(&shared, name, Arc::new(staged), class, true, move |outcome| {
+                    self.end(outcome.map_err(NotBrought::from));
+                });
+            }
+            (Err(error), promotion) => {
+                if let Some(promotion) = promotion {
+                    promotion.abandon(error.quarantined());
+                }
+                self.end(Err(error.into()));
+            }
+        }
     }
 
     fn end(mut self, outcome: Result<(), NotBrought>) {
@@ -286,9 +348,9 @@ impl Arrival {
     fn again(&self, patient: Vec<Waiting>) {
         let (shared, name) = (&self.shared, self.name);
         let lease = shared.open_disk().map(|disk| disk.ssd.lease(name.tenant, &[name.id], UNTIL_READ_US));
-        match lease {
-            Some(lease) => shared.bring_for(patient, name, &lease, 0),
-            None => self.tell(patient),
+        let Some(lease) = lease else { return self.tell(patient) };
+        if let Some(wish) = shared.arrivals.join(name.id, patient) {
+            shared.bring_from_disk(vec![(0, Arrival::new(shared, name))], &lease, wish);
         }
     }
 

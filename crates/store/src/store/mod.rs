@@ -60,7 +60,7 @@ use write_back::WriteBack;
 /// use forebay_kv::ChunkId;
 /// use forebay_transfer::HostLink;
 /// use forebay_transfer::*;
-/// use forebay_store::{Pages, Store, StoreEnd, TenantId, TierConfig};
+/// use forebay_store::{Store, StoreEnd, TenantId, TierConfig};
 /// use std::sync::{Arc, mpsc::channel};
 ///
 /// let mover = MoverThread::spawn(Limits::default())?;
@@ -139,7 +139,7 @@ impl Store {
     }
 
     /// The same with a disk below: what memory takes in is written there in slack, as `write_back` says, and what is there
-    /// is found and loaded as if it were in memory. `ssd` has to use the same mover. A chunk that is loaded from the disk
+    /// is found and loaded as if it were in memory. `ssd` has to use the same mover and `place`. A chunk that is loaded from the disk
     /// is taken into memory too if there is a route from `place` to itself.
     pub fn open_with_ssd(
         mover: &MoverHandle,
@@ -263,12 +263,7 @@ impl Shared {
 
     /// Bytes of a chunk of the arena that an ended transfer may still touch.
     fn lost_bytes_in(&self, end: &End, chunk: &Range<u64>) -> u64 {
-        let spans = match end {
-            End::Done { .. } => &[][..],
-            End::Failed(failure) => &failure.quarantined,
-            End::Cancelled { quarantined, .. } => quarantined,
-        };
-        bytes_in(self.arena, chunk, spans)
+        bytes_in(self.arena, chunk, quarantined(end))
     }
 
     fn quiet(&self, spans: &[Span]) {
@@ -281,5 +276,14 @@ impl Shared {
     fn in_arena<'a>(&self, spans: &'a [Span]) -> impl Iterator<Item = &'a Span> {
         let arena = self.arena;
         spans.iter().filter(move |span| span.region == arena)
+    }
+}
+
+/// Spans that an ended transfer may still touch.
+fn quarantined(end: &End) -> &[Span] {
+    match end {
+        End::Done { .. } => &[],
+        End::Failed(failure) => &failure.quarantined,
+        End::Cancelled { quarantined, .. } => quarantined,
     }
 }

@@ -106,11 +106,36 @@ fn a_disk_that_fails_to_read_gives_nothing_and_loses_nothing() {
     faults.fail_reads(EIO);
     let lease = opened.lease(0..4);
     let refused = opened.read(&lease, &[want(0, 0..2), want(1, 0..1)]).unwrap_err();
-    assert!(matches!(&refused, NotRead::Failed(reason) if reason.contains("the device failed")), "{refused}");
+    assert!(
+        matches!(&refused, NotRead::Failed { reason, .. } if reason.contains("the device failed")),
+        "{refused}"
+    );
     faults.fail_reads(0);
     opened.expect_chain(0..4, &shape);
     let stat = opened.ssd.stat();
-    assert_eq!((stat.io_faults, stat.corrupt, stat.staging.used_bytes), (1, 0, 0));
+    assert_eq!((stat.io_faults, stat.corrupt, stat.staging.used_bytes), (2, 0, 0));
+}
+
+#[test]
+fn a_chunk_that_cannot_be_read_costs_no_other_chunk_of_its_request() {
+    let Some((rig, faults, opened)) = faulty() else { return };
+    let shape = Shape::new(&[4 * PAGE]);
+    opened.write_chain(0..4, &shape);
+    faults.fail_reads_at(find(&rig.paths[0], &truth(2, 0, 4 * PAGE)));
+    let lease = opened.lease(0..4);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let wants: Vec<_> = (0..4).map(|chunk| want(chunk, 0..1)).collect();
+    let on_end = move |ends| drop(sender.send(ends));
+    opened.ssd.read(&lease, &wants, forebay_transfer::Class::Demand, None, on_end).unwrap();
+    for (number, end) in receiver.recv_timeout(PATIENCE).unwrap().iter().enumerate() {
+        match end {
+            Ok(staged) => expect_truth(staged, number as u64, &shape),
+            Err(error) => {
+                assert!(number == 2 && matches!(error, NotRead::Failed { .. }), "{number}: {error}")
+            }
+        }
+    }
+    assert_eq!(opened.ssd.stat().io_faults, 1);
 }
 
 #[test]

@@ -22,6 +22,7 @@ struct Shared {
     syncs: AtomicI32,
     /// Where pages of the medium begin that cannot be read, if not 0.
     unreadable_from: AtomicU64,
+    unreadable_page: AtomicU64,
     /// What the disk says that it has left, if not 0.
     free_bytes: AtomicU64,
 }
@@ -29,6 +30,11 @@ struct Shared {
 impl Faults {
     pub fn fail_reads(&self, errno: i32) {
         self.shared.reads.store(-errno, Ordering::SeqCst);
+    }
+
+    /// Reads of the page at this offset fail.
+    pub fn fail_reads_at(&self, offset: u64) {
+        self.shared.unreadable_page.store(offset, Ordering::SeqCst);
     }
 
     pub fn fail_writes(&self, errno: i32) {
@@ -65,7 +71,13 @@ struct Faulty {
 // SAFETY: every request is completed once: by the inner kernel, or here without having been started.
 unsafe impl Kernel for Faulty {
     unsafe fn start(&mut self, key: u64, request: Request) {
+        // SAFETY: the caller keeps the slices valid.
+        let slices = unsafe { std::slice::from_raw_parts(request.slices, request.slice_count as usize) };
+        let bytes: usize = slices.iter().map(|slice| slice.iov_len).sum();
+        let unreadable = self.faults.shared.unreadable_page.load(Ordering::SeqCst);
+        let range = request.offset..request.offset + bytes as u64;
         let result = match request.action {
+            Action::Read if unreadable > 0 && range.contains(&unreadable) => -5,
             Action::Read => self.faults.shared.reads.load(Ordering::SeqCst),
             Action::Write => self.faults.shared.writes.load(Ordering::SeqCst),
         };

@@ -5,8 +5,8 @@ use forebay_store::TenantId;
 use forebay_store::disk::{DiskError, DiskFile, DiskLink, DiskOptions, Kernel};
 use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{
-    DiskLease, Existing, FileMedium, NotRead, NotWritten, Ssd, SsdConfig, SsdError, SsdWriteEnd, Staged,
-    Volume, Want, init,
+    DiskLease, Existing, FileMedium, NotRead, NotWritten, ReadEnds, Ssd, SsdConfig, SsdError, SsdWriteEnd,
+    Staged, Volume, Want, init,
 };
 use forebay_transfer::{Class, HostBuffer, Limits, MoverHandle, MoverThread, Place, RegionId, Span};
 use std::path::PathBuf;
@@ -188,7 +188,7 @@ impl Opened {
         deadline_us: Option<u64>,
     ) -> Result<Receiver<Result<Vec<Staged>, NotRead>>, NotRead> {
         let (sender, receiver) = channel();
-        let on_end = move |end| drop(sender.send(end));
+        let on_end = move |ends: ReadEnds| drop(sender.send(ends.into_iter().collect()));
         self.ssd.read(lease, wants, Class::Demand, deadline_us, on_end)?;
         Ok(receiver)
     }
@@ -209,7 +209,7 @@ impl Opened {
 }
 
 pub fn want(chunk: usize, layers: std::ops::Range<usize>) -> Want {
-    Want { chunk, layers }
+    Want { chunk, layers, into: None }
 }
 
 /// Compares every layer that is staged, with its checksum.

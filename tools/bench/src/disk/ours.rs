@@ -7,7 +7,7 @@ use crate::output::Error;
 use forebay_kv::ChunkId;
 use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{
-    DiskLease, NotRead, NotWritten, Source, Ssd, SsdConfig, SsdWriteEnd, Staged, Volume, Want,
+    DiskLease, NotRead, NotWritten, ReadEnds, Source, Ssd, SsdConfig, SsdWriteEnd, Staged, Volume, Want,
 };
 use forebay_store::{Refused, TenantId};
 use forebay_transfer::{Class, Limits, MoverThread, Place, RegionId, Span};
@@ -178,9 +178,10 @@ impl Ours {
         if lease.len() < batch.len() {
             return Err(format!("only {} of {} objects are there", lease.len(), batch.len()).into());
         }
-        let wants: Vec<Want> = (0..batch.len()).map(|chunk| Want { chunk, layers: 0..1 }).collect();
+        let wants: Vec<Want> =
+            (0..batch.len()).map(|chunk| Want { chunk, layers: 0..1, into: None }).collect();
         let ended = ended.clone();
-        let on_end = move |end| drop(ended.send((number, end)));
+        let on_end = move |ends: ReadEnds| drop(ended.send((number, ends.into_iter().collect())));
         self.ssd.read(&lease, &wants, Class::Demand, None, on_end)?;
         Ok(lease)
     }

@@ -129,17 +129,15 @@ impl Open {
             return Ok(values);
         }
         let wants: Vec<Want> =
-            (0..lease.len()).map(|chunk| Want { chunk, layers: 0..LAYERS as usize }).collect();
+            (0..lease.len()).map(|chunk| Want { chunk, layers: 0..LAYERS as usize, into: None }).collect();
         let (sender, end) = mpsc::channel();
         let on_end = move |end| _ = sender.send(end);
         let deadline_us = self.mover.handle().now_us() + READ_US;
         if self.ssd.read(&lease, &wants, Class::Demand, Some(deadline_us), on_end).is_err() {
             return Ok(values);
         }
-        if let Ok(staged) = end.recv()? {
-            for (value, staged) in values.iter_mut().zip(&staged) {
-                *value = Some(bytes_of(staged));
-            }
+        for (value, end) in values.iter_mut().zip(end.recv()?) {
+            *value = end.ok().as_ref().map(bytes_of);
         }
         Ok(values)
     }

@@ -108,6 +108,11 @@ impl SlotShape {
         self.data_bytes
     }
 
+    /// Whether the layers follow each other without padding, as they do in memory.
+    pub fn is_dense(&self) -> bool {
+        (0..self.layers()).all(|layer| self.layer(layer) == self.chunk.layer(layer))
+    }
+
     /// Length of a slot.
     pub fn stride_bytes(&self) -> u64 {
         self.data_bytes + PAGE
