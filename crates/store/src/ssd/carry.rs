@@ -2,8 +2,8 @@
 //! This file knows these steps; it must never know why a chunk is worth it.
 
 use super::crypt::TenantKeys;
-use super::gate::Pass;
-use super::pool::{Held, NotStaged};
+use super::in_flight::Permit;
+use super::pool::{StagingBlock, NotStaged};
 use super::shared::{Broken, Shared};
 use crate::log::{Carry, CarryEnd, Fault, Footer, PAGE_BYTES, crc32c};
 use forebay_transfer::{Class, End, SpanPair, Transfer};
@@ -20,22 +20,22 @@ const FAILED: CarryEnd = CarryEnd::Failed { read_lost_bytes: 0, write_lost_bytes
 pub(super) struct Carrying {
     shared: Arc<Shared>,
     carry: Option<Carry>,
-    held: Option<Held>,
-    _pass: Pass,
+    held: Option<StagingBlock>,
+    _permit: Permit,
 }
 
 impl Carrying {
     /// Begins. A store that is being closed carries nothing more.
     pub fn start(shared: &Arc<Shared>, carry: Carry) {
-        let Ok(pass) = shared.reads.enter() else {
+        let Ok(permit) = shared.reads.acquire() else {
             return shared.end_carry(carry, FAILED);
         };
         let length = carry.read.shape().stride_bytes();
-        let carrying = Carrying { shared: Arc::clone(shared), carry: Some(carry), held: None, _pass: pass };
+        let carrying = Carrying { shared: Arc::clone(shared), carry: Some(carry), held: None, _permit: permit };
         shared.staging.reserve(vec![length], None, move |held| carrying.staged(held));
     }
 
-    fn staged(mut self, held: Result<Vec<Held>, NotStaged>) {
+    fn staged(mut self, held: Result<Vec<StagingBlock>, NotStaged>) {
         let Ok(Some(held)) = held.map(|mut held| held.pop()) else { return };
         self.held = Some(held);
         let mover = self.shared.mover.clone();
@@ -58,9 +58,9 @@ impl Carrying {
 
     /// The old slot is in staging, or not; on the mover's thread.
     fn was_read(mut self, end: End) {
-        let crew = Arc::clone(&self.shared.crew);
+        let threads = Arc::clone(&self.shared.threads);
         match Broken::of(end) {
-            None => crew.run(move || self.rewrite()),
+            None => threads.run(move || self.rewrite()),
             Some(broken) => self.fail(&broken),
         }
     }
@@ -84,9 +84,9 @@ impl Carrying {
 
     /// The new slot has it, or not; on the mover's thread.
     fn was_written(mut self, end: End) {
-        let crew = Arc::clone(&self.shared.crew);
+        let threads = Arc::clone(&self.shared.threads);
         match Broken::of(end) {
-            None => crew.run(move || self.end(CarryEnd::Written)),
+            None => threads.run(move || self.end(CarryEnd::Written)),
             Some(broken) => self.fail(&broken),
         }
     }
@@ -122,7 +122,7 @@ impl Drop for Carrying {
 
 /// Verifies what was read of the old slot and makes it what the new slot is to hold. Layers that are sealed are sealed
 /// anew, since the seal is bound to the copy. An error without a fault means that the tenant's key is not here.
-fn renamed(keys: &TenantKeys, carry: &Carry, held: &mut Held) -> Result<(), Option<Fault>> {
+fn renamed(keys: &TenantKeys, carry: &Carry, held: &mut StagingBlock) -> Result<(), Option<Fault>> {
     let shape = carry.read.shape();
     let footer_page = shape.footer_at()..shape.footer_at() + PAGE;
     let old = Footer::of(&carry.read.name(), held.slice(footer_page.clone()))?;

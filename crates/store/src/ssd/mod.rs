@@ -7,11 +7,11 @@
 
 mod carry;
 mod commit;
-mod crew;
+mod thread_pool;
 mod crypt;
 mod error;
 mod file_medium;
-mod gate;
+mod in_flight;
 mod key_file;
 mod lease;
 mod pool;
@@ -39,7 +39,7 @@ use crate::log::{DiskTier, DiskTierConfig, Medium, PAGE_BYTES, Recovered};
 use crate::tenant::TenantId;
 use crate::tier::Names;
 use commit::Committer;
-use crew::Crew;
+use thread_pool::ThreadPool;
 use forebay_kv::ChunkId;
 use forebay_transfer::{Arena, Pages};
 use forebay_transfer::{Backing, LinkSpec, MoverHandle, PathSpec, Place};
@@ -66,7 +66,7 @@ const WINDOW_BYTES: u64 = 64 << 20;
 pub struct SsdConfig {
     /// Of the tier.
     pub tier: DiskTierConfig,
-    /// Memory that chunks pass through, rounded down to pages. No request may need more.
+    /// Memory that chunks permit through, rounded down to pages. No request may need more.
     pub staging_bytes: u64,
     /// Requests that may wait for it at a time; one more is refused.
     pub waiting_max: usize,
@@ -132,11 +132,11 @@ impl Ssd {
         let region = mover.register(host, Arc::clone(&staging))?;
         let open = |volume| open_volume(mover, host, volume, &staging, config.commit_interval_us);
         let volumes = volumes.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
-        let crew = Arc::new(Crew::start().map_err(system("starting threads"))?);
+        let threads = Arc::new(ThreadPool::start().map_err(system("starting threads"))?);
         let pool = Arc::new(Pool::new(region, staging, config.waiting_max));
         let reserve_bytes = config.reserve_bytes;
         let shared =
-            Shared::new(tier, mover.clone(), pool, volumes, crew, config.keys, WRITES_MAX, reserve_bytes);
+            Shared::new(tier, mover.clone(), pool, volumes, threads, config.keys, WRITES_MAX, reserve_bytes);
         let shared = Arc::new(shared);
         let listener = Arc::downgrade(&shared);
         mover.on_quiet(move |spans| {
@@ -237,8 +237,8 @@ impl Ssd {
         shared.reads.close();
         shared.writes.close();
         shared.staging.close();
-        shared.writes.wait_until_empty();
-        shared.reads.wait_until_empty();
+        shared.writes.wait_until_idle();
+        shared.reads.wait_until_idle();
         self.owner.end_committers();
         for number in 0..shared.volumes.len() {
             let failed =

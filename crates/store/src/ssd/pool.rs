@@ -42,7 +42,7 @@ pub enum NotStaged {
 pub struct StagingUse {
     /// How much there is.
     pub capacity_bytes: u64,
-    /// Held by operations and by [`Staged`](super::Staged) bytes.
+    /// StagingBlock by operations and by [`Staged`](super::Staged) bytes.
     pub used_bytes: u64,
     /// Of these, bytes that lost operations may still touch.
     pub quarantined_bytes: u64,
@@ -54,7 +54,7 @@ pub struct StagingUse {
     pub refused: u64,
 }
 
-type OnReady = Box<dyn FnOnce(Result<Vec<Held>, NotStaged>) + Send>;
+type OnReady = Box<dyn FnOnce(Result<Vec<StagingBlock>, NotStaged>) + Send>;
 
 /// The staging of a store.
 pub(super) struct Pool {
@@ -88,7 +88,7 @@ struct Lost {
 }
 
 /// A block of staging. Free again when dropped.
-pub(super) struct Held {
+pub(super) struct StagingBlock {
     pool: Arc<Pool>,
     block: Block,
 }
@@ -113,7 +113,7 @@ impl Pool {
         self: &Arc<Pool>,
         lengths: Vec<u64>,
         deadline_us: Option<u64>,
-        on_ready: impl FnOnce(Result<Vec<Held>, NotStaged>) + Send + 'static,
+        on_ready: impl FnOnce(Result<Vec<StagingBlock>, NotStaged>) + Send + 'static,
     ) -> bool {
         let mut state = self.state.lock();
         match self.blocks_now(&mut state, &lengths) {
@@ -219,8 +219,8 @@ impl Pool {
         }
     }
 
-    fn hold(self: &Arc<Pool>, blocks: Vec<Block>) -> Vec<Held> {
-        blocks.into_iter().map(|block| Held { pool: Arc::clone(self), block }).collect()
+    fn hold(self: &Arc<Pool>, blocks: Vec<Block>) -> Vec<StagingBlock> {
+        blocks.into_iter().map(|block| StagingBlock { pool: Arc::clone(self), block }).collect()
     }
 
     fn give_back(self: &Arc<Pool>, block: Block) {
@@ -248,7 +248,7 @@ impl State {
     }
 }
 
-impl Held {
+impl StagingBlock {
     /// `range` of the block as a span. The caller keeps it inside.
     pub fn span(&self, range: Range<u64>) -> Span {
         debug_assert!(range.start <= range.end && range.end <= self.block.bytes);
@@ -290,7 +290,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for StagingBlock {
     fn drop(&mut self) {
         if self.block.bytes > 0 {
             self.pool.give_back(self.block);
@@ -298,9 +298,9 @@ impl Drop for Held {
     }
 }
 
-impl std::fmt::Debug for Held {
+impl std::fmt::Debug for StagingBlock {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_tuple("Held").field(&self.block).finish()
+        out.debug_tuple("StagingBlock").field(&self.block).finish()
     }
 }
 
@@ -319,7 +319,7 @@ mod tests {
         Arc::new(Pool::new(region, memory, 3))
     }
 
-    type Ready = Receiver<Result<Vec<Held>, NotStaged>>;
+    type Ready = Receiver<Result<Vec<StagingBlock>, NotStaged>>;
 
     fn reserve(pool: &Arc<Pool>, pages: &[u64], deadline_us: Option<u64>) -> Ready {
         let (sender, receiver) = channel();
@@ -332,7 +332,7 @@ mod tests {
         ready.try_recv().unwrap().unwrap_err()
     }
 
-    fn got(ready: &Ready) -> Option<Vec<Held>> {
+    fn got(ready: &Ready) -> Option<Vec<StagingBlock>> {
         ready.try_recv().ok().map(|held| held.unwrap())
     }
 

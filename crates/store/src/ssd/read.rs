@@ -5,9 +5,9 @@
 use super::Ssd;
 use super::crypt::{SealError, TenantKeys};
 use super::error::NotRead;
-use super::gate::Pass;
+use super::in_flight::Permit;
 use super::lease::DiskLease;
-use super::pool::{Held, NotStaged};
+use super::pool::{StagingBlock, NotStaged};
 use super::shared::{Broken, Shared};
 use super::staged::{Staged, StagedIn, part_of};
 use crate::checksum;
@@ -42,7 +42,7 @@ type OnEnd = Box<dyn FnOnce(ReadEnds) + Send>;
 struct Answer {
     state: Mutex<(Vec<Option<Result<Staged, NotRead>>>, Option<OnEnd>)>,
     /// Given back behind the call, so that a store that is being closed waits for it.
-    _pass: Pass,
+    _permit: Permit,
 }
 
 /// Wants that are read by one transfer. Dropped before it ended, it lets go of the chunks.
@@ -67,12 +67,12 @@ struct Part {
     /// Where these go, if not to staging.
     into: Option<Span>,
     /// The pages of the layers, unless they go elsewhere, then that of the footer.
-    held: Option<Held>,
+    held: Option<StagingBlock>,
 }
 
 impl Ssd {
     /// Reads layers of chunks of a lease and verifies them. Staging for all of them is reserved at once, or
-    /// later if others have it, or not at all if the deadline passes first; never in part. `deadline_us` is in the
+    /// later if others have it, or not at all if the deadline permits first; never in part. `deadline_us` is in the
     /// mover's clock.
     ///
     /// With `Ok`, `on_end` is called exactly once, with as many ends as there are wants and in their order. A chunk that
@@ -89,12 +89,12 @@ impl Ssd {
         on_end: impl FnOnce(ReadEnds) + Send + 'static,
     ) -> Result<(), NotRead> {
         let shared = self.shared();
-        let pass = shared.reads.enter().map_err(|_| NotRead::Closed)?;
+        let permit = shared.reads.acquire().map_err(|_| NotRead::Closed)?;
         let id = lease.id()?;
         let parts = shared.change_quietly(|tier, now_us| begin_reads(tier, now_us, id, wants))?;
         let lengths = parts.iter().map(Part::staging_bytes).collect();
         let (ends, on_end): (_, OnEnd) = (parts.iter().map(|_| None).collect(), Box::new(on_end));
-        let answer = Arc::new(Answer { state: Mutex::new((ends, Some(on_end))), _pass: pass });
+        let answer = Arc::new(Answer { state: Mutex::new((ends, Some(on_end))), _permit: permit });
         let request = Request { parts, class, deadline_us, shared: Arc::clone(shared), answer };
         let waits = shared.staging.reserve(lengths, deadline_us, move |held| request.staged(held));
         if waits && deadline_us.is_some() {
@@ -155,7 +155,7 @@ impl Drop for Answer {
 
 impl Request {
     /// There is staging, or there will be none.
-    fn staged(mut self, held: Result<Vec<Held>, NotStaged>) {
+    fn staged(mut self, held: Result<Vec<StagingBlock>, NotStaged>) {
         match held {
             Err(not_staged) => self.refuse(&not_staged.into()),
             Ok(held) => {
@@ -175,8 +175,8 @@ impl Request {
 
     /// The transfer has ended; on the mover's thread.
     fn moved(self, end: End) {
-        let crew = Arc::clone(&self.shared.crew);
-        let Some(broken) = Broken::of(end) else { return crew.run(move || self.verify()) };
+        let threads = Arc::clone(&self.shared.threads);
+        let Some(broken) = Broken::of(end) else { return threads.run(move || self.verify()) };
         if self.parts.len() > 1 && broken.quarantined.is_empty() {
             // One chunk that cannot be read must not cost the others.
             return self.split().for_each(Request::submit);
@@ -336,7 +336,7 @@ impl Part {
     }
 
     /// Decrypts the layers, and returns their checksums.
-    fn open(&self, keys: &TenantKeys, footer: &Footer, held: &mut Held) -> Result<Box<[u32]>, NotRead> {
+    fn open(&self, keys: &TenantKeys, footer: &Footer, held: &mut StagingBlock) -> Result<Box<[u32]>, NotRead> {
         let open = |layer: usize| {
             let sealed = held.slice_mut(self.place(layer));
             let plain = keys.open_layer(footer.tenant, &footer.name, layer as u16, sealed);

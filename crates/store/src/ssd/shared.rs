@@ -4,9 +4,9 @@
 
 use super::carry::Carrying;
 use super::commit::Committer;
-use super::crew::Crew;
+use super::thread_pool::ThreadPool;
 use super::crypt::TenantKeys;
-use super::gate::Gate;
+use super::in_flight::InFlight;
 use super::pool::Pool;
 use super::stat::{Counts, SsdStat, VolumeStat};
 use crate::disk::DiskHandle;
@@ -28,12 +28,12 @@ pub(super) struct Shared {
     pub mover: MoverHandle,
     pub staging: Arc<Pool>,
     pub volumes: Vec<OpenVolume>,
-    pub crew: Arc<Crew>,
+    pub threads: Arc<ThreadPool>,
     pub counts: Counts,
     pub keys: TenantKeys,
     /// Of reads and of chunks that are carried forward: staging bounds both.
-    pub reads: Arc<Gate>,
-    pub writes: Arc<Gate>,
+    pub reads: Arc<InFlight>,
+    pub writes: Arc<InFlight>,
     pub reserve_bytes: u64,
 }
 
@@ -80,7 +80,7 @@ impl Shared {
         mover: MoverHandle,
         staging: Arc<Pool>,
         volumes: Vec<OpenVolume>,
-        crew: Arc<Crew>,
+        threads: Arc<ThreadPool>,
         keys: TenantKeys,
         writes_max: usize,
         reserve_bytes: u64,
@@ -90,11 +90,11 @@ impl Shared {
             mover,
             staging,
             volumes,
-            crew,
+            threads,
             counts: Counts::default(),
             keys,
-            reads: Gate::new(usize::MAX),
-            writes: Gate::new(writes_max),
+            reads: InFlight::new(usize::MAX),
+            writes: InFlight::new(writes_max),
             reserve_bytes,
         }
     }

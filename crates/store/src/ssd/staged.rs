@@ -2,7 +2,7 @@
 //! asked for. Whoever gets a [`Staged`] copies from its spans, or uses them where they are.
 
 use super::crypt::SEAL_BYTES;
-use super::pool::Held;
+use super::pool::StagingBlock;
 use crate::log::Footer;
 use forebay_transfer::Span;
 use std::ops::Range;
@@ -20,7 +20,7 @@ pub struct Staged {
 #[derive(Debug)]
 pub(super) enum StagedIn {
     Staging {
-        held: Held,
+        held: StagingBlock,
         /// Where the block starts in the slot on disk.
         starts_at: u64,
         /// Checksums of layers that were encrypted on disk, as they are now.

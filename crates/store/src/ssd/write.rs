@@ -5,8 +5,8 @@
 use super::Ssd;
 use super::crypt::SEAL_BYTES;
 use super::error::NotWritten;
-use super::gate::{NotIn, Pass};
-use super::pool::{Held, NotStaged};
+use super::in_flight::{NoPermit, Permit};
+use super::pool::{StagingBlock, NotStaged};
 use super::shared::{Broken, Shared};
 use crate::checksum;
 use crate::log::{DiskBegun, DiskTier, DiskWrite, DiskWriteEnd, Footer, PAGE_BYTES, crc32c};
@@ -59,7 +59,7 @@ struct Outgoing {
     /// How each chunk of the request ended, as far as it did.
     ends: Vec<Option<SsdWriteEnd>>,
     on_end: Option<OnEnd>,
-    pass: Option<Pass>,
+    permit: Option<Permit>,
 }
 
 /// A chunk that has a slot.
@@ -72,7 +72,7 @@ struct Part {
     /// Whether the layers go to disk from where they are.
     direct: bool,
     /// The footer's page, or the whole slot.
-    held: Option<Held>,
+    held: Option<StagingBlock>,
 }
 
 /// A chunk that may be let in.
@@ -132,9 +132,9 @@ impl Ssd {
     /// Takes slots for as many chunks as get one.
     fn outgoing(&self, tenant: TenantId, sources: Vec<Source>, class: Class) -> Result<Outgoing, NotWritten> {
         let shared = self.shared();
-        let pass = shared.writes.enter().map_err(|refused| match refused {
-            NotIn::Full => NotWritten::TooMany,
-            NotIn::Closed => NotWritten::Closed,
+        let permit = shared.writes.acquire().map_err(|refused| match refused {
+            NoPermit::Full => NotWritten::TooMany,
+            NoPermit::Closed => NotWritten::Closed,
         })?;
         let sealed = shared.keys.has(tenant);
         let count = sources.len();
@@ -147,7 +147,7 @@ impl Ssd {
             parts: Vec::with_capacity(count),
             ends: vec![None; count],
             on_end: None,
-            pass: Some(pass),
+            permit: Some(permit),
         };
         shared.change(|tier, now_us| {
             for (number, candidate) in candidates.into_iter().enumerate() {
@@ -238,7 +238,7 @@ impl Outgoing {
     }
 
     /// There is staging, or there will be none.
-    fn staged(mut self, held: Result<Vec<Held>, NotStaged>) {
+    fn staged(mut self, held: Result<Vec<StagingBlock>, NotStaged>) {
         match held {
             Err(not_staged) => self.fail_all(|_| 0, not_staged.into()),
             Ok(held) => {
@@ -246,8 +246,8 @@ impl Outgoing {
                 if self.parts.iter().all(|part| part.direct && part.source.crcs.is_some()) {
                     return self.prepare();
                 }
-                let crew = Arc::clone(&self.shared.crew);
-                crew.run(move || self.prepare());
+                let threads = Arc::clone(&self.shared.threads);
+                threads.run(move || self.prepare());
             }
         }
     }
@@ -272,8 +272,8 @@ impl Outgoing {
 
     /// The transfer has ended; on the mover's thread.
     fn moved(mut self, end: End) {
-        let crew = Arc::clone(&self.shared.crew);
-        let Some(broken) = Broken::of(end) else { return crew.run(move || self.written()) };
+        let threads = Arc::clone(&self.shared.threads);
+        let Some(broken) = Broken::of(end) else { return threads.run(move || self.written()) };
         self.shared.counts.io_faults.add(1);
         for part in &mut self.parts {
             if let Some(held) = part.held.take() {
@@ -323,13 +323,13 @@ impl Outgoing {
 
     /// Lets go of the store, then tells: whoever is told may drop the store and open its logs again.
     fn end(mut self) {
-        let (on_end, pass) = (self.on_end.take(), self.pass.take());
+        let (on_end, permit) = (self.on_end.take(), self.permit.take());
         let ends = std::mem::take(&mut self.ends);
         drop(self);
         if let Some(on_end) = on_end {
             on_end(told(ends));
         }
-        drop(pass);
+        drop(permit);
     }
 }
 

@@ -1,5 +1,4 @@
-//! The threads that verify, copy and tell: work that is too long for the mover's thread. This file knows threads and
-//! closures; it must never know what is done in one.
+//! A pool of a few threads for checksums, copies and callbacks: work that is too long for the mover's thread.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -11,9 +10,9 @@ const THREADS_MAX: usize = 4;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A few threads that sleep while there is nothing to do. They end when the crew is dropped and all jobs are done.
+/// A few threads that sleep while there is nothing to do. They end when the threads is dropped and all jobs are done.
 #[derive(Debug)]
-pub(super) struct Crew {
+pub(super) struct ThreadPool {
     queue: Arc<Queue>,
 }
 
@@ -31,16 +30,16 @@ struct State {
     ended: bool,
 }
 
-impl Crew {
+impl ThreadPool {
     /// Starts a thread for each processor, but no more than a few.
-    pub fn start() -> std::io::Result<Crew> {
+    pub fn start() -> std::io::Result<ThreadPool> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let crew = Crew { queue: Arc::default() };
+        let threads = ThreadPool { queue: Arc::default() };
         for _ in 0..processors.min(THREADS_MAX) {
-            let queue = Arc::clone(&crew.queue);
+            let queue = Arc::clone(&threads.queue);
             std::thread::Builder::new().name("forebay-ssd".into()).spawn(move || queue.work())?;
         }
-        Ok(crew)
+        Ok(threads)
     }
 
     /// Has a thread run `job`. The number of jobs is bounded by what submits them: operations that were admitted.
@@ -54,7 +53,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.queue.state.lock().ended = true;
         self.queue.wake.notify_all();
@@ -99,16 +98,16 @@ mod tests {
 
     #[test]
     fn every_job_is_done_although_some_panic_and_the_crew_is_dropped() {
-        let crew = Crew::start().unwrap();
+        let threads = ThreadPool::start().unwrap();
         let (sender, receiver) = channel();
         for number in 0..100 {
             let sender = sender.clone();
-            crew.run(move || {
+            threads.run(move || {
                 sender.send(number).unwrap();
                 assert!(number % 10 != 0, "told to panic");
             });
         }
-        drop((crew, sender));
+        drop((threads, sender));
         let mut done: Vec<i32> = receiver.iter().collect();
         done.sort_unstable();
         assert_eq!(done, (0..100).collect::<Vec<_>>());
